@@ -1,0 +1,1 @@
+"""CARMA: a collocation-aware resource manager. The daemon, its core and its simulator."""

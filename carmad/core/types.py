@@ -1,0 +1,258 @@
+"""The nouns of CARMA. Every value here is frozen; sharing one is always safe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NewType
+
+JobId = NewType("JobId", int)
+GpuId = NewType("GpuId", str)  # the UUID the driver gives: GPU-… or MIG-…
+
+
+class JobState(StrEnum):
+    PENDING = "pending"  # accepted; its memory need is not known yet
+    QUEUED = "queued"  # waiting for GPUs
+    STARTING = "starting"  # handed to the launcher; no kernel seen yet
+    RUNNING = "running"  # its first kernel was seen
+    STOPPING = "stopping"  # told to stop; keeps its GPUs until its processes are gone
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    TIMED_OUT = "timed_out"
+    OUT_OF_MEMORY = "out_of_memory"
+
+
+HOLDING = frozenset({JobState.STARTING, JobState.RUNNING, JobState.STOPPING})
+ENDED = frozenset(
+    {
+        JobState.SUCCEEDED,
+        JobState.FAILED,
+        JobState.CANCELLED,
+        JobState.TIMED_OUT,
+        JobState.OUT_OF_MEMORY,
+    }
+)
+
+
+class Mode(StrEnum):
+    """How a job meets its neighbours on a GPU (CARMA paper, 3.6 and 6)."""
+
+    EXCLUSIVE = "exclusive"  # alone on its GPUs
+    STREAMS = "streams"  # time-sliced with others by the driver
+    MPS = "mps"  # with others under one MPS server
+    MIG = "mig"  # alone on a MIG instance
+
+
+class Cause(StrEnum):
+    """Why an attempt ended."""
+
+    SUCCESS = "success"
+    FAILURE = "failure"  # the program's own error
+    GPU_OOM = "gpu_oom"
+    HOST_OOM = "host_oom"
+    CANCELLED = "cancelled"
+    TIME_LIMIT = "time_limit"
+    LAUNCH_FAILED = "launch_failed"  # never started: cwd, environment, command
+    LOST = "lost"  # its supervisor is gone without a word: a reboot, a kill -9
+    DEPENDENCY = "dependency"  # a job it waited for ended the wrong way
+
+
+class AfterKind(StrEnum):
+    OK = "afterok"
+    ANY = "afterany"
+    NOT_OK = "afternotok"
+
+
+@dataclass(frozen=True, slots=True)
+class After:
+    """Do not start before `job` has ended this way."""
+
+    job: JobId
+    kind: AfterKind = AfterKind.OK
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayTask:
+    """A job's place in an array; `array` is the id of the array's first job."""
+
+    array: JobId
+    index: int
+    limit: int | None = None  # how many tasks of the array may hold GPUs at once
+
+
+@dataclass(frozen=True, slots=True)
+class WarnSignal:
+    """Send `signum` this many seconds before the time limit (`--signal USR2@60`)."""
+
+    signum: int
+    before_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """What the user asked for. Never changes."""
+
+    argv: tuple[str, ...]
+    user: str
+    uid: int
+    gid: int
+    cwd: str
+    name: str
+    env: tuple[tuple[str, str], ...] = ()  # captured at submission, secrets scrubbed
+    conda_env: str | None = None
+    stdout: str = "carma-%j.out"  # %j id, %x name, %u user, %A array, %a index; relative to cwd
+    stderr: str | None = None  # None: where stdout goes
+    gpus: int = 1
+    memory_mib: int | None = None  # per GPU, the user's own word
+    exclusive: bool = False
+    nice: int = 0  # higher yields to others
+    time_limit_s: float | None = None
+    warn: WarnSignal | None = None
+    begin_at: float | None = None
+    after: tuple[After, ...] = ()
+    array: ArrayTask | None = None
+    requeue: bool = True  # may run again when it is lost to a reboot
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Predicted peak memory per GPU, in MiB."""
+
+    mib: int
+    source: str
+    low: int | None = None
+    high: int | None = None
+    firm: bool = False  # the user's own word: promised for the job's whole life
+
+    @property
+    def safe_mib(self) -> int:
+        return self.mib if self.high is None else self.high
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How an attempt ended. `code` is None when `signal` ended it."""
+
+    cause: Cause
+    code: int | None = None
+    signal: int | None = None
+    evidence: str = ""  # the line that proves the cause, for people
+    tried_mib: int | None = None  # the allocation that failed
+    free_mib: int | None = None  # what the GPU still had then
+
+    @property
+    def fragmented(self) -> bool:
+        """Memory was free, and the allocation failed all the same."""
+        return (
+            self.tried_mib is not None
+            and self.free_mib is not None
+            and self.free_mib >= self.tried_mib
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """How the next attempt is to be placed. A job with one waits in the recovery queue."""
+
+    why: str
+    exclusive: bool = False
+    avoid: tuple[GpuId, ...] = ()
+    margin_mib: int = 0  # free memory wanted on top of the estimate
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a job was measured to use, over all its attempts."""
+
+    peak_mib: int = 0  # the largest seen on any one of its GPUs
+    energy_j: float = 0.0  # its share of its GPUs' energy, split evenly among residents
+    sm_seconds: float = 0.0  # integral of its GPUs' SM activity while it was there
+    gpu_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    id: JobId
+    spec: JobSpec
+    state: JobState
+    submitted_at: float
+    held: bool = False
+    estimate: Estimate | None = None
+    attempt: int = 0  # the current or last one; 0 before the first
+    gpus: tuple[GpuId, ...] = ()
+    mode: Mode | None = None
+    started_at: float | None = None  # of the current or last attempt
+    kernels: tuple[tuple[GpuId, float], ...] = ()  # when its first kernel was seen, per GPU
+    retry: Retry | None = None
+    failures: tuple[Exit, ...] = ()  # of earlier attempts
+    overtaken: int = 0  # jobs behind it that started first
+    warned: bool = False
+    stop: Cause | None = None  # why it is STOPPING
+    exit: Exit | None = None
+    ended_at: float | None = None
+    usage: Usage = Usage()
+
+    @property
+    def holds_gpus(self) -> bool:
+        return self.state in HOLDING
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ENDED
+
+    @property
+    def exclusive(self) -> bool:
+        return self.spec.exclusive or (self.retry is not None and self.retry.exclusive)
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU, or a MIG instance (then `parent` is its GPU). `memory_mib` is what jobs may use."""
+
+    id: GpuId
+    index: int  # in PCI bus order
+    name: str
+    memory_mib: int
+    parent: GpuId | None = None
+    node: str = "local"
+
+    @property
+    def is_mig(self) -> bool:
+        return self.parent is not None
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessUse:
+    """One process on one GPU. None: this source cannot tell."""
+
+    pid: int
+    memory_mib: int | None
+    sm_util: float | None = None  # 0–1; 0 means no kernel ran in the last period
+    job: JobId | None = None  # filled in by the daemon's monitor
+    user: str = ""
+    command: str = ""
+
+    @property
+    def ran_kernel(self) -> bool:
+        """A source without per-process utilisation falls back on presence."""
+        return self.sm_util is None or self.sm_util > 0
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSample:
+    """One reading of one GPU. Fractions are 0–1; None means not to be had, never zero."""
+
+    gpu: GpuId
+    at: float
+    memory_used_mib: int | None = None
+    memory_free_mib: int | None = None
+    sm_active: float | None = None  # SMACT
+    sm_occupancy: float | None = None  # SMOCC
+    dram_active: float | None = None  # DRAMA
+    utilization: float | None = None  # NVML's: time with any kernel at all
+    power_w: float | None = None
+    energy_mj: int | None = None  # millijoules since the driver was loaded
+    temperature_c: int | None = None
+    processes: tuple[ProcessUse, ...] = ()
+    fault: str | None = None  # lost, driver gone, …: the GPU takes no job

@@ -1,0 +1,57 @@
+"""What a telemetry source is. One class per way of asking a GPU; nothing here asks one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from carmad.core.types import Gpu, GpuId, GpuSample
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """News about a GPU that a sample cannot carry, such as an Xid."""
+
+    gpu: GpuId
+    at: float
+    message: str
+    drain: bool  # the GPU must take no further job until an admin resumes it
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What this source can and cannot tell, for `carma doctor`."""
+
+    source: str
+    provides: tuple[str, ...]  # of sm_active, sm_occupancy, dram_active, utilization, …
+    missing: tuple[tuple[str, str], ...] = ()  # (what, why)
+    notes: tuple[str, ...] = field(default=())
+
+
+class TelemetrySource(Protocol):
+    """Reads GPUs. Used by one thread at a time; no method raises for the fault of one GPU."""
+
+    @property
+    def name(self) -> str: ...
+
+    def discover(self) -> tuple[Gpu, ...]:
+        """All GPUs and MIG instances that take jobs, in PCI bus order. Raises CarmaError."""
+        ...
+
+    def sample(self, at: float) -> tuple[GpuSample, ...]:
+        """One reading of every discovered GPU; one that cannot be read carries its `fault`."""
+        ...
+
+    def pids(self, gpu: GpuId) -> frozenset[int] | None:
+        """Processes that hold memory on `gpu` at this moment; None when it cannot be told."""
+        ...
+
+    def health(self) -> tuple[Health, ...]:
+        """News since the last call."""
+        ...
+
+    def capabilities(self) -> Capabilities: ...
+
+    def close(self) -> None:
+        """Let go of the driver, so that a GPU can be reset."""
+        ...
