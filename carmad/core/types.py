@@ -140,15 +140,15 @@ class Exit:
     evidence: str = ""  # the line that proves the cause, for people
     tried_mib: int | None = None  # the allocation that failed
     free_mib: int | None = None  # what the GPU still had then
+    unused_mib: int | None = None  # what the job's own allocator held and did not use
+    neighbours: tuple[str, ...] = ()  # who else held memory on its GPUs
 
     @property
     def fragmented(self) -> bool:
-        """Memory was free, and the allocation failed all the same."""
-        return (
-            self.tried_mib is not None
-            and self.free_mib is not None
-            and self.free_mib >= self.tried_mib
-        )
+        """There was memory enough, in pieces: the allocation failed all the same."""
+        if self.tried_mib is None:
+            return False
+        return max(self.free_mib or 0, self.unused_mib or 0) >= self.tried_mib
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +180,9 @@ class Job:
     held: bool = False
     estimate: Estimate | None = None
     attempt: int = 0  # the current or last one; 0 before the first
-    gpus: tuple[GpuId, ...] = ()
+    gpus: tuple[GpuId, ...] = ()  # of the current or last attempt
     mode: Mode | None = None
+    shared: bool = False  # another job was on one of its GPUs during this attempt
     started_at: float | None = None  # of the current or last attempt
     kernels: tuple[tuple[GpuId, float], ...] = ()  # when its first kernel was seen, per GPU
     retry: Retry | None = None

@@ -1,0 +1,96 @@
+"""Every setting of CARMA and its default. Plain values: reading files is `carmad.configfile`'s."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Monitor:
+    """How the GPUs are watched (CARMA paper, 3.1 and 3.2)."""
+
+    source: str = "auto"  # auto, nvml, gpm, dcgm, emulated:DIR
+    period_s: float = 1.0
+    window_s: float = 30.0  # sliding window of the risk analysis, and the settling time
+    stale_s: float = 5.0  # an older sample is no ground to place a job on
+    first_kernel_timeout_s: float = 600.0  # then a GPU stops waiting for a job's first kernel
+    outsider_mib: int = 500  # memory of processes that are not jobs, below which a GPU is idle
+
+
+@dataclass(frozen=True, slots=True)
+class Risk:
+    """Weights and thresholds of the collocation risk (CARMA paper, 3.3).
+
+    The paper prints weights that add up to 0.70; its artifact puts the rest on the median.
+    """
+
+    mean: float = 0.20
+    median: float = 0.30
+    p95: float = 0.30
+    ema: float = 0.20
+    sm_active: float = 0.80
+    sm_occupancy: float = 0.45
+    dram_active: float = 0.40
+
+
+@dataclass(frozen=True, slots=True)
+class Preconditions:
+    """What a policy asks of a GPU before it shares it (CARMA paper, 3.4 and 3.6)."""
+
+    min_free_mib: int = 2048
+    utilization: bool = True  # apply the risk test
+    margin_mib: int = 0  # wanted free on top of a job's estimate
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    name: str = "exclusive"
+    retries: int = 2  # attempts after the first, for one job, before it ends OUT_OF_MEMORY
+    margin_mib: int = 4096  # the adaptive ladder's first rung: this much more free memory
+
+
+@dataclass(frozen=True, slots=True)
+class Collocation:
+    mps: bool = False  # start one MPS control daemon per GPU and launch jobs under it
+    mps_multiuser: bool = False  # let users share one MPS server: faults and logs are shared too
+    max_jobs_per_gpu: int = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    gpus_per_user: int | None = None
+    queued_per_user: int = 10_000
+    kill_grace_s: float = 30.0  # between SIGTERM and SIGKILL
+    backfill: int = 0  # how often a job that waits may be overtaken by one behind it; 0: never
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    ended_days: float = 90.0
+    samples_hours: float = 48.0
+    events_days: float = 30.0
+    backups: int = 7  # daily copies kept; 0: none
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    admin_group: str = "carma-admin"
+    root_jobs: bool = False  # may root submit jobs to a system-wide daemon?
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    policy: str = "magm"
+    estimator: str = "declared"
+    monitor: Monitor = field(default_factory=Monitor)
+    risk: Risk = field(default_factory=Risk)
+    preconditions: Preconditions = field(default_factory=Preconditions)
+    policies: dict[str, Preconditions] = field(default_factory=dict)  # by policy, instead
+    recovery: Recovery = field(default_factory=Recovery)
+    collocation: Collocation = field(default_factory=Collocation)
+    limits: Limits = field(default_factory=Limits)
+    retention: Retention = field(default_factory=Retention)
+    access: Access = field(default_factory=Access)
+
+    def preconditions_for(self, policy: str) -> Preconditions:
+        return self.policies.get(policy, self.preconditions)

@@ -1,0 +1,119 @@
+"""The hard rules: which GPUs a job may be given at all. Policies only choose among those."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from carmad.config import Settings
+from carmad.core.decision import Reason
+from carmad.core.gpuview import GpuView
+from carmad.core.types import Job, Mode
+
+Rule = Callable[[Job, GpuView, float, Settings], Reason | None]
+
+
+def refusals(job: Job, gpu: GpuView, now: float, settings: Settings) -> tuple[Reason, ...]:
+    """Every hard rule that keeps `job` off `gpu`; none: the GPU is admissible."""
+    return tuple(reason for rule in RULES if (reason := rule(job, gpu, now, settings)))
+
+
+def alone(job: Job, settings: Settings) -> bool:
+    """Must this job have its GPUs to itself?
+
+    Under MPS a job of several GPUs must: each GPU has an MPS server of its own, and a process
+    can be the client of only one.
+    """
+    return job.exclusive or (settings.collocation.mps and job.spec.gpus > 1)
+
+
+def mode(job: Job, gpus: list[GpuView], settings: Settings) -> Mode:
+    """How a job is launched on the GPUs it was given (CARMA paper, 3.6)."""
+    if any(gpu.gpu.is_mig for gpu in gpus):
+        return Mode.MIG
+    if alone(job, settings):
+        return Mode.EXCLUSIVE
+    return Mode.MPS if settings.collocation.mps else Mode.STREAMS
+
+
+def idle(gpu: GpuView, settings: Settings) -> Reason | None:
+    """None when nobody is on the GPU; a desktop's few MiB are nobody."""
+    if gpu.residents:
+        return Reason("busy", 0, len(gpu.residents), "jobs", _labels(gpu))
+    if gpu.outsider_mib > settings.monitor.outsider_mib:
+        return Reason("outsiders", settings.monitor.outsider_mib, gpu.outsider_mib, "MiB")
+    return None
+
+
+def _fault(job: Job, gpu: GpuView, now: float, settings: Settings) -> Reason | None:
+    if gpu.sample is not None and gpu.sample.fault:
+        return Reason("fault", detail=gpu.sample.fault)
+    return None
+
+
+def _drained(job: Job, gpu: GpuView, now: float, settings: Settings) -> Reason | None:
+    return Reason("drained", detail=gpu.drained) if gpu.drained else None
+
+
+def _stale(job: Job, gpu: GpuView, now: float, settings: Settings) -> Reason | None:
+    limit = settings.monitor.stale_s
+    if gpu.sample is None:
+        return Reason("stale", limit, 0, "s", "no reading yet")
+    age = now - gpu.sample.at
+    return Reason("stale", limit, age, "s") if age > limit else None
+
+
+def _mig(job: Job, gpu: GpuView, now: float, settings: Settings) -> Reason | None:
+    if not gpu.gpu.is_mig:
+        return None
+    if job.spec.gpus > 1:  # the portable rule: a process sees one MIG instance
+        return Reason("mig_single", 1, job.spec.gpus, "GPUs")
+    return Reason("busy", 0, len(gpu.residents), "jobs", _labels(gpu)) if gpu.residents else None
+
+
+def _exclusive(job: Job, gpu: GpuView, now: float, settings: Settings) -> Reason | None:
+    if alone(job, settings):
+        return idle(gpu, settings)
+    owner = next((j for j in gpu.residents if alone(j, settings)), None)
+    return Reason("exclusive", detail=f"job {owner.id}") if owner else None
+
+
+def _settling(job: Job, gpu: GpuView, now: float, settings: Settings) -> Reason | None:
+    return gpu.settling
+
+
+def _jobs_per_gpu(job: Job, gpu: GpuView, now: float, settings: Settings) -> Reason | None:
+    limit = settings.collocation.max_jobs_per_gpu
+    if len(gpu.residents) >= limit:
+        return Reason("jobs_per_gpu", limit, len(gpu.residents), "jobs")
+    return None
+
+
+def _mps_user(job: Job, gpu: GpuView, now: float, settings: Settings) -> Reason | None:
+    """One MPS server serves one user; a second user's job would hang in cuInit."""
+    if not settings.collocation.mps or settings.collocation.mps_multiuser:
+        return None
+    other = next((j for j in gpu.residents if j.spec.uid != job.spec.uid), None)
+    return Reason("mps_user", detail=other.spec.user) if other else None
+
+
+def _avoid(job: Job, gpu: GpuView, now: float, settings: Settings) -> Reason | None:
+    if job.retry and gpu.id in job.retry.avoid:
+        return Reason("avoid", detail="ran out of memory there")
+    return None
+
+
+RULES: tuple[Rule, ...] = (
+    _fault,
+    _drained,
+    _stale,
+    _mig,
+    _exclusive,
+    _settling,
+    _jobs_per_gpu,
+    _mps_user,
+    _avoid,
+)
+
+
+def _labels(gpu: GpuView) -> str:
+    return ", ".join(f"job {job.id}" for job in gpu.residents)

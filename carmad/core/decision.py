@@ -1,0 +1,66 @@
+"""Why a job was placed, or is waiting. Made by the code that decides, never re-derived."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from carmad.core.types import GpuId, JobId
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """A rule that said no. `need` and `have` are in `unit`; either may be 0 when it is a yes/no.
+
+    Codes are stable, for `--json`; `carma why` has a phrase for each.
+    """
+
+    code: str
+    need: float = 0.0
+    have: float = 0.0
+    unit: str = ""
+    detail: str = ""  # what numbers cannot say: a user's name, a fault's text
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One GPU, judged for one job: refused, with every rule that said no, or ranked."""
+
+    gpu: GpuId
+    refused: tuple[Reason, ...] = ()
+    rank: float | None = None  # the policy's own measure; lowest is taken first
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A policy's answer for one job. No GPUs: it waits."""
+
+    job: JobId
+    gpus: tuple[GpuId, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
+    reasons: tuple[Reason, ...] = ()  # why it waits, when that is not about any one GPU
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A placement as it was decided. Recorded when its choice or its reasons change."""
+
+    at: float
+    policy: str
+    placement: Placement
+
+    def same_story(self, other: Decision) -> bool:
+        """Moving numbers alone are no news, or a waiting job would write a row a second."""
+        return _story(self.placement) == _story(other.placement)
+
+
+def _story(placement: Placement) -> object:
+    return (
+        placement.gpus,
+        tuple((v.gpu, tuple((r.code, r.detail) for r in v.refused)) for v in placement.verdicts),
+        tuple((r.code, r.detail) for r in placement.reasons),
+    )
+
+
+def refuse(placement: Placement, reason: Reason) -> Placement:
+    """The same judgement, turned into a wait."""
+    return replace(placement, gpus=(), reasons=(*placement.reasons, reason))

@@ -1,0 +1,91 @@
+"""One GPU as policies see it: what it is, how busy, who is on it, how much memory is left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from carmad.config import Monitor
+from carmad.core.decision import Reason
+from carmad.core.types import Gpu, GpuId, GpuSample, Job, JobId, JobState
+from carmad.core.window import Score
+
+
+@dataclass(frozen=True, slots=True)
+class GpuView:
+    gpu: Gpu
+    sample: GpuSample | None  # the latest
+    score: Score
+    residents: tuple[Job, ...]
+    free_mib: int  # memory neither used nor promised to a resident
+    outsider_mib: int  # memory of processes that are nobody's job
+    settling: Reason | None  # why it is too early to add a job (TTFK), if it is
+    drained: str | None  # the admin's reason
+
+    @property
+    def id(self) -> GpuId:
+        return self.gpu.id
+
+    def with_resident(self, job: Job) -> GpuView:
+        """This GPU just after `job` was given to it."""
+        return replace(
+            self,
+            residents=(*self.residents, job),
+            free_mib=self.free_mib - (job.estimate.safe_mib if job.estimate else 0),
+            settling=Reason("first_kernel", detail=f"job {job.id}"),
+        )
+
+
+def free_memory(
+    gpu: Gpu, sample: GpuSample | None, residents: tuple[Job, ...], settled: bool
+) -> tuple[int, int]:
+    """Free and outsiders' memory in MiB.
+
+    What outsiders hold is taken as measured; a resident counts with the larger of what it was
+    measured to hold and what it is still promised. A guess is promised only until the GPU has
+    settled, then the measurement knows better; a user's own word stands for the job's life. A job
+    that has just ended may still be in the sample; its memory is back.
+    """
+    used = sample.memory_used_mib or 0 if sample else 0
+    processes = sample.processes if sample else ()
+    by_job: dict[JobId, int] = dict.fromkeys((job.id for job in residents), 0)
+    left = used  # by those of whom it is known who they are
+    for process in processes:
+        left -= process.memory_mib or 0 if process.job else 0
+        if process.job in by_job:
+            by_job[process.job] += process.memory_mib or 0
+    held = sum(max(by_job[job.id], promised(job, settled)) for job in residents)
+    if residents and any(process.memory_mib is None for process in processes):
+        # This GPU does not say who holds what: all of it may be the residents' own.
+        return gpu.memory_mib - max(used, held), 0
+    outsiders = max(0, left)
+    return gpu.memory_mib - outsiders - held, outsiders
+
+
+def promised(job: Job, settled: bool) -> int:
+    if job.estimate is None or (settled and not job.estimate.firm):
+        return 0
+    return job.estimate.safe_mib
+
+
+def settling(
+    gpu: GpuId, residents: tuple[Job, ...], since: float | None, now: float, monitor: Monitor
+) -> Reason | None:
+    """Whether a resident's start is still too fresh to judge the GPU by (CARMA paper, Table 2).
+
+    A job that has shown no kernel for `first_kernel_timeout_s` is waited for no longer.
+    """
+    for job in residents:
+        if job.state is JobState.STOPPING:
+            continue
+        waited = 0.0 if job.started_at is None else now - job.started_at
+        seen = dict(job.kernels).get(gpu)
+        if seen is None and waited < monitor.first_kernel_timeout_s:
+            return Reason(
+                "first_kernel", monitor.first_kernel_timeout_s, waited, "s", f"job {job.id}"
+            )
+        if seen is not None and now - seen < monitor.window_s:
+            return Reason("settling", monitor.window_s, now - seen, "s", f"job {job.id}")
+    watched = 0.0 if since is None else now - since
+    if residents and watched < monitor.window_s:  # after a restart: nothing is known yet
+        return Reason("settling", monitor.window_s, watched, "s", "watched anew")
+    return None

@@ -1,0 +1,79 @@
+"""The waiting line: who is before whom, and what keeps a job from standing in it at all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from carmad.core.decision import Reason
+from carmad.core.types import AfterKind, Job, JobId, JobState
+
+
+def place_in_line(job: Job) -> tuple[bool, int, float, int]:
+    """The recovery queue first (CARMA paper, 3.5), then by niceness, then by arrival."""
+    return (job.retry is None, job.spec.nice, job.submitted_at, job.id)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What running jobs hold: GPU places per user, tasks per array."""
+
+    gpus: Counter[str]
+    tasks: Counter[JobId]
+
+    @staticmethod
+    def by(holders: Iterable[Job]) -> Held:
+        gpus: Counter[str] = Counter()
+        tasks: Counter[JobId] = Counter()
+        for job in holders:
+            gpus[job.spec.user] += len(job.gpus)
+            if job.spec.array:
+                tasks[job.spec.array.array] += 1
+        return Held(gpus, tasks)
+
+
+def barrier(
+    job: Job, now: float, live: Mapping[JobId, Job], held: Held, gpus_per_user: int | None
+) -> Reason | None:
+    """Why a queued job may not start yet, whatever the GPUs look like.
+
+    A job that it waits for and that is not live has ended well: had it ended otherwise, that
+    same step would have cancelled this one.
+    """
+    spec = job.spec
+    if job.held:
+        return Reason("held")
+    if spec.begin_at is not None and now < spec.begin_at:
+        return Reason("begin", spec.begin_at, now, "s")
+    if spec.after and (before := [f"job {a.job}" for a in spec.after if a.job in live]):
+        return Reason("dependency", detail=", ".join(before))
+    if spec.array and spec.array.limit is not None:
+        active = held.tasks[spec.array.array]
+        if active >= spec.array.limit:
+            return Reason("array_limit", spec.array.limit, active, "tasks")
+    return over_quota(job, held.gpus[spec.user], gpus_per_user)
+
+
+def over_quota(job: Job, user_gpus: int, gpus_per_user: int | None) -> Reason | None:
+    if gpus_per_user is not None and user_gpus + job.spec.gpus > gpus_per_user:
+        return Reason("quota", gpus_per_user, user_gpus, "GPUs", job.spec.user)
+    return None
+
+
+def never_satisfied(job: Job, ended: Mapping[JobId, JobState]) -> JobId | None:
+    """A job that this one waits for and that ended the wrong way, if there is one."""
+    for after in job.spec.after:
+        state = ended.get(after.job)
+        if state is None or after.kind is AfterKind.ANY:
+            continue
+        if (state is JobState.SUCCEEDED) != (after.kind is AfterKind.OK):
+            return after.job
+    return None
+
+
+def waiting_for(jobs: Iterable[Job], ended: JobId) -> tuple[Job, ...]:
+    """The jobs that wait for `ended`."""
+    return tuple(
+        job for job in jobs if job.spec.after and any(a.job == ended for a in job.spec.after)
+    )

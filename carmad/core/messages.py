@@ -1,0 +1,160 @@
+"""What goes into the core (events) and what comes out of it (actions, in a step)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from carmad.core.decision import Decision
+from carmad.core.types import Estimate, Exit, Gpu, GpuId, GpuSample, Job, JobId, JobSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Discovered:
+    """The GPUs there are now: at every start, and when MIG instances come or go."""
+
+    at: float
+    gpus: tuple[Gpu, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """New jobs with the ids `first`, `first + 1`, …: one job, or all the tasks of an array."""
+
+    at: float
+    first: JobId
+    specs: tuple[JobSpec, ...]
+    held: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Estimated:
+    """An estimator's answer; None when it has none."""
+
+    at: float
+    job: JobId
+    estimate: Estimate | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    at: float
+    samples: tuple[GpuSample, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """An attempt is over and its processes and GPU memory are gone. Repeats are harmless."""
+
+    at: float
+    job: JobId
+    attempt: int
+    exit: Exit
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRequested:
+    at: float
+    job: JobId
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class HoldRequested:
+    """Hold (`held`) or release a job that waits."""
+
+    at: float
+    job: JobId
+    held: bool
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequeueRequested:
+    """Run an ended job again, under the same id."""
+
+    at: float
+    job: Job  # as the store has it: the core forgets ended jobs
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class DrainRequested:
+    """Give `gpu` no further job, or (`reason` None) give it jobs again."""
+
+    at: float
+    gpu: GpuId
+    reason: str | None
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed: limits and begin times are looked at."""
+
+    at: float
+
+
+Event = (
+    Discovered
+    | Submitted
+    | Estimated
+    | Sampled
+    | Exited
+    | CancelRequested
+    | HoldRequested
+    | RequeueRequested
+    | DrainRequested
+    | Tick
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EstimateMemory:
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """The warning before a time limit."""
+
+    job: Job
+    signum: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End all of the job's processes: politely, then by force."""
+
+    job: Job
+
+
+Action = EstimateMemory | Launch | Signal | Stop
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """A GPU that takes no further job, and why."""
+
+    gpu: GpuId
+    reason: str
+    by: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Everything a batch of events changed: committed as one transaction, then acted on.
+
+    `jobs` has every version that a job went through, in order.
+    """
+
+    events: tuple[Event, ...]
+    jobs: tuple[Job, ...]
+    decisions: tuple[Decision, ...]
+    actions: tuple[Action, ...]
+    drains: tuple[Drain, ...] | None = None  # all of them, when they changed

@@ -1,0 +1,509 @@
+"""The scheduler: feed it events in time order, commit and carry out the steps it returns."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+from dataclasses import replace
+
+from carmad.config import Settings
+from carmad.core.admission import mode, refusals
+from carmad.core.decision import Decision, Placement, Reason, refuse
+from carmad.core.gpuview import GpuView, free_memory, settling
+from carmad.core.line import (
+    Held,
+    barrier,
+    never_satisfied,
+    over_quota,
+    place_in_line,
+    waiting_for,
+)
+from carmad.core.messages import (
+    Action,
+    CancelRequested,
+    Discovered,
+    Drain,
+    DrainRequested,
+    EstimateMemory,
+    Estimated,
+    Event,
+    Exited,
+    HoldRequested,
+    Launch,
+    RequeueRequested,
+    Sampled,
+    Signal,
+    Step,
+    Stop,
+    Submitted,
+)
+from carmad.core.meter import metered
+from carmad.core.ports import Policy, Recovery
+from carmad.core.states import advance
+from carmad.core.types import (
+    Cause,
+    Exit,
+    Gpu,
+    GpuId,
+    Job,
+    JobId,
+    JobState,
+    Retry,
+    Usage,
+)
+from carmad.core.view import View
+from carmad.core.window import Window
+
+ENDED_REMEMBERED = 4096  # outcomes kept for jobs that depend on them
+USAGE_SAVED_EVERY_S = 60.0
+
+
+class Scheduler:
+    def __init__(self, settings: Settings, policy: Policy, recovery: Recovery) -> None:
+        self.settings = settings
+        self.policy = policy
+        self.recovery = recovery
+        self.jobs: dict[JobId, Job] = {}  # those that have not ended
+        self.ended: dict[JobId, JobState] = {}  # the most recent ones
+        self.gpus: dict[GpuId, Gpu] = {}
+        self.drains: dict[GpuId, Drain] = {}
+        self.decisions: dict[JobId, Decision] = {}
+        self.usage: dict[JobId, Usage] = {}  # fresher than the jobs' own
+        self.last_placed: GpuId | None = None
+        self._windows: dict[GpuId, Window] = {}
+        self._line: list[tuple[bool, int, float, int]] = []  # the queued jobs' places, in order
+        self._holders: dict[JobId, Job] = {}
+        self._usage_saved_at = 0.0
+        self._begin()
+
+    # -- the two ways in ----------------------------------------------------------------------
+
+    def handle(self, *events: Event) -> Step:
+        """Take in a batch of events that happened up to the last one's `at`, then plan once."""
+        self._begin()
+        for event in events:
+            self._take(event)
+        now = events[-1].at
+        self._expire(now)
+        self._plan(now)
+        self.check()
+        return Step(
+            events,
+            tuple(self._changed),
+            tuple(self._decided),
+            tuple(self._actions),
+            tuple(self.drains.values()) if self._drained else None,
+        )
+
+    def restore(
+        self,
+        jobs: Iterable[Job],
+        ended: Iterable[tuple[JobId, JobState]] = (),
+        drains: Iterable[Drain] = (),
+    ) -> tuple[Action, ...]:
+        """Take over what a store holds; returns the actions that may have been left undone."""
+        self.jobs, self._line, self._holders, self.decisions = {}, [], {}, {}
+        self.ended = dict(ended)
+        self.drains = {drain.gpu: drain for drain in drains}
+        for job in jobs:
+            self._put(job)
+        self._begin()
+        return tuple(action for job in self.jobs.values() if (action := owed(job)))
+
+    # -- what others may look at ----------------------------------------------------------------
+
+    def view(self, now: float) -> View:
+        holders = tuple(self._holders.values())
+        held = Held.by(holders)
+        ready = tuple(job for job in self.line() if self._barrier(job, now, held) is None)
+        gpus = tuple(self._gpu_view(gpu, holders, now) for gpu in self.gpus.values())
+        return View(now, gpus, ready, holders, self.settings, self.last_placed)
+
+    def line(self) -> list[Job]:
+        """All queued jobs in order, also those that may not start yet."""
+        return [self.jobs[JobId(place[-1])] for place in self._line]
+
+    def barrier(self, job: Job, now: float) -> Reason | None:
+        """What keeps a queued job out of the policy's sight, if anything does."""
+        return self._barrier(job, now, Held.by(self._holders.values()))
+
+    def measured(self, job: Job) -> Usage:
+        return self.usage.get(job.id, job.usage)
+
+    def check(self) -> None:
+        """Assert what must hold after every step."""
+        on_gpu: dict[GpuId, list[Job]] = {}
+        for job in self._holders.values():
+            assert self.jobs[job.id] is job
+            assert job.holds_gpus and len(set(job.gpus)) == job.spec.gpus
+            for gpu in job.gpus:
+                on_gpu.setdefault(gpu, []).append(job)
+        for residents in on_gpu.values():
+            assert len(residents) == 1 or not any(job.exclusive for job in residents)
+        assert len(self._line) + len(self._holders) <= len(self.jobs)
+
+    # -- events -----------------------------------------------------------------------------------
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case Discovered():
+                self._on_discovered(event)
+            case Submitted():
+                self._on_submitted(event)
+            case Estimated():
+                self._on_estimated(event)
+            case Sampled():
+                self._on_sampled(event)
+            case Exited():
+                self._on_exited(event)
+            case CancelRequested():
+                self._on_cancel_requested(event)
+            case HoldRequested():
+                self._on_hold_requested(event)
+            case RequeueRequested():
+                self._on_requeue_requested(event)
+            case DrainRequested():
+                self._on_drain_requested(event)
+            case _:
+                pass  # a tick: time alone
+
+    def _on_discovered(self, event: Discovered) -> None:
+        self.gpus = {gpu.id: gpu for gpu in event.gpus}
+        monitor, weights = self.settings.monitor, self.settings.risk
+        self._windows = {
+            gpu: self._windows.get(gpu) or Window(monitor, weights) for gpu in self.gpus
+        }
+
+    def _on_submitted(self, event: Submitted) -> None:
+        for id, spec in enumerate(event.specs, event.first):
+            job = Job(JobId(id), spec, JobState.PENDING, event.at, held=event.held)
+            self._put(job)
+            if not self._cancel_unsatisfiable(job, event.at):
+                self._actions.append(EstimateMemory(job))
+
+    def _on_estimated(self, event: Estimated) -> None:
+        job = self.jobs.get(event.job)
+        if job and job.state is JobState.PENDING:  # else: cancelled meanwhile
+            self._put(advance(job, JobState.QUEUED, estimate=event.estimate))
+
+    def _on_sampled(self, event: Sampled) -> None:
+        for sample in event.samples:
+            window = self._windows.get(sample.gpu)
+            if window is None:
+                continue  # not discovered (any more)
+            residents = self._residents(sample.gpu)
+            gap = self.settings.monitor.stale_s
+            self.usage.update(metered(self.usage, residents, window.last, sample, gap))
+            window.add(sample)
+            for job in residents:
+                self._note_kernel(job, sample.gpu, event.at)
+        if event.at - self._usage_saved_at >= USAGE_SAVED_EVERY_S:
+            self._usage_saved_at = event.at
+            for job in tuple(self._holders.values()):
+                if self.measured(job) != job.usage:
+                    self._put(replace(job, usage=self.measured(job)))
+
+    def _note_kernel(self, job: Job, gpu: GpuId, now: float) -> None:
+        """TTFK bookkeeping, step 2 of the CARMA paper's Table 2."""
+        job = self.jobs[job.id]  # its other GPU may just have changed it
+        sample = self._windows[gpu].last
+        if job.state is JobState.STOPPING or sample is None or gpu in dict(job.kernels):
+            return
+        if any(p.job == job.id and p.ran_kernel for p in sample.processes):
+            seen = replace(job, kernels=(*job.kernels, (gpu, now)))
+            first = job.state is JobState.STARTING
+            self._put(advance(seen, JobState.RUNNING) if first else seen)
+
+    def _on_exited(self, event: Exited) -> None:
+        job = self.jobs.get(event.job)
+        if job is None or not job.holds_gpus or job.attempt != event.attempt:
+            return  # a stale or repeated report
+        exit = self._explained(job, event.exit)
+        if job.state is JobState.STOPPING:
+            timed_out = job.stop is Cause.TIME_LIMIT
+            state = JobState.TIMED_OUT if timed_out else JobState.CANCELLED
+            cause = job.stop or Cause.CANCELLED
+            self._end(job, state, replace(exit, cause=cause), event.at)
+        elif exit.cause is Cause.SUCCESS:
+            self._end(job, JobState.SUCCEEDED, exit, event.at)
+        elif exit.cause is Cause.GPU_OOM:
+            retry = self._recover(self._shared_with_outsiders(job), exit)
+            if retry:
+                self._requeue(job, exit, retry)
+            else:
+                self._end(job, JobState.OUT_OF_MEMORY, exit, event.at)
+        elif exit.cause is Cause.LOST and job.spec.requeue and not _lost_before(job):
+            self._requeue(job, exit, job.retry)
+        else:
+            self._end(job, JobState.FAILED, exit, event.at)
+
+    def _on_cancel_requested(self, event: CancelRequested) -> None:
+        match self.jobs.get(event.job):
+            case Job(state=JobState.PENDING | JobState.QUEUED) as job:
+                exit = Exit(Cause.CANCELLED, evidence=f"cancelled by {event.by}")
+                self._end(job, JobState.CANCELLED, exit, event.at)
+            case Job(state=JobState.STARTING | JobState.RUNNING) as job:
+                self._stop(job, Cause.CANCELLED)
+            case _:
+                pass  # unknown, stopping or over: nothing left to cancel
+
+    def _on_hold_requested(self, event: HoldRequested) -> None:
+        job = self.jobs.get(event.job)
+        if job and not job.holds_gpus and job.held != event.held:
+            self._put(replace(job, held=event.held))
+
+    def _on_requeue_requested(self, event: RequeueRequested) -> None:
+        if event.job.id not in self.jobs and event.job.ended:
+            self.ended.pop(event.job.id, None)
+            again = advance(
+                event.job,
+                JobState.QUEUED,
+                gpus=(),
+                mode=None,
+                exit=None,
+                ended_at=None,
+                failures=(),
+                retry=None,
+            )
+            self._put(again)
+
+    def _on_drain_requested(self, event: DrainRequested) -> None:
+        if event.reason is None:
+            self.drains.pop(event.gpu, None)
+        elif event.gpu in self.gpus:
+            self.drains[event.gpu] = Drain(event.gpu, event.reason, event.by, event.at)
+        self._drained = True
+
+    # -- time ---------------------------------------------------------------------------------------
+
+    def _expire(self, now: float) -> None:
+        for job in tuple(self._holders.values()):
+            limit = job.spec.time_limit_s
+            if limit is None or job.state is JobState.STOPPING or job.started_at is None:
+                continue
+            left = job.started_at + limit - now
+            warn = job.spec.warn
+            if left <= 0:
+                self._stop(job, Cause.TIME_LIMIT)
+            elif warn and not job.warned and left <= warn.before_s:
+                warned = replace(job, warned=True)
+                self._put(warned)
+                self._actions.append(Signal(warned, warn.signum))
+
+    # -- placing --------------------------------------------------------------------------------------
+
+    def _plan(self, now: float) -> None:
+        if not self._line:
+            return
+        view = self.view(now)
+        if not view.queue:
+            return
+        waiting: list[JobId] = []  # judged, and passed over by those that start below
+        for placement in self._planned(view):
+            job = view.queued(placement.job)
+            if job is None:
+                continue
+            checked = self._checked(job, placement, view)
+            self._decide(Decision(now, self.policy.name, checked))
+            if not checked.gpus:
+                waiting.append(job.id)
+                continue
+            for id in waiting:
+                passed = self.jobs[id]
+                self._put(replace(passed, overtaken=passed.overtaken + 1))
+            self._start(job, checked.gpus, view)
+            view = view.with_placement(job, checked.gpus)
+
+    def _planned(self, view: View) -> tuple[Placement, ...]:
+        """The policy's plan; a policy that fails is reported on the job that waits for it."""
+        try:
+            plan = tuple(self.policy.plan(view))
+            if all(isinstance(placement, Placement) for placement in plan):
+                return plan
+            problem = f"it answered {plan!r:.200}"
+        except Exception as error:  # noqa: BLE001 - foreign code
+            problem = f"it raised {error!r:.200}"
+        return (Placement(view.queue[0].id, reasons=(Reason("policy_failed", detail=problem),)),)
+
+    def _checked(self, job: Job, placement: Placement, view: View) -> Placement:
+        """The placement, or a wait that says which hard rule its GPUs would have broken."""
+        if not placement.gpus:
+            return placement
+        known = {gpu.id: gpu for gpu in view.gpus}
+        chosen = tuple(dict.fromkeys(placement.gpus))
+        if len(chosen) != job.spec.gpus or not all(gpu in known for gpu in chosen):
+            answer = ", ".join(map(str, placement.gpus))
+            return refuse(placement, Reason("policy_failed", detail=f"it chose {answer:.200}"))
+        quota = self.settings.limits.gpus_per_user
+        if reason := over_quota(job, view.gpus_of(job.spec.user), quota):
+            return refuse(placement, reason)
+        for gpu in chosen:
+            if broken := refusals(job, known[gpu], view.now, self.settings):
+                return refuse(placement, broken[0])
+        return placement
+
+    def _start(self, job: Job, gpus: tuple[GpuId, ...], view: View) -> None:
+        started = advance(
+            self.jobs[job.id],
+            JobState.STARTING,
+            gpus=gpus,
+            mode=mode(job, [view.gpu(gpu) for gpu in gpus], self.settings),
+            attempt=job.attempt + 1,
+            started_at=view.now,
+            kernels=(),
+            shared=any(view.gpu(gpu).residents for gpu in gpus),
+            warned=False,
+        )
+        for gpu in gpus:
+            for resident in self._residents(gpu):
+                if not resident.shared:
+                    self._put(replace(resident, shared=True))
+        self.last_placed = gpus[-1]
+        self._put(started)
+        self._actions.append(Launch(started))
+
+    def _decide(self, new: Decision) -> None:
+        old = self.decisions.get(new.placement.job)
+        self.decisions[new.placement.job] = new
+        if old is None or not old.same_story(new):
+            self._decided.append(new)
+
+    def _gpu_view(self, gpu: Gpu, holders: tuple[Job, ...], now: float) -> GpuView:
+        window = self._windows[gpu.id]
+        residents = tuple(job for job in holders if gpu.id in job.gpus)
+        fresh = settling(gpu.id, residents, window.since, now, self.settings.monitor)
+        free, outsiders = free_memory(gpu, window.last, residents, settled=fresh is None)
+        drain = self.drains.get(gpu.id)
+        return GpuView(
+            gpu,
+            window.last,
+            window.score,
+            residents,
+            free,
+            outsiders,
+            fresh,
+            drain.reason if drain else None,
+        )
+
+    # -- endings ----------------------------------------------------------------------------------------
+
+    def _explained(self, job: Job, exit: Exit) -> Exit:
+        """For an OOM: who else was on the GPUs, as the last samples have it."""
+        if exit.cause is not Cause.GPU_OOM:
+            return exit
+        held = []
+        for gpu in job.gpus:
+            window = self._windows.get(gpu)
+            for p in window.last.processes if window and window.last else ():
+                if p.job != job.id and p.memory_mib:
+                    who = f"job {p.job}" if p.job else f"pid {p.pid} ({p.user or '?'})"
+                    held.append(f"{who} held {p.memory_mib} MiB")
+        return replace(exit, neighbours=tuple(held))
+
+    def _shared_with_outsiders(self, job: Job) -> Job:
+        holders = tuple(self._holders.values())
+        floor = self.settings.monitor.outsider_mib
+        views = [self._gpu_view(self.gpus[g], holders, 0.0) for g in job.gpus if g in self.gpus]
+        return replace(job, shared=job.shared or any(v.outsider_mib > floor for v in views))
+
+    def _recover(self, job: Job, exit: Exit) -> Retry | None:
+        ooms = sum(1 for failure in job.failures if failure.cause is Cause.GPU_OOM)
+        if ooms >= self.settings.recovery.retries:
+            return None
+        try:
+            retry = self.recovery.decide(job, exit)
+        except Exception as error:  # noqa: BLE001 - foreign code
+            return Retry(f"recovery failed, retried alone: {error!r:.200}", exclusive=True)
+        return retry if isinstance(retry, Retry) else None
+
+    def _requeue(self, job: Job, exit: Exit, retry: Retry | None) -> None:
+        self._put(
+            advance(
+                self._with_usage(job),
+                JobState.QUEUED,
+                gpus=(),
+                mode=None,
+                kernels=(),
+                retry=retry,
+                failures=(*job.failures, exit),
+            )
+        )
+
+    def _stop(self, job: Job, cause: Cause) -> None:
+        stopping = advance(job, JobState.STOPPING, stop=cause)
+        self._put(stopping)
+        self._actions.append(Stop(stopping))
+
+    def _end(self, job: Job, state: JobState, exit: Exit, now: float) -> None:
+        self._put(advance(self._with_usage(job), state, exit=exit, ended_at=now))
+        for waiting in waiting_for(tuple(self.jobs.values()), job.id):
+            self._cancel_unsatisfiable(waiting, now)
+
+    def _cancel_unsatisfiable(self, job: Job, now: float) -> bool:
+        """End a job that waits for one that ended the wrong way."""
+        culprit = never_satisfied(job, self.ended)
+        if culprit is None or job.holds_gpus:
+            return False
+        why = Exit(Cause.DEPENDENCY, evidence=f"job {culprit} ended as {self.ended[culprit]}")
+        self._end(job, JobState.CANCELLED, why, now)
+        return True
+
+    def _with_usage(self, job: Job) -> Job:
+        return replace(job, usage=self.measured(job))
+
+    # -- bookkeeping --------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Forget what the last step changed."""
+        self._changed: list[Job] = []
+        self._decided: list[Decision] = []
+        self._actions: list[Action] = []
+        self._drained = False
+
+    def _barrier(self, job: Job, now: float, held: Held) -> Reason | None:
+        return barrier(job, now, self.jobs, held, self.settings.limits.gpus_per_user)
+
+    def _residents(self, gpu: GpuId) -> tuple[Job, ...]:
+        return tuple(job for job in self._holders.values() if gpu in job.gpus)
+
+    def _put(self, job: Job) -> None:
+        """Make `job` the current version, everywhere it is indexed."""
+        old = self.jobs.get(job.id)
+        if old and old.state is JobState.QUEUED:
+            del self._line[bisect_left(self._line, place_in_line(old))]
+        self._changed.append(job)
+        if job.holds_gpus:
+            self._holders[job.id] = job
+        else:
+            self._holders.pop(job.id, None)
+        if job.ended:
+            self._forget(job)
+            return
+        self.jobs[job.id] = job
+        if job.state is JobState.QUEUED:
+            insort(self._line, place_in_line(job))
+
+    def _forget(self, job: Job) -> None:
+        self.jobs.pop(job.id, None)
+        self.decisions.pop(job.id, None)
+        self.usage.pop(job.id, None)
+        self.ended[job.id] = job.state
+        while len(self.ended) > ENDED_REMEMBERED:
+            del self.ended[next(iter(self.ended))]
+
+
+def owed(job: Job) -> Action | None:
+    """The action a job's state calls for. Performing it twice must be harmless."""
+    match job.state:
+        case JobState.PENDING:
+            return EstimateMemory(job)
+        case JobState.STARTING:
+            return Launch(job)
+        case JobState.STOPPING:
+            return Stop(job)
+        case _:
+            return None
+
+
+def _lost_before(job: Job) -> bool:
+    return any(failure.cause is Cause.LOST for failure in job.failures)

@@ -1,0 +1,35 @@
+"""The job state machine: one table, one function, nothing else changes a state."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from carmad.core.types import ENDED, Job, JobState
+
+S = JobState
+
+TRANSITIONS: dict[JobState, frozenset[JobState]] = {
+    S.PENDING: frozenset({S.QUEUED, S.CANCELLED}),
+    S.QUEUED: frozenset({S.STARTING, S.CANCELLED}),
+    S.STARTING: frozenset(
+        {S.RUNNING, S.QUEUED, S.STOPPING, S.SUCCEEDED, S.FAILED, S.OUT_OF_MEMORY}
+    ),
+    S.RUNNING: frozenset({S.QUEUED, S.STOPPING, S.SUCCEEDED, S.FAILED, S.OUT_OF_MEMORY}),
+    S.STOPPING: frozenset({S.CANCELLED, S.TIMED_OUT}),
+    **dict.fromkeys(ENDED, frozenset({S.QUEUED})),  # only a user's requeue brings a job back
+}
+
+
+class IllegalTransition(Exception):
+    """A job was asked to move between two states that the table does not connect."""
+
+    def __init__(self, job: Job, to: JobState) -> None:
+        super().__init__(f"job {job.id} cannot go from {job.state} to {to}")
+
+
+def advance(job: Job, to: JobState, **changes: Any) -> Job:
+    """`job` in state `to`, with other fields changed alongside. Raises IllegalTransition."""
+    if to not in TRANSITIONS[job.state]:
+        raise IllegalTransition(job, to)
+    return replace(job, state=to, **changes)

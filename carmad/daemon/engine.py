@@ -1,0 +1,100 @@
+"""The thread that owns the core and the store: batches of events in, committed steps out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from carmad.core.messages import Action, Step
+from carmad.core.ports import World
+from carmad.core.scheduler import Scheduler
+from carmad.daemon.inbox import Delivery, Inbox, Question
+from carmad.errors import CarmaError
+from carmad.loop import turn
+from carmad.store.sql import SqlStore
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 1.0
+
+
+class Engine:
+    """Runs until the inbox is closed. `committed` is told every step, in this thread."""
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        scheduler: Scheduler,
+        store: SqlStore,
+        world: World,
+        committed: Callable[[Step], None],
+        alive: Callable[[], None],
+    ) -> None:
+        self._inbox = inbox
+        self._scheduler = scheduler
+        self._store = store
+        self._world = world
+        self._committed = committed
+        self._alive = alive
+        self._kept: list[Delivery] = []  # news that could not be committed yet
+
+    def restore(self) -> None:
+        """Take over where the last daemon stopped, and do what it may have left undone."""
+        for action in self._reload():
+            self._world.perform(action)
+
+    def run(self) -> None:
+        go_on = True
+        while go_on:
+            deliveries, questions, go_on = self._inbox.take(timeout_s=RETRY_S)
+            batch = [*self._kept, *deliveries]
+            self._kept = []
+            if batch:
+                self._handle(batch)
+            for question in questions:
+                self._answer(question)
+            self._alive()
+
+    def _handle(self, batch: list[Delivery]) -> None:
+        """One step for the whole batch; if that fails, one each, to find who is to blame."""
+        try:
+            self._turn(batch)
+        except Exception as error:
+            if not isinstance(error, CarmaError):
+                log.exception("a batch of %d deliveries failed", len(batch))
+            self._reload()
+            if len(batch) > 1:
+                for delivery in batch:
+                    self._handle([delivery])
+            else:
+                self._failed(batch[0], error)
+
+    def _turn(self, batch: list[Delivery]) -> None:
+        def committed(step: Step) -> None:
+            for delivery in batch:
+                if delivery.done:
+                    delivery.done.set_result(None)
+            self._committed(step)
+
+        events = [event for delivery in batch for event in delivery.events]
+        turn(self._scheduler, self._store, self._world, *events, committed=committed)
+
+    def _failed(self, delivery: Delivery, error: Exception) -> None:
+        if delivery.done:
+            delivery.done.set_exception(error)
+        elif isinstance(error, CarmaError):  # the disk is full: there will be room again
+            log.error("cannot record %s: %s", type(delivery.events[0]).__name__, error)
+            self._kept.append(delivery)
+        else:
+            log.critical("dropped news that the core cannot handle: %.2000r", delivery.events)
+
+    def _reload(self) -> tuple[Action, ...]:
+        """Put the core back to what is on disk: it may be ahead of a commit that failed."""
+        saved = self._store.restore()
+        return self._scheduler.restore(saved.jobs, saved.ended, saved.drains)
+
+    def _answer(self, question: Question) -> None:
+        try:
+            question.answer.set_result(question.ask(self._scheduler))
+        except Exception as error:  # noqa: BLE001 - whoever asked gets it
+            question.answer.set_exception(error)

@@ -1,0 +1,91 @@
+"""The one way into the core's thread: events to handle, and questions to answer between them."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from carmad.core.messages import Event
+from carmad.core.scheduler import Scheduler
+from carmad.core.types import JobId
+
+T = TypeVar("T")
+
+
+class Clock:
+    """Wall-clock seconds that never jump: the wall is read once, then only counted on."""
+
+    def __init__(self) -> None:
+        self._offset = time.time() - time.monotonic()
+
+    def __call__(self) -> float:
+        return self._offset + time.monotonic()
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """Events that belong together. `done` is None for news from the world, which must get in."""
+
+    events: tuple[Event, ...]
+    done: Future[None] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    ask: Callable[[Scheduler], Any]
+    answer: Future[Any]
+
+
+class Inbox:
+    def __init__(self, clock: Clock, next_id: int) -> None:
+        self.clock = clock
+        self._queue: queue.SimpleQueue[Delivery | Question | None] = queue.SimpleQueue()
+        self._next_id = next_id
+        self._ids = threading.Lock()
+
+    def next_ids(self, n: int) -> JobId:
+        """Reserve `n` ids in a row; returns the first. A reserved id that is not used is a gap."""
+        with self._ids:
+            first = self._next_id
+            self._next_id += n
+        return JobId(first)
+
+    def post(self, *events: Event) -> None:
+        """News from the world. Kept until it can be committed."""
+        self._queue.put(Delivery(events, None))
+
+    def request(self, *events: Event) -> Future[None]:
+        """A user's wish: done when durable, or failed with the CarmaError that prevented it."""
+        done: Future[None] = Future()
+        self._queue.put(Delivery(events, done))
+        return done
+
+    def ask(self, question: Callable[[Scheduler], T]) -> Future[T]:
+        """Run `question` in the core's thread: it must be quick and change nothing."""
+        answer: Future[T] = Future()
+        self._queue.put(Question(question, answer))
+        return answer
+
+    def close(self) -> None:
+        self._queue.put(None)
+
+    def take(self, timeout_s: float) -> tuple[list[Delivery], list[Question], bool]:
+        """Everything that is waiting, and whether to go on. Waits for a first item."""
+        deliveries: list[Delivery] = []
+        questions: list[Question] = []
+        try:
+            item = self._queue.get(timeout=timeout_s)
+            while item is not None:
+                if isinstance(item, Delivery):
+                    deliveries.append(item)
+                else:
+                    questions.append(item)
+                item = self._queue.get_nowait()
+        except queue.Empty:
+            return deliveries, questions, True
+        return deliveries, questions, False

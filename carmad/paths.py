@@ -1,0 +1,42 @@
+"""Where the daemon's files and its socket are. Imported by every `carma` call: keep it light."""
+
+from __future__ import annotations
+
+import os
+
+SYSTEM_SOCKET = "/run/carma/carmad.sock"
+
+
+def socket_path() -> str:
+    """CARMA_SOCKET, else the system daemon's if it is there, else the user's own."""
+    if given := os.environ.get("CARMA_SOCKET"):
+        return given
+    if os.path.exists(SYSTEM_SOCKET):  # noqa: PTH110 - pathlib is slow to import here
+        return SYSTEM_SOCKET
+    return user_runtime_dir() + "/carmad.sock"
+
+
+def user_runtime_dir() -> str:
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    return f"{base}/carma" if base else f"/tmp/carma-{os.getuid()}"
+
+
+def user_state_dir() -> str:
+    base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")  # noqa: PTH111
+    return f"{base}/carma"
+
+
+def state_dir() -> str:
+    """CARMA_STATE_DIR, else systemd's STATE_DIRECTORY, else /var/lib/carma for root."""
+    if given := os.environ.get("CARMA_STATE_DIR") or os.environ.get("STATE_DIRECTORY"):
+        return given
+    return "/var/lib/carma" if os.getuid() == 0 else user_state_dir()
+
+
+def config_path() -> str:
+    if given := os.environ.get("CARMA_CONFIG"):
+        return given
+    if os.getuid() == 0:
+        return "/etc/carma/carma.toml"
+    base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")  # noqa: PTH111
+    return f"{base}/carma/carma.toml"

@@ -1,0 +1,147 @@
+"""For plugin authors: builders of jobs, GPUs and views, and the conformance checks.
+
+A check raises AssertionError naming the rule that is broken; CARMA's own plugins pass them too.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from dataclasses import replace
+
+from carmad.config import Settings
+from carmad.core.decision import Placement
+from carmad.core.gpuview import GpuView
+from carmad.core.ports import Estimator, Policy, Recovery
+from carmad.core.types import (
+    Cause,
+    Estimate,
+    Exit,
+    Gpu,
+    GpuId,
+    GpuSample,
+    Job,
+    JobId,
+    JobSpec,
+    JobState,
+    Retry,
+)
+from carmad.core.view import View
+from carmad.core.window import Score
+
+
+def a_spec(**changes: object) -> JobSpec:
+    base = JobSpec(
+        argv=("python", "train.py"), user="ada", uid=1000, gid=1000, cwd="/home/ada", name="train"
+    )
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def a_job(id: int = 1, **changes: object) -> Job:
+    """A queued job; fields of its spec (`gpus_wanted` for their number) may be given too."""
+    wanted = changes.pop("gpus_wanted", 1)
+    spec = changes.pop("spec", None) or a_spec(gpus=wanted)
+    return replace(Job(JobId(id), spec, JobState.QUEUED, float(id)), **changes)  # type: ignore[arg-type]
+
+
+def a_gpu(index: int = 0, memory_mib: int = 40_960, **changes: object) -> Gpu:
+    gpu = Gpu(GpuId(f"GPU-{index:08d}"), index, "NVIDIA A100-PCIE-40GB", memory_mib)
+    return replace(gpu, **changes)  # type: ignore[arg-type]
+
+
+def a_gpu_view(index: int = 0, *, at: float = 0.0, **changes: object) -> GpuView:
+    """An idle GPU with a fresh sample."""
+    gpu = a_gpu(index)
+    sample = GpuSample(gpu.id, at, 0, gpu.memory_mib, 0.0, 0.0, 0.0)
+    view = GpuView(gpu, sample, Score(0.0, 0.0, 0.0, "sm_active"), (), gpu.memory_mib, 0, None, None)
+    return replace(view, **changes)  # type: ignore[arg-type]
+
+
+def a_view(
+    gpus: Iterable[GpuView], queue: Iterable[Job], settings: Settings | None = None, now: float = 0.0
+) -> View:
+    gpus = tuple(gpus)
+    running = {job.id: job for gpu in gpus for job in gpu.residents}
+    return View(now, gpus, tuple(queue), tuple(running.values()), settings or Settings())
+
+
+def check_policy(policy: Policy, settings: Settings | None = None, views: int = 200) -> None:
+    """What every placement policy must do, tried on random servers and queues."""
+    assert policy.name and policy.name.isidentifier(), "a policy's name is an identifier"
+    assert tuple(policy.plan(a_view([], []))) == (), "with no queue there is nothing to plan"
+    for seed in range(views):
+        view = _random_view(random.Random(seed), settings or Settings())
+        plan = tuple(policy.plan(view))
+        assert plan == tuple(policy.plan(view)), "the same view must give the same plan"
+        _check_plan(plan, view)
+    big = a_job(gpus_wanted=9)
+    plan = tuple(policy.plan(a_view([a_gpu_view()], [big])))
+    assert not any(p.gpus for p in plan), "a job that wants 9 of 1 GPU must wait"
+    alone = tuple(policy.plan(a_view([a_gpu_view()], [a_job()])))
+    assert any(p.gpus for p in alone), "one job and one idle GPU: it must start"
+
+
+def _check_plan(plan: tuple[Placement, ...], view: View) -> None:
+    judged = [placement.job for placement in plan]
+    assert len(set(judged)) == len(judged), "one placement per job"
+    for placement in plan:
+        assert isinstance(placement, Placement), "a plan is made of Placements"
+        job = view.queued(placement.job)
+        assert job is not None, "only queued jobs are placed"
+        admissible, _ = view.judge(job)
+        if placement.gpus:
+            assert len(set(placement.gpus)) == job.spec.gpus, "as many GPUs as the job wants"
+            assert set(placement.gpus) <= {g.id for g in admissible}, "only admissible GPUs"
+            view = view.with_placement(job, placement.gpus)
+        else:
+            refused = sum(1 for verdict in placement.verdicts if verdict.refused)
+            assert placement.reasons or refused, "a job that waits is told why"
+
+
+def _random_view(rng: random.Random, settings: Settings) -> View:
+    gpus = []
+    for index in range(rng.randint(1, 6)):
+        residents = tuple(
+            a_job(100 + 10 * index + n, state=JobState.RUNNING, gpus=(a_gpu(index).id,))
+            for n in range(rng.choice((0, 0, 1, 2)))
+        )
+        busy = rng.random() if residents else 0.0
+        gpus.append(
+            a_gpu_view(
+                index,
+                residents=residents,
+                free_mib=rng.randrange(0, 40_960) if residents else 40_960,
+                score=Score(busy, busy / 2, busy / 2, "sm_active", busy, 30),
+                drained="maintenance" if rng.random() < 0.1 else None,
+            )
+        )
+    queue = []
+    for id in range(1, rng.randint(2, 12)):
+        mib = rng.choice((None, 500, 8_000, 39_000, 60_000))
+        estimate = Estimate(mib, "declared", firm=rng.random() < 0.5) if mib else None
+        retry = Retry("oom", exclusive=True) if rng.random() < 0.1 else None
+        queue.append(a_job(id, gpus_wanted=rng.choice((1, 1, 2)), estimate=estimate, retry=retry))
+    return a_view(gpus, queue, settings)
+
+
+def check_recovery(recovery: Recovery) -> None:
+    """What every recovery must do: answer with a Retry or None, and the same each time."""
+    assert recovery.name, "a recovery has a name"
+    exit = Exit(Cause.GPU_OOM, 1, evidence="CUDA out of memory", tried_mib=100, free_mib=10)
+    for shared in (False, True):
+        job = a_job(state=JobState.RUNNING, gpus=(a_gpu().id,), attempt=1, shared=shared)
+        retry = recovery.decide(job, exit)
+        assert retry is None or isinstance(retry, Retry), "the answer is a Retry or None"
+        assert retry == recovery.decide(job, exit), "the same crash must give the same answer"
+        assert retry is None or retry.why, "a retry says why"
+
+
+def check_estimator(estimator: Estimator) -> None:
+    """What every estimator must do: give a sane interval, or None."""
+    assert estimator.name, "an estimator has a name"
+    for spec in (a_spec(), a_spec(memory_mib=8_000), a_spec(argv=("true",))):
+        estimate = estimator.estimate(spec)
+        if estimate is not None:
+            assert estimate.mib > 0 and estimate.source, "MiB, and who says so"
+            low, high = estimate.low or 0, estimate.high or estimate.mib
+            assert low <= estimate.mib <= high, "low ≤ estimate ≤ high"

@@ -1,0 +1,1 @@
+"""GPU memory estimators: a job's words in, MiB per GPU out."""

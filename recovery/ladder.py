@@ -1,0 +1,47 @@
+"""How a job that ran out of GPU memory is tried again. The core bounds how often."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from carmad.plugin import Exit, Job, Retry, Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Exclusive:
+    """Alone on an idle GPU, at once (CARMA paper, 3.5)."""
+
+    name: str = "exclusive"
+
+    def decide(self, job: Job, exit: Exit) -> Retry | None:
+        return _alone(job, exit)
+
+
+@dataclass(frozen=True, slots=True)
+class Adaptive:
+    """First on another GPU with a larger margin of free memory, then alone."""
+
+    margin_mib: int
+    name: str = "adaptive"
+
+    def decide(self, job: Job, exit: Exit) -> Retry | None:
+        if job.shared and job.retry is None:
+            why = f"out of memory, tried next with {self.margin_mib} MiB more to spare"
+            return Retry(why, avoid=job.gpus, margin_mib=self.margin_mib)
+        return _alone(job, exit)
+
+
+def exclusive(settings: Settings) -> Exclusive:
+    return Exclusive()
+
+
+def adaptive(settings: Settings) -> Adaptive:
+    return Adaptive(settings.recovery.margin_mib)
+
+
+def _alone(job: Job, exit: Exit) -> Retry | None:
+    """A job that had its GPUs to itself all along would only crash again."""
+    if not job.shared:
+        return None
+    cause = "fragmented memory" if exit.fragmented else "out of memory"
+    return Retry(f"{cause} beside other jobs, tried next alone", exclusive=True)

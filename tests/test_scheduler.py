@@ -1,0 +1,571 @@
+"""What the core decides, event by event."""
+
+from dataclasses import replace
+
+import pytest
+
+from carmad.config import Collocation, Limits, Monitor, Recovery, Settings
+from carmad.core.messages import (
+    CancelRequested,
+    Discovered,
+    DrainRequested,
+    Exited,
+    HoldRequested,
+    RequeueRequested,
+    Submitted,
+    Tick,
+)
+from carmad.core.states import IllegalTransition, advance
+from carmad.core.types import (
+    After,
+    AfterKind,
+    ArrayTask,
+    Cause,
+    Exit,
+    GpuId,
+    JobId,
+    JobState,
+    Mode,
+    Retry,
+    WarnSignal,
+)
+from carmad.testing import a_gpu, a_job, a_spec
+from policies import builtin
+from recovery import ladder
+from tests.world import Server
+
+OOM = Exit(Cause.GPU_OOM, 1, evidence="torch.OutOfMemoryError: CUDA out of memory.")
+S = JobState
+
+
+def settled(server, id, mib=1000):
+    """Let the job run its first kernel, and a whole monitoring window pass."""
+    server.kernel(id, mib)
+    server.pass_time(32)
+
+
+def test_the_bookkeeping_table_of_the_paper_steps_0_to_3():
+    """CARMA paper, Table 2."""
+    server = Server(gpus=2)
+    view = server.scheduler.view(0.0)
+    assert [g.settling for g in view.gpus] == [None, None]  # step 0: both take jobs
+
+    first = server.submit()  # step 1: dispatched onto GPU 0
+    assert server.job(first).state is S.STARTING
+    server.pass_time(60)  # data loading: however long it takes, GPU 0 stays closed
+    view = server.scheduler.view(server.now)
+    assert [g.settling.code if g.settling else None for g in view.gpus] == ["first_kernel", None]
+    second = server.submit()
+    assert server.job(second).gpus == (server.gpus[1].id,)  # GPU 1 is open meanwhile
+    third = server.submit()
+    assert server.why(third) == ({0: ["first_kernel"], 1: ["first_kernel"]}, [])
+
+    server.kernel(first)  # step 2: the first kernel is seen
+    server.sample(1)
+    assert server.job(first).state is S.RUNNING
+    seen_at = server.now
+    assert server.job(first).kernels == ((server.gpus[0].id, seen_at),)
+    server.pass_time(29)
+    assert server.job(third).state is S.QUEUED
+    assert server.why(third)[0][0] == ["settling"]
+    server.pass_time(1)  # step 3: one window later it is open again
+    assert server.job(third).gpus == (server.gpus[0].id,)
+
+
+def test_a_job_that_never_touches_its_gpu_does_not_close_it_for_ever():
+    settings = Settings(monitor=Monitor(first_kernel_timeout_s=100))
+    server = Server(gpus=1, settings=settings)
+    idle = server.submit()
+    second = server.submit()
+    server.pass_time(99)
+    assert server.job(second).state is S.QUEUED
+    server.pass_time(2)
+    assert server.job(second).state is S.STARTING
+    assert server.job(idle).kernels == ()  # and it can be told
+
+
+def test_a_presence_without_a_kernel_is_no_first_kernel():
+    server = Server(gpus=1)
+    id = server.submit()
+    server.alive[id, 1][1] = 500  # a context, no kernel
+    server.pass_time(3)
+    assert server.job(id).state is S.STARTING
+
+
+def test_the_recovery_queue_goes_first_and_alone():
+    server = Server(gpus=1)
+    first = server.submit()
+    settled(server, first)
+    second = server.submit()
+    assert server.job(second).mode is Mode.STREAMS
+    third = server.submit()
+    server.exit(second, OOM)
+    crashed = server.job(second)
+    assert (crashed.state, crashed.exclusive) == (S.QUEUED, True)
+    assert server.scheduler.line()[0].id == second  # before the third, who came first
+    assert server.why(second) == ({0: ["busy"]}, [])
+    server.exit(first)
+    again = server.job(second)
+    assert (again.state, again.attempt, again.mode) == (S.STARTING, 2, Mode.EXCLUSIVE)
+    settled(server, second)
+    assert server.why(third)[0] == {0: ["exclusive"]}
+
+
+def test_out_of_memory_ends_after_the_retries_with_the_evidence():
+    settings = Settings(recovery=Recovery(retries=2))
+    server = Server(gpus=1, settings=settings, recovery=StubbornRecovery())
+    id = server.submit()
+    for _ in range(2):
+        server.exit(id, OOM)
+        server.sample(1)
+    server.exit(id, OOM)
+    ended = server.last(id)
+    assert (ended.state, ended.attempt, len(ended.failures)) == (S.OUT_OF_MEMORY, 3, 2)
+    assert "out of memory" in ended.exit.evidence
+
+
+class StubbornRecovery:
+    name = "stubborn"
+
+    def decide(self, job, exit):
+        return Retry("again", exclusive=True)
+
+
+def test_a_job_that_was_alone_is_not_tried_again():
+    server = Server(gpus=1)
+    id = server.submit()
+    server.exit(id, OOM)
+    assert server.last(id).state is S.OUT_OF_MEMORY
+    assert server.last(id).attempt == 1
+
+
+def test_an_outsider_s_memory_counts_as_company():
+    server = Server(gpus=1)
+    server.used[server.gpus[0].id] = 30_000
+    server.sample(1)
+    id = server.submit()
+    server.exit(id, OOM)
+    assert server.job(id).state is S.QUEUED
+    assert server.why(id) == ({0: ["outsiders"]}, [])
+
+
+def test_an_incumbent_that_gets_company_is_shared_too():
+    server = Server(gpus=1)
+    first = server.submit()
+    settled(server, first)
+    server.submit()
+    server.exit(first, OOM)  # the newcomer filled the GPU
+    assert server.job(first).retry.exclusive
+
+
+def test_the_adaptive_ladder_tries_another_gpu_first():
+    settings = Settings(recovery=Recovery("adaptive", margin_mib=4096))
+    server = Server(gpus=2, settings=settings, recovery=ladder.adaptive(settings))
+    ids = [server.submit(), server.submit()]
+    for id in ids:
+        server.kernel(id, 5_000)
+    server.pass_time(32)
+    third = server.submit()
+    crashed_on = server.job(third).gpus
+    server.exit(third, OOM)
+    retried = server.job(third)
+    assert retried.state is S.STARTING
+    assert retried.gpus != crashed_on
+    assert (retried.mode, retried.retry.margin_mib) == (Mode.STREAMS, 4096)
+    server.exit(third, OOM)
+    assert server.job(third).exclusive
+
+
+def test_the_evidence_says_who_filled_the_gpu():
+    server = Server(gpus=1)
+    first = server.submit()
+    settled(server, first, mib=30_000)
+    second = server.submit()
+    server.kernel(second, 5_000)
+    server.sample(1)
+    server.exit(second, OOM)
+    assert server.job(second).failures[0].neighbours == ("job 1 held 30000 MiB",)
+
+
+def test_plain_failures_and_host_oom_are_not_retried():
+    for cause in (Cause.FAILURE, Cause.HOST_OOM, Cause.LAUNCH_FAILED):
+        server = Server(gpus=1)
+        id = server.submit()
+        server.exit(id, Exit(cause, 1))
+        assert (server.last(id).state, server.last(id).exit.cause) == (S.FAILED, cause)
+
+
+def test_a_lost_job_runs_again_once_unless_told_not_to():
+    server = Server(gpus=1)
+    id = server.submit()
+    server.exit(id, Exit(Cause.LOST))
+    assert (server.job(id).state, server.job(id).attempt) == (S.STARTING, 2)
+    server.exit(id, Exit(Cause.LOST))
+    assert server.last(id).state is S.FAILED
+    other = server.submit(requeue=False)
+    server.exit(other, Exit(Cause.LOST))
+    assert server.last(other).state is S.FAILED
+
+
+def test_cancel_frees_the_gpu_only_when_the_processes_are_gone():
+    server = Server(gpus=1)
+    first, second = server.submit(), server.submit(exclusive=True)
+    server.tell(CancelRequested(server.now, first, "ada"))
+    assert server.job(first).state is S.STOPPING
+    server.pass_time(50)
+    assert server.job(second).state is S.QUEUED
+    server.exit(first, Exit(Cause.FAILURE, None, 15))
+    assert (server.last(first).state, server.last(first).exit.cause) == (
+        S.CANCELLED,
+        Cause.CANCELLED,
+    )
+    assert server.job(second).state is S.STARTING
+
+
+def test_the_time_limit_warns_then_stops():
+    server = Server(gpus=1)
+    id = server.submit(time_limit_s=100, warn=WarnSignal(12, 30))
+    server.pass_time(69)
+    assert server.signals == []
+    server.pass_time(5)
+    assert server.signals == [(id, 12)]  # once
+    server.pass_time(26)
+    assert server.job(id).state is S.STOPPING
+    server.exit(id, Exit(Cause.FAILURE, None, 15))
+    assert server.last(id).state is S.TIMED_OUT
+
+
+def test_a_repeated_report_of_an_old_attempt_changes_nothing():
+    server = Server(gpus=1)
+    id = server.submit()
+    server.exit(id, Exit(Cause.LOST))
+    server.tell(Exited(server.now, id, 1, Exit(Cause.SUCCESS, 0)))
+    assert server.job(id).attempt == 2
+
+
+def test_hold_release_and_requeue():
+    server = Server(gpus=1)
+    running = server.submit(exclusive=True)
+    id = server.submit()
+    server.tell(HoldRequested(server.now, id, True, "ada"))
+    server.exit(running)
+    assert server.job(id).state is S.QUEUED
+    assert server.scheduler.barrier(server.job(id), server.now).code == "held"
+    server.tell(HoldRequested(server.now, id, False, "ada"))
+    assert server.job(id).state is S.STARTING
+    server.exit(id, Exit(Cause.FAILURE, 1))
+    server.tell(RequeueRequested(server.now, server.last(id), "ada"))
+    assert (server.job(id).state, server.job(id).attempt) == (S.STARTING, 2)
+
+
+def test_begin_time():
+    server = Server(gpus=1)
+    id = server.submit(begin_at=50.0)
+    server.pass_time(49)
+    assert server.job(id).state is S.QUEUED
+    server.pass_time(2)
+    assert server.job(id).state is S.STARTING
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause", "starts"),
+    [
+        (AfterKind.OK, Cause.SUCCESS, True),
+        (AfterKind.OK, Cause.FAILURE, False),
+        (AfterKind.NOT_OK, Cause.FAILURE, True),
+        (AfterKind.NOT_OK, Cause.SUCCESS, False),
+        (AfterKind.ANY, Cause.FAILURE, True),
+    ],
+)
+def test_dependencies(kind, cause, starts):
+    server = Server(gpus=2)
+    first = server.submit()
+    second = server.submit(after=(After(first, kind),))
+    third = server.submit(after=(After(second),))
+    assert server.scheduler.barrier(server.job(second), 0.0).code == "dependency"
+    server.exit(first, Exit(cause, 0 if cause is Cause.SUCCESS else 1))
+    if starts:
+        assert server.job(second).state is S.STARTING
+    else:
+        assert server.last(second).exit.cause is Cause.DEPENDENCY
+        assert server.last(third).state is S.CANCELLED  # and so on down the line
+
+
+def test_a_dependency_that_failed_just_before_the_submission():
+    server = Server(gpus=2)
+    first = server.submit()
+    server.exit(first, Exit(Cause.FAILURE, 1))
+    second = server.submit(after=(After(first),))
+    assert server.last(second).state is S.CANCELLED
+
+
+def test_an_array_keeps_to_its_limit():
+    server = Server(gpus=4)
+    specs = tuple(a_spec(array=ArrayTask(JobId(1), n, 2)) for n in range(4))
+    server.next_id = 5
+    server.tell(Submitted(0.0, JobId(1), specs))
+    states = [server.job(JobId(n)).state for n in (1, 2, 3, 4)]
+    assert states == [S.STARTING, S.STARTING, S.QUEUED, S.QUEUED]
+    server.exit(JobId(1))
+    assert server.job(JobId(3)).state is S.STARTING
+
+
+def test_a_quota_holds_its_user_back_and_nobody_else():
+    server = Server(gpus=4, settings=Settings(limits=Limits(gpus_per_user=2)))
+    mine = [server.submit(gpus=1) for _ in range(3)]
+    hers = server.submit(user="bob", uid=1001)
+    assert [server.job(i).state for i in mine] == [S.STARTING, S.STARTING, S.QUEUED]
+    assert server.scheduler.barrier(server.job(mine[2]), 0.0).code == "quota"
+    assert server.job(hers).state is S.STARTING
+
+
+def test_a_drained_gpu_takes_nothing_and_keeps_what_it_has():
+    server = Server(gpus=1)
+    first = server.submit()
+    server.tell(DrainRequested(server.now, server.gpus[0].id, "new fan", "root"))
+    settled(server, first)
+    second = server.submit()
+    assert server.why(second) == ({0: ["drained"]}, [])
+    assert server.job(first).state is S.RUNNING
+    server.tell(DrainRequested(server.now, server.gpus[0].id, None, "root"))
+    assert server.job(second).state is S.STARTING
+
+
+def test_a_faulty_or_silent_gpu_takes_nothing():
+    server = Server(gpus=2)
+    server.fault[server.gpus[0].id] = "fallen off the bus"
+    server.sample(1)
+    first, second = server.submit(), server.submit()
+    assert server.job(first).gpus == (server.gpus[1].id,)
+    assert server.why(second)[0] == {0: ["fault"], 1: ["first_kernel"]}
+    server.now += 60  # no samples at all
+    third = server.submit()
+    server.tell(Tick(server.now))
+    assert server.why(second)[0][0] == ["fault", "stale"]
+    assert server.job(third).state is S.QUEUED
+
+
+def test_a_gpu_that_vanishes_is_not_planned_with():
+    server = Server(gpus=2)
+    gone = server.submit()
+    on = server.job(gone).gpus[0]
+    left = tuple(gpu for gpu in server.gpus if gpu.id != on)
+    server.tell(Discovered(server.now, left))
+    second = server.submit()
+    assert server.job(second).gpus == (left[0].id,)
+    server.exit(gone, Exit(Cause.FAILURE, 1))
+    assert server.last(gone).state is S.FAILED
+
+
+def test_a_declared_need_is_kept_free_for_life_and_a_guess_until_it_is_measured():
+    server = Server(gpus=1)
+    first = server.submit(memory_mib=30_000)
+    settled(server, first, mib=2_000)
+    second = server.submit(memory_mib=12_000)
+    assert server.why(second) == ({0: ["memory"]}, [])
+    placement = server.scheduler.decisions[second].placement
+    reason = placement.verdicts[0].refused[0]
+    assert (reason.need, reason.have, reason.unit) == (12_000, 10_960, "MiB")
+
+
+def test_outsiders_are_counted_beside_what_is_promised():
+    server = Server(gpus=1)
+    server.used[server.gpus[0].id] = 20_000
+    first = server.submit(memory_mib=15_000)
+    settled(server, first, mib=1_000)
+    assert server.scheduler.view(server.now).gpus[0].free_mib == 40_960 - 20_000 - 15_000
+
+
+def test_a_risky_gpu_is_left_alone():
+    server = Server(gpus=1)
+    first = server.submit()
+    gpu = server.gpus[0].id
+    server.sm[gpu], server.dram[gpu] = 0.9, 0.5
+    settled(server, first)
+    second = server.submit()
+    assert server.why(second) == ({0: ["risk"]}, [])
+    server.dram[gpu] = 0.1  # SMACT alone is no risk
+    server.pass_time(31)
+    assert server.job(second).state is S.STARTING
+
+
+def test_the_line_is_held_by_its_head_and_backfill_is_bounded():
+    for backfill, started in ((0, 0), (2, 2)):
+        settings = Settings(limits=Limits(backfill=backfill))
+        server = Server(gpus=4, settings=settings, policy=builtin.exclusive(settings))
+        running = server.submit()
+        head = server.submit(gpus=4)
+        behind = [server.submit() for _ in range(3)]
+        states = [server.job(id).state for id in behind]
+        assert states.count(S.STARTING) == started
+        assert server.job(head).overtaken == started
+        server.exit(running)
+
+
+def test_round_robin_goes_round():
+    settings = Settings()
+    server = Server(gpus=3, policy=builtin.rr(settings))
+    ids = [server.submit() for _ in range(3)]
+    assert [server.job(i).gpus[0] for i in ids] == [g.id for g in server.gpus]
+    for id in ids:
+        server.kernel(id)
+    server.pass_time(32)
+    ids = [server.submit() for _ in range(2)]
+    assert [server.job(i).gpus[0] for i in ids] == [g.id for g in server.gpus[:2]]
+
+
+def test_most_memory_least_used_best_and_first_fit_choose_as_named():
+    expected = {"magm": 2, "lug": 1, "best_fit": 0, "first_fit": 0}
+    for name, index in expected.items():
+        settings = Settings()
+        server = Server(gpus=3, policy=getattr(builtin, name)(settings))
+        ids = [server.submit() for _ in range(3)]
+        for id, mib in zip(ids, (9_000, 6_000, 3_000), strict=True):
+            on = server.job(id).gpus[0]
+            where = [g.id for g in server.gpus].index(on)
+            server.kernel(id, (9_000, 6_000, 3_000)[where])
+            server.sm[on] = (0.5, 0.1, 0.3)[where]
+            assert mib
+        server.pass_time(32)
+        id = server.submit()
+        assert server.job(id).gpus == (server.gpus[index].id,), name
+
+
+def test_two_gpu_jobs_take_two_gpus_and_start_when_both_show_a_kernel():
+    server = Server(gpus=2)
+    id = server.submit(gpus=2)
+    assert set(server.job(id).gpus) == {g.id for g in server.gpus}
+    server.kernel(id)
+    server.sample(1)
+    assert {g for g, _ in server.job(id).kernels} == set(server.job(id).gpus)
+
+
+def test_mps_keeps_users_and_multi_gpu_jobs_apart():
+    settings = Settings(collocation=Collocation(mps=True))
+    server = Server(gpus=2, settings=settings)
+    first = server.submit()
+    assert server.job(first).mode is Mode.MPS
+    settled(server, first)
+    wide = server.submit(gpus=2)
+    assert server.why(wide)[0][0] == ["busy"]
+    server.tell(CancelRequested(server.now, wide, "ada"))
+    hers = server.submit(user="bob", uid=1001)
+    assert server.job(hers).gpus == (server.gpus[1].id,)
+    third = server.submit(user="bob", uid=1001)
+    settled(server, hers)
+    assert server.job(third).gpus == (server.gpus[1].id,)
+    server.tell(DrainRequested(server.now, server.gpus[1].id, "x", "root"))
+    other = server.submit(user="bob", uid=1001)
+    assert server.why(other)[0][0] == ["mps_user"]
+
+
+def test_mig_instances_are_dispatched_exclusively():
+    server = Server(gpus=2)
+    slices = tuple(
+        replace(a_gpu(n), id=GpuId(f"MIG-{n}"), parent=GpuId("GPU-parent")) for n in range(2)
+    )
+    server.gpus = slices
+    server.used = server.sm = server.dram = dict.fromkeys((g.id for g in slices), 0)
+    server.tell(Discovered(server.now, slices))
+    server.sample(1)
+    first, second, third = (server.submit() for _ in range(3))
+    assert server.job(first).mode is Mode.MIG
+    assert {server.job(first).gpus, server.job(second).gpus} == {(g.id,) for g in slices}
+    for id in (first, second):
+        server.kernel(id)
+    server.pass_time(40)
+    assert server.why(third)[0] == {0: ["busy"], 1: ["busy"]}
+    wide = server.submit(gpus=2)
+    server.exit(first)
+    server.exit(second)
+    server.exit(third)
+    assert server.job(wide).state is S.QUEUED
+
+
+class Broken:
+    name = "broken"
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def plan(self, view):
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+@pytest.mark.parametrize("answer", [ZeroDivisionError("x"), None, "nonsense", [42]])
+def test_a_broken_policy_is_reported_not_fatal(answer):
+    server = Server(policy=Broken(answer))
+    id = server.submit()
+    assert server.job(id).state is S.QUEUED
+    assert server.why(id)[1] == ["policy_failed"]
+
+
+def test_a_policy_cannot_break_a_hard_rule():
+    from carmad.core.decision import Placement
+
+    class Reckless:
+        name = "reckless"
+
+        def plan(self, view):
+            return [Placement(job.id, (view.gpus[0].id,) * job.spec.gpus) for job in view.queue]
+
+    server = Server(policy=Reckless())
+    first, second = server.submit(), server.submit()
+    assert server.job(first).state is S.STARTING
+    assert server.why(second)[1] == ["first_kernel"]
+    wide = server.submit(gpus=2)
+    assert server.why(wide)[1] == ["policy_failed"]
+
+
+def test_a_broken_recovery_still_tries_again_alone():
+    class Broken:
+        name = "broken"
+
+        def decide(self, job, exit):
+            raise KeyError("x")
+
+    server = Server(gpus=1, recovery=Broken())
+    id = server.submit()
+    server.exit(id, OOM)
+    assert server.job(id).exclusive
+
+
+def test_decisions_are_recorded_when_the_story_changes_not_the_numbers():
+    server = Server(gpus=1)
+    server.submit()
+    id = server.submit()
+    server.steps.clear()
+    server.pass_time(20)
+    assert sum(len(step.decisions) for step in server.steps) == 0
+    assert server.scheduler.decisions[id].at == server.now  # the newest numbers are at hand
+
+
+def test_what_a_job_used_is_added_up():
+    server = Server(gpus=1)
+    id = server.submit()
+    server.kernel(id, 7_000)
+    server.sm[server.gpus[0].id] = 0.5
+    server.pass_time(100)
+    server.exit(id)
+    usage = server.last(id).usage
+    assert usage.peak_mib == 7_000
+    assert usage.energy_j == pytest.approx(100 * 100)  # 100 W for 100 s
+    assert usage.sm_seconds == pytest.approx(50)
+    assert usage.gpu_seconds == pytest.approx(100)
+
+
+def test_no_illegal_move():
+    with pytest.raises(IllegalTransition):
+        advance(a_job(), JobState.RUNNING)
+
+
+def test_restore_owes_what_was_left_undone():
+    server = Server(gpus=1)
+    running, waiting = server.submit(), server.submit()
+    server.tell(CancelRequested(server.now, running, "ada"))
+    fresh = Server(gpus=1)
+    owed = fresh.scheduler.restore([server.job(running), server.job(waiting)])
+    assert [type(a).__name__ for a in owed] == ["Stop"]
+    assert fresh.scheduler.line()[0].id == waiting
