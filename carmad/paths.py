@@ -8,12 +8,27 @@ SYSTEM_SOCKET = "/run/carma/carmad.sock"
 
 
 def socket_path() -> str:
-    """CARMA_SOCKET, else the system daemon's if it is there, else the user's own."""
+    """Where `carma` asks: CARMA_SOCKET, else the user's own daemon's if there is one, else the
+    system's.
+    """
     if given := os.environ.get("CARMA_SOCKET"):
         return given
-    if os.path.exists(SYSTEM_SOCKET):  # noqa: PTH110 - pathlib is slow to import here
-        return SYSTEM_SOCKET
-    return user_runtime_dir() + "/carmad.sock"
+    own = user_runtime_dir() + "/carmad.sock"
+    return own if _is_ours(own) else SYSTEM_SOCKET
+
+
+def _is_ours(path: str) -> bool:
+    """Below /tmp anybody could have put a socket there, to be sent other people's environments."""
+    try:
+        return os.stat(path).st_uid == os.getuid()  # noqa: PTH116 - pathlib loads slowly
+    except OSError:
+        return False
+
+
+def daemon_socket() -> str:
+    """Where a daemon listens unless told otherwise."""
+    given = os.environ.get("CARMA_SOCKET")
+    return given or (SYSTEM_SOCKET if os.getuid() == 0 else user_runtime_dir() + "/carmad.sock")
 
 
 def user_runtime_dir() -> str:

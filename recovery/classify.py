@@ -63,19 +63,18 @@ def classify(
     signal: int | None,
     tail: str,
     *,
-    host_oom_kills: int | None = None,
+    host_oom: bool | None = None,
     gpu_full: bool = False,
 ) -> Exit:
     """The end of an attempt: `code`, or the `signal` that ended it, and its log's tail.
 
-    `host_oom_kills` is the kernel's count for the job's cgroup (None: it cannot be told);
-    `gpu_full` says that a GPU of the job had next to nothing free at its last sample.
+    `host_oom` says that the kernel's OOM killer struck in the job's cgroup (None: it cannot be
+    told); `gpu_full` says that a GPU of the job had next to nothing free at its last sample.
     """
     if code == 0:
         return Exit(Cause.SUCCESS, code)
-    if host_oom_kills:
-        evidence = f"the kernel's OOM killer ended {host_oom_kills} of its processes"
-        return Exit(Cause.HOST_OOM, code, signal, evidence)
+    if host_oom:
+        return Exit(Cause.HOST_OOM, code, signal, "the kernel's OOM killer struck in its cgroup")
     found = _last_clue(tail, gpu_full)
     if found is None:
         return Exit(Cause.FAILURE, code, signal, _last_line(tail))

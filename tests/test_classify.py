@@ -48,7 +48,7 @@ def test_the_exit_status_comes_first():
 
 def test_four_ends_are_told_apart():
     assert classify(1, None, TORCH_24).cause is Cause.GPU_OOM
-    assert classify(None, 9, "", host_oom_kills=1).cause is Cause.HOST_OOM
+    assert classify(None, 9, "", host_oom=True).cause is Cause.HOST_OOM
     assert classify(None, 9, "").cause is Cause.FAILURE
     assert classify(2, None, "ValueError: unsuccessful OOM.py\n").cause is Cause.FAILURE
 

@@ -88,6 +88,15 @@ class DrainRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class Noticed:
+    """Something about a running job that its owner should know."""
+
+    at: float
+    job: JobId
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed: limits and begin times are looked at."""
 
@@ -104,6 +113,7 @@ Event = (
     | HoldRequested
     | RequeueRequested
     | DrainRequested
+    | Noticed
     | Tick
 )
 

@@ -30,6 +30,7 @@ from carmad.core.messages import (
     Exited,
     HoldRequested,
     Launch,
+    Noticed,
     RequeueRequested,
     Sampled,
     Signal,
@@ -164,6 +165,8 @@ class Scheduler:
                 self._on_requeue_requested(event)
             case DrainRequested():
                 self._on_drain_requested(event)
+            case Noticed():
+                self._note(event.job, event.note)
             case _:
                 pass  # a tick: time alone
 
@@ -278,17 +281,37 @@ class Scheduler:
 
     def _expire(self, now: float) -> None:
         for job in tuple(self._holders.values()):
-            limit = job.spec.time_limit_s
-            if limit is None or job.state is JobState.STOPPING or job.started_at is None:
-                continue
-            left = job.started_at + limit - now
-            warn = job.spec.warn
-            if left <= 0:
-                self._stop(job, Cause.TIME_LIMIT)
-            elif warn and not job.warned and left <= warn.before_s:
-                warned = replace(job, warned=True)
-                self._put(warned)
-                self._actions.append(Signal(warned, warn.signum))
+            if job.state is not JobState.STOPPING and job.started_at is not None:
+                self._note_untouched(job, now - job.started_at)
+                self._limit(self.jobs[job.id], now - job.started_at)
+
+    def _limit(self, job: Job, elapsed: float) -> None:
+        if job.spec.time_limit_s is None:
+            return
+        left = job.spec.time_limit_s - elapsed
+        warn = job.spec.warn
+        if left <= 0:
+            self._stop(job, Cause.TIME_LIMIT)
+        elif warn and not job.warned and left <= warn.before_s:
+            warned = replace(job, warned=True)
+            self._put(warned)
+            self._actions.append(Signal(warned, warn.signum))
+
+    def _note_untouched(self, job: Job, elapsed: float) -> None:
+        """TTFK's time-out: its GPUs take jobs again, and its owner is told."""
+        patience = self.settings.monitor.first_kernel_timeout_s
+        if elapsed < patience:
+            return
+        seen = {gpu for gpu, _ in job.kernels}
+        for gpu in job.gpus:
+            if gpu not in seen:
+                where = f"GPU {self.gpus[gpu].index}" if gpu in self.gpus else gpu
+                self._note(job.id, f"ran no kernel on {where} in its first {patience:g} s")
+
+    def _note(self, id: JobId, note: str) -> None:
+        job = self.jobs.get(id)
+        if job and note not in job.notes:
+            self._put(replace(job, notes=(*job.notes, note)))
 
     # -- placing --------------------------------------------------------------------------------------
 
@@ -349,6 +372,7 @@ class Scheduler:
             gpus=gpus,
             mode=mode(job, [view.gpu(gpu) for gpu in gpus], self.settings),
             attempt=job.attempt + 1,
+            notes=(),
             started_at=view.now,
             kernels=(),
             shared=any(view.gpu(gpu).residents for gpu in gpus),

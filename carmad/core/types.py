@@ -192,6 +192,7 @@ class Job:
     stop: Cause | None = None  # why it is STOPPING
     exit: Exit | None = None
     ended_at: float | None = None
+    notes: tuple[str, ...] = ()  # what its owner should know: outside MPS, never used its GPU
     usage: Usage = Usage()
 
     @property

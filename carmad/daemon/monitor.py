@@ -16,6 +16,7 @@ from carmad.gpu.source import Capabilities, TelemetrySource
 
 log = logging.getLogger(__name__)
 
+FULL = 0.03  # of a GPU's memory: less than this free is none
 REDISCOVER_S = 60.0  # MIG instances come and go behind our back
 
 
@@ -41,6 +42,7 @@ class Monitor:
         self._lock = threading.Lock()
         self._gpus: tuple[Gpu, ...] = ()
         self._pids: dict[JobId, set[int]] = {}  # every process that a job was seen to use
+        self._on_full: frozenset[JobId] = frozenset()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
 
@@ -71,6 +73,10 @@ class Monitor:
         self._pids.pop(job.id, None)
         return True
 
+    def was_full(self, job: JobId) -> bool:
+        """Had a GPU of `job` next to nothing free at the last reading?"""
+        return job in self._on_full
+
     def _run(self) -> None:
         due = self._inbox.clock()
         discover_at = due + REDISCOVER_S
@@ -99,6 +105,13 @@ class Monitor:
             readings = self._source.sample(now)
             news = self._source.health()
         samples = tuple(self._named(reading) for reading in readings)
+        self._on_full = frozenset(
+            process.job
+            for sample in samples
+            if _is_full(sample)
+            for process in sample.processes
+            if process.job
+        )
         self._recorded(samples)
         self._inbox.post(Sampled(now, samples))
         for item in news:
@@ -118,3 +131,8 @@ class Monitor:
             return process
         self._pids.setdefault(job, set()).add(process.pid)
         return replace(process, job=job)
+
+
+def _is_full(sample: GpuSample) -> bool:
+    free, used = sample.memory_free_mib, sample.memory_used_mib
+    return free is not None and used is not None and free < FULL * (free + used)

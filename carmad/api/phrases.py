@@ -1,0 +1,155 @@
+"""Every reason's code in words: a sentence for `carma why`, a word or two for a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from carmad.core.decision import Reason
+
+
+def phrase(reason: Reason) -> str:
+    say = PHRASES.get(reason.code)
+    return say(reason) if say else _generic(reason)
+
+
+def short(reason: Reason, gpu: str = "") -> str:
+    """Such as `GpuMemory: GPU1 30.0G free, need 82.0G`."""
+    name = SHORT.get(reason.code, reason.code)
+    where = f"{gpu} " if gpu else ""
+    match reason.code:
+        case "memory" | "min_free":
+            return f"{name}: {where}{gib(reason.have)} free, need {gib(reason.need)}"
+        case "first_kernel" | "settling":
+            left = max(0.0, reason.need - reason.have)
+            return f"{name}: {where}{left:.0f}s left" if left else f"{name}: {where}".rstrip(": ")
+        case "dependency" | "mps_user" | "busy" | "exclusive" | "drained" | "fault":
+            return f"{name}: {where}{reason.detail}".rstrip(": ")
+        case "begin":
+            return f"{name}: {_clock(reason.need)}"
+    return f"{name}: {gpu}" if gpu else name
+
+
+def gib(mib: float) -> str:
+    return f"{mib / 1024:.1f}G"
+
+
+def duration(seconds: float) -> str:
+    seconds = max(0.0, seconds)
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 90 * 60:
+        return f"{seconds / 60:.0f} min"
+    if seconds < 36 * 3600:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 86_400:.1f} days"
+
+
+def _clock(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def _generic(reason: Reason) -> str:
+    """For codes of other people's policies."""
+    words = reason.code.replace("_", " ")
+    if reason.need or reason.have:
+        unit = f" {reason.unit}" if reason.unit else ""
+        words += f": needs {reason.need:g}{unit}, has {reason.have:g}{unit}"
+    return f"{words} ({reason.detail})" if reason.detail else words
+
+
+def _memory(reason: Reason) -> str:
+    return (
+        f"needs {gib(reason.need)} of free memory, and {gib(reason.have)} is left"
+        " that is neither used nor promised"
+    )
+
+
+def _min_free(reason: Reason) -> str:
+    return (
+        f"{gib(reason.have)} of memory is free, and {gib(reason.need)} must be before"
+        " another job may join"
+    )
+
+
+def _risk(reason: Reason) -> str:
+    """The detail has the two metrics that go with SM activity."""
+    parts = f"; {reason.detail}" if reason.detail else ""
+    return (
+        f"is too busy to be shared: SM activity {reason.have:.2f} (limit {reason.need:.2f}){parts}"
+    )
+
+
+def _first_kernel(reason: Reason) -> str:
+    return f"the first kernel of {reason.detail or 'a job'} has not been seen yet"
+
+
+def _settling(reason: Reason) -> str:
+    if reason.detail.startswith("job "):
+        return (
+            f"{reason.detail} started computing {reason.have:.0f} s ago;"
+            f" the GPU is judged after {reason.need:.0f} s"
+        )
+    return f"has been watched for {reason.have:.0f} s only; it is judged after {reason.need:.0f} s"
+
+
+def _stale(reason: Reason) -> str:
+    return reason.detail or f"its last reading is {reason.have:.0f} s old"
+
+
+def _begin(reason: Reason) -> str:
+    return f"starts at {_clock(reason.need)} at the earliest"
+
+
+PHRASES: dict[str, Callable[[Reason], str]] = {
+    # of one GPU: the hard rules
+    "fault": lambda r: f"is faulty: {r.detail}",
+    "drained": lambda r: f"is drained: {r.detail}",
+    "stale": _stale,
+    "mig_single": lambda r: "is a MIG instance, and a job can use one of those only",
+    "busy": lambda r: f"the job must be alone, and {r.detail} is there",
+    "outsiders": lambda r: (
+        f"the job must be alone, and processes that are not jobs hold {gib(r.have)} there"
+    ),
+    "exclusive": lambda r: f"{r.detail} has it to itself",
+    "first_kernel": _first_kernel,
+    "settling": _settling,
+    "jobs_per_gpu": lambda r: f"has {r.have:.0f} jobs, the most allowed on one GPU",
+    "mps_user": lambda r: f"its MPS server serves {r.detail}, and it can serve one user only",
+    "avoid": lambda r: f"is avoided: the job {r.detail or 'failed there'}",
+    # of one GPU: what policies ask
+    "memory": _memory,
+    "min_free": _min_free,
+    "risk": _risk,
+    # of the job
+    "held": lambda r: "is held",
+    "begin": _begin,
+    "dependency": lambda r: f"waits for {r.detail} to end",
+    "array_limit": lambda r: f"{r.have:.0f} tasks of its array run, the most it wants at once",
+    "quota": lambda r: f"{r.detail} holds {r.have:.0f} GPUs of {r.need:.0f} allowed",
+    "policy_failed": lambda r: f"the placement policy failed: {r.detail}",
+}
+
+SHORT = {
+    "fault": "GpuFault",
+    "drained": "Drained",
+    "stale": "NoReading",
+    "mig_single": "MigSingle",
+    "busy": "Busy",
+    "outsiders": "Outsiders",
+    "exclusive": "Exclusive",
+    "first_kernel": "FirstKernel",
+    "settling": "Settling",
+    "jobs_per_gpu": "JobsPerGpu",
+    "mps_user": "MpsUser",
+    "avoid": "Avoided",
+    "memory": "GpuMemory",
+    "min_free": "GpuMemory",
+    "risk": "GpuBusy",
+    "held": "Held",
+    "begin": "BeginTime",
+    "dependency": "Dependency",
+    "array_limit": "ArrayLimit",
+    "quota": "Quota",
+    "policy_failed": "PolicyFailed",
+}

@@ -1,0 +1,350 @@
+"""From CARMA's values to the wire: jobs, GPUs, decisions. Pure; `now` is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from carmad.api.phrases import phrase, short
+from carmad.api.responses import (
+    DecisionOut,
+    ExitOut,
+    GpuOut,
+    GpuRefOut,
+    JobGpuOut,
+    JobOut,
+    MemoryOut,
+    ReasonOut,
+    RiskOut,
+    VerdictOut,
+)
+from carmad.api.times import iso, stamp
+from carmad.core.decision import Decision, Placement, Reason
+from carmad.core.gpuview import GpuView
+from carmad.core.types import Exit, Gpu, GpuId, Job, JobId, JobState, Usage
+from carmad.core.view import View
+
+LogPaths = Callable[[Job], tuple[str, str]]  # stdout, stderr
+
+CODES = {
+    JobState.PENDING: "PD",
+    JobState.QUEUED: "PD",
+    JobState.STARTING: "ST",
+    JobState.RUNNING: "R",
+    JobState.STOPPING: "CG",
+    JobState.SUCCEEDED: "CD",
+    JobState.FAILED: "F",
+    JobState.CANCELLED: "CA",
+    JobState.TIMED_OUT: "TO",
+    JobState.OUT_OF_MEMORY: "OOM",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What the core knew at one moment: taken in its thread, looked at in others."""
+
+    view: View
+    gpus: Mapping[GpuId, Gpu]
+    live: Mapping[JobId, Job]
+    usage: Mapping[JobId, Usage]
+    line: tuple[JobId, ...]  # all queued jobs, the first in line first
+    decisions: Mapping[JobId, Decision] = field(default_factory=dict)
+    barriers: Mapping[JobId, Reason] = field(default_factory=dict)
+
+    @property
+    def now(self) -> float:
+        return self.view.now
+
+    @property
+    def head(self) -> JobId | None:
+        """The first in line of those that may start: it holds the line when it has to wait."""
+        return self.view.queue[0].id if self.view.queue else None
+
+    def current(self, job: JobId) -> Decision | None:
+        """The last decision on a waiting job, unless the policy has since stopped at another."""
+        mine = self.decisions.get(job)
+        if mine is None or self.head is None:
+            return mine
+        heads = self.decisions.get(self.head)
+        return mine if heads is None or mine.at >= heads.at else None
+
+
+def label(job: Job) -> str:
+    array = job.spec.array
+    return f"{array.array}_{array.index}" if array else str(job.id)
+
+
+def state_code(job: Job) -> str:
+    if job.state in (JobState.PENDING, JobState.QUEUED):
+        if job.held:
+            return "H"
+        if job.retry is not None:
+            return "RQ"
+    return CODES[job.state]
+
+
+class Jobs:
+    """Renders jobs against one scene for one user (`see_all`: an admin)."""
+
+    def __init__(self, scene: Scene, log_paths: LogPaths, uid: int, see_all: bool) -> None:
+        self._scene = scene
+        self._log_paths = log_paths
+        self._uid = uid
+        self._see_all = see_all
+        self._position = {id: place for place, id in enumerate(scene.line, 1)}
+        self._used = _memory_by_job(scene.view.gpus)
+
+    def __call__(self, job: Job) -> JobOut:
+        out = self._public(job)
+        if self._see_all or job.spec.uid == self._uid:
+            self._add_private(out, job)
+        return out
+
+    def _public(self, job: Job) -> JobOut:
+        seen = dict(job.kernels)
+        gpus = self._scene.gpus
+        return {
+            "id": job.id,
+            "label": label(job),
+            "user": job.spec.user,
+            "name": "-",
+            "state": job.state.value,
+            "code": state_code(job),
+            "gpus": [
+                JobGpuOut(
+                    id=id,
+                    index=gpus[id].index if id in gpus else None,
+                    first_kernel_at=iso(seen.get(id)),
+                )
+                for id in job.gpus
+            ],
+            "gpus_wanted": job.spec.gpus,
+            "submitted_at": stamp(job.submitted_at),
+            "started_at": iso(job.started_at),
+            "elapsed_s": elapsed_s(job, self._scene.now),
+            "memory": self._memory(job),
+        }
+
+    def _add_private(self, out: JobOut, job: Job) -> None:
+        spec, now = job.spec, self._scene.now
+        usage = self._usage(job)
+        out["name"] = spec.name
+        out["reason"] = self._reason(job)
+        out["ended_at"] = iso(job.ended_at)
+        out["time_limit_s"] = spec.time_limit_s
+        out["wait_s"] = _seconds((job.started_at or job.ended_at or now) - job.submitted_at)
+        out["mode"] = job.mode.value if job.mode else None
+        out["attempt"] = job.attempt
+        out["recovering"] = job.retry is not None and not job.ended
+        out["held"] = job.held
+        out["position"] = self._position.get(job.id)
+        out["exclusive"] = job.exclusive
+        out["shared"] = job.shared
+        out["nice"] = spec.nice
+        out["exit"] = exit_out(job.exit) if job.exit else None
+        out["failures"] = [exit_out(exit) for exit in job.failures]
+        out["notes"] = list(job.notes)
+        out["argv"] = list(spec.argv)
+        out["cwd"] = spec.cwd
+        out["stdout"], out["stderr"] = self._log_paths(job)
+        out["conda_env"] = spec.conda_env
+        out["after"] = [{"job": after.job, "kind": after.kind.value} for after in spec.after]
+        out["begin_at"] = iso(spec.begin_at)
+        out["requeue"] = spec.requeue
+        out["energy_j"] = round(usage.energy_j, 3)
+        out["gpu_seconds"] = round(usage.gpu_seconds, 3)
+        out["sm_active_mean"] = (
+            round(usage.sm_seconds / usage.gpu_seconds, 4) if usage.gpu_seconds > 0 else None
+        )
+
+    def _usage(self, job: Job) -> Usage:
+        return self._scene.usage.get(job.id, job.usage)
+
+    def _memory(self, job: Job) -> MemoryOut:
+        estimate = job.estimate
+        return {
+            "declared_mib": job.spec.memory_mib,
+            "estimate_mib": estimate.mib if estimate else None,
+            "estimate_source": estimate.source if estimate else None,
+            "used_mib": self._used.get(job.id) if job.holds_gpus else None,
+            "peak_mib": self._usage(job).peak_mib,
+        }
+
+    def _reason(self, job: Job) -> str | None:
+        """Why a job waits, in a word for a table's column."""
+        if job.state is JobState.PENDING:
+            return "(Held)" if job.held else "(Estimating)"
+        if job.state is not JobState.QUEUED:
+            return None
+        barrier = self._scene.barriers.get(job.id)
+        if barrier is not None:
+            return f"({short(barrier)})"
+        decision = self._scene.current(job.id)
+        if decision is None:
+            head = self._scene.head
+            return "(Priority)" if head not in (None, job.id) else "(None)"
+        return f"({self._refusal(decision.placement)})"
+
+    def _refusal(self, placement: Placement) -> str:
+        """The placement's own reason, or that of the GPU that was nearest to saying yes."""
+        if placement.reasons:
+            return short(placement.reasons[0])
+        refusing = [verdict for verdict in placement.verdicts if verdict.refused]
+        if not refusing:
+            return "Resources"
+        nearest = min(refusing, key=lambda verdict: len(verdict.refused))
+        gpu = self._scene.gpus.get(nearest.gpu)
+        return short(nearest.refused[0], f"GPU{gpu.index}" if gpu else "")
+
+
+def elapsed_s(job: Job, now: float) -> float:
+    """How long the current or last attempt has run."""
+    if job.started_at is None or not (job.holds_gpus or job.ended):
+        return 0.0
+    return _seconds((job.ended_at or now) - job.started_at)
+
+
+def exit_out(exit: Exit) -> ExitOut:
+    return {
+        "cause": exit.cause.value,
+        "code": exit.code,
+        "signal": exit.signal,
+        "evidence": exit.evidence,
+        "fragmented": exit.fragmented,
+        "tried_mib": exit.tried_mib,
+        "free_mib": exit.free_mib,
+        "neighbours": list(exit.neighbours),
+    }
+
+
+def gpu_out(view: GpuView, scene: Scene, uid: int, see_all: bool) -> GpuOut:
+    gpu, sample, score = view.gpu, view.sample, view.score
+    state, detail = gpu_state(view, scene.view)
+    risk: RiskOut = {
+        "sm_active": _fraction(score.sm_active),
+        "sm_occupancy": _fraction(score.sm_occupancy),
+        "dram_active": _fraction(score.dram_active),
+        "sm_source": score.sm_source,
+        "risky": score.risky(scene.view.settings.risk),
+        "samples": score.samples,
+    }
+    residents = {job.id for job in view.residents}
+    held = _memory_by_job((view,))
+    return {
+        "id": gpu.id,
+        "index": gpu.index,
+        "name": gpu.name,
+        "mig": gpu.is_mig,
+        "parent": gpu.parent,
+        "memory_mib": gpu.memory_mib,
+        "memory_used_mib": sample.memory_used_mib if sample else None,
+        "memory_free_mib": sample.memory_free_mib if sample else None,
+        "admissible_free_mib": max(0, view.free_mib),
+        "sm_active": _fraction(sample.sm_active) if sample else None,
+        "sm_occupancy": _fraction(sample.sm_occupancy) if sample else None,
+        "dram_active": _fraction(sample.dram_active) if sample else None,
+        "utilization": _fraction(sample.utilization) if sample else None,
+        "power_w": sample.power_w if sample else None,
+        "energy_j": sample.energy_mj / 1000 if sample and sample.energy_mj is not None else None,
+        "temperature_c": sample.temperature_c if sample else None,
+        "risk": risk,
+        "state": state,
+        "state_detail": detail,
+        "jobs": [
+            {
+                "id": job.id,
+                "label": label(job),
+                "user": job.spec.user,
+                "name": job.spec.name if see_all or job.spec.uid == uid else "-",
+                "memory_mib": held.get(job.id),
+                "mode": job.mode.value if job.mode else None,
+            }
+            for job in view.residents
+        ],
+        "outsiders": [
+            {
+                "pid": process.pid,
+                "user": process.user,
+                "command": process.command,
+                "memory_mib": process.memory_mib,
+            }
+            for process in (sample.processes if sample else ())
+            if process.job is None or process.job not in residents
+        ],
+    }
+
+
+def gpu_state(gpu: GpuView, view: View) -> tuple[str, str]:
+    """The first thing that keeps jobs off this GPU, the worst before the passing ones."""
+    sample = gpu.sample
+    if sample is not None and sample.fault:
+        return "faulty", sample.fault
+    if gpu.drained:
+        return "drained", gpu.drained
+    if sample is None:
+        return "stale", "no reading yet"
+    age = view.now - sample.at
+    if age > view.settings.monitor.stale_s:
+        return "stale", f"the last reading is {age:.0f} s old"
+    if gpu.settling:
+        return "settling", phrase(gpu.settling)
+    return "ok", ""
+
+
+def reason_out(reason: Reason) -> ReasonOut:
+    return {
+        "code": reason.code,
+        "need": reason.need,
+        "have": reason.have,
+        "unit": reason.unit,
+        "detail": reason.detail,
+        "text": phrase(reason),
+    }
+
+
+def verdicts_out(placement: Placement, gpus: Mapping[GpuId, Gpu]) -> list[VerdictOut]:
+    return [
+        {
+            "gpu": gpu_ref(verdict.gpu, gpus),
+            "refused": [reason_out(reason) for reason in verdict.refused],
+            "rank": verdict.rank,
+        }
+        for verdict in placement.verdicts
+    ]
+
+
+def decision_out(decision: Decision, gpus: Mapping[GpuId, Gpu]) -> DecisionOut:
+    placement = decision.placement
+    return {
+        "policy": decision.policy,
+        "decided_at": stamp(decision.at),
+        "chosen": list(placement.gpus),
+        "verdicts": verdicts_out(placement, gpus),
+        "reasons": [reason_out(reason) for reason in placement.reasons],
+    }
+
+
+def gpu_ref(id: GpuId, gpus: Mapping[GpuId, Gpu]) -> GpuRefOut:
+    return {"id": id, "index": gpus[id].index if id in gpus else None}
+
+
+def _memory_by_job(views: Iterable[GpuView]) -> dict[JobId, int]:
+    """MiB that each job holds now, on the GPU where it holds most."""
+    most: dict[JobId, int] = {}
+    for view in views:
+        here: dict[JobId, int] = {}
+        for process in view.sample.processes if view.sample else ():
+            if process.job is not None and process.memory_mib is not None:
+                here[process.job] = here.get(process.job, 0) + process.memory_mib
+        for job, mib in here.items():
+            most[job] = max(most.get(job, 0), mib)
+    return most
+
+
+def _fraction(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
+
+
+def _seconds(value: float) -> float:
+    return round(max(0.0, value), 3)

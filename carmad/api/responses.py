@@ -1,0 +1,352 @@
+"""What the server answers. Each shape is checked by mypy where it is built, not at run time."""
+
+from __future__ import annotations
+
+from typing import Any, NotRequired
+
+from typing_extensions import TypedDict
+
+SCHEMA = 1  # raised when a field changes its meaning or goes away
+
+
+class ErrorOut(TypedDict):
+    error: str
+    hint: str
+    code: str
+
+
+class AfterOut(TypedDict):
+    job: int
+    kind: str
+
+
+class ExitOut(TypedDict):
+    cause: str
+    code: int | None
+    signal: int | None
+    evidence: str
+    fragmented: bool
+    tried_mib: int | None
+    free_mib: int | None
+    neighbours: list[str]
+
+
+class JobGpuOut(TypedDict):
+    id: str
+    index: int | None
+    first_kernel_at: str | None
+
+
+class MemoryOut(TypedDict):
+    declared_mib: int | None
+    estimate_mib: int | None
+    estimate_source: str | None
+    used_mib: int | None
+    peak_mib: int
+
+
+class MoveOut(TypedDict):
+    at: str
+    before: str | None
+    after: str
+    attempt: int
+
+
+class JobOut(TypedDict):
+    """Of other users' jobs non-admins see only the first fields, and "-" for the name."""
+
+    id: int
+    label: str
+    user: str
+    name: str
+    state: str
+    code: str
+    gpus: list[JobGpuOut]
+    gpus_wanted: int
+    submitted_at: str
+    started_at: str | None
+    elapsed_s: float
+    memory: MemoryOut
+    reason: NotRequired[str | None]
+    ended_at: NotRequired[str | None]
+    time_limit_s: NotRequired[float | None]
+    wait_s: NotRequired[float]
+    mode: NotRequired[str | None]
+    attempt: NotRequired[int]
+    recovering: NotRequired[bool]
+    held: NotRequired[bool]
+    position: NotRequired[int | None]
+    exclusive: NotRequired[bool]
+    shared: NotRequired[bool]
+    nice: NotRequired[int]
+    exit: NotRequired[ExitOut | None]
+    failures: NotRequired[list[ExitOut]]
+    notes: NotRequired[list[str]]
+    argv: NotRequired[list[str]]
+    cwd: NotRequired[str]
+    stdout: NotRequired[str]
+    stderr: NotRequired[str]
+    conda_env: NotRequired[str | None]
+    after: NotRequired[list[AfterOut]]
+    begin_at: NotRequired[str | None]
+    requeue: NotRequired[bool]
+    energy_j: NotRequired[float]
+    gpu_seconds: NotRequired[float]
+    sm_active_mean: NotRequired[float | None]
+    history: NotRequired[list[MoveOut]]
+
+
+class JobsOut(TypedDict):
+    schema: int
+    jobs: list[JobOut]
+
+
+class JobRefOut(TypedDict):
+    id: int
+    label: str
+
+
+class GpuRefOut(TypedDict):
+    id: str
+    index: int | None
+
+
+class ReasonOut(TypedDict):
+    code: str
+    need: float
+    have: float
+    unit: str
+    detail: str
+    text: str
+
+
+class VerdictOut(TypedDict):
+    gpu: GpuRefOut
+    refused: list[ReasonOut]
+    rank: float | None
+
+
+class DecisionOut(TypedDict):
+    policy: str
+    decided_at: str
+    chosen: list[str]
+    verdicts: list[VerdictOut]
+    reasons: list[ReasonOut]
+
+
+class WhyOut(TypedDict):
+    schema: int
+    job: JobOut
+    headline: str
+    position: int | None
+    behind: JobRefOut | None
+    policy: str | None
+    decided_at: str | None
+    verdicts: list[VerdictOut]
+    reasons: list[ReasonOut]
+    remedies: list[str]
+    chosen: list[str]
+    past: list[DecisionOut]
+
+
+class SubmittedOut(TypedDict):
+    schema: int
+    id: int
+    ids: list[int]
+    label: str
+    warnings: list[str]
+
+
+class DryRunOut(TypedDict):
+    schema: int
+    would_start: bool
+    verdicts: list[VerdictOut]
+    reasons: list[ReasonOut]
+    chosen: list[str]
+    warnings: list[str]
+
+
+class ResultOut(TypedDict):
+    id: int
+    label: str
+    ok: bool
+    message: str
+
+
+class ResultsOut(TypedDict):
+    schema: int
+    results: list[ResultOut]
+
+
+class RiskOut(TypedDict):
+    sm_active: float | None
+    sm_occupancy: float | None
+    dram_active: float | None
+    sm_source: str | None
+    risky: bool
+    samples: int
+
+
+class ResidentOut(TypedDict):
+    id: int
+    label: str
+    user: str
+    name: str
+    memory_mib: int | None
+    mode: str | None
+
+
+class OutsiderOut(TypedDict):
+    pid: int
+    user: str
+    command: str
+    memory_mib: int | None
+
+
+class GpuOut(TypedDict):
+    id: str
+    index: int
+    name: str
+    mig: bool
+    parent: str | None
+    memory_mib: int
+    memory_used_mib: int | None
+    memory_free_mib: int | None
+    admissible_free_mib: int
+    sm_active: float | None
+    sm_occupancy: float | None
+    dram_active: float | None
+    utilization: float | None
+    power_w: float | None
+    energy_j: float | None
+    temperature_c: int | None
+    risk: RiskOut
+    state: str
+    state_detail: str
+    jobs: list[ResidentOut]
+    outsiders: list[OutsiderOut]
+
+
+class SourceOut(TypedDict):
+    name: str
+    provides: list[str]
+    missing: list[list[str]]
+    notes: list[str]
+
+
+class GpusOut(TypedDict):
+    schema: int
+    gpus: list[GpuOut]
+    source: SourceOut
+    thresholds: dict[str, Any]
+
+
+class HealthOut(TypedDict):
+    schema: int
+    status: str
+    version: str
+    pid: int
+    uptime_s: float
+    policy: str
+
+
+class ServerOut(TypedDict):
+    status: str
+    version: str
+    pid: int
+    uptime_s: float
+    policy: str
+    source: str
+    mps: bool
+
+
+class CountsOut(TypedDict):
+    running: int
+    queued: int
+    recovering: int
+
+
+class MeOut(TypedDict):
+    user: str
+    uid: int
+    admin: bool
+
+
+class StatusOut(TypedDict):
+    schema: int
+    server: ServerOut
+    gpus: list[GpuOut]
+    jobs: list[JobOut]
+    counts: CountsOut
+    me: MeOut
+
+
+class GpuResultOut(TypedDict):
+    id: str
+    index: int
+    drained: bool
+
+
+class GpuResultsOut(TypedDict):
+    schema: int
+    gpus: list[GpuResultOut]
+
+
+class UserTotalsOut(TypedDict):
+    user: str
+    jobs: int
+    succeeded: int
+    failed: int
+    oom: int
+    gpu_hours: float
+    energy_kwh: float
+    wait_mean_s: float | None
+    wait_p95_s: float | None
+    run_mean_s: float | None
+
+
+class StatsOut(TypedDict):
+    schema: int
+    since: str | None
+    users: list[UserTotalsOut]
+    total: UserTotalsOut
+
+
+class ConfigOut(TypedDict):
+    schema: int
+    settings: dict[str, Any]
+    path: str | None
+    toml: str | None
+
+
+class CheckOut(TypedDict):
+    name: str
+    ok: bool | None
+    detail: str
+    hint: str
+
+
+class DoctorOut(TypedDict):
+    schema: int
+    checks: list[CheckOut]
+
+
+class EstimateOut(TypedDict):
+    source: str
+    mib: int | None
+    low: int | None
+    high: int | None
+    seconds: float
+    note: str
+
+
+class FitOut(TypedDict):
+    gpu: int
+    free_mib: int
+    fits: bool
+
+
+class EstimatesOut(TypedDict):
+    schema: int
+    estimates: list[EstimateOut]
+    fits: list[FitOut]

@@ -1,0 +1,92 @@
+"""How people name jobs: `42`, `42_3`, `42_[1-3,7]`, `1,3,5-8`, `last`, `all`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from carmad.core.types import Job, JobId
+from carmad.errors import CarmaError
+
+MAX_IDS = 10_000
+MAX_SPANS = 256  # each is looked at for every job there is
+HINT = "A selection looks like 42, 1,3,5-8, 42_3, 42_[1-3], last or all."
+
+_ITEM = re.compile(
+    r"(?P<low>\d{1,15})(?:-(?P<high>\d{1,15})|_(?P<index>\d{1,7})|_\[(?P<indices>[\d,-]+)\])?"
+)
+_RANGE = re.compile(r"(\d{1,7})(?:-(\d{1,7}))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Ids as ranges, never spelt out: `1-999999` costs nothing."""
+
+    last: bool = False
+    all: bool = False
+    ids: frozenset[JobId] = frozenset()  # named one by one: a missing one is worth a word
+    ranges: tuple[range, ...] = ()
+    tasks: tuple[tuple[JobId, range], ...] = ()  # (array, indices)
+
+    def has(self, job: Job) -> bool:
+        """Whether the job is named; the id of an array's first task names all of the array."""
+        array = job.spec.array
+        return (
+            job.id in self.ids
+            or any(job.id in ids for ids in self.ranges)
+            or (array is not None and array.array in self.ids)
+            or any(
+                array is not None and array.array == id and array.index in indices
+                for id, indices in self.tasks
+            )
+        )
+
+
+def parse_selection(text: str) -> Selection:
+    last = everything = False
+    ids: list[JobId] = []
+    ranges: list[range] = []
+    tasks: list[tuple[JobId, range]] = []
+    for item in re.split(r",(?![^\[]*\])", text.replace(" ", "")):
+        found = _ITEM.fullmatch(item)
+        if item in ("last", "all"):
+            last, everything = last or item == "last", everything or item == "all"
+        elif found is None:
+            raise CarmaError(f"{item!r:.80} selects no job", HINT)
+        elif found["high"]:
+            ranges.append(_span(int(found["low"]), int(found["high"]), item))
+        elif found["index"]:
+            index = int(found["index"])
+            tasks.append((JobId(int(found["low"])), range(index, index + 1)))
+        elif found["indices"]:
+            array = JobId(int(found["low"]))
+            tasks.extend((array, indices) for indices in _indices(found["indices"], item))
+        else:
+            ids.append(JobId(int(found["low"])))
+    if len(ids) > MAX_IDS or len(ranges) + len(tasks) > MAX_SPANS:
+        raise CarmaError("The selection is too long", f"Select at most {MAX_SPANS} ranges.")
+    return Selection(last, everything, frozenset(ids), tuple(ranges), tuple(tasks))
+
+
+def parse_label(label: str) -> tuple[JobId, int | None]:
+    """The id, or the array's id and the task's index."""
+    found = _ITEM.fullmatch(label)
+    if found is None or found["high"] or found["indices"]:
+        raise CarmaError(f"{label!r:.80} is not a job's id", "A job's id looks like 42 or 42_3.")
+    return JobId(int(found["low"])), int(found["index"]) if found["index"] else None
+
+
+def _indices(text: str, item: str) -> list[range]:
+    spans = []
+    for part in text.split(","):
+        found = _RANGE.fullmatch(part)
+        if found is None:
+            raise CarmaError(f"{item!r:.80} selects no job", HINT)
+        spans.append(_span(int(found[1]), int(found[2] or found[1]), item))
+    return spans
+
+
+def _span(low: int, high: int, item: str) -> range:
+    if high < low:
+        raise CarmaError(f"{item!r:.80} runs backwards", HINT)
+    return range(low, high + 1)

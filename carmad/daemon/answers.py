@@ -1,0 +1,85 @@
+"""How responses are written, and how a route learns whose request it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
+from pydantic_core import to_json
+from starlette.responses import Response
+
+from carmad.api.render import Jobs, Scene
+from carmad.api.responses import ErrorOut
+from carmad.core.types import Job
+from carmad.daemon.environment import log_paths
+from carmad.daemon.peers import Credentials, Peer, Peers
+from carmad.daemon.problems import Forbidden
+from carmad.daemon.service import Service
+
+try:
+    VERSION = version("carma")
+except PackageNotFoundError:
+    VERSION = "source"
+
+PROBLEMS: dict[int | str, dict[str, Any]] = {
+    400: {"model": ErrorOut, "description": "It makes no sense here"},
+    403: {"model": ErrorOut, "description": "Not for this user"},
+    404: {"model": ErrorOut, "description": "There is no such thing"},
+    408: {"model": ErrorOut, "description": "The request came too slowly"},
+    409: {"model": ErrorOut, "description": "Not in this state, or a limit is reached"},
+    413: {"model": ErrorOut, "description": "Too large"},
+    422: {"model": ErrorOut, "description": "Not well-formed"},
+    503: {"model": ErrorOut, "description": "Not now: the disk is full, or carmad is busy"},
+}
+
+
+def answer(value: object, status: int = 200) -> Response:
+    """JSON, written without another look at its shape."""
+    body = to_json(value, inf_nan_mode="null")  # a rank may be infinite; JSON has no word for it
+    return Response(body, status, media_type="application/json")
+
+
+def refusal(
+    status: int, message: str, hint: str, code: str, headers: Mapping[str, str] | None = None
+) -> Response:
+    error: ErrorOut = {"error": message, "hint": hint, "code": code}
+    body = to_json(error)
+    return Response(body, status, headers, media_type="application/json")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Whose request it is, and what it is asked of."""
+
+    service: Service
+    peer: Peer
+
+    def may_touch(self, job: Job) -> bool:
+        return self.peer.admin or job.spec.uid == self.peer.uid
+
+    def require_admin(self, what: str) -> None:
+        if not self.peer.admin:
+            group = self.service.settings.access.admin_group
+            raise Forbidden(f"only administrators may {what}", f"They are in the group {group}.")
+
+    def renderer(self, scene: Scene) -> Jobs:
+        return Jobs(scene, log_paths, self.peer.uid, self.peer.admin)
+
+
+def not_yours(job: Job) -> Forbidden:
+    hint = "Ask them, or an administrator."
+    return Forbidden(f"job {job.id} is {job.spec.user}'s", hint, code="not_yours")
+
+
+async def _call(request: Request) -> Call:
+    credentials = request.scope.get("state", {}).get("credentials")
+    if not isinstance(credentials, Credentials):
+        raise Forbidden("it is not known who asks", "The API is served on a unix socket only.")
+    peers: Peers = request.app.state.peers
+    return Call(request.app.state.service, await peers.peer(credentials))
+
+
+Asked = Annotated[Call, Depends(_call)]

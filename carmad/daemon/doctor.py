@@ -1,0 +1,208 @@
+"""`carma doctor`: what this server has, what is missing, and what follows from it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from carmad.api.phrases import gib
+from carmad.api.render import Scene, gpu_state
+from carmad.config import Settings
+from carmad.gpu.source import Capabilities
+
+MIB = 1 << 20
+LITTLE_SPACE = 1024 * MIB
+NO_SPACE = 64 * MIB
+CLOCK_OFF_S = 2.0
+PLUGINS_WITHIN_S = 20.0
+WAL_FIX = ((3, 51, 3), (3, 50, 7), (3, 44, 6))
+
+# A child loads the plugins: the daemon must not import what they import.
+LOAD_PLUGINS = """
+import json
+from importlib.metadata import entry_points
+wrong = {}
+for kind in ("policies", "recoveries", "estimators"):
+    for point in entry_points(group="carma." + kind):
+        try:
+            point.load()
+        except BaseException as error:
+            wrong[f"{kind}: {point.name}"] = f"{type(error).__name__}: {error}"
+print(json.dumps(wrong))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    name: str
+    ok: bool | None  # None: it works, and could be better
+    detail: str
+    hint: str = ""
+
+
+def checks(
+    settings: Settings,
+    scene: Scene,
+    capabilities: Capabilities,
+    state_dir: Path,
+    systemd: bool,
+) -> list[Check]:
+    """Slow: reads files and starts a process."""
+    return [
+        _identity(),
+        *_telemetry(capabilities),
+        *_gpus(scene),
+        *_mps(settings),
+        *_state(state_dir),
+        _systemd(systemd),
+        _unit(),
+        _cgroup(),
+        _clock(scene.now),
+        _plugins(),
+    ]
+
+
+def _identity() -> Check:
+    uid = os.geteuid()
+    if uid == 0:
+        return Check("identity", True, "runs as root: every user's jobs run as that user")
+    return Check(
+        "identity",
+        None,
+        f"runs as uid {uid}: only that user may submit jobs",
+        "For a server that several people share, run carmad as root (carma install).",
+    )
+
+
+def _telemetry(capabilities: Capabilities) -> Iterator[Check]:
+    provides = ", ".join(capabilities.provides) or "nothing"
+    yield Check("telemetry", True, f"{capabilities.source} provides {provides}")
+    for what, why in capabilities.missing:
+        yield Check(f"telemetry: {what}", None, f"not to be had: {why}")
+    for note in capabilities.notes:
+        yield Check("telemetry: note", None, note)
+
+
+def _gpus(scene: Scene) -> Iterator[Check]:
+    if not scene.view.gpus:
+        yield Check("gpus", False, "there is no GPU", "Does nvidia-smi list any?")
+    for gpu in scene.view.gpus:
+        name = f"gpu {gpu.gpu.index}"
+        state, detail = gpu_state(gpu, scene.view)
+        match state:
+            case "faulty":
+                yield Check(name, False, detail, "See dmesg; the GPU may need a reset.")
+            case "drained":
+                hint = f"carma resume {gpu.gpu.index}"
+                yield Check(name, None, f"takes no jobs: {detail}", hint)
+            case "stale":
+                yield Check(name, False, detail, "Is the driver hanging? Try nvidia-smi.")
+            case _:
+                yield Check(name, True, f"{gpu.gpu.name}, {gib(gpu.gpu.memory_mib)}")
+
+
+def _mps(settings: Settings) -> Iterator[Check]:
+    if not settings.collocation.mps:
+        yield Check("mps", True, "off: jobs that share a GPU take turns on it")
+        return
+    if shutil.which("nvidia-cuda-mps-control") is None:
+        hint = "Install the driver's MPS programs, or set mps = false."
+        yield Check("mps", False, "nvidia-cuda-mps-control is not on PATH", hint)
+    elif settings.collocation.mps_multiuser:
+        detail = "on, for several users at once: a fault of one job ends the others on its GPU"
+        yield Check("mps", None, detail)
+    else:
+        yield Check("mps", True, "on: only jobs of one user share a GPU at a time")
+
+
+def _state(state_dir: Path) -> Iterator[Check]:
+    version = sqlite3.sqlite_version
+    this = sqlite3.sqlite_version_info
+    fixed = this >= WAL_FIX[0] or any(fix <= this < (fix[0], fix[1] + 1) for fix in WAL_FIX)
+    detail = f"SQLite {version}, write-ahead log, one connection"
+    if not fixed:
+        detail += " (so that its WAL-reset bug cannot strike)"
+    yield Check("database", True, detail)
+    try:
+        free = shutil.disk_usage(state_dir).free
+    except OSError as error:
+        yield Check("disk", False, f"{state_dir}: {error.strerror}")
+        return
+    detail = f"{free // MIB} MiB free for {state_dir}"
+    hint = "Make room: without any, no job can be accepted." if free < LITTLE_SPACE else ""
+    yield Check("disk", False if free < NO_SPACE else None if hint else True, detail, hint)
+
+
+def _systemd(systemd: bool) -> Check:
+    if systemd:
+        return Check("systemd", True, "each job has a unit of its own and outlives carmad's")
+    return Check(
+        "systemd",
+        None,
+        "not used: jobs outlive carmad, but not a stop of the service or container it is in",
+        "On a server with systemd, run carmad as its service.",
+    )
+
+
+def _unit() -> Check:
+    home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    places = [Path("/etc/systemd/system"), Path("/usr/lib/systemd/system"), home / "systemd/user"]
+    for place in places:
+        if (place / "carmad.service").exists():
+            return Check("unit", True, f"{place}/carmad.service")
+    return Check(
+        "unit",
+        None,
+        "carmad.service is not installed: carmad does not come back after a reboot",
+        "The unit files are in share/carma/systemd of CARMA's installation.",
+    )
+
+
+def _cgroup() -> Check:
+    if Path("/sys/fs/cgroup/cgroup.controllers").exists():
+        return Check("cgroup", True, "version 2")
+    return Check(
+        "cgroup",
+        None,
+        "version 1 or none: a job's processes are found by descent only",
+        "Boot with systemd.unified_cgroup_hierarchy=1.",
+    )
+
+
+def _clock(now: float) -> Check:
+    off = time.time() - now
+    if abs(off) < CLOCK_OFF_S:
+        return Check("clock", True, "agrees with the system's")
+    return Check(
+        "clock",
+        None,
+        f"the system's clock was set since carmad started: they differ by {off:.0f} s",
+        "Restart carmad; running jobs go on.",
+    )
+
+
+def _plugins() -> Check:
+    try:
+        child = subprocess.run(
+            [sys.executable, "-I", "-c", LOAD_PLUGINS],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PLUGINS_WITHIN_S,
+            cwd="/",
+        )
+        wrong: dict[str, str] = json.loads(child.stdout.strip().splitlines()[-1])
+    except (OSError, ValueError, IndexError, subprocess.SubprocessError) as error:
+        return Check("plugins", None, f"could not be tried: {error}")
+    if not wrong:
+        return Check("plugins", True, "all of them can be loaded")
+    detail = "; ".join(f"{name} ({error})" for name, error in wrong.items())
+    return Check("plugins", None, f"cannot be loaded: {detail}", "Install what they need.")

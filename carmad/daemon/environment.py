@@ -1,0 +1,186 @@
+"""What a job's process is given: its environment, its command line, and the names of its logs.
+
+Nothing here starts or reads a process; the passwd database is all that is looked up.
+"""
+
+from __future__ import annotations
+
+import pwd
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from carmad.core.types import GpuId, Job, Mode
+
+# Where the conda wrapper says why it could not start the program; the supervisor listens there.
+REPORT_FD = 9
+
+# A directory that is never there: a program that finds no MPS daemon runs without MPS, while one
+# that is left to the default, /tmp/nvidia-mps, would join whatever server happens to live there.
+NO_MPS = "/nonexistent/carma-without-mps"
+
+_SECRET = re.compile(
+    r"TOKEN(?!IZ)|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL"
+    r"|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|^AWS_|^MYSQL_PWD$",
+    re.IGNORECASE,
+)
+_NOT_OURS = re.compile(
+    # the login session, which ends before the job does
+    r"SSH_.*|.*DISPLAY|XAUTHORITY|XDG_(SESSION|SEAT|VTNR|RUNTIME).*|DBUS_SESSION_BUS_.*"
+    r"|SESSION_MANAGER|GPG_(AGENT_INFO|TTY)|TMUX.*|STY|WINDOWID|PWD|OLDPWD|_"
+    # the choice of GPUs, which is CARMA's
+    r"|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|NVIDIA_VISIBLE_DEVICES|CUDA_MPS_.*"
+    # another scheduler's job, or the job that submits this one
+    r"|CARMA_.*|(SLURM|SBATCH|SRUN|SALLOC|PBS|PMI|PMIX)_.*"
+    # a service that submits
+    r"|NOTIFY_SOCKET|WATCHDOG_.*|LISTEN_(FDS|PID|FDNAMES)|INVOCATION_ID|JOURNAL_STREAM"
+    r"|MAINPID|MANAGERPID|SYSTEMD_EXEC_PID|(RUNTIME|STATE|CACHE|LOGS|CONFIGURATION)_DIRECTORY"
+)
+_XLA_MEMORY = (
+    "XLA_PYTHON_CLIENT_PREALLOCATE",
+    "XLA_PYTHON_CLIENT_MEM_FRACTION",
+    "XLA_CLIENT_MEM_FRACTION",
+    "XLA_PYTHON_CLIENT_ALLOCATOR",
+)
+
+_CONDA = """\
+fail() { printf '%s\\n' "$@" >&9; exit 127; }
+conda_env=$1; shift
+hook=$("${CONDA_EXE:-conda}" shell.posix hook) || fail "conda was not found or did not start" \\
+  "submit from a shell in which conda works, or add --export CONDA_EXE=/path/to/bin/conda"
+eval "$hook"
+conda activate "$conda_env" || fail "cannot activate the conda environment $conda_env" \\
+  "conda env list shows those you have; conda's own words are in the job's log"
+type -P -- "$1" >/dev/null || fail "cannot run $1: command not found" \\
+  "it is not in the conda environment $conda_env, nor elsewhere on PATH"
+unset -f fail; unset hook conda_env
+exec 9>&-
+exec -- "$@"
+"""
+
+
+def scrub(env: Mapping[str, str]) -> dict[str, str]:
+    """The part of a submitter's environment that is kept with the job.
+
+    Dropped, because it would be stored, shown or wrong by the time the job runs:
+
+    - secrets: names with TOKEN (not TOKENIZERS…), SECRET, PASSWORD, PASSWD, PASSPHRASE,
+      CREDENTIAL, API_KEY, ACCESS_KEY or PRIVATE_KEY in them, AWS_*, MYSQL_PWD;
+    - the login session: SSH_*, *DISPLAY, XAUTHORITY, XDG_SESSION_* and XDG_RUNTIME_DIR, D-Bus,
+      gpg-agent, tmux and screen, PWD, OLDPWD, _;
+    - the choice of GPUs: CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER, NVIDIA_VISIBLE_DEVICES,
+      CUDA_MPS_*;
+    - other jobs and services: CARMA_*, SLURM_*, SBATCH_*, SRUN_*, SALLOC_*, PBS_*, PMI_*, PMIX_*,
+      and what systemd gives to a service.
+
+    LD_PRELOAD and LD_LIBRARY_PATH stay: the job runs as its user, and allocators are chosen so.
+    Whoever needs a dropped variable in the job says so: `--export NAME=VALUE`.
+    """
+    return {
+        name: value
+        for name, value in env.items()
+        if name and "=" not in name and not _SECRET.search(name) and not _NOT_OURS.fullmatch(name)
+    }
+
+
+def job_environment(
+    job: Job,
+    gpus: Sequence[GpuId],
+    *,
+    mps_pipe: Path | None = None,
+    mps_log: Path | None = None,
+) -> dict[str, str]:
+    """The whole environment of the job's current attempt on `gpus`.
+
+    `mps_pipe`: the pipe directory of the MPS daemon that serves these GPUs; None: without MPS.
+    HOME and SHELL are the user's own unless the job brings others; USER, LOGNAME and everything
+    about GPUs and ids are CARMA's word. A GPU-less job sees no GPU. SLURM_JOBID, SLURM_NTASKS and
+    the like are left out on purpose: MPI and Lightning would take them for a real allocation.
+    """
+    spec = job.spec
+    env = {"PATH": "/usr/local/bin:/usr/bin:/bin", **_user(spec.uid), **dict(spec.env)}
+    task = spec.array
+    ids = {
+        "JOB_ID": str(job.id),
+        "RESTART_COUNT": str(job.attempt - 1),
+        "ARRAY_JOB_ID": str(task.array) if task else None,
+        "ARRAY_TASK_ID": str(task.index) if task else None,
+    }
+    for name, value in ids.items():
+        if value is not None:
+            env[f"CARMA_{name}"] = env[f"SLURM_{name}"] = value
+    env |= {
+        "USER": spec.user,
+        "LOGNAME": spec.user,
+        "PWD": spec.cwd,
+        "CARMA_JOB_NAME": spec.name,
+        "CUDA_VISIBLE_DEVICES": ",".join(gpus),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    }
+    if job.estimate is not None:
+        env["CARMA_GPU_MEM_MB"] = str(job.estimate.mib)
+    if job.mode not in (Mode.EXCLUSIVE, Mode.MIG) and not job.exclusive:
+        # Both take nearly the whole card at start unless told otherwise.
+        if not any(name in env for name in _XLA_MEMORY):
+            env["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+        env.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+    for name in [name for name in env if name.startswith("CUDA_MPS_")]:
+        del env[name]
+    return env | _mps(job, gpus, mps_pipe, mps_log)
+
+
+def _user(uid: int) -> dict[str, str]:
+    try:
+        entry = pwd.getpwuid(uid)
+    except KeyError:
+        return {"HOME": "/", "SHELL": "/bin/sh"}
+    return {"HOME": entry.pw_dir, "SHELL": entry.pw_shell or "/bin/sh"}
+
+
+def _mps(job: Job, gpus: Sequence[GpuId], pipe: Path | None, log: Path | None) -> dict[str, str]:
+    if pipe is None:
+        return {"CUDA_MPS_PIPE_DIRECTORY": NO_MPS}
+    env = {"CUDA_MPS_PIPE_DIRECTORY": str(pipe)}
+    if log is not None:
+        env["CUDA_MPS_LOG_DIRECTORY"] = str(log)
+    if job.estimate is not None:
+        # Per client, and only for visible GPUs: one entry for another lifts every limit.
+        limit_mib = job.estimate.safe_mib + (job.retry.margin_mib if job.retry else 0)
+        env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = ",".join(f"{gpu}={limit_mib}M" for gpu in gpus)
+    return env
+
+
+def command(job: Job) -> tuple[str, ...]:
+    """The argv to execute: the user's own, inside its conda environment where it names one.
+
+    A shell function of conda's must activate the environment; `exec "$@"` then keeps every
+    argument as it was given.
+    """
+    if job.spec.conda_env is None:
+        return job.spec.argv
+    return ("/bin/bash", "-c", _CONDA, "carma-conda", job.spec.conda_env, *job.spec.argv)
+
+
+def expand(pattern: str, job: Job) -> str:
+    """A log file's name: %j id, %x name, %u user, %A array id, %a array index, %% a percent.
+
+    Outside an array %A is the job's id and %a is 0. A `/` in the job's name becomes `_`.
+    """
+    task = job.spec.array
+    values = {
+        "%j": str(job.id),
+        "%x": job.spec.name.replace("/", "_"),
+        "%u": job.spec.user,
+        "%A": str(task.array if task else job.id),
+        "%a": str(task.index if task else 0),
+        "%%": "%",
+    }
+    return re.sub("%[jxuAa%]", lambda found: values[found[0]], pattern)
+
+
+def log_paths(job: Job) -> tuple[str, str]:
+    """Where the job's stdout and stderr go, as absolute paths; often one and the same."""
+    stdout = str(Path(job.spec.cwd) / expand(job.spec.stdout, job))
+    if job.spec.stderr is None:
+        return stdout, stdout
+    return stdout, str(Path(job.spec.cwd) / expand(job.spec.stderr, job))

@@ -1,0 +1,132 @@
+"""What is done now and then: forgetting old jobs, backups, and keeping the daemon's files small."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import BinaryIO
+
+from apscheduler.schedulers.background import BackgroundScheduler
+
+from carmad.config import Retention
+from carmad.core.types import JobId
+from carmad.errors import CarmaError
+from carmad.store.sql import SqlStore
+
+_log = logging.getLogger(__name__)
+
+_FLUSH_S = 30
+_PURGE_H = 1
+_BACKUP_HOUR = 3  # local time
+_SOON = timedelta(minutes=2)  # a daemon that never lives an hour has to purge, too
+_LOG_BYTES = 16 * 1024**2
+_SETTLED_S = 86_400.0
+
+
+class Housekeeping:
+    """A thread that does each chore when it is due. A chore that fails is tried again next time."""
+
+    def __init__(
+        self,
+        store: SqlStore,
+        retention: Retention,
+        state_dir: Path,
+        flush: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._retention = retention
+        self._state_dir = state_dir
+        self._flush = flush
+        # No misfire limit, as the default of one second skips runs when the machine is busy;
+        # coalesce, as a laptop that slept for a week needs no week of purges.
+        self._scheduler = BackgroundScheduler(
+            job_defaults={"misfire_grace_time": None, "coalesce": True, "max_instances": 1}
+        )
+
+    def start(self) -> None:
+        def add(chore: str, do: Callable[[], object], trigger: str, **when: object) -> None:
+            self._scheduler.add_job(_guarded(chore, do), trigger, name=chore, **when)
+
+        soon = datetime.now().astimezone() + _SOON
+        add("flush", self._flush, "interval", seconds=_FLUSH_S)
+        add("purge", self.purge, "interval", hours=_PURGE_H, next_run_time=soon)
+        if self._retention.backups:
+            add("backup", self.backup, "cron", hour=_BACKUP_HOUR)
+        self._scheduler.start()
+
+    def stop(self) -> None:
+        """Wait for the chore at hand, and flush once more. The store may be closed after that."""
+        self._scheduler.shutdown(wait=True)
+        _guarded("flush", self._flush)()
+
+    def purge(self) -> None:
+        purged = self._store.purge(time.time(), self._retention)
+        attempts = remove_attempts(self._state_dir / "jobs", self._store)
+        shorten_logs(self._state_dir)
+        _log.info("forgot %s and %d attempt directories", purged, attempts)
+
+    def backup(self) -> None:
+        _log.info("backed up to %s", self._store.backup(self._retention.backups))
+
+
+def remove_attempts(directory: Path, store: SqlStore) -> int:
+    """Remove the `<id>.<attempt>` directories of jobs that the store has no more; how many.
+
+    Those touched of late stay: after an older backup was restored, one may be a running job's.
+    """
+    settled = time.time() - _SETTLED_S
+    found: dict[Path, JobId] = {}
+    for path in directory.glob("*.*"):
+        number, _, attempt = path.name.partition(".")
+        if number.isdecimal() and attempt.isdecimal() and path.lstat().st_mtime < settled:
+            found[path] = JobId(int(number))
+    known = store.existing(set(found.values()))
+    gone = [path for path, job in found.items() if job not in known]
+    for path in gone:
+        shutil.rmtree(path)
+    return len(gone)
+
+
+def shorten_logs(directory: Path) -> None:
+    """Move the end of a log that grew too long to `NAME.1`, and let it start anew.
+
+    In place, as whoever writes it keeps it open. A job's own directory is left alone.
+    """
+    for folder, folders, names in os.walk(directory):
+        if "jobs" in folders:
+            folders.remove("jobs")
+        for path in (Path(folder, name) for name in names if name.endswith(".log")):
+            if path.is_symlink():
+                continue
+            with _open(path, os.O_RDWR) as log:
+                status = os.fstat(log.fileno())
+                # Blocks, as one who does not append leaves a hole where the old text was.
+                if status.st_blocks * 512 > _LOG_BYTES:
+                    log.seek(max(0, status.st_size - _LOG_BYTES))
+                    rest = path.with_name(path.name + ".1")
+                    with _open(rest, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as old:
+                        shutil.copyfileobj(log, old)
+                    log.truncate(0)
+
+
+def _open(path: Path, flags: int) -> BinaryIO:
+    """Not even by way of a link made just now, and without waiting at a pipe."""
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    return os.fdopen(descriptor, "r+b" if flags & os.O_RDWR else "wb")
+
+
+def _guarded(chore: str, do: Callable[[], object]) -> Callable[[], None]:
+    def run() -> None:
+        try:
+            do()
+        except CarmaError as error:
+            _log.error("%s: %s. %s", chore, error, error.hint)
+        except Exception:  # noqa: BLE001 - the top of a thread's work
+            _log.exception("%s failed", chore)
+
+    return run

@@ -1,0 +1,255 @@
+"""From a request to run something to the specs of its jobs, or the reason why it may not run."""
+
+from __future__ import annotations
+
+import os.path
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+
+from starlette.concurrency import run_in_threadpool
+
+from carmad.api.phrases import gib
+from carmad.api.requests import SubmitIn
+from carmad.api.select import parse_label
+from carmad.core.decision import Placement, Reason
+from carmad.core.line import never_satisfied
+from carmad.core.messages import Submitted
+from carmad.core.scheduler import Scheduler
+from carmad.core.types import (
+    After,
+    AfterKind,
+    ArrayTask,
+    Estimate,
+    Gpu,
+    Job,
+    JobId,
+    JobSpec,
+    JobState,
+    WarnSignal,
+)
+from carmad.daemon.environment import scrub
+from carmad.daemon.peers import Peer
+from carmad.daemon.problems import Conflict, Forbidden, TooLarge
+from carmad.daemon.service import Service
+from carmad.errors import CarmaError
+
+MAX_WORDS_BYTES = 1 << 20  # of all arguments, and of the environment
+MAX_WORD_BYTES = (1 << 17) - 1  # the kernel's limit for one (MAX_ARG_STRLEN)
+INTERPRETERS = re.compile(r"(python[0-9.]*|bash|sh|zsh|torchrun|accelerate)")
+
+
+async def submit(service: Service, peer: Peer, body: SubmitIn) -> tuple[JobId, int]:
+    """Queue the job or the tasks of the array; returns the first id and how many there are.
+
+    All is checked before an id is taken; when this returns they are on disk.
+    """
+    spec = await checked(service, peer, body)
+    indices = body.array.indices if body.array else [None]
+    count, limit = len(indices), service.settings.limits.queued_per_user
+    waiting = service.tally.waiting(peer.uid)
+    if waiting + count > limit:
+        raise Conflict(
+            f"you have {waiting} jobs waiting, and {limit} may be: there is no room for {count}",
+            "Submit again once some have started.",
+        )
+    service.tally.arriving(peer.uid, count)
+    try:
+        first = service.inbox.next_ids(count)
+        specs = tuple(_task(spec, body, first, index) for index in indices)
+        await service.request(Submitted(service.now(), first, specs, held=body.held))
+    finally:
+        service.tally.arriving(peer.uid, -count)
+    return first, count
+
+
+async def checked(service: Service, peer: Peer, body: SubmitIn) -> JobSpec:
+    """The spec of the job, or of any task of the array."""
+    _may_submit(service, peer, body)
+    _fits_the_kernel(body)
+    await service.ready()
+    _fits_the_server(body, service.tally.gpus)
+    after = await _dependencies(service, peer, body) if body.after else ()
+    return _spec(body, peer, after)
+
+
+def warnings(body: SubmitIn, now: float) -> list[str]:
+    """What is odd but allowed."""
+    found = []
+    begin_at = _time(body.begin_at)
+    if begin_at is not None and begin_at <= now:
+        found.append("the time to begin is in the past: the job may start at once")
+    if body.array and body.array.limit and body.array.limit >= len(body.array.indices) > 1:
+        found.append("the array's limit is not below its number of tasks: it limits nothing")
+    if body.warn and body.time_limit_s and body.warn.before_s >= body.time_limit_s:
+        found.append("the warning comes as soon as the job starts: its time limit is that short")
+    return found
+
+
+def judged(core: Scheduler, spec: JobSpec, now: float) -> tuple[Placement, bool]:
+    """What would be decided if the job stood in line now, and whether it would start at once.
+
+    Runs in the core's thread, and changes nothing there.
+    """
+    estimate = Estimate(spec.memory_mib, "declared", firm=True) if spec.memory_mib else None
+    job = Job(JobId(0), spec, JobState.QUEUED, now, estimate=estimate)
+    if reason := core.barrier(job, now):
+        return Placement(job.id, reasons=(reason,)), False
+    view = core.view(now)
+    try:
+        for queue, starts in (((*view.queue, job), True), ((job,), False)):
+            for placement in core.policy.plan(replace(view, queue=queue)):
+                if placement.job == job.id:
+                    return placement, starts and bool(placement.gpus)
+    except Exception as error:  # noqa: BLE001 - foreign code
+        reason = Reason("policy_failed", detail=f"it raised {error!r:.200}")
+        return Placement(job.id, reasons=(reason,)), False
+    return Placement(job.id, verdicts=view.judge(job)[1]), False
+
+
+def _may_submit(service: Service, peer: Peer, body: SubmitIn) -> None:
+    if service.uid != 0 and peer.uid != service.uid:
+        raise Forbidden(
+            "this carmad does not run as root, so it can run only its owner's jobs",
+            "Start one of your own with `carma daemon start`, or ask for a system-wide one.",
+        )
+    if service.uid == 0 and peer.uid == 0 and not service.settings.access.root_jobs:
+        raise Forbidden(
+            "root may not submit jobs",
+            "Submit as a normal user, or set root_jobs = true in [access] of carmad's settings.",
+        )
+    if body.nice < 0 and not peer.admin:
+        raise Forbidden("only administrators may use a negative niceness", "Use 0 or more.")
+
+
+def _fits_the_kernel(body: SubmitIn) -> None:
+    env = [f"{name}={value}" for name, value in (body.env | body.export).items()]
+    for what, words in (("arguments", body.argv), ("environment", env)):
+        sizes = [len(word.encode()) + 1 for word in words]
+        if sum(sizes) > MAX_WORDS_BYTES or max(sizes, default=0) > MAX_WORD_BYTES:
+            raise TooLarge(
+                f"the job's {what}: {sum(sizes)} bytes, the longest {max(sizes)}; at most"
+                f" {MAX_WORDS_BYTES} in all and {MAX_WORD_BYTES} each can be passed on",
+                "Put what is long into a file, and give the job its name.",
+            )
+
+
+def _fits_the_server(body: SubmitIn, gpus: tuple[Gpu, ...]) -> None:
+    """A job that could never start is refused now, not left waiting for ever."""
+    if body.warn and body.time_limit_s is None:
+        raise CarmaError("a warning before the time limit needs a time limit", "Add --time.")
+    whole = [gpu for gpu in gpus if not gpu.is_mig]
+    usable = len(gpus) if body.gpus == 1 else len(whole)
+    if body.gpus > usable:
+        kind = " that are not MIG instances" if body.gpus > 1 and len(whole) < len(gpus) else ""
+        raise CarmaError(
+            f"the job wants {body.gpus} GPUs, and this server has {usable}{kind}",
+            f"Ask for {usable} or fewer." if usable else "See what is wrong: carma doctor",
+        )
+    candidates = gpus if body.gpus == 1 else whole
+    sizes = sorted((gpu.memory_mib for gpu in candidates), reverse=True)
+    if body.memory_mib is not None and body.memory_mib > sizes[body.gpus - 1]:
+        raise CarmaError(
+            f"the job wants {gib(body.memory_mib)} of memory per GPU, and this server has"
+            f" {'no GPU' if body.gpus == 1 else f'not {body.gpus} GPUs'} of that size",
+            f"Ask for {gib(sizes[body.gpus - 1])} or less.",
+        )
+
+
+async def _dependencies(service: Service, peer: Peer, body: SubmitIn) -> tuple[After, ...]:
+    """Each named job, or all tasks of a named array, unless it has ended as was hoped."""
+    wanted = [(one.job, AfterKind(one.kind)) for one in body.after]
+    live: Mapping[JobId, Job] = await service.ask(lambda core: dict(core.jobs))
+    return await run_in_threadpool(_resolved, service, peer, wanted, live)
+
+
+def _resolved(
+    service: Service, peer: Peer, wanted: list[tuple[str, AfterKind]], live: Mapping[JobId, Job]
+) -> tuple[After, ...]:
+    kept: dict[After, None] = {}
+    for label, kind in wanted:
+        for job in _named(service, label, live):
+            if job.spec.uid != peer.uid and not peer.admin:
+                raise Forbidden(
+                    f"job {label} is not yours, so yours cannot wait for it",
+                    "Name jobs of your own.",
+                    code="not_yours",
+                )
+            after = After(job.id, kind)
+            if not job.ended:
+                kept[after] = None
+            elif never_satisfied(_waiting_for(job, after), {job.id: job.state}) is not None:
+                raise CarmaError(
+                    f"job {label} has already ended as {job.state}: {kind} can never be met",
+                    "Leave the dependency out, or run that job again first.",
+                )
+    return tuple(kept)
+
+
+def _named(service: Service, label: str, live: Mapping[JobId, Job]) -> list[Job]:
+    id, index = parse_label(label)
+    job = live.get(id) or service.store.job(id)
+    array = job.spec.array if job else None
+    if job is None or (index is not None and array is None):
+        raise CarmaError(f"there is no job {label} to wait for", "See `carma queue`.")
+    if array is None or array.array != id:
+        return [job]
+    stored = service.store.history(array=id, limit=10_000)
+    tasks = [live.get(task.id, task) for task in stored]
+    if index is None:
+        return tasks
+    return [t for t in tasks if t.spec.array and t.spec.array.index == index] or _no_task(label)
+
+
+def _no_task(label: str) -> list[Job]:
+    raise CarmaError(f"there is no job {label} to wait for", "See `carma queue`.")
+
+
+def _waiting_for(job: Job, after: After) -> Job:
+    return replace(job, spec=replace(job.spec, after=(after,)))
+
+
+def _spec(body: SubmitIn, peer: Peer, after: tuple[After, ...]) -> JobSpec:
+    env = scrub(body.env) | body.export
+    default = "carma-%A_%a.out" if body.array else "carma-%j.out"
+    return JobSpec(
+        argv=tuple(body.argv),
+        user=peer.user,
+        uid=peer.uid,
+        gid=peer.gid,
+        cwd=body.cwd,
+        name=body.name or _name(body.argv),
+        env=tuple(env.items()),
+        conda_env=body.conda_env,
+        stdout=body.stdout or default,
+        stderr=body.stderr,
+        gpus=body.gpus,
+        memory_mib=body.memory_mib,
+        exclusive=body.exclusive,
+        nice=body.nice,
+        time_limit_s=body.time_limit_s,
+        warn=WarnSignal(body.warn.signum, body.warn.before_s) if body.warn else None,
+        begin_at=_time(body.begin_at),
+        after=after,
+        requeue=body.requeue,
+    )
+
+
+def _task(spec: JobSpec, body: SubmitIn, array: JobId, index: int | None) -> JobSpec:
+    if index is None or body.array is None:
+        return spec
+    return replace(spec, array=ArrayTask(array, index, body.array.limit))
+
+
+def _name(argv: list[str]) -> str:
+    """The program's, or the script's that an interpreter is given."""
+    words = [os.path.basename(word) for word in argv]  # noqa: PTH119 - no path need it be
+    name = words[0]
+    if INTERPRETERS.fullmatch(name):
+        name = next((word for word in words[1:] if word and not word.startswith("-")), name)
+    return re.sub(r"[\x00-\x1f\x7f-\x9f]", "?", name)[:256] or "job"
+
+
+def _time(text: str | None) -> float | None:
+    return None if text is None else datetime.fromisoformat(text).timestamp()

@@ -1,0 +1,206 @@
+"""Starts, stops and signals attempts by way of their supervisors, and clears up after them.
+
+The supervisor does the work (`supervisor`); `shepherd` learns how it went. Nothing here waits
+for a job, and every call may be repeated after a crash.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from carmad.core.types import Job, JobId
+from carmad.daemon import supervisor
+from carmad.daemon.environment import REPORT_FD, command, log_paths
+from carmad.errors import CarmaError
+
+UMASK = 0o022
+ATTEMPT_VARIABLE = "CARMA_ATTEMPT_DIR"  # in the job's environment: tells whose process it is
+
+
+def attempt_dir(state_dir: Path, job: JobId, attempt: int) -> Path:
+    return state_dir / "jobs" / f"{job}.{attempt}"
+
+
+def has_systemd() -> bool:
+    """Whether this process may ask systemd for a unit per job."""
+    if not Path("/run/systemd/system").is_dir() or shutil.which("systemd-run") is None:
+        return False
+    if os.geteuid() == 0:
+        return True
+    return (Path(os.environ.get("XDG_RUNTIME_DIR", "/nonexistent")) / "systemd/private").exists()
+
+
+class Launcher:
+    """`systemd`: give each attempt a transient unit, so that it outlives the daemon's own unit.
+
+    Without, supervisors are plain children in sessions of their own.
+    """
+
+    def __init__(self, state_dir: Path, *, systemd: bool, kill_grace_s: float) -> None:
+        self._state_dir = state_dir.absolute()
+        self._systemd = systemd
+        self._kill_grace_s = kill_grace_s
+        self._children: list[subprocess.Popen[bytes]] = []
+        (self._state_dir / "jobs").mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def launch(self, job: Job, env: Mapping[str, str]) -> None:
+        """See to it that a supervisor runs the job's current attempt, and start it only once.
+
+        Raises CarmaError when the attempt can never start, or systemd refuses the unit.
+        """
+        directory = attempt_dir(self._state_dir, job.id, job.attempt)
+        if (directory / supervisor.STARTED).exists():
+            return
+        directory.mkdir(mode=0o700, exist_ok=True)
+        control = directory / supervisor.CONTROL
+        if not control.exists():
+            os.mkfifo(control, 0o600)
+        fields = self._fields(job, {**env, ATTEMPT_VARIABLE: str(directory)})
+        _write(directory / supervisor.LAUNCH, fields)
+        self.reap()
+        try:
+            if self._systemd:
+                self._run_unit(job, directory)
+            else:
+                self._run_child(directory)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            # It may still come up: then it finds this, and ends without starting the job.
+            _write(directory / supervisor.STOP, b"0")
+            raise CarmaError(
+                f"cannot start the job's supervisor: {error}",
+                "the server may be out of memory or processes; submit the job again",
+            ) from error
+
+    def stop(self, job: Job, grace_s: float) -> None:
+        """SIGTERM to all the job's processes, SIGKILL after the grace; never lost, even when the
+        supervisor is only about to start."""
+        directory = attempt_dir(self._state_dir, job.id, job.attempt)
+        if not directory.exists():
+            return
+        _write(directory / supervisor.STOP, str(grace_s).encode())
+        self._tell(job, f"stop {grace_s}\n")
+
+    def signal(self, job: Job, signum: int) -> bool:
+        """Send one signal to the job's processes. False: it has none (yet, or any more)."""
+        return self._tell(job, f"signal {signum}\n")
+
+    def release(self, job: JobId) -> None:
+        """Remove what the attempts of an ended job left in the state directory."""
+        for directory in (self._state_dir / "jobs").glob(f"{job}.*"):
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def release_others(self, keep: Collection[JobId]) -> None:
+        """At start: remove the attempts of every job but these; a crash may have left them."""
+        for directory in (self._state_dir / "jobs").iterdir():
+            job, _, _ = directory.name.partition(".")
+            if job.isdigit() and int(job) not in keep:
+                shutil.rmtree(directory, ignore_errors=True)
+
+    def reap(self) -> None:
+        """Collect supervisors that have ended, so that none stays a zombie."""
+        self._children = [child for child in self._children if child.poll() is None]
+
+    def _tell(self, job: Job, line: str) -> bool:
+        path = attempt_dir(self._state_dir, job.id, job.attempt) / supervisor.CONTROL
+        try:
+            control = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:  # ENXIO: nobody reads it; ENOENT: never launched
+            return False
+        try:
+            os.write(control, line.encode())
+        except OSError:
+            return False
+        finally:
+            os.close(control)
+        return True
+
+    def _fields(self, job: Job, env: Mapping[str, str]) -> bytes:
+        spec = job.spec
+        if os.geteuid() not in (0, spec.uid):
+            raise CarmaError(
+                f"this daemon cannot run jobs as {spec.user}",
+                "run carmad as root, or let each user run a daemon of their own",
+            )
+        if not spec.argv:
+            raise CarmaError("the job has no command", "give one after --")
+        stdout, stderr = log_paths(job)
+        fields = [
+            ("uid", str(spec.uid)),
+            ("gid", str(spec.gid)),
+            ("groups", ",".join(map(str, os.getgrouplist(spec.user, spec.gid)))),
+            ("umask", str(UMASK)),
+            ("cwd", spec.cwd),
+            ("stdout", stdout),
+            ("stderr", stderr),
+            ("grace_s", str(self._kill_grace_s)),
+            *(("env", f"{name}={value}") for name, value in env.items()),
+            *(("arg", word) for word in command(job)),
+        ]
+        if spec.conda_env is not None:
+            fields.append(("report_fd", str(REPORT_FD)))
+        for key, value in fields:
+            if "\0" in value:
+                raise CarmaError(f"a NUL character in the job's {key}", "no program can take one")
+        try:
+            return b"".join(os.fsencode(f"{key}={value}\0") for key, value in fields)
+        except UnicodeEncodeError as error:
+            raise CarmaError(f"the job's words are not valid text: {error}") from error
+
+    def _run_child(self, directory: Path) -> None:
+        # What the supervisor itself has to say is a bug's traceback.
+        with (directory / "supervisor.log").open("ab") as log:
+            child = subprocess.Popen(
+                supervisor.command(str(directory)),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                cwd="/",
+                start_new_session=True,
+            )
+        self._children.append(child)
+
+    def _run_unit(self, job: Job, directory: Path) -> None:
+        asked = subprocess.run(
+            [*self._unit_options(job), *supervisor.command(str(directory))],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=30,
+        )
+        # A second launch of the same attempt finds its unit there already: all is well.
+        if asked.returncode != 0 and "already" not in asked.stderr:
+            raise OSError(f"systemd-run: {asked.stderr.strip()}")
+
+    def _unit_options(self, job: Job) -> list[str]:
+        properties = {
+            "KillMode": "mixed",
+            "OOMPolicy": "continue",
+            "Delegate": "yes",  # the supervisor puts the job into a cgroup below its own
+            "TimeoutStopSec": f"{self._kill_grace_s + 30:.0f}",
+            "TasksMax": "infinity",
+            "LimitNOFILE": "65536",
+            "LimitMEMLOCK": "infinity",
+        }
+        return [
+            "systemd-run",
+            *(["--user"] if os.geteuid() != 0 else []),
+            "--quiet",
+            "--collect",
+            f"--unit=carma-job-{job.id}-{job.attempt}",
+            "--slice=carma.slice",
+            f"--description=CARMA job {job.id} of {job.spec.user}, attempt {job.attempt}",
+            *(f"--property={key}={value}" for key, value in properties.items()),
+        ]
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Replace a file as a whole. Not forced to disk: a power cut leaves no job that needs it."""
+    part = path.with_name(path.name + ".part")
+    part.touch(mode=0o600)
+    part.write_bytes(data)
+    part.replace(path)

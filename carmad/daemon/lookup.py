@@ -1,0 +1,84 @@
+"""From what people call a job to the job: the core has the live ones, the store the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain
+
+from starlette.concurrency import run_in_threadpool
+
+from carmad.api.render import Scene
+from carmad.api.select import MAX_IDS, Selection, parse_label
+from carmad.core.types import Job, JobId
+from carmad.daemon.answers import Call
+from carmad.daemon.problems import NotFound
+from carmad.errors import CarmaError
+from carmad.store.sql import SqlStore
+
+
+async def find(call: Call, label: str, scene: Scene) -> Job:
+    """The job `42`, or the task `42_3`. Raises NotFound."""
+    id, index = parse_label(label)
+    live = scene.live.get(id)
+    if live is not None and _is(live, id, index):
+        return live
+    found = await run_in_threadpool(_find, call.service.store, scene, id, index)
+    if found is None:
+        raise NotFound(f"there is no job {label}", "See `carma queue` and `carma history`.")
+    return found
+
+
+def _find(store: SqlStore, scene: Scene, id: JobId, index: int | None) -> Job | None:
+    tasks = [job for job in scene.live.values() if index is not None and _is(job, id, index)]
+    if tasks:
+        return tasks[0]
+    if index is None:
+        return store.job(id)
+    stored = store.history(array=id, limit=MAX_IDS)
+    return next((job for job in stored if _is(job, id, index)), None)
+
+
+def _is(job: Job, id: JobId, index: int | None) -> bool:
+    if index is None:
+        return job.id == id
+    array = job.spec.array
+    return array is not None and (array.array, array.index) == (id, index)
+
+
+async def select(call: Call, selection: Selection, scene: Scene, ended: bool) -> list[Job]:
+    """The selected jobs, in id order; `ended`: also those that have ended.
+
+    `all` means one's own, and only live ones.
+    """
+    return await run_in_threadpool(_select, call, selection, scene, ended)
+
+
+def _select(call: Call, selection: Selection, scene: Scene, ended: bool) -> list[Job]:
+    store, peer = call.service.store, call.peer
+    found = {job.id: job for job in scene.live.values() if selection.has(job)}
+    if selection.all:
+        found |= {job.id: job for job in scene.live.values() if job.spec.uid == peer.uid}
+    if selection.last:
+        for job in store.history(user=peer.user, limit=1):
+            found[job.id] = scene.live.get(job.id, job)
+    if ended:
+        for job in _stored(store, selection):
+            found.setdefault(job.id, job)
+    return sorted(found.values(), key=lambda job: job.id)
+
+
+def _stored(store: SqlStore, selection: Selection) -> Iterable[Job]:
+    newest = next((job.id for job in store.history(limit=1)), 0)
+    spans = [range(ids.start, min(ids.stop, newest + 1)) for ids in selection.ranges]
+    wanted = len(selection.ids) + sum(map(len, spans))
+    if wanted > MAX_IDS:
+        raise CarmaError(f"{wanted} jobs are selected", f"Select at most {MAX_IDS} at once.")
+    named = store.jobs([*selection.ids, *map(JobId, chain(*spans))])
+    arrays = {array for array, _ in selection.tasks}
+    arrays |= {job.id for job in named if _heads_an_array(job) and job.id in selection.ids}
+    tasks = (store.history(array=array, limit=MAX_IDS) for array in arrays)
+    return (job for job in chain(named, *tasks) if selection.has(job))
+
+
+def _heads_an_array(job: Job) -> bool:
+    return job.spec.array is not None and job.spec.array.array == job.id

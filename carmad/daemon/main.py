@@ -1,0 +1,227 @@
+"""`carmad`: puts the daemon together, runs it until it is told to stop, and takes it apart."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from carmad import configfile, paths, registry
+from carmad.config import Settings
+from carmad.core.messages import Step
+from carmad.core.ports import Estimator
+from carmad.core.scheduler import Scheduler
+from carmad.core.types import JobSpec
+from carmad.daemon import doctor, systemd
+from carmad.daemon.engine import Engine
+from carmad.daemon.housekeeping import Housekeeping
+from carmad.daemon.inbox import Clock, Inbox
+from carmad.daemon.launcher import Launcher, has_systemd
+from carmad.daemon.monitor import Monitor
+from carmad.daemon.mpswatch import MpsWatch
+from carmad.daemon.rollup import Rollup
+from carmad.daemon.server import Server, create_app
+from carmad.daemon.service import Guess, Service
+from carmad.daemon.world import DaemonWorld
+from carmad.errors import CarmaError
+from carmad.gpu import emulated
+from carmad.gpu.choose import choose
+from carmad.gpu.mps import Mps
+from carmad.store.sql import SqlStore
+
+log = logging.getLogger("carmad")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(argv)
+    _log_to(options.log_file)
+    try:
+        run(options)
+    except CarmaError as error:
+        print(f"carmad: {error.message}", file=sys.stderr)
+        if error.hint:
+            print(f"hint: {error.hint}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def run(options: argparse.Namespace) -> None:
+    """Everything is built before the first event, and closed in the opposite order."""
+    state_dir = Path(options.state_dir or paths.state_dir()).absolute()
+    settings, config = _settings(options, state_dir)
+    with contextlib.ExitStack() as stack:
+        store = SqlStore.open(state_dir / "carma.db")
+        stack.callback(store.close)
+        clock = Clock()
+        inbox = Inbox(clock, store.restore().next_id)
+        estimator = registry.estimator(settings)
+        scheduler = Scheduler(settings, registry.policy(settings), registry.recovery(settings))
+        own_units = has_systemd()
+        grace_s = settings.limits.kill_grace_s
+        launcher = Launcher(state_dir, systemd=own_units, kill_grace_s=grace_s)
+        mps = _mps(settings, state_dir, own_units)
+        job_env = {"CARMA_EMULATED_DIR": _cards(settings)} if _cards(settings) else {}
+        world = DaemonWorld(state_dir, inbox, estimator, launcher, mps, grace_s, job_env)
+        rollup = Rollup()
+        source = choose(settings.monitor.source, settings.monitor.period_s)
+        monitor = Monitor(source, settings.monitor, inbox, world.shepherd.owner, rollup.add)
+        world.monitor = monitor
+        service = Service(
+            inbox,
+            store,
+            settings,
+            time.time(),
+            monitor.capabilities,
+            lambda spec: [_guess(estimator, spec)],
+            lambda scene: doctor.checks(
+                settings, scene, monitor.capabilities(), state_dir, own_units
+            ),
+            config_path=str(config) if config else None,
+            config_toml=configfile.dump(settings),
+        )
+        server = Server(_socket(options.socket or paths.daemon_socket()), create_app(service))
+        engine = Engine(inbox, scheduler, store, world, _noted(service), _watchdog())
+
+        engine.restore()
+        for job in scheduler.jobs.values():
+            if job.holds_gpus:
+                world.adopt(job)
+        world.shepherd.start()
+        stack.callback(world.close)
+        monitor.start()
+        stack.callback(monitor.stop)
+        if mps:
+            watch = MpsWatch(mps, inbox, world.shepherd.owner)
+            watch.start()
+            stack.callback(watch.stop)
+        chores = Housekeeping(
+            store, settings.retention, state_dir, lambda: store.record_samples(rollup.take())
+        )
+        chores.start()
+        stack.callback(chores.stop)
+        server.start()
+        stack.callback(server.stop)
+
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, lambda *_: inbox.close())
+        systemd.notify("READY=1")
+        log.info("ready: %s on %d GPUs", settings.policy, len(source.discover()))
+        engine.run()
+        systemd.notify("STOPPING=1")
+        log.info("stopping; running jobs go on")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("carmad", description="The CARMA daemon.")
+    parser.add_argument("--config", help="settings file (default: %(default)s)")
+    parser.add_argument("--state-dir", help="where the database and the jobs' records live")
+    parser.add_argument("--socket", help="where to listen for `carma`")
+    parser.add_argument("--emulated", metavar="SPEC", help="emulate GPUs, e.g. 3xA100-40GB")
+    parser.add_argument("--log-file", help="append the log here (default: standard error)")
+    return parser
+
+
+def _log_to(path: str | None) -> None:
+    handlers = [logging.FileHandler(path) if path else logging.StreamHandler()]
+    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(level=logging.INFO, format=form, handlers=handlers)
+    logging.getLogger("apscheduler").setLevel(logging.WARNING)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+
+
+def _settings(options: argparse.Namespace, state_dir: Path) -> tuple[Settings, Path | None]:
+    """The settings in effect, and the file that they came from."""
+    given = options.config or os.environ.get("CARMA_CONFIG")
+    default = Path(paths.config_path())
+    file = Path(given) if given else default if default.exists() else None
+    settings = configfile.load(file, os.environ)
+    if options.emulated:
+        directory = state_dir / "emulated"
+        emulated.create(directory, options.emulated)
+        settings = replace(
+            settings,
+            monitor=replace(settings.monitor, source=f"emulated:{directory}"),
+            access=replace(settings.access, root_jobs=True),  # nothing there to protect from root
+        )
+    return settings, file
+
+
+def _cards(settings: Settings) -> str:
+    """The directory of the emulated cards, if that is what there is."""
+    kind, _, directory = settings.monitor.source.partition(":")
+    return directory if kind == "emulated" else ""
+
+
+def _mps(settings: Settings, state_dir: Path, own_units: bool) -> Mps | None:
+    if not settings.collocation.mps:
+        return None
+    runtime = Path("/run/carma/mps") if os.geteuid() == 0 else state_dir / "mps"
+    return Mps(runtime, multiuser=settings.collocation.mps_multiuser, systemd=own_units)
+
+
+def _guess(estimator: Estimator, spec: JobSpec) -> Guess:
+    begun = time.perf_counter()
+    estimate = estimator.estimate(spec)
+    note = "" if estimate else "no --gpu-mem was given"
+    return Guess(estimator.name, estimate, time.perf_counter() - begun, note)
+
+
+def _socket(path: str) -> socket.socket:
+    """systemd's, or one of our own at `path`. Raises CarmaError if another daemon answers there."""
+    if fds := systemd.listen_fds():
+        return socket.socket(fileno=fds[0])
+    directory = Path(path).parent
+    directory.mkdir(mode=0o755 if os.geteuid() == 0 else 0o700, parents=True, exist_ok=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except OSError:
+            Path(path).unlink(missing_ok=True)
+        else:
+            raise CarmaError(
+                f"another carmad answers at {path}", "stop it first: carma daemon stop"
+            )
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(path)
+    except OSError as error:
+        raise CarmaError(f"cannot listen at {path}: {error.strerror}", "choose --socket") from error
+    # Anybody may connect to root's: who they are is asked of the kernel, not of them.
+    Path(path).chmod(0o666 if os.geteuid() == 0 else 0o600)
+    return listener
+
+
+def _noted(service: Service) -> Callable[[Step], None]:
+    def committed(step: Step) -> None:
+        try:
+            service.committed(step)
+        except Exception:
+            log.exception("the API was not told of a step")
+
+    return committed
+
+
+def _watchdog() -> Callable[[], None]:
+    """To be called once a second or so by the thread whose health matters."""
+    interval_s = systemd.watchdog_interval_s()
+    last = 0.0
+
+    def alive() -> None:
+        nonlocal last
+        if interval_s is not None and time.monotonic() - last >= interval_s / 2:
+            last = time.monotonic()
+            systemd.notify("WATCHDOG=1")
+
+    return alive
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""Looks after MPS while jobs run: servers that have faulted, jobs that slipped past theirs."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from carmad.core.messages import Noticed
+from carmad.core.scheduler import Scheduler
+from carmad.core.types import Job, JobId, Mode
+from carmad.daemon.inbox import Inbox
+from carmad.errors import CarmaError
+from carmad.gpu.mps import Mps
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 30.0
+
+
+class MpsWatch:
+    def __init__(self, mps: Mps, inbox: Inbox, owner: Callable[[int], JobId | None]) -> None:
+        self._mps = mps
+        self._inbox = inbox
+        self._owner = owner
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="mps-watch", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join(timeout=5)
+
+    def look(self) -> None:
+        """One round over the GPUs that have a job under MPS."""
+        jobs = self._inbox.ask(_seen_under_mps).result()
+        for job in jobs:
+            clients = {self._owner(pid) for pid in self._mps.clients(job.gpus[0])}
+            if job.id not in clients:
+                self._notice(job, "runs outside MPS: it takes turns with its neighbours")
+            if (state := self._mps.server_state(job.gpus[0])) == "FAULT":
+                self._notice(job, f"its GPU's MPS server is in state {state}: a neighbour crashed")
+
+    def _run(self) -> None:
+        while not self._stopped.wait(EVERY_S):
+            try:
+                self.look()
+            except CarmaError as error:
+                log.error("%s; %s", error, error.hint)
+            except Exception:
+                log.exception("looking after MPS failed")
+
+    def _notice(self, job: Job, note: str) -> None:
+        self._inbox.post(Noticed(self._inbox.clock(), job.id, note))
+
+
+def _seen_under_mps(core: Scheduler) -> list[Job]:
+    """Jobs that were launched under MPS and have run a kernel: by then they are clients, or not."""
+    return [job for job in core.jobs.values() if job.mode is Mode.MPS and job.kernels]

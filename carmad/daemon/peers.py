@@ -1,0 +1,65 @@
+"""Who is at the other end of a connection: the kernel's word, never the message's."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import time
+from dataclasses import dataclass
+
+from starlette.concurrency import run_in_threadpool
+
+REMEMBERED_S = 30.0  # so long may a change of the admin group take to be noticed
+MOST_REMEMBERED = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """SO_PEERCRED, as it was when the connection was made. The pid may be anyone's by now."""
+
+    uid: int
+    gid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    uid: int
+    gid: int
+    user: str
+    admin: bool
+
+
+class Peers:
+    """Looks users up, outside the event loop: the answer may come from a directory server."""
+
+    def __init__(self, admin_group: str) -> None:
+        self._admin_group = admin_group
+        self._daemon_uid = os.geteuid()
+        self._known: dict[Credentials, tuple[float, Peer]] = {}
+
+    async def peer(self, credentials: Credentials) -> Peer:
+        known = self._known.get(credentials)
+        if known is not None and time.monotonic() < known[0]:
+            return known[1]
+        peer = await run_in_threadpool(self._look_up, credentials)
+        if len(self._known) >= MOST_REMEMBERED:
+            self._known.clear()
+        self._known[credentials] = (time.monotonic() + REMEMBERED_S, peer)
+        return peer
+
+    def _look_up(self, credentials: Credentials) -> Peer:
+        uid, gid = credentials.uid, credentials.gid
+        try:
+            user = pwd.getpwuid(uid).pw_name
+        except KeyError:
+            return Peer(uid, gid, f"uid {uid}", admin=uid in (0, self._daemon_uid))
+        admin = uid in (0, self._daemon_uid) or self._in_admin_group(user, gid)
+        return Peer(uid, gid, user, admin)
+
+    def _in_admin_group(self, user: str, gid: int) -> bool:
+        try:
+            group = grp.getgrnam(self._admin_group)
+        except KeyError:
+            return False
+        return group.gr_gid in os.getgrouplist(user, gid)

@@ -1,0 +1,49 @@
+"""The errors of the HTTP API: a CarmaError, its status and its stable code."""
+
+from __future__ import annotations
+
+from carmad.daemon.service import Unavailable
+from carmad.errors import CarmaError
+from carmad.store.sql import StoreFull
+
+
+class ApiError(CarmaError):
+    status = 400
+    code = "bad_request"
+
+    def __init__(self, message: str, hint: str = "", code: str | None = None) -> None:
+        super().__init__(message, hint)
+        if code is not None:
+            self.code = code
+
+
+class Forbidden(ApiError):
+    status = 403
+    code = "forbidden"
+
+
+class NotFound(ApiError):
+    status = 404
+    code = "not_found"
+
+
+class Conflict(ApiError):
+    status = 409
+    code = "conflict"
+
+
+class TooLarge(ApiError):
+    status = 413
+    code = "too_large"
+
+
+class TooSlow(ApiError):
+    status = 408
+
+
+def status_and_code(error: CarmaError) -> tuple[int, str]:
+    if isinstance(error, ApiError):
+        return error.status, error.code
+    if isinstance(error, (StoreFull, Unavailable)):
+        return 503, "unavailable"
+    return ApiError.status, ApiError.code

@@ -1,0 +1,167 @@
+"""The daemon about itself: health, status, statistics, settings, and what is amiss."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from carmad.api.responses import (
+    SCHEMA,
+    CheckOut,
+    ConfigOut,
+    CountsOut,
+    DoctorOut,
+    HealthOut,
+    StatsOut,
+    StatusOut,
+    UserTotalsOut,
+)
+from carmad.api.times import iso, parse_time
+from carmad.core.types import ENDED, Job, JobState
+from carmad.daemon.answers import PROBLEMS, VERSION, Asked, answer
+from carmad.daemon.doctor import Check
+from carmad.daemon.problems import Forbidden
+from carmad.daemon.routes.gpus import gpus_out
+from carmad.daemon.routes.jobs import Moment
+from carmad.store.values import Totals
+
+router = APIRouter(prefix="/v1", responses=PROBLEMS, default_response_class=Response)
+
+RECENT_S = 600.0
+MOST_RECENT = 200
+JOULES_PER_KWH = 3.6e6
+
+
+@router.get("/health", responses={200: {"model": HealthOut}})
+async def health(call: Asked) -> Response:
+    """Answers only if the core does."""
+    service = call.service
+    policy = await service.ask(lambda core: core.policy.name)
+    out: HealthOut = {
+        "schema": SCHEMA,
+        "status": "ok",
+        "version": VERSION,
+        "pid": os.getpid(),
+        "uptime_s": round(service.now() - service.started_at, 1),
+        "policy": policy,
+    }
+    return answer(out)
+
+
+@router.get("/status", responses={200: {"model": StatusOut}})
+async def status(call: Asked) -> Response:
+    """All that `carma status` shows: the server, its GPUs, live jobs, and one's recent ones."""
+    service, peer = call.service, call.peer
+    scene = await service.scene()
+    policy = await service.ask(lambda core: core.policy.name)
+
+    def render() -> Response:
+        name = None if peer.admin else peer.user
+        recent = service.store.history(
+            user=name, since=scene.now - RECENT_S, states=ENDED, limit=MOST_RECENT
+        )
+        ended = [job for job in recent if job.id not in scene.live and call.may_touch(job)]
+        one = call.renderer(scene)
+        out: StatusOut = {
+            "schema": SCHEMA,
+            "server": {
+                "status": "ok",
+                "version": VERSION,
+                "pid": os.getpid(),
+                "uptime_s": round(service.now() - service.started_at, 1),
+                "policy": policy,
+                "source": service.capabilities().source,
+                "mps": service.settings.collocation.mps,
+            },
+            "gpus": gpus_out(call, scene),
+            "jobs": [one(job) for job in (*scene.live.values(), *reversed(ended))],
+            "counts": _counts(scene.live.values()),
+            "me": {"user": peer.user, "uid": peer.uid, "admin": peer.admin},
+        }
+        return answer(out)
+
+    return await run_in_threadpool(render)
+
+
+def _counts(live: Iterable[Job]) -> CountsOut:
+    running = queued = recovering = 0
+    for job in live:
+        if job.holds_gpus:
+            running += 1
+        elif job.retry is not None:
+            recovering += 1
+        else:
+            queued += 1
+    return {"running": running, "queued": queued, "recovering": recovering}
+
+
+@router.get("/stats", responses={200: {"model": StatsOut}})
+async def stats(
+    call: Asked,
+    since: Moment = None,
+    user: Annotated[str | None, Query(max_length=256)] = None,
+) -> Response:
+    """Sums over ended jobs: one's own, or for administrators everybody's."""
+    peer = call.peer
+    if not peer.admin and user not in (None, peer.user):
+        raise Forbidden("only administrators may see the use of others", "Leave the user out.")
+    since_at = parse_time(since)
+    found = await run_in_threadpool(
+        call.service.store.totals, since_at or 0.0, user if peer.admin else peer.user
+    )
+    out: StatsOut = {
+        "schema": SCHEMA,
+        "since": iso(since_at),
+        "users": [_totals(name, totals) for name, totals in found.users],
+        "total": _totals("", found.overall),
+    }
+    return answer(out)
+
+
+def _totals(user: str, totals: Totals) -> UserTotalsOut:
+    ends = dict(totals.jobs)
+    return {
+        "user": user,
+        "jobs": sum(ends.values()),
+        "succeeded": ends.get(JobState.SUCCEEDED, 0),
+        "failed": ends.get(JobState.FAILED, 0) + ends.get(JobState.TIMED_OUT, 0),
+        "oom": ends.get(JobState.OUT_OF_MEMORY, 0),
+        "gpu_hours": round(totals.gpu_hours, 4),
+        "energy_kwh": round(totals.energy_j / JOULES_PER_KWH, 6),
+        "wait_mean_s": totals.wait.mean_s,
+        "wait_p95_s": totals.wait.p95_s,
+        "run_mean_s": totals.run.mean_s,
+    }
+
+
+@router.get("/config", responses={200: {"model": ConfigOut}})
+async def config(call: Asked) -> Response:
+    service = call.service
+    out: ConfigOut = {
+        "schema": SCHEMA,
+        "settings": asdict(service.settings),
+        "path": service.config_path,
+        "toml": service.config_toml,
+    }
+    return answer(out)
+
+
+@router.get("/doctor", responses={200: {"model": DoctorOut}})
+async def doctor(call: Asked) -> Response:
+    """Slow: a process is started that loads every plugin."""
+    service = call.service
+    scene = await service.scene()
+    async with service.slow:
+        found = await run_in_threadpool(service.doctor, scene)
+    out: DoctorOut = {"schema": SCHEMA, "checks": [_check(check) for check in found]}
+    return answer(out)
+
+
+def _check(check: Check) -> CheckOut:
+    return {"name": check.name, "ok": check.ok, "detail": check.detail, "hint": check.hint}

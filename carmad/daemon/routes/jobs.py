@@ -1,0 +1,270 @@
+"""Submitting jobs, and looking at them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from carmad.api.render import CODES, Scene, reason_out, verdicts_out
+from carmad.api.requests import MAX_TASKS, SubmitIn
+from carmad.api.responses import (
+    SCHEMA,
+    DryRunOut,
+    EstimateOut,
+    EstimatesOut,
+    JobOut,
+    JobsOut,
+    SubmittedOut,
+    WhyOut,
+)
+from carmad.api.select import parse_selection
+from carmad.api.times import parse_time, stamp
+from carmad.api.why import why_out
+from carmad.core.types import ENDED, Job, JobState
+from carmad.daemon import intake, lookup
+from carmad.daemon.answers import PROBLEMS, Asked, Call, answer, not_yours
+from carmad.daemon.problems import Forbidden
+from carmad.daemon.service import Guess
+from carmad.errors import CarmaError
+
+router = APIRouter(prefix="/v1", responses=PROBLEMS, default_response_class=Response)
+
+PAST_DECISIONS = 20
+STATES = {state.value: frozenset({state}) for state in JobState} | {
+    code.lower(): frozenset(state for state, its in CODES.items() if its == code)
+    for code in CODES.values()
+}
+
+Limit = Annotated[int, Query(ge=1, le=MAX_TASKS)]
+Moment = Annotated[str | None, Query(json_schema_extra={"format": "date-time"})]
+
+
+@router.post(
+    "/jobs", status_code=201, responses={201: {"model": SubmittedOut}, 200: {"model": DryRunOut}}
+)
+async def submit(call: Asked, body: SubmitIn) -> Response:
+    """Queue a job. It is on disk when this answers."""
+    notes = intake.warnings(body, call.service.now())
+    if body.dry_run:
+        return await _dry_run(call, body, notes)
+    first, count = await intake.submit(call.service, call.peer, body)
+    out: SubmittedOut = {
+        "schema": SCHEMA,
+        "id": first,
+        "ids": list(range(first, first + count)),
+        "label": str(first),
+        "warnings": notes,
+    }
+    return answer(out, 201)
+
+
+async def _dry_run(call: Call, body: SubmitIn, notes: list[str]) -> Response:
+    spec = await intake.checked(call.service, call.peer, body)
+    now = call.service.now()
+    gpus, (placement, starts) = await call.service.ask(
+        lambda core: (dict(core.gpus), intake.judged(core, spec, now))
+    )
+    out: DryRunOut = {
+        "schema": SCHEMA,
+        "would_start": starts and not body.held,
+        "verdicts": verdicts_out(placement, gpus),
+        "reasons": [reason_out(reason) for reason in placement.reasons],
+        "chosen": list(placement.gpus),
+        "warnings": notes,
+    }
+    return answer(out)
+
+
+@router.post("/estimate", responses={200: {"model": EstimatesOut}})
+async def estimate(call: Asked, body: SubmitIn) -> Response:
+    """What the estimators say of a job that is not submitted."""
+    spec = await intake.checked(call.service, call.peer, body)
+    async with call.service.slow:
+        guesses = await run_in_threadpool(call.service.estimate, spec)
+    scene = await call.service.scene()
+    need = max((g.estimate.safe_mib for g in guesses if g.estimate), default=0)
+    out: EstimatesOut = {
+        "schema": SCHEMA,
+        "estimates": [_guess(guess) for guess in guesses],
+        "fits": [
+            {
+                "gpu": gpu.gpu.index,
+                "free_mib": max(0, gpu.free_mib),
+                "fits": need <= gpu.free_mib,
+            }
+            for gpu in scene.view.gpus
+        ],
+    }
+    return answer(out)
+
+
+def _guess(guess: Guess) -> EstimateOut:
+    estimate = guess.estimate
+    return {
+        "source": guess.source,
+        "mib": estimate.mib if estimate else None,
+        "low": estimate.low if estimate else None,
+        "high": estimate.high if estimate else None,
+        "seconds": guess.seconds,
+        "note": guess.note,
+    }
+
+
+@router.get("/jobs", responses={200: {"model": JobsOut}})
+async def jobs(
+    call: Asked,
+    select: Annotated[str | None, Query(max_length=65_536)] = None,
+    user: Annotated[str | None, Query(max_length=256)] = None,
+    states: Annotated[str | None, Query(max_length=256)] = None,
+    since: Moment = None,
+    limit: Limit = MAX_TASKS,
+) -> Response:
+    """The live jobs, unless others are asked for. What is not the caller's is shown in outline."""
+    wanted = parse_states(states)
+    since_at = parse_time(since)
+    scene = await call.service.scene()
+    if select is not None:
+        found = await lookup.select(call, parse_selection(select), scene, ended=True)
+    else:
+        found = list(scene.live.values())
+        if since_at is not None or (wanted and wanted & ENDED):
+            found += await _ended(call, user, since_at, None, wanted or ENDED, limit)
+    chosen = [
+        job
+        for job in found
+        if (user is None or job.spec.user == user) and (wanted is None or job.state in wanted)
+    ]
+    return await _listing(call, scene, chosen[:limit])
+
+
+@router.get("/history", responses={200: {"model": JobsOut}})
+async def history(
+    call: Asked,
+    user: Annotated[str | None, Query(max_length=256)] = None,
+    since: Moment = None,
+    until: Moment = None,
+    states: Annotated[str | None, Query(max_length=256)] = None,
+    limit: Limit = 100,
+) -> Response:
+    """Jobs that have ended, the newest first: one's own, or for administrators everybody's."""
+    wanted = parse_states(states) or ENDED
+    since_at, until_at = parse_time(since), parse_time(until)
+    scene = await call.service.scene()
+    found = await _ended(call, user, since_at, until_at, wanted, limit)
+    return await _listing(call, scene, found)
+
+
+async def _ended(
+    call: Call,
+    user: str | None,
+    since: float | None,
+    until: float | None,
+    states: frozenset[JobState],
+    limit: int,
+) -> list[Job]:
+    peer = call.peer
+    if not peer.admin and user not in (None, peer.user):
+        raise Forbidden(
+            "only administrators may see the past jobs of others", "Leave the user out."
+        )
+
+    def read() -> list[Job]:
+        name = user if peer.admin else peer.user
+        asked = states & ENDED
+        return call.service.store.history(
+            user=name, since=since, until=until, states=asked, limit=limit
+        )
+
+    return [job for job in await run_in_threadpool(read) if call.may_touch(job)]
+
+
+async def _listing(call: Call, scene: Scene, found: Sequence[Job]) -> Response:
+    """Rendered in a thread: a long queue takes a while, and others are to be answered."""
+
+    def render() -> Response:
+        one = call.renderer(scene)
+        out: JobsOut = {"schema": SCHEMA, "jobs": [one(job) for job in found]}
+        return answer(out)
+
+    return await run_in_threadpool(render)
+
+
+@router.get("/jobs/{label}", responses={200: {"model": JobOut}})
+async def show(call: Asked, label: str) -> Response:
+    """One job, and every change of its state."""
+    job, scene = await _mine(call, label)
+    out = call.renderer(scene)(job)
+    moves = await run_in_threadpool(call.service.store.transitions, job.id)
+    out["history"] = [
+        {
+            "at": stamp(move.at),
+            "before": move.before.value if move.before else None,
+            "after": move.after.value,
+            "attempt": move.attempt,
+        }
+        for move in moves
+    ]
+    return answer(out)
+
+
+@router.get("/jobs/{label}/why", responses={200: {"model": WhyOut}})
+async def why(call: Asked, label: str) -> Response:
+    """Why the job waits, or why it runs where it does."""
+    job, scene = await _mine(call, label)
+    past = await run_in_threadpool(call.service.store.decisions, job.id, PAST_DECISIONS)
+    return answer(why_out(job, scene, past, call.renderer(scene)))
+
+
+@router.get("/jobs/{label}/wait", responses={200: {"model": JobOut}})
+async def wait(
+    request: Request,
+    call: Asked,
+    label: str,
+    timeout_s: Annotated[float, Query(ge=0, le=300, allow_inf_nan=False)] = 30.0,
+) -> Response:
+    """The job once it has ended, or as it is when the time is up."""
+    job, scene = await _mine(call, label)
+    endings = call.service.endings
+    ended = endings.expect(job.id)
+    try:
+        if await call.service.ask(lambda core: job.id in core.jobs):
+            await _first(request, ended, timeout_s)
+    finally:
+        endings.forget(job.id, ended)
+    if not call.service.stopping:
+        job, scene = await _mine(call, str(job.id))
+    return answer(call.renderer(scene)(job))
+
+
+async def _first(request: Request, ended: asyncio.Event, timeout_s: float) -> None:
+    """Until the job has ended, the time is up, or nobody waits for the answer any more."""
+    waits = {asyncio.ensure_future(ended.wait()), asyncio.ensure_future(request.receive())}
+    try:
+        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for waiting in waits:
+            waiting.cancel()
+
+
+async def _mine(call: Call, label: str) -> tuple[Job, Scene]:
+    scene = await call.service.scene()
+    job = await lookup.find(call, label, scene)
+    if not call.may_touch(job):
+        raise not_yours(job)
+    return job, scene
+
+
+def parse_states(text: str | None) -> frozenset[JobState] | None:
+    """`running,queued`, or as the codes that listings show: `R,PD`."""
+    if not text:
+        return None
+    words = text.lower().split(",")
+    if unknown := [word for word in words if word not in STATES]:
+        names = ", ".join(state.value for state in JobState)
+        raise CarmaError(f"{unknown[0]!r:.80} is no state of a job", f"They are: {names}.")
+    return frozenset().union(*(STATES[word] for word in words))

@@ -1,0 +1,268 @@
+"""The HTTP API's outside: the app, and the thread that serves it on an AF_UNIX socket.
+
+What is asked is answered in `routes`. Here is who asks, how much, and how slowly they may.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import struct
+import threading
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any, ClassVar
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from carmad.daemon.answers import VERSION, refusal
+from carmad.daemon.peers import Credentials, Peers
+from carmad.daemon.problems import TooLarge, TooSlow, status_and_code
+from carmad.daemon.routes import about, actions, gpus, jobs
+from carmad.daemon.service import Service
+from carmad.errors import CarmaError
+
+log = logging.getLogger(__name__)
+
+MAX_BODY = 8 << 20
+MAX_DISCARDED = 64 << 20  # read on and thrown away, so that the client gets to read our answer
+BODY_WITHIN_S = 30.0
+HEAD_WITHIN_S = 30.0  # also how long a connection may idle between two requests
+MAX_HEAD = 64 << 10
+CONNECTIONS_PER_USER = 256
+START_WITHIN_S = 10.0
+STOP_WITHIN_S = 5
+
+
+def create_app(service: Service) -> FastAPI:
+    app = FastAPI(
+        title="CARMA",
+        version=VERSION,
+        openapi_url="/v1/openapi.json",
+        docs_url=None,  # they load scripts from the Internet
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.state.service = service
+    app.state.peers = Peers(service.settings.access.admin_group)
+    for router in (jobs.router, actions.router, gpus.router, about.router):
+        app.include_router(router)
+    app.add_middleware(Bounded)
+    app.add_exception_handler(CarmaError, _carma_error)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _bug)
+    return app
+
+
+async def _carma_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, CarmaError)
+    status, code = status_and_code(error)
+    return refusal(status, error.message, error.hint, code)
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    problems = [_problem(problem) for problem in error.errors()[:5]]
+    return refusal(422, "; ".join(problems), "", "bad_request")
+
+
+def _problem(problem: dict[str, Any]) -> str:
+    where = ".".join(str(part) for part in problem["loc"] if part not in ("body", "query", "path"))
+    if problem["type"] == "json_invalid":
+        return f"the body is not JSON (at character {where})"
+    if problem["type"] == "string_pattern_mismatch":
+        return f"{where}: it is empty, or has a character that cannot be there"
+    return f"{where}: {problem['msg']}" if where else str(problem["msg"])
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code = "not_found" if error.status_code == 404 else "bad_request"
+    message = f"{error.detail}: {request.method} {request.url.path:.200}"
+    return refusal(error.status_code, message, "", code, error.headers)
+
+
+async def _bug(request: Request, error: Exception) -> Response:
+    hint = "This is a bug in CARMA; the daemon's log has more."
+    return refusal(500, f"carmad failed: {type(error).__name__}", hint, "internal")
+
+
+class Bounded:
+    """Takes a request in whole, but not more of it than MAX_BODY and not for ever."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        try:
+            async with asyncio.timeout(BODY_WITHIN_S):
+                body = await _body(receive)
+        except TimeoutError:
+            error: CarmaError = TooSlow("the request did not arrive in time", "Try again.")
+        except CarmaError as too_large:
+            error = too_large
+        else:
+            if body is not None:
+                await self._app(scope, _replay(body, receive), send)
+            return None
+        status, code = status_and_code(error)
+        headers = {"connection": "close"}
+        return await refusal(status, error.message, error.hint, code, headers)(scope, receive, send)
+
+
+async def _body(receive: Receive) -> bytes | None:
+    """None: the client has gone."""
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return None
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        if size <= MAX_BODY:
+            chunks.append(chunk)
+        else:
+            chunks.clear()
+        if not message.get("more_body") or size > MAX_DISCARDED:
+            break
+    if size > MAX_BODY:
+        raise TooLarge(
+            f"the request is larger than {MAX_BODY >> 20} MiB",
+            "Put what is long into a file, and give the job its name.",
+        )
+    return b"".join(chunks)
+
+
+def _replay(body: bytes, receive: Receive) -> Callable[[], Awaitable[Message]]:
+    sent = False
+
+    async def replay() -> Message:
+        nonlocal sent
+        if sent:
+            return await receive()
+        sent = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replay
+
+
+class PeerProtocol(HttpToolsProtocol):
+    """uvicorn's, which also knows its peer, and drops those that connect but do not ask."""
+
+    connections_of: ClassVar[Counter[int]] = Counter()
+    credentials: Credentials | None = None
+    _head_bytes = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        super().connection_made(transport)
+        packed = transport.get_extra_info("socket").getsockopt(
+            socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("=iII")
+        )
+        _, uid, gid = struct.unpack("=iII", packed)
+        self.credentials = Credentials(uid, gid)
+        self.connections_of[uid] += 1
+        if self.connections_of[uid] > CONNECTIONS_PER_USER:
+            transport.write(_BUSY)
+            transport.close()
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()
+        if self.credentials is not None:
+            self.connections_of[self.credentials.uid] -= 1
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["state"]["credentials"] = self.credentials
+
+    def data_received(self, data: bytes) -> None:
+        before = self.cycle
+        super().data_received(data)
+        if self.cycle is not before or not self._idle():
+            self._head_bytes = 0
+            return
+        self._head_bytes += len(data)
+        if self._head_bytes > MAX_HEAD:
+            self.transport.close()
+        self._expect_head()
+
+    def _idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _expect_head(self) -> None:
+        if self.timeout_keep_alive_task is None:
+            self.timeout_keep_alive_task = self.loop.call_later(
+                HEAD_WITHIN_S, self.timeout_keep_alive_handler
+            )
+
+
+_BUSY_BODY = (
+    b'{"error": "you have too many connections to carmad open",'
+    b' "hint": "Wait for jobs with one `carma wait` instead of many.", "code": "unavailable"}'
+)
+_BUSY = (
+    b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    b"content-length: %d\r\n\r\n%b" % (len(_BUSY_BODY), _BUSY_BODY)
+)
+
+
+class Server:
+    """Serves `app` on `sock`, which is bound already, from a thread of its own."""
+
+    def __init__(self, sock: socket.socket, app: FastAPI) -> None:
+        self._sock = sock
+        self._service: Service = app.state.service
+        self._uvicorn = uvicorn.Server(
+            uvicorn.Config(
+                app,
+                loop="asyncio",
+                http=PeerProtocol,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                headers=[("X-Carma-Version", VERSION)],
+                timeout_keep_alive=int(HEAD_WITHIN_S),
+                timeout_graceful_shutdown=STOP_WITHIN_S,
+            )
+        )
+        self._thread = threading.Thread(target=self._run, name="api", daemon=True)
+        self._ended = threading.Event()
+
+    def start(self) -> None:
+        """Returns once requests are answered."""
+        self._sock.listen(1024)
+        self._thread.start()
+        waited = 0.0
+        while not self._uvicorn.started:
+            if self._ended.wait(0.01) or waited > START_WITHIN_S:
+                raise CarmaError("the HTTP API did not start", "The daemon's log has more.")
+            waited += 0.01
+
+    def stop(self) -> None:
+        """Takes no more requests, and answers those that it has."""
+        self._uvicorn.should_exit = True
+        self._service.stop()
+        self._thread.join(STOP_WITHIN_S + 2.0)
+
+    def _run(self) -> None:
+        try:
+            self._uvicorn.run(sockets=[self._sock])
+        except Exception:
+            log.exception("the HTTP API has failed")
+        finally:
+            self._ended.set()

@@ -1,0 +1,261 @@
+"""Watches every supervisor, a child of ours or one adopted after a restart, and says how it ended.
+
+One thread, a pidfd per supervisor. It learns and reports; it starts and stops nothing, except what
+a killed supervisor left running.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import queue
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from carmad.core.types import Job, JobId
+from carmad.daemon import supervisor
+from carmad.daemon.launcher import ATTEMPT_VARIABLE, attempt_dir
+from carmad.daemon.process_tree import process_stat
+
+START_WITHIN_S = 10.0  # a supervisor that has not begun by then never will
+CLEAR_WITHIN_S = 10.0  # how long a job's memory may take to leave its GPUs
+PAUSE_S = 0.05
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How an attempt ended, and nothing of what that means. Times are Unix seconds."""
+
+    code: int | None = None  # of the main process; None when `signal` ended it
+    signal: int | None = None
+    error: str = ""  # why the program could not be started at all
+    hint: str = ""
+    lost: bool = False  # its supervisor died, or was told to go by a system shutting down
+    never_started: bool = False  # no supervisor began: the attempt may be launched again
+    started_at: float | None = None
+    ended_at: float
+    stopped: bool = False  # the daemon asked for it before the job ended by itself
+    host_oom: bool | None = None  # the kernel's OOM killer struck; None: it cannot be known
+    log_tail: str = ""  # the end of stdout, then of stderr
+    maxrss_mib: int | None = None  # of its largest process
+
+
+@dataclass(slots=True)
+class _Attempt:
+    job: Job
+    directory: Path
+    since: float  # monotonic
+    started: dict[str, Any] = field(default_factory=dict)  # as the supervisor wrote it
+    pidfd: int | None = None
+    ended: Ended | None = None
+    clear_by: float = 0.0  # monotonic
+
+
+class Shepherd:
+    """`on_exit(job, attempt, ended)` and `gpu_clear(job)` are called from the shepherd's thread.
+
+    `gpu_clear` says whether the job's memory has left its GPUs; an end is reported when it does,
+    or after ten seconds. `reap` collects supervisors that were our children (`Launcher.reap`).
+    """
+
+    def __init__(
+        self,
+        state_dir: Path,
+        on_exit: Callable[[JobId, int, Ended], None],
+        *,
+        gpu_clear: Callable[[Job], bool] = lambda _job: True,
+        reap: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._state_dir = state_dir.absolute()
+        self._on_exit = on_exit
+        self._gpu_clear = gpu_clear
+        self._reap = reap
+        self._arrivals: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self._attempts: dict[tuple[JobId, int], _Attempt] = {}
+        self._supervisors: dict[int, JobId] = {}  # by pid; read from other threads
+        self._poller = select.poll()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC)
+        self._poller.register(self._wake, select.POLLIN)
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="shepherd", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop watching. The jobs go on."""
+        self._closing = True
+        os.eventfd_write(self._wake, 1)
+        self._thread.join()
+        for attempt in self._attempts.values():
+            if attempt.pidfd is not None:
+                os.close(attempt.pidfd)
+        os.close(self._wake)
+
+    def watch(self, job: Job) -> None:
+        """Report the end of the job's current attempt, also one that ended while we were down.
+
+        Watching twice changes nothing; watching an attempt again after its report repeats it.
+        """
+        self._arrivals.put(job)
+        os.eventfd_write(self._wake, 1)
+
+    def owner(self, pid: int) -> JobId | None:
+        """The job that a process belongs to: the one whose supervisor is among its ancestors."""
+        while pid > 1:
+            job = self._supervisors.get(pid)
+            if job is not None:
+                return job
+            found = process_stat(pid)
+            if found is None:
+                return None
+            pid = found[0]
+        return None
+
+    def _run(self) -> None:
+        while not self._closing:
+            try:
+                self._turn()
+            except Exception:
+                log.exception("the shepherd stumbled and goes on")
+                time.sleep(1.0)
+
+    def _turn(self) -> None:
+        restless = any(attempt.pidfd is None for attempt in self._attempts.values())
+        ready = {fd for fd, _ in self._poller.poll(PAUSE_S * 1000 if restless else None)}
+        if self._wake in ready:
+            os.eventfd_read(self._wake)
+        while not self._arrivals.empty():
+            job = self._arrivals.get()
+            directory = attempt_dir(self._state_dir, job.id, job.attempt)
+            self._attempts.setdefault(
+                (job.id, job.attempt), _Attempt(job, directory, time.monotonic())
+            )
+        for attempt in list(self._attempts.values()):
+            if attempt.pidfd in ready:
+                self._lay_down(attempt)
+            if attempt.ended is None and attempt.pidfd is None:
+                self._look(attempt)
+            if attempt.ended is not None:
+                self._clear(attempt)
+
+    def _look(self, attempt: _Attempt) -> None:
+        """Find the attempt's supervisor and hold on to it, or learn that it has ended."""
+        started = _read_json(attempt.directory / supervisor.STARTED)
+        if started is None:
+            if time.monotonic() > attempt.since + START_WITHIN_S:
+                self._end(attempt, Ended(never_started=True, ended_at=time.time()))
+            return
+        attempt.started = started
+        pid = started["pid"]
+        with contextlib.suppress(OSError):
+            pidfd = os.pidfd_open(pid)
+            # Only now: the pid cannot change hands any more between this look and the next.
+            if _is_alive(started):
+                attempt.pidfd = pidfd
+                self._poller.register(pidfd, select.POLLIN)
+                self._supervisors[pid] = attempt.job.id
+                return
+            os.close(pidfd)
+        self._end(attempt, _read_end(attempt))
+
+    def _lay_down(self, attempt: _Attempt) -> None:
+        """The supervisor is gone: read what it left."""
+        assert attempt.pidfd is not None
+        self._poller.unregister(attempt.pidfd)
+        os.close(attempt.pidfd)
+        attempt.pidfd = None
+        del self._supervisors[attempt.started["pid"]]
+        self._reap()
+        self._end(attempt, _read_end(attempt))
+
+    def _end(self, attempt: _Attempt, ended: Ended) -> None:
+        attempt.ended = ended
+        attempt.clear_by = time.monotonic() + CLEAR_WITHIN_S
+
+    def _clear(self, attempt: _Attempt) -> None:
+        """Report the end once nothing of the attempt is left, or waiting longer helps nobody."""
+        assert attempt.ended is not None
+        left = attempt.ended.lost and _kill_leftovers(attempt.directory)
+        if time.monotonic() < attempt.clear_by and (left or not self._gpu_clear(attempt.job)):
+            return
+        self._on_exit(attempt.job.id, attempt.job.attempt, attempt.ended)
+        del self._attempts[attempt.job.id, attempt.job.attempt]
+
+
+def _is_alive(started: dict[str, Any]) -> bool:
+    """Whether the pid still is that supervisor: same boot, same start, not a zombie."""
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    found = process_stat(started["pid"])
+    return (
+        started["boot_id"] == boot_id and found is not None and found[1] == started["start_ticks"]
+    )
+
+
+def _read_end(attempt: _Attempt) -> Ended:
+    record = _read_json(attempt.directory / supervisor.EXIT)
+    if record is None:
+        return Ended(lost=True, started_at=attempt.started["at"], ended_at=time.time())
+    kills = record["host_oom_kills"]
+    return Ended(
+        code=record["code"],
+        signal=record["signal"],
+        error=record["error"],
+        hint=record["hint"],
+        # A job that ended well while the system went down has ended well.
+        lost=record["interrupted"] and not record["stopped"] and record["code"] != 0,
+        started_at=record["started_at"],
+        ended_at=record["ended_at"],
+        stopped=record["stopped"],
+        host_oom=None if kills is None else kills > 0,
+        log_tail=_read_tail(attempt.directory),
+        maxrss_mib=record["maxrss_mib"],
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _read_tail(directory: Path) -> str:
+    """The log's end as a terminal would show it: a progress bar leaves its last state."""
+    try:
+        raw = (directory / supervisor.TAIL).read_bytes()
+    except OSError:
+        return ""
+    lines = raw.decode("utf-8", "replace").split("\n")
+    return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in lines)
+
+
+def _processes_of(directory: Path) -> Iterator[int]:
+    """Processes whose environment names this attempt, in whatever session they are by now."""
+    marker = f"\0{ATTEMPT_VARIABLE}={directory}\0".encode()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if marker in b"\0" + (entry / "environ").read_bytes():
+                    yield int(entry.name)
+
+
+def _kill_leftovers(directory: Path) -> bool:
+    """SIGKILL what an attempt without a supervisor left running. True if there was anything."""
+    found = False
+    for pid in _processes_of(directory):
+        found = True
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+    return found

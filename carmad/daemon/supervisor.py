@@ -1,0 +1,396 @@
+"""The process that starts one attempt of a job, outlives the daemon, and writes down how it ended.
+
+`command(ATTEMPT_DIR)` runs it. Standard library only, and little of it: the job waits for every
+import, so `signal` and `json` come in after the fork. In the attempt directory:
+
+- `launch`   what to run (`Launch`), written by the launcher
+- `lock`     held (flock) for as long as a supervisor lives
+- `started`  JSON: pid, start_ticks, boot_id, at. On disk before the job is forked; where it exists,
+             no supervisor starts the job again
+- `control`  FIFO; lines `signal NUMBER` and `stop GRACE_S`
+- `stop`     GRACE_S: a stop that is not lost when nobody reads `control` yet
+- `tail`     the last 64 KiB of each log
+- `exit`     JSON: code, signal, error, hint, started_at, ended_at, maxrss_mib, host_oom_kills,
+             stopped (by the daemon), interrupted (by a SIGTERM to us: the machine goes down).
+             Written once no descendant of the job is left
+"""
+# pathlib and contextlib would cost more to import than this program takes to start a job:
+# ruff: noqa: PTH104, PTH110, PTH118, PTH120, SIM105
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import select
+import stat
+import sys
+import time
+
+from carmad.daemon.process_tree import (
+    SIGKILL,
+    SIGTERM,
+    Tree,
+    job_cgroup,
+    oom_kills,
+    own_cgroup,
+    process_stat,
+    read_file,
+    tell_kernel,
+)
+
+LOCK, LAUNCH, STARTED, CONTROL, STOP, TAIL, EXIT = (
+    "lock",
+    "launch",
+    "started",
+    "control",
+    "stop",
+    "tail",
+    "exit",
+)
+TAIL_BYTES = 64 * 1024
+TAIL_WITHIN_S = 5.0
+REPORT_BYTES = 4096
+PR_SET_CHILD_SUBREAPER = 36
+SIG_DFL, SIG_IGN = 0, 1
+SIGHUP, SIGINT, SIGCHLD = 1, 2, 17
+SIG_SETMASK = 2
+
+HINTS = {
+    errno.ENOENT: "check the spelling, a script's #! line, and the PATH you submit with",
+    errno.EACCES: "make it executable (chmod +x) and reachable, or name its interpreter",
+    errno.ENOEXEC: "give the script a #! line, or name its interpreter: bash SCRIPT",
+    errno.E2BIG: "the kernel limits arguments and environment; put the long ones in a file",
+}
+
+libc = ctypes.CDLL(None, use_errno=True)
+libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+libc.signal.restype = ctypes.c_void_p
+
+
+class Launch:
+    """What to run: `key=value` fields, each ended by NUL, holding the very bytes execve gets."""
+
+    def __init__(self, raw: bytes) -> None:
+        self.argv: list[bytes] = []
+        self.env: dict[str, str] = {}
+        fields: dict[bytes, bytes] = {}
+        for field in raw.split(b"\0")[:-1]:
+            key, _, value = field.partition(b"=")
+            if key == b"arg":
+                self.argv.append(value)
+            elif key == b"env":
+                name, _, content = os.fsdecode(value).partition("=")
+                self.env[name] = content
+            else:
+                fields[key] = value
+        self.uid = int(fields[b"uid"])
+        self.gid = int(fields[b"gid"])
+        self.groups = [int(group) for group in fields[b"groups"].split(b",") if group]
+        self.umask = int(fields[b"umask"])
+        self.cwd = fields[b"cwd"]
+        self.stdout = fields[b"stdout"]
+        self.stderr = fields[b"stderr"]
+        self.grace_s = float(fields[b"grace_s"])
+        # Where the program itself may still report that it could not start (the conda wrapper).
+        self.report_fd = int(fields[b"report_fd"]) if b"report_fd" in fields else None
+
+
+def block(*signums: int) -> None:
+    """Block these signals and no others, whatever the daemon had blocked when it started us."""
+    mask = sum(1 << signum - 1 for signum in signums)
+    libc.sigprocmask(SIG_SETMASK, mask.to_bytes(128, "little"), None)
+
+
+class CannotStart(Exception):
+    """The job's own fault, found before exec: the message and the hint."""
+
+
+def write_all(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+def write_durably(name: str, data: bytes) -> None:
+    """Replace `name` in the current directory; whole and on disk when this returns."""
+    fd = os.open(name + ".tmp", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        write_all(fd, data)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.rename(name + ".tmp", name)
+    sync_directory(".")
+
+
+def sync_directory(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def become_user(launch: Launch) -> None:
+    if os.geteuid() == 0 and launch.uid != 0:
+        os.setgroups(launch.groups)
+        os.setresgid(launch.gid, launch.gid, launch.gid)
+        os.setresuid(launch.uid, launch.uid, launch.uid)
+
+
+def shown(name: bytes) -> str:
+    return name[:200].decode("utf-8", "replace")
+
+
+def execute(argv: list[bytes], env: dict[str, str]) -> None:
+    """os.execvpe, but without its imports: Python's files may not be the user's to read."""
+    name = argv[0]
+    if b"/" in name:
+        os.execve(name, argv, env)
+    failure = OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+    for directory in os.fsencode(env.get("PATH", os.defpath)).split(b":"):
+        try:
+            os.execve(os.path.join(directory, name), argv, env)
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except OSError as error:
+            if failure.errno == errno.ENOENT:
+                failure = error
+    raise failure
+
+
+def run_job(launch: Launch, cgroup: str | None, report: int) -> None:
+    """In the child: become the user, then the user's program. Returns only by raising."""
+    os.setsid()
+    if cgroup is not None:
+        tell_kernel(f"{cgroup}/cgroup.procs", b"0")
+    become_user(launch)
+    os.umask(launch.umask)
+    try:
+        os.chdir(launch.cwd)
+    except OSError as error:
+        raise CannotStart(
+            f"cannot enter the working directory {shown(launch.cwd)}: {error.strerror}",
+            "submit from a directory that exists and that you may enter on this machine",
+        ) from error
+    os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOCTTY
+    for target, path in ((1, launch.stdout), (2, launch.stderr)):
+        try:
+            os.dup2(os.open(path, flags, 0o666), target)
+        except OSError as error:
+            raise CannotStart(
+                f"cannot open the log file {shown(path)}: {error.strerror}",
+                "name a file in an existing directory that you may write (-o, -e)",
+            ) from error
+    if launch.report_fd is not None:
+        os.dup2(report, launch.report_fd)
+        os.set_inheritable(launch.report_fd, True)
+    for signum in range(1, 65):
+        libc.signal(signum, SIG_DFL)  # Python itself ignores SIGPIPE, and we more
+    block()
+    try:
+        execute(launch.argv, launch.env)
+    except OSError as error:
+        what = "command not found" if error.errno == errno.ENOENT else error.strerror
+        hint = HINTS.get(error.errno or 0, "")
+        raise CannotStart(f"cannot run {shown(launch.argv[0])}: {what}", hint) from error
+
+
+def start_job(launch: Launch, cgroup: str | None) -> tuple[int, int]:
+    """Fork the job. Returns its pid and the pipe on which it says why it could not start."""
+    report_in, report_out = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(report_out)
+        os.set_blocking(report_in, False)
+        return pid, report_in
+    try:
+        run_job(launch, cgroup, report_out)
+    except CannotStart as error:
+        write_all(report_out, "\n".join(error.args).encode())
+    except BaseException as error:  # noqa: BLE001  (a forked child must never return)
+        write_all(report_out, f"cannot start the job: {error!r}"[:REPORT_BYTES].encode())
+    finally:
+        os._exit(127)
+
+
+def watch(tree: Tree, control: int, report: int, grace_s: float) -> bytes:
+    """Serve the job until nothing of it is left. Returns what came over `report`."""
+    import signal
+
+    wake_in, wake_out = os.pipe()
+    os.set_blocking(wake_in, False)
+    os.set_blocking(wake_out, False)
+    signal.set_wakeup_fd(wake_out, warn_on_full_buffer=False)
+    for signum in (signal.SIGCHLD, signal.SIGTERM):
+        signal.signal(signum, lambda *_: None)
+    block()
+    poller = select.poll()
+    for fd in (wake_in, control, report):
+        poller.register(fd, select.POLLIN)
+    said = b""
+    lines = b""
+    while not tree.reap():
+        pause_s = tree.press()
+        for fd, _ in poller.poll(None if pause_s is None else 1 + pause_s * 1000):
+            data = os.read(fd, REPORT_BYTES)
+            if fd == report:
+                said = (said + data)[:REPORT_BYTES]
+                if not data:
+                    poller.unregister(report)
+            elif fd == control:
+                *whole, lines = (lines + data).split(b"\n")
+                for line in whole:
+                    tree.obey(line)
+            elif SIGTERM in data:
+                tree.interrupted = tree.interrupted or tree.status is None
+                tree.end(grace_s)
+    try:
+        said += os.read(report, REPORT_BYTES)
+    except BlockingIOError:
+        pass
+    return said
+
+
+def read_tail(path: bytes) -> bytes:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError:
+        return b""
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode):
+        return b""
+    return os.pread(fd, TAIL_BYTES, max(0, status.st_size - TAIL_BYTES))
+
+
+def read_tails(launch: Launch) -> bytes:
+    """The ends of the job's logs, stdout's first, read by a child that has become the user.
+
+    As root we could be led to a file that is not the user's to read, and could not read an
+    NFS home at all; and a child that hangs on a dead server can be left behind.
+    """
+    tail_in, tail_out = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            become_user(launch)
+            for path in dict.fromkeys((launch.stdout, launch.stderr)):
+                write_all(tail_out, read_tail(path))
+        finally:
+            os._exit(0)
+    os.close(tail_out)
+    deadline = time.monotonic() + TAIL_WITHIN_S
+    tails = b""
+    poller = select.poll()
+    poller.register(tail_in, select.POLLIN)
+    while poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
+        data = os.read(tail_in, 1 << 16)
+        if not data:
+            os.waitpid(pid, 0)
+            break
+        tails += data
+    else:
+        os.kill(pid, SIGKILL)
+    return tails
+
+
+def keep(name: str, data: bytes) -> None:
+    """Write `name`, however long the disk stays full, unless its directory was taken away."""
+    while True:
+        try:
+            return write_durably(name, data)
+        except FileNotFoundError:
+            return None
+        except OSError:
+            time.sleep(1.0)
+
+
+def supervise() -> None:
+    """Run the attempt in the current directory, from `started` to `exit`."""
+    block(SIGTERM)  # until `watch` can heed it
+    for signum in (SIGHUP, SIGINT):
+        libc.signal(signum, SIG_IGN)
+    libc.signal(
+        SIGCHLD, SIG_DFL
+    )  # were it ignored, as it may be in the daemon, none could be reaped
+    if os.getsid(0) != os.getpid():
+        os.setsid()
+    if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "cannot become a subreaper")
+    launch = Launch(read_file(LAUNCH))
+    control = os.open(CONTROL, os.O_RDWR | os.O_NONBLOCK)  # read-write: it never reads as ended
+    started_at = time.time()
+    own = process_stat(os.getpid())
+    assert own is not None
+    boot_id = read_file("/proc/sys/kernel/random/boot_id").decode().strip()
+    write_durably(
+        STARTED,
+        f'{{"pid": {os.getpid()}, "start_ticks": {own[1]}, '
+        f'"boot_id": "{boot_id}", "at": {started_at}}}\n'.encode(),
+    )
+    sync_directory("..")  # the launcher made our directory, and did not wait for the disk
+
+    unit = own_cgroup()
+    kills_before = oom_kills(unit)
+    error = ""
+    code: int | None = None
+    killed_by: int | None = None
+    tree = Tree(0, job_cgroup(unit))
+    # `control` is open, so a stop is either in the file by now or will come through the FIFO.
+    if os.path.exists(STOP):
+        tree.stopped, killed_by = True, SIGTERM
+    else:
+        tree.main, report = start_job(launch, tree.cgroup)
+        error = watch(tree, control, report, launch.grace_s).decode("utf-8", "replace")
+        assert tree.status is not None
+        if os.WIFSIGNALED(tree.status):
+            killed_by = os.WTERMSIG(tree.status)
+        else:
+            code = os.WEXITSTATUS(tree.status)
+    kills_after = oom_kills(unit)
+
+    import json
+
+    message, _, hint = error.strip().partition("\n")
+    try:
+        write_durably(TAIL, read_tails(launch))
+    except OSError:
+        pass  # evidence is welcome, the exit is owed
+    record = {
+        "code": code,
+        "signal": killed_by,
+        "error": message,
+        "hint": hint,
+        "started_at": started_at,
+        "ended_at": time.time(),
+        "maxrss_mib": tree.maxrss_kib // 1024,
+        "host_oom_kills": (
+            None if kills_before is None or kills_after is None else kills_after - kills_before
+        ),
+        "stopped": tree.stopped,
+        "interrupted": tree.interrupted,
+    }
+    keep(EXIT, json.dumps(record).encode() + b"\n")
+
+
+def main() -> None:
+    os.chdir(sys.argv[1])
+    lock = os.open(LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return  # another supervisor is at it
+    if not os.path.exists(STARTED):
+        supervise()
+
+
+def command(directory: str) -> list[str]:
+    """The argv that supervises the attempt in `directory`: this very code, without site-packages'
+    start-up work, which would double the time until the job starts."""
+    root = os.path.dirname(__file__).removesuffix("/carmad/daemon")
+    program = (
+        f"import sys; sys.path.append({root!r}); import carmad.daemon.supervisor as s; s.main()"
+    )
+    return [sys.executable, "-I", "-S", "-c", program, directory]

@@ -1,0 +1,161 @@
+"""Carries out the core's actions on this machine, and reports what became of them."""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Timer
+
+from carmad.core.messages import (
+    Action,
+    Estimated,
+    EstimateMemory,
+    Exited,
+    Launch,
+    Noticed,
+    Signal,
+    Stop,
+)
+from carmad.core.ports import Estimator
+from carmad.core.types import Cause, Exit, Job, JobId, Mode
+from carmad.daemon.environment import job_environment
+from carmad.daemon.inbox import Inbox
+from carmad.daemon.launcher import Launcher
+from carmad.daemon.monitor import Monitor
+from carmad.daemon.shepherd import Ended, Shepherd
+from carmad.errors import CarmaError
+from carmad.gpu.mps import Mps
+from recovery.classify import classify
+
+log = logging.getLogger(__name__)
+
+BEFORE_THE_KILL_S = 1.0  # an MPS client leaves its server this long before it is killed
+
+
+class DaemonWorld:
+    """Actions are queued to one thread, so that a stop never overtakes its own launch.
+
+    `extra_env` goes to every job (the directory of the emulated cards).
+    """
+
+    def __init__(
+        self,
+        state_dir: Path,
+        inbox: Inbox,
+        estimator: Estimator,
+        launcher: Launcher,
+        mps: Mps | None,
+        kill_grace_s: float,
+        extra_env: dict[str, str],
+    ) -> None:
+        self._inbox = inbox
+        self._estimator = estimator
+        self._launcher = launcher
+        self._mps = mps
+        self._kill_grace_s = kill_grace_s
+        self._extra_env = extra_env
+        self._hands = ThreadPoolExecutor(1, thread_name_prefix="hands")
+        self.monitor: Monitor | None = None
+        self.shepherd = Shepherd(
+            state_dir,
+            self._ended,
+            gpu_clear=self._memory_gone,
+            reap=launcher.reap,
+        )
+
+    def perform(self, action: Action) -> None:
+        """Never raises: what goes wrong comes back as an event."""
+        if isinstance(action, EstimateMemory):
+            self._estimate(action.job)
+        else:
+            self._hands.submit(self._do, action)
+
+    def adopt(self, job: Job) -> None:
+        """Watch an attempt that an earlier daemon launched."""
+        self.shepherd.watch(job)
+
+    def close(self) -> None:
+        """Finish what was begun; the jobs go on."""
+        self._hands.shutdown()
+        self.shepherd.close()
+
+    def _estimate(self, job: Job) -> None:
+        try:
+            estimate = self._estimator.estimate(job.spec)
+        except Exception:
+            log.exception("the estimator %s failed on job %d", self._estimator.name, job.id)
+            estimate = None
+        self._inbox.post(Estimated(self._inbox.clock(), job.id, estimate))
+
+    def _do(self, action: Launch | Signal | Stop) -> None:
+        try:
+            match action:
+                case Launch(job):
+                    self._launch(job)
+                case Signal(job, signum):
+                    self._launcher.signal(job, signum)
+                case Stop(job):
+                    self._stop(job)
+        except Exception:
+            log.exception("could not %s", action)
+
+    def _launch(self, job: Job) -> None:
+        pipe = logs = None
+        if job.mode is Mode.MPS and self._mps:
+            try:
+                self._mps.start(job.gpus[0])
+                pipe, logs = self._mps.pipe(job.gpus[0]), self._mps.log(job.gpus[0])
+            except CarmaError as error:
+                self._notice(job, f"runs without MPS: {error}")
+        env = job_environment(job, job.gpus, mps_pipe=pipe, mps_log=logs)
+        try:
+            self._launcher.launch(job, env | self._extra_env)
+        except CarmaError as error:
+            self._report(job.id, job.attempt, _not_launched(error.message, error.hint))
+            return
+        self.shepherd.watch(job)
+
+    def _stop(self, job: Job) -> None:
+        self._launcher.stop(job, self._kill_grace_s)
+        self.shepherd.watch(job)
+        if job.mode is Mode.MPS and self._mps:
+            # A kill in the middle of a kernel could take the other clients down with it.
+            when = max(0.0, self._kill_grace_s - BEFORE_THE_KILL_S)
+            timer = Timer(when, self._leave_mps, (job, self._mps))
+            timer.daemon = True
+            timer.start()
+
+    def _leave_mps(self, job: Job, mps: Mps) -> None:
+        for gpu in job.gpus:
+            for pid in mps.clients(gpu):
+                if self.shepherd.owner(pid) == job.id:
+                    mps.terminate(gpu, pid)
+
+    def _memory_gone(self, job: Job) -> bool:
+        return self.monitor is None or self.monitor.memory_gone(job)
+
+    def _ended(self, job: JobId, attempt: int, ended: Ended) -> None:
+        if ended.error:
+            exit = _not_launched(ended.error, ended.hint)
+        elif ended.lost or ended.never_started:
+            exit = Exit(Cause.LOST, evidence="its supervisor is gone: a reboot, or it was killed")
+        else:
+            exit = classify(
+                ended.code,
+                ended.signal,
+                ended.log_tail,
+                host_oom=ended.host_oom,
+                gpu_full=self.monitor is not None and self.monitor.was_full(job),
+            )
+        self._report(job, attempt, exit)
+
+    def _report(self, job: JobId, attempt: int, exit: Exit) -> None:
+        self._inbox.post(Exited(self._inbox.clock(), job, attempt, exit))
+
+    def _notice(self, job: Job, note: str) -> None:
+        self._inbox.post(Noticed(self._inbox.clock(), job.id, note))
+
+
+def _not_launched(message: str, hint: str) -> Exit:
+    return Exit(Cause.LAUNCH_FAILED, evidence=f"{message}; {hint}" if hint else message)

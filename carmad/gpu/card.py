@@ -1,0 +1,366 @@
+"""An emulated GPU: one small file that jobs and the telemetry source share, as they share a driver.
+
+The file is mapped into every process that uses it, and changed under `flock`. An entry belongs to
+one process; when that is dead (pid and start time) the next reader sweeps the entry out, so a job
+may be killed at any moment and its memory comes back, as with a real driver. All users of a card
+must live in one pid namespace. Any user may write to it: it is a toy to try CARMA on, and guards
+nothing.
+
+Interference. Demands are what a job uses when alone, as shares of the GPU. With S the sum of the SM
+demands of all jobs that run kernels, and D the DRAM demand of a job's neighbours, that job runs at
+
+    rate = min(1, 1 / S) / (1 + DRAM_CONTENTION · D)
+
+so jobs that fit beside each other lose only a little to shared memory bandwidth, and jobs that do
+not fit share the SMs in proportion to their demand.
+
+Fragmentation. While several processes are resident, a fixed share of the free memory cannot be
+allocated, although it is reported as free. The share is set when the card is made; 0 turns it off.
+
+Every emulated job imports this module, so it avoids all slow imports: no dataclasses, no pathlib.
+One `Card` serves one thread of one process: open it after a fork, not before.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import mmap
+import os
+from time import monotonic
+
+SUFFIX = ".card"
+DRAM_CONTENTION = 0.2  # a neighbour that saturates DRAM costs a job a sixth of its speed
+POWER_EXPONENT = 0.75  # power rises steeply at first: half of the range is used at 40 % SM activity
+REAP_S = 0.25  # how long the demand of a dead job may still slow down its neighbours
+
+# The file is an array of 8-byte words: a header, then SLOTS entries of SLOT words.
+MAGIC = int.from_bytes(b"CARMA\0\0\1", "little")  # the last byte is the layout's version
+_MAGIC, _INDEX, _TOTAL, _LOST, _FRAGMENTATION, _IDLE_W, _PEAK_W = range(7)
+_ENERGY_MJ, _ENERGY_AT, _REAPED_AT = range(7, 10)
+NAME_AT, NAME_LENGTH = 128, 64  # bytes
+HEADER = (NAME_AT + NAME_LENGTH) // 8
+SLOT, SLOTS = 8, 64
+_PID, _START, _MEMORY, _SM, _OCCUPANCY, _DRAM, _RUNNING = range(7)
+WORDS = HEADER + SLOT * SLOTS
+_ENTRIES = range(HEADER, WORDS, SLOT)
+
+
+class OutOfMemory(Exception):
+    """The card cannot give `tried_mib` more. `others` are the co-tenants, as (pid, MiB)."""
+
+    def __init__(
+        self,
+        tried_mib: int,
+        free_mib: int,
+        total_mib: int,
+        own_mib: int,
+        others: tuple[tuple[int, int], ...],
+    ) -> None:
+        super().__init__(f"tried to allocate {tried_mib} MiB, {free_mib} MiB are free")
+        self.tried_mib = tried_mib
+        self.free_mib = free_mib
+        self.total_mib = total_mib
+        self.own_mib = own_mib
+        self.others = others
+
+
+class CardLost(Exception):
+    """The card has been marked lost: it answers nobody."""
+
+
+class Tenant:
+    """One process on a card."""
+
+    __slots__ = ("dram", "memory_mib", "occupancy", "pid", "running", "sm")
+
+    def __init__(
+        self, pid: int, memory_mib: int, sm: float, occupancy: float, dram: float, running: bool
+    ) -> None:
+        self.pid = pid
+        self.memory_mib = memory_mib
+        self.sm = sm
+        self.occupancy = occupancy
+        self.dram = dram
+        self.running = running
+
+
+class Reading:
+    """A card at one moment. The three activities are 0–1."""
+
+    __slots__ = ("dram_active", "energy_mj", "power_w", "sm_active", "sm_occupancy", "tenants")
+
+    def __init__(
+        self,
+        tenants: tuple[Tenant, ...],
+        sm_active: float,
+        sm_occupancy: float,
+        dram_active: float,
+        power_w: float,
+        energy_mj: int,
+    ) -> None:
+        self.tenants = tenants
+        self.sm_active = sm_active
+        self.sm_occupancy = sm_occupancy
+        self.dram_active = dram_active
+        self.power_w = power_w
+        self.energy_mj = energy_mj
+
+
+class _Lock:
+    """`flock` as a context manager. The kernel lets go of it when its holder dies."""
+
+    __slots__ = ("_fd",)
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def __enter__(self) -> None:
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
+
+    def __exit__(self, *_: object) -> None:
+        fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+
+def create(
+    path: str,
+    *,
+    index: int,
+    name: str,
+    memory_mib: int,
+    idle_w: float,
+    peak_w: float,
+    fragmentation: float = 0.0,
+) -> None:
+    """Make the card at `path`, whole or not at all. Raises FileExistsError."""
+    words = bytearray(WORDS * 8)
+    ints, floats = memoryview(words).cast("q"), memoryview(words).cast("d")
+    ints[_MAGIC], ints[_INDEX], ints[_TOTAL] = MAGIC, index, memory_mib
+    floats[_FRAGMENTATION], floats[_IDLE_W], floats[_PEAK_W] = fragmentation, idle_w, peak_w
+    floats[_ENERGY_AT] = monotonic()
+    encoded = name.encode()[:NAME_LENGTH]
+    words[NAME_AT : NAME_AT + len(encoded)] = encoded
+    draft = f"{path}.{os.getpid()}"
+    fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        os.fchmod(fd, 0o666)  # jobs of every user write here, whatever the umask
+        os.write(fd, words)
+        os.link(draft, path)
+    finally:
+        os.close(fd)
+        os.unlink(draft)  # noqa: PTH108
+
+
+def paths(directory: str) -> list[str]:
+    """The cards of `directory`, in no particular order. Raises OSError."""
+    return [entry.path for entry in os.scandir(directory) if entry.name.endswith(SUFFIX)]
+
+
+class Card:
+    """An open card. Raises OSError when there is none at `path`, ValueError when it is no card."""
+
+    def __init__(self, path: str) -> None:
+        self.uuid = path.rpartition("/")[2].removesuffix(SUFFIX)
+        self._fd = os.open(path, os.O_RDWR)
+        try:
+            self._map = mmap.mmap(self._fd, WORDS * 8)
+        except (ValueError, OSError):
+            os.close(self._fd)
+            raise
+        self._ints = memoryview(self._map).cast("q")
+        self._floats = memoryview(self._map).cast("d")
+        self._lock = _Lock(self._fd)
+        self._slot = 0  # word at which this process's entry starts; 0: not attached
+        if self._ints[_MAGIC] != MAGIC:
+            self.close()
+            raise ValueError(f"{path} is not an emulated card of this version")
+        self.index = self._ints[_INDEX]
+        self.memory_mib = self._ints[_TOTAL]
+        self.name = self._map[NAME_AT : NAME_AT + NAME_LENGTH].rstrip(b"\0").decode()
+
+    def close(self) -> None:
+        """Detach, and let go of the file."""
+        if self._slot:
+            self.detach()
+        self._ints.release()
+        self._floats.release()
+        self._map.close()
+        os.close(self._fd)
+
+    # What a job does.
+
+    def attach(self) -> None:
+        """Become a tenant: this process is seen on the card from now on."""
+        ints, pid = self._ints, os.getpid()
+        with self._lock:
+            self._reap(monotonic())
+            self._refuse_if_lost()
+            slot = next((slot for slot in _ENTRIES if not ints[slot]), None)
+            if slot is None:
+                raise RuntimeError(f"an emulated card takes no more than {SLOTS} processes")
+            ints[slot + _MEMORY] = ints[slot + _RUNNING] = 0
+            ints[slot + _START] = _start_of(pid) or 0
+            ints[slot + _PID] = pid  # last: only now is the entry valid
+            self._slot = slot
+
+    def allocate(self, mib: int) -> None:
+        """Take `mib` more. Raises OutOfMemory and then takes nothing."""
+        ints = self._ints
+        with self._lock:
+            self._reap(monotonic())
+            self._refuse_if_lost()
+            tenants = self._tenants()
+            free = self.memory_mib - sum(tenant.memory_mib for tenant in tenants)
+            lost = self._floats[_FRAGMENTATION] if len(tenants) > 1 else 0.0
+            if mib > free * (1 - lost):
+                others = tuple((t.pid, t.memory_mib) for t in tenants if t.pid != os.getpid())
+                own = ints[self._slot + _MEMORY]
+                raise OutOfMemory(mib, free, self.memory_mib, own, others)
+            ints[self._slot + _MEMORY] += mib
+
+    def launch(self, sm: float, occupancy: float, dram: float) -> None:
+        """Run kernels with this demand, 0–1 each, until told otherwise."""
+        ints, floats, slot = self._ints, self._floats, self._slot
+        with self._lock:
+            self._refuse_if_lost()
+            self._account(monotonic())
+            floats[slot + _SM] = sm
+            floats[slot + _OCCUPANCY] = occupancy
+            floats[slot + _DRAM] = dram
+            ints[slot + _RUNNING] = 1
+
+    def rate(self) -> float:
+        """How fast this process's kernels run; 1 is as fast as alone. Seldom takes the lock."""
+        ints, floats = self._ints, self._floats
+        self._refuse_if_lost()
+        now = monotonic()
+        if now - floats[_REAPED_AT] > REAP_S:
+            with self._lock:
+                self._reap(now)
+        sm = neighbours = 0.0
+        for slot in _ENTRIES:
+            if ints[slot] and ints[slot + _RUNNING]:
+                sm += floats[slot + _SM]
+                if slot != self._slot:
+                    neighbours += floats[slot + _DRAM]
+        return 1 / (max(1.0, sm) * (1 + DRAM_CONTENTION * neighbours))
+
+    def detach(self) -> None:
+        """Give everything back."""
+        with self._lock:
+            self._account(monotonic())
+            self._ints[self._slot + _PID] = 0
+        self._slot = 0
+
+    # What an observer does.
+
+    @property
+    def lost(self) -> bool:
+        return bool(self._ints[_LOST])
+
+    def set_lost(self, lost: bool) -> None:
+        """Make the card fail, or bring it back: fault injection for tests and demos."""
+        self._ints[_LOST] = lost
+
+    def read(self) -> Reading:
+        """The card now. Integrates its energy up to this moment."""
+        with self._lock:
+            now = monotonic()
+            self._reap(now)
+            self._account(now)
+            sm, occupancy, dram = self._load()
+            return Reading(
+                self._tenants(),
+                sm,
+                occupancy,
+                dram,
+                self._power(sm),
+                int(self._floats[_ENERGY_MJ]),
+            )
+
+    # Under the lock.
+
+    def _tenants(self) -> tuple[Tenant, ...]:
+        ints, floats = self._ints, self._floats
+        return tuple(
+            Tenant(
+                ints[slot],
+                ints[slot + _MEMORY],
+                floats[slot + _SM],
+                floats[slot + _OCCUPANCY],
+                floats[slot + _DRAM],
+                bool(ints[slot + _RUNNING]),
+            )
+            for slot in _ENTRIES
+            if ints[slot]
+        )
+
+    def _load(self) -> tuple[float, float, float]:
+        """SM activity, SM occupancy and DRAM activity of all kernels together.
+
+        A GPU that is asked for more than its SMs can give runs every kernel in proportion, so
+        occupancy and memory traffic shrink with the rate.
+        """
+        running = [tenant for tenant in self._tenants() if tenant.running]
+        sm = sum((tenant.sm for tenant in running), 0.0)
+        share = 1 / max(1.0, sm)
+        occupancy = share * sum(tenant.occupancy for tenant in running)
+        dram = share * sum(tenant.dram for tenant in running)
+        return min(1.0, sm), min(1.0, occupancy), min(1.0, dram)
+
+    def _power(self, sm_active: float) -> float:
+        idle, peak = self._floats[_IDLE_W], self._floats[_PEAK_W]
+        return idle + (peak - idle) * math.pow(sm_active, POWER_EXPONENT)
+
+    def _account(self, now: float) -> None:
+        """Add the energy used since the last time; call it before the load changes."""
+        floats = self._floats
+        elapsed = now - floats[_ENERGY_AT]
+        floats[_ENERGY_AT] = now  # first: a death here must not count energy twice
+        if elapsed > 0:  # the clock starts anew with the machine
+            floats[_ENERGY_MJ] += 1000 * elapsed * self._power(self._load()[0])
+
+    def _reap(self, now: float) -> None:
+        """Sweep out the dead."""
+        ints = self._ints
+        dead = [s for s in _ENTRIES if ints[s] and not _lives(ints[s], ints[s + _START])]
+        if dead:
+            self._account(now)
+            for slot in dead:
+                ints[slot + _PID] = 0
+        self._floats[_REAPED_AT] = now
+
+    def _refuse_if_lost(self) -> None:
+        if self.lost:
+            raise CardLost(self.uuid)
+
+
+def _start_of(pid: int) -> int | None:
+    """When `pid` started, in clock ticks since boot; 0 when it is dead, None when it is hidden."""
+    try:
+        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
+        try:
+            stat = os.read(fd, 1024)
+        finally:
+            os.close(fd)
+    except FileNotFoundError:
+        return None if _exists(pid) else 0
+    except ProcessLookupError:
+        return 0
+    fields = stat[stat.rindex(b")") + 2 :].split()
+    return 0 if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def _exists(pid: int) -> bool:
+    """Whether another user's process is there that /proc does not show (mount option hidepid)."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return False  # our own would have been shown: it died in between
+
+
+def _lives(pid: int, start: int) -> bool:
+    return _start_of(pid) in (start, None)

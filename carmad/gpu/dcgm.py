@@ -1,0 +1,280 @@
+"""Reads SMACT, SMOCC and DRAMA from a running DCGM through a long-lived `dcgmi dmon`."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from carmad.core.types import GpuId
+from carmad.gpu.profiler import PROFILED, Activity, Unit
+
+_FIELDS = "1002,1003,1005"  # SMACT, SMOCC, DRAMA; the columns come in this order
+_FRESH_PERIODS = 3
+_BACK_OFF_S = (1.0, 60.0)  # first and longest wait before dmon is started again
+_ANSWER_S = 10.0
+
+
+class Entity(NamedTuple):
+    """How dmon names a row: GPU, GPU-I (a GPU instance) or GPU-CI (a compute instance)."""
+
+    kind: str
+    number: int
+
+    @property
+    def argument(self) -> str:
+        """As `dcgmi dmon -i` takes it."""
+        prefix = {"GPU": "", "GPU-I": "i:", "GPU-CI": "ci:"}[self.kind]
+        return f"{prefix}{self.number}"
+
+
+class Place(NamedTuple):
+    """A GPU, or an instance on it, by the driver's own ids."""
+
+    gpu: GpuId
+    gpu_instance: int | None = None
+    compute_instance: int | None = None
+
+
+class DcgmProfiler:
+    """Runs `dmon` in a subprocess and reads it in a thread, from `open` to `close`."""
+
+    name = "dcgm"
+
+    def __init__(self, period_s: float, command: str = "dcgmi") -> None:
+        self._period_s = period_s
+        self._command = command
+        self._units: tuple[Unit, ...] = ()
+        self._thread: threading.Thread | None = None
+        self._stopping = threading.Event()
+        # Between the threads:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[str] | None = None
+        self._entities: dict[Place, Entity] = {}
+        self._rows: dict[Entity, tuple[float, Activity]] = {}  # monotonic arrival
+        self._trouble = "dcgmi has not answered yet"
+
+    def open(self, units: tuple[Unit, ...]) -> None:
+        self._units = units
+        self._stopping.clear()
+        self._thread = threading.Thread(target=self._run, name="dcgm-dmon", daemon=True)
+        self._thread.start()
+
+    def read(self) -> Mapping[GpuId, Activity]:
+        oldest = time.monotonic() - _FRESH_PERIODS * self._period_s
+        with self._lock:
+            fresh = {e: activity for e, (at, activity) in self._rows.items() if at >= oldest}
+            found = {unit.gpu.id: _combined(unit, self._entities, fresh) for unit in self._units}
+        return {gpu: activity for gpu, activity in found.items() if activity is not None}
+
+    def missing(self) -> tuple[tuple[str, str], ...]:
+        with self._lock:
+            return tuple((what, f"dcgmi: {self._trouble}") for what in PROFILED if self._trouble)
+
+    def close(self) -> None:
+        if self._thread is None:
+            return
+        with self._lock:
+            self._stopping.set()
+            if self._process is not None:
+                self._process.kill()  # dmon keeps nothing that a kill could harm
+        self._thread.join()
+        self._thread = None
+        self._rows.clear()
+
+    # --- in the thread ---
+
+    def _run(self) -> None:
+        wait_s, longest_s = _BACK_OFF_S
+        while not self._stopping.is_set():
+            started = time.monotonic()
+            try:
+                trouble = self._watch()
+            except OSError as error:
+                trouble = str(error)
+            with self._lock:
+                self._trouble = trouble
+            if time.monotonic() - started > longest_s:
+                wait_s = _BACK_OFF_S[0]  # it ran well for a while
+            self._stopping.wait(wait_s)
+            wait_s = min(2 * wait_s, longest_s)
+
+    def _watch(self) -> str:
+        """Follow one dmon to its end. Returns why it ended."""
+        # DCGM's ids hold until the host engine restarts, so ask anew each time.
+        listing = self._ask("discovery", "-l")
+        if any(unit.gpu.is_mig for unit in self._units):
+            listing += self._ask("discovery", "-c")
+        with self._lock:
+            self._entities = parse_discovery(listing)
+        wanted = [e.argument for e in _wanted(self._units, self._entities)]
+        if not wanted:
+            return _last_words(listing) or "discovery shows none of these GPUs"
+        period_ms = str(max(1, round(self._period_s * 1000)))
+        dmon = self._start("dmon", "-e", _FIELDS, "-d", period_ms, "-i", ",".join(wanted))
+        last = "dmon ended"
+        if dmon is not None and dmon.stdout is not None:
+            with dmon:
+                for line in dmon.stdout:
+                    last = self._take(line) or last
+        return last
+
+    def _take(self, line: str) -> str:
+        """Keep a row. Any other text may be the reason why dmon ends: return it."""
+        row = parse_row(line)
+        if row is None:
+            return "" if _is_header(line) else line.strip()
+        entity, activity = row
+        with self._lock:
+            self._rows[entity] = time.monotonic(), activity
+            known = any(value is not None for value in (activity.sm_active, activity.dram_active))
+            self._trouble = (
+                "" if known else "N/A: this GPU or the host engine's user cannot profile"
+            )
+        return ""
+
+    def _ask(self, *arguments: str) -> str:
+        process = self._start(*arguments)
+        if process is None:
+            return ""
+        with process:
+            try:
+                return process.communicate(timeout=_ANSWER_S)[0]
+            except subprocess.TimeoutExpired:
+                process.kill()
+                return "the DCGM host engine does not answer\n"
+
+    def _start(self, *arguments: str) -> subprocess.Popen[str] | None:
+        """None once `close` was called, which must find every process that was started."""
+        with self._lock:
+            if self._stopping.is_set():
+                return None
+            # If CARMA is killed, dmon's next write meets a closed pipe and ends it.
+            self._process = subprocess.Popen(
+                [self._command, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+            )
+            return self._process
+
+
+def unavailable(command: str = "dcgmi") -> str | None:
+    """Why DCGM cannot be asked; None when it answers. Blocks for seconds at worst."""
+    try:
+        answer = subprocess.run(
+            [command, "discovery", "-l"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=_ANSWER_S,
+            check=False,
+        )
+    except FileNotFoundError:
+        return f"{command} is not installed"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{command}: {error}"
+    if parse_discovery(answer.stdout):
+        return None
+    return f"{command}: {_last_words(answer.stdout) or 'shows no GPU'}"
+
+
+# --- what dcgmi prints ---
+
+_ROW = re.compile(r"\s*(GPU|GPU-I|GPU-CI)\s+(\d+)\s+(.*)\n")
+_LIST_ID = re.compile(r"\|\s*(\d+)\s*\|")
+_LIST_UUID = re.compile(r"Device UUID:\s*(GPU-\S+)")
+_TREE_GPU = re.compile(r"\|\s*GPU \d+\s*\|\s*GPU\s+(GPU-\S+)\s+\(EntityID:\s*(\d+)\)")
+_TREE_INSTANCE = re.compile(r"\|\s*->\s+I \d+/(\d+)\s*\|.*\(EntityID:\s*(\d+)\)")
+_TREE_COMPUTE = re.compile(r"\|\s*->\s+CI \d+/(\d+)/(\d+)\s*\|.*\(EntityID:\s*(\d+)\)")
+
+
+def parse_row(line: str) -> tuple[Entity, Activity] | None:
+    """One line of dmon, or None. A line cut short, as by a kill, is none."""
+    match = _ROW.fullmatch(line)
+    if match is None:
+        return None
+    values = match[3].split()
+    if len(values) != len(PROFILED):
+        return None
+    return Entity(match[1], int(match[2])), Activity(*map(_fraction, values))
+
+
+def parse_discovery(text: str) -> dict[Place, Entity]:
+    """Where DCGM's entities are: the answers to `discovery -l` and `-c`, one after the other."""
+    places: dict[Place, Entity] = {}
+    number = 0
+    gpu = GpuId("")
+    for line in text.splitlines():
+        if match := _TREE_GPU.match(line):
+            gpu = GpuId(match[1])
+            places[Place(gpu)] = Entity("GPU", int(match[2]))
+        elif match := _TREE_INSTANCE.match(line):
+            places[Place(gpu, int(match[1]))] = Entity("GPU-I", int(match[2]))
+        elif match := _TREE_COMPUTE.match(line):
+            place = Place(gpu, int(match[1]), int(match[2]))
+            places[place] = Entity("GPU-CI", int(match[3]))
+        else:
+            if match := _LIST_ID.match(line):
+                number = int(match[1])
+            if match := _LIST_UUID.search(line):
+                places[Place(GpuId(match[1]))] = Entity("GPU", number)
+    return places
+
+
+def _wanted(units: Iterable[Unit], entities: Mapping[Place, Entity]) -> list[Entity]:
+    places = [place for unit in units for place in _places(unit)]
+    return [entities[place] for place in dict.fromkeys(places) if place in entities]
+
+
+def _places(unit: Unit) -> tuple[Place, ...]:
+    """Where a unit's numbers are, the most exact first."""
+    if not unit.gpu.is_mig:
+        return (Place(unit.gpu.id),)
+    instance = Place(unit.physical, unit.gpu_instance)
+    return (instance._replace(compute_instance=unit.compute_instance), instance)
+
+
+def _combined(
+    unit: Unit, entities: Mapping[Place, Entity], fresh: Mapping[Entity, Activity]
+) -> Activity | None:
+    """On MIG the SM's numbers belong to the compute instance, DRAM's to the GPU instance."""
+    rows = [fresh.get(entities[place]) for place in _places(unit) if place in entities]
+    known = [row for row in rows if row is not None]
+    if not known:
+        return None
+    return Activity(
+        sm_active=_first(row.sm_active for row in known),
+        sm_occupancy=_first(row.sm_occupancy for row in known),
+        dram_active=_first(row.dram_active for row in reversed(known)),
+    )
+
+
+def _first(values: Iterable[float | None]) -> float | None:
+    return next((value for value in values if value is not None), None)
+
+
+def _fraction(text: str) -> float | None:
+    """None for `N/A`, for DCGM's blank values (2^47 and up) and for one too long for its column."""
+    with contextlib.suppress(ValueError):
+        value = float(text)
+        if 0 <= value < 2:
+            return min(value, 1.0)  # rounding may pass 1
+    return None
+
+
+def _is_header(line: str) -> bool:
+    return not line.strip() or line.lstrip().startswith(("#", "ID", "Id"))
+
+
+def _last_words(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines()]
+    return next((line for line in reversed(lines) if line and line[0] not in "+|"), "")

@@ -1,0 +1,183 @@
+"""Telemetry from emulated cards, and the making of them. The cards themselves are in `card`."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from carmad.core.types import Gpu, GpuId, GpuSample, ProcessUse
+from carmad.errors import CarmaError
+from carmad.gpu import card
+from carmad.gpu.card import Card, Reading
+from carmad.gpu.source import Capabilities, Health
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A model of GPU. Peak power is the maker's limit; idle power is a round figure."""
+
+    name: str
+    memory_mib: int
+    idle_w: float
+    peak_w: float
+
+
+KINDS: dict[str, Kind] = {
+    "A100-40GB": Kind("Emulated A100-SXM4-40GB", 40_960, 55, 400),
+    "A100-80GB": Kind("Emulated A100-SXM4-80GB", 81_920, 60, 400),
+    "H100-80GB": Kind("Emulated H100-SXM5-80GB", 81_920, 70, 700),
+    "V100-16GB": Kind("Emulated V100-SXM2-16GB", 16_384, 40, 300),
+    "V100-32GB": Kind("Emulated V100-SXM2-32GB", 32_768, 40, 300),
+    "T4-16GB": Kind("Emulated T4-16GB", 16_384, 10, 70),
+    "L40S-48GB": Kind("Emulated L40S-48GB", 49_152, 35, 350),
+    "RTX3090-24GB": Kind("Emulated RTX3090-24GB", 24_576, 25, 350),
+    "RTX4090-24GB": Kind("Emulated RTX4090-24GB", 24_576, 20, 450),
+}
+HINT = "write it like 3xA100-40GB or 2xA100-40GB,1xV100-16GB; kinds: " + " ".join(KINDS)
+
+
+def create(directory: Path, spec: str = "3xA100-40GB", fragmentation: float = 0.0) -> None:
+    """Make the cards of `spec` in `directory`; cards that are there already stay as they are."""
+    kinds = parse(spec)
+    try:
+        if not directory.exists():
+            directory.mkdir(parents=True)
+            directory.chmod(0o755)  # jobs of every user come here, whatever the umask
+        for index, kind in enumerate(kinds):
+            path = directory / f"{uuid_of(kind, index)}{card.SUFFIX}"
+            if not path.exists():
+                card.create(
+                    str(path),
+                    index=index,
+                    name=kind.name,
+                    memory_mib=kind.memory_mib,
+                    idle_w=kind.idle_w,
+                    peak_w=kind.peak_w,
+                    fragmentation=fragmentation,
+                )
+        there = len(card.paths(str(directory)))
+    except OSError as error:
+        raise CarmaError(f"cannot make emulated cards in {directory}: {error}") from error
+    if there != len(kinds):
+        raise CarmaError(
+            f"{directory} holds other emulated cards than {spec}", "remove it, or name another"
+        )
+
+
+def parse(spec: str) -> tuple[Kind, ...]:
+    """The GPUs of a server, from a text like `2xA100-40GB,1xV100-16GB`."""
+    kinds: list[Kind] = []
+    for part in spec.split(","):
+        match = re.fullmatch(r"\s*(?:(\d+)x)?(\S+)\s*", part)
+        if match is None or match[2] not in KINDS:
+            raise CarmaError(f"no such emulated GPU: {part.strip()!r}", HINT)
+        kinds += [KINDS[match[2]]] * int(match[1] or 1)
+    if not kinds:
+        raise CarmaError(f"no GPU in {spec!r}", HINT)
+    return tuple(kinds)
+
+
+def uuid_of(kind: Kind, index: int) -> GpuId:
+    """Made up, and the same every time: GPU-e0000001-…, e for emulated and then the index."""
+    made_up = str(uuid.uuid5(uuid.NAMESPACE_DNS, f"{kind.name}/{index}"))
+    return GpuId(f"GPU-e{index:07x}{made_up[8:]}")
+
+
+class EmulatedSource:
+    """Reads the cards of one directory, as they were when it was opened."""
+
+    name = "emulated"
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._cards: dict[GpuId, Card] = {}
+        self._lost: set[GpuId] = set()
+        self._news: list[Health] = []
+
+    def discover(self) -> tuple[Gpu, ...]:
+        self.close()
+        hint = "make them with `carma demo`, or point the daemon at another directory"
+        try:
+            found = [Card(path) for path in card.paths(str(self._directory))]
+        except (OSError, ValueError) as error:
+            raise CarmaError(f"cannot read emulated cards: {error}", hint) from error
+        if not found:
+            raise CarmaError(f"no emulated cards in {self._directory}", hint)
+        found.sort(key=lambda each: each.index)
+        self._cards = {GpuId(each.uuid): each for each in found}
+        return tuple(
+            Gpu(GpuId(each.uuid), each.index, each.name, each.memory_mib) for each in found
+        )
+
+    def sample(self, at: float) -> tuple[GpuSample, ...]:
+        return tuple(self._sample(gpu, each, at) for gpu, each in self._cards.items())
+
+    def _sample(self, gpu: GpuId, each: Card, at: float) -> GpuSample:
+        if each.lost:
+            if gpu not in self._lost:
+                self._lost.add(gpu)
+                self._news.append(Health(gpu, at, "Xid 79: GPU has fallen off the bus", drain=True))
+            return GpuSample(gpu, at, fault="GPU is lost")
+        self._lost.discard(gpu)
+        reading = each.read()
+        used = sum(tenant.memory_mib for tenant in reading.tenants)
+        return GpuSample(
+            gpu,
+            at,
+            memory_used_mib=used,
+            memory_free_mib=each.memory_mib - used,
+            sm_active=reading.sm_active,
+            sm_occupancy=reading.sm_occupancy,
+            dram_active=reading.dram_active,
+            utilization=float(any(tenant.running for tenant in reading.tenants)),
+            power_w=reading.power_w,
+            energy_mj=reading.energy_mj,
+            processes=processes(reading),
+        )
+
+    def pids(self, gpu: GpuId) -> frozenset[int] | None:
+        each = self._cards.get(gpu)
+        if each is None or each.lost:
+            return None
+        return frozenset(tenant.pid for tenant in each.read().tenants)
+
+    def health(self) -> tuple[Health, ...]:
+        news, self._news = tuple(self._news), []
+        return news
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            self.name,
+            provides=(
+                "memory",
+                "sm_active",
+                "sm_occupancy",
+                "dram_active",
+                "utilization",
+                "power_w",
+                "energy_mj",
+                "processes",
+            ),
+            missing=(("temperature_c", "emulated cards do not get warm"),),
+            notes=("these GPUs are emulated: no real work runs on them",),
+        )
+
+    def close(self) -> None:
+        for each in self._cards.values():
+            each.close()
+        self._cards = {}
+
+
+def processes(reading: Reading) -> tuple[ProcessUse, ...]:
+    """Each process with its share of the SMs; 0 before its first kernel."""
+    asked = max(1.0, sum(tenant.sm for tenant in reading.tenants if tenant.running))
+    return tuple(
+        ProcessUse(
+            tenant.pid,
+            tenant.memory_mib,
+            sm_util=tenant.sm / asked if tenant.running else 0.0,
+        )
+        for tenant in reading.tenants
+    )

@@ -1,0 +1,136 @@
+"""Reads SMACT, SMOCC and DRAMA through NVML's GPM, which Hopper and newer GPUs have."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pynvml
+
+from carmad.core.types import GpuId
+from carmad.gpu.profiler import PROFILED, Activity, Unit
+
+_METRICS = (
+    pynvml.NVML_GPM_METRIC_SM_UTIL,
+    pynvml.NVML_GPM_METRIC_SM_OCCUPANCY,
+    pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL,
+)
+_APART_S = 0.1  # two samples must lie further apart than this (nvml.h, nvmlGpmMetricsGet)
+
+
+@dataclass(slots=True)
+class _Probe:
+    """One GPU's two sample buffers, used in turn."""
+
+    handle: Any  # of the physical GPU, also for a MIG instance
+    instance: int | None
+    older: Any
+    newer: Any
+    taken_at: float | None = None  # monotonic, when `newer` was filled
+    activity: Activity | None = None
+
+    def take(self) -> None:
+        """Fill the older buffer and swap; work out the activity between the two."""
+        if self.instance is None:
+            pynvml.nvmlGpmSampleGet(self.handle, self.older)
+        else:
+            pynvml.nvmlGpmMigSampleGet(self.handle, self.instance, self.older)
+        self.older, self.newer = self.newer, self.older
+        first = self.taken_at is None
+        self.taken_at = time.monotonic()
+        self.activity = None if first else _between(self.older, self.newer)
+
+    def free(self) -> None:
+        for sample in (self.older, self.newer):
+            with contextlib.suppress(pynvml.NVMLError):
+                pynvml.nvmlGpmSampleFree(sample)
+
+
+class GpmProfiler:
+    """Each `read` gives the activity since the one before it."""
+
+    name = "gpm"
+
+    def __init__(self) -> None:
+        self._probes: dict[GpuId, _Probe] = {}
+        self._lacking: dict[GpuId, str] = {}
+
+    def open(self, units: tuple[Unit, ...]) -> None:
+        self._lacking = lacking(units)
+        for unit in units:
+            if unit.gpu.id not in self._lacking:
+                try:
+                    self._probes[unit.gpu.id] = _probe(unit)
+                except pynvml.NVMLError as error:
+                    self._lacking[unit.gpu.id] = str(error)
+
+    def read(self) -> Mapping[GpuId, Activity]:
+        now = time.monotonic()
+        for gpu, probe in self._probes.items():
+            if probe.taken_at is not None and now - probe.taken_at <= _APART_S:
+                continue
+            try:
+                probe.take()
+                self._lacking.pop(gpu, None)
+            except pynvml.NVMLError as error:
+                # The next pair must not span the gap.
+                probe.taken_at = probe.activity = None
+                self._lacking[gpu] = str(error)
+        return {
+            gpu: probe.activity for gpu, probe in self._probes.items() if probe.activity is not None
+        }
+
+    def missing(self) -> tuple[tuple[str, str], ...]:
+        why = "; ".join(f"{gpu}: {reason}" for gpu, reason in self._lacking.items())
+        return tuple((what, why) for what in PROFILED) if why else ()
+
+    def close(self) -> None:
+        for probe in self._probes.values():
+            probe.free()
+        self._probes.clear()
+
+
+def lacking(units: Iterable[Unit]) -> dict[GpuId, str]:
+    """The GPUs without GPM, and why. NVML must be initialised."""
+    reasons = {}
+    for unit in units:
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByUUID(unit.physical)
+            if not pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
+                reasons[unit.gpu.id] = f"{unit.gpu.name} has no GPM (Hopper and newer have it)"
+        except pynvml.NVMLError as error:
+            reasons[unit.gpu.id] = f"{unit.gpu.name} has no GPM ({error})"
+    return reasons
+
+
+def _probe(unit: Unit) -> _Probe:
+    handle = pynvml.nvmlDeviceGetHandleByUUID(unit.physical)
+    older = pynvml.nvmlGpmSampleAlloc()
+    try:
+        newer = pynvml.nvmlGpmSampleAlloc()
+    except pynvml.NVMLError:
+        pynvml.nvmlGpmSampleFree(older)
+        raise
+    return _Probe(handle, unit.gpu_instance, older, newer)
+
+
+def _between(older: Any, newer: Any) -> Activity:
+    query = pynvml.c_nvmlGpmMetricsGet_t()
+    query.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+    query.sample1, query.sample2 = older, newer
+    query.numMetrics = len(_METRICS)
+    for slot, metric in zip(query.metrics, _METRICS, strict=False):
+        slot.metricId = metric
+    pynvml.nvmlGpmMetricsGet(query)
+    return Activity(*(_fraction(query.metrics[i]) for i in range(len(_METRICS))))
+
+
+def _fraction(metric: Any) -> float | None:
+    """GPM counts in percent."""
+    if metric.nvmlReturn != pynvml.NVML_SUCCESS or not math.isfinite(metric.value):
+        return None
+    return min(max(float(metric.value) / 100, 0.0), 1.0)

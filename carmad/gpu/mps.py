@@ -1,0 +1,338 @@
+"""One MPS control daemon per GPU, so that a fault stays on the GPU it happened on.
+
+The daemons outlive carmad, as the jobs under them do: a later carmad finds them by their pipe
+directories. Which jobs run under MPS, and with what limits, is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import resource
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+
+from carmad.core.types import GpuId
+from carmad.errors import CarmaError
+
+START_WITHIN_S = 10.0
+ANSWER_WITHIN_S = 5.0
+SYSTEMD_WITHIN_S = 30.0
+POLL_S = 0.05
+
+OPEN_FILES = 65_536  # NVIDIA asks for 16,384: each client's shared memory takes some
+LONGEST_SOCKET = "control_privileged"  # of those that the daemon puts into its pipe directory
+SOCKET_PATH_MAX = 107  # bytes that fit into a sockaddr_un
+
+
+class ServerState(StrEnum):
+    INITIALIZING = "INITIALIZING"
+    ACTIVE = "ACTIVE"
+    FAULT = "FAULT"  # takes no new client until those that it shares the fault with have left
+
+
+class Mps:
+    """`directory` is traversable by every user whose jobs are to reach the pipes.
+
+    `systemd`: give each daemon a transient unit, so that it outlives carmad's own; without, it is
+    a child in a session of its own.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        multiuser: bool,
+        systemd: bool,
+        control: str = "nvidia-cuda-mps-control",
+    ) -> None:
+        self._directory = directory.absolute()
+        self._flags = ("-f", "-multiuser-server") if multiuser else ("-f",)
+        self._systemd = systemd
+        self._control = control
+        self._lock = threading.Lock()  # one start or quit at a time
+        self._children: dict[GpuId, subprocess.Popen[bytes]] = {}
+
+    def pipe(self, gpu: GpuId) -> Path:
+        """CUDA_MPS_PIPE_DIRECTORY of the daemon and of its clients."""
+        return self._home(gpu) / "pipe"
+
+    def log(self, gpu: GpuId) -> Path:
+        """CUDA_MPS_LOG_DIRECTORY: control.log and server.log."""
+        return self._home(gpu) / "log"
+
+    def start(self, gpu: GpuId) -> None:
+        """See to it that clients can connect. Raises CarmaError when they cannot.
+
+        A daemon that answers is left alone, unless `multiuser` was changed since it was started
+        and nobody uses it.
+        """
+        with self._lock:
+            running = self._answers(gpu)
+            if running and self._started_with(gpu) != self._flags:
+                self._make_way(gpu)
+                running = False
+            if not running:
+                self._launch(gpu)
+        if self.server_state(gpu) is ServerState.FAULT:
+            raise CarmaError(
+                f"the MPS server of {gpu} is in a fault that one of its jobs has caused",
+                "it takes jobs again when those that were hit have ended; "
+                f"{self.log(gpu)}/server.log names them",
+            )
+
+    def healthy(self, gpu: GpuId) -> bool:
+        """Whether the daemon answers."""
+        try:
+            return self._answers(gpu)
+        except CarmaError:
+            return False
+
+    def clients(self, gpu: GpuId) -> frozenset[int]:
+        """The pids of all its clients, as far as the daemon tells."""
+        with contextlib.suppress(CarmaError):
+            return frozenset().union(*self._clients(gpu).values())
+        return frozenset()
+
+    def terminate(self, gpu: GpuId, pid: int) -> bool:
+        """Cut one client off its server, so that a SIGKILL cannot harm the others.
+
+        False: it is no client (any more), or the server did not do it.
+        """
+        with contextlib.suppress(CarmaError):
+            for server, clients in self._clients(gpu).items():
+                if pid in clients:
+                    return _numbers(self._ask(gpu, f"terminate_client {server} {pid}")) == [0]
+        return False
+
+    def server_state(self, gpu: GpuId) -> ServerState | None:
+        """The worst state of its servers. None: it has none yet, or does not tell."""
+        states: set[str] = set()
+        with contextlib.suppress(CarmaError):
+            for server in _numbers(self._ask(gpu, "get_server_list")):
+                states.update(re.findall(r"\w+", self._ask(gpu, f"get_server_status {server}")))
+        worst_first = (ServerState.FAULT, ServerState.INITIALIZING, ServerState.ACTIVE)
+        return next((state for state in worst_first if state in states), None)
+
+    def quit(self, gpu: GpuId) -> bool:
+        """End the daemon and its idle server. False: it has clients, or does not tell, and stays."""
+        with self._lock, contextlib.suppress(CarmaError):
+            return not self._answers(gpu) or self._quit(gpu)
+        return False
+
+    # -- the daemon's life ------------------------------------------------------------------------
+
+    def _launch(self, gpu: GpuId) -> None:
+        control = shutil.which(self._control)
+        if control is None:
+            raise CarmaError(
+                f"{self._control} is not on PATH",
+                "install the driver's MPS programs, or set mps = false",
+            )
+        try:
+            self._make_directories(gpu)
+            if self._systemd:
+                self._run_unit(gpu, control)
+            else:
+                self._run_child(gpu, control)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise CarmaError(f"cannot start the MPS daemon of {gpu}: {error}") from error
+        if not self._wait(lambda: self._ended(gpu) or self._answers(gpu)) or self._ended(gpu):
+            raise CarmaError(
+                f"the MPS daemon of {gpu} {'ended at once' if self._ended(gpu) else 'is silent'}",
+                f"{self._where_it_speaks(gpu)} may say why",
+            )
+        self.pipe(gpu).chmod(0o1777)  # it has opened it to everyone, deletion included
+
+    def _make_way(self, gpu: GpuId) -> None:
+        if not self._quit(gpu):
+            raise CarmaError(
+                f"the MPS daemon of {gpu} was started with another mps_multiuser, and is in use",
+                "it is started anew with the first job after those that run on it now",
+            )
+
+    def _quit(self, gpu: GpuId) -> bool:
+        if any(self._clients(gpu).values()):
+            return False
+        self._ask(gpu, "quit")
+        return self._wait(lambda: not self._answers(gpu))
+
+    def _make_directories(self, gpu: GpuId) -> None:
+        """The pipe directory is made anew: what lies in it belongs to a daemon that is dead, or was
+        put there by a user in the name of one."""
+        pipe, log = self.pipe(gpu), self.log(gpu)
+        if len(os.fsencode(pipe / LONGEST_SOCKET)) > SOCKET_PATH_MAX:
+            raise CarmaError(
+                f"the path {pipe} is too long for the sockets of MPS",
+                "give carmad a shorter runtime directory",
+            )
+        if pipe.exists():
+            shutil.rmtree(pipe)
+        log.mkdir(parents=True, exist_ok=True)
+        for directory in (self._directory, self._home(gpu), log):
+            directory.chmod(0o755)
+        self._flags_file(gpu).write_text(" ".join(self._flags))
+        pipe.mkdir()
+        pipe.chmod(0o1777)  # each user's server may add files of its own
+
+    def _run_child(self, gpu: GpuId, control: str) -> None:
+        with self._console(gpu).open("wb") as console:
+            child = subprocess.Popen(
+                [control, *self._flags],
+                env=self._environment(gpu),
+                stdin=subprocess.DEVNULL,
+                stdout=console,
+                stderr=console,
+                cwd="/",
+                start_new_session=True,
+            )
+        self._children[gpu] = child
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        files = OPEN_FILES if most == resource.RLIM_INFINITY else min(OPEN_FILES, most)
+        with contextlib.suppress(ProcessLookupError):
+            resource.prlimit(child.pid, resource.RLIMIT_NOFILE, (files, most))
+
+    def _run_unit(self, gpu: GpuId, control: str) -> None:
+        properties = {
+            "KillMode": "process",  # jobs may live on without the daemon, not without a server
+            "OOMPolicy": "continue",
+            "TasksMax": "infinity",
+            "LimitNOFILE": str(OPEN_FILES),
+            "LimitMEMLOCK": "infinity",
+        }
+        asked = subprocess.run(
+            [
+                "systemd-run",
+                *(["--user"] if os.geteuid() != 0 else []),
+                "--quiet",
+                "--collect",
+                f"--unit={self._unit(gpu)}",
+                "--slice=carma.slice",
+                f"--description=MPS for CARMA's jobs on {gpu}",
+                *(f"--property={key}={value}" for key, value in properties.items()),
+                *(f"--setenv={name}={value}" for name, value in self._environment(gpu).items()),
+                control,
+                *self._flags,
+            ],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=SYSTEMD_WITHIN_S,
+        )
+        if asked.returncode != 0 and "already" not in asked.stderr:
+            raise OSError(f"systemd-run: {asked.stderr.strip()}")
+
+    def _environment(self, gpu: GpuId) -> dict[str, str]:
+        """Nothing of carmad's own: a CUDA_MPS_… of its own would become every job's."""
+        kept = ("PATH", "LD_LIBRARY_PATH")
+        return {
+            **{name: os.environ[name] for name in kept if name in os.environ},
+            "CUDA_VISIBLE_DEVICES": gpu,
+            "CUDA_MPS_PIPE_DIRECTORY": str(self.pipe(gpu)),
+            "CUDA_MPS_LOG_DIRECTORY": str(self.log(gpu)),
+        }
+
+    def _ended(self, gpu: GpuId) -> bool:
+        """A unit's end is not looked for: its daemon just never answers."""
+        child = self._children.get(gpu)
+        return child is not None and child.poll() is not None
+
+    def _wait(self, done: Callable[[], bool]) -> bool:
+        deadline = time.monotonic() + START_WITHIN_S
+        while not done():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(POLL_S)
+        return True
+
+    # -- questions to it --------------------------------------------------------------------------
+
+    def _answers(self, gpu: GpuId) -> bool:
+        """Raises CarmaError when there is a daemon that does not answer: it must not be replaced."""
+        try:
+            owner = (self.pipe(gpu) / "control").lstat().st_uid
+        except OSError:
+            return False
+        if owner != os.geteuid():
+            return False  # anyone may bind a socket there once our daemon is dead
+        try:
+            answer = self._ask(gpu, "get_default_active_thread_percentage")
+        except _Refused:
+            return False
+        return re.search(r"^\s*\d", answer, re.MULTILINE) is not None
+
+    def _clients(self, gpu: GpuId) -> dict[int, frozenset[int]]:
+        """By server: while one user's server goes and the next one's comes, there are two."""
+        return {
+            server: frozenset(_numbers(self._ask(gpu, f"get_client_list {server}")))
+            for server in _numbers(self._ask(gpu, "get_server_list"))
+        }
+
+    def _ask(self, gpu: GpuId, command: str) -> str:
+        try:
+            asked = subprocess.run(
+                [self._control],
+                env=self._environment(gpu),
+                input=f"{command}\n",
+                capture_output=True,
+                text=True,
+                errors="replace",
+                cwd="/",
+                timeout=ANSWER_WITHIN_S,
+            )
+        except OSError as error:
+            raise CarmaError(f"cannot run {self._control}: {error.strerror}") from error
+        except subprocess.TimeoutExpired as error:
+            raise CarmaError(
+                f"the MPS daemon of {gpu} has not answered {command!r} within {ANSWER_WITHIN_S:g} s",
+                "its jobs may still run; when none does, kill the nvidia-cuda-mps-control whose "
+                f"pipe directory is {self.pipe(gpu)}",
+            ) from error
+        if asked.returncode != 0:
+            said = (asked.stderr or asked.stdout).strip()
+            raise _Refused(f"the MPS daemon of {gpu} refused {command!r}: {said:.200}")
+        return asked.stdout
+
+    # -- names --------------------------------------------------------------------------------------
+
+    def _home(self, gpu: GpuId) -> Path:
+        return self._directory / _file_name(gpu)
+
+    def _unit(self, gpu: GpuId) -> str:
+        return f"carma-mps-{_file_name(gpu)}"
+
+    def _console(self, gpu: GpuId) -> Path:
+        return self.log(gpu) / "console.log"
+
+    def _where_it_speaks(self, gpu: GpuId) -> str:
+        return f"journalctl -u {self._unit(gpu)}" if self._systemd else str(self._console(gpu))
+
+    def _flags_file(self, gpu: GpuId) -> Path:
+        return self._home(gpu) / "flags"
+
+    def _started_with(self, gpu: GpuId) -> tuple[str, ...]:
+        try:
+            return tuple(self._flags_file(gpu).read_text().split())
+        except OSError:
+            return ()
+
+
+class _Refused(CarmaError):
+    """The control program ran, and said no: there is no daemon, or no such server."""
+
+
+def _numbers(answer: str) -> list[int]:
+    """Lines that are a number; whatever else there is, is talk."""
+    return [int(line) for line in answer.split("\n") if line.strip().isdecimal()]
+
+
+def _file_name(gpu: GpuId) -> str:
+    """Old drivers name MIG instances MIG-GPU-…/1/0."""
+    return gpu.replace("/", "_")

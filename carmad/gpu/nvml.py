@@ -1,0 +1,420 @@
+"""Reads NVIDIA GPUs and MIG instances through NVML (driver R510 or newer).
+
+Profiling metrics come from a `Profiler`, the driver's events from an `EventWatcher`."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import psutil
+import pynvml
+
+from carmad.core.types import Gpu, GpuId, GpuSample, ProcessUse
+from carmad.errors import CarmaError
+from carmad.gpu.events import EventWatcher
+from carmad.gpu.profiler import PROFILED, Activity, Profiler, Unit
+from carmad.gpu.source import Capabilities, Health
+
+_T = TypeVar("_T")
+
+_MIB = 1024 * 1024
+_RECONNECT_S = 5.0
+_READINGS = (
+    "memory",
+    "processes",
+    "process_sm_util",
+    "utilization",
+    "power",
+    "energy",
+    "temperature",
+    "health",
+)
+
+# The reading is not to be had on this GPU, ever: asked once.
+_NEVER = {
+    pynvml.NVML_ERROR_NOT_SUPPORTED,
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,  # the driver is older than the binding
+    pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
+    pynvml.NVML_ERROR_INVALID_ARGUMENT,  # some calls say this of a MIG instance
+    pynvml.NVML_ERROR_NO_PERMISSION,
+}
+
+# Whichever reading brings one of these, the GPU takes no job.
+_FAULTS = {
+    pynvml.NVML_ERROR_GPU_IS_LOST: "the GPU is lost: it has fallen off the bus; reboot the machine",
+    pynvml.NVML_ERROR_RESET_REQUIRED: "the GPU must be reset: nvidia-smi --gpu-reset",
+    pynvml.NVML_ERROR_GPU_NOT_FOUND: "the driver no longer finds the GPU",
+    pynvml.NVML_ERROR_IRQ_ISSUE: "the GPU's interrupts do not arrive; see dmesg",
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "the NVIDIA driver is not loaded",
+    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "NVIDIA's libnvidia-ml.so.1 is not installed",
+    # The process keeps the library that it has loaded.
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: (
+        "the NVIDIA driver was upgraded: load the new kernel module, then restart carmad"
+    ),
+    pynvml.NVML_ERROR_UNINITIALIZED: "the NVIDIA driver was restarted",
+}
+
+# Faults only where memory, processes or the GPU itself were asked for.
+_VITAL_FAULTS = {
+    pynvml.NVML_ERROR_UNKNOWN: "the driver reports an unknown error for the GPU; see dmesg",
+    pynvml.NVML_ERROR_OPERATING_SYSTEM: (
+        "the operating system denies access to the GPU: see /dev/nvidia* and the cgroup's devices"
+    ),
+    pynvml.NVML_ERROR_NO_PERMISSION: "no permission to open the GPU: see /dev/nvidia*",
+    pynvml.NVML_ERROR_NOT_FOUND: "the driver no longer knows the GPU or MIG instance",
+}
+
+
+class NvmlSource:
+    """A `TelemetrySource`. Holds every GPU open from `discover` to `close`."""
+
+    def __init__(self, profiler: Profiler) -> None:
+        self._profiler = profiler
+        self._units: tuple[Unit, ...] = ()
+        self._notes: tuple[str, ...] = ()
+        self._news: queue.SimpleQueue[Health] = queue.SimpleQueue()
+        self._people: dict[int, tuple[str, str]] = {}
+        self._watcher: EventWatcher | None = None  # None: not connected
+        self._faults: dict[GpuId, str] = {}  # while not connected
+        self._retry_after: float | None = None  # the `at` of the failure; None: do not retry
+        # Of one session with the driver:
+        self._handles: dict[GpuId, Any] = {}
+        self._never: dict[tuple[GpuId, str], str] = {}
+        self._utilization_seen_us: dict[GpuId, int] = {}
+
+    @property
+    def name(self) -> str:
+        return f"nvml+{self._profiler.name}" if self._profiler.name else "nvml"
+
+    def discover(self) -> tuple[Gpu, ...]:
+        self.close()
+        connect()
+        try:
+            self._units, self._notes = list_units()
+        except CarmaError:
+            disconnect()
+            raise
+        self._begin()
+        return tuple(unit.gpu for unit in self._units)
+
+    def sample(self, at: float) -> tuple[GpuSample, ...]:
+        if self._watcher is None and not self._reconnect(at):
+            return tuple(
+                GpuSample(unit.gpu.id, at, fault=self._faults[unit.gpu.id]) for unit in self._units
+            )
+        activities = self._profiler.read()
+        samples = tuple(
+            self._read(unit.gpu, at, activities.get(unit.gpu.id, Activity()))
+            for unit in self._units
+        )
+        listed = {process.pid for sample in samples for process in sample.processes}
+        self._people = {pid: who for pid, who in self._people.items() if pid in listed}
+        if samples and all(sample.fault for sample in samples):
+            # The driver is gone, or it was restarted and every handle is stale.
+            self._end({sample.gpu: sample.fault or "" for sample in samples})
+            self._retry_after = at
+        return samples
+
+    def pids(self, gpu: GpuId) -> frozenset[int] | None:
+        if self._watcher is None:
+            return None
+        try:
+            memory = self._memory_by_pid(gpu)
+        except pynvml.NVMLError:
+            return None
+        return None if memory is None else frozenset(memory)
+
+    def health(self) -> tuple[Health, ...]:
+        news = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                news.append(self._news.get_nowait())
+        return tuple(news)
+
+    def capabilities(self) -> Capabilities:
+        """Complete after the first `sample`, when everything has been asked for."""
+        missing = list(self._profiler.missing())
+        for reading in _READINGS:
+            whys = [f"{gpu}: {why}" for (gpu, what), why in self._never.items() if what == reading]
+            if reading == "health" and self._watcher is not None and self._watcher.why_not:
+                whys = [self._watcher.why_not]
+            if whys:
+                missing.append((reading, "; ".join(whys)))
+        lacking = {what for what, _ in missing}
+        provides = tuple(what for what in (*_READINGS, *PROFILED) if what not in lacking)
+        return Capabilities(self.name, provides, tuple(missing), self._notes)
+
+    def close(self) -> None:
+        if self._watcher is not None:
+            self._end({unit.gpu.id: "released: CARMA has let go of it" for unit in self._units})
+        self._retry_after = None
+
+    # --- one session with the driver ---
+
+    def _begin(self) -> None:
+        self._watcher = EventWatcher(self._units, self._news)
+        self._profiler.open(self._units)
+
+    def _end(self, faults: dict[GpuId, str]) -> None:
+        assert self._watcher is not None
+        self._watcher.stop()
+        self._watcher = None
+        self._profiler.close()
+        disconnect()
+        self._handles.clear()
+        self._never.clear()
+        self._utilization_seen_us.clear()
+        self._faults = faults
+
+    def _reconnect(self, at: float) -> bool:
+        # A clock set back must not put the next try off.
+        if self._retry_after is None or 0 <= at - self._retry_after < _RECONNECT_S:
+            return False
+        self._retry_after = at
+        try:
+            connect()
+        except CarmaError as error:
+            self._faults = dict.fromkeys(self._faults, error.message)
+            return False
+        self._begin()
+        return True
+
+    # --- one GPU ---
+
+    def _read(self, gpu: Gpu, at: float, activity: Activity) -> GpuSample:
+        try:
+            handle = self._handle(gpu.id)
+            memory = self._ask(
+                gpu.id,
+                "memory",
+                lambda: pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2),
+                vital=True,
+            )
+            processes = self._processes(gpu)
+            utilization = self._ask(
+                gpu.id, "utilization", lambda: pynvml.nvmlDeviceGetUtilizationRates(handle)
+            )
+            power = self._ask(gpu.id, "power", lambda: pynvml.nvmlDeviceGetPowerUsage(handle))
+            energy = self._ask(
+                gpu.id, "energy", lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+            )
+            temperature = self._ask(
+                gpu.id,
+                "temperature",
+                lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
+            )
+        except pynvml.NVMLError as error:
+            self._handles.pop(gpu.id, None)
+            return GpuSample(gpu.id, at, fault=_in_words(error))
+        return GpuSample(
+            gpu.id,
+            at,
+            memory_used_mib=None if memory is None else memory.used // _MIB,
+            memory_free_mib=None if memory is None else memory.free // _MIB,
+            sm_active=activity.sm_active,
+            sm_occupancy=activity.sm_occupancy,
+            dram_active=activity.dram_active,
+            utilization=None if utilization is None else utilization.gpu / 100,
+            power_w=None if power is None else power / 1000,
+            energy_mj=energy,
+            temperature_c=temperature,
+            processes=processes,
+        )
+
+    def _handle(self, gpu: GpuId) -> Any:
+        handle = self._handles.get(gpu)
+        # After a new MIG layout, an old handle may mean another instance (nvml.h).
+        stale = (
+            handle is not None
+            and gpu.startswith("MIG-")
+            and pynvml.nvmlDeviceGetUUID(handle) != gpu
+        )
+        if handle is None or stale:
+            handle = self._handles[gpu] = pynvml.nvmlDeviceGetHandleByUUID(gpu)
+        return handle
+
+    def _ask(
+        self, gpu: GpuId, reading: str, read: Callable[[], _T], vital: bool = False
+    ) -> _T | None:
+        """None when there is no such reading, now or ever. Raises NVMLError for a fault."""
+        if (gpu, reading) in self._never:
+            return None
+        try:
+            return read()
+        except pynvml.NVMLError as error:
+            stale_handle = vital and error.value == pynvml.NVML_ERROR_INVALID_ARGUMENT
+            if error.value in _NEVER and not stale_handle:
+                self._never[gpu, reading] = str(error)
+            elif vital or error.value in _FAULTS:
+                raise
+            return None
+
+    def _processes(self, gpu: Gpu) -> tuple[ProcessUse, ...]:
+        memory = self._memory_by_pid(gpu.id) or {}
+        busy = self._ask(gpu.id, "process_sm_util", lambda: self._busy_by_pid(gpu.id))
+        uses = []
+        for pid, mib in memory.items():
+            user, command = self._who(pid)
+            sm_util = None if busy is None else busy.get(pid, 0.0)
+            # More than the GPU has: the binding and an early R535 driver disagree on a struct.
+            believed = None if mib is None or mib > gpu.memory_mib else mib
+            uses.append(ProcessUse(pid, believed, sm_util, user=user, command=command))
+        return tuple(uses)
+
+    def _memory_by_pid(self, gpu: GpuId) -> dict[int, int | None] | None:
+        """MiB by pid, None where the driver does not say. The MPS server is among the pids."""
+        handle = self._handle(gpu)
+        compute = self._ask(
+            gpu,
+            "processes",
+            lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle),
+            vital=True,
+        )
+        clients = self._ask(
+            gpu,
+            "mps_processes",
+            lambda: pynvml.nvmlDeviceGetMPSComputeRunningProcesses(handle),
+        )
+        if compute is None and clients is None:
+            return None
+        memory: dict[int, int | None] = {}
+        # An MPS client may be in either list or in both: a union, never a sum.
+        for process in [*(compute or ()), *(clients or ())]:
+            used = process.usedGpuMemory
+            mib = None if used is None else used // _MIB
+            memory[process.pid] = max(
+                (known for known in (mib, memory.get(process.pid)) if known is not None),
+                default=None,
+            )
+        return memory
+
+    def _busy_by_pid(self, gpu: GpuId) -> dict[int, float]:
+        """SM utilisation since the last call, 0–1. A pid without a sample ran no kernel."""
+        now_us = int(time.time() * 1e6)
+        # Not the driver's whole buffer the first time. A clock set back must not deafen us.
+        since_us = min(self._utilization_seen_us.get(gpu, now_us - 1_000_000), now_us)
+        try:
+            samples = pynvml.nvmlDeviceGetProcessUtilization(self._handles[gpu], since_us)
+        except pynvml.NVMLError as error:
+            # NotFound, or in the binding an error whose value is success: no samples.
+            if error.value not in (pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_SUCCESS):
+                raise
+            samples = []
+        busy: dict[int, float] = {}
+        newest_us = since_us
+        for sample in samples:
+            # Drivers are known to give pid 0, percentages in the billions, and old samples again.
+            if sample.pid == 0 or sample.smUtil > 100 or sample.timeStamp <= since_us:
+                continue
+            newest_us = max(newest_us, sample.timeStamp)
+            busy[sample.pid] = max(busy.get(sample.pid, 0.0), sample.smUtil / 100)
+        self._utilization_seen_us[gpu] = newest_us
+        return busy
+
+    def _who(self, pid: int) -> tuple[str, str]:
+        """User and command; empty for a process that is gone or in another pid namespace."""
+        if pid not in self._people:
+            try:
+                process = psutil.Process(pid)
+                self._people[pid] = process.username(), process.name()
+            except psutil.Error:
+                self._people[pid] = "", ""
+        return self._people[pid]
+
+
+def connect() -> None:
+    """Initialise NVML. Raises CarmaError with what an admin can do."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise _no_driver(error) from error
+
+
+def disconnect() -> None:
+    # The driver may be gone already.
+    with contextlib.suppress(pynvml.NVMLError):
+        pynvml.nvmlShutdown()
+
+
+def list_units() -> tuple[tuple[Unit, ...], tuple[str, ...]]:
+    """What takes jobs, in PCI bus order, and notes on what does not. NVML must be initialised.
+
+    Raises CarmaError."""
+    found: list[tuple[tuple[int, int, int], list[Unit]]] = []
+    notes: list[str] = []
+    try:
+        count = pynvml.nvmlDeviceGetCount()
+    except pynvml.NVMLError as error:
+        raise _no_driver(error) from error
+    for index in range(count):
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            pci = pynvml.nvmlDeviceGetPciInfo(handle)
+            here = _units_of(handle)
+        except pynvml.NVMLError as error:
+            notes.append(f"GPU {index} is left out: {_in_words(error)}")
+            continue
+        found.append(((pci.domain, pci.bus, pci.device), here))
+        if not here:
+            notes.append(f"GPU {index} is left out: MIG is on and it has no instance")
+    ordered = [unit for _, here in sorted(found, key=lambda item: item[0]) for unit in here]
+    units = tuple(
+        replace(unit, gpu=replace(unit.gpu, index=index)) for index, unit in enumerate(ordered)
+    )
+    return units, tuple(notes)
+
+
+def _units_of(handle: Any) -> list[Unit]:
+    parent = GpuId(pynvml.nvmlDeviceGetUUID(handle))
+    try:
+        mig_on = pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE
+    except pynvml.NVMLError as error:
+        if error.value not in _NEVER:
+            raise
+        mig_on = False
+    if not mig_on:
+        return [Unit(_gpu(handle, None))]
+    units = []
+    for slot in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        try:
+            instance = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, slot)
+        except pynvml.NVMLError as error:
+            if error.value != pynvml.NVML_ERROR_NOT_FOUND:
+                raise
+            continue  # slots may have holes
+        units.append(
+            Unit(
+                _gpu(instance, parent),
+                pynvml.nvmlDeviceGetGpuInstanceId(instance),
+                pynvml.nvmlDeviceGetComputeInstanceId(instance),
+            )
+        )
+    return units
+
+
+def _gpu(handle: Any, parent: GpuId | None) -> Gpu:
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+    return Gpu(
+        id=GpuId(pynvml.nvmlDeviceGetUUID(handle)),
+        index=0,
+        name=pynvml.nvmlDeviceGetName(handle),
+        memory_mib=(memory.total - memory.reserved) // _MIB,
+        parent=parent,
+    )
+
+
+def _no_driver(error: Any) -> CarmaError:
+    return CarmaError(
+        _in_words(error),
+        "nvidia-smi must work on this machine first; to try CARMA without a GPU, "
+        "use the emulated source",
+    )
+
+
+def _in_words(error: Any) -> str:
+    return _FAULTS.get(error.value) or _VITAL_FAULTS.get(error.value) or f"NVML: {error}"

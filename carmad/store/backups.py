@@ -1,0 +1,84 @@
+"""Copies of the database, kept in `backups/` beside it.
+
+The file itself is never opened by any other means than SQLite: closing a second descriptor of it
+would drop the locks that this process holds.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+from sqlalchemy import Engine
+
+_PAGES = 256  # 1 MiB at a time
+
+
+def make(engine: Engine, state_dir: Path) -> Path:
+    """A checked copy, under its final name only once it is whole and on disk."""
+    directory = state_dir / "backups"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    partial = directory / "partial"
+    partial.unlink(missing_ok=True)
+    partial.touch(mode=0o600)
+    try:
+        _copy(engine, partial)
+    except BaseException:
+        partial.unlink()  # when the disk is full, its room is needed
+        raise
+    final = directory / f"carma-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}.db"
+    partial.rename(final)
+    _sync(directory)
+    return final
+
+
+def _copy(engine: Engine, path: Path) -> None:
+    """Between two pieces the connection goes back to the pool: commits need not wait for it all.
+
+    SQLite carries what they change over to the copy, as they use the same connection.
+    """
+    held = engine.raw_connection()
+
+    def give_way(_status: int, _remaining: int, _total: int) -> None:
+        nonlocal held
+        held.close()
+        time.sleep(0.001)
+        held = engine.raw_connection()
+
+    target = sqlite3.connect(path)
+    try:
+        source = held.driver_connection
+        assert isinstance(source, sqlite3.Connection)
+        source.backup(target, pages=_PAGES, progress=give_way)
+        target.execute("PRAGMA journal_mode = DELETE")  # one file, readable on its own
+        (verdict,) = target.execute("PRAGMA quick_check(1)").fetchone()
+        if verdict != "ok":
+            raise sqlite3.DatabaseError(f"the copy is damaged: {verdict}")
+    finally:
+        target.close()
+        held.close()
+
+
+def prune(state_dir: Path, keep: int) -> None:
+    """Leave the newest `keep`."""
+    for old in _all(state_dir)[:-keep]:
+        old.unlink()
+
+
+def newest(state_dir: Path) -> Path | None:
+    return next(reversed(_all(state_dir)), None)
+
+
+def _all(state_dir: Path) -> list[Path]:
+    return sorted((state_dir / "backups").glob("carma-*.db"))  # their names hold the time
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

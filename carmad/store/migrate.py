@@ -1,0 +1,42 @@
+"""Brings a database's tables up to this release, or refuses one that is ahead of it."""
+
+from __future__ import annotations
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection
+
+from carmad.errors import CarmaError
+
+SCRIPTS = "carmad.store:migrations"
+
+
+def revision(connection: Connection) -> str | None:
+    """The one that the tables are at; None for a database without tables."""
+    return MigrationContext.configure(connection).get_current_revision()
+
+
+def pending(current: str | None) -> bool:
+    """Whether tables at revision `current` have to be upgraded."""
+    scripts = ScriptDirectory.from_config(_config())
+    if current not in {None, *(script.revision for script in scripts.walk_revisions())}:
+        raise CarmaError(
+            f"the database was made by a newer release of CARMA (schema {current})",
+            "Install that release again, or restore a backup made by this one.",
+        )
+    return current != scripts.get_current_head()
+
+
+def upgrade(connection: Connection) -> None:
+    """Inside the caller's transaction: a migration that fails leaves no trace."""
+    config = _config()
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", SCRIPTS)
+    return config

@@ -1,0 +1,365 @@
+"""The store: every job, what happened to it and why, in one SQLite file.
+
+Any thread may call it; the one connection makes them take turns. Writing raises `StoreFull` when
+the disk has no room, and then nothing of that write is kept.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Self
+
+from sqlalchemy import Connection, Engine, Select, bindparam, delete, func, or_, select, text
+from sqlalchemy.dialects.sqlite import insert
+
+from carmad.config import Retention
+from carmad.core.decision import Decision
+from carmad.core.messages import Drain, Event, Sampled, Step, Tick
+from carmad.core.types import ENDED, GpuSample, Job, JobId, JobState
+from carmad.errors import CarmaError
+from carmad.store import backups, codec, migrate, statistics
+from carmad.store.database import DatabaseErrors, StoreFull, connect, damaged, explain
+from carmad.store.tables import DECISIONS, DRAINS, EVENTS, JOBS, SAMPLES, TRANSITIONS
+from carmad.store.values import LoggedEvent, Purged, Restored, Statistics, Transition
+
+__all__ = ["SqlStore", "StoreFull"]
+
+_LIVE = [state.value for state in JobState if state not in ENDED]
+_REMEMBERED = 4096  # ended jobs whose ends the core is told of, for those that depend on them
+_CHUNK = 500  # jobs purged in one transaction: commits go between
+_DAY = 86_400.0
+
+# SQLAlchemy compiles each of these once. Ids travel as one JSON list: an IN has a limit.
+_GIVEN_IDS = select(func.json_each(bindparam("ids")).table_valued("value").c.value)
+_STATES = select(JOBS.c.id, JOBS.c.state).where(JOBS.c.id.in_(_GIVEN_IDS))
+_BODIES = select(JOBS.c.body).where(JOBS.c.id.in_(_GIVEN_IDS)).order_by(JOBS.c.id)
+_INSERT_JOB = insert(JOBS)
+_UPSERT_JOB = _INSERT_JOB.on_conflict_do_update(
+    index_elements=[JOBS.c.id],
+    set_={column.name: column for column in _INSERT_JOB.excluded if column.name != "id"},
+)
+_INSERT_TRANSITION = insert(TRANSITIONS)
+_INSERT_EVENT = insert(EVENTS)
+_INSERT_DECISION = insert(DECISIONS)
+_DELETE_DRAINS = delete(DRAINS)
+_INSERT_DRAIN = insert(DRAINS)
+_REPLACE_SAMPLE = insert(SAMPLES).prefix_with("OR REPLACE")
+_SAMPLE_FIELDS = tuple(column.name for column in SAMPLES.c)
+
+_Row = dict[str, Any]
+
+
+class SqlStore:
+    """`open` it once, `close` it last."""
+
+    def __init__(self, path: Path, engine: Engine) -> None:
+        self.path = path
+        self._engine = engine
+        self._step = 0  # number of the last commit
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Check and upgrade the database at `path`, or make it when there is none."""
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.touch(mode=0o600)
+            path.chmod(0o600)  # it holds the environments of everyone's jobs
+        except OSError as error:
+            raise CarmaError(f"cannot open the database {path}: {error.strerror}") from error
+        store = cls(path, connect(path))
+        try:
+            store._check()
+            store._migrate()
+            store._step = store._last_step()
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    # -- writing
+
+    def commit(self, step: Step) -> None:
+        """All of `step`, in one transaction; none at all when nothing in it is to be kept."""
+        events = [event for event in step.events if not isinstance(event, (Sampled, Tick))]
+        if not (events or step.jobs or step.decisions) and step.drains is None:
+            return
+        last = {job.id: job for job in step.jobs}
+        job_rows = [_job_row(job) for job in last.values()]
+        event_rows = [_event_row(event) for event in events]
+        decision_rows = [_decision_row(decision) for decision in step.decisions]
+        with self._transaction() as connection:
+            self._step += 1
+            if job_rows:
+                states = connection.execute(_STATES, {"ids": json.dumps(list(last))})
+                before = {row.id: row.state for row in states}
+                connection.execute(_UPSERT_JOB, job_rows)
+                when = {"at": step.events[-1].at, "step": self._step}
+                if moves := [row | when for row in _moves(step, before)]:
+                    connection.execute(_INSERT_TRANSITION, moves)
+            if event_rows:
+                connection.execute(
+                    _INSERT_EVENT, [row | {"step": self._step} for row in event_rows]
+                )
+            if decision_rows:
+                connection.execute(_INSERT_DECISION, decision_rows)
+            if step.drains is not None:
+                connection.execute(_DELETE_DRAINS)
+                if step.drains:
+                    connection.execute(_INSERT_DRAIN, [asdict(drain) for drain in step.drains])
+
+    def record_samples(self, samples: Iterable[GpuSample]) -> None:
+        """Averages over some time, one per GPU; processes and faults are not kept."""
+        rows = [{name: getattr(sample, name) for name in _SAMPLE_FIELDS} for sample in samples]
+        if rows:
+            with self._transaction() as connection:
+                connection.execute(_REPLACE_SAMPLE, rows)
+
+    def purge(self, now: float, retention: Retention) -> Purged:
+        """Forget what is older than it need be kept. Jobs take their history with them."""
+        ended_before = now - retention.ended_days * _DAY
+        oldest = (
+            select(JOBS.c.id)
+            .where(JOBS.c.ended_at < ended_before)
+            .order_by(JOBS.c.ended_at)
+            .limit(_CHUNK)
+        )
+        jobs, chunk = 0, _CHUNK
+        while chunk == _CHUNK:
+            with self._transaction() as connection:
+                chunk = connection.execute(delete(JOBS).where(JOBS.c.id.in_(oldest))).rowcount
+            jobs += chunk
+        with self._transaction() as connection:
+            events = connection.execute(
+                delete(EVENTS).where(EVENTS.c.at < now - retention.events_days * _DAY)
+            ).rowcount
+            samples = connection.execute(
+                delete(SAMPLES).where(SAMPLES.c.at < now - retention.samples_hours * 3600)
+            ).rowcount
+        return Purged(jobs, events, samples)
+
+    def backup(self, keep: int) -> Path:
+        """A copy in `backups/` beside the database; only the newest `keep` stay there."""
+        copy = self._copy()
+        backups.prune(self.path.parent, keep)
+        return copy
+
+    # -- reading
+
+    def restore(self) -> Restored:
+        live = select(JOBS.c.body).where(JOBS.c.state.in_(_LIVE)).order_by(JOBS.c.id)
+        ended = (
+            select(JOBS.c.id, JOBS.c.state)
+            .where(JOBS.c.ended_at.is_not(None))
+            .order_by(JOBS.c.ended_at.desc(), JOBS.c.id.desc())
+            .limit(_REMEMBERED)
+        )
+        with self._transaction() as connection:
+            jobs = connection.scalars(live).all()
+            ends = connection.execute(ended).all()
+            drains = connection.execute(select(DRAINS).order_by(DRAINS.c.gpu)).mappings().all()
+            last_id = connection.scalar(
+                text("SELECT seq FROM sqlite_sequence WHERE name = 'jobs'")  # AUTOINCREMENT's own
+            )
+        return Restored(
+            jobs=tuple(map(codec.decode_job, jobs)),
+            ended=tuple((JobId(row.id), JobState(row.state)) for row in reversed(ends)),
+            drains=tuple(Drain(**row) for row in drains),
+            next_id=JobId((last_id or 0) + 1),
+        )
+
+    def job(self, job_id: JobId) -> Job | None:
+        return next(iter(self.jobs([job_id])), None)
+
+    def jobs(self, ids: Collection[JobId]) -> list[Job]:
+        """Those of them that there are, in id order."""
+        return self._read_jobs(_BODIES, {"ids": json.dumps(list(ids))})
+
+    def existing(self, ids: Collection[JobId]) -> set[JobId]:
+        """Those of them that have a row."""
+        with self._transaction() as connection:
+            rows = connection.execute(_STATES, {"ids": json.dumps(list(ids))}).all()
+        return {JobId(row.id) for row in rows}
+
+    def history(
+        self,
+        *,
+        user: str | None = None,
+        since: float | None = None,
+        until: float | None = None,
+        states: Collection[JobState] | None = None,
+        array: JobId | None = None,
+        limit: int = 100,
+    ) -> list[Job]:
+        """The newest jobs first, of those that existed at some time in `since` ≤ t < `until`."""
+        query = select(JOBS.c.body).order_by(JOBS.c.id.desc()).limit(limit)
+        if user is not None:
+            query = query.where(JOBS.c.user == user)
+        if since is not None:
+            query = query.where(or_(JOBS.c.ended_at.is_(None), JOBS.c.ended_at >= since))
+        if until is not None:
+            query = query.where(JOBS.c.submitted_at < until)
+        if states is not None:
+            query = query.where(JOBS.c.state.in_([state.value for state in states]))
+        if array is not None:
+            query = query.where(JOBS.c.array == array)
+        return self._read_jobs(query, {})
+
+    def decisions(self, job_id: JobId, limit: int) -> list[Decision]:
+        """The newest first."""
+        query = (
+            select(DECISIONS.c.body)
+            .where(DECISIONS.c.job == job_id)
+            .order_by(DECISIONS.c.id.desc())
+            .limit(limit)
+        )
+        with self._transaction() as connection:
+            bodies = connection.scalars(query).all()
+        return [codec.decode_decision(body) for body in bodies]
+
+    def transitions(self, job_id: JobId) -> list[Transition]:
+        """Every change of the job's state, in order."""
+        query = select(TRANSITIONS).where(TRANSITIONS.c.job == job_id).order_by(TRANSITIONS.c.id)
+        with self._transaction() as connection:
+            rows = connection.execute(query).all()
+        return [
+            Transition(
+                at=row.at,
+                job=JobId(row.job),
+                before=None if row.before is None else JobState(row.before),
+                after=JobState(row.after),
+                attempt=row.attempt,
+            )
+            for row in rows
+        ]
+
+    def events(self, since: float, limit: int) -> list[LoggedEvent]:
+        """The newest first."""
+        query = (
+            select(EVENTS)
+            .where(EVENTS.c.at >= since)
+            .order_by(EVENTS.c.at.desc(), EVENTS.c.id.desc())
+            .limit(limit)
+        )
+        with self._transaction() as connection:
+            rows = connection.execute(query).all()
+        return [LoggedEvent(row.at, row.type, codec.decode_event_body(row.body)) for row in rows]
+
+    def samples(self, since: float) -> list[GpuSample]:
+        """In order of time."""
+        query = select(SAMPLES).where(SAMPLES.c.at >= since).order_by(SAMPLES.c.at)
+        with self._transaction() as connection:
+            rows = connection.execute(query).mappings().all()
+        return [GpuSample(**row) for row in rows]
+
+    def totals(self, since: float, user: str | None = None) -> Statistics:
+        """Sums over the jobs that ended from `since` on."""
+        with self._transaction() as connection:
+            rows = connection.execute(statistics.query(since, user)).all()
+        return statistics.summarise(rows)
+
+    # -- within
+
+    def _read_jobs(self, query: Select[str], values: Mapping[str, str]) -> list[Job]:
+        with self._transaction() as connection:
+            bodies = connection.scalars(query, values).all()
+        return [codec.decode_job(body) for body in bodies]
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        with self._explained(), self._engine.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except DatabaseErrors as error:
+            if explained := explain(error, self.path):
+                raise explained from error
+            raise
+
+    def _check(self) -> None:
+        with self._transaction() as connection:
+            verdict = connection.execute(text("PRAGMA quick_check(1)")).scalar_one()
+        if verdict != "ok":
+            raise damaged(self.path, verdict)
+
+    def _migrate(self) -> None:
+        with self._transaction() as connection:
+            current = migrate.revision(connection)
+        if not migrate.pending(current):
+            return
+        if current is not None:
+            self._copy()
+        # Copying a table drops the old one, which would take the rows that refer to it along.
+        self._set_foreign_keys("OFF")
+        with self._transaction() as connection:
+            migrate.upgrade(connection)
+            broken = connection.execute(text("PRAGMA foreign_key_check")).first()
+            if broken is not None:
+                raise CarmaError(f"upgrading {self.path} broke a reference: {broken}")
+        self._set_foreign_keys("ON")
+
+    def _set_foreign_keys(self, mode: str) -> None:
+        """Outside any transaction: inside one, SQLite ignores it."""
+        with closing(self._engine.raw_connection()) as connection:
+            connection.cursor().execute(f"PRAGMA foreign_keys = {mode}")
+
+    def _copy(self) -> Path:
+        with self._explained():
+            return backups.make(self._engine, self.path.parent)
+
+    def _last_step(self) -> int:
+        with self._transaction() as connection:
+            return max(
+                connection.scalar(select(func.max(table.c.step))) or 0
+                for table in (TRANSITIONS, EVENTS)
+            )
+
+
+def _job_row(job: Job) -> _Row:
+    return {
+        "id": job.id,
+        "state": job.state.value,
+        "user": job.spec.user,
+        "name": job.spec.name,
+        "array": job.spec.array.array if job.spec.array else None,
+        "submitted_at": job.submitted_at,
+        "started_at": job.started_at,
+        "ended_at": job.ended_at if job.ended else None,
+        "attempt": job.attempt,
+        "gpus": ",".join(job.gpus),
+        "cause": job.exit.cause.value if job.exit else None,
+        "gpu_seconds": job.usage.gpu_seconds,
+        "energy_j": job.usage.energy_j,
+        "body": codec.encode_job(job),
+    }
+
+
+def _event_row(event: Event) -> _Row:
+    return {"at": event.at, "type": type(event).__name__, "body": codec.encode_event(event)}
+
+
+def _decision_row(decision: Decision) -> _Row:
+    return {
+        "at": decision.at,
+        "job": decision.placement.job,
+        "policy": decision.policy,
+        "body": codec.encode_decision(decision),
+    }
+
+
+def _moves(step: Step, states: dict[JobId, str]) -> Iterator[_Row]:
+    """A row for each change of state, of each version of each job. Leaves `states` updated."""
+    for job in step.jobs:
+        before, after = states.get(job.id), job.state.value
+        if before != after:
+            yield {"job": job.id, "before": before, "after": after, "attempt": job.attempt}
+        states[job.id] = after

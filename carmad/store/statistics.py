@@ -1,0 +1,77 @@
+"""Sums over ended jobs, for `carma stats`."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import Select, func, select
+
+from carmad.core.types import JobState
+from carmad.store.tables import JOBS, TRANSITIONS
+from carmad.store.values import Spread, Statistics, Totals
+
+
+class _Row(NamedTuple):
+    user: str
+    state: str
+    submitted_at: float
+    first_start: float | None  # null: ended while it waited
+    started_at: float | None
+    ended_at: float
+    gpu_seconds: float
+    energy_j: float
+
+
+def query(since: float, user: str | None) -> Select[*tuple[Any, ...]]:
+    """The jobs that ended from `since` on, one `_Row` each."""
+    first_start = (
+        select(func.min(TRANSITIONS.c.at))
+        .where(TRANSITIONS.c.job == JOBS.c.id, TRANSITIONS.c.after == JobState.STARTING.value)
+        .scalar_subquery()
+    )
+    rows = select(
+        JOBS.c.user,
+        JOBS.c.state,
+        JOBS.c.submitted_at,
+        first_start,
+        JOBS.c.started_at,
+        JOBS.c.ended_at,
+        JOBS.c.gpu_seconds,
+        JOBS.c.energy_j,
+    ).where(JOBS.c.ended_at >= since)
+    return rows if user is None else rows.where(JOBS.c.user == user)
+
+
+def summarise(rows: Iterable[Sequence[object]]) -> Statistics:
+    every = [_Row(*row) for row in rows]  # type: ignore[arg-type]  # the columns of `query`
+    users = defaultdict(list)
+    for row in every:
+        users[row.user].append(row)
+    return Statistics(
+        overall=_totals(every),
+        users=tuple((user, _totals(users[user])) for user in sorted(users)),
+    )
+
+
+def _totals(rows: Sequence[_Row]) -> Totals:
+    states = Counter(JobState(row.state) for row in rows)
+    return Totals(
+        jobs=tuple((state, states[state]) for state in JobState if states[state]),
+        gpu_hours=math.fsum(row.gpu_seconds for row in rows) / 3600,
+        energy_j=math.fsum(row.energy_j for row in rows),
+        wait=_spread([r.first_start - r.submitted_at for r in rows if r.first_start is not None]),
+        run=_spread([r.ended_at - r.started_at for r in rows if r.started_at is not None]),
+    )
+
+
+def _spread(seconds: list[float]) -> Spread:
+    if not seconds:
+        return Spread()
+    seconds.sort()
+    return Spread(
+        mean_s=math.fsum(seconds) / len(seconds),
+        p95_s=seconds[math.ceil(0.95 * len(seconds)) - 1],
+    )

@@ -1,0 +1,115 @@
+"""The tables, as SQLAlchemy Core sees them. A change here needs a migration beside it.
+
+`body` is the whole value as JSON (`codec`); the other columns repeat what queries look for.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    PrimaryKeyConstraint,
+    Table,
+    Text,
+)
+
+# SQLite alters a table by copying it, and can only drop a constraint that has a name.
+METADATA = MetaData(
+    naming_convention={
+        "pk": "pk_%(table_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    }
+)
+
+JOBS = Table(
+    "jobs",
+    METADATA,
+    Column("id", Integer, primary_key=True),
+    Column("state", Text, nullable=False),
+    Column("user", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("array", Integer),
+    Column("submitted_at", Float, nullable=False),
+    Column("started_at", Float),
+    Column("ended_at", Float),  # null unless the job has ended
+    Column("attempt", Integer, nullable=False),
+    Column("gpus", Text, nullable=False),  # ids, comma between
+    Column("cause", Text),
+    Column("gpu_seconds", Float, nullable=False),
+    Column("energy_j", Float, nullable=False),
+    Column("body", Text, nullable=False),
+    Index(None, "state"),
+    Index(None, "user", "id"),
+    Index(None, "array"),
+    Index(None, "ended_at"),
+    # An id is never given twice, not even after a purge. A migration that copies this table has
+    # to carry its row of sqlite_sequence over.
+    sqlite_autoincrement=True,
+)
+
+TRANSITIONS = Table(
+    "transitions",
+    METADATA,
+    Column("id", Integer, primary_key=True),
+    Column("step", Integer, nullable=False),  # rows of one commit share it with their events
+    Column("at", Float, nullable=False),
+    Column("job", ForeignKey("jobs.id", ondelete="CASCADE"), nullable=False),
+    Column("before", Text),  # null: the job is new
+    Column("after", Text, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Index(None, "job"),
+)
+
+EVENTS = Table(
+    "events",
+    METADATA,
+    Column("id", Integer, primary_key=True),
+    Column("step", Integer, nullable=False),
+    Column("at", Float, nullable=False),
+    Column("type", Text, nullable=False),
+    Column("body", Text, nullable=False),
+    Index(None, "at"),
+)
+
+DECISIONS = Table(
+    "decisions",
+    METADATA,
+    Column("id", Integer, primary_key=True),
+    Column("at", Float, nullable=False),
+    Column("job", ForeignKey("jobs.id", ondelete="CASCADE"), nullable=False),
+    Column("policy", Text, nullable=False),
+    Column("body", Text, nullable=False),
+    Index(None, "job"),
+)
+
+DRAINS = Table(
+    "drains",
+    METADATA,
+    Column("gpu", Text, primary_key=True),
+    Column("reason", Text, nullable=False),
+    Column("by", Text, nullable=False),
+    Column("at", Float, nullable=False),
+)
+
+SAMPLES = Table(
+    "samples",
+    METADATA,
+    Column("at", Float, nullable=False),
+    Column("gpu", Text, nullable=False),
+    Column("memory_used_mib", Integer),
+    Column("memory_free_mib", Integer),
+    Column("sm_active", Float),
+    Column("sm_occupancy", Float),
+    Column("dram_active", Float),
+    Column("utilization", Float),
+    Column("power_w", Float),
+    Column("energy_mj", Integer),
+    Column("temperature_c", Integer),
+    PrimaryKeyConstraint("at", "gpu"),
+    sqlite_with_rowid=False,
+)

@@ -1,0 +1,71 @@
+"""What the store answers with, besides the core's own values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from carmad.core.messages import Drain
+from carmad.core.types import Job, JobId, JobState
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """All that the core needs to go on where it was."""
+
+    jobs: tuple[Job, ...]  # not ended, in id order
+    ended: tuple[tuple[JobId, JobState], ...]  # the last few thousand, the latest at the end
+    drains: tuple[Drain, ...]
+    next_id: JobId
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    at: float
+    job: JobId
+    before: JobState | None  # None: the job is new
+    after: JobState
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedEvent:
+    """An event as the log has it: its type's name and, of its fields, those worth keeping."""
+
+    at: float
+    type: str
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A duration over many jobs, in seconds; zeros when there are none."""
+
+    mean_s: float = 0.0
+    p95_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Sums over jobs that ended."""
+
+    jobs: tuple[tuple[JobState, int], ...]  # how many ended in each state
+    gpu_hours: float
+    energy_j: float
+    wait: Spread  # from submission to the first start
+    run: Spread  # of the last attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    overall: Totals
+    users: tuple[tuple[str, Totals], ...]  # by name
+
+
+@dataclass(frozen=True, slots=True)
+class Purged:
+    """How many rows a purge removed."""
+
+    jobs: int
+    events: int
+    samples: int

@@ -1,0 +1,100 @@
+"""Every verb but `submit` as a typer command: this table is what `carma --help` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from carmad.errors import CarmaError
+from cli import output
+from cli.commands import (
+    accounts,
+    completion,
+    diagnosis,
+    gpus,
+    logs,
+    passing,
+    queue,
+    server,
+    steer,
+    watch,
+)
+from cli.problems import report
+
+JOBS, WATCH, SERVER, MORE = "Your jobs", "What is going on", "The server", "More"
+
+# verb, aliases, function, section
+VERBS: tuple[tuple[str, tuple[str, ...], Callable[..., Any], str], ...] = (
+    ("submit", ("sub",), passing.submit, JOBS),
+    ("queue", ("ps",), queue.queue, JOBS),
+    ("show", (), queue.show, JOBS),
+    ("why", ("explain",), queue.why, JOBS),
+    ("logs", (), logs.logs, JOBS),
+    ("wait", (), steer.wait, JOBS),
+    ("cancel", ("kill",), steer.cancel, JOBS),
+    ("hold", (), steer.hold, JOBS),
+    ("release", (), steer.release, JOBS),
+    ("requeue", (), steer.requeue, JOBS),
+    ("estimate", (), passing.estimate, JOBS),
+    ("status", (), watch.status, WATCH),
+    ("top", (), watch.top, WATCH),
+    ("gpus", (), gpus.gpus, WATCH),
+    ("history", (), accounts.history, WATCH),
+    ("stats", (), accounts.stats, WATCH),
+    ("drain", (), gpus.drain, SERVER),
+    ("resume", (), gpus.resume, SERVER),
+    ("doctor", (), diagnosis.doctor, SERVER),
+    ("demo", (), passing.demo, MORE),
+    ("completion", (), completion.completion, MORE),
+)
+PASSED_ON = frozenset({"submit", "estimate", "demo"})  # they read their own options
+PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+
+
+def build() -> typer.Typer:
+    app = typer.Typer(
+        name="carma",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+    )
+    app.callback()(common)
+    for verb, aliases, function, section in VERBS:
+        settings: dict[str, Any] = PASS_ON if verb in PASSED_ON else {}
+        app.command(verb, rich_help_panel=section, context_settings=settings)(function)
+        for alias in aliases:
+            app.command(alias, hidden=True, context_settings=settings)(function)
+    app.add_typer(server.daemon, name="daemon", rich_help_panel=SERVER)
+    app.add_typer(diagnosis.config, name="config", rich_help_panel=SERVER)
+    return app
+
+
+def common(
+    color: Annotated[output.Color, typer.Option(help="Colour the output.")] = output.Color.AUTO,
+    version: Annotated[
+        bool, typer.Option("--version", callback=lambda asked: _version(asked), is_eager=True)
+    ] = False,
+) -> None:
+    """CARMA shares a server's GPUs between jobs, as many on each as fit and get on."""
+    output.choose_color(color)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"carma {version('carma')}")
+        raise typer.Exit
+
+
+def run_app(args: list[str]) -> int:
+    try:
+        build()(args, prog_name="carma")
+    except CarmaError as error:
+        return report(error, as_json="--json" in args)
+    except SystemExit as exit:
+        return exit.code if isinstance(exit.code, int) else 0
+    return 0

@@ -1,0 +1,103 @@
+"""The columns of job tables: `carma queue`, `carma history`, and what `-o` may ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cli.format import NOTHING, clean, clock, exit_code, local_time, memory, number
+
+if TYPE_CHECKING:
+    from carmad.api.responses import JobOut
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    header: str
+    cell: Callable[[JobOut], str]
+    number: bool = False  # set right, and sorted as a number
+    key: Callable[[JobOut], float] | None = None
+
+
+def where(job: JobOut) -> str:
+    """The GPUs it has, or why it has none."""
+    if job["gpus"]:
+        return ",".join("?" if g["index"] is None else str(g["index"]) for g in job["gpus"])
+    if reason := job.get("reason"):
+        return clean(reason)
+    how = job.get("exit")
+    return f"({how['cause']})" if how and how["cause"] != "success" else NOTHING
+
+
+def vram(job: JobOut) -> str:
+    need = job["memory"]["declared_mib"] or job["memory"]["estimate_mib"]
+    return f"{memory(job['memory']['used_mib'])}/{memory(need)}"
+
+
+def label_key(job: JobOut) -> float:
+    return job["id"]
+
+
+COLUMNS = {
+    "jobid": Column("JOBID", lambda j: j["label"], True, label_key),
+    "name": Column("NAME", lambda j: clean(j["name"])),
+    "user": Column("USER", lambda j: clean(j["user"])),
+    "st": Column("ST", lambda j: j["code"]),
+    "state": Column("STATE", lambda j: j["state"].upper()),
+    "time": Column("TIME", lambda j: clock(j["elapsed_s"]), True, lambda j: j["elapsed_s"]),
+    "limit": Column(
+        "LIMIT", lambda j: clock(j.get("time_limit_s")), True, lambda j: j.get("time_limit_s") or 0
+    ),
+    "gpus": Column("GPUS", lambda j: str(j["gpus_wanted"]), True, lambda j: j["gpus_wanted"]),
+    "vram": Column("VRAM(USED/EST)", vram, True, lambda j: j["memory"]["used_mib"] or 0),
+    "peak": Column(
+        "PEAK", lambda j: memory(j["memory"]["peak_mib"]), True, lambda j: j["memory"]["peak_mib"]
+    ),
+    "where": Column("GPU(REASON)", where),
+    "mode": Column("MODE", lambda j: j.get("mode") or NOTHING),
+    "submitted": Column("SUBMITTED", lambda j: local_time(j["submitted_at"])),
+    "started": Column("STARTED", lambda j: local_time(j["started_at"])),
+    "ended": Column("ENDED", lambda j: local_time(j.get("ended_at"))),
+    "wait": Column("WAITED", lambda j: clock(j.get("wait_s")), True, lambda j: j.get("wait_s", 0)),
+    "place": Column(
+        "PLACE", lambda j: str(j.get("position") or NOTHING), True, lambda j: j.get("position") or 0
+    ),
+    "attempt": Column(
+        "TRY", lambda j: str(j.get("attempt", NOTHING)), True, lambda j: j.get("attempt", 0)
+    ),
+    "nice": Column("NICE", lambda j: str(j.get("nice", NOTHING)), True, lambda j: j.get("nice", 0)),
+    "exit": Column("EXIT", lambda j: exit_code(j.get("exit"))),
+    "energy": Column(
+        "ENERGY", lambda j: _energy(j.get("energy_j")), True, lambda j: j.get("energy_j", 0)
+    ),
+    "command": Column("COMMAND", lambda j: clean(" ".join(j.get("argv", [NOTHING])))),
+}
+QUEUE = ("jobid", "name", "user", "st", "time", "limit", "gpus", "vram", "where")
+QUEUE_LONG = (*QUEUE, "mode", "peak", "submitted", "place", "attempt", "nice", "command")
+HISTORY = [
+    "jobid",
+    "name",
+    "user",
+    "state",
+    "exit",
+    "started",
+    "time",
+    "gpus",
+    "peak",
+    "energy",
+    "wait",
+]
+
+
+def _energy(joules: float | None) -> str:
+    return number(None if joules is None else joules / 3600, " Wh", 1)
+
+
+def sorted_by(jobs: list[JobOut], order: str) -> list[JobOut]:
+    """`order`: a column's name, with - in front from the last to the first."""
+    column = COLUMNS[order.removeprefix("-")]
+    reverse = order.startswith("-")
+    if column.key is not None:
+        return sorted(jobs, key=column.key, reverse=reverse)
+    return sorted(jobs, key=column.cell, reverse=reverse)

@@ -1,0 +1,1 @@
+"""The verbs of `carma`, a few related ones to a module."""

@@ -1,0 +1,81 @@
+"""What was: `history` of jobs, `stats` of users."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from cli import client, output, parse
+from cli.columns import HISTORY
+from cli.commands.options import Json, Mine, States, User, checked, states_of, user_of
+
+Since = Annotated[
+    str | None, typer.Option("--since", "-S", help="From 7d or 12h ago, or 2026-11-20 on.")
+]
+
+# The columns of --csv: of a job, of its `memory`, of its `exit`.
+OWN = (
+    *("label", "name", "user", "state", "submitted_at", "started_at", "ended_at", "wait_s"),
+    *("elapsed_s", "gpus_wanted", "gpu_seconds", "energy_j", "sm_active_mean", "attempt", "mode"),
+)
+MEMORY = ("declared_mib", "estimate_mib", "peak_mib")
+EXIT = ("cause", "code", "signal")
+
+
+def history(
+    user: User = None,
+    me: Mine = False,
+    states: States = None,
+    since: Since = None,
+    until: Annotated[str | None, typer.Option("--until", "-E", help="Up to then.")] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 100,
+    json: Json = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, memory in MiB.")] = False,
+) -> None:
+    """List jobs that have ended, the newest first."""
+    names, codes = states_of(states)
+    answer = client.get(
+        "/v1/history",
+        user=user_of(user, me),
+        since=checked(parse.since, since),
+        until=checked(parse.since, until),
+        states=names,
+        limit=limit,
+    )
+    if codes:
+        answer["jobs"] = [job for job in answer["jobs"] if job["code"] in codes]
+    if json:
+        output.print_json(answer)
+    elif as_csv:
+        _write_csv(answer["jobs"])
+    else:
+        from cli import render
+
+        output.show(render.queue(answer["jobs"], HISTORY))
+
+
+def _write_csv(jobs: list[dict[str, Any]]) -> None:
+    """Flat and for programs: numbers without units, times as the API gives them."""
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow([*OWN, *MEMORY, *EXIT])
+    for job in jobs:
+        how = job.get("exit") or {}
+        writer.writerow(
+            [job.get(key) for key in OWN]
+            + [job["memory"][key] for key in MEMORY]
+            + [how.get(key) for key in EXIT]
+        )
+
+
+def stats(user: User = None, me: Mine = False, since: Since = None, json: Json = False) -> None:
+    """Add up jobs, GPU hours, energy and waiting, by user."""
+    answer = client.get("/v1/stats", user=user_of(user, me), since=checked(parse.since, since))
+    if json:
+        output.print_json(answer)
+        return
+    from cli import render
+
+    output.show(render.stats(answer))

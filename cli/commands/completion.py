@@ -1,0 +1,125 @@
+"""`carma completion SHELL`: a script that completes verbs, options and the ids of live jobs.
+
+The verbs and options are written into the script, so that completing them starts no Python.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from carmad.errors import CarmaError
+from cli import client
+from cli.commands.submit import build_parser
+
+TAKES_JOBS = (
+    "cancel",
+    "explain",
+    "hold",
+    "kill",
+    "logs",
+    "release",
+    "requeue",
+    "show",
+    "wait",
+    "why",
+)
+
+
+class Shell(StrEnum):
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
+    IDS = "ids"
+
+
+def completion(
+    context: typer.Context,
+    shell: Annotated[Shell, typer.Argument(help="ids: what the scripts ask for live jobs.")],
+) -> None:
+    """Print a completion script: eval "$(carma completion bash)" in ~/.bashrc."""
+    if shell is Shell.IDS:
+        _print_ids()
+        return
+    words = _words(context)
+    print({Shell.BASH: _bash, Shell.ZSH: _zsh, Shell.FISH: _fish}[shell](words), end="")
+
+
+def _print_ids() -> None:
+    try:
+        jobs = client.get("/v1/jobs", within_s=2.0)["jobs"]
+    except CarmaError:
+        return  # nothing to offer; a completion is no place for complaints
+    for job in jobs:
+        print(job["label"])
+
+
+def _words(context: typer.Context) -> dict[str, list[str]]:
+    """What may follow each verb: its options, or the verbs below it."""
+    root: Any = context.find_root().command
+    words = {}
+    for verb, command in root.commands.items():
+        below = getattr(command, "commands", None)
+        words[verb] = sorted(below) if below else _options(command)
+    words["submit"] = words["sub"] = words["estimate"] = sorted(
+        option
+        for action in build_parser()._actions
+        for option in action.option_strings
+        if option.startswith("--")
+    )
+    words["completion"] = [shell.value for shell in Shell if shell is not Shell.IDS]
+    return words
+
+
+def _options(command: Any) -> list[str]:
+    return sorted(
+        option for param in command.params for option in param.opts if option.startswith("--")
+    )
+
+
+def _bash(words: dict[str, list[str]]) -> str:
+    cases = "".join(f"      {verb}) words='{' '.join(more)}' ;;\n" for verb, more in words.items())
+    return f"""_carma() {{
+  local cur=${{COMP_WORDS[COMP_CWORD]}} verb=${{COMP_WORDS[1]}} words=
+  if [ "$COMP_CWORD" -eq 1 ]; then
+    words='{" ".join(words)}'
+  else
+    case $verb in
+{cases}    esac
+    case $verb:$cur in
+      *:-*) ;;
+      {"|".join(f"{verb}:*" for verb in TAKES_JOBS)}) words=$(carma completion ids 2>/dev/null) ;;
+    esac
+  fi
+  COMPREPLY=($(compgen -W "$words" -- "$cur"))
+}}
+complete -o default -F _carma carma
+"""
+
+
+def _zsh(words: dict[str, list[str]]) -> str:
+    return "autoload -U +X compinit && compinit\nautoload -U +X bashcompinit && bashcompinit\n" + (
+        _bash(words)
+    )
+
+
+def _fish(words: dict[str, list[str]]) -> str:
+    lines = [
+        "complete -c carma -f",
+        f"complete -c carma -n __fish_use_subcommand -a '{' '.join(words)}'",
+    ]
+    for verb, more in words.items():
+        seen = f"complete -c carma -n '__fish_seen_subcommand_from {verb}'"
+        lines += [f"{seen} -l {word[2:]}" for word in more if word.startswith("--")]
+        below = [word for word in more if not word.startswith("--")]
+        if below:
+            lines.append(f"{seen} -a '{' '.join(below)}'")
+    jobs = " ".join(TAKES_JOBS)
+    lines += [
+        f"complete -c carma -n '__fish_seen_subcommand_from {jobs}'"
+        " -a '(carma completion ids 2>/dev/null)'",
+        "complete -c carma -n '__fish_seen_subcommand_from submit sub estimate' -F",
+    ]
+    return "\n".join(lines) + "\n"

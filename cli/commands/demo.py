@@ -1,0 +1,105 @@
+"""`carma demo`: one trace of real processes under two policies at once, on emulated GPUs."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+
+from carmad import paths
+from cli import dashboard, demo_report, output, render
+from cli.demo_run import GPUS, Replay
+from cli.demo_trace import DemoJob, demo_trace
+from cli.problems import Problem
+
+LOOK_EVERY_S = 0.5
+TELL_EVERY_S = 5.0
+PATIENCE_S = 180.0  # several times what the replay takes: something hangs
+
+
+def demo(args: list[str]) -> int:
+    parser = argparse.ArgumentParser("carma demo", description=__doc__)
+    parser.add_argument("--jobs", type=int, default=20, help="how many (default: %(default)s)")
+    options = parser.parse_args(args)
+    home = Path(paths.user_state_dir()) / "demo"
+    baseline, sharing = (Replay(policy, home / policy) for policy in ("exclusive", "magm"))
+    trace = demo_trace(jobs=options.jobs)
+    screen = output.console()
+    screen.print(
+        f"{len(trace)} training jobs modelled on the CARMA paper's Table 4, {GPUS} emulated:\n"
+        "once as most servers do it, a GPU to each job (exclusive), and at the same time\n"
+        "once as CARMA does it (magm), each under a carmad of its own.\n"
+    )
+    with ExitStack() as stack:
+        for replay in (baseline, sharing):
+            stack.callback(replay.stop)
+            replay.start()
+        for replay in (baseline, sharing):
+            replay.await_health()
+        with _watched(screen, sharing) as show:
+            _play(trace, (baseline, sharing), show)
+        screen.print(demo_report.table([baseline, sharing]))
+        _explain(screen, sharing)
+    screen.print(f"\nlogs and databases: {home}")
+    return 0
+
+
+def _play(trace: tuple[DemoJob, ...], replays: tuple[Replay, ...], show: Any) -> None:
+    begun = time.monotonic()
+    for replay in replays:
+        replay.begun_at = begun
+    waiting = list(trace)
+    while any(replay.done < len(trace) for replay in replays):
+        now = time.monotonic() - begun
+        while waiting and waiting[0].at_s <= now:
+            job = waiting.pop(0)
+            for replay in replays:
+                replay.submit(job)
+        for replay in replays:
+            replay.look()
+        show(now, len(trace), replays)
+        if now > PATIENCE_S:
+            raise Problem("the demo hangs", f"see {replays[1].log}")
+        upcoming = waiting[0].at_s - now if waiting else LOOK_EVERY_S
+        time.sleep(max(0.01, min(LOOK_EVERY_S, upcoming)))
+
+
+@contextmanager
+def _watched(screen: Console, sharing: Replay) -> Iterator[Any]:
+    """Calls `show` with a live dashboard on a terminal, else with a line now and then."""
+    if not screen.is_terminal:
+        told = -TELL_EVERY_S
+
+        def tell(now: float, total: int, replays: tuple[Replay, ...]) -> None:
+            nonlocal told
+            if now - told >= TELL_EVERY_S:
+                told = now
+                done = ", ".join(f"{replay.policy} {replay.done}/{total}" for replay in replays)
+                screen.print(f"{now:5.1f} s  jobs done: {done}")
+
+        yield tell
+        return
+    with Live(console=screen, screen=True, auto_refresh=False) as live:
+
+        def draw(now: float, total: int, replays: tuple[Replay, ...]) -> None:
+            answer = sharing.get("/v1/status")
+            live.update(dashboard.status(answer, screen.width, bars=True), refresh=True)
+
+        yield draw
+
+
+def _explain(screen: Console, replay: Replay) -> None:
+    """One job's story: the one that ran out of memory, if one did, else the last that waited."""
+    recovered = [job for job in replay.jobs if job.get("failures")]
+    job = (recovered or replay.jobs)[-1 if not recovered else 0]
+    screen.print(f"\n$ carma why {job['label']}", style="bold")
+    screen.print(render.why(replay.get(f"/v1/jobs/{job['label']}/why")))
+    if recovered:
+        failure = job["failures"][0]
+        screen.print(f"its first attempt: {failure['cause']}: {failure['evidence']}")

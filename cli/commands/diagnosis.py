@@ -1,0 +1,120 @@
+"""Is all well? `doctor` checks this machine and asks the daemon; `config` shows the settings."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from carmad import paths
+from carmad.errors import CarmaError
+from cli import client, output
+from cli.commands.options import Json
+
+if TYPE_CHECKING:
+    from carmad.api.responses import CheckOut
+
+LOW_DISK_BYTES = 1 << 30
+
+config = typer.Typer(no_args_is_help=True, help="Show carmad's settings, or check a file of them.")
+
+
+def doctor(json: Json = False) -> None:
+    """Check this machine and the daemon; works without one too. Exits with 1 if a check fails."""
+    checks = list(_local())
+    try:
+        checks += client.get("/v1/doctor")["checks"]
+    except CarmaError as error:
+        checks.append(_check("daemon", False, error.message, error.hint))
+    answer = {"schema": 1, "checks": checks}
+    if json:
+        output.print_json(answer)
+    else:
+        from cli import render
+
+        output.show(render.doctor({"schema": 1, "checks": checks}))
+    if any(check["ok"] is False for check in checks):
+        raise typer.Exit(1)
+
+
+def _local() -> Iterator[CheckOut]:
+    version = ".".join(str(n) for n in sys.version_info[:3])
+    yield _check("python", sys.version_info >= (3, 11), f"{version} in {sys.prefix}")
+    yield _driver()
+    yield _mps()
+    yield _settings()
+    yield _disk()
+
+
+def _check(name: str, ok: bool | None, detail: str, hint: str = "") -> CheckOut:
+    return {"name": name, "ok": ok, "detail": detail, "hint": hint}
+
+
+def _driver() -> CheckOut:
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        count = pynvml.nvmlDeviceGetCount()
+        version = pynvml.nvmlSystemGetDriverVersion()
+        pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        hint = "see `nvidia-smi`; without GPUs: carma daemon start --emulated 3xA100-40GB"
+        return _check("driver", None, f"no NVIDIA driver answers: {error}", hint)
+    return _check("driver", count > 0, f"{version}, {count} GPUs", "see `nvidia-smi -L`")
+
+
+def _mps() -> CheckOut:
+    found = shutil.which("nvidia-cuda-mps-control")
+    if found:
+        return _check("mps", True, found)
+    return _check("mps", None, "no nvidia-cuda-mps-control", "jobs share GPUs by time slices")
+
+
+def _settings() -> CheckOut:
+    from carmad.configfile import load
+
+    path = Path(paths.config_path())
+    if not path.exists():
+        return _check("settings", True, f"no {path}: the defaults")
+    try:
+        load(path, os.environ)
+    except CarmaError as error:
+        return _check("settings", False, error.message, error.hint)
+    return _check("settings", True, str(path))
+
+
+def _disk() -> CheckOut:
+    path = Path(paths.state_dir())
+    there = next(parent for parent in (path, *path.parents) if parent.exists())
+    free = shutil.disk_usage(there).free
+    detail = f"{free / (1 << 30):.1f} GiB free for {path}"
+    return _check("disk", free > LOW_DISK_BYTES or None, detail, "make room, or jobs are refused")
+
+
+@config.command("show")
+def show(json: Json = False) -> None:
+    """Print the settings that the daemon runs with."""
+    answer = client.get("/v1/config")
+    if json:
+        output.print_json(answer)
+        return
+    print(f"# {answer['path'] or 'no file: all defaults'}")
+    print((answer["toml"] or "").rstrip())
+
+
+@config.command("check")
+def check(
+    file: Annotated[Path | None, typer.Argument(help="Default: the one carmad would read.")] = None,
+) -> None:
+    """Check a settings file without starting anything."""
+    from carmad.configfile import load
+
+    path = file or Path(paths.config_path())
+    load(path, {})
+    print(f"{path} is fine")

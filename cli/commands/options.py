@@ -1,0 +1,82 @@
+"""Options and arguments that several verbs share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from cli.problems import Usage
+
+Json = Annotated[bool, typer.Option("--json", help="Print the daemon's answer as JSON.")]
+User = Annotated[str | None, typer.Option("--user", "-u", help="Only this user's jobs.")]
+Mine = Annotated[bool, typer.Option("--me", help="Only your own jobs.")]
+States = Annotated[
+    str | None,
+    typer.Option("--states", "-t", help="Only in these states: R,PD or running,queued; or all."),
+]
+Select = Annotated[
+    list[str], typer.Argument(metavar="JOB…", help="Ids: 42, 1,3,5-8, 42_3, last, all (yours).")
+]
+Label = Annotated[str, typer.Argument(metavar="JOB", help="An id, such as 42 or 42_3, or last.")]
+
+CODES = {
+    "pd": "pending,queued",
+    "h": "pending,queued",
+    "rq": "pending,queued",
+    "st": "starting",
+    "r": "running",
+    "cg": "stopping",
+    "cd": "succeeded",
+    "f": "failed",
+    "ca": "cancelled",
+    "to": "timed_out",
+    "oom": "out_of_memory",
+}
+NAMES = tuple(dict.fromkeys(name for names in CODES.values() for name in names.split(",")))
+
+
+def selected(words: Sequence[str]) -> str:
+    """`1 3 5-8` is the same as `1,3,5-8`."""
+    return ",".join(words)
+
+
+def user_of(user: str | None, mine: bool) -> str | None:
+    if not mine:
+        return user
+    import os
+    import pwd
+
+    return pwd.getpwuid(os.getuid()).pw_name
+
+
+def states_of(text: str | None) -> tuple[str | None, frozenset[str]]:
+    """The states to ask the daemon for, and the codes to keep: H and RQ are kinds of waiting."""
+    if text is None:
+        return None, frozenset()
+    if text == "all":
+        return ",".join(NAMES), frozenset()
+    states, codes = set(), set()
+    for word in text.lower().split(","):
+        if word not in CODES and word not in NAMES:
+            raise Usage(f"{word!r} is no state", f"states: {', '.join(NAMES)}; or their codes")
+        states.update(CODES.get(word, word).split(","))
+        codes.update([word.upper()] if word in CODES else _codes_of(word))
+    return ",".join(sorted(states)), frozenset(codes)
+
+
+def _codes_of(state: str) -> list[str]:
+    return [code.upper() for code, states in CODES.items() if state in states.split(",")]
+
+
+def checked(read: Callable[[str], Any], text: str | None) -> Any:
+    """One of cli.parse's readers, with its complaint as a usage error."""
+    from argparse import ArgumentTypeError
+
+    if text is None:
+        return None
+    try:
+        return read(text)
+    except ArgumentTypeError as error:
+        raise Usage(str(error)) from None

@@ -1,0 +1,77 @@
+"""Looking at jobs: `queue`, `show`, `why`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from cli import client, output
+from cli.columns import COLUMNS, QUEUE, QUEUE_LONG, sorted_by
+from cli.commands.options import Json, Label, Mine, States, User, states_of, user_of
+from cli.jobs import resolve
+from cli.problems import Usage
+
+
+def queue(
+    user: User = None,
+    me: Mine = False,
+    states: States = None,
+    jobs: Annotated[str | None, typer.Option("--jobs", "-j", help="Only these: 1,3,5-8.")] = None,
+    sort: Annotated[
+        str | None, typer.Option("--sort", "-S", help="By this field; with - in front, reversed.")
+    ] = None,
+    noheader: Annotated[bool, typer.Option("--noheader", "-h", help="No header line.")] = False,
+    long: Annotated[bool, typer.Option("--long", "-l", help="More columns.")] = False,
+    fields: Annotated[
+        str | None,
+        typer.Option("--format", "-o", help=f"Choose columns: {', '.join(COLUMNS)}."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """List the jobs that run and wait, everyone's."""
+    shown = _fields(fields) if fields else QUEUE_LONG if long else QUEUE
+    if sort:
+        _fields(sort.removeprefix("-"))
+    names, codes = states_of(states)
+    answer = client.get("/v1/jobs", select=jobs, user=user_of(user, me), states=names)
+    if codes:
+        answer["jobs"] = [job for job in answer["jobs"] if job["code"] in codes]
+    if sort:
+        answer["jobs"] = sorted_by(answer["jobs"], sort)
+    if json:
+        output.print_json(answer)
+        return
+    from cli import render
+
+    output.show(render.queue(answer["jobs"], shown, noheader))
+
+
+def _fields(text: str) -> tuple[str, ...]:
+    fields = tuple(text.lower().split(","))
+    for field in fields:
+        if field not in COLUMNS:
+            raise Usage(f"there is no field {field!r}", f"fields: {', '.join(COLUMNS)}")
+    return fields
+
+
+def show(job: Label, json: Json = False) -> None:
+    """Tell everything about a job of yours."""
+    answer = client.get(f"/v1/jobs/{resolve(job)}")
+    if json:
+        output.print_json(answer)
+        return
+    from cli import render
+
+    output.show(render.show(answer))
+
+
+def why(job: Label, json: Json = False) -> None:
+    """Say why a job waits: what each GPU said, with numbers, and what would help."""
+    answer = client.get(f"/v1/jobs/{resolve(job)}/why")
+    if json:
+        output.print_json(answer)
+        return
+    from cli import render
+
+    output.show(render.why(answer))

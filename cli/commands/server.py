@@ -1,0 +1,193 @@
+"""`carma daemon …`: running carmad, in the background or the foreground, and installing it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from carmad import paths
+from cli import client, output
+from cli.commands.options import Json
+from cli.format import span
+from cli.problems import Problem, Unreachable
+
+START_S = 30.0
+STOP_S = 60.0
+LOOK_S = 0.1
+TAIL_LINES = 15
+
+daemon = typer.Typer(no_args_is_help=True, help="Start, stop and install carmad.")
+
+Emulated = Annotated[
+    str | None,
+    typer.Option("--emulated", metavar="SPEC", help="Pretend these GPUs: 3xA100-40GB."),
+]
+StateDir = Annotated[
+    Path | None, typer.Option("--state-dir", help="Where the jobs are kept on disk.")
+]
+Socket = Annotated[Path | None, typer.Option("--socket", help="Where to listen.")]
+Config = Annotated[Path | None, typer.Option("--config", help="The settings' file.")]
+LogFile = Annotated[Path | None, typer.Option("--log-file", help="Where to log.")]
+
+
+@daemon.command()
+def start(
+    emulated: Emulated = None,
+    state_dir: StateDir = None,
+    socket: Socket = None,
+    config: Config = None,
+    log_file: LogFile = None,
+) -> None:
+    """Start a carmad of your own in the background, for your own jobs."""
+    where = _listen_at(socket)
+    if health := _health():
+        raise Problem(
+            f"carmad is already running at {where}, process {health['pid']}",
+            "stop it with `carma daemon stop`",
+        )
+    log = log_file or Path(state_dir or paths.state_dir()) / "carmad.log"
+    for folder in (log.parent, where.parent):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with log.open("ab") as out:
+        process = subprocess.Popen(
+            _command(emulated, state_dir, where, config, log),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+            cwd="/",
+        )
+    print(_started(_await_health(process, log), where, log))
+
+
+@daemon.command()
+def run(
+    emulated: Emulated = None,
+    state_dir: StateDir = None,
+    socket: Socket = None,
+    config: Config = None,
+    log_file: LogFile = None,
+) -> None:
+    """Run carmad in the foreground, until it is stopped."""
+    words = _command(emulated, state_dir, _listen_at(socket), config, log_file)
+    sys.stdout.flush()
+    os.execv(words[0], words)
+
+
+@daemon.command()
+def stop(socket: Socket = None) -> None:
+    """Stop carmad. Jobs go on; the next carmad finds them again."""
+    where = _listen_at(socket)
+    health = client.get("/v1/health")
+    try:
+        os.kill(health["pid"], signal.SIGTERM)
+    except PermissionError:
+        hint = "its owner may; for the whole server's: sudo systemctl stop carmad"
+        raise Denied(f"you may not stop the carmad at {where}", hint) from None
+    deadline = time.monotonic() + STOP_S
+    while _alive(health["pid"]):
+        if time.monotonic() > deadline:
+            raise Problem(f"carmad, process {health['pid']}, has not stopped in {STOP_S:.0f} s")
+        time.sleep(LOOK_S)
+    print(f"carmad, process {health['pid']}, has stopped")
+
+
+@daemon.command()
+def status(socket: Socket = None, json: Json = False) -> None:
+    """Say whether carmad runs, and where."""
+    where = _listen_at(socket)
+    health = client.get("/v1/health")
+    if json:
+        output.print_json(health)
+        return
+    print(
+        f"carmad {health['version']} runs as process {health['pid']} at {where}:"
+        f" policy {health['policy']}, up {span(health['uptime_s'])}"
+    )
+
+
+@daemon.command()
+def install(
+    root: Annotated[Path, typer.Option(help="Install below this directory.")] = Path("/"),
+) -> None:
+    """Write carmad's systemd units. For root."""
+    from carmad.daemon import systemd
+
+    for path in systemd.install(root):
+        print(path)
+    output.note("now: systemd-sysusers && systemctl daemon-reload && systemctl enable --now carmad")
+
+
+class Denied(Problem):
+    exit_code = 4
+    code = "forbidden"
+
+
+def _listen_at(socket: Path | None) -> Path:
+    """The socket, which this process asks from here on too."""
+    if socket is not None:
+        os.environ["CARMA_SOCKET"] = str(socket.absolute())
+    return Path(paths.socket_path())
+
+
+def _command(
+    emulated: str | None,
+    state_dir: Path | None,
+    socket: Path,
+    config: Path | None,
+    log_file: Path | None,
+) -> list[str]:
+    words = [sys.executable, "-m", "carmad.daemon.main", "--socket", str(socket)]
+    for flag, path in (("state-dir", state_dir), ("config", config), ("log-file", log_file)):
+        if path is not None:
+            words += [f"--{flag}", str(path.absolute())]
+    if emulated is not None:
+        words += ["--emulated", emulated]
+    return words
+
+
+def _health() -> Any:
+    """None: nobody listens."""
+    try:
+        return client.get("/v1/health", within_s=5.0)
+    except Unreachable:
+        return None
+
+
+def _await_health(process: subprocess.Popen[bytes], log: Path) -> Any:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        if (code := process.poll()) is not None:
+            raise Problem(f"carmad did not start: it exited with {code}", _tail(log))
+        if health := _health():
+            return health
+        time.sleep(LOOK_S)
+    process.terminate()
+    raise Problem(f"carmad has not answered in {START_S:.0f} s, and was stopped", _tail(log))
+
+
+def _tail(log: Path) -> str:
+    lines = log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
+    return "\n".join([f"the end of {log}:", *lines])
+
+
+def _started(health: dict[str, Any], where: Path, log: Path) -> str:
+    line = f"carmad {health['version']} runs as process {health['pid']} at {where}; log: {log}"
+    if str(where) in (paths.SYSTEM_SOCKET, paths.user_runtime_dir() + "/carmad.sock"):
+        return line
+    return f"{line}\nfor other commands: export CARMA_SOCKET={where}"
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,55 @@
+"""Changing jobs and waiting for them: `cancel`, `hold`, `release`, `requeue`, `wait`."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from cli import client, output
+from cli.commands.options import Json, Select, User, selected
+from cli.jobs import exit_code, wait_for
+
+
+def cancel(jobs: Select, user: User = None, json: Json = False) -> None:
+    """Cancel jobs: waiting ones at once, running ones with SIGTERM, then SIGKILL."""
+    _ask("cancel", jobs, user, json)
+
+
+def hold(jobs: Select, user: User = None, json: Json = False) -> None:
+    """Keep waiting jobs from starting."""
+    _ask("hold", jobs, user, json)
+
+
+def release(jobs: Select, user: User = None, json: Json = False) -> None:
+    """Let held jobs start again."""
+    _ask("release", jobs, user, json)
+
+
+def requeue(jobs: Select, user: User = None, json: Json = False) -> None:
+    """Put jobs back in line: running ones are stopped first."""
+    _ask("requeue", jobs, user, json)
+
+
+def _ask(verb: str, jobs: list[str], user: str | None, as_json: bool) -> None:
+    answer = client.post(f"/v1/{verb}", {"select": selected(jobs), "user": user})
+    if as_json:
+        output.print_json(answer)
+    for result in answer["results"] if not as_json else ():
+        line = f"job {result['label']}: {result['message']}"
+        print(line, file=sys.stdout if result["ok"] else sys.stderr)
+    if not all(result["ok"] for result in answer["results"]):
+        raise typer.Exit(1)
+
+
+def wait(jobs: Select, json: Json = False) -> None:
+    """Wait until jobs have ended. Exits as the first of them that failed did, or with 0."""
+    found = client.get("/v1/jobs", select=selected(jobs))["jobs"]
+    ended = []
+    for job in found:
+        ended.append(wait_for(job["label"]))
+        if not json:
+            print(f"job {job['label']}: {ended[-1]['state'].replace('_', ' ')}", flush=True)
+    if json:
+        output.print_json({"schema": 1, "jobs": ended})
+    raise typer.Exit(next((code for job in ended if (code := exit_code(job))), 0))

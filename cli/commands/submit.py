@@ -1,0 +1,360 @@
+"""`carma submit`: the one verb that a script may call a thousand times.
+
+It is parsed by argparse and not by typer, as the other verbs are, because importing typer alone
+takes longer than this whole command may (tests/test_cli_submit.py keeps the imports light).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+
+from carmad.errors import CarmaError
+from cli import client, parse
+from cli.commands.script import Script, find_script, runnable
+from cli.jobs import exit_code, resolve, wait_for
+from cli.problems import INTERRUPTED, Usage, report
+
+TYPE_CHECKING = False  # importing typing takes 2 ms
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+# What `carma X` means; a test holds this against the app.
+VERBS = frozenset(
+    {
+        *("cancel", "completion", "config", "daemon", "demo", "doctor", "drain", "estimate"),
+        *("explain", "gpus", "history", "hold", "kill", "logs", "ps", "queue", "release"),
+        *("requeue", "resume", "show", "stats", "status", "sub", "submit", "top", "wait", "why"),
+    }
+)
+MINIMAL_ENV = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "USER")
+HELP_HINT = "see `carma submit --help`"
+
+
+class Parser(argparse.ArgumentParser):
+    """Knows which of its options take a value, and raises instead of exiting."""
+
+    def error(self, message: str) -> NoReturn:
+        raise Usage(message, HELP_HINT)
+
+    def split(self, args: list[str]) -> tuple[list[str], list[str], bool]:
+        """Options, the command that follows them, and whether `--` stood between.
+
+        argparse.REMAINDER would do this differently in every Python version, and looks at
+        options that belong to the command.
+        """
+        at = 0
+        while at < len(args) and args[at].startswith("-") and args[at] not in ("-", "--"):
+            at += 2 if self._takes_next(args[at]) else 1
+        marked = args[at : at + 1] == ["--"]
+        return args[:at], args[at + marked :], marked
+
+    def _takes_next(self, word: str) -> bool:
+        if word.startswith("--"):
+            return "=" not in word and self._has_value(word)
+        for position, letter in enumerate(word[1:], 1):  # -HW, -G2, -HG 2
+            if self._has_value("-" + letter):
+                return position == len(word) - 1
+        return False
+
+    def _has_value(self, option: str) -> bool:
+        return any(option in a.option_strings and a.nargs != 0 for a in self._actions)
+
+
+def submit(args: list[str]) -> int:
+    """Everything behind `carma submit`. Answers with the exit code."""
+    try:
+        options, body = read(args)
+        if options.dry_run:
+            return _dry_run(body, options)
+        return _submit(body, options)
+    except CarmaError as error:
+        return report(error, as_json=wants_json(args))
+
+
+def _submit(body: dict[str, Any], options: argparse.Namespace) -> int:
+    answer = client.post("/v1/jobs", body)
+    label = answer["label"]
+    if not options.quiet:
+        for warning in answer.get("warnings", ()):
+            print(f"carma: {warning}", file=sys.stderr)
+    if options.json:
+        print(json.dumps(answer))
+    elif options.parsable:
+        print(label)
+    elif not options.quiet:
+        print(f"Submitted batch job {label}")
+    if not options.wait:
+        return 0
+    sys.stdout.flush()
+    return _wait([str(job) for job in answer["ids"]], label)
+
+
+def _wait(jobs: list[str], label: str) -> int:
+    """The exit code of the job; of an array, that of the first task that failed."""
+    try:
+        codes = [exit_code(wait_for(job)) for job in jobs]
+    except KeyboardInterrupt:
+        hint = f"job {label} goes on; `carma wait {label}` waits, `carma cancel {label}` ends it"
+        print(f"\ncarma: {hint}", file=sys.stderr)
+        return INTERRUPTED
+    return next((code for code in codes if code), 0)
+
+
+def _dry_run(body: dict[str, Any], options: argparse.Namespace) -> int:
+    answer = client.post("/v1/jobs", {**body, "dry_run": True})
+    if options.json:
+        print(json.dumps(answer))
+        return 0
+    from cli import output, render
+
+    output.show(render.dry_run(answer))
+    return 0
+
+
+def wants_json(args: list[str]) -> bool:
+    return "--json" in build_parser().split(args)[0]
+
+
+def read(args: list[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
+    """The options, and the request that they ask for. `carma estimate` takes the same words."""
+    parser = build_parser()
+    words, command, marked = parser.split(args)
+    options = parser.parse_args(words)
+    script = None if options.wrap is not None or not command else find_script(command[0])
+    if script is not None:  # directives first: the command line's word counts more
+        options = parser.parse_args(words, _directives(parser, script))
+    if not marked and command[:1] and command[0] in VERBS and not os.path.exists(command[0]):  # noqa: PTH110 - pathlib is slow to import
+        raise Usage(
+            f"`carma submit {command[0]}` would submit a job that runs `{command[0]}`",
+            f"did you mean `carma {command[0]}`? if not, put -- in front of the command",
+        )
+    return options, _request(options, _argv(options, command, script), script)
+
+
+def _directives(parser: Parser, script: Script) -> argparse.Namespace:
+    options = argparse.Namespace()
+    for number, prefix, words in script.directives:
+        ignored: list[str] = []
+        try:
+            if prefix == "#SBATCH":
+                options, ignored = parser.parse_known_args(words, options)
+            else:
+                options = parser.parse_args(words, options)
+        except Usage as error:
+            raise Usage(f"{script.path}:{number}: {error.message}", HELP_HINT) from None
+        if ignored:
+            text = f"{script.path}:{number}: ignored: #SBATCH {' '.join(ignored)}"
+            print(f"carma: {text}", file=sys.stderr)
+    return options
+
+
+def _argv(options: argparse.Namespace, command: list[str], script: Script | None) -> list[str]:
+    if options.wrap is not None:
+        if command:
+            raise Usage("--wrap and a command: give one of them", HELP_HINT)
+        return ["/bin/sh", "-c", options.wrap]
+    if not command:
+        raise Usage("nothing to run: give a command or a job script", HELP_HINT)
+    if script is not None:
+        return [*script.interpreter, script.path, *command[1:]]
+    return [runnable(command[0]), *command[1:]]
+
+
+def _request(options: argparse.Namespace, argv: list[str], script: Script | None) -> dict[str, Any]:
+    if not all(map(_is_text, argv)):
+        raise Usage("the command is not valid UTF-8", "give the file a name that is")
+    cwd = os.path.abspath(options.chdir or ".")  # noqa: PTH100 - pathlib is slow to import
+    if not os.path.isdir(cwd):  # noqa: PTH112
+        raise Usage(f"{cwd} is no directory", "give -D the directory to run in")
+    exports = [word for words in options.export or () for word in words]
+    own_name = "wrap" if options.wrap is not None else script.name if script else None
+    return {
+        "argv": argv,
+        "cwd": cwd,
+        "name": options.name or own_name,
+        "env": _captured(exports),
+        "export": _exported(exports),
+        "conda_env": options.conda,
+        "gpus": 1 if options.gpus is None else options.gpus,
+        "memory_mib": options.gpu_mem,
+        "exclusive": options.exclusive,
+        "nice": options.nice,
+        "time_limit_s": options.time,
+        "warn": options.signal,
+        "begin_at": options.begin,
+        "after": _after(options),
+        "array": options.array,
+        "stdout": options.output,
+        "stderr": options.error,
+        "requeue": options.requeue,
+        "held": options.hold,
+        "dry_run": False,
+    }
+
+
+def _after(options: argparse.Namespace) -> list[dict[str, str]]:
+    named = [*(options.dependency or ()), *(options.after or ())]
+    return [{**one, "job": resolve(one["job"])} for one in named]
+
+
+def _captured(exports: list[str]) -> dict[str, str]:
+    """This shell's variables. The daemon keeps no secrets of them: what a job needs of those is
+    named with `--export`."""
+    names = MINIMAL_ENV if "NONE" in exports else tuple(os.environ)
+    env = {name: os.environ[name] for name in names if name in os.environ}
+    return {name: value for name, value in env.items() if _is_text(name + value)}
+
+
+def _exported(exports: list[str]) -> dict[str, str]:
+    env = {}
+    for word in exports:
+        name, given, value = word.partition("=")
+        if given:
+            env[name] = value
+        elif word in os.environ:
+            env[word] = os.environ[word]
+        elif word not in ("ALL", "NONE"):
+            raise Usage(f"--export {word}: there is no such variable here", "give NAME=VALUE")
+    return env
+
+
+def _is_text(word: str) -> bool:
+    """False for bytes that are not UTF-8: JSON cannot carry them."""
+    return not any("\ud800" <= c <= "\udfff" for c in word)
+
+
+def build_parser() -> Parser:
+    parser = Parser(
+        prog="carma submit",
+        usage="carma submit [OPTION…] [--] COMMAND [ARG…]\n       carma submit [OPTION…] SCRIPT"
+        " [ARG…]",
+        description="Queue a command, or a job script with #CARMA lines, to run on a GPU.",
+        epilog="A job script is read again when its job starts: leave it alone until then. "
+        "Directives take the options above; what the command line says counts more. "
+        "--wait answers with the job's exit code, 128+N if signal N ended it.",
+        allow_abbrev=False,
+        add_help=False,
+    )
+    _what_to_ask_for(parser.add_argument_group("what it needs"))
+    _when_to_start(parser.add_argument_group("when it starts"))
+    _how_to_run(parser.add_argument_group("how it runs"))
+    _how_to_answer(parser.add_argument_group("what is printed"))
+    return parser
+
+
+def _what_to_ask_for(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
+        "-G",
+        "--gpus",
+        "--gpus-per-node",
+        type=parse.gpu_count,
+        metavar="N",
+        help="how many GPUs (default 1)",
+    )
+    add(
+        "--gres",
+        type=parse.gres,
+        dest="gpus",
+        metavar="gpu:N",
+        help="the same, Slurm's way; a GPU type is not looked at",
+    )
+    add(
+        "--gpu-mem",
+        type=parse.mebibytes,
+        metavar="SIZE",
+        help="peak memory on each GPU: 12G, 900M; without it, it is estimated",
+    )
+    add("--exclusive", action="store_true", help="share its GPUs with no other job")
+    add(
+        "-t",
+        "--time",
+        type=parse.seconds,
+        metavar="TIME",
+        help="stop it after MM, MM:SS, HH:MM:SS, D-HH[:MM[:SS]] or 2h30m",
+    )
+    add(
+        "--signal",
+        type=parse.signal_before,
+        metavar="SIG[@SECONDS]",
+        help="send this signal so long before the time limit (default 60)",
+    )
+
+
+def _when_to_start(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
+        "-a",
+        "--array",
+        type=parse.array,
+        metavar="LIST",
+        help="one job per index: 0-15, 0-15:4, 1,3,7; %%N: at most N at once",
+    )
+    add(
+        "-d",
+        "--dependency",
+        type=parse.dependency,
+        metavar="LIST",
+        help="afterok:ID[:ID],afterany:ID,afternotok:ID; all must hold",
+    )
+    add(
+        "--after",
+        type=parse.after,
+        metavar="ID[,ID]",
+        help="start when these have succeeded; 'last' is your last job",
+    )
+    add(
+        "-b",
+        "--begin",
+        type=parse.moment,
+        metavar="TIME",
+        help="not before now+2h, 22:30 or 2026-11-20T22:30",
+    )
+    add("-H", "--hold", action="store_true", help="not before `carma release`")
+    add("--nice", type=int, default=0, metavar="N", help="let others go first (default 0)")
+
+
+def _how_to_run(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("-J", "--job-name", "--name", dest="name", metavar="NAME", help="its name in the queue")
+    add("-D", "--chdir", metavar="DIR", help="run in this directory (default: this one)")
+    add(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="%%j id, %%x name, %%u user, %%A array, %%a index (default carma-%%j.out)",
+    )
+    add("-e", "--error", metavar="FILE", help="standard error (default: with the output)")
+    add(
+        "--export",
+        type=parse.export,
+        action="append",
+        metavar="NAME=VALUE",
+        help="add to the environment, which is this one without its secrets; NONE: a bare one",
+    )
+    add("--conda", metavar="ENV", help="activate this conda environment")
+    add("--wrap", metavar="TEXT", help="run this text in /bin/sh")
+    add(
+        "--requeue",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="run it again if a reboot ends it (default)",
+    )
+
+
+def _how_to_answer(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("-h", "--help", action="help", help="print this")
+    add("-W", "--wait", action="store_true", help="wait until it ends, exit with its code")
+    add("--parsable", action="store_true", help="print the id alone")
+    add("-Q", "--quiet", action="store_true", help="print nothing but errors")
+    add("--json", action="store_true", help="print the daemon's answer")
+    add(
+        "--dry-run",
+        "--test-only",
+        action="store_true",
+        help="submit nothing; say where it would run now, or why it would wait",
+    )

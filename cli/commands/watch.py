@@ -1,0 +1,72 @@
+"""The whole server at a glance: `status`, and `top` that keeps it up to date."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cli import client, output
+from cli.commands.options import Json
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+
+def status(json: Json = False) -> None:
+    """Show the GPUs, who is on them, and the jobs."""
+    if json:
+        output.print_json(client.get("/v1/status"))
+    else:
+        output.show(_picture(output.console()))
+
+
+def top(
+    watch: Annotated[
+        float, typer.Option("--watch", "-w", min=0.2, help="Seconds between pictures.")
+    ] = 2.0,
+    once: Annotated[bool, typer.Option("--once", "-1", help="One picture, then exit.")] = False,
+) -> None:
+    """Show what `status` shows, live; q quits."""
+    screen = output.console()
+    if once or not (sys.stdout.isatty() and sys.stdin.isatty()):
+        output.show(_picture(screen))
+        return
+    from rich.live import Live
+
+    with _keys(), Live(_picture(screen), console=screen, screen=True, auto_refresh=False) as live:
+        while not _quits(watch):
+            live.update(_picture(screen), refresh=True)
+
+
+def _picture(screen: Console) -> RenderableType:
+    from cli import dashboard
+
+    answer = client.get("/v1/status")
+    return dashboard.status(
+        answer, screen.width, bars=screen.is_terminal, ascii_only=screen.options.ascii_only
+    )
+
+
+@contextmanager
+def _keys() -> Iterator[None]:
+    """Every key as it is pressed, and not echoed."""
+    import termios
+    import tty
+
+    before = termios.tcgetattr(sys.stdin)
+    tty.setcbreak(sys.stdin)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+def _quits(within_s: float) -> bool:
+    import select
+
+    ready, _, _ = select.select([sys.stdin], [], [], within_s)
+    return bool(ready) and sys.stdin.read(1) in ("q", "Q", "")

@@ -1,0 +1,121 @@
+"""One carmad on emulated GPUs for the demo: started, fed, watched, and taken down again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cli import client
+from cli.demo_trace import DemoJob
+from cli.problems import Problem, Unreachable
+
+GPUS = "3xA100-40GB"
+SETTINGS = {  # the paper's seconds, compressed like the trace, as far as real processes allow
+    "CARMA_MONITOR__PERIOD_S": "0.1",
+    "CARMA_MONITOR__WINDOW_S": "1",
+    "CARMA_LIMITS__KILL_GRACE_S": "2",
+    "CARMA_RETENTION__BACKUPS": "0",
+}
+START_S = 30.0
+SETTLED = frozenset({"CD", "F", "CA", "TO", "OOM"})
+
+
+@dataclass(slots=True)
+class Replay:
+    """A daemon under one policy. `readings` are (seconds, GPUs) as they were looked at."""
+
+    policy: str
+    directory: Path
+    begun_at: float = 0.0  # monotonic, when the first job was submitted
+    ended_at: float = 0.0
+    energy_before_j: float = 0.0
+    readings: list[tuple[float, list[dict[str, Any]]]] = field(default_factory=list)
+    jobs: list[dict[str, Any]] = field(default_factory=list)
+    _daemon: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        shutil.rmtree(self.directory, ignore_errors=True)
+        self.directory.mkdir(parents=True, mode=0o700)
+        settings = {name: value for name, value in os.environ.items() if name[:6] != "CARMA_"}
+        words = [sys.executable, "-m", "carmad.daemon.main", "--emulated", GPUS]
+        words += ["--state-dir", str(self.directory), "--socket", self._socket]
+        words += ["--config", os.devnull]
+        with self.log.open("wb") as log:
+            self._daemon = subprocess.Popen(
+                words,
+                env={**settings, **SETTINGS, "CARMA_POLICY": self.policy},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def await_health(self) -> None:
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline and self._daemon and self._daemon.poll() is None:
+            try:
+                self.get("/v1/health")
+            except Unreachable:
+                time.sleep(0.05)
+            else:
+                self.energy_before_j = sum(gpu["energy_j"] for gpu in self._gpus())
+                return
+        raise Problem("the demo's carmad did not start", self.log.read_text()[-2000:])
+
+    @property
+    def log(self) -> Path:
+        return self.directory / "carmad.log"
+
+    @property
+    def _socket(self) -> str:
+        return str(self.directory / "sock")
+
+    def get(self, path: str, **query: object) -> Any:
+        os.environ["CARMA_SOCKET"] = self._socket
+        return client.get(path, **query)  # type: ignore[arg-type]
+
+    def submit(self, job: DemoJob) -> None:
+        os.environ["CARMA_SOCKET"] = self._socket
+        body = {
+            "argv": job.argv(sys.executable),
+            "name": job.name,
+            "gpus": job.gpus,
+            "cwd": str(self.directory),
+            "env": dict(os.environ),
+        }
+        client.post("/v1/jobs", body)
+
+    def look(self) -> None:
+        """Read the GPUs and the jobs once."""
+        self.readings.append((time.monotonic() - self.begun_at, self._gpus()))
+        self.jobs = self.get("/v1/jobs", select="all")["jobs"]
+
+    @property
+    def done(self) -> int:
+        return sum(job["code"] in SETTLED for job in self.jobs)
+
+    @property
+    def energy_j(self) -> float:
+        return sum(gpu["energy_j"] for gpu in self.readings[-1][1]) - self.energy_before_j
+
+    def stop(self) -> None:
+        if self._daemon is None:
+            return
+        try:
+            os.environ["CARMA_SOCKET"] = self._socket
+            client.post("/v1/cancel", {"select": "all"})
+        except (Problem, Unreachable):
+            pass  # none left to cancel, or nobody to ask
+        self._daemon.send_signal(signal.SIGTERM)
+        self._daemon.wait(timeout=30)
+
+    def _gpus(self) -> list[dict[str, Any]]:
+        gpus: list[dict[str, Any]] = self.get("/v1/gpus")["gpus"]
+        return gpus

@@ -1,0 +1,77 @@
+"""Numbers, times and other people's words, as a terminal shows them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from carmad.api.responses import ExitOut
+
+NOTHING = "-"
+GIB = 1024
+
+
+def memory(mib: float | None) -> str:
+    if mib is None:
+        return NOTHING
+    return f"{mib:.0f}M" if mib < GIB else f"{mib / GIB:.1f}G"
+
+
+def clock(seconds: float | None) -> str:
+    """As squeue writes it: 0:07, 1:02:03, 2-01:02:03."""
+    if seconds is None:
+        return NOTHING
+    minutes, second = divmod(max(0, int(seconds)), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    if days:
+        return f"{days}-{hour:02}:{minute:02}:{second:02}"
+    return f"{hour}:{minute:02}:{second:02}" if hour else f"{minute}:{second:02}"
+
+
+def span(seconds: float | None) -> str:
+    """How long, at a glance: 12 s, 5 min, 3.5 h, 2.0 days."""
+    if seconds is None:
+        return NOTHING
+    for limit, unit, name in ((90, 1, "s"), (5400, 60, "min")):
+        if seconds < limit:
+            return f"{seconds / unit:.0f} {name}"
+    return f"{seconds / 3600:.1f} h" if seconds < 129_600 else f"{seconds / 86_400:.1f} days"
+
+
+def fraction(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.2f}"
+
+
+def number(value: float | None, unit: str, digits: int = 0) -> str:
+    return NOTHING if value is None else f"{value:.{digits}f}{unit}"
+
+
+def local_time(stamp: str | None) -> str:
+    """The API's UTC as the reader's own time."""
+    if stamp is None:
+        return NOTHING
+    return f"{datetime.fromisoformat(stamp).astimezone():%Y-%m-%d %H:%M:%S}"
+
+
+def bar(share: float | None, width: int, ascii_only: bool = False) -> str:
+    full, empty = ("#", ".") if ascii_only else ("█", "░")
+    filled = round(min(1.0, max(0.0, share or 0.0)) * width)
+    return full * filled + empty * (width - filled)
+
+
+def clean(text: object) -> str:
+    """Names and commands are other people's words: no control characters reach a terminal."""
+    return "".join(c if c.isprintable() else "?" for c in str(text))
+
+
+def command(argv: list[str]) -> str:
+    import shlex
+
+    return clean(shlex.join(argv))
+
+
+def exit_code(how: ExitOut | None) -> str:
+    """code:signal, as sacct shows it."""
+    return f"{how['code'] or 0}:{how['signal'] or 0}" if how else NOTHING

@@ -1,0 +1,41 @@
+"""One job and the daemon: finding it, waiting for its end, its exit code. Imports stay light."""
+
+from __future__ import annotations
+
+from cli import client
+from cli.problems import Usage
+
+TYPE_CHECKING = False  # importing typing takes 2 ms
+if TYPE_CHECKING:
+    from typing import Any
+
+ENDED = frozenset({"succeeded", "failed", "cancelled", "timed_out", "out_of_memory"})
+POLL_S = 30
+
+
+def wait_for(label: str) -> Any:
+    """The job as it ended. The daemon answers after POLL_S at the latest: then ask again."""
+    while True:
+        job = client.get(f"/v1/jobs/{label}/wait", POLL_S + client.TIMEOUT_S, timeout_s=POLL_S)
+        if job["state"] in ENDED:
+            return job
+
+
+def resolve(word: str) -> str:
+    """The label that `last` stands for; any other word is one already."""
+    if word != "last":
+        return word
+    jobs = client.get("/v1/jobs", select="last")["jobs"]
+    if not jobs:
+        raise Usage("you have no job yet", "name a job by its id")
+    return str(jobs[0]["label"])
+
+
+def exit_code(job: dict[str, Any]) -> int:
+    """0 only for success; else the program's own code, 128+N if signal N ended it, or 1."""
+    if job["state"] == "succeeded":
+        return 0
+    how = job.get("exit") or {}
+    if how.get("signal"):
+        return 128 + int(how["signal"])
+    return int(how.get("code") or 1)

@@ -1,0 +1,37 @@
+"""The entry point of `carma`: picks the parser, and turns every problem into an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from cli.problems import INTERRUPTED
+
+PIPE_CLOSED = 141  # what a shell reports for a program that SIGPIPE ended
+
+
+def main() -> None:
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(args: list[str]) -> int:
+    try:
+        code = dispatch(args)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # `carma queue | head`: nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    return code
+
+
+def dispatch(args: list[str]) -> int:
+    # Before typer is imported, which would take longer than the whole of submit does.
+    if args[:1] in (["submit"], ["sub"]):
+        from cli.commands.submit import submit
+
+        return submit(args[1:])
+    from cli.app import run_app
+
+    return run_app(args)

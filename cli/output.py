@@ -1,0 +1,72 @@
+"""Where output goes: data to stdout, notes to stderr, colour only where it is wanted."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+PIPE_WIDTH = 100_000  # nothing is cut off for want of a terminal's width
+
+
+class Color(StrEnum):
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+_chosen = Color.AUTO
+
+
+def choose_color(color: Color) -> None:
+    global _chosen
+    _chosen = color
+
+
+def wants_color(chosen: Color, environ: Mapping[str, str], tty: bool) -> bool:
+    """The flag, then NO_COLOR, then FORCE_COLOR, then whether a person is looking."""
+    if chosen is not Color.AUTO:
+        return chosen is Color.ALWAYS
+    if environ.get("NO_COLOR"):
+        return False
+    if environ.get("FORCE_COLOR"):
+        return True
+    return tty and environ.get("TERM") != "dumb"
+
+
+def console() -> Console:
+    from rich.console import Console
+
+    tty = sys.stdout.isatty()
+    color = wants_color(_chosen, os.environ, tty)
+    return Console(
+        force_terminal=tty or color,
+        color_system=("auto" if tty else "standard") if color else None,
+        no_color=not color,
+        width=None if tty else PIPE_WIDTH,
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
+
+
+def show(renderable: RenderableType) -> None:
+    screen = console()
+    with screen.capture() as captured:
+        screen.print(renderable)
+    for line in captured.get().splitlines():
+        print(line.rstrip())
+
+
+def print_json(answer: object) -> None:
+    print(json.dumps(answer, indent=2))
+
+
+def note(text: str) -> None:
+    print(f"carma: {text}", file=sys.stderr)

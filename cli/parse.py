@@ -1,0 +1,222 @@
+"""The words of the command line turned into values: times, sizes, arrays, dependencies.
+
+The formats are Slurm's where Slurm has one. Imports stay light: `carma submit` needs this.
+"""
+
+from __future__ import annotations
+
+import re
+from argparse import ArgumentTypeError
+
+TYPE_CHECKING = False  # importing typing takes 2 ms
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import datetime
+    from typing import Any
+
+UNIT_S = {"second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 604800}
+UNIT_MIB = {"m": 1, "g": 1024, "t": 1024 * 1024}
+MAX_TASKS = 10_000  # as in carmad.api.requests, which is slow to import
+DEFAULT_WARNING_S = 60
+
+# Not compiled here: most submissions use one or two of them.
+_CLOCK = r"(?:(\d{1,9})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?"
+_SPAN = r"(\d{1,9}(?:\.\d{1,9})?)\s*([a-z]+)\s*"
+_SIZE = r"(\d{1,9}(?:\.\d{1,9})?)\s*([mgt])?(?:i?b)?"
+_RANGE = r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?"
+_JOB = r"\d+(?:_\d+)?|last"
+_SIGNAL = r"(?:[RB]:)?(\w+)(?:@(\d+))?"
+_NAME = r"[A-Za-z_]\w*"
+_NEXT_EXPORT = r",(?=[A-Za-z_]\w*=)"
+
+
+def seconds(text: str) -> float | None:
+    """Slurm's MM, MM:SS, HH:MM:SS, D-HH[:MM[:SS]]; also 2h30m, 90s. None: no limit."""
+    word = text.strip().lower()
+    if word in ("0", "unlimited", "infinite", "none"):
+        return None
+    if match := re.fullmatch(_CLOCK, word):
+        return _clock(match) or None
+    span = _span(word)
+    if span is None:
+        raise ArgumentTypeError(f"{text!r} is no time; try 90 (minutes), 2:30:00, 1-12 or 2h30m")
+    return span or None
+
+
+def _clock(match: re.Match[str]) -> float:
+    days, first, second, third = match.groups()
+    numbers = [int(n) for n in (first, second, third) if n is not None]
+    if days is not None:  # D-HH[:MM[:SS]]
+        hours, minutes, secs = numbers + [0] * (3 - len(numbers))
+    elif len(numbers) == 3:
+        hours, minutes, secs = numbers
+    else:  # MM[:SS]
+        hours, minutes, secs = 0, numbers[0], numbers[1] if len(numbers) == 2 else 0
+    return float(((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + secs)
+
+
+def _span(word: str) -> float | None:
+    """2h30m, 1.5h, 90s, 3 days; a unit is known by how it begins."""
+    total, end = 0.0, 0
+    for match in re.finditer(_SPAN, word):
+        number, unit = match.groups()
+        start = unit.rstrip("s") or "s"
+        unit_s = next((s for name, s in UNIT_S.items() if name.startswith(start)), None)
+        if match.start() != end or unit_s is None:
+            return None
+        total += float(number) * unit_s
+        end = match.end()
+    return total if word and end == len(word) else None
+
+
+def mebibytes(text: str) -> int:
+    """12G, 12GiB, 900M, or MiB as a bare number. Units are powers of 1024, as in Slurm."""
+    match = re.fullmatch(_SIZE, text.strip().lower())
+    if match is None:
+        raise ArgumentTypeError(f"{text!r} is no amount of memory; try 12G or 900M")
+    number, unit = match.groups()
+    mib = float(number) * UNIT_MIB[unit or "m"]
+    if mib < 1:
+        raise ArgumentTypeError(f"{text!r} is less than 1 MiB")
+    return int(-(-mib // 1))  # rounded up: never promise less than was asked for
+
+
+def gpu_count(text: str) -> int:
+    """N, or Slurm's TYPE:N; a server's GPUs are of one type, so the type is not looked at."""
+    number = text.rpartition(":")[2]
+    if not number.isdecimal():
+        raise ArgumentTypeError(f"{text!r} is no number of GPUs")
+    return int(number)
+
+
+def gres(text: str) -> int:
+    """gpu[:TYPE]:N"""
+    kind, colon, count = text.partition(":")
+    if kind != "gpu" or "," in text:
+        raise ArgumentTypeError(f"{text!r}: only GPUs can be asked for, as in gpu:2")
+    return gpu_count(count if colon else "1")
+
+
+def array(text: str) -> dict[str, Any]:
+    """0-15, 0-15:4, 1,3,7, and any of these with %N, the most tasks to run at once."""
+    body, _, limit = text.partition("%")
+    if "%" in text and not (limit.isdecimal() and int(limit)):
+        raise ArgumentTypeError(f"{text!r}: after % comes how many tasks may run at once")
+    indices: set[int] = set()
+    for part in body.split(","):
+        match = re.fullmatch(_RANGE, part)
+        first, last, step = (int(n or 0) for n in match.groups()) if match else (1, 0, 0)
+        if match and match[2] is None:
+            last = first
+        if last < first or (match and match[3] is not None and step == 0):
+            raise ArgumentTypeError(f"{text!r} is no array; try 0-15, 0-15:4%2 or 1,3,7")
+        tasks = range(first, last + 1, step or 1)
+        if len(indices) + len(tasks) > MAX_TASKS:
+            raise ArgumentTypeError(f"{text!r} has more than {MAX_TASKS} tasks")
+        indices.update(tasks)
+    return {"indices": sorted(indices), "limit": int(limit) if limit else None}
+
+
+def dependency(text: str) -> list[dict[str, str]]:
+    """afterok:ID[:ID],afterany:ID,…; every one of them must hold."""
+    if "?" in text:
+        raise ArgumentTypeError("'?' (any of several) is not supported; ',' means all of them")
+    found = []
+    for part in text.split(","):
+        kind, _, ids = part.partition(":")
+        if kind not in ("afterok", "afterany", "afternotok"):
+            raise ArgumentTypeError(f"{part!r}: only afterok, afterany and afternotok are known")
+        found += [{"job": job, "kind": kind} for job in _jobs(ids.split(":"), text)]
+    return found
+
+
+def after(text: str) -> list[dict[str, str]]:
+    """ID[,ID]: start when these have succeeded."""
+    return [{"job": job, "kind": "afterok"} for job in _jobs(text.split(","), text)]
+
+
+def _jobs(ids: list[str], text: str) -> list[str]:
+    if not all(re.fullmatch(_JOB, job) for job in ids):
+        raise ArgumentTypeError(f"{text!r}: a job is named by its id (42, 40_2) or as 'last'")
+    return ids
+
+
+def signal_before(text: str) -> dict[str, int]:
+    """USR2@60: this signal, so many seconds before the time limit."""
+    import signal
+
+    match = re.fullmatch(_SIGNAL, text.upper())
+    name = match[1] if match else ""
+    try:
+        number = (
+            signal.Signals(int(name))
+            if name.isdecimal()
+            else signal.Signals["SIG" + name.removeprefix("SIG")]
+        )
+    except (KeyError, ValueError):
+        raise ArgumentTypeError(f"{text!r} is no signal; try USR2@60") from None
+    seconds_before = int(match[2]) if match and match[2] else DEFAULT_WARNING_S
+    return {"signum": number.value, "before_s": seconds_before}
+
+
+def moment(text: str) -> str:
+    """now+2h, HH:MM[:SS] (the next one to come) or ISO 8601, local time; answers in UTC."""
+    return _utc(text, _moment)
+
+
+def since(text: str) -> str:
+    """When a report begins or ends: 7d or 12h ago, or ISO 8601 in local time; answers in UTC."""
+    return _utc(text, _ago)
+
+
+def _utc(text: str, read: Callable[[str, datetime], datetime]) -> str:
+    from datetime import UTC, datetime
+
+    try:
+        local = read(text.strip(), datetime.now().astimezone())
+        utc = local.astimezone(UTC)
+    except (ValueError, OverflowError):
+        examples = "now+2h, 22:30 or 2026-11-20T22:30" if read is _moment else "7d or 2026-11-20"
+        raise ArgumentTypeError(f"{text!r} is no point in time; try {examples}") from None
+    return utc.strftime("%Y-%m-%dT%H:%M:%S.") + f"{utc.microsecond // 1000:03}Z"
+
+
+def _moment(word: str, now: datetime) -> datetime:
+    from datetime import datetime, timedelta
+
+    if word.lower().startswith("now"):
+        return now + timedelta(seconds=_offset(word[3:].lower().replace(" ", "")))
+    if re.fullmatch(r"\d{1,2}:\d\d(:\d\d)?", word):
+        hour, minute, second = ([int(n) for n in word.split(":")] + [0])[:3]
+        today = datetime(now.year, now.month, now.day, hour, minute, second)
+        past = today.astimezone() <= now
+        return today + timedelta(days=1) if past else today
+    return datetime.fromisoformat(word)
+
+
+def _ago(word: str, now: datetime) -> datetime:
+    from datetime import datetime, timedelta
+
+    span = _span(word.lower())
+    return datetime.fromisoformat(word) if span is None else now - timedelta(seconds=span)
+
+
+def _offset(rest: str) -> float:
+    """What follows `now`: nothing, or + and seconds or a span."""
+    if not rest:
+        return 0.0
+    span = float(rest[1:]) if rest[1:].isdecimal() else _span(rest[1:])
+    if rest[0] != "+" or span is None:
+        raise ValueError(rest)
+    return span
+
+
+def export(text: str) -> list[str]:
+    """NAME=VALUE[,NAME=VALUE…], with ALL or NONE alone or in front. A value may hold commas."""
+    words: list[str] = []
+    for part in re.split(_NEXT_EXPORT, text):
+        words += [part] if "=" in part else part.split(",")
+    for word in words:
+        if not re.fullmatch(_NAME, word.partition("=")[0]):
+            raise ArgumentTypeError(f"{word!r} is no NAME=VALUE")
+    return words

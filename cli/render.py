@@ -1,0 +1,255 @@
+"""The API's answers as rich renderables. Pure: no network, no clock, no terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from cli.columns import COLUMNS, QUEUE, where
+from cli.format import (
+    NOTHING,
+    clean,
+    clock,
+    command,
+    exit_code,
+    fraction,
+    local_time,
+    memory,
+    number,
+    span,
+)
+
+if TYPE_CHECKING:
+    from carmad.api.responses import (
+        DoctorOut,
+        DryRunOut,
+        EstimatesOut,
+        ExitOut,
+        JobOut,
+        ReasonOut,
+        StatsOut,
+        VerdictOut,
+        WhyOut,
+    )
+
+STATE_STYLE = {
+    "PD": "yellow",
+    "RQ": "bold yellow",
+    "H": "dim",
+    "ST": "cyan",
+    "R": "green",
+    "CG": "magenta",
+    "CD": "green",
+    "CA": "dim",
+    "F": "red",
+    "TO": "red",
+    "OOM": "bold red",
+}
+
+
+def table(headers: str, noheader: bool = False) -> Table:
+    """A table as squeue draws it. `headers`: a > after one sets its column right, uncut."""
+    made = Table(box=None, pad_edge=False, show_header=not noheader, header_style="bold")
+    for header in headers.split():
+        right = header.endswith(">")
+        made.add_column(header.rstrip(">"), justify="right" if right else "left", no_wrap=right)
+    return made
+
+
+def cell(text: str, style: str = "") -> Text:
+    """On a narrow terminal a cell is cut, never wrapped."""
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
+
+
+def queue(jobs: Sequence[JobOut], fields: Sequence[str] = QUEUE, noheader: bool = False) -> Table:
+    columns = [COLUMNS[field] for field in fields]
+    made = table(" ".join(c.header + ">" * c.number for c in columns), noheader)
+    for job in jobs:
+        style = STATE_STYLE.get(job["code"], "")
+        made.add_row(
+            *(cell(c.cell(job), style if c.header in ("ST", "STATE") else "") for c in columns)
+        )
+    return made
+
+
+def details(rows: Iterable[tuple[str, str]]) -> Table:
+    """Name and value, a line each; values wrap."""
+    made = Table(box=None, pad_edge=False, show_header=False)
+    made.add_column(style="bold", no_wrap=True)
+    made.add_column(overflow="fold")
+    for name, value in rows:
+        if value != NOTHING:
+            made.add_row(name, Text(value))
+    return made
+
+
+def show(job: JobOut) -> RenderableType:
+    parts: list[RenderableType] = [details(_about(job))]
+    if failures := job.get("failures"):
+        parts += [Text("\nearlier attempts", style="bold")]
+        parts += [Text(f"  {n}  {_ending(how)}") for n, how in enumerate(failures, 1)]
+    if history := job.get("history"):
+        parts += [Text("\nhistory", style="bold")]
+        parts += [Text(f"  {local_time(move['at'])}  {move['after']}") for move in history]
+    return Group(*parts)
+
+
+def _about(job: JobOut) -> list[tuple[str, str]]:
+    used = job["memory"]
+    asked = memory(used["declared_mib"])
+    if used["estimate_mib"] is not None:
+        asked = f"{memory(used['estimate_mib'])} ({used['estimate_source']})"
+    limit = job.get("time_limit_s")
+    sm_active = job.get("sm_active_mean")
+    how = job.get("exit")
+    return [
+        ("job", f"{job['label']}  {clean(job['name'])}"),
+        ("user", clean(job["user"])),
+        ("state", job["state"] + (f"  {job['reason']}" if job.get("reason") else "")),
+        ("command", command(job.get("argv", [])) or NOTHING),
+        ("directory", clean(job.get("cwd", NOTHING))),
+        ("environment", clean(job.get("conda_env") or NOTHING)),
+        ("output", clean(job.get("stdout", NOTHING))),
+        ("errors", _errors(job)),
+        ("submitted", local_time(job["submitted_at"])),
+        ("begins after", local_time(job.get("begin_at"))),
+        ("waits for", _after(job)),
+        ("place in line", str(job.get("position") or NOTHING)),
+        ("started", local_time(job["started_at"])),
+        ("ended", local_time(job.get("ended_at"))),
+        ("time", clock(job["elapsed_s"]) + (f" of {clock(limit)}" if limit else "")),
+        ("waited", clock(job.get("wait_s"))),
+        ("GPUs", f"{job['gpus_wanted']}" + (f"  on {where(job)}" if job["gpus"] else "")),
+        ("mode", _mode(job)),
+        ("memory need", f"{asked} per GPU" if asked != NOTHING else NOTHING),
+        ("memory used", memory(used["used_mib"])),
+        ("memory peak", memory(used["peak_mib"] or None)),
+        ("SM activity", fraction(sm_active)),
+        ("energy", COLUMNS["energy"].cell(job)),
+        ("GPU time", clock(job.get("gpu_seconds"))),
+        ("attempt", str(job.get("attempt") or NOTHING)),
+        ("nice", str(job.get("nice") or NOTHING)),
+        ("exit", f"{exit_code(how)}  {_ending(how)}" if how else NOTHING),
+    ]
+
+
+def _after(job: JobOut) -> str:
+    return ", ".join(f"{one['kind']}:{one['job']}" for one in job.get("after", ())) or NOTHING
+
+
+def _errors(job: JobOut) -> str:
+    stderr = job.get("stderr", NOTHING)
+    return NOTHING if stderr == job.get("stdout") else clean(stderr)
+
+
+def _mode(job: JobOut) -> str:
+    if mode := job.get("mode"):
+        return mode
+    return "exclusive" if job.get("exclusive") else NOTHING
+
+
+def _ending(how: ExitOut) -> str:
+    words = how["cause"].replace("_", " ")
+    if how["evidence"]:
+        words += f": {clean(how['evidence'])}"
+    if how["fragmented"]:
+        words += " (memory was free, but in pieces)"
+    return words
+
+
+def why(answer: WhyOut) -> RenderableType:
+    job = answer["job"]
+    head = Text.assemble((f"Job {job['label']}", "bold"), f" {clean(answer['headline'])}")
+    parts: list[RenderableType] = [head]
+    if answer["position"]:
+        behind = answer["behind"]
+        after = f", behind job {behind['label']}" if behind else ""
+        parts.append(Text(f"place in line: {answer['position']}{after}"))
+    if answer["policy"]:
+        when = local_time(answer["decided_at"])
+        parts.append(Text(f"decided by the policy {answer['policy']} at {when}"))
+    parts += [Text(f"  · {clean(reason['text'])}") for reason in answer["reasons"]]
+    if answer["verdicts"]:
+        parts += [Text(), verdicts(answer["verdicts"], answer["chosen"])]
+    if answer["remedies"]:
+        parts += [Text("\nwhat would help", style="bold")]
+        parts += [Text(f"  · {clean(remedy)}") for remedy in answer["remedies"]]
+    return Group(*parts)
+
+
+def verdicts(judged: Sequence[VerdictOut], chosen: Sequence[str]) -> Table:
+    made = Table(box=None, pad_edge=False, show_header=False)
+    made.add_column(no_wrap=True)
+    made.add_column(overflow="fold")
+    for verdict in judged:
+        index = verdict["gpu"]["index"]
+        name = f"GPU {verdict['gpu']['id'] if index is None else index}"
+        if verdict["refused"]:
+            reasons = "\n".join(_refusal(reason) for reason in verdict["refused"])
+            made.add_row(Text(name, style="red"), Text(reasons))
+            continue
+        rank = verdict["rank"]
+        words = "chosen" if verdict["gpu"]["id"] in chosen else "would do"
+        words += "" if rank is None else f" (rank {rank:g})"
+        made.add_row(Text(name, style="green"), Text(words))
+    return made
+
+
+def _refusal(reason: ReasonOut) -> str:
+    return clean(reason["text"] or reason["code"])
+
+
+def dry_run(answer: DryRunOut) -> RenderableType:
+    head = "It would start now." if answer["would_start"] else "It would wait."
+    parts: list[RenderableType] = [Text(head, style="bold")]
+    parts += [Text(f"  · {_refusal(reason)}") for reason in answer.get("reasons", ())]
+    parts.append(verdicts(answer["verdicts"], answer.get("chosen", ())))
+    return Group(*parts)
+
+
+def estimates(answer: EstimatesOut) -> RenderableType:
+    made = table("SOURCE MEMORY> LOW> HIGH> TOOK> NOTE")
+    for one in answer["estimates"]:
+        low, high = memory(one["low"]), memory(one["high"])
+        took = number(one["seconds"], " s", 1)
+        made.add_row(one["source"], memory(one["mib"]), low, high, took, clean(one["note"]))
+    fits = [
+        Text(
+            f"GPU {fit['gpu']}: {'fits' if fit['fits'] else 'does not fit'}, "
+            f"{memory(fit['free_mib'])} left to promise"
+        )
+        for fit in answer["fits"]
+    ]
+    return Group(made, *fits)
+
+
+def stats(answer: StatsOut) -> Table:
+    made = table("USER JOBS> OK> FAILED> OOM> GPU-HOURS> ENERGY> WAIT(MEAN)> WAIT(P95)> RUN(MEAN)>")
+    for row in (*answer["users"], answer["total"]):
+        made.add_row(
+            clean(row["user"]),
+            *(str(row[key]) for key in ("jobs", "succeeded", "failed", "oom")),
+            f"{row['gpu_hours']:.1f}",
+            number(row["energy_kwh"], " kWh", 2),
+            *(span(row[key]) for key in ("wait_mean_s", "wait_p95_s", "run_mean_s")),
+            style="bold" if row is answer["total"] else "",
+        )
+    return made
+
+
+CHECK_STYLE = {True: ("ok", "green"), None: ("warn", "yellow"), False: ("FAIL", "bold red")}
+
+
+def doctor(answer: DoctorOut) -> RenderableType:
+    made = Table(box=None, pad_edge=False, show_header=False)
+    for check in answer["checks"]:
+        word, style = CHECK_STYLE[check["ok"]]
+        text = clean(check["detail"])
+        if check["hint"] and check["ok"] is not True:
+            text += f"\n→ {clean(check['hint'])}"
+        made.add_row(Text(word, style=style), Text(check["name"]), Text(text))
+    return made

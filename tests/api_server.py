@@ -1,0 +1,205 @@
+"""A daemon without processes: the real core, store, engine and server, and a world that obeys."""
+
+from __future__ import annotations
+
+import contextlib
+import grp
+import http.client
+import json
+import os
+import pwd
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from carmad.config import Access, Settings
+from carmad.core.messages import (
+    Action,
+    Discovered,
+    EstimateMemory,
+    Estimated,
+    Exited,
+    Launch,
+    Sampled,
+    Stop,
+)
+from carmad.core.scheduler import Scheduler
+from carmad.core.types import Cause, Exit, GpuSample, JobId, ProcessUse
+from carmad.daemon import doctor
+from carmad.daemon.engine import Engine
+from carmad.daemon.inbox import Clock, Inbox
+from carmad.daemon.peers import Credentials
+from carmad.daemon.server import Server, create_app
+from carmad.daemon.service import Guess, Service
+from carmad.gpu.source import Capabilities
+from carmad.store.sql import SqlStore
+from carmad.testing import a_gpu
+from estimators.declared import Declared
+from policies import builtin
+from recovery import ladder
+
+ROOT_JOBS = Settings(access=Access(root_jobs=True))
+CAPABILITIES = Capabilities("test", ("utilization",), (("sm_active", "it is a test"),))
+
+
+class Daemon:
+    """`launched` has the attempts that the core started, as (job, attempt)."""
+
+    def __init__(self, folder: Path, settings: Settings = ROOT_JOBS, gpus: int = 3) -> None:
+        self.settings = settings
+        self.store = SqlStore.open(folder / "carma.db")
+        self.inbox = Inbox(Clock(), 1)
+        self.gpus = tuple(a_gpu(n) for n in range(gpus))
+        self.launched: list[tuple[JobId, int]] = []
+        scheduler = Scheduler(settings, builtin.magm(settings), ladder.exclusive(settings))
+        estimator = Declared()
+        self.service = Service(
+            self.inbox,
+            self.store,
+            settings,
+            time.time(),
+            lambda: CAPABILITIES,
+            lambda spec: [Guess("declared", estimator.estimate(spec), 0.0)],
+            lambda scene: doctor.checks(settings, scene, CAPABILITIES, folder, False),
+        )
+        self.app = create_app(self.service)
+        self.path = str(folder / "carmad.sock")
+        sock = socket.socket(socket.AF_UNIX)
+        sock.bind(self.path)
+        Path(self.path).chmod(0o666)
+        self.server = Server(sock, self.app)
+        engine = Engine(
+            self.inbox, scheduler, self.store, self, self.service.committed, lambda: None
+        )
+        engine.restore()
+        self._core = threading.Thread(target=engine.run, daemon=True)
+
+    def perform(self, action: Action) -> None:
+        now = self.inbox.clock()
+        match action:
+            case EstimateMemory(job):
+                self.inbox.post(Estimated(now, job.id, Declared().estimate(job.spec)))
+            case Launch(job):
+                self.launched.append((job.id, job.attempt))
+            case Stop(job):
+                exit = Exit(Cause.CANCELLED, signal=15)
+                self.inbox.post(Exited(now, job.id, job.attempt, exit))
+
+    def start(self) -> None:
+        self._core.start()
+        self.inbox.request(Discovered(self.inbox.clock(), self.gpus)).result(5)
+        self.sample()
+        self.server.start()
+
+    def stop(self) -> None:
+        self.server.stop()
+        self.inbox.close()
+        self._core.join(5)
+        self.store.close()
+
+    def sample(self, **changes: Any) -> None:
+        """One reading of every GPU."""
+        now = self.inbox.clock()
+        samples = tuple(
+            GpuSample(gpu.id, now, **({"memory_used_mib": 0} | changes)) for gpu in self.gpus
+        )
+        self.inbox.request(Sampled(now, samples)).result(5)
+
+    def kernel(self, job: int, mib: int = 1000) -> None:
+        """The job runs a kernel on each of its GPUs."""
+        now = self.inbox.clock()
+        on = self.inbox.ask(lambda core: core.jobs[JobId(job)].gpus).result(5)
+        use = ProcessUse(4000 + job, mib, 0.5, JobId(job))
+        samples = tuple(GpuSample(gpu, now, mib, processes=(use,)) for gpu in on)
+        self.inbox.request(Sampled(now, samples)).result(5)
+
+    def exit(self, job: int, exit: Exit | None = None) -> None:
+        now = self.inbox.clock()
+        attempt = dict(self.launched)[JobId(job)]
+        exit = exit or Exit(Cause.SUCCESS, 0)
+        self.inbox.request(Exited(now, JobId(job), attempt, exit)).result(5)
+
+    def call(self, method: str, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
+        """As this process's own user."""
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        return request(self.path, method, path, data)
+
+
+@contextlib.contextmanager
+def running(folder: Path, settings: Settings = ROOT_JOBS, gpus: int = 3) -> Iterator[Daemon]:
+    daemon = Daemon(folder, settings, gpus)
+    daemon.start()
+    try:
+        yield daemon
+    finally:
+        daemon.stop()
+
+
+class Connection(http.client.HTTPConnection):
+    def __init__(self, path: str) -> None:
+        super().__init__("carma", timeout=20)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+def request(path: str, method: str, target: str, body: bytes | None) -> tuple[int, dict[str, Any]]:
+    connection = Connection(path)
+    try:
+        connection.request(method, target, body, {"content-type": "application/json"})
+        response = connection.getresponse()
+        raw = response.read()
+        assert response.headers["X-Carma-Version"]
+        return response.status, json.loads(raw) if raw else {}
+    finally:
+        connection.close()
+
+
+def as_uid(uid: int, path: str, method: str, target: str, body: object = None) -> Any:
+    """The same, from a process of another user. Only root can do that."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+            data = None if body is None else json.dumps(body).encode()
+            answer = json.dumps(request(path, method, target, data))
+        except BaseException as error:  # noqa: BLE001 - reported by the parent
+            answer = json.dumps((0, {"error": repr(error)}))
+        os.write(writer, answer.encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        answer = pipe.read()
+    os.waitpid(child, 0)
+    status, out = json.loads(answer)
+    return status, out
+
+
+class AsUser:
+    """The app without a socket, asked by `uid`."""
+
+    def __init__(self, app: Any, uid: int) -> None:
+        self.app = app
+        self.credentials = Credentials(uid, uid)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            scope.setdefault("state", {})["credentials"] = self.credentials
+        await self.app(scope, receive, send)
+
+
+def user_name() -> str:
+    return pwd.getpwuid(os.getuid()).pw_name
+
+
+def group_name(gid: int) -> str:
+    return grp.getgrgid(gid).gr_name

@@ -1,0 +1,82 @@
+"""Builders for tests that run real processes: jobs, a place to run them, and patience."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from carmad.core.types import Job, JobId, JobSpec, JobState
+from carmad.daemon import supervisor
+from carmad.daemon.environment import job_environment
+from carmad.daemon.launcher import Launcher, attempt_dir
+
+ME = pwd.getpwuid(os.getuid())
+
+
+def make_job(cwd: Path, *argv: str, id: int = 1, attempt: int = 1, **spec: Any) -> Job:
+    spec = {"user": ME.pw_name, "uid": ME.pw_uid, "gid": ME.pw_gid, "name": "test", **spec}
+    return Job(
+        id=JobId(id),
+        spec=JobSpec(argv=argv, cwd=str(cwd), **spec),
+        state=JobState.STARTING,
+        submitted_at=0.0,
+        attempt=attempt,
+    )
+
+
+def until(done: Callable[[], Any], what: str, within_s: float = 20.0) -> Any:
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        value = done()
+        if value:
+            return value
+        time.sleep(0.01)
+    raise AssertionError(f"waited {within_s} s in vain: {what}")
+
+
+class Bench:
+    """A state directory, a launcher, and what a test asks of an attempt by hand."""
+
+    def __init__(self, state: Path) -> None:
+        self.state = state
+        self.cwd = state / "work"
+        self.cwd.mkdir()
+        self.launcher = Launcher(state, systemd=False, kill_grace_s=0.3)
+
+    def job(self, *argv: str, **spec: Any) -> Job:
+        return make_job(self.cwd, *argv, **spec)
+
+    def launch(self, job: Job) -> Job:
+        self.launcher.launch(job, job_environment(job, ()))
+        return job
+
+    def directory(self, job: Job) -> Path:
+        return attempt_dir(self.state, job.id, job.attempt)
+
+    def started(self, job: Job) -> dict[str, Any]:
+        path = self.directory(job) / supervisor.STARTED
+        until(path.exists, "the supervisor to begin")
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
+
+    def ended(self, job: Job) -> dict[str, Any]:
+        path = self.directory(job) / supervisor.EXIT
+        try:
+            until(path.exists, "the attempt to end")
+        except AssertionError:
+            print((self.directory(job) / "supervisor.log").read_text())
+            raise
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
+
+    def run(self, *argv: str, **spec: Any) -> dict[str, Any]:
+        return self.ended(self.launch(self.job(*argv, **spec)))
+
+    def lines(self, name: str = "carma-1.out") -> list[str]:
+        path = self.cwd / name
+        return path.read_text().splitlines() if path.exists() else []

@@ -1,0 +1,487 @@
+/* A stand-in for libnvidia-ml.so.1, scripted by the text file $FAKE_NVML_WORLD, which is read anew
+ * at every call. Struct layouts, versions and symbol names are those that pynvml.py 13.615 uses.
+ *
+ * The world, line by line (sizes in MiB, numbers decimal unless said otherwise):
+ *   init CODE                 nvmlInit answers CODE
+ *   gone CODE                 every call answers CODE: the driver was unloaded
+ *   epoch N                   changed: the driver was restarted, old sessions are Uninitialized
+ *   gpu UUID                  the lines below describe this GPU, in NVML index order
+ *   name TEXT | pci DOMAIN BUS DEVICE (hex) | memory TOTAL RESERVED USED | util GPU MEMORY
+ *   power MW | energy MJ | temperature C | recovery ACTION | event_types MASK (hex)
+ *   compute PID MIB|none | mps PID MIB|none | graphics PID MIB|none
+ *   sample PID TIMESTAMP_US SM     per-process utilisation
+ *   stale_samples             samples are given again whatever the caller has seen
+ *   gpm SM OCCUPANCY DRAM     in percent; without it, no GPM
+ *   gpm_fail METRIC CODE      nvmlReturn of one metric
+ *   fail FUNCTION CODE        FUNCTION answers CODE for this GPU; `*` is every function
+ *   event SEQ TYPE (hex) DATA INSTANCE|-     delivered once per event set
+ *   mig                       MIG mode is on
+ *   hole                      the next MIG slot is empty
+ *   slot GI CI UUID           the next MIG slot; the lines below describe the instance
+ *
+ * Each call is written to $FAKE_NVML_LOG, if set, as "FUNCTION UUID". */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6,
+       INSUFFICIENT_SIZE = 7, TIMEOUT = 10, GPU_IS_LOST = 15, VERSION_MISMATCH = 25 };
+enum { COMPUTE, MPS, GRAPHICS };
+enum { MAX_DEVICES = 64, MAX_LINES = 128, MIG_SLOTS = 7, NO_INSTANCE = -1 };
+#define MIB (1024ULL * 1024ULL)
+
+typedef struct { int list; unsigned pid; unsigned long long bytes; } Process;
+typedef struct { unsigned pid; unsigned long long at_us; unsigned sm; } Sample;
+typedef struct { char function[64]; int code; } Failure;
+typedef struct { unsigned long long seq, type, data; unsigned instance; } Event;
+
+typedef struct {
+    char uuid[96], name[96];
+    int parent, slot, gi, ci, mig; /* parent: index in the world; slot: -1 for a GPU */
+    unsigned domain, bus, device;
+    unsigned long long total, reserved, used, energy, event_types;
+    unsigned util, util_memory, power, temperature, recovery;
+    int has_util, has_power, has_energy, has_temperature, has_gpm, stale_samples;
+    double gpm[3];
+    int gpm_fail[3];
+    Process processes[MAX_LINES]; int n_processes;
+    Sample samples[MAX_LINES]; int n_samples;
+    Failure failures[MAX_LINES]; int n_failures;
+    Event events[MAX_LINES]; int n_events;
+} Device;
+
+/* A handle names a place, not a UUID: after a new MIG layout it means another instance. */
+typedef struct { char gpu[96]; int slot, session; } Handle;
+
+static struct { Device devices[MAX_DEVICES]; int n, init, gone, epoch; } world;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static Handle handles[1024];
+static int n_handles, references, session, session_epoch;
+
+static unsigned long long mib_or_none(const char *word) {
+    return strcmp(word, "none") ? strtoull(word, 0, 10) * MIB : ~0ULL;
+}
+
+static void read_world(void) {
+    char line[512], key[64], a[128], b[128], c[128], d[128];
+    Device *dev = 0;
+    int gpu = -1, slot = 0;
+    memset(&world, 0, sizeof world);
+    FILE *file = fopen(getenv("FAKE_NVML_WORLD") ? getenv("FAKE_NVML_WORLD") : "", "r");
+    if (!file) return;
+    while (fgets(line, sizeof line, file)) {
+        a[0] = b[0] = c[0] = d[0] = 0;
+        if (sscanf(line, "%63s %127s %127s %127s %127s", key, a, b, c, d) < 1) continue;
+#define IS(word) (!strcmp(key, word))
+#define NUM(word) strtoull(word, 0, 10)
+#define HEX(word) strtoull(word, 0, 16)
+        if (IS("init")) world.init = atoi(a);
+        else if (IS("gone")) world.gone = atoi(a);
+        else if (IS("epoch")) world.epoch = atoi(a);
+        else if (IS("gpu")) {
+            gpu = world.n;
+            slot = 0;
+            dev = &world.devices[world.n++];
+            dev->parent = dev->slot = dev->gi = dev->ci = -1;
+            dev->event_types = 0xF90B;
+            strcpy(dev->uuid, a);
+        } else if (!dev) continue;
+        else if (IS("hole")) slot++;
+        else if (IS("slot")) {
+            dev = &world.devices[world.n++];
+            dev->parent = gpu;
+            dev->slot = slot++;
+            dev->gi = atoi(a);
+            dev->ci = atoi(b);
+            strcpy(dev->uuid, c);
+        }
+        else if (IS("name")) sscanf(line, " name %95[^\n]", dev->name);
+        else if (IS("pci")) dev->domain = HEX(a), dev->bus = HEX(b), dev->device = HEX(c);
+        else if (IS("memory")) dev->total = NUM(a) * MIB, dev->reserved = NUM(b) * MIB, dev->used = NUM(c) * MIB;
+        else if (IS("util")) dev->has_util = 1, dev->util = NUM(a), dev->util_memory = NUM(b);
+        else if (IS("power")) dev->has_power = 1, dev->power = NUM(a);
+        else if (IS("energy")) dev->has_energy = 1, dev->energy = NUM(a);
+        else if (IS("temperature")) dev->has_temperature = 1, dev->temperature = NUM(a);
+        else if (IS("recovery")) dev->recovery = NUM(a);
+        else if (IS("event_types")) dev->event_types = HEX(a);
+        else if (IS("mig")) dev->mig = 1;
+        else if (IS("stale_samples")) dev->stale_samples = 1;
+        else if (IS("gpm")) dev->has_gpm = 1, dev->gpm[0] = atof(a), dev->gpm[1] = atof(b), dev->gpm[2] = atof(c);
+        else if (IS("gpm_fail")) dev->gpm_fail[atoi(a) == 10 ? 2 : atoi(a) - 2] = atoi(b);
+        else if (IS("sample")) dev->samples[dev->n_samples++] = (Sample){NUM(a), NUM(b), NUM(c)};
+        else if (IS("compute") || IS("mps") || IS("graphics"))
+            dev->processes[dev->n_processes++] = (Process){IS("mps") ? MPS : IS("graphics") ? GRAPHICS : COMPUTE, NUM(a), mib_or_none(b)};
+        else if (IS("fail")) {
+            strcpy(dev->failures[dev->n_failures].function, a);
+            dev->failures[dev->n_failures++].code = atoi(b);
+        }
+        else if (IS("event"))
+            dev->events[dev->n_events++] = (Event){NUM(a), HEX(b), NUM(c), strcmp(d, "-") ? NUM(d) : (unsigned)NO_INSTANCE};
+    }
+    fclose(file);
+}
+
+static void note(const char *function, const char *uuid) {
+    FILE *file = getenv("FAKE_NVML_LOG") ? fopen(getenv("FAKE_NVML_LOG"), "a") : 0;
+    if (!file) return;
+    fprintf(file, "%s %s\n", function, uuid);
+    fclose(file);
+}
+
+static Handle *handle_of(const Device *dev) {
+    const char *gpu = dev->parent < 0 ? dev->uuid : world.devices[dev->parent].uuid;
+    for (int i = 0; i < n_handles; i++)
+        if (handles[i].session == session && handles[i].slot == dev->slot && !strcmp(handles[i].gpu, gpu))
+            return &handles[i];
+    Handle *made = &handles[n_handles++ % 1024];
+    strcpy(made->gpu, gpu);
+    made->slot = dev->slot;
+    made->session = session;
+    return made;
+}
+
+static Device *device_of(const Handle *handle) {
+    for (int i = 0; i < world.n; i++) {
+        Device *dev = &world.devices[i];
+        const char *gpu = dev->parent < 0 ? dev->uuid : world.devices[dev->parent].uuid;
+        if (dev->slot == handle->slot && !strcmp(gpu, handle->gpu)) return dev;
+    }
+    return 0;
+}
+
+static int failure(const Device *dev, const char *function) {
+    for (int i = 0; i < dev->n_failures; i++)
+        if (!strcmp(dev->failures[i].function, function) || !strcmp(dev->failures[i].function, "*"))
+            return dev->failures[i].code;
+    return -1;
+}
+
+static int enter(void) {
+    read_world();
+    if (world.gone) return world.gone;
+    if (!references || session_epoch != world.epoch) return UNINITIALIZED;
+    return OK;
+}
+
+static int enter_device(const char *function, Handle *handle, Device **dev) {
+    int code = enter();
+    if (code) return code;
+    if (!handle || handle->session != session) return INVALID_ARGUMENT;
+    *dev = device_of(handle);
+    if (!*dev) return handle->slot < 0 ? GPU_IS_LOST : NOT_FOUND;
+    note(function, (*dev)->uuid);
+    code = failure(*dev, function);
+    /* A scripted success is for the caller to give; -2 tells it so. */
+    return code < 0 ? OK : code == 0 ? -2 : code;
+}
+
+#define RETURN(value) do { int result_ = (value); pthread_mutex_unlock(&lock); return result_; } while (0)
+#define ENTER do { pthread_mutex_lock(&lock); int code_ = enter(); if (code_) RETURN(code_); } while (0)
+#define DEVICE(handle) \
+    Device *dev = 0; \
+    do { pthread_mutex_lock(&lock); int code_ = enter_device(__func__, handle, &dev); \
+         if (code_) RETURN(code_ == -2 ? OK : code_); } while (0)
+
+/* --- the library --- */
+
+int nvmlInitWithFlags(unsigned flags) {
+    (void)flags;
+    pthread_mutex_lock(&lock);
+    read_world();
+    note(__func__, "-");
+    if (world.gone || world.init) RETURN(world.gone ? world.gone : world.init);
+    if (!references++) {
+        session++;
+        session_epoch = world.epoch;
+    }
+    RETURN(OK);
+}
+int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
+
+int nvmlShutdown(void) {
+    pthread_mutex_lock(&lock);
+    note(__func__, "-");
+    if (!references) RETURN(UNINITIALIZED);
+    references--;
+    RETURN(OK);
+}
+
+int fake_references(void) { return references; }
+
+const char *nvmlErrorString(int code) { static char text[32]; snprintf(text, sizeof text, "Error %d", code); return text; }
+
+int nvmlSystemGetDriverVersion(char *text, unsigned size) { ENTER; snprintf(text, size, "615.71"); RETURN(OK); }
+int nvmlSystemGetNVMLVersion(char *text, unsigned size) { ENTER; snprintf(text, size, "13.615.71"); RETURN(OK); }
+int nvmlSystemGetCudaDriverVersion(int *version) { ENTER; *version = 13040; RETURN(OK); }
+int nvmlSystemGetCudaDriverVersion_v2(int *version) { return nvmlSystemGetCudaDriverVersion(version); }
+
+/* --- which GPUs --- */
+
+static Device *nth_gpu(unsigned index) {
+    for (int i = 0; i < world.n; i++)
+        if (world.devices[i].slot < 0 && index-- == 0) return &world.devices[i];
+    return 0;
+}
+
+int nvmlDeviceGetCount_v2(unsigned *count) {
+    ENTER;
+    for (*count = 0; nth_gpu(*count); (*count)++) {}
+    RETURN(OK);
+}
+
+static int give(const char *function, const Device *dev, Handle **out) {
+    if (!dev) return NOT_FOUND;
+    int code = failure(dev, function);
+    if (code > 0) return code;
+    *out = handle_of(dev);
+    return OK;
+}
+
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, Handle **out) {
+    ENTER;
+    RETURN(nth_gpu(index) ? give(__func__, nth_gpu(index), out) : INVALID_ARGUMENT);
+}
+
+int nvmlDeviceGetHandleByUUID(const char *uuid, Handle **out) {
+    ENTER;
+    note(__func__, uuid);
+    for (int i = 0; i < world.n; i++)
+        if (!strcmp(world.devices[i].uuid, uuid)) RETURN(give(__func__, &world.devices[i], out));
+    RETURN(NOT_FOUND);
+}
+
+int nvmlDeviceGetIndex(Handle *handle, unsigned *out) {
+    DEVICE(handle);
+    for (*out = 0; nth_gpu(*out) && nth_gpu(*out) != dev; (*out)++) {}
+    RETURN(OK);
+}
+
+int nvmlDeviceGetUUID(Handle *handle, char *text, unsigned size) { DEVICE(handle); snprintf(text, size, "%s", dev->uuid); RETURN(OK); }
+int nvmlDeviceGetName(Handle *handle, char *text, unsigned size) { DEVICE(handle); snprintf(text, size, "%s", dev->name); RETURN(OK); }
+int nvmlDeviceGetSerial(Handle *handle, char *text, unsigned size) { DEVICE(handle); snprintf(text, size, "0123456789"); RETURN(OK); }
+
+typedef struct { char legacy[16]; unsigned domain, bus, device, id, subsystem; char text[32]; } Pci;
+int nvmlDeviceGetPciInfo_v3(Handle *handle, Pci *pci) {
+    DEVICE(handle);
+    memset(pci, 0, sizeof *pci);
+    pci->domain = dev->domain, pci->bus = dev->bus, pci->device = dev->device;
+    snprintf(pci->legacy, sizeof pci->legacy, "%04X:%02X:%02X.0", dev->domain & 0xFFFF, dev->bus & 0xFF, dev->device & 0xFF);
+    snprintf(pci->text, sizeof pci->text, "%08X:%02X:%02X.0", dev->domain, dev->bus, dev->device);
+    RETURN(OK);
+}
+
+/* --- MIG --- */
+
+int nvmlDeviceIsMigDeviceHandle(Handle *handle, unsigned *out) { DEVICE(handle); *out = dev->slot >= 0; RETURN(OK); }
+int nvmlDeviceGetMigMode(Handle *handle, unsigned *current, unsigned *pending) { DEVICE(handle); *current = *pending = dev->mig; RETURN(OK); }
+int nvmlDeviceGetMaxMigDeviceCount(Handle *handle, unsigned *out) { DEVICE(handle); *out = dev->mig ? MIG_SLOTS : 0; RETURN(OK); }
+int nvmlDeviceGetMigDeviceHandleByIndex(Handle *handle, unsigned index, Handle **out) {
+    DEVICE(handle);
+    for (int i = 0; i < world.n; i++) {
+        Device *each = &world.devices[i];
+        if (each->parent == dev - world.devices && each->slot == (int)index) RETURN(give(__func__, each, out));
+    }
+    RETURN(NOT_FOUND);
+}
+int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(Handle *handle, Handle **out) {
+    DEVICE(handle);
+    if (dev->slot < 0) RETURN(INVALID_ARGUMENT);
+    RETURN(give(__func__, &world.devices[dev->parent], out));
+}
+int nvmlDeviceGetGpuInstanceId(Handle *handle, unsigned *out) { DEVICE(handle); if (dev->slot < 0) RETURN(NOT_SUPPORTED); *out = dev->gi; RETURN(OK); }
+int nvmlDeviceGetComputeInstanceId(Handle *handle, unsigned *out) { DEVICE(handle); if (dev->slot < 0) RETURN(NOT_SUPPORTED); *out = dev->ci; RETURN(OK); }
+
+/* --- readings --- */
+
+typedef struct { unsigned long long total, free, used; } Memory;
+typedef struct { unsigned version; unsigned long long total, reserved, free, used; } MemoryV2;
+int nvmlDeviceGetMemoryInfo(Handle *handle, Memory *out) {
+    DEVICE(handle);
+    /* The old call counts what is reserved as used. */
+    *out = (Memory){dev->total, dev->total - dev->reserved - dev->used, dev->used + dev->reserved};
+    RETURN(OK);
+}
+int nvmlDeviceGetMemoryInfo_v2(Handle *handle, MemoryV2 *out) {
+    DEVICE(handle);
+    if (out->version != 0x02000028) RETURN(VERSION_MISMATCH);
+    *out = (MemoryV2){out->version, dev->total, dev->reserved, dev->total - dev->reserved - dev->used, dev->used};
+    RETURN(OK);
+}
+
+int nvmlDeviceGetUtilizationRates(Handle *handle, unsigned out[2]) {
+    DEVICE(handle);
+    if (!dev->has_util) RETURN(NOT_SUPPORTED);
+    out[0] = dev->util, out[1] = dev->util_memory;
+    RETURN(OK);
+}
+int nvmlDeviceGetPowerUsage(Handle *handle, unsigned *out) { DEVICE(handle); *out = dev->power; RETURN(dev->has_power ? OK : NOT_SUPPORTED); }
+int nvmlDeviceGetTotalEnergyConsumption(Handle *handle, unsigned long long *out) { DEVICE(handle); *out = dev->energy; RETURN(dev->has_energy ? OK : NOT_SUPPORTED); }
+int nvmlDeviceGetTemperature(Handle *handle, unsigned sensor, unsigned *out) { DEVICE(handle); *out = dev->temperature; RETURN(dev->has_temperature && !sensor ? OK : NOT_SUPPORTED); }
+
+/* What gpustat and nvitop print beside. */
+int nvmlDeviceGetPowerManagementLimit(Handle *handle, unsigned *out) { DEVICE(handle); *out = 700000; RETURN(OK); }
+int nvmlDeviceGetEnforcedPowerLimit(Handle *handle, unsigned *out) { DEVICE(handle); *out = 700000; RETURN(OK); }
+int nvmlDeviceGetFanSpeed(Handle *handle, unsigned *out) { DEVICE(handle); *out = 0; RETURN(NOT_SUPPORTED); }
+int nvmlDeviceGetPerformanceState(Handle *handle, unsigned *out) { DEVICE(handle); *out = 0; RETURN(OK); }
+int nvmlDeviceGetPersistenceMode(Handle *handle, unsigned *out) { DEVICE(handle); *out = 1; RETURN(OK); }
+int nvmlDeviceGetComputeMode(Handle *handle, unsigned *out) { DEVICE(handle); *out = 0; RETURN(OK); }
+int nvmlDeviceGetDisplayActive(Handle *handle, unsigned *out) { DEVICE(handle); *out = 0; RETURN(OK); }
+int nvmlDeviceGetDisplayMode(Handle *handle, unsigned *out) { DEVICE(handle); *out = 0; RETURN(OK); }
+int nvmlDeviceGetEncoderUtilization(Handle *handle, unsigned *out, unsigned *period_us) { DEVICE(handle); *out = 0, *period_us = 1000; RETURN(OK); }
+int nvmlDeviceGetDecoderUtilization(Handle *handle, unsigned *out, unsigned *period_us) { DEVICE(handle); *out = 0, *period_us = 1000; RETURN(OK); }
+int nvmlDeviceGetCudaComputeCapability(Handle *handle, int *major, int *minor) { DEVICE(handle); *major = 9, *minor = 0; RETURN(OK); }
+int nvmlDeviceGetTotalEccErrors(Handle *handle, unsigned kind, unsigned counter, unsigned long long *out) { DEVICE(handle); (void)kind, (void)counter; *out = 0; RETURN(OK); }
+int nvmlDeviceGetClockInfo(Handle *handle, unsigned kind, unsigned *out) { DEVICE(handle); (void)kind; *out = 1500; RETURN(OK); }
+int nvmlDeviceGetMaxClockInfo(Handle *handle, unsigned kind, unsigned *out) { DEVICE(handle); (void)kind; *out = 1980; RETURN(OK); }
+int nvmlDeviceGetPcieThroughput(Handle *handle, unsigned counter, unsigned *out) { DEVICE(handle); (void)counter; *out = 0; RETURN(OK); }
+int nvmlDeviceGetBAR1MemoryInfo(Handle *handle, Memory *out) { DEVICE(handle); *out = (Memory){256 * MIB, 255 * MIB, 1 * MIB}; RETURN(OK); }
+
+typedef struct { unsigned field, scope; long long at, latency; unsigned type, code; unsigned long long value; } Field;
+int nvmlDeviceGetFieldValues(Handle *handle, int n, Field *fields) {
+    DEVICE(handle);
+    for (int i = 0; i < n; i++) {
+        fields[i].type = 1;
+        fields[i].code = fields[i].field == 230 ? OK : NOT_SUPPORTED;
+        fields[i].value = dev->recovery;
+    }
+    RETURN(OK);
+}
+
+/* --- processes --- */
+
+typedef struct { unsigned pid; unsigned long long bytes; unsigned gi, ci; } ProcessInfo;
+static int list(const Device *dev, int which, unsigned *count, ProcessInfo *out) {
+    unsigned n = 0, room = *count;
+    for (int i = 0; i < dev->n_processes; i++) {
+        const Process *process = &dev->processes[i];
+        if (process->list != which) continue;
+        if (out && n < room) out[n] = (ProcessInfo){process->pid, process->bytes, dev->gi, dev->ci};
+        n++;
+    }
+    *count = n;
+    return n > room || (!out && n) ? INSUFFICIENT_SIZE : OK;
+}
+int nvmlDeviceGetComputeRunningProcesses_v3(Handle *handle, unsigned *count, ProcessInfo *out) { DEVICE(handle); RETURN(list(dev, COMPUTE, count, out)); }
+int nvmlDeviceGetMPSComputeRunningProcesses_v3(Handle *handle, unsigned *count, ProcessInfo *out) { DEVICE(handle); RETURN(list(dev, MPS, count, out)); }
+int nvmlDeviceGetGraphicsRunningProcesses_v3(Handle *handle, unsigned *count, ProcessInfo *out) { DEVICE(handle); RETURN(list(dev, GRAPHICS, count, out)); }
+
+typedef struct { unsigned pid; unsigned long long at_us; unsigned sm, memory, encoder, decoder; } UtilizationSample;
+int nvmlDeviceGetProcessUtilization(Handle *handle, UtilizationSample *out, unsigned *count, unsigned long long since_us) {
+    DEVICE(handle);
+    if (dev->slot >= 0) RETURN(NOT_SUPPORTED);
+    unsigned n = 0, room = *count;
+    for (int i = 0; i < dev->n_samples; i++) {
+        const Sample *sample = &dev->samples[i];
+        if (!dev->stale_samples && sample->at_us <= since_us) continue;
+        if (out && n < room) out[n] = (UtilizationSample){sample->pid, sample->at_us, sample->sm, 0, 0, 0};
+        n++;
+    }
+    *count = n;
+    RETURN(!n ? NOT_FOUND : n > room || !out ? INSUFFICIENT_SIZE : OK);
+}
+
+/* --- events --- */
+
+typedef struct { char gpus[MAX_DEVICES][96]; unsigned long long masks[MAX_DEVICES], seen; int n; } EventSet;
+typedef struct { Handle *device; unsigned long long type, data; unsigned gi, ci; } EventData;
+
+int nvmlEventSetCreate(EventSet **out) {
+    ENTER;
+    note(__func__, "-");
+    *out = calloc(1, sizeof **out);
+    /* Earlier events are not replayed. */
+    for (int i = 0; i < world.n; i++)
+        for (int j = 0; j < world.devices[i].n_events; j++)
+            if (world.devices[i].events[j].seq > (*out)->seen) (*out)->seen = world.devices[i].events[j].seq;
+    RETURN(OK);
+}
+int nvmlEventSetFree(EventSet *set) { note(__func__, "-"); free(set); return OK; }
+int nvmlDeviceGetSupportedEventTypes(Handle *handle, unsigned long long *out) { DEVICE(handle); *out = dev->event_types; RETURN(OK); }
+int nvmlDeviceRegisterEvents(Handle *handle, unsigned long long mask, EventSet *set) {
+    DEVICE(handle);
+    if (mask & ~dev->event_types) RETURN(NOT_SUPPORTED);
+    strcpy(set->gpus[set->n], dev->uuid);
+    set->masks[set->n++] = mask;
+    RETURN(OK);
+}
+
+static int next_event(EventSet *set, EventData *out) {
+    int code = enter();
+    if (code) return code;
+    for (int i = 0; i < world.n; i++) {
+        Device *dev = &world.devices[i];
+        for (int r = 0; r < set->n; r++) {
+            if (strcmp(set->gpus[r], dev->uuid)) continue;
+            for (int j = 0; j < dev->n_events; j++) {
+                const Event *event = &dev->events[j];
+                if (event->seq <= set->seen || !(event->type & set->masks[r])) continue;
+                set->seen = event->seq;
+                *out = (EventData){handle_of(dev), event->type, event->data, event->instance, event->instance};
+                return OK;
+            }
+        }
+    }
+    return TIMEOUT;
+}
+int nvmlEventSetWait_v2(EventSet *set, EventData *out, unsigned timeout_ms) {
+    for (unsigned waited = 0;; waited += 5) {
+        pthread_mutex_lock(&lock);
+        int code = next_event(set, out);
+        pthread_mutex_unlock(&lock);
+        if (code != TIMEOUT || waited >= timeout_ms) return code;
+        usleep(5000);
+    }
+}
+
+/* --- GPM --- */
+
+typedef struct { char uuid[96]; double values[3]; int fail[3]; double at_ms; } GpmSample;
+typedef struct { unsigned id, code; double value; char *names[3]; } GpmMetric;
+typedef struct { unsigned version, n; GpmSample *first, *second; GpmMetric metrics[]; } GpmQuery;
+typedef struct { unsigned version, supported; } GpmSupport;
+
+int nvmlGpmQueryDeviceSupport(Handle *handle, GpmSupport *out) {
+    DEVICE(handle);
+    if (out->version != 1) RETURN(VERSION_MISMATCH);
+    out->supported = dev->has_gpm;
+    RETURN(OK);
+}
+int nvmlGpmSampleAlloc(GpmSample **out) { ENTER; note(__func__, "-"); *out = calloc(1, sizeof **out); RETURN(OK); }
+int nvmlGpmSampleFree(GpmSample *sample) { note(__func__, "-"); free(sample); return OK; }
+
+static int fill(const Device *dev, GpmSample *sample) {
+    struct timespec now;
+    if (!dev->has_gpm) return NOT_SUPPORTED;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    strcpy(sample->uuid, dev->uuid);
+    memcpy(sample->values, dev->gpm, sizeof dev->gpm);
+    memcpy(sample->fail, dev->gpm_fail, sizeof dev->gpm_fail);
+    sample->at_ms = now.tv_sec * 1e3 + now.tv_nsec / 1e6;
+    return OK;
+}
+int nvmlGpmSampleGet(Handle *handle, GpmSample *sample) { DEVICE(handle); RETURN(fill(dev, sample)); }
+int nvmlGpmMigSampleGet(Handle *handle, unsigned gi, GpmSample *sample) {
+    DEVICE(handle);
+    for (int i = 0; i < world.n; i++)
+        if (world.devices[i].parent == dev - world.devices && world.devices[i].gi == (int)gi)
+            RETURN(fill(&world.devices[i], sample));
+    RETURN(INVALID_ARGUMENT);
+}
+int nvmlGpmMetricsGet(GpmQuery *query) {
+    ENTER;
+    if (query->version != 1) RETURN(VERSION_MISMATCH);
+    if (strcmp(query->first->uuid, query->second->uuid) || query->second->at_ms - query->first->at_ms < 100)
+        RETURN(INVALID_ARGUMENT);
+    for (unsigned i = 0; i < query->n; i++) {
+        unsigned id = query->metrics[i].id, at = id == 10 ? 2 : id - 2;
+        if (at > 2) RETURN(INVALID_ARGUMENT);
+        query->metrics[i].code = query->second->fail[at];
+        query->metrics[i].value = query->second->values[at];
+    }
+    RETURN(OK);
+}

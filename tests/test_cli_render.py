@@ -1,0 +1,171 @@
+"""What the terminal shows, from the API's answers alone."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console, RenderableType
+
+from cli import columns, dashboard, format, render
+from cli.output import Color, wants_color
+from tests import fake_daemon as fake
+
+
+def plain(renderable: RenderableType, width: int = 200) -> str:
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    with console.capture() as captured:
+        console.print(renderable)
+    return "\n".join(line.rstrip() for line in captured.get().splitlines())
+
+
+@pytest.mark.parametrize(
+    ("mib", "text"), [(None, "-"), (0, "0M"), (1023, "1023M"), (1024, "1.0G"), (83968, "82.0G")]
+)
+def test_memory(mib: int | None, text: str) -> None:
+    assert format.memory(mib) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, "-"), (7, "0:07"), (3723, "1:02:03"), (176_523, "2-01:02:03"), (-1, "0:00")],
+)
+def test_clock(seconds: float | None, text: str) -> None:
+    assert format.clock(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(None, "-"), (12, "12 s"), (300, "5 min"), (12600, "3.5 h"), (2e5, "2.3 days")]
+)
+def test_span(seconds: float | None, text: str) -> None:
+    assert format.span(seconds) == text
+
+
+def test_bar() -> None:
+    assert format.bar(0.5, 4) == "██░░"
+    assert format.bar(None, 4) == "░░░░"
+    assert format.bar(7.0, 4, ascii_only=True) == "####"
+
+
+def test_queue_has_the_columns_people_know() -> None:
+    header, running, waiting = plain(render.queue([fake.job(), fake.waiting()])).splitlines()
+    assert header.split() == (
+        "JOBID NAME USER ST TIME LIMIT GPUS VRAM(USED/EST) GPU(REASON)".split()
+    )
+    assert running.split() == "42 train alice R 50:00 2:00:00 1 9.1G/11.0G 0".split()
+    assert waiting.split(None, 8)[-1] == "(GpuMemory: GPU1 30.0G free, need 82.0G)"
+
+
+def test_a_stranger_s_job_is_shown_as_far_as_it_is_known() -> None:
+    theirs = fake.private(fake.job(user="bob"))
+    every = tuple(columns.COLUMNS)
+    assert "bob" in plain(render.queue([theirs], every))
+    assert "bob" in plain(render.show(theirs))
+
+
+def test_a_narrow_terminal_cuts_names_and_keeps_numbers() -> None:
+    text = plain(render.queue([fake.job(name="n" * 60)]), width=80)
+    assert "9.1G/11.0G" in text and "2:00:00" in text
+    assert len(text.splitlines()) == 2
+
+
+def test_an_ended_job_says_how() -> None:
+    text = plain(render.show(fake.ended(code=None, signal=9)))
+    assert "0:9  failure: ValueError: no such dataset" in text
+    assert plain(render.queue([fake.ended(code=3)])).endswith("0")
+
+
+def test_sorting() -> None:
+    jobs: Any = [fake.job(id=2, label="2", name="b"), fake.job(id=10, label="10", name="a")]
+    assert [job["id"] for job in columns.sorted_by(jobs, "jobid")] == [2, 10]
+    assert [job["id"] for job in columns.sorted_by(jobs, "-jobid")] == [10, 2]
+    assert [job["id"] for job in columns.sorted_by(jobs, "name")] == [10, 2]
+
+
+def test_why_shows_every_gpu_and_every_number() -> None:
+    text = plain(render.why(fake.WHY))
+    assert "Job 43 waits: no GPU can take it now" in text
+    assert "place in line: 3, behind job 40" in text
+    assert "SM activity 0.84 (limit 0.80)" in text
+    assert "needs 82.0G of free memory, and 26.4G is left" in text
+    assert "GPU 1  would do (rank 0.25)" in text
+    assert "fits GPU 0 now with --gpu-mem 26G" in text
+
+
+def test_why_of_a_job_that_was_not_judged_yet() -> None:
+    nothing = {"verdicts": [], "remedies": [], "position": None, "behind": None, "policy": None}
+    assert plain(render.why({**fake.WHY, **nothing})) == "Job 43 waits: no GPU can take it now"
+
+
+def test_the_dashboard_shows_what_is_not_to_be_had_as_a_dash() -> None:
+    text = plain(dashboard.status(fake.STATUS, width=200, bars=True))
+    assert "policy magm · 2 GPUs (nvml) · up 26.1 h · 2 running, 1 waiting" in text
+    assert "███░░░░░░░ 12.0G/40.0G" in text
+    assert "alice:42(9.1G) bob:pid 999(2.0G)" in text
+    assert "-/40.0G" in text
+    bare = plain(dashboard.status(fake.STATUS, width=80, bars=True), width=80)
+    assert "█" not in bare and "12.0G/40.0G" in bare
+    assert "####" in plain(dashboard.gpus([fake.gpu(memory_used_mib=40000)], True, True))
+
+
+def test_an_empty_server_says_what_to_do() -> None:
+    text = plain(dashboard.status({**fake.STATUS, "jobs": [], "gpus": []}, 200, True))
+    assert "carma submit" in text
+
+
+def test_gpus_shows_risk_beside_its_limits() -> None:
+    text = plain(dashboard.gpu_report(fake.ANSWERS["GET", "/v1/gpus"]))
+    assert "high" in text and "risk.sm_active 0.8" in text and "window_s 30.0" in text
+    assert "stale: no reading yet" in text
+    assert "note: no SM activity" in text
+
+
+def test_the_rest() -> None:
+    assert "3.25 kWh" in plain(render.stats(fake.ANSWERS["GET", "/v1/stats"]))
+    assert "GPU 0: fits, 26.4G left" in plain(render.estimates(fake.ANSWERS["POST", "/v1/estimate"]))
+    checks = plain(render.doctor(fake.ANSWERS["GET", "/v1/doctor"]))
+    assert "no DCGM" in checks and "→ install it" in checks
+    dry = {"schema": 1, "would_start": True, "verdicts": fake.REFUSALS, "chosen": ["GPU-b"]}
+    assert "It would start now." in plain(render.dry_run(dry))
+    assert "chosen (rank 0.25)" in plain(render.dry_run(dry))
+
+
+NASTY = "evil\x1b[2Jname\r\n\x07[bold]"
+
+
+def test_other_people_s_words_cannot_drive_the_terminal() -> None:
+    job = fake.job(name=NASTY, user=NASTY, argv=[NASTY], cwd=NASTY, reason=NASTY, gpus=[])
+    job["failures"] = [fake.ended(code=1)["exit"] | {"evidence": NASTY}]
+    gpu = fake.gpu(name=NASTY, state_detail=NASTY)
+    gpu["jobs"][0]["user"] = gpu["outsiders"][0]["user"] = NASTY
+    why = {**fake.WHY, "headline": NASTY, "remedies": [NASTY]}
+    shown: list[RenderableType] = [
+        render.queue([job], tuple(columns.COLUMNS)),
+        render.show(job),
+        render.why(why),
+        dashboard.gpus([gpu], bars=True),
+        dashboard.gpu_report({**fake.ANSWERS["GET", "/v1/gpus"], "gpus": [gpu]}),
+    ]
+    for renderable in shown:
+        text = plain(renderable, width=1000)
+        assert "[bold]" in text
+        assert not set(text) & {"\x1b", "\r", "\x07"}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "environ", "tty", "color"),
+    [
+        ("auto", {}, True, True),
+        ("auto", {}, False, False),
+        ("auto", {"TERM": "dumb"}, True, False),
+        ("auto", {"NO_COLOR": "1"}, True, False),
+        ("auto", {"NO_COLOR": ""}, True, True),
+        ("auto", {"FORCE_COLOR": "1"}, False, True),
+        ("auto", {"NO_COLOR": "1", "FORCE_COLOR": "1"}, True, False),
+        ("always", {"NO_COLOR": "1"}, False, True),
+        ("never", {"FORCE_COLOR": "1"}, True, False),
+    ],
+)
+def test_colour(chosen: str, environ: dict[str, str], tty: bool, color: bool) -> None:
+    assert wants_color(Color(chosen), environ, tty) is color

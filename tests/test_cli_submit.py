@@ -1,0 +1,540 @@
+"""`carma submit`: what people may write, what is sent, what comes back; and that it stays light."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from argparse import ArgumentTypeError
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cli import parse
+from cli.commands.submit import build_parser, submit
+from cli.main import run
+from tests.fake_daemon import FakeDaemon, ended, serving
+
+ROOT = Path(__file__).parents[1]
+HEAVY = ("typer", "rich", "http.client", "sqlalchemy", "pydantic", "asyncio", "typing", "shutil")
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDaemon]:
+    monkeypatch.setenv("CARMA_SOCKET", str(tmp_path / "carmad.sock"))
+    monkeypatch.chdir(tmp_path)
+    with serving(tmp_path / "carmad.sock") as daemon:
+        yield daemon
+
+
+def script(path: Path, text: str, mode: int = 0o644) -> str:
+    path.write_text(text)
+    path.chmod(mode)
+    return str(path)
+
+
+# Times, sizes, arrays, dependencies
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 5400),
+        ("1:30", 90),
+        ("2:30:00", 9000),
+        ("1-12", 129_600),
+        ("1-12:30", 131_400),
+        ("1-12:30:15", 131_415),
+        ("2h30m", 9000),
+        ("90s", 90),
+        ("1.5h", 5400),
+        ("3 days", 259_200),
+        ("1d 2hours", 93_600),
+        ("0", None),
+        ("0:00", None),
+        ("UNLIMITED", None),
+    ],
+)
+def test_time_limits(text: str, seconds: float | None) -> None:
+    assert parse.seconds(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "soon", "1:2:3:4", "-5", "2h30", "h", "3 months", "1e3", "∞"])
+def test_what_is_no_time_limit(text: str) -> None:
+    with pytest.raises(ArgumentTypeError):
+        parse.seconds(text)
+
+
+@given(st.integers(0, 400), st.integers(0, 23), st.integers(0, 59), st.integers(0, 59))
+def test_both_ways_to_write_a_time_agree(day: int, hour: int, minute: int, second: int) -> None:
+    slurm = parse.seconds(f"{day}-{hour:02}:{minute:02}:{second:02}")
+    assert slurm == parse.seconds(f"{day}d{hour}h{minute}m{second}s")
+    assert (slurm or 0) == timedelta(days=day, hours=hour, minutes=minute, seconds=second) / (
+        timedelta(seconds=1)
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "mib"),
+    [("12G", 12288), ("12GiB", 12288), ("12gb", 12288), ("900M", 900), ("900", 900)]
+    + [("1.5G", 1536), ("0.0015G", 2), ("1T", 1048576), (" 2 G ", 2048)],
+)
+def test_sizes(text: str, mib: int) -> None:
+    assert parse.mebibytes(text) == mib
+
+
+@pytest.mark.parametrize("text", ["", "G", "0", "-1G", "12K", "1e9", "12 GG", "nan"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(ArgumentTypeError):
+        parse.mebibytes(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "indices", "limit"),
+    [
+        ("0-3", [0, 1, 2, 3], None),
+        ("0-15:4%4", [0, 4, 8, 12], 4),
+        ("7,1,3", [1, 3, 7], None),
+        ("5", [5], None),
+        ("0-2,8,10-11%2", [0, 1, 2, 8, 10, 11], 2),
+        ("1,1-2", [1, 2], None),
+    ],
+)
+def test_arrays(text: str, indices: list[int], limit: int | None) -> None:
+    assert parse.array(text) == {"indices": indices, "limit": limit}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "a", "3-1", "1,", "0-4:0", "0-3%", "0-3%0", "0-3%x", "-1", "0-99999", "0-999999999999"],
+)
+def test_what_is_no_array(text: str) -> None:
+    with pytest.raises(ArgumentTypeError):
+        parse.array(text)
+
+
+@given(st.sets(st.integers(0, 5000), min_size=1), st.none() | st.integers(1, 99))
+def test_any_list_of_indices_is_an_array(indices: set[int], limit: int | None) -> None:
+    text = ",".join(map(str, indices)) + (f"%{limit}" if limit else "")
+    assert parse.array(text) == {"indices": sorted(indices), "limit": limit}
+
+
+PARSERS: list[Callable[[str], object]] = [
+    parse.seconds,
+    parse.mebibytes,
+    parse.gpu_count,
+    parse.gres,
+    parse.array,
+    parse.dependency,
+    parse.after,
+    parse.signal_before,
+    parse.moment,
+    parse.since,
+    parse.export,
+]
+
+
+@given(st.sampled_from(PARSERS), st.text() | st.text("0123456789-:,.%@+=anowhdmsgKMGTZ", max_size=24))
+def test_no_word_makes_a_parser_fail_otherwise(read: Callable[[str], object], text: str) -> None:
+    try:
+        read(text)
+    except ArgumentTypeError as error:
+        assert str(error)
+
+
+def test_dependencies() -> None:
+    assert parse.dependency("afterok:3:40_2,afterany:last") == [
+        {"job": "3", "kind": "afterok"},
+        {"job": "40_2", "kind": "afterok"},
+        {"job": "last", "kind": "afterany"},
+    ]
+    assert parse.after("3,4") == [{"job": "3", "kind": "afterok"}, {"job": "4", "kind": "afterok"}]
+    for wrong in ("3", "afterok", "afterok:", "afterok:x", "after:3", "afterok:3?afterok:4"):
+        with pytest.raises(ArgumentTypeError):
+            parse.dependency(wrong)
+
+
+def test_signals() -> None:
+    assert parse.signal_before("USR2@90") == {"signum": 12, "before_s": 90}
+    assert parse.signal_before("B:SIGUSR1") == {"signum": 10, "before_s": 60}
+    assert parse.signal_before("15@5") == {"signum": 15, "before_s": 5}
+    for wrong in ("FOO", "USR1@", "99", ""):
+        with pytest.raises(ArgumentTypeError):
+            parse.signal_before(wrong)
+
+
+def test_points_in_time() -> None:
+    now = datetime.now(UTC)
+    for text, ahead_s in (("now", 0), ("now+90", 90), ("now+2h", 7200), ("now + 30minutes", 1800)):
+        ahead = datetime.fromisoformat(parse.moment(text)) - now
+        assert -1 < ahead.total_seconds() - ahead_s < 60
+    clock = datetime.fromisoformat(parse.moment("00:00"))
+    assert timedelta(0) < clock - now <= timedelta(days=1, hours=1)
+    assert parse.moment("2026-11-20T12:00:00+02:00") == "2026-11-20T10:00:00.000Z"
+    ago = now - datetime.fromisoformat(parse.since("7d"))
+    assert timedelta(days=6) < ago < timedelta(days=7, seconds=60)
+
+
+def test_gpus_are_counted_slurms_way_too() -> None:
+    assert parse.gres("gpu") == 1
+    assert parse.gres("gpu:2") == 2
+    assert parse.gres("gpu:a100:4") == 4
+    assert parse.gpu_count("a100:2") == 2
+    for wrong in ("gpu:", "gpu:a100", "shard:2", "gpu:1,shard:2"):
+        with pytest.raises(ArgumentTypeError):
+            parse.gres(wrong)
+
+
+# What is sent
+
+
+def test_every_option_arrives(fake: FakeDaemon, tmp_path: Path) -> None:
+    words = "-J x -G 2 --gpu-mem 12G -t 2h -a 0-3%2 -d afterany:3 --after 4 -b 2026-11-20T12:00:00Z"
+    words += " -o o-%j -e e --conda ml --nice 5 --no-requeue --signal USR2@60 --exclusive -H"
+    assert submit([*words.split(), "-D", str(tmp_path), "--export", "A=b c", "--", "prog"]) == 0
+    body = fake.body
+    assert body.pop("env")
+    assert body == {
+        "argv": ["prog"],
+        "cwd": str(tmp_path),
+        "name": "x",
+        "export": {"A": "b c"},
+        "conda_env": "ml",
+        "gpus": 2,
+        "memory_mib": 12288,
+        "exclusive": True,
+        "nice": 5,
+        "time_limit_s": 7200.0,
+        "warn": {"signum": 12, "before_s": 60},
+        "begin_at": "2026-11-20T12:00:00.000Z",
+        "after": [{"job": "3", "kind": "afterany"}, {"job": "4", "kind": "afterok"}],
+        "array": {"indices": [0, 1, 2, 3], "limit": 2},
+        "stdout": "o-%j",
+        "stderr": "e",
+        "requeue": False,
+        "held": True,
+        "dry_run": False,
+    }
+
+
+def test_the_request_is_one_that_the_server_takes(fake: FakeDaemon) -> None:
+    from carmad.api.requests import SubmitIn
+
+    assert submit("-J x --gpu-mem 1G -t 5 --signal 12 -a 1 --after 3 -b now -o o echo".split()) == 0
+    SubmitIn.model_validate_json(json.dumps(fake.body))
+    assert submit(["echo"]) == 0
+    SubmitIn.model_validate_json(json.dumps(fake.body))
+
+
+def test_defaults(fake: FakeDaemon, tmp_path: Path) -> None:
+    assert submit(["python", "train.py"]) == 0
+    assert fake.body["gpus"] == 1
+    assert fake.body["cwd"] == str(tmp_path)
+    assert fake.body["requeue"] is True
+    for unsaid in ("name", "memory_mib", "time_limit_s", "array", "stdout", "warn", "begin_at"):
+        assert fake.body[unsaid] is None
+
+
+@pytest.mark.parametrize(
+    ("words", "argv"),
+    [
+        (["python", "x.py", "--json", "-G", "2"], ["python", "x.py", "--json", "-G", "2"]),
+        (["--", "prog", "--", "-x"], ["prog", "--", "-x"]),
+        (["--nice", "-5", "prog", "-t"], ["prog", "-t"]),
+        (["-HG2", "prog"], ["prog"]),
+        (["-HG", "2", "prog"], ["prog"]),
+        (["--gpus=2", "--", "--weird"], ["--weird"]),
+        (["--gres", "gpu:2", "prog", "--gres", "x"], ["prog", "--gres", "x"]),
+        (["--", "a b", "", "$HOME", "*", "it's", "ünï"], ["a b", "", "$HOME", "*", "it's", "ünï"]),
+        (["--wrap", "echo $HOME | wc"], ["/bin/sh", "-c", "echo $HOME | wc"]),
+        (["-", "x"], ["-", "x"]),
+    ],
+)
+def test_the_command_arrives_as_it_was_written(
+    fake: FakeDaemon, words: list[str], argv: list[str]
+) -> None:
+    assert submit(words) == 0
+    assert fake.body["argv"] == argv
+
+
+@given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0")), min_size=1))
+def test_any_command_is_kept(argv: list[str]) -> None:
+    assert build_parser().split(["-G", "2", "--", *argv]) == (["-G", "2"], argv, True)
+
+
+def test_the_environment_goes_along(fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONDA_PREFIX", "/opt/conda/envs/ml")
+    monkeypatch.setenv("TOKEN", "s3cret")
+    assert submit(["--export", "A=1,B=two,three", "--export", "TOKEN", "prog"]) == 0
+    assert fake.body["env"]["CONDA_PREFIX"] == "/opt/conda/envs/ml"
+    assert fake.body["export"] == {"A": "1", "B": "two,three", "TOKEN": "s3cret"}
+    assert submit(["--export", "NONE,A=1", "prog"]) == 0
+    assert "CONDA_PREFIX" not in fake.body["env"]
+    assert fake.body["env"]["PATH"] == os.environ["PATH"]
+    assert fake.body["export"] == {"A": "1"}
+    assert submit(["--export", "NOT_SET_ANYWHERE", "prog"]) == 2
+
+
+def test_variables_that_are_no_text_are_left_out(
+    fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LATIN", os.fsdecode(b"caf\xe9"))
+    assert submit(["prog"]) == 0
+    assert "LATIN" not in fake.body["env"]
+    assert submit(["prog", os.fsdecode(b"caf\xe9")]) == 2
+
+
+def test_last_is_asked_for(fake: FakeDaemon) -> None:
+    assert submit(["--after", "last", "prog"]) == 0
+    assert fake.asked[0][:3] == ("GET", "/v1/jobs", {"select": "last"})
+    assert fake.body["after"] == [{"job": "42", "kind": "afterok"}]
+    fake.answers["GET", "/v1/jobs"] = {"schema": 1, "jobs": []}
+    assert submit(["--after", "last", "prog"]) == 2
+
+
+# Job scripts
+
+
+def test_a_job_script_runs_as_its_first_line_says(fake: FakeDaemon, tmp_path: Path) -> None:
+    path = script(tmp_path / "job.sh", "#!/bin/bash -l\n#CARMA -G 2 --gpu-mem '10 G' # both\nrun\n")
+    assert submit(["-G", "3", "job.sh", "--lr", "0.1"]) == 0
+    assert fake.body["argv"] == ["/bin/bash", "-l", path, "--lr", "0.1"]
+    assert fake.body["name"] == "job.sh"
+    assert fake.body["gpus"] == 3, "the command line counts more"
+    assert fake.body["memory_mib"] == 10240
+
+
+def test_gres_on_the_command_line_beats_gpus_in_the_script(
+    fake: FakeDaemon, tmp_path: Path
+) -> None:
+    path = script(tmp_path / "job.sh", "#CARMA -G 2\nrun\n")
+    assert submit(["--gres=gpu:4", path]) == 0
+    assert fake.body["gpus"] == 4
+    assert fake.body["argv"] == ["/bin/sh", path]
+
+
+def test_directives_of_slurm_are_taken_as_far_as_they_go(
+    fake: FakeDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "#!/bin/bash\n\n# a comment\n#SBATCH --gres=gpu:2 --partition=gpu\n#SBATCH -J slurm\n"
+    path = script(tmp_path / "job.sh", text + "run\n#SBATCH -J too-late\n", 0o755)
+    assert submit([path]) == 0
+    assert fake.body["gpus"] == 2
+    assert fake.body["name"] == "slurm"
+    assert "job.sh:4: ignored: #SBATCH --partition=gpu" in capsys.readouterr().err
+
+
+def test_a_wrong_directive_is_shown_with_its_line(
+    fake: FakeDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = script(tmp_path / "job.sh", "#!/bin/bash\n#CARMA --gpuz 2\n")
+    assert submit([path]) == 2
+    assert "job.sh:2" in capsys.readouterr().err
+    script(tmp_path / "job.sh", "#!/bin/bash\n#CARMA -J 'open\n")
+    assert submit([path]) == 2
+    assert not fake.asked
+
+
+def test_programs_are_no_job_scripts(fake: FakeDaemon, tmp_path: Path) -> None:
+    program = script(tmp_path / "prog", "#!/bin/bash\nrun\n", 0o755)
+    assert submit([program, "x"]) == 0
+    assert fake.body["argv"] == [program, "x"]
+    assert submit(["prog"]) == 0
+    assert fake.body["argv"] == [program], "found here as if it were on PATH"
+    (tmp_path / "python").write_text("a file that is named like a program")
+    assert submit(["python", "x.py"]) == 0
+    assert fake.body["argv"] == ["python", "x.py"]
+
+
+def test_a_python_file_is_no_program(
+    fake: FakeDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script(tmp_path / "train.py", "import torch\n")
+    assert submit(["train.py"]) == 2
+    assert "carma submit -- python train.py" in capsys.readouterr().err
+    assert not fake.asked
+
+
+@pytest.mark.parametrize("word", ["queue", "status", "logs", "cancel", "sub"])
+def test_a_verb_is_not_submitted(
+    fake: FakeDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str], word: str
+) -> None:
+    assert submit([word, "-u", "me"]) == 2
+    assert f"carma {word}" in capsys.readouterr().err
+    assert not fake.asked
+    assert submit(["--", word]) == 0
+    assert fake.body["argv"] == [word]
+    program = script(tmp_path / word, "#!/bin/sh\n", 0o755)
+    assert submit([word]) == 0
+    assert fake.body["argv"] == [program]
+
+
+# What comes back
+
+
+def test_the_id_is_printed(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = fake.answers["POST", "/v1/jobs"] | {"warnings": ["odd, but allowed"]}
+    fake.answers["POST", "/v1/jobs"] = answer
+    assert submit(["prog"]) == 0
+    assert capsys.readouterr() == ("Submitted batch job 42\n", "carma: odd, but allowed\n")
+    assert submit(["--parsable", "prog"]) == 0
+    assert capsys.readouterr().out == "42\n"
+    assert submit(["-Q", "prog"]) == 0
+    assert capsys.readouterr() == ("", "")
+    assert submit(["--json", "prog"]) == 0
+    assert json.loads(capsys.readouterr().out) == answer
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        (ended(), 0),
+        (ended(code=7), 7),
+        (ended(code=None, signal=9), 137),
+        (ended(code=0) | {"state": "cancelled"}, 1),
+        (ended(exit=None) | {"state": "cancelled"}, 1),
+    ],
+)
+def test_waiting_gives_the_jobs_exit_code(
+    fake: FakeDaemon, end: dict[str, Any], code: int
+) -> None:
+    fake.answers["GET", "/v1/jobs/42/wait"] = end
+    assert submit(["-W", "prog"]) == code
+
+
+def test_waiting_goes_on_until_the_end(fake: FakeDaemon) -> None:
+    fake.answers["GET", "/v1/jobs/42/wait"] = fake.answers["GET", "/v1/jobs/42"]
+
+    def end() -> None:
+        while sum(path.endswith("/wait") for _, path, _, _ in fake.asked) < 3:
+            time.sleep(0.01)
+        fake.answers["GET", "/v1/jobs/42/wait"] = ended(code=3)
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    assert submit(["-W", "prog"]) == 3
+    thread.join()
+
+
+def test_waiting_for_an_array_gives_its_first_failure(fake: FakeDaemon) -> None:
+    answer = {"schema": 1, "id": 42, "ids": [42, 43], "label": "42", "warnings": []}
+    fake.answers["POST", "/v1/jobs"] = answer
+    assert submit(["-W", "-a", "0-1", "prog"]) == 7
+
+
+def test_a_dry_run_submits_nothing(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    from tests.fake_daemon import REFUSALS
+
+    verdicts = {"schema": 1, "would_start": False, "verdicts": REFUSALS}
+    fake.answers["POST", "/v1/jobs"] = verdicts
+    assert submit(["--dry-run", "prog"]) == 0
+    assert fake.body["dry_run"] is True
+    assert "It would wait." in capsys.readouterr().out
+    assert submit(["--test-only", "--json", "prog"]) == 0
+    assert json.loads(capsys.readouterr().out) == verdicts
+
+
+# What goes wrong
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["-t", "soon", "prog"],
+        ["--gpu-mem", "much", "prog"],
+        ["--no-such-option", "prog"],
+        ["-G"],
+        ["--wrap", "x", "prog"],
+        ["-D", "/no/such/directory", "prog"],
+    ],
+)
+def test_usage_errors(
+    fake: FakeDaemon, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    assert submit(words) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("carma: ") and "Traceback" not in err
+    assert submit(["--json", *words]) == 2
+    assert json.loads(capsys.readouterr().out)["code"] == "usage"
+    assert not fake.asked
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "exit_code"),
+    [(403, "forbidden", 4), (403, "not_yours", 4), (422, "bad_request", 1), (503, "unavailable", 1)],
+)
+def test_refusals(
+    fake: FakeDaemon, capsys: pytest.CaptureFixture[str], status: int, code: str, exit_code: int
+) -> None:
+    fake.refuse_all = (status, code)
+    assert submit(["prog"]) == exit_code
+    assert capsys.readouterr() == ("", "carma: no\nhint: ask nicely\n")
+    assert submit(["--json", "prog"]) == exit_code
+    assert json.loads(capsys.readouterr().out) == {"error": "no", "hint": "ask nicely", "code": code}
+
+
+def test_no_daemon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CARMA_SOCKET", str(tmp_path / "none.sock"))
+    assert submit(["prog"]) == 3
+    assert "carma daemon start" in capsys.readouterr().err
+    monkeypatch.setenv("CARMA_SOCKET", str(tmp_path / ("long" * 40)))
+    assert submit(["prog"]) == 3
+
+
+def test_a_daemon_that_hangs_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import socket
+
+    monkeypatch.setenv("CARMA_SOCKET", str(tmp_path / "s"))
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+
+        def hang_up() -> None:
+            connection, _ = listener.accept()
+            connection.close()
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        assert submit(["prog"]) == 3
+        thread.join()
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_an_interrupt_leaves_the_job_alone(
+    fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(_: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cli.commands.submit.wait_for", interrupted)
+    assert run(["submit", "-W", "prog"]) == 130
+    assert "carma cancel 42" in capsys.readouterr().err
+
+
+def test_submitting_imports_nothing_heavy(fake: FakeDaemon) -> None:
+    """Importing typer alone costs more than the whole of `carma submit` may."""
+    code = (
+        "import sys; before = set(sys.modules); from cli.main import run;"
+        "code = run(['submit', '-G', '2', '-t', '2h', '--gpu-mem', '4G', 'prog']);"
+        "print(' '.join(sorted(set(sys.modules) - before))); sys.exit(code)"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    loaded = found.stdout.splitlines()[-1].split()
+    assert "cli.commands.submit" in loaded
+    assert not set(HEAVY) & set(loaded)
+    assert not [name for name in loaded if name.startswith(("carmad.core", "carmad.daemon"))]

@@ -1,0 +1,177 @@
+"""Settings from file and environment: what wins, and what is said about mistakes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carmad.config import Limits, Monitor, Preconditions, Risk, Settings
+from carmad.configfile import dump, load
+from carmad.errors import CarmaError
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "carma.toml"
+
+
+def test_defaults(path: Path) -> None:
+    assert load(None, {}) == Settings()
+    path.write_text("")
+    assert load(path, {}) == Settings()
+
+
+def test_the_environment_wins_over_the_file_over_the_defaults(path: Path) -> None:
+    path.write_text(
+        """
+        policy = "lug"
+        estimator = "none"
+        [monitor]
+        window_s = 10
+        stale_s = 3
+        [limits]
+        gpus_per_user = 2
+        [policies.first_fit]
+        utilization = false
+        """
+    )
+    environ = {
+        "CARMA_POLICY": "rr",
+        "CARMA_MONITOR__WINDOW_S": "5",
+        "CARMA_COLLOCATION__MPS": "true",
+        "CARMA_POLICIES__FIRST_FIT__MIN_FREE_MIB": "7",
+        "CARMA_ACCESS__ADMIN_GROUP": "1001",
+    }
+    found = load(path, environ)
+    assert found.policy == "rr"
+    assert found.estimator == "none"
+    assert found.monitor == Monitor(window_s=5.0, stale_s=3.0)
+    assert found.limits == Limits(gpus_per_user=2)
+    assert found.collocation.mps is True
+    assert found.access.admin_group == "1001"
+    assert found.preconditions_for("first_fit") == Preconditions(7, utilization=False)
+    assert found.preconditions_for("rr") == Preconditions()
+
+
+def test_other_variables_are_not_settings() -> None:
+    others = {
+        "CARMA_SOCKET": "/run/carma.sock",
+        "CARMA_STATE_DIR": "/tmp",
+        "CARMA_CONFIG": "/etc/carma.toml",
+        "CARMA_EMULATED_DIR": "/tmp/gpus",
+        "CARMA_JOB_ID": "7",
+        "CARMA_MONITOR": "7",
+        "MONITOR__WINDOW_S": "x",
+        "PATH": "/bin",
+    }
+    assert load(None, others) == Settings()
+
+
+MISTAKES = {
+    # file, environment: message, hint
+    ("windw_s = 1", ""): ("FILE: windw_s is not a setting", "Did you mean monitor.window_s?"),
+    ("[monitor]\nwindw_s = 1", ""): ("monitor.windw_s is not", "Did you mean monitor.window_s?"),
+    ("[nothing.like.it]\nq = 1", ""): ("nothing.like.it.q is not", "`carma config show` lists"),
+    ("[monitor]\nwindow_s.x = 1", ""): ("monitor.window_s.x is not", "monitor.window_s?"),
+    ("[policies.rr]\nfree = 1", ""): ("policies.rr.free is not", "policies.rr.min_free_mib?"),
+    ("[policies]\nrr = 1", ""): ("policies.rr is not", "Did you mean policies.rr."),
+    ("policies = 1", ""): ("FILE: policies should be a table, and not 1", ""),
+    ("monitor = 1", ""): ("FILE: monitor should be a table, and not 1", ""),
+    ("[[monitor]]\n", ""): ("FILE: monitor should be a table", ""),
+    ("[monitor]\nwindow_s = '5'", ""): ("monitor.window_s should be a valid number", "is 30.0."),
+    ("[monitor]\nwindow_s = true", ""): ("monitor.window_s should be a valid number", "is 30.0."),
+    ("[monitor]\nwindow_s = {}", ""): ("monitor.window_s should be a valid number", "is 30.0."),
+    ("policy = 5", ""): ("policy should be a valid string, and not 5", 'default is "magm".'),
+    ("policy = 2024-01-01", ""): ("policy should be a valid string", 'default is "magm".'),
+    ("[collocation]\nmps = 1", ""): ("mps should be a valid boolean", "default is false."),
+    ("[limits]\ngpus_per_user = 1.5", ""): ("gpus_per_user should be a valid integer", ""),
+    ("[limits]\ngpus_per_user = -1", ""): ("gpus_per_user is -1, and should be 0 or more", ""),
+    ("[monitor]\nperiod_s = 0", ""): ("period_s is 0.0, and should be more than 0", "is 1.0."),
+    ("[monitor]\nperiod_s = nan", ""): ("period_s is nan, and should be a finite number", ""),
+    ("[retention]\nended_days = inf", ""): ("is inf, and should be a finite number", "is 90.0."),
+    ("[monitor]\nwindow_s = 0.5", ""): ("should be no less than monitor.period_s, 1.0", "30.0."),
+    ("[monitor]\nstale_s = 0.5", ""): ("should be no less than monitor.period_s, 1.0", "5.0."),
+    ("[risk]\nsm_active = 80", ""): ("is 80.0, and should be between 0 and 1", "default is 0.8."),
+    ("[risk]\nmean = 0.3", ""): (
+        "risk has weights (mean, median, p95, ema) that add up to 1.1",
+        "",
+    ),
+    ("[policies.rr]\nmin_free_mib = -1", ""): ("policies.rr.min_free_mib is -1", ""),
+    ("policy = ", ""): ("FILE is not valid TOML", "toml.io"),
+    ("", "CARMA_MONITOR__WINDOW_S=x"): ("variable CARMA_MONITOR__WINDOW_S should be", "is 30.0."),
+    ("", "CARMA_MONITOR__WINDOW_S=-1"): ("variable CARMA_MONITOR__WINDOW_S is -1.0", "is 30.0."),
+    ("", "CARMA_COLLOCATION__MPS=maybe"): ("valid boolean", "default is false."),
+    ("", "CARMA_MONITR__WINDOW_S=1"): (
+        "variable CARMA_MONITR__WINDOW_S is not a setting",
+        "Did you mean CARMA_MONITOR__WINDOW_S?",
+    ),
+    ("[monitor]\nwindow_s = 9", "CARMA_MONITOR__WINDOW_S__X=1"): (
+        "CARMA_MONITOR__WINDOW_S__X is not a setting",
+        "Did you mean CARMA_MONITOR__WINDOW_S?",
+    ),
+}
+
+
+@pytest.mark.parametrize(("given", "said"), MISTAKES.items())
+def test_mistakes_are_explained(path: Path, given: tuple[str, str], said: tuple[str, str]) -> None:
+    text, variable = given
+    path.write_text(text)
+    name, _, value = variable.partition("=")
+    with pytest.raises(CarmaError) as caught:
+        load(path, {name: value})
+    message, hint = said
+    assert message.replace("FILE", str(path)) in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_files_that_cannot_be_read(path: Path) -> None:
+    with pytest.raises(CarmaError, match=r"cannot read .*: No such file"):
+        load(path, {})
+    path.write_bytes(b"policy = '\xff'")
+    with pytest.raises(CarmaError, match="not valid TOML"):
+        load(path, {})
+
+
+def test_a_dump_says_all(path: Path) -> None:
+    text = dump(Settings())
+    for section in fields(Settings):
+        assert section.name in text or section.name == "policies"
+    assert "# gpus_per_user is not set" in text
+    assert re.search(r"^\[monitor\]$", text, re.MULTILINE)
+
+
+@given(
+    policy=st.text(st.characters(exclude_categories=["Cs"])),
+    named=st.text(st.characters(exclude_categories=["Cs"])),
+    stale_s=st.floats(1.0, 1e300),
+    gpus=st.none() | st.integers(0, 2**63 - 1),
+    mps=st.booleans(),
+    mean=st.floats(0.0, 0.5),
+)
+def test_a_dump_reads_back_as_it_was(
+    tmp_path_factory: pytest.TempPathFactory,
+    policy: str,
+    named: str,
+    stale_s: float,
+    gpus: int | None,
+    mps: bool,
+    mean: float,
+) -> None:
+    default = Settings()
+    settings = replace(
+        default,
+        policy=policy,
+        policies={named: Preconditions(min_free_mib=1), "rr": Preconditions(utilization=False)},
+        monitor=Monitor(stale_s=stale_s),
+        limits=Limits(gpus_per_user=gpus),
+        collocation=replace(default.collocation, mps=mps),
+        risk=Risk(mean=mean, median=0.5 - mean),
+    )
+    path = tmp_path_factory.getbasetemp() / "dumped.toml"
+    path.write_text(dump(settings), encoding="utf-8", newline="")
+    assert load(path, {}) == settings

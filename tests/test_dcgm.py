@@ -1,0 +1,311 @@
+"""DcgmProfiler and its parsers, run against a fake `dcgmi` shell script."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from carmad.core.types import Gpu, GpuId
+from carmad.gpu import dcgm
+from carmad.gpu.dcgm import DcgmProfiler, Entity, Place, parse_discovery, parse_row, unavailable
+from carmad.gpu.profiler import Activity, Unit
+
+A, B, MIG = GpuId("GPU-aaaa"), GpuId("GPU-bbbb"), GpuId("MIG-1111")
+UNITS = (Unit(Gpu(A, 0, "H100", 80000)), Unit(Gpu(B, 1, "H100", 80000)))
+
+# DCGM's ids are not in the order of anything.
+LIST = f"""\
+2 GPUs found.
++--------+----------------------------------------------------------------------+
+| GPU ID | Device Information                                                   |
++--------+----------------------------------------------------------------------+
+| 0      | Name: NVIDIA H100 80GB HBM3                                          |
+|        | PCI Bus ID: 00000000:C1:00.0                                         |
+|        | Device UUID: {B}                                                |
++--------+----------------------------------------------------------------------+
+| 1      | Name: NVIDIA H100 80GB HBM3                                          |
+|        | PCI Bus ID: 00000000:81:00.0                                         |
+|        | Device UUID: {A}                                                |
++--------+----------------------------------------------------------------------+
+0 NvSwitches found.
++-----------+
+| Switch ID |
++-----------+
++-----------+
+1 CPUs found.
++--------+----------------------------------------------------------------------+
+| CPU ID | Device Information                                                   |
++--------+----------------------------------------------------------------------+
+| 0      | Name: Grace                                                          |
++--------+----------------------------------------------------------------------+
+"""
+
+TREE = f"""\
++-------------------+--------------------------------------------------------------------+
+| Instance Hierarchy                                                                     |
++===================+====================================================================+
+| GPU 0             | GPU {A} (EntityID: 1)                                         |
+| -> I 0/1          | GPU Instance (EntityID: 7)                                         |
+|    -> CI 0/1/0    | Compute Instance (EntityID: 9)                                     |
+| -> I 0/13         | GPU Instance (EntityID: 8)                                         |
+|    -> CI 0/13/0   | Compute Instance (EntityID: 6)                                     |
++-------------------+--------------------------------------------------------------------+
+"""
+
+HEADER_4 = """\
+#Entity   SMACT             SMOCC             DRAMA
+ID
+"""
+HEADER_3 = """\
+# Entity        SMACT        SMOCC        DRAMA
+      Id
+"""
+ROWS = """\
+GPU 0     0.552             0.527             0.001
+GPU 1     1.000             0.250             0.800
+"""
+
+ONE = Activity(0.552, 0.527, 0.001)
+TWO = Activity(1.0, 0.25, 0.8)
+
+
+class FakeDcgmi:
+    """A command that answers from files, which a test may replace while it runs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.command = str(folder / "dcgmi")
+        script = f"""#!/bin/sh
+            cd {folder}
+            echo "$@" >>calls
+            case "$1 $2" in
+            "discovery -l") cat list ;;
+            "discovery -c") cat tree ;;
+            dmon*) . ./dmon ;;
+            esac
+        """
+        Path(self.command).write_text(script)
+        Path(self.command).chmod(0o755)
+        self.tell("list", LIST)
+        self.tell("tree", TREE)
+
+    def tell(self, name: str, text: str) -> None:
+        draft = self.folder / "draft"
+        draft.write_text(text)
+        draft.replace(self.folder / name)
+
+    def keep_printing(self, rows: str) -> None:
+        self.tell("rows", rows)
+        self.tell("dmon", "while cat rows; do sleep 0.01; done\n")
+
+    def calls(self, word: str) -> list[str]:
+        lines = (self.folder / "calls").read_text().splitlines()
+        return [line for line in lines if line.startswith(word)]
+
+
+@pytest.fixture
+def dcgmi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeDcgmi:
+    monkeypatch.setattr(dcgm, "_BACK_OFF_S", (0.01, 0.05))
+    return FakeDcgmi(tmp_path)
+
+
+@contextmanager
+def opened(
+    dcgmi: FakeDcgmi, units: tuple[Unit, ...] = UNITS, period_s: float = 60
+) -> Iterator[DcgmProfiler]:
+    before = threading.active_count()
+    profiler = DcgmProfiler(period_s, dcgmi.command)
+    profiler.open(units)
+    try:
+        yield profiler
+    finally:
+        profiler.close()
+        assert threading.active_count() == before
+
+
+def eventually(read: Callable[[], object], wanted: Callable[[object], bool] = bool) -> object:
+    for _ in range(1000):
+        value = read()
+        if wanted(value):
+            return value
+        time.sleep(0.01)
+    raise AssertionError(f"never came: {value}")
+
+
+# --- parsing ---
+
+
+@pytest.mark.parametrize(
+    ("line", "parsed"),
+    [
+        ("GPU 0     0.552             0.527             0.001\n", (Entity("GPU", 0), ONE)),
+        ("    GPU 12      1.000  0.250  0.800   \n", (Entity("GPU", 12), TWO)),
+        ("GPU-I 3   N/A   N/A   0.500\n", (Entity("GPU-I", 3), Activity(None, None, 0.5))),
+        ("GPU-CI 4  0.5 0.5 N/A\n", (Entity("GPU-CI", 4), Activity(0.5, 0.5, None))),
+        ("GPU 0  140737488355328.000  1407374883...  -1.0\n", (Entity("GPU", 0), Activity())),
+        ("GPU 0  nan  inf  1.001\n", (Entity("GPU", 0), Activity(None, None, 1.0))),
+        ("GPU 0     0.552             0.527             0.0", None),  # cut short
+        ("GPU 0     0.552             0.527\n", None),
+        ("Switch 0  0.552  0.527  0.001\n", None),
+        ("#Entity   SMACT             SMOCC             DRAMA\n", None),
+        ("# Entity        SMACT        SMOCC        DRAMA\n", None),
+        ("ID\n", None),
+        ("      Id\n", None),
+        ("\n", None),
+    ],
+)
+def test_rows(line: str, parsed: tuple[Entity, Activity] | None) -> None:
+    assert parse_row(line) == parsed
+
+
+def test_discovery_joins_ids_to_uuids() -> None:
+    assert parse_discovery(LIST) == {
+        Place(A): Entity("GPU", 1),
+        Place(B): Entity("GPU", 0),
+    }
+
+
+def test_discovery_finds_mig_instances_by_the_drivers_ids() -> None:
+    assert parse_discovery(LIST + TREE) == {
+        Place(A): Entity("GPU", 1),
+        Place(B): Entity("GPU", 0),
+        Place(A, 1): Entity("GPU-I", 7),
+        Place(A, 1, 0): Entity("GPU-CI", 9),
+        Place(A, 13): Entity("GPU-I", 8),
+        Place(A, 13, 0): Entity("GPU-CI", 6),
+    }
+
+
+# --- running ---
+
+
+@pytest.mark.parametrize("header", [HEADER_4, HEADER_3])
+def test_readings_come_by_uuid_past_repeated_headers(dcgmi: FakeDcgmi, header: str) -> None:
+    dcgmi.keep_printing(header + ROWS + header)
+    with opened(dcgmi) as profiler:
+        assert eventually(profiler.read, lambda read: len(read) == 2) == {A: TWO, B: ONE}
+        assert profiler.missing() == ()
+    assert dcgmi.calls("dmon") == ["dmon -e 1002,1003,1005 -d 60000 -i 1,0"]
+
+
+def test_the_last_reading_counts(dcgmi: FakeDcgmi) -> None:
+    dcgmi.keep_printing(ROWS)
+    with opened(dcgmi) as profiler:
+        eventually(lambda: profiler.read().get(A) == TWO)
+        dcgmi.tell("rows", "GPU 1 0.1 0.2 0.3\n")
+        eventually(lambda: profiler.read().get(A) == Activity(0.1, 0.2, 0.3))
+
+
+def test_old_readings_are_none(dcgmi: FakeDcgmi) -> None:
+    dcgmi.tell("dmon", f"cat <<EOF\n{ROWS}EOF\nexec sleep 100\n")
+    with opened(dcgmi, period_s=0.1) as profiler:
+        eventually(profiler.read)
+        eventually(profiler.read, lambda read: not read)
+
+
+def test_dmon_is_started_again_when_it_dies(dcgmi: FakeDcgmi) -> None:
+    dcgmi.tell("dmon", "echo 'Error setting watches. Result: -29: requires root'; exit 1\n")
+    with opened(dcgmi) as profiler:
+        why = eventually(lambda: dict(profiler.missing())["sm_active"], lambda w: "root" in str(w))
+        assert why == "dcgmi: Error setting watches. Result: -29: requires root"
+        assert profiler.read() == {}
+        # The host engine was restarted, and numbers its GPUs anew.
+        dcgmi.tell("list", LIST.replace(A, "X").replace(B, A).replace("X", B))
+        dcgmi.keep_printing(ROWS)
+        eventually(lambda: profiler.read().get(A) == ONE)
+    assert len(dcgmi.calls("dmon")) > 1
+
+
+def test_waits_grow_while_dmon_keeps_dying(
+    dcgmi: FakeDcgmi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dcgmi.tell("dmon", "exit 1\n")
+    monkeypatch.setattr(dcgm, "_BACK_OFF_S", (1.0, 3.0))
+    profiler = DcgmProfiler(1.0, dcgmi.command)
+    waits: list[float] = []
+
+    class Stopping(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.append(timeout or 0)
+            if len(waits) == 4:
+                self.set()
+            return self.is_set()
+
+    monkeypatch.setattr(profiler, "_stopping", Stopping())
+    profiler.open(UNITS)
+    eventually(lambda: len(waits) == 4)
+    profiler.close()
+    assert waits == [1.0, 2.0, 3.0, 3.0]
+
+
+def test_values_that_are_not_to_be_had_are_explained(dcgmi: FakeDcgmi) -> None:
+    dcgmi.keep_printing("GPU 1  N/A  N/A  N/A\n")
+    with opened(dcgmi) as profiler:
+        assert eventually(profiler.read) == {A: Activity()}
+        assert "cannot profile" in dict(profiler.missing())["sm_active"]
+
+
+def test_a_mig_instance_takes_its_sms_from_ci_and_its_memory_from_gi(dcgmi: FakeDcgmi) -> None:
+    unit = Unit(Gpu(MIG, 0, "H100 1g", 10000, parent=A), gpu_instance=1, compute_instance=0)
+    dcgmi.keep_printing(
+        "GPU 1     0.9 0.9 0.9\nGPU-I 7   0.3 N/A 0.5\nGPU-CI 9  0.4 0.2 N/A\nGPU-I 8 1 1 1\n"
+    )
+    with opened(dcgmi, (unit,)) as profiler:
+        eventually(lambda: profiler.read() == {MIG: Activity(0.4, 0.2, 0.5)})
+    assert dcgmi.calls("dmon")[0].endswith("-i ci:9,i:7")
+
+
+def test_no_dcgmi_is_no_trouble_but_said(tmp_path: Path) -> None:
+    profiler = DcgmProfiler(1.0, str(tmp_path / "dcgmi"))
+    profiler.open(UNITS)
+    eventually(lambda: "No such file" in dict(profiler.missing())["dram_active"])
+    assert profiler.read() == {}
+    profiler.close()
+
+
+def test_close_ends_a_silent_dmon_and_open_starts_anew(dcgmi: FakeDcgmi) -> None:
+    dcgmi.tell("dmon", "echo $$ >pid; exec sleep 100\n")
+    with opened(dcgmi):
+        eventually((dcgmi.folder / "pid").exists)
+    pid = (dcgmi.folder / "pid").read_text().strip()
+    assert not Path(f"/proc/{pid}").exists()
+    dcgmi.keep_printing(ROWS)
+    with opened(dcgmi) as profiler:
+        eventually(profiler.read)
+
+
+def test_a_host_engine_that_hangs_is_given_up_on(
+    dcgmi: FakeDcgmi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dcgm, "_ANSWER_S", 0.05)
+    script = Path(dcgmi.command)
+    script.write_text("#!/bin/sh\nexec sleep 100\n")
+    with opened(dcgmi) as profiler:
+        eventually(lambda: "does not answer" in dict(profiler.missing())["sm_active"])
+    assert "timed out" in (unavailable(dcgmi.command) or "")
+
+
+# --- whether it answers at all ---
+
+
+def test_dcgm_answers(dcgmi: FakeDcgmi) -> None:
+    assert unavailable(dcgmi.command) is None
+
+
+def test_dcgm_does_not_answer(dcgmi: FakeDcgmi) -> None:
+    dcgmi.tell("list", "Error: unable to establish a connection to the specified host\n")
+    assert "unable to establish a connection" in (unavailable(dcgmi.command) or "")
+
+
+def test_dcgm_shows_no_gpu(dcgmi: FakeDcgmi) -> None:
+    dcgmi.tell("list", "0 GPUs found.\n")
+    assert "0 GPUs found" in (unavailable(dcgmi.command) or "")
+
+
+def test_dcgm_is_not_installed(tmp_path: Path) -> None:
+    assert "is not installed" in (unavailable(str(tmp_path / "dcgmi")) or "")

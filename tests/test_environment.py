@@ -1,0 +1,184 @@
+"""What jobs are given: the environment, the command line, the names of their logs."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carmad.core.types import ArrayTask, Estimate, GpuId, Job, JobId, Mode, Retry
+from carmad.daemon.environment import (
+    NO_MPS,
+    command,
+    expand,
+    job_environment,
+    log_paths,
+    scrub,
+)
+from tests.attempts import ME, Bench, make_job
+
+GPUS = (GpuId("GPU-aaa"), GpuId("GPU-bbb"))
+
+
+def job(**spec: Any) -> Job:
+    return make_job(Path("/work"), "true", id=7, attempt=2, **spec)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("HF_TOKEN", "GITHUB_TOKEN", "my_secret_thing", "PGPASSWORD", "WANDB_API_KEY", "APIKEY"),
+        *("AWS_REGION", "AZURE_CLIENT_SECRET", "GOOGLE_APPLICATION_CREDENTIALS", "X_PRIVATE_KEY"),
+        *("SSH_AUTH_SOCK", "DISPLAY", "WAYLAND_DISPLAY", "XDG_RUNTIME_DIR", "TMUX_PANE", "_"),
+        *("CUDA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY", "CARMA_JOB_ID", "SLURM_JOB_ID"),
+        *("NOTIFY_SOCKET", "WATCHDOG_USEC", "LISTEN_FDS", "PWD"),
+        *("", "a=b"),
+    ],
+)
+def test_what_is_scrubbed(name: str) -> None:
+    assert scrub({name: "x", "KEPT": "y"}) == {"KEPT": "y"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("PATH", "HOME", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "LD_LIBRARY_PATH"),
+        *("LD_PRELOAD", "PYTHONPATH", "TOKENIZERS_PARALLELISM", "CUDA_HOME", "OMP_NUM_THREADS"),
+        *("TERM", "LANG", "KEYBOARD", "MONKEY", "WORK_DIR", "BASH_FUNC_module%%"),
+    ],
+)
+def test_what_is_kept(name: str) -> None:
+    assert scrub({name: "x"}) == {name: "x"}
+
+
+def test_the_job_learns_its_ids() -> None:
+    env = job_environment(job(array=ArrayTask(JobId(5), 2)), GPUS)
+    for prefix in ("CARMA", "SLURM"):
+        assert env[f"{prefix}_JOB_ID"] == "7"
+        assert env[f"{prefix}_ARRAY_JOB_ID"] == "5"
+        assert env[f"{prefix}_ARRAY_TASK_ID"] == "2"
+        assert env[f"{prefix}_RESTART_COUNT"] == "1"
+    assert env["CARMA_JOB_NAME"] == "test"
+    assert "CARMA_ARRAY_JOB_ID" not in job_environment(job(), GPUS)
+
+
+def test_the_user_is_itself() -> None:
+    env = job_environment(job(env=(("USER", "root?"), ("PWD", "/elsewhere"))), GPUS)
+    assert (env["USER"], env["LOGNAME"]) == (ME.pw_name, ME.pw_name)
+    assert (env["HOME"], env["SHELL"]) == (ME.pw_dir, ME.pw_shell)
+    assert env["PWD"] == "/work"
+    assert job_environment(job(env=(("HOME", "/scratch"),)), GPUS)["HOME"] == "/scratch"
+    assert job_environment(job(uid=2**31 - 7), GPUS)["HOME"] == "/"
+
+
+@pytest.mark.parametrize(("gpus", "visible"), [((), ""), (GPUS, "GPU-aaa,GPU-bbb")])
+def test_only_the_jobs_gpus_are_visible(gpus: tuple[GpuId, ...], visible: str) -> None:
+    env = job_environment(job(env=(("CUDA_VISIBLE_DEVICES", "0,1,2,3"),)), gpus)
+    assert env["CUDA_VISIBLE_DEVICES"] == visible
+    assert env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+
+
+def test_without_mps_no_server_is_found() -> None:
+    env = job_environment(job(env=(("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"),)), GPUS)
+    assert {key: env[key] for key in env if "MPS" in key} == {"CUDA_MPS_PIPE_DIRECTORY": NO_MPS}
+    assert not Path(NO_MPS).exists()
+
+
+def test_under_mps_the_estimate_limits_each_visible_gpu() -> None:
+    placed = replace(job(), mode=Mode.MPS, estimate=Estimate(900, "test", high=1000))
+    pipe, logs = Path("/run/carma/mps/0"), Path("/var/log/mps")
+    env = job_environment(placed, GPUS, mps_pipe=pipe, mps_log=logs)
+    assert env["CUDA_MPS_PIPE_DIRECTORY"] == str(pipe)
+    assert env["CUDA_MPS_LOG_DIRECTORY"] == str(logs)
+    assert env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "GPU-aaa=1000M,GPU-bbb=1000M"
+    assert env["CARMA_GPU_MEM_MB"] == "900"
+    retried = replace(placed, retry=Retry("oom", margin_mib=500))
+    env = job_environment(retried, GPUS[:1], mps_pipe=pipe)
+    assert env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "GPU-aaa=1500M"
+
+
+def test_without_an_estimate_there_is_no_limit() -> None:
+    env = job_environment(job(), GPUS, mps_pipe=Path("/run/mps"))
+    assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT" not in env
+    assert "CARMA_GPU_MEM_MB" not in env
+
+
+def test_frameworks_share_unless_the_job_is_alone_or_the_user_has_chosen() -> None:
+    def chosen(found: Job) -> tuple[str | None, str | None]:
+        env = job_environment(found, GPUS)
+        return env.get("XLA_PYTHON_CLIENT_PREALLOCATE"), env.get("TF_FORCE_GPU_ALLOW_GROWTH")
+
+    assert chosen(replace(job(), mode=Mode.STREAMS)) == ("false", "true")
+    assert chosen(replace(job(), mode=Mode.EXCLUSIVE)) == (None, None)
+    assert chosen(replace(job(), mode=Mode.MIG)) == (None, None)
+    assert chosen(job(exclusive=True)) == (None, None)
+    own = job(env=(("XLA_PYTHON_CLIENT_MEM_FRACTION", ".3"), ("TF_FORCE_GPU_ALLOW_GROWTH", "0")))
+    assert chosen(own) == (None, "0")
+
+
+def test_log_names() -> None:
+    plain = job(name="a/b", stdout="%x-%j-%A_%a-%u-%%j-%q-%")
+    assert expand(plain.spec.stdout, plain) == f"a_b-7-7_0-{ME.pw_name}-%j-%q-%"
+    task = job(array=ArrayTask(JobId(5), 2), stdout="logs/%A_%a.out", stderr="/var/%j.err")
+    assert log_paths(task) == ("/work/logs/5_2.out", "/var/7.err")
+    assert log_paths(job()) == ("/work/carma-7.out", "/work/carma-7.out")
+
+
+FAKE_CONDA = """#!/bin/sh
+[ "$1" = shell.posix ] || exit 1
+cat <<'HOOK'
+conda() {
+    case "$2" in
+        good|/envs/good) export CONDA_DEFAULT_ENV="$2" PATH="$FAKE_ENV/bin:$PATH" ;;
+        *) echo "EnvironmentNameNotFound: $2" >&2; return 1 ;;
+    esac
+}
+HOOK
+"""
+
+
+@pytest.fixture
+def conda(tmp_path: Path) -> tuple[Bench, dict[str, str]]:
+    bench = Bench(tmp_path)
+    binaries = tmp_path / "env/bin"
+    binaries.mkdir(parents=True)
+    (binaries / "only-here").write_text('#!/bin/sh\nprintf "<%s>" "$CONDA_DEFAULT_ENV" "$@"\n')
+    (tmp_path / "conda").write_text(FAKE_CONDA)
+    for program in (binaries / "only-here", tmp_path / "conda"):
+        program.chmod(0o755)
+    env = {"CONDA_EXE": str(tmp_path / "conda"), "FAKE_ENV": str(tmp_path / "env")}
+    return bench, {**env, "PATH": os.environ["PATH"]}
+
+
+@pytest.mark.parametrize("name", ["good", "/envs/good"])
+def test_a_conda_environment_is_activated(conda: tuple[Bench, dict[str, str]], name: str) -> None:
+    bench, env = conda
+    words = ("two words", "", "-x", "$HOME")
+    end = bench.run("only-here", *words, conda_env=name, env=tuple(env.items()))
+    assert (end["code"], end["error"]) == (0, "")
+    assert bench.lines() == [f"<{name}><two words><><-x><$HOME>"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "change", "words"),
+    [
+        (("only-here",), {"conda_env": "bad"}, "cannot activate the conda environment bad"),
+        (("not-there",), {}, "cannot run not-there: command not found"),
+        (("only-here",), {"CONDA_EXE": "/no/conda"}, "conda was not found"),
+    ],
+)
+def test_a_conda_environment_that_does_not_work(
+    conda: tuple[Bench, dict[str, str]], argv: tuple[str, ...], change: dict[str, str], words: str
+) -> None:
+    bench, env = conda
+    name = change.pop("conda_env", "good")
+    end = bench.run(*argv, conda_env=name, env=tuple((env | change).items()))
+    assert words in end["error"]
+    assert end["hint"]
+
+
+def test_without_conda_the_command_is_the_users_own() -> None:
+    assert command(job()) == ("true",)

@@ -1,0 +1,131 @@
+"""The chores: what they remove, what they leave, and that a failing one harms no other."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from carmad.config import Retention
+from carmad.core.messages import Step, Tick
+from carmad.core.types import Job, JobId, JobSpec, JobState
+from carmad.daemon import housekeeping
+from carmad.daemon.housekeeping import Housekeeping, remove_attempts, shorten_logs
+from carmad.errors import CarmaError
+from carmad.store.sql import SqlStore
+
+SPEC = JobSpec(argv=("true",), user="ada", uid=1000, gid=1000, cwd="/", name="true")
+LONG_AGO = 1_000_000.0
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SqlStore]:
+    opened = SqlStore.open(tmp_path / "carma.db")
+    live = Job(JobId(1), SPEC, JobState.RUNNING, LONG_AGO, attempt=2)
+    ended = Job(JobId(2), SPEC, JobState.SUCCEEDED, LONG_AGO, attempt=1, ended_at=LONG_AGO)
+    opened.commit(Step((Tick(LONG_AGO),), (live, ended), (), ()))
+    yield opened
+    opened.close()
+
+
+def attempts(state_dir: Path, *names: str) -> Path:
+    directory = state_dir / "jobs"
+    for name in names:
+        (directory / name).mkdir(parents=True)
+        (directory / name / "launch").touch()
+        os.utime(directory / name, (LONG_AGO, LONG_AGO))
+    return directory
+
+
+def test_attempts_of_forgotten_jobs_are_removed(store: SqlStore, tmp_path: Path) -> None:
+    directory = attempts(tmp_path, "1.1", "1.2", "2.1", "7.1", "7.2", "8.1", "mine.d", "9.x")
+    os.utime(directory / "8.1")  # somebody is at work there
+    assert remove_attempts(directory, store) == 2
+    left = {path.name for path in directory.iterdir()}
+    assert left == {"1.1", "1.2", "2.1", "8.1", "mine.d", "9.x"}
+    assert remove_attempts(tmp_path / "nowhere", store) == 0
+
+
+def test_a_purge_takes_old_jobs_and_their_attempts(store: SqlStore, tmp_path: Path) -> None:
+    directory = attempts(tmp_path, "1.2", "2.1")
+    Housekeeping(store, Retention(), tmp_path, lambda: None).purge()
+    assert [job.id for job in store.history()] == [1]
+    assert [path.name for path in directory.iterdir()] == ["1.2"]
+
+
+def test_long_logs_keep_their_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(housekeeping, "_LOG_BYTES", 64 * 1024)
+    (tmp_path / "mps").mkdir()
+    (tmp_path / "jobs" / "1.1").mkdir(parents=True)
+    long, short = tmp_path / "mps" / "control.log", tmp_path / "carmad.log"
+    of_job = tmp_path / "jobs" / "1.1" / "supervisor.log"
+    outside = tmp_path / "elsewhere"
+    text = b"x" * 100_000 + b"the end"
+    short.write_bytes(b"short")
+    for path in (of_job, outside):
+        path.write_bytes(text)
+    (tmp_path / "link.log").symlink_to(outside)
+    with long.open("wb", buffering=0) as writer:  # does not append: it leaves a hole
+        writer.write(text)
+        shorten_logs(tmp_path)
+        assert long.read_bytes() == b""
+        kept = long.with_name("control.log.1").read_bytes()
+        assert len(kept) == 64 * 1024 and kept.endswith(b"the end")
+        writer.write(b"again")
+        shorten_logs(tmp_path)
+        assert long.read_bytes().endswith(b"again")
+    assert short.read_bytes() == b"short"
+    assert of_job.read_bytes() == outside.read_bytes() == text
+
+
+def test_chores_run_and_fail_on_their_own(
+    store: SqlStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(housekeeping, "_FLUSH_S", 0.05)
+    monkeypatch.setattr(housekeeping, "_SOON", housekeeping.timedelta())
+    twice = threading.Event()
+    flushed: list[str] = []
+
+    def flush() -> None:
+        flushed.append(threading.current_thread().name)
+        if len(flushed) == 2:
+            twice.set()
+        raise RuntimeError("no luck") if len(flushed) == 1 else CarmaError("no room", "Make some.")
+
+    keeper = Housekeeping(store, Retention(), tmp_path, flush)
+    with caplog.at_level(logging.INFO):
+        keeper.start()
+        assert twice.wait(5)
+        deadline = time.monotonic() + 5
+        while len(store.history()) > 1 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        keeper.stop()
+    assert [job.id for job in store.history()] == [1]
+    assert flushed[-1] == threading.current_thread().name  # the last one, as it stops
+    assert "flush failed" in caplog.text and "no luck" in caplog.text
+    assert "flush: no room. Make some." in caplog.text
+
+
+def test_every_chore_is_scheduled_patiently(store: SqlStore, tmp_path: Path) -> None:
+    for kept, expected in ((7, {"flush", "purge", "backup"}), (0, {"flush", "purge"})):
+        keeper = Housekeeping(store, Retention(backups=kept), tmp_path, lambda: None)
+        keeper.start()
+        jobs = keeper._scheduler.get_jobs()
+        keeper.stop()
+        assert {job.name for job in jobs} == expected
+        assert all(job.coalesce and job.misfire_grace_time is None for job in jobs)
+
+
+def test_backups_are_pruned(store: SqlStore, tmp_path: Path) -> None:
+    keeper = Housekeeping(store, Retention(backups=2), tmp_path, lambda: None)
+    for _ in range(3):
+        keeper.backup()
+    assert len(list((tmp_path / "backups").iterdir())) == 2

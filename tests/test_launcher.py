@@ -1,0 +1,285 @@
+"""Launcher and shepherd together: every attempt is started once and its end is reported, whoever
+was alive when it came."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from carmad.core.types import Job, JobId
+from carmad.daemon import launcher as launcher_module
+from carmad.daemon import shepherd as shepherd_module
+from carmad.daemon import supervisor
+from carmad.daemon.launcher import Launcher, has_systemd
+from carmad.daemon.shepherd import Ended, Shepherd
+from carmad.errors import CarmaError
+from tests.attempts import Bench, until
+
+
+class Farm(Bench):
+    """A bench with a shepherd, which can be replaced as when the daemon restarts."""
+
+    def __init__(self, state: Path) -> None:
+        super().__init__(state)
+        self.reports: list[tuple[JobId, int, Ended]] = []
+        self.memory: set[JobId] = set()  # jobs whose memory has not left its GPUs yet
+        self.shepherd = self.hire()
+
+    def hire(self) -> Shepherd:
+        self.shepherd = Shepherd(
+            self.state,
+            lambda *report: self.reports.append(report),
+            gpu_clear=lambda job: job.id not in self.memory,
+            reap=self.launcher.reap,
+        )
+        self.shepherd.start()
+        return self.shepherd
+
+    def start(self, *argv: str, **spec: object) -> Job:
+        job = self.launch(self.job(*argv, **spec))
+        self.shepherd.watch(job)
+        return job
+
+    def report(self) -> Ended:
+        until(lambda: self.reports, "a report")
+        ((_, _, ended),) = self.reports
+        return ended
+
+
+@pytest.fixture
+def farm(tmp_path: Path) -> Iterator[Farm]:
+    farm = Farm(tmp_path)
+    yield farm
+    farm.shepherd.close()
+
+
+def test_the_end_of_a_job_is_reported(farm: Farm) -> None:
+    job = farm.start("sh", "-c", "echo out; echo err >&2; exit 3", stderr="err")
+    ended = farm.report()
+    assert farm.reports[0][:2] == (job.id, 1)
+    assert (ended.code, ended.signal, ended.error, ended.stopped) == (3, None, "", False)
+    assert not ended.lost
+    assert not ended.never_started
+    assert ended.log_tail == "out\nerr\n"
+    assert ended.started_at is not None
+    assert ended.started_at <= ended.ended_at
+
+
+def test_a_stopped_job_says_so(farm: Farm) -> None:
+    job = farm.start("sleep", "600")
+    farm.launcher.stop(job, 5.0)
+    ended = farm.report()
+    assert (ended.signal, ended.stopped, ended.lost) == (signal.SIGTERM, True, False)
+
+
+def test_a_launch_error_comes_with_a_hint(farm: Farm) -> None:
+    farm.start("no-such-command-here")
+    ended = farm.report()
+    assert "command not found" in ended.error
+    assert ended.hint
+
+
+def test_launching_and_watching_again_changes_nothing(farm: Farm) -> None:
+    job = farm.start("sh", "-c", "echo ran; sleep 0.3")
+    for _ in range(3):
+        farm.launch(job)
+        farm.shepherd.watch(job)
+    assert farm.report().code == 0
+    farm.launch(job)
+    assert farm.lines() == ["ran"]
+
+
+def test_a_job_goes_on_without_its_daemon(farm: Farm) -> None:
+    job = farm.start("sh", "-c", "echo up; while [ ! -e go ]; do sleep 0.05; done; exit 9")
+    until(farm.lines, "the job to speak")
+    farm.shepherd.close()
+    shepherd = farm.hire()
+    shepherd.watch(job)
+    (farm.cwd / "go").touch()
+    assert farm.report().code == 9
+
+
+def test_an_end_while_the_daemon_was_down_is_reported(farm: Farm) -> None:
+    farm.shepherd.close()
+    job = farm.launch(farm.job("sh", "-c", "exit 9"))
+    farm.ended(job)
+    farm.launcher.reap()
+    farm.hire().watch(job)
+    assert farm.report().code == 9
+
+
+def test_a_killed_supervisor_means_lost_and_leaves_nothing(farm: Farm) -> None:
+    job = farm.start("sh", "-c", "setsid sh -c 'trap \"\" TERM; echo $$; sleep 600; true' & wait")
+    (pid,) = until(farm.lines, "the job to speak")
+    os.kill(farm.started(job)["pid"], signal.SIGKILL)
+    assert farm.report().lost
+    until(lambda: not Path(f"/proc/{pid}").exists(), "the leftovers to die", 5.0)
+
+
+def test_a_recycled_pid_is_not_taken_for_the_supervisor(farm: Farm) -> None:
+    job = farm.job("true")
+    directory = farm.directory(job)
+    directory.mkdir()
+    stranger = subprocess.Popen(["sleep", "600"])
+    try:
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        (directory / supervisor.STARTED).write_text(
+            f'{{"pid": {stranger.pid}, "start_ticks": 1, "boot_id": "{boot_id}", "at": 5.0}}'
+        )
+        farm.shepherd.watch(job)
+        ended = farm.report()
+        assert (ended.lost, ended.started_at) == (True, 5.0)
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_an_attempt_that_nobody_started_is_reported(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shepherd_module, "START_WITHIN_S", 0.1)
+    farm.shepherd.watch(farm.job("true"))
+    assert farm.report().never_started
+
+
+def test_the_report_waits_for_the_gpus_memory(farm: Farm) -> None:
+    farm.memory.add(JobId(1))
+    job = farm.start("true")
+    farm.ended(job)
+    until(lambda: job.id not in farm.shepherd._supervisors.values(), "the supervisor to end")
+    assert farm.reports == []
+    farm.memory.clear()
+    assert farm.report().code == 0
+
+
+def test_the_report_waits_only_so_long(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shepherd_module, "CLEAR_WITHIN_S", 0.2)
+    farm.memory.add(JobId(1))
+    farm.start("true")
+    assert farm.report().code == 0
+
+
+def test_a_shutdown_loses_a_job_unless_it_ended_well(farm: Farm) -> None:
+    job = farm.start("sh", "-c", "echo up; sleep 600")
+    until(farm.lines, "the job to speak")
+    os.kill(farm.started(job)["pid"], signal.SIGTERM)
+    ended = farm.report()
+    assert (ended.lost, ended.signal, ended.stopped) == (True, signal.SIGTERM, False)
+
+
+def test_the_owner_of_a_process_is_found_by_its_ancestors(farm: Farm) -> None:
+    job = farm.start("sh", "-c", "setsid sleep 600 & echo $!; echo $$; wait")
+    until(lambda: len(farm.lines()) == 2, "the job to speak")
+    until(lambda: farm.shepherd._supervisors, "the shepherd to look")
+    assert [farm.shepherd.owner(int(pid)) for pid in farm.lines()] == [job.id, job.id]
+    assert farm.shepherd.owner(os.getpid()) is None
+    assert farm.shepherd.owner(2**22 + 1) is None
+    farm.launcher.stop(job, 0.0)
+    farm.report()
+    assert farm.shepherd.owner(int(farm.lines()[0])) is None
+
+
+def test_no_zombie_stays(farm: Farm) -> None:
+    job = farm.start("true")
+    pid = farm.started(job)["pid"]
+    farm.report()
+    until(lambda: not Path(f"/proc/{pid}").exists(), "the zombie to be reaped", 5.0)
+
+
+def test_a_progress_bar_leaves_its_last_state(farm: Farm) -> None:
+    show = "import sys; sys.stdout.write('10%\\r50%\\r100%\\r\\n\\xff' 'end\\r')"
+    farm.start(sys.executable, "-c", show)
+    assert farm.report().log_tail == "100%\nÿend"
+
+
+def test_ended_jobs_leave_nothing(farm: Farm) -> None:
+    for id in (1, 11, 12):
+        farm.ended(farm.launch(farm.job("true", id=id)))
+    farm.launcher.release(JobId(1))
+    assert sorted(path.name for path in (farm.state / "jobs").iterdir()) == ["11.1", "12.1"]
+    farm.launcher.release_others({JobId(12)})
+    assert [path.name for path in (farm.state / "jobs").iterdir()] == ["12.1"]
+    farm.launcher.release(JobId(99))
+
+
+def test_nobody_hears_a_signal_to_a_job_without_processes(farm: Farm) -> None:
+    job = farm.job("true")
+    farm.launcher.stop(job, 0.0)
+    assert not farm.launcher.signal(job, signal.SIGUSR1)
+    farm.ended(farm.launch(job))
+    until(lambda: not farm.launcher.signal(job, signal.SIGUSR1), "the supervisor to end")
+
+
+@pytest.mark.parametrize("argv", [(), ("echo", "a\0b")])
+def test_a_command_that_no_program_could_take(farm: Farm, argv: tuple[str, ...]) -> None:
+    with pytest.raises(CarmaError) as caught:
+        farm.launch(farm.job(*argv))
+    assert caught.value.hint
+
+
+def test_a_daemon_without_rights_runs_its_own_users_jobs_only(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with pytest.raises(CarmaError, match="cannot run jobs as someone"):
+        farm.launch(farm.job("true", user="someone", uid=54321))
+
+
+class FakeSystemdRun:
+    """Stands in for subprocess.run: what systemd-run was asked, and what it answers."""
+
+    def __init__(self, returncode: int, stderr: str = "") -> None:
+        self.asked: list[list[str]] = []
+        self._answer = (returncode, stderr)
+
+    def __call__(self, argv: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        self.asked.append(argv)
+        return subprocess.CompletedProcess(argv, self._answer[0], "", self._answer[1])
+
+
+def test_under_systemd_each_attempt_is_a_unit(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    systemd = FakeSystemdRun(0)
+    monkeypatch.setattr(launcher_module.subprocess, "run", systemd)
+    launcher = Launcher(farm.state, systemd=True, kill_grace_s=30)
+    job = farm.job("true", attempt=2)
+    launcher.launch(job, {})
+    (argv,) = systemd.asked
+    assert argv[0] == "systemd-run"
+    assert "--unit=carma-job-1-2" in argv
+    assert "--property=KillMode=mixed" in argv
+    assert argv[-6:] == supervisor.command(str(farm.directory(job)))
+
+
+def test_a_unit_that_is_there_already_is_no_error(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    systemd = FakeSystemdRun(1, "Failed to start: Unit carma-job-1-1.service was already loaded")
+    monkeypatch.setattr(launcher_module.subprocess, "run", systemd)
+    Launcher(farm.state, systemd=True, kill_grace_s=30).launch(farm.job("true"), {})
+
+
+def test_a_launch_that_failed_cannot_succeed_later(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """systemd may have the unit queued when it stops answering us."""
+    systemd = FakeSystemdRun(1, "Connection timed out")
+    monkeypatch.setattr(launcher_module.subprocess, "run", systemd)
+    job = farm.job("touch", "ran")
+    with pytest.raises(CarmaError, match="Connection timed out"):
+        Launcher(farm.state, systemd=True, kill_grace_s=30).launch(job, {})
+    monkeypatch.undo()
+    subprocess.run(supervisor.command(str(farm.directory(job))), check=True)
+    assert farm.ended(job)["stopped"]
+    assert not (farm.cwd / "ran").exists()
+
+
+def test_systemd_is_used_only_where_it_runs() -> None:
+    if not Path("/run/systemd/system").is_dir():
+        assert not has_systemd()

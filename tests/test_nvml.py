@@ -1,0 +1,671 @@
+"""NvmlSource, GPM and the choice of a source, run against a fake libnvidia-ml.so.1."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pynvml
+import pytest
+
+from carmad.core.types import GpuId, GpuSample, ProcessUse
+from carmad.errors import CarmaError
+from carmad.gpu import choose as choosing
+from carmad.gpu import xid
+from carmad.gpu.choose import choose
+from carmad.gpu.gpm import GpmProfiler
+from carmad.gpu.nvml import NvmlSource
+from carmad.gpu.profiler import Profiler, Unprofiled
+from carmad.gpu.source import Health
+
+if TYPE_CHECKING:
+    from tests.fake_nvml import FakeNvml
+
+pytest_plugins = ("tests.fake_nvml",)
+
+A, B, MIG1, MIG2 = "GPU-aaaa", "GPU-bbbb", "MIG-1111", "MIG-2222"
+XID, RECOVERY = "8", "8000"
+ME = os.getpid()
+T = 1000.0  # any `at`
+
+
+def gpu(uuid: str, *lines: str, bus: str = "81") -> str:
+    """A healthy GPU of 80 GiB; a later line overrides."""
+    basics = f"""
+        gpu {uuid}
+        name NVIDIA H100 80GB HBM3
+        pci 0 {bus} 0
+        memory 81920 500 1000
+        util 37 12
+        power 250500
+        energy 123456
+        temperature 55
+    """
+    return "\n".join([basics, *lines])
+
+
+def mig(*instances: str, bus: str = "81") -> str:
+    return gpu(A, "mig", "fail nvmlDeviceGetUtilizationRates 3", *instances, bus=bus)
+
+
+def instance(uuid: str, gi: int, *lines: str, used: int = 100) -> str:
+    return "\n".join(
+        [f"slot {gi} 0 {uuid}", "name H100 MIG 1g.10gb", f"memory 10240 0 {used}", *lines]
+    )
+
+
+@contextmanager
+def opened(profiler: Profiler | None = None) -> Iterator[NvmlSource]:
+    source = NvmlSource(profiler or Unprofiled("not asked for"))
+    source.discover()
+    try:
+        yield source
+    finally:
+        source.close()
+
+
+def by_gpu(samples: tuple[GpuSample, ...]) -> dict[str, GpuSample]:
+    return {sample.gpu: sample for sample in samples}
+
+
+def only(source: NvmlSource, at: float = T) -> GpuSample:
+    [sample] = source.sample(at)
+    return sample
+
+
+def processes(sample: GpuSample) -> dict[int, ProcessUse]:
+    return {process.pid: process for process in sample.processes}
+
+
+def eventually(read: Callable[[], object], wanted: Callable[[object], bool] = bool) -> object:
+    for _ in range(1000):
+        value = read()
+        if wanted(value):
+            return value
+        time.sleep(0.01)
+    raise AssertionError(f"never came: {value}")
+
+
+# --- discovery ---
+
+
+def test_gpus_come_in_pci_order_whatever_their_index(nvml: FakeNvml) -> None:
+    nvml.show(gpu(A, bus="C1"), gpu(B, bus="41"))
+    with opened() as source:
+        found = source.discover()
+    assert [(g.id, g.index) for g in found] == [(B, 0), (A, 1)]
+
+
+def test_jobs_may_use_all_memory_but_the_reserved(nvml: FakeNvml) -> None:
+    nvml.show(gpu(A))
+    with opened() as source:
+        [found] = source.discover()
+    assert (found.memory_mib, found.name) == (81420, "NVIDIA H100 80GB HBM3")
+    assert not found.is_mig
+
+
+def test_a_gpu_with_mig_on_gives_its_instances_and_skips_holes(nvml: FakeNvml) -> None:
+    nvml.show(gpu(B, bus="C1"), mig("hole", instance(MIG1, 3), "hole", instance(MIG2, 5), bus="41"))
+    with opened() as source:
+        found = source.discover()
+    assert [(g.id, g.parent, g.index) for g in found] == [(MIG1, A, 0), (MIG2, A, 1), (B, None, 2)]
+    assert found[0].memory_mib == 10240
+
+
+def test_mig_without_instances_is_left_out_with_a_note(nvml: FakeNvml) -> None:
+    nvml.show(mig())
+    with opened() as source:
+        assert source.discover() == ()
+        assert "no instance" in source.capabilities().notes[0]
+
+
+@pytest.mark.parametrize("code", [4, 15, 999])
+def test_a_gpu_that_cannot_be_opened_is_left_out_with_a_note(nvml: FakeNvml, code: int) -> None:
+    nvml.show(gpu(A, f"fail nvmlDeviceGetHandleByIndex_v2 {code}"), gpu(B))
+    with opened() as source:
+        assert [g.id for g in source.discover()] == [B]
+        assert "GPU 0 is left out" in source.capabilities().notes[0]
+
+
+def test_no_library_is_a_user_error_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_library(_name: str) -> None:
+        raise OSError
+
+    monkeypatch.setattr(pynvml, "nvmlLib", None)
+    monkeypatch.setattr(pynvml, "CDLL", no_library)
+    with pytest.raises(CarmaError, match="not installed") as caught:
+        NvmlSource(Unprofiled("")).discover()
+    assert caught.value.hint
+
+
+def test_no_driver_is_a_user_error_with_a_hint(nvml: FakeNvml) -> None:
+    nvml.show("init 9")
+    with pytest.raises(CarmaError, match="not loaded") as caught:
+        NvmlSource(Unprofiled("")).discover()
+    assert "nvidia-smi" in caught.value.hint
+
+
+# --- one sample ---
+
+
+def test_a_sample_has_units(nvml: FakeNvml) -> None:
+    nvml.show(gpu(A))
+    with opened() as source:
+        assert only(source) == GpuSample(
+            GpuId(A),
+            T,
+            memory_used_mib=1000,  # the old call would say 1500
+            memory_free_mib=80420,
+            utilization=0.37,
+            power_w=250.5,
+            energy_mj=123456,
+            temperature_c=55,
+        )
+
+
+def test_energy_that_goes_backwards_is_passed_on(nvml: FakeNvml) -> None:
+    nvml.show(gpu(A, "energy 5000"))
+    with opened() as source:
+        assert only(source).energy_mj == 5000
+        nvml.show(gpu(A, "energy 10"))
+        assert only(source).energy_mj == 10
+
+
+def test_what_is_not_supported_is_none_and_asked_once(nvml: FakeNvml) -> None:
+    nvml.show(gpu(A, "fail nvmlDeviceGetTotalEnergyConsumption 3"), gpu(B))
+    with opened() as source:
+        for _ in range(3):
+            samples = by_gpu(source.sample(T))
+        assert samples[A].energy_mj is None
+        assert samples[A].fault is None
+        assert samples[B].energy_mj == 123456
+        assert nvml.calls("nvmlDeviceGetTotalEnergyConsumption").count(A) == 1
+        assert ("energy", f"{A}: Not Supported") in source.capabilities().missing
+
+
+def test_a_passing_error_of_one_metric_is_asked_again(nvml: FakeNvml) -> None:
+    nvml.show(gpu(A, "fail nvmlDeviceGetPowerUsage 999"))
+    with opened() as source:
+        assert (only(source).power_w, only(source).fault) == (None, None)
+        nvml.show(gpu(A))
+        assert only(source).power_w == 250.5
+
+
+# --- processes ---
+
+
+def test_processes_are_the_union_of_both_lists_and_never_summed(nvml: FakeNvml) -> None:
+    nvml.show(gpu(A, "compute 11 300", "compute 12 none", "mps 11 300", "mps 12 40", "mps 13 50"))
+    with opened() as source:
+        assert [(p.pid, p.memory_mib) for p in only(source).processes] == [
+            (11, 300),
+            (12, 40),
+            (13, 50),
+        ]
+        assert source.pids(GpuId(A)) == {11, 12, 13}
+
+
+def test_unknown_process_memory_stays_unknown(nvml: FakeNvml) -> None:
+    nvml.show(gpu(A, "compute 11 none"))
+    with opened() as source:
+        assert only(source).processes[0].memory_mib is None
+
+
+def test_more_process_memory_than_the_gpu_has_is_not_believed(nvml: FakeNvml) -> None:
+    nvml.show(gpu(A, "compute 11 17000000"))
+    with opened() as source:
+        assert only(source).processes[0].memory_mib is None
+
+
+def test_processes_are_named(nvml: FakeNvml) -> None:
+    nvml.show(gpu(A, f"compute {ME} 300", "compute 4194999 10"))
+    with opened() as source:
+        mine, gone = only(source).processes
+    assert mine.user and mine.command
+    assert (gone.user, gone.command) == ("", "")
+
+
+def test_pids_cannot_be_told_of_a_gpu_that_does_not_answer(nvml: FakeNvml) -> None:
+    nvml.show(gpu(A, "fail nvmlDeviceGetComputeRunningProcesses_v3 15"), gpu(B))
+    with opened() as source:
+        assert source.pids(GpuId(A)) is None
+        assert source.pids(GpuId(B)) == frozenset()
+        assert source.pids(GpuId("GPU-none")) is None
+
+
+# --- per-process utilisation ---
+
+
+def us(ago_s: float) -> int:
+    return int((time.time() - ago_s) * 1e6)
+
+
+def test_a_process_without_a_sample_ran_no_kernel(nvml: FakeNvml) -> None:
+    nvml.show(gpu(A, "compute 11 9", "compute 12 9", f"sample 11 {us(0.1)} 40"))
+    with opened() as source:
+        found = processes(only(source))
+    assert (found[11].sm_util, found[12].sm_util) == (0.4, 0.0)
+    assert found[11].ran_kernel and not found[12].ran_kernel
+
+
+def test_junk_samples_are_dropped(nvml: FakeNvml) -> None:
+    nvml.show(
+        gpu(
+            A,
+            "compute 11 9",
+            "compute 12 9",
+            *[f"sample 0 {us(0.1)} {7 + i}" for i in range(50)],
+            f"sample 11 {us(0.2)} 4294967295",
+            f"sample 12 {us(0.2)} 101",
+            f"sample 99 {us(0.2)} 50",  # on no list
+            f"sample 11 {us(0.1)} 30",
+        )
+    )
+    with opened() as source:
+        assert {pid: p.sm_util for pid, p in processes(only(source)).items()} == {11: 0.3, 12: 0.0}
+
+
+def test_a_junk_time_does_not_deafen_the_source(nvml: FakeNvml) -> None:
+    nvml.show(gpu(A, "compute 11 9", f"sample 11 {us(-3600)} 10"))
+    with opened() as source:
+        only(source)
+        nvml.show(gpu(A, "compute 11 9", f"sample 11 {us(-0.5)} 20"))
+        assert only(source).processes[0].sm_util == 0.2
+
+
+@pytest.mark.parametrize("driver", ["", "stale_samples"])
+def test_a_sample_counts_once(nvml: FakeNvml, driver: str) -> None:
+    nvml.show(gpu(A, "compute 11 9", f"sample 11 {us(0.1)} 40", driver))
+    with opened() as source:
+        assert [only(source).processes[0].sm_util for _ in range(2)] == [0.4, 0.0]
+
+
+def test_the_drivers_old_samples_are_not_news(nvml: FakeNvml) -> None:
+    nvml.show(gpu(A, "compute 11 9", f"sample 11 {us(60)} 40"))
+    with opened() as source:
+        assert only(source).processes[0].sm_util == 0.0
+
+
+def test_an_empty_success_means_idle(nvml: FakeNvml) -> None:
+    nvml.show(gpu(A, "compute 11 9", "fail nvmlDeviceGetProcessUtilization 0"))
+    with opened() as source:
+        assert only(source).processes[0].sm_util == 0.0
+
+
+def test_process_utilization_may_be_unsupported(nvml: FakeNvml) -> None:
+    nvml.show(gpu(A, "compute 11 9", "fail nvmlDeviceGetProcessUtilization 3"))
+    with opened() as source:
+        for _ in range(2):
+            [process] = only(source).processes
+        assert process.sm_util is None
+        assert process.ran_kernel
+        assert len(nvml.calls("nvmlDeviceGetProcessUtilization")) == 1
+
+
+# --- MIG ---
+
+
+def test_a_mig_instance_has_its_own_memory_and_processes(nvml: FakeNvml) -> None:
+    nvml.show(mig(instance(MIG1, 3, "compute 11 60", used=70), instance(MIG2, 5, "compute 12 10")))
+    with opened() as source:
+        first, second = source.sample(T)
+    assert (first.memory_used_mib, second.memory_used_mib) == (70, 100)
+    assert [(p.pid, p.sm_util) for p in first.processes] == [(11, None)]
+    assert (first.utilization, first.power_w, first.fault) == (None, None, None)
+
+
+def test_a_reused_mig_handle_is_not_taken_for_the_old_instance(nvml: FakeNvml) -> None:
+    nvml.show(mig(instance(MIG1, 3, used=1)), gpu(B))
+    with opened() as source:
+        assert by_gpu(source.sample(T))[MIG1].memory_used_mib == 1
+        nvml.show(mig(instance("MIG-new", 3, used=2)), gpu(B))
+        sample = by_gpu(source.sample(T))[MIG1]
+    assert sample.memory_used_mib is None
+    assert sample.fault == "the driver no longer knows the GPU or MIG instance"
+
+
+# --- faults ---
+
+
+@pytest.mark.parametrize(
+    ("function", "code", "words"),
+    [
+        ("*", 15, "fallen off the bus"),
+        ("*", 16, "must be reset"),
+        ("*", 999, "unknown error"),
+        ("nvmlDeviceGetMemoryInfo_v2", 999, "unknown error"),
+        ("nvmlDeviceGetMemoryInfo_v2", 17, "operating system"),
+        ("nvmlDeviceGetTemperature", 15, "fallen off the bus"),
+        ("nvmlDeviceGetComputeRunningProcesses_v3", 20, "Insufficient Memory"),
+    ],
+)
+def test_a_gpu_lost_mid_run_faults_alone_and_may_return(
+    nvml: FakeNvml, function: str, code: int, words: str
+) -> None:
+    nvml.show(gpu(A), gpu(B))
+    with opened() as source:
+        assert not any(s.fault for s in source.sample(T))
+        nvml.show(gpu(A), gpu(B, f"fail {function} {code}"))
+        samples = by_gpu(source.sample(T))
+        assert words in (samples[B].fault or "")
+        assert samples[B].memory_used_mib is None
+        assert (samples[A].fault, samples[A].memory_used_mib) == (None, 1000)
+        nvml.show(gpu(A), gpu(B))
+        assert not any(s.fault for s in source.sample(T))
+
+
+def test_a_stale_handle_is_a_fault_not_a_missing_reading(nvml: FakeNvml) -> None:
+    nvml.show(gpu(A), gpu(B))
+    with opened() as source:
+        nvml.show(gpu(A, "fail nvmlDeviceGetMemoryInfo_v2 2"), gpu(B))
+        assert by_gpu(source.sample(T))[A].fault
+        nvml.show(gpu(A), gpu(B))
+        assert by_gpu(source.sample(T))[A].memory_used_mib == 1000
+
+
+def test_the_driver_goes_and_comes_back(nvml: FakeNvml) -> None:
+    here = gpu(A), gpu(B)
+    nvml.show(*here)
+    with opened() as source:
+        source.sample(T)
+        nvml.show("gone 9", *here)
+        assert [s.fault for s in source.sample(T)] == ["the NVIDIA driver is not loaded"] * 2
+        assert nvml.references == 0, "the old driver is held, so it cannot be replaced"
+        nvml.show("epoch 1", *here)
+        tries = len(nvml.calls("nvmlInitWithFlags"))
+        assert all(s.fault for s in source.sample(T + 1)), "tried again too soon"
+        assert len(nvml.calls("nvmlInitWithFlags")) == tries
+        assert source.pids(GpuId(A)) is None
+        samples = source.sample(T + 10)
+        assert [(s.fault, s.memory_used_mib) for s in samples] == [(None, 1000)] * 2
+        assert source.pids(GpuId(A)) == frozenset()
+
+
+def test_a_driver_restarted_unseen_is_reconnected_to(nvml: FakeNvml) -> None:
+    nvml.show(gpu(A))
+    with opened() as source:
+        source.sample(T)
+        nvml.show("epoch 1", gpu(A))
+        assert only(source, T + 1).fault == "the NVIDIA driver was restarted"
+        assert only(source, T + 10).fault is None
+        nvml.show("epoch 1", gpu(A, f"event 1 {XID} 79 -"))
+        assert eventually(source.health), "the new session hears no events"
+
+
+def test_a_clock_set_back_does_not_put_off_the_next_try(nvml: FakeNvml) -> None:
+    nvml.show(gpu(A))
+    with opened() as source:
+        nvml.show("gone 9", gpu(A))
+        assert only(source, T).fault
+        nvml.show(gpu(A))
+        assert only(source, T - 3600).fault is None
+
+
+def test_an_upgraded_driver_asks_for_a_restart(nvml: FakeNvml) -> None:
+    nvml.show(gpu(A))
+    with opened() as source:
+        nvml.show("gone 18", gpu(A))
+        assert "restart carmad" in (only(source, T).fault or "")
+        assert "restart carmad" in (only(source, T + 10).fault or "")
+
+
+# --- health ---
+
+
+def drain_of(number: int) -> bool:
+    return xid.describe(number).drain
+
+
+def test_xids_drain_as_nvidias_catalog_has_it() -> None:
+    for harmless in (13, 31, 32, 39, 40, 41, 43, 45, 63, 69, 92, 94, 999):
+        assert not drain_of(harmless), harmless
+    for grave in (46, 48, 62, 64, 74, 79, 95, 109, 119, 120, 140, 143):
+        assert drain_of(grave), grave
+
+
+def test_news_come_once_and_earlier_events_are_not_news(nvml: FakeNvml) -> None:
+    nvml.show(gpu(A, f"event 1 {XID} 48 -"), gpu(B))
+    with opened() as source:
+        nvml.show(
+            gpu(A, f"event 1 {XID} 48 -"),
+            gpu(B, f"event 2 {XID} 45 -", f"event 3 {XID} 79 -"),
+        )
+        news: list[Health] = []
+        eventually(lambda: news.extend(source.health()) or len(news) >= 2)
+        assert [(h.gpu, h.drain) for h in news] == [(B, False), (B, True)]
+        assert news[1].message == "Xid 79: the GPU has fallen off the bus; reboot the machine"
+        assert source.health() == ()
+
+
+def test_events_are_masked_by_what_the_gpu_supports(nvml: FakeNvml) -> None:
+    nvml.show(gpu(A, "event_types 8"))
+    with opened() as source:
+        nvml.show(gpu(A, "event_types 8", f"event 1 {XID} 79 -"))
+        assert eventually(source.health)
+
+
+def test_a_lost_gpu_still_tells_its_xid(nvml: FakeNvml) -> None:
+    nvml.show(gpu(A), gpu(B))
+    with opened() as source:
+        nvml.show(gpu(A), gpu(B, "fail * 15", f"event 1 {XID} 79 -"))
+        [news] = eventually(source.health)
+        assert news.gpu == B
+
+
+@pytest.mark.parametrize(
+    ("line", "drain", "words"),
+    [
+        ("event 1 2 0 -", True, "double-bit"),
+        ("event 1 4000 0 -", True, "unavailable"),
+        (f"recovery 1\nevent 1 {RECOVERY} 0 -", True, "reset the GPU"),
+        (f"recovery 0\nevent 1 {RECOVERY} 0 -", False, "none is wanted"),
+        (f"recovery 2\nevent 1 {XID} 154 -", True, "reboot"),
+    ],
+)
+def test_other_events(nvml: FakeNvml, line: str, drain: bool, words: str) -> None:
+    nvml.show(gpu(A))
+    with opened() as source:
+        nvml.show(gpu(A, line))
+        [news] = eventually(source.health)
+        assert (news.drain, words in news.message) == (drain, True)
+
+
+def test_an_xid_is_told_of_its_mig_instance_and_a_grave_one_of_all(nvml: FakeNvml) -> None:
+    instances = instance(MIG1, 3), instance(MIG2, 5)
+    nvml.show(mig(*instances))
+    with opened() as source:
+        event = f"event 1 {XID} 13 5"
+        nvml.show(mig(event, *instances))
+        [news] = eventually(source.health)
+        assert (news.gpu, news.drain) == (MIG2, False)
+        nvml.show(mig(event, f"event 2 {XID} 48 5", *instances))
+        news = eventually(source.health, lambda news: len(news) == 2)
+        assert {(h.gpu, h.drain) for h in news} == {(MIG1, True), (MIG2, True)}
+
+
+def test_a_gpu_without_events_is_no_trouble(nvml: FakeNvml) -> None:
+    nvml.show(gpu(A, "fail nvmlDeviceGetSupportedEventTypes 3"))
+    with opened() as source:
+        assert only(source).fault is None
+        assert ("health", f"{A}: Not Supported") in source.capabilities().missing
+
+
+# --- closing ---
+
+
+def test_close_lets_go_and_discover_takes_up_again(nvml: FakeNvml) -> None:
+    nvml.show(gpu(A, "gpm 1 1 1"))
+    before = threading.active_count()
+    source = NvmlSource(GpmProfiler())
+    source.discover()
+    source.sample(T)
+    assert (nvml.references, threading.active_count()) == (1, before + 1)
+    source.close()
+    source.close()
+    assert (nvml.references, threading.active_count()) == (0, before)
+    assert "released" in (only(source, T + 100).fault or "")
+    assert nvml.references == 0
+    source.discover()
+    assert only(source).fault is None
+    source.close()
+
+
+# --- GPM ---
+
+
+def profiled(sample: GpuSample) -> tuple[float | None, float | None, float | None]:
+    return sample.sm_active, sample.sm_occupancy, sample.dram_active
+
+
+def test_gpm_needs_two_samples_and_gives_fractions(nvml: FakeNvml) -> None:
+    nvml.show(gpu(A, "gpm 12.5 50 101"))
+    with opened(GpmProfiler()) as source:
+        assert source.name == "nvml+gpm"
+        assert profiled(only(source)) == (None, None, None)
+        # Asked again at once, it must not compare samples that lie too close.
+        assert profiled(only(source)) == (None, None, None)
+        found = eventually(lambda: profiled(only(source)), lambda value: value[0] is not None)
+        assert found == (0.125, 0.5, 1.0)
+        nvml.show(gpu(A, "gpm 0 25 75"))
+        eventually(lambda: profiled(only(source)), lambda value: value == (0.0, 0.25, 0.75))
+        assert "sm_active" in source.capabilities().provides
+    assert len(nvml.calls("nvmlGpmSampleAlloc")) == len(nvml.calls("nvmlGpmSampleFree")) == 2
+
+
+def test_each_gpm_metric_may_fail_alone(nvml: FakeNvml) -> None:
+    nvml.show(gpu(A, "gpm 10 nan 30", "gpm_fail 2 3"))
+    with opened(GpmProfiler()) as source:
+        found = eventually(lambda: profiled(only(source)), lambda value: value[2] is not None)
+    assert found == (None, None, 0.3)
+
+
+def test_gpm_reads_mig_instances(nvml: FakeNvml) -> None:
+    nvml.show(
+        mig("gpm 90 90 90", instance(MIG1, 3, "gpm 10 20 30"), instance(MIG2, 5, "gpm 40 50 60"))
+    )
+    with opened(GpmProfiler()) as source:
+        found = eventually(
+            lambda: [profiled(sample) for sample in source.sample(T)],
+            lambda values: values[0][0] is not None,
+        )
+    assert found == [(0.1, 0.2, 0.3), (0.4, 0.5, 0.6)]
+
+
+def test_a_gpu_without_gpm_is_told_of(nvml: FakeNvml) -> None:
+    nvml.show(gpu(A), gpu(B, "gpm 10 20 30"))
+    with opened(GpmProfiler()) as source:
+        found = eventually(
+            lambda: [profiled(sample) for sample in source.sample(T)],
+            lambda values: values[1][0] is not None,
+        )
+        assert found == [(None, None, None), (0.1, 0.2, 0.3)]
+        missing = dict(source.capabilities().missing)
+    assert A in missing["sm_active"] and B not in missing["sm_active"]
+
+
+def test_a_gap_in_gpm_is_not_averaged_over(nvml: FakeNvml) -> None:
+    nvml.show(gpu(A, "gpm 10 20 30"))
+    with opened(GpmProfiler()) as source:
+        eventually(lambda: only(source).sm_active)
+        nvml.show(gpu(A, "gpm 10 20 30", "fail nvmlGpmSampleGet 999"))
+        eventually(lambda: only(source), lambda sample: sample.sm_active is None)
+        assert "Unknown" in dict(source.capabilities().missing)["sm_active"]
+        nvml.show(gpu(A, "gpm 10 20 30"))
+        assert only(source).sm_active is None
+        eventually(lambda: only(source).sm_active)
+        assert "sm_active" not in dict(source.capabilities().missing)
+
+
+# --- choosing ---
+
+
+def test_auto_takes_gpm_where_every_gpu_has_it(nvml: FakeNvml) -> None:
+    nvml.show(gpu(A, "gpm 1 1 1"), gpu(B, "gpm 1 1 1"))
+    assert choose("auto", 1.0).name == "nvml+gpm"
+
+
+def test_auto_takes_dcgm_where_it_answers(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choosing.dcgm, "unavailable", lambda: None)
+    nvml.show(gpu(A, "gpm 1 1 1"), gpu(B))
+    assert choose("auto", 1.0).name == "nvml+dcgm"
+
+
+def test_auto_falls_back_on_plain_nvml_and_says_what_to_do(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choosing.dcgm, "unavailable", lambda: "dcgmi is not installed")
+    nvml.show(gpu(A))
+    source = choose("auto", 1.0)
+    assert source.name == "nvml"
+    why = dict(source.capabilities().missing)["sm_occupancy"]
+    assert "install datacenter-gpu-manager" in why
+    assert "NVIDIA H100 80GB HBM3 has no GPM" in why
+    assert "dcgmi is not installed" in why
+
+
+def test_auto_without_a_driver_is_a_user_error(nvml: FakeNvml) -> None:
+    nvml.show("init 9")
+    with pytest.raises(CarmaError, match="not loaded"):
+        choose("auto", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "chosen"), [("nvml", "nvml"), ("gpm", "nvml+gpm"), ("dcgm", "nvml+dcgm")]
+)
+def test_a_named_source_is_taken_unasked(name: str, chosen: str) -> None:
+    assert choose(name, 1.0).name == chosen
+
+
+@pytest.mark.parametrize("name", ["", "rocm", "emulated", "emulated:", "nvml:x"])
+def test_an_unknown_source_is_a_user_error(name: str) -> None:
+    with pytest.raises(CarmaError, match="no telemetry source"):
+        choose(name, 1.0)
+
+
+def test_the_emulated_source_can_be_chosen(tmp_path: Path) -> None:
+    assert "emulated" in choose(f"emulated:{tmp_path}", 1.0).name
+
+
+# --- the fake is faithful: unmodified clients read it ---
+
+
+def client(nvml: FakeNvml, *arguments: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-m", *arguments],
+        env=nvml.environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    ).stdout
+
+
+def test_gpustat_reads_the_fake(nvml: FakeNvml) -> None:
+    nvml.show(gpu(A, f"compute {ME} 321"), gpu(B, "fail * 15", bus="C1"))
+    first, second = json.loads(client(nvml, "gpustat", "--json"))["gpus"]
+    assert (first["uuid"], first["memory.used"], first["memory.total"]) == (A, 1000, 81920)
+    assert (first["temperature.gpu"], first["utilization.gpu"], first["power.draw"]) == (
+        55,
+        37,
+        250,
+    )
+    [process] = first["processes"]
+    assert (process["pid"], process["gpu_memory_usage"]) == (ME, 321)
+    assert "lost" in second["name"]
+
+
+def test_nvitop_reads_the_fake(nvml: FakeNvml) -> None:
+    nvml.show(gpu(A, f"compute {ME} 321", f"sample {ME} {us(0)} 44"), gpu(B, bus="C1"))
+    shown = client(nvml, "nvitop", "--once", "--ascii")
+    assert shown.count("1000MiB / 80.00GiB") == 2
+    assert "00000000:C1:00.0" in shown
+    assert str(ME) in shown
+    assert "321.0MiB" in shown

@@ -1,0 +1,643 @@
+"""The store keeps what it acknowledged, through crashes, full disks, upgrades and purges."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+import types
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import is_dataclass, replace
+from enum import Enum
+from math import inf
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sqlalchemy import create_engine
+
+from carmad.config import Retention
+from carmad.core.decision import Decision, Placement, Reason, Verdict
+from carmad.core.messages import (
+    CancelRequested,
+    Drain,
+    Event,
+    RequeueRequested,
+    Sampled,
+    Step,
+    Submitted,
+    Tick,
+)
+from carmad.core.types import (
+    ArrayTask,
+    Cause,
+    Exit,
+    GpuId,
+    GpuSample,
+    Job,
+    JobId,
+    JobSpec,
+    JobState,
+    ProcessUse,
+    Usage,
+)
+from carmad.errors import CarmaError
+from carmad.store import codec, migrate
+from carmad.store.sql import SqlStore, StoreFull
+from carmad.store.tables import METADATA
+from carmad.store.values import Spread, Transition
+
+DAY = 86_400.0
+
+
+def job(number: int, state: JobState = JobState.QUEUED, **fields: Any) -> Job:
+    user, name = fields.pop("user", "ada"), fields.pop("name", "train")
+    array = fields.pop("array", None)
+    spec = JobSpec(
+        argv=("python", "train.py"),
+        user=user,
+        uid=1000,
+        gid=1000,
+        cwd="/home/ada",
+        name=name,
+        env=(("PATH", "/usr/bin"), ("NAME", "Grüße\n")),
+        array=array,
+    )
+    return Job(JobId(number), spec, state, **{"submitted_at": float(number), **fields})
+
+
+def step(*jobs: Job, at: float = 0.0, event: Event | None = None, **fields: Any) -> Step:
+    return Step((event or Tick(at),), jobs, fields.pop("decisions", ()), (), **fields)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "carma.db"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[SqlStore]:
+    opened = SqlStore.open(path)
+    yield opened
+    opened.close()
+
+
+def reopened(store: SqlStore) -> SqlStore:
+    store.close()
+    return SqlStore.open(store.path)
+
+
+# -- what is committed is there ------------------------------------------------------------------
+
+
+def test_files_are_private(store: SqlStore, path: Path) -> None:
+    store.commit(step(job(1)))
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert {file.stat().st_mode & 0o777 for file in path.parent.iterdir()} == {0o600}
+    assert store.backup(1).stat().st_mode & 0o777 == 0o600
+
+
+def test_the_connection_is_durable_and_alone(store: SqlStore) -> None:
+    with store._engine.connect() as connection:
+        for pragma, value in {
+            "journal_mode": "wal",
+            "synchronous": 2,
+            "foreign_keys": 1,
+            "locking_mode": "exclusive",
+        }.items():
+            assert connection.exec_driver_sql(f"PRAGMA {pragma}").scalar() == value
+        assert connection.get_isolation_level() == "SERIALIZABLE"
+    assert store._engine.pool.size() == 1  # type: ignore[attr-defined]
+
+
+def test_restores_what_the_core_needs(store: SqlStore) -> None:
+    drain = Drain(GpuId("GPU-1"), "a fan is loud", "root", 3.0)
+    over = job(2, JobState.SUCCEEDED, ended_at=9.0)
+    sooner = job(4, JobState.FAILED, ended_at=5.0)
+    store.commit(step(job(3), over, job(1, JobState.RUNNING), sooner, drains=(drain,)))
+    restored = reopened(store).restore()
+    assert restored.jobs == (job(1, JobState.RUNNING), job(3))
+    assert restored.ended == ((4, JobState.FAILED), (2, JobState.SUCCEEDED))
+    assert restored.drains == (drain,)
+    assert restored.next_id == 5
+
+
+def test_an_empty_store_restores_to_nothing(store: SqlStore) -> None:
+    restored = store.restore()
+    assert (restored.jobs, restored.ended, restored.drains) == ((), (), ())
+    assert restored.next_id == 1
+    assert store.job(JobId(1)) is None
+    assert store.totals(0.0).overall.jobs == ()
+
+
+def test_drains_are_replaced_and_otherwise_left(store: SqlStore) -> None:
+    drain = Drain(GpuId("GPU-1"), "dust", "root", 3.0)
+    store.commit(step(drains=(drain,)))
+    store.commit(step(job(1)))
+    assert store.restore().drains == (drain,)
+    store.commit(step(drains=()))
+    assert store.restore().drains == ()
+
+
+def test_every_version_leaves_its_transition(store: SqlStore) -> None:
+    first = job(1, JobState.PENDING)
+    queued = replace(first, state=JobState.QUEUED)
+    store.commit(step(first, queued, replace(queued, held=True), at=1.0))
+    starting = replace(queued, state=JobState.STARTING, attempt=1)
+    failed = replace(starting, state=JobState.QUEUED)
+    again = replace(failed, state=JobState.STARTING, attempt=2)
+    store.commit(step(job(2), starting, failed, again, at=2.0))
+    store.commit(step(replace(again, warned=True), at=3.0))
+    assert store.transitions(JobId(1)) == [
+        Transition(1.0, JobId(1), None, JobState.PENDING, 0),
+        Transition(1.0, JobId(1), JobState.PENDING, JobState.QUEUED, 0),
+        Transition(2.0, JobId(1), JobState.QUEUED, JobState.STARTING, 1),
+        Transition(2.0, JobId(1), JobState.STARTING, JobState.QUEUED, 1),
+        Transition(2.0, JobId(1), JobState.QUEUED, JobState.STARTING, 2),
+    ]
+    assert store.job(JobId(1)) == replace(again, warned=True)
+
+
+def test_a_step_of_nothing_costs_no_transaction(
+    store: SqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampled = Sampled(1.0, (GpuSample(GpuId("GPU-1"), 1.0),))
+    monkeypatch.setattr(store, "_transaction", None)
+    store.commit(Step((sampled, Tick(1.0)), (), (), ()))
+    with pytest.raises(TypeError):
+        store.commit(step(job(1)))
+
+
+def test_events_leave_out_what_jobs_have(store: SqlStore) -> None:
+    submitted = Submitted(1.0, JobId(1), (job(1).spec, job(2).spec))
+    requeued = RequeueRequested(2.0, job(1), "root")
+    sampled = Sampled(2.5, (GpuSample(GpuId("GPU-1"), 2.5),))
+    cancelled = CancelRequested(3.0, JobId(1), "ada")
+    store.commit(Step((submitted, requeued, sampled, cancelled, Tick(4.0)), (), (), ()))
+    logged = [(event.type, event.body) for event in store.events(0.0, 10)]
+    assert logged == [
+        ("CancelRequested", {"at": 3.0, "job": 1, "by": "ada"}),
+        ("RequeueRequested", {"at": 2.0, "job": 1, "by": "root"}),
+        ("Submitted", {"at": 1.0, "first": 1, "count": 2, "held": False}),
+    ]
+    assert [event.at for event in store.events(2.5, 10)] == [3.0]
+    assert [event.at for event in store.events(0.0, 1)] == [3.0]
+
+
+def test_decisions_come_back_newest_first(store: SqlStore) -> None:
+    verdict = Verdict(GpuId("GPU-1"), (Reason("busy", 0.8, 0.9),), rank=inf)
+    decisions = tuple(
+        Decision(at, "magm", Placement(JobId(number), (), (verdict,)))
+        for at, number in ((1.0, 1), (2.0, 2), (3.0, 1))
+    )
+    store.commit(step(job(1), job(2), decisions=decisions))
+    assert store.decisions(JobId(1), 10) == [decisions[2], decisions[0]]
+    assert store.decisions(JobId(1), 1) == [decisions[2]]
+
+
+def test_a_step_is_committed_as_a_whole(store: SqlStore) -> None:
+    nobody = Decision(1.0, "magm", Placement(JobId(99)))  # no such job: the reference is refused
+    with pytest.raises(Exception, match="FOREIGN KEY"):
+        store.commit(step(job(1), decisions=(nobody,)))
+    assert store.job(JobId(1)) is None
+    store.commit(step(job(1)))
+    assert len(store.transitions(JobId(1))) == 1
+
+
+# -- questions -----------------------------------------------------------------------------------
+
+
+def test_history_filters(store: SqlStore) -> None:
+    array = ArrayTask(JobId(3), 0)
+    jobs = [
+        job(1, JobState.SUCCEEDED, submitted_at=10.0, ended_at=20.0),
+        job(2, JobState.FAILED, submitted_at=15.0, ended_at=40.0, user="bob"),
+        job(3, JobState.RUNNING, submitted_at=30.0, array=array),
+        job(4, submitted_at=50.0),
+    ]
+    store.commit(step(*jobs))
+
+    def ids(**asked: Any) -> list[int]:
+        return [found.id for found in store.history(**asked)]
+
+    assert store.history() == jobs[::-1]
+    assert ids(limit=2) == [4, 3]
+    assert ids(user="bob") == [2]
+    assert ids(since=30.0) == [4, 3, 2]
+    assert ids(until=30.0) == [2, 1]
+    assert ids(since=20.0, until=31.0) == [3, 2, 1]
+    assert ids(states={JobState.RUNNING, JobState.FAILED}) == [3, 2]
+    assert ids(states=()) == []
+    assert ids(array=JobId(3)) == [3]
+    assert [found.id for found in store.jobs([JobId(9), JobId(4), JobId(1)])] == [1, 4]
+    assert store.existing([JobId(9), JobId(4)]) == {4}
+
+
+def test_totals(store: SqlStore) -> None:
+    for number in range(1, 21):
+        waiting = job(number, submitted_at=0.0, user="ada" if number > 1 else "bob")
+        store.commit(step(waiting, at=0.0))
+        begun = replace(waiting, state=JobState.STARTING, started_at=float(number), attempt=1)
+        store.commit(step(begun, at=float(number)))
+        retried = replace(begun, attempt=2, started_at=100.0)  # its wait is that of the first
+        store.commit(step(replace(begun, state=JobState.QUEUED), retried, at=100.0))
+        ended = replace(
+            retried,
+            state=JobState.SUCCEEDED,
+            ended_at=100.0 + number,
+            usage=Usage(energy_j=2.0, gpu_seconds=1800.0),
+        )
+        store.commit(step(ended, at=ended.ended_at))
+    store.commit(step(job(21, JobState.CANCELLED, ended_at=200.0, user="bob")))
+    found = store.totals(0.0)
+    assert found.overall.jobs == ((JobState.SUCCEEDED, 20), (JobState.CANCELLED, 1))
+    assert found.overall.gpu_hours == 10.0
+    assert found.overall.energy_j == 40.0
+    assert found.overall.wait == Spread(mean_s=10.5, p95_s=19.0)
+    assert found.overall.run == Spread(mean_s=10.5, p95_s=19.0)
+    assert [user for user, _ in found.users] == ["ada", "bob"]
+    assert dict(found.users)["bob"].wait == Spread(1.0, 1.0)
+    assert store.totals(115.0, "ada").overall.jobs == ((JobState.SUCCEEDED, 6),)
+
+
+def test_samples_are_kept_without_their_processes(store: SqlStore) -> None:
+    gpu = GpuId("GPU-1")
+    full = GpuSample(gpu, 5.0, 100, 200, 0.5, 0.4, 0.3, 1.0, 250.0, 7, 60)
+    store.record_samples([replace(full, processes=(ProcessUse(1, 100),)), GpuSample(gpu, 9.0)])
+    store.record_samples([])
+    assert store.samples(0.0) == [full, GpuSample(gpu, 9.0)]
+    assert store.samples(6.0) == [GpuSample(gpu, 9.0)]
+    store.record_samples([replace(full, power_w=1.0)])  # the same moment again
+    assert store.samples(0.0)[0].power_w == 1.0
+
+
+def test_purge_and_ids_never_given_twice(store: SqlStore) -> None:
+    now = 100 * DAY
+    old = [job(n, JobState.SUCCEEDED, ended_at=n * 1.0) for n in range(2, 1203)]
+    recent = job(1, JobState.FAILED, ended_at=now - 5.0)
+    decision = Decision(1.0, "magm", Placement(JobId(2)))
+    event = CancelRequested(1.0, JobId(2), "ada")
+    store.commit(step(*old, recent, event=event, decisions=(decision,)))
+    store.commit(step(job(1300), at=now, event=CancelRequested(now, JobId(1), "ada")))
+    store.commit(step(job(1300, JobState.CANCELLED, ended_at=2.0), at=now))
+    store.record_samples([GpuSample(GpuId("GPU-1"), at) for at in (1.0, now)])
+    purged = store.purge(now, Retention(ended_days=1, samples_hours=1, events_days=1))
+    assert (purged.jobs, purged.events, purged.samples) == (1202, 1, 1)
+    assert store.history() == [recent]
+    assert store.transitions(JobId(2)) == [] and store.decisions(JobId(2), 9) == []
+    assert reopened(store).restore().next_id == 1301
+
+
+def test_a_job_that_runs_again_is_not_purged(store: SqlStore) -> None:
+    ended = job(1, JobState.FAILED, ended_at=1.0)
+    store.commit(step(ended))
+    store.commit(step(replace(ended, state=JobState.QUEUED)))  # even with its old end in it
+    assert store.purge(100 * DAY, Retention(ended_days=1)).jobs == 0
+    assert len(store.restore().jobs) == 1
+
+
+# -- crashes and full disks ----------------------------------------------------------------------
+
+
+def _commit_for_ever(path: Path, acknowledge: int, first: int) -> None:
+    store = SqlStore.open(path)
+    for number in range(first, 1_000_000):
+        waiting = job(number)
+        event = Submitted(1.0, waiting.id, (waiting.spec,))
+        store.commit(step(waiting, event=event))
+        store.commit(step(replace(waiting, state=JobState.STARTING, attempt=1)))
+        os.write(acknowledge, f"{number}\n".encode())
+
+
+def test_what_was_acknowledged_survives_kill_9(path: Path) -> None:
+    fork = multiprocessing.get_context("fork")
+    acknowledged = 0
+    for life in range(12):
+        reading, writing = os.pipe()
+        child = fork.Process(target=_commit_for_ever, args=(path, writing, acknowledged + 2))
+        child.start()
+        os.close(writing)
+        with os.fdopen(reading) as lines:
+            for _ in range(5 + life):
+                acknowledged = int(lines.readline())
+            time.sleep(life * 0.0007)  # anywhere within a commit
+            assert child.pid is not None
+            os.kill(child.pid, signal.SIGKILL)
+            for line in lines:
+                acknowledged = int(line)
+        child.join()
+        store = SqlStore.open(path)
+        jobs = {found.id: found for found in store.history(limit=1_000_000)}
+        assert jobs[JobId(acknowledged)].state is JobState.STARTING
+        for found in jobs.values():
+            moves = store.transitions(found.id)
+            assert moves[-1].after is found.state
+            assert len(moves) == 1 + found.attempt
+        submitted = store.events(0.0, 1_000_000)
+        assert sorted(event.body["first"] for event in submitted) == sorted(jobs)
+        assert store.restore().next_id == max(jobs) + 1
+        acknowledged = max(jobs)
+        store.close()
+
+
+def test_a_full_database_refuses_and_recovers(store: SqlStore) -> None:
+    def allow(pages: int) -> None:
+        connection = store._engine.raw_connection()
+        connection.cursor().execute(f"PRAGMA max_page_count = {pages}")
+        connection.close()
+
+    store.commit(step(job(1)))
+    allow(1)  # that is, as many as there are
+    big = replace(job(2), spec=replace(job(2).spec, argv=("x" * 1_000_000,)))
+    for _ in range(2):
+        with pytest.raises(StoreFull, match="full") as caught:
+            store.commit(step(job(3), big))
+        assert "Make room" in caught.value.hint
+    assert [found.id for found in store.history()] == [1]
+    allow(1_000_000)
+    store.commit(step(job(3), big))
+    assert store.job(JobId(2)) == big
+    assert len(store.transitions(JobId(2))) == 1
+
+
+def _meet_the_file_limit(path: Path, outcome: Any) -> None:
+    store = SqlStore.open(path)
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, hard))
+    number, refused = 0, 0
+    while refused < 5:
+        try:
+            store.commit(step(job(number + 1, name="x" * 2_000)))
+            number += 1
+        except StoreFull:
+            refused += 1
+    kept = len(store.history(limit=1000))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    store.commit(step(job(number + 1)))
+    store.close()
+    outcome.send((number, kept))
+
+
+def test_a_failing_write_is_rolled_back_and_later_ones_work(path: Path) -> None:
+    fork = multiprocessing.get_context("fork")
+    reading, writing = fork.Pipe(duplex=False)
+    child = fork.Process(target=_meet_the_file_limit, args=(path, writing))
+    child.start()
+    number, kept = reading.recv()
+    child.join()
+    assert child.exitcode == 0
+    assert kept == number > 5
+    store = SqlStore.open(path)
+    assert [found.id for found in store.history(limit=1000)] == list(range(number + 1, 0, -1))
+    store.close()
+
+
+# -- opening -------------------------------------------------------------------------------------
+
+
+def test_a_second_opener_is_refused(store: SqlStore) -> None:
+    with pytest.raises(CarmaError, match="another process"):
+        SqlStore.open(store.path)
+    other = (
+        "import pathlib, sys; from carmad.store.sql import SqlStore;"
+        "SqlStore.open(pathlib.Path(sys.argv[1]))"
+    )
+    ended = subprocess.run([sys.executable, "-c", other, store.path], capture_output=True)
+    assert b"CarmaError: another process" in ended.stderr
+    store.commit(step(job(1)))
+
+
+@pytest.mark.parametrize("damage", ["header", "page"])
+def test_a_damaged_file_names_its_backup(store: SqlStore, damage: str) -> None:
+    store.commit(step(*(job(number) for number in range(1, 500))))
+    store.backup(3)
+    backup = store.backup(3)
+    store.commit(step(job(500)))
+    store.close()
+    with store.path.open("r+b") as file:
+        file.seek(0 if damage == "header" else 4096 * 3)
+        file.write(os.urandom(4096 * 20))
+    with pytest.raises(CarmaError, match="damaged") as caught:
+        SqlStore.open(store.path)
+    command = caught.value.hint.partition("run: ")[2]
+    assert str(backup) in command
+    assert os.system(command) == 0  # what the hint says does help
+    restored = SqlStore.open(store.path)
+    assert restored.restore().next_id == 500
+    restored.close()
+
+
+def test_a_damaged_file_without_a_backup(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_bytes(b"not a database, whatever else it is " * 100)
+    with pytest.raises(CarmaError, match="damaged") as caught:
+        SqlStore.open(path)
+    assert "no backup" in caught.value.hint
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CarmaError, match="cannot open"):
+        SqlStore.open(tmp_path / "file" / "carma.db")
+
+
+# -- backups -------------------------------------------------------------------------------------
+
+
+def test_backups_are_whole_and_only_so_many(store: SqlStore) -> None:
+    for number in range(1, 5):
+        store.commit(step(job(number)))
+        newest = store.backup(keep=2)
+    assert len(list(newest.parent.iterdir())) == 2
+    copy = SqlStore.open(newest)
+    assert copy.restore() == store.restore()
+    copy.close()
+
+
+def test_commits_go_on_during_a_backup(store: SqlStore) -> None:
+    store.commit(step(*(job(n, name="x" * 3000) for n in range(1, 4000))))
+    committed = []
+
+    def commit() -> None:
+        for number in range(4000, 4100):
+            store.commit(step(job(number), replace(job(1), overtaken=number)))
+            committed.append(time.monotonic())
+
+    thread = threading.Thread(target=commit)
+    thread.start()
+    backup = store.backup(1)
+    ended = time.monotonic()
+    thread.join()
+    assert any(at < ended for at in committed)
+    copy = SqlStore.open(backup)
+    ids = [found.id for found in copy.history(limit=10_000)]
+    assert ids == list(range(len(ids), 0, -1)) and len(ids) >= 3999
+    newest = copy.job(JobId(1))
+    assert newest and newest.overtaken == (ids[0] if ids[0] >= 4000 else 0)
+    copy.close()
+
+
+def test_threads_take_turns(store: SqlStore) -> None:
+    failures = []
+
+    def work(first: int) -> None:
+        try:
+            for number in range(first, first + 30):
+                store.commit(step(job(number)))
+                assert store.job(JobId(number)) == job(number)
+                store.history(limit=5)
+        except Exception as error:  # noqa: BLE001 - it would be lost with its thread
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(first,)) for first in (1, 101, 201, 301)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert len(store.restore().jobs) == 120
+
+
+# -- migrations ----------------------------------------------------------------------------------
+
+
+def test_migrations_make_the_tables_that_the_code_has() -> None:
+    engine = create_engine("sqlite://")
+    with engine.begin() as connection:
+        migrate.upgrade(connection)
+        context = MigrationContext.configure(
+            connection, opts={"compare_type": True, "compare_server_default": True}
+        )
+        assert compare_metadata(context, METADATA) == []
+        made = connection.exec_driver_sql("SELECT sql FROM sqlite_master WHERE name = 'jobs'")
+        assert "AUTOINCREMENT" in made.scalar_one()
+
+
+NEXT = """
+from alembic import op
+import sqlalchemy as sa
+revision, down_revision = "0002", "0001"
+
+def upgrade():
+    with op.batch_alter_table(
+        "jobs", recreate="always", table_kwargs={"sqlite_autoincrement": True}
+    ) as jobs:
+        jobs.add_column(sa.Column("color", sa.Text()))
+    FAIL
+"""
+
+
+@pytest.fixture
+def next_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A release with one more migration, which copies a table that others refer to."""
+    scripts = tmp_path / "migrations"
+    shutil.copytree(Path(migrate.__file__).parent / "migrations", scripts)
+    script = scripts / "versions" / "0002_next.py"
+    script.write_text(NEXT.replace("FAIL", ""))
+    monkeypatch.setattr(migrate, "SCRIPTS", str(scripts))
+    return script
+
+
+def _columns(path: Path) -> set[str]:
+    with closing(sqlite3.connect(path)) as connection:
+        return {row[1] for row in connection.execute("PRAGMA table_info(jobs)")}
+
+
+def test_an_older_database_is_copied_and_upgraded(
+    store: SqlStore, next_release: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.commit(step(job(1), job(2), decisions=(Decision(1.0, "rr", Placement(JobId(1))),)))
+    upgraded = reopened(store)
+    assert upgraded.restore().jobs == (job(1), job(2))
+    assert len(upgraded.transitions(JobId(1))) == len(upgraded.decisions(JobId(1), 9)) == 1
+    with pytest.raises(Exception, match="FOREIGN KEY"):  # they are enforced again
+        upgraded.commit(step(decisions=(Decision(1.0, "rr", Placement(JobId(9))),)))
+    upgraded.close()
+    (copy,) = (store.path.parent / "backups").iterdir()
+    assert "color" in _columns(store.path) - _columns(copy)
+
+    monkeypatch.undo()
+    with pytest.raises(CarmaError, match="newer release"):
+        SqlStore.open(store.path)
+    assert "color" in _columns(store.path)
+
+
+def test_a_migration_that_fails_changes_nothing(store: SqlStore, next_release: Path) -> None:
+    store.commit(step(job(1)))
+    next_release.write_text(NEXT.replace("FAIL", "raise RuntimeError('half way')"))
+    with pytest.raises(RuntimeError):
+        reopened(store)
+    assert "color" not in _columns(store.path)
+    next_release.write_text(NEXT.replace("FAIL", ""))
+    later = SqlStore.open(store.path)
+    assert later.restore().jobs == (job(1),)
+    later.close()
+
+
+# -- the codec -----------------------------------------------------------------------------------
+
+
+def anything(hint: Any) -> st.SearchStrategy[Any]:
+    """Values of a type, with every field filled in: hypothesis itself leaves defaults alone."""
+    simple = {
+        str: st.text(max_size=8),
+        int: st.integers(),
+        float: st.floats(allow_nan=False),
+        bool: st.booleans(),
+        type(None): st.none(),
+    }
+    arguments = get_args(hint)
+    if supertype := getattr(hint, "__supertype__", None):
+        return anything(supertype)
+    if get_origin(hint) in (Union, types.UnionType):
+        return st.one_of(map(anything, arguments))
+    if get_origin(hint) is tuple:
+        if arguments[-1] is ...:
+            return st.lists(anything(arguments[0]), max_size=3).map(tuple)
+        return st.tuples(*map(anything, arguments))
+    if is_dataclass(hint):
+        hints = get_type_hints(hint)
+        return st.builds(hint, **{name: anything(kind) for name, kind in hints.items()})
+    if issubclass(hint, Enum):
+        return st.sampled_from(hint)
+    return simple[hint]
+
+
+@settings(max_examples=60, deadline=None)
+@given(anything(Job))
+def test_any_job_round_trips(value: Job) -> None:
+    assert codec.decode_job(codec.encode_job(value)) == value
+
+
+@settings(max_examples=60, deadline=None)
+@given(anything(Decision))
+def test_any_decision_round_trips(value: Decision) -> None:
+    assert codec.decode_decision(codec.encode_decision(value)) == value
+
+
+@settings(max_examples=60, deadline=None)
+@given(anything(Event))
+def test_any_event_can_be_logged(value: Event) -> None:
+    assert codec.decode_event_body(codec.encode_event(value))["at"] == value.at
+
+
+def test_rows_of_older_and_newer_releases_can_be_read() -> None:
+    old = (
+        '{"id":7,"state":"running","submitted_at":1,"color":"red","exit":{"cause":"gpu_oom"},'
+        '"spec":{"argv":["a"],"user":"ada","uid":1,"gid":1,"cwd":"/","name":"n","shape":[1]}}'
+    )
+    read = codec.decode_job(old)
+    spec = JobSpec(argv=("a",), user="ada", uid=1, gid=1, cwd="/", name="n")
+    assert read == Job(JobId(7), spec, JobState.RUNNING, 1.0, exit=Exit(Cause.GPU_OOM))

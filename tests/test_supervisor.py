@@ -1,0 +1,438 @@
+"""The supervisor with real processes: exact exits, nothing left behind, never started twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from carmad.daemon import supervisor
+from tests.attempts import Bench, until
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+@pytest.fixture
+def nobody() -> Iterator[tuple[Bench, pwd.struct_passwd]]:
+    """A bench whose working directory belongs to the user nobody, and can be reached."""
+    user = pwd.getpwnam("nobody")
+    state = Path(tempfile.mkdtemp(prefix="carma-test-"))
+    state.chmod(0o755)
+    bench = Bench(state)
+    os.chown(bench.cwd, user.pw_uid, user.pw_gid)
+    yield bench, user
+    shutil.rmtree(state)
+
+
+def identity(user: pwd.struct_passwd) -> dict[str, object]:
+    return {"user": user.pw_name, "uid": user.pw_uid, "gid": user.pw_gid}
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return True
+
+
+@pytest.mark.parametrize("code", [0, 1, 42, 255])
+def test_the_exit_code_is_exact(bench: Bench, code: int) -> None:
+    end = bench.run("sh", "-c", f"exit {code}")
+    assert (end["code"], end["signal"], end["error"]) == (code, None, "")
+    assert not end["stopped"]
+    assert end["started_at"] <= end["ended_at"]
+    assert end["maxrss_mib"] > 0
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV", "SIGPIPE", "SIGUSR1"])
+def test_the_signal_is_exact(bench: Bench, name: str) -> None:
+    end = bench.run("sh", "-c", f"kill -{name[3:]} $$")
+    assert (end["code"], end["signal"]) == (None, getattr(signal, name))
+
+
+def test_every_argument_arrives_as_it_was_given(bench: Bench) -> None:
+    words = ["two words", "", "line\nbreak", "-n", "$HOME `id`", "ünïcödé", "\udcff", "\"quoted'"]
+    show = "import os, sys; print([os.fsencode(a).hex() for a in sys.argv[1:]])"
+    assert bench.run(sys.executable, "-c", show, *words)["code"] == 0
+    assert bench.lines() == [str([os.fsencode(word).hex() for word in words])]
+
+
+def test_the_job_starts_clean(bench: Bench) -> None:
+    """Its own session, default signals, nothing blocked, no open files, empty stdin."""
+    program = (
+        "import os\n"
+        "print(os.getsid(0) == os.getpid(), os.read(0, 1))\n"
+        "print(sorted(os.listdir('/proc/self/fd'))[:-1])\n"
+        "for line in open('/proc/self/status'):\n"
+        "    if line.startswith(('SigBlk', 'SigIgn')): print(line.split()[1])\n"
+    )
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        bench.run("/bin/sh", "-c", f'exec {sys.executable} -c "$0"', program)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    own, fds, blocked, ignored = bench.lines()
+    assert own == "True b''"
+    assert fds == "['0', '1', '2']"
+    assert int(blocked, 16) == 0
+    # Python, which runs the check, ignores these two itself.
+    assert int(ignored, 16) == 1 << signal.SIGPIPE - 1 | 1 << signal.SIGXFSZ - 1
+
+
+def test_the_environment_is_what_was_written_and_no_more(bench: Bench) -> None:
+    bench.run("env", "-0", env=(("GREETING", "a\nb=c"), ("PATH", "/usr/bin:/bin")))
+    found = dict(item.split("=", 1) for item in "\n".join(bench.lines()).split("\0") if item)
+    assert found["GREETING"] == "a\nb=c"
+    assert found["CARMA_JOB_ID"] == "1"
+    assert found["CARMA_ATTEMPT_DIR"] == str(bench.state / "jobs/1.1")
+    assert "PYTEST_CURRENT_TEST" not in found
+
+
+def test_logs_are_appended_to_and_their_ends_kept(bench: Bench) -> None:
+    (bench.cwd / "carma-1.out").write_text("before\n")
+    job = bench.launch(bench.job("sh", "-c", "echo out; echo err >&2", stderr="err"))
+    bench.ended(job)
+    assert bench.lines() == ["before", "out"]
+    assert bench.lines("err") == ["err"]
+    assert (bench.directory(job) / supervisor.TAIL).read_text() == "before\nout\nerr\n"
+
+
+def test_the_tail_is_bounded_and_a_log_that_is_no_file_is_left_alone(bench: Bench) -> None:
+    job = bench.launch(bench.job("sh", "-c", "yes | head -c 1000000", stderr="/dev/null"))
+    bench.ended(job)
+    assert (bench.directory(job) / supervisor.TAIL).stat().st_size == supervisor.TAIL_BYTES
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (("no-such-command-here",), "no-such-command-here: command not found"),
+        (("./plain",), "./plain: Permission denied"),
+        (("./empty",), "./empty: Exec format error"),
+        (("echo", "x" * 10_000_000), "echo: Argument list too long"),
+    ],
+)
+def test_a_command_that_cannot_run(bench: Bench, argv: tuple[str, ...], words: str) -> None:
+    (bench.cwd / "plain").touch()
+    (bench.cwd / "empty").touch(mode=0o755)
+    end = bench.run(*argv)
+    assert words in end["error"]
+    assert end["hint"]
+
+
+def test_a_working_directory_that_is_gone(bench: Bench) -> None:
+    job = bench.job("true")
+    bench.cwd.rmdir()
+    end = bench.ended(bench.launch(job))
+    assert "cannot enter the working directory" in end["error"]
+    assert end["hint"]
+
+
+def test_a_log_in_a_directory_that_is_not_there(bench: Bench) -> None:
+    end = bench.run("true", stdout="missing/%j.out")
+    assert "cannot open the log file" in end["error"]
+    assert not (bench.cwd / "missing").exists()
+
+
+# A shell says on stderr which of its children a signal ended.
+QUIET = "/dev/null"
+STUBBORN = "trap '' TERM HUP INT; echo $$; while :; do sleep 0.1; done"
+
+
+def test_a_job_that_ignores_sigterm_is_killed_after_the_grace(bench: Bench) -> None:
+    job = bench.launch(bench.job("sh", "-c", STUBBORN))
+    until(bench.lines, "the job to speak")
+    bench.launcher.stop(job, 0.2)
+    bench.launcher.stop(job, 60.0)  # a repeat cannot prolong it
+    end = bench.ended(job)
+    assert (end["signal"], end["stopped"]) == (signal.SIGKILL, True)
+
+
+def test_a_job_may_use_its_grace(bench: Bench) -> None:
+    job = bench.launch(
+        bench.job(
+            "sh",
+            "-c",
+            "trap 'echo saved; exit 3' TERM; echo up; while :; do sleep 0.05; done",
+            stderr=QUIET,
+        )
+    )
+    until(bench.lines, "the job to speak")
+    bench.launcher.stop(job, 60.0)
+    end = bench.ended(job)
+    assert (end["code"], end["stopped"]) == (3, True)
+    assert bench.lines() == ["up", "saved"]
+
+
+def test_a_stopped_process_still_gets_its_sigterm(bench: Bench) -> None:
+    job = bench.launch(bench.job("sh", "-c", "echo $$; kill -STOP $$; sleep 60"))
+    pid = int(until(bench.lines, "the job to speak")[0])
+    until(lambda: "\nState:\tT" in Path(f"/proc/{pid}/status").read_text(), "the job to stop")
+    bench.launcher.stop(job, 60.0)
+    assert bench.ended(job)["signal"] == signal.SIGTERM
+
+
+ESCAPEE = """
+import os, signal, time
+for _ in range(2):
+    if os.fork():
+        os._exit(0) if _ else time.sleep(EXIT_AFTER)
+        os._exit(7)
+    os.setsid()
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+os.closerange(0, 3)
+os.open("escaped", os.O_WRONLY | os.O_CREAT)
+os.write(0, b"%d" % os.getpid())
+os.rename("escaped", "escapee")
+time.sleep(600)
+"""
+
+
+def test_a_daemonised_child_dies_with_the_main_process(bench: Bench) -> None:
+    program = ESCAPEE.replace("EXIT_AFTER", "0.3")
+    job = bench.launch(bench.job(sys.executable, "-c", program))
+    escapee = bench.cwd / "escapee"
+    until(escapee.exists, "the child to escape")
+    bench.launcher.stop(job, 0.5)  # shortens the five seconds that leftovers have
+    end = bench.ended(job)
+    assert is_gone(int(escapee.read_text()))
+    assert end["code"] in (7, None)
+
+
+def test_the_exit_waits_for_leftovers(bench: Bench) -> None:
+    """They get a SIGTERM and some seconds; the exit is the main process's all the same."""
+    leftover = "trap 'sleep 0.3; echo leftover done; exit' TERM; while :; do sleep 0.05; done"
+    end = bench.run("sh", "-c", f'setsid sh -c "{leftover}" & sleep 0.3; exit 5', stderr=QUIET)
+    assert (end["code"], end["stopped"]) == (5, False)
+    assert bench.lines() == ["leftover done"]
+
+
+def test_a_whole_tree_of_stubborn_processes_is_killed(bench: Bench) -> None:
+    program = f'for i in 1 2 3; do setsid sh -c "{STUBBORN}" & done; {STUBBORN}'.replace(
+        "$$; while", "\\$\\$; while", 1
+    )
+    job = bench.launch(bench.job("sh", "-c", program))
+    until(lambda: len(bench.lines()) == 4, "all four to speak")
+    bench.launcher.stop(job, 0.0)
+    bench.ended(job)
+    assert all(is_gone(int(pid)) for pid in bench.lines())
+
+
+def test_a_process_that_keeps_forking_is_killed(bench: Bench) -> None:
+    program = (
+        "import os, signal\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "print('up', flush=True)\n"
+        "while True:\n"
+        "    if os.fork(): os._exit(0)\n"
+        "    os.setsid()\n"
+    )
+    job = bench.launch(bench.job(sys.executable, "-c", program))
+    until(bench.lines, "the job to speak")
+    bench.launcher.stop(job, 0.0)
+    bench.ended(job)
+
+
+def test_a_signal_reaches_those_that_catch_it(bench: Bench) -> None:
+    """The batch script's shell does not catch it, and would die of it."""
+    python = (
+        "import signal, sys\n"
+        "signal.signal(signal.SIGUSR2, lambda *_: (print('caught'), sys.exit(0)))\n"
+        "print('up', flush=True)\n"
+        "signal.pause()\n"
+    )
+    script = f'{sys.executable} -c "$0"; echo "then $?"; exit 4'
+    job = bench.launch(bench.job("bash", "-c", script, python))
+    until(bench.lines, "the job to speak")
+    assert bench.launcher.signal(job, signal.SIGUSR2)
+    assert bench.ended(job)["code"] == 4
+    assert bench.lines() == ["up", "caught", "then 0"]
+
+
+def test_a_signal_that_nobody_catches_reaches_everyone(bench: Bench) -> None:
+    job = bench.launch(bench.job("sh", "-c", "echo up; sleep 60; true"))
+    until(bench.lines, "the job to speak")
+    assert bench.launcher.signal(job, signal.SIGUSR1)
+    end = bench.ended(job)
+    assert (end["signal"], end["stopped"]) == (signal.SIGUSR1, False)
+
+
+def test_nonsense_on_the_control_fifo_changes_nothing(bench: Bench) -> None:
+    job = bench.launch(bench.job("sh", "-c", "echo up; sleep 0.5; exit 6"))
+    until(bench.lines, "the job to speak")
+    control = bench.directory(job) / supervisor.CONTROL
+    control.write_bytes(b"stop\nstop soon\nsignal -1\nsignal 99\n\xff\0\n\nst")
+    assert bench.ended(job)["code"] == 6
+
+
+def test_a_stop_before_the_start_is_not_lost(bench: Bench) -> None:
+    job = bench.launch(bench.job("touch", "ran"))
+    bench.launcher.stop(job, 0.0)
+    end = bench.ended(job)
+    assert end["stopped"]
+    assert end["signal"] or end["code"] == 0
+
+
+def test_sigterm_to_the_supervisor_ends_the_job_with_grace(bench: Bench) -> None:
+    job = bench.launch(bench.job("sh", "-c", STUBBORN))
+    until(bench.lines, "the job to speak")
+    pid = bench.started(job)["pid"]
+    for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        os.kill(pid, signum)
+    end = bench.ended(job)
+    assert (end["signal"], end["stopped"], end["interrupted"]) == (signal.SIGKILL, False, True)
+
+
+def test_an_attempt_is_started_once_however_many_supervisors_race(bench: Bench) -> None:
+    job = bench.job("sh", "-c", "echo ran; sleep 0.2")
+    directory = bench.directory(job)
+    bench.launch(job)
+    program = supervisor.command(str(directory))
+    racers = [subprocess.Popen(program) for _ in range(5)]
+    for racer in racers:
+        assert racer.wait(20) == 0
+    bench.ended(job)
+    assert subprocess.run(program, check=False).returncode == 0  # nor after its end
+    assert bench.lines() == ["ran"]
+
+
+def test_an_attempt_whose_supervisor_was_killed_is_not_started_again(bench: Bench) -> None:
+    job = bench.launch(bench.job("sh", "-c", "echo $$; exec sleep 600"))
+    (pid,) = until(bench.lines, "the job to speak")
+    os.kill(bench.started(job)["pid"], signal.SIGKILL)
+    try:
+        program = supervisor.command(str(bench.directory(job)))
+        # The lock went with its holder; `started` is what stands in the way.
+        assert subprocess.run(program, check=False, timeout=20).returncode == 0
+        assert bench.lines() == [pid]
+        assert not (bench.directory(job) / supervisor.EXIT).exists()
+    finally:
+        os.kill(int(pid), signal.SIGKILL)
+
+
+def test_the_exit_waits_for_the_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    full = iter([OSError(28, "No space left on device")] * 2)
+    naps: list[float] = []
+
+    def write(name: str, data: bytes) -> None:
+        for error in full:
+            raise error
+        (tmp_path / name).write_bytes(data)
+
+    monkeypatch.setattr(supervisor, "write_durably", write)
+    monkeypatch.setattr(supervisor.time, "sleep", naps.append)
+    supervisor.keep("exit", b"{}")
+    assert (tmp_path / "exit").read_bytes() == b"{}"
+    assert naps == [1.0, 1.0]
+
+
+@as_root
+def test_a_job_runs_as_its_user_and_nothing_more(nobody: tuple[Bench, pwd.struct_passwd]) -> None:
+    bench, user = nobody
+    show = (
+        "import os, json; print(json.dumps([os.getresuid(), os.getresgid(), os.getgroups(),"
+        " os.environ['HOME'], os.environ['USER']]))"
+    )
+    python = shutil.which("python3", path="/usr/bin:/usr/local/bin:/bin") or "python3"
+    end = bench.run(python, "-c", show, **identity(user))
+    assert end["error"] == ""
+    uids, gids, groups, home, name = json.loads("".join(bench.lines()))
+    assert uids == [user.pw_uid] * 3
+    assert gids == [user.pw_gid] * 3
+    assert groups == os.getgrouplist(user.pw_name, user.pw_gid)
+    assert (home, name) == (user.pw_dir, "nobody")
+    assert (bench.cwd / "carma-1.out").stat().st_uid == user.pw_uid
+
+
+@as_root
+def test_logs_are_opened_with_the_users_rights(nobody: tuple[Bench, pwd.struct_passwd]) -> None:
+    bench, user = nobody
+    secret = bench.state / "secret"
+    secret.write_text("root's own\n")
+    secret.chmod(0o600)
+    (bench.cwd / "link").symlink_to(secret)
+    end = bench.run("echo", "overwritten", stdout="link", **identity(user))
+    assert "cannot open the log file" in end["error"]
+    assert "Permission denied" in end["error"]
+    assert secret.read_text() == "root's own\n"
+
+
+@as_root
+def test_the_tail_is_read_with_the_users_rights(nobody: tuple[Bench, pwd.struct_passwd]) -> None:
+    bench, user = nobody
+    secret = bench.state / "secret"
+    secret.write_text("root's own\n")
+    secret.chmod(0o600)
+    swap = f"echo mine; rm carma-1.out; ln -s {secret} carma-1.out"
+    job = bench.launch(bench.job("sh", "-c", swap, **identity(user)))
+    end = bench.ended(job)
+    assert (end["code"], end["error"]) == (0, "")
+    assert (bench.directory(job) / supervisor.TAIL).read_bytes() == b""
+
+
+@as_root
+def test_a_working_directory_the_user_may_not_enter(
+    nobody: tuple[Bench, pwd.struct_passwd],
+) -> None:
+    bench, user = nobody
+    bench.cwd.chmod(0o700)
+    os.chown(bench.cwd, 0, 0)
+    end = bench.run("true", **identity(user))
+    assert "cannot enter the working directory" in end["error"]
+    assert "Permission denied" in end["error"]
+
+
+@as_root
+def test_the_attempt_is_none_of_the_users_business(
+    nobody: tuple[Bench, pwd.struct_passwd],
+) -> None:
+    bench, user = nobody
+    look = f"ls {bench.state}/jobs; cat {bench.state}/jobs/1.1/launch; echo > {bench.state}/jobs/x"
+    bench.run("sh", "-c", f"({look}) 2>&1 | grep -c 'ermission denied'", **identity(user))
+    assert bench.lines() == ["3"]
+
+
+@as_root
+def test_a_unit_of_its_own_lets_the_kernel_kill_the_job(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As under systemd: the job goes into a cgroup below the unit's, and is killed by it."""
+    mounts = [Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified")]
+    root = next((mount for mount in mounts if (mount / "cgroup.procs").exists()), None)
+    if root is None:
+        pytest.skip("no cgroup v2 here")
+    unit = root / f"carma-job-test-{os.getpid()}.service"
+    try:
+        unit.mkdir()
+    except OSError as error:
+        pytest.skip(f"cannot make a cgroup: {error}")
+    job = bench.job("sh", "-c", f"cat /proc/self/cgroup; {STUBBORN}")
+    bench.directory(job).mkdir()
+    enter = f'echo 0 > {unit}/cgroup.procs && exec "$@"'
+    try:
+        monkeypatch.setattr(bench.launcher, "_run_child", lambda _directory: None)
+        bench.launch(job)
+        program = supervisor.command(str(bench.directory(job)))
+        subprocess.Popen(["sh", "-c", enter, "sh", *program])
+        until(lambda: len(bench.lines()) > 1 and bench.lines()[-1].isdigit(), "the job to speak")
+        assert any(line.endswith(f"{unit.name}/job") for line in bench.lines())
+        bench.launcher.stop(job, 0.0)
+        assert bench.ended(job)["signal"] == signal.SIGKILL
+    finally:
+        until(lambda: not (unit / "cgroup.procs").read_text(), "the supervisor to end")
+        (unit / "job").rmdir()
+        unit.rmdir()

@@ -1,0 +1,135 @@
+"""The words between carmad and systemd, against real sockets; and the unit files, as shipped."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from carmad.daemon import systemd
+from carmad.errors import CarmaError
+
+
+@pytest.mark.parametrize("abstract", [False, True])
+def test_notify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, abstract: bool) -> None:
+    name = f"@carma-test-{os.getpid()}" if abstract else str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(name.replace("@", "\0"))
+        listener.settimeout(5)
+        monkeypatch.setenv("NOTIFY_SOCKET", name)
+        assert systemd.notify("READY=1\nSTATUS=up")
+        assert listener.recv(100) == b"READY=1\nSTATUS=up"
+
+
+@pytest.mark.parametrize("name", ["", "relative", "/no/such/socket"])
+def test_notify_without_a_listener(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", name)
+    assert not systemd.notify("READY=1")
+    monkeypatch.delenv("NOTIFY_SOCKET")
+    assert not systemd.notify("READY=1")
+
+
+def test_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WATCHDOG_PID", raising=False)
+    monkeypatch.delenv("WATCHDOG_USEC", raising=False)
+    assert systemd.watchdog_interval_s() is None
+    monkeypatch.setenv("WATCHDOG_USEC", "30000000")
+    assert systemd.watchdog_interval_s() == 15.0
+    monkeypatch.setenv("WATCHDOG_PID", "1")
+    assert systemd.watchdog_interval_s() is None
+
+
+def test_listen_fds() -> None:
+    """In a process of its own: the fds and its pid have to be the real ones."""
+    child = (
+        "import os\n"
+        "from carmad.daemon.systemd import listen_fds\n"
+        "os.dup2(int(os.environ['HELD']), 3)\n"
+        "os.environ['LISTEN_PID'] = os.environ['FOR'].replace('me', str(os.getpid()))\n"
+        "fds = listen_fds()\n"
+        "print(fds, [os.get_inheritable(fd) for fd in fds], 'LISTEN_FDS' in os.environ,\n"
+        "      listen_fds())\n"
+    )
+    said = {}
+    with socket.socket(socket.AF_UNIX) as listener:
+        env = {
+            "HELD": str(listener.fileno()),
+            "LISTEN_FDS": "1",
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        }
+        for whom in ("me", "1"):
+            said[whom] = subprocess.run(
+                [sys.executable, "-c", child],
+                env={**env, "FOR": whom},
+                pass_fds=[listener.fileno()],
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout.strip()
+    assert said == {"me": "[3] [False] False []", "1": "[] [] False []"}
+
+
+@pytest.fixture
+def carmad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An interpreter's directory with a carmad beside it."""
+    program = tmp_path / "bin/carmad"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin/python"))
+    return program
+
+
+def test_the_units_run_this_interpreters_carmad(carmad: Path, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    written = systemd.install(root)
+    assert [str(path.relative_to(root)) for path in written] == [
+        "etc/systemd/system/carmad.service",
+        "etc/systemd/system/carmad.socket",
+        "etc/sysusers.d/carma.conf",
+    ]
+    assert f"\nExecStart={carmad}\n" in written[0].read_text()
+    assert "@" not in "".join(path.read_text() for path in written)
+    assert systemd.install(root) == written
+
+
+def test_no_comment_trails_a_setting(carmad: Path) -> None:
+    for text in systemd.render().values():
+        for line in text.splitlines():
+            assert line.startswith("#") or "#" not in line
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not here")
+def test_systemd_understands_the_units(carmad: Path, tmp_path: Path) -> None:
+    written = systemd.install(tmp_path / "root")
+    units = [str(path) for path in written if path.suffix in (".service", ".socket")]
+    verified = subprocess.run(
+        ["systemd-analyze", "verify", *units], capture_output=True, text=True, check=False
+    )
+    assert (verified.returncode, verified.stderr) == (0, "")
+
+
+def test_the_wheels_files_are_found_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = tmp_path / "lib/carmad/daemon/systemd.py"
+    monkeypatch.setattr(systemd, "__file__", str(installed))
+    monkeypatch.setattr(systemd.sysconfig, "get_path", lambda _name: str(tmp_path))
+    with pytest.raises(CarmaError):
+        systemd.unit_files()
+    shared = tmp_path / "share/carma/systemd"
+    shared.mkdir(parents=True)
+    (shared / "carmad.service").touch()
+    # The real systemd module, which a site-packages directory may hold.
+    (tmp_path / "lib/systemd").mkdir(parents=True)
+    assert systemd.unit_files() == shared
+
+
+def test_without_a_carmad_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(CarmaError, match="no carmad command"):
+        systemd.render()
