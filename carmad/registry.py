@@ -45,7 +45,8 @@ def _load(kind: str, name: str, settings: Settings) -> object:
         return factory(settings)
     except Exception as error:  # foreign code
         raise CarmaError(
-            f"{name!r} of {kind} cannot be loaded: {error}", "is everything that it needs installed?"
+            f"{name!r} of {kind} cannot be loaded: {error}",
+            "is everything that it needs installed?",
         ) from error
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import product
 
 from carmad.config import Settings
 from carmad.core.decision import Placement
@@ -53,12 +54,17 @@ def a_gpu_view(index: int = 0, *, at: float = 0.0, **changes: object) -> GpuView
     """An idle GPU with a fresh sample."""
     gpu = a_gpu(index)
     sample = GpuSample(gpu.id, at, 0, gpu.memory_mib, 0.0, 0.0, 0.0)
-    view = GpuView(gpu, sample, Score(0.0, 0.0, 0.0, "sm_active"), (), gpu.memory_mib, 0, None, None)
+    view = GpuView(
+        gpu, sample, Score(0.0, 0.0, 0.0, "sm_active"), (), gpu.memory_mib, 0, None, None
+    )
     return replace(view, **changes)  # type: ignore[arg-type]
 
 
 def a_view(
-    gpus: Iterable[GpuView], queue: Iterable[Job], settings: Settings | None = None, now: float = 0.0
+    gpus: Iterable[GpuView],
+    queue: Iterable[Job],
+    settings: Settings | None = None,
+    now: float = 0.0,
 ) -> View:
     gpus = tuple(gpus)
     running = {job.id: job for gpu in gpus for job in gpu.residents}
@@ -69,33 +75,45 @@ def check_policy(policy: Policy, settings: Settings | None = None, views: int = 
     """What every placement policy must do, tried on random servers and queues."""
     assert policy.name and policy.name.isidentifier(), "a policy's name is an identifier"
     assert tuple(policy.plan(a_view([], []))) == (), "with no queue there is nothing to plan"
+    seen = []
     for seed in range(views):
         view = _random_view(random.Random(seed), settings or Settings())
         plan = tuple(policy.plan(view))
         assert plan == tuple(policy.plan(view)), "the same view must give the same plan"
         _check_plan(plan, view)
-    big = a_job(gpus_wanted=9)
-    plan = tuple(policy.plan(a_view([a_gpu_view()], [big])))
+        seen.append((view, plan))
+    for view, plan in reversed(seen):
+        assert plan == tuple(policy.plan(view)), "a plan must not depend on earlier ones"
+    view = a_view([a_gpu_view()], [a_job(gpus_wanted=9)])
+    plan = tuple(policy.plan(view))
     assert not any(p.gpus for p in plan), "a job that wants 9 of 1 GPU must wait"
+    _check_plan(plan, view)
     alone = tuple(policy.plan(a_view([a_gpu_view()], [a_job()])))
     assert any(p.gpus for p in alone), "one job and one idle GPU: it must start"
 
 
 def _check_plan(plan: tuple[Placement, ...], view: View) -> None:
+    assert all(isinstance(p, Placement) for p in plan), "a plan is made of Placements"
+    assert plan or not view.queue, "jobs wait, and not one of them is told why"
     judged = [placement.job for placement in plan]
     assert len(set(judged)) == len(judged), "one placement per job"
     for placement in plan:
-        assert isinstance(placement, Placement), "a plan is made of Placements"
         job = view.queued(placement.job)
         assert job is not None, "only queued jobs are placed"
-        admissible, _ = view.judge(job)
+        refused = {verdict.gpu for verdict in placement.verdicts if verdict.refused}
+        known = {gpu.id for gpu in view.gpus}
+        assert {v.gpu for v in placement.verdicts} <= known, "verdicts are on GPUs of the view"
         if placement.gpus:
-            assert len(set(placement.gpus)) == job.spec.gpus, "as many GPUs as the job wants"
-            assert set(placement.gpus) <= {g.id for g in admissible}, "only admissible GPUs"
+            admissible, _ = view.judge(job)
+            chosen = set(placement.gpus)
+            assert len(chosen) == len(placement.gpus), "each GPU is given once"
+            assert len(chosen) == job.spec.gpus, "as many GPUs as the job wants"
+            assert chosen <= {gpu.id for gpu in admissible}, "only admissible GPUs"
+            assert not chosen & refused, "no GPU is refused and given"
             view = view.with_placement(job, placement.gpus)
         else:
-            refused = sum(1 for verdict in placement.verdicts if verdict.refused)
-            assert placement.reasons or refused, "a job that waits is told why"
+            too_few = len(view.gpus) - len(refused) < job.spec.gpus
+            assert placement.reasons or too_few, "a job that waits is told why"
 
 
 def _random_view(rng: random.Random, settings: Settings) -> View:
@@ -109,6 +127,7 @@ def _random_view(rng: random.Random, settings: Settings) -> View:
         gpus.append(
             a_gpu_view(
                 index,
+                at=rng.choice((0.0, 0.0, 0.0, 0.0, -3600.0)),
                 residents=residents,
                 free_mib=rng.randrange(0, 40_960) if residents else 40_960,
                 score=Score(busy, busy / 2, busy / 2, "sm_active", busy, 30),
@@ -120,7 +139,8 @@ def _random_view(rng: random.Random, settings: Settings) -> View:
         mib = rng.choice((None, 500, 8_000, 39_000, 60_000))
         estimate = Estimate(mib, "declared", firm=rng.random() < 0.5) if mib else None
         retry = Retry("oom", exclusive=True) if rng.random() < 0.1 else None
-        queue.append(a_job(id, gpus_wanted=rng.choice((1, 1, 2)), estimate=estimate, retry=retry))
+        spec = a_spec(gpus=rng.choice((1, 1, 2)), uid=rng.choice((1000, 1000, 1001)))
+        queue.append(a_job(id, spec=spec, estimate=estimate, retry=retry))
     return a_view(gpus, queue, settings)
 
 
@@ -128,8 +148,15 @@ def check_recovery(recovery: Recovery) -> None:
     """What every recovery must do: answer with a Retry or None, and the same each time."""
     assert recovery.name, "a recovery has a name"
     exit = Exit(Cause.GPU_OOM, 1, evidence="CUDA out of memory", tried_mib=100, free_mib=10)
-    for shared in (False, True):
-        job = a_job(state=JobState.RUNNING, gpus=(a_gpu().id,), attempt=1, shared=shared)
+    earlier = (
+        None,
+        Retry("out of memory", margin_mib=4096),
+        Retry("out of memory", exclusive=True),
+    )
+    for shared, before in product((False, True), earlier):
+        job = a_job(
+            state=JobState.RUNNING, gpus=(a_gpu().id,), attempt=1, shared=shared, retry=before
+        )
         retry = recovery.decide(job, exit)
         assert retry is None or isinstance(retry, Retry), "the answer is a Retry or None"
         assert retry == recovery.decide(job, exit), "the same crash must give the same answer"
@@ -142,6 +169,7 @@ def check_estimator(estimator: Estimator) -> None:
     for spec in (a_spec(), a_spec(memory_mib=8_000), a_spec(argv=("true",))):
         estimate = estimator.estimate(spec)
         if estimate is not None:
+            assert isinstance(estimate, Estimate), "the answer is an Estimate or None"
             assert estimate.mib > 0 and estimate.source, "MiB, and who says so"
             low, high = estimate.low or 0, estimate.high or estimate.mib
             assert low <= estimate.mib <= high, "low ≤ estimate ≤ high"

@@ -34,8 +34,8 @@ class Replay:
     policy: str
     directory: Path
     begun_at: float = 0.0  # monotonic, when the first job was submitted
-    ended_at: float = 0.0
     energy_before_j: float = 0.0
+    submitted: int = 0  # the newest job's id
     readings: list[tuple[float, list[dict[str, Any]]]] = field(default_factory=list)
     jobs: list[dict[str, Any]] = field(default_factory=list)
     _daemon: subprocess.Popen[bytes] | None = None
@@ -90,12 +90,13 @@ class Replay:
             "cwd": str(self.directory),
             "env": dict(os.environ),
         }
-        client.post("/v1/jobs", body)
+        self.submitted = client.post("/v1/jobs", body)["id"]
 
     def look(self) -> None:
         """Read the GPUs and the jobs once."""
         self.readings.append((time.monotonic() - self.begun_at, self._gpus()))
-        self.jobs = self.get("/v1/jobs", select="all")["jobs"]
+        if self.submitted:
+            self.jobs = self.get("/v1/jobs", select=f"1-{self.submitted}")["jobs"]
 
     @property
     def done(self) -> int:
@@ -103,7 +104,8 @@ class Replay:
 
     @property
     def energy_j(self) -> float:
-        return sum(gpu["energy_j"] for gpu in self.readings[-1][1]) - self.energy_before_j
+        after: float = sum(gpu["energy_j"] for gpu in self.readings[-1][1])
+        return after - self.energy_before_j
 
     def stop(self) -> None:
         if self._daemon is None:

@@ -104,12 +104,13 @@ def _about(job: JobOut) -> list[tuple[str, str]]:
     if used["estimate_mib"] is not None:
         asked = f"{memory(used['estimate_mib'])} ({used['estimate_source']})"
     limit = job.get("time_limit_s")
+    reason = clean(job.get("reason") or "")
     sm_active = job.get("sm_active_mean")
     how = job.get("exit")
     return [
         ("job", f"{job['label']}  {clean(job['name'])}"),
         ("user", clean(job["user"])),
-        ("state", job["state"] + (f"  {job['reason']}" if job.get("reason") else "")),
+        ("state", f"{job['state']}  {reason}".rstrip()),
         ("command", command(job.get("argv", [])) or NOTHING),
         ("directory", clean(job.get("cwd", NOTHING))),
         ("environment", clean(job.get("conda_env") or NOTHING)),

@@ -19,8 +19,8 @@ from carmad.config import Access, Settings
 from carmad.core.messages import (
     Action,
     Discovered,
-    EstimateMemory,
     Estimated,
+    EstimateMemory,
     Exited,
     Launch,
     Sampled,

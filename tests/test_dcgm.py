@@ -253,7 +253,7 @@ def test_values_that_are_not_to_be_had_are_explained(dcgmi: FakeDcgmi) -> None:
 def test_a_mig_instance_takes_its_sms_from_ci_and_its_memory_from_gi(dcgmi: FakeDcgmi) -> None:
     unit = Unit(Gpu(MIG, 0, "H100 1g", 10000, parent=A), gpu_instance=1, compute_instance=0)
     dcgmi.keep_printing(
-        "GPU 1     0.9 0.9 0.9\nGPU-I 7   0.3 N/A 0.5\nGPU-CI 9  0.4 0.2 N/A\nGPU-I 8 1 1 1\n"
+        "GPU 1     0.9 0.9 0.9\nGPU-I 7   0.3 N/A 0.5\nGPU-CI 9  0.4 0.2 0.1\nGPU-I 8 1 1 1\n"
     )
     with opened(dcgmi, (unit,)) as profiler:
         eventually(lambda: profiler.read() == {MIG: Activity(0.4, 0.2, 0.5)})

@@ -46,7 +46,7 @@ def test_what_is_scrubbed(name: str) -> None:
     "name",
     [
         *("PATH", "HOME", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "LD_LIBRARY_PATH"),
-        *("LD_PRELOAD", "PYTHONPATH", "TOKENIZERS_PARALLELISM", "CUDA_HOME", "OMP_NUM_THREADS"),
+        *("LD_PRELOAD", "PYTHONPATH", "TOKENIZERS_PARALLELISM", "MAX_TOKENS", "OMP_NUM_THREADS"),
         *("TERM", "LANG", "KEYBOARD", "MONKEY", "WORK_DIR", "BASH_FUNC_module%%"),
     ],
 )
@@ -82,7 +82,8 @@ def test_only_the_jobs_gpus_are_visible(gpus: tuple[GpuId, ...], visible: str) -
 
 
 def test_without_mps_no_server_is_found() -> None:
-    env = job_environment(job(env=(("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"),)), GPUS)
+    theirs = (("CUDA_MPS_PIPE_DIRECTORY", "/tmp/mps"), ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "0=1G"))
+    env = job_environment(job(env=theirs), GPUS)
     assert {key: env[key] for key in env if "MPS" in key} == {"CUDA_MPS_PIPE_DIRECTORY": NO_MPS}
     assert not Path(NO_MPS).exists()
 

@@ -37,6 +37,7 @@ class Farm(Bench):
             lambda *report: self.reports.append(report),
             gpu_clear=lambda job: job.id not in self.memory,
             reap=self.launcher.reap,
+            revoke=lambda job: self.launcher.stop(job, 0.0),
         )
         self.shepherd.start()
         return self.shepherd
@@ -145,6 +146,21 @@ def test_an_attempt_that_nobody_started_is_reported(
     farm: Farm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shepherd_module, "START_WITHIN_S", 0.1)
+    job = farm.job("touch", "ran")
+    monkeypatch.setattr(farm.launcher, "_run_child", lambda _directory: None)
+    farm.launch(job)
+    farm.shepherd.watch(job)
+    assert farm.report().never_started
+    # Nor can it start now, however late its supervisor comes.
+    subprocess.run(supervisor.command(str(farm.directory(job))), check=True)
+    assert farm.ended(job)["stopped"]
+    assert not (farm.cwd / "ran").exists()
+
+
+def test_an_attempt_that_was_never_launched_is_reported(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shepherd_module, "START_WITHIN_S", 0.1)
     farm.shepherd.watch(farm.job("true"))
     assert farm.report().never_started
 
@@ -204,8 +220,6 @@ def test_ended_jobs_leave_nothing(farm: Farm) -> None:
         farm.ended(farm.launch(farm.job("true", id=id)))
     farm.launcher.release(JobId(1))
     assert sorted(path.name for path in (farm.state / "jobs").iterdir()) == ["11.1", "12.1"]
-    farm.launcher.release_others({JobId(12)})
-    assert [path.name for path in (farm.state / "jobs").iterdir()] == ["12.1"]
     farm.launcher.release(JobId(99))
 
 
@@ -278,6 +292,15 @@ def test_a_launch_that_failed_cannot_succeed_later(
     subprocess.run(supervisor.command(str(farm.directory(job))), check=True)
     assert farm.ended(job)["stopped"]
     assert not (farm.cwd / "ran").exists()
+
+
+def test_a_full_disk_is_a_launch_error(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(_path: Path, _data: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(launcher_module, "_write", write)
+    with pytest.raises(CarmaError, match="No space left"):
+        farm.launch(farm.job("true"))
 
 
 def test_systemd_is_used_only_where_it_runs() -> None:

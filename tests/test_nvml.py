@@ -128,11 +128,57 @@ def test_mig_without_instances_is_left_out_with_a_note(nvml: FakeNvml) -> None:
 
 
 @pytest.mark.parametrize("code", [4, 15, 999])
-def test_a_gpu_that_cannot_be_opened_is_left_out_with_a_note(nvml: FakeNvml, code: int) -> None:
+def test_a_gpu_that_never_could_be_opened_is_left_out_with_a_note(
+    nvml: FakeNvml, code: int
+) -> None:
     nvml.show(gpu(A, f"fail nvmlDeviceGetHandleByIndex_v2 {code}"), gpu(B))
     with opened() as source:
         assert [g.id for g in source.discover()] == [B]
-        assert "GPU 0 is left out" in source.capabilities().notes[0]
+        assert "GPU 0 cannot be opened" in source.capabilities().notes[0]
+
+
+def test_looking_again_without_change_keeps_everything_going(nvml: FakeNvml) -> None:
+    nvml.show(gpu(A), gpu(B))
+    with opened() as source:
+        found = source.discover()
+        nvml.show(gpu(A, f"event 1 {XID} 79 -"), gpu(B))
+        assert source.discover() == found
+        assert eventually(source.health)
+        assert nvml.references == 1
+        assert len(nvml.calls("nvmlEventSetCreate")) == 1
+
+
+def test_looking_again_finds_a_new_mig_layout(nvml: FakeNvml) -> None:
+    nvml.show(mig(instance(MIG1, 3)))
+    with opened(GpmProfiler()) as source:
+        nvml.show(mig("gpm 1 1 1", "hole", instance(MIG2, 5, "gpm 10 20 30")))
+        assert [g.id for g in source.discover()] == [MIG2]
+        assert [s.fault for s in source.sample(T)] == [None]
+        eventually(lambda: only(source).sm_active)
+
+
+def test_a_known_gpu_that_cannot_be_opened_now_is_at_fault_not_gone(nvml: FakeNvml) -> None:
+    nvml.show(gpu(A, bus="41"), gpu(B, bus="81"))
+    with opened() as source:
+        found = source.discover()
+        nvml.show(gpu(A, "fail * 15", bus="41"), gpu(B, bus="81"))
+        assert source.discover() == found
+        assert [bool(s.fault) for s in source.sample(T)] == [True, False]
+        nvml.show(gpu(B, bus="81"))
+        assert [g.id for g in source.discover()] == [B]
+
+
+def test_looking_again_while_the_driver_is_gone_does_not_stop_the_retries(nvml: FakeNvml) -> None:
+    nvml.show(gpu(A))
+    with opened() as source:
+        nvml.show("gone 9", gpu(A))
+        with pytest.raises(CarmaError, match="not loaded"):
+            source.discover()
+        assert only(source, T).fault == "the NVIDIA driver is not loaded"
+        with pytest.raises(CarmaError, match="not loaded"):
+            source.discover()
+        nvml.show("epoch 1", gpu(A))
+        assert only(source, T + 10).fault is None
 
 
 def test_no_library_is_a_user_error_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,6 +277,20 @@ def test_processes_are_named(nvml: FakeNvml) -> None:
         mine, gone = only(source).processes
     assert mine.user and mine.command
     assert (gone.user, gone.command) == ("", "")
+
+
+def test_a_pid_that_is_used_again_is_named_anew(nvml: FakeNvml) -> None:
+    sleeper = subprocess.Popen(["sleep", "100"])
+    eventually(lambda: Path(f"/proc/{sleeper.pid}/comm").read_text() == "sleep\n")
+    nvml.show(gpu(A, f"compute {sleeper.pid} 10"))
+    with opened() as source:
+        assert only(source).processes[0].command == "sleep"
+        nvml.show(gpu(A))
+        only(source)
+        sleeper.kill()
+        sleeper.wait()
+        nvml.show(gpu(A, f"compute {sleeper.pid} 10"))
+        assert only(source).processes[0].command == ""
 
 
 def test_pids_cannot_be_told_of_a_gpu_that_does_not_answer(nvml: FakeNvml) -> None:
@@ -366,7 +426,10 @@ def test_a_stale_handle_is_a_fault_not_a_missing_reading(nvml: FakeNvml) -> None
     nvml.show(gpu(A), gpu(B))
     with opened() as source:
         nvml.show(gpu(A, "fail nvmlDeviceGetMemoryInfo_v2 2"), gpu(B))
+        source.sample(T)
+        asked = len(nvml.calls("nvmlDeviceGetHandleByUUID"))
         assert by_gpu(source.sample(T))[A].fault
+        assert len(nvml.calls("nvmlDeviceGetHandleByUUID")) == asked + 1
         nvml.show(gpu(A), gpu(B))
         assert by_gpu(source.sample(T))[A].memory_used_mib == 1000
 

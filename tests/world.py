@@ -3,8 +3,8 @@
 from carmad.config import Settings
 from carmad.core.messages import (
     Discovered,
-    EstimateMemory,
     Estimated,
+    EstimateMemory,
     Exited,
     Launch,
     Sampled,

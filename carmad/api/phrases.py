@@ -20,10 +20,11 @@ def short(reason: Reason, gpu: str = "") -> str:
     match reason.code:
         case "memory" | "min_free":
             return f"{name}: {where}{gib(reason.have)} free, need {gib(reason.need)}"
-        case "first_kernel" | "settling":
-            left = max(0.0, reason.need - reason.have)
-            return f"{name}: {where}{left:.0f}s left" if left else f"{name}: {where}".rstrip(": ")
-        case "dependency" | "mps_user" | "busy" | "exclusive" | "drained" | "fault":
+        case "settling":
+            return f"{name}: {where}{max(0.0, reason.need - reason.have):.0f}s left"
+        case (
+            "first_kernel" | "dependency" | "mps_user" | "busy" | "exclusive" | "drained" | "fault"
+        ):
             return f"{name}: {where}{reason.detail}".rstrip(": ")
         case "begin":
             return f"{name}: {_clock(reason.need)}"

@@ -24,8 +24,8 @@ from carmad.core.messages import (
     Discovered,
     Drain,
     DrainRequested,
-    EstimateMemory,
     Estimated,
+    EstimateMemory,
     Event,
     Exited,
     HoldRequested,
@@ -77,7 +77,7 @@ class Scheduler:
         self._usage_saved_at = 0.0
         self._begin()
 
-    # -- the two ways in ----------------------------------------------------------------------
+    # -- the two ways in
 
     def handle(self, *events: Event) -> Step:
         """Take in a batch of events that happened up to the last one's `at`, then plan once."""
@@ -111,7 +111,7 @@ class Scheduler:
         self._begin()
         return tuple(action for job in self.jobs.values() if (action := owed(job)))
 
-    # -- what others may look at ----------------------------------------------------------------
+    # -- what others may look at
 
     def view(self, now: float) -> View:
         holders = tuple(self._holders.values())
@@ -143,7 +143,7 @@ class Scheduler:
             assert len(residents) == 1 or not any(job.exclusive for job in residents)
         assert len(self._line) + len(self._holders) <= len(self.jobs)
 
-    # -- events -----------------------------------------------------------------------------------
+    # -- events
 
     def _take(self, event: Event) -> None:
         match event:
@@ -277,7 +277,7 @@ class Scheduler:
             self.drains[event.gpu] = Drain(event.gpu, event.reason, event.by, event.at)
         self._drained = True
 
-    # -- time ---------------------------------------------------------------------------------------
+    # -- time
 
     def _expire(self, now: float) -> None:
         for job in tuple(self._holders.values()):
@@ -313,7 +313,7 @@ class Scheduler:
         if job and note not in job.notes:
             self._put(replace(job, notes=(*job.notes, note)))
 
-    # -- placing --------------------------------------------------------------------------------------
+    # -- placing
 
     def _plan(self, now: float) -> None:
         if not self._line:
@@ -409,7 +409,7 @@ class Scheduler:
             drain.reason if drain else None,
         )
 
-    # -- endings ----------------------------------------------------------------------------------------
+    # -- endings
 
     def _explained(self, job: Job, exit: Exit) -> Exit:
         """For an OOM: who else was on the GPUs, as the last samples have it."""
@@ -475,7 +475,7 @@ class Scheduler:
     def _with_usage(self, job: Job) -> Job:
         return replace(job, usage=self.measured(job))
 
-    # -- bookkeeping --------------------------------------------------------------------------------------
+    # -- bookkeeping
 
     def _begin(self) -> None:
         """Forget what the last step changed."""

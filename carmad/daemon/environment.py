@@ -20,7 +20,7 @@ REPORT_FD = 9
 NO_MPS = "/nonexistent/carma-without-mps"
 
 _SECRET = re.compile(
-    r"TOKEN(?!IZ)|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL"
+    r"TOKEN(?!IZ|S)|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL"
     r"|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|^AWS_|^MYSQL_PWD$",
     re.IGNORECASE,
 )
@@ -35,6 +35,12 @@ _NOT_OURS = re.compile(
     # a service that submits
     r"|NOTIFY_SOCKET|WATCHDOG_.*|LISTEN_(FDS|PID|FDNAMES)|INVOCATION_ID|JOURNAL_STREAM"
     r"|MAINPID|MANAGERPID|SYSTEMD_EXEC_PID|(RUNTIME|STATE|CACHE|LOGS|CONFIGURATION)_DIRECTORY"
+)
+# The user's own thread percentage or priority can only lower what a client gets, and may stay.
+_MPS = _PIPE, _LOG, _LIMIT = (
+    "CUDA_MPS_PIPE_DIRECTORY",
+    "CUDA_MPS_LOG_DIRECTORY",
+    "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
 )
 _XLA_MEMORY = (
     "XLA_PYTHON_CLIENT_PREALLOCATE",
@@ -64,7 +70,7 @@ def scrub(env: Mapping[str, str]) -> dict[str, str]:
 
     Dropped, because it would be stored, shown or wrong by the time the job runs:
 
-    - secrets: names with TOKEN (not TOKENIZERS…), SECRET, PASSWORD, PASSWD, PASSPHRASE,
+    - secrets: names with TOKEN (not TOKENS or TOKENIZER), SECRET, PASSWORD, PASSWD, PASSPHRASE,
       CREDENTIAL, API_KEY, ACCESS_KEY or PRIVATE_KEY in them, AWS_*, MYSQL_PWD;
     - the login session: SSH_*, *DISPLAY, XAUTHORITY, XDG_SESSION_* and XDG_RUNTIME_DIR, D-Bus,
       gpg-agent, tmux and screen, PWD, OLDPWD, _;
@@ -124,8 +130,8 @@ def job_environment(
         if not any(name in env for name in _XLA_MEMORY):
             env["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
         env.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
-    for name in [name for name in env if name.startswith("CUDA_MPS_")]:
-        del env[name]
+    for name in _MPS:
+        env.pop(name, None)
     return env | _mps(job, gpus, mps_pipe, mps_log)
 
 
@@ -139,14 +145,14 @@ def _user(uid: int) -> dict[str, str]:
 
 def _mps(job: Job, gpus: Sequence[GpuId], pipe: Path | None, log: Path | None) -> dict[str, str]:
     if pipe is None:
-        return {"CUDA_MPS_PIPE_DIRECTORY": NO_MPS}
-    env = {"CUDA_MPS_PIPE_DIRECTORY": str(pipe)}
+        return {_PIPE: NO_MPS}
+    env = {_PIPE: str(pipe)}
     if log is not None:
-        env["CUDA_MPS_LOG_DIRECTORY"] = str(log)
+        env[_LOG] = str(log)
     if job.estimate is not None:
         # Per client, and only for visible GPUs: one entry for another lifts every limit.
         limit_mib = job.estimate.safe_mib + (job.retry.margin_mib if job.retry else 0)
-        env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = ",".join(f"{gpu}={limit_mib}M" for gpu in gpus)
+        env[_LIMIT] = ",".join(f"{gpu}={limit_mib}M" for gpu in gpus)
     return env
 
 

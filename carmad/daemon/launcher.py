@@ -6,10 +6,11 @@ for a job, and every call may be repeated after a crash.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from carmad.core.types import Job, JobId
@@ -55,34 +56,36 @@ class Launcher:
         directory = attempt_dir(self._state_dir, job.id, job.attempt)
         if (directory / supervisor.STARTED).exists():
             return
-        directory.mkdir(mode=0o700, exist_ok=True)
-        control = directory / supervisor.CONTROL
-        if not control.exists():
-            os.mkfifo(control, 0o600)
         fields = self._fields(job, {**env, ATTEMPT_VARIABLE: str(directory)})
-        _write(directory / supervisor.LAUNCH, fields)
         self.reap()
         try:
+            directory.mkdir(mode=0o700, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                os.mkfifo(directory / supervisor.CONTROL, 0o600)
+            _write(directory / supervisor.LAUNCH, fields)
             if self._systemd:
                 self._run_unit(job, directory)
             else:
                 self._run_child(directory)
         except (OSError, subprocess.TimeoutExpired) as error:
             # It may still come up: then it finds this, and ends without starting the job.
-            _write(directory / supervisor.STOP, b"0")
+            with contextlib.suppress(OSError):
+                _write(directory / supervisor.STOP, b"")
             raise CarmaError(
                 f"cannot start the job's supervisor: {error}",
-                "the server may be out of memory or processes; submit the job again",
+                "the server may be out of memory, processes or disk; submit the job again",
             ) from error
 
     def stop(self, job: Job, grace_s: float) -> None:
         """SIGTERM to all the job's processes, SIGKILL after the grace; never lost, even when the
         supervisor is only about to start."""
-        directory = attempt_dir(self._state_dir, job.id, job.attempt)
-        if not directory.exists():
+        line = f"stop {grace_s}\n"
+        if self._tell(job, line):
             return
-        _write(directory / supervisor.STOP, str(grace_s).encode())
-        self._tell(job, f"stop {grace_s}\n")
+        directory = attempt_dir(self._state_dir, job.id, job.attempt)
+        if directory.exists():
+            _write(directory / supervisor.STOP, b"")
+            self._tell(job, line)  # it may have come up meanwhile, and not seen the file
 
     def signal(self, job: Job, signum: int) -> bool:
         """Send one signal to the job's processes. False: it has none (yet, or any more)."""
@@ -92,13 +95,6 @@ class Launcher:
         """Remove what the attempts of an ended job left in the state directory."""
         for directory in (self._state_dir / "jobs").glob(f"{job}.*"):
             shutil.rmtree(directory, ignore_errors=True)
-
-    def release_others(self, keep: Collection[JobId]) -> None:
-        """At start: remove the attempts of every job but these; a crash may have left them."""
-        for directory in (self._state_dir / "jobs").iterdir():
-            job, _, _ = directory.name.partition(".")
-            if job.isdigit() and int(job) not in keep:
-                shutil.rmtree(directory, ignore_errors=True)
 
     def reap(self) -> None:
         """Collect supervisors that have ended, so that none stays a zombie."""

@@ -88,7 +88,8 @@ def run(options: argparse.Namespace) -> None:
             config_toml=configfile.dump(settings),
         )
         server = Server(_socket(options.socket or paths.daemon_socket()), create_app(service))
-        engine = Engine(inbox, scheduler, store, world, _noted(service), _watchdog())
+        committed = _committed(service, world)
+        engine = Engine(inbox, scheduler, store, world, committed, _watchdog())
 
         engine.restore()
         for job in scheduler.jobs.values():
@@ -199,12 +200,17 @@ def _socket(path: str) -> socket.socket:
     return listener
 
 
-def _noted(service: Service) -> Callable[[Step], None]:
+def _committed(service: Service, world: DaemonWorld) -> Callable[[Step], None]:
+    """What is told of every step that is on disk. Must not raise: the step stands."""
+
     def committed(step: Step) -> None:
         try:
             service.committed(step)
+            for job in step.jobs:
+                if job.ended:
+                    world.release(job.id)
         except Exception:
-            log.exception("the API was not told of a step")
+            log.exception("a committed step was not told to all")
 
     return committed
 

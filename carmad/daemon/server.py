@@ -9,6 +9,7 @@ import asyncio
 import logging
 import socket
 import struct
+import sys
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -39,6 +40,7 @@ MAX_HEAD = 64 << 10
 CONNECTIONS_PER_USER = 256
 START_WITHIN_S = 10.0
 STOP_WITHIN_S = 5
+SWITCH_S = 0.0005
 
 
 def create_app(service: Service) -> FastAPI:
@@ -245,6 +247,9 @@ class Server:
 
     def start(self) -> None:
         """Returns once requests are answered."""
+        # A request gives the interpreter up at every read and write. By default the core's thread
+        # may keep it for 5 ms each time, which costs half of all submissions per second.
+        sys.setswitchinterval(SWITCH_S)
         self._sock.listen(1024)
         self._thread.start()
         waited = 0.0

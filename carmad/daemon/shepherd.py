@@ -41,7 +41,7 @@ class Ended:
     error: str = ""  # why the program could not be started at all
     hint: str = ""
     lost: bool = False  # its supervisor died, or was told to go by a system shutting down
-    never_started: bool = False  # no supervisor began: the attempt may be launched again
+    never_started: bool = False  # no supervisor began, and none will
     started_at: float | None = None
     ended_at: float
     stopped: bool = False  # the daemon asked for it before the job ended by itself
@@ -65,7 +65,8 @@ class Shepherd:
     """`on_exit(job, attempt, ended)` and `gpu_clear(job)` are called from the shepherd's thread.
 
     `gpu_clear` says whether the job's memory has left its GPUs; an end is reported when it does,
-    or after ten seconds. `reap` collects supervisors that were our children (`Launcher.reap`).
+    or after ten seconds. `reap` collects supervisors that were our children (`Launcher.reap`);
+    `revoke(job)` forbids the attempt to a supervisor that is still to come (`Launcher.stop`).
     """
 
     def __init__(
@@ -75,11 +76,13 @@ class Shepherd:
         *,
         gpu_clear: Callable[[Job], bool] = lambda _job: True,
         reap: Callable[[], None] = lambda: None,
+        revoke: Callable[[Job], None] = lambda _job: None,
     ) -> None:
         self._state_dir = state_dir.absolute()
         self._on_exit = on_exit
         self._gpu_clear = gpu_clear
         self._reap = reap
+        self._revoke = revoke
         self._arrivals: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._attempts: dict[tuple[JobId, int], _Attempt] = {}
         self._supervisors: dict[int, JobId] = {}  # by pid; read from other threads
@@ -154,7 +157,7 @@ class Shepherd:
         started = _read_json(attempt.directory / supervisor.STARTED)
         if started is None:
             if time.monotonic() > attempt.since + START_WITHIN_S:
-                self._end(attempt, Ended(never_started=True, ended_at=time.time()))
+                self._give_up(attempt)
             return
         attempt.started = started
         pid = started["pid"]
@@ -168,6 +171,12 @@ class Shepherd:
                 return
             os.close(pidfd)
         self._end(attempt, _read_end(attempt))
+
+    def _give_up(self, attempt: _Attempt) -> None:
+        """Report that none began, unless one does this very moment."""
+        self._revoke(attempt.job)
+        if not (attempt.directory / supervisor.STARTED).exists():
+            self._end(attempt, Ended(never_started=True, ended_at=time.time()))
 
     def _lay_down(self, attempt: _Attempt) -> None:
         """The supervisor is gone: read what it left."""

@@ -8,7 +8,7 @@ import, so `signal` and `json` come in after the fork. In the attempt directory:
 - `started`  JSON: pid, start_ticks, boot_id, at. On disk before the job is forked; where it exists,
              no supervisor starts the job again
 - `control`  FIFO; lines `signal NUMBER` and `stop GRACE_S`
-- `stop`     GRACE_S: a stop that is not lost when nobody reads `control` yet
+- `stop`     where it exists, the job is not started: a stop that came before we read `control`
 - `tail`     the last 64 KiB of each log
 - `exit`     JSON: code, signal, error, hint, started_at, ended_at, maxrss_mib, host_oom_kills,
              stopped (by the daemon), interrupted (by a SIGTERM to us: the machine goes down).
@@ -338,7 +338,7 @@ def supervise() -> None:
     code: int | None = None
     killed_by: int | None = None
     tree = Tree(0, job_cgroup(unit))
-    # `control` is open, so a stop is either in the file by now or will come through the FIFO.
+    # `control` is open, so a stop is either here by now or will come through the FIFO.
     if os.path.exists(STOP):
         tree.stopped, killed_by = True, SIGTERM
     else:

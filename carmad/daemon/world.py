@@ -62,6 +62,7 @@ class DaemonWorld:
             self._ended,
             gpu_clear=self._memory_gone,
             reap=launcher.reap,
+            revoke=lambda job: launcher.stop(job, 0),
         )
 
     def perform(self, action: Action) -> None:
@@ -70,6 +71,10 @@ class DaemonWorld:
             self._estimate(action.job)
         else:
             self._hands.submit(self._do, action)
+
+    def release(self, job: JobId) -> None:
+        """Clear up after a job that has ended."""
+        self._hands.submit(self._launcher.release, job)
 
     def adopt(self, job: Job) -> None:
         """Watch an attempt that an earlier daemon launched."""

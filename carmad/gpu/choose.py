@@ -41,8 +41,8 @@ def choose(name: str, period_s: float) -> TelemetrySource:
 def _best_profiler(period_s: float) -> Profiler:
     nvml.connect()
     try:
-        units, _ = nvml.list_units()
-        without_gpm = gpm.lacking(units)
+        boards, _ = nvml.list_boards()
+        without_gpm = gpm.lacking(nvml.units_of(boards))
     finally:
         nvml.disconnect()
     if not without_gpm:

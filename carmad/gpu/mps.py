@@ -121,7 +121,7 @@ class Mps:
         return next((state for state in worst_first if state in states), None)
 
     def quit(self, gpu: GpuId) -> bool:
-        """End the daemon and its idle server. False: it has clients, or does not tell, and stays."""
+        """End the daemon and its idle server. False: it has clients or does not tell, and stays."""
         with self._lock, contextlib.suppress(CarmaError):
             return not self._answers(gpu) or self._quit(gpu)
         return False
@@ -142,13 +142,15 @@ class Mps:
             else:
                 self._run_child(gpu, control)
         except (OSError, subprocess.SubprocessError) as error:
+            self._end(gpu)
             raise CarmaError(f"cannot start the MPS daemon of {gpu}: {error}") from error
-        if not self._wait(lambda: self._ended(gpu) or self._answers(gpu)) or self._ended(gpu):
+        if not self._wait(lambda: self._ended(gpu) or self.healthy(gpu)) or self._ended(gpu):
+            how = "ended at once" if self._ended(gpu) else f"is silent for {START_WITHIN_S:g} s"
+            self._end(gpu)
             raise CarmaError(
-                f"the MPS daemon of {gpu} {'ended at once' if self._ended(gpu) else 'is silent'}",
-                f"{self._where_it_speaks(gpu)} may say why",
+                f"the MPS daemon of {gpu} {how}", f"{self._where_it_speaks(gpu)} may say why"
             )
-        self.pipe(gpu).chmod(0o1777)  # it has opened it to everyone, deletion included
+        self.pipe(gpu).chmod(0o1777)  # the daemon has let anyone delete its sockets
 
     def _make_way(self, gpu: GpuId) -> None:
         if not self._quit(gpu):
@@ -161,7 +163,18 @@ class Mps:
         if any(self._clients(gpu).values()):
             return False
         self._ask(gpu, "quit")
-        return self._wait(lambda: not self._answers(gpu))
+        self._end(gpu)
+        return self._wait(lambda: not self._alive(gpu))
+
+    def _end(self, gpu: GpuId) -> None:
+        """Of a daemon that nobody uses: one that was told to quit, or that never came up."""
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            if self._systemd:
+                stop = ["systemctl", *self._manager(), "stop", self._unit(gpu)]
+                subprocess.run(stop, capture_output=True, timeout=SYSTEMD_WITHIN_S)
+            elif child := self._children.pop(gpu, None):
+                child.terminate()
+                child.wait(ANSWER_WITHIN_S)
 
     def _make_directories(self, gpu: GpuId) -> None:
         """The pipe directory is made anew: what lies in it belongs to a daemon that is dead, or was
@@ -209,7 +222,7 @@ class Mps:
         asked = subprocess.run(
             [
                 "systemd-run",
-                *(["--user"] if os.geteuid() != 0 else []),
+                *self._manager(),
                 "--quiet",
                 "--collect",
                 f"--unit={self._unit(gpu)}",
@@ -226,8 +239,11 @@ class Mps:
             errors="replace",
             timeout=SYSTEMD_WITHIN_S,
         )
-        if asked.returncode != 0 and "already" not in asked.stderr:
+        if asked.returncode != 0:
             raise OSError(f"systemd-run: {asked.stderr.strip()}")
+
+    def _manager(self) -> list[str]:
+        return ["--user"] if os.geteuid() != 0 else []
 
     def _environment(self, gpu: GpuId) -> dict[str, str]:
         """Nothing of carmad's own: a CUDA_MPS_… of its own would become every job's."""
@@ -255,9 +271,9 @@ class Mps:
     # -- questions to it --------------------------------------------------------------------------
 
     def _answers(self, gpu: GpuId) -> bool:
-        """Raises CarmaError when there is a daemon that does not answer: it must not be replaced."""
+        """Raises CarmaError when one lives that does not answer: jobs may still run under it."""
         try:
-            owner = (self.pipe(gpu) / "control").lstat().st_uid
+            owner = self._socket(gpu).lstat().st_uid
         except OSError:
             return False
         if owner != os.geteuid():
@@ -265,8 +281,19 @@ class Mps:
         try:
             answer = self._ask(gpu, "get_default_active_thread_percentage")
         except _Refused:
+            if self._alive(gpu):
+                raise
             return False
         return re.search(r"^\s*\d", answer, re.MULTILINE) is not None
+
+    def _alive(self, gpu: GpuId) -> bool:
+        """Whether a process has the daemon's socket open; the file alone may be a dead one's."""
+        try:
+            listing = Path("/proc/net/unix").read_text(errors="replace")
+        except OSError:
+            return False
+        path = f" {self._socket(gpu)}"
+        return any(line.endswith(path) for line in listing.splitlines())
 
     def _clients(self, gpu: GpuId) -> dict[int, frozenset[int]]:
         """By server: while one user's server goes and the next one's comes, there are two."""
@@ -291,7 +318,7 @@ class Mps:
             raise CarmaError(f"cannot run {self._control}: {error.strerror}") from error
         except subprocess.TimeoutExpired as error:
             raise CarmaError(
-                f"the MPS daemon of {gpu} has not answered {command!r} within {ANSWER_WITHIN_S:g} s",
+                f"the MPS daemon of {gpu} has not answered {command!r} in {ANSWER_WITHIN_S:g} s",
                 "its jobs may still run; when none does, kill the nvidia-cuda-mps-control whose "
                 f"pipe directory is {self.pipe(gpu)}",
             ) from error
@@ -300,10 +327,13 @@ class Mps:
             raise _Refused(f"the MPS daemon of {gpu} refused {command!r}: {said:.200}")
         return asked.stdout
 
-    # -- names --------------------------------------------------------------------------------------
+    # -- names ------------------------------------------------------------------------------------
 
     def _home(self, gpu: GpuId) -> Path:
         return self._directory / _file_name(gpu)
+
+    def _socket(self, gpu: GpuId) -> Path:
+        return self.pipe(gpu) / "control"
 
     def _unit(self, gpu: GpuId) -> str:
         return f"carma-mps-{_file_name(gpu)}"

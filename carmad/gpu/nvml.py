@@ -7,8 +7,8 @@ from __future__ import annotations
 import contextlib
 import queue
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import psutil
@@ -70,37 +70,63 @@ _VITAL_FAULTS = {
 }
 
 
+_NO_INSTANCE = "{} takes no job: MIG is on and it has no instance"
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """A physical GPU, and what takes jobs on it: itself, or its MIG instances."""
+
+    id: GpuId
+    bus: tuple[int, int, int]  # PCI domain, bus, device
+    units: tuple[Unit, ...]
+
+
 class NvmlSource:
     """A `TelemetrySource`. Holds every GPU open from `discover` to `close`."""
 
     def __init__(self, profiler: Profiler) -> None:
         self._profiler = profiler
-        self._units: tuple[Unit, ...] = ()
+        self._boards: list[Board] = []
+        self._units: tuple[Unit, ...] = ()  # of the boards
         self._notes: tuple[str, ...] = ()
         self._news: queue.SimpleQueue[Health] = queue.SimpleQueue()
         self._people: dict[int, tuple[str, str]] = {}
         self._watcher: EventWatcher | None = None  # None: not connected
         self._faults: dict[GpuId, str] = {}  # while not connected
         self._retry_after: float | None = None  # the `at` of the failure; None: do not retry
+        self._utilization_seen_us: dict[GpuId, int] = {}
         # Of one session with the driver:
         self._handles: dict[GpuId, Any] = {}
         self._never: dict[tuple[GpuId, str], str] = {}
-        self._utilization_seen_us: dict[GpuId, int] = {}
 
     @property
     def name(self) -> str:
         return f"nvml+{self._profiler.name}" if self._profiler.name else "nvml"
 
     def discover(self) -> tuple[Gpu, ...]:
-        self.close()
-        connect()
+        """Cheap when nothing has changed: the daemon looks again and again."""
+        connected = self._watcher is not None
+        if not connected:
+            connect()
         try:
-            self._units, self._notes = list_units()
+            boards, unopened = list_boards()
         except CarmaError:
-            disconnect()
+            if not connected:
+                disconnect()
             raise
-        self._begin()
-        return tuple(unit.gpu for unit in self._units)
+        if unopened:
+            # A known GPU that cannot be opened is at fault; it has not gone away.
+            here = {board.id for board in boards}
+            boards += [board for board in self._boards if board.id not in here]
+        self._boards = sorted(boards, key=lambda board: board.bus)
+        self._notes = (*unopened, *(_NO_INSTANCE.format(b.id) for b in boards if not b.units))
+        units = units_of(self._boards)
+        if self._watcher is None or units != self._units:
+            self._finish()
+            self._units = units
+            self._begin()
+        return tuple(unit.gpu for unit in units)
 
     def sample(self, at: float) -> tuple[GpuSample, ...]:
         if self._watcher is None and not self._reconnect(at):
@@ -160,15 +186,17 @@ class NvmlSource:
         self._watcher = EventWatcher(self._units, self._news)
         self._profiler.open(self._units)
 
+    def _finish(self) -> None:
+        if self._watcher is not None:
+            self._watcher.stop()
+            self._watcher = None
+            self._profiler.close()
+
     def _end(self, faults: dict[GpuId, str]) -> None:
-        assert self._watcher is not None
-        self._watcher.stop()
-        self._watcher = None
-        self._profiler.close()
+        self._finish()
         disconnect()
         self._handles.clear()
         self._never.clear()
-        self._utilization_seen_us.clear()
         self._faults = faults
 
     def _reconnect(self, at: float) -> bool:
@@ -341,35 +369,40 @@ def disconnect() -> None:
         pynvml.nvmlShutdown()
 
 
-def list_units() -> tuple[tuple[Unit, ...], tuple[str, ...]]:
-    """What takes jobs, in PCI bus order, and notes on what does not. NVML must be initialised.
-
-    Raises CarmaError."""
-    found: list[tuple[tuple[int, int, int], list[Unit]]] = []
-    notes: list[str] = []
+def list_boards() -> tuple[list[Board], list[str]]:
+    """The physical GPUs in NVML's order, and notes on those that cannot be opened. NVML must be
+    initialised. Raises CarmaError."""
     try:
         count = pynvml.nvmlDeviceGetCount()
     except pynvml.NVMLError as error:
         raise _no_driver(error) from error
+    boards, unopened = [], []
     for index in range(count):
         try:
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            pci = pynvml.nvmlDeviceGetPciInfo(handle)
-            here = _units_of(handle)
+            boards.append(_board(pynvml.nvmlDeviceGetHandleByIndex(index)))
         except pynvml.NVMLError as error:
-            notes.append(f"GPU {index} is left out: {_in_words(error)}")
-            continue
-        found.append(((pci.domain, pci.bus, pci.device), here))
-        if not here:
-            notes.append(f"GPU {index} is left out: MIG is on and it has no instance")
-    ordered = [unit for _, here in sorted(found, key=lambda item: item[0]) for unit in here]
-    units = tuple(
-        replace(unit, gpu=replace(unit.gpu, index=index)) for index, unit in enumerate(ordered)
+            unopened.append(f"GPU {index} cannot be opened: {_in_words(error)}")
+    return boards, unopened
+
+
+def units_of(boards: Iterable[Board]) -> tuple[Unit, ...]:
+    """What takes jobs, numbered in the order given."""
+    units = [unit for board in boards for unit in board.units]
+    return tuple(
+        replace(unit, gpu=replace(unit.gpu, index=index)) for index, unit in enumerate(units)
     )
-    return units, tuple(notes)
 
 
-def _units_of(handle: Any) -> list[Unit]:
+def _board(handle: Any) -> Board:
+    pci = pynvml.nvmlDeviceGetPciInfo(handle)
+    return Board(
+        GpuId(pynvml.nvmlDeviceGetUUID(handle)),
+        (pci.domain, pci.bus, pci.device),
+        tuple(_units_on(handle)),
+    )
+
+
+def _units_on(handle: Any) -> list[Unit]:
     parent = GpuId(pynvml.nvmlDeviceGetUUID(handle))
     try:
         mig_on = pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE

@@ -1,0 +1,726 @@
+"""The HTTP API over a real unix socket, before the real core, store and engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from carmad.api.phrases import PHRASES, SHORT, phrase, short
+from carmad.api.select import parse_label, parse_selection
+from carmad.config import Access, Collocation, Limits, Preconditions, Settings
+from carmad.core.decision import Reason
+from carmad.core.messages import Discovered
+from carmad.core.types import Cause, Exit
+from carmad.daemon import server as server_module
+from carmad.daemon.peers import Credentials, Peers
+from carmad.errors import CarmaError
+from carmad.store.sql import StoreFull
+from carmad.testing import a_gpu, a_job
+from tests.api_server import ROOT_JOBS, Daemon, as_uid, request, running, user_name
+
+ROOT = os.geteuid() == 0
+needs_root = pytest.mark.skipif(not ROOT, reason="acts as several users")
+ADA, BOB = 65534, 54321  # nobody, and a uid that no passwd entry has
+
+JOB = {"argv": ["python", "train.py", "--lr", "0.1"], "cwd": "/tmp"}
+
+
+@pytest.fixture
+def open_path(tmp_path: Path) -> Path:
+    """Others can reach the socket in it."""
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    return tmp_path
+
+
+@pytest.fixture
+def daemon(open_path: Path) -> Iterator[Daemon]:
+    with running(open_path) as daemon:
+        yield daemon
+
+
+def submit(daemon: Daemon, **changes: object) -> int:
+    status, out = daemon.call("POST", "/v1/jobs", JOB | changes)
+    assert status == 201, out
+    return int(out["id"])
+
+
+def error(answer: tuple[int, dict[str, str]]) -> tuple[int, str]:
+    status, out = answer
+    assert set(out) == {"error", "hint", "code"}
+    assert out["error"]
+    return status, out["code"]
+
+
+# -- submitting -------------------------------------------------------------------------------------
+
+
+def test_a_submitted_job_is_on_disk_when_its_id_is_told(daemon: Daemon) -> None:
+    status, out = daemon.call("POST", "/v1/jobs", JOB)
+    assert (status, out) == (
+        201,
+        {"schema": 1, "id": 1, "ids": [1], "label": "1", "warnings": []},
+    )
+    stored = daemon.store.job(1)
+    assert stored is not None
+    assert stored.spec.argv == tuple(JOB["argv"])
+    assert (stored.spec.uid, stored.spec.user) == (os.geteuid(), user_name())
+    assert stored.spec.name == "train.py"
+
+
+def test_a_full_disk_takes_no_job(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(step: object) -> None:
+        raise StoreFull("cannot write", "make room")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(daemon.store, "commit", full)
+        status, out = daemon.call("POST", "/v1/jobs", JOB)
+    assert (status, out["code"], out["hint"]) == (503, "unavailable", "make room")
+    assert daemon.call("GET", "/v1/jobs")[1]["jobs"] == []
+    submit(daemon)
+
+
+def test_an_array_becomes_tasks_with_labels(daemon: Daemon) -> None:
+    status, out = daemon.call(
+        "POST", "/v1/jobs", JOB | {"array": {"indices": [7, 0, 2], "limit": 2}}
+    )
+    assert (status, out["ids"], out["label"]) == (201, [1, 2, 3], "1")
+    labels = [job["label"] for job in daemon.call("GET", "/v1/jobs")[1]["jobs"]]
+    assert labels == ["1_0", "1_2", "1_7"]
+    assert daemon.call("GET", "/v1/jobs/1_7")[1]["id"] == 3
+    assert daemon.call("GET", "/v1/jobs/1_7")[1]["stdout"] == "/tmp/carma-1_7.out"
+    assert error(daemon.call("GET", "/v1/jobs/1_3")) == (404, "not_found")
+
+
+def test_the_environment_is_scrubbed_but_for_what_is_exported(daemon: Daemon) -> None:
+    env = {"PATH": "/bin", "WANDB_API_KEY": "s3cret", "HF_TOKEN": "s3cret"}
+    submit(daemon, env=env, export={"HF_TOKEN": "meant"})
+    stored = daemon.store.job(1)
+    assert stored is not None
+    assert dict(stored.spec.env) == {"PATH": "/bin", "HF_TOKEN": "meant"}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"argv": []},
+        {"argv": ["a\0b"]},
+        {"argv": "python"},
+        {"argv": [1]},
+        {"cwd": "relative"},
+        {"cwd": "/tmp\0"},
+        {"env": {"A=B": "x"}},
+        {"env": {"A": "x\0"}},
+        {"env": {"": "x"}},
+        {"name": "\x1b[2J"},
+        {"gpus": -1},
+        {"gpus": 0},
+        {"gpus": "1"},
+        {"gpus": 1.5},
+        {"memory_mib": 0},
+        {"nice": 10**30},
+        {"time_limit_s": -1},
+        {"time_limit_s": 1e300},
+        {"begin_at": "tomorrow"},
+        {"begin_at": "2030-01-01T00:00:00"},
+        {"begin_at": 1},
+        {"warn": {"signum": 9, "before_s": 5}},
+        {"warn": {"signum": 99, "before_s": 5}},
+        {"array": {"indices": []}},
+        {"array": {"indices": [1, 1]}},
+        {"array": {"indices": [-1]}},
+        {"array": {"indices": list(range(10_001))}},
+        {"array": {"indices": [0], "limit": 0}},
+        {"after": [{"job": "x"}]},
+        {"after": [{"job": "1", "kind": "afterwards"}]},
+        {"uid": 0},
+        {"user": "root"},
+        {"argv": ["\udc80"]},
+    ],
+    ids=lambda wrong: json.dumps(wrong)[:40],
+)
+def test_what_is_not_well_formed_is_refused(daemon: Daemon, wrong: dict[str, object]) -> None:
+    assert error(daemon.call("POST", "/v1/jobs", JOB | wrong)) == (422, "bad_request")
+    assert daemon.call("GET", "/v1/jobs")[1]["jobs"] == []
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'"x"', b"\xff", b"[" * 100_000])
+def test_garbage_is_refused(daemon: Daemon, body: bytes) -> None:
+    status, _ = error(daemon.call("POST", "/v1/jobs", body))
+    assert status in (400, 422)
+
+
+@pytest.mark.parametrize("argv", [["x" * 10_000_000], ["x" * 2_000_000], ["x" * 131_072]])
+def test_too_large_is_said_with_a_hint(daemon: Daemon, argv: list[str]) -> None:
+    status, out = daemon.call("POST", "/v1/jobs", JOB | {"argv": argv})
+    assert (status, out["code"]) == (413, "too_large")
+    assert "file" in out["hint"]
+
+
+def test_a_job_that_could_never_start_is_refused(daemon: Daemon) -> None:
+    status, out = daemon.call("POST", "/v1/jobs", JOB | {"gpus": 4})
+    assert (status, out["error"]) == (400, "the job wants 4 GPUs, and this server has 3")
+    status, out = daemon.call("POST", "/v1/jobs", JOB | {"memory_mib": 40_961})
+    assert (status, out["hint"]) == (400, "Ask for 40.0G or less.")
+    warn = {"signum": 10, "before_s": 5}
+    assert error(daemon.call("POST", "/v1/jobs", JOB | {"warn": warn})) == (400, "bad_request")
+
+
+def test_a_mig_instance_takes_no_job_of_several_gpus(daemon: Daemon) -> None:
+    whole = a_gpu(0, 20_000)
+    parts = tuple(a_gpu(n, 40_000, parent=whole.id) for n in (1, 2))
+    event = Discovered(daemon.inbox.clock(), (whole, *parts))
+    daemon.inbox.request(event).result(5)
+    submit(daemon, memory_mib=39_000, held=True)
+    assert error(daemon.call("POST", "/v1/jobs", JOB | {"gpus": 2}))[0] == 400
+
+
+def test_nobody_queues_more_than_the_limit(open_path: Path) -> None:
+    limits = replace(ROOT_JOBS, limits=Limits(queued_per_user=5))
+    with running(open_path, limits) as daemon:
+        assert error(
+            daemon.call("POST", "/v1/jobs", JOB | {"array": {"indices": list(range(6))}})
+        ) == (409, "conflict")
+        statuses: list[int] = []
+
+        def one() -> None:
+            statuses.append(daemon.call("POST", "/v1/jobs", JOB | {"held": True})[0])
+
+        threads = [threading.Thread(target=one) for _ in range(12)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(daemon.call("GET", "/v1/jobs")[1]["jobs"]) == statuses.count(201) <= 5
+        daemon.call("POST", "/v1/cancel", {"select": "all"})
+        for _ in range(5):
+            submit(daemon, held=True)
+        assert daemon.call("POST", "/v1/jobs", JOB)[0] == 409
+
+
+def test_dependencies_are_looked_up(daemon: Daemon) -> None:
+    good, bad, live = (submit(daemon) for _ in range(3))
+    daemon.exit(good)
+    daemon.exit(bad, Exit(Cause.FAILURE, 1))
+
+    def after(job: str, kind: str = "afterok") -> tuple[int, dict[str, object]]:
+        body = JOB | {"after": [{"job": job, "kind": kind}], "held": True}
+        status, out = daemon.call("POST", "/v1/jobs", body)
+        return status, daemon.call("GET", f"/v1/jobs/{out['id']}")[1] if status == 201 else out
+
+    assert after(str(good))[1]["after"] == []  # it has happened already
+    assert after(str(bad), "afterany")[1]["after"] == []
+    assert after(str(bad), "afternotok")[1]["after"] == []
+    assert after(str(live))[1]["after"] == [{"job": live, "kind": "afterok"}]
+    assert after(str(bad))[0] == 400
+    assert after(str(good), "afternotok")[0] == 400
+    assert after("999")[0] == 400
+    assert after(f"{live}_0")[0] == 400
+
+
+def test_a_dependency_on_an_array_is_one_on_all_its_tasks(daemon: Daemon) -> None:
+    array = submit(daemon, array={"indices": [1, 5]}, held=True)
+    later = submit(daemon, after=[{"job": str(array)}], held=True)
+    after = daemon.call("GET", f"/v1/jobs/{later}")[1]["after"]
+    assert [one["job"] for one in after] == [array, array + 1]
+    last = submit(daemon, after=[{"job": f"{array}_5"}], held=True)
+    after = daemon.call("GET", f"/v1/jobs/{last}")[1]["after"]
+    assert [one["job"] for one in after] == [array + 1]
+
+
+def test_a_dry_run_judges_and_queues_nothing(daemon: Daemon) -> None:
+    dry = JOB | {"dry_run": True, "memory_mib": 30_000}
+    status, out = daemon.call("POST", "/v1/jobs", dry)
+    assert (status, out["would_start"], len(out["chosen"])) == (200, True, 1)
+    assert daemon.call("GET", "/v1/jobs")[1]["jobs"] == []
+    for _ in range(3):
+        submit(daemon, memory_mib=30_000)
+    out = daemon.call("POST", "/v1/jobs", dry)[1]
+    assert (out["would_start"], out["chosen"]) == (False, [])
+    codes = {reason["code"] for verdict in out["verdicts"] for reason in verdict["refused"]}
+    assert {"first_kernel", "memory"} & codes
+    assert submit(daemon, held=True) == 4  # no id was spent
+
+
+def test_odd_requests_are_warned_about(daemon: Daemon) -> None:
+    status, out = daemon.call("POST", "/v1/jobs", JOB | {"begin_at": "2020-01-01T00:00:00Z"})
+    assert status == 201
+    assert "past" in out["warnings"][0]
+
+
+def test_an_estimate_says_where_the_job_would_fit(daemon: Daemon) -> None:
+    submit(daemon, memory_mib=30_000)
+    out = daemon.call("POST", "/v1/estimate", JOB | {"memory_mib": 20_000})[1]
+    assert [one["mib"] for one in out["estimates"]] == [20_000]
+    assert sorted(one["fits"] for one in out["fits"]) == [False, True, True]
+
+
+# -- looking ----------------------------------------------------------------------------------------
+
+
+def test_a_job_is_told_from_submission_to_its_end(daemon: Daemon) -> None:
+    id = submit(daemon, memory_mib=1000, time_limit_s=60, stdout="out/%x-%j.log")
+    daemon.kernel(id, 1234)
+    out = daemon.call("GET", f"/v1/jobs/{id}")[1]
+    assert (out["state"], out["code"], out["memory"]["used_mib"]) == ("running", "R", 1234)
+    assert out["gpus"][0]["first_kernel_at"] is not None
+    assert out["stdout"] == out["stderr"] == f"/tmp/out/train.py-{id}.log"
+    daemon.exit(id)
+    out = daemon.call("GET", f"/v1/jobs/{id}")[1]
+    assert (out["state"], out["code"], out["exit"]["code"]) == ("succeeded", "CD", 0)
+    moves = [move["after"] for move in out["history"]]
+    assert moves == ["pending", "queued", "starting", "running", "succeeded"]
+    assert [job["id"] for job in daemon.call("GET", "/v1/history")[1]["jobs"]] == [id]
+    total = daemon.call("GET", "/v1/stats")[1]["total"]
+    assert (total["jobs"], total["succeeded"], total["oom"]) == (1, 1, 0)
+    status = daemon.call("GET", "/v1/status")[1]
+    assert [job["id"] for job in status["jobs"]] == [id]  # it ended just now
+
+
+def test_an_oom_is_told_and_the_job_waits_in_the_recovery_queue(daemon: Daemon) -> None:
+    daemon.call("POST", "/v1/gpus/all/drain", {"reason": "test"})
+    id = submit(daemon)
+    daemon.call("POST", "/v1/gpus/0/resume")
+    daemon.kernel(id)
+    daemon.call("POST", "/v1/gpus/0/drain", {"reason": "test"})
+    daemon.exit(id, Exit(Cause.GPU_OOM, 1, evidence="CUDA out of memory", tried_mib=9, free_mib=99))
+    out = daemon.call("GET", f"/v1/jobs/{id}")[1]
+    assert (out["state"], out["code"], out["recovering"]) == ("queued", "RQ", True)
+    assert out["failures"][0]["fragmented"] is True
+    assert daemon.call("GET", "/v1/status")[1]["counts"]["recovering"] == 1
+
+
+def test_why_names_each_gpus_reasons_and_what_would_help(daemon: Daemon) -> None:
+    daemon.sample(memory_used_mib=30_000)
+    id = submit(daemon, memory_mib=20_000)
+    behind = submit(daemon)
+    out = daemon.call("GET", f"/v1/jobs/{id}/why")[1]
+    assert [v["refused"][0]["code"] for v in out["verdicts"]] == ["memory"] * 3
+    assert (
+        out["verdicts"][0]["refused"][0] | {"need": 20_000, "have": 10_960}
+        == (out["verdicts"][0]["refused"][0])
+    )
+    assert "fits GPU 1 now with --gpu-mem 10G" in out["remedies"]
+    assert (out["position"], out["policy"]) == (1, "magm")
+    assert out["job"]["reason"] == "(GpuMemory: GPU0 10.7G free, need 19.5G)"
+    out = daemon.call("GET", f"/v1/jobs/{behind}/why")[1]
+    assert out["behind"] == {"id": id, "label": str(id)}
+    assert (out["position"], out["job"]["reason"]) == (2, "(Priority)")
+    daemon.sample(memory_used_mib=0)
+    assert daemon.call("GET", f"/v1/jobs/{id}/why")[1]["chosen"] != []
+
+
+def test_why_knows_what_keeps_a_job_out_of_the_line(daemon: Daemon) -> None:
+    first = submit(daemon)
+    cases = {
+        "held": {"held": True},
+        "begin": {"begin_at": "2099-01-01T00:00:00Z"},
+        "dependency": {"after": [{"job": str(first)}]},
+    }
+    for code, changes in cases.items():
+        out = daemon.call("GET", f"/v1/jobs/{submit(daemon, **changes)}/why")[1]
+        assert [reason["code"] for reason in out["reasons"]] == [code]
+        assert out["headline"].startswith("waits: ")
+
+
+def test_every_rule_has_its_words() -> None:
+    source = ""
+    for folder in ("carmad/core", "policies"):
+        for module in (Path(__file__).parents[1] / folder).glob("*.py"):
+            source += module.read_text()
+    codes = set(re.findall(r'Reason\(\s*"([a-z_]+)"', source))
+    assert {"memory", "held", "mig_single"} <= codes
+    assert codes <= set(PHRASES)
+    assert set(PHRASES) == set(SHORT)
+    for code in codes:
+        reason = Reason(code, 2.0, 1.0, "GPUs", "job 3")
+        assert phrase(reason)
+        assert short(reason, "GPU1")
+    assert phrase(Reason("my_rule", 2, 1, "MiB", "so")) == "my rule: needs 2 MiB, has 1 MiB (so)"
+
+
+def test_gpus_tell_their_state(daemon: Daemon) -> None:
+    id = submit(daemon)
+    daemon.call("POST", "/v1/gpus/1/drain", {"reason": "the fan"})
+    out = daemon.call("GET", "/v1/gpus")[1]
+    assert [gpu["state"] for gpu in out["gpus"]] == ["settling", "drained", "ok"]
+    assert out["gpus"][1]["state_detail"] == "the fan"
+    assert [job["id"] for job in out["gpus"][0]["jobs"]] == [id]
+    assert out["source"]["missing"] == [["sm_active", "it is a test"]]
+    daemon.call("POST", f"/v1/gpus/{daemon.gpus[1].id}/resume")
+    assert daemon.call("GET", "/v1/gpus")[1]["gpus"][1]["state"] == "ok"
+    assert error(daemon.call("POST", "/v1/gpus/7/resume")) == (404, "not_found")
+
+
+def test_the_daemon_tells_about_itself(daemon: Daemon) -> None:
+    assert daemon.call("GET", "/v1/health")[1]["status"] == "ok"
+    assert daemon.call("GET", "/v1/config")[1]["settings"]["policy"] == "magm"
+    checks = {check["name"]: check for check in daemon.call("GET", "/v1/doctor")[1]["checks"]}
+    assert checks["gpu 0"]["ok"] is True
+    assert checks["telemetry: sm_active"]["ok"] is None
+    me = daemon.call("GET", "/v1/status")[1]["me"]
+    assert me == {"user": user_name(), "uid": os.geteuid(), "admin": True}
+
+
+def test_waiting_ends_with_the_job(daemon: Daemon) -> None:
+    id = submit(daemon)
+    assert daemon.call("GET", f"/v1/jobs/{id}/wait?timeout_s=0")[1]["state"] == "starting"
+    answers: list[dict[str, object]] = []
+
+    def wait() -> None:
+        answers.append(daemon.call("GET", f"/v1/jobs/{id}/wait?timeout_s=20")[1])
+
+    threads = [threading.Thread(target=wait) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    daemon.exit(id)
+    for thread in threads:
+        thread.join(10)
+    assert [answer["state"] for answer in answers] == ["succeeded"] * 5
+    assert daemon.call("GET", f"/v1/jobs/{id}/wait")[1]["state"] == "succeeded"
+
+
+def test_who_waits_is_answered_when_the_daemon_stops(open_path: Path) -> None:
+    answers: list[dict[str, object]] = []
+    with running(open_path) as daemon:
+        id = submit(daemon)
+
+        def wait() -> None:
+            answers.append(daemon.call("GET", f"/v1/jobs/{id}/wait?timeout_s=30")[1])
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        while not daemon.service.endings._waiters:
+            thread.join(0.01)
+    thread.join(10)
+    assert [answer["state"] for answer in answers] == ["starting"]
+
+
+def test_listings_are_filtered(daemon: Daemon) -> None:
+    done, live, held = submit(daemon), submit(daemon), submit(daemon, held=True)
+    daemon.exit(done)
+
+    def ids(query: str) -> list[int]:
+        return [job["id"] for job in daemon.call("GET", f"/v1/jobs?{query}")[1]["jobs"]]
+
+    assert ids("") == [live, held]
+    assert ids("states=queued,starting") == [live, held]
+    assert ids("states=st") == [live]
+    assert ids("states=succeeded") == [done]
+    assert set(ids("since=2020-01-01T00:00:00Z")) == {done, live, held}
+    assert ids("user=nobody") == []
+    assert ids("select=last") == [held]
+    assert ids("select=all") == [live, held]
+    assert ids("select=1-2,99") == [done, live]
+    assert ids("limit=1") == [live]
+    assert ids("select=1-99999999999") == [done, live, held]
+    for wrong in ("states=x", "since=yesterday", "select=x", "select=5-3", "select=1;2"):
+        assert daemon.call("GET", f"/v1/jobs?{wrong}")[0] == 400, wrong
+    for wrong in ("limit=0", "limit=x", "limit=99999999999999999999"):
+        assert daemon.call("GET", f"/v1/jobs?{wrong}")[0] == 422, wrong
+
+
+@pytest.mark.parametrize("label", ["0", "999999999999999", "1_9999999"])
+def test_there_is_no_such_job(daemon: Daemon, label: str) -> None:
+    for path in (f"/v1/jobs/{label}", f"/v1/jobs/{label}/why", f"/v1/jobs/{label}/wait"):
+        assert error(daemon.call("GET", path)) == (404, "not_found")
+
+
+@pytest.mark.parametrize("label", ["-1", "1.5", "x", "9" * 30, "1_", "1_2_3", "%00", "%2e%2e"])
+def test_that_is_no_label(daemon: Daemon, label: str) -> None:
+    assert daemon.call("GET", f"/v1/jobs/{label}")[0] in (400, 404)
+
+
+def test_wrong_paths_and_methods(daemon: Daemon) -> None:
+    assert error(daemon.call("GET", "/nowhere")) == (404, "not_found")
+    assert error(daemon.call("DELETE", "/v1/jobs")) == (405, "bad_request")
+    assert error(daemon.call("GET", "/v1/cancel")) == (405, "bad_request")
+
+
+# -- acting -----------------------------------------------------------------------------------------
+
+
+def act(daemon: Daemon, what: str, select: object, **more: object) -> dict[str, tuple[bool, str]]:
+    status, out = daemon.call("POST", f"/v1/{what}", {"select": str(select), **more})
+    assert status == 200, out
+    return {one["label"]: (one["ok"], one["message"]) for one in out["results"]}
+
+
+def test_cancel_hold_release_requeue(daemon: Daemon) -> None:
+    runs, waits = submit(daemon), submit(daemon, held=True)
+    assert act(daemon, "hold", f"{runs},{waits}") == {
+        "1": (False, "is starting: only a job that waits can be held"),
+        "2": (True, "was held already"),
+    }
+    assert act(daemon, "release", waits) == {"2": (True, "released")}
+    assert act(daemon, "cancel", f"{runs}-{waits},77") == {
+        "1": (True, "is being stopped"),
+        "2": (True, "is being stopped"),
+        "77": (False, "there is no such job"),
+    }
+    for label in ("1", "2"):
+        assert daemon.call("GET", f"/v1/jobs/{label}/wait")[1]["state"] == "cancelled"
+    assert act(daemon, "cancel", "1") == {"1": (False, "has already ended: cancelled")}
+    assert act(daemon, "requeue", "1") == {"1": (True, "queued again")}
+    assert act(daemon, "requeue", "1")["1"][0] is False
+    assert error(daemon.call("POST", "/v1/requeue", {"select": "all"})) == (400, "bad_request")
+
+
+def test_an_array_is_selected_whole_or_in_part(daemon: Daemon) -> None:
+    array = submit(daemon, array={"indices": [1, 2, 3, 9]}, held=True)
+    assert set(act(daemon, "release", f"{array}_[1-2]")) == {"1_1", "1_2"}
+    assert set(act(daemon, "cancel", f"{array}_9")) == {"1_9"}
+    assert set(act(daemon, "cancel", array)) == {"1_1", "1_2", "1_3", "1_9"}
+    assert set(act(daemon, "requeue", f"{array}_[3,9]")) == {"1_3", "1_9"}
+
+
+def test_nothing_selected_is_an_error(daemon: Daemon) -> None:
+    for select in ("all", "last", "5", "5-8", "3_1"):
+        assert error(daemon.call("POST", "/v1/cancel", {"select": select})) == (404, "not_found")
+    assert error(daemon.call("POST", "/v1/cancel", {"select": "DROP"})) == (422, "bad_request")
+    assert error(daemon.call("POST", "/v1/cancel", {})) == (422, "bad_request")
+
+
+def test_selections() -> None:
+    chosen = parse_selection("1, 5-8,40_2,41_[1-2,7]")
+    assert chosen.ids == {1}
+    assert chosen.ranges == (range(5, 9),)
+    assert [chosen.has(a_job(n)) for n in (1, 4, 5, 8, 9)] == [True, False, True, True, False]
+    assert parse_selection("1-999999999999999").has(a_job(10**14))
+    assert parse_label("42_3") == (42, 3)
+    for wrong in ("", ",", "1,,2", "1-", "-1", "1_[", "1_[]", "1_[3-1]", "8-5", "1_2-3", "٣"):
+        with pytest.raises(CarmaError):
+            parse_selection(wrong)
+    for wrong in ("1-3", "1_[2]", "last", ""):
+        with pytest.raises(CarmaError):
+            parse_label(wrong)
+
+
+# -- who asks ---------------------------------------------------------------------------------------
+
+
+@needs_root
+def test_everybody_touches_only_what_is_theirs(daemon: Daemon) -> None:
+    mine = submit(daemon, env={"A": "private"})
+
+    def ada(method: str, path: str, body: object = None) -> tuple[int, dict[str, object]]:
+        answer: tuple[int, dict[str, object]] = as_uid(ADA, daemon.path, method, path, body)
+        return answer
+
+    status, out = ada("POST", "/v1/jobs", JOB)
+    assert status == 201
+    stored = daemon.store.job(2)
+    assert stored is not None
+    assert (stored.spec.uid, stored.spec.gid, stored.spec.user) == (ADA, ADA, "nobody")
+
+    seen = {job["id"]: job for job in ada("GET", "/v1/jobs")[1]["jobs"]}  # type: ignore[index]
+    assert seen[mine]["name"] == "-"
+    assert not {"argv", "cwd", "stdout", "exit", "env"} & set(seen[mine])
+    assert seen[2]["argv"] == JOB["argv"]
+
+    for path in (f"/v1/jobs/{mine}", f"/v1/jobs/{mine}/why", f"/v1/jobs/{mine}/wait"):
+        assert error(ada("GET", path)) == (403, "not_yours")
+    for what in ("cancel", "hold", "release", "requeue"):
+        assert error(ada("POST", f"/v1/{what}", {"select": str(mine)})) == (403, "not_yours")
+    after = JOB | {"after": [{"job": str(mine)}]}
+    assert error(ada("POST", "/v1/jobs", after)) == (403, "not_yours")
+    assert error(ada("POST", "/v1/jobs", JOB | {"nice": -1})) == (403, "forbidden")
+    assert error(ada("POST", "/v1/gpus/0/drain", {"reason": "x"})) == (403, "forbidden")
+    assert error(ada("POST", "/v1/cancel", {"select": "all", "user": "root"})) == (
+        403,
+        "forbidden",
+    )
+    for path in ("/v1/history?user=root", "/v1/stats?user=root"):
+        assert error(ada("GET", path)) == (403, "forbidden")
+
+    results = ada("POST", "/v1/cancel", {"select": f"{mine},2"})[1]["results"]
+    assert [(one["id"], one["ok"]) for one in results] == [(mine, False), (2, True)]  # type: ignore[attr-defined]
+    submit(daemon)
+    assert ada("POST", "/v1/cancel", {"select": "all"})[0] in (200, 404)
+    assert daemon.call("GET", f"/v1/jobs/{mine}")[1]["state"] == "starting"
+    daemon.exit(mine)
+    assert mine not in [job["id"] for job in ada("GET", "/v1/history")[1]["jobs"]]  # type: ignore[index]
+    assert mine not in [job["id"] for job in ada("GET", "/v1/status")[1]["jobs"]]  # type: ignore[index]
+
+
+@needs_root
+def test_an_admin_touches_everything(daemon: Daemon) -> None:
+    for uid in (ADA, BOB):
+        assert as_uid(uid, daemon.path, "POST", "/v1/jobs", JOB)[0] == 201
+    assert daemon.call("GET", "/v1/jobs/1")[1]["argv"] == JOB["argv"]
+    users = [job["user"] for job in daemon.call("GET", "/v1/jobs")[1]["jobs"]]
+    assert users == ["nobody", f"uid {BOB}"]
+    assert error(daemon.call("POST", "/v1/cancel", {"select": "all"})) == (404, "not_found")
+    assert list(act(daemon, "cancel", "all", user="nobody")) == ["1"]
+    assert list(act(daemon, "cancel", "2")) == ["2"]
+
+
+@needs_root
+def test_root_submits_only_where_that_is_allowed(open_path: Path) -> None:
+    with running(open_path, Settings()) as daemon:
+        status, out = daemon.call("POST", "/v1/jobs", JOB)
+        assert (status, out["code"]) == (403, "forbidden")
+        assert "root_jobs" in out["hint"]
+        assert as_uid(ADA, daemon.path, "POST", "/v1/jobs", JOB)[0] == 201
+
+
+@needs_root
+def test_a_users_own_daemon_runs_only_their_jobs(daemon: Daemon) -> None:
+    daemon.service.uid = ADA
+    assert error(daemon.call("POST", "/v1/jobs", JOB)) == (403, "forbidden")
+    assert as_uid(ADA, daemon.path, "POST", "/v1/jobs", JOB)[0] == 201
+
+
+def test_members_of_the_admin_group_are_admins() -> None:
+    async def peer(group: str) -> bool:
+        return (await Peers(group).peer(Credentials(1, 1))).admin
+
+    import asyncio
+    import grp
+
+    assert asyncio.run(peer(grp.getgrgid(1).gr_name)) is True
+    assert asyncio.run(peer("no-such-group")) is False
+
+
+def test_without_a_socket_nobody_is_trusted(daemon: Daemon) -> None:
+    from starlette.testclient import TestClient
+
+    answer = TestClient(daemon.app).get("/v1/health", headers={"x-uid": "0"})
+    assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
+
+
+# -- connections ------------------------------------------------------------------------------------
+
+
+def connect(daemon: Daemon) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(10)
+    sock.connect(daemon.path)
+    return sock
+
+
+def test_stalled_clients_do_not_keep_others_waiting(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "HEAD_WITHIN_S", 0.2)
+    monkeypatch.setattr(server_module, "BODY_WITHIN_S", 0.2)
+    head = b"POST /v1/jobs HTTP/1.1\r\nHost: c\r\nContent-Type: application/json\r\n"
+    silent, half, slow = (connect(daemon) for _ in range(3))
+    half.sendall(head)
+    slow.sendall(head + b"Content-Length: 100\r\n\r\n{")
+    gone = connect(daemon)
+    gone.sendall(head + b"Content-Length: 100\r\n\r\n{")
+    gone.close()
+    assert submit(daemon) == 1
+    assert silent.recv(100) == b""
+    assert half.recv(100) == b""
+    assert b" 408 " in slow.recv(1000)
+    assert submit(daemon) == 2
+
+
+def test_an_endless_head_or_body_is_cut_off(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endless = connect(daemon)
+    with pytest.raises(OSError):
+        for _ in range(1000):
+            endless.sendall(b"GET / HTTP/1.1\r\n" if _ == 0 else b"x: " + b"y" * 4096 + b"\r\n")
+    monkeypatch.setattr(server_module, "MAX_DISCARDED", 1 << 20)
+    monkeypatch.setattr(server_module, "MAX_BODY", 1 << 19)
+    body = connect(daemon)
+    head = b"POST /v1/jobs HTTP/1.1\r\nHost: c\r\nTransfer-Encoding: chunked\r\n\r\n"
+    body.sendall(head)
+    with pytest.raises(OSError):
+        while True:
+            body.sendall(b"8000\r\n" + b"x" * 0x8000 + b"\r\n")
+    assert submit(daemon) == 1
+
+
+def test_one_user_cannot_take_all_connections(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "CONNECTIONS_PER_USER", 3)
+    open_ones = [connect(daemon) for _ in range(3)]
+    refused = connect(daemon)
+    raw = b""
+    while chunk := refused.recv(1000):
+        raw += chunk
+    assert b" 503 " in raw
+    assert b"too many connections" in raw
+    for sock in open_ones:
+        sock.close()
+    for _ in range(50):
+        if request_ok(daemon):
+            break
+    assert submit(daemon) == 1
+
+
+def request_ok(daemon: Daemon) -> bool:
+    sock = connect(daemon)
+    sock.sendall(b"GET /v1/health HTTP/1.0\r\n\r\n")
+    try:
+        return b" 200 " in sock.recv(100)
+    except OSError:
+        return False
+    finally:
+        sock.close()
+
+
+def test_requests_on_one_connection(daemon: Daemon) -> None:
+    sock = connect(daemon)
+    ask = b"GET /v1/health HTTP/1.1\r\nHost: c\r\n\r\n"
+    for _ in range(3):
+        sock.sendall(ask)
+        assert sock.recv(4096).startswith(b"HTTP/1.1 200")
+    sock.sendall(b"\x00\x01garbage\r\n\r\n")
+    assert b" 400 " in sock.recv(4096)
+
+
+def test_jobs_submitted_at_once_all_get_their_own_ids(daemon: Daemon) -> None:
+    ids: list[int] = []
+
+    def several() -> None:
+        for _ in range(10):
+            ids.append(submit(daemon, held=True))
+
+    threads = [threading.Thread(target=several) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(ids) == list(range(1, 81))
+    assert {job.id for job in daemon.store.jobs(ids)} == set(ids)
+
+
+def test_a_failing_route_says_so_and_the_rest_goes_on(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> object:
+        raise RuntimeError("a bug")
+
+    with monkeypatch.context() as bug:
+        bug.setattr(daemon.store, "transitions", broken)
+        submit(daemon)
+        assert error(request(daemon.path, "GET", "/v1/jobs/1", None)) == (500, "internal")
+    assert daemon.call("GET", "/v1/jobs/1")[0] == 200
+
+
+def test_preconditions_shown_are_those_of_the_policy(open_path: Path) -> None:
+    settings = replace(
+        ROOT_JOBS,
+        access=Access(root_jobs=True),
+        collocation=Collocation(mps=True),
+        policies={"magm": Preconditions(min_free_mib=7)},
+    )
+    with running(open_path, settings) as daemon:
+        thresholds = daemon.call("GET", "/v1/gpus")[1]["thresholds"]
+        assert thresholds["preconditions"]["min_free_mib"] == 7
+        assert daemon.call("GET", "/v1/status")[1]["server"]["mps"] is True

@@ -1,0 +1,523 @@
+"""Every verb against a daemon of canned answers: people, programs, pipes, and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.commands.submit import VERBS as GUARDED
+from cli.main import run
+from tests import fake_daemon
+from tests.fake_daemon import ANSWERS, FakeDaemon, ended, job, serving
+
+ROOT = Path(__file__).parents[1]
+CARMA = [sys.executable, "-c", "from cli.main import main; main()"]
+
+# words, what is asked, a piece of what is printed
+VERBS: list[tuple[str, tuple[str, str], str]] = [
+    ("status", ("GET", "/v1/status"), "policy magm"),
+    ("queue", ("GET", "/v1/jobs"), "JOBID"),
+    ("ps", ("GET", "/v1/jobs"), "JOBID"),
+    ("show 42", ("GET", "/v1/jobs/42"), "python train.py --name 'two words'"),
+    ("why 43", ("GET", "/v1/jobs/43/why"), "what would help"),
+    ("explain 43", ("GET", "/v1/jobs/43/why"), "what would help"),
+    ("cancel 42", ("POST", "/v1/cancel"), "job 42: done"),
+    ("kill 42", ("POST", "/v1/cancel"), "job 42: done"),
+    ("hold 42", ("POST", "/v1/hold"), "job 42: done"),
+    ("release 42", ("POST", "/v1/release"), "job 42: done"),
+    ("requeue 42", ("POST", "/v1/requeue"), "job 42: done"),
+    ("gpus", ("GET", "/v1/gpus"), "PROMISABLE"),
+    ("drain 0", ("POST", "/v1/gpus/0/drain"), "GPU 0: drained"),
+    ("resume 0", ("POST", "/v1/gpus/0/resume"), "GPU 0: takes jobs"),
+    ("history", ("GET", "/v1/history"), "FAILED"),
+    ("stats", ("GET", "/v1/stats"), "GPU-HOURS"),
+    ("config show", ("GET", "/v1/config"), 'policy = "magm"'),
+    ("daemon status", ("GET", "/v1/health"), "process 4242"),
+    ("submit prog", ("POST", "/v1/jobs"), "Submitted batch job 42"),
+    ("sub prog", ("POST", "/v1/jobs"), "Submitted batch job 42"),
+    ("estimate prog", ("POST", "/v1/estimate"), "7 runs"),
+]
+ASKING = [words for words, _, _ in VERBS] + ["wait 42", "logs 42", "top --once"]
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDaemon]:
+    monkeypatch.setenv("CARMA_SOCKET", str(tmp_path / "carmad.sock"))
+    monkeypatch.chdir(tmp_path)
+    with serving(tmp_path / "carmad.sock") as daemon:
+        yield daemon
+
+
+def with_json(words: str) -> list[str]:
+    verb, *rest = words.split()
+    if verb in ("config", "daemon"):
+        return [verb, *rest, "--json"]
+    return [verb, "--json", *rest]
+
+
+@pytest.mark.parametrize(("words", "asked", "piece"), VERBS)
+def test_each_verb_asks_and_tells(
+    fake: FakeDaemon,
+    capsys: pytest.CaptureFixture[str],
+    words: str,
+    asked: tuple[str, str],
+    piece: str,
+) -> None:
+    assert run(words.split()) == 0
+    assert fake.asked[-1][:2] == asked
+    out, err = capsys.readouterr()
+    assert piece in out
+    assert err == ""
+    assert "\x1b" not in out, "nothing but text goes into a pipe"
+
+
+@pytest.mark.parametrize(("words", "asked", "piece"), VERBS)
+def test_each_verb_gives_programs_the_daemon_s_own_answer(
+    fake: FakeDaemon,
+    capsys: pytest.CaptureFixture[str],
+    words: str,
+    asked: tuple[str, str],
+    piece: str,
+) -> None:
+    assert piece
+    assert run(with_json(words)) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(ANSWERS[asked]))
+
+
+@pytest.mark.parametrize("words", ASKING)
+def test_no_daemon(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: str,
+) -> None:
+    monkeypatch.setenv("CARMA_SOCKET", str(tmp_path / "none.sock"))
+    assert run(words.split()) == 3
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "no answer at" in err and "carma daemon start" in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize("words", ASKING)
+def test_forbidden(fake: FakeDaemon, capsys: pytest.CaptureFixture[str], words: str) -> None:
+    fake.refuse_all = (403, "not_yours")
+    assert run(words.split()) == 4
+    assert capsys.readouterr() == ("", "carma: no\nhint: ask nicely\n")
+
+
+@pytest.mark.parametrize(("words", "_asked", "_piece"), VERBS)
+def test_errors_for_programs(
+    fake: FakeDaemon,
+    capsys: pytest.CaptureFixture[str],
+    words: str,
+    _asked: object,
+    _piece: object,
+) -> None:
+    fake.refuse_all = (409, "conflict")
+    assert run(with_json(words)) == 1
+    error = {"error": "no", "hint": "ask nicely", "code": "conflict"}
+    assert json.loads(capsys.readouterr().out) == error
+
+
+def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--help"]) == 0
+    listed = {word for line in capsys.readouterr().out.splitlines() for word in line.split()[1:2]}
+    aliases = {"ps", "kill", "explain", "sub"}
+    assert listed >= GUARDED - aliases
+    assert not listed & aliases
+
+
+def test_submit_guards_against_exactly_the_verbs() -> None:
+    from typer.main import get_command
+
+    from cli.app import build
+
+    command: Any = get_command(build())
+    assert set(command.commands) == GUARDED
+
+
+def test_each_verb_has_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in sorted(GUARDED - {"demo"}):
+        assert run([verb, "--help"]) == 0, verb
+        out = capsys.readouterr().out
+        assert f"carma {verb}".replace("sub ", "submit ") in out or "carma submit" in out
+
+
+def test_usage_errors_exit_with_2(
+    fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in ("queu", "show", "queue --nope", "queue -t purple", "queue -o nope", "queue -S x"):
+        assert run(words.split()) == 2, words
+    assert run(["history", "--since", "yesteryear"]) == 2
+    assert "Did you mean 'queue'" in capsys.readouterr().err
+    assert not fake.asked
+
+
+# queue
+
+
+def test_queue_asks_for_what_is_wanted(fake: FakeDaemon) -> None:
+    assert run("queue -u bob -t R,pd -j 1,3,5-8".split()) == 0
+    assert fake.query == {"user": "bob", "states": "pending,queued,running", "select": "1,3,5-8"}
+    assert run(["queue", "--me"]) == 0
+    import pwd
+
+    assert fake.query == {"user": pwd.getpwuid(os.getuid()).pw_name}
+
+
+def test_queue_keeps_what_is_wanted(
+    fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held = job(id=50, label="50", state="queued", code="H")
+    fake.answers["GET", "/v1/jobs"] = {"schema": 1, "jobs": [job(), held]}
+    assert run("queue -h -t H -o jobid,st,user".split()) == 0
+    assert capsys.readouterr().out.split() == ["50", "H", "alice"]
+    assert run("queue -h -t all -S -jobid -o jobid".split()) == 0
+    assert capsys.readouterr().out.split() == ["50", "42"]
+    assert run("queue -l".split()) == 0
+    assert "COMMAND" in capsys.readouterr().out
+    assert run("queue --json -t queued".split()) == 0
+    assert [one["id"] for one in json.loads(capsys.readouterr().out)["jobs"]] == [50]
+
+
+# steering
+
+
+def test_selections_are_handed_on(fake: FakeDaemon) -> None:
+    assert run("cancel 1 3 5-8 40_[1-3]".split()) == 0
+    assert fake.body == {"select": "1,3,5-8,40_[1-3]", "user": None}
+    assert run("cancel all -u bob".split()) == 0
+    assert fake.body == {"select": "all", "user": "bob"}
+
+
+def test_what_could_not_be_done_is_an_error(
+    fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = [
+        {"id": 1, "label": "1", "ok": True, "message": "is cancelled"},
+        {"id": 2, "label": "2", "ok": False, "message": "has ended"},
+    ]
+    fake.answers["POST", "/v1/cancel"] = {"schema": 1, "results": results}
+    assert run(["cancel", "1,2"]) == 1
+    assert capsys.readouterr() == ("job 1: is cancelled\n", "job 2: has ended\n")
+    assert run(["cancel", "--json", "1,2"]) == 1
+    assert json.loads(capsys.readouterr().out)["results"] == results
+
+
+def test_wait_exits_as_the_first_failure(
+    fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["wait", "42", "43"]) == 7
+    assert fake.asked[0][:3] == ("GET", "/v1/jobs", {"select": "42,43"})
+    assert capsys.readouterr().out == "job 42: succeeded\njob 43: failed\n"
+    fake.answers["GET", "/v1/jobs/43/wait"] = ended(code=None, signal=15)
+    assert run(["wait", "--json", "42-43"]) == 143
+    assert [one["state"] for one in json.loads(capsys.readouterr().out)["jobs"]] == [
+        "succeeded",
+        "failed",
+    ]
+
+
+def test_last_is_resolved(fake: FakeDaemon) -> None:
+    assert run(["show", "last"]) == 0
+    assert [asked[1] for asked in fake.asked] == ["/v1/jobs", "/v1/jobs/42"]
+
+
+# logs
+
+
+def log_of(fake: FakeDaemon, path: Path, **changes: Any) -> None:
+    fake.answers["GET", "/v1/jobs/42"] = job(stdout=str(path), stderr=str(path) + ".err", **changes)
+
+
+def test_logs(fake: FakeDaemon, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    log = tmp_path / "log"
+    log_of(fake, log)
+    log.write_bytes(b"one\ntwo\xff\nthree")
+    assert run(["logs", "42"]) == 0
+    assert capfdbinary.readouterr().out == b"one\ntwo\xff\nthree"
+    for count, end in ((0, b""), (1, b"three"), (2, b"two\xff\nthree"), (9, b"one\ntwo\xff\nthree")):
+        assert run(["logs", "-n", str(count), "42"]) == 0
+        assert capfdbinary.readouterr().out == end
+    log.write_bytes(b"x" * 70_000 + b"\n" + b"last\n")
+    assert run(["logs", "-n", "1", "42"]) == 0
+    assert capfdbinary.readouterr().out == b"last\n"
+    (tmp_path / "log.err").write_bytes(b"oh")
+    assert run(["logs", "--stderr", "42"]) == 0
+    assert capfdbinary.readouterr().out == b"oh"
+
+
+def test_logs_that_are_not_there(
+    fake: FakeDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log_of(fake, tmp_path / "none", started_at=None, state="queued")
+    assert run(["logs", "42"]) == 1
+    assert "has not started" in capsys.readouterr().err
+    log_of(fake, tmp_path / "none")
+    assert run(["logs", "42"]) == 1
+    assert "No such file" in capsys.readouterr().err
+    assert run(["logs", "42", "--json"]) == 2, "logs are bytes"
+
+
+def test_logs_are_followed_until_the_job_ends(
+    fake: FakeDaemon,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    monkeypatch.setattr("cli.commands.logs.LOOK_S", 0.01)
+    monkeypatch.setattr("cli.commands.logs.ASK_S", 0.02)
+    log = tmp_path / "log"
+    log_of(fake, log, state="queued", started_at=None)
+
+    def live() -> None:
+        time.sleep(0.05)
+        with log.open("wb", buffering=0) as file:
+            file.write(b"first ")
+            time.sleep(0.05)
+            file.write(b"second")
+            log_of(fake, log, state="succeeded")
+
+    thread = threading.Thread(target=live)
+    thread.start()
+    assert run(["logs", "-f", "42"]) == 0
+    thread.join()
+    assert capfdbinary.readouterr().out == b"first second"
+
+
+# history, stats, doctor, config
+
+
+def test_history_filters_and_csv(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("history -u bob -t F --since 2026-11-20T00:00:00Z -n 5 --csv".split()) == 0
+    assert fake.query == {
+        "user": "bob",
+        "states": "failed",
+        "since": "2026-11-20T00:00:00.000Z",
+        "limit": "5",
+    }
+    header, row = capsys.readouterr().out.splitlines()
+    values = dict(zip(header.split(","), row.split(","), strict=True))
+    assert values["label"] == "42" and values["peak_mib"] == "9400" and values["signal"] == "9"
+
+
+def test_doctor_fails_if_a_check_does(
+    fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["doctor", "--json"]) == 0
+    names = [check["name"] for check in json.loads(capsys.readouterr().out)["checks"]]
+    assert names == ["python", "driver", "mps", "settings", "disk", "store", "telemetry"]
+    checks = [{"name": "store", "ok": False, "detail": "disk full", "hint": "make room"}]
+    fake.answers["GET", "/v1/doctor"] = {"schema": 1, "checks": checks}
+    assert run(["doctor"]) == 1
+    assert "→ make room" in capsys.readouterr().out
+
+
+def test_doctor_without_a_daemon_still_checks_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CARMA_SOCKET", str(tmp_path / "none.sock"))
+    assert run(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert "python" in out and "disk" in out and "carma daemon start" in out
+
+
+def test_config_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "carma.toml"
+    file.write_text('policy = "magm"\n')
+    assert run(["config", "check", str(file)]) == 0
+    file.write_text("polizy = 1\n")
+    assert run(["config", "check", str(file)]) == 1
+    assert "polizy" in capsys.readouterr().err
+
+
+# daemon
+
+
+FAKE_CARMAD = """
+import sys, time
+from pathlib import Path
+from tests import fake_daemon
+words = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+if words.get("--emulated") == "nonsense":
+    sys.exit("carmad: no such GPU: nonsense")
+fake_daemon.HEALTH["pid"] = __import__("os").getpid()
+with fake_daemon.serving(Path(words["--socket"])):
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def carmad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Makes `carma daemon start` start a fake one; its socket."""
+    (tmp_path / "fake_carmad.py").write_text(FAKE_CARMAD)
+
+    def command(*args: Any) -> list[str]:
+        import cli.commands.server as server
+
+        words: list[str] = monkeypatch_original(*args)
+        assert words[1:3] == ["-m", "carmad.daemon.main"]
+        assert server.sys.executable == words[0]
+        return [words[0], str(tmp_path / "fake_carmad.py"), *words[3:]]
+
+    from cli.commands import server
+
+    monkeypatch_original = server._command
+    monkeypatch.setattr(server, "_command", command)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("CARMA_SOCKET", "")  # what --socket sets goes when the test ends
+    return tmp_path / "run" / "s"
+
+
+def test_a_daemon_starts_answers_and_stops(
+    carmad: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ["--socket", str(carmad)]
+    state = ["--state-dir", str(tmp_path / "state")]
+    assert run(["daemon", "start", "--emulated", "3xA100-40GB", *where, *state]) == 0
+    out = capsys.readouterr().out
+    assert f"export CARMA_SOCKET={carmad}" in out
+    assert (tmp_path / "state" / "carmad.log").exists()
+    assert run(["daemon", "start", *where, *state]) == 1
+    assert "already running" in capsys.readouterr().err
+    assert run(["daemon", "status", *where]) == 0
+    pid = int(out.split("process ")[1].split()[0])
+    reaper = threading.Thread(target=os.waitpid, args=(pid, 0))
+    reaper.start()  # it is this process's child, and would stay a zombie
+    assert run(["daemon", "stop", *where]) == 0
+    reaper.join()
+    assert run(["daemon", "status", *where]) == 3
+
+
+def test_a_daemon_that_does_not_start_says_why(
+    carmad: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--socket", str(carmad), "--state-dir", str(tmp_path / "state")]
+    assert run(["daemon", "start", "--emulated", "nonsense", *words]) == 1
+    assert "carmad: no such GPU: nonsense" in capsys.readouterr().err
+
+
+# completion
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_knows_verbs_and_options(
+    shell: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["completion", shell]) == 0
+    out = capsys.readouterr().out
+    for word in ("submit", "queue", "gpu-mem", "noheader", "start", "carma completion ids"):
+        assert word in out
+
+
+def complete(script: str, *words: str) -> list[str]:
+    bash = f'{script}\nCOMP_WORDS=({" ".join(words)}); COMP_CWORD={len(words) - 1}\n'
+    bash += f'carma() {{ echo 42; }}\n_carma; echo "${{COMPREPLY[@]}}"'
+    found = subprocess.run(["bash", "-c", bash], capture_output=True, text=True, check=True)
+    return found.stdout.split()
+
+
+def test_completion_in_bash(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["completion", "bash"]) == 0
+    script = capsys.readouterr().out
+    assert complete(script, "carma", "que") == ["queue"]
+    assert complete(script, "carma", "submit", "--gpu-") == ["--gpu-mem"]
+    assert complete(script, "carma", "cancel", "4") == ["42"]
+    assert complete(script, "carma", "daemon", "sta") == ["start", "status"]
+
+
+def test_ids_for_completion(
+    fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["completion", "ids"]) == 0
+    assert capsys.readouterr().out.split() == ["42", "43"]
+    monkeypatch.setenv("CARMA_SOCKET", "/nonexistent")
+    assert run(["completion", "ids"]) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+# terminals, pipes, signals
+
+
+def carma(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    env = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR")} | environ
+    return subprocess.run(
+        [*CARMA, *words], cwd=ROOT, env=env, capture_output=True, text=True, check=False
+    )
+
+
+def on_a_terminal(*words: str, keys: bytes = b"", **environ: str) -> str:
+    """What the command writes to a terminal of 120 columns."""
+    env = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR")}
+    env |= {"TERM": "xterm-256color", "COLUMNS": "120", "LINES": "40"} | environ
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [*CARMA, *words], cwd=ROOT, env=env, stdin=theirs, stdout=theirs, stderr=theirs
+    ) as process:
+        os.close(theirs)
+        os.write(ours, keys)
+        out = b""
+        while True:
+            try:
+                out += os.read(ours, 65536)
+            except OSError:  # it has ended
+                break
+        assert process.wait() == 0
+    os.close(ours)
+    return out.decode()
+
+
+def test_colour_goes_to_terminals_only(fake: FakeDaemon) -> None:
+    assert fake.path.exists()
+    assert "\x1b" in on_a_terminal("queue")
+    assert "\x1b" not in on_a_terminal("queue", NO_COLOR="1")
+    assert "\x1b" not in on_a_terminal("--color", "never", "queue")
+    assert "\x1b" not in carma("queue").stdout
+    assert "\x1b" in carma("--color", "always", "queue").stdout
+    assert "\x1b" not in carma("queue", "--json", FORCE_COLOR="1").stdout
+
+
+def test_nothing_is_cut_off_in_a_pipe(fake: FakeDaemon) -> None:
+    fake.answers["GET", "/v1/jobs"] = {"schema": 1, "jobs": [job(name="n" * 300)]}
+    assert "n" * 300 in carma("queue", COLUMNS="40").stdout
+
+
+def test_top_ends_with_q(fake: FakeDaemon) -> None:
+    out = on_a_terminal("top", "-w", "30", keys=b"q")
+    assert "policy magm" in out and "█" in out
+    assert fake.asked[-1][1] == "/v1/status"
+
+
+def test_top_in_a_pipe_is_one_picture(fake: FakeDaemon) -> None:
+    found = carma("top")
+    assert found.returncode == 0
+    assert found.stdout.count("policy magm") == 1
+    assert len(fake.asked) == 1
+
+
+def test_a_reader_that_goes_away_is_no_traceback(fake: FakeDaemon) -> None:
+    jobs = [job(id=n, label=str(n)) for n in range(3000)]
+    fake.answers["GET", "/v1/jobs"] = {"schema": 1, "jobs": jobs}
+    code = f"{' '.join(map(repr, CARMA))} queue | head -1"
+    found = subprocess.run(
+        ["bash", "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert found.stdout.startswith("JOBID")
+    assert found.stderr == ""
+
+
+def test_the_terminal_s_width_is_respected(fake: FakeDaemon) -> None:
+    fake.answers["GET", "/v1/jobs"] = {"schema": 1, "jobs": [job(name="n" * 300)]}
+    lines = on_a_terminal("queue", NO_COLOR="1").splitlines()
+    assert max(map(len, lines)) <= 120
+    assert fake_daemon.NOW

@@ -1,0 +1,263 @@
+"""CARMA's own plugins pass the checks that it ships, and plugins that are wrong do not."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from carmad.config import Collocation, Limits, Recovery, Settings
+from carmad.plugin import Estimate, Exit, Job, JobId, JobSpec, Placement, Reason, Retry, View
+from carmad.plugin import Policy as PolicyProtocol
+from carmad.testing import a_gpu, check_estimator, check_policy, check_recovery
+from estimators.declared import declared
+from policies import builtin
+from recovery import ladder
+
+POLICIES = ("exclusive", "rr", "magm", "lug", "first_fit", "best_fit")
+SETTINGS = {
+    "default": Settings(),
+    "mps": Settings(collocation=Collocation(mps=True)),
+    "backfill": Settings(limits=Limits(backfill=2)),
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("name", POLICIES)
+def test_built_in_policies(name: str, settings: Settings) -> None:
+    make: Callable[[Settings], PolicyProtocol] = getattr(builtin, name)
+    check_policy(make(settings), settings)
+
+
+@pytest.mark.parametrize("make", [ladder.exclusive, ladder.adaptive])
+def test_built_in_recoveries(make: Callable[[Settings], ladder.Exclusive]) -> None:
+    check_recovery(make(Settings(recovery=Recovery(margin_mib=1024))))
+
+
+def test_built_in_estimators() -> None:
+    check_estimator(declared(Settings()))
+
+
+# -- the checks themselves: each of these plugins is wrong in one way ------------------------------
+
+
+Plan = Callable[[View], tuple[Placement, ...]]
+GOOD = builtin.first_fit(Settings(limits=Limits(backfill=9)))
+
+
+@dataclass
+class Policy:
+    plan: Plan
+    name: str = "wrong"
+
+
+def good(view: View) -> tuple[Placement, ...]:
+    return GOOD.plan(view)
+
+
+def fails(plan: Plan, rule: str) -> None:
+    with pytest.raises(AssertionError, match=rule):
+        check_policy(Policy(plan))
+
+
+def altered(plan: tuple[Placement, ...], **changes: object) -> tuple[Placement, ...]:
+    """The same, but for what is said of jobs that start."""
+    return tuple(replace(p, **changes) if p.gpus else p for p in plan)  # type: ignore[arg-type]
+
+
+def test_a_right_policy_passes() -> None:
+    check_policy(Policy(good))
+
+
+def test_a_name_that_is_no_identifier() -> None:
+    with pytest.raises(AssertionError, match="identifier"):
+        check_policy(Policy(good, name="first fit"))
+
+
+def test_chance() -> None:
+    turns = itertools.count()
+
+    def plan(view: View) -> tuple[Placement, ...]:
+        return good(view) if next(turns) % 2 else good(view)[:1]
+
+    fails(plan, "same view must give the same plan")
+
+
+def test_memory_of_earlier_plans() -> None:
+    """Asked twice in a row it answers alike; asked again later it does not."""
+
+    @dataclass
+    class Forgetful:
+        views: list[View] = field(default_factory=list)
+        name: str = "forgetful"
+
+        def plan(self, view: View) -> tuple[Placement, ...]:
+            if not self.views or self.views[-1] is not view:
+                self.views.append(view)
+            return good(view) if len(self.views) < 20 else good(view)[:1]
+
+    with pytest.raises(AssertionError, match="must not depend on earlier"):
+        check_policy(Forgetful())
+
+
+def test_no_gpu_is_too_full_for_it() -> None:
+    """Judges every job by the view it was given, as if it had placed none."""
+
+    def plan(view: View) -> tuple[Placement, ...]:
+        plans = [good(replace(view, queue=(job,))) for job in view.queue]
+        return tuple(itertools.chain.from_iterable(plans))
+
+    fails(plan, "only admissible GPUs")
+
+
+def test_hard_rules_ignored() -> None:
+    def plan(view: View) -> tuple[Placement, ...]:
+        ids = tuple(gpu.id for gpu in view.gpus)
+        return tuple(
+            Placement(job.id, ids[: job.spec.gpus])
+            for job in view.queue[:1]
+            if job.spec.gpus <= len(ids)
+        ) or waits(view, Reason("too_few"))
+
+    fails(plan, "only admissible GPUs")
+
+
+def waits(view: View, *reasons: Reason) -> tuple[Placement, ...]:
+    return tuple(Placement(job.id, reasons=reasons) for job in view.queue[:1])
+
+
+def test_gpus_that_are_not_there() -> None:
+    fails(lambda view: altered(good(view), gpus=(a_gpu(99).id,)), "as many GPUs|only admissible")
+
+
+def test_fewer_gpus_than_a_job_wants() -> None:
+    fails(lambda view: tuple(replace(p, gpus=p.gpus[:1]) for p in good(view)), "as many GPUs")
+
+
+def test_a_gpu_given_twice() -> None:
+    fails(lambda view: tuple(replace(p, gpus=p.gpus * 2) for p in good(view)), "given once")
+
+
+def test_a_job_that_wants_more_than_there_is() -> None:
+    def plan(view: View) -> tuple[Placement, ...]:
+        (*_, last) = view.queue or (None,)
+        if last and last.spec.gpus == 9:
+            return (Placement(last.id, (view.gpus[0].id,)),)
+        return good(view)
+
+    fails(plan, "9 of 1 GPU must wait")
+
+
+def test_jobs_that_are_not_queued() -> None:
+    def plan(view: View) -> tuple[Placement, ...]:
+        return tuple(replace(p, job=JobId(p.job + 1000)) for p in good(view))
+
+    fails(plan, "only queued jobs")
+
+
+def test_running_jobs() -> None:
+    def plan(view: View) -> tuple[Placement, ...]:
+        return (*good(view), *(Placement(job.id, job.gpus) for job in view.running))
+
+    fails(plan, "only queued jobs")
+
+
+def test_a_job_judged_twice() -> None:
+    fails(lambda view: (*good(view), *good(view)[:1]), "one placement per job")
+
+
+def test_a_silent_wait() -> None:
+    def plan(view: View) -> tuple[Placement, ...]:
+        return tuple(p if p.gpus else Placement(p.job) for p in good(view))
+
+    fails(plan, "told why")
+
+
+def test_a_wait_while_gpus_are_willing() -> None:
+    """One GPU's refusal does not say why the job was not given another."""
+
+    def plan(view: View) -> tuple[Placement, ...]:
+        return tuple(replace(p, gpus=()) for p in good(view))
+
+    fails(plan, "told why")
+
+
+def test_not_a_word_about_anyone() -> None:
+    fails(lambda view: tuple(p for p in good(view) if p.gpus), "not one of them is told why")
+
+
+def test_a_gpu_refused_and_given() -> None:
+    def plan(view: View) -> tuple[Placement, ...]:
+        reasons = (Reason("mood"),)
+        return tuple(
+            replace(p, verdicts=tuple(replace(v, refused=reasons) for v in p.verdicts))
+            for p in good(view)
+        )
+
+    fails(plan, "refused and given")
+
+
+def test_verdicts_on_other_gpus() -> None:
+    def plan(view: View) -> tuple[Placement, ...]:
+        return tuple(
+            replace(p, verdicts=tuple(replace(v, gpu=a_gpu(99).id) for v in p.verdicts))
+            for p in good(view)
+        )
+
+    fails(plan, "GPUs of the view")
+
+
+def test_nothing_ever_starts() -> None:
+    fails(lambda view: waits(view, Reason("mood")), "it must start")
+
+
+def test_an_answer_that_is_no_plan() -> None:
+    fails(lambda view: tuple((p.job, p.gpus) for p in good(view)), "Placements")  # type: ignore[misc]
+
+
+@dataclass
+class WrongRecovery:
+    answers: Iterator[object]
+    name: str = "wrong"
+
+    def decide(self, job: Job, exit: Exit) -> Retry | None:
+        return next(self.answers)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("answers", "rule"),
+    [
+        (itertools.repeat(True), "a Retry or None"),
+        (itertools.repeat(Retry("")), "says why"),
+        (itertools.cycle((Retry("once"), None)), "the same answer"),
+    ],
+)
+def test_wrong_recoveries(answers: Iterator[object], rule: str) -> None:
+    with pytest.raises(AssertionError, match=rule):
+        check_recovery(WrongRecovery(answers))
+
+
+@dataclass
+class WrongEstimator:
+    answer: object
+    name: str = "wrong"
+
+    def estimate(self, spec: JobSpec) -> Estimate | None:
+        return self.answer  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("answer", "rule"),
+    [
+        (8000, "an Estimate or None"),
+        (Estimate(0, "wrong"), "MiB"),
+        (Estimate(100, ""), "who says so"),
+        (Estimate(100, "wrong", low=200), "low"),
+        (Estimate(100, "wrong", high=50), "high"),
+    ],
+)
+def test_wrong_estimators(answer: object, rule: str) -> None:
+    with pytest.raises(AssertionError, match=rule):
+        check_estimator(WrongEstimator(answer))
