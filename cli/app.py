@@ -95,6 +95,4 @@ def run_app(args: list[str]) -> int:
         build()(args, prog_name="carma")
     except CarmaError as error:
         return report(error, as_json="--json" in args)
-    except SystemExit as exit:
-        return exit.code if isinstance(exit.code, int) else 0
     return 0

@@ -18,6 +18,8 @@ def run(args: list[str]) -> int:
     try:
         code = dispatch(args)
         sys.stdout.flush()
+    except SystemExit as exit:  # argparse and typer, after --help or a wrong option
+        return exit.code if isinstance(exit.code, int) else 0
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # `carma queue | head`: nobody reads on

@@ -60,7 +60,7 @@ def error(answer: tuple[int, dict[str, str]]) -> tuple[int, str]:
     return status, out["code"]
 
 
-# -- submitting -------------------------------------------------------------------------------------
+# -- submitting -------------------------------------------------------------------------------
 
 
 def test_a_submitted_job_is_on_disk_when_its_id_is_told(daemon: Daemon) -> None:
@@ -263,7 +263,7 @@ def test_an_estimate_says_where_the_job_would_fit(daemon: Daemon) -> None:
     assert sorted(one["fits"] for one in out["fits"]) == [False, True, True]
 
 
-# -- looking ----------------------------------------------------------------------------------------
+# -- looking ----------------------------------------------------------------------------------
 
 
 def test_a_job_is_told_from_submission_to_its_end(daemon: Daemon) -> None:
@@ -445,7 +445,7 @@ def test_wrong_paths_and_methods(daemon: Daemon) -> None:
     assert error(daemon.call("GET", "/v1/cancel")) == (405, "bad_request")
 
 
-# -- acting -----------------------------------------------------------------------------------------
+# -- acting -----------------------------------------------------------------------------------
 
 
 def act(daemon: Daemon, what: str, select: object, **more: object) -> dict[str, tuple[bool, str]]:
@@ -504,7 +504,7 @@ def test_selections() -> None:
             parse_label(wrong)
 
 
-# -- who asks ---------------------------------------------------------------------------------------
+# -- who asks ---------------------------------------------------------------------------------
 
 
 @needs_root
@@ -515,7 +515,7 @@ def test_everybody_touches_only_what_is_theirs(daemon: Daemon) -> None:
         answer: tuple[int, dict[str, object]] = as_uid(ADA, daemon.path, method, path, body)
         return answer
 
-    status, out = ada("POST", "/v1/jobs", JOB)
+    status, _ = ada("POST", "/v1/jobs", JOB)
     assert status == 201
     stored = daemon.store.job(2)
     assert stored is not None
@@ -597,7 +597,7 @@ def test_without_a_socket_nobody_is_trusted(daemon: Daemon) -> None:
     assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
 
 
-# -- connections ------------------------------------------------------------------------------------
+# -- connections ------------------------------------------------------------------------------
 
 
 def connect(daemon: Daemon) -> socket.socket:

@@ -15,7 +15,8 @@ from carmad.gpu import dcgm
 from carmad.gpu.dcgm import DcgmProfiler, Entity, Place, parse_discovery, parse_row, unavailable
 from carmad.gpu.profiler import Activity, Unit
 
-A, B, MIG = GpuId("GPU-aaaa"), GpuId("GPU-bbbb"), GpuId("MIG-1111")
+A, B = GpuId("GPU-aaaa"), GpuId("GPU-bbbb")
+MIG, MIG2 = GpuId("MIG-1111"), GpuId("MIG-2222")
 UNITS = (Unit(Gpu(A, 0, "H100", 80000)), Unit(Gpu(B, 1, "H100", 80000)))
 
 # DCGM's ids are not in the order of anything.
@@ -52,6 +53,7 @@ TREE = f"""\
 | GPU 0             | GPU {A} (EntityID: 1)                                         |
 | -> I 0/1          | GPU Instance (EntityID: 7)                                         |
 |    -> CI 0/1/0    | Compute Instance (EntityID: 9)                                     |
+|    -> CI 0/1/1    | Compute Instance (EntityID: 10)                                    |
 | -> I 0/13         | GPU Instance (EntityID: 8)                                         |
 |    -> CI 0/13/0   | Compute Instance (EntityID: 6)                                     |
 +-------------------+--------------------------------------------------------------------+
@@ -176,6 +178,7 @@ def test_discovery_finds_mig_instances_by_the_drivers_ids() -> None:
         Place(B): Entity("GPU", 0),
         Place(A, 1): Entity("GPU-I", 7),
         Place(A, 1, 0): Entity("GPU-CI", 9),
+        Place(A, 1, 1): Entity("GPU-CI", 10),
         Place(A, 13): Entity("GPU-I", 8),
         Place(A, 13, 0): Entity("GPU-CI", 6),
     }
@@ -251,13 +254,16 @@ def test_values_that_are_not_to_be_had_are_explained(dcgmi: FakeDcgmi) -> None:
 
 
 def test_a_mig_instance_takes_its_sms_from_ci_and_its_memory_from_gi(dcgmi: FakeDcgmi) -> None:
-    unit = Unit(Gpu(MIG, 0, "H100 1g", 10000, parent=A), gpu_instance=1, compute_instance=0)
+    first = Unit(Gpu(MIG, 0, "H100 1g", 10000, parent=A), gpu_instance=1, compute_instance=0)
+    second = Unit(Gpu(MIG2, 1, "H100 1g", 10000, parent=A), gpu_instance=1, compute_instance=1)
     dcgmi.keep_printing(
-        "GPU 1     0.9 0.9 0.9\nGPU-I 7   0.3 N/A 0.5\nGPU-CI 9  0.4 0.2 0.1\nGPU-I 8 1 1 1\n"
+        "GPU 1  0.9 0.9 0.9\nGPU-I 7  0.3 N/A 0.5\nGPU-I 8  1 1 1\n"
+        "GPU-CI 9  0.4 0.2 0.1\nGPU-CI 10  N/A 0.6 N/A\n"
     )
-    with opened(dcgmi, (unit,)) as profiler:
-        eventually(lambda: profiler.read() == {MIG: Activity(0.4, 0.2, 0.5)})
-    assert dcgmi.calls("dmon")[0].endswith("-i ci:9,i:7")
+    wanted = {MIG: Activity(0.4, 0.2, 0.5), MIG2: Activity(0.3, 0.6, 0.5)}
+    with opened(dcgmi, (first, second)) as profiler:
+        eventually(lambda: profiler.read() == wanted)
+    assert dcgmi.calls("dmon")[0].endswith("-i ci:9,i:7,ci:10")
 
 
 def test_no_dcgmi_is_no_trouble_but_said(tmp_path: Path) -> None:

@@ -181,6 +181,23 @@ def test_looking_again_while_the_driver_is_gone_does_not_stop_the_retries(nvml: 
         assert only(source, T + 10).fault is None
 
 
+def test_a_failed_look_lets_go_of_what_it_took_and_no_more(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> int:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
+
+    nvml.show(gpu(A))
+    with opened() as source:
+        monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", fails)
+        with pytest.raises(CarmaError):
+            source.discover()
+        assert only(source).fault is None
+    with pytest.raises(CarmaError):
+        source.discover()
+    assert nvml.references == 0
+
+
 def test_no_library_is_a_user_error_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_library(_name: str) -> None:
         raise OSError
@@ -450,6 +467,16 @@ def test_the_driver_goes_and_comes_back(nvml: FakeNvml) -> None:
         samples = source.sample(T + 10)
         assert [(s.fault, s.memory_used_mib) for s in samples] == [(None, 1000)] * 2
         assert source.pids(GpuId(A)) == frozenset()
+
+
+def test_another_driver_is_asked_anew_for_what_the_old_one_lacked(nvml: FakeNvml) -> None:
+    nvml.show(gpu(A, "fail nvmlDeviceGetPowerUsage 3"))
+    with opened() as source:
+        assert only(source).power_w is None
+        nvml.show("gone 9", gpu(A))
+        assert only(source).fault
+        nvml.show("epoch 1", gpu(A))
+        assert only(source, T + 10).power_w == 250.5
 
 
 def test_a_driver_restarted_unseen_is_reconnected_to(nvml: FakeNvml) -> None:

@@ -154,3 +154,8 @@ SHORT = {
     "quota": "Quota",
     "policy_failed": "PolicyFailed",
 }
+
+# Whose detail fits into a table: a job, a user, or an admin's few words.
+DETAILED = frozenset(
+    {"first_kernel", "dependency", "mps_user", "busy", "exclusive", "drained", "fault"}
+)

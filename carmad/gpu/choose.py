@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from carmad.errors import CarmaError
-from carmad.gpu import dcgm, gpm, nvml
+from carmad.gpu import dcgm, driver, gpm
 from carmad.gpu.dcgm import DcgmProfiler
 from carmad.gpu.gpm import GpmProfiler
 from carmad.gpu.nvml import NvmlSource
@@ -39,12 +39,12 @@ def choose(name: str, period_s: float) -> TelemetrySource:
 
 
 def _best_profiler(period_s: float) -> Profiler:
-    nvml.connect()
+    driver.connect()
     try:
-        boards, _ = nvml.list_boards()
-        without_gpm = gpm.lacking(nvml.units_of(boards))
+        boards, _ = driver.list_boards()
+        without_gpm = gpm.lacking(driver.units_of(boards))
     finally:
-        nvml.disconnect()
+        driver.disconnect()
     if not without_gpm:
         return GpmProfiler()
     no_dcgm = dcgm.unavailable()

@@ -163,8 +163,11 @@ class Mps:
         if any(self._clients(gpu).values()):
             return False
         self._ask(gpu, "quit")
-        self._end(gpu)
-        return self._wait(lambda: not self._alive(gpu))
+        ours = gpu in self._children
+        gone = self._wait(lambda: not self._alive(gpu) and (self._ended(gpu) or not ours))
+        if gone:
+            self._end(gpu)
+        return gone
 
     def _end(self, gpu: GpuId) -> None:
         """Of a daemon that nobody uses: one that was told to quit, or that never came up."""
@@ -173,7 +176,7 @@ class Mps:
                 stop = ["systemctl", *self._manager(), "stop", self._unit(gpu)]
                 subprocess.run(stop, capture_output=True, timeout=SYSTEMD_WITHIN_S)
             elif child := self._children.pop(gpu, None):
-                child.terminate()
+                child.kill()
                 child.wait(ANSWER_WITHIN_S)
 
     def _make_directories(self, gpu: GpuId) -> None:
@@ -183,7 +186,7 @@ class Mps:
         if len(os.fsencode(pipe / LONGEST_SOCKET)) > SOCKET_PATH_MAX:
             raise CarmaError(
                 f"the path {pipe} is too long for the sockets of MPS",
-                "give carmad a shorter runtime directory",
+                "give carmad a state directory with a shorter path: CARMA_STATE_DIR",
             )
         if pipe.exists():
             shutil.rmtree(pipe)
@@ -342,7 +345,9 @@ class Mps:
         return self.log(gpu) / "console.log"
 
     def _where_it_speaks(self, gpu: GpuId) -> str:
-        return f"journalctl -u {self._unit(gpu)}" if self._systemd else str(self._console(gpu))
+        if self._systemd:
+            return " ".join(["journalctl", *self._manager(), "-u", self._unit(gpu)])
+        return str(self._console(gpu))
 
     def _flags_file(self, gpu: GpuId) -> Path:
         return self._home(gpu) / "flags"

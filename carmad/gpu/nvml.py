@@ -7,8 +7,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import psutil
@@ -16,13 +15,23 @@ import pynvml
 
 from carmad.core.types import Gpu, GpuId, GpuSample, ProcessUse
 from carmad.errors import CarmaError
+from carmad.gpu.driver import (
+    FAULTS,
+    MIB,
+    NEVER,
+    Board,
+    connect,
+    disconnect,
+    in_words,
+    list_boards,
+    units_of,
+)
 from carmad.gpu.events import EventWatcher
 from carmad.gpu.profiler import PROFILED, Activity, Profiler, Unit
 from carmad.gpu.source import Capabilities, Health
 
 _T = TypeVar("_T")
 
-_MIB = 1024 * 1024
 _RECONNECT_S = 5.0
 _READINGS = (
     "memory",
@@ -35,51 +44,7 @@ _READINGS = (
     "health",
 )
 
-# The reading is not to be had on this GPU, ever: asked once.
-_NEVER = {
-    pynvml.NVML_ERROR_NOT_SUPPORTED,
-    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,  # the driver is older than the binding
-    pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
-    pynvml.NVML_ERROR_INVALID_ARGUMENT,  # some calls say this of a MIG instance
-    pynvml.NVML_ERROR_NO_PERMISSION,
-}
-
-# Whichever reading brings one of these, the GPU takes no job.
-_FAULTS = {
-    pynvml.NVML_ERROR_GPU_IS_LOST: "the GPU is lost: it has fallen off the bus; reboot the machine",
-    pynvml.NVML_ERROR_RESET_REQUIRED: "the GPU must be reset: nvidia-smi --gpu-reset",
-    pynvml.NVML_ERROR_GPU_NOT_FOUND: "the driver no longer finds the GPU",
-    pynvml.NVML_ERROR_IRQ_ISSUE: "the GPU's interrupts do not arrive; see dmesg",
-    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "the NVIDIA driver is not loaded",
-    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "NVIDIA's libnvidia-ml.so.1 is not installed",
-    # The process keeps the library that it has loaded.
-    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: (
-        "the NVIDIA driver was upgraded: load the new kernel module, then restart carmad"
-    ),
-    pynvml.NVML_ERROR_UNINITIALIZED: "the NVIDIA driver was restarted",
-}
-
-# Faults only where memory, processes or the GPU itself were asked for.
-_VITAL_FAULTS = {
-    pynvml.NVML_ERROR_UNKNOWN: "the driver reports an unknown error for the GPU; see dmesg",
-    pynvml.NVML_ERROR_OPERATING_SYSTEM: (
-        "the operating system denies access to the GPU: see /dev/nvidia* and the cgroup's devices"
-    ),
-    pynvml.NVML_ERROR_NO_PERMISSION: "no permission to open the GPU: see /dev/nvidia*",
-    pynvml.NVML_ERROR_NOT_FOUND: "the driver no longer knows the GPU or MIG instance",
-}
-
-
 _NO_INSTANCE = "{} takes no job: MIG is on and it has no instance"
-
-
-@dataclass(frozen=True, slots=True)
-class Board:
-    """A physical GPU, and what takes jobs on it: itself, or its MIG instances."""
-
-    id: GpuId
-    bus: tuple[int, int, int]  # PCI domain, bus, device
-    units: tuple[Unit, ...]
 
 
 class NvmlSource:
@@ -238,12 +203,12 @@ class NvmlSource:
             )
         except pynvml.NVMLError as error:
             self._handles.pop(gpu.id, None)
-            return GpuSample(gpu.id, at, fault=_in_words(error))
+            return GpuSample(gpu.id, at, fault=in_words(error))
         return GpuSample(
             gpu.id,
             at,
-            memory_used_mib=None if memory is None else memory.used // _MIB,
-            memory_free_mib=None if memory is None else memory.free // _MIB,
+            memory_used_mib=None if memory is None else memory.used // MIB,
+            memory_free_mib=None if memory is None else memory.free // MIB,
             sm_active=activity.sm_active,
             sm_occupancy=activity.sm_occupancy,
             dram_active=activity.dram_active,
@@ -276,9 +241,9 @@ class NvmlSource:
             return read()
         except pynvml.NVMLError as error:
             stale_handle = vital and error.value == pynvml.NVML_ERROR_INVALID_ARGUMENT
-            if error.value in _NEVER and not stale_handle:
+            if error.value in NEVER and not stale_handle:
                 self._never[gpu, reading] = str(error)
-            elif vital or error.value in _FAULTS:
+            elif vital or error.value in FAULTS:
                 raise
             return None
 
@@ -314,7 +279,7 @@ class NvmlSource:
         # An MPS client may be in either list or in both: a union, never a sum.
         for process in [*(compute or ()), *(clients or ())]:
             used = process.usedGpuMemory
-            mib = None if used is None else used // _MIB
+            mib = None if used is None else used // MIB
             memory[process.pid] = max(
                 (known for known in (mib, memory.get(process.pid)) if known is not None),
                 default=None,
@@ -353,101 +318,3 @@ class NvmlSource:
             except psutil.Error:
                 self._people[pid] = "", ""
         return self._people[pid]
-
-
-def connect() -> None:
-    """Initialise NVML. Raises CarmaError with what an admin can do."""
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        raise _no_driver(error) from error
-
-
-def disconnect() -> None:
-    # The driver may be gone already.
-    with contextlib.suppress(pynvml.NVMLError):
-        pynvml.nvmlShutdown()
-
-
-def list_boards() -> tuple[list[Board], list[str]]:
-    """The physical GPUs in NVML's order, and notes on those that cannot be opened. NVML must be
-    initialised. Raises CarmaError."""
-    try:
-        count = pynvml.nvmlDeviceGetCount()
-    except pynvml.NVMLError as error:
-        raise _no_driver(error) from error
-    boards, unopened = [], []
-    for index in range(count):
-        try:
-            boards.append(_board(pynvml.nvmlDeviceGetHandleByIndex(index)))
-        except pynvml.NVMLError as error:
-            unopened.append(f"GPU {index} cannot be opened: {_in_words(error)}")
-    return boards, unopened
-
-
-def units_of(boards: Iterable[Board]) -> tuple[Unit, ...]:
-    """What takes jobs, numbered in the order given."""
-    units = [unit for board in boards for unit in board.units]
-    return tuple(
-        replace(unit, gpu=replace(unit.gpu, index=index)) for index, unit in enumerate(units)
-    )
-
-
-def _board(handle: Any) -> Board:
-    pci = pynvml.nvmlDeviceGetPciInfo(handle)
-    return Board(
-        GpuId(pynvml.nvmlDeviceGetUUID(handle)),
-        (pci.domain, pci.bus, pci.device),
-        tuple(_units_on(handle)),
-    )
-
-
-def _units_on(handle: Any) -> list[Unit]:
-    parent = GpuId(pynvml.nvmlDeviceGetUUID(handle))
-    try:
-        mig_on = pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE
-    except pynvml.NVMLError as error:
-        if error.value not in _NEVER:
-            raise
-        mig_on = False
-    if not mig_on:
-        return [Unit(_gpu(handle, None))]
-    units = []
-    for slot in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-        try:
-            instance = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, slot)
-        except pynvml.NVMLError as error:
-            if error.value != pynvml.NVML_ERROR_NOT_FOUND:
-                raise
-            continue  # slots may have holes
-        units.append(
-            Unit(
-                _gpu(instance, parent),
-                pynvml.nvmlDeviceGetGpuInstanceId(instance),
-                pynvml.nvmlDeviceGetComputeInstanceId(instance),
-            )
-        )
-    return units
-
-
-def _gpu(handle: Any, parent: GpuId | None) -> Gpu:
-    memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
-    return Gpu(
-        id=GpuId(pynvml.nvmlDeviceGetUUID(handle)),
-        index=0,
-        name=pynvml.nvmlDeviceGetName(handle),
-        memory_mib=(memory.total - memory.reserved) // _MIB,
-        parent=parent,
-    )
-
-
-def _no_driver(error: Any) -> CarmaError:
-    return CarmaError(
-        _in_words(error),
-        "nvidia-smi must work on this machine first; to try CARMA without a GPU, "
-        "use the emulated source",
-    )
-
-
-def _in_words(error: Any) -> str:
-    return _FAULTS.get(error.value) or _VITAL_FAULTS.get(error.value) or f"NVML: {error}"

@@ -243,12 +243,17 @@ async def wait(
 
 async def _first(request: Request, ended: asyncio.Event, timeout_s: float) -> None:
     """Until the job has ended, the time is up, or nobody waits for the answer any more."""
-    waits = {asyncio.ensure_future(ended.wait()), asyncio.ensure_future(request.receive())}
+    waits = {asyncio.ensure_future(ended.wait()), asyncio.ensure_future(_gone(request))}
     try:
         await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for waiting in waits:
             waiting.cancel()
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 async def _mine(call: Call, label: str) -> tuple[Job, Scene]:

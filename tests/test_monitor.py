@@ -1,0 +1,142 @@
+"""From a source's readings to the core's events."""
+
+import pytest
+
+from carmad.config import Monitor as Settings
+from carmad.core.messages import Discovered, DrainRequested, Sampled
+from carmad.core.types import GpuSample, JobId, ProcessUse
+from carmad.daemon.monitor import Monitor
+from carmad.daemon.rollup import Rollup, averaged
+from carmad.errors import CarmaError
+from carmad.gpu.source import Capabilities, Health
+from carmad.testing import a_gpu, a_job
+
+
+class Source:
+    name = "scripted"
+
+    def __init__(self):
+        self.gpus = (a_gpu(0), a_gpu(1))
+        self.processes = ()
+        self.news = ()
+        self.held = frozenset()
+        self.closed = False
+        self.free_mib = 20_000
+
+    def discover(self):
+        if isinstance(self.gpus, Exception):
+            raise self.gpus
+        return self.gpus
+
+    def sample(self, at):
+        used = 40_960 - self.free_mib
+        return tuple(
+            GpuSample(g.id, at, used, self.free_mib, 0.5, processes=self.processes)
+            for g in self.gpus
+        )
+
+    def pids(self, gpu):
+        return self.held
+
+    def health(self):
+        news, self.news = self.news, ()
+        return news
+
+    def capabilities(self):
+        return Capabilities("scripted", ())
+
+    def close(self):
+        self.closed = True
+
+
+class Inbox:
+    def __init__(self):
+        self.events = []
+
+    def clock(self):
+        return 100.0
+
+    def post(self, *events):
+        self.events += events
+
+    def of(self, kind):
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+@pytest.fixture
+def parts():
+    source, inbox, seen = Source(), Inbox(), []
+    owners = {77: JobId(7)}
+    monitor = Monitor(source, Settings(period_s=60), inbox, owners.get, seen.append)
+    yield monitor, source, inbox, seen
+    monitor.stop()
+    assert source.closed
+
+
+def test_the_first_reading_is_there_before_start_returns(parts):
+    monitor, source, inbox, seen = parts
+    monitor.start()
+    assert inbox.of(Discovered)[0].gpus == source.gpus
+    assert inbox.of(Sampled)[0].samples == seen[0]
+
+
+def test_no_driver_at_start_is_an_error_for_people(parts):
+    monitor, source, _, _ = parts
+    source.gpus = CarmaError("no driver", "load it")
+    with pytest.raises(CarmaError):
+        monitor.start()
+
+
+def test_processes_are_named_after_their_jobs(parts):
+    monitor, source, inbox, _ = parts
+    source.processes = (ProcessUse(77, 500), ProcessUse(78, 600))
+    monitor.start()
+    named = inbox.of(Sampled)[0].samples[0].processes
+    assert [process.job for process in named] == [7, None]
+
+
+def test_memory_is_gone_when_the_driver_has_forgotten_the_job_s_processes(parts):
+    monitor, source, _, _ = parts
+    source.processes = (ProcessUse(77, 500),)
+    monitor.start()
+    job = a_job(7, gpus=(a_gpu(0).id,))
+    source.held = frozenset({77, 78})
+    assert not monitor.memory_gone(job)
+    source.held = frozenset({78})
+    assert monitor.memory_gone(job)
+
+
+def test_a_full_gpu_is_remembered_for_its_jobs(parts):
+    monitor, source, _, _ = parts
+    source.processes = (ProcessUse(77, 40_000),)
+    source.free_mib = 500
+    monitor.start()
+    assert monitor.was_full(JobId(7))
+    assert not monitor.was_full(JobId(8))
+
+
+def test_bad_news_drains_a_gpu(parts):
+    monitor, source, inbox, _ = parts
+    gpu = source.gpus[0].id
+    source.news = (
+        Health(gpu, 1.0, "Xid 13: a job's fault", drain=False),
+        Health(gpu, 1.0, "Xid 79: fallen off the bus", drain=True),
+    )
+    monitor.start()
+    (drained,) = inbox.of(DrainRequested)
+    assert (drained.gpu, drained.reason) == (gpu, "Xid 79: fallen off the bus")
+
+
+def test_readings_are_averaged_and_what_is_unknown_stays_unknown():
+    samples = [
+        GpuSample("g", 1.0, 100, 900, sm_active=0.2, energy_mj=5),
+        GpuSample("g", 2.0, 300, 700, sm_active=0.4, energy_mj=9),
+        GpuSample("g", 3.0, 200, 800, energy_mj=12),
+    ]
+    mean = averaged(samples)
+    assert mean.sm_active == pytest.approx(0.3)
+    assert (mean.dram_active, mean.memory_used_mib, mean.energy_mj, mean.at) == (None, 200, 12, 3.0)
+    rollup = Rollup()
+    rollup.add(samples)
+    assert rollup.take() == [mean]
+    assert rollup.take() == []

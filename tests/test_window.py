@@ -1,0 +1,88 @@
+"""The risk analysis of the CARMA paper, 3.3."""
+
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carmad.config import Monitor, Risk
+from carmad.core.types import GpuSample
+from carmad.core.window import Score, Window, ema, percentile, risk
+
+fractions = st.lists(st.floats(0, 1), min_size=1, max_size=60)
+
+
+def fed(values, monitor=None, **others):
+    window = Window(monitor or Monitor(), Risk())
+    for at, value in enumerate(values):
+        window.add(GpuSample("g", float(at), sm_active=value, **others))
+    return window
+
+
+def test_the_weighted_sum_by_hand():
+    values = [0.0, 1.0, 1.0, 1.0, 1.0]  # mean .8, median 1, p95 1; α = 2/3 for a span of 2
+    last = 0.0
+    for _ in range(4):
+        last += (2 / 3) * (1.0 - last)
+    assert risk(values, 2, Risk()) == pytest.approx(0.2 * 0.8 + 0.3 + 0.3 + 0.2 * last)
+
+
+@given(fractions)
+def test_the_weights_add_up_so_risk_stays_between_the_extremes(values):
+    assert min(values) - 1e-9 <= risk(values, 30, Risk()) <= max(values) + 1e-9
+
+
+@given(fractions)
+def test_percentile_and_ema_agree_with_their_definitions(values):
+    ordered = sorted(values)
+    assert percentile(ordered, 0.5) == pytest.approx(statistics.median(values))
+    if len(values) > 1:
+        expected = statistics.quantiles(values, n=20, method="inclusive")[-1]
+        assert percentile(ordered, 0.95) == pytest.approx(expected)
+    assert ema([values[0]] * 5, 30) == pytest.approx(values[0])
+
+
+def test_only_the_window_counts():
+    window = fed([1.0] * 30 + [0.0] * 30)
+    assert window.score.sm_active == 0.0
+    assert window.score.samples == 30
+
+
+def test_utilisation_stands_in_for_smact_and_says_so():
+    window = Window(Monitor(), Risk())
+    window.add(GpuSample("g", 0.0, utilization=0.9))
+    score = window.score
+    assert (score.sm_source, score.sm_active) == ("utilization", pytest.approx(0.9))
+    assert score.sm_occupancy is None and score.dram_active is None
+
+
+def test_nothing_known_is_no_risk_and_no_zero():
+    window = Window(Monitor(), Risk())
+    window.add(GpuSample("g", 0.0))
+    assert window.score == Score(samples=1)
+    assert not window.score.risky(Risk())
+
+
+@pytest.mark.parametrize(
+    ("sm", "occupancy", "dram", "risky"),
+    [
+        (0.80, 0.45, 0.0, True),
+        (0.80, 0.0, 0.40, True),
+        (0.80, 0.44, 0.39, False),
+        (0.79, 1.0, 1.0, False),
+        (0.95, None, 0.1, False),
+        (0.95, None, None, True),  # SMACT decides alone
+    ],
+)
+def test_the_threshold_test(sm, occupancy, dram, risky):
+    assert Score(sm, occupancy, dram, "sm_active").risky(Risk()) is risky
+
+
+def test_a_gap_in_the_readings_starts_the_watch_anew():
+    window = Window(Monitor(stale_s=5), Risk())
+    for at in (0.0, 1.0, 2.0):
+        window.add(GpuSample("g", at))
+    assert window.since == 0.0
+    window.add(GpuSample("g", 60.0))
+    assert window.since == 60.0
