@@ -17,7 +17,10 @@ PLAN_TIMEOUT_S = 2.0
 
 
 def policy(settings: Settings) -> Policy:
-    return Guarded(cast(Policy, _load("policies", settings.policy, settings)))
+    found = cast(Policy, _load("policies", settings.policy, settings))
+    if not isinstance(getattr(found, "name", None), str):
+        raise CarmaError(f"the policy {settings.policy!r} has no name", "see carmad.plugin.Policy")
+    return Guarded(found)
 
 
 def recovery(settings: Settings) -> Recovery:

@@ -31,7 +31,7 @@ def status(answer: StatusOut, width: int, bars: bool, ascii_only: bool = False) 
     ]
     for title, jobs in (("jobs", live), ("ended in the last minutes", mine)):
         if jobs:
-            parts += [Text(f"\n{title}", style="bold"), render.queue(jobs)]
+            parts += [Text(f"\n{title}", style="bold"), render.JobTable(jobs)]
     if not live:
         parts.append(Text("\nno jobs: submit one with `carma submit -- COMMAND`"))
     return Group(*parts)
@@ -106,9 +106,7 @@ def _who(gpu: GpuOut) -> Text:
 def gpu_report(answer: GpusOut) -> RenderableType:
     """Every GPU with its risk, the limits that it is held against below. UUIDs: --json."""
     limits = answer["thresholds"]
-    made = render.table(
-        "GPU> NAME USED> TOTAL> PROMISABLE> SMACT> SMOCC> DRAMA> RISK JOBS> STATE"
-    )
+    made = render.table("GPU> NAME USED> TOTAL> PROMISABLE> SMACT> SMOCC> DRAMA> RISK JOBS> STATE")
     for gpu in answer["gpus"]:
         risk = gpu["risk"]
         made.add_row(

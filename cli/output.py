@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -57,6 +58,8 @@ def console() -> Console:
 
 
 def show(renderable: RenderableType) -> None:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8 gets question marks
     screen = console()
     with screen.capture() as captured:
         screen.print(renderable)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rich.console import Group, RenderableType
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from cli.columns import COLUMNS, QUEUE, where
+from cli.columns import COLUMNS, QUEUE, Column, where
 from cli.format import (
     NOTHING,
     clean,
@@ -36,6 +39,9 @@ if TYPE_CHECKING:
         WhyOut,
     )
 
+GAP = "  "
+NARROWEST = 4
+STATES = ("ST", "STATE")
 STATE_STYLE = {
     "PD": "yellow",
     "RQ": "bold yellow",
@@ -51,9 +57,9 @@ STATE_STYLE = {
 }
 
 
-def table(headers: str, noheader: bool = False) -> Table:
+def table(headers: str) -> Table:
     """A table as squeue draws it. `headers`: a > after one sets its column right, uncut."""
-    made = Table(box=None, pad_edge=False, show_header=not noheader, header_style="bold")
+    made = Table(box=None, pad_edge=False, header_style="bold")
     for header in headers.split():
         right = header.endswith(">")
         made.add_column(header.rstrip(">"), justify="right" if right else "left", no_wrap=right)
@@ -65,15 +71,65 @@ def cell(text: str, style: str = "") -> Text:
     return Text(text, style=style, no_wrap=True, overflow="ellipsis")
 
 
-def queue(jobs: Sequence[JobOut], fields: Sequence[str] = QUEUE, noheader: bool = False) -> Table:
-    columns = [COLUMNS[field] for field in fields]
-    made = table(" ".join(c.header + ">" * c.number for c in columns), noheader)
-    for job in jobs:
-        style = STATE_STYLE.get(job["code"], "")
-        made.add_row(
-            *(cell(c.cell(job), style if c.header in ("ST", "STATE") else "") for c in columns)
-        )
-    return made
+@dataclass(frozen=True, slots=True)
+class JobTable:
+    """Jobs, a line each. There may be ten thousand, and rich's own tables take a ms for each."""
+
+    jobs: Sequence[JobOut]
+    fields: Sequence[str] = QUEUE
+    noheader: bool = False
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        columns = [COLUMNS[field] for field in self.fields]
+        rows = [[column.cell(job) for column in columns] for job in self.jobs]
+        widths = _widths(columns, rows, options.max_width)
+        if not self.noheader:
+            headers = [column.header for column in columns]
+            yield Segment(_line(headers, columns, widths), console.get_style("bold"))
+            yield Segment.line()
+        state = next((at for at, column in enumerate(columns) if column.header in STATES), None)
+        for job, row in zip(self.jobs, rows, strict=True):
+            if state is None:
+                yield Segment(_line(row, columns, widths))
+            else:
+                style = console.get_style(STATE_STYLE.get(job["code"], "none"))
+                upto = slice(None, state), slice(state, state + 1), slice(state + 1, None)
+                before, self_, after = (_line(row[s], columns[s], widths[s]) for s in upto)
+                yield Segment(before + GAP * bool(before))
+                yield Segment(self_, style)
+                yield Segment(GAP * bool(after) + after)
+            yield Segment.line()
+
+
+def _widths(columns: Sequence[Column], rows: Sequence[Sequence[str]], room: int) -> list[int]:
+    """As wide as what they hold; where that is too much, the widest words give way."""
+    widths = [
+        max(len(column.header), *(cell_len(row[at]) for row in rows), 0)
+        for at, column in enumerate(columns)
+    ]
+    words = [at for at, column in enumerate(columns) if not column.number]
+    excess = sum(widths) + len(GAP) * (len(widths) - 1) - room
+    while excess > 0 and words:
+        widest = max(words, key=lambda at: widths[at])
+        if widths[widest] <= NARROWEST:
+            break
+        widths[widest] -= 1
+        excess -= 1
+    return widths
+
+
+def _line(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> str:
+    return GAP.join(
+        _fitted(text, width, column.number)
+        for text, column, width in zip(cells, columns, widths, strict=True)
+    )
+
+
+def _fitted(text: str, width: int, right: bool) -> str:
+    length = cell_len(text)
+    if length > width:
+        return set_cell_size(text, width - 1) + "…"
+    return " " * (width - length) + text if right else text + " " * (width - length)
 
 
 def details(rows: Iterable[tuple[str, str]]) -> Table:

@@ -1,4 +1,4 @@
-"""A carmad of canned answers on a unix socket: what the API promises, without a daemon behind it."""
+"""A carmad of canned answers on a unix socket: what the API promises, and nothing behind it."""
 
 from __future__ import annotations
 
@@ -106,9 +106,19 @@ def ended(code: int | None = 0, signal: int | None = None, **changes: Any) -> di
 
 def private(theirs: dict[str, Any]) -> dict[str, Any]:
     """What others see of a job."""
-    public = (
-        "id label user state code gpus gpus_wanted submitted_at started_at elapsed_s memory"
-    ).split()
+    public = [
+        "id",
+        "label",
+        "user",
+        "state",
+        "code",
+        "gpus",
+        "gpus_wanted",
+        "submitted_at",
+        "started_at",
+        "elapsed_s",
+        "memory",
+    ]
     return {key: theirs[key] for key in public} | {"name": "-"}
 
 
@@ -157,10 +167,17 @@ def gpu(index: int = 0, **changes: Any) -> dict[str, Any]:
 
 def blank_gpu(index: int) -> dict[str, Any]:
     """A GPU of which next to nothing can be measured."""
-    unknown = (
-        "memory_used_mib memory_free_mib sm_active sm_occupancy dram_active utilization power_w"
-        " energy_j temperature_c"
-    ).split()
+    unknown = [
+        "memory_used_mib",
+        "memory_free_mib",
+        "sm_active",
+        "sm_occupancy",
+        "dram_active",
+        "utilization",
+        "power_w",
+        "energy_j",
+        "temperature_c",
+    ]
     risk = dict.fromkeys(("sm_active", "sm_occupancy", "dram_active", "sm_source"))
     return gpu(
         index,

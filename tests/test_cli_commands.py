@@ -153,9 +153,7 @@ def test_each_verb_has_help(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"carma {verb}".replace("sub ", "submit ") in out or "carma submit" in out
 
 
-def test_usage_errors_exit_with_2(
-    fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_usage_errors_exit_with_2(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
     for words in ("queu", "show", "queue --nope", "queue -t purple", "queue -o nope", "queue -S x"):
         assert run(words.split()) == 2, words
     assert run(["history", "--since", "yesteryear"]) == 2
@@ -167,7 +165,7 @@ def test_usage_errors_exit_with_2(
 
 
 def test_queue_asks_for_what_is_wanted(fake: FakeDaemon) -> None:
-    assert run("queue -u bob -t R,pd -j 1,3,5-8".split()) == 0
+    assert run(["queue", "-u", "bob", "-t", "R,pd", "-j", "1,3,5-8"]) == 0
     assert fake.query == {"user": "bob", "states": "pending,queued,running", "select": "1,3,5-8"}
     assert run(["queue", "--me"]) == 0
     import pwd
@@ -175,18 +173,16 @@ def test_queue_asks_for_what_is_wanted(fake: FakeDaemon) -> None:
     assert fake.query == {"user": pwd.getpwuid(os.getuid()).pw_name}
 
 
-def test_queue_keeps_what_is_wanted(
-    fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_queue_keeps_what_is_wanted(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
     held = job(id=50, label="50", state="queued", code="H")
     fake.answers["GET", "/v1/jobs"] = {"schema": 1, "jobs": [job(), held]}
-    assert run("queue -h -t H -o jobid,st,user".split()) == 0
+    assert run(["queue", "-h", "-t", "H", "-o", "jobid,st,user"]) == 0
     assert capsys.readouterr().out.split() == ["50", "H", "alice"]
-    assert run("queue -h -t all -S -jobid -o jobid".split()) == 0
+    assert run(["queue", "-h", "-t", "all", "-S", "-jobid", "-o", "jobid"]) == 0
     assert capsys.readouterr().out.split() == ["50", "42"]
-    assert run("queue -l".split()) == 0
+    assert run(["queue", "-l"]) == 0
     assert "COMMAND" in capsys.readouterr().out
-    assert run("queue --json -t queued".split()) == 0
+    assert run(["queue", "--json", "-t", "queued"]) == 0
     assert [one["id"] for one in json.loads(capsys.readouterr().out)["jobs"]] == [50]
 
 
@@ -194,9 +190,9 @@ def test_queue_keeps_what_is_wanted(
 
 
 def test_selections_are_handed_on(fake: FakeDaemon) -> None:
-    assert run("cancel 1 3 5-8 40_[1-3]".split()) == 0
+    assert run(["cancel", "1", "3", "5-8", "40_[1-3]"]) == 0
     assert fake.body == {"select": "1,3,5-8,40_[1-3]", "user": None}
-    assert run("cancel all -u bob".split()) == 0
+    assert run(["cancel", "all", "-u", "bob"]) == 0
     assert fake.body == {"select": "all", "user": "bob"}
 
 
@@ -246,7 +242,12 @@ def test_logs(fake: FakeDaemon, tmp_path: Path, capfdbinary: pytest.CaptureFixtu
     log.write_bytes(b"one\ntwo\xff\nthree")
     assert run(["logs", "42"]) == 0
     assert capfdbinary.readouterr().out == b"one\ntwo\xff\nthree"
-    for count, end in ((0, b""), (1, b"three"), (2, b"two\xff\nthree"), (9, b"one\ntwo\xff\nthree")):
+    for count, end in (
+        (0, b""),
+        (1, b"three"),
+        (2, b"two\xff\nthree"),
+        (9, b"one\ntwo\xff\nthree"),
+    ):
         assert run(["logs", "-n", str(count), "42"]) == 0
         assert capfdbinary.readouterr().out == end
     log.write_bytes(b"x" * 70_000 + b"\n" + b"last\n")
@@ -299,7 +300,23 @@ def test_logs_are_followed_until_the_job_ends(
 
 
 def test_history_filters_and_csv(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("history -u bob -t F --since 2026-11-20T00:00:00Z -n 5 --csv".split()) == 0
+    assert (
+        run(
+            [
+                "history",
+                "-u",
+                "bob",
+                "-t",
+                "F",
+                "--since",
+                "2026-11-20T00:00:00Z",
+                "-n",
+                "5",
+                "--csv",
+            ]
+        )
+        == 0
+    )
     assert fake.query == {
         "user": "bob",
         "states": "failed",
@@ -311,9 +328,7 @@ def test_history_filters_and_csv(fake: FakeDaemon, capsys: pytest.CaptureFixture
     assert values["label"] == "42" and values["peak_mib"] == "9400" and values["signal"] == "9"
 
 
-def test_doctor_fails_if_a_check_does(
-    fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_doctor_fails_if_a_check_does(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["doctor", "--json"]) == 0
     names = [check["name"] for check in json.loads(capsys.readouterr().out)["checks"]]
     assert names == ["python", "driver", "mps", "settings", "disk", "store", "telemetry"]
@@ -411,9 +426,7 @@ def test_a_daemon_that_does_not_start_says_why(
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_knows_verbs_and_options(
-    shell: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_completion_knows_verbs_and_options(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["completion", shell]) == 0
     out = capsys.readouterr().out
     for word in ("submit", "queue", "gpu-mem", "noheader", "start", "carma completion ids"):
@@ -421,8 +434,8 @@ def test_completion_knows_verbs_and_options(
 
 
 def complete(script: str, *words: str) -> list[str]:
-    bash = f'{script}\nCOMP_WORDS=({" ".join(words)}); COMP_CWORD={len(words) - 1}\n'
-    bash += f'carma() {{ echo 42; }}\n_carma; echo "${{COMPREPLY[@]}}"'
+    bash = f"{script}\nCOMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}\n"
+    bash += 'carma() { echo 42; }\n_carma; echo "${COMPREPLY[@]}"'
     found = subprocess.run(["bash", "-c", bash], capture_output=True, text=True, check=True)
     return found.stdout.split()
 

@@ -36,7 +36,8 @@ def test_clock(seconds: float | None, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(None, "-"), (12, "12 s"), (300, "5 min"), (12600, "3.5 h"), (2e5, "2.3 days")]
+    ("seconds", "text"),
+    [(None, "-"), (12, "12 s"), (300, "5 min"), (12600, "3.5 h"), (2e5, "2.3 days")],
 )
 def test_span(seconds: float | None, text: str) -> None:
     assert format.span(seconds) == text
@@ -49,23 +50,33 @@ def test_bar() -> None:
 
 
 def test_queue_has_the_columns_people_know() -> None:
-    header, running, waiting = plain(render.queue([fake.job(), fake.waiting()])).splitlines()
+    header, running, waiting = plain(render.JobTable([fake.job(), fake.waiting()])).splitlines()
     assert header.split() == (
-        "JOBID NAME USER ST TIME LIMIT GPUS VRAM(USED/EST) GPU(REASON)".split()
+        ["JOBID", "NAME", "USER", "ST", "TIME", "LIMIT", "GPUS", "VRAM(USED/EST)", "GPU(REASON)"]
     )
-    assert running.split() == "42 train alice R 50:00 2:00:00 1 9.1G/11.0G 0".split()
+    assert running.split() == [
+        "42",
+        "train",
+        "alice",
+        "R",
+        "50:00",
+        "2:00:00",
+        "1",
+        "9.1G/11.0G",
+        "0",
+    ]
     assert waiting.split(None, 8)[-1] == "(GpuMemory: GPU1 30.0G free, need 82.0G)"
 
 
 def test_a_stranger_s_job_is_shown_as_far_as_it_is_known() -> None:
     theirs = fake.private(fake.job(user="bob"))
     every = tuple(columns.COLUMNS)
-    assert "bob" in plain(render.queue([theirs], every))
+    assert "bob" in plain(render.JobTable([theirs], every))
     assert "bob" in plain(render.show(theirs))
 
 
 def test_a_narrow_terminal_cuts_names_and_keeps_numbers() -> None:
-    text = plain(render.queue([fake.job(name="n" * 60)]), width=80)
+    text = plain(render.JobTable([fake.job(name="n" * 60)]), width=80)
     assert "9.1G/11.0G" in text and "2:00:00" in text
     assert len(text.splitlines()) == 2
 
@@ -73,7 +84,7 @@ def test_a_narrow_terminal_cuts_names_and_keeps_numbers() -> None:
 def test_an_ended_job_says_how() -> None:
     text = plain(render.show(fake.ended(code=None, signal=9)))
     assert "0:9  failure: ValueError: no such dataset" in text
-    assert plain(render.queue([fake.ended(code=3)])).endswith("0")
+    assert plain(render.JobTable([fake.ended(code=3)])).endswith("0")
 
 
 def test_sorting() -> None:
@@ -123,7 +134,9 @@ def test_gpus_shows_risk_beside_its_limits() -> None:
 
 def test_the_rest() -> None:
     assert "3.25 kWh" in plain(render.stats(fake.ANSWERS["GET", "/v1/stats"]))
-    assert "GPU 0: fits, 26.4G left" in plain(render.estimates(fake.ANSWERS["POST", "/v1/estimate"]))
+    assert "GPU 0: fits, 26.4G left" in plain(
+        render.estimates(fake.ANSWERS["POST", "/v1/estimate"])
+    )
     checks = plain(render.doctor(fake.ANSWERS["GET", "/v1/doctor"]))
     assert "no DCGM" in checks and "→ install it" in checks
     dry = {"schema": 1, "would_start": True, "verdicts": fake.REFUSALS, "chosen": ["GPU-b"]}
@@ -141,7 +154,7 @@ def test_other_people_s_words_cannot_drive_the_terminal() -> None:
     gpu["jobs"][0]["user"] = gpu["outsiders"][0]["user"] = NASTY
     why = {**fake.WHY, "headline": NASTY, "remedies": [NASTY]}
     shown: list[RenderableType] = [
-        render.queue([job], tuple(columns.COLUMNS)),
+        render.JobTable([job], tuple(columns.COLUMNS)),
         render.show(job),
         render.why(why),
         dashboard.gpus([gpu], bars=True),

@@ -84,8 +84,10 @@ def test_both_ways_to_write_a_time_agree(day: int, hour: int, minute: int, secon
 
 @pytest.mark.parametrize(
     ("text", "mib"),
-    [("12G", 12288), ("12GiB", 12288), ("12gb", 12288), ("900M", 900), ("900", 900)]
-    + [("1.5G", 1536), ("0.0015G", 2), ("1T", 1048576), (" 2 G ", 2048)],
+    [
+        *(("12G", 12288), ("12GiB", 12288), ("12gb", 12288), ("900M", 900), ("900", 900)),
+        *(("1.5G", 1536), ("0.0015G", 2), ("1T", 1048576), (" 2 G ", 2048)),
+    ],
 )
 def test_sizes(text: str, mib: int) -> None:
     assert parse.mebibytes(text) == mib
@@ -142,7 +144,9 @@ PARSERS: list[Callable[[str], object]] = [
 ]
 
 
-@given(st.sampled_from(PARSERS), st.text() | st.text("0123456789-:,.%@+=anowhdmsgKMGTZ", max_size=24))
+@given(
+    st.sampled_from(PARSERS), st.text() | st.text("0123456789-:,.%@+=anowhdmsgKMGTZ", max_size=24)
+)
 def test_no_word_makes_a_parser_fail_otherwise(read: Callable[[str], object], text: str) -> None:
     try:
         read(text)
@@ -228,7 +232,30 @@ def test_every_option_arrives(fake: FakeDaemon, tmp_path: Path) -> None:
 def test_the_request_is_one_that_the_server_takes(fake: FakeDaemon) -> None:
     from carmad.api.requests import SubmitIn
 
-    assert submit("-J x --gpu-mem 1G -t 5 --signal 12 -a 1 --after 3 -b now -o o echo".split()) == 0
+    assert (
+        submit(
+            [
+                "-J",
+                "x",
+                "--gpu-mem",
+                "1G",
+                "-t",
+                "5",
+                "--signal",
+                "12",
+                "-a",
+                "1",
+                "--after",
+                "3",
+                "-b",
+                "now",
+                "-o",
+                "o",
+                "echo",
+            ]
+        )
+        == 0
+    )
     SubmitIn.model_validate_json(json.dumps(fake.body))
     assert submit(["echo"]) == 0
     SubmitIn.model_validate_json(json.dumps(fake.body))
@@ -403,9 +430,7 @@ def test_the_id_is_printed(fake: FakeDaemon, capsys: pytest.CaptureFixture[str])
         (ended(exit=None) | {"state": "cancelled"}, 1),
     ],
 )
-def test_waiting_gives_the_jobs_exit_code(
-    fake: FakeDaemon, end: dict[str, Any], code: int
-) -> None:
+def test_waiting_gives_the_jobs_exit_code(fake: FakeDaemon, end: dict[str, Any], code: int) -> None:
     fake.answers["GET", "/v1/jobs/42/wait"] = end
     assert submit(["-W", "prog"]) == code
 
@@ -470,7 +495,12 @@ def test_usage_errors(
 
 @pytest.mark.parametrize(
     ("status", "code", "exit_code"),
-    [(403, "forbidden", 4), (403, "not_yours", 4), (422, "bad_request", 1), (503, "unavailable", 1)],
+    [
+        (403, "forbidden", 4),
+        (403, "not_yours", 4),
+        (422, "bad_request", 1),
+        (503, "unavailable", 1),
+    ],
 )
 def test_refusals(
     fake: FakeDaemon, capsys: pytest.CaptureFixture[str], status: int, code: str, exit_code: int
@@ -479,7 +509,11 @@ def test_refusals(
     assert submit(["prog"]) == exit_code
     assert capsys.readouterr() == ("", "carma: no\nhint: ask nicely\n")
     assert submit(["--json", "prog"]) == exit_code
-    assert json.loads(capsys.readouterr().out) == {"error": "no", "hint": "ask nicely", "code": code}
+    assert json.loads(capsys.readouterr().out) == {
+        "error": "no",
+        "hint": "ask nicely",
+        "code": code,
+    }
 
 
 def test_no_daemon(

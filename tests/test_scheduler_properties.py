@@ -60,7 +60,7 @@ EXITS = [
 class Server(RuleBasedStateMachine):
     policy = "magm"
     settings = Settings(
-        monitor=Monitor(window_s=3, first_kernel_timeout_s=20),
+        monitor=Monitor(window_s=3, stale_s=60, first_kernel_timeout_s=20),
         limits=Limits(backfill=1, gpus_per_user=5),
     )
 
@@ -74,6 +74,7 @@ class Server(RuleBasedStateMachine):
         self.next_id = 1
         self.make()
         self.tell(Discovered(self.now, GPUS))
+        self.sample(0, 0.0, True, None, 1)
 
     def make(self):
         self.scheduler = Scheduler(
@@ -143,6 +144,8 @@ class Server(RuleBasedStateMachine):
         )
         first, self.next_id = self.next_id, self.next_id + 1
         self.tell(Submitted(self.now, JobId(first), (spec,)))
+        if data.draw(st.integers(0, 3)):  # mostly, the estimate comes at once
+            self.tell(Estimated(self.now, JobId(first), None))
 
     @rule(tasks=st.integers(2, 4), limit=st.sampled_from([None, 1, 2]))
     def submit_an_array(self, tasks, limit):
@@ -247,7 +250,7 @@ class Server(RuleBasedStateMachine):
 class MpsServer(Server):
     policy = "lug"
     settings = Settings(
-        monitor=Monitor(window_s=2, first_kernel_timeout_s=20),
+        monitor=Monitor(window_s=2, stale_s=60, first_kernel_timeout_s=20),
         collocation=Collocation(mps=True, max_jobs_per_gpu=2),
     )
 

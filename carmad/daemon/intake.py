@@ -196,7 +196,7 @@ def _named(service: Service, label: str, live: Mapping[JobId, Job]) -> list[Job]
     if array is None or array.array != id:
         return [job]
     stored = service.store.history(array=id, limit=10_000)
-    tasks = [live.get(task.id, task) for task in stored]
+    tasks = [live.get(task.id, task) for task in reversed(stored)]
     if index is None:
         return tasks
     return [t for t in tasks if t.spec.array and t.spec.array.index == index] or _no_task(label)

@@ -42,6 +42,7 @@ log = logging.getLogger("carmad")
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
+    os.umask(0o022)  # sockets, pipes and cards are for others to reach
     _log_to(options.log_file)
     try:
         run(options)

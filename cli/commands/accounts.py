@@ -54,7 +54,7 @@ def history(
     else:
         from cli import render
 
-        output.show(render.queue(answer["jobs"], HISTORY))
+        output.show(render.JobTable(answer["jobs"], HISTORY))
 
 
 def _write_csv(jobs: list[dict[str, Any]]) -> None:

@@ -44,7 +44,7 @@ def queue(
         return
     from cli import render
 
-    output.show(render.queue(answer["jobs"], shown, noheader))
+    output.show(render.JobTable(answer["jobs"], shown, noheader))
 
 
 def _fields(text: str) -> tuple[str, ...]:

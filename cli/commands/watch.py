@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -58,7 +59,7 @@ def _keys() -> Iterator[None]:
     import tty
 
     before = termios.tcgetattr(sys.stdin)
-    tty.setcbreak(sys.stdin)
+    tty.setcbreak(sys.stdin, termios.TCSADRAIN)  # what was typed ahead counts
     try:
         yield
     finally:
@@ -69,4 +70,4 @@ def _quits(within_s: float) -> bool:
     import select
 
     ready, _, _ = select.select([sys.stdin], [], [], within_s)
-    return bool(ready) and sys.stdin.read(1) in ("q", "Q", "")
+    return bool(ready) and os.read(sys.stdin.fileno(), 1) in (b"q", b"Q", b"")

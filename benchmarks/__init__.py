@@ -1,0 +1,1 @@
+"""How fast CARMA is, measured: `python -m benchmarks`. Nothing here is a test."""

@@ -1,0 +1,292 @@
+"""A real carmad on emulated GPUs in a test's directory: started, killed, asked, cleared away."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from carmad.core.types import ENDED
+from carmad.daemon.launcher import ATTEMPT_VARIABLE
+from carmad.gpu.card import Card, paths
+from tests.api_server import request
+
+PATIENCE_S = 60.0  # a deadline, not a duration: machines that run tests can be very busy
+ROOT = Path(__file__).parent.parent
+CARMAD = [sys.executable, "-m", "carmad.daemon.main"]
+CARMA = [sys.executable, "-m", "cli.main"]
+QUICK = {
+    "CARMA_MONITOR__PERIOD_S": "0.1",
+    "CARMA_MONITOR__WINDOW_S": "0.3",
+    "CARMA_LIMITS__KILL_GRACE_S": "1",
+    "CARMA_RETENTION__BACKUPS": "0",
+}
+NO_KERNELS = {"CARMA_MONITOR__FIRST_KERNEL_TIMEOUT_S": "0.2"}  # for jobs that are shell scripts
+OVER = frozenset(state.value for state in ENDED)
+UNREACHABLE = (OSError, http.client.HTTPException)  # nobody there, or killed while answering
+
+Json = dict[str, Any]
+
+
+def until(done: Callable[[], Any], what: str, within_s: float = PATIENCE_S) -> Any:
+    """The first value that counts as true."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        if value := done():
+            return value
+        time.sleep(0.02)
+    raise AssertionError(f"waited {within_s} s in vain: {what}")
+
+
+def train(**options: object) -> list[str]:
+    """The argv of an emulated job: `train(memory_mib=4000, seconds=2)`."""
+    words = [sys.executable, "-m", "carmad.gpu.emulated_job"]
+    for name, value in options.items():
+        words += [f"--{name.replace('_', '-')}", str(value)]
+    return words
+
+
+class Carmad:
+    """`settings` are environment variables. It is up when `start` returns, unless `wait` says no."""
+
+    def __init__(self, folder: Path, gpus: str = "3xA100-40GB", **settings: str) -> None:
+        self.folder = folder
+        self.state = folder / "state"
+        self.work = folder / "work"
+        self.work.mkdir(exist_ok=True)
+        self.socket = str(folder / "sock")
+        self.log = folder / "carmad.log"
+        self.argv = ["--emulated", gpus, "--state-dir", str(self.state)]
+        self.argv += ["--socket", self.socket, "--config", os.devnull]
+        self.env = clean_environment() | QUICK | settings
+        self.pid = 0
+        self._pidfd: int | None = None
+
+    # its life
+
+    def start(self, crash_after: int = 0, forgetful: bool = False, wait: bool = True) -> None:
+        """`crash_after` so many commits; `forgetful` of what an earlier daemon left undone."""
+        zygote = _zygote()
+        assert zygote.stdin and zygote.stdout
+        order = {"argv": self.argv, "env": self.env, "log": str(self.log)}
+        order |= {"crash_after": crash_after, "forgetful": forgetful}
+        zygote.stdin.write(json.dumps(order) + "\n")
+        zygote.stdin.flush()
+        self._watch(int(zygote.stdout.readline()))
+        if wait:
+            self.await_ready()
+
+    def start_cold(self) -> None:
+        """From nothing, so that its interpreter sees the whole environment."""
+        with self.log.open("ab") as log:
+            process = subprocess.Popen(
+                [*CARMAD, *self.argv], env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        self._watch(process.pid)
+        self.await_ready()
+
+    def _watch(self, pid: int) -> None:
+        self.pid = pid
+        with contextlib.suppress(ProcessLookupError):
+            self._pidfd = os.pidfd_open(pid)
+
+    @property
+    def alive(self) -> bool:
+        return self._pidfd is not None and not select.select([self._pidfd], [], [], 0)[0]
+
+    def await_ready(self) -> None:
+        def up() -> bool:
+            assert self.alive, f"carmad died:\n{self.log.read_text()[-4000:]}"
+            try:
+                return self.call("GET", "/v1/health")[0] == 200
+            except UNREACHABLE:
+                return False
+
+        until(up, "carmad to come up")
+
+    def await_death(self, within_s: float = PATIENCE_S) -> bool:
+        """False: it lives on."""
+        if self._pidfd is None:
+            return True
+        if not select.select([self._pidfd], [], [], within_s)[0]:
+            return False
+        os.close(self._pidfd)
+        self._pidfd = None
+        return True
+
+    def signal(self, signum: int) -> None:
+        if self._pidfd is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signum)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        assert self.await_death()
+
+    def stop(self) -> None:
+        self.signal(signal.SIGTERM)
+        assert self.await_death(), "carmad did not heed SIGTERM"
+
+    def clear_away(self) -> None:
+        """Leave no process, whatever the test came to."""
+        self.kill()
+        for pid in self.supervisors() + self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    # what it says
+
+    def call(self, method: str, path: str, body: object = None) -> tuple[int, Json]:
+        data = None if body is None else json.dumps(body).encode()
+        return request(self.socket, method, path, data)
+
+    def get(self, path: str) -> Json:
+        status, out = self.call("GET", path)
+        assert status == 200, out
+        return out
+
+    def post(self, path: str, body: object) -> Json:
+        status, out = self.call("POST", path, body)
+        assert status < 300, out
+        return out
+
+    def submission(self, *argv: str, **fields: object) -> Json:
+        env = {"PATH": os.environ["PATH"]}
+        return {"argv": argv, "cwd": str(self.work), "env": env, **fields}
+
+    def submit(self, *argv: str, **fields: object) -> int:
+        return int(self.post("/v1/jobs", self.submission(*argv, **fields))["id"])
+
+    def sh(self, script: str, **fields: object) -> int:
+        return self.submit("/bin/sh", "-c", script, **fields)
+
+    def job(self, id: int) -> Json:
+        return self.get(f"/v1/jobs/{id}")
+
+    def why(self, id: int) -> Json:
+        return self.get(f"/v1/jobs/{id}/why")
+
+    def gpus(self) -> list[Json]:
+        found: list[Json] = self.get("/v1/gpus")["gpus"]
+        return found
+
+    def cancel(self, id: int) -> None:
+        self.post("/v1/cancel", {"select": str(id)})
+
+    def await_state(self, id: int, *states: str) -> Json:
+        found: Json = {}
+
+        def there() -> bool:
+            nonlocal found
+            found = self.job(id)
+            assert found["state"] in states or found["state"] not in OVER, found
+            return found["state"] in states
+
+        until(there, f"job {id} to be {' or '.join(states)}")
+        return found
+
+    def ended(self, id: int) -> Json:
+        return self.await_state(id, *OVER)
+
+    # what its jobs leave
+
+    def output(self, id: int) -> str:
+        path = self.work / f"carma-{id}.out"
+        return path.read_text() if path.exists() else ""
+
+    def await_output(self, id: int, text: str) -> None:
+        until(lambda: text in self.output(id), f"job {id} to say {text!r}")
+
+    def attempt(self, id: int, attempt: int = 1) -> Path:
+        return self.state / "jobs" / f"{id}.{attempt}"
+
+    def supervisor(self, id: int, attempt: int = 1) -> int:
+        started = self.attempt(id, attempt) / "started"
+        until(started.exists, f"a supervisor of job {id}")
+        return int(json.loads(started.read_text())["pid"])
+
+    def supervisors(self) -> list[int]:
+        mark = f"{self.state}/jobs/".encode()
+        return [pid for pid, words in _read_all("cmdline") if mark in words]
+
+    def processes(self) -> list[int]:
+        """Of all its jobs."""
+        mark = f"{ATTEMPT_VARIABLE}={self.state}/".encode()
+        return [pid for pid, words in _read_all("environ") if mark in words]
+
+    def cards(self) -> list[Card]:
+        found = [Card(path) for path in paths(str(self.state / "emulated"))]
+        return sorted(found, key=lambda card: card.index)
+
+    # the command line
+
+    def carma(self, *words: str, rc: int | None = 0, **options: Any) -> str:
+        """What `carma WORDS` prints; both streams when it fails."""
+        env = self.env | {"CARMA_SOCKET": self.socket, "COLUMNS": "200"}
+        ran = subprocess.run(
+            [*CARMA, *words],
+            env=env,
+            cwd=options.pop("cwd", self.work),
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            **options,
+        )
+        assert rc is None or ran.returncode == rc, (words, ran)
+        return ran.stdout if ran.returncode == 0 else ran.stdout + ran.stderr
+
+
+@contextlib.contextmanager
+def running(folder: Path, gpus: str = "3xA100-40GB", **settings: str) -> Iterator[Carmad]:
+    daemon = Carmad(folder, gpus, **settings)
+    try:
+        daemon.start()
+        yield daemon
+    finally:
+        daemon.clear_away()
+
+
+def clean_environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name[:6] != "CARMA_"}
+
+
+def run_carmad(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """For starts that fail."""
+    return subprocess.run(
+        [*CARMAD, "--config", os.devnull, *argv],
+        env=clean_environment() | env,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+
+
+@cache
+def _zygote() -> subprocess.Popen[str]:
+    """It ends when its standard input is closed: with us."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.warm"],
+        cwd=ROOT,
+        env=clean_environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def _read_all(name: str) -> Iterator[tuple[int, bytes]]:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                yield int(entry.name), (entry / name).read_bytes()

@@ -1,0 +1,61 @@
+"""The API keeps its OpenAPI promises, whatever is sent to it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.errors import Unsatisfiable
+from schemathesis import GenerationMode, checks
+
+from tests.api_server import AsUser, Daemon
+
+NOBODY = 65534
+EXCLUDED = [
+    checks.positive_data_acceptance,  # a well-formed id need not be that of a job
+    checks.ignored_auth,  # there is none in the message
+]
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    daemon = Daemon(tmp_path_factory.mktemp("api"))
+    daemon.start()
+    daemon.call("POST", "/v1/jobs", {"argv": ["true"], "cwd": "/"})
+    yield daemon
+    daemon.stop()
+
+
+@pytest.mark.parametrize("mode", GenerationMode)
+@pytest.mark.parametrize("who", ["admin", "user"])
+def test_every_answer_is_as_documented(daemon: Daemon, who: str, mode: GenerationMode) -> None:
+    uid = os.geteuid() if who == "admin" else NOBODY
+    api = schemathesis.openapi.from_asgi("/v1/openapi.json", AsUser(daemon.app, uid))
+    api = api.exclude(path="/v1/doctor")  # it takes a second
+    tried = 0
+    for found in api.get_all_operations():
+        operation = found.ok()
+        tried += 1
+
+        @settings(
+            max_examples=250,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            phases=[Phase.explicit, Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(case=operation.as_strategy(generation_mode=mode))
+        def keeps_its_promises(case: schemathesis.Case) -> None:
+            if case.path.endswith("/wait") and mode is GenerationMode.POSITIVE:
+                case.query = {"timeout_s": 0}
+            case.call_and_validate(excluded_checks=EXCLUDED)
+
+        try:
+            keeps_its_promises()
+        except Unsatisfiable:
+            assert mode is GenerationMode.NEGATIVE  # it takes nothing that could be wrong
+    assert tried >= 17
