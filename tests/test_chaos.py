@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon import NO_KERNELS, Carmad, running
+from tests.daemon import NO_KERNELS, UNREACHABLE, Carmad, running
 from tests.storm import GPUS, Storm
 
 SEED = int(os.environ.get("STORM_SEED", time.time_ns() % 1_000_000))
@@ -43,4 +44,30 @@ def test_fifty_kills_lose_no_job_and_start_none_twice(port: Carmad) -> None:
         print(f"STORM_SEED={SEED} after {storm.kills} kills; the daemons' log: {port.log}")
         print(port.log.read_text()[-8000:])
         raise
-    print(f"{storm.kills} kills, {len(storm.acknowledged)} jobs")
+
+
+def test_the_storm_notices_a_daemon_that_forgets_what_is_owed(port: Carmad) -> None:
+    """It recovers everything but the actions of a step that was committed and not carried out."""
+    storm = Storm(port, SEED, forgetful=True)
+    with pytest.raises(AssertionError):  # noqa: PT012
+        storm.rage(kills=12)
+        storm.settle(within_s=15)
+        port.stop()
+        storm.check()
+
+
+@pytest.mark.parametrize("commits", [1, 2, 3, 4])
+def test_what_a_step_owes_is_done_after_a_crash(port: Carmad, commits: int) -> None:
+    """Death right after each commit of a job's life: discovery, submission, start, end."""
+    port.start(crash_after=commits, wait=False)
+    submitted = False
+    while port.alive:
+        with contextlib.suppress(*UNREACHABLE):
+            submitted = submitted or bool(port.sh("echo once >> begun; exit 7"))
+        time.sleep(0.02)
+    port.start()
+    if port.get("/v1/history")["jobs"] or port.get("/v1/jobs")["jobs"]:
+        assert port.ended(1)["exit"]["code"] == 7
+        assert (port.work / "begun").read_text() == "once\n"
+    else:
+        assert not submitted

@@ -52,7 +52,7 @@ def barrier(
         active = held.tasks[spec.array.array]
         if active >= spec.array.limit:
             return Reason("array_limit", spec.array.limit, active, "tasks")
-    return over_quota(job, held.gpus[spec.user], gpus_per_user)
+    return over_quota(job, held.gpus.get(spec.user, 0), gpus_per_user)
 
 
 def over_quota(job: Job, user_gpus: int, gpus_per_user: int | None) -> Reason | None:

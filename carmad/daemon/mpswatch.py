@@ -11,7 +11,7 @@ from carmad.core.scheduler import Scheduler
 from carmad.core.types import Job, JobId, Mode
 from carmad.daemon.inbox import Inbox
 from carmad.errors import CarmaError
-from carmad.gpu.mps import Mps
+from carmad.gpu.mps import Mps, ServerState
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class MpsWatch:
             clients = {self._owner(pid) for pid in self._mps.clients(job.gpus[0])}
             if job.id not in clients:
                 self._notice(job, "runs outside MPS: it takes turns with its neighbours")
-            if (state := self._mps.server_state(job.gpus[0])) == "FAULT":
+            if (state := self._mps.server_state(job.gpus[0])) is ServerState.FAULT:
                 self._notice(job, f"its GPU's MPS server is in state {state}: a neighbour crashed")
 
     def _run(self) -> None:

@@ -53,8 +53,7 @@ def start(
             "stop it with `carma daemon stop`",
         )
     log = log_file or Path(state_dir or paths.state_dir()) / "carmad.log"
-    for folder in (log.parent, where.parent):
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    log.parent.mkdir(parents=True, exist_ok=True, mode=0o755 if os.geteuid() == 0 else 0o700)
     with log.open("ab") as out:
         process = subprocess.Popen(
             _command(emulated, state_dir, where, config, log),

@@ -1,0 +1,205 @@
+"""Actions carried out, and what becomes of them; MPS looked after."""
+
+import threading
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from carmad.core.messages import Estimated, EstimateMemory, Exited, Launch, Noticed, Signal, Stop
+from carmad.core.types import Cause, Estimate, GpuId, JobId, JobState, Mode
+from carmad.daemon.mpswatch import MpsWatch
+from carmad.daemon.shepherd import Ended
+from carmad.daemon.world import DaemonWorld
+from carmad.errors import CarmaError
+from carmad.gpu.mps import ServerState
+from carmad.testing import a_job, a_spec
+
+GPU = GpuId("GPU-0")
+
+
+class Inbox:
+    def __init__(self):
+        self.events = []
+        self.jobs = {}
+
+    def clock(self):
+        return 5.0
+
+    def post(self, *events):
+        self.events += events
+
+    def ask(self, question):
+        answer = Future()
+        answer.set_result(question(self))
+        return answer
+
+
+class Launcher:
+    def __init__(self):
+        self.calls = []
+
+    def launch(self, job, env):
+        self.calls.append(("launch", job.id, env))
+        if job.spec.cwd == "/refused":
+            raise CarmaError("cannot run jobs as bob", "run carmad as root")
+
+    def stop(self, job, grace_s):
+        self.calls.append(("stop", job.id, grace_s))
+
+    def signal(self, job, signum):
+        self.calls.append(("signal", job.id, signum))
+
+    def release(self, job):
+        self.calls.append(("release", job))
+
+    def reap(self):
+        pass
+
+
+class Mps:
+    def __init__(self, broken=False):
+        self.broken = broken
+        self.pids = frozenset()
+        self.state = ServerState.ACTIVE
+        self.left = []
+
+    def start(self, gpu):
+        if self.broken:
+            raise CarmaError("nvidia-cuda-mps-control is not installed")
+
+    def pipe(self, gpu):
+        return Path("/run/carma/mps/pipe")
+
+    def log(self, gpu):
+        return Path("/run/carma/mps/log")
+
+    def clients(self, gpu):
+        return self.pids
+
+    def terminate(self, gpu, pid):
+        self.left.append(pid)
+
+    def server_state(self, gpu):
+        return self.state
+
+
+class Estimator:
+    name = "broken"
+
+    def estimate(self, spec):
+        if spec.memory_mib is None:
+            raise RuntimeError("no idea")
+        return Estimate(spec.memory_mib, self.name)
+
+
+def a_world(tmp_path, mps=None, grace_s=30.0):
+    inbox, launcher = Inbox(), Launcher()
+    world = DaemonWorld(tmp_path, inbox, Estimator(), launcher, mps, grace_s, {"EXTRA": "1"})
+    return world, inbox, launcher
+
+
+def performed(world, *actions):
+    world.shepherd.start()
+    for action in actions:
+        world.perform(action)
+    world.close()
+
+
+def running(mode=Mode.STREAMS, **spec):
+    spec = a_spec(uid=0, gid=0, user="root", **spec)
+    return a_job(
+        7, spec=spec, state=JobState.STARTING, gpus=(GPU,), mode=mode, attempt=2, started_at=0.0
+    )
+
+
+def test_actions_keep_their_order(tmp_path):
+    world, _, launcher = a_world(tmp_path)
+    job = running()
+    performed(world, Launch(job), Signal(job, 12), Stop(job))
+    assert [call[0] for call in launcher.calls] == ["launch", "signal", "stop"]
+    assert launcher.calls[0][2]["CUDA_VISIBLE_DEVICES"] == GPU
+    assert launcher.calls[0][2]["EXTRA"] == "1"
+    assert launcher.calls[2][2] == 30.0
+
+
+def test_a_launch_that_is_refused_ends_the_attempt_with_the_hint(tmp_path):
+    world, inbox, _ = a_world(tmp_path)
+    performed(world, Launch(running(cwd="/refused")))
+    (exited,) = [event for event in inbox.events if isinstance(event, Exited)]
+    assert (exited.job, exited.attempt, exited.exit.cause) == (7, 2, Cause.LAUNCH_FAILED)
+    assert "run carmad as root" in exited.exit.evidence
+
+
+def test_an_estimator_that_fails_gives_no_estimate(tmp_path):
+    world, inbox, _ = a_world(tmp_path)
+    performed(world, EstimateMemory(a_job(1)), EstimateMemory(a_job(2, spec=a_spec(memory_mib=9))))
+    assert inbox.events == [
+        Estimated(5.0, JobId(1), None),
+        Estimated(5.0, JobId(2), Estimate(9, "broken")),
+    ]
+
+
+def test_under_mps_a_job_is_given_its_gpu_s_pipe(tmp_path):
+    world, _, launcher = a_world(tmp_path, Mps())
+    performed(world, Launch(running(Mode.MPS)))
+    assert launcher.calls[0][2]["CUDA_MPS_PIPE_DIRECTORY"] == "/run/carma/mps/pipe"
+
+
+def test_without_its_mps_daemon_a_job_runs_all_the_same_and_is_told(tmp_path):
+    world, inbox, launcher = a_world(tmp_path, Mps(broken=True))
+    performed(world, Launch(running(Mode.MPS)))
+    assert launcher.calls[0][0] == "launch"
+    assert "run/carma/mps" not in launcher.calls[0][2]["CUDA_MPS_PIPE_DIRECTORY"]
+    (noticed,) = inbox.events
+    assert isinstance(noticed, Noticed) and "without MPS" in noticed.note
+
+
+def test_a_client_leaves_mps_before_it_is_killed(tmp_path):
+    mps = Mps()
+    mps.pids = frozenset({71, 72})
+    world, _, _ = a_world(tmp_path, mps, grace_s=1.0)
+    world.shepherd.owner = {71: JobId(7), 72: JobId(8)}.get
+    performed(world, Stop(running(Mode.MPS)))
+    for _ in range(100):
+        if mps.left:
+            break
+        threading.Event().wait(0.05)
+    assert mps.left == [71]
+
+
+@pytest.mark.parametrize(
+    ("ended", "cause"),
+    [
+        (Ended(code=0, ended_at=1.0), Cause.SUCCESS),
+        (Ended(code=3, ended_at=1.0), Cause.FAILURE),
+        (Ended(signal=9, ended_at=1.0, host_oom=True), Cause.HOST_OOM),
+        (Ended(code=1, ended_at=1.0, log_tail="CUDA error: out of memory"), Cause.GPU_OOM),
+        (Ended(error="no such directory", hint="cd", ended_at=1.0), Cause.LAUNCH_FAILED),
+        (Ended(lost=True, ended_at=1.0), Cause.LOST),
+        (Ended(never_started=True, ended_at=1.0), Cause.LOST),
+    ],
+)
+def test_every_end_has_its_cause(tmp_path, ended, cause):
+    world, inbox, _ = a_world(tmp_path)
+    world._ended(JobId(7), 2, ended)
+    assert inbox.events[0].exit.cause is cause
+
+
+def test_a_job_that_slipped_past_mps_is_told(tmp_path):
+    inbox, mps = Inbox(), Mps()
+    job = running(Mode.MPS)
+    seen = a_job(8, spec=job.spec, state=JobState.RUNNING, gpus=(GPU,), mode=Mode.MPS)
+    inbox.jobs = {7: replace(job, id=JobId(7)), 8: replace(seen, kernels=((GPU, 1.0),))}
+    watch = MpsWatch(mps, inbox, {71: JobId(9)}.get)
+    watch.look()  # job 7 has run no kernel yet: it cannot be told
+    assert [(event.job, "outside MPS" in event.note) for event in inbox.events] == [(8, True)]
+    inbox.events.clear()
+    mps.pids = frozenset({71})
+    watch = MpsWatch(mps, inbox, {71: JobId(8)}.get)
+    watch.look()
+    assert inbox.events == []
+    mps.state = ServerState.FAULT
+    watch.look()
+    assert "FAULT" in inbox.events[0].note
