@@ -1,26 +1,39 @@
-"""From the moment a submission is sent until the job's program runs, on an idle server."""
+"""From the moment a submission is sent until the job's program runs, on an idle server.
+
+Between the two lie two commits and a process of the job's own, its supervisor. A Python started
+right before each job tells how much of the time is the machine's.
+"""
 
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 
-from benchmarks.daemon import Daemon
+from benchmarks.command import elapsed
+from benchmarks.daemon import Daemon, plain_environment
 from benchmarks.rows import Row, of_runs, percentile
 
 GROUP = "submit to start"
 JOBS = 20
 RUNS = 3
+BARE = [sys.executable, "-I", "-S", "-c", "pass"]  # how the supervisor's interpreter is begun
 
 
 def measure() -> list[Row]:
+    runs, bare = [], []
     with Daemon() as daemon:
         for _ in range(3):
             start_ms(daemon)
-        runs = [[start_ms(daemon) for _ in range(JOBS)] for _ in range(RUNS)]
-    note = f"{JOBS} jobs a run; ends when `date` has begun"
+        for _ in range(RUNS):
+            runs.append([])
+            for _ in range(JOBS):
+                bare.append(elapsed(BARE, plain_environment()) * 1000)
+                runs[-1].append(start_ms(daemon))
+    note = f"{JOBS} jobs a run; until `date` reads the clock"
     medians = [statistics.median(run) for run in runs]
     return [
+        Row(GROUP, "a bare `python -I -S`, for scale: p50", statistics.median(bare), "ms"),
         of_runs(GROUP, "p50", medians, "ms", bound=60, note=note),
         of_runs(GROUP, "p90", [percentile(run, 0.9) for run in runs], "ms"),
     ]

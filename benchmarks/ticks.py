@@ -69,13 +69,10 @@ def measure() -> list[Row]:
             side.store.close()
             del side.taken[0]  # in which the windows were filled and the waiting jobs judged
     rows = [
-        of_runs(GROUP, f"a tick with {ended:,}", side.taken, "µs")
-        for ended, side in sides.items()
+        of_runs(GROUP, f"a tick with {ended:,}", side.taken, "µs") for ended, side in sides.items()
     ]
     pairs = zip(sides[ENDED[-1]].taken, sides[0].taken, strict=True)
     ratios = [many / none for many, none in pairs]
     note = "processor time, side by side"
-    rows.append(
-        of_runs(GROUP, f"{ENDED[-1]:,} against none", ratios, "×", bound=GROWTH, note=note)
-    )
+    rows.append(of_runs(GROUP, f"{ENDED[-1]:,} against none", ratios, "×", bound=GROWTH, note=note))
     return rows

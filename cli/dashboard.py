@@ -29,11 +29,11 @@ def status(answer: StatusOut, width: int, bars: bool, ascii_only: bool = False) 
         Text(),
         gpus(answer["gpus"], bars and width >= ROOM_FOR_BARS, ascii_only),
     ]
+    if not live:
+        parts.append(Text("\nno jobs: submit one with `carma submit -- COMMAND`"))
     for title, jobs in (("jobs", live), ("ended in the last minutes", mine)):
         if jobs:
             parts += [Text(f"\n{title}", style="bold"), render.JobTable(jobs)]
-    if not live:
-        parts.append(Text("\nno jobs: submit one with `carma submit -- COMMAND`"))
     return Group(*parts)
 
 

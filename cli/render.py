@@ -229,7 +229,8 @@ def why(answer: WhyOut) -> RenderableType:
     if answer["policy"]:
         when = local_time(answer["decided_at"])
         parts.append(Text(f"decided by the policy {answer['policy']} at {when}"))
-    parts += [Text(f"  · {clean(reason['text'])}") for reason in answer["reasons"]]
+    news = [reason for reason in answer["reasons"] if reason["text"] not in answer["headline"]]
+    parts += [Text(f"  · {_refusal(reason)}") for reason in news]
     if answer["verdicts"]:
         parts += [Text(), verdicts(answer["verdicts"], answer["chosen"])]
     if answer["remedies"]:
@@ -288,7 +289,7 @@ def stats(answer: StatsOut) -> Table:
     made = table("USER JOBS> OK> FAILED> OOM> GPU-HOURS> ENERGY> WAIT(MEAN)> WAIT(P95)> RUN(MEAN)>")
     for row in (*answer["users"], answer["total"]):
         made.add_row(
-            clean(row["user"]),
+            clean(row["user"] or "total"),
             *(str(row[key]) for key in ("jobs", "succeeded", "failed", "oom")),
             f"{row['gpu_hours']:.1f}",
             number(row["energy_kwh"], " kWh", 2),

@@ -378,6 +378,8 @@ def test_the_daemon_tells_about_itself(daemon: Daemon) -> None:
 def test_waiting_ends_with_the_job(daemon: Daemon) -> None:
     id = submit(daemon)
     assert daemon.call("GET", f"/v1/jobs/{id}/wait?timeout_s=0")[1]["state"] == "starting"
+    for wrong in ("-1", "1e9", "nan", "inf", "x", ""):
+        assert daemon.call("GET", f"/v1/jobs/{id}/wait?timeout_s={wrong}")[0] == 422
     answers: list[dict[str, object]] = []
 
     def wait() -> None:

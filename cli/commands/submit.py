@@ -125,7 +125,7 @@ def read(args: list[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
     options = parser.parse_args(words)
     script = None if options.wrap is not None or not command else find_script(command[0])
     if script is not None:  # directives first: the command line's word counts more
-        options = parser.parse_args(words, _directives(parser, script))
+        options = parser.parse_args(words, _directives(parser, script, options.quiet))
     if not marked and command[:1] and command[0] in VERBS and not os.path.exists(command[0]):  # noqa: PTH110 - pathlib is slow to import
         raise Usage(
             f"`carma submit {command[0]}` would submit a job that runs `{command[0]}`",
@@ -134,7 +134,7 @@ def read(args: list[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
     return options, _request(options, _argv(options, command, script), script)
 
 
-def _directives(parser: Parser, script: Script) -> argparse.Namespace:
+def _directives(parser: Parser, script: Script, quiet: bool) -> argparse.Namespace:
     options = argparse.Namespace()
     for number, prefix, words in script.directives:
         ignored: list[str] = []
@@ -145,7 +145,7 @@ def _directives(parser: Parser, script: Script) -> argparse.Namespace:
                 options = parser.parse_args(words, options)
         except Usage as error:
             raise Usage(f"{script.path}:{number}: {error.message}", HELP_HINT) from None
-        if ignored:
+        if ignored and not quiet:
             text = f"{script.path}:{number}: ignored: #SBATCH {' '.join(ignored)}"
             print(f"carma: {text}", file=sys.stderr)
     return options

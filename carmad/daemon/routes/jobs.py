@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Path, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
@@ -40,6 +40,11 @@ STATES = {state.value: frozenset({state}) for state in JobState} | {
     for code in CODES.values()
 }
 
+Label = Annotated[str, Path(json_schema_extra={"pattern": "^[0-9]{1,15}(_[0-9]{1,7})?$"})]
+Select = Annotated[
+    str | None,
+    Query(max_length=8000, json_schema_extra={"pattern": r"^[0-9a-z_,\[\]\- ]+$"}),
+]
 Limit = Annotated[int, Query(ge=1, le=MAX_TASKS)]
 Moment = Annotated[str | None, Query(json_schema_extra={"format": "date-time"})]
 
@@ -118,7 +123,7 @@ def _guess(guess: Guess) -> EstimateOut:
 @router.get("/jobs", responses={200: {"model": JobsOut}})
 async def jobs(
     call: Asked,
-    select: Annotated[str | None, Query(max_length=65_536)] = None,
+    select: Select = None,
     user: Annotated[str | None, Query(max_length=256)] = None,
     states: Annotated[str | None, Query(max_length=256)] = None,
     since: Moment = None,
@@ -195,7 +200,7 @@ async def _listing(call: Call, scene: Scene, found: Sequence[Job]) -> Response:
 
 
 @router.get("/jobs/{label}", responses={200: {"model": JobOut}})
-async def show(call: Asked, label: str) -> Response:
+async def show(call: Asked, label: Label) -> Response:
     """One job, and every change of its state."""
     job, scene = await _mine(call, label)
     out = call.renderer(scene)(job)
@@ -213,7 +218,7 @@ async def show(call: Asked, label: str) -> Response:
 
 
 @router.get("/jobs/{label}/why", responses={200: {"model": WhyOut}})
-async def why(call: Asked, label: str) -> Response:
+async def why(call: Asked, label: Label) -> Response:
     """Why the job waits, or why it runs where it does."""
     job, scene = await _mine(call, label)
     past = await run_in_threadpool(call.service.store.decisions, job.id, PAST_DECISIONS)
@@ -224,7 +229,7 @@ async def why(call: Asked, label: str) -> Response:
 async def wait(
     request: Request,
     call: Asked,
-    label: str,
+    label: Label,
     timeout_s: Annotated[float, Query(ge=0, le=300, allow_inf_nan=False)] = 30.0,
 ) -> Response:
     """The job once it has ended, or as it is when the time is up."""

@@ -1,0 +1,107 @@
+"""Makes docs/images/*.svg: `python docs/screenshots.py`. Takes about a minute and a half.
+
+A carmad of its own runs training jobs on three emulated GPUs with the default settings; what its
+API answers is drawn by the command line's own code and saved by rich. As root, `--as ada,grace`
+submits in the names of these users, who must exist and be able to run this Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, RenderableType
+
+from cli import client, dashboard, render
+
+IMAGES = Path(__file__).parent / "images"
+WIDTH = 124
+TRAIN = [sys.executable, "-m", "carmad.gpu.emulated_job"]
+
+# name, submit's options, what the job does; who runs it: the first user or the second
+EARLY = (
+    ("resnet50", "--gpu-mem 8G --time 2h", "--memory-mib 7110 --seconds 600 --sm 0.55", 0),
+    ("bert-base", "--gpu-mem 22G", "--memory-mib 20560 --seconds 600 --sm 0.9 --dram 0.5", 1),
+    ("vgg16", "--time 8h", "--memory-mib 9320 --seconds 600 --sm 0.45", 0),
+)
+LATER = (
+    ("gpt2-xl", "--gpu-mem 36G", "--memory-mib 33000 --seconds 300", 1),
+    ("ablation", "--array 0-2%2 --gpu-mem 4G", "--memory-mib 3200 --seconds 60", 0),
+    ("eval", "--after 1", "--memory-mib 2000", 0),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--as", dest="users", default=pwd.getpwuid(os.getuid()).pw_name)
+    users = (parser.parse_args().users.split(",") * 2)[:2]
+    home = Path(tempfile.mkdtemp(prefix="carma-"))
+    home.chmod(0o711)  # the jobs of others look for the emulated cards in it
+    os.environ["CARMA_SOCKET"] = str(home / "sock")
+    IMAGES.mkdir(exist_ok=True)
+    carma("daemon", "start", "--emulated", "3xA100-40GB", "--state-dir", str(home / "state"))
+    (home / "state").chmod(0o711)
+    try:
+        for job in EARLY:
+            submit(*job, users=users)
+        wait_until(lambda: all(j["state"] == "running" for j in jobs()), 20)
+        submit(
+            "unet", "--gpu-mem 10G --time 1h", "--memory-mib 8800 --seconds 500 --sm 0.3", 1, users
+        )
+        wait_until(lambda: jobs()[3]["state"] == "running", 90)
+        for job in LATER:
+            submit(*job, users=users)
+        time.sleep(35)  # GPU 0 settles again, and the head of the line still does not fit
+        status = client.get("/v1/status")
+        picture("status", "carma top", dashboard.status(status, WIDTH, bars=True))
+        why = client.get("/v1/jobs/5/why")
+        picture("why", "carma why 5", render.why(why))
+    finally:
+        carma("cancel", "all", *(("--user", users[0]) if os.getuid() == 0 else ()))
+        carma("cancel", "1-99")
+        carma("daemon", "stop")
+        shutil.rmtree(home)
+
+
+def submit(name: str, options: str, does: str, who: int, users: list[str]) -> None:
+    person = pwd.getpwnam(users[who])
+    words = [*options.split(), "-J", name, "-o", "/dev/null", "-D", "/", "--export", "NONE"]
+    carma("submit", *words, "--", *TRAIN, *does.split(), uid=person.pw_uid, gid=person.pw_gid)
+
+
+def carma(*words: str, uid: int | None = None, gid: int | None = None) -> None:
+    other: dict[str, Any] = {"user": uid, "group": gid, "extra_groups": []} if uid else {}
+    subprocess.run([Path(sys.executable).with_name("carma"), *words], check=False, **other)
+
+
+def jobs() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = client.get("/v1/jobs")["jobs"]
+    return found
+
+
+def wait_until(holds: Any, within_s: float) -> None:
+    deadline = time.monotonic() + within_s
+    while not holds():
+        if time.monotonic() > deadline:
+            sys.exit(f"it did not come to pass: {json.dumps(jobs())[:2000]}")
+        time.sleep(0.5)
+
+
+def picture(name: str, title: str, drawn: RenderableType) -> None:
+    console = Console(record=True, width=WIDTH, force_terminal=True, file=open(os.devnull, "w"))
+    console.print(drawn)
+    console.save_svg(str(IMAGES / f"{name}.svg"), title=title)
+    print(IMAGES / f"{name}.svg")
+
+
+if __name__ == "__main__":
+    main()
