@@ -74,7 +74,7 @@ class Daemon:
         assert self._process is not None
         return self._process.pid
 
-    def get(self, path: str, **query: object) -> Any:
+    def get(self, path: str, **query: Any) -> Any:
         os.environ["CARMA_SOCKET"] = self.socket
         return client.get(path, **query)
 

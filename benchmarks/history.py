@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks import server
-from carmad.core.messages import Exited, Step, Submitted
+from carmad.core.messages import Event, Exited, Step, Submitted
 from carmad.core.types import Cause, Exit, Job, JobState
 from carmad.store.sql import SqlStore
 
@@ -35,7 +35,7 @@ def _step(queued: list[Job]) -> Step:
         replace(job, state=JobState.SUCCEEDED, exit=done, ended_at=server.BEGUN + 60)
         for job in running
     ]
-    events = (
+    events: tuple[Event, ...] = (
         Submitted(server.BEGUN, queued[0].id, tuple(job.spec for job in queued)),
         *(Exited(server.BEGUN + 60, job.id, 1, done) for job in queued),
     )

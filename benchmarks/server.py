@@ -10,7 +10,7 @@ from carmad import registry
 from carmad.config import Limits, Settings
 from carmad.core.messages import Discovered, Sampled
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import Estimate, GpuSample, Job, JobId, JobState, ProcessUse
+from carmad.core.types import Estimate, GpuId, GpuSample, Job, JobId, JobState, ProcessUse
 from carmad.testing import a_gpu, a_spec
 
 BEGUN = 1_000_000.0
@@ -54,7 +54,7 @@ def line(first: int, count: int, mib: int = HOLDS_MIB) -> list[Job]:
 
 def sampled(at: float, running: Iterable[Job] = ()) -> Sampled:
     """A reading of all GPUs, on each of which its jobs hold their memory."""
-    uses = {card.id: [] for card in CARDS}
+    uses: dict[GpuId, list[ProcessUse]] = {card.id: [] for card in CARDS}
     for each in running:
         for gpu in each.gpus:
             uses[gpu].append(ProcessUse(10_000 + each.id, HOLDS_MIB, 0.2, each.id))

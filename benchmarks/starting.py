@@ -21,7 +21,8 @@ BARE = [sys.executable, "-I", "-S", "-c", "pass"]  # how the supervisor's interp
 
 
 def measure() -> list[Row]:
-    runs, bare = [], []
+    runs: list[list[float]] = []
+    bare: list[float] = []
     with Daemon() as daemon:
         for _ in range(3):
             start_ms(daemon)

@@ -8,9 +8,11 @@ submits in the names of these users, who must exist and be able to run this Pyth
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import pwd
+import re
 import shutil
 import subprocess
 import sys
@@ -19,12 +21,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console, RenderableType
 
 from cli import client, dashboard, render
 
 IMAGES = Path(__file__).parent / "images"
 WIDTH = 124
+# rich's own, but with the reader's fonts instead of one from the Internet
+LOOK = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL).replace(
+    "Fira Code, monospace", "DejaVu Sans Mono, Menlo, Consolas, monospace"
+)
 TRAIN = [sys.executable, "-m", "carmad.gpu.emulated_job"]
 
 # name, submit's options, what the job does; who runs it: the first user or the second
@@ -64,7 +71,7 @@ def main() -> None:
         status = client.get("/v1/status")
         picture("status", "carma top", dashboard.status(status, WIDTH, bars=True))
         why = client.get("/v1/jobs/5/why")
-        picture("why", "carma why 5", render.why(why))
+        picture("why", "carma why 5", render.why(why), 92)
     finally:
         carma("cancel", "all", *(("--user", users[0]) if os.getuid() == 0 else ()))
         carma("cancel", "1-99")
@@ -96,10 +103,10 @@ def wait_until(holds: Any, within_s: float) -> None:
         time.sleep(0.5)
 
 
-def picture(name: str, title: str, drawn: RenderableType) -> None:
-    console = Console(record=True, width=WIDTH, force_terminal=True, file=open(os.devnull, "w"))
+def picture(name: str, title: str, drawn: RenderableType, width: int = WIDTH) -> None:
+    console = Console(record=True, width=width, force_terminal=True, file=io.StringIO())
     console.print(drawn)
-    console.save_svg(str(IMAGES / f"{name}.svg"), title=title)
+    console.save_svg(str(IMAGES / f"{name}.svg"), title=title, code_format=LOOK)
     print(IMAGES / f"{name}.svg")
 
 

@@ -57,7 +57,7 @@ def train(**options: object) -> list[str]:
 
 
 class Carmad:
-    """`settings` are environment variables. It is up when `start` returns, unless `wait` says no."""
+    """`settings` are environment variables."""
 
     def __init__(self, folder: Path, gpus: str = "3xA100-40GB", **settings: str) -> None:
         self.folder = folder
@@ -75,7 +75,10 @@ class Carmad:
     # its life
 
     def start(self, crash_after: int = 0, forgetful: bool = False, wait: bool = True) -> None:
-        """`crash_after` so many commits; `forgetful` of what an earlier daemon left undone."""
+        """`crash_after` so many commits; `forgetful` of what an earlier daemon left undone.
+
+        It is up when this returns, unless `wait` says no.
+        """
         zygote = _zygote()
         assert zygote.stdin and zygote.stdout
         order = {"argv": self.argv, "env": self.env, "log": str(self.log)}
@@ -90,7 +93,11 @@ class Carmad:
         """From nothing, so that its interpreter sees the whole environment."""
         with self.log.open("ab") as log:
             process = subprocess.Popen(
-                [*CARMAD, *self.argv], env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                [*CARMAD, *self.argv],
+                env=self.env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
             )
         self._watch(process.pid)
         self.await_ready()

@@ -1,4 +1,4 @@
-"""Clients that submit and cancel jobs while the daemon is killed again and again; and the reckoning.
+"""Clients that submit and cancel while the daemon is killed again and again; and the reckoning.
 
 Every job appends a line "id attempt pid" to a file of its own as its first act, and ends in a way
 that follows from its kind and its id. So the files and the database must tell one story.
@@ -144,6 +144,7 @@ class Storm:
             assert self.acknowledged.get(job.id, job.spec.name) == job.spec.name
             self._check(job, attempts[job.id])
         assert not self.daemon.processes() and not self.daemon.supervisors()
+        assert not list((self.daemon.state / "jobs").iterdir()), "attempts were not cleared away"
         assert self._ended_while_down(jobs.values()), "the storm missed a case"
 
     def _check(self, job: Job, attempts: list[int]) -> None:

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import socket
+import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -37,11 +38,11 @@ JOB = {"argv": ["python", "train.py", "--lr", "0.1"], "cwd": "/tmp"}
 
 
 @pytest.fixture
-def open_path(tmp_path: Path) -> Path:
-    """Others can reach the socket in it."""
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)
-    return tmp_path
+def open_path() -> Iterator[Path]:
+    """Others can reach the socket in it, which they could not below pytest's own directories."""
+    with tempfile.TemporaryDirectory(prefix="carma-api-") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import time
@@ -271,9 +272,28 @@ def test_what_happens_on_a_full_disk_is_recorded_once_there_is_room(
     until(lambda: refused(daemon), "a full disk to be noticed")
     os.kill(daemon.supervisor(killed), signal.SIGKILL)
     (daemon.work / "go").touch()
-    until(lambda: "cannot record Exited" in daemon.log.read_text(), "an end not recorded")
+    until(lambda: "cannot record what happens" in daemon.log.read_text(), "an end not recorded")
     daemon.kill()
-    ballast.unlink()
     daemon.start()
+    assert refused(daemon)
+    ballast.unlink()
     assert daemon.ended(ends)["exit"]["code"] == 6
     assert daemon.ended(killed)["exit"]["cause"] == "lost"
+
+
+def test_a_daemon_that_may_write_nothing_goes_on_when_it_may(daemon: Carmad) -> None:
+    """The same without a file system to spare; its log and the attempts' files fail as well."""
+    goes_on = daemon.sh("echo up; while [ ! -e go ]; do sleep 0.05; done; exit 9")
+    daemon.await_output(goes_on, "up")
+    free = resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, (0, free[1]))
+    told = refused(daemon)
+    assert told and told[0] == 503 and "Make room" in told[1]["hint"]
+    (daemon.work / "go").touch()
+    until(lambda: (daemon.attempt(goes_on) / "exit").exists(), "the job to end")
+    for _ in range(3):
+        assert refused(daemon)
+    assert daemon.job(goes_on)["state"] == "starting"
+    resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, free)
+    assert daemon.ended(goes_on)["exit"]["code"] == 9
+    assert daemon.ended(daemon.sh("exit 4"))["exit"]["code"] == 4

@@ -50,8 +50,13 @@ def why_out(job: Job, scene: Scene, past: Sequence[Decision], jobs: Jobs) -> Why
         "reasons": [reason_out(reason) for reason in reasons],
         "remedies": _remedies(job, scene, reasons, now, behind) if waits else [],
         "chosen": list(now.placement.gpus) if now else [],
-        "past": [decision_out(decision, scene.gpus) for decision in past if decision != now],
+        "past": [decision_out(decision, scene.gpus) for decision in _earlier(past, now)],
     }
+
+
+def _earlier(past: Sequence[Decision], now: Decision | None) -> Sequence[Decision]:
+    """Without the record of the present one, whose numbers may have moved since."""
+    return past[1:] if now and past and past[0].same_story(now) else past
 
 
 def _behind(job: Job, scene: Scene) -> JobRefOut | None:

@@ -52,12 +52,8 @@ def barrier(
         active = held.tasks[spec.array.array]
         if active >= spec.array.limit:
             return Reason("array_limit", spec.array.limit, active, "tasks")
-    return over_quota(job, held.gpus.get(spec.user, 0), gpus_per_user)
-
-
-def over_quota(job: Job, user_gpus: int, gpus_per_user: int | None) -> Reason | None:
-    if gpus_per_user is not None and user_gpus + job.spec.gpus > gpus_per_user:
-        return Reason("quota", gpus_per_user, user_gpus, "GPUs", job.spec.user)
+    if gpus_per_user is not None and held.gpus[spec.user] + spec.gpus > gpus_per_user:
+        return Reason("quota", gpus_per_user, held.gpus[spec.user], "GPUs", spec.user)
     return None
 
 

@@ -14,7 +14,6 @@ from carmad.core.line import (
     Held,
     barrier,
     never_satisfied,
-    over_quota,
     place_in_line,
     waiting_for,
 )
@@ -80,13 +79,18 @@ class Scheduler:
     # -- the two ways in
 
     def handle(self, *events: Event) -> Step:
-        """Take in a batch of events that happened up to the last one's `at`, then plan once."""
+        """Take in a batch of events that happened up to the last one's `at`, then plan once.
+
+        Submissions alone change nothing for those in line, and nobody is to wait for a plan to
+        hear that his job is safe: it joins them once it is estimated.
+        """
         self._begin()
         for event in events:
             self._take(event)
         now = events[-1].at
         self._expire(now)
-        self._plan(now)
+        if not all(isinstance(event, Submitted) for event in events):
+            self._plan(now)
         self.check()
         return Step(
             events,
@@ -115,8 +119,10 @@ class Scheduler:
 
     def view(self, now: float) -> View:
         holders = tuple(self._holders.values())
-        held = Held.by(holders)
-        ready = tuple(job for job in self.line() if self._barrier(job, now, held) is None)
+        held, quota = Held.by(holders), self.settings.limits.gpus_per_user
+        ready = tuple(
+            job for job in self.line() if barrier(job, now, self.jobs, held, quota) is None
+        )
         gpus = tuple(self._gpu_view(gpu, holders, now) for gpu in self.gpus.values())
         return View(now, gpus, ready, holders, self.settings, self.last_placed)
 
@@ -126,7 +132,8 @@ class Scheduler:
 
     def barrier(self, job: Job, now: float) -> Reason | None:
         """What keeps a queued job out of the policy's sight, if anything does."""
-        return self._barrier(job, now, Held.by(self._holders.values()))
+        held = Held.by(self._holders.values())
+        return barrier(job, now, self.jobs, held, self.settings.limits.gpus_per_user)
 
     def measured(self, job: Job) -> Usage:
         return self.usage.get(job.id, job.usage)
@@ -316,16 +323,22 @@ class Scheduler:
     # -- placing
 
     def _plan(self, now: float) -> None:
-        if not self._line:
-            return
+        while self._line and self._plan_once(now):
+            pass
+
+    def _plan_once(self, now: float) -> bool:
+        """Place as planned. True: a job started whose quota or array is exhausted by that, and
+        what follows in the plan counted on others that now may not start."""
         view = self.view(now)
         if not view.queue:
-            return
+            return False
         waiting: list[JobId] = []  # judged, and passed over by those that start below
         for placement in self._planned(view):
             job = view.queued(placement.job)
             if job is None:
                 continue
+            if placement.gpus and self.barrier(job, now):
+                return True
             checked = self._checked(job, placement, view)
             self._decide(Decision(now, self.policy.name, checked))
             if not checked.gpus:
@@ -336,6 +349,7 @@ class Scheduler:
                 self._put(replace(passed, overtaken=passed.overtaken + 1))
             self._start(job, checked.gpus, view)
             view = view.with_placement(job, checked.gpus)
+        return False
 
     def _planned(self, view: View) -> tuple[Placement, ...]:
         """The policy's plan; a policy that fails is reported on the job that waits for it."""
@@ -357,9 +371,6 @@ class Scheduler:
         if len(chosen) != job.spec.gpus or not all(gpu in known for gpu in chosen):
             answer = ", ".join(map(str, placement.gpus))
             return refuse(placement, Reason("policy_failed", detail=f"it chose {answer:.200}"))
-        quota = self.settings.limits.gpus_per_user
-        if reason := over_quota(job, view.gpus_of(job.spec.user), quota):
-            return refuse(placement, reason)
         for gpu in chosen:
             if broken := refusals(job, known[gpu], view.now, self.settings):
                 return refuse(placement, broken[0])
@@ -483,9 +494,6 @@ class Scheduler:
         self._decided: list[Decision] = []
         self._actions: list[Action] = []
         self._drained = False
-
-    def _barrier(self, job: Job, now: float, held: Held) -> Reason | None:
-        return barrier(job, now, self.jobs, held, self.settings.limits.gpus_per_user)
 
     def _residents(self, gpu: GpuId) -> tuple[Job, ...]:
         return tuple(job for job in self._holders.values() if gpu in job.gpus)

@@ -45,10 +45,6 @@ class View:
     def gpu(self, gpu: GpuId) -> GpuView:
         return next(g for g in self.gpus if g.id == gpu)
 
-    def gpus_of(self, user: str) -> int:
-        """How many GPU places `user`'s jobs hold."""
-        return sum(len(job.gpus) for job in self.running if job.spec.user == user)
-
     def queued(self, job: JobId) -> Job | None:
         return next((j for j in self.queue if j.id == job), None)
 

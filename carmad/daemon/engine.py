@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 
-from carmad.core.messages import Action, Step
+from carmad.core.messages import Action, Sampled, Step
 from carmad.core.ports import World
 from carmad.core.scheduler import Scheduler
 from carmad.daemon.inbox import Delivery, Inbox, Question
@@ -16,6 +17,7 @@ from carmad.store.sql import SqlStore
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
+COMPLAIN_EVERY_S = 60.0
 
 
 class Engine:
@@ -37,6 +39,7 @@ class Engine:
         self._committed = committed
         self._alive = alive
         self._kept: list[Delivery] = []  # news that could not be committed yet
+        self._complain_at = 0.0  # monotonic
 
     def restore(self) -> None:
         """Take over where the last daemon stopped, and do what it may have left undone."""
@@ -71,10 +74,10 @@ class Engine:
 
     def _turn(self, batch: list[Delivery]) -> None:
         def committed(step: Step) -> None:
+            self._committed(step)
             for delivery in batch:
                 if delivery.done:
                     delivery.done.set_result(None)
-            self._committed(step)
 
         events = [event for delivery in batch for event in delivery.events]
         turn(self._scheduler, self._store, self._world, *events, committed=committed)
@@ -83,10 +86,17 @@ class Engine:
         if delivery.done:
             delivery.done.set_exception(error)
         elif isinstance(error, CarmaError):  # the disk is full: there will be room again
-            log.error("cannot record %s: %s", type(delivery.events[0]).__name__, error)
-            self._kept.append(delivery)
+            self._complain(error)
+            if not all(isinstance(event, Sampled) for event in delivery.events):
+                self._kept.append(delivery)  # a fresh sample is worth more than an old one
         else:
             log.critical("dropped news that the core cannot handle: %.2000r", delivery.events)
+
+    def _complain(self, error: CarmaError) -> None:
+        """Not at every try: the log may be on that very disk."""
+        if time.monotonic() >= self._complain_at:
+            self._complain_at = time.monotonic() + COMPLAIN_EVERY_S
+            log.error("cannot record what happens: %s; %s", error, error.hint)
 
     def _reload(self) -> tuple[Action, ...]:
         """Put the core back to what is on disk: it may be ahead of a commit that failed."""

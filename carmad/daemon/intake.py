@@ -47,21 +47,28 @@ async def submit(service: Service, peer: Peer, body: SubmitIn) -> tuple[JobId, i
     """
     spec = await checked(service, peer, body)
     indices = body.array.indices if body.array else [None]
-    count, limit = len(indices), service.settings.limits.queued_per_user
-    waiting = service.tally.waiting(peer.uid)
-    if waiting + count > limit:
+    count = len(indices)
+    await require_room(service, peer, count)
+    first = service.inbox.next_ids(count)
+    ids = range(first, first + count)
+    service.tally.expect(peer.uid, ids)
+    specs = tuple(_task(spec, body, first, index) for index in indices)
+    try:
+        await service.request(Submitted(service.now(), first, specs, held=body.held))
+    except CarmaError:
+        service.tally.give_up(ids)
+        raise
+    return first, count
+
+
+async def require_room(service: Service, peer: Peer, count: int) -> None:
+    waiting, there_is_room = await service.room(peer.uid, count)
+    if not there_is_room:
+        limit = service.settings.limits.queued_per_user
         raise Conflict(
             f"you have {waiting} jobs waiting, and {limit} may be: there is no room for {count}",
-            "Submit again once some have started.",
+            "Try again once some have started.",
         )
-    service.tally.arriving(peer.uid, count)
-    try:
-        first = service.inbox.next_ids(count)
-        specs = tuple(_task(spec, body, first, index) for index in indices)
-        await service.request(Submitted(service.now(), first, specs, held=body.held))
-    finally:
-        service.tally.arriving(peer.uid, -count)
-    return first, count
 
 
 async def checked(service: Service, peer: Peer, body: SubmitIn) -> JobSpec:

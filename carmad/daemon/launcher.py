@@ -46,7 +46,11 @@ class Launcher:
         self._systemd = systemd
         self._kill_grace_s = kill_grace_s
         self._children: list[subprocess.Popen[bytes]] = []
-        (self._state_dir / "jobs").mkdir(mode=0o700, parents=True, exist_ok=True)
+        jobs = self._state_dir / "jobs"
+        try:
+            jobs.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise CarmaError(f"cannot make the directory {jobs}: {error.strerror}") from error
 
     def launch(self, job: Job, env: Mapping[str, str]) -> None:
         """See to it that a supervisor runs the job's current attempt, and start it only once.
@@ -94,7 +98,15 @@ class Launcher:
     def release(self, job: JobId) -> None:
         """Remove what the attempts of an ended job left in the state directory."""
         for directory in (self._state_dir / "jobs").glob(f"{job}.*"):
+            # First: a supervisor that comes late must not find something to run, but not `started`.
+            with contextlib.suppress(OSError):
+                (directory / supervisor.LAUNCH).unlink()
             shutil.rmtree(directory, ignore_errors=True)
+
+    def launched(self) -> set[JobId]:
+        """The jobs that have something in the state directory."""
+        names = (path.name.partition(".")[0] for path in (self._state_dir / "jobs").iterdir())
+        return {JobId(int(name)) for name in names if name.isdecimal()}
 
     def reap(self) -> None:
         """Collect supervisors that have ended, so that none stays a zombie."""

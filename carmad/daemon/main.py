@@ -39,12 +39,14 @@ from carmad.store.sql import SqlStore
 
 log = logging.getLogger("carmad")
 
+PROBE_S = 5.0
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     os.umask(0o022)  # sockets, pipes and cards are for others to reach
-    _log_to(options.log_file)
     try:
+        _log_to(options.log_file)
         run(options)
     except CarmaError as error:
         print(f"carmad: {error.message}", file=sys.stderr)
@@ -93,6 +95,8 @@ def run(options: argparse.Namespace) -> None:
         engine = Engine(inbox, scheduler, store, world, committed, _watchdog())
 
         engine.restore()
+        for ended in launcher.launched() & scheduler.ended.keys():
+            world.release(ended)
         for job in scheduler.jobs.values():
             if job.holds_gpus:
                 world.adopt(job)
@@ -132,7 +136,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _log_to(path: str | None) -> None:
-    handlers = [logging.FileHandler(path) if path else logging.StreamHandler()]
+    try:
+        handlers = [logging.FileHandler(path) if path else logging.StreamHandler()]
+    except OSError as error:
+        raise CarmaError(f"cannot write {path}: {error.strerror}", "choose --log-file") from error
     form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
     logging.basicConfig(level=logging.INFO, format=form, handlers=handlers)
     logging.getLogger("apscheduler").setLevel(logging.WARNING)
@@ -180,25 +187,34 @@ def _socket(path: str) -> socket.socket:
     """systemd's, or one of our own at `path`. Raises CarmaError if another daemon answers there."""
     if fds := systemd.listen_fds():
         return socket.socket(fileno=fds[0])
-    directory = Path(path).parent
-    directory.mkdir(mode=0o755 if os.geteuid() == 0 else 0o700, parents=True, exist_ok=True)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(path)
-        except OSError:
-            Path(path).unlink(missing_ok=True)
-        else:
-            raise CarmaError(
-                f"another carmad answers at {path}", "stop it first: carma daemon stop"
-            )
+    if _answers(path):
+        raise CarmaError(f"another carmad answers at {path}", "stop it first: carma daemon stop")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    mode = 0o755 if os.geteuid() == 0 else 0o700
     try:
+        Path(path).parent.mkdir(mode=mode, parents=True, exist_ok=True)
+        if Path(path).is_socket():  # a dead daemon's; anything else is not ours to remove
+            Path(path).unlink()
         listener.bind(path)
     except OSError as error:
-        raise CarmaError(f"cannot listen at {path}: {error.strerror}", "choose --socket") from error
+        why = error.strerror or str(error)
+        raise CarmaError(f"cannot listen at {path}: {why}", "choose --socket") from error
     # Anybody may connect to root's: who they are is asked of the kernel, not of them.
     Path(path).chmod(0o666 if os.geteuid() == 0 else 0o600)
     return listener
+
+
+def _answers(path: str) -> bool:
+    """Whether somebody listens there, be it too busily or not to us."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(PROBE_S)
+        try:
+            probe.connect(path)
+        except (TimeoutError, BlockingIOError, PermissionError):
+            return True
+        except OSError:
+            return False
+        return True
 
 
 def _committed(service: Service, world: DaemonWorld) -> Callable[[Step], None]:

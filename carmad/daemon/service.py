@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -46,7 +47,7 @@ class Guess:
 class Tally:
     """What submissions are checked against without a question to the core.
 
-    Written in the core's thread, read in the API's: every value is replaced or counted whole.
+    The core's thread tells it of every step, the API's of what it is about to submit.
     """
 
     def __init__(self) -> None:
@@ -54,14 +55,14 @@ class Tally:
         self.gpus: tuple[Gpu, ...] = ()
         self._waiting: dict[JobId, int] = {}  # to their users
         self._by_user: Counter[int] = Counter()
-        self._arriving: Counter[int] = Counter()  # of the API's thread alone
+        self._lock = threading.Lock()
 
     def begin(self, core: Scheduler) -> None:
         """In the core's thread, between two steps: from here on `note` keeps it right."""
         if not self.begun:
             self.gpus = tuple(core.gpus.values())
-            self._count(core.jobs.values())
             self.begun = True
+            self._count(core.jobs.values())
 
     def note(self, step: Step) -> None:
         if self.begun:
@@ -71,23 +72,39 @@ class Tally:
             self._count(step.jobs)
 
     def waiting(self, uid: int) -> int:
-        """Jobs of a user that wait, with those being submitted at this moment.
+        """How many jobs of a user wait, with those that are being submitted."""
+        with self._lock:
+            return self._by_user[uid]
 
-        One that has just been taken in may count twice until its submitter has been told.
-        """
-        return self._by_user[uid] + self._arriving[uid]
+    def expect(self, uid: int, ids: range) -> None:
+        """These are being submitted."""
+        with self._lock:
+            for id in ids:
+                self._add(JobId(id), uid)
 
-    def arriving(self, uid: int, jobs: int) -> None:
-        self._arriving[uid] += jobs
+    def give_up(self, ids: range) -> None:
+        """They were not taken in after all."""
+        with self._lock:
+            for id in ids:
+                self._drop(JobId(id))
 
     def _count(self, jobs: Iterable[Job]) -> None:
-        for job in jobs:
-            uid = self._waiting.pop(job.id, None)
-            if uid is not None:
-                self._by_user[uid] -= 1
-            if not job.ended and not job.holds_gpus:
-                self._waiting[job.id] = job.spec.uid
-                self._by_user[job.spec.uid] += 1
+        with self._lock:
+            for job in jobs:
+                if job.ended or job.holds_gpus:
+                    self._drop(job.id)
+                else:
+                    self._add(job.id, job.spec.uid)
+
+    def _add(self, job: JobId, uid: int) -> None:
+        if job not in self._waiting:
+            self._waiting[job] = uid
+            self._by_user[uid] += 1
+
+    def _drop(self, job: JobId) -> None:
+        uid = self._waiting.pop(job, None)
+        if uid is not None:
+            self._by_user[uid] -= 1
 
 
 class Endings:
@@ -179,6 +196,19 @@ class Service:
         """Makes sure that the tally has been begun."""
         if not self.tally.begun:
             await self.ask(self.tally.begin)
+
+    async def room(self, uid: int, count: int) -> tuple[int, bool]:
+        """How many jobs of a user wait, and whether so many more may.
+
+        From its return to the caller's next `await`, no other request can take the room.
+        """
+        await self.ready()
+        limit = self.settings.limits.queued_per_user
+        if self.tally.waiting(uid) + count > limit:
+            # The steps that made room may be done without the tally knowing: they are by then.
+            await self.ask(lambda core: None)
+        waiting = self.tally.waiting(uid)
+        return waiting, waiting + count <= limit
 
     def _require_running(self) -> None:
         if self.stopping:

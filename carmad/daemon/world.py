@@ -104,6 +104,8 @@ class DaemonWorld:
                     self._stop(job)
         except Exception:
             log.exception("could not %s", action)
+            if isinstance(action, Launch):
+                self.shepherd.watch(action.job)  # it will say so if none started
 
     def _launch(self, job: Job) -> None:
         pipe = logs = None

@@ -15,7 +15,8 @@ from carmad.core.messages import CancelRequested, Event, HoldRequested, RequeueR
 from carmad.core.types import Job, JobState
 from carmad.daemon import lookup
 from carmad.daemon.answers import PROBLEMS, Asked, Call, answer, not_yours
-from carmad.daemon.problems import Conflict, Forbidden, NotFound
+from carmad.daemon.intake import require_room
+from carmad.daemon.problems import Forbidden, NotFound
 from carmad.errors import CarmaError
 
 router = APIRouter(
@@ -105,7 +106,7 @@ async def _act(call: Call, body: SelectIn, act: Act) -> Response:
         for id in sorted(selection.ids - found)
     ]
     if any(isinstance(event, RequeueRequested) for event in events):
-        await _room_for(call, len(events))
+        await require_room(call.service, call.peer, len(events))
     if events:
         await call.service.request(*events)
     out: ResultsOut = {"schema": SCHEMA, "results": results}
@@ -127,18 +128,6 @@ async def _chosen(call: Call, selection: Selection, user: str | None) -> list[Jo
     if not any(call.may_touch(job) for job in jobs):
         raise not_yours(jobs[0])
     return jobs
-
-
-async def _room_for(call: Call, count: int) -> None:
-    service = call.service
-    await service.ready()
-    limit = service.settings.limits.queued_per_user
-    waiting = service.tally.waiting(call.peer.uid)
-    if waiting + count > limit:
-        raise Conflict(
-            f"you have {waiting} jobs waiting, and {limit} may be: there is no room for {count}",
-            "Try again once some have started.",
-        )
 
 
 def _result(job: Job, ok: bool, message: str) -> ResultOut:

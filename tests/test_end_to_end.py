@@ -1,0 +1,353 @@
+"""The daemon, its jobs and the command line together, on emulated GPUs."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.api_server import as_uid
+from tests.daemon import NO_KERNELS, QUICK, Carmad, Json, running, train, until
+
+WINDOW_S = float(QUICK["CARMA_MONITOR__WINDOW_S"])
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Carmad]:
+    with running(tmp_path, **NO_KERNELS) as carmad:
+        yield carmad
+
+
+@pytest.fixture
+def one_gpu(tmp_path: Path) -> Iterator[Carmad]:
+    with running(tmp_path, "1xA100-40GB") as carmad:
+        yield carmad
+
+
+def refusals(daemon: Carmad, job: int) -> set[str]:
+    """The codes of all that keeps a job off any GPU, by the last decision and those before."""
+    why = daemon.why(job)
+    decisions = [why, *why["past"]]
+    verdicts = [verdict for decision in decisions for verdict in decision["verdicts"]]
+    return {reason["code"] for verdict in verdicts for reason in verdict["refused"]}
+
+
+# -- memory
+
+
+def test_a_job_that_runs_out_of_memory_beside_another_runs_again_alone(one_gpu: Carmad) -> None:
+    first = one_gpu.submit(*train(memory_mib=25_000, sm=0.3, seconds=3, warmup=0.1))
+    one_gpu.await_state(first, "running")
+    second = one_gpu.submit(*train(memory_mib=30_000, sm=0.3, seconds=0.5, warmup=0.1))
+    until(lambda: one_gpu.job(second)["failures"], "the out-of-memory")
+
+    waits = one_gpu.await_state(second, "queued", "starting", "running", "succeeded")
+    if waits["state"] == "queued":
+        assert waits["code"] == "RQ"
+        assert "busy" in refusals(one_gpu, second)
+    job = one_gpu.ended(second)
+    assert (job["state"], job["attempt"], job["mode"]) == ("succeeded", 2, "exclusive")
+    (failure,) = job["failures"]
+    assert failure["cause"] == "gpu_oom"
+    assert failure["evidence"].startswith("torch.OutOfMemoryError: CUDA out of memory. Tried")
+    assert failure["tried_mib"] > failure["free_mib"]
+    assert any(f"job {first} held" in neighbour for neighbour in failure["neighbours"])
+    assert "of which" in one_gpu.output(second)
+    neighbour = one_gpu.ended(first)
+    assert (neighbour["state"], neighbour["attempt"]) == ("succeeded", 1)
+    assert job["started_at"] >= neighbour["ended_at"]
+    assert "out of memory" in one_gpu.carma("show", str(second))
+
+
+def test_a_job_larger_than_the_card_ends_out_of_memory_with_evidence(one_gpu: Carmad) -> None:
+    id = one_gpu.submit(*train(memory_mib=50_000, warmup=0))
+    job = one_gpu.ended(id)
+    assert (job["state"], job["attempt"], job["failures"]) == ("out_of_memory", 1, [])
+    assert (job["exit"]["cause"], job["exit"]["code"]) == ("gpu_oom", 1)
+    assert "CUDA out of memory" in job["exit"]["evidence"]
+    assert "CUDA out of memory" in one_gpu.carma("why", str(id))
+
+
+def test_a_gpu_takes_no_second_job_before_the_first_has_warmed_up(one_gpu: Carmad) -> None:
+    first = one_gpu.submit(*train(sm=0.2, seconds=2, warmup=1))
+    second = one_gpu.submit(*train(sm=0.2, seconds=0.2, warmup=0))
+    until(lambda: "first_kernel" in refusals(one_gpu, second), "the second to wait for a kernel")
+    assert "first kernel" in one_gpu.carma("why", str(second))
+    job, before = one_gpu.ended(second), one_gpu.ended(first)
+    kernel_at = moment(one_gpu, first, "running")
+    assert moment(one_gpu, second, "starting") > kernel_at + WINDOW_S - 0.002
+    assert job["started_at"] < before["ended_at"], "they did share the GPU"
+    assert refusals(one_gpu, second) >= {"first_kernel", "settling"}
+
+
+def moment(daemon: Carmad, job: int, state: str) -> float:
+    """When it first came into a state, to the millisecond."""
+    moves = daemon.job(job)["history"]
+    first = next(move["at"] for move in moves if move["after"] == state)
+    return datetime.fromisoformat(first).timestamp()
+
+
+# -- time
+
+
+def test_a_job_is_warned_before_its_time_is_up_and_then_stopped(one_gpu: Carmad) -> None:
+    words = ["submit", "--parsable", "--time", "0:05", "--signal", "USR2@2", "--"]
+    id = int(one_gpu.carma(*words, *train(seconds=1000, warmup=0.1)))
+    job = one_gpu.ended(id)
+    assert (job["state"], job["exit"]["cause"]) == ("timed_out", "time_limit")
+    assert job["exit"]["signal"] == 15
+    assert one_gpu.output(id).count("checkpoint") == 1
+
+
+def test_a_job_that_ignores_sigterm_keeps_its_gpu_until_it_is_killed(one_gpu: Carmad) -> None:
+    stubborn = one_gpu.sh("trap '' TERM; echo up; while :; do sleep 0.05; done", exclusive=True)
+    one_gpu.await_output(stubborn, "up")
+    waits = one_gpu.sh("exit 0", exclusive=True)
+    one_gpu.cancel(stubborn)
+    assert one_gpu.job(stubborn)["state"] == "stopping"
+    assert one_gpu.gpus()[0]["jobs"][0]["id"] == stubborn
+    job, after = one_gpu.ended(stubborn), one_gpu.ended(waits)
+    assert (job["state"], job["exit"]["signal"]) == ("cancelled", 9)
+    assert after["started_at"] >= job["ended_at"]
+    assert after["state"] == "succeeded"
+
+
+# -- what cannot start
+
+
+def test_what_cannot_start_says_why_and_what_to_do(daemon: Carmad) -> None:
+    gone = daemon.folder / "gone"
+    gone.mkdir()
+    cases = {
+        daemon.submit("true", cwd=str(gone), held=True): ("working directory", "submit from"),
+        daemon.submit("no-such-program"): ("no-such-program: command not found", "PATH"),
+        daemon.submit("./data.txt"): ("Permission denied", "chmod +x"),
+        daemon.submit("true", stdout="none/such/log"): ("log file", "-o, -e"),
+        daemon.submit("true", conda_env="base", export={"CONDA_EXE": "/no/conda"}): (
+            "conda was not found",
+            "CONDA_EXE",
+        ),
+        daemon.submit("true", conda_env="nowhere", export={"CONDA_EXE": str(a_conda(daemon))}): (
+            "cannot activate the conda environment nowhere",
+            "conda env list",
+        ),
+    }
+    (daemon.work / "data.txt").touch()
+    gone.rmdir()
+    daemon.post("/v1/release", {"select": "1"})
+    for id, (evidence, hint) in cases.items():
+        job = daemon.ended(id)
+        assert (job["state"], job["exit"]["cause"]) == ("failed", "launch_failed"), job
+        assert evidence in job["exit"]["evidence"]
+        assert hint in job["exit"]["evidence"]
+        assert evidence in daemon.why(id)["headline"]
+
+
+def a_conda(daemon: Carmad) -> Path:
+    """One that has no environments."""
+    conda = daemon.folder / "conda"
+    conda.write_text("#!/bin/sh\necho 'conda() { echo EnvironmentNameNotFound >&2; return 1; }'\n")
+    conda.chmod(0o755)
+    return conda
+
+
+# -- users
+
+
+@pytest.fixture
+def system_wide() -> Iterator[Carmad]:
+    if os.geteuid() != 0:
+        pytest.skip("only root can run jobs of several users")
+    folder = Path(tempfile.mkdtemp(prefix="carma-test-"))
+    folder.chmod(0o755)
+    try:
+        with running(folder, **NO_KERNELS) as carmad:
+            yield carmad
+    finally:
+        shutil.rmtree(folder)
+
+
+class User:
+    """Somebody with a directory to work in."""
+
+    def __init__(self, daemon: Carmad, name: str) -> None:
+        self.entry = pwd.getpwnam(name)
+        self.daemon = daemon
+        self.home = daemon.folder / name
+        self.home.mkdir(mode=0o700)
+        os.chown(self.home, self.entry.pw_uid, self.entry.pw_gid)
+
+    def call(self, method: str, path: str, body: object = None) -> tuple[int, Json]:
+        answer: tuple[int, Json] = as_uid(self.entry.pw_uid, self.daemon.socket, method, path, body)
+        return answer
+
+    def sh(self, script: str, **fields: object) -> int:
+        body = self.daemon.submission("/bin/sh", "-c", script, **{"cwd": str(self.home), **fields})
+        status, out = self.call("POST", "/v1/jobs", body)
+        assert status == 201, out
+        return int(out["id"])
+
+
+def test_jobs_run_as_their_users_who_see_and_touch_only_their_own(system_wide: Carmad) -> None:
+    users = [User(system_wide, "nobody"), User(system_wide, "daemon")]
+    jobs = [user.sh("id -u; id -g; id -G; umask; exec sleep 1000", name="mine") for user in users]
+    for user, id in zip(users, jobs, strict=True):
+        log = user.home / f"carma-{id}.out"
+        until(lambda log=log: log.exists() and log.read_text().count("\n") == 4, "its output")
+        uid, gid, groups, umask = log.read_text().splitlines()
+        entry = user.entry
+        assert (int(uid), int(gid)) == (entry.pw_uid, entry.pw_gid)
+        mine = os.getgrouplist(entry.pw_name, entry.pw_gid)
+        assert {int(group) for group in groups.split()} == set(mine)
+        assert umask == "0022"
+        assert (log.stat().st_uid, log.stat().st_gid) == (entry.pw_uid, entry.pw_gid)
+
+    for user, own, other in zip(users, jobs, reversed(jobs), strict=True):
+        assert user.call("GET", f"/v1/jobs/{own}")[0] == 200
+        assert user.call("GET", f"/v1/jobs/{other}")[0] == 403
+        assert user.call("GET", f"/v1/jobs/{other}/why")[0] == 403
+        listed = {job["id"]: job for job in user.call("GET", "/v1/jobs")[1]["jobs"]}
+        assert (listed[own]["name"], listed[other]["name"]) == ("mine", "-")
+        assert "argv" not in listed[other]
+        assert user.call("POST", "/v1/cancel", {"select": str(other)})[0] == 403
+        assert user.call("POST", "/v1/gpus/0/drain", {"reason": "mine"})[0] == 403
+    assert {system_wide.job(id)["state"] for id in jobs} == {"starting"}
+
+    status, out = users[0].call("POST", "/v1/cancel", {"select": "all"})
+    assert (status, [result["id"] for result in out["results"]]) == (200, [jobs[0]])
+    assert system_wide.ended(jobs[0])["state"] == "cancelled"
+    assert system_wide.job(jobs[1])["state"] == "starting"
+
+
+def test_a_user_gets_nowhere_with_roots_rights(system_wide: Carmad) -> None:
+    """Not into a directory, not into a log file; and the state directory stays closed."""
+    nobody, other = User(system_wide, "nobody"), User(system_wide, "daemon")
+    locked = nobody.sh("true", cwd=str(other.home))
+    assert "cannot enter the working directory" in system_wide.ended(locked)["exit"]["evidence"]
+    target = other.home / "precious"
+    target.write_text("keep")
+    target.chmod(0o600)
+    writes = nobody.sh("echo spoilt", stdout=str(target))
+    assert "cannot open the log file" in system_wide.ended(writes)["exit"]["evidence"]
+    assert target.read_text() == "keep"
+    reads = nobody.sh(f"cat {system_wide.state}/carma.db || exit 9")
+    assert system_wide.ended(reads)["exit"]["code"] == 9
+
+
+# -- the command line
+
+
+def test_submit_and_wait_answers_with_the_jobs_exit_code(daemon: Carmad) -> None:
+    assert daemon.carma("submit", "--wait", "true").startswith("Submitted batch job 1")
+    daemon.carma("submit", "--wait", "--wrap", "exit 5", rc=5)
+    daemon.carma("submit", "--wait", "--wrap", "kill -9 $$", rc=137)
+    daemon.carma("submit", "--wait", "./missing", rc=1)
+    id = daemon.carma("submit", "--parsable", "--wrap", "sleep 0.3; exit 3").strip()
+    daemon.carma("wait", id, rc=3)
+
+
+def test_an_array_runs_as_many_at_once_as_it_may(daemon: Carmad) -> None:
+    script = "mkdir running || exit 9; echo $CARMA_ARRAY_TASK_ID; sleep 0.1; rmdir running"
+    daemon.carma("submit", "--wait", "--array", "3-9:3%1", "--wrap", script)
+    outputs = sorted(path.name for path in daemon.work.glob("carma-*.out"))
+    assert outputs == ["carma-1_3.out", "carma-1_6.out", "carma-1_9.out"]
+    assert [(daemon.work / name).read_text() for name in outputs] == ["3\n", "6\n", "9\n"]
+
+
+def test_a_chain_of_dependencies(daemon: Carmad) -> None:
+    def submit(*words: str) -> str:
+        return daemon.carma("submit", "--parsable", *words).strip()
+
+    gate = submit("--wrap", "while [ ! -e go ]; do sleep 0.05; done; echo 1 >> order")
+    after = submit("--after", gate, "--wrap", "echo 2 >> order; exit 1")
+    good = submit("--after", "last", "--wrap", "echo never >> order")
+    last = submit("-d", f"afterany:{after}:{good}", "--wrap", "echo 3 >> order")
+    bad = submit("-d", f"afternotok:{after}", "--hold", "true")
+    assert f"waits for job {gate} to end" in daemon.carma("why", after)
+    (daemon.work / "go").touch()
+    daemon.carma("wait", last)
+    assert (daemon.work / "order").read_text().split() == ["1", "2", "3"]
+    job = daemon.job(int(good))
+    assert (job["state"], job["exit"]["cause"]) == ("cancelled", "dependency")
+    assert f"job {after} ended as failed" in job["exit"]["evidence"]
+    assert daemon.job(int(bad))["reason"] == "(Held)"
+
+
+def test_jobs_are_held_released_cancelled_and_run_again(daemon: Carmad) -> None:
+    id = daemon.carma(
+        "submit", "--parsable", "--hold", "--wrap", "echo up; exec sleep 1000"
+    ).strip()
+    assert "carma release" in daemon.carma("why", id)
+    assert "released" in daemon.carma("release", id)
+    daemon.await_output(int(id), "up")
+    assert "is being stopped" in daemon.carma("cancel", id)
+    assert daemon.ended(int(id))["state"] == "cancelled"
+    assert "cancelled" in daemon.carma("cancel", id, rc=1)
+    assert "queued again" in daemon.carma("requeue", id)
+    until(lambda: daemon.output(int(id)).count("up") == 2, "its second attempt")
+    assert daemon.job(int(id))["attempt"] == 2
+    daemon.carma("cancel", "all")
+    assert daemon.ended(int(id))["state"] == "cancelled"
+
+
+def test_logs_are_followed_to_the_end(daemon: Carmad) -> None:
+    script = "echo one; sleep 0.5; echo two; echo oops >&2; exit 2"
+    id = daemon.carma("submit", "--parsable", "--error", "%j.err", "--wrap", script).strip()
+    assert daemon.carma("logs", "-f", id).splitlines()[-2:] == ["one", "two"]
+    assert daemon.carma("logs", "--stderr", "last") == "oops\n"
+
+
+def test_gpus_are_drained_and_resumed_across_restarts(daemon: Carmad) -> None:
+    daemon.carma("drain", "0", "--reason", "new fan")
+    assert "new fan" in daemon.carma("gpus")
+    daemon.kill()
+    daemon.start()
+    id = daemon.submit("true", gpus=3)
+    until(lambda: "drained" in refusals(daemon, id), "the job to wait")
+    assert "new fan" in daemon.carma("why", str(id))
+    daemon.carma("resume", "0")
+    assert daemon.ended(id)["state"] == "succeeded"
+
+
+def test_what_has_been_is_listed_and_summed_up(daemon: Carmad) -> None:
+    for script in ("exit 0", "exit 1", "exit 0"):
+        daemon.ended(daemon.sh(script, name="past"))
+    listed: dict[str, Any] = json.loads(daemon.carma("history", "--json"))
+    assert [(job["id"], job["state"]) for job in listed["jobs"]] == [
+        (3, "succeeded"),
+        (2, "failed"),
+        (1, "succeeded"),
+    ]
+    total = json.loads(daemon.carma("stats", "--json"))["total"]
+    assert (total["jobs"], total["succeeded"], total["failed"]) == (3, 2, 1)
+    assert total["gpu_hours"] >= 0
+    assert "past" in daemon.carma("history")
+    assert daemon.carma("stats")
+
+
+# -- doing nothing
+
+
+def test_an_idle_daemon_writes_nothing(daemon: Carmad) -> None:
+    """However many jobs have ended, and with one that waits: periods pass, the files stay."""
+    jobs = daemon.post("/v1/jobs", daemon.submission("true", array={"indices": list(range(30))}))
+    waits = daemon.submit("true", held=True)
+    for id in jobs["ids"]:
+        daemon.ended(id)
+    files = [daemon.state / "carma.db", daemon.state / "carma.db-wal"]
+    until(lambda: not list((daemon.state / "jobs").iterdir()), "the attempts to be cleared away")
+    before = [(file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    readings = daemon.gpus()[0]["risk"]["samples"]
+    time.sleep(2)
+    assert [(file.stat().st_size, file.stat().st_mtime_ns) for file in files] == before
+    assert readings
+    assert [job["id"] for job in daemon.get("/v1/jobs")["jobs"]] == [waits]

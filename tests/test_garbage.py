@@ -1,0 +1,242 @@
+"""What a daemon may find when it starts, and what may be installed into it. See also test_api."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.daemon import NO_KERNELS, Carmad, run_carmad, running, until
+
+EMULATED = ("--emulated", "1xA100-40GB")
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Carmad]:
+    with running(tmp_path, **NO_KERNELS) as carmad:
+        yield carmad
+
+
+def assert_refused(folder: Path, *argv: str, error: str, hint: str = "", **env: str) -> None:
+    """carmad does not start, and says why and what to do about it."""
+    where = ("--state-dir", str(folder / "state"), "--socket", str(folder / "sock"))
+    ran = run_carmad(*EMULATED, *where, *argv, **env)
+    assert ran.returncode == 1, ran
+    assert ran.stderr.startswith("carmad: ") and error in ran.stderr, ran.stderr
+    assert hint in ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert ran.stdout == ""
+
+
+# -- the database
+
+
+def rubbish(database: Path) -> None:
+    database.write_bytes(b"This is not a database, whatever its name may say. " * 200)
+
+
+def torn(database: Path) -> None:
+    """The head is good, and the pages behind it are not."""
+    content = bytearray(database.read_bytes())
+    content[4096:] = bytes(255 for _ in content[4096:])
+    database.write_bytes(content)
+
+
+def from_the_future(database: Path) -> None:
+    with sqlite3.connect(database) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("harm", "error", "hint"),
+    [
+        (rubbish, "is damaged", "There is no backup. To start with an empty one"),
+        (torn, "is damaged", "There is no backup. To start with an empty one"),
+        (from_the_future, "a newer release of CARMA", "Install that release again"),
+    ],
+)
+def test_a_database_that_cannot_be_used(
+    daemon: Carmad, harm: Callable[[Path], None], error: str, hint: str
+) -> None:
+    daemon.stop()
+    database = daemon.state / "carma.db"
+    harm(database)
+    before = database.read_bytes()
+    assert_refused(daemon.folder, *daemon.argv, error=error, hint=hint)
+    assert database.read_bytes() == before
+
+
+# -- another daemon, and files that are in the way
+
+
+def test_two_daemons_do_not_share_a_state_directory_or_a_socket(daemon: Carmad) -> None:
+    elsewhere = daemon.folder / "elsewhere"
+    open_by = "another process has"
+    assert_refused(
+        daemon.folder, *daemon.argv, "--socket", str(elsewhere), error=open_by, hint="fuser"
+    )
+    assert not elsewhere.exists()
+    answers = ("--state-dir", str(elsewhere))
+    hint = "carma daemon stop"
+    assert_refused(daemon.folder, *daemon.argv, *answers, error="another carmad answers", hint=hint)
+    assert daemon.ended(daemon.sh("exit 3"))["exit"]["code"] == 3
+
+
+def test_a_socket_that_nobody_listens_at_is_replaced(daemon: Carmad) -> None:
+    daemon.kill()
+    assert Path(daemon.socket).is_socket()
+    daemon.start()
+    daemon.stop()
+    daemon.start()
+    assert daemon.get("/v1/health")["status"] == "ok"
+
+
+@pytest.mark.parametrize("name", ["state", "state/jobs", "state/emulated", "state/carma.db"])
+def test_a_path_that_is_something_else(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    if name == "state/carma.db":
+        path.mkdir()
+    else:
+        path.write_text("in the way")
+    assert_refused(tmp_path, error=str(path))
+
+
+def test_a_socket_and_a_log_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    below = str(tmp_path / "file" / "x")
+    assert_refused(tmp_path, "--socket", below, error=below)
+    precious = tmp_path / "precious"
+    precious.write_text("keep")
+    assert_refused(tmp_path, "--socket", str(precious), error="Address already in use")
+    assert precious.read_text() == "keep"
+    assert_refused(tmp_path, "--log-file", below, error=below)
+    assert_refused(tmp_path, "--socket", str(tmp_path / ("x" * 200)), error="x" * 200)
+
+
+@pytest.mark.parametrize(
+    ("env", "error", "hint"),
+    [
+        ({"CARMA_POLICY": "nonsense"}, "no 'nonsense' among the installed policies", "magm"),
+        ({"CARMA_MONITOR__PERIOD_S": "soon"}, "CARMA_MONITOR__PERIOD_S", "default is 1.0"),
+        ({"CARMA_MONITOR__PERIODS": "1"}, "is not a setting", "Did you mean"),
+    ],
+)
+def test_settings_that_mean_nothing(
+    tmp_path: Path, env: dict[str, str], error: str, hint: str
+) -> None:
+    assert_refused(tmp_path, error=error, hint=hint, **env)
+
+
+def test_emulated_gpus_that_do_not_exist(tmp_path: Path) -> None:
+    assert_refused(tmp_path, "--emulated", "3xB1000", error="no such emulated GPU", hint="kinds")
+
+
+def test_strangers_among_the_attempts_are_left_alone(daemon: Carmad) -> None:
+    job = daemon.sh("echo up; while [ ! -e go ]; do sleep 0.05; done; exit 8")
+    daemon.await_output(job, "up")
+    daemon.kill()
+    strangers = [daemon.state / "jobs" / name for name in ("77.1", "x.y", "lost+found", "2.x")]
+    for stranger in strangers:
+        stranger.mkdir()
+        (stranger / "exit").write_text('{"code": 0}')
+    daemon.start()
+    (daemon.work / "go").touch()
+    assert daemon.ended(job)["exit"]["code"] == 8
+    assert all(stranger.exists() for stranger in strangers)
+    assert daemon.call("GET", "/v1/jobs/77")[0] == 404
+
+
+# -- plugins
+
+WILD = '''
+import time
+from carmad.plugin import Placement
+
+class Wild:
+    """Does what the first job in line is called."""
+    name = "wild"
+
+    def plan(self, view):
+        head = view.queue[0]
+        match head.spec.name:
+            case "raises":
+                raise RuntimeError("a bug in a policy")
+            case "nonsense":
+                return 42
+            case "unknown":
+                return (Placement(head.id, ("GPU-of-my-dreams",)),)
+            case "greedy":
+                return (Placement(head.id, tuple(gpu.id for gpu in view.gpus)),)
+            case "drained":
+                return (Placement(head.id, (view.gpus[0].id,)),)
+            case "hangs":
+                time.sleep(1000)
+        return tuple(Placement(job.id, (view.gpus[-1].id,)) for job in view.queue)
+
+def wild(settings):
+    return Wild()
+
+def broken(settings):
+    raise KeyError("no such thing")
+'''
+
+
+@pytest.fixture
+def packages(tmp_path: Path) -> Path:
+    """A directory with a package of policies, as pip would leave it."""
+    folder = tmp_path / "packages"
+    about = folder / "wild-1.0.dist-info"
+    about.mkdir(parents=True)
+    (folder / "wild.py").write_text(WILD)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: wild\nVersion: 1.0\n")
+    names = "wild = wild:wild\nbroken = wild:broken\nabsent = nowhere:absent\n"
+    (about / "entry_points.txt").write_text(f"[carma.policies]\n{names}")
+    return folder
+
+
+def test_a_policy_that_misbehaves_is_told_of_and_stops_nobody_else(
+    tmp_path: Path, packages: Path
+) -> None:
+    carmad = Carmad(tmp_path, CARMA_POLICY="wild", PYTHONPATH=str(packages), **NO_KERNELS)
+    try:
+        carmad.start_cold()
+        assert carmad.ended(carmad.sh("exit 3", name="good"))["exit"]["code"] == 3
+        carmad.post("/v1/gpus/0/drain", {"reason": "a new fan"})
+        for name, told in (
+            ("raises", "it raised RuntimeError('a bug in a policy')"),
+            ("nonsense", "TypeError"),
+            ("unknown", "it chose GPU-of-my-dreams"),
+            ("greedy", "it chose GPU-e0000000"),
+            ("drained", "is drained: a new fan"),
+            ("hangs", "no plan within 2 s"),
+        ):
+            refused(carmad, name, told)
+        # It has not come back, and does not keep anything else from being done.
+        refused(carmad, "good", "still has not answered")
+        carmad.stop()
+    finally:
+        carmad.clear_away()
+
+
+def refused(carmad: Carmad, name: str, told: str) -> None:
+    job = carmad.submit("true", name=name)
+    until(lambda: told in str(carmad.why(job)), f"{told!r} of {name}: {carmad.why(job)}")
+    assert carmad.job(job)["state"] == "queued"
+    assert carmad.why(job)["headline"].startswith("waits: ")
+    assert carmad.get("/v1/health")["policy"] == "wild"
+    carmad.cancel(job)
+
+
+@pytest.mark.parametrize("policy", ["broken", "absent"])
+def test_a_policy_that_cannot_be_loaded(tmp_path: Path, packages: Path, policy: str) -> None:
+    assert_refused(
+        tmp_path,
+        error=f"'{policy}' of policies cannot be loaded",
+        hint="is everything that it needs installed?",
+        CARMA_POLICY=policy,
+        PYTHONPATH=str(packages),
+    )
