@@ -16,7 +16,7 @@ import pytest
 from tests.daemon import NO_KERNELS, UNREACHABLE, Carmad, Json, running, train, until
 from tests.storm import GPUS, Storm
 
-DISK_MIB = 4
+DISK_MIB = 16
 SEED = int(os.environ.get("STORM_SEED", time.time_ns() % 1_000_000))
 
 
@@ -258,6 +258,27 @@ def refused(daemon: Carmad) -> tuple[int, Json] | None:
     """SQLite has some room left in the blocks that it has."""
     status, out = daemon.call("POST", "/v1/jobs", daemon.submission("true", held=True))
     return (status, out) if status >= 400 else None
+
+
+def test_a_full_disk_does_not_fail_the_jobs_that_wait(small_disk: Path, daemon: Carmad) -> None:
+    """The database still has room in its log, so jobs are placed that cannot be launched."""
+    grow = daemon.submission("true", held=True, array={"indices": list(range(1000))})
+    daemon.post("/v1/jobs", grow)
+    daemon.cancel(1)
+    jobs = [daemon.sh("exit 5", held=True) for _ in range(6)]
+    to_cancel = daemon.sh("echo up >> begun", held=True)
+    ballast = fill(small_disk)
+    daemon.post("/v1/release", {"select": f"{jobs[0]}-{to_cancel}"})
+    daemon.await_state(jobs[0], "starting")
+    until(lambda: "No space left" in daemon.log.read_text(), "a launch without room")
+    daemon.await_state(to_cancel, "starting")
+    daemon.cancel(to_cancel)
+    assert daemon.ended(to_cancel)["state"] == "cancelled"
+    ballast.unlink()
+    for job in jobs:
+        assert daemon.ended(job)["exit"]["code"] == 5
+    assert "No space left" in str(daemon.job(jobs[0])["notes"])
+    assert not (daemon.work / "begun").exists()
 
 
 def test_what_happens_on_a_full_disk_is_recorded_once_there_is_room(

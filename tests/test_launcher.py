@@ -16,7 +16,7 @@ from carmad.core.types import Job, JobId
 from carmad.daemon import launcher as launcher_module
 from carmad.daemon import shepherd as shepherd_module
 from carmad.daemon import supervisor
-from carmad.daemon.launcher import Launcher, has_systemd
+from carmad.daemon.launcher import Launcher, NoRoom, has_systemd
 from carmad.daemon.shepherd import Ended, Shepherd
 from carmad.errors import CarmaError
 from tests.attempts import Bench, until
@@ -221,6 +221,30 @@ def test_ended_jobs_leave_nothing(farm: Farm) -> None:
     farm.launcher.release(JobId(1))
     assert sorted(path.name for path in (farm.state / "jobs").iterdir()) == ["11.1", "12.1"]
     farm.launcher.release(JobId(99))
+    assert farm.launcher.launched() == {11, 12}
+
+
+def test_a_supervisor_that_comes_late_finds_nothing_to_run(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two may have been started around a restart; this one wakes up in the midst of the release."""
+    job = farm.launch(farm.job("/bin/sh", "-c", "echo once >> ran"))
+    farm.ended(job)
+
+    def remove(directory: Path, ignore_errors: bool) -> None:
+        (directory / supervisor.STARTED).unlink()
+        subprocess.run(supervisor.command(str(directory)), stderr=subprocess.DEVNULL)
+
+    monkeypatch.setattr(launcher_module.shutil, "rmtree", remove)
+    farm.launcher.release(job.id)
+    assert farm.lines("ran") == ["once"]
+
+
+def test_the_highest_id_on_record_is_known(farm: Farm) -> None:
+    assert farm.launcher.last_id() == 0
+    for id in (2, 11):
+        farm.ended(farm.launch(farm.job("true", id=id)))
+    assert farm.launcher.last_id() == 11
 
 
 def test_nobody_hears_a_signal_to_a_job_without_processes(farm: Farm) -> None:
@@ -294,13 +318,18 @@ def test_a_launch_that_failed_cannot_succeed_later(
     assert not (farm.cwd / "ran").exists()
 
 
-def test_a_full_disk_is_a_launch_error(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launch_that_found_no_room_may_be_repeated(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def write(_path: Path, _data: bytes) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(launcher_module, "_write", write)
-    with pytest.raises(CarmaError, match="No space left"):
-        farm.launch(farm.job("true"))
+    job = farm.job("true")
+    with monkeypatch.context() as patch:
+        patch.setattr(launcher_module, "_write", write)
+        with pytest.raises(NoRoom, match="No space left"):
+            farm.launch(job)
+    assert farm.ended(farm.launch(job))["code"] == 0
 
 
 def test_systemd_is_used_only_where_it_runs() -> None:

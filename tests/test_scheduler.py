@@ -243,6 +243,15 @@ def test_a_repeated_report_of_an_old_attempt_changes_nothing():
     assert server.job(id).attempt == 2
 
 
+def test_an_end_that_is_learned_of_late_keeps_its_own_time():
+    server = Server(gpus=1)
+    id = server.submit()
+    server.pass_time(60)
+    job = server.job(id)
+    server.tell(Exited(server.now, id, job.attempt, Exit(Cause.SUCCESS, 0), ended_at=8.0))
+    assert server.last(id).ended_at == 8.0
+
+
 def test_hold_release_and_requeue():
     server = Server(gpus=1)
     running = server.submit(exclusive=True)

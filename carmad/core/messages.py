@@ -49,6 +49,7 @@ class Exited:
     job: JobId
     attempt: int
     exit: Exit
+    ended_at: float | None = None  # when that was, if it was a while ago
 
 
 @dataclass(frozen=True, slots=True)

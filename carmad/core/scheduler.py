@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from carmad.config import Settings
 from carmad.core.admission import mode, refusals
 from carmad.core.decision import Decision, Placement, Reason, refuse
-from carmad.core.gpuview import GpuView, free_memory, settling
+from carmad.core.fleet import Fleet
+from carmad.core.gpuview import GpuView
+from carmad.core.ledger import Ledger
 from carmad.core.line import (
     Held,
     barrier,
     never_satisfied,
-    place_in_line,
     waiting_for,
 )
 from carmad.core.messages import (
@@ -37,7 +37,6 @@ from carmad.core.messages import (
     Stop,
     Submitted,
 )
-from carmad.core.meter import metered
 from carmad.core.ports import Policy, Recovery
 from carmad.core.states import advance
 from carmad.core.types import (
@@ -52,9 +51,7 @@ from carmad.core.types import (
     Usage,
 )
 from carmad.core.view import View
-from carmad.core.window import Window
 
-ENDED_REMEMBERED = 4096  # outcomes kept for jobs that depend on them
 USAGE_SAVED_EVERY_S = 60.0
 
 
@@ -63,16 +60,10 @@ class Scheduler:
         self.settings = settings
         self.policy = policy
         self.recovery = recovery
-        self.jobs: dict[JobId, Job] = {}  # those that have not ended
-        self.ended: dict[JobId, JobState] = {}  # the most recent ones
-        self.gpus: dict[GpuId, Gpu] = {}
-        self.drains: dict[GpuId, Drain] = {}
         self.decisions: dict[JobId, Decision] = {}
-        self.usage: dict[JobId, Usage] = {}  # fresher than the jobs' own
         self.last_placed: GpuId | None = None
-        self._windows: dict[GpuId, Window] = {}
-        self._line: list[tuple[bool, int, float, int]] = []  # the queued jobs' places, in order
-        self._holders: dict[JobId, Job] = {}
+        self._ledger = Ledger()
+        self._fleet = Fleet(settings)
         self._usage_saved_at = 0.0
         self._begin()
 
@@ -94,7 +85,7 @@ class Scheduler:
         self.check()
         return Step(
             events,
-            tuple(self._changed),
+            self._ledger.changes(),
             tuple(self._decided),
             tuple(self._actions),
             tuple(self.drains.values()) if self._drained else None,
@@ -107,55 +98,73 @@ class Scheduler:
         drains: Iterable[Drain] = (),
     ) -> tuple[Action, ...]:
         """Take over what a store holds; returns the actions that may have been left undone."""
-        self.jobs, self._line, self._holders, self.decisions = {}, [], {}, {}
-        self.ended = dict(ended)
-        self.drains = {drain.gpu: drain for drain in drains}
-        for job in jobs:
-            self._put(job)
-        self._begin()
+        self._ledger.load(jobs, ended)
+        self._fleet.drains.clear()
+        self._fleet.drains.update((drain.gpu, drain) for drain in drains)
+        self.decisions.clear()
         return tuple(action for job in self.jobs.values() if (action := owed(job)))
 
     # -- what others may look at
 
+    @property
+    def jobs(self) -> Mapping[JobId, Job]:
+        """Those that have not ended."""
+        return self._ledger.jobs
+
+    @property
+    def ended(self) -> Mapping[JobId, JobState]:
+        """How the most recent ones ended."""
+        return self._ledger.ended
+
+    @property
+    def gpus(self) -> Mapping[GpuId, Gpu]:
+        return self._fleet.gpus
+
+    @property
+    def drains(self) -> Mapping[GpuId, Drain]:
+        return self._fleet.drains
+
+    @property
+    def usage(self) -> Mapping[JobId, Usage]:
+        """What running jobs were measured to use, fresher than their own."""
+        return self._fleet.usage
+
+    def line(self) -> list[Job]:
+        return self._ledger.line()
+
     def view(self, now: float) -> View:
-        holders = tuple(self._holders.values())
+        holders = tuple(self._ledger.holders.values())
         held, quota = Held.by(holders), self.settings.limits.gpus_per_user
         ready = tuple(
             job for job in self.line() if barrier(job, now, self.jobs, held, quota) is None
         )
-        gpus = tuple(self._gpu_view(gpu, holders, now) for gpu in self.gpus.values())
+        gpus = tuple(self._gpu_view(gpu, now) for gpu in self.gpus)
         return View(now, gpus, ready, holders, self.settings, self.last_placed)
-
-    def line(self) -> list[Job]:
-        """All queued jobs in order, also those that may not start yet."""
-        return [self.jobs[JobId(place[-1])] for place in self._line]
 
     def barrier(self, job: Job, now: float) -> Reason | None:
         """What keeps a queued job out of the policy's sight, if anything does."""
-        held = Held.by(self._holders.values())
+        held = Held.by(self._ledger.holders.values())
         return barrier(job, now, self.jobs, held, self.settings.limits.gpus_per_user)
-
-    def measured(self, job: Job) -> Usage:
-        return self.usage.get(job.id, job.usage)
 
     def check(self) -> None:
         """Assert what must hold after every step."""
         on_gpu: dict[GpuId, list[Job]] = {}
-        for job in self._holders.values():
+        holders = self._ledger.holders
+        for job in holders.values():
             assert self.jobs[job.id] is job
             assert job.holds_gpus and len(set(job.gpus)) == job.spec.gpus
             for gpu in job.gpus:
                 on_gpu.setdefault(gpu, []).append(job)
         for residents in on_gpu.values():
             assert len(residents) == 1 or not any(job.exclusive for job in residents)
-        assert len(self._line) + len(self._holders) <= len(self.jobs)
+        assert len(self.line()) + len(holders) <= len(self.jobs)
 
     # -- events
 
     def _take(self, event: Event) -> None:
         match event:
             case Discovered():
-                self._on_discovered(event)
+                self._fleet.discover(event.gpus)
             case Submitted():
                 self._on_submitted(event)
             case Estimated():
@@ -177,13 +186,6 @@ class Scheduler:
             case _:
                 pass  # a tick: time alone
 
-    def _on_discovered(self, event: Discovered) -> None:
-        self.gpus = {gpu.id: gpu for gpu in event.gpus}
-        monitor, weights = self.settings.monitor, self.settings.risk
-        self._windows = {
-            gpu: self._windows.get(gpu) or Window(monitor, weights) for gpu in self.gpus
-        }
-
     def _on_submitted(self, event: Submitted) -> None:
         for id, spec in enumerate(event.specs, event.first):
             job = Job(JobId(id), spec, JobState.PENDING, event.at, held=event.held)
@@ -198,28 +200,22 @@ class Scheduler:
 
     def _on_sampled(self, event: Sampled) -> None:
         for sample in event.samples:
-            window = self._windows.get(sample.gpu)
-            if window is None:
-                continue  # not discovered (any more)
-            residents = self._residents(sample.gpu)
-            gap = self.settings.monitor.stale_s
-            self.usage.update(metered(self.usage, residents, window.last, sample, gap))
-            window.add(sample)
+            residents = self._ledger.residents(sample.gpu)
+            self._fleet.add(sample, residents)
             for job in residents:
                 self._note_kernel(job, sample.gpu, event.at)
         if event.at - self._usage_saved_at >= USAGE_SAVED_EVERY_S:
             self._usage_saved_at = event.at
-            for job in tuple(self._holders.values()):
-                if self.measured(job) != job.usage:
-                    self._put(replace(job, usage=self.measured(job)))
+            for job in tuple(self._ledger.holders.values()):
+                metered = self._fleet.with_usage(job)
+                if metered != job:
+                    self._put(metered)
 
     def _note_kernel(self, job: Job, gpu: GpuId, now: float) -> None:
         """TTFK bookkeeping, step 2 of the CARMA paper's Table 2."""
-        job = self.jobs[job.id]  # its other GPU may just have changed it
-        sample = self._windows[gpu].last
-        if job.state is JobState.STOPPING or sample is None or gpu in dict(job.kernels):
+        if job.state is JobState.STOPPING or gpu in dict(job.kernels):
             return
-        if any(p.job == job.id and p.ran_kernel for p in sample.processes):
+        if any(p.job == job.id and p.ran_kernel for p in self._fleet.processes(gpu)):
             seen = replace(job, kernels=(*job.kernels, (gpu, now)))
             first = job.state is JobState.STARTING
             self._put(advance(seen, JobState.RUNNING) if first else seen)
@@ -229,23 +225,23 @@ class Scheduler:
         if job is None or not job.holds_gpus or job.attempt != event.attempt:
             return  # a stale or repeated report
         exit = self._explained(job, event.exit)
+        at = min(event.at, event.ended_at or event.at)
         if job.state is JobState.STOPPING:
             timed_out = job.stop is Cause.TIME_LIMIT
             state = JobState.TIMED_OUT if timed_out else JobState.CANCELLED
-            cause = job.stop or Cause.CANCELLED
-            self._end(job, state, replace(exit, cause=cause), event.at)
+            self._end(job, state, replace(exit, cause=job.stop or Cause.CANCELLED), at)
         elif exit.cause is Cause.SUCCESS:
-            self._end(job, JobState.SUCCEEDED, exit, event.at)
+            self._end(job, JobState.SUCCEEDED, exit, at)
         elif exit.cause is Cause.GPU_OOM:
             retry = self._recover(self._shared_with_outsiders(job), exit)
             if retry:
                 self._requeue(job, exit, retry)
             else:
-                self._end(job, JobState.OUT_OF_MEMORY, exit, event.at)
+                self._end(job, JobState.OUT_OF_MEMORY, exit, at)
         elif exit.cause is Cause.LOST and job.spec.requeue and not _lost_before(job):
             self._requeue(job, exit, job.retry)
         else:
-            self._end(job, JobState.FAILED, exit, event.at)
+            self._end(job, JobState.FAILED, exit, at)
 
     def _on_cancel_requested(self, event: CancelRequested) -> None:
         match self.jobs.get(event.job):
@@ -264,7 +260,6 @@ class Scheduler:
 
     def _on_requeue_requested(self, event: RequeueRequested) -> None:
         if event.job.id not in self.jobs and event.job.ended:
-            self.ended.pop(event.job.id, None)
             again = advance(
                 event.job,
                 JobState.QUEUED,
@@ -278,16 +273,17 @@ class Scheduler:
             self._put(again)
 
     def _on_drain_requested(self, event: DrainRequested) -> None:
+        drains = self._fleet.drains
         if event.reason is None:
-            self.drains.pop(event.gpu, None)
+            drains.pop(event.gpu, None)
         elif event.gpu in self.gpus:
-            self.drains[event.gpu] = Drain(event.gpu, event.reason, event.by, event.at)
+            drains[event.gpu] = Drain(event.gpu, event.reason, event.by, event.at)
         self._drained = True
 
     # -- time
 
     def _expire(self, now: float) -> None:
-        for job in tuple(self._holders.values()):
+        for job in tuple(self._ledger.holders.values()):
             if job.state is not JobState.STOPPING and job.started_at is not None:
                 self._note_untouched(job, now - job.started_at)
                 self._limit(self.jobs[job.id], now - job.started_at)
@@ -323,7 +319,7 @@ class Scheduler:
     # -- placing
 
     def _plan(self, now: float) -> None:
-        while self._line and self._plan_once(now):
+        while self._plan_once(now):
             pass
 
     def _plan_once(self, now: float) -> bool:
@@ -390,7 +386,7 @@ class Scheduler:
             warned=False,
         )
         for gpu in gpus:
-            for resident in self._residents(gpu):
+            for resident in self._ledger.residents(gpu):
                 if not resident.shared:
                     self._put(replace(resident, shared=True))
         self.last_placed = gpus[-1]
@@ -403,22 +399,8 @@ class Scheduler:
         if old is None or not old.same_story(new):
             self._decided.append(new)
 
-    def _gpu_view(self, gpu: Gpu, holders: tuple[Job, ...], now: float) -> GpuView:
-        window = self._windows[gpu.id]
-        residents = tuple(job for job in holders if gpu.id in job.gpus)
-        fresh = settling(gpu.id, residents, window.since, now, self.settings.monitor)
-        free, outsiders = free_memory(gpu, window.last, residents, settled=fresh is None)
-        drain = self.drains.get(gpu.id)
-        return GpuView(
-            gpu,
-            window.last,
-            window.score,
-            residents,
-            free,
-            outsiders,
-            fresh,
-            drain.reason if drain else None,
-        )
+    def _gpu_view(self, gpu: GpuId, now: float) -> GpuView:
+        return self._fleet.view(gpu, self._ledger.residents(gpu), now)
 
     # -- endings
 
@@ -428,17 +410,15 @@ class Scheduler:
             return exit
         held = []
         for gpu in job.gpus:
-            window = self._windows.get(gpu)
-            for p in window.last.processes if window and window.last else ():
+            for p in self._fleet.processes(gpu):
                 if p.job != job.id and p.memory_mib:
                     who = f"job {p.job}" if p.job else f"pid {p.pid} ({p.user or '?'})"
                     held.append(f"{who} held {p.memory_mib} MiB")
         return replace(exit, neighbours=tuple(held))
 
     def _shared_with_outsiders(self, job: Job) -> Job:
-        holders = tuple(self._holders.values())
         floor = self.settings.monitor.outsider_mib
-        views = [self._gpu_view(self.gpus[g], holders, 0.0) for g in job.gpus if g in self.gpus]
+        views = [self._gpu_view(gpu, 0.0) for gpu in job.gpus if gpu in self.gpus]
         return replace(job, shared=job.shared or any(v.outsider_mib > floor for v in views))
 
     def _recover(self, job: Job, exit: Exit) -> Retry | None:
@@ -454,7 +434,7 @@ class Scheduler:
     def _requeue(self, job: Job, exit: Exit, retry: Retry | None) -> None:
         self._put(
             advance(
-                self._with_usage(job),
+                self._fleet.with_usage(job),
                 JobState.QUEUED,
                 gpus=(),
                 mode=None,
@@ -470,7 +450,7 @@ class Scheduler:
         self._actions.append(Stop(stopping))
 
     def _end(self, job: Job, state: JobState, exit: Exit, now: float) -> None:
-        self._put(advance(self._with_usage(job), state, exit=exit, ended_at=now))
+        self._put(advance(self._fleet.with_usage(job), state, exit=exit, ended_at=now))
         for waiting in waiting_for(tuple(self.jobs.values()), job.id):
             self._cancel_unsatisfiable(waiting, now)
 
@@ -483,45 +463,20 @@ class Scheduler:
         self._end(job, JobState.CANCELLED, why, now)
         return True
 
-    def _with_usage(self, job: Job) -> Job:
-        return replace(job, usage=self.measured(job))
-
     # -- bookkeeping
 
     def _begin(self) -> None:
         """Forget what the last step changed."""
-        self._changed: list[Job] = []
+        self._ledger.changes()
         self._decided: list[Decision] = []
         self._actions: list[Action] = []
         self._drained = False
 
-    def _residents(self, gpu: GpuId) -> tuple[Job, ...]:
-        return tuple(job for job in self._holders.values() if gpu in job.gpus)
-
     def _put(self, job: Job) -> None:
-        """Make `job` the current version, everywhere it is indexed."""
-        old = self.jobs.get(job.id)
-        if old and old.state is JobState.QUEUED:
-            del self._line[bisect_left(self._line, place_in_line(old))]
-        self._changed.append(job)
-        if job.holds_gpus:
-            self._holders[job.id] = job
-        else:
-            self._holders.pop(job.id, None)
+        self._ledger.put(job)
         if job.ended:
-            self._forget(job)
-            return
-        self.jobs[job.id] = job
-        if job.state is JobState.QUEUED:
-            insort(self._line, place_in_line(job))
-
-    def _forget(self, job: Job) -> None:
-        self.jobs.pop(job.id, None)
-        self.decisions.pop(job.id, None)
-        self.usage.pop(job.id, None)
-        self.ended[job.id] = job.state
-        while len(self.ended) > ENDED_REMEMBERED:
-            del self.ended[next(iter(self.ended))]
+            self.decisions.pop(job.id, None)
+            self._fleet.usage.pop(job.id, None)
 
 
 def owed(job: Job) -> Action | None:

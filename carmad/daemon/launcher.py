@@ -7,6 +7,7 @@ for a job, and every call may be repeated after a crash.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import subprocess
@@ -20,6 +21,10 @@ from carmad.errors import CarmaError
 
 UMASK = 0o022
 ATTEMPT_VARIABLE = "CARMA_ATTEMPT_DIR"  # in the job's environment: tells whose process it is
+
+
+class NoRoom(CarmaError):
+    """The disk is full. Nothing was started, and the same launch may be tried again."""
 
 
 def attempt_dir(state_dir: Path, job: JobId, attempt: int) -> Path:
@@ -55,7 +60,8 @@ class Launcher:
     def launch(self, job: Job, env: Mapping[str, str]) -> None:
         """See to it that a supervisor runs the job's current attempt, and start it only once.
 
-        Raises CarmaError when the attempt can never start, or systemd refuses the unit.
+        Raises NoRoom; any other CarmaError when the attempt can never start, or systemd refuses
+        the unit.
         """
         directory = attempt_dir(self._state_dir, job.id, job.attempt)
         if (directory / supervisor.STARTED).exists():
@@ -72,6 +78,9 @@ class Launcher:
             else:
                 self._run_child(directory)
         except (OSError, subprocess.TimeoutExpired) as error:
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                hint = f"make room on the file system of {self._state_dir}"
+                raise NoRoom(f"cannot write {directory}: {error.strerror}", hint) from error
             # It may still come up: then it finds this, and ends without starting the job.
             with contextlib.suppress(OSError):
                 _write(directory / supervisor.STOP, b"")
@@ -107,6 +116,11 @@ class Launcher:
         """The jobs that have something in the state directory."""
         names = (path.name.partition(".")[0] for path in (self._state_dir / "jobs").iterdir())
         return {JobId(int(name)) for name in names if name.isdecimal()}
+
+    def last_id(self) -> int:
+        """The highest id of a job that an attempt is on record for; 0 when there is none."""
+        names = (path.name.partition(".")[0] for path in (self._state_dir / "jobs").iterdir())
+        return max((int(name) for name in names if name.isdecimal()), default=0)
 
     def reap(self) -> None:
         """Collect supervisors that have ended, so that none stays a zombie."""

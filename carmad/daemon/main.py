@@ -64,12 +64,13 @@ def run(options: argparse.Namespace) -> None:
         store = SqlStore.open(state_dir / "carma.db")
         stack.callback(store.close)
         clock = Clock()
-        inbox = Inbox(clock, store.restore().next_id)
         estimator = registry.estimator(settings)
         scheduler = Scheduler(settings, registry.policy(settings), registry.recovery(settings))
         own_units = has_systemd()
         grace_s = settings.limits.kill_grace_s
         launcher = Launcher(state_dir, systemd=own_units, kill_grace_s=grace_s)
+        # After a backup was put back, jobs newer than it may have left their records.
+        inbox = Inbox(clock, max(store.restore().next_id, launcher.last_id() + 1))
         mps = _mps(settings, state_dir, own_units)
         job_env = {"CARMA_EMULATED_DIR": _cards(settings)} if _cards(settings) else {}
         world = DaemonWorld(state_dir, inbox, estimator, launcher, mps, grace_s, job_env)
@@ -155,6 +156,8 @@ def _settings(options: argparse.Namespace, state_dir: Path) -> tuple[Settings, P
     if options.emulated:
         directory = state_dir / "emulated"
         emulated.create(directory, options.emulated)
+        if os.geteuid() == 0:
+            state_dir.chmod(0o711)  # every user's jobs come through to the cards
         settings = replace(
             settings,
             monitor=replace(settings.monitor, source=f"emulated:{directory}"),

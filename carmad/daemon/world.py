@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +22,7 @@ from carmad.core.ports import Estimator
 from carmad.core.types import Cause, Exit, Job, JobId, Mode
 from carmad.daemon.environment import job_environment
 from carmad.daemon.inbox import Inbox
-from carmad.daemon.launcher import Launcher
+from carmad.daemon.launcher import Launcher, NoRoom
 from carmad.daemon.monitor import Monitor
 from carmad.daemon.shepherd import Ended, Shepherd
 from carmad.errors import CarmaError
@@ -30,6 +31,7 @@ from recovery.classify import classify
 
 log = logging.getLogger(__name__)
 
+ROOM_AFTER_S = 5.0  # when a launch that a full disk prevented is tried again
 BEFORE_THE_KILL_S = 1.0  # an MPS client leaves its server this long before it is killed
 
 
@@ -56,6 +58,7 @@ class DaemonWorld:
         self._kill_grace_s = kill_grace_s
         self._extra_env = extra_env
         self._hands = ThreadPoolExecutor(1, thread_name_prefix="hands")
+        self._postponed: dict[JobId, Job] = {}  # launches to be tried again; for the hands alone
         self.monitor: Monitor | None = None
         self.shepherd = Shepherd(
             state_dir,
@@ -104,7 +107,7 @@ class DaemonWorld:
                     self._stop(job)
         except Exception:
             log.exception("could not %s", action)
-            if isinstance(action, Launch):
+            if isinstance(action, Launch | Stop):
                 self.shepherd.watch(action.job)  # it will say so if none started
 
     def _launch(self, job: Job) -> None:
@@ -118,12 +121,35 @@ class DaemonWorld:
         env = job_environment(job, job.gpus, mps_pipe=pipe, mps_log=logs)
         try:
             self._launcher.launch(job, env | self._extra_env)
+        except NoRoom as error:
+            self._postpone(job, error)
         except CarmaError as error:
             self._report(job.id, job.attempt, _not_launched(error.message, error.hint))
-            return
-        self.shepherd.watch(job)
+        else:
+            self.shepherd.watch(job)
+
+    def _postpone(self, job: Job, error: NoRoom) -> None:
+        """Failing it would fail the whole queue, one job after the other."""
+        log.error("job %d starts later: %s; %s", job.id, error, error.hint)
+        self._notice(job, f"could not start at once: {error}")
+        self._postponed[job.id] = job
+        timer = Timer(ROOM_AFTER_S, self._try_again, (job,))
+        timer.daemon = True
+        timer.start()
+
+    def _try_again(self, job: Job) -> None:
+        def launch() -> None:
+            if self._postponed.get(job.id) is job:  # else: stopped meanwhile
+                del self._postponed[job.id]
+                self._do(Launch(job))
+
+        with contextlib.suppress(RuntimeError):  # closed: the next daemon does it
+            self._hands.submit(launch)
 
     def _stop(self, job: Job) -> None:
+        if self._postponed.pop(job.id, None) is not None:
+            self._report(job.id, job.attempt, Exit(Cause.LOST, evidence="it was not started yet"))
+            return
         self._launcher.stop(job, self._kill_grace_s)
         self.shepherd.watch(job)
         if job.mode is Mode.MPS and self._mps:
@@ -155,10 +181,10 @@ class DaemonWorld:
                 host_oom=ended.host_oom,
                 gpu_full=self.monitor is not None and self.monitor.was_full(job),
             )
-        self._report(job, attempt, exit)
+        self._report(job, attempt, exit, ended.ended_at)
 
-    def _report(self, job: JobId, attempt: int, exit: Exit) -> None:
-        self._inbox.post(Exited(self._inbox.clock(), job, attempt, exit))
+    def _report(self, job: JobId, attempt: int, exit: Exit, at: float | None = None) -> None:
+        self._inbox.post(Exited(self._inbox.clock(), job, attempt, exit, at))
 
     def _notice(self, job: Job, note: str) -> None:
         self._inbox.post(Noticed(self._inbox.clock(), job.id, note))
