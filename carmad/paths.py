@@ -18,11 +18,13 @@ def socket_path() -> str:
 
 
 def _is_ours(path: str) -> bool:
-    """Below /tmp anybody could have put a socket there, to be sent other people's environments."""
+    """Below /tmp anybody could have put a socket there, to be sent other people's environments;
+    where the directory is theirs, what lies in it can change at any moment."""
     try:
-        return os.stat(path).st_uid == os.getuid()  # noqa: PTH116 - pathlib loads slowly
+        directory, there = os.lstat(os.path.dirname(path)), os.lstat(path)  # noqa: PTH120
     except OSError:
         return False
+    return directory.st_uid == there.st_uid == os.getuid() and not directory.st_mode & 0o022
 
 
 def daemon_socket() -> str:

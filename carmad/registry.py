@@ -5,30 +5,32 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from importlib.metadata import entry_points
-from typing import cast
+from typing import TypeVar, cast
 
 from carmad.config import Settings
 from carmad.core.decision import Placement
 from carmad.core.ports import Estimator, Policy, Recovery
+from carmad.core.sound import is_estimate
+from carmad.core.types import Estimate, Exit, Job, JobSpec, Retry
 from carmad.core.view import View
 from carmad.errors import CarmaError
 
-PLAN_TIMEOUT_S = 2.0
+T = TypeVar("T")
+
+CORE_WAITS_S = 2.0  # for a policy or a recovery: nothing else is decided meanwhile
+ESTIMATE_WITHIN_S = 20.0
 
 
 def policy(settings: Settings) -> Policy:
-    found = cast(Policy, _load("policies", settings.policy, settings))
-    if not isinstance(getattr(found, "name", None), str):
-        raise CarmaError(f"the policy {settings.policy!r} has no name", "see carmad.plugin.Policy")
-    return Guarded(found)
+    return GuardedPolicy(cast(Policy, _load("policies", settings.policy, settings)))
 
 
 def recovery(settings: Settings) -> Recovery:
-    return cast(Recovery, _load("recoveries", settings.recovery.name, settings))
+    return GuardedRecovery(cast(Recovery, _load("recoveries", settings.recovery.name, settings)))
 
 
 def estimator(settings: Settings) -> Estimator:
-    return cast(Estimator, _load("estimators", settings.estimator, settings))
+    return GuardedEstimator(cast(Estimator, _load("estimators", settings.estimator, settings)))
 
 
 def names(kind: str) -> list[str]:
@@ -45,52 +47,98 @@ def _load(kind: str, name: str, settings: Settings) -> object:
         )
     try:
         factory: Callable[[Settings], object] = next(iter(found)).load()
-        return factory(settings)
+        plugin = factory(settings)
     except Exception as error:  # foreign code
         raise CarmaError(
             f"{name!r} of {kind} cannot be loaded: {error}",
             "is everything that it needs installed?",
         ) from error
+    if not isinstance(getattr(plugin, "name", None), str):
+        raise CarmaError(f"{name!r} of {kind} has no name", "see the protocols in carmad.plugin")
+    return plugin
 
 
-class Guarded:
-    """A policy that may raise or hang without stopping the daemon.
+class _Guard:
+    """Asks a plugin that may raise or hang without stopping the daemon.
 
-    It plans in a thread of its own. A plan that is not there in time is refused; until that
+    It answers in a thread of its own. An answer that is not there in time is refused; until that
     thread comes back, so is every later one.
     """
 
-    def __init__(self, policy: Policy, timeout_s: float = PLAN_TIMEOUT_S) -> None:
-        self._policy = policy
+    def __init__(self, plugin: str, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._asked: View | None = None
-        self._answer: tuple[Placement, ...] | Exception = ()
+        self._one_at_a_time = threading.Lock()
+        self._question: Callable[[], object] | None = None
+        self._answer: object = None
+        self._error: Exception | None = None
         self._ask = threading.Semaphore(0)
         self._answered = threading.Semaphore(0)
-        threading.Thread(target=self._serve, name=f"policy-{policy.name}", daemon=True).start()
+        threading.Thread(target=self._serve, name=plugin, daemon=True).start()
+
+    def ask(self, question: Callable[[], T], what: str) -> T:
+        with self._one_at_a_time:
+            if self._question is not None and not self._answered.acquire(blocking=False):
+                raise TimeoutError("it still has not answered an earlier question")
+            self._question = question
+            self._ask.release()
+            if not self._answered.acquire(timeout=self._timeout_s):
+                raise TimeoutError(f"no {what} within {self._timeout_s:g} s")
+            self._question = None
+            if self._error is not None:
+                raise self._error
+            return cast(T, self._answer)
+
+    def _serve(self) -> None:
+        while True:
+            self._ask.acquire()
+            assert self._question is not None
+            try:
+                self._answer, self._error = self._question(), None
+            except Exception as error:  # noqa: BLE001 - foreign code
+                self._error = error
+            self._answered.release()
+
+
+class GuardedPolicy:
+    def __init__(self, policy: Policy, timeout_s: float = CORE_WAITS_S) -> None:
+        self._policy = policy
+        self._guard = _Guard(f"policy-{policy.name}", timeout_s)
 
     @property
     def name(self) -> str:
         return self._policy.name
 
     def plan(self, view: View) -> tuple[Placement, ...]:
-        if self._asked is not None and not self._answered.acquire(blocking=False):
-            raise TimeoutError("it still has not answered an earlier question")
-        self._asked = view
-        self._ask.release()
-        if not self._answered.acquire(timeout=self._timeout_s):
-            raise TimeoutError(f"no plan within {self._timeout_s:g} s")
-        self._asked = None
-        if isinstance(self._answer, Exception):
-            raise self._answer
-        return self._answer
+        return self._guard.ask(lambda: tuple(self._policy.plan(view)), "plan")
 
-    def _serve(self) -> None:
-        while True:
-            self._ask.acquire()
-            assert self._asked is not None
-            try:
-                self._answer = tuple(self._policy.plan(self._asked))
-            except Exception as error:  # noqa: BLE001 - foreign code
-                self._answer = error
-            self._answered.release()
+
+class GuardedRecovery:
+    def __init__(self, recovery: Recovery, timeout_s: float = CORE_WAITS_S) -> None:
+        self._recovery = recovery
+        self._guard = _Guard(f"recovery-{recovery.name}", timeout_s)
+
+    @property
+    def name(self) -> str:
+        return self._recovery.name
+
+    def decide(self, job: Job, exit: Exit) -> Retry | None:
+        return self._guard.ask(lambda: self._recovery.decide(job, exit), "decision")
+
+
+class GuardedEstimator:
+    """Its caller must be able to wait: an estimate may take long."""
+
+    def __init__(self, estimator: Estimator, timeout_s: float = ESTIMATE_WITHIN_S) -> None:
+        self._estimator = estimator
+        self._guard = _Guard(f"estimator-{estimator.name}", timeout_s)
+
+    @property
+    def name(self) -> str:
+        return self._estimator.name
+
+    def estimate(self, spec: JobSpec) -> Estimate | None:
+        """Raises what the estimator raises, TimeoutError, or TypeError for nonsense."""
+        answer = self._guard.ask(lambda: self._estimator.estimate(spec), "estimate")
+        if answer is None or is_estimate(answer):
+            return answer
+        raise TypeError(f"it answered {answer!r:.200}")

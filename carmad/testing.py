@@ -14,6 +14,7 @@ from carmad.config import Settings
 from carmad.core.decision import Placement
 from carmad.core.gpuview import GpuView
 from carmad.core.ports import Estimator, Policy, Recovery
+from carmad.core.sound import is_estimate, is_placement, is_retry
 from carmad.core.types import (
     Cause,
     Estimate,
@@ -93,7 +94,7 @@ def check_policy(policy: Policy, settings: Settings | None = None, views: int = 
 
 
 def _check_plan(plan: tuple[Placement, ...], view: View) -> None:
-    assert all(isinstance(p, Placement) for p in plan), "a plan is made of Placements"
+    assert all(map(is_placement, plan)), "a plan is made of Placements, and those of their types"
     assert plan or not view.queue, "jobs wait, and not one of them is told why"
     judged = [placement.job for placement in plan]
     assert len(set(judged)) == len(judged), "one placement per job"
@@ -158,7 +159,7 @@ def check_recovery(recovery: Recovery) -> None:
             state=JobState.RUNNING, gpus=(a_gpu().id,), attempt=1, shared=shared, retry=before
         )
         retry = recovery.decide(job, exit)
-        assert retry is None or isinstance(retry, Retry), "the answer is a Retry or None"
+        assert retry is None or is_retry(retry), "the answer is a Retry or None"
         assert retry == recovery.decide(job, exit), "the same crash must give the same answer"
         assert retry is None or retry.why, "a retry says why"
 
@@ -169,7 +170,7 @@ def check_estimator(estimator: Estimator) -> None:
     for spec in (a_spec(), a_spec(memory_mib=8_000), a_spec(argv=("true",))):
         estimate = estimator.estimate(spec)
         if estimate is not None:
-            assert isinstance(estimate, Estimate), "the answer is an Estimate or None"
+            assert is_estimate(estimate), "the answer is an Estimate or None"
             assert estimate.mib > 0 and estimate.source, "MiB, and who says so"
             low, high = estimate.low or 0, estimate.high or estimate.mib
             assert low <= estimate.mib <= high, "low ≤ estimate ≤ high"

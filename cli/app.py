@@ -21,7 +21,10 @@ from cli.commands import (
     steer,
     watch,
 )
-from cli.problems import report
+from cli.problems import Usage, report
+
+# typer has a name for this one subclass only, and each release another place for its base.
+UsageError: Any = typer.BadParameter.__bases__[0]
 
 JOBS, WATCH, SERVER, MORE = "Your jobs", "What is going on", "The server", "More"
 
@@ -91,8 +94,20 @@ def _version(asked: bool) -> None:
 
 
 def run_app(args: list[str]) -> int:
+    as_json = "--json" in args
     try:
-        build()(args, prog_name="carma")
+        return build()(args, prog_name="carma", standalone_mode=False) or 0
     except CarmaError as error:
-        return report(error, as_json="--json" in args)
-    return 0
+        return report(error, as_json)
+    except UsageError as error:
+        message = error.format_message()
+        if not message:  # `carma` alone: typer has printed the help
+            return Usage.exit_code
+        return report(_usage(message, error.ctx.command_path if error.ctx else "carma"), as_json)
+
+
+def _usage(message: str, command: str) -> Usage:
+    """typer's words in the style of ours."""
+    what, _, guess = message.partition(" Did you mean ")
+    hint = f"did you mean {guess}" if guess else f"see `{command} --help`"
+    return Usage(what[0].lower() + what[1:].rstrip("."), hint)

@@ -41,6 +41,9 @@ class Replay:
     _daemon: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
+        if self._answers():
+            hint = f"wait for it to end, or: carma daemon stop --socket {self._socket}"
+            raise Problem("another demo of yours is running", hint)
         shutil.rmtree(self.directory, ignore_errors=True)
         self.directory.mkdir(parents=True, mode=0o700)
         settings = {name: value for name, value in os.environ.items() if name[:6] != "CARMA_"}
@@ -60,13 +63,10 @@ class Replay:
     def await_health(self) -> None:
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline and self._daemon and self._daemon.poll() is None:
-            try:
-                self.get("/v1/health")
-            except Unreachable:
-                time.sleep(0.05)
-            else:
+            if self._answers():
                 self.energy_before_j = sum(gpu["energy_j"] for gpu in self._gpus())
                 return
+            time.sleep(0.05)
         raise Problem("the demo's carmad did not start", self.log.read_text()[-2000:])
 
     @property
@@ -117,6 +117,13 @@ class Replay:
             pass  # none left to cancel, or nobody to ask
         self._daemon.send_signal(signal.SIGTERM)
         self._daemon.wait(timeout=30)
+
+    def _answers(self) -> bool:
+        try:
+            self.get("/v1/health")
+        except Unreachable:
+            return False
+        return True
 
     def _gpus(self) -> list[dict[str, Any]]:
         gpus: list[dict[str, Any]] = self.get("/v1/gpus")["gpus"]

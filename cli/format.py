@@ -73,5 +73,7 @@ def command(argv: list[str]) -> str:
 
 
 def exit_code(how: ExitOut | None) -> str:
-    """code:signal, as sacct shows it."""
-    return f"{how['code'] or 0}:{how['signal'] or 0}" if how else NOTHING
+    """code:signal, as sacct shows it; nothing for what never ran."""
+    if how is None or (how["code"] is None and how["signal"] is None):
+        return NOTHING
+    return f"{how['code'] or 0}:{how['signal'] or 0}"

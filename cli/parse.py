@@ -16,16 +16,22 @@ if TYPE_CHECKING:
 
 UNIT_S = {"second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 604800}
 UNIT_MIB = {"m": 1, "g": 1024, "t": 1024 * 1024}
-MAX_TASKS = 10_000  # as in carmad.api.requests, which is slow to import
 DEFAULT_WARNING_S = 60
+SMALLEST_BARE_MIB = 256
+# These as in carmad.api.requests, which is slow to import.
+MAX_TASKS = 10_000
+MAX_TIME_S = 10 * 365 * 86_400.0
+MAX_MIB = 100_000_000
+MAX_GPUS = 1024
 
 # Not compiled here: most submissions use one or two of them.
 _CLOCK = r"(?:(\d{1,9})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?"
 _SPAN = r"(\d{1,9}(?:\.\d{1,9})?)\s*([a-z]+)\s*"
 _SIZE = r"(\d{1,9}(?:\.\d{1,9})?)\s*([mgt])?(?:i?b)?"
-_RANGE = r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?"
-_JOB = r"\d+(?:_\d+)?|last"
-_SIGNAL = r"(?:[RB]:)?(\w+)(?:@(\d+))?"
+_COUNT = r"\d{1,9}"
+_RANGE = r"(\d{1,7})(?:-(\d{1,7})(?::(\d{1,7}))?)?"
+_JOB = r"\d{1,15}(?:_\d{1,7})?|last"
+_SIGNAL = r"(?:[RB]:)?(\w+)(?:@(\d{1,8}))?"
 _NAME = r"[A-Za-z_]\w*"
 _NEXT_EXPORT = r",(?=[A-Za-z_]\w*=)"
 
@@ -36,10 +42,13 @@ def seconds(text: str) -> float | None:
     if word in ("0", "unlimited", "infinite", "none"):
         return None
     if match := re.fullmatch(_CLOCK, word):
-        return _clock(match) or None
-    span = _span(word)
+        span: float | None = _clock(match)
+    else:
+        span = _span(word)
     if span is None:
         raise ArgumentTypeError(f"{text!r} is no time; try 90 (minutes), 2:30:00, 1-12 or 2h30m")
+    if span > MAX_TIME_S:
+        raise ArgumentTypeError(f"{text!r} is more than ten years; 0 means no limit")
     return span or None
 
 
@@ -70,23 +79,45 @@ def _span(word: str) -> float | None:
 
 
 def mebibytes(text: str) -> int:
-    """12G, 12GiB, 900M, or MiB as a bare number. Units are powers of 1024, as in Slurm."""
+    """12G, 12GiB, 900M, or MiB as a bare number. Units are powers of 1024, as in Slurm.
+
+    A small bare number was meant to be GiB, and nothing on a GPU runs in so few MiB.
+    """
     match = re.fullmatch(_SIZE, text.strip().lower())
     if match is None:
         raise ArgumentTypeError(f"{text!r} is no amount of memory; try 12G or 900M")
     number, unit = match.groups()
     mib = float(number) * UNIT_MIB[unit or "m"]
-    if mib < 1:
-        raise ArgumentTypeError(f"{text!r} is less than 1 MiB")
+    if not unit and mib < SMALLEST_BARE_MIB:
+        raise ArgumentTypeError(f"{text!r} without a unit is MiB; write {number}G, or {number}M")
+    if not 1 <= mib <= MAX_MIB:
+        raise ArgumentTypeError(f"{text!r} is no amount of memory that a GPU may have")
     return int(-(-mib // 1))  # rounded up: never promise less than was asked for
 
 
 def gpu_count(text: str) -> int:
     """N, or Slurm's TYPE:N; a server's GPUs are of one type, so the type is not looked at."""
     number = text.rpartition(":")[2]
-    if not number.isdecimal():
-        raise ArgumentTypeError(f"{text!r} is no number of GPUs")
+    if not re.fullmatch(_COUNT, number) or not 1 <= int(number) <= MAX_GPUS:
+        raise ArgumentTypeError(f"{text!r} is no number of GPUs from 1 to {MAX_GPUS}")
     return int(number)
+
+
+def whole(low: int, high: int) -> Callable[[str], int]:
+    """A reader of whole numbers in that range."""
+
+    def read(text: str) -> int:
+        if not re.fullmatch(rf"-?{_COUNT}", text) or not low <= int(text) <= high:
+            raise ArgumentTypeError(f"{text!r} is no whole number from {low} to {high}")
+        return int(text)
+
+    return read
+
+
+def filled(text: str) -> str:
+    if not text:
+        raise ArgumentTypeError("it is empty")
+    return text
 
 
 def gres(text: str) -> int:
@@ -100,7 +131,7 @@ def gres(text: str) -> int:
 def array(text: str) -> dict[str, Any]:
     """0-15, 0-15:4, 1,3,7, and any of these with %N, the most tasks to run at once."""
     body, _, limit = text.partition("%")
-    if "%" in text and not (limit.isdecimal() and int(limit)):
+    if "%" in text and not (re.fullmatch(_COUNT, limit) and int(limit)):
         raise ArgumentTypeError(f"{text!r}: after % comes how many tasks may run at once")
     indices: set[int] = set()
     for part in body.split(","):
@@ -114,7 +145,7 @@ def array(text: str) -> dict[str, Any]:
         if len(indices) + len(tasks) > MAX_TASKS:
             raise ArgumentTypeError(f"{text!r} has more than {MAX_TASKS} tasks")
         indices.update(tasks)
-    return {"indices": sorted(indices), "limit": int(limit) if limit else None}
+    return {"indices": sorted(indices), "limit": min(int(limit), MAX_TASKS) if limit else None}
 
 
 def dependency(text: str) -> list[dict[str, str]]:
@@ -155,7 +186,11 @@ def signal_before(text: str) -> dict[str, int]:
         )
     except (KeyError, ValueError):
         raise ArgumentTypeError(f"{text!r} is no signal; try USR2@60") from None
+    if number in (signal.SIGKILL, signal.SIGSTOP):
+        raise ArgumentTypeError(f"{text!r}: no program can react to {number.name}; try USR2@60")
     seconds_before = int(match[2]) if match and match[2] else DEFAULT_WARNING_S
+    if seconds_before == 0:
+        raise ArgumentTypeError(f"{text!r}: 0 seconds before the end leave no time to react")
     return {"signum": number.value, "before_s": seconds_before}
 
 

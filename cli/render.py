@@ -145,13 +145,25 @@ def details(rows: Iterable[tuple[str, str]]) -> Table:
 
 def show(job: JobOut) -> RenderableType:
     parts: list[RenderableType] = [details(_about(job))]
-    if failures := job.get("failures"):
-        parts += [Text("\nearlier attempts", style="bold")]
-        parts += [Text(f"  {n}  {_ending(how)}") for n, how in enumerate(failures, 1)]
+    parts += _aside(job)
     if history := job.get("history"):
         parts += [Text("\nhistory", style="bold")]
         parts += [Text(f"  {local_time(move['at'])}  {move['after']}") for move in history]
     return Group(*parts)
+
+
+def _aside(job: JobOut) -> list[RenderableType]:
+    """What else its owner should know: earlier attempts, and what was noticed."""
+    parts: list[RenderableType] = []
+    if failures := job.get("failures"):
+        parts += [Text("\nearlier attempts", style="bold")]
+        parts += [Text(f"  {n}  {_ending(how)}") for n, how in enumerate(failures, 1)]
+    if retry := job.get("retry"):
+        parts += [Text(f"  next: {clean(retry)}")]
+    if notes := job.get("notes"):
+        parts += [Text("\nnotes", style="bold")]
+        parts += [Text(f"  · {clean(note)}") for note in notes]
+    return parts
 
 
 def _about(job: JobOut) -> list[tuple[str, str]]:
@@ -163,6 +175,7 @@ def _about(job: JobOut) -> list[tuple[str, str]]:
     reason = clean(job.get("reason") or "")
     sm_active = job.get("sm_active_mean")
     how = job.get("exit")
+    ended = f"{exit_code(how)}  {_ending(how)}".removeprefix(f"{NOTHING}  ") if how else NOTHING
     return [
         ("job", f"{job['label']}  {clean(job['name'])}"),
         ("user", clean(job["user"])),
@@ -181,16 +194,17 @@ def _about(job: JobOut) -> list[tuple[str, str]]:
         ("time", clock(job["elapsed_s"]) + (f" of {clock(limit)}" if limit else "")),
         ("waited", clock(job.get("wait_s"))),
         ("GPUs", f"{job['gpus_wanted']}" + (f"  on {where(job)}" if job["gpus"] else "")),
-        ("mode", _mode(job)),
+        ("mode", job.get("mode") or ("exclusive" if job.get("exclusive") else NOTHING)),
         ("memory need", f"{asked} per GPU" if asked != NOTHING else NOTHING),
         ("memory used", memory(used["used_mib"])),
         ("memory peak", memory(used["peak_mib"] or None)),
         ("SM activity", fraction(sm_active)),
         ("energy", COLUMNS["energy"].cell(job)),
         ("GPU time", clock(job.get("gpu_seconds"))),
-        ("attempt", str(job.get("attempt") or NOTHING)),
+        ("attempt", str(job.get("attempt") or NOTHING) if job["gpus"] else NOTHING),
         ("nice", str(job.get("nice") or NOTHING)),
-        ("exit", f"{exit_code(how)}  {_ending(how)}" if how else NOTHING),
+        ("exit", ended),
+        ("advice", job.get("advice") or NOTHING),
     ]
 
 
@@ -203,18 +217,14 @@ def _errors(job: JobOut) -> str:
     return NOTHING if stderr == job.get("stdout") else clean(stderr)
 
 
-def _mode(job: JobOut) -> str:
-    if mode := job.get("mode"):
-        return mode
-    return "exclusive" if job.get("exclusive") else NOTHING
-
-
 def _ending(how: ExitOut) -> str:
     words = how["cause"].replace("_", " ")
     if how["evidence"]:
         words += f": {clean(how['evidence'])}"
     if how["fragmented"]:
         words += " (memory was free, but in pieces)"
+    if how["neighbours"]:
+        words += f" (beside it, {clean(', '.join(how['neighbours']))})"
     return words
 
 
@@ -231,6 +241,7 @@ def why(answer: WhyOut) -> RenderableType:
         parts.append(Text(f"decided by the policy {answer['policy']} at {when}"))
     news = [reason for reason in answer["reasons"] if reason["text"] not in answer["headline"]]
     parts += [Text(f"  · {_refusal(reason)}") for reason in news]
+    parts += _aside(job)
     if answer["verdicts"]:
         parts += [Text(), verdicts(answer["verdicts"], answer["chosen"])]
     if answer["remedies"]:
@@ -250,9 +261,7 @@ def verdicts(judged: Sequence[VerdictOut], chosen: Sequence[str]) -> Table:
             reasons = "\n".join(_refusal(reason) for reason in verdict["refused"])
             made.add_row(Text(name, style="red"), Text(reasons))
             continue
-        rank = verdict["rank"]
         words = "chosen" if verdict["gpu"]["id"] in chosen else "would do"
-        words += "" if rank is None else f" (rank {rank:g})"
         made.add_row(Text(name, style="green"), Text(words))
     return made
 
@@ -275,14 +284,14 @@ def estimates(answer: EstimatesOut) -> RenderableType:
         low, high = memory(one["low"]), memory(one["high"])
         took = number(one["seconds"], " s", 1)
         made.add_row(one["source"], memory(one["mib"]), low, high, took, clean(one["note"]))
-    fits = [
-        Text(
-            f"GPU {fit['gpu']}: {'fits' if fit['fits'] else 'does not fit'}, "
-            f"{memory(fit['free_mib'])} left to promise"
-        )
-        for fit in answer["fits"]
-    ]
-    return Group(made, *fits)
+    known = any(one["mib"] is not None for one in answer["estimates"])
+    unknown = "\nIts need is unknown: GPUs are judged by what they have free now."
+    return Group(
+        made,
+        Text("" if known else unknown),
+        *(Text(f"  · {_refusal(reason)}") for reason in answer["reasons"]),
+        verdicts(answer["verdicts"], ()),
+    )
 
 
 def stats(answer: StatsOut) -> Table:

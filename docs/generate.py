@@ -10,8 +10,10 @@ import argparse
 import ast
 import inspect
 import json
+import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
@@ -41,6 +43,8 @@ NOTICE = "<!-- Written by docs/generate.py from the code. Do not edit. -->\n\n"
 
 def pages() -> dict[str, str]:
     """Every generated page, by its file name."""
+    os.environ["TZ"] = "UTC"  # one of the examples has a time of day
+    time.tzset()
     made = {
         "settings.md": settings_page,
         "commands.md": commands_page,

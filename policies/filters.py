@@ -47,7 +47,7 @@ def min_free(conditions: Preconditions) -> Filter:
 
     def refuse(job: Job, gpu: GpuView) -> Reason | None:
         need = conditions.min_free_mib
-        if job.estimate is None and job.retry is not None:
+        if job.estimate is None and job.retry is not None and not _empty(gpu):
             need += job.retry.margin_mib
         return Reason("min_free", need, gpu.free_mib, "MiB") if gpu.free_mib < need else None
 

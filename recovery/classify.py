@@ -83,7 +83,7 @@ def classify(
         clue.cause,
         code,
         signal,
-        line[:HEAD_LINE],
+        _head(line),
         tried_mib=_mib(_TRIED, line),
         free_mib=_mib(_FREE, line),
         unused_mib=_mib(_UNUSED, line),
@@ -101,7 +101,11 @@ def _last_clue(tail: str, gpu_full: bool) -> tuple[Clue, str] | None:
 
 def _last_line(tail: str) -> str:
     lines = [line.strip() for line in tail.splitlines() if line.strip()]
-    return lines[-1][:HEAD_LINE] if lines else ""
+    return _head(lines[-1]) if lines else ""
+
+
+def _head(line: str) -> str:
+    return line if len(line) <= HEAD_LINE else line[: HEAD_LINE - 1] + "…"
 
 
 def _mib(pattern: re.Pattern[str], line: str) -> int | None:

@@ -63,7 +63,7 @@ class Daemon:
             time.time(),
             lambda: CAPABILITIES,
             lambda spec: [Guess("declared", estimator.estimate(spec), 0.0)],
-            lambda scene: doctor.checks(settings, scene, CAPABILITIES, folder, False),
+            lambda scene: doctor.checks(settings, scene, CAPABILITIES, folder, False, None),
         )
         self.app = create_app(self.service)
         self.path = str(folder / "carmad.sock")

@@ -50,6 +50,9 @@ def job(**changes: Any) -> dict[str, Any]:
         "nice": 0,
         "exit": None,
         "failures": [],
+        "retry": None,
+        "advice": None,
+        "notes": [],
         "argv": ["python", "train.py", "--name", "two words"],
         "cwd": "/home/alice",
         "stdout": "/home/alice/carma-42.out",
@@ -313,6 +316,8 @@ ANSWERS: dict[tuple[str, str], Any] = {
             | {"note": "7 runs"}
         ],
         "fits": [{"gpu": 0, "free_mib": 27000, "fits": True}],
+        "verdicts": REFUSALS,
+        "reasons": [],
     },
 }
 for verb in ("cancel", "hold", "release", "requeue"):

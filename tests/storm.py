@@ -1,7 +1,7 @@
 """Clients that submit and cancel while the daemon is killed again and again; and the reckoning.
 
-Every job appends a line "id attempt pid" to a file of its own as its first act, and ends in a way
-that follows from its kind and its id. So the files and the database must tell one story.
+Every job appends a line "id attempt pid gpu" to a file of its own as its first act, and ends in a
+way that follows from its kind and its id. So the files and the database must tell one story.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from carmad.core.types import Cause, Job, JobState
 from carmad.store.sql import SqlStore
 from tests.daemon import UNREACHABLE, Carmad, Json, train, until
 
-START = 'echo "$CARMA_JOB_ID $((CARMA_RESTART_COUNT + 1)) $$" >> starts/$CARMA_JOB_ID; '
+WORDS = "$CARMA_JOB_ID $((CARMA_RESTART_COUNT + 1)) $$ $CUDA_VISIBLE_DEVICES"
+START = f'echo "{WORDS}" >> starts/$CARMA_JOB_ID; '
 FOREVER = "exec sleep 1000"
 CODES = 4
 GPUS = 6
@@ -159,14 +160,16 @@ class Storm:
         assert attempts == list(range(1, job.attempt + 1)), (job, attempts)
         assert job.attempt <= kind.attempts, job
         starts = self._starts(job.id)
-        begun = Counter(attempt for _, attempt, _ in starts)
+        begun = Counter(int(attempt) for _, attempt, _, _ in starts)
         assert all(begun[attempt] in kind.starts for attempt in attempts), (job, starts)
         assert begun.keys() <= set(attempts), (job, starts)
+        used = {gpu for _, attempt, _, gpu in starts if int(attempt) == job.attempt}
+        assert used <= set(job.gpus), (job, starts)
 
-    def _starts(self, id: int) -> list[list[int]]:
+    def _starts(self, id: int) -> list[list[str]]:
         path = self.daemon.work / "starts" / str(id)
         lines = path.read_text().splitlines() if path.exists() else []
-        return [[int(word) for word in line.split()] for line in lines]
+        return [line.split() for line in lines]
 
     def _ended_while_down(self, jobs: object) -> list[int]:
         """Jobs that wrote their last line while there was no daemon."""

@@ -153,10 +153,25 @@ def test_each_verb_has_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_usage_errors_exit_with_2(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
-    for words in ("queu", "show", "queue --nope", "queue -t purple", "queue -o nope", "queue -S x"):
+    wrong = (
+        "queu",
+        "daemon x",
+        "show",
+        "queue --nope",
+        "queue --me=1",
+        "top -w x",
+        "queue -t purple",
+    )
+    wrong += ("queue -o nope", "queue -S x", "history --since yesteryear", "demo --jobs 0")
+    for words in wrong:
         assert run(words.split()) == 2, words
-    assert run(["history", "--since", "yesteryear"]) == 2
-    assert "Did you mean 'queue'" in capsys.readouterr().err
+        out, err = capsys.readouterr()
+        assert out == "" and err.startswith("carma: ") and err.count("\n") <= 2, words
+    assert run(["queu"]) == 2
+    expected = "carma: no such command 'queu'\nhint: did you mean 'queue', 'requeue'?\n"
+    assert capsys.readouterr().err == expected
+    assert run(["show", "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["code"] == "usage"
     assert not fake.asked
 
 
@@ -330,7 +345,7 @@ def test_history_filters_and_csv(fake: FakeDaemon, capsys: pytest.CaptureFixture
 def test_doctor_fails_if_a_check_does(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["doctor", "--json"]) == 0
     names = [check["name"] for check in json.loads(capsys.readouterr().out)["checks"]]
-    assert names == ["python", "driver", "settings", "store", "telemetry"]
+    assert names == ["python", "driver", "store", "telemetry"]
     checks = [{"name": "store", "ok": False, "detail": "disk full", "hint": "make room"}]
     fake.answers["GET", "/v1/doctor"] = {"schema": 1, "checks": checks}
     assert run(["doctor"]) == 1
@@ -346,13 +361,26 @@ def test_doctor_without_a_daemon_still_checks_this_machine(
     assert "python" in out and "disk" in out and "carma daemon start" in out
 
 
-def test_config_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "carma.toml"
     file.write_text('policy = "magm"\n')
     assert run(["config", "check", str(file)]) == 0
     file.write_text("polizy = 1\n")
     assert run(["config", "check", str(file)]) == 1
     assert "polizy" in capsys.readouterr().err
+    file.write_text('policy = "nosuch"\n')
+    assert run(["config", "check", str(file)]) == 1
+    assert "no 'nosuch' among the installed policies" in capsys.readouterr().err
+    monkeypatch.setenv("CARMA_POLICY", "rr")
+    assert run(["config", "check", str(file)]) == 0, "the environment wins, as for carmad"
+    monkeypatch.setattr("carmad.paths.config_path", lambda: str(tmp_path / "none.toml"))
+    monkeypatch.delenv("CARMA_CONFIG", raising=False)
+    capsys.readouterr()
+    assert run(["config", "check"]) == 0
+    assert capsys.readouterr().out == "no file: the defaults\n"
+    assert run(["config", "check", str(tmp_path / "none.toml")]) == 1
 
 
 # daemon
@@ -418,6 +446,8 @@ def test_a_daemon_that_does_not_start_says_why(
     words = ["--socket", str(carmad), "--state-dir", str(tmp_path / "state")]
     assert run(["daemon", "start", "--emulated", "nonsense", *words]) == 1
     assert "carmad: no such GPU: nonsense" in capsys.readouterr().err
+    assert run(["daemon", "start", "--emulated", "nonsense", *words]) == 1
+    assert capsys.readouterr().err.count("no such GPU") == 1, "nothing of earlier starts"
 
 
 # completion

@@ -87,6 +87,35 @@ def test_an_ended_job_says_how() -> None:
     assert plain(render.JobTable([fake.ended(code=3)])).endswith("0")
 
 
+def test_what_never_ran_has_no_exit_code() -> None:
+    how = fake.ended(code=1)["exit"] | {"cause": "launch_failed", "code": None}
+    job = fake.ended(code=1) | {"exit": how}
+    assert format.exit_code(job["exit"]) == "-"
+    assert "exit         launch failed: ValueError" in plain(render.show(job))
+
+
+def test_a_job_s_troubles_are_told_by_show_and_why() -> None:
+    """Those of its owner's job: earlier attempts with their neighbours, notes, what may help."""
+    oom = {"cause": "gpu_oom", "evidence": "out!", "neighbours": ["job 7 held 900 MiB"]}
+    trouble = {
+        "failures": [fake.ended(code=1)["exit"] | oom],
+        "retry": "tried next alone",
+        "notes": ["runs without MPS"],
+    }
+    why = {**fake.WHY, "job": fake.waiting(**trouble)}
+    for text in (plain(render.show(fake.waiting(**trouble))), plain(render.why(why))):
+        assert "  1  gpu oom: out! (beside it, job 7 held 900 MiB)\n  next: tried next" in text
+        assert "notes\n  · runs without MPS" in text
+    assert "try a smaller batch" in plain(render.show(fake.job(advice="try a smaller batch")))
+
+
+def test_a_job_that_waits_again_is_not_shown_as_if_it_ran() -> None:
+    again = fake.waiting(code="RQ", attempt=1, recovering=True)
+    assert not {"attempt", "started"} & {
+        line.split()[0] for line in plain(render.show(again)).splitlines()
+    }
+
+
 def test_sorting() -> None:
     jobs: Any = [fake.job(id=2, label="2", name="b"), fake.job(id=10, label="10", name="a")]
     assert [job["id"] for job in columns.sorted_by(jobs, "jobid")] == [2, 10]
@@ -100,7 +129,7 @@ def test_why_shows_every_gpu_and_every_number() -> None:
     assert "place in line: 3, behind job 40" in text
     assert "SM activity 0.84 (limit 0.80)" in text
     assert "needs 82.0G of free memory, and 26.4G is left" in text
-    assert "GPU 1  would do (rank 0.25)" in text
+    assert text.splitlines()[6] == "GPU 1  would do", "a rank means nothing to people"
     assert "fits GPU 0 now with --gpu-mem 26G" in text
 
 
@@ -134,14 +163,16 @@ def test_gpus_shows_risk_beside_its_limits() -> None:
 
 def test_the_rest() -> None:
     assert "3.25 kWh" in plain(render.stats(fake.ANSWERS["GET", "/v1/stats"]))
-    assert "GPU 0: fits, 26.4G left" in plain(
-        render.estimates(fake.ANSWERS["POST", "/v1/estimate"])
-    )
+    estimates = fake.ANSWERS["POST", "/v1/estimate"]
+    text = plain(render.estimates(estimates))
+    assert "8.8G" in text and "GPU 0  is too busy to be shared" in text and "unknown" not in text
+    nothing = [{**estimates["estimates"][0], "mib": None, "low": None, "high": None}]
+    assert "Its need is unknown" in plain(render.estimates({**estimates, "estimates": nothing}))
     checks = plain(render.doctor(fake.ANSWERS["GET", "/v1/doctor"]))
     assert "no DCGM" in checks and "→ install it" in checks
     dry = {"schema": 1, "would_start": True, "verdicts": fake.REFUSALS, "chosen": ["GPU-b"]}
     assert "It would start now." in plain(render.dry_run(dry))
-    assert "chosen (rank 0.25)" in plain(render.dry_run(dry))
+    assert "GPU 1  chosen" in plain(render.dry_run(dry))
 
 
 NASTY = "evil\x1b[2Jname\r\n\x07[bold]"

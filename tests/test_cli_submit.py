@@ -67,7 +67,9 @@ def test_time_limits(text: str, seconds: float | None) -> None:
     assert parse.seconds(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "soon", "1:2:3:4", "-5", "2h30", "h", "3 months", "1e3", "∞"])
+@pytest.mark.parametrize(
+    "text", ["", "soon", "1:2:3:4", "-5", "2h30", "h", "3 months", "1e3", "∞", "11y", "4000d"]
+)
 def test_what_is_no_time_limit(text: str) -> None:
     with pytest.raises(ArgumentTypeError):
         parse.seconds(text)
@@ -93,7 +95,7 @@ def test_sizes(text: str, mib: int) -> None:
     assert parse.mebibytes(text) == mib
 
 
-@pytest.mark.parametrize("text", ["", "G", "0", "-1G", "12K", "1e9", "12 GG", "nan"])
+@pytest.mark.parametrize("text", ["", "G", "0", "8", "-1G", "12K", "1e9", "12 GG", "nan", "999T"])
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(ArgumentTypeError):
         parse.mebibytes(text)
@@ -134,6 +136,8 @@ PARSERS: list[Callable[[str], object]] = [
     parse.mebibytes,
     parse.gpu_count,
     parse.gres,
+    parse.whole(-9, 9),
+    parse.filled,
     parse.array,
     parse.dependency,
     parse.after,
@@ -170,7 +174,7 @@ def test_signals() -> None:
     assert parse.signal_before("USR2@90") == {"signum": 12, "before_s": 90}
     assert parse.signal_before("B:SIGUSR1") == {"signum": 10, "before_s": 60}
     assert parse.signal_before("15@5") == {"signum": 15, "before_s": 5}
-    for wrong in ("FOO", "USR1@", "99", ""):
+    for wrong in ("FOO", "USR1@", "USR1@0", "KILL", "99", ""):
         with pytest.raises(ArgumentTypeError):
             parse.signal_before(wrong)
 
@@ -192,7 +196,7 @@ def test_gpus_are_counted_slurms_way_too() -> None:
     assert parse.gres("gpu:2") == 2
     assert parse.gres("gpu:a100:4") == 4
     assert parse.gpu_count("a100:2") == 2
-    for wrong in ("gpu:", "gpu:a100", "shard:2", "gpu:1,shard:2"):
+    for wrong in ("gpu:", "gpu:a100", "shard:2", "gpu:1,shard:2", "gpu:0", "gpu:1025"):
         with pytest.raises(ArgumentTypeError):
             parse.gres(wrong)
 
@@ -323,8 +327,24 @@ def test_last_is_asked_for(fake: FakeDaemon) -> None:
     assert submit(["--after", "last", "prog"]) == 0
     assert fake.asked[0][:3] == ("GET", "/v1/jobs", {"select": "last"})
     assert fake.body["after"] == [{"job": "42", "kind": "afterok"}]
+    tasks = {"schema": 1, "jobs": [ended(id=45, label="42_3")]}
+    fake.answers["GET", "/v1/jobs"] = tasks
+    assert submit(["-d", "afterany:last", "--after", "40_1", "prog"]) == 0
+    all_of_it = {"job": "42", "kind": "afterany"}
+    assert fake.body["after"] == [all_of_it, {"job": "40_1", "kind": "afterok"}]
     fake.answers["GET", "/v1/jobs"] = {"schema": 1, "jobs": []}
     assert submit(["--after", "last", "prog"]) == 2
+
+
+def test_a_path_that_leads_nowhere(
+    fake: FakeDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in ("./nothere", "/no/such/program", "no/such.sh"):
+        assert submit([path]) == 2
+        assert f"carma: there is no {path}\nhint: " in capsys.readouterr().err
+    assert not fake.asked
+    assert submit(["-D", "/", "./nothere"]) == 0, "seen from there"
+    assert submit(["--after", "42", "./nothere"]) == 0, "that job may make it"
 
 
 # Job scripts
@@ -480,6 +500,9 @@ def test_a_dry_run_submits_nothing(fake: FakeDaemon, capsys: pytest.CaptureFixtu
         ["--gpu-mem", "much", "prog"],
         ["--no-such-option", "prog"],
         ["-G"],
+        ["-G", "0", "prog"],
+        ["--nice", "99999", "prog"],
+        ["-J", "", "prog"],
         ["--wrap", "x", "prog"],
         ["-D", "/no/such/directory", "prog"],
     ],
@@ -492,6 +515,23 @@ def test_usage_errors(
     assert out == "" and err.startswith("carma: ") and "Traceback" not in err
     assert submit(["--json", *words]) == 2
     assert json.loads(capsys.readouterr().out)["code"] == "usage"
+    assert not fake.asked
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["--mem", "8G", "prog"], "--gpu-mem 8G"),
+        (["-p", "gpu", "prog"], "leave it out"),
+        (["--gpu-men", "8G", "prog"], "did you mean --gpu-mem?"),
+        (["--gpu-mem", "8", "prog"], "write 8G"),
+    ],
+)
+def test_what_was_meant_is_guessed(
+    fake: FakeDaemon, capsys: pytest.CaptureFixture[str], words: list[str], hint: str
+) -> None:
+    assert submit(words) == 2
+    assert hint in capsys.readouterr().err
     assert not fake.asked
 
 

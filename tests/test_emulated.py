@@ -19,6 +19,7 @@ import pytest
 
 from carmad.core.types import GpuSample
 from carmad.errors import CarmaError
+from carmad.gpu import card as card_module
 from carmad.gpu.card import DRAM_CONTENTION, SUFFIX, Card, CardLost, OutOfMemory
 from carmad.gpu.emulated import EmulatedSource, create
 from cli.demo_trace import TABLE, DemoJob, Size, demo_trace
@@ -175,8 +176,10 @@ def test_a_reused_pid_is_not_the_old_process(
 
 
 def test_fragmentation_leaves_free_memory_that_cannot_be_had(tmp_path: Path) -> None:
-    create(tmp_path, "1xV100-16GB", fragmentation=0.25)
-    (path,) = map(str, tmp_path.glob(f"*{SUFFIX}"))
+    path = str(tmp_path / f"GPU-0{SUFFIX}")
+    card_module.create(
+        path, index=0, name="V100", memory_mib=16_384, idle_w=40, peak_w=300, fragmentation=0.25
+    )
     first, second = Card(path), Card(path)
     first.attach()
     first.allocate(12_384)  # alone: all of it is to be had

@@ -18,7 +18,7 @@ from carmad.core.messages import (
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import Cause, Exit, GpuSample, JobId, JobState
 from carmad.daemon.engine import Engine
-from carmad.daemon.inbox import Clock, Inbox
+from carmad.daemon.inbox import Clock, Delivery, Inbox
 from carmad.store.sql import SqlStore, StoreFull
 from carmad.testing import a_gpu, a_spec
 from policies import builtin
@@ -49,6 +49,7 @@ class FullStore:
         self.store = store
         self.full = False
         self.commits = 0
+        self.restores = 0
 
     def commit(self, step):
         if self.full and step.jobs:
@@ -57,6 +58,7 @@ class FullStore:
         self.store.commit(step)
 
     def restore(self):
+        self.restores += 1
         return self.store.restore()
 
 
@@ -139,6 +141,18 @@ def test_news_from_the_world_waits_for_room_on_the_disk(daemon):
             break
         threading.Event().wait(0.1)
     assert daemon.store.store.job(id).exit.cause is Cause.SUCCESS
+
+
+def test_a_full_disk_is_tried_once_for_all_that_waits(daemon):
+    """Each try reloads the core, and with thousands of jobs that takes a second."""
+    id, done = daemon.submit()
+    done.result(10)
+    settle(daemon)
+    daemon.store.full = True
+    batch = [Delivery((Exited(2.0, id, 1, Exit(Cause.SUCCESS, 0)),), None) for _ in range(50)]
+    daemon.inbox.ask(lambda core: daemon.engine._handle(batch)).result(10)
+    assert daemon.store.restores == 1
+    daemon.store.full = False
 
 
 def test_one_bad_delivery_does_not_spoil_its_batch(daemon, caplog):

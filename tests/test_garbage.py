@@ -226,7 +226,6 @@ def refused(carmad: Carmad, name: str, told: str) -> None:
     job = carmad.submit("true", name=name)
     until(lambda: told in str(carmad.why(job)), f"{told!r} of {name}: {carmad.why(job)}")
     assert carmad.job(job)["state"] == "queued"
-    assert carmad.why(job)["headline"].startswith("waits: ")
     assert carmad.get("/v1/health")["policy"] == "wild"
     carmad.cancel(job)
 

@@ -3,10 +3,12 @@ was alive when it came."""
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -140,6 +142,46 @@ def test_a_recycled_pid_is_not_taken_for_the_supervisor(farm: Farm) -> None:
     finally:
         stranger.kill()
         stranger.wait()
+
+
+def test_a_shortage_of_files_is_not_the_end_of_a_job(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = farm.launch(farm.job("sleep", "600"))
+    pid = farm.started(job)["pid"]
+
+    def short(_pid: int) -> int:
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shepherd_module.os, "pidfd_open", short)
+        farm.shepherd.watch(job)
+        other = farm.job("true", id=2)
+        farm.directory(other).mkdir()
+        record = farm.directory(other) / supervisor.STARTED
+        record.write_text('{"pid": 1, "start_ticks": 0, "boot_id": "", "at": 5.0}')
+        farm.shepherd.watch(other)
+        time.sleep(0.3)
+        assert farm.reports == []
+    until(lambda: farm.shepherd.owner(pid) == job.id, "the shepherd to take hold")
+    farm.launcher.stop(job, 0)
+    until(lambda: len(farm.reports) == 2, "both ends")
+    assert {id: ended.lost for id, _, ended in farm.reports} == {1: False, 2: True}
+
+
+def test_an_attempt_that_cannot_be_tended_keeps_nobody_waiting(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shepherd_module, "START_WITHIN_S", 0.0)
+
+    def full(_job: Job, _grace_s: float) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(farm.launcher, "stop", full)
+    farm.shepherd.watch(farm.job("true", id=7))
+    time.sleep(0.2)
+    farm.start("true")
+    assert farm.report().code == 0
 
 
 def test_an_attempt_that_nobody_started_is_reported(
@@ -318,16 +360,34 @@ def test_a_launch_that_failed_cannot_succeed_later(
     assert not (farm.cwd / "ran").exists()
 
 
-def test_a_launch_that_found_no_room_may_be_repeated(
+def test_a_launch_that_failed_although_it_succeeded_is_undone(
     farm: Farm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def write(_path: Path, _data: bytes) -> None:
-        raise OSError(28, "No space left on device")
+    """systemd has started the unit, and its answer does not come."""
+
+    def run(argv: list[str], **_: object) -> None:
+        subprocess.Popen(argv[-6:])
+        until(farm.lines, "the job to speak")
+        raise subprocess.TimeoutExpired(argv, 30)
+
+    monkeypatch.setattr(launcher_module.subprocess, "run", run)
+    job = farm.job("sh", "-c", "echo up; exec sleep 600")
+    with pytest.raises(CarmaError, match="timed out"):
+        Launcher(farm.state, systemd=True, kill_grace_s=30).launch(job, {})
+    assert farm.ended(job)["stopped"]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EAGAIN, errno.ENOMEM, errno.EMFILE])
+def test_a_launch_that_found_no_room_may_be_repeated(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def run(_directory: Path) -> None:
+        raise OSError(code, os.strerror(code))
 
     job = farm.job("true")
     with monkeypatch.context() as patch:
-        patch.setattr(launcher_module, "_write", write)
-        with pytest.raises(NoRoom, match="No space left"):
+        patch.setattr(farm.launcher, "_run_child", run)
+        with pytest.raises(NoRoom, match=os.strerror(code)):
             farm.launch(job)
     assert farm.ended(farm.launch(job))["code"] == 0
 

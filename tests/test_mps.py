@@ -195,7 +195,6 @@ def test_a_silent_daemon_is_left_to_its_jobs(bench: Bench) -> None:
         assert mps.clients(GPU) == frozenset()
         assert mps.server_state(GPU) is None
         assert not mps.terminate(GPU, 11)
-        assert not mps.quit(GPU)
         with pytest.raises(CarmaError, match="has not answered") as raised:
             mps.start(GPU)
     assert time.monotonic() - began < 4
@@ -211,7 +210,6 @@ def test_a_daemon_that_refuses_is_not_taken_for_a_dead_one(bench: Bench) -> None
     mps.start(GPU)
     (bench.root / "mismatch").touch()
     assert not mps.healthy(GPU)
-    assert not mps.quit(GPU)
     with pytest.raises(CarmaError, match="another version"):
         mps.start(GPU)
     assert len(bench.starts) == 1
@@ -266,19 +264,6 @@ def test_no_job_is_sent_to_a_faulted_server(bench: Bench) -> None:
     assert len(bench.starts) == 1
 
 
-def test_quit_only_without_clients(bench: Bench) -> None:
-    mps = bench.mps()
-    assert mps.quit(GPU), "nothing to do"
-    mps.start(GPU)
-    bench.serve(s100=("ACTIVE", [11]))
-    assert not mps.quit(GPU)
-    assert mps.healthy(GPU)
-    bench.serve(s100=("ACTIVE", []))
-    assert mps.quit(GPU)
-    assert not mps.healthy(GPU)
-    until(lambda: not Path(f"/proc/{bench.pid}").exists())
-
-
 def test_a_changed_multiuser_waits_for_the_last_client(bench: Bench) -> None:
     bench.mps().start(GPU)
     bench.serve(s100=("ACTIVE", [11]))
@@ -286,7 +271,9 @@ def test_a_changed_multiuser_waits_for_the_last_client(bench: Bench) -> None:
         bench.mps(multiuser=True).start(GPU)
     assert len(bench.starts) == 1
     bench.serve()
+    old = bench.pid
     bench.mps(multiuser=True).start(GPU)
+    assert not Path(f"/proc/{old}").exists()
     assert [start["flags"] for start in bench.starts] == [["-f"], ["-f", "-multiuser-server"]]
 
 
@@ -354,8 +341,7 @@ def systemd(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_under_systemd_it_is_a_unit(bench: Bench, systemd: Path) -> None:
-    mps = bench.mps(systemd=True, multiuser=True)
-    mps.start(GPU)
+    bench.mps(systemd=True, multiuser=True).start(GPU)
     bench.mps(systemd=True, multiuser=True).start(GPU)
     assert len(bench.starts) == 1
     options = (systemd / "options").read_text().splitlines()
@@ -364,7 +350,8 @@ def test_under_systemd_it_is_a_unit(bench: Bench, systemd: Path) -> None:
     assert ("--user" in options) == (os.geteuid() != 0)
     assert bench.starts[0]["flags"] == ["-f", "-multiuser-server"]
     assert bench.starts[0]["env"]["CUDA_VISIBLE_DEVICES"] == GPU
-    assert mps.quit(GPU)
+    bench.mps(systemd=True).start(GPU)
+    assert [start["flags"] for start in bench.starts[1:]] == [["-f"]]
 
 
 def test_systemd_that_refuses(bench: Bench, systemd: Path) -> None:

@@ -333,6 +333,15 @@ def test_a_process_without_a_sample_ran_no_kernel(nvml: FakeNvml) -> None:
     assert found[11].ran_kernel and not found[12].ran_kernel
 
 
+def test_an_mps_client_without_a_sample_may_be_busy(nvml: FakeNvml) -> None:
+    """Else its GPU would stay closed until the time-out, should the driver blame the server."""
+    nvml.show(gpu(A, "compute 11 30", "mps 12 9", "mps 13 9", f"sample 12 {us(0.1)} 40"))
+    with opened() as source:
+        found = processes(only(source))
+    assert (found[12].sm_util, found[13].sm_util) == (0.4, None)
+    assert found[12].ran_kernel and found[13].ran_kernel and not found[11].ran_kernel
+
+
 def test_junk_samples_are_dropped(nvml: FakeNvml) -> None:
     nvml.show(
         gpu(

@@ -1,4 +1,4 @@
-"""Finding plugins by name, and a policy that raises, hangs or dawdles."""
+"""Finding plugins by name, and plugins that raise, hang or dawdle."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import pytest
 from carmad import registry
 from carmad.config import Recovery, Settings
 from carmad.core.decision import Placement
+from carmad.core.types import Cause, Estimate, Exit
 from carmad.core.view import View
 from carmad.errors import CarmaError
-from carmad.registry import Guarded
-from carmad.testing import a_gpu_view, a_job, a_view, check_policy
+from carmad.registry import GuardedEstimator, GuardedPolicy, GuardedRecovery
+from carmad.testing import a_gpu_view, a_job, a_spec, a_view, check_policy
 from policies import builtin
 
 VIEW = a_view([a_gpu_view()], [a_job()])
@@ -27,6 +28,8 @@ def needs_things(settings):
     import no_such_module
 def refuses(settings):
     raise ValueError("min_free_mib is too large")
+def nameless(settings):
+    return object()
 """
 ENTRY_POINTS = """
 [carma.policies]
@@ -35,6 +38,7 @@ carma_test_absent = carma_test_plugin_that_is_absent:policy
 carma_test_misspelt = carma_test_plugin:no_such_name
 carma_test_needs_things = carma_test_plugin:needs_things
 carma_test_refuses = carma_test_plugin:refuses
+carma_test_nameless = carma_test_plugin:nameless
 """
 
 
@@ -85,7 +89,7 @@ def test_a_plugin_that_cannot_be_loaded(installed: None, name: str, says: str) -
         registry.policy(Settings(policy=name))
 
 
-# -- Guarded ---------------------------------------------------------------------------------------
+# -- Guards ----------------------------------------------------------------------------------------
 
 
 class Policy:
@@ -116,7 +120,7 @@ def later(released: threading.Event) -> Callable[[], tuple[Placement, ...]]:
     return answer
 
 
-def plan_when_ready(guarded: Guarded) -> tuple[Placement, ...]:
+def plan_when_ready(guarded: GuardedPolicy) -> tuple[Placement, ...]:
     """Ask until the policy is no longer busy with an earlier question."""
     for _ in range(1000):
         try:
@@ -128,7 +132,7 @@ def plan_when_ready(guarded: Guarded) -> tuple[Placement, ...]:
 
 def test_it_passes_answers_through() -> None:
     policy = Policy(at_once, at_once)
-    guarded = Guarded(policy)
+    guarded = GuardedPolicy(policy)
     assert guarded.name == "scripted"
     assert guarded.plan(VIEW) == ANSWER
     assert guarded.plan(VIEW) == ANSWER
@@ -136,14 +140,14 @@ def test_it_passes_answers_through() -> None:
 
 
 def test_a_policy_that_raises_can_be_asked_again() -> None:
-    guarded = Guarded(Policy(oops, at_once))
+    guarded = GuardedPolicy(Policy(oops, at_once))
     with pytest.raises(ZeroDivisionError, match="oops"):
         guarded.plan(VIEW)
     assert guarded.plan(VIEW) == ANSWER
 
 
 def test_an_answer_that_is_no_sequence_is_the_policys_error() -> None:
-    guarded = Guarded(Policy(lambda: None, at_once))  # type: ignore[arg-type, return-value]
+    guarded = GuardedPolicy(Policy(lambda: None, at_once))  # type: ignore[arg-type, return-value]
     with pytest.raises(TypeError):
         guarded.plan(VIEW)
     assert guarded.plan(VIEW) == ANSWER
@@ -151,7 +155,7 @@ def test_an_answer_that_is_no_sequence_is_the_policys_error() -> None:
 
 def test_a_policy_that_is_slow_but_in_time() -> None:
     released = threading.Event()
-    guarded = Guarded(Policy(later(released)), timeout_s=20)
+    guarded = GuardedPolicy(Policy(later(released)), timeout_s=20)
     threading.Timer(0.05, released.set).start()
     assert guarded.plan(VIEW) == ()
 
@@ -159,7 +163,7 @@ def test_a_policy_that_is_slow_but_in_time() -> None:
 def test_a_policy_that_hangs_and_recovers() -> None:
     released = threading.Event()
     policy = Policy(later(released), at_once)
-    guarded = Guarded(policy, timeout_s=0.05)
+    guarded = GuardedPolicy(policy, timeout_s=0.05)
     with pytest.raises(TimeoutError, match=r"no plan within 0\.05 s"):
         guarded.plan(VIEW)
     for _ in range(3):
@@ -177,8 +181,62 @@ def test_a_policy_that_hangs_and_then_raises() -> None:
         assert released.wait(20)
         return oops()
 
-    guarded = Guarded(Policy(late_oops, at_once), timeout_s=0.05)
+    guarded = GuardedPolicy(Policy(late_oops, at_once), timeout_s=0.05)
     with pytest.raises(TimeoutError, match="no plan"):
         guarded.plan(VIEW)
     released.set()
     assert plan_when_ready(guarded) == ANSWER
+
+
+class Hanging:
+    """A recovery and an estimator that does not answer before it is released."""
+
+    name = "hanging"
+
+    def __init__(self) -> None:
+        self.released = threading.Event()
+
+    def decide(self, job: object, exit: object) -> None:
+        assert self.released.wait(20)
+
+    def estimate(self, spec: object) -> None:
+        assert self.released.wait(20)
+
+
+def test_a_recovery_that_hangs() -> None:
+    plugin = Hanging()
+    guarded = GuardedRecovery(plugin, timeout_s=0.05)
+    with pytest.raises(TimeoutError, match=r"no decision within 0\.05 s"):
+        guarded.decide(a_job(), Exit(Cause.GPU_OOM))
+    plugin.released.set()
+
+
+def test_an_estimator_that_hangs_keeps_nobody_else_waiting() -> None:
+    plugin = Hanging()
+    guarded = GuardedEstimator(plugin, timeout_s=0.05)
+    with pytest.raises(TimeoutError, match=r"no estimate within 0\.05 s"):
+        guarded.estimate(a_spec())
+    with pytest.raises(TimeoutError, match="earlier question"):
+        guarded.estimate(a_spec())
+    plugin.released.set()
+
+
+def test_an_estimate_that_is_none() -> None:
+    class Nonsense:
+        name = "nonsense"
+
+        def estimate(self, spec: object) -> object:
+            return Estimate("8G", "me")  # type: ignore[arg-type]
+
+    guarded = GuardedEstimator(Nonsense())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="it answered Estimate"):
+        guarded.estimate(a_spec())
+
+
+def test_what_comes_by_name_is_guarded(installed: None) -> None:
+    """The core's thread asks policies and recoveries, and must come back."""
+    assert isinstance(registry.policy(Settings()), GuardedPolicy)
+    assert isinstance(registry.recovery(Settings()), GuardedRecovery)
+    assert isinstance(registry.estimator(Settings()), GuardedEstimator)
+    with pytest.raises(CarmaError, match="'carma_test_nameless' of policies has no name"):
+        registry.policy(Settings(policy="carma_test_nameless"))

@@ -5,12 +5,14 @@ from dataclasses import replace
 import pytest
 
 from carmad.config import Collocation, Limits, Monitor, Recovery, Settings
+from carmad.core.decision import Placement, Reason, Verdict
 from carmad.core.messages import (
     CancelRequested,
     Discovered,
     DrainRequested,
     Exited,
     HoldRequested,
+    Noticed,
     RequeueRequested,
     Submitted,
     Tick,
@@ -176,6 +178,39 @@ def test_the_adaptive_ladder_tries_another_gpu_first():
     assert server.job(third).exclusive
 
 
+@pytest.mark.parametrize("elsewhere", ["missing", "drained", "at fault"])
+def test_the_adaptive_ladder_needs_an_elsewhere(elsewhere):
+    """Else the job would wait for ever, and all others behind it."""
+    settings = Settings(recovery=Recovery("adaptive"))
+    server = Server(1 if elsewhere == "missing" else 2, settings, None, ladder.adaptive(settings))
+    first = server.submit()
+    other = server.gpus[-1].id
+    if elsewhere == "drained":
+        server.tell(DrainRequested(server.now, other, "a new fan", "root"))
+    elif elsewhere == "at fault":
+        server.fault[other] = "lost"
+    settled(server, first, mib=5_000)
+    second = server.submit()
+    assert server.job(second).gpus == (server.gpus[0].id,)
+    server.exit(second, OOM)
+    assert server.job(second).exclusive
+    server.exit(first)
+    assert server.job(second).state is S.STARTING
+
+
+def test_a_margin_is_for_neighbours():
+    """On a GPU of 4 GiB there are no 2 + 4 GiB free: an empty one must do."""
+    settings = Settings(recovery=Recovery("adaptive"))
+    server = Server(2, settings, None, ladder.adaptive(settings), memory_mib=4096)
+    first = server.submit()
+    settled(server, first, mib=1000)
+    server.tell(DrainRequested(server.now, server.gpus[1].id, "a new fan", "root"))
+    second = server.submit()
+    server.tell(DrainRequested(server.now, server.gpus[1].id, None, "root"))
+    server.exit(second, OOM)
+    assert (server.job(second).retry.margin_mib, server.job(second).state) == (4096, S.STARTING)
+
+
 def test_the_evidence_says_who_filled_the_gpu():
     server = Server(gpus=1)
     first = server.submit()
@@ -298,6 +333,35 @@ def test_dependencies(kind, cause, starts):
     else:
         assert server.last(second).exit.cause is Cause.DEPENDENCY
         assert server.last(third).state is S.CANCELLED  # and so on down the line
+
+
+def test_a_failure_cancels_a_chain_of_any_length():
+    server = Server(gpus=1)
+    first = server.submit(exclusive=True)
+    both = tuple(
+        a_spec(after=(After(JobId(n)), After(JobId(n), AfterKind.ANY))) for n in range(1, 2000)
+    )
+    server.scheduler.handle(Submitted(0.0, JobId(2), both))
+    server.exit(first, Exit(Cause.FAILURE, 1))
+    assert server.last(JobId(2000)).exit.cause is Cause.DEPENDENCY
+    assert not server.scheduler.jobs
+
+
+def test_a_failure_cancels_all_that_wait_for_it_however_many():
+    """More than the ends that the core remembers."""
+    server = Server(gpus=1)
+    first = server.submit(exclusive=True)
+    server.scheduler.handle(Submitted(0.0, JobId(2), (a_spec(after=(After(first),)),) * 5000))
+    server.exit(first, Exit(Cause.FAILURE, 1))
+    assert not server.scheduler.jobs
+
+
+def test_a_job_that_waits_for_many_names_a_few():
+    server = Server(gpus=1)
+    server.tell(Submitted(0.0, JobId(1), (a_spec(),) * 100, held=True))
+    server.next_id = 101
+    last = server.submit(after=tuple(After(JobId(n)) for n in range(1, 101)))
+    assert server.scheduler.barrier(server.job(last), 0.0).detail.endswith("job 7, job 8, …")
 
 
 def test_a_dependency_that_failed_just_before_the_submission():
@@ -502,8 +566,27 @@ class Broken:
             raise self.answer
         return self.answer
 
+    def decide(self, job, exit):
+        return self.plan(None)
 
-@pytest.mark.parametrize("answer", [ZeroDivisionError("x"), None, "nonsense", [42]])
+
+ONE, HERE = JobId(1), (GpuId("GPU-00000000"),)
+NONSENSE = [
+    Placement("1"),
+    Placement(ONE, 5),
+    Placement(ONE, ([],)),
+    Placement(ONE, HERE, None),
+    Placement(ONE, HERE, ("fits",)),
+    Placement(ONE, HERE, (Verdict(*HERE, rank="best"),)),
+    Placement(ONE, (), (Verdict(*HERE, ("full",)),)),
+    Placement(ONE, (), (), (Reason(None),)),
+    Placement(ONE, (), (), (Reason("memory", "8G"),)),
+]
+
+
+@pytest.mark.parametrize(
+    "answer", [ZeroDivisionError("x"), None, "nonsense", [42], *([one] for one in NONSENSE)]
+)
 def test_a_broken_policy_is_reported_not_fatal(answer):
     server = Server(policy=Broken(answer))
     id = server.submit()
@@ -512,8 +595,6 @@ def test_a_broken_policy_is_reported_not_fatal(answer):
 
 
 def test_a_policy_cannot_break_a_hard_rule():
-    from carmad.core.decision import Placement
-
     class Reckless:
         name = "reckless"
 
@@ -528,17 +609,28 @@ def test_a_policy_cannot_break_a_hard_rule():
     assert server.why(wide)[1] == ["policy_failed"]
 
 
-def test_a_broken_recovery_still_tries_again_alone():
-    class Broken:
-        name = "broken"
-
-        def decide(self, job, exit):
-            raise KeyError("x")
-
-    server = Server(gpus=1, recovery=Broken())
+@pytest.mark.parametrize(
+    "answer",
+    [KeyError("x"), 42, "again", Retry(None), Retry("x", avoid=None), Retry("x", avoid=[])],
+)
+def test_a_broken_recovery_still_tries_again_alone(answer):
+    server = Server(gpus=1, recovery=Broken(answer))
     id = server.submit()
     server.exit(id, OOM)
     assert server.job(id).exclusive
+    assert "the recovery failed" in server.job(id).retry.why
+
+
+def test_what_is_told_of_a_job_that_waits_is_not_forgotten_when_it_starts():
+    server = Server(gpus=1)
+    id = JobId(1)
+    server.tell(
+        Submitted(server.now, id, (a_spec(),)), Noticed(server.now, id, "has no estimate: why")
+    )
+    assert server.job(id).state is S.STARTING
+    assert server.job(id).notes == ("has no estimate: why",)
+    server.exit(id, Exit(Cause.LOST))
+    assert server.job(id).notes == ()
 
 
 def test_decisions_are_recorded_when_the_story_changes_not_the_numbers():

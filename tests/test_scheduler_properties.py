@@ -25,8 +25,9 @@ from carmad.core.messages import (
     Stop,
     Submitted,
     Tick,
+    owed,
 )
-from carmad.core.scheduler import Scheduler, owed
+from carmad.core.scheduler import Scheduler
 from carmad.core.states import TRANSITIONS
 from carmad.core.types import (
     After,

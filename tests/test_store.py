@@ -489,6 +489,20 @@ def test_commits_go_on_during_a_backup(store: SqlStore) -> None:
     copy.close()
 
 
+def test_the_core_does_not_wait_behind_readers(store: SqlStore) -> None:
+    store.commit(step(job(1)))
+    found: list[Job] = []
+    readers = [threading.Thread(target=lambda: found.extend(store.history())) for _ in range(9)]
+    with store._readers:
+        for reader in readers:
+            reader.start()
+        store.commit(step(job(2)))
+        assert found == []
+    for reader in readers:
+        reader.join()
+    assert len(found) == 18
+
+
 def test_threads_take_turns(store: SqlStore) -> None:
     failures = []
 

@@ -64,6 +64,23 @@ def test_the_signal_is_exact(bench: Bench, name: str) -> None:
     assert (end["code"], end["signal"]) == (None, getattr(signal, name))
 
 
+def test_python_may_go_away_while_the_job_runs(bench: Bench) -> None:
+    """As in an upgrade: what the supervisor needs at the end, it has to have loaded by then."""
+    gone = (
+        "import os, sys\n"
+        "class Gone:\n"
+        "    def find_spec(*_):\n"
+        "        if os.path.exists('gone'): raise ImportError('upgraded')\n"
+        "sys.meta_path.insert(0, Gone)\n"
+    )
+    job = bench.job("sh", "-c", f"sleep 0.5; touch {bench.state}/jobs/1.1/gone")
+    bench.launcher._run_child = lambda _: None  # type: ignore[method-assign]
+    directory = bench.directory(bench.launch(job))
+    *interpreter, program, where = supervisor.command(str(directory))
+    subprocess.run([*interpreter, gone + program, where], check=True)
+    assert bench.ended(job)["code"] == 0
+
+
 def test_every_argument_arrives_as_it_was_given(bench: Bench) -> None:
     words = ["two words", "", "line\nbreak", "-n", "$HOME `id`", "ünïcödé", "\udcff", "\"quoted'"]
     show = "import os, sys; print([os.fsencode(a).hex() for a in sys.argv[1:]])"

@@ -4,17 +4,20 @@ import threading
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from carmad.config import Collocation, Settings
 from carmad.core.messages import Estimated, EstimateMemory, Exited, Launch, Noticed, Signal, Stop
 from carmad.core.types import Cause, Estimate, GpuId, JobId, JobState, Mode
+from carmad.daemon import doctor
 from carmad.daemon.mpswatch import MpsWatch
 from carmad.daemon.shepherd import Ended
 from carmad.daemon.world import DaemonWorld
 from carmad.errors import CarmaError
 from carmad.gpu.mps import ServerState
-from carmad.testing import a_job, a_spec
+from carmad.testing import a_gpu_view, a_job, a_spec
 
 GPU = GpuId("GPU-0")
 
@@ -75,6 +78,9 @@ class Mps:
     def log(self, gpu):
         return Path("/run/carma/mps/log")
 
+    def healthy(self, gpu):
+        return not self.broken
+
     def clients(self, gpu):
         return self.pids
 
@@ -94,9 +100,10 @@ class Estimator:
         return Estimate(spec.memory_mib, self.name)
 
 
-def a_world(tmp_path, mps=None, grace_s=30.0):
+def a_world(tmp_path, mps=None, grace_s=30.0, estimator=None):
     inbox, launcher = Inbox(), Launcher()
-    world = DaemonWorld(tmp_path, inbox, Estimator(), launcher, mps, grace_s, {"EXTRA": "1"})
+    estimator = estimator or Estimator()
+    world = DaemonWorld(tmp_path, inbox, estimator, launcher, mps, grace_s, {"EXTRA": "1"})
     return world, inbox, launcher
 
 
@@ -105,6 +112,14 @@ def performed(world, *actions):
     for action in actions:
         world.perform(action)
     world.close()
+
+
+def until(true):
+    for _ in range(400):
+        if true():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("not in time")
 
 
 def running(mode=Mode.STREAMS, **spec):
@@ -134,11 +149,34 @@ def test_a_launch_that_is_refused_ends_the_attempt_with_the_hint(tmp_path):
 
 def test_an_estimator_that_fails_gives_no_estimate(tmp_path):
     world, inbox, _ = a_world(tmp_path)
-    performed(world, EstimateMemory(a_job(1)), EstimateMemory(a_job(2, spec=a_spec(memory_mib=9))))
+    world.perform(EstimateMemory(a_job(1)))
+    world.perform(EstimateMemory(a_job(2, spec=a_spec(memory_mib=9))))
+    until(lambda: len(inbox.events) == 3)
+    performed(world)
     assert inbox.events == [
+        Noticed(5.0, JobId(1), "has no estimate: broken failed: RuntimeError('no idea')"),
         Estimated(5.0, JobId(1), None),
         Estimated(5.0, JobId(2), Estimate(9, "broken")),
     ]
+
+
+def test_an_estimate_that_takes_long_keeps_nothing_else_waiting(tmp_path):
+    released = threading.Event()
+
+    class Slow:
+        name = "slow"
+
+        def estimate(self, spec):
+            assert released.wait(20)
+
+    world, inbox, launcher = a_world(tmp_path, estimator=Slow())
+    world.perform(EstimateMemory(a_job(1)))  # the core's thread is not held up
+    world.perform(Launch(running()))
+    until(lambda: launcher.calls)
+    assert inbox.events == []
+    released.set()
+    until(lambda: inbox.events)
+    performed(world)
 
 
 def test_under_mps_a_job_is_given_its_gpu_s_pipe(tmp_path):
@@ -162,10 +200,7 @@ def test_a_client_leaves_mps_before_it_is_killed(tmp_path):
     world, _, _ = a_world(tmp_path, mps, grace_s=1.0)
     world.shepherd.owner = {71: JobId(7), 72: JobId(8)}.get
     performed(world, Stop(running(Mode.MPS)))
-    for _ in range(100):
-        if mps.left:
-            break
-        threading.Event().wait(0.05)
+    until(lambda: mps.left)
     assert mps.left == [71]
 
 
@@ -203,3 +238,23 @@ def test_a_job_that_slipped_past_mps_is_told(tmp_path):
     mps.state = ServerState.FAULT
     watch.look()
     assert "FAULT" in inbox.events[0].note
+    inbox.events.clear()
+    mps.broken = True
+    watch.look()
+    assert [event.note for event in inbox.events] == ["its GPU's MPS daemon does not answer"]
+
+
+def test_the_doctor_asks_every_mps_daemon_that_has_jobs():
+    resident = a_job(1, state=JobState.RUNNING, mode=Mode.MPS)
+    scene = SimpleNamespace(
+        view=SimpleNamespace(gpus=[a_gpu_view(0, residents=(resident,)), a_gpu_view(1)])
+    )
+    mps = Mps()
+    mps.healthy = lambda gpu: False
+    settings = Settings(collocation=Collocation(mps=True))
+    found = {check.name: check.ok for check in doctor._mps(settings, scene, mps)}
+    assert found["mps on gpu 0"] is False
+    assert "mps on gpu 1" not in found
+    mps.state = ServerState.FAULT
+    found = {check.name: check.ok for check in doctor._mps(settings, scene, mps)}
+    assert found["mps on gpu 1"] is False

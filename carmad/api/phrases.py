@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime
 
 from carmad.core.decision import Reason
+
+MOST_NAMED = 4  # of the jobs that one waits for
 
 
 def phrase(reason: Reason) -> str:
@@ -22,10 +24,10 @@ def short(reason: Reason, gpu: str = "") -> str:
             return f"{name}: {where}{gib(reason.have)} free, need {gib(reason.need)}"
         case "settling":
             return f"{name}: {where}{max(0.0, reason.need - reason.have):.0f}s left"
-        case (
-            "first_kernel" | "dependency" | "mps_user" | "busy" | "exclusive" | "drained" | "fault"
-        ):
+        case "first_kernel" | "mps_user" | "busy" | "exclusive" | "drained" | "fault":
             return f"{name}: {where}{reason.detail}".rstrip(": ")
+        case "dependency":
+            return f"{name}: {_few(reason.detail)}"
         case "begin":
             return f"{name}: {_clock(reason.need)}"
     return f"{name}: {gpu}" if gpu else name
@@ -47,7 +49,15 @@ def duration(seconds: float) -> str:
 
 
 def _clock(at: float) -> str:
-    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M} UTC"
+    """The server's own time, which is that of its users."""
+    return f"{datetime.fromtimestamp(at).astimezone():%Y-%m-%d %H:%M %Z}"
+
+
+def _few(detail: str) -> str:
+    names = detail.split(", ")
+    if len(names) <= MOST_NAMED:
+        return detail
+    return f"{', '.join(names[:MOST_NAMED])} and {len(names) - MOST_NAMED} more"
 
 
 def _generic(reason: Reason) -> str:
@@ -99,7 +109,7 @@ def _stale(reason: Reason) -> str:
 
 
 def _begin(reason: Reason) -> str:
-    return f"starts at {_clock(reason.need)} at the earliest"
+    return f"it may not start before {_clock(reason.need)}"
 
 
 PHRASES: dict[str, Callable[[Reason], str]] = {
@@ -123,9 +133,9 @@ PHRASES: dict[str, Callable[[Reason], str]] = {
     "min_free": _min_free,
     "risk": _risk,
     # of the job
-    "held": lambda r: "is held",
+    "held": lambda r: "it is held",
     "begin": _begin,
-    "dependency": lambda r: f"waits for {r.detail} to end",
+    "dependency": lambda r: f"{_few(r.detail)} must end first",
     "array_limit": lambda r: f"{r.have:.0f} tasks of its array run, the most it wants at once",
     "quota": lambda r: f"{r.detail} holds {r.have:.0f} GPUs of {r.need:.0f} allowed",
     "policy_failed": lambda r: f"the placement policy failed: {r.detail}",

@@ -121,7 +121,7 @@ class Jobs:
             ],
             "gpus_wanted": job.spec.gpus,
             "submitted_at": stamp(job.submitted_at),
-            "started_at": iso(job.started_at),
+            "started_at": iso(_started_at(job)),
             "elapsed_s": elapsed_s(job, self._scene.now),
             "memory": self._memory(job),
         }
@@ -133,7 +133,7 @@ class Jobs:
         out["reason"] = self._reason(job)
         out["ended_at"] = iso(job.ended_at)
         out["time_limit_s"] = spec.time_limit_s
-        out["wait_s"] = _seconds((job.started_at or job.ended_at or now) - job.submitted_at)
+        out["wait_s"] = _seconds((_started_at(job) or job.ended_at or now) - job.submitted_at)
         out["mode"] = job.mode.value if job.mode else None
         out["attempt"] = job.attempt
         out["recovering"] = job.retry is not None and not job.ended
@@ -144,6 +144,8 @@ class Jobs:
         out["nice"] = spec.nice
         out["exit"] = exit_out(job.exit) if job.exit else None
         out["failures"] = [exit_out(exit) for exit in job.failures]
+        out["retry"] = job.retry.why if job.retry and not (job.gpus or job.ended) else None
+        out["advice"] = _advice(job)
         out["notes"] = list(job.notes)
         out["argv"] = list(spec.argv)
         out["cwd"] = spec.cwd
@@ -200,9 +202,24 @@ class Jobs:
 
 def elapsed_s(job: Job, now: float) -> float:
     """How long the current or last attempt has run."""
-    if job.started_at is None or not (job.holds_gpus or job.ended):
-        return 0.0
-    return _seconds((job.ended_at or now) - job.started_at)
+    started_at = _started_at(job)
+    return 0.0 if started_at is None else _seconds((job.ended_at or now) - started_at)
+
+
+def _started_at(job: Job) -> float | None:
+    """None also while it waits for another attempt: then it has no GPUs."""
+    return job.started_at if job.gpus else None
+
+
+def _advice(job: Job) -> str | None:
+    """What may help a job that no retry could: it ran out of memory with nobody beside it."""
+    if job.state is not JobState.OUT_OF_MEMORY or job.shared or (job.exit and job.exit.neighbours):
+        return None
+    its = "its GPU" if len(job.gpus) == 1 else "its GPUs"
+    return (
+        f"it had {its} to itself and needs more memory than there is:"
+        " try a smaller batch, a larger GPU, or more GPUs (--gpus)"
+    )
 
 
 def exit_out(exit: Exit) -> ExitOut:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+
+from carmad.api.times import moment
 
 MAX_TASKS = 10_000
 YEARS_S = 10 * 365 * 86_400.0
 
 
 def _aware(text: str) -> str:
-    if datetime.fromisoformat(text).tzinfo is None:
-        raise ValueError("the time needs a zone, such as a final Z")
+    moment(text)
     return text
 
 

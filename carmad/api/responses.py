@@ -81,6 +81,8 @@ class JobOut(TypedDict):
     nice: NotRequired[int]
     exit: NotRequired[ExitOut | None]
     failures: NotRequired[list[ExitOut]]
+    retry: NotRequired[str | None]
+    advice: NotRequired[str | None]
     notes: NotRequired[list[str]]
     argv: NotRequired[list[str]]
     cwd: NotRequired[str]
@@ -343,10 +345,12 @@ class EstimateOut(TypedDict):
 class FitOut(TypedDict):
     gpu: int
     free_mib: int
-    fits: bool
+    fits: bool | None
 
 
 class EstimatesOut(TypedDict):
     schema: int
     estimates: list[EstimateOut]
     fits: list[FitOut]
+    verdicts: list[VerdictOut]
+    reasons: list[ReasonOut]

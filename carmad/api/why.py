@@ -18,7 +18,7 @@ from carmad.api.render import (
     reason_out,
     verdicts_out,
 )
-from carmad.api.responses import SCHEMA, JobRefOut, WhyOut
+from carmad.api.responses import SCHEMA, JobOut, JobRefOut, WhyOut
 from carmad.api.times import iso
 from carmad.core.decision import Decision, Reason, Verdict
 from carmad.core.types import Job, JobId, JobState
@@ -48,7 +48,7 @@ def why_out(job: Job, scene: Scene, past: Sequence[Decision], jobs: Jobs) -> Why
         "decided_at": iso(now.at) if now else None,
         "verdicts": verdicts_out(now.placement, scene.gpus) if now else [],
         "reasons": [reason_out(reason) for reason in reasons],
-        "remedies": _remedies(job, scene, reasons, now, behind) if waits else [],
+        "remedies": _remedies(job, scene, reasons, now, behind) if waits else _advice(out),
         "chosen": list(now.placement.gpus) if now else [],
         "past": [decision_out(decision, scene.gpus) for decision in _earlier(past, now)],
     }
@@ -110,6 +110,11 @@ def _remedies(
     for verdict in decision.placement.verdicts if decision else ():
         found += _gpu_remedies(job, verdict, scene)
     return list(dict.fromkeys(found))[:8]
+
+
+def _advice(job: JobOut) -> list[str]:
+    advice = job.get("advice")
+    return [advice] if advice else []
 
 
 def _job_remedy(job: Job, reason: Reason) -> str | None:

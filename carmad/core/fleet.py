@@ -46,6 +46,11 @@ class Fleet:
         window = self._windows.get(gpu)
         return window.last.processes if window and window.last else ()
 
+    def usable(self) -> set[GpuId]:
+        """Those that are neither drained nor at fault."""
+        faulty = {gpu for gpu, window in self._windows.items() if window.last and window.last.fault}
+        return self.gpus.keys() - self.drains.keys() - faulty
+
     def view(self, gpu: GpuId, residents: tuple[Job, ...], now: float) -> GpuView:
         window = self._windows[gpu]
         fresh = settling(gpu, residents, window.since, now, self._settings.monitor)

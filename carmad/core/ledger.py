@@ -19,11 +19,12 @@ class Ledger:
         self.holders: dict[JobId, Job] = {}  # those that hold GPUs
         self.ended: dict[JobId, JobState] = {}  # the most recent ones
         self._line: list[tuple[bool, int, float, int]] = []  # the queued jobs' places, in order
+        self._followers: dict[JobId, dict[JobId, None]] = {}  # who waits for a job, in id order
         self._changed: list[Job] = []
 
     def load(self, jobs: Iterable[Job], ended: Iterable[tuple[JobId, JobState]]) -> None:
         """Begin anew with these."""
-        for index in (self.jobs, self.holders, self.ended, self._line):
+        for index in (self.jobs, self.holders, self.ended, self._line, self._followers):
             index.clear()
         self.ended.update(ended)
         for job in jobs:
@@ -33,7 +34,10 @@ class Ledger:
     def put(self, job: Job) -> None:
         """Make `job` the current version."""
         old = self.jobs.get(job.id)
-        if old and old.state is JobState.QUEUED:
+        if old is None:
+            for after in job.spec.after:
+                self._followers.setdefault(after.job, {})[job.id] = None
+        elif old.state is JobState.QUEUED:
             del self._line[bisect_left(self._line, place_in_line(old))]
         self._changed.append(job)
         if job.holds_gpus:
@@ -60,8 +64,16 @@ class Ledger:
     def residents(self, gpu: GpuId) -> tuple[Job, ...]:
         return tuple(job for job in self.holders.values() if gpu in job.gpus)
 
+    def waiting_for(self, job: JobId) -> tuple[Job, ...]:
+        """Those that are to start after `job`."""
+        return tuple(self.jobs[id] for id in self._followers.get(job, ()))
+
     def _end(self, job: Job) -> None:
         self.jobs.pop(job.id, None)
+        for before in {after.job for after in job.spec.after}:
+            del self._followers[before][job.id]
+            if not self._followers[before]:
+                del self._followers[before]
         self.ended[job.id] = job.state
         while len(self.ended) > ENDED_REMEMBERED:
             del self.ended[next(iter(self.ended))]

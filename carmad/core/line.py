@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 from carmad.core.decision import Reason
 from carmad.core.types import AfterKind, Job, JobId, JobState
+
+FEW = 8  # of the jobs that one waits for, so many are named
 
 
 def place_in_line(job: Job) -> tuple[bool, int, float, int]:
@@ -46,8 +49,9 @@ def barrier(
         return Reason("held")
     if spec.begin_at is not None and now < spec.begin_at:
         return Reason("begin", spec.begin_at, now, "s")
-    if spec.after and (before := [f"job {a.job}" for a in spec.after if a.job in live]):
-        return Reason("dependency", detail=", ".join(before))
+    # Every queued job comes by here at every tick, and most wait for none.
+    if spec.after and (before := _named(a.job for a in spec.after if a.job in live)):
+        return Reason("dependency", detail=before)
     if spec.array and spec.array.limit is not None:
         active = held.tasks[spec.array.array]
         if active >= spec.array.limit:
@@ -55,6 +59,12 @@ def barrier(
     if gpus_per_user is not None and held.gpus[spec.user] + spec.gpus > gpus_per_user:
         return Reason("quota", gpus_per_user, held.gpus[spec.user], "GPUs", spec.user)
     return None
+
+
+def _named(jobs: Iterable[JobId]) -> str:
+    """The first few of them: they may be a whole array."""
+    names = [f"job {job}" for job in islice(jobs, FEW + 1)]
+    return ", ".join(names if len(names) <= FEW else [*names[:FEW], "…"])
 
 
 def never_satisfied(job: Job, ended: Mapping[JobId, JobState]) -> JobId | None:
@@ -66,10 +76,3 @@ def never_satisfied(job: Job, ended: Mapping[JobId, JobState]) -> JobId | None:
         if (state is JobState.SUCCEEDED) != (after.kind is AfterKind.OK):
             return after.job
     return None
-
-
-def waiting_for(jobs: Iterable[Job], ended: JobId) -> tuple[Job, ...]:
-    """The jobs that wait for `ended`."""
-    return tuple(
-        job for job in jobs if job.spec.after and any(a.job == ended for a in job.spec.after)
-    )

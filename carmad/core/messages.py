@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from carmad.core.decision import Decision
-from carmad.core.types import Estimate, Exit, Gpu, GpuId, GpuSample, Job, JobId, JobSpec
+from carmad.core.types import Estimate, Exit, Gpu, GpuId, GpuSample, Job, JobId, JobSpec, JobState
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +145,19 @@ class Stop:
 
 
 Action = EstimateMemory | Launch | Signal | Stop
+
+
+def owed(job: Job) -> Action | None:
+    """The action a job's state calls for. Performing it twice must be harmless."""
+    match job.state:
+        case JobState.PENDING:
+            return EstimateMemory(job)
+        case JobState.STARTING:
+            return Launch(job)
+        case JobState.STOPPING:
+            return Stop(job)
+        case _:
+            return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,8 @@ class Policy(Protocol):
 
 
 class Estimator(Protocol):
-    """Predicts a job's peak memory per GPU. May be slow and may fail: runs in a child process."""
+    """Predicts a job's peak memory per GPU. May take seconds and may fail; keeps no job waiting
+    for long: without an answer, the job is placed without an estimate."""
 
     @property
     def name(self) -> str: ...

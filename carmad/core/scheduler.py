@@ -6,17 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from carmad.config import Settings
-from carmad.core.admission import mode, refusals
-from carmad.core.decision import Decision, Placement, Reason, refuse
+from carmad.core.decision import Decision, Reason
 from carmad.core.fleet import Fleet
-from carmad.core.gpuview import GpuView
 from carmad.core.ledger import Ledger
-from carmad.core.line import (
-    Held,
-    barrier,
-    never_satisfied,
-    waiting_for,
-)
+from carmad.core.line import never_satisfied
 from carmad.core.messages import (
     Action,
     CancelRequested,
@@ -36,20 +29,13 @@ from carmad.core.messages import (
     Step,
     Stop,
     Submitted,
+    owed,
 )
+from carmad.core.placing import Placer
 from carmad.core.ports import Policy, Recovery
+from carmad.core.sound import is_retry
 from carmad.core.states import advance
-from carmad.core.types import (
-    Cause,
-    Exit,
-    Gpu,
-    GpuId,
-    Job,
-    JobId,
-    JobState,
-    Retry,
-    Usage,
-)
+from carmad.core.types import Cause, Exit, Gpu, GpuId, Job, JobId, JobState, Retry, Usage
 from carmad.core.view import View
 
 USAGE_SAVED_EVERY_S = 60.0
@@ -60,10 +46,9 @@ class Scheduler:
         self.settings = settings
         self.policy = policy
         self.recovery = recovery
-        self.decisions: dict[JobId, Decision] = {}
-        self.last_placed: GpuId | None = None
         self._ledger = Ledger()
         self._fleet = Fleet(settings)
+        self._placer = Placer(settings, policy, self._ledger, self._fleet)
         self._usage_saved_at = 0.0
         self._begin()
 
@@ -81,12 +66,12 @@ class Scheduler:
         now = events[-1].at
         self._expire(now)
         if not all(isinstance(event, Submitted) for event in events):
-            self._plan(now)
+            self._actions += map(Launch, self._placer.plan(now))
         self.check()
         return Step(
             events,
             self._ledger.changes(),
-            tuple(self._decided),
+            self._placer.news(),
             tuple(self._actions),
             tuple(self.drains.values()) if self._drained else None,
         )
@@ -101,7 +86,7 @@ class Scheduler:
         self._ledger.load(jobs, ended)
         self._fleet.drains.clear()
         self._fleet.drains.update((drain.gpu, drain) for drain in drains)
-        self.decisions.clear()
+        self._placer.decisions.clear()
         return tuple(action for job in self.jobs.values() if (action := owed(job)))
 
     # -- what others may look at
@@ -132,19 +117,17 @@ class Scheduler:
     def line(self) -> list[Job]:
         return self._ledger.line()
 
+    @property
+    def decisions(self) -> Mapping[JobId, Decision]:
+        """The latest on each job that was judged and has not ended."""
+        return self._placer.decisions
+
     def view(self, now: float) -> View:
-        holders = tuple(self._ledger.holders.values())
-        held, quota = Held.by(holders), self.settings.limits.gpus_per_user
-        ready = tuple(
-            job for job in self.line() if barrier(job, now, self.jobs, held, quota) is None
-        )
-        gpus = tuple(self._gpu_view(gpu, now) for gpu in self.gpus)
-        return View(now, gpus, ready, holders, self.settings, self.last_placed)
+        return self._placer.view(now)
 
     def barrier(self, job: Job, now: float) -> Reason | None:
         """What keeps a queued job out of the policy's sight, if anything does."""
-        held = Held.by(self._ledger.holders.values())
-        return barrier(job, now, self.jobs, held, self.settings.limits.gpus_per_user)
+        return self._placer.barrier(job, now)
 
     def check(self) -> None:
         """Assert what must hold after every step."""
@@ -190,7 +173,9 @@ class Scheduler:
         for id, spec in enumerate(event.specs, event.first):
             job = Job(JobId(id), spec, JobState.PENDING, event.at, held=event.held)
             self._put(job)
-            if not self._cancel_unsatisfiable(job, event.at):
+            if why := _in_vain(job, self.ended):
+                self._end(job, JobState.CANCELLED, why, event.at)
+            else:
                 self._actions.append(EstimateMemory(job))
 
     def _on_estimated(self, event: Estimated) -> None:
@@ -316,92 +301,6 @@ class Scheduler:
         if job and note not in job.notes:
             self._put(replace(job, notes=(*job.notes, note)))
 
-    # -- placing
-
-    def _plan(self, now: float) -> None:
-        while self._plan_once(now):
-            pass
-
-    def _plan_once(self, now: float) -> bool:
-        """Place as planned. True: a job started whose quota or array is exhausted by that, and
-        what follows in the plan counted on others that now may not start."""
-        view = self.view(now)
-        if not view.queue:
-            return False
-        waiting: list[JobId] = []  # judged, and passed over by those that start below
-        for placement in self._planned(view):
-            job = view.queued(placement.job)
-            if job is None:
-                continue
-            if placement.gpus and self.barrier(job, now):
-                return True
-            checked = self._checked(job, placement, view)
-            self._decide(Decision(now, self.policy.name, checked))
-            if not checked.gpus:
-                waiting.append(job.id)
-                continue
-            for id in waiting:
-                passed = self.jobs[id]
-                self._put(replace(passed, overtaken=passed.overtaken + 1))
-            self._start(job, checked.gpus, view)
-            view = view.with_placement(job, checked.gpus)
-        return False
-
-    def _planned(self, view: View) -> tuple[Placement, ...]:
-        """The policy's plan; a policy that fails is reported on the job that waits for it."""
-        try:
-            plan = tuple(self.policy.plan(view))
-            if all(isinstance(placement, Placement) for placement in plan):
-                return plan
-            problem = f"it answered {plan!r:.200}"
-        except Exception as error:  # noqa: BLE001 - foreign code
-            problem = f"it raised {error!r:.200}"
-        return (Placement(view.queue[0].id, reasons=(Reason("policy_failed", detail=problem),)),)
-
-    def _checked(self, job: Job, placement: Placement, view: View) -> Placement:
-        """The placement, or a wait that says which hard rule its GPUs would have broken."""
-        if not placement.gpus:
-            return placement
-        known = {gpu.id: gpu for gpu in view.gpus}
-        chosen = tuple(dict.fromkeys(placement.gpus))
-        if len(chosen) != job.spec.gpus or not all(gpu in known for gpu in chosen):
-            answer = ", ".join(map(str, placement.gpus))
-            return refuse(placement, Reason("policy_failed", detail=f"it chose {answer:.200}"))
-        for gpu in chosen:
-            if broken := refusals(job, known[gpu], view.now, self.settings):
-                return refuse(placement, broken[0])
-        return placement
-
-    def _start(self, job: Job, gpus: tuple[GpuId, ...], view: View) -> None:
-        started = advance(
-            self.jobs[job.id],
-            JobState.STARTING,
-            gpus=gpus,
-            mode=mode(job, [view.gpu(gpu) for gpu in gpus], self.settings),
-            attempt=job.attempt + 1,
-            notes=(),
-            started_at=view.now,
-            kernels=(),
-            shared=any(view.gpu(gpu).residents for gpu in gpus),
-            warned=False,
-        )
-        for gpu in gpus:
-            for resident in self._ledger.residents(gpu):
-                if not resident.shared:
-                    self._put(replace(resident, shared=True))
-        self.last_placed = gpus[-1]
-        self._put(started)
-        self._actions.append(Launch(started))
-
-    def _decide(self, new: Decision) -> None:
-        old = self.decisions.get(new.placement.job)
-        self.decisions[new.placement.job] = new
-        if old is None or not old.same_story(new):
-            self._decided.append(new)
-
-    def _gpu_view(self, gpu: GpuId, now: float) -> GpuView:
-        return self._fleet.view(gpu, self._ledger.residents(gpu), now)
-
     # -- endings
 
     def _explained(self, job: Job, exit: Exit) -> Exit:
@@ -418,8 +317,8 @@ class Scheduler:
 
     def _shared_with_outsiders(self, job: Job) -> Job:
         floor = self.settings.monitor.outsider_mib
-        views = [self._gpu_view(gpu, 0.0) for gpu in job.gpus if gpu in self.gpus]
-        return replace(job, shared=job.shared or any(v.outsider_mib > floor for v in views))
+        gpus = [gpu for gpu in self.view(0.0).gpus if gpu.id in job.gpus]
+        return replace(job, shared=job.shared or any(gpu.outsider_mib > floor for gpu in gpus))
 
     def _recover(self, job: Job, exit: Exit) -> Retry | None:
         ooms = sum(1 for failure in job.failures if failure.cause is Cause.GPU_OOM)
@@ -427,9 +326,14 @@ class Scheduler:
             return None
         try:
             retry = self.recovery.decide(job, exit)
+            problem = "" if retry is None or is_retry(retry) else f"it answered {retry!r:.200}"
         except Exception as error:  # noqa: BLE001 - foreign code
-            return Retry(f"recovery failed, retried alone: {error!r:.200}", exclusive=True)
-        return retry if isinstance(retry, Retry) else None
+            problem = f"it raised {error!r:.200}"
+        if problem:
+            return Retry(f"the recovery failed, tried next alone: {problem}", exclusive=True)
+        if retry and len(self._fleet.usable() - set(retry.avoid)) < job.spec.gpus:
+            return replace(retry, avoid=(), exclusive=True)  # there is no elsewhere
+        return retry
 
     def _requeue(self, job: Job, exit: Exit, retry: Retry | None) -> None:
         self._put(
@@ -450,46 +354,37 @@ class Scheduler:
         self._actions.append(Stop(stopping))
 
     def _end(self, job: Job, state: JobState, exit: Exit, now: float) -> None:
+        """And cancel the jobs that wait for it in vain, and those that wait for these."""
         self._put(advance(self._fleet.with_usage(job), state, exit=exit, ended_at=now))
-        for waiting in waiting_for(tuple(self.jobs.values()), job.id):
-            self._cancel_unsatisfiable(waiting, now)
-
-    def _cancel_unsatisfiable(self, job: Job, now: float) -> bool:
-        """End a job that waits for one that ended the wrong way."""
-        culprit = never_satisfied(job, self.ended)
-        if culprit is None or job.holds_gpus:
-            return False
-        why = Exit(Cause.DEPENDENCY, evidence=f"job {culprit} ended as {self.ended[culprit]}")
-        self._end(job, JobState.CANCELLED, why, now)
-        return True
+        ends = [(job.id, state)]
+        for id, how in ends:  # it grows: a chain of jobs may be longer than our stack is deep
+            for waiting in self._ledger.waiting_for(id):
+                if why := _in_vain(waiting, {id: how}):
+                    self._put(advance(waiting, JobState.CANCELLED, exit=why, ended_at=now))
+                    ends.append((waiting.id, JobState.CANCELLED))
 
     # -- bookkeeping
 
     def _begin(self) -> None:
         """Forget what the last step changed."""
         self._ledger.changes()
-        self._decided: list[Decision] = []
+        self._placer.news()
         self._actions: list[Action] = []
         self._drained = False
 
     def _put(self, job: Job) -> None:
         self._ledger.put(job)
         if job.ended:
-            self.decisions.pop(job.id, None)
+            self._placer.decisions.pop(job.id, None)
             self._fleet.usage.pop(job.id, None)
 
 
-def owed(job: Job) -> Action | None:
-    """The action a job's state calls for. Performing it twice must be harmless."""
-    match job.state:
-        case JobState.PENDING:
-            return EstimateMemory(job)
-        case JobState.STARTING:
-            return Launch(job)
-        case JobState.STOPPING:
-            return Stop(job)
-        case _:
-            return None
+def _in_vain(job: Job, ended: Mapping[JobId, JobState]) -> Exit | None:
+    """What to say of a job that waits for one that ended the wrong way."""
+    culprit = never_satisfied(job, ended)
+    if culprit is None or job.holds_gpus:
+        return None
+    return Exit(Cause.DEPENDENCY, evidence=f"job {culprit} ended as {ended[culprit]}")
 
 
 def _lost_before(job: Job) -> bool:

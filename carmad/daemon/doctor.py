@@ -16,6 +16,8 @@ from pathlib import Path
 from carmad.api.phrases import gib
 from carmad.api.render import Scene, gpu_state
 from carmad.config import Settings
+from carmad.core.types import Mode
+from carmad.gpu.mps import Mps, ServerState
 from carmad.gpu.source import Capabilities
 
 MIB = 1 << 20
@@ -54,13 +56,14 @@ def checks(
     capabilities: Capabilities,
     state_dir: Path,
     systemd: bool,
+    mps: Mps | None,
 ) -> list[Check]:
     """Slow: reads files and starts a process."""
     return [
         _identity(),
         *_telemetry(capabilities),
         *_gpus(scene),
-        *_mps(settings),
+        *_mps(settings, scene, mps),
         *_state(state_dir),
         _systemd(systemd),
         _unit(),
@@ -78,7 +81,7 @@ def _identity() -> Check:
         "identity",
         None,
         f"runs as uid {uid}: only that user may submit jobs",
-        "For a server that several people share, run carmad as root (carma install).",
+        "For a server that several people share, run carmad as root: carma daemon install.",
     )
 
 
@@ -109,8 +112,8 @@ def _gpus(scene: Scene) -> Iterator[Check]:
                 yield Check(name, True, f"{gpu.gpu.name}, {gib(gpu.gpu.memory_mib)}")
 
 
-def _mps(settings: Settings) -> Iterator[Check]:
-    if not settings.collocation.mps:
+def _mps(settings: Settings, scene: Scene, mps: Mps | None) -> Iterator[Check]:
+    if mps is None:
         yield Check("mps", True, "off: jobs that share a GPU take turns on it")
         return
     if shutil.which("nvidia-cuda-mps-control") is None:
@@ -121,6 +124,13 @@ def _mps(settings: Settings) -> Iterator[Check]:
         yield Check("mps", None, detail)
     else:
         yield Check("mps", True, "on: only jobs of one user share a GPU at a time")
+    for gpu in scene.view.gpus:
+        name = f"mps on gpu {gpu.gpu.index}"
+        if any(job.mode is Mode.MPS for job in gpu.residents) and not mps.healthy(gpu.id):
+            yield Check(name, False, "its control daemon does not answer", f"See {mps.log(gpu.id)}")
+        elif mps.server_state(gpu.id) is ServerState.FAULT:
+            detail = "a job's fault: new jobs start without MPS until those it hit have ended"
+            yield Check(name, False, detail, f"See {mps.log(gpu.id)}/server.log")
 
 
 def _state(state_dir: Path) -> Iterator[Check]:
@@ -162,7 +172,7 @@ def _unit() -> Check:
         "unit",
         None,
         "carmad.service is not installed: carmad does not come back after a reboot",
-        "The unit files are in share/carma/systemd of CARMA's installation.",
+        "Install it as root: carma daemon install.",
     )
 
 

@@ -12,7 +12,7 @@ from carmad.core.scheduler import Scheduler
 from carmad.daemon.inbox import Delivery, Inbox, Question
 from carmad.errors import CarmaError
 from carmad.loop import turn
-from carmad.store.sql import SqlStore
+from carmad.store.sql import SqlStore, StoreFull
 
 log = logging.getLogger(__name__)
 
@@ -60,8 +60,13 @@ class Engine:
 
     def _handle(self, batch: list[Delivery]) -> None:
         """One step for the whole batch; if that fails, one each, to find who is to blame."""
+        self._alive()
         try:
             self._turn(batch)
+        except StoreFull as error:  # nobody is to blame, and each try costs a reload
+            self._reload()
+            for delivery in batch:
+                self._failed(delivery, error)
         except Exception as error:
             if not isinstance(error, CarmaError):
                 log.exception("a batch of %d deliveries failed", len(batch))

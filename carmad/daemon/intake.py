@@ -94,12 +94,13 @@ def warnings(body: SubmitIn, now: float) -> list[str]:
     return found
 
 
-def judged(core: Scheduler, spec: JobSpec, now: float) -> tuple[Placement, bool]:
+def judged(
+    core: Scheduler, spec: JobSpec, estimate: Estimate | None, now: float
+) -> tuple[Placement, bool]:
     """What would be decided if the job stood in line now, and whether it would start at once.
 
     Runs in the core's thread, and changes nothing there.
     """
-    estimate = Estimate(spec.memory_mib, "declared", firm=True) if spec.memory_mib else None
     job = Job(JobId(0), spec, JobState.QUEUED, now, estimate=estimate)
     if reason := core.barrier(job, now):
         return Placement(job.id, reasons=(reason,)), False

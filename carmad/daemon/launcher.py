@@ -23,8 +23,15 @@ UMASK = 0o022
 ATTEMPT_VARIABLE = "CARMA_ATTEMPT_DIR"  # in the job's environment: tells whose process it is
 
 
+# A fork bomb is enough for the last four, and is no fault of the job that is to start.
+NO_ROOM = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
+)
+
+
 class NoRoom(CarmaError):
-    """The disk is full. Nothing was started, and the same launch may be tried again."""
+    """The disk is full, or memory, processes or open files have run out. Nothing was started, and
+    the same launch may be tried again."""
 
 
 def attempt_dir(state_dir: Path, job: JobId, attempt: int) -> Path:
@@ -78,12 +85,12 @@ class Launcher:
             else:
                 self._run_child(directory)
         except (OSError, subprocess.TimeoutExpired) as error:
-            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-                hint = f"make room on the file system of {self._state_dir}"
-                raise NoRoom(f"cannot write {directory}: {error.strerror}", hint) from error
-            # It may still come up: then it finds this, and ends without starting the job.
+            if isinstance(error, OSError) and error.errno in NO_ROOM:
+                hint = f"look for room on {self._state_dir}, in memory and among processes"
+                raise NoRoom(f"cannot start a supervisor: {error.strerror}", hint) from error
+            # It may be up, or still come up: then it is not to start the job, or to end it.
             with contextlib.suppress(OSError):
-                _write(directory / supervisor.STOP, b"")
+                self.stop(job, 0)
             raise CarmaError(
                 f"cannot start the job's supervisor: {error}",
                 "the server may be out of memory, processes or disk; submit the job again",

@@ -59,12 +59,19 @@ def _select(call: Call, selection: Selection, scene: Scene, ended: bool) -> list
     if selection.all:
         found |= {job.id: job for job in scene.live.values() if job.spec.uid == peer.uid}
     if selection.last:
-        for job in store.history(user=peer.user, limit=1):
+        for job in _newest(store, peer.user):
             found[job.id] = scene.live.get(job.id, job)
     if ended:
         for job in _stored(store, selection):
             found.setdefault(job.id, job)
     return sorted(found.values(), key=lambda job: job.id)
+
+
+def _newest(store: SqlStore, user: str) -> list[Job]:
+    """The job that a user submitted last, or all the tasks of that array."""
+    newest = store.history(user=user, limit=1)
+    array = newest[0].spec.array if newest else None
+    return store.history(array=array.array, limit=MAX_IDS) if array else newest
 
 
 def _stored(store: SqlStore, selection: Selection) -> Iterable[Job]:

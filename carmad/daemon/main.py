@@ -86,7 +86,7 @@ def run(options: argparse.Namespace) -> None:
             monitor.capabilities,
             lambda spec: [_guess(estimator, spec)],
             lambda scene: doctor.checks(
-                settings, scene, monitor.capabilities(), state_dir, own_units
+                settings, scene, monitor.capabilities(), state_dir, own_units, mps
             ),
             config_path=str(config) if config else None,
             config_toml=configfile.dump(settings),
@@ -96,12 +96,7 @@ def run(options: argparse.Namespace) -> None:
         engine = Engine(inbox, scheduler, store, world, committed, _watchdog())
 
         engine.restore()
-        for ended in launcher.launched() & scheduler.ended.keys():
-            world.release(ended)
-        for job in scheduler.jobs.values():
-            if job.holds_gpus:
-                world.adopt(job)
-        world.shepherd.start()
+        _take_over(scheduler, launcher, world)
         stack.callback(world.close)
         monitor.start()
         stack.callback(monitor.stop)
@@ -124,6 +119,16 @@ def run(options: argparse.Namespace) -> None:
         engine.run()
         systemd.notify("STOPPING=1")
         log.info("stopping; running jobs go on")
+
+
+def _take_over(scheduler: Scheduler, launcher: Launcher, world: DaemonWorld) -> None:
+    """What an earlier daemon left: attempts that still run, and records of those that ended."""
+    for ended in launcher.launched() & scheduler.ended.keys():
+        world.release(ended)
+    for job in scheduler.jobs.values():
+        if job.holds_gpus:
+            world.adopt(job)
+    world.shepherd.start()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -181,8 +186,11 @@ def _mps(settings: Settings, state_dir: Path, own_units: bool) -> Mps | None:
 
 def _guess(estimator: Estimator, spec: JobSpec) -> Guess:
     begun = time.perf_counter()
-    estimate = estimator.estimate(spec)
-    note = "" if estimate else "no --gpu-mem was given"
+    try:
+        estimate = estimator.estimate(spec)
+        note = "" if estimate else "no --gpu-mem was given"
+    except Exception as error:  # noqa: BLE001 - foreign code
+        estimate, note = None, f"it failed: {error!r:.200}"
     return Guess(estimator.name, estimate, time.perf_counter() - begun, note)
 
 

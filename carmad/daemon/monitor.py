@@ -41,6 +41,7 @@ class Monitor:
         self._recorded = recorded
         self._lock = threading.Lock()
         self._gpus: tuple[Gpu, ...] = ()
+        self._capabilities = source.capabilities()
         self._pids: dict[JobId, set[int]] = {}  # every process that a job was seen to use
         self._on_full: frozenset[JobId] = frozenset()
         self._stopped = threading.Event()
@@ -60,8 +61,8 @@ class Monitor:
             self._source.close()
 
     def capabilities(self) -> Capabilities:
-        with self._lock:
-            return self._source.capabilities()
+        """As of the last reading: whoever asks does not wait for a driver that hangs."""
+        return self._capabilities
 
     def memory_gone(self, job: Job) -> bool:
         """Has the driver let go of all that `job`'s processes held?"""
@@ -104,6 +105,7 @@ class Monitor:
         with self._lock:
             readings = self._source.sample(now)
             news = self._source.health()
+            self._capabilities = self._source.capabilities()
         samples = tuple(self._named(reading) for reading in readings)
         self._on_full = frozenset(
             process.job

@@ -1,4 +1,5 @@
-"""Looks after MPS while jobs run: servers that have faulted, jobs that slipped past theirs."""
+"""Looks after MPS while jobs run: daemons that are gone, servers that have faulted, jobs that
+slipped past theirs."""
 
 from __future__ import annotations
 
@@ -37,10 +38,14 @@ class MpsWatch:
         """One round over the GPUs that have a job under MPS."""
         jobs = self._inbox.ask(_seen_under_mps).result()
         for job in jobs:
-            clients = {self._owner(pid) for pid in self._mps.clients(job.gpus[0])}
+            gpu = job.gpus[0]
+            if not self._mps.healthy(gpu):
+                self._notice(job, "its GPU's MPS daemon does not answer")
+                continue
+            clients = {self._owner(pid) for pid in self._mps.clients(gpu)}
             if job.id not in clients:
                 self._notice(job, "runs outside MPS: it takes turns with its neighbours")
-            if (state := self._mps.server_state(job.gpus[0])) is ServerState.FAULT:
+            if (state := self._mps.server_state(gpu)) is ServerState.FAULT:
                 self._notice(job, f"its GPU's MPS server is in state {state}: a neighbour crashed")
 
     def _run(self) -> None:

@@ -36,6 +36,7 @@ MAX_BODY = 8 << 20
 MAX_DISCARDED = 64 << 20  # read on and thrown away, so that the client gets to read our answer
 BODY_WITHIN_S = 30.0
 HEAD_WITHIN_S = 30.0  # also how long a connection may idle between two requests
+READ_WITHIN_S = 30.0  # how long an answer may wait in our memory to be read
 MAX_HEAD = 64 << 10
 CONNECTIONS_PER_USER = 256
 START_WITHIN_S = 10.0
@@ -160,11 +161,13 @@ def _replay(body: bytes, receive: Receive) -> Callable[[], Awaitable[Message]]:
 
 
 class PeerProtocol(HttpToolsProtocol):
-    """uvicorn's, which also knows its peer, and drops those that connect but do not ask."""
+    """uvicorn's, which also knows its peer, and drops those that connect but do not ask, that ask
+    but do not read, and that ask again before they are answered."""
 
     connections_of: ClassVar[Counter[int]] = Counter()
     credentials: Credentials | None = None
     _head_bytes = 0
+    _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -183,10 +186,13 @@ class PeerProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
+        self._is_read()
         if self.credentials is not None:
             self.connections_of[self.credentials.uid] -= 1
 
     def on_message_begin(self) -> None:
+        if not self._idle():
+            raise ValueError("a request before the answer to the last")  # uvicorn answers 400
         super().on_message_begin()
         self.scope["state"]["credentials"] = self.credentials
 
@@ -200,6 +206,19 @@ class PeerProtocol(HttpToolsProtocol):
         if self._head_bytes > MAX_HEAD:
             self.transport.close()
         self._expect_head()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread = self.loop.call_later(READ_WITHIN_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._is_read()
+
+    def _is_read(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     def _idle(self) -> bool:
         return self.cycle is None or self.cycle.response_complete

@@ -7,6 +7,7 @@ a killed supervisor left running.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -28,6 +29,9 @@ from carmad.daemon.process_tree import process_stat
 START_WITHIN_S = 10.0  # a supervisor that has not begun by then never will
 CLEAR_WITHIN_S = 10.0  # how long a job's memory may take to leave its GPUs
 PAUSE_S = 0.05
+
+# These tell of our own distress, and nothing of the file or process that was asked for.
+SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 log = logging.getLogger(__name__)
 
@@ -144,13 +148,23 @@ class Shepherd:
             self._attempts.setdefault(
                 (job.id, job.attempt), _Attempt(job, directory, time.monotonic())
             )
+        stumbled = False
         for attempt in list(self._attempts.values()):
-            if attempt.pidfd in ready:
-                self._lay_down(attempt)
-            if attempt.ended is None and attempt.pidfd is None:
-                self._look(attempt)
-            if attempt.ended is not None:
-                self._clear(attempt)
+            try:
+                self._tend(attempt, attempt.pidfd in ready)
+            except Exception:  # it is not to keep the others from being looked after
+                log.exception("the shepherd stumbled over job %d", attempt.job.id)
+                stumbled = True
+        if stumbled:
+            time.sleep(1.0)
+
+    def _tend(self, attempt: _Attempt, gone: bool) -> None:
+        if gone:
+            self._lay_down(attempt)
+        if attempt.ended is None and attempt.pidfd is None:
+            self._look(attempt)
+        if attempt.ended is not None:
+            self._clear(attempt)
 
     def _look(self, attempt: _Attempt) -> None:
         """Find the attempt's supervisor and hold on to it, or learn that it has ended."""
@@ -160,17 +174,12 @@ class Shepherd:
                 self._give_up(attempt)
             return
         attempt.started = started
-        pid = started["pid"]
-        with contextlib.suppress(OSError):
-            pidfd = os.pidfd_open(pid)
-            # Only now: the pid cannot change hands any more between this look and the next.
-            if _is_alive(started):
-                attempt.pidfd = pidfd
-                self._poller.register(pidfd, select.POLLIN)
-                self._supervisors[pid] = attempt.job.id
-                return
-            os.close(pidfd)
-        self._end(attempt, _read_end(attempt))
+        attempt.pidfd = _grasp(started)
+        if attempt.pidfd is None:
+            self._end(attempt, _read_end(attempt))
+        else:
+            self._poller.register(attempt.pidfd, select.POLLIN)
+            self._supervisors[started["pid"]] = attempt.job.id
 
     def _give_up(self, attempt: _Attempt) -> None:
         """Report that none began, unless one does this very moment."""
@@ -200,6 +209,24 @@ class Shepherd:
             return
         self._on_exit(attempt.job.id, attempt.job.attempt, attempt.ended)
         del self._attempts[attempt.job.id, attempt.job.attempt]
+
+
+def _grasp(started: dict[str, Any]) -> int | None:
+    """A pidfd of that supervisor; None when it is gone. Raises OSError when we cannot tell."""
+    try:
+        pidfd = os.pidfd_open(started["pid"])
+    except OSError as error:
+        if error.errno in SHORTAGES:
+            raise
+        return None
+    alive = False
+    try:
+        # Only now: the pid cannot change hands any more between this look and the next.
+        alive = _is_alive(started)
+    finally:
+        if not alive:
+            os.close(pidfd)
+    return pidfd if alive else None
 
 
 def _is_alive(started: dict[str, Any]) -> bool:
@@ -235,7 +262,11 @@ def _read_end(attempt: _Attempt) -> Ended:
 def _read_json(path: Path) -> dict[str, Any] | None:
     try:
         value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except OSError as error:
+        if error.errno in SHORTAGES:
+            raise
+        return None
+    except ValueError:
         return None
     return value if isinstance(value, dict) else None
 
@@ -251,20 +282,24 @@ def _read_tail(directory: Path) -> str:
 
 
 def _processes_of(directory: Path) -> Iterator[int]:
-    """Processes whose environment names this attempt, in whatever session they are by now."""
+    """Pidfds of the processes whose environment names this attempt, whatever their session is."""
     marker = f"\0{ATTEMPT_VARIABLE}={directory}\0".encode()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                if marker in b"\0" + (entry / "environ").read_bytes():
-                    yield int(entry.name)
+                pidfd = os.pidfd_open(int(entry.name))
+                try:
+                    if marker in b"\0" + (entry / "environ").read_bytes():
+                        yield pidfd
+                finally:
+                    os.close(pidfd)
 
 
 def _kill_leftovers(directory: Path) -> bool:
     """SIGKILL what an attempt without a supervisor left running. True if there was anything."""
     found = False
-    for pid in _processes_of(directory):
+    for pidfd in _processes_of(directory):
         found = True
         with contextlib.suppress(OSError):
-            os.kill(pid, signal.SIGKILL)
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     return found

@@ -218,6 +218,7 @@ def start_job(launch: Launch, cgroup: str | None) -> tuple[int, int]:
 
 def watch(tree: Tree, control: int, report: int, grace_s: float) -> bytes:
     """Serve the job until nothing of it is left. Returns what came over `report`."""
+    import json  # noqa: F401 - wanted at the end, and by then Python may have been upgraded
     import signal
 
     wake_in, wake_out = os.pipe()

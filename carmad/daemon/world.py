@@ -36,7 +36,8 @@ BEFORE_THE_KILL_S = 1.0  # an MPS client leaves its server this long before it i
 
 
 class DaemonWorld:
-    """Actions are queued to one thread, so that a stop never overtakes its own launch.
+    """Actions are queued to one thread, so that a stop never overtakes its own launch; estimates,
+    which may take long, to another.
 
     `extra_env` goes to every job (the directory of the emulated cards).
     """
@@ -58,6 +59,7 @@ class DaemonWorld:
         self._kill_grace_s = kill_grace_s
         self._extra_env = extra_env
         self._hands = ThreadPoolExecutor(1, thread_name_prefix="hands")
+        self._estimates = ThreadPoolExecutor(1, thread_name_prefix="estimates")
         self._postponed: dict[JobId, Job] = {}  # launches to be tried again; for the hands alone
         self.monitor: Monitor | None = None
         self.shepherd = Shepherd(
@@ -71,7 +73,7 @@ class DaemonWorld:
     def perform(self, action: Action) -> None:
         """Never raises: what goes wrong comes back as an event."""
         if isinstance(action, EstimateMemory):
-            self._estimate(action.job)
+            self._estimates.submit(self._estimate, action.job)
         else:
             self._hands.submit(self._do, action)
 
@@ -84,15 +86,17 @@ class DaemonWorld:
         self.shepherd.watch(job)
 
     def close(self) -> None:
-        """Finish what was begun; the jobs go on."""
+        """Finish what was begun; the jobs go on, and the next daemon asks for the estimates."""
+        self._estimates.shutdown(cancel_futures=True)
         self._hands.shutdown()
         self.shepherd.close()
 
     def _estimate(self, job: Job) -> None:
         try:
             estimate = self._estimator.estimate(job.spec)
-        except Exception:
+        except Exception as error:
             log.exception("the estimator %s failed on job %d", self._estimator.name, job.id)
+            self._notice(job, f"has no estimate: {self._estimator.name} failed: {error!r:.200}")
             estimate = None
         self._inbox.post(Estimated(self._inbox.clock(), job.id, estimate))
 
@@ -106,7 +110,8 @@ class DaemonWorld:
                 case Stop(job):
                     self._stop(job)
         except Exception:
-            log.exception("could not %s", action)
+            # Not the action itself: it holds the job's environment.
+            log.exception("could not %s job %d", type(action).__name__.lower(), action.job.id)
             if isinstance(action, Launch | Stop):
                 self.shepherd.watch(action.job)  # it will say so if none started
 

@@ -38,7 +38,7 @@ KINDS: dict[str, Kind] = {
 HINT = "write it like 3xA100-40GB or 2xA100-40GB,1xV100-16GB; kinds: " + " ".join(KINDS)
 
 
-def create(directory: Path, spec: str = "3xA100-40GB", fragmentation: float = 0.0) -> None:
+def create(directory: Path, spec: str) -> None:
     """Make the cards of `spec` in `directory`; cards that are there already stay as they are."""
     kinds = parse(spec)
     try:
@@ -55,7 +55,6 @@ def create(directory: Path, spec: str = "3xA100-40GB", fragmentation: float = 0.
                     memory_mib=kind.memory_mib,
                     idle_w=kind.idle_w,
                     peak_w=kind.peak_w,
-                    fragmentation=fragmentation,
                 )
         there = len(card.paths(str(directory)))
     except OSError as error:

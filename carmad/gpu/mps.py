@@ -56,7 +56,7 @@ class Mps:
         self._flags = ("-f", "-multiuser-server") if multiuser else ("-f",)
         self._systemd = systemd
         self._control = control
-        self._lock = threading.Lock()  # one start or quit at a time
+        self._lock = threading.Lock()  # one start at a time
         self._children: dict[GpuId, subprocess.Popen[bytes]] = {}
 
     def pipe(self, gpu: GpuId) -> Path:
@@ -120,12 +120,6 @@ class Mps:
         worst_first = (ServerState.FAULT, ServerState.INITIALIZING, ServerState.ACTIVE)
         return next((state for state in worst_first if state in states), None)
 
-    def quit(self, gpu: GpuId) -> bool:
-        """End the daemon and its idle server. False: it has clients or does not tell, and stays."""
-        with self._lock, contextlib.suppress(CarmaError):
-            return not self._answers(gpu) or self._quit(gpu)
-        return False
-
     # -- the daemon's life ------------------------------------------------------------------------
 
     def _launch(self, gpu: GpuId) -> None:
@@ -160,6 +154,7 @@ class Mps:
             )
 
     def _quit(self, gpu: GpuId) -> bool:
+        """End the daemon and its idle server. False: it has clients, or does not go."""
         if any(self._clients(gpu).values()):
             return False
         self._ask(gpu, "quit")

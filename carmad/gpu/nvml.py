@@ -8,6 +8,7 @@ import contextlib
 import queue
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
@@ -115,10 +116,10 @@ class NvmlSource:
         if self._watcher is None:
             return None
         try:
-            memory = self._memory_by_pid(gpu)
+            listed = self._listed(gpu)
         except pynvml.NVMLError:
             return None
-        return None if memory is None else frozenset(memory)
+        return None if listed is None else frozenset(listed[0])
 
     def health(self) -> tuple[Health, ...]:
         news = []
@@ -248,18 +249,21 @@ class NvmlSource:
             return None
 
     def _processes(self, gpu: Gpu) -> tuple[ProcessUse, ...]:
-        memory = self._memory_by_pid(gpu.id) or {}
+        memory, mps_clients = self._listed(gpu.id) or ({}, frozenset())
         busy = self._ask(gpu.id, "process_sm_util", lambda: self._busy_by_pid(gpu.id))
         uses = []
         for pid, mib in memory.items():
             user, command = self._who(pid)
-            sm_util = None if busy is None else busy.get(pid, 0.0)
+            # Nobody says that the driver tells MPS clients apart: one may be busy without a sample.
+            idle = None if pid in mps_clients else 0.0
+            sm_util = None if busy is None else busy.get(pid, idle)
             # More than the GPU has: the binding and an early R535 driver disagree on a struct.
             believed = None if mib is None or mib > gpu.memory_mib else mib
             uses.append(ProcessUse(pid, believed, sm_util, user=user, command=command))
         return tuple(uses)
 
-    def _memory_by_pid(self, gpu: GpuId) -> dict[int, int | None] | None:
+    def _listed(self, gpu: GpuId) -> tuple[dict[int, int | None], frozenset[int]] | None:
+        """What each process holds, and which are clients of an MPS server."""
         """MiB by pid, None where the driver does not say. The MPS server is among the pids."""
         handle = self._handle(gpu)
         compute = self._ask(
@@ -284,7 +288,7 @@ class NvmlSource:
                 (known for known in (mib, memory.get(process.pid)) if known is not None),
                 default=None,
             )
-        return memory
+        return memory, frozenset(client.pid for client in clients or ())
 
     def _busy_by_pid(self, gpu: GpuId) -> dict[int, float]:
         """SM utilisation since the last call, 0–1. A pid without a sample ran no kernel."""
@@ -313,8 +317,9 @@ class NvmlSource:
         """User and command; empty for a process that is gone or in another pid namespace."""
         if pid not in self._people:
             try:
-                process = psutil.Process(pid)
-                self._people[pid] = process.username(), process.name()
-            except psutil.Error:
+                # Not psutil's name(): it may read the arguments, and a process can make that hang.
+                command = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+                self._people[pid] = psutil.Process(pid).username(), command
+            except (OSError, psutil.Error):
                 self._people[pid] = "", ""
         return self._people[pid]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from carmad.core.types import Gpu, GpuId, GpuSample
@@ -25,7 +25,7 @@ class Capabilities:
     source: str
     provides: tuple[str, ...]  # of sm_active, sm_occupancy, dram_active, utilization, …
     missing: tuple[tuple[str, str], ...] = ()  # (what, why)
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
 
 class TelemetrySource(Protocol):

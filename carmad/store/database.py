@@ -33,6 +33,7 @@ def connect(path: Path) -> Engine:
         max_overflow=0,
         pool_timeout=300.0,
         connect_args={"isolation_level": None, "timeout": 1.0},
+        hide_parameters=True,  # errors are logged, and jobs' environments are not for the log
     )
     event.listen(engine, "connect", _prepare)
     event.listen(engine, "begin", _begin)

@@ -7,6 +7,7 @@ the disk has no room, and then nothing of that write is kept.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import asdict
@@ -60,6 +61,7 @@ class SqlStore:
         self.path = path
         self._engine = engine
         self._step = 0  # number of the last commit
+        self._readers = threading.Lock()
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -183,7 +185,7 @@ class SqlStore:
 
     def existing(self, ids: Collection[JobId]) -> set[JobId]:
         """Those of them that have a row."""
-        with self._transaction() as connection:
+        with self._reading() as connection:
             rows = connection.execute(_STATES, {"ids": json.dumps(list(ids))}).all()
         return {JobId(row.id) for row in rows}
 
@@ -219,14 +221,14 @@ class SqlStore:
             .order_by(DECISIONS.c.id.desc())
             .limit(limit)
         )
-        with self._transaction() as connection:
+        with self._reading() as connection:
             bodies = connection.scalars(query).all()
         return [codec.decode_decision(body) for body in bodies]
 
     def transitions(self, job_id: JobId) -> list[Transition]:
         """Every change of the job's state, in order."""
         query = select(TRANSITIONS).where(TRANSITIONS.c.job == job_id).order_by(TRANSITIONS.c.id)
-        with self._transaction() as connection:
+        with self._reading() as connection:
             rows = connection.execute(query).all()
         return [
             Transition(
@@ -247,29 +249,36 @@ class SqlStore:
             .order_by(EVENTS.c.at.desc(), EVENTS.c.id.desc())
             .limit(limit)
         )
-        with self._transaction() as connection:
+        with self._reading() as connection:
             rows = connection.execute(query).all()
         return [LoggedEvent(row.at, row.type, codec.decode_event_body(row.body)) for row in rows]
 
     def samples(self, since: float) -> list[GpuSample]:
         """In order of time."""
         query = select(SAMPLES).where(SAMPLES.c.at >= since).order_by(SAMPLES.c.at)
-        with self._transaction() as connection:
+        with self._reading() as connection:
             rows = connection.execute(query).mappings().all()
         return [GpuSample(**row) for row in rows]
 
     def totals(self, since: float, user: str | None = None) -> Statistics:
         """Sums over the jobs that ended from `since` on."""
-        with self._transaction() as connection:
+        with self._reading() as connection:
             rows = connection.execute(statistics.query(since, user)).all()
         return statistics.summarise(rows)
 
     # -- within
 
     def _read_jobs(self, query: Select[str], values: Mapping[str, str]) -> list[Job]:
-        with self._transaction() as connection:
-            bodies = connection.scalars(query, values).all()
-        return [codec.decode_job(body) for body in bodies]
+        with self._readers:  # decoding takes the longest
+            with self._transaction() as connection:
+                bodies = connection.scalars(query, values).all()
+            return [codec.decode_job(body) for body in bodies]
+
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        """One reader at a time, so that the core, which writes, waits behind one and not all."""
+        with self._readers, self._transaction() as connection:
+            yield connection
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
+import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 
 from carmad import paths
-from cli import dashboard, demo_report, output, render
+from cli import dashboard, demo_report, output, parse, render
+from cli.commands.submit import Parser
 from cli.demo_run import GPUS, Replay
 from cli.demo_trace import DemoJob, demo_trace
 from cli.problems import Problem
@@ -24,8 +26,9 @@ PATIENCE_S = 180.0  # several times what the replay takes: something hangs
 
 
 def demo(args: list[str]) -> int:
-    parser = argparse.ArgumentParser("carma demo", description=__doc__)
-    parser.add_argument("--jobs", type=int, default=20, help="how many (default: %(default)s)")
+    parser = Parser("carma demo", description=__doc__)
+    jobs = parse.whole(1, 1000)
+    parser.add_argument("--jobs", type=jobs, default=20, help="how many (default: %(default)s)")
     options = parser.parse_args(args)
     home = Path(paths.user_state_dir()) / "demo"
     baseline, sharing = (Replay(policy, home / policy) for policy in ("exclusive", "magm"))
@@ -36,6 +39,8 @@ def demo(args: list[str]) -> int:
         "once as most servers do it, a GPU to each job (exclusive), and at the same time\n"
         "once as CARMA does it (magm), each under a carmad of its own.\n"
     )
+    for signum in (signal.SIGHUP, signal.SIGTERM):  # a closed terminal, too, ends both daemons
+        signal.signal(signum, lambda signum, _: sys.exit(128 + signum))
     with ExitStack() as stack:
         for replay in (baseline, sharing):
             stack.callback(replay.stop)
@@ -80,18 +85,22 @@ def _watched(screen: Console, sharing: Replay) -> Iterator[Any]:
             nonlocal told
             if now - told >= TELL_EVERY_S:
                 told = now
-                done = ", ".join(f"{replay.policy} {replay.done}/{total}" for replay in replays)
-                screen.print(f"{now:5.1f} s  jobs done: {done}")
+                screen.print(_progress(now, total, replays))
 
         yield tell
         return
     with Live(console=screen, screen=True, auto_refresh=False) as live:
 
         def draw(now: float, total: int, replays: tuple[Replay, ...]) -> None:
-            answer = sharing.get("/v1/status")
-            live.update(dashboard.status(answer, screen.width, bars=True), refresh=True)
+            picture = dashboard.status(sharing.get("/v1/status"), screen.width, bars=True)
+            live.update(Group(_progress(now, total, replays), "", picture), refresh=True)
 
         yield draw
+
+
+def _progress(now: float, total: int, replays: tuple[Replay, ...]) -> str:
+    done = ", ".join(f"{replay.policy} {replay.done}/{total}" for replay in replays)
+    return f"{now:5.1f} s  jobs done: {done}"
 
 
 def _explain(screen: Console, replay: Replay) -> None:
@@ -100,6 +109,3 @@ def _explain(screen: Console, replay: Replay) -> None:
     job = (recovered or replay.jobs)[-1 if not recovered else 0]
     screen.print(f"\n$ carma why {job['label']}", style="bold")
     screen.print(render.why(replay.get(f"/v1/jobs/{job['label']}/why")))
-    if recovered:
-        failure = job["failures"][0]
-        screen.print(f"its first attempt: {failure['cause']}: {failure['evidence']}")

@@ -47,11 +47,11 @@ def _local() -> Iterator[CheckOut]:
     version = ".".join(str(n) for n in sys.version_info[:3])
     yield _check("python", sys.version_info >= (3, 11), f"{version} in {sys.prefix}")
     yield _driver()
-    yield _settings()
 
 
 def _without_daemon() -> Iterator[CheckOut]:
     """What the daemon would have told of itself."""
+    yield _settings()
     yield _mps()
     yield _disk()
 
@@ -82,16 +82,23 @@ def _mps() -> CheckOut:
 
 
 def _settings() -> CheckOut:
-    from carmad.configfile import load
-
-    path = Path(paths.config_path())
-    if not path.exists():
-        return _check("settings", True, f"no {path}: the defaults")
     try:
-        load(path, os.environ)
+        return _check("settings", True, _checked(None))
     except CarmaError as error:
         return _check("settings", False, error.message, error.hint)
-    return _check("settings", True, str(path))
+
+
+def _checked(file: Path | None) -> str:
+    """What carmad does with its settings when it starts. Answers with what they are."""
+    from carmad import registry
+    from carmad.configfile import load
+
+    path = file or Path(paths.config_path())
+    there = file or os.environ.get("CARMA_CONFIG") or path.exists()
+    settings = load(path if there else None, os.environ)
+    for plugin in (registry.policy, registry.recovery, registry.estimator):
+        plugin(settings)
+    return f"{path} is fine" if there else "no file: the defaults"
 
 
 def _disk() -> CheckOut:
@@ -117,9 +124,5 @@ def show(json: Json = False) -> None:
 def check(
     file: Annotated[Path | None, typer.Argument(help="Default: the one carmad would read.")] = None,
 ) -> None:
-    """Check a settings file without starting anything."""
-    from carmad.configfile import load
-
-    path = file or Path(paths.config_path())
-    load(path, {})
-    print(f"{path} is fine")
+    """Check a settings file, and this environment's CARMA_… over it, without starting anything."""
+    print(_checked(file))

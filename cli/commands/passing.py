@@ -30,7 +30,7 @@ def estimate(context: typer.Context) -> None:
 
 
 def demo(context: typer.Context) -> None:
-    """See CARMA at work on emulated GPUs; nothing is installed or left behind."""
+    """See CARMA at work on emulated GPUs; logs and databases stay in your state directory."""
     from cli.commands.demo import demo as play
 
     raise typer.Exit(play(context.args))

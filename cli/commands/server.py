@@ -55,6 +55,7 @@ def start(
     log = log_file or Path(state_dir or paths.state_dir()) / "carmad.log"
     log.parent.mkdir(parents=True, exist_ok=True, mode=0o755 if os.geteuid() == 0 else 0o700)
     with log.open("ab") as out:
+        before = out.tell()
         process = subprocess.Popen(
             _command(emulated, state_dir, where, config, log),
             stdin=subprocess.DEVNULL,
@@ -63,7 +64,7 @@ def start(
             start_new_session=True,
             cwd="/",
         )
-    print(_started(_await_health(process, log), where, log))
+    print(_started(_await_health(process, log, before), where, log))
 
 
 @daemon.command()
@@ -160,20 +161,23 @@ def _health() -> Any:
         return None
 
 
-def _await_health(process: subprocess.Popen[bytes], log: Path) -> Any:
+def _await_health(process: subprocess.Popen[bytes], log: Path, before: int) -> Any:
+    """`before`: how long the log was when it started."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         if (code := process.poll()) is not None:
-            raise Problem(f"carmad did not start: it exited with {code}", _tail(log))
+            raise Problem(f"carmad did not start: it exited with {code}", _tail(log, before))
         if health := _health():
             return health
         time.sleep(LOOK_S)
     process.terminate()
-    raise Problem(f"carmad has not answered in {START_S:.0f} s, and was stopped", _tail(log))
+    raise Problem(
+        f"carmad has not answered in {START_S:.0f} s, and was stopped", _tail(log, before)
+    )
 
 
-def _tail(log: Path) -> str:
-    lines = log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
+def _tail(log: Path, before: int) -> str:
+    lines = log.read_bytes()[before:].decode(errors="replace").splitlines()[-TAIL_LINES:]
     return "\n".join([f"the end of {log}:", *lines])
 
 

@@ -27,7 +27,7 @@ def release(jobs: Select, user: User = None, json: Json = False) -> None:
 
 
 def requeue(jobs: Select, user: User = None, json: Json = False) -> None:
-    """Put jobs back in line: running ones are stopped first."""
+    """Run jobs that have ended again, each under its old id."""
     _ask("requeue", jobs, user, json)
 
 

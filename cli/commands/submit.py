@@ -31,13 +31,36 @@ VERBS = frozenset(
 )
 MINIMAL_ENV = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "USER")
 HELP_HINT = "see `carma submit --help`"
+# Options of sbatch's that are not ours, and what to do instead.
+OF_SLURM = {
+    **dict.fromkeys(
+        ("--mem", "--mem-per-cpu", "--mem-per-gpu"),
+        "the host's memory is not given out: leave it out; for the GPU's, --gpu-mem 8G",
+    ),
+    **dict.fromkeys(
+        ("-c", "--cpus-per-task", "-n", "--ntasks", "-N", "--nodes", "-p", "--partition"),
+        "only GPUs are given out, those of this one server: leave it out",
+    ),
+}
 
 
 class Parser(argparse.ArgumentParser):
     """Knows which of its options take a value, and raises instead of exiting."""
 
     def error(self, message: str) -> NoReturn:
-        raise Usage(message, HELP_HINT)
+        raise Usage(message, self._hint(message.removeprefix("unrecognized arguments: ")))
+
+    def _hint(self, unknown: str) -> str:
+        option = unknown.partition(" ")[0].partition("=")[0]
+        if option in OF_SLURM:
+            return OF_SLURM[option]
+        if option.startswith("--"):
+            from difflib import get_close_matches
+
+            known = [name for action in self._actions for name in action.option_strings]
+            if near := get_close_matches(option, known, n=1):
+                return f"did you mean {near[0]}?"
+        return f"see `{self.prog} --help`"
 
     def split(self, args: list[str]) -> tuple[list[str], list[str], bool]:
         """Options, the command that follows them, and whether `--` stood between.
@@ -131,7 +154,16 @@ def read(args: list[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
             f"`carma submit {command[0]}` would submit a job that runs `{command[0]}`",
             f"did you mean `carma {command[0]}`? if not, put -- in front of the command",
         )
+    if command and not _may_be_there(command[0], options):
+        hint = "give the path of a program or a job script as seen from here, or --chdir"
+        raise Usage(f"there is no {command[0]}", hint)
     return options, _request(options, _argv(options, command, script), script)
+
+
+def _may_be_there(word: str, options: argparse.Namespace) -> bool:
+    """Whether a program given by its path is there, or a job before this one may yet make it."""
+    later = options.chdir or options.after or options.dependency
+    return "/" not in word or bool(later) or os.path.exists(word)  # noqa: PTH110
 
 
 def _directives(parser: Parser, script: Script, quiet: bool) -> argparse.Namespace:
@@ -144,7 +176,7 @@ def _directives(parser: Parser, script: Script, quiet: bool) -> argparse.Namespa
             else:
                 options = parser.parse_args(words, options)
         except Usage as error:
-            raise Usage(f"{script.path}:{number}: {error.message}", HELP_HINT) from None
+            raise Usage(f"{script.path}:{number}: {error.message}", error.hint) from None
         if ignored and not quiet:
             text = f"{script.path}:{number}: ignored: #SBATCH {' '.join(ignored)}"
             print(f"carma: {text}", file=sys.stderr)
@@ -197,7 +229,12 @@ def _request(options: argparse.Namespace, argv: list[str], script: Script | None
 
 def _after(options: argparse.Namespace) -> list[dict[str, str]]:
     named = [*(options.dependency or ()), *(options.after or ())]
-    return [{**one, "job": resolve(one["job"])} for one in named]
+    return [{**one, "job": _whole(one["job"])} for one in named]
+
+
+def _whole(word: str) -> str:
+    """Of an array, the last job is its last task: `last` means all of them."""
+    return resolve(word).partition("_")[0] if word == "last" else word
 
 
 def _captured(exports: list[str]) -> dict[str, str]:
@@ -234,7 +271,9 @@ def build_parser() -> Parser:
         description="Queue a command, or a job script with #CARMA lines, to run on a GPU.",
         epilog="A job script is read again when its job starts: leave it alone until then. "
         "Directives take the options above; what the command line says counts more. "
-        "--wait answers with the job's exit code, 128+N if signal N ended it.",
+        "--wait answers with the job's exit code, 128+N if signal N ended it. "
+        "The environment of this shell goes along; carmad drops what looks like a secret "
+        "(names with TOKEN, PASSWORD, API_KEY, ...): name it with --export if the job needs it.",
         allow_abbrev=False,
         add_help=False,
     )
@@ -266,7 +305,7 @@ def _what_to_ask_for(group: argparse._ArgumentGroup) -> None:
         "--gpu-mem",
         type=parse.mebibytes,
         metavar="SIZE",
-        help="peak memory on each GPU: 12G, 900M; without it, it is estimated",
+        help="peak memory on each GPU: 12G, 900M; without it: placed by what is measured",
     )
     add("--exclusive", action="store_true", help="share its GPUs with no other job")
     add(
@@ -314,20 +353,41 @@ def _when_to_start(group: argparse._ArgumentGroup) -> None:
         help="not before now+2h, 22:30 or 2026-11-20T22:30",
     )
     add("-H", "--hold", action="store_true", help="not before `carma release`")
-    add("--nice", type=int, default=0, metavar="N", help="let others go first (default 0)")
+    add(
+        "--nice",
+        type=parse.whole(-10_000, 10_000),
+        default=0,
+        metavar="N",
+        help="let others go first (default 0)",
+    )
 
 
 def _how_to_run(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("-J", "--job-name", "--name", dest="name", metavar="NAME", help="its name in the queue")
+    add(
+        "-J",
+        "--job-name",
+        "--name",
+        dest="name",
+        type=parse.filled,
+        metavar="NAME",
+        help="its name in the queue",
+    )
     add("-D", "--chdir", metavar="DIR", help="run in this directory (default: this one)")
     add(
         "-o",
         "--output",
+        type=parse.filled,
         metavar="FILE",
         help="%%j id, %%x name, %%u user, %%A array, %%a index (default carma-%%j.out)",
     )
-    add("-e", "--error", metavar="FILE", help="standard error (default: with the output)")
+    add(
+        "-e",
+        "--error",
+        type=parse.filled,
+        metavar="FILE",
+        help="standard error (default: with the output)",
+    )
     add(
         "--export",
         type=parse.export,
@@ -335,7 +395,7 @@ def _how_to_run(group: argparse._ArgumentGroup) -> None:
         metavar="NAME=VALUE",
         help="add to the environment, which is this one without its secrets; NONE: a bare one",
     )
-    add("--conda", metavar="ENV", help="activate this conda environment")
+    add("--conda", type=parse.filled, metavar="ENV", help="activate this conda environment")
     add("--wrap", metavar="TEXT", help="run this text in /bin/sh")
     add(
         "--requeue",

@@ -159,7 +159,8 @@ async def doctor(call: Asked) -> Response:
     scene = await service.scene()
     async with service.slow:
         found = await run_in_threadpool(service.doctor, scene)
-    out: DoctorOut = {"schema": SCHEMA, "checks": [_check(check) for check in found]}
+    settings = Check("settings", True, service.config_path or "no file: the defaults")
+    out: DoctorOut = {"schema": SCHEMA, "checks": [_check(check) for check in (settings, *found)]}
     return answer(out)
 
 

@@ -25,7 +25,7 @@ from carmad.api.responses import (
 from carmad.api.select import parse_selection
 from carmad.api.times import parse_time, stamp
 from carmad.api.why import why_out
-from carmad.core.types import ENDED, Job, JobState
+from carmad.core.types import ENDED, Estimate, Job, JobState
 from carmad.daemon import intake, lookup
 from carmad.daemon.answers import PROBLEMS, Asked, Call, answer, not_yours
 from carmad.daemon.problems import Forbidden
@@ -71,8 +71,9 @@ async def submit(call: Asked, body: SubmitIn) -> Response:
 async def _dry_run(call: Call, body: SubmitIn, notes: list[str]) -> Response:
     spec = await intake.checked(call.service, call.peer, body)
     now = call.service.now()
+    declared = Estimate(spec.memory_mib, "declared", firm=True) if spec.memory_mib else None
     gpus, (placement, starts) = await call.service.ask(
-        lambda core: (dict(core.gpus), intake.judged(core, spec, now))
+        lambda core: (dict(core.gpus), intake.judged(core, spec, declared, now))
     )
     out: DryRunOut = {
         "schema": SCHEMA,
@@ -87,12 +88,15 @@ async def _dry_run(call: Call, body: SubmitIn, notes: list[str]) -> Response:
 
 @router.post("/estimate", responses={200: {"model": EstimatesOut}})
 async def estimate(call: Asked, body: SubmitIn) -> Response:
-    """What the estimators say of a job that is not submitted."""
+    """What the estimators say of a job that is not submitted, and which GPUs would take it now."""
     spec = await intake.checked(call.service, call.peer, body)
     async with call.service.slow:
         guesses = await run_in_threadpool(call.service.estimate, spec)
+    found = [guess.estimate for guess in guesses if guess.estimate]
+    largest = max(found, key=lambda estimate: estimate.safe_mib, default=None)
+    now = call.service.now()
+    placement, _ = await call.service.ask(lambda core: intake.judged(core, spec, largest, now))
     scene = await call.service.scene()
-    need = max((g.estimate.safe_mib for g in guesses if g.estimate), default=0)
     out: EstimatesOut = {
         "schema": SCHEMA,
         "estimates": [_guess(guess) for guess in guesses],
@@ -100,10 +104,12 @@ async def estimate(call: Asked, body: SubmitIn) -> Response:
             {
                 "gpu": gpu.gpu.index,
                 "free_mib": max(0, gpu.free_mib),
-                "fits": need <= gpu.free_mib,
+                "fits": None if largest is None else largest.safe_mib <= gpu.free_mib,
             }
             for gpu in scene.view.gpus
         ],
+        "verdicts": verdicts_out(placement, scene.gpus),
+        "reasons": [reason_out(reason) for reason in placement.reasons],
     }
     return answer(out)
 
