@@ -140,3 +140,9 @@ def test_readings_are_averaged_and_what_is_unknown_stays_unknown():
     rollup.add(samples)
     assert rollup.take() == [mean]
     assert rollup.take() == []
+
+
+def test_who_asks_for_capabilities_does_not_wait_for_the_driver(parts):
+    monitor, *_ = parts
+    with monitor._lock:  # as while it reads from a GPU that hangs
+        assert monitor.capabilities().source == "scripted"

@@ -120,6 +120,7 @@ def test_the_connection_is_durable_and_alone(store: SqlStore) -> None:
             assert connection.exec_driver_sql(f"PRAGMA {pragma}").scalar() == value
         assert connection.get_isolation_level() == "SERIALIZABLE"
     assert store._engine.pool.size() == 1  # type: ignore[attr-defined]
+    assert store._engine.hide_parameters  # what it fails to write is not for the log
 
 
 def test_restores_what_the_core_needs(store: SqlStore) -> None:

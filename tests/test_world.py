@@ -147,6 +147,14 @@ def test_a_launch_that_is_refused_ends_the_attempt_with_the_hint(tmp_path):
     assert "run carmad as root" in exited.exit.evidence
 
 
+def test_what_a_job_was_given_stays_out_of_the_log(tmp_path, caplog, monkeypatch):
+    world, _, launcher = a_world(tmp_path)
+    monkeypatch.setattr(launcher, "signal", lambda job, signum: 1 / 0)
+    performed(world, Signal(running(env=(("MINE", "hunter2"),)), 12))
+    assert "could not signal job 7" in caplog.text
+    assert "hunter2" not in caplog.text
+
+
 def test_an_estimator_that_fails_gives_no_estimate(tmp_path):
     world, inbox, _ = a_world(tmp_path)
     world.perform(EstimateMemory(a_job(1)))

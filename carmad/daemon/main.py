@@ -150,6 +150,7 @@ def _log_to(path: str | None) -> None:
     logging.basicConfig(level=logging.INFO, format=form, handlers=handlers)
     logging.getLogger("apscheduler").setLevel(logging.WARNING)
     logging.getLogger("alembic").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # a line for whatever garbage it is sent
 
 
 def _settings(options: argparse.Namespace, state_dir: Path) -> tuple[Settings, Path | None]:
