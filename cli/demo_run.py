@@ -47,7 +47,7 @@ class Replay:
         shutil.rmtree(self.directory, ignore_errors=True)
         self.directory.mkdir(parents=True, mode=0o700)
         settings = {name: value for name, value in os.environ.items() if name[:6] != "CARMA_"}
-        words = [sys.executable, "-m", "carmad.daemon.main", "--emulated", GPUS]
+        words = [sys.executable, "-P", "-m", "carmad.daemon.main", "--emulated", GPUS]
         words += ["--state-dir", str(self.directory), "--socket", self._socket]
         words += ["--config", os.devnull]
         with self.log.open("wb") as log:

@@ -34,7 +34,7 @@ from tests.api_server import ROOT_JOBS, Daemon, as_uid, request, running, user_n
 
 ROOT = os.geteuid() == 0
 needs_root = pytest.mark.skipif(not ROOT, reason="acts as several users")
-ADA, BOB = 65534, 54321  # nobody, and a uid that no passwd entry has
+ADA, BOB, NAMELESS = 65534, 1, 54321  # nobody, daemon, and a uid that no passwd entry has
 
 JOB = {"argv": ["python", "train.py", "--lr", "0.1"], "cwd": "/tmp"}
 
@@ -586,10 +586,18 @@ def test_an_admin_touches_everything(daemon: Daemon) -> None:
         assert as_uid(uid, daemon.path, "POST", "/v1/jobs", JOB)[0] == 201
     assert daemon.call("GET", "/v1/jobs/1")[1]["argv"] == JOB["argv"]
     users = [job["user"] for job in daemon.call("GET", "/v1/jobs")[1]["jobs"]]
-    assert users == ["nobody", f"uid {BOB}"]
+    assert users == ["nobody", "daemon"]
     assert error(daemon.call("POST", "/v1/cancel", {"select": "all"})) == (404, "not_found")
     assert list(act(daemon, "cancel", "all", user="nobody")) == ["1"]
     assert list(act(daemon, "cancel", "2")) == ["2"]
+
+
+@needs_root
+def test_a_uid_without_a_name_may_look_but_not_submit(daemon: Daemon) -> None:
+    status, out = as_uid(NAMELESS, daemon.path, "POST", "/v1/jobs", JOB)
+    assert (status, out["code"]) == (403, "forbidden")
+    assert "no name" in out["error"]
+    assert as_uid(NAMELESS, daemon.path, "GET", "/v1/status")[1]["me"]["user"] == "uid 54321"
 
 
 @needs_root
@@ -790,3 +798,21 @@ def test_preconditions_shown_are_those_of_the_policy(open_path: Path) -> None:
         thresholds = daemon.call("GET", "/v1/gpus")[1]["thresholds"]
         assert thresholds["preconditions"]["min_free_mib"] == 7
         assert daemon.call("GET", "/v1/status")[1]["server"]["mps"] is True
+
+
+def test_an_array_may_not_fill_the_disk_with_its_words(daemon: Daemon) -> None:
+    env = {f"V{n}": "x" * 10_000 for n in range(90)}
+    small = JOB | {"env": env, "array": {"indices": list(range(10))}}
+    assert daemon.call("POST", "/v1/jobs", small)[0] == 201
+    large = JOB | {"env": env, "array": {"indices": list(range(1000))}}
+    status, answer = daemon.call("POST", "/v1/jobs", large)
+    assert (status, answer["code"]) == (413, "too_large")
+
+
+def test_an_array_may_not_wait_for_too_many(daemon: Daemon) -> None:
+    array = {"indices": list(range(400))}
+    first = daemon.call("POST", "/v1/jobs", JOB | {"array": array})[1]["id"]
+    after = [{"job": str(first), "kind": "afterok"}] * 20  # said twenty times, meant once
+    one = daemon.call("POST", "/v1/jobs", JOB | {"after": after})[1]["id"]
+    assert len(daemon.call("GET", f"/v1/jobs/{one}")[1]["after"]) == 400
+    assert daemon.call("POST", "/v1/jobs", JOB | {"after": after, "array": array})[0] == 413

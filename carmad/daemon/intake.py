@@ -36,6 +36,8 @@ from carmad.daemon.service import Service
 from carmad.errors import CarmaError
 
 MAX_WORDS_BYTES = 1 << 20  # of all arguments, and of the environment
+MAX_ARRAY_BYTES = 64 << 20  # of the words of all an array's tasks
+MAX_WAITS = 100_000  # tasks × jobs that each of them waits for
 MAX_WORD_BYTES = (1 << 17) - 1  # the kernel's limit for one (MAX_ARG_STRLEN)
 INTERPRETERS = re.compile(r"(python[0-9.]*|bash|sh|zsh|torchrun|accelerate)")
 
@@ -78,6 +80,12 @@ async def checked(service: Service, peer: Peer, body: SubmitIn) -> JobSpec:
     await service.ready()
     _fits_the_server(body, service.tally.gpus)
     after = await _dependencies(service, peer, body) if body.after else ()
+    tasks = len(body.array.indices) if body.array else 1
+    if tasks * len(after) > MAX_WAITS:
+        raise TooLarge(
+            f"{tasks} tasks that wait for {len(after)} jobs each: at most {MAX_WAITS} waits in all",
+            "Let them wait for one job that waits for the others.",
+        )
     return _spec(body, peer, after)
 
 
@@ -122,6 +130,11 @@ def _may_submit(service: Service, peer: Peer, body: SubmitIn) -> None:
             "this carmad does not run as root, so it can run only its owner's jobs",
             "Start one of your own with `carma daemon start`, or ask for a system-wide one.",
         )
+    if not peer.named:
+        raise Forbidden(
+            f"uid {peer.uid} has no name on this machine, so no job can run as it",
+            "Submit as a user that the machine knows: getent passwd.",
+        )
     if service.uid == 0 and peer.uid == 0 and not service.settings.access.root_jobs:
         raise Forbidden(
             "root may not submit jobs",
@@ -133,6 +146,13 @@ def _may_submit(service: Service, peer: Peer, body: SubmitIn) -> None:
 
 def _fits_the_kernel(body: SubmitIn) -> None:
     env = [f"{name}={value}" for name, value in (body.env | body.export).items()]
+    tasks = len(body.array.indices) if body.array else 1
+    if tasks * sum(len(word) for word in (*body.argv, *env)) > MAX_ARRAY_BYTES:
+        raise TooLarge(
+            f"the arguments and environments of {tasks} tasks come to more than"
+            f" {MAX_ARRAY_BYTES >> 20} MiB",
+            "Submit a smaller array, or leave the environment out: --export NONE.",
+        )
     for what, words in (("arguments", body.argv), ("environment", env)):
         sizes = [len(word.encode()) + 1 for word in words]
         if sum(sizes) > MAX_WORDS_BYTES or max(sizes, default=0) > MAX_WORD_BYTES:
@@ -167,7 +187,7 @@ def _fits_the_server(body: SubmitIn, gpus: tuple[Gpu, ...]) -> None:
 
 async def _dependencies(service: Service, peer: Peer, body: SubmitIn) -> tuple[After, ...]:
     """Each named job, or all tasks of a named array, unless it has ended as was hoped."""
-    wanted = [(one.job, AfterKind(one.kind)) for one in body.after]
+    wanted = list(dict.fromkeys((one.job, AfterKind(one.kind)) for one in body.after))
     live: Mapping[JobId, Job] = await service.ask(lambda core: dict(core.jobs))
     return await run_in_threadpool(_resolved, service, peer, wanted, live)
 

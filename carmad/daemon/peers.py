@@ -28,6 +28,7 @@ class Peer:
     gid: int
     user: str
     admin: bool
+    named: bool = True  # False: the uid has no passwd entry, and `user` only spells it
 
 
 class Peers:
@@ -53,7 +54,8 @@ class Peers:
         try:
             user = pwd.getpwuid(uid).pw_name
         except KeyError:
-            return Peer(uid, gid, f"uid {uid}", admin=uid in (0, self._daemon_uid))
+            admin = uid in (0, self._daemon_uid)
+            return Peer(uid, gid, f"uid {uid}", admin, named=False)
         admin = uid in (0, self._daemon_uid) or self._in_admin_group(user, gid)
         return Peer(uid, gid, user, admin)
 

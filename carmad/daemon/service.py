@@ -164,6 +164,7 @@ class Service:
     endings: Endings = field(default_factory=Endings)
 
     slow: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))
+    listings: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(4))  # in memory
     stopping: bool = False
 
     def committed(self, step: Step) -> None:

@@ -144,7 +144,7 @@ def _command(
     config: Path | None,
     log_file: Path | None,
 ) -> list[str]:
-    words = [sys.executable, "-m", "carmad.daemon.main", "--socket", str(socket)]
+    words = [sys.executable, "-P", "-m", "carmad.daemon.main", "--socket", str(socket)]
     for flag, path in (("state-dir", state_dir), ("config", config), ("log-file", log_file)):
         if path is not None:
             words += [f"--{flag}", str(path.absolute())]

@@ -138,19 +138,20 @@ async def jobs(
     """The live jobs, unless others are asked for. What is not the caller's is shown in outline."""
     wanted = parse_states(states)
     since_at = parse_time(since)
-    scene = await call.service.scene()
-    if select is not None:
-        found = await lookup.select(call, parse_selection(select), scene, ended=True)
-    else:
-        found = list(scene.live.values())
-        if since_at is not None or (wanted and wanted & ENDED):
-            found += await _ended(call, user, since_at, None, wanted or ENDED, limit)
-    chosen = [
-        job
-        for job in found
-        if (user is None or job.spec.user == user) and (wanted is None or job.state in wanted)
-    ]
-    return await _listing(call, scene, chosen[:limit])
+    async with call.service.listings:
+        scene = await call.service.scene()
+        if select is not None:
+            found = await lookup.select(call, parse_selection(select), scene, ended=True)
+        else:
+            found = list(scene.live.values())
+            if since_at is not None or (wanted and wanted & ENDED):
+                found += await _ended(call, user, since_at, None, wanted or ENDED, limit)
+        chosen = [
+            job
+            for job in found
+            if (user is None or job.spec.user == user) and (wanted is None or job.state in wanted)
+        ]
+        return await _listing(call, scene, chosen[:limit])
 
 
 @router.get("/history", responses={200: {"model": JobsOut}})
@@ -165,9 +166,10 @@ async def history(
     """Jobs that have ended, the newest first: one's own, or for administrators everybody's."""
     wanted = parse_states(states) or ENDED
     since_at, until_at = parse_time(since), parse_time(until)
-    scene = await call.service.scene()
-    found = await _ended(call, user, since_at, until_at, wanted, limit)
-    return await _listing(call, scene, found)
+    async with call.service.listings:
+        scene = await call.service.scene()
+        found = await _ended(call, user, since_at, until_at, wanted, limit)
+        return await _listing(call, scene, found)
 
 
 async def _ended(
