@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -239,3 +241,18 @@ def test_a_policy_that_cannot_be_loaded(tmp_path: Path, packages: Path, policy: 
         CARMA_POLICY=policy,
         PYTHONPATH=str(packages),
     )
+
+
+def test_nothing_is_loaded_from_the_directory_it_is_started_in(tmp_path: Path) -> None:
+    """Root may stand in a user's directory when it starts the daemon."""
+    (tmp_path / "fastapi.py").write_text("open('loaded', 'w')\nraise SystemExit(42)\n")
+    carma = Path(sys.executable).with_name("carma")
+    where = ["--state-dir", str(tmp_path / "state"), "--socket", str(tmp_path / "sock")]
+    started = subprocess.run(
+        [carma, "daemon", "run", "--emulated", "3xB1000", *where],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (started.returncode, (tmp_path / "loaded").exists()) == (1, False), started.stderr
