@@ -209,11 +209,9 @@ def test_a_gpu_that_vanishes_takes_no_job_and_the_others_go_on(tmp_path: Path) -
 # -- the disk
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own for the state directory."""
-    disk = tmp_path / "state"
-    disk.mkdir()
+@contextlib.contextmanager
+def small_file_system(disk: Path) -> Iterator[Path]:
+    disk.mkdir(parents=True)
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m,mode=700", "none", str(disk)],
         capture_output=True,
@@ -223,6 +221,20 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip(f"cannot mount a small tmpfs: {mounted.stderr.strip()}")
     yield disk
     subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own for the state directory."""
+    with small_file_system(tmp_path / "state") as disk:
+        yield disk
+
+
+@pytest.fixture
+def small_disk_for_jobs(tmp_path: Path) -> Iterator[Path]:
+    """One for the attempts' directories alone: the database has room, a launch has not."""
+    with small_file_system(tmp_path / "state/jobs") as disk:
+        yield disk
 
 
 def fill(disk: Path) -> Path:
@@ -260,16 +272,12 @@ def refused(daemon: Carmad) -> tuple[int, Json] | None:
     return (status, out) if status >= 400 else None
 
 
-def test_a_full_disk_does_not_fail_the_jobs_that_wait(small_disk: Path, daemon: Carmad) -> None:
-    """The database still has room in its log, so jobs are placed that cannot be launched."""
-    grow = daemon.submission("true", held=True, array={"indices": list(range(1000))})
-    daemon.post("/v1/jobs", grow)
-    daemon.cancel(1)
-    jobs = [daemon.sh("exit 5", held=True) for _ in range(6)]
-    to_cancel = daemon.sh("echo up >> begun", held=True)
-    ballast = fill(small_disk)
-    daemon.post("/v1/release", {"select": f"{jobs[0]}-{to_cancel}"})
-    daemon.await_state(jobs[0], "starting")
+def test_a_full_disk_does_not_fail_the_jobs_that_wait(
+    small_disk_for_jobs: Path, daemon: Carmad
+) -> None:
+    ballast = fill(small_disk_for_jobs)
+    jobs = [daemon.sh("exit 5") for _ in range(2)]
+    to_cancel = daemon.sh("echo up >> begun")
     until(lambda: "No space left" in daemon.log.read_text(), "a launch without room")
     daemon.await_state(to_cancel, "starting")
     daemon.cancel(to_cancel)

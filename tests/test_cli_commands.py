@@ -411,8 +411,8 @@ def carmad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     def command(*args: Any) -> list[str]:
         words = real(*args)
-        assert words[:3] == [sys.executable, "-m", "carmad.daemon.main"]
-        return [sys.executable, str(tmp_path / "fake_carmad.py"), *words[3:]]
+        assert words[:4] == [sys.executable, "-P", "-m", "carmad.daemon.main"]
+        return [sys.executable, str(tmp_path / "fake_carmad.py"), *words[4:]]
 
     monkeypatch.setattr(server, "_command", command)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
