@@ -304,11 +304,11 @@ def test_a_daemon_that_never_answers_is_not_left_behind(bench: Bench) -> None:
     before = children()
     with impatient(), pytest.raises(CarmaError, match="is silent"):
         mps.start(GPU)
-    assert children() == before
+    assert children() <= before  # other tests' may have ended meanwhile
 
 
-def children() -> str:
-    return Path(f"/proc/self/task/{os.getpid()}/children").read_text()
+def children() -> set[str]:
+    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
 
 
 def test_a_path_too_long_for_a_socket(bench: Bench) -> None:
