@@ -73,8 +73,10 @@ def _mig(job: Job, gpu: GpuView, now: float, settings: Settings) -> Reason | Non
 def _exclusive(job: Job, gpu: GpuView, now: float, settings: Settings) -> Reason | None:
     if alone(job, settings):
         return idle(gpu, settings)
-    owner = next((j for j in gpu.residents if alone(j, settings)), None)
-    return Reason("exclusive", detail=f"job {owner.id}") if owner else None
+    for resident in gpu.residents:
+        if alone(resident, settings):
+            return Reason("exclusive", detail=f"job {resident.id}")
+    return None
 
 
 def _settling(job: Job, gpu: GpuView, now: float, settings: Settings) -> Reason | None:

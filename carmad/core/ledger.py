@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 
-from carmad.core.line import place_in_line
+from carmad.core.line import Place, is_conditional, place_in_line
 from carmad.core.types import GpuId, Job, JobId, JobState
 
 ENDED_REMEMBERED = 4096  # outcomes kept for jobs that are submitted to depend on them
@@ -17,15 +17,17 @@ class Ledger:
     def __init__(self) -> None:
         self.jobs: dict[JobId, Job] = {}
         self.holders: dict[JobId, Job] = {}  # those that hold GPUs
+        self.conditional: dict[JobId, Job] = {}  # queued ones that a barrier may hold up
         self.ended: dict[JobId, JobState] = {}  # the most recent ones
-        self._line: list[tuple[bool, int, float, int]] = []  # the queued jobs' places, in order
+        self._line: list[Place] = []  # the queued jobs' places, in order
         self._followers: dict[JobId, dict[JobId, None]] = {}  # who waits for a job, in id order
         self._changed: list[Job] = []
 
     def load(self, jobs: Iterable[Job], ended: Iterable[tuple[JobId, JobState]]) -> None:
         """Begin anew with these."""
-        for index in (self.jobs, self.holders, self.ended, self._line, self._followers):
+        for index in (self.jobs, self.holders, self.conditional, self.ended, self._followers):
             index.clear()
+        self._line.clear()
         self.ended.update(ended)
         for job in jobs:
             self.put(job)
@@ -39,6 +41,7 @@ class Ledger:
                 self._followers.setdefault(after.job, {})[job.id] = None
         elif old.state is JobState.QUEUED:
             del self._line[bisect_left(self._line, place_in_line(old))]
+            self.conditional.pop(job.id, None)
         self._changed.append(job)
         if job.holds_gpus:
             self.holders[job.id] = job
@@ -51,6 +54,8 @@ class Ledger:
         self.ended.pop(job.id, None)  # it was requeued
         if job.state is JobState.QUEUED:
             insort(self._line, place_in_line(job))
+            if is_conditional(job):
+                self.conditional[job.id] = job
 
     def changes(self) -> tuple[Job, ...]:
         """Every version put since the last call, in order."""
@@ -59,7 +64,7 @@ class Ledger:
 
     def line(self) -> list[Job]:
         """The queued jobs in order, also those that may not start yet."""
-        return [self.jobs[JobId(place[-1])] for place in self._line]
+        return [self.jobs[place[-1]] for place in self._line]
 
     def residents(self, gpu: GpuId) -> tuple[Job, ...]:
         return tuple(job for job in self.holders.values() if gpu in job.gpus)

@@ -13,7 +13,10 @@ from carmad.core.types import AfterKind, Job, JobId, JobState
 FEW = 8  # of the jobs that one waits for, so many are named
 
 
-def place_in_line(job: Job) -> tuple[bool, int, float, int]:
+Place = tuple[bool, int, float, JobId]
+
+
+def place_in_line(job: Job) -> Place:
     """The recovery queue first (CARMA paper, 3.5), then by niceness, then by arrival."""
     return (job.retry is None, job.spec.nice, job.submitted_at, job.id)
 
@@ -36,6 +39,13 @@ class Held:
         return Held(gpus, tasks)
 
 
+def is_conditional(job: Job) -> bool:
+    """May more than the GPUs and a quota keep it waiting? Most jobs ask for nothing of the kind."""
+    spec = job.spec
+    limited = spec.array is not None and spec.array.limit is not None
+    return job.held or spec.begin_at is not None or bool(spec.after) or limited
+
+
 def barrier(
     job: Job, now: float, live: Mapping[JobId, Job], held: Held, gpus_per_user: int | None
 ) -> Reason | None:
@@ -49,8 +59,7 @@ def barrier(
         return Reason("held")
     if spec.begin_at is not None and now < spec.begin_at:
         return Reason("begin", spec.begin_at, now, "s")
-    # Every queued job comes by here at every tick, and most wait for none.
-    if spec.after and (before := _named(a.job for a in spec.after if a.job in live)):
+    if before := _named(a.job for a in spec.after if a.job in live):
         return Reason("dependency", detail=before)
     if spec.array and spec.array.limit is not None:
         active = held.tasks[spec.array.array]

@@ -32,10 +32,12 @@ class Placer:
     def view(self, now: float) -> View:
         holders = tuple(self._ledger.holders.values())
         held, quota = Held.by(holders), self._settings.limits.gpus_per_user
+        live = self._ledger.jobs
+        doubtful = self._ledger.conditional if quota is None else live  # a quota may hold up any
         ready = tuple(
             job
             for job in self._ledger.line()
-            if barrier(job, now, self._ledger.jobs, held, quota) is None
+            if job.id not in doubtful or barrier(job, now, live, held, quota) is None
         )
         gpus = tuple(
             self._fleet.view(gpu, self._ledger.residents(gpu), now) for gpu in self._fleet.gpus

@@ -132,15 +132,13 @@ class Scheduler:
     def check(self) -> None:
         """Assert what must hold after every step."""
         on_gpu: dict[GpuId, list[Job]] = {}
-        holders = self._ledger.holders
-        for job in holders.values():
+        for job in self._ledger.holders.values():
             assert self.jobs[job.id] is job
             assert job.holds_gpus and len(set(job.gpus)) == job.spec.gpus
             for gpu in job.gpus:
                 on_gpu.setdefault(gpu, []).append(job)
         for residents in on_gpu.values():
             assert len(residents) == 1 or not any(job.exclusive for job in residents)
-        assert len(self.line()) + len(holders) <= len(self.jobs)
 
     # -- events
 

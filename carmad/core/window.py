@@ -57,8 +57,9 @@ class Window:
         self.score = self._scored()
 
     def _scored(self) -> Score:
-        sm_source = "sm_active" if self._values("sm_active") else "utilization"
-        values = self._values(sm_source)
+        values, sm_source = self._values("sm_active"), "sm_active"
+        if not values:
+            values, sm_source = self._values("utilization"), "utilization"
         sm = self._risk(values)
         return Score(
             sm_active=sm,
@@ -70,8 +71,7 @@ class Window:
         )
 
     def _values(self, metric: str) -> list[float]:
-        values = (getattr(sample, metric) for sample in self._samples)
-        return [value for value in values if value is not None]
+        return [value for sample in self._samples if (value := getattr(sample, metric)) is not None]
 
     def _risk(self, values: list[float]) -> float | None:
         if not values:
