@@ -214,14 +214,16 @@ def test_the_report_waits_for_the_gpus_memory(farm: Farm) -> None:
     until(lambda: job.id not in farm.shepherd._supervisors.values(), "the supervisor to end")
     assert farm.reports == []
     farm.memory.clear()
-    assert farm.report().code == 0
+    ended = farm.report()
+    assert (ended.code, ended.memory_held) == (0, False)
 
 
 def test_the_report_waits_only_so_long(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shepherd_module, "CLEAR_WITHIN_S", 0.2)
     farm.memory.add(JobId(1))
     farm.start("true")
-    assert farm.report().code == 0
+    ended = farm.report()
+    assert (ended.code, ended.memory_held) == (0, True)
 
 
 def test_a_shutdown_loses_a_job_unless_it_ended_well(farm: Farm) -> None:

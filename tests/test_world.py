@@ -230,6 +230,14 @@ def test_every_end_has_its_cause(tmp_path, ended, cause):
     assert inbox.events[0].exit.cause is cause
 
 
+def test_memory_that_does_not_come_back_is_told(tmp_path):
+    world, inbox, _ = a_world(tmp_path)
+    world._ended(JobId(7), 2, Ended(code=0, ended_at=1.0, memory_held=True))
+    noticed, exited = inbox.events
+    assert (noticed.job, exited.exit.cause) == (7, Cause.SUCCESS)
+    assert "memory" in noticed.note
+
+
 def test_a_job_that_slipped_past_mps_is_told(tmp_path):
     inbox, mps = Inbox(), Mps()
     job = running(Mode.MPS)

@@ -139,7 +139,6 @@ class Tree:
     def __init__(self, main: int, cgroup: str | None) -> None:
         self.main = main
         self.status: int | None = None  # of the main process, as wait() gives it
-        self.maxrss_kib = 0  # the largest of all its processes
         self.stopped = False
         self.interrupted = False
         self.cgroup = cgroup
@@ -150,14 +149,13 @@ class Tree:
         """Collect the dead. True when none is left alive."""
         while True:
             try:
-                pid, status, usage = os.wait4(-1, os.WNOHANG)
+                pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 return True
             if pid == 0:
                 if self.status is not None:
                     self.end(LEFTOVER_GRACE_S)
                 return False
-            self.maxrss_kib = max(self.maxrss_kib, usage.ru_maxrss)
             if pid == self.main:
                 self.status = status
 

@@ -17,7 +17,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ class Ended:
     stopped: bool = False  # the daemon asked for it before the job ended by itself
     host_oom: bool | None = None  # the kernel's OOM killer struck; None: it cannot be known
     log_tail: str = ""  # the end of stdout, then of stderr
-    maxrss_mib: int | None = None  # of its largest process
+    memory_held: bool = False  # its GPU memory had not come back in the time that was given
 
 
 @dataclass(slots=True)
@@ -205,9 +205,11 @@ class Shepherd:
         """Report the end once nothing of the attempt is left, or waiting longer helps nobody."""
         assert attempt.ended is not None
         left = attempt.ended.lost and _kill_leftovers(attempt.directory)
-        if time.monotonic() < attempt.clear_by and (left or not self._gpu_clear(attempt.job)):
+        held = not self._gpu_clear(attempt.job)
+        if time.monotonic() < attempt.clear_by and (left or held):
             return
-        self._on_exit(attempt.job.id, attempt.job.attempt, attempt.ended)
+        ended = replace(attempt.ended, memory_held=held)
+        self._on_exit(attempt.job.id, attempt.job.attempt, ended)
         del self._attempts[attempt.job.id, attempt.job.attempt]
 
 
@@ -255,7 +257,6 @@ def _read_end(attempt: _Attempt) -> Ended:
         stopped=record["stopped"],
         host_oom=None if kills is None else kills > 0,
         log_tail=_read_tail(attempt.directory),
-        maxrss_mib=record["maxrss_mib"],
     )
 
 

@@ -10,7 +10,7 @@ import, so `signal` and `json` come in after the fork. In the attempt directory:
 - `control`  FIFO; lines `signal NUMBER` and `stop GRACE_S`
 - `stop`     where it exists, the job is not started: a stop that came before we read `control`
 - `tail`     the last 64 KiB of each log
-- `exit`     JSON: code, signal, error, hint, started_at, ended_at, maxrss_mib, host_oom_kills,
+- `exit`     JSON: code, signal, error, hint, started_at, ended_at, host_oom_kills,
              stopped (by the daemon), interrupted (by a SIGTERM to us: the machine goes down).
              Written once no descendant of the job is left
 """
@@ -366,7 +366,6 @@ def supervise() -> None:
         "hint": hint,
         "started_at": started_at,
         "ended_at": time.time(),
-        "maxrss_mib": tree.maxrss_kib // 1024,
         "host_oom_kills": (
             None if kills_before is None or kills_after is None else kills_after - kills_before
         ),

@@ -96,7 +96,7 @@ class DaemonWorld:
             estimate = self._estimator.estimate(job.spec)
         except Exception as error:
             log.exception("the estimator %s failed on job %d", self._estimator.name, job.id)
-            self._notice(job, f"has no estimate: {self._estimator.name} failed: {error!r:.200}")
+            self._notice(job.id, f"has no estimate: {self._estimator.name} failed: {error!r:.200}")
             estimate = None
         self._inbox.post(Estimated(self._inbox.clock(), job.id, estimate))
 
@@ -122,7 +122,7 @@ class DaemonWorld:
                 self._mps.start(job.gpus[0])
                 pipe, logs = self._mps.pipe(job.gpus[0]), self._mps.log(job.gpus[0])
             except CarmaError as error:
-                self._notice(job, f"runs without MPS: {error}")
+                self._notice(job.id, f"runs without MPS: {error}")
         env = job_environment(job, job.gpus, mps_pipe=pipe, mps_log=logs)
         try:
             self._launcher.launch(job, env | self._extra_env)
@@ -136,7 +136,7 @@ class DaemonWorld:
     def _postpone(self, job: Job, error: NoRoom) -> None:
         """Failing it would fail the whole queue, one job after the other."""
         log.error("job %d starts later: %s; %s", job.id, error, error.hint)
-        self._notice(job, f"could not start at once: {error}")
+        self._notice(job.id, f"could not start at once: {error}")
         self._postponed[job.id] = job
         timer = Timer(ROOM_AFTER_S, self._try_again, (job,))
         timer.daemon = True
@@ -174,6 +174,10 @@ class DaemonWorld:
         return self.monitor is None or self.monitor.memory_gone(job)
 
     def _ended(self, job: JobId, attempt: int, ended: Ended) -> None:
+        if ended.memory_held:
+            log.warning("GPU memory of job %d has not come back after its end", job)
+            note = "its GPU memory had not come back when its processes were gone"
+            self._notice(job, note)
         if ended.error:
             exit = _not_launched(ended.error, ended.hint)
         elif ended.lost or ended.never_started:
@@ -191,8 +195,8 @@ class DaemonWorld:
     def _report(self, job: JobId, attempt: int, exit: Exit, at: float | None = None) -> None:
         self._inbox.post(Exited(self._inbox.clock(), job, attempt, exit, at))
 
-    def _notice(self, job: Job, note: str) -> None:
-        self._inbox.post(Noticed(self._inbox.clock(), job.id, note))
+    def _notice(self, job: JobId, note: str) -> None:
+        self._inbox.post(Noticed(self._inbox.clock(), job, note))
 
 
 def _not_launched(message: str, hint: str) -> Exit:

@@ -19,6 +19,7 @@ from sqlalchemy.dialects.sqlite import insert
 
 from carmad.config import Retention
 from carmad.core.decision import Decision
+from carmad.core.ledger import ENDED_REMEMBERED
 from carmad.core.messages import Drain, Event, Sampled, Step, Tick
 from carmad.core.types import ENDED, GpuSample, Job, JobId, JobState
 from carmad.errors import CarmaError
@@ -30,7 +31,6 @@ from carmad.store.values import LoggedEvent, Purged, Restored, Statistics, Trans
 __all__ = ["SqlStore", "StoreFull"]
 
 _LIVE = [state.value for state in JobState if state not in ENDED]
-_REMEMBERED = 4096  # ended jobs whose ends the core is told of, for those that depend on them
 _CHUNK = 500  # jobs purged in one transaction: commits go between
 _DAY = 86_400.0
 
@@ -160,7 +160,7 @@ class SqlStore:
             select(JOBS.c.id, JOBS.c.state)
             .where(JOBS.c.ended_at.is_not(None))
             .order_by(JOBS.c.ended_at.desc(), JOBS.c.id.desc())
-            .limit(_REMEMBERED)
+            .limit(ENDED_REMEMBERED)
         )
         with self._transaction() as connection:
             jobs = connection.scalars(live).all()
