@@ -14,6 +14,7 @@ from carmad.core.messages import (
     HoldRequested,
     Noticed,
     RequeueRequested,
+    Signal,
     Submitted,
     Tick,
 )
@@ -660,6 +661,17 @@ def test_what_a_job_used_is_added_up():
 def test_no_illegal_move():
     with pytest.raises(IllegalTransition):
         advance(a_job(), JobState.RUNNING)
+
+
+def test_a_warning_that_may_not_have_been_sent_is_sent_again():
+    server = Server(gpus=1)
+    id = server.submit(time_limit_s=100, warn=WarnSignal(12, 30))
+    server.kernel(id)
+    server.pass_time(60)
+    fresh = Server(gpus=1)
+    assert fresh.scheduler.restore([server.job(id)]) == ()
+    server.pass_time(20)
+    assert fresh.scheduler.restore([server.job(id)]) == (Signal(server.job(id), 12),)
 
 
 def test_restore_owes_what_was_left_undone():

@@ -156,6 +156,8 @@ def owed(job: Job) -> Action | None:
             return Launch(job)
         case JobState.STOPPING:
             return Stop(job)
+        case JobState.RUNNING if job.warned and job.spec.warn:
+            return Signal(job, job.spec.warn.signum)
         case _:
             return None
 
