@@ -124,11 +124,6 @@ class Launcher:
         names = (path.name.partition(".")[0] for path in (self._state_dir / "jobs").iterdir())
         return {JobId(int(name)) for name in names if name.isdecimal()}
 
-    def last_id(self) -> int:
-        """The highest id of a job that an attempt is on record for; 0 when there is none."""
-        names = (path.name.partition(".")[0] for path in (self._state_dir / "jobs").iterdir())
-        return max((int(name) for name in names if name.isdecimal()), default=0)
-
     def reap(self) -> None:
         """Collect supervisors that have ended, so that none stays a zombie."""
         self._children = [child for child in self._children if child.poll() is None]

@@ -70,7 +70,8 @@ def run(options: argparse.Namespace) -> None:
         grace_s = settings.limits.kill_grace_s
         launcher = Launcher(state_dir, systemd=own_units, kill_grace_s=grace_s)
         # After a backup was put back, jobs newer than it may have left their records.
-        inbox = Inbox(clock, max(store.restore().next_id, launcher.last_id() + 1))
+        newest = max(launcher.launched(), default=0)
+        inbox = Inbox(clock, max(store.restore().next_id, newest + 1))
         mps = _mps(settings, state_dir, own_units)
         job_env = {"CARMA_EMULATED_DIR": _cards(settings)} if _cards(settings) else {}
         world = DaemonWorld(state_dir, inbox, estimator, launcher, mps, grace_s, job_env)
@@ -115,7 +116,7 @@ def run(options: argparse.Namespace) -> None:
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, lambda *_: inbox.close())
         systemd.notify("READY=1")
-        log.info("ready: %s on %d GPUs", settings.policy, len(source.discover()))
+        log.info("ready: policy %s, telemetry %s", settings.policy, source.name)
         engine.run()
         systemd.notify("STOPPING=1")
         log.info("stopping; running jobs go on")
@@ -133,7 +134,7 @@ def _take_over(scheduler: Scheduler, launcher: Launcher, world: DaemonWorld) -> 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("carmad", description="The CARMA daemon.")
-    parser.add_argument("--config", help="settings file (default: %(default)s)")
+    parser.add_argument("--config", help="the settings file")
     parser.add_argument("--state-dir", help="where the database and the jobs' records live")
     parser.add_argument("--socket", help="where to listen for `carma`")
     parser.add_argument("--emulated", metavar="SPEC", help="emulate GPUs, e.g. 3xA100-40GB")
