@@ -61,6 +61,7 @@ class Limits:
     gpus_per_user: int | None = None
     queued_per_user: int = 10_000
     kill_grace_s: float = 30.0  # between SIGTERM and SIGKILL
+    preemption: bool = False  # may a policy take GPUs back? Jobs go on from what they saved
     backfill: int = 0  # how often a job that waits may be overtaken by one behind it; 0: never
 
 
@@ -70,6 +71,7 @@ class Retention:
     samples_hours: float = 48.0
     events_days: float = 30.0
     backups: int = 7  # daily copies kept; 0: none
+    journal_mib: int = 64  # disk for the record that `carmad.sim.shadow` replays; 0: none is kept
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Settings from a TOML file and the environment, checked; and back to TOML for `carma config show`.
 
-The environment wins over the file: CARMA_POLICY=rr, CARMA_MONITOR__WINDOW_S=5. What a policy,
-estimator or telemetry source is called is for those who look it up to check.
+The environment wins over the file: CARMA_POLICY=rr, CARMA_MONITOR__WINDOW_S=5, and a command
+line's `--set monitor.window_s=5` over both. What a policy, estimator or telemetry source is called
+is for those who look it up to check.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import difflib
 import json
 import math
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -46,11 +47,12 @@ _POSITIVE = {
 }
 
 
-def load(path: Path | None, environ: Mapping[str, str]) -> Settings:
-    """The settings in effect. `path` None: there is no file."""
+def load(path: Path | None, environ: Mapping[str, str], given: Sequence[str] = ()) -> Settings:
+    """The settings in effect. `path` None: there is no file. `given`: words as in `--set WORD`."""
     tree = {} if path is None else _read(path)
     variables = {key: name for name in environ if (key := _key_of(name)) is not None}
-    sources = _Sources(path, variables)
+    options = dict(map(_assignment, given))
+    sources = _Sources(path, variables, options)
     for key, _ in _leaves(tree):
         sources.expect_setting(key)
     # Strict, so that "5" is no number; and as JSON, where a strict dataclass may be a table.
@@ -59,6 +61,11 @@ def load(path: Path | None, environ: Mapping[str, str]) -> Settings:
     for key, name in variables.items():
         sources.expect_setting(key)
         _put(tree, key, environ[name])
+    for key, value in options.items():
+        sources.expect_setting(key)
+        if key in _SECTIONS:
+            raise sources.error(key, "is a group of settings, and not one of them")
+        _put(tree, key, value)
     settings = sources.validated(lambda: _SETTINGS.validate_python(tree))
     for key, wrong in _faults(settings):
         raise sources.error(key, wrong)
@@ -75,9 +82,12 @@ def dump(settings: Settings) -> str:
 class _Sources:
     """Where each setting was given, to name it when it is wrong."""
 
-    def __init__(self, path: Path | None, variables: Mapping[_Key, str]) -> None:
+    def __init__(
+        self, path: Path | None, variables: Mapping[_Key, str], options: Collection[_Key]
+    ) -> None:
         self._path = path
-        self._variables = variables
+        self._variables = {key: name for key, name in variables.items() if key not in options}
+        self._options = options
 
     def error(self, key: _Key, wrong: str) -> CarmaError:
         default = _DEFAULTS.get(key)
@@ -111,6 +121,8 @@ class _Sources:
     def _where(self, key: _Key) -> str:
         if name := self._variables.get(key):
             return f"the environment variable {name}"
+        if key in self._options:
+            return f"--set {'.'.join(key)}"
         return f"{self._path}: {'.'.join(key)}" if self._path else ".".join(key)
 
 
@@ -131,6 +143,13 @@ def _key_of(variable: str) -> _Key | None:
     key = tuple(name.lower().split("__"))
     meant = name != variable and (len(key) > 1 or key in _DEFAULTS)
     return key if meant else None
+
+
+def _assignment(word: str) -> tuple[_Key, str]:
+    name, equals, value = word.partition("=")
+    if not equals:
+        raise CarmaError(f"--set {word} has no value", "as in --set monitor.window_s=5")
+    return tuple(name.split(".")), value
 
 
 def _put(tree: _Tree, key: _Key, value: str) -> None:

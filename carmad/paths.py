@@ -43,6 +43,11 @@ def user_state_dir() -> str:
     return f"{base}/carma"
 
 
+def user_cache_dir() -> str:
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
+    return f"{base}/carma"
+
+
 def state_dir() -> str:
     """CARMA_STATE_DIR, else systemd's STATE_DIRECTORY, else /var/lib/carma for root."""
     if given := os.environ.get("CARMA_STATE_DIR") or os.environ.get("STATE_DIRECTORY"):

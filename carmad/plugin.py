@@ -1,15 +1,17 @@
 """Everything a plugin author imports."""
 
 from carmad.config import Preconditions, Settings
-from carmad.core.admission import idle
-from carmad.core.decision import Placement, Reason, Verdict
+from carmad.core.admission import Demand, idle
+from carmad.core.decision import AskAgain, Placement, Preemption, Proposal, Reason, Verdict
 from carmad.core.gpuview import GpuView
 from carmad.core.ports import Estimator, Policy, Recovery
 from carmad.core.types import Cause, Estimate, Exit, Gpu, GpuId, Job, JobId, JobSpec, Retry
-from carmad.core.view import View
+from carmad.core.view import NodeView, View
 
 __all__ = [
+    "AskAgain",
     "Cause",
+    "Demand",
     "Estimate",
     "Estimator",
     "Exit",
@@ -19,9 +21,12 @@ __all__ = [
     "Job",
     "JobId",
     "JobSpec",
+    "NodeView",
     "Placement",
     "Policy",
     "Preconditions",
+    "Preemption",
+    "Proposal",
     "Reason",
     "Recovery",
     "Retry",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import TypeVar, cast
 
 from carmad.config import Settings
-from carmad.core.decision import Placement
+from carmad.core.decision import Proposal
 from carmad.core.ports import Estimator, Policy, Recovery
 from carmad.core.sound import is_estimate
 from carmad.core.types import Estimate, Exit, Job, JobSpec, Retry
@@ -22,11 +23,20 @@ ESTIMATE_WITHIN_S = 20.0
 
 
 def policy(settings: Settings) -> Policy:
-    return GuardedPolicy(cast(Policy, _load("policies", settings.policy, settings)))
+    return GuardedPolicy(bare_policy(settings))
+
+
+def bare_policy(settings: Settings) -> Policy:
+    """Unguarded: for a simulation, which may fail with its policy."""
+    return cast(Policy, _load("policies", settings.policy, settings))
 
 
 def recovery(settings: Settings) -> Recovery:
-    return GuardedRecovery(cast(Recovery, _load("recoveries", settings.recovery.name, settings)))
+    return GuardedRecovery(bare_recovery(settings))
+
+
+def bare_recovery(settings: Settings) -> Recovery:
+    return cast(Recovery, _load("recoveries", settings.recovery.name, settings))
 
 
 def estimator(settings: Settings) -> Estimator:
@@ -108,7 +118,15 @@ class GuardedPolicy:
     def name(self) -> str:
         return self._policy.name
 
-    def plan(self, view: View) -> tuple[Placement, ...]:
+    def order(self, job: Job) -> float:
+        """By arrival, when the policy cannot say."""
+        try:
+            order = self._guard.ask(lambda: float(self._policy.order(job)), "place in line")
+        except Exception:  # noqa: BLE001 - foreign code
+            return 0.0
+        return 0.0 if math.isnan(order) else order
+
+    def plan(self, view: View) -> tuple[Proposal, ...]:
         return self._guard.ask(lambda: tuple(self._policy.plan(view)), "plan")
 
 

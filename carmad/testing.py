@@ -11,10 +11,10 @@ from dataclasses import replace
 from itertools import product
 
 from carmad.config import Settings
-from carmad.core.decision import Placement
+from carmad.core.decision import AskAgain, Placement, Preemption, Proposal, Reason
 from carmad.core.gpuview import GpuView
 from carmad.core.ports import Estimator, Policy, Recovery
-from carmad.core.sound import is_estimate, is_placement, is_retry
+from carmad.core.sound import is_estimate, is_proposal, is_retry
 from carmad.core.types import (
     Cause,
     Estimate,
@@ -28,7 +28,7 @@ from carmad.core.types import (
     JobState,
     Retry,
 )
-from carmad.core.view import View
+from carmad.core.view import View, by_node
 from carmad.core.window import Score
 
 
@@ -56,7 +56,7 @@ def a_gpu_view(index: int = 0, *, at: float = 0.0, **changes: object) -> GpuView
     gpu = a_gpu(index)
     sample = GpuSample(gpu.id, at, 0, gpu.memory_mib, 0.0, 0.0, 0.0)
     view = GpuView(
-        gpu, sample, Score(0.0, 0.0, 0.0, "sm_active"), (), gpu.memory_mib, 0, None, None
+        gpu, sample, Score(0.0, 0.0, 0.0, "sm_active"), (), gpu.memory_mib, 0, None, None, None
     )
     return replace(view, **changes)  # type: ignore[arg-type]
 
@@ -67,14 +67,18 @@ def a_view(
     settings: Settings | None = None,
     now: float = 0.0,
 ) -> View:
-    gpus = tuple(gpus)
-    running = {job.id: job for gpu in gpus for job in gpu.residents}
-    return View(now, gpus, tuple(queue), tuple(running.values()), settings or Settings())
+    nodes, node_of = by_node(gpus)
+    running = {job.id: job for node in nodes for gpu in node.gpus for job in gpu.residents}
+    settings = settings or Settings()
+    return View(now, nodes, node_of, tuple(queue), tuple(running.values()), settings)
 
 
 def check_policy(policy: Policy, settings: Settings | None = None, views: int = 200) -> None:
     """What every placement policy must do, tried on random servers and queues."""
     assert policy.name and policy.name.isidentifier(), "a policy's name is an identifier"
+    places = [policy.order(a_job(id)) for id in (1, 2, 1)]
+    assert places[0] == places[2], "the same job must have the same place in line"
+    assert all(place == place for place in places), "a place in line is a number"
     assert tuple(policy.plan(a_view([], []))) == (), "with no queue there is nothing to plan"
     seen = []
     for seed in range(views):
@@ -87,18 +91,27 @@ def check_policy(policy: Policy, settings: Settings | None = None, views: int = 
         assert plan == tuple(policy.plan(view)), "a plan must not depend on earlier ones"
     view = a_view([a_gpu_view()], [a_job(gpus_wanted=9)])
     plan = tuple(policy.plan(view))
-    assert not any(p.gpus for p in plan), "a job that wants 9 of 1 GPU must wait"
+    assert not _placed(plan), "a job that wants 9 of 1 GPU must wait"
     _check_plan(plan, view)
     alone = tuple(policy.plan(a_view([a_gpu_view()], [a_job()])))
-    assert any(p.gpus for p in alone), "one job and one idle GPU: it must start"
+    assert _placed(alone), "one job and one idle GPU: it must start"
 
 
-def _check_plan(plan: tuple[Placement, ...], view: View) -> None:
-    assert all(map(is_placement, plan)), "a plan is made of Placements, and those of their types"
+def _placed(plan: tuple[Proposal, ...]) -> bool:
+    return any(isinstance(proposal, Placement) and proposal.gpus for proposal in plan)
+
+
+def _check_plan(plan: tuple[Proposal, ...], view: View) -> None:
+    assert all(map(is_proposal, plan)), "a plan is made of proposals, and those of their types"
     assert plan or not view.queue, "jobs wait, and not one of them is told why"
-    judged = [placement.job for placement in plan]
-    assert len(set(judged)) == len(judged), "one placement per job"
-    for placement in plan:
+    proposals = [proposal for proposal in plan if not isinstance(proposal, AskAgain)]
+    judged = [proposal.job for proposal in proposals]
+    assert len(set(judged)) == len(judged), "one proposal per job"
+    running = {job.id for job in view.running}
+    for placement in proposals:
+        if isinstance(placement, Preemption):
+            assert placement.job in running, "only running jobs are preempted"
+            continue
         job = view.queued(placement.job)
         assert job is not None, "only queued jobs are placed"
         refused = {verdict.gpu for verdict in placement.verdicts if verdict.refused}
@@ -128,7 +141,7 @@ def _random_view(rng: random.Random, settings: Settings) -> View:
         gpus.append(
             a_gpu_view(
                 index,
-                at=rng.choice((0.0, 0.0, 0.0, 0.0, -3600.0)),
+                stale=rng.choice((None, None, None, None, Reason("stale", 5, 3600, "s"))),
                 residents=residents,
                 free_mib=rng.randrange(0, 40_960) if residents else 40_960,
                 score=Score(busy, busy / 2, busy / 2, "sm_active", busy, 30),

@@ -5,9 +5,9 @@ Every factory takes the settings, for the preconditions that the admin set for t
 
 from __future__ import annotations
 
-from carmad.plugin import GpuView, Job, Settings, View
+from carmad.plugin import GpuView, Settings
 from policies.filters import preconditions, unoccupied
-from policies.ranked import Ranked
+from policies.ranked import Ranked, RoundRobin
 
 
 def exclusive(settings: Settings) -> Ranked:
@@ -15,9 +15,9 @@ def exclusive(settings: Settings) -> Ranked:
     return Ranked("exclusive", (unoccupied(settings),), in_order)
 
 
-def rr(settings: Settings) -> Ranked:
+def rr(settings: Settings) -> RoundRobin:
     """Round-robin: the next GPU in a fixed cycle."""
-    return Ranked("rr", preconditions("rr", settings), after_the_last)
+    return RoundRobin("rr", preconditions("rr", settings), in_order)
 
 
 def magm(settings: Settings) -> Ranked:
@@ -39,23 +39,17 @@ def best_fit(settings: Settings) -> Ranked:
     return Ranked("best_fit", preconditions("best_fit", settings), least_free_memory)
 
 
-def in_order(job: Job, gpu: GpuView, view: View) -> float:
+def in_order(gpu: GpuView) -> float:
     return 0.0
 
 
-def after_the_last(job: Job, gpu: GpuView, view: View) -> float:
-    order = [g.id for g in view.gpus]
-    last = order.index(view.last_placed) if view.last_placed in order else -1
-    return (order.index(gpu.id) - last - 1) % len(order)
-
-
-def most_free_memory(job: Job, gpu: GpuView, view: View) -> float:
+def most_free_memory(gpu: GpuView) -> float:
     return -gpu.free_mib
 
 
-def least_free_memory(job: Job, gpu: GpuView, view: View) -> float:
+def least_free_memory(gpu: GpuView) -> float:
     return gpu.free_mib
 
 
-def least_utilised(job: Job, gpu: GpuView, view: View) -> float:
+def least_utilised(gpu: GpuView) -> float:
     return gpu.score.sm_mean

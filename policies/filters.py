@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from carmad.plugin import GpuView, Job, Preconditions, Reason, Settings, idle
+from carmad.plugin import Demand, GpuView, Preconditions, Reason, Settings, idle
 from policies.ranked import Filter
 
 
@@ -20,7 +20,7 @@ def preconditions(policy: str, settings: Settings) -> tuple[Filter, ...]:
 def unoccupied(settings: Settings) -> Filter:
     """Nobody is on the GPU: neither a job nor an outsider worth the name."""
 
-    def refuse(job: Job, gpu: GpuView) -> Reason | None:
+    def refuse(wanted: Demand, gpu: GpuView) -> Reason | None:
         return idle(gpu, settings)
 
     return refuse
@@ -32,11 +32,11 @@ def fits_memory(conditions: Preconditions) -> Filter:
     A mere guess does not keep a job off a GPU that is empty anyway.
     """
 
-    def refuse(job: Job, gpu: GpuView) -> Reason | None:
-        if job.estimate is None or (not job.estimate.firm and _empty(gpu)):
+    def refuse(wanted: Demand, gpu: GpuView) -> Reason | None:
+        if wanted.estimate is None or (not wanted.estimate.firm and _empty(gpu)):
             return None
-        margin = max(conditions.margin_mib, job.retry.margin_mib if job.retry else 0)
-        need = job.estimate.safe_mib + (0 if _empty(gpu) else margin)
+        margin = max(conditions.margin_mib, wanted.retry.margin_mib if wanted.retry else 0)
+        need = wanted.estimate.safe_mib + (0 if _empty(gpu) else margin)
         return Reason("memory", need, gpu.free_mib, "MiB") if need > gpu.free_mib else None
 
     return refuse
@@ -45,10 +45,10 @@ def fits_memory(conditions: Preconditions) -> Filter:
 def min_free(conditions: Preconditions) -> Filter:
     """At least so much memory is free (2 GB by default): what no estimate protects."""
 
-    def refuse(job: Job, gpu: GpuView) -> Reason | None:
+    def refuse(wanted: Demand, gpu: GpuView) -> Reason | None:
         need = conditions.min_free_mib
-        if job.estimate is None and job.retry is not None and not _empty(gpu):
-            need += job.retry.margin_mib
+        if wanted.estimate is None and wanted.retry is not None and not _empty(gpu):
+            need += wanted.retry.margin_mib
         return Reason("min_free", need, gpu.free_mib, "MiB") if gpu.free_mib < need else None
 
     return refuse
@@ -58,7 +58,7 @@ def not_risky(settings: Settings) -> Filter:
     """The GPU is not saturated already (CARMA paper, 3.3)."""
     limits = settings.risk
 
-    def refuse(job: Job, gpu: GpuView) -> Reason | None:
+    def refuse(wanted: Demand, gpu: GpuView) -> Reason | None:
         score = gpu.score
         if not score.risky(limits):
             return None

@@ -2,26 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
 
-from carmad.plugin import GpuView, Job, Placement, Reason, Verdict, View
+from carmad.plugin import Demand, GpuId, GpuView, Job, NodeView, Placement, Reason, Verdict, View
 
-Filter = Callable[[Job, GpuView], Reason | None]
-Rank = Callable[[Job, GpuView, View], float]
+Filter = Callable[[Demand, GpuView], Reason | None]
+Rank = Callable[[GpuView], float]
+Order = Callable[[Job], float]
 
 
-@dataclass(frozen=True, slots=True)
+class Fit(NamedTuple):
+    """What one node has for a demand: its GPUs that fit, best first, and the verdicts on all."""
+
+    ranks: tuple[float, ...]
+    gpus: tuple[GpuId, ...]
+    verdicts: tuple[Verdict, ...]
+
+
+def by_arrival(job: Job) -> float:
+    return 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Ranked:
-    """Jobs in line order; each takes its best-ranked GPUs, and ties go to the lower index.
+    """Jobs in order; each takes its best-ranked GPUs, and ties go to the lower index.
 
     The first job that must wait holds the line, as in the CARMA paper. With backfill set to k,
     the k jobs behind it may start before it, until it has been overtaken k times.
+
+    A job of several GPUs gets them on one node if any has enough, else on as few as can be.
     """
 
     name: str
     filters: tuple[Filter, ...]
     rank: Rank
+    ordered: Order = by_arrival
+
+    def order(self, job: Job) -> float:
+        return self.ordered(job)
 
     def plan(self, view: View) -> tuple[Placement, ...]:
         plan: list[Placement] = []
@@ -39,15 +60,56 @@ class Ranked:
                 steps_past_the_head -= 1
         return tuple(plan)
 
-    def _place(self, job: Job, view: View) -> Placement:
-        admissible, refused = view.judge(job)
-        verdicts = [self._verdict(job, gpu, view) for gpu in admissible]
-        index = {gpu.id: gpu.gpu.index for gpu in admissible}
-        fit = sorted((v.rank, index[v.gpu], v.gpu) for v in verdicts if v.rank is not None)
-        enough = len(fit) >= job.spec.gpus
-        chosen = tuple(gpu for _, _, gpu in fit[: job.spec.gpus]) if enough else ()
-        return Placement(job.id, chosen, (*refused, *verdicts))
+    def choose(self, fits: Sequence[Fit], gpus: int, view: View) -> tuple[GpuId, ...]:
+        """The GPUs to take of those that fit, node by node; none when there are too few."""
+        enough = [fit for fit in fits if len(fit.gpus) >= gpus]
+        if enough:
+            return min(enough, key=lambda fit: fit.ranks[:gpus]).gpus[:gpus]
+        fullest_first = sorted(fits, key=lambda fit: -len(fit.gpus))
+        spread = tuple(chain.from_iterable(fit.gpus for fit in fullest_first))
+        return spread[:gpus] if len(spread) >= gpus else ()
 
-    def _verdict(self, job: Job, gpu: GpuView, view: View) -> Verdict:
-        reasons = tuple(reason for refuse in self.filters if (reason := refuse(job, gpu)))
-        return Verdict(gpu.id, reasons, None if reasons else self.rank(job, gpu, view))
+    def _place(self, job: Job, view: View) -> Placement:
+        wanted = view.demand(job)
+
+        def fit(node: NodeView) -> Fit:
+            return self._fit(node, wanted, view)
+
+        fits = [node.recall((self, wanted), fit) for node in view.nodes]
+        verdicts = tuple(chain.from_iterable(fit.verdicts for fit in fits))
+        return Placement(job.id, self.choose(fits, wanted.gpus, view), verdicts)
+
+    def _fit(self, node: NodeView, wanted: Demand, view: View) -> Fit:
+        admissible, refused = node.judge(wanted, view.settings)
+        verdicts = [self._verdict(wanted, gpu) for gpu in admissible]
+        index = {gpu.id: gpu.gpu.index for gpu in admissible}
+        best = sorted((v.rank, index[v.gpu], v.gpu) for v in verdicts if v.rank is not None)
+        return Fit(
+            tuple(rank for rank, _, _ in best),
+            tuple(gpu for _, _, gpu in best),
+            (*refused, *verdicts),
+        )
+
+    def _verdict(self, wanted: Demand, gpu: GpuView) -> Verdict:
+        reasons = tuple(reason for refuse in self.filters if (reason := refuse(wanted, gpu)))
+        return Verdict(gpu.id, reasons, None if reasons else self.rank(gpu))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RoundRobin(Ranked):
+    """Ranked by index, and gone through in a cycle: the next after the GPU given out last."""
+
+    def choose(self, fits: Sequence[Fit], gpus: int, view: View) -> tuple[GpuId, ...]:
+        last = view.last_placed
+        if last is None or last not in view.node_of:
+            return Ranked.choose(self, fits, gpus, view)
+        at = view.node_of[last]
+        order = [gpu.id for gpu in view.nodes[at].gpus]
+        begin = order.index(last) + 1
+        later = [gpu for gpu in order[begin:] if gpu in fits[at].gpus]
+        earlier = [gpu for gpu in order[:begin] if gpu in fits[at].gpus]
+        others = [fit.gpus for fit in (*fits[at + 1 :], *fits[:at])]
+        for candidates in (later, *others, [*later, *earlier]):
+            if len(candidates) >= gpus:
+                return tuple(candidates[:gpus])
+        return Ranked.choose(self, fits, gpus, view)

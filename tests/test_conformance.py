@@ -52,6 +52,9 @@ class Policy:
     plan: Plan
     name: str = "wrong"
 
+    def order(self, job: Job) -> float:
+        return 0.0
+
 
 def good(view: View) -> tuple[Placement, ...]:
     return GOOD.plan(view)
@@ -92,6 +95,9 @@ def test_memory_of_earlier_plans() -> None:
     class Forgetful:
         views: list[View] = field(default_factory=list)
         name: str = "forgetful"
+
+        def order(self, job: Job) -> float:
+            return 0.0
 
         def plan(self, view: View) -> tuple[Placement, ...]:
             if not self.views or self.views[-1] is not view:
@@ -165,7 +171,7 @@ def test_running_jobs() -> None:
 
 
 def test_a_job_judged_twice() -> None:
-    fails(lambda view: (*good(view), *good(view)[:1]), "one placement per job")
+    fails(lambda view: (*good(view), *good(view)[:1]), "one proposal per job")
 
 
 def test_a_silent_wait() -> None:
@@ -214,7 +220,7 @@ def test_nothing_ever_starts() -> None:
 
 
 def test_an_answer_that_is_no_plan() -> None:
-    fails(lambda view: tuple((p.job, p.gpus) for p in good(view)), "Placements")  # type: ignore[misc]
+    fails(lambda view: tuple((p.job, p.gpus) for p in good(view)), "made of proposals")  # type: ignore[misc]
 
 
 @dataclass

@@ -12,7 +12,7 @@ import pytest
 from carmad import registry
 from carmad.config import Recovery, Settings
 from carmad.core.decision import Placement
-from carmad.core.types import Cause, Estimate, Exit
+from carmad.core.types import Cause, Estimate, Exit, Job
 from carmad.core.view import View
 from carmad.errors import CarmaError
 from carmad.registry import GuardedEstimator, GuardedPolicy, GuardedRecovery
@@ -98,6 +98,9 @@ class Policy:
     def __init__(self, *answers: Callable[[], tuple[Placement, ...]]) -> None:
         self.answers = list(answers)
         self.views: list[View] = []
+
+    def order(self, job: Job) -> float:
+        return 0.0
 
     def plan(self, view: View) -> tuple[Placement, ...]:
         self.views.append(view)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from carmad.config import Collocation, Limits, Monitor, Recovery, Settings
-from carmad.core.decision import Placement, Reason, Verdict
+from carmad.core.decision import AskAgain, Placement, Preemption, Reason, Verdict
 from carmad.core.messages import (
     CancelRequested,
     Discovered,
@@ -17,6 +17,7 @@ from carmad.core.messages import (
     Signal,
     Submitted,
     Tick,
+    Wake,
 )
 from carmad.core.states import IllegalTransition, advance
 from carmad.core.types import (
@@ -256,6 +257,98 @@ def test_cancel_frees_the_gpu_only_when_the_processes_are_gone():
         Cause.CANCELLED,
     )
     assert server.job(second).state is S.STARTING
+
+
+class Scripted:
+    """Plans whatever `plan` says."""
+
+    name = "scripted"
+
+    def __init__(self, plan, order=lambda job: 0.0):
+        self.plan = plan
+        self.order = order
+
+
+def youngest_first(view):
+    """The head takes the GPUs of the first running job."""
+    job = view.queue[0]
+    if not view.gpus[0].residents:
+        return (Placement(job.id, (view.gpus[0].id,)),)
+    return (Preemption(view.running[0].id, Reason("behind")),)
+
+
+PREEMPTING = Settings(limits=Limits(preemption=True))
+
+
+def test_a_preempted_job_goes_back_in_line_and_keeps_what_it_ran_for():
+    server = Server(gpus=1, settings=PREEMPTING, policy=Scripted(youngest_first, lambda j: -j.id))
+    first = server.submit()
+    server.pass_time(40)
+    second = server.submit()
+    assert (server.job(first).state, server.job(first).stop) == (S.STOPPING, Cause.PREEMPTED)
+    assert server.job(second).state is S.QUEUED  # the GPU is not free before the processes are gone
+    server.pass_time(5)
+    server.exit(first, Exit(Cause.FAILURE, None, 15))
+    assert server.job(second).state is S.STARTING
+    job = server.job(first)
+    assert (job.state, job.served_s, job.failures, job.stop) == (S.QUEUED, 45.0, (), None)
+    server.exit(second)
+    server.pass_time(10)
+    assert server.job(first).attained_s(server.now) == 55.0
+    assert server.job(first).attempt == 2
+
+
+def test_a_job_that_ends_well_while_it_is_preempted_has_ended():
+    server = Server(gpus=1, settings=PREEMPTING, policy=Scripted(youngest_first))
+    first, _ = server.submit(), server.submit()
+    server.exit(first)
+    assert server.last(first).state is S.SUCCEEDED
+
+
+def test_a_preempted_job_can_still_be_cancelled():
+    server = Server(gpus=1, settings=PREEMPTING, policy=Scripted(youngest_first))
+    first, _ = server.submit(), server.submit()
+    server.tell(CancelRequested(server.now, first, "ada"))
+    server.exit(first, Exit(Cause.FAILURE, None, 15))
+    assert server.last(first).state is S.CANCELLED
+
+
+@pytest.mark.parametrize(
+    ("settings", "requeue"), [(Settings(), True), (PREEMPTING, False)], ids=["off", "the job's no"]
+)
+def test_nobody_is_preempted_where_that_is_not_allowed(settings, requeue):
+    server = Server(gpus=1, settings=settings, policy=Scripted(youngest_first))
+    first, _ = server.submit(requeue=requeue), server.submit()
+    assert server.job(first).state is S.STARTING
+    assert server.why(first)[1] == ["not_preemptible"]
+
+
+def test_the_time_limit_counts_what_a_preempted_job_ran_for():
+    server = Server(gpus=1, settings=PREEMPTING, policy=Scripted(youngest_first, lambda j: -j.id))
+    first = server.submit(time_limit_s=100)
+    server.pass_time(60)
+    second = server.submit()
+    server.exit(first, Exit(Cause.FAILURE, None, 15))
+    server.exit(second)
+    server.pass_time(41)
+    assert server.job(first).stop is Cause.TIME_LIMIT
+
+
+def test_a_policy_s_order_is_the_line_but_recovery_and_niceness_come_first():
+    none = Scripted(lambda view: (), order=lambda job: job.spec.expected_s)
+    server = Server(policy=none)
+    long, short, nice = (
+        server.submit(expected_s=expected_s, nice=nice)
+        for expected_s, nice in ((900, 0), (60, 0), (1, 5))
+    )
+    assert [job.id for job in server.scheduler.line()] == [short, long, nice]
+
+
+def test_a_policy_can_ask_to_be_asked_again():
+    server = Server(policy=Scripted(lambda view: (AskAgain(view.now + 5),)))
+    server.now = 3.0
+    server.submit()
+    assert Wake(8.0) in server.steps[-1].actions
 
 
 def test_the_time_limit_warns_then_stops():
@@ -562,6 +655,9 @@ class Broken:
     def __init__(self, answer):
         self.answer = answer
 
+    def order(self, job):
+        return 0.0
+
     def plan(self, view):
         if isinstance(self.answer, Exception):
             raise self.answer
@@ -598,6 +694,9 @@ def test_a_broken_policy_is_reported_not_fatal(answer):
 def test_a_policy_cannot_break_a_hard_rule():
     class Reckless:
         name = "reckless"
+
+        def order(self, job):
+            return 0.0
 
         def plan(self, view):
             return [Placement(job.id, (view.gpus[0].id,) * job.spec.gpus) for job in view.queue]

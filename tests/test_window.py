@@ -1,5 +1,6 @@
 """The risk analysis of the CARMA paper, 3.3."""
 
+import math
 import statistics
 
 import pytest
@@ -11,6 +12,11 @@ from carmad.core.types import GpuSample
 from carmad.core.window import Score, Window, ema, percentile, risk
 
 fractions = st.lists(st.floats(0, 1), min_size=1, max_size=60)
+
+
+def seconds(values):
+    """One sample a second."""
+    return [(value, 1.0) for value in values]
 
 
 def fed(values, monitor=None, **others):
@@ -25,22 +31,56 @@ def test_the_weighted_sum_by_hand():
     last = 0.0
     for _ in range(4):
         last += (2 / 3) * (1.0 - last)
-    assert risk(values, 2, Risk()) == pytest.approx(0.2 * 0.8 + 0.3 + 0.3 + 0.2 * last)
+    levels = seconds(values)
+    assert risk(levels, Monitor(window_s=2), Risk()) == pytest.approx(
+        0.2 * 0.8 + 0.3 + 0.3 + 0.2 * last
+    )
 
 
 @given(fractions)
 def test_the_weights_add_up_so_risk_stays_between_the_extremes(values):
-    assert min(values) - 1e-9 <= risk(values, 30, Risk()) <= max(values) + 1e-9
+    found = risk(seconds(values), Monitor(), Risk())
+    assert min(values) - 1e-9 <= found <= max(values) + 1e-9
 
 
 @given(fractions)
 def test_percentile_and_ema_agree_with_their_definitions(values):
-    ordered = sorted(values)
-    assert percentile(ordered, 0.5) == pytest.approx(statistics.median(values))
+    ordered = seconds(sorted(values))
+    assert percentile(ordered, 0.5, 1.0) == pytest.approx(statistics.median(values))
     if len(values) > 1:
         expected = statistics.quantiles(values, n=20, method="inclusive")[-1]
-        assert percentile(ordered, 0.95) == pytest.approx(expected)
-    assert ema([values[0]] * 5, 30) == pytest.approx(values[0])
+        assert percentile(ordered, 0.95, 1.0) == pytest.approx(expected)
+    assert ema(seconds([values[0]] * 5), Monitor()) == pytest.approx(values[0])
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.integers(1, 9)), min_size=1, max_size=12))
+def test_a_long_sample_counts_as_that_many_short_ones(runs):
+    """What lets a simulator send a sample only when something changes."""
+    watched = Monitor(stale_s=math.inf)
+    long, short = Window(watched, Risk()), Window(watched, Risk())
+    at = 0
+    for value, length in [(0.5, 1), *runs]:
+        for second in range(at + 1, at + length + 1):
+            short.add(GpuSample("g", float(second), sm_active=value, dram_active=value / 2))
+        at += length
+        long.add(GpuSample("g", float(at), sm_active=value, dram_active=value / 2))
+    for metric in ("sm_active", "dram_active", "sm_mean"):
+        assert getattr(long.score, metric) == pytest.approx(getattr(short.score, metric))
+
+
+def test_a_sample_that_began_before_the_window_counts_for_what_is_in_it():
+    window = Window(Monitor(window_s=10, stale_s=100), Risk())
+    window.add(GpuSample("g", 0.0, sm_active=0.0))
+    window.add(GpuSample("g", 50.0, sm_active=1.0))
+    window.add(GpuSample("g", 55.0, sm_active=0.0))
+    assert window.score.sm_mean == pytest.approx(0.5)
+
+
+def test_samples_at_one_instant_divide_by_nothing():
+    window = Window(Monitor(), Risk())
+    window.add(GpuSample("g", 0.0, sm_active=0.5))
+    window.add(GpuSample("g", 0.0, sm_active=0.9))
+    assert window.score.sm_mean == pytest.approx(0.5)  # the second stood for no time
 
 
 def test_only_the_window_counts():

@@ -115,6 +115,7 @@ def _begin(reason: Reason) -> str:
 PHRASES: dict[str, Callable[[Reason], str]] = {
     # of one GPU: the hard rules
     "fault": lambda r: f"is faulty: {r.detail}",
+    "not_preemptible": lambda r: "keeps its GPUs: it may not be preempted",
     "drained": lambda r: f"is drained: {r.detail}",
     "stale": _stale,
     "mig_single": lambda r: "is a MIG instance, and a job can use one of those only",
@@ -143,6 +144,7 @@ PHRASES: dict[str, Callable[[Reason], str]] = {
 
 SHORT = {
     "fault": "GpuFault",
+    "not_preemptible": "NotPreemptible",
     "drained": "Drained",
     "stale": "NoReading",
     "mig_single": "MigSingle",

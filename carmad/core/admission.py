@@ -1,20 +1,46 @@
-"""The hard rules: which GPUs a job may be given at all. Policies only choose among those."""
+"""The hard rules: which GPUs a job may be given at all. Policies only choose among those.
+
+A rule sees a job's `Demand` and nothing else of it, so that equal demands can be judged once.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
 
 from carmad.config import Settings
 from carmad.core.decision import Reason
 from carmad.core.gpuview import GpuView
-from carmad.core.types import Job, Mode
-
-Rule = Callable[[Job, GpuView, float, Settings], Reason | None]
+from carmad.core.types import Estimate, Job, Mode, Retry
 
 
-def refusals(job: Job, gpu: GpuView, now: float, settings: Settings) -> tuple[Reason, ...]:
-    """Every hard rule that keeps `job` off `gpu`; none: the GPU is admissible."""
-    return tuple(reason for rule in RULES if (reason := rule(job, gpu, now, settings)))
+@dataclass(frozen=True, slots=True, eq=False)
+class Demand:
+    """All of a job that decides which GPUs it can have. Made by `demand`: equal ones are one."""
+
+    gpus: int
+    alone: bool  # it must have them to itself
+    mps_uid: int | None  # whose MPS server it needs, where one serves one user only
+    estimate: Estimate | None
+    retry: Retry | None
+
+
+def demand(job: Job, settings: Settings) -> Demand:
+    shared = settings.collocation
+    uid = job.spec.uid if shared.mps and not shared.mps_multiuser else None
+    return _demand(job.spec.gpus, alone(job, settings), uid, job.estimate, job.retry)
+
+
+_demand = lru_cache(maxsize=4096)(Demand)
+
+
+Rule = Callable[[Demand, GpuView, Settings], Reason | None]
+
+
+def refusals(wanted: Demand, gpu: GpuView, settings: Settings) -> tuple[Reason, ...]:
+    """Every hard rule that keeps `wanted` off `gpu`; none: the GPU is admissible."""
+    return tuple(reason for rule in RULES if (reason := rule(wanted, gpu, settings)))
 
 
 def alone(job: Job, settings: Settings) -> bool:
@@ -44,34 +70,30 @@ def idle(gpu: GpuView, settings: Settings) -> Reason | None:
     return None
 
 
-def _fault(job: Job, gpu: GpuView, now: float, settings: Settings) -> Reason | None:
+def _fault(wanted: Demand, gpu: GpuView, settings: Settings) -> Reason | None:
     if gpu.sample is not None and gpu.sample.fault:
         return Reason("fault", detail=gpu.sample.fault)
     return None
 
 
-def _drained(job: Job, gpu: GpuView, now: float, settings: Settings) -> Reason | None:
+def _drained(wanted: Demand, gpu: GpuView, settings: Settings) -> Reason | None:
     return Reason("drained", detail=gpu.drained) if gpu.drained else None
 
 
-def _stale(job: Job, gpu: GpuView, now: float, settings: Settings) -> Reason | None:
-    limit = settings.monitor.stale_s
-    if gpu.sample is None:
-        return Reason("stale", limit, 0, "s", "no reading yet")
-    age = now - gpu.sample.at
-    return Reason("stale", limit, age, "s") if age > limit else None
+def _stale(wanted: Demand, gpu: GpuView, settings: Settings) -> Reason | None:
+    return gpu.stale
 
 
-def _mig(job: Job, gpu: GpuView, now: float, settings: Settings) -> Reason | None:
+def _mig(wanted: Demand, gpu: GpuView, settings: Settings) -> Reason | None:
     if not gpu.gpu.is_mig:
         return None
-    if job.spec.gpus > 1:  # the portable rule: a process sees one MIG instance
-        return Reason("mig_single", 1, job.spec.gpus, "GPUs")
+    if wanted.gpus > 1:  # the portable rule: a process sees one MIG instance
+        return Reason("mig_single", 1, wanted.gpus, "GPUs")
     return Reason("busy", 0, len(gpu.residents), "jobs", _labels(gpu)) if gpu.residents else None
 
 
-def _exclusive(job: Job, gpu: GpuView, now: float, settings: Settings) -> Reason | None:
-    if alone(job, settings):
+def _exclusive(wanted: Demand, gpu: GpuView, settings: Settings) -> Reason | None:
+    if wanted.alone:
         return idle(gpu, settings)
     for resident in gpu.residents:
         if alone(resident, settings):
@@ -79,27 +101,27 @@ def _exclusive(job: Job, gpu: GpuView, now: float, settings: Settings) -> Reason
     return None
 
 
-def _settling(job: Job, gpu: GpuView, now: float, settings: Settings) -> Reason | None:
+def _settling(wanted: Demand, gpu: GpuView, settings: Settings) -> Reason | None:
     return gpu.settling
 
 
-def _jobs_per_gpu(job: Job, gpu: GpuView, now: float, settings: Settings) -> Reason | None:
+def _jobs_per_gpu(wanted: Demand, gpu: GpuView, settings: Settings) -> Reason | None:
     limit = settings.collocation.max_jobs_per_gpu
     if len(gpu.residents) >= limit:
         return Reason("jobs_per_gpu", limit, len(gpu.residents), "jobs")
     return None
 
 
-def _mps_user(job: Job, gpu: GpuView, now: float, settings: Settings) -> Reason | None:
+def _mps_user(wanted: Demand, gpu: GpuView, settings: Settings) -> Reason | None:
     """One MPS server serves one user; a second user's job would hang in cuInit."""
-    if not settings.collocation.mps or settings.collocation.mps_multiuser:
+    if wanted.mps_uid is None:
         return None
-    other = next((j for j in gpu.residents if j.spec.uid != job.spec.uid), None)
+    other = next((j for j in gpu.residents if j.spec.uid != wanted.mps_uid), None)
     return Reason("mps_user", detail=other.spec.user) if other else None
 
 
-def _avoid(job: Job, gpu: GpuView, now: float, settings: Settings) -> Reason | None:
-    if job.retry and gpu.id in job.retry.avoid:
+def _avoid(wanted: Demand, gpu: GpuView, settings: Settings) -> Reason | None:
+    if wanted.retry and gpu.id in wanted.retry.avoid:
         return Reason("avoid", detail="ran out of memory there")
     return None
 

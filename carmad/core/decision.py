@@ -41,6 +41,24 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
+class Preemption:
+    """A policy's wish that a running job gives its GPUs back and returns to the line."""
+
+    job: JobId
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class AskAgain:
+    """A policy's wish to be asked at this instant, whether or not anything happens until then."""
+
+    at: float
+
+
+Proposal = Placement | Preemption | AskAgain
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """A placement as it was decided. Recorded when its choice or its reasons change."""
 
@@ -50,15 +68,23 @@ class Decision:
 
     def same_story(self, other: Decision) -> bool:
         """Moving numbers alone are no news, or a waiting job would write a row a second."""
-        return _story(self.placement) == _story(other.placement)
+        mine, its = self.placement, other.placement
+        return (
+            mine.gpus == its.gpus
+            and _story(mine.reasons) == _story(its.reasons)
+            and len(mine.verdicts) == len(its.verdicts)
+            and all(map(_same_verdict, mine.verdicts, its.verdicts))
+        )
 
 
-def _story(placement: Placement) -> object:
-    return (
-        placement.gpus,
-        tuple((v.gpu, tuple((r.code, r.detail) for r in v.refused)) for v in placement.verdicts),
-        tuple((r.code, r.detail) for r in placement.reasons),
-    )
+def _same_verdict(one: Verdict, other: Verdict) -> bool:
+    if one is other:  # a GPU on which nothing changed
+        return True
+    return one.gpu == other.gpu and _story(one.refused) == _story(other.refused)
+
+
+def _story(reasons: tuple[Reason, ...]) -> tuple[tuple[str, str], ...]:
+    return tuple((reason.code, reason.detail) for reason in reasons)
 
 
 def refuse(placement: Placement, reason: Reason) -> Placement:

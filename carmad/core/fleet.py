@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 
 from carmad.config import Settings
-from carmad.core.gpuview import GpuView, free_memory, settling
+from carmad.core.gpuview import GpuView, free_memory, settling, stale
+from carmad.core.ledger import Ledger
 from carmad.core.messages import Drain
 from carmad.core.meter import metered
 from carmad.core.types import Gpu, GpuId, GpuSample, Job, JobId, ProcessUse, Usage
+from carmad.core.view import NodeView, by_node
 from carmad.core.window import Window
 
 
 class Fleet:
+    """Keeps a view of each GPU as long as it stands, so that a step costs what it changes."""
+
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._windows: dict[GpuId, Window] = {}
         self.gpus: dict[GpuId, Gpu] = {}
         self.drains: dict[GpuId, Drain] = {}
         self.usage: dict[JobId, Usage] = {}  # fresher than the jobs' own
+        self.node_of: dict[GpuId, int] = {}
+        self._nodes: tuple[NodeView, ...] = ()
+        self._outdated: set[GpuId] = set()  # something about them changed since they were viewed
+        self._stands_until: dict[GpuId, float] = {}  # those whose view time alone will change
+        self._metered: dict[JobId, None] = {}  # whose usage has changed since it was saved
 
     def discover(self, gpus: Iterable[Gpu]) -> None:
         """These are all the GPUs now; those that stay keep their windows."""
@@ -29,17 +39,42 @@ class Fleet:
         self._windows = {
             gpu: self._windows.get(gpu) or Window(monitor, weights) for gpu in self.gpus
         }
+        self._stands_until.clear()
+        views = (self._view(gpu, (), 0.0) for gpu in self.gpus)
+        self._nodes, self.node_of = by_node(views)
+        self.look_again()
+
+    def look_again(self) -> None:
+        """No view stands any longer."""
+        self._outdated.update(self.gpus)
+
+    def drain(self, gpu: GpuId, drain: Drain | None) -> None:
+        """Give this GPU no further job, or (None) give it jobs again."""
+        if drain is None:
+            self.drains.pop(gpu, None)
+        else:
+            self.drains[gpu] = drain
+        self._outdated.add(gpu)
 
     def add(self, sample: GpuSample, residents: tuple[Job, ...]) -> None:
         """Take in a reading of a GPU that `residents` are on; of an unknown GPU it is ignored."""
         if window := self._windows.get(sample.gpu):
             gap = self._settings.monitor.stale_s
-            self.usage.update(metered(self.usage, residents, window.last, sample, gap))
+            usage = metered(self.usage, residents, window.last, sample, gap)
+            self.usage.update(usage)
+            self._metered.update(dict.fromkeys(usage))
             window.add(sample)
+            self._outdated.add(sample.gpu)
+
+    def newly_metered(self) -> list[JobId]:
+        """The jobs whose usage has changed since the last call."""
+        jobs, self._metered = list(self._metered), {}
+        return jobs
 
     def with_usage(self, job: Job) -> Job:
         """The job with what it was measured to use so far."""
-        return replace(job, usage=self.usage.get(job.id, job.usage))
+        usage = self.usage.get(job.id)
+        return job if usage is None or usage == job.usage else replace(job, usage=usage)
 
     def processes(self, gpu: GpuId) -> tuple[ProcessUse, ...]:
         """Those of the last reading."""
@@ -51,10 +86,33 @@ class Fleet:
         faulty = {gpu for gpu, window in self._windows.items() if window.last and window.last.fault}
         return self.gpus.keys() - self.drains.keys() - faulty
 
-    def view(self, gpu: GpuId, residents: tuple[Job, ...], now: float) -> GpuView:
-        window = self._windows[gpu]
-        fresh = settling(gpu, residents, window.since, now, self._settings.monitor)
+    def nodes(self, now: float, ledger: Ledger) -> tuple[NodeView, ...]:
+        """Every node as it is now. A node on which nothing changed is the same one as before."""
+        outdated = self._outdated | ledger.touched()
+        outdated.update(gpu for gpu, until in self._stands_until.items() if now > until)
+        self._outdated = set()
+        outdated &= self.gpus.keys()
+        if outdated:
+            nodes = list(self._nodes)
+            for at in {self.node_of[gpu] for gpu in outdated}:
+                gpus = (
+                    self._view(old.id, ledger.residents(old.id), now) if old.id in outdated else old
+                    for old in nodes[at].gpus
+                )
+                nodes[at] = NodeView(nodes[at].name, tuple(gpus))
+            self._nodes = tuple(nodes)
+        return self._nodes
+
+    def _view(self, gpu: GpuId, residents: tuple[Job, ...], now: float) -> GpuView:
+        window, monitor = self._windows[gpu], self._settings.monitor
+        fresh = settling(gpu, residents, window.since, now, monitor)
         free, outsiders = free_memory(self.gpus[gpu], window.last, residents, settled=fresh is None)
+        if fresh:
+            self._stands_until[gpu] = -math.inf  # how long it has waited is told anew each time
+        elif window.last is None or monitor.stale_s == math.inf:
+            self._stands_until.pop(gpu, None)
+        else:
+            self._stands_until[gpu] = window.last.at + monitor.stale_s
         drain = self.drains.get(gpu)
         return GpuView(
             self.gpus[gpu],
@@ -64,5 +122,6 @@ class Fleet:
             free,
             outsiders,
             fresh,
+            stale(window.last, now, monitor),
             drain.reason if drain else None,
         )

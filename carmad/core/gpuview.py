@@ -19,6 +19,7 @@ class GpuView:
     free_mib: int  # memory neither used nor promised to a resident
     outsider_mib: int  # memory of processes that are nobody's job
     settling: Reason | None  # why it is too early to add a job (TTFK), if it is
+    stale: Reason | None  # why its last reading is no ground to decide on, if it is not
     drained: str | None  # the admin's reason
 
     @property
@@ -65,6 +66,14 @@ def promised(job: Job, settled: bool) -> int:
     if job.estimate is None or (settled and not job.estimate.firm):
         return 0
     return job.estimate.safe_mib
+
+
+def stale(sample: GpuSample | None, now: float, monitor: Monitor) -> Reason | None:
+    """Whether the last reading is too old to place a job by."""
+    if sample is None:
+        return Reason("stale", monitor.stale_s, 0, "s", "no reading yet")
+    age = now - sample.at
+    return Reason("stale", monitor.stale_s, age, "s") if age > monitor.stale_s else None
 
 
 def settling(

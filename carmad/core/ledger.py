@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
 
-from carmad.core.line import Place, is_conditional, place_in_line
+from carmad.core.line import Held, Place, is_conditional, place_in_line
 from carmad.core.types import GpuId, Job, JobId, JobState
 
 ENDED_REMEMBERED = 4096  # outcomes kept for jobs that are submitted to depend on them
@@ -14,64 +14,125 @@ ENDED_REMEMBERED = 4096  # outcomes kept for jobs that are submitted to depend o
 class Ledger:
     """`put` is the only way in: it keeps every index right, and notes what has changed."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        order: Callable[[Job], float],
+        jobs: Iterable[Job] = (),
+        ended: Iterable[tuple[JobId, JobState]] = (),
+    ) -> None:
+        self._order = order
         self.jobs: dict[JobId, Job] = {}
         self.holders: dict[JobId, Job] = {}  # those that hold GPUs
+        self.watched: dict[JobId, Job] = {}  # holders to which something happens as time passes
         self.conditional: dict[JobId, Job] = {}  # queued ones that a barrier may hold up
-        self.ended: dict[JobId, JobState] = {}  # the most recent ones
-        self._line: list[Place] = []  # the queued jobs' places, in order
+        self.ended: dict[JobId, JobState] = dict(ended)  # the most recent ones
+        self.held = Held()
+        self._places: dict[JobId, Place] = {}  # of the queued jobs
+        self._line: list[Place] = []  # these, in order
+        self._queued: list[Job] = []  # the jobs at them
+        self._queue: tuple[Job, ...] | None = None  # the same, as long as it stands
+        self._running: tuple[Job, ...] | None = None
+        self._residents: dict[GpuId, dict[JobId, Job]] = {}
         self._followers: dict[JobId, dict[JobId, None]] = {}  # who waits for a job, in id order
         self._changed: list[Job] = []
-
-    def load(self, jobs: Iterable[Job], ended: Iterable[tuple[JobId, JobState]]) -> None:
-        """Begin anew with these."""
-        for index in (self.jobs, self.holders, self.conditional, self.ended, self._followers):
-            index.clear()
-        self._line.clear()
-        self.ended.update(ended)
+        self._touched: set[GpuId] = set()
         for job in jobs:
             self.put(job)
-        self._changed.clear()
+        self.forget_changes()
 
     def put(self, job: Job) -> None:
         """Make `job` the current version."""
         old = self.jobs.get(job.id)
+        self._changed.append(job)
         if old is None:
             for after in job.spec.after:
                 self._followers.setdefault(after.job, {})[job.id] = None
         elif old.state is JobState.QUEUED:
-            del self._line[bisect_left(self._line, place_in_line(old))]
-            self.conditional.pop(job.id, None)
-        self._changed.append(job)
-        if job.holds_gpus:
-            self.holders[job.id] = job
-        else:
-            self.holders.pop(job.id, None)
+            self._leave_line(old)
+        elif old.holds_gpus and not job.holds_gpus:
+            self._let_go(old)
         if job.ended:
             self._end(job)
             return
         self.jobs[job.id] = job
         self.ended.pop(job.id, None)  # it was requeued
         if job.state is JobState.QUEUED:
-            insort(self._line, place_in_line(job))
-            if is_conditional(job):
-                self.conditional[job.id] = job
+            self._join_line(job)
+        elif job.holds_gpus:
+            self._hold(job)
 
-    def changes(self) -> tuple[Job, ...]:
-        """Every version put since the last call, in order."""
-        changed, self._changed = tuple(self._changed), []
-        return changed
+    def changed(self) -> tuple[Job, ...]:
+        """Every version put since they were last forgotten, in order."""
+        return tuple(self._changed)
 
-    def line(self) -> list[Job]:
+    def forget_changes(self) -> None:
+        self._changed.clear()
+
+    def touched(self) -> set[GpuId]:
+        """The GPUs on whose residents anything has changed since the last call."""
+        touched, self._touched = self._touched, set()
+        return touched
+
+    def line(self) -> tuple[Job, ...]:
         """The queued jobs in order, also those that may not start yet."""
-        return [self.jobs[place[-1]] for place in self._line]
+        if self._queue is None:
+            self._queue = tuple(self._queued)
+        return self._queue
+
+    def line_with(self, job: Job) -> tuple[Job, ...]:
+        """The line if `job` stood in it, too."""
+        at = bisect_left(self._line, place_in_line(job, self._order(job)))
+        return (*self._queued[:at], job, *self._queued[at:])
+
+    def running(self) -> tuple[Job, ...]:
+        """Those that hold GPUs."""
+        if self._running is None:
+            self._running = tuple(self.holders.values())
+        return self._running
 
     def residents(self, gpu: GpuId) -> tuple[Job, ...]:
-        return tuple(job for job in self.holders.values() if gpu in job.gpus)
+        return tuple(self._residents.get(gpu, {}).values())
 
     def waiting_for(self, job: JobId) -> tuple[Job, ...]:
         """Those that are to start after `job`."""
         return tuple(self.jobs[id] for id in self._followers.get(job, ()))
+
+    def _join_line(self, job: Job) -> None:
+        place = self._places[job.id] = place_in_line(job, self._order(job))
+        at = bisect_left(self._line, place)
+        self._line.insert(at, place)
+        self._queued.insert(at, job)
+        self._queue = None
+        if is_conditional(job):
+            self.conditional[job.id] = job
+
+    def _leave_line(self, job: Job) -> None:
+        at = bisect_left(self._line, self._places.pop(job.id))
+        del self._line[at], self._queued[at]
+        self._queue = None
+        self.conditional.pop(job.id, None)
+
+    def _hold(self, job: Job) -> None:
+        if job.id not in self.holders:
+            self.held.add(job)
+        self.holders[job.id] = job
+        self._running = None
+        for gpu in job.gpus:
+            self._residents.setdefault(gpu, {})[job.id] = job
+        self._touched.update(job.gpus)
+        if job.spec.time_limit_s is not None or len(job.kernels) < len(job.gpus):
+            self.watched[job.id] = job
+        else:
+            self.watched.pop(job.id, None)
+
+    def _let_go(self, job: Job) -> None:
+        del self.holders[job.id]
+        self._running = None
+        self.held.remove(job)
+        for gpu in job.gpus:
+            del self._residents[gpu][job.id]
+        self._touched.update(job.gpus)
+        self.watched.pop(job.id, None)
 
     def _end(self, job: Job) -> None:
         self.jobs.pop(job.id, None)

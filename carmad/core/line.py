@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
+from typing import TypeVar
 
 from carmad.core.decision import Reason
 from carmad.core.types import AfterKind, Job, JobId, JobState
@@ -13,30 +14,39 @@ from carmad.core.types import AfterKind, Job, JobId, JobState
 FEW = 8  # of the jobs that one waits for, so many are named
 
 
-Place = tuple[bool, int, float, JobId]
+K = TypeVar("K")
+Place = tuple[bool, int, float, float, JobId]
 
 
-def place_in_line(job: Job) -> Place:
-    """The recovery queue first (CARMA paper, 3.5), then by niceness, then by arrival."""
-    return (job.retry is None, job.spec.nice, job.submitted_at, job.id)
+def place_in_line(job: Job, order: float) -> Place:
+    """The recovery queue first (CARMA paper, 3.5), then by niceness, by the policy's `order`, and
+    by arrival."""
+    return (job.retry is None, job.spec.nice, order, job.submitted_at, job.id)
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
     """What running jobs hold: GPU places per user, tasks per array."""
 
-    gpus: Counter[str]
-    tasks: Counter[JobId]
+    gpus: Counter[str] = field(default_factory=Counter)
+    tasks: Counter[JobId] = field(default_factory=Counter)
 
-    @staticmethod
-    def by(holders: Iterable[Job]) -> Held:
-        gpus: Counter[str] = Counter()
-        tasks: Counter[JobId] = Counter()
-        for job in holders:
-            gpus[job.spec.user] += len(job.gpus)
-            if job.spec.array:
-                tasks[job.spec.array.array] += 1
-        return Held(gpus, tasks)
+    def add(self, job: Job) -> None:
+        self._count(job, 1)
+
+    def remove(self, job: Job) -> None:
+        self._count(job, -1)
+
+    def _count(self, job: Job, sign: int) -> None:
+        _add(self.gpus, job.spec.user, sign * len(job.gpus))
+        if job.spec.array:
+            _add(self.tasks, job.spec.array.array, sign)
+
+
+def _add(counts: Counter[K], key: K, number: int) -> None:
+    counts[key] += number
+    if not counts[key]:
+        del counts[key]  # users and arrays come and go
 
 
 def is_conditional(job: Job) -> bool:

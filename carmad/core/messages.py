@@ -144,7 +144,14 @@ class Stop:
     job: Job
 
 
-Action = EstimateMemory | Launch | Signal | Stop
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """Send a `Tick` at this instant. A world that samples every second need not."""
+
+    at: float
+
+
+Action = EstimateMemory | Launch | Signal | Stop | Wake
 
 
 def owed(job: Job) -> Action | None:

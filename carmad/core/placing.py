@@ -6,14 +6,23 @@ from dataclasses import replace
 
 from carmad.config import Settings
 from carmad.core.admission import mode, refusals
-from carmad.core.decision import Decision, Placement, Reason, refuse
+from carmad.core.decision import (
+    AskAgain,
+    Decision,
+    Placement,
+    Preemption,
+    Proposal,
+    Reason,
+    refuse,
+)
 from carmad.core.fleet import Fleet
 from carmad.core.ledger import Ledger
-from carmad.core.line import Held, barrier
+from carmad.core.line import barrier
+from carmad.core.messages import Action, Launch, Stop, Wake
 from carmad.core.ports import Policy
-from carmad.core.sound import is_placement
+from carmad.core.sound import is_proposal
 from carmad.core.states import advance
-from carmad.core.types import GpuId, Job, JobId, JobState
+from carmad.core.types import Cause, GpuId, Job, JobId, JobState
 from carmad.core.view import View
 
 
@@ -29,52 +38,65 @@ class Placer:
         self._news: list[Decision] = []
         self.decisions: dict[JobId, Decision] = {}
 
-    def view(self, now: float) -> View:
-        holders = tuple(self._ledger.holders.values())
-        held, quota = Held.by(holders), self._settings.limits.gpus_per_user
-        live = self._ledger.jobs
-        doubtful = self._ledger.conditional if quota is None else live  # a quota may hold up any
-        ready = tuple(
-            job
-            for job in self._ledger.line()
-            if job.id not in doubtful or barrier(job, now, live, held, quota) is None
+    def view(self, now: float, joining: Job | None = None) -> View:
+        """What the policy is shown; with `joining`, as if that job stood in line, too."""
+        line = self._ledger.line_with(joining) if joining else self._ledger.line()
+        return View(
+            now,
+            self._fleet.nodes(now, self._ledger),
+            self._fleet.node_of,
+            self._ready(line, now),
+            self._ledger.running(),
+            self._settings,
+            self._last_placed,
         )
-        gpus = tuple(
-            self._fleet.view(gpu, self._ledger.residents(gpu), now) for gpu in self._fleet.gpus
-        )
-        return View(now, gpus, ready, holders, self._settings, self._last_placed)
 
     def barrier(self, job: Job, now: float) -> Reason | None:
         """What keeps a queued job out of the policy's sight, if anything does."""
-        held = Held.by(self._ledger.holders.values())
-        return barrier(job, now, self._ledger.jobs, held, self._settings.limits.gpus_per_user)
+        quota = self._settings.limits.gpus_per_user
+        return barrier(job, now, self._ledger.jobs, self._ledger.held, quota)
 
-    def plan(self, now: float) -> list[Job]:
-        """Start what the policy says may start. Returns those jobs."""
-        started: list[Job] = []
-        while self._plan_once(now, started):
+    def plan(self, now: float) -> list[Action]:
+        """Start what the policy says may start, and stop what it preempts."""
+        actions: list[Action] = []
+        while self._ledger.line() and self._plan_once(now, actions):
             pass
-        return started
+        return actions
 
     def news(self) -> tuple[Decision, ...]:
         """The decisions since the last call that tell another story than the one before."""
         news, self._news = tuple(self._news), []
         return news
 
-    def _plan_once(self, now: float, started: list[Job]) -> bool:
-        """Place as planned. True: a job started whose quota or array is exhausted by that, and
+    def _ready(self, line: tuple[Job, ...], now: float) -> tuple[Job, ...]:
+        """The line without those that a barrier holds up."""
+        doubtful = self._ledger.conditional
+        if self._settings.limits.gpus_per_user is not None:
+            return tuple(job for job in line if not self.barrier(job, now))  # it may hold up any
+        if not doubtful:
+            return line
+        return tuple(job for job in line if job.id not in doubtful or not self.barrier(job, now))
+
+    def _plan_once(self, now: float, actions: list[Action]) -> bool:
+        """Do as planned. True: a job started whose quota or array is exhausted by that, and
         what follows in the plan counted on others that now may not start."""
         view = self.view(now)
         if not view.queue:
             return False
         waiting: list[JobId] = []  # judged, and passed over by those that start below
-        for placement in self._planned(view):
-            job = view.queued(placement.job)
+        for proposal in self._planned(view):
+            if isinstance(proposal, AskAgain):
+                actions.append(Wake(proposal.at))
+                continue
+            if isinstance(proposal, Preemption):
+                actions += self._preempt(proposal, now)
+                continue
+            job = view.queued(proposal.job)
             if job is None:
                 continue
-            if placement.gpus and self.barrier(job, now):
+            if proposal.gpus and self.barrier(job, now):
                 return True
-            checked = self._checked(job, placement, view)
+            checked = self._checked(job, proposal, view)
             self._decide(Decision(now, self._policy.name, checked))
             if not checked.gpus:
                 waiting.append(job.id)
@@ -82,15 +104,29 @@ class Placer:
             for id in waiting:
                 passed = self._ledger.jobs[id]
                 self._ledger.put(replace(passed, overtaken=passed.overtaken + 1))
-            started.append(self._start(job, checked.gpus, view))
+            actions.append(Launch(self._start(job, checked.gpus, view)))
             view = view.with_placement(job, checked.gpus)
         return False
 
-    def _planned(self, view: View) -> tuple[Placement, ...]:
+    def _preempt(self, wish: Preemption, now: float) -> list[Action]:
+        """Take a running job's GPUs back, where the settings and the job allow it."""
+        job = self._ledger.jobs.get(wish.job)
+        if job is None or job.state not in (JobState.STARTING, JobState.RUNNING):
+            return []
+        allowed = self._settings.limits.preemption and job.spec.requeue
+        why = wish.reason if allowed else Reason("not_preemptible")
+        self._decide(Decision(now, self._policy.name, Placement(job.id, reasons=(why,))))
+        if not allowed:
+            return []
+        stopping = advance(job, JobState.STOPPING, stop=Cause.PREEMPTED)
+        self._ledger.put(stopping)
+        return [Stop(stopping)]
+
+    def _planned(self, view: View) -> tuple[Proposal, ...]:
         """The policy's plan; a policy that fails is reported on the job that waits for it."""
         try:
             plan = tuple(self._policy.plan(view))
-            wrong = [answer for answer in plan if not is_placement(answer)]
+            wrong = [answer for answer in plan if not is_proposal(answer)]
             if not wrong:
                 return plan
             problem = f"it answered {wrong[0]!r:.200}"
@@ -102,13 +138,13 @@ class Placer:
         """The placement, or a wait that says which hard rule its GPUs would have broken."""
         if not placement.gpus:
             return placement
-        known = {gpu.id: gpu for gpu in view.gpus}
         chosen = tuple(dict.fromkeys(placement.gpus))
-        if len(chosen) != job.spec.gpus or not all(gpu in known for gpu in chosen):
+        if len(chosen) != job.spec.gpus or not all(gpu in view.node_of for gpu in chosen):
             answer = ", ".join(placement.gpus)
             return refuse(placement, Reason("policy_failed", detail=f"it chose {answer:.200}"))
+        wanted = view.demand(job)
         for gpu in chosen:
-            if broken := refusals(job, known[gpu], view.now, self._settings):
+            if broken := refusals(wanted, view.gpu(gpu), self._settings):
                 return refuse(placement, broken[0])
         return placement
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from carmad.core.decision import Placement
+from carmad.core.decision import Proposal
 from carmad.core.messages import Action, Step
 from carmad.core.types import Estimate, Exit, Job, JobSpec, Retry
 from carmad.core.view import View
@@ -16,10 +16,16 @@ class Policy(Protocol):
     @property
     def name(self) -> str: ...
 
-    def plan(self, view: View) -> tuple[Placement, ...]:
-        """Placements, in the order they are to be made, for the jobs it judged.
+    def order(self, job: Job) -> float:
+        """A queued job's place in line: lowest first, ties by arrival. Asked once per change of
+        the job. Jobs that recover, and less nice ones, go first in any case."""
+        ...
 
-        A placement without GPUs says why that job waits. Jobs left out wait in line.
+    def plan(self, view: View) -> tuple[Proposal, ...]:
+        """Proposals, in the order they are to be carried out, for the jobs it judged.
+
+        A placement without GPUs says why that job waits. Jobs left out wait in line. What a
+        preempted job held is free only in a later view, when its processes are gone.
         """
         ...
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from carmad.config import Settings
 from carmad.core.decision import Decision, Reason
@@ -21,7 +22,6 @@ from carmad.core.messages import (
     Event,
     Exited,
     HoldRequested,
-    Launch,
     Noticed,
     RequeueRequested,
     Sampled,
@@ -46,8 +46,8 @@ class Scheduler:
         self.settings = settings
         self.policy = policy
         self.recovery = recovery
-        self._ledger = Ledger()
         self._fleet = Fleet(settings)
+        self._ledger = Ledger(policy.order)
         self._placer = Placer(settings, policy, self._ledger, self._fleet)
         self._usage_saved_at = 0.0
         self._begin()
@@ -66,11 +66,11 @@ class Scheduler:
         now = events[-1].at
         self._expire(now)
         if not all(isinstance(event, Submitted) for event in events):
-            self._actions += map(Launch, self._placer.plan(now))
+            self._actions += self._placer.plan(now)
         self.check()
         return Step(
             events,
-            self._ledger.changes(),
+            self._ledger.changed(),
             self._placer.news(),
             tuple(self._actions),
             tuple(self.drains.values()) if self._drained else None,
@@ -83,10 +83,10 @@ class Scheduler:
         drains: Iterable[Drain] = (),
     ) -> tuple[Action, ...]:
         """Take over what a store holds; returns the actions that may have been left undone."""
-        self._ledger.load(jobs, ended)
-        self._fleet.drains.clear()
-        self._fleet.drains.update((drain.gpu, drain) for drain in drains)
-        self._placer.decisions.clear()
+        self._ledger = Ledger(self.policy.order, jobs, ended)
+        self._placer = Placer(self.settings, self.policy, self._ledger, self._fleet)
+        self._fleet.drains = {drain.gpu: drain for drain in drains}
+        self._fleet.look_again()
         return tuple(action for job in self.jobs.values() if (action := owed(job)))
 
     # -- what others may look at
@@ -114,7 +114,7 @@ class Scheduler:
         """What running jobs were measured to use, fresher than their own."""
         return self._fleet.usage
 
-    def line(self) -> list[Job]:
+    def line(self) -> tuple[Job, ...]:
         return self._ledger.line()
 
     @property
@@ -122,23 +122,27 @@ class Scheduler:
         """The latest on each job that was judged and has not ended."""
         return self._placer.decisions
 
-    def view(self, now: float) -> View:
-        return self._placer.view(now)
+    def view(self, now: float, joining: Job | None = None) -> View:
+        """What the policy is shown; with `joining`, as if that job stood in line, too."""
+        return self._placer.view(now, joining)
 
     def barrier(self, job: Job, now: float) -> Reason | None:
         """What keeps a queued job out of the policy's sight, if anything does."""
         return self._placer.barrier(job, now)
 
     def check(self) -> None:
-        """Assert what must hold after every step."""
-        on_gpu: dict[GpuId, list[Job]] = {}
-        for job in self._ledger.holders.values():
-            assert self.jobs[job.id] is job
-            assert job.holds_gpus and len(set(job.gpus)) == job.spec.gpus
+        """Assert what must hold after every step, of what the last one changed."""
+        for id in {job.id for job in self._ledger.changed()}:
+            job = self.jobs.get(id)
+            if job is None or not job.holds_gpus:
+                assert id not in self._ledger.holders
+                continue
+            assert self._ledger.holders[id] is job
+            assert len(set(job.gpus)) == job.spec.gpus
             for gpu in job.gpus:
-                on_gpu.setdefault(gpu, []).append(job)
-        for residents in on_gpu.values():
-            assert len(residents) == 1 or not any(job.exclusive for job in residents)
+                residents = self._ledger.residents(gpu)
+                assert job in residents
+                assert len(residents) == 1 or not any(each.exclusive for each in residents)
 
     # -- events
 
@@ -189,10 +193,9 @@ class Scheduler:
                 self._note_kernel(job, sample.gpu, event.at)
         if event.at - self._usage_saved_at >= USAGE_SAVED_EVERY_S:
             self._usage_saved_at = event.at
-            for job in tuple(self._ledger.holders.values()):
-                metered = self._fleet.with_usage(job)
-                if metered != job:
-                    self._put(metered)
+            for id in self._fleet.newly_metered():
+                if holder := self._ledger.holders.get(id):
+                    self._put(self._fleet.with_usage(holder))
 
     def _note_kernel(self, job: Job, gpu: GpuId, now: float) -> None:
         """TTFK bookkeeping, step 2 of the CARMA paper's Table 2."""
@@ -209,14 +212,16 @@ class Scheduler:
             return  # a stale or repeated report
         exit = self._explained(job, event.exit)
         at = min(event.at, event.ended_at or event.at)
-        if job.state is JobState.STOPPING:
+        if job.stop is Cause.PREEMPTED and exit.cause is not Cause.SUCCESS:
+            self._back_in_line(job, served_s=job.attained_s(at))
+        elif job.state is JobState.STOPPING and job.stop is not Cause.PREEMPTED:
             timed_out = job.stop is Cause.TIME_LIMIT
             state = JobState.TIMED_OUT if timed_out else JobState.CANCELLED
             self._end(job, state, replace(exit, cause=job.stop or Cause.CANCELLED), at)
         elif exit.cause is Cause.SUCCESS:
             self._end(job, JobState.SUCCEEDED, exit, at)
         elif exit.cause is Cause.GPU_OOM:
-            retry = self._recover(self._shared_with_outsiders(job), exit)
+            retry = self._recover(self._shared_with_outsiders(job, event.at), exit)
             if retry:
                 self._requeue(job, exit, retry)
             else:
@@ -233,6 +238,8 @@ class Scheduler:
                 self._end(job, JobState.CANCELLED, exit, event.at)
             case Job(state=JobState.STARTING | JobState.RUNNING) as job:
                 self._stop(job, Cause.CANCELLED)
+            case Job(state=JobState.STOPPING, stop=Cause.PREEMPTED) as job:
+                self._put(replace(job, stop=Cause.CANCELLED))
             case _:
                 pass  # unknown, stopping or over: nothing left to cancel
 
@@ -256,20 +263,20 @@ class Scheduler:
             self._put(again)
 
     def _on_drain_requested(self, event: DrainRequested) -> None:
-        drains = self._fleet.drains
         if event.reason is None:
-            drains.pop(event.gpu, None)
+            self._fleet.drain(event.gpu, None)
         elif event.gpu in self.gpus:
-            drains[event.gpu] = Drain(event.gpu, event.reason, event.by, event.at)
+            drain = Drain(event.gpu, event.reason, event.by, event.at)
+            self._fleet.drain(event.gpu, drain)
         self._drained = True
 
     # -- time
 
     def _expire(self, now: float) -> None:
-        for job in tuple(self._ledger.holders.values()):
+        for job in tuple(self._ledger.watched.values()):
             if job.state is not JobState.STOPPING and job.started_at is not None:
                 self._note_untouched(job, now - job.started_at)
-                self._limit(self.jobs[job.id], now - job.started_at)
+                self._limit(self.jobs[job.id], job.attained_s(now))
 
     def _limit(self, job: Job, elapsed: float) -> None:
         if job.spec.time_limit_s is None:
@@ -313,9 +320,10 @@ class Scheduler:
                     held.append(f"{who} held {p.memory_mib} MiB")
         return replace(exit, neighbours=tuple(held))
 
-    def _shared_with_outsiders(self, job: Job) -> Job:
+    def _shared_with_outsiders(self, job: Job, now: float) -> Job:
         floor = self.settings.monitor.outsider_mib
-        gpus = [gpu for gpu in self.view(0.0).gpus if gpu.id in job.gpus]
+        view = self.view(now)
+        gpus = [view.gpu(gpu) for gpu in job.gpus if gpu in self.gpus]
         return replace(job, shared=job.shared or any(gpu.outsider_mib > floor for gpu in gpus))
 
     def _recover(self, job: Job, exit: Exit) -> Retry | None:
@@ -334,16 +342,12 @@ class Scheduler:
         return retry
 
     def _requeue(self, job: Job, exit: Exit, retry: Retry | None) -> None:
+        self._back_in_line(job, retry=retry, failures=(*job.failures, exit))
+
+    def _back_in_line(self, job: Job, **changes: Any) -> None:
+        metered = self._fleet.with_usage(job)
         self._put(
-            advance(
-                self._fleet.with_usage(job),
-                JobState.QUEUED,
-                gpus=(),
-                mode=None,
-                kernels=(),
-                retry=retry,
-                failures=(*job.failures, exit),
-            )
+            advance(metered, JobState.QUEUED, gpus=(), mode=None, kernels=(), stop=None, **changes)
         )
 
     def _stop(self, job: Job, cause: Cause) -> None:
@@ -365,7 +369,7 @@ class Scheduler:
 
     def _begin(self) -> None:
         """Forget what the last step changed."""
-        self._ledger.changes()
+        self._ledger.forget_changes()
         self._placer.news()
         self._actions: list[Action] = []
         self._drained = False

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from carmad.core.decision import Placement, Reason, Verdict
+from carmad.core.decision import AskAgain, Placement, Preemption, Reason, Verdict
 from carmad.core.types import Estimate, Retry
+
+
+def is_proposal(answer: object) -> bool:
+    if isinstance(answer, AskAgain):
+        return isinstance(answer.at, float | int)
+    if isinstance(answer, Preemption):
+        return isinstance(answer.job, int) and _are_reasons((answer.reason,))
+    return is_placement(answer)
 
 
 def is_placement(answer: object) -> bool:

@@ -56,6 +56,7 @@ class Cause(StrEnum):
     LAUNCH_FAILED = "launch_failed"  # never started: cwd, environment, command
     LOST = "lost"  # its supervisor is gone without a word: a reboot, a kill -9
     DEPENDENCY = "dependency"  # a job it waited for ended the wrong way
+    PREEMPTED = "preempted"  # the policy took its GPUs back; it goes on later
 
 
 class AfterKind(StrEnum):
@@ -108,11 +109,12 @@ class JobSpec:
     exclusive: bool = False
     nice: int = 0  # higher yields to others
     time_limit_s: float | None = None
+    expected_s: float | None = None  # how long it should run alone, for policies that ask
     warn: WarnSignal | None = None
     begin_at: float | None = None
     after: tuple[After, ...] = ()
     array: ArrayTask | None = None
-    requeue: bool = True  # may run again when it is lost to a reboot
+    requeue: bool = True  # may run again when it is lost to a reboot, or preempted
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +190,7 @@ class Job:
     retry: Retry | None = None
     failures: tuple[Exit, ...] = ()  # of earlier attempts
     overtaken: int = 0  # jobs behind it that started first
+    served_s: float = 0.0  # what earlier attempts ran for, of those that were preempted
     warned: bool = False
     stop: Cause | None = None  # why it is STOPPING
     exit: Exit | None = None
@@ -202,6 +205,11 @@ class Job:
     @property
     def ended(self) -> bool:
         return self.state in ENDED
+
+    def attained_s(self, now: float) -> float:
+        """How long it has run so far, in preempted attempts and in this one."""
+        running = now - self.started_at if self.holds_gpus and self.started_at is not None else 0.0
+        return self.served_s + running
 
     @property
     def exclusive(self) -> bool:

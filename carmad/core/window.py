@@ -1,4 +1,8 @@
-"""The sliding window of one GPU's samples, and the collocation risk it amounts to."""
+"""The sliding window of one GPU's samples, and the collocation risk it amounts to.
+
+A sample tells of the time since the one before it, so each counts for as long as that was: a
+monitor's samples all the same, a simulator's, which come only when something changes, by length.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
+from operator import itemgetter
 
 from carmad.config import Monitor, Risk
 from carmad.core.types import GpuSample
@@ -33,79 +38,117 @@ class Score:
         ) >= limits.dram_active
 
 
+Level = tuple[float, float]  # a value, and the seconds for which it stood
+
+
 class Window:
     """The last `window_s` seconds of one GPU. Fed in time order."""
 
     def __init__(self, monitor: Monitor, weights: Risk) -> None:
         self._monitor = monitor
         self._weights = weights
-        self._samples: deque[GpuSample] = deque()
+        self._samples: deque[tuple[GpuSample, float]] = deque()  # each with its seconds
+        self._score: Score | None = Score()
         self.since: float | None = None  # when this GPU was first watched without a gap
-        self.score = Score()
 
     @property
     def last(self) -> GpuSample | None:
-        return self._samples[-1] if self._samples else None
+        return self._samples[-1][0] if self._samples else None
+
+    @property
+    def score(self) -> Score:
+        if self._score is None:
+            self._score = self._scored()
+        return self._score
 
     def add(self, sample: GpuSample) -> None:
-        last = self.last
+        last, seconds = self.last, self._monitor.period_s
         if last is None or sample.at - last.at > self._monitor.stale_s:
             self.since = sample.at
-        self._samples.append(sample)
-        while self._samples[0].at <= sample.at - self._monitor.window_s:
+        else:
+            seconds = sample.at - last.at
+        self._samples.append((sample, seconds))
+        while self._samples[0][0].at <= sample.at - self._monitor.window_s:
             self._samples.popleft()
-        self.score = self._scored()
+        self._score = None
 
     def _scored(self) -> Score:
-        values, sm_source = self._values("sm_active"), "sm_active"
-        if not values:
-            values, sm_source = self._values("utilization"), "utilization"
-        sm = self._risk(values)
+        levels, sm_source = self._levels("sm_active"), "sm_active"
+        if not levels:
+            levels, sm_source = self._levels("utilization"), "utilization"
+        sm = self._risk(levels)
         return Score(
             sm_active=sm,
-            sm_occupancy=self._risk(self._values("sm_occupancy")),
-            dram_active=self._risk(self._values("dram_active")),
+            sm_occupancy=self._risk(self._levels("sm_occupancy")),
+            dram_active=self._risk(self._levels("dram_active")),
             sm_source=None if sm is None else sm_source,
-            sm_mean=sum(values) / len(values) if values else 0.0,
+            sm_mean=mean(levels) if levels else 0.0,
             samples=len(self._samples),
         )
 
-    def _values(self, metric: str) -> list[float]:
-        return [value for sample in self._samples if (value := getattr(sample, metric)) is not None]
+    def _levels(self, metric: str) -> list[Level]:
+        """Cut where the window begins: the oldest may have begun before it."""
+        begin = self._samples[-1][0].at - self._monitor.window_s
+        return [
+            (value, min(seconds, sample.at - begin))
+            for sample, seconds in self._samples
+            if (value := getattr(sample, metric)) is not None
+        ]
 
-    def _risk(self, values: list[float]) -> float | None:
-        if not values:
-            return None
-        span = max(1, round(self._monitor.window_s / self._monitor.period_s))
-        return risk(values, span, self._weights)
+    def _risk(self, levels: list[Level]) -> float | None:
+        return risk(levels, self._monitor, self._weights) if levels else None
 
 
-def risk(values: Sequence[float], span: int, weights: Risk) -> float:
+def risk(levels: Sequence[Level], monitor: Monitor, weights: Risk) -> float:
     """The weighted sum of mean, median, 95th percentile and EMA (CARMA paper, 3.3).
 
-    `values` are in time order, at least one; `span` is the window's length in samples.
+    `levels` are in time order, at least one.
     """
-    ordered = sorted(values)
+    ordered = sorted(levels, key=itemgetter(0))
+    if ordered[0][0] == ordered[-1][0]:
+        return ordered[0][0] * (weights.mean + weights.median + weights.p95 + weights.ema)
     return (
-        weights.mean * sum(values) / len(values)
-        + weights.median * percentile(ordered, 0.50)
-        + weights.p95 * percentile(ordered, 0.95)
-        + weights.ema * ema(values, span)
+        weights.mean * mean(levels)
+        + weights.median * percentile(ordered, 0.50, monitor.period_s)
+        + weights.p95 * percentile(ordered, 0.95, monitor.period_s)
+        + weights.ema * ema(levels, monitor)
     )
 
 
-def percentile(ordered: Sequence[float], q: float) -> float:
-    """Linear interpolation between the two nearest of `ordered` values; `q` is 0–1."""
-    at = q * (len(ordered) - 1)
-    low = int(at)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (at - low) * (ordered[high] - ordered[low])
+def mean(levels: Sequence[Level]) -> float:
+    total = sum(seconds for _, seconds in levels)
+    if not total:  # several at one instant: the last is the truth
+        return levels[-1][0]
+    return sum(value * seconds for value, seconds in levels) / total
 
 
-def ema(values: Sequence[float], span: int) -> float:
-    """Exponential moving average with α = 2 / (span + 1), begun at the first value."""
-    alpha = 2 / (span + 1)
-    average = values[0]
-    for value in islice(values, 1, None):
-        average += alpha * (value - average)
+def percentile(ordered: Sequence[Level], q: float, period_s: float) -> float:
+    """The value below which a GPU was for a share `q` (0–1) of the time.
+
+    Of samples of one period each it is the linear interpolation between the two nearest; longer
+    ones count as that many. `ordered` is by value.
+    """
+    total = sum(seconds for _, seconds in ordered)
+    at = q * max(0.0, total - period_s) + min(period_s, total) / 2
+    before, value_before = 0.0, ordered[0][0]
+    begin = 0.0
+    for value, seconds in ordered:
+        half = min(period_s, seconds) / 2
+        if at < begin + half:
+            share = (at - before) / (begin + half - before)
+            return value_before + share * (value - value_before)
+        begin += seconds
+        before, value_before = begin - half, value
+        if at <= before:
+            return value
+    return value_before
+
+
+def ema(levels: Sequence[Level], monitor: Monitor) -> float:
+    """Exponential moving average, begun at the first value: α = 2 / (n + 1) for each period, of
+    which the window has n."""
+    alpha = 2 / (max(1, round(monitor.window_s / monitor.period_s)) + 1)
+    average = levels[0][0]
+    for value, seconds in islice(levels, 1, None):
+        average += (1 - (1 - alpha) ** (seconds / monitor.period_s)) * (value - average)
     return average

@@ -112,12 +112,12 @@ def judged(
     job = Job(JobId(0), spec, JobState.QUEUED, now, estimate=estimate)
     if reason := core.barrier(job, now):
         return Placement(job.id, reasons=(reason,)), False
-    view = core.view(now)
+    view = core.view(now, joining=job)
     try:
-        for queue, starts in (((*view.queue, job), True), ((job,), False)):
-            for placement in core.policy.plan(replace(view, queue=queue)):
-                if placement.job == job.id:
-                    return placement, starts and bool(placement.gpus)
+        for queue, starts in ((view.queue, True), ((job,), False)):
+            for answer in core.policy.plan(replace(view, queue=queue)):
+                if isinstance(answer, Placement) and answer.job == job.id:
+                    return answer, starts and bool(answer.gpus)
     except Exception as error:  # noqa: BLE001 - foreign code
         reason = Reason("policy_failed", detail=f"it raised {error!r:.200}")
         return Placement(job.id, reasons=(reason,)), False

@@ -17,6 +17,7 @@ from carmad.core.messages import (
     Noticed,
     Signal,
     Stop,
+    Wake,
 )
 from carmad.core.ports import Estimator
 from carmad.core.types import Cause, Exit, Job, JobId, Mode
@@ -74,7 +75,7 @@ class DaemonWorld:
         """Never raises: what goes wrong comes back as an event."""
         if isinstance(action, EstimateMemory):
             self._estimates.submit(self._estimate, action.job)
-        else:
+        elif not isinstance(action, Wake):  # the monitor wakes the core every second as it is
             self._hands.submit(self._do, action)
 
     def release(self, job: JobId) -> None:

@@ -14,6 +14,9 @@ class LeastJobs:
     min_free_mib: int
     name: str = "least_jobs"
 
+    def order(self, job: Job) -> float:
+        return 0.0  # by arrival
+
     def plan(self, view: View) -> tuple[Placement, ...]:
         plan: list[Placement] = []
         for job in view.queue:

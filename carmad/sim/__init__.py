@@ -1,0 +1,1 @@
+"""The simulator: the very same core, driven by a virtual clock and modelled GPUs over a trace."""

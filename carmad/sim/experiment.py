@@ -1,0 +1,33 @@
+"""Everything that determines a simulated run: the same experiment has the same outcome."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from carmad.config import Settings
+from carmad.sim.hardware import Cluster
+from carmad.sim.task import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Physics:
+    """What happens around training itself, in seconds and MiB."""
+
+    first_kernel_s: float = 10.0  # from the launch to the first kernel and the whole memory (TTFK)
+    oom_s: float = 5.0  # from the failed allocation to the process being gone
+    stop_s: float = 2.0  # from being told to stop to being gone
+    checkpoint_s: float = 10.0  # what saving and loading cost a preempted job, in its own time
+    fragmentation_mib: int = 0  # not to be had by a newcomer, for each resident there before it
+    estimate_error: float = 0.0  # σ of the log-normal factor on each memory estimate
+    duration_error: float = 0.0  # σ of the log-normal factor on each expected duration
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    trace: Trace
+    cluster: Cluster
+    settings: Settings = Settings()  # with the policy, the recovery, MPS or not
+    estimator: str = "none"  # none, oracle, or one of the trace's own columns
+    interference: str = "learned"  # none, additive, measured or learned
+    physics: Physics = Physics()
+    seed: int = 0

@@ -1,0 +1,53 @@
+"""A trace: what is submitted when, and what it really needs. Values only; no file is read here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a job asks of each of its GPUs while it trains there alone. Fractions are 0–1."""
+
+    model: str = ""  # with `batch_size`, how measured pairs are found
+    batch_size: int = 0  # 0: not known
+    memory_mib: int = 1024  # the real peak of the whole process, as nvidia-smi shows it
+    sm_active: float = 0.5  # SMACT
+    sm_occupancy: float = 0.25  # SMOCC
+    dram_active: float = 0.2  # DRAMA
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One row of a trace."""
+
+    name: str
+    submit_s: float  # since the trace's begin
+    duration_s: float  # of training alone on `reference`, from its first kernel to its end
+    gpus: int = 1
+    user: str = "user"
+    load: Load = Load()
+    reference: str = ""  # the GPU kind that duration_s was measured on; "": the cluster's first
+    expected_s: float | None = None  # what a predictor says of duration_s, if one is at hand
+    deadline_s: float | None = None  # wanted done this long after submission
+    time_limit_s: float | None = None
+    exclusive: bool = False
+    fails: bool = False  # ends with an error of its own, after duration_s
+    estimates: tuple[tuple[str, int], ...] = ()  # estimator's name, its answer in MiB per GPU
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A row that could not be used, and why."""
+
+    line: int  # in the file, counted from 1
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Tasks in the order of their submission; the first one's `submit_s` is 0."""
+
+    name: str
+    tasks: tuple[Task, ...]
+    rejected: tuple[Rejected, ...] = ()
