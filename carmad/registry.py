@@ -11,7 +11,7 @@ from typing import TypeVar, cast
 from carmad.config import Settings
 from carmad.core.decision import Proposal
 from carmad.core.ports import Estimator, Policy, Recovery
-from carmad.core.sound import is_estimate
+from carmad.sound import is_estimate, is_proposal, is_retry
 from carmad.core.types import Estimate, Exit, Job, JobSpec, Retry
 from carmad.core.view import View
 from carmad.errors import CarmaError
@@ -127,7 +127,12 @@ class GuardedPolicy:
         return 0.0 if math.isnan(order) else order
 
     def plan(self, view: View) -> tuple[Proposal, ...]:
-        return self._guard.ask(lambda: tuple(self._policy.plan(view)), "plan")
+        """Raises what the policy raises, TimeoutError, or TypeError for nonsense."""
+        plan = self._guard.ask(lambda: tuple(self._policy.plan(view)), "plan")
+        for answer in plan:
+            if not is_proposal(answer):
+                raise TypeError(f"it answered {answer!r:.200}")
+        return plan
 
 
 class GuardedRecovery:
@@ -140,7 +145,11 @@ class GuardedRecovery:
         return self._recovery.name
 
     def decide(self, job: Job, exit: Exit) -> Retry | None:
-        return self._guard.ask(lambda: self._recovery.decide(job, exit), "decision")
+        """Raises what the recovery raises, TimeoutError, or TypeError for nonsense."""
+        answer = self._guard.ask(lambda: self._recovery.decide(job, exit), "decision")
+        if answer is None or is_retry(answer):
+            return answer
+        raise TypeError(f"it answered {answer!r:.200}")
 
 
 class GuardedEstimator:

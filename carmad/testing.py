@@ -14,7 +14,7 @@ from carmad.config import Settings
 from carmad.core.decision import AskAgain, Placement, Preemption, Proposal, Reason
 from carmad.core.gpuview import GpuView
 from carmad.core.ports import Estimator, Policy, Recovery
-from carmad.core.sound import is_estimate, is_proposal, is_retry
+from carmad.sound import is_estimate, is_proposal, is_retry
 from carmad.core.types import (
     Cause,
     Estimate,
@@ -29,7 +29,7 @@ from carmad.core.types import (
     Retry,
 )
 from carmad.core.view import View, by_node
-from carmad.core.window import Score
+from carmad.core.window import Recent, Score
 
 
 def a_spec(**changes: object) -> JobSpec:
@@ -52,12 +52,12 @@ def a_gpu(index: int = 0, memory_mib: int = 40_960, **changes: object) -> Gpu:
 
 
 def a_gpu_view(index: int = 0, *, at: float = 0.0, **changes: object) -> GpuView:
-    """An idle GPU with a fresh sample."""
+    """An idle GPU with a fresh sample. Its `score` may be given, too."""
     gpu = a_gpu(index)
     sample = GpuSample(gpu.id, at, 0, gpu.memory_mib, 0.0, 0.0, 0.0)
-    view = GpuView(
-        gpu, sample, Score(0.0, 0.0, 0.0, "sm_active"), (), gpu.memory_mib, 0, None, None, None
-    )
+    score = changes.pop("score", None) or Score(0.0, 0.0, 0.0, "sm_active")
+    recent = Recent.scored(score)  # type: ignore[arg-type]
+    view = GpuView(gpu, sample, recent, (), gpu.memory_mib, 0, None, None, None)
     return replace(view, **changes)  # type: ignore[arg-type]
 
 

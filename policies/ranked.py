@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from operator import itemgetter
 from typing import NamedTuple
 
 from carmad.plugin import Demand, GpuId, GpuView, Job, NodeView, Placement, Reason, Verdict, View
@@ -33,7 +34,8 @@ class Ranked:
     The first job that must wait holds the line, as in the CARMA paper. With backfill set to k,
     the k jobs behind it may start before it, until it has been overtaken k times.
 
-    A job of several GPUs gets them on one node if any has enough, else on as few as can be.
+    A job gets its GPUs on one node if any has enough, and of nodes that rank alike on the one with
+    the fewest that fit, so that room for larger jobs stays; else on as few nodes as can be.
     """
 
     name: str
@@ -47,11 +49,13 @@ class Ranked:
     def plan(self, view: View) -> tuple[Placement, ...]:
         plan: list[Placement] = []
         steps_past_the_head: int | None = None
-        for job in view.queue:
+        queue = view.queue
+        for job in queue:
             placement = self._place(job, view)
             plan.append(placement)
             if placement.gpus:
-                view = view.with_placement(job, placement.gpus)
+                if job is not queue[-1]:
+                    view = view.with_placement(job, placement.gpus)
             elif steps_past_the_head is None:
                 steps_past_the_head = view.settings.limits.backfill - job.overtaken
             if steps_past_the_head is not None:
@@ -64,34 +68,31 @@ class Ranked:
         """The GPUs to take of those that fit, node by node; none when there are too few."""
         enough = [fit for fit in fits if len(fit.gpus) >= gpus]
         if enough:
-            return min(enough, key=lambda fit: fit.ranks[:gpus]).gpus[:gpus]
+            return min(enough, key=itemgetter(0)).gpus[:gpus]
         fullest_first = sorted(fits, key=lambda fit: -len(fit.gpus))
         spread = tuple(chain.from_iterable(fit.gpus for fit in fullest_first))
         return spread[:gpus] if len(spread) >= gpus else ()
 
     def _place(self, job: Job, view: View) -> Placement:
         wanted = view.demand(job)
-
-        def fit(node: NodeView) -> Fit:
-            return self._fit(node, wanted, view)
-
-        fits = [node.recall((self, wanted), fit) for node in view.nodes]
-        verdicts = tuple(chain.from_iterable(fit.verdicts for fit in fits))
+        question = (self, wanted)
+        fits = [node.known.recall(question, self._fit, node, wanted, view) for node in view.nodes]
+        verdicts = tuple(chain.from_iterable(map(itemgetter(2), fits)))
         return Placement(job.id, self.choose(fits, wanted.gpus, view), verdicts)
 
     def _fit(self, node: NodeView, wanted: Demand, view: View) -> Fit:
-        admissible, refused = node.judge(wanted, view.settings)
-        verdicts = [self._verdict(wanted, gpu) for gpu in admissible]
-        index = {gpu.id: gpu.gpu.index for gpu in admissible}
-        best = sorted((v.rank, index[v.gpu], v.gpu) for v in verdicts if v.rank is not None)
-        return Fit(
-            tuple(rank for rank, _, _ in best),
-            tuple(gpu for _, _, gpu in best),
-            (*refused, *verdicts),
+        question = (self, wanted)
+        verdicts = tuple(
+            gpu.known.recall(question, self._verdict, gpu, wanted, view) for gpu in node.gpus
         )
+        index = {gpu.id: gpu.gpu.index for gpu in node.gpus}
+        best = sorted((v.rank, index[v.gpu], v.gpu) for v in verdicts if v.rank is not None)
+        return Fit(tuple(rank for rank, _, _ in best), tuple(gpu for _, _, gpu in best), verdicts)
 
-    def _verdict(self, wanted: Demand, gpu: GpuView) -> Verdict:
-        reasons = tuple(reason for refuse in self.filters if (reason := refuse(wanted, gpu)))
+    def _verdict(self, gpu: GpuView, wanted: Demand, view: View) -> Verdict:
+        reasons = view.refusals(wanted, gpu)
+        if not reasons:
+            reasons = tuple(reason for refuse in self.filters if (reason := refuse(wanted, gpu)))
         return Verdict(gpu.id, reasons, None if reasons else self.rank(gpu))
 
 

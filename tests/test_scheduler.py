@@ -33,6 +33,7 @@ from carmad.core.types import (
     Retry,
     WarnSignal,
 )
+from carmad.registry import GuardedPolicy, GuardedRecovery
 from carmad.testing import a_gpu, a_job, a_spec
 from policies import builtin
 from recovery import ladder
@@ -685,7 +686,7 @@ NONSENSE = [
     "answer", [ZeroDivisionError("x"), None, "nonsense", [42], *([one] for one in NONSENSE)]
 )
 def test_a_broken_policy_is_reported_not_fatal(answer):
-    server = Server(policy=Broken(answer))
+    server = Server(policy=GuardedPolicy(Broken(answer)))
     id = server.submit()
     assert server.job(id).state is S.QUEUED
     assert server.why(id)[1] == ["policy_failed"]
@@ -714,7 +715,7 @@ def test_a_policy_cannot_break_a_hard_rule():
     [KeyError("x"), 42, "again", Retry(None), Retry("x", avoid=None), Retry("x", avoid=[])],
 )
 def test_a_broken_recovery_still_tries_again_alone(answer):
-    server = Server(gpus=1, recovery=Broken(answer))
+    server = Server(gpus=1, recovery=GuardedRecovery(Broken(answer)))
     id = server.submit()
     server.exit(id, OOM)
     assert server.job(id).exclusive

@@ -117,7 +117,7 @@ class Fleet:
         return GpuView(
             self.gpus[gpu],
             window.last,
-            window.score,
+            window.recent,
             residents,
             free,
             outsiders,

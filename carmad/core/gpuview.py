@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from carmad.config import Monitor
 from carmad.core.decision import Reason
+from carmad.core.known import Known
 from carmad.core.types import Gpu, GpuId, GpuSample, Job, JobId, JobState
-from carmad.core.window import Score
+from carmad.core.window import Recent, Score
 
 
 @dataclass(frozen=True, slots=True)
 class GpuView:
     gpu: Gpu
     sample: GpuSample | None  # the latest
-    score: Score
+    recent: Recent  # the samples of the window, and their score
     residents: tuple[Job, ...]
     free_mib: int  # memory neither used nor promised to a resident
     outsider_mib: int  # memory of processes that are nobody's job
     settling: Reason | None  # why it is too early to add a job (TTFK), if it is
     stale: Reason | None  # why its last reading is no ground to decide on, if it is not
     drained: str | None  # the admin's reason
+    known: Known = field(default_factory=Known, init=False, repr=False, compare=False)
 
     @property
     def id(self) -> GpuId:
         return self.gpu.id
+
+    @property
+    def score(self) -> Score:
+        return self.recent.score
 
     def with_resident(self, job: Job) -> GpuView:
         """This GPU just after `job` was given to it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from carmad.core.types import GpuSample, Job, JobId, Usage
 
@@ -29,8 +28,7 @@ def metered(
     for job in residents:
         held = sum(p.memory_mib or 0 for p in sample.processes if p.job == job.id)
         old = usage.get(job.id, job.usage)
-        changed[job.id] = replace(
-            old,
+        changed[job.id] = Usage(
             peak_mib=max(old.peak_mib, held),
             energy_j=old.energy_j + joules / len(residents),
             sm_seconds=old.sm_seconds + busy * seconds,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from carmad.config import Settings
-from carmad.core.admission import mode, refusals
+from carmad.core.admission import mode
 from carmad.core.decision import (
     AskAgain,
     Decision,
@@ -20,7 +20,6 @@ from carmad.core.ledger import Ledger
 from carmad.core.line import barrier
 from carmad.core.messages import Action, Launch, Stop, Wake
 from carmad.core.ports import Policy
-from carmad.core.sound import is_proposal
 from carmad.core.states import advance
 from carmad.core.types import Cause, GpuId, Job, JobId, JobState
 from carmad.core.view import View
@@ -84,7 +83,8 @@ class Placer:
         if not view.queue:
             return False
         waiting: list[JobId] = []  # judged, and passed over by those that start below
-        for proposal in self._planned(view):
+        plan = self._planned(view)
+        for proposal in plan:
             if isinstance(proposal, AskAgain):
                 actions.append(Wake(proposal.at))
                 continue
@@ -105,7 +105,8 @@ class Placer:
                 passed = self._ledger.jobs[id]
                 self._ledger.put(replace(passed, overtaken=passed.overtaken + 1))
             actions.append(Launch(self._start(job, checked.gpus, view)))
-            view = view.with_placement(job, checked.gpus)
+            if proposal is not plan[-1]:
+                view = view.with_placement(job, checked.gpus)
         return False
 
     def _preempt(self, wish: Preemption, now: float) -> list[Action]:
@@ -125,14 +126,10 @@ class Placer:
     def _planned(self, view: View) -> tuple[Proposal, ...]:
         """The policy's plan; a policy that fails is reported on the job that waits for it."""
         try:
-            plan = tuple(self._policy.plan(view))
-            wrong = [answer for answer in plan if not is_proposal(answer)]
-            if not wrong:
-                return plan
-            problem = f"it answered {wrong[0]!r:.200}"
+            return tuple(self._policy.plan(view))
         except Exception as error:  # noqa: BLE001 - foreign code
-            problem = f"it raised {error!r:.200}"
-        return (Placement(view.queue[0].id, reasons=(Reason("policy_failed", detail=problem),)),)
+            failed = Reason("policy_failed", detail=f"it raised {error!r:.200}")
+            return (Placement(view.queue[0].id, reasons=(failed,)),)
 
     def _checked(self, job: Job, placement: Placement, view: View) -> Placement:
         """The placement, or a wait that says which hard rule its GPUs would have broken."""
@@ -144,7 +141,7 @@ class Placer:
             return refuse(placement, Reason("policy_failed", detail=f"it chose {answer:.200}"))
         wanted = view.demand(job)
         for gpu in chosen:
-            if broken := refusals(wanted, view.gpu(gpu), self._settings):
+            if broken := view.refusals(wanted, view.gpu(gpu)):
                 return refuse(placement, broken[0])
         return placement
 

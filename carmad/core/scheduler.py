@@ -33,7 +33,6 @@ from carmad.core.messages import (
 )
 from carmad.core.placing import Placer
 from carmad.core.ports import Policy, Recovery
-from carmad.core.sound import is_retry
 from carmad.core.states import advance
 from carmad.core.types import Cause, Exit, Gpu, GpuId, Job, JobId, JobState, Retry, Usage
 from carmad.core.view import View
@@ -202,9 +201,11 @@ class Scheduler:
         if job.state is JobState.STOPPING or gpu in dict(job.kernels):
             return
         if any(p.job == job.id and p.ran_kernel for p in self._fleet.processes(gpu)):
-            seen = replace(job, kernels=(*job.kernels, (gpu, now)))
-            first = job.state is JobState.STARTING
-            self._put(advance(seen, JobState.RUNNING) if first else seen)
+            kernels = (*job.kernels, (gpu, now))
+            if job.state is JobState.STARTING:
+                self._put(advance(job, JobState.RUNNING, kernels=kernels))
+            else:
+                self._put(replace(job, kernels=kernels))
 
     def _on_exited(self, event: Exited) -> None:
         job = self.jobs.get(event.job)
@@ -332,11 +333,9 @@ class Scheduler:
             return None
         try:
             retry = self.recovery.decide(job, exit)
-            problem = "" if retry is None or is_retry(retry) else f"it answered {retry!r:.200}"
         except Exception as error:  # noqa: BLE001 - foreign code
-            problem = f"it raised {error!r:.200}"
-        if problem:
-            return Retry(f"the recovery failed, tried next alone: {problem}", exclusive=True)
+            why = f"the recovery failed, tried next alone: it raised {error!r:.200}"
+            return Retry(why, exclusive=True)
         if retry and len(self._fleet.usable() - set(retry.avoid)) < job.spec.gpus:
             return replace(retry, avoid=(), exclusive=True)  # there is no elsewhere
         return retry
@@ -357,7 +356,8 @@ class Scheduler:
 
     def _end(self, job: Job, state: JobState, exit: Exit, now: float) -> None:
         """And cancel the jobs that wait for it in vain, and those that wait for these."""
-        self._put(advance(self._fleet.with_usage(job), state, exit=exit, ended_at=now))
+        usage = self._fleet.usage.get(job.id, job.usage)
+        self._put(advance(job, state, exit=exit, ended_at=now, usage=usage))
         ends = [(job.id, state)]
         for id, how in ends:  # it grows: a chain of jobs may be longer than our stack is deep
             for waiting in self._ledger.waiting_for(id):

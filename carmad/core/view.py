@@ -2,52 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import TypeVar, cast
 
 from carmad.config import Settings
 from carmad.core.admission import Demand, demand, refusals
-from carmad.core.decision import Verdict
+from carmad.core.decision import Reason, Verdict
 from carmad.core.gpuview import GpuView
+from carmad.core.known import Known
 from carmad.core.types import GpuId, Job, JobId
-
-T = TypeVar("T")
-
-REMEMBERED = 256  # answers about one node
 
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """One server's GPUs. As long as nothing on it changes, every view has the same NodeView, so
-    what was found out about it need not be found out again."""
+    """One server's GPUs. As long as nothing on it changes, every view has the same NodeView, and
+    as long as nothing on a GPU does, the same GpuView: what is `known` of them stands."""
 
     name: str
     gpus: tuple[GpuView, ...]
-    _known: dict[Hashable, object] = field(default_factory=dict, repr=False, compare=False)
-
-    def recall(self, question: Hashable, answer: Callable[[NodeView], T]) -> T:
-        """`answer(self)`, worked out once for each `question`."""
-        if (known := self._known.get(question)) is not None:
-            return cast(T, known)
-        if len(self._known) >= REMEMBERED:
-            self._known.clear()
-        known = self._known[question] = answer(self)
-        return known
-
-    def judge(
-        self, wanted: Demand, settings: Settings
-    ) -> tuple[tuple[GpuView, ...], tuple[Verdict, ...]]:
-        """The GPUs that no hard rule keeps `wanted` off, and the verdict on each of the others."""
-        admissible: list[GpuView] = []
-        refused: list[Verdict] = []
-        for gpu in self.gpus:
-            if reasons := refusals(wanted, gpu, settings):
-                refused.append(Verdict(gpu.id, reasons))
-            else:
-                admissible.append(gpu)
-        return tuple(admissible), tuple(refused)
+    known: Known = field(default_factory=Known, init=False, repr=False, compare=False)
 
     def gpu(self, gpu: GpuId) -> GpuView:
         return next(g for g in self.gpus if g.id == gpu)
@@ -77,13 +51,17 @@ class View:
         """All of `job` that decides which GPUs it can have."""
         return demand(job, self.settings)
 
+    def refusals(self, wanted: Demand, gpu: GpuView) -> tuple[Reason, ...]:
+        """Every hard rule that keeps `wanted` off `gpu`."""
+        return refusals(wanted, gpu, self.settings)
+
     def judge(self, job: Job) -> tuple[tuple[GpuView, ...], tuple[Verdict, ...]]:
         """The GPUs that no hard rule keeps `job` off, and the verdict on each of the others."""
         wanted = self.demand(job)
-        judged = [node.judge(wanted, self.settings) for node in self.nodes]
+        judged = [(gpu, self.refusals(wanted, gpu)) for gpu in self.gpus]
         return (
-            tuple(chain.from_iterable(admissible for admissible, _ in judged)),
-            tuple(chain.from_iterable(refused for _, refused in judged)),
+            tuple(gpu for gpu, reasons in judged if not reasons),
+            tuple(Verdict(gpu.id, reasons) for gpu, reasons in judged if reasons),
         )
 
     def with_placement(self, job: Job, gpus: tuple[GpuId, ...]) -> View:

@@ -7,10 +7,11 @@ monitor's samples all the same, a simulator's, which come only when something ch
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from operator import itemgetter
+from typing import Self
 
 from carmad.config import Monitor, Risk
 from carmad.core.types import GpuSample
@@ -41,36 +42,32 @@ class Score:
 Level = tuple[float, float]  # a value, and the seconds for which it stood
 
 
-class Window:
-    """The last `window_s` seconds of one GPU. Fed in time order."""
+class Recent:
+    """A window's samples as they once stood. Their score is worked out when it is asked for: most
+    of a simulator's never are."""
 
-    def __init__(self, monitor: Monitor, weights: Risk) -> None:
+    __slots__ = ("_monitor", "_samples", "_score", "_weights")
+
+    def __init__(
+        self, samples: Iterable[tuple[GpuSample, float]], monitor: Monitor, weights: Risk
+    ) -> None:
+        self._samples = tuple(samples)  # each with the seconds that it tells of
         self._monitor = monitor
         self._weights = weights
-        self._samples: deque[tuple[GpuSample, float]] = deque()  # each with its seconds
-        self._score: Score | None = Score()
-        self.since: float | None = None  # when this GPU was first watched without a gap
+        self._score: Score | None = None
 
-    @property
-    def last(self) -> GpuSample | None:
-        return self._samples[-1][0] if self._samples else None
+    @classmethod
+    def scored(cls, score: Score) -> Self:
+        """Samples that amount to this, for tests."""
+        recent = cls((), Monitor(), Risk())
+        recent._score = score
+        return recent
 
     @property
     def score(self) -> Score:
         if self._score is None:
             self._score = self._scored()
         return self._score
-
-    def add(self, sample: GpuSample) -> None:
-        last, seconds = self.last, self._monitor.period_s
-        if last is None or sample.at - last.at > self._monitor.stale_s:
-            self.since = sample.at
-        else:
-            seconds = sample.at - last.at
-        self._samples.append((sample, seconds))
-        while self._samples[0][0].at <= sample.at - self._monitor.window_s:
-            self._samples.popleft()
-        self._score = None
 
     def _scored(self) -> Score:
         levels, sm_source = self._levels("sm_active"), "sm_active"
@@ -88,6 +85,8 @@ class Window:
 
     def _levels(self, metric: str) -> list[Level]:
         """Cut where the window begins: the oldest may have begun before it."""
+        if not self._samples:
+            return []
         begin = self._samples[-1][0].at - self._monitor.window_s
         return [
             (value, min(seconds, sample.at - begin))
@@ -97,6 +96,39 @@ class Window:
 
     def _risk(self, levels: list[Level]) -> float | None:
         return risk(levels, self._monitor, self._weights) if levels else None
+
+
+class Window:
+    """The last `window_s` seconds of one GPU. Fed in time order."""
+
+    def __init__(self, monitor: Monitor, weights: Risk) -> None:
+        self._monitor = monitor
+        self._weights = weights
+        self._samples: deque[tuple[GpuSample, float]] = deque()
+        self.since: float | None = None  # when this GPU was first watched without a gap
+
+    @property
+    def last(self) -> GpuSample | None:
+        return self._samples[-1][0] if self._samples else None
+
+    @property
+    def recent(self) -> Recent:
+        """The samples as they stand now."""
+        return Recent(self._samples, self._monitor, self._weights)
+
+    @property
+    def score(self) -> Score:
+        return self.recent.score
+
+    def add(self, sample: GpuSample) -> None:
+        last, seconds = self.last, self._monitor.period_s
+        if last is None or sample.at - last.at > self._monitor.stale_s:
+            self.since = sample.at
+        else:
+            seconds = sample.at - last.at
+        self._samples.append((sample, seconds))
+        while self._samples[0][0].at <= sample.at - self._monitor.window_s:
+            self._samples.popleft()
 
 
 def risk(levels: Sequence[Level], monitor: Monitor, weights: Risk) -> float:
