@@ -1,8 +1,27 @@
-"""The GPUs of a simulated cluster: what kinds there are, and how many on which node."""
+"""The GPUs of a simulated cluster: what kinds there are, and how many on which node.
+
+Memory and idle power are as nvidia-smi prints them (driver R510 or later, ECC on where it is the
+default, published listings); the highest power is the board's limit by its data sheet.
+
+Speeds, all relative to an A100 of 40 GB in 32-bit training (TF32 where the GPU has it):
+- Lambda: github.com/lambdal/deeplearning-benchmark, pytorch-train-throughput-fp32.csv, against its
+  A100 40GB PCIe; `speed` is the geometric mean of its ten workloads. Each GPU ran the largest batch
+  that fits it, which flatters those with more memory.
+- Sia: the artifact's step times on one GPU, against its DGX A100, at the largest batch size that
+  both measured (T4, Quadro RTX 6000, RTX 2080 Ti).
+- Gavel: the artifact's throughputs of P100 and K80 against its V100 (geometric mean over batch
+  sizes), times Lambda's V100 for the nearest workload.
+- Estimated, for none of them measured these: A30 as A100, A40 as A6000, L4 as A10 and L40S as
+  RTX 6000 Ada, each times the ratio of memory bandwidths; H200 as H100.
+"""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
+from math import sqrt
+
+from carmad.errors import CarmaError
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +46,112 @@ class Node:
 @dataclass(frozen=True, slots=True)
 class Cluster:
     nodes: tuple[Node, ...]
+
+
+def _measured(**speeds: float) -> tuple[tuple[str, float], ...]:
+    return tuple(speeds.items())
+
+
+def _lambda(resnet50: float, bert_base: float, bert_large: float) -> tuple[tuple[str, float], ...]:
+    return (("resnet50", resnet50), ("bertbase", bert_base), ("bertlarge", bert_large))
+
+
+_KINDS = (
+    # Lambda, and what is estimated from it
+    GpuKind("A100-40GB", 40_960, 50, 400, 1.0),
+    GpuKind("A100-80GB", 81_920, 55, 400, 1.28, _lambda(1.21, 1.34, 1.42)),
+    GpuKind("H100-80GB", 81_559, 69, 700, 2.12, _lambda(1.99, 2.28, 2.66)),
+    GpuKind("H200-141GB", 143_771, 75, 700, 2.12),
+    GpuKind("A10-24GB", 23_028, 15, 150, 0.38, _lambda(0.40, 0.39, 0.36)),
+    GpuKind("A30-24GB", 24_576, 30, 165, 0.60),
+    GpuKind("A40-48GB", 46_068, 30, 300, 0.54),
+    GpuKind("A6000-48GB", 49_140, 25, 300, 0.60, _lambda(0.58, 0.56, 0.62)),
+    GpuKind("L4-24GB", 23_034, 14, 72, 0.19),
+    GpuKind("L40S-48GB", 46_068, 25, 350, 0.71),
+    GpuKind("RTX6000Ada-48GB", 49_140, 24, 300, 0.79, _lambda(0.73, 0.76, 0.83)),
+    GpuKind("RTX3090-24GB", 24_576, 25, 350, 0.52, _lambda(0.58, 0.47, 0.45)),
+    GpuKind("RTX4090-24GB", 24_564, 17, 450, 0.83, _lambda(0.82, 0.77, 0.83)),
+    GpuKind("V100-16GB", 16_384, 40, 300, 0.29, _lambda(0.42, 0.23, 0.23)),
+    GpuKind("V100-32GB", 32_768, 40, 300, 0.29, _lambda(0.42, 0.23, 0.23)),
+    # Sia
+    GpuKind(
+        "T4-16GB",
+        15_360,
+        10,
+        70,
+        0.21,
+        _measured(bert=0.18, cifar10=0.17, imagenet=0.29, deepspeech2=0.59, ncf=0.50, yolov3=0.92),
+    ),
+    GpuKind(
+        "RTX2080Ti-11GB",
+        11_264,
+        15,
+        250,
+        0.44,
+        _measured(bert=0.36, cifar10=0.39, imagenet=0.59, deepspeech2=0.98, ncf=0.53, yolov3=0.51),
+    ),
+    GpuKind(
+        "RTX6000-24GB",
+        24_576,
+        15,
+        260,
+        0.47,
+        _measured(bert=0.44, cifar10=0.44, imagenet=0.54, deepspeech2=1.16, ncf=0.66, yolov3=1.31),
+    ),
+    # Gavel
+    GpuKind(
+        "P100-16GB",
+        16_384,
+        28,
+        250,
+        0.20,
+        _measured(resnet50=0.28, transformer=0.22, lm=0.25, cyclegan=0.23),
+    ),
+    GpuKind(
+        "K80-12GB",
+        11_441,
+        29,
+        150,
+        0.06,
+        _measured(resnet50=0.07, transformer=0.08, lm=0.08, cyclegan=0.05),
+    ),
+)
+KINDS = {kind.name: kind for kind in _KINDS}
+
+_BY_LOWER_NAME = {name.lower(): kind for name, kind in KINDS.items()}
+_PART = re.compile(r"(?:(\d{1,5})x)?(\d{1,3})x(.+)", re.IGNORECASE)
+_TRAINING_PEAK = 0.85
+
+
+def parse(text: str) -> Cluster:
+    """`3xA100-40GB` is one node with three GPUs, `250x8xV100-32GB` is 250 nodes with eight each.
+
+    Commas stand between unlike parts. Raises CarmaError for what is not of this form.
+    """
+    shapes = [shape for part in text.split(",") for shape in _nodes(part.strip(), text)]
+    return Cluster(tuple(Node(f"node{i}", kind, gpus) for i, (kind, gpus) in enumerate(shapes)))
+
+
+def _nodes(part: str, text: str) -> list[tuple[GpuKind, int]]:
+    match = _PART.fullmatch(part)
+    kind = _BY_LOWER_NAME.get(match[3].lower()) if match else None
+    nodes, gpus = (int(match[1] or 1), int(match[2])) if match else (0, 0)
+    if kind is None or not nodes or not gpus:
+        raise CarmaError(
+            f"{part!r} in {text!r} is no GPUs that can be simulated",
+            f"write 3xA100-40GB or, for many nodes, 250x8xV100-32GB; kinds: {', '.join(KINDS)}",
+        )
+    return [(kind, gpus)] * nodes
+
+
+def power_w(kind: GpuKind, sm_active: float, dram_active: float) -> float:
+    """What one GPU draws, from `idle_w` at rest to 85 % of the way to `max_w` at full activity.
+
+    It rises with the square root of the busier of SM and DRAM (0–1), for the first activity raises
+    the clocks and costs the most; that power is not proportional to load is found in the CARMA
+    paper, 4.6, too. DCGM averages of twelve training runs on L4 and A10G that are public on GitHub
+    (SMACT 0.18–0.56) are met with an RMSE of 11 % of the range; the best straight line from idle
+    has 19 %. Heavy training stays below the rated power (arXiv:2506.14551: 76 % of a node's).
+    """
+    busy = min(1.0, max(sm_active, dram_active))
+    return kind.idle_w + _TRAINING_PEAK * (kind.max_w - kind.idle_w) * sqrt(busy)

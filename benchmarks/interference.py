@@ -1,0 +1,400 @@
+"""`python -m benchmarks.interference`: fit the interference models and say how far off they are.
+
+Reads the public pairs under ../shared/data, writes the coefficients that CARMA ships and, under
+results/, what was measured. Models are judged on pairs with a neural network the fit never saw.
+
+Lucid's scripts start two processes and no MPS, so its pairs stand for streams (time-slicing).
+Gavel's dispatcher starts MPS where it is told to; its pairs on V100 are taken to have run so, for
+together they get up to twice as much done as alone, which no time-slicing does.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import combinations
+from math import sqrt
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from benchmarks.rows import RESULTS
+from carmad.core.types import Mode
+from carmad.sim import catalogue
+from carmad.sim.interference import Additive, Interference, Learned, Unslowed
+from carmad.sim.interference.learned import Coefficients
+from carmad.sim.task import Load
+
+ROOT = Path(__file__).parents[1]
+DATA = ROOT.parent / "shared" / "data"
+SHIPPED = ROOT / "carmad" / "sim" / "coefficients" / "interference.json"
+COMMAND = "python -m benchmarks.interference"
+
+LUCID = "Lucid artifact, pairs on RTX 3090 (github.com/S-Lab-System-Group/Lucid)"
+LUCID_LICENCE = "S-Lab License 1.0 (non-commercial), © 2022 S-Lab; the data are not redistributed"
+GAVEL = "Gavel artifact, pairs on V100 (github.com/stanford-futuredata/gavel)"
+
+SEEDS, FOLDS = range(5), 4
+GUESSED = ("PPO", "TD3")  # every one of their speeds is exactly 1.000: nobody measured that
+SHRUNK, FASTER = 0.6, 1.2  # the bounds of what a sound row may show, see `lucid`
+SATURATED = 0.85  # of the best rate over all batch sizes
+GPU_BOUND = 3.0  # times as fast on V100 as on K80
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What became of one job beside one neighbour."""
+
+    own: Load
+    other: Load
+    speed: float  # relative to alone, at most 1
+
+    @property
+    def models(self) -> set[str]:
+        return {self.own.model, self.other.model}
+
+
+Samples = list[Sample]
+Rates = dict[str, dict[str, Any]]  # by job and neighbour; of the neighbour "null", alone
+Predict = Callable[[Sample], float]
+Train = Callable[[Samples], Predict]
+
+
+def lucid() -> tuple[Samples, Counter[str]]:
+    """The sound pairs, each seen from both sides, and why the others were dropped.
+
+    A pair that keeps the GPU much less busy than one of its jobs did alone was not running as a
+    pair, and a job that is a fifth faster in company than alone was measured wrongly alone.
+    """
+    alone = {
+        (row["model"], row["batchsize"], row["amp"]): row
+        for row in _table("lucid/single_job_profiles_rtx3090.csv")
+    }
+    samples, dropped = [], Counter[str]()
+    for row in _table("lucid/colocated_pairs_rtx3090.csv"):
+        jobs = [alone[row[f"model{i}"], row[f"batchsize{i}"], row[f"amp{i}"]] for i in "12"]
+        speeds = [float(row[f"speed{i}"]) for i in "12"]
+        if float(row["gpu_util"]) < SHRUNK * max(float(job["gpu_util"]) for job in jobs):
+            dropped[f"pairs busy less than {SHRUNK} of what one job alone was"] += 1
+        elif max(speeds) > FASTER:
+            dropped[f"pairs with a job more than {FASTER} times as fast as alone"] += 1
+        else:
+            loads = [_lucid_load(job) for job in jobs]
+            for load, other, speed in zip(loads, loads[::-1], speeds, strict=True):
+                if load.model in GUESSED:
+                    dropped[f"sides of {' and '.join(GUESSED)}, never other than 1.000"] += 1
+                else:
+                    dropped["speeds above 1, taken for 1 (not dropped)"] += speed > 1
+                    samples.append(Sample(load, other, min(1.0, speed)))
+    return samples, dropped
+
+
+def _lucid_load(row: dict[str, str]) -> Load:
+    sm, occupancy, dram = catalogue.activity(
+        float(row["gpu_util"]) / 100, float(row["gmem_util"]) / 100
+    )
+    return Load(
+        model=row["model"],
+        batch_size=int(row["batchsize"]),
+        sm_active=sm,
+        sm_occupancy=occupancy,
+        dram_active=dram,
+    )
+
+
+def gavel(gpu: str) -> tuple[Samples, Counter[str]]:
+    """All single-GPU pairs that ran.
+
+    Gavel tells of no utilisation. What a job asks of the SMs is taken to be its rate in samples/s
+    over that of its best batch size; with one batch size only, it is known where the job is
+    GPU-bound: then it asks for all. DRAM remains unknown, and 0.
+    """
+    rates, loads = _throughputs(gpu), _gavel_loads(gpu)
+    samples, dropped = [], Counter[str]()
+    for job, row in rates.items():
+        for other, pair in row.items():
+            if other == "null":
+                continue
+            if job not in loads or other not in loads:
+                dropped["sides of pairs with a job of unknown demand"] += 1
+            elif min(pair) <= 0:
+                dropped["sides of pairs that did not run (out of memory)"] += 1
+            else:
+                speed = min(1.0, pair[0] / row["null"])
+                samples.append(Sample(loads[job], loads[other], speed))
+    return samples, dropped
+
+
+def saturating() -> tuple[Samples, Counter[str]]:
+    """The pairs on V100 of which it is certain that both jobs want the whole GPU, and get it.
+
+    V100 is the one of Gavel's GPUs on which MPS runs kernels of two processes side by side. Kept
+    are GPU-bound jobs of models that lose nothing to the CPU: two of them together never get less
+    done than one alone.
+    """
+    rates = _throughputs("v100")
+    losers = {
+        _name(job)[0]
+        for job, row in rates.items()
+        if 0 < sum(row.get(job, [])) < 0.95 * row["null"]
+    }
+    samples, dropped = gavel("v100")
+    kept = []
+    for sample in samples:
+        if sample.models & losers:
+            dropped["sides of pairs with a model that contends for the CPU"] += 1
+        elif min(sample.own.sm_active, sample.other.sm_active) < SATURATED:
+            dropped[f"sides of pairs with a job below {SATURATED} of its best rate"] += 1
+        else:
+            kept.append(sample)
+    return kept, dropped
+
+
+def _gavel_loads(gpu: str) -> dict[str, Load]:
+    rates = _throughputs(gpu)
+    v100, k80 = _throughputs("v100"), _throughputs("k80")
+    loads = {}
+    for model, jobs in _models(rates).items():
+        best = max(rates[job]["null"] * size for job, size in jobs)
+        for job, size in jobs:
+            gpu_bound = v100[job]["null"] >= GPU_BOUND * k80[job]["null"]
+            if len(jobs) > 1 or gpu_bound:
+                share = rates[job]["null"] * size / best
+                loads[job] = Load(model, size, sm_active=share, dram_active=0.0)
+    return loads
+
+
+def _models(rates: Rates) -> dict[str, list[tuple[str, int]]]:
+    models: dict[str, list[tuple[str, int]]] = {}
+    for job in rates:
+        model, size = _name(job)
+        models.setdefault(model, []).append((job, size))
+    return models
+
+
+def _name(job: str) -> tuple[str, int]:
+    """`('ResNet-18 (batch size 16)', 1)` is ResNet-18 at batch size 16."""
+    text = job.split("'")[1]
+    model, _, rest = text.partition(" (batch size ")
+    return model, int(rest.rstrip(")") or 1)
+
+
+def _throughputs(gpu: str) -> Rates:
+    if not _CACHE:
+        _CACHE.update(json.loads((DATA / "gavel/throughputs_v100_p100_k80.json").read_text()))
+    single = {job: row for job, row in _CACHE[gpu].items() if job.endswith(" 1)")}
+    return {
+        job: {other: rate for other, rate in row.items() if other == "null" or other in single}
+        for job, row in single.items()
+    }
+
+
+_CACHE: dict[str, Rates] = {}
+
+
+def _table(path: str) -> Iterator[dict[str, str]]:
+    with (DATA / path).open(newline="") as file:
+        yield from csv.DictReader(file)
+
+
+def fit(samples: Samples, features: Sequence[str] = ("sm", "dram")) -> Coefficients:
+    """Non-negative least squares on the speeds, by Gauss-Newton on the slowdowns."""
+    products = {
+        "sm": [s.own.sm_active * s.other.sm_active for s in samples],
+        "dram": [s.own.dram_active * s.other.dram_active for s in samples],
+    }
+    matrix = np.array([products[name] for name in features]).T
+    speeds = np.array([sample.speed for sample in samples])
+    found = np.full(len(features), 0.5)
+    for _ in range(50):
+        predicted = 1 / (1 + matrix @ found)
+        # speed ≈ predicted - predicted² · matrix · (c - found), solved for c
+        slope = predicted[:, None] ** 2 * matrix
+        found = _nonnegative(slope, slope @ found + predicted - speeds)
+    named = dict(zip(features, found.tolist(), strict=True))
+    return Coefficients(sm=named.get("sm", 0.0), dram=named.get("dram", 0.0))
+
+
+def _nonnegative(matrix: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """The least-squares solution with no negative component: the best over all supports."""
+    count = matrix.shape[1]
+    best, least = np.zeros(count), float(target @ target)
+    for size in range(1, count + 1):
+        for support in combinations(range(count), size):
+            solution = np.linalg.lstsq(matrix[:, support], target, rcond=None)[0]
+            error = float(np.sum((matrix[:, support] @ solution - target) ** 2))
+            if solution.min() >= 0 and error < least:
+                best, least = np.zeros(count), error
+                best[list(support)] = solution
+    return best
+
+
+def _fixed(model: Interference, mode: Mode) -> Train:
+    return lambda samples: lambda s: model.speeds((s.own, s.other), mode)[0]
+
+
+def _learned(mode: Mode, pairs: Samples, *features: str) -> Train:
+    """Fitted on those of `pairs` whose models it may see: those in the training samples."""
+
+    def train(samples: Samples) -> Predict:
+        seen = set().union(*(sample.models for sample in samples))
+        model = Learned({mode: fit([s for s in pairs if s.models <= seen], features)})
+        return lambda s: model.speeds((s.own, s.other), mode)[0]
+
+    return train
+
+
+def _mean(samples: Samples) -> Predict:
+    mean = float(np.mean([sample.speed for sample in samples]))
+    return lambda s: mean
+
+
+def judge(samples: Samples, train: Train, folds: Sequence[set[str]]) -> tuple[float, float, int]:
+    """RMSE and R² over all pairs with a held-out model, and how many predictions that were."""
+    errors, truths = [], []
+    for held_out in folds:
+        seen = [sample for sample in samples if not sample.models & held_out]
+        unseen = [sample for sample in samples if sample.models & held_out]
+        predict = train(seen)
+        errors += [predict(sample) - sample.speed for sample in unseen]
+        truths += [sample.speed for sample in unseen]
+    squares = sum(error**2 for error in errors)
+    spread = len(truths) * float(np.var(truths))
+    return sqrt(squares / len(errors)), 1 - squares / spread, len(errors)
+
+
+def _folds(samples: Samples) -> list[set[str]]:
+    """By model, over several shuffles; with few models, each one by itself."""
+    models = sorted(set().union(*(sample.models for sample in samples)))
+    if len(models) < 2 * FOLDS:
+        return [{model} for model in models]
+    folds = []
+    for seed in SEEDS:
+        shuffled = Random(seed).sample(models, len(models))
+        folds += [set(shuffled[i::FOLDS]) for i in range(FOLDS)]
+    return folds
+
+
+def compare(name: str, mode: Mode, samples: Samples, pairs: Samples) -> list[dict[str, object]]:
+    """Every model on `samples`; the learned ones are fitted on `pairs`."""
+    folds = _folds(samples)
+    trains: dict[str, Train] = {
+        "mean of the training pairs": _mean,
+        "none": _fixed(Unslowed(), mode),
+        "additive": _fixed(Additive(), mode),
+        "learned (SM)": _learned(mode, pairs, "sm"),
+    }
+    if any(sample.own.dram_active for sample in pairs):
+        trains["learned (SM and DRAM)"] = _learned(mode, pairs, "sm", "dram")
+    rows = []
+    for model, train in trains.items():
+        rmse, r2, predictions = judge(samples, train, folds)
+        row = {"data": name, "mode": str(mode), "sides": len(samples), "model": model}
+        rows.append(row | {"predictions": predictions, "rmse": round(rmse, 4), "r2": round(r2, 3)})
+    return rows
+
+
+def mapping() -> dict[str, float]:
+    """How well `catalogue.activity` tells SMACT and SMOCC from NVML's utilisation, on an A100."""
+    runs = [
+        [float(row[name]) for name in ("Avg GPUTL", "Avg SMACT", "Avg SMOCC")]
+        for row in _table("memory/mlp_runs.csv")
+    ]
+    told = np.array([catalogue.activity(utilisation / 100, 0.0)[:2] for utilisation, *_ in runs])
+    truth = np.array([run[1:] for run in runs])
+    sm, occupancy = np.sqrt(np.mean((told - truth) ** 2, axis=0))
+    return {"runs": len(runs), "smact_rmse": round(sm, 3), "smocc_rmse": round(occupancy, 3)}
+
+
+def main() -> None:
+    if not DATA.is_dir():
+        sys.exit("the public pairs are not there: ../shared/data, beside the project's root")
+    streams, lucid_dropped = lucid()
+    mps, gavel_dropped = saturating()
+    rows = compare("Lucid, RTX 3090", Mode.STREAMS, streams, streams)
+    rows += compare("Gavel, V100, saturating pairs", Mode.MPS, mps, mps)
+    for gpu in ("v100", "p100", "k80"):
+        rows += compare(f"Gavel, {gpu.upper()}, all pairs", Mode.MPS, gavel(gpu)[0], mps)
+    on_streams = fit(streams)
+    fits = {
+        "streams": _provenance(on_streams, LUCID, LUCID_LICENCE, streams, lucid_dropped),
+        "mps": _provenance(
+            Coefficients(fit(mps, ["sm"]).sm, on_streams.dram),
+            f"{GAVEL}; dram as for streams, for Gavel tells of no memory traffic",
+            "MIT",
+            mps,
+            gavel_dropped,
+        ),
+    }
+    split = f"by model: {FOLDS} folds, seeds {SEEDS.start}–{SEEDS[-1]}; few models: each by itself"
+    facts = {"fitted": datetime.now(UTC).date().isoformat(), "command": COMMAND, "split": split}
+    _save(SHIPPED, facts | {"modes": fits})
+    results = facts | {"modes": fits, "held_out": rows, "mapping": mapping()}
+    _save(RESULTS / "interference.json", results)
+    page = _page(results)
+    (RESULTS / "interference.md").write_text(page)
+    print(page)
+
+
+def _provenance(
+    found: Coefficients, data: str, licence: str, samples: Samples, dropped: Counter[str]
+) -> dict[str, object]:
+    return {
+        "sm": round(found.sm, 3),
+        "dram": round(found.dram, 3),
+        "data": data,
+        "licence": licence,
+        "sides_of_pairs": len(samples),
+        "dropped": dict(dropped),
+    }
+
+
+def _save(path: Path, content: Mapping[str, object]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def _page(results: dict[str, Any]) -> str:
+    mapped = results["mapping"]
+    lines = [
+        "# Interference models, on neural networks that the fit has not seen",
+        "",
+        f"`{results['command']}`, {results['fitted']}; split {results['split']}.",
+        "",
+        "| data | mode | sides of pairs | model | RMSE of the speed | R² |",
+        "|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {row['data']} | {row['mode']} | {row['sides']} | {row['model']} "
+        f"| {row['rmse']:.3f} | {row['r2']:.2f} |"
+        for row in results["held_out"]
+    ]
+    for mode, found in results["modes"].items():
+        lines += [
+            "",
+            f"## Shipped for {mode}: sm {found['sm']}, dram {found['dram']}",
+            "",
+            f"From {found['data']}. Licence: {found['licence']}. "
+            f"{found['sides_of_pairs']} sides of pairs were used; of the others:",
+            "",
+        ]
+        lines += [f"- {count} {why}" for why, count in found["dropped"].items()]
+    lines += [
+        "",
+        "## From NVML's utilisation to SMACT and SMOCC",
+        "",
+        f"On {mapped['runs']} MLP training runs on an A100 (GPUMemNet, CC-BY-4.0): RMSE "
+        f"{mapped['smact_rmse']} of SMACT, {mapped['smocc_rmse']} of SMOCC.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

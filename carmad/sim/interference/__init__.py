@@ -1,0 +1,35 @@
+"""How much jobs that share a GPU slow each other down: the protocol, and the models by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from carmad.errors import CarmaError
+from carmad.sim.interference.additive import Additive
+from carmad.sim.interference.base import Interference, Unslowed
+from carmad.sim.interference.learned import Learned
+from carmad.sim.interference.measured import Measured
+
+__all__ = ["Additive", "Interference", "Learned", "Measured", "Unslowed", "make"]
+
+_MODELS: dict[str, Callable[[], Interference]] = {
+    "none": Unslowed,
+    "additive": Additive,
+    "learned": Learned,
+}
+
+
+def make(name: str) -> Interference:
+    """The model `name`: none, additive, learned or measured:FILE.
+
+    Raises CarmaError for another name, and for a file that holds no measured pairs."""
+    kind, _, argument = name.partition(":")
+    if kind == "measured" and argument:
+        return Measured(Path(argument), Learned())
+    if name not in _MODELS:
+        raise CarmaError(
+            f"no interference model is called {name!r}",
+            f"use {', '.join(_MODELS)} or measured:FILE, a CSV of measured pairs",
+        )
+    return _MODELS[name]()

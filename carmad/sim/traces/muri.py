@@ -1,0 +1,29 @@
+"""Imports the traces of the Muri artifact (Zhao et al., SIGCOMM '22), made of Philly's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from carmad.sim.catalogue import find
+from carmad.sim.task import Load, Task, Trace
+from carmad.sim.traces.rows import Row, collect, read_rows
+
+_COLUMNS = ("job_id", "num_gpu", "submit_time", "model_name", "batch_size", "duration")
+_REFERENCE = "V100-32GB"  # 8 nodes of 8 V100 (the artifact's cluster_exp/README.md)
+
+
+def read(path: Path) -> Trace:
+    """Times are in milliseconds. A model that the catalogue lacks keeps its name only."""
+    return collect(f"muri-{path.stem}", read_rows(path, _COLUMNS), _task)
+
+
+def _task(row: Row) -> Task:
+    model, batch_size = row.text("model_name"), row.whole("batch_size")
+    return Task(
+        name=f"{model}-{row.text('job_id')}",
+        submit_s=row.number("submit_time") / 1000,
+        duration_s=row.number("duration") / 1000,
+        gpus=row.gpus("num_gpu"),
+        load=find(model, batch_size) or Load(model, batch_size),
+        reference=_REFERENCE,
+    )

@@ -1,0 +1,162 @@
+"""Traces in CARMA's own form, as CSV or Parquet: a row is a task, a column one of its fields.
+
+The fields of the load stand beside the task's own, and an estimator's answers in
+`estimate_NAME_mib`. A column may be missing and a number empty: then the field has its default.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from carmad.errors import CarmaError
+from carmad.sim.task import Load, Task, Trace
+from carmad.sim.traces.rows import Row, Unusable, collect, places, read_rows
+
+_Cell = str | int | float | bool | None
+
+
+def _flag(row: Row, column: str) -> bool:
+    text = row.text(column).lower()
+    if text not in ("true", "false"):
+        raise Unusable(f"{column} is {text!r}, and should be true or false")
+    return text == "true"
+
+
+_REQUIRED = ("name", "submit_s", "duration_s")
+_READERS: dict[str, Callable[[Row, str], Any]] = {
+    "name": Row.text,
+    "submit_s": Row.number,
+    "duration_s": Row.number,
+    "gpus": Row.gpus,
+    "user": Row.text,
+    "model": Row.text,
+    "batch_size": Row.whole,
+    "memory_mib": Row.whole,
+    "sm_active": Row.number,
+    "sm_occupancy": Row.number,
+    "dram_active": Row.number,
+    "reference": Row.text,
+    "expected_s": Row.number,
+    "deadline_s": Row.number,
+    "time_limit_s": Row.number,
+    "exclusive": _flag,
+    "fails": _flag,
+}
+_OF_LOAD = {"model", "batch_size", "memory_mib", "sm_active", "sm_occupancy", "dram_active"}
+_BEFORE, _AFTER = "estimate_", "_mib"
+
+
+def read(path: Path) -> Trace:
+    """What `write` wrote, or people did by hand. The trace has the file's name.
+
+    Raises CarmaError for a file that cannot be read, and for columns that are none of a task's.
+    """
+    rows = _parquet_rows(path) if _is_parquet(path) else read_rows(path, _REQUIRED, _is_known)
+    return collect(path.stem, rows, _task)
+
+
+def write(trace: Trace, path: Path) -> None:
+    """The tasks, without what was rejected. Columns of nothing but defaults are left out.
+
+    Estimates that stand in one order for all tasks keep it.
+    """
+    table = _table(trace.tasks)
+    try:
+        if _is_parquet(path):
+            arrow, parquet = _arrow()
+            parquet.write_table(arrow.table(table), path)
+            return
+        with path.open("w", encoding="utf-8", newline="") as file:
+            lines = csv.writer(file, lineterminator="\n")
+            lines.writerow(table)
+            lines.writerows([map(_text, cells) for cells in zip(*table.values(), strict=True)])
+    except OSError as error:
+        raise CarmaError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _is_parquet(path: Path) -> bool:
+    return path.suffix.lower() == ".parquet"
+
+
+def _is_known(column: str) -> bool:
+    return column in _READERS or _estimator(column) is not None
+
+
+def _estimator(column: str) -> str | None:
+    """Whose answers these are."""
+    if not (column.startswith(_BEFORE) and column.endswith(_AFTER)):
+        return None
+    return column[len(_BEFORE) : -len(_AFTER)] or None
+
+
+def _task(row: Row) -> Task:
+    of_task: dict[str, Any] = {}
+    of_load: dict[str, Any] = {}
+    estimates: list[tuple[str, int]] = []
+    for column in row.where:
+        reader = _READERS.get(column, Row.whole)
+        if row.text(column) == "" and reader is not Row.text and column not in _REQUIRED:
+            continue
+        value = reader(row, column)
+        if name := _estimator(column):
+            estimates.append((name, value))
+        else:
+            (of_load if column in _OF_LOAD else of_task)[column] = value
+    return Task(**of_task, load=Load(**of_load), estimates=tuple(estimates))
+
+
+def _table(tasks: tuple[Task, ...]) -> dict[str, list[_Cell]]:
+    default = Task(name="", submit_s=0.0, duration_s=0.0)
+    table: dict[str, list[_Cell]] = {}
+    for column in _READERS:
+        cells = [_value(task, column) for task in tasks]
+        usual = _value(default, column)
+        if column in _REQUIRED or any(cell != usual for cell in cells):
+            table[column] = cells
+    answers = [dict(task.estimates) for task in tasks]
+    for name in dict.fromkeys(name for task in tasks for name, _ in task.estimates):
+        table[f"{_BEFORE}{name}{_AFTER}"] = [mib.get(name) for mib in answers]
+    return table
+
+
+def _value(task: Task, column: str) -> _Cell:
+    value: _Cell = getattr(task.load if column in _OF_LOAD else task, column)
+    return value
+
+
+def _text(value: _Cell) -> str:
+    """So that reading it gives the very same value."""
+    match value:
+        case None:
+            return ""
+        case bool():
+            return str(value).lower()
+        case float():
+            return str(int(value)) if value.is_integer() else repr(value)
+        case _:
+            return str(value)
+
+
+def _parquet_rows(path: Path) -> Iterator[Row]:
+    """The cells as CSV would have them, so that there is one way to read a task."""
+    arrow, parquet = _arrow()
+    try:
+        table = parquet.read_table(path)
+    except (OSError, arrow.ArrowException) as error:
+        raise CarmaError(f"cannot read {path}: {error}", "is it a Parquet file?") from error
+    where = places(path, table.column_names, _REQUIRED, _is_known)
+    cells = zip(*(column.to_pylist() for column in table.columns), strict=True)
+    for line, values in enumerate(cells, start=1):
+        yield Row(line, where, [_text(value) for value in values])
+
+
+def _arrow() -> tuple[Any, Any]:
+    """pyarrow and its Parquet half; most traces do without."""
+    try:
+        return import_module("pyarrow"), import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise CarmaError("Parquet files need pyarrow", "pip install 'carma[sim]'") from error

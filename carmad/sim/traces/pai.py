@@ -1,0 +1,116 @@
+"""Imports Alibaba's PAI trace of 2020 (Weng et al., NSDI '22): a directory of its tables.
+
+The columns are those of the README of cluster-trace-gpu-v2020 in alibaba/clusterdata. The tables
+have no headers. What the sensors measured is not read: models are drawn, as A-SRPT does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from carmad.sim.task import Rejected, Task, Trace
+from carmad.sim.traces.rows import Row, Unusable, collect, read_rows
+
+_JOB = ("job_name", "inst_id", "user", "status", "start_time", "end_time")
+_TASK = (
+    *("job_name", "task_name", "inst_num", "status", "start_time", "end_time"),
+    *("plan_cpu", "plan_mem", "plan_gpu", "gpu_type"),
+)
+_GROUP = ("inst_id", "user", "gpu_type_spec", "group", "workload")
+# MISC stands for several old kinds.
+_KINDS = {"P100": "P100-16GB", "T4": "T4-16GB", "V100": "V100-16GB", "V100M32": "V100-32GB"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Role:
+    """The workers, say, of a job: its instances of one kind."""
+
+    gpus: float
+    started_s: float
+    ended_s: float
+    reference: str
+
+
+def read(directory: Path) -> Trace:
+    """One task for each job: `pai_job_table.csv` joined with `pai_task_table.csv`.
+
+    Its GPUs are those of all its instances, shares added up and rounded up; it lasts from the
+    first of the roles that have GPUs to the end of the last. Where `pai_group_tag_table.csv` is
+    there, recurring jobs have their group for a name. Lines are those of the job table, unless
+    the reason names another one.
+    """
+    roles = _roles(directory)
+    groups = _groups(directory)
+    known: set[str] = set()
+
+    def task(row: Row) -> Task:
+        job, status = row.text("job_name"), row.text("status")
+        known.add(job)
+        if status not in ("Terminated", "Failed"):
+            raise Unusable(f"has not ended: its status is {status!r}")
+        used: list[_Role] = []
+        for line, role in roles.get(job, []):
+            if isinstance(role, Unusable):
+                raise Unusable(f"{_of_task_table(line)}: {role}")
+            used.append(role)
+        if not used:
+            raise Unusable("asks for no GPU")
+        ended = max(role.ended_s for role in used)
+        return Task(
+            name=groups.get(row.text("inst_id")) or job,
+            submit_s=row.number("start_time"),
+            duration_s=ended - min(role.started_s for role in used),
+            gpus=math.ceil(sum(role.gpus for role in used)),
+            user=row.text("user"),
+            reference=used[0].reference,
+            fails=status == "Failed",
+        )
+
+    trace = collect(directory.name, _table(directory, "job", _JOB), task)
+    lost = [lines[0][0] for job, lines in roles.items() if job not in known]
+    why = "its job is not in pai_job_table.csv"
+    strays = tuple(Rejected(line, f"{_of_task_table(line)}: {why}") for line in lost)
+    return replace(trace, rejected=trace.rejected + strays)
+
+
+def _table(directory: Path, name: str, header: tuple[str, ...]) -> Iterator[Row]:
+    return read_rows(directory / f"pai_{name}_table.csv", (), header=header)
+
+
+def _groups(directory: Path) -> dict[str, str]:
+    if not (directory / "pai_group_tag_table.csv").exists():
+        return {}
+    rows = _table(directory, "group_tag", _GROUP)
+    return {row.cells[0]: row.cells[3] for row in rows if len(row.cells) == len(_GROUP)}
+
+
+def _roles(directory: Path) -> dict[str, list[tuple[int, _Role | Unusable]]]:
+    """By job, the lines of its roles that have GPUs, and what is wrong with those that are bad."""
+    by_job: dict[str, list[tuple[int, _Role | Unusable]]] = {}
+    for row in _table(directory, "task", _TASK):
+        try:
+            role: _Role | Unusable | None = _role(row)
+        except Unusable as error:
+            role = error
+        if role is not None:
+            by_job.setdefault(row.cells[0], []).append((row.line, role))
+    return by_job
+
+
+def _of_task_table(line: int) -> str:
+    return f"pai_task_table.csv, line {line}"
+
+
+def _role(row: Row) -> _Role | None:
+    """None where it uses no GPU."""
+    gpus = row.number("plan_gpu") / 100 if row.text("plan_gpu") else 0.0
+    if gpus == 0:
+        return None
+    started, ended = row.number("start_time"), row.number("end_time")
+    if ended < started:
+        raise Unusable("ends before it starts")
+    reference = _KINDS.get(row.text("gpu_type"), "")
+    return _Role(gpus * row.whole("inst_num"), started, ended, reference)

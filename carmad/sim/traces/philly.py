@@ -1,0 +1,28 @@
+"""Imports Microsoft's Philly trace (Jeon et al., ATC '19) as the Sia artifact prepared it.
+
+Times are the cluster's own and counted without its change to winter time. It names no models.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from carmad.sim.task import Task, Trace
+from carmad.sim.traces.rows import Row, collect, read_rows
+
+_COLUMNS = ("timestamp", "duration", "num_gpus", "cluster")
+
+
+def read(path: Path) -> Trace:
+    """A virtual cluster counts as a user. `duration` is in seconds."""
+    return collect(path.stem, read_rows(path, _COLUMNS), _task)
+
+
+def _task(row: Row) -> Task:
+    return Task(
+        name=f"philly-{row.line}",
+        submit_s=row.moment("timestamp"),
+        duration_s=row.number("duration"),
+        gpus=row.gpus("num_gpus"),
+        user=row.text("cluster"),
+    )

@@ -1,0 +1,89 @@
+"""One way to every trace: what `carma simulate` is told, and who reads, imports or generates that.
+
+`trace.csv` and `trace.parquet` are in CARMA's own form; `philly:PATH` is imported, and
+`generate:carma-1?seed=3&tasks=40` made up. Imports take `seed` and `tasks` likewise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from inspect import signature
+from pathlib import Path
+from random import Random
+from urllib.parse import parse_qsl
+
+from carmad.errors import CarmaError
+from carmad.sim.task import Trace
+from carmad.sim.traces import carma, helios, muri, native, pai, philly, sia
+from carmad.sim.traces.assign import assign
+from carmad.sim.traces.generators import GENERATORS
+from carmad.sim.traces.rows import ordered
+
+IMPORTERS: Mapping[str, Callable[[Path], Trace]] = {
+    "philly": philly.read,
+    "helios": helios.read,
+    "pai": pai.read,
+    "muri": muri.read,
+    "sia": sia.read,
+    "carma": carma.read,
+}
+_GENERATE = "generate"
+_LEAST = {"seed": 0, "tasks": 1, "gpus": 1}
+
+
+def load(source: str) -> Trace:
+    """The trace that `source` names. Imported and generated tasks of unknown load draw a model.
+
+    With `tasks`, an import is a run of as many consecutive tasks, drawn by `seed` (as in A-SRPT,
+    V-B); a generator makes as many. Raises CarmaError for what is no trace.
+    """
+    kind, colon, rest = source.partition(":")
+    name, _, query = rest.partition("?")
+    if colon and kind == _GENERATE:
+        return _generated(source, name, query)
+    if colon and kind in IMPORTERS:
+        imported = partial(_imported, IMPORTERS[kind], Path(name))
+        return imported(**_options(source, imported, query))
+    if colon and kind.isalpha() and not Path(source).exists():
+        kinds = ", ".join([*IMPORTERS, _GENERATE])
+        raise CarmaError(
+            f"no trace is of the kind {kind!r}",
+            f"use {kinds}, or the path of a CSV or Parquet file",
+        )
+    return native.read(Path(source))
+
+
+def _imported(
+    reader: Callable[[Path], Trace], path: Path, seed: int = 0, tasks: int | None = None
+) -> Trace:
+    trace = reader(path)
+    if tasks is not None and tasks < len(trace.tasks):
+        begin = Random(f"run/{seed}").randrange(len(trace.tasks) - tasks + 1)
+        run = trace.tasks[begin : begin + tasks]
+        trace = ordered(f"{trace.name}[{begin}:{begin + tasks}]", run, trace.rejected)
+    return assign(trace, seed)
+
+
+def _generated(source: str, name: str, query: str) -> Trace:
+    if name not in GENERATORS:
+        raise CarmaError(f"no generator is called {name!r}", f"use one of {', '.join(GENERATORS)}")
+    options = _options(source, GENERATORS[name], query)
+    trace = GENERATORS[name](**options)
+    seed = options.get("seed", 0)
+    return replace(assign(trace, seed), name=f"{trace.name}-{seed}")
+
+
+def _options(source: str, make: Callable[..., Trace], query: str) -> dict[str, int]:
+    """`seed=3&tasks=40` as numbers, those that `make` takes."""
+    known = [name for name in _LEAST if name in signature(make).parameters]
+    options: dict[str, int] = {}
+    for name, text in parse_qsl(query, keep_blank_values=True):
+        if name not in known:
+            raise CarmaError(f"{source} takes no {name!r}", f"it takes {', '.join(known)}")
+        if not text.isdecimal() or int(text) < _LEAST[name]:
+            hint = f"it should be a whole number from {_LEAST[name]} on"
+            raise CarmaError(f"{source}: {name} is {text!r}", hint)
+        options[name] = int(text)
+    return options

@@ -1,0 +1,581 @@
+"""Reading, writing, importing and generating traces."""
+
+import statistics
+import sys
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from carmad.errors import CarmaError
+from carmad.sim.catalogue import Profile
+from carmad.sim.task import Load, Rejected, Task, Trace
+from carmad.sim.traces import carma, helios, muri, native, pai, philly, sia
+from carmad.sim.traces.assign import assign
+from carmad.sim.traces.generators import GENERATORS
+from carmad.sim.traces.sources import load
+
+PROJECT = Path(__file__).parent.parent
+DATA = PROJECT.parent / "shared" / "data"
+LAB_DAY = PROJECT / "examples" / "traces" / "lab_day.csv"
+
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the public data are not here")
+
+words = st.text(st.characters(exclude_categories=["C"], include_characters="\n"))
+positive = st.floats(min_value=1e-300, allow_infinity=False)
+shares = st.floats(0, 1)
+loads = st.builds(
+    Load,
+    model=words,
+    batch_size=st.integers(0, 1 << 20),
+    memory_mib=st.integers(1, 1 << 30),
+    sm_active=shares,
+    sm_occupancy=shares,
+    dram_active=shares,
+)
+tasks = st.builds(
+    Task,
+    name=words,
+    submit_s=st.floats(0, 1e9),
+    duration_s=positive,
+    gpus=st.integers(1, 4096),
+    user=words,
+    load=loads,
+    reference=words,
+    expected_s=st.none() | positive,
+    deadline_s=st.none() | positive,
+    time_limit_s=st.none() | positive,
+    exclusive=st.booleans(),
+    fails=st.booleans(),
+    estimates=st.sampled_from([(), (("horus", 7),), (("horus", 40000), ("fake tensor", 1))]),
+)
+
+
+def begun(drawn):
+    """As a trace's tasks stand: in order, the first submitted at 0."""
+    ranked = sorted(drawn, key=lambda task: task.submit_s)
+    first = [Task(name="first", submit_s=0.0, duration_s=1.0)]
+    return (*first, *ranked)
+
+
+def file(folder, name, text):
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def gaps(trace):
+    return [after.submit_s - before.submit_s for before, after in pairwise(trace.tasks)]
+
+
+def p95(values):
+    return statistics.quantiles(values, n=20, method="inclusive")[-1]
+
+
+# CARMA's own form
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@settings(max_examples=40, deadline=None)
+@given(drawn=st.lists(tasks, max_size=5))
+def test_what_is_written_is_read_back(tmp_path_factory, suffix, drawn):
+    if suffix == "parquet":
+        pytest.importorskip("pyarrow")
+    path = tmp_path_factory.mktemp("traces") / f"mine.{suffix}"
+    trace = Trace("mine", begun(drawn))
+    native.write(trace, path)
+    assert native.read(path) == trace
+
+
+def test_a_trace_of_nothing_is_one_too(tmp_path):
+    native.write(Trace("empty", ()), tmp_path / "empty.csv")
+    assert native.read(tmp_path / "empty.csv") == Trace("empty", ())
+
+
+def test_missing_columns_and_empty_numbers_are_defaults(tmp_path):
+    path = file(
+        tmp_path, "t.csv", "name,submit_s,duration_s,gpus,fails\na,0,60,,\nb,1.5,60,2,True\n"
+    )
+    assert native.read(path).tasks == (
+        Task(name="a", submit_s=0, duration_s=60),
+        Task(name="b", submit_s=1.5, duration_s=60, gpus=2, fails=True),
+    )
+
+
+def test_the_first_task_in_time_begins_the_trace(tmp_path):
+    path = file(tmp_path, "t.csv", "name,submit_s,duration_s\nlate,130,5\nearly,100,5\n")
+    assert [(t.name, t.submit_s) for t in native.read(path).tasks] == [("early", 0), ("late", 30)]
+
+
+def test_only_columns_that_say_something_are_written(tmp_path):
+    path = tmp_path / "t.csv"
+    task = Task(name="a", submit_s=0.0, duration_s=0.1, gpus=2, estimates=(("horus", 900),))
+    native.write(Trace("t", (task,)), path)
+    assert path.read_text() == "name,submit_s,duration_s,gpus,estimate_horus_mib\na,0,0.1,2,900\n"
+
+
+@pytest.mark.parametrize(
+    ("cells", "why"),
+    [
+        ("a,0,sixty,1,0.5", "duration_s is 'sixty', and should be a number"),
+        ("a,0,nan,1,0.5", "duration_s is nan, and should be a finite number"),
+        ("a,0,,1,0.5", "duration_s is '', and should be a number"),
+        ("a,0,0,1,0.5", "duration_s is 0, and should be more than 0"),
+        ("a,0,60,0,0.5", "asks for no GPU"),
+        ("a,0,60,-2,0.5", "asks for -2 GPUs"),
+        ("a,0,60,1.5,0.5", "gpus is 1.5, and should be a whole number"),
+        ("a,0,60,1,1.5", "sm_active is 1.5, and should be between 0 and 1"),
+        ("a,0,60,1", "has 4 cells, and should have 5"),
+        ("a,0,60,1,0.5,6", "has 6 cells, and should have 5"),
+    ],
+)
+def test_bad_rows_are_named_by_line_and_reason(tmp_path, cells, why):
+    # A name of two lines before, and an empty line: both count.
+    header = "name,submit_s,duration_s,gpus,sm_active"
+    path = file(tmp_path, "t.csv", f'{header}\n"a\nb",0,60,1,0.5\n\n{cells}\nc,9,60,1,0.5\n')
+    trace = native.read(path)
+    assert trace.rejected == (Rejected(5, why),)
+    assert [task.name for task in trace.tasks] == ["a\nb", "c"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name,submit_s\na,0\n", "lacks the columns: duration_s"),
+        ("", "lacks the columns: name, submit_s, duration_s"),
+        ("name,submit_s,duration_s,gpu,estimate_mib\n", "nobody knows: gpu, estimate_mib"),
+        ("name,submit_s,duration_s,name\n", "more than one column: name"),
+    ],
+)
+def test_wrong_columns_are_an_error(tmp_path, text, message):
+    with pytest.raises(CarmaError, match=message):
+        native.read(file(tmp_path, "t.csv", text))
+
+
+def test_what_is_no_text_is_an_error(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_bytes(b"\x1f\x8b\xff\xfe")
+    with pytest.raises(CarmaError, match="not a CSV file"):
+        native.read(path)
+    with pytest.raises(CarmaError, match="No such file"):
+        native.read(tmp_path / "none.csv")
+    with pytest.raises(CarmaError, match="cannot write"):
+        native.write(Trace("t", ()), tmp_path / "none" / "t.csv")
+
+
+def test_parquet_says_what_it_needs(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(CarmaError) as raised:
+        native.read(tmp_path / "t.parquet")
+    assert raised.value.hint == "pip install 'carma[sim]'"
+
+
+def test_what_is_no_parquet_is_an_error(tmp_path):
+    pytest.importorskip("pyarrow")
+    path = file(tmp_path, "t.parquet", "name,submit_s,duration_s\n")
+    with pytest.raises(CarmaError, match="cannot read"):
+        native.read(path)
+
+
+# Importers, on small fixtures
+
+
+def test_philly(tmp_path):
+    path = file(
+        tmp_path,
+        "philly.csv",
+        "timestamp,duration,num_gpus,gpu_time,cluster\n"
+        "2017-10-09 07:01:55,66.0,1,66.0,11cb48\n"
+        "2017-10-09 06:01:55,2951.5,8,23612.0,6214e9\n"
+        "yesterday,10.0,1,10.0,6214e9\n"
+        "2017-10-09 07:01:55,0.0,1,0.0,6214e9\n"
+        "2017-10-09 07:01:55,10.0,0,0.0,6214e9\n",
+    )
+    trace = philly.read(path)
+    assert trace.tasks == (
+        Task(name="philly-3", submit_s=0, duration_s=2951.5, gpus=8, user="6214e9"),
+        Task(name="philly-2", submit_s=3600, duration_s=66, user="11cb48"),
+    )
+    assert trace.rejected == (
+        Rejected(4, "timestamp is 'yesterday', and should be a date and time"),
+        Rejected(5, "duration_s is 0, and should be more than 0"),
+        Rejected(6, "asks for no GPU"),
+    )
+
+
+HELIOS = """\
+job_id,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue
+1,u1,vc,1,1,1,COMPLETED,2020-06-09 18:41:01,2020-06-09 18:41:11,2020-06-10 04:55:19,36848,10
+2,u2,vc,4,16,1,FAILED,2020-06-09 18:41:27,2020-06-09 18:41:27,2020-06-09 18:45:36,249,0
+3,u3,vc,8,1,1,CANCELLED,2020-06-09 18:41:28,2020-06-09 18:41:28,2020-06-09 18:41:38,10,0
+4,u3,vc,0,1,1,COMPLETED,2020-06-09 18:41:28,2020-06-09 18:41:28,2020-06-09 18:41:38,10,0
+5,u3,vc,1,1,1,COMPLETED,2020-06-09 18:41:28,2020-06-09 18:41:28,2020-06-09 18:41:08,-20,0
+6,u3,vc,1,1,1,CANCELLED,2020-06-09 18:41:28,None,2020-06-09 18:41:38,0,10
+7,u3,vc,1,1,1,SUSPENDED,2020-06-09 18:41:28,2020-06-09 18:41:28,2020-06-09 18:41:38,10,0
+8,u3,vc,1,1,1,TIMEOUT,2020-06-09 18:41:28,2020-06-09 18:41:18,2020-06-09 18:41:38,20,-10
+9,u3,vc,1,1,1,CANCELLED,2020-06-09 18:41:28,2020-06-09 18:41:28,2020-06-09 18:41:28,0,0
+"""
+
+
+def test_helios(tmp_path):
+    trace = helios.read(file(tmp_path, "Venus/cluster_log.csv", HELIOS))
+    assert trace.name == "Venus"
+    assert trace.tasks == (
+        Task(name="1", submit_s=0, duration_s=36848, user="u1"),
+        Task(name="2", submit_s=26, duration_s=249, gpus=4, user="u2", fails=True),
+        Task(name="3", submit_s=27, duration_s=10, gpus=8, user="u3"),
+    )
+    assert [(bad.line, bad.why.partition(",")[0]) for bad in trace.rejected] == [
+        (5, "asks for no GPU"),
+        (6, "ends before it starts"),
+        (7, "start_time is 'None'"),
+        (8, "state is 'SUSPENDED'"),
+        (9, "starts before it is submitted"),
+        (10, "duration_s is 0"),
+    ]
+
+
+def pai_folder(folder):
+    file(
+        folder,
+        "pai_job_table.csv",
+        "j1,i1,ann,Terminated,100.0,900.0\n"
+        "j2,i2,bob,Failed,40.0,300.0\n"
+        "j3,i3,bob,Running,50.0,\n"
+        "j4,i4,bob,Terminated,60.0,70.0\n"
+        "j5,i5,bob,Terminated,70.0,80.0\n"
+        "j6,i6,bob,Terminated,x,80.0\n",
+    )
+    file(
+        folder,
+        "pai_task_table.csv",
+        "j1,ps,2.0,Terminated,110.0,900.0,600.0,29.3,,\n"
+        "j1,worker,5.0,Terminated,120.0,880.0,600.0,29.3,50.0,V100M32\n"
+        "j1,evaluator,1.0,Terminated,200.0,890.0,600.0,29.3,100.0,V100M32\n"
+        "j2,tensorflow,1.0,Failed,45.0,300.0,600.0,29.3,25.0,MISC\n"
+        "j3,tensorflow,1.0,Running,55.0,,600.0,29.3,100.0,T4\n"
+        "j4,tensorflow,1.0,Terminated,65.0,70.0,600.0,29.3,0.0,\n"
+        "j5,tensorflow,1.0,Terminated,80.0,75.0,600.0,29.3,100.0,T4\n"
+        "j6,tensorflow,1.0,Terminated,80.0,85.0,600.0,29.3,100.0,T4\n"
+        "j7,tensorflow,1.0,Terminated,80.0,85.0,600.0,29.3,100.0,T4\n",
+    )
+    return folder
+
+
+def test_pai(tmp_path):
+    folder = pai_folder(tmp_path / "pai")
+    trace = pai.read(folder)
+    # j1: 5 × ½ + 1 GPUs, from the first worker's start to the evaluator's end
+    one = Task(name="j1", submit_s=60, duration_s=770, gpus=4, user="ann", reference="V100-32GB")
+    two = Task(name="j2", submit_s=0, duration_s=255, user="bob", fails=True)
+    assert trace.tasks == (two, one)
+    assert trace.rejected == (
+        Rejected(3, "has not ended: its status is 'Running'"),
+        Rejected(4, "asks for no GPU"),
+        Rejected(5, "pai_task_table.csv, line 7: ends before it starts"),
+        Rejected(6, "start_time is 'x', and should be a number"),
+        Rejected(9, "pai_task_table.csv, line 9: its job is not in pai_job_table.csv"),
+    )
+
+
+def test_recurring_jobs_of_pai_have_their_groups_name(tmp_path):
+    folder = pai_folder(tmp_path / "pai")
+    file(folder, "pai_group_tag_table.csv", "i1,ann,V100M32,g7,nmt\ni9,ann,,g8,\n")
+    assert [task.name for task in pai.read(folder).tasks] == ["j2", "g7"]
+
+
+MURI = """job_id,num_gpu,submit_time,iterations,model_name,batch_size,duration,interval,priority
+0,16,0,4378042,vgg16,16,1453510000,3840000,0
+1,1,27069500,5190727,novel,64,2683606000,13956000,1
+2,0,27069500,5190727,vgg16,16,2683606000,13956000,1
+3,1,27069500,5190727,vgg16,16,-1,13956000,1
+"""
+
+
+def test_muri(tmp_path):
+    trace = muri.read(file(tmp_path, "trace1.csv", MURI))
+    known, novel = trace.tasks
+    assert (known.submit_s, known.duration_s, known.gpus) == (0, 1_453_510, 16)
+    assert (known.load.model, known.load.batch_size) == ("vgg16", 16)
+    assert known.load.memory_mib > Load().memory_mib  # it comes from the catalogue
+    assert (novel.submit_s, novel.load) == (27_069.5, Load("novel", 64))
+    assert [bad.line for bad in trace.rejected] == [4, 5]
+
+
+def test_sia(tmp_path):
+    path = file(
+        tmp_path,
+        "workloads/w.csv",
+        "name,time,application,num_replicas,batch_size\n"
+        "a,100,yolov3,2,64\nb,150.5,yolov3,12,64\nc,200,yolov3,3,64\nd,200,ncf,1,256\n"
+        "e,200,yolov3,0,64\nf,200,yolov3,24,64\n",
+    )
+    file(
+        tmp_path,
+        "throughput/yolov3-placements-dgx.csv",
+        "local_bsz,step_time,sync_time,placement\n"
+        "8,2.0,0.4,2\n4,1.0,0.2,2\n4,1.0,0.5,48\n8,2.0,0.5,48\n4,1.0,0.5,888\n",
+    )
+    trace = sia.read(path)
+    # a: 32 for each GPU in 4 parts of 8, and gradients wait once: 2 + 3 × 1.6 s
+    # b: 6 for each GPU, half way between 4 and 8: 1.5 s
+    assert [(t.name, t.submit_s, t.gpus) for t in trace.tasks] == [("a", 0, 2), ("b", 50.5, 12)]
+    assert trace.tasks[0].duration_s == pytest.approx(14_577 * 6.8)
+    assert trace.tasks[1].duration_s == pytest.approx(14_577 * 1.5)
+    assert {task.reference for task in trace.tasks} == {"A100-40GB"}
+    assert trace.rejected == (
+        Rejected(4, "asks for 3 GPUs, and no step was measured on so many"),
+        Rejected(5, "is ncf at batch size 256: nobody knows its steps"),
+        Rejected(6, "asks for no GPU"),
+        Rejected(7, "has a batch of 3 for each GPU: none as small was measured"),
+    )
+
+
+def test_sia_without_its_measurements_is_an_error(tmp_path):
+    path = file(
+        tmp_path,
+        "workloads/w.csv",
+        "name,time,application,num_replicas,batch_size\na,1,yolov3,2,64\n",
+    )
+    with pytest.raises(CarmaError, match="yolov3-placements-dgx"):
+        sia.read(path)
+
+
+def test_carma(tmp_path):
+    path = file(tmp_path, "trace1.csv", "submit_s,task\n0,bert\n181,vgg\n190,none\n200,odd\n")
+    file(
+        tmp_path,
+        "tasks.csv",
+        "task,model,dataset,batch_size,gpus,epochs,epoch_minutes,duration_s,mem_mib,"
+        "horus_mib,faketensor_mib,gpumemnet_mib\n"
+        "bert,BERT_base,wiki,32,1,1,14.92,895.2,19828.0,17456.9336,40000.0,32000.0\n"
+        "vgg,vgg16,imagenet,64,2,1,46.7,2802.0,11760.0,40000.0,40000,40000.0\n"
+        "odd,vgg16,imagenet,64,2,1,46.7,soon,11760.0,40000.0,40000,40000.0\n",
+    )
+    trace = carma.read(path)
+    bert, vgg = trace.tasks
+    assert (bert.duration_s, bert.gpus, bert.load.memory_mib) == (895.2, 1, 19_828)
+    assert bert.estimates == (("horus", 17_457), ("gpumemnet", 32_000))
+    assert (vgg.submit_s, vgg.gpus, vgg.load.batch_size) == (181, 2, 64)
+    assert vgg.estimates == ()  # 40000 stands for none
+    assert trace.rejected == (
+        Rejected(4, "is of 'none', which tasks.csv has not"),
+        Rejected(5, "tasks.csv, line 4: duration_s is 'soon', and should be a number"),
+    )
+
+
+# Models for traces that name none
+
+SIZES = ("light", "medium", "heavy")
+ONE_EACH = tuple(Profile(Load(size), "", 1, size, None, "") for size in SIZES)
+ON_TWO = Profile(Load("two"), "", 2, "heavy", None, "")
+
+
+def ramp(count, gpus=1):
+    """Each task longer than the one before."""
+    return tuple(
+        Task(name=f"t{n}", submit_s=float(n), duration_s=1.0 + n, gpus=gpus) for n in range(count)
+    )
+
+
+def test_larger_tasks_draw_larger_models():
+    drawn = assign(Trace("t", ramp(1000)), seed=1, profiles=ONE_EACH)
+    assert Counter(t.load.model for t in drawn.tasks) == {"light": 300, "medium": 600, "heavy": 100}
+    light, medium, heavy = (
+        statistics.mean(t.duration_s for t in drawn.tasks if t.load.model == size) for size in SIZES
+    )
+    assert light + 200 < medium < heavy - 200
+    # A place in the order is a quarter of all tasks off at most.
+    assert {t.load.model for t in drawn.tasks[:50]} == {"light"}
+    assert "heavy" not in {t.load.model for t in drawn.tasks[:600]}
+    assert drawn == assign(Trace("t", ramp(1000)), seed=1, profiles=ONE_EACH)
+    assert drawn != assign(Trace("t", ramp(1000)), seed=2, profiles=ONE_EACH)
+
+
+def test_models_for_two_gpus_go_to_tasks_with_several():
+    both = (*ONE_EACH, ON_TWO)
+    single = assign(Trace("t", ramp(400)), profiles=both)
+    double = assign(Trace("t", ramp(400, gpus=2)), profiles=both)
+    assert "two" not in {t.load.model for t in single.tasks}
+    assert {"two", "heavy"} <= {t.load.model for t in double.tasks}
+
+
+def test_a_recurring_job_keeps_its_model_and_a_known_load_stays():
+    known = Task(name="k", submit_s=0, duration_s=9, load=Load("mine", 4, 777))
+    again = [Task(name="again", submit_s=float(n), duration_s=5.0**n) for n in range(9)]
+    others = [Task(name="again", submit_s=9.0, duration_s=5.0**n, user=f"u{n}") for n in range(9)]
+    drawn = assign(Trace("t", (known, *again, *others)), profiles=ONE_EACH)
+    assert drawn.tasks[0] == known
+    assert len({task.load.model for task in drawn.tasks[1:10]}) == 1
+    assert len({task.load.model for task in drawn.tasks[10:]}) > 1
+
+
+# Generators
+
+SEEDS = range(5)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    ("name", "median", "mean", "late", "least", "most"),
+    [
+        ("carma-1", 182.5, 229.45, 599, 1, 600),
+        ("carma-2", 275.5, 310.0, 601, 3, 816),
+    ],
+)
+def test_carmas_traces_have_the_printed_statistics(name, seed, median, mean, late, least, most):
+    trace = load(f"generate:{name}?seed={seed}")
+    between = gaps(trace)
+    assert len(trace.tasks) == 60
+    assert statistics.median(between) == pytest.approx(median, rel=0.04)
+    assert statistics.mean(between) == pytest.approx(mean, rel=0.03)
+    assert p95(between) == pytest.approx(late, rel=0.03)
+    assert (min(between), max(between)) == (least, most)
+    light = [t for t in trace.tasks if t.gpus == 1 and t.load.memory_mib < 1100]  # table 4 (c)
+    double = [t for t in trace.tasks if t.gpus == 2]
+    assert (len(light), len(double)) in ((18, 6), (19, 6), (20, 6), (21, 6))  # dlrm is as small
+    assert {task.reference for task in trace.tasks} == {"A100-40GB"}
+
+
+def test_the_second_trace_is_clocked_first_and_bursts_later():
+    between = gaps(load("generate:carma-2"))
+    begin, end = between[:18], between[-18:]
+    assert statistics.median(begin) == pytest.approx(600, abs=2)
+    assert statistics.median(end) < 200
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    ("name", "a_day", "mean_s", "mean_gpus"),
+    [("philly", 12_389 / 31, 25_533, 1.30), ("venus", 23_859 / 30, 5_419, 6.7)],
+)
+def test_the_clusters_have_lucids_statistics(name, seed, a_day, mean_s, mean_gpus):
+    trace = load(f"generate:{name}?seed={seed}&tasks=4000")
+    durations = [task.duration_s for task in trace.tasks]
+    assert statistics.mean(durations) == pytest.approx(mean_s, rel=0.001)
+    assert statistics.median(durations) < mean_s / 5
+    days = trace.tasks[-1].submit_s / 86_400
+    assert len(trace.tasks) / days == pytest.approx(a_day, rel=0.05)
+    assert statistics.mean(t.gpus for t in trace.tasks) == pytest.approx(mean_gpus, rel=0.03)
+    assert sum(t.gpus <= 8 for t in trace.tasks) > 0.945 * len(trace.tasks)
+
+
+def test_venus_sleeps_at_night():
+    tasks = load("generate:venus?tasks=8000").tasks
+    hours = Counter(int(task.submit_s // 3600) % 24 for task in tasks)
+    assert 4 * sum(hours[h] for h in range(4, 8)) < sum(hours[h] for h in range(14, 18))
+
+
+def test_a_cluster_is_scaled_to_the_gpus_at_hand():
+    trace = load("generate:philly?tasks=400&gpus=4")
+    assert max(task.gpus for task in trace.tasks) == 4
+    days = trace.tasks[-1].submit_s / 86_400
+    assert 400 / days == pytest.approx(12_389 / 31 * 4 / 864, rel=0.05)
+
+
+def test_cuckoos_workload_has_its_pattern_and_deadlines():
+    tasks = load("generate:cuckoo").tasks
+    thousands = Counter(int(task.submit_s // 1000) for task in tasks)
+    assert len(tasks) == 521 and max(task.submit_s for task in tasks) <= 30_000
+    assert thousands[0] == pytest.approx(100, abs=1)
+    assert all(7 <= thousands[n] <= 41 for n in range(1, 30))
+    slack = [task.deadline_s / task.duration_s for task in tasks]
+    assert statistics.mean(slack) == pytest.approx(8, abs=0.3)
+    assert statistics.stdev(slack) == pytest.approx(2, abs=0.3)
+    assert {task.gpus for task in tasks} == {2}
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_every_generator_repeats_itself_and_nothing_is_left_without_a_model(name):
+    trace = load(f"generate:{name}?seed=4&tasks=50")
+    assert trace == load(f"generate:{name}?seed=4&tasks=50")
+    assert trace.tasks != load(f"generate:{name}?seed=5&tasks=50").tasks
+    assert len(trace.tasks) == 50 and trace.tasks[0].submit_s == 0
+    assert all(task.load.model for task in trace.tasks)
+    assert len(load(f"generate:{name}?tasks=1").tasks) == 1
+
+
+# One way to all of them
+
+
+def test_an_import_draws_models_and_a_run_of_tasks(tmp_path):
+    rows = "".join(f"2017-10-09 07:{n:02}:00,{n + 1}.0,1,1.0,vc\n" for n in range(60))
+    path = file(tmp_path, "p.csv", f"timestamp,duration,num_gpus,gpu_time,cluster\n{rows}bad\n")
+    whole, run = load(f"philly:{path}"), load(f"philly:{path}?tasks=10&seed=1")
+    assert len(whole.tasks) == 60 and all(task.load.model for task in whole.tasks)
+    first = int(run.tasks[0].duration_s)
+    assert [task.duration_s for task in run.tasks] == list(range(first, first + 10))
+    assert [task.submit_s for task in run.tasks] == [60.0 * n for n in range(10)]
+    assert run.name == f"p[{first - 1}:{first + 9}]"
+    assert run.rejected == whole.rejected != ()
+    assert run == load(f"philly:{path}?tasks=10&seed=1")
+    assert run.tasks != load(f"philly:{path}?tasks=10&seed=2").tasks
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("phily:trace.csv", "no trace is of the kind 'phily'"),
+        ("generate:carma-3", "no generator is called 'carma-3'"),
+        ("generate:lab?gpus=3", "takes no 'gpus'"),
+        ("generate:lab?days=x", "takes no 'days'"),
+        ("generate:lab?tasks=0", "tasks is '0'"),
+        ("generate:lab?seed=-1", "seed is '-1'"),
+        ("generate:lab?seed=", "seed is ''"),
+        ("philly:none.csv?gpus=2", "takes no 'gpus'"),
+        ("philly:none.csv", "cannot read none.csv"),
+        ("none.csv", "cannot read none.csv"),
+    ],
+)
+def test_what_is_no_source_is_an_error(source, message):
+    with pytest.raises(CarmaError, match=message):
+        load(source)
+
+
+def test_the_example_is_what_its_command_makes():
+    made, read = load("generate:lab?seed=5"), load(str(LAB_DAY))
+    assert read.tasks == made.tasks
+    assert len(read.tasks) == 40 and not read.rejected
+    assert len({task.user for task in read.tasks}) == 5
+    assert {task.gpus for task in read.tasks} == {1, 2}
+
+
+# The public files
+
+
+@needs_data
+@pytest.mark.parametrize(
+    ("source", "count", "last_s", "gpus", "gpu_s"),
+    [
+        ("philly:philly/philly.csv", 82_247, 9_408_690, 107_235, 3_521_082_502),
+        ("muri:muri/trace1.csv", 1494, 10_817_570, 7398, 1_379_976_364),
+        ("muri:muri/trace2.csv", 5755, 8_572_283, 29_825, 2_966_695_253),
+        ("muri:muri/trace3.csv", 992, 8_166_025, 9346, 420_084_355),
+        ("carma:carma/trace1.csv", 60, 13_767, 63, 107_997),
+    ],
+)
+def test_public_traces(source, count, last_s, gpus, gpu_s):
+    kind, _, path = source.partition(":")
+    trace = load(f"{kind}:{DATA / path}")
+    assert (len(trace.tasks), trace.rejected) == (count, ())
+    assert trace.tasks[-1].submit_s == pytest.approx(last_s)
+    assert sum(task.gpus for task in trace.tasks) == gpus
+    assert sum(task.gpus * task.duration_s for task in trace.tasks) == pytest.approx(gpu_s)
+    assert all(task.load != Load() for task in trace.tasks)
+
+
+@needs_data
+def test_sias_public_workloads():
+    paths = sorted((DATA / "sia" / "workloads").glob("*.csv"))
+    assert len(paths) == 13
+    for path in paths:
+        trace = load(f"sia:{path}")
+        assert (len(trace.tasks), trace.rejected) == (160, ())
+        assert all(100 < task.duration_s < 7 * 3600 for task in trace.tasks)
+    # Four GPUs, 16 images for each in two parts of 8, the first without waiting for gradients.
+    [one, *_] = [t for t in load(f"sia:{paths[0]}").tasks if t.name.startswith("yolov3")]
+    assert one.duration_s == pytest.approx(14_577 * (2 * 0.42601 - 0.07482), rel=1e-4)
