@@ -458,6 +458,18 @@ HELP: dict[str, tuple[Reason, str]] = {
         Reason("jobs_per_gpu", 8, 8, "jobs"),
         "Wait; or raise `collocation.max_jobs_per_gpu`.",
     ),
+    "preempted": (
+        Reason("preempted", detail="job 9 goes first"),
+        "Nothing: it goes on when it is its turn. `--no-requeue` keeps a job from it.",
+    ),
+    "making_room": (
+        Reason("making_room", 2, 1, "GPUs", "job 7"),
+        "Wait until those that were preempted for it are gone.",
+    ),
+    "not_preemptible": (
+        Reason("not_preemptible"),
+        "See `limits.preemption`; a job of `--no-requeue` never may be.",
+    ),
     "mps_user": (
         Reason("mps_user", detail="ada"),
         "Wait until their jobs end there; or see `collocation.mps_multiuser`.",
@@ -494,7 +506,10 @@ HELP: dict[str, tuple[Reason, str]] = {
         "An administrator repairs the policy or chooses another.",
     ),
 }
-OF_THE_JOB = ("held", "begin", "dependency", "array_limit", "quota", "policy_failed")
+OF_THE_JOB = (
+    *("held", "begin", "dependency", "array_limit", "quota"),
+    *("preempted", "making_room", "not_preemptible", "policy_failed"),
+)
 POLICYS = ("memory", "min_free", "risk")
 
 
@@ -522,7 +537,7 @@ def reasons_page() -> str:
             "The built-in sharing policies apply these (all but `exclusive`).",
             lambda code: code in POLICYS,
         ),
-        ("Of the job", "These keep a job out of the line.", lambda code: code in OF_THE_JOB),
+        ("Of the job", "No GPU is to blame.", lambda code: code in OF_THE_JOB),
     )
     for title, said, belongs in kinds:
         out += ["", f"## {title}", "", said, ""]
@@ -584,6 +599,7 @@ def states_page() -> str:
         Cause.LAUNCH_FAILED: ("", "`failed`"),
         Cause.LOST: ("", "`queued` again, once, or `failed`"),
         Cause.DEPENDENCY: ("", "`cancelled`"),
+        Cause.PREEMPTED: ("", "`queued` again, with what it ran for counted"),
     }
     for cause in Cause:
         said = comments.get(("Cause", cause.name)) or ends[cause][0]

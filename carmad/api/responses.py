@@ -52,6 +52,15 @@ class MoveOut(TypedDict):
     attempt: int
 
 
+class AttemptOut(TypedDict):
+    gpus: list[str]
+    mode: str | None
+    started_at: str
+    first_kernel_at: str | None
+    ended_at: str
+    cause: str
+
+
 class JobOut(TypedDict):
     """Of other users' jobs non-admins see only the first fields, and "-" for the name."""
 
@@ -96,6 +105,7 @@ class JobOut(TypedDict):
     gpu_seconds: NotRequired[float]
     sm_active_mean: NotRequired[float | None]
     history: NotRequired[list[MoveOut]]
+    attempts: NotRequired[list[AttemptOut]]
 
 
 class JobsOut(TypedDict):
