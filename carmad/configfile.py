@@ -1,8 +1,7 @@
 """Settings from a TOML file and the environment, checked; and back to TOML for `carma config show`.
 
-The environment wins over the file: CARMA_POLICY=rr, CARMA_MONITOR__WINDOW_S=5, and a command
-line's `--set monitor.window_s=5` over both. What a policy, estimator or telemetry source is called
-is for those who look it up to check.
+The environment wins over the file: CARMA_POLICY=rr, CARMA_MONITOR__WINDOW_S=5. What a policy,
+estimator or telemetry source is called is for those who look it up to check.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import difflib
 import json
 import math
 import tomllib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -47,12 +46,11 @@ _POSITIVE = {
 }
 
 
-def load(path: Path | None, environ: Mapping[str, str], given: Sequence[str] = ()) -> Settings:
-    """The settings in effect. `path` None: there is no file. `given`: words as in `--set WORD`."""
+def load(path: Path | None, environ: Mapping[str, str]) -> Settings:
+    """The settings in effect. `path` None: there is no file."""
     tree = {} if path is None else _read(path)
     variables = {key: name for name in environ if (key := _key_of(name)) is not None}
-    options = dict(map(_assignment, given))
-    sources = _Sources(path, variables, options)
+    sources = _Sources(path, variables)
     for key, _ in _leaves(tree):
         sources.expect_setting(key)
     # Strict, so that "5" is no number; and as JSON, where a strict dataclass may be a table.
@@ -61,15 +59,20 @@ def load(path: Path | None, environ: Mapping[str, str], given: Sequence[str] = (
     for key, name in variables.items():
         sources.expect_setting(key)
         _put(tree, key, environ[name])
+    return _checked(tree, sources)
+
+
+def changed(settings: Settings, words: Iterable[str]) -> Settings:
+    """`settings` with the words of `--set WORD` over them: monitor.window_s=5."""
+    tree = asdict(settings)
+    options = dict(map(_assignment, words))
+    sources = _Sources(None, {}, options)
     for key, value in options.items():
         sources.expect_setting(key)
         if key in _SECTIONS:
             raise sources.error(key, "is a group of settings, and not one of them")
         _put(tree, key, value)
-    settings = sources.validated(lambda: _SETTINGS.validate_python(tree))
-    for key, wrong in _faults(settings):
-        raise sources.error(key, wrong)
-    return settings
+    return _checked(tree, sources)
 
 
 def dump(settings: Settings) -> str:
@@ -83,10 +86,10 @@ class _Sources:
     """Where each setting was given, to name it when it is wrong."""
 
     def __init__(
-        self, path: Path | None, variables: Mapping[_Key, str], options: Collection[_Key]
+        self, path: Path | None, variables: Mapping[_Key, str], options: Collection[_Key] = ()
     ) -> None:
         self._path = path
-        self._variables = {key: name for key, name in variables.items() if key not in options}
+        self._variables = variables
         self._options = options
 
     def error(self, key: _Key, wrong: str) -> CarmaError:
@@ -150,6 +153,13 @@ def _assignment(word: str) -> tuple[_Key, str]:
     if not equals:
         raise CarmaError(f"--set {word} has no value", "as in --set monitor.window_s=5")
     return tuple(name.split(".")), value
+
+
+def _checked(tree: _Tree, sources: _Sources) -> Settings:
+    settings = sources.validated(lambda: _SETTINGS.validate_python(tree))
+    for key, wrong in _faults(settings):
+        raise sources.error(key, wrong)
+    return settings
 
 
 def _put(tree: _Tree, key: _Key, value: str) -> None:

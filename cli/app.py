@@ -18,6 +18,7 @@ from cli.commands import (
     passing,
     queue,
     server,
+    simulate,
     steer,
     watch,
 )
@@ -49,6 +50,7 @@ VERBS: tuple[tuple[str, tuple[str, ...], Callable[..., Any], str], ...] = (
     ("drain", (), gpus.drain, SERVER),
     ("resume", (), gpus.resume, SERVER),
     ("doctor", (), diagnosis.doctor, SERVER),
+    ("simulate", (), simulate.simulate, MORE),
     ("demo", (), passing.demo, MORE),
     ("completion", (), completion.completion, MORE),
 )

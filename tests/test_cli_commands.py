@@ -475,6 +475,7 @@ def test_completion_in_bash(capsys: pytest.CaptureFixture[str]) -> None:
     assert complete(script, "carma", "submit", "--gpu-") == ["--gpu-mem"]
     assert complete(script, "carma", "cancel", "4") == ["42"]
     assert complete(script, "carma", "daemon", "sta") == ["start", "status"]
+    assert complete(script, "carma", "simulate", "--policy", "ma") == ["magm"]
 
 
 def test_ids_for_completion(

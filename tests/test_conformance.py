@@ -13,22 +13,37 @@ from carmad.plugin import Estimate, Exit, Job, JobId, JobSpec, Placement, Reason
 from carmad.plugin import Policy as PolicyProtocol
 from carmad.testing import a_gpu, check_estimator, check_policy, check_recovery
 from estimators.declared import declared
-from policies import builtin
+from policies import baselines, builtin
 from recovery import ladder
 
-POLICIES = ("exclusive", "rr", "magm", "lug", "first_fit", "best_fit")
+MakePolicy = Callable[[Settings], PolicyProtocol]
+POLICIES: dict[str, MakePolicy] = {
+    "exclusive": builtin.exclusive,
+    "rr": builtin.rr,
+    "magm": builtin.magm,
+    "lug": builtin.lug,
+    "first_fit": builtin.first_fit,
+    "best_fit": builtin.best_fit,
+    "fifo": baselines.fifo,
+    "sjf": baselines.sjf,
+    "ssf": baselines.ssf,
+    "srtf": baselines.srtf,
+    "tiresias": baselines.tiresias,
+    "sjf_ffs": baselines.sjf_ffs,
+    "horus": baselines.horus,
+}
 SETTINGS = {
     "default": Settings(),
     "mps": Settings(collocation=Collocation(mps=True)),
     "backfill": Settings(limits=Limits(backfill=2)),
+    "preemption": Settings(limits=Limits(preemption=True)),
 }
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize("name", POLICIES)
 def test_built_in_policies(name: str, settings: Settings) -> None:
-    make: Callable[[Settings], PolicyProtocol] = getattr(builtin, name)
-    check_policy(make(settings), settings)
+    check_policy(POLICIES[name](settings), settings)
 
 
 @pytest.mark.parametrize("make", [ladder.exclusive, ladder.adaptive])

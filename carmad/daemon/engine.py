@@ -21,7 +21,8 @@ COMPLAIN_EVERY_S = 60.0
 
 
 class Engine:
-    """Runs until the inbox is closed. `committed` is told every step, in this thread."""
+    """Runs until the inbox is closed. In this thread, `committed` is told every step, and
+    `restored` that the core was put to what is on disk."""
 
     def __init__(
         self,
@@ -31,6 +32,7 @@ class Engine:
         world: World,
         committed: Callable[[Step], None],
         alive: Callable[[], None],
+        restored: Callable[[], None] = lambda: None,
     ) -> None:
         self._inbox = inbox
         self._scheduler = scheduler
@@ -38,6 +40,7 @@ class Engine:
         self._world = world
         self._committed = committed
         self._alive = alive
+        self._restored = restored
         self._kept: list[Delivery] = []  # news that could not be committed yet
         self._complain_at = 0.0  # monotonic
 
@@ -106,7 +109,9 @@ class Engine:
     def _reload(self) -> tuple[Action, ...]:
         """Put the core back to what is on disk: it may be ahead of a commit that failed."""
         saved = self._store.restore()
-        return self._scheduler.restore(saved.jobs, saved.ended, saved.drains)
+        owed = self._scheduler.restore(saved.jobs, saved.ended, saved.drains)
+        self._restored()
+        return owed
 
     def _answer(self, question: Question) -> None:
         try:

@@ -21,6 +21,7 @@ from carmad.core.ports import Estimator
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import JobSpec
 from carmad.daemon import doctor, systemd
+from carmad.daemon.answers import VERSION
 from carmad.daemon.engine import Engine
 from carmad.daemon.housekeeping import Housekeeping
 from carmad.daemon.inbox import Clock, Inbox
@@ -35,6 +36,7 @@ from carmad.errors import CarmaError
 from carmad.gpu import emulated
 from carmad.gpu.choose import choose
 from carmad.gpu.mps import Mps
+from carmad.store.journal import Journal
 from carmad.store.sql import SqlStore
 
 log = logging.getLogger("carmad")
@@ -93,8 +95,18 @@ def run(options: argparse.Namespace) -> None:
             config_toml=configfile.dump(settings),
         )
         server = Server(_socket(options.socket or paths.daemon_socket()), create_app(service))
-        committed = _committed(service, world)
-        engine = Engine(inbox, scheduler, store, world, committed, _watchdog())
+        journal = Journal(
+            state_dir / "journal", scheduler, VERSION, settings.retention.journal_mib << 20
+        )
+        engine = Engine(
+            inbox,
+            scheduler,
+            store,
+            world,
+            _committed(service, world, journal),
+            _watchdog(),
+            journal.restored,
+        )
 
         engine.restore()
         _take_over(scheduler, launcher, world)
@@ -105,9 +117,12 @@ def run(options: argparse.Namespace) -> None:
             watch = MpsWatch(mps, inbox, world.shepherd.owner)
             watch.start()
             stack.callback(watch.stop)
-        chores = Housekeeping(
-            store, settings.retention, state_dir, lambda: store.record_samples(rollup.take())
-        )
+
+        def flush() -> None:
+            journal.flush()
+            store.record_samples(rollup.take())
+
+        chores = Housekeeping(store, settings.retention, state_dir, flush)
         chores.start()
         stack.callback(chores.stop)
         server.start()
@@ -230,7 +245,7 @@ def _answers(path: str) -> bool:
         return True
 
 
-def _committed(service: Service, world: DaemonWorld) -> Callable[[Step], None]:
+def _committed(service: Service, world: DaemonWorld, journal: Journal) -> Callable[[Step], None]:
     """What is told of every step that is on disk. Must not raise: the step stands."""
 
     def committed(step: Step) -> None:
@@ -239,6 +254,7 @@ def _committed(service: Service, world: DaemonWorld) -> Callable[[Step], None]:
             for job in step.jobs:
                 if job.ended:
                     world.release(job.id)
+            journal.record(step)
         except Exception:
             log.exception("a committed step was not told to all")
 

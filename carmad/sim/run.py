@@ -1,9 +1,80 @@
-"""Runs an experiment: the clock, the queue of what comes next, and the shared loop body."""
+"""Runs an experiment: the clock, the world and the core, through the daemon's own loop body."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from time import perf_counter
+
+from carmad import registry
+from carmad.core.scheduler import Scheduler
+from carmad.core.types import JobId, JobState
+from carmad.loop import turn
+from carmad.sim import interference
+from carmad.sim.clock import Clock
 from carmad.sim.experiment import Experiment
-from carmad.sim.outcome import Outcome
+from carmad.sim.outcome import JobOutcome, Outcome
+from carmad.sim.recorder import Recorder, TimelineKeeper
+from carmad.sim.workload import Workload
+from carmad.sim.world import World
 
 
-def simulate(experiment: Experiment) -> Outcome: ...
+def simulate(experiment: Experiment) -> Outcome:
+    """Run the whole trace. Jobs that can never start are still queued in the outcome.
+
+    Raises CarmaError for an unknown policy, recovery, interference or reference GPU, and when the
+    policy fails.
+    """
+    began = perf_counter()
+    # A modelled GPU tells of every change: what it last said stands until it says something else.
+    monitor = replace(experiment.settings.monitor, stale_s=math.inf)
+    settings = replace(experiment.settings, monitor=monitor)
+    policy = registry.bare_policy(settings)
+    scheduler = Scheduler(settings, policy, registry.bare_recovery(settings))
+    clock, workload, recorder = Clock(), Workload(experiment), Recorder()
+    model = interference.make(experiment.interference)
+    world = World(experiment, settings, workload, model, clock)
+    memory_mib = sum(card.gpu.memory_mib for card in world.cards.values())
+    keeper = TimelineKeeper(world.gauges, len(world.cards), memory_mib)
+
+    turn(scheduler, recorder, world, *world.opening())
+    while clock.advance():
+        if submissions := world.submissions():
+            turn(scheduler, recorder, world, *submissions)
+        if news := world.news(waiting=recorder.queued > 0):
+            turn(scheduler, recorder, world, *news)
+        if recorder.queued:
+            world.look_ahead()
+        keeper.row(clock.now, recorder.queued, recorder.holding)
+
+    return Outcome(
+        trace=experiment.trace.name,
+        policy=policy.name,
+        estimator=experiment.estimator,
+        interference=experiment.interference,
+        seed=experiment.seed,
+        cluster=experiment.cluster,
+        jobs=_jobs(experiment, workload, world, recorder),
+        gpus=tuple(card.totals(recorder.last_end) for card in world.cards.values()),
+        timeline=keeper.timeline,
+        makespan_s=recorder.last_end,
+        events=recorder.events,
+        decisions=recorder.decisions,
+        wall_s=perf_counter() - began,
+    )
+
+
+def _jobs(
+    experiment: Experiment, workload: Workload, world: World, recorder: Recorder
+) -> tuple[JobOutcome, ...]:
+    jobs = []
+    for number, task in enumerate(workload.tasks, 1):
+        id = JobId(number)
+        attempts = tuple(recorder.attempts.get(id, ()))
+        gpus = attempts[-1].gpus if attempts else ()
+        rate = min((workload.full_rate(id, world.cards[gpu].kind) for gpu in gpus), default=1.0)
+        alone_s = experiment.physics.first_kernel_s + task.duration_s / rate
+        state = recorder.states.get(id, JobState.PENDING)
+        energy_j = world.energy_j.get(id, 0.0)
+        jobs.append(JobOutcome(id, task, state, attempts, alone_s, energy_j))
+    return tuple(jobs)

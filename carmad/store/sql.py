@@ -197,9 +197,13 @@ class SqlStore:
         until: float | None = None,
         states: Collection[JobState] | None = None,
         array: JobId | None = None,
+        before: JobId | None = None,
         limit: int = 100,
     ) -> list[Job]:
-        """The newest jobs first, of those that existed at some time in `since` ≤ t < `until`."""
+        """The newest jobs first, of those that existed at some time in `since` ≤ t < `until`.
+
+        `before`: only those submitted before this one, to go on where a limit cut the last answer.
+        """
         query = select(JOBS.c.body).order_by(JOBS.c.id.desc()).limit(limit)
         if user is not None:
             query = query.where(JOBS.c.user == user)
@@ -211,6 +215,8 @@ class SqlStore:
             query = query.where(JOBS.c.state.in_([state.value for state in states]))
         if array is not None:
             query = query.where(JOBS.c.array == array)
+        if before is not None:
+            query = query.where(JOBS.c.id < before)
         return self._read_jobs(query, {})
 
     def decisions(self, job_id: JobId, limit: int) -> list[Decision]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import shlex
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -11,6 +13,7 @@ import typer
 from cli import client, output, parse
 from cli.columns import HISTORY
 from cli.commands.options import Json, Mine, States, User, checked, states_of, user_of
+from cli.problems import Usage
 
 Since = Annotated[
     str | None, typer.Option("--since", "-S", help="From 7d or 12h ago, or 2026-11-20 on.")
@@ -31,11 +34,25 @@ def history(
     states: States = None,
     since: Since = None,
     until: Annotated[str | None, typer.Option("--until", "-E", help="Up to then.")] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 100,
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-n", min=1, help="At most so many; 100 if left out.")
+    ] = None,
     json: Json = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, memory in MiB.")] = False,
+    export: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write all of them as a trace to simulate."),
+    ] = None,
 ) -> None:
     """List jobs that have ended, the newest first."""
+    if export is not None:
+        if states or limit or json or as_csv:
+            raise Usage(
+                "--export writes every job: it takes no --states, --limit, --json or --csv",
+                "choose by --user, --since and --until",
+            )
+        _export(export, user_of(user, me), checked(parse.since, since), checked(parse.since, until))
+        return
     names, codes = states_of(states)
     answer = client.get(
         "/v1/history",
@@ -43,7 +60,7 @@ def history(
         since=checked(parse.since, since),
         until=checked(parse.since, until),
         states=names,
-        limit=limit,
+        limit=limit or 100,
     )
     if codes:
         answer["jobs"] = [job for job in answer["jobs"] if job["code"] in codes]
@@ -68,6 +85,24 @@ def _write_csv(jobs: list[dict[str, Any]]) -> None:
             + [job["memory"][key] for key in MEMORY]
             + [how.get(key) for key in EXIT]
         )
+
+
+def _export(file: Path, user: str | None, since: str | None, until: str | None) -> None:
+    from carmad.sim.report.runs import gpus
+    from carmad.sim.shadow import from_history
+    from carmad.sim.traces import native
+
+    history = from_history(client.get, user, since, until)
+    native.write(history.experiment.trace, file)
+    for note in history.notes:
+        output.note(note)
+    first_kernel_s = history.experiment.physics.first_kernel_s
+    print(f"wrote {len(history.experiment.trace.tasks)} jobs; to simulate them as they were:")
+    print(
+        f"carma simulate {shlex.quote(str(file))} --gpus {gpus(history.experiment.cluster)}"
+        f" --estimator {history.experiment.estimator}"
+        f" --set physics.first_kernel_s={first_kernel_s:.3g}"
+    )
 
 
 def stats(user: User = None, me: Mine = False, since: Since = None, json: Json = False) -> None:

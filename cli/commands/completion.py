@@ -1,6 +1,6 @@
 """`carma completion SHELL`: a script that completes verbs, options and the ids of live jobs.
 
-The verbs and options are written into the script, so that completing them starts no Python.
+Verbs, options and the names of plugins are written into it: completing them starts no Python.
 """
 
 from __future__ import annotations
@@ -79,7 +79,17 @@ def _options(command: Any) -> list[str]:
     )
 
 
+def _plugins() -> dict[str, list[str]]:
+    """What may follow an option of `simulate` that takes a plugin's name."""
+    from carmad import registry
+
+    return {"policy": registry.names("policies"), "recovery": registry.names("recoveries")}
+
+
 def _bash(words: dict[str, list[str]]) -> str:
+    values = "".join(
+        f"      --{option}) words='{' '.join(names)}' ;;\n" for option, names in _plugins().items()
+    )
     cases = "".join(f"      {verb}) words='{' '.join(more)}' ;;\n" for verb, more in words.items())
     return f"""_carma() {{
   local cur=${{COMP_WORDS[COMP_CWORD]}} verb=${{COMP_WORDS[1]}} words=
@@ -92,6 +102,8 @@ def _bash(words: dict[str, list[str]]) -> str:
       *:-*) ;;
       {"|".join(f"{verb}:*" for verb in TAKES_JOBS)}) words=$(carma completion ids 2>/dev/null) ;;
     esac
+    case ${{COMP_WORDS[COMP_CWORD-1]}} in
+{values}    esac
   fi
   COMPREPLY=($(compgen -W "$words" -- "$cur"))
 }}
@@ -116,10 +128,13 @@ def _fish(words: dict[str, list[str]]) -> str:
         below = [word for word in more if not word.startswith("--")]
         if below:
             lines.append(f"{seen} -a '{' '.join(below)}'")
+    for option, names in _plugins().items():
+        given = f"complete -c carma -n '__fish_seen_subcommand_from simulate' -l {option}"
+        lines.append(f"{given} -xa '{' '.join(names)}'")
     jobs = " ".join(TAKES_JOBS)
     lines += [
         f"complete -c carma -n '__fish_seen_subcommand_from {jobs}'"
         " -a '(carma completion ids 2>/dev/null)'",
-        "complete -c carma -n '__fish_seen_subcommand_from submit sub estimate' -F",
+        "complete -c carma -n '__fish_seen_subcommand_from submit sub estimate simulate' -F",
     ]
     return "\n".join(lines) + "\n"

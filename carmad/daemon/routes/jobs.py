@@ -25,9 +25,10 @@ from carmad.api.responses import (
 from carmad.api.select import parse_selection
 from carmad.api.times import parse_time, stamp
 from carmad.api.why import why_out
-from carmad.core.types import ENDED, Estimate, Job, JobState
+from carmad.core.types import ENDED, Estimate, Job, JobId, JobState
 from carmad.daemon import intake, lookup
 from carmad.daemon.answers import PROBLEMS, Asked, Call, answer, not_yours
+from carmad.daemon.attempts import attempts_out
 from carmad.daemon.problems import Forbidden
 from carmad.daemon.service import Guess
 from carmad.errors import CarmaError
@@ -35,6 +36,7 @@ from carmad.errors import CarmaError
 router = APIRouter(prefix="/v1", responses=PROBLEMS, default_response_class=Response)
 
 PAST_DECISIONS = 20
+MAX_IDS_EVER = 10**15
 STATES = {state.value: frozenset({state}) for state in JobState} | {
     code.lower(): frozenset(state for state, its in CODES.items() if its == code)
     for code in CODES.values()
@@ -162,14 +164,18 @@ async def history(
     until: Moment = None,
     states: Annotated[str | None, Query(max_length=256)] = None,
     limit: Limit = 100,
+    before: Annotated[int | None, Query(ge=1, le=MAX_IDS_EVER)] = None,
+    attempts: bool = False,
 ) -> Response:
-    """Jobs that have ended, the newest first: one's own, or for administrators everybody's."""
+    """Jobs that have ended, the newest first: one's own, or for administrators everybody's.
+
+    `before`: only those with a smaller id. `attempts`: each with all its attempts."""
     wanted = parse_states(states) or ENDED
     since_at, until_at = parse_time(since), parse_time(until)
     async with call.service.listings:
         scene = await call.service.scene()
-        found = await _ended(call, user, since_at, until_at, wanted, limit)
-        return await _listing(call, scene, found)
+        found = await _ended(call, user, since_at, until_at, wanted, limit, before)
+        return await _listing(call, scene, found, attempts)
 
 
 async def _ended(
@@ -179,6 +185,7 @@ async def _ended(
     until: float | None,
     states: frozenset[JobState],
     limit: int,
+    before: int | None = None,
 ) -> list[Job]:
     peer = call.peer
     if not peer.admin and user not in (None, peer.user):
@@ -190,18 +197,28 @@ async def _ended(
         name = user if peer.admin else peer.user
         asked = states & ENDED
         return call.service.store.history(
-            user=name, since=since, until=until, states=asked, limit=limit
+            user=name,
+            since=since,
+            until=until,
+            states=asked,
+            before=None if before is None else JobId(before),
+            limit=limit,
         )
 
     return [job for job in await run_in_threadpool(read) if call.may_touch(job)]
 
 
-async def _listing(call: Call, scene: Scene, found: Sequence[Job]) -> Response:
+async def _listing(
+    call: Call, scene: Scene, found: Sequence[Job], attempts: bool = False
+) -> Response:
     """Rendered in a thread: a long queue takes a while, and others are to be answered."""
 
     def render() -> Response:
         one = call.renderer(scene)
         out: JobsOut = {"schema": SCHEMA, "jobs": [one(job) for job in found]}
+        if attempts:
+            for job, listed in zip(found, out["jobs"], strict=True):
+                listed["attempts"] = attempts_out(job, call.service.store)
         return answer(out)
 
     return await run_in_threadpool(render)

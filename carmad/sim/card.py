@@ -1,0 +1,190 @@
+"""One modelled GPU: who is on it, how busy that makes it, and what a monitor would read.
+
+What is running here only ever changes between instants; from one to the next all levels stand.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from carmad.core.types import Gpu, GpuSample, JobId, Mode, ProcessUse
+from carmad.sim.hardware import GpuKind, power_w
+from carmad.sim.interference import Interference
+from carmad.sim.outcome import GpuTotals
+from carmad.sim.task import Load
+
+
+class Gauges:
+    """All GPUs together, kept up to date by each: what the timeline shows."""
+
+    __slots__ = ("busy_gpus", "dram_active", "memory_mib", "power_w", "sm_active", "sm_occupancy")
+
+    def __init__(self) -> None:
+        self.busy_gpus = 0
+        self.memory_mib = 0
+        self.sm_active = 0.0  # this and those below are sums
+        self.sm_occupancy = 0.0
+        self.dram_active = 0.0
+        self.power_w = 0.0
+
+
+class Card:
+    """`speeds` are the jobs' under this GPU's contention, `paces` what they really run at.
+
+    Both are relative to being alone here. A job of several GPUs goes at the pace of the slowest.
+    """
+
+    __slots__ = (
+        "_elapsed_to",
+        "_gauges",
+        "_totals",
+        "changed_at",
+        "dram_active",
+        "energy_j",
+        "gpu",
+        "guests",
+        "history",
+        "kind",
+        "loads",
+        "paces",
+        "power_w",
+        "processes",
+        "share_j",
+        "sm_active",
+        "sm_occupancy",
+        "speeds",
+        "used_mib",
+    )
+
+    def __init__(self, gpu: Gpu, kind: GpuKind, gauges: Gauges) -> None:
+        self.gpu = gpu
+        self.kind = kind
+        self.guests = 0  # attempts that were given this GPU, whether they run yet or not
+        self.processes: dict[JobId, ProcessUse] = {}  # those that hold memory
+        self.loads: dict[JobId, Load] = {}  # those that train
+        self.speeds: dict[JobId, float] = {}
+        self.paces: dict[JobId, float] = {}
+        self.used_mib = 0
+        self.sm_active = self.sm_occupancy = self.dram_active = 0.0  # the level since changed_at
+        self.power_w = power_w(kind, 0.0, 0.0)
+        self.changed_at = 0.0
+        self.history: deque[GpuSample] = deque()  # the readings in the window, and one before it
+        self.energy_j = 0.0
+        self.share_j = 0.0  # what a guest that had been here all the time would have to account for
+        self._elapsed_to = 0.0
+        self._totals = [0.0] * 5  # busy, memory, SMACT, SMOCC, DRAMA
+        self._gauges = gauges
+        gauges.power_w += self.power_w
+
+    # -- who is here
+
+    def admit(self, now: float) -> None:
+        self._elapse(now)
+        if not self.guests:
+            self._gauges.busy_gpus += 1
+        self.guests += 1
+
+    def fits(self, mib: int, fragmentation_mib: int) -> bool:
+        lost = fragmentation_mib * len(self.processes)
+        return self.used_mib + mib + lost <= self.gpu.memory_mib
+
+    def hold(self, now: float, job: JobId, process: ProcessUse) -> None:
+        """The job's process takes its memory here."""
+        self._elapse(now)
+        self.processes[job] = process
+        self._use(process.memory_mib or 0)
+
+    def dismiss(self, now: float, job: JobId) -> bool:
+        """The job is gone for good. True: a process of it was here."""
+        self._elapse(now)
+        self.guests -= 1
+        if not self.guests:
+            self._gauges.busy_gpus -= 1
+        process = self.processes.pop(job, None)
+        if process is None:
+            return False
+        self._use(-(process.memory_mib or 0))
+        if self.loads.pop(job, None):
+            del self.speeds[job], self.paces[job]
+        return True
+
+    def contend(self, interference: Interference, mode: Mode) -> None:
+        """Work out anew how fast those here train beside each other."""
+        if len(self.loads) > 1:
+            speeds = interference.speeds(tuple(self.loads.values()), mode)
+            self.speeds = dict(zip(self.loads, speeds, strict=True))
+        else:
+            self.speeds = dict.fromkeys(self.loads, 1.0)
+
+    # -- what it shows
+
+    def read(self, now: float) -> GpuSample:
+        """The monitor's reading: averages since the last one, and who is here now."""
+        energy_j = self.energy_j + self.power_w * max(0.0, now - self._elapsed_to)
+        return GpuSample(
+            self.gpu.id,
+            now,
+            self.used_mib,
+            self.gpu.memory_mib - self.used_mib,
+            self.sm_active,
+            self.sm_occupancy,
+            self.dram_active,
+            power_w=self.power_w,
+            energy_mj=round(energy_j * 1000),
+            processes=tuple(self.processes.values()),
+        )
+
+    def sample(self, now: float, window_s: float) -> GpuSample:
+        """A reading that the core is told of."""
+        reading = self.read(now)
+        history = self.history
+        history.append(reading)
+        while len(history) > 1 and history[1].at <= now - window_s:
+            history.popleft()
+        return reading
+
+    def relevel(self, now: float) -> None:
+        """From now on it is as busy as those here make it: a slowed job does less in a second."""
+        self._elapse(now)
+        sm_active = sm_occupancy = dram_active = 0.0
+        for job, load in self.loads.items():
+            pace = self.paces[job]
+            sm_active += load.sm_active * pace
+            sm_occupancy += load.sm_occupancy * pace
+            dram_active += load.dram_active * pace
+        before = (self.sm_active, self.sm_occupancy, self.dram_active, self.power_w)
+        self.sm_active = min(1.0, sm_active)
+        self.sm_occupancy = min(1.0, sm_occupancy)
+        self.dram_active = min(1.0, dram_active)
+        self.power_w = power_w(self.kind, self.sm_active, self.dram_active)
+        gauges = self._gauges
+        gauges.sm_active += self.sm_active - before[0]
+        gauges.sm_occupancy += self.sm_occupancy - before[1]
+        gauges.dram_active += self.dram_active - before[2]
+        gauges.power_w += self.power_w - before[3]
+        self.changed_at = now
+
+    def totals(self, now: float) -> GpuTotals:
+        self._elapse(now)
+        return GpuTotals(self.gpu.id, self.gpu.node, self.kind.name, self.energy_j, *self._totals)
+
+    def _use(self, mib: int) -> None:
+        self.used_mib += mib
+        self._gauges.memory_mib += mib
+
+    def _elapse(self, now: float) -> None:
+        """Add up what has been since the last change."""
+        seconds = now - self._elapsed_to
+        if seconds <= 0:
+            return
+        self._elapsed_to = now
+        joules = self.power_w * seconds
+        self.energy_j += joules
+        totals = self._totals
+        if self.guests:
+            self.share_j += joules / self.guests
+            totals[0] += seconds
+            totals[1] += self.used_mib * seconds
+            totals[2] += self.sm_active * seconds
+            totals[3] += self.sm_occupancy * seconds
+            totals[4] += self.dram_active * seconds

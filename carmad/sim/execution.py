@@ -1,0 +1,74 @@
+"""One attempt of a job for as long as it holds GPUs: its progress at a pace that others set."""
+
+from __future__ import annotations
+
+from carmad.core.types import Job, JobId
+from carmad.sim.card import Card
+from carmad.sim.task import Load
+
+
+class Execution:
+    """Work is counted in seconds of training alone on the GPU kind that the task was measured on.
+
+    `full` has, for each of `cards`, how many of those pass in a second there with nobody else.
+    """
+
+    __slots__ = (
+        "_since",
+        "attempt",
+        "cards",
+        "ending",
+        "full",
+        "job",
+        "left",
+        "load",
+        "mode",
+        "rate",
+        "shares_j",
+        "version",
+    )
+
+    def __init__(
+        self, job: Job, load: Load, cards: tuple[Card, ...], full: tuple[float, ...], left: float
+    ) -> None:
+        assert job.mode is not None
+        self.job: JobId = job.id
+        self.attempt = job.attempt
+        self.mode = job.mode
+        self.load = load
+        self.cards = cards
+        self.full = full
+        self.left = left  # work, as of `_since`
+        self.rate = 0.0  # work done in a second; 0 until its first kernel
+        self.ending = False  # it was told to stop, or crashes: what it still does is lost
+        self.version = 0  # what is due for an older one is void
+        self.shares_j = tuple(card.share_j for card in cards)
+        self._since = 0.0
+
+    @property
+    def energy_j(self) -> float:
+        """Its share so far of its GPUs' energy, split evenly among those that hold them."""
+        pairs = zip(self.cards, self.shares_j, strict=True)
+        return sum(card.share_j - before for card, before in pairs)
+
+    def progress(self, now: float) -> None:
+        """Take off what was done since the last change of pace."""
+        if self.rate and not self.ending:
+            self.left = max(0.0, self.left - (now - self._since) * self.rate)
+        self._since = now
+
+    def pace(self, now: float) -> bool:
+        """Go as fast as the slowest of its GPUs lets it. False: that is no change."""
+        job, cards, full = self.job, self.cards, self.full
+        if len(cards) == 1:
+            rate = cards[0].speeds[job] * full[0]
+        else:
+            pairs = zip(cards, full, strict=True)
+            rate = min(card.speeds[job] * alone for card, alone in pairs)
+        if rate == self.rate:
+            return False
+        self.progress(now)
+        self.rate = rate
+        for card, alone in zip(cards, full, strict=True):
+            card.paces[job] = rate / alone
+        return True

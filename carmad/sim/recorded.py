@@ -1,0 +1,378 @@
+"""What a server's own history amounts to: a trace that can be simulated, and, in the shape of a
+simulated run, what really came of it. From the API's answers; asking for them is `shadow`'s."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import attrgetter, itemgetter
+from statistics import median
+
+from carmad.api.responses import AttemptOut, GpuOut, JobOut
+from carmad.api.times import moment
+from carmad.config import Settings
+from carmad.core.types import Cause, GpuId, JobId, JobState, Mode
+from carmad.errors import CarmaError
+from carmad.sim import interference, past
+from carmad.sim.experiment import Experiment, Physics
+from carmad.sim.hardware import KINDS, Cluster, GpuKind, Node
+from carmad.sim.outcome import Attempt, GpuTotals, JobOutcome, Outcome, Timeline
+from carmad.sim.past import Ran, Stretch
+from carmad.sim.task import Load, Task, Trace
+
+ESTIMATE = "recorded"  # the column of the trace with the estimates that were used
+
+_MODEL = "learned"  # of how jobs that shared slowed each other down
+_UNKNOWN = Load()
+_OCCUPANCY = _UNKNOWN.sm_occupancy / _UNKNOWN.sm_active
+_DRAM = _UNKNOWN.dram_active / _UNKNOWN.sm_active
+_SHORTEST_S = 0.001
+_STOPPED = (JobState.FAILED, JobState.CANCELLED, JobState.TIMED_OUT)
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """`experiment` simulates the recorded workload under the settings in force now; under others
+    with `dataclasses.replace`. `outcome` is what was recorded, as if it had been such a run.
+
+    Measured are submissions, launches, first kernels, ends, crashes, peak memory, and the energy
+    of GPUs with jobs. Modelled are, of jobs that shared, the SM activity and the duration alone
+    (`carmad.sim.past`); of all jobs SM occupancy and DRAM activity, in proportion to the SM
+    activity; the power of idle GPUs; and, in the timeline, how a job's use was spread over its
+    time. A job counts as submitted when it could first have started: after those it waited for and
+    after its begin time. One that was cancelled or timed out ends with an error when it did then.
+    """
+
+    experiment: Experiment
+    outcome: Outcome
+    notes: tuple[str, ...]  # for people: what was left out, what is modelled
+
+
+def history(
+    ended: Sequence[JobOut], live: Sequence[JobOut], gpus: Sequence[GpuOut], settings: Settings
+) -> History:
+    """`ended` with their attempts; `live` ones only as neighbours. Raises CarmaError if nobody in
+    `ended` ever held a GPU."""
+    kinds = {GpuId(gpu["id"]): kind_of(gpu["name"], gpu["memory_mib"]) for gpu in gpus}
+    submitted = _submitted(ended)
+    jobs = [job for job in ended if job["attempts"]]
+    if not jobs:
+        raise CarmaError("no job has run yet that could be replayed", "see `carma history`")
+    jobs.sort(key=lambda job: (submitted[job["id"]], job["id"]))
+    begin = submitted[jobs[0]["id"]]
+    ran = [_ran(job, job["attempts"], begin) for job in jobs]
+    last = max(job["attempts"][-1]["ended_at"] for job in jobs)
+    beside = [job for job in live if job["started_at"] is not None]
+    everybody = [*ran, *(_ran(job, [_until(job, last)], begin) for job in beside)]
+    met = past.stretches(everybody)
+    own = past.activity(everybody, met)
+    loads = [_load(job, sm, kinds) for job, sm in zip([*jobs, *beside], own, strict=True)]
+    work = past.alone_s(everybody, met, loads, interference.make(_MODEL))
+    physics = _physics(ran)
+    outcomes = tuple(
+        _outcome(job, one, round(submitted[job["id"]] - begin, 3), load, seconds, physics, kinds)
+        for job, one, load, seconds in zip(jobs, ran, loads, work, strict=False)
+    )
+    trace = Trace("history", tuple(outcome.task for outcome in outcomes))
+    experiment = Experiment(trace, _cluster(kinds), settings, ESTIMATE, _MODEL, physics)
+    found = [stretch for stretches in met.values() for stretch in stretches]
+    met_others = {n for s in found if len(s.present) > 1 for n, _ in s.present}
+    slowed = {n for s in found if len(s.training) > 1 for n, _ in s.training}
+    return History(
+        experiment,
+        _run(experiment, outcomes, past.stretches(ran), kinds),
+        tuple(_notes(ended, live, jobs, met_others, slowed)),
+    )
+
+
+def kind_of(name: str, memory_mib: int) -> GpuKind:
+    """The GPU that the driver calls `name`, with the memory that it has here.
+
+    One that the table lacks is taken for an A100, under its own name.
+    """
+    words = re.findall("[a-z0-9]+", name.lower())
+    runs = {"".join(words[i:j]) for j in range(len(words) + 1) for i in range(j)}
+    known = [kind for kind in KINDS.values() if kind.name.lower().split("-")[0] in runs]
+    if not known:
+        return replace(KINDS["A100-40GB"], name="-".join(name.split()), memory_mib=memory_mib)
+    nearest = min(known, key=lambda kind: abs(kind.memory_mib - memory_mib))
+    return replace(nearest, memory_mib=memory_mib)
+
+
+# -- jobs
+
+
+def _seconds(text: str) -> float:
+    return moment(text).timestamp()
+
+
+def _since(begin: float, text: str) -> float:
+    return round(_seconds(text) - begin, 3)  # as fine as times on the wire are
+
+
+def _submitted(jobs: Sequence[JobOut]) -> dict[int, float]:
+    """When each could first have started; a job that it waited for may since have run again."""
+    ended = {job["id"]: _seconds(job["ended_at"]) for job in jobs if job["ended_at"]}
+    found = {}
+    for job in jobs:
+        waits = [ended[after["job"]] for after in job["after"] if after["job"] in ended]
+        if job["begin_at"]:
+            waits.append(_seconds(job["begin_at"]))
+        could = max([_seconds(job["submitted_at"]), *waits])
+        did = [_seconds(attempt["started_at"]) for attempt in job["attempts"][:1]]
+        found[job["id"]] = min([could, *did])
+    return found
+
+
+def _ran(job: JobOut, attempts: Sequence[AttemptOut], begin: float) -> Ran:
+    return Ran(tuple(_attempt(attempt, begin) for attempt in attempts), job.get("sm_active_mean"))
+
+
+def _attempt(attempt: AttemptOut, begin: float) -> Attempt:
+    launched_at = _since(begin, attempt["started_at"])
+    kernel = attempt["first_kernel_at"]
+    return Attempt(
+        tuple(GpuId(gpu) for gpu in attempt["gpus"]),
+        Mode(attempt["mode"] or Mode.STREAMS),  # of earlier attempts it is not on record
+        launched_at,
+        max(launched_at, _since(begin, kernel)) if kernel else None,
+        max(launched_at, _since(begin, attempt["ended_at"])),
+        Cause(attempt["cause"]),
+    )
+
+
+def _until(job: JobOut, last: str) -> AttemptOut:
+    """What a job that still runs has done up to the instant `last`."""
+    assert job["started_at"] is not None
+    kernels = [gpu["first_kernel_at"] for gpu in job["gpus"] if gpu["first_kernel_at"]]
+    return {
+        "gpus": [gpu["id"] for gpu in job["gpus"]],
+        "mode": job.get("mode"),
+        "started_at": job["started_at"],
+        "first_kernel_at": min(kernels, default=None),
+        "ended_at": last,
+        "cause": Cause.LOST.value,
+    }
+
+
+def _load(job: JobOut, sm_active: float | None, kinds: Mapping[GpuId, GpuKind]) -> Load:
+    memory = job["memory"]
+    peak = memory["peak_mib"] or memory["estimate_mib"] or memory["declared_mib"]
+    mib = peak or _UNKNOWN.memory_mib
+    if job["state"] == JobState.OUT_OF_MEMORY:
+        mib = max(mib, _wanted_mib(job, mib, kinds))
+    if sm_active is None:
+        return replace(_UNKNOWN, memory_mib=mib)
+    return Load("", 0, mib, sm_active, sm_active * _OCCUPANCY, sm_active * _DRAM)
+
+
+def _wanted_mib(job: JobOut, peak_mib: int, kinds: Mapping[GpuId, GpuKind]) -> int:
+    """The least that a job needs which was given up for want of memory."""
+    tried = job["exit"]["tried_mib"] if job["exit"] else None
+    if job["shared"]:
+        return peak_mib + (tried or 0)
+    gpus = [kinds[GpuId(gpu["id"])] for gpu in job["gpus"] if gpu["id"] in kinds]
+    return max([peak_mib + (tried or 0), *(kind.memory_mib + 1 for kind in gpus)])
+
+
+def _physics(jobs: Sequence[Ran]) -> Physics:
+    """Medians; where nothing was recorded, the simulator's own."""
+    physics = Physics()
+    attempts = [attempt for job in jobs for attempt in job.attempts]
+    kernels = [a.ready_at - a.launched_at for a in attempts if a.ready_at is not None]
+    if kernels:
+        physics = replace(physics, first_kernel_s=median(kernels))
+    crashes = [a.ended_at - a.launched_at for a in attempts if a.cause is Cause.GPU_OOM]
+    if crashes:
+        physics = replace(physics, oom_s=max(0.0, median(crashes) - physics.first_kernel_s))
+    return physics
+
+
+def _outcome(
+    job: JobOut,
+    ran: Ran,
+    submit_s: float,
+    load: Load,
+    work_s: float,
+    physics: Physics,
+    kinds: Mapping[GpuId, GpuKind],
+) -> JobOutcome:
+    last = ran.attempts[-1]
+    if last.ready_at is None:  # it used no GPU: nobody slowed it down
+        work_s += last.ended_at - last.launched_at - physics.first_kernel_s
+    work_s = max(_SHORTEST_S, work_s)
+    until_ready_s = (last.ready_at or last.launched_at) - last.launched_at
+    state = JobState(job["state"])
+    reference = next((kinds[gpu].name for gpu in last.gpus if gpu in kinds), "")
+    estimate_mib = job["memory"]["estimate_mib"]
+    crashed = any(attempt.cause is Cause.GPU_OOM for attempt in ran.attempts)
+    task = Task(
+        name=job["name"],
+        submit_s=submit_s,
+        duration_s=work_s,
+        gpus=job["gpus_wanted"],
+        user=job["user"],
+        load=load,
+        reference=reference if reference in KINDS else "",
+        time_limit_s=None if state is JobState.TIMED_OUT else job["time_limit_s"],
+        exclusive=job["exclusive"] and not crashed,  # or it was the recovery's wish
+        fails=state in _STOPPED,
+        estimates=((ESTIMATE, estimate_mib),) if estimate_mib else (),
+    )
+    return JobOutcome(
+        JobId(job["id"]),
+        task,
+        JobState.FAILED if state in _STOPPED else state,
+        ran.attempts,
+        until_ready_s + work_s,
+        job["energy_j"],
+    )
+
+
+def _notes(
+    ended: Sequence[JobOut],
+    live: Sequence[JobOut],
+    jobs: Sequence[JobOut],
+    met_others: set[int],
+    slowed: set[int],
+) -> Iterator[str]:
+    if never := len(ended) - len(jobs):
+        yield f"{never} jobs ended before they started, and are left out"
+    if live:
+        yield f"{len(live)} jobs that run or wait are left out"
+    if modelled := sum(number < len(jobs) for number in slowed):
+        yield f"{modelled} of {len(jobs)} jobs shared GPUs: how long they take alone is modelled"
+    if unseen := sum(job["shared"] and n not in met_others for n, job in enumerate(jobs)):
+        yield f"{unseen} jobs shared with some that are not on record here, and count as alone"
+
+
+# -- GPUs
+
+
+def _cluster(kinds: Mapping[GpuId, GpuKind]) -> Cluster:
+    """A node for each kind: a node has one."""
+    alike: dict[GpuKind, int] = defaultdict(int)
+    for kind in kinds.values():
+        alike[kind] += 1
+    return Cluster(tuple(Node(f"node{n}", *each) for n, each in enumerate(alike.items())))
+
+
+def _run(
+    experiment: Experiment,
+    jobs: tuple[JobOutcome, ...],
+    met: Mapping[GpuId, Sequence[Stretch]],
+    kinds: Mapping[GpuId, GpuKind],
+) -> Outcome:
+    """The history in the shape of a simulated run. GPUs that are gone by now count for nothing."""
+    makespan_s = max(job.ended_at for job in jobs)
+    watts = [_watts(job) for job in jobs]
+    nodes = {node.kind: node.name for node in experiment.cluster.nodes}
+    uses = {gpu: [_use(s, jobs, watts) for s in met.get(gpu, ())] for gpu in kinds}
+    return Outcome(
+        trace=experiment.trace.name,
+        policy="recorded",
+        estimator=experiment.settings.estimator,
+        interference="measured",
+        seed=0,
+        cluster=experiment.cluster,
+        jobs=jobs,
+        gpus=tuple(
+            _totals(gpu, nodes[kind], kind, uses[gpu], makespan_s) for gpu, kind in kinds.items()
+        ),
+        timeline=_timeline(jobs, uses, kinds),
+        makespan_s=makespan_s,
+        events=0,
+        decisions=0,
+        wall_s=0.0,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """What a stretch with jobs on a GPU came to."""
+
+    begin: float
+    end: float
+    memory_mib: float
+    sm_active: float
+    sm_occupancy: float
+    dram_active: float
+    power_w: float
+
+
+def _watts(job: JobOutcome) -> float:
+    """Its energy, spread evenly over its GPUs and all its time there."""
+    seconds = sum((a.ended_at - a.launched_at) * len(a.gpus) for a in job.attempts)
+    return job.energy_j / seconds if seconds else 0.0
+
+
+def _use(stretch: Stretch, jobs: Sequence[JobOutcome], watts: Sequence[float]) -> _Use:
+    loads = [jobs[number].task.load for number, _ in stretch.training]
+    return _Use(
+        stretch.begin,
+        stretch.end,
+        sum(load.memory_mib for load in loads),
+        min(1.0, sum(load.sm_active for load in loads)),
+        min(1.0, sum(load.sm_occupancy for load in loads)),
+        min(1.0, sum(load.dram_active for load in loads)),
+        sum(watts[number] for number, _ in stretch.present),
+    )
+
+
+def _totals(
+    gpu: GpuId, node: str, kind: GpuKind, uses: Sequence[_Use], makespan_s: float
+) -> GpuTotals:
+    busy_s = sum(use.end - use.begin for use in uses)
+
+    def over_time(level: Callable[[_Use], float]) -> float:
+        return sum(level(use) * (use.end - use.begin) for use in uses)
+
+    return GpuTotals(
+        gpu,
+        node,
+        kind.name,
+        over_time(attrgetter("power_w")) + kind.idle_w * (makespan_s - busy_s),
+        busy_s,
+        over_time(attrgetter("memory_mib")),
+        over_time(attrgetter("sm_active")),
+        over_time(attrgetter("sm_occupancy")),
+        over_time(attrgetter("dram_active")),
+    )
+
+
+def _timeline(
+    jobs: Sequence[JobOutcome],
+    uses: Mapping[GpuId, Sequence[_Use]],
+    kinds: Mapping[GpuId, GpuKind],
+) -> Timeline:
+    """From what begins and ends when, each with what it adds to the columns of a timeline."""
+    memory_mib, gpus = sum(kind.memory_mib for kind in kinds.values()), len(kinds)
+    spans: list[tuple[float, float, tuple[float, ...]]] = []
+    for job in jobs:
+        waits_from = job.task.submit_s
+        for attempt in job.attempts:
+            spans.append((waits_from, attempt.launched_at, (1, 0, 0, 0, 0, 0, 0, 0)))
+            spans.append((attempt.launched_at, attempt.ended_at, (0, 1, 0, 0, 0, 0, 0, 0)))
+            waits_from = attempt.ended_at
+    for gpu, found in uses.items():
+        for use in found:
+            active = (use.sm_active / gpus, use.sm_occupancy / gpus, use.dram_active / gpus)
+            power_w = use.power_w - kinds[gpu].idle_w
+            spans.append(
+                (use.begin, use.end, (0, 0, 1, use.memory_mib / memory_mib, *active, power_w))
+            )
+    changes = [(begin, levels, 1) for begin, _, levels in spans]
+    changes += [(end, levels, -1) for _, end, levels in spans]
+    changes.sort(key=itemgetter(0))
+    columns = tuple(array("d") for _ in range(9))
+    now = [0.0] * 7 + [sum(kind.idle_w for kind in kinds.values())]
+    for at, group in groupby(changes, itemgetter(0)):
+        for _, levels, sign in group:
+            now = [level + sign * change for level, change in zip(now, levels, strict=True)]
+        for column, value in zip(columns, (at, *now), strict=True):
+            column.append(value)
+    return Timeline(*columns)

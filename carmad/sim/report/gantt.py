@@ -1,0 +1,214 @@
+"""Charts of which jobs were on which GPU when: bars where there are few enough, heat else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.colors import LinearSegmentedColormap, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.markers import CARETRIGHT
+from numpy.typing import NDArray
+
+from carmad.core.types import Cause, GpuId, JobId
+from carmad.sim.outcome import Attempt, Outcome
+from carmad.sim.report.numbers import TimeUnit
+from carmad.sim.report.style import BAD, WIDTH_IN, colour, time_axis, time_label
+
+MOST_GPUS = 64  # that have bars
+MOST_BARS = 2000
+SHARP_BARS = 300  # more are drawn as pixels, lest the page grow
+MOST_STRIPS = 128  # of a heat map at most: consecutive GPUs share one
+HEAT_BINS = 600  # over the longest run
+LABELS = 24  # at most
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """An attempt on the GPU of one row, in one of the row's lanes."""
+
+    row: int
+    job: JobId
+    attempt: Attempt
+    lane: int
+    lanes: int
+
+    @property
+    def top(self) -> float:
+        """On the axis, where rows are one apart with some room between them."""
+        return self.row - 0.45 + 0.9 * self.lane / self.lanes
+
+    @property
+    def height(self) -> float:
+        return 0.9 / self.lanes
+
+
+def lanes(row: int, attempts: Sequence[tuple[JobId, Attempt]]) -> Iterator[Bar]:
+    """The bars of one GPU. Those there at the same time are in lanes of their own, as few as will
+    do; how many there are is settled anew whenever the GPU is empty."""
+    together: list[tuple[JobId, Attempt, int]] = []
+    ends: list[float] = []  # of each lane
+    for job, attempt in sorted(attempts, key=lambda found: found[1].launched_at):
+        if ends and attempt.launched_at >= max(ends):
+            yield from (Bar(row, *found, len(ends)) for found in together)
+            together, ends = [], []
+        free = (n for n, end in enumerate(ends) if end <= attempt.launched_at)
+        lane = next(free, len(ends))
+        ends[lane : lane + 1] = [attempt.ended_at]
+        together.append((job, attempt, lane))
+    yield from (Bar(row, *found, len(ends)) for found in together)
+
+
+def has_bars(outcome: Outcome) -> bool:
+    """Else it has a heat map."""
+    count = sum(len(attempt.gpus) for job in outcome.jobs for attempt in job.attempts)
+    return len(outcome.gpus) <= MOST_GPUS and count <= MOST_BARS
+
+
+def bars(outcome: Outcome, run: int, end_s: float) -> Figure:
+    """A row per GPU, up to `end_s`; `run` is its place in the report.
+
+    × marks where an attempt ran out of memory, a triangle where one was preempted.
+    """
+    found = [bar for row, jobs in enumerate(_by_gpu(outcome)) for bar in lanes(row, jobs)]
+    row_in = max(0.14, min(0.55, 3.6 / len(outcome.gpus)))
+    figure = Figure(figsize=(WIDTH_IN, 0.6 + row_in * len(outcome.gpus)), layout="constrained")
+    axes = figure.subplots()
+    unit = time_axis(axes, end_s)
+    axes.set_xlabel(time_label(unit))
+    _label_gpus(axes, outcome, 1)
+    axes.add_collection(_patches(found, run, end_s, unit))
+    for cause, marker, ink in ((Cause.GPU_OOM, "x", BAD), (Cause.PREEMPTED, CARETRIGHT, "black")):
+        marked = [bar for bar in found if bar.attempt.cause is cause]
+        axes.plot(
+            [bar.attempt.ended_at / unit.seconds for bar in marked],
+            [bar.top + bar.height / 2 for bar in marked],
+            linestyle="",
+            marker=marker,
+            markersize=5,
+            color=ink,
+        )
+    if len(found) <= SHARP_BARS:
+        _number(axes, found, run, end_s, row_in, unit)
+    return figure
+
+
+def strips(outcome: Outcome, end_s: float) -> Array:
+    """How many jobs were on each GPU over time, in means: rows of GPUs, columns of time."""
+    edges = np.linspace(0.0, end_s, HEAT_BINS + 1)
+    residents = np.array([_residents(jobs, edges) for jobs in _by_gpu(outcome)])
+    begins = np.arange(0, len(residents), gpus_per_strip(outcome))
+    sizes = np.diff(np.append(begins, len(residents)))
+    return np.add.reduceat(residents, begins, axis=0) / sizes[:, None]
+
+
+def gpus_per_strip(outcome: Outcome) -> int:
+    return ceil(len(outcome.gpus) / MOST_STRIPS)
+
+
+def heat(outcome: Outcome, found: Array, run: int, end_s: float, most: float) -> Figure:
+    """The `strips` found, on a scale up to `most` jobs."""
+    height_in = 1.2 + 3.6 * min(1.0, len(found) / 48)
+    figure = Figure(figsize=(WIDTH_IN, height_in), layout="constrained")
+    axes = figure.subplots()
+    unit = time_axis(axes, end_s)
+    axes.set_xlabel(time_label(unit))
+    _label_gpus(axes, outcome, gpus_per_strip(outcome))
+    shown = axes.imshow(
+        found,
+        aspect="auto",
+        cmap=LinearSegmentedColormap.from_list("run", ["white", colour(run), "black"]),
+        vmin=0.0,
+        vmax=most,
+        extent=(0.0, end_s / unit.seconds, len(found) - 0.5, -0.5),
+        interpolation="nearest",
+    )
+    axes.grid(visible=False)
+    figure.colorbar(shown, ax=axes, label="jobs on a GPU", pad=0.01)
+    return figure
+
+
+def _by_gpu(outcome: Outcome) -> list[list[tuple[JobId, Attempt]]]:
+    """The attempts on each GPU, in the order of `outcome.gpus`."""
+    rows: dict[GpuId, list[tuple[JobId, Attempt]]] = {gpu.gpu: [] for gpu in outcome.gpus}
+    for job in outcome.jobs:
+        for attempt in job.attempts:
+            for gpu in attempt.gpus:
+                rows[gpu].append((job.id, attempt))
+    return list(rows.values())
+
+
+def _patches(found: Sequence[Bar], run: int, end_s: float, unit: TimeUnit) -> PolyCollection:
+    shades = [_shade(run, bar.job) for bar in found]
+    narrow_s = end_s / 300  # an edge of white would leave nothing of it
+    patches = PolyCollection(
+        [_corners(bar, unit) for bar in found],
+        facecolors=shades,
+        edgecolors=[
+            shade if bar.attempt.ended_at - bar.attempt.launched_at < narrow_s else "white"
+            for bar, shade in zip(found, shades, strict=True)
+        ],
+        linewidths=0.4,
+    )
+    patches.set_rasterized(len(found) > SHARP_BARS)
+    return patches
+
+
+def _corners(bar: Bar, unit: TimeUnit) -> list[tuple[float, float]]:
+    begin, end = bar.attempt.launched_at / unit.seconds, bar.attempt.ended_at / unit.seconds
+    bottom = bar.top + bar.height
+    return [(begin, bar.top), (end, bar.top), (end, bottom), (begin, bottom)]
+
+
+def _shade(run: int, job: JobId) -> tuple[float, ...]:
+    """Neighbours in the order of submission differ."""
+    strength = (0.85, 0.62, 0.4)[job % 3]
+    return tuple(1 - strength * (1 - part) for part in to_rgb(colour(run)))
+
+
+def _number(
+    axes: Axes, found: Sequence[Bar], run: int, end_s: float, row_in: float, unit: TimeUnit
+) -> None:
+    """The job's number on each bar that has room for it."""
+    for bar in found:
+        begin, end = bar.attempt.launched_at, bar.attempt.ended_at
+        width_pt = (end - begin) / end_s * 72 * 0.9 * WIDTH_IN
+        if width_pt > 4 * len(str(bar.job)) + 3 and bar.height * row_in * 72 > 7:
+            axes.text(
+                (begin + end) / 2 / unit.seconds,
+                bar.top + bar.height / 2,
+                str(bar.job),
+                fontsize=6,
+                ha="center",
+                va="center_baseline",
+                color="white" if sum(_shade(run, bar.job)) < 1.2 else "black",
+            )
+
+
+def _residents(jobs: Sequence[tuple[JobId, Attempt]], edges: Array) -> Array:
+    """The mean number of `jobs` there between each two edges."""
+    passed = np.zeros_like(edges)
+    for _, attempt in jobs:
+        passed += np.clip(edges, attempt.launched_at, attempt.ended_at) - attempt.launched_at
+    return np.diff(passed) / np.diff(edges)
+
+
+def _label_gpus(axes: Axes, outcome: Outcome, each: int) -> None:
+    """`each` GPUs have a row together. Where there is no room for all names, some stand for all."""
+    met: Counter[str] = Counter()
+    names = []
+    for gpu in outcome.gpus:
+        names.append(f"{gpu.node} GPU {met[gpu.node]}")
+        met[gpu.node] += 1
+    rows = ceil(len(names) / each)
+    step = ceil(rows / LABELS)
+    axes.set_yticks(range(0, rows, step), names[:: each * step])
+    axes.set_ylim(rows - 0.5, -0.5)
+    axes.grid(axis="y", visible=False)

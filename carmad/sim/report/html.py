@@ -1,0 +1,90 @@
+"""A report of runs as one HTML page that needs no other file and no network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from importlib.resources import files
+from itertools import groupby
+from typing import TYPE_CHECKING, TypeVar
+
+from carmad.errors import CarmaError
+from carmad.sim.report.measures import SIMULATOR
+from carmad.sim.report.rows import rows
+from carmad.sim.report.runs import Run, clean
+
+if TYPE_CHECKING:
+    from carmad.sim.task import Rejected
+
+MOST_REJECTED = 50  # rows that are shown of a trace
+
+_T = TypeVar("_T")
+
+
+def page(runs: Sequence[Run], made_at: str = "") -> str:
+    """Of one run or more. The same runs make the same page, but for `made_at`, shown as it is.
+
+    Raises CarmaError where what draws it is not installed.
+    """
+    try:
+        from jinja2 import Environment, StrictUndefined
+
+        from carmad.sim.report.charts import charts
+        from carmad.sim.report.style import colour
+    except ModuleNotFoundError as error:
+        message = f"an HTML report needs {error.name}, which is not installed"
+        raise CarmaError(message, "pip install 'carma[sim]'") from None
+    found = [row for row in rows(runs) if row.measure.group != SIMULATOR]
+    template = files(__package__).joinpath("page.html.j2").read_text(encoding="utf-8")
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.from_string(template).render(
+        title=f"CARMA: {_told(runs, _trace)}, simulated",
+        about=_about(runs, made_at),
+        runs=runs,
+        colours=[colour(n) for n in range(len(runs))],
+        groups=_grouped(found, lambda row: row.measure.group),
+        sections=_grouped(charts(runs), lambda chart: chart.section),
+        rejected=_rejected(runs),
+        most_rejected=MOST_REJECTED,
+        meanings={row.measure.name: row.measure.meaning for row in found},
+    )
+
+
+def _about(runs: Sequence[Run], made_at: str) -> list[tuple[str, str]]:
+    facts: list[tuple[str, Callable[[Run], str]]] = [
+        ("trace", lambda run: f"{_trace(run)}, {len(run.outcome.jobs):,} jobs"),
+        ("GPUs", lambda run: run.cluster),
+        ("estimator", lambda run: clean(run.outcome.estimator)),
+        ("interference", lambda run: clean(run.outcome.interference)),
+        ("seed", lambda run: str(run.outcome.seed)),
+        ("settings", _settings),
+    ]
+    about = [("policies", ", ".join(run.name for run in runs))]
+    about += [(name, _told(runs, fact)) for name, fact in facts]
+    return [*about, ("made", made_at)] if made_at else about
+
+
+def _trace(run: Run) -> str:
+    return clean(run.outcome.trace)
+
+
+def _settings(run: Run) -> str:
+    changed = (f"{name}={value}" for name, value in run.settings.items())
+    return ", ".join(changed) or "defaults"
+
+
+def _told(runs: Sequence[Run], fact: Callable[[Run], str]) -> str:
+    """Once, where it is the same for all runs."""
+    if len({fact(run) for run in runs}) == 1:
+        return fact(runs[0])
+    return "; ".join(f"{run.name}: {fact(run)}" for run in runs)
+
+
+def _rejected(runs: Sequence[Run]) -> list[tuple[str, tuple[Rejected, ...]]]:
+    found = {_trace(run): run.experiment.trace.rejected for run in runs}
+    return [(trace, rows) for trace, rows in found.items() if rows]
+
+
+def _grouped(items: Iterable[_T], name: Callable[[_T], str]) -> list[tuple[str, list[_T]]]:
+    return [(group, list(members)) for group, members in groupby(items, name)]

@@ -1,0 +1,113 @@
+"""The runs that a report compares: each with a name of its own, its figures and its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import count, groupby
+from typing import Any
+
+from carmad.config import Settings
+from carmad.sim.experiment import Experiment, Physics
+from carmad.sim.hardware import Cluster
+from carmad.sim.metrics import Bounds, Figures, bounds, figures
+from carmad.sim.outcome import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One column of a report; the first run is what the others are measured against."""
+
+    name: str  # no other run of the report has it
+    experiment: Experiment
+    outcome: Outcome
+    figures: Figures
+    bounds: Bounds
+    cluster: str  # as `--gpus` takes it
+    settings: Mapping[str, str]  # those that differ from their defaults, by dotted name
+
+
+def runs(results: Iterable[tuple[Experiment, Outcome]]) -> tuple[Run, ...]:
+    """In the order given. A run is named by its policy, and by what else tells it from others."""
+    found = list(results)
+    settings = [_changed(experiment) for experiment, _ in found]
+    names = _names([_facets(o, changed) for (_, o), changed in zip(found, settings, strict=True)])
+    return tuple(
+        Run(
+            name=name,
+            experiment=experiment,
+            outcome=outcome,
+            figures=figures(outcome),
+            bounds=bounds(outcome),
+            cluster=gpus(outcome.cluster),
+            settings=changed,
+        )
+        for name, (experiment, outcome), changed in zip(names, found, settings, strict=True)
+    )
+
+
+def gpus(cluster: Cluster) -> str:
+    """The cluster in the form of `--gpus`: 3xA100-40GB, or 250x8xV100-32GB."""
+    parts = []
+    for (gpus, kind), nodes in groupby(cluster.nodes, lambda node: (node.gpus, node.kind.name)):
+        alike = sum(1 for _ in nodes)
+        parts.append(f"{gpus}x{kind}" if alike == 1 else f"{alike}x{gpus}x{kind}")
+    return ",".join(parts)
+
+
+def clean(text: str) -> str:
+    """Names are other people's words: no control characters reach a terminal or a page."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def _changed(experiment: Experiment) -> dict[str, str]:
+    """Policy and estimator stand on their own, and are not repeated here."""
+    own = dict(_leaves(asdict(experiment.settings)))
+    own |= _leaves({"physics": asdict(experiment.physics)})
+    usual = dict(_leaves(asdict(Settings())))
+    usual |= _leaves({"physics": asdict(Physics())})
+    apart = ("policy", "estimator")
+    return {
+        name: clean(str(value))
+        for name, value in own.items()
+        if name not in apart and usual.get(name) != value
+    }
+
+
+def _leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value
+
+
+def _facets(outcome: Outcome, changed: Mapping[str, str]) -> dict[str, str]:
+    return {
+        "policy": clean(outcome.policy),
+        "estimator": _named(outcome.estimator, "estimator"),
+        "interference": _named(outcome.interference, "interference"),
+        "trace": clean(outcome.trace),
+        "gpus": gpus(outcome.cluster),
+        "seed": f"seed {outcome.seed}",
+        **{name: f"{name}={value}" for name, value in changed.items()},
+    }
+
+
+def _named(name: str, what: str) -> str:
+    return f"no {what}" if name == "none" else clean(name)
+
+
+def _names(facets: Sequence[Mapping[str, str]]) -> list[str]:
+    names: list[str] = []
+    for own in facets:
+        like = [other for other in facets if other["policy"] == own["policy"]]
+        telling = [own["policy"]] + [
+            text
+            for facet, text in own.items()
+            if facet != "policy" and any(other.get(facet) != text for other in like)
+        ]
+        name = " ".join(telling)
+        numbered = (f"{name} #{n}" for n in count(2))
+        names.append(name if name not in names else next(n for n in numbered if n not in names))
+    return names

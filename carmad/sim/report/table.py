@@ -1,0 +1,97 @@
+"""The figures of several runs as a table for the terminal, a column each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from carmad.sim.report.rows import Cell, Row, rows
+from carmad.sim.report.runs import Run
+
+_GAP = 2
+_BEST = "*"  # it must be seen without colour, too
+_LONGEST_NAME = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One run or more, side by side, rendered by rich.
+
+    Where they do not all fit, another table follows; each begins with the first run, which the
+    changes are against.
+    """
+
+    runs: Sequence[Run]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        found = rows(self.runs)
+        columns = [
+            _Column(run.name, [row.cells[n] for row in found]) for n, run in enumerate(self.runs)
+        ]
+        labels = max(cell_len(row.measure.label) for row in found)
+        units = max(cell_len(row.unit) for row in found)
+        room = options.max_width - labels - units - 2 * _GAP
+        for block in _blocks(columns, room):
+            yield _table(found, block)
+            yield Text()
+        if len(columns) > 1:
+            yield Text(f"{_BEST} best of its row; changes against {columns[0].name}", style="dim")
+
+
+class _Column:
+    """One run's cells, set so that values, marks and changes stand below each other."""
+
+    def __init__(self, name: str, cells: Sequence[Cell]) -> None:
+        self.name = name
+        self._value = max(cell_len(cell.text) for cell in cells)
+        change = max(cell_len(cell.change) for cell in cells)
+        self._change = change + 1 if change else 0
+        longest = min(cell_len(name), _LONGEST_NAME)
+        self.width = max(longest, self._value + 1 + self._change)
+        self.cells = [self._set(cell) for cell in cells]
+
+    def header(self) -> Text:
+        name = self.name
+        if cell_len(name) > self.width:
+            name = set_cell_size(name, self.width - 1) + "…"
+        return Text(name, style="bold")
+
+    def _set(self, cell: Cell) -> Text:
+        marked = f"{cell.text:>{self._value}}{_BEST if cell.best else ' '}"
+        text = Text(marked, style="bold green" if cell.best else "")
+        return text.append(f"{cell.change:>{self._change}}", style="not bold dim")
+
+
+def _blocks(columns: Sequence[_Column], room: int) -> Iterator[list[_Column]]:
+    """The columns that fit beside each other, the first one in every block."""
+    first, *others = columns
+    block, left = [first], room - first.width
+    for column in others:
+        if column.width + _GAP > left and len(block) > 1:
+            yield block
+            block, left = [first], room - first.width
+        block.append(column)
+        left -= column.width + _GAP
+    yield block
+
+
+def _table(found: Sequence[Row], columns: Sequence[_Column]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+    table.add_column("", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for column in columns:
+        table.add_column(column.header(), justify="right", no_wrap=True, min_width=column.width)
+    at = 0
+    for group, members in groupby(found, lambda row: row.measure.group):
+        table.add_row(Text(group, style="bold"))
+        for row in members:
+            cells = (column.cells[at] for column in columns)
+            table.add_row(row.measure.label, Text(row.unit, style="dim"), *cells)
+            at += 1
+    return table

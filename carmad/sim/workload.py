@@ -1,0 +1,93 @@
+"""The trace as users would submit it: what the core is told of a task, and what it really is.
+
+Every draw comes from a stream of the task's own, so that what one policy does cannot change what
+another one is told.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+from carmad.core.types import Estimate, JobId, JobSpec
+from carmad.errors import CarmaError
+from carmad.sim.catalogue import key
+from carmad.sim.experiment import Experiment
+from carmad.sim.hardware import KINDS, GpuKind
+from carmad.sim.task import Task
+
+
+class Workload:
+    """Jobs are numbered from 1, in the order of their tasks.
+
+    Raises CarmaError where a task was measured on a GPU that nobody knows.
+    """
+
+    def __init__(self, experiment: Experiment) -> None:
+        self.tasks = experiment.trace.tasks
+        self._estimator = experiment.estimator
+        self._physics = experiment.physics
+        self._seed = experiment.seed
+        nodes = experiment.cluster.nodes
+        there = {node.kind.name: node.kind for node in nodes}
+        self._kinds = {**KINDS, **there, "": nodes[0].kind}
+        self._uids: dict[str, int] = {}
+        self._rates: dict[tuple[str, str, str], float] = {}
+        for task in self.tasks:
+            if task.reference not in self._kinds:
+                raise CarmaError(
+                    f"task {task.name!r} was measured on {task.reference!r}, which nobody knows",
+                    f"known are {', '.join(filter(None, self._kinds))}",
+                )
+
+    def task(self, job: JobId) -> Task:
+        return self.tasks[job - 1]
+
+    def spec(self, job: JobId) -> JobSpec:
+        task = self.task(job)
+        expected = task.duration_s if task.expected_s is None else task.expected_s
+        uid = self._uids.setdefault(task.user, 1000 + len(self._uids))
+        return JobSpec(
+            argv=(task.name,),
+            user=task.user,
+            uid=uid,
+            gid=uid,
+            cwd="/",
+            name=task.name,
+            gpus=task.gpus,
+            exclusive=task.exclusive,
+            time_limit_s=task.time_limit_s,
+            expected_s=expected * self._error(job, "duration", self._physics.duration_error),
+        )
+
+    def estimate(self, job: JobId) -> Estimate | None:
+        """What the experiment's estimator says of the job's memory."""
+        task = self.task(job)
+        if self._estimator == "oracle":
+            mib: int | None = task.load.memory_mib
+        else:
+            mib = dict(task.estimates).get(self._estimator)
+        if mib is None:
+            return None
+        error = self._error(job, "memory", self._physics.estimate_error)
+        return Estimate(max(1, round(mib * error)), self._estimator)
+
+    def full_rate(self, job: JobId, kind: GpuKind) -> float:
+        """Seconds of the task's own time that pass in one on a GPU of this kind, alone there."""
+        task = self.task(job)
+        question = (task.load.model, task.reference, kind.name)
+        rate = self._rates.get(question)
+        if rate is None:
+            reference = self._kinds[task.reference]
+            rate = _speed(kind, task.load.model) / _speed(reference, task.load.model)
+            self._rates[question] = rate
+        return rate
+
+    def _error(self, job: JobId, what: str, sigma: float) -> float:
+        """A log-normal factor."""
+        if sigma == 0:
+            return 1.0
+        return Random(f"{self._seed}/{job}/{what}").lognormvariate(0.0, sigma)
+
+
+def _speed(kind: GpuKind, model: str) -> float:
+    return dict(kind.speeds).get(key(model), kind.speed)

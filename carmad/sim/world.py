@@ -1,0 +1,285 @@
+"""The modelled world: carries out the core's actions on modelled GPUs, and says what came of them.
+
+It knows what jobs really need and do; of policies it knows nothing.
+"""
+
+from __future__ import annotations
+
+from carmad.config import Settings
+from carmad.core.messages import (
+    Action,
+    Discovered,
+    Estimated,
+    EstimateMemory,
+    Event,
+    Exited,
+    Launch,
+    Sampled,
+    Stop,
+    Submitted,
+    Tick,
+    Wake,
+)
+from carmad.core.types import Cause, Exit, Gpu, GpuId, GpuSample, Job, JobId, ProcessUse
+from carmad.errors import CarmaError
+from carmad.sim.card import Card, Gauges
+from carmad.sim.clock import Clock, Order, not_before
+from carmad.sim.execution import Execution
+from carmad.sim.experiment import Experiment, Physics
+from carmad.sim.hardware import Cluster
+from carmad.sim.interference import Interference
+from carmad.sim.relief import relief
+from carmad.sim.workload import Workload
+
+MOST_ATTEMPTS = 10_000  # of one job: preempted that often, it will never get anywhere
+MOST_WAKES = 1_000  # that a policy may ask for in a row while nothing runs or arrives
+
+
+class World:
+    """At each instant, first let the clock act, then tell the core `submissions` and `news`."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        settings: Settings,
+        workload: Workload,
+        interference: Interference,
+        clock: Clock,
+    ) -> None:
+        self.gauges = Gauges()
+        self.cards = _cards(experiment.cluster, self.gauges)
+        self.energy_j: dict[JobId, float] = {}  # of the attempts that are over
+        self._physics: Physics = experiment.physics
+        self._settings = settings
+        self._workload = workload
+        self._interference = interference
+        self._clock = clock
+        self._executions: dict[JobId, Execution] = {}
+        self._left: dict[JobId, float] = {}  # work, as preempted jobs have saved it
+        self._disturbed: dict[GpuId, Card] = {}  # at this instant somebody came or went there
+        self._unsettled: dict[GpuId, Card] = {}  # the core's window shows more than one level
+        self._unforeseen: dict[GpuId, Card] = {}  # when their risk falls is not known yet
+        self._exits: list[Exited] = []
+        self._submissions: list[Submitted] = []
+        self._estimates: list[Estimated] = []
+        self._look = False  # a job that waits may be placeable by now
+        self._limit = False  # a time limit has been reached
+        self._wakes = 0  # asked for since something last ran or arrived
+        if workload.tasks:
+            clock.call_at(workload.tasks[0].submit_s, Order.REST, self._submit, JobId(1))
+
+    # -- what the core is told
+
+    def opening(self) -> tuple[Event, ...]:
+        """The GPUs, idle for as long as the core wants to have watched them."""
+        window_s = self._settings.monitor.window_s
+        cards = self.cards.values()
+        samples = tuple(card.sample(-window_s, window_s) for card in cards)
+        gpus = tuple(card.gpu for card in cards)
+        return Discovered(-window_s, gpus), Sampled(-window_s, samples)
+
+    def submissions(self) -> tuple[Submitted, ...]:
+        submissions, self._submissions = tuple(self._submissions), []
+        return submissions
+
+    def news(self, waiting: bool) -> tuple[Event, ...]:
+        """What has happened at this instant; `waiting`: jobs are queued."""
+        now = self._clock.now
+        events: list[Event] = [*self._exits]
+        samples = self._rebalance(now)
+        if waiting or self._estimates:
+            samples += self._fresh(now)
+        if samples:
+            events.append(Sampled(now, tuple(samples)))
+        events += self._estimates
+        if self._limit or (self._look and waiting):
+            events.append(Tick(now))
+        self._exits, self._estimates, self._look, self._limit = [], [], False, False
+        return tuple(events)
+
+    def look_ahead(self) -> None:
+        """Jobs wait: be awake when a GPU that is too risky for them now no longer is."""
+        now, monitor = self._clock.now, self._settings.monitor
+        for card in self._unforeseen.values():
+            if now - card.changed_at < monitor.window_s:
+                at = relief(card, now, monitor, self._settings.risk)
+                if at is not None:
+                    self._clock.call_at(at, Order.REST, self._look_again)
+        self._unforeseen.clear()
+
+    # -- what the core wants done
+
+    def perform(self, action: Action) -> None:
+        match action:
+            case EstimateMemory(job):
+                estimate = self._workload.estimate(job.id)
+                self._estimates.append(Estimated(self._clock.now, job.id, estimate))
+            case Launch(job):
+                self._launch(job)
+            case Stop(job):
+                self._stop(job)
+            case Wake(at):
+                self._wake(at)
+            case _:
+                pass  # a signal: no modelled job heeds one
+
+    def _wake(self, at: float) -> None:
+        """As often as a real monitor would, and not for ever: time alone must change something."""
+        if not self._executions:
+            self._wakes += 1
+        if self._wakes <= MOST_WAKES:
+            soonest = self._clock.now + self._settings.monitor.period_s
+            self._clock.call_at(max(at, soonest), Order.REST, self._look_again)
+
+    def _launch(self, job: Job) -> None:
+        now, id = self._clock.now, job.id
+        if job.attempt > MOST_ATTEMPTS:
+            raise CarmaError(
+                f"job {id} was started over and over, {MOST_ATTEMPTS} times",
+                f"the policy {self._settings.policy!r} preempts jobs without end",
+            )
+        self._wakes = 0
+        cards = tuple(self.cards[gpu] for gpu in job.gpus)
+        for card in cards:
+            card.admit(now)
+        task = self._workload.task(id)
+        full = tuple(self._workload.full_rate(id, card.kind) for card in cards)
+        left = task.duration_s
+        if id in self._left:
+            left = self._left[id] + self._physics.checkpoint_s
+        self._executions[id] = run = Execution(job, task.load, cards, full, left)
+        ready_at = now + self._physics.first_kernel_s
+        self._clock.call_at(ready_at, Order.BEGINS, self._first_kernel, run, run.version)
+        patience_s = self._settings.monitor.first_kernel_timeout_s
+        if self._physics.first_kernel_s + self._physics.oom_s >= patience_s:
+            self._clock.call_at(not_before(now, patience_s), Order.REST, self._look_again)
+        if task.time_limit_s is not None:
+            limit = not_before(now, task.time_limit_s)
+            self._clock.call_at(limit, Order.REST, self._reach_limit, run)
+
+    def _stop(self, job: Job) -> None:
+        """It works on until it is gone, but that is lost."""
+        run = self._executions.get(job.id)
+        if run is None or run.ending:
+            return
+        now = self._clock.now
+        run.progress(now)
+        run.ending = True
+        run.version += 1
+        if job.stop is Cause.PREEMPTED and run.rate:
+            self._left[job.id] = min(run.left, self._left.get(job.id, run.left))
+        gone_at = now + self._physics.stop_s
+        exit = Exit(Cause.CANCELLED, signal=15)
+        self._clock.call_at(gone_at, Order.ENDS, self._end, run, run.version, exit)
+
+    # -- what happens by itself
+
+    def _submit(self, first: JobId) -> None:
+        """All that is submitted at this instant, and come back for the rest."""
+        tasks, now = self._workload.tasks, self._clock.now
+        self._wakes = 0
+        after = first + 1
+        while after <= len(tasks) and tasks[after - 1].submit_s == now:
+            after += 1
+        specs = tuple(self._workload.spec(JobId(id)) for id in range(first, after))
+        self._submissions.append(Submitted(now, first, specs))
+        if after <= len(tasks):
+            at = tasks[after - 1].submit_s
+            self._clock.call_at(at, Order.REST, self._submit, JobId(after))
+
+    def _first_kernel(self, run: Execution, version: int) -> None:
+        """It asks for all of its memory; with that it trains, and without it crashes."""
+        if run.version != version:
+            return
+        now, need = self._clock.now, run.load.memory_mib
+        short = [c for c in run.cards if not c.fits(need, self._physics.fragmentation_mib)]
+        process = ProcessUse(run.job, need, 0.0 if short else 1.0, run.job)
+        for card in run.cards:
+            if card not in short:
+                card.hold(now, run.job, process)
+                self._disturbed[card.gpu.id] = card
+        if not short:
+            for card in run.cards:
+                card.loads[run.job] = run.load
+            return
+        run.ending = True
+        free = short[0].gpu.memory_mib - short[0].used_mib
+        exit = Exit(Cause.GPU_OOM, 1, tried_mib=need, free_mib=free)
+        gone_at = now + self._physics.oom_s
+        self._clock.call_at(gone_at, Order.ENDS, self._end, run, run.version, exit)
+
+    def _end(self, run: Execution, version: int, exit: Exit) -> None:
+        if run.version != version:
+            return
+        now = self._clock.now
+        run.version += 1
+        del self._executions[run.job]
+        for card in run.cards:
+            if card.dismiss(now, run.job):
+                self._disturbed[card.gpu.id] = card
+        self.energy_j[run.job] = self.energy_j.get(run.job, 0.0) + run.energy_j
+        self._exits.append(Exited(now, run.job, run.attempt, exit))
+
+    def _reach_limit(self, run: Execution) -> None:
+        self._limit = self._limit or self._executions.get(run.job) is run
+
+    def _look_again(self) -> None:
+        self._look = True
+
+    # -- what follows for the GPUs
+
+    def _rebalance(self, now: float) -> list[GpuSample]:
+        """After all comings and goings of an instant: who trains how fast from now on."""
+        if not self._disturbed:
+            return []
+        affected: dict[JobId, None] = {}
+        changed = self._disturbed
+        for card in changed.values():
+            if card.loads:
+                mode = self._executions[next(iter(card.loads))].mode
+                card.contend(self._interference, mode)
+                affected.update(dict.fromkeys(card.loads))
+        self._disturbed = {}
+        for job in affected:
+            run = self._executions[job]
+            if run.pace(now):
+                for card in run.cards:
+                    changed[card.gpu.id] = card
+                self._foretell_end(run, now)
+        window_s = self._settings.monitor.window_s
+        samples: list[GpuSample] = []
+        for gpu, card in changed.items():
+            samples.append(card.sample(now, window_s))
+            card.relevel(now)
+            self._unsettled[gpu] = self._unforeseen[gpu] = card
+        self._clock.call_at(not_before(now, window_s), Order.REST, self._look_again)
+        return samples
+
+    def _foretell_end(self, run: Execution, now: float) -> None:
+        if run.ending:
+            return
+        run.version += 1
+        failed = self._workload.task(run.job).fails
+        exit = Exit(Cause.FAILURE, 1) if failed else Exit(Cause.SUCCESS, 0)
+        end_at = now + run.left / run.rate
+        self._clock.call_at(end_at, Order.ENDS, self._end, run, run.version, exit)
+
+    def _fresh(self, now: float) -> list[GpuSample]:
+        """Readings of the GPUs that look different now from what the core was told last."""
+        window_s = self._settings.monitor.window_s
+        stale = [card for card in self._unsettled.values() if card.history[-1].at < now]
+        for card in stale:
+            if now - card.changed_at >= window_s:
+                del self._unsettled[card.gpu.id]
+        return [card.sample(now, window_s) for card in stale]
+
+
+def _cards(cluster: Cluster, gauges: Gauges) -> dict[GpuId, Card]:
+    cards: dict[GpuId, Card] = {}
+    for node in cluster.nodes:
+        for index in range(node.gpus):
+            id = GpuId(f"{node.name}/{index}")
+            kind = node.kind
+            gpu = Gpu(id, len(cards), kind.name, kind.memory_mib, node=node.name)
+            cards[id] = Card(gpu, kind, gauges)
+    return cards

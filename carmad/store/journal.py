@@ -1,0 +1,272 @@
+"""The journal: what the core was fed and what it decided, so that both can be gone through again.
+
+It is for study, not for safety: nothing is restored from it, and what cannot be written is lost. A
+segment is a file of gzip members of JSON lines: a `Begin`, then a `Turn` for each step that was
+committed. Environments of jobs are left out, as they may hold secrets and policies ignore them.
+"""
+
+from __future__ import annotations
+
+import gzip
+import logging
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+from pydantic import TypeAdapter
+from pydantic_core import from_json, to_json
+
+from carmad.config import Settings
+from carmad.core.decision import Decision
+from carmad.core.messages import Drain, Event, RequeueRequested, Sampled, Step, Submitted
+from carmad.core.scheduler import Scheduler
+from carmad.core.types import Gpu, GpuId, Job, JobId, JobSpec, JobState
+from carmad.errors import CarmaError
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+SEGMENTS = 8  # that share the cap: the oldest eighth is forgotten at a time
+MOST_PENDING = 20_000  # steps: a disk that hangs is to fill no memory
+COMPLAIN_EVERY_S = 60.0
+_EVENTS = {kind.__name__: TypeAdapter[Any](kind) for kind in get_args(Event)}
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """All that determines what the core does from here on. Of a daemon that has just started the
+    last four are empty."""
+
+    carma: str  # its version
+    settings: Settings
+    jobs: tuple[Job, ...]  # with all that they were measured to use so far
+    ended: tuple[tuple[JobId, JobState], ...]
+    drains: tuple[Drain, ...]
+    gpus: tuple[Gpu, ...] = ()
+    samples: tuple[Sampled, ...] = ()  # enough of the latest to fill the windows anew
+    decisions: tuple[Decision, ...] = ()  # the latest on each job
+    last_placed: GpuId | None = None  # round-robin's place
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One step of the core: what it was given, and the decisions it recorded."""
+
+    events: tuple[Event, ...]
+    decisions: tuple[Decision, ...]
+
+
+_BEGIN = TypeAdapter(Begin)
+_DECISIONS = TypeAdapter(tuple[Decision, ...])
+
+
+class Journal:
+    """Told of every step in the core's thread; writes in the thread that calls `flush`.
+
+    After anything that breaks the chain of steps (a commit that failed, a write that failed, a
+    segment that is full) a new segment begins with the core's state. The oldest are removed once
+    all take more than `cap_bytes`; 0: nothing is recorded, and what there is goes away.
+    """
+
+    def __init__(self, directory: Path, core: Scheduler, version: str, cap_bytes: int) -> None:
+        self._directory = directory
+        self._core = core
+        self._version = version
+        self._cap_bytes = cap_bytes
+        self._recent: deque[Sampled] = deque()
+        self._now = 0.0  # when the last step was
+        self._lock = threading.Lock()  # of the next three
+        self._pending: list[Begin | Turn] = []
+        self._begun: int | None = None  # where in `_pending` a segment begins, if one does
+        self._full = False  # the segment, or the disk: begin another
+        self._segment: Path | None = None  # None: what comes before the next `Begin` is of no use
+        self._complain_at = 0.0  # monotonic
+
+    def restored(self) -> None:
+        """In the core's thread: it was put to what is on disk, so a new segment begins."""
+        if self._cap_bytes:
+            with self._lock:
+                self._begin()
+
+    def record(self, step: Step) -> None:
+        """In the core's thread, after each commit."""
+        if not self._cap_bytes:
+            return
+        self._remember(step)
+        with self._lock:
+            self._pending.append(Turn(step.events, step.decisions))
+            if len(self._pending) > MOST_PENDING:
+                self._pending.clear()
+                self._begun, self._full = None, True
+            if self._full:
+                self._begin()
+
+    def flush(self) -> None:
+        """Write what was recorded since the last call. Never raises for want of room."""
+        with self._lock:
+            pending, self._pending, self._begun = self._pending, [], None
+        try:
+            self._write(pending)
+        except (OSError, ValueError) as error:  # ValueError: text that is no Unicode
+            self._segment = None
+            self._begin_another()
+            self._complain(error)
+
+    # -- in the core's thread
+
+    def _remember(self, step: Step) -> None:
+        """Keep samples for two windows: the first fills it, and over both none may be missing."""
+        monitor = self._core.settings.monitor
+        self._now = step.events[-1].at
+        self._recent.extend(event for event in step.events if isinstance(event, Sampled))
+        oldest = self._now - 2 * monitor.window_s - monitor.stale_s
+        while self._recent and self._recent[0].at < oldest:
+            self._recent.popleft()
+
+    def _begin(self) -> None:
+        """At most one between two flushes, the latest: commits may fail many times a second."""
+        if self._begun is not None:
+            del self._pending[self._begun :]
+        self._begun, self._full = len(self._pending), False
+        self._pending.append(self._state())
+
+    def _state(self) -> Begin:
+        core = self._core
+        return Begin(
+            self._version,
+            core.settings,
+            tuple(
+                replace(job, usage=core.usage[job.id]) if job.id in core.usage else job
+                for job in core.jobs.values()
+            ),
+            tuple(core.ended.items()),
+            tuple(core.drains.values()),
+            tuple(core.gpus.values()),
+            tuple(self._recent),
+            tuple(core.decisions.values()),
+            core.view(self._now).last_placed,
+        )
+
+    # -- in the other thread
+
+    def _write(self, pending: Sequence[Begin | Turn]) -> None:
+        lines: list[bytes] = []
+        for entry in pending:
+            if isinstance(entry, Begin):
+                self._append(lines)
+                self._segment, lines = self._new(), []
+            if self._segment is not None:
+                lines.append(_encoded(entry))
+        self._append(lines)
+        self._trim()
+
+    def _new(self) -> Path:
+        self._directory.mkdir(mode=0o700, exist_ok=True)
+        path = self._directory / f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}.jsonl.gz"
+        path.touch(mode=0o600)  # who ran what, everyone's
+        return path
+
+    def _append(self, lines: Sequence[bytes]) -> None:
+        if not lines:
+            return
+        assert self._segment is not None
+        member = gzip.compress(b"\n".join(lines) + b"\n", compresslevel=6)
+        with self._segment.open("ab") as file:
+            file.write(member)
+            if file.tell() >= self._cap_bytes // SEGMENTS:
+                self._begin_another()
+
+    def _begin_another(self) -> None:
+        with self._lock:
+            self._full = True
+
+    def _trim(self) -> None:
+        """Forget the oldest segments, never the one at hand."""
+        sizes = {path: path.stat().st_size for path in segments(self._directory)}
+        excess = sum(sizes.values()) - self._cap_bytes
+        for path, size in sizes.items():
+            if excess <= 0 or path == self._segment:
+                break
+            path.unlink()
+            excess -= size
+
+    def _complain(self, error: Exception) -> None:
+        if time.monotonic() >= self._complain_at:
+            self._complain_at = time.monotonic() + COMPLAIN_EVERY_S
+            log.error("cannot write the journal in %s: %.500s", self._directory, error)
+
+
+def segments(directory: Path) -> list[Path]:
+    """The oldest first."""
+    return sorted(directory.glob("*.jsonl.gz"))  # their names hold the time
+
+
+def read(path: Path) -> tuple[Begin, Iterator[Turn]]:
+    """A segment. Its end may be missing: the daemon was killed, or still writes it.
+
+    Raises CarmaError for what is no segment, also from the iterator.
+    """
+    lines = enumerate(_lines(path), 1)
+    begin = next(lines, None)
+    if begin is None:
+        raise CarmaError(f"{path} is empty")
+    first = _decoded(path, begin, _BEGIN.validate_python)
+    return first, (_decoded(path, line, _turn) for line in lines)
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    try:
+        with gzip.open(path) as file:
+            yield from file
+    except EOFError:
+        return
+    except (OSError, zlib.error) as error:
+        raise CarmaError(f"cannot read {path}: {error}") from error
+
+
+def _encoded(entry: Begin | Turn) -> bytes:
+    # pydantic_core.to_json, as in `codec`: an infinite rank stays one.
+    if isinstance(entry, Begin):
+        return to_json(replace(entry, jobs=tuple(map(_bare_job, entry.jobs))))
+    events = [(type(event).__name__, _bare(event)) for event in entry.events]
+    return to_json({"events": events, "decisions": entry.decisions})
+
+
+def _bare(event: Event) -> Event:
+    match event:
+        case Submitted():
+            return replace(event, specs=tuple(map(_bare_spec, event.specs)))
+        case RequeueRequested():
+            return replace(event, job=_bare_job(event.job))
+        case _:
+            return event
+
+
+def _bare_job(job: Job) -> Job:
+    return replace(job, spec=_bare_spec(job.spec))
+
+
+def _bare_spec(spec: JobSpec) -> JobSpec:
+    return replace(spec, env=())
+
+
+def _decoded(path: Path, line: tuple[int, bytes], decode: Callable[[Any], T]) -> T:
+    number, text = line
+    try:
+        return decode(from_json(text))
+    except (ValueError, LookupError, TypeError) as error:  # ValueError: pydantic's own, too
+        raise CarmaError(f"line {number} of {path} is not a journal's: {error!s:.500}") from error
+
+
+def _turn(entry: Any) -> Turn:
+    events = tuple(_EVENTS[kind].validate_python(body) for kind, body in entry["events"])
+    if not events:
+        raise ValueError("a step has events")
+    return Turn(events, _DECISIONS.validate_python(entry["decisions"]))

@@ -1,0 +1,274 @@
+"""`carma simulate`: what a trace comes to under one policy and another, on modelled GPUs.
+
+How a run is simulated, and how its figures are shown and written, is `carmad.sim`'s.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TextIO
+
+import typer
+
+from carmad import paths
+from carmad.errors import CarmaError
+from cli import output
+from cli.commands.options import checked
+from cli.format import clean
+from cli.problems import Problem, Usage
+
+if TYPE_CHECKING:
+    from carmad.sim.experiment import Experiment, Physics
+    from carmad.sim.outcome import Outcome
+    from carmad.sim.recorded import History
+
+GPUS = "3xA100-40GB"  # the server of the CARMA paper
+PHYSICS = "physics."
+TOLD_REJECTED = 3
+
+
+def simulate(
+    source: Annotated[
+        str | None,
+        typer.Argument(metavar="TRACE", help="A CSV or Parquet file, KIND:PATH, generate:NAME."),
+    ] = None,
+    history: Annotated[
+        bool, typer.Option("--history", help="Instead of TRACE: the jobs that this server ran.")
+    ] = False,
+    since: Annotated[
+        str | None, typer.Option("--since", "-S", help="With --history: from 7d or 12h ago on.")
+    ] = None,
+    policies: Annotated[
+        list[str] | None,
+        typer.Option("--policy", "-p", metavar="NAME", help="Give several to compare them."),
+    ] = None,
+    gpus: Annotated[
+        str | None,
+        typer.Option(metavar="SPEC", help=f"4xV100-32GB, 250x8xA100-40GB; else {GPUS}."),
+    ] = None,
+    estimators: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--estimator",
+            metavar="NAME",
+            help="Of memory: none, oracle (the truth), or one whose answers the trace has.",
+        ),
+    ] = None,
+    interference: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="How jobs that share a GPU slow down: none, additive, learned, measured:FILE.",
+        ),
+    ] = None,
+    seeds: Annotated[
+        list[int] | None, typer.Option("--seed", metavar="N", help="Of errors in estimates.")
+    ] = None,
+    mps: Annotated[bool, typer.Option("--mps", help="Share GPUs through MPS.")] = False,
+    recovery: Annotated[
+        str | None, typer.Option(metavar="NAME", help="What follows an out-of-memory crash.")
+    ] = None,
+    given: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A setting: monitor.window_s=10."),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="Settings from this file, and not the defaults.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a report with charts.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write the figures, a row per run.")] = None,
+    csv_jobs: Annotated[Path | None, typer.Option(help="Write a row per job of each run.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Processes at once; else as many as CPUs."),
+    ] = None,
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="Simulate anew what was simulated before.")
+    ] = False,
+) -> None:
+    """Run a trace on modelled GPUs under one policy or several, and compare what it comes to."""
+    if (source is None) is not history:
+        raise Usage("give either TRACE or --history", "see `carma simulate --help`")
+    if since is not None and not history:
+        raise Usage("--since goes with --history", "see `carma simulate --help`")
+    if source is None:
+        past = _history(since)
+        base, results = past.experiment, [(past.experiment, past.outcome)]
+        policies = [base.settings.policy, *(policies or ())]
+    else:
+        base, results = _trace(source), []
+    words = list(given or ())
+    words += ["collocation.mps=true"] if mps else []
+    words += [] if recovery is None else [f"recovery.name={recovery}"]
+    with _as_usage():
+        base = _changed(base, config, words, gpus, interference)
+        experiments = list(_variants(base, policies, estimators, seeds))
+    results += _swept(experiments, jobs, cached=not no_cache)
+    _report(results, json, html, csv, csv_jobs)
+
+
+# -- what is simulated
+
+
+def _history(since: str | None) -> History:
+    """What this server ran under the settings that it has now."""
+    from carmad.sim import shadow
+    from cli import client, parse
+
+    past = shadow.from_history(client.get, since=checked(parse.since, since))
+    for note in past.notes:
+        output.note(note)
+    return past
+
+
+def _trace(source: str) -> Experiment:
+    """The trace under the defaults: neither the server's file nor the environment has a say."""
+    from carmad.sim import hardware
+    from carmad.sim.experiment import Experiment
+    from carmad.sim.traces import sources
+
+    trace = sources.load(source)
+    if rows := trace.rejected:
+        first = "; ".join(f"line {row.line}: {clean(row.why)}" for row in rows[:TOLD_REJECTED])
+        more = f"; and {len(rows) - TOLD_REJECTED:,} more" if len(rows) > TOLD_REJECTED else ""
+        output.note(f"rows of the trace that are left out: {len(rows):,}. {first}{more}")
+    if not trace.tasks:
+        raise Problem(f"{source} has no job that can be simulated")
+    return Experiment(trace, hardware.parse(GPUS))
+
+
+@contextmanager
+def _as_usage() -> Iterator[None]:
+    """What is wrong in here was wrong on the command line."""
+    try:
+        yield
+    except CarmaError as error:
+        raise Usage(error.message, error.hint) from error
+
+
+def _changed(
+    base: Experiment,
+    config: Path | None,
+    words: Sequence[str],
+    gpus: str | None,
+    interference: str | None,
+) -> Experiment:
+    """What all the experiments have in common."""
+    from carmad import configfile
+    from carmad.sim import hardware
+    from carmad.sim import interference as models
+
+    settings = base.settings if config is None else configfile.load(config, {})
+    if interference is not None:
+        models.make(interference)
+    return replace(
+        base,
+        cluster=base.cluster if gpus is None else hardware.parse(gpus),
+        settings=configfile.changed(settings, (w for w in words if not w.startswith(PHYSICS))),
+        interference=interference or base.interference,
+        physics=_physics(base.physics, (w for w in words if w.startswith(PHYSICS))),
+    )
+
+
+def _variants(
+    base: Experiment,
+    policies: Sequence[str] | None,
+    estimators: Sequence[str] | None,
+    seeds: Sequence[int] | None,
+) -> Iterator[Experiment]:
+    """Each policy with each estimator and each seed, once."""
+    from carmad import registry
+
+    registry.bare_recovery(base.settings)
+    of_trace = {name for task in base.trace.tasks for name, _ in task.estimates}
+    known = ["none", "oracle", *sorted(of_trace)]
+    for name in estimators or ():
+        if name not in known:
+            hint = f"choose one of {', '.join(known)}"
+            raise CarmaError(f"the trace has no estimates by {name!r}", hint)
+    for policy in dict.fromkeys(policies or [base.settings.policy]):
+        settings = replace(base.settings, policy=policy)
+        registry.bare_policy(settings)
+        for estimator in dict.fromkeys(estimators or [base.estimator]):
+            for seed in dict.fromkeys(seeds or [base.seed]):
+                yield replace(base, settings=settings, estimator=estimator, seed=seed)
+
+
+def _physics(base: Physics, words: Iterable[str]) -> Physics:
+    """`--set physics.NAME=NUMBER`: of the simulator alone, and no setting of carmad's."""
+    values = asdict(base)
+    for word in words:
+        name, _, text = word.partition("=")
+        key = name.removeprefix(PHYSICS)
+        if key not in values:
+            raise CarmaError(f"--set {name} is not a setting", f"there are {', '.join(values)}")
+        try:
+            values[key] = type(values[key])(text)
+        except ValueError:
+            values[key] = -1
+        if not 0 <= values[key] < math.inf:
+            raise CarmaError(f"--set {name} should be a number of 0 or more, and not {text!r}")
+    return replace(base, **values)
+
+
+# -- running and telling
+
+
+def _swept(
+    experiments: Sequence[Experiment], jobs: int | None, cached: bool
+) -> list[tuple[Experiment, Outcome]]:
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TimeElapsedColumn
+
+    from carmad.sim.cache import Cache
+    from carmad.sim.sweep import sweep
+
+    cache = Cache(Path(paths.user_cache_dir()) / "simulations") if cached else None
+    processes = jobs or len(os.sched_getaffinity(0))
+    columns = (SpinnerColumn(), "simulated", MofNCompleteColumn(), TimeElapsedColumn())
+    screen = Console(stderr=True)
+    hidden = not sys.stderr.isatty()
+    with Progress(*columns, console=screen, transient=True, disable=hidden) as progress:
+        return list(progress.track(sweep(experiments, processes, cache), total=len(experiments)))
+
+
+def _report(
+    results: Sequence[tuple[Experiment, Outcome]],
+    json: bool,
+    html: Path | None,
+    csv: Path | None,
+    csv_jobs: Path | None,
+) -> None:
+    """The figures first: a file that cannot be written does not cost them."""
+    from carmad.sim.report import export, table
+    from carmad.sim.report.html import page
+    from carmad.sim.report.runs import runs
+
+    found = runs(results)
+    if json:
+        export.write_json(found, sys.stdout)
+    else:
+        output.show(table.Comparison(found))
+    if csv is not None:
+        _write(csv, lambda file: export.write_runs(found, file))
+    if csv_jobs is not None:
+        _write(csv_jobs, lambda file: export.write_jobs(found, file))
+    if html is not None:
+        text = page(found)
+        _write(html, lambda file: file.write(text))
+
+
+def _write(path: Path, content: Callable[[TextIO], object]) -> None:
+    try:
+        with path.open("w", encoding="utf-8") as file:
+            content(file)
+    except OSError as error:
+        raise Problem(f"cannot write {path}: {error.strerror}") from error
+    output.note(f"{path} is written")

@@ -1,0 +1,188 @@
+"""The policies that papers compare theirs with, one value each. Where a paper leaves a choice
+open, or measures what CARMA cannot, the policy says what it does instead.
+
+`fifo` is `exclusive` under the name that the papers use. There is no QSSF of its own: with a
+predictor's word as the expected duration, `ssf` is it.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from carmad.plugin import Demand, GpuId, GpuView, Job, Reason, Settings, View
+from policies.builtin import exclusive, in_order
+from policies.filters import fits_memory, min_free, unoccupied
+from policies.preemptive import Preemptive
+from policies.ranked import Filter, Fit, Order, Ranked, by_arrival
+
+ROUNDING_S = 1e-3  # what is left of a queue's limit below this is a float's doing
+
+# Tiresias: two queues, and their limit in GPU-seconds, are what its authors simulate with
+# (SymbioticLab/Tiresias, simulator/jobs.py). Lucid's simulator has 18,000.
+FIRST_QUEUE_GPU_S = 3250.0
+
+# Horus: the weight of memory in its cost and the most jobs on a GPU, as its first author simulates
+# it (matthewygf/GPUSchedule, core/scheduling/horus.py and infra/device.py).
+MEMORY_WEIGHT = 1.3
+HORUS_JOBS = 3
+# What it would predict of a job: here the mean of the 66 configurations that Lucid's authors
+# measured alone (their artifact's profiles on an RTX 3090), for every job.
+NEWCOMER_UTILIZATION = 0.51
+
+CASTOR_JOBS = 2  # on a GPU at once (Castor paper, 5.2.2)
+
+
+# -- in an order of their own, each job alone on its GPUs
+
+
+def fifo(settings: Settings) -> Ranked:
+    """First in, first out (Lucid paper, 4.1; Castor paper, 9.1)."""
+    return replace(exclusive(settings), name="fifo")
+
+
+def sjf(settings: Settings) -> Ranked:
+    """Shortest job first (Lucid paper, 4.1). With predicted durations: SPJF (A-SRPT paper)."""
+    return _unshared("sjf", settings, shortest)
+
+
+def ssf(settings: Settings) -> Ranked:
+    """Shortest service first (Castor paper, 9.1). With predicted durations: QSSF (Hu et al.,
+    Helios, SC 2021) and SPWF (A-SRPT paper)."""
+    return _unshared("ssf", settings, least_service)
+
+
+# -- with preemption
+
+
+def srtf(settings: Settings) -> Preemptive:
+    """Shortest remaining time first (Schrage, Operations Research 1968; A-SRPT paper, IV).
+
+    A job that is told to stop may run on for `kill_grace_s`: it is not preempted for one that is
+    ahead of it by less, or it would be first in line again.
+    """
+    unshared = _unshared("srtf", settings)
+    return Preemptive("srtf", unshared, remaining_s, margin=settings.limits.kill_grace_s)
+
+
+def tiresias(settings: Settings) -> Preemptive:
+    """Discretised 2D-LAS with two queues (Gu et al., NSDI 2019, 3.2).
+
+    All jobs begin in the first queue, and a job whose attained service reaches the queue's limit
+    goes to the second. Within a queue they go by arrival, which is the order in which they first
+    start, as in the paper: what waits in the second queue has come through the first one in that
+    order. Only a job of the first queue preempts, and only ones of the second. The paper's
+    promotion of starving jobs is left out.
+    """
+    unshared = _unshared("tiresias", settings)
+    return Preemptive("tiresias", unshared, queue_number, worse_at=demoted_at)
+
+
+# -- sharing
+
+
+def sjf_ffs(settings: Settings) -> Ranked:
+    """Shortest job first with first-fit sharing (Castor paper, 9.1): where too few GPUs are idle,
+    a job joins others on the first ones with enough memory, however busy these are."""
+    filters = (*_memory("sjf_ffs", settings), jobs_below(CASTOR_JOBS))
+    return IdleFirst("sjf_ffs", filters, occupied, shortest)
+
+
+def horus(settings: Settings) -> Ranked:
+    """Utilisation-aware packing (Yeung et al., TPDS 2022), in order of arrival.
+
+    A job joins others only where the utilisation adds up to no more than 1, and goes where the
+    cost is least. Horus predicts a job's utilisation from its model's graph; CARMA measures the
+    GPU's (SMACT stands for it) and takes every newcomer for an average one. The five jobs that
+    Horus looks ahead are `limits.backfill`.
+    """
+    filters = (*_memory("horus", settings), jobs_below(HORUS_JOBS), not_overfull)
+    return Ranked("horus", filters, packing_cost)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IdleFirst(Ranked):
+    """Ranked by 0 for idle and more for occupied, and the idle ones alone if they suffice."""
+
+    def choose(self, fits: Sequence[Fit], gpus: int, view: View) -> tuple[GpuId, ...]:
+        ends = [bisect_right(fit.ranks, 0.0) for fit in fits]
+        idle = [Fit(f.ranks[:end], f.gpus[:end], ()) for f, end in zip(fits, ends, strict=True)]
+        return Ranked.choose(self, idle, gpus, view) or Ranked.choose(self, fits, gpus, view)
+
+
+# -- orders and priorities: the lowest goes first; without an expected duration a job goes last
+
+
+def shortest(job: Job) -> float:
+    return math.inf if job.spec.expected_s is None else job.spec.expected_s
+
+
+def least_service(job: Job) -> float:
+    """In GPU-seconds."""
+    return shortest(job) * job.spec.gpus
+
+
+def remaining_s(job: Job, now: float) -> float:
+    return shortest(job) - job.attained_s(now)
+
+
+def queue_number(job: Job, now: float) -> float:
+    return float(now >= demoted_at(job))
+
+
+def demoted_at(job: Job) -> float:
+    """When its attained service reaches the first queue's limit; infinite while it waits.
+
+    An instant rather than a duration, so that the policy, asked at it, finds it reached.
+    """
+    left_s = FIRST_QUEUE_GPU_S / job.spec.gpus - job.served_s
+    if left_s < ROUNDING_S:
+        return -math.inf
+    if not job.holds_gpus or job.started_at is None:
+        return math.inf
+    return job.started_at + left_s
+
+
+# -- of a GPU
+
+
+def occupied(gpu: GpuView) -> float:
+    return float(bool(gpu.residents))
+
+
+def packing_cost(gpu: GpuView) -> float:
+    """Horus's: memory in use, utilisation that a newcomer would leave unused, and neighbours."""
+    memory = 1 - gpu.free_mib / gpu.gpu.memory_mib
+    return MEMORY_WEIGHT * memory + (1 - _utilization_with_newcomer(gpu)) + len(gpu.residents)
+
+
+def not_overfull(wanted: Demand, gpu: GpuView) -> Reason | None:
+    if _utilization_with_newcomer(gpu) <= 1:
+        return None
+    return Reason("risk", 1 - NEWCOMER_UTILIZATION, gpu.score.sm_mean, "SMACT")
+
+
+def jobs_below(limit: int) -> Filter:
+    """Fewer jobs than this are on the GPU."""
+
+    def refuse(wanted: Demand, gpu: GpuView) -> Reason | None:
+        jobs = len(gpu.residents)
+        return Reason("jobs_per_gpu", limit, jobs, "jobs") if jobs >= limit else None
+
+    return refuse
+
+
+def _utilization_with_newcomer(gpu: GpuView) -> float:
+    """On an empty GPU the window still tells of who was there before."""
+    return NEWCOMER_UTILIZATION + (gpu.score.sm_mean if gpu.residents else 0.0)
+
+
+def _memory(policy: str, settings: Settings) -> tuple[Filter, Filter]:
+    conditions = settings.preconditions_for(policy)
+    return fits_memory(conditions), min_free(conditions)
+
+
+def _unshared(name: str, settings: Settings, order: Order = by_arrival) -> Ranked:
+    return Ranked(name, (unoccupied(settings),), in_order, order)

@@ -1,0 +1,194 @@
+"""Jobs of higher priority take GPUs back from running ones: the shape of the preemptive policies.
+
+Nobody shares a GPU under them.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from carmad.plugin import (
+    AskAgain,
+    Demand,
+    GpuId,
+    GpuView,
+    Job,
+    JobId,
+    NodeView,
+    Preemption,
+    Proposal,
+    Reason,
+    View,
+)
+from policies.ranked import Ranked
+
+Priority = Callable[[Job, float], float]
+Instant = Callable[[Job], float]
+Occupied = tuple[GpuView, frozenset[JobId]]
+
+
+class Room(NamedTuple):
+    """The GPUs that a job waits for, and the jobs that must leave for it to have them."""
+
+    gpus: tuple[GpuId, ...]
+    preempted: tuple[Job, ...]
+    reason: Reason  # of the wait
+
+
+def never(job: Job) -> float:
+    return math.inf
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Preemptive:
+    """Jobs in the order of their priorities: the lowest number goes first, ties go by arrival.
+
+    A job that finds too few GPUs free waits for those that stopping jobs leave. Are these too few,
+    it preempts running jobs whose number is higher by more than `margin`, the last in line first;
+    no more of them than it needs, and none unless it can start when they are gone. The GPUs that
+    it waits for are kept for it. A job for which there is no room even so holds the line, as in
+    `Ranked`.
+
+    Neither niceness nor recovery is a reason to preempt. Both are a reason not to: a job that goes
+    first by them would be back in line before the one that it made room for.
+    """
+
+    name: str
+    unshared: Ranked  # how a job takes GPUs that are free
+    priority: Priority  # of a job in line or running, at an instant
+    margin: float = 0.0
+    worse_at: Instant = never  # when a running job's number next goes up at once
+
+    def order(self, job: Job) -> float:
+        return self.priority(job, job.submitted_at)
+
+    def plan(self, view: View) -> tuple[Proposal, ...]:
+        plan: list[Proposal] = []
+        leaving = {job.id for job in view.running if job.stop is not None}
+        steps_past_the_head: int | None = None
+        for job in view.queue:
+            (placement,) = self.unshared.plan(replace(view, queue=(job,)))
+            gpus = placement.gpus
+            if not gpus and (room := self._room(job, view, leaving)):
+                gpus = room.gpus
+                placement = replace(placement, reasons=(room.reason,))
+                why = Reason("preempted", detail=f"job {job.id} goes first")
+                plan += [Preemption(victim.id, why) for victim in room.preempted]
+                leaving.update(victim.id for victim in room.preempted)
+            plan.append(placement)
+            if gpus:
+                view = view.with_placement(job, gpus)
+            elif steps_past_the_head is None:
+                steps_past_the_head = view.settings.limits.backfill - job.overtaken
+                plan += self._next_chance(job, view)
+            if steps_past_the_head is not None:
+                if steps_past_the_head <= 0:
+                    break
+                steps_past_the_head -= 1
+        return tuple(plan)
+
+    def _room(self, head: Job, view: View, leaving: set[JobId]) -> Room | None:
+        """None: it cannot start, whoever it may preempt."""
+        if not view.settings.limits.preemption:
+            return None
+        lower = self._lower(head, view, leaving)
+        if not lower and not leaving:
+            return None
+        suitable = self._suitable(head, view)
+
+        def left_by(jobs: Sequence[Job]) -> list[GpuView]:
+            gone = leaving.union(job.id for job in jobs)
+            return [gpu for gpu, there in suitable if there <= gone]
+
+        preempted = _fewest(lower, lambda jobs: len(left_by(jobs)) >= head.spec.gpus)
+        if preempted is None:
+            return None
+        idle_first = sorted(left_by(preempted), key=lambda gpu: len(gpu.residents))
+        taken = idle_first[: head.spec.gpus]
+        idle = sum(not gpu.residents for gpu in taken)
+        before = sorted({job.id for gpu in taken for job in gpu.residents})
+        names = ", ".join(f"job {id}" for id in before)
+        reason = Reason("making_room", head.spec.gpus, idle, "GPUs", names)
+        return Room(tuple(gpu.id for gpu in taken), tuple(preempted), reason)
+
+    def _lower(self, head: Job, view: View, leaving: set[JobId]) -> list[Job]:
+        """The running jobs that `head` may preempt, the last in line first."""
+        bar = self.priority(head, view.now) + self.margin
+        lower = [
+            (job.spec.nice, number, job.submitted_at, job.id, job)
+            for job in view.running
+            if (number := self.priority(job, view.now)) > bar
+            and job.id not in leaving
+            and _yields(job, head)
+        ]
+        return [job for *_, job in sorted(lower, reverse=True)]
+
+    def _suitable(self, head: Job, view: View) -> list[Occupied]:
+        """The GPUs that would do if nobody were on them."""
+        wanted = view.demand(head)
+        question = (self, wanted)
+        return [
+            gpu
+            for node in view.nodes
+            for gpu in node.known.recall(question, self._suitable_of, node, wanted, view)
+        ]
+
+    def _suitable_of(self, node: NodeView, wanted: Demand, view: View) -> tuple[Occupied, ...]:
+        return tuple(
+            (gpu, frozenset(job.id for job in gpu.residents))
+            for gpu in node.gpus
+            if self._fits(wanted, _vacated(gpu), view)
+        )
+
+    def _fits(self, wanted: Demand, gpu: GpuView, view: View) -> bool:
+        if view.refusals(wanted, gpu):
+            return False
+        return not any(refuse(wanted, gpu) for refuse in self.unshared.filters)
+
+    def _next_chance(self, head: Job, view: View) -> tuple[AskAgain, ...]:
+        """When the next running job comes to stand behind `head`."""
+        if not view.settings.limits.preemption:
+            return ()
+        bar = self.priority(head, view.now) + self.margin
+        instants = (
+            at
+            for job in view.running
+            if view.now < (at := self.worse_at(job)) < math.inf
+            and self.priority(job, at) > bar
+            and _yields(job, head)
+        )
+        first = min(instants, default=None)
+        return () if first is None else (AskAgain(first),)
+
+
+def _yields(job: Job, head: Job) -> bool:
+    """May `job` be preempted, and would it stand behind `head` then if its number is higher?"""
+    return (
+        job.holds_gpus
+        and job.stop is None
+        and job.spec.requeue
+        and job.spec.nice >= head.spec.nice
+        and (job.retry is None or head.retry is not None)
+    )
+
+
+def _vacated(gpu: GpuView) -> GpuView:
+    free_mib = gpu.gpu.memory_mib - gpu.outsider_mib
+    return replace(gpu, residents=(), settling=None, free_mib=free_mib)
+
+
+def _fewest(jobs: list[Job], enough: Callable[[Sequence[Job]], bool]) -> list[Job] | None:
+    """The first of `jobs` that together are enough, less those that the others make needless."""
+    if not enough(jobs):
+        return None
+    number = bisect_left(range(len(jobs)), True, key=lambda n: enough(jobs[:n]))
+    chosen = jobs[:number]
+    for job in reversed(chosen):
+        others = [other for other in chosen if other is not job]
+        if enough(others):
+            chosen = others
+    return chosen

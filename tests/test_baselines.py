@@ -1,0 +1,490 @@
+"""The policies that papers compare theirs with: orders and costs by hand, preemption in a core."""
+
+import math
+import random
+
+import pytest
+
+from carmad.config import Limits, Monitor, Preconditions, Settings
+from carmad.core.messages import DrainRequested, Tick, Wake
+from carmad.core.types import Cause, Estimate, Exit, JobState, Retry
+from carmad.core.window import Score
+from carmad.plugin import AskAgain, Placement, Preemption
+from carmad.testing import a_gpu, a_gpu_view, a_job, a_spec, a_view, check_policy
+from policies import baselines
+from policies.preemptive import Preemptive
+from tests.world import Server
+
+S = JobState
+PREEMPTING = Settings(limits=Limits(preemption=True, kill_grace_s=30.0))
+GONE = Exit(Cause.FAILURE, None, 15)
+
+
+def queued(id, wants=1, **changes):
+    wishes = ("expected_s", "nice", "requeue")
+    spec = a_spec(gpus=wants, **{name: changes.pop(name) for name in wishes if name in changes})
+    return a_job(id, spec=spec, **changes)
+
+
+def running(id, gpu, started_at=0.0, **changes):
+    gpus = (a_gpu(gpu).id,)
+    return queued(id, state=S.RUNNING, gpus=gpus, started_at=started_at, **changes)
+
+
+def view_of(gpus, queue, residents=(), settings=None, now=0.0, **looks):
+    """`gpus` GPUs with these jobs on them; `looks` are changes to their views, by index."""
+    views = []
+    for n in range(gpus):
+        there = tuple(job for job in residents if a_gpu(n).id in job.gpus)
+        views.append(a_gpu_view(n, residents=there, **looks.get(f"gpu{n}", {})))
+    return a_view(views, queue, settings, now)
+
+
+def placed(plan):
+    """Where each job goes, by index: () for one that waits."""
+    index = {a_gpu(n).id: n for n in range(16)}
+    return {p.job: tuple(index[g] for g in p.gpus) for p in plan if isinstance(p, Placement)}
+
+
+def preempted(plan):
+    return [p.job for p in plan if isinstance(p, Preemption)]
+
+
+# -- orders
+
+
+def line(policy, *jobs):
+    server = Server(gpus=0, policy=policy(Settings()))
+    for spec in jobs:
+        server.submit(**spec)
+    return [job.id for job in server.scheduler.line()]
+
+
+JOBS = (
+    {"gpus": 1, "expected_s": 900},
+    {"gpus": 4, "expected_s": 300},
+    {"gpus": 2},  # nobody knows how long
+    {"gpus": 2, "expected_s": 400},
+    {"gpus": 1},
+)
+
+
+def test_orders():
+    assert line(baselines.fifo, *JOBS) == [1, 2, 3, 4, 5]
+    assert line(baselines.sjf, *JOBS) == [2, 4, 1, 3, 5]
+    assert line(baselines.ssf, *JOBS) == [4, 1, 2, 3, 5]  # 800, 900 and 1200 GPU-seconds
+    assert line(baselines.srtf, *JOBS) == [2, 4, 1, 3, 5]
+    assert line(baselines.sjf_ffs, *JOBS) == [2, 4, 1, 3, 5]
+    assert line(baselines.tiresias, *JOBS) == [1, 2, 3, 4, 5]
+    assert line(baselines.horus, *JOBS) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("make", [baselines.fifo, baselines.sjf, baselines.ssf])
+def test_nobody_shares_and_the_first_that_must_wait_holds_the_line(make):
+    wants_two = queued(1, wants=2, expected_s=10)
+    wants_one = queued(2, wants=1, expected_s=50)
+    view = view_of(2, [wants_two, wants_one], [running(9, 0)])
+    assert placed(make(Settings()).plan(view)) == {1: ()}
+
+
+# -- Castor's SJF-FFS
+
+
+def test_jobs_share_only_where_too_few_gpus_are_idle():
+    policy = baselines.sjf_ffs(Settings())
+    view = view_of(3, [queued(1, wants=2), queued(2), queued(3)], [running(9, 0)])
+    assert placed(policy.plan(view)) == {1: (1, 2), 2: (0,), 3: ()}
+    full = view_of(1, [queued(1)], [running(8, 0), running(9, 0)])
+    assert placed(policy.plan(full)) == {1: ()}  # never three on one
+
+
+def test_idle_gpus_on_two_nodes_come_before_shared_ones_on_one():
+    views = [
+        a_gpu_view(n, gpu=a_gpu(n, node="ab"[n // 2]), residents=(running(8 + n, n),) * (n % 2))
+        for n in range(4)
+    ]
+    plan = baselines.sjf_ffs(Settings()).plan(a_view(views, [queued(1, wants=2)]))
+    assert placed(plan) == {1: (0, 2)}
+
+
+def test_first_fit_minds_memory_but_not_how_busy_a_gpu_is():
+    policy = baselines.sjf_ffs(Settings())
+    busy = Score(0.99, 0.9, 0.9, "sm_active", 0.99, 30)
+    view = view_of(
+        2,
+        [queued(1, estimate=Estimate(9_000, "oracle"))],
+        [running(8, 0), running(9, 1)],
+        gpu0={"free_mib": 8_000},
+        gpu1={"free_mib": 9_000, "score": busy},
+    )
+    assert placed(policy.plan(view)) == {1: (1,)}
+
+
+# -- Horus
+
+
+def test_horus_shares_where_the_utilisation_adds_up_to_no_more_than_one():
+    policy = baselines.horus(Settings())
+    residents = [running(8, 0), running(9, 1)]
+
+    def plan(*means):
+        looks = {
+            f"gpu{n}": {"score": Score(0.5, 0.1, 0.1, "sm_active", mean, 30)}
+            for n, mean in enumerate(means)
+        }
+        return placed(policy.plan(view_of(2, [queued(1)], residents, **looks)))
+
+    assert plan(0.50, 0.48) == {1: (1,)}  # 0.51 is a newcomer's
+    assert plan(0.50, 0.50) == {1: ()}
+
+
+def test_horus_s_cost():
+    """40 of 100 MiB are in use, 0.9 with the newcomer's 0.51, one neighbour."""
+    score = Score(0.5, 0.1, 0.1, "sm_active", 0.39, 30)
+    gpu = a_gpu(0, memory_mib=100)
+    shared = a_gpu_view(gpu=gpu, free_mib=60, score=score, residents=(running(9, 0),))
+    assert baselines.packing_cost(shared) == pytest.approx(1.3 * 0.4 + 0.1 + 1)
+    just_left = a_gpu_view(gpu=gpu, free_mib=100, score=score)
+    assert baselines.packing_cost(just_left) == pytest.approx(0.49)
+
+
+def test_horus_puts_at_most_three_jobs_on_a_gpu():
+    policy = baselines.horus(Settings(preconditions=Preconditions(min_free_mib=0)))
+    two, three = ([running(id, 0) for id in range(10, 10 + n)] for n in (2, 3))
+    assert placed(policy.plan(view_of(1, [queued(1)], two))) == {1: (0,)}
+    assert placed(policy.plan(view_of(1, [queued(1)], three))) == {1: ()}
+
+
+# -- shortest remaining time first
+
+
+def srtf(gpus=1, settings=PREEMPTING):
+    return Server(gpus=gpus, settings=settings, policy=baselines.srtf(settings))
+
+
+def stopping(server):
+    return sorted(id for id, _ in server.stopping)
+
+
+def test_a_shorter_job_takes_the_gpu_and_the_longer_one_goes_on_where_it_was():
+    server = srtf()
+    long = server.submit(expected_s=1000)
+    server.pass_time(100)
+    short = server.submit(expected_s=200)
+    assert server.job(long).stop is Cause.PREEMPTED
+    assert server.scheduler.decisions[long].placement.reasons[0].detail == f"job {short} goes first"
+    assert server.why(short)[1] == ["making_room"]
+    server.pass_time(2)
+    server.exit(long, GONE)
+    assert server.job(short).state is S.STARTING
+    assert (server.job(long).state, server.job(long).served_s) == (S.QUEUED, 102.0)
+    server.pass_time(50)
+    middle = server.submit(expected_s=899)  # 898 s are left of the long one
+    assert [job.id for job in server.scheduler.line()] == [long, middle]
+    server.exit(short)
+    assert server.job(long).attempt == 2
+    assert stopping(server) == []
+
+
+def test_what_is_left_counts_and_not_the_whole_duration():
+    server = srtf()
+    first = server.submit(expected_s=1000)
+    server.pass_time(900)
+    server.submit(expected_s=200)
+    assert server.job(first).state is S.STARTING
+
+
+@pytest.mark.parametrize(("expected_s", "preempts"), [(870, False), (869, True)])
+def test_a_job_is_not_preempted_for_less_than_the_time_it_may_take_to_stop(expected_s, preempts):
+    server = srtf()
+    first = server.submit(expected_s=1000)
+    server.pass_time(100)
+    server.submit(expected_s=expected_s)
+    assert stopping(server) == [first] * preempts
+
+
+def test_jobs_of_unknown_duration_go_last_and_preempt_nobody():
+    server = srtf()
+    first = server.submit()
+    second = server.submit()
+    assert stopping(server) == []
+    known = server.submit(expected_s=10_000)
+    assert stopping(server) == [first]
+    assert [job.id for job in server.scheduler.line()] == [known, second]
+
+
+def test_a_job_that_ends_while_it_is_stopped_is_not_lost():
+    server = srtf()
+    first = server.submit(expected_s=1000)
+    second = server.submit(expected_s=10)
+    server.exit(first)
+    assert server.last(first).state is S.SUCCEEDED
+    assert server.job(second).state is S.STARTING
+
+
+def test_the_last_in_line_are_preempted_and_no_more_than_are_needed():
+    server = srtf(gpus=4)
+    jobs = [server.submit(expected_s=1000 * n) for n in (1, 4, 2, 3)]
+    server.submit(expected_s=10, gpus=2)
+    assert stopping(server) == [jobs[1], jobs[3]]
+    server.sample(1.0)  # and they are not gone yet
+    assert stopping(server) == [jobs[1], jobs[3]]
+
+
+def test_one_that_leaves_enough_spares_the_others():
+    """The last in line has one GPU, the one before it three: the latter alone will do."""
+    server = srtf(gpus=4)
+    large = server.submit(expected_s=1000, gpus=3)
+    server.submit(expected_s=5000)
+    head = server.submit(expected_s=10, gpus=3)
+    assert stopping(server) == [large]
+    left = server.job(large).gpus
+    server.exit(large, GONE)
+    assert server.job(head).gpus == left
+
+
+def test_nobody_is_preempted_for_a_job_that_could_not_start_even_so():
+    server = srtf(gpus=2)
+    server.submit(expected_s=5)
+    server.submit(expected_s=1000)
+    server.submit(expected_s=100, gpus=2)
+    assert stopping(server) == []
+
+
+def test_a_gpu_that_would_not_be_given_is_not_freed():
+    server = srtf(gpus=2)
+    drained, other = server.submit(expected_s=5000), server.submit(expected_s=1000)
+    server.tell(DrainRequested(server.now, server.gpus[0].id, "fan swap", "root"))
+    server.submit(expected_s=10)
+    assert stopping(server) == [other]
+    assert server.job(drained).state is S.STARTING
+
+
+def test_gpus_that_a_job_waits_for_are_kept_for_it_and_others_are_not_held_up():
+    """GPU 0 is idle, and kept for the job that waits for GPU 1, too; GPU 2 is left."""
+    policy = baselines.srtf(PREEMPTING)
+    pair = queued(1, wants=2, expected_s=10, retry=Retry("oom", avoid=(a_gpu(2).id,)))
+    single, other = queued(2, expected_s=20), queued(3, expected_s=30)
+    residents = [running(9, 1, expected_s=1000)]
+    plan = policy.plan(view_of(3, [pair, single, other], residents, PREEMPTING))
+    assert preempted(plan) == [9]
+    assert placed(plan) == {1: (), 2: (2,), 3: ()}
+
+
+def test_what_one_job_leaves_is_for_as_many_as_it_lasts():
+    large = queued(9, wants=2, expected_s=1000, state=S.RUNNING, gpus=(a_gpu(0).id, a_gpu(1).id))
+    heads = [queued(n, expected_s=10) for n in (1, 2, 3)]
+    plan = baselines.srtf(PREEMPTING).plan(view_of(2, heads, [large], PREEMPTING))
+    assert preempted(plan) == [9]
+    reasons = [[r.code for r in p.reasons] for p in plan if isinstance(p, Placement)]
+    assert reasons == [["making_room"], ["making_room"], []]
+
+
+@pytest.mark.parametrize(("backfill", "starts"), [(0, {1: ()}), (1, {1: (), 2: (0,)})])
+def test_a_job_that_finds_no_room_holds_the_line(backfill, starts):
+    settings = Settings(limits=Limits(preemption=True, backfill=backfill))
+    queue = [queued(1, wants=2, expected_s=10), queued(2, expected_s=20), queued(3, expected_s=20)]
+    view = view_of(2, queue, [running(9, 1, expected_s=5)], settings)
+    assert placed(baselines.srtf(settings).plan(view)) == starts
+
+
+def test_gpus_of_jobs_that_stop_anyway_are_waited_for():
+    policy = baselines.srtf(PREEMPTING)
+    cancelled = queued(8, state=S.STOPPING, gpus=(a_gpu(0).id,), stop=Cause.CANCELLED)
+    head, next_one = queued(1, expected_s=10), queued(2, expected_s=20)
+    residents = [cancelled, running(9, 1, expected_s=1000)]
+    plan = policy.plan(view_of(2, [head], residents, PREEMPTING))
+    assert preempted(plan) == []
+    plan = policy.plan(view_of(2, [head, next_one], residents, PREEMPTING))
+    assert preempted(plan) == [9]
+
+
+@pytest.mark.parametrize(
+    ("settings", "victim", "head"),
+    [
+        (Settings(), {}, {}),
+        (PREEMPTING, {"requeue": False}, {}),
+        (PREEMPTING, {}, {"nice": 1}),
+    ],
+    ids=["off", "the job's no", "less nice"],
+)
+def test_who_is_never_preempted(settings, victim, head):
+    server = srtf(settings=settings)
+    first = server.submit(expected_s=1000, **victim)
+    second = server.submit(expected_s=10, **head)
+    assert (server.job(first).state, server.job(second).state) == (S.STARTING, S.QUEUED)
+    assert first not in server.scheduler.decisions or not server.why(first)[1]
+
+
+def test_a_recovering_job_gives_way_to_recovering_ones_only():
+    """It would be back in line before the job that it was stopped for."""
+    policy = baselines.srtf(PREEMPTING)
+    retry = Retry("oom")
+    recovering = running(9, 0, expected_s=1000, retry=retry)
+    plan = policy.plan(view_of(1, [queued(1, expected_s=10)], [recovering], PREEMPTING))
+    assert preempted(plan) == []
+    other = queued(1, expected_s=10, retry=retry)
+    assert preempted(policy.plan(view_of(1, [other], [recovering], PREEMPTING))) == [9]
+
+
+# -- Tiresias
+
+LIMIT = baselines.FIRST_QUEUE_GPU_S
+
+
+def tiresias(gpus=1, settings=PREEMPTING):
+    return Server(gpus=gpus, settings=settings, policy=baselines.tiresias(settings))
+
+
+def at(server, now):
+    """A tick at this instant, with fresh samples."""
+    server.now = now
+    server.sample()
+
+
+def test_a_job_leaves_the_first_queue_when_its_service_reaches_the_limit():
+    server = tiresias(gpus=2)
+    first = server.submit(gpus=2)
+    at(server, LIMIT / 2 - 1)
+    second = server.submit()
+    assert stopping(server) == []
+    assert Wake(LIMIT / 2) in server.steps[-2].actions + server.steps[-1].actions
+    at(server, LIMIT / 2)
+    assert stopping(server) == [first]
+    server.exit(first, GONE)
+    assert server.job(second).state is S.STARTING
+    assert server.job(first).state is S.QUEUED  # it wants two
+
+
+def test_in_the_second_queue_jobs_go_by_arrival_and_preempt_nobody():
+    server = tiresias()
+    jobs = [server.submit() for _ in range(3)]
+    for job, now in zip(jobs[:2], (LIMIT, 2 * LIMIT), strict=True):
+        at(server, now)
+        server.exit(job, GONE)
+    assert server.job(jobs[2]).state is S.STARTING
+    assert [job.id for job in server.scheduler.line()] == jobs[:2]
+    at(server, 3 * LIMIT)  # all are in the second queue now
+    assert stopping(server) == []
+    server.exit(jobs[2])
+    assert server.job(jobs[0]).attempt == 2
+
+
+def test_the_service_of_earlier_attempts_counts():
+    first = running(1, 0, started_at=100.0)
+    assert baselines.demoted_at(first) == 100.0 + LIMIT
+    again = running(1, 0, started_at=100.0, served_s=3000.0)
+    assert baselines.demoted_at(again) == 100.0 + LIMIT - 3000.0
+    assert baselines.queue_number(queued(1, served_s=LIMIT), 0.0) == 1
+    assert baselines.queue_number(queued(1, served_s=LIMIT - 1), 1e9) == 0
+
+
+def test_it_asks_to_be_asked_when_a_job_comes_to_give_way():
+    policy = baselines.tiresias(PREEMPTING)
+    residents = [running(8, 0, started_at=5.0), running(9, 1, started_at=7.0)]
+    plan = policy.plan(view_of(2, [queued(1)], residents, PREEMPTING, now=100.0))
+    assert plan[-1] == AskAgain(5.0 + LIMIT)
+    late = [running(8, 0, started_at=5.0, requeue=False), running(9, 1, started_at=7.0)]
+    plan = policy.plan(view_of(2, [queued(1)], late, PREEMPTING, now=100.0))
+    assert plan[-1] == AskAgain(7.0 + LIMIT)
+    demoted = queued(1, served_s=LIMIT)
+    plan = policy.plan(view_of(2, [demoted], residents, PREEMPTING, now=100.0))
+    assert not any(isinstance(p, AskAgain) for p in plan)
+    plan = policy.plan(view_of(2, [queued(1)], residents, Settings(), now=100.0))
+    assert not any(isinstance(p, AskAgain) for p in plan)
+
+
+# -- whole runs
+
+
+def drive(make, tasks, gpus, stop_s, kill_grace_s=30.0):
+    """Runs tasks, (arrival, work in seconds, GPUs), to their end, and gives the jobs in order.
+
+    A job that is told to stop works on for `stop_s`, and what it did by then is saved.
+    """
+    limits = Limits(preemption=True, kill_grace_s=kill_grace_s)
+    settings = Settings(limits=limits, monitor=Monitor(stale_s=math.inf))
+    server = Server(gpus=gpus, settings=settings, policy=make(settings))
+    todo = sorted(tasks, reverse=True)
+    left_s, done_at, gone_at, told, ended = {}, {}, {}, set(), {}
+    while todo or server.alive:
+        wakes = {a.at for step in server.steps for a in step.actions if isinstance(a, Wake)}
+        arrival = {at for at, _, _ in todo[-1:]}
+        server.now = min({at for at in wakes if at > server.now} | arrival | {*gone_at.values()})
+        for run in [run for run, at in gone_at.items() if at == server.now]:
+            id = run[0]
+            left_s[id] = done_at.pop(run) - gone_at.pop(run)
+            server.exit(id, GONE if left_s[id] else None)
+            if not left_s[id]:
+                ended[id] = server.last(id)
+        if server.now in arrival:
+            _, work_s, wanted = todo.pop()
+            left_s[server.next_id] = work_s
+            server.submit(gpus=wanted, expected_s=work_s)
+        server.tell(Tick(server.now))
+        for run in server.alive.keys() - done_at.keys():
+            done_at[run] = gone_at[run] = server.now + left_s[run[0]]
+        for run in server.stopping - told:
+            gone_at[run] = min(done_at[run], server.now + stop_s)
+        told |= server.stopping
+    stops = [
+        (job.id, step.events[-1].at)
+        for step in server.steps
+        for job in step.jobs
+        if job.state is S.STOPPING
+    ]
+    assert len(set(stops)) == len(stops), "started and stopped over and over at one instant"
+    assert not server.scheduler.jobs, "somebody was forgotten"
+    return [ended[id] for id in sorted(ended)]
+
+
+def shortest_remaining_ends(tasks):
+    """When the tasks end on one GPU, worked out second by second."""
+    left, ends, now = {}, [], 0
+    while len(ends) < len(tasks):
+        left |= {task: task[1] for task in tasks if task[0] == now}
+        now += 1
+        if left:
+            shortest = min(left, key=lambda task: (left[task], task))
+            left[shortest] -= 1
+            if not left[shortest]:
+                del left[shortest]
+                ends.append(now)
+    return ends
+
+
+def some_tasks(seed, number, most_gpus):
+    rng = random.Random(seed)
+    return [
+        (
+            float(arrival),
+            float(rng.choice((20, 100, 500, 4000)) + rng.randrange(20)),
+            rng.randint(1, most_gpus),
+        )
+        for arrival in rng.sample(range(5000), number)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_on_one_gpu_and_at_no_cost_it_is_shortest_remaining_time_first(seed):
+    tasks = some_tasks(seed, 15, 1)
+    jobs = drive(baselines.srtf, tasks, gpus=1, stop_s=0.0, kill_grace_s=0.0)
+    assert sorted(job.ended_at for job in jobs) == shortest_remaining_ends(tasks)
+
+
+@pytest.mark.parametrize("stop_s", [0.0, 7.5])
+@pytest.mark.parametrize("make", [baselines.srtf, baselines.tiresias])
+def test_every_job_comes_to_its_end_and_no_work_is_done_twice(make, stop_s):
+    tasks = some_tasks(1, 80, 4)
+    jobs = drive(make, tasks, gpus=4, stop_s=stop_s)
+    ran = [job.served_s + job.ended_at - job.started_at for job in jobs]
+    assert ran == pytest.approx([work_s for _, work_s, _ in sorted(tasks)])
+    assert sum(job.attempt - 1 for job in jobs) > 10, "nobody was preempted"
+
+
+def test_plans_that_preempt_pass_the_checks():
+    """Random servers and queues, and priorities that have nothing to do with either."""
+    settings = Settings(limits=Limits(preemption=True, backfill=2))
+    unshared = baselines.fifo(settings)
+    policy = Preemptive("any", unshared, lambda job, now: job.id * 7 % 13)
+    check_policy(policy, settings)

@@ -1,0 +1,341 @@
+"""`carma simulate`: its words, what it prints and writes, its cache, and what can go wrong."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carmad.config import Monitor, Settings
+from carmad.errors import CarmaError
+from carmad.sim import shadow, sweep
+from carmad.sim.experiment import Experiment
+from carmad.sim.hardware import parse
+from carmad.sim.recorded import History
+from carmad.sim.run import simulate
+from carmad.sim.traces import sources
+from cli import client
+from cli.main import run
+
+ROOT = Path(__file__).parents[1]
+
+# Each may share a GPU: together they load neither its SMs nor its memory.
+TRACE = """\
+name,submit_s,duration_s,user,memory_mib,sm_active,estimate_guess_mib
+first,0,100,ada,8000,0.3,9000
+second,0,100,ben,8000,0.3,40000
+"""
+ONE_GPU = ("--gpus", "1xA100-40GB", "--interference", "none")
+
+
+@pytest.fixture(autouse=True)
+def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "two.csv"
+    path.write_text(TRACE, encoding="utf-8")
+    return path
+
+
+def answer(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any]]:
+    """The runs of a sweep of one process."""
+    assert run(["simulate", "two.csv", *ONE_GPU, "--jobs", "1", "--json", *words]) == 0
+    runs: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["runs"]
+    return runs
+
+
+def figures(capsys: pytest.CaptureFixture[str], *words: str) -> list[tuple[float, float]]:
+    """Makespan and mean JCT of each run."""
+    found = [one["figures"] for one in answer(capsys, *words)]
+    return [(one["makespan_s"], one["jct_mean_s"]) for one in found]
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert run(["simulate", *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    return err
+
+
+# -- what it comes to
+
+
+def test_policies_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+    """10 s to the first kernel and 100 s of training each. Alone, the second one begins when the
+    first has ended, at 110; beside it, 30 s after the first one's first kernel, at 40."""
+    assert figures(capsys, "--policy", "exclusive", "--policy", "magm") == [
+        (220, (110 + 220) / 2),
+        (150, (110 + 150) / 2),
+    ]
+
+
+def test_a_table_for_people_with_the_lower_bounds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["simulate", "two.csv", *ONE_GPU, "-p", "exclusive", "-p", "magm"]) == 0
+    out, err = capsys.readouterr()
+    lines = {" ".join(line.split()) for line in out.splitlines()}
+    assert "exclusive magm" in lines
+    assert "makespan min 3.67 2.50* -32%" in lines
+    assert "no-wait JCT mean min 1.83 1.83" in lines, "every job alone at once takes 110 s"
+    assert "unshared makespan min 3.67 3.67" in lines, "two jobs of 110 s on one GPU"
+    assert err == "", "no progress bar where nobody looks"
+
+
+def test_settings_are_the_defaults_and_not_the_servers(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    server = tmp_path / "carma.toml"
+    server.write_text('policy = "exclusive"\n', encoding="utf-8")
+    monkeypatch.setenv("CARMA_CONFIG", str(server))
+    monkeypatch.setenv("CARMA_POLICY", "exclusive")
+    assert answer(capsys)[0]["policy"] == Settings().policy != "exclusive"
+    assert answer(capsys, "--config", str(server))[0]["policy"] == "exclusive"
+    assert answer(capsys, "--config", str(server), "--policy", "rr")[0]["policy"] == "rr"
+
+
+def test_settings_and_physics_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """10 s of settling are over at 20."""
+    words = ["--set", "monitor.window_s=10", "--set", "physics.first_kernel_s=20"]
+    assert figures(capsys, *words[:2]) == [(20 + 110, (110 + 130) / 2)]
+    assert figures(capsys, *words) == [(30 + 120, (120 + 150) / 2)]
+    assert answer(capsys, *words)[0]["settings"] == {
+        "monitor.window_s": "10.0",
+        "physics.first_kernel_s": "20.0",
+    }
+
+
+def test_estimates_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    """By the guess, the second job needs 40,000 MiB; that is free when the first has ended."""
+    words = ["--estimator", "none", "--estimator", "oracle", "--estimator", "guess"]
+    runs = answer(capsys, *words)
+    assert [one["estimator"] for one in runs] == ["none", "oracle", "guess"]
+    assert [one["figures"]["makespan_s"] for one in runs] == [150, 150, 220]
+
+
+def test_mps_and_recovery(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
+    """Two jobs of 30,000 MiB do not fit on 40,960; the second to come runs out of memory.
+
+    Under MPS, jobs of one user alone share a GPU.
+    """
+    trace.write_text(TRACE.replace("8000", "30000").replace("ben", "ada"), encoding="utf-8")
+    (one,) = answer(capsys, "--mps", "--recovery", "adaptive")
+    assert one["settings"] == {"collocation.mps": "True", "recovery.name": "adaptive"}
+    assert {attempt["mode"] for job in one["jobs"] for attempt in job["attempts"]} >= {"mps"}
+    assert one["figures"]["oom_crashes"] == 1
+    assert one["figures"]["finished"] == 2
+
+
+def test_a_sweep_is_everything_with_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    policies = ["--policy", "rr", "--policy", "rr", "--policy", "magm"]
+    estimators = ["--estimator", "none", "--estimator", "oracle"]
+    runs = answer(capsys, *policies, *estimators, "--seed", "1", "--seed", "2")
+    assert [(one["policy"], one["estimator"], one["seed"]) for one in runs] == [
+        (policy, estimator, seed)
+        for policy in ("rr", "magm")
+        for estimator in ("none", "oracle")
+        for seed in (1, 2)
+    ]
+
+
+def test_rows_that_are_left_out(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
+    bad = "".join(f"bad,0,-{n},ada,8000,0.3,\n" for n in range(1, 6))
+    trace.write_text(TRACE + bad, encoding="utf-8")
+    assert run(["simulate", "two.csv", *ONE_GPU]) == 0
+    err = capsys.readouterr().err
+    assert err.startswith(
+        "carma: rows of the trace that are left out: 5. line 4: duration_s is -1,"
+    )
+    assert "; line 6: " in err and "line 7" not in err
+    assert err.endswith("; and 2 more\n")
+
+
+def test_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["-p", "exclusive", "-p", "rr", "--csv", "runs.csv", "--csv-jobs", "jobs.csv"]
+    assert run(["simulate", "two.csv", *ONE_GPU, *words]) == 0
+    with (tmp_path / "runs.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["policy"], float(row["makespan_s"])) for row in rows] == [
+        ("exclusive", 220),
+        ("rr", 150),
+    ]
+    with (tmp_path / "jobs.csv").open(encoding="utf-8", newline="") as file:
+        assert [row["name"] for row in csv.DictReader(file)] == ["first", "second"] * 2
+    assert "carma: runs.csv is written\n" in capsys.readouterr().err
+
+
+def test_a_page(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="reports with charts need it")
+    assert run(["simulate", "two.csv", *ONE_GPU, "--html", "report.html"]) == 0
+    assert "carma: report.html is written\n" in capsys.readouterr().err
+    assert "<html" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+# -- a server's own history
+
+
+def test_history(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under its own policy first, and on its own GPUs with its own settings."""
+    settings = Settings(policy="rr", monitor=Monitor(window_s=10.0))
+    past = Experiment(sources.load("two.csv"), parse("1xA100-40GB"), settings, "guess", "none")
+    outcome = replace(simulate(past), policy="recorded", makespan_s=1000.0)
+    asked: list[str | None] = []
+
+    def from_history(get: Callable[..., Any], since: str | None = None) -> History:
+        assert get is client.get
+        asked.append(since)
+        return History(past, outcome, ("7 jobs that run or wait are left out",))
+
+    monkeypatch.setattr(shadow, "from_history", from_history)
+    words = ["simulate", "--history", "-S", "2026-11-01T00:00+00:00", "-p", "exclusive", "--json"]
+    assert run(words) == 0
+    out, err = capsys.readouterr()
+    found = [(one["run"], one["figures"]["makespan_s"]) for one in json.loads(out)["runs"]]
+    assert found == [("recorded", 1000), ("rr", 220), ("exclusive", 220)]
+    assert run([*words, "--estimator", "none", "--gpus", "2xA100-40GB"]) == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert [(one["gpus"], one["estimator"]) for one in runs[1:]] == [("2xA100-40GB", "none")] * 2
+    assert [one["settings"]["monitor.window_s"] for one in runs] == ["10.0"] * 3
+    assert asked == ["2026-11-01T00:00:00.000Z"] * 2
+    assert err == "carma: 7 jobs that run or wait are left out\n"
+
+
+def test_history_without_a_daemon(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CARMA_SOCKET", str(tmp_path / "none.sock"))
+    assert run(["simulate", "--history"]) == 3
+    assert "no answer at" in capsys.readouterr().err
+
+
+# -- the cache
+
+
+def test_nothing_is_simulated_twice(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, trace: Path
+) -> None:
+    before = answer(capsys)
+
+    def fail(_: object) -> None:
+        raise CarmaError("simulated")
+
+    monkeypatch.setattr(sweep, "simulate", fail)
+    assert answer(capsys) == before
+    for words in (["--no-cache"], ["--seed", "1"], ["--mps"]):
+        assert run(["simulate", "two.csv", *ONE_GPU, *words]) == 1
+    trace.write_text(TRACE.replace("100", "101"), encoding="utf-8")
+    assert run(["simulate", "two.csv", *ONE_GPU]) == 1
+    assert capsys.readouterr().out == ""
+
+
+# -- what can go wrong
+
+
+@pytest.mark.parametrize(
+    ("words", "piece"),
+    [
+        ("", "give either TRACE or --history"),
+        ("two.csv --history", "give either TRACE or --history"),
+        ("two.csv --since 7d", "--since goes with --history"),
+        ("two.csv --policy nope", "choose one of best_fit, exclusive, "),
+        ("two.csv --recovery nope", "among the installed recoveries"),
+        ("two.csv --gpus 3xAbacus", "A100-40GB"),
+        ("two.csv --estimator nope", "choose one of none, oracle, guess"),
+        ("two.csv --interference nope", "additive"),
+        ("two.csv --set monitor.windows_s=3", "Did you mean monitor.window_s?"),
+        ("two.csv --set monitor.window_s=x", "--set monitor.window_s should be a valid number"),
+        ("two.csv --set window_s", "--set window_s has no value"),
+        ("two.csv --set risk=3", "--set risk is a group of settings"),
+        ("two.csv --set physics.gravity=9.81", "first_kernel_s"),
+        ("two.csv --set physics.oom_s=soon", "a number of 0 or more, and not 'soon'"),
+        ("two.csv --set physics.oom_s=inf", "a number of 0 or more, and not 'inf'"),
+        ("two.csv --jobs 0", "'--jobs'"),
+    ],
+)
+def test_wrong_words(capsys: pytest.CaptureFixture[str], words: str, piece: str) -> None:
+    assert piece in refused(capsys, *words.split())
+
+
+def test_no_such_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["simulate", "nowhere.csv"]) == 1
+    assert "nowhere.csv" in capsys.readouterr().err
+
+
+def test_a_trace_without_jobs(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
+    trace.write_text(TRACE.splitlines()[0] + "\n", encoding="utf-8")
+    assert run(["simulate", "two.csv"]) == 1
+    assert "two.csv has no job that can be simulated" in capsys.readouterr().err
+
+
+def test_errors_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["simulate", "two.csv", "--json", "--policy", "nope"]) == 2
+    told = json.loads(capsys.readouterr().out)
+    assert (told["code"], "'nope'" in told["error"]) == ("usage", True)
+
+
+def test_a_file_that_cannot_be_written_costs_no_figures(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["simulate", "two.csv", *ONE_GPU, "--csv", "no/such/runs.csv"]) == 1
+    out, err = capsys.readouterr()
+    assert "makespan" in out
+    assert err == "carma: cannot write no/such/runs.csv: No such file or directory\n"
+
+
+SLOW = """
+import os, time
+from pathlib import Path
+
+class Slow:
+    name = "slow"
+    def order(self, job): return 0.0
+    def plan(self, view):
+        Path(f"pid-{os.getpid()}").touch()
+        time.sleep(600)
+
+def slow(settings): return Slow()
+"""
+
+
+def test_interrupted(tmp_path: Path) -> None:
+    """As by a terminal's Ctrl-C: every process of the group gets the signal."""
+    info = tmp_path / "slow-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: slow\nVersion: 1\n", encoding="utf-8")
+    entry = "[carma.policies]\nslow = slow_policy:slow\n"
+    (info / "entry_points.txt").write_text(entry, encoding="utf-8")
+    (tmp_path / "slow_policy.py").write_text(SLOW, encoding="utf-8")
+    words = ["simulate", "two.csv", "-p", "slow", "--seed", "1", "--seed", "2", "--jobs", "2"]
+    carma = subprocess.Popen(
+        [sys.executable, "-c", "from cli.main import main; main()", *words],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 60
+    while len(at_work := list(tmp_path.glob("pid-*"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.killpg(carma.pid, signal.SIGINT)
+    assert carma.communicate(timeout=60) == ("", "")
+    assert carma.returncode == 130
+    assert len(at_work) == 2
+    for path in at_work:
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(path.name.removeprefix("pid-")), 0)
+
+
+def test_other_commands_do_not_wait_for_the_simulator() -> None:
+    code = "import sys, cli.app; print([m for m in sys.modules if m.startswith('carmad.sim')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -1,0 +1,381 @@
+"""The journal: what is written, what is not, and that the daemon never suffers from it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import stat
+from pathlib import Path
+
+import pytest
+
+from carmad.config import Limits, Monitor, Settings
+from carmad.core.messages import (
+    Action,
+    CancelRequested,
+    DrainRequested,
+    Event,
+    RequeueRequested,
+    Step,
+    Submitted,
+    Tick,
+)
+from carmad.core.scheduler import Scheduler
+from carmad.core.types import JobId, JobState
+from carmad.daemon.engine import Engine
+from carmad.daemon.inbox import Clock, Inbox
+from carmad.errors import CarmaError
+from carmad.sim.shadow import reproduce
+from carmad.store import journal
+from carmad.store.journal import Begin, Journal
+from carmad.store.sql import SqlStore
+from carmad.testing import a_spec
+from policies import builtin
+from recovery import ladder
+from tests.busy import Busy
+
+PLENTY = 1 << 30
+
+
+class Recorded(Busy):
+    """A server whose every step is in a journal."""
+
+    def __init__(self, directory: Path, cap_bytes: int = PLENTY, policy: str = "magm") -> None:
+        settings = Settings(
+            policy=policy,
+            monitor=Monitor(window_s=5, stale_s=3),
+            limits=Limits(backfill=2),
+        )
+        make = getattr(builtin, policy)
+        self._where = directory, cap_bytes
+        self.decided: list[int] = []  # for each step, how many decisions it recorded
+        super().__init__(3, settings, make(settings), ladder.exclusive(settings))
+
+    def tell(self, *events: Event) -> Step:
+        if not self.steps:
+            self._keep_journal()
+        step: Step = super().tell(*events)
+        return step
+
+    def _keep_journal(self) -> None:
+        directory, cap_bytes = self._where
+        self.journal = Journal(directory, self.scheduler, "1.2.3", cap_bytes)
+        self.journal.restored()
+        handle = self.scheduler.handle
+
+        def recorded(*events: Event) -> Step:
+            step = handle(*events)
+            self.journal.record(step)
+            self.decided.append(len(step.decisions))
+            return step
+
+        self.scheduler.handle = recorded  # type: ignore[method-assign]
+
+
+def plain(directory: Path) -> str:
+    """All the text that is in there."""
+    return "".join(gzip.open(path, "rt").read() for path in journal.segments(directory))
+
+
+@pytest.mark.parametrize("policy", ["magm", "rr"])
+def test_every_segment_alone_leads_to_the_same_decisions(
+    tmp_path: Path, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "SEGMENTS", PLENTY)  # each flush fills one
+    server = Recorded(tmp_path, policy=policy)
+    for second in server.busy_day(300):
+        if second % 25 == 24:
+            server.journal.flush()
+    server.journal.flush()
+    found = [reproduce(path) for path in journal.segments(tmp_path)]
+    assert len(found) >= 12
+    assert [each.first for each in found] == [None] * len(found)
+    assert sum(each.steps for each in found) == len(server.decided)
+    assert sum(each.decisions for each in found) == sum(server.decided) > 200
+
+
+def test_the_first_segment_begins_with_what_the_store_had(tmp_path: Path) -> None:
+    server = Recorded(tmp_path)
+    id = server.submit(memory_mib=1000)
+    server.journal.flush()
+    (path,) = journal.segments(tmp_path)
+    begin, turns = journal.read(path)
+    assert begin == Begin("1.2.3", server.scheduler.settings, (), (), ())
+    found = list(turns)
+    assert [turn.events for turn in found] == [step.events for step in server.steps]
+    assert len(found) == 4  # the GPUs, a sample, a submission, its estimate
+    (decision,) = found[-1].decisions
+    assert decision.placement.job == id
+    assert decision == server.steps[-1].decisions[0]
+
+
+def test_no_environment_gets_in(tmp_path: Path) -> None:
+    server = Recorded(tmp_path)
+    id = server.submit(env=(("TOKEN", "hush-hush"),))
+    server.exit(id)
+    server.tell(RequeueRequested(server.now, server.last(id), "ada"))
+    server.journal.restored()  # the job is live, and in what a segment begins with
+    server.journal.flush()
+    text = plain(tmp_path)
+    assert "train.py" in text and '"env":[]' in text
+    assert "hush" not in text
+    assert server.job(id).spec.env == (("TOKEN", "hush-hush"),)
+
+
+def test_only_its_owner_may_read_it(tmp_path: Path) -> None:
+    server = Recorded(tmp_path / "journal")
+    server.journal.flush()
+    (path,) = journal.segments(tmp_path / "journal")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_the_oldest_segments_go_when_it_is_full(tmp_path: Path) -> None:
+    cap = 60_000
+    server = Recorded(tmp_path, cap)
+    seen: set[Path] = set()
+    for _ in server.busy_day(400):
+        server.journal.flush()
+        there = journal.segments(tmp_path)
+        seen.update(there)
+        assert sum(path.stat().st_size for path in there) <= cap
+    assert 2 <= len(there) < len(seen)
+    assert sorted(seen)[-len(there) :] == there, "the newest are kept"
+    assert sum(path.stat().st_size for path in there) > cap / 2
+    assert all(reproduce(path).first is None for path in there)
+
+
+def test_none_is_kept_when_it_may_take_no_room(tmp_path: Path) -> None:
+    server = Recorded(tmp_path)
+    server.journal.flush()
+    off = Journal(tmp_path, server.scheduler, "1.2.3", 0)
+    off.restored()
+    off.record(server.tell(Tick(1.0)))
+    off.flush()
+    assert journal.segments(tmp_path) == []
+
+
+# -- when something is in the way
+
+
+def test_a_disk_in_trouble_is_told_of_once_and_lived_with(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = tmp_path / "journal"
+    directory.touch()  # no directory: nothing can be written in there
+    server = Recorded(directory)
+    with caplog.at_level(logging.ERROR):
+        for _ in range(3):
+            server.submit()
+            server.journal.flush()
+    (complaint,) = caplog.records
+    assert str(directory) in complaint.getMessage()
+    directory.unlink()
+    server.submit()  # a segment begins after this submission, with all that came before
+    server.sample(1.0)
+    server.submit()
+    server.journal.flush()
+    (path,) = journal.segments(directory)
+    begin, turns = journal.read(path)
+    assert len(begin.jobs) == 4
+    assert len(list(turns)) == 4  # an estimate, the sample, a submission and its estimate
+    assert reproduce(path).first is None
+
+
+def test_text_that_is_no_unicode_costs_a_segment_and_no_more(tmp_path: Path) -> None:
+    server = Recorded(tmp_path)
+    server.tell(CancelRequested(0.0, server.submit(), "a\udc80da"))
+    server.journal.flush()
+    server.sample(1.0)
+    server.sample(1.0)
+    server.journal.flush()
+    *_, last = journal.segments(tmp_path)
+    assert reproduce(last).steps == 1
+
+
+def test_a_core_that_was_put_back_begins_a_segment(tmp_path: Path) -> None:
+    """What it decided in a commit that failed is no part of it."""
+    server = Recorded(tmp_path)
+    id = server.submit(memory_mib=30_000)
+    server.exit(id)
+    server.journal.flush()
+    for _ in range(5):  # commits fail again and again
+        server.scheduler.restore([])
+        server.journal.restored()
+        server.sample(1.0)
+    server.submit(memory_mib=1000)
+    server.journal.flush()
+    before, after = journal.segments(tmp_path)
+    assert reproduce(before).first is None
+    assert [reproduce(after).steps, reproduce(after).decisions] == [3, 1]
+
+
+def test_memory_stays_bounded_when_nobody_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "MOST_PENDING", 50)
+    server = Recorded(tmp_path)
+    for _ in server.busy_day(100):
+        assert len(server.journal._pending) <= 51
+    server.journal.flush()
+    (path,) = journal.segments(tmp_path)
+    found = reproduce(path)
+    assert 0 < found.steps <= 50
+    assert found.first is None
+
+
+# -- reading
+
+
+@pytest.fixture
+def segment(tmp_path: Path) -> Path:
+    """Two flushes of a short day."""
+    server = Recorded(tmp_path)
+    for second in server.busy_day(60):
+        if second == 30:
+            server.journal.flush()
+    server.journal.flush()
+    (path,) = journal.segments(tmp_path)
+    return path
+
+
+def test_an_end_that_was_never_written_is_no_harm(segment: Path) -> None:
+    content = segment.read_bytes()
+    found = []
+    for cut in (0, 1, 8, 1000):
+        segment.write_bytes(content[: len(content) - cut])
+        found.append(reproduce(segment))
+    assert [each.first for each in found] == [None] * 4
+    whole, _, _, much = (each.steps for each in found)
+    assert 30 < much < whole
+
+
+def test_what_is_no_journal_is_refused_with_its_place(segment: Path, tmp_path: Path) -> None:
+    lines = gzip.decompress(segment.read_bytes()).splitlines()
+    other = tmp_path / "other"
+
+    def refused(*lines: bytes) -> str:
+        other.write_bytes(gzip.compress(b"\n".join(lines)))
+        with pytest.raises(CarmaError) as caught:
+            reproduce(other)
+        return str(caught.value)
+
+    assert "line 1 of" in refused(b"{}")
+    assert "line 1 of" in refused(*lines[1:])
+    assert "line 3 of" in refused(*lines[:2], b"nonsense")
+    assert "line 2 of" in refused(lines[0], b'{"events": [["Party", {}]], "decisions": []}')
+    assert "line 2 of" in refused(lines[0], b"[1, 2]")
+    assert "line 2 of" in refused(lines[0], b'{"events": [], "decisions": []}')
+    assert "is empty" in refused()
+    other.write_bytes(b"nonsense")
+    with pytest.raises(CarmaError, match="cannot read"):
+        reproduce(other)
+    with pytest.raises(CarmaError, match="cannot read"):
+        reproduce(tmp_path / "none")
+
+
+def tampered(segment: Path, change: str) -> list[bytes]:
+    """The lines of `segment` with one thing changed in the middle, and where."""
+    lines = gzip.decompress(segment.read_bytes()).splitlines()
+    told = [n for n, line in enumerate(lines) if n and json.loads(line)["decisions"]]
+    at = told[len(told) // 2]
+    turn = json.loads(lines[at])
+    match change:
+        case "a decision's number":
+            turn["decisions"][0]["at"] += 1e-6
+        case "a decision is gone":
+            turn["decisions"].pop()
+        case "a decision too many":
+            turn["decisions"] *= 2
+        case "an event is gone":
+            lines[at] = (
+                b'{"events": [["Tick", {"at": %f}]], "decisions": []}' % turn["events"][0][1]["at"]
+            )
+            return lines
+        case "a job's wish":
+            begin = next(n for n, line in enumerate(lines) if b'"specs"' in line)
+            lines[begin] = lines[begin].replace(b'"exclusive":false', b'"exclusive":true')
+            lines[begin] = lines[begin].replace(b'"gpus":1', b'"gpus":3')
+            return lines
+    lines[at] = json.dumps(turn).encode()
+    return lines
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "a decision's number",
+        "a decision is gone",
+        "a decision too many",
+        "an event is gone",
+        "a job's wish",
+    ],
+)
+def test_a_tampered_journal_is_noticed(segment: Path, change: str) -> None:
+    whole = reproduce(segment)
+    assert whole.first is None
+    lines = tampered(segment, change)
+    segment.write_bytes(gzip.compress(b"\n".join(lines)))
+    found = reproduce(segment)
+    assert found.first is not None
+    assert found.first.recorded != found.first.made
+    assert found.decisions < whole.decisions
+    assert found.steps == found.first.step
+
+
+def test_a_core_that_raises_is_a_difference(segment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of another version, say."""
+
+    def refuse(core: Scheduler, event: Event) -> None:
+        raise KeyError(f"at {event.at}")
+
+    monkeypatch.setattr(Scheduler, "_on_estimated", refuse)
+    first = reproduce(segment).first
+    assert first is not None
+    assert first.error == f"KeyError('at {first.at}')"
+    assert first.made == ()
+
+
+def test_begin_says_what_ended_and_is_drained(tmp_path: Path) -> None:
+    server = Recorded(tmp_path)
+    id = server.submit()
+    server.exit(id)
+    server.tell(DrainRequested(server.now, server.gpus[2].id, "a fan", "root"))
+    server.journal.restored()
+    server.journal.flush()
+    begin, _ = journal.read(journal.segments(tmp_path)[-1])
+    assert isinstance(begin, Begin)
+    assert begin.ended == ((id, JobState.SUCCEEDED),)
+    assert [(drain.gpu, drain.reason) for drain in begin.drains] == [(server.gpus[2].id, "a fan")]
+    assert begin.gpus == server.gpus
+    assert begin.last_placed == server.gpus[0].id
+
+
+def test_the_engine_tells_of_each_time_that_it_puts_the_core_back(tmp_path: Path) -> None:
+    told: list[tuple[JobId, ...]] = []
+    settings = Settings()
+    core = Scheduler(settings, builtin.magm(settings), ladder.exclusive(settings))
+    store = SqlStore.open(tmp_path / "carma.db")
+    inbox = Inbox(Clock(), 1)
+    engine = Engine(
+        inbox,
+        core,
+        store,
+        Idle(),
+        lambda step: None,
+        lambda: None,
+        lambda: told.append(tuple(core.jobs)),
+    )
+    engine.restore()
+    inbox.post(Submitted(1.0, JobId(1), (a_spec(),)))
+    inbox.post(Submitted(1.0, "nonsense", (a_spec(),)))  # type: ignore[arg-type]
+    inbox.close()
+    engine.run()
+    store.close()
+    assert told == [(), (), (1,)]  # at the start, after the batch, after the one to blame
+
+
+class Idle:
+    def perform(self, action: Action) -> None:
+        pass

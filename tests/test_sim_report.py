@@ -1,0 +1,414 @@
+"""Reports of simulated runs: names, tables, exports, and the page with its charts."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib import rc_context
+from rich.console import Console, RenderableType
+
+from carmad.config import Collocation, Settings
+from carmad.core.types import Cause, JobId, JobState
+from carmad.errors import CarmaError
+from carmad.sim.hardware import parse
+from carmad.sim.outcome import Outcome
+from carmad.sim.report import compare, export, gantt, html
+from carmad.sim.report.measures import MEASURES, SIMULATOR
+from carmad.sim.report.numbers import change, number, time_unit
+from carmad.sim.report.rows import Row, rows
+from carmad.sim.report.runs import Run, gpus, runs
+from carmad.sim.report.style import RC, image
+from carmad.sim.report.table import Comparison
+from carmad.sim.report.timelines import means
+from carmad.sim.task import Rejected
+from tests.outcomes import attempt, experiment, job, made_up, outcome
+
+
+def of(*outcomes: Outcome, **more: Any) -> tuple[Run, ...]:
+    return runs([(experiment(made, **more), made) for made in outcomes])
+
+
+def plain(renderable: RenderableType, width: int) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    with console.capture() as captured:
+        console.print(renderable)
+    return [line.rstrip() for line in captured.get().splitlines()]
+
+
+def row(found: tuple[Row, ...], label: str) -> Row:
+    return next(row for row in found if row.measure.label == label)
+
+
+SLOW = outcome(job(0, attempt(0, 7200), alone_s=7200.0), policy="exclusive")
+FAST = outcome(job(0, attempt(0, 5400), alone_s=3600.0), policy="magm")
+FIVE = [
+    made_up(40, "3xA100-40GB", seats, policy=policy)
+    for policy, seats in [("exclusive", 1), ("magm", 2), ("lug", 3), ("lucid", 2), ("castor", 4)]
+]
+
+
+# names
+
+
+def test_a_run_is_named_by_its_policy_where_that_tells_it_from_others() -> None:
+    assert [run.name for run in of(SLOW, FAST)] == ["exclusive", "magm"]
+
+
+def test_runs_of_one_policy_are_named_by_what_differs() -> None:
+    oracle = replace(FAST, estimator="oracle")
+    again = replace(FAST, estimator="oracle", seed=3)
+    names = [run.name for run in of(SLOW, FAST, oracle, again)]
+    assert names == [
+        "exclusive",
+        "magm no estimator seed 0",
+        "magm oracle seed 0",
+        "magm oracle seed 3",
+    ]
+
+
+def test_settings_tell_runs_apart_and_equal_runs_are_numbered() -> None:
+    mps = experiment(FAST, Settings(policy="magm", collocation=Collocation(mps=True)))
+    found = runs([(experiment(FAST), FAST), (mps, FAST), (mps, FAST)])
+    assert [run.name for run in found] == [
+        "magm",
+        "magm collocation.mps=True",
+        "magm collocation.mps=True #2",
+    ]
+    assert found[0].settings == {}
+    assert found[1].settings == {"collocation.mps": "True"}
+
+
+@pytest.mark.parametrize("text", ["3xA100-40GB", "250x8xV100-32GB", "2xA100-40GB,2x4xA30-24GB"])
+def test_a_cluster_is_told_as_it_is_asked_for(text: str) -> None:
+    assert gpus(parse(text)) == text
+
+
+# figures
+
+
+def test_every_measure_is_found_under_a_key_of_its_own() -> None:
+    (run,) = of(made_up(30, "3xA100-40GB", seats=2))
+    values = {measure.key: measure.of(run) for measure in MEASURES}
+    assert len(values) == len(MEASURES)
+    assert {key for key, value in values.items() if value is None} == {"deadlines_met"}
+    assert run.figures.wait is not None
+    assert values["wait_p999_s"] == run.figures.wait.p999
+    assert values["bound_makespan_s"] == run.bounds.makespan_s
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (12345, "12,345"),
+        (12345.6, "12,346"),
+        (678.4, "678"),
+        (99.96, "100"),
+        (60.0, "60.0"),
+        (9.006, "9.01"),
+        (0.9999, "1.00"),
+        (0.02347, "0.0235"),
+        (-4.2, "-4.20"),
+        (0.0, "0"),
+        (7, "7"),
+    ],
+)
+def test_number(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "before", "text"),
+    [(65, 100, "-35%"), (104.6, 100, "+4.6%"), (1200, 100, "×12"), (0, 5, "-100%"), (5, 0, "")],
+)
+def test_change(value: float, before: float, text: str) -> None:
+    assert change(value, before) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "name"), [(0, "s"), (89, "s"), (90, "min"), (5400, "h"), (129_600, "days")]
+)
+def test_time_unit(seconds: float, name: str) -> None:
+    assert time_unit(seconds).name == name
+
+
+def test_a_row_has_one_unit_the_best_is_marked_and_changes_are_against_the_first() -> None:
+    found = row(rows(of(SLOW, FAST)), "JCT mean")
+    assert found.unit == "h"
+    assert [cell.text for cell in found.cells] == ["2.00", "1.50"]
+    assert [cell.change for cell in found.cells] == ["", "-25%"]
+    assert [cell.best for cell in found.cells] == [False, True]
+
+
+def test_where_more_is_better_the_largest_is_the_best() -> None:
+    found = row(rows(of(SLOW, FAST)), "throughput")
+    assert [cell.best for cell in found.cells] == [False, True]
+
+
+def test_what_is_the_same_everywhere_has_no_best_and_no_change() -> None:
+    for label in ("finished", "no-wait makespan"):
+        found = row(rows(of(SLOW, SLOW)), label)
+        assert all(not cell.best and not cell.change for cell in found.cells)
+
+
+def test_rows_of_what_never_happened_are_left_out() -> None:
+    labels = {row.measure.label for row in rows(of(SLOW, FAST))}
+    assert not labels & {"preemptions", "lost mean", "deadlines met", "unfinished"}
+    assert "OOM crashes" in labels
+    late = replace(
+        SLOW, jobs=(job(0, attempt(0, 9), deadline_s=5.0), job(0, state=JobState.QUEUED))
+    )
+    labels = {row.measure.label for row in rows(of(SLOW, late))}
+    assert {"deadlines met", "unfinished"} <= labels
+
+
+def test_what_cannot_be_told_is_a_dash() -> None:
+    nothing = outcome(job(0, state=JobState.QUEUED), policy="stuck")
+    found = row(rows(of(SLOW, nothing)), "JCT mean")
+    assert [(cell.text, cell.best) for cell in found.cells] == [("2.00", True), ("-", False)]
+
+
+# the table
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_the_table_fits_and_begins_every_block_with_the_first_run(width: int) -> None:
+    lines = plain(Comparison(of(*FIVE)), width)
+    assert max(map(len, lines)) <= width
+    headers = [line.split() for line in lines if line.lstrip().startswith("exclusive")]
+    assert all(header[0] == "exclusive" for header in headers)
+    assert [name for header in headers for name in header[1:]] == ["magm", "lug", "lucid", "castor"]
+    assert (len(headers) > 1) == (width < 100)
+
+
+def test_the_best_is_seen_without_colour() -> None:
+    lines = plain(Comparison(of(SLOW, FAST)), 80)
+    assert next(line for line in lines if line.startswith("JCT mean")).split() == (
+        ["JCT", "mean", "h", "2.00", "1.50*", "-25%"]
+    )
+    assert lines[-1] == "* best of its row; changes against exclusive"
+
+
+def test_one_run_has_nothing_to_be_compared_with() -> None:
+    lines = plain(Comparison(of(SLOW)), 80)
+    assert not any("*" in line or "%" in line.split()[-1:] for line in lines)
+
+
+def test_names_are_shown_as_they_are_and_control_nothing() -> None:
+    text = "\n".join(plain(Comparison(of(replace(SLOW, policy="[red]\x1b[2Jx"))), 80))
+    assert "[red]?[2Jx" in text
+
+
+# exports
+
+
+def test_a_row_for_each_run() -> None:
+    file = io.StringIO()
+    export.write_runs(of(SLOW, FAST), file)
+    first, second = csv.DictReader(io.StringIO(file.getvalue()))
+    assert list(first)[:8] == (
+        ["run", "trace", "gpus", "policy", "estimator", "interference", "seed", "settings"]
+    )
+    assert list(first)[8:] == [measure.key for measure in MEASURES]
+    assert (first["run"], first["gpus"], first["jct_mean_s"]) == (
+        "exclusive",
+        "1xA100-40GB",
+        "7200.0",
+    )
+    assert (second["slowdown_p95"], second["deadlines_met"]) == ("1.5", "")
+
+
+def test_a_row_for_each_job() -> None:
+    crashed = job(
+        10,
+        attempt(20, 30, cause=Cause.GPU_OOM),
+        attempt(50, 150, "g0", "g1"),
+        alone_s=80.0,
+        name="a,b",
+        deadline_s=100.0,
+    )
+    file = io.StringIO()
+    export.write_jobs(of(outcome(crashed, job(40, state=JobState.QUEUED, id=2))), file)
+    first, second = csv.DictReader(io.StringIO(file.getvalue()))
+    wanted = {"run": "magm", "job": "1", "name": "a,b", "wait_s": "30.0", "lost_s": "10.0"}
+    wanted |= {"execution_s": "100.0", "jct_s": "140.0", "slowdown": "1.25", "gpus": "g0 g1"}
+    wanted |= {"finish_ratio": "1.75", "oom_crashes": "1", "launches": "2", "deadline_met": "False"}
+    assert {key: first[key] for key in wanted} == wanted
+    assert (second["state"], second["jct_s"], second["gpus"]) == ("queued", "", "")
+
+
+def test_json_has_everything_and_only_the_simulators_speed_differs_between_equal_runs() -> None:
+    def written(wall_s: float) -> Any:
+        file = io.StringIO()
+        made = replace(FIVE[1], wall_s=wall_s)
+        export.write_json(of(made, rejected=(Rejected(7, "no duration"),)), file)
+        return json.loads(file.getvalue())
+
+    one, two = written(1.0), written(2.0)
+    assert one["format"] == 1
+    (run,) = one["runs"]
+    assert set(run["figures"]) == {m.key for m in MEASURES if m.group != SIMULATOR}
+    assert len(run["jobs"]) == 40
+    assert run["jobs"][0]["attempts"][0]["cause"] == "success"
+    assert run["rejected"] == [{"line": 7, "why": "no duration"}]
+    assert one != two
+    assert one["runs"][0].pop("simulator") != two["runs"][0].pop("simulator")
+    assert one == two
+
+
+# charts
+
+
+def test_means_of_a_step_function() -> None:
+    found = means([0.0, 5.0, 20.0], [2.0, 4.0, 8.0], np.array([0.0, 10.0, 20.0, 30.0, 40.0]), 25.0)
+    assert found[:3].tolist() == [3.0, 4.0, 8.0]  # the third up to the end at 25
+    assert np.isnan(found[3])
+
+
+def test_means_lose_no_spike() -> None:
+    found = means([0.0, 500.0, 500.5], [0.0, 1000.0, 0.0], np.array([0.0, 1000.0]), 1000.0)
+    assert found.tolist() == [0.5]
+
+
+def test_jobs_on_a_gpu_at_once_are_in_lanes_of_their_own() -> None:
+    found = [(JobId(1), attempt(0, 10)), (JobId(2), attempt(5, 20)), (JobId(3), attempt(10, 15))]
+    alone = (JobId(4), attempt(20, 30))
+    bars = [(bar.job, bar.lane, bar.lanes) for bar in gantt.lanes(0, [*found, alone])]
+    assert bars == [(1, 0, 2), (2, 1, 2), (3, 0, 2), (4, 0, 1)]
+
+
+def test_strips_are_means_over_time_and_over_the_gpus_that_share_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gantt, "HEAT_BINS", 2)
+    monkeypatch.setattr(gantt, "MOST_STRIPS", 2)
+    one = made_up(1, "3xA100-40GB")
+    ids = [str(gpu.gpu) for gpu in one.gpus]
+    jobs = (
+        job(0, attempt(0, 10, *ids[:2])),
+        job(0, attempt(0, 5, ids[2])),
+        job(0, attempt(0, 5, ids[2])),
+    )
+    found = gantt.strips(replace(one, jobs=jobs), 20.0)
+    assert found.tolist() == [[1.0, 0.0], [1.0, 0.0]]
+    both = gantt.strips(replace(one, jobs=jobs[:1]), 10.0)
+    assert both.tolist() == [[1.0, 1.0], [0.0, 0.0]]
+
+
+def test_a_crowd_has_a_heat_map() -> None:
+    assert gantt.has_bars(made_up(10, "64xA100-40GB"))
+    assert not gantt.has_bars(made_up(10, "65xA100-40GB"))
+    many = replace(SLOW, jobs=tuple(job(n, attempt(n, n + 1)) for n in range(2001)))
+    assert not gantt.has_bars(many)
+
+
+# the page
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    found = (Rejected(12, "'<b>x</b>' is no number"),)
+    return html.page(of(*FIVE[:2], rejected=found), made_at="2026-11-30")
+
+
+def test_the_page_needs_nothing_else(page: str) -> None:
+    assert not re.search(r"https?:|<script|<link|@import", page)
+    sources = re.findall(r'src="([^"]*)"', page)
+    assert len(sources) == 5  # CDFs, boxes, timelines, and who was where in each run
+    for source in sources:
+        kind, _, data = source.partition(",")
+        assert kind == "data:image/svg+xml;base64"
+        assert b"</svg>" in base64.b64decode(data)
+
+
+def test_the_page_tells_what_was_run_and_escapes_it(page: str) -> None:
+    for text in ("exclusive, magm", "by hand, 40 jobs", "3xA100-40GB", "2026-11-30", "defaults"):
+        assert text in page
+    assert "<b>x" not in page
+    assert "&lt;b&gt;x" in page
+
+
+def test_the_page_has_every_listed_figure_but_the_simulators(page: str) -> None:
+    for found in rows(of(*FIVE[:2])):
+        told = f"<td>{found.measure.label.replace(chr(39), '&#39;')}</td>" in page
+        assert told == (found.measure.group != SIMULATOR)
+
+
+def test_the_same_runs_make_the_same_page(page: str) -> None:
+    again = [replace(made, wall_s=9.0) for made in FIVE[:2]]
+    found = (Rejected(12, "'<b>x</b>' is no number"),)
+    assert html.page(of(*again, rejected=found), made_at="2026-11-30") == page
+
+
+def test_large_runs_make_no_large_charts() -> None:
+    crowd = made_up(1100, "8xA100-40GB", seats=2)
+    assert gantt.has_bars(crowd)
+    end_s = crowd.makespan_s
+    with rc_context(RC):
+        bars = gantt.bars(crowd, 0, end_s)
+        heat = gantt.heat(crowd, gantt.strips(crowd, end_s), 0, end_s, 2.0)
+        assert max(len(image(bars)), len(image(heat))) < 300_000
+
+
+@pytest.mark.filterwarnings("error")
+def test_runs_in_which_nothing_happened_have_a_page() -> None:
+    stuck = outcome(job(0, state=JobState.QUEUED), makespan_s=0.0)
+    assert "unfinished" in html.page(of(stuck))
+
+
+def test_without_matplotlib_the_page_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "carmad.sim.report.charts", raising=False)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(CarmaError) as failed:
+        html.page(of(SLOW))
+    assert "matplotlib" in failed.value.message
+    assert failed.value.hint == "pip install 'carma[sim]'"
+
+
+def test_only_the_page_loads_what_draws() -> None:
+    modules = "html, export, table, compare"
+    code = f"import sys; from carmad.sim.report import {modules}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"matplotlib", "numpy", "jinja2"} & set(done.stdout.split())
+
+
+# papers
+
+
+CLAIMS = [
+    compare.Claim("mean JCT, Venus", 18.57, 17.0, "h", "FIFO|SJF"),
+    compare.Claim("makespan saved", 35, 31.5, "%"),
+]
+
+
+def test_claims_as_markdown() -> None:
+    assert compare.markdown(CLAIMS).splitlines() == [
+        r"|                 |  paper |   ours |  difference | note      |",
+        r"|-----------------|-------:|-------:|------------:|-----------|",
+        r"| mean JCT, Venus | 18.6 h | 17.0 h |       -8.5% | FIFO\|SJF |",
+        r"| makespan saved  |   35 % | 31.5 % | -3.5 points |           |",
+    ]
+
+
+def test_claims_in_the_terminal() -> None:
+    lines = plain(compare.table(CLAIMS), 80)
+    assert lines[1].split() == [
+        "mean",
+        "JCT,",
+        "Venus",
+        "18.6",
+        "h",
+        "17.0",
+        "h",
+        "-8.5%",
+        "FIFO|SJF",
+    ]
