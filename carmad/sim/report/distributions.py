@@ -65,7 +65,8 @@ def _cdf(axes: Axes, found: Sequence[_Values]) -> None:
         at = np.append(np.maximum(values, begin_s), end_s)
         last = np.append(np.diff(at) > 0, True)  # of those with the same value
         (line,) = axes.step(at[last], np.append(share, 1.0)[last], where="post")
-        line.set(color=colour(n), linestyle=dash(n))
+        width = 1.4 + 0.8 * min(3, len(found) - 1 - n)  # equal curves are seen behind each other
+        line.set(color=colour(n), linestyle=dash(n), linewidth=width)
     log_time_axis(axes, begin_s, end_s)
     axes.set_ylim(0, 1.02)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=""))
