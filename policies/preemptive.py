@@ -138,16 +138,19 @@ class Preemptive:
         ]
 
     def _suitable_of(self, node: NodeView, wanted: Demand, view: View) -> tuple[Occupied, ...]:
+        question = (self, wanted)
         return tuple(
             (gpu, frozenset(job.id for job in gpu.residents))
             for gpu in node.gpus
-            if self._fits(wanted, _vacated(gpu), view)
+            if gpu.known.recall(question, self._would_do, gpu, wanted, view)
         )
 
-    def _fits(self, wanted: Demand, gpu: GpuView, view: View) -> bool:
-        if view.refusals(wanted, gpu):
+    def _would_do(self, gpu: GpuView, wanted: Demand, view: View) -> bool:
+        free_mib = gpu.gpu.memory_mib - gpu.outsider_mib
+        vacated = replace(gpu, residents=(), settling=None, free_mib=free_mib)
+        if view.refusals(wanted, vacated):
             return False
-        return not any(refuse(wanted, gpu) for refuse in self.unshared.filters)
+        return not any(refuse(wanted, vacated) for refuse in self.unshared.filters)
 
     def _next_chance(self, head: Job, view: View) -> tuple[AskAgain, ...]:
         """When the next running job comes to stand behind `head`."""
@@ -174,11 +177,6 @@ def _yields(job: Job, head: Job) -> bool:
         and job.spec.nice >= head.spec.nice
         and (job.retry is None or head.retry is not None)
     )
-
-
-def _vacated(gpu: GpuView) -> GpuView:
-    free_mib = gpu.gpu.memory_mib - gpu.outsider_mib
-    return replace(gpu, residents=(), settling=None, free_mib=free_mib)
 
 
 def _fewest(jobs: list[Job], enough: Callable[[Sequence[Job]], bool]) -> list[Job] | None:

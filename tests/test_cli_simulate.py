@@ -152,7 +152,7 @@ def test_rows_that_are_left_out(capsys: pytest.CaptureFixture[str], trace: Path)
     assert run(["simulate", "two.csv", *ONE_GPU]) == 0
     err = capsys.readouterr().err
     assert err.startswith(
-        "carma: rows of the trace that are left out: 5. line 4: duration_s is -1,"
+        "carma: rows of the trace that are left out: 5; line 4: duration_s is -1,"
     )
     assert "; line 6: " in err and "line 7" not in err
     assert err.endswith("; and 2 more\n")
@@ -195,7 +195,8 @@ def test_history(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyP
         return History(past, outcome, ("7 jobs that run or wait are left out",))
 
     monkeypatch.setattr(shadow, "from_history", from_history)
-    words = ["simulate", "--history", "-S", "2026-11-01T00:00+00:00", "-p", "exclusive", "--json"]
+    words = ["simulate", "--history", "-S", "2026-11-01T00:00+00:00", "-p", "exclusive"]
+    words += ["--json", "--jobs", "1"]
     assert run(words) == 0
     out, err = capsys.readouterr()
     found = [(one["run"], one["figures"]["makespan_s"]) for one in json.loads(out)["runs"]]
@@ -281,13 +282,17 @@ def test_errors_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     assert (told["code"], "'nope'" in told["error"]) == ("usage", True)
 
 
-def test_a_file_that_cannot_be_written_costs_no_figures(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_file_that_cannot_be_written(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["simulate", "two.csv", *ONE_GPU, "--csv", "no/such/runs.csv"]) == 1
-    out, err = capsys.readouterr()
-    assert "makespan" in out
-    assert err == "carma: cannot write no/such/runs.csv: No such file or directory\n"
+    told = "carma: cannot write no/such/runs.csv: No such file or directory\n"
+    assert capsys.readouterr() == ("", told)
+
+
+def test_jobs_that_never_start(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
+    trace.write_text("name,submit_s,duration_s,gpus\none,0,9,1\nbig,1,9,2\n", encoding="utf-8")
+    assert run(["simulate", "two.csv", *ONE_GPU, "-p", "exclusive"]) == 0
+    told = "carma: exclusive: jobs that never start: 1; the first is big, for 2 GPUs\n"
+    assert capsys.readouterr().err == told
 
 
 SLOW = """

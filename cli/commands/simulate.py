@@ -138,7 +138,7 @@ def _trace(source: str) -> Experiment:
     if rows := trace.rejected:
         first = "; ".join(f"line {row.line}: {clean(row.why)}" for row in rows[:TOLD_REJECTED])
         more = f"; and {len(rows) - TOLD_REJECTED:,} more" if len(rows) > TOLD_REJECTED else ""
-        output.note(f"rows of the trace that are left out: {len(rows):,}. {first}{more}")
+        output.note(f"rows of the trace that are left out: {len(rows):,}; {first}{more}")
     if not trace.tasks:
         raise Problem(f"{source} has no job that can be simulated")
     return Experiment(trace, hardware.parse(GPUS))
@@ -246,16 +246,12 @@ def _report(
     csv: Path | None,
     csv_jobs: Path | None,
 ) -> None:
-    """The figures first: a file that cannot be written does not cost them."""
+    """Files first: whoever leaves `| less` early has them all the same."""
     from carmad.sim.report import export, table
     from carmad.sim.report.html import page
     from carmad.sim.report.runs import runs
 
     found = runs(results)
-    if json:
-        export.write_json(found, sys.stdout)
-    else:
-        output.show(table.Comparison(found))
     if csv is not None:
         _write(csv, lambda file: export.write_runs(found, file))
     if csv_jobs is not None:
@@ -263,6 +259,14 @@ def _report(
     if html is not None:
         text = page(found)
         _write(html, lambda file: file.write(text))
+    for run in found:
+        if stuck := [job.task for job in run.outcome.jobs if not job.attempts]:
+            first = f"the first is {clean(stuck[0].name)}, for {stuck[0].gpus} GPUs"
+            output.note(f"{run.name}: jobs that never start: {len(stuck):,}; {first}")
+    if json:
+        export.write_json(found, sys.stdout)
+    else:
+        output.show(table.Comparison(found))
 
 
 def _write(path: Path, content: Callable[[TextIO], object]) -> None:

@@ -26,7 +26,8 @@ VERBS = frozenset(
     {
         *("cancel", "completion", "config", "daemon", "demo", "doctor", "drain", "estimate"),
         *("explain", "gpus", "history", "hold", "kill", "logs", "ps", "queue", "release"),
-        *("requeue", "resume", "show", "stats", "status", "sub", "submit", "top", "wait", "why"),
+        *("requeue", "resume", "show", "simulate", "stats", "status", "sub", "submit", "top"),
+        *("wait", "why"),
     }
 )
 MINIMAL_ENV = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "USER")
