@@ -203,6 +203,7 @@ def test_physics_are_the_medians_of_what_was_seen() -> None:
         past_job(2, 0, tried(60, 66, 90)),
         past_job(3, 0, oom, tried(110, 120, 130)),
     )
+    assert found.experiment.estimator == "recorded"
     physics = found.experiment.physics
     assert (physics.first_kernel_s, physics.oom_s) == (8, 0)  # of 4, 6, 10, 10; of a crash at 7
 
@@ -275,12 +276,14 @@ def test_the_recorded_run_has_figures_like_any_other() -> None:
 
 
 def test_jobs_that_still_run_are_neighbours_and_no_tasks() -> None:
-    live = past_job(2, 0, tried(50, 50, 60), state="running", sm_active_mean=1.0)
+    live = past_job(2, 0, tried(50, 50, 60), state="running", sm_active_mean=0.9)
     del live["attempts"]
     live["gpus"] = [{"id": A, "first_kernel_at": at(50)}]
-    found = history(past_job(1, 0, tried(0, 0, 100), shared=True), live=[live])
+    ended = past_job(1, 0, tried(0, 0, 100), shared=True, sm_active_mean=0.6)
+    found = history(ended, live=[live])
     assert [job.id for job in found.outcome.jobs] == [1]
     assert 50 < found.experiment.trace.tasks[0].duration_s < 100
+    assert found.experiment.trace.tasks[0].load.sm_active == 0.3, "half of its time beside 0.6"
     assert found.notes == (
         "1 jobs that run or wait are left out",
         "1 of 1 jobs shared GPUs: how long they take alone is modelled",
@@ -453,7 +456,7 @@ def test_what_a_daemon_decided_is_decided_again_and_what_it_ran_can_be_simulated
     assert sum(each.decisions for each in replayed) >= len(jobs)
     assert all(each.steps > 5 for each in replayed)
 
-    assert "carma simulate day.csv --gpus 2xA100-40GB --estimator recorded" in told
+    assert "carma simulate day.csv --gpus 2xA100-40GB --estimator none --set physics." in told
     trace = native.read(tmp_path / "work" / "day.csv")
     assert trace.tasks == found.experiment.trace.tasks
     assert len(trace.tasks) == len(jobs) + 1, "all but the one that never started"

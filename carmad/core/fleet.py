@@ -16,6 +16,9 @@ from carmad.core.view import NodeView, by_node
 from carmad.core.window import Window
 
 
+ROUNDING_S = 0.001  # a view is renewed this much before it must be
+
+
 class Fleet:
     """Keeps a view of each GPU as long as it stands, so that a step costs what it changes."""
 
@@ -106,13 +109,16 @@ class Fleet:
     def _view(self, gpu: GpuId, residents: tuple[Job, ...], now: float) -> GpuView:
         window, monitor = self._windows[gpu], self._settings.monitor
         fresh = settling(gpu, residents, window.since, now, monitor)
-        free, outsiders = free_memory(self.gpus[gpu], window.last, residents, settled=fresh is None)
-        if fresh:
-            self._stands_until[gpu] = -math.inf  # how long it has waited is told anew each time
-        elif window.last is None or monitor.stale_s == math.inf:
-            self._stands_until.pop(gpu, None)
+        old = stale(window.last, now, monitor)
+        until = min(
+            fresh[1] if fresh else math.inf,
+            window.last.at + monitor.stale_s if window.last and not old else math.inf,
+        )
+        if until < math.inf:
+            self._stands_until[gpu] = until - ROUNDING_S
         else:
-            self._stands_until[gpu] = window.last.at + monitor.stale_s
+            self._stands_until.pop(gpu, None)
+        free, outsiders = free_memory(self.gpus[gpu], window.last, residents, settled=fresh is None)
         drain = self.drains.get(gpu)
         return GpuView(
             self.gpus[gpu],
@@ -121,7 +127,7 @@ class Fleet:
             residents,
             free,
             outsiders,
-            fresh,
-            stale(window.last, now, monitor),
+            fresh[0] if fresh else None,
+            old,
             drain.reason if drain else None,
         )

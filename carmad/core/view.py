@@ -71,11 +71,13 @@ class View:
         for gpu in gpus:
             at = self.node_of[gpu]
             nodes[at] = nodes[at].with_resident(gpu, placed)
-        return replace(
-            self,
-            nodes=tuple(nodes),
-            queue=_without(self.queue, job.id),
-            running=(*self.running, placed),
+        return View(
+            self.now,
+            tuple(nodes),
+            self.node_of,
+            _without(self.queue, job.id),
+            (*self.running, placed),
+            self.settings,
             last_placed=gpus[-1],
         )
 

@@ -136,9 +136,10 @@ def risk(levels: Sequence[Level], monitor: Monitor, weights: Risk) -> float:
 
     `levels` are in time order, at least one.
     """
+    first = levels[0][0]
+    if all(value == first for value, _ in levels):
+        return first * (weights.mean + weights.median + weights.p95 + weights.ema)
     ordered = sorted(levels, key=itemgetter(0))
-    if ordered[0][0] == ordered[-1][0]:
-        return ordered[0][0] * (weights.mean + weights.median + weights.p95 + weights.ema)
     return (
         weights.mean * mean(levels)
         + weights.median * percentile(ordered, 0.50, monitor.period_s)
@@ -148,10 +149,11 @@ def risk(levels: Sequence[Level], monitor: Monitor, weights: Risk) -> float:
 
 
 def mean(levels: Sequence[Level]) -> float:
-    total = sum(seconds for _, seconds in levels)
-    if not total:  # several at one instant: the last is the truth
-        return levels[-1][0]
-    return sum(value * seconds for value, seconds in levels) / total
+    total = weighted = 0.0
+    for value, seconds in levels:
+        total += seconds
+        weighted += value * seconds
+    return weighted / total if total else levels[-1][0]  # of several at one instant, the last
 
 
 def percentile(ordered: Sequence[Level], q: float, period_s: float) -> float:
@@ -160,12 +162,12 @@ def percentile(ordered: Sequence[Level], q: float, period_s: float) -> float:
     Of samples of one period each it is the linear interpolation between the two nearest; longer
     ones count as that many. `ordered` is by value.
     """
-    total = sum(seconds for _, seconds in ordered)
+    total = sum([seconds for _, seconds in ordered])
     at = q * max(0.0, total - period_s) + min(period_s, total) / 2
     before, value_before = 0.0, ordered[0][0]
     begin = 0.0
     for value, seconds in ordered:
-        half = min(period_s, seconds) / 2
+        half = (period_s if period_s < seconds else seconds) / 2
         if at < begin + half:
             share = (at - before) / (begin + half - before)
             return value_before + share * (value - value_before)
@@ -182,5 +184,6 @@ def ema(levels: Sequence[Level], monitor: Monitor) -> float:
     alpha = 2 / (max(1, round(monitor.window_s / monitor.period_s)) + 1)
     average = levels[0][0]
     for value, seconds in islice(levels, 1, None):
-        average += (1 - (1 - alpha) ** (seconds / monitor.period_s)) * (value - average)
+        if value != average:
+            average += (1 - (1 - alpha) ** (seconds / monitor.period_s)) * (value - average)
     return average

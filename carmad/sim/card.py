@@ -5,6 +5,7 @@ What is running here only ever changes between instants; from one to the next al
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 from carmad.core.types import Gpu, GpuSample, JobId, Mode, ProcessUse
@@ -49,6 +50,7 @@ class Card:
         "paces",
         "power_w",
         "processes",
+        "settles_at",
         "share_j",
         "sm_active",
         "sm_occupancy",
@@ -68,6 +70,7 @@ class Card:
         self.sm_active = self.sm_occupancy = self.dram_active = 0.0  # the level since changed_at
         self.power_w = power_w(kind, 0.0, 0.0)
         self.changed_at = 0.0
+        self.settles_at = -math.inf  # until then the core gives it no job, whatever is read here
         self.history: deque[GpuSample] = deque()  # the readings in the window, and one before it
         self.energy_j = 0.0
         self.share_j = 0.0  # what a guest that had been here all the time would have to account for
@@ -97,6 +100,7 @@ class Card:
     def dismiss(self, now: float, job: JobId) -> bool:
         """The job is gone for good. True: a process of it was here."""
         self._elapse(now)
+        self.settles_at = -math.inf
         self.guests -= 1
         if not self.guests:
             self._gauges.busy_gpus -= 1

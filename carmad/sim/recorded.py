@@ -78,7 +78,8 @@ def history(
         for job, one, load, seconds in zip(jobs, ran, loads, work, strict=False)
     )
     trace = Trace("history", tuple(outcome.task for outcome in outcomes))
-    experiment = Experiment(trace, _cluster(kinds), settings, ESTIMATE, _MODEL, physics)
+    estimator = ESTIMATE if any(task.estimates for task in trace.tasks) else "none"
+    experiment = Experiment(trace, _cluster(kinds), settings, estimator, _MODEL, physics)
     found = [stretch for stretches in met.values() for stretch in stretches]
     met_others = {n for s in found if len(s.present) > 1 for n, _ in s.present}
     slowed = {n for s in found if len(s.training) > 1 for n, _ in s.training}
@@ -167,7 +168,8 @@ def _load(job: JobOut, sm_active: float | None, kinds: Mapping[GpuId, GpuKind]) 
         mib = max(mib, _wanted_mib(job, mib, kinds))
     if sm_active is None:
         return replace(_UNKNOWN, memory_mib=mib)
-    return Load("", 0, mib, sm_active, sm_active * _OCCUPANCY, sm_active * _DRAM)
+    levels = (round(sm_active * share, 4) for share in (1.0, _OCCUPANCY, _DRAM))
+    return Load("", 0, mib, *levels)
 
 
 def _wanted_mib(job: JobOut, peak_mib: int, kinds: Mapping[GpuId, GpuKind]) -> int:
@@ -204,7 +206,7 @@ def _outcome(
     last = ran.attempts[-1]
     if last.ready_at is None:  # it used no GPU: nobody slowed it down
         work_s += last.ended_at - last.launched_at - physics.first_kernel_s
-    work_s = max(_SHORTEST_S, work_s)
+    work_s = max(_SHORTEST_S, round(work_s, 3))
     until_ready_s = (last.ready_at or last.launched_at) - last.launched_at
     state = JobState(job["state"])
     reference = next((kinds[gpu].name for gpu in last.gpus if gpu in kinds), "")

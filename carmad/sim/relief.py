@@ -4,23 +4,28 @@ simulator must know it beforehand to look again in time."""
 from __future__ import annotations
 
 from carmad.config import Monitor, Risk
-from carmad.core.window import Window
+from carmad.core.window import Score, Window
 from carmad.sim.card import Card
-
-PRECISION_S = 0.001
 
 
 def relief(card: Card, now: float, monitor: Monitor, limits: Risk) -> float | None:
-    """The first instant after `now`, to `PRECISION_S`, at which the GPU is no longer risky.
+    """The first instant after `now` at which the GPU is no longer risky, to a tenth of the period
+    in which a monitor would see it.
 
     None: it is not risky now, or stays so for as long as its load does not change.
     """
-    if max(sample.sm_active or 0.0 for sample in card.history) < limits.sm_active:
+    highest = Score(
+        max(sample.sm_active or 0.0 for sample in card.history),
+        max(sample.sm_occupancy or 0.0 for sample in card.history),
+        max(sample.dram_active or 0.0 for sample in card.history),
+    )
+    lasting = Score(card.sm_active, card.sm_occupancy, card.dram_active)
+    if not highest.risky(limits) or lasting.risky(limits):
         return None
     risky_at, relieved_at = now, card.changed_at + monitor.window_s
-    if _risky(card, relieved_at, monitor, limits) or not _risky(card, risky_at, monitor, limits):
+    if not _risky(card, risky_at, monitor, limits):
         return None
-    while relieved_at - risky_at > PRECISION_S:
+    while relieved_at - risky_at > monitor.period_s / 10:
         middle = (risky_at + relieved_at) / 2
         if _risky(card, middle, monitor, limits):
             risky_at = middle

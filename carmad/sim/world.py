@@ -5,6 +5,8 @@ It knows what jobs really need and do; of policies it knows nothing.
 
 from __future__ import annotations
 
+import math
+
 from carmad.config import Settings
 from carmad.core.messages import (
     Action,
@@ -85,12 +87,12 @@ class World:
     def news(self, waiting: bool) -> tuple[Event, ...]:
         """What has happened at this instant; `waiting`: jobs are queued."""
         now = self._clock.now
-        events: list[Event] = [*self._exits]
         samples = self._rebalance(now)
         if waiting or self._estimates:
             samples += self._fresh(now)
-        if samples:
-            events.append(Sampled(now, tuple(samples)))
+        # Samples first: they tell of the time in which those who leave now were still there.
+        events: list[Event] = [Sampled(now, tuple(samples))] if samples else []
+        events += self._exits
         events += self._estimates
         if self._limit or (self._look and waiting):
             events.append(Tick(now))
@@ -100,12 +102,14 @@ class World:
     def look_ahead(self) -> None:
         """Jobs wait: be awake when a GPU that is too risky for them now no longer is."""
         now, monitor = self._clock.now, self._settings.monitor
-        for card in self._unforeseen.values():
+        for card in tuple(self._unforeseen.values()):
+            if now < card.settles_at:
+                continue
+            del self._unforeseen[card.gpu.id]
             if now - card.changed_at < monitor.window_s:
                 at = relief(card, now, monitor, self._settings.risk)
                 if at is not None:
                     self._clock.call_at(at, Order.REST, self._look_again)
-        self._unforeseen.clear()
 
     # -- what the core wants done
 
@@ -166,6 +170,8 @@ class World:
         run.progress(now)
         run.ending = True
         run.version += 1
+        for card in run.cards:
+            card.settles_at = -math.inf  # for one that leaves nobody waits
         if job.stop is Cause.PREEMPTED and run.rate:
             self._left[job.id] = min(run.left, self._left.get(job.id, run.left))
         gone_at = now + self._physics.stop_s
@@ -201,6 +207,7 @@ class World:
         if not short:
             for card in run.cards:
                 card.loads[run.job] = run.load
+                card.settles_at = not_before(now, self._settings.monitor.window_s)
             return
         run.ending = True
         free = short[0].gpu.memory_mib - short[0].used_mib
@@ -267,7 +274,11 @@ class World:
     def _fresh(self, now: float) -> list[GpuSample]:
         """Readings of the GPUs that look different now from what the core was told last."""
         window_s = self._settings.monitor.window_s
-        stale = [card for card in self._unsettled.values() if card.history[-1].at < now]
+        stale = [
+            card
+            for card in self._unsettled.values()
+            if card.history[-1].at < now and now >= card.settles_at
+        ]
         for card in stale:
             if now - card.changed_at >= window_s:
                 del self._unsettled[card.gpu.id]

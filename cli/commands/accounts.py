@@ -96,12 +96,13 @@ def _export(file: Path, user: str | None, since: str | None, until: str | None) 
     native.write(history.experiment.trace, file)
     for note in history.notes:
         output.note(note)
-    first_kernel_s = history.experiment.physics.first_kernel_s
-    print(f"wrote {len(history.experiment.trace.tasks)} jobs; to simulate them as they were:")
+    experiment, physics = history.experiment, history.experiment.physics
+    print(f"wrote {len(experiment.trace.tasks)} jobs; to simulate them:")
     print(
-        f"carma simulate {shlex.quote(str(file))} --gpus {gpus(history.experiment.cluster)}"
-        f" --estimator {history.experiment.estimator}"
-        f" --set physics.first_kernel_s={first_kernel_s:.3g}"
+        f"carma simulate {shlex.quote(str(file))} --gpus {gpus(experiment.cluster)}"
+        f" --estimator {experiment.estimator}"
+        f" --set physics.first_kernel_s={physics.first_kernel_s:.3g}"
+        f" --set physics.oom_s={physics.oom_s:.3g}"
     )
 
 
