@@ -6,19 +6,20 @@ What a job costs around its training is measured here, too, on jobs that are alo
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
-from statistics import median
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median
 from typing import Any, Self
 
 from benchmarks.daemon import START_S, Daemon, plain_environment
 from carmad import configfile
 from carmad.config import Settings
+from carmad.gpu.emulated_job import EPOCHS, noise
 from carmad.sim import shadow
-from carmad.sim.outcome import JobOutcome, Outcome
+from carmad.sim.outcome import Outcome
 from carmad.sim.task import Load, Task, Trace
 from cli.problems import Unreachable
 
@@ -81,45 +82,50 @@ class Emulation(Daemon):
 
 @dataclass(frozen=True, slots=True)
 class Overheads:
-    """What a job costs beyond its training, in seconds; medians of jobs that were alone."""
+    """What a job costs beside its training, in seconds; medians of jobs that were alone."""
 
     first_kernel_s: float  # from the launch until the monitor sees its first kernel
-    end_s: float  # how much later than its work lets expect it is gone after that
-    oom_s: float  # from when its first kernel was to be seen until it is gone, out of memory
+    end_s: float  # how much longer than its training it stays after that
+    oom_s: float  # how long one whose memory is not to be had stays after that
 
 
-def calibrate(emulation: Emulation, warmup_s: float) -> Overheads:
-    """One job at a time, each alone on its GPU."""
-    for load in (PLAIN, TOO_LARGE):
-        task = Task(name=load.model, submit_s=0.0, duration_s=SHORT_S, load=load)
-        for seed in range(REPEATS):
-            emulation.run(argv(task, warmup_s, seed), name=task.name)
-            emulation.await_end()
-    return overheads(emulation.record())
+def calibrate(gpus: str, settings: Settings, warmup_s: float) -> Outcome:
+    """One job at a time, each alone on its GPU: some that end well, then some that need too much
+    memory."""
+    with Emulation(gpus, settings, warmup_s) as emulation:
+        for load in (PLAIN, TOO_LARGE):
+            task = Task(name=load.model, submit_s=0.0, duration_s=SHORT_S, load=load)
+            for seed in range(REPEATS):
+                emulation.run(argv(task, warmup_s, seed), name=task.name)
+                emulation.await_end()
+        return emulation.record()
 
 
-def overheads(alone: Outcome) -> Overheads:
-    """From a record of `REPEATS` jobs each of `PLAIN` and `TOO_LARGE`."""
-    good = [job for job in alone.jobs if job.task.name == PLAIN.model]
-    bad = [job for job in alone.jobs if job.task.name == TOO_LARGE.model]
-    first_kernel_s = median(_until_kernel_s(job) for job in good)
-    held_s = median(_held_s(job) for job in good)
+def overheads(calibrations: Sequence[Outcome]) -> Overheads:
+    attempts = [(job.task.name, job.attempts[0]) for found in calibrations for job in found.jobs]
+    good = [attempt for name, attempt in attempts if name == PLAIN.model]
+    bad = [attempt for name, attempt in attempts if name == TOO_LARGE.model]
+    first_kernel_s = median(a.ready_at - a.launched_at for a in good if a.ready_at is not None)
+    good_s, bad_s = (median(a.ended_at - a.launched_at for a in found) for found in (good, bad))
     return Overheads(
-        first_kernel_s,
-        held_s - first_kernel_s - SHORT_S,
-        max(0.0, median(_held_s(job) for job in bad) - first_kernel_s),
+        first_kernel_s, good_s - SHORT_S - first_kernel_s, max(0.0, bad_s - first_kernel_s)
     )
 
 
-def _until_kernel_s(job: JobOutcome) -> float:
-    [attempt] = job.attempts
-    assert attempt.ready_at is not None
-    return attempt.ready_at - attempt.launched_at
+def profile(load: Load, seed: int) -> Load:
+    """What an emulated job that is told `load` asks for on average, alone: its demand changes from
+    epoch to epoch (`carmad.gpu.emulated_job.train`)."""
+    factors = [0.95 + 0.1 * noise(seed, epoch) for epoch in range(1, EPOCHS + 1)]
 
+    def mean(told: float) -> float:
+        return fmean(min(1.0, told * factor) for factor in factors)
 
-def _held_s(job: JobOutcome) -> float:
-    [attempt] = job.attempts
-    return attempt.ended_at - attempt.launched_at
+    return replace(
+        load,
+        sm_active=mean(load.sm_active),
+        sm_occupancy=mean(load.sm_occupancy),
+        dram_active=mean(load.dram_active),
+    )
 
 
 def argv(task: Task, warmup_s: float, seed: int) -> list[str]:

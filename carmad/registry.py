@@ -11,10 +11,10 @@ from typing import TypeVar, cast
 from carmad.config import Settings
 from carmad.core.decision import Proposal
 from carmad.core.ports import Estimator, Policy, Recovery
-from carmad.sound import is_estimate, is_proposal, is_retry
 from carmad.core.types import Estimate, Exit, Job, JobSpec, Retry
 from carmad.core.view import View
 from carmad.errors import CarmaError
+from carmad.sound import is_estimate, is_proposal, is_retry
 
 T = TypeVar("T")
 

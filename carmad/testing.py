@@ -14,7 +14,6 @@ from carmad.config import Settings
 from carmad.core.decision import AskAgain, Placement, Preemption, Proposal, Reason
 from carmad.core.gpuview import GpuView
 from carmad.core.ports import Estimator, Policy, Recovery
-from carmad.sound import is_estimate, is_proposal, is_retry
 from carmad.core.types import (
     Cause,
     Estimate,
@@ -30,6 +29,7 @@ from carmad.core.types import (
 )
 from carmad.core.view import View, by_node
 from carmad.core.window import Recent, Score
+from carmad.sound import is_estimate, is_proposal, is_retry
 
 
 def a_spec(**changes: object) -> JobSpec:

@@ -1,8 +1,7 @@
 """The policies that papers compare theirs with, one value each. Where a paper leaves a choice
 open, or measures what CARMA cannot, the policy says what it does instead.
 
-`fifo` is `exclusive` under the name that the papers use. There is no QSSF of its own: with a
-predictor's word as the expected duration, `ssf` is it.
+`fifo` is `exclusive`, and `qssf` is `ssf`, under the name that papers use.
 """
 
 from __future__ import annotations
@@ -49,9 +48,14 @@ def sjf(settings: Settings) -> Ranked:
 
 
 def ssf(settings: Settings) -> Ranked:
-    """Shortest service first (Castor paper, 9.1). With predicted durations: QSSF (Hu et al.,
-    Helios, SC 2021) and SPWF (A-SRPT paper)."""
+    """Shortest service first (Castor paper, 9.1). With predicted durations: SPWF (A-SRPT paper)."""
     return _unshared("ssf", settings, least_service)
+
+
+def qssf(settings: Settings) -> Ranked:
+    """Quasi-shortest service first (Hu et al., Helios, SC 2021): ssf, under the name that it has
+    where durations are predicted. A policy predicts nothing itself: `expected_s` does."""
+    return replace(ssf(settings), name="qssf")
 
 
 # -- with preemption

@@ -278,10 +278,11 @@ def test_an_estimate_says_where_the_job_would_fit(daemon: Daemon) -> None:
 
 
 def test_a_job_is_told_from_submission_to_its_end(daemon: Daemon) -> None:
-    id = submit(daemon, memory_mib=1000, time_limit_s=60, stdout="out/%x-%j.log")
+    id = submit(daemon, memory_mib=1000, time_limit_s=60, expected_s=30, stdout="out/%x-%j.log")
     daemon.kernel(id, 1234)
     out = daemon.call("GET", f"/v1/jobs/{id}")[1]
     assert (out["state"], out["code"], out["memory"]["used_mib"]) == ("running", "R", 1234)
+    assert (out["time_limit_s"], out["expected_s"]) == (60, 30)
     assert out["gpus"][0]["first_kernel_at"] is not None
     assert out["stdout"] == out["stderr"] == f"/tmp/out/train.py-{id}.log"
     daemon.exit(id)

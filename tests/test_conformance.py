@@ -29,6 +29,7 @@ POLICIES: dict[str, MakePolicy] = {
     "ssf": baselines.ssf,
     "srtf": baselines.srtf,
     "tiresias": baselines.tiresias,
+    "qssf": baselines.qssf,
     "sjf_ffs": baselines.sjf_ffs,
     "horus": baselines.horus,
 }

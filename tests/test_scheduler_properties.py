@@ -4,12 +4,15 @@ The model is the world itself: which attempts really run. After every event the 
 GPUs for exactly those, and its own invariants must stand (`Scheduler.check`).
 """
 
+from dataclasses import fields
+
 import pytest
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from carmad.config import Collocation, Limits, Monitor, Settings
+from carmad.core.line import Held, place_in_line
 from carmad.core.messages import (
     CancelRequested,
     Discovered,
@@ -56,6 +59,11 @@ EXITS = [
     Exit(Cause.LAUNCH_FAILED),
     Exit(Cause.LOST),
 ]
+
+
+def facts(gpu):
+    told = (field.name for field in fields(gpu) if field.name not in ("recent", "known"))
+    return [getattr(gpu, name) for name in told], gpu.score
 
 
 class Server(RuleBasedStateMachine):
@@ -114,6 +122,28 @@ class Server(RuleBasedStateMachine):
             action = owed(job)
             if isinstance(action, (Launch, Stop)):
                 assert (job.id, job.attempt) in self.alive
+
+    @invariant()
+    def what_was_kept_is_what_would_be_worked_out_anew(self):
+        """Views stand until something changes them; the indexes of the ledger follow its jobs."""
+        core = self.scheduler
+        kept = [facts(gpu) for gpu in core.view(self.now).gpus]
+        core._fleet.look_again()
+        assert kept == [facts(gpu) for gpu in core.view(self.now).gpus]
+        jobs, ledger = core.jobs.values(), core._ledger
+        queued = [job for job in jobs if job.state is JobState.QUEUED]
+        place = lambda job: place_in_line(job, core.policy.order(job))  # noqa: E731
+        assert list(core.line()) == sorted(queued, key=place)
+        held = Held()
+        for job in jobs:
+            if job.holds_gpus:
+                held.add(job)
+        assert ledger.held == held
+        assert set(core.view(self.now).running) == {job for job in jobs if job.holds_gpus}
+        for gpu in GPUS:
+            assert set(ledger.residents(gpu.id)) == {
+                job for job in jobs if job.holds_gpus and gpu.id in job.gpus
+            }
 
     @invariant()
     def every_job_is_somewhere(self):

@@ -117,7 +117,7 @@ PHRASES: dict[str, Callable[[Reason], str]] = {
     "fault": lambda r: f"is faulty: {r.detail}",
     "not_preemptible": lambda r: "keeps its GPUs: it may not be preempted",
     "preempted": lambda r: f"gives its GPUs back: {r.detail}",
-    "making_room": lambda r: f"has {r.have:.0f} of {r.need:.0f} GPUs, and waits for {r.detail} to go",
+    "making_room": lambda r: f"has {r.have:.0f} of {r.need:.0f} GPUs; {r.detail} must go first",
     "drained": lambda r: f"is drained: {r.detail}",
     "stale": _stale,
     "mig_single": lambda r: "is a MIG instance, and a job can use one of those only",

@@ -133,6 +133,7 @@ class Jobs:
         out["reason"] = self._reason(job)
         out["ended_at"] = iso(job.ended_at)
         out["time_limit_s"] = spec.time_limit_s
+        out["expected_s"] = spec.expected_s
         out["wait_s"] = _seconds((_started_at(job) or job.ended_at or now) - job.submitted_at)
         out["mode"] = job.mode.value if job.mode else None
         out["attempt"] = job.attempt

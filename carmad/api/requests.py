@@ -81,6 +81,7 @@ class SubmitIn(Request):
     exclusive: bool = False
     nice: Annotated[int, Field(ge=-10_000, le=10_000)] = 0
     time_limit_s: Annotated[float, Field(gt=0, le=YEARS_S)] | None = None
+    expected_s: Annotated[float, Field(gt=0, le=YEARS_S)] | None = None
     warn: WarnIn | None = None
     begin_at: Time | None = None
     after: Annotated[list[AfterIn], Field(max_length=1000)] = []

@@ -79,6 +79,7 @@ class JobOut(TypedDict):
     reason: NotRequired[str | None]
     ended_at: NotRequired[str | None]
     time_limit_s: NotRequired[float | None]
+    expected_s: NotRequired[float | None]
     wait_s: NotRequired[float]
     mode: NotRequired[str | None]
     attempt: NotRequired[int]

@@ -16,9 +16,6 @@ from carmad.core.view import NodeView, by_node
 from carmad.core.window import Window
 
 
-ROUNDING_S = 0.001  # a view is renewed this much before it must be
-
-
 class Fleet:
     """Keeps a view of each GPU as long as it stands, so that a step costs what it changes."""
 
@@ -109,15 +106,14 @@ class Fleet:
     def _view(self, gpu: GpuId, residents: tuple[Job, ...], now: float) -> GpuView:
         window, monitor = self._windows[gpu], self._settings.monitor
         fresh = settling(gpu, residents, window.since, now, monitor)
-        old = stale(window.last, now, monitor)
-        until = min(
-            fresh[1] if fresh else math.inf,
-            window.last.at + monitor.stale_s if window.last and not old else math.inf,
-        )
-        if until < math.inf:
-            self._stands_until[gpu] = until - ROUNDING_S
-        else:
+        if fresh:
+            # Renewed whenever it is looked at: how long it has waited is part of a decision, which
+            # must not depend on who else has looked since the last one.
+            self._stands_until[gpu] = -math.inf
+        elif window.last is None or monitor.stale_s == math.inf:
             self._stands_until.pop(gpu, None)
+        else:
+            self._stands_until[gpu] = window.last.at + monitor.stale_s
         free, outsiders = free_memory(self.gpus[gpu], window.last, residents, settled=fresh is None)
         drain = self.drains.get(gpu)
         return GpuView(
@@ -127,7 +123,7 @@ class Fleet:
             residents,
             free,
             outsiders,
-            fresh[0] if fresh else None,
-            old,
+            fresh,
+            stale(window.last, now, monitor),
             drain.reason if drain else None,
         )

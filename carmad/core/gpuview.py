@@ -84,9 +84,8 @@ def stale(sample: GpuSample | None, now: float, monitor: Monitor) -> Reason | No
 
 def settling(
     gpu: GpuId, residents: tuple[Job, ...], since: float | None, now: float, monitor: Monitor
-) -> tuple[Reason, float] | None:
-    """Whether a resident's start is still too fresh to judge the GPU by (CARMA paper, Table 2),
-    and when that reason will be gone.
+) -> Reason | None:
+    """Whether a resident's start is still too fresh to judge the GPU by (CARMA paper, Table 2).
 
     A job that has shown no kernel for `first_kernel_timeout_s` is waited for no longer.
     """
@@ -97,11 +96,10 @@ def settling(
         waited = 0.0 if job.started_at is None else now - job.started_at
         seen = dict(job.kernels).get(gpu)
         if seen is None and waited < patience_s:
-            reason = Reason("first_kernel", patience_s, waited, "s", f"job {job.id}")
-            return reason, now + patience_s - waited
+            return Reason("first_kernel", patience_s, waited, "s", f"job {job.id}")
         if seen is not None and now - seen < window_s:
-            return Reason("settling", window_s, now - seen, "s", f"job {job.id}"), seen + window_s
+            return Reason("settling", window_s, now - seen, "s", f"job {job.id}")
     watched = 0.0 if since is None else now - since
     if residents and watched < window_s:  # after a restart: nothing is known yet
-        return Reason("settling", window_s, watched, "s", "watched anew"), now + window_s - watched
+        return Reason("settling", window_s, watched, "s", "watched anew")
     return None

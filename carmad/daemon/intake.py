@@ -257,6 +257,7 @@ def _spec(body: SubmitIn, peer: Peer, after: tuple[After, ...]) -> JobSpec:
         exclusive=body.exclusive,
         nice=body.nice,
         time_limit_s=body.time_limit_s,
+        expected_s=body.expected_s,
         warn=WarnSignal(body.warn.signum, body.warn.before_s) if body.warn else None,
         begin_at=_time(body.begin_at),
         after=after,

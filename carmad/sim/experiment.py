@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from carmad.config import Settings
 from carmad.sim.hardware import Cluster
@@ -26,8 +26,8 @@ class Physics:
 class Experiment:
     trace: Trace
     cluster: Cluster
-    settings: Settings = Settings()  # with the policy, the recovery, MPS or not
+    settings: Settings = field(default_factory=Settings)  # with the policy, the recovery, MPS or not
     estimator: str = "none"  # none, oracle, or one of the trace's own columns
-    interference: str = "learned"  # none, additive, measured or learned
+    interference: str = "learned"  # none, additive, learned or measured:FILE
     physics: Physics = Physics()
     seed: int = 0

@@ -220,6 +220,7 @@ def _outcome(
         user=job["user"],
         load=load,
         reference=reference if reference in KINDS else "",
+        expected_s=job.get("expected_s"),
         time_limit_s=None if state is JobState.TIMED_OUT else job["time_limit_s"],
         exclusive=job["exclusive"] and not crashed,  # or it was the recovery's wish
         fails=state in _STOPPED,

@@ -216,6 +216,7 @@ def _request(options: argparse.Namespace, argv: list[str], script: Script | None
         "exclusive": options.exclusive,
         "nice": options.nice,
         "time_limit_s": options.time,
+        "expected_s": options.expect,
         "warn": options.signal,
         "begin_at": options.begin,
         "after": _after(options),
@@ -315,6 +316,12 @@ def _what_to_ask_for(group: argparse._ArgumentGroup) -> None:
         type=parse.seconds,
         metavar="TIME",
         help="stop it after MM, MM:SS, HH:MM:SS, D-HH[:MM[:SS]] or 2h30m",
+    )
+    add(
+        "--expect",
+        type=parse.seconds,
+        metavar="TIME",
+        help="how long it should run, for policies that start short jobs first; no limit",
     )
     add(
         "--signal",
