@@ -31,6 +31,7 @@ from carmad.store import journal
 from carmad.store.journal import Begin, Journal
 from carmad.store.sql import SqlStore
 from carmad.testing import a_spec
+from cli.app import run_app
 from policies import builtin
 from recovery import ladder
 from tests.busy import Busy
@@ -322,6 +323,17 @@ def test_a_tampered_journal_is_noticed(segment: Path, change: str) -> None:
     assert found.first.recorded != found.first.made
     assert found.decisions < whole.decisions
     assert found.steps == found.first.step
+
+
+def test_the_command_says_whether_a_journal_is_made_again(
+    segment: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_app(["daemon", "replay", str(segment)]) == 0
+    assert f"{reproduce(segment).decisions} decisions of" in capsys.readouterr().out
+    lines = tampered(segment, "a decision is gone")
+    segment.write_bytes(gzip.compress(b"\n".join(lines)))
+    assert run_app(["daemon", "replay", str(segment)]) == 1
+    assert "not ()" in capsys.readouterr().out  # what is on record there, and then what was made
 
 
 def test_a_core_that_raises_is_a_difference(segment: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""One modelled GPU: who is on it, how busy that makes it, and what a monitor would read.
+"""One modelled GPU or MIG instance: who is on it, how busy it is, and what a monitor would read.
 
 What is running here only ever changes between instants; from one to the next all levels stand.
 """

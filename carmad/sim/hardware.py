@@ -1,4 +1,5 @@
-"""The GPUs of a simulated cluster: what kinds there are, and how many on which node.
+"""The GPUs of a simulated cluster: what kinds there are, how many on which node, and how MIG
+divides them. How fast a job is on a MIG instance is said in `carmad.sim.workload`.
 
 Memory and idle power are as nvidia-smi prints them (driver R510 or later, ECC on where it is the
 default, published listings); the highest power is the board's limit by its data sheet.
@@ -13,12 +14,16 @@ Speeds, all relative to an A100 of 40 GB in 32-bit training (TF32 where the GPU 
   sizes), times Lambda's V100 for the nearest workload.
 - Estimated, for none of them measured these: A30 as A100, A40 as A6000, L4 as A10 and L40S as
   RTX 6000 Ada, each times the ratio of memory bandwidths; H200 as H100.
+
+MIG profiles: memory as `nvidia-smi mig -lgip` prints it, in GiB (published listings: H200 in issue
+120 of NVIDIA/mig-parted; another driver may have 1/8 GiB more or less); slices by the MIG User
+Guide, "Supported MIG Profiles".
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import sqrt
 
 from carmad.errors import CarmaError
@@ -26,7 +31,7 @@ from carmad.errors import CarmaError
 
 @dataclass(frozen=True, slots=True)
 class GpuKind:
-    """One GPU model."""
+    """One GPU model, or what a MIG instance has of it."""
 
     name: str  # as in `--gpus 3xA100-40GB`
     memory_mib: int
@@ -34,6 +39,8 @@ class GpuKind:
     max_w: float
     speed: float  # of training relative to A100-40GB
     speeds: tuple[tuple[str, float], ...] = field(default=())  # by model family, where measured
+    sm_share: float = 1.0  # of the whole GPU's SMs; speeds are the whole GPU's
+    dram_share: float = 1.0  # of its memory bandwidth
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +48,12 @@ class Node:
     name: str
     kind: GpuKind
     gpus: int
+    instances: tuple[GpuKind, ...] = ()  # that MIG divides each of the GPUs into; (): not divided
+
+    @property
+    def units(self) -> tuple[GpuKind, ...]:
+        """What jobs can be given of each GPU: itself, or its instances."""
+        return self.instances or (self.kind,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,30 +131,117 @@ _KINDS = (
 )
 KINDS = {kind.name: kind for kind in _KINDS}
 
+# Compute slices, memory slices and MiB; the last profile is the whole GPU. Profiles whose slices
+# add up to no more than that can also be placed beside each other.
+_MIG_PROFILES = {
+    "A100-40GB": {
+        "1g.5gb": (1, 1, 4_864),
+        "1g.10gb": (1, 2, 9_984),
+        "2g.10gb": (2, 2, 9_984),
+        "3g.20gb": (3, 4, 20_096),
+        "4g.20gb": (4, 4, 20_096),
+        "7g.40gb": (7, 8, 40_320),
+    },
+    "A100-80GB": {
+        "1g.10gb": (1, 1, 9_728),
+        "1g.20gb": (1, 2, 19_968),
+        "2g.20gb": (2, 2, 19_968),
+        "3g.40gb": (3, 4, 40_192),
+        "4g.40gb": (4, 4, 40_192),
+        "7g.80gb": (7, 8, 80_896),
+    },
+    "H100-80GB": {
+        "1g.10gb": (1, 1, 9_984),
+        "1g.20gb": (1, 2, 20_096),
+        "2g.20gb": (2, 2, 20_096),
+        "3g.40gb": (3, 4, 40_320),
+        "4g.40gb": (4, 4, 40_320),
+        "7g.80gb": (7, 8, 81_024),
+    },
+    "H200-141GB": {
+        "1g.18gb": (1, 1, 16_384),
+        "1g.35gb": (1, 2, 33_024),
+        "2g.35gb": (2, 2, 33_024),
+        "3g.71gb": (3, 4, 71_168),
+        "4g.71gb": (4, 4, 71_168),
+        "7g.141gb": (7, 8, 143_104),
+    },
+    "A30-24GB": {
+        "1g.6gb": (1, 1, 5_952),
+        "2g.12gb": (2, 2, 11_968),
+        "4g.24gb": (4, 4, 24_000),
+    },
+}
+
 _BY_LOWER_NAME = {name.lower(): kind for name, kind in KINDS.items()}
-_PART = re.compile(r"(?:(\d{1,5})x)?(\d{1,3})x(.+)", re.IGNORECASE)
+_PART = re.compile(r"(?:(\d{1,5})x)?(\d{1,3})x([^/]+)(?:/(.*))?", re.IGNORECASE)
+_INSTANCES = re.compile(r"(?:([1-9])x)?(.+)")
 _TRAINING_PEAK = 0.85
 
 
 def parse(text: str) -> Cluster:
     """`3xA100-40GB` is one node with three GPUs, `250x8xV100-32GB` is 250 nodes with eight each.
 
-    Commas stand between unlike parts. Raises CarmaError for what is not of this form.
+    Commas stand between unlike parts. `2xA100-40GB/3g.20gb+2x2g.10gb` has each of its GPUs divided
+    into those MIG instances. Raises CarmaError for what is not of this form, or no GPU can do.
     """
     shapes = [shape for part in text.split(",") for shape in _nodes(part.strip(), text)]
-    return Cluster(tuple(Node(f"node{i}", kind, gpus) for i, (kind, gpus) in enumerate(shapes)))
+    return Cluster(tuple(Node(f"node{i}", *shape) for i, shape in enumerate(shapes)))
 
 
-def _nodes(part: str, text: str) -> list[tuple[GpuKind, int]]:
+def _nodes(part: str, text: str) -> list[tuple[GpuKind, int, tuple[GpuKind, ...]]]:
     match = _PART.fullmatch(part)
     kind = _BY_LOWER_NAME.get(match[3].lower()) if match else None
     nodes, gpus = (int(match[1] or 1), int(match[2])) if match else (0, 0)
     if kind is None or not nodes or not gpus:
         raise CarmaError(
             f"{part!r} in {text!r} is no GPUs that can be simulated",
-            f"write 3xA100-40GB or, for many nodes, 250x8xV100-32GB; kinds: {', '.join(KINDS)}",
+            "write 3xA100-40GB, for many nodes 250x8xV100-32GB, for MIG 1xA100-40GB/7x1g.5gb; "
+            f"kinds: {', '.join(KINDS)}",
         )
-    return [(kind, gpus)] * nodes
+    instances = () if not match or match[4] is None else _instances(kind, match[4])
+    return [(kind, gpus, instances)] * nodes
+
+
+def _instances(kind: GpuKind, text: str) -> tuple[GpuKind, ...]:
+    """What `3g.20gb+2x2g.10gb` makes of one GPU."""
+    profiles = _MIG_PROFILES.get(kind.name)
+    if profiles is None:
+        kinds = ", ".join(_MIG_PROFILES)
+        raise CarmaError(f"{kind.name} has no MIG instances", f"kinds that have: {kinds}")
+    names: list[str] = []
+    for some in text.lower().split("+"):
+        match = _INSTANCES.fullmatch(some.strip())
+        names += [match[2]] * int(match[1] or 1) if match else [some]
+    *_, (all_compute, all_memory, _) = profiles.values()
+    known = [profiles[name] for name in names if name in profiles]
+    compute, memory = (sum(slices[i] for slices in known) for i in (0, 1))
+    if len(known) < len(names) or compute > all_compute or memory > all_memory:
+        each = ", ".join(f"{name} ({c}, {m})" for name, (c, m, _) in profiles.items())
+        raise CarmaError(
+            f"{kind.name} cannot be divided into {text!r}",
+            f"of {all_compute} compute and {all_memory} memory slices its profiles take: {each}",
+        )
+    return tuple(
+        _instance(kind, name, c / compute, c / all_compute, m / all_memory, mib)
+        for name, (c, m, mib) in zip(names, known, strict=True)
+    )
+
+
+def _instance(
+    kind: GpuKind, profile: str, idle_share: float, sm_share: float, dram_share: float, mib: int
+) -> GpuKind:
+    """Slices that no instance has draw idle power all the same: the instances share that, too."""
+    idle_w = kind.idle_w * idle_share
+    return replace(
+        kind,
+        name=f"{kind.name}/{profile}",
+        memory_mib=mib,
+        idle_w=idle_w,
+        max_w=idle_w + (kind.max_w - kind.idle_w) * sm_share,
+        sm_share=sm_share,
+        dram_share=dram_share,
+    )
 
 
 def power_w(kind: GpuKind, sm_active: float, dram_active: float) -> float:

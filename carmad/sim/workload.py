@@ -1,11 +1,16 @@
 """The trace as users would submit it: what the core is told of a task, and what it really is.
 
+MIG is modelled by shares alone. A job that keeps no more of the SMs and of the memory bandwidth
+busy than its instance has is as fast as on the whole GPU, any other slower by the larger of the two
+ratios. Other instances of the GPU do not disturb it.
+
 Every draw comes from a stream of the task's own, so that what one policy does cannot change what
 another one is told.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 from carmad.core.types import Estimate, JobId, JobSpec
@@ -13,7 +18,7 @@ from carmad.errors import CarmaError
 from carmad.sim.catalogue import key
 from carmad.sim.experiment import Experiment
 from carmad.sim.hardware import KINDS, GpuKind
-from carmad.sim.task import Task
+from carmad.sim.task import Load, Task
 
 
 class Workload:
@@ -71,6 +76,19 @@ class Workload:
         error = self._error(job, "memory", self._physics.estimate_error)
         return Estimate(max(1, round(mib * error)), self._estimator)
 
+    def load(self, job: JobId, kind: GpuKind) -> Load:
+        """What the job asks of a GPU of this kind while it trains there alone."""
+        load = self.task(job).load
+        if kind.sm_share == kind.dram_share == 1.0:
+            return load
+        pace = _pace(load, kind)
+        return replace(
+            load,
+            sm_active=load.sm_active * pace / kind.sm_share,
+            sm_occupancy=load.sm_occupancy * pace / kind.sm_share,
+            dram_active=load.dram_active * pace / kind.dram_share,
+        )
+
     def full_rate(self, job: JobId, kind: GpuKind) -> float:
         """Seconds of the task's own time that pass in one on a GPU of this kind, alone there."""
         task = self.task(job)
@@ -80,13 +98,18 @@ class Workload:
             reference = self._kinds[task.reference]
             rate = _speed(kind, task.load.model) / _speed(reference, task.load.model)
             self._rates[question] = rate
-        return rate
+        return rate * _pace(task.load, kind)
 
     def _error(self, job: JobId, what: str, sigma: float) -> float:
         """A log-normal factor."""
         if sigma == 0:
             return 1.0
         return Random(f"{self._seed}/{job}/{what}").lognormvariate(0.0, sigma)
+
+
+def _pace(load: Load, kind: GpuKind) -> float:
+    """How fast it trains where only a share of the GPU is its own, relative to the whole GPU."""
+    return 1.0 / max(1.0, load.sm_active / kind.sm_share, load.dram_active / kind.dram_share)
 
 
 def _speed(kind: GpuKind, model: str) -> float:

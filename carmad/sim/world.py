@@ -67,6 +67,7 @@ class World:
         self._look = False  # a job that waits may be placeable by now
         self._limit = False  # a time limit has been reached
         self._wakes = 0  # asked for since something last ran or arrived
+        self._wakes_at = -math.inf  # when the last of them is
         if workload.tasks:
             clock.call_at(workload.tasks[0].submit_s, Order.REST, self._submit, JobId(1))
 
@@ -129,11 +130,14 @@ class World:
 
     def _wake(self, at: float) -> None:
         """As often as a real monitor would, and not for ever: time alone must change something."""
+        at = max(at, self._clock.now + self._settings.monitor.period_s)
+        if at == self._wakes_at:
+            return
         if not self._executions:
             self._wakes += 1
         if self._wakes <= MOST_WAKES:
-            soonest = self._clock.now + self._settings.monitor.period_s
-            self._clock.call_at(max(at, soonest), Order.REST, self._look_again)
+            self._wakes_at = at
+            self._clock.call_at(at, Order.REST, self._look_again)
 
     def _launch(self, job: Job) -> None:
         now, id = self._clock.now, job.id
@@ -151,7 +155,8 @@ class World:
         left = task.duration_s
         if id in self._left:
             left = self._left[id] + self._physics.checkpoint_s
-        self._executions[id] = run = Execution(job, task.load, cards, full, left)
+        load = self._workload.load(id, cards[0].kind)
+        self._executions[id] = run = Execution(job, load, cards, full, left)
         ready_at = now + self._physics.first_kernel_s
         self._clock.call_at(ready_at, Order.BEGINS, self._first_kernel, run, run.version)
         patience_s = self._settings.monitor.first_kernel_timeout_s
@@ -289,8 +294,10 @@ def _cards(cluster: Cluster, gauges: Gauges) -> dict[GpuId, Card]:
     cards: dict[GpuId, Card] = {}
     for node in cluster.nodes:
         for index in range(node.gpus):
-            id = GpuId(f"{node.name}/{index}")
-            kind = node.kind
-            gpu = Gpu(id, len(cards), kind.name, kind.memory_mib, node=node.name)
-            cards[id] = Card(gpu, kind, gauges)
+            whole = GpuId(f"{node.name}/{index}")
+            parent = whole if node.instances else None
+            for number, kind in enumerate(node.units):
+                id = GpuId(f"{whole}/{number}") if parent else whole
+                gpu = Gpu(id, len(cards), kind.name, kind.memory_mib, parent, node.name)
+                cards[id] = Card(gpu, kind, gauges)
     return cards

@@ -130,6 +130,30 @@ class Denied(Problem):
     code = "forbidden"
 
 
+@daemon.command()
+def replay(
+    segments: Annotated[
+        list[Path], typer.Argument(metavar="SEGMENT…", help="Files of STATE/journal.")
+    ],
+) -> None:
+    """Make the decisions of a carmad's journal again, and compare them to the last number.
+
+    The answer to whether a decision was right: the very same code, fed the very same events.
+    """
+    from carmad.sim import shadow
+
+    differs = False
+    for segment in segments:
+        made = shadow.reproduce(segment)
+        print(f"{segment.name}: {made.decisions} decisions of {made.policy} in {made.steps} steps")
+        if first := made.first:
+            differs = True
+            told = first.error or f"{first.made!r:.500}"
+            print(f"  at {first.at:.3f} (step {first.step}) not {first.recorded!r:.500} but {told}")
+    if differs:
+        raise Problem("not what was decided then", "the CARMA or a plugin of that time was another")
+
+
 def _listen_at(socket: Path | None) -> Path:
     """The socket, which this process asks from here on too."""
     if socket is not None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from carmad.config import Settings
 from carmad.sim.experiment import Experiment, Physics
-from carmad.sim.hardware import Cluster
+from carmad.sim.hardware import Cluster, Node
 from carmad.sim.metrics import Bounds, Figures, bounds, figures
 from carmad.sim.outcome import Outcome
 
@@ -47,12 +47,19 @@ def runs(results: Iterable[tuple[Experiment, Outcome]]) -> tuple[Run, ...]:
 
 
 def gpus(cluster: Cluster) -> str:
-    """The cluster in the form of `--gpus`: 3xA100-40GB, or 250x8xV100-32GB."""
-    parts = []
-    for (gpus, kind), nodes in groupby(cluster.nodes, lambda node: (node.gpus, node.kind.name)):
-        alike = sum(1 for _ in nodes)
-        parts.append(f"{gpus}x{kind}" if alike == 1 else f"{alike}x{gpus}x{kind}")
-    return ",".join(parts)
+    """The cluster in the form of `--gpus`: 3xA100-40GB, 250x8xV100-32GB, 1xA100-40GB/7x1g.5gb."""
+    return ",".join(_counted(f"{node.gpus}x{_divided(node)}" for node in cluster.nodes))
+
+
+def _divided(node: Node) -> str:
+    profiles = _counted(instance.name.rpartition("/")[2] for instance in node.instances)
+    return "/".join(filter(None, (node.kind.name, "+".join(profiles))))
+
+
+def _counted(words: Iterable[str]) -> list[str]:
+    """A run of equal words as one: 7x1g.5gb."""
+    runs = [(word, sum(1 for _ in alike)) for word, alike in groupby(words)]
+    return [word if number == 1 else f"{number}x{word}" for word, number in runs]
 
 
 def clean(text: str) -> str:
