@@ -273,9 +273,11 @@ def _page(
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    yield f"| {' | '.join(headings)} |"
-    yield "|" + "---|" * len(headings)
-    yield from (f"| {' | '.join(row)} |" for row in rows)
+    """Markdown, aligned so that it reads well in a terminal, too."""
+    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+    for line in (headings, ["-" * width for width in widths], *rows):
+        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        yield f"| {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":

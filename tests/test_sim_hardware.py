@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from carmad.errors import CarmaError
 from carmad.sim.hardware import KINDS, GpuKind, parse, power_w
+from carmad.sim.report.runs import gpus
 
 A100 = KINDS["A100-40GB"]
 fractions = st.floats(0, 1)
@@ -42,6 +43,88 @@ class TestParse:
     @pytest.mark.parametrize("kind", KINDS)
     def test_every_kind_can_be_named(self, kind: str) -> None:
         assert parse(f"1x{kind}").nodes[0].kind is KINDS[kind]
+
+
+class TestMig:
+    def test_instances(self) -> None:
+        divided, whole = parse("2xA100-40GB/3G.20GB + 2x2g.10gb, 1xA100-40GB").nodes
+        assert (divided.kind, divided.gpus, whole.instances) == (A100, 2, ())
+        assert [(i.name, i.memory_mib) for i in divided.units] == [
+            ("A100-40GB/3g.20gb", 20_096),
+            ("A100-40GB/2g.10gb", 9_984),
+            ("A100-40GB/2g.10gb", 9_984),
+        ]
+        assert [(i.sm_share, i.dram_share) for i in divided.units] == [
+            (3 / 7, 4 / 8),
+            (2 / 7, 2 / 8),
+            (2 / 7, 2 / 8),
+        ]
+        assert whole.units == (A100,)
+
+    @pytest.mark.parametrize("text", ["7x1g.5gb", "3g.20gb+2g.10gb", "2x3g.20gb", "7g.40gb"])
+    def test_at_rest_they_draw_what_the_gpu_does(self, text: str) -> None:
+        instances = parse(f"1xA100-40GB/{text}").nodes[0].instances
+        assert sum(power_w(i, 0.0, 0.0) for i in instances) == pytest.approx(50)
+
+    def test_busy_ones_draw_their_share_of_the_rest(self) -> None:
+        # 50 W · 3/6 at rest, and 3/7 of 0.85 · 350 W
+        instance, _ = parse("1xA100-40GB/2x3g.20gb").nodes[0].instances
+        assert power_w(instance, 1.0, 0.5) == pytest.approx(25 + 127.5)
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "8x1g.5gb",  # compute slices
+            "2x3g.20gb+1g.5gb",  # memory slices
+            "4g.20gb+4g.20gb",
+            "1g.6gb",  # another GPU's
+            "0x1g.5gb",
+            "1g.5gb+",
+            "",
+        ],
+    )
+    def test_the_impossible_is_told_what_is_possible(self, text: str) -> None:
+        with pytest.raises(CarmaError, match="cannot be divided") as caught:
+            parse(f"1xA100-40GB/{text}")
+        assert "7 compute and 8 memory slices" in caught.value.hint
+        assert "1g.10gb (1, 2)" in caught.value.hint
+
+    def test_not_every_gpu_can_be_divided(self) -> None:
+        with pytest.raises(CarmaError, match="V100-32GB has no MIG") as caught:
+            parse("1xV100-32GB/7x1g.5gb")
+        assert "A30-24GB" in caught.value.hint
+
+    @pytest.mark.parametrize(
+        ("kind", "profiles"),
+        [
+            ("A100-40GB", "7x1g.5gb 4x1g.10gb 3x2g.10gb 2x3g.20gb 1x4g.20gb 1x7g.40gb"),
+            ("A100-80GB", "7x1g.10gb 4x1g.20gb 3x2g.20gb 2x3g.40gb 1x4g.40gb 1x7g.80gb"),
+            ("H100-80GB", "7x1g.10gb 4x1g.20gb 3x2g.20gb 2x3g.40gb 1x4g.40gb 1x7g.80gb"),
+            ("H200-141GB", "7x1g.18gb 4x1g.35gb 3x2g.35gb 2x3g.71gb 1x4g.71gb 1x7g.141gb"),
+            ("A30-24GB", "4x1g.6gb 2x2g.12gb 1x4g.24gb"),
+        ],
+    )
+    def test_as_many_instances_as_the_driver_lists(self, kind: str, profiles: str) -> None:
+        for each in profiles.split():
+            most, _, profile = each.partition("x")
+            instances = parse(f"1x{kind}/{each}").nodes[0].instances
+            assert len(instances) == int(most)
+            assert sum(i.memory_mib for i in instances) <= KINDS[kind].memory_mib
+            gigabytes = int(profile.partition(".")[2].removesuffix("gb"))
+            assert 0.85 < instances[0].memory_mib / 1024 / gigabytes <= 1
+            with pytest.raises(CarmaError):
+                parse(f"1x{kind}/{int(most) + 1}x{profile}")
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "1xA100-40GB/7x1g.5gb",
+            "4x2xA30-24GB/2g.12gb+2x1g.6gb,4x2xA30-24GB/4x1g.6gb",
+            "2xA100-40GB/3g.20gb+2x2g.10gb,2xA100-40GB",
+        ],
+    )
+    def test_it_is_written_as_it_is_read(self, text: str) -> None:
+        assert gpus(parse(text)) == text
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)

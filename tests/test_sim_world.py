@@ -17,15 +17,17 @@ from hypothesis import strategies as st
 from carmad import registry
 from carmad.config import Collocation, Limits, Settings
 from carmad.core.decision import AskAgain, Placement, Preemption, Reason
+from carmad.core.messages import Wake
 from carmad.core.types import Cause, Estimate, JobId, JobState, Mode
 from carmad.errors import CarmaError
 from carmad.sim import interference
-from carmad.sim.clock import not_before
+from carmad.sim.clock import Clock, not_before
 from carmad.sim.experiment import Experiment, Physics
-from carmad.sim.hardware import Cluster, GpuKind, Node, power_w
+from carmad.sim.hardware import KINDS, Cluster, GpuKind, Node, parse, power_w
 from carmad.sim.run import simulate
 from carmad.sim.task import Load, Task, Trace
 from carmad.sim.workload import Workload
+from carmad.sim.world import World
 
 FAST = GpuKind("fast", 40_960, 50.0, 400.0, 1.0)
 SLOW = GpuKind("slow", 40_960, 30.0, 300.0, 0.5, speeds=(("vgg16", 0.25),))
@@ -431,10 +433,116 @@ def test_a_policy_that_asks_for_ever_does_not_keep_the_simulation_from_its_end(m
     assert policy.asked_at == [float(at) for at in range(16)]  # once per period of the monitor
 
 
+class Diary(Clock):
+    """Remembers when it was to call."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls_at = []
+
+    def call_at(self, at, order, act, *subject):
+        self.calls_at.append(at)
+        super().call_at(at, order, act, *subject)
+
+
+def a_world(cluster, *tasks, clock=None):
+    experiment = Experiment(Trace("by hand", tasks), cluster)
+    workload = Workload(experiment)
+    return World(experiment, Settings(), workload, interference.make("none"), clock or Clock())
+
+
+def test_to_be_woken_at_one_instant_is_to_be_woken_once():
+    clock = Diary()
+    world = a_world(one_node(FAST), a_task(), clock=clock)
+    clock.advance()  # to 0 s
+    for at in (50.0, 50.0, 0.2, 0.3, 50.0):  # a monitor's next look is at 1 s
+        world.perform(Wake(at))
+    assert clock.calls_at == [0.0, 50.0, 1.0, 50.0]
+
+
 def test_under_mps_jobs_share_in_that_mode():
     settings = Settings(collocation=Collocation(mps=True))
     modes = [job.attempts[0].mode for job in run(a_task(), a_task(), settings=settings).jobs]
     assert modes == [Mode.MPS, Mode.MPS]
+
+
+def test_mig_instances_belong_to_their_gpu():
+    cluster = parse("1xA100-40GB,2xA30-24GB/2x2g.12gb")
+    discovered, _ = a_world(cluster).opening()
+    assert [(g.id, g.index, g.name, g.memory_mib, g.parent) for g in discovered.gpus] == [
+        ("node0/0", 0, "A100-40GB", 40_960, None),
+        ("node1/0/0", 1, "A30-24GB/2g.12gb", 11_968, "node1/0"),
+        ("node1/0/1", 2, "A30-24GB/2g.12gb", 11_968, "node1/0"),
+        ("node1/1/0", 3, "A30-24GB/2g.12gb", 11_968, "node1/1"),
+        ("node1/1/1", 4, "A30-24GB/2g.12gb", 11_968, "node1/1"),
+    ]
+
+
+def test_a_mig_instance_is_as_fast_as_its_share_allows():
+    outcome = run(a_task(), cluster=parse("1xA100-40GB/7x1g.5gb"))
+    (job,), gpu = outcome.jobs, outcome.gpus[0]
+    # It wants 0.4 of the SMs and has 1/7: 2.8 times as long. Of the bandwidth it has enough, 1/8.
+    assert spans(job) == [(0.0, 10.0, pytest.approx(290.0), Cause.SUCCESS)]
+    assert job.attempts[0].mode is Mode.MIG
+    assert job.alone_s == pytest.approx(290.0)
+    assert gpu.sm_active_s == pytest.approx(1.0 * 280)
+    assert gpu.sm_occupancy_s == pytest.approx(0.2 / 0.4 * 280)
+    assert gpu.dram_active_s == pytest.approx(0.1 * 8 / 2.8 * 280)
+    # 50 W at rest, and 0.85 · 350 W more at full activity, for seven
+    assert gpu.energy_j == pytest.approx(50 / 7 * 290 + 297.5 / 7 * 280)
+    assert [idle.energy_j for idle in outcome.gpus[1:]] == pytest.approx([50 / 7 * 290] * 6)
+    assert outcome.timeline.memory[1] == pytest.approx(4_000 / (7 * 4_864))
+
+
+@pytest.mark.parametrize(
+    ("partition", "dram_active", "seconds"),
+    [
+        ("3g.20gb", 0.5, 100),  # 0.4 of 3/7 of the SMs, 0.5 of 4/8 of the bandwidth: enough
+        ("3g.20gb", 0.8, 160),
+        ("2g.10gb", 0.1, 140),  # 0.4 of 2/7 of the SMs
+        ("2g.10gb", 0.5, 200),  # 0.5 of 2/8 of the bandwidth
+        ("1g.10gb", 0.5, 280),  # twice the bandwidth of a 1g.5gb, and its SMs
+        ("7g.40gb", 1.0, 100),
+    ],
+)
+def test_the_scarcer_of_sms_and_bandwidth_decides(partition, dram_active, seconds):
+    load = replace(LIGHT, dram_active=dram_active)
+    outcome = run(a_task(load=load), cluster=parse(f"1xA100-40GB/{partition}"))
+    (job,), (gpu,) = outcome.jobs, outcome.gpus
+    assert job.ended_at == pytest.approx(10 + seconds)
+    share = {"3": 4 / 8, "2": 2 / 8, "1": 2 / 8, "7": 1.0}[partition[0]]
+    assert gpu.dram_active_s == pytest.approx(dram_active / share * 100)  # the same work in all
+
+
+def test_a_mig_instance_of_a_faster_gpu_is_faster():
+    (job,) = run(a_task(reference="A100-40GB"), cluster=parse("1xH100-80GB/7x1g.10gb")).jobs
+    assert job.ended_at == pytest.approx(10 + 280 / KINDS["H100-80GB"].speed)
+
+
+def test_mig_instances_take_one_job_each_and_do_not_disturb_each_other(half_speed):
+    jobs = run(a_task(), a_task(), a_task(), cluster=parse("1xA100-40GB/2x3g.20gb")).jobs
+    assert [spans(job) for job in jobs] == [
+        [(0.0, 10.0, 110.0, Cause.SUCCESS)],
+        [(0.0, 10.0, 110.0, Cause.SUCCESS)],
+        [(110.0, 120.0, 220.0, Cause.SUCCESS)],
+    ]
+    assert len({job.attempts[0].gpus for job in jobs[:2]}) == 2
+
+
+@pytest.mark.parametrize(
+    ("memory_mib", "state"), [(4_864, JobState.SUCCEEDED), (4_865, JobState.OUT_OF_MEMORY)]
+)
+def test_a_mig_instance_has_its_own_memory(memory_mib, state):
+    load = replace(LIGHT, memory_mib=memory_mib)
+    (job,) = run(a_task(load=load), cluster=parse("1xA100-40GB/1g.5gb")).jobs
+    assert job.state is state
+
+
+def test_a_job_of_several_gpus_gets_no_mig_instances():
+    cluster = parse("1xA100-40GB/7x1g.5gb,2xA100-40GB")
+    (job,) = run(a_task(gpus=2), cluster=cluster).jobs
+    assert job.attempts[0].gpus == ("node1/0", "node1/1")
+    assert job.attempts[0].mode is Mode.STREAMS
 
 
 def a_workload(estimator="none", physics=None, seed=0):

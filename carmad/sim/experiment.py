@@ -26,7 +26,7 @@ class Physics:
 class Experiment:
     trace: Trace
     cluster: Cluster
-    settings: Settings = field(default_factory=Settings)  # with the policy, the recovery, MPS or not
+    settings: Settings = field(default_factory=Settings)  # policy, recovery, MPS
     estimator: str = "none"  # none, oracle, or one of the trace's own columns
     interference: str = "learned"  # none, additive, learned or measured:FILE
     physics: Physics = Physics()
