@@ -206,7 +206,8 @@ def test_gpus_are_counted_slurms_way_too() -> None:
 
 def test_every_option_arrives(fake: FakeDaemon, tmp_path: Path) -> None:
     words = "-J x -G 2 --gpu-mem 12G -t 2h --expect 90m -a 0-3%2 -d afterany:3 --after 4"
-    words += " -b 2026-11-20T12:00:00Z -o o-%j -e e --conda ml --nice 5 --no-requeue --signal USR2@60 --exclusive -H"
+    words += " -b 2026-11-20T12:00:00Z -o o-%j -e e --conda ml --nice 5 --no-requeue"
+    words += " --signal USR2@60 --exclusive -H"
     assert submit([*words.split(), "-D", str(tmp_path), "--export", "A=b c", "--", "prog"]) == 0
     body = fake.body
     assert body.pop("env")

@@ -520,7 +520,8 @@ def test_a_mig_instance_of_a_faster_gpu_is_faster():
 
 
 def test_mig_instances_take_one_job_each_and_do_not_disturb_each_other(half_speed):
-    jobs = run(a_task(), a_task(), a_task(), cluster=parse("1xA100-40GB/2x3g.20gb")).jobs
+    task = a_task(load=replace(LIGHT, sm_active=0.3))  # leaves no instance risky behind it
+    jobs = run(task, task, task, cluster=parse("1xA100-40GB/2x3g.20gb")).jobs
     assert [spans(job) for job in jobs] == [
         [(0.0, 10.0, 110.0, Cause.SUCCESS)],
         [(0.0, 10.0, 110.0, Cause.SUCCESS)],
