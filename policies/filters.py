@@ -55,12 +55,13 @@ def min_free(conditions: Preconditions) -> Filter:
 
 
 def not_risky(settings: Settings) -> Filter:
-    """The GPU is not saturated already (CARMA paper, 3.3)."""
+    """The GPU is not saturated already (CARMA paper, 3.3). One that nobody is on any longer is
+    no risk, whatever its last half minute was like."""
     limits = settings.risk
 
     def refuse(wanted: Demand, gpu: GpuView) -> Reason | None:
         score = gpu.score
-        if not score.risky(limits):
+        if idle(gpu, settings) is None or not score.risky(limits):
             return None
         parts = [
             f"{name} {value:.2f} (limit {limit:.2f})"

@@ -185,20 +185,27 @@ def test_memory_taken_elsewhere_is_held_until_the_crash_is_over():
 
 
 def test_a_saturated_gpu_takes_the_next_job_when_the_risk_has_fallen_below_its_limit():
-    first, second = run(a_task(load=HEAVY), a_task(load=HEAVY)).jobs
-    assert first.ended_at == 110.0
+    quiet = Load("quiet", 32, 4_000, sm_active=0.0, sm_occupancy=0.0, dram_active=0.0)
+    tasks = a_task(load=quiet, duration_s=1000.0), a_task(load=HEAVY), a_task()
+    _, heavy, third = run(*tasks).jobs
+    assert spans(heavy) == [(40.0, 50.0, 150.0, Cause.SUCCESS)]
     # x s after the end, with half of the window still full: 0.2·(1 − x/30) + 0.3 + 0.3 + 0.2·EMA,
     # EMA = (29/31)^x, falls below 0.8 where x/30 = (29/31)^x: x = 12.79.
-    x = second.attempts[0].launched_at - 110.0
+    x = third.attempts[0].launched_at - 150.0
     assert x == pytest.approx(12.79, abs=0.1)
     assert x / 30 == pytest.approx((29 / 31) ** x, abs=5e-3)
 
 
+def test_a_gpu_that_nobody_is_on_any_longer_is_no_risk():
+    _, second = run(a_task(load=HEAVY), a_task(load=HEAVY)).jobs
+    assert second.attempts[0].launched_at == 110.0
+
+
 def test_the_risk_is_judged_by_the_time_each_level_stood():
     """The window is full of the load at 40 s, not before, however few readings there were."""
-    _, second = run(a_task(), a_task(submit_s=39.0, load=HEAVY), a_task(submit_s=75.0)).jobs[:2]
+    long = a_task(duration_s=1000.0)
+    _, second, third = run(long, a_task(submit_s=39.0, load=HEAVY), a_task(submit_s=75.0)).jobs
     assert second.attempts[0].launched_at == 40.0
-    third = run(a_task(), a_task(submit_s=39.0, load=HEAVY), a_task(submit_s=75.0)).jobs[2]
     # Ready at 50 beside the light one, the heavy one saturates the GPU until it ends at 150.
     assert third.attempts[0].launched_at > 150.0
 

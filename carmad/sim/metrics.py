@@ -246,9 +246,13 @@ def _use(outcome: Outcome, seconds: Sequence[float]) -> Use | None:
     whole_s = sum(seconds)
     if whole_s <= 0:
         return None
-    size_mib = {node.name: node.kind.memory_mib for node in outcome.cluster.nodes}
+    size_mib = {
+        (node.name, kind.name): kind.memory_mib
+        for node in outcome.cluster.nodes
+        for kind in node.units
+    }
     gpus = outcome.gpus
-    mib_s = sum(size_mib[gpu.node] * own for gpu, own in zip(gpus, seconds, strict=True))
+    mib_s = sum(size_mib[gpu.node, gpu.kind] * own for gpu, own in zip(gpus, seconds, strict=True))
     return Use(
         memory=sum(gpu.memory_mib_s for gpu in gpus) / mib_s,
         sm_active=sum(gpu.sm_active_s for gpu in gpus) / whole_s,
