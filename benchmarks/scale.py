@@ -30,6 +30,7 @@ PHILLY, PHILLY_GPUS = f"philly:{DATA}/philly/philly.csv", "250x8xV100-32GB"
 MURI, MURI_GPUS = f"muri:{DATA}/muri/trace1.csv", "8x8xV100-32GB"
 SIZES = (20_000, 40_000, 82_247)
 POLICIES = ("fifo", "sjf", "magm")
+SHARING = ("magm",)  # work over capacity is no bound for these
 RUNS = 3
 
 
@@ -72,7 +73,7 @@ def main() -> None:
             "",
             f"## Muri's trace 1 on 64 GPUs ({MURI_GPUS}); wanted: ≤ 2 s unless it shares",
             "",
-            _table(muri, cpu_s=2.0),
+            _table(muri, cpu_s=2.0, exempt=SHARING),
             "",
         ]
     )
@@ -113,25 +114,27 @@ def _run(source: str, gpus: str, policy: str, jobs: int) -> Measured:
         jct_mean_s=figures.jct.mean,
         jct_bound_s=bounds.jct_mean_s,
         makespan_h=outcome.makespan_s / 3600,
-        bound_h=max(bounds.makespan_s, bounds.unshared_makespan_s) / 3600,
+        bound_h=max(bounds.makespan_s, 0.0 if policy in SHARING else bounds.unshared_makespan_s)
+        / 3600,
         events=outcome.events,
         queue_max=figures.queue_max,
     )
 
 
-def _table(runs: list[Measured], cpu_s: float) -> str:
+def _table(runs: list[Measured], cpu_s: float, exempt: tuple[str, ...] = ()) -> str:
     lines = [
         "| policy | jobs | processor s | wall s | peak MiB | µs per event | longest queue |"
         " mean JCT h | no-wait | makespan h | bound | |",
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|",
     ]
     for one in runs:
-        met = one.cpu_s <= cpu_s and one.peak_mib <= 2048
+        met = "met" if one.cpu_s <= cpu_s and one.peak_mib <= 2048 else "MISSED"
+        verdict = "" if one.policy in exempt else met
         lines.append(
             f"| {one.policy} | {one.jobs:,} | {one.cpu_s:.2f} | {one.wall_s:.2f} |"
             f" {one.peak_mib:.0f} | {one.cpu_s / one.events * 1e6:.0f} | {one.queue_max} |"
             f" {one.jct_mean_s / 3600:.2f} | {one.jct_bound_s / 3600:.2f} |"
-            f" {one.makespan_h:.1f} | {one.bound_h:.1f} | {'met' if met else 'MISSED'} |"
+            f" {one.makespan_h:.1f} | {one.bound_h:.1f} | {verdict} |"
         )
     return "\n".join(lines)
 

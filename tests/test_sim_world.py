@@ -298,6 +298,16 @@ def test_what_was_saved_before_stays_saved(monkeypatch):
     ]
 
 
+def test_a_time_limit_counts_what_was_done_before_a_preemption(monkeypatch):
+    """Run for 62 s until it is preempted, and stopped 38 s after it goes on."""
+    monkeypatch.setattr(registry, "bare_policy", lambda settings: LatestFirst())
+    settings = Settings(limits=Limits(preemption=True))
+    first, _ = run(
+        a_task(time_limit_s=100.0), a_task(submit_s=60.0, duration_s=20.0), settings=settings
+    ).jobs
+    assert spans(first)[1] == (92.0, 102.0, 92.0 + 38.0 + 2.0, Cause.TIME_LIMIT)
+
+
 def test_a_job_preempted_before_its_first_kernel_begins_anew(monkeypatch):
     monkeypatch.setattr(registry, "bare_policy", lambda settings: LatestFirst())
     settings = Settings(limits=Limits(preemption=True))

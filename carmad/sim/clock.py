@@ -42,12 +42,12 @@ class Clock:
         return True
 
 
-def not_before(since: float, span_s: float) -> float:
-    """The first instant at which `at - since >= span_s`, as the core computes it.
+def not_before(since: float, span_s: float, before_s: float = 0.0) -> float:
+    """The first instant at which `before_s + (at - since) >= span_s`, as the core computes it.
 
-    `since + span_s` may be one rounding too early, and then nobody would look again.
+    The sum may be one rounding too early, and then nobody would look again.
     """
-    at = since + span_s
-    while at - since < span_s:
+    at = since + max(0.0, span_s - before_s)
+    while before_s + (at - since) < span_s:
         at = math.nextafter(at, math.inf)
     return at

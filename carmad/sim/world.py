@@ -163,7 +163,7 @@ class World:
         if self._physics.first_kernel_s + self._physics.oom_s >= patience_s:
             self._clock.call_at(not_before(now, patience_s), Order.REST, self._look_again)
         if task.time_limit_s is not None:
-            limit = not_before(now, task.time_limit_s)
+            limit = not_before(now, task.time_limit_s, before_s=job.served_s)
             self._clock.call_at(limit, Order.REST, self._reach_limit, run)
 
     def _stop(self, job: Job) -> None:
