@@ -80,7 +80,7 @@ class _Guard:
         self._one_at_a_time = threading.Lock()
         self._question: Callable[[], object] | None = None
         self._answer: object = None
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         self._ask = threading.Semaphore(0)
         self._answered = threading.Semaphore(0)
         threading.Thread(target=self._serve, name=plugin, daemon=True).start()
@@ -94,8 +94,10 @@ class _Guard:
             if not self._answered.acquire(timeout=self._timeout_s):
                 raise TimeoutError(f"no {what} within {self._timeout_s:g} s")
             self._question = None
-            if self._error is not None:
+            if isinstance(self._error, Exception):
                 raise self._error
+            if self._error is not None:
+                raise RuntimeError(f"it gave up: {self._error!r:.200}")
             return cast(T, self._answer)
 
     def _serve(self) -> None:
@@ -104,7 +106,7 @@ class _Guard:
             assert self._question is not None
             try:
                 self._answer, self._error = self._question(), None
-            except Exception as error:  # noqa: BLE001 - foreign code
+            except BaseException as error:  # noqa: BLE001 - foreign code, which may call sys.exit
                 self._error = error
             self._answered.release()
 
@@ -119,12 +121,12 @@ class GuardedPolicy:
         return self._policy.name
 
     def order(self, job: Job) -> float:
-        """By arrival, when the policy cannot say."""
+        """Last, while the policy cannot say."""
         try:
             order = self._guard.ask(lambda: float(self._policy.order(job)), "place in line")
         except Exception:  # noqa: BLE001 - foreign code
-            return 0.0
-        return 0.0 if math.isnan(order) else order
+            return math.inf
+        return math.inf if math.isnan(order) else order
 
     def plan(self, view: View) -> tuple[Proposal, ...]:
         """Raises what the policy raises, TimeoutError, or TypeError for nonsense."""

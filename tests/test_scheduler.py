@@ -14,6 +14,7 @@ from carmad.core.messages import (
     HoldRequested,
     Noticed,
     RequeueRequested,
+    Sampled,
     Signal,
     Submitted,
     Tick,
@@ -333,6 +334,77 @@ def test_the_time_limit_counts_what_a_preempted_job_ran_for():
     server.exit(second)
     server.pass_time(41)
     assert server.job(first).stop is Cause.TIME_LIMIT
+
+
+def test_a_preempted_job_whose_time_is_up_does_not_start_again():
+    server = Server(gpus=1, settings=PREEMPTING, policy=Scripted(youngest_first, lambda j: -j.id))
+    first = server.submit(time_limit_s=100)
+    server.pass_time(90)
+    server.submit()
+    server.pass_time(20)  # it took its time to stop
+    server.exit(first, Exit(Cause.FAILURE, None, 15))
+    assert server.last(first).state is S.TIMED_OUT
+    assert server.last(first).exit.cause is Cause.TIME_LIMIT
+
+
+def test_a_job_that_is_asked_for_again_has_a_clean_slate():
+    server = Server(gpus=1, settings=PREEMPTING, policy=Scripted(youngest_first, lambda j: -j.id))
+    first = server.submit(time_limit_s=100)
+    server.pass_time(60)
+    second = server.submit()
+    server.exit(first, Exit(Cause.FAILURE, None, 15))
+    server.exit(second)
+    server.tell(CancelRequested(server.now, first, "ada"))
+    server.exit(first, Exit(Cause.FAILURE, None, 15))
+    server.tell(RequeueRequested(server.now, server.last(first), "ada"))
+    job = server.job(first)
+    assert (job.state, job.stop, job.served_s, job.overtaken) == (S.STARTING, None, 0.0, 0)
+    server.exit(first, Exit(Cause.FAILURE, 1))
+    assert server.last(first).state is S.FAILED  # and not taken for a preemption
+
+
+def test_a_preempted_job_can_be_held():
+    server = Server(gpus=1, settings=PREEMPTING, policy=Scripted(youngest_first))
+    first, second = server.submit(), server.submit()
+    server.tell(HoldRequested(server.now, first, True, "ada"))
+    server.exit(first, Exit(Cause.FAILURE, None, 15))
+    server.exit(second)
+    assert (server.job(first).state, server.job(first).held) == (S.QUEUED, True)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_policy_that_says_a_thing_twice_does_no_harm(times):
+    """The same GPU twice for one job, or one placement twice."""
+
+    def plan(view):
+        gpus = (view.gpus[0].id,) * (3 - times)
+        return (Placement(view.queue[0].id, gpus),) * times
+
+    server = Server(gpus=1, policy=Scripted(plan))
+    id = server.submit()
+    if times == 1:
+        assert server.why(id)[1] == ["policy_failed"]
+    else:
+        server.exit(id)
+        assert server.last(id).state is S.SUCCEEDED
+
+
+def test_round_robin_keeps_its_place_when_the_core_is_put_back():
+    server = Server(gpus=3, policy=builtin.rr(Settings()))
+    server.exit(server.submit())
+    server.scheduler.restore(())
+    id = server.submit()
+    assert server.job(id).gpus == (server.gpus[1].id,)
+
+
+def test_a_reading_that_is_older_than_the_last_is_ignored():
+    server = Server(gpus=1)
+    server.sm[server.gpus[0].id] = 0.6
+    server.pass_time(10)
+    before = server.scheduler.view(server.now).gpus[0].score
+    old = replace(server.reading(server.gpus[0]), at=server.now - 5, sm_active=0.0)
+    server.tell(Sampled(server.now, (old,)))
+    assert server.scheduler.view(server.now).gpus[0].score == before
 
 
 def test_a_policy_s_order_is_the_line_but_recovery_and_niceness_come_first():

@@ -27,6 +27,7 @@ from carmad.sim.past import Ran
 from carmad.sim.run import simulate
 from carmad.sim.task import Load
 from carmad.sim.traces import native
+from carmad.sim.workload import Workload
 from carmad.store import journal
 from carmad.store.sql import SqlStore
 from carmad.testing import a_job
@@ -42,8 +43,6 @@ A, B = GpuId("GPU-a"), GpuId("GPU-b")
 
 class Halved:
     """Whoever shares trains at half speed, under MPS at three quarters."""
-
-    name = "halved"
 
     def speeds(self, loads: Sequence[Load], mode: Mode) -> tuple[float, ...]:
         alone = len(loads) == 1 or mode is Mode.EXCLUSIVE
@@ -325,7 +324,22 @@ def test_gpus_are_known_by_the_drivers_names(name: str, memory_mib: int, kind: s
 def test_a_gpu_that_nobody_knows_can_be_simulated_all_the_same() -> None:
     found = history(past_job(1, 0, tried(0, 0, 100)), name="NVIDIA Z1 Pro")
     assert found.experiment.cluster.nodes[0].kind.name == "NVIDIA-Z1-Pro"
-    assert found.experiment.trace.tasks[0].reference == ""
+    assert found.experiment.trace.tasks[0].reference == "A100-40GB", "what it is taken for"
+
+
+def test_what_an_unknown_gpu_trained_is_as_fast_there_again() -> None:
+    """The server's first GPU is a slower one: it is not what the job was measured on."""
+    asked: Any = [
+        {"id": A, "name": "Tesla T4", "memory_mib": 15_360},
+        {"id": B, "name": "NVIDIA Z1 Pro", "memory_mib": 40_000},
+    ]
+    ended: Any = [past_job(1, 0, tried(0, 0, 100, B)), past_job(2, 0, tried(0, 0, 50, "gone"))]
+    found = recorded.history(ended, [], asked, Settings())
+    slow, unknown = (node.kind for node in found.experiment.cluster.nodes)
+    workload = Workload(found.experiment)
+    assert workload.full_rate(JobId(1), unknown) == 1.0
+    assert workload.full_rate(JobId(1), slow) == 0.21
+    assert found.experiment.trace.tasks[1].reference == "", "its GPU is gone"
 
 
 def test_history_is_asked_for_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:

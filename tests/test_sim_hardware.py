@@ -136,6 +136,26 @@ def test_the_table_is_plausible(kind: GpuKind) -> None:
     assert all(speed > 0 for _, speed in kind.speeds)
 
 
+@pytest.mark.parametrize(
+    ("kind", "like", "ratio"),
+    [
+        ("H200-141GB", "H100-80GB", 1.0),
+        ("A40-48GB", "A6000-48GB", 696 / 768),
+        ("L4-24GB", "A10-24GB", 300 / 600),
+        ("L40S-48GB", "RTX6000Ada-48GB", 864 / 960),
+    ],
+)
+def test_what_nobody_measured_follows_another_kind_model_by_model(
+    kind: str, like: str, ratio: float
+) -> None:
+    estimated, measured = KINDS[kind], KINDS[like]
+    assert estimated.speed == pytest.approx(measured.speed * ratio, abs=0.006)
+    assert len(estimated.speeds) == 3
+    assert dict(estimated.speeds) == {
+        model: pytest.approx(speed * ratio, abs=0.006) for model, speed in measured.speeds
+    }
+
+
 def test_speeds_are_relative_to_the_a100() -> None:
     assert A100.speed == 1.0
     assert not A100.speeds

@@ -115,7 +115,9 @@ def test_the_queue_is_weighted_by_time_up_to_the_last_end() -> None:
 
 def test_use_of_gpus_over_the_makespan_and_while_they_are_busy() -> None:
     small = gpu("a", "node0", busy_s=50.0, memory_mib_s=50 * 20_480.0, sm_active_s=40.0)
-    large = gpu("b", "node1", "A100-80GB", busy_s=100.0, memory_mib_s=100 * 81_920.0, dram_active_s=30.0)
+    large = gpu(
+        "b", "node1", "A100-80GB", busy_s=100.0, memory_mib_s=100 * 81_920.0, dram_active_s=30.0
+    )
     found = figures(
         outcome(
             PLAIN,

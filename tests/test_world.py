@@ -204,9 +204,12 @@ def test_without_its_mps_daemon_a_job_runs_all_the_same_and_is_told(tmp_path):
 
 def test_a_client_leaves_mps_before_it_is_killed(tmp_path):
     mps = Mps()
-    mps.pids = frozenset({71, 72})
+    mps.pids = frozenset({71, 72, 73})
     world, _, _ = a_world(tmp_path, mps, grace_s=1.0)
-    world.shepherd.owner = {71: JobId(7), 72: JobId(8)}.get
+    # 73 is of a later attempt: the job was preempted, and is back already.
+    attempt = running(Mode.MPS).attempt
+    owners = {71: (7, attempt), 72: (8, attempt), 73: (7, attempt + 1)}
+    world.shepherd.owner_attempt = owners.get
     performed(world, Stop(running(Mode.MPS)))
     until(lambda: mps.left)
     assert mps.left == [71]
@@ -227,6 +230,14 @@ def test_a_client_leaves_mps_before_it_is_killed(tmp_path):
 def test_every_end_has_its_cause(tmp_path, ended, cause):
     world, inbox, _ = a_world(tmp_path)
     world._ended(JobId(7), 2, ended)
+    assert inbox.events[0].exit.cause is cause
+
+
+@pytest.mark.parametrize(("stopped", "cause"), [(False, Cause.SUCCESS), (True, Cause.CANCELLED)])
+def test_a_job_that_ends_well_because_it_was_told_to_is_not_done(tmp_path, stopped, cause):
+    """It saved its work; one that is preempted goes on from there."""
+    world, inbox, _ = a_world(tmp_path)
+    world._ended(JobId(7), 2, Ended(code=0, ended_at=1.0, stopped=stopped))
     assert inbox.events[0].exit.cause is cause
 
 

@@ -179,5 +179,5 @@ def _ends(verdict: Verdict, scene: Scene, name: str) -> list[str]:
     limit, started = resident.spec.time_limit_s, resident.started_at
     if limit is None or started is None:
         return [f"may start on {name} when job {label(resident)} ends"]
-    left = duration(started + limit - scene.now)
+    left = duration(started + limit - resident.served_s - scene.now)
     return [f"may start on {name} when job {label(resident)} ends (in {left} at the latest)"]

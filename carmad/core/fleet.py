@@ -57,8 +57,13 @@ class Fleet:
         self._outdated.add(gpu)
 
     def add(self, sample: GpuSample, residents: tuple[Job, ...]) -> None:
-        """Take in a reading of a GPU that `residents` are on; of an unknown GPU it is ignored."""
-        if window := self._windows.get(sample.gpu):
+        """Take in a reading of a GPU that `residents` are on.
+
+        One of an unknown GPU is ignored, and so is one that is older than the last: after a commit
+        that failed the core may be told again what it has seen.
+        """
+        window = self._windows.get(sample.gpu)
+        if window and not (window.last and sample.at < window.last.at):
             gap = self._settings.monitor.stale_s
             usage = metered(self.usage, residents, window.last, sample, gap)
             self.usage.update(usage)

@@ -7,7 +7,7 @@ from typing import TypeVar, cast
 
 T = TypeVar("T")
 
-REMEMBERED = 256  # answers about one value
+REMEMBERED = 64  # answers about one value
 
 
 class Known:

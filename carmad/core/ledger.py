@@ -85,13 +85,15 @@ class Ledger:
         return (*self._queued[:at], job, *self._queued[at:])
 
     def running(self) -> tuple[Job, ...]:
-        """Those that hold GPUs."""
+        """Those that hold GPUs, by id."""
         if self._running is None:
-            self._running = tuple(self.holders.values())
+            self._running = tuple([self.holders[id] for id in sorted(self.holders)])
         return self._running
 
     def residents(self, gpu: GpuId) -> tuple[Job, ...]:
-        return tuple(self._residents.get(gpu, {}).values())
+        """Those that hold this GPU, by id: the same after a restart."""
+        residents = self._residents.get(gpu, {})
+        return tuple([residents[id] for id in sorted(residents)])
 
     def waiting_for(self, job: JobId) -> tuple[Job, ...]:
         """Those that are to start after `job`."""

@@ -28,12 +28,19 @@ from carmad.core.view import View
 class Placer:
     """`decisions` has the latest on each job that was judged and has not ended."""
 
-    def __init__(self, settings: Settings, policy: Policy, ledger: Ledger, fleet: Fleet) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        policy: Policy,
+        ledger: Ledger,
+        fleet: Fleet,
+        last_placed: GpuId | None = None,
+    ) -> None:
         self._settings = settings
         self._policy = policy
         self._ledger = ledger
         self._fleet = fleet
-        self._last_placed: GpuId | None = None
+        self.last_placed = last_placed
         self._news: list[Decision] = []
         self.decisions: dict[JobId, Decision] = {}
 
@@ -47,7 +54,7 @@ class Placer:
             self._ready(line, now),
             self._ledger.running(),
             self._settings,
-            self._last_placed,
+            self.last_placed,
         )
 
     def barrier(self, job: Job, now: float) -> Reason | None:
@@ -84,7 +91,7 @@ class Placer:
             return False
         waiting: list[JobId] = []  # judged, and passed over by those that start below
         plan = self._planned(view)
-        for proposal in plan:
+        for n, proposal in enumerate(plan, 1):
             if isinstance(proposal, AskAgain):
                 actions.append(Wake(proposal.at))
                 continue
@@ -105,7 +112,7 @@ class Placer:
                 passed = self._ledger.jobs[id]
                 self._ledger.put(replace(passed, overtaken=passed.overtaken + 1))
             actions.append(Launch(self._start(job, checked.gpus, view)))
-            if proposal is not plan[-1]:
+            if n < len(plan):
                 view = view.with_placement(job, checked.gpus)
         return False
 
@@ -135,8 +142,9 @@ class Placer:
         """The placement, or a wait that says which hard rule its GPUs would have broken."""
         if not placement.gpus:
             return placement
-        chosen = tuple(dict.fromkeys(placement.gpus))
-        if len(chosen) != job.spec.gpus or not all(gpu in view.node_of for gpu in chosen):
+        chosen = placement.gpus
+        right = len(chosen) == len(set(chosen)) == job.spec.gpus
+        if not right or not all(gpu in view.node_of for gpu in chosen):
             answer = ", ".join(placement.gpus)
             return refuse(placement, Reason("policy_failed", detail=f"it chose {answer:.200}"))
         wanted = view.demand(job)
@@ -162,7 +170,7 @@ class Placer:
             for resident in self._ledger.residents(gpu):
                 if not resident.shared:
                     self._ledger.put(replace(resident, shared=True))
-        self._last_placed = gpus[-1]
+        self.last_placed = gpus[-1]
         self._ledger.put(started)
         return started
 

@@ -80,10 +80,15 @@ class Scheduler:
         jobs: Iterable[Job],
         ended: Iterable[tuple[JobId, JobState]] = (),
         drains: Iterable[Drain] = (),
+        last_placed: GpuId | None = None,
     ) -> tuple[Action, ...]:
-        """Take over what a store holds; returns the actions that may have been left undone."""
+        """Take over what a store holds; returns the actions that may have been left undone.
+
+        `last_placed` is round-robin's place; None: the one that this core was at.
+        """
+        last = last_placed or self._placer.last_placed
         self._ledger = Ledger(self.policy.order, jobs, ended)
-        self._placer = Placer(self.settings, self.policy, self._ledger, self._fleet)
+        self._placer = Placer(self.settings, self.policy, self._ledger, self._fleet, last)
         self._fleet.drains = {drain.gpu: drain for drain in drains}
         self._fleet.look_again()
         return tuple(action for job in self.jobs.values() if (action := owed(job)))
@@ -214,7 +219,7 @@ class Scheduler:
         exit = self._explained(job, event.exit)
         at = min(event.at, event.ended_at or event.at)
         if job.stop is Cause.PREEMPTED and exit.cause is not Cause.SUCCESS:
-            self._back_in_line(job, served_s=job.attained_s(at))
+            self._preempted(job, exit, at)
         elif job.state is JobState.STOPPING and job.stop is not Cause.PREEMPTED:
             timed_out = job.stop is Cause.TIME_LIMIT
             state = JobState.TIMED_OUT if timed_out else JobState.CANCELLED
@@ -246,7 +251,9 @@ class Scheduler:
 
     def _on_hold_requested(self, event: HoldRequested) -> None:
         job = self.jobs.get(event.job)
-        if job and not job.holds_gpus and job.held != event.held:
+        if job is None or job.held == event.held:
+            return
+        if not job.holds_gpus or job.stop is Cause.PREEMPTED:
             self._put(replace(job, held=event.held))
 
     def _on_requeue_requested(self, event: RequeueRequested) -> None:
@@ -257,9 +264,12 @@ class Scheduler:
                 gpus=(),
                 mode=None,
                 exit=None,
+                stop=None,
                 ended_at=None,
                 failures=(),
                 retry=None,
+                served_s=0.0,
+                overtaken=0,
             )
             self._put(again)
 
@@ -343,10 +353,26 @@ class Scheduler:
     def _requeue(self, job: Job, exit: Exit, retry: Retry | None) -> None:
         self._back_in_line(job, retry=retry, failures=(*job.failures, exit))
 
+    def _preempted(self, job: Job, exit: Exit, at: float) -> None:
+        served_s, limit_s = max(0.0, job.attained_s(at)), job.spec.time_limit_s
+        if limit_s is not None and served_s >= limit_s:
+            self._end(job, JobState.TIMED_OUT, replace(exit, cause=Cause.TIME_LIMIT), at)
+        else:
+            self._back_in_line(job, served_s=served_s)
+
     def _back_in_line(self, job: Job, **changes: Any) -> None:
         metered = self._fleet.with_usage(job)
         self._put(
-            advance(metered, JobState.QUEUED, gpus=(), mode=None, kernels=(), stop=None, **changes)
+            advance(
+                metered,
+                JobState.QUEUED,
+                gpus=(),
+                mode=None,
+                kernels=(),
+                stop=None,
+                overtaken=0,
+                **changes,
+            )
         )
 
     def _stop(self, job: Job, cause: Cause) -> None:

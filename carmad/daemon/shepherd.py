@@ -89,7 +89,8 @@ class Shepherd:
         self._revoke = revoke
         self._arrivals: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._attempts: dict[tuple[JobId, int], _Attempt] = {}
-        self._supervisors: dict[int, JobId] = {}  # by pid; read from other threads
+        # Whose they are, by pid; read from other threads.
+        self._supervisors: dict[int, tuple[JobId, int]] = {}
         self._poller = select.poll()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
         self._poller.register(self._wake, select.POLLIN)
@@ -118,11 +119,16 @@ class Shepherd:
         os.eventfd_write(self._wake, 1)
 
     def owner(self, pid: int) -> JobId | None:
-        """The job that a process belongs to: the one whose supervisor is among its ancestors."""
+        """The job that a process belongs to."""
+        owner = self.owner_attempt(pid)
+        return owner[0] if owner else None
+
+    def owner_attempt(self, pid: int) -> tuple[JobId, int] | None:
+        """The attempt of a job whose supervisor is among the process's ancestors."""
         while pid > 1:
-            job = self._supervisors.get(pid)
-            if job is not None:
-                return job
+            owner = self._supervisors.get(pid)
+            if owner is not None:
+                return owner
             found = process_stat(pid)
             if found is None:
                 return None
@@ -179,7 +185,7 @@ class Shepherd:
             self._end(attempt, _read_end(attempt))
         else:
             self._poller.register(attempt.pidfd, select.POLLIN)
-            self._supervisors[started["pid"]] = attempt.job.id
+            self._supervisors[started["pid"]] = (attempt.job.id, attempt.job.attempt)
 
     def _give_up(self, attempt: _Attempt) -> None:
         """Report that none began, unless one does this very moment."""

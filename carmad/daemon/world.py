@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from threading import Timer
 
@@ -168,7 +169,8 @@ class DaemonWorld:
     def _leave_mps(self, job: Job, mps: Mps) -> None:
         for gpu in job.gpus:
             for pid in mps.clients(gpu):
-                if self.shepherd.owner(pid) == job.id:
+                # Not of a later attempt: one that was preempted may be back by now.
+                if self.shepherd.owner_attempt(pid) == (job.id, job.attempt):
                     mps.terminate(gpu, pid)
 
     def _memory_gone(self, job: Job) -> bool:
@@ -191,6 +193,9 @@ class DaemonWorld:
                 host_oom=ended.host_oom,
                 gpu_full=self.monitor is not None and self.monitor.was_full(job),
             )
+        if ended.stopped and exit.cause is Cause.SUCCESS:
+            # One that saves its work when it is told to stop, and then ends well, is not done.
+            exit = replace(exit, cause=Cause.CANCELLED)
         self._report(job, attempt, exit, ended.ended_at)
 
     def _report(self, job: JobId, attempt: int, exit: Exit, at: float | None = None) -> None:

@@ -13,7 +13,7 @@ Speeds, all relative to an A100 of 40 GB in 32-bit training (TF32 where the GPU 
 - Gavel: the artifact's throughputs of P100 and K80 against its V100 (geometric mean over batch
   sizes), times Lambda's V100 for the nearest workload.
 - Estimated, for none of them measured these: A30 as A100, A40 as A6000, L4 as A10 and L40S as
-  RTX 6000 Ada, each times the ratio of memory bandwidths; H200 as H100.
+  RTX 6000 Ada, each times the ratio of memory bandwidths (data sheets); H200 as H100.
 
 MIG profiles: memory as `nvidia-smi mig -lgip` prints it, in GiB (published listings: H200 in issue
 120 of NVIDIA/mig-parted; another driver may have 1/8 GiB more or less); slices by the MIG User
@@ -69,18 +69,13 @@ def _lambda(resnet50: float, bert_base: float, bert_large: float) -> tuple[tuple
     return (("resnet50", resnet50), ("bertbase", bert_base), ("bertlarge", bert_large))
 
 
-_KINDS = (
-    # Lambda, and what is estimated from it
+_MEASURED = (
+    # Lambda
     GpuKind("A100-40GB", 40_960, 50, 400, 1.0),
     GpuKind("A100-80GB", 81_920, 55, 400, 1.28, _lambda(1.21, 1.34, 1.42)),
     GpuKind("H100-80GB", 81_559, 69, 700, 2.12, _lambda(1.99, 2.28, 2.66)),
-    GpuKind("H200-141GB", 143_771, 75, 700, 2.12),
     GpuKind("A10-24GB", 23_028, 15, 150, 0.38, _lambda(0.40, 0.39, 0.36)),
-    GpuKind("A30-24GB", 24_576, 30, 165, 0.60),
-    GpuKind("A40-48GB", 46_068, 30, 300, 0.54),
     GpuKind("A6000-48GB", 49_140, 25, 300, 0.60, _lambda(0.58, 0.56, 0.62)),
-    GpuKind("L4-24GB", 23_034, 14, 72, 0.19),
-    GpuKind("L40S-48GB", 46_068, 25, 350, 0.71),
     GpuKind("RTX6000Ada-48GB", 49_140, 24, 300, 0.79, _lambda(0.73, 0.76, 0.83)),
     GpuKind("RTX3090-24GB", 24_576, 25, 350, 0.52, _lambda(0.58, 0.47, 0.45)),
     GpuKind("RTX4090-24GB", 24_564, 17, 450, 0.83, _lambda(0.82, 0.77, 0.83)),
@@ -129,7 +124,32 @@ _KINDS = (
         _measured(resnet50=0.07, transformer=0.08, lm=0.08, cyclegan=0.05),
     ),
 )
-KINDS = {kind.name: kind for kind in _KINDS}
+KINDS = {kind.name: kind for kind in _MEASURED}
+
+
+def _estimated(
+    name: str, memory_mib: int, idle_w: float, max_w: float, like: str, ratio: float = 1.0
+) -> GpuKind:
+    """Trains every model `ratio` times as fast as the kind `like` does."""
+    measured = KINDS[like]
+    return GpuKind(
+        name,
+        memory_mib,
+        idle_w,
+        max_w,
+        round(measured.speed * ratio, 2),
+        tuple((model, round(speed * ratio, 2)) for model, speed in measured.speeds),
+    )
+
+
+_ESTIMATED = (
+    _estimated("H200-141GB", 143_771, 75, 700, "H100-80GB"),
+    _estimated("A30-24GB", 24_576, 30, 165, "A100-40GB", 933 / 1555),  # GB/s
+    _estimated("A40-48GB", 46_068, 30, 300, "A6000-48GB", 696 / 768),
+    _estimated("L4-24GB", 23_034, 14, 72, "A10-24GB", 300 / 600),
+    _estimated("L40S-48GB", 46_068, 25, 350, "RTX6000Ada-48GB", 864 / 960),
+)
+KINDS |= {kind.name: kind for kind in _ESTIMATED}
 
 # Compute slices, memory slices and MiB; the last profile is the whole GPU. Profiles whose slices
 # add up to no more than that can also be placed beside each other.
@@ -231,7 +251,11 @@ def _instances(kind: GpuKind, text: str) -> tuple[GpuKind, ...]:
 def _instance(
     kind: GpuKind, profile: str, idle_share: float, sm_share: float, dram_share: float, mib: int
 ) -> GpuKind:
-    """Slices that no instance has draw idle power all the same: the instances share that, too."""
+    """Slices that no instance has draw idle power all the same: the instances share that, too.
+
+    What a GPU draws beyond that is split by SMs, as if it rose evenly with its activity. In truth
+    the first job costs the most (`power_w`): a divided GPU with few busy instances draws more.
+    """
     idle_w = kind.idle_w * idle_share
     return replace(
         kind,

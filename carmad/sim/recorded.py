@@ -26,6 +26,7 @@ from carmad.sim.task import Load, Task, Trace
 
 ESTIMATE = "recorded"  # the column of the trace with the estimates that were used
 
+_STAND_IN = "A100-40GB"  # for a GPU that the table lacks
 _MODEL = "learned"  # of how jobs that shared slowed each other down
 _UNKNOWN = Load()
 _OCCUPANCY = _UNKNOWN.sm_occupancy / _UNKNOWN.sm_active
@@ -99,7 +100,7 @@ def kind_of(name: str, memory_mib: int) -> GpuKind:
     runs = {"".join(words[i:j]) for j in range(len(words) + 1) for i in range(j)}
     known = [kind for kind in KINDS.values() if kind.name.lower().split("-")[0] in runs]
     if not known:
-        return replace(KINDS["A100-40GB"], name="-".join(name.split()), memory_mib=memory_mib)
+        return replace(KINDS[_STAND_IN], name="-".join(name.split()), memory_mib=memory_mib)
     nearest = min(known, key=lambda kind: abs(kind.memory_mib - memory_mib))
     return replace(nearest, memory_mib=memory_mib)
 
@@ -209,7 +210,8 @@ def _outcome(
     work_s = max(_SHORTEST_S, round(work_s, 3))
     until_ready_s = (last.ready_at or last.launched_at) - last.launched_at
     state = JobState(job["state"])
-    reference = next((kinds[gpu].name for gpu in last.gpus if gpu in kinds), "")
+    there = [kinds[gpu].name for gpu in last.gpus if gpu in kinds]
+    references = [name if name in KINDS else _STAND_IN for name in there]
     estimate_mib = job["memory"]["estimate_mib"]
     crashed = any(attempt.cause is Cause.GPU_OOM for attempt in ran.attempts)
     task = Task(
@@ -219,7 +221,7 @@ def _outcome(
         gpus=job["gpus_wanted"],
         user=job["user"],
         load=load,
-        reference=reference if reference in KINDS else "",
+        reference=references[0] if references else "",
         expected_s=job.get("expected_s"),
         time_limit_s=None if state is JobState.TIMED_OUT else job["time_limit_s"],
         exclusive=job["exclusive"] and not crashed,  # or it was the recovery's wish

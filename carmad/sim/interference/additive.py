@@ -15,8 +15,6 @@ class Additive(Sharing):
     Beyond that all slow alike, by the larger sum. MPS or streams makes no difference.
     """
 
-    name = "additive"
-
     def shared(self, loads: tuple[Load, ...], mode: Mode) -> tuple[float, ...]:
         sm = fsum(load.sm_active for load in loads)
         dram = fsum(load.dram_active for load in loads)

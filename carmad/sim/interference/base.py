@@ -14,9 +14,6 @@ from carmad.sim.task import Load
 class Interference(Protocol):
     """Pure: the same loads in the same mode have the same speeds, in whatever order they came."""
 
-    @property
-    def name(self) -> str: ...
-
     def speeds(self, loads: Sequence[Load], mode: Mode) -> tuple[float, ...]:
         """Each one's speed relative to being alone on the GPU, in (0, 1]; alone it is 1."""
         ...
@@ -24,8 +21,6 @@ class Interference(Protocol):
 
 class Unslowed:
     """Nobody slows anybody: the bound that no real GPU reaches."""
-
-    name = "none"
 
     def speeds(self, loads: Sequence[Load], mode: Mode) -> tuple[float, ...]:
         return (1.0,) * len(loads)
@@ -36,8 +31,6 @@ class Sharing(ABC):
 
     Answers are kept: traces repeat few loads, and the same neighbours meet again and again.
     """
-
-    name: str
 
     def __init__(self) -> None:
         self._kept = lru_cache(maxsize=1 << 17)(self.shared)

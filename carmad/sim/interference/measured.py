@@ -25,26 +25,16 @@ class Measured(Sharing):
     differ in nothing of this are averaged, and none of them makes a job faster than alone.
     """
 
-    name = "measured"
-
     def __init__(self, path: Path, otherwise: Interference) -> None:
         super().__init__()
         self._pairs = _read(path)
         self._otherwise = otherwise
-        self._met = self._known = 0
-
-    @property
-    def coverage(self) -> str:
-        """How much of what has been asked was in the file."""
-        return f"{self._known} of {self._met} kinds of collocation were measured"
 
     def shared(self, loads: tuple[Load, ...], mode: Mode) -> tuple[float, ...]:
-        self._met += 1
         if len(loads) == 2:
             one, other = (_config(load.model, load.batch_size) for load in loads)
             speeds = self._pairs.get((mode, one, other))
             if speeds is not None:
-                self._known += 1
                 return speeds
         return self._otherwise.speeds(loads, mode)
 
