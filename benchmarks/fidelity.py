@@ -45,8 +45,6 @@ SEED = 2  # the first with which, simulated, magm lets a job run out of memory
 class EmulatedCard(Sharing):
     """How `carmad.gpu.card` slows its tenants."""
 
-    name = "emulated"
-
     def shared(self, loads: tuple[Load, ...], mode: Mode) -> tuple[float, ...]:
         sm = max(1.0, math.fsum(load.sm_active for load in loads))
         dram = math.fsum(load.dram_active for load in loads)
@@ -114,6 +112,8 @@ NOTES = """\
 - The daemon looks at the GPUs once a period, a thirtieth of the window: what it waits for, a GPU
   that settles or is no longer busy, it sees half a period late on average. In the simulator only
   the first kernel is late by that, as measured.
+- What falls into one instant of the simulator, such as three GPUs that settle together, comes in
+  an order that milliseconds decide. From there on two runs of the daemon, too, go their own ways.
 - A job that is slowed, be it by its neighbours' memory traffic or on another of its GPUs, still
   shows its full demand on an emulated GPU, and in the simulator less. Near a limit of the risk
   test this decides whether the GPU takes another job.
@@ -150,7 +150,7 @@ def trace(seed: int = SEED) -> Trace:
 
 
 def simulated(variant: Variant, trace: Trace, measured: Overheads) -> Outcome:
-    interference._MODELS[EmulatedCard.name] = EmulatedCard
+    interference._MODELS["emulated"] = EmulatedCard
     tasks = (
         replace(
             task,
@@ -165,7 +165,7 @@ def simulated(variant: Variant, trace: Trace, measured: Overheads) -> Outcome:
             parse(GPUS),
             variant.settings,
             estimator="oracle" if variant.declared else "none",
-            interference=EmulatedCard.name,
+            interference="emulated",
             physics=Physics(first_kernel_s=measured.first_kernel_s, oom_s=measured.oom_s),
         )
     )

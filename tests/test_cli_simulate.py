@@ -146,6 +146,22 @@ def test_a_sweep_is_everything_with_everything(capsys: pytest.CaptureFixture[str
     ]
 
 
+def test_seeds_without_errors_to_vary(capsys: pytest.CaptureFixture[str]) -> None:
+    def told(*words: str) -> bool:
+        assert run(["simulate", "two.csv", *ONE_GPU, "--jobs", "1", "--seed", "1", *words]) == 0
+        err = capsys.readouterr().err
+        assert err == "" or err.startswith("carma: the seeds make no difference, ")
+        assert ("generate:NAME?seed=1" in err) == bool(err)
+        return bool(err)
+
+    of_memory = ("--set", "physics.estimate_error=0.3")
+    assert told("--seed", "2")
+    assert not told("--seed", "1"), "one seed, twice"
+    assert told("--seed", "2", *of_memory), "there are no estimates"
+    assert not told("--seed", "2", *of_memory, "--estimator", "none", "--estimator", "oracle")
+    assert not told("--seed", "2", "--set", "physics.duration_error=0.3")
+
+
 def test_rows_that_are_left_out(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
     bad = "".join(f"bad,0,-{n},ada,8000,0.3,\n" for n in range(1, 6))
     trace.write_text(TRACE + bad, encoding="utf-8")
@@ -319,6 +335,7 @@ def test_interrupted(tmp_path: Path) -> None:
     (info / "entry_points.txt").write_text(entry, encoding="utf-8")
     (tmp_path / "slow_policy.py").write_text(SLOW, encoding="utf-8")
     words = ["simulate", "two.csv", "-p", "slow", "--seed", "1", "--seed", "2", "--jobs", "2"]
+    words += ["--set", "physics.duration_error=1"]
     carma = subprocess.Popen(
         [sys.executable, "-c", "from cli.main import main; main()", *words],
         cwd=tmp_path,

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
-from carmad.core.types import Cause, JobState
+from carmad.core.messages import Exited, Step, Tick
+from carmad.core.types import Cause, Exit, GpuId, JobId, JobState, Mode
 from carmad.sim.hardware import parse
 from carmad.sim.metrics import Spread, Times, Use, bounds, crashes, figures, jain, spread, times
+from carmad.sim.outcome import Attempt
+from carmad.sim.recorder import Recorder
+from carmad.testing import a_job
 from tests.outcomes import attempt, gpu, job, made_up, outcome, timeline
 
 PLAIN = job(0, attempt(0, 120), alone_s=100.0)
@@ -33,6 +38,34 @@ def test_what_a_preempted_job_did_is_not_lost() -> None:
     assert times(PREEMPTED) == Times(
         first_wait_s=80.0, wait_s=100.0, lost_s=0.0, execution_s=100.0, jct_s=200.0, alone_s=80.0
     )
+
+
+def test_nothing_goes_on_from_an_attempt_that_was_preempted_before_its_first_kernel() -> None:
+    idle = replace(attempt(100, 107, cause=Cause.PREEMPTED), ready_at=None)
+    found = times(job(20, idle, attempt(160, 220), alone_s=60.0))
+    assert found == Times(
+        first_wait_s=80.0, wait_s=133.0, lost_s=7.0, execution_s=60.0, jct_s=200.0, alone_s=60.0
+    )
+    assert found.slowdown == 1.0
+
+
+def test_a_crash_is_one_though_the_job_was_preempted_before_its_process_was_gone() -> None:
+    """The first crashes, and so it was no preemption; the second is stopped, and ends so."""
+
+    def ended(exit: Exit) -> Attempt:
+        recorder = Recorder()
+        held = a_job(gpus=(GpuId("g0"),), mode=Mode.STREAMS, started_at=3.0, attempt=1)
+        stopping = replace(held, state=JobState.STOPPING, stop=Cause.PREEMPTED)
+        recorder.commit(Step((Tick(5.0),), (stopping,), (), ()))
+        gone = Exited(8.0, held.id, 1, exit)
+        other = Exited(8.0, JobId(2), 1, Exit(Cause.GPU_OOM, 1))
+        recorder.commit(Step((gone, other), (a_job(state=JobState.QUEUED),), (), ()))
+        (found,) = recorder.attempts[held.id]
+        return found
+
+    crashed = ended(Exit(Cause.GPU_OOM, 1))
+    assert crashed == Attempt((GpuId("g0"),), Mode.STREAMS, 3.0, None, 8.0, Cause.GPU_OOM)
+    assert ended(Exit(Cause.CANCELLED, signal=15)).cause is Cause.PREEMPTED
 
 
 def test_slowdown_leaves_the_wait_out_and_the_finish_ratio_does_not() -> None:
@@ -187,6 +220,12 @@ def test_work_that_comes_late_bounds_the_makespan_from_when_it_comes() -> None:
     found = bounds(outcome(job(0, attempt(0, 1), alone_s=1.0), *late))
     assert found.unshared_makespan_s == 1300.0
     assert found.makespan_s == 1100.0
+
+
+def test_bounds_count_from_where_the_makespan_does() -> None:
+    run = outcome(job(10, attempt(10, 110), alone_s=100.0))
+    found = bounds(run)
+    assert found.makespan_s == found.unshared_makespan_s == figures(run).makespan_s == 110.0
 
 
 def test_lost_jobs_are_no_work() -> None:

@@ -35,14 +35,18 @@ class Times:
 
     first_wait_s: float  # from submission to the first launch
     wait_s: float  # in the queue, before every attempt (Castor, 9.2; Lucid's queuing delay)
-    lost_s: float  # in attempts whose work came to nothing: they crashed and were retried
+    lost_s: float  # in attempts of no use: crashed and retried, preempted before a first kernel
     execution_s: float  # the last attempt, launch included, and those it went on from (preempted)
     jct_s: float  # job completion time: from submission to the end
-    alone_s: float  # what execution_s would have been, had it been alone on its GPUs
+    alone_s: float  # what execution_s would have been, had it been alone on the GPUs it ended on
 
     @property
     def slowdown(self) -> float | None:
-        """What sharing and preemption cost while it ran; 1 is none. None: it takes no time."""
+        """What sharing, preemption, checkpoints and moves cost while it ran; 1 is none.
+
+        That holds for a job that stayed on one kind of GPU: of one that was preempted and moved
+        to another, part was done at another speed. None: it takes no time.
+        """
         return self.execution_s / self.alone_s if self.alone_s > 0 else None
 
     @property
@@ -107,7 +111,9 @@ class Figures:
 class Bounds:
     """What no schedule of the finished jobs on the GPUs that they ended on can beat.
 
-    On a cluster of unlike GPUs another policy may find better GPUs, and have other bounds.
+    They hold where each job stayed on one kind of GPU: what a preempted job did on another kind
+    was done at another speed, and its run may beat them. On a cluster of unlike GPUs another
+    policy may find better GPUs, and have other bounds.
     """
 
     jct_mean_s: float | None  # every job at once and alone
@@ -126,7 +132,8 @@ def times(job: JobOutcome) -> Times | None:
     submitted_at, last = job.task.submit_s, job.attempts[-1]
     lost_s = execution_s = 0.0
     for attempt in job.attempts:
-        if attempt is last or attempt.cause is Cause.PREEMPTED:
+        went_on = attempt.cause is Cause.PREEMPTED and attempt.ready_at is not None
+        if attempt is last or went_on:
             execution_s += attempt.ended_at - attempt.launched_at
         else:
             lost_s += attempt.ended_at - attempt.launched_at
@@ -207,14 +214,13 @@ def bounds(outcome: Outcome) -> Bounds:
     that are shared can do more than one job's work in a second, and then a run may beat it.
     """
     done = [job for job in outcome.jobs if job.attempts and finished(job)]
-    begin = min((job.task.submit_s for job in outcome.jobs), default=0.0)
     work_s = unshared_s = 0.0  # per GPU of the cluster
     for job in sorted(done, key=lambda job: job.task.submit_s, reverse=True):
         work_s += job.alone_s * len(job.attempts[-1].gpus) / len(outcome.gpus)
-        unshared_s = max(unshared_s, job.task.submit_s - begin + work_s)
+        unshared_s = max(unshared_s, job.task.submit_s + work_s)
     return Bounds(
         jct_mean_s=fmean(job.alone_s for job in done) if done else None,
-        makespan_s=max((job.task.submit_s - begin + job.alone_s for job in done), default=0.0),
+        makespan_s=max((job.task.submit_s + job.alone_s for job in done), default=0.0),
         unshared_makespan_s=unshared_s,
     )
 

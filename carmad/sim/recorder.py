@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 
-from carmad.core.messages import Step
+from carmad.core.messages import Event, Exited, Step
 from carmad.core.types import Cause, Job, JobId, JobState
 from carmad.errors import CarmaError
 from carmad.sim.card import Gauges
@@ -32,19 +33,18 @@ class Recorder:
                         f"the policy {decision.policy!r} failed: {reason.detail}",
                         "this is a fault in the policy, not in the trace",
                     )
-        at = step.events[-1].at
         for job in step.jobs:
-            self._note(job, at)
+            self._note(job, step.events)
 
-    def _note(self, job: Job, at: float) -> None:
+    def _note(self, job: Job, events: Sequence[Event]) -> None:
         old, new = self.states.get(job.id), job.state
         self.queued += (new is JobState.QUEUED) - (old is JobState.QUEUED)
         self.states[job.id] = new
         if job.holds_gpus:
             self._holders[job.id] = job
         elif last := self._holders.pop(job.id, None):
-            self.last_end = at
-            self.attempts.setdefault(job.id, []).append(_attempt(last, job, at))
+            self.last_end = events[-1].at
+            self.attempts.setdefault(job.id, []).append(_attempt(last, job, events))
 
     @property
     def holding(self) -> int:
@@ -93,15 +93,21 @@ class TimelineKeeper:
             column.append(value)
 
 
-def _attempt(last: Job, now: Job, at: float) -> Attempt:
-    """What `last` was doing when it came to an end; `now` is what became of the job."""
+def _attempt(last: Job, now: Job, events: Sequence[Event]) -> Attempt:
+    """What `last` was doing when it came to an end; `now` is what `events` made of the job."""
     if now.ended:
         assert now.exit is not None
         cause = now.exit.cause
     elif last.state is JobState.STOPPING:
-        cause = last.stop or Cause.CANCELLED
+        cause = Cause.GPU_OOM if _crashed(last, events) else last.stop or Cause.CANCELLED
     else:
         cause = now.failures[-1].cause
     assert last.mode is not None and last.started_at is not None
     ready_at = last.kernels[0][1] if last.kernels else None
-    return Attempt(last.gpus, last.mode, last.started_at, ready_at, at, cause)
+    return Attempt(last.gpus, last.mode, last.started_at, ready_at, events[-1].at, cause)
+
+
+def _crashed(job: Job, events: Sequence[Event]) -> bool:
+    """Had it run out of GPU memory already when it was told to stop?"""
+    exits = (event for event in events if isinstance(event, Exited) and event.job == job.id)
+    return any(event.exit.cause is Cause.GPU_OOM for event in exits)

@@ -84,7 +84,9 @@ def simulate(
     html: Annotated[Path | None, typer.Option(help="Write a report with charts.")] = None,
     csv: Annotated[Path | None, typer.Option(help="Write the figures, a row per run.")] = None,
     csv_jobs: Annotated[Path | None, typer.Option(help="Write a row per job of each run.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print figures, jobs and attempts as JSON.")
+    ] = False,
     jobs: Annotated[
         int | None,
         typer.Option(min=1, metavar="N", help="Processes at once; else as many as CPUs."),
@@ -110,6 +112,12 @@ def simulate(
     with _as_usage():
         base = _changed(base, config, words, gpus, interference)
         experiments = list(_variants(base, policies, estimators, seeds))
+    if len(set(seeds or ())) > 1 and not any(map(_has_errors, experiments)):
+        output.note(
+            "the seeds make no difference, as no estimate has errors: see --estimator and"
+            " --set physics.estimate_error or physics.duration_error."
+            " Another workload is another seed of the trace, as in generate:NAME?seed=1"
+        )
     results += _swept(experiments, jobs, cached=not no_cache)
     _report(results, json, html, csv, csv_jobs)
 
@@ -199,6 +207,13 @@ def _variants(
         for estimator in dict.fromkeys(estimators or [base.estimator]):
             for seed in dict.fromkeys(seeds or [base.seed]):
                 yield replace(base, settings=settings, estimator=estimator, seed=seed)
+
+
+def _has_errors(experiment: Experiment) -> bool:
+    """Does the seed have a say?"""
+    physics = experiment.physics
+    of_memory = physics.estimate_error and experiment.estimator != "none"
+    return bool(of_memory or physics.duration_error)
 
 
 def _physics(base: Physics, words: Iterable[str]) -> Physics:

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rich.table import Table
-from rich.text import Text
-
 from carmad.sim.report.numbers import change, number
 
 _HEADINGS = ("", "paper", "ours", "difference", "note")
@@ -53,17 +50,6 @@ def markdown(claims: Sequence[Claim]) -> str:
         "-" * (width + 1) + (":" if n in _NUMBERS else "-") for n, width in enumerate(widths)
     )
     return "\n".join([written(lines[0]), f"|{rule}|", *map(written, lines[1:])])
-
-
-def table(claims: Sequence[Claim]) -> Table:
-    """For a terminal, by rich."""
-    made = Table(box=None, pad_edge=False, header_style="bold")
-    for n, heading in enumerate(_HEADINGS):
-        number = n in _NUMBERS
-        made.add_column(heading, justify="right" if number else "left", no_wrap=number)
-    for claim in claims:
-        made.add_row(*map(Text, claim.cells))
-    return made
 
 
 def _escaped(cell: str) -> str:

@@ -34,14 +34,14 @@ def cdfs(runs: Sequence[Run]) -> Figure:
 
 
 def boxes(runs: Sequence[Run]) -> Figure:
-    """Slowdown and finish-time ratio: percentiles 5, 25, 50, 75 and 95, and the worst job."""
+    """Slowdown and finish ratio: percentiles 5, 25, 50, 75 and 95, and the worst job."""
     figure = Figure(figsize=(WIDTH_IN, 1.3 + 0.34 * len(runs)), layout="constrained")
     slowdown, ratio = figure.subplots(1, 2, sharey=True)
     _boxes(slowdown, [_of_jobs(run, lambda job: job.slowdown) for run in runs])
     _boxes(ratio, [_of_jobs(run, lambda job: job.finish_ratio) for run in runs])
     slowdown.set_yticks(range(len(runs)), [run.name for run in runs])
     slowdown.set_xlabel("slowdown: execution / alone [×]")
-    ratio.set_xlabel("finish-time ratio ρ: JCT / alone [×]")
+    ratio.set_xlabel("finish ratio ρ: JCT / alone [×]")
     return figure
 
 

@@ -1,4 +1,4 @@
-"""Runs as CSV and JSON, for other programs: a row per run, a row per job, or everything.
+"""Runs as CSV and JSON, for other programs: a row per run, a row per job, or both and attempts.
 
 Keys are stable: those of `MEASURES`, and those written out here. Times are in seconds since the
 first submission or as durations, shares 0–1; what cannot be told is empty in CSV, null in JSON.

@@ -32,6 +32,11 @@ class Measure:
     def label(self) -> str:
         return f"{self.name} {self.statistic}".rstrip()
 
+    @property
+    def of_all_work(self) -> bool:
+        """A run that leaves jobs undone looks the better for it, and is not."""
+        return self.group in (TIME, FAIRNESS) or self.key == "energy_mj"
+
     def of(self, run: Run) -> float | None:
         """None: there is nothing to measure."""
         found: Any = run
@@ -41,6 +46,8 @@ class Measure:
         return value
 
 
+TIME = "Time"
+FAIRNESS = "Fairness"
 SIMULATOR = "Simulator"  # the one group that differs between equal runs
 
 _STATISTICS = {  # of a Spread: and what a label says
@@ -111,28 +118,27 @@ def _one(
 
 
 def _bound(name: str, label: str, meaning: str) -> Measure:
+    meaning += ". It holds where each job stayed on one kind of GPU"
     return Measure(f"bound_{name}", "Lower bounds", label, "s", "", f"bounds.{name}", meaning)
 
 
 _TIMES = (
-    _one(
-        "makespan_s", "Time", "makespan", "s", "lower", "from the first submission to the last end"
-    ),
-    *_spread("jct", "Time", "JCT", "s", "job completion time: from submission to the end", _MOST),
+    _one("makespan_s", TIME, "makespan", "s", "lower", "from the first submission to the last end"),
+    *_spread("jct", TIME, "JCT", "s", "job completion time: from submission to the end", _MOST),
     *_spread(
         "wait",
-        "Time",
+        TIME,
         "wait",
         "s",
         "queuing delay: in the queue, before the first and every later attempt",
         _MOST,
     ),
     *_spread(
-        "first_wait", "Time", "first wait", "s", "from submission to the first launch", ("mean",)
+        "first_wait", TIME, "first wait", "s", "from submission to the first launch", ("mean",)
     ),
     *_spread(
         "execution",
-        "Time",
+        TIME,
         "execution",
         "s",
         "on GPUs, launch included: the last attempt, and those it went on from (preempted);"
@@ -140,11 +146,17 @@ _TIMES = (
         _MOST,
     ),
     *_spread(
-        "lost", "Time", "lost", "s", "in attempts that crashed and were retried", ("mean",), True
+        "lost",
+        TIME,
+        "lost",
+        "s",
+        "in attempts that crashed and were retried, or were preempted before their first kernel",
+        ("mean",),
+        True,
     ),
-    _one("jobs_per_hour", "Time", "throughput", "1/h", "higher", "finished jobs over the makespan"),
-    _one("queue_mean", "Time", "queue mean", "jobs", "lower", "jobs in the queue, over time"),
-    _one("queue_max", "Time", "queue longest", "jobs", "lower", "most jobs in the queue at once"),
+    _one("jobs_per_hour", TIME, "throughput", "1/h", "higher", "finished jobs over the makespan"),
+    _one("queue_mean", TIME, "queue mean", "jobs", "lower", "jobs in the queue, over time"),
+    _one("queue_max", TIME, "queue longest", "jobs", "lower", "most jobs in the queue at once"),
 )
 
 _GPUS = (
@@ -179,24 +191,26 @@ _JOBS = (
 _FAIRNESS = (
     *_spread(
         "slowdown",
-        "Fairness",
+        FAIRNESS,
         "slowdown",
         "times",
-        "execution over what it takes alone on the same GPUs: the price of sharing",
+        "execution over what it takes alone on the GPUs it ended on: the price of sharing, and of"
+        " preemption, checkpoints and moves. Of a job that moved to another kind of GPU, it is also"
+        " the difference between the two",
         _TAIL,
     ),
     *_spread(
         "finish_ratio",
-        "Fairness",
-        "finish-time ratio",
+        FAIRNESS,
+        "finish ratio",
         "times",
-        "ρ = JCT over what the job takes alone on the same GPUs with no wait"
+        "ρ = JCT over what the job takes alone on the GPUs it ended on with no wait"
         " (after Themis, NSDI 2020, with the whole request in place of a 1/N share)",
         _TAIL,
     ),
     _one(
         "jain",
-        "Fairness",
+        FAIRNESS,
         "Jain's index",
         "",
         "higher",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from carmad.sim.report.measures import MEASURES, Measure
+from carmad.sim.report.measures import MEASURES, Better, Measure
 from carmad.sim.report.numbers import NOTHING, change, number, time_unit
 from carmad.sim.report.runs import Run
 
@@ -15,7 +15,7 @@ from carmad.sim.report.runs import Run
 class Cell:
     text: str
     change: str = ""  # against the first run
-    best: bool = False  # of its row, where not all are the same
+    best: bool = False  # of those that are compared, where not all are the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,23 +34,49 @@ def rows(runs: Sequence[Run]) -> tuple[Row, ...]:
         values = [measure.of(run) for run in runs]
         told = [value for value in values if value is not None]
         if measure.listed and told and (any(told) or not measure.if_any):
-            found.append(_row(measure, values, told))
+            unit, scale = _unit(measure, told)
+            cells = _cells(values, scale, measure.better, _compared(measure, runs))
+            found.append(Row(measure, unit, cells))
     return tuple(found)
 
 
-def _row(measure: Measure, values: Sequence[float | None], told: Sequence[float]) -> Row:
-    unit, scale = _unit(measure, told)
+def caveat(runs: Sequence[Run]) -> str:
+    """Of which runs some rows have neither a best nor changes, and why; "" if of none."""
+    short = ", ".join(run.name for run in runs if not _did_most(run, runs))
+    why = "time, energy and fairness are not compared where fewer jobs finished"
+    return f"{why}: {short}" if short else ""
+
+
+def _did_most(run: Run, runs: Sequence[Run]) -> bool:
+    return run.figures.finished == max(other.figures.finished for other in runs)
+
+
+def _compared(measure: Measure, runs: Sequence[Run]) -> list[bool]:
+    if not measure.better:
+        return [False] * len(runs)
+    return [not measure.of_all_work or _did_most(run, runs) for run in runs]
+
+
+def _cells(
+    values: Sequence[float | None], scale: float, better: Better, compared: Sequence[bool]
+) -> tuple[Cell, ...]:
     texts = [NOTHING if value is None else number(value * scale) for value in values]
+    told = {
+        value: text
+        for value, text, among in zip(values, texts, compared, strict=True)
+        if among and value is not None
+    }
     best = None
-    if measure.better and len(set(texts)) > 1:
-        pick = min if measure.better == "lower" else max
-        best = texts[values.index(pick(told))]
-    changes = [_change(value, values[0]) if measure.better else "" for value in values]
-    cells = (
-        Cell(text, changed if text != texts[0] else "", text == best)
-        for text, changed in zip(texts, changes, strict=True)
+    if len(set(told.values())) > 1:
+        best = told[min(told) if better == "lower" else max(told)]
+    return tuple(
+        Cell(
+            text,
+            _change(value, values[0]) if among and compared[0] and text != texts[0] else "",
+            among and text == best,
+        )
+        for value, text, among in zip(values, texts, compared, strict=True)
     )
-    return Row(measure, unit, tuple(cells))
 
 
 def _unit(measure: Measure, told: Sequence[float]) -> tuple[str, float]:

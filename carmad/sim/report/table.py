@@ -11,7 +11,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from carmad.sim.report.rows import Cell, Row, rows
+from carmad.sim.report.rows import Cell, Row, caveat, rows
 from carmad.sim.report.runs import Run
 
 _GAP = 2
@@ -41,7 +41,9 @@ class Comparison:
             yield _table(found, block)
             yield Text()
         if len(columns) > 1:
-            yield Text(f"{_BEST} best of its row; changes against {columns[0].name}", style="dim")
+            yield Text(f"{_BEST} best of all runs; changes against {columns[0].name}", style="dim")
+        if note := caveat(self.runs):
+            yield Text(note, style="dim")
 
 
 class _Column:
