@@ -75,7 +75,7 @@ def main() -> None:
             "",
             _sensitivity(),
             "",
-            CAUSES,
+            _causes(runs[RUNS[0]]),
         ]
     )
     print(page)
@@ -198,18 +198,26 @@ def _sensitivity() -> str:
     return "\n".join(lines)
 
 
+def _causes(alone: Outcome) -> str:
+    use = metrics.figures(alone).over_makespan
+    assert use
+    room = 100 * (1 / use.sm_active - 1)
+    return CAUSES.format(smact=use.sm_active, room=room)
+
+
 CAUSES = """\
 ## Likely causes of the differences
 
 - How busy a job keeps an A100 is not printed in the paper. The catalogue derives it from NVML's
   utilisation on an RTX 3090, and puts most ImageNet tasks above the risk limits. A GPU with one of
-  them takes no second job, and that, not slow neighbours, is what limits sharing here: without the
-  test of risk, and with nobody slowed, the saving passes the paper's. With exclusive GPUs at a mean
-  SMACT of 0.64, +54 % would be a GPU that never idles. The paper's tasks must have been lighter.
+  them takes no second job, and that, not slow neighbours, is what limits sharing here: compare the
+  rows without the test of risk. With exclusive GPUs at a mean SMACT of {smact:.2f}, one that never
+  idles is {room:.0f} % more: the paper's +54 % must have begun lower, its tasks were lighter.
 - For the same reason the policies and estimators come out nearly alike: there is seldom a choice.
 - Under MPS CARMA gives a job of several GPUs these alone, as each has an MPS server of its own; the
-  paper's tenth of 2-GPU tasks was collocated. Streams, where they share, save 2 points more.
-- MPS interference is fitted to 25 sides of pairs only (see `interference.md`).
+  paper's tenth of 2-GPU tasks was collocated. The last row has them share, by streams.
+- MPS interference is fitted to 25 sides of pairs, and explains nothing of networks that it has not
+  seen (see `interference.md`).
 - Energy rests on a power curve from other GPUs, and the SXM card's limit of 400 W.
 """
 
