@@ -60,9 +60,9 @@ def not_risky(settings: Settings) -> Filter:
     limits = settings.risk
 
     def refuse(wanted: Demand, gpu: GpuView) -> Reason | None:
-        score = gpu.score
-        if idle(gpu, settings) is None or not score.risky(limits):
+        if idle(gpu, settings) is None or not gpu.recent.risky(limits):
             return None
+        score = gpu.score
         parts = [
             f"{name} {value:.2f} (limit {limit:.2f})"
             for name, value, limit in (

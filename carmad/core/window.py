@@ -69,6 +69,16 @@ class Recent:
             self._score = self._scored()
         return self._score
 
+    def risky(self, limits: Risk) -> bool:
+        """`score.risky(limits)`; without the score where none of its averages can be so high."""
+        if self._score is None:
+            weights = self._weights
+            highest = max((_sm_activity(sample) for sample, _ in self._samples), default=0.0)
+            whole = weights.mean + weights.median + weights.p95 + weights.ema
+            if highest * whole < limits.sm_active:
+                return False
+        return self.score.risky(limits)
+
     def _scored(self) -> Score:
         levels, sm_source = self._levels("sm_active"), "sm_active"
         if not levels:
@@ -96,6 +106,10 @@ class Recent:
 
     def _risk(self, levels: list[Level]) -> float | None:
         return risk(levels, self._monitor, self._weights) if levels else None
+
+
+def _sm_activity(sample: GpuSample) -> float:
+    return sample.sm_active if sample.sm_active is not None else sample.utilization or 0.0
 
 
 class Window:
