@@ -16,7 +16,7 @@ from pathlib import Path
 
 from carmad import configfile, paths, registry
 from carmad.config import Settings
-from carmad.core.messages import Step
+from carmad.core.messages import Event, Step
 from carmad.core.ports import Estimator
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import JobSpec
@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> None:
         stack.callback(store.close)
         clock = Clock()
         estimator = registry.estimator(settings)
-        scheduler = Scheduler(settings, registry.policy(settings), registry.recovery(settings))
+        scheduler = _Overheard(settings, registry.policy(settings), registry.recovery(settings))
         own_units = has_systemd()
         grace_s = settings.limits.kill_grace_s
         launcher = Launcher(state_dir, systemd=own_units, kill_grace_s=grace_s)
@@ -98,6 +98,7 @@ def run(options: argparse.Namespace) -> None:
         journal = Journal(
             state_dir / "journal", scheduler, VERSION, settings.retention.journal_mib << 20
         )
+        scheduler.hear = journal.hear
         engine = Engine(
             inbox,
             scheduler,
@@ -118,10 +119,7 @@ def run(options: argparse.Namespace) -> None:
             watch.start()
             stack.callback(watch.stop)
 
-        def flush() -> None:
-            journal.flush()
-            store.record_samples(rollup.take())
-
+        flush = _flush(journal, store, rollup)
         chores = Housekeeping(store, settings.retention, state_dir, flush)
         chores.start()
         stack.callback(chores.stop)
@@ -245,6 +243,16 @@ def _answers(path: str) -> bool:
         return True
 
 
+class _Overheard(Scheduler):
+    """Tells what it is fed, before it is known whether that can be committed."""
+
+    hear: Callable[[Sequence[Event]], None]
+
+    def handle(self, *events: Event) -> Step:
+        self.hear(events)
+        return super().handle(*events)
+
+
 def _committed(service: Service, world: DaemonWorld, journal: Journal) -> Callable[[Step], None]:
     """What is told of every step that is on disk. Must not raise: the step stands."""
 
@@ -254,11 +262,27 @@ def _committed(service: Service, world: DaemonWorld, journal: Journal) -> Callab
             for job in step.jobs:
                 if job.ended:
                     world.release(job.id)
-            journal.record(step)
         except Exception:
             log.exception("a committed step was not told to all")
+        try:
+            journal.record(step)
+        except Exception:
+            log.exception("the journal lacks a step, and begins anew")
+            journal.restored()
 
     return committed
+
+
+def _flush(journal: Journal, store: SqlStore, rollup: Rollup) -> Callable[[], None]:
+    """What is gathered in memory, to disk: each, whatever becomes of the other."""
+
+    def flush() -> None:
+        try:
+            journal.flush()
+        finally:
+            store.record_samples(rollup.take())
+
+    return flush
 
 
 def _watchdog() -> Callable[[], None]:

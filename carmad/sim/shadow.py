@@ -4,7 +4,7 @@ the daemon is asked for its history, to try other policies on it (`carmad.sim.re
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,10 @@ from pydantic import TypeAdapter
 
 from carmad import registry
 from carmad.config import Settings
-from carmad.core.decision import Decision, Proposal
+from carmad.core.decision import Decision
 from carmad.core.messages import Discovered
-from carmad.core.ports import Policy
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import GpuId, Job, JobId
-from carmad.core.view import View
+from carmad.core.types import Job, JobId
 from carmad.sim import recorded
 from carmad.sim.recorded import History
 from carmad.store import journal
@@ -78,32 +76,12 @@ def reproduce(segment: Path) -> Reproduction:
 def _core(begin: journal.Begin) -> Scheduler:
     """One in the state that the segment begins with: its windows are filled while it has no job."""
     settings = begin.settings
-    policy = _Placed(registry.policy(settings), begin.last_placed)
-    core = Scheduler(settings, policy, registry.recovery(settings))
+    core = Scheduler(settings, registry.policy(settings), registry.recovery(settings))
     core.handle(Discovered(0.0, begin.gpus))
     for sampled in begin.samples:
         core.handle(sampled)
-    core.restore(begin.jobs, begin.ended, begin.drains)
+    core.restore(begin.jobs, begin.ended, begin.drains, begin.last_placed)
     return core
-
-
-@dataclass(frozen=True, slots=True)
-class _Placed:
-    """A policy that also knows what was placed last before the segment began."""
-
-    policy: Policy
-    last_placed: GpuId | None
-
-    @property
-    def name(self) -> str:
-        return self.policy.name
-
-    def order(self, job: Job) -> float:
-        return self.policy.order(job)
-
-    def plan(self, view: View) -> tuple[Proposal, ...]:
-        last = view.last_placed or self.last_placed
-        return tuple(self.policy.plan(replace(view, last_placed=last)))
 
 
 def _news(made: tuple[Decision, ...], told: dict[JobId, Decision]) -> Iterator[Decision]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import gzip
 import logging
+import math
+import os
 import threading
 import time
 import zlib
@@ -34,8 +36,9 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 SEGMENTS = 8  # that share the cap: the oldest eighth is forgotten at a time
-MOST_PENDING = 20_000  # steps: a disk that hangs is to fill no memory
+MOST_PENDING = 5000  # steps: a disk that hangs is to fill no memory
 COMPLAIN_EVERY_S = 60.0
+DIGITS = 8  # of a segment's number
 _EVENTS = {kind.__name__: TypeAdapter[Any](kind) for kind in get_args(Event)}
 
 
@@ -70,6 +73,7 @@ _DECISIONS = TypeAdapter(tuple[Decision, ...])
 class Journal:
     """Told of every step in the core's thread; writes in the thread that calls `flush`.
 
+    It hears what the core is fed, too: samples stay in its windows if their step is not committed.
     After anything that breaks the chain of steps (a commit that failed, a write that failed, a
     segment that is full) a new segment begins with the core's state. The oldest are removed once
     all take more than `cap_bytes`; 0: nothing is recorded, and what there is goes away.
@@ -81,7 +85,7 @@ class Journal:
         self._version = version
         self._cap_bytes = cap_bytes
         self._recent: deque[Sampled] = deque()
-        self._now = 0.0  # when the last step was
+        self._now = 0.0  # of the core
         self._lock = threading.Lock()  # of the next three
         self._pending: list[Begin | Turn] = []
         self._begun: int | None = None  # where in `_pending` a segment begins, if one does
@@ -89,9 +93,15 @@ class Journal:
         self._segment: Path | None = None  # None: what comes before the next `Begin` is of no use
         self._complain_at = 0.0  # monotonic
 
+    def hear(self, events: Sequence[Event]) -> None:
+        """In the core's thread, before it is fed a batch."""
+        if self._cap_bytes:
+            self._remember(events)
+
     def restored(self) -> None:
         """In the core's thread: it was put to what is on disk, so a new segment begins."""
         if self._cap_bytes:
+            self._forget_unseen()
             with self._lock:
                 self._begin()
 
@@ -99,9 +109,9 @@ class Journal:
         """In the core's thread, after each commit."""
         if not self._cap_bytes:
             return
-        self._remember(step)
+        bare = Turn(tuple(map(_bare, step.events)), step.decisions)
         with self._lock:
-            self._pending.append(Turn(step.events, step.decisions))
+            self._pending.append(bare)
             if len(self._pending) > MOST_PENDING:
                 self._pending.clear()
                 self._begun, self._full = None, True
@@ -109,26 +119,38 @@ class Journal:
                 self._begin()
 
     def flush(self) -> None:
-        """Write what was recorded since the last call. Never raises for want of room."""
+        """Write what was recorded since the last call. Never raises for want of room.
+
+        Whatever it raises, a new segment begins: what was to be written is missing.
+        """
         with self._lock:
             pending, self._pending, self._begun = self._pending, [], None
         try:
             self._write(pending)
-        except (OSError, ValueError) as error:  # ValueError: text that is no Unicode
+        except Exception as error:
             self._segment = None
             self._begin_another()
+            if not isinstance(error, (OSError, ValueError)):  # ValueError: text that is no Unicode
+                raise
             self._complain(error)
 
     # -- in the core's thread
 
-    def _remember(self, step: Step) -> None:
+    def _remember(self, events: Sequence[Event]) -> None:
         """Keep samples for two windows: the first fills it, and over both none may be missing."""
         monitor = self._core.settings.monitor
-        self._now = step.events[-1].at
-        self._recent.extend(event for event in step.events if isinstance(event, Sampled))
+        self._now = events[-1].at
+        self._recent.extend(event for event in events if isinstance(event, Sampled))
         oldest = self._now - 2 * monitor.window_s - monitor.stale_s
         while self._recent and self._recent[0].at < oldest:
             self._recent.popleft()
+
+    def _forget_unseen(self) -> None:
+        """Of a batch that it could not handle, the core has not seen what follows the culprit."""
+        gpus = self._core.view(self._now).gpus
+        seen = max((gpu.sample.at for gpu in gpus if gpu.sample), default=-math.inf)
+        while self._recent and self._recent[-1].at > seen:
+            self._recent.pop()
 
     def _begin(self) -> None:
         """At most one between two flushes, the latest: commits may fail many times a second."""
@@ -169,7 +191,10 @@ class Journal:
 
     def _new(self) -> Path:
         self._directory.mkdir(mode=0o700, exist_ok=True)
-        path = self._directory / f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}.jsonl.gz"
+        there = segments(self._directory)
+        number = int(there[-1].name[:DIGITS]) + 1 if there else 1
+        name = f"{number:0{DIGITS}}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.jsonl.gz"
+        path = self._directory / name
         path.touch(mode=0o600)  # who ran what, everyone's
         return path
 
@@ -178,7 +203,8 @@ class Journal:
             return
         assert self._segment is not None
         member = gzip.compress(b"\n".join(lines) + b"\n", compresslevel=6)
-        with self._segment.open("ab") as file:
+        with self._segment.open("r+b") as file:  # "ab" would make one that was removed anew
+            file.seek(0, os.SEEK_END)
             file.write(member)
             if file.tell() >= self._cap_bytes // SEGMENTS:
                 self._begin_another()
@@ -205,7 +231,8 @@ class Journal:
 
 def segments(directory: Path) -> list[Path]:
     """The oldest first."""
-    return sorted(directory.glob("*.jsonl.gz"))  # their names hold the time
+    # They are numbered, as a clock may be set back.
+    return sorted(directory.glob("[0-9]" * DIGITS + "-*.jsonl.gz"))
 
 
 def read(path: Path) -> tuple[Begin, Iterator[Turn]]:
@@ -238,7 +265,7 @@ def _encoded(entry: Begin | Turn) -> bytes:
         jobs = b",".join(to_json(_bare_job(job)) for job in entry.jobs)
         rest = to_json(replace(entry, jobs=()))
         return rest.replace(b'"jobs":[]', b'"jobs":[' + jobs + b"]", 1)
-    events = [(type(event).__name__, _bare(event)) for event in entry.events]
+    events = [(type(event).__name__, event) for event in entry.events]
     return to_json({"events": events, "decisions": entry.decisions})
 
 
