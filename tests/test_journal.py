@@ -32,7 +32,7 @@ from carmad.core.scheduler import Scheduler
 from carmad.core.types import Estimate, GpuSample, JobId, JobState
 from carmad.daemon.engine import Engine
 from carmad.daemon.inbox import Clock, Inbox
-from carmad.daemon.main import _committed, _flush, _Overheard
+from carmad.daemon.main import _committed, _flush
 from carmad.daemon.rollup import Rollup
 from carmad.errors import CarmaError
 from carmad.sim.shadow import reproduce
@@ -329,12 +329,12 @@ def broken(*_: object) -> None:
 def test_samples_whose_commit_failed_are_what_the_next_segment_begins_with(tmp_path: Path) -> None:
     """They stay in the core's windows, and the next decisions go by them."""
     settings = Settings(monitor=Monitor(stale_s=60))
-    core = _Overheard(settings, builtin.magm(settings), ladder.exclusive(settings))
+    core = Scheduler(settings, builtin.magm(settings), ladder.exclusive(settings))
     log = Journal(tmp_path / "journal", core, "1.2.3", PLENTY)
-    core.hear = log.hear
     store = FullOnce(SqlStore.open(tmp_path / "carma.db"))
     inbox = Inbox(Clock(), 1)
-    engine = Engine(inbox, core, store, Idle(), log.record, lambda: None, log.restored)  # type: ignore[arg-type]
+    told = (log.record, lambda: None, log.restored, log.hear)
+    engine = Engine(inbox, core, store, Idle(), *told)  # type: ignore[arg-type]
     gpu = a_gpu()
     engine.restore()
 

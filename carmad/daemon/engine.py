@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from carmad.core.messages import Action, Sampled, Step
+from carmad.core.messages import Action, Event, Sampled, Step
 from carmad.core.ports import World
 from carmad.core.scheduler import Scheduler
 from carmad.daemon.inbox import Delivery, Inbox, Question
@@ -21,8 +21,8 @@ COMPLAIN_EVERY_S = 60.0
 
 
 class Engine:
-    """Runs until the inbox is closed. In this thread, `committed` is told every step, and
-    `restored` that the core was put to what is on disk."""
+    """Runs until the inbox is closed. In this thread, `heard` is told what the core is about to be
+    fed, `committed` every step, and `restored` that the core was put to what is on disk."""
 
     def __init__(
         self,
@@ -33,6 +33,7 @@ class Engine:
         committed: Callable[[Step], None],
         alive: Callable[[], None],
         restored: Callable[[], None] = lambda: None,
+        heard: Callable[[Sequence[Event]], None] = lambda events: None,
     ) -> None:
         self._inbox = inbox
         self._scheduler = scheduler
@@ -41,6 +42,7 @@ class Engine:
         self._committed = committed
         self._alive = alive
         self._restored = restored
+        self._heard = heard
         self._kept: list[Delivery] = []  # news that could not be committed yet
         self._complain_at = 0.0  # monotonic
 
@@ -88,6 +90,7 @@ class Engine:
                     delivery.done.set_result(None)
 
         events = [event for delivery in batch for event in delivery.events]
+        self._heard(events)
         turn(self._scheduler, self._store, self._world, *events, committed=committed)
 
     def _failed(self, delivery: Delivery, error: Exception) -> None:

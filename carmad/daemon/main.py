@@ -16,7 +16,7 @@ from pathlib import Path
 
 from carmad import configfile, paths, registry
 from carmad.config import Settings
-from carmad.core.messages import Event, Step
+from carmad.core.messages import Step
 from carmad.core.ports import Estimator
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import JobSpec
@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> None:
         stack.callback(store.close)
         clock = Clock()
         estimator = registry.estimator(settings)
-        scheduler = _Overheard(settings, registry.policy(settings), registry.recovery(settings))
+        scheduler = Scheduler(settings, registry.policy(settings), registry.recovery(settings))
         own_units = has_systemd()
         grace_s = settings.limits.kill_grace_s
         launcher = Launcher(state_dir, systemd=own_units, kill_grace_s=grace_s)
@@ -98,7 +98,6 @@ def run(options: argparse.Namespace) -> None:
         journal = Journal(
             state_dir / "journal", scheduler, VERSION, settings.retention.journal_mib << 20
         )
-        scheduler.hear = journal.hear
         engine = Engine(
             inbox,
             scheduler,
@@ -107,6 +106,7 @@ def run(options: argparse.Namespace) -> None:
             _committed(service, world, journal),
             _watchdog(),
             journal.restored,
+            journal.hear,
         )
 
         engine.restore()
@@ -241,16 +241,6 @@ def _answers(path: str) -> bool:
         except OSError:
             return False
         return True
-
-
-class _Overheard(Scheduler):
-    """Tells what it is fed, before it is known whether that can be committed."""
-
-    hear: Callable[[Sequence[Event]], None]
-
-    def handle(self, *events: Event) -> Step:
-        self.hear(events)
-        return super().handle(*events)
 
 
 def _committed(service: Service, world: DaemonWorld, journal: Journal) -> Callable[[Step], None]:
