@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
@@ -298,17 +299,90 @@ def test_errors_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     assert (told["code"], "'nope'" in told["error"]) == ("usage", True)
 
 
-def test_a_file_that_cannot_be_written(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["simulate", "two.csv", *ONE_GPU, "--csv", "no/such/runs.csv"]) == 1
-    told = "carma: cannot write no/such/runs.csv: No such file or directory\n"
-    assert capsys.readouterr() == ("", told)
+@pytest.mark.parametrize("option", ["--csv", "--csv-jobs", "--html"])
+def test_a_file_that_cannot_be_written_is_told_of_before_anything_is_simulated(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    def fail(_: object) -> None:
+        raise AssertionError("simulated")
+
+    monkeypatch.setattr(sweep, "simulate", fail)
+    for file, why in (("no/such/file", "there is no folder no/such"), (".", "it is a folder")):
+        assert run(["simulate", "two.csv", *ONE_GPU, option, file]) == 1
+        assert capsys.readouterr() == ("", f"carma: cannot write {file}: {why}\n")
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert run(["simulate", "two.csv", *ONE_GPU, option, "file"]) == 1
+    assert capsys.readouterr() == ("", "carma: cannot write file: no permission\n")
+
+
+def test_a_file_on_stdout_stands_there_alone(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert run(["simulate", "two.csv", *ONE_GPU, "--csv-jobs", "-"]) == 0
+    out, err = capsys.readouterr()
+    assert [row["name"] for row in csv.DictReader(out.splitlines())] == ["first", "second"]
+    assert (err, (tmp_path / "-").exists()) == ("", False)
+    told = refused(capsys, "two.csv", "--csv", "-", "--csv-jobs", "-")
+    assert told.startswith("carma: only one thing can be written to stdout\n")
+    assert run(["simulate", "two.csv", "--csv", "-", "--json"]) == 2
 
 
 def test_jobs_that_never_start(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
     trace.write_text("name,submit_s,duration_s,gpus\none,0,9,1\nbig,1,9,2\n", encoding="utf-8")
     assert run(["simulate", "two.csv", *ONE_GPU, "-p", "exclusive"]) == 0
-    told = "carma: exclusive: jobs that never start: 1; the first is big, for 2 GPUs\n"
-    assert capsys.readouterr().err == told
+    out, err = capsys.readouterr()
+    assert err == (
+        "carma: jobs that want more GPUs than there are: 1; the largest, big, wants 2:"
+        " --gpus 2xA100-40GB\n"
+        "carma: exclusive: jobs that never start: 1; the first is big, for 2 GPUs\n"
+    )
+    lines = [line.split() for line in out.splitlines()]
+    assert ["makespan", "s", "-"] in lines, "it never ends"
+    assert ["JCT", "mean", "s", "19.0"] in lines
+
+
+def test_where_nothing_finishes_the_exit_code_says_so(
+    capsys: pytest.CaptureFixture[str], trace: Path
+) -> None:
+    trace.write_text("name,submit_s,duration_s,gpus\nbig,0,9,13\n", encoding="utf-8")
+    assert run(["simulate", "two.csv", *ONE_GPU, "-p", "exclusive", "--json"]) == 1
+    out, err = capsys.readouterr()
+    assert json.loads(out)["runs"][0]["figures"]["makespan_s"] is None
+    assert "wants 13: --gpus 2x8xA100-40GB\n" in err
+    assert err.endswith("carma: no job finished in any run\n")
+
+
+def test_jobs_that_want_more_memory_than_there_is(
+    capsys: pytest.CaptureFixture[str], trace: Path
+) -> None:
+    trace.write_text(TRACE.replace("ben,8000", "ben,40961"), encoding="utf-8")
+    assert run(["simulate", "two.csv", *ONE_GPU]) == 0
+    assert capsys.readouterr().err == (
+        "carma: jobs that want more memory than any GPU has: 1; the largest, second, wants"
+        " 40,961 MiB\n"
+    )
+
+
+def test_measured_pairs_of_other_models_make_no_difference(
+    capsys: pytest.CaptureFixture[str], trace: Path, tmp_path: Path
+) -> None:
+    trace.write_text(
+        "name,submit_s,duration_s,model,batch_size\na,0,9,VGG,8\nb,0,9,GPT,8\n", encoding="utf-8"
+    )
+    head = "model1,batchsize1,speed1,model2,batchsize2,speed2\n"
+
+    def told(pairs: str, *words: str) -> str:
+        (tmp_path / "pairs.csv").write_text(head + pairs, encoding="utf-8")
+        words = ("--gpus", "1xA100-40GB", "--interference", "measured:pairs.csv", *words)
+        assert run(["simulate", "two.csv", *words]) == 0
+        return capsys.readouterr().err
+
+    beginning = "carma: {} of 2 models of the trace, at their batch sizes, have pairs measured "
+    assert told("vgg,8,0.5,vgg,8,0.5\n") == beginning.format(1) + (
+        "under streams in pairs.csv; for the others: learned\n"
+    )
+    assert told("vgg,8,0.5,gpt,8,0.5\n") == ""
+    assert told("vgg,8,0.5,gpt,8,0.5\n", "--mps").startswith(beginning.format(0) + "under mps ")
 
 
 SLOW = """
@@ -326,8 +400,13 @@ def slow(settings): return Slow()
 """
 
 
-def test_interrupted(tmp_path: Path) -> None:
-    """As by a terminal's Ctrl-C: every process of the group gets the signal."""
+@pytest.mark.parametrize(
+    ("send", "number"), [(os.killpg, signal.SIGINT), (os.kill, signal.SIGTERM)]
+)
+def test_interrupted(
+    tmp_path: Path, send: Callable[[int, signal.Signals], None], number: signal.Signals
+) -> None:
+    """By a terminal's Ctrl-C every process of the group gets the signal, by `kill` just one."""
     info = tmp_path / "slow-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Name: slow\nVersion: 1\n", encoding="utf-8")
@@ -348,13 +427,17 @@ def test_interrupted(tmp_path: Path) -> None:
     deadline = time.monotonic() + 60
     while len(at_work := list(tmp_path.glob("pid-*"))) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
-    os.killpg(carma.pid, signal.SIGINT)
-    assert carma.communicate(timeout=60) == ("", "")
-    assert carma.returncode == 130
-    assert len(at_work) == 2
-    for path in at_work:
-        with pytest.raises(ProcessLookupError):
-            os.kill(int(path.name.removeprefix("pid-")), 0)
+    try:
+        send(carma.pid, number)
+        assert carma.communicate(timeout=20) == ("", "")
+        assert carma.returncode == 128 + number
+        assert len(at_work) == 2
+        for path in at_work:
+            with pytest.raises(ProcessLookupError):
+                os.kill(int(path.name.removeprefix("pid-")), 0)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(carma.pid, signal.SIGKILL)
 
 
 def test_other_commands_do_not_wait_for_the_simulator() -> None:

@@ -241,6 +241,41 @@ def test_those_that_did_not_succeed_end_as_they_did() -> None:
     assert (told.finished, told.errors, told.oom_lost, told.oom_crashes) == (4, 3, 1, 1)
 
 
+def test_jobs_that_end_before_they_use_a_gpu_are_left_out() -> None:
+    """Both others take 10 s to their first kernel. `/bin/false` waited for 85 s and took 40 ms;
+    the one that computed elsewhere for 50 s held its GPU all the same."""
+    never: Json = {"estimate_mib": None, "declared_mib": None, "peak_mib": 0}
+    found = history(
+        past_job(1, 0, tried(0, None, 10), state="failed", memory=never),
+        past_job(2, 5, tried(5, 15, 85)),
+        past_job(3, 5, tried(90, None, 90.04), state="failed", memory=never, shared=True),
+        past_job(4, 5, tried(90, 100, 150), shared=True),
+        past_job(5, 150, tried(150, None, 200, B), memory=never),
+    )
+    tasks = found.experiment.trace.tasks
+    assert [(task.name, task.submit_s, task.duration_s) for task in tasks] == [
+        ("job2", 0, 70),
+        ("job4", 0, 50),
+        ("job5", 145, 40),
+    ]
+    assert tasks[2].load == Load("", 0, 0, 0, 0, 0), "nothing was measured to be there"
+    assert tasks[0].load.memory_mib == 10_000
+    assert figures(simulate(found.experiment)).finished == 3
+    told = figures(found.outcome)
+    assert told.slowdown is not None and told.slowdown.worst == 1.0
+    assert told.finish_ratio is not None and told.finish_ratio.worst == (150 - 5) / 60
+    assert found.notes == (
+        "2 jobs ended before they could have used a GPU, and are left out",
+        "1 jobs never used their GPUs: memory and activity of 0",
+    )
+
+
+def test_what_was_trained_before_a_brief_last_attempt_counts() -> None:
+    first = tried(0, 10, 60, cause="preempted")
+    found = history(past_job(1, 0, first, tried(70, None, 71, cause="cancelled")))
+    assert len(found.experiment.trace.tasks) == 1
+
+
 def test_exclusive_is_the_users_wish_and_not_the_recoverys() -> None:
     crash = tried(0, 1, 5, cause="gpu_oom")
     found = history(past_job(1, 0, crash, tried(6, 7, 20), exclusive=True))
@@ -296,9 +331,17 @@ def test_neighbours_that_are_not_on_record_are_told_of() -> None:
     )
 
 
+def test_a_trace_with_a_job_that_used_no_gpu_is_read_as_it_was_written(tmp_path: Path) -> None:
+    never: Json = {"estimate_mib": None, "declared_mib": None, "peak_mib": 0}
+    trace = history(past_job(1, 0, tried(0, None, 50), memory=never)).experiment.trace
+    native.write(trace, tmp_path / "history.csv")
+    assert native.read(tmp_path / "history.csv") == trace
+
+
 def test_with_no_job_there_is_nothing_to_replay() -> None:
-    with pytest.raises(CarmaError, match="no job has run yet"):
-        history(past_job(1, 0))
+    for nothing in (past_job(1, 0), past_job(1, 0, tried(0, None, 5))):
+        with pytest.raises(CarmaError, match="no job has run yet"):
+            history(nothing)
 
 
 @pytest.mark.parametrize(
@@ -461,6 +504,7 @@ def test_what_a_daemon_decided_is_decided_again_and_what_it_ran_can_be_simulated
         daemon.post("/v1/release", {"select": str(jobs[-1])})
         daemon.ended(jobs[-1])
         told = daemon.carma("history", "--export", "day.csv")
+        on_stdout = daemon.carma("history", "--export", "-")
         found = shadow.from_history(asker(daemon))
         daemon.stop()
 
@@ -471,6 +515,7 @@ def test_what_a_daemon_decided_is_decided_again_and_what_it_ran_can_be_simulated
     assert all(each.steps > 5 for each in replayed)
 
     assert "carma simulate day.csv --gpus 2xA100-40GB --estimator none --set physics." in told
+    assert on_stdout == (tmp_path / "work" / "day.csv").read_text(encoding="utf-8")
     trace = native.read(tmp_path / "work" / "day.csv")
     assert trace.tasks == found.experiment.trace.tasks
     assert len(trace.tasks) == len(jobs) + 1, "all but the one that never started"

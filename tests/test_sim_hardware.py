@@ -40,6 +40,22 @@ class TestParse:
             parse(text)
         assert all(kind in caught.value.hint for kind in KINDS)
 
+    @pytest.mark.parametrize(
+        ("text", "name", "meant"),
+        [
+            ("3xA100", "A100", "did you mean A100-40GB or A100-80GB? kinds: "),
+            ("8xv100-16gb,2x8xrtx4090", "rtx4090", "did you mean RTX4090-24GB? kinds: "),
+            ("1xA10040GB", "A10040GB", "did you mean A100-40GB? kinds: "),
+            ("1xH10-80GB", "H10-80GB", "did you mean H100-80GB"),
+            ("1xTPU", "TPU", "kinds: "),
+        ],
+    )
+    def test_a_name_that_is_nearly_right(self, text: str, name: str, meant: str) -> None:
+        with pytest.raises(CarmaError) as caught:
+            parse(text)
+        assert caught.value.message == f"no GPU is called {name!r}"
+        assert caught.value.hint.startswith(meant)
+
     @pytest.mark.parametrize("kind", KINDS)
     def test_every_kind_can_be_named(self, kind: str) -> None:
         assert parse(f"1x{kind}").nodes[0].kind is KINDS[kind]

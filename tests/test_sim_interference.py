@@ -165,21 +165,28 @@ class TestMeasured:
         assert measured.speeds([known] * 3, Mode.MPS) == pytest.approx([1 / 1.5] * 3)
 
     @pytest.mark.parametrize(
-        "text",
+        ("text", "told"),
         [
-            "a,b\n1,2\n",
-            PAIRS + "VGG,32,0,PPO,64,0.9,mps\n",
-            PAIRS + "VGG,x,1,PPO,64,0.9,mps\n",
-            PAIRS + "VGG,32,1,PPO,64,0.9,loud\n",
-            PAIRS + "VGG,32\n",
+            ("a,b\n1,2\n", " lacks the columns: model1, batchsize1, speed1, model2, "),
+            (PAIRS + "VGG,32,0,PPO,64,0.9,mps\n", ", line 6: has a speed of 0, "),
+            (PAIRS + "VGG,x,1,PPO,64,0.9,mps\n", ", line 6: batchsize1 is 'x', "),
+            (PAIRS + "VGG,32,1,PPO,64,0.9,mig\n", ", line 6: has the mode 'mig', "),
+            (PAIRS + "VGG,32\n", ", line 6: has 2 cells, "),
         ],
     )
-    def test_what_is_no_such_file_is_said_so(self, tmp_path: Path, text: str) -> None:
+    def test_what_is_no_such_file_is_said_so(self, tmp_path: Path, text: str, told: str) -> None:
         path = tmp_path / "pairs.csv"
         path.write_text(text)
-        with pytest.raises(CarmaError, match=r"pairs\.csv") as caught:
+        with pytest.raises(CarmaError) as caught:
             make(f"measured:{path}")
-        assert "model1" in caught.value.hint
+        assert caught.value.message.startswith(f"{path}{told}")
+
+    def test_how_many_of_a_traces_models_have_pairs(self, measured: Measured) -> None:
+        """The file has VGG at 32 and PPO at 64 under MPS, ResNet-18 and LSTM on streams."""
+        asked = [load(0.9, model="vgg", batch_size=size) for size in (32, 64)]
+        asked += [load(0.9, model=model, batch_size=64) for model in ("PPO", "ppo", "lstm", "")]
+        assert measured.coverage(asked, Mode.MPS) == (2, 4)
+        assert measured.coverage(asked, Mode.STREAMS) == (1, 4)
 
     @needs_data
     def test_it_reads_lucids_own_file(self) -> None:
@@ -209,7 +216,7 @@ class TestMake:
         assert "none, additive, learned or measured:FILE" in caught.value.hint
 
     def test_a_missing_file(self, tmp_path: Path) -> None:
-        with pytest.raises(CarmaError, match=r"nowhere\.csv"):
+        with pytest.raises(CarmaError, match=r"nowhere\.csv: No such file or directory$"):
             make(f"measured:{tmp_path / 'nowhere.csv'}")
 
 

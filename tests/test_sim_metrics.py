@@ -10,7 +10,18 @@ import pytest
 from carmad.core.messages import Exited, Step, Tick
 from carmad.core.types import Cause, Exit, GpuId, JobId, JobState, Mode
 from carmad.sim.hardware import parse
-from carmad.sim.metrics import Spread, Times, Use, bounds, crashes, figures, jain, spread, times
+from carmad.sim.metrics import (
+    Bounds,
+    Spread,
+    Times,
+    Use,
+    bounds,
+    crashes,
+    figures,
+    jain,
+    spread,
+    times,
+)
 from carmad.sim.outcome import Attempt
 from carmad.sim.recorder import Recorder
 from carmad.testing import a_job
@@ -197,10 +208,10 @@ def test_rates() -> None:
 
 def test_nothing_to_measure_is_none_and_no_error() -> None:
     found = figures(outcome(NEVER, wall_s=0.0, makespan_s=0.0))
+    assert bounds(outcome(NEVER)) == bounds(outcome(OOM)) == Bounds(None, None, None)
     assert (found.jct, found.wait, found.slowdown, found.jain) == (None, None, None, None)
     assert (found.over_makespan, found.while_busy, found.queue_mean) == (None, None, None)
     assert (found.jobs_per_hour, found.events_per_s) == (None, None)
-    assert bounds(outcome(NEVER)).jct_mean_s is None
     assert figures(outcome()).jobs == 0
 
 
@@ -229,7 +240,19 @@ def test_bounds_count_from_where_the_makespan_does() -> None:
 
 
 def test_lost_jobs_are_no_work() -> None:
-    assert bounds(outcome(PLAIN, OOM, NEVER)) == bounds(outcome(PLAIN))
+    assert bounds(outcome(PLAIN, OOM)) == bounds(outcome(PLAIN))
+
+
+def test_where_a_job_never_ends_nothing_is_told_of_the_end_of_all() -> None:
+    """The first runs for 120 s; the other waits from 40 on for ever, not for the 80 s till then."""
+    line = timeline([(0.0, 0.0), (40.0, 1.0)])
+    run = outcome(PLAIN, NEVER, timeline=line, gpus=(gpu("g0", busy_s=90.0),))
+    found = figures(run)
+    assert (found.makespan_s, found.jobs_per_hour, found.queue_mean) == (None, None, None)
+    assert (found.queue_max, found.gpus_busy) == (1, 90 / 120)
+    assert bounds(run) == Bounds(100.0, None, None)
+    found = figures(outcome(PLAIN, OOM, timeline=line))
+    assert (found.makespan_s, found.queue_mean) == (120.0, 80 / 120)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -23,11 +23,12 @@ from carmad.errors import CarmaError
 from carmad.sim.hardware import parse
 from carmad.sim.outcome import Outcome
 from carmad.sim.report import compare, export, gantt, html
+from carmad.sim.report.distributions import cdfs
 from carmad.sim.report.measures import MEASURES, SIMULATOR
 from carmad.sim.report.numbers import change, number, time_unit
 from carmad.sim.report.rows import Row, rows
 from carmad.sim.report.runs import Run, gpus, runs
-from carmad.sim.report.style import RC, image
+from carmad.sim.report.style import BAD, RC, image
 from carmad.sim.report.table import Comparison
 from carmad.sim.report.timelines import means
 from carmad.sim.task import Rejected
@@ -177,6 +178,17 @@ def test_what_cannot_be_told_is_a_dash() -> None:
     assert [(cell.text, cell.best) for cell in found.cells] == [("2.00", False), ("-", False)]
 
 
+def test_what_no_run_can_tell_is_a_row_of_dashes_where_it_is_a_time() -> None:
+    """One job ends and one never does: of all together there is neither an end nor a bound."""
+    half = outcome(job(0, attempt(0, 60), alone_s=60.0), job(0, state=JobState.QUEUED))
+    found = rows(of(half))
+    for label in ("makespan", "throughput", "queue mean", "no-wait makespan", "unshared makespan"):
+        assert [cell.text for cell in row(found, label).cells] == ["-"]
+    for label in ("JCT mean", "no-wait JCT mean"):
+        assert [cell.text for cell in row(found, label).cells] == ["60.0"]
+    assert not {row.measure.label for row in found} & {"deadlines met", "lost mean"}
+
+
 # runs that leave jobs undone: 2 of 3 jobs are lost to OOM, or nothing ever starts
 
 ALL = outcome(*(job(0, attempt(0, 60 * n), alone_s=60.0) for n in (1, 2, 3)), policy="exclusive")
@@ -216,7 +228,8 @@ def test_nobody_is_compared_with_a_first_run_that_leaves_jobs_undone() -> None:
 
 def test_which_runs_are_not_compared_and_why_is_told() -> None:
     why = "time, energy and fairness are not compared where fewer jobs finished: lossy, stuck"
-    assert plain(Comparison(of(ALL, LOSSY, STUCK)), 100)[-1] == why
+    why += "; there is no makespan where jobs never end, nor what depends on it: stuck"
+    assert plain(Comparison(of(ALL, LOSSY, STUCK)), 200)[-1] == why
     assert why in html.page(of(ALL, LOSSY, STUCK))
     assert "fewer jobs" not in "".join(plain(Comparison(of(ALL, BETTER)), 100))
     assert "fewer jobs" not in html.page(of(ALL, BETTER))
@@ -356,6 +369,28 @@ def test_strips_are_means_over_time_and_over_the_gpus_that_share_one(
     assert both.tolist() == [[1.0, 1.0], [0.0, 0.0]]
 
 
+def test_a_crash_has_its_jobs_number_beside_its_mark() -> None:
+    """Job 7 crashes 1 s after it began beside job 1, and runs again: both bars are told apart."""
+    crash = attempt(0, 1, cause=Cause.GPU_OOM)
+    made = outcome(job(0, attempt(0, 50), id=1), job(0, crash, attempt(1, 80), id=7))
+    with rc_context(RC):
+        (axes,) = gantt.bars(made, 0, 80.0).axes
+    told = {(text.get_text(), text.xy[0], text.get_color() == BAD) for text in axes.texts}
+    assert told == {("1", 25.0, False), ("7", 1.0, True), ("7", 40.5, False)}
+
+
+def test_a_curve_rises_to_the_share_that_finished_before_the_axis_ends() -> None:
+    half = outcome(
+        *(job(0, attempt(0, end), alone_s=10.0) for end in (10, 1000)),
+        *(job(0, state=JobState.QUEUED) for _ in range(2)),
+    )
+    with rc_context(RC):
+        jct = cdfs(of(half, replace(half, jobs=half.jobs[:2]))).axes[0]
+    ends = [(line.get_xdata()[-2], line.get_ydata()[-1]) for line in jct.get_lines()]
+    assert ends == [(1000, 0.5), (1000, 1.0)]
+    assert jct.get_xlim()[1] > 1000
+
+
 def test_a_crowd_has_a_heat_map() -> None:
     assert gantt.has_bars(made_up(10, "64xA100-40GB"))
     assert not gantt.has_bars(made_up(10, "65xA100-40GB"))
@@ -386,6 +421,7 @@ def test_the_page_tells_what_was_run_and_escapes_it(page: str) -> None:
     for text in ("exclusive, magm", "by hand, 40 jobs", "3xA100-40GB", "2026-11-30", "defaults"):
         assert text in page
     assert "<b>x" not in page
+    assert "never started" not in page and "No job finished" not in page
     assert "&lt;b&gt;x" in page
 
 
@@ -413,8 +449,27 @@ def test_large_runs_make_no_large_charts() -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_runs_in_which_nothing_happened_have_a_page() -> None:
-    stuck = outcome(job(0, state=JobState.QUEUED), makespan_s=0.0)
-    assert "unfinished" in html.page(of(stuck))
+    """Empty axes would say no more than the sentence."""
+    stuck = outcome(job(0, state=JobState.QUEUED, id=3, name="<i>", gpus=16), makespan_s=0.0)
+    page = html.page(of(stuck))
+    assert "unfinished" in page and "<img" not in page
+    assert "<p>No job finished in any run: there are no times to draw.</p>" in page
+    assert '<td class="value">job 3</td><td>&lt;i&gt;</td><td>16 GPUs</td>' in page
+    assert "there is no makespan where jobs never end" in page
+
+
+@pytest.mark.filterwarnings("error")
+def test_runs_in_which_all_jobs_crashed_are_drawn_all_the_same() -> None:
+    crash = attempt(0, 10, cause=Cause.GPU_OOM)
+    page = html.page(of(outcome(job(0, crash, state=JobState.OUT_OF_MEMORY))))
+    assert page.count("<img") == 2, "over time, and which job was where"
+
+
+def test_the_page_has_a_thousand_of_the_rows_that_were_left_out() -> None:
+    found = tuple(Rejected(line, "no\x1b duration") for line in range(1, 1102))
+    page = html.page(of(SLOW, rejected=found))
+    assert '<td class="value">line 1000</td><td>no? duration</td>' in page
+    assert "1101, of which the first 1000" in page and "line 1001" not in page
 
 
 def test_without_matplotlib_the_page_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,6 +156,21 @@ def test_wrong_columns_are_an_error(tmp_path, text, message):
         native.read(file(tmp_path, "t.csv", text))
 
 
+def test_unknown_columns_are_told_which_are_known(tmp_path):
+    with pytest.raises(CarmaError) as raised:
+        native.read(file(tmp_path, "t.csv", "name,submit_s,duration_s,gpu\n"))
+    known = raised.value.hint
+    assert known.startswith("known are name, submit_s, duration_s, gpus, user, ")
+    assert known.endswith(", fails, estimate_NAME_mib")
+
+
+def test_memory_may_be_none_at_all_and_not_less(tmp_path):
+    text = "name,submit_s,duration_s,memory_mib\na,0,1,0\nb,0,1,-1\n"
+    trace = native.read(file(tmp_path, "t.csv", text))
+    assert [task.load.memory_mib for task in trace.tasks] == [0]
+    assert trace.rejected == (Rejected(3, "memory_mib is -1, and should be 0 or more"),)
+
+
 def test_what_is_no_text_is_an_error(tmp_path):
     path = tmp_path / "t.csv"
     path.write_bytes(b"\x1f\x8b\xff\xfe")

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from math import sqrt
 
 from carmad.errors import CarmaError
@@ -212,6 +213,8 @@ def parse(text: str) -> Cluster:
 def _nodes(part: str, text: str) -> list[tuple[GpuKind, int, tuple[GpuKind, ...]]]:
     match = _PART.fullmatch(part)
     kind = _BY_LOWER_NAME.get(match[3].lower()) if match else None
+    if match and kind is None:
+        raise _unknown(match[3])
     nodes, gpus = (int(match[1] or 1), int(match[2])) if match else (0, 0)
     if kind is None or not nodes or not gpus:
         raise CarmaError(
@@ -221,6 +224,16 @@ def _nodes(part: str, text: str) -> list[tuple[GpuKind, int, tuple[GpuKind, ...]
         )
     instances = () if not match or match[4] is None else _instances(kind, match[4])
     return [(kind, gpus, instances)] * nodes
+
+
+def _unknown(name: str) -> CarmaError:
+    """Meant are those that begin like it, without regard to dashes; else those spelt nearly so."""
+    plain = {lower.replace("-", ""): kind.name for lower, kind in _BY_LOWER_NAME.items()}
+    asked = name.lower().replace("-", "")
+    meant = [kind for lower, kind in plain.items() if lower.startswith(asked)]
+    meant = meant or [plain[near] for near in get_close_matches(asked, plain, n=2)]
+    hint = f"did you mean {' or '.join(meant)}? " if meant else ""
+    return CarmaError(f"no GPU is called {name!r}", f"{hint}kinds: {', '.join(KINDS)}")
 
 
 def _instances(kind: GpuKind, text: str) -> tuple[GpuKind, ...]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median, quantiles
 
-from carmad.core.types import Cause, JobState
+from carmad.core.types import ENDED, Cause, JobState
 from carmad.sim.outcome import JobOutcome, Outcome
 
 MJ = 1e6  # joules
@@ -74,7 +74,7 @@ class Figures:
     """Times, and what is made of them, are those of finished jobs; the others are counted.
 
     A job has finished when it came to the end that the trace has for it: success, or an error of
-    its own. None: there is nothing to measure.
+    its own. None: there is nothing to measure, or it cannot be told as some job never ends.
     """
 
     jobs: int
@@ -83,7 +83,7 @@ class Figures:
     oom_lost: int  # given up after running out of GPU memory
     timed_out: int
     unfinished: int  # never ended, or ended in another way that is not the trace's
-    makespan_s: float  # from the first submission to the last end
+    makespan_s: float | None  # from the first submission to the last end
     jobs_per_hour: float | None  # finished, over the makespan
     jct: Spread | None
     wait: Spread | None
@@ -92,8 +92,8 @@ class Figures:
     lost: Spread | None
     queue_mean: float | None  # jobs in the queue, over the makespan
     queue_max: int
-    gpus_busy: float | None  # share of GPU time with any job
-    over_makespan: Use | None
+    gpus_busy: float | None  # share of GPU time with any job, up to the last end
+    over_makespan: Use | None  # up to the last end, though some job may never end
     while_busy: Use | None  # over the time with any job, GPU by GPU
     energy_mj: float  # megajoules, of all GPUs
     oom_crashes: int  # attempts that ran out of GPU memory
@@ -113,16 +113,21 @@ class Bounds:
 
     They hold where each job stayed on one kind of GPU: what a preempted job did on another kind
     was done at another speed, and its run may beat them. On a cluster of unlike GPUs another
-    policy may find better GPUs, and have other bounds.
+    policy may find better GPUs, and have other bounds. None: no job finished; of a makespan, some
+    job never ends.
     """
 
     jct_mean_s: float | None  # every job at once and alone
-    makespan_s: float  # as above: covers the longest job, and the last arrival plus its duration
-    unshared_makespan_s: float  # the work over all GPUs, where no GPU is shared; see `bounds`
+    makespan_s: float | None  # as above: the longest job, and the last arrival plus its duration
+    unshared_makespan_s: float | None  # the work over all GPUs, none of them shared; see `bounds`
 
 
 def finished(job: JobOutcome) -> bool:
     return job.state is JobState.SUCCEEDED or (job.state is JobState.FAILED and job.task.fails)
+
+
+def never_ends(job: JobOutcome) -> bool:
+    return job.state not in ENDED
 
 
 def times(job: JobOutcome) -> Times | None:
@@ -165,7 +170,8 @@ def in_time(job: JobOutcome) -> bool | None:
 
 
 def figures(outcome: Outcome) -> Figures:
-    jobs, makespan_s, wall_s = outcome.jobs, outcome.makespan_s, outcome.wall_s
+    jobs, last_end_s, wall_s = outcome.jobs, outcome.makespan_s, outcome.wall_s
+    endless = any(map(never_ends, jobs))
     done = [job for job in jobs if finished(job)]
     measured = [found for job in done if (found := times(job)) is not None]
     ratios = [r for t in measured if (r := t.finish_ratio) is not None]
@@ -181,17 +187,17 @@ def figures(outcome: Outcome) -> Figures:
         oom_lost=oom_lost,
         timed_out=timed_out,
         unfinished=len(jobs) - len(done) - oom_lost - timed_out,
-        makespan_s=makespan_s,
-        jobs_per_hour=_per(3600 * len(done), makespan_s),
+        makespan_s=None if endless else last_end_s,
+        jobs_per_hour=None if endless else _per(3600 * len(done), last_end_s),
         jct=spread(t.jct_s for t in measured),
         wait=spread(t.wait_s for t in measured),
         first_wait=spread(t.first_wait_s for t in measured),
         execution=spread(t.execution_s for t in measured),
         lost=spread(t.lost_s for t in measured),
-        queue_mean=_mean_over_time(timeline.at, timeline.queued, makespan_s),
+        queue_mean=None if endless else _mean_over_time(timeline.at, timeline.queued, last_end_s),
         queue_max=int(max(timeline.queued, default=0)),
-        gpus_busy=_per(busy_s, makespan_s * len(outcome.gpus)),
-        over_makespan=_use(outcome, [makespan_s] * len(outcome.gpus)),
+        gpus_busy=_per(busy_s, last_end_s * len(outcome.gpus)),
+        over_makespan=_use(outcome, [last_end_s] * len(outcome.gpus)),
         while_busy=_use(outcome, [gpu.busy_s for gpu in outcome.gpus]),
         energy_mj=sum(gpu.energy_j for gpu in outcome.gpus) / MJ,
         oom_crashes=sum(map(crashes, jobs)),
@@ -218,11 +224,12 @@ def bounds(outcome: Outcome) -> Bounds:
     for job in sorted(done, key=lambda job: job.task.submit_s, reverse=True):
         work_s += job.alone_s * len(job.attempts[-1].gpus) / len(outcome.gpus)
         unshared_s = max(unshared_s, job.task.submit_s + work_s)
-    return Bounds(
-        jct_mean_s=fmean(job.alone_s for job in done) if done else None,
-        makespan_s=max((job.task.submit_s + job.alone_s for job in done), default=0.0),
-        unshared_makespan_s=unshared_s,
-    )
+    if not done:
+        return Bounds(None, None, None)
+    jct_mean_s = fmean(job.alone_s for job in done)
+    if any(map(never_ends, outcome.jobs)):
+        return Bounds(jct_mean_s, None, None)
+    return Bounds(jct_mean_s, max(job.task.submit_s + job.alone_s for job in done), unshared_s)
 
 
 def spread(values: Iterable[float]) -> Spread | None:

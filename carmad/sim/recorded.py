@@ -29,6 +29,7 @@ ESTIMATE = "recorded"  # the column of the trace with the estimates that were us
 _STAND_IN = "A100-40GB"  # for a GPU that the table lacks
 _MODEL = "learned"  # of how jobs that shared slowed each other down
 _UNKNOWN = Load()
+_NOTHING = Load("", 0, 0, 0.0, 0.0, 0.0)
 _OCCUPANCY = _UNKNOWN.sm_occupancy / _UNKNOWN.sm_active
 _DRAM = _UNKNOWN.dram_active / _UNKNOWN.sm_active
 _SHORTEST_S = 0.001
@@ -46,6 +47,8 @@ class History:
     activity; the power of idle GPUs; and, in the timeline, how a job's use was spread over its
     time. A job counts as submitted when it could first have started: after those it waited for and
     after its begin time. One that was cancelled or timed out ends with an error when it did then.
+    Left out are jobs that ended without a first kernel and sooner than others come to theirs: no
+    simulated job is as short.
     """
 
     experiment: Experiment
@@ -60,20 +63,25 @@ def history(
     `ended` ever held a GPU."""
     kinds = {GpuId(gpu["id"]): kind_of(gpu["name"], gpu["memory_mib"]) for gpu in gpus}
     submitted = _submitted(ended)
-    jobs = [job for job in ended if job["attempts"]]
+    jobs, brief, physics = _told_apart([job for job in ended if job["attempts"]])
     if not jobs:
-        raise CarmaError("no job has run yet that could be replayed", "see `carma history`")
+        raise CarmaError(
+            "no job has run yet that could be replayed",
+            "see `carma history`; jobs that end before they use a GPU do not count",
+        )
     jobs.sort(key=lambda job: (submitted[job["id"]], job["id"]))
     begin = submitted[jobs[0]["id"]]
     ran = [_ran(job, job["attempts"], begin) for job in jobs]
     last = max(job["attempts"][-1]["ended_at"] for job in jobs)
-    beside = [job for job in live if job["started_at"] is not None]
-    everybody = [*ran, *(_ran(job, [_until(job, last)], begin) for job in beside)]
+    beside = [(job, [_until(job, last)]) for job in live if job["started_at"] is not None]
+    beside += [(job, job["attempts"]) for job in brief]
+    everybody = [*ran, *(_ran(job, attempts, begin) for job, attempts in beside)]
     met = past.stretches(everybody)
     own = past.activity(everybody, met)
-    loads = [_load(job, sm, kinds) for job, sm in zip([*jobs, *beside], own, strict=True)]
+    present = [*jobs, *(job for job, _ in beside)]
+    whose = zip(present, everybody, own, strict=True)
+    loads = [_load(job, one, sm, kinds) for job, one, sm in whose]
     work = past.alone_s(everybody, met, loads, interference.make(_MODEL))
-    physics = _physics(ran)
     outcomes = tuple(
         _outcome(job, one, round(submitted[job["id"]] - begin, 3), load, seconds, physics, kinds)
         for job, one, load, seconds in zip(jobs, ran, loads, work, strict=False)
@@ -87,7 +95,7 @@ def history(
     return History(
         experiment,
         _run(experiment, outcomes, past.stretches(ran), kinds),
-        tuple(_notes(ended, live, jobs, met_others, slowed)),
+        tuple(_notes(ended, live, jobs, brief, loads, met_others, slowed)),
     )
 
 
@@ -130,6 +138,24 @@ def _submitted(jobs: Sequence[JobOut]) -> dict[int, float]:
     return found
 
 
+def _told_apart(started: Sequence[JobOut]) -> tuple[list[JobOut], list[JobOut], Physics]:
+    """Jobs to simulate, those too brief for that, and what the first kernel and crashes took."""
+    ran = [_ran(job, job["attempts"], _seconds(job["submitted_at"])) for job in started]
+    physics = _physics(ran)
+    jobs: list[JobOut] = []
+    brief: list[JobOut] = []
+    for job, one in zip(started, ran, strict=True):
+        held_s = one.attempts[-1].ended_at - one.attempts[-1].launched_at
+        long_enough = _used_gpus(one) or held_s > physics.first_kernel_s
+        (jobs if long_enough else brief).append(job)
+    return jobs, brief, physics
+
+
+def _used_gpus(ran: Ran) -> bool:
+    """It came to a kernel, or crashed for want of memory before."""
+    return any(a.ready_at is not None or a.cause is Cause.GPU_OOM for a in ran.attempts)
+
+
 def _ran(job: JobOut, attempts: Sequence[AttemptOut], begin: float) -> Ran:
     return Ran(tuple(_attempt(attempt, begin) for attempt in attempts), job.get("sm_active_mean"))
 
@@ -161,8 +187,10 @@ def _until(job: JobOut, last: str) -> AttemptOut:
     }
 
 
-def _load(job: JobOut, sm_active: float | None, kinds: Mapping[GpuId, GpuKind]) -> Load:
+def _load(job: JobOut, ran: Ran, sm_active: float | None, kinds: Mapping[GpuId, GpuKind]) -> Load:
     memory = job["memory"]
+    if not memory["peak_mib"] and not _used_gpus(ran):
+        return _NOTHING
     peak = memory["peak_mib"] or memory["estimate_mib"] or memory["declared_mib"]
     mib = peak or _UNKNOWN.memory_mib
     if job["state"] == JobState.OUT_OF_MEMORY:
@@ -207,8 +235,10 @@ def _outcome(
     last = ran.attempts[-1]
     if last.ready_at is None:  # it used no GPU: nobody slowed it down
         work_s += last.ended_at - last.launched_at - physics.first_kernel_s
+        until_ready_s = physics.first_kernel_s
+    else:
+        until_ready_s = last.ready_at - last.launched_at
     work_s = max(_SHORTEST_S, round(work_s, 3))
-    until_ready_s = (last.ready_at or last.launched_at) - last.launched_at
     state = JobState(job["state"])
     there = [kinds[gpu].name for gpu in last.gpus if gpu in kinds]
     references = [name if name in KINDS else _STAND_IN for name in there]
@@ -242,11 +272,17 @@ def _notes(
     ended: Sequence[JobOut],
     live: Sequence[JobOut],
     jobs: Sequence[JobOut],
+    brief: Sequence[JobOut],
+    loads: Sequence[Load],
     met_others: set[int],
     slowed: set[int],
 ) -> Iterator[str]:
-    if never := len(ended) - len(jobs):
+    if never := len(ended) - len(jobs) - len(brief):
         yield f"{never} jobs ended before they started, and are left out"
+    if brief:
+        yield f"{len(brief)} jobs ended before they could have used a GPU, and are left out"
+    if unused := sum(load == _NOTHING for load in loads[: len(jobs)]):
+        yield f"{unused} jobs never used their GPUs: memory and activity of 0"
     if live:
         yield f"{len(live)} jobs that run or wait are left out"
     if modelled := sum(number < len(jobs) for number in slowed):

@@ -6,6 +6,7 @@ What an experiment is made of is its caller's; how one runs is `carmad.sim.run`'
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -23,7 +24,8 @@ def sweep(
 ) -> Iterator[tuple[Experiment, Outcome]]:
     """Each experiment and its outcome, in the order given; at most `jobs` run at once.
 
-    Raises CarmaError, which names the experiment, when one fails. That ends the others.
+    Raises CarmaError, which names the experiment, when one fails. That ends the others, and so do
+    Ctrl-C and SIGTERM: with `jobs` above 1 it is for the main thread only.
     """
     hashes = keys(experiments) if cache else [""] * len(experiments)
     known = [cache.get(key) if cache else None for key in hashes]
@@ -50,6 +52,7 @@ def _in_parallel(due: Sequence[_Due], jobs: int) -> Iterator[Outcome]:
     # Not forked: the caller may have threads, a progress bar's for one.
     pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
     others = active_children()
+    before = signal.signal(signal.SIGTERM, _leave)
     try:
         futures = _hand_out(pool, due)
         for (experiment, _, _), future in zip(due, futures, strict=True):
@@ -60,13 +63,18 @@ def _in_parallel(due: Sequence[_Due], jobs: int) -> Iterator[Outcome]:
                     f"{title(experiment)}: its process, or one beside it, was killed",
                     "is there too little memory? try fewer at once with --jobs",
                 ) from None
-    except BaseException:  # Ctrl-C, too: whoever waits for this has waited long enough
+    except BaseException:  # Ctrl-C and SIGTERM, too: whoever waits for this has waited long enough
         for process in active_children():
             if process not in others:
                 process.terminate()
         raise
     finally:
         pool.shutdown(cancel_futures=True)
+        signal.signal(signal.SIGTERM, before)
+
+
+def _leave(number: int, _: object) -> None:
+    sys.exit(128 + number)  # as a shell has it
 
 
 def _hand_out(pool: ProcessPoolExecutor, due: Sequence[_Due]) -> list[Future[Outcome]]:

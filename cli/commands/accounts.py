@@ -93,17 +93,21 @@ def _export(file: Path, user: str | None, since: str | None, until: str | None) 
     from carmad.sim.traces import native
 
     history = from_history(client.get, user, since, until)
-    native.write(history.experiment.trace, file)
+    experiment, physics = history.experiment, history.experiment.physics
     for note in history.notes:
         output.note(note)
-    experiment, physics = history.experiment, history.experiment.physics
-    print(f"wrote {len(experiment.trace.tasks)} jobs; to simulate them:")
-    print(
-        f"carma simulate {shlex.quote(str(file))} --gpus {gpus(experiment.cluster)}"
-        f" --estimator {experiment.estimator}"
+    words = (
+        f"--gpus {gpus(experiment.cluster)} --estimator {experiment.estimator}"
         f" --set physics.first_kernel_s={physics.first_kernel_s:.3g}"
         f" --set physics.oom_s={physics.oom_s:.3g}"
     )
+    if file == Path("-"):
+        native.write_csv(experiment.trace, sys.stdout)
+        output.note(f"to simulate it: carma simulate FILE {words}")
+        return
+    native.write(experiment.trace, file)
+    print(f"wrote {len(experiment.trace.tasks)} jobs; to simulate them:")
+    print(f"carma simulate {shlex.quote(str(file))} {words}")
 
 
 def stats(user: User = None, me: Mine = False, since: Since = None, json: Json = False) -> None:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 GPUS = "3xA100-40GB"  # the server of the CARMA paper
 PHYSICS = "physics."
 TOLD_REJECTED = 3
+STDOUT = Path("-")
+OF_A_NODE = 8  # GPUs, as most large servers have
 
 
 def simulate(
@@ -100,6 +102,7 @@ def simulate(
         raise Usage("give either TRACE or --history", "see `carma simulate --help`")
     if since is not None and not history:
         raise Usage("--since goes with --history", "see `carma simulate --help`")
+    _check_files(json, html, csv, csv_jobs)
     if source is None:
         past = _history(since)
         base, results = past.experiment, [(past.experiment, past.outcome)]
@@ -118,6 +121,8 @@ def simulate(
             " --set physics.estimate_error or physics.duration_error."
             " Another workload is another seed of the trace, as in generate:NAME?seed=1"
         )
+    _tell_of_pairs(base)
+    _tell_of_too_large(base)
     results += _swept(experiments, jobs, cached=not no_cache)
     _report(results, json, html, csv, csv_jobs)
 
@@ -233,6 +238,60 @@ def _physics(base: Physics, words: Iterable[str]) -> Physics:
     return replace(base, **values)
 
 
+# -- what cannot be as it was asked for
+
+
+def _check_files(json: bool, *files: Path | None) -> None:
+    """Before anything is simulated, which may take hours."""
+    if json + files.count(STDOUT) > 1:
+        raise Usage("only one thing can be written to stdout", "name a file for the others")
+    for file in files:
+        if file is None or file == STDOUT:
+            continue
+        if not file.parent.is_dir():
+            raise Problem(f"cannot write {file}: there is no folder {file.parent}")
+        if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
+            why = "it is a folder" if file.is_dir() else "no permission"
+            raise Problem(f"cannot write {file}: {why}")
+
+
+def _tell_of_pairs(base: Experiment) -> None:
+    """Where nothing in a file of measured pairs applies, it makes no difference."""
+    from carmad.core.types import Mode
+    from carmad.sim import interference as models
+
+    model = models.make(base.interference)
+    if isinstance(model, models.Measured):
+        mode = Mode.MPS if base.settings.collocation.mps else Mode.STREAMS
+        known, asked = model.coverage((task.load for task in base.trace.tasks), mode)
+        if known < asked or not asked:
+            _, _, file = base.interference.partition(":")
+            output.note(
+                f"{known:,} of {asked:,} models of the trace, at their batch sizes, have pairs"
+                f" measured under {mode.value} in {file}; for the others: learned"
+            )
+
+
+def _tell_of_too_large(base: Experiment) -> None:
+    nodes, tasks = base.cluster.nodes, base.trace.tasks
+    gpus = max(1, sum(node.gpus for node in nodes if not node.instances))
+    if wide := [task for task in tasks if task.gpus > gpus]:
+        most = max(wide, key=lambda task: task.gpus)
+        whole = math.ceil(most.gpus / OF_A_NODE)
+        shape = f"{most.gpus}x" if whole == 1 else f"{whole}x{OF_A_NODE}x"
+        output.note(
+            f"jobs that want more GPUs than there are: {len(wide):,}; the largest,"
+            f" {clean(most.name)}, wants {most.gpus}: --gpus {shape}{nodes[0].kind.name}"
+        )
+    mib = max(unit.memory_mib for node in nodes for unit in node.units)
+    if big := [task for task in tasks if task.load.memory_mib > mib]:
+        most = max(big, key=lambda task: task.load.memory_mib)
+        output.note(
+            f"jobs that want more memory than any GPU has: {len(big):,}; the largest,"
+            f" {clean(most.name)}, wants {most.load.memory_mib:,} MiB"
+        )
+
+
 # -- running and telling
 
 
@@ -280,11 +339,17 @@ def _report(
             output.note(f"{run.name}: jobs that never start: {len(stuck):,}; {first}")
     if json:
         export.write_json(found, sys.stdout)
-    else:
+    elif STDOUT not in (html, csv, csv_jobs):
         output.show(table.Comparison(found))
+    if not any(run.figures.finished for run in found):
+        output.note("no job finished in any run")
+        raise typer.Exit(Problem.exit_code)
 
 
 def _write(path: Path, content: Callable[[TextIO], object]) -> None:
+    if path == STDOUT:
+        content(sys.stdout)
+        return
     try:
         with path.open("w", encoding="utf-8") as file:
             content(file)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import csv
+from collections.abc import Iterable
 from pathlib import Path
 from statistics import fmean
 
@@ -11,6 +11,10 @@ from carmad.errors import CarmaError
 from carmad.sim.catalogue import key
 from carmad.sim.interference.base import Interference, Sharing
 from carmad.sim.task import Load
+from carmad.sim.traces.rows import Row, Unusable, read_rows
+
+_COLUMNS = ("model1", "batchsize1", "speed1", "model2", "batchsize2", "speed2")
+_SHARED = {mode.value: mode for mode in (Mode.STREAMS, Mode.MPS)}
 
 Config = tuple[str, int]  # model, batch size
 Pairs = dict[tuple[Mode, Config, Config], tuple[float, float]]
@@ -30,6 +34,14 @@ class Measured(Sharing):
         self._pairs = _read(path)
         self._otherwise = otherwise
 
+    def coverage(self, loads: Iterable[Load], mode: Mode) -> tuple[int, int]:
+        """How many of the loads' models, each at its batch size, have any pair; how many there are.
+
+        Loads of no model do not count."""
+        asked = {_config(load.model, load.batch_size) for load in loads if load.model}
+        known = {config for measured, config, _ in self._pairs if measured is mode}
+        return len(asked & known), len(asked)
+
     def shared(self, loads: tuple[Load, ...], mode: Mode) -> tuple[float, ...]:
         if len(loads) == 2:
             one, other = (_config(load.model, load.batch_size) for load in loads)
@@ -42,22 +54,24 @@ class Measured(Sharing):
 def _read(path: Path) -> Pairs:
     rows: dict[tuple[Mode, Config, Config], list[tuple[float, float]]] = {}
     try:
-        with path.open(newline="") as file:
-            for row in csv.DictReader(file):
-                mode = Mode(row.get("mode") or Mode.STREAMS)
-                one = _config(row["model1"], int(row["batchsize1"]))
-                other = _config(row["model2"], int(row["batchsize2"]))
-                speeds = float(row["speed1"]), float(row["speed2"])
-                if min(speeds) <= 0:
-                    raise ValueError(f"a speed of {min(speeds)} for {one[0]} and {other[0]}")
-                rows.setdefault((mode, one, other), []).append(speeds)
-                rows.setdefault((mode, other, one), []).append(speeds[::-1])
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise CarmaError(
-            f"{path} cannot be read as measured pairs: {error!r}",
-            "it needs the columns model1, batchsize1, speed1, model2, batchsize2, speed2",
-        ) from error
+        for row in read_rows(path, _COLUMNS):
+            mode, speeds = _mode(row), (row.number("speed1"), row.number("speed2"))
+            one = _config(row.text("model1"), row.whole("batchsize1"))
+            other = _config(row.text("model2"), row.whole("batchsize2"))
+            if min(speeds) <= 0:
+                raise Unusable(f"has a speed of {min(speeds):g}, and should have one above 0")
+            rows.setdefault((mode, one, other), []).append(speeds)
+            rows.setdefault((mode, other, one), []).append(speeds[::-1])
+    except Unusable as error:
+        raise CarmaError(f"{path}, line {row.line}: {error}") from None
     return {pair: _means(speeds) for pair, speeds in rows.items()}
+
+
+def _mode(row: Row) -> Mode:
+    text = row.text("mode") if "mode" in row.where else ""
+    if text and text not in _SHARED:
+        raise Unusable(f"has the mode {text!r}, and should have streams or mps")
+    return _SHARED.get(text, Mode.STREAMS)
 
 
 def _means(speeds: list[tuple[float, float]]) -> tuple[float, float]:

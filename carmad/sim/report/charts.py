@@ -32,11 +32,21 @@ def charts(runs: Sequence[Run]) -> list[Chart]:
 
 
 def _figures(runs: Sequence[Run]) -> Iterator[tuple[str, str, str, Figure]]:
+    if any(run.figures.finished for run in runs):
+        yield from _of_jobs(runs)
+    end_s = max(run.outcome.makespan_s for run in runs)
+    if end_s > 0:
+        yield from _over_time(runs, end_s)
+        yield from _on_gpus(runs, end_s)
+
+
+def _of_jobs(runs: Sequence[Run]) -> Iterator[tuple[str, str, str, Figure]]:
     yield (
         "How long jobs take",
         "",
-        "Which share of the finished jobs took, and waited, at most so long. A wait shorter than"
-        " the axis shows counts from its left end.",
+        "Which share of all jobs took, and waited, at most so long. A curve that ends below 100 %"
+        " is of a run in which the others never finished. A wait shorter than the axis shows counts"
+        " from its left end.",
         cdfs(runs),
     )
     yield (
@@ -46,15 +56,16 @@ def _figures(runs: Sequence[Run]) -> Iterator[tuple[str, str, str, Figure]]:
         " 5th to the 95th percentile; a diamond is the worst job. At 1, a job fares as if alone.",
         boxes(runs),
     )
+
+
+def _over_time(runs: Sequence[Run], end_s: float) -> Iterator[tuple[str, str, str, Figure]]:
     caption = (
         "Each point is the mean over its stretch of time, the dashed line that over the makespan."
         " SM activity and memory in use are means over all GPUs, power is that of all together."
     )
-    end_s = max(run.outcome.makespan_s for run in runs) or 1.0
     for figure in timelines(runs, end_s):
         yield "Over time", "", caption, figure
         caption = ""
-    yield from _on_gpus(runs, end_s)
 
 
 def _on_gpus(runs: Sequence[Run], end_s: float) -> Iterator[tuple[str, str, str, Figure]]:
@@ -75,9 +86,10 @@ def _on_gpus(runs: Sequence[Run], end_s: float) -> Iterator[tuple[str, str, str,
 
 
 def _of_bars(run: Run) -> str:
-    text = "A row is a GPU; jobs that shared it are below each other."
+    text = "A row is a GPU; jobs that shared it are below each other. Numbers are `job` in"
+    text += " --csv-jobs."
     if run.figures.oom_crashes:
-        text += " × ran out of memory."
+        text += " × ran out of memory: the job whose number is beside it."
     if run.figures.preemptions:
         text += " A triangle was preempted."
     return text

@@ -17,18 +17,21 @@ from carmad.sim.report.style import WIDTH_IN, colour, dash, legend, log_time_axi
 POINTS = 400  # of a curve: more jobs than that are drawn by as many quantiles, evenly spaced
 LOG_FROM = 10.0  # slowdowns beyond it need a logarithmic axis
 
+ROOM = 0.04  # of an axis, to the right of the longest: a curve's last step is seen
+
 _Values = NDArray[np.float64]
 
 
 def cdfs(runs: Sequence[Run]) -> Figure:
-    """Which share of the finished jobs had a JCT, and a wait, of at most so long."""
+    """Which share of all jobs finished with a JCT, and a wait, of at most so long."""
     figure = Figure(figsize=(WIDTH_IN, 3.8), layout="constrained")
     jct, wait = figure.subplots(1, 2, sharey=True)
-    _cdf(jct, [_of_jobs(run, lambda job: job.jct_s) for run in runs])
-    _cdf(wait, [_of_jobs(run, lambda job: job.wait_s) for run in runs])
+    shares = [run.figures.finished / max(1, run.figures.jobs) for run in runs]
+    _cdf(jct, [_of_jobs(run, lambda job: job.jct_s) for run in runs], shares)
+    _cdf(wait, [_of_jobs(run, lambda job: job.wait_s) for run in runs], shares)
     jct.set_xlabel("job completion time (JCT)")
     wait.set_xlabel("wait in the queue")
-    jct.set_ylabel("finished jobs [%]")
+    jct.set_ylabel("jobs [%]")
     legend(figure, jct.get_lines(), [run.name for run in runs])
     return figure
 
@@ -51,12 +54,14 @@ def _of_jobs(run: Run, of: Callable[[Times], float | None]) -> _Values:
     return np.sort([value for value in values if value is not None])
 
 
-def _cdf(axes: Axes, found: Sequence[_Values]) -> None:
+def _cdf(axes: Axes, found: Sequence[_Values], shares: Sequence[float]) -> None:
+    """Each run's curve ends at the share of its jobs that finished."""
     everything = np.concatenate(found)
     seen = everything[everything >= 1.0]
     begin_s = float(seen.min(initial=3600.0))
     end_s = max(float(seen.max(initial=0.0)), 10 * begin_s)
-    for n, values in enumerate(found):
+    end_s *= (end_s / begin_s) ** ROOM
+    for n, (values, most) in enumerate(zip(found, shares, strict=True)):
         if len(values) > POINTS:
             share = np.linspace(0.0, 1.0, POINTS)
             values = np.quantile(values, share)
@@ -64,7 +69,8 @@ def _cdf(axes: Axes, found: Sequence[_Values]) -> None:
             share = np.arange(1, len(values) + 1) / max(1, len(values))
         at = np.append(np.maximum(values, begin_s), end_s)
         last = np.append(np.diff(at) > 0, True)  # of those with the same value
-        (line,) = axes.step(at[last], np.append(share, 1.0)[last], where="post")
+        share = most * np.append(share, 1.0)
+        (line,) = axes.step(at[last], share[last], where="post")
         width = 1.4 + 0.8 * min(3, len(found) - 1 - n)  # equal curves are seen behind each other
         line.set(color=colour(n), linestyle=dash(n), linewidth=width)
     log_time_axis(axes, begin_s, end_s)

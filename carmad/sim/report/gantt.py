@@ -13,6 +13,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.colors import LinearSegmentedColormap, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.markers import CARETRIGHT
+from matplotlib.patheffects import withStroke
 from numpy.typing import NDArray
 
 from carmad.core.types import Cause, GpuId, JobId
@@ -75,7 +76,8 @@ def has_bars(outcome: Outcome) -> bool:
 def bars(outcome: Outcome, run: int, end_s: float) -> Figure:
     """A row per GPU, up to `end_s`; `run` is its place in the report.
 
-    × marks where an attempt ran out of memory, a triangle where one was preempted.
+    × marks where an attempt ran out of memory, with its job's number, a triangle where one was
+    preempted.
     """
     found = [bar for row, jobs in enumerate(_by_gpu(outcome)) for bar in lanes(row, jobs)]
     row_in = max(0.14, min(0.55, 3.6 / len(outcome.gpus)))
@@ -176,20 +178,26 @@ def _shade(run: int, job: JobId) -> tuple[float, ...]:
 def _number(
     axes: Axes, found: Sequence[Bar], run: int, end_s: float, row_in: float, unit: TimeUnit
 ) -> None:
-    """The job's number on each bar that has room for it."""
+    """The job's number on each bar that has room for it, or beside its ×."""
     for bar in found:
         begin, end = bar.attempt.launched_at, bar.attempt.ended_at
         width_pt = (end - begin) / end_s * 72 * 0.9 * WIDTH_IN
-        if width_pt > 4 * len(str(bar.job)) + 3 and bar.height * row_in * 72 > 7:
-            axes.text(
-                (begin + end) / 2 / unit.seconds,
-                bar.top + bar.height / 2,
-                str(bar.job),
-                fontsize=6,
-                ha="center",
-                va="center_baseline",
-                color="white" if sum(_shade(run, bar.job)) < 1.2 else "black",
-            )
+        crashed = bar.attempt.cause is Cause.GPU_OOM
+        wide = crashed or width_pt > 4 * len(str(bar.job)) + 3
+        if not wide or bar.height * row_in * 72 <= 7:
+            continue
+        ink = "white" if sum(_shade(run, bar.job)) < 1.2 else "black"
+        axes.annotate(
+            str(bar.job),
+            ((end if crashed else (begin + end) / 2) / unit.seconds, bar.top + bar.height / 2),
+            xytext=(4 if crashed else 0, 0),
+            textcoords="offset points",
+            fontsize=6,
+            ha="left" if crashed else "center",
+            va="center_baseline",
+            color=BAD if crashed else ink,
+            path_effects=[withStroke(linewidth=2, foreground="white")] if crashed else [],
+        )
 
 
 def _residents(jobs: Sequence[tuple[JobId, Attempt]], edges: Array) -> Array:

@@ -13,9 +13,10 @@ from carmad.sim.report.rows import caveat, rows
 from carmad.sim.report.runs import Run, clean
 
 if TYPE_CHECKING:
+    from carmad.sim.outcome import JobOutcome
     from carmad.sim.task import Rejected
 
-MOST_REJECTED = 50  # rows that are shown of a trace
+MOST = 1000  # rows that are shown of what was left out; JSON has all
 
 _T = TypeVar("_T")
 
@@ -38,6 +39,7 @@ def page(runs: Sequence[Run], made_at: str = "") -> str:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    environment.filters["clean"] = clean
     return environment.from_string(template).render(
         title=f"CARMA: {_told(runs, _trace)}, simulated",
         about=_about(runs, made_at),
@@ -46,8 +48,10 @@ def page(runs: Sequence[Run], made_at: str = "") -> str:
         colours=[colour(n) for n in range(len(runs))],
         groups=_grouped(found, lambda row: row.measure.group),
         sections=_grouped(charts(runs), lambda chart: chart.section),
+        finished=any(run.figures.finished for run in runs),
         rejected=_rejected(runs),
-        most_rejected=MOST_REJECTED,
+        stuck=_stuck(runs),
+        most=MOST,
         meanings={row.measure.name: row.measure.meaning for row in found},
     )
 
@@ -85,6 +89,11 @@ def _told(runs: Sequence[Run], fact: Callable[[Run], str]) -> str:
 def _rejected(runs: Sequence[Run]) -> list[tuple[str, tuple[Rejected, ...]]]:
     found = {_trace(run): run.experiment.trace.rejected for run in runs}
     return [(trace, rows) for trace, rows in found.items() if rows]
+
+
+def _stuck(runs: Sequence[Run]) -> list[tuple[str, list[JobOutcome]]]:
+    found = [(run.name, [job for job in run.outcome.jobs if not job.attempts]) for run in runs]
+    return [(name, jobs) for name, jobs in found if jobs]
 
 
 def _grouped(items: Iterable[_T], name: Callable[[_T], str]) -> list[tuple[str, list[_T]]]:

@@ -47,6 +47,7 @@ class Measure:
 
 
 TIME = "Time"
+BOUNDS = "Lower bounds"
 FAIRNESS = "Fairness"
 SIMULATOR = "Simulator"  # the one group that differs between equal runs
 
@@ -119,7 +120,7 @@ def _one(
 
 def _bound(name: str, label: str, meaning: str) -> Measure:
     meaning += ". It holds where each job stayed on one kind of GPU"
-    return Measure(f"bound_{name}", "Lower bounds", label, "s", "", f"bounds.{name}", meaning)
+    return Measure(f"bound_{name}", BOUNDS, label, "s", "", f"bounds.{name}", meaning)
 
 
 _TIMES = (
@@ -161,9 +162,9 @@ _TIMES = (
 
 _GPUS = (
     _one("gpus_busy", "GPUs", "busy", "share", "", "of all GPU time: with any job on the GPU"),
-    *_use("over_makespan", "", "", "all GPUs and the whole makespan"),
+    *_use("over_makespan", "", "", "all GPUs, up to the last end"),
     *_use("while_busy", "_busy", " while busy", "the GPUs' busy time"),
-    _one("energy_mj", "GPUs", "energy", "MJ", "lower", "of all GPUs over the makespan"),
+    _one("energy_mj", "GPUs", "energy", "MJ", "lower", "of all GPUs, up to the last end"),
 )
 
 _JOBS = (

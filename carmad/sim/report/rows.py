@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from carmad.sim.report.measures import MEASURES, Better, Measure
+from carmad.sim.report.measures import BOUNDS, MEASURES, TIME, Better, Measure
 from carmad.sim.report.numbers import NOTHING, change, number, time_unit
 from carmad.sim.report.runs import Run
 
@@ -28,12 +28,13 @@ class Row:
 
 
 def rows(runs: Sequence[Run]) -> tuple[Row, ...]:
-    """The measures that are listed and say something of these runs."""
+    """The measures that are listed and say something of these runs; times, at least a dash."""
     found = []
     for measure in MEASURES:
         values = [measure.of(run) for run in runs]
         told = [value for value in values if value is not None]
-        if measure.listed and told and (any(told) or not measure.if_any):
+        said = told or measure.group in (TIME, BOUNDS)
+        if measure.listed and (any(told) if measure.if_any else said):
             unit, scale = _unit(measure, told)
             cells = _cells(values, scale, measure.better, _compared(measure, runs))
             found.append(Row(measure, unit, cells))
@@ -41,10 +42,16 @@ def rows(runs: Sequence[Run]) -> tuple[Row, ...]:
 
 
 def caveat(runs: Sequence[Run]) -> str:
-    """Of which runs some rows have neither a best nor changes, and why; "" if of none."""
-    short = ", ".join(run.name for run in runs if not _did_most(run, runs))
-    why = "time, energy and fairness are not compared where fewer jobs finished"
-    return f"{why}: {short}" if short else ""
+    """Of which runs some rows have neither a best nor changes, or no value, and why; "" if none."""
+    told = {
+        "time, energy and fairness are not compared where fewer jobs finished": [
+            run.name for run in runs if not _did_most(run, runs)
+        ],
+        "there is no makespan where jobs never end, nor what depends on it": [
+            run.name for run in runs if run.figures.makespan_s is None
+        ],
+    }
+    return "; ".join(f"{why}: {', '.join(names)}" for why, names in told.items() if names)
 
 
 def _did_most(run: Run, runs: Sequence[Run]) -> bool:

@@ -10,11 +10,11 @@ import csv
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from carmad.errors import CarmaError
 from carmad.sim.task import Load, Task, Trace
-from carmad.sim.traces.rows import Row, Unusable, collect, places, read_rows
+from carmad.sim.traces.rows import Known, Row, Unusable, collect, places, read_rows
 
 _Cell = str | int | float | bool | None
 
@@ -55,7 +55,7 @@ def read(path: Path) -> Trace:
 
     Raises CarmaError for a file that cannot be read, and for columns that are none of a task's.
     """
-    rows = _parquet_rows(path) if _is_parquet(path) else read_rows(path, _REQUIRED, _is_known)
+    rows = _parquet_rows(path) if _is_parquet(path) else read_rows(path, _REQUIRED, _KNOWN)
     return collect(path.stem, rows, _task)
 
 
@@ -64,18 +64,23 @@ def write(trace: Trace, path: Path) -> None:
 
     Estimates that stand in one order for all tasks keep it.
     """
-    table = _table(trace.tasks)
     try:
         if _is_parquet(path):
             arrow, parquet = _arrow()
-            parquet.write_table(arrow.table(table), path)
+            parquet.write_table(arrow.table(_table(trace.tasks)), path)
             return
         with path.open("w", encoding="utf-8", newline="") as file:
-            lines = csv.writer(file, lineterminator="\n")
-            lines.writerow(table)
-            lines.writerows([map(_text, cells) for cells in zip(*table.values(), strict=True)])
+            write_csv(trace, file)
     except OSError as error:
         raise CarmaError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def write_csv(trace: Trace, file: TextIO) -> None:
+    """As `write` does."""
+    table = _table(trace.tasks)
+    lines = csv.writer(file, lineterminator="\n")
+    lines.writerow(table)
+    lines.writerows([map(_text, cells) for cells in zip(*table.values(), strict=True)])
 
 
 def _is_parquet(path: Path) -> bool:
@@ -91,6 +96,9 @@ def _estimator(column: str) -> str | None:
     if not (column.startswith(_BEFORE) and column.endswith(_AFTER)):
         return None
     return column[len(_BEFORE) : -len(_AFTER)] or None
+
+
+_KNOWN = Known((*_READERS, f"{_BEFORE}NAME{_AFTER}"), _is_known)
 
 
 def _task(row: Row) -> Task:
@@ -148,7 +156,7 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
         table = parquet.read_table(path)
     except (OSError, arrow.ArrowException) as error:
         raise CarmaError(f"cannot read {path}: {error}", "is it a Parquet file?") from error
-    where = places(path, table.column_names, _REQUIRED, _is_known)
+    where = places(path, table.column_names, _REQUIRED, _KNOWN)
     cells = zip(*(column.to_pylist() for column in table.columns), strict=True)
     for line, values in enumerate(cells, start=1):
         yield Row(line, where, [_text(value) for value in values])

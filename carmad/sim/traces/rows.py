@@ -22,6 +22,14 @@ class Unusable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Known:
+    """Columns that a file may have, where it may not have just any."""
+
+    columns: Sequence[str]  # for people; NAME in one stands for any name
+    matches: Callable[[str], bool]
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """The getters raise Unusable."""
 
@@ -69,7 +77,7 @@ class Row:
 def read_rows(
     path: Path,
     required: Sequence[str],
-    known: Callable[[str], bool] = lambda column: True,
+    known: Known | None = None,
     header: Sequence[str] | None = None,
 ) -> Iterator[Row]:
     """The rows of a CSV file. `header` names the columns of a file that does not.
@@ -92,16 +100,19 @@ def read_rows(
 
 
 def places(
-    path: Path, header: Sequence[str], required: Sequence[str], known: Callable[[str], bool]
+    path: Path, header: Sequence[str], required: Sequence[str], known: Known | None
 ) -> dict[str, int]:
     """Each column's place. Raises CarmaError where one is missing, there twice, or not known."""
+    strange = [name for name in header if known and not known.matches(name)]
     for wrong, names in (
         ("lacks the columns", [name for name in required if name not in header]),
         ("has more than one column", [name for name, n in Counter(header).items() if n > 1]),
-        ("has columns that nobody knows", [name for name in header if not known(name)]),
+        ("has columns that nobody knows", strange),
     ):
         if names:
             hint = f"its columns are {', '.join(header)}" if header else "it is empty"
+            if known and names is strange:
+                hint = f"known are {', '.join(known.columns)}"
             raise CarmaError(f"{path} {wrong}: {', '.join(names)}", hint)
     return {name: place for place, name in enumerate(header)}
 
@@ -134,7 +145,6 @@ def check(task: Task) -> None:
     """Raises Unusable for what nobody could run."""
     for what, value in (
         ("duration_s", task.duration_s),
-        ("memory_mib", task.load.memory_mib),
         ("expected_s", task.expected_s),
         ("deadline_s", task.deadline_s),
         ("time_limit_s", task.time_limit_s),
@@ -142,6 +152,8 @@ def check(task: Task) -> None:
     ):
         if value is not None and value <= 0:
             raise Unusable(f"{what} is {value:g}, and should be more than 0")
+    if task.load.memory_mib < 0:
+        raise Unusable(f"memory_mib is {task.load.memory_mib}, and should be 0 or more")
     for what, share in (
         ("sm_active", task.load.sm_active),
         ("sm_occupancy", task.load.sm_occupancy),
