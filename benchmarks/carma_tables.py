@@ -138,6 +138,7 @@ def _table(runs: dict[Run, Outcome]) -> str:
             f" {row['p95_jct_min']:.0f} | {row['oom_crashes']:.0f} |"
         )
     bounds = metrics.bounds(alone)
+    assert bounds.jct_mean_s and bounds.makespan_s and bounds.unshared_makespan_s
     lines += [
         "",
         f"Lower bounds: no-wait mean JCT {bounds.jct_mean_s / 60:.1f} min, no-wait makespan"

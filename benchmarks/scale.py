@@ -105,6 +105,7 @@ def _run(source: str, gpus: str, policy: str, jobs: int) -> Measured:
     cpu_s, wall_s = time.process_time() - cpu, time.perf_counter() - wall
     figures, bounds = metrics.figures(outcome), metrics.bounds(outcome)
     assert figures.finished == len(trace.tasks) and figures.jct and bounds.jct_mean_s
+    assert bounds.makespan_s is not None and bounds.unshared_makespan_s is not None
     return Measured(
         jobs=len(trace.tasks),
         policy=policy,
