@@ -108,15 +108,17 @@ NOTES = """\
 ## What the simulator does not know
 
 - An emulated job's demand changes by ±5 % from epoch to epoch; the simulator is told the mean, as
-  a profile of the job alone would tell it.
+  a profile of the job alone would tell it. Most of magm's difference in makespan is one such case:
+  job 28 asks for 0.81 of the SMs in its first epochs and for 0.79 on average, the limit of the risk
+  test is 0.80, and so job 30 may join it only in the simulator.
 - The daemon looks at the GPUs once a period, a thirtieth of the window: what it waits for, a GPU
   that settles or is no longer busy, it sees half a period late on average. In the simulator only
   the first kernel is late by that, as measured.
 - What falls into one instant of the simulator, such as three GPUs that settle together, comes in
   an order that milliseconds decide. From there on two runs of the daemon, too, go their own ways.
 - A job that is slowed, be it by its neighbours' memory traffic or on another of its GPUs, still
-  shows its full demand on an emulated GPU, and in the simulator less. Near a limit of the risk
-  test this decides whether the GPU takes another job.
+  shows its full demand on an emulated GPU, and in the simulator less. Therefore job 6 joins job 5
+  there under magm, and runs out of memory.
 - An emulated job takes a quarter of its memory when it starts and the rest in the first
   0.2 s of training, in the simulator all of it with its first kernel.
 """
