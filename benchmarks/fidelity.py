@@ -152,7 +152,7 @@ def trace(seed: int = SEED) -> Trace:
 
 
 def simulated(variant: Variant, trace: Trace, measured: Overheads) -> Outcome:
-    interference._MODELS["emulated"] = EmulatedCard
+    interference.MODELS["emulated"] = EmulatedCard
     tasks = (
         replace(
             task,
@@ -187,7 +187,7 @@ def compare(variant: str, daemon: Sequence[Outcome], simulator: Outcome) -> Iter
 
 def _measured(outcome: Outcome) -> dict[str, float]:
     found = figures(outcome)
-    assert found.jct is not None and found.wait is not None
+    assert found.makespan_s is not None and found.jct is not None and found.wait is not None
     values = (found.makespan_s, found.jct.mean, found.wait.mean, found.oom_crashes, found.finished)
     return dict(zip(MEASURES, values, strict=True))
 

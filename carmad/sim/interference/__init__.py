@@ -13,7 +13,7 @@ from carmad.sim.interference.measured import Measured
 
 __all__ = ["Additive", "Interference", "Learned", "Measured", "Unslowed", "make"]
 
-_MODELS: dict[str, Callable[[], Interference]] = {
+MODELS: dict[str, Callable[[], Interference]] = {
     "none": Unslowed,
     "additive": Additive,
     "learned": Learned,
@@ -27,9 +27,9 @@ def make(name: str) -> Interference:
     kind, _, argument = name.partition(":")
     if kind == "measured" and argument:
         return Measured(Path(argument), Learned())
-    if name not in _MODELS:
+    if name not in MODELS:
         raise CarmaError(
             f"no interference model is called {name!r}",
-            f"use {', '.join(_MODELS)} or measured:FILE, a CSV of measured pairs",
+            f"use {', '.join(MODELS)} or measured:FILE, a CSV of measured pairs",
         )
-    return _MODELS[name]()
+    return MODELS[name]()
