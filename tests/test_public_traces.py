@@ -1,0 +1,52 @@
+"""Every public trace, from its file to a report; skipped where the data are not at hand."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from carmad.config import Settings
+from carmad.sim.experiment import Experiment
+from carmad.sim.hardware import parse
+from carmad.sim.metrics import bounds, figures
+from carmad.sim.report import export, html, table
+from carmad.sim.report.runs import runs
+from carmad.sim.run import simulate
+from carmad.sim.traces.sources import load
+
+DATA = Path(__file__).parents[2] / "shared" / "data"
+SOURCES = [
+    ("carma:carma/trace1.csv", "3xA100-40GB"),
+    *((f"muri:muri/trace{n}.csv?tasks=150", "8x8xV100-32GB") for n in (1, 2, 3)),
+    ("philly:philly/philly.csv?tasks=150", "16x8xV100-32GB"),
+    *((f"sia:sia/workloads/philly-workload-{n}.csv", "16x4xA100-40GB") for n in range(1, 7)),
+    *(
+        (f"sia:sia/workloads/saturn-workload-{n}.csv", "16x4xA100-40GB")
+        for n in (1, 2, 3, 4, 5, 6, 10)
+    ),
+]
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="the public data are not at ../shared/data")
+@pytest.mark.parametrize(("source", "gpus"), SOURCES, ids=[source for source, _ in SOURCES])
+def test_from_the_file_to_the_report(source: str, gpus: str) -> None:
+    kind, _, path = source.partition(":")
+    base = Experiment(load(f"{kind}:{DATA}/{path}"), parse(gpus), Settings(policy="exclusive"))
+    outcome = simulate(base)
+    found, least = figures(outcome), bounds(outcome)
+    assert found.finished == len(base.trace.tasks) > 0
+    assert found.jct and least.jct_mean_s and least.unshared_makespan_s and found.makespan_s
+    assert found.jct.mean >= least.jct_mean_s * (1 - 1e-9)
+    assert found.makespan_s >= least.unshared_makespan_s * (1 - 1e-9)
+    assert found.slowdown and found.slowdown.worst == pytest.approx(1.0)
+    told = runs([(base, outcome)])
+    screen = Console(file=io.StringIO(), width=100)
+    screen.print(table.Comparison(told))
+    assert "makespan" in screen.file.getvalue()  # type: ignore[attr-defined]
+    file = io.StringIO()
+    export.write_json(told, file)
+    assert json.loads(file.getvalue())
+    if source.startswith(("carma", "philly")):  # a page takes seconds
+        assert "<svg" in html.page(told) or "data:image/svg" in html.page(told)
