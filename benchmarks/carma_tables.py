@@ -18,7 +18,8 @@ from carmad.sim import metrics
 from carmad.sim.experiment import Experiment
 from carmad.sim.hardware import parse
 from carmad.sim.outcome import Outcome
-from carmad.sim.report.compare import Claim, markdown
+from carmad.sim.report import compare, markdown
+from carmad.sim.report.compare import Claim
 from carmad.sim.run import simulate
 from carmad.sim.traces.sources import load
 
@@ -51,6 +52,10 @@ RUNS = (
     *(Run("recovery only", p, "none", FREE_5GB) for p in ("magm", "lug")),
     *(Run(e, p, e, KNOWN) for e in ("horus", "faketensor", "gpumemnet") for p in ("magm", "lug")),
 )
+HEADINGS = (
+    *("run", "makespan h", "change", "energy MJ", "change"),
+    *("p95 wait min", "p95 execution min", "p95 JCT min", "OOM"),
+)
 BEST = Run("recovery only", "magm", "none", FREE_5GB)  # what the paper's 4.6 looks at
 
 
@@ -69,7 +74,7 @@ def main() -> None:
             "",
             "## Paper and simulation",
             "",
-            markdown(_claims(runs)),
+            compare.table(_claims(runs)),
             "",
             "## What the result hangs on",
             "",
@@ -124,22 +129,26 @@ def _change(value: float, before: float) -> float:
 
 def _table(runs: dict[Run, Outcome]) -> str:
     alone = runs[RUNS[0]]
-    lines = [
-        "| run | makespan h | change | energy MJ | change | p95 wait min | p95 execution min |"
-        " p95 JCT min | OOM |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
-    ]
+    cells = []
     for run, outcome in runs.items():
         row = _row(outcome, alone)
-        lines.append(
-            f"| {run.name} | {row['makespan_h']:.2f} | {row['makespan_change_pct']:+.1f} % |"
-            f" {row['energy_mj']:.2f} | {row['energy_change_pct']:+.1f} % |"
-            f" {row['p95_wait_min']:.0f} | {row['p95_execution_min']:.0f} |"
-            f" {row['p95_jct_min']:.0f} | {row['oom_crashes']:.0f} |"
+        cells.append(
+            (
+                run.name,
+                f"{row['makespan_h']:.2f}",
+                f"{row['makespan_change_pct']:+.1f} %",
+                f"{row['energy_mj']:.2f}",
+                f"{row['energy_change_pct']:+.1f} %",
+                f"{row['p95_wait_min']:.0f}",
+                f"{row['p95_execution_min']:.0f}",
+                f"{row['p95_jct_min']:.0f}",
+                f"{row['oom_crashes']:.0f}",
+            )
         )
     bounds = metrics.bounds(alone)
     assert bounds.jct_mean_s and bounds.makespan_s and bounds.unshared_makespan_s
-    lines += [
+    lines = [
+        markdown.table(HEADINGS, cells, numbers=range(1, len(HEADINGS))),
         "",
         f"Lower bounds: no-wait mean JCT {bounds.jct_mean_s / 60:.1f} min, no-wait makespan"
         f" {bounds.makespan_s / 3600:.2f} h; work / capacity, for policies that do not"
@@ -188,15 +197,14 @@ def _sensitivity() -> str:
         ("first kernel after 60 s", BEST, "learned", 60.0, True),
         ("streams: 2-GPU jobs share, too", BEST, "learned", 10.0, False),
     ]
-    lines = ["| magm, recovery only | makespan | energy | OOM |", "|---|--:|--:|--:|"]
+    cells = []
     for what, run, interference, first_kernel_s, mps in rows:
         before = _outcome(alone, interference, first_kernel_s, mps)
         row = _row(_outcome(run, interference, first_kernel_s, mps), before)
-        lines.append(
-            f"| {what} | {row['makespan_change_pct']:+.1f} % | {row['energy_change_pct']:+.1f} % |"
-            f" {row['oom_crashes']:.0f} |"
-        )
-    return "\n".join(lines)
+        changes = (f"{row[f'{figure}_change_pct']:+.1f} %" for figure in ("makespan", "energy"))
+        cells.append((what, *changes, f"{row['oom_crashes']:.0f}"))
+    headings = ("magm, recovery only", "makespan", "energy", "OOM")
+    return markdown.table(headings, cells, numbers=range(1, len(headings)))
 
 
 def _causes(alone: Outcome) -> str:

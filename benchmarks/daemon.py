@@ -1,4 +1,4 @@
-"""One carmad on eight emulated GPUs, with its settings at their defaults, and what it costs."""
+"""One carmad on emulated GPUs, with its settings at their defaults or others, and what it costs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from carmad import configfile
+from carmad.config import Settings
 from cli import client
 from cli.problems import Problem, Unreachable
 
@@ -33,16 +35,22 @@ def plain_environment() -> dict[str, str]:
 class Daemon:
     """`directory` given: a database may be there already, and all of it stays."""
 
-    def __init__(self, directory: Path | None = None) -> None:
+    def __init__(
+        self, directory: Path | None = None, gpus: str = SPEC, settings: Settings | None = None
+    ) -> None:
+        self._gpus = gpus
+        self._settings = settings or Settings()
         self._temporary = directory is None
         self.directory = directory or Path(tempfile.mkdtemp(prefix="carma-bench-"))
         self.socket = str(self.directory / "sock")
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        words = [sys.executable, "-m", "carmad.daemon.main", "--emulated", SPEC]
+        config = self.directory / "config.toml"
+        config.write_text(configfile.dump(self._settings))
+        words = [sys.executable, "-m", "carmad.daemon.main", "--emulated", self._gpus]
         words += ["--state-dir", str(self.directory), "--socket", self.socket]
-        words += ["--config", os.devnull, "--log-file", str(self.directory / "carmad.log")]
+        words += ["--config", str(config), "--log-file", str(self.directory / "carmad.log")]
         self._process = subprocess.Popen(
             words, env=plain_environment(), stdin=subprocess.DEVNULL, start_new_session=True
         )

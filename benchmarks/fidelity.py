@@ -28,6 +28,7 @@ from carmad.sim.hardware import parse
 from carmad.sim.interference.base import Sharing
 from carmad.sim.metrics import figures
 from carmad.sim.outcome import Outcome
+from carmad.sim.report import markdown
 from carmad.sim.run import simulate
 from carmad.sim.task import Load, Trace
 from carmad.sim.traces import generators
@@ -256,7 +257,7 @@ def _page(
             "- The GPUs are emulated. No real one was at hand: the same comparison with real "
             "training jobs is still to be made.",
             "",
-            *_table(HEADINGS, [row.cells for row in comparisons]),
+            markdown.table(HEADINGS, [row.cells for row in comparisons]),
             "",
             f"{sum(bool(row.met) for row in judged)} of {len(judged)} targets met.",
             "",
@@ -264,7 +265,7 @@ def _page(
             "",
             "How far apart two runs put a job's completion time, on average over the jobs:",
             "",
-            *_table(
+            markdown.table(
                 ("policy", "simulator and daemon", "daemon and daemon"),
                 [(name, f"{a:.2f} s", f"{b:.2f} s") for name, (a, b) in by_job.items()],
             ),
@@ -272,14 +273,6 @@ def _page(
             NOTES,
         ]
     )
-
-
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Markdown, aligned so that it reads well in a terminal, too."""
-    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
-    for line in (headings, ["-" * width for width in widths], *rows):
-        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        yield f"| {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":

@@ -5,23 +5,19 @@ What a job costs around its training is measured here, too, on jobs that are alo
 
 from __future__ import annotations
 
-import contextlib
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
-from typing import Any, Self
+from typing import Any
 
-from benchmarks.daemon import START_S, Daemon, plain_environment
-from carmad import configfile
+from benchmarks.daemon import Daemon
 from carmad.config import Settings
 from carmad.gpu.emulated_job import EPOCHS, noise
 from carmad.sim import shadow
 from carmad.sim.outcome import Outcome
 from carmad.sim.task import Load, Task, Trace
-from cli.problems import Unreachable
+from cli.demo_trace import argv
 
 LOOKS_EVERY_S = 0.5  # to see whether all is done: seldom, for the jobs need the processor
 PATIENCE_S = 600.0
@@ -36,27 +32,8 @@ class Emulation(Daemon):
     """A carmad with the GPUs and the settings that the simulator has."""
 
     def __init__(self, gpus: str, settings: Settings, warmup_s: float) -> None:
-        super().__init__()
-        self._gpus = gpus
-        self._settings = settings
+        super().__init__(gpus=gpus, settings=settings)
         self._warmup_s = warmup_s  # of every job: what it does before its first kernel
-
-    def __enter__(self) -> Self:
-        config = self.directory / "config.toml"
-        config.write_text(configfile.dump(self._settings))
-        words = [sys.executable, "-m", "carmad.daemon.main", "--emulated", self._gpus]
-        words += ["--state-dir", str(self.directory), "--socket", self.socket]
-        words += ["--config", str(config), "--log-file", str(self.directory / "carmad.log")]
-        self._process = subprocess.Popen(
-            words, env=plain_environment(), stdin=subprocess.DEVNULL, start_new_session=True
-        )
-        deadline = time.monotonic() + START_S
-        while time.monotonic() < deadline and self._process.poll() is None:
-            with contextlib.suppress(Unreachable):
-                self.get("/v1/health")
-                return self
-            time.sleep(0.05)
-        raise SystemExit(f"carmad did not start; see {self.directory}/carmad.log")
 
     def replay(self, trace: Trace, declared: bool) -> Outcome:
         """Submit every task when it is due; with `declared`, say how much memory it needs."""
@@ -64,7 +41,7 @@ class Emulation(Daemon):
         for seed, task in enumerate(trace.tasks):
             time.sleep(max(0.0, begun + task.submit_s - time.monotonic()))
             memory: dict[str, Any] = {"memory_mib": task.load.memory_mib} if declared else {}
-            self.run(argv(task, self._warmup_s, seed), name=task.name, gpus=task.gpus, **memory)
+            self.run(argv(task, seed, self._warmup_s), name=task.name, gpus=task.gpus, **memory)
         self.await_end()
         return self.record()
 
@@ -96,7 +73,7 @@ def calibrate(gpus: str, settings: Settings, warmup_s: float) -> Outcome:
         for load in (PLAIN, TOO_LARGE):
             task = Task(name=load.model, submit_s=0.0, duration_s=SHORT_S, load=load)
             for seed in range(REPEATS):
-                emulation.run(argv(task, warmup_s, seed), name=task.name)
+                emulation.run(argv(task, seed, warmup_s), name=task.name)
                 emulation.await_end()
         return emulation.record()
 
@@ -126,20 +103,3 @@ def profile(load: Load, seed: int) -> Load:
         sm_occupancy=mean(load.sm_occupancy),
         dram_active=mean(load.dram_active),
     )
-
-
-def argv(task: Task, warmup_s: float, seed: int) -> list[str]:
-    """The command line of an emulated job that does what `task` says."""
-    load = task.load
-    options = {
-        "model": task.name,
-        "memory-mib": f"{load.memory_mib}",
-        "sm": f"{load.sm_active:.4f}",
-        "occupancy": f"{load.sm_occupancy:.4f}",
-        "dram": f"{load.dram_active:.4f}",
-        "seconds": f"{task.duration_s:.3f}",
-        "warmup": f"{warmup_s:.3f}",
-        "seed": f"{seed}",
-    }
-    words = [word for name, value in options.items() for word in (f"--{name}", value)]
-    return [sys.executable, "-m", "carmad.gpu.emulated_job", *words]

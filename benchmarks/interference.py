@@ -28,6 +28,7 @@ from benchmarks.rows import RESULTS
 from carmad.core.types import Mode
 from carmad.sim import catalogue
 from carmad.sim.interference import Additive, Interference, Learned, Unslowed
+from carmad.sim.report import markdown
 from carmad.sim.task import Load
 
 ROOT = Path(__file__).parents[1]
@@ -338,13 +339,17 @@ def _page(results: dict[str, Any]) -> str:
         "",
         f"`{results['command']}`, {results['fitted']}; split {results['split']}.",
         "",
-        "| data | mode | sides of pairs | model | RMSE of the speed | R² |",
-        "|---|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {row['data']} | {row['mode']} | {row['sides']} | {row['model']} "
-        f"| {row['rmse']:.3f} | {row['r2']:.2f} |"
-        for row in results["held_out"]
+        markdown.table(
+            ("data", "mode", "sides of pairs", "model", "RMSE of the speed", "R²"),
+            [
+                (
+                    *(f"{row[name]}" for name in ("data", "mode", "sides", "model")),
+                    *(f"{row['rmse']:.3f}", f"{row['r2']:.2f}"),
+                )
+                for row in results["held_out"]
+            ],
+            numbers=(2, 4, 5),
+        ),
     ]
     for mode, found in results["modes"].items():
         lines += [

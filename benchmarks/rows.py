@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from carmad.sim.report import markdown
+
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -59,16 +61,7 @@ def percentile(values: Sequence[float], q: float) -> float:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Markdown, aligned so that it reads well in a terminal, too."""
-    lines = [HEADINGS, *(row.cells() for row in rows)]
-    widths = [max(len(line[n]) for line in lines) for n in range(len(HEADINGS))]
-
-    def written(cells: Sequence[str]) -> str:
-        padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
-        return "| " + " | ".join(padded) + " |"
-
-    rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
-    return "\n".join([written(lines[0]), rule, *map(written, lines[1:])])
+    return markdown.table(HEADINGS, [row.cells() for row in rows])
 
 
 def summary(rows: Sequence[Row]) -> str:

@@ -21,6 +21,7 @@ from carmad.config import Settings
 from carmad.sim import metrics
 from carmad.sim.experiment import Experiment
 from carmad.sim.hardware import parse
+from carmad.sim.report import markdown
 from carmad.sim.run import simulate
 from carmad.sim.task import Trace
 from carmad.sim.traces.sources import load
@@ -32,6 +33,10 @@ SIZES = (20_000, 40_000, 82_247)
 POLICIES = ("fifo", "sjf", "magm")
 SHARING = ("magm",)  # work over capacity is no bound for these
 RUNS = 3
+HEADINGS = (
+    *("policy", "jobs", "processor s", "wall s", "peak MiB", "µs per event", "longest queue"),
+    *("mean JCT h", "no-wait", "makespan h", "bound", ""),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,21 +128,26 @@ def _run(source: str, gpus: str, policy: str, jobs: int) -> Measured:
 
 
 def _table(runs: list[Measured], cpu_s: float, exempt: tuple[str, ...] = ()) -> str:
-    lines = [
-        "| policy | jobs | processor s | wall s | peak MiB | µs per event | longest queue |"
-        " mean JCT h | no-wait | makespan h | bound | |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|",
-    ]
+    rows = []
     for one in runs:
         met = "met" if one.cpu_s <= cpu_s and one.peak_mib <= 2048 else "MISSED"
-        verdict = "" if one.policy in exempt else met
-        lines.append(
-            f"| {one.policy} | {one.jobs:,} | {one.cpu_s:.2f} | {one.wall_s:.2f} |"
-            f" {one.peak_mib:.0f} | {one.cpu_s / one.events * 1e6:.0f} | {one.queue_max} |"
-            f" {one.jct_mean_s / 3600:.2f} | {one.jct_bound_s / 3600:.2f} |"
-            f" {one.makespan_h:.1f} | {one.bound_h:.1f} | {verdict} |"
+        rows.append(
+            (
+                one.policy,
+                f"{one.jobs:,}",
+                f"{one.cpu_s:.2f}",
+                f"{one.wall_s:.2f}",
+                f"{one.peak_mib:.0f}",
+                f"{one.cpu_s / one.events * 1e6:.0f}",
+                f"{one.queue_max}",
+                f"{one.jct_mean_s / 3600:.2f}",
+                f"{one.jct_bound_s / 3600:.2f}",
+                f"{one.makespan_h:.1f}",
+                f"{one.bound_h:.1f}",
+                "" if one.policy in exempt else met,
+            )
         )
-    return "\n".join(lines)
+    return markdown.table(HEADINGS, rows, numbers=range(1, len(HEADINGS) - 1))
 
 
 def _growth(runs: list[Measured]) -> str:

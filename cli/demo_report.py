@@ -1,28 +1,33 @@
-"""What the demo's two replays come to, side by side. Pure."""
+"""What the demo's two replays come to, side by side. Pure.
+
+Times and crashes are the simulator's figures of what the daemon's history says; what was read from
+the GPUs is averaged over them and over the makespan.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime
-from statistics import mean, quantiles
-from typing import Any
+from statistics import fmean
 
 from rich.table import Table
 
+from carmad.sim import metrics
+from carmad.sim.metrics import Figures, Spread
 from cli.demo_run import Replay
 
-Jobs = list[dict[str, Any]]
+Figure = Callable[[Replay, Figures], float]
 
 
 def table(replays: list[Replay]) -> Table:
     """A row per figure, a column per policy, and the second's change against the first."""
-    made = Table(title=f"the same {len(replays[0].jobs)} jobs, twice at once", title_style="bold")
+    both = [(replay, metrics.figures(replay.outcome())) for replay in replays]
+    made = Table(title=f"the same {both[0][1].jobs} jobs, twice at once", title_style="bold")
     made.add_column("")
     for replay in replays:
         made.add_column(replay.policy, justify="right")
     made.add_column("change", justify="right")
     for name, unit, figure in FIGURES:
-        values = [figure(replay) for replay in replays]
+        values = [figure(*one) for one in both]
         made.add_row(
             name,
             *(f"{value:.{_digits(unit)}f} {unit}".strip() for value in values),
@@ -40,63 +45,37 @@ def _change(values: list[float]) -> str:
     return f"{(after - before) / before:+.0%}" if before else ""
 
 
-def _spread(measure: Callable[[dict[str, Any]], float], p95: bool) -> Callable[[Replay], float]:
-    def figure(replay: Replay) -> float:
-        values = [measure(job) for job in replay.jobs]
-        return quantiles(values, n=20, method="inclusive")[-1] if p95 else mean(values)
-
-    return figure
+def _makespan(_: Replay, figures: Figures) -> float:
+    return figures.makespan_s or 0.0  # none: no job came to its end
 
 
-def _at(job: dict[str, Any], field: str) -> float:
-    return datetime.fromisoformat(job[field]).timestamp()
+def _mean(of: Callable[[Figures], Spread | None]) -> Figure:
+    return lambda _, figures: spread.mean if (spread := of(figures)) else 0.0
 
 
-def _wait(job: dict[str, Any]) -> float:
-    """Until the last start: what an attempt that crashed took is waiting, too."""
-    return _at(job, "started_at") - _at(job, "submitted_at")
+def _p95(of: Callable[[Figures], Spread | None]) -> Figure:
+    return lambda _, figures: spread.p95 if (spread := of(figures)) else 0.0
 
 
-def _execution(job: dict[str, Any]) -> float:
-    return _at(job, "ended_at") - _at(job, "started_at")
-
-
-def _jct(job: dict[str, Any]) -> float:
-    return _at(job, "ended_at") - _at(job, "submitted_at")
-
-
-def makespan(replay: Replay) -> float:
-    ends = [_at(job, "ended_at") for job in replay.jobs]
-    return max(ends) - min(_at(job, "submitted_at") for job in replay.jobs)
-
-
-def crashes(replay: Replay) -> int:
-    """Attempts that ran out of GPU memory."""
-    exits = [e for job in replay.jobs for e in (*job.get("failures", ()), job.get("exit"))]
-    return sum(e is not None and e["cause"] == "gpu_oom" for e in exits)
-
-
-def _gpu_mean(field: str, scale: float) -> Callable[[Replay], float]:
-    """The mean over the GPUs and over the makespan."""
-
-    def figure(replay: Replay) -> float:
-        end = makespan(replay)
+def _read(field: str, scale: float) -> Figure:
+    def figure(replay: Replay, figures: Figures) -> float:
+        end = _makespan(replay, figures)
         values = [gpu[field] or 0 for at, gpus in replay.readings if 0 <= at <= end for gpu in gpus]
-        return scale * mean(values)
+        return scale * fmean(values)
 
     return figure
 
 
-FIGURES: tuple[tuple[str, str, Callable[[Replay], float]], ...] = (
-    ("makespan", "s", makespan),
-    ("wait, average", "s", _spread(_wait, False)),
-    ("wait, p95", "s", _spread(_wait, True)),
-    ("execution, average", "s", _spread(_execution, False)),
-    ("execution, p95", "s", _spread(_execution, True)),
-    ("JCT, average", "s", _spread(_jct, False)),
-    ("JCT, p95", "s", _spread(_jct, True)),
-    ("OOM crashes", "", crashes),
-    ("GPU memory used", "MiB", _gpu_mean("memory_used_mib", 1)),
-    ("SM activity", "%", _gpu_mean("sm_active", 100)),
-    ("GPU energy", "kJ", lambda replay: replay.energy_j / 1000),
+FIGURES: tuple[tuple[str, str, Figure], ...] = (
+    ("makespan", "s", _makespan),
+    ("wait, average", "s", _mean(lambda found: found.wait)),
+    ("wait, p95", "s", _p95(lambda found: found.wait)),
+    ("execution, average", "s", _mean(lambda found: found.execution)),
+    ("execution, p95", "s", _p95(lambda found: found.execution)),
+    ("JCT, average", "s", _mean(lambda found: found.jct)),
+    ("JCT, p95", "s", _p95(lambda found: found.jct)),
+    ("OOM crashes", "", lambda _, found: found.oom_crashes),
+    ("GPU memory used", "MiB", _read("memory_used_mib", 1)),
+    ("SM activity", "%", _read("sm_active", 100)),
+    ("GPU energy", "kJ", lambda replay, _: replay.energy_j / 1000),
 )

@@ -12,8 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from carmad.sim import shadow
+from carmad.sim.outcome import Outcome
+from carmad.sim.task import Task
 from cli import client
-from cli.demo_trace import DemoJob
+from cli.demo_trace import argv
 from cli.problems import Problem, Unreachable
 
 GPUS = "3xA100-40GB"
@@ -81,12 +84,12 @@ class Replay:
         os.environ["CARMA_SOCKET"] = self._socket
         return client.get(path, **query)  # type: ignore[arg-type]
 
-    def submit(self, job: DemoJob) -> None:
+    def submit(self, task: Task, number: int) -> None:
         os.environ["CARMA_SOCKET"] = self._socket
         body = {
-            "argv": job.argv(sys.executable),
-            "name": job.name,
-            "gpus": job.gpus,
+            "argv": argv(task, seed=number),
+            "name": task.name,
+            "gpus": task.gpus,
             "cwd": str(self.directory),
             "env": dict(os.environ),
         }
@@ -97,6 +100,10 @@ class Replay:
         self.readings.append((time.monotonic() - self.begun_at, self._gpus()))
         if self.submitted:
             self.jobs = self.get("/v1/jobs", select=f"1-{self.submitted}")["jobs"]
+
+    def outcome(self) -> Outcome:
+        """What became of the jobs; raises CarmaError when none has run."""
+        return shadow.from_history(self.get).outcome
 
     @property
     def done(self) -> int:

@@ -24,7 +24,7 @@ from carmad.plugin import (
     Reason,
     View,
 )
-from policies.ranked import Ranked
+from policies.ranked import Ranked, Turn, down_the_line
 
 Priority = Callable[[Job, float], float]
 Instant = Callable[[Job], float]
@@ -67,29 +67,25 @@ class Preemptive:
         return self.priority(job, job.submitted_at)
 
     def plan(self, view: View) -> tuple[Proposal, ...]:
-        plan: list[Proposal] = []
         leaving = {job.id for job in view.running if job.stop is not None}
-        steps_past_the_head: int | None = None
-        for job in view.queue:
-            (placement,) = self.unshared.plan(replace(view, queue=(job,)))
-            gpus = placement.gpus
-            if not gpus and (room := self._room(job, view, leaving)):
-                gpus = room.gpus
-                placement = replace(placement, reasons=(room.reason,))
-                why = Reason("preempted", detail=f"job {job.id} goes first")
-                plan += [Preemption(victim.id, why) for victim in room.preempted]
-                leaving.update(victim.id for victim in room.preempted)
-            plan.append(placement)
-            if gpus:
-                view = view.with_placement(job, gpus)
-            elif steps_past_the_head is None:
-                steps_past_the_head = view.settings.limits.backfill - job.overtaken
-                plan += self._next_chance(job, view)
-            if steps_past_the_head is not None:
-                if steps_past_the_head <= 0:
-                    break
-                steps_past_the_head -= 1
-        return tuple(plan)
+        has_head = False
+
+        def turn(job: Job, view: View) -> Turn:
+            nonlocal has_head
+            placement = self.unshared.place(job, view)
+            if placement.gpus:
+                return placement.gpus, (placement,)
+            room = self._room(job, view, leaving)
+            if room is None:
+                chance = () if has_head else self._next_chance(job, view)
+                has_head = True
+                return (), (placement, *chance)
+            leaving.update(victim.id for victim in room.preempted)
+            why = Reason("preempted", detail=f"job {job.id} goes first")
+            preemptions = [Preemption(victim.id, why) for victim in room.preempted]
+            return room.gpus, (*preemptions, replace(placement, reasons=(room.reason,)))
+
+        return down_the_line(view, turn)
 
     def _room(self, head: Job, view: View, leaving: set[JobId]) -> Room | None:
         """None: it cannot start, whoever it may preempt."""

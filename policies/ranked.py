@@ -8,11 +8,23 @@ from itertools import chain
 from operator import itemgetter
 from typing import NamedTuple
 
-from carmad.plugin import Demand, GpuId, GpuView, Job, NodeView, Placement, Reason, Verdict, View
+from carmad.plugin import (
+    Demand,
+    GpuId,
+    GpuView,
+    Job,
+    NodeView,
+    Placement,
+    Proposal,
+    Reason,
+    Verdict,
+    View,
+)
 
 Filter = Callable[[Demand, GpuView], Reason | None]
 Rank = Callable[[GpuView], float]
 Order = Callable[[Job], float]
+Turn = tuple[tuple[GpuId, ...], Sequence[Proposal]]  # the GPUs a job takes, and all it comes to
 
 
 class Fit(NamedTuple):
@@ -27,12 +39,33 @@ def by_arrival(job: Job) -> float:
     return 0.0
 
 
+def down_the_line(view: View, turn: Callable[[Job, View], Turn]) -> tuple[Proposal, ...]:
+    """What `turn` proposes for each job in order; what one gets the next ones do not.
+
+    The first job that gets no GPUs holds the line, as in the CARMA paper. With backfill set to k,
+    the k jobs behind it may start before it, until it has been overtaken k times.
+    """
+    plan: list[Proposal] = []
+    steps_past_the_head: int | None = None
+    queue = view.queue
+    for job in queue:
+        gpus, proposals = turn(job, view)
+        plan += proposals
+        if gpus:
+            if job is not queue[-1]:
+                view = view.with_placement(job, gpus)
+        elif steps_past_the_head is None:
+            steps_past_the_head = view.settings.limits.backfill - job.overtaken
+        if steps_past_the_head is not None:
+            if steps_past_the_head <= 0:
+                break
+            steps_past_the_head -= 1
+    return tuple(plan)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Ranked:
-    """Jobs in order; each takes its best-ranked GPUs, and ties go to the lower index.
-
-    The first job that must wait holds the line, as in the CARMA paper. With backfill set to k,
-    the k jobs behind it may start before it, until it has been overtaken k times.
+    """Jobs go down the line; each takes its best-ranked GPUs, and ties go to the lower index.
 
     A job gets its GPUs on one node if any has enough, and of nodes that rank alike on the one with
     the fewest that fit, so that room for larger jobs stays; else on as few nodes as can be.
@@ -46,23 +79,8 @@ class Ranked:
     def order(self, job: Job) -> float:
         return self.ordered(job)
 
-    def plan(self, view: View) -> tuple[Placement, ...]:
-        plan: list[Placement] = []
-        steps_past_the_head: int | None = None
-        queue = view.queue
-        for job in queue:
-            placement = self._place(job, view)
-            plan.append(placement)
-            if placement.gpus:
-                if job is not queue[-1]:
-                    view = view.with_placement(job, placement.gpus)
-            elif steps_past_the_head is None:
-                steps_past_the_head = view.settings.limits.backfill - job.overtaken
-            if steps_past_the_head is not None:
-                if steps_past_the_head <= 0:
-                    break
-                steps_past_the_head -= 1
-        return tuple(plan)
+    def plan(self, view: View) -> tuple[Proposal, ...]:
+        return down_the_line(view, self._turn)
 
     def choose(self, fits: Sequence[Fit], gpus: int, view: View) -> tuple[GpuId, ...]:
         """The GPUs to take of those that fit, node by node; none when there are too few."""
@@ -73,12 +91,16 @@ class Ranked:
         spread = tuple(chain.from_iterable(fit.gpus for fit in fullest_first))
         return spread[:gpus] if len(spread) >= gpus else ()
 
-    def _place(self, job: Job, view: View) -> Placement:
+    def place(self, job: Job, view: View) -> Placement:
         wanted = view.demand(job)
         question = (self, wanted)
         fits = [node.known.recall(question, self._fit, node, wanted, view) for node in view.nodes]
         verdicts = tuple(chain.from_iterable(map(itemgetter(2), fits)))
         return Placement(job.id, self.choose(fits, wanted.gpus, view), verdicts)
+
+    def _turn(self, job: Job, view: View) -> Turn:
+        placement = self.place(job, view)
+        return placement.gpus, (placement,)
 
     def _fit(self, node: NodeView, wanted: Demand, view: View) -> Fit:
         question = (self, wanted)

@@ -9,20 +9,13 @@ import pytest
 
 from benchmarks import fidelity
 from benchmarks.fidelity import Comparison, EmulatedCard
-from benchmarks.fidelity_daemon import (
-    PLAIN,
-    SHORT_S,
-    TOO_LARGE,
-    Overheads,
-    argv,
-    overheads,
-    profile,
-)
+from benchmarks.fidelity_daemon import PLAIN, SHORT_S, TOO_LARGE, Overheads, overheads, profile
 from carmad.core.types import Cause, Mode
 from carmad.gpu import emulated_job
 from carmad.sim.metrics import figures
 from carmad.sim.outcome import JobOutcome
 from carmad.sim.task import Load, Task
+from cli.demo_trace import argv
 from tests.outcomes import attempt, job, outcome
 
 MEASURED = Overheads(first_kernel_s=0.9, end_s=0.0, oom_s=0.1)

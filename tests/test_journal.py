@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import logging
 import stat
 from dataclasses import replace
@@ -14,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from carmad.config import Limits, Monitor, Settings
+from carmad.config import Monitor, Settings
 from carmad.core.messages import (
     Action,
     CancelRequested,
@@ -34,55 +33,15 @@ from carmad.daemon.engine import Engine
 from carmad.daemon.inbox import Clock, Inbox
 from carmad.daemon.main import _committed, _flush
 from carmad.daemon.rollup import Rollup
-from carmad.errors import CarmaError
 from carmad.sim.shadow import reproduce
 from carmad.store import journal
 from carmad.store.journal import Begin, Journal
 from carmad.store.sql import SqlStore, StoreFull
 from carmad.testing import a_gpu, a_spec
-from cli.app import run_app
 from policies import builtin
 from recovery import ladder
-from tests.busy import Busy
+from tests.recorded import PLENTY, Recorded
 from tests.world import Server
-
-PLENTY = 1 << 30
-
-
-class Recorded(Busy):
-    """A server whose every step is in a journal."""
-
-    def __init__(self, directory: Path, cap_bytes: int = PLENTY, policy: str = "magm") -> None:
-        settings = Settings(
-            policy=policy,
-            monitor=Monitor(window_s=5, stale_s=3),
-            limits=Limits(backfill=2),
-        )
-        make = getattr(builtin, policy)
-        self._where = directory, cap_bytes
-        self.decided: list[int] = []  # for each step, how many decisions it recorded
-        super().__init__(3, settings, make(settings), ladder.exclusive(settings))
-
-    def tell(self, *events: Event) -> Step:
-        if not self.steps:
-            self._keep_journal()
-        step: Step = super().tell(*events)
-        return step
-
-    def _keep_journal(self) -> None:
-        directory, cap_bytes = self._where
-        self.journal = Journal(directory, self.scheduler, "1.2.3", cap_bytes)
-        self.journal.restored()
-        handle = self.scheduler.handle
-
-        def recorded(*events: Event) -> Step:
-            self.journal.hear(events)
-            step = handle(*events)
-            self.journal.record(step)
-            self.decided.append(len(step.decisions))
-            return step
-
-        self.scheduler.handle = recorded  # type: ignore[method-assign]
 
 
 def plain(directory: Path) -> str:
@@ -120,6 +79,21 @@ def test_the_first_segment_begins_with_what_the_store_had(tmp_path: Path) -> Non
     (decision,) = found[-1].decisions
     assert decision.placement.job == id
     assert decision == server.steps[-1].decisions[0]
+
+
+def test_begin_says_what_ended_and_is_drained(tmp_path: Path) -> None:
+    server = Recorded(tmp_path)
+    id = server.submit()
+    server.exit(id)
+    server.tell(DrainRequested(server.now, server.gpus[2].id, "a fan", "root"))
+    server.journal.restored()
+    server.journal.flush()
+    begin, _ = journal.read(journal.segments(tmp_path)[-1])
+    assert isinstance(begin, Begin)
+    assert begin.ended == ((id, JobState.SUCCEEDED),)
+    assert [(drain.gpu, drain.reason) for drain in begin.drains] == [(server.gpus[2].id, "a fan")]
+    assert begin.gpus == server.gpus
+    assert begin.last_placed == server.gpus[0].id
 
 
 def test_no_environment_gets_in(tmp_path: Path) -> None:
@@ -420,157 +394,6 @@ def test_a_segment_begins_after_a_step_that_the_journal_could_not_take(tmp_path:
     assert [reproduce(path).steps for path in journal.segments(tmp_path)] == [1, 1]
 
 
-def test_averages_are_kept_whatever_becomes_of_the_journal() -> None:
-    kept: list[GpuSample] = []
-    store: Any = SimpleNamespace(record_samples=kept.extend)
-    log: Any = SimpleNamespace(flush=broken)
-    rollup = Rollup()
-    sample = GpuSample(a_gpu().id, 1.0, 0, 40_960)
-    rollup.add([sample])
-    with pytest.raises(RuntimeError):
-        _flush(log, store, rollup)()
-    assert [each.at for each in kept] == [1.0]
-    assert rollup.take() == []
-
-
-# -- reading
-
-
-@pytest.fixture
-def segment(tmp_path: Path) -> Path:
-    """Two flushes of a short day."""
-    server = Recorded(tmp_path)
-    for second in server.busy_day(60):
-        if second == 30:
-            server.journal.flush()
-    server.journal.flush()
-    (path,) = journal.segments(tmp_path)
-    return path
-
-
-def test_an_end_that_was_never_written_is_no_harm(segment: Path) -> None:
-    content = segment.read_bytes()
-    found = []
-    for cut in (0, 1, 8, 1000):
-        segment.write_bytes(content[: len(content) - cut])
-        found.append(reproduce(segment))
-    assert [each.first for each in found] == [None] * 4
-    whole, _, _, much = (each.steps for each in found)
-    assert 30 < much < whole
-
-
-def test_what_is_no_journal_is_refused_with_its_place(segment: Path, tmp_path: Path) -> None:
-    lines = gzip.decompress(segment.read_bytes()).splitlines()
-    other = tmp_path / "other"
-
-    def refused(*lines: bytes) -> str:
-        other.write_bytes(gzip.compress(b"\n".join(lines)))
-        with pytest.raises(CarmaError) as caught:
-            reproduce(other)
-        return str(caught.value)
-
-    assert "line 1 of" in refused(b"{}")
-    assert "line 1 of" in refused(*lines[1:])
-    assert "line 3 of" in refused(*lines[:2], b"nonsense")
-    assert "line 2 of" in refused(lines[0], b'{"events": [["Party", {}]], "decisions": []}')
-    assert "line 2 of" in refused(lines[0], b"[1, 2]")
-    assert "line 2 of" in refused(lines[0], b'{"events": [], "decisions": []}')
-    assert "is empty" in refused()
-    other.write_bytes(b"nonsense")
-    with pytest.raises(CarmaError, match="cannot read"):
-        reproduce(other)
-    with pytest.raises(CarmaError, match="cannot read"):
-        reproduce(tmp_path / "none")
-
-
-def tampered(segment: Path, change: str) -> list[bytes]:
-    """The lines of `segment` with one thing changed in the middle, and where."""
-    lines = gzip.decompress(segment.read_bytes()).splitlines()
-    told = [n for n, line in enumerate(lines) if n and json.loads(line)["decisions"]]
-    at = told[len(told) // 2]
-    turn = json.loads(lines[at])
-    match change:
-        case "a decision's number":
-            turn["decisions"][0]["at"] += 1e-6
-        case "a decision is gone":
-            turn["decisions"].pop()
-        case "a decision too many":
-            turn["decisions"] *= 2
-        case "an event is gone":
-            lines[at] = (
-                b'{"events": [["Tick", {"at": %f}]], "decisions": []}' % turn["events"][0][1]["at"]
-            )
-            return lines
-        case "a job's wish":
-            begin = next(n for n, line in enumerate(lines) if b'"specs"' in line)
-            lines[begin] = lines[begin].replace(b'"exclusive":false', b'"exclusive":true')
-            lines[begin] = lines[begin].replace(b'"gpus":1', b'"gpus":3')
-            return lines
-    lines[at] = json.dumps(turn).encode()
-    return lines
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        "a decision's number",
-        "a decision is gone",
-        "a decision too many",
-        "an event is gone",
-        "a job's wish",
-    ],
-)
-def test_a_tampered_journal_is_noticed(segment: Path, change: str) -> None:
-    whole = reproduce(segment)
-    assert whole.first is None
-    lines = tampered(segment, change)
-    segment.write_bytes(gzip.compress(b"\n".join(lines)))
-    found = reproduce(segment)
-    assert found.first is not None
-    assert found.first.recorded != found.first.made
-    assert found.decisions < whole.decisions
-    assert found.steps == found.first.step
-
-
-def test_the_command_says_whether_a_journal_is_made_again(
-    segment: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_app(["daemon", "replay", str(segment)]) == 0
-    assert f"{reproduce(segment).decisions} decisions of" in capsys.readouterr().out
-    lines = tampered(segment, "a decision is gone")
-    segment.write_bytes(gzip.compress(b"\n".join(lines)))
-    assert run_app(["daemon", "replay", str(segment)]) == 1
-    assert "not ()" in capsys.readouterr().out  # what is on record there, and then what was made
-
-
-def test_a_core_that_raises_is_a_difference(segment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of another version, say."""
-
-    def refuse(core: Scheduler, event: Event) -> None:
-        raise KeyError(f"at {event.at}")
-
-    monkeypatch.setattr(Scheduler, "_on_estimated", refuse)
-    first = reproduce(segment).first
-    assert first is not None
-    assert first.error == f"KeyError('at {first.at}')"
-    assert first.made == ()
-
-
-def test_begin_says_what_ended_and_is_drained(tmp_path: Path) -> None:
-    server = Recorded(tmp_path)
-    id = server.submit()
-    server.exit(id)
-    server.tell(DrainRequested(server.now, server.gpus[2].id, "a fan", "root"))
-    server.journal.restored()
-    server.journal.flush()
-    begin, _ = journal.read(journal.segments(tmp_path)[-1])
-    assert isinstance(begin, Begin)
-    assert begin.ended == ((id, JobState.SUCCEEDED),)
-    assert [(drain.gpu, drain.reason) for drain in begin.drains] == [(server.gpus[2].id, "a fan")]
-    assert begin.gpus == server.gpus
-    assert begin.last_placed == server.gpus[0].id
-
-
 def test_the_engine_tells_of_each_time_that_it_puts_the_core_back(tmp_path: Path) -> None:
     told: list[tuple[JobId, ...]] = []
     settings = Settings()
@@ -593,6 +416,19 @@ def test_the_engine_tells_of_each_time_that_it_puts_the_core_back(tmp_path: Path
     engine.run()
     store.close()
     assert told == [(), (), (1,)]  # at the start, after the batch, after the one to blame
+
+
+def test_averages_are_kept_whatever_becomes_of_the_journal() -> None:
+    kept: list[GpuSample] = []
+    store: Any = SimpleNamespace(record_samples=kept.extend)
+    log: Any = SimpleNamespace(flush=broken)
+    rollup = Rollup()
+    sample = GpuSample(a_gpu().id, 1.0, 0, 40_960)
+    rollup.add([sample])
+    with pytest.raises(RuntimeError):
+        _flush(log, store, rollup)()
+    assert [each.at for each in kept] == [1.0]
+    assert rollup.take() == []
 
 
 class Idle:

@@ -10,6 +10,7 @@ from carmad.core.messages import (
     CancelRequested,
     Discovered,
     DrainRequested,
+    Estimated,
     Exited,
     HoldRequested,
     Noticed,
@@ -26,6 +27,7 @@ from carmad.core.types import (
     AfterKind,
     ArrayTask,
     Cause,
+    Estimate,
     Exit,
     GpuId,
     JobId,
@@ -325,14 +327,22 @@ def test_nobody_is_preempted_where_that_is_not_allowed(settings, requeue):
     assert server.why(first)[1] == ["not_preemptible"]
 
 
-def test_the_time_limit_counts_what_a_preempted_job_ran_for():
+def one_that_was_preempted():
+    """It may run for 100 s, did so for 60, and runs again."""
     server = Server(gpus=1, settings=PREEMPTING, policy=Scripted(youngest_first, lambda j: -j.id))
     first = server.submit(time_limit_s=100)
     server.pass_time(60)
     second = server.submit()
     server.exit(first, Exit(Cause.FAILURE, None, 15))
     server.exit(second)
-    server.pass_time(41)
+    return server, first
+
+
+def test_the_time_limit_counts_what_a_preempted_job_ran_for():
+    server, first = one_that_was_preempted()
+    server.pass_time(39)
+    assert server.job(first).stop is None
+    server.pass_time(2)
     assert server.job(first).stop is Cause.TIME_LIMIT
 
 
@@ -348,12 +358,7 @@ def test_a_preempted_job_whose_time_is_up_does_not_start_again():
 
 
 def test_a_job_that_is_asked_for_again_has_a_clean_slate():
-    server = Server(gpus=1, settings=PREEMPTING, policy=Scripted(youngest_first, lambda j: -j.id))
-    first = server.submit(time_limit_s=100)
-    server.pass_time(60)
-    second = server.submit()
-    server.exit(first, Exit(Cause.FAILURE, None, 15))
-    server.exit(second)
+    server, first = one_that_was_preempted()
     server.tell(CancelRequested(server.now, first, "ada"))
     server.exit(first, Exit(Cause.FAILURE, None, 15))
     server.tell(RequeueRequested(server.now, server.last(first), "ada"))
@@ -828,6 +833,43 @@ def test_what_a_job_used_is_added_up():
     assert usage.energy_j == pytest.approx(100 * 100)  # 100 W for 100 s
     assert usage.sm_seconds == pytest.approx(50)
     assert usage.gpu_seconds == pytest.approx(100)
+
+
+def test_one_that_uses_more_than_its_own_word_is_told_once():
+    server = Server(gpus=1)
+    id = server.submit(memory_mib=8_000)
+    server.kernel(id, 8_000)
+    server.pass_time(3)
+    assert server.job(id).notes == ()
+    for mib in (8_001, 9_000, 7_000, 9_500):
+        server.kernel(id, mib)
+        server.pass_time(3)
+    told = "uses 8001 MiB, more than the 8000 MiB of its --gpu-mem"
+    assert server.job(id).notes == (told,)
+    fresh = Server(gpus=1)
+    fresh.scheduler.restore([server.job(id)])
+    fresh.alive = server.alive
+    fresh.pass_time(3)
+    assert fresh.job(id).notes == (told,), "nor by the next daemon"
+    assert fresh.scheduler.usage[id].peak_mib == 9_500
+
+
+def test_one_that_uses_more_than_was_guessed_is_not_told():
+    server = Server(gpus=1)
+    id = JobId(1)
+    guess = Estimated(server.now, id, Estimate(8_000, "trace", high=8_500))
+    server.tell(Submitted(server.now, id, (a_spec(),)), guess)
+    server.kernel(id, 20_000)
+    server.pass_time(3)
+    assert server.job(id).notes == ()
+
+
+def test_why_a_job_has_no_estimate_is_told_to_its_owner():
+    server = Server(gpus=0)
+    server.scheduler.handle(Submitted(server.now, JobId(1), (a_spec(),)))
+    server.tell(Estimated(server.now, JobId(1), None, "has no memory estimate: it is no script"))
+    assert server.job(JobId(1)).state is S.QUEUED
+    assert server.job(JobId(1)).notes == ("has no memory estimate: it is no script",)
 
 
 def test_no_illegal_move():

@@ -498,7 +498,7 @@ CLAIMS = [
 
 
 def test_claims_as_markdown() -> None:
-    assert compare.markdown(CLAIMS).splitlines() == [
+    assert compare.table(CLAIMS).splitlines() == [
         r"|                 |  paper |   ours |  difference | note      |",
         r"|-----------------|-------:|-------:|------------:|-----------|",
         r"| mean JCT, Venus | 18.6 h | 17.0 h |       -8.5% | FIFO\|SJF |",

@@ -242,6 +242,16 @@ def test_a_failure_in_a_process_says_which_and_ends_the_others() -> None:
     assert active_children() == []
 
 
+def test_a_defect_in_a_process_brings_its_traceback_along() -> None:
+    broken = replace(ONE, physics=Physics(first_kernel_s=None))  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError) as caught:
+        list(sweep.sweep([broken, broken], 2))
+    text = str(caught.value)
+    assert text.startswith("Traceback") and "TypeError" in text
+    assert text.endswith("while simulating magm (estimator none, seed 0)\n")
+    assert active_children() == []
+
+
 def test_a_process_that_is_killed_is_told_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

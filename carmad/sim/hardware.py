@@ -152,46 +152,24 @@ _ESTIMATED = (
 )
 KINDS |= {kind.name: kind for kind in _ESTIMATED}
 
+# What so many memory slices are called in GB, and what they are in MiB; the most are the whole GPU.
+_MIG_SIZES = {
+    "A100-40GB": {1: (5, 4_864), 2: (10, 9_984), 4: (20, 20_096), 8: (40, 40_320)},
+    "A100-80GB": {1: (10, 9_728), 2: (20, 19_968), 4: (40, 40_192), 8: (80, 80_896)},
+    "H100-80GB": {1: (10, 9_984), 2: (20, 20_096), 4: (40, 40_320), 8: (80, 81_024)},
+    "H200-141GB": {1: (18, 16_384), 2: (35, 33_024), 4: (71, 71_168), 8: (141, 143_104)},
+    "A30-24GB": {1: (6, 5_952), 2: (12, 11_968), 4: (24, 24_000)},
+}
+# The compute and memory slices of the profiles of a GPU with so many memory slices.
+_MIG_SLICES = {
+    8: ((1, 1), (1, 2), (2, 2), (3, 4), (4, 4), (7, 8)),
+    4: ((1, 1), (2, 2), (4, 4)),
+}
 # Compute slices, memory slices and MiB; the last profile is the whole GPU. Profiles whose slices
 # add up to no more than that can also be placed beside each other.
 _MIG_PROFILES = {
-    "A100-40GB": {
-        "1g.5gb": (1, 1, 4_864),
-        "1g.10gb": (1, 2, 9_984),
-        "2g.10gb": (2, 2, 9_984),
-        "3g.20gb": (3, 4, 20_096),
-        "4g.20gb": (4, 4, 20_096),
-        "7g.40gb": (7, 8, 40_320),
-    },
-    "A100-80GB": {
-        "1g.10gb": (1, 1, 9_728),
-        "1g.20gb": (1, 2, 19_968),
-        "2g.20gb": (2, 2, 19_968),
-        "3g.40gb": (3, 4, 40_192),
-        "4g.40gb": (4, 4, 40_192),
-        "7g.80gb": (7, 8, 80_896),
-    },
-    "H100-80GB": {
-        "1g.10gb": (1, 1, 9_984),
-        "1g.20gb": (1, 2, 20_096),
-        "2g.20gb": (2, 2, 20_096),
-        "3g.40gb": (3, 4, 40_320),
-        "4g.40gb": (4, 4, 40_320),
-        "7g.80gb": (7, 8, 81_024),
-    },
-    "H200-141GB": {
-        "1g.18gb": (1, 1, 16_384),
-        "1g.35gb": (1, 2, 33_024),
-        "2g.35gb": (2, 2, 33_024),
-        "3g.71gb": (3, 4, 71_168),
-        "4g.71gb": (4, 4, 71_168),
-        "7g.141gb": (7, 8, 143_104),
-    },
-    "A30-24GB": {
-        "1g.6gb": (1, 1, 5_952),
-        "2g.12gb": (2, 2, 11_968),
-        "4g.24gb": (4, 4, 24_000),
-    },
+    name: {f"{c}g.{sizes[m][0]}gb": (c, m, sizes[m][1]) for c, m in _MIG_SLICES[max(sizes)]}
+    for name, sizes in _MIG_SIZES.items()
 }
 
 _BY_LOWER_NAME = {name.lower(): kind for name, kind in KINDS.items()}

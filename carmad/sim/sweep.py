@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import signal
 import sys
+import traceback
+from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import active_children, get_context
+from contextlib import contextmanager, suppress
+from multiprocessing import get_context, resource_tracker
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
 
 from carmad.errors import CarmaError
 from carmad.sim.cache import Cache, keys
@@ -48,44 +51,6 @@ def title(experiment: Experiment) -> str:
 _Due = tuple[Experiment, Cache | None, str]
 
 
-def _in_parallel(due: Sequence[_Due], jobs: int) -> Iterator[Outcome]:
-    # Not forked: the caller may have threads, a progress bar's for one.
-    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
-    others = active_children()
-    before = signal.signal(signal.SIGTERM, _leave)
-    try:
-        futures = _hand_out(pool, due)
-        for (experiment, _, _), future in zip(due, futures, strict=True):
-            try:
-                yield future.result()
-            except BrokenProcessPool:
-                raise CarmaError(
-                    f"{title(experiment)}: its process, or one beside it, was killed",
-                    "is there too little memory? try fewer at once with --jobs",
-                ) from None
-    except BaseException:  # Ctrl-C and SIGTERM, too: whoever waits for this has waited long enough
-        for process in active_children():
-            if process not in others:
-                process.terminate()
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
-        signal.signal(signal.SIGTERM, before)
-
-
-def _leave(number: int, _: object) -> None:
-    sys.exit(128 + number)  # as a shell has it
-
-
-def _hand_out(pool: ProcessPoolExecutor, due: Sequence[_Due]) -> list[Future[Outcome]]:
-    """The processes begin with Ctrl-C blocked: a terminal sends it to all, and one is to react."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        return [pool.submit(_run, *one) for one in due]
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def _run(experiment: Experiment, cache: Cache | None, key: str) -> Outcome:
     try:
         outcome = simulate(experiment)
@@ -97,3 +62,106 @@ def _run(experiment: Experiment, cache: Cache | None, key: str) -> Outcome:
     if cache is not None:
         cache.put(key, outcome)
     return outcome
+
+
+# -- Processes, each on a connection of its own whose other end nobody else holds: one that is
+# killed, in the middle of a message even, leaves neither a lock nor a pipe that can be waited for
+# in vain. (Under a ProcessPoolExecutor they share both.)
+
+
+def _in_parallel(due: Sequence[_Due], jobs: int) -> Iterator[Outcome]:
+    workers: dict[Connection, SpawnProcess] = {}
+    before = signal.signal(signal.SIGTERM, _leave)
+    try:
+        resource_tracker.ensure_running()  # else the first process starts it, and unblocks signals
+        with _undisturbed():
+            for _ in range(jobs):
+                connection, process = _start()
+                workers[connection] = process
+        yield from _answers(due, list(workers))
+    finally:
+        with _undisturbed():
+            for connection, process in workers.items():
+                process.kill()
+                process.join()
+                connection.close()
+        signal.signal(signal.SIGTERM, before)
+
+
+def _leave(number: int, _: object) -> None:
+    sys.exit(128 + number)  # as a shell has it
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Ctrl-C and SIGTERM have to wait; a process begun in here has them blocked, too."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _start() -> tuple[Connection, SpawnProcess]:
+    # Not forked: the caller may have threads, a progress bar's for one.
+    context = get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_work, args=(theirs,))
+    process.start()
+    theirs.close()
+    return ours, process
+
+
+def _work(connection: Connection) -> None:
+    """Answers with outcomes and errors, until nobody asks any more.
+
+    A terminal's Ctrl-C goes to all processes, of which one is to react: SIGINT stays blocked.
+    """
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    with suppress(EOFError, ConnectionError):
+        while True:
+            due: _Due = connection.recv()
+            answer: Outcome | Exception
+            try:
+                answer = _run(*due)
+            except CarmaError as error:
+                answer = error
+            except Exception:  # noqa: BLE001 - of any kind; its text can be sent
+                answer = RuntimeError(traceback.format_exc())
+            connection.send(answer)
+
+
+def _answers(due: Sequence[_Due], idle: list[Connection]) -> Iterator[Outcome]:
+    """In the order of `due`; an error as soon as there is one."""
+    waiting = deque(range(len(due)))
+    at_work: dict[Connection, int] = {}
+    found: dict[int, Outcome] = {}
+    for turn in range(len(due)):
+        while turn not in found:
+            while idle and waiting:
+                connection, number = idle.pop(), waiting.popleft()
+                with _alive(due[number]):
+                    connection.send(due[number])
+                at_work[connection] = number
+            ready = wait(at_work)
+            for connection in [one for one in at_work if one in ready]:
+                number = at_work.pop(connection)
+                with _alive(due[number]):
+                    answer: Outcome | Exception = connection.recv()
+                if isinstance(answer, Exception):
+                    raise answer
+                found[number] = answer
+                idle.append(connection)
+        yield found.pop(turn)
+
+
+@contextmanager
+def _alive(due: _Due) -> Iterator[None]:
+    """The process that has `due` answers for as long as it lives."""
+    try:
+        yield
+    except (EOFError, OSError):
+        raise CarmaError(
+            f"{title(due[0])}: its process was killed",
+            "is there too little memory? try fewer at once with --jobs",
+        ) from None

@@ -14,10 +14,11 @@ from rich.console import Console, Group
 from rich.live import Live
 
 from carmad import paths
+from carmad.sim.task import Task
 from cli import dashboard, demo_report, output, parse, render
 from cli.commands.submit import Parser
 from cli.demo_run import GPUS, Replay
-from cli.demo_trace import DemoJob, demo_trace
+from cli.demo_trace import demo_trace
 from cli.problems import Problem
 
 LOOK_EVERY_S = 0.5
@@ -55,23 +56,23 @@ def demo(args: list[str]) -> int:
     return 0
 
 
-def _play(trace: tuple[DemoJob, ...], replays: tuple[Replay, ...], show: Any) -> None:
+def _play(trace: tuple[Task, ...], replays: tuple[Replay, ...], show: Any) -> None:
     begun = time.monotonic()
     for replay in replays:
         replay.begun_at = begun
-    waiting = list(trace)
+    waiting = list(enumerate(trace))
     while any(replay.done < len(trace) for replay in replays):
         now = time.monotonic() - begun
-        while waiting and waiting[0].at_s <= now:
-            job = waiting.pop(0)
+        while waiting and waiting[0][1].submit_s <= now:
+            number, task = waiting.pop(0)
             for replay in replays:
-                replay.submit(job)
+                replay.submit(task, number)
         for replay in replays:
             replay.look()
         show(now, len(trace), replays)
         if now > PATIENCE_S:
             raise Problem("the demo hangs", f"see {replays[1].log}")
-        upcoming = waiting[0].at_s - now if waiting else LOOK_EVERY_S
+        upcoming = waiting[0][1].submit_s - now if waiting else LOOK_EVERY_S
         time.sleep(max(0.01, min(LOOK_EVERY_S, upcoming)))
 
 

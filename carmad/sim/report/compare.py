@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from carmad.sim.report import markdown
 from carmad.sim.report.numbers import change, number
 
 _HEADINGS = ("", "paper", "ours", "difference", "note")
@@ -34,23 +35,5 @@ class Claim:
         return self.what, paper, ours, self.difference, self.note
 
 
-def markdown(claims: Sequence[Claim]) -> str:
-    """Aligned, so that it reads well in a terminal, too."""
-    lines = [_HEADINGS, *(tuple(map(_escaped, claim.cells)) for claim in claims)]
-    widths = [max(len(line[n]) for line in lines) for n in range(len(_HEADINGS))]
-
-    def written(cells: Sequence[str]) -> str:
-        padded = (
-            cell.rjust(width) if n in _NUMBERS else cell.ljust(width)
-            for n, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        )
-        return "| " + " | ".join(padded) + " |"
-
-    rule = "|".join(
-        "-" * (width + 1) + (":" if n in _NUMBERS else "-") for n, width in enumerate(widths)
-    )
-    return "\n".join([written(lines[0]), f"|{rule}|", *map(written, lines[1:])])
-
-
-def _escaped(cell: str) -> str:
-    return cell.replace("|", r"\|")
+def table(claims: Sequence[Claim]) -> str:
+    return markdown.table(_HEADINGS, [claim.cells for claim in claims], _NUMBERS)

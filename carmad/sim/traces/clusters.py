@@ -18,6 +18,7 @@ from carmad.sim.traces.draws import log_normal, scaled, strata
 from carmad.sim.traces.rows import ordered
 
 _DAY_S = 86_400.0
+_SIGMA = 2.0  # of the durations' logarithm: Philly's; that of Venus is not published
 _USERS = 15  # as many virtual clusters as are in that trace of Philly
 
 
@@ -34,7 +35,6 @@ class _Cluster:
     gpus: int
     jobs_a_day: float
     mean_s: float
-    sigma: float  # of the durations' logarithm
     sizes: tuple[_Size, ...]
     hours: tuple[float, ...]  # submissions in each hour of the day, relative to the mean
 
@@ -44,7 +44,6 @@ _PHILLY = _Cluster(
     gpus=864,
     jobs_a_day=12_389 / 31,  # October 2017
     mean_s=25_533,
-    sigma=2.0,
     sizes=(
         _Size(1, 0.932, 1.0),
         _Size(2, 0.022, 3.7),
@@ -58,14 +57,12 @@ _PHILLY = _Cluster(
     ),
 )
 # The shares meet the mean of 6.7 GPUs in the counts and Lucid's "over 95 % within 8 GPUs" (2.2).
-# How much longer the large jobs are is from Lucid's table 5 (FIFO: JCT less queueing). The spread
-# of the durations is not published: it is taken to be Philly's.
+# How much longer the large jobs are is from Lucid's table 5 (FIFO: JCT less queueing).
 _VENUS = _Cluster(
     name="venus",
     gpus=1080,
     jobs_a_day=23_859 / 30,  # September 2020
     mean_s=5_419,
-    sigma=2.0,
     sizes=(
         _Size(1, 0.50, 1.0),
         _Size(2, 0.06, 1.0),
@@ -95,7 +92,7 @@ def _like(cluster: _Cluster, seed: int, tasks: int, gpus: int) -> Trace:
     """Scaled to `gpus` GPUs: as many jobs for each of them, none asking for more than all."""
     dice = Random(f"{cluster.name}/{seed}")
     sizes = [_size(cluster, share) for share in strata(dice, tasks)]
-    spread = log_normal(strata(dice, tasks), cluster.sigma)
+    spread = log_normal(strata(dice, tasks), _SIGMA)
     durations = scaled(
         (size.longer * factor for size, factor in zip(sizes, spread, strict=True)), cluster.mean_s
     )

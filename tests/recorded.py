@@ -1,0 +1,50 @@
+"""A busy server whose journal is kept, for the tests of what is written and of what is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from carmad.config import Limits, Monitor, Settings
+from carmad.core.messages import Event, Step
+from carmad.store.journal import Journal
+from policies import builtin
+from recovery import ladder
+from tests.busy import Busy
+
+PLENTY = 1 << 30
+
+
+class Recorded(Busy):
+    """A server whose every step is in a journal."""
+
+    def __init__(self, directory: Path, cap_bytes: int = PLENTY, policy: str = "magm") -> None:
+        settings = Settings(
+            policy=policy,
+            monitor=Monitor(window_s=5, stale_s=3),
+            limits=Limits(backfill=2),
+        )
+        make = getattr(builtin, policy)
+        self._where = directory, cap_bytes
+        self.decided: list[int] = []  # for each step, how many decisions it recorded
+        super().__init__(3, settings, make(settings), ladder.exclusive(settings))
+
+    def tell(self, *events: Event) -> Step:
+        if not self.steps:
+            self._keep_journal()
+        step: Step = super().tell(*events)
+        return step
+
+    def _keep_journal(self) -> None:
+        directory, cap_bytes = self._where
+        self.journal = Journal(directory, self.scheduler, "1.2.3", cap_bytes)
+        self.journal.restored()
+        handle = self.scheduler.handle
+
+        def recorded(*events: Event) -> Step:
+            self.journal.hear(events)
+            step = handle(*events)
+            self.journal.record(step)
+            self.decided.append(len(step.decisions))
+            return step
+
+        self.scheduler.handle = recorded  # type: ignore[method-assign]
