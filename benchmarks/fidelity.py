@@ -127,6 +127,7 @@ NOTES = """\
 
 def variants() -> tuple[Variant, ...]:
     base = Settings(
+        estimator="declared",
         monitor=Monitor(period_s=1 / COMPRESSION, window_s=30 / COMPRESSION),
         limits=Limits(kill_grace_s=30 / COMPRESSION),
     )

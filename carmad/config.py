@@ -57,6 +57,16 @@ class Collocation:
 
 
 @dataclass(frozen=True, slots=True)
+class Estimation:
+    """How memory needs are predicted (CARMA paper, section 2)."""
+
+    within_s: float = 10.0  # a script that has not done two steps by then is given up
+    host_memory_mib: int = 8192  # for the process that traces a script
+    context_mib: int = 544  # CUDA context and libraries, until this server has taught better
+    faketensor_margin_mib: int = 4096  # on top of FakeTensor's number (the paper's 2.2)
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
     gpus_per_user: int | None = None
     queued_per_user: int = 10_000
@@ -83,11 +93,12 @@ class Access:
 @dataclass(frozen=True, slots=True)
 class Settings:
     policy: str = "magm"
-    estimator: str = "declared"
+    estimator: str = "auto"
     monitor: Monitor = field(default_factory=Monitor)
     risk: Risk = field(default_factory=Risk)
     preconditions: Preconditions = field(default_factory=Preconditions)
     policies: dict[str, Preconditions] = field(default_factory=dict)  # by policy, instead
+    estimation: Estimation = field(default_factory=Estimation)
     recovery: Recovery = field(default_factory=Recovery)
     collocation: Collocation = field(default_factory=Collocation)
     limits: Limits = field(default_factory=Limits)

@@ -5,21 +5,26 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, wait
+from functools import cache
 from importlib.metadata import entry_points
 from typing import TypeVar, cast
 
 from carmad.config import Settings
 from carmad.core.decision import Proposal
-from carmad.core.ports import Estimator, Policy, Recovery
-from carmad.core.types import Estimate, Exit, Job, JobSpec, Retry
+from carmad.core.ports import Estimator, Policy, Recovery, Server
+from carmad.core.types import Estimate, Exit, Job, JobSpec, Refusal, Retry
 from carmad.core.view import View
 from carmad.errors import CarmaError
-from carmad.sound import is_estimate, is_proposal, is_retry
+from carmad.sound import is_answer, is_proposal, is_retry
 
 T = TypeVar("T")
 
 CORE_WAITS_S = 2.0  # for a policy or a recovery: nothing else is decided meanwhile
-ESTIMATE_WITHIN_S = 20.0
+ESTIMATE_SPARE_S = 10.0  # for an estimator, on top of the time that a script may take
+MOST_UNANSWERED = 8  # questions to one estimator: one that hangs is not to take thread after thread
+
+_ROOM: dict[str, threading.Semaphore] = {}  # by estimator
 
 
 def policy(settings: Settings) -> Policy:
@@ -39,8 +44,9 @@ def bare_recovery(settings: Settings) -> Recovery:
     return cast(Recovery, _load("recoveries", settings.recovery.name, settings))
 
 
-def estimator(settings: Settings) -> Estimator:
-    return GuardedEstimator(cast(Estimator, _load("estimators", settings.estimator, settings)))
+def estimator(name: str, settings: Settings, server: Server) -> Estimator:
+    plugin = cast(Estimator, _load("estimators", name, settings, server))
+    return GuardedEstimator(plugin, settings.estimation.within_s + ESTIMATE_SPARE_S)
 
 
 def names(kind: str) -> list[str]:
@@ -48,16 +54,11 @@ def names(kind: str) -> list[str]:
     return sorted({point.name for point in entry_points(group=f"carma.{kind}")})
 
 
-def _load(kind: str, name: str, settings: Settings) -> object:
-    found = entry_points(group=f"carma.{kind}", name=name)
-    if not found:
-        raise CarmaError(
-            f"there is no {name!r} among the installed {kind}",
-            f"choose one of {', '.join(names(kind))}, or install the package that has it",
-        )
+def _load(kind: str, name: str, *given: object) -> object:
     try:
-        factory: Callable[[Settings], object] = next(iter(found)).load()
-        plugin = factory(settings)
+        plugin = _factory(kind, name)(*given)
+    except CarmaError:
+        raise
     except Exception as error:  # foreign code
         raise CarmaError(
             f"{name!r} of {kind} cannot be loaded: {error}",
@@ -66,6 +67,18 @@ def _load(kind: str, name: str, settings: Settings) -> object:
     if not isinstance(getattr(plugin, "name", None), str):
         raise CarmaError(f"{name!r} of {kind} has no name", "see the protocols in carmad.plugin")
     return plugin
+
+
+@cache  # looking through all that is installed takes long, and estimators are made for every job
+def _factory(kind: str, name: str) -> Callable[..., object]:
+    found = entry_points(group=f"carma.{kind}", name=name)
+    if not found:
+        raise CarmaError(
+            f"there is no {name!r} among the installed {kind}",
+            f"choose one of {', '.join(names(kind))}, or install the package that has it",
+        )
+    factory: Callable[..., object] = next(iter(found)).load()
+    return factory
 
 
 class _Guard:
@@ -94,10 +107,8 @@ class _Guard:
             if not self._answered.acquire(timeout=self._timeout_s):
                 raise TimeoutError(f"no {what} within {self._timeout_s:g} s")
             self._question = None
-            if isinstance(self._error, Exception):
-                raise self._error
             if self._error is not None:
-                raise RuntimeError(f"it gave up: {self._error!r:.200}")
+                raise _as_exception(self._error)
             return cast(T, self._answer)
 
     def _serve(self) -> None:
@@ -109,6 +120,10 @@ class _Guard:
             except BaseException as error:  # noqa: BLE001 - foreign code, which may call sys.exit
                 self._error = error
             self._answered.release()
+
+
+def _as_exception(error: BaseException) -> Exception:
+    return error if isinstance(error, Exception) else RuntimeError(f"it gave up: {error!r:.200}")
 
 
 class GuardedPolicy:
@@ -155,19 +170,36 @@ class GuardedRecovery:
 
 
 class GuardedEstimator:
-    """Its caller must be able to wait: an estimate may take long."""
+    """Its caller must be able to wait: an estimate may take long. One is made for each question,
+    which is answered in a thread of its own."""
 
-    def __init__(self, estimator: Estimator, timeout_s: float = ESTIMATE_WITHIN_S) -> None:
+    def __init__(self, estimator: Estimator, timeout_s: float) -> None:
         self._estimator = estimator
-        self._guard = _Guard(f"estimator-{estimator.name}", timeout_s)
+        self._timeout_s = timeout_s
 
     @property
     def name(self) -> str:
         return self._estimator.name
 
-    def estimate(self, spec: JobSpec) -> Estimate | None:
+    def estimate(self, spec: JobSpec) -> Estimate | Refusal:
         """Raises what the estimator raises, TimeoutError, or TypeError for nonsense."""
-        answer = self._guard.ask(lambda: self._estimator.estimate(spec), "estimate")
-        if answer is None or is_estimate(answer):
-            return answer
-        raise TypeError(f"it answered {answer!r:.200}")
+        room = _ROOM.setdefault(self.name, threading.Semaphore(MOST_UNANSWERED))
+        if not room.acquire(blocking=False):
+            raise TimeoutError(f"{self.name} still has not answered earlier questions")
+        answer: Future[object] = Future()
+
+        def find() -> None:
+            try:
+                answer.set_result(self._estimator.estimate(spec))
+            except BaseException as error:  # noqa: BLE001 - foreign code, which may call sys.exit
+                answer.set_exception(_as_exception(error))
+            finally:
+                room.release()
+
+        threading.Thread(target=find, name=f"estimator-{self.name}", daemon=True).start()
+        if not wait([answer], self._timeout_s).done:
+            raise TimeoutError(f"{self.name} gave no estimate within {self._timeout_s:g} s")
+        found = answer.result()
+        if isinstance(found, Estimate | Refusal) and is_answer(found):
+            return found
+        raise TypeError(f"it answered {found!r:.200}")

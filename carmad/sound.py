@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from carmad.core.decision import AskAgain, Placement, Preemption, Reason, Verdict
-from carmad.core.types import Estimate, Retry
+from carmad.core.types import Estimate, Refusal, Retry
 
 
 def is_proposal(answer: object) -> bool:
@@ -35,19 +35,46 @@ def is_retry(answer: object) -> bool:
     )
 
 
-def is_estimate(answer: object) -> bool:
+def is_answer(answer: object) -> bool:
+    """An estimator's: an Estimate with low ≤ mib ≤ high, or a Refusal."""
+    if isinstance(answer, Refusal):
+        words = (answer.why, answer.source)
+        return _are_strings(words) and isinstance(answer.seconds, float | int)
+    return _is_estimate(answer)
+
+
+def _is_estimate(answer: object) -> bool:
     return (
         isinstance(answer, Estimate)
         and isinstance(answer.mib, int)
-        and isinstance(answer.source, str)
+        and answer.mib > 0
+        and _are_strings((answer.source, answer.stack))
         and isinstance(answer.low, int | None)
         and isinstance(answer.high, int | None)
+        and (answer.low or 0) <= answer.mib <= answer.safe_mib
         and isinstance(answer.firm, bool)
+        and isinstance(answer.seconds, float | int)
+        and isinstance(answer.notes, tuple)
+        and _are_strings(answer.notes)
+        and isinstance(answer.parts, tuple)
+        and all(
+            isinstance(part, tuple)
+            and len(part) == 2
+            and isinstance(part[0], str)
+            and isinstance(part[1], int)
+            for part in answer.parts
+        )
+        and isinstance(answer.others, tuple)
+        and all(map(_is_estimate, answer.others))
     )
 
 
+def _are_strings(words: tuple[object, ...]) -> bool:
+    return all(isinstance(word, str) for word in words)
+
+
 def _are_gpus(gpus: object) -> bool:
-    return isinstance(gpus, tuple) and all(isinstance(gpu, str) for gpu in gpus)
+    return isinstance(gpus, tuple) and _are_strings(gpus)
 
 
 def _is_verdict(verdict: object) -> bool:

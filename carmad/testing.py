@@ -6,14 +6,14 @@ A check raises AssertionError naming the rule that is broken; CARMA's own plugin
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 from carmad.config import Settings
 from carmad.core.decision import AskAgain, Placement, Preemption, Proposal, Reason
 from carmad.core.gpuview import GpuView
-from carmad.core.ports import Estimator, Policy, Recovery
+from carmad.core.ports import Estimator, Policy, Recovery, Run, Server, Trial
 from carmad.core.types import (
     Cause,
     Estimate,
@@ -25,11 +25,13 @@ from carmad.core.types import (
     JobId,
     JobSpec,
     JobState,
+    Refusal,
     Retry,
 )
 from carmad.core.view import View, by_node
 from carmad.core.window import Recent, Score
-from carmad.sound import is_estimate, is_proposal, is_retry
+from carmad.sound import is_answer, is_proposal, is_retry
+from estimators.tracer.report import PARTS, Layer, Report, refusal
 
 
 def a_spec(**changes: object) -> JobSpec:
@@ -177,13 +179,133 @@ def check_recovery(recovery: Recovery) -> None:
         assert retry is None or retry.why, "a retry says why"
 
 
-def check_estimator(estimator: Estimator) -> None:
-    """What every estimator must do: give a sane interval, or None."""
-    assert estimator.name, "an estimator has a name"
-    for spec in (a_spec(), a_spec(memory_mib=8_000), a_spec(argv=("true",))):
-        estimate = estimator.estimate(spec)
-        if estimate is not None:
-            assert is_estimate(estimate), "the answer is an Estimate or None"
-            assert estimate.mib > 0 and estimate.source, "MiB, and who says so"
-            low, high = estimate.low or 0, estimate.high or estimate.mib
-            assert low <= estimate.mib <= high, "low ≤ estimate ≤ high"
+@dataclass(frozen=True, slots=True)
+class ServerStandIn:
+    """A server on which every trial ends the same way; `tried` has what was to be run."""
+
+    outcome: Trial
+    past: tuple[Run, ...]
+    gpu: str
+    driver: str
+    tried: list[tuple[str, ...]] = field(default_factory=list)
+
+    def runs(self, uid: int | None = None) -> Sequence[Run]:
+        return [run for run in self.past if uid is None or run.spec.uid == uid]
+
+    def trial(self, spec: JobSpec, argv: Sequence[str], within_s: float) -> Trial:
+        if tuple(argv) not in self.tried:  # the same question is not asked of the machine twice
+            self.tried.append(tuple(argv))
+        return self.outcome
+
+
+def a_server(
+    outcome: Trial | None = None,
+    runs: Iterable[Run] = (),
+    gpu: str = "NVIDIA A100-PCIE-40GB",
+    driver: str = "570.124.06",
+) -> ServerStandIn:
+    """What an estimator's factory is given. By default, no program can be started there."""
+    return ServerStandIn(outcome or Trial(b"", "", error="no such user"), tuple(runs), gpu, driver)
+
+
+def a_run(peak_mib: int = 8_000, estimate: Estimate | None = None, **changes: object) -> Run:
+    """One that ended well, of `a_spec`; fields of its spec may be given too."""
+    gpu = str(changes.pop("gpu", "NVIDIA A100-PCIE-40GB"))
+    ended_at = float(changes.pop("ended_at", 1e9))  # type: ignore[arg-type]
+    return Run(a_spec(**changes), peak_mib, estimate, gpu, ended_at)
+
+
+def a_report(**changes: object) -> Report:
+    """What a look at a script finds: 3,000 MiB reserved for a model of two layers."""
+    mib = 2**20
+    sizes = (400 * mib, 400 * mib, 800 * mib, 1000 * mib, 300 * mib, 100 * mib)
+    layers = (Layer("Linear", 4096, 100 * mib), Layer("GELU", 4096, 0))
+    report = Report(
+        torch="2.13.0",
+        steps=2,
+        floor=2_500 * mib,
+        reserved=3_000 * mib,
+        parts=dict(zip(PARTS, sizes, strict=True)),
+        autotune=0,
+        faketensor=1_700 * mib,
+        batch=64,
+        layers=layers,
+        notes=(),
+        seconds=1.5,
+    )
+    return replace(report, **changes)  # type: ignore[arg-type]
+
+
+def check_estimator(
+    make: Callable[[Settings, Server], Estimator], settings: Settings | None = None
+) -> None:
+    """What every estimator must do, tried on jobs of many kinds and on servers where running a
+    program fails in every way: answer with an Estimate or a Refusal, and the same each time."""
+    settings = settings or Settings()
+    for outcome, runs, spec in product(_outcomes(), _histories(), _specs()):
+        server = a_server(outcome, runs)
+        estimator = make(settings, server)
+        assert estimator.name, "an estimator has a name"
+        answer = _answer(estimator, spec)
+        assert is_answer(answer), "the answer is an Estimate with low ≤ mib ≤ high, or a Refusal"
+        assert answer.source, "an answer says whose it is"
+        if isinstance(answer, Refusal):
+            assert answer.why, "a refusal says why"
+        elif answer.parts:
+            total_mib = sum(mib for _, mib in answer.parts)
+            assert total_mib == answer.mib, "the parts of an estimate add up to it"
+        again = _answer(make(settings, server), spec)
+        assert _timeless(again) == _timeless(answer), "the same question gets the same answer"
+        _answer(make(settings, a_server(outcome, runs, gpu="", driver="")), spec)
+
+
+def _answer(estimator: Estimator, spec: JobSpec) -> Estimate | Refusal:
+    try:
+        return estimator.estimate(spec)
+    except Exception as error:  # foreign code
+        raise AssertionError(f"an estimator refuses, it does not raise: {error!r}") from error
+
+
+def _timeless(answer: Estimate | Refusal) -> Estimate | Refusal:
+    if isinstance(answer, Refusal):
+        return replace(answer, seconds=0.0)
+    others = tuple(replace(other, seconds=0.0) for other in answer.others)
+    return replace(answer, seconds=0.0, others=others)
+
+
+def _outcomes() -> Iterator[Trial]:
+    yield Trial(b"", "", error="no such directory")
+    yield Trial(b"", "working…\n" * 1000, timed_out=True)
+    yield Trial(b"", "", signal=9)
+    yield Trial(b"", "Traceback …\nModuleNotFoundError: No module named 'torch'\n", code=1)
+    yield Trial(b"", "", code=0)
+    for nonsense in (b"\xff\x00", b"[1, 2]", b"7", b"null", b"{}", a_report().dumps()[:100]):
+        yield Trial(nonsense, "", code=0)
+    yield Trial(refusal("it never imported torch"), "", code=0)
+    yield Trial(a_report().dumps(), "", code=0)
+    empty = a_report(steps=1, floor=0, reserved=0, parts={}, faketensor=0, batch=0, layers=())
+    yield Trial(empty.dumps(), "", code=0)
+
+
+def _histories() -> Iterator[tuple[Run, ...]]:
+    yield ()
+    yield (a_run(),)
+    estimate = Estimate(7_000, "trace", 5_000, 8_000, parts=(("context", 500),), stack="another")
+    peaks = (8_000, 8_100, 1, 7_900, 60_000)
+    yield tuple(a_run(peak, estimate, uid=1000 + peak % 2) for peak in peaks * 4)
+
+
+def _specs() -> Iterator[JobSpec]:
+    yield a_spec()
+    yield a_spec(memory_mib=8_000)
+    yield a_spec(gpus=2, conda_env="torch", env=(("VIRTUAL_ENV", "/home/ada/env"),))
+    for line in (
+        "true",
+        "./train.sh --lr=0.1",
+        "python",
+        "python -m torch.distributed.run --nproc_per_node 2 train.py --batch-size 64",
+        "python -c pass",
+        "timm:resnet50 --batch-size 64",
+        "julia train.jl model.depth=8 -1 -- é",
+    ):
+        yield a_spec(argv=tuple(line.split()))

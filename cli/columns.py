@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cli.format import NOTHING, clean, clock, exit_code, local_time, memory, number
+from cli.format import NOTHING, clean, clock, exit_code, local_time, memory, number, spread
 
 if TYPE_CHECKING:
     from carmad.api.responses import JobOut
@@ -31,8 +31,9 @@ def where(job: JobOut) -> str:
 
 
 def vram(job: JobOut) -> str:
-    need = job["memory"]["declared_mib"] or job["memory"]["estimate_mib"]
-    return f"{memory(job['memory']['used_mib'])}/{memory(need)}"
+    used = job["memory"]
+    need = used["declared_mib"] or used["estimate_mib"]
+    return f"{memory(used['used_mib'])}/{memory(need)}{spread(used)}"
 
 
 def label_key(job: JobOut) -> float:

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from carmad.api.responses import ExitOut
+    from carmad.api.responses import ExitOut, MemoryOut
 
 NOTHING = "-"
 GIB = 1024
@@ -16,6 +16,14 @@ def memory(mib: float | None) -> str:
     if mib is None:
         return NOTHING
     return f"{mib:.0f}M" if mib < GIB else f"{mib / GIB:.1f}G"
+
+
+def spread(used: MemoryOut) -> str:
+    """How far an estimate may be off, in GiB: the farther end of its interval. Often nothing."""
+    mib = used["estimate_mib"] or 0
+    ends = (used.get("estimate_low"), used.get("estimate_high"))
+    off = max((abs(mib - end) for end in ends if end is not None), default=0)
+    return f"±{off / GIB:.1f}" if off else ""
 
 
 def clock(seconds: float | None) -> str:

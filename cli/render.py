@@ -24,13 +24,13 @@ from cli.format import (
     memory,
     number,
     span,
+    spread,
 )
 
 if TYPE_CHECKING:
     from carmad.api.responses import (
         DoctorOut,
         DryRunOut,
-        EstimatesOut,
         ExitOut,
         JobOut,
         ReasonOut,
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 GAP = "  "
 NARROWEST = 4
+SHORT_NOTE = 12  # characters: so short a one goes beside the number
 STATES = ("ST", "STATE")
 STATE_STYLE = {
     "PD": "yellow",
@@ -168,9 +169,7 @@ def _aside(job: JobOut) -> list[RenderableType]:
 
 def _about(job: JobOut) -> list[tuple[str, str]]:
     used = job["memory"]
-    asked = memory(used["declared_mib"])
-    if used["estimate_mib"] is not None:
-        asked = f"{memory(used['estimate_mib'])} ({used['estimate_source']})"
+    asked = need(job) or memory(used["declared_mib"])
     limit = job.get("time_limit_s")
     reason = clean(job.get("reason") or "")
     sm_active = job.get("sm_active_mean")
@@ -208,6 +207,21 @@ def _about(job: JobOut) -> list[tuple[str, str]]:
     ]
 
 
+def need(job: JobOut) -> str:
+    """The estimate it is placed by, such as `11.2G ±0.8 (history n=7)`; nothing without one."""
+    used = job["memory"]
+    if used["estimate_mib"] is None:
+        return ""
+    origin = clean(" ".join([used["estimate_source"] or NOTHING, *_beside(job)]))
+    return " ".join(filter(None, (memory(used["estimate_mib"]), spread(used), f"({origin})")))
+
+
+def _beside(job: JobOut) -> list[str]:
+    """The first note on its estimate, if that is short enough to stand beside the number."""
+    own = job.get("estimate")
+    return [note for note in (own["notes"][:1] if own else ()) if len(note) <= SHORT_NOTE]
+
+
 def _after(job: JobOut) -> str:
     return ", ".join(f"{one['kind']}:{one['job']}" for one in job.get("after", ())) or NOTHING
 
@@ -240,7 +254,8 @@ def why(answer: WhyOut) -> RenderableType:
         when = local_time(answer["decided_at"])
         parts.append(Text(f"decided by the policy {answer['policy']} at {when}"))
     news = [reason for reason in answer["reasons"] if reason["text"] not in answer["headline"]]
-    parts += [Text(f"  · {_refusal(reason)}") for reason in news]
+    parts += [Text(f"  · {refusal(reason)}") for reason in news]
+    parts += _need(job)
     parts += _aside(job)
     if answer["verdicts"]:
         parts += [Text(), verdicts(answer["verdicts"], answer["chosen"])]
@@ -248,6 +263,15 @@ def why(answer: WhyOut) -> RenderableType:
         parts += [Text("\nwhat would help", style="bold")]
         parts += [Text(f"  · {clean(remedy)}") for remedy in answer["remedies"]]
     return Group(*parts)
+
+
+def _need(job: JobOut) -> list[RenderableType]:
+    """Which estimate decides where it fits, what that rests on, and why it is not a better one."""
+    asked = need(job)
+    own = job.get("estimate")
+    notes = [note for note in (own["notes"] if own else ()) if note not in _beside(job)]
+    head: list[RenderableType] = [Text(f"memory need: {asked} per GPU")] if asked else []
+    return head + [Text(f"  · {clean(note)}") for note in notes]
 
 
 def verdicts(judged: Sequence[VerdictOut], chosen: Sequence[str]) -> Table:
@@ -258,7 +282,7 @@ def verdicts(judged: Sequence[VerdictOut], chosen: Sequence[str]) -> Table:
         index = verdict["gpu"]["index"]
         name = f"GPU {verdict['gpu']['id'] if index is None else index}"
         if verdict["refused"]:
-            reasons = "\n".join(_refusal(reason) for reason in verdict["refused"])
+            reasons = "\n".join(refusal(reason) for reason in verdict["refused"])
             made.add_row(Text(name, style="red"), Text(reasons))
             continue
         words = "chosen" if verdict["gpu"]["id"] in chosen else "would do"
@@ -266,32 +290,16 @@ def verdicts(judged: Sequence[VerdictOut], chosen: Sequence[str]) -> Table:
     return made
 
 
-def _refusal(reason: ReasonOut) -> str:
+def refusal(reason: ReasonOut) -> str:
     return clean(reason["text"] or reason["code"])
 
 
 def dry_run(answer: DryRunOut) -> RenderableType:
     head = "It would start now." if answer["would_start"] else "It would wait."
     parts: list[RenderableType] = [Text(head, style="bold")]
-    parts += [Text(f"  · {_refusal(reason)}") for reason in answer.get("reasons", ())]
+    parts += [Text(f"  · {refusal(reason)}") for reason in answer.get("reasons", ())]
     parts.append(verdicts(answer["verdicts"], answer.get("chosen", ())))
     return Group(*parts)
-
-
-def estimates(answer: EstimatesOut) -> RenderableType:
-    made = table("SOURCE MEMORY> LOW> HIGH> TOOK> NOTE")
-    for one in answer["estimates"]:
-        low, high = memory(one["low"]), memory(one["high"])
-        took = number(one["seconds"], " s", 1)
-        made.add_row(one["source"], memory(one["mib"]), low, high, took, clean(one["note"]))
-    known = any(one["mib"] is not None for one in answer["estimates"])
-    unknown = "\nIts need is unknown: GPUs are judged by what they have free now."
-    return Group(
-        made,
-        Text("" if known else unknown),
-        *(Text(f"  · {_refusal(reason)}") for reason in answer["reasons"]),
-        verdicts(answer["verdicts"], ()),
-    )
 
 
 def stats(answer: StatsOut) -> Table:

@@ -33,7 +33,7 @@ from carmad.core.types import ENDED, HOLDING, Cause, JobState, Mode
 from carmad.daemon.server import create_app
 from cli.app import JOBS, PASSED_ON, SERVER, VERBS, WATCH
 from cli.app import MORE as MORE_VERBS
-from cli.commands import diagnosis, server
+from cli.commands import diagnosis, estimate, server
 from cli.commands.submit import build_parser
 
 REFERENCE = Path(__file__).parent / "reference"
@@ -79,7 +79,8 @@ class Setting:
 MORE = {
     "policy": "a placement policy: `exclusive`, `rr`, `magm`, `lug`, `first_fit`, `best_fit`, or"
     " a plugin's",
-    "estimator": "a memory estimator: `declared`, or a plugin's",
+    "estimator": "a memory estimator: `auto` (the best that has an answer), `declared`, `history`,"
+    " `trace`, `gpumemnet`, `horus`, `faketensor`, or a plugin's",
     "recovery.name": "what follows an out-of-memory crash: `exclusive`, `adaptive`, or a plugin's",
     "monitor.period_s": "how often the GPUs are read",
     "risk.mean": "weight of the mean; the four weights add up to 1",
@@ -262,9 +263,11 @@ def commands_page() -> str:
         out += ["", f"### `carma {one.name}`", ""]
         if one.aliases:
             out += ["Also: " + ", ".join(f"`carma {alias}`" for alias in one.aliases) + ".", ""]
-        out += [_one_line(one.function.__doc__), ""] if one.name != "estimate" else []
+        out += [_one_line(one.function.__doc__), ""]
         if one.name == "submit":
             out += _submit()
+        elif one.name == "estimate":
+            out += _estimate()
         elif one.name in PASSED_ON:
             out += [PASSED_ON_WORDS[one.name]]
         else:
@@ -273,7 +276,6 @@ def commands_page() -> str:
 
 
 PASSED_ON_WORDS = {
-    "estimate": "Predict the memory a command needs. Takes the words that `carma submit` takes.",
     "demo": "`--jobs N`: how many (default 20).",
 }
 VALUES = {int: "N", float: "N", Path: "PATH", str: "TEXT"}
@@ -310,18 +312,32 @@ def _value_of(kind: Any) -> str:
 
 def _submit() -> list[str]:
     parser = build_parser()
-    out = ["```", *(line.strip() for line in str(parser.usage).splitlines()), "```", ""]
+    out = [*_usage(parser), ""]
     for group in parser._action_groups:
-        actions = group._group_actions
-        if not actions:
-            continue
-        out += [f"**{str(group.title).capitalize()}**", "", "| Option | Meaning |", "|---|---|"]
-        for action in actions:
-            value = f" {action.metavar}" if action.metavar and action.nargs != 0 else ""
-            words = ", ".join(f"`{option}{value}`" for option in action.option_strings)
-            out.append(f"| {words} | {_cell((action.help or '').replace('%%', '%'))} |")
-        out.append("")
+        if group._group_actions:
+            title = f"**{str(group.title).capitalize()}**"
+            out += [title, "", *_options(group._group_actions), ""]
     return [*out, _one_line(parser.epilog or "")]
+
+
+def _estimate() -> list[str]:
+    parser = estimate.build_parser()
+    own = parser._action_groups[-1]._group_actions
+    also = "It takes what [`carma submit`](#carma-submit) takes, and also:"
+    return [*_usage(parser), "", also, "", *_options(own), "", _one_line(parser.epilog or "")]
+
+
+def _usage(parser: argparse.ArgumentParser) -> list[str]:
+    return ["```", *(line.strip() for line in str(parser.usage).splitlines()), "```"]
+
+
+def _options(actions: Iterable[argparse.Action]) -> list[str]:
+    out = ["| Option | Meaning |", "|---|---|"]
+    for action in actions:
+        value = f" {action.metavar}" if action.metavar and action.nargs != 0 else ""
+        words = ", ".join(f"`{option}{value}`" for option in action.option_strings)
+        out.append(f"| {words} | {_cell((action.help or '').replace('%%', '%'))} |")
+    return out
 
 
 # -- the HTTP API

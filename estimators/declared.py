@@ -1,21 +1,21 @@
-"""The user's own word (`--gpu-mem`), and no estimate without one: the paper's default (3.6)."""
+"""The user's own word (`--gpu-mem`)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from carmad.plugin import Estimate, JobSpec, Settings
+from carmad.plugin import Estimate, JobSpec, Refusal, Server, Settings
 
 
 @dataclass(frozen=True, slots=True)
 class Declared:
     name: str = "declared"
 
-    def estimate(self, spec: JobSpec) -> Estimate | None:
+    def estimate(self, spec: JobSpec) -> Estimate | Refusal:
         if spec.memory_mib is None:
-            return None
+            return Refusal("no --gpu-mem was given", self.name)
         return Estimate(spec.memory_mib, self.name, firm=True)
 
 
-def declared(settings: Settings) -> Declared:
+def declared(settings: Settings, server: Server) -> Declared:
     return Declared()

@@ -27,13 +27,15 @@ from carmad.core.messages import (
     Stop,
 )
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import Cause, Exit, GpuSample, JobId, ProcessUse
+from carmad.core.types import Cause, Estimate, Exit, GpuSample, JobId, JobSpec, ProcessUse
 from carmad.daemon import doctor
 from carmad.daemon.engine import Engine
+from carmad.daemon.estimates import Guess
+from carmad.daemon.experience import Experience
 from carmad.daemon.inbox import Clock, Inbox
 from carmad.daemon.peers import Credentials
 from carmad.daemon.server import Server, create_app
-from carmad.daemon.service import Guess, Service
+from carmad.daemon.service import Service
 from carmad.gpu.source import Capabilities
 from carmad.store.sql import SqlStore
 from carmad.testing import a_gpu
@@ -55,14 +57,14 @@ class Daemon:
         self.gpus = tuple(a_gpu(n) for n in range(gpus))
         self.launched: list[tuple[JobId, int]] = []
         scheduler = Scheduler(settings, builtin.magm(settings), ladder.exclusive(settings))
-        estimator = Declared()
         self.service = Service(
             self.inbox,
             self.store,
             settings,
             time.time(),
             lambda: CAPABILITIES,
-            lambda spec: [Guess("declared", estimator.estimate(spec), 0.0)],
+            Experience(settings),
+            _guesses,
             lambda scene: doctor.checks(settings, scene, CAPABILITIES, folder, False, None),
         )
         self.app = create_app(self.service)
@@ -81,7 +83,9 @@ class Daemon:
         now = self.inbox.clock()
         match action:
             case EstimateMemory(job):
-                self.inbox.post(Estimated(now, job.id, Declared().estimate(job.spec)))
+                answer = Declared().estimate(job.spec)
+                estimate = answer if isinstance(answer, Estimate) else None
+                self.inbox.post(Estimated(now, job.id, estimate))
             case Launch(job):
                 self.launched.append((job.id, job.attempt))
             case Stop(job):
@@ -126,6 +130,15 @@ class Daemon:
         """As this process's own user."""
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         return request(self.path, method, path, data)
+
+
+def _guesses(spec: JobSpec) -> list[Guess]:
+    answer = Declared().estimate(spec)
+    other = Estimate(9_000, "guess", 8_000, 12_000, notes=("a guess",), parts=(("all", 9_000),))
+    return [
+        Guess("declared", answer, 0.0, isinstance(answer, Estimate)),
+        Guess("guess", other, 0.0, False),
+    ]
 
 
 @contextlib.contextmanager

@@ -30,6 +30,7 @@ QUICK = {
     "CARMA_MONITOR__WINDOW_S": "0.3",
     "CARMA_LIMITS__KILL_GRACE_S": "1",
     "CARMA_RETENTION__BACKUPS": "0",
+    "CARMA_ESTIMATOR": "declared",  # nothing that they run is a training script
 }
 NO_KERNELS = {"CARMA_MONITOR__FIRST_KERNEL_TIMEOUT_S": "0.2"}  # for jobs that are shell scripts
 OVER = frozenset(state.value for state in ENDED)

@@ -37,6 +37,8 @@ def job(**changes: Any) -> dict[str, Any]:
         "memory": {
             "declared_mib": None,
             "estimate_mib": 11264,
+            "estimate_low": 10650,
+            "estimate_high": 12083,
             "estimate_source": "history",
             "used_mib": 9318,
             "peak_mib": 9400,
@@ -53,6 +55,12 @@ def job(**changes: Any) -> dict[str, Any]:
         "retry": None,
         "advice": None,
         "notes": [],
+        "estimate": {
+            "seconds": 0.1,
+            "firm": False,
+            "notes": ["n=7", "not declared: no --gpu-mem was given"],
+            "parts": {},
+        },
         "argv": ["python", "train.py", "--name", "two words"],
         "cwd": "/home/alice",
         "stdout": "/home/alice/carma-42.out",
@@ -82,7 +90,16 @@ def waiting(**changes: Any) -> dict[str, Any]:
         mode=None,
         position=1,
         time_limit_s=None,
-        memory={**job()["memory"], "declared_mib": 83968, "used_mib": None, "peak_mib": 0},
+        memory={
+            "declared_mib": 83968,
+            "estimate_mib": 83968,
+            "estimate_low": None,
+            "estimate_high": None,
+            "estimate_source": "declared",
+            "used_mib": None,
+            "peak_mib": 0,
+        },
+        estimate={"seconds": 0.0, "firm": True, "notes": [], "parts": {}},
     )
     return made | changes
 
@@ -296,6 +313,30 @@ ANSWERS: dict[tuple[str, str], Any] = {
         "users": [TOTALS],
         "total": TOTALS | {"user": "all"},
     },
+    ("GET", "/v1/estimators"): {
+        "schema": 1,
+        "estimator": "auto",
+        "jobs": 12,
+        "estimators": [
+            {
+                "name": "trace",
+                "jobs": 12,
+                "bias_mib": -40.0,
+                "p50_mib": 90,
+                "p95_mib": 1331,
+                "under": 0.0833,
+            },
+            {
+                "name": "horus",
+                "jobs": 0,
+                "bias_mib": None,
+                "p50_mib": None,
+                "p95_mib": None,
+                "under": None,
+            },
+        ],
+        "contexts": [{"stack": "A100 / torch 2.9", "jobs": 12, "context_mib": 531}],
+    },
     ("GET", "/v1/config"): {
         "schema": 1,
         "settings": {"policy": "magm"},
@@ -312,8 +353,17 @@ ANSWERS: dict[tuple[str, str], Any] = {
     ("POST", "/v1/estimate"): {
         "schema": 1,
         "estimates": [
-            {"source": "history", "mib": 9000, "low": 8000, "high": 11000, "seconds": 0.2}
-            | {"note": "7 runs"}
+            {
+                "source": "history",
+                "mib": 9000,
+                "low": 8000,
+                "high": 11000,
+                "seconds": 0.2,
+                "chosen": True,
+                "why": None,
+                "notes": ["7 runs"],
+                "parts": {},
+            }
         ],
         "fits": [{"gpu": 0, "free_mib": 27000, "fits": True}],
         "verdicts": REFUSALS,

@@ -267,11 +267,41 @@ def test_odd_requests_are_warned_about(daemon: Daemon) -> None:
 def test_an_estimate_says_where_the_job_would_fit(daemon: Daemon) -> None:
     submit(daemon, memory_mib=30_000)
     out = daemon.call("POST", "/v1/estimate", JOB | {"memory_mib": 20_000})[1]
-    assert [one["mib"] for one in out["estimates"]] == [20_000]
+    declared, guess = out["estimates"]
+    assert (declared["source"], declared["mib"], declared["chosen"]) == ("declared", 20_000, True)
+    assert declared["why"] is None
+    assert (guess["low"], guess["high"], guess["chosen"]) == (8_000, 12_000, False)
+    assert (guess["notes"], guess["parts"]) == (["a guess"], {"all": 9_000})
     assert sorted(one["fits"] for one in out["fits"]) == [False, True, True]
     assert sum(not verdict["refused"] for verdict in out["verdicts"]) == 2
+
+
+def test_where_no_estimate_is_chosen_nobody_knows_where_the_job_fits(daemon: Daemon) -> None:
     out = daemon.call("POST", "/v1/estimate", JOB)[1]
-    assert [one["fits"] for one in out["fits"]] == [None] * 3, "nobody knows"
+    declared, _ = out["estimates"]
+    assert (declared["mib"], declared["why"]) == (None, "no --gpu-mem was given")
+    assert [one["fits"] for one in out["fits"]] == [None] * 3
+
+
+def test_estimators_are_held_against_what_was_measured(open_path: Path) -> None:
+    settings = replace(ROOT_JOBS, monitor=Monitor(period_s=0.001))  # so that a moment teaches
+    with running(open_path, settings) as daemon:
+        id = submit(daemon, memory_mib=10_000)
+        daemon.kernel(id, 12_000)
+        time.sleep(0.01)
+        daemon.exit(id)
+        out = daemon.call("GET", "/v1/estimators")[1]
+    (declared,) = [one for one in out["estimators"] if one["name"] == "declared"]
+    assert declared == {
+        "name": "declared",
+        "jobs": 1,
+        "bias_mib": -2_000,
+        "p50_mib": 2_000,
+        "p95_mib": 2_000,
+        "under": 1.0,
+    }
+    assert out["jobs"] == 1
+    assert {one["name"] for one in out["estimators"]} >= {"history", "trace"}, "unjudged so far"
 
 
 # -- looking ----------------------------------------------------------------------------------
@@ -282,6 +312,9 @@ def test_a_job_is_told_from_submission_to_its_end(daemon: Daemon) -> None:
     daemon.kernel(id, 1234)
     out = daemon.call("GET", f"/v1/jobs/{id}")[1]
     assert (out["state"], out["code"], out["memory"]["used_mib"]) == ("running", "R", 1234)
+    assert (out["memory"]["estimate_mib"], out["memory"]["estimate_source"]) == (1000, "declared")
+    assert out["estimate"] == {"seconds": 0.0, "firm": True, "notes": [], "parts": {}}
+    assert out["notes"] == ["uses 1234 MiB, more than the 1000 MiB of its --gpu-mem"]
     assert (out["time_limit_s"], out["expected_s"]) == (60, 30)
     assert out["gpus"][0]["first_kernel_at"] is not None
     assert out["stdout"] == out["stderr"] == f"/tmp/out/train.py-{id}.log"

@@ -40,6 +40,7 @@ VERBS: list[tuple[str, tuple[str, str], str]] = [
     ("resume 0", ("POST", "/v1/gpus/0/resume"), "GPU 0: takes jobs"),
     ("history", ("GET", "/v1/history"), "FAILED"),
     ("stats", ("GET", "/v1/stats"), "GPU-HOURS"),
+    ("estimators", ("GET", "/v1/estimators"), "P95"),
     ("config show", ("GET", "/v1/config"), 'policy = "magm"'),
     ("daemon status", ("GET", "/v1/health"), "process 4242"),
     ("submit prog", ("POST", "/v1/jobs"), "Submitted batch job 42"),

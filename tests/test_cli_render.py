@@ -62,7 +62,7 @@ def test_queue_has_the_columns_people_know() -> None:
         "50:00",
         "2:00:00",
         "1",
-        "9.1G/11.0G",
+        "9.1G/11.0G±0.8",
         "0",
     ]
     assert waiting.split(None, 8)[-1] == "(GpuMemory: GPU1 30.0G free, need 82.0G)"
@@ -129,13 +129,14 @@ def test_why_shows_every_gpu_and_every_number() -> None:
     assert "place in line: 3, behind job 40" in text
     assert "SM activity 0.84 (limit 0.80)" in text
     assert "needs 82.0G of free memory, and 26.4G is left" in text
-    assert text.splitlines()[6] == "GPU 1  would do", "a rank means nothing to people"
+    assert text.splitlines()[7] == "GPU 1  would do", "a rank means nothing to people"
     assert "fits GPU 0 now with --gpu-mem 26G" in text
 
 
 def test_why_of_a_job_that_was_not_judged_yet() -> None:
     nothing = {"verdicts": [], "remedies": [], "position": None, "behind": None, "policy": None}
-    assert plain(render.why({**fake.WHY, **nothing})) == "Job 43 waits: no GPU can take it now"
+    told = ["Job 43 waits: no GPU can take it now", "memory need: 82.0G (declared) per GPU"]
+    assert plain(render.why({**fake.WHY, **nothing})).splitlines() == told
 
 
 def test_the_dashboard_shows_what_is_not_to_be_had_as_a_dash() -> None:
@@ -161,13 +162,36 @@ def test_gpus_shows_risk_beside_its_limits() -> None:
     assert "note: no SM activity" in text
 
 
+def test_an_estimate_is_shown_with_its_interval_and_what_it_rests_on() -> None:
+    job = fake.job()
+    assert columns.vram(job) == "9.1G/11.0G±0.8"
+    assert "11.0G ±0.8 (history n=7) per GPU" in plain(render.show(job))
+    why = plain(render.why({**fake.WHY, "job": job}))
+    assert "memory need: 11.0G ±0.8 (history n=7) per GPU" in why
+    assert "· not declared: no --gpu-mem was given" in why and "· n=7" not in why
+    outline = fake.private(job)
+    assert render.need(outline) == "11.0G ±0.8 (history)", "what it rests on is its owner's"
+    word = {**job["memory"], "estimate_low": None, "estimate_high": None}
+    mine = fake.job(memory=word | {"estimate_source": "declared"}, estimate={"notes": []})
+    assert render.need(mine) == "11.0G (declared)"
+    assert columns.vram(mine) == "9.1G/11.0G"
+    none = fake.job(memory=word | {"estimate_mib": None, "estimate_source": None}, estimate=None)
+    assert render.need(none) == ""
+    assert "memory need" not in plain(render.why({**fake.WHY, "job": none}))
+
+
+def test_estimators_beside_what_was_measured() -> None:
+    from cli.commands.estimators import report
+
+    text = plain(report(fake.ANSWERS["GET", "/v1/estimators"]))
+    lines = [line.split() for line in text.splitlines()]
+    assert ["trace", "12", "-40M", "90M", "1.3G", "8%"] in lines
+    assert ["horus", "0", "-", "-", "-", "-"] in lines
+    assert "A100 / torch 2.9: 531M, 12 jobs" in text
+
+
 def test_the_rest() -> None:
     assert "3.25 kWh" in plain(render.stats(fake.ANSWERS["GET", "/v1/stats"]))
-    estimates = fake.ANSWERS["POST", "/v1/estimate"]
-    text = plain(render.estimates(estimates))
-    assert "8.8G" in text and "GPU 0  is too busy to be shared" in text and "unknown" not in text
-    nothing = [{**estimates["estimates"][0], "mib": None, "low": None, "high": None}]
-    assert "Its need is unknown" in plain(render.estimates({**estimates, "estimates": nothing}))
     checks = plain(render.doctor(fake.ANSWERS["GET", "/v1/doctor"]))
     assert "no DCGM" in checks and "→ install it" in checks
     dry = {"schema": 1, "would_start": True, "verdicts": fake.REFUSALS, "chosen": ["GPU-b"]}

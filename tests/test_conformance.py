@@ -5,14 +5,27 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from importlib.metadata import entry_points
 
 import pytest
 
+from carmad import registry
 from carmad.config import Collocation, Limits, Recovery, Settings
-from carmad.plugin import Estimate, Exit, Job, JobId, JobSpec, Placement, Reason, Retry, View
+from carmad.plugin import (
+    Estimate,
+    Exit,
+    Job,
+    JobId,
+    JobSpec,
+    Placement,
+    Reason,
+    Refusal,
+    Retry,
+    Server,
+    View,
+)
 from carmad.plugin import Policy as PolicyProtocol
-from carmad.testing import a_gpu, check_estimator, check_policy, check_recovery
-from estimators.declared import declared
+from carmad.testing import a_gpu, a_server, check_estimator, check_policy, check_recovery
 from policies import baselines, builtin
 from recovery import ladder
 
@@ -52,8 +65,10 @@ def test_built_in_recoveries(make: Callable[[Settings], ladder.Exclusive]) -> No
     check_recovery(make(Settings(recovery=Recovery(margin_mib=1024))))
 
 
-def test_built_in_estimators() -> None:
-    check_estimator(declared(Settings()))
+@pytest.mark.parametrize("name", registry.names("estimators"))
+def test_built_in_estimators(name: str) -> None:
+    (point,) = entry_points(group="carma.estimators", name=name)
+    check_estimator(point.load())
 
 
 # -- the checks themselves: each of these plugins is wrong in one way ------------------------------
@@ -263,23 +278,52 @@ def test_wrong_recoveries(answers: Iterator[object], rule: str) -> None:
 
 @dataclass
 class WrongEstimator:
-    answer: object
+    answers: Iterator[object]
     name: str = "wrong"
 
-    def estimate(self, spec: JobSpec) -> Estimate | None:
-        return self.answer  # type: ignore[return-value]
+    def estimate(self, spec: JobSpec) -> Estimate | Refusal:
+        return next(self.answers)  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize(
     ("answer", "rule"),
     [
-        (8000, "an Estimate or None"),
-        (Estimate(0, "wrong"), "MiB"),
-        (Estimate(100, ""), "who says so"),
-        (Estimate(100, "wrong", low=200), "low"),
-        (Estimate(100, "wrong", high=50), "high"),
+        (8000, "an Estimate with low ≤ mib ≤ high, or a Refusal"),
+        (None, "or a Refusal"),
+        (Estimate(0, "wrong"), "an Estimate"),
+        (Estimate(100, "wrong", low=200), "low ≤ mib"),
+        (Estimate(100, "wrong", high=50), "mib ≤ high"),
+        (Estimate(100, "wrong", parts=(("context", 90),)), "add up"),
+        (Estimate(100, ""), "whose it is"),
+        (Refusal("no", ""), "whose it is"),
+        (Refusal("", "wrong"), "says why"),
     ],
 )
 def test_wrong_estimators(answer: object, rule: str) -> None:
     with pytest.raises(AssertionError, match=rule):
-        check_estimator(WrongEstimator(answer))
+        check_estimator(lambda settings, server: WrongEstimator(itertools.repeat(answer)))
+
+
+def test_an_estimator_that_changes_its_mind() -> None:
+    mibs = itertools.count(1)
+    with pytest.raises(AssertionError, match="the same answer"):
+        check_estimator(lambda settings, server: WrongEstimator(Estimate(m, "w") for m in mibs))
+
+
+def test_an_estimator_may_take_its_time() -> None:
+    times = itertools.count(0.1)
+    check_estimator(
+        lambda settings, server: WrongEstimator(Estimate(1, "w", seconds=s) for s in times)
+    )
+
+
+def test_an_estimator_that_believes_every_answer() -> None:
+    @dataclass
+    class Believer(WrongEstimator):
+        server: Server = field(default_factory=a_server)
+
+        def estimate(self, spec: JobSpec) -> Estimate | Refusal:
+            return Estimate(int(self.server.trial(spec, ("look",), 1.0).answer), "wrong")
+
+    with pytest.raises(AssertionError, match="does not raise: ValueError"):
+        check_estimator(lambda settings, server: Believer(iter(()), server=server))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pwd
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from datetime import datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +78,94 @@ def test_a_job_larger_than_the_card_ends_out_of_memory_with_evidence(one_gpu: Ca
     assert (job["exit"]["cause"], job["exit"]["code"]) == ("gpu_oom", 1)
     assert "CUDA out of memory" in job["exit"]["evidence"]
     assert "CUDA out of memory" in one_gpu.carma("why", str(id))
+
+
+def test_what_a_job_used_is_known_when_it_comes_again(tmp_path: Path) -> None:
+    """By the daemon that watched it, and by the next."""
+    with running(tmp_path, "1xA100-40GB", CARMA_ESTIMATOR="history") as daemon:
+        words = train(memory_mib=7_000, seconds=1, warmup=0.1)
+        first = daemon.ended(daemon.submit(*words))
+        (note,) = first["notes"]
+        assert note.startswith("has no memory estimate: no earlier run")
+        second = daemon.submit(*words, stdout="second.out", nice=1)
+        assert daemon.ended(second)["memory"]["estimate_source"] == "history"
+        daemon.stop()
+        daemon.start()
+        id = daemon.submit(*words, held=True)
+        memory = daemon.await_state(id, "queued")["memory"]
+        assert 6_900 <= memory["estimate_mib"] <= memory["estimate_high"] < 12_000
+        shown = daemon.carma("why", str(id))
+        assert "(history n=2) per GPU" in shown
+        row = next(
+            line for line in daemon.carma("estimators").splitlines() if line.startswith("history")
+        )
+        assert row.split()[:2] == ["history", "1"], "it was there to judge the second run only"
+
+
+def test_a_command_that_is_no_training_script_is_queued_without_an_estimate(
+    tmp_path: Path,
+) -> None:
+    with running(tmp_path, "1xA100-40GB", CARMA_ESTIMATOR="auto") as daemon:
+        id = daemon.sh("exit 0", held=True)
+        job = daemon.await_state(id, "queued")
+        assert job["memory"]["estimate_mib"] is None
+        (note,) = job["notes"]
+        assert note.startswith("has no memory estimate: ") and "no --gpu-mem was given" in note
+        assert note in daemon.carma("why", str(id))
+
+
+def test_a_daemon_that_stops_leaves_the_look_at_a_script_to_the_next(tmp_path: Path) -> None:
+    endless = {"CARMA_ESTIMATOR": "auto", "CARMA_ESTIMATION__WITHIN_S": "3600"}
+    with running(tmp_path, "1xA100-40GB", **endless) as daemon:
+        (daemon.work / "train.py").write_text("while True: pass")
+        id = daemon.submit(sys.executable, "train.py")
+        until(lambda: at_work_in(daemon.work), "the script to be tried")
+        daemon.stop()
+        until(lambda: not at_work_in(daemon.work), "the trial to be ended")
+        daemon.start()
+        assert daemon.job(id)["state"] == "pending"
+        until(lambda: at_work_in(daemon.work), "the script to be tried again")
+        daemon.kill()
+        until(lambda: not at_work_in(daemon.work), "the trial to end without its daemon")
+
+
+def at_work_in(folder: Path) -> list[int]:
+    """The processes whose directory it is."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if (entry / "cwd").readlink() == folder:
+                    found.append(int(entry.name))
+    return found
+
+
+TRAINING = """
+import torch
+model = torch.nn.Linear(4096, 4096).to("cuda")
+optimizer = torch.optim.Adam(model.parameters())
+for step in range(1000):
+    optimizer.zero_grad()
+    model(torch.randn(64, 4096, device="cuda")).sum().backward()
+    optimizer.step()
+open("left-behind", "w").write("done")
+"""
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+def test_a_training_script_is_traced_before_it_is_queued(tmp_path: Path) -> None:
+    patient = {"CARMA_ESTIMATOR": "auto", "CARMA_ESTIMATION__WITHIN_S": "50"}
+    with running(tmp_path, "1xA100-40GB", **patient) as daemon:
+        (daemon.work / "train.py").write_text(TRAINING)
+        id = daemon.submit(sys.executable, "train.py", held=True)
+        until(lambda: daemon.job(id)["state"] == "queued", "its estimate")
+        job = daemon.job(id)
+        assert (job["memory"]["estimate_source"], job["notes"]) == ("trace", [])
+        parts = job["estimate"]["parts"]
+        assert sum(parts.values()) == job["memory"]["estimate_mib"]
+        assert parts["optimizer"] == 2 * parts["parameters"], "Adam's"
+        assert "history: no earlier run" in daemon.carma("why", str(id))
+        assert [path.name for path in daemon.work.iterdir()] == ["train.py"]
 
 
 def test_a_gpu_takes_no_second_job_before_the_first_has_warmed_up(one_gpu: Carmad) -> None:

@@ -12,11 +12,11 @@ import pytest
 from carmad import registry
 from carmad.config import Recovery, Settings
 from carmad.core.decision import Placement
-from carmad.core.types import Cause, Estimate, Exit, Job
+from carmad.core.types import Cause, Estimate, Exit, Job, Refusal
 from carmad.core.view import View
 from carmad.errors import CarmaError
 from carmad.registry import GuardedEstimator, GuardedPolicy, GuardedRecovery
-from carmad.testing import a_gpu_view, a_job, a_spec, a_view, check_policy
+from carmad.testing import a_gpu_view, a_job, a_server, a_spec, a_view, check_policy
 from policies import builtin
 
 VIEW = a_view([a_gpu_view()], [a_job()])
@@ -72,7 +72,7 @@ def test_unknown_recoveries_and_estimators() -> None:
     with pytest.raises(CarmaError, match="installed recoveries"):
         registry.recovery(Settings(recovery=Recovery(name="nonesuch")))
     with pytest.raises(CarmaError, match="installed estimators"):
-        registry.estimator(Settings(estimator="nonesuch"))
+        registry.estimator("nonesuch", Settings(), a_server())
 
 
 @pytest.mark.parametrize(
@@ -194,9 +194,8 @@ def test_a_policy_that_hangs_and_then_raises() -> None:
 class Hanging:
     """A recovery and an estimator that does not answer before it is released."""
 
-    name = "hanging"
-
     def __init__(self) -> None:
+        self.name = "hanging"
         self.released = threading.Event()
 
     def decide(self, job: object, exit: object) -> None:
@@ -216,30 +215,67 @@ def test_a_recovery_that_hangs() -> None:
 
 def test_an_estimator_that_hangs_keeps_nobody_else_waiting() -> None:
     plugin = Hanging()
-    guarded = GuardedEstimator(plugin, timeout_s=0.05)
-    with pytest.raises(TimeoutError, match=r"no estimate within 0\.05 s"):
-        guarded.estimate(a_spec())
-    with pytest.raises(TimeoutError, match="earlier question"):
-        guarded.estimate(a_spec())
+
+    def asked() -> None:
+        GuardedEstimator(plugin, timeout_s=0.01).estimate(a_spec())  # type: ignore[arg-type]
+
+    for _ in range(registry.MOST_UNANSWERED):
+        with pytest.raises(TimeoutError, match=r"no estimate within 0\.01 s"):
+            asked()
+    with pytest.raises(TimeoutError, match="earlier questions"):
+        asked()
     plugin.released.set()
+    for _ in range(1000):
+        try:
+            asked()
+        except TypeError:  # None, its answer at last
+            return
+        except TimeoutError:
+            threading.Event().wait(0.01)
+    raise AssertionError("once it has come back it is asked again")
 
 
-def test_an_estimate_that_is_none() -> None:
-    class Nonsense:
-        name = "nonsense"
+class Scripted:
+    name = "scripted"
 
-        def estimate(self, spec: object) -> object:
-            return Estimate("8G", "me")  # type: ignore[arg-type]
+    def __init__(self, answer: Callable[[], object]) -> None:
+        self.answer = answer
 
-    guarded = GuardedEstimator(Nonsense())  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="it answered Estimate"):
+    def estimate(self, spec: object) -> object:
+        return self.answer()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Estimate("8G", "me"),  # type: ignore[arg-type]
+        Estimate(100, "me", high=50),
+        Estimate(100, "me", notes=("fine", 3)),  # type: ignore[arg-type]
+        Estimate(100, "me", others=(None,)),  # type: ignore[arg-type]
+        Refusal(None, "me"),  # type: ignore[arg-type]
+        None,
+    ],
+)
+def test_an_estimate_that_is_none(answer: object) -> None:
+    guarded = GuardedEstimator(Scripted(lambda: answer), 20)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="it answered"):
         guarded.estimate(a_spec())
+
+
+def test_an_estimator_that_leaves_or_times_out_itself() -> None:
+    def late() -> None:
+        raise TimeoutError("my own")
+
+    with pytest.raises(RuntimeError, match="it gave up: SystemExit"):
+        GuardedEstimator(Scripted(lambda: sys.exit(3)), 20).estimate(a_spec())  # type: ignore[arg-type]
+    with pytest.raises(TimeoutError, match="my own"):
+        GuardedEstimator(Scripted(late), 20).estimate(a_spec())  # type: ignore[arg-type]
 
 
 def test_what_comes_by_name_is_guarded(installed: None) -> None:
     """The core's thread asks policies and recoveries, and must come back."""
     assert isinstance(registry.policy(Settings()), GuardedPolicy)
     assert isinstance(registry.recovery(Settings()), GuardedRecovery)
-    assert isinstance(registry.estimator(Settings()), GuardedEstimator)
+    assert isinstance(registry.estimator("declared", Settings(), a_server()), GuardedEstimator)
     with pytest.raises(CarmaError, match="'carma_test_nameless' of policies has no name"):
         registry.policy(Settings(policy="carma_test_nameless"))

@@ -604,8 +604,11 @@ def test_a_migration_that_fails_changes_nothing(store: SqlStore, next_release: P
 # -- the codec -----------------------------------------------------------------------------------
 
 
-def anything(hint: Any) -> st.SearchStrategy[Any]:
-    """Values of a type, with every field filled in: hypothesis itself leaves defaults alone."""
+def anything(hint: Any, within: tuple[Any, ...] = ()) -> st.SearchStrategy[Any]:
+    """Values of a type, with every field filled in: hypothesis itself leaves defaults alone.
+
+    `within`: the classes it is a part of. One may hold others of its kind, but no deeper.
+    """
     simple = {
         str: st.text(max_size=8),
         int: st.integers(),
@@ -615,16 +618,19 @@ def anything(hint: Any) -> st.SearchStrategy[Any]:
     }
     arguments = get_args(hint)
     if supertype := getattr(hint, "__supertype__", None):
-        return anything(supertype)
+        return anything(supertype, within)
     if get_origin(hint) in (Union, types.UnionType):
-        return st.one_of(map(anything, arguments))
+        return st.one_of(anything(one, within) for one in arguments)
     if get_origin(hint) is tuple:
         if arguments[-1] is ...:
-            return st.lists(anything(arguments[0]), max_size=3).map(tuple)
-        return st.tuples(*map(anything, arguments))
+            if within.count(arguments[0]) > 1:
+                return st.just(())
+            return st.lists(anything(arguments[0], within), max_size=3).map(tuple)
+        return st.tuples(*(anything(one, within) for one in arguments))
     if is_dataclass(hint):
         hints = get_type_hints(hint)
-        return st.builds(hint, **{name: anything(kind) for name, kind in hints.items()})
+        inside = (*within, hint)
+        return st.builds(hint, **{name: anything(kind, inside) for name, kind in hints.items()})
     if issubclass(hint, Enum):
         return st.sampled_from(hint)
     return simple[hint]

@@ -10,7 +10,7 @@ import pytest
 
 from carmad.config import Collocation, Settings
 from carmad.core.messages import Estimated, EstimateMemory, Exited, Launch, Noticed, Signal, Stop
-from carmad.core.types import Cause, Estimate, GpuId, JobId, JobState, Mode
+from carmad.core.types import Cause, Estimate, GpuId, JobId, JobState, Mode, Refusal
 from carmad.daemon import doctor
 from carmad.daemon.mpswatch import MpsWatch
 from carmad.daemon.shepherd import Ended
@@ -91,19 +91,15 @@ class Mps:
         return self.state
 
 
-class Estimator:
-    name = "broken"
-
-    def estimate(self, spec):
-        if spec.memory_mib is None:
-            raise RuntimeError("no idea")
-        return Estimate(spec.memory_mib, self.name)
+def declared(spec):
+    if spec.memory_mib is None:
+        return Refusal("no idea", "test")
+    return Estimate(spec.memory_mib, "test")
 
 
-def a_world(tmp_path, mps=None, grace_s=30.0, estimator=None):
+def a_world(tmp_path, mps=None, grace_s=30.0, estimate=declared):
     inbox, launcher = Inbox(), Launcher()
-    estimator = estimator or Estimator()
-    world = DaemonWorld(tmp_path, inbox, estimator, launcher, mps, grace_s, {"EXTRA": "1"})
+    world = DaemonWorld(tmp_path, inbox, estimate, launcher, mps, grace_s, {"EXTRA": "1"})
     return world, inbox, launcher
 
 
@@ -155,36 +151,41 @@ def test_what_a_job_was_given_stays_out_of_the_log(tmp_path, caplog, monkeypatch
     assert "hunter2" not in caplog.text
 
 
-def test_an_estimator_that_fails_gives_no_estimate(tmp_path):
+def test_estimates_and_why_there_is_none(tmp_path):
     world, inbox, _ = a_world(tmp_path)
     world.perform(EstimateMemory(a_job(1)))
+    until(lambda: len(inbox.events) == 1)
     world.perform(EstimateMemory(a_job(2, spec=a_spec(memory_mib=9))))
-    until(lambda: len(inbox.events) == 3)
+    until(lambda: len(inbox.events) == 2)
     performed(world)
     assert inbox.events == [
-        Noticed(5.0, JobId(1), "has no estimate: broken failed: RuntimeError('no idea')"),
-        Estimated(5.0, JobId(1), None),
-        Estimated(5.0, JobId(2), Estimate(9, "broken")),
+        Estimated(5.0, JobId(1), None, "has no memory estimate: no idea"),
+        Estimated(5.0, JobId(2), Estimate(9, "test")),
     ]
 
 
 def test_an_estimate_that_takes_long_keeps_nothing_else_waiting(tmp_path):
     released = threading.Event()
 
-    class Slow:
-        name = "slow"
-
-        def estimate(self, spec):
+    def slow(spec):
+        if spec.memory_mib is None:
             assert released.wait(20)
+        return declared(spec)
 
-    world, inbox, launcher = a_world(tmp_path, estimator=Slow())
-    world.perform(EstimateMemory(a_job(1)))  # the core's thread is not held up
+    world, inbox, launcher = a_world(tmp_path, estimate=slow)
+    for id in range(1, 9):
+        spec = a_spec(argv=("python", f"{id}.py"))
+        world.perform(EstimateMemory(a_job(id, spec=spec)))  # the core's thread is not held up
     world.perform(Launch(running()))
+    world.perform(EstimateMemory(a_job(9, spec=a_spec(memory_mib=9))))
     until(lambda: launcher.calls)
-    assert inbox.events == []
-    released.set()
     until(lambda: inbox.events)
+    assert [event.job for event in inbox.events] == [9], "it says itself what it needs"
+    world.release(JobId(8))  # it was cancelled
+    released.set()
+    until(lambda: len(inbox.events) == 8)
     performed(world)
+    assert {event.job for event in inbox.events} == {1, 2, 3, 4, 5, 6, 7, 9}
 
 
 def test_under_mps_a_job_is_given_its_gpu_s_pipe(tmp_path):

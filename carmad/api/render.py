@@ -14,6 +14,7 @@ from carmad.api.responses import (
     JobGpuOut,
     JobOut,
     MemoryOut,
+    NeedOut,
     ReasonOut,
     RiskOut,
     VerdictOut,
@@ -21,7 +22,7 @@ from carmad.api.responses import (
 from carmad.api.times import iso, stamp
 from carmad.core.decision import Decision, Placement, Reason
 from carmad.core.gpuview import GpuView
-from carmad.core.types import Exit, Gpu, GpuId, Job, JobId, JobState, Usage
+from carmad.core.types import Estimate, Exit, Gpu, GpuId, Job, JobId, JobState, Usage
 from carmad.core.view import View
 
 LogPaths = Callable[[Job], tuple[str, str]]  # stdout, stderr
@@ -148,6 +149,7 @@ class Jobs:
         out["retry"] = job.retry.why if job.retry and not (job.gpus or job.ended) else None
         out["advice"] = _advice(job)
         out["notes"] = list(job.notes)
+        out["estimate"] = _need(job.estimate) if job.estimate else None
         out["argv"] = list(spec.argv)
         out["cwd"] = spec.cwd
         out["stdout"], out["stderr"] = self._log_paths(job)
@@ -169,6 +171,8 @@ class Jobs:
         return {
             "declared_mib": job.spec.memory_mib,
             "estimate_mib": estimate.mib if estimate else None,
+            "estimate_low": estimate.low if estimate else None,
+            "estimate_high": estimate.high if estimate else None,
             "estimate_source": estimate.source if estimate else None,
             "used_mib": self._used.get(job.id) if job.holds_gpus else None,
             "peak_mib": self._usage(job).peak_mib,
@@ -199,6 +203,15 @@ class Jobs:
         nearest = min(refusing, key=lambda verdict: len(verdict.refused))
         gpu = self._scene.gpus.get(nearest.gpu)
         return short(nearest.refused[0], f"GPU{gpu.index}" if gpu else "")
+
+
+def _need(estimate: Estimate) -> NeedOut:
+    return {
+        "seconds": round(estimate.seconds, 4),
+        "firm": estimate.firm,
+        "notes": list(estimate.notes),
+        "parts": dict(estimate.parts),
+    }
 
 
 def elapsed_s(job: Job, now: float) -> float:

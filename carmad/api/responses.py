@@ -40,9 +40,20 @@ class JobGpuOut(TypedDict):
 class MemoryOut(TypedDict):
     declared_mib: int | None
     estimate_mib: int | None
+    estimate_low: int | None
+    estimate_high: int | None
     estimate_source: str | None
     used_mib: int | None
     peak_mib: int
+
+
+class NeedOut(TypedDict):
+    """The rest of a job's estimate, for its owner."""
+
+    seconds: float
+    firm: bool  # the owner's own word
+    notes: list[str]  # what it rests on, and why no better estimator was chosen
+    parts: dict[str, int]  # what it is made of, in MiB
 
 
 class MoveOut(TypedDict):
@@ -94,6 +105,7 @@ class JobOut(TypedDict):
     retry: NotRequired[str | None]
     advice: NotRequired[str | None]
     notes: NotRequired[list[str]]
+    estimate: NotRequired[NeedOut | None]
     argv: NotRequired[list[str]]
     cwd: NotRequired[str]
     stdout: NotRequired[str]
@@ -345,12 +357,17 @@ class DoctorOut(TypedDict):
 
 
 class EstimateOut(TypedDict):
+    """One estimator's answer: a number, or `why` it has none."""
+
     source: str
-    mib: int | None
+    mib: int | None  # per GPU, of the whole process
     low: int | None
-    high: int | None
+    high: int | None  # a GPU with this much free is safe; null: no other than `mib`
     seconds: float
-    note: str
+    chosen: bool
+    why: str | None
+    notes: list[str]
+    parts: dict[str, int]  # what it is made of, in MiB; empty if the estimator cannot tell
 
 
 class FitOut(TypedDict):
@@ -365,3 +382,30 @@ class EstimatesOut(TypedDict):
     fits: list[FitOut]
     verdicts: list[VerdictOut]
     reasons: list[ReasonOut]
+
+
+class CalibrationOut(TypedDict):
+    """Errors are those of `mib` against the measured peak; the bias is their median."""
+
+    name: str
+    jobs: int
+    bias_mib: float | None  # above 0: it says too much
+    p50_mib: int | None
+    p95_mib: int | None
+    under: float | None  # share of jobs that used more than `high`
+
+
+class ContextOut(TypedDict):
+    """What the trace estimator adds to what it can trace."""
+
+    stack: str  # GPU, driver, torch
+    jobs: int
+    context_mib: int | None  # null: too few to tell, and the setting holds
+
+
+class EstimatorsOut(TypedDict):
+    schema: int
+    estimator: str  # the one in use
+    jobs: int
+    estimators: list[CalibrationOut]
+    contexts: list[ContextOut]

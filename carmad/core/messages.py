@@ -33,6 +33,7 @@ class Estimated:
     at: float
     job: JobId
     estimate: Estimate | None
+    note: str = ""  # why there is none
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from carmad.core.decision import Proposal
 from carmad.core.messages import Action, Step
-from carmad.core.types import Estimate, Exit, Job, JobSpec, Retry
+from carmad.core.types import Estimate, Exit, Job, JobSpec, Refusal, Retry
 from carmad.core.view import View
 
 
@@ -32,13 +34,64 @@ class Policy(Protocol):
 
 class Estimator(Protocol):
     """Predicts a job's peak memory per GPU. May take seconds and may fail; keeps no job waiting
-    for long: without an answer, the job is placed without an estimate."""
+    for long: without an answer, the job is placed without an estimate.
+
+    Its factory takes the settings and a `Server`, and is called for every job anew.
+    """
 
     @property
     def name(self) -> str: ...
 
-    def estimate(self, spec: JobSpec) -> Estimate | None:
-        """None: no estimate for this job."""
+    def estimate(self, spec: JobSpec) -> Estimate | Refusal: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A job that ended well, and what it was measured to use."""
+
+    spec: JobSpec
+    peak_mib: int  # per GPU
+    estimate: Estimate | None
+    gpu: str  # the model of the GPU that it ran on
+    ended_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What became of a program that was tried."""
+
+    answer: bytes  # what it wrote to file descriptor `ANSWER_FD`
+    output: str  # the end of its stdout and stderr
+    code: int | None = None  # None when a signal ended it
+    signal: int | None = None
+    timed_out: bool = False
+    error: str = ""  # why it could not be started, or not be heard to its end
+
+
+ANSWER_FD = 3
+
+
+class Server(Protocol):
+    """What an estimator may ask of the machine that a job is for, while it looks at that job."""
+
+    @property
+    def gpu(self) -> str:
+        """The model of its GPUs, the commonest if they differ; "" if it is not known."""
+        ...
+
+    @property
+    def driver(self) -> str:
+        """The version of the NVIDIA driver; "" if there is none."""
+        ...
+
+    def runs(self, uid: int | None = None) -> Sequence[Run]:
+        """What ended well here lately, the newest first: of one user, or of all."""
+        ...
+
+    def trial(self, spec: JobSpec, argv: Sequence[str], within_s: float) -> Trial:
+        """Run a program as the job's user, in its directory and environment, with no GPU to be
+        seen, and kill all that is left of it after `within_s`. Never raises. The same question
+        gets the same answer, without a second run."""
         ...
 
 

@@ -188,6 +188,8 @@ class Scheduler:
         job = self.jobs.get(event.job)
         if job and job.state is JobState.PENDING:  # else: cancelled meanwhile
             self._put(advance(job, JobState.QUEUED, estimate=event.estimate))
+            if event.note:
+                self._note(event.job, event.note)
 
     def _on_sampled(self, event: Sampled) -> None:
         for sample in event.samples:
@@ -195,6 +197,7 @@ class Scheduler:
             self._fleet.add(sample, residents)
             for job in residents:
                 self._note_kernel(job, sample.gpu, event.at)
+                self._note_overrun(self.jobs[job.id])
         if event.at - self._usage_saved_at >= USAGE_SAVED_EVERY_S:
             self._usage_saved_at = event.at
             for id in self._fleet.newly_metered():
@@ -211,6 +214,16 @@ class Scheduler:
                 self._put(advance(job, JobState.RUNNING, kernels=kernels))
             else:
                 self._put(replace(job, kernels=kernels))
+
+    def _note_overrun(self, job: Job) -> None:
+        """More than its owner's word. Its usage is put with the note: so it is noted once."""
+        if job.estimate is None or not job.estimate.firm:
+            return
+        promised, metered = job.estimate.mib, self._fleet.with_usage(job)
+        if job.usage.peak_mib <= promised < metered.usage.peak_mib:
+            self._put(metered)
+            used = metered.usage.peak_mib
+            self._note(job.id, f"uses {used} MiB, more than the {promised} MiB of its --gpu-mem")
 
     def _on_exited(self, event: Exited) -> None:
         job = self.jobs.get(event.job)

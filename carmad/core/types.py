@@ -119,17 +119,31 @@ class JobSpec:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Predicted peak memory per GPU, in MiB."""
+    """Predicted peak memory per GPU, in MiB: of the whole process, as NVML shows it."""
 
     mib: int
     source: str
     low: int | None = None
     high: int | None = None
     firm: bool = False  # the user's own word: promised for the job's whole life
+    seconds: float = 0.0  # what it took
+    notes: tuple[str, ...] = ()  # for people: what it rests on, what it leaves out
+    parts: tuple[tuple[str, int], ...] = ()  # what the memory is for, in MiB; they add up to `mib`
+    stack: str = ""  # what "context" among the parts depends on: the job's torch, driver, GPU
+    others: tuple[Estimate, ...] = ()  # what the other estimators said, to be judged by the outcome
 
     @property
     def safe_mib(self) -> int:
         return self.mib if self.high is None else self.high
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why an estimator has no number for a job, in words for its owner."""
+
+    why: str
+    source: str
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

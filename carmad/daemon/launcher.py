@@ -73,7 +73,7 @@ class Launcher:
         directory = attempt_dir(self._state_dir, job.id, job.attempt)
         if (directory / supervisor.STARTED).exists():
             return
-        fields = self._fields(job, {**env, ATTEMPT_VARIABLE: str(directory)})
+        fields = launch_fields(job, {**env, ATTEMPT_VARIABLE: str(directory)}, self._kill_grace_s)
         self.reap()
         try:
             directory.mkdir(mode=0o700, exist_ok=True)
@@ -142,38 +142,6 @@ class Launcher:
             os.close(control)
         return True
 
-    def _fields(self, job: Job, env: Mapping[str, str]) -> bytes:
-        spec = job.spec
-        if os.geteuid() not in (0, spec.uid):
-            raise CarmaError(
-                f"this daemon cannot run jobs as {spec.user}",
-                "run carmad as root, or let each user run a daemon of their own",
-            )
-        if not spec.argv:
-            raise CarmaError("the job has no command", "give one after --")
-        stdout, stderr = log_paths(job)
-        fields = [
-            ("uid", str(spec.uid)),
-            ("gid", str(spec.gid)),
-            ("groups", ",".join(map(str, os.getgrouplist(spec.user, spec.gid)))),
-            ("umask", str(UMASK)),
-            ("cwd", spec.cwd),
-            ("stdout", stdout),
-            ("stderr", stderr),
-            ("grace_s", str(self._kill_grace_s)),
-            *(("env", f"{name}={value}") for name, value in env.items()),
-            *(("arg", word) for word in command(job)),
-        ]
-        if spec.conda_env is not None:
-            fields.append(("report_fd", str(REPORT_FD)))
-        for key, value in fields:
-            if "\0" in value:
-                raise CarmaError(f"a NUL character in the job's {key}", "no program can take one")
-        try:
-            return b"".join(os.fsencode(f"{key}={value}\0") for key, value in fields)
-        except UnicodeEncodeError as error:
-            raise CarmaError(f"the job's words are not valid text: {error}") from error
-
     def _run_child(self, directory: Path) -> None:
         # What the supervisor itself has to say is a bug's traceback.
         with (directory / "supervisor.log").open("ab") as log:
@@ -220,6 +188,41 @@ class Launcher:
             f"--description=CARMA job {job.id} of {job.spec.user}, attempt {job.attempt}",
             *(f"--property={key}={value}" for key, value in properties.items()),
         ]
+
+
+def launch_fields(job: Job, env: Mapping[str, str], grace_s: float) -> bytes:
+    """What a process that has to start `job` reads (`supervisor.Launch`). Raises CarmaError when
+    the job can never start."""
+    spec = job.spec
+    if os.geteuid() not in (0, spec.uid):
+        raise CarmaError(
+            f"this daemon cannot run jobs as {spec.user}",
+            "run carmad as root, or let each user run a daemon of their own",
+        )
+    if not spec.argv:
+        raise CarmaError("the job has no command", "give one after --")
+    stdout, stderr = log_paths(job)
+    fields = [
+        ("uid", str(spec.uid)),
+        ("gid", str(spec.gid)),
+        ("groups", ",".join(map(str, os.getgrouplist(spec.user, spec.gid)))),
+        ("umask", str(UMASK)),
+        ("cwd", spec.cwd),
+        ("stdout", stdout),
+        ("stderr", stderr),
+        ("grace_s", str(grace_s)),
+        *(("env", f"{name}={value}") for name, value in env.items()),
+        *(("arg", word) for word in command(job)),
+    ]
+    if spec.conda_env is not None:
+        fields.append(("report_fd", str(REPORT_FD)))
+    for key, value in fields:
+        if "\0" in value:
+            raise CarmaError(f"a NUL character in the job's {key}", "no program can take one")
+    try:
+        return b"".join(os.fsencode(f"{key}={value}\0") for key, value in fields)
+    except UnicodeEncodeError as error:
+        raise CarmaError(f"the job's words are not valid text: {error}") from error
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -17,12 +17,13 @@ from pathlib import Path
 from carmad import configfile, paths, registry
 from carmad.config import Settings
 from carmad.core.messages import Step
-from carmad.core.ports import Estimator
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import JobSpec
+from carmad.core.types import JobState
 from carmad.daemon import doctor, systemd
 from carmad.daemon.answers import VERSION
 from carmad.daemon.engine import Engine
+from carmad.daemon.estimates import ask, guesses
+from carmad.daemon.experience import JOBS_READ, Experience, driver_version
 from carmad.daemon.housekeeping import Housekeeping
 from carmad.daemon.inbox import Clock, Inbox
 from carmad.daemon.launcher import Launcher, has_systemd
@@ -30,7 +31,7 @@ from carmad.daemon.monitor import Monitor
 from carmad.daemon.mpswatch import MpsWatch
 from carmad.daemon.rollup import Rollup
 from carmad.daemon.server import Server, create_app
-from carmad.daemon.service import Guess, Service
+from carmad.daemon.service import Service
 from carmad.daemon.world import DaemonWorld
 from carmad.errors import CarmaError
 from carmad.gpu import emulated
@@ -66,7 +67,9 @@ def run(options: argparse.Namespace) -> None:
         store = SqlStore.open(state_dir / "carma.db")
         stack.callback(store.close)
         clock = Clock()
-        estimator = registry.estimator(settings)
+        experience = Experience(settings, driver_version())
+        experience.remember(reversed(store.history(states=[JobState.SUCCEEDED], limit=JOBS_READ)))
+        registry.estimator(settings.estimator, settings, experience.server())  # is it there?
         scheduler = Scheduler(settings, registry.policy(settings), registry.recovery(settings))
         own_units = has_systemd()
         grace_s = settings.limits.kill_grace_s
@@ -76,7 +79,15 @@ def run(options: argparse.Namespace) -> None:
         inbox = Inbox(clock, max(store.restore().next_id, newest + 1))
         mps = _mps(settings, state_dir, own_units)
         job_env = {"CARMA_EMULATED_DIR": _cards(settings)} if _cards(settings) else {}
-        world = DaemonWorld(state_dir, inbox, estimator, launcher, mps, grace_s, job_env)
+        world = DaemonWorld(
+            state_dir,
+            inbox,
+            lambda spec: ask(settings.estimator, settings, experience.server(), spec),
+            launcher,
+            mps,
+            grace_s,
+            job_env,
+        )
         rollup = Rollup()
         source = choose(settings.monitor.source, settings.monitor.period_s)
         monitor = Monitor(source, settings.monitor, inbox, world.shepherd.owner, rollup.add)
@@ -87,7 +98,8 @@ def run(options: argparse.Namespace) -> None:
             settings,
             time.time(),
             monitor.capabilities,
-            lambda spec: [_guess(estimator, spec)],
+            experience,
+            lambda spec: guesses(settings, experience.server(), spec),
             lambda scene: doctor.checks(
                 settings, scene, monitor.capabilities(), state_dir, own_units, mps
             ),
@@ -125,6 +137,7 @@ def run(options: argparse.Namespace) -> None:
         stack.callback(chores.stop)
         server.start()
         stack.callback(server.stop)
+        stack.callback(experience.close)  # first: the others wait for the trials under way
 
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, lambda *_: inbox.close())
@@ -197,16 +210,6 @@ def _mps(settings: Settings, state_dir: Path, own_units: bool) -> Mps | None:
         return None
     runtime = Path("/run/carma/mps") if os.geteuid() == 0 else state_dir / "mps"
     return Mps(runtime, multiuser=settings.collocation.mps_multiuser, systemd=own_units)
-
-
-def _guess(estimator: Estimator, spec: JobSpec) -> Guess:
-    begun = time.perf_counter()
-    try:
-        estimate = estimator.estimate(spec)
-        note = "" if estimate else "no --gpu-mem was given"
-    except Exception as error:  # noqa: BLE001 - foreign code
-        estimate, note = None, f"it failed: {error!r:.200}"
-    return Guess(estimator.name, estimate, time.perf_counter() - begun, note)
 
 
 def _socket(path: str) -> socket.socket:

@@ -18,8 +18,10 @@ from carmad.api.render import Scene
 from carmad.config import Settings
 from carmad.core.messages import Discovered, Event, Step
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import Estimate, Gpu, Job, JobId, JobSpec
+from carmad.core.types import Gpu, Job, JobId, JobSpec
 from carmad.daemon.doctor import Check
+from carmad.daemon.estimates import Guess
+from carmad.daemon.experience import Experience
 from carmad.daemon.inbox import Inbox
 from carmad.errors import CarmaError
 from carmad.gpu.source import Capabilities
@@ -32,16 +34,6 @@ ANSWER_WITHIN_S = 30.0
 
 class Unavailable(CarmaError):
     """The daemon cannot do it now; it may later."""
-
-
-@dataclass(frozen=True, slots=True)
-class Guess:
-    """What one estimator said about a job."""
-
-    source: str
-    estimate: Estimate | None
-    seconds: float
-    note: str = ""
 
 
 class Tally:
@@ -155,6 +147,7 @@ class Service:
     settings: Settings
     started_at: float
     capabilities: Callable[[], Capabilities]
+    experience: Experience
     estimate: Callable[[JobSpec], Sequence[Guess]]  # slow; asked in a thread
     doctor: Callable[[Scene], Sequence[Check]]  # slow, too
     config_path: str | None = None
@@ -169,6 +162,7 @@ class Service:
 
     def committed(self, step: Step) -> None:
         self.tally.note(step)
+        self.experience.committed(step)
         self.endings.note(step)
 
     def stop(self) -> None:

@@ -160,6 +160,29 @@ def execute(argv: list[bytes], env: dict[str, str]) -> None:
     raise failure
 
 
+def enter(cwd: bytes) -> None:
+    try:
+        os.chdir(cwd)
+    except OSError as error:
+        raise CannotStart(
+            f"cannot enter the working directory {shown(cwd)}: {error.strerror}",
+            "submit from a directory that exists and that you may enter on this machine",
+        ) from error
+
+
+def start_program(launch: Launch) -> None:
+    """Become the user's program. Returns only by raising."""
+    for signum in range(1, 65):
+        libc.signal(signum, SIG_DFL)  # Python itself ignores SIGPIPE, and we more
+    block()
+    try:
+        execute(launch.argv, launch.env)
+    except OSError as error:
+        what = "command not found" if error.errno == errno.ENOENT else error.strerror
+        hint = HINTS.get(error.errno or 0, "")
+        raise CannotStart(f"cannot run {shown(launch.argv[0])}: {what}", hint) from error
+
+
 def run_job(launch: Launch, cgroup: str | None, report: int) -> None:
     """In the child: become the user, then the user's program. Returns only by raising."""
     os.setsid()
@@ -167,13 +190,7 @@ def run_job(launch: Launch, cgroup: str | None, report: int) -> None:
         tell_kernel(f"{cgroup}/cgroup.procs", b"0")
     become_user(launch)
     os.umask(launch.umask)
-    try:
-        os.chdir(launch.cwd)
-    except OSError as error:
-        raise CannotStart(
-            f"cannot enter the working directory {shown(launch.cwd)}: {error.strerror}",
-            "submit from a directory that exists and that you may enter on this machine",
-        ) from error
+    enter(launch.cwd)
     os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOCTTY
     for target, path in ((1, launch.stdout), (2, launch.stderr)):
@@ -187,15 +204,7 @@ def run_job(launch: Launch, cgroup: str | None, report: int) -> None:
     if launch.report_fd is not None:
         os.dup2(report, launch.report_fd)
         os.set_inheritable(launch.report_fd, True)
-    for signum in range(1, 65):
-        libc.signal(signum, SIG_DFL)  # Python itself ignores SIGPIPE, and we more
-    block()
-    try:
-        execute(launch.argv, launch.env)
-    except OSError as error:
-        what = "command not found" if error.errno == errno.ENOENT else error.strerror
-        hint = HINTS.get(error.errno or 0, "")
-        raise CannotStart(f"cannot run {shown(launch.argv[0])}: {what}", hint) from error
+    start_program(launch)
 
 
 def start_job(launch: Launch, cgroup: str | None) -> tuple[int, int]:
@@ -386,11 +395,14 @@ def main() -> None:
         supervise()
 
 
-def command(directory: str) -> list[str]:
-    """The argv that supervises the attempt in `directory`: this very code, without site-packages'
-    start-up work, which would double the time until the job starts."""
+def program(module: str) -> list[str]:
+    """The argv that calls `main` of a module of CARMA: this very code, without site-packages'
+    start-up work, which would double the time until a job starts."""
     root = os.path.dirname(__file__).removesuffix("/carmad/daemon")
-    program = (
-        f"import sys; sys.path.append({root!r}); import carmad.daemon.supervisor as s; s.main()"
-    )
-    return [sys.executable, "-I", "-S", "-c", program, directory]
+    words = f"import sys; sys.path.append({root!r}); import {module} as m; m.main()"
+    return [sys.executable, "-I", "-S", "-c", words]
+
+
+def command(directory: str) -> list[str]:
+    """The argv that supervises the attempt in `directory`."""
+    return [*program("carmad.daemon.supervisor"), directory]

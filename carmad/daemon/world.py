@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -20,9 +21,9 @@ from carmad.core.messages import (
     Stop,
     Wake,
 )
-from carmad.core.ports import Estimator
-from carmad.core.types import Cause, Exit, Job, JobId, Mode
+from carmad.core.types import Cause, Estimate, Exit, Job, JobId, JobSpec, Mode, Refusal
 from carmad.daemon.environment import job_environment
+from carmad.daemon.estimates import Estimates
 from carmad.daemon.inbox import Inbox
 from carmad.daemon.launcher import Launcher, NoRoom
 from carmad.daemon.monitor import Monitor
@@ -39,29 +40,29 @@ BEFORE_THE_KILL_S = 1.0  # an MPS client leaves its server this long before it i
 
 class DaemonWorld:
     """Actions are queued to one thread, so that a stop never overtakes its own launch; estimates,
-    which may take long, to another.
+    which may take long, to others.
 
-    `extra_env` goes to every job (the directory of the emulated cards).
+    `estimate` answers for one job; `extra_env` goes to every job (the directory of the emulated
+    cards).
     """
 
     def __init__(
         self,
         state_dir: Path,
         inbox: Inbox,
-        estimator: Estimator,
+        estimate: Callable[[JobSpec], Estimate | Refusal],
         launcher: Launcher,
         mps: Mps | None,
         kill_grace_s: float,
         extra_env: dict[str, str],
     ) -> None:
         self._inbox = inbox
-        self._estimator = estimator
         self._launcher = launcher
         self._mps = mps
         self._kill_grace_s = kill_grace_s
         self._extra_env = extra_env
         self._hands = ThreadPoolExecutor(1, thread_name_prefix="hands")
-        self._estimates = ThreadPoolExecutor(1, thread_name_prefix="estimates")
+        self._estimates = Estimates(estimate, self._estimated)
         self._postponed: dict[JobId, Job] = {}  # launches to be tried again; for the hands alone
         self.monitor: Monitor | None = None
         self.shepherd = Shepherd(
@@ -75,12 +76,13 @@ class DaemonWorld:
     def perform(self, action: Action) -> None:
         """Never raises: what goes wrong comes back as an event."""
         if isinstance(action, EstimateMemory):
-            self._estimates.submit(self._estimate, action.job)
+            self._estimates.put(action.job)
         elif not isinstance(action, Wake):  # the monitor wakes the core every second as it is
             self._hands.submit(self._do, action)
 
     def release(self, job: JobId) -> None:
         """Clear up after a job that has ended."""
+        self._estimates.ended(job)
         self._hands.submit(self._launcher.release, job)
 
     def adopt(self, job: Job) -> None:
@@ -89,18 +91,17 @@ class DaemonWorld:
 
     def close(self) -> None:
         """Finish what was begun; the jobs go on, and the next daemon asks for the estimates."""
-        self._estimates.shutdown(cancel_futures=True)
+        self._estimates.close()
         self._hands.shutdown()
         self.shepherd.close()
 
-    def _estimate(self, job: Job) -> None:
-        try:
-            estimate = self._estimator.estimate(job.spec)
-        except Exception as error:
-            log.exception("the estimator %s failed on job %d", self._estimator.name, job.id)
-            self._notice(job.id, f"has no estimate: {self._estimator.name} failed: {error!r:.200}")
-            estimate = None
-        self._inbox.post(Estimated(self._inbox.clock(), job.id, estimate))
+    def _estimated(self, job: JobId, answer: Estimate | Refusal) -> None:
+        if isinstance(answer, Estimate):
+            event = Estimated(self._inbox.clock(), job, answer)
+        else:
+            note = f"has no memory estimate: {answer.why}"
+            event = Estimated(self._inbox.clock(), job, None, note)
+        self._inbox.post(event)
 
     def _do(self, action: Launch | Signal | Stop) -> None:
         try:

@@ -12,7 +12,7 @@ import typer
 
 from carmad.errors import CarmaError
 from cli import client
-from cli.commands.submit import build_parser
+from cli.commands import estimate, submit
 
 TAKES_JOBS = (
     "cancel",
@@ -63,14 +63,16 @@ def _words(context: typer.Context) -> dict[str, list[str]]:
     for verb, command in root.commands.items():
         below = getattr(command, "commands", None)
         words[verb] = sorted(below) if below else _options(command)
-    words["submit"] = words["sub"] = words["estimate"] = sorted(
-        option
-        for action in build_parser()._actions
-        for option in action.option_strings
-        if option.startswith("--")
-    )
+    words["submit"] = words["sub"] = _own(submit.build_parser())
+    words["estimate"] = _own(estimate.build_parser())
     words["completion"] = [shell.value for shell in Shell if shell is not Shell.IDS]
     return words
+
+
+def _own(parser: Any) -> list[str]:
+    """Of a verb that typer hands its words untouched."""
+    options = (option for action in parser._actions for option in action.option_strings)
+    return sorted(option for option in options if option.startswith("--"))
 
 
 def _options(command: Any) -> list[str]:

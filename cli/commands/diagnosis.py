@@ -92,12 +92,14 @@ def _checked(file: Path | None) -> str:
     """What carmad does with its settings when it starts. Answers with what they are."""
     from carmad import registry
     from carmad.configfile import load
+    from carmad.daemon.experience import Experience
 
     path = file or Path(paths.config_path())
     there = file or os.environ.get("CARMA_CONFIG") or path.exists()
     settings = load(path if there else None, os.environ)
-    for plugin in (registry.policy, registry.recovery, registry.estimator):
+    for plugin in (registry.policy, registry.recovery):
         plugin(settings)
+    registry.estimator(settings.estimator, settings, Experience(settings).server())
     return f"{path} is fine" if there else "no file: the defaults"
 
 

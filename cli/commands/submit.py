@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 VERBS = frozenset(
     {
         *("cancel", "completion", "config", "daemon", "demo", "doctor", "drain", "estimate"),
-        *("explain", "gpus", "history", "hold", "kill", "logs", "ps", "queue", "release"),
-        *("requeue", "resume", "show", "simulate", "stats", "status", "sub", "submit", "top"),
-        *("wait", "why"),
+        *("estimators", "explain", "gpus", "history", "hold", "kill", "logs", "ps", "queue"),
+        *("release", "requeue", "resume", "show", "simulate", "stats", "status", "sub", "submit"),
+        *("top", "wait", "why"),
     }
 )
 MINIMAL_ENV = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "USER")
@@ -142,9 +142,12 @@ def wants_json(args: list[str]) -> bool:
     return "--json" in build_parser().split(args)[0]
 
 
-def read(args: list[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
-    """The options, and the request that they ask for. `carma estimate` takes the same words."""
-    parser = build_parser()
+def read(
+    args: list[str], parser: Parser | None = None
+) -> tuple[argparse.Namespace, dict[str, Any]]:
+    """The options, and the request that they ask for. `parser`: of a verb that takes the same
+    words and more."""
+    parser = parser or build_parser()
     words, command, marked = parser.split(args)
     options = parser.parse_args(words)
     script = None if options.wrap is not None or not command else find_script(command[0])
@@ -307,7 +310,7 @@ def _what_to_ask_for(group: argparse._ArgumentGroup) -> None:
         "--gpu-mem",
         type=parse.mebibytes,
         metavar="SIZE",
-        help="peak memory on each GPU: 12G, 900M; without it: placed by what is measured",
+        help="peak memory on each GPU: 12G, 900M; without it, it is estimated",
     )
     add("--exclusive", action="store_true", help="share its GPUs with no other job")
     add(

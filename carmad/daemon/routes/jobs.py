@@ -15,8 +15,6 @@ from carmad.api.requests import MAX_TASKS, SubmitIn
 from carmad.api.responses import (
     SCHEMA,
     DryRunOut,
-    EstimateOut,
-    EstimatesOut,
     JobOut,
     JobsOut,
     SubmittedOut,
@@ -30,7 +28,6 @@ from carmad.daemon import intake, lookup
 from carmad.daemon.answers import PROBLEMS, Asked, Call, answer, not_yours
 from carmad.daemon.attempts import attempts_out
 from carmad.daemon.problems import Forbidden
-from carmad.daemon.service import Guess
 from carmad.errors import CarmaError
 
 router = APIRouter(prefix="/v1", responses=PROBLEMS, default_response_class=Response)
@@ -86,46 +83,6 @@ async def _dry_run(call: Call, body: SubmitIn, notes: list[str]) -> Response:
         "warnings": notes,
     }
     return answer(out)
-
-
-@router.post("/estimate", responses={200: {"model": EstimatesOut}})
-async def estimate(call: Asked, body: SubmitIn) -> Response:
-    """What the estimators say of a job that is not submitted, and which GPUs would take it now."""
-    spec = await intake.checked(call.service, call.peer, body)
-    async with call.service.slow:
-        guesses = await run_in_threadpool(call.service.estimate, spec)
-    found = [guess.estimate for guess in guesses if guess.estimate]
-    largest = max(found, key=lambda estimate: estimate.safe_mib, default=None)
-    now = call.service.now()
-    placement, _ = await call.service.ask(lambda core: intake.judged(core, spec, largest, now))
-    scene = await call.service.scene()
-    out: EstimatesOut = {
-        "schema": SCHEMA,
-        "estimates": [_guess(guess) for guess in guesses],
-        "fits": [
-            {
-                "gpu": gpu.gpu.index,
-                "free_mib": max(0, gpu.free_mib),
-                "fits": None if largest is None else largest.safe_mib <= gpu.free_mib,
-            }
-            for gpu in scene.view.gpus
-        ],
-        "verdicts": verdicts_out(placement, scene.gpus),
-        "reasons": [reason_out(reason) for reason in placement.reasons],
-    }
-    return answer(out)
-
-
-def _guess(guess: Guess) -> EstimateOut:
-    estimate = guess.estimate
-    return {
-        "source": guess.source,
-        "mib": estimate.mib if estimate else None,
-        "low": estimate.low if estimate else None,
-        "high": estimate.high if estimate else None,
-        "seconds": guess.seconds,
-        "note": guess.note,
-    }
 
 
 @router.get("/jobs", responses={200: {"model": JobsOut}})

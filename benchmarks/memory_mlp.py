@@ -1,0 +1,186 @@
+"""`python -m benchmarks.memory_mlp [EVERY]`: the trace estimator on GPUMemNet's multilayer
+perceptrons.
+
+Truth is the peak that nvidia-smi showed for the whole process. The layers are built again from the
+data's own list and trained as its numbers tell: Adam, and targets of the outputs' size. Half of the
+networks, taken by a hash of their name, fit one number, the constant for context and libraries; the
+other half is judged. EVERY: only every so manieth network, and nothing is kept.
+"""
+
+from __future__ import annotations
+
+import ast
+import csv
+import hashlib
+import json
+import os
+import re
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import estimators
+from benchmarks.memory_truth import DATA, Accuracy, accuracy, comparison
+from benchmarks.rows import RESULTS, Row, circumstances, summary, table
+from estimators.horus import formula
+from estimators.tracer.replay import safe
+
+NETWORKS = DATA / "mlp_runs.csv"
+MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """One row of the data."""
+
+    name: str
+    layers: tuple[tuple[str, int, int], ...]  # kind, outputs, parameters
+    batch: int
+    peak_mib: float
+
+    @property
+    def fitted(self) -> bool:
+        return hashlib.sha256(self.name.encode()).digest()[0] % 2 == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """MiB; the first three without context."""
+
+    floor: float
+    reserved: float
+    safe: float
+    horus: float
+    peak: float
+
+
+def main(every: int) -> None:
+    if not NETWORKS.exists():
+        sys.exit(f"the measured networks are not here: {NETWORKS}")
+    facts = circumstances()
+    torch.set_num_threads(1)
+    fitted: list[Told] = []
+    judged: list[Told] = []
+    for network in networks(NETWORKS)[::every]:
+        (fitted if network.fitted else judged).append(told(network))
+    page, content = report(fitted, judged, facts)
+    print(page)
+    if every == 1:
+        (RESULTS / "memory_mlp.md").write_text(page)
+        (RESULTS / "memory_mlp.json").write_text(json.dumps(content, indent=1) + "\n")
+
+
+def networks(path: Path) -> list[Network]:
+    with path.open() as file:
+        return [
+            Network(
+                line["Filename"],
+                tuple(ast.literal_eval(line["Activations-Params"])),
+                int(line["Batch Size"]),
+                float(line["Max GPU Memory (MiB)"]),
+            )
+            for line in csv.DictReader(file)
+            if line["Max GPU Memory (MiB)"]
+        ]
+
+
+def told(network: Network) -> Told:
+    inputs, targets = (
+        torch.empty(network.batch, size, device="meta")
+        for size in (_inputs(network), network.layers[-1][1])
+    )
+    report = estimators.trace(lambda: _Trained(network), (inputs, targets), loss=lambda loss: loss)
+    return Told(
+        report.floor / MIB,
+        report.reserved / MIB,
+        safe(report) / MIB,
+        formula(report.layers, report.batch),
+        network.peak_mib,
+    )
+
+
+class _Trained(nn.Module):
+    """From inputs and targets, both (batch, …), to the loss."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        found = re.search(r"dropout:([\d.]+)", network.name)
+        share = float(found[1]) if found else 0.5
+        self.layers = nn.Sequential(*(_layer(*layer, share) for layer in network.layers))
+
+    def forward(self, inputs: Any, targets: Any) -> Any:
+        return nn.functional.mse_loss(self.layers(inputs), targets)
+
+
+def _layer(kind: str, outputs: int, parameters: int, dropout: float) -> nn.Module:
+    if kind == "linear":
+        return nn.Linear(parameters // outputs - 1, outputs)
+    if kind == "batch_normalization":
+        return nn.BatchNorm1d(outputs)
+    if kind == "dropout":
+        return nn.Dropout(dropout)
+    made: nn.Module = nn.Softmax(dim=1) if kind == "Softmax" else getattr(nn, kind)()
+    return made
+
+
+def _inputs(network: Network) -> int:
+    _, outputs, parameters = network.layers[0]
+    return parameters // outputs - 1
+
+
+def report(
+    fitted: Sequence[Told], judged: Sequence[Told], facts: dict[str, str]
+) -> tuple[str, dict[str, Any]]:
+    """For people, and for machines."""
+    constant = statistics.median(one.peak - one.reserved for one in fitted)
+    sides = {
+        side: _accuracies(some, constant) for side, some in (("judged", judged), ("fitted", fitted))
+    }
+    names = ("P50", "P80", "P90", "P95", "P99")
+    values = sides["judged"]["trace, expected"].absolute
+    rows = [
+        Row("expected", f"absolute error {name}", value, "MiB", 25 if name == "P95" else None)
+        for name, value in zip(names, values, strict=True)
+    ]
+    page = "\n".join(
+        [
+            "# Multilayer perceptrons, as measured and as traced",
+            "",
+            *(f"- {name}: {value}" for name, value in facts.items()),
+            f"- {len(fitted)} networks fitted, {len(judged)} judged;"
+            " `python -m benchmarks.memory_mlp`",
+            f"- constant of that stack: {constant:.0f} MiB",
+            "",
+            table(rows),
+            "",
+            summary(rows),
+            "",
+            "Absolute errors in MiB, networks that nothing was fitted on:",
+            "",
+            comparison(list(sides["judged"].items()), "MiB", ()),
+            "",
+        ]
+    )
+    kept = {side: {n: asdict(a) for n, a in some.items()} for side, some in sides.items()}
+    return page, {"facts": facts, "constant_mib": constant, **kept}
+
+
+def _accuracies(some: Sequence[Told], constant: float) -> dict[str, Accuracy]:
+    said = {
+        "trace, expected": [one.reserved + constant - one.peak for one in some],
+        "trace, safe": [one.safe + constant - one.peak for one in some],
+        "floor + constant": [one.floor + constant - one.peak for one in some],
+        "Horus": [one.horus - one.peak for one in some],
+    }
+    return {name: accuracy(errors) for name, errors in said.items()}
+
+
+if __name__ == "__main__":
+    os.nice(5)
+    main(int(sys.argv[1]) if sys.argv[1:] else 1)

@@ -1,0 +1,127 @@
+"""The process that tries a program out for `trial`, and sees that nothing of it is left.
+
+Standard library only, and little of it, as in `supervisor`. Its words are the file descriptor to
+which the program answers, the one that the program is to know it by, and the seconds it has. Of
+its other file descriptors are
+
+- 0  what to run (`supervisor.Launch`)
+- 1  where the program's stdout and stderr go
+- 2  where it says at last how that went: `code N`, `signal N` or `late`, or `error` and why the
+     program could not be started. When nobody is there to hear it any more, all is ended at once.
+"""
+# ruff: noqa: SIM105 - contextlib would cost more to import than all of this
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+
+from carmad.daemon.process_tree import SIGKILL, Tree, read_file, tell_kernel
+from carmad.daemon.supervisor import (
+    PR_SET_CHILD_SUBREAPER,
+    REPORT_BYTES,
+    CannotStart,
+    Launch,
+    become_user,
+    block,
+    enter,
+    libc,
+    start_program,
+    write_all,
+)
+
+GRACE_S = 0.5  # for what the program leaves behind, to tidy up
+NICE = 10
+SIGCHLD = 17
+
+
+def run_program(launch: Launch, report: int) -> None:
+    """In the child. Returns only by raising."""
+    os.setsid()
+    os.setpriority(os.PRIO_PROCESS, 0, NICE)
+    tell_kernel("/proc/self/oom_score_adj", b"1000")  # rather this one than a job
+    become_user(launch)
+    os.umask(launch.umask)
+    enter(launch.cwd)
+    os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
+    os.dup2(1, 2)
+    if launch.report_fd is not None:
+        os.dup2(report, launch.report_fd)
+    start_program(launch)
+
+
+def start(launch: Launch, answer: int) -> tuple[int, int]:
+    """Fork the program. Returns its pid and the pipe on which it says why it could not start."""
+    report_in, report_out = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(report_out)
+        os.close(answer)
+        os.close(1)
+        os.set_blocking(report_in, False)
+        return pid, report_in
+    try:
+        run_program(launch, report_out)
+    except CannotStart as error:
+        write_all(report_out, error.args[0].encode())
+    except BaseException as error:  # noqa: BLE001  (a forked child must never return)
+        write_all(report_out, f"cannot start it: {error!r}"[:REPORT_BYTES].encode())
+    finally:
+        os._exit(127)
+
+
+def main() -> None:
+    answer, known_as, within_s = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+    deadline = time.monotonic() + within_s
+    if answer != known_as:
+        os.dup2(answer, known_as)
+        os.close(answer)
+    block(SIGCHLD)  # it is asked for
+    libc.signal(SIGCHLD, 0)  # were it ignored, as it may be in the daemon, none could be reaped
+    if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError("cannot become a subreaper")
+    launch = Launch(read_file("/proc/self/fd/0"))
+    tree = Tree(0, None)
+    tree.main, report = start(launch, known_as)
+    late = not _await_end(tree.main, deadline)
+    _end(tree)
+    try:
+        error = os.read(report, REPORT_BYTES)
+    except BlockingIOError:
+        error = b""
+    assert tree.status is not None
+    if error:
+        said = b"error " + error
+    elif late:
+        said = b"late"
+    elif os.WIFSIGNALED(tree.status):
+        said = b"signal %d" % os.WTERMSIG(tree.status)
+    else:
+        said = b"code %d" % os.WEXITSTATUS(tree.status)
+    try:
+        write_all(2, said)
+    except BrokenPipeError:
+        pass
+
+
+def _await_end(pid: int, deadline: float) -> bool:
+    """Whether it ended in time. Returns as well when nobody waits for our word any more."""
+    ended = os.pidfd_open(pid)
+    poller = select.poll()
+    poller.register(ended, select.POLLIN)
+    poller.register(2, 0)  # an error there: its other end was closed
+    found = poller.poll(max(0.0, deadline - time.monotonic()) * 1000)
+    return any(fd == ended for fd, _ in found)
+
+
+def _end(tree: Tree) -> None:
+    """Kill the program, and the rest when it has had its grace: a script's own SIGTERM handler
+    may want to save a checkpoint, but what outlives it may have to remove its files."""
+    from signal import sigtimedwait
+
+    os.kill(tree.main, SIGKILL)  # it is ours and not reaped yet: its pid is nobody else's
+    tree.end(GRACE_S)
+    while not tree.reap():
+        sigtimedwait([SIGCHLD], tree.press() or 0.0)

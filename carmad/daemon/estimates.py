@@ -1,0 +1,164 @@
+"""Asks estimators: about a job that is only thought of, and about waiting ones, in turn."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from threading import Lock
+
+from carmad import registry
+from carmad.config import Settings
+from carmad.core.ports import Server
+from carmad.core.types import Estimate, Job, JobId, JobSpec, Refusal
+from carmad.errors import CarmaError
+
+log = logging.getLogger(__name__)
+
+AT_ONCE = 2
+FRESH_S = 60.0  # an answer is good for like jobs: a script may be edited after that
+ANSWERS_KEPT = 256
+
+Answer = Estimate | Refusal
+
+
+def ask(name: str, settings: Settings, server: Server, spec: JobSpec) -> Answer:
+    """One estimator about one job. Never raises."""
+    begun = time.perf_counter()
+    try:
+        return registry.estimator(name, settings, server).estimate(spec)
+    except (CarmaError, TimeoutError) as error:
+        why = str(error)
+    except Exception as error:
+        log.exception("the estimator %s failed", name)
+        why = f"{name} failed: {error!r:.200}"
+    return Refusal(why, name, time.perf_counter() - begun)
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """What one estimator said about a job, and whether jobs would be placed by its word."""
+
+    source: str
+    answer: Answer
+    seconds: float
+    chosen: bool
+
+
+def guesses(settings: Settings, server: Server, spec: JobSpec) -> list[Guess]:
+    """All installed estimators about one job, but auto, which only chooses among them."""
+    answers: dict[str, tuple[Answer, float]] = {}
+    for name in registry.names("estimators"):
+        if name != "auto":
+            begun = time.perf_counter()
+            answer = ask(name, settings, server, spec)
+            answers[name] = answer, answer.seconds or time.perf_counter() - begun
+    # Last: a script is looked at once, and whose question that was is told how long it took.
+    mine = answers.get(settings.estimator)
+    decisive = mine[0] if mine else ask(settings.estimator, settings, server, spec)
+    deciding = {settings.estimator, decisive.source} if isinstance(decisive, Estimate) else set()
+    return [
+        Guess(name, answer, seconds, chosen=name in deciding)
+        for name, (answer, seconds) in answers.items()
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    at: float  # monotonic
+    answer: Future[Answer]
+
+
+class Estimates:
+    """Of waiting jobs: a few at a time, users in turn, and like jobs once.
+
+    `ask` may take long, and must not raise; `tell` gets the answer for each job that was `put`.
+    Jobs that say themselves what they need are answered apart from the others: they wait for no
+    script to be looked at.
+    """
+
+    def __init__(
+        self, ask: Callable[[JobSpec], Answer], tell: Callable[[JobId, Answer], None]
+    ) -> None:
+        self._ask = ask
+        self._tell = tell
+        self._declared = ThreadPoolExecutor(1, thread_name_prefix="declared")
+        self._others = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="estimates")
+        # By user; the first user's turn is next.
+        self._waiting: OrderedDict[int, OrderedDict[JobId, Job]] = OrderedDict()
+        self._asked: dict[JobSpec, _Asked] = {}
+        self._lock = Lock()
+
+    def put(self, job: Job) -> None:
+        if job.spec.memory_mib is not None:
+            self._declared.submit(lambda: self._tell(job.id, self._ask(job.spec)))
+            return
+        with self._lock:
+            self._waiting.setdefault(job.spec.uid, OrderedDict())[job.id] = job
+        self._others.submit(self._one)
+
+    def ended(self, job: JobId) -> None:
+        """It needs no answer any more, and others may be answered better by what it taught."""
+        with self._lock:
+            self._asked.clear()
+            for jobs in self._waiting.values():
+                jobs.pop(job, None)
+
+    def close(self) -> None:
+        """Jobs that have no answer yet stay as they are: the next daemon asks for them."""
+        for pool in (self._declared, self._others):
+            pool.shutdown(cancel_futures=True)
+
+    def _one(self) -> None:
+        job = self._next()
+        if job is None:
+            return
+        asked, new = self._question(_alike(job.spec))
+        asked.answer.add_done_callback(lambda done: self._tell(job.id, done.result()))
+        if new:
+            asked.answer.set_result(self._ask(job.spec))
+
+    def _next(self) -> Job | None:
+        with self._lock:
+            while self._waiting:
+                uid, jobs = self._waiting.popitem(last=False)
+                if jobs:
+                    _, job = jobs.popitem(last=False)
+                    self._waiting[uid] = jobs  # behind the other users
+                    return job
+            return None
+
+    def _question(self, alike: JobSpec) -> tuple[_Asked, bool]:
+        """The one question for all jobs alike, and whether it is new: then it is to be asked."""
+        now = time.monotonic()
+        with self._lock:
+            known = self._asked.get(alike)
+            if known and now - known.at < FRESH_S:
+                return known, False
+            self._asked.pop(alike, None)
+            asked = self._asked[alike] = _Asked(now, Future())
+            while len(self._asked) > ANSWERS_KEPT:
+                del self._asked[next(iter(self._asked))]
+            return asked, True
+
+
+def _alike(spec: JobSpec) -> JobSpec:
+    """The same for all jobs that need the same memory: without what only places a job in line."""
+    return replace(
+        spec,
+        name="",
+        stdout="",
+        stderr=None,
+        nice=0,
+        time_limit_s=None,
+        expected_s=None,
+        warn=None,
+        begin_at=None,
+        after=(),
+        array=None,
+        requeue=True,
+        exclusive=False,
+    )

@@ -1,0 +1,111 @@
+"""What finished jobs taught, and the `Server` that estimators may ask about it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from threading import Event, Lock
+
+from carmad.config import Settings
+from carmad.core.messages import Discovered, Step
+from carmad.core.ports import Run, Server, Trial
+from carmad.core.types import Gpu, GpuId, Job, JobSpec, JobState
+from carmad.daemon.trial import tried
+
+JOBS_PER_USER = 200  # remembered: so no array makes the server forget what others taught
+JOBS_READ = 1000  # of all users, when the daemon starts
+PERIODS = 5  # of sampling: a shorter job's peak may have been missed
+DRIVER = Path("/sys/module/nvidia/version")
+
+
+class Experience:
+    """Fed with every step by the core's thread; asked by any."""
+
+    def __init__(self, settings: Settings, driver: str = "") -> None:
+        self._shortest_s = PERIODS * settings.monitor.period_s
+        self._driver = driver
+        self._gpus: dict[GpuId, Gpu] = {}
+        self._jobs: dict[int, deque[Job]] = {}  # by user, the newest last
+        self._lock = Lock()
+        self._stop = Event()
+
+    def remember(self, jobs: Iterable[Job]) -> None:
+        """What the store has, the newest last."""
+        with self._lock:
+            for job in jobs:
+                if self._teaches(job):
+                    mine = self._jobs.setdefault(job.spec.uid, deque(maxlen=JOBS_PER_USER))
+                    mine.append(job)
+
+    def committed(self, step: Step) -> None:
+        for event in step.events:
+            if isinstance(event, Discovered):
+                self._gpus = {gpu.id: gpu for gpu in event.gpus}
+        self.remember(step.jobs)
+
+    def close(self) -> None:
+        """Trials under way are given up."""
+        self._stop.set()
+
+    def server(self) -> Server:
+        """For one question, whoever is asked it."""
+        models = Counter(gpu.name for gpu in self._gpus.values())
+        gpu = models.most_common(1)[0][0] if models else ""
+        return _OneQuestion(self, gpu, self._driver, self._stop)
+
+    def runs(self, uid: int | None = None) -> Sequence[Run]:
+        with self._lock:
+            users = self._jobs if uid is None else {uid} & self._jobs.keys()
+            found = [job for user in users for job in self._jobs[user]]
+        found.sort(key=lambda job: job.ended_at or 0.0, reverse=True)
+        return [self._run(job) for job in found]
+
+    def _teaches(self, job: Job) -> bool:
+        """It did all that it was meant to, in one go, and was watched for long enough."""
+        return (
+            job.state is JobState.SUCCEEDED
+            and job.usage.peak_mib > 0
+            and not job.failures
+            and job.served_s == 0.0
+            and job.started_at is not None
+            and job.ended_at is not None
+            and job.ended_at - job.started_at >= self._shortest_s
+        )
+
+    def _run(self, job: Job) -> Run:
+        gpu = self._gpus.get(job.gpus[0]) if job.gpus else None
+        assert job.ended_at is not None
+        return Run(
+            job.spec, job.usage.peak_mib, job.estimate, gpu.name if gpu else "", job.ended_at
+        )
+
+
+class _OneQuestion:
+    """A `Server` whose trials are remembered: several estimators share one look."""
+
+    def __init__(self, experience: Experience, gpu: str, driver: str, stop: Event) -> None:
+        self.gpu = gpu
+        self.driver = driver
+        self._experience = experience
+        self._stop = stop
+        self._trials: dict[tuple[JobSpec, tuple[str, ...]], Trial] = {}
+        self._one_at_a_time = Lock()
+
+    def runs(self, uid: int | None = None) -> Sequence[Run]:
+        return self._experience.runs(uid)
+
+    def trial(self, spec: JobSpec, argv: Sequence[str], within_s: float) -> Trial:
+        key = (spec, tuple(argv))
+        with self._one_at_a_time:
+            if key not in self._trials:
+                self._trials[key] = tried(spec, argv, within_s, self._stop)
+            return self._trials[key]
+
+
+def driver_version() -> str:
+    """Of the NVIDIA driver that is loaded."""
+    with contextlib.suppress(OSError):
+        return DRIVER.read_text().strip()
+    return ""

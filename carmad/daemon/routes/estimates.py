@@ -1,0 +1,86 @@
+"""Memory estimates: of a job that is only thought of, and how good they have been here."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from carmad import registry
+from carmad.api.calibration import calibrations, contexts
+from carmad.api.render import reason_out, verdicts_out
+from carmad.api.requests import SubmitIn
+from carmad.api.responses import SCHEMA, EstimateOut, EstimatesOut, EstimatorsOut
+from carmad.core.types import Estimate
+from carmad.daemon import intake
+from carmad.daemon.answers import PROBLEMS, Asked, answer
+from carmad.daemon.estimates import Guess
+
+router = APIRouter(prefix="/v1", responses=PROBLEMS, default_response_class=Response)
+
+
+@router.post("/estimate", responses={200: {"model": EstimatesOut}})
+async def estimate(call: Asked, body: SubmitIn) -> Response:
+    """What the estimators say of a job that is not submitted, and which GPUs would take it now.
+
+    The one whose word such a job would be placed by is the chosen one; `fits` goes by the upper
+    end of its interval."""
+    spec = await intake.checked(call.service, call.peer, body)
+    async with call.service.slow:
+        guesses = await run_in_threadpool(call.service.estimate, spec)
+    chosen = next((guess.answer for guess in guesses if guess.chosen), None)
+    need = chosen if isinstance(chosen, Estimate) else None
+    now = call.service.now()
+    placement, _ = await call.service.ask(lambda core: intake.judged(core, spec, need, now))
+    scene = await call.service.scene()
+    out: EstimatesOut = {
+        "schema": SCHEMA,
+        "estimates": [_guess(guess) for guess in guesses],
+        "fits": [
+            {
+                "gpu": gpu.gpu.index,
+                "free_mib": max(0, gpu.free_mib),
+                "fits": None if need is None else need.safe_mib <= gpu.free_mib,
+            }
+            for gpu in scene.view.gpus
+        ],
+        "verdicts": verdicts_out(placement, scene.gpus),
+        "reasons": [reason_out(reason) for reason in placement.reasons],
+    }
+    return answer(out)
+
+
+def _guess(guess: Guess) -> EstimateOut:
+    said = guess.answer
+    found = said if isinstance(said, Estimate) else None
+    return {
+        "source": guess.source,
+        "mib": found.mib if found else None,
+        "low": found.low if found else None,
+        "high": found.high if found else None,
+        "seconds": round(guess.seconds, 4),
+        "chosen": guess.chosen,
+        "why": None if isinstance(said, Estimate) else said.why,
+        "notes": list(found.notes) if found else [],
+        "parts": dict(found.parts) if found else {},
+    }
+
+
+@router.get("/estimators", responses={200: {"model": EstimatorsOut}})
+async def estimators(call: Asked) -> Response:
+    """Every estimator against the measured peaks of the jobs that ended well here lately."""
+    service = call.service
+
+    def render() -> Response:
+        runs = service.experience.runs()
+        names = [name for name in registry.names("estimators") if name != "auto"]
+        out: EstimatorsOut = {
+            "schema": SCHEMA,
+            "estimator": service.settings.estimator,
+            "jobs": len(runs),
+            "estimators": calibrations(names, runs),
+            "contexts": contexts(runs),
+        }
+        return answer(out)
+
+    return await run_in_threadpool(render)

@@ -1,0 +1,141 @@
+"""Tries a program out as a job's user, for estimators: bounded in time, with nothing left behind.
+
+The program is the child of an attendant (`attendant`), which kills it at the deadline with all
+that it started, and does the same should this daemon die. It has the job's own environment,
+directory, user and groups, no GPU, a low priority, and is the first to go when memory runs out.
+What it may write or send is up to whoever chose it: the job itself could do as much.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from threading import Event
+
+from carmad.core.ports import ANSWER_FD, Trial
+from carmad.core.types import Job, JobId, JobSpec, JobState
+from carmad.daemon import supervisor
+from carmad.daemon.attendant import GRACE_S
+from carmad.daemon.environment import job_environment
+from carmad.daemon.launcher import launch_fields
+from carmad.errors import CarmaError
+
+MOST_ANSWER_BYTES = 8 << 20
+TAIL_BYTES = 64 << 10
+KILLED_WITHIN_S = 0.5  # on top of the grace: the attendant is given up then
+LOOK_S = 0.2  # between two looks at whether the daemon stops
+BREATH_S = 0.001  # between two reads: a program that prints all it can must not keep us busy
+
+
+def tried(spec: JobSpec, argv: Sequence[str], within_s: float, stop: Event) -> Trial:
+    """What became of `argv`. Never raises; comes back at most 1 s after `within_s`, and soon after
+    `stop` is set."""
+    job = Job(JobId(0), replace(spec, argv=tuple(argv)), JobState.PENDING, 0.0, attempt=1)
+    deadline = time.monotonic() + within_s + GRACE_S + KILLED_WITHIN_S
+    try:
+        fields = launch_fields(job, job_environment(job, ()), GRACE_S)
+        with _attended(fields, within_s) as pipes:
+            return _heard(*pipes, deadline, stop)
+    except CarmaError as error:
+        return _failed(error.message)
+    except OSError as error:
+        return _failed(f"no process can be started: {error.strerror or error}")
+
+
+def _failed(why: str, output: str = "") -> Trial:
+    return Trial(b"", output, error=why)
+
+
+@contextlib.contextmanager
+def _attended(fields: bytes, within_s: float) -> Iterator[tuple[int, int, int]]:
+    """Start the program. Gives the pipes of its answer, its output and its attendant's verdict:
+    while the last is open, it goes on."""
+    with contextlib.ExitStack() as readers, contextlib.ExitStack() as writers:
+        request = os.memfd_create("carma-trial")
+        writers.callback(os.close, request)
+        os.write(request, fields)
+
+        def pipe() -> tuple[int, int]:
+            reader, writer = os.pipe()
+            readers.callback(os.close, reader)
+            writers.callback(os.close, writer)
+            os.set_blocking(reader, False)
+            return reader, writer
+
+        from_answer, answer = pipe()
+        from_output, output = pipe()
+        from_verdict, verdict = pipe()
+        attendant = subprocess.Popen(
+            [
+                *supervisor.program("carmad.daemon.attendant"),
+                *map(str, (answer, ANSWER_FD, within_s)),
+            ],
+            stdin=request,
+            stdout=output,
+            stderr=verdict,
+            pass_fds=[answer],
+            cwd="/",
+            start_new_session=True,
+        )
+        writers.close()
+        try:
+            yield from_answer, from_output, from_verdict
+        finally:
+            readers.close()  # if it still is at it, it ends now
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                attendant.wait(KILLED_WITHIN_S)
+
+
+def _heard(answer: int, output: int, verdict: int, deadline: float, stop: Event) -> Trial:
+    heard = {pipe: bytearray() for pipe in (answer, output, verdict)}
+    with selectors.DefaultSelector() as selector:
+        for pipe in heard:
+            selector.register(pipe, selectors.EVENT_READ)
+        while verdict in selector.get_map() and not stop.is_set():
+            if time.monotonic() > deadline:
+                heard[verdict] += b"late"
+                break
+            for key, _ in selector.select(LOOK_S):
+                if not _read(key.fd, heard[key.fd]):
+                    selector.unregister(key.fd)
+            del heard[output][:-TAIL_BYTES]
+            if len(heard[answer]) > MOST_ANSWER_BYTES:
+                return _failed(f"it answered more than {MOST_ANSWER_BYTES >> 20} MiB")
+            time.sleep(BREATH_S)
+    for pipe in (answer, output):  # what was still on its way when the last of it had ended
+        while _read(pipe, heard[pipe]):
+            pass
+    printed = heard[output][-TAIL_BYTES:].decode("utf-8", "replace")
+    if stop.is_set():
+        return _failed("carmad is stopping", printed)
+    return _told(heard[verdict].decode("utf-8", "replace"), bytes(heard[answer]), printed)
+
+
+def _read(pipe: int, data: bytearray) -> bool:
+    """False at its end, or when there is nothing more at the moment."""
+    try:
+        chunk = os.read(pipe, TAIL_BYTES)
+    except BlockingIOError:
+        return False
+    data += chunk
+    return bool(chunk)
+
+
+def _told(verdict: str, answer: bytes, output: str) -> Trial:
+    """From the attendant's own words."""
+    match verdict.split(" ", 1):
+        case ["code", number]:
+            return Trial(answer, output, code=int(number))
+        case ["signal", number]:
+            return Trial(answer, output, signal=int(number))
+        case ["late"]:
+            return Trial(answer, output, timed_out=True)
+        case ["error", why]:
+            return _failed(why.partition("\n")[0], output)
+    last = verdict.strip().rpartition("\n")[2] or "it was killed"
+    return _failed(f"the trial failed: {last}", output)

@@ -1,0 +1,173 @@
+"""`carma estimate`: what memory a command will need, by every estimator; and what would fit."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from cli import client, output, parse
+from cli.commands import submit
+from cli.problems import Problem, Usage
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from carmad.api.responses import EstimateOut, EstimatesOut
+    from cli.vary import Fit
+
+ESTIMATE_S = 600.0  # the job's script is run for its first steps, and others may be asked before
+VARIED = "batch-size"
+
+
+def estimate(context: typer.Context) -> None:
+    """Predict the memory a command needs, and say where it fits. It is not run on a GPU."""
+    from cli import estimate_view as view
+
+    options, body = submit.read(context.args, build_parser())
+    _check(options)
+    if options.fit is None:
+        answer = _ask(body)
+        _tell(options, answer, lambda: view.estimates(answer))
+        explained = view.explainable(answer)
+        good = view.chosen(answer) is not None
+    else:
+        found = _fit(body, options.vary or VARIED, options.fit)
+        _tell(options, found.as_json(), lambda: view.fitted(found))
+        good, explained = found.largest is not None, found.best
+        body["argv"] = found.command.filled(found.largest or found.command.value)
+    if good and (options.explain or options.plot):
+        good = _explain(options, explained, body["argv"])
+    if not good:
+        raise typer.Exit(Problem.exit_code)
+
+
+def build_parser() -> submit.Parser:
+    """Of the words that `carma submit` takes, and a group of our own at the end."""
+    parser = submit.build_parser()
+    parser.prog = "carma estimate"
+    parser.usage = (
+        "carma estimate [OPTION…] [--] COMMAND [ARG…]\n"
+        "       carma estimate [OPTION…] timm:MODEL [--batch-size N] [--optimizer NAME]"
+    )
+    parser.description = (
+        "Predict the GPU memory that a command needs, by every estimator there is. "
+        "The options of `carma submit` are taken, so that a submission can be tried out as it is."
+    )
+    parser.epilog = (
+        "The exit code is 0 if there is an answer, and 1 if no estimator has one or nothing fits."
+    )
+    add = parser.add_argument_group("what is estimated").add_argument
+    add(
+        "--fit",
+        type=parse.mebibytes,
+        metavar="SIZE",
+        help="find the largest batch that fits into so much: 24G, 900M",
+    )
+    add("--vary", metavar="NAME", help=f"with --fit: what to change instead of {VARIED}")
+    add("--explain", action="store_true", help="show what the memory is for")
+    add(
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        help="write what --explain shows as an image (.png) or a page (.html)",
+    )
+    return parser
+
+
+def _ask(body: dict[str, Any]) -> EstimatesOut:
+    answer: EstimatesOut = client.post("/v1/estimate", body, ESTIMATE_S)
+    return answer
+
+
+def _fit(body: dict[str, Any], name: str, limit_mib: int) -> Fit:
+    from cli import vary
+
+    command = vary.opened(body["argv"], name)
+    with _progress(name) as tell:
+        return vary.search(
+            # A promise of the user's is about the command as it is.
+            lambda argv: _ask({**body, "argv": argv, "memory_mib": None}),
+            command,
+            limit_mib,
+            tell,
+        )
+
+
+def _check(options: Namespace) -> None:
+    """Before anything slow starts."""
+    if options.vary is not None and options.fit is None:
+        raise Usage("--vary goes with --fit", "as in --fit 24G --vary batch-size")
+    if options.fit is not None and options.wrap is not None:
+        raise Usage("--fit cannot look into --wrap", "give the command itself")
+    file: Path | None = options.plot
+    if file is None:
+        return
+    if file.suffix not in (".png", ".html"):
+        raise Usage(f"--plot {file}: only .png and .html can be written")
+    if file.suffix == ".png" and find_spec("matplotlib") is None:
+        message = "a PNG needs matplotlib, which is not installed"
+        raise Problem(message, "pip install 'carma[sim]', or --plot FILE.html")
+    if not os.access(file if file.exists() else file.parent, os.W_OK) or file.is_dir():
+        raise Problem(f"cannot write {file}", "name a file in a folder that you may write to")
+
+
+def _tell(options: Namespace, answer: object, renderable: Callable[[], Any]) -> None:
+    if options.json:
+        output.print_json(answer)
+    else:
+        output.show(renderable())
+
+
+def _explain(options: Namespace, one: EstimateOut | None, argv: list[str]) -> bool:
+    """False where a file cannot be written, as there is nothing to write."""
+    from cli import estimate_view as view
+
+    if one is None:
+        output.note("no estimator says what the memory is for")
+        return options.plot is None
+    if options.explain and not options.json:
+        output.show(view.explanation(one))
+    if options.plot is not None:
+        _write(options.plot, one, argv)
+    return True
+
+
+def _write(file: Path, explained: EstimateOut, argv: list[str]) -> None:
+    from cli import estimate_plot as plot
+
+    try:
+        if file.suffix == ".png":
+            file.write_bytes(plot.image(explained, argv))
+        else:
+            file.write_text(plot.page(explained, argv), encoding="utf-8")
+    except OSError as error:
+        raise Problem(f"cannot write {file}: {error.strerror}") from error
+    output.note(f"{file} is written")
+
+
+@contextmanager
+def _progress(name: str) -> Iterator[Callable[[int, int, int | None], None]]:
+    """A bar on stderr, told of each value before it is tried."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    hidden = not sys.stderr.isatty()
+    screen = Console(stderr=True)
+    with Progress(
+        *columns, TimeElapsedColumn(), console=screen, transient=True, disable=hidden
+    ) as bar:
+        task = bar.add_task(name, total=None)
+
+        def tell(value: int, done: int, left: int | None) -> None:
+            total = None if left is None else done + left
+            bar.update(task, description=f"{name} {value}", completed=done, total=total)
+
+        yield tell

@@ -1,0 +1,55 @@
+"""How good each memory estimator has been on this server: `estimators`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cli import client, output
+from cli.commands.options import Json
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from carmad.api.responses import EstimatorsOut
+
+
+def estimators(json: Json = False) -> None:
+    """Hold what each memory estimator said against what jobs were measured to use.
+
+    BIAS is the median error, above zero for one that says too much; half of the errors are within
+    P50, 95 of 100 within P95. UNDER is the share of jobs that used more than the upper end of
+    their estimate.
+    """
+    answer = client.get("/v1/estimators")
+    if json:
+        output.print_json(answer)
+    else:
+        output.show(report(answer))
+
+
+def report(answer: EstimatorsOut) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    from cli.format import NOTHING, clean, memory
+    from cli.render import table
+
+    made = table("ESTIMATOR JOBS> BIAS> P50> P95> UNDER>")
+    for one in answer["estimators"]:
+        bias, under = one["bias_mib"], one["under"]
+        made.add_row(
+            clean(one["name"]),
+            str(one["jobs"]),
+            NOTHING if bias is None else f"{'-' if bias < 0 else '+'}{memory(abs(bias))}",
+            memory(one["p50_mib"]),
+            memory(one["p95_mib"]),
+            NOTHING if under is None else f"{under:.0%}",
+        )
+    head = f"in use: {clean(answer['estimator'])}; judged by {answer['jobs']} jobs that ended well"
+    parts: list[RenderableType] = [Text(head, style="bold"), made]
+    if answer["contexts"]:
+        parts.append(Text("\ncontext, as the trace estimator has learned it", style="bold"))
+    for learned in answer["contexts"]:
+        context = memory(learned["context_mib"])
+        parts.append(Text(f"  {clean(learned['stack'])}: {context}, {learned['jobs']} jobs"))
+    return Group(*parts)

@@ -1,0 +1,152 @@
+"""The answers to `carma estimate` as rich renderables. Pure, as `cli.render` is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from cli.format import NOTHING, clean, memory, number
+from cli.render import refusal, table
+from cli.vary import MOST, bounds, safe_mib
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from carmad.api.responses import EstimateOut, EstimatesOut, FitOut, VerdictOut
+    from cli.vary import Fit
+
+BAR_WIDTH = 60
+# What memory is for: a sign, for terminals without colour, and a colour that all eyes can tell
+# apart (Okabe and Ito's).
+LOOKS = {
+    "parameters": ("█", "#0072B2"),
+    "gradients": ("▓", "#56B4E9"),
+    "optimizer": ("▒", "#CC79A7"),
+    "activations": ("░", "#009E73"),
+    "workspace": ("#", "#E69F00"),
+    "fragmentation": ("=", "#D55E00"),
+    "context": ("·", "#999999"),
+}
+OTHER = ("?", "#000000")
+
+
+def chosen(answer: EstimatesOut) -> EstimateOut | None:
+    """The one that a submitted job would be placed by."""
+    return next((one for one in answer["estimates"] if one["chosen"]), None)
+
+
+def explainable(answer: EstimatesOut) -> EstimateOut | None:
+    """The first that says what the memory is for: the chosen one, if it does."""
+    able = [one for one in answer["estimates"] if one["parts"]]
+    return min(able, key=lambda one: not one["chosen"], default=None)
+
+
+def estimates(answer: EstimatesOut) -> RenderableType:
+    one = chosen(answer)
+    if one is None:
+        head = "Its need is unknown: GPUs are judged by what they have free now."
+    else:
+        head = f"* decides: {memory(safe_mib(one))} must be free on each of its GPUs."
+    return Group(
+        said(answer["estimates"]),
+        Text(f"\n{head}"),
+        *(Text(f"  · {refusal(reason)}") for reason in answer["reasons"]),
+        fits(answer["verdicts"], answer["fits"]),
+    )
+
+
+def said(all_of_them: Sequence[EstimateOut]) -> Table:
+    """The chosen one, then the others that have a number, then those that have none."""
+    made = table("SOURCE MEMORY> LOW> HIGH> TOOK> NOTE")
+    first: dict[str, str] = {}  # by reason, who gave it: several may have looked at the job at once
+    for one in sorted(all_of_them, key=lambda one: (not one["chosen"], one["mib"] is None)):
+        why = one["why"] or ""
+        as_for = first.setdefault(why, one["source"])
+        if why and as_for != one["source"]:
+            why = f"as for {as_for}"
+        made.add_row(
+            clean(one["source"]) + (" *" if one["chosen"] else ""),
+            *(memory(one[key]) for key in ("mib", "low", "high")),
+            number(one["seconds"], " s", 1),
+            Text(clean(why or "; ".join(one["notes"]))),
+            style="bold" if one["chosen"] else "dim" if one["mib"] is None else "",
+        )
+    return made
+
+
+def fits(judged: Sequence[VerdictOut], room: Sequence[FitOut]) -> Table:
+    """GPU by GPU: what is free, and whether the job would be put there now."""
+    free = {one["gpu"]: one["free_mib"] for one in room}
+    made = Table(box=None, pad_edge=False, show_header=False)
+    made.add_column(no_wrap=True)
+    made.add_column(no_wrap=True, justify="right")
+    made.add_column(overflow="fold")
+    for verdict in judged:
+        index, why = verdict["gpu"]["index"], verdict["refused"]
+        name = f"GPU {verdict['gpu']['id'] if index is None else index}"
+        has = NOTHING if index not in free else f"{memory(free[index])} free"
+        words = "\n".join(map(refusal, why)) or "would take it now"
+        made.add_row(Text(name, style="red" if why else "green"), has, Text(words))
+    return made
+
+
+# -- what it is for
+
+
+def explanation(one: EstimateOut) -> RenderableType:
+    """A bar of one character for each 60th, and what its signs mean."""
+    parts = one["parts"]
+    total = sum(parts.values())
+    bar, legend = Text("\n"), Table(box=None, pad_edge=False, show_header=False)
+    for justify in ("left", "left", "right", "right"):
+        legend.add_column(justify=justify)
+    ends, done = [0], 0
+    for name, mib in parts.items():
+        sign, colour = LOOKS.get(name, OTHER)
+        done += mib
+        ends.append(round(BAR_WIDTH * done / total))
+        bar.append(sign * (ends[-1] - ends[-2]), style=colour)
+        legend.add_row(Text(sign, style=colour), clean(name), memory(mib), f"{mib / total:.1%}")
+    legend.add_row("", f"by {clean(one['source'])}", memory(one["mib"]), "")
+    notes = [Text(f"  · {clean(note)}") for note in one["notes"]]
+    return Group(bar, legend, *notes)
+
+
+# -- what would fit
+
+
+def fitted(fit: Fit) -> RenderableType:
+    if fit.refused is not None:
+        return _stopped(fit, *fit.refused)
+    option, limit, tried = f"--{fit.command.name}", memory(fit.limit_mib), fit.tried
+    source = clean(next(iter(tried.values()))["source"])
+    largest, over = bounds(fit.mib, fit.limit_mib)
+    shown = [value for value in (largest, over) if value]
+    if fit.steady and largest:
+        head = f"It fits into {limit}, but {option} does not change what it needs."
+        shown = sorted(tried)
+    elif not largest:
+        head = f"Not even {option} 1 fits into {limit}."
+    elif largest >= MOST:
+        head = f"{option} {largest} fits into {limit}; more was not tried."
+    else:
+        head = f"{option} {largest} is the largest that fits into {limit}."
+    made = table(f"{fit.command.name.upper()}> MEMORY> LOW> HIGH> FITS")
+    for value in shown:
+        one = tried[value]
+        sizes = (memory(one[key]) for key in ("mib", "low", "high"))
+        made.add_row(str(value), *sizes, "yes" if safe_mib(one) <= fit.limit_mib else "no")
+    seconds = sum(one["seconds"] for one in tried.values())
+    tail = f"\nEstimator: {source}. Tried {len(tried)} values, which took it {seconds:.0f} s."
+    return Group(Text(head, style="bold"), Text(), made, Text(tail))
+
+
+def _stopped(fit: Fit, value: int, answer: EstimatesOut) -> RenderableType:
+    option = f"--{fit.command.name}"
+    head = f"The search ended at {option} {value}, of which there is no estimate to go by:"
+    largest, _ = bounds(fit.mib, fit.limit_mib)
+    known = f"{option} {largest} fits into {memory(fit.limit_mib)}." if largest else ""
+    return Group(Text(head, style="bold"), Text(), said(answer["estimates"]), Text(f"\n{known}"))

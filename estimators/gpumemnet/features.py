@@ -1,0 +1,139 @@
+"""What GPUMemNet sees of a network (CARMA paper, 2.3 and A.2): a few numbers, and its layers in
+order. Pure Python; the networks that judge it are elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import cos, log1p, pi, sin
+
+from estimators.tracer.report import Layer
+
+ACTIVATIONS = (
+    "ReLU",
+    "ReLU6",
+    "LeakyReLU",
+    "PReLU",
+    "ELU",
+    "SELU",
+    "Softplus",
+    "Tanh",
+    "Sigmoid",
+    "Hardswish",
+    "SiLU",
+    "Mish",
+    "GELU",
+)
+TYPE_OF = {
+    "Linear": "linear",
+    "Conv2d": "convolution",
+    "BatchNorm1d": "batch norm",
+    "BatchNorm2d": "batch norm",
+    "LayerNorm": "layer norm",
+    "Embedding": "embedding",
+    "Dropout": "dropout",
+    "MaxPool2d": "pool",
+    "AvgPool2d": "pool",
+    "AdaptiveAvgPool2d": "pool",
+    "Softmax": "softmax",
+} | dict.fromkeys(ACTIVATIONS, "activation")
+TYPES = tuple(dict.fromkeys(TYPE_OF.values()))
+ALIASES = {  # classes of other libraries that keep what the class of torch keeps
+    "BatchNormAct2d": "BatchNorm2d",
+    "Conv2dSame": "Conv2d",
+    "DropPath": "Dropout",
+    "FastAdaptiveAvgPool2d": "AdaptiveAvgPool2d",
+    "GELUActivation": "GELU",
+    "NonDynamicallyQuantizableLinear": "Linear",
+    "StochasticDepth": "Dropout",
+}
+VIEWS = frozenset({"Flatten", "Identity", "Unflatten"})  # they allocate nothing
+
+SIZES = (
+    "linear layers",
+    "batch norm layers",
+    "dropout layers",
+    "convolutions",
+    "batch size",
+    "parameters",
+    "activations per sample",
+)
+TOKENS = 64  # longer networks are told in this many pieces of adjoining layers
+FAMILIES = ("mlp", "cnn", "transformer")
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    sizes: tuple[float, ...]  # by SIZES
+    activation: tuple[float, float]  # sine and cosine of the activation's place on a circle
+    tokens: tuple[tuple[float, ...], ...]  # per piece: share of each of TYPES, two logarithms
+
+    @property
+    def scalars(self) -> tuple[float, ...]:
+        return (*map(log1p, self.sizes), *self.activation)
+
+
+def kinds(layers: Sequence[Layer]) -> list[str]:
+    """The layers' classes by torch's names for them, without those that are no layers."""
+    named = (ALIASES.get(layer.kind, layer.kind) for layer in layers)
+    return [kind for kind in named if not _is_none(kind)]
+
+
+def features(layers: Sequence[Layer], batch: int) -> Features:
+    """Raises KeyError for a class of layer that is not in TYPE_OF."""
+    kept = [layer for layer in layers if not _is_none(layer.kind)]
+    named = kinds(kept)
+    types = [TYPE_OF[kind] for kind in named]
+    number = Counter(types)
+    sizes = (
+        number["linear"],
+        number["batch norm"],
+        number["dropout"],
+        number["convolution"],
+        batch,
+        sum(layer.parameters for layer in kept),
+        sum(layer.activations for layer in kept),
+    )
+    pieces = [_token(types[part], kept[part]) for part in _pieces(len(kept))]
+    return Features(tuple(map(float, sizes)), _encoded(named), tuple(pieces))
+
+
+def family(layers: Sequence[Layer]) -> str | None:
+    """One of FAMILIES; None for a network that is of none of them.
+
+    A convolution or two are how a vision transformer cuts its image into patches.
+    """
+    types = Counter(TYPE_OF.get(kind) for kind in kinds(layers))
+    if types["convolution"] > 2 or (types["convolution"] and not types["layer norm"]):
+        return "cnn"
+    if types["linear"] and types["layer norm"]:
+        return "transformer"
+    return "mlp" if types["linear"] and not types["embedding"] else None
+
+
+def _is_none(kind: str) -> bool:
+    return kind in VIEWS or kind.endswith("Loss")
+
+
+def _encoded(named: Sequence[str]) -> tuple[float, float]:
+    used = Counter(kind for kind in named if kind in ACTIVATIONS)
+    if not used:
+        return 0.0, 0.0
+    angle = 2 * pi * ACTIVATIONS.index(used.most_common(1)[0][0]) / len(ACTIVATIONS)
+    return sin(angle), cos(angle)
+
+
+def _pieces(layers: int) -> list[slice]:
+    count = min(layers, TOKENS)
+    edges = [layers * i // count for i in range(count + 1)] if count else [0]
+    return [slice(start, end) for start, end in pairwise(edges)]
+
+
+def _token(types: Sequence[str], layers: Sequence[Layer]) -> tuple[float, ...]:
+    shares = [types.count(each) / len(types) for each in TYPES]
+    activations = sum(layer.activations for layer in layers)
+    parameters = sum(layer.parameters for layer in layers)
+    return (*shares, log1p(activations) / 10, log1p(parameters) / 10)

@@ -1,0 +1,95 @@
+"""The classifiers' forward pass in numpy: `training` has the same ones in torch, under the same
+names of their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from estimators.gpumemnet.features import Features
+
+Array = NDArray[np.float32]
+Weights = Mapping[str, Array]
+
+HEADS = 4
+EPSILON = 1e-5  # of torch's LayerNorm
+
+
+@dataclass(frozen=True, slots=True)
+class Ensemble:
+    """Each member's weights; the sizes' mean and deviation in the training data are among them."""
+
+    members: tuple[Weights, ...]
+
+    def probabilities(self, seen: Features) -> Array:
+        """Of each bin, as each member sees it: (members, bins)."""
+        return np.stack([softmax(logits(member, seen)) for member in self.members])
+
+
+@cache
+def load(path: Path) -> Ensemble:
+    """An .npz whose arrays are named MEMBER/WEIGHT. Raises OSError."""
+    members: dict[str, dict[str, Array]] = {}
+    with np.load(path) as file:
+        for name, array in file.items():
+            member, _, weight = name.partition("/")
+            members.setdefault(member, {})[weight] = array.astype(np.float32)
+    return Ensemble(tuple(members.values()))
+
+
+def logits(weights: Weights, seen: Features) -> Array:
+    """(bins,): of an MLP, or of a transformer, which reads the layers, too."""
+    scalars = np.asarray(seen.scalars, np.float32)
+    scalars = (scalars - weights["mean"]) / weights["deviation"]
+    if "position" in weights:
+        read = _encoded(weights, np.asarray(seen.tokens, np.float32))
+        scalars = np.concatenate([scalars, read])
+    layers = list(_numbered(weights, "head"))
+    for layer in layers[:-1]:
+        scalars = np.maximum(_linear(weights, layer, scalars), 0)
+    return _linear(weights, layers[-1], scalars)
+
+
+def softmax(values: Array) -> Array:
+    powers = np.exp(values - values.max(-1, keepdims=True))
+    return np.asarray(powers / powers.sum(-1, keepdims=True))
+
+
+def _encoded(weights: Weights, tokens: Array) -> Array:
+    """(tokens, features) to (width,): pre-norm encoder layers, and the mean of what they say."""
+    out = _linear(weights, "embed", tokens) + weights["position"][: len(tokens)]
+    for layer in _numbered(weights, "layers"):
+        out = out + _attention(weights, f"{layer}.self_attn", _norm(weights, f"{layer}.norm1", out))
+        wide = _linear(weights, f"{layer}.linear1", _norm(weights, f"{layer}.norm2", out))
+        out = out + _linear(weights, f"{layer}.linear2", np.maximum(wide, 0))
+    return np.asarray(out.mean(0))
+
+
+def _attention(weights: Weights, name: str, tokens: Array) -> Array:
+    joint = tokens @ weights[f"{name}.in_proj_weight"].T + weights[f"{name}.in_proj_bias"]
+    heads = joint.reshape(len(tokens), 3, HEADS, -1).transpose(1, 2, 0, 3)
+    query, key, value = heads
+    mixed = softmax(query @ key.swapaxes(1, 2) / np.sqrt(query.shape[-1])) @ value
+    return _linear(weights, f"{name}.out_proj", mixed.swapaxes(0, 1).reshape(len(tokens), -1))
+
+
+def _linear(weights: Weights, name: str, values: Array) -> Array:
+    return np.asarray(values @ weights[f"{name}.weight"].T + weights[f"{name}.bias"])
+
+
+def _norm(weights: Weights, name: str, values: Array) -> Array:
+    centred = values - values.mean(-1, keepdims=True)
+    scaled = centred / np.sqrt(centred.var(-1, keepdims=True) + EPSILON)
+    return np.asarray(scaled * weights[f"{name}.weight"] + weights[f"{name}.bias"])
+
+
+def _numbered(weights: Weights, name: str) -> Iterator[str]:
+    """NAME.0, NAME.3 …: the parts of a list in torch that have weights, in order."""
+    starts = {tuple(key.split(".")[:2]) for key in weights if key.startswith(f"{name}.")}
+    for _, number in sorted(starts, key=lambda start: int(start[1])):
+        yield f"{name}.{number}"

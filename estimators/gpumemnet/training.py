@@ -1,0 +1,276 @@
+"""Trains the classifiers (torch) and says how right they are (scikit-learn), as the CARMA paper
+does, A.2: cross-entropy and Adam, a held-out 30 % test split, and of the rest three stratified
+folds of 70 % to train on and 30 % to choose the epoch by.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.metrics import accuracy_score, f1_score
+from sklearn.model_selection import StratifiedShuffleSplit
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from estimators.gpumemnet import network
+from estimators.gpumemnet.card import GB, Card, Score, measured
+from estimators.gpumemnet.dataset import Origin, Sample
+from estimators.gpumemnet.features import TOKENS, TYPES, Features, features, kinds
+
+Labels = NDArray[np.int64]
+Indices = NDArray[np.intp]
+
+RANGES_GB = (1, 2, 8)  # widths of bins that the paper tries
+LIMITS_GB = {"mlp": 8, "cnn": 40, "transformer": 40}
+GOOD = 0.9  # validation accuracy that a range must reach, or the next wider one is taken
+FOLDS = 3
+HIDDEN = 96
+WIDTH = 32  # of a token in the transformer
+LAYERS = 2
+BATCH = 64
+EPOCHS = {"mlp": 200, "transformer": 50}  # by kind of classifier
+ENSEMBLES = {kind: (kind,) for kind in EPOCHS} | {"both": tuple(EPOCHS)}
+RATE = 2e-3
+SEED = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A family's shipped ensemble: its card, and its weights by MEMBER/WEIGHT."""
+
+    card: Card
+    weights: Mapping[str, network.Array]
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        family = self.card.origin.family
+        arrays = {name: array.astype(np.float16) for name, array in self.weights.items()}
+        np.savez_compressed(folder / f"{family}.npz", **arrays)  # type: ignore[arg-type]
+        (folder / f"{family}.json").write_text(self.card.dumps())
+
+
+def train(origin: Origin, samples: Sequence[Sample]) -> Trained:
+    """Both ensembles at each range; kept is the finest range at which they do well together."""
+    seen = [features(sample.layers, sample.batch) for sample in samples]
+    limit = LIMITS_GB[origin.family]
+    tried = {
+        range_gb: cross_validate(seen, labels(samples, range_gb, limit), range_gb)
+        for range_gb in RANGES_GB
+    }
+    good = [each for each in RANGES_GB if (tried[each].scores[-1].validation or 0) >= GOOD]
+    range_gb = min(good, default=RANGES_GB[-1])
+    spans = [dict(measured(each)) for each in seen]
+    card = Card(
+        origin,
+        len(samples),
+        range_gb=range_gb,
+        limit_gb=limit,
+        kinds=tuple(sorted({kind for sample in samples for kind in kinds(sample.layers)})),
+        spans=tuple(
+            (name, min(each[name] for each in spans), max(each[name] for each in spans))
+            for name in spans[0]
+        ),
+        scores=tuple(score for each in tried.values() for score in each.scores),
+    )
+    weights = {
+        f"{member.name}/{name}": array
+        for member in tried[range_gb].members
+        for name, array in member.weights.items()
+    }
+    return Trained(card, weights)
+
+
+def test(card: Card, folder: Path, origin: Origin, samples: Sequence[Sample]) -> Score:
+    """The weights in `folder`, asked about all samples, or of those that they were trained on
+    about the test split. Raises ValueError if it cannot be told which these are."""
+    truth = labels(samples, card.range_gb, card.limit_gb)
+    among: Indices = np.arange(len(samples))
+    if origin == card.origin:
+        if len(samples) != card.samples:
+            raise ValueError(
+                f"{card.samples} {origin.family} networks of this seed were trained on, and here "
+                f"are {len(samples)}: generate some with another seed"
+            )
+        among = held_out(truth)[1]
+    ensemble = network.load(folder / f"{origin.family}.npz")
+    asked = [samples[i] for i in among]
+    told = [
+        ensemble.probabilities(features(sample.layers, sample.batch)).mean(0) for sample in asked
+    ]
+    accuracy, f1 = judge([np.stack(told)], truth[among], np.arange(len(asked)))
+    return Score("both", card.range_gb, len(asked), accuracy, f1)
+
+
+def labels(samples: Sequence[Sample], range_gb: int, limit_gb: int) -> Labels:
+    """Each sample's bin; what needs more than the limit is in the last one."""
+    bins = [min(sample.mib, limit_gb * GB) // (range_gb * GB) for sample in samples]
+    return np.array(bins, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A trained classifier, and what it says of all samples."""
+
+    kind: str
+    fold: int
+    weights: network.Weights
+    probabilities: NDArray[np.float32]  # (samples, bins)
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}{self.fold}"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    scores: tuple[Score, ...]  # of the MLPs, of the transformers, of both together
+    members: tuple[Member, ...]
+
+
+def cross_validate(seen: Sequence[Features], truth: Labels, range_gb: int) -> Outcome:
+    rest, test = held_out(truth)
+    checks: dict[int, Indices] = {}
+    members: list[Member] = []
+    for fold, (learn, check) in enumerate(_folds(rest, truth)):
+        checks[fold] = check
+        members += [_fit(kind, fold, seen, truth, learn, check) for kind in EPOCHS]
+    scores = []
+    for ensemble, among in ENSEMBLES.items():
+        asked = [member for member in members if member.kind in among]
+        validation = [
+            judge([m.probabilities for m in asked if m.fold == fold], truth, check)[0]
+            for fold, check in checks.items()
+        ]
+        accuracy, f1 = judge([member.probabilities for member in asked], truth, test)
+        mean = round(sum(validation) / FOLDS, 4)
+        scores.append(Score(ensemble, range_gb, len(test), accuracy, f1, mean))
+    return Outcome(tuple(scores), tuple(members))
+
+
+def held_out(truth: Labels) -> tuple[Indices, Indices]:
+    """What is to learn from, and the 30 % to test with; always the same ones."""
+    return next(_stratified(1, np.arange(len(truth)), truth))
+
+
+def judge(
+    probabilities: Sequence[NDArray[np.float32]], truth: Labels, among: Indices
+) -> tuple[float, float]:
+    """Of an ensemble that says (samples, bins) each: accuracy, and F1 weighted by the classes'
+    sizes."""
+    told = np.mean(probabilities, axis=0)[among].argmax(1)
+    accuracy = accuracy_score(truth[among], told)
+    f1 = f1_score(truth[among], told, average="weighted", zero_division=0)
+    return round(float(accuracy), 4), round(float(f1), 4)
+
+
+def _folds(rest: Indices, truth: Labels) -> Iterator[tuple[Indices, Indices]]:
+    for learn, check in _stratified(FOLDS, rest, truth[rest]):
+        yield rest[learn], rest[check]
+
+
+def _stratified(splits: int, among: Indices, truth: Labels) -> Iterator[tuple[Indices, Indices]]:
+    """A class with too few members to be split counts as the class below it."""
+    strata = truth.copy()
+    counts = Counter(strata.tolist())
+    for label in sorted(counts, reverse=True):
+        if counts[label] < 4 and label:
+            below = max((other for other in counts if other < label), default=label)
+            strata[strata == label] = below
+            counts[below] += counts[label] if below != label else 0
+    split = StratifiedShuffleSplit(splits, test_size=0.3, random_state=SEED)
+    yield from split.split(among, strata)
+
+
+class _Mlp(nn.Module):
+    def __init__(self, scalars: int, bins: int) -> None:
+        super().__init__()
+        self.head = nn.Sequential(*_head(scalars, bins))
+
+    def forward(self, scalars: Tensor, tokens: Tensor, empty: Tensor) -> Tensor:
+        return self.head(scalars)
+
+
+class _Transformer(nn.Module):
+    def __init__(self, scalars: int, bins: int) -> None:
+        super().__init__()
+        self.embed = nn.Linear(len(TYPES) + 2, WIDTH)
+        self.position = nn.Parameter(torch.randn(TOKENS, WIDTH) / 10)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(
+                WIDTH, network.HEADS, 2 * WIDTH, dropout=0.05, batch_first=True, norm_first=True
+            )
+            for _ in range(LAYERS)
+        )
+        self.head = nn.Sequential(*_head(scalars + WIDTH, bins))
+
+    def forward(self, scalars: Tensor, tokens: Tensor, empty: Tensor) -> Tensor:
+        out = self.embed(tokens) + self.position[: tokens.shape[1]]
+        for layer in self.layers:
+            out = layer(out, src_key_padding_mask=empty)
+        kept = (~empty).unsqueeze(-1)
+        mean = (out * kept).sum(1) / kept.sum(1)
+        return self.head(torch.cat([scalars, mean], 1))
+
+
+def _head(inputs: int, bins: int) -> tuple[nn.Module, ...]:
+    return (
+        nn.Linear(inputs, HIDDEN),
+        nn.ReLU(),
+        nn.Linear(HIDDEN, HIDDEN),
+        nn.ReLU(),
+        nn.Linear(HIDDEN, bins),
+    )
+
+
+def _fit(
+    kind: str,
+    fold: int,
+    seen: Sequence[Features],
+    truth: Labels,
+    learn: Indices,
+    check: Indices,
+) -> Member:
+    """As it was after the epoch that is best on `check`."""
+    torch.manual_seed(SEED + fold)
+    scalars = torch.tensor([each.scalars for each in seen])
+    mean, deviation = scalars[learn].mean(0), scalars[learn].std(0) + 1e-3
+    inputs = ((scalars - mean) / deviation, *_padded(seen))
+    target = torch.from_numpy(truth)
+    made = _Mlp if kind == "mlp" else _Transformer
+    model: nn.Module = made(scalars.shape[1], int(truth.max()) + 1)
+    optimizer = torch.optim.Adam(model.parameters(), RATE)
+    rates = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS[kind])
+    least, best = float("inf"), {}
+    for _ in range(EPOCHS[kind]):
+        model.train()
+        for batch in torch.from_numpy(learn)[torch.randperm(len(learn))].split(BATCH):
+            optimizer.zero_grad()
+            logits = model(*(each[batch] for each in inputs))
+            nn.functional.cross_entropy(logits, target[batch]).backward()
+            optimizer.step()
+        rates.step()
+        model.eval()
+        with torch.no_grad():
+            logits = model(*(each[check] for each in inputs))
+        loss = float(nn.functional.cross_entropy(logits, target[check]))
+        if loss < least:
+            least = loss
+            best = {name: value.clone() for name, value in model.state_dict().items()}
+    model.load_state_dict(best)
+    with torch.no_grad():
+        probabilities = model(*inputs).softmax(1).numpy()
+    best |= {"mean": mean, "deviation": deviation}
+    return Member(kind, fold, {name: best[name].numpy() for name in best}, probabilities)
+
+
+def _padded(seen: Sequence[Features]) -> tuple[Tensor, Tensor]:
+    """(samples, most tokens, features), and where there is no token."""
+    tokens = pad_sequence([torch.tensor(each.tokens) for each in seen], batch_first=True)
+    lengths = torch.tensor([[len(each.tokens)] for each in seen])
+    return tokens, torch.arange(tokens.shape[1]) >= lengths

@@ -1,0 +1,119 @@
+"""The measured peaks of the user's recurring jobs.
+
+A run counts when it was the same user's, in the same directory and Python environment, on as
+many GPUs, with the same command but for what takes no memory (see `estimators.template`).
+
+The estimate is the 95th percentile of the peaks, its interval a factor e^±h around it with
+h = 2·s·√(1 + 1/n), the usual interval for one more draw, and s² = (0.10² + (n−1)·r²)/n, where r
+is the spread of the logarithms of the n peaks. It is as though one more run had been seen that was
+10 % off: a single run stands for some ±28 %, seven equal ones for ±8 %, thirty for ±4 %. The
+spread is the median absolute deviation (times 1.48, so that it is the standard deviation of a
+normal law): runs that ended early, before they had grown, neither lower the estimate nor widen it
+as long as they are the fewer.
+
+Runs from before the last change of a file that the command names (its script, a configuration)
+are left aside. If there are no others, `history` uses them with twice the h, and `current_history`
+refuses: something that reads the code itself may know better. Changes in modules that the script
+imports, or in exported variables, are not seen.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, exp, floor, log, sqrt
+from pathlib import Path
+from statistics import median
+
+from carmad.plugin import Estimate, JobSpec, Refusal, Run, Server, Settings
+from estimators.template import Template, template
+
+PRIOR_SPREAD = 0.10
+NORMAL = 1.4826  # standard deviations in a median absolute deviation
+PERCENTILE = 0.95
+SOURCES = frozenset({".py", ".sh", ".yaml", ".yml", ".toml", ".json"})
+PYTHON = ("VIRTUAL_ENV", "CONDA_PREFIX", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    server: Server
+    outdated: bool  # may it use runs of what the script was before?
+    name: str = "history"
+
+    def estimate(self, spec: JobSpec) -> Estimate | Refusal:
+        wanted = template(spec.argv)
+        runs = [run for run in self.server.runs(spec.uid) if _alike(run, spec)]
+        same = [run for run in runs if template(run.spec.argv) == wanted]
+        if not same:
+            return Refusal(_nearest(runs, wanted), self.name)
+        changed_at, what = _last_change(spec.cwd, wanted)
+        fresh = [run for run in same if run.ended_at > changed_at]
+        if not fresh and not self.outdated:
+            return Refusal(f"{what} was changed after all {_runs(same)}", self.name)
+        used = fresh or same
+        peaks = sorted(run.peak_mib for run in used)
+        mib = peaks[ceil(PERCENTILE * len(peaks)) - 1]
+        factor = exp(_half_width(peaks) * (1 if fresh else 2))
+        notes = [f"n={len(used)}"]
+        if left := len(same) - len(fresh):
+            notes.append(f"{what} was changed after {_runs(same[-left:])}")
+        return Estimate(mib, self.name, floor(mib / factor), ceil(mib * factor), notes=tuple(notes))
+
+
+def _runs(runs: Sequence[Run]) -> str:
+    return f"{len(runs)} runs" if len(runs) > 1 else "one run"
+
+
+def _alike(run: Run, spec: JobSpec) -> bool:
+    past = run.spec
+    return (
+        past.cwd == spec.cwd
+        and past.gpus == spec.gpus
+        and past.conda_env == spec.conda_env
+        and _python(past) == _python(spec)
+    )
+
+
+def _python(spec: JobSpec) -> tuple[str, ...]:
+    env = dict(spec.env)
+    return tuple(env.get(name, "") for name in PYTHON)
+
+
+def _half_width(peaks: Sequence[int]) -> float:
+    logs = [log(peak) for peak in peaks]
+    middle, n = median(logs), len(logs)
+    spread = NORMAL * median(abs(value - middle) for value in logs)
+    return 2 * sqrt((PRIOR_SPREAD**2 + (n - 1) * spread**2) / n) * sqrt(1 + 1 / n)
+
+
+def _last_change(cwd: str, wanted: Template) -> tuple[float, str]:
+    """When the newest of the files that the command names was written, and its name."""
+    changes = [(0.0, "")]
+    for path in wanted.values():
+        if Path(path).suffix in SOURCES:
+            try:
+                changes.append((Path(cwd, path).stat().st_mtime, path))
+            except (OSError, ValueError):
+                continue  # not a file, or not for us to see
+    return max(changes)
+
+
+def _nearest(runs: Sequence[Run], wanted: Template) -> str:
+    """Why there is no run of this command, in words: what the closest ones have otherwise."""
+    others = (template(run.spec.argv) for run in runs)
+    apart = Counter(wanted.differs_in(other) for other in others if other.words == wanted.words)
+    if not apart:
+        return "no earlier run of this command"
+    names, n = min(apart.items(), key=lambda item: (len(item[0]), -item[1]))
+    closest = "one run differs" if n == 1 else f"{n} runs differ"
+    return f"no earlier run with these arguments: {closest} in {', '.join(sorted(names))}"
+
+
+def history(settings: Settings, server: Server) -> History:
+    return History(server, outdated=True)
+
+
+def current_history(settings: Settings, server: Server) -> History:
+    return History(server, outdated=False)

@@ -1,0 +1,100 @@
+"""When is a command another run of the same job? When it differs only in what takes no memory.
+
+An argument that is not known here matters. So do positional arguments, in their order, and the
+command's own name; the order of options does not. `--batch-size 64`, `--batch_size=64` and
+`batch_size=64` (Hydra, OmegaConf) are one.
+
+- FREE arguments are left out: seeds, learning rates, how long, how often it logs, ports.
+- PLACES are left out unless their value is a number: directories, names, notes. (`--output 10`
+  may well be a layer.)
+- RATES count as on or off: dropout keeps a mask whatever its rate, momentum a buffer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+
+def _names(words: str) -> frozenset[str]:
+    return frozenset(words.split())
+
+
+FREE = _names("""
+    seed random-seed manual-seed global-seed data-seed
+    lr learning-rate base-lr min-lr max-lr warmup-lr lr-scheduler lr-scheduler-type sched
+    epochs num-epochs n-epochs max-epochs total-epochs num-train-epochs warmup-epochs
+    max-steps max-iters total-steps total-timesteps warmup-steps warmup-ratio
+    cooldown-epochs patience print-freq log-interval log-every log-every-n-steps log-freq
+    logging-steps save-every save-steps save-freq save-interval save-total-limit
+    port master-port rdzv-id rdzv-endpoint
+""")
+PLACES = _names("""
+    out output out-dir outdir output-dir output-path log-dir logdir logging-dir log-file save-dir
+    save-path run-dir work-dir exp-dir results-dir checkpoint-dir ckpt-dir default-root-dir
+    run-name exp-name experiment-name job-name run-id exp-id tag tags notes comment project
+    wandb-project wandb-name wandb-run-name wandb-group wandb-entity
+""")
+RATES = _names("""
+    weight-decay wd momentum dropout attn-dropout hidden-dropout drop drop-rate drop-path
+    label-smoothing clip-grad grad-clip max-grad-norm gradient-clip-val mixup cutmix ema-decay
+""")
+SETTING = re.compile(r"[+~]{0,2}([A-Za-z_][\w./@]*)=(.*)", re.DOTALL)
+NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """What is left of a command: equal for runs of the same job."""
+
+    words: tuple[str, ...]  # the command, its script, other positional arguments
+    options: frozenset[str]  # name=value
+
+    def values(self) -> Iterator[str]:
+        """All that may be the name of a file. A module (`-m pkg.train`) is named as its file."""
+        yield from self.words
+        for name, _, value in (option.partition("=") for option in self.options):
+            yield value.replace(".", "/") + ".py" if name == "m" else value
+
+    def differs_in(self, other: Template) -> frozenset[str]:
+        """The names of the options that set two commands apart, as this one has them."""
+        return frozenset(option.partition("=")[0] for option in self.options ^ other.options)
+
+
+@lru_cache(maxsize=4096)
+def template(argv: tuple[str, ...]) -> Template:
+    words: list[str] = []
+    options: set[str] = set()
+    rest = list(reversed(argv))
+    while rest:
+        word = rest.pop()
+        if _is_option(word):
+            name, given, value = word.lstrip("-").partition("=")
+            if not given and rest and not _is_option(rest[-1]) and not SETTING.fullmatch(rest[-1]):
+                value = rest.pop()
+        elif setting := SETTING.fullmatch(word):
+            name, value = setting.groups()
+        else:
+            words.append(word)
+            continue
+        options |= _option(name, value)
+    return Template(tuple(words), frozenset(options))
+
+
+def _is_option(word: str) -> bool:
+    return word.startswith("-") and not NUMBER.fullmatch(word)
+
+
+def _option(name: str, value: str) -> set[str]:
+    """Nothing for one that does not matter. `-b` and `-B` are two; `trainer.max_epochs` is known
+    by its last part, and all of `hydra.…` is about places."""
+    name = name.replace("_", "-")
+    known = name.rpartition(".")[2].lower()
+    is_number = NUMBER.fullmatch(value) is not None
+    if known in FREE or name.startswith("hydra.") or (known in PLACES and not is_number):
+        return set()
+    if known in RATES and is_number:
+        value = "on" if float(value) else "off"
+    return {f"{name}={value}"}

@@ -1,0 +1,68 @@
+"""`python FOLDER OPTIONS script.py …`, `… -m module …`, `… -c code …`: run in the job's Python.
+
+Becomes the package `carma_tracer`, so that neither its modules nor this folder are in the way of
+the script's own; then gives up rights and hands over to `script`.
+"""
+
+import importlib.util
+import os
+import sys
+import time
+from pathlib import Path
+
+STARTED = time.monotonic()
+FOLDER = Path(__file__).absolute().parent
+# What programs are asked to leave out, as far as they have a word for it.
+ASKED = {
+    "CLEARML_OFFLINE_MODE": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+    "HF_DATASETS_OFFLINE": "1",
+    "HF_HUB_OFFLINE": "1",
+    "MKL_NUM_THREADS": "1",
+    "MPLBACKEND": "Agg",
+    "NEPTUNE_MODE": "debug",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TRANSFORMERS_OFFLINE": "1",
+    "WANDB_MODE": "disabled",
+}
+CPU_S = 60.0  # on top of the time allowed: threads share it
+
+
+def main() -> None:
+    sys.dont_write_bytecode = True
+    sys.path[:] = [path for path in sys.path if path != str(FOLDER)]
+    spec = importlib.util.spec_from_file_location(
+        "carma_tracer", FOLDER / "__init__.py", submodule_search_locations=[str(FOLDER)]
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    package = importlib.util.module_from_spec(spec)
+    sys.modules["carma_tracer"] = package
+    spec.loader.exec_module(package)
+
+    global __package__
+    __package__ = "carma_tracer"
+    from . import options as asked
+    from .answering import Answer
+    from .confine import confine
+    from .scratch import Tree
+
+    options = asked.loads(sys.argv[1])
+    os.environ.update(ASKED)
+    os.environ.update(options.env)
+    answer = Answer(STARTED, options.within_s)
+    Tree().install()
+    confine(options.host_memory_mib, options.within_s + CPU_S)
+    answer.before_the_deadline()
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        answer.refuse(f"its Python cannot import torch: {error}")
+    from .script import run
+
+    run(sys.argv[2:], options, answer)
+
+
+main()

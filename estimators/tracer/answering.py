@@ -1,0 +1,97 @@
+"""The one answer of a tracer: a report or a refusal, on file descriptor 3, and then the end.
+
+Whoever answers ends the process at once: no `except` or `finally` of the script, no thread and no
+exit handler of its gets in between. A process that the script forked ends without an answer.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+import sysconfig
+import threading
+import time
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+from .report import Report, refusal
+
+ANSWER_FD = 3
+HIGH = 500  # scripts close low descriptors
+SPARE_S = 0.7  # before the daemon's patience ends
+_OTHERS = (str(Path(__file__).parent), sysconfig.get_path("stdlib"), "<frozen")
+
+
+class Answer:
+    def __init__(self, started: float, within_s: float) -> None:
+        """`started`: by the monotonic clock."""
+        self.steps = 0  # that the script has taken so far
+        self._started = started
+        self._within_s = within_s
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._fd = fcntl.fcntl(ANSWER_FD, fcntl.F_DUPFD_CLOEXEC, HIGH)
+        os.close(ANSWER_FD)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._started
+
+    def give(self, text: bytes) -> None:
+        """Does not return."""
+        if os.getpid() != self._pid:
+            os._exit(0)
+        self._lock.acquire()  # for ever: the first answer counts
+        while text:
+            text = text[os.write(self._fd, text) :]
+        os._exit(0)
+
+    def report(self, report: Report) -> None:
+        self.give(report.dumps())
+
+    def refuse(self, why: str) -> None:
+        self.give(refusal(why))
+
+    def before_the_deadline(self) -> None:
+        """Say how far the script came, if there is no other answer in time."""
+        main = threading.get_ident()
+
+        def wait() -> None:
+            time.sleep(max(0.0, self._within_s - SPARE_S - self.seconds))
+            place = where(sys._current_frames().get(main))
+            took = ("no optimizer step", "one optimizer step")[min(self.steps, 1)]
+            self.refuse(f"it took {took} in {self.seconds:.0f} s; {place}")
+
+        threading.Thread(target=wait, daemon=True).start()
+
+
+def where(frame: FrameType | None) -> str:
+    """The innermost line of the user's own code."""
+    while frame is not None:
+        if is_own(frame):
+            return f"then it was at {frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "then it was loading libraries"
+
+
+def is_own(frame: FrameType) -> bool:
+    name = frame.f_code.co_filename
+    return not name.startswith(_OTHERS) and "site-packages" not in name
+
+
+def what_went_wrong(error: BaseException) -> str:
+    """`train.py:12: ValueError: …`, in one line."""
+    place = ""
+    trace: TracebackType | None = error.__traceback__
+    while trace is not None:
+        if is_own(trace.tb_frame):
+            place = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}: "
+        trace = trace.tb_next
+    return f"{place}{type(error).__name__}: {_first_line(error)}"
+
+
+def _first_line(error: Any) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:300] if lines else "no message"

@@ -1,0 +1,74 @@
+"""torch._dynamo, of which a trace needs next to nothing; it takes as long to import as torch does.
+
+PyTorch asks it for two settings when it makes fake tensors, and to leave some functions alone. In
+its place stands a package with just that. Whoever wants more, as some libraries do, gets the real
+one at that moment.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import torch
+
+NAME = "torch._dynamo"
+CONFIG = f"{NAME}.config"
+
+
+class _Sparse(types.ModuleType):
+    """The package without its content."""
+
+    def __init__(self) -> None:
+        super().__init__(NAME)
+        self.__path__ = [str(Path(torch.__file__).parent / "_dynamo")]
+
+    @staticmethod
+    def disable(function: Any = None, *_: Any, **__: Any) -> Any:
+        return function if function is not None else (lambda wrapped: wrapped)
+
+    @staticmethod
+    def graph_break(*_: Any, **__: Any) -> None:
+        """Optimizers ask for one in each step."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "config":
+            raise AttributeError(name)
+        return getattr(_real(), name)
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Has the whole package imported when one of its modules is, and hands that module out."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if not name.startswith(f"{NAME}.") or name == CONFIG:
+            return None
+        if not isinstance(sys.modules.get(NAME), _Sparse):
+            return None
+        _real()
+        return importlib.machinery.ModuleSpec(name, self) if name in sys.modules else None
+
+    def create_module(self, spec: Any) -> Any:
+        return sys.modules[spec.name]
+
+    def exec_module(self, module: Any) -> None:
+        pass
+
+
+def spare() -> None:
+    """Before the first fake tensor is made."""
+    if NAME not in sys.modules:
+        sys.modules[NAME] = torch._dynamo = _Sparse()
+        sys.meta_path.insert(0, _Finder())
+
+
+def _real() -> Any:
+    for name in (NAME, CONFIG):
+        sys.modules.pop(name, None)
+    del torch._dynamo  # its own modules look for it there while they are imported
+    return importlib.import_module(NAME)

@@ -1,0 +1,162 @@
+"""What the kernel holds a traced script to, and what stands in where the kernel cannot.
+
+On Linux 5.13 or newer (Landlock, seccomp; x86-64 and ARM64), for this process and its children:
+
+- no file, directory or link is made, changed or removed by path, by Python or by C code, but in
+  /dev/shm, where semaphores live for a moment; device files but /dev/null open for reading only,
+  so no GPU is reached even by a script that sets CUDA_VISIBLE_DEVICES itself;
+- no socket is opened, of any family; what is printed goes to the daemon, which keeps the end;
+- no mode, owner, time or attribute of a file changes; no System V or POSIX queue is made;
+- from Linux 6.12 on, no process outside is signalled.
+
+Elsewhere an audit hook refuses the same to Python code, files that `scratch` keeps excepted, and to
+start other programs at all; C code that writes files by path (SQLite, Arrow, OpenCV) is not stopped
+there, and signals are not either.
+
+Everywhere: no core dump, no file over 1 GiB, host memory and CPU time limited, lower priority.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+from .scratch import Tree
+
+FILE_BYTES = 2**30
+NICE = 10
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 22, 38
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on both machines
+_WRITE_FILE, _REMOVE_FILE, _MAKE_REG, _TRUNCATE = 1 << 1, 1 << 5, 1 << 8, 1 << 14
+_EVERY_WRITE = 0x1FF2  # write a file; remove or make anything: Landlock ABI 1
+_REFER = 1 << 13
+
+# Linux's numbers (asm/unistd_64.h, asm-generic/unistd.h) for: socket, chmod, fchmod, fchmodat,
+# fchmodat2, chown, lchown, fchown, fchownat, setxattr ×3, removexattr ×3, setxattrat,
+# removexattrat, utime, utimes, futimesat, utimensat, truncate, shmget, semget, msgget, mq_open,
+# add_key, keyctl, io_uring_setup (it opens sockets without the syscall).
+_AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_REFUSED = {
+    "x86_64": (
+        *(41, 90, 91, 268, 452, 92, 94, 93, 260, 188, 189, 190, 197, 198, 199, 463, 466),
+        *(132, 235, 261, 280, 76, 29, 64, 68, 240, 248, 250, 425),
+    ),
+    "aarch64": (
+        *(198, 52, 53, 452, 55, 54, 5, 6, 7, 14, 15, 16, 463, 466),
+        *(88, 45, 194, 190, 186, 180, 217, 219, 425),
+    ),
+}
+
+
+def confine(host_memory_mib: int, cpu_s: float) -> bool:
+    """Give up what a trace does not need; call it before there are threads. False where only the
+    audit hook could be had."""
+    limits = (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, FILE_BYTES),
+        (resource.RLIMIT_DATA, host_memory_mib * 2**20),
+        (resource.RLIMIT_CPU, int(cpu_s) + 1),
+    )
+    for which, most in limits:
+        hard = resource.getrlimit(which)[1]
+        if hard == resource.RLIM_INFINITY or most < hard:
+            resource.setrlimit(which, (most, most))
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))  # one each for what it writes
+    os.nice(NICE)
+    if _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 and _landlock() and _seccomp():
+        return True
+    sys.addaudithook(_refuse)
+    return False
+
+
+def _landlock() -> bool:
+    abi = _libc.syscall(_CREATE_RULESET, None, 0, 1)
+    if abi < 1:
+        return False
+    writes = _EVERY_WRITE | (_REFER if abi >= 2 else 0) | (_TRUNCATE if abi >= 3 else 0)
+    scoped = 3 if abi >= 6 else 0  # abstract sockets and signals stay among its own processes
+    attributes = struct.pack("=QQQ", writes, 0, scoped)
+    size = 24 if abi >= 6 else 16 if abi >= 4 else 8
+    rules = _libc.syscall(_CREATE_RULESET, attributes, size, 0)
+    if rules < 0:
+        return False
+    try:
+        for path, allowed in (
+            ("/dev/null", _WRITE_FILE | _TRUNCATE),
+            ("/dev/shm", _WRITE_FILE | _TRUNCATE | _MAKE_REG | _REMOVE_FILE),
+        ):
+            if Path(path).exists():
+                _allow(rules, path, allowed & writes)
+        return bool(_libc.syscall(_RESTRICT_SELF, rules, 0) == 0)
+    finally:
+        os.close(rules)
+
+
+def _allow(rules: int, path: str, access: int) -> None:
+    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        _libc.syscall(_ADD_RULE, rules, 1, struct.pack("=Qi", access, fd), 0)
+    finally:
+        os.close(fd)
+
+
+def _seccomp() -> bool:
+    """Refuse the system calls of `_REFUSED` with EPERM, and all calls of a foreign ABI."""
+    machine = os.uname().machine
+    if machine not in _REFUSED:
+        return False
+    load, equal, at_least, give = 0x20, 0x15, 0x35, 0x06  # BPF: ld [k], jeq, jge, ret
+    allow, refuse = 0x7FFF0000, 0x00050000 | 1  # 1: EPERM
+    numbers = _REFUSED[machine]
+    last = len(numbers)  # jumps count from the instruction after their own
+    program = [
+        (load, 0, 0, 4),  # seccomp_data.arch
+        (equal, 0, last + 3, _AUDIT_ARCH[machine]),
+        (load, 0, 0, 0),  # seccomp_data.nr
+        (at_least, last + 1, 0, 0x40000000),  # x32, which has numbers of its own
+        *((equal, last - i, 0, number) for i, number in enumerate(numbers)),
+        (give, 0, 0, allow),
+        (give, 0, 0, refuse),
+    ]
+    code = b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
+    buffer = ctypes.create_string_buffer(code)
+    header = struct.pack("@HP", len(program), ctypes.addressof(buffer))
+    return bool(_libc.prctl(_PR_SET_SECCOMP, 2, header, 0, 0) == 0)
+
+
+_PATHS = frozenset(
+    f"os.{name}"
+    for name in (
+        *("mkdir", "rmdir", "remove", "rename", "link", "symlink", "truncate"),
+        *("chmod", "chown", "utime", "setxattr", "removexattr"),
+    )
+)
+_PROGRAMS = frozenset(("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn"))
+_OPENED = ("/dev/null", "/proc/self/fd/")  # the second are the files that `scratch` keeps
+
+
+def _refuse(event: str, args: Any) -> None:
+    """An audit hook (PEP 578)."""
+    if event == "open":
+        path, mode, flags = args
+        if isinstance(path, int) or not (flags or 0) & WRITES:
+            return
+        if mode is not None and sys._getframe(1).f_code is Tree.open.__code__:
+            return  # it has os.open do it, which is asked here as well
+        if not os.fsdecode(path).startswith(_OPENED):
+            raise PermissionError(1, "a traced script writes no files", path)
+    elif event in _PATHS:
+        raise PermissionError(1, "a traced script changes no files", *args[:1])
+    elif event in _PROGRAMS:
+        raise PermissionError(1, "a traced script starts no programs where Landlock is missing")
+    elif event == "socket.__new__":
+        raise PermissionError(1, "a traced script opens no sockets")

@@ -1,0 +1,118 @@
+"""Traces a model that is there as an object: the library call behind `estimators.trace`."""
+
+import copy
+import time
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional
+
+import torch
+import torch.nn.functional as F
+
+from .layers import Layers
+from .recording import GPU, Recorder
+from .replay import replay
+from .report import Report
+from .substitutes import replaced
+
+
+def trace(
+    model: Any,
+    inputs: Any,
+    optimizer: Optional[Callable[[Iterable[Any]], Any]] = None,
+    *,
+    loss: Optional[Callable[[Any], Any]] = None,
+    steps: int = 2,
+) -> Report:
+    """See `estimators.trace`."""
+    start = time.perf_counter()
+    recorder = Recorder()
+    yes = {"is_available": lambda: True, "is_bf16_supported": lambda *_, **__: True}
+    with replaced(torch.cuda, **yes), recorder, Layers(recorder) as layers:
+        if isinstance(model, torch.nn.Module):
+            model = _shared_copy(model)
+        else:
+            model = model()
+        _move(model)
+        _train(recorder, model, inputs, (optimizer or _adam)(model.parameters()), loss, steps)
+    return replay(recorder, layers, steps, time.perf_counter() - start)
+
+
+def _train(
+    recorder: Recorder, model: Any, inputs: Any, optimizer: Any, loss: Any, steps: int
+) -> None:
+    """As training loops have it: what an iteration made lives until the next has its own."""
+    for step in range(1, steps + 1):
+        batch = _on_gpu(inputs)
+        if isinstance(batch, dict):
+            output = model(**batch)
+        else:
+            output = model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
+        value = (loss or _loss)(output)
+        value.backward()
+        optimizer.step()
+        recorder.label_optimizer(optimizer)
+        recorder.mark(f"step{step}")
+        optimizer.zero_grad()
+
+
+def _adam(parameters: Iterable[Any]) -> Any:
+    return torch.optim.Adam(p for p in parameters if p.requires_grad)
+
+
+def _loss(output: Any) -> Any:
+    """The output's own `.loss` if it has one; cross entropy if it is (batch, classes); else the sum
+    of the means of all that comes from parameters."""
+    own = getattr(output, "loss", None)
+    if own is not None:
+        return own
+    if isinstance(output, torch.Tensor) and output.dim() == 2 and output.shape[1] > 1:
+        return F.cross_entropy(output, torch.zeros(len(output), dtype=torch.long, device=GPU))
+    return sum(part.mean() for part in _tensors(output) if part.requires_grad)
+
+
+def _tensors(value: Any) -> Iterator[Any]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from _tensors(part)
+
+
+def _shared_copy(model: Any) -> Any:
+    """Modules of its own, the same tensors; those that were computed are cut off from it."""
+    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    for module in model.modules():
+        for value in vars(module).values():
+            if isinstance(value, torch.Tensor):
+                shared[id(value)] = value.detach()
+    return copy.deepcopy(model, shared)
+
+
+def _move(model: Any) -> None:
+    """As `model.cuda()`, but parameters on the meta device can be moved as well. Tensors that
+    modules share are shared afterwards."""
+    moved: Dict[int, Any] = {}
+    alive: List[Any] = []  # so that ids stay those of these tensors
+    for module in model.modules():
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                if tensor is None:
+                    continue
+                if id(tensor) not in moved:
+                    alive.append(tensor)
+                    fake = torch.empty_like(tensor, device=GPU, requires_grad=False)
+                    if isinstance(tensor, torch.nn.Parameter):
+                        fake = torch.nn.Parameter(fake, tensor.requires_grad)
+                    moved[id(tensor)] = fake
+                tensors[name] = moved[id(tensor)]
+
+
+def _on_gpu(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return torch.empty_like(value, device=GPU, requires_grad=value.requires_grad)
+    if isinstance(value, dict):
+        return {key: _on_gpu(part) for key, part in value.items()}
+    if isinstance(value, (tuple, list)):
+        return type(value)(_on_gpu(part) for part in value)
+    return value

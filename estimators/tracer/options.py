@@ -1,0 +1,23 @@
+"""What the tracer is asked: one word of its command line."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+
+
+@dataclass(frozen=True)
+class Options:
+    within_s: float  # answer by then, or say how far it came
+    host_memory_mib: int
+    gpu: str = ""  # the model, as NVML names it; "": an A100
+    gpus: int = 1  # the job's
+    processes: int = 0  # that a launcher would start, over all nodes; 0: there is no launcher
+    env: dict[str, str] = field(default_factory=dict)  # set on top of the job's own
+
+    def dumps(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def loads(text: str) -> Options:
+    return Options(**json.loads(text))

@@ -1,0 +1,167 @@
+"""The first of several processes, alone: torch.distributed and DataParallel in a trace.
+
+The process group is one of torch's "fake" backend, in which nobody else is needed, and what it
+sends and gathers is left out. DistributedDataParallel allocates what it would, the buckets of its
+gradients. NCCL's own buffers are no part of a trace. What shards a model is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any, Callable
+
+import torch
+from torch import nn
+
+from .recording import Recorder
+
+NOTE = "one of several processes: without NCCL's buffers"
+Refuse = Callable[[str], None]
+
+_NOTHING = (  # collectives: outputs are there already, and values do not matter
+    "all_reduce all_reduce_coalesced all_gather all_gather_into_tensor all_gather_coalesced "
+    "broadcast reduce reduce_scatter reduce_scatter_tensor scatter gather all_to_all "
+    "all_to_all_single barrier monitored_barrier send recv isend irecv"
+)
+
+
+class Work:
+    """What an asynchronous collective returns."""
+
+    def wait(self, timeout: Any = None) -> bool:
+        return True
+
+    is_completed = wait
+
+
+class DistributedDataParallel(nn.Module):
+    """A copy of each gradient, in buckets, unless gradients are views of these."""
+
+    def __init__(self, module: Any, *_: Any, **options: Any) -> None:
+        super().__init__()
+        self.module = module
+        self.require_backward_grad_sync = True
+        trained = [p for p in module.parameters() if p.requires_grad]
+        self._buckets = []
+        if not options.get("gradient_as_bucket_view", False):
+            self._buckets = _buckets(trained, options.get("bucket_cap_mb") or 25)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Any:
+        yield
+
+    @contextlib.contextmanager
+    def join(self, *_: Any, **__: Any) -> Any:
+        yield
+
+    def register_comm_hook(self, *_: Any) -> None:
+        pass
+
+    def _set_static_graph(self) -> None:
+        pass
+
+
+def _buckets(parameters: Any, cap_mib: float) -> list[Any]:
+    """Filled from the last parameter on; a bucket has one type. The first is of 1 MiB."""
+    buckets = []
+    sizes: dict[Any, tuple[int, float]] = {}  # elements so far, bytes at which it is full
+    for parameter in reversed(parameters):
+        kind = parameter.dtype, parameter.device
+        count, full = sizes.get(kind, (0, 2**20))
+        count += parameter.numel()
+        if count * parameter.element_size() >= full:
+            buckets.append(torch.empty(count, dtype=kind[0], device=kind[1]))
+            count, full = 0, cap_mib * 2**20
+        sizes[kind] = count, full
+    for (dtype, device), (count, _) in sizes.items():
+        if count:
+            buckets.append(torch.empty(count, dtype=dtype, device=device))
+    return buckets
+
+
+def launched(processes: int) -> None:
+    """The environment that a launcher gives to the first process."""
+    count = str(processes)
+    os.environ.update(
+        RANK="0",
+        LOCAL_RANK="0",
+        GROUP_RANK="0",
+        WORLD_SIZE=count,
+        LOCAL_WORLD_SIZE=count,
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT="29500",
+        TORCHELASTIC_RUN_ID="none",
+    )
+
+
+def install(recorder: Recorder, refuse: Refuse) -> None:
+    """`refuse` ends the trace with a reason."""
+    _data_parallel(refuse)
+    nn.parallel.DistributedDataParallel = DistributedDataParallel
+    nn.parallel.distributed.DistributedDataParallel = DistributedDataParallel
+    nn.SyncBatchNorm.forward = nn.modules.batchnorm._BatchNorm.forward  # exchanges a few numbers
+    torch.multiprocessing.spawn = _spawn
+    if not torch.distributed.is_available():
+        return
+    start = torch.distributed.init_process_group
+
+    def init_process_group(*_: Any, world_size: int = -1, **__: Any) -> None:
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        if torch.distributed.is_initialized():
+            return
+        recorder.note(NOTE)
+        if world_size < 1:
+            world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        start("fake", rank=0, world_size=world_size, store=FakeStore())
+        _refuse_shards(refuse)
+
+    torch.distributed.init_process_group = init_process_group
+    torch.distributed.distributed_c10d.init_process_group = init_process_group
+    for module in (torch.distributed, torch.distributed.distributed_c10d):
+        for name in _NOTHING.split():
+            if hasattr(module, name):
+                setattr(module, name, _nothing)
+        module.broadcast_object_list = _nothing
+        module.all_gather_object = _gathered
+
+
+def _nothing(*_: Any, async_op: bool = False, **__: Any) -> Any:
+    return Work() if async_op else None
+
+
+def _gathered(objects: Any, value: Any, *_: Any, **__: Any) -> None:
+    objects[:] = [value] * len(objects)
+
+
+def _spawn(fn: Any, args: Any = (), nprocs: int = 1, *_: Any, **__: Any) -> None:
+    fn(0, *args)
+
+
+def _data_parallel(refuse: Refuse) -> None:
+    make = nn.DataParallel.__init__
+
+    def init(self: Any, module: Any, device_ids: Any = None, *args: Any, **kwargs: Any) -> None:
+        count = torch.cuda.device_count() if device_ids is None else len(device_ids)
+        if count > 1:
+            refuse(f"DataParallel over {count} GPUs is not traced: they take unlike amounts")
+        make(self, module, device_ids, *args, **kwargs)
+
+    nn.DataParallel.__init__ = init
+    nn.DataParallel.forward = lambda self, *args, **kwargs: self.module(*args, **kwargs)
+
+
+def _refuse_shards(refuse: Refuse) -> None:
+    """Only now, for a script without a process group cannot shard, and this import takes long."""
+    import torch.distributed.fsdp as fsdp
+
+    def init(*_: Any, **__: Any) -> None:
+        refuse("FSDP shards the model over processes, which is not traced")
+
+    fsdp.FullyShardedDataParallel.__init__ = init
+    if hasattr(fsdp, "fully_shard"):  # torch 2.6
+        fsdp.fully_shard = init

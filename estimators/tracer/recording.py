@@ -1,0 +1,391 @@
+"""Records what a program would allocate on one GPU, while its GPU tensors are fake.
+
+`Recorder` is a dispatch mode: PyTorch hands it every operator that is about to run. Tensors on
+`cuda` are fake (a shape, strides, a dtype and a storage without data), tensors on the CPU are real.
+An operator on fake tensors is not run: its outputs are made as PyTorch's shape rules say, and each
+storage is watched until it is gone. What came out is remembered by operator and shapes, for
+networks repeat themselves.
+"""
+
+import threading
+import weakref
+from typing import Any, Dict, Iterable, List, Optional, Tuple
+
+import torch
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import (
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from . import fakecuda, substitutes
+from .convolution import Conv
+
+aten = torch.ops.aten
+GPU = torch.device("cuda:0")
+
+_DEVICE_OF = torch.ops.prim.device.default
+_GEMMS = frozenset((aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default))
+_kinds: Dict[Any, str] = {aten._unsafe_view.default: "view"}  # not all schemas tell
+_kinds.update((getattr(aten.set_, name), "other") for name in aten.set_.overloads())
+
+
+class _Storage(weakref.ref):  # type: ignore[type-arg]
+    """A storage that is live on the GPU; calls back when it is gone."""
+
+    __slots__ = ("address", "id", "nbytes")
+    address: int
+    id: int
+    nbytes: int
+
+
+class _Polled(StorageWeakRef):  # type: ignore[misc]
+    """The same before torch 2.2, where storages cannot call back: it has to be asked."""
+
+    address: int
+    id: int
+    nbytes: int
+
+    def __init__(self, storage: Any, gone: Any) -> None:
+        super().__init__(storage)
+
+
+class Recorder(TorchDispatchMode):
+    """Use as `with Recorder() as recorder:`; what it offers afterwards:
+
+    events: what happened, in order, as pairs
+        (id, nbytes >= 0) a storage was allocated · (id, -1) it was freed
+        ("conv", i) `convs[i]` runs now, its outputs are allocated
+        ("blas", "forward" | "backward") a matrix product runs in that thread, the first time
+        ("mark", name) "forward" and "backward" at the end of each, and what `mark` was called with
+        ("empty", 0) the cache was emptied
+    convs: the convolutions
+    kinds: id → "parameters", "gradients" or "optimizer"; all other storages are activations
+    notes: what was assumed
+    benchmark: torch.backends.cudnn.benchmark as the program left it
+    live, peak: bytes allocated now, and the most that were
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        fakecuda.install()
+        substitutes.install()
+        self.events: List[Tuple[Any, Any]] = []
+        self.convs: List[Conv] = []
+        self.kinds: Dict[int, str] = {}
+        self.notes: List[str] = []
+        self.benchmark = False
+        self.live = self.peak = 0
+        self._ids = 0
+        self._storages: Dict[int, Any] = {}
+        self._Watched = _Storage if _storages_call_back() else _Polled
+        self._held: Dict[int, int] = {}
+        self._answers: Dict[Tuple[Any, ...], Any] = {}
+        self._home = self._thread = threading.get_ident()
+        self._blas: List[str] = []
+        self._mode = FakeTensorMode(allow_fallback_kernels=False, allow_non_fake_inputs=True)
+        sample = FakeTensor(self._mode, torch.empty(0, device="meta"), GPU)
+        self._attributes = dict(vars(sample))
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Else PyTorch guards each call against its compiler, which has to be imported for that."""
+        return False
+
+    def __enter__(self) -> "Recorder":
+        self._while = substitutes.recording()
+        self._while.__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)
+        self._while.__exit__(None, None, None)
+        self.benchmark = bool(torch.backends.cudnn.benchmark)
+
+    # -- what the caller says ----------------------------------------------------------------------
+
+    def mark(self, name: str) -> None:
+        self.events.append(("mark", name))
+
+    def empty_cache(self) -> None:
+        self.events.append(("empty", 0))
+
+    def note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def label(self, kind: str, tensors: Iterable[Any]) -> None:
+        """Say what the storages of these tensors are for. The latest word counts; anything but
+        tensors on the GPU is passed over."""
+        for tensor in tensors:
+            if isinstance(tensor, FakeTensor) and tensor.layout is torch.strided:
+                storage = self._storages.get(tensor.untyped_storage()._cdata)
+                if storage is not None:
+                    self.kinds[storage.id] = kind
+
+    def label_optimizer(self, optimizer: Any) -> None:
+        """To be called after each of its steps, while the gradients are still there."""
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self.label("parameters", parameters)
+        self.label("gradients", (p.grad for p in parameters))
+        for state in optimizer.state.values():
+            if isinstance(state, dict):
+                self.label("optimizer", state.values())
+
+    # -- what operators do -------------------------------------------------------------------------
+
+    def new(self, shape: Any, dtype: torch.dtype, stride: Any = None) -> Any:
+        """A new tensor on the GPU; contiguous if no strides are given."""
+        if stride is None:
+            meta = torch.empty(shape, dtype=dtype, device="meta")
+        else:
+            meta = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+        tensor = self._fake(meta)
+        self._watch(tensor)
+        return tensor
+
+    def hold(self, nbytes: int) -> int:
+        """Bytes that no tensor shows, until they are released."""
+        self._ids += 1
+        self._held[self._ids] = nbytes
+        self._allocated(self._ids, nbytes)
+        return self._ids
+
+    def release(self, held: Iterable[int]) -> None:
+        for id in held:
+            self._freed(id, self._held.pop(id))
+
+    def _fake(self, meta: Any) -> Any:
+        """What FakeTensor(mode, meta, GPU) makes, in a fifth of the time."""
+        tensor = torch.Tensor._make_subclass(
+            FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=GPU
+        )
+        vars(tensor).update(self._attributes)
+        return tensor
+
+    def _watch(self, tensor: Any) -> None:
+        storage = tensor.untyped_storage()
+        address, nbytes = storage._cdata, storage.nbytes()
+        known = self._storages.get(address)
+        if known is not None:
+            if known.nbytes == nbytes:
+                return
+            self._gone(known)  # resized
+        self._ids += 1
+        watched = self._Watched(storage, self._gone)
+        watched.address, watched.id, watched.nbytes = address, self._ids, nbytes
+        self._storages[address] = watched
+        self._allocated(self._ids, nbytes)
+
+    def _gone(self, watched: Any) -> None:
+        if self._storages.get(watched.address) is watched:
+            del self._storages[watched.address]
+            self._freed(watched.id, watched.nbytes)
+
+    def _allocated(self, id: int, nbytes: int) -> None:
+        if self._Watched is _Polled:
+            for watched in [w for w in self._storages.values() if w.id != id and w.expired()]:
+                self._gone(watched)
+        self.events.append((id, nbytes))
+        self.live += nbytes
+        self.peak = max(self.peak, self.live)
+
+    def _freed(self, id: int, nbytes: int) -> None:
+        self.events.append((id, -1))
+        self.live -= nbytes
+
+    # -- operators ---------------------------------------------------------------------------------
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Optional[Dict[str, Any]] = None
+    ) -> Any:
+        if func is _DEVICE_OF:
+            return args[0].fake_device if isinstance(args[0], FakeTensor) else args[0].device
+        kwargs = kwargs or {}
+        key: List[Any] = [func, torch.get_default_dtype(), *kwargs]
+        on_gpu = _describe(args, key)
+        if kwargs:
+            on_gpu |= _describe(kwargs.values(), key)
+            device = kwargs.get("device")
+            on_gpu |= device is not None and torch.device(device).type == "cuda"
+        if not on_gpu:
+            return substitutes.on_host(func, args, kwargs)
+        if threading.get_ident() != self._thread:
+            self._turn()
+        if func in _GEMMS:
+            self._gemm()
+        answer = substitutes.ANSWERS.get(func)
+        if answer is not None:
+            out = answer(self, *args, **kwargs)
+            if out is not NotImplemented:
+                return out
+        kind = _kinds.get(func) or _kind(func)
+        if kind == "in place":
+            return args[0] if func._schema.returns else None
+        if kind == "view":
+            return self._view(func, args, kwargs)
+        copies = [self.hold(nbytes) for nbytes in substitutes.copied(func, args)]
+        out = self.run(func, args, kwargs, tuple(key) if kind == "function" else None)
+        self.release(copies)
+        return out
+
+    def _turn(self) -> None:
+        """The backward pass has a thread of its own: coming and going shows when it ends."""
+        self.mark(self._phase())
+        self._thread = threading.get_ident()
+
+    def _phase(self) -> str:
+        return "forward" if self._thread == self._home else "backward"
+
+    def _gemm(self) -> None:
+        phase = self._phase()
+        if phase not in self._blas:
+            self._blas.append(phase)
+            self.events.append(("blas", phase))
+
+    def _view(self, func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
+        """Outputs that share their input's storage, by PyTorch's own rule in C++."""
+        with fake_tensor.in_kernel_invocation_manager(self._mode):
+            out = func(*args, **kwargs)
+        if isinstance(out, torch.Tensor):
+            return self._fake(out)
+        return [self._fake(part) for part in out]
+
+    def run(
+        self, func: Any, args: Any, kwargs: Dict[str, Any], key: Optional[Tuple[Any, ...]] = None
+    ) -> Any:
+        """Outputs of their own: as remembered under `key`, or as PyTorch's fake mode says."""
+        answer = self._answers.get(key) if key is not None else None
+        if answer is not None:
+            form, recipes = answer
+            parts = [None if recipe is None else self.new(*recipe) for recipe in recipes]
+            return parts[0] if form is None else form(parts)
+        ids = self._ids
+        args = [self._all_fake(arg) for arg in args]
+        try:
+            with self._mode:
+                out = func(*args, **kwargs)
+        except (NotImplementedError, RuntimeError) as error:
+            out = self._on_cpu(func, args, kwargs, error)
+        form = type(out) if isinstance(out, (tuple, list)) else None
+        parts = [self._receive(part) for part in (out if form else (out,))]
+        if key is not None:
+            recipes = [_recipe(part) for part in parts if part is not None]
+            if None not in recipes and self._ids - ids == len(recipes):
+                again = iter(recipes)
+                recipes = [None if part is None else next(again) for part in parts]
+                self._answers[key] = form, recipes
+        return parts[0] if form is None else form(parts)
+
+    def _all_fake(self, value: Any) -> Any:
+        """The argument with real tensors replaced: PyTorch's own way to do it is slow."""
+        if type(value) in (list, tuple):
+            return type(value)(self._all_fake(part) for part in value)
+        if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
+            meta = torch.empty_strided(
+                value.shape, value.stride(), dtype=value.dtype, device="meta"
+            )
+            return FakeTensor(self._mode, meta, torch.device("cpu"))
+        return value
+
+    def _on_cpu(self, func: Any, args: Any, kwargs: Dict[str, Any], error: Exception) -> Any:
+        """Where there is no rule, an operator is run on zeros. Raises `error` if that fails too."""
+        if not isinstance(error, (NotImplementedError, UnsupportedOperatorException)):
+            raise error
+        try:
+            out = func(*pytree.tree_map(_zeros, args), **pytree.tree_map(_zeros, kwargs))
+        except (NotImplementedError, RuntimeError):
+            raise error from None
+        return pytree.tree_map(self._copy, out)
+
+    def _copy(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self.new(value.shape, value.dtype, value.stride())
+        return value
+
+    def _receive(self, part: Any) -> Any:
+        if isinstance(part, FakeTensor):
+            if part.fake_device.type == "cuda":
+                if part.layout is torch.strided:  # what sparse ones consist of was seen before
+                    self._watch(part)
+                return part
+            return substitutes.stand_in(part.shape, part.dtype)
+        if isinstance(part, (tuple, list)):
+            return type(part)(self._receive(p) for p in part)
+        return part
+
+
+def _storages_call_back() -> bool:
+    """Whether the Python object of a storage lives as long as the storage does."""
+    tensor = torch.empty(0, device="meta")
+    tensor.untyped_storage().kept = True
+    return hasattr(tensor.untyped_storage(), "kept")
+
+
+def _describe(values: Any, key: List[Any]) -> bool:
+    """Appends to `key` all that an operator's outputs depend on; says whether a tensor on the GPU
+    is among the values."""
+    on_gpu = False
+    for value in values:
+        kind = type(value)
+        if kind is FakeTensor:
+            on_gpu = True
+            key += (value.shape, _stride(value), value.dtype)
+        elif value is None or kind is int:
+            key.append(value)
+        elif kind is list or kind is tuple:
+            key += (kind, len(value))
+            on_gpu |= _describe(value, key)
+        elif isinstance(value, torch.Tensor):
+            key += ("cpu", value.shape, _stride(value), value.dtype)
+        else:
+            key += (kind, value)
+    return on_gpu
+
+
+def _stride(tensor: Any) -> Any:
+    try:
+        return tensor.stride()
+    except RuntimeError:  # sparse: nothing else is like it
+        return object()
+
+
+def _zeros(value: Any) -> Any:
+    if isinstance(value, FakeTensor):
+        real = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+        return real.zero_()
+    return value
+
+
+def _recipe(tensor: Any) -> Optional[Tuple[Any, torch.dtype, Any]]:
+    """What `Recorder.new` needs to make the tensor again; None if that would not be the same."""
+    if not isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided:
+        return None
+    shape, stride = tuple(tensor.shape), tensor.stride()
+    again = torch.empty_strided(shape, stride, dtype=tensor.dtype, device="meta")
+    if again.untyped_storage().nbytes() != tensor.untyped_storage().nbytes():
+        return None
+    return shape, tensor.dtype, stride
+
+
+def _kind(func: Any) -> str:
+    """How an operator's outputs come by their storages, by its schema."""
+    schema = func._schema
+    aliases = [out.alias_info for out in schema.returns]
+    written = [arg for arg in schema.arguments if arg.alias_info and arg.alias_info.is_write]
+    kind = "other"  # the input's shape or size changes, or some outputs are new and some are not
+    if torch.Tag.inplace_view not in func.tags:
+        first = schema.arguments[0].name if schema.arguments else ""
+        if written and written[0].name == first and all(aliases) and len(aliases) <= 1:
+            kind = "in place"
+        elif not any(aliases):
+            kind = "function"
+        elif not written and all(aliases):
+            kind = "view"
+    _kinds[func] = kind
+    return kind

@@ -1,0 +1,121 @@
+"""LSTM, GRU and plain recurrent layers as cuDNN runs them: a whole sequence in one call.
+
+Without a GPU PyTorch takes them apart into single steps, or fails. Here the operator that a GPU
+would run is called by name, and its outputs are written down: what it puts out, and a reserve that
+it keeps for the backward pass. How large that is only cuDNN knows; the gates and states of each
+step are a fair guess.
+"""
+
+from typing import Any, Callable, Optional, Sequence, Tuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+_MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
+_LSTM = 2
+_KEPT = (1, 1, 6, 5)  # values per step and unit, by mode: gates, and states besides the output
+
+
+def install() -> None:
+    for name, mode in _MODES.items():
+        setattr(torch._VF, name, _layers(getattr(torch._VF, name), mode))
+    flatten = torch.nn.RNNBase.flatten_parameters
+
+    def flatten_parameters(self: Any) -> None:
+        """Moves the weights to one storage, which has the size of all of them."""
+        if not any(isinstance(weight, FakeTensor) for weight in self._flat_weights):
+            flatten(self)
+
+    torch.nn.RNNBase.flatten_parameters = flatten_parameters
+
+
+def _layers(original: Callable[..., Any], mode: int) -> Callable[..., Any]:
+    def run(x: Any, *args: Any) -> Any:
+        if not isinstance(x, FakeTensor):
+            return original(x, *args)
+        if isinstance(args[1], list):
+            (states, weights, bias, depth, dropout, train, both, batch_first), sizes = args, ()
+        else:  # a packed sequence
+            (sizes, states, weights, bias, depth, dropout, train, both), batch_first = args, False
+        states = states if mode == _LSTM else (states, None)
+        dtype = torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else x.dtype
+        x, *states = (t if t is None else t.to(dtype) for t in (x, *states))
+        weights = [weight.to(dtype) for weight in weights]
+        hidden = (states[0] if states[1] is None else states[1]).shape[-1]
+        projected = states[0].shape[-1] if states[0].shape[-1] != hidden else 0
+        per_layer = len(weights) // (depth * (2 if both else 1))
+        with torch.autocast("cuda", enabled=False):
+            out, last, cell, *_ = torch.ops.aten._cudnn_rnn(
+                x, weights, per_layer, None, *states, mode, hidden, projected, depth, batch_first,
+                dropout, train, both, [int(size) for size in sizes], None,
+            )  # fmt: skip
+        return (out, last, cell) if mode == _LSTM else (out, last)
+
+    return run
+
+
+def forward(
+    recorder: Any,
+    x: Any,
+    weights: Sequence[Any],
+    per_layer: int,
+    buffer: Any,
+    state: Any,
+    cell: Any,
+    mode: int,
+    hidden: int,
+    projected: int,
+    depth: int,
+    batch_first: bool,
+    dropout: float,
+    train: bool,
+    both: bool,
+    sizes: Sequence[int],
+    dropout_state: Any,
+) -> Tuple[Any, ...]:
+    recorder.note("what cuDNN keeps for recurrent layers is guessed")
+    copies = _copy(recorder, batch_first, x)
+    ways = 2 if both else 1
+    out = recorder.new((*x.shape[:-1], (projected or hidden) * ways), x.dtype)
+    last = recorder.new(state.shape, x.dtype)
+    last_cell = recorder.new((0,) if cell is None else cell.shape, x.dtype)
+    steps = x.numel() // x.shape[-1]
+    kept = steps * hidden * ways * depth * _KEPT[mode] * x.element_size() if train else 0
+    reserve = recorder.new((kept,), torch.uint8)
+    recorder.release(copies)
+    return out, last, last_cell, reserve, recorder.new((0,), x.dtype)
+
+
+def backward(
+    recorder: Any,
+    x: Any,
+    weights: Sequence[Any],
+    per_layer: int,
+    buffer: Any,
+    state: Any,
+    cell: Any,
+    out: Any,
+    gradient: Optional[Any],
+    last_gradient: Optional[Any],
+    cell_gradient: Optional[Any],
+    mode: int,
+    hidden: int,
+    projected: int,
+    depth: int,
+    batch_first: bool,
+    *rest: Any,
+) -> Tuple[Any, ...]:
+    copies = _copy(recorder, batch_first, x, out, out)  # the last for the gradient
+    wanted = rest[-1]
+    new = [
+        recorder.new(t.shape, t.dtype) if want and t is not None else None
+        for t, want in zip((x, state, cell), wanted)
+    ]
+    gradients = [recorder.new(w.shape, w.dtype) for w in weights] if wanted[3] else []
+    recorder.release(copies)
+    return (*new, gradients)
+
+
+def _copy(recorder: Any, batch_first: bool, *tensors: Any) -> Any:
+    """cuDNN wants time first."""
+    return [recorder.hold(t.numel() * t.element_size()) for t in tensors if batch_first]

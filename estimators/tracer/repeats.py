@@ -1,0 +1,115 @@
+"""Passes that repeat earlier ones are not traced again; their outputs appear as if they were.
+
+An evaluation over 200 batches, or 40 backward passes for one optimizer step, would take longer
+than a user waits, and allocate nothing new. A call of a model counts as a repetition if the same
+module was called in the same mode with the same shapes
+
+- twice before, without gradients; or
+- in each of three backward passes since the last optimizer step, with gradients. The first of
+  these makes gradients, the second adds to them, the third shows that it goes on like that.
+
+Calls of the modules inside are no calls of a model. Inputs that require gradients, and outputs
+that are more than tensors and plain values in the usual containers, are always traced.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from .recording import Recorder
+
+QUIET, PASSES = 2, 3
+_PLAIN = (int, float, str, bool, type(None))
+
+
+class Repeats:
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._inside = False  # a call of a model
+        self._backward = False
+        self._passes = 0  # backward passes since the last optimizer step
+        self._quiet: dict[Any, list[Any]] = {}  # outputs by call, without gradients
+        self._loud: dict[Any, list[Any]] = {}  # with; since the last optimizer step
+
+    def install(self) -> None:
+        run, backward = torch.nn.Module.__call__, torch.autograd.backward
+
+        def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._inside or self._backward:  # checkpointing calls modules from there
+                return run(module, *args, **kwargs)
+            self._inside = True
+            try:
+                return self._call(run, module, args, kwargs)
+            finally:
+                self._inside = False
+
+        def count(*args: Any, **kwargs: Any) -> None:
+            if self._backward:
+                return backward(*args, **kwargs)
+            self._backward = True
+            try:
+                return backward(*args, **kwargs)
+            finally:
+                self._backward = False
+                self._passes += 1
+
+        torch.nn.Module.__call__ = call
+        torch.autograd.backward = count
+
+    def stepped(self) -> None:
+        self._passes = 0
+        self._loud.clear()
+
+    def _call(self, run: Any, module: Any, args: Any, kwargs: Any) -> Any:
+        question = _question(module, args, kwargs)
+        loud = torch.is_grad_enabled()
+        known = (self._loud if loud else self._quiet).setdefault(question, [])
+        enough = self._passes >= PASSES and len(known) >= PASSES if loud else len(known) >= QUIET
+        if question is not None and enough and known[-1] is not None:
+            self._recorder.note("passes that repeat earlier ones were left out")
+            return _again(known[-1])
+        out = run(module, *args, **kwargs)
+        known.append(_answer(out))
+        return out
+
+
+def _question(module: Any, args: Any, kwargs: Any) -> Any:
+    """What makes two calls the same; None for what must be traced."""
+    leaves, _ = tree_flatten((args, kwargs))
+    shapes: list[Any] = []
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor):
+            if leaf.requires_grad:
+                return None
+            shapes.append((leaf.shape, leaf.dtype, leaf.device))
+        else:
+            shapes.append(leaf if isinstance(leaf, _PLAIN) else id(leaf))
+    return id(module), module.training, torch.is_autocast_enabled(), len(kwargs), tuple(shapes)
+
+
+def _answer(out: Any) -> Any:
+    """How to make an output again, without keeping it; None if that cannot be."""
+    leaves, form = tree_flatten(out)
+    parts: list[Any] = []
+    for leaf in leaves:
+        if isinstance(leaf, FakeTensor) and leaf.is_cuda:
+            parts.append((leaf.shape, leaf.stride(), leaf.dtype, leaf.requires_grad))
+        elif isinstance(leaf, _PLAIN):
+            parts.append(leaf)
+        else:
+            return None
+    return parts, form
+
+
+def _again(answer: Any) -> Any:
+    parts, form = answer
+    return tree_unflatten([_made(*p) if isinstance(p, tuple) else p for p in parts], form)
+
+
+def _made(shape: Any, stride: Any, dtype: Any, requires_grad: bool) -> Any:
+    made = torch.empty_strided(shape, stride, dtype=dtype, device="cuda")
+    return made.requires_grad_(requires_grad)

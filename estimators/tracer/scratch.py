@@ -1,0 +1,396 @@
+"""Files that a traced script writes live in memory, and nobody has to remove them.
+
+A file that Python code opens for writing becomes a memory file (memfd), which the kernel frees with
+the last process that holds it, however that ends. What the script then sees is the real tree with
+its own changes on top: it reads what it wrote, and what it removed is gone, for itself alone.
+Nothing real is made, changed or removed.
+
+Programs that it starts, and C code that opens paths by itself, see the real tree only, where
+`confine` lets them write nothing. So do hard links and os.truncate, which are refused.
+"""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import importlib
+import io
+import os
+import pathlib
+import posixpath
+import shutil
+import stat
+import sys
+import tempfile
+from typing import Any, Iterator
+
+COPIED_BYTES = 64 * 2**20  # the largest existing file that may be opened to be changed in place
+_CHANGES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+_TEMPORARY = getattr(os, "O_TMPFILE", 0) & ~os.O_DIRECTORY
+_REAL = ("/dev/", "/proc/")  # devices, and the memory files themselves; /dev/shm is not real
+
+_open, _fd_open, _stat, _lstat = builtins.open, os.open, os.stat, os.lstat
+_listdir, _scandir, _access, _readlink = os.listdir, os.scandir, os.access, os.readlink
+_chdir, _getcwd = os.chdir, os.getcwd
+
+
+def _error(number: int, path: Any) -> OSError:
+    return OSError(number, os.strerror(number), path)
+
+
+class Entry:
+    """What `os.scandir` gives for what only the script has."""
+
+    def __init__(self, tree: Tree, directory: str, name: str) -> None:
+        self.name = name
+        self.path = posixpath.join(directory, name)
+        self._tree = tree
+
+    def __fspath__(self) -> str:
+        return self.path
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        return self._tree.stat(self.path, follow_symlinks=follow_symlinks)
+
+    def inode(self) -> int:
+        return self.stat(follow_symlinks=False).st_ino
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+        return stat.S_ISDIR(self.stat(follow_symlinks=follow_symlinks).st_mode)
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:
+        return stat.S_ISREG(self.stat(follow_symlinks=follow_symlinks).st_mode)
+
+    def is_symlink(self) -> bool:
+        return False
+
+
+class Entries:
+    """The iterator and context manager that `os.scandir` returns."""
+
+    def __init__(self, entries: list[Any]) -> None:
+        self._entries = iter(entries)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._entries
+
+    def __next__(self) -> Any:
+        return next(self._entries)
+
+    def __enter__(self) -> Entries:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._entries = iter(())
+
+
+class Tree:
+    """The file tree as the script left it. Its methods stand in for functions of `os`.
+
+    Bound methods serve as such even where a class keeps one as an attribute, as pathlib did up to
+    Python 3.10.
+    """
+
+    def __init__(self) -> None:
+        self._files: dict[str, int] = {}  # path → memory file
+        self._directories: set[str] = set()
+        self._links: dict[str, str] = {}
+        self._gone: set[str] = set()  # real, and removed by the script
+        self._cwd: str | None = None  # where the script went, if that is no real directory
+
+    def install(self) -> None:
+        """Put its methods in the place of functions of `os`."""
+        own = (
+            *("stat", "lstat", "access", "listdir", "scandir", "readlink", "chdir", "getcwd"),
+            *("mkdir", "rmdir", "remove", "rename", "symlink"),
+        )
+        functions: dict[str, Any] = {name: getattr(self, name) for name in own}
+        functions.update(open=self.open_fd, unlink=self.remove, replace=self.rename)
+        for name in ("chmod", "lchmod", "chown", "lchown", "utime", "setxattr", "removexattr"):
+            functions[name] = self.leave
+        functions["listxattr"] = lambda path=None, **_: []
+        keeper = getattr(pathlib, "_NormalAccessor", None)  # up to Python 3.10
+        for name, function in functions.items():
+            for place in (os, keeper):
+                if hasattr(place, name):
+                    setattr(place, name, function)
+        builtins.open = io.open = self.open
+        if keeper is not None and sys.version_info >= (3, 10):
+            keeper.open = self.open
+        shutil.__dict__["rmtree"] = self.rmtree
+        importlib.reload(tempfile)  # it keeps functions of `os` as well
+
+    # ---- paths
+
+    def _path(self, path: Any, dir_fd: int | None = None) -> str | None:
+        """Absolute, through the script's own links; None for what is left to the kernel."""
+        if isinstance(path, int):
+            return None
+        text = os.fsdecode(path)
+        if not text:
+            return None
+        if dir_fd is not None:
+            text = posixpath.join(_readlink(f"/proc/self/fd/{dir_fd}"), text)
+        text = _absolute(self.getcwd(), text)
+        for _ in range(len(self._links)):
+            link = next((a for a in _upwards(text) if a in self._links), None)
+            if link is None:
+                break
+            text = self._links[link] + text[len(link) :]
+        if text.startswith(_REAL) and not text.startswith("/dev/shm/"):
+            return None
+        return text
+
+    def _is_gone(self, path: str) -> bool:
+        return bool(self._gone) and any(above in self._gone for above in _upwards(path))
+
+    def _own(self, path: str) -> bool:
+        return path in self._files or path in self._directories
+
+    def exists(self, path: str) -> bool:
+        if self._own(path):
+            return True
+        if self._is_gone(path):
+            return False
+        try:
+            _lstat(path)
+        except OSError:
+            return False
+        return True
+
+    def _is_directory(self, path: str) -> bool:
+        try:
+            return stat.S_ISDIR(self.stat(path).st_mode)
+        except OSError:
+            return False
+
+    def _needs_parent(self, path: str) -> None:
+        if not self._is_directory(posixpath.dirname(path)):
+            raise _error(errno.ENOENT, path)
+
+    # ---- reading
+
+    def stat(self, path: Any, *, dir_fd: Any = None, follow_symlinks: bool = True) -> Any:
+        real = _stat if follow_symlinks else _lstat
+        own = self._path(path, dir_fd)
+        if own is None:
+            return real(path) if dir_fd is None else real(path, dir_fd=dir_fd)
+        if own in self._files:
+            return os.fstat(self._files[own])
+        if own in self._directories:
+            return _stat("/")
+        if self._is_gone(own):
+            raise _error(errno.ENOENT, path)
+        return real(own)
+
+    def lstat(self, path: Any, *, dir_fd: Any = None) -> Any:
+        return self.stat(path, dir_fd=dir_fd, follow_symlinks=False)
+
+    def access(self, path: Any, mode: int, **_: Any) -> bool:
+        own = self._path(path)
+        if own is None:
+            return _access(path, mode)
+        if not self.exists(own):
+            return False
+        # What it may write here need not be writable there.
+        return self._own(own) or _access(own, mode & ~os.W_OK)
+
+    def readlink(self, path: Any, *, dir_fd: Any = None) -> Any:
+        own = self._path(path, dir_fd)
+        if own is None:
+            return _readlink(path) if dir_fd is None else _readlink(path, dir_fd=dir_fd)
+        if self._own(own):
+            raise _error(errno.EINVAL, path)
+        target: Any = _readlink(own)
+        return os.fsencode(target) if isinstance(path, bytes) else target
+
+    def _names(self, directory: str) -> list[str]:
+        """What the script itself put into a directory."""
+        inside = directory.rstrip("/") + "/"
+        everything = (*self._files, *self._directories, *self._links)
+        below = (path[len(inside) :] for path in everything if path.startswith(inside))
+        return sorted({name for name in below if "/" not in name})
+
+    def listdir(self, path: Any = None) -> list[Any]:
+        path = "." if path is None else path
+        own = self._path(path)
+        if own is None:
+            return _listdir(path)
+        names = [entry.name for entry in self.scandir(own)]
+        return [os.fsencode(name) for name in names] if isinstance(path, bytes) else names
+
+    def scandir(self, path: Any = None) -> Any:
+        path = "." if path is None else path
+        own = self._path(path)
+        if own is None or isinstance(path, bytes):
+            return _scandir(path)
+        added = self._names(own)
+        real: list[Any] = []
+        if own not in self._directories:
+            if self._is_gone(own):
+                raise _error(errno.ENOENT, path)
+            hidden = set(added)
+            with _scandir(own if self._cwd else path) as entries:
+                real = [entry for entry in entries if entry.name not in hidden]
+            if self._gone:
+                real = [e for e in real if posixpath.join(own, e.name) not in self._gone]
+        shown = os.fspath(path)
+        return Entries([*real, *(Entry(self, shown, name) for name in added)])
+
+    def chdir(self, path: Any) -> None:
+        own = self._path(path)
+        if own in self._directories:
+            self._cwd = own
+        else:
+            _chdir(path if own is None else own)
+            self._cwd = None
+
+    def getcwd(self) -> str:
+        return self._cwd or _getcwd()
+
+    # ---- writing
+
+    def open(self, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        """`open`: every path passes through `open_fd`."""
+        if not isinstance(file, int) and len(args) < 6 and kwargs.get("opener") is None:
+            kwargs["opener"] = self.open_fd
+        return _open(file, mode, *args, **kwargs)
+
+    def open_fd(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: Any = None) -> int:
+        """`os.open`."""
+        own = self._path(path, dir_fd)
+        if own is None:
+            return _fd_open(path, flags, mode, dir_fd=dir_fd)
+        if _TEMPORARY and flags & _TEMPORARY:
+            return os.memfd_create("temporary")
+        if own in self._files and flags & os.O_CREAT and flags & os.O_EXCL:
+            raise _error(errno.EEXIST, path)
+        if own not in self._files:
+            if own in self._directories:
+                return os.memfd_create("directory")  # opened to be synced
+            if flags & _CHANGES:
+                self._adopt(own, path, flags)
+            elif self._is_gone(own):
+                raise _error(errno.ENOENT, path)
+            else:
+                return _fd_open(own if self._cwd or dir_fd or self._links else path, flags, mode)
+        again = flags & ~(os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW)
+        return _fd_open(f"/proc/self/fd/{self._files[own]}", again)
+
+    def _adopt(self, own: str, path: Any, flags: int) -> None:
+        """Give the script a file of its own at a path, with the real file's content."""
+        there = self.exists(own)
+        if there and flags & os.O_CREAT and flags & os.O_EXCL:
+            raise _error(errno.EEXIST, path)
+        if not there and not flags & os.O_CREAT:
+            raise _error(errno.ENOENT, path)
+        if there and self._is_directory(own):
+            raise _error(errno.EISDIR, path)
+        self._needs_parent(own)
+        keeps = there and not flags & os.O_TRUNC
+        if keeps and _stat(own).st_size > COPIED_BYTES:
+            raise _error(errno.EROFS, path)
+        fd = os.memfd_create(posixpath.basename(own)[-200:])
+        if keeps:
+            with _open(own, "rb") as real, _open(fd, "wb", closefd=False) as copy:
+                copy.write(real.read())
+        self._files[own] = fd
+        self._gone.discard(own)
+
+    def mkdir(self, path: Any, mode: int = 0o777, *, dir_fd: Any = None) -> None:
+        own = self._path(path, dir_fd)
+        if own is None or self.exists(own):
+            raise _error(errno.EEXIST, path)
+        self._needs_parent(own)
+        self._directories.add(own)
+
+    def _forget(self, own: str) -> None:
+        """Drop what is at a path and below it."""
+        for path in [p for p in self._files if own in _upwards(p)]:
+            os.close(self._files.pop(path))
+        self._directories = {p for p in self._directories if own not in _upwards(p)}
+        self._links = {p: to for p, to in self._links.items() if own not in _upwards(p)}
+        if self.exists(own):
+            self._gone.add(own)
+
+    def remove(self, path: Any, *, dir_fd: Any = None) -> None:
+        literal = _absolute(self.getcwd(), os.fsdecode(path))
+        if self._links.pop(literal, None) is not None:
+            return
+        own = self._path(path, dir_fd)
+        if own is None:
+            raise _error(errno.EPERM, path)
+        if not self.exists(own):
+            raise _error(errno.ENOENT, path)
+        if self._is_directory(own):
+            raise _error(errno.EISDIR, path)
+        self._forget(own)
+
+    def rmdir(self, path: Any, *, dir_fd: Any = None) -> None:
+        own = self._path(path, dir_fd)
+        if own is None:
+            raise _error(errno.EPERM, path)
+        if self.listdir(own):
+            raise _error(errno.ENOTEMPTY, path)
+        self._forget(own)
+
+    def rmtree(self, path: Any, ignore_errors: bool = False, *_: Any, **__: Any) -> None:
+        own = self._path(path)
+        if own is not None and self.exists(own):
+            self._forget(own)
+        elif not ignore_errors:
+            raise _error(errno.ENOENT, path)
+
+    def rename(self, src: Any, dst: Any, *, src_dir_fd: Any = None, dst_dir_fd: Any = None) -> None:
+        old, new = self._path(src, src_dir_fd), self._path(dst, dst_dir_fd)
+        if old is None or new is None:
+            raise _error(errno.EPERM, src)
+        if not self.exists(old):
+            raise _error(errno.ENOENT, src)
+        if old == new:
+            return
+        self._needs_parent(new)
+        self._copy(old, new)
+        self._forget(old)
+
+    def _copy(self, old: str, new: str) -> None:
+        """Files share their memory: of two names, one is about to go."""
+        if self._is_directory(old):
+            if not self._is_directory(new):
+                self._directories.add(new)
+            for name in self.listdir(old):
+                self._copy(posixpath.join(old, name), posixpath.join(new, name))
+            return
+        os.close(self.open_fd(old, os.O_RDWR))
+        if new in self._files:
+            os.close(self._files[new])
+        self._files[new] = os.dup(self._files[old])
+        self._gone.discard(new)
+
+    def symlink(self, src: Any, dst: Any, *_: Any, **__: Any) -> None:
+        link = self._path(dst)
+        if link is None or self.exists(link):
+            raise _error(errno.EEXIST, dst)
+        self._needs_parent(link)
+        target = posixpath.join(posixpath.dirname(link), os.fsdecode(src))
+        self._links[link] = posixpath.normpath(target)
+
+    def leave(self, path: Any, *_: Any, **__: Any) -> None:
+        """chmod, chown, utime: of no consequence for memory, but for whether it is there."""
+        own = self._path(path)
+        if own is not None and not self.exists(own):
+            raise _error(errno.ENOENT, path)
+
+
+def _absolute(cwd: str, path: str) -> str:
+    return "/" + posixpath.normpath(posixpath.join(cwd, path)).lstrip("/")
+
+
+def _upwards(path: str) -> Iterator[str]:
+    """The path and the directories above it."""
+    while path not in ("/", ""):
+        yield path
+        path = posixpath.dirname(path)

@@ -1,0 +1,153 @@
+"""Runs the job's script, unmodified, until its second optimizer step.
+
+With several optimizers (a GAN) it goes on until each has stepped twice. One that rests is waited
+for until another has stepped ENOUGH times, or half of the time is over. With gradient accumulation
+a step is one of the optimizer, not an iteration. What CARMA does to the script's torch is in
+`device`, `samples`, `moving`, `ranks` and `repeats`; what is kept from it in `confine` and
+`scratch`.
+"""
+
+from __future__ import annotations
+
+import builtins
+import runpy
+import sys
+import types
+import weakref
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from . import compiler, device, moving, ranks, samples, torchvision_ops
+from .answering import Answer, what_went_wrong
+from .fakecuda import Unfit
+from .layers import Layers
+from .options import Options
+from .recording import Recorder
+from .repeats import Repeats
+from .replay import replay
+
+STEPS = 2
+ENOUGH = 12
+OTHERS = {"jax": "JAX", "tensorflow": "TensorFlow", "cupy": "CuPy", "paddle": "Paddle"}
+
+
+class Steps:
+    """Counts the steps of each optimizer."""
+
+    def __init__(self) -> None:
+        self._taken: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        make = torch.optim.Optimizer.__init__
+
+        def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            make(optimizer, *args, **kwargs)
+            self._taken[optimizer] = 0
+
+        torch.optim.Optimizer.__init__ = init
+
+    @property
+    def rounds(self) -> int:
+        """How often all have stepped, of those that did at all."""
+        return min((n for n in self._taken.values() if n), default=0)
+
+    def count(self, optimizer: Any, hurried: bool) -> bool:
+        """Whether this step is the last that matters."""
+        self._taken[optimizer] = self._taken.get(optimizer, 0) + 1
+        taken = list(self._taken.values())
+        if hurried and self.rounds >= STEPS:
+            return True
+        return min(taken) >= STEPS or max(taken) >= ENOUGH
+
+
+class Trace:
+    def __init__(self, options: Options, answer: Answer) -> None:
+        self._answer = answer
+        self._half_s = options.within_s / 2
+        self._steps = Steps()
+        compiler.spare()
+        self.recorder = Recorder()
+        self.layers = Layers(self.recorder)
+        device.pretend(self.recorder, options.gpu, options.gpus, answer.refuse)
+        ranks.install(self.recorder, answer.refuse)
+        samples.install()
+        moving.install()
+        self._repeats = Repeats(self.recorder)
+        self._repeats.install()
+        register_optimizer_step_post_hook(self._stepped)
+
+    def _stepped(self, optimizer: Any, *_: Any) -> None:
+        before = self._steps.rounds
+        last = self._steps.count(optimizer, self._answer.seconds > self._half_s)
+        self._repeats.stepped()
+        self.recorder.label_optimizer(optimizer)
+        self._answer.steps = self._steps.rounds
+        if self._steps.rounds > before:
+            self.recorder.mark(f"step{self._steps.rounds}")
+        if last:
+            self.finish()
+
+    def finish(self) -> None:
+        """Answer with what was recorded. Does not return."""
+        recorder, steps = self.recorder, self._steps.rounds
+        if not any(isinstance(id_, int) for id_, _ in recorder.events):
+            self._answer.refuse(f"it put nothing on a GPU{_without_torch()}")
+        if not steps:
+            self._answer.refuse("it ran to its end without an optimizer step")
+        if steps < STEPS:
+            recorder.note("it ended by itself after one optimizer step: the second may take more")
+        recorder.benchmark = bool(torch.backends.cudnn.benchmark)
+        self._answer.report(replay(recorder, self.layers, steps, self._answer.seconds))
+
+
+def _without_torch() -> str:
+    used = [name for module, name in OTHERS.items() if module in sys.modules]
+    return f": it uses {used[0]}, and only PyTorch is traced" if used else ""
+
+
+def run(words: list[str], options: Options, answer: Answer) -> None:
+    """`words`: the script or -m or -c, and its arguments. Does not return."""
+    if options.processes:
+        ranks.launched(options.processes)
+    try:
+        torchvision_ops.declare()
+        trace = Trace(options, answer)
+    except Unfit as error:
+        answer.refuse(str(error))
+    try:
+        with trace.recorder, trace.layers:
+            _execute(words)
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            answer.refuse(f"it left with status {error.code} before two optimizer steps")
+    except KeyboardInterrupt:
+        answer.refuse("it interrupted itself")
+    except MemoryError:
+        answer.refuse(_short_of_memory(options))
+    except Exception as error:  # noqa: BLE001  the script's own
+        text = what_went_wrong(error)
+        answer.refuse(_short_of_memory(options) if "can't allocate memory" in text else text)
+    trace.finish()
+
+
+def _short_of_memory(options: Options) -> str:
+    return f"it needs more than {options.host_memory_mib} MiB of host memory to start"
+
+
+def _execute(words: list[str]) -> None:
+    if words[0] == "-m":
+        sys.argv[:] = words[1:]
+        sys.path.insert(0, str(Path.cwd()))
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    elif words[0] == "-c":
+        sys.argv[:] = ["-c", *words[2:]]
+        sys.path.insert(0, "")
+        main = types.ModuleType("__main__")
+        main.__dict__["__builtins__"] = builtins
+        sys.modules["__main__"] = main
+        exec(compile(words[1], "<string>", "exec"), main.__dict__)
+    else:
+        sys.argv[:] = words
+        sys.path.insert(0, str(Path(words[0]).absolute().parent))
+        runpy.run_path(words[0], run_name="__main__")

@@ -1,0 +1,334 @@
+"""What has to be said instead of the GPU: values nobody computes, and choices that PyTorch makes
+otherwise where there is none.
+
+Values: a fake tensor has none. Where a program asks for one (`.item()`, `nonzero`, a boolean mask),
+it gets an answer that allocates at least as much as the true one in the usual case: every element
+is selected, numbers are 1.
+
+Choices: without a GPU, attention falls to the path that keeps all the scores, and the derivatives
+of SiLU and Mish are taken apart into pieces with large temporaries.
+"""
+
+import contextlib
+import importlib
+import math
+from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensor
+
+from . import convolution, recurrent
+
+aten = torch.ops.aten
+_installed: List[Any] = []
+_tensor = torch.tensor
+
+
+def install() -> None:
+    """Change this process so; real tensors are treated as before."""
+    if _installed:
+        return
+    if not torch.backends.cuda.is_built():
+        library = torch.library.Library("aten", "IMPL")
+        for name in ("silu_backward", "mish_backward"):
+            library.impl(name, lambda gradient, x: torch.empty_like(x), "CUDA")
+        _installed.append(library)
+    original = F.scaled_dot_product_attention
+    attention = _attention(original)
+    F.scaled_dot_product_attention = attention
+    torch._C._nn.scaled_dot_product_attention = attention
+    _installed.append(original)
+    recurrent.install()
+    _let_optimizers_batch()
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, **attributes: Any) -> Iterator[None]:
+    before = {name: getattr(owner, name) for name in attributes}
+    try:
+        for name, value in attributes.items():
+            setattr(owner, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(owner, name, value)
+
+
+@contextlib.contextmanager
+def recording() -> Iterator[None]:
+    """What holds only while a Recorder is at work: parameters are not drawn from the truncated
+    normal distribution, which may be done until the values fit, and `torch.tensor(…,
+    device="cuda")` makes a CPU tensor first, which is then moved under the Recorder's eyes."""
+    with replaced(torch.nn.init, _no_grad_trunc_normal_=lambda tensor, *_, **__: tensor):
+        if hasattr(torch._C, "_set_only_lift_cpu_tensors"):
+            before = torch._C._only_lift_cpu_tensors()
+            torch._C._set_only_lift_cpu_tensors(True)
+            try:
+                yield
+            finally:
+                torch._C._set_only_lift_cpu_tensors(before)
+        else:
+            with replaced(torch, tensor=_tensor_by_way_of_cpu):
+                yield
+
+
+def _tensor_by_way_of_cpu(
+    data: Any,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    pin_memory: bool = False,
+) -> Any:
+    """`torch.tensor` for versions that cannot do so by themselves."""
+    device = device or torch.utils._device.CURRENT_DEVICE
+    with torch._C.DisableTorchFunction():
+        tensor = _tensor(data, dtype=dtype)
+    tensor = tensor if device is None else tensor.to(device)
+    return tensor.requires_grad_(requires_grad)
+
+
+def _let_optimizers_batch() -> None:
+    """Optimizers work on all parameters at once only for tensor types that they know."""
+    for name in ("torch.optim.optimizer", "torch.utils._foreach_utils"):
+        known = getattr(importlib.import_module(name), "_foreach_supported_types", None)
+        if isinstance(known, list) and FakeTensor not in known:
+            known.append(FakeTensor)
+
+
+# -- on the CPU ------------------------------------------------------------------------------------
+
+_FILLS = frozenset(
+    getattr(getattr(aten, name), overload)
+    for name, overload in (
+        ("uniform_", "default"),
+        ("normal_", "default"),
+        ("erfinv_", "default"),
+        ("random_", "default"),
+        ("bernoulli_", "float"),
+        ("fill_", "Scalar"),
+        ("zero_", "default"),
+        ("mul_", "Tensor"),
+        ("mul_", "Scalar"),
+        ("add_", "Tensor"),
+        ("add_", "Scalar"),
+        ("clamp_", "default"),
+        ("div_", "Tensor"),
+        ("copy_", "default"),
+    )
+)
+_RANDOM = frozenset((aten.uniform_.default, aten.normal_.default, aten.erfinv_.default))
+_LARGE = 4096  # elements; below it filling is cheaper than asking
+
+
+def on_host(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
+    """Runs an operator on real tensors. Parameters are not initialised, for they will be fake."""
+    if func in _FILLS:
+        target = args[0]
+        if target.numel() > _LARGE and (
+            isinstance(target, torch.nn.Parameter)
+            or (func in _RANDOM and target.is_floating_point())
+        ):
+            return target
+    return func(*args, **kwargs)
+
+
+def stand_in(shape: Sequence[int], dtype: torch.dtype) -> Any:
+    """What a program gets for a tensor that it copies from the GPU."""
+    return (
+        torch.zeros(shape, dtype=dtype) if dtype is torch.bool else torch.ones(shape, dtype=dtype)
+    )
+
+
+# -- copies ----------------------------------------------------------------------------------------
+
+_CONTIGUOUS: Dict[Any, Tuple[int, ...]] = {  # the arguments that these kernels need contiguous
+    aten.native_layer_norm.default: (0,),
+    aten.native_layer_norm_backward.default: (0, 1),
+    aten._softmax.default: (0,),
+    aten._softmax_backward_data.default: (0, 1),
+    aten._log_softmax.default: (0,),
+    aten._log_softmax_backward_data.default: (0, 1),
+}
+_PRODUCTS: Dict[Any, Tuple[int, ...]] = {
+    aten.mm.default: (0, 1),
+    aten.bmm.default: (0, 1),
+    aten.addmm.default: (1, 2),
+    aten.baddbmm.default: (1, 2),
+}
+
+
+def copied(func: Any, args: Any) -> List[int]:
+    """Bytes of the arguments that a kernel copies, because of their strides, while it runs."""
+    out = [args[i] for i in _CONTIGUOUS.get(func, ()) if not args[i].is_contiguous()]
+    out += [args[i] for i in _PRODUCTS.get(func, ()) if not _fit_for_blas(args[i])]
+    return [tensor.numel() * tensor.element_size() for tensor in out]
+
+
+def _fit_for_blas(matrix: Any) -> bool:
+    """Rows or columns are contiguous and do not overlap."""
+    (rows, columns), (down, across) = matrix.shape[-2:], matrix.stride()[-2:]
+    return (across == 1 and down >= max(1, columns)) or (down == 1 and across >= max(1, rows))
+
+
+# -- values ----------------------------------------------------------------------------------------
+
+
+def _item(recorder: Any, tensor: Any) -> Any:
+    recorder.note("values read from the GPU are taken to be 1, truth values to be false")
+    if tensor.dtype is torch.bool:
+        return False
+    return 1.0 if tensor.is_floating_point() else 1
+
+
+def _nonzero(recorder: Any, tensor: Any) -> Any:
+    recorder.note("masks are taken to select everything")
+    return recorder.new((tensor.numel(), tensor.dim()), torch.int64)
+
+
+def _masked_select(recorder: Any, tensor: Any, mask: Any) -> Any:
+    recorder.note("masks are taken to select everything")
+    return recorder.new(
+        (math.prod(torch.broadcast_shapes(tensor.shape, mask.shape)),), tensor.dtype
+    )
+
+
+def _unique(recorder: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+    recorder.note("values are taken to be all different")
+    count = tensor.numel()
+    return (
+        recorder.new((count,), tensor.dtype),
+        recorder.new(tensor.shape, torch.int64),
+        recorder.new((count,), torch.int64),
+    )
+
+
+def _repeat_interleave(recorder: Any, repeats: Any, *, output_size: Any = None) -> Any:
+    return recorder.new((output_size or repeats.numel(),), torch.int64)
+
+
+def _index(recorder: Any, tensor: Any, indices: Any) -> Any:
+    """x[mask, …]; without a mask it is an operator like any other."""
+    if not any(_is_mask(index) for index in indices):
+        return NotImplemented
+    return recorder.run(aten.index.Tensor, (tensor, _positions(recorder, indices)), {})
+
+
+def _index_put(recorder: Any, tensor: Any, indices: Any, *args: Any, **kwargs: Any) -> Any:
+    _positions(recorder, indices)
+    return NotImplemented
+
+
+def _positions(recorder: Any, indices: Any) -> List[Any]:
+    """The GPU turns masks into the positions of what they select."""
+    out: List[Any] = []
+    for index in indices:
+        if _is_mask(index):
+            recorder.note("masks are taken to select everything")
+            count = index.numel()
+            out.extend(recorder.new((count,), torch.int64) for _ in range(index.dim()))
+        else:
+            out.append(index)
+    return out
+
+
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
+
+
+ANSWERS: Dict[Any, Callable[..., Any]] = {
+    aten.convolution.default: convolution.forward,
+    aten.convolution_backward.default: convolution.backward,
+    aten._cudnn_rnn.default: recurrent.forward,
+    aten._cudnn_rnn_backward.default: recurrent.backward,
+    aten._local_scalar_dense.default: _item,
+    aten.is_nonzero.default: lambda recorder, tensor: False,
+    aten.equal.default: lambda recorder, a, b: True,
+    aten.nonzero.default: _nonzero,
+    aten.index.Tensor: _index,
+    aten.index_put_.default: _index_put,
+    aten.index_put.default: _index_put,
+    aten._index_put_impl_.default: _index_put,
+    aten.masked_select.default: _masked_select,
+    aten._unique2.default: _unique,
+    aten.unique_dim.default: _unique,
+    aten.unique_consecutive.default: _unique,
+    aten.repeat_interleave.Tensor: _repeat_interleave,
+}
+
+
+# -- attention -------------------------------------------------------------------------------------
+
+
+def _attention(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`scaled_dot_product_attention` with the choice that a GPU since Ampere makes."""
+
+    def scaled_dot_product_attention(
+        query: Any,
+        key: Any,
+        value: Any,
+        attn_mask: Any = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: Any = None,
+        enable_gqa: bool = False,
+    ) -> Any:
+        if not isinstance(query, FakeTensor):
+            more = {"enable_gqa": True} if enable_gqa else {}
+            return original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **more)
+        if enable_gqa and key.shape[-3] != query.shape[-3]:
+            times = query.shape[-3] // key.shape[-3]
+            key, value = (t.repeat_interleave(times, -3) for t in (key, value))
+        rest = dropout_p, is_causal
+        if _flash(query, value, attn_mask):
+            width = query.shape[-1]
+            if width % 8:
+                query, key, value = (F.pad(t, (0, 8 - width % 8)) for t in (query, key, value))
+                scale = 1 / math.sqrt(width) if scale is None else scale
+            out = aten._scaled_dot_product_flash_attention(
+                query, key, value, *rest, False, scale=scale
+            )[0]
+            return out[..., :width]
+        if _efficient(query, value):
+            keep = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
+            bias = None if attn_mask is None else _bias(attn_mask, query, key)
+            return aten._scaled_dot_product_efficient_attention(
+                query, key, value, bias, keep, *rest, scale=scale
+            )[0]
+        return torch._scaled_dot_product_attention_math(
+            query, key, value, attn_mask, *rest, scale=scale
+        )[0]
+
+    return scaled_dot_product_attention
+
+
+def _flash(query: Any, value: Any, mask: Any) -> bool:
+    return bool(
+        torch.backends.cuda.flash_sdp_enabled()
+        and mask is None
+        and query.dim() == 4
+        and query.dtype in (torch.float16, torch.bfloat16)
+        and query.shape[-1] == value.shape[-1] <= 256
+    )
+
+
+def _efficient(query: Any, value: Any) -> bool:
+    step = 4 if query.dtype is torch.float32 else 8
+    return bool(
+        torch.backends.cuda.mem_efficient_sdp_enabled()
+        and query.dim() == 4
+        and query.dtype in (torch.float16, torch.bfloat16, torch.float32)
+        and query.shape[-1] % step == 0
+        and value.shape[-1] % step == 0
+    )
+
+
+def _bias(mask: Any, query: Any, key: Any) -> Any:
+    """The mask as numbers, its rows padded to 16, for every head."""
+    if mask.dtype is torch.bool:
+        shut = torch.full((), -math.inf, dtype=query.dtype, device=query.device)
+        mask = torch.where(mask, torch.zeros_like(shut), shut)
+    if mask.shape[-1] % 16:
+        mask = F.pad(mask, (0, 16 - mask.shape[-1] % 16))[..., : mask.shape[-1]]
+    return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])

@@ -1,0 +1,78 @@
+"""The job's own script, run for two steps without a GPU; its allocations replayed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from math import ceil
+
+from carmad.plugin import Estimate, JobSpec, Refusal, Server, Settings
+from estimators.experience import context_mib, judged, shortfall_mib
+from estimators.look import look
+from estimators.tracer.report import PARTS, Report
+
+MIB = 2**20
+SAFE_SHARE = 0.05  # of what is reserved
+SAFE_MIB = 256
+
+
+def safe(report: Report) -> int:
+    """Bytes that hardly any run exceeds, without the context: what nobody has measured yet."""
+    return ceil(report.reserved * (1 + SAFE_SHARE)) + SAFE_MIB * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What the caching allocator will hold, and the CUDA context with its libraries.
+
+    `low` has only the bytes that are live at once, `high` what experience asks to hold free. The
+    context cannot be traced: it depends on GPU, driver and torch, and is learned from the runs on
+    the same three, or set by `estimation.context_mib` as long as they are too few.
+    """
+
+    settings: Settings
+    server: Server
+    name: str = "trace"
+
+    def estimate(self, spec: JobSpec) -> Estimate | Refusal:
+        report = look(spec, self.settings, self.server)
+        if isinstance(report, Refusal):
+            return replace(report, source=self.name)
+        if report.reserved <= 0:
+            return Refusal("it put nothing on a GPU", self.name, report.seconds)
+        stack = f"{self.server.gpu} / driver {self.server.driver} / torch {report.torch}"
+        past = judged(self.server.runs(), self.name, stack)
+        learned = context_mib(past)
+        context = self.settings.estimation.context_mib if learned is None else learned
+        body = ceil(report.reserved / MIB)
+        short = shortfall_mib(past, context, body)
+        return Estimate(
+            body + context,
+            self.name,
+            low=min(body, report.floor // MIB) + context,
+            high=max(body + short, ceil(safe(report) / MIB)) + context,
+            seconds=report.seconds,
+            notes=(*report.notes, _origin(context, learned, len(past))),
+            parts=(*_parts(report, body), ("context", context)),
+            stack=stack,
+        )
+
+
+def _parts(report: Report, body_mib: int) -> tuple[tuple[str, int], ...]:
+    """The parts in whole MiB. Each ends where the sum so far does, so they add up to `body_mib`."""
+    ends = [0, *accumulate(report.parts.get(part, 0) for part in PARTS)]
+    scale = body_mib / max(1, ends[-1])
+    return tuple(
+        (part, round(end * scale) - round(begin * scale))
+        for part, (begin, end) in zip(PARTS, pairwise(ends), strict=True)
+    )
+
+
+def _origin(context_mib: int, learned: int | None, runs: int) -> str:
+    if learned is None:
+        return f"context {context_mib} MiB as set: {runs} of 3 runs on this GPU, driver and torch"
+    return f"context {context_mib} MiB learned from {runs} runs on this GPU, driver and torch"
+
+
+def trace(settings: Settings, server: Server) -> Trace:
+    return Trace(settings, server)

@@ -1,0 +1,401 @@
+"""`carma estimate`: which command is asked about, the search for what fits, and what is shown."""
+
+from __future__ import annotations
+
+import html
+import io
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console, RenderableType
+
+from cli import estimate_plot, vary
+from cli import estimate_view as view
+from cli.commands import estimate as command
+from cli.main import run
+from cli.problems import Usage
+from tests.fake_daemon import ANSWERS, REFUSALS, FakeDaemon, serving
+
+PARTS = {"parameters": 100, "gradients": 100, "activations": 400, "context": 400}
+PNG = b"\x89PNG\r\n"
+
+
+def an_estimate(source: str, mib: int | None, why: str = "", **changes: Any) -> Any:
+    found = {"source": source, "mib": mib, "low": mib, "high": mib, "seconds": 0.5, "why": why}
+    return {**found, "notes": [], "parts": {}, "chosen": False, **changes}
+
+
+def an_answer(*estimates: Any) -> Any:
+    fits = [{"gpu": 0, "free_mib": 27_000, "fits": True}]
+    return {"schema": 1, "estimates": list(estimates), "fits": fits} | {
+        "verdicts": REFUSALS,
+        "reasons": [],
+    }
+
+
+def traced(mib: int, **changes: Any) -> Any:
+    """What a server says whose trace is chosen, and off by 1 MiB at most."""
+    found = an_estimate("trace", mib, low=mib - 1, high=mib + 1, chosen=True, **changes)
+    return an_answer(an_estimate("history", None, "no like job ran"), found)
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDaemon]:
+    monkeypatch.setenv("CARMA_SOCKET", str(tmp_path / "carmad.sock"))
+    monkeypatch.chdir(tmp_path)
+    with serving(tmp_path / "carmad.sock") as daemon:
+        yield daemon
+
+
+def answering(fake: FakeDaemon, say: Callable[[list[str]], Any]) -> list[list[str]]:
+    """From now on `say` answers, about the command that is sent. Answers with what it was asked."""
+    asked = []
+
+    def answer(method: str, target: str, body: Any) -> tuple[int, Any]:
+        assert (method, target, body["memory_mib"]) == ("POST", "/v1/estimate", None)
+        asked.append(body["argv"])
+        return 200, say(body["argv"])
+
+    fake.answer = answer  # type: ignore[method-assign]
+    return asked
+
+
+def of_batch(per_sample: float, fixed: int = 1000) -> Callable[[list[str]], Any]:
+    return lambda argv: traced(fixed + round(per_sample * int(argv[-1])))
+
+
+def plain(renderable: RenderableType) -> list[str]:
+    console = Console(file=io.StringIO(), width=200, color_system=None)
+    with console.capture() as captured:
+        console.print(renderable)
+    return [line.rstrip() for line in captured.get().splitlines()]
+
+
+# which number is varied
+
+
+@pytest.mark.parametrize(
+    ("argv", "value", "filled"),
+    [
+        ("p t.py --batch-size 64 --lr 1", 64, "p t.py --batch-size 7 --lr 1"),
+        ("p t.py --batch_size=64", 64, "p t.py --batch_size=7"),
+        ("p t.py -batch-size 64", 64, "p t.py -batch-size 7"),
+        ("p t.py -b 64 x", 64, "p t.py -b 7 x"),
+        ("p t.py -b64", 64, "p t.py -b7"),
+        ("p t.py batch_size=64", 64, "p t.py batch_size=7"),
+        ("p t.py +data.batch_size=64", 64, "p t.py +data.batch_size=7"),
+        ("p t.py --batch-size 1 --batch-size 64", 64, "p t.py --batch-size 1 --batch-size 7"),
+        ("timm:resnet50 --batch-size 64", 64, "timm:resnet50 --batch-size 7"),
+        ("p t.py", 16, "p t.py --batch-size 7"),
+        ("p t.py --val-batch-size 3", 16, "p t.py --val-batch-size 3 --batch-size 7"),
+        ("p t.py --batch-size auto", 16, "p t.py --batch-size auto --batch-size 7"),
+        ("p t.py --no-b 3 --batch-sizes 9", 16, "p t.py --no-b 3 --batch-sizes 9 --batch-size 7"),
+    ],
+)
+def test_the_batch_size_is_found(argv: str, value: int, filled: str) -> None:
+    command = vary.opened(argv.split(), "batch-size")
+    assert command.value == value
+    assert command.filled(7) == filled.split()
+
+
+def test_another_number_is_found_by_its_name() -> None:
+    argv = ["p", "t.py", "-b", "8", "--seq-len=128", "-n", "3", "data.size=4"]
+    for name, value in (("seq_len", 128), ("seq-len", 128), ("n", 3), ("data.size", 4)):
+        assert vary.opened(argv, name).value == value
+    assert vary.opened(argv, "hidden").filled(5) == [*argv, "--hidden", "5"]
+    assert vary.opened(argv, "hidden").value != 8, "-b is the batch alone"
+    for name in ("", "--batch-size", "a b", "a=1"):
+        with pytest.raises(Usage):
+            vary.opened(argv, name)
+
+
+# the search
+
+
+def searched(takes: Callable[[int], int], start: int, limit_mib: int) -> dict[int, int]:
+    tried: dict[int, int] = {}
+    while (value := vary.following(tried, start, limit_mib)) is not None:
+        assert 1 <= value <= vary.MOST and value not in tried
+        left = vary.left(tried, limit_mib)
+        assert left is None or left > 0
+        tried[value] = takes(value)
+        if left is not None:
+            assert (vary.left(tried, limit_mib) or 0) < left, "the bar moves on"
+    assert vary.left(tried, limit_mib) in (0, None)
+    return tried
+
+
+@given(st.integers(1, 5000), st.integers(1, 5000), st.integers(0, 50))
+def test_the_largest_is_found_from_everywhere(largest: int, start: int, fixed: int) -> None:
+    tried = searched(lambda value: fixed + 3 * value, start, fixed + 3 * largest)
+    assert vary.bounds(tried, fixed + 3 * largest) == (largest, largest + 1)
+    assert len(tried) <= 2 * max(largest, start).bit_length() + 2
+
+
+def test_not_even_one_fits() -> None:
+    tried = searched(lambda value: 100 + value, 6, 100)
+    assert list(tried) == [6, 3, 1]
+    assert vary.bounds(tried, 100) == (0, 1)
+
+
+def test_there_is_an_end_to_what_is_tried() -> None:
+    tried = searched(lambda value: value // 10, 30, vary.MOST)
+    assert max(tried) == vary.MOST and len(tried) < 20
+    assert vary.bounds(tried, vary.MOST) == (vary.MOST, None)
+
+
+def test_blocks_of_memory_are_told_from_what_does_not_depend() -> None:
+    """A small model takes the same for 16 and 32, as the allocator gives out 2 MiB at least."""
+    assert list(searched(lambda value: 5, 16, 10)) == [16, 32, 2048]
+    tried = searched(lambda value: 4 + value // 100, 16, 10)
+    assert vary.bounds(tried, 10) == (699, 700)
+
+
+def test_the_largest_batch_that_fits(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = answering(fake, of_batch(10))
+    words = ["estimate", "--gpu-mem", "2G", "--fit", "2G", "python", "t.py", "-b", "64"]
+    assert run(words) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert "--batch-size 104 is the largest that fits into 2.0G." in out
+    rows = [line.split() for line in out.splitlines() if line[:1].isspace() or line[:3].isdigit()]
+    assert ["104", "2.0G", "2.0G", "2.0G", "yes"] in rows and ["105", *rows[1][1:4], "no"] in rows
+    assert f"Tried {len(asked)} values" in out
+    assert asked[0] == ["python", "t.py", "-b", "64"] and asked[1][-1] == "128"
+    assert len({tuple(argv) for argv in asked}) == len(asked)
+
+
+def test_the_search_for_programs(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    answering(fake, of_batch(10))
+    assert run(["estimate", "--json", "--fit", "1040M", "--vary", "n", "p", "-n", "4"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["vary"], found["limit_mib"], found["source"]) == ("n", 1040, "trace")
+    assert (found["largest"], found["depends"], found["refused"]) == (3, True, None)
+    assert {one["value"]: one["high"] for one in found["tried"]} == {4: 1041, 2: 1021, 3: 1031}
+
+
+def test_what_does_not_depend_is_told(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = answering(fake, of_batch(0))
+    assert run(["estimate", "--fit", "2G", "p"]) == 1
+    assert "--batch-size does not change what it needs" in capsys.readouterr().out
+    assert [argv[1:] for argv in asked] == [["--batch-size", n] for n in ("16", "32", "2048")]
+
+
+def test_what_cannot_fit_is_told(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    answering(fake, of_batch(1))
+    assert run(["estimate", "--fit", "900M", "p", "-b", "2"]) == 1
+    assert "Not even --batch-size 1 fits into 900M." in capsys.readouterr().out
+    answering(fake, of_batch(1e-3))
+    assert run(f"estimate --fit 9G p -b {vary.MOST}".split()) == 0
+    assert "more was not tried" in capsys.readouterr().out
+
+
+def test_a_search_ends_where_nobody_has_an_answer(
+    fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nothing = an_answer(an_estimate("trace", None, "IndexError: no such row"))
+    answering(fake, lambda argv: traced(int(argv[-1])) if int(argv[-1]) < 100 else nothing)
+    assert run(["estimate", "--fit", "2G", "--explain", "p", "-b", "32"]) == 1
+    out = capsys.readouterr().out
+    assert "ended at --batch-size 128" in out and "IndexError: no such row" in out
+    assert "--batch-size 64 fits into 2.0G." in out
+    answering(fake, lambda argv: nothing)
+    assert run(["estimate", "--json", "--fit", "2G", "p"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["largest"] is None and found["refused"]["value"] == 16
+    assert found["refused"]["estimates"][0]["why"] == "IndexError: no such row"
+
+
+def test_one_estimator_counts_all_the_way(
+    fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """History tells of the batch that ran, and a guess beside the trace is another scale."""
+
+    def say(argv: list[str]) -> Any:
+        batch = int(argv[-1])
+        return an_answer(
+            an_estimate("history", 10, chosen=True),
+            an_estimate("horus", 90 * batch),
+            an_estimate("trace", 10 * batch if batch <= 32 else None, "too slow"),
+        )
+
+    answering(fake, say)
+    assert run(["estimate", "--json", "--fit", "1G", "p", "-b", "16"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["source"] == "trace" and found["refused"]["value"] == 64
+    answering(fake, lambda argv: an_answer(*say([*argv, "64"])["estimates"][:1]))
+    assert run(["estimate", "--json", "--fit", "1G", "p", "-b", "16"]) == 1
+    assert json.loads(capsys.readouterr().out)["tried"] == []
+
+
+def test_a_bar_moves_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    screen = Terminal()
+    monkeypatch.setattr("sys.stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    with command._progress("batch-size") as tell:
+        tell(64, 0, None)
+        tell(96, 2, 6)
+    assert "batch-size 96" in screen.getvalue() and "2/8" in screen.getvalue()
+
+
+# what is shown
+
+
+def test_all_estimators_are_shown_and_the_chosen_one_is_marked(
+    fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    horus = an_estimate("horus", None, "no layers are known", seconds=0.0)
+    other = {**horus, "source": "faketensor"}
+    trace = traced(9000, notes=["torch 2.13", "\x1b[2J"])["estimates"]
+    found = an_answer(*trace, horus, other, an_estimate("gpumemnet", 8192))
+    fake.answers["POST", "/v1/estimate"] = found
+    assert run(["estimate", "--", "python", "train.py", "--batch-size", "64"]) == 0
+    assert fake.body["argv"] == ["python", "train.py", "--batch-size", "64"]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["SOURCE", "MEMORY", "LOW", "HIGH", "TOOK", "NOTE"]
+    assert lines[1].split()[:7] == ["trace", "*", "8.8G", "8.8G", "8.8G", "0.5", "s"]
+    assert lines[1].endswith("torch 2.13; ?[2J")
+    assert lines[2].split()[0] == "gpumemnet" and lines[3].endswith("no like job ran")
+    assert lines[4].endswith("no layers are known") and lines[5].endswith("as for horus")
+    assert "* decides: 8.8G must be free on each of its GPUs." in lines
+    gpus = [line.split() for line in lines if line.startswith("GPU")]
+    assert gpus[0][:4] == ["GPU", "0", "26.4G", "free"] and "busy" in gpus[0]
+    assert gpus[1] == ["GPU", "1", "-", "would", "take", "it", "now"]
+
+
+def test_a_model_by_its_name(fake: FakeDaemon) -> None:
+    words = ["timm:resnet50", "--batch-size", "64", "--optimizer", "sgd"]
+    assert run(["estimate", *words]) == 0
+    assert fake.body["argv"] == words
+
+
+def test_no_estimate_is_an_exit_code(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    nothing = an_answer(an_estimate("trace", None, "not PyTorch"))
+    fake.answers["POST", "/v1/estimate"] = nothing
+    for words in ("estimate prog", "estimate --explain prog"):
+        assert run(words.split()) == 1
+        out, err = capsys.readouterr()
+        assert "not PyTorch" in out and "Its need is unknown" in out and err == ""
+    assert run(["estimate", "--json", "prog"]) == 1
+    assert json.loads(capsys.readouterr().out) == nothing
+
+
+def test_what_the_memory_is_for(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = traced(1000, parts=PARTS, notes=["cudnn.benchmark is on"])
+    fake.answers["POST", "/v1/estimate"] = answer
+    assert run(["estimate", "--explain", "prog"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    bar = next(line for line in lines if line.startswith("█"))
+    assert bar == "█" * 6 + "▓" * 6 + "░" * 24 + "·" * 24
+    assert ["░", "activations", "400M", "40.0%"] in [line.split() for line in lines]
+    assert "  · cudnn.benchmark is on" in lines
+
+
+@given(st.lists(st.integers(0, 90_000), min_size=1, max_size=7).filter(any))
+def test_the_bar_is_as_long_as_all_its_parts(sizes: list[int]) -> None:
+    parts = dict(zip(view.LOOKS, sizes, strict=False))
+    lines = plain(view.explanation(an_estimate("trace", sum(sizes), parts=parts)))
+    assert len(lines[1]) == view.BAR_WIDTH
+    for name, size in parts.items():
+        cells = lines[1].count(view.LOOKS[name][0])
+        assert abs(cells - view.BAR_WIDTH * size / sum(sizes)) <= 1
+
+
+def test_what_the_chosen_one_cannot_explain_another_may(
+    fake: FakeDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    history = an_estimate("history", 900, chosen=True)
+    answer = an_answer(history, an_estimate("trace", 1000, parts=PARTS))
+    fake.answers["POST", "/v1/estimate"] = answer
+    assert run(["estimate", "--explain", "prog"]) == 0
+    assert "by trace" in capsys.readouterr().out
+    fake.answers["POST", "/v1/estimate"] = an_answer(history)
+    for words, code in ((["--explain"], 0), (["--plot", "x.html"], 1)):
+        assert run(["estimate", *words, "prog"]) == code
+        assert "no estimator says what the memory is for" in capsys.readouterr().err
+    assert not (tmp_path / "x.html").exists()
+
+
+def test_the_search_explains_what_it_found(
+    fake: FakeDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answering(fake, lambda argv: traced(10 * int(argv[-1]), parts={"context": 10 * int(argv[-1])}))
+    assert run(["estimate", "--fit", "1G", "--explain", "--plot", "x.html", "p", "-b", "64"]) == 0
+    assert re.search(r"context +1020M +100.0%", capsys.readouterr().out)
+    assert "<code>p -b 102</code>" in (tmp_path / "x.html").read_text()
+
+
+# files
+
+
+def test_an_image_and_a_page(
+    fake: FakeDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.answers["POST", "/v1/estimate"] = traced(1000, parts=PARTS, notes=["<b>bold</b>"])
+    assert run(["estimate", "--plot", "x.png", "prog", "$<i>" * 50]) == 0
+    assert (tmp_path / "x.png").read_bytes().startswith(PNG)
+    assert run(["estimate", "--json", "--plot", "x.html", "prog", "<i>"]) == 0
+    out, err = capsys.readouterr()
+    assert err == "carma: x.png is written\ncarma: x.html is written\n"
+    assert json.loads(out[out.index("{") :])["schema"] == 1
+    page = (tmp_path / "x.html").read_text()
+    assert html.escape("prog '<i>'") in page and "<i>" not in page and "<b>" not in page
+    assert not re.search(r"https?:|<script|<link|@import|src=", page)
+    assert page.count("width: 10.00%") == 2 and page.count("width: 40.00%") == 2
+    assert "1000M (999M to 1001M) by trace" in page
+
+
+def test_the_image_shows_every_part() -> None:
+    one = traced(1000, parts={**PARTS, "a plugin's": 24})["estimates"][1]
+    assert len({estimate_plot.colour(name) for name in one["parts"]}) == len(one["parts"])
+    assert estimate_plot.image(one, ["p"]) != estimate_plot.image({**one, "parts": PARTS}, ["p"])
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ("--vary n prog", 2, "--vary goes with --fit"),
+        ("--fit 24 prog", 2, "without a unit is MiB"),
+        ("--fit 24G --vary=--n prog", 2, "without its dashes"),
+        ("--fit 24G --wrap true", 2, "--fit cannot look into --wrap"),
+        ("--plot x.pdf prog", 2, "only .png and .html"),
+        ("--plot none/x.png prog", 1, "cannot write none/x.png"),
+    ],
+)
+def test_what_cannot_be_is_told_before_anything_is_asked(
+    fake: FakeDaemon, capsys: pytest.CaptureFixture[str], words: str, code: int, said: str
+) -> None:
+    assert run(["estimate", *words.split()]) == code
+    assert said in capsys.readouterr().err
+    assert not fake.asked
+
+
+def test_an_image_that_cannot_be_drawn_is_told_as_early(
+    fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("cli.commands.estimate.find_spec", lambda name: None)
+    assert run(["estimate", "--plot", "x.png", "prog"]) == 1
+    assert "pip install 'carma[sim]'" in capsys.readouterr().err
+    assert not fake.asked
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["estimate", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "usage: carma estimate" in out and "--fit SIZE" in out and "--gpu-mem" in out
+
+
+def test_the_canned_answer_is_as_those_here() -> None:
+    canned = ANSWERS["POST", "/v1/estimate"]
+    assert set(canned) == set(an_answer())
+    assert set(canned["estimates"][0]) == set(an_estimate("trace", 1))

@@ -1,0 +1,253 @@
+"""Waiting jobs and the estimators: whose turn it is, what is asked once, what goes wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from carmad import registry
+from carmad.config import Settings
+from carmad.core.ports import Server
+from carmad.core.types import ArrayTask, Estimate, JobId, JobSpec, Refusal
+from carmad.daemon import estimates as module
+from carmad.daemon.estimates import Answer, Estimates, ask, guesses
+from carmad.errors import CarmaError
+from carmad.testing import a_job, a_server, a_spec
+
+
+class Asked:
+    """An estimator that answers when it is told to, and a record of what became of its answers."""
+
+    def __init__(self) -> None:
+        self.specs: list[JobSpec] = []
+        self.told: list[tuple[JobId, Answer]] = []
+        self.go_on = threading.Event()
+        self.estimates = Estimates(self.ask, lambda *told: self.told.append(told))
+
+    def ask(self, spec: JobSpec) -> Answer:
+        self.specs.append(spec)
+        assert self.go_on.wait(20)
+        return Estimate(len(self.specs), spec.argv[-1])
+
+    def put(self, id: int, script: str = "a.py", **spec: object) -> None:
+        self.estimates.put(a_job(id, spec=a_spec(argv=("python", script), **spec)))
+
+    @property
+    def jobs(self) -> list[int]:
+        return [job for job, _ in self.told]
+
+
+@pytest.fixture
+def asked() -> Iterator[Asked]:
+    asked = Asked()
+    yield asked
+    asked.go_on.set()
+    asked.estimates.close()
+
+
+def until(true: Callable[[], object]) -> None:
+    for _ in range(2000):
+        if true():
+            return
+        time.sleep(0.005)
+    raise AssertionError("not in time")
+
+
+def test_the_tasks_of_an_array_share_one_answer(asked: Asked) -> None:
+    for index in range(20):
+        task = ArrayTask(JobId(1), index)
+        asked.put(1 + index, array=task, stdout=f"{index}.out", name=f"run {index}")
+    until(lambda: asked.specs)
+    asked.go_on.set()
+    until(lambda: len(asked.told) == 20)
+    assert len(asked.specs) == 1
+    assert {answer for _, answer in asked.told} == {Estimate(1, "a.py")}
+    asked.put(30)
+    until(lambda: len(asked.told) == 21)
+    assert len(asked.specs) == 1, "nor is it asked for one that comes later"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"script": "b.py"},
+        {"uid": 1001},
+        {"cwd": "/elsewhere"},
+        {"conda_env": "other"},
+        {"env": (("BATCH", "64"),)},
+        {"gpus": 2},
+    ],
+)
+def test_what_may_need_other_memory_is_asked_anew(asked: Asked, other: dict[str, object]) -> None:
+    asked.go_on.set()
+    asked.put(1)
+    asked.put(2, **other)  # type: ignore[arg-type]
+    until(lambda: len(asked.told) == 2)
+    assert len(asked.specs) == 2
+
+
+def test_an_answer_ages(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The script may be another one by now."""
+    asked.go_on.set()
+    asked.put(1)
+    until(lambda: len(asked.told) == 1)
+    monkeypatch.setattr(module, "FRESH_S", 0.0)
+    asked.put(2)
+    until(lambda: len(asked.told) == 2)
+    assert len(asked.specs) == 2
+
+
+def test_what_a_job_taught_is_asked_for(asked: Asked) -> None:
+    asked.go_on.set()
+    asked.put(1)
+    until(lambda: len(asked.told) == 1)
+    asked.estimates.ended(JobId(1))
+    asked.put(2)
+    until(lambda: len(asked.told) == 2)
+    assert len(asked.specs) == 2
+
+
+def test_few_answers_are_kept(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ANSWERS_KEPT", 2)
+    asked.go_on.set()
+    for id, script in enumerate(("a", "b", "c", "a"), 1):
+        asked.put(id, script)
+        until(lambda count=id: len(asked.told) == count)
+    assert len(asked.specs) == 4
+
+
+def test_one_users_thousand_jobs_hold_up_nobody_elses_one(asked: Asked) -> None:
+    for id in range(1, 1001):
+        asked.put(id, f"{id}.py", uid=1)
+    asked.put(1001, uid=2)
+    asked.put(1002, uid=3)
+    asked.go_on.set()
+    until(lambda: len(asked.told) == 1002)
+    assert max(asked.jobs.index(1001), asked.jobs.index(1002)) < 10
+
+
+def test_one_that_says_itself_what_it_needs_does_not_wait_for_others(asked: Asked) -> None:
+    declared: list[JobId] = []
+    estimates = Estimates(
+        lambda spec: Estimate(spec.memory_mib, "declared") if spec.memory_mib else asked.ask(spec),
+        lambda job, answer: declared.append(job),
+    )
+    for id in range(1, 10):
+        estimates.put(a_job(id, spec=a_spec(argv=(f"{id}",))))
+    estimates.put(a_job(10, spec=a_spec(memory_mib=9)))
+    until(lambda: declared)
+    assert declared == [10]
+    asked.go_on.set()
+    estimates.close()
+
+
+def test_a_cancelled_job_is_not_asked_about(asked: Asked) -> None:
+    for id in range(1, 6):
+        asked.put(id, f"{id}.py")
+    until(lambda: len(asked.specs) == module.AT_ONCE)
+    for id in (3, 4, 99):
+        asked.estimates.ended(JobId(id))
+    asked.go_on.set()
+    until(lambda: len(asked.told) == 3)
+    asked.estimates.close()
+    assert sorted(asked.jobs) == [1, 2, 5]
+
+
+def test_closing_leaves_the_rest_to_the_next_daemon(asked: Asked) -> None:
+    for id in range(1, 10):
+        asked.put(id, f"{id}.py")
+    until(lambda: len(asked.specs) == module.AT_ONCE)
+    threading.Timer(0.05, asked.go_on.set).start()
+    asked.estimates.close()
+    assert len(asked.told) < 9
+
+
+class Scripted:
+    """Installed estimators by name: an answer, or an error to raise."""
+
+    def __init__(self, **answers: Answer | Exception) -> None:
+        self.answers = answers
+        self.servers: set[int] = set()
+
+    def names(self, kind: str) -> list[str]:
+        return sorted(self.answers)
+
+    def estimator(self, name: str, settings: Settings, server: Server) -> Scripted:
+        self.servers.add(id(server))
+        found = self.answers[name]
+        if isinstance(found, CarmaError):
+            raise found
+        one = Scripted(it=found)
+        one.servers = self.servers
+        return one
+
+    def estimate(self, spec: JobSpec) -> Answer:
+        (found,) = self.answers.values()
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(registry, "names", self.names)
+        monkeypatch.setattr(registry, "estimator", self.estimator)
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (CarmaError("'it' cannot be loaded", "install it"), "'it' cannot be loaded"),
+        (TimeoutError("it gave no estimate within 20 s"), "it gave no estimate within 20 s"),
+        (ZeroDivisionError("oops"), "it failed: ZeroDivisionError('oops')"),
+    ],
+)
+def test_what_goes_wrong_is_a_refusal(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, why: str
+) -> None:
+    Scripted(it=error).install(monkeypatch)
+    answer = ask("it", Settings(), a_server(), a_spec())
+    assert isinstance(answer, Refusal)
+    assert (answer.why, answer.source) == (why, "it")
+
+
+def test_the_estimator_that_decides_is_the_chosen_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = Estimate(8_000, "trace", seconds=1.5)
+    scripted = Scripted(
+        auto=replace(trace, notes=("not history: no run",)),
+        history=Refusal("no run", "history"),
+        trace=trace,
+        horus=Estimate(9_000, "horus"),
+    )
+    scripted.install(monkeypatch)
+
+    def chosen(estimator: str) -> dict[str, bool]:
+        found = guesses(Settings(estimator=estimator), a_server(), a_spec())
+        return {guess.source: guess.chosen for guess in found}
+
+    assert chosen("auto") == {"history": False, "horus": False, "trace": True}
+    assert chosen("horus") == {"history": False, "horus": True, "trace": False}
+    assert not any(chosen("history").values())
+    scripted.servers.clear()
+    found = guesses(Settings(), server := a_server(), a_spec())
+    assert scripted.servers == {id(server)}, "they share their looks"
+    assert [guess.seconds for guess in found if guess.chosen] == [1.5]
+
+
+def test_the_daemon_loads_nothing_that_models_need() -> None:
+    """Neither itself nor by loading the estimators: torch alone takes seconds and 200 MiB."""
+    words = """
+import sys
+import carmad.daemon.main
+from importlib.metadata import entry_points
+for point in entry_points(group="carma.estimators"):
+    if point.value.startswith("estimators."):
+        point.load()
+print(*{"torch", "numpy", "sklearn", "timm"} & sys.modules.keys())
+"""
+    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("\n", "")

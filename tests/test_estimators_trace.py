@@ -1,0 +1,117 @@
+"""From a look's numbers to an estimate, and what past runs add to it."""
+
+from __future__ import annotations
+
+import pytest
+
+from carmad.config import Estimation, Settings
+from carmad.plugin import Estimate, Refusal, Run, Trial
+from carmad.testing import a_report, a_run, a_server, a_spec
+from estimators.experience import Judged, shortfall_mib
+from estimators.tracing import trace
+
+MIB = 2**20
+STACK = "NVIDIA A100-PCIE-40GB / driver 570.124.06 / torch 2.13.0"
+
+
+def estimated(*runs: Run, **report: object) -> Estimate:
+    settings = Settings(estimation=Estimation(context_mib=500))
+    server = a_server(Trial(a_report(**report).dumps(), "", code=0), runs)
+    answer = trace(settings, server).estimate(a_spec())
+    assert isinstance(answer, Estimate), answer
+    return answer
+
+
+def past(peak_mib: int, body_mib: int = 3000, stack: str = STACK, low_mib: int = 0) -> Run:
+    """A run that the trace had said `body_mib`, and a context of 500 MiB, about."""
+    context = (("activations", body_mib), ("context", 500))
+    mib = body_mib + 500
+    return a_run(peak_mib, Estimate(mib, "trace", low=low_mib, parts=context, stack=stack))
+
+
+def test_what_was_traced_and_the_context() -> None:
+    estimate = estimated(notes=("torch.compile left out",))
+    assert (estimate.mib, estimate.low) == (3500, 3000)
+    assert estimate.safe_mib > 3500
+    assert (estimate.source, estimate.stack, estimate.seconds) == ("trace", STACK, 1.5)
+    assert dict(estimate.parts)["context"] == 500
+    assert dict(estimate.parts)["optimizer"] == 800
+    assert estimate.notes[0] == "torch.compile left out"
+    assert "as set" in estimate.notes[1]
+
+
+@pytest.mark.parametrize("odd", [1, 333_333, MIB - 1])
+def test_parts_add_up_whatever_their_rounding(odd: int) -> None:
+    kinds = ("parameters", "gradients", "optimizer", "activations", "workspace", "fragmentation")
+    parts = dict.fromkeys(kinds, 100 * MIB + odd)
+    estimate = estimated(parts=parts, reserved=sum(parts.values()), floor=0)
+    assert sum(mib for _, mib in estimate.parts) == estimate.mib
+    assert max(abs(mib - 100 - odd / MIB) for kind, mib in estimate.parts if kind in kinds) < 2
+
+
+def test_the_context_is_learned() -> None:
+    peaks = (3790, 3800, 3810)
+    estimate = estimated(*map(past, peaks))
+    assert (estimate.mib, estimate.low) == (3800, 3300)
+    assert dict(estimate.parts)["context"] == 800
+    assert "learned from 3 runs" in estimate.notes[-1]
+    assert estimated(*map(past, peaks[:2])).mib == 3500
+
+
+def test_what_was_learned_with_another_context_is_the_same() -> None:
+    """The peak less what was traced counts, not the error of the estimate as a whole."""
+    wrong = Estimate(4000, "trace", parts=(("activations", 3000), ("context", 1000)), stack=STACK)
+    assert estimated(*[a_run(3800, wrong)] * 3).mib == 3800
+
+
+def test_only_runs_on_the_same_stack_teach() -> None:
+    assert estimated(*[past(3800, stack="another")] * 20).mib == 3500
+    assert estimated(*[a_run(3800, Estimate(3500, "horus", stack=STACK))] * 20).mib == 3500
+    assert estimated(*[a_run(3800)] * 20).mib == 3500
+
+
+def test_one_of_the_others_is_judged_too() -> None:
+    run = past(3800)
+    chosen = Estimate(9000, "history", others=(run.estimate,) if run.estimate else ())
+    assert estimated(*[a_run(3800, chosen)] * 3).mib == 3800
+
+
+def test_runs_that_never_grew_teach_nothing() -> None:
+    early = [past(1100, low_mib=3000)] * 9
+    assert estimated(*early).mib == 3500
+    assert estimated(*early, *[past(3800)] * 3).mib == 3800
+    assert estimated(past(900), past(3800), past(3800)).mib == 3800
+
+
+def test_the_margin_is_learned() -> None:
+    """One in ten was at three times what was traced."""
+    runs = [past(3500)] * 18 + [past(9500)] * 2
+    assert estimated(*runs).mib == 3500
+    assert estimated(*runs).safe_mib == 9500
+    assert estimated(*runs[-9:]).safe_mib == estimated().safe_mib  # too few yet
+    assert estimated(*[past(3500)] * 20).safe_mib == estimated().safe_mib
+
+
+def test_one_that_fell_short_among_many_does_not_count() -> None:
+    runs = [Judged(3000, 3500)] * 39 + [Judged(3000, 9500)]
+    assert shortfall_mib(runs, 500, 3000) == 0
+    assert shortfall_mib(runs[-19:], 500, 3000) == 6000  # one in nineteen is too many
+
+
+def test_shortfalls_are_in_proportion_to_the_job() -> None:
+    assert shortfall_mib([Judged(3000, 3800)] * 10, 500, 6000) == 600
+    assert shortfall_mib([Judged(3000, 3200)] * 10, 500, 6000) == 0
+
+
+def test_small_jobs_do_not_teach_large_ones_a_large_share() -> None:
+    """100 MiB more than 20 MiB are a tenth of a GiB, not five times as much."""
+    runs = [Judged(20, 620)] * 10
+    assert shortfall_mib(runs, 500, 20) == 100
+    assert shortfall_mib(runs, 500, 10_240) == 1000
+
+
+def test_a_look_that_failed() -> None:
+    refusal = trace(Settings(), a_server()).estimate(a_spec())
+    assert isinstance(refusal, Refusal)
+    assert refusal.source == "trace"
+    assert "no such user" in refusal.why

@@ -1,0 +1,200 @@
+"""What finished jobs teach, from a committed step to an estimator, and over a restart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from carmad.api.calibration import calibrations, contexts
+from carmad.config import Monitor, Settings
+from carmad.core.messages import Discovered, Step, Tick
+from carmad.core.ports import Run, Trial
+from carmad.core.types import Cause, Estimate, Exit, Gpu, Job, JobState, Usage
+from carmad.daemon import experience as module
+from carmad.daemon.experience import JOBS_PER_USER, Experience, driver_version
+from carmad.store.sql import SqlStore
+from carmad.testing import a_gpu, a_job, a_run, a_spec
+
+SETTINGS = Settings(monitor=Monitor(period_s=1.0))
+
+
+def a_past_job(id: int = 1, peak_mib: int = 8_000, **changes: object) -> Job:
+    ended = a_job(
+        id,
+        state=JobState.SUCCEEDED,
+        attempt=1,
+        gpus=(a_gpu(0).id,),
+        started_at=100.0,
+        ended_at=200.0 + id,
+        exit=Exit(Cause.SUCCESS, 0),
+        usage=Usage(peak_mib=peak_mib),
+        estimate=Estimate(7_000, "trace", notes=("n=7",)),
+    )
+    return replace(ended, **changes)  # type: ignore[arg-type]
+
+
+def a_step(*jobs: Job, gpus: tuple[Gpu, ...] | None = None) -> Step:
+    event = Tick(0.0) if gpus is None else Discovered(0.0, gpus)
+    return Step((event,), jobs, (), ())
+
+
+def test_a_job_that_ended_well_teaches() -> None:
+    experience = Experience(SETTINGS)
+    experience.committed(a_step(gpus=(a_gpu(0), a_gpu(1))))
+    job = a_past_job()
+    running = replace(job, state=JobState.RUNNING, ended_at=None)
+    experience.committed(a_step(running, job))
+    (run,) = experience.server().runs()
+    assert run == Run(job.spec, 8_000, job.estimate, a_gpu(0).name, 201.0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"state": JobState.FAILED},
+        {"state": JobState.CANCELLED},
+        {"usage": Usage()},  # never seen on its GPU
+        {"failures": (Exit(Cause.GPU_OOM),)},
+        {"served_s": 50.0},  # preempted, and went on
+        {"started_at": 197.0, "ended_at": 201.0},  # too short to be sure of its peak
+        {"started_at": None},
+    ],
+)
+def test_what_teaches_nothing(changes: dict[str, object]) -> None:
+    experience = Experience(SETTINGS)
+    experience.committed(a_step(a_past_job(**changes)))
+    assert experience.runs() == []
+
+
+def test_the_newest_come_first_and_each_user_has_his_own() -> None:
+    experience = Experience(SETTINGS)
+    ada, bob = a_spec(uid=1), a_spec(uid=2)
+    experience.remember([a_past_job(1, spec=ada), a_past_job(3, spec=ada), a_past_job(2, spec=bob)])
+    assert [run.ended_at for run in experience.runs()] == [203.0, 202.0, 201.0]
+    assert [run.ended_at for run in experience.runs(2)] == [202.0]
+    assert experience.runs(3) == []
+
+
+def test_one_users_array_makes_nobody_forget_the_others() -> None:
+    experience = Experience(SETTINGS)
+    experience.remember([a_past_job(1, spec=a_spec(uid=2))])
+    experience.remember(a_past_job(id) for id in range(2, 2 * JOBS_PER_USER))
+    assert len(experience.runs(2)) == 1
+    mine = experience.runs(a_spec().uid)
+    assert len(mine) == JOBS_PER_USER
+    assert mine[0].ended_at == 200.0 + 2 * JOBS_PER_USER - 1
+
+
+def test_it_is_there_again_after_a_restart(tmp_path: Path) -> None:
+    settings = SETTINGS
+    store = SqlStore.open(tmp_path / "carma.db")
+    first = Experience(settings)
+    for id in (1, 2, 3):
+        step = a_step(a_past_job(id, peak_mib=1_000 * id))
+        store.commit(replace(step, events=(Discovered(0.0, (a_gpu(0),)),)))
+        first.committed(step)
+    store.commit(a_step(a_past_job(4, state=JobState.FAILED), gpus=()))
+    store.close()
+
+    store = SqlStore.open(tmp_path / "carma.db")
+    second = Experience(settings)
+    second.remember(reversed(store.history(states=[JobState.SUCCEEDED], limit=module.JOBS_READ)))
+    store.close()
+    assert second.runs() == first.runs()
+    assert [run.peak_mib for run in second.runs()] == [3_000, 2_000, 1_000]
+    assert second.runs()[0].estimate == a_past_job().estimate
+
+
+def test_the_servers_gpus_and_driver() -> None:
+    experience = Experience(SETTINGS, "570.86")
+    assert (experience.server().gpu, experience.server().driver) == ("", "570.86")
+    cards = (a_gpu(0, name="T4"), a_gpu(1, name="A100"), a_gpu(2, name="A100"))
+    experience.committed(a_step(gpus=cards))
+    assert experience.server().gpu == "A100"
+
+
+def test_the_drivers_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "DRIVER", tmp_path / "version")
+    assert driver_version() == ""
+    (tmp_path / "version").write_text("570.124.06\n")
+    assert driver_version() == "570.124.06"
+
+
+def test_the_same_program_is_tried_once_per_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries: list[tuple[object, ...]] = []
+
+    def tried(*given: object) -> Trial:
+        tries.append(given)
+        return Trial(b"%d" % len(tries), "")
+
+    monkeypatch.setattr(module, "tried", tried)
+    experience = Experience(SETTINGS)
+    server, other = experience.server(), experience.server()
+    asked: Callable[..., Trial] = server.trial
+    assert asked(a_spec(), ["a"], 5.0) == asked(a_spec(), ("a",), 5.0) == Trial(b"1", "")
+    assert asked(a_spec(), ["b"], 5.0).answer == b"2"
+    assert asked(a_spec(cwd="/"), ["a"], 5.0).answer == b"3"
+    assert other.trial(a_spec(), ["a"], 5.0).answer == b"4", "the script may have changed"
+    stop = tries[0][-1]
+    assert not stop.is_set()  # type: ignore[attr-defined]
+    experience.close()
+    assert stop.is_set()  # type: ignore[attr-defined]
+
+
+# -- what it says of the estimators ----------------------------------------------------------------
+
+
+def judged(peak_mib: int, *estimates: Estimate) -> Run:
+    first, *others = estimates
+    return a_run(peak_mib, replace(first, others=tuple(others)))
+
+
+def test_each_estimator_is_held_against_the_peaks() -> None:
+    runs = [
+        judged(1_000, Estimate(1_100, "trace", high=1_200), Estimate(900, "horus")),
+        judged(2_000, Estimate(1_900, "trace", high=1_950), Estimate(900, "horus")),
+        judged(3_000, Estimate(3_050, "trace", high=3_100)),
+        a_run(4_000),  # nobody said anything
+    ]
+    trace, history, horus = calibrations(["trace", "history"], runs)
+    assert trace == {
+        "name": "trace",
+        "jobs": 3,
+        "bias_mib": 50,
+        "p50_mib": 100,
+        "p95_mib": 100,
+        "under": 0.3333,
+    }
+    assert (history["jobs"], history["bias_mib"], history["p95_mib"], history["under"]) == (
+        0,
+        None,
+        None,
+        None,
+    )
+    assert (horus["name"], horus["jobs"], horus["bias_mib"], horus["under"]) == (
+        "horus",
+        2,
+        -600,
+        1.0,
+    )
+
+
+def test_an_estimate_that_comes_twice_counts_once() -> None:
+    same = Estimate(1_100, "trace")
+    (trace,) = calibrations([], [judged(1_000, same, same)])
+    assert trace["jobs"] == 1
+
+
+def test_the_context_of_each_stack() -> None:
+    def traced(peak_mib: int, stack: str) -> Run:
+        parts = (("activations", 1_000), ("context", 500))
+        return judged(peak_mib, Estimate(1_500, "trace", low=1_400, parts=parts, stack=stack))
+
+    runs = [traced(1_400 + 10 * n, "A100 / torch 2.9") for n in range(3)] + [traced(1_600, "T4")]
+    assert contexts(runs) == [
+        {"stack": "A100 / torch 2.9", "jobs": 3, "context_mib": 410},
+        {"stack": "T4", "jobs": 1, "context_mib": None},
+    ]

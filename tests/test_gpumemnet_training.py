@@ -1,0 +1,302 @@
+"""Making GPUMemNet's weights: networks drawn, built, labelled and learned from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice, pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cli.app import run_app
+from estimators.gpumemnet import dataset, network
+from estimators.gpumemnet.card import read
+from estimators.gpumemnet.dataset import Origin, Sample
+from estimators.gpumemnet.features import FAMILIES, TYPE_OF, TYPES, family, features, kinds
+from estimators.gpumemnet.synthesis import BLOCKS, INPUTS, Cnn, Mlp, Stage, Transformer, synthesise
+from estimators.tracer.report import Layer
+
+pytest.importorskip("torch")
+pytest.importorskip("sklearn")
+
+import torch
+
+from estimators.gpumemnet import labels, training
+from estimators.gpumemnet.networks import build
+from estimators.tracer import fakecuda
+
+fakecuda.install()  # PyTorch makes its threads in the first backward pass, real or fake, for good
+
+SMALL_CNN = Cnn(
+    batch=2,
+    image=32,
+    outputs=5,
+    stem=4,
+    stages=(Stage(16, 1), Stage(24, 2)),
+    block="plain",
+    activation="ReLU",
+    batch_norm=True,
+    dropout=True,
+    hidden=8,
+)
+SMALL_TRANSFORMER = Transformer(
+    batch=2,
+    kind="encoder",
+    length=16,
+    outputs=50,
+    width=32,
+    heads=2,
+    feed_forward=(64, 32),
+    activation="GELU",
+    dropout=True,
+    fused=True,
+    joint=False,
+)
+
+
+# -- synthesis
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_seed_draws_the_same_networks_again(name: str) -> None:
+    first, again, other = (list(islice(synthesise(name, seed), 20)) for seed in (7, 7, 8))
+    assert first == again
+    assert first != other
+
+
+def test_the_five_rules() -> None:
+    mlps = [each for each in islice(synthesise("mlp", 0), 400) if isinstance(each, Mlp)]
+    assert {len(each.widths) for each in mlps} == set(range(1, 13))
+    decades = Counter(len(str(each.inputs)) for each in mlps)  # evenly, on a logarithmic scale
+    assert min(decades[2], decades[3]) > 0.6 * max(decades[2], decades[3])
+    deep = [each.widths for each in mlps if len(each.widths) == 12 and max(each.widths) > 500]
+    assert any(widths[0] == widths[5] == widths[-1] for widths in deep)
+    assert any(widths[0] > 2 * widths[5] > 3 * widths[-1] for widths in deep)
+    assert any(widths[0] == widths[-1] > 4 * widths[5] for widths in deep)
+    assert {(each.batch_norm, each.dropout) for each in mlps} == {
+        (norm, dropout) for norm in (True, False) for dropout in (True, False)
+    }
+    cnns = [each for each in islice(synthesise("cnn", 0), 200) if isinstance(each, Cnn)]
+    assert {each.block for each in cnns} == set(BLOCKS)
+    assert min(each.image for each in cnns) == 28 and max(each.image for each in cnns) == 384
+    many = islice(synthesise("transformer", 0), 200)
+    transformers = [each for each in many if isinstance(each, Transformer)]
+    assert {each.kind for each in transformers} == set(INPUTS)
+    assert {each.fused for each in transformers} == {True, False}
+
+
+# -- building
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_a_cnn_of_each_block_trains(block: str) -> None:
+    assert _loss_of(replace(SMALL_CNN, block=block)) > 0
+
+
+@pytest.mark.parametrize("kind", INPUTS)
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_transformer_of_each_kind_trains(kind: str, fused: bool) -> None:
+    assert _loss_of(replace(SMALL_TRANSFORMER, kind=kind, fused=fused, joint=fused)) > 0
+
+
+def test_attention_computes_the_same_fused_or_not() -> None:
+    losses = []
+    for fused in (True, False):
+        torch.manual_seed(0)
+        model, inputs = build(
+            replace(SMALL_TRANSFORMER, kind="decoder", fused=fused, dropout=False)
+        )
+        losses.append(float(model(*inputs).detach()))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def _loss_of(drawn: Cnn | Transformer) -> float:
+    torch.manual_seed(0)
+    model, inputs = build(drawn)
+    inputs = tuple(x.zero_() for x in inputs)
+    loss = model(*inputs)
+    loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    return float(loss.detach())
+
+
+# -- labels
+
+
+def test_a_trace_labels_a_network() -> None:
+    drawn = Mlp(64, 1000, 10, (4096, 4096), "ReLU", batch_norm=True, dropout=False)
+    sample = labels.traced(drawn)
+    assert sample.batch == 64
+    assert Counter(kinds(sample.layers)) == {"Linear": 3, "BatchNorm1d": 2, "ReLU": 2}
+    weights = 1000 * 4096 + 4096**2 + 4096 * 10
+    assert sum(layer.parameters for layer in sample.layers) > weights
+    adam_mib = 16 * weights / 2**20  # weights, gradients, two moments
+    assert 544 + adam_mib < sample.mib < 544 + 1.4 * adam_mib
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_is_drawn_is_of_the_family_that_it_is_taken_for(name: str) -> None:
+    for drawn in islice(synthesise(name, 1), 3):
+        sample = labels.traced(drawn)
+        assert family(sample.layers) == name
+        assert sample.batch == drawn.batch
+        assert set(kinds(sample.layers)) <= TYPE_OF.keys()
+
+
+def test_networks_that_do_not_fit_are_passed_over_but_not_for_ever() -> None:
+    kept = iter([None, Sample(1, (), 1), None, Sample(2, (), 2), Sample(3, (), 3)])
+    found = labels.samples("mlp", 0, 2, lambda _: next(kept))
+    assert [sample.batch for sample in found] == [1, 2]
+    with pytest.raises(RuntimeError, match="did not fit"):
+        list(labels.samples("mlp", 0, 1, lambda _: None))
+
+
+# -- training
+
+
+@pytest.fixture(scope="module")
+def samples() -> list[Sample]:
+    """Of which the memory follows a simple law."""
+    made = []
+    for drawn in islice(synthesise("mlp", 0), 240):
+        assert isinstance(drawn, Mlp)
+        widths = (drawn.inputs, *drawn.widths)
+        layers = []
+        for before, wide in pairwise(widths):
+            layers += [Layer("Linear", wide, before * wide), Layer(drawn.activation, wide, 0)]
+        bytes_ = 16 * sum(layer.parameters for layer in layers)
+        made.append(Sample(drawn.batch, tuple(layers), 544 + bytes_ // 2**20))
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "EPOCHS", {"mlp": 30, "transformer": 2})
+    monkeypatch.setattr(training, "RANGES_GB", (2,))
+
+
+ORIGIN = Origin("mlp", 0, "traced", "2.13.0", 544)
+
+
+def test_numpy_says_what_torch_says(samples: list[Sample], short: None) -> None:
+    seen = [features(sample.layers, sample.batch) for sample in samples]
+    truth = training.labels(samples, 2, 8)
+    outcome = training.cross_validate(seen, truth, 2)
+    assert Counter(member.kind for member in outcome.members) == {"mlp": 3, "transformer": 3}
+    for member in outcome.members:
+        for i in (0, 50, 239):
+            told = network.Ensemble((member.weights,)).probabilities(seen[i])[0]
+            np.testing.assert_allclose(told, member.probabilities[i], atol=1e-4)
+
+
+def test_training_learns_and_is_judged_on_what_it_has_not_seen(
+    samples: list[Sample], short: None, tmp_path: Path
+) -> None:
+    made = training.train(ORIGIN, samples)
+    made.save(tmp_path)
+    card = read("mlp", tmp_path)
+    assert card == made.card
+    score = {score.ensemble: score for score in card.scores}
+    truth = training.labels(samples, 2, 8)
+    commonest = Counter(truth.tolist()).most_common(1)[0][1] / len(samples)
+    assert score["mlp"].accuracy > commonest
+    # The weights as they were saved, asked again, in numpy and half precision.
+    again = training.test(card, tmp_path, ORIGIN, samples)
+    assert again.tested == score["both"].tested == round(0.3 * len(samples))
+    assert again.accuracy == pytest.approx(score["both"].accuracy, abs=0.03)
+    everything = training.test(card, tmp_path, replace(ORIGIN, seed=1), samples)
+    assert everything.tested == len(samples)
+    with pytest.raises(ValueError, match="another seed"):
+        training.test(card, tmp_path, ORIGIN, samples[1:])
+
+
+def test_nothing_of_the_test_split_is_learned_from(samples: list[Sample]) -> None:
+    truth = training.labels(samples, 1, 8)
+    rest, test = training.held_out(truth)
+    assert not set(rest) & set(test)
+    assert len(test) == round(0.3 * len(samples))
+    for learn, check in training._folds(rest, truth):
+        assert not set(learn) & set(check)
+        assert set(learn) | set(check) <= set(rest)
+        assert len(check) == pytest.approx(0.3 * len(rest), abs=1)
+
+
+def test_bins_begin_where_the_paper_has_them() -> None:
+    made = [Sample(1, (), mib) for mib in (560, 7_999, 8_000, 39_999, 40_000, 70_000)]
+    assert training.labels(made, 8, 40).tolist() == [0, 0, 1, 4, 5, 5]
+
+
+# -- the command
+
+
+def test_generate_train_evaluate(
+    tmp_path: Path, short: None, samples: list[Sample], capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = tmp_path / "few.jsonl.gz"
+    words = ["gpumemnet", "generate", str(few), "--family", "mlp", "--count", "3", "--seed", "5"]
+    assert run_app(words) == 0
+    origin, labelled = dataset.read(few)
+    assert (origin.family, origin.seed, len(labelled)) == ("mlp", 5, 3)
+
+    many, folder = tmp_path / "many.jsonl.gz", tmp_path / "weights"
+    dataset.write(many, ORIGIN, samples)
+    assert run_app(["gpumemnet", "train", str(many), "--to", str(folder)]) == 0
+    assert run_app(["gpumemnet", "evaluate", "--weights", str(folder)]) == 0
+    trained = capsys.readouterr().out
+    assert "0.97 0.96" in trained  # of the paper, at 2 GB
+    assert run_app(["gpumemnet", "evaluate", str(few), "--weights", str(folder)]) == 0
+    assert "3" in capsys.readouterr().out.splitlines()[-1].split()
+
+
+def test_what_ships_is_shown_beside_the_paper(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_app(["gpumemnet", "evaluate"]) == 0
+    out = capsys.readouterr().out
+    assert {line.split()[0] for line in out.splitlines()[1:]} == set(FAMILIES)
+    assert out.count(" yes") == len(FAMILIES)
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["evaluate", "none.gz"], "No such file"),
+        (["train", "twice.gz", "twice.gz", "--to", "weights"], "two files of mlp"),
+        (["evaluate", "--weights", "nowhere"], "no weights in nowhere"),
+        (["generate", "x.gz", "--family", "cnn", "--measure"], "torch sees no GPU"),
+    ],
+)
+def test_what_can_go_wrong_is_told(
+    words: list[str],
+    problem: str,
+    samples: list[Sample],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    dataset.write(Path("twice.gz"), ORIGIN, samples[:3])
+    assert run_app(["gpumemnet", *words]) == 1
+    assert problem in capsys.readouterr().err
+
+
+def test_without_torch_it_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("cli.commands.gpumemnet.find_spec", lambda name: None)
+    assert run_app(["gpumemnet", "generate", str(tmp_path / "x"), "--family", "mlp"]) == 1
+    assert "pip install 'carma[estimators]'" in capsys.readouterr().err
+
+
+def test_every_type_of_layer_has_a_place_in_a_token() -> None:
+    assert len(features([Layer("Linear", 1, 1)], 1).tokens[0]) == len(TYPES) + 2

@@ -1,0 +1,169 @@
+"""From a job's command line to a tracer's, and from what became of it to a report or a refusal."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from carmad.plugin import JobSpec, Refusal, Settings, Trial
+from carmad.testing import a_report, a_server, a_spec
+from estimators.look import TRACER, Unreadable, look, parse, shebang
+from estimators.tracer import options
+from estimators.tracer.report import refusal
+
+
+def spec(*argv: str, **fields: object) -> JobSpec:
+    return a_spec(argv=argv, **fields)
+
+
+@pytest.mark.parametrize(
+    ("argv", "python", "script"),
+    [
+        (["python", "train.py", "-m", "x"], ["python"], ["train.py", "-m", "x"]),
+        (["python3.11", "-u", "t.py"], ["python3.11", "-u"], ["t.py"]),
+        (["/e/bin/python", "-W", "error", "t.py"], ["/e/bin/python", "-W", "error"], ["t.py"]),
+        (["python", "-Xdev", "-X", "utf8", "t.py"], ["python", "-Xdev", "-X", "utf8"], ["t.py"]),
+        (["python", "-m", "pkg.train", "--x"], ["python"], ["-m", "pkg.train", "--x"]),
+        (["python", "-um", "pkg"], ["python", "-u"], ["-m", "pkg"]),
+        (["python", "-mpkg"], ["python"], ["-m", "pkg"]),
+        (["python", "-c", "print()", "-q"], ["python"], ["-c", "print()", "-q"]),
+        (["env", "A=b", "C=", "python", "t.py"], ["env", "A=b", "C=", "python"], ["t.py"]),
+    ],
+)
+def test_python_commands(argv: list[str], python: list[str], script: list[str]) -> None:
+    program = parse(spec(*argv))
+    assert (list(program.python), list(program.script)) == (python, script)
+    assert program.processes == 0
+
+
+@pytest.mark.parametrize(
+    ("argv", "processes", "script"),
+    [
+        (["torchrun", "--standalone", "t.py", "--nnodes", "9"], 1, ["t.py", "--nnodes", "9"]),
+        (["torchrun", "--nproc_per_node=4", "--nnodes", "2", "t.py"], 8, ["t.py"]),
+        (["torchrun", "--nproc-per-node", "gpu", "--nnodes=1:4", "-m", "p"], 3, ["-m", "p"]),
+        (["python", "-m", "torch.distributed.run", "--nproc-per-node", "2", "t.py"], 2, ["t.py"]),
+        (["accelerate", "launch", "--num_processes", "2", "t.py", "-x"], 2, ["t.py", "-x"]),
+        (["accelerate", "launch", "--multi_gpu", "t.py"], 3, ["t.py"]),
+        (["accelerate", "launch", "--num_processes=1", "t.py"], 0, ["t.py"]),
+        (["python", "-m", "accelerate.commands.launch", "t.py"], 3, ["t.py"]),
+    ],
+)
+def test_launchers(argv: list[str], processes: int, script: list[str]) -> None:
+    program = parse(spec(*argv, gpus=3))
+    assert (program.python, list(program.script)) == (("python",), script)
+    assert program.processes == processes
+
+
+def test_a_launcher_runs_the_python_beside_it_and_passes_settings_on() -> None:
+    program = parse(spec("/e/bin/accelerate", "launch", "--mixed_precision", "bf16", "t.py"))
+    assert program.python == ("/e/bin/python",)
+    assert program.env == {"ACCELERATE_MIXED_PRECISION": "bf16"}
+    assert parse(spec("/e/bin/torchrun", "t.py")).python == ("/e/bin/python",)
+
+
+@pytest.mark.parametrize(
+    ("argv", "why"),
+    [
+        (["sleep", "60"], "sleep is no Python command"),
+        (["bash", "-c", "python train.py"], "bash is no Python command"),
+        (["no-such-command"], "no-such-command is no Python command"),
+        (["python"], "not from a file"),
+        (["python", "-u", "-"], "not from a file"),
+        (["env", "-i", "python", "t.py"], "options of env"),
+        (["env"], "options of env"),
+        (["torchrun", "--nnodes", "2"], "given no script"),
+        (["accelerate", "config"], "accelerate launch"),
+        (["accelerate", "launch", "--use_fsdp", "t.py"], "shards"),
+        (["accelerate", "launch", "--config_file", "c.yaml", "t.py"], "config_file"),
+    ],
+)
+def test_what_cannot_be_looked_at_is_refused_without_a_process(argv: list[str], why: str) -> None:
+    server = a_server()
+    answer = look(spec(*argv), Settings(), server)
+    assert isinstance(answer, Refusal)
+    assert why in answer.why
+    assert not server.tried
+
+
+def test_a_script_that_starts_itself_names_its_python(tmp_path: Path) -> None:
+    script = tmp_path / "train"
+    script.write_text(f"#!{sys.executable} -u\nprint()\n")
+    program = parse(spec("./train", "--x", cwd=str(tmp_path)))
+    assert program.python == (sys.executable, "-u")
+    assert program.script == (str(script), "--x")
+    script.chmod(0o755)
+    on_path = parse(spec("train", cwd="/", env=(("PATH", str(tmp_path)),)))
+    assert on_path.script == (str(script),)
+
+
+@pytest.mark.parametrize(
+    ("line", "python"),
+    [
+        ("#!/usr/bin/env python3", ("python3",)),
+        ("#!/usr/bin/env -S python3 -u", ("python3", "-u")),
+        ("#! /usr/bin/python", ("/usr/bin/python",)),
+        ("#!/bin/bash", ()),
+        ("#!", ()),
+        ("import torch", ()),
+    ],
+)
+def test_shebangs(line: str, python: tuple[str, ...], tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text(line + "\n")
+    assert shebang(script) == python
+
+
+def test_a_script_that_is_a_pipe_does_not_hold_the_daemon_up(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert shebang(tmp_path / "pipe") == ()
+    assert shebang(Path("/dev/zero")) == ()
+
+
+def test_what_the_tracer_is_asked() -> None:
+    server = a_server(gpu="NVIDIA H100 PCIe")
+    look(spec("torchrun", "--nproc-per-node", "2", "t.py", gpus=2), Settings(), server)
+    [argv] = server.tried
+    assert argv[0:2] == ("python", str(TRACER))
+    asked = options.loads(argv[2])
+    assert (asked.processes, asked.gpus, asked.gpu) == (2, 2, "NVIDIA H100 PCIe")
+    assert asked.within_s == Settings().estimation.within_s
+    assert argv[3:] == ("t.py",)
+
+
+def test_a_timm_model_is_run_by_carmas_own_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = parse(spec("timm:resnet50", "--batch-size", "8"))
+    assert program.python == (sys.executable,)
+    assert program.script[1:] == ("resnet50", "--batch-size", "8")
+    assert Path(program.script[0]).is_file()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(Unreadable, match=r"torch and timm: pip install 'carma\[estimators\]'"):
+        parse(spec("timm:resnet50"))
+
+
+@pytest.mark.parametrize(
+    ("trial", "why"),
+    [
+        (Trial(b"", "", error="No such file: python"), "did not start: No such file: python"),
+        (Trial(refusal("it is a poem"), "", code=0), "it is a poem"),
+        (Trial(b'{"torch": "2.', "", code=0), "cut short"),
+        (Trial(json.dumps({"torch": "2"}).encode(), "", code=0), "cut short"),
+        (Trial(b"", "", timed_out=True), "within 10 s"),
+        (Trial(b"", "a\nboom\n\n", code=3), "status 3 before two optimizer steps: boom"),
+        (Trial(b"", "", code=0), "status 0"),
+        (Trial(b"", "", signal=11), "SIGSEGV"),
+    ],
+)
+def test_what_became_of_a_trial(trial: Trial, why: str) -> None:
+    answer = look(spec("python", "t.py"), Settings(), a_server(trial))
+    assert isinstance(answer, Refusal)
+    assert why in answer.why
+
+
+def test_a_report_passes_through() -> None:
+    told = a_report(notes=("a", "b"))
+    assert look(spec("python", "t.py"), Settings(), a_server(Trial(told.dumps(), ""))) == told

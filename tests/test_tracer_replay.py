@@ -1,0 +1,184 @@
+"""From events to a report's numbers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("torch", reason="the tracer runs in a Python that has PyTorch")
+
+from estimators.tracer.allocator import MIB, Options
+from estimators.tracer.convolution import Conv
+from estimators.tracer.replay import Figures, figures, replay, safe
+from estimators.tracer.report import PARTS, Report
+from estimators.tracer.workspace import BLAS, autotuning, workspace
+
+SQUARE = Conv(
+    backward=False,
+    input=(8, 64, 56, 56),
+    weight=(64, 64, 3, 3),
+    output=(8, 64, 56, 56),
+    groups=1,
+    itemsize=4,
+    stride=(1, 1),
+    dilation=(1, 1),
+    transposed=False,
+)
+IN = OUT = 8 * 64 * 56 * 56 * 4
+WEIGHT = 64 * 64 * 9 * 4
+
+
+def run(*events: tuple[Any, Any], convs: tuple[Conv, ...] = (), **more: Any) -> Figures:
+    return figures(events, convs, more.pop("kinds", {}), **more)
+
+
+def test_floor_is_the_most_that_was_live_and_reserved_what_segments_took() -> None:
+    found = run((1, 30 * MIB), (2, 20 * MIB), (1, -1), (3, 31 * MIB))
+    assert found.floor == 51 * MIB
+    assert found.reserved == (30 + 20 + 32) * MIB  # 31 does not fit where 30 was
+
+
+def test_parts_are_those_at_the_peak_and_add_up_to_it() -> None:
+    found = run(
+        (1, 40 * MIB),
+        (2, 40 * MIB),
+        ("blas", "forward"),
+        (3, 30 * MIB),
+        (2, -1),
+        (4, 20 * MIB),
+        kinds={1: "parameters", 2: "gradients", 3: "optimizer"},
+    )
+    assert found.parts == {
+        "parameters": 40 * MIB,
+        "gradients": 40 * MIB,
+        "optimizer": 30 * MIB,
+        "activations": 0,  # 4 came later, into the gradients' place
+        "workspace": BLAS,
+        "fragmentation": 20 * MIB - BLAS,
+    }
+    assert sum(found.parts.values()) == found.reserved == 130 * MIB
+
+
+@given(st.lists(st.integers(1, 40 * MIB), min_size=1, max_size=40), st.booleans())
+def test_parts_always_add_up(sizes: list[int], expandable: bool) -> None:
+    events = [(n, size) for n, size in enumerate(sizes)]
+    events += [(n, -1) for n in range(0, len(sizes), 2)]
+    events += [(1000 + n, size) for n, size in enumerate(reversed(sizes))]
+    kinds = {n: PARTS[n % 4] for n in range(len(sizes))}
+    found = run(*events, kinds=kinds, chosen=Options(expandable=expandable))
+    assert set(found.parts) == set(PARTS)
+    assert all(value >= 0 for value in found.parts.values())
+    assert sum(found.parts.values()) == found.reserved >= found.floor
+
+
+def test_the_allocators_options_count() -> None:
+    events = [(1, 30 * MIB), (1, -1), (2, 41 * MIB), (2, -1), (3, 52 * MIB)]
+    assert run(*events).reserved == (30 + 42 + 52) * MIB
+    assert run(*events, chosen=Options(expandable=True)).reserved == 60 * MIB
+
+
+def test_each_thread_that_multiplies_keeps_a_workspace() -> None:
+    one = run(("blas", "forward"))
+    both = run(("blas", "forward"), ("blas", "backward"))
+    assert (one.parts["workspace"], both.parts["workspace"]) == (BLAS, 2 * BLAS)
+    assert both.floor == 0  # nothing that the program asked for
+
+
+def test_faketensor_ends_with_the_first_backward_pass() -> None:
+    first = [(1, 10 * MIB), ("mark", "forward"), (2, 20 * MIB), (2, -1), ("mark", "backward")]
+    rest = [(3, 50 * MIB), ("mark", "step1"), ("mark", "backward")]
+    assert run(*first, *rest).faketensor == 30 * MIB
+    assert run(*first, *rest).floor == 60 * MIB
+    assert run((1, 10 * MIB)).faketensor == 10 * MIB  # there was none
+
+
+def test_emptying_the_cache_makes_room() -> None:
+    events = [(1, 30 * MIB), (1, -1), (2, 50 * MIB)]
+    assert run(*events).reserved == 80 * MIB
+    assert run(events[0], events[1], ("empty", 0), events[2]).reserved == 50 * MIB
+
+
+def test_a_convolutions_workspace_is_there_while_it_runs() -> None:
+    found = run(("conv", 0), (1, 4 * MIB), convs=(SQUARE,))
+    assert found.parts["workspace"] == workspace(SQUARE) > 0
+    assert found.floor == 4 * MIB
+
+
+def test_benchmark_mode_empties_the_cache_once_per_new_convolution() -> None:
+    events = [(1, 200 * MIB), (1, -1), ("conv", 0), (2, 90 * MIB), (2, -1), ("conv", 1)]
+    events += [(3, 200 * MIB)]
+    twice = (SQUARE, SQUARE)
+    plain = run(*events, convs=twice)
+    tuned = run(*events, convs=twice, benchmark=True)
+    assert (plain.reserved, plain.autotune) == (200 * MIB, 0)
+    own = -(-workspace(SQUARE) // (2 * MIB)) * 2 * MIB
+    assert tuned.reserved == own + (90 + 200) * MIB  # kept: the second time it is not searched
+    assert tuned.autotune == autotuning(SQUARE) > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, IN + OUT + 2 * WEIGHT),
+        ({"backward": True}, int(1.75 * (IN + OUT + WEIGHT)) + WEIGHT),
+        ({"weight": (64, 64, 1, 1)}, 0),
+        ({"input": (8, 3, 56, 56), "weight": (64, 3, 3, 3)}, 0),
+        ({"groups": 64, "weight": (64, 1, 3, 3)}, (IN + OUT) // 4),
+        ({"groups": 2, "weight": (64, 32, 3, 3)}, (IN + OUT + WEIGHT // 2) // 4 + WEIGHT // 2),
+    ],
+    ids=["3x3", "backward", "1x1", "image", "depthwise", "narrow groups"],
+)
+def test_workspaces(change: dict[str, Any], expected: int) -> None:
+    assert workspace(SQUARE._replace(**change)) == expected
+
+
+def test_half_precision_halves_them() -> None:
+    assert workspace(SQUARE._replace(itemsize=2)) * 2 == workspace(SQUARE)
+    assert autotuning(SQUARE._replace(itemsize=2)) * 2 == autotuning(SQUARE)
+
+
+def test_autotuning_takes_the_windows_of_a_transposed_convolution_from_its_input() -> None:
+    assert autotuning(SQUARE) == 2 * 9 * IN
+    up = SQUARE._replace(transposed=True, output=(8, 64, 112, 112), stride=(2, 2))
+    assert autotuning(up) == 2 * 9 * IN
+    assert autotuning(SQUARE._replace(weight=(64, 64, 1, 1))) == 0
+
+
+def test_safe_is_above_what_is_expected_and_grows_with_it() -> None:
+    report = _traced()
+    more = replace(report, reserved=report.reserved + 1000 * MIB)
+    assert safe(report) > report.reserved
+    assert safe(more) - safe(report) == 1050 * MIB
+    assert safe(replace(report, autotune=300 * MIB)) - safe(report) == 300 * MIB
+
+
+def test_a_report_says_under_which_options_it_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True,backend:native")
+    report = _traced()
+    assert report.notes == ("assumed", "the allocator's option backend:native is not modelled")
+    assert report.reserved == 60 * MIB
+    assert (report.batch, report.steps, report.seconds) == (8, 2, 0.5)
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF")
+    assert _traced().reserved == 124 * MIB
+
+
+def _traced() -> Report:
+    class Recorder:
+        events = ((1, 30 * MIB), (1, -1), (2, 41 * MIB), (2, -1), (3, 52 * MIB))
+        convs, kinds, notes, benchmark = (), {}, ["assumed"], False
+
+    class Layers:
+        batch, layers = 8, ()
+
+    return replay(Recorder(), Layers(), 2, 0.5)
+
+
+def test_the_daemon_can_ask_without_pytorch() -> None:
+    program = "import sys, estimators.tracer.replay; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0

@@ -1,0 +1,265 @@
+"""A traced script sees what it writes, and nobody else does.
+
+Each case is a program that runs in a process of its own, for what it gives up is given up for good.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+BEGIN = "import sys\nfrom estimators.tracer import confine, scratch\n"
+SHADOW = "scratch.Tree().install()\n"
+CONFINE = "kernel = confine.confine(4096, 60)\n"
+HOOK = "confine._landlock = lambda: False\nassert not confine.confine(4096, 60)\n"
+CONFINED, HOOKED = BEGIN + CONFINE, BEGIN + HOOK
+# What each of these would leave behind, or reach, if nothing held it.
+DEEDS = {
+    "write": "open('new', 'w')",
+    "append": "open('kept.txt', 'a')",
+    "truncate": "import os; os.truncate('kept.txt', 0)",
+    "mkdir": "import os; os.mkdir('new')",
+    "remove": "import os; os.remove('kept.txt')",
+    "rename": "import os; os.rename('kept.txt', 'new')",
+    "symlink": "import os; os.symlink('kept.txt', 'new')",
+    "link": "import os; os.link('kept.txt', 'new')",
+    "chmod": "import os; os.chmod('kept.txt', 0o600)",
+    "utime": "import os; os.utime('kept.txt', (0, 0))",
+    "internet": "import socket; socket.socket(socket.AF_INET, socket.SOCK_STREAM)",
+    "unix": "import socket; socket.socket(socket.AF_UNIX)",
+    "netlink": "import socket; socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)",
+    "child": "import subprocess; subprocess.run('echo >new', shell=True, check=True)",
+}
+FROM_C = {
+    "c_write": "assert libc.creat(b'new', 0o600) >= 0",
+    "c_rename": "assert libc.rename(b'kept.txt', b'new') == 0",
+    "c_unlink": "assert libc.unlink(b'kept.txt') == 0",
+    "c_gpu": "assert libc.open(b'/dev/zero', 2) >= 0  # as /dev/nvidia0",
+    "c_msgget": "assert libc.msgget(0xCA27A, 0o1600) >= 0",
+}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "kept.txt").write_text("kept")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "inside.txt").write_text("inside")
+    return tmp_path
+
+
+def run(program: str, place: Path) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-B", "-c", program]
+    return subprocess.run(argv, cwd=place, capture_output=True, text=True, timeout=60)
+
+
+def everything(place: Path) -> dict[str, object]:
+    """What is there, and since when."""
+    return {
+        str(path.relative_to(place)): (
+            path.lstat().st_mode,
+            path.lstat().st_mtime_ns,
+            path.read_text() if path.is_file() else None,
+        )
+        for path in place.rglob("*")
+    }
+
+
+def shadowed(program: str, place: Path) -> None:
+    before = everything(place)
+    for held in ("", CONFINE, HOOK):
+        done = run(BEGIN + SHADOW + held + textwrap.dedent(program), place)
+        assert done.returncode == 0, done.stderr
+        assert everything(place) == before
+
+
+def test_what_is_written_can_be_read(place: Path) -> None:
+    program = """
+        import csv, json, logging, os, pathlib, tempfile
+        out = pathlib.Path("out/run 1")
+        out.mkdir(parents=True, exist_ok=True)
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "args.json").write_text(json.dumps({"a": 1}))
+        assert json.loads((out / "args.json").read_text()) == {"a": 1}
+        with open("kept.txt", "a") as file:
+            file.write(" and more")
+        assert open("kept.txt").read() == "kept and more" and os.path.getsize("kept.txt") == 13
+        with open("kept.txt", "r+b") as file:
+            file.seek(4)
+            file.truncate()
+        assert open("kept.txt").read() == "kept"
+        logging.basicConfig(filename="log.txt", level=logging.INFO)
+        logging.info("hello")
+        assert "hello" in open("log.txt").read()
+        with tempfile.NamedTemporaryFile("w") as file:
+            assert os.path.exists(file.name)
+        assert not os.path.exists(file.name)
+        with tempfile.TemporaryDirectory() as name:
+            open(name + "/x", "w").close()
+            assert os.listdir(name) == ["x"]
+        assert not os.path.isdir(name)
+        with tempfile.TemporaryFile() as file:
+            assert file.write(b"x") == 1
+        (out / "touched").touch()
+        assert (out / "touched").exists()
+        """
+    shadowed(program, place)
+
+
+def test_directories_show_what_is_new_and_hide_what_is_gone(place: Path) -> None:
+    program = """
+        import glob, os, pathlib, shutil
+        os.makedirs("out/a")
+        open("out/a/x", "w").close()
+        assert sorted(os.listdir()) == ["folder", "kept.txt", "out"]
+        os.remove("kept.txt")
+        assert not os.path.exists("kept.txt") and sorted(os.listdir(".")) == ["folder", "out"]
+        shutil.rmtree("folder")
+        assert not os.path.exists("folder/inside.txt")
+        os.mkdir("folder")
+        assert os.listdir("folder") == []
+        assert glob.glob("**/x", recursive=True) == ["out/a/x"]
+        assert list(os.walk("out")) == [("out", ["a"], []), ("out/a", [], ["x"])]
+        with os.scandir("out") as entries:
+            assert [(e.name, e.is_dir(), e.is_file()) for e in entries] == [("a", True, False)]
+        assert [p.name for p in pathlib.Path("out").iterdir()] == ["a"]
+        open("kept.txt", "x").close()
+        assert open("kept.txt").read() == ""
+        """
+    shadowed(program, place)
+
+
+def test_files_move_and_are_linked(place: Path) -> None:
+    program = """
+        import os, shutil
+        with open("new.tmp", "w") as file:
+            file.write("new")
+        os.replace("new.tmp", "kept.txt")
+        assert open("kept.txt").read() == "new" and not os.path.exists("new.tmp")
+        os.rename("folder", "moved")
+        assert open("moved/inside.txt").read() == "inside" and not os.path.exists("folder")
+        shutil.copytree("moved", "copied")
+        shutil.move("copied", "again")
+        assert open("again/inside.txt").read() == "inside"
+        os.symlink("again", "latest")
+        assert open("latest/inside.txt").read() == "inside" and "latest" in os.listdir()
+        os.unlink("latest")
+        assert not os.path.exists("latest") and os.path.exists("again")
+        os.makedirs("run/1")
+        os.chdir("run/1")
+        assert os.getcwd().endswith("run/1")
+        open("here", "w").close()
+        assert os.path.abspath("here").endswith("run/1/here") and os.path.isfile("here")
+        os.chdir("../..")
+        assert os.path.isfile("run/1/here")
+        """
+    shadowed(program, place)
+
+
+def test_errors_are_those_of_a_file_system(place: Path) -> None:
+    program = """
+        import errno, os
+        def error(call, *args):
+            try:
+                call(*args)
+            except OSError as error:
+                return errno.errorcode[error.errno]
+        os.mkdir("new")
+        open("new/x", "w").close()
+        os.remove("kept.txt")
+        assert error(os.mkdir, "new") == error(os.mkdir, "folder") == "EEXIST"
+        assert error(os.mkdir, "no/such") == error(open, "no/such", "w") == "ENOENT"
+        assert error(open, "new/x", "x") == "EEXIST"
+        assert error(open, "folder", "w") == "EISDIR"
+        assert error(open, "kept.txt") == error(os.remove, "kept.txt") == "ENOENT"
+        assert error(open, "nothing", "r+") == error(os.stat, "nothing") == "ENOENT"
+        assert error(os.chmod, "nothing", 0o600) == "ENOENT"
+        assert error(os.rmdir, "new") == "ENOTEMPTY"
+        assert error(os.rename, "nothing", "x") == "ENOENT"
+        assert error(os.listdir, "nothing") == "ENOENT"
+        """
+    shadowed(program, place)
+
+
+def test_a_large_file_is_not_copied_to_be_changed(place: Path) -> None:
+    with (place / "large").open("wb") as file:
+        file.truncate(65 << 20)
+    program = """
+        try:
+            open("large", "r+b")
+        except OSError as error:
+            assert error.errno == 30, error
+        else:
+            raise AssertionError
+        assert open("large", "wb").write(b"x") == 1
+        """
+    before = (place / "large").stat()
+    done = run(BEGIN + SHADOW + textwrap.dedent(program), place)
+    assert done.returncode == 0, done.stderr
+    assert (place / "large").stat() == before
+
+
+def kernel_confines(place: Path) -> bool:
+    return run(CONFINED + "sys.exit(0 if kernel else 9)", place).returncode == 0
+
+
+@pytest.mark.parametrize("deed", sorted(DEEDS))
+def test_the_kernel_lets_nothing_out(deed: str, place: Path) -> None:
+    if not kernel_confines(place):
+        pytest.skip("this kernel has no Landlock or no seccomp")
+    refused(CONFINED, DEEDS[deed], place)
+
+
+@pytest.mark.parametrize("deed", sorted(FROM_C))
+def test_the_kernel_stops_c_code_too(deed: str, place: Path) -> None:
+    if not kernel_confines(place):
+        pytest.skip("this kernel has no Landlock or no seccomp")
+    refused(CONFINED, "import ctypes; libc = ctypes.CDLL(None); " + FROM_C[deed], place)
+
+
+@pytest.mark.parametrize("deed", sorted(DEEDS))
+def test_an_older_kernel_leaves_it_to_a_hook(deed: str, place: Path) -> None:
+    refused(HOOKED, DEEDS[deed], place)
+
+
+def refused(begin: str, deed: str, place: Path) -> None:
+    before = everything(place)
+    done = run(f"{begin}\nprint('ready', flush=True)\n{deed}", place)
+    assert done.stdout.startswith("ready"), done.stderr
+    assert done.returncode != 0
+    assert everything(place) == before
+
+
+@pytest.mark.parametrize("begin", [CONFINED, HOOKED], ids=["kernel", "hook"])
+def test_what_a_script_needs_still_works(begin: str, place: Path) -> None:
+    program = """
+        import multiprocessing, os, threading
+        open("/dev/null", "w").write("x")
+        assert multiprocessing.Lock().acquire()
+        thread = threading.Thread(target=print)
+        thread.start(), thread.join()
+        file = os.memfd_create("x")
+        open(f"/proc/self/fd/{file}", "w").write("x")
+        assert open("kept.txt").read() == "kept"
+        if os.fork() == 0:
+            os._exit(0)
+        assert os.wait()[1] == 0
+        """
+    done = run(begin + textwrap.dedent(program), place)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_child_process_may_read_and_print(place: Path) -> None:
+    if not kernel_confines(place):
+        pytest.skip("this kernel has no Landlock or no seccomp")
+    program = "import subprocess; print(subprocess.check_output(['cat', 'kept.txt']))"
+    assert "kept" in run(CONFINED + program, place).stdout
+
+
+def test_host_memory_is_limited(place: Path) -> None:
+    done = run(CONFINED + "bytearray(5 << 30)", place)
+    assert done.returncode == 1
+    assert "MemoryError" in done.stderr

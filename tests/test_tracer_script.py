@@ -1,0 +1,438 @@
+"""Unmodified scripts, traced cold: a process each, as the daemon would start it.
+
+The shapes of popular training scripts are in `scripts/`. Each is traced, or refused with a reason;
+so are scripts that mean no good.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from carmad.config import Estimation, Settings
+from carmad.plugin import JobSpec, Refusal, Run, Trial
+from carmad.testing import a_spec
+from estimators.look import look
+from estimators.tracer.report import Report
+
+SCRIPTS = Path(__file__).parent / "scripts"
+PATIENT = Estimation(within_s=120.0)  # these machines may be busy
+MIB = 2**20
+
+
+class Here:
+    """This machine, without the daemon: the command runs as we are, its answer goes to a file."""
+
+    gpu = "NVIDIA A100-SXM4-40GB"
+    driver = ""
+
+    def __init__(self, answer: Path) -> None:
+        self._answer = answer
+
+    def runs(self, uid: int | None = None) -> Sequence[Run]:
+        return ()
+
+    def trial(self, spec: JobSpec, argv: Sequence[str], within_s: float) -> Trial:
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", 'exec "$@" 3>"$0"', str(self._answer), *argv],
+            cwd=spec.cwd,
+            env=dict(os.environ) | dict(spec.env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            output, _ = process.communicate(timeout=within_s)
+            code, late = process.returncode, False
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            output, _ = process.communicate()
+            code, late = None, True
+        return Trial(
+            self._answer.read_bytes(),
+            output[-10_000:].decode(errors="replace"),
+            code=code if code is not None and code >= 0 else None,
+            signal=-code if code is not None and code < 0 else None,
+            timed_out=late,
+        )
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """An empty working directory."""
+    (tmp_path / "job").mkdir()
+    return tmp_path / "job"
+
+
+def looked(job: Path, *words: str, estimation: Estimation = PATIENT, **fields: object) -> object:
+    fields = {"argv": (sys.executable, *words), "cwd": str(job), **fields}
+    here = Here(job.parent / "answer")
+    return look(a_spec(**fields), Settings(estimation=estimation), here)
+
+
+def report(job: Path, *words: str, **fields: object) -> Report:
+    answer = looked(job, *words, **fields)
+    assert isinstance(answer, Report), answer
+    assert not any(job.iterdir()), "it left something behind"
+    return answer
+
+
+def refusal(job: Path, *words: str, **fields: object) -> str:
+    answer = looked(job, *words, **fields)
+    assert isinstance(answer, Refusal), answer
+    return answer.why
+
+
+def written(job: Path, text: str) -> str:
+    """A script beside the job's directory, which stays empty."""
+    script = job.parent / "script.py"
+    script.write_text(textwrap.dedent(text))
+    return str(script)
+
+
+MLP = """
+    import torch
+    from torch import nn
+    model = nn.Sequential(nn.Linear(1024, 4096), nn.ReLU(), nn.Linear(4096, 1024)).cuda()
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step():
+        optimizer.zero_grad()
+        model(torch.randn(64, 1024, device="cuda")).mean().backward()
+        optimizer.step()
+"""
+PARAMETERS = 4 * (2 * 1024 * 4096 + 4096 + 1024)  # bytes
+
+
+def loop(text: str) -> str:
+    return textwrap.dedent(MLP) + textwrap.dedent(text)
+
+
+def needs(*packages: str) -> pytest.MarkDecorator:
+    missing = [name for name in packages if find_spec(name) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"not installed: {missing}")
+
+
+@pytest.mark.parametrize(
+    ("words", "batch", "kinds"),
+    [
+        pytest.param(
+            ["image_training.py", "--amp", "--channels-last", "--model-ema"],
+            64,
+            {"Conv2d", "BatchNorm2d", "SiLU", "Linear"},
+            id="timm",
+        ),
+        pytest.param(["classification.py"], 32, {"Conv2d", "MaxPool2d"}, id="torchvision"),
+        pytest.param(
+            ["gpt.py", "--eval_iters=50", "--gradient_accumulation_steps=10"],
+            4,
+            {"Embedding", "GELU", "LayerNorm"},
+            id="nanogpt",
+        ),
+        pytest.param(["detection.py"], 16, {"Upsample", "Conv2d"}, id="yolo"),
+        pytest.param(["gan.py"], 32, {"ConvTranspose2d", "LeakyReLU"}, id="gan"),
+        pytest.param(["ppo.py"], 8, {"Linear", "Tanh"}, id="rl"),
+        pytest.param(["dlrm.py", "--dense"], 128, {"EmbeddingBag", "Linear"}, id="dlrm"),
+        pytest.param(["diffusion.py"], 16, {"GroupNorm", "SiLU"}, id="diffusion"),
+        pytest.param(
+            ["run_glue.py", "--output_dir=out", "--fp16", "--per_device_train_batch_size=16"],
+            16,
+            {"Embedding", "Linear", "Dropout"},
+            id="run_glue",
+            marks=needs("transformers", "accelerate"),
+        ),
+        pytest.param(
+            ["run_clm.py"],
+            4,
+            {"Embedding", "Conv1D"},
+            id="run_clm",
+            marks=needs("transformers", "accelerate"),
+        ),
+        pytest.param(
+            ["lightning_module.py"],
+            64,
+            {"Conv2d", "ReLU"},
+            id="lightning",
+            marks=needs("lightning"),
+        ),
+    ],
+)
+def test_popular_scripts(words: list[str], batch: int, kinds: set[str], job: Path) -> None:
+    told = report(job, str(SCRIPTS / words[0]), *words[1:])
+    assert told.steps == 2
+    assert told.batch == batch
+    assert kinds <= {layer.kind for layer in told.layers}
+    assert 0 < told.faketensor <= told.floor <= told.reserved
+    assert sum(told.parts.values()) == told.reserved
+    assert told.parts["parameters"] > 0
+
+
+def test_the_steps_are_those_of_the_script(job: Path) -> None:
+    """The second step holds parameters, gradients, Adam's two moments, and for a while another."""
+    told = report(job, written(job, loop("while True: step()")))
+    assert (told.steps, told.batch) == (2, 64)
+    assert 4 * PARAMETERS <= told.floor <= 5.1 * PARAMETERS
+
+
+def test_sparse_gradients_are_refused(job: Path) -> None:
+    assert "sparse gradients" in refusal(job, str(SCRIPTS / "dlrm.py"))
+
+
+def test_a_module_and_a_command(job: Path) -> None:
+    (job.parent / "training.py").write_text(loop("while True: step()"))
+    by_name = report(job, "-m", "training", env=(("PYTHONPATH", str(job.parent)),))
+    by_text = report(job, "-c", loop("while True: step()"))
+    assert by_name.reserved == by_text.reserved
+
+
+def test_ddp_holds_its_gradients_twice(job: Path) -> None:
+    text = """
+        import os, sys
+        import torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel as DDP
+        dist.init_process_group("nccl")
+        assert (dist.get_rank(), dist.get_world_size()) == (0, 4) and len(sys.argv) == 2
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        model = DDP(model, device_ids=[0])
+        seen = torch.zeros(1, device="cuda")
+        dist.all_reduce(seen)
+        dist.all_gather([torch.zeros_like(seen) for _ in range(4)], seen)
+        dist.barrier()
+        while True: step()
+        """
+    script = written(job, loop(text))
+    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "4", script, "x")
+    several = report(job, *launcher, gpus=4)
+    assert any("NCCL" in note for note in several.notes)
+    assert 5 * PARAMETERS <= several.floor <= 6.1 * PARAMETERS
+
+
+def test_what_shards_or_splits_a_model_is_refused(job: Path) -> None:
+    text = "model = nn.DataParallel(model)\nwhile True: step()"
+    assert "DataParallel over 2 GPUs" in refusal(job, written(job, loop(text)), gpus=2)
+    assert report(job, written(job, loop(text))).steps == 2
+    text = """
+        import torch.distributed as dist
+        from torch.distributed.fsdp import FullyShardedDataParallel
+        dist.init_process_group("nccl", rank=0, world_size=2)
+        FullyShardedDataParallel(model)
+        """
+    assert "FSDP" in refusal(job, written(job, loop(text)))
+
+
+def test_two_optimizers_each_step_twice(job: Path) -> None:
+    """The second one's first step comes after the first one's third."""
+    text = """
+        other = nn.Linear(4096, 4096).cuda()
+        another = torch.optim.Adam(other.parameters())
+        while True:
+            step(), step(), step()
+            another.zero_grad()
+            other(torch.randn(64, 4096, device="cuda")).mean().backward()
+            another.step()
+        """
+    told = report(job, written(job, loop(text)))
+    assert told.steps == 2
+    assert told.floor >= 4 * PARAMETERS + 4 * 4 * 4096 * 4096
+
+
+def test_a_step_that_accumulates_is_one_step(job: Path) -> None:
+    """Passes after the third of a step change nothing and are left out."""
+    text = """
+        while True:
+            optimizer.zero_grad()
+            for i in range({}):
+                model(torch.randn(64, 1024, device="cuda")).mean().backward()
+            optimizer.step()
+        """
+    few = report(job, written(job, loop(text.format(3))))
+    many = report(job, written(job, loop(text.format(2_000))))
+    assert (few.floor, few.reserved) == (many.floor, many.reserved)
+    assert any("repeat" in note for note in many.notes)
+    assert not any("repeat" in note for note in few.notes)
+
+
+def test_a_model_moves_and_stays_itself(job: Path) -> None:
+    text = """
+        import copy, torch
+        from torch import nn
+        first, second = nn.Linear(1024, 1024), nn.Linear(1024, 1024)
+        second.weight = first.weight
+        model = nn.Sequential(first, second)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model.cuda()
+        assert second.weight is first.weight is optimizer.param_groups[0]["params"][0]
+        assert len(list(model.parameters())) == 3 and first.weight.is_cuda
+        half = copy.deepcopy(model).half().to(memory_format=torch.channels_last)
+        assert half[0].weight.dtype is torch.float16 and isinstance(half[0].weight, nn.Parameter)
+        assert not model.cpu()[0].weight.is_cuda
+        model.to("cuda:0")
+        while True:
+            model(torch.randn(8, 1024).to("cuda")).sum().backward()
+            optimizer.step()
+        """
+    told = report(job, written(job, text))
+    assert told.parts["parameters"] == 4 * (1024 * 1024 + 2 * 1024)
+
+
+def test_torch_has_a_gpu(job: Path) -> None:
+    text = """
+        import io
+        assert torch.cuda.is_available() and torch.cuda.device_count() == 1
+        assert torch.cuda.get_device_capability() == (8, 0)
+        properties = torch.cuda.get_device_properties(0)
+        assert (properties.name, properties.total_memory) == ("NVIDIA A100-SXM4-40GB", 40 << 30)
+        free, total = torch.cuda.mem_get_info()
+        assert 0 < free < total == 40 << 30
+        assert 0 < torch.cuda.memory_allocated() <= torch.cuda.max_memory_allocated()
+        stream, event = torch.cuda.Stream(), torch.cuda.Event(enable_timing=True)
+        with torch.cuda.stream(stream), torch.cuda.device(0):
+            event.record()
+            stream.wait_stream(torch.cuda.current_stream())
+        torch.cuda.synchronize()
+        random = torch.Generator("cuda").manual_seed(3)
+        assert torch.randn(4, generator=random, device="cuda").is_cuda
+        assert torch.ones(3).type(torch.cuda.HalfTensor).dtype is torch.float16
+        assert torch.ones(3).pin_memory().cuda(non_blocking=True).is_cuda
+        with torch.inference_mode():
+            assert model(torch.randn(2, 1024, device="cuda")).sum().item() == 1.0
+        model = torch.compile(model)
+        from torch._dynamo.eval_frame import OptimizedModule
+        assert torch._dynamo.eval_frame.OptimizedModule is OptimizedModule
+        assert not isinstance(model, OptimizedModule) and torch._dynamo.config.cache_size_limit > 1
+        file = io.BytesIO()
+        torch.save(model.state_dict(), file)
+        torch.save(model.state_dict(), "checkpoint.pt")
+        padded = torch.randn(3, 5, 16, device="cuda", requires_grad=True)
+        packed = nn.utils.rnn.pack_padded_sequence(padded, torch.tensor([5, 3, 1]), True)
+        assert packed.data.shape == (9, 16)
+        out, _ = nn.LSTM(16, 16).cuda()(packed)
+        assert nn.utils.rnn.pad_packed_sequence(out, True)[0].shape == (3, 5, 16)
+        while True: step()
+        """
+    notes = report(job, written(job, loop(text))).notes
+    assert any("torch.compile" in note for note in notes)
+    assert any("checkpoints" in note for note in notes)
+
+
+def test_a_checkpoint_that_is_loaded_takes_memory(job: Path) -> None:
+    import torch
+
+    file = job.parent / "checkpoint.pt"
+    torch.save({"epoch": 3, "weights": [torch.zeros(8 * MIB // 4)]}, file)
+    text = f"kept = torch.load({str(file)!r}, map_location='%s')\nwhile True: step()"
+    on_host = report(job, written(job, loop(text % "cpu")))
+    on_gpu = report(job, written(job, loop(text % "cuda:0")))
+    assert on_gpu.floor - on_host.floor == 8 * MIB
+
+
+def test_data_is_read_in_one_process_and_a_little(job: Path) -> None:
+    text = """
+        import os
+        from torch.utils.data import DataLoader, Dataset
+        class Data(Dataset):
+            read = 0
+            def __len__(self):
+                return 100_000
+            def __getitem__(self, index):
+                Data.read += 1
+                assert Data.read <= 8, "that is too many"
+                return {"x": torch.full((1024,), float(index))}
+        loader = DataLoader(Data(), 64, True, num_workers=4, pin_memory=True, prefetch_factor=2)
+        pid = os.getpid()
+        for batch in loader:
+            assert batch["x"].shape == (64, 1024) and len(loader.dataset) == 100_000
+            optimizer.zero_grad()
+            model(batch["x"].cuda()).mean().backward()
+            optimizer.step()
+        """
+    assert report(job, written(job, loop(text))).batch == 64
+
+
+def test_one_step_is_better_than_none(job: Path) -> None:
+    told = report(job, written(job, loop("step()")))
+    assert told.steps == 1
+    assert any("after one optimizer step" in note for note in told.notes)
+
+
+def test_a_script_cannot_talk_the_tracer_out_of_its_answer(job: Path) -> None:
+    """It closes the answer's descriptor, prints without end and catches whatever comes."""
+    text = """
+        import os
+        os.closerange(3, 100)
+        for i in range(400): print("x" * 50_000)
+        while True:
+            try:
+                step()
+            except BaseException:
+                pass
+            finally:
+                torch.save(model.state_dict(), "checkpoint.pt")
+        """
+    assert report(job, written(job, loop(text))).steps == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("print('hello')", "put nothing on a GPU"),
+        ("import torch\ntorch.ones(3).cuda()", "without an optimizer step"),
+        ("import sys\nsys.exit(3)", "left with status 3"),
+        ("input()", "EOFError"),
+        ("open('/data/imagenet/train.txt')", "script.py:1: FileNotFoundError"),
+        ("import os\nos._exit(7)", "status 7"),
+        ("import os\nos.kill(os.getpid(), 9)", "SIGKILL"),
+        ("bytearray(1 << 40)", "host memory"),
+        ("import urllib.request as r\nr.urlopen('http://127.0.0.1:9')", "Operation not permitted"),
+    ],
+)
+def test_scripts_that_cannot_be_traced(text: str, why: str, job: Path) -> None:
+    assert why in refusal(job, written(job, text))
+    assert not any(job.iterdir())
+
+
+def test_an_endless_script_says_where_it_was(job: Path) -> None:
+    text = "import time\nwhile True:\n    time.sleep(0.01)"
+    hurried = Estimation(within_s=8.0)
+    assert "optimizer step" in refusal(job, written(job, text), estimation=hurried)
+
+
+def test_children_neither_answer_nor_stay(job: Path) -> None:
+    """One child trains on its own, another lives on for a moment in a session of its own."""
+    text = """
+        import os, time
+        if os.fork() == 0:
+            while True: step()
+        os.wait()
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                time.sleep(0.5)
+            os._exit(0)
+        os.wait()
+        raise ValueError("only the first process answers")
+        """
+    assert "only the first process answers" in refusal(job, written(job, loop(text)))
+
+
+def test_a_missing_script(job: Path) -> None:
+    assert "FileNotFoundError" in refusal(job, "no-such.py")
+
+
+@pytest.mark.skipif(find_spec("timm") is None, reason="not installed: timm")
+def test_a_timm_model_by_name(job: Path) -> None:
+    argv = ("timm:resnet18", "--batch-size", "8", "--optimizer", "sgd", "--img-size", "64")
+    told = report(job, argv=argv)
+    assert (told.steps, told.batch) == (2, 8)
+    assert sum(layer.parameters for layer in told.layers) == 11_689_512
+    assert told.parts["parameters"] + told.parts["optimizer"] >= 2 * 4 * 11_689_512
+    assert "Unknown model" in refusal(job, argv=("timm:no_such_model",))

@@ -1,0 +1,221 @@
+"""Programs tried out as a job's user: what comes back, in time, and that nothing is left."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Event, Timer
+
+import pytest
+
+from carmad.core.ports import Trial
+from carmad.core.types import JobSpec
+from carmad.daemon import trial as trial_module
+from carmad.daemon.attendant import NICE
+from carmad.daemon.trial import MOST_ANSWER_BYTES, TAIL_BYTES, tried
+from carmad.testing import a_spec
+
+ROOT = os.geteuid() == 0
+NEVER = Event()
+ENOUGH_S = 60.0
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Any user may write there."""
+    with tempfile.TemporaryDirectory(prefix="carma-trial-") as name:
+        Path(name).chmod(0o777)
+        yield Path(name)
+
+
+def mine(cwd: Path | str = "/", **changes: object) -> JobSpec:
+    me = pwd.getpwuid(os.getuid())
+    return a_spec(user=me.pw_name, uid=me.pw_uid, gid=me.pw_gid, cwd=str(cwd), **changes)
+
+
+def bash(words: str, spec: JobSpec | None = None, within_s: float = ENOUGH_S) -> Trial:
+    return tried(spec or mine(), ("bash", "-c", words), within_s, NEVER)
+
+
+def python(words: str, within_s: float = ENOUGH_S) -> Trial:
+    return tried(mine(), (sys.executable, "-c", words), within_s, NEVER)
+
+
+def until(true: Callable[[], object]) -> None:
+    for _ in range(1000):
+        if true():
+            return
+        time.sleep(0.01)
+    raise AssertionError("not in time")
+
+
+def gone(pid_file: Path) -> bool:
+    """The process that wrote its id there is no more; a zombie of nobody's is none."""
+    return not Path(f"/proc/{pid_file.read_text().strip()}").exists()
+
+
+def test_what_it_answers_prints_and_ends_with() -> None:
+    done = bash("echo out; echo err >&2; echo answer >&3; exit 3")
+    assert done == Trial(b"answer\n", "out\nerr\n", code=3)
+    assert bash("kill -9 $$") == Trial(b"", "", signal=9)
+
+
+def test_it_has_the_jobs_directory_and_environment_and_no_gpu(folder: Path) -> None:
+    spec = mine(folder, env=(("MINE", "1"),), memory_mib=9)
+    words = 'echo "$PWD $MINE [$CUDA_VISIBLE_DEVICES] $CUDA_DEVICE_ORDER"; pwd; read -r line; nice'
+    done = bash(words, spec)
+    assert done.output == f"{folder} 1 [] PCI_BUS_ID\n{folder}\n{NICE}\n"
+    assert not os.environ.get("MINE")
+
+
+def test_it_has_no_other_file_than_it_should() -> None:
+    held = os.open("/dev/zero", os.O_RDONLY)
+    os.set_inheritable(held, True)
+    try:
+        done = bash("exec ls /proc/self/fd")  # and the one that ls reads it by
+    finally:
+        os.close(held)
+    assert done.output.split() == ["0", "1", "2", "3", "4"]
+
+
+@pytest.mark.skipif(not ROOT, reason="becomes another user")
+def test_it_is_the_jobs_user() -> None:
+    them = pwd.getpwnam("nobody")
+    spec = a_spec(user="nobody", uid=them.pw_uid, gid=them.pw_gid, cwd="/")
+    done = bash("id -u; id -g; id -G; echo $HOME; echo fine >&3", spec)
+    groups = " ".join(map(str, os.getgrouplist("nobody", them.pw_gid)))
+    assert done.output.splitlines() == [
+        str(them.pw_uid),
+        str(them.pw_gid),
+        groups,
+        them.pw_dir,
+    ]
+    assert done.answer == b"fine\n"
+
+
+def test_a_user_that_the_daemon_cannot_become(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 4242)
+    done = bash("true", a_spec(user="ada", uid=1000))
+    assert done == Trial(b"", "", error="this daemon cannot run jobs as ada")
+
+
+@pytest.mark.parametrize(
+    ("spec", "argv", "why"),
+    [
+        (mine("/nonexistent"), ("true",), "cannot enter the working directory /nonexistent"),
+        (mine(), ("no-such-program",), "cannot run no-such-program: command not found"),
+        (mine(), ("a\0b",), "a NUL character"),
+        (mine(), (), "no command"),
+        (mine(conda_env="none", env=(("CONDA_EXE", "/none"),)), ("true",), "conda was not found"),
+    ],
+)
+def test_why_it_could_not_be_started(spec: JobSpec, argv: tuple[str, ...], why: str) -> None:
+    done = tried(spec, argv, ENOUGH_S, NEVER)
+    assert why in done.error and "\n" not in done.error
+    assert (done.answer, done.code, done.signal, done.timed_out) == (b"", None, None, False)
+
+
+def test_what_is_late_is_killed_even_if_it_does_not_want_to() -> None:
+    begun = time.monotonic()
+    done = bash("trap '' TERM INT; echo begun; while :; do sleep 1000; done", within_s=0.5)
+    assert done == Trial(b"", "begun\n", timed_out=True)
+    assert time.monotonic() - begun >= 0.5
+
+
+DAEMON = """
+import os, signal, sys, time
+if os.fork(): os._exit(0)
+os.setsid()
+if os.fork(): os._exit(0)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+for fd in range(3): os.close(fd)
+open(sys.argv[1], "w").write(str(os.getpid()))
+time.sleep(10000)
+"""
+
+
+def a_daemon(pid_file: Path) -> str:
+    """Words for bash: start a process that hides behind two forks, and await it."""
+    started = f"{sys.executable} -c '{DAEMON}' {pid_file}"
+    return f"{started}; until [ -s {pid_file} ]; do sleep 0.01; done"
+
+
+def test_a_daemon_that_it_leaves_behind_is_killed(folder: Path) -> None:
+    done = bash(a_daemon(folder / "pid"))
+    assert (done.code, done.timed_out) == (0, False)
+    assert gone(folder / "pid")
+
+
+def test_a_daemon_that_it_started_is_killed_at_the_deadline(folder: Path) -> None:
+    done = bash(f"{a_daemon(folder / 'pid')}; sleep 10000", within_s=2.0)
+    assert done.timed_out
+    assert gone(folder / "pid")
+
+
+def test_what_outlives_it_may_tidy_up(folder: Path) -> None:
+    """As one does that removes its scratch files."""
+    (folder / "scratch").touch()
+    (folder / "watch").write_text(
+        f"trap '' TERM; while kill -0 $PPID; do sleep 0.01; done; rm {folder}/scratch"
+    )
+    done = bash(f"bash {folder}/watch & trap '' TERM; sleep 10000", within_s=0.5)
+    assert done.timed_out
+    assert not (folder / "scratch").exists()
+
+
+def test_megabytes_of_output_are_drained_and_their_end_is_kept() -> None:
+    done = bash("yes | head -c 20000000; echo the end")
+    assert done.code == 0
+    assert len(done.output) == TAIL_BYTES
+    assert done.output.endswith("y\nthe end\n")
+
+
+def test_output_that_is_no_text() -> None:
+    assert bash(r"printf '\377ok'").output == "\ufffdok"
+
+
+def test_an_answer_of_the_largest_size_and_one_over_it() -> None:
+    words = "import os, sys; f = os.fdopen(3, 'wb'); f.write(b'x' * {}); f.close()"
+    assert len(python(words.format(MOST_ANSWER_BYTES)).answer) == MOST_ANSWER_BYTES
+    done = python(words.format(MOST_ANSWER_BYTES + (1 << 20)))
+    assert done.answer == b""
+    assert "more than 8 MiB" in done.error
+
+
+def test_one_that_closes_everything_is_awaited_all_the_same(folder: Path) -> None:
+    done = bash(f"exec 0<&- 1>&- 2>&- 3>&-; sleep 0.2; touch {folder}/done; exit 5")
+    assert done == Trial(b"", "", code=5)
+    assert (folder / "done").exists()
+
+
+def test_a_daemon_that_stops_waits_for_no_trial(folder: Path) -> None:
+    stop = Event()
+    Timer(0.3, stop.set).start()
+    words = f"echo $$ > {folder}/pid; exec sleep 10000"
+    done = tried(mine(), ("bash", "-c", words), 3600.0, stop)
+    assert done.error == "carmad is stopping"
+    until(lambda: gone(folder / "pid"))
+
+
+def test_an_attendant_that_is_late_is_waited_for_no_longer(
+    monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    monkeypatch.setattr(trial_module, "GRACE_S", 0.0)
+    monkeypatch.setattr(trial_module, "KILLED_WITHIN_S", 0.1)
+    slow = folder / "slow"
+    slow.write_text("#!/bin/sh\nexec sleep 1\n")
+    slow.chmod(0o755)
+    monkeypatch.setattr(trial_module.supervisor, "program", lambda name: [str(slow)])
+    assert bash("true", within_s=0.1).timed_out
+
+
+def test_an_attendant_that_dies_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial_module.supervisor, "program", lambda name: ["/bin/ls", "/nowhere"])
+    assert "the trial failed: " in bash("true").error
+    monkeypatch.setattr(trial_module.supervisor, "program", lambda name: ["/no/such/python"])
+    assert "no process can be started: No such file" in bash("true").error
