@@ -68,11 +68,6 @@ _TEXT: Mapping[str, tuple[str, dict[str, int]]] = {
     "BERT_base": ("BertForMaskedLM", {}),
     "BERT_large": ("BertForMaskedLM", _BERT_LARGE),
     "gpt2_large": ("GPT2LMHeadModel", {"n_embd": 1280, "n_layer": 36, "n_head": 20}),
-    "xlnet_base": (
-        "XLNetLMHeadModel",
-        {"d_model": 768, "n_layer": 12, "n_head": 12, "d_inner": 3072},
-    ),
-    "xlnet_large": ("XLNetLMHeadModel", {}),
 }
 
 

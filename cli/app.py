@@ -15,6 +15,7 @@ from cli.commands import (
     diagnosis,
     estimate,
     estimators,
+    gpumemnet,
     gpus,
     logs,
     passing,
@@ -77,6 +78,7 @@ def build() -> typer.Typer:
             app.command(alias, hidden=True, context_settings=settings)(function)
     app.add_typer(server.daemon, name="daemon", rich_help_panel=SERVER)
     app.add_typer(diagnosis.config, name="config", rich_help_panel=SERVER)
+    app.add_typer(gpumemnet.gpumemnet, name="gpumemnet", rich_help_panel=MORE)
     return app
 
 

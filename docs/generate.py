@@ -33,7 +33,7 @@ from carmad.core.types import ENDED, HOLDING, Cause, JobState, Mode
 from carmad.daemon.server import create_app
 from cli.app import JOBS, PASSED_ON, SERVER, VERBS, WATCH
 from cli.app import MORE as MORE_VERBS
-from cli.commands import diagnosis, estimate, server
+from cli.commands import diagnosis, estimate, gpumemnet, server
 from cli.commands.submit import build_parser
 
 REFERENCE = Path(__file__).parent / "reference"
@@ -222,9 +222,13 @@ class Command:
 
 
 def commands() -> list[Command]:
-    """Every command of `carma`, those of `carma daemon` and `carma config` too."""
+    """Every command of `carma`, those of its groups too."""
     found = [Command(verb, aliases, section, does) for verb, aliases, does, section in VERBS]
-    for group, app in (("daemon", server.daemon), ("config", diagnosis.config)):
+    for group, app in (
+        ("daemon", server.daemon),
+        ("config", diagnosis.config),
+        ("gpumemnet", gpumemnet.gpumemnet),
+    ):
         for one in app.registered_commands:
             assert one.callback is not None
             found.append(

@@ -16,7 +16,7 @@ import pytest
 from carmad.config import Settings
 from carmad.configfile import dump, load
 from cli.app import VERBS
-from cli.commands import diagnosis, server
+from cli.commands import diagnosis, gpumemnet, server
 from cli.commands.submit import build_parser, read
 
 ROOT = Path(__file__).parents[1]
@@ -26,7 +26,11 @@ PAGES = sorted(
     for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md"))
     if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)
 )
-GROUPS = {"daemon": server.daemon, "config": diagnosis.config}
+GROUPS = {
+    "daemon": server.daemon,
+    "config": diagnosis.config,
+    "gpumemnet": gpumemnet.gpumemnet,
+}
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 

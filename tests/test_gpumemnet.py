@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from math import hypot
+from math import expm1, hypot
 from pathlib import Path
 
 import pytest
@@ -91,8 +91,10 @@ def test_a_long_network_is_told_in_pieces_that_keep_order_and_sums() -> None:
     tokens = features(layers, 4).tokens
     assert len(tokens) == TOKENS < len(layers)
     assert all(sum(token[:-2]) == pytest.approx(1) for token in tokens)
-    # Linear, activation, linear …: both in each piece, and the small last layer in the last one.
-    assert tokens[-1][-2] < tokens[0][-2]
+    activations = sum(expm1(10 * token[-2]) for token in tokens)
+    assert activations == pytest.approx(sum(layer.activations for layer in layers))
+    growing = features([*an_mlp(8, 100), *an_mlp(1024, 100)], 4).tokens
+    assert growing[0][-1] < growing[-1][-1]
 
 
 @pytest.mark.parametrize("name", FAMILIES)

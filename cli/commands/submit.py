@@ -25,8 +25,19 @@ if TYPE_CHECKING:
 VERBS = frozenset(
     {
         *("cancel", "completion", "config", "daemon", "demo", "doctor", "drain", "estimate"),
-        *("estimators", "explain", "gpus", "history", "hold", "kill", "logs", "ps", "queue"),
-        *("release", "requeue", "resume", "show", "simulate", "stats", "status", "sub", "submit"),
+        *("estimators", "explain", "gpumemnet", "gpus", "history", "hold", "kill", "logs", "ps"),
+        *(
+            "queue",
+            "release",
+            "requeue",
+            "resume",
+            "show",
+            "simulate",
+            "stats",
+            "status",
+            "sub",
+            "submit",
+        ),
         *("top", "wait", "why"),
     }
 )

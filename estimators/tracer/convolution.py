@@ -90,9 +90,20 @@ def _log(
     input_gradient: bool = False,
 ) -> None:
     recorder.events.append(("conv", len(recorder.convs)))
-    shapes = (tuple(x.shape), tuple(weight.shape), tuple(out))
-    options = (tuple(stride), tuple(dilation), transposed, input_gradient)
-    recorder.convs.append(Conv(backward, *shapes, groups, x.element_size(), *options))
+    recorder.convs.append(
+        Conv(
+            backward,
+            tuple(x.shape),
+            tuple(weight.shape),
+            tuple(out),
+            groups,
+            x.element_size(),
+            tuple(stride),
+            tuple(dilation),
+            transposed,
+            input_gradient,
+        )
+    )
 
 
 def _output_shape(

@@ -14,10 +14,12 @@ return device 0 of type CUDA, the default stream, the count 1, or true: in regis
 and the same, a 1 and then a 0, and so one piece of code does for all.
 """
 
+import atexit
 import ctypes
 import mmap
 import platform
 import re
+import time
 from pathlib import Path
 from typing import Any, List
 
@@ -35,7 +37,7 @@ _CODE = {  # return 1, and 0 in the second register; return 0
     ),
 }
 _Table = ctypes.c_void_p * _ENTRIES
-_alive: List[Any] = []  # what the libraries point to from now on
+_installed: List[bool] = []
 
 
 class Unfit(Exception):
@@ -45,10 +47,11 @@ class Unfit(Exception):
 def install() -> None:
     """Make fake CUDA tensors usable; does nothing the second time, or where there is a GPU.
     Raises Unfit."""
-    if _alive or (torch.backends.cuda.is_built() and torch.cuda.is_available()):
+    if _installed or (torch.backends.cuda.is_built() and torch.cuda.is_available()):
         return
     if platform.machine() not in _CODE:
         raise Unfit(f"fake CUDA tensors are not known to work on {platform.machine()}")
+    _installed.append(True)
     FakeTensorMode.avoid_device_init = True  # it would ask torch.cuda, which scripts see patched
     for name in ("init_cuda_context", "init_gpu_context"):  # by version
         if hasattr(fake_tensor, name):
@@ -56,14 +59,21 @@ def install() -> None:
     torch.cuda._lazy_init = lambda: None  # called for by every `device="cuda"`
     torch.cuda.current_device = lambda: 0
     torch.cuda.is_current_stream_capturing = lambda: False
+    # Autograd's thread may still be letting go of tensors, for which it must not find Python gone.
+    atexit.register(time.sleep, 0.1)
     code = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
     one_code, zero_code = _CODE[platform.machine()]
     code.write(one_code + zero_code)
     one = ctypes.addressof(ctypes.c_char.from_buffer(code))
-    _alive.append(code)
+    _keep(code)
     lib, include = (Path(torch.__file__).parent / name for name in ("lib", "include"))
     _set_guard(ctypes.CDLL(str(lib / "libc10.so")), one, one + len(one_code), include)
     _set_hooks(ctypes.CDLL(str(lib / "libtorch_cpu.so")), one, include)
+
+
+def _keep(thing: Any) -> None:
+    """The libraries point to it from now on, and still do when Python has ended."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 def _set_guard(c10: Any, one: int, zero: int, include: Path) -> None:
@@ -72,7 +82,8 @@ def _set_guard(c10: Any, one: int, zero: int, include: Path) -> None:
     if "isStreamCapturing" in functions:
         table[functions.index("isStreamCapturing")] = zero
     guard = ctypes.c_void_p(ctypes.addressof(table))  # an object without fields
-    _alive.extend((table, guard))
+    _keep(table)
+    _keep(guard)
     registry = (ctypes.c_void_p * (_CUDA + 1)).in_dll(
         c10, "_ZN3c104impl26device_guard_impl_registryE"
     )
@@ -94,7 +105,7 @@ def _set_hooks(cpu: Any, one: int, include: Path) -> None:
         if name not in functions:
             raise Unfit(f"torch {torch.__version__} does not say how its CUDA hooks look")
         table[head + functions.index(name)] = one
-    _alive.append(table)
+    _keep(table)
     hooks[0] = ctypes.addressof(table) + head * ctypes.sizeof(ctypes.c_void_p)
 
 

@@ -27,10 +27,7 @@ def trace(
     recorder = Recorder()
     yes = {"is_available": lambda: True, "is_bf16_supported": lambda *_, **__: True}
     with replaced(torch.cuda, **yes), recorder, Layers(recorder) as layers:
-        if isinstance(model, torch.nn.Module):
-            model = _shared_copy(model)
-        else:
-            model = model()
+        model = _shared_copy(model) if isinstance(model, torch.nn.Module) else model()
         _move(model)
         _train(recorder, model, inputs, (optimizer or _adam)(model.parameters()), loss, steps)
     return replay(recorder, layers, steps, time.perf_counter() - start)

@@ -9,24 +9,19 @@ networks repeat themselves.
 
 import threading
 import weakref
-from typing import Any, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
 import torch
 from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import (
-    FakeTensor,
-    FakeTensorMode,
-    UnsupportedOperatorException,
-)
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import fakecuda, substitutes
 from .convolution import Conv
 
 aten = torch.ops.aten
-GPU = torch.device("cuda:0")
+GPU, META = torch.device("cuda:0"), torch.device("meta")
 
 _DEVICE_OF = torch.ops.prim.device.default
 _GEMMS = frozenset((aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default))
@@ -43,7 +38,7 @@ class _Storage(weakref.ref):  # type: ignore[type-arg]
     nbytes: int
 
 
-class _Polled(StorageWeakRef):  # type: ignore[misc]
+class _Polled(StorageWeakRef):
     """The same before torch 2.2, where storages cannot call back: it has to be asked."""
 
     address: int
@@ -52,6 +47,24 @@ class _Polled(StorageWeakRef):  # type: ignore[misc]
 
     def __init__(self, storage: Any, gone: Any) -> None:
         super().__init__(storage)
+
+
+class _Mode(FakeTensorMode):
+    """The mode that fake tensors refer to. Making one imports PyTorch's compiler, a second's work,
+    so that is put off until somebody asks for more than is said here, which no trace does."""
+
+    in_kernel_invocation = False
+    allow_meta = False
+    _allow_unsafe_data_ptr_access = False
+
+    def __init__(self) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        if "shape_env" in vars(self):
+            raise AttributeError(name)
+        super().__init__()
+        return getattr(self, name)
 
 
 class Recorder(TorchDispatchMode):
@@ -82,13 +95,13 @@ class Recorder(TorchDispatchMode):
         self.live = self.peak = 0
         self._ids = 0
         self._storages: Dict[int, Any] = {}
-        self._Watched = _Storage if _storages_call_back() else _Polled
+        self._Watched: Any = _Storage if _storages_call_back() else _Polled
         self._held: Dict[int, int] = {}
         self._answers: Dict[Tuple[Any, ...], Any] = {}
         self._home = self._thread = threading.get_ident()
         self._blas: List[str] = []
-        self._mode = FakeTensorMode(allow_fallback_kernels=False, allow_non_fake_inputs=True)
-        sample = FakeTensor(self._mode, torch.empty(0, device="meta"), GPU)
+        self._mode = _Mode()
+        sample = FakeTensor(self._mode, torch.empty(0, device=META), GPU)
         self._attributes = dict(vars(sample))
 
     @classmethod
@@ -142,9 +155,9 @@ class Recorder(TorchDispatchMode):
     def new(self, shape: Any, dtype: torch.dtype, stride: Any = None) -> Any:
         """A new tensor on the GPU; contiguous if no strides are given."""
         if stride is None:
-            meta = torch.empty(shape, dtype=dtype, device="meta")
+            meta = torch.empty(shape, dtype=dtype, device=META)
         else:
-            meta = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+            meta = torch.empty_strided(shape, stride, dtype=dtype, device=META)
         tensor = self._fake(meta)
         self._watch(tensor)
         return tensor
@@ -183,9 +196,8 @@ class Recorder(TorchDispatchMode):
         self._allocated(self._ids, nbytes)
 
     def _gone(self, watched: Any) -> None:
-        if self._storages.get(watched.address) is watched:
-            del self._storages[watched.address]
-            self._freed(watched.id, watched.nbytes)
+        del self._storages[watched.address]
+        self._freed(watched.id, watched.nbytes)
 
     def _allocated(self, id: int, nbytes: int) -> None:
         if self._Watched is _Polled:
@@ -259,21 +271,16 @@ class Recorder(TorchDispatchMode):
     def run(
         self, func: Any, args: Any, kwargs: Dict[str, Any], key: Optional[Tuple[Any, ...]] = None
     ) -> Any:
-        """Outputs of their own: as remembered under `key`, or as PyTorch's fake mode says."""
+        """Outputs of their own: as remembered under `key`, or as PyTorch's rules say."""
         answer = self._answers.get(key) if key is not None else None
         if answer is not None:
             form, recipes = answer
             parts = [None if recipe is None else self.new(*recipe) for recipe in recipes]
             return parts[0] if form is None else form(parts)
         ids = self._ids
-        args = [self._all_fake(arg) for arg in args]
-        try:
-            with self._mode:
-                out = func(*args, **kwargs)
-        except (NotImplementedError, RuntimeError) as error:
-            out = self._on_cpu(func, args, kwargs, error)
+        out = self._outputs(func, args, kwargs)
         form = type(out) if isinstance(out, (tuple, list)) else None
-        parts = [self._receive(part) for part in (out if form else (out,))]
+        parts = list(out) if form else [out]
         if key is not None:
             recipes = [_recipe(part) for part in parts if part is not None]
             if None not in recipes and self._ids - ids == len(recipes):
@@ -282,47 +289,35 @@ class Recorder(TorchDispatchMode):
                 self._answers[key] = form, recipes
         return parts[0] if form is None else form(parts)
 
-    def _all_fake(self, value: Any) -> Any:
-        """The argument with real tensors replaced: PyTorch's own way to do it is slow."""
-        if type(value) in (list, tuple):
-            return type(value)(self._all_fake(part) for part in value)
-        if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
-            meta = torch.empty_strided(
-                value.shape, value.stride(), dtype=value.dtype, device="meta"
-            )
-            return FakeTensor(self._mode, meta, torch.device("cpu"))
-        return value
-
-    def _on_cpu(self, func: Any, args: Any, kwargs: Dict[str, Any], error: Exception) -> Any:
-        """Where there is no rule, an operator is run on zeros. Raises `error` if that fails too."""
-        if not isinstance(error, (NotImplementedError, UnsupportedOperatorException)):
-            raise error
+    def _outputs(self, func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
+        """By PyTorch's rules for the meta device, whose tensors have shapes and no data. Where it
+        has no rule, the operator is run on zeros on the CPU."""
+        place = kwargs.get("device")
+        if place is not None:
+            kwargs = {**kwargs, "device": META}
         try:
-            out = func(*pytree.tree_map(_zeros, args), **pytree.tree_map(_zeros, kwargs))
-        except (NotImplementedError, RuntimeError):
-            raise error from None
-        return pytree.tree_map(self._copy, out)
+            with fake_tensor.in_kernel_invocation_manager(self._mode):
+                out = func(*_tree(_meta, args), **kwargs)
+        except NotImplementedError:
+            out = func(*_tree(_zeros, args), **_tree(_zeros, kwargs))
+        if place is not None and torch.device(place).type != "cuda":
+            return _tree(lambda tensor: substitutes.stand_in(tensor, place), out)
+        return _tree(self._receive, out)
 
-    def _copy(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return self.new(value.shape, value.dtype, value.stride())
-        return value
-
-    def _receive(self, part: Any) -> Any:
-        if isinstance(part, FakeTensor):
-            if part.fake_device.type == "cuda":
-                if part.layout is torch.strided:  # what sparse ones consist of was seen before
-                    self._watch(part)
-                return part
-            return substitutes.stand_in(part.shape, part.dtype)
-        if isinstance(part, (tuple, list)):
-            return type(part)(self._receive(p) for p in part)
-        return part
+    def _receive(self, tensor: Any) -> Any:
+        if tensor.layout is not torch.strided:
+            return self._fake(tensor)  # what sparse ones consist of was seen before
+        if not isinstance(tensor, FakeTensor):
+            if not tensor.is_meta:
+                return self.new(tensor.shape, tensor.dtype, tensor.stride())
+            tensor = self._fake(tensor)
+        self._watch(tensor)
+        return tensor
 
 
 def _storages_call_back() -> bool:
     """Whether the Python object of a storage lives as long as the storage does."""
-    tensor = torch.empty(0, device="meta")
+    tensor = torch.empty(0, device=META)
     tensor.untyped_storage().kept = True
     return hasattr(tensor.untyped_storage(), "kept")
 
@@ -355,11 +350,28 @@ def _stride(tensor: Any) -> Any:
         return object()
 
 
-def _zeros(value: Any) -> Any:
-    if isinstance(value, FakeTensor):
-        real = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
-        return real.zero_()
+def _tree(change: Callable[[Any], Any], value: Any) -> Any:
+    """The same with every tensor in it changed."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {name: _tree(change, part) for name, part in value.items()}
+    if isinstance(value, (tuple, list)):
+        return type(value)([_tree(change, part) for part in value])
     return value
+
+
+def _meta(tensor: Any) -> Any:
+    """Fake tensors are meta tensors already, inside; those on the CPU are real."""
+    if isinstance(tensor, FakeTensor):
+        return tensor
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=META)
+
+
+def _zeros(tensor: Any) -> Any:
+    if not isinstance(tensor, FakeTensor):
+        return tensor
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype).zero_()
 
 
 def _recipe(tensor: Any) -> Optional[Tuple[Any, torch.dtype, Any]]:
@@ -367,7 +379,7 @@ def _recipe(tensor: Any) -> Optional[Tuple[Any, torch.dtype, Any]]:
     if not isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided:
         return None
     shape, stride = tuple(tensor.shape), tensor.stride()
-    again = torch.empty_strided(shape, stride, dtype=tensor.dtype, device="meta")
+    again = torch.empty_strided(shape, stride, dtype=tensor.dtype, device=META)
     if again.untyped_storage().nbytes() != tensor.untyped_storage().nbytes():
         return None
     return shape, tensor.dtype, stride

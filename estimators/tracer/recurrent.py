@@ -33,23 +33,39 @@ def _layers(original: Callable[..., Any], mode: int) -> Callable[..., Any]:
     def run(x: Any, *args: Any) -> Any:
         if not isinstance(x, FakeTensor):
             return original(x, *args)
+        steps: Sequence[Any] = ()
         if isinstance(args[1], list):
-            (states, weights, bias, depth, dropout, train, both, batch_first), sizes = args, ()
+            states, weights, _, depth, dropout, train, both, batch_first = args
         else:  # a packed sequence
-            (sizes, states, weights, bias, depth, dropout, train, both), batch_first = args, False
-        states = states if mode == _LSTM else (states, None)
-        dtype = torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else x.dtype
-        x, *states = (t if t is None else t.to(dtype) for t in (x, *states))
-        weights = [weight.to(dtype) for weight in weights]
-        hidden = (states[0] if states[1] is None else states[1]).shape[-1]
-        projected = states[0].shape[-1] if states[0].shape[-1] != hidden else 0
-        per_layer = len(weights) // (depth * (2 if both else 1))
+            steps, states, weights, _, depth, dropout, train, both = args
+            batch_first = False
+        state, cell = states if mode == _LSTM else (states, None)
+        if torch.is_autocast_enabled():
+            dtype = torch.get_autocast_gpu_dtype()
+            weights = [weight.to(dtype) for weight in weights]
+            x, state, cell = (t if t is None else t.to(dtype) for t in (x, state, cell))
+        out_size = state.shape[-1]
+        hidden = out_size if cell is None else cell.shape[-1]
         with torch.autocast("cuda", enabled=False):
-            out, last, cell, *_ = torch.ops.aten._cudnn_rnn(
-                x, weights, per_layer, None, *states, mode, hidden, projected, depth, batch_first,
-                dropout, train, both, [int(size) for size in sizes], None,
-            )  # fmt: skip
-        return (out, last, cell) if mode == _LSTM else (out, last)
+            outs = torch.ops.aten._cudnn_rnn(
+                x,
+                weights,
+                len(weights) // (depth * (2 if both else 1)),
+                None,
+                state,
+                cell,
+                mode,
+                hidden,
+                out_size if out_size != hidden else 0,
+                depth,
+                batch_first,
+                dropout,
+                train,
+                both,
+                [int(size) for size in steps],
+                None,
+            )
+        return outs[: 3 if mode == _LSTM else 2]
 
     return run
 

@@ -12,7 +12,7 @@ of SiLU and Mish are taken apart into pieces with large temporaries.
 import contextlib
 import importlib
 import math
-from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -134,11 +134,10 @@ def on_host(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
     return func(*args, **kwargs)
 
 
-def stand_in(shape: Sequence[int], dtype: torch.dtype) -> Any:
-    """What a program gets for a tensor that it copies from the GPU."""
-    return (
-        torch.zeros(shape, dtype=dtype) if dtype is torch.bool else torch.ones(shape, dtype=dtype)
-    )
+def stand_in(tensor: Any, device: Any) -> Any:
+    """What a program gets for a tensor that it copies from the GPU: ones, or false."""
+    make = torch.zeros if tensor.dtype is torch.bool else torch.ones
+    return make(tensor.shape, dtype=tensor.dtype, device=device)
 
 
 # -- copies ----------------------------------------------------------------------------------------
