@@ -19,7 +19,7 @@ import estimators
 from benchmarks.carma_models import TIMM, build
 from benchmarks.rows import RESULTS, Row, circumstances, table
 from carmad.config import Estimation
-from estimators.tracing import safe
+from estimators.tracer.replay import safe
 
 TASKS = Path(__file__).parents[2] / "shared" / "data" / "carma" / "tasks.csv"
 CONTEXT_MIB = Estimation().context_mib  # nothing here was fitted to it

@@ -51,8 +51,11 @@ def main() -> None:
 
 def measured() -> list[Row]:
     """Trained and tested on real measurements: 2,146 MLPs on an A100."""
+    import torch
+
     from estimators.gpumemnet.training import cross_validate, labels
 
+    torch.set_num_threads(1)  # for networks this small, more threads only wait
     samples = mlp_runs()
     seen = [features(sample.layers, sample.batch) for sample in samples]
     rows = []

@@ -1,10 +1,14 @@
 """`python -m benchmarks.memory_timm [EVERY]`: the trace estimator on GPUMemNet's timm runs.
 
 Truth is the peak that nvidia-smi showed for the whole process on an A100 40 GB. The runs that
-count (`usable`) hit neither that limit nor crashed. Half of the model families are for fitting (the
-shares in `estimators.tracer.workspace`, the margin in `safe`, and here the constant for context and
-libraries of that stack); all targets are judged on the other half. EVERY: only every so manieth
-model, and nothing is kept.
+count (`usable`) hit neither that limit nor crashed. The constant for context and libraries of that
+stack comes from half of the model families; targets are judged on the other half.
+
+That half is not untouched. The shares in `estimators.tracer.workspace` (about 40 sets tried) and
+the margin in `safe` (a grid) were chosen by the errors of a fitting half, but on part of the
+models, when the halves were not yet quite these; errors of the other half were printed on the way;
+and how these models were trained was found out with models of both. Only data that nobody looked
+at can tell how far this flatters. EVERY: only every so manieth model, and nothing is kept.
 
 Training, as far as it can be told from the numbers: float32, SGD with momentum and weight decay
 (its step copies all parameters once more, which the largest transformers show), cross entropy,
@@ -254,18 +258,20 @@ def report(traced: Sequence[Traced], facts: dict[str, str]) -> tuple[str, dict[s
             "",
             *(f"- {name}: {value}" for name, value in facts.items()),
             f"- {len(good)} models in {len({one.family for one in good})} families,"
-            f" {len(tuning)} runs fitted, {len(judged)} judged; `python -m benchmarks.memory_timm`",
+            f" {len(tuning)} runs give the constant, {len(judged)} are judged;"
+            " `python -m benchmarks.memory_timm`",
             f"- constant of that stack: {constant:.0f} MiB ({plain:.0f} on top of the floor)",
             "",
             table(rows),
             "",
             summary(rows),
             "",
-            "Absolute errors in GiB, families that nothing was fitted on:",
+            "Absolute errors in GiB, the half that is judged"
+            " (seen while tuning, see the module's text):",
             "",
             comparison(list(sides["judged"].items()), "GiB", TABLE_1),
             "",
-            f"Families that the fit was made on ({', '.join(sorted(fitted))}):",
+            f"The half that gives the constant ({', '.join(sorted(fitted))}):",
             "",
             comparison(list(sides["fitted"].items()), "GiB", ()),
             "",

@@ -22,9 +22,9 @@ T = TypeVar("T")
 
 CORE_WAITS_S = 2.0  # for a policy or a recovery: nothing else is decided meanwhile
 ESTIMATE_SPARE_S = 10.0  # for an estimator, on top of the time that a script may take
-MOST_UNANSWERED = 8  # questions to one estimator: one that hangs is not to take thread after thread
+MOST_UNANSWERED = 8  # questions of a user: an estimator that hangs is not to take every thread
 
-_ROOM: dict[str, threading.Semaphore] = {}  # by estimator
+_ROOM: dict[tuple[str, int], threading.Semaphore] = {}  # by estimator and user
 
 
 def policy(settings: Settings) -> Policy:
@@ -183,7 +183,8 @@ class GuardedEstimator:
 
     def estimate(self, spec: JobSpec) -> Estimate | Refusal:
         """Raises what the estimator raises, TimeoutError, or TypeError for nonsense."""
-        room = _ROOM.setdefault(self.name, threading.Semaphore(MOST_UNANSWERED))
+        key = self.name, spec.uid
+        room = _ROOM.setdefault(key, threading.Semaphore(MOST_UNANSWERED))
         if not room.acquire(blocking=False):
             raise TimeoutError(f"{self.name} still has not answered earlier questions")
         answer: Future[object] = Future()
@@ -196,7 +197,11 @@ class GuardedEstimator:
             finally:
                 room.release()
 
-        threading.Thread(target=find, name=f"estimator-{self.name}", daemon=True).start()
+        try:
+            threading.Thread(target=find, name=f"estimator-{self.name}", daemon=True).start()
+        except RuntimeError:  # there are too many
+            room.release()
+            raise
         if not wait([answer], self._timeout_s).done:
             raise TimeoutError(f"{self.name} gave no estimate within {self._timeout_s:g} s")
         found = answer.result()

@@ -5,6 +5,14 @@ from __future__ import annotations
 from carmad.core.decision import AskAgain, Placement, Preemption, Reason, Verdict
 from carmad.core.types import Estimate, Refusal, Retry
 
+# What the store can keep, and people would read. A script that is looked at may forge an answer.
+MOST_LETTERS = 4096
+MOST_NOTES = 64
+MOST_PARTS = 64
+MOST_OTHERS = 16
+MOST_MIB = 1 << 40
+MOST_S = 1e9
+
 
 def is_proposal(answer: object) -> bool:
     if isinstance(answer, AskAgain):
@@ -38,8 +46,7 @@ def is_retry(answer: object) -> bool:
 def is_answer(answer: object) -> bool:
     """An estimator's: an Estimate with low ≤ mib ≤ high, or a Refusal."""
     if isinstance(answer, Refusal):
-        words = (answer.why, answer.source)
-        return _are_strings(words) and isinstance(answer.seconds, float | int)
+        return _are_words((answer.why, answer.source)) and _is_time(answer.seconds)
     return _is_estimate(answer)
 
 
@@ -48,25 +55,47 @@ def _is_estimate(answer: object) -> bool:
         isinstance(answer, Estimate)
         and isinstance(answer.mib, int)
         and answer.mib > 0
-        and _are_strings((answer.source, answer.stack))
+        and _are_words((answer.source, answer.stack))
         and isinstance(answer.low, int | None)
         and isinstance(answer.high, int | None)
-        and (answer.low or 0) <= answer.mib <= answer.safe_mib
+        and -MOST_MIB <= (answer.low or 0) <= answer.mib <= answer.safe_mib <= MOST_MIB
         and isinstance(answer.firm, bool)
-        and isinstance(answer.seconds, float | int)
+        and _is_time(answer.seconds)
         and isinstance(answer.notes, tuple)
-        and _are_strings(answer.notes)
+        and len(answer.notes) <= MOST_NOTES
+        and _are_words(answer.notes)
         and isinstance(answer.parts, tuple)
+        and len(answer.parts) <= MOST_PARTS
         and all(
             isinstance(part, tuple)
             and len(part) == 2
-            and isinstance(part[0], str)
+            and _are_words(part[:1])
             and isinstance(part[1], int)
+            and abs(part[1]) <= MOST_MIB
             for part in answer.parts
         )
         and isinstance(answer.others, tuple)
+        and len(answer.others) <= MOST_OTHERS
         and all(map(_is_estimate, answer.others))
     )
+
+
+def _is_time(seconds: object) -> bool:
+    return isinstance(seconds, float | int) and 0 <= seconds <= MOST_S  # nan is not
+
+
+def _are_words(words: tuple[object, ...]) -> bool:
+    return all(
+        isinstance(word, str) and len(word) <= MOST_LETTERS and _is_utf8(word) for word in words
+    )
+
+
+def _is_utf8(word: str) -> bool:
+    try:
+        word.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
+    return True
 
 
 def _are_strings(words: tuple[object, ...]) -> bool:

@@ -212,7 +212,8 @@ def a_run(peak_mib: int = 8_000, estimate: Estimate | None = None, **changes: ob
     """One that ended well, of `a_spec`; fields of its spec may be given too."""
     gpu = str(changes.pop("gpu", "NVIDIA A100-PCIE-40GB"))
     ended_at = float(changes.pop("ended_at", 1e9))  # type: ignore[arg-type]
-    return Run(a_spec(**changes), peak_mib, estimate, gpu, ended_at)
+    started_at = float(changes.pop("started_at", ended_at))  # type: ignore[arg-type]
+    return Run(a_spec(**changes), peak_mib, estimate, gpu, started_at, ended_at)
 
 
 def a_report(**changes: object) -> Report:

@@ -32,7 +32,8 @@ def trace(
         than the first, because the optimizer has its state by then.
 
     Raises what the model raises, and `estimators.tracer.fakecuda.Unfit` where this PyTorch cannot
-    be made to do it. Not for threads: PyTorch is patched while it runs.
+    be made to do it, as where the process has gone backward on the CPU before. Not for threads:
+    PyTorch is patched while it runs.
     """
     from estimators.tracer.module import trace as trace_module
 

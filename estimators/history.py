@@ -49,7 +49,7 @@ class History:
         if not same:
             return Refusal(_nearest(runs, wanted), self.name)
         changed_at, what = _last_change(spec.cwd, wanted)
-        fresh = [run for run in same if run.ended_at > changed_at]
+        fresh = [run for run in same if run.started_at > changed_at]
         if not fresh and not self.outdated:
             return Refusal(f"{what} was changed after all {_runs(same)}", self.name)
         used = fresh or same

@@ -25,6 +25,7 @@ from estimators.tracer.options import Options
 from estimators.tracer.report import Report, loads
 
 TRACER = Path(__file__).parent / "tracer"
+MOST_LETTERS = 500  # of a refusal: it is the script's own to make up
 HINT = "give --gpu-mem, or submit the python command itself"
 PYTHON = re.compile(r"python\d*(\.\d+)?t?")
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
@@ -86,13 +87,14 @@ def report(trial: Trial, within_s: float) -> Report:
             raise Unreadable("its tracer was cut short") from None
         if isinstance(answer, Report):
             return answer
-        raise Unreadable(answer)
+        raise Unreadable(answer[:MOST_LETTERS].encode(errors="replace").decode())
     if trial.timed_out:
         raise Unreadable(f"it took no two optimizer steps within {within_s:g} s")
     said = next((line for line in reversed(trial.output.splitlines()) if line.strip()), "")
     words = f": {said.strip()[:200]}" if said else ""
     if trial.signal is not None:
-        name = signal.Signals(trial.signal).name
+        known = {int(one): one.name for one in signal.Signals}  # not the real-time ones between
+        name = known.get(trial.signal, f"signal {trial.signal}")
         raise Unreadable(f"{name} ended it before two optimizer steps{words}")
     raise Unreadable(f"it left with status {trial.code} before two optimizer steps{words}")
 
@@ -111,12 +113,11 @@ def parse(spec: JobSpec) -> Program:
     command = Path(argv[0])
     if PYTHON.fullmatch(command.name):
         return _python((*front, argv[0]), argv[1:], spec.gpus)
-    beside = str(command.with_name("python")) if "/" in argv[0] else "python"
-    if command.name == "torchrun":
-        return _torchrun((*front, beside), argv[1:], spec.gpus)
-    if command.name == "accelerate":
-        return _accelerate((*front, beside), argv[1:], spec.gpus)
     python = shebang(_found(argv[0], spec))
+    if command.name in ("torchrun", "accelerate"):
+        beside = str(command.with_name("python")) if "/" in argv[0] else "python"
+        launch = _torchrun if command.name == "torchrun" else _accelerate
+        return launch((*front, *(python or (beside,))), argv[1:], spec.gpus)
     if not python:
         raise Unreadable(f"{command.name} is no Python command: {HINT}")
     return Program((*front, *python), (str(_found(argv[0], spec)), *argv[1:]))
@@ -212,9 +213,12 @@ def shebang(script: Path | None) -> tuple[str, ...]:
     if script is None:
         return ()
     try:
-        fd = os.open(script, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = os.open(script, os.O_PATH | os.O_CLOEXEC)  # opens nothing yet: a device would feel it
         try:
-            start = os.read(fd, 256) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                return ()
+            with Path(f"/proc/self/fd/{fd}").open("rb") as file:
+                start = file.read(256)
         finally:
             os.close(fd)
     except OSError:

@@ -9,16 +9,10 @@ from math import ceil
 from carmad.plugin import Estimate, JobSpec, Refusal, Server, Settings
 from estimators.experience import context_mib, judged, shortfall_mib
 from estimators.look import look
+from estimators.tracer.replay import safe
 from estimators.tracer.report import PARTS, Report
 
 MIB = 2**20
-SAFE_SHARE = 0.05  # of what is reserved
-SAFE_MIB = 256
-
-
-def safe(report: Report) -> int:
-    """Bytes that hardly any run exceeds, without the context: what nobody has measured yet."""
-    return ceil(report.reserved * (1 + SAFE_SHARE)) + SAFE_MIB * MIB
 
 
 @dataclass(frozen=True, slots=True)

@@ -215,6 +215,24 @@ def test_what_goes_wrong_is_a_refusal(
     assert (answer.why, answer.source) == (why, "it")
 
 
+def test_what_an_exception_says_is_kept_short_and_sound(monkeypatch: pytest.MonkeyPatch) -> None:
+    Scripted(it=TimeoutError("\ud800" * 5000)).install(monkeypatch)
+    answer = ask("it", Settings(), a_server(), a_spec())
+    assert isinstance(answer, Refusal) and answer.why == "?" * 1000
+
+
+@pytest.mark.parametrize("trouble", [TimeoutError("it hangs"), Refusal("it hangs", "auto")])
+def test_the_users_own_word_stands(
+    monkeypatch: pytest.MonkeyPatch, trouble: Answer | Exception
+) -> None:
+    Scripted(auto=trouble, horus=trouble).install(monkeypatch)
+    answer = ask("auto", Settings(), a_server(), a_spec(memory_mib=900))
+    assert replace(answer, seconds=0.0) == Estimate(900, "declared", firm=True, notes=("it hangs",))
+    for name, mib in (("auto", None), ("horus", 900)):
+        other = ask(name, Settings(), a_server(), a_spec(memory_mib=mib))
+        assert isinstance(other, Refusal)
+
+
 def test_the_estimator_that_decides_is_the_chosen_one(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = Estimate(8_000, "trace", seconds=1.5)
     scripted = Scripted(

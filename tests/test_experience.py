@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -48,7 +49,7 @@ def test_a_job_that_ended_well_teaches() -> None:
     running = replace(job, state=JobState.RUNNING, ended_at=None)
     experience.committed(a_step(running, job))
     (run,) = experience.server().runs()
-    assert run == Run(job.spec, 8_000, job.estimate, a_gpu(0).name, 201.0)
+    assert run == Run(job.spec, 8_000, job.estimate, a_gpu(0).name, job.started_at, 201.0)
 
 
 @pytest.mark.parametrize(
@@ -101,14 +102,24 @@ def test_it_is_there_again_after_a_restart(tmp_path: Path) -> None:
 
     store = SqlStore.open(tmp_path / "carma.db")
     second = Experience(settings)
-    second.remember(reversed(store.history(states=[JobState.SUCCEEDED], limit=module.JOBS_READ)))
+    (user,) = store.users()
+    second.remember(reversed(store.history(user=user, states=[JobState.SUCCEEDED])))
     store.close()
     assert second.runs() == first.runs()
     assert [run.peak_mib for run in second.runs()] == [3_000, 2_000, 1_000]
     assert second.runs()[0].estimate == a_past_job().estimate
 
 
-def test_the_servers_gpus_and_driver() -> None:
+def test_a_question_of_an_early_job_waits_for_the_gpus() -> None:
+    experience = Experience(SETTINGS)
+    server = experience.server()
+    found = a_step(gpus=(a_gpu(0, name="A100"),))
+    threading.Timer(0.05, experience.committed, [found]).start()
+    assert server.gpu == "A100"
+
+
+def test_the_servers_gpus_and_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GPUS_WITHIN_S", 0.0)
     experience = Experience(SETTINGS, "570.86")
     assert (experience.server().gpu, experience.server().driver) == ("", "570.86")
     cards = (a_gpu(0, name="T4"), a_gpu(1, name="A100"), a_gpu(2, name="A100"))

@@ -156,6 +156,7 @@ def test_a_timm_model_is_run_by_carmas_own_python(monkeypatch: pytest.MonkeyPatc
         (Trial(b"", "a\nboom\n\n", code=3), "status 3 before two optimizer steps: boom"),
         (Trial(b"", "", code=0), "status 0"),
         (Trial(b"", "", signal=11), "SIGSEGV"),
+        (Trial(b"", "", signal=40), "signal 40 ended it"),
     ],
 )
 def test_what_became_of_a_trial(trial: Trial, why: str) -> None:

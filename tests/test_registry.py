@@ -224,6 +224,8 @@ def test_an_estimator_that_hangs_keeps_nobody_else_waiting() -> None:
             asked()
     with pytest.raises(TimeoutError, match="earlier questions"):
         asked()
+    with pytest.raises(TimeoutError, match="no estimate"):
+        GuardedEstimator(plugin, 0.01).estimate(a_spec(uid=7))  # type: ignore[arg-type]
     plugin.released.set()
     for _ in range(1000):
         try:
@@ -233,6 +235,20 @@ def test_an_estimator_that_hangs_keeps_nobody_else_waiting() -> None:
         except TimeoutError:
             threading.Event().wait(0.01)
     raise AssertionError("once it has come back it is asked again")
+
+
+def test_a_thread_that_cannot_be_started_takes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    answer = Estimate(100, "me")
+    guarded = GuardedEstimator(Scripted(lambda: answer), 20)  # type: ignore[arg-type]
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", start)
+        for _ in range(2 * registry.MOST_UNANSWERED):
+            with pytest.raises(RuntimeError, match="start"):
+                guarded.estimate(a_spec())
+    assert guarded.estimate(a_spec()) == answer
 
 
 class Scripted:
@@ -253,6 +269,14 @@ class Scripted:
         Estimate(100, "me", notes=("fine", 3)),  # type: ignore[arg-type]
         Estimate(100, "me", others=(None,)),  # type: ignore[arg-type]
         Refusal(None, "me"),  # type: ignore[arg-type]
+        Refusal("half a pair: \ud800", "me"),
+        Refusal("long" * 2000, "me"),
+        Refusal("why", "me", float("nan")),
+        Estimate(100, "me", notes=("\ud800",)),
+        Estimate(100, "me", notes=("note",) * 65),
+        Estimate(100, "me", parts=(("part", 1),) * 65),
+        Estimate(100, "me", others=(Estimate(1, "you"),) * 17),
+        Estimate(1 << 70, "me"),
         None,
     ],
 )

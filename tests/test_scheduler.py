@@ -474,6 +474,17 @@ def test_hold_release_and_requeue():
     assert (server.job(id).state, server.job(id).attempt) == (S.STARTING, 2)
 
 
+def test_a_job_cancelled_before_its_estimate_is_estimated_when_it_is_requeued():
+    server = Server(gpus=1)
+    id = JobId(1)
+    spec = a_spec(memory_mib=900)
+    server.scheduler.handle(Submitted(0.0, id, (spec,)))  # nobody answers
+    server.tell(CancelRequested(server.now, id, "ada"))
+    server.tell(RequeueRequested(server.now, server.last(id), "ada"))
+    assert server.job(id).estimate.mib == 900
+    assert server.job(id).state is S.STARTING
+
+
 def test_begin_time():
     server = Server(gpus=1)
     id = server.submit(begin_at=50.0)

@@ -26,6 +26,7 @@ OPTIONS = st.sampled_from(
         Options(),
         Options(expandable=True),
         Options(max_split=24 * MIB),
+        Options(expandable=True, max_split=24 * MIB),
         Options(divisions=4),
         Options(expandable=True, large_segment=30 * MIB),
     ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -342,3 +344,17 @@ def test_the_table_of_virtual_functions(tmp_path: Any) -> None:
     assert _virtual_functions(base, derived, tmp_path / "none.h") == [
         "~", "~", "isBuilt", "init", "hasIt"
     ]  # fmt: skip
+
+
+def test_a_process_that_has_trained_without_a_gpu_is_told_so() -> None:
+    words = """
+import torch, estimators
+model = torch.nn.Linear(4, 4)
+model(torch.zeros(2, 4)).sum().backward()
+try:
+    estimators.trace(model, torch.zeros(2, 4))
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+    told = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True)
+    assert told.stdout.startswith("Unfit PyTorch went backward in this process"), told

@@ -159,6 +159,67 @@ def test_files_move_and_are_linked(place: Path) -> None:
     shadowed(program, place)
 
 
+def test_links_are_links(place: Path) -> None:
+    (place / "real").symlink_to("folder")
+    program = """
+        import os, pathlib
+        os.makedirs("runs/1")
+        os.mkdir("runs/2")
+        open("runs/1/x", "w").close()
+        os.symlink("1", "runs/latest")
+        assert os.readlink("runs/latest") == "1" and os.path.islink("runs/latest")
+        assert pathlib.Path("runs/latest").resolve() == pathlib.Path("runs/1").resolve()
+        assert sorted(e.name for e in os.scandir("runs") if e.is_symlink()) == ["latest"]
+        os.symlink("2", "runs/new")
+        os.replace("runs/new", "runs/latest")
+        assert os.readlink("runs/latest") == "2" and os.listdir("runs/latest") == []
+        assert os.listdir("runs/1") == ["x"] and sorted(os.listdir("runs")) == ["1", "2", "latest"]
+        os.symlink("folder", "link")
+        assert os.listdir("link") == ["inside.txt"] and open("link/inside.txt").read() == "inside"
+        os.rename("real", "moved")
+        assert os.readlink("moved") == "folder" and not os.path.lexists("real")
+        os.symlink("nowhere", "dangling")
+        assert os.path.islink("dangling") and not os.path.exists("dangling")
+        assert not [e for e in os.scandir() if e.name == "dangling" and e.is_dir()]
+        for name in ("link", "moved", "dangling"):
+            os.remove(name)
+            assert not os.path.lexists(name)
+        assert os.listdir("folder") == ["inside.txt"]
+        """
+    shadowed(program, place)
+
+
+def test_a_real_link_to_a_directory_can_be_removed(place: Path) -> None:
+    (place / "latest").symlink_to("folder")
+    program = """
+        import os
+        os.remove("latest")
+        assert not os.path.lexists("latest") and os.path.isfile("folder/inside.txt")
+        os.symlink("folder", "latest")
+        assert os.path.isfile("latest/inside.txt")
+        """
+    shadowed(program, place)
+
+
+def test_what_is_written_has_a_limit(place: Path) -> None:
+    program = """
+        import errno, os
+        scratch.KEPT_BYTES = 1 << 20
+        with open("large", "wb") as file:
+            file.write(bytes(1 << 20))
+        os.rename("large", "larger")
+        try:
+            open("new", "w")
+        except OSError as error:
+            assert error.errno == errno.ENOSPC
+        else:
+            raise AssertionError
+        os.remove("larger")
+        open("new", "w").close()
+        """
+    shadowed(program, place)
+
+
 def test_errors_are_those_of_a_file_system(place: Path) -> None:
     program = """
         import errno, os
@@ -218,6 +279,12 @@ def test_the_kernel_stops_c_code_too(deed: str, place: Path) -> None:
     if not kernel_confines(place):
         pytest.skip("this kernel has no Landlock or no seccomp")
     refused(CONFINED, "import ctypes; libc = ctypes.CDLL(None); " + FROM_C[deed], place)
+
+
+@pytest.mark.parametrize("path", ["'new'", "b'new'", "pathlib.Path('new')"])
+def test_a_hook_keeps_databases_in_memory(path: str, place: Path) -> None:
+    begin = f"{HOOKED}import pathlib, sqlite3\nsqlite3.connect(':memory:')\n"
+    refused(begin, f"sqlite3.connect({path})", place)
 
 
 @pytest.mark.parametrize("deed", sorted(DEEDS))

@@ -335,6 +335,18 @@ def test_a_checkpoint_that_is_loaded_takes_memory(job: Path) -> None:
     assert on_gpu.floor - on_host.floor == 8 * MIB
 
 
+@pytest.mark.parametrize("file", ["'saved.pt'", "io.BytesIO()"])
+def test_a_checkpoint_that_was_never_written_is_refused_on_load(file: str, job: Path) -> None:
+    text = f"""
+        import io
+        file = {file}
+        torch.save(model.state_dict(), file)
+        torch.load(file)
+        """
+    why = "checkpoints are not written by a trace, and cannot be loaded again"
+    assert why in refusal(job, written(job, loop(text)))
+
+
 def test_data_is_read_in_one_process_and_a_little(job: Path) -> None:
     text = """
         import os

@@ -53,6 +53,7 @@ class Run:
     peak_mib: int  # per GPU
     estimate: Estimate | None
     gpu: str  # the model of the GPU that it ran on
+    started_at: float
     ended_at: float
 
 

@@ -273,7 +273,7 @@ class Scheduler:
         if event.job.id not in self.jobs and event.job.ended:
             again = advance(
                 event.job,
-                JobState.QUEUED,
+                JobState.QUEUED if event.job.estimate else JobState.PENDING,
                 gpus=(),
                 mode=None,
                 exit=None,
@@ -285,6 +285,8 @@ class Scheduler:
                 overtaken=0,
             )
             self._put(again)
+            if again.state is JobState.PENDING:
+                self._actions.append(EstimateMemory(again))
 
     def _on_drain_requested(self, event: DrainRequested) -> None:
         if event.reason is None:

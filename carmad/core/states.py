@@ -18,7 +18,8 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     S.RUNNING: frozenset({S.QUEUED, S.STOPPING, S.SUCCEEDED, S.FAILED, S.OUT_OF_MEMORY}),
     # A preempted job goes back in line, unless it was through just then.
     S.STOPPING: frozenset({S.CANCELLED, S.TIMED_OUT, S.QUEUED, S.SUCCEEDED}),
-    **dict.fromkeys(ENDED, frozenset({S.QUEUED})),  # only a user's requeue brings a job back
+    # Only a user's requeue brings a job back; it is PENDING while it has no estimate.
+    **dict.fromkeys(ENDED, frozenset({S.QUEUED, S.PENDING})),
 }
 
 

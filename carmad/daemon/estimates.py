@@ -21,12 +21,22 @@ log = logging.getLogger(__name__)
 AT_ONCE = 2
 FRESH_S = 60.0  # an answer is good for like jobs: a script may be edited after that
 ANSWERS_KEPT = 256
+MOST_LETTERS = 1000  # of what an exception says
 
 Answer = Estimate | Refusal
 
 
 def ask(name: str, settings: Settings, server: Server, spec: JobSpec) -> Answer:
-    """One estimator about one job. Never raises."""
+    """One estimator about one job. Never raises. Whatever happens to auto, the user's own word
+    stands."""
+    answer = _asked(name, settings, server, spec)
+    if name == "auto" and isinstance(answer, Refusal) and spec.memory_mib is not None:
+        notes = (answer.why,)
+        return Estimate(spec.memory_mib, "declared", firm=True, seconds=answer.seconds, notes=notes)
+    return answer
+
+
+def _asked(name: str, settings: Settings, server: Server, spec: JobSpec) -> Answer:
     begun = time.perf_counter()
     try:
         return registry.estimator(name, settings, server).estimate(spec)
@@ -35,6 +45,7 @@ def ask(name: str, settings: Settings, server: Server, spec: JobSpec) -> Answer:
     except Exception as error:
         log.exception("the estimator %s failed", name)
         why = f"{name} failed: {error!r:.200}"
+    why = why[:MOST_LETTERS].encode("utf-8", "replace").decode()  # it may be a script's own words
     return Refusal(why, name, time.perf_counter() - begun)
 
 

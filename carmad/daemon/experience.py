@@ -15,8 +15,8 @@ from carmad.core.types import Gpu, GpuId, Job, JobSpec, JobState
 from carmad.daemon.trial import tried
 
 JOBS_PER_USER = 200  # remembered: so no array makes the server forget what others taught
-JOBS_READ = 1000  # of all users, when the daemon starts
 PERIODS = 5  # of sampling: a shorter job's peak may have been missed
+GPUS_WITHIN_S = 5.0  # after a start, jobs may be asked about before the GPUs are found
 DRIVER = Path("/sys/module/nvidia/version")
 
 
@@ -27,6 +27,8 @@ class Experience:
         self._shortest_s = PERIODS * settings.monitor.period_s
         self._driver = driver
         self._gpus: dict[GpuId, Gpu] = {}
+        self._discovered = Event()
+        self._patience_s = GPUS_WITHIN_S
         self._jobs: dict[int, deque[Job]] = {}  # by user, the newest last
         self._lock = Lock()
         self._stop = Event()
@@ -43,17 +45,27 @@ class Experience:
         for event in step.events:
             if isinstance(event, Discovered):
                 self._gpus = {gpu.id: gpu for gpu in event.gpus}
+                self._discovered.set()
         self.remember(step.jobs)
 
     def close(self) -> None:
         """Trials under way are given up."""
         self._stop.set()
+        self._discovered.set()
 
     def server(self) -> Server:
         """For one question, whoever is asked it."""
+        return _OneQuestion(self, self._driver, self._stop)
+
+    def await_gpus(self) -> None:
+        """In an estimator's thread: until they are known; if that takes long, never again."""
+        self._discovered.wait(self._patience_s)
+        self._patience_s = 0.0
+
+    def gpu(self) -> str:
+        """The commonest model."""
         models = Counter(gpu.name for gpu in self._gpus.values())
-        gpu = models.most_common(1)[0][0] if models else ""
-        return _OneQuestion(self, gpu, self._driver, self._stop)
+        return models.most_common(1)[0][0] if models else ""
 
     def runs(self, uid: int | None = None) -> Sequence[Run]:
         with self._lock:
@@ -76,24 +88,34 @@ class Experience:
 
     def _run(self, job: Job) -> Run:
         gpu = self._gpus.get(job.gpus[0]) if job.gpus else None
-        assert job.ended_at is not None
+        assert job.started_at is not None and job.ended_at is not None
         return Run(
-            job.spec, job.usage.peak_mib, job.estimate, gpu.name if gpu else "", job.ended_at
+            job.spec,
+            job.usage.peak_mib,
+            job.estimate,
+            gpu.name if gpu else "",
+            job.started_at,
+            job.ended_at,
         )
 
 
 class _OneQuestion:
     """A `Server` whose trials are remembered: several estimators share one look."""
 
-    def __init__(self, experience: Experience, gpu: str, driver: str, stop: Event) -> None:
-        self.gpu = gpu
+    def __init__(self, experience: Experience, driver: str, stop: Event) -> None:
         self.driver = driver
         self._experience = experience
         self._stop = stop
         self._trials: dict[tuple[JobSpec, tuple[str, ...]], Trial] = {}
         self._one_at_a_time = Lock()
 
+    @property
+    def gpu(self) -> str:
+        self._experience.await_gpus()
+        return self._experience.gpu()
+
     def runs(self, uid: int | None = None) -> Sequence[Run]:
+        self._experience.await_gpus()
         return self._experience.runs(uid)
 
     def trial(self, spec: JobSpec, argv: Sequence[str], within_s: float) -> Trial:

@@ -23,7 +23,7 @@ from carmad.daemon import doctor, systemd
 from carmad.daemon.answers import VERSION
 from carmad.daemon.engine import Engine
 from carmad.daemon.estimates import ask, guesses
-from carmad.daemon.experience import JOBS_READ, Experience, driver_version
+from carmad.daemon.experience import JOBS_PER_USER, Experience, driver_version
 from carmad.daemon.housekeeping import Housekeeping
 from carmad.daemon.inbox import Clock, Inbox
 from carmad.daemon.launcher import Launcher, has_systemd
@@ -68,7 +68,9 @@ def run(options: argparse.Namespace) -> None:
         stack.callback(store.close)
         clock = Clock()
         experience = Experience(settings, driver_version())
-        experience.remember(reversed(store.history(states=[JobState.SUCCEEDED], limit=JOBS_READ)))
+        for user in store.users():
+            ended_well = store.history(user=user, states=[JobState.SUCCEEDED], limit=JOBS_PER_USER)
+            experience.remember(reversed(ended_well))
         registry.estimator(settings.estimator, settings, experience.server())  # is it there?
         scheduler = Scheduler(settings, registry.policy(settings), registry.recovery(settings))
         own_units = has_systemd()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -157,6 +157,10 @@ class Service:
     endings: Endings = field(default_factory=Endings)
 
     slow: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))
+    estimating: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))
+    turns: defaultdict[int, asyncio.Lock] = field(  # a user's estimates come one by one
+        default_factory=lambda: defaultdict(asyncio.Lock)
+    )
     listings: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(4))  # in memory
     stopping: bool = False
 

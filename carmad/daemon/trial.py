@@ -28,6 +28,7 @@ from carmad.errors import CarmaError
 MOST_ANSWER_BYTES = 8 << 20
 TAIL_BYTES = 64 << 10
 KILLED_WITHIN_S = 0.5  # on top of the grace: the attendant is given up then
+MOST_LEFT_BYTES = 1 << 20  # in a pipe, when the last of the program has ended
 LOOK_S = 0.2  # between two looks at whether the daemon stops
 BREATH_S = 0.001  # between two reads: a program that prints all it can must not keep us busy
 
@@ -107,12 +108,15 @@ def _heard(answer: int, output: int, verdict: int, deadline: float, stop: Event)
             if len(heard[answer]) > MOST_ANSWER_BYTES:
                 return _failed(f"it answered more than {MOST_ANSWER_BYTES >> 20} MiB")
             time.sleep(BREATH_S)
-    for pipe in (answer, output):  # what was still on its way when the last of it had ended
-        while _read(pipe, heard[pipe]):
-            pass
-    printed = heard[output][-TAIL_BYTES:].decode("utf-8", "replace")
     if stop.is_set():
-        return _failed("carmad is stopping", printed)
+        return _failed("carmad is stopping")
+    for pipe in (answer, output):  # another may hold it open, and go on writing
+        left = len(heard[pipe]) + MOST_LEFT_BYTES
+        while len(heard[pipe]) < left and _read(pipe, heard[pipe]):
+            pass
+    if len(heard[answer]) > MOST_ANSWER_BYTES:
+        return _failed(f"it answered more than {MOST_ANSWER_BYTES >> 20} MiB")
+    printed = heard[output][-TAIL_BYTES:].decode("utf-8", "replace")
     return _told(heard[verdict].decode("utf-8", "replace"), bytes(heard[answer]), printed)
 
 

@@ -189,6 +189,11 @@ class SqlStore:
             rows = connection.execute(_STATES, {"ids": json.dumps(list(ids))}).all()
         return {JobId(row.id) for row in rows}
 
+    def users(self) -> list[str]:
+        """Whose jobs there are."""
+        with self._reading() as connection:
+            return list(connection.scalars(select(JOBS.c.user).distinct()))
+
     def history(
         self,
         *,

@@ -56,7 +56,7 @@ def generate(
 
     if measure and not torch.cuda.is_available():
         raise Problem("torch sees no GPU here", "leave out --measure to trace the networks")
-    torch.set_num_threads(1)  # the networks are never computed: more threads only wait
+    torch.set_num_threads(1)  # more of them only wait
     label = labels.measured if measure else labels.traced
     with _told():
         origin = labels.origin(str(family), seed, measure)
@@ -72,8 +72,11 @@ def train(
 ) -> None:
     """Train the classifiers of each family, and print how right they are."""
     _check_installed()
+    import torch
+
     from estimators.gpumemnet.training import train as trained
 
+    torch.set_num_threads(1)  # more of them only wait
     cards = []
     for origin, samples in _datasets(data):
         output.note(f"{origin.family}: training on {len(samples)} networks")

@@ -221,7 +221,8 @@ class Allocator:
     def _growth(self, pool: Pool, size: int) -> int:
         if self.options.expandable:
             last = pool.last
-            missing = size - (last.size if last is not None and last.free else 0)
+            # The end may be free and large enough, and yet not to be split (max_split_size_mb).
+            missing = max(0, size - (last.size if last is not None and last.free else 0))
             return -(-missing // pool.page) * pool.page
         if pool.small or size < OWN_SEGMENT:
             return pool.page

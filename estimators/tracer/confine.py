@@ -9,9 +9,9 @@ On Linux 5.13 or newer (Landlock, seccomp; x86-64 and ARM64), for this process a
 - no mode, owner, time or attribute of a file changes; no System V or POSIX queue is made;
 - from Linux 6.12 on, no process outside is signalled.
 
-Elsewhere an audit hook refuses the same to Python code, files that `scratch` keeps excepted, and to
-start other programs at all; C code that writes files by path (SQLite, Arrow, OpenCV) is not stopped
-there, and signals are not either.
+Elsewhere an audit hook refuses the same to Python code, files that `scratch` keeps excepted, SQLite
+databases but those in memory, and to start other programs at all. A C library that opens paths by
+itself (HDF5, Arrow, OpenCV) is not stopped there, and signals are not either.
 
 Everywhere: no core dump, no file over 1 GiB, host memory and CPU time limited, lower priority.
 """
@@ -158,5 +158,8 @@ def _refuse(event: str, args: Any) -> None:
         raise PermissionError(1, "a traced script changes no files", *args[:1])
     elif event in _PROGRAMS:
         raise PermissionError(1, "a traced script starts no programs where Landlock is missing")
+    elif event == "sqlite3.connect":
+        if os.fsdecode(args[0]) != ":memory:":
+            raise PermissionError(1, "a traced script opens no databases", args[0])
     elif event == "socket.__new__":
         raise PermissionError(1, "a traced script opens no sockets")

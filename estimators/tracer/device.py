@@ -42,6 +42,7 @@ _MODELS = (
     ("P100", (6, 0), 16),
 )
 Refuse = Callable[[str], None]
+_UNWRITTEN = "checkpoints are not written"
 _UNKNOWN = ("NVIDIA A100-SXM4-80GB", (8, 0), 80)
 
 
@@ -107,7 +108,7 @@ def pretend(recorder: Recorder, gpu: str, gpus: int, refuse: Refuse) -> None:
     _accelerator(gpus)
     _one_graph(recorder)
     _values()
-    _checkpoints(recorder)
+    _checkpoints(recorder, refuse)
     _sparse(refuse)
 
 
@@ -315,7 +316,7 @@ def _sparse(refuse: Refuse) -> None:
     functional.embedding_bag = checked(functional.embedding_bag)
 
 
-def _checkpoints(recorder: Recorder) -> None:
+def _checkpoints(recorder: Recorder, refuse: Refuse) -> None:
     load, places = torch.load, []  # type: Callable[..., Any], list[str]
 
     def loaded(file: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -327,13 +328,18 @@ def _checkpoints(recorder: Recorder) -> None:
             places.append(place)
             return storage
 
-        value = load(file, keep, *args, **kwargs)
+        try:
+            value = load(file, keep, *args, **kwargs)
+        except EOFError:  # an empty file, as `save` leaves them
+            if _UNWRITTEN in recorder.notes:
+                refuse(f"{_UNWRITTEN} by a trace, and cannot be loaded again")
+            raise
         if on_gpu is None:
             on_gpu = any(place.startswith("cuda") for place in places)
         return _moved(value) if on_gpu else value
 
     def save(value: Any, file: Any, *_: Any, **__: Any) -> None:
-        recorder.note("checkpoints are not written")
+        recorder.note(_UNWRITTEN)
         if not hasattr(file, "write"):
             Path(file).touch()
 

@@ -7,6 +7,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional
 import torch
 import torch.nn.functional as F
 
+from .fakecuda import Unfit
 from .layers import Layers
 from .recording import GPU, Recorder
 from .replay import replay
@@ -29,7 +30,15 @@ def trace(
     with replaced(torch.cuda, **yes), recorder, Layers(recorder) as layers:
         model = _shared_copy(model) if isinstance(model, torch.nn.Module) else model()
         _move(model)
-        _train(recorder, model, inputs, (optimizer or _adam)(model.parameters()), loss, steps)
+        try:
+            _train(recorder, model, inputs, (optimizer or _adam)(model.parameters()), loss, steps)
+        except RuntimeError as error:
+            if "device_ready_queues_" not in str(error):
+                raise
+            raise Unfit(
+                "PyTorch went backward in this process before the first trace, and has made up its"
+                " mind that there is no GPU: trace in a new process"
+            ) from error
     return replay(recorder, layers, steps, time.perf_counter() - start)
 
 

@@ -49,24 +49,6 @@ class _Polled(StorageWeakRef):
         super().__init__(storage)
 
 
-class _Mode(FakeTensorMode):
-    """The mode that fake tensors refer to. Making one imports PyTorch's compiler, a second's work,
-    so that is put off until somebody asks for more than is said here, which no trace does."""
-
-    in_kernel_invocation = False
-    allow_meta = False
-    _allow_unsafe_data_ptr_access = False
-
-    def __init__(self) -> None:
-        pass
-
-    def __getattr__(self, name: str) -> Any:
-        if "shape_env" in vars(self):
-            raise AttributeError(name)
-        super().__init__()
-        return getattr(self, name)
-
-
 class Recorder(TorchDispatchMode):
     """Use as `with Recorder() as recorder:`; what it offers afterwards:
 
@@ -100,7 +82,7 @@ class Recorder(TorchDispatchMode):
         self._answers: Dict[Tuple[Any, ...], Any] = {}
         self._home = self._thread = threading.get_ident()
         self._blas: List[str] = []
-        self._mode = _Mode()
+        self._mode = FakeTensorMode()
         sample = FakeTensor(self._mode, torch.empty(0, device=META), GPU)
         self._attributes = dict(vars(sample))
 

@@ -86,8 +86,10 @@ def _question(module: Any, args: Any, kwargs: Any) -> Any:
             if leaf.requires_grad:
                 return None
             shapes.append((leaf.shape, leaf.dtype, leaf.device))
+        elif isinstance(leaf, _PLAIN):
+            shapes.append(leaf)
         else:
-            shapes.append(leaf if isinstance(leaf, _PLAIN) else id(leaf))
+            return None
     return id(module), module.training, torch.is_autocast_enabled(), len(kwargs), tuple(shapes)
 
 

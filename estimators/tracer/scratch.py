@@ -5,8 +5,9 @@ the last process that holds it, however that ends. What the script then sees is 
 its own changes on top: it reads what it wrote, and what it removed is gone, for itself alone.
 Nothing real is made, changed or removed.
 
-Programs that it starts, and C code that opens paths by itself, see the real tree only, where
-`confine` lets them write nothing. So do hard links and os.truncate, which are refused.
+Programs that it starts, and C code that opens paths by itself, see the real tree only. With
+Landlock they can write nothing there; without it programs are refused, but such C code is not
+stopped (see `confine`). Hard links and os.truncate see the real tree as well, and are refused.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ import sys
 import tempfile
 from typing import Any, Iterator
 
+KEPT_BYTES = 2 * 2**30  # with this much in its files, none is opened for writing any more
 COPIED_BYTES = 64 * 2**20  # the largest existing file that may be opened to be changed in place
+LINKS = 40  # followed for one path, as in Linux
 _CHANGES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _TEMPORARY = getattr(os, "O_TMPFILE", 0) & ~os.O_DIRECTORY
 _REAL = ("/dev/", "/proc/")  # devices, and the memory files themselves; /dev/shm is not real
@@ -56,13 +59,19 @@ class Entry:
         return self.stat(follow_symlinks=False).st_ino
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
-        return stat.S_ISDIR(self.stat(follow_symlinks=follow_symlinks).st_mode)
+        return stat.S_ISDIR(self._mode(follow_symlinks))
 
     def is_file(self, *, follow_symlinks: bool = True) -> bool:
-        return stat.S_ISREG(self.stat(follow_symlinks=follow_symlinks).st_mode)
+        return stat.S_ISREG(self._mode(follow_symlinks))
 
     def is_symlink(self) -> bool:
-        return False
+        return stat.S_ISLNK(self._mode(follow=False))
+
+    def _mode(self, follow: bool) -> int:
+        try:
+            return self.stat(follow_symlinks=follow).st_mode
+        except FileNotFoundError:  # a link to nowhere
+            return 0
 
 
 class Entries:
@@ -97,7 +106,7 @@ class Tree:
     def __init__(self) -> None:
         self._files: dict[str, int] = {}  # path → memory file
         self._directories: set[str] = set()
-        self._links: dict[str, str] = {}
+        self._links: dict[str, str] = {}  # path → target, as written
         self._gone: set[str] = set()  # real, and removed by the script
         self._cwd: str | None = None  # where the script went, if that is no real directory
 
@@ -125,8 +134,9 @@ class Tree:
 
     # ---- paths
 
-    def _path(self, path: Any, dir_fd: int | None = None) -> str | None:
-        """Absolute, through the script's own links; None for what is left to the kernel."""
+    def _path(self, path: Any, dir_fd: int | None = None, follow: bool = True) -> str | None:
+        """Absolute, through the script's own links, the last name itself only if it is to `follow`;
+        None for what is left to the kernel."""
         if isinstance(path, int):
             return None
         text = os.fsdecode(path)
@@ -135,11 +145,15 @@ class Tree:
         if dir_fd is not None:
             text = posixpath.join(_readlink(f"/proc/self/fd/{dir_fd}"), text)
         text = _absolute(self.getcwd(), text)
-        for _ in range(len(self._links)):
-            link = next((a for a in _upwards(text) if a in self._links), None)
+        for _ in range(LINKS):
+            names = _upwards(text if follow else posixpath.dirname(text))
+            link = next((name for name in names if name in self._links), None)
             if link is None:
                 break
-            text = self._links[link] + text[len(link) :]
+            target = _absolute(posixpath.dirname(link), self._links[link])
+            text = _absolute(target, text[len(link) + 1 :])
+        else:
+            raise _error(errno.ELOOP, path)
         if text.startswith(_REAL) and not text.startswith("/dev/shm/"):
             return None
         return text
@@ -148,7 +162,7 @@ class Tree:
         return bool(self._gone) and any(above in self._gone for above in _upwards(path))
 
     def _own(self, path: str) -> bool:
-        return path in self._files or path in self._directories
+        return path in self._files or path in self._directories or path in self._links
 
     def exists(self, path: str) -> bool:
         if self._own(path):
@@ -161,9 +175,9 @@ class Tree:
             return False
         return True
 
-    def _is_directory(self, path: str) -> bool:
+    def _is_directory(self, path: str, follow: bool = True) -> bool:
         try:
-            return stat.S_ISDIR(self.stat(path).st_mode)
+            return stat.S_ISDIR(self.stat(path, follow_symlinks=follow).st_mode)
         except OSError:
             return False
 
@@ -175,9 +189,11 @@ class Tree:
 
     def stat(self, path: Any, *, dir_fd: Any = None, follow_symlinks: bool = True) -> Any:
         real = _stat if follow_symlinks else _lstat
-        own = self._path(path, dir_fd)
+        own = self._path(path, dir_fd, follow_symlinks)
         if own is None:
             return real(path) if dir_fd is None else real(path, dir_fd=dir_fd)
+        if own in self._links:
+            return _lstat("/proc/self")  # a link
         if own in self._files:
             return os.fstat(self._files[own])
         if own in self._directories:
@@ -199,12 +215,14 @@ class Tree:
         return self._own(own) or _access(own, mode & ~os.W_OK)
 
     def readlink(self, path: Any, *, dir_fd: Any = None) -> Any:
-        own = self._path(path, dir_fd)
+        own = self._path(path, dir_fd, follow=False)
         if own is None:
             return _readlink(path) if dir_fd is None else _readlink(path, dir_fd=dir_fd)
-        if self._own(own):
+        if own in self._files or own in self._directories:
             raise _error(errno.EINVAL, path)
-        target: Any = _readlink(own)
+        if own not in self._links and self._is_gone(own):
+            raise _error(errno.ENOENT, path)
+        target: Any = self._links[own] if own in self._links else _readlink(own)
         return os.fsencode(target) if isinstance(path, bytes) else target
 
     def _names(self, directory: str) -> list[str]:
@@ -227,17 +245,21 @@ class Tree:
         own = self._path(path)
         if own is None or isinstance(path, bytes):
             return _scandir(path)
+        shown = os.fspath(path)
         added = self._names(own)
         real: list[Any] = []
         if own not in self._directories:
             if self._is_gone(own):
                 raise _error(errno.ENOENT, path)
             hidden = set(added)
-            with _scandir(own if self._cwd else path) as entries:
-                real = [entry for entry in entries if entry.name not in hidden]
+            if self._cwd or self._links:
+                real = [Entry(self, shown, name) for name in _listdir(own)]
+            else:
+                with _scandir(path) as entries:
+                    real = list(entries)
+            real = [entry for entry in real if entry.name not in hidden]
             if self._gone:
                 real = [e for e in real if posixpath.join(own, e.name) not in self._gone]
-        shown = os.fspath(path)
         return Entries([*real, *(Entry(self, shown, name) for name in added)])
 
     def chdir(self, path: Any) -> None:
@@ -264,6 +286,8 @@ class Tree:
         own = self._path(path, dir_fd)
         if own is None:
             return _fd_open(path, flags, mode, dir_fd=dir_fd)
+        if flags & _CHANGES and self._kept() >= KEPT_BYTES:
+            raise _error(errno.ENOSPC, path)
         if _TEMPORARY and flags & _TEMPORARY:
             return os.memfd_create("temporary")
         if own in self._files and flags & os.O_CREAT and flags & os.O_EXCL:
@@ -279,6 +303,9 @@ class Tree:
                 return _fd_open(own if self._cwd or dir_fd or self._links else path, flags, mode)
         again = flags & ~(os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW)
         return _fd_open(f"/proc/self/fd/{self._files[own]}", again)
+
+    def _kept(self) -> int:
+        return sum(os.fstat(fd).st_blocks * 512 for fd in self._files.values())
 
     def _adopt(self, own: str, path: Any, flags: int) -> None:
         """Give the script a file of its own at a path, with the real file's content."""
@@ -301,7 +328,7 @@ class Tree:
         self._gone.discard(own)
 
     def mkdir(self, path: Any, mode: int = 0o777, *, dir_fd: Any = None) -> None:
-        own = self._path(path, dir_fd)
+        own = self._path(path, dir_fd, follow=False)
         if own is None or self.exists(own):
             raise _error(errno.EEXIST, path)
         self._needs_parent(own)
@@ -317,35 +344,36 @@ class Tree:
             self._gone.add(own)
 
     def remove(self, path: Any, *, dir_fd: Any = None) -> None:
-        literal = _absolute(self.getcwd(), os.fsdecode(path))
-        if self._links.pop(literal, None) is not None:
-            return
-        own = self._path(path, dir_fd)
+        own = self._path(path, dir_fd, follow=False)
         if own is None:
             raise _error(errno.EPERM, path)
         if not self.exists(own):
             raise _error(errno.ENOENT, path)
-        if self._is_directory(own):
+        if self._is_directory(own, follow=False):
             raise _error(errno.EISDIR, path)
         self._forget(own)
 
     def rmdir(self, path: Any, *, dir_fd: Any = None) -> None:
-        own = self._path(path, dir_fd)
+        own = self._path(path, dir_fd, follow=False)
         if own is None:
             raise _error(errno.EPERM, path)
+        if not self._is_directory(own, follow=False):
+            raise _error(errno.ENOTDIR if self.exists(own) else errno.ENOENT, path)
         if self.listdir(own):
             raise _error(errno.ENOTEMPTY, path)
         self._forget(own)
 
     def rmtree(self, path: Any, ignore_errors: bool = False, *_: Any, **__: Any) -> None:
-        own = self._path(path)
-        if own is not None and self.exists(own):
+        own = self._path(path, follow=False)
+        if own is not None and self._is_directory(own, follow=False):
             self._forget(own)
         elif not ignore_errors:
-            raise _error(errno.ENOENT, path)
+            there = own is not None and self.exists(own)
+            raise _error(errno.ENOTDIR if there else errno.ENOENT, path)
 
     def rename(self, src: Any, dst: Any, *, src_dir_fd: Any = None, dst_dir_fd: Any = None) -> None:
-        old, new = self._path(src, src_dir_fd), self._path(dst, dst_dir_fd)
+        old = self._path(src, src_dir_fd, follow=False)
+        new = self._path(dst, dst_dir_fd, follow=False)
         if old is None or new is None:
             raise _error(errno.EPERM, src)
         if not self.exists(old):
@@ -353,34 +381,43 @@ class Tree:
         if old == new:
             return
         self._needs_parent(new)
+        onto = self._is_directory(new, follow=False)
+        if self.exists(new) and onto != self._is_directory(old, follow=False):
+            raise _error(errno.EISDIR if onto else errno.ENOTDIR, dst)
         self._copy(old, new)
         self._forget(old)
 
     def _copy(self, old: str, new: str) -> None:
         """Files share their memory: of two names, one is about to go."""
-        if self._is_directory(old):
+        if self._is_directory(old, follow=False):
             if not self._is_directory(new):
                 self._directories.add(new)
             for name in self.listdir(old):
                 self._copy(posixpath.join(old, name), posixpath.join(new, name))
             return
-        os.close(self.open_fd(old, os.O_RDWR))
+        if stat.S_ISLNK(self.lstat(old).st_mode):
+            target = self.readlink(old)
+            self._forget(new)
+            self._links[new] = target
+            return
+        if old not in self._files:
+            self._adopt(old, old, os.O_RDWR)
+        self._links.pop(new, None)
         if new in self._files:
             os.close(self._files[new])
         self._files[new] = os.dup(self._files[old])
         self._gone.discard(new)
 
-    def symlink(self, src: Any, dst: Any, *_: Any, **__: Any) -> None:
-        link = self._path(dst)
+    def symlink(self, src: Any, dst: Any, *_: Any, dir_fd: Any = None, **__: Any) -> None:
+        link = self._path(dst, dir_fd, follow=False)
         if link is None or self.exists(link):
             raise _error(errno.EEXIST, dst)
         self._needs_parent(link)
-        target = posixpath.join(posixpath.dirname(link), os.fsdecode(src))
-        self._links[link] = posixpath.normpath(target)
+        self._links[link] = os.fsdecode(src)
 
-    def leave(self, path: Any, *_: Any, **__: Any) -> None:
+    def leave(self, path: Any, *_: Any, follow_symlinks: bool = True, **__: Any) -> None:
         """chmod, chown, utime: of no consequence for memory, but for whether it is there."""
-        own = self._path(path)
+        own = self._path(path, follow=follow_symlinks)
         if own is not None and not self.exists(own):
             raise _error(errno.ENOENT, path)
 

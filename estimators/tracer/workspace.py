@@ -1,8 +1,9 @@
 """What kernels take besides tensors: room for cuBLAS, and for the algorithms cuDNN chooses.
 
-No library says beforehand what it will choose. The shares here are the ones that fit training runs
-of half the model families in GPUMemNet's timm data best (A100, float32, cudnn.benchmark on); see
-`benchmarks/memory_timm.py`, which reports on the other half.
+No library says beforehand what it will choose. The shares here are those of about 40 sets tried
+that fit GPUMemNet's timm data best (A100, float32, cudnn.benchmark on). The optimum is flat, and
+the reasons given are guesses: no kernel was looked at. How it was done is told in
+`benchmarks/memory_timm.py`.
 """
 
 from __future__ import annotations
