@@ -270,7 +270,7 @@ def test_what_waits_to_be_written_holds_no_environments(tmp_path: Path) -> None:
     server.exit(id)
     server.tell(RequeueRequested(server.now, server.last(id), "ada"))
     _, *turns = server.journal._pending
-    assert len(turns) == 6
+    assert len(turns) == 7
     assert "hush" not in repr(turns)
 
 

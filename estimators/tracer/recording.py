@@ -83,6 +83,8 @@ class Recorder(TorchDispatchMode):
         self._home = self._thread = threading.get_ident()
         self._blas: List[str] = []
         self._mode = FakeTensorMode()
+        # Copied tensors stay in this mode: with one of their own, CUDA's kernels would be called.
+        self._mode.__deepcopy__ = lambda memo: self._mode
         sample = FakeTensor(self._mode, torch.empty(0, device=META), GPU)
         self._attributes = dict(vars(sample))
 
