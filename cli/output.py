@@ -11,6 +11,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import Console, RenderableType
 
 PIPE_WIDTH = 100_000  # nothing is cut off for want of a terminal's width
@@ -39,6 +41,17 @@ def wants_color(chosen: Color, environ: Mapping[str, str], tty: bool) -> bool:
     if environ.get("FORCE_COLOR"):
         return True
     return tty and environ.get("TERM") != "dumb"
+
+
+def check_writable(file: Path) -> None:
+    """To be called before anything slow. Raises Problem."""
+    from cli.problems import Problem
+
+    if not file.parent.is_dir():
+        raise Problem(f"cannot write {file}: there is no folder {file.parent}")
+    if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
+        why = "it is a folder" if file.is_dir() else "no permission"
+        raise Problem(f"cannot write {file}: {why}")
 
 
 def console() -> Console:

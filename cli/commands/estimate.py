@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -114,8 +113,7 @@ def _check(options: Namespace) -> None:
     if file.suffix == ".png" and find_spec("matplotlib") is None:
         message = "a PNG needs matplotlib, which is not installed"
         raise Problem(message, "pip install 'carma[sim]', or --plot FILE.html")
-    if not os.access(file if file.exists() else file.parent, os.W_OK) or file.is_dir():
-        raise Problem(f"cannot write {file}", "name a file in a folder that you may write to")
+    output.check_writable(file)
 
 
 def _tell(options: Namespace, answer: object, renderable: Callable[[], Any]) -> None:

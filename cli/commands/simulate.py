@@ -246,13 +246,8 @@ def _check_files(json: bool, *files: Path | None) -> None:
     if json + files.count(STDOUT) > 1:
         raise Usage("only one thing can be written to stdout", "name a file for the others")
     for file in files:
-        if file is None or file == STDOUT:
-            continue
-        if not file.parent.is_dir():
-            raise Problem(f"cannot write {file}: there is no folder {file.parent}")
-        if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
-            why = "it is a folder" if file.is_dir() else "no permission"
-            raise Problem(f"cannot write {file}: {why}")
+        if file is not None and file != STDOUT:
+            output.check_writable(file)
 
 
 def _tell_of_pairs(base: Experiment) -> None:
