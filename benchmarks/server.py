@@ -21,7 +21,12 @@ HOLDS_MIB = 10_000
 
 def scheduler(policy: str = "magm", backfill: int = 0) -> Scheduler:
     settings = Settings(policy=policy, limits=Limits(backfill=backfill))
-    made = Scheduler(settings, registry.policy(settings), registry.recovery(settings))
+    made = Scheduler(
+        settings,
+        registry.policy(settings),
+        registry.recovery(settings),
+        registry.predictor(settings),
+    )
     made.handle(Discovered(BEGUN, CARDS))
     return made
 

@@ -67,6 +67,26 @@ class Estimation:
 
 
 @dataclass(frozen=True, slots=True)
+class Profiling:
+    """Running new jobs alone for a while to know them (Lucid paper, 3.2; Castor paper, section 7).
+    Of no effect under a policy that does not ask for it."""
+
+    run_s: float = 200.0  # T_prof; `--cold-start` adds to it
+    gpus: int = 0  # C_prof: so many GPUs, the last ones, are for that alone, and jobs are evicted
+    # from them when it is over; 0: jobs are profiled where they stay
+    largest: int = 8  # N_prof: jobs of more GPUs are not made to be profiled
+
+
+@dataclass(frozen=True, slots=True)
+class Lucid:
+    """The knobs of `policy = "lucid"` (Lucid paper, 3.2 to 3.4)."""
+
+    sharing_capacity: int = 2  # GSS: what the sharing scores on a GPU may add up to
+    apathetic_below: float = 0.0  # forecast GPUs asked for in 10 min for which it is 1 instead
+    off_below: float = 0.0  # and for which nobody shares
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
     gpus_per_user: int | None = None
     queued_per_user: int = 10_000
@@ -94,11 +114,14 @@ class Access:
 class Settings:
     policy: str = "magm"
     estimator: str = "auto"
+    predictor: str = "history"
     monitor: Monitor = field(default_factory=Monitor)
     risk: Risk = field(default_factory=Risk)
     preconditions: Preconditions = field(default_factory=Preconditions)
     policies: dict[str, Preconditions] = field(default_factory=dict)  # by policy, instead
     estimation: Estimation = field(default_factory=Estimation)
+    profiling: Profiling = field(default_factory=Profiling)
+    lucid: Lucid = field(default_factory=Lucid)
     recovery: Recovery = field(default_factory=Recovery)
     collocation: Collocation = field(default_factory=Collocation)
     limits: Limits = field(default_factory=Limits)

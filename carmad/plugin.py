@@ -4,7 +4,18 @@ from carmad.config import Estimation, Preconditions, Settings
 from carmad.core.admission import Demand, idle
 from carmad.core.decision import AskAgain, Placement, Preemption, Proposal, Reason, Verdict
 from carmad.core.gpuview import GpuView
-from carmad.core.ports import ANSWER_FD, Estimator, Policy, Recovery, Run, Server, Trial
+from carmad.core.history import History, Past
+from carmad.core.ports import (
+    ANSWER_FD,
+    Estimator,
+    Policy,
+    Predictor,
+    Recovery,
+    Run,
+    Server,
+    Trial,
+)
+from carmad.core.template import Template, template
 from carmad.core.types import (
     Cause,
     Estimate,
@@ -14,14 +25,20 @@ from carmad.core.types import (
     Job,
     JobId,
     JobSpec,
+    Prediction,
+    Profile,
+    ProfilingRun,
     Refusal,
     Retry,
 )
 from carmad.core.view import NodeView, View
+from carmad.models import Additive, Boosted, Model, Tree
 
 __all__ = [
     "ANSWER_FD",
+    "Additive",
     "AskAgain",
+    "Boosted",
     "Cause",
     "Demand",
     "Estimate",
@@ -31,14 +48,21 @@ __all__ = [
     "Gpu",
     "GpuId",
     "GpuView",
+    "History",
     "Job",
     "JobId",
     "JobSpec",
+    "Model",
     "NodeView",
+    "Past",
     "Placement",
     "Policy",
     "Preconditions",
+    "Prediction",
+    "Predictor",
     "Preemption",
+    "Profile",
+    "ProfilingRun",
     "Proposal",
     "Reason",
     "Recovery",
@@ -47,8 +71,11 @@ __all__ = [
     "Run",
     "Server",
     "Settings",
+    "Template",
+    "Tree",
     "Trial",
     "Verdict",
     "View",
     "idle",
+    "template",
 ]

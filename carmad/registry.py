@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from functools import cache
 from importlib.metadata import entry_points
@@ -12,11 +12,13 @@ from typing import TypeVar, cast
 
 from carmad.config import Settings
 from carmad.core.decision import Proposal
-from carmad.core.ports import Estimator, Policy, Recovery, Server
-from carmad.core.types import Estimate, Exit, Job, JobSpec, Refusal, Retry
+from carmad.core.history import History
+from carmad.core.ports import Estimator, Policy, Predictor, Recovery, Server
+from carmad.core.types import Estimate, Exit, Job, JobSpec, Prediction, Refusal, Retry
 from carmad.core.view import View
 from carmad.errors import CarmaError
-from carmad.sound import is_answer, is_proposal, is_retry
+from carmad.models import Model
+from carmad.sound import is_answer, is_prediction, is_proposal, is_retry
 
 T = TypeVar("T")
 
@@ -36,6 +38,14 @@ def bare_policy(settings: Settings) -> Policy:
     return cast(Policy, _load("policies", settings.policy, settings))
 
 
+def predictor(settings: Settings) -> Predictor:
+    return GuardedPredictor(bare_predictor(settings))
+
+
+def bare_predictor(settings: Settings) -> Predictor:
+    return cast(Predictor, _load("predictors", settings.predictor, settings))
+
+
 def recovery(settings: Settings) -> Recovery:
     return GuardedRecovery(bare_recovery(settings))
 
@@ -50,7 +60,7 @@ def estimator(name: str, settings: Settings, server: Server) -> Estimator:
 
 
 def names(kind: str) -> list[str]:
-    """The installed plugins of a kind: policies, recoveries or estimators."""
+    """The installed plugins of a kind: policies, recoveries, estimators or predictors."""
     return sorted({point.name for point in entry_points(group=f"carma.{kind}")})
 
 
@@ -150,6 +160,27 @@ class GuardedPolicy:
             if not is_proposal(answer):
                 raise TypeError(f"it answered {answer!r:.200}")
         return plan
+
+
+class GuardedPredictor:
+    def __init__(self, predictor: Predictor, timeout_s: float = CORE_WAITS_S) -> None:
+        self._predictor = predictor
+        self._guard = _Guard(f"predictor-{predictor.name}", timeout_s)
+
+    @property
+    def name(self) -> str:
+        return self._predictor.name
+
+    def predict(
+        self, job: Job, history: History, models: Mapping[str, Model], now: float
+    ) -> Prediction | None:
+        """Raises what the predictor raises, TimeoutError, or TypeError for nonsense."""
+        answer = self._guard.ask(
+            lambda: self._predictor.predict(job, history, models, now), "prediction"
+        )
+        if answer is None or is_prediction(answer):
+            return answer
+        raise TypeError(f"it answered {answer!r:.200}")
 
 
 class GuardedRecovery:

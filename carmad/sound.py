@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from types import UnionType
+from typing import TypeGuard
+
 from carmad.core.decision import AskAgain, Placement, Preemption, Reason, Verdict
-from carmad.core.types import Estimate, Refusal, Retry
+from carmad.core.types import Estimate, Prediction, ProfilingRun, Refusal, Retry
 
 # What the store can keep, and people would read. A script that is looked at may forge an answer.
 MOST_LETTERS = 4096
@@ -30,6 +33,17 @@ def is_placement(answer: object) -> bool:
         and isinstance(answer.verdicts, tuple)
         and all(map(_is_verdict, answer.verdicts))
         and _are_reasons(answer.reasons)
+        and _are_reasons(answer.grounds)
+        and isinstance(answer.accumulation, int)
+        and (answer.profiling is None or _is_profiling(answer.profiling))
+    )
+
+
+def _is_profiling(run: object) -> bool:
+    return (
+        isinstance(run, ProfilingRun)
+        and isinstance(run.until, float | int)
+        and isinstance(run.evict, bool)
     )
 
 
@@ -40,6 +54,16 @@ def is_retry(answer: object) -> bool:
         and isinstance(answer.exclusive, bool)
         and _are_gpus(answer.avoid)
         and isinstance(answer.margin_mib, int)
+    )
+
+
+def is_prediction(answer: object) -> TypeGuard[Prediction]:
+    return (
+        isinstance(answer, Prediction)
+        and _is_time(answer.seconds)
+        and _are_words((answer.source,))
+        and _are_parts(answer.parts, float | int)
+        and _are_notes(answer.notes)
     )
 
 
@@ -61,22 +85,32 @@ def _is_estimate(answer: object) -> bool:
         and -MOST_MIB <= (answer.low or 0) <= answer.mib <= answer.safe_mib <= MOST_MIB
         and isinstance(answer.firm, bool)
         and _is_time(answer.seconds)
-        and isinstance(answer.notes, tuple)
-        and len(answer.notes) <= MOST_NOTES
-        and _are_words(answer.notes)
-        and isinstance(answer.parts, tuple)
-        and len(answer.parts) <= MOST_PARTS
+        and isinstance(answer.batch_mib, int)
+        and 0 <= answer.batch_mib <= answer.mib
+        and _are_notes(answer.notes)
+        and _are_parts(answer.parts, int)
+        and isinstance(answer.others, tuple)
+        and len(answer.others) <= MOST_OTHERS
+        and all(map(_is_estimate, answer.others))
+    )
+
+
+def _are_notes(notes: object) -> bool:
+    return isinstance(notes, tuple) and len(notes) <= MOST_NOTES and _are_words(notes)
+
+
+def _are_parts(parts: object, number: type[float] | UnionType) -> bool:
+    return (
+        isinstance(parts, tuple)
+        and len(parts) <= MOST_PARTS
         and all(
             isinstance(part, tuple)
             and len(part) == 2
             and _are_words(part[:1])
-            and isinstance(part[1], int)
-            and abs(part[1]) <= MOST_MIB
-            for part in answer.parts
+            and isinstance(part[1], number)
+            and -MOST_MIB <= float(part[1]) <= MOST_MIB
+            for part in parts
         )
-        and isinstance(answer.others, tuple)
-        and len(answer.others) <= MOST_OTHERS
-        and all(map(_is_estimate, answer.others))
     )
 
 

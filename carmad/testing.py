@@ -6,13 +6,14 @@ A check raises AssertionError naming the rule that is broken; CARMA's own plugin
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 
 from carmad.config import Settings
 from carmad.core.decision import AskAgain, Placement, Preemption, Proposal, Reason
 from carmad.core.gpuview import GpuView
+from carmad.core.history import History
 from carmad.core.ports import Estimator, Policy, Recovery, Run, Server, Trial
 from carmad.core.types import (
     Cause,
@@ -21,15 +22,19 @@ from carmad.core.types import (
     Gpu,
     GpuId,
     GpuSample,
+    Indicator,
     Job,
     JobId,
     JobSpec,
     JobState,
+    Prediction,
+    Profile,
     Refusal,
     Retry,
 )
 from carmad.core.view import View, by_node
 from carmad.core.window import Recent, Score
+from carmad.models import Model
 from carmad.sound import is_answer, is_proposal, is_retry
 from estimators.tracer.report import PARTS, Layer, Report, refusal
 
@@ -68,11 +73,22 @@ def a_view(
     queue: Iterable[Job],
     settings: Settings | None = None,
     now: float = 0.0,
+    history: History | None = None,
+    models: Mapping[str, Model] | None = None,
 ) -> View:
     nodes, node_of = by_node(gpus)
     running = {job.id: job for node in nodes for gpu in node.gpus for job in gpu.residents}
     settings = settings or Settings()
-    return View(now, nodes, node_of, tuple(queue), tuple(running.values()), settings)
+    return View(
+        now,
+        nodes,
+        node_of,
+        tuple(queue),
+        tuple(running.values()),
+        settings,
+        history or History(),
+        models or {},
+    )
 
 
 def check_policy(policy: Policy, settings: Settings | None = None, views: int = 200) -> None:
@@ -120,13 +136,16 @@ def _check_plan(plan: tuple[Proposal, ...], view: View) -> None:
         known = {gpu.id for gpu in view.gpus}
         assert {v.gpu for v in placement.verdicts} <= known, "verdicts are on GPUs of the view"
         if placement.gpus:
-            admissible, _ = view.judge(job)
+            wanted = view.demand(job, profiling=placement.profiling is not None)
+            admissible = {gpu.id for gpu in view.gpus if not view.refusals(wanted, gpu)}
             chosen = set(placement.gpus)
             assert len(chosen) == len(placement.gpus), "each GPU is given once"
             assert len(chosen) == job.spec.gpus, "as many GPUs as the job wants"
-            assert chosen <= {gpu.id for gpu in admissible}, "only admissible GPUs"
+            assert chosen <= admissible, "only admissible GPUs"
+            parts, batch = placement.accumulation, job.spec.batch_size
+            assert parts == 1 or (batch and batch % parts == 0), "parts of a batch are equal"
             assert not chosen & refused, "no GPU is refused and given"
-            view = view.with_placement(job, placement.gpus)
+            view = view.with_placement(job, placement.gpus, placement.profiling, parts)
         else:
             too_few = len(view.gpus) - len(refused) < job.spec.gpus
             assert placement.reasons or too_few, "a job that waits is told why"
@@ -136,7 +155,14 @@ def _random_view(rng: random.Random, settings: Settings) -> View:
     gpus = []
     for index in range(rng.randint(1, 6)):
         residents = tuple(
-            a_job(100 + 10 * index + n, state=JobState.RUNNING, gpus=(a_gpu(index).id,))
+            a_job(
+                100 + 10 * index + n,
+                state=JobState.RUNNING,
+                gpus=(a_gpu(index).id,),
+                started_at=0.0,
+                profile=_random_profile(rng),
+                prediction=_random_prediction(rng),
+            )
             for n in range(rng.choice((0, 0, 1, 2)))
         )
         busy = rng.random() if residents else 0.0
@@ -155,9 +181,27 @@ def _random_view(rng: random.Random, settings: Settings) -> View:
         mib = rng.choice((None, 500, 8_000, 39_000, 60_000))
         estimate = Estimate(mib, "declared", firm=rng.random() < 0.5) if mib else None
         retry = Retry("oom", exclusive=True) if rng.random() < 0.1 else None
-        spec = a_spec(gpus=rng.choice((1, 1, 2)), uid=rng.choice((1000, 1000, 1001)))
-        queue.append(a_job(id, spec=spec, estimate=estimate, retry=retry))
+        spec = a_spec(
+            gpus=rng.choice((1, 1, 2)),
+            uid=rng.choice((1000, 1000, 1001)),
+            batch_size=rng.choice((None, 1, 48, 64)),
+        )
+        job = a_job(id, spec=spec, estimate=estimate, retry=retry)
+        known = replace(job, profile=_random_profile(rng), prediction=_random_prediction(rng))
+        queue.append(known)
     return a_view(gpus, queue, settings)
+
+
+def _random_profile(rng: random.Random) -> Profile | None:
+    if rng.random() < 0.4:
+        return None
+    names = ("gpu_utilization", "memory_utilization", "sm_active", "dram_active")
+    told = tuple(Indicator(name, rng.random(), 0.01) for name in names if rng.random() < 0.8)
+    return Profile(rng.choice((0.0, 200.0)), rng.randrange(500, 20_000), told)
+
+
+def _random_prediction(rng: random.Random) -> Prediction | None:
+    return None if rng.random() < 0.3 else Prediction(rng.uniform(1.0, 1e5), "history")
 
 
 def check_recovery(recovery: Recovery) -> None:

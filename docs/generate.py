@@ -79,6 +79,8 @@ class Setting:
 MORE = {
     "policy": "a placement policy: `exclusive`, `rr`, `magm`, `lug`, `first_fit`, `best_fit`, or"
     " a plugin's",
+    "predictor": "what says how long a job will run: `declared`, `history`, `additive`, or a"
+    " plugin's",
     "estimator": "a memory estimator: `auto` (the best that has an answer), `declared`, `history`,"
     " `trace`, `gpumemnet`, `horus`, `faketensor`, or a plugin's",
     "recovery.name": "what follows an out-of-memory crash: `exclusive`, `adaptive`, or a plugin's",
@@ -466,6 +468,10 @@ HELP: dict[str, tuple[Reason, str]] = {
         "Wait until the processes there end, or end them; `carma status` names them.",
     ),
     "exclusive": (Reason("exclusive", detail="job 7"), "Wait until that job ends."),
+    "profiling": (
+        Reason("profiling", 1_793_000_000, detail="job 7"),
+        "Wait until it is known; see `profiling.run_s`.",
+    ),
     "first_kernel": (
         Reason("first_kernel", 600, 12, "s", "job 7"),
         "Wait until that job computes, or `monitor.first_kernel_timeout_s` is over.",
@@ -510,6 +516,66 @@ HELP: dict[str, tuple[Reason, str]] = {
         Reason("risk", 0.80, 0.91, "SMACT", "DRAMA 0.44 (limit 0.40)"),
         "Wait until the GPU is less busy. `carma gpus` shows the risk.",
     ),
+    "unprofiled": (
+        Reason("unprofiled", detail="job 7"),
+        "Wait until it is profiled, or has ended.",
+    ),
+    "sharing_score": (
+        Reason("sharing_score", 2, 3, detail="job 7 is Medium, this one Jumbo"),
+        "Wait; `lucid.sharing_capacity` is the limit.",
+    ),
+    "gpu_demand": (
+        Reason("gpu_demand", 1, 2, "GPUs", "job 7"),
+        "Wait: under Lucid only jobs of equal demand share.",
+    ),
+    "distributed": (
+        Reason("distributed", detail="job 7"),
+        "Wait: under Lucid jobs that span servers do not share.",
+    ),
+    "unstable": (
+        Reason("unstable", 0.05, 0.12, "", "job 7"),
+        "Wait: Lucid shares only with jobs that use their GPU evenly.",
+    ),
+    "outlasts": (
+        Reason("outlasts", 7200, 36_000, "GPU-s", "job 7"),
+        "Wait: Lucid does not burden a job with a much longer one.",
+    ),
+    "no_benefit": (
+        Reason("no_benefit", 5400, 7200, "s", "job 7"),
+        "Nothing: Castor has worked out that waiting is better.",
+    ),
+    "profiling_gpus": (
+        Reason("profiling_gpus", 2, 1, "GPUs"),
+        "Wait; `profiling.gpus` says how many there are.",
+    ),
+    "sharing_off": (
+        Reason("sharing_off", 4, 1, "GPUs"),
+        "Wait; `lucid.off_below` is the limit.",
+    ),
+    "no_room": (
+        Reason("no_room", 2, 1, "GPUs"),
+        "Wait until jobs end.",
+    ),
+    "affine": (
+        Reason("affine", 2, 1, detail="job 7 is Tiny, this one Medium"),
+        "Nothing: Lucid put it there for that.",
+    ),
+    "sharing_benefit": (
+        Reason("sharing_benefit", 7200, 5400, "s", "job 7"),
+        "Nothing: Castor put it there for that.",
+    ),
+    "split_batch": (
+        Reason("split_batch", 64, 16, detail="4 parts"),
+        "Nothing: `--batch-size` allowed it; gradients stay the same.",
+    ),
+    "profiled_there": (
+        Reason("profiled_there", 200),
+        "Nothing: it is known after that. See `profiling.run_s`.",
+    ),
+    "predicted": (
+        Reason("predicted", 0, 5400, "s", "history"),
+        "`--expect` says it better.",
+    ),
     "held": (Reason("held"), "`carma release JOB`."),
     "begin": (Reason("begin", 1_795_384_800, 0, "s"), "Wait: `--begin` asked for it."),
     "dependency": (Reason("dependency", detail="job 7"), "Wait for that job to end."),
@@ -529,8 +595,13 @@ HELP: dict[str, tuple[Reason, str]] = {
 OF_THE_JOB = (
     *("held", "begin", "dependency", "array_limit", "quota"),
     *("preempted", "making_room", "not_preemptible", "policy_failed"),
+    *("profiling_gpus", "sharing_off", "no_room"),
 )
-POLICYS = ("memory", "min_free", "risk")
+POLICYS = (
+    *("memory", "min_free", "risk", "unprofiled", "sharing_score", "gpu_demand", "distributed"),
+    *("unstable", "outlasts", "no_benefit"),
+)
+GROUNDS = ("affine", "sharing_benefit", "split_batch", "profiled_there", "predicted")
 
 
 def reasons_page() -> str:
@@ -550,21 +621,27 @@ def reasons_page() -> str:
         (
             "Of a GPU: CARMA's hard rules",
             "No policy can override these.",
-            lambda code: code not in OF_THE_JOB + POLICYS,
+            lambda code: code not in OF_THE_JOB + POLICYS + GROUNDS,
         ),
         (
             "Of a GPU: preconditions of the policies",
-            "The built-in sharing policies apply these (all but `exclusive`).",
+            "The built-in sharing policies apply the first three (all but `exclusive`), Lucid and"
+            " Castor also the others.",
             lambda code: code in POLICYS,
         ),
         ("Of the job", "No GPU is to blame.", lambda code: code in OF_THE_JOB),
+        (
+            "Why a job was placed as it was",
+            "What spoke for it (`grounds` in `--json`).",
+            lambda code: code in GROUNDS,
+        ),
     )
     for title, said, belongs in kinds:
         out += ["", f"## {title}", "", said, ""]
         out += ["| Code | In a table | In words, for example | What helps |", "|---|---|---|---|"]
         for code in filter(belongs, PHRASES):
             example, help = HELP[code]
-            where = "" if code in OF_THE_JOB else "GPU1"
+            where = "" if code in OF_THE_JOB + GROUNDS else "GPU1"
             out.append(
                 f"| `{code}` | `({_cell(short(example, where))})` | {_cell(phrase(example))}"
                 f" | {help} |"
@@ -620,6 +697,7 @@ def states_page() -> str:
         Cause.LOST: ("", "`queued` again, once, or `failed`"),
         Cause.DEPENDENCY: ("", "`cancelled`"),
         Cause.PREEMPTED: ("", "`queued` again, with what it ran for counted"),
+        Cause.PROFILED: ("", "`queued` again, from its beginning"),
     }
     for cause in Cause:
         said = comments.get(("Cause", cause.name)) or ends[cause][0]

@@ -1,7 +1,7 @@
 """The measured peaks of the user's recurring jobs.
 
 A run counts when it was the same user's, in the same directory and Python environment, on as
-many GPUs, with the same command but for what takes no memory (see `estimators.template`).
+many GPUs, with the same command but for what takes no memory (see `carmad.core.template`).
 
 The estimate is the 95th percentile of the peaks, its interval a factor e^±h around it with
 h = 2·s·√(1 + 1/n), the usual interval for one more draw, and s² = (0.10² + (n−1)·r²)/n, where r
@@ -26,8 +26,7 @@ from math import ceil, exp, floor, log, sqrt
 from pathlib import Path
 from statistics import median
 
-from carmad.plugin import Estimate, JobSpec, Refusal, Run, Server, Settings
-from estimators.template import Template, template
+from carmad.plugin import Estimate, JobSpec, Refusal, Run, Server, Settings, Template, template
 
 PRIOR_SPREAD = 0.10
 NORMAL = 1.4826  # standard deviations in a median absolute deviation

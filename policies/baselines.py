@@ -54,7 +54,7 @@ def ssf(settings: Settings) -> Ranked:
 
 def qssf(settings: Settings) -> Ranked:
     """Quasi-shortest service first (Hu et al., Helios, SC 2021): ssf, under the name that it has
-    where durations are predicted. A policy predicts nothing itself: `expected_s` does."""
+    where durations are predicted. A policy predicts nothing itself: the predictor does."""
     return replace(ssf(settings), name="qssf")
 
 
@@ -120,7 +120,7 @@ class IdleFirst(Ranked):
 
 
 def shortest(job: Job) -> float:
-    return math.inf if job.spec.expected_s is None else job.spec.expected_s
+    return math.inf if job.expected_s is None else job.expected_s
 
 
 def least_service(job: Job) -> float:

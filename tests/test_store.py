@@ -19,7 +19,7 @@ from dataclasses import is_dataclass, replace
 from enum import Enum
 from math import inf
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -54,6 +54,7 @@ from carmad.core.types import (
     Usage,
 )
 from carmad.errors import CarmaError
+from carmad.models import Model
 from carmad.store import codec, migrate
 from carmad.store.sql import SqlStore, StoreFull
 from carmad.store.tables import METADATA
@@ -621,6 +622,8 @@ def anything(hint: Any, within: tuple[Any, ...] = ()) -> st.SearchStrategy[Any]:
         return anything(supertype, within)
     if get_origin(hint) in (Union, types.UnionType):
         return st.one_of(anything(one, within) for one in arguments)
+    if get_origin(hint) is Literal:
+        return st.sampled_from(arguments)
     if get_origin(hint) is tuple:
         if arguments[-1] is ...:
             if within.count(arguments[0]) > 1:
@@ -640,6 +643,12 @@ def anything(hint: Any, within: tuple[Any, ...] = ()) -> st.SearchStrategy[Any]:
 @given(anything(Job))
 def test_any_job_round_trips(value: Job) -> None:
     assert codec.decode_job(codec.encode_job(value)) == value
+
+
+@settings(max_examples=60, deadline=None)
+@given(anything(Model))
+def test_any_model_round_trips(value: Model) -> None:
+    assert codec.decode_model(codec.encode_model(value)) == value
 
 
 @settings(max_examples=60, deadline=None)

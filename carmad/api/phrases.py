@@ -126,6 +126,7 @@ PHRASES: dict[str, Callable[[Reason], str]] = {
         f"the job must be alone, and processes that are not jobs hold {gib(r.have)} there"
     ),
     "exclusive": lambda r: f"{r.detail} has it to itself",
+    "profiling": lambda r: f"{r.detail} is profiled alone there until {_clock(r.need)}",
     "first_kernel": _first_kernel,
     "settling": _settling,
     "jobs_per_gpu": lambda r: f"has {r.have:.0f} jobs, the most allowed on one GPU",
@@ -135,7 +136,40 @@ PHRASES: dict[str, Callable[[Reason], str]] = {
     "memory": _memory,
     "min_free": _min_free,
     "risk": _risk,
+    # of one GPU: what Lucid and Castor ask of its neighbour
+    "unprofiled": lambda r: f"{r.detail} has no profile yet: nobody knows what it would disturb",
+    "sharing_score": lambda r: (
+        f"the sharing scores add up to {r.have:.0f}, of {r.need:.0f} allowed: {r.detail}"
+    ),
+    "gpu_demand": lambda r: f"{r.detail} is on {r.have:.0f} GPUs, and the job wants {r.need:.0f}",
+    "distributed": lambda r: f"{r.detail} is spread over several servers",
+    "unstable": lambda r: (
+        f"{r.detail} uses its GPU unevenly (variance {r.have:.2f}, limit {r.need:.2f})"
+    ),
+    "outlasts": lambda r: (
+        f"it would outlast {r.detail} by far ({duration(r.have)} × GPUs, limit {duration(r.need)})"
+    ),
+    "no_benefit": lambda r: (
+        f"beside {r.detail} both would end after {duration(r.have)} on average, one after the other"
+        f" after {duration(r.need)}"
+    ),
     # of the job
+    "profiling_gpus": lambda r: (
+        f"it waits to be profiled: {r.have:.0f} of {r.need:.0f} profiling GPUs are free"
+    ),
+    "sharing_off": lambda r: (
+        f"nobody shares now: {r.have:.0f} GPUs are asked for in ten minutes, below {r.need:.0f}"
+    ),
+    "no_room": lambda r: f"{r.have:.0f} of {r.need:.0f} GPUs are idle, and it has no neighbour",
+    # why it was placed as it was
+    "affine": lambda r: f"{r.detail}: scores add up to {r.have:.0f} of {r.need:.0f}",
+    "sharing_benefit": lambda r: (
+        f"beside {r.detail} both end after {duration(r.have)} on average, one after the other after"
+        f" {duration(r.need)}"
+    ),
+    "split_batch": lambda r: f"batches of {r.need:.0f} are split into {r.detail} of {r.have:.0f}",
+    "profiled_there": lambda r: f"it is profiled for {duration(r.need)}, alone",
+    "predicted": lambda r: f"it is expected to take {duration(r.have)} ({r.detail})",
     "held": lambda r: "it is held",
     "begin": _begin,
     "dependency": lambda r: f"{_few(r.detail)} must end first",
@@ -155,6 +189,7 @@ SHORT = {
     "busy": "Busy",
     "outsiders": "Outsiders",
     "exclusive": "Exclusive",
+    "profiling": "Profiling",
     "first_kernel": "FirstKernel",
     "settling": "Settling",
     "jobs_per_gpu": "JobsPerGpu",
@@ -163,6 +198,21 @@ SHORT = {
     "memory": "GpuMemory",
     "min_free": "GpuMemory",
     "risk": "GpuBusy",
+    "unprofiled": "Unprofiled",
+    "sharing_score": "SharingScore",
+    "gpu_demand": "GpuDemand",
+    "distributed": "Distributed",
+    "unstable": "Unstable",
+    "outlasts": "Outlasts",
+    "no_benefit": "NoBenefit",
+    "profiling_gpus": "ProfilingGpus",
+    "sharing_off": "SharingOff",
+    "no_room": "NoRoom",
+    "affine": "Affine",
+    "sharing_benefit": "SharingBenefit",
+    "split_batch": "SplitBatch",
+    "profiled_there": "Profiled",
+    "predicted": "Predicted",
     "held": "Held",
     "begin": "BeginTime",
     "dependency": "Dependency",

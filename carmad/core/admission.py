@@ -26,10 +26,11 @@ class Demand:
     retry: Retry | None
 
 
-def demand(job: Job, settings: Settings) -> Demand:
+def demand(job: Job, settings: Settings, alone_for_now: bool = False) -> Demand:
     shared = settings.collocation
     uid = job.spec.uid if shared.mps and not shared.mps_multiuser else None
-    return _demand(job.spec.gpus, alone(job, settings), uid, job.estimate, job.retry)
+    has_to_be_alone = alone_for_now or alone(job, settings)
+    return _demand(job.spec.gpus, has_to_be_alone, uid, job.estimate, job.retry)
 
 
 _demand = lru_cache(maxsize=4096)(Demand)
@@ -98,6 +99,8 @@ def _exclusive(wanted: Demand, gpu: GpuView, settings: Settings) -> Reason | Non
     for resident in gpu.residents:
         if alone(resident, settings):
             return Reason("exclusive", detail=f"job {resident.id}")
+        if resident.profiling:
+            return Reason("profiling", resident.profiling.until, detail=f"job {resident.id}")
     return None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from carmad.core.types import GpuId, JobId
+from carmad.core.types import GpuId, JobId, ProfilingRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,9 @@ class Placement:
     gpus: tuple[GpuId, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
     reasons: tuple[Reason, ...] = ()  # why it waits, when that is not about any one GPU
+    profiling: ProfilingRun | None = None  # with GPUs: it is to be alone there for so long
+    accumulation: int = 1  # with GPUs: parts that it is to split each batch into
+    grounds: tuple[Reason, ...] = ()  # with GPUs: what spoke for them
 
 
 @dataclass(frozen=True, slots=True)

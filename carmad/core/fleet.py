@@ -56,20 +56,22 @@ class Fleet:
             self.drains[gpu] = drain
         self._outdated.add(gpu)
 
-    def add(self, sample: GpuSample, residents: tuple[Job, ...]) -> None:
-        """Take in a reading of a GPU that `residents` are on.
+    def add(self, sample: GpuSample, residents: tuple[Job, ...]) -> GpuSample | None:
+        """Take in a reading of a GPU that `residents` are on; returns the one that it follows.
 
         One of an unknown GPU is ignored, and so is one that is older than the last: after a commit
         that failed the core may be told again what it has seen.
         """
         window = self._windows.get(sample.gpu)
-        if window and not (window.last and sample.at < window.last.at):
-            gap = self._settings.monitor.stale_s
-            usage = metered(self.usage, residents, window.last, sample, gap)
-            self.usage.update(usage)
-            self._metered.update(dict.fromkeys(usage))
-            window.add(sample)
-            self._outdated.add(sample.gpu)
+        if window is None or (window.last and sample.at < window.last.at):
+            return None
+        before, gap = window.last, self._settings.monitor.stale_s
+        usage = metered(self.usage, residents, before, sample, gap)
+        self.usage.update(usage)
+        self._metered.update(dict.fromkeys(usage))
+        window.add(sample)
+        self._outdated.add(sample.gpu)
+        return before
 
     def newly_metered(self) -> list[JobId]:
         """The jobs whose usage has changed since the last call."""

@@ -37,7 +37,7 @@ class GpuView:
         return replace(
             self,
             residents=(*self.residents, job),
-            free_mib=self.free_mib - (job.estimate.safe_mib if job.estimate else 0),
+            free_mib=self.free_mib - (job.need.safe_mib if job.need else 0),
             settling=Reason("first_kernel", detail=f"job {job.id}"),
         )
 
@@ -69,9 +69,10 @@ def free_memory(
 
 
 def promised(job: Job, settled: bool) -> int:
-    if job.estimate is None or (settled and not job.estimate.firm):
+    need = job.need
+    if need is None or (settled and not need.firm):
         return 0
-    return job.estimate.safe_mib
+    return need.safe_mib
 
 
 def stale(sample: GpuSample | None, now: float, monitor: Monitor) -> Reason | None:

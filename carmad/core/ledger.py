@@ -122,7 +122,8 @@ class Ledger:
         for gpu in job.gpus:
             self._residents.setdefault(gpu, {})[job.id] = job
         self._touched.update(job.gpus)
-        if job.spec.time_limit_s is not None or len(job.kernels) < len(job.gpus):
+        watched = job.spec.time_limit_s is not None or job.profiling is not None
+        if watched or len(job.kernels) < len(job.gpus):
             self.watched[job.id] = job
         else:
             self.watched.pop(job.id, None)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from carmad.core.decision import Decision
 from carmad.core.types import Estimate, Exit, Gpu, GpuId, GpuSample, Job, JobId, JobSpec, JobState
+from carmad.models import Model
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,14 @@ class Noticed:
 
 
 @dataclass(frozen=True, slots=True)
+class Trained:
+    """Models that were trained anew, by name; the others stay."""
+
+    at: float
+    models: tuple[tuple[str, Model], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed: limits and begin times are looked at."""
 
@@ -116,6 +125,7 @@ Event = (
     | RequeueRequested
     | DrainRequested
     | Noticed
+    | Trained
     | Tick
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from carmad.config import Settings
@@ -16,6 +17,7 @@ from carmad.core.decision import (
     refuse,
 )
 from carmad.core.fleet import Fleet
+from carmad.core.history import History
 from carmad.core.ledger import Ledger
 from carmad.core.line import barrier
 from carmad.core.messages import Action, Launch, Stop, Wake
@@ -23,6 +25,7 @@ from carmad.core.ports import Policy
 from carmad.core.states import advance
 from carmad.core.types import Cause, GpuId, Job, JobId, JobState
 from carmad.core.view import View
+from carmad.models import Model
 
 
 class Placer:
@@ -34,12 +37,16 @@ class Placer:
         policy: Policy,
         ledger: Ledger,
         fleet: Fleet,
+        history: History,
+        models: Mapping[str, Model],
         last_placed: GpuId | None = None,
     ) -> None:
         self._settings = settings
         self._policy = policy
         self._ledger = ledger
         self._fleet = fleet
+        self._history = history
+        self._models = models
         self.last_placed = last_placed
         self._news: list[Decision] = []
         self.decisions: dict[JobId, Decision] = {}
@@ -54,6 +61,8 @@ class Placer:
             self._ready(line, now),
             self._ledger.running(),
             self._settings,
+            self._history,
+            self._models,
             self.last_placed,
         )
 
@@ -111,9 +120,13 @@ class Placer:
             for id in waiting:
                 passed = self._ledger.jobs[id]
                 self._ledger.put(replace(passed, overtaken=passed.overtaken + 1))
-            actions.append(Launch(self._start(job, checked.gpus, view)))
+            actions.append(Launch(self._start(job, checked, view)))
+            if checked.profiling:
+                actions.append(Wake(checked.profiling.until))
             if n < len(plan):
-                view = view.with_placement(job, checked.gpus)
+                view = view.with_placement(
+                    job, checked.gpus, checked.profiling, checked.accumulation
+                )
         return False
 
     def _preempt(self, wish: Preemption, now: float) -> list[Action]:
@@ -147,17 +160,23 @@ class Placer:
         if not right or not all(gpu in view.node_of for gpu in chosen):
             answer = ", ".join(placement.gpus)
             return refuse(placement, Reason("policy_failed", detail=f"it chose {answer:.200}"))
-        wanted = view.demand(job)
+        if not _splits(job, placement.accumulation):
+            detail = f"it chose {placement.accumulation} parts of a batch"
+            return refuse(placement, Reason("policy_failed", detail=detail))
+        wanted = view.demand(job, profiling=placement.profiling is not None)
         for gpu in chosen:
             if broken := view.refusals(wanted, view.gpu(gpu)):
                 return refuse(placement, broken[0])
         return placement
 
-    def _start(self, job: Job, gpus: tuple[GpuId, ...], view: View) -> Job:
+    def _start(self, job: Job, placement: Placement, view: View) -> Job:
+        gpus = placement.gpus
         started = advance(
             self._ledger.jobs[job.id],
             JobState.STARTING,
             gpus=gpus,
+            profiling=placement.profiling,
+            accumulation=placement.accumulation,
             mode=mode(job, [view.gpu(gpu) for gpu in gpus], self._settings),
             attempt=job.attempt + 1,
             notes=() if job.attempt else job.notes,  # before the first, they are about the job
@@ -179,3 +198,9 @@ class Placer:
         self.decisions[new.placement.job] = new
         if old is None or not old.same_story(new):
             self._news.append(new)
+
+
+def _splits(job: Job, parts: int) -> bool:
+    """May each of its batches be split so? Its owner must have said that it can."""
+    batch = job.spec.batch_size
+    return parts == 1 or (batch is not None and 1 < parts <= batch and batch % parts == 0)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from carmad.core.decision import Proposal
+from carmad.core.history import History
 from carmad.core.messages import Action, Step
-from carmad.core.types import Estimate, Exit, Job, JobSpec, Refusal, Retry
+from carmad.core.types import Estimate, Exit, Job, JobSpec, Prediction, Refusal, Retry
 from carmad.core.view import View
+from carmad.models import Model
 
 
 class Policy(Protocol):
@@ -29,6 +31,20 @@ class Policy(Protocol):
         A placement without GPUs says why that job waits. Jobs left out wait in line. What a
         preempted job held is free only in a later view, when its processes are gone.
         """
+        ...
+
+
+class Predictor(Protocol):
+    """Says how long a job will run alone. Pure and quick: every job that joins the line waits for
+    it, and is asked about again once it has a profile."""
+
+    @property
+    def name(self) -> str: ...
+
+    def predict(
+        self, job: Job, history: History, models: Mapping[str, Model], now: float
+    ) -> Prediction | None:
+        """None: it cannot say. Then the owner's word stands, if there is one."""
         ...
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from carmad.config import Settings
 from carmad.core.decision import Decision, Reason
 from carmad.core.fleet import Fleet
+from carmad.core.history import History, past
 from carmad.core.ledger import Ledger
 from carmad.core.line import never_satisfied
 from carmad.core.messages import (
@@ -29,25 +30,51 @@ from carmad.core.messages import (
     Step,
     Stop,
     Submitted,
+    Trained,
     owed,
 )
 from carmad.core.placing import Placer
-from carmad.core.ports import Policy, Recovery
+from carmad.core.ports import Policy, Predictor, Recovery
+from carmad.core.profiling import Profiler
+from carmad.core.recurrence import group
 from carmad.core.states import advance
-from carmad.core.types import Cause, Exit, Gpu, GpuId, Job, JobId, JobState, Retry, Usage
+from carmad.core.types import (
+    Cause,
+    Exit,
+    Gpu,
+    GpuId,
+    Job,
+    JobId,
+    JobState,
+    Prediction,
+    Retry,
+    Usage,
+)
 from carmad.core.view import View
+from carmad.models import Model
 
 USAGE_SAVED_EVERY_S = 60.0
+SENT_BACK = frozenset({Cause.PREEMPTED, Cause.PROFILED})  # stopped, and not for good
 
 
 class Scheduler:
-    def __init__(self, settings: Settings, policy: Policy, recovery: Recovery) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        policy: Policy,
+        recovery: Recovery,
+        predictor: Predictor | None = None,
+    ) -> None:
         self.settings = settings
         self.policy = policy
         self.recovery = recovery
+        self.predictor = predictor
+        self.history = History()
+        self.models: dict[str, Model] = {}  # what was learned, by name
         self._fleet = Fleet(settings)
+        self._profiler = Profiler()
         self._ledger = Ledger(policy.order)
-        self._placer = Placer(settings, policy, self._ledger, self._fleet)
+        self._placer = self._new_placer()
         self._usage_saved_at = 0.0
         self._begin()
 
@@ -81,14 +108,15 @@ class Scheduler:
         ended: Iterable[tuple[JobId, JobState]] = (),
         drains: Iterable[Drain] = (),
         last_placed: GpuId | None = None,
+        history: History | None = None,
     ) -> tuple[Action, ...]:
         """Take over what a store holds; returns the actions that may have been left undone.
 
-        `last_placed` is round-robin's place; None: the one that this core was at.
+        `last_placed` is round-robin's place; None, as for `history`: what this core has.
         """
-        last = last_placed or self._placer.last_placed
+        self.history = history or self.history
         self._ledger = Ledger(self.policy.order, jobs, ended)
-        self._placer = Placer(self.settings, self.policy, self._ledger, self._fleet, last)
+        self._placer = self._new_placer(last_placed or self._placer.last_placed)
         self._fleet.drains = {drain.gpu: drain for drain in drains}
         self._fleet.look_again()
         return tuple(action for job in self.jobs.values() if (action := owed(job)))
@@ -172,12 +200,19 @@ class Scheduler:
                 self._on_drain_requested(event)
             case Noticed():
                 self._note(event.job, event.note)
+            case Trained():
+                self.models.update(event.models)
             case _:
                 pass  # a tick: time alone
 
     def _on_submitted(self, event: Submitted) -> None:
         for id, spec in enumerate(event.specs, event.first):
-            job = Job(JobId(id), spec, JobState.PENDING, event.at, held=event.held)
+            job = Job(
+                JobId(id), spec, JobState.PENDING, event.at, held=event.held, group=group(spec)
+            )
+            if known := self.history.profile(job.group):
+                job = replace(job, profile=replace(known[1], of=known[0]))
+            self.history.note_submission(event.at, spec.gpus)
             self._put(job)
             if why := _in_vain(job, self.ended):
                 self._end(job, JobState.CANCELLED, why, event.at)
@@ -187,17 +222,20 @@ class Scheduler:
     def _on_estimated(self, event: Estimated) -> None:
         job = self.jobs.get(event.job)
         if job and job.state is JobState.PENDING:  # else: cancelled meanwhile
-            self._put(advance(job, JobState.QUEUED, estimate=event.estimate))
+            joining = advance(job, JobState.QUEUED, estimate=event.estimate)
+            self._put(replace(joining, prediction=self._predicted(joining, event.at)))
             if event.note:
                 self._note(event.job, event.note)
 
     def _on_sampled(self, event: Sampled) -> None:
         for sample in event.samples:
             residents = self._ledger.residents(sample.gpu)
-            self._fleet.add(sample, residents)
+            before = self._fleet.add(sample, residents)
+            self._profiler.add(residents, before, sample, self.settings.monitor.stale_s)
             for job in residents:
                 self._note_kernel(job, sample.gpu, event.at)
                 self._note_overrun(self.jobs[job.id])
+                self._note_profile(self.jobs[job.id])
         if event.at - self._usage_saved_at >= USAGE_SAVED_EVERY_S:
             self._usage_saved_at = event.at
             for id in self._fleet.newly_metered():
@@ -225,15 +263,21 @@ class Scheduler:
             used = metered.usage.peak_mib
             self._note(job.id, f"uses {used} MiB, more than the {promised} MiB of its --gpu-mem")
 
+    def _note_profile(self, job: Job) -> None:
+        """It has been watched for long enough, whether it was to be profiled or not."""
+        unknown = job.profile is None and job.profiling is None and job.state is JobState.RUNNING
+        if unknown and self._profiler.watched_s(job) >= self.settings.profiling.run_s:
+            self._put(self._profiled(job))
+
     def _on_exited(self, event: Exited) -> None:
         job = self.jobs.get(event.job)
         if job is None or not job.holds_gpus or job.attempt != event.attempt:
             return  # a stale or repeated report
         exit = self._explained(job, event.exit)
         at = min(event.at, event.ended_at or event.at)
-        if job.stop is Cause.PREEMPTED and exit.cause is not Cause.SUCCESS:
+        if job.stop in SENT_BACK and exit.cause is not Cause.SUCCESS:
             self._preempted(job, exit, at)
-        elif job.state is JobState.STOPPING and job.stop is not Cause.PREEMPTED:
+        elif job.state is JobState.STOPPING and job.stop not in SENT_BACK:
             timed_out = job.stop is Cause.TIME_LIMIT
             state = JobState.TIMED_OUT if timed_out else JobState.CANCELLED
             self._end(job, state, replace(exit, cause=job.stop or Cause.CANCELLED), at)
@@ -257,7 +301,7 @@ class Scheduler:
                 self._end(job, JobState.CANCELLED, exit, event.at)
             case Job(state=JobState.STARTING | JobState.RUNNING) as job:
                 self._stop(job, Cause.CANCELLED)
-            case Job(state=JobState.STOPPING, stop=Cause.PREEMPTED) as job:
+            case Job(state=JobState.STOPPING) as job if job.stop in SENT_BACK:
                 self._put(replace(job, stop=Cause.CANCELLED))
             case _:
                 pass  # unknown, stopping or over: nothing left to cancel
@@ -266,7 +310,7 @@ class Scheduler:
         job = self.jobs.get(event.job)
         if job is None or job.held == event.held:
             return
-        if not job.holds_gpus or job.stop is Cause.PREEMPTED:
+        if not job.holds_gpus or job.stop in SENT_BACK:
             self._put(replace(job, held=event.held))
 
     def _on_requeue_requested(self, event: RequeueRequested) -> None:
@@ -303,6 +347,7 @@ class Scheduler:
             if job.state is not JobState.STOPPING and job.started_at is not None:
                 self._note_untouched(job, now - job.started_at)
                 self._limit(self.jobs[job.id], job.attained_s(now))
+                self._end_profiling(self.jobs[job.id], now)
 
     def _limit(self, job: Job, elapsed: float) -> None:
         if job.spec.time_limit_s is None:
@@ -315,6 +360,31 @@ class Scheduler:
             warned = replace(job, warned=True)
             self._put(warned)
             self._actions.append(Signal(warned, warn.signum))
+
+    def _end_profiling(self, job: Job, now: float) -> None:
+        """It is known now; on its own GPUs it stays, from a profiling GPU it goes back in line."""
+        run = job.profiling
+        if run is None or now < run.until or job.state is JobState.STOPPING:
+            return
+        known = replace(self._profiled(job), profiling=None)
+        self._put(replace(known, prediction=self._predicted(known, now)))
+        if run.evict and job.spec.requeue:
+            self._stop(self.jobs[job.id], Cause.PROFILED)
+
+    def _profiled(self, job: Job) -> Job:
+        if job.profile is not None:
+            return job
+        peak_mib = self._fleet.with_usage(job).usage.peak_mib
+        return replace(job, profile=self._profiler.take(job, peak_mib))
+
+    def _predicted(self, job: Job, now: float) -> Prediction | None:
+        """Without a prediction, its owner's word stands."""
+        if self.predictor is None:
+            return None
+        try:
+            return self.predictor.predict(job, self.history, self.models, now)
+        except Exception:  # noqa: BLE001 - foreign code
+            return None
 
     def _note_untouched(self, job: Job, elapsed: float) -> None:
         """TTFK's time-out: its GPUs take jobs again, and its owner is told."""
@@ -369,6 +439,9 @@ class Scheduler:
         self._back_in_line(job, retry=retry, failures=(*job.failures, exit))
 
     def _preempted(self, job: Job, exit: Exit, at: float) -> None:
+        if job.stop is Cause.PROFILED:
+            self._back_in_line(job)  # it starts from its beginning
+            return
         served_s, limit_s = max(0.0, job.attained_s(at)), job.spec.time_limit_s
         if limit_s is not None and served_s >= limit_s:
             self._end(job, JobState.TIMED_OUT, replace(exit, cause=Cause.TIME_LIMIT), at)
@@ -385,6 +458,8 @@ class Scheduler:
                 mode=None,
                 kernels=(),
                 stop=None,
+                profiling=None,
+                accumulation=1,
                 overtaken=0,
                 **changes,
             )
@@ -398,7 +473,9 @@ class Scheduler:
     def _end(self, job: Job, state: JobState, exit: Exit, now: float) -> None:
         """And cancel the jobs that wait for it in vain, and those that wait for these."""
         usage = self._fleet.usage.get(job.id, job.usage)
-        self._put(advance(job, state, exit=exit, ended_at=now, usage=usage))
+        if self._profiler.watched_s(job) >= self.settings.monitor.window_s:
+            job = self._profiled(job)
+        self._put(advance(job, state, exit=exit, ended_at=now, usage=usage, profiling=None))
         ends = [(job.id, state)]
         for id, how in ends:  # it grows: a chain of jobs may be longer than our stack is deep
             for waiting in self._ledger.waiting_for(id):
@@ -407,6 +484,17 @@ class Scheduler:
                     ends.append((waiting.id, JobState.CANCELLED))
 
     # -- bookkeeping
+
+    def _new_placer(self, last_placed: GpuId | None = None) -> Placer:
+        return Placer(
+            self.settings,
+            self.policy,
+            self._ledger,
+            self._fleet,
+            self.history,
+            self.models,
+            last_placed,
+        )
 
     def _begin(self) -> None:
         """Forget what the last step changed."""
@@ -420,6 +508,9 @@ class Scheduler:
         if job.ended:
             self._placer.decisions.pop(job.id, None)
             self._fleet.usage.pop(job.id, None)
+            self._profiler.forget(job.id)
+            if run := past(job):
+                self.history.remember(run)
 
 
 def _in_vain(job: Job, ended: Mapping[JobId, JobState]) -> Exit | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NewType
 
@@ -57,6 +57,7 @@ class Cause(StrEnum):
     LOST = "lost"  # its supervisor is gone without a word: a reboot, a kill -9
     DEPENDENCY = "dependency"  # a job it waited for ended the wrong way
     PREEMPTED = "preempted"  # the policy took its GPUs back; it goes on later
+    PROFILED = "profiled"  # its profiling run is over; it starts again in its turn
 
 
 class AfterKind(StrEnum):
@@ -106,6 +107,9 @@ class JobSpec:
     stderr: str | None = None  # None: where stdout goes
     gpus: int = 1
     memory_mib: int | None = None  # per GPU, the user's own word
+    batch_size: int | None = None  # per GPU; given, the job may be started with a part of it
+    amp: bool = False  # it trains in mixed precision, for policies that ask
+    cold_start_s: float = 0.0  # what it does before it trains, which is no use to profile
     exclusive: bool = False
     nice: int = 0  # higher yields to others
     time_limit_s: float | None = None
@@ -130,11 +134,21 @@ class Estimate:
     notes: tuple[str, ...] = ()  # for people: what it rests on, what it leaves out
     parts: tuple[tuple[str, int], ...] = ()  # what the memory is for, in MiB; they add up to `mib`
     stack: str = ""  # what "context" among the parts depends on: the job's torch, driver, GPU
+    batch_mib: int = 0  # of `mib`, what is in proportion to the batch size
     others: tuple[Estimate, ...] = ()  # what the other estimators said, to be judged by the outcome
 
     @property
     def safe_mib(self) -> int:
         return self.mib if self.high is None else self.high
+
+    def accumulating(self, steps: int) -> Estimate:
+        """The same job when it splits each batch into so many parts (gradient accumulation)."""
+        if steps == 1 or not self.batch_mib:
+            return self
+        less = self.batch_mib - self.batch_mib // steps
+        high = None if self.high is None else self.high - less
+        low = None if self.low is None else self.low - less
+        return replace(self, mib=self.mib - less, low=low, high=high, batch_mib=0, parts=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,13 +202,58 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class Indicator:
+    """One figure of a GPU over the time that a job was alone on it."""
+
+    name: str  # as in `GpuSample.indicators`
+    mean: float
+    variance: float
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What a job asks of each of its GPUs when it trains alone there."""
+
+    seconds: float  # that it was watched for; 0: it showed no kernel
+    peak_mib: int = 0
+    indicators: tuple[Indicator, ...] = ()
+    of: JobId | None = None  # the earlier job that it was taken from; None: this one itself
+
+    def mean(self, name: str) -> float | None:
+        return next((each.mean for each in self.indicators if each.name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class ProfilingRun:
+    """An attempt that is alone on its GPUs until then, so that it can be profiled."""
+
+    until: float
+    evict: bool  # it goes back in line then; else it stays, and others may join it
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """How long a job runs alone, from its first attempt's begin to its end."""
+
+    seconds: float
+    source: str
+    parts: tuple[tuple[str, float], ...] = ()  # what each feature contributed, as the source counts
+    notes: tuple[str, ...] = ()  # for people: what it rests on
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     id: JobId
     spec: JobSpec
     state: JobState
     submitted_at: float
     held: bool = False
+    group: str = ""  # the same for runs of the same job: see `carmad.core.recurrence`
     estimate: Estimate | None = None
+    prediction: Prediction | None = None
+    profile: Profile | None = None
+    profiling: ProfilingRun | None = None  # this attempt is to profile it, and is not over yet
+    accumulation: int = 1  # parts that the current or last attempt splits each batch into
     attempt: int = 0  # the current or last one; 0 before the first
     gpus: tuple[GpuId, ...] = ()  # of the current or last attempt
     mode: Mode | None = None
@@ -224,6 +283,16 @@ class Job:
         """How long it has run so far, in preempted attempts and in this one."""
         running = now - self.started_at if self.holds_gpus and self.started_at is not None else 0.0
         return self.served_s + running
+
+    @property
+    def expected_s(self) -> float | None:
+        """How long it runs alone: as predicted, else in its owner's word."""
+        return self.prediction.seconds if self.prediction else self.spec.expected_s
+
+    @property
+    def need(self) -> Estimate | None:
+        """Its estimate as it was started."""
+        return self.estimate and self.estimate.accumulating(self.accumulation)
 
     @property
     def exclusive(self) -> bool:
@@ -280,3 +349,16 @@ class GpuSample:
     temperature_c: int | None = None
     processes: tuple[ProcessUse, ...] = ()
     fault: str | None = None  # lost, driver gone, …: the GPU takes no job
+    memory_utilization: float | None = None  # NVML's: time in which memory was read or written
+    more: tuple[tuple[str, float], ...] = ()  # what else this source can tell, by name
+
+    def indicators(self) -> tuple[tuple[str, float], ...]:
+        """What of it profiles a job: those that are to be had."""
+        named = (
+            ("gpu_utilization", self.utilization),
+            ("memory_utilization", self.memory_utilization),
+            ("sm_active", self.sm_active),
+            ("sm_occupancy", self.sm_occupancy),
+            ("dram_active", self.dram_active),
+        )
+        return (*((name, value) for name, value in named if value is not None), *self.more)

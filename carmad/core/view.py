@@ -10,8 +10,10 @@ from carmad.config import Settings
 from carmad.core.admission import Demand, demand, refusals
 from carmad.core.decision import Reason, Verdict
 from carmad.core.gpuview import GpuView
+from carmad.core.history import History
 from carmad.core.known import Known
-from carmad.core.types import GpuId, Job, JobId
+from carmad.core.types import GpuId, Job, JobId, ProfilingRun
+from carmad.models import Model
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,8 @@ class View:
     queue: tuple[Job, ...]  # those that may start now, in line order
     running: tuple[Job, ...]  # those that hold GPUs
     settings: Settings
+    history: History
+    models: Mapping[str, Model]  # what was learned, by name
     last_placed: GpuId | None = None  # the GPU given out last (round-robin's place)
 
     @property
@@ -47,9 +51,9 @@ class View:
         """All of them, node by node."""
         return tuple(chain.from_iterable(node.gpus for node in self.nodes))
 
-    def demand(self, job: Job) -> Demand:
-        """All of `job` that decides which GPUs it can have."""
-        return demand(job, self.settings)
+    def demand(self, job: Job, profiling: bool = False) -> Demand:
+        """All of `job` that decides which GPUs it can have, as it is or to be profiled."""
+        return demand(job, self.settings, alone_for_now=profiling)
 
     def refusals(self, wanted: Demand, gpu: GpuView) -> tuple[Reason, ...]:
         """Every hard rule that keeps `wanted` off `gpu`."""
@@ -64,9 +68,17 @@ class View:
             tuple(Verdict(gpu.id, reasons) for gpu, reasons in judged if reasons),
         )
 
-    def with_placement(self, job: Job, gpus: tuple[GpuId, ...]) -> View:
+    def with_placement(
+        self,
+        job: Job,
+        gpus: tuple[GpuId, ...],
+        profiling: ProfilingRun | None = None,
+        accumulation: int = 1,
+    ) -> View:
         """The view after `job` was given `gpus`."""
-        placed = replace(job, gpus=gpus, started_at=self.now)
+        placed = replace(
+            job, gpus=gpus, started_at=self.now, profiling=profiling, accumulation=accumulation
+        )
         nodes = list(self.nodes)
         for gpu in gpus:
             at = self.node_of[gpu]
@@ -78,6 +90,8 @@ class View:
             _without(self.queue, job.id),
             (*self.running, placed),
             self.settings,
+            self.history,
+            self.models,
             last_placed=gpus[-1],
         )
 

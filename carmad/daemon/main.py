@@ -72,7 +72,12 @@ def run(options: argparse.Namespace) -> None:
             ended_well = store.history(user=user, states=[JobState.SUCCEEDED], limit=JOBS_PER_USER)
             experience.remember(reversed(ended_well))
         registry.estimator(settings.estimator, settings, experience.server())  # is it there?
-        scheduler = Scheduler(settings, registry.policy(settings), registry.recovery(settings))
+        scheduler = Scheduler(
+            settings,
+            registry.policy(settings),
+            registry.recovery(settings),
+            registry.predictor(settings),
+        )
         own_units = has_systemd()
         grace_s = settings.limits.kill_grace_s
         launcher = Launcher(state_dir, systemd=own_units, kill_grace_s=grace_s)

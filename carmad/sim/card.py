@@ -9,6 +9,7 @@ import math
 from collections import deque
 
 from carmad.core.types import Gpu, GpuSample, JobId, Mode, ProcessUse
+from carmad.sim.catalogue import utilization
 from carmad.sim.hardware import GpuKind, power_w
 from carmad.sim.interference import Interference
 from carmad.sim.outcome import GpuTotals
@@ -124,6 +125,7 @@ class Card:
 
     def read(self, now: float) -> GpuSample:
         """The monitor's reading: averages since the last one, and who is here now."""
+        gpu_utilization, memory_utilization = utilization(self.sm_active, self.dram_active)
         energy_j = self.energy_j + self.power_w * max(0.0, now - self._elapsed_to)
         return GpuSample(
             self.gpu.id,
@@ -133,9 +135,11 @@ class Card:
             self.sm_active,
             self.sm_occupancy,
             self.dram_active,
+            gpu_utilization,
             power_w=self.power_w,
             energy_mj=round(energy_j * 1000),
             processes=tuple(self.processes.values()),
+            memory_utilization=memory_utilization,
         )
 
     def sample(self, now: float, window_s: float) -> GpuSample:

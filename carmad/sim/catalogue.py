@@ -73,6 +73,11 @@ def activity(gpu_util: float, gmem_util: float) -> tuple[float, float, float]:
     return sm_active, 0.47 * sm_active**1.44, 0.8 * gmem_util
 
 
+def utilization(sm_active: float, dram_active: float) -> tuple[float, float]:
+    """NVML's utilisation of the GPU and its memory for such SMACT and DRAMA: the way back."""
+    return sm_active ** (1 / 1.5), min(1.0, dram_active / 0.8)
+
+
 def _profiles() -> tuple[Profile, ...]:
     text = files("carmad.sim").joinpath("coefficients/catalogue.csv").read_text()
     return tuple(_profile(row) for row in csv.DictReader(text.splitlines()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from carmad.config import Settings
+from carmad.models import Model
 from carmad.sim.hardware import Cluster
 from carmad.sim.task import Trace
 
@@ -31,3 +32,5 @@ class Experiment:
     interference: str = "learned"  # none, additive, learned or measured:FILE
     physics: Physics = Physics()
     seed: int = 0
+    expected: bool = True  # do users say how long their jobs take?
+    models: tuple[tuple[str, Model], ...] = ()  # what was learned before the trace begins

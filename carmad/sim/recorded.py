@@ -197,8 +197,8 @@ def _load(job: JobOut, ran: Ran, sm_active: float | None, kinds: Mapping[GpuId, 
         mib = max(mib, _wanted_mib(job, mib, kinds))
     if sm_active is None:
         return replace(_UNKNOWN, memory_mib=mib)
-    levels = (round(sm_active * share, 4) for share in (1.0, _OCCUPANCY, _DRAM))
-    return Load("", 0, mib, *levels)
+    sm, occupancy, dram = (round(sm_active * share, 4) for share in (1.0, _OCCUPANCY, _DRAM))
+    return Load("", 0, mib, sm, occupancy, dram)
 
 
 def _wanted_mib(job: JobOut, peak_mib: int, kinds: Mapping[GpuId, GpuKind]) -> int:

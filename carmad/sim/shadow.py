@@ -76,7 +76,12 @@ def reproduce(segment: Path) -> Reproduction:
 def _core(begin: journal.Begin) -> Scheduler:
     """One in the state that the segment begins with: its windows are filled while it has no job."""
     settings = begin.settings
-    core = Scheduler(settings, registry.policy(settings), registry.recovery(settings))
+    core = Scheduler(
+        settings,
+        registry.policy(settings),
+        registry.recovery(settings),
+        registry.predictor(settings),
+    )
     core.handle(Discovered(0.0, begin.gpus))
     for sampled in begin.samples:
         core.handle(sampled)

@@ -15,6 +15,8 @@ class Load:
     sm_active: float = 0.5  # SMACT
     sm_occupancy: float = 0.25  # SMOCC
     dram_active: float = 0.2  # DRAMA
+    batch_mib: int = 0  # of memory_mib, what is in proportion to the batch size
+    fixed_share: float = 0.0  # of a step's time, what every part of a split batch takes again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +34,7 @@ class Task:
     deadline_s: float | None = None  # wanted done this long after submission
     time_limit_s: float | None = None
     exclusive: bool = False
+    resizable: bool = False  # its batch may be split (gradient accumulation)
     fails: bool = False  # ends with an error of its own, after duration_s
     estimates: tuple[tuple[str, int], ...] = ()  # estimator's name, its answer in MiB per GPU
 

@@ -30,6 +30,7 @@ class Workload:
     def __init__(self, experiment: Experiment) -> None:
         self.tasks = experiment.trace.tasks
         self._estimator = experiment.estimator
+        self._declared = experiment.expected
         self._physics = experiment.physics
         self._seed = experiment.seed
         nodes = experiment.cluster.nodes
@@ -50,6 +51,7 @@ class Workload:
     def spec(self, job: JobId) -> JobSpec:
         task = self.task(job)
         expected = task.duration_s if task.expected_s is None else task.expected_s
+        error = self._error(job, "duration", self._physics.duration_error)
         uid = self._uids.setdefault(task.user, 1000 + len(self._uids))
         return JobSpec(
             argv=(task.name,),
@@ -61,7 +63,8 @@ class Workload:
             gpus=task.gpus,
             exclusive=task.exclusive,
             time_limit_s=task.time_limit_s,
-            expected_s=expected * self._error(job, "duration", self._physics.duration_error),
+            expected_s=expected * error if self._declared else None,
+            batch_size=(task.load.batch_size or None) if task.resizable else None,
         )
 
     def estimate(self, job: JobId) -> Estimate | None:
@@ -74,11 +77,18 @@ class Workload:
         if mib is None:
             return None
         error = self._error(job, "memory", self._physics.estimate_error)
-        return Estimate(max(1, round(mib * error)), self._estimator)
+        batch_mib = task.load.batch_mib if task.resizable else 0
+        return Estimate(
+            max(1, round(mib * error)), self._estimator, batch_mib=round(batch_mib * error)
+        )
 
-    def load(self, job: JobId, kind: GpuKind) -> Load:
-        """What the job asks of a GPU of this kind while it trains there alone."""
+    def load(self, job: JobId, kind: GpuKind, parts: int = 1) -> Load:
+        """What the job asks of a GPU of this kind while it trains there alone, with each batch
+        split into `parts`."""
         load = self.task(job).load
+        if parts > 1:
+            less = load.batch_mib - load.batch_mib // parts
+            load = replace(load, memory_mib=load.memory_mib - less)
         if kind.sm_share == kind.dram_share == 1.0:
             return load
         pace = _pace(load, kind)
@@ -89,8 +99,10 @@ class Workload:
             dram_active=load.dram_active * pace / kind.dram_share,
         )
 
-    def full_rate(self, job: JobId, kind: GpuKind) -> float:
-        """Seconds of the task's own time that pass in one on a GPU of this kind, alone there."""
+    def full_rate(self, job: JobId, kind: GpuKind, parts: int = 1) -> float:
+        """Seconds of the task's own time that pass in one on a GPU of this kind, alone there.
+
+        A batch in parts takes longer (Castor paper, eq. 3)."""
         task = self.task(job)
         question = (task.load.model, task.reference, kind.name)
         rate = self._rates.get(question)
@@ -98,7 +110,7 @@ class Workload:
             reference = self._kinds[task.reference]
             rate = _speed(kind, task.load.model) / _speed(reference, task.load.model)
             self._rates[question] = rate
-        return rate * _pace(task.load, kind)
+        return rate * _pace(task.load, kind) / (1.0 + (parts - 1) * task.load.fixed_share)
 
     def _error(self, job: JobId, what: str, sigma: float) -> float:
         """A log-normal factor."""

@@ -20,6 +20,7 @@ from carmad.core.messages import (
     Stop,
     Submitted,
     Tick,
+    Trained,
     Wake,
 )
 from carmad.core.types import Cause, Exit, Gpu, GpuId, GpuSample, Job, JobId, ProcessUse
@@ -56,6 +57,7 @@ class World:
         self._workload = workload
         self._interference = interference
         self._clock = clock
+        self._models = experiment.models
         self._executions: dict[JobId, Execution] = {}
         self._left: dict[JobId, float] = {}  # work, as preempted jobs have saved it
         self._disturbed: dict[GpuId, Card] = {}  # at this instant somebody came or went there
@@ -64,6 +66,7 @@ class World:
         self._exits: list[Exited] = []
         self._submissions: list[Submitted] = []
         self._estimates: list[Estimated] = []
+        self._asked: dict[GpuId, Card] = {}  # to be read at this instant
         self._look = False  # a job that waits may be placeable by now
         self._limit = False  # a time limit has been reached
         self._wakes = 0  # asked for since something last ran or arrived
@@ -79,7 +82,8 @@ class World:
         cards = self.cards.values()
         samples = tuple(card.sample(-window_s, window_s) for card in cards)
         gpus = tuple(card.gpu for card in cards)
-        return Discovered(-window_s, gpus), Sampled(-window_s, samples)
+        trained = (Trained(-window_s, self._models),) if self._models else ()
+        return Discovered(-window_s, gpus), *trained, Sampled(-window_s, samples)
 
     def submissions(self) -> tuple[Submitted, ...]:
         submissions, self._submissions = tuple(self._submissions), []
@@ -89,6 +93,11 @@ class World:
         """What has happened at this instant; `waiting`: jobs are queued."""
         now = self._clock.now
         samples = self._rebalance(now)
+        window_s = self._settings.monitor.window_s
+        told = {sample.gpu for sample in samples}
+        asked = [card for gpu, card in self._asked.items() if gpu not in told]
+        samples += [card.sample(now, window_s) for card in asked]
+        self._asked = {}
         if waiting or self._estimates:
             samples += self._fresh(now)
         # Samples first: they tell of the time in which those who leave now were still there.
@@ -151,11 +160,12 @@ class World:
         for card in cards:
             card.admit(now)
         task = self._workload.task(id)
-        full = tuple(self._workload.full_rate(id, card.kind) for card in cards)
+        parts = job.accumulation
+        full = tuple(self._workload.full_rate(id, card.kind, parts) for card in cards)
         left = task.duration_s
         if id in self._left:
             left = self._left[id] + self._physics.checkpoint_s
-        load = self._workload.load(id, cards[0].kind)
+        load = self._workload.load(id, cards[0].kind, parts)
         self._executions[id] = run = Execution(job, load, cards, full, left)
         ready_at = now + self._physics.first_kernel_s
         self._clock.call_at(ready_at, Order.BEGINS, self._first_kernel, run, run.version)
@@ -165,6 +175,8 @@ class World:
         if task.time_limit_s is not None:
             limit = not_before(now, task.time_limit_s, before_s=job.served_s)
             self._clock.call_at(limit, Order.REST, self._reach_limit, run)
+        if job.profiling:
+            self._clock.call_at(job.profiling.until, Order.REST, self._end_profiling, run)
 
     def _stop(self, job: Job) -> None:
         """It works on until it is gone, but that is lost."""
@@ -234,6 +246,12 @@ class World:
 
     def _reach_limit(self, run: Execution) -> None:
         self._limit = self._limit or self._executions.get(run.job) is run
+
+    def _end_profiling(self, run: Execution) -> None:
+        """The core reads its GPUs once more, and then decides."""
+        if self._executions.get(run.job) is run:
+            self._limit = True
+            self._asked.update((card.gpu.id, card) for card in run.cards)
 
     def _look_again(self) -> None:
         self._look = True

@@ -5,17 +5,19 @@ Old rows stay readable as long as a new field has a default; fields since remove
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter
+from pydantic import Discriminator, TypeAdapter
 from pydantic_core import from_json, to_json
 
 from carmad.core.decision import Decision
-from carmad.core.messages import Event, RequeueRequested, Submitted
+from carmad.core.messages import Event, RequeueRequested, Submitted, Trained
 from carmad.core.types import Job
+from carmad.models import Model
 
 _JOB = TypeAdapter(Job)
 _DECISION = TypeAdapter(Decision)
+_MODEL: TypeAdapter[Model] = TypeAdapter(Annotated[Model, Discriminator("kind")])
 
 
 # pydantic_core.to_json and not TypeAdapter.dump_json, which turns an infinite rank into null.
@@ -37,11 +39,22 @@ def decode_decision(text: str) -> Decision:
     return _DECISION.validate_json(text)
 
 
+def encode_model(model: Model) -> str:
+    return to_json(model).decode()
+
+
+def decode_model(text: str) -> Model:
+    """Raises ValueError where it is none."""
+    return _MODEL.validate_json(text)
+
+
 def encode_event(event: Event) -> str:
     """What happened, without the jobs themselves: those have rows of their own."""
     match event:
         case Submitted(at, first, specs, held):
             body: object = {"at": at, "first": first, "count": len(specs), "held": held}
+        case Trained(at, models):
+            body = {"at": at, "models": [name for name, _ in models]}
         case RequeueRequested(at, job, by):
             body = {"at": at, "job": job.id, "by": by}
         case _:

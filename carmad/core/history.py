@@ -1,0 +1,142 @@
+"""What became of earlier jobs, and how many came when: all that policies and predictors learn from.
+
+Everything here is bounded: the latest jobs, the latest days.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from carmad.core.types import Job, JobId, JobState, Profile
+
+RUNS = 4096  # the latest that ended
+PER_KIND = 64  # durations kept of a group, of a user, of a GPU demand
+KINDS = 4096  # groups, users and demands of which any are kept
+BIN_S = 600.0
+BINS = 8 * 144  # eight days: a week ago is seen whole
+
+
+Submission = tuple[float, int]  # when, and how many GPUs it asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """A job that ran and ended."""
+
+    job: JobId
+    attempt: int
+    group: str
+    user: str
+    name: str
+    gpus: int
+    submitted_at: float
+    duration_s: float  # that it held its GPUs for, in attempts that were not lost
+    state: JobState
+    profile: Profile | None
+
+
+def past(job: Job) -> Past | None:
+    """None for one that never ran."""
+    if not job.ended or job.started_at is None or job.ended_at is None:
+        return None
+    return Past(
+        job.id,
+        job.attempt,
+        job.group,
+        job.spec.user,
+        job.spec.name,
+        job.spec.gpus,
+        job.submitted_at,
+        job.served_s + max(0.0, job.ended_at - job.started_at),
+        job.state,
+        job.profile,
+    )
+
+
+class Durations:
+    """The latest of each kind, in seconds."""
+
+    def __init__(self) -> None:
+        self._kinds: OrderedDict[Hashable, deque[float]] = OrderedDict()
+
+    def add(self, kind: Hashable, seconds: float) -> None:
+        self._kinds.setdefault(kind, deque(maxlen=PER_KIND)).append(seconds)
+        self._kinds.move_to_end(kind)
+        if len(self._kinds) > KINDS:
+            self._kinds.popitem(last=False)
+
+    def of(self, kind: Hashable) -> Sequence[float]:
+        """The newest last."""
+        return tuple(self._kinds.get(kind, ()))
+
+    def mean(self, kind: Hashable) -> float | None:
+        found = self._kinds.get(kind)
+        return fmean(found) if found else None
+
+    def median(self, kind: Hashable) -> float | None:
+        found = self._kinds.get(kind)
+        return median(found) if found else None
+
+
+class History:
+    """Grows in place; a policy only reads it."""
+
+    def __init__(self, runs: Iterable[Past] = (), submissions: Iterable[Submission] = ()) -> None:
+        self.by_group = Durations()
+        self.by_user = Durations()
+        self.by_gpus = Durations()
+        self._runs: OrderedDict[tuple[JobId, int], Past] = OrderedDict()
+        self._profiles: OrderedDict[str, tuple[JobId, Profile]] = OrderedDict()
+        self._bins: OrderedDict[int, list[int]] = OrderedDict()  # jobs, GPUs
+        for run in runs:
+            self.remember(run)
+        for at, gpus in submissions:
+            self.note_submission(at, gpus)
+
+    @property
+    def runs(self) -> Iterable[Past]:
+        """The latest, the newest last."""
+        return self._runs.values()
+
+    def remember(self, run: Past) -> None:
+        """Once: after a commit that failed the core is told again what it has seen."""
+        key = run.job, run.attempt
+        if key in self._runs:
+            return
+        self._runs[key] = run
+        if len(self._runs) > RUNS:
+            self._runs.popitem(last=False)
+        self.by_group.add(run.group, run.duration_s)
+        self.by_user.add(run.user, run.duration_s)
+        self.by_gpus.add(run.gpus, run.duration_s)
+        if run.profile and run.profile.seconds and run.profile.of is None:
+            self._profiles[run.group] = run.job, run.profile
+            self._profiles.move_to_end(run.group)
+            if len(self._profiles) > KINDS:
+                self._profiles.popitem(last=False)
+
+    def profile(self, group: str) -> tuple[JobId, Profile] | None:
+        """The latest of a run of the job, and whose it is."""
+        return self._profiles.get(group)
+
+    def note_submission(self, at: float, gpus: int) -> None:
+        number = int(at // BIN_S)
+        counts = self._bins.setdefault(number, [0, 0])
+        counts[0] += 1
+        counts[1] += gpus
+        while len(self._bins) > BINS:
+            self._bins.popitem(last=False)
+
+    def traffic(self, now: float) -> Sequence[tuple[int, int]]:
+        """Jobs and GPUs asked for in each ten minutes, from the first that is known or `BINS` ago
+        to the last that is over by `now`."""
+        last = int(now // BIN_S) - 1
+        if not self._bins:
+            return ()
+        first = max(next(iter(self._bins)), last - BINS + 1)
+        nothing = (0, 0)
+        bins: Mapping[int, Sequence[int]] = self._bins
+        return [(c[0], c[1]) for n in range(first, last + 1) for c in (bins.get(n, nothing),)]

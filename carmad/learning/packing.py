@@ -1,0 +1,127 @@
+"""Packing Analyze Model (Lucid paper, 3.5.1): how much a job suffers and harms beside another one.
+
+A row of the table is a configuration of a training job that was measured alone and in company:
+`gpu_utilization`, `memory_utilization` and `memory_share` (its peak over the card's memory), all
+0–1, `amp` (1 where it trains in mixed precision), `label` (one of `CLASSES`) and `model` (the
+neural network, so that cross-validation judges on networks it has not seen).
+
+Memory counts as a share of the card, as the two utilisations count against what the card can do: on
+a larger card all three of them shrink, and so does the interference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from sklearn.model_selection import GroupKFold
+from sklearn.tree import DecisionTreeClassifier
+
+from carmad.models import Node, Tree
+
+CLASSES = ("tiny", "medium", "jumbo")  # sharing scores 0, 1, 2
+TINY, MEDIUM = 0.95, 0.85  # normalised speeds; below both is Jumbo
+FEATURES = ("gpu_utilization", "memory_utilization", "memory_share", "amp")
+FOLDS = 10
+ABOUT = "how much a job suffers and harms when it shares a GPU; from figures of 0–1"
+
+Row = Mapping[str, Any]
+Pair = tuple[Hashable, Hashable, float, float]  # two jobs, and the speed of each over that alone
+
+
+def average_speeds(pairs: Iterable[Pair]) -> dict[Hashable, float]:
+    """Each job's normalised speed, averaged over its pairs, and in each over both jobs.
+
+    The paper labels by the "influence on others", its artifact (simulation/analyzer) by a job's
+    own speeds. Both matter, for a pair is packed only if neither loses much, and the mean of the
+    two speeds is what the paper's figures 2 and 5 measure a pair by. A pair of a job with itself
+    counts once.
+    """
+    speeds: dict[Hashable, list[float]] = {}
+    for one, other, speed_one, speed_other in pairs:
+        for job in {one, other}:
+            speeds.setdefault(job, []).append((speed_one + speed_other) / 2)
+    return {job: fmean(found) for job, found in speeds.items()}
+
+
+def label(speed: float) -> str:
+    if speed >= TINY:
+        return CLASSES[0]
+    return CLASSES[1] if speed >= MEDIUM else CLASSES[2]
+
+
+def train(rows: Sequence[Row], source: str, at: float) -> Tree:
+    """Pruned by as much as suits networks that are not in the training part, judged on some that
+    took no part in the choice either. ValueError: fewer than three networks."""
+    right = 0
+    for seen, unseen in _folds(rows):
+        tree = fit([rows[n] for n in seen], source, at)
+        right += sum(tree.predict(rows[n]) == rows[n]["label"] for n in unseen)
+    return fit(rows, source, at, errors=(("accuracy", right / len(rows)),))
+
+
+def fit(
+    rows: Sequence[Row], source: str, at: float, errors: tuple[tuple[str, float], ...] = ()
+) -> Tree:
+    """The tree alone, without a judgement of it."""
+    values, labels = _arrays(rows)
+    return _tree(_grown(values, labels, _pruning(rows)), source, len(rows), at, errors)
+
+
+def _pruning(rows: Sequence[Row]) -> float:
+    """Minimal cost-complexity pruning's α: of those that leave different trees, the one that is
+    most often right in cross-validation; of equally good ones the greatest, for the least tree."""
+    values, labels = _arrays(rows)
+    path = DecisionTreeClassifier(random_state=0).cost_complexity_pruning_path(values, labels)
+    steps = sorted({0.0, *np.maximum(path.ccp_alphas, 0.0).tolist()})
+    between = [(low * high) ** 0.5 for low, high in pairwise(steps)]  # Breiman et al., 1984
+    folds = list(_folds(rows))
+
+    def right(alpha: float) -> int:
+        return sum(
+            int(
+                (
+                    _grown(values[seen], labels[seen], alpha).predict(values[unseen])
+                    == labels[unseen]
+                ).sum()
+            )
+            for seen, unseen in folds
+        )
+
+    return max(between, key=lambda alpha: (right(alpha), alpha), default=0.0)
+
+
+def _folds(rows: Sequence[Row]) -> Iterable[tuple[Any, Any]]:
+    """Each network is in one part only: by itself where there are few of them."""
+    groups = [row["model"] for row in rows]
+    return GroupKFold(n_splits=min(FOLDS, len(set(groups)))).split(groups, groups=groups)
+
+
+def _arrays(rows: Sequence[Row]) -> tuple[Any, Any]:
+    values = np.array([[float(row[name]) for name in FEATURES] for row in rows])
+    return values, np.array([CLASSES.index(row["label"]) for row in rows])
+
+
+def _grown(values: Any, labels: Any, alpha: float) -> Any:
+    return DecisionTreeClassifier(random_state=0, ccp_alpha=alpha).fit(values, labels)
+
+
+def _tree(
+    grown: Any, source: str, rows: int, at: float, errors: tuple[tuple[str, float], ...]
+) -> Tree:
+    inner, known = grown.tree_, grown.classes_.tolist()
+    nodes = []
+    for n in range(inner.node_count):
+        shares = dict(zip(known, inner.value[n][0].tolist(), strict=True))
+        here = int(inner.n_node_samples[n])
+        counts = tuple(round(shares.get(c, 0.0) * here) for c in range(len(CLASSES)))
+        left, right = int(inner.children_left[n]), int(inner.children_right[n])
+        if left < 0:
+            nodes.append(Node(counts))
+        else:
+            threshold = float(inner.threshold[n])
+            nodes.append(Node(counts, int(inner.feature[n]), threshold, left, right))
+    return Tree(ABOUT, source, FEATURES, CLASSES, tuple(nodes), rows, at, errors)

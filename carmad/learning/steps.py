@@ -1,0 +1,69 @@
+"""Fits Castor's time model (`policies.castor.steps`) to step times that were measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from policies.castor.steps import StepModel
+
+HIGHEST_DELTA = 10.0  # where less than 8 % of the shorter part can show: as good as full overlap
+LEAST_S = 1e-9  # of alpha, beta and communication: logarithms of zero do not exist
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One training step, by the clock, without gradient accumulation."""
+
+    placement: str  # steps on one placement wait alike for gradients: a name, such as "44"
+    batch: int  # samples on each GPU
+    step_s: float
+    sync_s: float  # of that, what was spent on waiting for gradients; less than `step_s`
+
+
+def fit(measured: Sequence[Measured]) -> Mapping[str, StepModel]:
+    """A model per placement of one job on one kind of GPU.
+
+    alpha_comp, beta_comp and delta are the same for all of them, as the paper has it, which grants
+    that delta may differ between batch sizes: here it does not. A step without its wait tells of
+    computing alone. Least squares of the logarithms, so that an error counts in proportion.
+    Raises ValueError if fewer than two batch sizes were measured.
+    """
+    batch = np.array([each.batch for each in measured], dtype=float)
+    if len(set(batch)) < 2:
+        raise ValueError("a line needs two batch sizes")
+    placements = sorted({each.placement for each in measured})
+    at = np.array([placements.index(each.placement) for each in measured])
+    step_s = np.array([each.step_s for each in measured])
+    compute_s = step_s - np.array([each.sync_s for each in measured])
+
+    def errors(parameters: np.ndarray) -> np.ndarray:
+        alpha, beta, delta, comm_s = _unpacked(parameters)
+        compute = alpha + beta * batch
+        together = np.logaddexp(delta * np.log(compute), delta * np.log(comm_s[at])) / delta
+        return np.concatenate([together - np.log(step_s), np.log(compute / compute_s)])
+
+    slope, intercept = np.polyfit(batch, compute_s, 1)
+    slowest = np.array([(step_s - compute_s)[at == n].max() for n in range(len(placements))])
+    begin = np.log(np.maximum([intercept, slope, *slowest], 10 * LEAST_S))
+    lowest = np.full(len(begin), np.log(LEAST_S))
+    found = least_squares(
+        errors,
+        np.insert(begin, 2, 2.0),
+        bounds=(np.insert(lowest, 2, 1.0), np.insert(-lowest, 2, HIGHEST_DELTA)),
+        ftol=1e-6,  # a millionth of the squared errors: what more it finds is flat
+    )
+    alpha, beta, delta, comm_s = _unpacked(found.x)
+    return {
+        placement: StepModel(float(alpha), float(beta), float(comm), float(delta))
+        for placement, comm in zip(placements, comm_s, strict=True)
+    }
+
+
+def _unpacked(parameters: np.ndarray) -> tuple[float, float, float, np.ndarray]:
+    """Seconds are fitted as logarithms: they are positive, and of very different sizes."""
+    alpha, beta = np.exp(parameters[:2])
+    return alpha, beta, parameters[2], np.exp(parameters[3:])

@@ -1,0 +1,43 @@
+"""What like jobs took: the median of the latest runs of the same job, else the means that Lucid
+falls back on (Lucid paper, 3.4): the user's, else all users' with the same GPU demand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from carmad.plugin import History, Job, Model, Prediction, Settings
+from estimators.duration.declared import said
+
+
+@dataclass(frozen=True, slots=True)
+class Recurring:
+    name: str = "history"
+
+    def predict(
+        self, job: Job, history: History, models: Mapping[str, Model], now: float
+    ) -> Prediction | None:
+        return said(job) or recurring(job, history) or unheard_of(job, history)
+
+
+def recurring(job: Job, history: History) -> Prediction | None:
+    median = history.by_group.median(job.group)
+    if median is None:
+        return None
+    runs = len(history.by_group.of(job.group))
+    return Prediction(median, "history", notes=(f"the median of {runs} earlier runs of this job",))
+
+
+def unheard_of(job: Job, history: History) -> Prediction | None:
+    """Cold start: a job that has not run before."""
+    mean, gpus = history.by_user.mean(job.spec.user), job.spec.gpus
+    if mean is not None:
+        return Prediction(mean, "history", notes=(f"the mean of {job.spec.user}'s latest jobs",))
+    mean = history.by_gpus.mean(gpus)
+    if mean is None:
+        return None
+    return Prediction(mean, "history", notes=(f"the mean of the latest jobs of {gpus} GPUs",))
+
+
+def history(settings: Settings) -> Recurring:
+    return Recurring()

@@ -1,0 +1,1 @@
+"""Castor: which two jobs share GPUs, from when, and in what parts the newer one runs its batch."""

@@ -1,0 +1,55 @@
+"""How long a training step takes, in one pass or with its batch in parts (Castor paper, 3.1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FIXED_SHARE = 0.25  # see `StepModel.assumed`
+
+
+@dataclass(frozen=True, slots=True)
+class StepModel:
+    """Equations 1 to 3 of one job on one placement.
+
+    Equation 2, alpha_comm + beta_comm · M, is one number here: a job's gradients are always as
+    large, M, so on one placement no measurement could tell its two parts from each other.
+    """
+
+    alpha_comp_s: float  # of each pass, whatever its batch
+    beta_comp_s: float  # per sample
+    comm_s: float = 0.0  # of the gradients' all-reduce, if nothing hid it
+    delta: float = 1.0  # ≥ 1: 1, computing and communicating one after the other; ∞, all at once
+
+    @classmethod
+    def assumed(cls, step_s: float, batch: int) -> StepModel:
+        """Of a job of which no more than a step's duration is known: FIXED_SHARE of it is alpha.
+
+        That is the median share of the six applications on four kinds of GPU that the Sia
+        artifact measured, each at its largest batch that fits (`python -m
+        benchmarks.castor_models`). Communication counts as computing: parts never save any of it.
+        """
+        return cls(FIXED_SHARE * step_s, (1 - FIXED_SHARE) * step_s / batch)
+
+    def compute_s(self, samples: float) -> float:
+        """One pass forwards and backwards over `samples` on each GPU (equation 1)."""
+        return self.alpha_comp_s + self.beta_comp_s * samples
+
+    def step_s(self, batch: int, accumulation: int = 1) -> float:
+        """A step over `batch` samples on each GPU, in `accumulation` passes (equation 3).
+
+        Only the last pass has gradients to exchange."""
+        compute = self.compute_s(batch / accumulation)
+        return (accumulation - 1) * compute + _overlapped(compute, self.comm_s, self.delta)
+
+    def slowdown(self, batch: int, accumulation: int) -> float:
+        """≥ 1, and the more passes the larger: each costs another alpha, and the last one, being
+        shorter, hides less of the communication."""
+        return self.step_s(batch, accumulation) / self.step_s(batch)
+
+
+def _overlapped(compute_s: float, comm_s: float, delta: float) -> float:
+    longer, shorter = max(compute_s, comm_s), min(compute_s, comm_s)
+    if not longer:
+        return 0.0
+    norm: float = (1 + (shorter / longer) ** delta) ** (1 / delta)  # no power of tiny seconds
+    return longer * norm

@@ -1,0 +1,405 @@
+"""Profiles, predictions and history: what the core learns of jobs, and what it does with that."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from carmad.config import Limits, Monitor, Profiling, Settings
+from carmad.core.decision import Placement
+from carmad.core.history import BIN_S, BINS, PER_KIND, RUNS, History, Past, past
+from carmad.core.messages import CancelRequested, HoldRequested, Trained
+from carmad.core.profiling import Profiler
+from carmad.core.recurrence import group
+from carmad.core.types import (
+    Cause,
+    Estimate,
+    Exit,
+    GpuSample,
+    JobId,
+    JobState,
+    Mode,
+    Prediction,
+    Profile,
+    ProfilingRun,
+)
+from carmad.models import Boosted
+from carmad.registry import GuardedPolicy, GuardedPredictor
+from carmad.testing import a_gpu, a_job, a_spec
+from estimators.duration.history import Recurring
+from policies import builtin
+from recovery import ladder
+from tests.world import Server
+
+S = JobState
+RUN_S = 60.0
+SETTINGS = Settings(profiling=Profiling(run_s=RUN_S))
+
+
+@dataclass
+class Inquisitive:
+    """Whom it does not know it profiles on the last GPU; all others go to the first with room."""
+
+    evict: bool = True
+    name = "profiling"
+
+    def order(self, job):
+        return 0.0
+
+    def plan(self, view):
+        for job in view.queue:
+            unknown = job.profile is None
+            run = ProfilingRun(view.now + RUN_S, self.evict) if unknown else None
+            wanted = view.demand(job, profiling=unknown)
+            gpus = reversed(view.gpus) if unknown else view.gpus[:1]
+            fit = [gpu.id for gpu in gpus if not view.refusals(wanted, gpu)]
+            yield Placement(job.id, tuple(fit[: job.spec.gpus]), profiling=run)
+            return
+
+
+def server(evict=True, settings=SETTINGS, **more):
+    return Server(gpus=2, settings=settings, policy=Inquisitive(evict), **more)
+
+
+def trains(server, id, sm=0.5, mib=3000):
+    server.kernel(id, mib)
+    for gpu in server.job(id).gpus:
+        server.sm[gpu] = sm
+    server.sample(1)
+
+
+def test_a_profiling_run_ends_with_a_profile_and_the_job_back_in_line():
+    world = server()
+    id = world.submit()
+    last = world.gpus[1].id
+    assert world.job(id).gpus == (last,)
+    assert world.job(id).profiling == ProfilingRun(RUN_S, evict=True)
+    trains(world, id)
+    world.pass_time(RUN_S - 2)
+    assert world.job(id).state is S.RUNNING
+    assert world.job(id).profile is None
+    world.pass_time(1)
+    job = world.job(id)
+    assert (job.state, job.stop) == (S.STOPPING, Cause.PROFILED)
+    assert job.profile.mean("sm_active") == pytest.approx(0.5)
+    assert job.profile.seconds == pytest.approx(RUN_S - 1)  # from its first kernel on
+    assert job.profile.peak_mib == 3000
+    world.exit(id, Exit(Cause.FAILURE, signal=15))
+    job = world.job(id)
+    assert job.state is S.STARTING  # it was in line, and had its turn at once
+    assert (job.attempt, job.gpus, job.profiling) == (2, (world.gpus[0].id,), None)
+    assert job.served_s == 0.0  # what it did is lost
+
+
+def test_in_place_it_stays_and_others_may_join_it():
+    world = server(evict=False)
+    id = world.submit()
+    trains(world, id)
+    world.pass_time(RUN_S)
+    job = world.job(id)
+    assert (job.state, job.attempt, job.profiling) == (S.RUNNING, 1, None)
+    assert job.mode is Mode.STREAMS  # launched as one who may be joined
+    second = world.submit(argv=("other",))
+    assert second != id and world.job(second).gpus == (world.gpus[0].id,)
+
+
+def test_nobody_joins_a_job_that_is_profiled():
+    settings = replace(SETTINGS, monitor=Monitor(window_s=5.0))
+    world = server(settings=settings)
+    first = world.submit()
+    trains(world, first)
+    world.pass_time(20)  # long settled
+    wanted = world.scheduler.view(world.now).demand(a_job(9))
+    (refused,) = world.scheduler.view(world.now).refusals(wanted, _view(world, 1))
+    assert (refused.code, refused.need, refused.detail) == ("profiling", RUN_S, "job 1")
+    world.pass_time(RUN_S)
+    assert not world.scheduler.view(world.now).refusals(wanted, _view(world, 0))
+
+
+def _view(world, index):
+    return world.scheduler.view(world.now).gpu(world.gpus[index].id)
+
+
+def test_a_profiling_run_needs_its_gpus_empty():
+    world = server()
+    first, second = world.submit(), world.submit(argv=("other",))
+    assert {world.job(first).gpus, world.job(second).gpus} == {(g.id,) for g in world.gpus}
+    third = world.submit(argv=("third",))
+    assert world.job(third).state is S.QUEUED
+
+
+def test_a_job_that_may_not_be_requeued_is_not_evicted():
+    world = server()
+    id = world.submit(requeue=False)
+    trains(world, id)
+    world.pass_time(RUN_S)
+    assert (world.job(id).state, world.job(id).profiling) == (S.RUNNING, None)
+
+
+def test_one_that_ends_well_just_then_has_succeeded():
+    world = server()
+    id = world.submit()
+    trains(world, id)
+    world.pass_time(RUN_S)
+    world.exit(id, Exit(Cause.SUCCESS, 0))
+    assert world.last(id).state is S.SUCCEEDED
+
+
+@pytest.mark.parametrize("by", ["cancel", "hold"])
+def test_an_evicted_job_can_still_be_cancelled_and_held(by):
+    world = server()
+    id = world.submit()
+    trains(world, id)
+    world.pass_time(RUN_S)
+    if by == "cancel":
+        world.tell(CancelRequested(world.now, id, "ada"))
+    else:
+        world.tell(HoldRequested(world.now, id, True, "ada"))
+    world.exit(id, Exit(Cause.FAILURE, signal=15))
+    assert world.last(id).state is (S.CANCELLED if by == "cancel" else S.QUEUED)
+
+
+def test_without_a_kernel_there_is_nothing_to_know():
+    world = server()
+    id = world.submit()
+    world.pass_time(RUN_S)
+    assert world.job(id).profile == Profile(0.0)
+    world.exit(id, Exit(Cause.FAILURE, signal=15))
+    assert world.scheduler.history.profile(group(a_spec())) is None
+
+
+def test_the_next_run_of_the_same_job_is_known_already():
+    world = server(evict=False)
+    id = world.submit(argv=("python", "train.py", "--seed", "1"))
+    trains(world, id)
+    world.pass_time(RUN_S)
+    world.exit(id)
+    again = world.submit(argv=("python", "train.py", "--seed", "2"))
+    assert world.job(again).group == world.last(id).group
+    assert world.job(again).profile == replace(world.last(id).profile, of=id)
+    assert world.job(again).profiling is None
+    other = world.submit(argv=("python", "train.py", "--depth", "2"))
+    assert world.job(other).profile is None
+
+
+def test_every_job_that_is_alone_is_profiled_on_the_fly():
+    world = Server(gpus=1, settings=SETTINGS)
+    id = world.submit()
+    trains(world, id, sm=0.25)
+    world.pass_time(RUN_S - 2)
+    assert world.job(id).profile is None
+    world.pass_time(3)
+    assert world.job(id).profile.mean("sm_active") == pytest.approx(0.25)
+
+
+def test_a_job_that_ends_sooner_leaves_what_was_seen_of_a_whole_window():
+    for seconds, known in ((10, False), (40, True)):
+        world = Server(gpus=1, settings=SETTINGS)
+        id = world.submit()
+        trains(world, id)
+        world.pass_time(seconds)
+        world.exit(id)
+        assert (world.last(id).profile is not None) == known
+
+
+def test_mean_and_variance_are_weighted_by_time_and_only_of_training():
+    profiler = Profiler()
+    gpu = a_gpu()
+    job = a_job(state=S.RUNNING, gpus=(gpu.id,), kernels=((gpu.id, 10.0),))
+
+    def reading(at, value):
+        return GpuSample(gpu.id, at, sm_active=value, more=(("tensor_active", 0.5),))
+
+    readings = [reading(at, value) for at, value in ((8, 1.0), (10, 1.0), (13, 0.2), (14, 0.6))]
+    for before, after in zip([None, *readings], readings, strict=False):
+        profiler.add((job,), before, after, gap_s=5.0)
+    profiler.add((job, a_job(2)), readings[-1], reading(15.0, 1.0), gap_s=5.0)  # in company
+    profiler.add((job,), readings[-1], reading(30.0, 1.0), gap_s=5.0)  # after a gap
+    assert profiler.watched_s(job) == 4.0
+    profile = profiler.take(job, 7)
+    mean = (3 * 0.2 + 0.6) / 4
+    sm = next(each for each in profile.indicators if each.name == "sm_active")
+    assert sm.mean == pytest.approx(mean)
+    assert sm.variance == pytest.approx((3 * (0.2 - mean) ** 2 + (0.6 - mean) ** 2) / 4)
+    assert profile.mean("tensor_active") == 0.5
+    assert profile.mean("dram_active") is None
+    assert profiler.watched_s(job) == 0.0
+
+
+def test_predictions_come_when_a_job_joins_the_line_and_when_it_is_known():
+    asked = []
+
+    class Predictor:
+        name = "test"
+
+        def predict(self, job, history, models, now):
+            asked.append((job.id, job.profile is not None, now))
+            return Prediction(100.0 + len(asked), "test")
+
+    world = server(predictor=Predictor())
+    id = world.submit(expected_s=7.0)
+    assert world.job(id).expected_s == 101.0
+    trains(world, id)
+    world.pass_time(RUN_S)
+    assert asked == [(id, False, 0.0), (id, True, RUN_S)]
+    assert world.job(id).expected_s == 102.0
+
+
+class Broken:
+    name = "broken"
+
+    def __init__(self, answer=None):
+        self.answer = answer
+
+    def predict(self, job, history, models, now):
+        if self.answer is None:
+            raise RuntimeError("no")
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    "answer", [None, 3.0, Prediction(float("nan"), "x"), Prediction(-1.0, "x"), Prediction(1.0, 2)]
+)
+def test_a_predictor_that_fails_leaves_the_owners_word(answer):
+    world = server(predictor=GuardedPredictor(Broken(answer)))
+    assert world.job(world.submit(expected_s=7.0)).expected_s == 7.0
+
+
+def test_history_predicts_recurring_jobs_then_the_users_then_equal_demands():
+    history = History()
+    recurring = Recurring()
+
+    def ran(user, gpus, seconds, number, argv=("a",)):
+        spec = a_spec(user=user, gpus=gpus, argv=argv)
+        job = a_job(number, spec=spec, group=group(spec), state=S.SUCCEEDED)
+        return past(replace(job, started_at=0.0, ended_at=seconds))
+
+    def asked(user, gpus, argv=("a",), **more):
+        spec = a_spec(user=user, gpus=gpus, argv=argv, **more)
+        found = recurring.predict(a_job(99, spec=spec, group=group(spec)), history, {}, 0.0)
+        return found and found.seconds
+
+    assert asked("ada", 1) is None
+    for number, seconds in enumerate((10.0, 20.0, 60.0), 1):
+        history.remember(ran("ada", 1, seconds, number))
+    history.remember(ran("bob", 1, 400.0, 9, argv=("b",)))
+    assert asked("ada", 1) == 20.0  # the median of its runs
+    assert asked("ada", 1, argv=("new",)) == 30.0  # the mean of the user's
+    assert asked("eve", 1) == 122.5  # the mean of those on as many GPUs
+    assert asked("eve", 2) is None
+    assert asked("ada", 1, expected_s=5.0) == 5.0  # her own word
+
+
+def test_history_is_bounded_and_counts_each_attempt_once():
+    history = History()
+    run = Past(JobId(1), 1, "g", "ada", "n", 1, 0.0, 5.0, S.SUCCEEDED, None)
+    for _ in range(2):
+        history.remember(run)
+    history.remember(replace(run, attempt=2, duration_s=7.0))  # it was requeued
+    assert history.by_group.of("g") == (5.0, 7.0)
+    for number in range(2, RUNS + 10):
+        history.remember(replace(run, job=JobId(number), duration_s=float(number)))
+    assert len(history.runs) == RUNS
+    assert len(history.by_user.of("ada")) == PER_KIND
+    assert history.by_user.of("ada")[-1] == RUNS + 9
+
+
+def test_traffic_is_of_whole_bins_with_the_empty_ones():
+    history = History()
+    assert history.traffic(0.0) == ()
+    for at, gpus in ((1.0, 2), (BIN_S - 1, 1), (3 * BIN_S, 8)):
+        history.note_submission(at, gpus)
+    assert history.traffic(3 * BIN_S + 1) == [(2, 3), (0, 0), (0, 0)]
+    assert history.traffic(4 * BIN_S) == [(2, 3), (0, 0), (0, 0), (1, 8)]
+    assert len(history.traffic(10 * BINS * BIN_S)) == BINS
+
+
+def test_jobs_that_never_ran_are_no_past():
+    assert past(a_job(state=S.CANCELLED, ended_at=5.0)) is None
+    assert past(a_job(state=S.RUNNING, started_at=1.0)) is None
+    lost = a_job(state=S.FAILED, started_at=10.0, ended_at=25.0, served_s=30.0)
+    assert past(lost).duration_s == 45.0
+
+
+def test_models_reach_the_view_and_replace_their_like():
+    one, other = (Boosted(about, "", (), 0.0, (), 0, 0.0) for about in ("one", "other"))
+    world = server()
+    world.tell(Trained(0.0, (("a", one), ("b", one))))
+    world.tell(Trained(1.0, (("a", other),)))
+    assert dict(world.scheduler.view(1.0).models) == {"a": other, "b": one}
+
+
+def test_history_and_models_outlive_a_commit_that_failed():
+    world = Server(gpus=1, settings=SETTINGS)
+    id = world.submit()
+    world.exit(id)
+    world.scheduler.restore([], ((id, S.SUCCEEDED),))
+    assert [run.job for run in world.scheduler.history.runs] == [id]
+    world.scheduler.restore([], history=History())
+    assert not world.scheduler.view(0.0).history.runs
+
+
+# -- batches in parts
+
+
+@dataclass
+class Splitting:
+    parts: int
+    name = "splitting"
+
+    def order(self, job):
+        return 0.0
+
+    def plan(self, view):
+        for job in view.queue:
+            yield Placement(job.id, (view.gpus[0].id,), accumulation=self.parts)
+            return
+
+
+@pytest.mark.parametrize(
+    ("batch", "parts", "starts"),
+    [
+        *[(64, 4, True), (64, 1, True), (None, 1, True), (None, 2, False), (64, 3, False)],
+        *[(64, 0, False), (64, -4, False), (4, 8, False)],
+    ],
+)
+def test_only_batches_that_may_be_split_evenly_are(batch, parts, starts):
+    world = Server(gpus=1, policy=GuardedPolicy(Splitting(parts)))
+    id = world.submit(batch_size=batch)
+    assert (world.job(id).state is S.STARTING) == starts
+    if starts:
+        assert world.job(id).accumulation == parts
+    else:
+        assert world.why(id)[1] == ["policy_failed"]
+
+
+def test_a_split_batch_is_promised_less_memory():
+    whole = Estimate(10_000, "trace", low=9_000, high=12_000, batch_mib=8_000)
+    part = whole.accumulating(4)
+    assert (part.mib, part.low, part.high, part.batch_mib) == (4_000, 3_000, 6_000, 0)
+    assert whole.accumulating(1) is whole
+    fixed = replace(whole, batch_mib=0)
+    assert fixed.accumulating(4) is fixed
+    job = a_job(estimate=whole, accumulation=4)
+    assert job.need.safe_mib == 6_000
+    world = Server(gpus=1, policy=Splitting(4))
+    id = world.submit(batch_size=64, memory_mib=8_000)
+    assert world.job(id).need.mib == 8_000  # its owner's word says nothing of batches
+    free = _view(world, 0).free_mib
+    assert free == world.gpus[0].memory_mib - 8_000
+
+
+def test_a_preempted_job_starts_unsplit_in_the_line():
+    settings = Settings(limits=Limits(preemption=True))
+    world = Server(gpus=1, settings=settings, policy=Splitting(4))
+    id = world.submit(batch_size=64)
+    world.exit(id, Exit(Cause.LOST))
+    again = world.last(id)
+    assert again.attempt == 2 and again.accumulation == 4  # started anew, by the same policy
+    queued = [job for step in world.steps for job in step.jobs if job.state is S.QUEUED]
+    assert all(job.accumulation == 1 for job in queued)
+
+
+def test_policies_that_never_ask_are_as_before():
+    world = Server(gpus=1, policy=builtin.exclusive(SETTINGS), recovery=ladder.exclusive(SETTINGS))
+    id = world.submit()
+    assert (world.job(id).profiling, world.job(id).accumulation) == (None, 1)
