@@ -40,8 +40,10 @@ class Emulation(Daemon):
         begun = time.monotonic()
         for seed, task in enumerate(trace.tasks):
             time.sleep(max(0.0, begun + task.submit_s - time.monotonic()))
-            memory: dict[str, Any] = {"memory_mib": task.load.memory_mib} if declared else {}
-            self.run(argv(task, seed, self._warmup_s), name=task.name, gpus=task.gpus, **memory)
+            said: dict[str, Any] = {"memory_mib": task.load.memory_mib} if declared else {}
+            if task.expected_s is not None:
+                said["expected_s"] = task.expected_s
+            self.run(argv(task, seed, self._warmup_s), name=task.name, gpus=task.gpus, **said)
         self.await_end()
         return self.record()
 

@@ -366,7 +366,7 @@ def _page(results: dict[str, Any]) -> str:
         "",
         "## From NVML's utilisation to SMACT and SMOCC",
         "",
-        f"On {mapped['runs']} MLP training runs on an A100 (GPUMemNet, CC-BY-4.0): RMSE "
+        f"On {mapped['runs']} MLP training runs on an A100 (GPUMemNet, no licence stated): RMSE "
         f"{mapped['smact_rmse']} of SMACT, {mapped['smocc_rmse']} of SMOCC.",
         "",
     ]
