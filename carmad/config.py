@@ -87,6 +87,13 @@ class Lucid:
 
 
 @dataclass(frozen=True, slots=True)
+class Learning:
+    """Training of models from this server's own past jobs; needs `carma[policies]`."""
+
+    retrain_days: float = 7.0  # how often they are trained anew; 0: only when asked to
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
     gpus_per_user: int | None = None
     queued_per_user: int = 10_000
@@ -122,6 +129,7 @@ class Settings:
     estimation: Estimation = field(default_factory=Estimation)
     profiling: Profiling = field(default_factory=Profiling)
     lucid: Lucid = field(default_factory=Lucid)
+    models: Learning = field(default_factory=Learning)
     recovery: Recovery = field(default_factory=Recovery)
     collocation: Collocation = field(default_factory=Collocation)
     limits: Limits = field(default_factory=Limits)

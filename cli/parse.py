@@ -23,6 +23,7 @@ MAX_TASKS = 10_000
 MAX_TIME_S = 10 * 365 * 86_400.0
 MAX_MIB = 100_000_000
 MAX_GPUS = 1024
+MAX_BATCH = 1_000_000_000
 
 # Not compiled here: most submissions use one or two of them.
 _CLOCK = r"(?:(\d{1,9})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?"

@@ -26,6 +26,7 @@ from cli.format import (
     span,
     spread,
 )
+from cli.known import of_job
 
 if TYPE_CHECKING:
     from carmad.api.responses import (
@@ -194,6 +195,7 @@ def _about(job: JobOut) -> list[tuple[str, str]]:
         ("waited", clock(job.get("wait_s"))),
         ("GPUs", f"{job['gpus_wanted']}" + (f"  on {where(job)}" if job["gpus"] else "")),
         ("mode", job.get("mode") or ("exclusive" if job.get("exclusive") else NOTHING)),
+        ("batch", _batch(job)),
         ("memory need", f"{asked} per GPU" if asked != NOTHING else NOTHING),
         ("memory used", memory(used["used_mib"])),
         ("memory peak", memory(used["peak_mib"] or None)),
@@ -220,6 +222,14 @@ def _beside(job: JobOut) -> list[str]:
     """The first note on its estimate, if that is short enough to stand beside the number."""
     own = job.get("estimate")
     return [note for note in (own["notes"][:1] if own else ()) if len(note) <= SHORT_NOTE]
+
+
+def _batch(job: JobOut) -> str:
+    """Of one that may be split, and how it is."""
+    size, parts = job.get("batch_size"), job.get("accumulation", 1)
+    if not size:
+        return NOTHING
+    return f"{size} per GPU" + (f", in {parts} parts of {size // parts}" if parts > 1 else "")
 
 
 def _after(job: JobOut) -> str:
@@ -255,7 +265,9 @@ def why(answer: WhyOut) -> RenderableType:
         parts.append(Text(f"decided by the policy {answer['policy']} at {when}"))
     news = [reason for reason in answer["reasons"] if reason["text"] not in answer["headline"]]
     parts += [Text(f"  · {refusal(reason)}") for reason in news]
+    parts += [Text(f"  · {refusal(reason)}") for reason in answer.get("grounds", ())]
     parts += _need(job)
+    parts += of_job(job)
     parts += _aside(job)
     if answer["verdicts"]:
         parts += [Text(), verdicts(answer["verdicts"], answer["chosen"])]

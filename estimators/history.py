@@ -70,6 +70,7 @@ def _alike(run: Run, spec: JobSpec) -> bool:
     return (
         past.cwd == spec.cwd
         and past.gpus == spec.gpus
+        and past.batch_size == spec.batch_size
         and past.conda_env == spec.conda_env
         and _python(past) == _python(spec)
     )

@@ -262,6 +262,20 @@ def test_odd_requests_are_warned_about(daemon: Daemon) -> None:
     status, out = daemon.call("POST", "/v1/jobs", JOB | {"begin_at": "2020-01-01T00:00:00Z"})
     assert status == 201
     assert "past" in out["warnings"][0]
+    template = JOB | {"argv": ["train", "--batch={batch_size}"]}
+    assert "--batch-size" in daemon.call("POST", "/v1/jobs", template)[1]["warnings"][0]
+    assert not daemon.call("POST", "/v1/jobs", template | {"batch_size": 8})[1]["warnings"]
+
+
+def test_what_a_job_says_of_its_training_is_kept(daemon: Daemon) -> None:
+    id = submit(daemon, batch_size=64, amp=True, cold_start_s=300.0)
+    out = daemon.call("GET", f"/v1/jobs/{id}")[1]
+    told = ("batch_size", "amp", "cold_start_s", "accumulation")
+    assert [out[name] for name in told] == [64, True, 300.0, 1]
+    out = daemon.call("GET", f"/v1/jobs/{submit(daemon)}")[1]
+    assert [out[name] for name in told] == [None, False, 0.0, 1]
+    for wrong in ({"batch_size": 0}, {"batch_size": 2.5}, {"cold_start_s": -1.0}):
+        assert daemon.call("POST", "/v1/jobs", JOB | wrong)[0] == 422
 
 
 def test_an_estimate_says_where_the_job_would_fit(daemon: Daemon) -> None:

@@ -81,6 +81,13 @@ def test_a_narrow_terminal_cuts_names_and_keeps_numbers() -> None:
     assert len(text.splitlines()) == 2
 
 
+def test_a_batch_that_may_be_split() -> None:
+    whole, split = fake.job(batch_size=64), fake.job(batch_size=64, accumulation=4)
+    assert "batch        64 per GPU\n" in plain(render.show(whole))
+    assert "batch        64 per GPU, in 4 parts of 16\n" in plain(render.show(split))
+    assert "batch " not in plain(render.show(fake.job()))
+
+
 def test_an_ended_job_says_how() -> None:
     text = plain(render.show(fake.ended(code=None, signal=9)))
     assert "0:9  failure: ValueError: no such dataset" in text

@@ -207,7 +207,7 @@ def test_gpus_are_counted_slurms_way_too() -> None:
 def test_every_option_arrives(fake: FakeDaemon, tmp_path: Path) -> None:
     words = "-J x -G 2 --gpu-mem 12G -t 2h --expect 90m -a 0-3%2 -d afterany:3 --after 4"
     words += " -b 2026-11-20T12:00:00Z -o o-%j -e e --conda ml --nice 5 --no-requeue"
-    words += " --signal USR2@60 --exclusive -H"
+    words += " --signal USR2@60 --exclusive -H --batch-size 64 --amp --cold-start 5m"
     assert submit([*words.split(), "-D", str(tmp_path), "--export", "A=b c", "--", "prog"]) == 0
     body = fake.body
     assert body.pop("env")
@@ -219,6 +219,9 @@ def test_every_option_arrives(fake: FakeDaemon, tmp_path: Path) -> None:
         "conda_env": "ml",
         "gpus": 2,
         "memory_mib": 12288,
+        "batch_size": 64,
+        "amp": True,
+        "cold_start_s": 300.0,
         "exclusive": True,
         "nice": 5,
         "time_limit_s": 7200.0,
@@ -272,7 +275,17 @@ def test_defaults(fake: FakeDaemon, tmp_path: Path) -> None:
     assert fake.body["gpus"] == 1
     assert fake.body["cwd"] == str(tmp_path)
     assert fake.body["requeue"] is True
-    for unsaid in ("name", "memory_mib", "time_limit_s", "array", "stdout", "warn", "begin_at"):
+    assert (fake.body["amp"], fake.body["cold_start_s"]) == (False, 0.0)
+    for unsaid in (
+        "name",
+        "memory_mib",
+        "batch_size",
+        "time_limit_s",
+        "array",
+        "stdout",
+        "warn",
+        "begin_at",
+    ):
         assert fake.body[unsaid] is None
 
 

@@ -72,6 +72,7 @@ GPU 0     0.552             0.527             0.001
 GPU 1     1.000             0.250             0.800
 """
 
+ALL = "1002,1003,1005,1001,1004,1007,1008,1009,1010,1011,1012"
 ONE = Activity(0.552, 0.527, 0.001)
 TWO = Activity(1.0, 0.25, 0.8)
 
@@ -193,7 +194,34 @@ def test_readings_come_by_uuid_past_repeated_headers(dcgmi: FakeDcgmi, header: s
     with opened(dcgmi) as profiler:
         assert eventually(profiler.read, lambda read: len(read) == 2) == {A: TWO, B: ONE}
         assert profiler.missing() == ()
-    assert dcgmi.calls("dmon") == ["dmon -e 1002,1003,1005 -d 60000 -i 1,0"]
+    assert dcgmi.calls("dmon") == [f"dmon -e {ALL} -d 60000 -i 1,0"]
+
+
+def test_pipes_and_traffic_are_read_beside(dcgmi: FakeDcgmi) -> None:
+    dcgmi.keep_printing(
+        "GPU 1  0.5 0.4 0.3  0.9 0.25 0.8 N/A  1048576 524288 9223372036... 140737488355328\n"
+    )
+    with opened(dcgmi) as profiler:
+        found = eventually(profiler.read)
+    assert isinstance(found, dict)
+    assert found[A].sm_active == 0.5
+    assert dict(found[A].more) == {
+        "graphics_active": 0.9,
+        "tensor_active": 0.25,
+        "fp32_active": 0.8,
+        "pcie_tx_mib_s": 1.0,
+        "pcie_rx_mib_s": 0.5,
+    }
+
+
+def test_where_all_at_once_is_too_much_the_three_are_read(dcgmi: FakeDcgmi) -> None:
+    refuses = "case $3 in *1004*) echo 'Error setting watches'; exit 1;; esac\n"
+    dcgmi.tell("rows", ROWS)
+    dcgmi.tell("dmon", refuses + "while cat rows; do sleep 0.01; done\n")
+    with opened(dcgmi) as profiler:
+        assert eventually(profiler.read, lambda read: len(read) == 2) == {A: TWO, B: ONE}
+        assert profiler.missing() == ()
+    assert [line.split()[2] for line in dcgmi.calls("dmon")] == [ALL, "1002,1003,1005"]
 
 
 def test_the_last_reading_counts(dcgmi: FakeDcgmi) -> None:

@@ -20,6 +20,7 @@ from carmad.errors import CarmaError
 from carmad.gpu import card as card_module
 from carmad.gpu.card import DRAM_CONTENTION, SUFFIX, Card, CardLost, OutOfMemory
 from carmad.gpu.emulated import EmulatedSource, create
+from carmad.sim.catalogue import utilization
 from cli.demo_trace import argv, demo_trace
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -206,6 +207,8 @@ def test_sharing_slows_down_by_the_stated_model(
     assert second.rate() == pytest.approx(1 / (1.5 * (1 + DRAM_CONTENTION * 0.5)))
     shared, idle = source.sample(0.0)
     assert (shared.sm_active, shared.utilization) == (1.0, 1.0)
+    # The simulator's cards, which may not know these ones, say the same.
+    assert (shared.utilization, shared.memory_utilization) == pytest.approx(utilization(1.0, 0.4))
     assert shared.sm_occupancy == pytest.approx(0.4)
     assert shared.dram_active == pytest.approx(0.4)
     assert [use.sm_util for use in shared.processes] == pytest.approx([0.6, 0.4])

@@ -107,6 +107,27 @@ def test_without_an_estimate_there_is_no_limit() -> None:
     assert "CARMA_GPU_MEM_MB" not in env
 
 
+def test_a_job_that_may_be_split_is_told_its_part() -> None:
+    estimate = Estimate(900, "test", high=1000, batch_mib=800)
+    whole = replace(job(batch_size=64), mode=Mode.MPS, estimate=estimate)
+    split = replace(whole, accumulation=4)
+    for placed, steps, part, mib, limit in (
+        (whole, "1", "64", 900, 1000),
+        (split, "4", "16", 300, 400),
+    ):
+        env = job_environment(placed, GPUS[:1], mps_pipe=Path("/run/mps"))
+        assert (env["CARMA_ACCUMULATION_STEPS"], env["CARMA_BATCH_SIZE"]) == (steps, part)
+        assert env["CARMA_GPU_MEM_MB"] == str(mib)
+        assert env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == f"GPU-aaa={limit}M"
+    odd = job_environment(job(batch_size=8, env=(("CARMA_BATCH_SIZE", "999"),)), GPUS)
+    assert odd["CARMA_BATCH_SIZE"] == "8", "CARMA's word counts"
+
+
+def test_one_that_may_not_is_told_nothing() -> None:
+    env = job_environment(job(), GPUS)
+    assert not {"CARMA_ACCUMULATION_STEPS", "CARMA_BATCH_SIZE"} & env.keys()
+
+
 def test_frameworks_share_unless_the_job_is_alone_or_the_user_has_chosen() -> None:
     def chosen(found: Job) -> tuple[str | None, str | None]:
         env = job_environment(found, GPUS)
@@ -183,3 +204,12 @@ def test_a_conda_environment_that_does_not_work(
 
 def test_without_conda_the_command_is_the_users_own() -> None:
     assert command(job()) == ("true",)
+
+
+def test_the_part_of_the_batch_in_the_command() -> None:
+    argv = ("train", "--batch={batch_size}", "{batch_size}x{batch_size}", "{other} {}")
+    split = replace(make_job(Path("/work"), *argv, batch_size=48), accumulation=4)
+    assert command(split) == ("train", "--batch=12", "12x12", "{other} {}")
+    in_conda = replace(split, spec=replace(split.spec, conda_env="ml"))
+    assert command(in_conda)[-4:] == command(split)
+    assert command(make_job(Path("/work"), *argv)) == argv, "who told no batch size is left alone"

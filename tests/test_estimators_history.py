@@ -123,6 +123,7 @@ def test_runs_that_ended_early_teach_nothing() -> None:
         {"uid": 1001},
         {"cwd": "/home/ada/other"},
         {"gpus": 2},
+        {"batch_size": 64},
         {"conda_env": "torch"},
         {"env": (("VIRTUAL_ENV", "/home/ada/env"),)},
         {"env": (("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),)},

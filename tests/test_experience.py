@@ -60,6 +60,7 @@ def test_a_job_that_ended_well_teaches() -> None:
         {"usage": Usage()},  # never seen on its GPU
         {"failures": (Exit(Cause.GPU_OOM),)},
         {"served_s": 50.0},  # preempted, and went on
+        {"accumulation": 2},  # its whole batch would have taken more
         {"started_at": 197.0, "ended_at": 201.0},  # too short to be sure of its peak
         {"started_at": None},
     ],

@@ -124,6 +124,16 @@ def test_every_chore_is_scheduled_patiently(store: SqlStore, tmp_path: Path) -> 
         assert all(job.coalesce and job.misfire_grace_time is None for job in jobs)
 
 
+def test_training_is_a_chore_where_there_is_something_to_train(
+    store: SqlStore, tmp_path: Path
+) -> None:
+    keeper = Housekeeping(store, Retention(backups=0), tmp_path, lambda: None, lambda: None)
+    keeper.start()
+    names = {job.name for job in keeper._scheduler.get_jobs()}
+    keeper.stop()
+    assert names == {"flush", "purge", "train"}
+
+
 def test_backups_are_pruned(store: SqlStore, tmp_path: Path) -> None:
     keeper = Housekeeping(store, Retention(backups=2), tmp_path, lambda: None)
     for _ in range(3):

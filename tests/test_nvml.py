@@ -228,6 +228,7 @@ def test_a_sample_has_units(nvml: FakeNvml) -> None:
             memory_used_mib=1000,  # the old call would say 1500
             memory_free_mib=80420,
             utilization=0.37,
+            memory_utilization=0.12,
             power_w=250.5,
             energy_mj=123456,
             temperature_c=55,
@@ -637,6 +638,23 @@ def test_gpm_needs_two_samples_and_gives_fractions(nvml: FakeNvml) -> None:
         eventually(lambda: profiled(only(source)), lambda value: value == (0.0, 0.25, 0.75))
         assert "sm_active" in source.capabilities().provides
     assert len(nvml.calls("nvmlGpmSampleAlloc")) == len(nvml.calls("nvmlGpmSampleFree")) == 2
+
+
+def test_gpm_tells_of_pipes_and_traffic_where_it_can(nvml: FakeNvml) -> None:
+    pipes = ("gpm_metric 1 80", "gpm_metric 5 30", "gpm_metric 12 60")
+    traffic = ("gpm_metric 20 1500", "gpm_metric 21 250", "gpm_metric 60 7", "gpm_metric 61 9")
+    nvml.show(gpu(A, "gpm 10 20 30", *pipes, *traffic))
+    with opened(GpmProfiler()) as source:
+        found = eventually(lambda: only(source).more, bool)
+    assert dict(found) == {  # without fp16_active: this GPU does not count it
+        "graphics_active": 0.8,
+        "tensor_active": 0.3,
+        "fp32_active": 0.6,
+        "pcie_tx_mib_s": 1500.0,
+        "pcie_rx_mib_s": 250.0,
+        "nvlink_tx_mib_s": 9.0,
+        "nvlink_rx_mib_s": 7.0,
+    }
 
 
 def test_each_gpm_metric_may_fail_alone(nvml: FakeNvml) -> None:

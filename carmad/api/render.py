@@ -15,6 +15,8 @@ from carmad.api.responses import (
     JobOut,
     MemoryOut,
     NeedOut,
+    PredictionOut,
+    ProfileOut,
     ReasonOut,
     RiskOut,
     VerdictOut,
@@ -22,7 +24,18 @@ from carmad.api.responses import (
 from carmad.api.times import iso, stamp
 from carmad.core.decision import Decision, Placement, Reason
 from carmad.core.gpuview import GpuView
-from carmad.core.types import Estimate, Exit, Gpu, GpuId, Job, JobId, JobState, Usage
+from carmad.core.types import (
+    Estimate,
+    Exit,
+    Gpu,
+    GpuId,
+    Job,
+    JobId,
+    JobState,
+    Prediction,
+    Profile,
+    Usage,
+)
 from carmad.core.view import View
 
 LogPaths = Callable[[Job], tuple[str, str]]  # stdout, stderr
@@ -135,6 +148,9 @@ class Jobs:
         out["ended_at"] = iso(job.ended_at)
         out["time_limit_s"] = spec.time_limit_s
         out["expected_s"] = spec.expected_s
+        out["batch_size"] = spec.batch_size
+        out["amp"] = spec.amp
+        out["cold_start_s"] = spec.cold_start_s
         out["wait_s"] = _seconds((_started_at(job) or job.ended_at or now) - job.submitted_at)
         out["mode"] = job.mode.value if job.mode else None
         out["attempt"] = job.attempt
@@ -150,6 +166,11 @@ class Jobs:
         out["advice"] = _advice(job)
         out["notes"] = list(job.notes)
         out["estimate"] = _need(job.estimate) if job.estimate else None
+        out["group"] = job.group
+        out["profile"] = _profile(job.profile) if job.profile else None
+        out["profiled_until"] = iso(job.profiling.until if job.profiling else None)
+        out["prediction"] = _prediction(job.prediction) if job.prediction else None
+        out["accumulation"] = job.accumulation
         out["argv"] = list(spec.argv)
         out["cwd"] = spec.cwd
         out["stdout"], out["stderr"] = self._log_paths(job)
@@ -203,6 +224,27 @@ class Jobs:
         nearest = min(refusing, key=lambda verdict: len(verdict.refused))
         gpu = self._scene.gpus.get(nearest.gpu)
         return short(nearest.refused[0], f"GPU{gpu.index}" if gpu else "")
+
+
+def _profile(profile: Profile) -> ProfileOut:
+    return {
+        "seconds": round(profile.seconds, 1),
+        "peak_mib": profile.peak_mib,
+        "indicators": [
+            {"name": one.name, "mean": round(one.mean, 4), "variance": round(one.variance, 6)}
+            for one in profile.indicators
+        ],
+        "of": profile.of,
+    }
+
+
+def _prediction(prediction: Prediction) -> PredictionOut:
+    return {
+        "seconds": round(prediction.seconds, 1),
+        "source": prediction.source,
+        "parts": {name: round(value, 4) for name, value in prediction.parts},
+        "notes": list(prediction.notes),
+    }
 
 
 def _need(estimate: Estimate) -> NeedOut:
@@ -353,6 +395,7 @@ def decision_out(decision: Decision, gpus: Mapping[GpuId, Gpu]) -> DecisionOut:
         "chosen": list(placement.gpus),
         "verdicts": verdicts_out(placement, gpus),
         "reasons": [reason_out(reason) for reason in placement.reasons],
+        "grounds": [reason_out(reason) for reason in placement.grounds],
     }
 
 

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 from carmad.api.times import moment
 
 MAX_TASKS = 10_000
+MAX_BATCH = 1_000_000_000
 YEARS_S = 10 * 365 * 86_400.0
 
 
@@ -78,6 +79,9 @@ class SubmitIn(Request):
     conda_env: Path | None = None
     gpus: Annotated[int, Field(ge=1, le=1024)] = 1
     memory_mib: Annotated[int, Field(ge=1, le=100_000_000)] | None = None
+    batch_size: Annotated[int, Field(ge=1, le=MAX_BATCH)] | None = None
+    amp: bool = False
+    cold_start_s: Annotated[float, Field(ge=0, le=YEARS_S)] = 0.0
     exclusive: bool = False
     nice: Annotated[int, Field(ge=-10_000, le=10_000)] = 0
     time_limit_s: Annotated[float, Field(gt=0, le=YEARS_S)] | None = None

@@ -56,6 +56,30 @@ class NeedOut(TypedDict):
     parts: dict[str, int]  # what it is made of, in MiB
 
 
+class IndicatorOut(TypedDict):
+    name: str
+    mean: float
+    variance: float
+
+
+class ProfileOut(TypedDict):
+    """What the job asks of each of its GPUs when it trains alone there."""
+
+    seconds: float  # that it was watched for; 0: it showed no kernel
+    peak_mib: int
+    indicators: list[IndicatorOut]
+    of: int | None  # the earlier job that it was taken from
+
+
+class PredictionOut(TypedDict):
+    """How long the job runs alone."""
+
+    seconds: float
+    source: str
+    parts: dict[str, float]  # what each feature contributed, as the source counts
+    notes: list[str]
+
+
 class MoveOut(TypedDict):
     at: str
     before: str | None
@@ -91,6 +115,9 @@ class JobOut(TypedDict):
     ended_at: NotRequired[str | None]
     time_limit_s: NotRequired[float | None]
     expected_s: NotRequired[float | None]
+    batch_size: NotRequired[int | None]  # per GPU, of a job whose batches may be split
+    amp: NotRequired[bool]
+    cold_start_s: NotRequired[float]
     wait_s: NotRequired[float]
     mode: NotRequired[str | None]
     attempt: NotRequired[int]
@@ -106,6 +133,11 @@ class JobOut(TypedDict):
     advice: NotRequired[str | None]
     notes: NotRequired[list[str]]
     estimate: NotRequired[NeedOut | None]
+    group: NotRequired[str]  # the same for runs of the same job
+    profile: NotRequired[ProfileOut | None]
+    profiled_until: NotRequired[str | None]  # this attempt is alone until then
+    prediction: NotRequired[PredictionOut | None]
+    accumulation: NotRequired[int]  # parts that each batch is split into
     argv: NotRequired[list[str]]
     cwd: NotRequired[str]
     stdout: NotRequired[str]
@@ -157,6 +189,7 @@ class DecisionOut(TypedDict):
     chosen: list[str]
     verdicts: list[VerdictOut]
     reasons: list[ReasonOut]
+    grounds: list[ReasonOut]  # what spoke for the chosen GPUs
 
 
 class WhyOut(TypedDict):
@@ -169,6 +202,7 @@ class WhyOut(TypedDict):
     decided_at: str | None
     verdicts: list[VerdictOut]
     reasons: list[ReasonOut]
+    grounds: list[ReasonOut]  # what spoke for the chosen GPUs
     remedies: list[str]
     chosen: list[str]
     past: list[DecisionOut]
@@ -409,3 +443,57 @@ class EstimatorsOut(TypedDict):
     jobs: int
     estimators: list[CalibrationOut]
     contexts: list[ContextOut]
+
+
+class ModelOut(TypedDict):
+    name: str
+    kind: str  # tree, boosted, additive
+    about: str  # what it predicts
+    source: str  # what it was trained on
+    rows: int
+    trained_at: str | None  # null: it came with CARMA
+    errors: dict[str, float]  # held-out measures, and what the last model's were since
+    importance: dict[str, float]  # of each feature, the greatest first
+
+
+class TrainingOut(TypedDict):
+    """Of models from this server's own past jobs."""
+
+    every_days: float  # 0: only when asked for
+    lacking: str  # packages that it needs; empty: none
+    under_way: bool
+    last_at: str | None
+    last_words: list[str]  # of this daemon's last training
+
+
+class ModelsOut(TypedDict):
+    schema: int
+    models: list[ModelOut]
+    training: TrainingOut
+
+
+class BinOut(TypedDict):
+    label: str
+    score: float
+
+
+class CurveOut(TypedDict):
+    """What each bin of one feature adds to the prediction."""
+
+    feature: str
+    bins: list[BinOut]
+
+
+class ModelDetailOut(TypedDict):
+    schema: int
+    model: ModelOut
+    tree: str | None  # a decision tree, a condition or class a line
+    curves: list[CurveOut]  # of an additive model; for users, without other people's names
+    link: str | None  # log: scores add up to the logarithm
+
+
+class PastOut(TypedDict):
+    """Rows of the table that models are trained on; see `carma history --table`."""
+
+    schema: int
+    rows: list[dict[str, Any]]

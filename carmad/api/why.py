@@ -48,6 +48,7 @@ def why_out(job: Job, scene: Scene, past: Sequence[Decision], jobs: Jobs) -> Why
         "decided_at": iso(now.at) if now else None,
         "verdicts": verdicts_out(now.placement, scene.gpus) if now else [],
         "reasons": [reason_out(reason) for reason in reasons],
+        "grounds": [reason_out(reason) for reason in now.placement.grounds] if now else [],
         "remedies": _remedies(job, scene, reasons, now, behind) if waits else _advice(out),
         "chosen": list(now.placement.gpus) if now else [],
         "past": [decision_out(decision, scene.gpus) for decision in _earlier(past, now)],

@@ -17,13 +17,18 @@ def group(spec: JobSpec) -> str:
     """A short name for all runs of the job, good across restarts."""
     env = dict(spec.env)
     python = tuple(env.get(name, "") for name in PYTHON)
-    return _group(spec.user, spec.cwd, spec.conda_env, python, spec.argv)
+    return _group(spec.user, spec.cwd, spec.conda_env, python, spec.argv, spec.batch_size)
 
 
 @lru_cache(maxsize=4096)
 def _group(
-    user: str, cwd: str, conda_env: str | None, python: tuple[str, ...], argv: tuple[str, ...]
+    user: str,
+    cwd: str,
+    conda_env: str | None,
+    python: tuple[str, ...],
+    argv: tuple[str, ...],
+    batch_size: int | None,
 ) -> str:
-    command = template(argv)
-    what = (user, cwd, conda_env, python, command.words, tuple(sorted(command.options)))
+    command, batch = template(argv), () if batch_size is None else (batch_size,)
+    what = (user, cwd, conda_env, python, command.words, tuple(sorted(command.options)), *batch)
     return blake2b(repr(what).encode(), digest_size=LETTERS // 2).hexdigest()

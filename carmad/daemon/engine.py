@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+from carmad.core.history import History
 from carmad.core.messages import Action, Event, Sampled, Step
 from carmad.core.ports import World
 from carmad.core.scheduler import Scheduler
@@ -46,9 +47,9 @@ class Engine:
         self._kept: list[Delivery] = []  # news that could not be committed yet
         self._complain_at = 0.0  # monotonic
 
-    def restore(self) -> None:
+    def restore(self, history: History | None = None) -> None:
         """Take over where the last daemon stopped, and do what it may have left undone."""
-        for action in self._reload():
+        for action in self._reload(history):
             self._world.perform(action)
 
     def run(self) -> None:
@@ -109,10 +110,11 @@ class Engine:
             self._complain_at = time.monotonic() + COMPLAIN_EVERY_S
             log.error("cannot record what happens: %s; %s", error, error.hint)
 
-    def _reload(self) -> tuple[Action, ...]:
-        """Put the core back to what is on disk: it may be ahead of a commit that failed."""
+    def _reload(self, history: History | None = None) -> tuple[Action, ...]:
+        """Put the core back to what is on disk: it may be ahead of a commit that failed. Its
+        history stays, unless there is another."""
         saved = self._store.restore()
-        owed = self._scheduler.restore(saved.jobs, saved.ended, saved.drains)
+        owed = self._scheduler.restore(saved.jobs, saved.ended, saved.drains, history=history)
         self._restored()
         return owed
 

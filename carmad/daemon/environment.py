@@ -15,6 +15,8 @@ from carmad.core.types import GpuId, Job, Mode
 # Where the conda wrapper says why it could not start the program; the supervisor listens there.
 REPORT_FD = 9
 
+BATCH_SIZE = "{batch_size}"  # in the command of a job that told its batch size
+
 # A directory that is never there: a program that finds no MPS daemon runs without MPS, while one
 # that is left to the default, /tmp/nvidia-mps, would join whatever server happens to live there.
 NO_MPS = "/nonexistent/carma-without-mps"
@@ -123,8 +125,11 @@ def job_environment(
         "CUDA_VISIBLE_DEVICES": ",".join(gpus),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }
-    if job.estimate is not None:
-        env["CARMA_GPU_MEM_MB"] = str(job.estimate.mib)
+    if job.need is not None:
+        env["CARMA_GPU_MEM_MB"] = str(job.need.mib)
+    if (part := _sub_batch(job)) is not None:
+        env["CARMA_ACCUMULATION_STEPS"] = str(job.accumulation)
+        env["CARMA_BATCH_SIZE"] = str(part)
     if job.mode not in (Mode.EXCLUSIVE, Mode.MIG) and not job.exclusive:
         # Both take nearly the whole card at start unless told otherwise.
         if not any(name in env for name in _XLA_MEMORY):
@@ -149,9 +154,9 @@ def _mps(job: Job, gpus: Sequence[GpuId], pipe: Path | None, log: Path | None) -
     env = {_PIPE: str(pipe)}
     if log is not None:
         env[_LOG] = str(log)
-    if job.estimate is not None:
+    if job.need is not None:
         # Per client, and only for visible GPUs: one entry for another lifts every limit.
-        limit_mib = job.estimate.safe_mib + (job.retry.margin_mib if job.retry else 0)
+        limit_mib = job.need.safe_mib + (job.retry.margin_mib if job.retry else 0)
         env[_LIMIT] = ",".join(f"{gpu}={limit_mib}M" for gpu in gpus)
     return env
 
@@ -160,11 +165,21 @@ def command(job: Job) -> tuple[str, ...]:
     """The argv to execute: the user's own, inside its conda environment where it names one.
 
     A shell function of conda's must activate the environment; `exec "$@"` then keeps every
-    argument as it was given.
+    argument as it was given. Where its owner told its batch size, `{batch_size}` stands for the
+    part of it that this attempt runs at once.
     """
+    argv, part = job.spec.argv, _sub_batch(job)
+    if part is not None:
+        argv = tuple(word.replace(BATCH_SIZE, str(part)) for word in argv)
     if job.spec.conda_env is None:
-        return job.spec.argv
-    return ("/bin/bash", "-c", _CONDA, "carma-conda", job.spec.conda_env, *job.spec.argv)
+        return argv
+    return ("/bin/bash", "-c", _CONDA, "carma-conda", job.spec.conda_env, *argv)
+
+
+def _sub_batch(job: Job) -> int | None:
+    """None for a job that may not be split: nothing about it is touched."""
+    size = job.spec.batch_size
+    return None if size is None else size // job.accumulation
 
 
 def expand(pattern: str, job: Job) -> str:

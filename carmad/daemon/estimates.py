@@ -164,6 +164,7 @@ def _alike(spec: JobSpec) -> JobSpec:
         stdout="",
         stderr=None,
         nice=0,
+        cold_start_s=0.0,
         time_limit_s=None,
         expected_s=None,
         warn=None,

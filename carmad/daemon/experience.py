@@ -75,11 +75,13 @@ class Experience:
         return [self._run(job) for job in found]
 
     def _teaches(self, job: Job) -> bool:
-        """It did all that it was meant to, in one go, and was watched for long enough."""
+        """It did all that it was meant to, in one go, with its batches whole, and was watched for
+        long enough."""
         return (
             job.state is JobState.SUCCEEDED
             and job.usage.peak_mib > 0
             and not job.failures
+            and job.accumulation == 1
             and job.served_s == 0.0
             and job.started_at is not None
             and job.ended_at is not None

@@ -22,6 +22,7 @@ _log = logging.getLogger(__name__)
 
 _FLUSH_S = 30
 _PURGE_H = 1
+_TRAIN_H = 1  # to ask whether it is time
 _BACKUP_HOUR = 3  # local time
 _SOON = timedelta(minutes=2)  # a daemon that never lives an hour has to purge, too
 _LOG_BYTES = 16 * 1024**2
@@ -37,11 +38,13 @@ class Housekeeping:
         retention: Retention,
         state_dir: Path,
         flush: Callable[[], None],
+        train: Callable[[], None] | None = None,
     ) -> None:
         self._store = store
         self._retention = retention
         self._state_dir = state_dir
         self._flush = flush
+        self._train = train
         # No misfire limit, as the default of one second skips runs when the machine is busy;
         # coalesce, as a laptop that slept for a week needs no week of purges.
         self._scheduler = BackgroundScheduler(
@@ -55,6 +58,8 @@ class Housekeeping:
         soon = datetime.now().astimezone() + _SOON
         add("flush", self._flush, "interval", seconds=_FLUSH_S)
         add("purge", self.purge, "interval", hours=_PURGE_H, next_run_time=soon)
+        if self._train is not None:
+            add("train", self._train, "interval", hours=_TRAIN_H)
         if self._retention.backups:
             add("backup", self.backup, "cron", hour=_BACKUP_HOUR)
         self._scheduler.start()

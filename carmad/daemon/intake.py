@@ -29,7 +29,7 @@ from carmad.core.types import (
     JobState,
     WarnSignal,
 )
-from carmad.daemon.environment import scrub
+from carmad.daemon.environment import BATCH_SIZE, scrub
 from carmad.daemon.peers import Peer
 from carmad.daemon.problems import Conflict, Forbidden, TooLarge
 from carmad.daemon.service import Service
@@ -99,6 +99,8 @@ def warnings(body: SubmitIn, now: float) -> list[str]:
         found.append("the array's limit is not below its number of tasks: it limits nothing")
     if body.warn and body.time_limit_s and body.warn.before_s >= body.time_limit_s:
         found.append("the warning comes as soon as the job starts: its time limit is that short")
+    if body.batch_size is None and any(BATCH_SIZE in word for word in body.argv):
+        found.append(f"{BATCH_SIZE} stays as it is in the command: give --batch-size to fill it in")
     return found
 
 
@@ -254,6 +256,9 @@ def _spec(body: SubmitIn, peer: Peer, after: tuple[After, ...]) -> JobSpec:
         stderr=body.stderr,
         gpus=body.gpus,
         memory_mib=body.memory_mib,
+        batch_size=body.batch_size,
+        amp=body.amp,
+        cold_start_s=body.cold_start_s,
         exclusive=body.exclusive,
         nice=body.nice,
         time_limit_s=body.time_limit_s,

@@ -10,13 +10,14 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from carmad import configfile, paths, registry
 from carmad.config import Settings
-from carmad.core.messages import Step
+from carmad.core.history import History
+from carmad.core.messages import Step, Trained
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import JobState
 from carmad.daemon import doctor, systemd
@@ -27,6 +28,7 @@ from carmad.daemon.experience import JOBS_PER_USER, Experience, driver_version
 from carmad.daemon.housekeeping import Housekeeping
 from carmad.daemon.inbox import Clock, Inbox
 from carmad.daemon.launcher import Launcher, has_systemd
+from carmad.daemon.models import Models
 from carmad.daemon.monitor import Monitor
 from carmad.daemon.mpswatch import MpsWatch
 from carmad.daemon.rollup import Rollup
@@ -37,6 +39,7 @@ from carmad.errors import CarmaError
 from carmad.gpu import emulated
 from carmad.gpu.choose import choose
 from carmad.gpu.mps import Mps
+from carmad.models import Model
 from carmad.store.journal import Journal
 from carmad.store.sql import SqlStore
 
@@ -95,6 +98,8 @@ def run(options: argparse.Namespace) -> None:
             grace_s,
             job_env,
         )
+        trained = _tell_of_models(inbox)
+        models = Models(state_dir / "models", store, settings.models.retrain_days, trained)
         rollup = Rollup()
         source = choose(settings.monitor.source, settings.monitor.period_s)
         monitor = Monitor(source, settings.monitor, inbox, world.shepherd.owner, rollup.add)
@@ -110,12 +115,18 @@ def run(options: argparse.Namespace) -> None:
             lambda scene: doctor.checks(
                 settings, scene, monitor.capabilities(), state_dir, own_units, mps
             ),
+            models,
             config_path=str(config) if config else None,
             config_toml=configfile.dump(settings),
         )
         server = Server(_socket(options.socket or paths.daemon_socket()), create_app(service))
+        past = store.past(clock())
         journal = Journal(
-            state_dir / "journal", scheduler, VERSION, settings.retention.journal_mib << 20
+            state_dir / "journal",
+            scheduler,
+            VERSION,
+            settings.retention.journal_mib << 20,
+            past.submissions,
         )
         engine = Engine(
             inbox,
@@ -128,7 +139,8 @@ def run(options: argparse.Namespace) -> None:
             journal.hear,
         )
 
-        engine.restore()
+        engine.restore(History(past.runs, past.submissions))
+        trained(models.load())
         _take_over(scheduler, launcher, world)
         stack.callback(world.close)
         monitor.start()
@@ -139,9 +151,10 @@ def run(options: argparse.Namespace) -> None:
             stack.callback(watch.stop)
 
         flush = _flush(journal, store, rollup)
-        chores = Housekeeping(store, settings.retention, state_dir, flush)
+        chores = Housekeeping(store, settings.retention, state_dir, flush, models.train_if_due)
         chores.start()
         stack.callback(chores.stop)
+        stack.callback(models.stop)
         server.start()
         stack.callback(server.stop)
         stack.callback(experience.close)  # first: the others wait for the trials under way
@@ -271,6 +284,14 @@ def _committed(service: Service, world: DaemonWorld, journal: Journal) -> Callab
             journal.restored()
 
     return committed
+
+
+def _tell_of_models(inbox: Inbox) -> Callable[[Mapping[str, Model]], None]:
+    def trained(models: Mapping[str, Model]) -> None:
+        if models:
+            inbox.post(Trained(inbox.clock(), tuple(models.items())))
+
+    return trained
 
 
 def _flush(journal: Journal, store: SqlStore, rollup: Rollup) -> Callable[[], None]:

@@ -26,7 +26,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from carmad.daemon.answers import VERSION, refusal
 from carmad.daemon.peers import Credentials, Peers
 from carmad.daemon.problems import TooLarge, TooSlow, status_and_code
-from carmad.daemon.routes import about, actions, estimates, gpus, jobs
+from carmad.daemon.routes import about, actions, estimates, gpus, jobs, models
 from carmad.daemon.service import Service
 from carmad.errors import CarmaError
 
@@ -55,7 +55,7 @@ def create_app(service: Service) -> FastAPI:
     )
     app.state.service = service
     app.state.peers = Peers(service.settings.access.admin_group)
-    for routes in (jobs, actions, estimates, gpus, about):
+    for routes in (jobs, actions, estimates, gpus, models, about):
         app.include_router(routes.router)
     app.add_middleware(Bounded)
     app.add_exception_handler(CarmaError, _carma_error)

@@ -23,6 +23,7 @@ from carmad.daemon.doctor import Check
 from carmad.daemon.estimates import Guess
 from carmad.daemon.experience import Experience
 from carmad.daemon.inbox import Inbox
+from carmad.daemon.models import Models
 from carmad.errors import CarmaError
 from carmad.gpu.source import Capabilities
 from carmad.store.sql import SqlStore
@@ -150,6 +151,7 @@ class Service:
     experience: Experience
     estimate: Callable[[JobSpec], Sequence[Guess]]  # slow; asked in a thread
     doctor: Callable[[Scene], Sequence[Check]]  # slow, too
+    models: Models
     config_path: str | None = None
     config_toml: str | None = None
     uid: int = field(default_factory=os.geteuid)

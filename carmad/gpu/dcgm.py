@@ -1,4 +1,4 @@
-"""Reads SMACT, SMOCC and DRAMA from a running DCGM through a long-lived `dcgmi dmon`."""
+"""Reads SMACT, SMOCC, DRAMA and more from a running DCGM through a long-lived `dcgmi dmon`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,25 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from carmad.core.types import GpuId
-from carmad.gpu.profiler import PROFILED, Activity, Unit
+from carmad.gpu.profiler import PROFILED, TRAFFIC, Activity, Unit, activity_of
 
-_FIELDS = "1002,1003,1005"  # SMACT, SMOCC, DRAMA; the columns come in this order
+# The columns come in this order. GPUs before Hopper cannot count all of these at once; DCGM takes
+# turns with them, or refuses: then it is asked for the first three alone.
+_FIELDS = {
+    "sm_active": 1002,
+    "sm_occupancy": 1003,
+    "dram_active": 1005,
+    "graphics_active": 1001,
+    "tensor_active": 1004,
+    "fp32_active": 1007,
+    "fp16_active": 1008,
+    "pcie_tx_mib_s": 1009,
+    "pcie_rx_mib_s": 1010,
+    "nvlink_tx_mib_s": 1011,
+    "nvlink_rx_mib_s": 1012,
+}
+BLANK = 2**47
+MIB = 1 << 20
 _FRESH_PERIODS = 3
 _BACK_OFF_S = (1.0, 60.0)  # first and longest wait before dmon is started again
 _ANSWER_S = 10.0
@@ -51,6 +67,7 @@ class DcgmProfiler:
         self._units: tuple[Unit, ...] = ()
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
+        self._fields = tuple(_FIELDS)  # that dmon is asked for next
         # Between the threads:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
@@ -115,15 +132,20 @@ class DcgmProfiler:
         if not wanted:
             return _last_words(listing) or "discovery shows none of these GPUs"
         period_ms = str(max(1, round(self._period_s * 1000)))
-        dmon = self._start("dmon", "-e", _FIELDS, "-d", period_ms, "-i", ",".join(wanted))
-        last = "dmon ended"
+        fields = ",".join(str(_FIELDS[name]) for name in self._fields)
+        dmon = self._start("dmon", "-e", fields, "-d", period_ms, "-i", ",".join(wanted))
+        last, rows = "dmon ended", 0
         if dmon is not None and dmon.stdout is not None:
             with dmon:
                 for line in dmon.stdout:
-                    last = self._take(line) or last
+                    told = self._take(line)
+                    rows += told is None
+                    last = told or last
+        if not rows:
+            self._fields = PROFILED if len(self._fields) > len(PROFILED) else tuple(_FIELDS)
         return last
 
-    def _take(self, line: str) -> str:
+    def _take(self, line: str) -> str | None:
         """Keep a row. Any other text may be the reason why dmon ends: return it."""
         row = parse_row(line)
         if row is None:
@@ -135,7 +157,7 @@ class DcgmProfiler:
             self._trouble = (
                 "" if known else "N/A: this GPU or the host engine's user cannot profile"
             )
-        return ""
+        return None
 
     def _ask(self, *arguments: str) -> str:
         process = self._start(*arguments)
@@ -203,9 +225,10 @@ def parse_row(line: str) -> tuple[Entity, Activity] | None:
     if match is None:
         return None
     values = match[3].split()
-    if len(values) != len(PROFILED):
+    if len(values) not in (len(PROFILED), len(_FIELDS)):
         return None
-    return Entity(match[1], int(match[2])), Activity(*map(_fraction, values))
+    figures = {name: _value(name, text) for name, text in zip(_FIELDS, values, strict=False)}
+    return Entity(match[1], int(match[2])), activity_of(figures)
 
 
 def parse_discovery(text: str) -> dict[Place, Entity]:
@@ -246,7 +269,8 @@ def _places(unit: Unit) -> tuple[Place, ...]:
 def _combined(
     unit: Unit, entities: Mapping[Place, Entity], fresh: Mapping[Entity, Activity]
 ) -> Activity | None:
-    """On MIG the SM's numbers belong to the compute instance, DRAM's to the GPU instance."""
+    """On MIG the SM's numbers belong to the compute instance, DRAM's to the GPU instance; of the
+    rest, those of the compute instance are taken where there are any."""
     rows = [fresh.get(entities[place]) for place in _places(unit) if place in entities]
     known = [row for row in rows if row is not None]
     if not known:
@@ -255,6 +279,7 @@ def _combined(
         sm_active=_first(row.sm_active for row in known),
         sm_occupancy=_first(row.sm_occupancy for row in known),
         dram_active=_first(row.dram_active for row in reversed(known)),
+        more=tuple({name: value for row in reversed(known) for name, value in row.more}.items()),
     )
 
 
@@ -262,10 +287,12 @@ def _first(values: Iterable[float | None]) -> float | None:
     return next((value for value in values if value is not None), None)
 
 
-def _fraction(text: str) -> float | None:
+def _value(name: str, text: str) -> float | None:
     """None for `N/A`, for DCGM's blank values (2^47 and up) and for one too long for its column."""
     with contextlib.suppress(ValueError):
         value = float(text)
+        if name in TRAFFIC and 0 <= value < BLANK:
+            return value / MIB  # it counts in bytes
         if 0 <= value < 2:
             return min(value, 1.0)  # rounding may pass 1
     return None

@@ -35,6 +35,10 @@ KINDS: dict[str, Kind] = {
     "RTX3090-24GB": Kind("Emulated RTX3090-24GB", 24_576, 25, 350),
     "RTX4090-24GB": Kind("Emulated RTX4090-24GB", 24_576, 20, 450),
 }
+# From DCGM's figures to NVML's, as the simulator has them (`carmad.sim.catalogue`).
+SM_EXPONENT = 1.5
+MOST_DRAM = 0.8  # DRAM activity that is reached in practice
+
 HINT = "write it like 3xA100-40GB or 2xA100-40GB,1xV100-16GB; kinds: " + " ".join(KINDS)
 
 
@@ -130,7 +134,8 @@ class EmulatedSource:
             sm_active=reading.sm_active,
             sm_occupancy=reading.sm_occupancy,
             dram_active=reading.dram_active,
-            utilization=float(any(tenant.running for tenant in reading.tenants)),
+            utilization=reading.sm_active ** (1 / SM_EXPONENT),
+            memory_utilization=min(1.0, reading.dram_active / MOST_DRAM),
             power_w=reading.power_w,
             energy_mj=reading.energy_mj,
             processes=processes(reading),
@@ -155,6 +160,7 @@ class EmulatedSource:
                 "sm_occupancy",
                 "dram_active",
                 "utilization",
+                "memory_utilization",
                 "power_w",
                 "energy_mj",
                 "processes",

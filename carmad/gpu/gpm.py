@@ -1,4 +1,4 @@
-"""Reads SMACT, SMOCC and DRAMA through NVML's GPM, which Hopper and newer GPUs have."""
+"""Reads SMACT, SMOCC, DRAMA and more through NVML's GPM, which Hopper and newer GPUs have."""
 
 from __future__ import annotations
 
@@ -12,13 +12,21 @@ from typing import Any
 import pynvml
 
 from carmad.core.types import GpuId
-from carmad.gpu.profiler import PROFILED, Activity, Unit
+from carmad.gpu.profiler import PROFILED, TRAFFIC, Activity, Unit, activity_of
 
-_METRICS = (
-    pynvml.NVML_GPM_METRIC_SM_UTIL,
-    pynvml.NVML_GPM_METRIC_SM_OCCUPANCY,
-    pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL,
-)
+_METRICS = {
+    "sm_active": pynvml.NVML_GPM_METRIC_SM_UTIL,
+    "sm_occupancy": pynvml.NVML_GPM_METRIC_SM_OCCUPANCY,
+    "dram_active": pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL,
+    "graphics_active": pynvml.NVML_GPM_METRIC_GRAPHICS_UTIL,
+    "tensor_active": pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL,
+    "fp32_active": pynvml.NVML_GPM_METRIC_FP32_UTIL,
+    "fp16_active": pynvml.NVML_GPM_METRIC_FP16_UTIL,
+    "pcie_tx_mib_s": pynvml.NVML_GPM_METRIC_PCIE_TX_PER_SEC,
+    "pcie_rx_mib_s": pynvml.NVML_GPM_METRIC_PCIE_RX_PER_SEC,
+    "nvlink_tx_mib_s": pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC,
+    "nvlink_rx_mib_s": pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC,
+}
 _APART_S = 0.1  # two samples must lie further apart than this (nvml.h, nvmlGpmMetricsGet)
 
 
@@ -123,14 +131,16 @@ def _between(older: Any, newer: Any) -> Activity:
     query.version = pynvml.NVML_GPM_METRICS_GET_VERSION
     query.sample1, query.sample2 = older, newer
     query.numMetrics = len(_METRICS)
-    for slot, metric in zip(query.metrics, _METRICS, strict=False):
+    for slot, metric in zip(query.metrics, _METRICS.values(), strict=False):
         slot.metricId = metric
     pynvml.nvmlGpmMetricsGet(query)
-    return Activity(*(_fraction(query.metrics[i]) for i in range(len(_METRICS))))
+    named = zip(_METRICS, query.metrics, strict=False)
+    return activity_of({name: _value(name, metric) for name, metric in named})
 
 
-def _fraction(metric: Any) -> float | None:
-    """GPM counts in percent."""
+def _value(name: str, metric: Any) -> float | None:
+    """GPM counts in percent, but for traffic, which it has in MiB/s."""
     if metric.nvmlReturn != pynvml.NVML_SUCCESS or not math.isfinite(metric.value):
         return None
-    return min(max(float(metric.value) / 100, 0.0), 1.0)
+    value = max(float(metric.value), 0.0)
+    return value if name in TRAFFIC else min(value / 100, 1.0)

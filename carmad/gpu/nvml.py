@@ -214,6 +214,8 @@ class NvmlSource:
             sm_occupancy=activity.sm_occupancy,
             dram_active=activity.dram_active,
             utilization=None if utilization is None else utilization.gpu / 100,
+            memory_utilization=None if utilization is None else utilization.memory / 100,
+            more=activity.more,
             power_w=None if power is None else power / 1000,
             energy_mj=energy,
             temperature_c=temperature,

@@ -1,4 +1,4 @@
-"""Where SMACT, SMOCC and DRAMA come from: the hole in `NvmlSource` that GPM and DCGM fit."""
+"""Where SMACT, SMOCC, DRAMA and more come from: the hole in `NvmlSource` that GPM and DCGM fit."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import Protocol
 from carmad.core.types import Gpu, GpuId
 
 PROFILED = ("sm_active", "sm_occupancy", "dram_active")
+# The rest of what Castor's interference model asks for (Castor paper, table 2), in this order:
+SHARES = ("graphics_active", "tensor_active", "fp32_active", "fp16_active")  # 0–1
+TRAFFIC = ("pcie_tx_mib_s", "pcie_rx_mib_s", "nvlink_tx_mib_s", "nvlink_rx_mib_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,18 @@ class Activity:
     sm_active: float | None = None  # SMACT
     sm_occupancy: float | None = None  # SMOCC
     dram_active: float | None = None  # DRAMA
+    more: tuple[tuple[str, float], ...] = ()  # of SHARES and TRAFFIC, what is to be had
+
+
+def activity_of(figures: Mapping[str, float | None]) -> Activity:
+    """From figures by name, of PROFILED, SHARES and TRAFFIC."""
+    more = ((name, figures.get(name)) for name in (*SHARES, *TRAFFIC))
+    return Activity(
+        sm_active=figures.get("sm_active"),
+        sm_occupancy=figures.get("sm_occupancy"),
+        dram_active=figures.get("dram_active"),
+        more=tuple((name, value) for name, value in more if value is not None),
+    )
 
 
 class Profiler(Protocol):

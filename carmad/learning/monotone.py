@@ -12,10 +12,7 @@ from carmad.models import Additive, Shape
 
 def monotone(model: Additive, feature: str) -> Additive:
     """The model with the feature's shape made to rise, or to fall, whichever changes less over the
-    training rows. Neither the paper nor its artifact (direction "auto") says which it is.
-
-    What is said of the model's errors is of the one before: on the whole they change little.
-    """
+    training rows: neither the paper nor its artifact (direction "auto") says which it is."""
     shapes = tuple(_bent(s) if s.bins.feature == feature else s for s in model.shapes)
     return replace(model, shapes=shapes)
 

@@ -1,4 +1,4 @@
-"""Packing Analyze Model (Lucid paper, 3.5.1): how much a job suffers and harms beside another one.
+"""Packing Analyze Model (Lucid paper, 3.5.1): how much a job harms others beside it.
 
 A row of the table is a configuration of a training job that was measured alone and in company:
 `gpu_utilization`, `memory_utilization` and `memory_share` (its peak over the card's memory), all
@@ -26,24 +26,23 @@ CLASSES = ("tiny", "medium", "jumbo")  # sharing scores 0, 1, 2
 TINY, MEDIUM = 0.95, 0.85  # normalised speeds; below both is Jumbo
 FEATURES = ("gpu_utilization", "memory_utilization", "memory_share", "amp")
 FOLDS = 10
-ABOUT = "how much a job suffers and harms when it shares a GPU; from figures of 0–1"
+ABOUT = "how much a job slows others on its GPU; from figures of 0–1"
 
 Row = Mapping[str, Any]
 Pair = tuple[Hashable, Hashable, float, float]  # two jobs, and the speed of each over that alone
 
 
 def average_speeds(pairs: Iterable[Pair]) -> dict[Hashable, float]:
-    """Each job's normalised speed, averaged over its pairs, and in each over both jobs.
+    """The normalised speed of each job's neighbours, averaged over all of its pairs.
 
-    The paper labels by the "influence on others", its artifact (simulation/analyzer) by a job's
-    own speeds. Both matter, for a pair is packed only if neither loses much, and the mean of the
-    two speeds is what the paper's figures 2 and 5 measure a pair by. A pair of a job with itself
-    counts once.
+    This is the paper's word: a job is labelled by its "influence on others". Its artifact averages
+    the job's own speeds (simulation/analyzer), and trains on labels that were set by hand.
+    `benchmarks.lucid_models` compares them.
     """
     speeds: dict[Hashable, list[float]] = {}
     for one, other, speed_one, speed_other in pairs:
-        for job in {one, other}:
-            speeds.setdefault(job, []).append((speed_one + speed_other) / 2)
+        speeds.setdefault(one, []).append(speed_other)
+        speeds.setdefault(other, []).append(speed_one)
     return {job: fmean(found) for job, found in speeds.items()}
 
 
@@ -68,7 +67,7 @@ def fit(
 ) -> Tree:
     """The tree alone, without a judgement of it."""
     values, labels = _arrays(rows)
-    return _tree(_grown(values, labels, _pruning(rows)), source, len(rows), at, errors)
+    return converted(_grown(values, labels, _pruning(rows)), source, len(rows), at, errors)
 
 
 def _pruning(rows: Sequence[Row]) -> float:
@@ -78,26 +77,20 @@ def _pruning(rows: Sequence[Row]) -> float:
     path = DecisionTreeClassifier(random_state=0).cost_complexity_pruning_path(values, labels)
     steps = sorted({0.0, *np.maximum(path.ccp_alphas, 0.0).tolist()})
     between = [(low * high) ** 0.5 for low, high in pairwise(steps)]  # Breiman et al., 1984
-    folds = list(_folds(rows))
+    folds = _folds(rows)
 
     def right(alpha: float) -> int:
-        return sum(
-            int(
-                (
-                    _grown(values[seen], labels[seen], alpha).predict(values[unseen])
-                    == labels[unseen]
-                ).sum()
-            )
-            for seen, unseen in folds
-        )
+        told = (_grown(values[seen], labels[seen], alpha).predict(values[n]) for seen, n in folds)
+        return sum(int((each == labels[n]).sum()) for each, (_, n) in zip(told, folds, strict=True))
 
     return max(between, key=lambda alpha: (right(alpha), alpha), default=0.0)
 
 
-def _folds(rows: Sequence[Row]) -> Iterable[tuple[Any, Any]]:
+def _folds(rows: Sequence[Row]) -> list[tuple[Any, Any]]:
     """Each network is in one part only: by itself where there are few of them."""
     groups = [row["model"] for row in rows]
-    return GroupKFold(n_splits=min(FOLDS, len(set(groups)))).split(groups, groups=groups)
+    folds = GroupKFold(n_splits=min(FOLDS, len(set(groups))))
+    return list(folds.split(groups, groups=groups))
 
 
 def _arrays(rows: Sequence[Row]) -> tuple[Any, Any]:
@@ -109,9 +102,10 @@ def _grown(values: Any, labels: Any, alpha: float) -> Any:
     return DecisionTreeClassifier(random_state=0, ccp_alpha=alpha).fit(values, labels)
 
 
-def _tree(
+def converted(
     grown: Any, source: str, rows: int, at: float, errors: tuple[tuple[str, float], ...]
 ) -> Tree:
+    """The value that predicts what scikit-learn's classifier predicts."""
     inner, known = grown.tree_, grown.classes_.tolist()
     nodes = []
     for n in range(inner.node_count):

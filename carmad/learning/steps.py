@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from policies.castor.steps import StepModel
+
+Floats = NDArray[np.float64]
 
 HIGHEST_DELTA = 10.0  # where less than 8 % of the shorter part can show: as good as full overlap
 LEAST_S = 1e-9  # of alpha, beta and communication: logarithms of zero do not exist
@@ -40,7 +43,7 @@ def fit(measured: Sequence[Measured]) -> Mapping[str, StepModel]:
     step_s = np.array([each.step_s for each in measured])
     compute_s = step_s - np.array([each.sync_s for each in measured])
 
-    def errors(parameters: np.ndarray) -> np.ndarray:
+    def errors(parameters: Floats) -> Floats:
         alpha, beta, delta, comm_s = _unpacked(parameters)
         compute = alpha + beta * batch
         together = np.logaddexp(delta * np.log(compute), delta * np.log(comm_s[at])) / delta
@@ -54,7 +57,9 @@ def fit(measured: Sequence[Measured]) -> Mapping[str, StepModel]:
         errors,
         np.insert(begin, 2, 2.0),
         bounds=(np.insert(lowest, 2, 1.0), np.insert(-lowest, 2, HIGHEST_DELTA)),
-        ftol=1e-6,  # a millionth of the squared errors: what more it finds is flat
+        x_scale="jac",
+        jac_sparsity=_depends(at),
+        ftol=1e-6,  # of the squared errors; by then they are flat
     )
     alpha, beta, delta, comm_s = _unpacked(found.x)
     return {
@@ -63,7 +68,16 @@ def fit(measured: Sequence[Measured]) -> Mapping[str, StepModel]:
     }
 
 
-def _unpacked(parameters: np.ndarray) -> tuple[float, float, float, np.ndarray]:
+def _unpacked(parameters: Floats) -> tuple[float, float, float, Floats]:
     """Seconds are fitted as logarithms: they are positive, and of very different sizes."""
     alpha, beta = np.exp(parameters[:2])
     return alpha, beta, parameters[2], np.exp(parameters[3:])
+
+
+def _depends(at: Floats) -> Floats:
+    """Which error depends on which parameter: on one placement's communication only. Told that,
+    the fit of 108 placements takes a tenth of a second instead of several."""
+    depends = np.zeros((2 * len(at), 3 + max(at) + 1))
+    depends[:, :3] = 1
+    depends[np.arange(len(at)), 3 + at] = 1
+    return depends

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from math import isnan
 from typing import Literal
 
 LEAF = -1  # as the feature of a node that has no children
@@ -75,16 +76,20 @@ class Tree:
         yield node
         while node.feature != LEAF:
             left, right = self.nodes[node.left], self.nodes[node.right]
-            value = values.get(self.features[node.feature])
+            value = self._value(node, values)
             if value is None:
                 node = left if sum(left.counts) >= sum(right.counts) else right
             else:
                 node = left if value <= node.threshold else right
             yield node
 
+    def _value(self, node: Node, values: Mapping[str, float]) -> float | None:
+        value = values.get(self.features[node.feature])
+        return None if value is None or isnan(value) else value
+
     def _condition(self, node: Node, values: Mapping[str, float], left: bool) -> str:
         name = self.features[node.feature]
-        value = values.get(name)
+        value = self._value(node, values)
         sign = "≤" if left else ">"
         if value is None:
             return f"{name} unknown, most were {sign} {node.threshold:.3g}"

@@ -66,8 +66,9 @@ def activity(gpu_util: float, gmem_util: float) -> tuple[float, float, float]:
 
     NVML counts the time in which any kernel runs, however small; DCGM the SMs that have work. The
     exponents are fitted to 2,146 MLP training runs on an A100 that GPUMemNet (no licence stated)
-    measured both ways: RMSE 0.07 of SMACT, 0.03 of SMOCC; its few CNN runs looked at agree. Of DRAMA no
-    such pairs are at hand: 0.8 is what DCGM's manual calls the most to be reached in practice.
+    measured both ways: RMSE 0.07 of SMACT, 0.03 of SMOCC; its few CNN runs looked at agree. Of
+    DRAMA no such pairs are at hand: 0.8 is what DCGM's manual calls the most to be reached in
+    practice.
     """
     sm_active = gpu_util**1.5
     return sm_active, 0.47 * sm_active**1.44, 0.8 * gmem_util

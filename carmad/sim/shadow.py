@@ -13,7 +13,8 @@ from pydantic import TypeAdapter
 from carmad import registry
 from carmad.config import Settings
 from carmad.core.decision import Decision
-from carmad.core.messages import Discovered
+from carmad.core.history import History as CoreHistory
+from carmad.core.messages import Discovered, Trained
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import Job, JobId
 from carmad.sim import recorded
@@ -46,10 +47,12 @@ class Reproduction:
 def reproduce(segment: Path) -> Reproduction:
     """Feeds a new core what the journal's core was fed, under the same settings and plugins.
 
-    Equal to the last number, as the core is a function of its events. Two things may differ where
+    Equal to the last number, as the core is a function of its events. Some things may differ where
     nothing is wrong. A segment that does not begin with the daemon has the jobs' usage as of then;
     what a running job used (`Job.usage`) may be up to a minute fresher than it was, for policies
-    that look at it. And a plugin that did not answer in time does so now.
+    that look at it. Of a job that was being profiled, it does not have what was measured until
+    then; and of the history only the latest runs (`carmad.core.history.RUNS`), while the daemon
+    may know seldom jobs from before. And a plugin that did not answer in time does so now.
 
     Raises CarmaError for what is no segment, and where a plugin is missing.
     """
@@ -85,7 +88,9 @@ def _core(begin: journal.Begin) -> Scheduler:
     core.handle(Discovered(0.0, begin.gpus))
     for sampled in begin.samples:
         core.handle(sampled)
-    core.restore(begin.jobs, begin.ended, begin.drains, begin.last_placed)
+    core.handle(Trained(0.0, begin.models))
+    history = CoreHistory(begin.runs, begin.submissions)
+    core.restore(begin.jobs, begin.ended, begin.drains, begin.last_placed, history)
     return core
 
 

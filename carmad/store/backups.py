@@ -22,17 +22,22 @@ def make(engine: Engine, state_dir: Path) -> Path:
     directory = state_dir / "backups"
     directory.mkdir(mode=0o700, exist_ok=True)
     partial = directory / "partial"
-    partial.unlink(missing_ok=True)
-    partial.touch(mode=0o600)
-    try:
-        _copy(engine, partial)
-    except BaseException:
-        partial.unlink()  # when the disk is full, its room is needed
-        raise
+    copy(engine, partial)
     final = directory / f"carma-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}.db"
     partial.rename(final)
     _sync(directory)
     return final
+
+
+def copy(engine: Engine, path: Path) -> None:
+    """A checked copy at `path`, which nobody else may read, or none."""
+    path.unlink(missing_ok=True)
+    path.touch(mode=0o600)
+    try:
+        _copy(engine, path)
+    except BaseException:
+        path.unlink()  # when the disk is full, its room is needed
+        raise
 
 
 def _copy(engine: Engine, path: Path) -> None:

@@ -26,10 +26,12 @@ from pydantic_core import from_json, to_json
 
 from carmad.config import Settings
 from carmad.core.decision import Decision
+from carmad.core.history import BIN_S, BINS, Past, Submission
 from carmad.core.messages import Drain, Event, RequeueRequested, Sampled, Step, Submitted
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import Gpu, GpuId, Job, JobId, JobSpec, JobState
 from carmad.errors import CarmaError
+from carmad.models import Model
 
 T = TypeVar("T")
 
@@ -45,17 +47,20 @@ _EVENTS = {kind.__name__: TypeAdapter[Any](kind) for kind in get_args(Event)}
 @dataclass(frozen=True, slots=True)
 class Begin:
     """All that determines what the core does from here on. Of a daemon that has just started the
-    last four are empty."""
+    GPUs, and what comes after them, are empty."""
 
     carma: str  # its version
     settings: Settings
     jobs: tuple[Job, ...]  # with all that they were measured to use so far
     ended: tuple[tuple[JobId, JobState], ...]
     drains: tuple[Drain, ...]
+    runs: tuple[Past, ...] = ()  # the latest that ended
+    submissions: tuple[Submission, ...] = ()  # of the latest days
     gpus: tuple[Gpu, ...] = ()
     samples: tuple[Sampled, ...] = ()  # enough of the latest to fill the windows anew
     decisions: tuple[Decision, ...] = ()  # the latest on each job
     last_placed: GpuId | None = None  # round-robin's place
+    models: tuple[tuple[str, Model], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,18 +78,27 @@ _DECISIONS = TypeAdapter(tuple[Decision, ...])
 class Journal:
     """Told of every step in the core's thread; writes in the thread that calls `flush`.
 
-    It hears what the core is fed, too: samples stay in its windows if their step is not committed.
+    It hears what the core is fed, too: samples stay in its windows, and submissions in its history,
+    if their step is not committed. `submissions` is what that history begins with.
     After anything that breaks the chain of steps (a commit that failed, a write that failed, a
     segment that is full) a new segment begins with the core's state. The oldest are removed once
     all take more than `cap_bytes`; 0: nothing is recorded, and what there is goes away.
     """
 
-    def __init__(self, directory: Path, core: Scheduler, version: str, cap_bytes: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        core: Scheduler,
+        version: str,
+        cap_bytes: int,
+        submissions: Sequence[Submission] = (),
+    ) -> None:
         self._directory = directory
         self._core = core
         self._version = version
         self._cap_bytes = cap_bytes
         self._recent: deque[Sampled] = deque()
+        self._submissions = deque(submissions)
         self._now = 0.0  # of the core
         self._lock = threading.Lock()  # of the next three
         self._pending: list[Begin | Turn] = []
@@ -144,6 +158,16 @@ class Journal:
         oldest = self._now - 2 * monitor.window_s - monitor.stale_s
         while self._recent and self._recent[0].at < oldest:
             self._recent.popleft()
+        self._remember_submissions(events)
+
+    def _remember_submissions(self, events: Sequence[Event]) -> None:
+        """And the last one before the days that count, which tells that these were quiet."""
+        for event in events:
+            if isinstance(event, Submitted):
+                self._submissions.extend((event.at, spec.gpus) for spec in event.specs)
+        oldest = self._now - (BINS + 1) * BIN_S
+        while len(self._submissions) > 1 and self._submissions[1][0] < oldest:
+            self._submissions.popleft()
 
     def _forget_unseen(self) -> None:
         """Of a batch that it could not handle, the core has not seen what follows the culprit."""
@@ -170,10 +194,13 @@ class Journal:
             ),
             tuple(core.ended.items()),
             tuple(core.drains.values()),
+            tuple(core.history.runs),
+            tuple(self._submissions),
             tuple(core.gpus.values()),
             tuple(self._recent),
             tuple(core.decisions.values()),
             core.view(self._now).last_placed,
+            tuple(core.models.items()),
         )
 
     # -- in the other thread
@@ -263,8 +290,10 @@ def _encoded(entry: Begin | Turn) -> bytes:
     if isinstance(entry, Begin):
         # One by one: at 10,000 jobs in one call the core's thread would wait for 0.1 s.
         jobs = b",".join(to_json(_bare_job(job)) for job in entry.jobs)
-        rest = to_json(replace(entry, jobs=()))
-        return rest.replace(b'"jobs":[]', b'"jobs":[' + jobs + b"]", 1)
+        runs = b",".join(map(to_json, entry.runs))
+        rest = to_json(replace(entry, jobs=(), runs=()))
+        rest = rest.replace(b'"jobs":[]', b'"jobs":[' + jobs + b"]", 1)
+        return rest.replace(b'"runs":[]', b'"runs":[' + runs + b"]", 1)
     events = [(type(event).__name__, event) for event in entry.events]
     return to_json({"events": events, "decisions": entry.decisions})
 

@@ -19,6 +19,7 @@ from sqlalchemy.dialects.sqlite import insert
 
 from carmad.config import Retention
 from carmad.core.decision import Decision
+from carmad.core.history import BIN_S, BINS, RUNS, Submission, past
 from carmad.core.ledger import ENDED_REMEMBERED
 from carmad.core.messages import Drain, Event, Sampled, Step, Tick
 from carmad.core.types import ENDED, GpuSample, Job, JobId, JobState
@@ -26,7 +27,14 @@ from carmad.errors import CarmaError
 from carmad.store import backups, codec, migrate, statistics
 from carmad.store.database import DatabaseErrors, StoreFull, connect, damaged, explain
 from carmad.store.tables import DECISIONS, DRAINS, EVENTS, JOBS, SAMPLES, TRANSITIONS
-from carmad.store.values import LoggedEvent, Purged, Restored, Statistics, Transition
+from carmad.store.values import (
+    LoggedEvent,
+    Purged,
+    Remembered,
+    Restored,
+    Statistics,
+    Transition,
+)
 
 __all__ = ["SqlStore", "StoreFull"]
 
@@ -152,6 +160,11 @@ class SqlStore:
         backups.prune(self.path.parent, keep)
         return copy
 
+    def copy_to(self, path: Path) -> None:
+        """A copy for another process to read, as nobody else can read this one."""
+        with self._explained():
+            backups.copy(self._engine, path)
+
     # -- reading
 
     def restore(self) -> Restored:
@@ -175,6 +188,32 @@ class SqlStore:
             drains=tuple(Drain(**row) for row in drains),
             next_id=JobId((last_id or 0) + 1),
         )
+
+    def past(self, now: float) -> Remembered:
+        """What the core's history is made of."""
+        latest = (
+            select(JOBS.c.body)
+            .where(JOBS.c.ended_at.is_not(None), JOBS.c.started_at.is_not(None))
+            .order_by(JOBS.c.ended_at.desc(), JOBS.c.id.desc())
+            .limit(RUNS)
+        )
+        with self._reading() as connection:
+            bodies = connection.scalars(latest).all()
+        ended = (past(codec.decode_job(body)) for body in reversed(bodies))
+        runs = tuple(run for run in ended if run is not None)
+        return Remembered(runs, tuple(self.submissions(now - BINS * BIN_S)))
+
+    def submissions(self, since: float = 0.0) -> list[Submission]:
+        """In order, from the last one before `since` on: so the quiet is told from the unknown."""
+        before = select(func.max(JOBS.c.submitted_at)).where(JOBS.c.submitted_at < since)
+        gpus = func.json_extract(JOBS.c.body, "$.spec.gpus")
+        query = (
+            select(JOBS.c.submitted_at, gpus)
+            .where(JOBS.c.submitted_at >= func.coalesce(before.scalar_subquery(), since))
+            .order_by(JOBS.c.submitted_at)
+        )
+        with self._reading() as connection:
+            return [(at, int(gpus)) for at, gpus in connection.execute(query)]
 
     def job(self, job_id: JobId) -> Job | None:
         return next(iter(self.jobs([job_id])), None)

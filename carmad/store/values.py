@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from carmad.core.history import Past, Submission
 from carmad.core.messages import Drain
 from carmad.core.types import Job, JobId, JobState
 
@@ -17,6 +18,14 @@ class Restored:
     ended: tuple[tuple[JobId, JobState], ...]  # the last few thousand, the latest at the end
     drains: tuple[Drain, ...]
     next_id: JobId
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """What `carmad.core.history.History` is made of, both in order of time."""
+
+    runs: tuple[Past, ...]  # the latest that ended
+    submissions: tuple[Submission, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,10 @@ def history(
         int | None, typer.Option("--limit", "-n", min=1, help="At most so many; 100 if left out.")
     ] = None,
     json: Json = False,
+    table: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write all of them as the table that models learn from."),
+    ] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, memory in MiB.")] = False,
     export: Annotated[
         Path | None,
@@ -45,13 +49,20 @@ def history(
     ] = None,
 ) -> None:
     """List jobs that have ended, the newest first."""
-    if export is not None:
-        if states or limit or json or as_csv:
+    if export is not None or table is not None:
+        if states or limit or json or as_csv or (export and table):
             raise Usage(
-                "--export writes every job: it takes no --states, --limit, --json or --csv",
+                "--export and --table write every job: they take no --states, --limit, --json or"
+                " --csv",
                 "choose by --user, --since and --until",
             )
-        _export(export, user_of(user, me), checked(parse.since, since), checked(parse.since, until))
+        chosen = user_of(user, me), checked(parse.since, since), checked(parse.since, until)
+        if export is not None:
+            _export(export, *chosen)
+        elif table is not None:
+            from cli.past_table import write
+
+            write(table, *chosen)
         return
     names, codes = states_of(states)
     answer = client.get(

@@ -25,20 +25,9 @@ if TYPE_CHECKING:
 VERBS = frozenset(
     {
         *("cancel", "completion", "config", "daemon", "demo", "doctor", "drain", "estimate"),
-        *("estimators", "explain", "gpumemnet", "gpus", "history", "hold", "kill", "logs", "ps"),
-        *(
-            "queue",
-            "release",
-            "requeue",
-            "resume",
-            "show",
-            "simulate",
-            "stats",
-            "status",
-            "sub",
-            "submit",
-        ),
-        *("top", "wait", "why"),
+        *("estimators", "explain", "gpumemnet", "gpus", "history", "hold", "kill", "logs"),
+        *("models", "ps", "queue", "release", "requeue", "resume", "show", "simulate", "stats"),
+        *("status", "sub", "submit", "top", "wait", "why"),
     }
 )
 MINIMAL_ENV = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "USER")
@@ -227,6 +216,9 @@ def _request(options: argparse.Namespace, argv: list[str], script: Script | None
         "conda_env": options.conda,
         "gpus": 1 if options.gpus is None else options.gpus,
         "memory_mib": options.gpu_mem,
+        "batch_size": options.batch_size,
+        "amp": options.amp,
+        "cold_start_s": options.cold_start or 0.0,
         "exclusive": options.exclusive,
         "nice": options.nice,
         "time_limit_s": options.time,
@@ -322,6 +314,20 @@ def _what_to_ask_for(group: argparse._ArgumentGroup) -> None:
         type=parse.mebibytes,
         metavar="SIZE",
         help="peak memory on each GPU: 12G, 900M; without it, it is estimated",
+    )
+    add(
+        "--batch-size",
+        type=parse.whole(1, parse.MAX_BATCH),
+        metavar="N",
+        help="its batch on each GPU, which it can split: CARMA may start it with a part of N, as"
+        " CARMA_BATCH_SIZE, CARMA_ACCUMULATION_STEPS and {batch_size} in the command say",
+    )
+    add("--amp", action="store_true", help="it trains in mixed precision")
+    add(
+        "--cold-start",
+        type=parse.seconds,
+        metavar="TIME",
+        help="how long it prepares before it trains: so much longer it is profiled",
     )
     add("--exclusive", action="store_true", help="share its GPUs with no other job")
     add(

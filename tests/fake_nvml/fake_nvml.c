@@ -12,6 +12,7 @@
  *   sample PID TIMESTAMP_US SM     per-process utilisation
  *   stale_samples             samples are given again whatever the caller has seen
  *   gpm SM OCCUPANCY DRAM     in percent; without it, no GPM
+ *   gpm_metric METRIC VALUE   another metric of GPM's; those that are not given are NotSupported
  *   gpm_fail METRIC CODE      nvmlReturn of one metric
  *   fail FUNCTION CODE        FUNCTION answers CODE for this GPU; `*` is every function
  *   event SEQ TYPE (hex) DATA INSTANCE|-     delivered once per event set
@@ -32,7 +33,7 @@
 enum { OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6,
        INSUFFICIENT_SIZE = 7, TIMEOUT = 10, GPU_IS_LOST = 15, VERSION_MISMATCH = 25 };
 enum { COMPUTE, MPS, GRAPHICS };
-enum { MAX_DEVICES = 64, MAX_LINES = 128, MIG_SLOTS = 7, NO_INSTANCE = -1 };
+enum { GPM_METRICS = 64, MAX_DEVICES = 64, MAX_LINES = 128, MIG_SLOTS = 7, NO_INSTANCE = -1 };
 #define MIB (1024ULL * 1024ULL)
 
 typedef struct { int list; unsigned pid; unsigned long long bytes; } Process;
@@ -47,8 +48,8 @@ typedef struct {
     unsigned long long total, reserved, used, energy, event_types;
     unsigned util, util_memory, power, temperature, recovery;
     int has_util, has_power, has_energy, has_temperature, has_gpm, stale_samples;
-    double gpm[3];
-    int gpm_fail[3];
+    double gpm[GPM_METRICS];
+    int gpm_code[GPM_METRICS];
     Process processes[MAX_LINES]; int n_processes;
     Sample samples[MAX_LINES]; int n_samples;
     Failure failures[MAX_LINES]; int n_failures;
@@ -111,8 +112,14 @@ static void read_world(void) {
         else if (IS("event_types")) dev->event_types = HEX(a);
         else if (IS("mig")) dev->mig = 1;
         else if (IS("stale_samples")) dev->stale_samples = 1;
-        else if (IS("gpm")) dev->has_gpm = 1, dev->gpm[0] = atof(a), dev->gpm[1] = atof(b), dev->gpm[2] = atof(c);
-        else if (IS("gpm_fail")) dev->gpm_fail[atoi(a) == 10 ? 2 : atoi(a) - 2] = atoi(b);
+        else if (IS("gpm")) {
+            dev->has_gpm = 1;
+            for (int i = 0; i < GPM_METRICS; i++) dev->gpm_code[i] = NOT_SUPPORTED;
+            dev->gpm_code[2] = dev->gpm_code[3] = dev->gpm_code[10] = OK;
+            dev->gpm[2] = atof(a), dev->gpm[3] = atof(b), dev->gpm[10] = atof(c);
+        }
+        else if (IS("gpm_metric")) dev->gpm_code[atoi(a)] = OK, dev->gpm[atoi(a)] = atof(b);
+        else if (IS("gpm_fail")) dev->gpm_code[atoi(a)] = atoi(b);
         else if (IS("sample")) dev->samples[dev->n_samples++] = (Sample){NUM(a), NUM(b), NUM(c)};
         else if (IS("compute") || IS("mps") || IS("graphics"))
             dev->processes[dev->n_processes++] = (Process){IS("mps") ? MPS : IS("graphics") ? GRAPHICS : COMPUTE, NUM(a), mib_or_none(b)};
@@ -440,7 +447,7 @@ int nvmlEventSetWait_v2(EventSet *set, EventData *out, unsigned timeout_ms) {
 
 /* --- GPM --- */
 
-typedef struct { char uuid[96]; double values[3]; int fail[3]; double at_ms; } GpmSample;
+typedef struct { char uuid[96]; double values[GPM_METRICS]; int codes[GPM_METRICS]; double at_ms; } GpmSample;
 typedef struct { unsigned id, code; double value; char *names[3]; } GpmMetric;
 typedef struct { unsigned version, n; GpmSample *first, *second; GpmMetric metrics[]; } GpmQuery;
 typedef struct { unsigned version, supported; } GpmSupport;
@@ -460,7 +467,7 @@ static int fill(const Device *dev, GpmSample *sample) {
     clock_gettime(CLOCK_MONOTONIC, &now);
     strcpy(sample->uuid, dev->uuid);
     memcpy(sample->values, dev->gpm, sizeof dev->gpm);
-    memcpy(sample->fail, dev->gpm_fail, sizeof dev->gpm_fail);
+    memcpy(sample->codes, dev->gpm_code, sizeof dev->gpm_code);
     sample->at_ms = now.tv_sec * 1e3 + now.tv_nsec / 1e6;
     return OK;
 }
@@ -478,10 +485,10 @@ int nvmlGpmMetricsGet(GpmQuery *query) {
     if (strcmp(query->first->uuid, query->second->uuid) || query->second->at_ms - query->first->at_ms < 100)
         RETURN(INVALID_ARGUMENT);
     for (unsigned i = 0; i < query->n; i++) {
-        unsigned id = query->metrics[i].id, at = id == 10 ? 2 : id - 2;
-        if (at > 2) RETURN(INVALID_ARGUMENT);
-        query->metrics[i].code = query->second->fail[at];
-        query->metrics[i].value = query->second->values[at];
+        unsigned id = query->metrics[i].id;
+        if (id >= GPM_METRICS) RETURN(INVALID_ARGUMENT);
+        query->metrics[i].code = query->second->codes[id];
+        query->metrics[i].value = query->second->values[id];
     }
     RETURN(OK);
 }

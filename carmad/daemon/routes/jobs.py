@@ -45,6 +45,7 @@ Select = Annotated[
     Query(max_length=8000, json_schema_extra={"pattern": r"^[0-9a-z_,\[\]\- ]+$"}),
 ]
 Limit = Annotated[int, Query(ge=1, le=MAX_TASKS)]
+Before = Annotated[int | None, Query(ge=1, le=MAX_IDS_EVER)]
 Moment = Annotated[str | None, Query(json_schema_extra={"format": "date-time"})]
 
 
@@ -104,7 +105,7 @@ async def jobs(
         else:
             found = list(scene.live.values())
             if since_at is not None or (wanted and wanted & ENDED):
-                found += await _ended(call, user, since_at, None, wanted or ENDED, limit)
+                found += await ended(call, user, since_at, None, wanted or ENDED, limit)
         chosen = [
             job
             for job in found
@@ -121,7 +122,7 @@ async def history(
     until: Moment = None,
     states: Annotated[str | None, Query(max_length=256)] = None,
     limit: Limit = 100,
-    before: Annotated[int | None, Query(ge=1, le=MAX_IDS_EVER)] = None,
+    before: Before = None,
     attempts: bool = False,
 ) -> Response:
     """Jobs that have ended, the newest first: one's own, or for administrators everybody's.
@@ -131,11 +132,11 @@ async def history(
     since_at, until_at = parse_time(since), parse_time(until)
     async with call.service.listings:
         scene = await call.service.scene()
-        found = await _ended(call, user, since_at, until_at, wanted, limit, before)
+        found = await ended(call, user, since_at, until_at, wanted, limit, before)
         return await _listing(call, scene, found, attempts)
 
 
-async def _ended(
+async def ended(
     call: Call,
     user: str | None,
     since: float | None,

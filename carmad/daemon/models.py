@@ -1,0 +1,167 @@
+"""The models that policies and predictors use: those that their packages bring along, and those
+that were trained from this server's past, by a process of its own (`carmad.learning`)."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
+
+from carmad.errors import CarmaError
+from carmad.models import Model
+from carmad.store import codec
+from carmad.store.sql import SqlStore
+
+log = logging.getLogger(__name__)
+
+NEEDED = {"interpret": "interpret-core", "sklearn": "scikit-learn"}  # of `carma[policies]`
+TRIED = "tried"  # a file that is as old as the last training
+DAY_S = 86_400.0
+LOOK_S = 0.2  # between two looks at whether the daemon stops
+
+
+@cache
+def shipped() -> Mapping[str, Model]:
+    """What CARMA's policies bring along, as policies/POLICY/NAME.json."""
+    return {
+        file.name.removesuffix(".json"): codec.decode_model(file.read_text(encoding="utf-8"))
+        for policy in files("policies").iterdir()
+        if policy.is_dir()
+        for file in policy.iterdir()
+        if file.name.endswith(".json")
+    }
+
+
+def lacking() -> str:
+    """What of the packages that training needs is not installed; "" if nothing is."""
+    return ", ".join(package for module, package in NEEDED.items() if find_spec(module) is None)
+
+
+class Models:
+    """Models trained here are files in `directory`. `tell` gets all of them after each training,
+    in the thread that trained, and `last_words` are what that training had to say."""
+
+    def __init__(
+        self,
+        directory: Path,
+        store: SqlStore,
+        retrain_days: float,
+        tell: Callable[[Mapping[str, Model]], None],
+    ) -> None:
+        self._directory = directory
+        self._store = store
+        self._retrain_days = retrain_days
+        self._tell = tell
+        self._at_it = threading.Lock()
+        self._stopping = threading.Event()
+        self.last_words: tuple[str, ...] = ()
+
+    def load(self) -> Mapping[str, Model]:
+        return dict(self._read())
+
+    @property
+    def under_way(self) -> bool:
+        return self._at_it.locked()
+
+    @property
+    def trained_at(self) -> float | None:
+        """When it was last tried (Unix s)."""
+        try:
+            return (self._directory / TRIED).stat().st_mtime
+        except OSError:
+            return None
+
+    def train_if_due(self) -> None:
+        """To be called now and then."""
+        last = self.trained_at
+        due = last is None or time.time() - last >= self._retrain_days * DAY_S
+        if self._retrain_days and due:
+            self.train()
+
+    def begin(self) -> None:
+        """Train in a thread of its own. Raises CarmaError where that cannot be."""
+        if packages := lacking():
+            raise CarmaError(f"{packages} is not installed", "pip install 'carma[policies]'")
+        threading.Thread(target=self.train, name="training", daemon=True).start()
+
+    def train(self) -> None:
+        """One at a time; a second is none. What goes wrong is logged."""
+        if not self._at_it.acquire(blocking=False):
+            return
+        try:
+            self._directory.mkdir(mode=0o700, exist_ok=True)
+            (self._directory / TRIED).touch()
+            if packages := lacking():
+                log.info("no models are trained: that needs %s (carma[policies])", packages)
+                return
+            if self._trained():
+                self._tell(self.load())
+        except (OSError, CarmaError) as error:
+            log.error("no models were trained: %s", error)
+        finally:
+            self._at_it.release()
+
+    def stop(self) -> None:
+        """What is under way is given up."""
+        self._stopping.set()
+        with self._at_it:
+            pass
+
+    def _read(self) -> Iterator[tuple[str, Model]]:
+        for path in sorted(self._directory.glob("*.json")):
+            try:
+                yield path.stem, codec.decode_model(path.read_text(encoding="utf-8"))
+            except (OSError, ValueError) as error:
+                log.error("%s is no model, and is ignored: %.200s", path, error)
+
+    def _trained(self) -> bool:
+        """Whether the process ended well."""
+        apart = self._directory / "training"  # a process that was killed leaves files of SQLite's
+        shutil.rmtree(apart, ignore_errors=True)
+        apart.mkdir(mode=0o700)
+        try:
+            self._store.copy_to(apart / "past.db")
+            code, said, alarms = self._run(apart / "past.db")
+        finally:
+            shutil.rmtree(apart, ignore_errors=True)
+        for line in alarms:
+            log.warning("training: %s", line)
+        for line in said:
+            log.info("training: %s", line)
+        if code and not self._stopping.is_set():
+            log.error("training ended with %d", code)
+        self.last_words = (*said, *alarms)
+        return code == 0
+
+    def _run(self, copy: Path) -> tuple[int, list[str], list[str]]:
+        held_by_it, held = os.pipe()  # while we hold our end, it goes on
+        process = subprocess.Popen(
+            [sys.executable, "-m", "carmad.learning", str(copy), str(self._directory)],
+            stdin=held_by_it,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd="/",
+            env=os.environ | {"PYTHONSAFEPATH": "1"},
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        os.close(held_by_it)
+        with process, open(held, "wb"):  # noqa: PTH123 - a descriptor
+            while not self._stopping.is_set():
+                try:
+                    said, alarms = process.communicate(timeout=LOOK_S)
+                    return process.returncode, said.splitlines(), alarms.splitlines()
+                except subprocess.TimeoutExpired:
+                    continue
+            process.kill()
+            return process.wait(), [], []

@@ -1,0 +1,131 @@
+"""The models that this server's own past teaches, trained anew, and whether the old ones held."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from carmad.errors import CarmaError
+from carmad.learning import duration, table, throughput
+from carmad.learning.duration import Row
+from carmad.models import Additive
+from carmad.models.traffic import INTERVAL_S, WEEK
+from carmad.models.workload import exemplars_of
+from carmad.store import codec
+from carmad.store.sql import SqlStore
+
+SOURCE = "this server's own jobs"
+LEAST_RUNS = 200  # with fewer, the rules for jobs that never ran before are as good
+LEAST_INTERVALS = 2 * WEEK  # what was a week ago must be known of a week
+LEAST_NEW = 50  # rows since an old model was trained, to judge it by
+DRIFTED = 1.5  # so many times its error when it was trained: tell somebody
+
+Error = tuple[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    text: str
+    alarming: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What a model is trained from, and judged by later on."""
+
+    name: str
+    train: Callable[[], Additive]  # raises CarmaError when there is too little to learn from
+    since: Callable[[Additive], Error | None]  # its error on what came after; None: too little came
+
+
+def retrain(store: SqlStore, directory: Path, now: float) -> Iterator[Said]:
+    """Trains what can be, and says what came of it. `now` is in Unix s."""
+    for subject in (_durations(store, now), _traffic(store, now)):
+        path = directory / f"{subject.name}.json"
+        try:
+            model = subject.train()
+        except CarmaError as error:
+            yield Said(f"{subject.name}: {error.message}")
+            continue
+        old = _read(path)
+        drift = subject.since(old) if old else None
+        if old and drift:
+            model = replace(
+                model, errors=(*model.errors, (f"the last model's {drift[0]}", drift[1]))
+            )
+            yield from _alarm(subject.name, old, drift)
+        _write(path, model)
+        errors = ", ".join(f"{name} {value:.3g}" for name, value in model.errors)
+        yield Said(f"{subject.name}: trained on {model.rows} rows; {errors}")
+
+
+def _alarm(subject: str, old: Additive, drift: Error) -> Iterator[Said]:
+    name, since = drift
+    then = dict(old.errors).get(name)
+    if then is not None and since > DRIFTED * then:
+        words = f"{name} was {then:.3g} when the model was trained, and {since:.3g} since"
+        yield Said(f"{subject} has drifted: the {words}", alarming=True)
+
+
+def _durations(store: SqlStore, now: float) -> Subject:
+    rows = table.runs(store)
+
+    def train() -> Additive:
+        if len(rows) < LEAST_RUNS:
+            raise CarmaError(f"{len(rows)} jobs have run, and {LEAST_RUNS} must have")
+        return duration.train(rows, SOURCE, now)
+
+    def since(old: Additive) -> Error | None:
+        new = _begun_since(rows, old.trained_at)
+        if len(rows) - new < LEAST_NEW:
+            return None
+        known = duration.table(rows, exemplars_of(old))[new:]
+        return duration.measured(old, known, rows[new:])[-1]
+
+    return Subject("duration", train, since)
+
+
+def _traffic(store: SqlStore, now: float) -> Subject:
+    counts, begin = table.counts(store.submissions(), now)
+
+    def train() -> Additive:
+        if len(counts) < LEAST_INTERVALS:
+            known, wanted = (n * INTERVAL_S / 86_400 for n in (len(counts), LEAST_INTERVALS))
+            raise CarmaError(f"{known:.1f} days are known, and {wanted:.0f} must be")
+        return throughput.train(counts, begin, "gpus", SOURCE, now)
+
+    def since(old: Additive) -> Error | None:
+        new = max(0, int((old.trained_at - begin) // INTERVAL_S) + 1)
+        if len(counts) - new < LEAST_NEW:
+            return None
+        known = throughput.table(counts, begin)[new:]
+        off = (
+            abs(max(0.0, old.predict(values)) - gpus)
+            for values, (_, gpus) in zip(known, counts[new:], strict=True)
+        )
+        return "MAE", sum(off) / len(known)
+
+    return Subject("throughput", train, since)
+
+
+def _begun_since(rows: Sequence[Row], at: float) -> int:
+    """The place of the first row submitted after `at`."""
+    return next((n for n, row in enumerate(rows) if row["submitted_at"] > at), len(rows))
+
+
+def _read(path: Path) -> Additive | None:
+    """None also for a file that is damaged: it is replaced."""
+    try:
+        model = codec.decode_model(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return model if isinstance(model, Additive) else None
+
+
+def _write(path: Path, model: Additive) -> None:
+    """Whole or not at all; it has the names of users and jobs, which are not for everybody."""
+    draft = path.with_suffix(".new")
+    draft.touch(mode=0o600)
+    draft.write_text(codec.encode_model(model), encoding="utf-8")
+    draft.replace(path)

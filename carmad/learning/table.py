@@ -1,0 +1,59 @@
+"""What the trainers are given: tables from a copy of the daemon's database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from carmad.core.history import Submission
+from carmad.core.types import ENDED
+from carmad.learning.duration import Row
+from carmad.models.traffic import INTERVAL_S
+from carmad.models.workload import PROFILE
+from carmad.store.sql import SqlStore
+from carmad.store.table import Cell, row
+
+MOST_RUNS = 50_000  # the latest: memory and time are bounded
+PAGE = 500  # jobs read at a time: their environments are large
+KEPT = ("user", "group", "name", "gpus", "submitted_at", "ended_at", "duration_s")
+
+
+def runs(store: SqlStore) -> list[Row]:
+    """The latest jobs that ran, in order of submission, as `carmad.learning.duration` has them."""
+    found: list[Row] = []
+    for each in _newest_first(store):
+        found.append(each)
+        if len(found) == MOST_RUNS:
+            break
+    return sorted(found, key=lambda one: float(one["submitted_at"]))
+
+
+def counts(submissions: Sequence[Submission], now: float) -> tuple[list[tuple[int, int]], float]:
+    """Jobs submitted, and GPUs that they asked for, in each interval that is over, from the first
+    submission on; and when the first interval began. `submissions` in order."""
+    if not submissions:
+        return [], now
+    first, end = (int(at // INTERVAL_S) for at in (submissions[0][0], now))
+    jobs, gpus = [0] * (end - first), [0] * (end - first)
+    for at, wanted in submissions:
+        if (n := int(at // INTERVAL_S) - first) < len(jobs):
+            jobs[n] += 1
+            gpus[n] += wanted
+    return list(zip(jobs, gpus, strict=True)), first * INTERVAL_S
+
+
+def _newest_first(store: SqlStore) -> Iterator[Row]:
+    page = store.history(states=ENDED, limit=PAGE)
+    while page:
+        cells = map(row, page)
+        yield from (_as_known(each) for each in cells if each["duration_s"] is not None)
+        page = store.history(states=ENDED, before=page[-1].id, limit=PAGE)
+
+
+def _as_known(cells: Mapping[str, Cell]) -> Row:
+    """As the job was known when it was submitted. A profile that it got itself does not count:
+    short jobs get none, which would give their duration away."""
+    known = {name: cells[name] for name in KEPT}
+    if cells["profile_of"] is None:
+        return known
+    profile = {name: cells[name] for name in PROFILE if name in cells}
+    return known | profile | {"peak_mib": cells["profile_peak_mib"]}

@@ -1,0 +1,119 @@
+"""Models as rich renderables: a list of them, and one as a tree or as curves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from cli.format import NOTHING, bar, clean, local_time
+from cli.render import details, table
+
+if TYPE_CHECKING:
+    from carmad.api.responses import (
+        BinOut,
+        ModelDetailOut,
+        ModelOut,
+        ModelsOut,
+        TrainingOut,
+    )
+
+MOST_BINS = 16  # of a curve that are drawn: all are in --json
+WIDTH = 24  # of a bar, in characters
+
+
+def models(answer: ModelsOut) -> RenderableType:
+    made = table("MODEL KIND ROWS> TRAINED ERROR> PREDICTS")
+    for one in answer["models"]:
+        made.add_row(
+            clean(one["name"]),
+            one["kind"],
+            str(one["rows"]),
+            _trained(one),
+            _first_error(one),
+            clean(one["about"]),
+        )
+    return Group(made, *(Text(line, style="dim") for line in _training(answer["training"])))
+
+
+def model(answer: ModelDetailOut) -> RenderableType:
+    one = answer["model"]
+    about = [
+        ("model", f"{clean(one['name'])}  ({one['kind']})"),
+        ("predicts", clean(one["about"])),
+        ("learned from", f"{one['rows']} rows: {clean(one['source'])}"),
+        ("trained", _trained(one)),
+        *((clean(name), f"{error:.3g}") for name, error in one["errors"].items()),
+    ]
+    parts: list[RenderableType] = [details(about), _importance(one)]
+    if answer["tree"]:
+        lines = answer["tree"].splitlines()
+        parts += [_heading("tree"), *(Text(f"  {clean(line)}") for line in lines)]
+    if answer["curves"]:
+        of = "the logarithm of the prediction" if answer["link"] == "log" else "the prediction"
+        parts.append(_heading(f"what each value adds to {of}"))
+    # Alike for all curves: what matters little is to look like it.
+    scores = (abs(bin["score"]) for curve in answer["curves"] for bin in curve["bins"])
+    greatest = max(scores, default=0.0)
+    for curve in answer["curves"]:
+        parts.append(Text(f"\n  {clean(curve['feature'])}", style="bold"))
+        parts.append(_curve(curve["bins"], greatest))
+    return Group(*parts)
+
+
+def _training(training: TrainingOut) -> Iterator[str]:
+    days = training["every_days"]
+    yield ""
+    if training["lacking"]:
+        yield f"none is trained here: {training['lacking']} is missing (carma[policies])"
+        return
+    often = f"every {days:g} days" if days else "only when asked for"
+    yield f"trained {often}, last {local_time(training['last_at'])}"
+    if training["under_way"]:
+        yield "being trained now"
+    yield from (f"  · {clean(line)}" for line in training["last_words"])
+
+
+def _trained(one: ModelOut) -> str:
+    return local_time(one["trained_at"]) if one["trained_at"] else "shipped"
+
+
+def _first_error(one: ModelOut) -> str:
+    return next((f"{clean(name)} {error:.3g}" for name, error in one["errors"].items()), NOTHING)
+
+
+def _importance(one: ModelOut) -> RenderableType:
+    shares = one["importance"]
+    greatest = max(shares.values(), default=0.0) or 1.0
+    made = Table(box=None, pad_edge=False, show_header=False)
+    for feature, share in shares.items():
+        made.add_row(f"  {clean(feature)}", f"{share:.3f}", bar(share / greatest, WIDTH))
+    return Group(_heading("importance"), made) if shares else Text()
+
+
+def _curve(bins: Sequence[BinOut], greatest: float) -> Table:
+    made = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), show_header=False)
+    made.add_column(justify="right")
+    made.add_column(justify="right")
+    for bin in _thinned(bins):
+        score = bin["score"]
+        length = round(abs(score) / (greatest or 1.0) * WIDTH / 2)
+        left, right = ("█" * length, "") if score < 0 else ("", "█" * length)
+        drawn = f"{left:>{WIDTH // 2}}│{right}"
+        made.add_row(Text(f"    {clean(bin['label'])}"), f"{score:+.3g}", Text(drawn))
+    return made
+
+
+def _thinned(bins: Sequence[BinOut]) -> list[BinOut]:
+    """Evenly, with the first and the last."""
+    if len(bins) <= MOST_BINS:
+        return list(bins)
+    last = len(bins) - 1
+    return [bins[round(n * last / (MOST_BINS - 1))] for n in range(MOST_BINS)]
+
+
+def _heading(text: str) -> Text:
+    return Text(f"\n{text}", style="bold")

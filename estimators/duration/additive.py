@@ -1,0 +1,67 @@
+"""The Workload Estimate Model of this server's own past jobs (Lucid paper, 3.5.3), as
+`carmad.learning.duration` trains it; until there is one, what the history predictor says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from carmad.models.names import bucket
+from carmad.models.workload import exemplars_of, features
+from carmad.plugin import Additive, History, Job, Model, Prediction, Settings
+from estimators.duration.declared import said
+from estimators.duration.history import recurring, unheard_of
+
+MODEL = "duration"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadEstimate:
+    name: str = "additive"
+
+    def predict(
+        self, job: Job, history: History, models: Mapping[str, Model], now: float
+    ) -> Prediction | None:
+        return said(job) or _learned(job, history, models) or _without(job, history)
+
+
+def _learned(job: Job, history: History, models: Mapping[str, Model]) -> Prediction | None:
+    model = models.get(MODEL)
+    if not isinstance(model, Additive):
+        return None
+    values = _values(job, history, exemplars_of(model))
+    parts = tuple(part for part in model.contributions(values) if part[1])
+    notes = (f"learned from {model.rows} jobs; what each feature adds is to the logarithm",)
+    return Prediction(model.predict(values), "additive", parts, notes)
+
+
+def _values(job: Job, history: History, exemplars: tuple[str, ...]) -> Mapping[str, float | str]:
+    profile = None
+    if job.profile is not None and job.profile.seconds:
+        profile = {each.name: each.mean for each in job.profile.indicators}
+        profile["peak_mib"] = float(job.profile.peak_mib)
+    return features(
+        job.spec.user,
+        _bucket(job.spec.name, exemplars),
+        exemplars,
+        job.spec.gpus,
+        job.submitted_at,
+        history.by_user.of(job.spec.user),
+        history.by_group.of(job.group),
+        profile,
+    )
+
+
+@lru_cache(maxsize=4096)
+def _bucket(name: str, exemplars: tuple[str, ...]) -> str:
+    """Remembered: a long new name takes milliseconds, and an array brings it a thousand times."""
+    return bucket(name, exemplars)
+
+
+def _without(job: Job, history: History) -> Prediction | None:
+    return recurring(job, history) or unheard_of(job, history)
+
+
+def additive(settings: Settings) -> WorkloadEstimate:
+    return WorkloadEstimate()

@@ -1,0 +1,35 @@
+"""What a job takes of each of its GPUs' memory, with its batches whole or in parts."""
+
+from __future__ import annotations
+
+from carmad.plugin import GpuView, Job, Preconditions, Reason
+from policies.castor.pairing import accumulations
+
+
+def batch(job: Job) -> int:
+    """What may be split: its batch, if its owner gave one; else as good as nothing."""
+    return job.spec.batch_size or 1
+
+
+def need_mib(job: Job, passes: int = 1) -> int:
+    """The larger of what was estimated and what was measured; 0 if it was neither.
+
+    Of a measured peak it is not known what the batch takes: parts save what the estimate says that
+    they do, if it says so.
+    """
+    measured = job.profile.peak_mib if job.profile else 0
+    if job.estimate is None:
+        return measured
+    whole = job.estimate.safe_mib
+    return max(whole, measured) - (whole - job.estimate.accumulating(passes).safe_mib)
+
+
+def most_passes(job: Job) -> int:
+    *_, most = accumulations(batch(job))
+    return most
+
+
+def lacking(need: int, job: Job, gpu: GpuView, conditions: Preconditions) -> Reason | None:
+    """Whether `need` MiB, and the margin wanted free on top, are not left on the GPU."""
+    need += max(conditions.margin_mib, job.retry.margin_mib if job.retry else 0)
+    return Reason("memory", need, gpu.free_mib, "MiB") if need > gpu.free_mib else None

@@ -1,0 +1,66 @@
+"""Running jobs that a new one might share GPUs with, and how long they and it have to go."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from carmad.plugin import GpuView, Job, View
+from policies.castor.memory import batch
+from policies.castor.steps import StepModel
+
+# A job that has outlived its prediction is taken to have so much of what it ran for still to go:
+# were it about to end, as predicted, nobody would ever join it.
+OVERRUN = 0.1
+
+
+class Neighbour(NamedTuple):
+    """A running job, and those of its GPUs that it is alone on, the one with most memory first."""
+
+    job: Job
+    left_s: float
+    gpus: tuple[GpuView, ...]
+
+
+def neighbours(view: View) -> tuple[Neighbour, ...]:
+    """Those of which it is known what they would suffer, in the order of their first GPUs."""
+    alone: dict[int, list[GpuView]] = {}
+    for gpu in view.gpus:
+        if len(gpu.residents) == 1 and not unknown(gpu.residents[0]):
+            alone.setdefault(gpu.residents[0].id, []).append(gpu)
+    found = []
+    for gpus in alone.values():
+        job = gpus[0].residents[0]
+        gpus.sort(key=lambda gpu: -gpu.free_mib)
+        found.append(Neighbour(job, left_s(job, view.now), tuple(gpus)))
+    return tuple(found)
+
+
+def unknown(job: Job) -> str:
+    """The code of what must be known of a job that shares GPUs; empty if all of it is."""
+    profile = job.profile
+    if profile is None or not profile.seconds or not profile.peak_mib:
+        return "unprofiled"
+    return "unpredicted" if job.expected_s is None else ""
+
+
+def steps(job: Job) -> StepModel:
+    """No job is measured with more than one batch size: its step's composition is assumed. Only
+    the ratio of durations matters, so a step may as well take a second."""
+    return StepModel.assumed(1.0, batch(job))
+
+
+def left_s(job: Job, now: float) -> float:
+    """What it would still run for alone, at the rate that its accumulation leaves it, which it
+    keeps; infinite without a prediction, nothing once it was told to stop.
+
+    All that it ran for counts in full: how far it got in company is not known. So a job that was
+    slowed comes up short, and is taken to end too soon.
+    """
+    if job.expected_s is None:
+        return math.inf
+    if job.stop is not None:
+        return 0.0
+    whole_s = job.expected_s * steps(job).slowdown(batch(job), job.accumulation)
+    attained_s = job.attained_s(now)
+    return whole_s - attained_s if attained_s < whole_s else OVERRUN * attained_s

@@ -1,0 +1,174 @@
+"""SJF-BSBF: shortest job first, best sharing benefit first (Castor paper, 5.2, algorithm 1).
+
+A job is profiled before it may share with others (section 7): on the GPUs that `profiling.gpus`
+sets aside, from which it goes back in line; without such, or if it is too large for them, or must
+not be started twice, on idle GPUs, where it stays. It is profiled once, with as many GPUs as it
+asks for: the paper tries 1, 2, 4 and 8, but then no job is given another number than its own.
+One of which nobody can say how long it takes shares with nobody, either.
+
+Jobs behind one that waits have their turn all the same, as in line 2: large ones may wait for long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from carmad.plugin import (
+    GpuId,
+    Job,
+    NodeView,
+    Placement,
+    ProfilingRun,
+    Proposal,
+    Reason,
+    Settings,
+    Verdict,
+    View,
+)
+from policies.builtin import in_order
+from policies.castor.interference import Predicted, shipped
+from policies.castor.neighbours import left_s, unknown
+from policies.castor.sharing import Newcomer, Room, Sharing, look, newcomer
+from policies.filters import fits_memory, unoccupied
+from policies.lucid.profiling import profiler
+from policies.ranked import Ranked
+
+EXPLAINED = 4  # of the jobs that wait: the first in line are told about each GPU
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Castor:
+    """`unshared` is how a job takes idle GPUs, as close together as can be (line 7)."""
+
+    name: str
+    unshared: Ranked
+    sharing: Sharing
+
+    def order(self, job: Job) -> float:
+        return left_s(job, job.submitted_at)
+
+    def plan(self, view: View) -> tuple[Proposal, ...]:
+        aside = profiler(view, time_aware=False)
+        if not aside.own:
+            return self._places(view, view.queue)
+        new = [job for job in view.queue if aside.takes(job)]
+        known = [job for job in view.queue if not aside.takes(job)]
+        profiled = self._profiles(_only(view, aside.own.__contains__), new, aside.run_s)
+        main = _only(view, lambda gpu: gpu not in aside.own)
+        return (*profiled, *self._places(main, known))
+
+    def _profiles(self, view: View, jobs: Sequence[Job], run_s: float) -> Iterator[Placement]:
+        """On the GPUs set aside for it: each that fits, in the order of the line."""
+        free = len(look(view).idle)
+        for job in jobs:
+            placement = self.unshared.place(job, view)
+            if placement.gpus:
+                free -= job.spec.gpus
+                placement = _profiled(placement, job, view, run_s, evict=True)
+                view = view.with_placement(job, placement.gpus, placement.profiling)
+            else:
+                wait = Reason("profiling_gpus", job.spec.gpus, free, "GPUs")
+                placement = replace(placement, reasons=(wait,))
+            yield placement
+
+    def _places(self, view: View, jobs: Sequence[Job]) -> tuple[Placement, ...]:
+        """Each job has its turn, as long as there is anything to be had."""
+        plan: list[Placement] = []
+        room, waiting = look(view), 0
+        for job in jobs:
+            if waiting >= EXPLAINED and not room.idle and not room.neighbours:
+                break
+            placement = self._turn(job, room, explain=waiting < EXPLAINED)
+            plan.append(placement)
+            if not placement.gpus:
+                waiting += 1
+            elif job is not jobs[-1]:
+                profiling, passes = placement.profiling, placement.accumulation
+                room = look(room.view.with_placement(job, placement.gpus, profiling, passes))
+        return tuple(plan)
+
+    def _turn(self, job: Job, room: Room, explain: bool) -> Placement:
+        if job.spec.gpus <= len(room.idle) and (placed := self._alone(job, room.view)):
+            return placed
+        new = newcomer(job, room.view)
+        if new and (placed := self._beside(new, room)):
+            return placed
+        no_room = Reason("no_room", job.spec.gpus, len(room.idle), "GPUs")
+        if not explain:
+            return Placement(job.id, reasons=(no_room,))
+        verdicts = self._verdicts(job, new, room)
+        return Placement(job.id, (), verdicts, (*_obstacles(job, verdicts), no_room))
+
+    def _alone(self, job: Job, view: View) -> Placement | None:
+        """On idle GPUs, where it is profiled if it never was."""
+        placement = self.unshared.place(job, view)
+        if not placement.gpus:
+            return None
+        settings = view.settings.profiling
+        if job.profile is not None or job.spec.gpus > settings.largest:
+            return replace(placement, grounds=_expected(job))
+        return _profiled(placement, job, view, settings.run_s, evict=False)
+
+    def _beside(self, new: Newcomer, room: Room) -> Placement | None:
+        """On neighbours' GPUs, and on idle ones for what is missing of them."""
+        choice = self.sharing.choose(new, room)
+        if choice is None:
+            return None
+        job, verdicts = new.job, self._verdicts(new.job, new, room)
+        idle = {gpu.id for gpu in room.idle}
+        free = tuple(v.gpu for v in verdicts if v.gpu in idle and not v.refused)
+        gpus = (*choice.gpus, *free)[: new.wanted.gpus]
+        if len(gpus) < new.wanted.gpus:
+            return None
+        grounds = (*_expected(job), *choice.grounds)
+        return Placement(job.id, gpus, verdicts, accumulation=choice.accumulation, grounds=grounds)
+
+    def _verdicts(self, job: Job, new: Newcomer | None, room: Room) -> tuple[Verdict, ...]:
+        """As for a job that must be alone; of GPUs that it might share, what speaks for that."""
+        alone = self.unshared.place(job, room.view).verdicts
+        if new is None:
+            return alone
+        return self.sharing.verdicts(new, alone, room)
+
+
+def castor(settings: Settings) -> Castor:
+    conditions = settings.preconditions_for("castor")
+    filters = (unoccupied(settings), fits_memory(conditions))
+    return Castor(
+        "castor",
+        Ranked("castor", filters, in_order),
+        Sharing(conditions, Predicted(shipped())),
+    )
+
+
+def _only(view: View, keep: Callable[[GpuId], bool]) -> View:
+    """The view as if there were no other GPUs. Nodes that lose none stay the same ones."""
+    nodes = []
+    for node in view.nodes:
+        kept = tuple(gpu for gpu in node.gpus if keep(gpu.id))
+        nodes.append(node if len(kept) == len(node.gpus) else NodeView(node.name, kept))
+    return replace(view, nodes=tuple(nodes))
+
+
+def _profiled(placement: Placement, job: Job, view: View, run_s: float, evict: bool) -> Placement:
+    run_s += job.spec.cold_start_s
+    grounds = (*_expected(job), Reason("profiled_there", run_s, unit="s"))
+    run = ProfilingRun(view.now + run_s, evict)
+    return replace(placement, profiling=run, grounds=grounds)
+
+
+def _expected(job: Job) -> tuple[Reason, ...]:
+    if job.expected_s is None:
+        return ()
+    source = job.prediction.source if job.prediction else "declared"
+    return (Reason("predicted", have=job.expected_s, unit="s", detail=source),)
+
+
+def _obstacles(job: Job, verdicts: tuple[Verdict, ...]) -> tuple[Reason, ...]:
+    """What must be known of the job itself, else the neighbour that came closest to a gain."""
+    if missing := unknown(job):
+        return (Reason(missing, detail="this job"),)
+    reasons = (reason for verdict in verdicts for reason in verdict.refused)
+    lost = [reason for reason in reasons if reason.code == "no_benefit"]
+    return (min(lost, key=lambda reason: reason.have - reason.need),) if lost else ()

@@ -1,0 +1,251 @@
+"""Which neighbours a job should share GPUs with (Castor paper, algorithm 1, lines 9 to 18).
+
+Where the listing and its text leave something open:
+
+- The GPUs of neighbours come first, and idle ones make up what is missing: line 9 counts both, and
+  "we do not pick the free GPUs at first for this case" (5.2.2).
+- With several neighbours the job has one accumulation, the largest that any of them asks for, and
+  the worst of its ratios; each of the pairs must still gain by that.
+- A sub-batch fits where what the GPU has left is enough for what was estimated or measured.
+- How a batch is split changes no ratio: no model knows of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
+
+from carmad.plugin import (
+    Demand,
+    GpuId,
+    GpuView,
+    Job,
+    NodeView,
+    Preconditions,
+    Reason,
+    Verdict,
+    View,
+    idle,
+)
+from policies.baselines import CASTOR_JOBS
+from policies.castor.interference import Interference
+from policies.castor.memory import batch, lacking, most_passes, need_mib
+from policies.castor.neighbours import Neighbour, left_s, neighbours, steps, unknown
+from policies.castor.pairing import Ratios, Start, accumulations, at_once, best_split, ends, later
+from policies.filters import min_free
+
+
+class Room(NamedTuple):
+    """What there is to be had in a view."""
+
+    view: View
+    idle: tuple[GpuView, ...]
+    neighbours: tuple[Neighbour, ...]
+
+
+def look(view: View) -> Room:
+    unoccupied = tuple(gpu for gpu in view.gpus if idle(gpu, view.settings) is None)
+    return Room(view, unoccupied, neighbours(view))
+
+
+class Newcomer(NamedTuple):
+    """A job in line that may share, and what each neighbour is judged by."""
+
+    job: Job
+    wanted: Demand
+    left_s: float
+    least_mib: int  # with its batches in as many parts as can be
+
+
+def newcomer(job: Job, view: View) -> Newcomer | None:
+    """None for one that may not."""
+    wanted = view.demand(job)
+    if wanted.alone or unknown(job):
+        return None
+    return Newcomer(job, wanted, left_s(job, view.now), need_mib(job, most_passes(job)))
+
+
+class Pair(NamedTuple):
+    """A neighbour, those of its GPUs that the job could use, and what would come of it."""
+
+    neighbour: Neighbour
+    gpus: tuple[GpuView, ...]
+    ratios: Ratios
+    start: Start
+
+
+class Choice(NamedTuple):
+    gpus: tuple[GpuId, ...]
+    accumulation: int
+    grounds: tuple[Reason, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sharing:
+    conditions: Preconditions
+    interference: Interference
+
+    def choose(self, new: Newcomer, room: Room) -> Choice | None:
+        """Neighbours in the order of their pairs' mean completion times, until the job has enough
+        GPUs. None if none of them gains."""
+        view, wanted = room.view, new.wanted.gpus
+        pairs = [pair for each in room.neighbours if (pair := self._gaining(new, each, view))]
+        pairs.sort(key=lambda pair: pair.start.pair_jct_s)
+        chosen: list[Pair] = []
+        gpus: list[GpuId] = []
+        for pair in pairs:
+            if len(gpus) < wanted:
+                chosen.append(pair)
+                gpus += [gpu.id for gpu in pair.gpus[: wanted - len(gpus)]]
+        if not chosen:
+            return None
+        passes = max(pair.start.accumulation for pair in chosen)
+        benefits = _together(new, chosen, passes)
+        if benefits is None:
+            return None
+        return Choice(tuple(gpus), passes, (*benefits, *_split(new.job, passes)))
+
+    def verdicts(self, new: Newcomer, alone: Sequence[Verdict], room: Room) -> tuple[Verdict, ...]:
+        """`alone` are those on all GPUs for a job that must be alone: they stand for idle ones.
+
+        A node on which there is no neighbour is looked at once, as long as nothing on it changes.
+        """
+        view, question = room.view, (self, new.wanted, new.least_mib)
+        known = {gpu.id: each for each in room.neighbours for gpu in each.gpus}
+        with_neighbours = {view.node_of[gpu] for gpu in known}
+        found: list[Verdict] = []
+        for place, node in enumerate(view.nodes):
+            idle = alone[len(found) : len(found) + len(node.gpus)]
+            if place in with_neighbours:
+                found += self._of_node(new, node, idle, known, view)
+            else:
+                found += node.known.recall(question, self._of_node, new, node, idle, {}, view)
+        return tuple(found)
+
+    def _of_node(
+        self,
+        new: Newcomer,
+        node: NodeView,
+        idle: Sequence[Verdict],
+        known: Mapping[GpuId, Neighbour],
+        view: View,
+    ) -> list[Verdict]:
+        found = []
+        for gpu, verdict in zip(node.gpus, idle, strict=True):
+            if neighbour := known.get(gpu.id):
+                verdict = self._verdict(new, neighbour, gpu, view)
+            elif gpu.residents:
+                verdict = Verdict(gpu.id, self._closed(new, gpu, view))
+            found.append(verdict)
+        return found
+
+    def _verdict(self, new: Newcomer, neighbour: Neighbour, gpu: GpuView, view: View) -> Verdict:
+        """Ranked by the pair's mean completion time."""
+        if refused := self._refusals(new, gpu, view):
+            return Verdict(gpu.id, refused)
+        pair = self._pair(new, neighbour, (gpu,), view)
+        if pair.start.share:
+            return Verdict(gpu.id, rank=pair.start.pair_jct_s)
+        passes = self._fewest(new.job, (gpu,))
+        both = _at_once(new, neighbour, pair.ratios, passes)
+        return Verdict(gpu.id, (_reason("no_benefit", new, neighbour, both),))
+
+    def _closed(self, new: Newcomer, gpu: GpuView, view: View) -> tuple[Reason, ...]:
+        """Of one without a neighbour: it has two jobs already, or one that is not known enough."""
+        refused = self._refusals(new, gpu, view)
+        if len(gpu.residents) >= CASTOR_JOBS:
+            why = Reason("jobs_per_gpu", CASTOR_JOBS, len(gpu.residents), "jobs")
+        else:
+            (job,) = gpu.residents
+            why = Reason(unknown(job), detail=f"job {job.id}")
+        return refused if why in refused else (*refused, why)
+
+    def _gaining(self, new: Newcomer, neighbour: Neighbour, view: View) -> Pair | None:
+        """Lines 11 and 12."""
+        if neighbour.gpus[0].free_mib < new.least_mib:
+            return None
+        # Theorem 1 with the whole batch first, which is quick: parts only make the job slower.
+        ratios = self._ratios(new, neighbour, view)
+        if sum(ends(neighbour.left_s, new.left_s, ratios, 0.0)) >= _waiting_s(new, neighbour):
+            return None
+        fit = (gpu for gpu in neighbour.gpus if not self._refusals(new, gpu, view))
+        gpus = tuple(islice(fit, new.wanted.gpus))
+        if not gpus:
+            return None
+        pair = self._pair(new, neighbour, gpus, view)
+        return pair if pair.start.share else None
+
+    def _pair(
+        self, new: Newcomer, neighbour: Neighbour, gpus: tuple[GpuView, ...], view: View
+    ) -> Pair:
+        """Algorithm 2. As the ratios are the same for all sub-batches, it is the largest one that
+        fits: the others need not be tried."""
+        ratios = self._ratios(new, neighbour, view)
+        fewest = self._fewest(new.job, gpus)
+        start = best_split(
+            neighbour.left_s,
+            new.left_s,
+            batch(new.job),
+            steps(new.job),
+            ratios=lambda passes: ratios,
+            fits=lambda passes: passes == fewest,
+        )
+        return Pair(neighbour, gpus, ratios, start)
+
+    def _ratios(self, new: Newcomer, neighbour: Neighbour, view: View) -> Ratios:
+        memory_mib = neighbour.gpus[0].gpu.memory_mib
+        return self.interference(neighbour.job, new.job, memory_mib, view.models)
+
+    def _refusals(self, new: Newcomer, gpu: GpuView, view: View) -> tuple[Reason, ...]:
+        question = (self, new.wanted)
+        refused = gpu.known.recall(question, self._unfit, new.wanted, gpu, view)
+        short = lacking(new.least_mib, new.job, gpu, self.conditions)
+        return (*refused, short) if short else refused
+
+    def _unfit(self, wanted: Demand, gpu: GpuView, view: View) -> tuple[Reason, ...]:
+        too_full = min_free(self.conditions)(wanted, gpu)
+        refused = view.refusals(wanted, gpu)
+        return (*refused, too_full) if too_full else refused
+
+    def _fewest(self, job: Job, gpus: Sequence[GpuView]) -> int:
+        """Passes with which a batch fits into all of these: with the most it does."""
+        every = accumulations(batch(job))
+        return next(passes for passes in every if self._fit(need_mib(job, passes), job, gpus))
+
+    def _fit(self, need: int, job: Job, gpus: Sequence[GpuView]) -> bool:
+        return not any(lacking(need, job, gpu, self.conditions) for gpu in gpus)
+
+
+def _together(new: Newcomer, pairs: Sequence[Pair], passes: int) -> tuple[Reason, ...] | None:
+    """What each neighbour gains; None if one gains nothing by what the others ask of the job."""
+    worst = max(pair.ratios[1] for pair in pairs)
+    benefits = []
+    for neighbour, _, (ratio, _), _ in pairs:
+        both = _at_once(new, neighbour, (ratio, worst), passes)
+        if 2 * both.pair_jct_s >= _waiting_s(new, neighbour):
+            return None
+        benefits.append(_reason("sharing_benefit", new, neighbour, both))
+    return tuple(benefits)
+
+
+def _at_once(new: Newcomer, neighbour: Neighbour, ratios: Ratios, passes: int) -> Start:
+    slowdown = steps(new.job).slowdown(batch(new.job), passes)
+    return at_once(neighbour.left_s, new.left_s, ratios, slowdown, passes)
+
+
+def _waiting_s(new: Newcomer, neighbour: Neighbour) -> float:
+    """The sum of both completion times, one after the other."""
+    return 2 * later(neighbour.left_s, new.left_s).pair_jct_s
+
+
+def _reason(code: str, new: Newcomer, neighbour: Neighbour, both: Start) -> Reason:
+    waiting_s = _waiting_s(new, neighbour) / 2
+    return Reason(code, waiting_s, both.pair_jct_s, "s", f"job {neighbour.job.id}")
+
+
+def _split(job: Job, passes: int) -> tuple[Reason, ...]:
+    if passes == 1:
+        return ()
+    return (Reason("split_batch", batch(job), batch(job) // passes, detail=f"{passes} parts"),)

@@ -1,0 +1,202 @@
+"""The Affine-jobpair Binder: which running job a new one joins, if any (Lucid paper, 3.3).
+
+The paper's rules: (1) both jobs' memory fits, (2) both want the same number of GPUs, and get the
+same ones, (3) no more than two are on a set of GPUs, (4) jobs whose use of a GPU is unstable are
+not packed (and evicted if they are: `stability`), (5) nor are jobs that run on several nodes. The
+sharing scores add up to no more than the capacity.
+
+"Time-aware" (3.1, C) is in the artifact (simulation/policy/lucid.py): a job joins none whose
+priority value is less than half of its own, for that one would be held up to its end and the job
+longer still. Of several that would do the artifact takes the first of its list of running jobs, and
+so it is here: the one that has run for longest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from carmad.plugin import Demand, GpuId, GpuView, Job, JobId, NodeView, Reason, View
+from policies.lucid.packing import WORDS
+from policies.lucid.room import refusals
+from policies.lucid.traits import Traits, TraitsOf
+
+PAIR = 2  # jobs on a set of GPUs
+OUTLASTS = 2.0  # times the other's priority value
+COMPANY = Demand(1, alone=False, mps_uid=None, estimate=None, retry=None)
+
+
+class Partner(NamedTuple):
+    """A job that is alone on its GPUs, all on one node, and could be joined by somebody."""
+
+    job: Job
+    gpus: tuple[GpuView, ...]
+    memory_mib: int  # that each of its GPUs has, at least
+    free_mib: int  # and has left
+    score: int
+    priority: float
+
+
+class Peers(NamedTuple):
+    """Partners with the same sharing score, the one that has run for longest first."""
+
+    score: int
+    bar: float  # nobody with a higher priority value joins any of them
+    free_mib: int  # the most that any of them leaves
+    partners: list[Partner]
+
+
+class Binder:
+    """For one plan. GPUs that are `reserved` are no place for pairs."""
+
+    def __init__(
+        self, view: View, capacity: int, traits: TraitsOf, reserved: frozenset[GpuId]
+    ) -> None:
+        self._view = view
+        self._capacity = capacity
+        self._traits = traits
+        self._margin_mib = view.settings.preconditions_for("lucid").margin_mib
+        self._partners = self._found(reserved)
+
+    def partner(self, job: Job) -> Partner | None:
+        """Whom `job` is to join. Nearly all jobs of a long line fail here, so that it must be
+        quick: `objections` is asked only of whom nothing simple speaks against."""
+        found: list[Partner] = []
+        for memory_mib, groups in self._partners.get(job.spec.gpus, ()):
+            mine = self._traits(job, memory_mib)
+            for score, bar, free_mib, partners in groups:
+                if (
+                    mine.score + score <= self._capacity
+                    and mine.priority <= bar
+                    and mine.need_mib <= free_mib
+                ):
+                    found += self._affine(mine, partners)
+        return min(found, key=_seniority) if found else None
+
+    def bind(self, partner: Partner) -> None:
+        """Somebody has joined it."""
+        for _, groups in self._partners[len(partner.gpus)]:
+            for peers in groups:
+                if partner in peers.partners:
+                    peers.partners.remove(partner)
+
+    def grounds(self, job: Job, partner: Partner) -> Reason:
+        mine, its = self._both(job, partner.gpus[0])
+        total = mine.score + its.score
+        return Reason("affine", self._capacity, total, detail=_scores(mine, its))
+
+    def objections(self, job: Job, gpu: GpuView) -> Iterator[Reason]:
+        """Why `job` may not join who is on `gpu`."""
+        if len(gpu.residents) >= PAIR:
+            yield Reason("jobs_per_gpu", PAIR, len(gpu.residents), "jobs")
+            return
+        mine, its = self._both(job, gpu)
+        name = f"job {its.job.id}"
+        if its.job.spec.gpus != job.spec.gpus:
+            yield Reason("gpu_demand", job.spec.gpus, its.job.spec.gpus, "GPUs", name)
+        if len({self._view.node_of.get(id) for id in its.job.gpus}) > 1:
+            yield Reason("distributed", detail=name)
+        if its.job.stop is not None:
+            yield Reason("busy", 0, 1, "jobs", name)
+        if mine.aloof:
+            yield replace(mine.aloof, detail="this job")
+        if its.aloof:
+            yield replace(its.aloof, detail=name)
+        if not mine.aloof and not its.aloof:
+            yield from self._mismatch(mine, its)
+        retry_mib = job.retry.margin_mib if job.retry else 0
+        need_mib = mine.need_mib + max(self._margin_mib, retry_mib)
+        if need_mib > (free_mib := _free_mib(gpu, its)):
+            yield Reason("memory", need_mib, free_mib, "MiB")
+
+    def _mismatch(self, mine: Traits, its: Traits) -> Iterator[Reason]:
+        total = mine.score + its.score
+        if total > self._capacity:
+            yield Reason("sharing_score", self._capacity, total, detail=_scores(mine, its))
+        bar = OUTLASTS * its.priority
+        if mine.priority > bar:
+            known = 0.0 if mine.priority == math.inf else mine.priority  # what JSON has no word for
+            yield Reason("outlasts", bar, known, "GPU-s", f"job {its.job.id}")
+
+    def _affine(self, mine: Traits, partners: Sequence[Partner]) -> Iterator[Partner]:
+        """The first of them that will do, if any."""
+        wanted = self._view.demand(mine.job)
+        if mine.aloof or wanted.alone:
+            return
+        for partner in partners:
+            if (
+                mine.priority <= OUTLASTS * partner.priority
+                and mine.need_mib <= partner.free_mib
+                and self._may_join(mine.job, wanted, partner)
+            ):
+                yield partner
+                return
+
+    def _may_join(self, job: Job, wanted: Demand, partner: Partner) -> bool:
+        return not any(
+            refusals(wanted, gpu, self._view) or any(self.objections(job, gpu))
+            for gpu in partner.gpus
+        )
+
+    def _both(self, job: Job, gpu: GpuView) -> tuple[Traits, Traits]:
+        memory_mib = gpu.gpu.memory_mib
+        return self._traits(job, memory_mib), self._traits(gpu.residents[0], memory_mib)
+
+    # -- who could be joined
+
+    def _found(self, reserved: frozenset[GpuId]) -> dict[int, list[tuple[int, list[Peers]]]]:
+        """By number of GPUs, and by the memory of the smallest of these."""
+        question = (self._traits, reserved)
+        alike: dict[int, dict[int, dict[int, list[Partner]]]] = {}
+        for node in self._view.nodes:
+            for each in node.known.recall(question, _partners_on, node, self._view, *question):
+                by_score = alike.setdefault(len(each.gpus), {}).setdefault(each.memory_mib, {})
+                by_score.setdefault(each.score, []).append(each)
+        return {
+            count: [
+                (memory_mib, [_peers(score, partners) for score, partners in by_score.items()])
+                for memory_mib, by_score in by_memory.items()
+            ]
+            for count, by_memory in alike.items()
+        }
+
+
+def _partners_on(
+    node: NodeView, view: View, traits: TraitsOf, reserved: frozenset[GpuId]
+) -> tuple[Partner, ...]:
+    alone: dict[JobId, list[GpuView]] = {}
+    for gpu in node.gpus:
+        if len(gpu.residents) != 1 or gpu.id in reserved or gpu.residents[0].stop is not None:
+            continue
+        if not refusals(COMPANY, gpu, view):
+            alone.setdefault(gpu.residents[0].id, []).append(gpu)
+    found = []
+    for gpus in alone.values():
+        memory_mib = min(gpu.gpu.memory_mib for gpu in gpus)
+        its = traits(gpus[0].residents[0], memory_mib)
+        if not its.aloof and len(gpus) == len(its.job.gpus):
+            free_mib = min(_free_mib(gpu, its) for gpu in gpus)
+            place = tuple(gpus), memory_mib, free_mib
+            found.append(Partner(its.job, *place, its.score, its.priority))
+    return tuple(found)
+
+
+def _peers(score: int, partners: list[Partner]) -> Peers:
+    partners.sort(key=_seniority)
+    bar = OUTLASTS * max(partner.priority for partner in partners)
+    return Peers(score, bar, max(partner.free_mib for partner in partners), partners)
+
+
+def _seniority(partner: Partner) -> tuple[float, JobId]:
+    return partner.job.started_at or 0.0, partner.job.id
+
+
+def _free_mib(gpu: GpuView, its: Traits) -> int:
+    """Less what who is there may take yet."""
+    return min(gpu.free_mib, gpu.gpu.memory_mib - gpu.outsider_mib - its.need_mib)
+
+
+def _scores(mine: Traits, its: Traits) -> str:
+    return f"job {its.job.id} is {WORDS[its.score]}, this one {WORDS[mine.score]}"

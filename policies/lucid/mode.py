@@ -1,0 +1,51 @@
+"""How much is shared at the moment (Lucid paper, 3.3, "Dynamic Strategy").
+
+The paper forecasts how many jobs will be submitted, and how many GPUs asked for; its artifact goes
+by the jobs. Here it is the GPUs: ten jobs of one GPU take less room than two of eight. The paper
+wants the throughput to be low now *and* not about to rise, so it is the larger of the last hour's
+mean and the forecast.
+"""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+from carmad.models.traffic import HOUR, INTERVAL_S, features
+from carmad.plugin import Additive, AskAgain, Reason, View
+
+NAME = "throughput"  # of the model, among those that were learned
+APATHETIC = 1  # sharing capacity
+
+
+def sharing_capacity(view: View) -> int | Reason:
+    """GSS: what the sharing scores on a GPU may add up to; or why nobody shares."""
+    knobs = view.settings.lucid
+    if not _is_dynamic(view):
+        return knobs.sharing_capacity
+    gpus = throughput(view)
+    if gpus < knobs.off_below:
+        return Reason("sharing_off", knobs.off_below, gpus, "GPUs")
+    if gpus < knobs.apathetic_below:
+        return min(APATHETIC, knobs.sharing_capacity)
+    return knobs.sharing_capacity
+
+
+def next_change(view: View) -> tuple[AskAgain, ...]:
+    """When it may be another one, though nothing happens until then."""
+    if not _is_dynamic(view):
+        return ()
+    return (AskAgain((view.now // INTERVAL_S + 1) * INTERVAL_S),)
+
+
+def _is_dynamic(view: View) -> bool:
+    return view.settings.lucid.off_below > 0 or view.settings.lucid.apathetic_below > 0
+
+
+def throughput(view: View) -> float:
+    """GPUs asked for in ten minutes, lately or soon, whichever is more."""
+    counts = view.history.traffic(view.now)
+    lately = fmean([gpus for _, gpus in counts[-HOUR:]]) if counts else 0.0
+    model = view.models.get(NAME)
+    if not isinstance(model, Additive):
+        return lately
+    return max(lately, model.predict(features(counts, view.now)))

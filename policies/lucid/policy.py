@@ -1,0 +1,62 @@
+"""Lucid: who is profiled, who is packed with whom, and who comes first (Lucid paper, section 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from carmad.plugin import GpuId, Job, Proposal, Reason, View
+from policies.lucid import packing
+from policies.lucid.binder import Binder
+from policies.lucid.mode import next_change, sharing_capacity
+from policies.lucid.profiling import profiler
+from policies.lucid.stability import evictions
+from policies.lucid.traits import Known, service
+from policies.lucid.turn import Turn
+from policies.ranked import by_arrival
+
+ANY_SCORES = 2 * packing.SCORES["jumbo"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lucid:
+    """The fields are for ablations (Lucid paper, 4.5 and figure 11)."""
+
+    name: str = "lucid"
+    sharing: Literal["affine", "naive", "off"] = "affine"  # naive: wherever memory allows it
+    estimated: bool = True  # False: no predicted duration counts, neither in line nor in packing
+    space_aware: bool = True  # False: jobs are profiled in order of arrival
+    time_aware: bool = True  # False: the profiler stays as it is, whatever waits
+    known: Known = field(default_factory=Known, init=False, repr=False)
+
+    def order(self, job: Job) -> float:
+        return service(job) if self.estimated else by_arrival(job)
+
+    def plan(self, view: View) -> tuple[Proposal, ...]:
+        if not view.queue:
+            return ()
+        on = profiler(view, self.time_aware)
+        new = sorted(filter(on.takes, view.queue), key=self._profiled_first) if on.own else []
+        turn = Turn(view, on, self._binder(view, on.own))
+        turn.profile(new)
+        turn.place(_without(view.queue, new))
+        return (*evictions(view), *turn.plan, *next_change(view))
+
+    def _binder(self, view: View, reserved: frozenset[GpuId]) -> Binder | Reason:
+        """Or why nobody shares."""
+        tree = packing.model(view.models)
+        if self.sharing == "naive":
+            return Binder(view, ANY_SCORES, self.known.traits(tree, by_arrival), reserved)
+        capacity = Reason("sharing_off") if self.sharing == "off" else sharing_capacity(view)
+        if isinstance(capacity, Reason):
+            return capacity
+        return Binder(view, capacity, self.known.traits(tree, self.order), reserved)
+
+    def _profiled_first(self, job: Job) -> float:
+        return job.spec.gpus if self.space_aware else job.submitted_at
+
+
+def _without(queue: Sequence[Job], new: Sequence[Job]) -> Sequence[Job]:
+    ids = {job.id for job in new}
+    return [job for job in queue if job.id not in ids] if ids else queue

@@ -1,0 +1,78 @@
+"""Idle GPUs, and how a job takes some of them: consolidated (Lucid paper, 3.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+
+from carmad.plugin import Demand, GpuId, GpuView, NodeView, Reason, View
+from policies.ranked import Filter
+
+ANYBODY = Demand(1, alone=True, mps_uid=None, estimate=None, retry=None)
+
+
+class Room:
+    """Idle GPUs, node by node."""
+
+    def __init__(self, nodes: Iterable[Sequence[GpuView]]) -> None:
+        self._nodes = [node for node in nodes if node]
+        self.free = sum(map(len, self._nodes))
+
+    def choose(
+        self, wanted: Demand, view: View, fits: Filter, spread: bool = True
+    ) -> tuple[GpuView, ...]:
+        """On the node with the fewest idle GPUs that has enough of them, so that room for larger
+        jobs stays; else, with `spread`, on as few nodes as can be. None if there are too few."""
+        for node in sorted(self._nodes, key=len):
+            if len(node) >= wanted.gpus:
+                gpus = _first(wanted, node, view, fits)
+                if gpus:
+                    return gpus
+        if not spread:
+            return ()
+        fullest_first = sorted(self._nodes, key=lambda node: -len(node))
+        return _first(wanted, chain.from_iterable(fullest_first), view, fits)
+
+    def without(self, gpus: Iterable[GpuView]) -> None:
+        """They were given to somebody."""
+        taken = {gpu.id for gpu in gpus}
+        left = ([gpu for gpu in node if gpu.id not in taken] for node in self._nodes)
+        self._nodes = [node for node in left if node]
+        self.free = sum(map(len, self._nodes))
+
+
+def idle_but(apart: frozenset[GpuId], view: View) -> Room:
+    """All but these. They are idle if somebody could have them to himself; whether a certain job
+    can depends on the job."""
+    return Room(
+        node.known.recall((idle_but, apart), _idle_on, node, view, lambda gpu: gpu.id not in apart)
+        for node in view.nodes
+    )
+
+
+def idle_of(gpus: frozenset[GpuId], view: View) -> Room:
+    """Of these few."""
+    nodes = sorted({view.node_of[gpu] for gpu in gpus})
+    return Room(_idle_on(view.nodes[n], view, lambda gpu: gpu.id in gpus) for n in nodes)
+
+
+def _idle_on(node: NodeView, view: View, counts: Callable[[GpuView], bool]) -> tuple[GpuView, ...]:
+    return tuple(gpu for gpu in node.gpus if counts(gpu) and not refusals(ANYBODY, gpu, view))
+
+
+def refusals(wanted: Demand, gpu: GpuView, view: View) -> tuple[Reason, ...]:
+    """Every hard rule that keeps `wanted` off `gpu`, worked out once."""
+    return gpu.known.recall((refusals, wanted), view.refusals, wanted, gpu)
+
+
+def _first(
+    wanted: Demand, gpus: Iterable[GpuView], view: View, fits: Filter
+) -> tuple[GpuView, ...]:
+    """As many as are wanted; none if there are too few."""
+    found = []
+    for gpu in gpus:
+        if not refusals(wanted, gpu, view) and not fits(wanted, gpu):
+            found.append(gpu)
+            if len(found) == wanted.gpus:
+                return tuple(found)
+    return ()

@@ -1,0 +1,184 @@
+"""One plan of Lucid's in the making: algorithms 1 and 2, and what is told of each choice.
+
+In algorithm 2 a job joins an affine one if there is one, else it takes idle GPUs; the one behind it
+has its turn whatever became of it. That idle GPUs come second is the paper's way: where many are
+idle, it is the mode that makes packing rarer. With sharing off, the first job that does not fit
+ends the turn (line 16, as the artifact has it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence, Set
+
+from carmad.plugin import (
+    Demand,
+    GpuId,
+    GpuView,
+    Job,
+    Placement,
+    ProfilingRun,
+    Reason,
+    Verdict,
+    View,
+    idle,
+)
+from policies.filters import fits_memory
+from policies.lucid.binder import Binder
+from policies.lucid.profiling import Profiler
+from policies.lucid.room import Room, idle_but, idle_of, refusals
+
+# A line may be long, and there may be many GPUs: a plan says why the first REPORTED jobs that wait
+# do so, and what each GPU says of a job, until that makes VERDICTS.
+REPORTED = 8
+VERDICTS = 128
+
+BESIDE, ALONE = 0.0, 1.0  # ranks
+NOTHING = frozenset[GpuId]()
+
+
+class Turn:
+    def __init__(self, view: View, profiler: Profiler, binder: Binder | Reason) -> None:
+        self.plan: list[Placement] = []
+        self._view = view
+        self._profiler = profiler
+        self._binder = binder
+        self._fits = fits_memory(view.settings.preconditions_for("lucid"))
+        self._verdicts_left = VERDICTS
+
+    # -- the profiler's line (algorithm 1)
+
+    def profile(self, line: Sequence[Job]) -> None:
+        """The first job that does not fit ends it."""
+        if not line:
+            return
+        gpus = [gpu for gpu in self._view.node_of if gpu in self._profiler.gpus]
+        room = idle_of(self._profiler.gpus, self._view)
+        waiting = 0
+        for job in line:
+            wanted = self._view.demand(job, profiling=True)
+            verdicts = self._verdicts(job, wanted, gpus)
+            if not waiting and (taken := room.choose(wanted, self._view, self._fits, spread=False)):
+                room.without(taken)
+                run = self._run(job, self._profiler.run_s, evict=True)
+                self._give(job, taken, verdicts, profiling=run)
+                continue
+            waiting += 1
+            reason = Reason("profiling_gpus", wanted.gpus, room.free, "GPUs")
+            self.plan.append(Placement(job.id, (), verdicts, (reason,)))
+            if waiting == REPORTED:
+                break
+
+    # -- the main line (algorithm 2)
+
+    def place(self, line: Iterable[Job]) -> None:
+        own = self._profiler.own
+        room, kept = idle_but(own, self._view), idle_of(own, self._view).free
+        waiting = 0
+        for job in line:
+            if self._join(job) or (job.spec.gpus <= room.free + kept and self._settle(job, room)):
+                continue
+            waiting += 1
+            if waiting <= REPORTED:
+                self._wait(job, room)
+            if isinstance(self._binder, Reason):
+                break
+
+    def _join(self, job: Job) -> bool:
+        """On the GPUs of an affine job."""
+        binder = self._binder
+        if isinstance(binder, Reason) or (partner := binder.partner(job)) is None:
+            return False
+        verdicts = self._main_verdicts(job, self._view.demand(job))
+        self._give(job, partner.gpus, verdicts, binder.grounds(job, partner))
+        binder.bind(partner)
+        return True
+
+    def _settle(self, job: Job, room: Room) -> bool:
+        """On idle GPUs, where it is profiled if it never was."""
+        main = self._apart(job) == self._profiler.own
+        idle_gpus = room if main else idle_but(NOTHING, self._view)
+        if job.spec.gpus > idle_gpus.free:
+            return False
+        knobs = self._view.settings.profiling
+        new = job.profile is None and job.spec.gpus <= knobs.largest
+        wanted = self._view.demand(job, profiling=new)
+        taken = idle_gpus.choose(wanted, self._view, self._fits)
+        if not taken:
+            return False
+        room.without(taken)
+        run = self._run(job, knobs.run_s, evict=False) if new else None
+        self._give(job, taken, self._main_verdicts(job, wanted), profiling=run)
+        return True
+
+    def _wait(self, job: Job, room: Room) -> None:
+        reasons = [Reason("no_room", job.spec.gpus, room.free, "GPUs")]
+        if isinstance(self._binder, Reason):
+            reasons.append(self._binder)
+        verdicts = self._main_verdicts(job, self._view.demand(job))
+        self.plan.append(Placement(job.id, (), verdicts, tuple(reasons)))
+
+    def _apart(self, job: Job) -> Set[GpuId]:
+        """The profiler's GPUs, but for a job that wants more than there are others."""
+        own = self._profiler.own
+        return own if job.spec.gpus <= len(self._view.node_of) - len(own) else NOTHING
+
+    # -- both
+
+    def _run(self, job: Job, seconds: float, evict: bool) -> ProfilingRun:
+        return ProfilingRun(self._view.now + seconds + job.spec.cold_start_s, evict)
+
+    def _give(
+        self,
+        job: Job,
+        taken: Sequence[GpuView],
+        verdicts: tuple[Verdict, ...],
+        *grounds: Reason,
+        profiling: ProfilingRun | None = None,
+    ) -> None:
+        told = [*grounds, *_predicted(job)]
+        if profiling:
+            seconds = profiling.until - self._view.now
+            told.append(Reason("profiled_there", seconds, unit="s"))
+        gpus = tuple(gpu.id for gpu in taken)
+        self.plan.append(
+            Placement(job.id, gpus, verdicts, profiling=profiling, grounds=tuple(told))
+        )
+        self._view = self._view.with_placement(job, gpus, profiling)
+
+    # -- what each GPU says
+
+    def _main_verdicts(self, job: Job, wanted: Demand) -> tuple[Verdict, ...]:
+        return self._verdicts(job, wanted, self._view.node_of, self._apart(job))
+
+    def _verdicts(
+        self, job: Job, wanted: Demand, gpus: Collection[GpuId], apart: Set[GpuId] = NOTHING
+    ) -> tuple[Verdict, ...]:
+        if len(gpus) > self._verdicts_left:
+            return ()
+        self._verdicts_left -= len(gpus)
+        return tuple(
+            Verdict(gpu, (Reason("kept_for_profiling"),))
+            if gpu in apart
+            else self._verdict(job, wanted, self._view.gpu(gpu))
+            for gpu in gpus
+        )
+
+    def _verdict(self, job: Job, wanted: Demand, gpu: GpuView) -> Verdict:
+        refused = refusals(wanted, gpu, self._view) or tuple(self._objections(job, wanted, gpu))
+        rank = BESIDE if gpu.residents else ALONE
+        return Verdict(gpu.id, refused, None if refused else rank)
+
+    def _objections(self, job: Job, wanted: Demand, gpu: GpuView) -> Iterator[Reason]:
+        if not gpu.residents:
+            reasons = (idle(gpu, self._view.settings), self._fits(wanted, gpu))
+            yield from filter(None, reasons)
+        elif isinstance(self._binder, Reason):
+            yield self._binder
+        else:
+            yield from self._binder.objections(job, gpu)
+
+
+def _predicted(job: Job) -> Iterator[Reason]:
+    if job.expected_s is not None:
+        source = job.prediction.source if job.prediction else "its owner"
+        yield Reason("predicted", have=job.expected_s, unit="s", detail=source)

@@ -1,0 +1,558 @@
+"""Castor as a policy: who shares GPUs with whom and in what parts, by hand and simulated."""
+
+import math
+from dataclasses import replace
+from importlib.resources import files
+
+import pytest
+
+from carmad import registry
+from carmad.config import Collocation, Limits, Preconditions, Profiling, Settings
+from carmad.core.recurrence import group
+from carmad.core.types import (
+    Cause,
+    Estimate,
+    Indicator,
+    JobState,
+    Prediction,
+    Profile,
+    ProfilingRun,
+    Retry,
+)
+from carmad.models import Boosted
+from carmad.models.boosted import Stage
+from carmad.plugin import Reason
+from carmad.sim import interference as simulated
+from carmad.sim.experiment import Experiment, Physics
+from carmad.sim.hardware import Cluster, GpuKind, Node
+from carmad.sim.run import simulate
+from carmad.sim.task import Load, Task, Trace
+from carmad.sim.workload import Workload
+from carmad.store.codec import decode_model
+from carmad.testing import a_gpu, a_gpu_view, a_job, a_spec, a_view, check_policy
+from policies.castor import castor
+from policies.castor.interference import Predicted, ratios, shipped
+from policies.castor.memory import need_mib
+from policies.castor.neighbours import OVERRUN, left_s
+from policies.castor.steps import FIXED_SHARE
+
+LOOSE = Preconditions(min_free_mib=0)
+SETTINGS = Settings(policies={"castor": LOOSE})
+PROFILE = Profile(200.0, 10_000, (Indicator("gpu_utilization", 0.5, 0.01),))
+MILD = (1.1, 1.1)
+
+
+def queued(id, left_s=100.0, wants=1, **changes):
+    """A profiled job that will run for so long; fields of its spec may be given, too."""
+    wishes = ("batch_size", "cold_start_s", "exclusive", "expected_s", "requeue")
+    spec = a_spec(gpus=wants, **{name: changes.pop(name) for name in wishes if name in changes})
+    known = {"profile": PROFILE, "prediction": left_s and Prediction(left_s, "history")}
+    return a_job(id, spec=spec, **{**known, **changes})
+
+
+def running(id, *gpus, left_s=1000.0, **changes):
+    ids = tuple(a_gpu(n).id for n in gpus)
+    state = {"state": JobState.RUNNING, "gpus": ids, "started_at": 0.0}
+    return queued(id, left_s, len(ids), **{**state, **changes})
+
+
+def view_of(gpus, queue, *residents, settings=SETTINGS, now=0.0, nodes="a" * 16, **looks):
+    """`gpus` GPUs with these jobs on them; `looks` are changes to their views, by index."""
+    views = []
+    for n in range(gpus):
+        there = tuple(job for job in residents if a_gpu(n).id in job.gpus)
+        look = {"free_mib": 20_000} if there else {}
+        look |= {"gpu": a_gpu(n, node=nodes[n]), "residents": there, **looks.get(f"gpu{n}", {})}
+        views.append(a_gpu_view(n, **look))
+    return a_view(views, queue, settings, now)
+
+
+def with_ratios(pairs=None, settings=SETTINGS):
+    """The policy, which is told the ratios of a running job and a new one by their ids."""
+
+    def told(one, new, memory_mib, models):
+        return (pairs or {}).get((one.id, new.id), MILD)
+
+    policy = castor(settings)
+    return replace(policy, sharing=replace(policy.sharing, interference=told))
+
+
+def plan(view, pairs=None):
+    return {p.job: p for p in with_ratios(pairs, view.settings).plan(view)}
+
+
+def where(placements):
+    """GPUs by index, for each job; () for one that waits."""
+    index = {a_gpu(n).id: n for n in range(16)}
+    return {id: tuple(index[gpu] for gpu in p.gpus) for id, p in placements.items()}
+
+
+def refused(placement):
+    """By GPU index, what speaks against it."""
+    return {n: [r.code for r in verdict.refused] for n, verdict in enumerate(placement.verdicts)}
+
+
+# -- the line
+
+
+def test_the_shortest_remaining_job_goes_first():
+    order = castor(SETTINGS).order
+    assert order(queued(1, 300.0)) == 300
+    assert order(queued(1, 300.0, served_s=100.0)) == 200
+    assert order(queued(1, None)) == math.inf
+    assert order(queued(1, None, expected_s=50.0)) == 50
+
+
+def test_what_a_running_job_has_left():
+    job = running(7, 0, left_s=1000.0)
+    assert left_s(job, 400.0) == 600
+    assert left_s(replace(job, served_s=100.0), 400.0) == 500
+    late = left_s(job, 4000.0)
+    assert late == OVERRUN * 4000 > 0, "who outlives a prediction goes on for a while"
+    assert left_s(replace(job, stop=Cause.CANCELLED), 400.0) == 0
+    slow = running(7, 0, batch_size=64, accumulation=4)
+    assert left_s(slow, 400.0) == pytest.approx(1000 * (1 + 3 * FIXED_SHARE) - 400)
+
+
+def test_those_behind_one_that_waits_have_their_turn():
+    view = view_of(3, [queued(1, wants=4), queued(2, wants=2), queued(3)])
+    assert where(plan(view)) == {1: (), 2: (0, 1), 3: (2,)}
+
+
+# -- alone
+
+
+def test_a_gpu_that_others_compute_on_is_not_idle():
+    waits = plan(view_of(1, [queued(1)], gpu0={"outsider_mib": 9_000}))[1]
+    assert waits.reasons == (Reason("no_room", 1, 0, "GPUs"),)
+    assert refused(waits) == {0: ["outsiders"]}
+
+
+def test_idle_gpus_before_shared_ones_and_close_together():
+    neighbour = running(9, 0)
+    assert where(plan(view_of(2, [queued(1)], neighbour))) == {1: (1,)}
+    view = view_of(6, [queued(1, wants=2)], neighbour, running(8, 2), nodes="aabbcc")
+    assert where(plan(view)) == {1: (4, 5)}
+
+
+def test_an_unknown_job_is_profiled_where_it_stays():
+    job = queued(1, profile=None, cold_start_s=60.0)
+    placement = plan(view_of(1, [job], now=50.0))[1]
+    assert placement.profiling == ProfilingRun(50.0 + 200.0 + 60.0, evict=False)
+    assert placement.grounds == (
+        Reason("predicted", have=100.0, unit="s", detail="history"),
+        Reason("profiled_there", 260.0, unit="s"),
+    )
+    known = plan(view_of(1, [queued(1)]))[1]
+    assert known.profiling is None and len(known.grounds) == 1
+
+
+def test_only_small_jobs_are_made_to_be_profiled():
+    settings = replace(SETTINGS, profiling=Profiling(largest=1))
+    jobs = [queued(1, profile=None, wants=2), queued(2, profile=None)]
+    placements = plan(view_of(3, jobs, settings=settings))
+    assert placements[1].gpus and placements[1].profiling is None
+    assert placements[2].gpus and placements[2].profiling
+
+
+ASIDE = replace(SETTINGS, profiling=Profiling(gpus=1))
+
+
+def test_gpus_set_aside_are_for_profiling_and_nothing_else():
+    jobs = [queued(1), queued(2, profile=None), queued(3, profile=None), queued(4), queued(5)]
+    placements = plan(view_of(3, jobs, settings=ASIDE, now=50.0))
+    assert where(placements) == {1: (0,), 2: (2,), 3: (), 4: (1,), 5: ()}
+    assert placements[2].profiling == ProfilingRun(250.0, evict=True)
+    assert placements[3].reasons == (Reason("profiling_gpus", 1, 0, "GPUs"),)
+    assert Reason("profiled_there", 200.0, unit="s") in placements[2].grounds
+
+
+def test_nobody_joins_one_that_is_profiled_aside():
+    guest = running(9, 2, profiling=ProfilingRun(250.0, evict=True))
+    view = view_of(
+        3, [queued(1)], running(7, 0), running(8, 0), running(6, 1), guest, settings=ASIDE
+    )
+    assert where(plan(view)) == {1: (1,)}
+
+
+def test_who_cannot_be_profiled_aside_is_profiled_in_place():
+    large, once = queued(1, profile=None, wants=2), queued(2, profile=None, requeue=False)
+    for job, found in ((large, (0, 1)), (once, (0,))):
+        placement = plan(view_of(3, [job], settings=ASIDE))[job.id]
+        assert where({job.id: placement}) == {job.id: found}
+        assert placement.profiling == ProfilingRun(200.0, evict=False)
+
+
+# -- beside others
+
+
+def test_a_job_joins_the_neighbour_whose_pair_is_done_soonest():
+    residents = running(8, 0, left_s=2000.0), running(9, 1, left_s=1000.0)
+    placement = plan(view_of(2, [queued(1)], *residents))[1]
+    assert where({1: placement}) == {1: (1,)}
+    # Job 1 takes 110 s, in which job 9 gets 100 of its 1000 done: it ends at 1010.
+    assert placement.grounds[1:] == (
+        Reason("sharing_benefit", (1000 + 1100) / 2, (1010 + 110) / 2, "s", "job 9"),
+    )
+    assert placement.accumulation == 1 and placement.profiling is None
+    assert [v.rank for v in placement.verdicts] == [(2010 + 110) / 2, (1010 + 110) / 2]
+
+
+def test_it_waits_where_waiting_is_better_and_is_told_of_the_closest():
+    harsh = {(8, 1): (9.0, 9.0), (9, 1): (3.0, 3.0)}
+    view = view_of(2, [queued(1, 1000.0), queued(2, 10.0)], running(8, 0), running(9, 1))
+    waits, joins = plan(view, harsh).values()
+    assert not waits.gpus and joins.gpus
+    # Three times as slow, both take until 3000 s; one after the other, until 1000 and 2000.
+    assert waits.reasons == (
+        Reason("no_benefit", 1500.0, 3000.0, "s", "job 9"),
+        Reason("no_room", 1, 0, "GPUs"),
+    )
+    assert refused(waits) == {0: ["no_benefit"], 1: ["no_benefit"]}
+
+
+def test_waiting_is_for_the_remaining_time_and_not_for_all_of_it():
+    harsh = {(9, 1): (1.9, 1.9)}
+    resident = running(9, 0, left_s=1000.0)
+    assert where(plan(view_of(1, [queued(1, 100.0)], resident, now=0.0), harsh)) == {1: (0,)}
+    assert where(plan(view_of(1, [queued(1, 100.0)], resident, now=950.0), harsh)) == {1: ()}
+
+
+def test_two_on_a_gpu_at_most():
+    waits = plan(view_of(1, [queued(1)], running(8, 0), running(9, 0)))[1]
+    assert waits.verdicts[0].refused == (Reason("jobs_per_gpu", 2, 2, "jobs"),)
+    two = replace(SETTINGS, collocation=Collocation(max_jobs_per_gpu=2))
+    waits = plan(view_of(1, [queued(1)], running(8, 0), running(9, 0), settings=two))[1]
+    assert refused(waits) == {0: ["jobs_per_gpu"]}, "said once"
+    both = plan(view_of(1, [queued(1), queued(2)], running(9, 0)))
+    assert where(both) == {1: (0,), 2: ()}, "the second finds two there"
+
+
+@pytest.mark.parametrize("profile", [None, Profile(0.0, 9_000), Profile(200.0, 0)])
+def test_nobody_shares_with_one_that_is_not_known(profile):
+    waits = plan(view_of(1, [queued(1)], running(9, 0, profile=profile)))[1]
+    assert waits.verdicts[0].refused == (Reason("unprofiled", detail="job 9"),)
+    waits = plan(view_of(1, [queued(1, profile=profile)], running(9, 0)))[1]
+    assert waits.reasons[0] == Reason("unprofiled", detail="this job") and not waits.gpus
+    assert refused(waits) == {0: ["busy"]}, "it would have to be alone"
+
+
+def test_nobody_shares_with_one_of_which_nobody_knows_how_long_it_takes():
+    waits = plan(view_of(1, [queued(1)], running(9, 0, left_s=None)))[1]
+    assert waits.verdicts[0].refused == (Reason("unpredicted", detail="job 9"),)
+    waits = plan(view_of(1, [queued(1, None)], running(9, 0)))[1]
+    assert waits.reasons[0] == Reason("unpredicted", detail="this job") and not waits.gpus
+
+
+def test_who_must_be_alone_does_not_share():
+    resident, other = running(8, 0, exclusive=True), running(9, 0)
+    assert where(plan(view_of(1, [queued(1)], resident))) == {1: ()}
+    assert where(plan(view_of(1, [queued(1, exclusive=True)], other))) == {1: ()}
+    again = queued(1, retry=Retry("oom", exclusive=True))
+    assert where(plan(view_of(1, [again], other))) == {1: ()}
+    profiled = replace(other, profiling=ProfilingRun(99.0, evict=False))
+    assert where(plan(view_of(1, [queued(1)], profiled))) == {1: ()}
+
+
+def test_under_mps_jobs_of_several_gpus_do_not_share_and_in_streams_they_do():
+    mps = replace(SETTINGS, collocation=Collocation(mps=True))
+    for settings, found in ((SETTINGS, (0, 1)), (mps, ())):
+        view = view_of(2, [queued(1, wants=2)], running(9, 0, 1), settings=settings)
+        assert where(plan(view)) == {1: found}
+
+
+# -- beside several
+
+
+def test_neighbours_gpus_come_first_and_idle_ones_make_up_the_rest():
+    view = view_of(3, [queued(1, wants=3)], running(9, 1, left_s=500), running(8, 2, left_s=900))
+    assert where(plan(view)) == {1: (1, 2, 0)}
+    assert where(plan(view_of(2, [queued(1, wants=2)], running(9, 0)))) == {1: (0, 1)}
+    alone = view_of(2, [queued(1, wants=2)], running(9, 0, exclusive=True))
+    assert where(plan(alone)) == {1: ()}, "without a neighbour it waits for idle ones"
+
+
+def test_a_neighbour_of_more_gpus_gives_as_many_as_are_wanted():
+    view = view_of(4, [queued(1, wants=2)], running(9, 0, 1, 2), running(8, 3, left_s=9e4))
+    assert where(plan(view)) == {1: (0, 1)}
+
+
+def test_all_must_gain_by_the_worst_of_the_ratios():
+    """Alone with either, job 1 gains; but job 8 would slow it so much that 9 suffers for longer
+    than waiting would take."""
+    residents = running(8, 0, left_s=9000.0), running(9, 1, left_s=1000.0)
+    view = view_of(2, [queued(1, 100.0, wants=2)], *residents)
+    pairs = {(8, 1): (1.0, 30.0), (9, 1): (5.0, 1.0)}
+    assert where(plan(view, pairs)) == {1: ()}
+    assert where(plan(view, {**pairs, (8, 1): (1.0, 3.0)})) == {1: (1, 0)}
+    assert where(plan(view, {**pairs, (9, 1): (1.0, 1.0)})) == {1: (1, 0)}
+
+
+# -- memory
+
+
+def test_what_a_job_needs():
+    estimate = Estimate(8_000, "trace", high=9_000, batch_mib=6_400)
+    assert need_mib(queued(1, estimate=estimate)) == 10_000, "it was measured to take more"
+    small = replace(PROFILE, peak_mib=1_000)
+    assert need_mib(queued(1, estimate=estimate, profile=small)) == 9_000
+    assert need_mib(queued(1, estimate=estimate, profile=small), 4) == 9_000 - 4_800
+    assert need_mib(queued(1, estimate=estimate), 4) == 10_000 - 4_800
+    assert need_mib(queued(1), 4) == 10_000, "nobody knows what the batch takes of it"
+
+
+def test_without_enough_memory_nobody_joins():
+    tight = {"gpu0": {"free_mib": 9_999}}
+    waits = plan(view_of(1, [queued(1)], running(9, 0), **tight))[1]
+    assert waits.verdicts[0].refused == (Reason("memory", 10_000, 9_999, "MiB"),)
+    assert plan(view_of(1, [queued(1)], running(9, 0), gpu0={"free_mib": 10_000}))[1].gpus
+    again = queued(1, retry=Retry("oom", margin_mib=500))
+    assert not plan(view_of(1, [again], running(9, 0), gpu0={"free_mib": 10_499}))[1].gpus
+
+
+def test_the_admin_s_margins_count():
+    margin = Settings(policies={"castor": Preconditions(min_free_mib=0, margin_mib=11_000)})
+    waits = plan(view_of(1, [queued(1)], running(9, 0), settings=margin))[1]
+    assert waits.verdicts[0].refused == (Reason("memory", 21_000, 20_000, "MiB"),)
+    free = Settings(policies={"castor": Preconditions(min_free_mib=20_001)})
+    waits = plan(view_of(1, [queued(1)], running(9, 0), settings=free))[1]
+    assert refused(waits) == {0: ["min_free"]}
+
+
+SPLITTABLE = {
+    "batch_size": 48,
+    "estimate": Estimate(30_000, "trace", batch_mib=24_000),
+    "profile": replace(PROFILE, peak_mib=30_000),
+}
+
+
+def test_a_batch_is_split_as_far_as_memory_asks_and_no_further():
+    """Whole 30,000 MiB, in two parts 18,000, in four 12,000, in eight 9,000, in sixteen 7,500."""
+    for free_mib, passes in ((30_000, 1), (29_999, 2), (18_000, 2), (12_345, 4), (7_500, 16)):
+        view = view_of(1, [queued(1, **SPLITTABLE)], running(9, 0), gpu0={"free_mib": free_mib})
+        placement = plan(view)[1]
+        assert (bool(placement.gpus), placement.accumulation) == (True, passes)
+        parts = Reason("split_batch", 48, 48 // passes, detail=f"{passes} parts")
+        assert (parts in placement.grounds) == (passes > 1)
+    waits = plan(view_of(1, [queued(1, **SPLITTABLE)], running(9, 0), gpu0={"free_mib": 7_499}))[1]
+    assert waits.verdicts[0].refused == (Reason("memory", 7_500, 7_499, "MiB"),)
+
+
+def test_who_did_not_opt_in_is_never_split():
+    job = queued(1, **{**SPLITTABLE, "batch_size": None})
+    assert not plan(view_of(1, [job], running(9, 0), gpu0={"free_mib": 29_999}))[1].gpus
+
+
+def test_a_batch_in_parts_takes_longer_and_may_not_be_worth_it():
+    """Sixteen passes take 1 + 15/4 times as long, for all of which the neighbour is slowed."""
+    job, harsh = queued(1, **SPLITTABLE), {(9, 1): (1.5, 1.5)}
+    for free_mib, found in ((30_000, (0,)), (7_500, ())):
+        view = view_of(1, [job], running(9, 0, left_s=300), gpu0={"free_mib": free_mib})
+        placements = plan(view, harsh)
+        assert where(placements) == {1: found}
+    (lost,) = placements[1].verdicts[0].refused
+    assert lost.code == "no_benefit" and lost.have > lost.need == 350
+
+
+def test_beside_two_it_is_split_as_the_fuller_gpu_asks():
+    looks = {"gpu0": {"free_mib": 30_000}, "gpu1": {"free_mib": 12_000}}
+    job = queued(1, wants=2, **SPLITTABLE)
+    placement = plan(view_of(2, [job], running(8, 0), running(9, 1), **looks))[1]
+    assert (len(placement.gpus), placement.accumulation) == (2, 4)
+
+
+def test_of_a_neighbour_s_gpus_those_with_most_memory():
+    looks = {
+        "gpu0": {"free_mib": 9_000},
+        "gpu1": {"free_mib": 15_000},
+        "gpu2": {"free_mib": 30_000},
+    }
+    view = view_of(3, [queued(1)], running(9, 0, 1, 2), **looks)
+    assert where(plan(view)) == {1: (2,)}
+    assert where(plan(view_of(3, [queued(1, wants=2)], running(9, 0, 1, 2), **looks))) == {
+        1: (2, 1)
+    }
+
+
+# -- what is said
+
+
+def test_a_long_line_is_explained_in_front_and_ends_where_nothing_is_to_be_had():
+    waiting = [queued(n, 1000.0) for n in range(1, 21)]
+    full = plan(view_of(1, waiting, running(98, 0), running(99, 0)))
+    assert list(full) == [1, 2, 3, 4] and all(p.verdicts for p in full.values())
+    harsh = {(99, n): (9.0, 9.0) for n in range(1, 21)}
+    tried = plan(view_of(1, waiting, running(99, 0)), harsh)
+    assert len(tried) == 20 and all(p.reasons for p in tried.values())
+    assert [bool(p.verdicts) for p in tried.values()] == [True] * 4 + [False] * 16
+    large = [queued(n, wants=2) for n in range(1, 6)]
+    assert where(plan(view_of(1, [*large, queued(6)])))[6] == (0,), "there is an idle one"
+    harsh.pop((99, 20))
+    assert where(plan(view_of(1, waiting, running(99, 0)), harsh))[20] == (0,)
+
+
+# -- the ratios
+
+
+def model(feature, below, above, threshold=0.5):
+    """One split; a feature that is missing counts as above."""
+    stage = Stage(
+        (0, -1, -1),
+        (threshold, 0.0, 0.0),
+        (1, 0, 0),
+        (2, 0, 0),
+        (2, 0, 0),
+        (0.0, below, above),
+        (1.0, 0, 0),
+    )
+    return Boosted("", "", (feature,), 1.0, (stage,), 1, 0.0)
+
+
+def profile(mean, variance=0.0, peak_mib=4_000):
+    return Profile(200.0, peak_mib, (Indicator("gpu_utilization", mean, variance),))
+
+
+def test_each_is_told_by_its_own_and_the_other_s_profile():
+    busy, calm = profile(0.9), profile(0.1)
+    other = model("other.gpu_utilization.mean", 0.0, 0.8)
+    assert ratios(other, busy, calm, 40_000) == (1.0, 1.8)
+    own = model("own.gpu_utilization.mean", 0.0, 0.8)
+    assert ratios(own, busy, calm, 40_000) == (1.8, 1.0)
+    variance = model("own.gpu_utilization.variance", 0.0, 0.8, threshold=0.1)
+    assert ratios(variance, profile(0.5, 0.2), calm, 40_000) == (1.8, 1.0)
+    share = model("own.memory.share", 0.0, 0.8, threshold=0.2)
+    assert ratios(share, profile(0.5, peak_mib=4_000), calm, 10_000) == (1.8, 1.8)
+    assert ratios(share, profile(0.5, peak_mib=4_000), calm, 40_000) == (1.0, 1.0)
+    assert ratios(model("own.memory.share", -0.5, -0.5), busy, calm, 40_000) == (1.0, 1.0)
+
+
+def test_what_was_learned_here_goes_before_what_is_shipped():
+    told = Predicted(model("own.memory.share", 0.2, 0.2))
+    one, two = running(1, 0), queued(2)
+    assert told(one, two, 40_000, {}) == (1.2, 1.2)
+    learned = {"interference": model("own.memory.share", 0.7, 0.7)}
+    assert told(one, two, 40_000, learned) == (1.7, 1.7)
+    assert told(one, two, 40_000, {}) == (1.2, 1.2), "nothing of it sticks"
+
+
+def test_a_pair_is_worked_out_once_and_another_one_anew(monkeypatch):
+    asked = []
+    counted = lambda self, values: asked.append(values) or 1.5  # noqa: E731
+    monkeypatch.setattr(Boosted, "predict", counted)
+    told = Predicted(model("own.memory.share", 0.0, 0.0))
+    one, two = running(1, 0, profile=profile(0.1)), queued(2, profile=profile(0.2))
+    for _ in range(3):
+        assert told(one, two, 40_000, {}) == (1.5, 1.5)
+    assert len(asked) == 2
+    told(one, two, 20_000, {})
+    told(two, one, 40_000, {})
+    told(one, queued(3, profile=profile(0.3)), 40_000, {})
+    assert len(asked) == 8
+    again = replace(two.profile, of=7)
+    told(one, replace(two, profile=again), 40_000, {})
+    assert len(asked) == 8, "another run of the same job"
+    told(one, replace(two, profile=replace(again, peak_mib=1)), 40_000, {})
+    assert len(asked) == 10
+
+
+def test_the_shipped_model_is_read_as_it_was_written():
+    text = files("policies.castor").joinpath("interference.json").read_text("utf-8")
+    assert shipped() == decode_model(text)
+    two_busy = ratios(
+        shipped(), profile(0.95, peak_mib=9_000), profile(0.95, peak_mib=9_000), 24_000
+    )
+    assert min(two_busy) > 1.2, "two that fill a GPU are slow together"
+
+
+# -- as a plugin
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Settings(),
+        Settings(collocation=Collocation(mps=True)),
+        Settings(limits=Limits(preemption=True)),
+        Settings(profiling=Profiling(gpus=2)),
+        SETTINGS,
+    ],
+)
+def test_it_is_a_sound_policy(settings):
+    check_policy(castor(settings), settings)
+    check_policy(with_ratios(settings=settings), settings)
+
+
+# -- in the simulator
+
+A100 = GpuKind("a100", 40_960, 50.0, 400.0, 1.0)
+BIG = Load("net", 64, 30_000, sm_active=0.3, dram_active=0.1, batch_mib=24_000, fixed_share=0.25)
+SMALL = replace(BIG, memory_mib=12_000, batch_mib=4_000)
+
+
+@pytest.fixture
+def simulated_castor(monkeypatch):
+    """Two on a GPU train at 1/1.25 of their speed, and the policy knows it."""
+
+    class Mild:
+        name = "mild"
+
+        def speeds(self, loads, mode):
+            return (1 / 1.25,) * len(loads)
+
+    def policy(settings):
+        made = castor(settings)
+        known = replace(made.sharing, interference=lambda *_: (1.25, 1.25))
+        return replace(made, sharing=known)
+
+    monkeypatch.setattr(simulated, "make", lambda name: Mild())
+    monkeypatch.setattr(registry, "bare_policy", policy)
+
+
+def replay(*tasks, **settings):
+    cluster = Cluster((Node("n0", A100, 1),))
+    experiment = Experiment(
+        Trace("by hand", tasks), cluster, Settings(**settings), "oracle", physics=Physics()
+    )
+    return simulate(experiment).jobs
+
+
+# The first is profiled alone until its end at 310, and its twin is known by that. The long one is
+# profiled until 510. It leaves 28,960 MiB, in which the twin's 30,000 fit in two parts: 18,000.
+FIRST = Task(name="split", submit_s=0.0, duration_s=300.0, load=BIG, resizable=True)
+LONG = Task(name="long", submit_s=1.0, duration_s=20_000.0, load=SMALL)
+TWIN = replace(FIRST, submit_s=400.0, duration_s=1_000.0)
+
+
+def test_a_job_is_profiled_and_its_twin_shares_with_its_batch_split(simulated_castor):
+    first, long, twin = (job.attempts[0] for job in replay(FIRST, LONG, TWIN))
+    assert (first.launched_at, first.ended_at, long.launched_at) == (0.0, 310.0, 310.0)
+    assert (twin.launched_at, twin.ready_at, twin.cause) == (510.0, 520.0, Cause.SUCCESS)
+    together_s = 1_000 * (1 + 0.25) * 1.25  # two passes, and company
+    assert twin.ended_at == pytest.approx(520 + together_s)
+    assert long.ended_at == pytest.approx(320 + 20_000 + together_s * (1 - 1 / 1.25))
+
+
+def test_a_twin_that_cannot_be_split_waits(simulated_castor):
+    tasks = (replace(task, resizable=False) for task in (FIRST, LONG, TWIN))
+    _, long, twin = (job.attempts[0] for job in replay(*tasks))
+    assert twin.launched_at == long.ended_at == 320.0 + 20_000
+
+
+def test_what_a_batch_of_another_size_took_teaches_nothing():
+    """Neither its profile nor its duration: it is another job, though the command is the same."""
+    command = ("train", "--batch={batch_size}")
+    groups = {group(a_spec(argv=command, batch_size=size)) for size in (None, 32, 64, 64)}
+    assert len(groups) == 3
+
+
+def test_a_resizable_task_as_the_core_is_told_of_it():
+    experiment = Experiment(
+        Trace("by hand", (FIRST, LONG)), Cluster((Node("n0", A100, 1),)), estimator="oracle"
+    )
+    workload = Workload(experiment)
+    assert [workload.spec(id).batch_size for id in (1, 2)] == [64, None]
+    assert [workload.estimate(id).batch_mib for id in (1, 2)] == [24_000, 0]
+    assert workload.load(1, A100, 4).memory_mib == 12_000
+    assert workload.estimate(1).accumulating(4).mib == 12_000
+    assert workload.full_rate(1, A100) == 1
+    assert workload.full_rate(1, A100, 4) == pytest.approx(1 / 1.75)

@@ -1,0 +1,741 @@
+"""Lucid, rule by rule on views that turn on the rule, and from end to end in the simulator."""
+
+import math
+import random
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from carmad import registry
+from carmad.config import Limits, Preconditions, Profiling, Settings
+from carmad.config import Lucid as Knobs
+from carmad.core.history import History
+from carmad.core.types import Cause, Estimate, Indicator, JobState, Prediction, Profile, Retry
+from carmad.core.window import Score
+from carmad.models import Additive, Node, Tree
+from carmad.plugin import AskAgain, Placement, Preemption, ProfilingRun, Reason
+from carmad.sim.experiment import Experiment
+from carmad.sim.hardware import parse
+from carmad.sim.run import simulate
+from carmad.sim.task import Load, Task, Trace
+from carmad.store import codec
+from carmad.testing import a_gpu, a_gpu_view, a_job, a_spec, a_view, check_policy
+from policies.lucid import Lucid, lucid, packing
+from policies.lucid.turn import REPORTED, VERDICTS
+
+S = JobState
+# Tiny up to a utilisation of 0.4, Medium up to 0.8, else Jumbo.
+TREE = Tree(
+    "by hand",
+    "nobody",
+    ("gpu_utilization", "amp"),
+    ("tiny", "medium", "jumbo"),
+    (
+        Node((9, 8, 7), 0, 0.4, 1, 2),
+        Node((9, 0, 0)),
+        Node((0, 8, 7), 0, 0.8, 3, 4),
+        Node((0, 8, 0)),
+        Node((0, 0, 7)),
+    ),
+    24,
+    0.0,
+)
+TINY, MEDIUM, JUMBO = 0.3, 0.6, 0.9
+NOW = 7 * 86_400.0
+
+
+def profile(utilization, peak_mib=4_000, variance=0.0, **more):
+    told = {"gpu_utilization": utilization, "memory_utilization": utilization / 2} | more
+    return Profile(
+        200.0, peak_mib, tuple(Indicator(name, mean, variance) for name, mean in told.items())
+    )
+
+
+def job(
+    id=1, wants=1, utilization: float | None = MEDIUM, seconds: float | None = 1000.0, **changes
+):
+    wishes = ("requeue", "cold_start_s", "amp", "exclusive", "nice", "expected_s")
+    spec = a_spec(gpus=wants, **{name: changes.pop(name) for name in wishes if name in changes})
+    known = {
+        "profile": None if utilization is None else profile(utilization),
+        "prediction": None if seconds is None else Prediction(seconds, "history"),
+        "estimate": Estimate(4_000, "declared"),
+    }
+    return a_job(id, spec=spec, **(known | changes))
+
+
+def running(id, *gpus, **changes):
+    there = tuple(a_gpu(gpu).id for gpu in gpus)
+    began = {"state": S.RUNNING, "gpus": there, "started_at": float(id)}
+    return job(id, wants=changes.pop("wants", len(gpus)), **(began | changes))
+
+
+def view_of(gpus, queue, residents=(), settings=None, models=None, history=None, **looks):
+    """`gpus` GPUs, or as many on each node as a list says; `looks` change views, by index."""
+    per_node = [gpus] if isinstance(gpus, int) else gpus
+    nodes = [f"node{n}" for n, count in enumerate(per_node) for _ in range(count)]
+    views = []
+    for n, node in enumerate(nodes):
+        there = tuple(each for each in residents if a_gpu(n).id in each.gpus)
+        used_mib = sum(4_000 for _ in there)
+        changes = {
+            "gpu": a_gpu(n, node=node),
+            "residents": there,
+            "free_mib": 40_960 - used_mib,
+        } | looks.get(f"gpu{n}", {})
+        views.append(a_gpu_view(n, at=NOW, **changes))
+    models = {"packing": TREE} if models is None else models
+    return a_view(views, queue, settings, NOW, history, models)
+
+
+def placements(plan):
+    return [each for each in plan if isinstance(each, Placement)]
+
+
+def placed(plan):
+    """Where each job goes, by index: () for one that waits."""
+    index = {a_gpu(n).id: n for n in range(2000)}
+    return {p.job: tuple(index[gpu] for gpu in p.gpus) for p in placements(plan)}
+
+
+def plan(*args, policy=None, **kwargs):
+    return (policy or Lucid()).plan(view_of(*args, **kwargs))
+
+
+def refused(plan, id=1, gpu=0):
+    """What was said of one GPU to one job."""
+    (placement,) = (p for p in placements(plan) if p.job == id)
+    return next(v.refused for v in placement.verdicts if v.gpu == a_gpu(gpu).id)
+
+
+def codes(reasons):
+    return [reason.code for reason in reasons]
+
+
+# -- what every policy must do
+
+
+@pytest.mark.parametrize("sharing", ["affine", "naive", "off"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Settings(),
+        Settings(profiling=Profiling(gpus=2, largest=1), limits=Limits(preemption=True)),
+        Settings(lucid=Knobs(off_below=1.0)),
+    ],
+)
+def test_conformance(settings, sharing):
+    check_policy(replace(lucid(settings), sharing=sharing), settings, views=60)
+
+
+def test_order_is_gpus_times_predicted_duration():
+    policy = Lucid()
+    assert policy.order(job(wants=4, seconds=100)) == 400
+    assert policy.order(job(wants=4, seconds=None)) == math.inf
+    assert policy.order(job(wants=2, seconds=None, expected_s=30)) == 60  # its owner's word
+    assert Lucid(estimated=False).order(job(wants=4, seconds=100)) == 0
+
+
+# -- sharing scores
+
+
+def test_scores_are_told_from_the_profile():
+    assert [packing.score(TREE, job(utilization=u), 1) for u in (TINY, MEDIUM, JUMBO)] == [0, 1, 2]
+
+
+def test_no_score_without_all_that_the_tree_asks_for():
+    assert packing.score(TREE, job(utilization=None), 1) is None
+    silent = job(profile=Profile(0.0, 4_000))
+    assert packing.score(TREE, silent, 1) is None
+    by_memory = replace(TREE, features=("memory_share", "amp"))
+    assert packing.score(by_memory, job(profile=profile(TINY, peak_mib=0)), 40_960) is None
+    assert packing.score(by_memory, silent, 40_960) == 0
+
+
+def test_memory_counts_as_a_share_of_the_card_and_amp_as_declared():
+    by_memory = replace(TREE, features=("memory_share", "amp"))
+    assert packing.score(by_memory, job(), 8_000) == 1  # 0.5
+    assert packing.score(by_memory, job(), 4_500) == 2
+    by_amp = replace(TREE, features=("amp", "gpu_utilization"))
+    assert [packing.score(by_amp, job(amp=amp), 1) for amp in (False, True)] == [0, 2]
+
+
+def test_the_shipped_tree_is_as_the_store_would_read_it_and_steps_back_for_a_learned_one():
+    tree = packing.shipped()
+    assert codec.decode_model(codec.encode_model(tree)) == tree
+    assert set(tree.classes) == set(packing.SCORES)
+    assert packing.model({}) == tree
+    assert packing.model({"packing": TREE}) is TREE
+
+
+# -- the binder, rule by rule
+
+
+def test_an_affine_job_comes_before_an_idle_gpu():
+    (placement,) = placements(plan(2, [job()], [running(7, 1)]))
+    assert placement.gpus == (a_gpu(1).id,)
+    affine, predicted = placement.grounds
+    assert affine == Reason("affine", 2, 2, detail="job 7 is Medium, this one Medium")
+    assert predicted == Reason("predicted", have=1000.0, unit="s", detail="history")
+    assert [(v.rank, v.refused) for v in placement.verdicts] == [(1.0, ()), (0.0, ())]
+
+
+@pytest.mark.parametrize(
+    ("mine", "its", "together"),
+    [
+        (TINY, TINY, True),
+        (TINY, JUMBO, True),
+        (JUMBO, TINY, True),
+        (MEDIUM, MEDIUM, True),
+        (MEDIUM, JUMBO, False),
+        (JUMBO, JUMBO, False),
+    ],
+)
+def test_scores_add_up_to_the_capacity_at_most(mine, its, together):
+    made = plan(1, [job(utilization=mine)], [running(7, 0, utilization=its)])
+    assert placed(made) == {1: (0,) if together else ()}
+
+
+def test_why_two_do_not_match():
+    made = plan(1, [job(utilization=JUMBO)], [running(7, 0)])
+    detail = "job 7 is Medium, this one Jumbo"
+    assert refused(made) == (Reason("sharing_score", 2, 3, detail=detail),)
+    assert placements(made)[0].reasons == (Reason("no_room", 1, 0, "GPUs"),)
+
+
+def test_the_capacity_is_a_knob():
+    settings = Settings(lucid=Knobs(sharing_capacity=4))
+    assert placed(plan(1, [job(utilization=JUMBO)], [running(7, 0)], settings)) == {1: (0,)}
+
+
+def test_rule_1_memory():
+    residents = [running(7, 0, profile=profile(MEDIUM, peak_mib=20_000))]
+
+    def made(mine_mib, settings=None, **changes):
+        mine = job(profile=profile(MEDIUM, peak_mib=mine_mib), **changes)
+        return plan(1, [mine], residents, settings)
+
+    assert placed(made(20_960)) == {1: (0,)}  # its peak is kept for it, used or not
+    assert refused(made(20_961)) == (Reason("memory", 20_961, 20_960, "MiB"),)
+    estimated = Estimate(20_961, "trace")
+    assert codes(refused(made(1_000, estimate=estimated))) == ["memory"]
+    margin = Settings(policies={"lucid": Preconditions(margin_mib=1)})
+    assert codes(refused(made(20_960, margin))) == ["memory"]
+    burnt = Retry("out of memory", margin_mib=4_096)
+    assert refused(made(20_000, retry=burnt))[0].need == 24_096
+
+
+def test_rule_1_memory_that_is_used_already():
+    made = plan(1, [job()], [running(7, 0)], gpu0={"free_mib": 3_999})
+    assert refused(made) == (Reason("memory", 4_000, 3_999, "MiB"),)
+    made = plan(1, [job()], [running(7, 0)], gpu0={"outsider_mib": 32_961})
+    assert refused(made) == (Reason("memory", 4_000, 3_999, "MiB"),)
+
+
+def test_without_any_word_on_its_memory_a_job_is_not_packed():
+    unknown = {"estimate": None, "profile": profile(MEDIUM, peak_mib=0)}
+    made = plan(1, [job(**unknown)], [running(7, 0)])
+    assert codes(refused(made)) == ["unprofiled"]
+
+
+def test_rule_2_equal_demands_and_the_same_gpus():
+    residents = [running(6, 0), running(7, 1, 2), running(8, 3)]
+    made = plan(4, [job(wants=2)], residents)
+    assert placed(made) == {1: (1, 2)}
+    made = plan(1, [job(wants=1)], [running(7, 0, wants=2, gpus=(a_gpu(0).id, "GPU-gone"))])
+    assert Reason("gpu_demand", 1, 2, "GPUs", "job 7") in refused(made)
+
+
+def test_rule_2_not_one_of_a_partner_s_gpus_may_be_closed():
+    residents = [running(7, 0, 1)]
+    made = plan(2, [job(wants=2)], residents, gpu1={"drained": "maintenance"})
+    assert placed(made) == {1: ()}
+    assert codes(refused(made, gpu=1)) == ["drained"]
+
+
+def test_rule_3_no_more_than_two():
+    pair = [running(7, 0, utilization=TINY), running(8, 0, utilization=TINY)]
+    made = plan(1, [job(utilization=TINY)], pair)
+    assert refused(made) == (Reason("jobs_per_gpu", 2, 2, "jobs"),)
+
+
+def test_a_job_is_joined_once_in_a_plan():
+    made = plan(2, [job(1), job(2), job(3)], [running(7, 0), running(8, 1)])
+    assert placed(made) == {1: (0,), 2: (1,), 3: ()}
+
+
+def test_rule_4_unstable_jobs_stay_alone():
+    swinging = profile(MEDIUM, variance=0.0901)
+    made = plan(1, [job(profile=swinging)], [running(7, 0)])
+    assert refused(made) == (Reason("unstable", 0.09, 0.0901, detail="this job"),)
+    made = plan(1, [job()], [running(7, 0, profile=swinging)])
+    assert refused(made) == (Reason("unstable", 0.09, 0.0901, detail="job 7"),)
+    assert placed(plan(1, [job(profile=profile(MEDIUM, variance=0.09))], [running(7, 0)])) == {
+        1: (0,)
+    }
+    assert codes(refused(plan(1, [job(served_s=5.0)], [running(7, 0)]))) == ["unstable"]
+
+
+def test_rule_5_distributed_jobs_are_not_joined():
+    made = plan([1, 1], [job(wants=2)], [running(7, 0, 1)])
+    assert refused(made) == (Reason("distributed", detail="job 7"),)
+
+
+def test_a_job_does_not_hold_up_one_that_ends_long_before_it():
+    made = plan(1, [job(seconds=2000)], [running(7, 0)])
+    assert placed(made) == {1: (0,)}
+    made = plan(1, [job(seconds=2001)], [running(7, 0)])
+    assert refused(made) == (Reason("outlasts", 2000, 2001, "GPU-s", "job 7"),)
+    made = plan(1, [job(seconds=None)], [running(7, 0)])
+    assert refused(made) == (Reason("outlasts", 2000, 0, "GPU-s", "job 7"),)  # JSON has no ∞
+    assert placed(plan(1, [job(seconds=None)], [running(7, 0, seconds=None)])) == {1: (0,)}
+
+
+def test_without_profiles_nobody_shares():
+    made = plan(1, [job(utilization=None)], [running(7, 0)])
+    assert refused(made) == (Reason("unprofiled", detail="this job"),)
+    made = plan(1, [job()], [running(7, 0, utilization=None)])
+    assert refused(made) == (Reason("unprofiled", detail="job 7"),)
+
+
+@pytest.mark.parametrize(
+    ("resident", "code"),
+    [
+        ({"exclusive": True}, "exclusive"),
+        ({"profiling": ProfilingRun(NOW + 9, evict=False)}, "profiling"),
+        ({"state": S.STOPPING, "stop": Cause.CANCELLED}, "busy"),
+    ],
+)
+def test_partners_that_are_none(resident, code):
+    assert codes(refused(plan(1, [job()], [running(7, 0, **resident)]))) == [code]
+
+
+def test_who_must_be_alone_joins_nobody():
+    made = plan(2, [job(exclusive=True)], [running(7, 0)])
+    assert placed(made) == {1: (1,)}
+    assert codes(refused(made)) == ["busy"]
+
+
+def test_of_several_it_joins_the_one_that_has_run_for_longest():
+    residents = [
+        running(7, 0, started_at=30.0, utilization=TINY),
+        running(8, 1, started_at=20.0),
+        running(9, 2, started_at=10.0, utilization=JUMBO),
+    ]
+    assert placed(plan(3, [job()], residents)) == {1: (1,)}
+
+
+def test_others_are_looked_at_where_the_first_has_no_room():
+    residents = [running(7, 0), running(8, 1), running(9, 2)]
+    full = {"free_mib": 100}
+    assert placed(plan(3, [job()], residents, gpu0=full, gpu1=full)) == {1: (2,)}
+
+
+def test_a_pair_is_judged_by_the_card_that_it_would_be_on():
+    by_memory = replace(TREE, features=("memory_share", "amp"))
+    small = {"gpu": a_gpu(0, memory_mib=8_100, node="node0"), "free_mib": 4_100}
+    residents = [running(7, 0), running(8, 1, started_at=9.0)]
+    made = plan(2, [job()], residents, models={"packing": by_memory}, gpu0=small)
+    assert placed(made) == {1: (0,)}  # 0.49 each: Medium and Medium
+    smaller = {"gpu": a_gpu(0, memory_mib=4_800, node="node0"), "free_mib": 4_100}
+    made = plan(2, [job()], residents, models={"packing": by_memory}, gpu0=smaller)
+    assert placed(made) == {1: (1,)}
+
+
+# -- the order of things
+
+
+def test_one_behind_a_job_that_does_not_fit_has_its_turn():
+    made = plan(
+        2, [job(1, wants=2), job(2, utilization=JUMBO), job(3)], [running(7, 0, utilization=JUMBO)]
+    )
+    assert placed(made) == {1: (), 2: (1,), 3: ()}
+
+
+def test_with_sharing_off_it_does_not():
+    policy = Lucid(sharing="off")
+    made = plan(3, [job(1), job(2, wants=2), job(3)], [running(7, 0)], policy=policy)
+    assert placed(made) == {1: (1,), 2: ()}
+    assert codes(placements(made)[1].reasons) == ["no_room", "sharing_off"]
+    assert refused(made, 2) == (Reason("sharing_off"),)
+
+
+def test_idle_gpus_are_taken_on_the_node_that_has_the_fewest_that_suffice():
+    residents = [running(7, 3, utilization=JUMBO), running(8, 4, utilization=JUMBO)]
+    made = plan([3, 4, 4], [job(1, wants=2, utilization=JUMBO)], residents)
+    assert placed(made) == {1: (5, 6)}
+    made = plan([3, 4, 4], [job(1, wants=3, utilization=JUMBO)], residents)
+    assert placed(made) == {1: (0, 1, 2)}
+
+
+def test_a_large_job_takes_as_few_nodes_as_can_be():
+    made = plan([1, 3, 2], [job(wants=5)])
+    assert placed(made) == {1: (1, 2, 3, 4, 5)}
+
+
+def test_gpus_that_somebody_else_uses_are_not_idle():
+    made = plan(1, [job()], gpu0={"outsider_mib": 501})
+    assert codes(refused(made)) == ["outsiders"]
+
+
+def test_a_promise_that_no_gpu_can_keep():
+    made = plan(1, [job(estimate=Estimate(50_000, "declared", firm=True))])
+    assert codes(refused(made)) == ["memory"]
+
+
+# -- modes
+
+
+def history(*gpus_per_interval):
+    """The last of them is of the interval that is just over."""
+    made = History()
+    for n, gpus in enumerate(gpus_per_interval):
+        made.note_submission(NOW - 600 * (len(gpus_per_interval) - n), gpus)
+    return made
+
+
+def forecasting(gpus):
+    return Additive("by hand", "nobody", float(gpus), (), (), "identity", 1, 0.0)
+
+
+def sharing(knobs, past=None, forecast=None, utilization=MEDIUM):
+    models = {"packing": TREE} | ({"throughput": forecasting(forecast)} if forecast else {})
+    queue, residents = [job(utilization=utilization)], [running(7, 0, utilization=TINY)]
+    return plan(2, queue, residents, Settings(lucid=knobs), models, past or history(0))
+
+
+def test_modes_by_the_last_hour():
+    knobs = Knobs(apathetic_below=6.0, off_below=3.0)
+    quiet, some, many = history(0, 0, 0, 0, 0, 17), history(*[3] * 6), history(*[6] * 6)
+    assert placed(sharing(knobs, quiet)) == {1: (1,)}
+    assert placed(sharing(knobs, some)) == {1: (0,)}  # Tiny and Medium add up to 1
+    assert placed(sharing(knobs, some, utilization=JUMBO)) == {1: (1,)}
+    assert placed(sharing(knobs, many, utilization=JUMBO)) == {1: (0,)}
+    assert placed(sharing(knobs, history(99, 0, 0, 0, 0, 0, 0))) == {1: (1,)}  # over an hour ago
+
+
+def test_modes_by_forecast():
+    knobs = Knobs(apathetic_below=6.0, off_below=3.0)
+    assert placed(sharing(knobs, forecast=2.9)) == {1: (1,)}
+    assert placed(sharing(knobs, forecast=3.0)) == {1: (0,)}
+    assert placed(sharing(knobs, forecast=5.9, utilization=JUMBO)) == {1: (1,)}
+    assert placed(sharing(knobs, forecast=6.0, utilization=JUMBO)) == {1: (0,)}
+    busy_now = history(*[9] * 6)
+    assert placed(sharing(knobs, busy_now, forecast=0.1)) == {1: (0,)}
+
+
+def test_off_is_explained_and_thought_over_when_the_forecast_may_change():
+    made = sharing(Knobs(off_below=3.0), forecast=2.0)
+    assert refused(made) == (Reason("sharing_off", 3.0, 2.0, "GPUs"),)
+    assert made[-1] == AskAgain(NOW + 600)
+    assert not any(isinstance(each, AskAgain) for each in sharing(Knobs()))
+
+
+# -- the profiler
+
+DEDICATED = Settings(profiling=Profiling(gpus=2))
+
+
+def new(id, wants=1, **changes):
+    return job(id, wants, utilization=None, **changes)
+
+
+def test_in_place_a_new_job_is_alone_until_it_is_known():
+    made = plan(2, [new(1, cold_start_s=50.0), job(2)], [running(7, 0)])
+    placement, other = placements(made)
+    assert placement.gpus == (a_gpu(1).id,)
+    assert placement.profiling == ProfilingRun(NOW + 250, evict=False)
+    assert placement.grounds[-1] == Reason("profiled_there", 250, unit="s")
+    assert other.profiling is None
+    assert placements(plan(9, [new(1, wants=9)]))[0].profiling is None  # more than N_prof
+
+
+def test_the_profiler_has_the_last_gpus_and_sends_jobs_back():
+    made = plan([2, 2], [new(1), job(2, utilization=JUMBO)], settings=DEDICATED)
+    one, other = placements(made)
+    assert placed(made) == {1: (2,), 2: (0,)}
+    assert one.profiling == ProfilingRun(NOW + 200, evict=True)
+    assert {verdict.gpu for verdict in one.verdicts} == {a_gpu(2).id, a_gpu(3).id}
+    assert codes(refused(made, 2, gpu=1)) == []
+    assert codes(refused(made, 2, gpu=3)) == ["kept_for_profiling"]
+    assert len(other.verdicts) == 4
+
+
+def test_known_jobs_stay_off_the_profiler_and_new_ones_off_the_rest():
+    full = [running(7, 0, utilization=JUMBO), running(8, 1, utilization=JUMBO)]
+    made = plan(4, [job(1)], full, DEDICATED)
+    assert placed(made) == {1: ()}
+    profiled = [replace(running(n, n), profiling=ProfilingRun(NOW + 9, True)) for n in (2, 3)]
+    made = plan(4, [new(1)], profiled, DEDICATED)
+    assert placed(made) == {1: ()}
+    assert placements(made)[0].reasons == (Reason("profiling_gpus", 1, 0, "GPUs"),)
+    left_over = running(9, 3)  # from before these GPUs were the profiler's
+    assert placed(plan(4, [job(1)], [*full, left_over], DEDICATED)) == {1: ()}
+
+
+def test_least_gpus_first_and_the_first_that_does_not_fit_ends_it():
+    line = [new(1, wants=2), new(2), new(3, wants=2), new(4)]
+    made = plan([4, 2], line, settings=DEDICATED)
+    assert placed(made) == {2: (4,), 4: (5,), 1: (), 3: ()}
+    made = plan([4, 2], line, settings=DEDICATED, policy=Lucid(space_aware=False))
+    assert placed(made) == {1: (4, 5), 2: (), 3: (), 4: ()}
+    made = plan(
+        [4, 2],
+        [new(1, wants=2), new(2)],
+        [replace(running(7, 5), profiling=ProfilingRun(NOW + 9, True))],
+        DEDICATED,
+        policy=Lucid(space_aware=False),
+    )
+    assert placed(made) == {1: (), 2: ()}
+
+
+def test_who_is_profiled_in_place_all_the_same():
+    wary = placements(plan(4, [new(1, requeue=False)], settings=DEDICATED))[0]
+    assert wary.gpus == (a_gpu(0).id,)
+    assert wary.profiling == ProfilingRun(NOW + 200, evict=False)
+    wide = placements(plan([3, 1, 1], [new(1, wants=2)], settings=DEDICATED))[0]
+    assert set(wide.gpus) == {a_gpu(0).id, a_gpu(1).id}  # the profiler's two are on two nodes
+    limited = Settings(profiling=Profiling(gpus=2, largest=1))
+    made = placements(plan(4, [new(1, wants=2)], settings=limited))[0]
+    assert made.gpus == (a_gpu(0).id, a_gpu(1).id)
+    assert made.profiling is None
+
+
+def test_one_gpu_is_never_the_profiler_s():
+    settings = Settings(profiling=Profiling(gpus=9))
+    assert placed(plan(2, [job(1), new(2)], settings=settings)) == {2: (1,), 1: (0,)}
+    assert placements(plan(1, [new(1)], settings=settings))[0].profiling.evict is False
+
+
+def test_another_gpu_stands_in_for_one_that_is_drained():
+    made = plan(4, [new(1), new(2)], settings=DEDICATED, gpu3={"drained": "maintenance"})
+    assert placed(made) == {1: (1,), 2: (2,)}
+
+
+def test_a_job_too_large_for_the_rest_may_have_the_profiler_s_gpus():
+    made = plan(4, [job(1, wants=3)], settings=DEDICATED)
+    assert placed(made) == {1: (0, 1, 2)}
+    made = plan(4, [job(1, wants=3), job(2, wants=1), job(3)], settings=DEDICATED)
+    assert placed(made) == {1: (0, 1, 2), 2: (), 3: ()}
+    made = plan(4, [job(1, wants=2), job(2, wants=1)], settings=DEDICATED)
+    assert placed(made) == {1: (0, 1), 2: ()}
+
+
+# -- time-aware scaling
+
+
+def burst(count, gpus=8, residents=(), policy=None, **looks):
+    line = [new(id) for id in range(1, count + 1)]
+    made = plan(gpus, line, residents, DEDICATED, policy=policy, **looks)
+    return {p.job: p for p in placements(made) if p.gpus}
+
+
+def test_more_than_ten_waiting_are_lent_as_many_gpus_again():
+    assert set(placed(burst(12).values()).values()) == {(6,), (7,)}
+    lent = burst(13)
+    assert set(placed(lent.values()).values()) == {(4,), (5,), (6,), (7,)}
+    assert {p.profiling.until - NOW for p in lent.values()} == {100.0}
+    assert {p.profiling.evict for p in lent.values()} == {True}
+    assert len(burst(13, policy=Lucid(time_aware=False))) == 2
+
+
+def test_in_a_cluster_it_is_the_last_of_the_other_nodes():
+    lent = placed(burst(20, gpus=[3, 3, 2, 2]).values())
+    assert set(lent.values()) == {(6,), (7,), (8,), (9,)}
+
+
+def test_only_idle_gpus_are_lent():
+    busy = running(50, 5, utilization=JUMBO)
+    assert set(placed(burst(13, residents=[busy]).values()).values()) == {(4,), (6,), (7,)}
+
+
+def test_n_prof_grows_with_what_is_lent():
+    line = [new(id) for id in range(1, 14)] + [new(99, wants=3)]
+    made = plan(8, line, settings=DEDICATED)
+    assert placements(made)[0].profiling.evict
+    assert 99 not in placed(made)  # it stands at the end of the profiler's line
+    few = plan(8, [new(99, wants=3)], settings=DEDICATED)
+    assert placements(few)[0].profiling == ProfilingRun(NOW + 200, evict=False)
+
+
+def loan(count, forecast=None):
+    """Jobs are being profiled on the profiler's two GPUs and on one that was lent."""
+    run = ProfilingRun(NOW + 60, evict=True)
+    there = [replace(running(60 + n, n, utilization=None), profiling=run) for n in (5, 6, 7)]
+    models = {"packing": TREE} | ({"throughput": forecasting(forecast)} if forecast else {})
+    line = [new(id) for id in range(1, count + 1)]
+    made = plan(8, line, there, DEDICATED, models)
+    return len([p for p in placements(made) if p.gpus])
+
+
+def test_a_loan_lasts_until_few_wait_and_few_are_to_come():
+    assert loan(5) == 1
+    assert loan(4) == 0
+    assert loan(4, forecast=6.0) == 0  # what two GPUs take in: 200 s each in ten minutes
+    assert loan(4, forecast=6.1) == 1
+
+
+# -- evictions
+
+PREEMPTING = Settings(limits=Limits(preemption=True))
+
+
+def evicted(mean, settings=PREEMPTING, source="sm_active", first=None, second=None, **looks):
+    told = {"sm_active": 0.3}
+    pair = [
+        running(7, 0, profile=profile(TINY, **told), started_at=20.0, **(first or {})),
+        running(8, 0, profile=profile(TINY, **told), started_at=10.0, **(second or {})),
+    ]
+    score = Score(mean, mean, mean, source, mean, 30)
+    made = plan(2, [job(1, wants=3)], pair, settings, gpu0={"score": score, **looks})
+    return {p.job: p.reason for p in made if isinstance(p, Preemption)}
+
+
+def test_a_pair_that_is_busier_than_foretold_is_parted():
+    found = evicted(0.91)
+    assert set(found) == {7}  # it came later
+    reason = found[7]
+    assert (reason.code, reason.need, reason.detail) == ("unstable", 0.09, "job 7")
+    assert reason.have == pytest.approx(0.31**2)
+
+
+def test_who_is_not_evicted():
+    assert not evicted(0.89)
+    assert not evicted(0.01)  # jobs that slow each other are less busy
+    assert not evicted(0.91, settings=Settings())
+    assert not evicted(0.91, settling=Reason("settling", 30, 5, "s", "job 7"))
+    assert not evicted(0.91, second={"state": S.STOPPING, "stop": Cause.CANCELLED})
+    assert set(evicted(0.91, first={"requeue": False})) == {8}
+    assert not evicted(0.91, source=None)
+
+
+def test_utilisation_stands_in_where_the_gpu_has_no_smact():
+    assert set(evicted(0.91, source="utilization")) == {7}
+
+
+# -- what is told
+
+
+def test_a_long_line_is_told_in_part():
+    line = [job(id, utilization=JUMBO) for id in range(1, 101)]
+    made = plan(8, line, [running(200 + n, n) for n in range(8)])
+    assert [p.job for p in placements(made)] == list(range(1, REPORTED + 1))
+    assert all(len(p.verdicts) == 8 for p in placements(made))
+
+
+def test_many_gpus_are_told_of_to_a_few():
+    line = [job(id, utilization=JUMBO) for id in range(1, 10)]
+    count = VERDICTS // 2
+    made = placements(plan(count, line, [running(200 + n, n) for n in range(count)]))
+    assert [len(p.verdicts) for p in made] == [count, count, *[0] * (REPORTED - 2)]
+    assert all(codes(p.reasons) == ["no_room"] for p in made)
+
+
+def test_of_a_line_behind_full_gpus_nothing_is_missed():
+    """The quick way and the careful one agree: whoever waits has an objection on every GPU."""
+    rng = random.Random(5)
+    for _ in range(200):
+        residents, n = [], 0
+        while n < 6:
+            wide = min(rng.choice((1, 1, 2)), 6 - n)
+            at = range(n, n + wide)
+            n += wide
+            if rng.random() < 0.8:
+                load, seconds = rng.choice((TINY, MEDIUM, JUMBO)), rng.choice((10, 1000, None))
+                residents.append(running(50 + n, *at, utilization=load, seconds=seconds))
+        line = [
+            job(
+                id,
+                rng.choice((1, 2)),
+                utilization=rng.choice((TINY, MEDIUM, JUMBO, None)),
+                seconds=rng.choice((15, 25, 3000, None)),
+                estimate=Estimate(rng.choice((1_000, 36_960, 37_000)), "oracle"),
+            )
+            for id in range(1, 9)
+        ]
+        made = placements(plan([3, 3], line, residents))
+        for placement in made:
+            free = [v for v in placement.verdicts if not v.refused]
+            wanted = line[placement.job - 1].spec.gpus
+            if placement.gpus:
+                assert set(placement.gpus) <= {v.gpu for v in free}
+            elif wanted == 1:
+                assert not free
+            else:
+                assert sum(v.rank == 1.0 for v in free) < wanted
+
+
+# -- ablations
+
+
+def test_naive_packing_minds_memory_and_demand_alone():
+    policy = Lucid(sharing="naive")
+    jumbos = [running(7, 0, utilization=JUMBO, seconds=1)]
+    assert placed(plan(1, [job(utilization=JUMBO)], jumbos, policy=policy)) == {1: (0,)}
+    assert placed(plan(2, [job(wants=2)], jumbos, policy=policy)) == {1: ()}
+    large = job(profile=profile(TINY, peak_mib=37_000))
+    assert placed(plan(1, [large], jumbos, policy=policy)) == {1: ()}
+
+
+def test_without_the_estimator_no_duration_keeps_a_pair_apart():
+    made = plan(1, [job(seconds=9_999)], [running(7, 0)], policy=Lucid(estimated=False))
+    assert placed(made) == {1: (0,)}
+
+
+# -- from end to end
+
+
+def task(name, submit_s, duration_s, gpus=1, sm_active=0.3):
+    load = Load(name, 32, 4_000, sm_active, sm_active / 2, sm_active / 4)
+    return Task(name=name, submit_s=submit_s, duration_s=duration_s, gpus=gpus, load=load)
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """Simulate with Lucid; the predictor is each job's owner."""
+
+    def run(tasks, cluster, profiling, **fields):
+        monkeypatch.setattr(registry, "bare_policy", lambda settings: Lucid(**fields))
+        settings = Settings(profiling=profiling, predictor="declared")
+        models = (("packing", TREE),)
+        trace = Trace("by hand", tuple(tasks))
+        return simulate(
+            Experiment(trace, parse(cluster), settings, interference="none", models=models)
+        )
+
+    return run
+
+
+def spans(job):
+    return [(a.launched_at, a.ended_at, a.cause) for a in job.attempts]
+
+
+def test_profiled_evicted_and_paired(run):
+    """Utilisation is SMACT ** (2/3): 0.2 makes Tiny, 0.6 Medium."""
+    tasks = [task("a", 0, 1000, sm_active=0.2), task("b", 1, 1000, sm_active=0.6), task("c", 2, 50)]
+    outcome = run(tasks, "2xA100-40GB", Profiling(gpus=1))
+    first, second, third = outcome.jobs
+    assert spans(first) == [(0, 202, Cause.PROFILED), (202, 1212, Cause.SUCCESS)]
+    assert spans(third) == [(202, 262, Cause.SUCCESS)]  # a test job, over while it is profiled
+    profiled, shared = second.attempts
+    assert (profiled.launched_at, profiled.cause) == (262, Cause.PROFILED)
+    assert shared.gpus == first.attempts[1].gpus
+    assert shared.launched_at == 464  # beside the first, as soon as it is known
+    assert shared.ended_at == 1474
+
+
+def test_three_jobs_that_do_not_match_go_one_by_one(run):
+    tasks = [task(name, n, 1000, sm_active=0.9) for n, name in enumerate("abc")]
+    outcome = run(tasks, "2xA100-40GB", Profiling(gpus=1))
+    ends = sorted(spans(job)[-1][:2] for job in outcome.jobs)
+    assert all(one[1] <= other[0] for one, other in pairwise(ends))
+
+
+def test_profiled_in_place_a_job_is_never_started_twice(run):
+    tasks = [task("a", 0, 1000), task("b", 1, 1000)]
+    outcome = run(tasks, "2xA100-40GB", Profiling(gpus=0))
+    assert [spans(job) for job in outcome.jobs] == [
+        [(0, 1010, Cause.SUCCESS)],
+        [(1, 1011, Cause.SUCCESS)],
+    ]

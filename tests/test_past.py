@@ -1,0 +1,249 @@
+"""What the core has learned from the past outlives the daemon, and is in the journal."""
+
+from __future__ import annotations
+
+import random
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from carmad import registry
+from carmad.config import Settings
+from carmad.core.decision import Placement, Proposal, Reason
+from carmad.core.history import BIN_S, BINS, History
+from carmad.core.messages import Step, Stop, Submitted, Tick, Trained
+from carmad.core.ports import Policy
+from carmad.core.types import (
+    Cause,
+    GpuId,
+    Indicator,
+    Job,
+    JobId,
+    JobState,
+    Profile,
+    ProfilingRun,
+)
+from carmad.core.view import View
+from carmad.models import Node, Tree
+from carmad.sim.shadow import reproduce
+from carmad.store import codec, journal
+from carmad.store.sql import SqlStore
+from carmad.store.table import row
+from carmad.testing import a_job, a_spec
+from policies import builtin
+from tests.busy import Busy
+from tests.daemon import Carmad, train
+from tests.recorded import PLENTY, Recorded
+from tests.world import Server
+
+LEAF = Tree("a class", "a test", ("x",), ("tiny",), (Node((1,)),), 1, 0.0)
+
+
+class Plain(Busy):
+    """No job that has ended is run again: then the store would know the last end only."""
+
+    def _whim(self, rng: random.Random, ended: list[JobId]) -> None:
+        pass
+
+
+def seen(history: History, now: float) -> object:
+    """All that a policy can ask of it."""
+    runs = list(history.runs)
+    return (
+        runs,
+        [history.by_group.of(run.group) for run in runs],
+        [history.by_user.of(run.user) for run in runs],
+        [history.by_gpus.of(run.gpus) for run in runs],
+        [history.profile(run.group) for run in runs],
+        history.traffic(now),
+    )
+
+
+def test_a_restart_forgets_nothing_of_the_past(tmp_path: Path) -> None:
+    server = Plain(3)
+    for _ in server.busy_day(300):
+        pass
+    with closing(SqlStore.open(tmp_path / "carma.db")) as store:
+        for step in server.steps:
+            store.commit(step)
+        past = store.past(server.now)
+    again = History(past.runs, past.submissions)
+    later = server.now + BIN_S
+    assert len(past.runs) > 20
+    assert seen(again, later) == seen(server.scheduler.history, later)
+
+
+def test_a_quiet_week_is_told_from_an_unknown_one(tmp_path: Path) -> None:
+    now = 100 * BINS * BIN_S
+    long_ago, just_now = now - 2 * BINS * BIN_S, now - 2 * BIN_S
+    with closing(SqlStore.open(tmp_path / "carma.db")) as store:
+        for id, at in enumerate((long_ago - 5, long_ago, just_now), 1):
+            job = Job(JobId(id), a_spec(gpus=id), JobState.QUEUED, at)
+            store.commit(Step((Tick(at),), (job,), (), ()))
+        past = store.past(now)
+    assert past.submissions == ((long_ago, 2), (just_now, 3))
+    traffic = History((), past.submissions).traffic(now)
+    assert len(traffic) == BINS
+    assert [count for count in traffic if count != (0, 0)] == [(1, 3)]
+
+
+@pytest.mark.parametrize("evict", [True, False])
+def test_a_profiling_run_ends_though_the_daemon_was_down_when_it_was_over(evict: bool) -> None:
+    server = Server()
+    id = server.submit()
+    server.kernel(id)
+    server.sample(1.0)
+    running = replace(server.job(id), profiling=ProfilingRun(server.now + 50, evict))
+    after = Server()
+    after.scheduler.restore([running])
+    after.alive = server.alive
+    after.now = server.now + 49
+    assert after.tell(Tick(after.now)).jobs == ()
+    after.now += 2  # before any sample: nothing is known of it
+    step = after.tell(Tick(after.now))
+    assert after.last(id).profiling is None
+    assert after.last(id).profile is not None
+    stops = [action.job.stop for action in step.actions if isinstance(action, Stop)]
+    assert stops == ([Cause.PROFILED] if evict else [])
+
+
+def test_a_killed_daemon_knows_the_job_when_it_is_back(tmp_path: Path) -> None:
+    """And the models: real processes, real files."""
+    carmad = Carmad(tmp_path, "1xA100-40GB", CARMA_PROFILING__RUN_S="0.5")
+    carmad.start()
+    try:
+        first = carmad.submit(*train(memory_mib=2000, seconds=2))
+        carmad.ended(first)
+        carmad.kill()
+        (carmad.state / "models").mkdir()
+        (carmad.state / "models/leaf.json").write_text(codec.encode_model(LEAF))
+        (carmad.state / "models/broken.json").write_text("nonsense")
+        carmad.start()
+        again = carmad.job(carmad.submit(*train(memory_mib=2000, seconds=2)))
+        names = [one["name"] for one in carmad.get("/v1/models")["models"]]
+    finally:
+        carmad.clear_away()
+    assert again["profile"]["of"] == first
+    assert again["profile"]["peak_mib"] == 2000
+    assert "leaf" in names and "broken" not in names
+    assert "broken.json is no model" in carmad.log.read_text()
+
+
+# -- the journal
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """Says with each placement what it knows of the past."""
+
+    policy: Policy
+    name: str = "learned"
+
+    def order(self, job: Job) -> float:
+        return self.policy.order(job)
+
+    def plan(self, view: View) -> tuple[Proposal, ...]:
+        history = view.history
+        past = Reason(
+            "past",
+            sum(run.duration_s for run in history.runs),
+            sum(gpus * n for n, (_, gpus) in enumerate(history.traffic(view.now), 1)),
+            detail=",".join(sorted(view.models)),
+        )
+        plan = self.policy.plan(view)
+        return tuple(
+            replace(each, reasons=(*each.reasons, past)) if isinstance(each, Placement) else each
+            for each in plan
+        )
+
+
+def learned(settings: Settings) -> Policy:
+    return Learned(builtin.rr(settings))
+
+
+def test_every_segment_has_the_past_and_the_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "SEGMENTS", PLENTY)  # each flush fills one
+    monkeypatch.setattr(builtin, "magm", learned)
+    monkeypatch.setattr(registry, "policy", learned)
+    server = Recorded(tmp_path)
+    for second in server.busy_day(240):
+        if second % 60 == 20:
+            server.now += 700  # into another ten minutes
+            server.tell(Trained(server.now, ((f"model{second}", LEAF),)))
+        if second % 60 == 30:
+            server.journal.flush()
+    server.journal.flush()
+    found = [reproduce(path) for path in journal.segments(tmp_path)]
+    assert len(found) == 5
+    assert [each.first for each in found] == [None] * 5
+    assert sum(each.decisions for each in found) == sum(server.decided) > 50
+    begin, _ = journal.read(journal.segments(tmp_path)[-1])
+    assert len(begin.models) == 4
+    assert len(begin.runs) > 10
+    assert len(begin.submissions) > 30
+
+
+def test_a_segment_without_them_would_be_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That is, the test above can fail."""
+    monkeypatch.setattr(builtin, "magm", learned)
+    monkeypatch.setattr(registry, "policy", learned)
+    server = Recorded(tmp_path)
+    for _ in server.busy_day(30):
+        pass
+    server.scheduler.models["unheard"] = LEAF
+    for _ in server.busy_day(30, seed=1):
+        pass
+    server.journal.flush()
+    (path,) = journal.segments(tmp_path)
+    assert reproduce(path).first is not None
+
+
+def test_the_journal_keeps_the_submissions_of_the_days_that_count(tmp_path: Path) -> None:
+    given = [(at, 1) for at in (1.0, 2.0, 3e6)]
+    server = Recorded(tmp_path)
+    kept = journal.Journal(tmp_path, server.scheduler, "1", PLENTY, given)
+    kept.hear([Submitted(3e6 + 1, JobId(7), (a_spec(gpus=2), a_spec()))])
+    kept.restored()
+    kept.flush()
+    begin, _ = journal.read(journal.segments(tmp_path)[-1])
+    assert begin.submissions == ((2.0, 1), (3e6, 1), (3e6 + 1, 2), (3e6 + 1, 1))
+
+
+# -- the table
+
+
+def test_a_row_has_what_models_learn_from() -> None:
+    job = a_job(
+        spec=a_spec(gpus=2, batch_size=64, amp=True),
+        state=JobState.SUCCEEDED,
+        group="f00",
+        attempt=2,
+        gpus=(GpuId("GPU-a"), GpuId("GPU-b")),
+        submitted_at=100.0,
+        started_at=160.0,
+        ended_at=460.0,
+        served_s=40.0,
+        profile=Profile(30.0, 900, (Indicator("gpu_utilization", 0.5, 0.01),), of=JobId(3)),
+    )
+    found = row(job)
+    assert (found["group"], found["gpus"], found["batch_size"], found["amp"]) == (
+        "f00",
+        2,
+        64,
+        True,
+    )
+    assert (found["started_at"], found["duration_s"]) == (160.0, 340.0)
+    assert (found["gpu_utilization"], found["gpu_utilization_variance"]) == (0.5, 0.01)
+    assert (found["profile_of"], found["profile_peak_mib"], found["peak_mib"]) == (3, 900, None)
+
+
+def test_a_job_that_never_ran_has_no_duration() -> None:
+    found = row(a_job(state=JobState.CANCELLED, ended_at=5.0))
+    assert found["duration_s"] is found["started_at"] is None
+    assert found["state"] == "cancelled"

@@ -1,0 +1,273 @@
+"""Models from the server's own past: what they are trained from, when, and what comes of them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import replace
+from math import log
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carmad.config import Settings
+from carmad.core.history import History
+from carmad.core.messages import Step, Tick
+from carmad.core.recurrence import group
+from carmad.core.types import Indicator, Job, JobId, JobState, Profile
+from carmad.daemon import models
+from carmad.daemon.models import Models, lacking, shipped
+from carmad.models import Additive, Model, Node, Tree
+from carmad.models.traffic import INTERVAL_S
+from carmad.store import codec
+from carmad.store.sql import SqlStore
+from carmad.testing import a_job, a_spec
+from estimators.duration.additive import additive
+
+pytest.importorskip("interpret", reason="training needs carma[policies]")
+
+from carmad.learning import duration, retraining, table, throughput
+from carmad.learning.retraining import retrain
+
+DAY_S = 86_400.0
+BEGIN = 20_000 * DAY_S
+SECONDS = {"ada": 100.0, "bob": 4000.0}
+LEAF = Tree("a class", "a test", ("x",), ("tiny",), (Node((1,)),), 1, 0.0)
+
+
+def ended(id: int, at: float, user: str, seconds: float, **changes: Any) -> Job:
+    spec = a_spec(user=user, name=f"{user}-{id % 3}")
+    job = Job(JobId(id), spec, JobState.SUCCEEDED, at, group=group(spec), attempt=1)
+    return replace(job, started_at=at, ended_at=at + seconds, **changes)
+
+
+def commit(store: SqlStore, jobs: list[Job]) -> None:
+    store.commit(Step((Tick(BEGIN),), tuple(jobs), (), ()))
+
+
+def past(count: int = 240, days: float = 5, first: int = 1, begin: float = BEGIN) -> list[Job]:
+    """Jobs of two users in turn, each with one duration."""
+    users = list(SECONDS)
+    gap = days * DAY_S / count
+    return [
+        ended(first + n, begin + n * gap, users[n % 2], SECONDS[users[n % 2]]) for n in range(count)
+    ]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SqlStore]:
+    with closing(SqlStore.open(tmp_path / "carma.db")) as opened:
+        yield opened
+
+
+# -- tables
+
+
+def test_every_interval_that_is_over_is_counted() -> None:
+    at = 10 * INTERVAL_S
+    found, begin = table.counts(
+        [(at + 1, 2), (at + 599, 1), (at + 1300, 4), (at + 2400, 8)], at + 2401
+    )
+    assert begin == at
+    assert found == [(2, 3), (0, 0), (1, 4), (0, 0)]
+    assert table.counts([], at) == ([], at)
+
+
+def test_a_profile_that_the_job_itself_got_is_not_learned_from(store: SqlStore) -> None:
+    known = Profile(30.0, 700, (Indicator("gpu_utilization", 0.5, 0.1),), of=JobId(1))
+    commit(
+        store,
+        [
+            ended(1, 10.0, "ada", 5.0, profile=replace(known, of=None)),
+            ended(2, 20.0, "ada", 5.0, profile=known),
+            a_job(3, state=JobState.CANCELLED, ended_at=30.0),
+        ],
+    )
+    first, second = table.runs(store)
+    assert first["duration_s"] == second["duration_s"] == 5.0
+    assert "gpu_utilization" not in first and "peak_mib" not in first
+    assert (second["gpu_utilization"], second["peak_mib"]) == (0.5, 700)
+
+
+def test_all_pages_are_read_and_no_more_than_may_be(
+    store: SqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit(store, past(20))
+    monkeypatch.setattr(table, "PAGE", 7)
+    assert [row["submitted_at"] for row in table.runs(store)] == [j.submitted_at for j in past(20)]
+    monkeypatch.setattr(table, "MOST_RUNS", 9)
+    assert [row["submitted_at"] for row in table.runs(store)] == [
+        j.submitted_at for j in past(20)[-9:]
+    ]
+
+
+# -- training
+
+
+def test_too_little_is_told_of(store: SqlStore, tmp_path: Path) -> None:
+    commit(store, past(10, days=1))
+    said = list(retrain(store, tmp_path, BEGIN + 3 * DAY_S))
+    assert [each.text for each in said] == [
+        "duration: 10 jobs have run, and 200 must have",
+        "throughput: 3.0 days are known, and 14 must be",
+    ]
+    assert not list(tmp_path.glob("*.json"))
+
+
+def test_a_process_of_its_own_trains_what_predicts(store: SqlStore, tmp_path: Path) -> None:
+    """From the daemon's side: its files come and go, and it is told of the models."""
+    now = time.time()
+    commit(store, past(begin=now - 6 * DAY_S))
+    told: list[Mapping[str, Model]] = []
+    keeper = Models(tmp_path / "models", store, 7.0, told.append)
+    assert keeper.load() == {}
+    keeper.train_if_due()
+    keeper.train_if_due()  # not again for a week
+    assert [set(each) for each in told] == [{"duration"}], keeper.last_words
+    there = {path.name for path in (tmp_path / "models").iterdir()}
+    assert there == {"duration.json", "tried"}
+    assert keeper.load() == told[0]
+    trained, not_trained = keeper.last_words
+    assert trained.startswith("duration: trained on 240 rows; R² ")
+    assert not_trained == "throughput: 6.0 days are known, and 14 must be"
+    assert (tmp_path / "models/duration.json").stat().st_mode & 0o777 == 0o600
+
+    predictor = additive(Settings())
+    bob, ada = (
+        a_job(id, spec=a_spec(user=user, name=f"{user}-1"), submitted_at=now)
+        for id, user in ((901, "bob"), (902, "ada"))
+    )
+    learned = [predictor.predict(job, History(), told[0], now) for job in (ada, bob)]
+    assert [each and each.source for each in learned] == ["additive"] * 2
+    for one, seconds in zip(learned, SECONDS.values(), strict=True):
+        assert one is not None
+        assert 0.5 * seconds < one.seconds < 2 * seconds
+        assert dict(one.parts)
+
+
+def test_a_model_that_no_longer_holds_is_reported(
+    store: SqlStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retraining, "LEAST_INTERVALS", 100)
+    monkeypatch.setattr(duration, "train", lambda rows, source, at: always(100.0, at))
+    monkeypatch.setattr(throughput, "train", lambda *words: always(1.0, words[-1]))
+    monkeypatch.setitem(SECONDS, "bob", 110.0)
+    commit(store, past())
+    first = list(retrain(store, tmp_path, BEGIN + 5 * DAY_S))
+    assert [each.alarming for each in first] == [False, False]
+    assert "the last model's" not in first[0].text
+
+    commit(store, past(20, days=1, first=1000, begin=BEGIN + 6 * DAY_S))
+    too_soon = list(retrain(store, tmp_path, BEGIN + 5 * DAY_S + 1))
+    assert [each.alarming for each in too_soon] == [False, False]  # 20 jobs prove nothing
+
+    monkeypatch.setitem(SECONDS, "ada", 1000.0)
+    monkeypatch.setitem(SECONDS, "bob", 900.0)
+    commit(store, past(60, days=2, first=2000, begin=BEGIN + 7 * DAY_S))
+    alarm, of_duration, of_throughput = retrain(store, tmp_path, BEGIN + 9 * DAY_S)
+    assert alarm.alarming and not of_duration.alarming and not of_throughput.alarming
+    assert alarm.text.startswith(
+        "duration has drifted: the median of |log(foretold / real)| was 0.1"
+    )
+    model = codec.decode_model((tmp_path / "duration.json").read_text())
+    since = dict(model.errors)["the last model's median of |log(foretold / real)|"]
+    assert since == pytest.approx(log(9), abs=0.2)
+    counted = codec.decode_model((tmp_path / "throughput.json").read_text())
+    assert dict(counted.errors)["the last model's MAE"] == pytest.approx(1 - 80 / 576, abs=0.02)
+
+
+def test_a_damaged_model_is_ignored_and_replaced(
+    store: SqlStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "duration.json").write_text("nonsense")
+    (tmp_path / "leaf.json").write_text(codec.encode_model(LEAF))
+    assert Models(tmp_path, store, 7.0, lambda found: None).load() == {"leaf": LEAF}
+    assert "duration.json is no model" in caplog.text
+    assert retraining._read(tmp_path / "duration.json") is None
+
+
+def always(value: float, at: float) -> Additive:
+    """A model that knows but one answer, and that is 10 % off, or 2."""
+    errors = (("median of |log(foretold / real)|", 0.1), ("MAE", 2.0))
+    return Additive("", "a test", log(value), (), (), "log", 240, at, errors)
+
+
+# -- when
+
+
+def test_it_is_due_once_in_so_many_days(store: SqlStore, tmp_path: Path) -> None:
+    begun: list[float] = []
+
+    class Counted(Models):
+        def train(self) -> None:
+            begun.append(time.time())
+
+    tried = tmp_path / "tried"
+    for days, age_days, due in ((7, None, True), (7, 6.9, False), (7, 7.1, True), (0, 99, False)):
+        tried.unlink(missing_ok=True)
+        if age_days is not None:
+            tried.touch()
+            os.utime(tried, (time.time() - age_days * DAY_S,) * 2)
+        begun.clear()
+        Counted(tmp_path, store, days, lambda found: None).train_if_due()
+        assert bool(begun) is due, (days, age_days)
+
+
+def test_without_the_packages_one_line_says_so(
+    store: SqlStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert lacking() == ""
+    monkeypatch.setattr(models, "NEEDED", {"interpret_of_nobody": "interpret-core"})
+    keeper = Models(tmp_path / "models", store, 7.0, lambda found: None)
+    with caplog.at_level(logging.INFO):
+        keeper.train_if_due()
+        keeper.train_if_due()
+    assert caplog.messages == ["no models are trained: that needs interpret-core (carma[policies])"]
+
+
+def test_a_daemon_that_stops_waits_for_no_training(store: SqlStore, tmp_path: Path) -> None:
+    commit(store, past())
+    told: list[object] = []
+    keeper = Models(tmp_path / "models", store, 7.0, told.append)
+    at_it = threading.Thread(target=keeper.train)
+    at_it.start()
+    while not list((tmp_path / "models").glob("training/past.db")):
+        time.sleep(0.01)
+    begun = time.monotonic()
+    keeper.stop()
+    assert time.monotonic() - begun < 5
+    at_it.join(5)
+    assert not at_it.is_alive()
+    assert told == []
+    assert not (tmp_path / "models/training").exists()
+
+
+# -- what predicts
+
+
+def test_without_a_model_the_rules_of_the_history_hold() -> None:
+    predictor = additive(Settings())
+    job = a_job(spec=a_spec(user="ada"))
+    known = History()
+    assert predictor.predict(job, known, {}, 0.0) is None
+    known.by_user.add("ada", 50.0)
+    said = predictor.predict(job, known, {"duration": LEAF}, 0.0)
+    assert said is not None and (said.seconds, said.source) == (50.0, "history")
+    sure = a_job(spec=a_spec(user="ada", expected_s=7.0))
+    word = predictor.predict(sure, known, {}, 0.0)
+    assert word is not None and (word.seconds, word.source) == (7.0, "declared")
+
+
+def test_what_is_shipped_can_be_read() -> None:
+    for name, model in shipped().items():
+        assert model.trained_at == 0, name
+        assert model.source, name
+        assert model.errors, name
