@@ -220,8 +220,8 @@ def _durations(found: Found) -> str:
     notes = [
         f"Trained on the first {found['trained']:,} jobs, tested on the {found['tested']:,} after "
         "them; the virtual cluster stands for the user. Durations span more than six orders of "
-        "magnitude, so that R² in seconds hangs on a few jobs of weeks; policies order jobs, for which the "
-        "logarithm tells more. What the paper's 0.413 rests on (users, names by affinity "
+        "magnitude, so that R² in seconds hangs on a few jobs of weeks; policies order jobs, for "
+        "which the logarithm tells more. What the paper's 0.413 rests on (users, names by affinity "
         "propagation, profiles) is not in this trace, and cannot be reproduced on it.",
         f"Mean absolute scores: {told}.",
         f"The shape of `gpus`, made monotone: {_shape(found['gpus'])}.",

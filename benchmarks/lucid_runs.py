@@ -30,9 +30,10 @@ WHOLE, BUSY, FEW = 108, 42, 14  # nodes of eight: the paper's; FIFO queues as in
 THINNED = 3  # with FEW nodes: every so many-th job
 MURI, MURI_GPUS = (1, 2, 3), "8x8xV100-32GB"  # as in its artifact
 PROFILER = Profiling(run_s=200.0, gpus=16, largest=8)  # two nodes, as the artifact has for Philly
+IN_PLACE = replace(PROFILER, gpus=0)
+SMALL = replace(PROFILER, gpus=8)  # of FEW nodes: one is as little as can be
 LOOKS_AHEAD = 5  # Horus, jobs in line
 LIMITS_S = (100.0, 200.0, 300.0, 600.0)  # T_prof of table 6
-ABLATION = Profiling(run_s=500.0, gpus=48, largest=36)  # 4.5 of the paper: six nodes
 TUNED = tuple(product((100.0, 200.0, 400.0), (8, 16), (1, 2)))  # T_prof, its GPUs, GSS
 HOUR = 3600.0
 
@@ -81,7 +82,7 @@ class Result:
 
 
 def cases() -> list[Case]:
-    return [*_headline(), *_muri(), *_ablations(), *_limits(), *_tuner()]
+    return [*_headline(), *_muri(), *_ablations(), *_variants(), *_limits(), *_tuner()]
 
 
 def tuned(best: tuple[float, int, int]) -> Case:
@@ -128,26 +129,15 @@ def settings(
     )
 
 
+def cluster(nodes: int) -> str:
+    return f"{nodes}x8xRTX3090-24GB"
+
+
 def _headline() -> Iterator[Case]:
-    for nodes in (WHOLE, BUSY):
+    for gpus in (cluster(WHOLE), cluster(BUSY)):
         for policy in POLICIES:
-            yield _philly(f"{nodes} nodes", policy, nodes, settings(policy), KNOWS.get(policy))
-    artifact = replace(PROFILER, run_s=80.0, largest=4)
-    for what, made in (
-        ("lucid, T_prof 80 s, N_prof 4 (artifact)", settings("lucid", artifact)),
-        ("lucid, profiled in place", settings("lucid", replace(PROFILER, gpus=0))),
-        ("lucid, window of 1 s", settings("lucid", window_s=1.0)),
-    ):
-        yield _philly(f"{BUSY} nodes", what, BUSY, made, "profiled")
-    yield _philly(f"{BUSY} nodes", "lucid, durations known", BUSY, settings("lucid"), "truth")
-    yield _philly(f"{BUSY} nodes", "qssf, durations known", BUSY, settings("qssf"), "truth")
-
-
-def _philly(
-    table: str, what: str, nodes: int, made: Settings, knows: Known | None, **ablation: Any
-) -> Case:
-    gpus = f"{nodes}x8xRTX3090-24GB"
-    return Case(table, what, f"philly {TEST}", gpus, made, knows or "nothing", ablation)
+            knows = KNOWS.get(policy, "nothing")
+            yield Case(gpus, policy, f"philly {TEST}", gpus, settings(policy), knows)
 
 
 def _muri() -> Iterator[Case]:
@@ -155,38 +145,50 @@ def _muri() -> Iterator[Case]:
     for number in MURI:
         for policy in POLICIES:
             knows: Known = "truth" if policy in KNOWS else "nothing"
-            rows = [(policy, settings(policy, replace(PROFILER, gpus=0)))]
-            if policy == "lucid":
-                rows.append(
-                    ("lucid, 8 GPUs to profile", settings(policy, replace(PROFILER, gpus=8)))
-                )
-            for what, made in rows:
-                yield Case("muri", what, f"muri {number}", MURI_GPUS, made, knows, measured=False)
+            made = settings(policy, SMALL)
+            yield Case("muri", policy, f"muri {number}", MURI_GPUS, made, knows, measured=False)
+    made = settings("lucid", IN_PLACE)
+    trace = f"muri {MURI[-1]}"  # the smallest
+    yield Case("muri", "lucid, profiled in place", trace, MURI_GPUS, made, "truth", measured=False)
 
 
 def _few(
     table: str, what: str, day: str, made: Settings, knows: Known = "profiled", **ablation: Any
 ) -> Case:
     """Every third job on a third of the nodes."""
-    gpus = f"{FEW}x8xRTX3090-24GB"
-    return Case(table, what, f"philly {day} thinned", gpus, made, knows, ablation)
+    return Case(table, what, f"philly {day} thinned", cluster(FEW), made, knows, ablation)
 
 
 def _ablations() -> Iterator[Case]:
-    made = settings("lucid")
+    made = settings("lucid", SMALL)
     yield _few("ablations", "qssf", TEST, settings("qssf"), "plain")
     yield _few("ablations", "lucid", TEST, made)
     yield _few("ablations", "without binder", TEST, made, sharing="naive")
     yield _few("ablations", "without sharing", TEST, made, sharing="off")
     yield _few("ablations", "without estimator", TEST, made, estimated=False)
-    made = settings("lucid", ABLATION)
+    made = settings("lucid", replace(SMALL, run_s=500.0))  # as in 4.5
     yield _few("profiler", "space-aware", TEST, made, time_aware=False)
     yield _few("profiler", "in order of arrival", TEST, made, time_aware=False, space_aware=False)
 
 
+def _variants() -> Iterator[Case]:
+    """What of the differences other assumptions could explain."""
+    made = settings("lucid", SMALL)
+    yield _few("variants", "fifo", TEST, settings("fifo"), "nothing")
+    yield _few("variants", "tiresias", TEST, settings("tiresias"), "nothing")
+    yield _few("variants", "sjf, durations known", TEST, settings("sjf"), "truth")
+    yield _few("variants", "qssf, durations known", TEST, settings("qssf"), "truth")
+    yield _few("variants", "lucid, durations known", TEST, made, "truth")
+    yield _few("variants", "lucid, no profile in the prediction", TEST, made, "plain")
+    yield _few("variants", "lucid, profiled in place", TEST, settings("lucid", IN_PLACE))
+    artifact = replace(SMALL, run_s=80.0, largest=4)
+    yield _few("variants", "lucid, T_prof 80 s, N_prof 4", TEST, settings("lucid", artifact))
+    yield _few("variants", "lucid, window of 1 s", TEST, settings("lucid", SMALL, window_s=1.0))
+
+
 def _limits() -> Iterator[Case]:
     for run_s in LIMITS_S:
-        made = settings("lucid", replace(PROFILER, run_s=run_s))
+        made = settings("lucid", replace(SMALL, run_s=run_s))
         yield _few("limits", f"{run_s:.0f} s", TEST, made)
 
 

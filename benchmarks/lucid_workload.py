@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
+from math import log
 from pathlib import Path
 from statistics import fmean
 from typing import get_args
@@ -34,8 +35,8 @@ PAIRS = DATA / "lucid" / "colocated_pairs_rtx3090.csv"
 DAY_S = 86_400.0
 BIN_S = 600
 TEST, BEFORE = "2017-10-01", "2017-09-24"  # the paper's week, and the one that knobs are tuned on
-# The paper trains on October to December (4.1); here it is the fortnight after the week, with 26,000
-# jobs, for the time that training takes.
+# The paper trains on October to December (4.1); here it is the fortnight after the week, with some
+# 26,000 jobs, for the time that training takes.
 AFTER, AFTER_DAYS = "2017-10-08", 14
 
 SIZES: tuple[Size, ...] = get_args(Size)
@@ -43,10 +44,31 @@ SIZES: tuple[Size, ...] = get_args(Size)
 Models = tuple[tuple[str, Model], ...]
 
 
-def week(first_day: str, days: float = 7.0, seed: int = 0) -> Trace:
+def week(first_day: str, seed: int = 0) -> Trace:
     begin = _moment(first_day)
-    tasks = [task for task in _philly(seed) if 0 <= task.submit_s - begin < days * DAY_S]
+    tasks = [task for task in _philly(seed) if 0 <= task.submit_s - begin < 7 * DAY_S]
     return ordered(f"philly-{first_day}", tasks)
+
+
+def nearest_week(jobs: int, mean_s: float) -> Trace:
+    """The one from a midnight on that has most nearly so many jobs of such a mean duration."""
+    days = {datetime.fromtimestamp(t.submit_s, UTC).date() for t in _philly(0)}
+    weeks = [week(day.isoformat()) for day in sorted(days)]
+
+    def apart(trace: Trace) -> float:
+        found = (len(trace.tasks) / jobs, mean_duration(trace) / mean_s)
+        return sum(abs(log(ratio)) for ratio in found)
+
+    return min(weeks, key=apart)
+
+
+def mean_duration(trace: Trace) -> float:
+    return fmean(task.duration_s for task in trace.tasks)
+
+
+def load(trace: Trace, gpus: int) -> float:
+    """The week's GPU time, of what so many GPUs have in one."""
+    return sum(task.gpus * task.duration_s for task in trace.tasks) / (gpus * 7 * DAY_S)
 
 
 def muri_trace(number: int) -> Trace:

@@ -30,6 +30,7 @@ from carmad.core.types import (
     ProfilingRun,
     Refusal,
     Retry,
+    StepTime,
 )
 from carmad.core.view import NodeView, View
 from carmad.models import Additive, Boosted, Model, Tree
@@ -71,6 +72,7 @@ __all__ = [
     "Run",
     "Server",
     "Settings",
+    "StepTime",
     "Template",
     "Tree",
     "Trial",

@@ -45,6 +45,7 @@ VERBS: tuple[tuple[str, tuple[str, ...], Callable[..., Any], str], ...] = (
     ("hold", (), steer.hold, JOBS),
     ("release", (), steer.release, JOBS),
     ("requeue", (), steer.requeue, JOBS),
+    ("report", (), steer.report, JOBS),
     ("estimate", (), estimate.estimate, JOBS),
     ("status", (), watch.status, WATCH),
     ("top", (), watch.top, WATCH),

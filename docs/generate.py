@@ -520,6 +520,10 @@ HELP: dict[str, tuple[Reason, str]] = {
         Reason("unprofiled", detail="job 7"),
         "Wait until it is profiled, or has ended.",
     ),
+    "unpredicted": (
+        Reason("unpredicted", detail="this job"),
+        "Say it with `--expect`, or choose another `predictor`.",
+    ),
     "sharing_score": (
         Reason("sharing_score", 2, 3, detail="job 7 is Medium, this one Jumbo"),
         "Wait; `lucid.sharing_capacity` is the limit.",
@@ -599,7 +603,7 @@ OF_THE_JOB = (
 )
 POLICYS = (
     *("memory", "min_free", "risk", "unprofiled", "sharing_score", "gpu_demand", "distributed"),
-    *("unstable", "outlasts", "no_benefit"),
+    *("unpredicted", "unstable", "outlasts", "no_benefit"),
 )
 GROUNDS = ("affine", "sharing_benefit", "split_batch", "profiled_there", "predicted")
 

@@ -40,6 +40,7 @@ class Trace:
         context = self.settings.estimation.context_mib if learned is None else learned
         body = ceil(report.reserved / MIB)
         short = shortfall_mib(past, context, body)
+        parts = _parts(report, body)
         return Estimate(
             body + context,
             self.name,
@@ -47,8 +48,9 @@ class Trace:
             high=max(body + short, ceil(safe(report) / MIB)) + context,
             seconds=report.seconds,
             notes=(*report.notes, _origin(context, learned, len(past))),
-            parts=(*_parts(report, body), ("context", context)),
+            parts=(*parts, ("context", context)),
             stack=stack,
+            batch_mib=dict(parts)["activations"],
         )
 
 

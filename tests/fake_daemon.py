@@ -289,6 +289,7 @@ ANSWERS: dict[tuple[str, str], Any] = {
     ("GET", "/v1/jobs"): {"schema": 1, "jobs": [job(), waiting()]},
     ("GET", "/v1/jobs/42"): job()
     | {"history": [{"at": NOW, "before": None, "after": "queued", "attempt": 0}]},
+    ("POST", "/v1/jobs/42/step"): job(),
     ("GET", "/v1/jobs/43/why"): WHY,
     ("GET", "/v1/jobs/42/wait"): ended(),
     ("GET", "/v1/jobs/43/wait"): ended(code=7, id=43, label="43"),

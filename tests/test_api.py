@@ -24,7 +24,7 @@ from carmad.api.select import parse_label, parse_selection
 from carmad.config import Access, Collocation, Limits, Monitor, Preconditions, Settings
 from carmad.core.decision import Reason
 from carmad.core.messages import Discovered
-from carmad.core.types import Cause, Exit
+from carmad.core.types import Cause, Exit, StepTime
 from carmad.daemon import server as server_module
 from carmad.daemon.peers import Credentials, Peers
 from carmad.errors import CarmaError
@@ -549,6 +549,19 @@ def test_cancel_hold_release_requeue(daemon: Daemon) -> None:
     assert act(daemon, "requeue", "1") == {"1": (True, "queued again")}
     assert act(daemon, "requeue", "1")["1"][0] is False
     assert error(daemon.call("POST", "/v1/requeue", {"select": "all"})) == (400, "bad_request")
+
+
+def test_a_running_job_tells_of_its_steps(daemon: Daemon) -> None:
+    runs, waits = submit(daemon), submit(daemon, held=True)
+    status, out = daemon.call("POST", f"/v1/jobs/{runs}/step", {"seconds": 0.25})
+    assert (status, out["id"]) == (200, runs)
+    stored = daemon.store.job(runs)
+    assert stored is not None and stored.steps == (StepTime(1, 0.25),)
+    told = daemon.call("POST", f"/v1/jobs/{waits}/step", {"seconds": 0.25})
+    assert error(told) == (409, "conflict")
+    for seconds in (0.0, -1.0, "fast"):
+        assert daemon.call("POST", f"/v1/jobs/{runs}/step", {"seconds": seconds})[0] == 422
+    assert daemon.call("POST", "/v1/jobs/77/step", {"seconds": 0.25})[0] == 404
 
 
 def test_an_array_is_selected_whole_or_in_part(daemon: Daemon) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from pydantic_core import to_json
 
-from carmad.core.types import GpuId, GpuSample
+from carmad.core.types import GpuId, GpuSample, StepTime
 from carmad.learning.interference import Beside, converted, rmse, train
 from carmad.learning.steps import Measured, fit
 from carmad.models import Boosted, Model
@@ -308,3 +308,20 @@ class TestFit:
     def test_one_batch_size_is_not_enough(self) -> None:
         with pytest.raises(ValueError, match="two batch sizes"):
             fit([Measured("1", 8, 0.1, 0.0), Measured("2", 8, 0.1, 0.01)])
+
+
+def test_what_jobs_told_of_their_steps_becomes_a_model() -> None:
+    true = StepModel(0.1, 0.01)
+    told = [StepTime(parts, true.step_s(64, parts)) for parts in (1, 4)]
+    found = StepModel.told(told, 64)
+    assert found is not None
+    assert found.alpha_comp_s == pytest.approx(0.1)
+    assert found.beta_comp_s == pytest.approx(0.01)
+    later = StepModel.told([StepTime(2, true.step_s(64, 2)), told[1]], 64)
+    assert later is not None and later.step_s(64) == pytest.approx(true.step_s(64))
+    assert StepModel.told((), 64) is None
+    assert StepModel.told(told[:1], 64) is None
+    faster = StepModel.told([StepTime(1, 0.5), StepTime(2, 0.4)], 64)  # noise: no part is for free
+    assert faster is not None and faster.slowdown(64, 2) == 1.0
+    absurd = StepModel.told([StepTime(1, 0.1), StepTime(2, 0.9)], 64)
+    assert absurd is not None and absurd.beta_comp_s == 0.0

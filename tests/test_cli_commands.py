@@ -35,6 +35,7 @@ VERBS: list[tuple[str, tuple[str, str], str]] = [
     ("hold 42", ("POST", "/v1/hold"), "job 42: done"),
     ("release 42", ("POST", "/v1/release"), "job 42: done"),
     ("requeue 42", ("POST", "/v1/requeue"), "job 42: done"),
+    ("report 0.25 42", ("POST", "/v1/jobs/42/step"), "job 42: 0.25 s a step"),
     ("gpus", ("GET", "/v1/gpus"), "PROMISABLE"),
     ("drain 0", ("POST", "/v1/gpus/0/drain"), "GPU 0: drained"),
     ("resume 0", ("POST", "/v1/gpus/0/resume"), "GPU 0: takes jobs"),

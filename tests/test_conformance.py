@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 import pytest
 
 from carmad import registry
-from carmad.config import Collocation, Limits, Recovery, Settings
+from carmad.config import Collocation, Limits, Profiling, Recovery, Settings
 from carmad.plugin import (
     Estimate,
     Exit,
@@ -26,7 +26,7 @@ from carmad.plugin import (
 )
 from carmad.plugin import Policy as PolicyProtocol
 from carmad.testing import a_gpu, a_server, check_estimator, check_policy, check_recovery
-from policies import baselines, builtin
+from policies import baselines, builtin, castor, lucid
 from recovery import ladder
 
 MakePolicy = Callable[[Settings], PolicyProtocol]
@@ -45,12 +45,15 @@ POLICIES: dict[str, MakePolicy] = {
     "qssf": baselines.qssf,
     "sjf_ffs": baselines.sjf_ffs,
     "horus": baselines.horus,
+    "lucid": lucid.lucid,
+    "castor": castor.castor,
 }
 SETTINGS = {
     "default": Settings(),
     "mps": Settings(collocation=Collocation(mps=True)),
     "backfill": Settings(limits=Limits(backfill=2)),
     "preemption": Settings(limits=Limits(preemption=True)),
+    "profiling GPUs": Settings(profiling=Profiling(gpus=1)),
 }
 
 

@@ -7,11 +7,11 @@ from itertools import pairwise
 
 import pytest
 
-from carmad import registry
 from carmad.config import Limits, Preconditions, Profiling, Settings
 from carmad.config import Lucid as Knobs
 from carmad.core.history import History
-from carmad.core.types import Cause, Estimate, Indicator, JobState, Prediction, Profile, Retry
+from carmad.core.messages import Trained
+from carmad.core.types import Cause, Estimate, Exit, Indicator, JobState, Prediction, Profile, Retry
 from carmad.core.window import Score
 from carmad.models import Additive, Node, Tree
 from carmad.plugin import AskAgain, Placement, Preemption, ProfilingRun, Reason
@@ -23,6 +23,7 @@ from carmad.store import codec
 from carmad.testing import a_gpu, a_gpu_view, a_job, a_spec, a_view, check_policy
 from policies.lucid import Lucid, lucid, packing
 from policies.lucid.turn import REPORTED, VERDICTS
+from tests.world import Server as World
 
 S = JobState
 # Tiny up to a utilisation of 0.4, Medium up to 0.8, else Jumbo.
@@ -151,6 +152,9 @@ def test_no_score_without_all_that_the_tree_asks_for():
     by_memory = replace(TREE, features=("memory_share", "amp"))
     assert packing.score(by_memory, job(profile=profile(TINY, peak_mib=0)), 40_960) is None
     assert packing.score(by_memory, silent, 40_960) == 0
+    nodes = (*TREE.nodes[:2], replace(TREE.nodes[2], feature=1), *TREE.nodes[3:])
+    bare = Profile(200.0, 0, (Indicator("gpu_utilization", MEDIUM, 0.0),))
+    assert packing.score(replace(TREE, nodes=nodes), job(profile=bare, amp=True), 1) == 2
 
 
 def test_memory_counts_as_a_share_of_the_card_and_amp_as_declared():
@@ -379,6 +383,17 @@ def test_gpus_that_somebody_else_uses_are_not_idle():
     assert codes(refused(made)) == ["outsiders"]
 
 
+def test_where_a_job_ran_out_of_memory_it_is_not_put_again():
+    made = plan(2, [job(retry=Retry("out of memory", avoid=(a_gpu(0).id,)))])
+    assert placed(made) == {1: (1,)}
+
+
+def test_a_mig_instance_is_a_gpu_for_one_job():
+    mig = {"gpu": a_gpu(0, parent=a_gpu(9).id)}
+    assert placed(plan(1, [job()], gpu0=mig)) == {1: (0,)}
+    assert codes(refused(plan(1, [job()], [running(7, 0)], gpu0=mig))) == ["busy"]
+
+
 def test_a_promise_that_no_gpu_can_keep():
     made = plan(1, [job(estimate=Estimate(50_000, "declared", firm=True))])
     assert codes(refused(made)) == ["memory"]
@@ -413,6 +428,10 @@ def test_modes_by_the_last_hour():
     assert placed(sharing(knobs, some, utilization=JUMBO)) == {1: (1,)}
     assert placed(sharing(knobs, many, utilization=JUMBO)) == {1: (0,)}
     assert placed(sharing(knobs, history(99, 0, 0, 0, 0, 0, 0))) == {1: (1,)}  # over an hour ago
+
+
+def test_where_nothing_was_ever_asked_for_it_is_quiet():
+    assert placed(sharing(Knobs(off_below=0.5), History())) == {1: (1,)}
 
 
 def test_modes_by_forecast():
@@ -584,8 +603,8 @@ PREEMPTING = Settings(limits=Limits(preemption=True))
 def evicted(mean, settings=PREEMPTING, source="sm_active", first=None, second=None, **looks):
     told = {"sm_active": 0.3}
     pair = [
-        running(7, 0, profile=profile(TINY, **told), started_at=20.0, **(first or {})),
-        running(8, 0, profile=profile(TINY, **told), started_at=10.0, **(second or {})),
+        running(7, 0, **({"profile": profile(TINY, **told), "started_at": 20.0} | (first or {}))),
+        running(8, 0, **({"profile": profile(TINY, **told), "started_at": 10.0} | (second or {}))),
     ]
     score = Score(mean, mean, mean, source, mean, 30)
     made = plan(2, [job(1, wants=3)], pair, settings, gpu0={"score": score, **looks})
@@ -608,6 +627,11 @@ def test_who_is_not_evicted():
     assert not evicted(0.91, second={"state": S.STOPPING, "stop": Cause.CANCELLED})
     assert set(evicted(0.91, first={"requeue": False})) == {8}
     assert not evicted(0.91, source=None)
+    assert not evicted(0.91, second={"profile": None})
+    alone = {"residents": (running(7, 0, profile=profile(TINY, sm_active=0.1)),)}
+    score = Score(0.9, 0.9, 0.9, "sm_active", 0.9, 30)
+    made = plan(1, [job(1, wants=3)], settings=PREEMPTING, gpu0={"score": score, **alone})
+    assert not any(isinstance(each, Preemption) for each in made)
 
 
 def test_utilisation_stands_in_where_the_gpu_has_no_smact():
@@ -686,32 +710,57 @@ def test_without_the_estimator_no_duration_keeps_a_pair_apart():
 # -- from end to end
 
 
+def test_a_pair_that_changes_is_parted_and_stays_parted():
+    """In a core: the same program thrice, which is calm in its first run and busy later."""
+    tree = replace(TREE, features=("sm_active", "amp"))
+    server = World(gpus=1, settings=PREEMPTING, policy=Lucid())
+    server.tell(Trained(server.now, (("packing", tree),)))
+    (gpu,) = server.gpus
+
+    def starts(sm_active):
+        id = server.submit(expected_s=1000.0)
+        server.pass_time(1)
+        server.kernel(id)
+        server.sm[gpu.id] = sm_active
+        server.pass_time(40)
+        return id
+
+    first = starts(0.2)
+    server.pass_time(200)
+    server.exit(first)
+    second, third = starts(0.2), starts(0.4)
+    assert server.job(third).state is S.RUNNING
+    assert server.job(third).shared
+    fourth = server.submit(expected_s=1000.0)
+    server.pass_time(5)
+    assert server.why(fourth)[0] == {0: ["jobs_per_gpu"]}
+    server.sm[gpu.id] = 0.95
+    server.pass_time(40)
+    assert server.stopping == {(third, 1)}
+    server.exit(third, Exit(Cause.FAILURE, None, 15))
+    server.sm[gpu.id] = 0.4
+    server.pass_time(40)
+    assert (server.job(second).state, server.job(third).state) == (S.RUNNING, S.QUEUED)
+    assert server.job(fourth).gpus == (gpu.id,)  # it may join, where the other may not
+
+
 def task(name, submit_s, duration_s, gpus=1, sm_active=0.3):
     load = Load(name, 32, 4_000, sm_active, sm_active / 2, sm_active / 4)
     return Task(name=name, submit_s=submit_s, duration_s=duration_s, gpus=gpus, load=load)
 
 
-@pytest.fixture
-def run(monkeypatch):
-    """Simulate with Lucid; the predictor is each job's owner."""
-
-    def run(tasks, cluster, profiling, **fields):
-        monkeypatch.setattr(registry, "bare_policy", lambda settings: Lucid(**fields))
-        settings = Settings(profiling=profiling, predictor="declared")
-        models = (("packing", TREE),)
-        trace = Trace("by hand", tuple(tasks))
-        return simulate(
-            Experiment(trace, parse(cluster), settings, interference="none", models=models)
-        )
-
-    return run
+def run(tasks, cluster, profiling):
+    """The predictor is each job's owner."""
+    settings = Settings(policy="lucid", profiling=profiling, predictor="declared")
+    trace, models = Trace("by hand", tuple(tasks)), (("packing", TREE),)
+    return simulate(Experiment(trace, parse(cluster), settings, interference="none", models=models))
 
 
 def spans(job):
     return [(a.launched_at, a.ended_at, a.cause) for a in job.attempts]
 
 
-def test_profiled_evicted_and_paired(run):
+def test_profiled_evicted_and_paired():
     """Utilisation is SMACT ** (2/3): 0.2 makes Tiny, 0.6 Medium."""
     tasks = [task("a", 0, 1000, sm_active=0.2), task("b", 1, 1000, sm_active=0.6), task("c", 2, 50)]
     outcome = run(tasks, "2xA100-40GB", Profiling(gpus=1))
@@ -725,14 +774,14 @@ def test_profiled_evicted_and_paired(run):
     assert shared.ended_at == 1474
 
 
-def test_three_jobs_that_do_not_match_go_one_by_one(run):
+def test_three_jobs_that_do_not_match_go_one_by_one():
     tasks = [task(name, n, 1000, sm_active=0.9) for n, name in enumerate("abc")]
     outcome = run(tasks, "2xA100-40GB", Profiling(gpus=1))
     ends = sorted(spans(job)[-1][:2] for job in outcome.jobs)
     assert all(one[1] <= other[0] for one, other in pairwise(ends))
 
 
-def test_profiled_in_place_a_job_is_never_started_twice(run):
+def test_profiled_in_place_a_job_is_never_started_twice():
     tasks = [task("a", 0, 1000), task("b", 1, 1000)]
     outcome = run(tasks, "2xA100-40GB", Profiling(gpus=0))
     assert [spans(job) for job in outcome.jobs] == [

@@ -7,7 +7,7 @@ import pytest
 from carmad.config import Limits, Monitor, Profiling, Settings
 from carmad.core.decision import Placement
 from carmad.core.history import BIN_S, BINS, PER_KIND, RUNS, History, Past, past
-from carmad.core.messages import CancelRequested, HoldRequested, Trained
+from carmad.core.messages import CancelRequested, HoldRequested, Stepped, Trained
 from carmad.core.profiling import Profiler
 from carmad.core.recurrence import group
 from carmad.core.types import (
@@ -21,6 +21,7 @@ from carmad.core.types import (
     Prediction,
     Profile,
     ProfilingRun,
+    StepTime,
 )
 from carmad.models import Boosted
 from carmad.registry import GuardedPolicy, GuardedPredictor
@@ -181,6 +182,21 @@ def test_the_next_run_of_the_same_job_is_known_already():
     assert world.job(other).profile is None
 
 
+@pytest.mark.parametrize("evict", [True, False])
+def test_like_jobs_in_line_are_known_as_soon_as_one_is(evict):
+    world = server(evict)
+    first, second, third = (world.submit() for _ in range(3))
+    trains(world, first)
+    trains(world, second)
+    stranger = world.submit(argv=("other",))
+    assert world.job(third).profile is None
+    world.pass_time(RUN_S)
+    assert world.job(third).profile == replace(world.job(first).profile, of=first)
+    assert world.job(stranger).profile is None
+    world.scheduler.restore(world.scheduler.jobs.values(), history=History())
+    assert world.scheduler.history.profile(group(a_spec())) is not None  # of those that run
+
+
 def test_every_job_that_is_alone_is_profiled_on_the_fly():
     world = Server(gpus=1, settings=SETTINGS)
     id = world.submit()
@@ -291,7 +307,7 @@ def test_history_predicts_recurring_jobs_then_the_users_then_equal_demands():
 
 def test_history_is_bounded_and_counts_each_attempt_once():
     history = History()
-    run = Past(JobId(1), 1, "g", "ada", "n", 1, 0.0, 5.0, S.SUCCEEDED, None)
+    run = Past(JobId(1), 1, "g", "ada", "n", 1, 0.0, 5.0, S.SUCCEEDED, None, ())
     for _ in range(2):
         history.remember(run)
     history.remember(replace(run, attempt=2, duration_s=7.0))  # it was requeued
@@ -336,6 +352,38 @@ def test_history_and_models_outlive_a_commit_that_failed():
     assert [run.job for run in world.scheduler.history.runs] == [id]
     world.scheduler.restore([], history=History())
     assert not world.scheduler.view(0.0).history.runs
+
+
+# -- what a job says of its steps
+
+
+def test_step_times_are_kept_per_number_of_parts_and_for_the_next_run():
+    world = Server(gpus=1, policy=Splitting(2))
+    id = world.submit(batch_size=64)
+    for seconds in (0.5, 0.502, 0.6):
+        steps = len(world.steps)
+        world.tell(Stepped(world.now, id, seconds))
+        news = [job for step in world.steps[steps:] for job in step.jobs]
+        assert bool(news) == (seconds != 0.502)  # a hundredth is no news
+    assert world.job(id).steps == (StepTime(2, 0.6),)
+    world.exit(id)
+    world.scheduler.policy.parts = 1
+    again = world.submit(batch_size=64)
+    assert world.job(again).steps == (StepTime(2, 0.6),)
+    world.tell(Stepped(world.now, again, 0.4))
+    assert world.job(again).steps == (StepTime(1, 0.4), StepTime(2, 0.6))
+
+
+def test_step_times_in_company_or_of_the_dead_are_not_believed():
+    world = Server(gpus=1)
+    first = world.submit()
+    trains(world, first)
+    world.pass_time(40)
+    second = world.submit()
+    assert world.job(second).gpus == world.job(first).gpus
+    world.tell(Stepped(world.now, first, 1.0))
+    world.tell(Stepped(world.now, 99, 1.0))
+    assert world.job(first).steps == ()
 
 
 # -- batches in parts

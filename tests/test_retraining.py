@@ -142,12 +142,14 @@ def test_a_process_of_its_own_trains_what_predicts(store: SqlStore, tmp_path: Pa
         a_job(id, spec=a_spec(user=user, name=f"{user}-1"), submitted_at=now)
         for id, user in ((901, "bob"), (902, "ada"))
     )
-    learned = [predictor.predict(job, History(), told[0], now) for job in (ada, bob)]
-    assert [each and each.source for each in learned] == ["additive"] * 2
-    for one, seconds in zip(learned, SECONDS.values(), strict=True):
-        assert one is not None
-        assert 0.5 * seconds < one.seconds < 2 * seconds
-        assert dict(one.parts)
+    known = History()
+    for user, seconds in SECONDS.items():
+        known.by_user.add(user, seconds)
+    of_ada, of_bob = (predictor.predict(job, known, told[0], now) for job in (ada, bob))
+    assert of_ada and of_bob
+    assert of_ada.source == of_bob.source == "additive"
+    assert of_bob.seconds > 10 * of_ada.seconds, "as it is by a factor of 40"
+    assert dict(of_bob.parts)["user_mean_s"] > 0 > dict(of_ada.parts)["user_mean_s"]
 
 
 def test_a_model_that_no_longer_holds_is_reported(
@@ -171,12 +173,12 @@ def test_a_model_that_no_longer_holds_is_reported(
     commit(store, past(60, days=2, first=2000, begin=BEGIN + 7 * DAY_S))
     alarm, of_duration, of_throughput = retrain(store, tmp_path, BEGIN + 9 * DAY_S)
     assert alarm.alarming and not of_duration.alarming and not of_throughput.alarming
-    assert alarm.text.startswith(
-        "duration has drifted: the median of |log(foretold / real)| was 0.1"
-    )
     model = codec.decode_model((tmp_path / "duration.json").read_text())
-    since = dict(model.errors)["the last model's median of |log(foretold / real)|"]
+    (name, then), _, (of_last, since) = model.errors
+    assert of_last == f"the last model's {name}"
     assert since == pytest.approx(log(9), abs=0.2)
+    told = f"{name} was {then:.3g} when the model was trained, and {since:.3g} since"
+    assert alarm.text == f"duration has drifted: the {told}"
     counted = codec.decode_model((tmp_path / "throughput.json").read_text())
     assert dict(counted.errors)["the last model's MAE"] == pytest.approx(1 - 80 / 576, abs=0.02)
 
@@ -193,8 +195,9 @@ def test_a_damaged_model_is_ignored_and_replaced(
 
 def always(value: float, at: float) -> Additive:
     """A model that knows but one answer, and that is 10 % off, or 2."""
-    errors = (("median of |log(foretold / real)|", 0.1), ("MAE", 2.0))
-    return Additive("", "a test", log(value), (), (), "log", 240, at, errors)
+    model = Additive("", "a test", log(value), (), (), "log", 240, at)
+    name = duration.measured(model, [{}], [{"duration_s": 1.0}])[-1][0]
+    return replace(model, errors=((name, 0.1), ("MAE", 2.0)))
 
 
 # -- when

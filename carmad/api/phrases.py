@@ -138,6 +138,7 @@ PHRASES: dict[str, Callable[[Reason], str]] = {
     "risk": _risk,
     # of one GPU: what Lucid and Castor ask of its neighbour
     "unprofiled": lambda r: f"{r.detail} has no profile yet: nobody knows what it would disturb",
+    "unpredicted": lambda r: f"nobody can say how long {r.detail} takes",
     "sharing_score": lambda r: (
         f"the sharing scores add up to {r.have:.0f}, of {r.need:.0f} allowed: {r.detail}"
     ),
@@ -199,6 +200,7 @@ SHORT = {
     "min_free": "GpuMemory",
     "risk": "GpuBusy",
     "unprofiled": "Unprofiled",
+    "unpredicted": "Unpredicted",
     "sharing_score": "SharingScore",
     "gpu_demand": "GpuDemand",
     "distributed": "Distributed",

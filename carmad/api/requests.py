@@ -102,5 +102,9 @@ class SelectIn(Request):
     user: User | None = None
 
 
+class StepIn(Request):
+    seconds: Annotated[float, Field(gt=0, le=YEARS_S)]
+
+
 class DrainIn(Request):
     reason: Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=1024)]

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, median
+from typing import TypeVar
 
-from carmad.core.types import Job, JobId, JobState, Profile
+from carmad.core.types import Job, JobId, JobState, Profile, StepTime
 
 RUNS = 4096  # the latest that ended
 PER_KIND = 64  # durations kept of a group, of a user, of a GPU demand
@@ -19,6 +20,7 @@ BIN_S = 600.0
 BINS = 8 * 144  # eight days: a week ago is seen whole
 
 
+T = TypeVar("T")
 Submission = tuple[float, int]  # when, and how many GPUs it asked for
 
 
@@ -36,6 +38,7 @@ class Past:
     duration_s: float  # that it held its GPUs for, in attempts that were not lost
     state: JobState
     profile: Profile | None
+    steps: tuple[StepTime, ...]
 
 
 def past(job: Job) -> Past | None:
@@ -53,6 +56,7 @@ def past(job: Job) -> Past | None:
         job.served_s + max(0.0, job.ended_at - job.started_at),
         job.state,
         job.profile,
+        job.steps,
     )
 
 
@@ -89,7 +93,8 @@ class History:
         self.by_user = Durations()
         self.by_gpus = Durations()
         self._runs: OrderedDict[tuple[JobId, int], Past] = OrderedDict()
-        self._profiles: OrderedDict[str, tuple[JobId, Profile]] = OrderedDict()
+        self._profiles: OrderedDict[str, Profile] = OrderedDict()
+        self._steps: OrderedDict[str, tuple[StepTime, ...]] = OrderedDict()
         self._bins: OrderedDict[int, list[int]] = OrderedDict()  # jobs, GPUs
         for run in runs:
             self.remember(run)
@@ -112,15 +117,19 @@ class History:
         self.by_group.add(run.group, run.duration_s)
         self.by_user.add(run.user, run.duration_s)
         self.by_gpus.add(run.gpus, run.duration_s)
-        if run.profile and run.profile.seconds and run.profile.of is None:
-            self._profiles[run.group] = run.job, run.profile
-            self._profiles.move_to_end(run.group)
-            if len(self._profiles) > KINDS:
-                self._profiles.popitem(last=False)
+        self._learn(run.job, run.group, run.profile, run.steps)
 
-    def profile(self, group: str) -> tuple[JobId, Profile] | None:
-        """The latest of a run of the job, and whose it is."""
+    def learn(self, job: Job) -> None:
+        """What a job shows that still runs."""
+        self._learn(job.id, job.group, job.profile, job.steps)
+
+    def profile(self, group: str) -> Profile | None:
+        """The latest of a run of the job."""
         return self._profiles.get(group)
+
+    def steps(self, group: str) -> tuple[StepTime, ...]:
+        """As the latest run of the job has told, or was told of earlier ones."""
+        return self._steps.get(group, ())
 
     def note_submission(self, at: float, gpus: int) -> None:
         number = int(at // BIN_S)
@@ -129,6 +138,14 @@ class History:
         counts[1] += gpus
         while len(self._bins) > BINS:
             self._bins.popitem(last=False)
+
+    def _learn(
+        self, job: JobId, group: str, profile: Profile | None, steps: tuple[StepTime, ...]
+    ) -> None:
+        if profile and profile.seconds and profile.of is None:
+            _keep(self._profiles, group, replace(profile, of=job))
+        if steps:
+            _keep(self._steps, group, steps)
 
     def traffic(self, now: float) -> Sequence[tuple[int, int]]:
         """Jobs and GPUs asked for in each ten minutes, from the first that is known or `BINS` ago
@@ -140,3 +157,10 @@ class History:
         nothing = (0, 0)
         bins: Mapping[int, Sequence[int]] = self._bins
         return [(c[0], c[1]) for n in range(first, last + 1) for c in (bins.get(n, nothing),)]
+
+
+def _keep(latest: OrderedDict[str, T], group: str, what: T) -> None:
+    latest[group] = what
+    latest.move_to_end(group)
+    if len(latest) > KINDS:
+        latest.popitem(last=False)

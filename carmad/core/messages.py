@@ -100,6 +100,15 @@ class Noticed:
 
 
 @dataclass(frozen=True, slots=True)
+class Stepped:
+    """A running job's own word on how long its training steps take."""
+
+    at: float
+    job: JobId
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Trained:
     """Models that were trained anew, by name; the others stay."""
 
@@ -125,6 +134,7 @@ Event = (
     | RequeueRequested
     | DrainRequested
     | Noticed
+    | Stepped
     | Trained
     | Tick
 )

@@ -28,6 +28,7 @@ from carmad.core.messages import (
     Sampled,
     Signal,
     Step,
+    Stepped,
     Stop,
     Submitted,
     Trained,
@@ -48,12 +49,14 @@ from carmad.core.types import (
     JobState,
     Prediction,
     Retry,
+    StepTime,
     Usage,
 )
 from carmad.core.view import View
 from carmad.models import Model
 
 USAGE_SAVED_EVERY_S = 60.0
+NEWS = 0.01  # a step time that differs by more of it is worth a row
 SENT_BACK = frozenset({Cause.PREEMPTED, Cause.PROFILED})  # stopped, and not for good
 
 
@@ -73,6 +76,7 @@ class Scheduler:
         self.models: dict[str, Model] = {}  # what was learned, by name
         self._fleet = Fleet(settings)
         self._profiler = Profiler()
+        self._counted = JobId(0)  # up to here, submissions are in the history
         self._ledger = Ledger(policy.order)
         self._placer = self._new_placer()
         self._usage_saved_at = 0.0
@@ -116,6 +120,8 @@ class Scheduler:
         """
         self.history = history or self.history
         self._ledger = Ledger(self.policy.order, jobs, ended)
+        for job in self._ledger.running():
+            self.history.learn(job)
         self._placer = self._new_placer(last_placed or self._placer.last_placed)
         self._fleet.drains = {drain.gpu: drain for drain in drains}
         self._fleet.look_again()
@@ -200,6 +206,8 @@ class Scheduler:
                 self._on_drain_requested(event)
             case Noticed():
                 self._note(event.job, event.note)
+            case Stepped():
+                self._on_stepped(event)
             case Trained():
                 self.models.update(event.models)
             case _:
@@ -210,9 +218,9 @@ class Scheduler:
             job = Job(
                 JobId(id), spec, JobState.PENDING, event.at, held=event.held, group=group(spec)
             )
-            if known := self.history.profile(job.group):
-                job = replace(job, profile=replace(known[1], of=known[0]))
-            self.history.note_submission(event.at, spec.gpus)
+            if id > self._counted:  # after a commit that failed it is told again
+                self._counted = JobId(id)
+                self.history.note_submission(event.at, spec.gpus)
             self._put(job)
             if why := _in_vain(job, self.ended):
                 self._end(job, JobState.CANCELLED, why, event.at)
@@ -223,7 +231,7 @@ class Scheduler:
         job = self.jobs.get(event.job)
         if job and job.state is JobState.PENDING:  # else: cancelled meanwhile
             joining = advance(job, JobState.QUEUED, estimate=event.estimate)
-            self._put(replace(joining, prediction=self._predicted(joining, event.at)))
+            self._put(self._informed(joining, event.at))
             if event.note:
                 self._note(event.job, event.note)
 
@@ -235,7 +243,7 @@ class Scheduler:
             for job in residents:
                 self._note_kernel(job, sample.gpu, event.at)
                 self._note_overrun(self.jobs[job.id])
-                self._note_profile(self.jobs[job.id])
+                self._note_profile(self.jobs[job.id], event.at)
         if event.at - self._usage_saved_at >= USAGE_SAVED_EVERY_S:
             self._usage_saved_at = event.at
             for id in self._fleet.newly_metered():
@@ -263,11 +271,12 @@ class Scheduler:
             used = metered.usage.peak_mib
             self._note(job.id, f"uses {used} MiB, more than the {promised} MiB of its --gpu-mem")
 
-    def _note_profile(self, job: Job) -> None:
+    def _note_profile(self, job: Job, now: float) -> None:
         """It has been watched for long enough, whether it was to be profiled or not."""
         unknown = job.profile is None and job.profiling is None and job.state is JobState.RUNNING
         if unknown and self._profiler.watched_s(job) >= self.settings.profiling.run_s:
             self._put(self._profiled(job))
+            self._inform_others(self.jobs[job.id], now)
 
     def _on_exited(self, event: Exited) -> None:
         job = self.jobs.get(event.job)
@@ -340,6 +349,18 @@ class Scheduler:
             self._fleet.drain(event.gpu, drain)
         self._drained = True
 
+    def _on_stepped(self, event: Stepped) -> None:
+        """In company a job says nothing of itself alone; a hundredth more or less is no news."""
+        job = self._ledger.holders.get(event.job)
+        if job is None or any(len(self._ledger.residents(gpu)) > 1 for gpu in job.gpus):
+            return
+        told = {step.parts: step.seconds for step in job.steps}
+        before = told.get(job.accumulation, 0.0)
+        if abs(event.seconds - before) > NEWS * before:
+            told[job.accumulation] = event.seconds
+            steps = (StepTime(parts, seconds) for parts, seconds in sorted(told.items()))
+            self._put(replace(job, steps=tuple(steps)))
+
     # -- time
 
     def _expire(self, now: float) -> None:
@@ -368,6 +389,7 @@ class Scheduler:
             return
         known = replace(self._profiled(job), profiling=None)
         self._put(replace(known, prediction=self._predicted(known, now)))
+        self._inform_others(known, now)
         if run.evict and job.spec.requeue:
             self._stop(self.jobs[job.id], Cause.PROFILED)
 
@@ -376,6 +398,22 @@ class Scheduler:
             return job
         peak_mib = self._fleet.with_usage(job).usage.peak_mib
         return replace(job, profile=self._profiler.take(job, peak_mib))
+
+    def _inform_others(self, job: Job, now: float) -> None:
+        """Those in line that are the same job need not be profiled any more."""
+        self.history.learn(job)
+        for waiting in self._ledger.strangers(job.group):
+            self._put(self._informed(waiting, now))
+
+    def _informed(self, job: Job, now: float) -> Job:
+        """With all that earlier runs of the job have shown, and what follows for its duration."""
+        history = self.history
+        known = replace(
+            job,
+            profile=job.profile or history.profile(job.group),
+            steps=job.steps or history.steps(job.group),
+        )
+        return replace(known, prediction=self._predicted(known, now))
 
     def _predicted(self, job: Job, now: float) -> Prediction | None:
         """Without a prediction, its owner's word stands."""
@@ -476,6 +514,8 @@ class Scheduler:
         if self._profiler.watched_s(job) >= self.settings.monitor.window_s:
             job = self._profiled(job)
         self._put(advance(job, state, exit=exit, ended_at=now, usage=usage, profiling=None))
+        if job.profile is not None:
+            self._inform_others(job, now)
         ends = [(job.id, state)]
         for id, how in ends:  # it grows: a chain of jobs may be longer than our stack is deep
             for waiting in self._ledger.waiting_for(id):

@@ -224,6 +224,14 @@ class Profile:
 
 
 @dataclass(frozen=True, slots=True)
+class StepTime:
+    """How long a training step of a job takes alone, with each batch in so many parts."""
+
+    parts: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class ProfilingRun:
     """An attempt that is alone on its GPUs until then, so that it can be profiled."""
 
@@ -252,6 +260,7 @@ class Job:
     estimate: Estimate | None = None
     prediction: Prediction | None = None
     profile: Profile | None = None
+    steps: tuple[StepTime, ...] = ()  # as it, or an earlier run of the job, has told; one per parts
     profiling: ProfilingRun | None = None  # this attempt is to profile it, and is not over yet
     accumulation: int = 1  # parts that the current or last attempt splits each batch into
     attempt: int = 0  # the current or last one; 0 before the first

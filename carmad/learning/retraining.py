@@ -81,7 +81,7 @@ def _durations(store: SqlStore, now: float) -> Subject:
         if len(rows) - new < LEAST_NEW:
             return None
         known = duration.table(rows, exemplars_of(old))[new:]
-        return duration.measured(old, known, rows[new:])[-1]
+        return duration.measured(old, known, rows[new:])[-1]  # a median: few jobs do not decide it
 
     return Subject("duration", train, since)
 

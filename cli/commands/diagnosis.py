@@ -97,7 +97,7 @@ def _checked(file: Path | None) -> str:
     path = file or Path(paths.config_path())
     there = file or os.environ.get("CARMA_CONFIG") or path.exists()
     settings = load(path if there else None, os.environ)
-    for plugin in (registry.policy, registry.recovery):
+    for plugin in (registry.policy, registry.predictor, registry.recovery):
         plugin(settings)
     registry.estimator(settings.estimator, settings, Experience(settings).server())
     return f"{path} is fine" if there else "no file: the defaults"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 
 from cli import client, output
 from cli.commands.options import Json, Select, User, selected
 from cli.jobs import exit_code, wait_for
+from cli.problems import Usage
 
 
 def cancel(jobs: Select, user: User = None, json: Json = False) -> None:
@@ -40,6 +42,24 @@ def _ask(verb: str, jobs: list[str], user: str | None, as_json: bool) -> None:
         print(line, file=sys.stdout if result["ok"] else sys.stderr)
     if not all(result["ok"] for result in answer["results"]):
         raise typer.Exit(1)
+
+
+def report(
+    seconds: Annotated[float, typer.Argument(min=0.0, help="That a training step takes.")],
+    job: Annotated[
+        str | None,
+        typer.Argument(envvar="CARMA_JOB_ID", help="The job; the one that this is called in."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Tell how long a running job's training steps take; Castor then knows what splitting costs."""
+    if job is None:
+        raise Usage("which job?", "Name one; in a job, CARMA_JOB_ID does.")
+    answer = client.post(f"/v1/jobs/{job}/step", {"seconds": seconds})
+    if json:
+        output.print_json(answer)
+    else:
+        print(f"job {job}: {seconds:g} s a step")
 
 
 def wait(jobs: Select, json: Json = False) -> None:

@@ -25,7 +25,8 @@ def recurring(job: Job, history: History) -> Prediction | None:
     if median is None:
         return None
     runs = len(history.by_group.of(job.group))
-    return Prediction(median, "history", notes=(f"the median of {runs} earlier runs of this job",))
+    of = "one earlier run" if runs == 1 else f"the median of {runs} earlier runs"
+    return Prediction(median, "history", notes=(f"{of} of this job",))
 
 
 def unheard_of(job: Job, history: History) -> Prediction | None:

@@ -45,9 +45,9 @@ def unknown(job: Job) -> str:
 
 
 def steps(job: Job) -> StepModel:
-    """No job is measured with more than one batch size: its step's composition is assumed. Only
-    the ratio of durations matters, so a step may as well take a second."""
-    return StepModel.assumed(1.0, batch(job))
+    """As runs of the job have told (`carma report`), else assumed: then a step may as well take a
+    second, for only the ratio of durations matters."""
+    return StepModel.told(job.steps, batch(job)) or StepModel.assumed(1.0, batch(job))
 
 
 def left_s(job: Job, now: float) -> float:

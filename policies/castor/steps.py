@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from carmad.plugin import StepTime
 
 FIXED_SHARE = 0.25  # see `StepModel.assumed`
 
@@ -30,6 +33,18 @@ class StepModel:
         """
         return cls(FIXED_SHARE * step_s, (1 - FIXED_SHARE) * step_s / batch)
 
+    @classmethod
+    def told(cls, steps: Sequence[StepTime], batch: int) -> StepModel | None:
+        """From what runs of the job have told with their batches in various parts: every further
+        part costs another alpha. Of communication only a part that nothing hides would show, and
+        it counts as computing. None if all had the same parts."""
+        first, last = min(steps, key=_parts, default=None), max(steps, key=_parts, default=None)
+        if first is None or last is None or first.parts == last.parts:
+            return None
+        alpha_s = max(0.0, (last.seconds - first.seconds) / (last.parts - first.parts))
+        whole_s = max(alpha_s, first.seconds - (first.parts - 1) * alpha_s)
+        return cls(alpha_s, (whole_s - alpha_s) / batch)
+
     def compute_s(self, samples: float) -> float:
         """One pass forwards and backwards over `samples` on each GPU (equation 1)."""
         return self.alpha_comp_s + self.beta_comp_s * samples
@@ -45,6 +60,10 @@ class StepModel:
         """≥ 1, and the more passes the larger: each costs another alpha, and the last one, being
         shorter, hides less of the communication."""
         return self.step_s(batch, accumulation) / self.step_s(batch)
+
+
+def _parts(step: StepTime) -> int:
+    return step.parts
 
 
 def _overlapped(compute_s: float, comm_s: float, delta: float) -> float:

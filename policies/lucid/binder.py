@@ -14,7 +14,7 @@ so it is here: the one that has run for longest.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -46,6 +46,7 @@ class Peers(NamedTuple):
     bar: float  # nobody with a higher priority value joins any of them
     free_mib: int  # the most that any of them leaves
     partners: list[Partner]
+    in_vain: dict[int, tuple[float, int]]  # by user: priority value and need of one that has asked
 
 
 class Binder:
@@ -66,13 +67,14 @@ class Binder:
         found: list[Partner] = []
         for memory_mib, groups in self._partners.get(job.spec.gpus, ()):
             mine = self._traits(job, memory_mib)
-            for score, bar, free_mib, partners in groups:
+            for peers in groups:
                 if (
-                    mine.score + score <= self._capacity
-                    and mine.priority <= bar
-                    and mine.need_mib <= free_mib
+                    mine.score + peers.score <= self._capacity
+                    and mine.priority <= peers.bar
+                    and mine.need_mib <= peers.free_mib
+                    and (partner := self._first(mine, peers))
                 ):
-                    found += self._affine(mine, partners)
+                    found.append(partner)
         return min(found, key=_seniority) if found else None
 
     def bind(self, partner: Partner) -> None:
@@ -120,19 +122,31 @@ class Binder:
             known = 0.0 if mine.priority == math.inf else mine.priority  # what JSON has no word for
             yield Reason("outlasts", bar, known, "GPU-s", f"job {its.job.id}")
 
-    def _affine(self, mine: Traits, partners: Sequence[Partner]) -> Iterator[Partner]:
-        """The first of them that will do, if any."""
-        wanted = self._view.demand(mine.job)
-        if mine.aloof or wanted.alone:
-            return
-        for partner in partners:
+    def _first(self, mine: Traits, peers: Peers) -> Partner | None:
+        """The first of them that will do. Where none would for a job of the same user that asks
+        for no more, none will for this one."""
+        job = mine.job
+        if mine.aloof or job.exclusive:
+            return None
+        before = peers.in_vain.get(job.spec.uid)
+        if (
+            before
+            and job.retry is None
+            and mine.priority >= before[0]
+            and mine.need_mib >= before[1]
+        ):
+            return None
+        wanted = self._view.demand(job)
+        for partner in peers.partners:
             if (
                 mine.priority <= OUTLASTS * partner.priority
                 and mine.need_mib <= partner.free_mib
-                and self._may_join(mine.job, wanted, partner)
+                and self._may_join(job, wanted, partner)
             ):
-                yield partner
-                return
+                return partner
+        if job.retry is None:
+            peers.in_vain[job.spec.uid] = mine.priority, mine.need_mib
+        return None
 
     def _may_join(self, job: Job, wanted: Demand, partner: Partner) -> bool:
         return not any(
@@ -186,7 +200,7 @@ def _partners_on(
 def _peers(score: int, partners: list[Partner]) -> Peers:
     partners.sort(key=_seniority)
     bar = OUTLASTS * max(partner.priority for partner in partners)
-    return Peers(score, bar, max(partner.free_mib for partner in partners), partners)
+    return Peers(score, bar, max(partner.free_mib for partner in partners), partners, {})
 
 
 def _seniority(partner: Partner) -> tuple[float, JobId]:

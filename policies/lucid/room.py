@@ -57,7 +57,11 @@ def idle_of(gpus: frozenset[GpuId], view: View) -> Room:
 
 
 def _idle_on(node: NodeView, view: View, counts: Callable[[GpuView], bool]) -> tuple[GpuView, ...]:
-    return tuple(gpu for gpu in node.gpus if counts(gpu) and not refusals(ANYBODY, gpu, view))
+    return tuple(
+        gpu
+        for gpu in node.gpus
+        if not gpu.residents and counts(gpu) and not refusals(ANYBODY, gpu, view)
+    )
 
 
 def refusals(wanted: Demand, gpu: GpuView, view: View) -> tuple[Reason, ...]:

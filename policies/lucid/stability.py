@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from carmad.plugin import GpuView, Job, NodeView, Preemption, Reason, View
 from policies.lucid.traits import UNSTABLE
 
-PROFILED_AS = {"sm_active": "sm_active", "utilization": "gpu_utilization"}  # by a score's source
+# The indicator of what a score is about.
+PROFILED_AS: Mapping[str | None, str] = {
+    "sm_active": "sm_active",
+    "utilization": "gpu_utilization",
+}
 
 
 def evictions(view: View) -> tuple[Preemption, ...]:
@@ -36,12 +42,12 @@ def _deviation(gpu: GpuView) -> float:
     """The square of how much busier the GPU was lately than its jobs' profiles add up to: a
     variance about what was foretold. To be less busy is what jobs do that slow each other."""
     score = gpu.score
-    name = PROFILED_AS.get(score.sm_source or "")
-    means = [job.profile.mean(name) if job.profile and name else None for job in gpu.residents]
-    known = [mean for mean in means if mean is not None]
-    if len(known) < len(means):
-        return 0.0
-    return max(0.0, score.sm_mean - sum(known)) ** 2
+    name = PROFILED_AS.get(score.sm_source)
+    profiles = [job.profile for job in gpu.residents if job.profile]
+    means = [mean for each in profiles if name and (mean := each.mean(name)) is not None]
+    if len(means) < len(gpu.residents):
+        return 0.0  # nobody knows
+    return max(0.0, score.sm_mean - sum(means)) ** 2
 
 
 def _to_go(gpu: GpuView) -> Job | None:

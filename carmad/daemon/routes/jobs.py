@@ -11,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from carmad.api.render import CODES, Scene, reason_out, verdicts_out
-from carmad.api.requests import MAX_TASKS, SubmitIn
+from carmad.api.requests import MAX_TASKS, StepIn, SubmitIn
 from carmad.api.responses import (
     SCHEMA,
     DryRunOut,
@@ -23,11 +23,12 @@ from carmad.api.responses import (
 from carmad.api.select import parse_selection
 from carmad.api.times import parse_time, stamp
 from carmad.api.why import why_out
+from carmad.core.messages import Stepped
 from carmad.core.types import ENDED, Estimate, Job, JobId, JobState
 from carmad.daemon import intake, lookup
 from carmad.daemon.answers import PROBLEMS, Asked, Call, answer, not_yours
 from carmad.daemon.attempts import attempts_out
-from carmad.daemon.problems import Forbidden
+from carmad.daemon.problems import Conflict, Forbidden
 from carmad.errors import CarmaError
 
 router = APIRouter(prefix="/v1", responses=PROBLEMS, default_response_class=Response)
@@ -206,6 +207,16 @@ async def why(call: Asked, label: Label) -> Response:
     job, scene = await _mine(call, label)
     past = await run_in_threadpool(call.service.store.decisions, job.id, PAST_DECISIONS)
     return answer(why_out(job, scene, past, call.renderer(scene)))
+
+
+@router.post("/jobs/{label}/step", responses={200: {"model": JobOut}})
+async def step(call: Asked, label: Label, body: StepIn) -> Response:
+    """A running job's word on how long a training step takes."""
+    job, scene = await _mine(call, label)
+    if not job.holds_gpus:
+        raise Conflict(f"job {label} does not run", "Only a running job can tell of its steps.")
+    await call.service.request(Stepped(call.service.now(), job.id, body.seconds))
+    return answer(call.renderer(scene)(job))
 
 
 @router.get("/jobs/{label}/wait", responses={200: {"model": JobOut}})
