@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from carmad.config import Limits, Preconditions, Profiling, Settings
+from carmad.config import Collocation, Limits, Preconditions, Profiling, Settings
 from carmad.config import Lucid as Knobs
 from carmad.core.history import History
 from carmad.core.messages import Trained
@@ -56,7 +56,7 @@ def profile(utilization, peak_mib=4_000, variance=0.0, **more):
 def job(
     id=1, wants=1, utilization: float | None = MEDIUM, seconds: float | None = 1000.0, **changes
 ):
-    wishes = ("requeue", "cold_start_s", "amp", "exclusive", "nice", "expected_s")
+    wishes = ("requeue", "cold_start_s", "amp", "exclusive", "expected_s", "user", "uid")
     spec = a_spec(gpus=wants, **{name: changes.pop(name) for name in wishes if name in changes})
     known = {
         "profile": None if utilization is None else profile(utilization),
@@ -336,6 +336,34 @@ def test_others_are_looked_at_where_the_first_has_no_room():
     assert placed(plan(3, [job()], residents, gpu0=full, gpu1=full)) == {1: (2,)}
 
 
+def needing(id, mib, **changes):
+    return job(id, profile=profile(MEDIUM, peak_mib=mib), **changes)
+
+
+def test_that_one_asked_in_vain_stops_only_those_who_ask_for_as_much():
+    margin = Settings(policies={"lucid": Preconditions(margin_mib=1_000)})
+    residents = [running(7, 0)]  # leaves 36,960 MiB
+    made = plan(1, [needing(1, 36_000), needing(2, 36_001), needing(3, 35_960)], residents, margin)
+    assert placed(made) == {1: (), 2: (), 3: (0,)}
+    burnt = Retry("out of memory", margin_mib=4_096)
+    made = plan(1, [needing(1, 36_000, retry=burnt), needing(2, 36_000)], residents)
+    assert placed(made) == {1: (), 2: (0,)}
+    # Who has the memory ends soon.
+    residents = [running(7, 0), running(8, 1, seconds=500)]
+    line = [needing(1, 36_000, seconds=1_001), needing(2, 36_000), needing(3, 36_000)]
+    made = plan(2, line, residents, gpu0={"free_mib": 9_000})
+    assert placed(made) == {1: (), 2: (1,), 3: ()}
+
+
+def test_whom_a_job_cannot_join_for_reasons_of_its_own():
+    burnt = Retry("out of memory", avoid=(a_gpu(0).id,))
+    residents = [running(7, 0), running(8, 1)]
+    assert placed(plan(2, [job(retry=burnt)], residents)) == {1: (1,)}
+    mps = Settings(collocation=Collocation(mps=True))
+    grace = job(2, user="grace", uid=1001)
+    assert placed(plan(1, [grace, job(1)], [running(7, 0)], mps)) == {2: (), 1: (0,)}
+
+
 def test_a_pair_is_judged_by_the_card_that_it_would_be_on():
     by_memory = replace(TREE, features=("memory_share", "amp"))
     small = {"gpu": a_gpu(0, memory_mib=8_100, node="node0"), "free_mib": 4_100}
@@ -380,6 +408,7 @@ def test_a_large_job_takes_as_few_nodes_as_can_be():
 
 def test_gpus_that_somebody_else_uses_are_not_idle():
     made = plan(1, [job()], gpu0={"outsider_mib": 501})
+    assert placed(made) == {1: ()}
     assert codes(refused(made)) == ["outsiders"]
 
 
@@ -428,6 +457,12 @@ def test_modes_by_the_last_hour():
     assert placed(sharing(knobs, some, utilization=JUMBO)) == {1: (1,)}
     assert placed(sharing(knobs, many, utilization=JUMBO)) == {1: (0,)}
     assert placed(sharing(knobs, history(99, 0, 0, 0, 0, 0, 0))) == {1: (1,)}  # over an hour ago
+
+
+def test_either_knob_will_do():
+    assert placed(sharing(Knobs(off_below=0.5))) == {1: (1,)}
+    assert placed(sharing(Knobs(apathetic_below=0.5), utilization=JUMBO)) == {1: (1,)}
+    assert placed(sharing(Knobs(apathetic_below=0.5))) == {1: (0,)}
 
 
 def test_where_nothing_was_ever_asked_for_it_is_quiet():

@@ -46,7 +46,7 @@ class Peers(NamedTuple):
     bar: float  # nobody with a higher priority value joins any of them
     free_mib: int  # the most that any of them leaves
     partners: list[Partner]
-    in_vain: dict[int, tuple[float, int]]  # by user: priority value and need of one that has asked
+    in_vain: dict[int, tuple[float, int]]  # by user: priority value and need of one who asked
 
 
 class Binder:
@@ -128,13 +128,8 @@ class Binder:
         job = mine.job
         if mine.aloof or job.exclusive:
             return None
-        before = peers.in_vain.get(job.spec.uid)
-        if (
-            before
-            and job.retry is None
-            and mine.priority >= before[0]
-            and mine.need_mib >= before[1]
-        ):
+        asked = peers.in_vain.get(job.spec.uid)
+        if asked and mine.priority >= asked[0] and mine.need_mib >= asked[1]:
             return None
         wanted = self._view.demand(job)
         for partner in peers.partners:
