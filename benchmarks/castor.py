@@ -12,11 +12,12 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-from benchmarks.castor_decisions import measure
+from benchmarks.castor_decisions import Taken, measure
 from benchmarks.castor_report import page
-from benchmarks.castor_runs import cases, results
+from benchmarks.castor_runs import Result, cases, results
 from benchmarks.castor_workloads import DATA
 from benchmarks.rows import RESULTS, circumstances
 
@@ -37,12 +38,15 @@ def main() -> None:
     text = page(found, taken, facts)
     print(text)
     (RESULTS / "castor.md").write_text(text)
-    data = {
-        "facts": facts,
-        "runs": [asdict(result) for result in found],
-        "decisions": [asdict(each) for each in taken],
-    }
-    (RESULTS / "castor.json").write_text(json.dumps(data, indent=1) + "\n")
+    (RESULTS / "castor.json").write_text(_json(facts, found, taken))
+
+
+def _json(facts: Mapping[str, str], found: Sequence[Result], taken: Sequence[Taken]) -> str:
+    """A line for each run: they hold many numbers."""
+    runs = ",\n".join(json.dumps(asdict(each)) for each in found)
+    decisions = json.dumps([asdict(each) for each in taken], indent=1)
+    told = json.dumps(facts, indent=1)
+    return f'{{"facts": {told},\n"decisions": {decisions},\n"runs": [\n{runs}\n]}}\n'
 
 
 if __name__ == "__main__":

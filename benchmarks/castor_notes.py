@@ -38,13 +38,17 @@ PREDICTION = """\
 Castor with the ratios that its model foretells, and with those that the simulator has (the paper's
 "mathematical fitting"), on three samples. "Lucid's models" has the same jobs train what Lucid's
 authors measured, and each pair slowed as they measured it (`measured`): there the model has seen
-the pairs, elsewhere it was never told of the law. For unseen pairs see castor_models.md."""
+the pairs, elsewhere it was never told of the law. For unseen pairs see castor_models.md. On 64 GPUs
+one decision taken otherwise changes all that follow: both signs occur."""
 
 SPLITS = """\
 Castor on GPUs with little memory, for on an A6000 all pairs fit. What of a job's memory is in
 proportion to its batch follows from Lucid's and GPUMemNet's measurements at several batch sizes
 (their median for other models), and each part takes a quarter of a step again, the median of what
-was fitted to Sia's steps. "Starts in parts": with whole batches the memory would not have done."""
+was fitted to Sia's steps. "Starts in parts": with whole batches the memory would not have done. The
+paper has no figures for it alone. Splitting makes more pairs possible, whose newer job has slower
+steps to its end; theorem 1 weighs that against waiting for the neighbour, and where GPUs of other
+jobs would have become free before, it was not worth it."""
 
 DECISIONS = """\
 Processor time of a plan for all jobs in line, in the states of a simulated run with 50 to 150 of
@@ -52,21 +56,25 @@ them (Philly's first sample; for 128 GPUs its jobs come 20 times as fast). The p
 below 0.02 seconds" on 16 GPUs."""
 
 CAUSES = """\
-- **Load.** All differences grow with it, and that of the paper's samples is not known. See what
-  share of FIFO's JCT is queueing, above. Saturn's samples are lighter than Philly's here, Venus's
-  heavier in the paper.
+- **Load.** All differences grow with it, and that of the paper's samples is not known; by what
+  share of FIFO's JCT is queueing (above) it lies between our two sizes. With 128 GPUs and two jobs
+  on each hardly anybody waits here, whatever the ratios.
 - **Interference.** Two busy jobs on a GPU together do 1.2 times what one does alone (`learned`,
   fitted to an RTX 3090's pairs); no pair comes near the ratios of up to 6 that the paper saw. So
-  sharing seldom loses, and little is left for Castor to avoid: SJF-FFS, which always shares, is
-  nearly as good, and better where a long line could use GPUs that Castor wants to wait for.
-  Theorem 1 compares with waiting for the neighbour alone, as if nobody else waited, too.
+  sharing seldom loses, and little is left for Castor to avoid. SJF-FFS, which always shares, comes
+  out alike once it does not hold the line, either. What Castor chooses shows in the benefits, which
+  are above 1 more often, and that counts little beside whose turn it is: at high load single
+  decisions send runs of one sample different ways, by more than the policies differ on average.
+  Theorem 1, too, compares with waiting for the neighbour as if nobody else waited for its GPUs.
 - **Makespan.** It ends with the longest job, which takes ten hours and comes at any time. On the
   testbed all jobs took minutes.
-- **Tiresias** pays 20 s for each preemption here, and profits from many short jobs. In the paper it
-  is hardly better than FIFO.
-- **Lucid** packs where it may, whether GPUs are idle or not: its benefits are the lowest. Most of
-  Sia's jobs are on several nodes, which it never packs, and it asks for equal numbers of GPUs.
+- **Tiresias** pays 20 s for each preemption here, and most jobs are over before they are demoted.
+  In the paper it is hardly better than FIFO.
+- **Lucid** packs where it may, whether GPUs are idle or not: its benefits are the lowest, and with
+  few jobs it is the slowest. It never packs jobs of several nodes, half of Sia's, and wants equal
+  numbers of GPUs.
 - **Network.** A job of several nodes is as fast here as on one: nothing is lost by spreading, or by
-  sharing with two neighbours at once.
-- **Profiles.** One not yet profiled must be alone for 200 s, and jobs like it that are in line by
-  then have to, too ("profiling online"): at high load that is dearer than anything else here."""
+  sharing with several neighbours at once.
+- **Profiles.** "Profiling online": a job whose like has not been profiled by the time it is
+  submitted runs alone for its first 200 s. Small jobs then find fewer neighbours, and those that
+  run are slowed less: it can come out either way."""

@@ -172,7 +172,7 @@ def result(case: Case, outcome: Outcome) -> Result:
         sum(map(preemptions, jobs)),
         sum(map(crashes, jobs)),
         crowded(outcome) if case.table == "splits" else 0,
-        tuple(decision.benefit for decision in shared),
+        tuple(round(decision.benefit, 3) for decision in shared),
     )
 
 
