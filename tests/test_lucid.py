@@ -11,7 +11,17 @@ from carmad.config import Collocation, Limits, Preconditions, Profiling, Setting
 from carmad.config import Lucid as Knobs
 from carmad.core.history import History
 from carmad.core.messages import Trained
-from carmad.core.types import Cause, Estimate, Exit, Indicator, JobState, Prediction, Profile, Retry
+from carmad.core.types import (
+    Cause,
+    Estimate,
+    Exit,
+    GpuSample,
+    Indicator,
+    JobState,
+    Prediction,
+    Profile,
+    Retry,
+)
 from carmad.core.window import Score
 from carmad.models import Additive, Node, Tree
 from carmad.plugin import AskAgain, Placement, Preemption, ProfilingRun, Reason
@@ -502,7 +512,10 @@ def test_in_place_a_new_job_is_alone_until_it_is_known():
     assert placement.profiling == ProfilingRun(NOW + 250, evict=False)
     assert placement.grounds[-1] == Reason("profiled_there", 250, unit="s")
     assert other.profiling is None
-    assert placements(plan(9, [new(1, wants=9)]))[0].profiling is None  # more than N_prof
+    for wants, profiled in ((2, True), (3, False)):  # N_prof
+        settings = Settings(profiling=Profiling(largest=2))
+        made = placements(plan(3, [new(1, wants=wants)], settings=settings))[0]
+        assert (made.profiling is not None) is profiled
 
 
 def test_the_profiler_has_the_last_gpus_and_sends_jobs_back():
@@ -524,6 +537,7 @@ def test_known_jobs_stay_off_the_profiler_and_new_ones_off_the_rest():
     made = plan(4, [new(1)], profiled, DEDICATED)
     assert placed(made) == {1: ()}
     assert placements(made)[0].reasons == (Reason("profiling_gpus", 1, 0, "GPUs"),)
+    assert codes(refused(made, 1, gpu=2)) == ["busy"]
     left_over = running(9, 3)  # from before these GPUs were the profiler's
     assert placed(plan(4, [job(1)], [*full, left_over], DEDICATED)) == {1: ()}
 
@@ -565,6 +579,23 @@ def test_one_gpu_is_never_the_profiler_s():
 def test_another_gpu_stands_in_for_one_that_is_drained():
     made = plan(4, [new(1), new(2)], settings=DEDICATED, gpu3={"drained": "maintenance"})
     assert placed(made) == {1: (1,), 2: (2,)}
+    lost = {"sample": GpuSample(a_gpu(2).id, NOW, fault="fell off the bus")}
+    made = plan(4, [new(1), new(2)], settings=DEDICATED, gpu2=lost)
+    assert placed(made) == {1: (1,), 2: (3,)}
+
+
+def test_who_is_profiled_is_profiled_on_one_node():
+    run = ProfilingRun(NOW + 9, evict=True)
+    there = [replace(running(60 + n, n), profiling=run) for n in (2, 4)]
+    settings = Settings(profiling=Profiling(gpus=4))
+    assert placed(plan([2, 2, 2], [new(1, wants=2)], there, settings)) == {1: ()}
+    assert placed(plan([2, 2, 2], [new(1, wants=2)], there[:1], settings)) == {1: (4, 5)}
+
+
+def test_a_long_line_for_the_profiler_is_told_in_part():
+    line = [new(id) for id in range(1, 31)]
+    made = placements(plan(4, line, settings=DEDICATED, policy=Lucid(time_aware=False)))
+    assert [p.job for p in made] == list(range(1, 3 + REPORTED))
 
 
 def test_a_job_too_large_for_the_rest_may_have_the_profiler_s_gpus():
@@ -609,14 +640,21 @@ def test_n_prof_grows_with_what_is_lent():
     made = plan(8, line, settings=DEDICATED)
     assert placements(made)[0].profiling.evict
     assert 99 not in placed(made)  # it stands at the end of the profiler's line
+    limited = Settings(profiling=Profiling(gpus=2, largest=2))
+    assert 99 in placed(plan(8, line, settings=limited))  # beyond `profiling.largest`
     few = plan(8, [new(99, wants=3)], settings=DEDICATED)
     assert placements(few)[0].profiling == ProfilingRun(NOW + 200, evict=False)
 
 
-def loan(count, forecast=None):
-    """Jobs are being profiled on the profiler's two GPUs and on one that was lent."""
-    run = ProfilingRun(NOW + 60, evict=True)
-    there = [replace(running(60 + n, n, utilization=None), profiling=run) for n in (5, 6, 7)]
+def loan(count, forecast=None, lent=5, evict=True):
+    """How many more are lent, while jobs are profiled on the profiler's two and on `lent`."""
+    there = [
+        replace(
+            running(60 + n, n, utilization=None),
+            profiling=ProfilingRun(NOW + 60, evict=evict or n > 5),
+        )
+        for n in (*([] if lent is None else [lent]), 6, 7)
+    ]
     models = {"packing": TREE} | ({"throughput": forecasting(forecast)} if forecast else {})
     line = [new(id) for id in range(1, count + 1)]
     made = plan(8, line, there, DEDICATED, models)
@@ -628,6 +666,7 @@ def test_a_loan_lasts_until_few_wait_and_few_are_to_come():
     assert loan(4) == 0
     assert loan(4, forecast=6.0) == 0  # what two GPUs take in: 200 s each in ten minutes
     assert loan(4, forecast=6.1) == 1
+    assert loan(5, lent=None) == loan(5, evict=False) == 0  # nothing is on loan
 
 
 # -- evictions

@@ -24,7 +24,7 @@ public = pytest.mark.skipif(
 @pytest.fixture
 def given() -> Iterator[None]:
     """Models of nothing, and interference as learned."""
-    lucid_runs._take({"plain": (), "profiled": ()}, "learned")
+    lucid_runs._take(lucid_runs.Given({}, "learned"))
     yield
     lucid_runs._GIVEN.clear()
 
@@ -44,9 +44,7 @@ def test_the_week_is_the_papers_and_its_long_jobs_are_the_busy_ones() -> None:
 def test_mixed_precision_is_part_of_a_models_name(tmp_path: Path) -> None:
     """The second pair of the file: ResNet18 at 0.97 beside MobileNetV3, which gains nothing."""
     measured = interference.make(lucid_workload.pairs(tmp_path))
-    mobile, amp, plain = (
-        Load(model, 32) for model in ("MobileNetV3", "ResNet18 amp", "ResNet18")
-    )
+    mobile, amp, plain = (Load(model, 32) for model in ("MobileNetV3", "ResNet18 amp", "ResNet18"))
     assert measured.speeds((mobile, amp), Mode.STREAMS) == (1.0, 0.97)
     assert measured.speeds((mobile, plain), Mode.STREAMS) == (0.983, 1.0)
 
@@ -84,7 +82,9 @@ def test_only_the_policies_paper_gives_what_a_policy_is_told() -> None:
     assert {known for policy, known in knows if policy in ("fifo", "horus", "tiresias")} == {
         "nothing"
     }
-    assert all(case.settings.limits.preemption == (case.settings.policy == "tiresias") for case in cases)
+    assert all(
+        case.settings.limits.preemption == (case.settings.policy == "tiresias") for case in cases
+    )
     gpus = {case.gpus for case in cases if case.table == cases[0].table}
     assert len(gpus) == 1, "all policies have the same GPUs"
 
@@ -115,9 +115,7 @@ def test_plans_are_made_for_a_full_line() -> None:
 
 
 def test_the_page_sets_ours_beside_the_papers() -> None:
-    results = [
-        _result(case, jct=1.0 + n) for n, case in enumerate(lucid_runs.cases())
-    ] + [_result(lucid_runs.tuned(lucid_runs.TUNED[0]), jct=0.5)]
+    results = [_result(case, jct=1.0 + n) for n, case in enumerate(lucid_runs.cases())]
     runs = lucid_report.Runs(results)
     claims = list(lucid_report.against_table_4(runs))
     assert [claim.paper for claim in claims[:6]] == [36.85, 9.41, 9.03, 10.49, 9.02, 6.84]
