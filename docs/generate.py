@@ -544,6 +544,10 @@ HELP: dict[str, tuple[Reason, str]] = {
         Reason("outlasts", 7200, 36_000, "GPU-s", "job 7"),
         "Wait: Lucid does not burden a job with a much longer one.",
     ),
+    "kept_for_profiling": (
+        Reason("kept_for_profiling"),
+        "Nothing: `profiling.gpus` says how many are kept.",
+    ),
     "no_benefit": (
         Reason("no_benefit", 5400, 7200, "s", "job 7"),
         "Nothing: Castor has worked out that waiting is better.",
@@ -603,7 +607,7 @@ OF_THE_JOB = (
 )
 POLICYS = (
     *("memory", "min_free", "risk", "unprofiled", "sharing_score", "gpu_demand", "distributed"),
-    *("unpredicted", "unstable", "outlasts", "no_benefit"),
+    *("unpredicted", "unstable", "outlasts", "kept_for_profiling", "no_benefit"),
 )
 GROUNDS = ("affine", "sharing_benefit", "split_batch", "profiled_there", "predicted")
 

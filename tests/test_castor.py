@@ -32,9 +32,9 @@ from carmad.store.codec import decode_model
 from carmad.testing import a_gpu, a_gpu_view, a_job, a_spec, a_view, check_policy
 from policies.castor import castor
 from policies.castor.interference import Predicted, ratios, shipped
-from policies.castor.memory import need_mib
 from policies.castor.neighbours import OVERRUN, left_s
 from policies.castor.steps import FIXED_SHARE
+from policies.memory import need_mib
 
 LOOSE = Preconditions(min_free_mib=0)
 SETTINGS = Settings(policies={"castor": LOOSE})

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from carmad.config import Settings
+from carmad.core.template import template
 from carmad.plugin import Estimate, JobSpec, Refusal, Run
 from carmad.testing import a_run, a_server, a_spec
 from estimators.history import current_history, history
-from carmad.core.template import template
 
 COMMAND = "python train.py --model resnet50 --batch-size 64 --seed 1"
 

@@ -22,7 +22,9 @@ FAST = Settings()
 
 
 class Server:
-    def __init__(self, gpus=2, settings=FAST, policy=None, recovery=None, memory_mib=40_960, predictor=None):
+    def __init__(
+        self, gpus=2, settings=FAST, policy=None, recovery=None, memory_mib=40_960, predictor=None
+    ):
         self.now = 0.0
         self.gpus = tuple(a_gpu(n, memory_mib) for n in range(gpus))
         self.used = {gpu.id: 0 for gpu in self.gpus}

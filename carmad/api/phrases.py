@@ -112,6 +112,20 @@ def _begin(reason: Reason) -> str:
     return f"it may not start before {_clock(reason.need)}"
 
 
+def _unstable(reason: Reason) -> str:
+    if not reason.need:
+        return f"{reason.detail or 'it'} used its GPU unevenly beside others before"
+    numbers = f"variance {reason.have:.2f}, limit {reason.need:.2f}"
+    return f"{reason.detail} uses its GPU unevenly ({numbers})"
+
+
+def _outlasts(reason: Reason) -> str:
+    if not reason.have:
+        return f"nobody can say whether it would outlast {reason.detail} by far"
+    numbers = f"{duration(reason.have)} × GPUs, limit {duration(reason.need)}"
+    return f"it would outlast {reason.detail} by far ({numbers})"
+
+
 PHRASES: dict[str, Callable[[Reason], str]] = {
     # of one GPU: the hard rules
     "fault": lambda r: f"is faulty: {r.detail}",
@@ -144,12 +158,9 @@ PHRASES: dict[str, Callable[[Reason], str]] = {
     ),
     "gpu_demand": lambda r: f"{r.detail} is on {r.have:.0f} GPUs, and the job wants {r.need:.0f}",
     "distributed": lambda r: f"{r.detail} is spread over several servers",
-    "unstable": lambda r: (
-        f"{r.detail} uses its GPU unevenly (variance {r.have:.2f}, limit {r.need:.2f})"
-    ),
-    "outlasts": lambda r: (
-        f"it would outlast {r.detail} by far ({duration(r.have)} × GPUs, limit {duration(r.need)})"
-    ),
+    "unstable": _unstable,
+    "outlasts": _outlasts,
+    "kept_for_profiling": lambda r: "is for profiling new jobs",
     "no_benefit": lambda r: (
         f"beside {r.detail} both would end after {duration(r.have)} on average, one after the other"
         f" after {duration(r.need)}"
@@ -160,6 +171,8 @@ PHRASES: dict[str, Callable[[Reason], str]] = {
     ),
     "sharing_off": lambda r: (
         f"nobody shares now: {r.have:.0f} GPUs are asked for in ten minutes, below {r.need:.0f}"
+        if r.need
+        else "nobody shares"
     ),
     "no_room": lambda r: f"{r.have:.0f} of {r.need:.0f} GPUs are idle, and it has no neighbour",
     # why it was placed as it was
@@ -206,6 +219,7 @@ SHORT = {
     "distributed": "Distributed",
     "unstable": "Unstable",
     "outlasts": "Outlasts",
+    "kept_for_profiling": "ForProfiling",
     "no_benefit": "NoBenefit",
     "profiling_gpus": "ProfilingGpus",
     "sharing_off": "SharingOff",

@@ -88,7 +88,7 @@ def _headline(
     if reasons:
         return f"waits: {phrase(reasons[0])}"
     if behind:
-        return f"waits: job {behind['label']} is before it and must start first"
+        return f"waits: job {behind['label']} is before it in line"
     if decision is None:
         return "waits: it has not been looked at yet"
     wanted = "a GPU" if job.spec.gpus == 1 else f"{job.spec.gpus} GPUs"

@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 from carmad.plugin import GpuView, Job, View
-from policies.castor.memory import batch
+from policies.castor.pairing import accumulations
 from policies.castor.steps import StepModel
 
 # A job that has outlived its prediction is taken to have so much of what it ran for still to go:
@@ -64,3 +64,13 @@ def left_s(job: Job, now: float) -> float:
     whole_s = job.expected_s * steps(job).slowdown(batch(job), job.accumulation)
     attained_s = job.attained_s(now)
     return whole_s - attained_s if attained_s < whole_s else OVERRUN * attained_s
+
+
+def batch(job: Job) -> int:
+    """What may be split: its batch, if its owner gave one; else as good as nothing."""
+    return job.spec.batch_size or 1
+
+
+def most_passes(job: Job) -> int:
+    *_, most = accumulations(batch(job))
+    return most

@@ -31,7 +31,7 @@ from policies.castor.interference import Predicted, shipped
 from policies.castor.neighbours import left_s, unknown
 from policies.castor.sharing import Newcomer, Room, Sharing, look, newcomer
 from policies.filters import fits_memory, unoccupied
-from policies.lucid.profiling import profiler
+from policies.profiling import set_aside
 from policies.ranked import Ranked
 
 EXPLAINED = 4  # of the jobs that wait: the first in line are told about each GPU
@@ -49,7 +49,7 @@ class Castor:
         return left_s(job, job.submitted_at)
 
     def plan(self, view: View) -> tuple[Proposal, ...]:
-        aside = profiler(view, time_aware=False)
+        aside = set_aside(view)
         if not aside.own:
             return self._places(view, view.queue)
         new = [job for job in view.queue if aside.takes(job)]

@@ -31,10 +31,18 @@ from carmad.plugin import (
 )
 from policies.baselines import CASTOR_JOBS
 from policies.castor.interference import Interference
-from policies.castor.memory import batch, lacking, most_passes, need_mib
-from policies.castor.neighbours import Neighbour, left_s, neighbours, steps, unknown
+from policies.castor.neighbours import (
+    Neighbour,
+    batch,
+    left_s,
+    most_passes,
+    neighbours,
+    steps,
+    unknown,
+)
 from policies.castor.pairing import Ratios, Start, accumulations, at_once, best_split, ends, later
 from policies.filters import min_free
+from policies.memory import lacking, need_mib
 
 
 class Room(NamedTuple):

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from carmad.plugin import Job, JobId, Reason, Tree
 from policies.lucid import packing
+from policies.memory import need_mib
 
 # What "an unstable resource utilization pattern" (Lucid paper, 3.3, rule 4) is, the paper does not
 # say. Here it is a utilisation (0–1) whose standard deviation is beyond 0.3: it swings between idle
@@ -64,15 +65,9 @@ def _remembering(tree: Tree, priority: Priority) -> TraitsOf:
 
 
 def _traits(job: Job, memory_mib: int, tree: Tree, priority: float) -> Traits:
-    mib, score = _need_mib(job), packing.score(tree, job, memory_mib)
+    mib, score = need_mib(job), packing.score(tree, job, memory_mib)
     aloof = _unstable(job) if mib and score is not None else Reason("unprofiled")
     return Traits(job, priority, mib, packing.SCORES["jumbo"] if score is None else score, aloof)
-
-
-def _need_mib(job: Job) -> int:
-    """The larger of what was estimated and what was measured; 0 if it was neither."""
-    measured = job.profile.peak_mib if job.profile else 0
-    return max(measured, job.estimate.safe_mib if job.estimate else 0)
 
 
 def _unstable(job: Job) -> Reason | None:

@@ -24,8 +24,8 @@ from carmad.plugin import (
 )
 from policies.filters import fits_memory
 from policies.lucid.binder import Binder
-from policies.lucid.profiling import Profiler
 from policies.lucid.room import Room, idle_but, idle_of, refusals
+from policies.profiling import Profiler
 
 # A line may be long, and there may be many GPUs: a plan says why the first REPORTED jobs that wait
 # do so, and what each GPU says of a job, until that makes VERDICTS.

@@ -1,14 +1,8 @@
-"""What a job takes of each of its GPUs' memory, with its batches whole or in parts."""
+"""What a job takes of each of its GPUs' memory, by estimate and by measurement."""
 
 from __future__ import annotations
 
 from carmad.plugin import GpuView, Job, Preconditions, Reason
-from policies.castor.pairing import accumulations
-
-
-def batch(job: Job) -> int:
-    """What may be split: its batch, if its owner gave one; else as good as nothing."""
-    return job.spec.batch_size or 1
 
 
 def need_mib(job: Job, passes: int = 1) -> int:
@@ -22,11 +16,6 @@ def need_mib(job: Job, passes: int = 1) -> int:
         return measured
     whole = job.estimate.safe_mib
     return max(whole, measured) - (whole - job.estimate.accumulating(passes).safe_mib)
-
-
-def most_passes(job: Job) -> int:
-    *_, most = accumulations(batch(job))
-    return most
 
 
 def lacking(need: int, job: Job, gpu: GpuView, conditions: Preconditions) -> Reason | None:

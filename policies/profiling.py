@@ -1,0 +1,64 @@
+"""GPUs that are for profiling alone, and which jobs go there to be known (Lucid paper, 3.2; Castor
+paper, section 7).
+
+With `profiling.gpus` at 0 there are none: jobs have their turn as ever, and stay where they were
+profiled. Else the last so many GPUs that are fit for use are the profiler's (C_prof), one less than
+all of them at most, and from these jobs go back in line after T_prof, to start from their
+beginning. N_prof is `profiling.largest`, or what the profiler has on one node if that is less;
+larger jobs are known once they have run alone for long enough.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import lru_cache
+from itertools import islice
+from typing import NamedTuple
+
+from carmad.plugin import GpuId, GpuView, Job, View
+
+
+class Profiler(NamedTuple):
+    """The GPUs that jobs are profiled on, if there are any for that alone."""
+
+    own: frozenset[GpuId]
+    lent: frozenset[GpuId]
+    largest: int  # N_prof
+    run_s: float  # T_prof
+
+    @property
+    def gpus(self) -> frozenset[GpuId]:
+        return self.own | self.lent
+
+    def takes(self, job: Job) -> bool:
+        """One that must not be started twice is profiled where it stays."""
+        return job.profile is None and job.spec.gpus <= self.largest and job.spec.requeue
+
+
+def set_aside(view: View) -> Profiler:
+    """As the settings have it."""
+    knobs, own = view.settings.profiling, _own(view)
+    return Profiler(own, frozenset(), min(knobs.largest, widest(own, view)), knobs.run_s)
+
+
+def widest(gpus: frozenset[GpuId], view: View) -> int:
+    """The most that are on one node."""
+    return max(Counter(view.node_of[gpu] for gpu in gpus).values(), default=0)
+
+
+def _own(view: View) -> frozenset[GpuId]:
+    count = min(view.settings.profiling.gpus, len(view.node_of) - 1)
+    if count <= 0:
+        return _one_set(())
+    last_first = (gpu for node in reversed(view.nodes) for gpu in reversed(node.gpus))
+    return _one_set(tuple(gpu.id for gpu in islice(filter(_usable, last_first), count)))
+
+
+@lru_cache(maxsize=64)
+def _one_set(gpus: tuple[GpuId, ...]) -> frozenset[GpuId]:
+    """The same one each time: what nodes know is found again by it."""
+    return frozenset(gpus)
+
+
+def _usable(gpu: GpuView) -> bool:
+    return not gpu.drained and not (gpu.sample and gpu.sample.fault)
