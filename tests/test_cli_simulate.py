@@ -147,6 +147,21 @@ def test_a_sweep_is_everything_with_everything(capsys: pytest.CaptureFixture[str
     ]
 
 
+def test_tuning_tries_every_combination_and_names_the_best(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The shorter the window, the sooner the second job may join the first."""
+    words = ["--tune", "monitor.window_s=30,10", "--tune", "limits.backfill=0,1,0"]
+    runs = answer(capsys, *words)
+    assert [one["settings"] for one in runs] == [
+        settings | more
+        for settings in ({}, {"monitor.window_s": "10.0"})
+        for more in ({}, {"limits.backfill": "1"})
+    ]
+    assert run(["simulate", "two.csv", *ONE_GPU, "--jobs", "1", *words]) == 0
+    assert "the lowest mean JCT: magm monitor.window_s=10.0" in capsys.readouterr().err
+
+
 def test_seeds_without_errors_to_vary(capsys: pytest.CaptureFixture[str]) -> None:
     def told(*words: str) -> bool:
         assert run(["simulate", "two.csv", *ONE_GPU, "--jobs", "1", "--seed", "1", *words]) == 0
@@ -263,7 +278,7 @@ def test_nothing_is_simulated_twice(
         ("", "give either TRACE or --history"),
         ("two.csv --history", "give either TRACE or --history"),
         ("two.csv --since 7d", "--since goes with --history"),
-        ("two.csv --policy nope", "choose one of best_fit, exclusive, "),
+        ("two.csv --policy nope", "choose one of best_fit, castor, exclusive, "),
         ("two.csv --recovery nope", "among the installed recoveries"),
         ("two.csv --gpus 3xAbacus", "A100-40GB"),
         ("two.csv --estimator nope", "choose one of none, oracle, guess"),
@@ -275,6 +290,9 @@ def test_nothing_is_simulated_twice(
         ("two.csv --set physics.gravity=9.81", "first_kernel_s"),
         ("two.csv --set physics.oom_s=soon", "a number of 0 or more, and not 'soon'"),
         ("two.csv --set physics.oom_s=inf", "a number of 0 or more, and not 'inf'"),
+        ("two.csv --tune monitor.windows_s=3,4", "Did you mean monitor.window_s?"),
+        ("two.csv --tune monitor.window_s=3,", "should be a valid number"),
+        ("two.csv --tune monitor.window_s", "should be a valid number"),
         ("two.csv --jobs 0", "'--jobs'"),
     ],
 )

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
@@ -80,6 +81,12 @@ def simulate(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="A setting: monitor.window_s=10."),
     ] = None,
+    tuned: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tune", metavar="KEY=A,B", help="Try a setting with each value, in all combinations."
+        ),
+    ] = None,
     config: Annotated[
         Path | None, typer.Option(help="Settings from this file, and not the defaults.")
     ] = None,
@@ -114,7 +121,7 @@ def simulate(
     words += [] if recovery is None else [f"recovery.name={recovery}"]
     with _as_usage():
         base = _changed(base, config, words, gpus, interference)
-        experiments = list(_variants(base, policies, estimators, seeds))
+        experiments = list(_variants(base, policies, estimators, seeds, tuned or ()))
     if len(set(seeds or ())) > 1 and not any(map(_has_errors, experiments)):
         output.note(
             "the seeds make no difference, as no estimate has errors: see --estimator and"
@@ -124,7 +131,7 @@ def simulate(
     _tell_of_pairs(base)
     _tell_of_too_large(base)
     results += _swept(experiments, jobs, cached=not no_cache)
-    _report(results, json, html, csv, csv_jobs)
+    _report(results, json, html, csv, csv_jobs, tuned=bool(tuned))
 
 
 # -- what is simulated
@@ -195,9 +202,10 @@ def _variants(
     policies: Sequence[str] | None,
     estimators: Sequence[str] | None,
     seeds: Sequence[int] | None,
+    tuned: Sequence[str],
 ) -> Iterator[Experiment]:
-    """Each policy with each estimator and each seed, once."""
-    from carmad import registry
+    """Each policy with each estimator, each seed and each combination of what is tuned, once."""
+    from carmad import configfile, registry
 
     registry.bare_recovery(base.settings)
     of_trace = {name for task in base.trace.tasks for name, _ in task.estimates}
@@ -207,11 +215,18 @@ def _variants(
             hint = f"choose one of {', '.join(known)}"
             raise CarmaError(f"the trace has no estimates by {name!r}", hint)
     for policy in dict.fromkeys(policies or [base.settings.policy]):
-        settings = replace(base.settings, policy=policy)
-        registry.bare_policy(settings)
-        for estimator in dict.fromkeys(estimators or [base.estimator]):
-            for seed in dict.fromkeys(seeds or [base.seed]):
-                yield replace(base, settings=settings, estimator=estimator, seed=seed)
+        for words in product(*map(_each, tuned)):
+            settings = configfile.changed(replace(base.settings, policy=policy), words)
+            registry.bare_policy(settings)
+            for estimator in dict.fromkeys(estimators or [base.estimator]):
+                for seed in dict.fromkeys(seeds or [base.seed]):
+                    yield replace(base, settings=settings, estimator=estimator, seed=seed)
+
+
+def _each(tuned: str) -> list[str]:
+    """`KEY=A,B` as the words of `--set`."""
+    name, _, values = tuned.partition("=")
+    return [f"{name}={value}" for value in dict.fromkeys(values.split(","))]
 
 
 def _has_errors(experiment: Experiment) -> bool:
@@ -314,6 +329,7 @@ def _report(
     html: Path | None,
     csv: Path | None,
     csv_jobs: Path | None,
+    tuned: bool,
 ) -> None:
     """Files first: whoever leaves `| less` early has them all the same."""
     from carmad.sim.report import export, table
@@ -336,6 +352,9 @@ def _report(
         export.write_json(found, sys.stdout)
     elif STDOUT not in (html, csv, csv_jobs):
         output.show(table.Comparison(found))
+    rated = [(run.figures.jct.mean, run.name) for run in found if run.figures.jct]
+    if tuned and rated:
+        output.note(f"the lowest mean JCT: {min(rated)[1]}")
     if not any(run.figures.finished for run in found):
         output.note("no job finished in any run")
         raise typer.Exit(Problem.exit_code)
