@@ -12,9 +12,7 @@ class Declared:
     name: str = "declared"
 
     def estimate(self, spec: JobSpec) -> Estimate | Refusal:
-        if spec.memory_mib is None:
-            return Refusal("no --gpu-mem was given", self.name)
-        return Estimate(spec.memory_mib, self.name, firm=True)
+        return spec.declared or Refusal("no --gpu-mem was given", self.name)
 
 
 def declared(settings: Settings, server: Server) -> Declared:

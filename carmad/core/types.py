@@ -120,6 +120,11 @@ class JobSpec:
     array: ArrayTask | None = None
     requeue: bool = True  # may run again when it is lost to a reboot, or preempted
 
+    @property
+    def declared(self) -> Estimate | None:
+        """The user's own word on memory, as an estimate."""
+        return Estimate(self.memory_mib, "declared", firm=True) if self.memory_mib else None
+
 
 @dataclass(frozen=True, slots=True)
 class Estimate:

@@ -30,9 +30,8 @@ def ask(name: str, settings: Settings, server: Server, spec: JobSpec) -> Answer:
     """One estimator about one job. Never raises. Whatever happens to auto, the user's own word
     stands."""
     answer = _asked(name, settings, server, spec)
-    if name == "auto" and isinstance(answer, Refusal) and spec.memory_mib is not None:
-        notes = (answer.why,)
-        return Estimate(spec.memory_mib, "declared", firm=True, seconds=answer.seconds, notes=notes)
+    if name == "auto" and isinstance(answer, Refusal) and spec.declared:
+        return replace(spec.declared, seconds=answer.seconds, notes=(answer.why,))
     return answer
 
 

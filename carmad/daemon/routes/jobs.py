@@ -24,7 +24,7 @@ from carmad.api.select import parse_selection
 from carmad.api.times import parse_time, stamp
 from carmad.api.why import why_out
 from carmad.core.messages import Stepped
-from carmad.core.types import ENDED, Estimate, Job, JobId, JobState
+from carmad.core.types import ENDED, Job, JobId, JobState
 from carmad.daemon import intake, lookup
 from carmad.daemon.answers import PROBLEMS, Asked, Call, answer, not_yours
 from carmad.daemon.attempts import attempts_out
@@ -72,9 +72,8 @@ async def submit(call: Asked, body: SubmitIn) -> Response:
 async def _dry_run(call: Call, body: SubmitIn, notes: list[str]) -> Response:
     spec = await intake.checked(call.service, call.peer, body)
     now = call.service.now()
-    declared = Estimate(spec.memory_mib, "declared", firm=True) if spec.memory_mib else None
     gpus, (placement, starts) = await call.service.ask(
-        lambda core: (dict(core.gpus), intake.judged(core, spec, declared, now))
+        lambda core: (dict(core.gpus), intake.judged(core, spec, spec.declared, now))
     )
     out: DryRunOut = {
         "schema": SCHEMA,
