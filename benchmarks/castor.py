@@ -17,11 +17,13 @@ from dataclasses import asdict
 
 from benchmarks.castor_decisions import Taken, measure
 from benchmarks.castor_report import page
-from benchmarks.castor_runs import Result, cases, results
+from benchmarks.castor_runs import MpsOnStreams, Result, cases, results
 from benchmarks.castor_workloads import DATA
 from benchmarks.rows import RESULTS, circumstances
+from carmad.sim import interference
 
 TIMED = ("castor", "sjf_ffs")
+interference.MODELS["mps_on_streams"] = MpsOnStreams  # also in the processes that simulate
 
 
 def main() -> None:

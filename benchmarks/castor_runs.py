@@ -58,9 +58,6 @@ class MpsOnStreams(Sharing):
         return Learned().shared(loads, Mode.MPS)
 
 
-interference.MODELS["mps_on_streams"] = MpsOnStreams  # in each process that imports this
-
-
 @dataclass(frozen=True, slots=True)
 class Known(Boosted):
     """Not foretold: what the simulator does to a pair, found again by what its jobs keep busy.
