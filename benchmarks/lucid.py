@@ -32,12 +32,13 @@ def main() -> None:
         found = list(results(cases(), given))
         best = min(TUNED, key=lambda knobs: Runs(found).of("tuner", knobs_told(*knobs)).jct)
         found += results(tuned(best), given)
-    text = page(Runs(found), taken, facts, best)
+    text = page(Runs(found), taken, given.models, facts, best)
     print(text)
     (RESULTS / "lucid.md").write_text(text)
     data = {
         "facts": facts,
         "runs": [asdict(each) for each in found],
+        "models": {name: dict(dict(m)["duration"].errors) for name, m in given.models.items()},
         "plans": [asdict(each) for each in taken],
     }
     (RESULTS / "lucid.json").write_text(json.dumps(data, indent=1) + "\n")

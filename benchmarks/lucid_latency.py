@@ -35,7 +35,7 @@ from carmad.sim.catalogue import activity
 from carmad.testing import a_gpu, a_job, a_spec
 
 NODES, PER_NODE, CARD_MIB = 16, 8, 24_576
-QUEUED, PLANS = 2048, 60
+QUEUED, PLANS = 2048, 200
 BEGUN = 1_000_000.0
 SIZES = (1, 1, 1, 1, 1, 1, 2, 4, 8, 16)
 CARDS = tuple(
@@ -71,6 +71,7 @@ def latencies(plans: int = PLANS) -> list[Latency]:
     return [
         _measured("64 of 128 GPUs idle", 64, 1, plans),
         _measured("none idle, a job on each", 128, 1, plans),
+        _measured("one idle, two jobs on each other", 127, 2, plans),
         _measured("none idle, two jobs on each", 128, 2, plans),
     ]
 

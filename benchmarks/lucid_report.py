@@ -6,24 +6,42 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from statistics import fmean
 
-from benchmarks.lucid_latency import PLANS, QUEUED, Latency
+from benchmarks.lucid_latency import Latency
 from benchmarks.lucid_runs import (
     BUSY,
-    FEW,
     LIMITS_S,
     MURI,
     POLICIES,
-    PROFILER,
     SMALL,
+    TIMELESS,
     WHOLE,
     Knobs,
+    Known,
     Result,
     cluster,
     knobs_told,
 )
+from benchmarks.lucid_told import (
+    ABLATIONS_TOLD,
+    BUSY_TOLD,
+    CAUSES,
+    FEW_TOLD,
+    FORETOLD,
+    LIMITS,
+    MURI_TOLD,
+    NOTES,
+    PLANS_TOLD,
+    PROFILER_NOTE,
+    RATIOS,
+    TRACE,
+    TUNER,
+    VARIANTS,
+    WHOLE_TOLD,
+)
 from benchmarks.lucid_workload import (
     BEFORE,
     TEST,
+    Models,
     busy,
     load,
     mean_duration,
@@ -51,42 +69,6 @@ PAPER_LIMITS = {
     600.0: (64.40, 509, 13_270, 1_422),
 }
 PLAN_MS = 3.0
-TRACE = """\
-The paper's week, as the trace that the Sia artifact prepared has it: fewer jobs of less than a third of
-the mean duration, and virtual cluster instead of user. No other week of that trace has the paper's
-numbers either; the nearest one is told below. The paper's own preparation of the trace is not public."""
-WHOLE_TOLD = """\
-With so little work hardly anybody waits on 864 GPUs, and what sharing and profiling cost is all that is
-seen of Lucid."""
-BUSY_TOLD = f"""\
-The same jobs on {8 * BUSY} GPUs, so many that FIFO makes them wait about as long as in the paper: that one
-number was set, all others are what follows. All policies have the same GPUs; {PROFILER.gpus} of them are
-Lucid's profiler ({PROFILER.run_s:.0f} s). fifo, tiresias and horus know nothing of durations, sjf knows them,
-qssf is told what a GA²M foretells from VC, GPUs and the clock, lucid what one foretells that has the
-profile, too. Both were trained on the fortnight afterwards. Horus knows each job's memory, which it would
-predict. Settings of CARMA's own (30 s of settling after the first kernel, and so on) are the defaults."""
-RATIOS = "How many times as long it takes under the other policy, from the two tables above."
-MURI_TOLD = f"""\
-Lucid's paper has no such figures. Muri names no users to learn from: sjf, qssf and lucid know durations.
-One node of eight GPUs is Lucid's profiler. Models that nobody measured in pairs slow down as `learned` has
-it. Jobs of Muri's run for days: to profile one for {SMALL.run_s:.0f} s costs next to nothing."""
-FEW_TOLD = f"""\
-Every third job on {8 * FEW} GPUs, {SMALL.gpus} of them to profile on, mean of the three thirds: whole runs would
-take too long. Figure 11 is of Venus, whose log is not at hand; its ratios are."""
-VARIANTS = "The same jobs and GPUs, under other assumptions."
-LIMITS = """\
-Table 6 is of Venus: beside it stand the thirds of Philly's week, to be compared by how they change with
-T_prof rather than by their height."""
-PLANS_TOLD = f"""\
-{QUEUED:,} jobs in line on 128 GPUs, all with a profile and a prediction, {PLANS} plans each. Every plan follows
-a new reading of all GPUs. Processor time."""
-TUNER = f"""\
-What `System Tuner` is to do: every combination of T_prof, profiling GPUs and sharing capacity on the
-thirds of the week before ({BEFORE}), the best by mean JCT then on the test week."""
-PROFILER_NOTE = "paper: up to; T_prof 500 s, no time-aware scaling"
-NOTES: dict[tuple[str, str], str] = {}
-CAUSES = """\
-"""
 HEADINGS = (
     *("", "JCT h", "queue h", "p99.9 queue h", "slowdown", "lost s", "longest queue"),
     *("preempted", "OOM", "makespan h"),
@@ -122,7 +104,13 @@ def _mean(results: Sequence[Result]) -> Result:
     return replace(results[0], **numbers)
 
 
-def page(runs: Runs, taken: Sequence[Latency], facts: Mapping[str, str], best: Knobs) -> str:
+def page(
+    runs: Runs,
+    taken: Sequence[Latency],
+    models: Mapping[Known, Models],
+    facts: Mapping[str, str],
+    best: Knobs,
+) -> str:
     sections = (
         ("# Lucid beside other schedulers, simulated", *_facts(facts)),
         ("## The trace", TRACE, _trace()),
@@ -134,9 +122,10 @@ def page(runs: Runs, taken: Sequence[Latency], facts: Mapping[str, str], best: K
         ),
         (runs.table(cluster(BUSY)),),
         ("## Lucid against each other policy", RATIOS, compare.table(list(against_lucid(runs)))),
+        ("## Durations foretold", FORETOLD, foretold(models)),
         ("## Muri's traces, 64 V100", MURI_TOLD, *(_muri(runs, number) for number in MURI)),
         ("## Ablations (figure 11)", FEW_TOLD, runs.table("ablations")),
-        (compare.table(list(_ablations(runs))),),
+        (compare.table(list(_ablations(runs))), ABLATIONS_TOLD),
         ("## What the result hangs on", VARIANTS, runs.table("variants")),
         ("## T_prof (table 6)", LIMITS, _limits(runs)),
         ("## How long a plan takes (4.4)", PLANS_TOLD, _plans(taken)),
@@ -190,6 +179,16 @@ def against_lucid(runs: Runs) -> Iterator[Claim]:
         yield Claim(f"queue, {policy} : lucid", paper, other.queue / lucid.queue, "times")
 
 
+def foretold(models: Mapping[Known, Models]) -> str:
+    """The errors of the models of durations."""
+    rows, headings = [], ["model", "jobs"]
+    for name, learned in models.items():
+        model = dict(learned)["duration"]
+        headings[2:] = [what for what, _ in model.errors]
+        rows.append((name, f"{model.rows:,}", *(f"{error:.2f}" for _, error in model.errors)))
+    return markdown.table(headings, rows, range(1, len(headings)))
+
+
 def _muri(runs: Runs, number: int) -> str:
     name = f"muri {number}"
     jobs = runs.of(name, "fifo").jobs
@@ -204,6 +203,10 @@ def _ablations(runs: Runs) -> Iterator[Claim]:
     ):
         ours = runs.of("ablations", what).queue / whole
         yield Claim(f"queue, {what} : whole", paper, ours, "times", note)
+    timeless = runs.of("ablations", TIMELESS).queue
+    for what, paper in (("without binder", 1.4), ("without estimator", 2.2)):
+        ours = runs.of("ablations", what).queue / timeless
+        yield Claim(f"queue, {what} : no time-aware rule", paper, ours, "times")
     unshared = runs.of("ablations", "without sharing").queue
     qssf = runs.of("ablations", "qssf").queue / unshared
     yield Claim("queue, qssf : without sharing", 2.0, qssf, "times", "paper: over 2.0")

@@ -23,6 +23,7 @@ from carmad.sim.outcome import JobOutcome, Outcome
 from carmad.sim.run import simulate
 from carmad.sim.task import Trace
 from carmad.sim.traces.rows import ordered
+from policies.lucid import binder
 
 POLICIES = ("fifo", "sjf", "qssf", "horus", "tiresias", "lucid")
 # Nodes of eight: the paper's; those on which FIFO's mean queueing comes nearest to the paper's, as
@@ -37,6 +38,8 @@ LOOKS_AHEAD = 5  # Horus, jobs in line
 LIMITS_S = (100.0, 200.0, 300.0, 600.0)  # T_prof of table 6
 TUNED = tuple(product((100.0, 200.0), (8, 16), (1, 2)))  # T_prof, its GPUs, GSS; with the defaults
 HOUR = 3600.0
+NEVER = 1e9  # times as long: never too long for a pair
+TIMELESS = "lucid, no time-aware rule"
 
 Knobs = tuple[float, int, int]
 Known = Literal["nothing", "truth", "plain", "profiled"]  # of durations: see `Case`
@@ -46,7 +49,7 @@ KNOWS: Mapping[str, Known] = {"sjf": "truth", "qssf": "plain", "lucid": "profile
 @dataclass(frozen=True, slots=True)
 class Case:
     """`knows`: durations as they are, or from a model of what is known at submission, or of that
-    and of the profile. `ablation`: fields of the policy that are other than its own."""
+    and of the profile. `ablation`: fields of the policy that are not as ever."""
 
     table: str
     what: str
@@ -55,6 +58,7 @@ class Case:
     settings: Settings
     knows: Known = "nothing"
     ablation: Mapping[str, Any] = field(default_factory=dict)
+    outlasts: float = binder.OUTLASTS  # of the time-aware rule
     measured: bool = True  # interference by measured pairs, else as `learned`
 
 
@@ -151,6 +155,8 @@ def _headline() -> Iterator[Case]:
         for policy in POLICIES:
             knows = KNOWS.get(policy, "nothing")
             yield Case(gpus, policy, f"philly {TEST}", gpus, settings(policy), knows)
+    timeless = Case(gpus, TIMELESS, f"philly {TEST}", gpus, settings("lucid"), "profiled")
+    yield replace(timeless, outlasts=NEVER)
 
 
 def _muri() -> Iterator[Case]:
@@ -183,6 +189,8 @@ def _ablations() -> Iterator[Case]:
     yield from _few("ablations", "without binder", TEST, made, sharing="naive")
     yield from _few("ablations", "without sharing", TEST, made, sharing="off")
     yield from _few("ablations", "without estimator", TEST, made, estimated=False)
+    for case in _few("ablations", TIMELESS, TEST, made):
+        yield replace(case, outlasts=NEVER)
     made = settings("lucid", replace(SMALL, run_s=500.0))  # as in 4.5
     for what, space_aware in (("space-aware", True), ("in order of arrival", False)):
         yield from _few("profiler", what, TEST, made, time_aware=False, space_aware=space_aware)
@@ -264,7 +272,10 @@ def run(case: Case) -> Result:
     made = registry.bare_policy(case.settings)
     if case.ablation:
         made = replace(made, **case.ablation)  # type: ignore[type-var]
-    with mock.patch.object(registry, "bare_policy", lambda settings: made):
+    with (
+        mock.patch.object(registry, "bare_policy", lambda settings: made),
+        mock.patch.object(binder, "OUTLASTS", case.outlasts),
+    ):
         return _result(case, simulate(experiment))
 
 

@@ -32,6 +32,7 @@ DATA = Path(__file__).parents[2] / "shared" / "data"
 PHILLY = DATA / "philly" / "philly.csv"
 ALONE = DATA / "lucid" / "single_job_profiles_rtx3090.csv"
 PAIRS = DATA / "lucid" / "colocated_pairs_rtx3090.csv"
+MURI_JOBS = 2_000
 DAY_S = 86_400.0
 BIN_S = 600
 TEST, BEFORE = "2017-10-01", "2017-09-24"  # the paper's week, and the one that knobs are tuned on
@@ -72,8 +73,9 @@ def load(trace: Trace, gpus: int) -> float:
 
 
 def muri_trace(number: int) -> Trace:
-    """Its models are Muri's own."""
-    return muri.read(DATA / "muri" / f"trace{number}.csv")
+    """Its models are Muri's own. Of the longest, the first MURI_JOBS."""
+    trace = muri.read(DATA / "muri" / f"trace{number}.csv")
+    return replace(trace, tasks=trace.tasks[:MURI_JOBS])
 
 
 def pairs(directory: Path) -> str:

@@ -72,8 +72,7 @@ class Profiling:
     Of no effect under a policy that does not ask for it."""
 
     run_s: float = 200.0  # T_prof; `--cold-start` adds to it
-    gpus: int = 0  # C_prof: so many GPUs, the last ones, are for that alone, and jobs are evicted
-    # from them when it is over; 0: jobs are profiled where they stay
+    gpus: int = 0  # C_prof: so many, the last ones, are for that alone; 0: jobs stay where they are
     largest: int = 8  # N_prof: jobs of more GPUs are not made to be profiled
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from types import UnionType
 from typing import TypeGuard
 
@@ -19,7 +20,7 @@ MOST_S = 1e9
 
 def is_proposal(answer: object) -> bool:
     if isinstance(answer, AskAgain):
-        return isinstance(answer.at, float | int)
+        return isinstance(answer.at, float | int) and isfinite(answer.at)
     if isinstance(answer, Preemption):
         return isinstance(answer.job, int) and _are_reasons((answer.reason,))
     return is_placement(answer)
@@ -43,6 +44,7 @@ def _is_profiling(run: object) -> bool:
     return (
         isinstance(run, ProfilingRun)
         and isinstance(run.until, float | int)
+        and isfinite(run.until)
         and isinstance(run.evict, bool)
     )
 

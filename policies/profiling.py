@@ -25,20 +25,28 @@ class Profiler(NamedTuple):
     lent: frozenset[GpuId]
     largest: int  # N_prof
     run_s: float  # T_prof
+    memory_mib: int  # of the smallest of its GPUs
 
     @property
     def gpus(self) -> frozenset[GpuId]:
         return self.own | self.lent
 
     def takes(self, job: Job) -> bool:
-        """One that must not be started twice is profiled where it stays."""
-        return job.profile is None and job.spec.gpus <= self.largest and job.spec.requeue
+        """One that must not be started twice is profiled where it stays; so is one that would keep
+        these GPUs from others for long before there is anything to see."""
+        spec, firm = job.spec, job.estimate is not None and job.estimate.firm
+        fits = spec.gpus <= self.largest and spec.requeue and spec.cold_start_s <= self.run_s
+        if firm and job.estimate and job.estimate.safe_mib > self.memory_mib:
+            return False
+        return job.profile is None and job.retry is None and fits
 
 
 def set_aside(view: View) -> Profiler:
     """As the settings have it."""
     knobs, own = view.settings.profiling, _own(view)
-    return Profiler(own, frozenset(), min(knobs.largest, widest(own, view)), knobs.run_s)
+    least_mib = min((view.gpu(gpu).gpu.memory_mib for gpu in own), default=0)
+    largest = min(knobs.largest, widest(own, view))
+    return Profiler(own, frozenset(), largest, knobs.run_s, least_mib)
 
 
 def widest(gpus: frozenset[GpuId], view: View) -> int:
@@ -51,7 +59,8 @@ def _own(view: View) -> frozenset[GpuId]:
     if count <= 0:
         return _one_set(())
     last_first = (gpu for node in reversed(view.nodes) for gpu in reversed(node.gpus))
-    return _one_set(tuple(gpu.id for gpu in islice(filter(_usable, last_first), count)))
+    usable = (gpu.id for gpu in last_first if _usable(gpu, view))
+    return _one_set(tuple(islice(usable, count)))
 
 
 @lru_cache(maxsize=64)
@@ -60,5 +69,9 @@ def _one_set(gpus: tuple[GpuId, ...]) -> frozenset[GpuId]:
     return frozenset(gpus)
 
 
-def _usable(gpu: GpuView) -> bool:
-    return not gpu.drained and not (gpu.sample and gpu.sample.fault)
+def _usable(gpu: GpuView, view: View) -> bool:
+    """Not one that is out of order, or that somebody else uses; nor a MIG instance, of which NVML
+    tells no utilisation."""
+    broken = gpu.drained or gpu.stale or (gpu.sample and gpu.sample.fault)
+    others = gpu.outsider_mib > view.settings.monitor.outsider_mib
+    return not broken and not others and not gpu.gpu.is_mig

@@ -559,7 +559,7 @@ def test_a_running_job_tells_of_its_steps(daemon: Daemon) -> None:
     assert stored is not None and stored.steps == (StepTime(1, 0.25),)
     told = daemon.call("POST", f"/v1/jobs/{waits}/step", {"seconds": 0.25})
     assert error(told) == (409, "conflict")
-    for seconds in (0.0, -1.0, "fast"):
+    for seconds in (0.0, 5e-324, -1.0, "fast"):
         assert daemon.call("POST", f"/v1/jobs/{runs}/step", {"seconds": seconds})[0] == 422
     assert daemon.call("POST", "/v1/jobs/77/step", {"seconds": 0.25})[0] == 404
 

@@ -35,6 +35,7 @@ from policies.castor.interference import Predicted, ratios, shipped
 from policies.castor.neighbours import OVERRUN, left_s
 from policies.castor.steps import FIXED_SHARE
 from policies.memory import need_mib
+from policies.profiling import set_aside
 
 LOOSE = Preconditions(min_free_mib=0)
 SETTINGS = Settings(policies={"castor": LOOSE})
@@ -383,8 +384,7 @@ def test_a_long_line_is_explained_in_front_and_ends_where_nothing_is_to_be_had()
     assert list(full) == [1, 2, 3, 4] and all(p.verdicts for p in full.values())
     harsh = {(99, n): (9.0, 9.0) for n in range(1, 21)}
     tried = plan(view_of(1, waiting, running(99, 0)), harsh)
-    assert len(tried) == 20 and all(p.reasons for p in tried.values())
-    assert [bool(p.verdicts) for p in tried.values()] == [True] * 4 + [False] * 16
+    assert list(tried) == [1, 2, 3, 4] and all(p.verdicts and p.reasons for p in tried.values())
     large = [queued(n, wants=2) for n in range(1, 6)]
     assert where(plan(view_of(1, [*large, queued(6)])))[6] == (0,), "there is an idle one"
     harsh.pop((99, 20))
@@ -556,3 +556,47 @@ def test_a_resizable_task_as_the_core_is_told_of_it():
     assert workload.estimate(1).accumulating(4).mib == 12_000
     assert workload.full_rate(1, A100) == 1
     assert workload.full_rate(1, A100, 4) == pytest.approx(1 / 1.75)
+
+
+# -- GPUs that are set aside for profiling
+
+
+def one_aside(gpus, jobs):
+    return a_view(gpus, jobs, Settings(profiling=Profiling(gpus=1)))
+
+
+def test_a_job_that_wants_more_than_the_other_gpus_may_have_all():
+    gpus = [a_gpu_view(n) for n in range(4)]
+    wide = queued(1, wants=4)
+    view = one_aside(gpus, [wide])
+    (placement,) = castor(view.settings).plan(view)
+    assert len(placement.gpus) == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "taken"),
+    [
+        ({}, True),
+        ({"estimate": Estimate(50_000, "declared", firm=True)}, False),
+        ({"estimate": Estimate(50_000, "trace")}, True),  # a guess keeps nobody off an empty GPU
+        ({"retry": Retry("oom", avoid=(a_gpu(3).id,))}, False),
+        ({"spec": a_spec(cold_start_s=1e6)}, False),
+        ({"spec": a_spec(requeue=False)}, False),
+        ({"spec": a_spec(gpus=2)}, False),
+    ],
+)
+def test_who_could_never_be_profiled_there_or_would_block_it_stays_in_the_main_line(changes, taken):
+    job = replace(a_job(1), **changes)
+    view = one_aside([a_gpu_view(n) for n in range(4)], [job])
+    assert set_aside(view).takes(job) == taken
+    (placement,) = castor(view.settings).plan(view)
+    assert (placement.gpus == (a_gpu(3).id,)) == taken
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [{"drained": "fan"}, {"outsider_mib": 3000}, {"stale": Reason("stale", 5, 99, "s")}],
+)
+def test_the_profiler_takes_the_last_gpus_that_are_fit_for_use(trouble):
+    gpus = [a_gpu_view(0), a_gpu_view(1), a_gpu_view(2, **trouble)]
+    assert set_aside(one_aside(gpus, [])).own == {a_gpu(1).id}

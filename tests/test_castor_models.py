@@ -323,5 +323,7 @@ def test_what_jobs_told_of_their_steps_becomes_a_model() -> None:
     assert StepModel.told(told[:1], 64) is None
     faster = StepModel.told([StepTime(1, 0.5), StepTime(2, 0.4)], 64)  # noise: no part is for free
     assert faster is not None and faster.slowdown(64, 2) == 1.0
+    nothing = StepModel.told([StepTime(1, 5e-324), StepTime(4, 5e-324)], 64)
+    assert nothing is not None and nothing.slowdown(64, 4) == 1.0
     absurd = StepModel.told([StepTime(1, 0.1), StepTime(2, 0.9)], 64)
     assert absurd is not None and absurd.beta_comp_s == 0.0

@@ -181,7 +181,7 @@ def test_the_calendar_is_that_of_the_interval_foretold() -> None:
 
 
 def test_what_is_not_known_of_a_job_is_left_out() -> None:
-    found = of_job("ann", "train-7", ("train-1",), 2, 0.0, of_user=(10.0, 30.0))
+    found = of_job("ann", "train-1", 2, 0.0, of_user=(10.0, 30.0))
     assert found == {
         "user": "ann",
         "name": "train-1",
@@ -192,7 +192,7 @@ def test_what_is_not_known_of_a_job_is_left_out() -> None:
         "user_mean_s": 20.0,
         "user_last_s": 30.0,
     }
-    more = of_job("ann", "x", (), 2, 0.0, of_group=(5.0,), profile={"gpu_utilization": 0.4})
+    more = of_job("ann", "x", 2, 0.0, of_group=(5.0,), profile={"gpu_utilization": 0.4})
     assert more["group_mean_s"] == more["group_last_s"] == 5.0
     assert more["gpu_utilization"] == 0.4
     assert "peak_mib" not in more

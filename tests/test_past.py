@@ -104,7 +104,7 @@ def test_a_profiling_run_ends_though_the_daemon_was_down_when_it_was_over(evict:
     after.now += 2  # before any sample: nothing is known of it
     step = after.tell(Tick(after.now))
     assert after.last(id).profiling is None
-    assert after.last(id).profile is not None
+    assert (after.last(id).profile is not None) == evict
     stops = [action.job.stop for action in step.actions if isinstance(action, Stop)]
     assert stops == ([Cause.PROFILED] if evict else [])
 
@@ -121,7 +121,9 @@ def test_a_killed_daemon_knows_the_job_when_it_is_back(tmp_path: Path) -> None:
         (carmad.state / "models/leaf.json").write_text(codec.encode_model(LEAF))
         (carmad.state / "models/broken.json").write_text("nonsense")
         carmad.start()
-        again = carmad.job(carmad.submit(*train(memory_mib=2000, seconds=2)))
+        second = carmad.submit(*train(memory_mib=2000, seconds=2))
+        carmad.ended(second)
+        again = carmad.job(second)
         names = [one["name"] for one in carmad.get("/v1/models")["models"]]
     finally:
         carmad.clear_away()

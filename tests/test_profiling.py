@@ -168,6 +168,16 @@ def test_without_a_kernel_there_is_nothing_to_know():
     assert world.scheduler.history.profile(group(a_spec())) is None
 
 
+def test_what_shows_nothing_is_no_news_to_those_in_line():
+    world = server()
+    ids = [world.submit() for _ in range(4)]
+    steps = len(world.steps)
+    world.pass_time(RUN_S)
+    world.exit(ids[0], Exit(Cause.FAILURE, signal=15))
+    changed = {job.id for step in world.steps[steps:] for job in step.jobs}
+    assert ids[3] not in changed
+
+
 def test_the_next_run_of_the_same_job_is_known_already():
     world = server(evict=False)
     id = world.submit(argv=("python", "train.py", "--seed", "1"))
@@ -217,6 +227,69 @@ def test_a_job_that_ends_sooner_leaves_what_was_seen_of_a_whole_window():
         assert (world.last(id).profile is not None) == known
 
 
+def test_after_a_long_absence_nobody_is_evicted():
+    """What a job has done while no daemon was there is not lost."""
+    world = server()
+    id = world.submit()
+    trains(world, id)
+    world.sample(RUN_S * 50)
+    assert (world.job(id).state, world.job(id).profiling) == (S.RUNNING, None)
+    world.pass_time(RUN_S + 5)
+    assert world.job(id).profile.seconds >= RUN_S  # it is watched on
+
+
+def test_a_job_is_evicted_for_its_profile_once():
+    world = server()
+    world.scheduler.policy.plan = lambda view: [
+        Placement(job.id, (view.gpus[0].id,), profiling=ProfilingRun(view.now + 5, True))
+        for job in view.queue
+    ]
+    id = world.submit()
+    world.pass_time(6)  # no kernel
+    world.exit(id, Exit(Cause.FAILURE, signal=15))
+    assert world.job(id).attempt == 2
+    world.pass_time(10)
+    assert (world.job(id).state, world.job(id).attempt) == (S.STARTING, 2)
+
+
+@pytest.mark.parametrize("until", [float("nan"), float("inf"), -1.0, 0.0])
+def test_a_profiling_run_ends_some_time_later(until):
+    policy = Inquisitive()
+    policy.plan = lambda view: [
+        Placement(job.id, (view.gpus[0].id,), profiling=ProfilingRun(until, True))
+        for job in view.queue
+    ]
+    for guarded in (policy, GuardedPolicy(policy)):
+        world = Server(gpus=1, policy=guarded)
+        id = world.submit()
+        assert world.job(id).state is S.QUEUED
+        assert world.why(id)[1] == ["policy_failed"]
+
+
+def test_an_early_crash_teaches_no_profile_and_the_peak_of_a_whole_run_counts():
+    world = Server(gpus=1, settings=SETTINGS)
+    crashed = world.submit()
+    trains(world, crashed, mib=900)
+    world.pass_time(40)
+    world.exit(crashed, Exit(Cause.FAILURE, 1))
+    assert world.last(crashed).profile is None
+    whole = world.submit()
+    trains(world, whole, mib=900)
+    world.pass_time(RUN_S + 5)
+    assert world.job(whole).profile.peak_mib == 900
+    world.kernel(whole, 30_000)
+    world.sample(1)
+    world.exit(whole)
+    again = world.submit()
+    assert (world.job(again).profile.peak_mib, world.job(again).profile.of) == (30_000, whole)
+
+
+def test_longer_runs_and_more_gpus_are_other_jobs():
+    short, long = (a_spec(argv=("a", "--epochs", n)) for n in ("1", "300"))
+    assert group(short) != group(long) != group(replace(long, gpus=2))
+    assert group(replace(long, argv=("a", "--seed", "7", "--epochs", "300"))) == group(long)
+
+
 def test_mean_and_variance_are_weighted_by_time_and_only_of_training():
     profiler = Profiler()
     gpu = a_gpu()
@@ -231,13 +304,14 @@ def test_mean_and_variance_are_weighted_by_time_and_only_of_training():
     profiler.add((job, a_job(2)), readings[-1], reading(15.0, 1.0), gap_s=5.0)  # in company
     profiler.add((job,), readings[-1], reading(30.0, 1.0), gap_s=5.0)  # after a gap
     assert profiler.watched_s(job) == 4.0
-    profile = profiler.take(job, 7)
+    profile = profiler.profile(job, 7)
     mean = (3 * 0.2 + 0.6) / 4
     sm = next(each for each in profile.indicators if each.name == "sm_active")
     assert sm.mean == pytest.approx(mean)
     assert sm.variance == pytest.approx((3 * (0.2 - mean) ** 2 + (0.6 - mean) ** 2) / 4)
     assert profile.mean("tensor_active") == 0.5
     assert profile.mean("dram_active") is None
+    profiler.forget(job.id)
     assert profiler.watched_s(job) == 0.0
 
 
@@ -287,7 +361,7 @@ def test_history_predicts_recurring_jobs_then_the_users_then_equal_demands():
     def ran(user, gpus, seconds, number, argv=("a",)):
         spec = a_spec(user=user, gpus=gpus, argv=argv)
         job = a_job(number, spec=spec, group=group(spec), state=S.SUCCEEDED)
-        return past(replace(job, started_at=0.0, ended_at=seconds))
+        return past(replace(job, gpus=(a_gpu().id,), started_at=0.0, ended_at=seconds))
 
     def asked(user, gpus, argv=("a",), **more):
         spec = a_spec(user=user, gpus=gpus, argv=argv, **more)
@@ -332,7 +406,9 @@ def test_traffic_is_of_whole_bins_with_the_empty_ones():
 def test_jobs_that_never_ran_are_no_past():
     assert past(a_job(state=S.CANCELLED, ended_at=5.0)) is None
     assert past(a_job(state=S.RUNNING, started_at=1.0)) is None
-    lost = a_job(state=S.FAILED, started_at=10.0, ended_at=25.0, served_s=30.0)
+    waited = a_job(state=S.CANCELLED, started_at=1.0, ended_at=9e9)  # in line after a first run
+    assert past(waited) is None
+    lost = a_job(gpus=(a_gpu().id,), state=S.FAILED, started_at=10.0, ended_at=25.0, served_s=30.0)
     assert past(lost).duration_s == 45.0
 
 

@@ -19,7 +19,7 @@ from carmad.config import Settings
 from carmad.core.history import History
 from carmad.core.messages import Step, Tick
 from carmad.core.recurrence import group
-from carmad.core.types import Indicator, Job, JobId, JobState, Profile
+from carmad.core.types import GpuId, Indicator, Job, JobId, JobState, Profile
 from carmad.daemon import models
 from carmad.daemon.models import Models, lacking, shipped
 from carmad.models import Additive, Model, Node, Tree
@@ -43,7 +43,7 @@ LEAF = Tree("a class", "a test", ("x",), ("tiny",), (Node((1,)),), 1, 0.0)
 def ended(id: int, at: float, user: str, seconds: float, **changes: Any) -> Job:
     spec = a_spec(user=user, name=f"{user}-{id % 3}")
     job = Job(JobId(id), spec, JobState.SUCCEEDED, at, group=group(spec), attempt=1)
-    return replace(job, started_at=at, ended_at=at + seconds, **changes)
+    return replace(job, started_at=at, ended_at=at + seconds, gpus=(GpuId("GPU-0"),), **changes)
 
 
 def commit(store: SqlStore, jobs: list[Job]) -> None:
@@ -113,8 +113,8 @@ def test_too_little_is_told_of(store: SqlStore, tmp_path: Path) -> None:
     commit(store, past(10, days=1))
     said = list(retrain(store, tmp_path, BEGIN + 3 * DAY_S))
     assert [each.text for each in said] == [
-        "duration: 10 jobs have run, and 200 must have",
         "throughput: 3.0 days are known, and 14 must be",
+        "duration: 10 jobs have run, and 200 must have",
     ]
     assert not list(tmp_path.glob("*.json"))
 
@@ -130,9 +130,9 @@ def test_a_process_of_its_own_trains_what_predicts(store: SqlStore, tmp_path: Pa
     keeper.train_if_due()  # not again for a week
     assert [set(each) for each in told] == [{"duration"}], keeper.last_words
     there = {path.name for path in (tmp_path / "models").iterdir()}
-    assert there == {"duration.json", "tried"}
+    assert there == {"duration.json", "trained"}
     assert keeper.load() == told[0]
-    trained, not_trained = keeper.last_words
+    not_trained, trained = keeper.last_words
     assert trained.startswith("duration: trained on 240 rows; R² ")
     assert not_trained == "throughput: 6.0 days are known, and 14 must be"
     assert (tmp_path / "models/duration.json").stat().st_mode & 0o777 == 0o600
@@ -162,7 +162,7 @@ def test_a_model_that_no_longer_holds_is_reported(
     commit(store, past())
     first = list(retrain(store, tmp_path, BEGIN + 5 * DAY_S))
     assert [each.alarming for each in first] == [False, False]
-    assert "the last model's" not in first[0].text
+    assert "the last model's" not in first[1].text
 
     commit(store, past(20, days=1, first=1000, begin=BEGIN + 6 * DAY_S))
     too_soon = list(retrain(store, tmp_path, BEGIN + 5 * DAY_S + 1))
@@ -171,7 +171,7 @@ def test_a_model_that_no_longer_holds_is_reported(
     monkeypatch.setitem(SECONDS, "ada", 1000.0)
     monkeypatch.setitem(SECONDS, "bob", 900.0)
     commit(store, past(60, days=2, first=2000, begin=BEGIN + 7 * DAY_S))
-    alarm, of_duration, of_throughput = retrain(store, tmp_path, BEGIN + 9 * DAY_S)
+    of_throughput, alarm, of_duration = retrain(store, tmp_path, BEGIN + 9 * DAY_S)
     assert alarm.alarming and not of_duration.alarming and not of_throughput.alarming
     model = codec.decode_model((tmp_path / "duration.json").read_text())
     (name, then), _, (of_last, since) = model.errors
@@ -210,15 +210,40 @@ def test_it_is_due_once_in_so_many_days(store: SqlStore, tmp_path: Path) -> None
         def train(self) -> None:
             begun.append(time.time())
 
-    tried = tmp_path / "tried"
+    trained = tmp_path / "trained"
     for days, age_days, due in ((7, None, True), (7, 6.9, False), (7, 7.1, True), (0, 99, False)):
-        tried.unlink(missing_ok=True)
+        trained.unlink(missing_ok=True)
         if age_days is not None:
-            tried.touch()
-            os.utime(tried, (time.time() - age_days * DAY_S,) * 2)
+            trained.touch()
+            os.utime(trained, (time.time() - age_days * DAY_S,) * 2)
         begun.clear()
         Counted(tmp_path, store, days, lambda found: None).train_if_due()
         assert bool(begun) is due, (days, age_days)
+
+
+def test_what_failed_is_tried_again_after_a_day_and_leaves_nothing(
+    store: SqlStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[float] = []
+
+    class Failing(Models):
+        def _trained(self) -> bool:
+            begun.append(time.time())
+            return False
+
+    keeper = Failing(tmp_path / "models", store, 7.0, lambda found: None)
+    keeper.train_if_due()
+    keeper.train_if_due()
+    assert len(begun) == 1 and keeper.trained_at is None
+    (tmp_path / "models/training").mkdir()
+    (tmp_path / "models/training/past.db").touch()
+    (tmp_path / "models/duration.new").touch()
+    later = time.monotonic() + DAY_S
+    monkeypatch.setattr(models.time, "monotonic", lambda: later)
+    keeper.train_if_due()
+    assert len(begun) == 2
+    assert keeper.load() == {}
+    assert not list((tmp_path / "models").iterdir())
 
 
 def test_without_the_packages_one_line_says_so(

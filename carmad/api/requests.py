@@ -10,6 +10,7 @@ from carmad.api.times import moment
 
 MAX_TASKS = 10_000
 MAX_BATCH = 1_000_000_000
+SHORTEST_STEP_S = 1e-6
 YEARS_S = 10 * 365 * 86_400.0
 
 
@@ -103,7 +104,7 @@ class SelectIn(Request):
 
 
 class StepIn(Request):
-    seconds: Annotated[float, Field(gt=0, le=YEARS_S)]
+    seconds: Annotated[float, Field(ge=SHORTEST_STEP_S, le=YEARS_S)]
 
 
 class DrainIn(Request):

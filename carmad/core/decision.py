@@ -75,6 +75,7 @@ class Decision:
         return (
             mine.gpus == its.gpus
             and _story(mine.reasons) == _story(its.reasons)
+            and _story(mine.grounds) == _story(its.grounds)
             and len(mine.verdicts) == len(its.verdicts)
             and all(map(_same_verdict, mine.verdicts, its.verdicts))
         )

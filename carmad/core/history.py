@@ -42,8 +42,8 @@ class Past:
 
 
 def past(job: Job) -> Past | None:
-    """None for one that never ran."""
-    if not job.ended or job.started_at is None or job.ended_at is None:
+    """None for one that did not hold GPUs when it ended."""
+    if not job.ended or not job.gpus or job.started_at is None or job.ended_at is None:
         return None
     return Past(
         job.id,

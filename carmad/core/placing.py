@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import inf
 
 from carmad.config import Settings
 from carmad.core.admission import mode
@@ -160,6 +161,9 @@ class Placer:
         if not right or not all(gpu in view.node_of for gpu in chosen):
             answer = ", ".join(placement.gpus)
             return refuse(placement, Reason("policy_failed", detail=f"it chose {answer:.200}"))
+        if placement.profiling and not view.now < placement.profiling.until < inf:
+            until = placement.profiling.until
+            return refuse(placement, Reason("policy_failed", detail=f"it profiles until {until}"))
         if not _splits(job, placement.accumulation):
             detail = f"it chose {placement.accumulation} parts of a batch"
             return refuse(placement, Reason("policy_failed", detail=detail))

@@ -32,7 +32,7 @@ class _Watched:
 
 
 class Profiler:
-    """Watches jobs that have no profile yet. After a restart it begins anew."""
+    """Watches jobs until they are forgotten. After a restart it begins anew."""
 
     def __init__(self) -> None:
         self._jobs: dict[JobId, _Watched] = {}
@@ -41,7 +41,7 @@ class Profiler:
         self, residents: tuple[Job, ...], before: GpuSample | None, sample: GpuSample, gap_s: float
     ) -> None:
         """Take in a reading of a GPU that follows `before`; no more than `gap_s` after it."""
-        if len(residents) != 1 or before is None or residents[0].profile is not None:
+        if len(residents) != 1 or before is None or residents[0].profiled:
             return
         job, seconds = residents[0], sample.at - before.at
         if not 0 < seconds <= gap_s or not _trained_since(before.at, job, sample):
@@ -55,10 +55,10 @@ class Profiler:
         watched = self._jobs.get(job.id)
         return watched.gpu_seconds / len(job.gpus) if watched and job.gpus else 0.0
 
-    def take(self, job: Job, peak_mib: int) -> Profile:
-        """What is known of it by now; it is watched no longer."""
+    def profile(self, job: Job, peak_mib: int) -> Profile:
+        """What is known of it by now."""
         seconds = self.watched_s(job)
-        watched = self._jobs.pop(job.id, _Watched())
+        watched = self._jobs.get(job.id, _Watched())
         indicators = (
             Indicator(name, sums.mean, sums.squares / sums.seconds)
             for name, sums in sorted(watched.indicators.items())

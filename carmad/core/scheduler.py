@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -48,6 +48,7 @@ from carmad.core.types import (
     JobId,
     JobState,
     Prediction,
+    Profile,
     Retry,
     StepTime,
     Usage,
@@ -119,7 +120,7 @@ class Scheduler:
         `last_placed` is round-robin's place; None, as for `history`: what this core has.
         """
         self.history = history or self.history
-        self._ledger = Ledger(self.policy.order, jobs, ended)
+        self._ledger = Ledger(self.policy.order, _sharing_profiles(jobs), ended)
         for job in self._ledger.running():
             self.history.learn(job)
         self._placer = self._new_placer(last_placed or self._placer.last_placed)
@@ -273,7 +274,7 @@ class Scheduler:
 
     def _note_profile(self, job: Job, now: float) -> None:
         """It has been watched for long enough, whether it was to be profiled or not."""
-        unknown = job.profile is None and job.profiling is None and job.state is JobState.RUNNING
+        unknown = not job.profiled and job.profiling is None and job.state is JobState.RUNNING
         if unknown and self._profiler.watched_s(job) >= self.settings.profiling.run_s:
             self._put(self._profiled(job))
             self._inform_others(self.jobs[job.id], now)
@@ -335,11 +336,14 @@ class Scheduler:
                 failures=(),
                 retry=None,
                 served_s=0.0,
+                accumulation=1,
                 overtaken=0,
             )
-            self._put(again)
             if again.state is JobState.PENDING:
+                self._put(again)
                 self._actions.append(EstimateMemory(again))
+            else:
+                self._put(self._informed(again, event.at))
 
     def _on_drain_requested(self, event: DrainRequested) -> None:
         if event.reason is None:
@@ -387,20 +391,41 @@ class Scheduler:
         run = job.profiling
         if run is None or now < run.until or job.state is JobState.STOPPING:
             return
-        known = replace(self._profiled(job), profiling=None)
+        # Long over: nobody was here to end it, and what it has done since is not to be lost.
+        late = now - run.until > self.settings.profiling.run_s
+        evicted = run.evict and job.spec.requeue and job.profile is None and not late
+        known = replace(job, profiling=None)
+        if evicted or self._profiler.watched_s(job) > 0:
+            known = self._profiled(known)
         self._put(replace(known, prediction=self._predicted(known, now)))
         self._inform_others(known, now)
-        if run.evict and job.spec.requeue:
+        if evicted:
             self._stop(self.jobs[job.id], Cause.PROFILED)
 
     def _profiled(self, job: Job) -> Job:
-        if job.profile is not None:
+        if job.profiled:
             return job
         peak_mib = self._fleet.with_usage(job).usage.peak_mib
-        return replace(job, profile=self._profiler.take(job, peak_mib))
+        return replace(job, profile=self._profiler.profile(job, peak_mib))
+
+    def _seen_to_end(self, job: Job, state: JobState, usage: Usage) -> Job:
+        """With a profile from a run that was shorter than one to profile it, if that was all of
+        it; and with the peak of the whole run."""
+        seconds = self._profiler.watched_s(job)
+        enough = self.settings.profiling.run_s
+        if state is JobState.SUCCEEDED:
+            enough = min(enough, self.settings.monitor.window_s)
+        if seconds >= enough:
+            job = self._profiled(job)
+        profile = job.profile
+        if profile is None or job.accumulation > 1 or usage.peak_mib <= profile.peak_mib:
+            return job
+        return replace(job, profile=replace(profile, peak_mib=usage.peak_mib, of=None))
 
     def _inform_others(self, job: Job, now: float) -> None:
         """Those in line that are the same job need not be profiled any more."""
+        if job.profile is None or not job.profiled or job.profile.of is not None:
+            return
         self.history.learn(job)
         for waiting in self._ledger.strangers(job.group):
             self._put(self._informed(waiting, now))
@@ -410,7 +435,7 @@ class Scheduler:
         history = self.history
         known = replace(
             job,
-            profile=job.profile or history.profile(job.group),
+            profile=job.profile if job.profiled else history.profile(job.group) or job.profile,
             steps=job.steps or history.steps(job.group),
         )
         return replace(known, prediction=self._predicted(known, now))
@@ -511,11 +536,9 @@ class Scheduler:
     def _end(self, job: Job, state: JobState, exit: Exit, now: float) -> None:
         """And cancel the jobs that wait for it in vain, and those that wait for these."""
         usage = self._fleet.usage.get(job.id, job.usage)
-        if self._profiler.watched_s(job) >= self.settings.monitor.window_s:
-            job = self._profiled(job)
+        job = self._seen_to_end(job, state, usage)
         self._put(advance(job, state, exit=exit, ended_at=now, usage=usage, profiling=None))
-        if job.profile is not None:
-            self._inform_others(job, now)
+        self._inform_others(job, now)
         ends = [(job.id, state)]
         for id, how in ends:  # it grows: a chain of jobs may be longer than our stack is deep
             for waiting in self._ledger.waiting_for(id):
@@ -551,6 +574,14 @@ class Scheduler:
             self._profiler.forget(job.id)
             if run := past(job):
                 self.history.remember(run)
+
+
+def _sharing_profiles(jobs: Iterable[Job]) -> Iterator[Job]:
+    """Of runs of one job those that are equal are one again: a policy may know them by that."""
+    known: dict[Profile, Profile] = {}
+    for job in jobs:
+        profile = job.profile
+        yield replace(job, profile=known.setdefault(profile, profile)) if profile else job
 
 
 def _in_vain(job: Job, ended: Mapping[JobId, JobState]) -> Exit | None:

@@ -4,7 +4,8 @@ An argument that is not known here matters. So do positional arguments, in their
 command's own name; the order of options does not. `--batch-size 64`, `--batch_size=64` and
 `batch_size=64` (Hydra, OmegaConf) are one.
 
-- FREE arguments are left out: seeds, learning rates, how long, how often it logs, ports.
+- FREE arguments are left out: seeds, learning rates, how often it logs, ports.
+- LENGTHS, how long it trains, are kept apart: they change neither memory nor speed.
 - PLACES are left out unless their value is a number: directories, names, notes. (`--output 10`
   may well be a layer.)
 - RATES count as on or off: dropout keeps a mask whatever its rate, momentum a buffer.
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 
@@ -25,11 +26,14 @@ def _names(words: str) -> frozenset[str]:
 FREE = _names("""
     seed random-seed manual-seed global-seed data-seed
     lr learning-rate base-lr min-lr max-lr warmup-lr lr-scheduler lr-scheduler-type sched
-    epochs num-epochs n-epochs max-epochs total-epochs num-train-epochs warmup-epochs
-    max-steps max-iters total-steps total-timesteps warmup-steps warmup-ratio
+    warmup-epochs warmup-steps warmup-ratio
     cooldown-epochs patience print-freq log-interval log-every log-every-n-steps log-freq
     logging-steps save-every save-steps save-freq save-interval save-total-limit
     port master-port rdzv-id rdzv-endpoint
+""")
+LENGTHS = _names("""
+    epochs num-epochs n-epochs max-epochs total-epochs num-train-epochs
+    max-steps max-iters total-steps total-timesteps
 """)
 PLACES = _names("""
     out output out-dir outdir output-dir output-path log-dir logdir logging-dir log-file save-dir
@@ -51,6 +55,7 @@ class Template:
 
     words: tuple[str, ...]  # the command, its script, other positional arguments
     options: frozenset[str]  # name=value
+    lengths: frozenset[str] = field(default=frozenset(), compare=False)  # so, too
 
     def values(self) -> Iterator[str]:
         """All that may be the name of a file. A module (`-m pkg.train`) is named as its file."""
@@ -67,6 +72,7 @@ class Template:
 def template(argv: tuple[str, ...]) -> Template:
     words: list[str] = []
     options: set[str] = set()
+    lengths: set[str] = set()
     rest = list(reversed(argv))
     while rest:
         word = rest.pop()
@@ -79,8 +85,12 @@ def template(argv: tuple[str, ...]) -> Template:
         else:
             words.append(word)
             continue
-        options |= _option(name, value)
-    return Template(tuple(words), frozenset(options))
+        name = name.replace("_", "-")
+        if name.rpartition(".")[2].lower() in LENGTHS:
+            lengths.add(f"{name}={value}")
+        else:
+            options |= _option(name, value)
+    return Template(tuple(words), frozenset(options), frozenset(lengths))
 
 
 def _is_option(word: str) -> bool:
@@ -90,7 +100,6 @@ def _is_option(word: str) -> bool:
 def _option(name: str, value: str) -> set[str]:
     """Nothing for one that does not matter. `-b` and `-B` are two; `trainer.max_epochs` is known
     by its last part, and all of `hydra.…` is about places."""
-    name = name.replace("_", "-")
     known = name.rpartition(".")[2].lower()
     is_number = NUMBER.fullmatch(value) is not None
     if known in FREE or name.startswith("hydra.") or (known in PLACES and not is_number):

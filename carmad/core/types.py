@@ -299,6 +299,11 @@ class Job:
         return self.served_s + running
 
     @property
+    def profiled(self) -> bool:
+        """A run to profile it may have come to its end before the first kernel."""
+        return self.profile is not None and self.profile.seconds > 0
+
+    @property
     def expected_s(self) -> float | None:
         """How long it runs alone: as predicted, else in its owner's word."""
         return self.prediction.seconds if self.prediction else self.spec.expected_s

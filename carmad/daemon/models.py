@@ -24,7 +24,8 @@ from carmad.store.sql import SqlStore
 log = logging.getLogger(__name__)
 
 NEEDED = {"interpret": "interpret-core", "sklearn": "scikit-learn"}  # of `carma[policies]`
-TRIED = "tried"  # a file that is as old as the last training
+TRAINED = "trained"  # a file that is as old as the last training
+APART = "training"  # where a copy of the database is while it is under way
 DAY_S = 86_400.0
 LOOK_S = 0.2  # between two looks at whether the daemon stops
 
@@ -63,9 +64,15 @@ class Models:
         self._tell = tell
         self._at_it = threading.Lock()
         self._stopping = threading.Event()
+        self._failed_at: float | None = None  # monotonic
         self.last_words: tuple[str, ...] = ()
 
     def load(self) -> Mapping[str, Model]:
+        """And clear away what a training that was killed has left."""
+        if not self.under_way:
+            shutil.rmtree(self._directory / APART, ignore_errors=True)
+            for draft in self._directory.glob("*.new"):
+                draft.unlink(missing_ok=True)
         return dict(self._read())
 
     @property
@@ -74,9 +81,9 @@ class Models:
 
     @property
     def trained_at(self) -> float | None:
-        """When it was last tried (Unix s)."""
+        """When it last came to its end (Unix s)."""
         try:
-            return (self._directory / TRIED).stat().st_mtime
+            return (self._directory / TRAINED).stat().st_mtime
         except OSError:
             return None
 
@@ -84,7 +91,8 @@ class Models:
         """To be called now and then."""
         last = self.trained_at
         due = last is None or time.time() - last >= self._retrain_days * DAY_S
-        if self._retrain_days and due:
+        failed = self._failed_at is not None and time.monotonic() - self._failed_at < DAY_S
+        if self._retrain_days and due and not failed:
             self.train()
 
     def begin(self) -> None:
@@ -98,13 +106,15 @@ class Models:
         if not self._at_it.acquire(blocking=False):
             return
         try:
+            self._failed_at = time.monotonic()
             self._directory.mkdir(mode=0o700, exist_ok=True)
-            (self._directory / TRIED).touch()
             if packages := lacking():
                 log.info("no models are trained: that needs %s (carma[policies])", packages)
                 return
             if self._trained():
-                self._tell(self.load())
+                (self._directory / TRAINED).touch()
+                self._failed_at = None
+                self._tell(dict(self._read()))
         except (OSError, CarmaError) as error:
             log.error("no models were trained: %s", error)
         finally:
@@ -125,7 +135,7 @@ class Models:
 
     def _trained(self) -> bool:
         """Whether the process ended well."""
-        apart = self._directory / "training"  # a process that was killed leaves files of SQLite's
+        apart = self._directory / APART  # a process that was killed leaves files of SQLite's
         shutil.rmtree(apart, ignore_errors=True)
         apart.mkdir(mode=0o700)
         try:

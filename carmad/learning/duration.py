@@ -22,6 +22,7 @@ from carmad.learning.additive import Origin, fit
 from carmad.learning.monotone import monotone
 from carmad.learning.names import exemplars
 from carmad.models import Additive
+from carmad.models.names import bucket
 from carmad.models.workload import PROFILE, features
 
 Row = Mapping[str, Any]
@@ -94,8 +95,7 @@ def _features(
 ) -> dict[str, float | str]:
     return features(
         row["user"],
-        row["name"],
-        names,
+        bucket(row["name"], tuple(names)),
         row["gpus"],
         row["submitted_at"],
         by_user.of(row["user"]),

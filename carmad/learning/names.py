@@ -11,7 +11,7 @@ import numpy as np
 from sklearn.cluster import AffinityPropagation
 from sklearn.exceptions import ConvergenceWarning
 
-from carmad.models.names import distance
+from carmad.models.names import LETTERS, distance
 
 KEPT = 400  # distinct names, the most frequent ones: every pair of them is compared
 DAMPING = 0.7  # with the artifact's 0.9, few names as much alike as ours settle on one exemplar
@@ -26,7 +26,8 @@ def exemplars(names: Iterable[str]) -> tuple[str, ...]:
     similarity = np.zeros((len(frequent), len(frequent)))
     for n, name in enumerate(frequent):
         for m in range(n):
-            similarity[n, m] = similarity[m, n] = -distance(name, frequent[m])
+            apart = distance(name[:LETTERS], frequent[m][:LETTERS])
+            similarity[n, m] = similarity[m, n] = -apart
     grouping = AffinityPropagation(
         affinity="precomputed", damping=DAMPING, max_iter=ROUNDS, random_state=0
     )

@@ -41,7 +41,7 @@ class Subject:
 
 def retrain(store: SqlStore, directory: Path, now: float) -> Iterator[Said]:
     """Trains what can be, and says what came of it. `now` is in Unix s."""
-    for subject in (_durations(store, now), _traffic(store, now)):
+    for subject in (_traffic(store, now), _durations(store, now)):
         path = directory / f"{subject.name}.json"
         try:
             model = subject.train()

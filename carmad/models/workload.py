@@ -6,11 +6,10 @@ The predictor that asks and the training that answers compute these features wit
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 
 from carmad.models.additive import Additive
-from carmad.models.names import bucket
 from carmad.models.traffic import calendar
 
 PROFILE = ("gpu_utilization", "memory_utilization", "peak_mib")  # fractions 0â€“1; MiB
@@ -18,20 +17,19 @@ PROFILE = ("gpu_utilization", "memory_utilization", "peak_mib")  # fractions 0â€
 
 def features(
     user: str,
-    name: str,
-    exemplars: Collection[str],
+    bucket: str,
     gpus: int,
     submitted_at: float,
     of_user: Sequence[float] = (),
     of_group: Sequence[float] = (),
     profile: dict[str, float] | None = None,
 ) -> dict[str, float | str]:
-    """`of_user` and `of_group` are how long (s) the latest jobs of the user, and the latest runs of
-    this same job, took, the newest last; `profile` has any of `PROFILE`. What is not known is left
-    out."""
+    """`bucket` is the exemplar that its name is nearest to. `of_user` and `of_group` are how long
+    (s) the latest jobs of the user, and the latest runs of this same job, took, the newest last;
+    `profile` has any of `PROFILE`. What is not known is left out."""
     found: dict[str, float | str] = {
         "user": user,
-        "name": bucket(name, exemplars),
+        "name": bucket,
         "gpus": float(gpus),
     }
     moment = calendar(submitted_at)

@@ -28,6 +28,7 @@ from carmad.config import Settings
 from carmad.core.decision import Decision
 from carmad.core.history import BIN_S, BINS, Past, Submission
 from carmad.core.messages import Drain, Event, RequeueRequested, Sampled, Step, Submitted
+from carmad.core.recurrence import PYTHON
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import Gpu, GpuId, Job, JobId, JobSpec, JobState
 from carmad.errors import CarmaError
@@ -313,7 +314,8 @@ def _bare_job(job: Job) -> Job:
 
 
 def _bare_spec(spec: JobSpec) -> JobSpec:
-    return replace(spec, env=())
+    """Of its environment only what tells recurring jobs apart."""
+    return replace(spec, env=tuple(pair for pair in spec.env if pair[0] in PYTHON))
 
 
 def _decoded(path: Path, line: tuple[int, bytes], decode: Callable[[Any], T]) -> T:

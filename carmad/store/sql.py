@@ -197,10 +197,10 @@ class SqlStore:
             .order_by(JOBS.c.ended_at.desc(), JOBS.c.id.desc())
             .limit(RUNS)
         )
-        with self._reading() as connection:
-            bodies = connection.scalars(latest).all()
-        ended = (past(codec.decode_job(body)) for body in reversed(bodies))
-        runs = tuple(run for run in ended if run is not None)
+        with self._reading() as connection:  # one by one: a body has a whole environment
+            bodies = connection.execution_options(yield_per=100).scalars(latest)
+            ended = [past(codec.decode_job(body)) for body in bodies]
+        runs = tuple(run for run in reversed(ended) if run is not None)
         return Remembered(runs, tuple(self.submissions(now - BINS * BIN_S)))
 
     def submissions(self, since: float = 0.0) -> list[Submission]:

@@ -45,7 +45,7 @@ def _ask(verb: str, jobs: list[str], user: str | None, as_json: bool) -> None:
 
 
 def report(
-    seconds: Annotated[float, typer.Argument(min=0.0, help="That a training step takes.")],
+    seconds: Annotated[float, typer.Argument(min=1e-6, help="That a training step takes.")],
     job: Annotated[
         str | None,
         typer.Argument(envvar="CARMA_JOB_ID", help="The job; the one that this is called in."),

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 
 from carmad.models.names import bucket
 from carmad.models.workload import exemplars_of, features
@@ -43,20 +42,13 @@ def _values(job: Job, history: History, exemplars: tuple[str, ...]) -> Mapping[s
         profile["peak_mib"] = float(job.profile.peak_mib)
     return features(
         job.spec.user,
-        _bucket(job.spec.name, exemplars),
-        exemplars,
+        bucket(job.spec.name, exemplars),
         job.spec.gpus,
         job.submitted_at,
         history.by_user.of(job.spec.user),
         history.by_group.of(job.group),
         profile,
     )
-
-
-@lru_cache(maxsize=4096)
-def _bucket(name: str, exemplars: tuple[str, ...]) -> str:
-    """Remembered: a long new name takes milliseconds, and an array brings it a thousand times."""
-    return bucket(name, exemplars)
 
 
 def _without(job: Job, history: History) -> Prediction | None:

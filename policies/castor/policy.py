@@ -35,6 +35,7 @@ from policies.profiling import set_aside
 from policies.ranked import Ranked
 
 EXPLAINED = 4  # of the jobs that wait: the first in line are told about each GPU
+TURNS = 500  # of jobs that wait, in one plan: a line of thousands is not gone through every second
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,9 +55,15 @@ class Castor:
             return self._places(view, view.queue)
         new = [job for job in view.queue if aside.takes(job)]
         known = [job for job in view.queue if not aside.takes(job)]
-        profiled = self._profiles(_only(view, aside.own.__contains__), new, aside.run_s)
+        profiled = tuple(self._profiles(_only(view, aside.own.__contains__), new, aside.run_s))
         main = _only(view, lambda gpu: gpu not in aside.own)
-        return (*profiled, *self._places(main, known))
+        most = len(view.node_of) - len(aside.own)
+        plan = (*profiled, *self._places(main, [j for j in known if j.spec.gpus <= most]))
+        # Who wants more than the other GPUs may have all, or it could never start.
+        wide = [job for job in known if job.spec.gpus > most]
+        if any(placement.gpus for placement in plan):
+            return plan
+        return (*plan, *self._places(view, wide))
 
     def _profiles(self, view: View, jobs: Sequence[Job], run_s: float) -> Iterator[Placement]:
         """On the GPUs set aside for it: each that fits, in the order of the line."""
@@ -79,8 +86,11 @@ class Castor:
         for job in jobs:
             if waiting >= EXPLAINED and not room.idle and not room.neighbours:
                 break
+            if waiting >= TURNS:
+                break
             placement = self._turn(job, room, explain=waiting < EXPLAINED)
-            plan.append(placement)
+            if placement.gpus or waiting < EXPLAINED:
+                plan.append(placement)
             if not placement.gpus:
                 waiting += 1
             elif job is not jobs[-1]:

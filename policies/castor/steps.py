@@ -59,7 +59,8 @@ class StepModel:
     def slowdown(self, batch: int, accumulation: int) -> float:
         """≥ 1, and the more passes the larger: each costs another alpha, and the last one, being
         shorter, hides less of the communication."""
-        return self.step_s(batch, accumulation) / self.step_s(batch)
+        whole_s = self.step_s(batch)
+        return self.step_s(batch, accumulation) / whole_s if whole_s else 1.0
 
 
 def _parts(step: StepTime) -> int:

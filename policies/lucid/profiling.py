@@ -28,7 +28,7 @@ def profiler(view: View, time_aware: bool) -> Profiler:
         return alone
     lent = _lent(alone.own, view)
     largest = min(view.settings.profiling.largest, widest(alone.own | lent, view))
-    return Profiler(alone.own, lent, largest, alone.run_s / 2)
+    return alone._replace(lent=lent, largest=largest, run_s=alone.run_s / 2)
 
 
 def _burst(alone: Profiler, view: View) -> bool:

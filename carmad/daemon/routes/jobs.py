@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request
@@ -214,6 +214,10 @@ async def step(call: Asked, label: Label, body: StepIn) -> Response:
     job, scene = await _mine(call, label)
     if not job.holds_gpus:
         raise Conflict(f"job {label} does not run", "Only a running job can tell of its steps.")
+    if any(other.id != job.id and set(other.gpus) & set(job.gpus) for other in _holders(scene)):
+        raise Conflict(
+            f"job {label} shares its GPUs", "What it does alone it can tell when it is alone."
+        )
     await call.service.request(Stepped(call.service.now(), job.id, body.seconds))
     return answer(call.renderer(scene)(job))
 
@@ -252,6 +256,10 @@ async def _first(request: Request, ended: asyncio.Event, timeout_s: float) -> No
 async def _gone(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+def _holders(scene: Scene) -> Iterator[Job]:
+    return (job for job in scene.live.values() if job.holds_gpus)
 
 
 async def _mine(call: Call, label: str) -> tuple[Job, Scene]:
