@@ -62,10 +62,11 @@ thirds: whole weeks would take too long. Figure 11 is of Venus, whose log is not
 ABLATIONS_TOLD = """\
 What decides here is a rule that the paper mentions in one sentence (3.1) and the artifact has: a
 job joins none whose GPUs × duration is less than half of its own. It forbids so many pairs that
-Lucid's queue is twice as long with it. Two of the paper's ablations are without it, too, for want of
-durations: "naive" packing, and no estimator. Against Lucid without that rule they come to about
-what the paper has; against Lucid with it they look like improvements. The week asks for half as
-much again as there is, so that each pair less makes the queue longer; Venus has idle times.
+Lucid's queue is twice as long with it. Two of the paper's ablations are without it, too, for want
+of durations: "naive" packing, and no estimator. Against Lucid without that rule they come to
+about what the paper has; against Lucid with it they look like improvements. The week asks for
+half as much again as there is, so that each pair less makes the queue longer; Venus has idle
+times.
 
 - Sharing itself halves the queue, even with the rule. Two jobs that are both busy still got 1.5
   times as much done together in the authors' measurements as one after the other.
