@@ -36,10 +36,8 @@ DATA = Path(__file__).parents[2] / "shared" / "data"
 GPU = "A6000-48GB"  # the paper's
 MURI_GPU = "V100-32GB"  # on which Muri's durations were measured
 JOBS = 240  # the paper's baseline; a sample of Sia's has 160
-BEGIN_S, PROFILED_S = (
-    900.0,
-    300.0,
-)  # when a trace begins after profiling; how long a job runs for it
+BEGIN_S = 3600.0  # when a trace begins, after profiling
+PROFILED_S = 300.0  # how long a job runs for that
 
 
 _loaded = cache(load)
@@ -91,11 +89,10 @@ def with_lucids_models(trace: Trace, seed: int) -> Trace:
 
 
 def profiled_before(trace: Trace) -> Trace:
-    """The trace from `BEGIN_S` on; before it a job on one GPU for each name."""
-    first = {task.name: task for task in reversed(trace.tasks)}
-    profiling = (
-        replace(task, submit_s=0.0, duration_s=PROFILED_S, gpus=1) for task in first.values()
-    )
+    """The trace from `BEGIN_S` on; before it a short run of each of its jobs (on other numbers of
+    GPUs it is another job)."""
+    first = {(task.user, task.name, task.gpus): task for task in reversed(trace.tasks)}
+    profiling = (replace(task, submit_s=0.0, duration_s=PROFILED_S) for task in first.values())
     later = (replace(task, submit_s=task.submit_s + BEGIN_S) for task in trace.tasks)
     return replace(trace, tasks=(*profiling, *later))
 

@@ -25,13 +25,15 @@ from benchmarks.castor_workloads import (
     sampled,
 )
 from carmad.config import Settings
-from carmad.core.types import Mode
+from carmad.core.recurrence import group
+from carmad.core.types import JobId, Mode
 from carmad.sim.experiment import Experiment
 from carmad.sim.hardware import parse
 from carmad.sim.interference import Learned
 from carmad.sim.run import simulate
 from carmad.sim.task import Load, Task, Trace
 from carmad.sim.traces.sources import load
+from carmad.sim.workload import Workload
 
 BUSY = Load("busy", 32, 1024, sm_active=0.8, sm_occupancy=0.4, dram_active=0.1)
 needs_data = pytest.mark.skipif(not DATA.exists(), reason="the public traces are not here")
@@ -90,12 +92,14 @@ def test_starts_that_only_parts_of_a_batch_allow() -> None:
 def test_profiling_beforehand_is_no_part_of_the_figures() -> None:
     trace = Trace("two", (a_task(0, 100, gpus=16), a_task(50, 200), a_task(60, 20, name="other")))
     known = profiled_before(trace)
-    assert {(t.name, t.gpus, t.submit_s) for t in known.tasks[:2]} == {
-        ("busy", 1, 0.0),
-        ("other", 1, 0.0),
-    }
-    assert [t.submit_s - BEGIN_S for t in known.tasks[2:]] == [0, 50, 60]
+    earlier, later = known.tasks[:3], known.tasks[3:]
+    assert all(t.submit_s == 0 for t in earlier)
+    assert [t.submit_s - BEGIN_S for t in later] == [0, 50, 60]
     made = experiment(trace, "3x8xA100-40GB", "fifo")
+    workload = Workload(made)
+    groups = [group(workload.spec(JobId(id))) for id in range(1, 7)]
+    assert len(set(groups)) == 3
+    assert set(groups[:3]) == set(groups[3:])  # else nothing that was profiled would be known
     found = result(Case("muri", "two", "24", "fifo", made), simulate(made))
     assert (found.jobs, found.unfinished) == (3, 0)
     assert found.makespan * 3600 == pytest.approx(260)

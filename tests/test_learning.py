@@ -269,9 +269,8 @@ def test_a_job_is_labelled_by_what_its_neighbours_keep_of_their_speed() -> None:
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="the public pairs are not there: ../shared/data")
 def test_the_shipped_tree_is_what_the_public_pairs_teach() -> None:
-    from benchmarks import lucid_models, lucid_packing
-    from carmad.store import codec
+    from benchmarks import lucid_packing
+    from policies.lucid.packing import shipped
 
-    shipped = codec.decode_model(lucid_models.SHIPPED.read_text())
-    again = packing.fit(lucid_packing.rows(), shipped.source, 0.0, shipped.errors)
-    assert shipped == again
+    again = packing.fit(lucid_packing.rows(), shipped().source, 0.0, shipped().errors)
+    assert shipped() == again
