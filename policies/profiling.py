@@ -34,11 +34,10 @@ class Profiler(NamedTuple):
     def takes(self, job: Job) -> bool:
         """One that must not be started twice is profiled where it stays; so is one that would keep
         these GPUs from others for long before there is anything to see."""
-        spec, firm = job.spec, job.estimate is not None and job.estimate.firm
+        spec, promised = job.spec, job.estimate if job.estimate and job.estimate.firm else None
         fits = spec.gpus <= self.largest and spec.requeue and spec.cold_start_s <= self.run_s
-        if firm and job.estimate and job.estimate.safe_mib > self.memory_mib:
-            return False
-        return job.profile is None and job.retry is None and fits
+        too_large = promised is not None and promised.safe_mib > self.memory_mib
+        return job.profile is None and job.retry is None and fits and not too_large
 
 
 def set_aside(view: View) -> Profiler:

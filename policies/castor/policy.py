@@ -84,9 +84,7 @@ class Castor:
         plan: list[Placement] = []
         room, waiting = look(view), 0
         for job in jobs:
-            if waiting >= EXPLAINED and not room.idle and not room.neighbours:
-                break
-            if waiting >= TURNS:
+            if waiting >= (TURNS if room.idle or room.neighbours else EXPLAINED):
                 break
             placement = self._turn(job, room, explain=waiting < EXPLAINED)
             if placement.gpus or waiting < EXPLAINED:
