@@ -77,12 +77,31 @@ class Profiling:
 
 
 @dataclass(frozen=True, slots=True)
+class Links:
+    """Bandwidth between GPUs, for policies that place a job's parts by what they say to each other
+    (A-SRPT paper, III)."""
+
+    within_mib_s: float = 280_000.0  # two GPUs of one island; here an NVLink of 300 GB/s
+    between_mib_s: float = 19_000.0  # what an island's GPUs share to reach others; here PCIe 4.0
+
+
+@dataclass(frozen=True, slots=True)
 class Lucid:
     """The knobs of `policy = "lucid"` (Lucid paper, 3.2 to 3.4)."""
 
     sharing_capacity: int = 2  # GSS: what the sharing scores on a GPU may add up to
     apathetic_below: float = 0.0  # forecast GPUs asked for in 10 min for which it is 1 instead
     off_below: float = 0.0  # and for which nobody shares
+
+
+@dataclass(frozen=True, slots=True)
+class Asrpt:
+    """The knobs of `policy = "asrpt"` (A-SRPT paper, IV)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cuckoo:
+    """The knobs of `policy = "cuckoo"` (Cuckoo paper, 3)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +146,10 @@ class Settings:
     policies: dict[str, Preconditions] = field(default_factory=dict)  # by policy, instead
     estimation: Estimation = field(default_factory=Estimation)
     profiling: Profiling = field(default_factory=Profiling)
+    links: Links = field(default_factory=Links)
     lucid: Lucid = field(default_factory=Lucid)
+    asrpt: Asrpt = field(default_factory=Asrpt)
+    cuckoo: Cuckoo = field(default_factory=Cuckoo)
     models: Learning = field(default_factory=Learning)
     recovery: Recovery = field(default_factory=Recovery)
     collocation: Collocation = field(default_factory=Collocation)
