@@ -98,17 +98,22 @@ class Lucid:
 class Asrpt:
     """The knobs of `policy = "asrpt"` (A-SRPT paper, IV)."""
 
+    reserve: bool = False  # may GPUs stand idle for shorter jobs to come, as in the paper?
+    patience: float = 0.5  # τ: waits so long for GPUs close together, relative to its run's share
+
 
 @dataclass(frozen=True, slots=True)
 class Cuckoo:
     """The knobs of `policy = "cuckoo"` (Cuckoo paper, 3)."""
+
+    weight: float = 0.6  # w, 0 to 1: of two jobs' efficiency together; the rest of close deadlines
 
 
 @dataclass(frozen=True, slots=True)
 class Learning:
     """Training of models from this server's own past jobs; needs `carma[policies]`."""
 
-    retrain_days: float = 7.0  # how often they are trained anew; 0: only when asked to
+    retrain_days: float = 7.0  # how often they are trained (0.04: hourly); 0: only when asked to
 
 
 @dataclass(frozen=True, slots=True)

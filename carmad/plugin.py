@@ -43,7 +43,7 @@ from carmad.core.types import (
     StepTime,
 )
 from carmad.core.view import NodeView, View
-from carmad.models import Additive, Boosted, Model, Tree
+from carmad.models import Additive, Boosted, Lookup, Model, Tree
 
 __all__ = [
     "ANSWER_FD",
@@ -65,6 +65,7 @@ __all__ = [
     "JobSpec",
     "Layout",
     "Links",
+    "Lookup",
     "Model",
     "NodeView",
     "Past",

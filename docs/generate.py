@@ -77,10 +77,10 @@ class Setting:
 
 # For those that need more words than the code has room for.
 MORE = {
-    "policy": "a placement policy: `exclusive`, `rr`, `magm`, `lug`, `first_fit`, `best_fit`, or"
-    " a plugin's",
-    "predictor": "what says how long a job will run: `declared`, `history`, `additive`, or a"
-    " plugin's",
+    "policy": "a placement policy: `exclusive`, `rr`, `magm`, `lug`, `first_fit`, `best_fit`,"
+    " `lucid`, `castor`, `asrpt`, `cuckoo`, or a plugin's",
+    "predictor": "what says how long a job will run: `declared`, `history`, `additive`, `forest`,"
+    " `mean`, `median`, or a plugin's",
     "estimator": "a memory estimator: `auto` (the best that has an answer), `declared`, `history`,"
     " `trace`, `gpumemnet`, `horus`, `faketensor`, or a plugin's",
     "recovery.name": "what follows an out-of-memory crash: `exclusive`, `adaptive`, or a plugin's",

@@ -102,7 +102,7 @@ def _submit(body: dict[str, Any], options: argparse.Namespace) -> int:
     answer = client.post("/v1/jobs", body)
     label = answer["label"]
     if not options.quiet:
-        for warning in answer.get("warnings", ()):
+        for warning in (*answer.get("warnings", ()), *_foreseen(answer)):
             print(f"carma: {warning}", file=sys.stderr)
     if options.json:
         print(json.dumps(answer))
@@ -114,6 +114,12 @@ def _submit(body: dict[str, Any], options: argparse.Namespace) -> int:
         return 0
     sys.stdout.flush()
     return _wait([str(job) for job in answer["ids"]], label)
+
+
+def _foreseen(answer: dict[str, Any]) -> list[str]:
+    """Of a job with a deadline, whether it will be met."""
+    outlook = answer.get("outlook")
+    return [outlook["text"]] if outlook else []
 
 
 def _wait(jobs: list[str], label: str) -> int:
@@ -149,10 +155,12 @@ def read(
     words and more."""
     parser = parser or build_parser()
     words, command, marked = parser.split(args)
-    options = parser.parse_args(words)
+    options = given = parser.parse_args(words)
     script = None if options.wrap is not None or not command else find_script(command[0])
     if script is not None:  # directives first: the command line's word counts more
         options = parser.parse_args(words, _directives(parser, script, options.quiet))
+        for name in ("layout", "stages"):  # of several words, which together are one thing
+            setattr(options, name, getattr(given, name) or getattr(options, name))
     if not marked and command[:1] and command[0] in VERBS and not os.path.exists(command[0]):  # noqa: PTH110 - pathlib is slow to import
         raise Usage(
             f"`carma submit {command[0]}` would submit a job that runs `{command[0]}`",
@@ -214,7 +222,7 @@ def _request(options: argparse.Namespace, argv: list[str], script: Script | None
         "env": _captured(exports),
         "export": _exported(exports),
         "conda_env": options.conda,
-        "gpus": 1 if options.gpus is None else options.gpus,
+        "gpus": _gpus(options),
         "memory_mib": options.gpu_mem,
         "batch_size": options.batch_size,
         "amp": options.amp,
@@ -223,6 +231,10 @@ def _request(options: argparse.Namespace, argv: list[str], script: Script | None
         "nice": options.nice,
         "time_limit_s": options.time,
         "expected_s": options.expect,
+        "deadline_at": options.deadline,
+        "layout": _layout(options),
+        "stages": options.stages or [],
+        "watch_stages": options.watch_stages,
         "warn": options.signal,
         "begin_at": options.begin,
         "after": _after(options),
@@ -233,6 +245,26 @@ def _request(options: argparse.Namespace, argv: list[str], script: Script | None
         "held": options.hold,
         "dry_run": False,
     }
+
+
+def _gpus(options: argparse.Namespace) -> int:
+    """As many as its layout has, where that says it."""
+    wanted: int | None = options.gpus
+    if not options.layout:
+        return 1 if wanted is None else wanted
+    spread: int = sum(stage.get("replicas", 1) * stage.get("tensor", 1) for stage in options.layout)
+    if wanted not in (None, spread):
+        hint = f"--gpus {spread}, or leave it out; a stage has a GPU per replica and tensor slice"
+        raise Usage(f"its --layout is one of {spread} GPUs, and --gpus says {wanted}", hint)
+    return spread
+
+
+def _layout(options: argparse.Namespace) -> dict[str, Any] | None:
+    if options.layout:
+        return {"stages": options.layout, "allreduce": options.allreduce or "ring"}
+    if options.allreduce:
+        raise Usage("--allreduce is about a --layout, and there is none", HELP_HINT)
+    return None
 
 
 def _after(options: argparse.Namespace) -> list[dict[str, str]]:
@@ -286,6 +318,7 @@ def build_parser() -> Parser:
         add_help=False,
     )
     _what_to_ask_for(parser.add_argument_group("what it needs"))
+    _what_is_known(parser.add_argument_group("what is known of it, for policies that ask"))
     _when_to_start(parser.add_argument_group("when it starts"))
     _how_to_run(parser.add_argument_group("how it runs"))
     _how_to_answer(parser.add_argument_group("what is printed"))
@@ -322,13 +355,6 @@ def _what_to_ask_for(group: argparse._ArgumentGroup) -> None:
         help="its batch on each GPU, which it can split: CARMA may start it with a part of N, as"
         " CARMA_BATCH_SIZE, CARMA_ACCUMULATION_STEPS and {batch_size} in the command say",
     )
-    add("--amp", action="store_true", help="it trains in mixed precision")
-    add(
-        "--cold-start",
-        type=parse.seconds,
-        metavar="TIME",
-        help="how long it prepares before it trains: so much longer it is profiled",
-    )
     add("--exclusive", action="store_true", help="share its GPUs with no other job")
     add(
         "-t",
@@ -338,16 +364,61 @@ def _what_to_ask_for(group: argparse._ArgumentGroup) -> None:
         help="stop it after MM, MM:SS, HH:MM:SS, D-HH[:MM[:SS]] or 2h30m",
     )
     add(
+        "--signal",
+        type=parse.signal_before,
+        metavar="SIG[@SECONDS]",
+        help="send this signal so long before the time limit (default 60)",
+    )
+
+
+def _what_is_known(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
         "--expect",
         type=parse.seconds,
         metavar="TIME",
         help="how long it should run, for policies that start short jobs first; no limit",
     )
     add(
-        "--signal",
-        type=parse.signal_before,
-        metavar="SIG[@SECONDS]",
-        help="send this signal so long before the time limit (default 60)",
+        "--deadline",
+        type=parse.deadline,
+        metavar="WHEN",
+        help="when it is wanted done: 8h from now, 22:30 or 2026-11-22T08:00; it is not stopped",
+    )
+    add("--amp", action="store_true", help="it trains in mixed precision")
+    add(
+        "--cold-start",
+        type=parse.seconds,
+        metavar="TIME",
+        help="how long it prepares before it trains: so much longer it is profiled",
+    )
+    add(
+        "--layout",
+        type=parse.stage,
+        action="append",
+        metavar="STAGE",
+        help="a stage of its pipeline, such as '2x forward=20ms backward=40ms in=12M out=12M"
+        " weights=320M': replicas, and an iteration's times and sizes; also tensor=,"
+        " tensor-data=, experts=. Once for each stage, in their order",
+    )
+    add(
+        "--allreduce",
+        choices=("ring", "tree"),
+        help="how the replicas of a --layout add up their gradients (default ring)",
+    )
+    add(
+        "--stages",
+        type=parse.stage_times,
+        action="append",
+        metavar="TIMES",
+        help="what an iteration takes alone: 'load=10ms forward=37ms backward=76ms"
+        " communication=98ms', sync=backward if it ends only with the gradients there, and at"
+        " last gpu=NAME; once for each kind of GPU",
+    )
+    add(
+        "--watch-stages",
+        action="store_true",
+        help="measure --stages when it runs: PyTorch's profiler looks at a few iterations",
     )
 
 
