@@ -19,24 +19,26 @@ from benchmarks.asrpt_notes import (
     WHOLE,
 )
 from benchmarks.asrpt_runs import (
+    ALL,
     BASELINES,
-    DEFAULT,
     LEARNERS,
     MIDDLE,
     NICS,
+    ON_ALL,
+    OURS,
     PAPER,
+    PART,
     PATIENCES,
     PERFECT,
     SHARES,
     SIZES,
-    WHOLE_POLICIES,
     Case,
     Result,
 )
 from benchmarks.asrpt_workload import SERVERS, SIZE
 from carmad.sim.report import markdown
 
-POLICIES = (PAPER, DEFAULT, *BASELINES)
+POLICIES = (*OURS, *BASELINES)
 SEVERAL = Case(MIDDLE, single_gpu=0.0)  # no job of a single GPU: the paper's set for networks
 OVERHEAD_S = 5.0  # a job, in the paper
 SIMULATED_S = 600.0  # the time that 75,000 jobs may take
@@ -86,7 +88,14 @@ def _facts(facts: Mapping[str, str]) -> str:
 
 
 def _beside_the_paper(runs: Runs) -> str:
-    headings = ("A-SRPT's total completion time", "paper", "ours", "apart", DEFAULT, "likely cause")
+    headings = (
+        "A-SRPT's total completion time",
+        "paper",
+        "ours",
+        "apart",
+        *OURS[1:],
+        "likely cause",
+    )
     return markdown.table(
         headings,
         [
@@ -95,40 +104,37 @@ def _beside_the_paper(runs: Runs) -> str:
                 f"{paper:+.0f} %",
                 f"{ours:+.0f} %",
                 f"{ours - paper:+.0f} points",
-                f"{default:+.0f} %",
+                *(f"{other:+.0f} %" for other in others),
                 CAUSE[why],
             )
-            for what, paper, (ours, default), why in _claims(runs)
+            for what, paper, (ours, *others), why in _claims(runs)
         ],
-        numbers=range(1, 5),
+        numbers=range(1, 6),
     )
 
 
 def _claims(runs: Runs) -> Iterator[tuple[str, float, Sequence[float], str]]:
-    """What, the paper's figure, A-SRPT's with and without a reserve, and whose fault it is."""
+    """What, the paper's figure, that of each of `OURS`, and whose fault it is."""
     for what, paper, cases in (
-        ("37,500 to 150,000 jobs", (-31, -91), [Case(jobs) for jobs in SIZES]),
-        ("80 to 0 % of a single GPU", (-16, -57), [Case(MIDDLE, single_gpu=s) for s in SHARES]),
+        ("number of jobs", (-31, -91), [Case(jobs) for jobs in SIZES]),
+        ("share of a single GPU", (-16, -57), [Case(MIDDLE, single_gpu=s) for s in SHARES]),
     ):
         found = [
             [*chain.from_iterable(runs.changes(case, mine).values() for case in cases)]
-            for mine in (PAPER, DEFAULT)
+            for mine in OURS
         ]
         yield f"{what}: against any baseline, least", paper[0], [*map(max, found)], "order"
         yield f"{what}: most", paper[1], [*map(min, found)], "line"
     slow, fast = replace(SEVERAL, gbit=NICS[0]), replace(SEVERAL, gbit=NICS[-1])
-    duration = [runs.changes(fast, mine)["WCS-duration"] for mine in (PAPER, DEFAULT)]
+    duration = [runs.changes(fast, mine)["WCS-duration"] for mine in OURS]
     yield "50 Gb/s, against WCS-duration", -12, duration, "order"
-    most = [min(runs.changes(slow, mine).values()) for mine in (PAPER, DEFAULT)]
+    most = [min(runs.changes(slow, mine).values()) for mine in OURS]
     yield "1 Gb/s, most", -92, most, "network"
     perfect = Case(MIDDLE, prediction=PERFECT)
     yield (
         "against perfect prediction",
         14,
-        [
-            runs.change(Case(MIDDLE, mine), replace(perfect, policy=mine))
-            for mine in (PAPER, DEFAULT)
-        ],
+        [runs.change(Case(MIDDLE, mine), replace(perfect, policy=mine)) for mine in OURS],
         "prediction",
     )
 
@@ -166,17 +172,29 @@ def _conditions(runs: Runs, columns: Mapping[str, Case]) -> str:
 
 def _whole(runs: Runs) -> str:
     headings = (
-        *("75,000 jobs", "all on 250 servers: thousand h", "A-SRPT's"),
-        *("every fifth on 50", "A-SRPT's"),
+        *("", "servers", "jobs", "thousand h", "A-SRPT's", "mean h", "in line h"),
+        *("slow-down", "most in line", "makespan, days"),
     )
     rows = []
-    for policy, prediction in WHOLE_POLICIES:
-        cells: list[str] = []
-        for part in (1, Case(MIDDLE).part):
-            case = Case(MIDDLE, policy, part=part, prediction=prediction)
-            change = runs.change(Case(MIDDLE, part=part), case)
-            cells += [f"{runs.of[case].total / 1000:,.1f}", f"{change:+.0f} %"]
-        rows.append((_called(policy, prediction), *cells))
+    for part in (1, PART):
+        for policy in ON_ALL:
+            case = Case(ALL, policy, part)
+            result = runs.of[case]
+            change = runs.change(replace(case, policy=PAPER), case)
+            rows.append(
+                (
+                    policy,
+                    f"{SERVERS // part}",
+                    f"{result.jobs:,}",
+                    f"{result.total / 1000:,.1f}",
+                    "" if policy == PAPER else f"{change:+.0f} %",
+                    f"{result.mean:.1f}",
+                    f"{result.wait:.1f}",
+                    f"{result.slowdown:.2f}",
+                    f"{result.queue_max:,}",
+                    f"{result.makespan / 24:.0f}",
+                )
+            )
     return markdown.table(headings, rows, numbers=range(1, len(headings)))
 
 
@@ -190,11 +208,11 @@ def _slowdowns(runs: Runs, columns: Mapping[str, Case]) -> str:
 
 
 def _predictions(runs: Runs) -> str:
-    headings = ("", *(f"{policy}: {what}" for policy in (PAPER, DEFAULT) for what in _BESIDE))
+    headings = ("", *(f"{policy}: {what}" for policy in OURS for what in _BESIDE))
     rows = []
     for prediction in (*LEARNERS, PERFECT):
         cells: list[str] = []
-        for policy in (PAPER, DEFAULT):
+        for policy in OURS:
             case = Case(MIDDLE, policy, prediction=prediction)
             above = runs.change(case, replace(case, prediction=PERFECT))
             cells += [f"{runs.of[case].total / 1000:,.1f}", f"{above:+.0f} %"]
@@ -206,11 +224,11 @@ _BESIDE = ("thousand h", "above perfect")
 
 
 def _patience(runs: Runs) -> str:
-    headings = ("τ", *(f"{policy}: {what}" for policy in (PAPER, DEFAULT) for what in _SUFFERED))
+    headings = ("τ", *(f"{policy}: {what}" for policy in OURS for what in _SUFFERED))
     rows = []
     for patience in PATIENCES:
         cells: list[str] = []
-        for policy in (PAPER, DEFAULT):
+        for policy in OURS:
             result = runs.of[replace(SEVERAL, policy=policy, patience=patience)]
             cells += [f"{result.total / 1000:,.1f}", f"{result.slowdown:.2f}", f"{result.wait:.1f}"]
         rows.append((f"{patience:g}", *cells))
@@ -222,35 +240,30 @@ _SUFFERED = ("thousand h", "slow-down", "in line h")
 
 def _overhead(runs: Runs) -> str:
     headings = (
-        *("75,000 jobs", "GPUs", "jobs", "plans", "ms a plan", "worst", "ms a job", "paper"),
+        *("", "GPUs", "jobs", "plans", "ms a plan", "worst", "ms a job", "paper"),
         *("whole run s", "wanted", ""),
     )
-    rows = []
-    for part in (1, Case(MIDDLE).part):
-        for policy, prediction in WHOLE_POLICIES:
-            case = Case(MIDDLE, policy, part=part, prediction=prediction)
-            rows.append(_planning(_called(policy, prediction), runs.of[case]))
+    cases = [
+        *(Case(ALL, policy, 1) for policy in ON_ALL),
+        *(Case(SIZES[-1], policy) for policy in POLICIES),
+    ]
+    rows = [_planning(runs.of[case]) for case in cases]
     return markdown.table(headings, rows, numbers=range(1, len(headings) - 1))
 
 
-def _planning(name: str, result: Result) -> tuple[str, ...]:
+def _planning(result: Result) -> tuple[str, ...]:
     case = result.case
-    jobs = case.jobs // case.part
     met = "met" if result.run_s <= SIMULATED_S else "MISSED"
     return (
-        name,
+        case.policy,
         f"{SERVERS // case.part * SIZE:,}",
-        f"{jobs:,}",
+        f"{result.jobs:,}",
         f"{result.plans:,}",
         f"{1000 * result.plan_s / result.plans:.2f}",
         f"{1000 * result.longest_plan_s:.0f}",
-        f"{1000 * result.plan_s / jobs:.1f}",
+        f"{1000 * result.plan_s / result.jobs:.1f}",
         f"≤ {1000 * OVERHEAD_S:,.0f}",
         f"{result.run_s:.0f}",
         f"≤ {SIMULATED_S:.0f}" if case.part == 1 else "",
         met if case.part == 1 else "",
     )
-
-
-def _called(policy: str, prediction: str) -> str:
-    return f"{policy}, {prediction}" if prediction == PERFECT else policy

@@ -248,7 +248,15 @@ def _layout(job: JobOut) -> str:
 
 
 def _each(stages: Sequence[Mapping[str, Any]], words: dict[str, str]) -> str:
-    return "\n".join(clean(written(one, words)) for one in stages) or NOTHING
+    return "\n".join(clean(written(_rounded(one), words)) for one in stages) or NOTHING
+
+
+def _rounded(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What was measured has more digits than anybody reads."""
+    return {
+        name: float(f"{value:.3g}") if isinstance(value, float) else value
+        for name, value in fields.items()
+    }
 
 
 def _batch(job: JobOut) -> str:

@@ -34,7 +34,7 @@ from carmad.daemon.server import create_app
 from cli.app import JOBS, PASSED_ON, SERVER, VERBS, WATCH
 from cli.app import MORE as MORE_VERBS
 from cli.commands import diagnosis, estimate, gpumemnet, server
-from cli.commands.submit import build_parser
+from cli.commands.submit_options import build_parser
 
 REFERENCE = Path(__file__).parent / "reference"
 SECTIONS = (JOBS, WATCH, SERVER, MORE_VERBS)

@@ -244,6 +244,13 @@ def test_only_the_first_that_wait_are_told():
     assert list(plan(view_of(1, jobs, running(99, 0)))) == [1, 2, 3, 4]
 
 
+def test_of_thousands_of_gpus_nobody_is_told_one_by_one():
+    jobs = [queued(1, 10.0), queued(2, 20.0, wants=99)]
+    told = plan(view_of(64, jobs)), plan(view_of(65, jobs))
+    assert [[len(p.verdicts) for p in each.values()] for each in told] == [[64, 64], [0, 0]]
+    assert told[1][1].gpus and why(told[1][2]) == ["few_idle"]
+
+
 def test_who_started_meanwhile_has_been_served_until_then():
     """The first is served for 10 s, starts, and the second is served from then on."""
     jobs = (queued(1, 100.0), queued(2, 300.0))

@@ -19,7 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli import parse
-from cli.commands.submit import build_parser, submit
+from cli.commands.submit import submit
+from cli.commands.submit_options import build_parser
 from cli.main import run
 from tests.fake_daemon import FakeDaemon, ended, serving
 
@@ -216,8 +217,15 @@ def test_every_option_arrives(fake: FakeDaemon, tmp_path: Path) -> None:
     words += " -b 2026-11-20T12:00:00Z -o o-%j -e e --conda ml --nice 5 --no-requeue"
     words += " --signal USR2@60 --exclusive -H --batch-size 64 --amp --cold-start 5m"
     words += " --deadline 2026-11-22T08:00:00Z --allreduce tree --watch-stages"
-    told = ["--layout", "2x forward=20ms weights=4M", "--stages", "forward=1ms backward=2ms gpu=A B"]
-    assert submit([*told, *words.split(), "-D", str(tmp_path), "--export", "A=b c", "--", "prog"]) == 0
+    told = [
+        "--layout",
+        "2x forward=20ms weights=4M",
+        "--stages",
+        "forward=1ms backward=2ms gpu=A B",
+    ]
+    assert (
+        submit([*told, *words.split(), "-D", str(tmp_path), "--export", "A=b c", "--", "prog"]) == 0
+    )
     body = fake.body
     assert body.pop("env")
     assert body == {
@@ -300,7 +308,8 @@ def test_a_layout_says_how_many_gpus(
     assert submit([*stages, "-G", "4", "prog"]) == 2
     assert "one of 5 GPUs, and --gpus says 4" in capsys.readouterr().err
     assert submit(["--allreduce", "tree", "prog"]) == 2
-    lines = "#CARMA --layout '3x forward=1ms' --allreduce tree\n#CARMA --stages 'forward=1s backward=2s'"
+    lines = "#CARMA --layout '3x forward=1ms' --allreduce tree\n"
+    lines += "#CARMA --stages 'forward=1s backward=2s'"
     path = script(tmp_path / "job.sh", f"#!/bin/sh\n{lines}\nrun\n")
     assert submit([path]) == 0
     assert fake.body["gpus"] == 3

@@ -32,7 +32,7 @@ from carmad.sim.task import Load, Task, Trace
 from carmad.testing import a_gpu, a_gpu_view, a_job, a_spec, a_view, check_policy
 from policies.cuckoo import cuckoo
 from policies.cuckoo.interleaving import Exclusive
-from policies.cuckoo.members import UNHEARD_S, left_s
+from policies.cuckoo.members import UNHEARD_S, due_at, left_s
 from policies.cuckoo.packing import best_edges, matched, taken_apart
 from policies.cuckoo.planning import (
     NEVER,
@@ -331,12 +331,19 @@ def test_of_others_nothing_is_known(changes):
 
 
 def test_what_a_job_has_left():
-    assert left_s(queued(1, 300.0, served_s=100.0), 5.0, 1.0, 2.0) == 500
-    job = running(7, 0, left_s=1000.0)
-    assert left_s(job, 400.0, 1.0, 1.0) == 600
-    assert left_s(job, 4000.0, 1.0, 1.0) == 400, "it outlived its prediction"
-    assert left_s(replace(job, stop=Cause.CANCELLED), 400.0, 1.0, 1.0) == 0
-    assert left_s(queued(1, None), 0.0, 77.0, 1.0) == 77, "as the others on average"
+    assert left_s(queued(1, served_s=100.0), 5.0, 600.0) == 500
+    job = running(7, 0)
+    assert left_s(job, 400.0, 1000.0) == 600
+    assert left_s(job, 4000.0, 1000.0) == 400, "it outlived its prediction"
+    assert left_s(replace(job, stop=Cause.CANCELLED), 400.0, 1000.0) == 0
+
+
+def test_when_a_job_is_due_is_the_same_in_every_plan():
+    job = running(7, 0, started_at=50.0, served_s=20.0)
+    assert {due_at(job, now, 1000.0) for now in (50.0, 333.3, 1029.9)} == {1030.0}
+    (late,) = {due_at(job, now, 1000.0) for now in (1030.0, 1100.0, 1129.9)}
+    assert late == pytest.approx(1130.0)
+    assert due_at(job, 50.0, 0.0) > 50
 
 
 def test_on_another_kind_it_takes_as_much_longer_as_its_iterations():

@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from typing import Any
 
 from benchmarks.cuckoo import timing
 from benchmarks.cuckoo.page import page
@@ -31,7 +33,12 @@ def main() -> None:
     text = page(found, pairs, taken, pruned, facts)
     print(text)
     (RESULTS / "cuckoo.md").write_text(text)
-    parts = {"runs": found, "pairs": pairs, "plans": taken, "pruned": pruned}
+    parts: Mapping[str, Sequence[Any]] = {
+        "runs": found,
+        "pairs": pairs,
+        "plans": taken,
+        "pruned": pruned,
+    }
     data = {"facts": facts, **{name: [asdict(each) for each in of] for name, of in parts.items()}}
     (RESULTS / "cuckoo.json").write_text(json.dumps(data, indent=1) + "\n")
 

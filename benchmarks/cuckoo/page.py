@@ -33,12 +33,12 @@ class Runs:
         return [r for r in self.results if r.what == what and r.setting == setting]
 
     def median(self, of: str, what: str, setting: Setting = HEADLINE) -> float:
-        return median(getattr(result, of) for result in self.of(what, setting))
+        return float(median(getattr(result, of) for result in self.of(what, setting)))
 
     def ratio(self, of: str, what: str) -> float:
         """Over Cuckoo's, seed by seed."""
         pairs = zip(self.of(what), self.of("Cuckoo"), strict=True)
-        return median(getattr(one, of) / getattr(cuckoo, of) for one, cuckoo in pairs)
+        return float(median(getattr(one, of) / getattr(cuckoo, of) for one, cuckoo in pairs))
 
 
 def page(
@@ -80,7 +80,7 @@ def _claims(runs: Runs, found: Sequence[Found], taken: Sequence[Taken]) -> Itera
     for number, rows in TABLES.items():
         for what, told in rows.items():
             cause = notes.CAUSE[what]
-            name = f"table {number}: {what}"
+            name = f"{number}: {what}"
             met = 100 * runs.median("met", what)
             yield Claim(f"{name}, deadlines met", told.met, met, "%", cause)
             yield Claim(f"{name}, JCT over Cuckoo's", told.jct, runs.ratio("jct", what), "×", cause)
@@ -221,5 +221,3 @@ def _pruned(pruned: Sequence[Pruned]) -> str:
     ]
     headings = ("jobs", "edges", "kept", "weight lost", "matched in s", "pruned, in s")
     return markdown.table(headings, rows, numbers=range(6))
-
-

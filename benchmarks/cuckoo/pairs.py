@@ -15,7 +15,6 @@ import csv
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-
 from itertools import combinations_with_replacement
 from random import Random
 from statistics import fmean, median

@@ -16,11 +16,11 @@ class Told(NamedTuple):
 
 CUCKOO_MET = 77.16  # %
 TABLES: Mapping[str, Mapping[str, Told]] = {
-    "9, 14": {"Muri": Told(1.81, 32.44, 0.61)},
-    "10": {"Muri-P": Told(1.07, 76.58, 1.23)},
-    "12": {"Blossom": Told(1.32, 47.02, 1.11), "None": Told(1.79, 48.56, 1.77)},
-    "13": {"FIFO": Told(1.30, 41.46, 0.79), "EDF": Told(1.22, 64.88, 1.35)},
-    "14": {
+    "tables 9 and 14": {"Muri": Told(1.81, 32.44, 0.61)},
+    "table 10": {"Muri-P": Told(1.07, 76.58, 1.23)},
+    "table 12": {"Blossom": Told(1.32, 47.02, 1.11), "None": Told(1.79, 48.56, 1.77)},
+    "table 13": {"FIFO": Told(1.30, 41.46, 0.79), "EDF": Told(1.22, 64.88, 1.35)},
+    "table 14": {
         "Cuckoo-Homo": Told(1.16, 71.29, 1.36),
         "Muri-Hetero": Told(1.60, 38.20, 1.56),
     },

@@ -33,9 +33,7 @@ class FreeRunning(Sharing):
 
     def __init__(self, trace: Trace) -> None:
         super().__init__()
-        self._stages = {
-            named(task, each.gpu): each for task in trace.tasks for each in task.stages
-        }
+        self._stages = {named(task, each.gpu): each for task in trace.tasks for each in task.stages}
 
     def shared(self, loads: tuple[Load, ...], mode: Mode) -> tuple[float, ...]:
         """Beside several others, each adds what it costs where they are two."""
@@ -63,12 +61,13 @@ class Running:
     """One of the jobs. What is left, in seconds of being alone at it."""
 
     times: StageTimes
-    since: float  # when it begins
+    left: float  # of the stage
+    counted: float  # from when on iterations count: the first that is done then begins the count
     stage: int = 0  # loads, computes forward, computes backward
-    left: float = 0.0  # of the stage
     sending: float = 0.0  # of the gradients
-    done: int = 0  # iterations
-    done_at: float = 0.0  # the last of them
+    done: int = -1  # iterations
+    begun_at: float = 0.0  # the first of them
+    done_at: float = 0.0  # the last
 
     def computes(self) -> bool:
         return self.stage > 0 and self.left > 0
@@ -85,21 +84,25 @@ class Running:
             if self.stage == 1:
                 self.sending = times.communication_s
             if self.stage == 2:
-                self.done, self.done_at = self.done + 1, now
+                self._count(now)
             self.stage = (self.stage + 1) % 3
             self.left = (times.load_s, times.forward_s, times.backward_s)[self.stage]
+
+    def _count(self, now: float) -> None:
+        if now >= self.counted:
+            self.done, self.done_at = self.done + 1, now
+            if self.done == 0:
+                self.begun_at = now
 
 
 def _paces(pair: Pair, gpu: float, network: float, begin: float) -> tuple[float, float]:
     one, other = pair
     later = begin * alone_s(other)
-    jobs = Running(one, 0.0, left=one.load_s), Running(other, later, left=later + other.load_s)
+    jobs = Running(one, one.load_s, later), Running(other, later + other.load_s, later)
     now = 0.0
     while min(job.done for job in jobs) < ITERATIONS:
         now = _step(jobs, now, gpu, network)
-    first, second = (
-        job.done * alone_s(job.times) / (job.done_at - job.since) for job in jobs
-    )
+    first, second = (job.done * alone_s(job.times) / (job.done_at - job.begun_at) for job in jobs)
     return first, second
 
 

@@ -16,8 +16,8 @@ import math
 from bisect import insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, compress, count
-from operator import attrgetter, is_not
+from itertools import accumulate
+from operator import attrgetter
 from typing import NamedTuple
 
 from carmad.plugin import Job, JobId
@@ -69,9 +69,9 @@ class Machine:
         gone = old.keys() - {job.id for job in after}
         changed = {job.id: job for job in new if job.id in old}
         came = [job for job in new if job.id not in old]
-        # Who left was started or cancelled: nothing of what went before was his.
-        served = [each for each in self.served if each.id not in gone] if gone else [*self.served]
-        done = [each for each in self.done if each.id not in gone] if gone else [*self.done]
+        served, done = [*self.served], [*self.done]
+        # Who left was started or cancelled: nothing of what went before was theirs.
+        _drop(served, _drop(done, gone))
         at = _serve(served, done, self.at, self.speed, now)
         for job in came:
             _arrive(served, done, job, at)
@@ -120,6 +120,19 @@ def _serve(served: list[Served], done: list[Done], at: float, speed: float, unti
     return until
 
 
+def _drop(jobs: list[Served] | list[Done], gone: set[JobId]) -> set[JobId]:
+    """Returns those that are not among them. Who leaves mostly stands in front."""
+    missing = set(gone)
+    at = 0
+    while missing and at < len(jobs):
+        if jobs[at].id in missing:
+            missing.remove(jobs[at].id)
+            del jobs[at]
+        else:
+            at += 1
+    return missing
+
+
 def _arrive(served: list[Served], done: list[Done], job: Job, at: float) -> None:
     """One that was started before has had its turn in the machine."""
     if job.attempt or not work(job):
@@ -154,10 +167,18 @@ def _updated(
 def _differing(old: Sequence[Job], new: Sequence[Job]) -> tuple[Sequence[Job], Sequence[Job]]:
     """Both without the beginning and the end that they share: long lines hardly ever change."""
     begin = _same(old, new)
-    end = min(_same(old[::-1], new[::-1]), len(old) - begin, len(new) - begin)
-    return old[begin : len(old) - end], new[begin : len(new) - end]
+    old, new = old[begin:], new[begin:]
+    end = _same(old[::-1], new[::-1])
+    return old[: len(old) - end], new[: len(new) - end]
 
 
 def _same(one: Sequence[Job], other: Sequence[Job]) -> int:
-    """How many jobs at the beginning are the very same."""
-    return next(compress(count(), map(is_not, one, other)), min(len(one), len(other)))
+    """How many jobs at the beginning are the same: by halves, as slices are compared quickly."""
+    begin, end = 0, min(len(one), len(other))
+    while begin < end:
+        middle = (begin + end + 1) // 2
+        if one[begin:middle] == other[begin:middle]:
+            begin = middle
+        else:
+            end = middle - 1
+    return begin

@@ -31,8 +31,6 @@ from policies.builtin import in_order
 from policies.filters import unoccupied
 from policies.ranked import Order
 
-EXPLAINED = 4  # of the jobs that wait: the first in line are told why
-
 
 @dataclass(frozen=True, slots=True)
 class Memory:
@@ -67,7 +65,7 @@ class Asrpt:
         plan, held = self._placements(machine, turn)
         if self.reserve and not self.by:
             told = sum(not placement.gpus for placement in plan)
-            plan += _reserved(machine, view.now, max(0, EXPLAINED - told))
+            plan += _reserved(machine, view.now, max(0, turn.explained - told))
         if any(placement.gpus for placement in plan):
             machine = machine.settled(view.now)
         after = Memory(machine, _still_waiting(turn, view))
@@ -86,7 +84,7 @@ class Asrpt:
         plan: list[Placement] = []
         told, holder = 0, None
         for job in self._line(machine, turn.view):
-            if told >= EXPLAINED and (holder or not turn.idle):
+            if told >= turn.explained and (holder or not turn.idle):
                 break
             if holder:
                 behind = Reason("line_held", detail=f"job {holder.id}")
@@ -96,7 +94,7 @@ class Asrpt:
                 if not placement.gpus and not self.conserving and turn.claims(job):
                     holder = job
             told += not placement.gpus
-            if placement.gpus or told <= EXPLAINED:
+            if placement.gpus or told <= turn.explained:
                 plan.append(placement)
         return plan, holder is not None
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
-from carmad.plugin import Demand, GpuId, GpuView, NodeView, Settings, Verdict, View, idle
+from carmad.plugin import Demand, GpuId, GpuView, NodeView, Settings, View, idle
 from policies.ranked import Ranked
 
 Server = tuple[GpuId, ...]  # its GPUs that a job can have, by index
@@ -22,35 +22,25 @@ class Totals(NamedTuple):
     size: int  # g: GPUs of the largest server
 
 
-class Free(NamedTuple):
-    """What a demand can have: GPUs that fit, server by server, and the verdicts on all."""
-
-    servers: tuple[Server, ...]
-    verdicts: tuple[Verdict, ...]
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Unshared(Ranked):
     """Who runs alone on its GPUs, as the baselines' jobs do, and chooses them server by server."""
 
-    def free(self, wanted: Demand, view: View) -> Free:
-        """On all nodes; servers that have nothing for it are left out."""
+    def servers(self, wanted: Demand, view: View) -> list[Server]:
+        """Those that have GPUs for it."""
         question = (self, "islands", wanted)
-        found = [
+        found = (
             node.known.recall(question, self._islands, node, wanted, view) for node in view.nodes
-        ]
-        return Free(
-            tuple(chain.from_iterable(each.servers for each in found)),
-            tuple(chain.from_iterable(each.verdicts for each in found)),
         )
+        return list(chain.from_iterable(found))
 
-    def _islands(self, node: NodeView, wanted: Demand, view: View) -> Free:
-        fit = self._fit(node, wanted, view)
+    def _islands(self, node: NodeView, wanted: Demand, view: View) -> tuple[Server, ...]:
         island = {gpu.id: gpu.gpu.island for gpu in node.gpus}
+        fit = node.known.recall((self, wanted), self._fit, node, wanted, view)
         servers: dict[str, list[GpuId]] = {}
         for gpu in fit.gpus:
             servers.setdefault(island[gpu], []).append(gpu)
-        return Free(tuple(map(tuple, servers.values())), fit.verdicts)
+        return tuple(map(tuple, servers.values()))
 
 
 def totals(view: View) -> Totals:

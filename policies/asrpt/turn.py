@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
-from carmad.plugin import Demand, GpuId, Job, JobId, Placement, Reason, View
+from carmad.plugin import Demand, GpuId, Job, JobId, Placement, Reason, Verdict, View
 from policies.asrpt.heavy_edge import COMM_HEAVY, extremes, mapping
 from policies.asrpt.machine import work
 from policies.asrpt.servers import (
-    Free,
+    Server,
     Unshared,
     closest,
     least_available,
@@ -18,6 +18,9 @@ from policies.asrpt.servers import (
     taken,
     totals,
 )
+
+EXPLAINED = 4  # of the jobs that wait: the first in line are told why, the very first per GPU
+READABLE = 64  # GPUs: where thousands are simulated, only the first is told, and not about each
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +55,25 @@ class Turn:
         self.totals = totals(view)
         self.idle = self.totals.idle
         self.aside = aside
+        self.explained = EXPLAINED if self._readable else 1
         self._unshared = unshared
         self._patience = patience
-        self._free: dict[Demand, Free] = {}  # as long as nobody starts
+        self._servers: dict[Demand, list[Server]] = {}  # as long as nobody starts
 
     def of(self, job: Job, explain: bool) -> Placement:
         """Its GPUs, or why it waits; with `explain`, the verdict on every GPU."""
         place = self._place(job) if job.spec.gpus <= self.idle else None
         waits = self._too_few(job) if place is None else self._for_better(job, place)
         if place is None or waits:
-            verdicts = self._free_for(job).verdicts if explain else ()
+            verdicts = self._verdicts(job) if explain else ()
             return Placement(job.id, (), verdicts, waits)
-        verdicts = self._free_for(job).verdicts
+        verdicts = self._verdicts(job)
         self._start(job, place)
         return Placement(job.id, place.gpus, verdicts, grounds=_grounds(job, place))
+
+    @property
+    def _readable(self) -> bool:
+        return len(self.view.node_of) <= READABLE
 
     def claims(self, job: Job) -> bool:
         """Is it to have the next GPUs that are idle? Not one that waits for better ones, nor one
@@ -77,7 +85,7 @@ class Turn:
     def _place(self, job: Job) -> Place | None:
         """Lines 9 to 11 and 22 to 23 of the algorithm. A job of which nobody knows who talks to
         whom is put as close together as can be, and waits for nothing better."""
-        servers, layout, gpus = self._free_for(job).servers, job.spec.layout, job.spec.gpus
+        servers, layout, gpus = self._servers_for(job), job.spec.layout, job.spec.gpus
         if layout is None:
             parts = taken(closest(servers, gpus), gpus)
             return Place(tuple(chain.from_iterable(parts))) if parts else None
@@ -94,11 +102,14 @@ class Turn:
         chosen = tuple(next(unused[server]) for server in found.servers)
         return Place(chosen, found.iteration_s, known.fastest_s, known.heavy)
 
-    def _free_for(self, job: Job) -> Free:
+    def _servers_for(self, job: Job) -> list[Server]:
         wanted = self.view.demand(job)
-        if wanted not in self._free:
-            self._free[wanted] = self._unshared.free(wanted, self.view)
-        return self._free[wanted]
+        if wanted not in self._servers:
+            self._servers[wanted] = self._unshared.servers(wanted, self.view)
+        return self._servers[wanted]
+
+    def _verdicts(self, job: Job) -> tuple[Verdict, ...]:
+        return self._unshared.place(job, self.view).verdicts if self._readable else ()
 
     def _for_better(self, job: Job, place: Place) -> tuple[Reason, ...]:
         """Lines 12 to 20: it waits for GPUs on which it is faster than where it could start first.
@@ -116,18 +127,20 @@ class Turn:
         return (Reason("better_gpus", aside.until, times, detail="times as slow"),)
 
     def _too_few(self, job: Job) -> tuple[Reason, ...]:
-        free = [len(server) for server in self._free_for(job).servers]
-        layout = job.spec.layout
-        if layout and sum(free) >= job.spec.gpus:
+        gpus, layout = job.spec.gpus, job.spec.layout
+        if gpus > self.idle:
+            return (Reason("few_idle", gpus, self.idle, "GPUs"),)
+        free = [len(server) for server in self._servers_for(job)]
+        if layout and sum(free) >= gpus:
             width = extremes(layout, self.view.settings.links, self.totals.size).width
             return (Reason("slices_apart", width, max(free), "GPUs"),)
-        return (Reason("few_idle", job.spec.gpus, sum(free), "GPUs"),)
+        return (Reason("few_idle", gpus, sum(free), "GPUs"),)
 
     def _start(self, job: Job, place: Place) -> None:
         self.view = self.view.with_placement(job, place.gpus)
         self.idle -= job.spec.gpus
         self.aside.pop(job.id, None)
-        self._free.clear()
+        self._servers.clear()
 
 
 def _grounds(job: Job, place: Place) -> tuple[Reason, ...]:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from carmad.plugin import Preconditions
+from carmad.plugin import Preconditions, StageTimes
 from policies.castor.pairing import ends
 from policies.cuckoo.interleaving import Model, Numbers, Phases
 from policies.cuckoo.members import Member
 from policies.cuckoo.packing import best_edges, matched
-from policies.cuckoo.value import ddl_values, eff_values, total_values
+from policies.cuckoo.value import ddl_values, eff_values, standalone, total_values
+
+Stages = tuple[StageTimes, ...]  # by kind
 
 GAIN = 1e-6  # by how much an eff_value has to be above 1: less is rounding
 
@@ -78,8 +81,7 @@ class Packer:
 
     def together(self, one: Member, other: Member) -> Group:
         """Two that are packed, whatever they gain."""
-        (slowed,) = self._slowed([(one, other)])
-        return Group((one, other), slowed)
+        return Group((one, other), _slowed_pair(self, one.stages, other.stages))
 
     def pairs(self, nodes: Sequence[Node], open_to: Iterable[int], memory: Memory) -> list[Group]:
         """The matching of nodes that ask for as many GPUs as each other. `open_to` are the kinds
@@ -92,7 +94,7 @@ class Packer:
         table = np.where(eff > 1 + GAIN, total_values(eff, ddl, self.weight), 0.0)
         found = matched(best_edges(table))
         pairs = [_first_first(nodes[low].member, nodes[high].member) for low, high in found]
-        slowed = self._slowed(pairs)
+        slowed = self.slowed([(one.stages, other.stages) for one, other in pairs])
         return [
             Group(pair, slow, float(eff[low, high]), float(ddl[low, high]))
             for pair, slow, (low, high) in zip(pairs, slowed, found, strict=True)
@@ -112,34 +114,39 @@ class Packer:
 
     def _on_kind(self, members: Sequence[Member], kind: int) -> Numbers:
         """Runs of the same job, of which there are many, are looked at once."""
-        different = {member.stages: member for member in members}
-        places = {stages: n for n, stages in enumerate(different)}
-        values = eff_values(self.model, self._phases(list(different.values()), kind))
-        place = [places[member.stages] for member in members]
-        return values[np.ix_(place, place)]
+        places: dict[StageTimes, int] = {}
+        place = [places.setdefault(m.stages[kind], len(places)) for m in members]
+        return _each_with_each(self, tuple(places))[np.ix_(place, place)]
 
-    def _phases(self, members: Sequence[Member], kind: int) -> Phases:
-        phases = Phases.of([member.stages[kind] for member in members])
-        if self.in_step:
-            return phases
-        return phases.slower(1 / np.array([member.alone[kind] for member in members]))
+    def phases(self, stages: Sequence[StageTimes]) -> Phases:
+        """What they do in a round."""
+        phases = Phases.of(stages)
+        return phases if self.in_step else phases.slower(1 / standalone(self.model, phases))
 
-    def _slowed(
-        self, pairs: Sequence[tuple[Member, Member]]
-    ) -> list[tuple[tuple[float, ...], ...]]:
+    def slowed(self, pairs: Sequence[tuple[Stages, Stages]]) -> list[tuple[tuple[float, ...], ...]]:
         """By how much longer an iteration of either takes, by kind."""
-        if not pairs:
-            return []
-        one, other = zip(*pairs, strict=True)
         by_kind = []
-        for kind in range(len(one[0].stages)):
-            a, b = self._phases(one, kind), self._phases(other, kind)
+        for kind in range(len(pairs[0][0]) if pairs else 0):
+            a, b = (self.phases([pair[n][kind] for pair in pairs]) for n in (0, 1))
             round_s = np.minimum(self.model.iteration_s((a, b)), self.model.iteration_s((b, a)))
-            each = (round_s / self.model.iteration_s((phases,)) for phases in (a, b))
+            each = (round_s / standalone(self.model, phases) for phases in (a, b))
             by_kind.append(
                 list(zip(*(np.maximum(1.0, ratio).tolist() for ratio in each), strict=True))
             )
         return list(zip(*by_kind, strict=True))
+
+
+@lru_cache(maxsize=4096)
+def _slowed_pair(packer: Packer, one: Stages, other: Stages) -> tuple[tuple[float, ...], ...]:
+    """Those who run together do so for many plans."""
+    (slowed,) = packer.slowed([(one, other)])
+    return slowed
+
+
+@lru_cache(maxsize=16)
+def _each_with_each(packer: Packer, stages: tuple[StageTimes, ...]) -> Numbers:
+    """The same jobs stay in line from plan to plan."""
+    return eff_values(packer.model, packer.phases(stages))
 
 
 def _allowed(nodes: Sequence[Node], kind: int, is_open: bool, memory: Memory) -> NDArray[np.bool_]:

@@ -14,6 +14,7 @@ from policies.cuckoo.value import standalone
 from policies.memory import need_mib
 
 UNHEARD_S = 3600.0  # what a job takes where nobody knows how long any takes
+LEAST_S = 1.0  # what one that runs takes, and has left, also if it was told to stop
 
 
 class Site(NamedTuple):
@@ -46,7 +47,8 @@ class Member(NamedTuple):
     job: Job
     stages: tuple[StageTimes, ...]  # one per kind of the site; none: not known
     alone: tuple[float, ...]  # what an iteration takes, by kind
-    left_s: tuple[float, ...]  # by kind
+    whole_s: tuple[float, ...]  # what it takes, by kind
+    left_s: tuple[float, ...]  # of that
     deadline_s: float  # infinite: none
     need_mib: int
     missing: str  # the code of what must be known of it before it is packed; "": all of it is
@@ -73,14 +75,17 @@ def members(jobs: Sequence[Job], where: Site, model: Model, now: float) -> list[
     everywhere = (1.0,) * len(where.kinds)
     found = []
     for job, stages in zip(jobs, told, strict=True):
-        paces = alone.get(stages, everywhere)
-        deadline_at = job.spec.deadline_at
+        paces, deadline_at = alone.get(stages, everywhere), job.spec.deadline_at
+        # Predictions are taken to be for the first kind.
+        first_s = mean_s if job.expected_s is None else job.expected_s
+        whole_s = tuple(first_s * pace / paces[0] for pace in paces)
         found.append(
             Member(
                 job,
                 on_kinds.get(stages, ()),
                 paces,
-                tuple(left_s(job, now, mean_s, pace / paces[0]) for pace in paces),
+                whole_s,
+                tuple(left_s(job, now, each_s) for each_s in whole_s),
                 math.inf if deadline_at is None else deadline_at - now,
                 need_mib(job),
                 unknown(job, stages),
@@ -97,14 +102,20 @@ def _alone(jobs: Sequence[tuple[StageTimes, ...]], model: Model) -> list[tuple[f
     return list(zip(*columns, strict=True))
 
 
-def left_s(job: Job, now: float, unpredicted_s: float, ratio: float) -> float:
-    """What it would still run for alone, on a kind of GPU on which an iteration takes `ratio` times
-    what it takes on the first: predictions are taken to be for that.
-
-    One that has outlived its prediction goes on for a tenth of what it has run, as for Castor.
-    """
+def left_s(job: Job, now: float, whole_s: float) -> float:
+    """What it would still run for alone. One that has outlived its prediction goes on for a tenth
+    of what it has run, as for Castor."""
     if job.stop is not None:
         return 0.0
-    whole_s = (unpredicted_s if job.expected_s is None else job.expected_s) * ratio
     attained_s = job.attained_s(now)
     return whole_s - attained_s if attained_s < whole_s else OVERRUN * attained_s
+
+
+def due_at(job: Job, now: float, whole_s: float) -> float:
+    """When one that runs should end alone; that past, when a tenth more has, and so on. The same
+    instant in every plan until then."""
+    assert job.started_at is not None
+    due_s, attained_s = max(whole_s, LEAST_S), job.attained_s(now)
+    while due_s <= attained_s:
+        due_s *= 1 + OVERRUN
+    return job.started_at - job.served_s + due_s

@@ -20,7 +20,7 @@ from policies.cuckoo.interleaving import Numbers
 NEVER = 1e12  # the cost of what cannot be, in seconds: an assignment needs finite ones
 SPARE_SLOTS = 1.5  # so many are looked at per group: some sets of GPUs are better left to the last
 BETWEEN_EQUALS = 1e-6  # by so much more the costs count of who is before in line
-EXACT = 300  # groups: behind those that have to begin first, the others follow in that order
+EXACT = 200  # groups: behind those that have to begin first, the others follow in that order
 
 
 @dataclass(frozen=True, slots=True)

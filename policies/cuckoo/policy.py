@@ -40,7 +40,7 @@ from policies.cuckoo.groups import Packer
 from policies.cuckoo.interleaving import Asynchronous
 from policies.cuckoo.members import Site, members, site
 from policies.cuckoo.planning import Planner, min_cost
-from policies.cuckoo.schedule import Schedule, Turn, schedule
+from policies.cuckoo.schedule import Schedule, Turn, first_due, schedule
 from policies.cuckoo.telling import expected, grounds, waiting
 from policies.filters import fits_memory, min_free, unoccupied
 from policies.memory import lacking, need_mib
@@ -120,8 +120,8 @@ class Cuckoo:
                 refused[placement.job] = placement
         if left:
             yield from self._waiting(list(left.values()), refused, plan, view)
-            if plan.next_end_s is not None:
-                yield AskAgain(view.now + plan.next_end_s)
+            if plan.due_at is not None:
+                yield AskAgain(plan.due_at)
 
     def _schedule(self, view: View, jobs: Sequence[Job], where: Site) -> Schedule:
         line = [job for job in jobs if job.spec.gpus <= len(where.gpus)]
@@ -132,7 +132,8 @@ class Cuckoo:
         known = members([*line, *running], where, self.packer.model, view.now)
         in_line, on_gpus = known[: len(line)], known[len(line) :]
         groups = grouped(view, in_line, on_gpus, where, self.packer if self.packs else None)
-        return schedule(groups, on_gpus, where, self.packer, self.planner, self.conditions)
+        plan = schedule(groups, on_gpus, where, self.packer, self.planner, self.conditions)
+        return plan._replace(due_at=first_due(on_gpus, where, view.now))
 
     def _starting(self, turn: Turn, view: View) -> Placement:
         """The first of a group, on GPUs that nobody is on; there it is profiled if need be."""

@@ -17,11 +17,9 @@ import numpy as np
 from carmad.plugin import GpuView, JobId, Preconditions
 from policies.cuckoo.calendar import Calendar, Entry, Seats
 from policies.cuckoo.groups import Group, Packer
-from policies.cuckoo.members import Member, Site
+from policies.cuckoo.members import LEAST_S, Member, Site, due_at
 from policies.cuckoo.planning import Groups, Planner, Slot
 from policies.cuckoo.telling import Planned
-
-LEAST_S = 1.0  # that a GPU stays busy with who is there, also if it was told to stop
 
 
 class Turn(NamedTuple):
@@ -34,7 +32,7 @@ class Turn(NamedTuple):
 class Schedule(NamedTuple):
     turns: Sequence[Turn] = ()
     planned: Mapping[JobId, Planned] = MappingProxyType({})  # of all in line
-    next_end_s: float | None = None  # when the first of those who run is predicted to end
+    due_at: float | None = None  # when a plan will look different, if nothing happens until then
 
 
 def schedule(
@@ -65,9 +63,15 @@ def schedule(
                 calendar.take(chosen, plan.begin_s, max(plan.ends_s) - plan.begin_s, jobs)
                 if chosen.idle:
                     starts.append(Turn(plan, chosen.gpus))
-    later = (entry.free_s for entry in entries if not entry.idle)
     by_job = {member.job.id: plan for plan in planned for member in plan.group.members}
-    return Schedule((*starts, *joining), by_job, min(later, default=None))
+    return Schedule((*starts, *joining), by_job)
+
+
+def first_due(running: Sequence[Member], where: Site, now: float) -> float | None:
+    """When the first of those who run should have ended."""
+    kinds = {job.id: where.kind(gpu) for gpu in where.gpus for job in gpu.residents}
+    ends = (due_at(m.job, now, m.whole_s[kinds[m.job.id]]) for m in running if not m.job.stop)
+    return min(ends, default=None)
 
 
 def _turn_beside(group: Group, where: Site) -> Turn:
