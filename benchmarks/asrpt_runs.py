@@ -42,6 +42,7 @@ SIZES = (10_000, 20_000, 30_000, 40_000)
 MIDDLE = 20_000  # jobs, where it is not their number that varies
 SHARES = (0.8, 0.4, 0.0)  # of jobs of a single GPU
 NICS = (1.0, 10.0, 50.0)  # Gb/s
+NO_LIMIT = 20_000.0  # Gb/s: an eighth of it is more than what there is within a server
 PATIENCES = (0.0, 0.5, 5.0, 50.0)
 
 # As in the paper jobs train from their start on. Nobody shares a GPU: how one looks just after its
@@ -139,7 +140,7 @@ class Timed:
 
 def cases() -> list[Case]:
     """Each once. The longest first, so that no process is left alone with one at the end."""
-    tables = (_sizes(), _whole(), _shares(), _nics(), _predictions(), _patiences())
+    tables = (_sizes(), _whole(), _shares(), _nics(), _unslowed(), _predictions(), _patiences())
     return sorted(dict.fromkeys(chain.from_iterable(tables)), key=lambda c: -c.jobs / c.part)
 
 
@@ -268,6 +269,11 @@ def _shares() -> Iterator[Case]:
 def _nics() -> Iterator[Case]:
     for gbit in NICS:
         yield from _all(Case(MIDDLE, single_gpu=0.0, gbit=gbit))
+
+
+def _unslowed() -> Iterator[Case]:
+    for share in (None, *SHARES):
+        yield from _all(Case(MIDDLE, single_gpu=share, gbit=NO_LIMIT))
 
 
 def _predictions() -> Iterator[Case]:
