@@ -78,7 +78,8 @@ CAUSES = """\
   is done with go in the order of that: nearly that of arrival. SPJF and SPWF, which hold the line
   as well, go on putting the short ones first, and overtake A-SRPT the longer such a time lasts.
   Where no job is slowed A-SRPT is ahead of all, as in the paper.
-- **Nothing reserved.** NOTHING
+- **Nothing reserved.** GPUs that are idle for the moment go to jobs of many hours. And, likely, as
+  a job that starts early leaves the virtual machine with its work undone, this runs ahead the more.
 - **Patience.** A longer one helps, whoever holds the line: with τ = 50 a job of 8 of 400 GPUs waits
   for as long as it would run. By g/G it is short on a large cluster.
 - **Load.** How many of the paper's jobs had to wait is not known; all differences grow with it."""

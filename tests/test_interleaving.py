@@ -9,7 +9,7 @@ from carmad.plugin import StageTimes
 from policies.cuckoo.interleaving import Asynchronous, Exclusive, Phases
 from policies.cuckoo.value import eff_values, rounds, standalone
 
-AM = Asynchronous()
+AM = Asynchronous(2.0, 2.0)  # as in table 4
 RESNET = StageTimes(10, 37, 76, 98)
 BERT = StageTimes(10, 72, 61, 363, "backward")
 
@@ -83,10 +83,10 @@ def test_lambda_is_for_those_who_use_the_same():
     job = StageTimes(0, 0, 0, 10, "backward")
     late = StageTimes(0, 0, 0, 10)
     assert lasts(AM, late, job) == 20, "both want the network in the last stage"
-    assert lasts(Asynchronous(network=1.5), late, job) == 15
-    assert lasts(Asynchronous(gpu=9.0), late, job) == 20
+    assert lasts(Asynchronous(2.0, 1.5), late, job) == 15
+    assert lasts(Asynchronous(9.0), late, job) == 20
     both = [one(StageTimes(0, 0, 60)), one(StageTimes(0, 10, 0))]
-    assert float(Asynchronous(gpu=3.0).iteration_s(both)) == 30 + 50
+    assert float(Asynchronous(3.0).iteration_s(both)) == 30 + 50
 
 
 def test_of_three_each_slows_each():

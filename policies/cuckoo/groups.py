@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -81,7 +81,7 @@ class Packer:
 
     def together(self, one: Member, other: Member) -> Group:
         """Two that are packed, whatever they gain."""
-        return Group((one, other), _slowed_pair(self, one.stages, other.stages))
+        return Group((one, other), _slowed(self, one.stages, other.stages))
 
     def pairs(self, nodes: Sequence[Node], open_to: Iterable[int], memory: Memory) -> list[Group]:
         """The matching of nodes that ask for as many GPUs as each other. `open_to` are the kinds
@@ -93,11 +93,13 @@ class Packer:
         ddl = ddl_values(left_s[:, None], left_s)
         table = np.where(eff > 1 + GAIN, total_values(eff, ddl, self.weight), 0.0)
         found = matched(best_edges(table))
-        pairs = [_first_first(nodes[low].member, nodes[high].member) for low, high in found]
-        slowed = self.slowed([(one.stages, other.stages) for one, other in pairs])
         return [
-            Group(pair, slow, float(eff[low, high]), float(ddl[low, high]))
-            for pair, slow, (low, high) in zip(pairs, slowed, found, strict=True)
+            replace(
+                self.together(*_first_first(nodes[low].member, nodes[high].member)),
+                efficiency=float(eff[low, high]),
+                closeness=float(ddl[low, high]),
+            )
+            for low, high in found
         ]
 
     def _efficiencies(
@@ -123,24 +125,15 @@ class Packer:
         phases = Phases.of(stages)
         return phases if self.in_step else phases.slower(1 / standalone(self.model, phases))
 
-    def slowed(self, pairs: Sequence[tuple[Stages, Stages]]) -> list[tuple[tuple[float, ...], ...]]:
+    def slowed(self, one: Stages, other: Stages) -> tuple[tuple[float, ...], ...]:
         """By how much longer an iteration of either takes, by kind."""
-        by_kind = []
-        for kind in range(len(pairs[0][0]) if pairs else 0):
-            a, b = (self.phases([pair[n][kind] for pair in pairs]) for n in (0, 1))
-            round_s = np.minimum(self.model.iteration_s((a, b)), self.model.iteration_s((b, a)))
-            each = (round_s / standalone(self.model, phases) for phases in (a, b))
-            by_kind.append(
-                list(zip(*(np.maximum(1.0, ratio).tolist() for ratio in each), strict=True))
-            )
-        return list(zip(*by_kind, strict=True))
+        a, b = self.phases(one), self.phases(other)
+        round_s = np.minimum(self.model.iteration_s((a, b)), self.model.iteration_s((b, a)))
+        each = (np.maximum(1.0, round_s / standalone(self.model, phases)) for phases in (a, b))
+        return tuple(zip(*(ratio.tolist() for ratio in each), strict=True))
 
 
-@lru_cache(maxsize=4096)
-def _slowed_pair(packer: Packer, one: Stages, other: Stages) -> tuple[tuple[float, ...], ...]:
-    """Those who run together do so for many plans."""
-    (slowed,) = packer.slowed([(one, other)])
-    return slowed
+_slowed = lru_cache(maxsize=4096)(Packer.slowed)  # pairs stay together for many plans
 
 
 @lru_cache(maxsize=16)
