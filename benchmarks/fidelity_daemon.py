@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean, median
 from typing import Any
 
 from benchmarks.daemon import Daemon
+from carmad.api.times import iso
 from carmad.config import Settings
 from carmad.gpu.emulated_job import EPOCHS, noise
 from carmad.sim import shadow
@@ -43,6 +44,9 @@ class Emulation(Daemon):
             said: dict[str, Any] = {"memory_mib": task.load.memory_mib} if declared else {}
             if task.expected_s is not None:
                 said["expected_s"] = task.expected_s
+            if task.deadline_s is not None:
+                said["deadline_at"] = iso(time.time() + task.deadline_s)
+            said["stages"] = [asdict(times) for times in task.stages]
             self.run(argv(task, seed, self._warmup_s), name=task.name, gpus=task.gpus, **said)
         self.await_end()
         return self.record()

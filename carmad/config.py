@@ -77,6 +77,15 @@ class Profiling:
 
 
 @dataclass(frozen=True, slots=True)
+class Links:
+    """Bandwidth between GPUs, for policies that place a job's parts by what they say to each other
+    (A-SRPT paper, III)."""
+
+    within_mib_s: float = 280_000.0  # two GPUs of one island; here an NVLink of 300 GB/s
+    between_mib_s: float = 19_000.0  # what an island's GPUs share to reach others; here PCIe 4.0
+
+
+@dataclass(frozen=True, slots=True)
 class Lucid:
     """The knobs of `policy = "lucid"` (Lucid paper, 3.2 to 3.4)."""
 
@@ -86,10 +95,25 @@ class Lucid:
 
 
 @dataclass(frozen=True, slots=True)
+class Asrpt:
+    """The knobs of `policy = "asrpt"` (A-SRPT paper, IV)."""
+
+    reserve: bool = False  # may GPUs stand idle for shorter jobs to come, as in the paper?
+    patience: float = 0.5  # τ: waits so long for GPUs close together, relative to its run's share
+
+
+@dataclass(frozen=True, slots=True)
+class Cuckoo:
+    """The knobs of `policy = "cuckoo"` (Cuckoo paper, 3)."""
+
+    weight: float = 0.6  # w, 0 to 1: of two jobs' efficiency together; the rest of close deadlines
+
+
+@dataclass(frozen=True, slots=True)
 class Learning:
     """Training of models from this server's own past jobs; needs `carma[policies]`."""
 
-    retrain_days: float = 7.0  # how often they are trained anew; 0: only when asked to
+    retrain_days: float = 7.0  # how often they are trained (0.04: hourly); 0: only when asked to
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +151,10 @@ class Settings:
     policies: dict[str, Preconditions] = field(default_factory=dict)  # by policy, instead
     estimation: Estimation = field(default_factory=Estimation)
     profiling: Profiling = field(default_factory=Profiling)
+    links: Links = field(default_factory=Links)
     lucid: Lucid = field(default_factory=Lucid)
+    asrpt: Asrpt = field(default_factory=Asrpt)
+    cuckoo: Cuckoo = field(default_factory=Cuckoo)
     models: Learning = field(default_factory=Learning)
     recovery: Recovery = field(default_factory=Recovery)
     collocation: Collocation = field(default_factory=Collocation)

@@ -1,10 +1,19 @@
 """Everything a plugin author imports."""
 
-from carmad.config import Estimation, Preconditions, Settings
+from carmad.config import Estimation, Links, Preconditions, Settings
 from carmad.core.admission import Demand, idle
-from carmad.core.decision import AskAgain, Placement, Preemption, Proposal, Reason, Verdict
+from carmad.core.decision import (
+    AskAgain,
+    Placement,
+    Preemption,
+    Proposal,
+    Reason,
+    Remember,
+    Verdict,
+)
 from carmad.core.gpuview import GpuView
 from carmad.core.history import History, Past
+from carmad.core.layout import Layout, Slot, Stage, iteration_s, slowest_s
 from carmad.core.ports import (
     ANSWER_FD,
     Estimator,
@@ -30,10 +39,11 @@ from carmad.core.types import (
     ProfilingRun,
     Refusal,
     Retry,
+    StageTimes,
     StepTime,
 )
 from carmad.core.view import NodeView, View
-from carmad.models import Additive, Boosted, Model, Tree
+from carmad.models import Additive, Boosted, Lookup, Model, Tree
 
 __all__ = [
     "ANSWER_FD",
@@ -53,6 +63,9 @@ __all__ = [
     "Job",
     "JobId",
     "JobSpec",
+    "Layout",
+    "Links",
+    "Lookup",
     "Model",
     "NodeView",
     "Past",
@@ -68,10 +81,14 @@ __all__ = [
     "Reason",
     "Recovery",
     "Refusal",
+    "Remember",
     "Retry",
     "Run",
     "Server",
     "Settings",
+    "Slot",
+    "Stage",
+    "StageTimes",
     "StepTime",
     "Template",
     "Tree",
@@ -79,5 +96,7 @@ __all__ = [
     "Verdict",
     "View",
     "idle",
+    "iteration_s",
+    "slowest_s",
     "template",
 ]

@@ -6,7 +6,7 @@ from math import isfinite
 from types import UnionType
 from typing import TypeGuard
 
-from carmad.core.decision import AskAgain, Placement, Preemption, Reason, Verdict
+from carmad.core.decision import AskAgain, Placement, Preemption, Reason, Remember, Verdict
 from carmad.core.types import Estimate, Prediction, ProfilingRun, Refusal, Retry
 
 # What the store can keep, and people would read. A script that is looked at may forge an answer.
@@ -19,6 +19,8 @@ MOST_S = 1e9
 
 
 def is_proposal(answer: object) -> bool:
+    if isinstance(answer, Remember):
+        return True  # it stays within the policy
     if isinstance(answer, AskAgain):
         return isinstance(answer.at, float | int) and isfinite(answer.at)
     if isinstance(answer, Preemption):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 
 from carmad.config import Settings
-from carmad.core.decision import AskAgain, Placement, Preemption, Proposal, Reason
+from carmad.core.decision import AskAgain, Placement, Preemption, Proposal, Reason, Remember
 from carmad.core.gpuview import GpuView
 from carmad.core.history import History
 from carmad.core.ports import Estimator, Policy, Recovery, Run, Server, Trial
@@ -75,6 +75,7 @@ def a_view(
     now: float = 0.0,
     history: History | None = None,
     models: Mapping[str, Model] | None = None,
+    memory: object = None,
 ) -> View:
     nodes, node_of = by_node(gpus)
     running = {job.id: job for node in nodes for gpu in node.gpus for job in gpu.residents}
@@ -88,6 +89,7 @@ def a_view(
         settings,
         history or History(),
         models or {},
+        memory=memory,
     )
 
 
@@ -122,7 +124,7 @@ def _placed(plan: tuple[Proposal, ...]) -> bool:
 def _check_plan(plan: tuple[Proposal, ...], view: View) -> None:
     assert all(map(is_proposal, plan)), "a plan is made of proposals, and those of their types"
     assert plan or not view.queue, "jobs wait, and not one of them is told why"
-    proposals = [proposal for proposal in plan if not isinstance(proposal, AskAgain)]
+    proposals = [each for each in plan if not isinstance(each, AskAgain | Remember)]
     judged = [proposal.job for proposal in proposals]
     assert len(set(judged)) == len(judged), "one proposal per job"
     running = {job.id for job in view.running}

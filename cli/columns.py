@@ -60,6 +60,7 @@ COLUMNS = {
     "submitted": Column("SUBMITTED", lambda j: local_time(j["submitted_at"])),
     "started": Column("STARTED", lambda j: local_time(j["started_at"])),
     "ended": Column("ENDED", lambda j: local_time(j.get("ended_at"))),
+    "deadline": Column("DEADLINE", lambda j: local_time(j.get("deadline_at"))),
     "wait": Column("WAITED", lambda j: clock(j.get("wait_s")), True, lambda j: j.get("wait_s", 0)),
     "place": Column(
         "PLACE", lambda j: str(j.get("position") or NOTHING), True, lambda j: j.get("position") or 0

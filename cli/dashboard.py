@@ -74,7 +74,9 @@ def gpus(cards: Sequence[GpuOut], bars: bool, ascii_only: bool = False) -> Table
 
 
 def _name(gpu: GpuOut) -> str:
-    return clean(gpu["name"]).removeprefix("NVIDIA ")
+    """With its island, where there are several."""
+    island = f" @{clean(gpu['island'])}" if gpu["island"] else ""
+    return clean(gpu["name"]).removeprefix("NVIDIA ") + island
 
 
 def _memory(gpu: GpuOut, bars: bool, ascii_only: bool) -> Text:

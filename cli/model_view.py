@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cli.format import NOTHING, bar, clean, local_time
+from cli.format import NOTHING, bar, clean, local_time, span
 from cli.render import details, table
 
 if TYPE_CHECKING:
@@ -70,7 +70,9 @@ def _training(training: TrainingOut) -> Iterator[str]:
     if training["lacking"]:
         yield f"none is trained here: {training['lacking']} is missing (carma[policies])"
         return
-    often = f"every {days:g} days" if days else "only when asked for"
+    often = "only when asked for"
+    if days:
+        often = f"every {days:g} days" if days >= 1 else f"every {span(days * 86_400)}"
     yield f"trained {often}, last {local_time(training['last_at'])}"
     if training["under_way"]:
         yield "being trained now"

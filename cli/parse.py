@@ -197,22 +197,26 @@ def signal_before(text: str) -> dict[str, int]:
 
 def moment(text: str) -> str:
     """now+2h, HH:MM[:SS] (the next one to come) or ISO 8601, local time; answers in UTC."""
-    return _utc(text, _moment)
+    return _utc(text, _moment, "now+2h, 22:30 or 2026-11-20T22:30")
+
+
+def deadline(text: str) -> str:
+    """When it is to be done: 8h from now, or as `moment` reads it; answers in UTC."""
+    return _utc(text, _ahead, "8h, 22:30 or 2026-11-22T08:00")
 
 
 def since(text: str) -> str:
     """When a report begins or ends: 7d or 12h ago, or ISO 8601 in local time; answers in UTC."""
-    return _utc(text, _ago)
+    return _utc(text, _ago, "7d or 2026-11-20")
 
 
-def _utc(text: str, read: Callable[[str, datetime], datetime]) -> str:
+def _utc(text: str, read: Callable[[str, datetime], datetime], examples: str) -> str:
     from datetime import UTC, datetime
 
     try:
         local = read(text.strip(), datetime.now().astimezone())
         utc = local.astimezone(UTC)
     except (ValueError, OverflowError):
-        examples = "now+2h, 22:30 or 2026-11-20T22:30" if read is _moment else "7d or 2026-11-20"
         raise ArgumentTypeError(f"{text!r} is no point in time; try {examples}") from None
     return utc.strftime("%Y-%m-%dT%H:%M:%S.") + f"{utc.microsecond // 1000:03}Z"
 
@@ -230,6 +234,13 @@ def _moment(word: str, now: datetime) -> datetime:
     return datetime.fromisoformat(word)
 
 
+def _ahead(word: str, now: datetime) -> datetime:
+    from datetime import timedelta
+
+    span = _span(word.lower())
+    return _moment(word, now) if span is None else now + timedelta(seconds=span)
+
+
 def _ago(word: str, now: datetime) -> datetime:
     from datetime import datetime, timedelta
 
@@ -245,6 +256,26 @@ def _offset(rest: str) -> float:
     if rest[0] != "+" or span is None:
         raise ValueError(rest)
     return span
+
+
+def stage(text: str) -> dict[str, Any]:
+    """2x forward=20ms backward=40ms in=12M out=12M weights=320M: a stage of a layout."""
+    from carmad.core import layout_text
+
+    try:
+        return layout_text.stage(text)
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from None
+
+
+def stage_times(text: str) -> dict[str, Any]:
+    """load=10ms forward=37ms backward=76ms communication=98ms sync=forward gpu=NAME"""
+    from carmad.core import layout_text
+
+    try:
+        return layout_text.stage_times(text)
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from None
 
 
 def export(text: str) -> list[str]:

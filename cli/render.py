@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -12,6 +12,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from carmad.core.layout_text import OF_STAGE, OF_TIMES, written
 from cli.columns import COLUMNS, QUEUE, Column, where
 from cli.format import (
     NOTHING,
@@ -192,10 +193,13 @@ def _about(job: JobOut) -> list[tuple[str, str]]:
         ("started", local_time(job["started_at"])),
         ("ended", local_time(job.get("ended_at"))),
         ("time", clock(job["elapsed_s"]) + (f" of {clock(limit)}" if limit else "")),
+        ("deadline", deadline(job)),
         ("waited", clock(job.get("wait_s"))),
         ("GPUs", f"{job['gpus_wanted']}" + (f"  on {where(job)}" if job["gpus"] else "")),
         ("mode", job.get("mode") or ("exclusive" if job.get("exclusive") else NOTHING)),
         ("batch", _batch(job)),
+        ("layout", _layout(job)),
+        ("stage times", _each(job.get("stages", ()), OF_TIMES)),
         ("memory need", f"{asked} per GPU" if asked != NOTHING else NOTHING),
         ("memory used", memory(used["used_mib"])),
         ("memory peak", memory(used["peak_mib"] or None)),
@@ -222,6 +226,37 @@ def _beside(job: JobOut) -> list[str]:
     """The first note on its estimate, if that is short enough to stand beside the number."""
     own = job.get("estimate")
     return [note for note in (own["notes"][:1] if own else ()) if len(note) <= SHORT_NOTE]
+
+
+def deadline(job: JobOut) -> str:
+    """When it is wanted done, and whether it is, was or will be."""
+    at, late_s = job.get("deadline_at"), job.get("late_s")
+    if at is None:
+        return NOTHING
+    if late_s is not None:
+        return f"{local_time(at)}  {f'missed by {span(late_s)}' if late_s > 0 else 'met'}"
+    outlook = job.get("outlook")
+    return f"{local_time(at)}  {clean(outlook['text']) if outlook else ''}".rstrip()
+
+
+def _layout(job: JobOut) -> str:
+    spread = job.get("layout")
+    if not spread:
+        return NOTHING
+    how = f"\nall-reduce: {spread['allreduce']}"
+    return _each(spread["stages"], OF_STAGE) + how
+
+
+def _each(stages: Sequence[Mapping[str, Any]], words: dict[str, str]) -> str:
+    return "\n".join(clean(written(_rounded(one), words)) for one in stages) or NOTHING
+
+
+def _rounded(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What was measured has more digits than anybody reads."""
+    return {
+        name: float(f"{value:.3g}") if isinstance(value, float) else value
+        for name, value in fields.items()
+    }
 
 
 def _batch(job: JobOut) -> str:
@@ -263,6 +298,8 @@ def why(answer: WhyOut) -> RenderableType:
     if answer["policy"]:
         when = local_time(answer["decided_at"])
         parts.append(Text(f"decided by the policy {answer['policy']} at {when}"))
+    if (foreseen := deadline(job)) != NOTHING:
+        parts.append(Text(f"deadline: {foreseen}"))
     news = [reason for reason in answer["reasons"] if reason["text"] not in answer["headline"]]
     parts += [Text(f"  · {refusal(reason)}") for reason in news]
     parts += [Text(f"  · {refusal(reason)}") for reason in answer.get("grounds", ())]

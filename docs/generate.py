@@ -34,7 +34,7 @@ from carmad.daemon.server import create_app
 from cli.app import JOBS, PASSED_ON, SERVER, VERBS, WATCH
 from cli.app import MORE as MORE_VERBS
 from cli.commands import diagnosis, estimate, gpumemnet, server
-from cli.commands.submit import build_parser
+from cli.commands.submit_options import build_parser
 
 REFERENCE = Path(__file__).parent / "reference"
 SECTIONS = (JOBS, WATCH, SERVER, MORE_VERBS)
@@ -77,10 +77,10 @@ class Setting:
 
 # For those that need more words than the code has room for.
 MORE = {
-    "policy": "a placement policy: `exclusive`, `rr`, `magm`, `lug`, `first_fit`, `best_fit`, or"
-    " a plugin's",
-    "predictor": "what says how long a job will run: `declared`, `history`, `additive`, or a"
-    " plugin's",
+    "policy": "a placement policy: `exclusive`, `rr`, `magm`, `lug`, `first_fit`, `best_fit`,"
+    " `lucid`, `castor`, `asrpt`, `cuckoo`, or a plugin's",
+    "predictor": "what says how long a job will run: `declared`, `history`, `additive`, `forest`,"
+    " `mean`, `median`, or a plugin's",
     "estimator": "a memory estimator: `auto` (the best that has an answer), `declared`, `history`,"
     " `trace`, `gpumemnet`, `horus`, `faketensor`, or a plugin's",
     "recovery.name": "what follows an out-of-memory crash: `exclusive`, `adaptive`, or a plugin's",
@@ -560,6 +560,43 @@ HELP: dict[str, tuple[Reason, str]] = {
         Reason("sharing_off", 4, 1, "GPUs"),
         "Wait; `lucid.off_below` is the limit.",
     ),
+    "few_idle": (Reason("few_idle", 4, 1, "GPUs"), "Wait until jobs end."),
+    "line_held": (
+        Reason("line_held", detail="job 7"),
+        "Wait: under A-SRPT nobody passes one that waits.",
+    ),
+    "better_gpus": (
+        Reason("better_gpus", 1_795_384_800, 2.4, detail="times as slow"),
+        "Wait; `asrpt.patience` says how long.",
+    ),
+    "slices_apart": (
+        Reason("slices_apart", 4, 2, "GPUs"),
+        "Wait until jobs end, or ask for fewer tensor slices.",
+    ),
+    "reserved": (Reason("reserved", 600, 0, "s"), "Wait; `asrpt.reserve = false` ends that."),
+    "partner": (Reason("partner", 1, 1.4, detail="job 7"), "Wait until they have settled."),
+    "no_partner": (Reason("no_partner"), "Wait until jobs end."),
+    "planned_start": (
+        Reason("planned_start", 1, 5400, "s", "job 7"),
+        "Wait: Cuckoo plans anew with every change.",
+    ),
+    "deadline": (
+        Reason("deadline", 3600, 5400, "s"),
+        "A later `--deadline`, fewer GPUs, or a word with an administrator.",
+    ),
+    "packed": (
+        Reason("packed", 1, 1.4, detail="job 7"),
+        "Nothing: Cuckoo put them together for that.",
+    ),
+    "close_deadlines": (
+        Reason("close_deadlines", 1, 0.8, detail="job 7"),
+        "Nothing: `cuckoo.weight` says what that counts.",
+    ),
+    "planned_end": (Reason("planned_end", 7200, 5400, "s"), "Nothing: it is in time."),
+    "mapped": (
+        Reason("mapped", 0.3, 0.4, "s", "communication-heavy"),
+        "Nothing: A-SRPT put it there for that.",
+    ),
     "no_room": (
         Reason("no_room", 2, 1, "GPUs"),
         "Wait until jobs end.",
@@ -603,13 +640,17 @@ HELP: dict[str, tuple[Reason, str]] = {
 OF_THE_JOB = (
     *("held", "begin", "dependency", "array_limit", "quota"),
     *("preempted", "making_room", "not_preemptible", "policy_failed"),
-    *("profiling_gpus", "sharing_off", "no_room"),
+    *("profiling_gpus", "sharing_off", "no_room", "few_idle", "line_held", "better_gpus"),
+    *("slices_apart", "reserved", "partner", "no_partner", "planned_start", "deadline"),
 )
 POLICYS = (
     *("memory", "min_free", "risk", "unprofiled", "sharing_score", "gpu_demand", "distributed"),
     *("unpredicted", "unstable", "outlasts", "kept_for_profiling", "no_benefit"),
 )
-GROUNDS = ("affine", "sharing_benefit", "split_batch", "profiled_there", "predicted")
+GROUNDS = (
+    *("affine", "sharing_benefit", "split_batch", "profiled_there", "predicted"),
+    *("packed", "close_deadlines", "planned_end", "mapped"),
+)
 
 
 def reasons_page() -> str:

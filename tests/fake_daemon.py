@@ -149,6 +149,7 @@ def gpu(index: int = 0, **changes: Any) -> dict[str, Any]:
         "name": "NVIDIA A100-SXM4-40GB",
         "mig": False,
         "parent": None,
+        "island": "",
         "memory_mib": 40960,
         "memory_used_mib": 12288,
         "memory_free_mib": 28672,

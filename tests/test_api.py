@@ -21,10 +21,12 @@ import pytest
 
 from carmad.api.phrases import PHRASES, SHORT, phrase, short
 from carmad.api.select import parse_label, parse_selection
+from carmad.api.times import stamp
 from carmad.config import Access, Collocation, Limits, Monitor, Preconditions, Settings
 from carmad.core.decision import Reason
+from carmad.core.layout import Layout, Stage
 from carmad.core.messages import Discovered
-from carmad.core.types import Cause, Exit, StepTime
+from carmad.core.types import Cause, Exit, Prediction, StageTimes, StepTime
 from carmad.daemon import server as server_module
 from carmad.daemon.peers import Credentials, Peers
 from carmad.errors import CarmaError
@@ -562,6 +564,136 @@ def test_a_running_job_tells_of_its_steps(daemon: Daemon) -> None:
     for seconds in (0.0, 5e-324, -1.0, "fast"):
         assert daemon.call("POST", f"/v1/jobs/{runs}/step", {"seconds": seconds})[0] == 422
     assert daemon.call("POST", "/v1/jobs/77/step", {"seconds": 0.25})[0] == 404
+
+
+def test_a_running_job_tells_what_its_steps_go_to(daemon: Daemon) -> None:
+    runs = submit(daemon)
+    stages = {"load_s": 0.01, "forward_s": 0.037, "backward_s": 0.076, "communication_s": 0.098}
+    body = {"seconds": 0.25, "stages": stages | {"sync": "backward"}}
+    assert daemon.call("POST", f"/v1/jobs/{runs}/step", body)[0] == 200
+    kind = daemon.gpus[0].name
+    stored = daemon.store.job(runs)
+    assert stored is not None
+    assert stored.stages == (StageTimes(0.01, 0.037, 0.076, 0.098, "backward", kind),)
+    shown = daemon.call("GET", f"/v1/jobs/{runs}")[1]["stages"]
+    assert shown == [stages | {"sync": "backward", "gpu": kind}]
+    for wrong in ({"load_s": 0.1}, stages | {"load_s": -1.0}, stages | {"sync": "never"}):
+        body = {"seconds": 0.25, "stages": wrong}
+        assert daemon.call("POST", f"/v1/jobs/{runs}/step", body)[0] == 422
+
+
+# -- deadlines and layouts --------------------------------------------------------------------
+
+
+def ahead(seconds: float) -> str:
+    return stamp(time.time() + seconds)
+
+
+def test_a_deadline_is_foreseen_when_a_job_is_submitted_and_while_it_waits(
+    daemon: Daemon,
+) -> None:
+    for _ in range(3):
+        submit(daemon, expected_s=7200.0, exclusive=True)
+    want = JOB | {"deadline_at": ahead(8400), "expected_s": 3600.0, "exclusive": True}
+    status, out = daemon.call("POST", "/v1/jobs", want)
+    assert status == 201
+    assert out["outlook"]["text"] == (
+        "predicted to miss its deadline by 40 min (would start in about 2.0 h)"
+    )
+    assert out["outlook"]["late_s"] == pytest.approx(2400, abs=60)
+    shown = daemon.call("GET", f"/v1/jobs/{out['id']}")[1]
+    assert shown["outlook"]["text"] == out["outlook"]["text"]
+    assert shown["deadline_at"] == want["deadline_at"]
+    why = daemon.call("GET", f"/v1/jobs/{out['id']}/why")[1]
+    assert why["job"]["outlook"]["text"] == out["outlook"]["text"]
+    unknown = daemon.call("POST", "/v1/jobs", JOB | {"deadline_at": ahead(8400)})[1]["outlook"]
+    assert unknown["text"].endswith("not known how long it runs: give --expect")
+    assert unknown["late_s"] is None
+
+
+def test_the_predictor_is_asked_before_the_job_is_in_line(daemon: Daemon) -> None:
+    class Hours:
+        name = "hours"
+
+        def predict(self, *_: object) -> Prediction:
+            return Prediction(7200.0, "hours")
+
+    class Broken(Hours):
+        def predict(self, *_: object) -> Prediction:
+            raise RuntimeError
+
+    def foreseen(predictor: object) -> str:
+        daemon.inbox.ask(lambda core: setattr(core, "predictor", predictor)).result(5)
+        want = JOB | {"deadline_at": ahead(3600)}
+        return daemon.call("POST", "/v1/jobs", want)[1]["outlook"]["text"]
+
+    assert "predicted to miss its deadline by 60 min" in foreseen(Hours())
+    assert "not known how long it runs" in foreseen(Broken())
+
+
+def test_whether_a_deadline_was_met_is_told_of_those_that_succeeded(daemon: Daemon) -> None:
+    late: list[float | None] = []
+    for exit in (None, Exit(Cause.FAILURE, 1)):
+        id = submit(daemon, deadline_at=ahead(3600))
+        daemon.exit(id, exit)
+        shown = daemon.call("GET", f"/v1/jobs/{id}")[1]
+        assert shown["outlook"] is None
+        late.append(shown["late_s"])
+    assert late[0] == pytest.approx(-3600, abs=60)
+    assert late[1] is None
+
+
+def test_a_deadline_that_is_over_is_refused(daemon: Daemon) -> None:
+    status, out = daemon.call("POST", "/v1/jobs", JOB | {"deadline_at": ahead(-3600)})
+    assert (status, out["error"]) == (400, "the deadline was 60 min ago")
+    assert "--deadline 8h" in out["hint"]
+    late = {"deadline_at": ahead(3600), "begin_at": ahead(7200)}
+    notes = daemon.call("POST", "/v1/jobs", JOB | late)[1]["warnings"]
+    assert notes == ["it may begin only after its deadline"]
+
+
+def test_a_layout_and_stage_times_are_kept(daemon: Daemon) -> None:
+    kind = daemon.gpus[0].name
+    stages = [{"replicas": 1, "forward_s": 0.02}, {"replicas": 2}]
+    times = {"load_s": 0.01, "forward_s": 0.02, "backward_s": 0.03}
+    id = submit(
+        daemon,
+        gpus=3,
+        layout={"stages": stages, "allreduce": "tree"},
+        stages=[times, times | {"gpu": "a100"}],
+        watch_stages=True,
+    )
+    stored = daemon.store.job(id)
+    assert stored is not None
+    assert stored.spec.layout == Layout((Stage(1, 0.02), Stage(2)), "tree")
+    assert stored.spec.stages == (
+        StageTimes(0.01, 0.02, 0.03),
+        StageTimes(0.01, 0.02, 0.03, gpu=kind),
+    )
+    assert stored.spec.watch_stages
+    shown = daemon.call("GET", f"/v1/jobs/{id}")[1]
+    assert shown["layout"]["stages"][0]["forward_s"] == 0.02
+    assert [one["gpu"] for one in shown["stages"]] == ["", kind]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layout": {"stages": [{"replicas": 3}]}}, "one of 3 GPUs, and it wants 1"),
+        ({"stages": ["H100"]}, "this server has no GPU called 'H100'"),
+        ({"stages": ["A100", "NVIDIA A100-PCIE-40GB"]}, "twice for NVIDIA A100-PCIE-40GB"),
+        ({"stages": ["", ""]}, "twice for any GPU"),
+    ],
+)
+def test_a_layout_that_does_not_fit_is_refused(
+    daemon: Daemon, changes: dict[str, list[str]], message: str
+) -> None:
+    times = {"load_s": 0.01, "forward_s": 0.02, "backward_s": 0.03}
+    if "stages" in changes:
+        changes = {"stages": [times | {"gpu": gpu} for gpu in changes["stages"]]}  # type: ignore[misc]
+    status, out = daemon.call("POST", "/v1/jobs", JOB | changes)
+    assert status == 400
+    assert message in out["error"]
 
 
 def test_an_array_is_selected_whole_or_in_part(daemon: Daemon) -> None:

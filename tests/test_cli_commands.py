@@ -36,6 +36,7 @@ VERBS: list[tuple[str, tuple[str, str], str]] = [
     ("release 42", ("POST", "/v1/release"), "job 42: done"),
     ("requeue 42", ("POST", "/v1/requeue"), "job 42: done"),
     ("report 0.25 42", ("POST", "/v1/jobs/42/step"), "job 42: 0.25 s a step"),
+    ("report 0.25 42 --forward 9ms --backward 1s", ("POST", "/v1/jobs/42/step"), "0.25 s a step"),
     ("gpus", ("GET", "/v1/gpus"), "PROMISABLE"),
     ("drain 0", ("POST", "/v1/gpus/0/drain"), "GPU 0: drained"),
     ("resume 0", ("POST", "/v1/gpus/0/resume"), "GPU 0: takes jobs"),
@@ -64,6 +65,19 @@ def with_json(words: str) -> list[str]:
     if verb in ("config", "daemon"):
         return [verb, *rest, "--json"]
     return [verb, "--json", *rest]
+
+
+def test_a_job_reports_what_its_steps_go_to(
+    fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "report 0.25 42 --load 10ms --forward 37ms --backward 76ms --communication 98ms"
+    assert run([*words.split(), "--sync", "backward"]) == 0
+    times = {"load_s": 0.01, "forward_s": 0.037, "backward_s": 0.076, "communication_s": 0.098}
+    assert fake.body == {"seconds": 0.25, "stages": times | {"sync": "backward"}}
+    assert run(["report", "0.25", "42", "--forward", "37"]) == 2
+    assert "'37' is no time of a stage" in capsys.readouterr().err
+    assert run(["report", "0.25", "42"]) == 0
+    assert fake.body == {"seconds": 0.25}
 
 
 @pytest.mark.parametrize(("words", "asked", "piece"), VERBS)

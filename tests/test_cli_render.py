@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 from rich.console import Console, RenderableType
 
+from carmad.core.layout import Stage
+from carmad.core.types import StageTimes
 from cli import columns, dashboard, format, render
 from cli.output import Color, wants_color
 from tests import fake_daemon as fake
@@ -88,6 +91,30 @@ def test_a_batch_that_may_be_split() -> None:
     assert "batch " not in plain(render.show(fake.job()))
 
 
+def test_a_deadline_is_shown_with_what_becomes_of_it() -> None:
+    at = {"deadline_at": "2026-11-20T12:00:00.000Z"}
+    text = "predicted to miss its deadline by 40 min (would start in about 2 h)"
+    outlook = {"starts_at": None, "ends_at": None, "late_s": 2400.0, "text": text}
+    waits = fake.waiting(**at, outlook=outlook)
+    assert text in plain(render.show(waits))
+    assert text in plain(render.why(fake.WHY | {"job": waits}))
+    assert "missed by 10 min" in plain(render.show(fake.ended(**at, late_s=600.0)))
+    assert render.deadline(fake.ended(**at, late_s=-600.0)).endswith("  met")
+    assert "deadline" not in plain(render.show(fake.waiting()))
+    assert "DEADLINE" in plain(render.JobTable([waits], ("jobid", "deadline")))
+
+
+def test_a_layout_and_stage_times_are_shown_as_they_are_written() -> None:
+    stage = asdict(Stage(2, 0.02, weights_mib=320.0))
+    layout = {"stages": [stage, asdict(Stage())], "allreduce": "tree"}
+    times = asdict(StageTimes(0.01, 0.037, 0.076, gpu="NVIDIA A100"))
+    text = plain(render.show(fake.job(layout=layout, stages=[times])))
+    assert "2x forward=0.02s weights=320.0M\n" in text
+    assert "all-reduce: tree" in text
+    assert "load=0.01s forward=0.037s backward=0.076s" in text
+    assert "gpu=NVIDIA A100" in text
+
+
 def test_an_ended_job_says_how() -> None:
     text = plain(render.show(fake.ended(code=None, signal=9)))
     assert "0:9  failure: ValueError: no such dataset" in text
@@ -155,6 +182,12 @@ def test_the_dashboard_shows_what_is_not_to_be_had_as_a_dash() -> None:
     bare = plain(dashboard.status(fake.STATUS, width=80, bars=True), width=80)
     assert "█" not in bare and "12.0G/40.0G" in bare
     assert "####" in plain(dashboard.gpus([fake.gpu(memory_used_mib=40000)], True, True))
+
+
+def test_islands_are_shown_where_there_are_several() -> None:
+    islands = [fake.gpu(0, island="0"), fake.gpu(1, island="1")]
+    assert "A100-SXM4-40GB @1" in plain(dashboard.gpus(islands, bars=False))
+    assert "@" not in plain(dashboard.gpus([fake.gpu(0)], bars=False))
 
 
 def test_an_empty_server_says_what_to_do() -> None:

@@ -17,7 +17,9 @@ from typing import Any
 
 import pytest
 
+from carmad import registry
 from carmad.config import Monitor, Settings
+from carmad.core.ports import Policy
 from carmad.errors import CarmaError
 from carmad.sim import shadow, sweep
 from carmad.sim.experiment import Experiment
@@ -133,6 +135,29 @@ def test_mps_and_recovery(capsys: pytest.CaptureFixture[str], trace: Path) -> No
     assert {attempt["mode"] for job in one["jobs"] for attempt in job["attempts"]} >= {"mps"}
     assert one["figures"]["oom_crashes"] == 1
     assert one["figures"]["finished"] == 2
+
+
+def test_all_policies_are_those_that_are_installed(capsys: pytest.CaptureFixture[str]) -> None:
+    runs = answer(capsys, "--policy", "all")
+    assert [one["policy"] for one in runs] == registry.names("policies")
+
+
+def test_a_policy_without_its_libraries_is_left_out_of_all_and_said_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = registry.bare_policy
+
+    def lacking(settings: Settings) -> Policy:
+        if settings.policy == "lucid":
+            raise CarmaError("'lucid' of policies cannot be loaded: No module named 'heavy'")
+        return made(settings)
+
+    monkeypatch.setattr(registry, "bare_policy", lacking)
+    assert run(["simulate", "two.csv", "--policy", "all", "--json", "--jobs", "1"]) == 0
+    said = capsys.readouterr()
+    assert "left out: 'lucid' of policies" in said.err
+    runs = json.loads(said.out)["runs"]
+    assert len(runs) == len(registry.names("policies")) - 1
 
 
 def test_a_sweep_is_everything_with_everything(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli import parse
-from cli.commands.submit import build_parser, submit
+from cli.commands.submit import submit
+from cli.commands.submit_options import build_parser
 from cli.main import run
 from tests.fake_daemon import FakeDaemon, ended, serving
 
@@ -143,7 +144,10 @@ PARSERS: list[Callable[[str], object]] = [
     parse.after,
     parse.signal_before,
     parse.moment,
+    parse.deadline,
     parse.since,
+    parse.stage,
+    parse.stage_times,
     parse.export,
 ]
 
@@ -186,6 +190,10 @@ def test_points_in_time() -> None:
         assert -1 < ahead.total_seconds() - ahead_s < 60
     clock = datetime.fromisoformat(parse.moment("00:00"))
     assert timedelta(0) < clock - now <= timedelta(days=1, hours=1)
+    for text in ("8h", "now+8h"):
+        ahead = datetime.fromisoformat(parse.deadline(text)) - now
+        assert timedelta(hours=8) <= ahead + timedelta(seconds=1) < timedelta(hours=8, minutes=1)
+    assert parse.deadline("2026-11-22 08:00+01:00") == "2026-11-22T07:00:00.000Z"
     assert parse.moment("2026-11-20T12:00:00+02:00") == "2026-11-20T10:00:00.000Z"
     ago = now - datetime.fromisoformat(parse.since("7d"))
     assert timedelta(days=6) < ago < timedelta(days=7, seconds=60)
@@ -208,7 +216,16 @@ def test_every_option_arrives(fake: FakeDaemon, tmp_path: Path) -> None:
     words = "-J x -G 2 --gpu-mem 12G -t 2h --expect 90m -a 0-3%2 -d afterany:3 --after 4"
     words += " -b 2026-11-20T12:00:00Z -o o-%j -e e --conda ml --nice 5 --no-requeue"
     words += " --signal USR2@60 --exclusive -H --batch-size 64 --amp --cold-start 5m"
-    assert submit([*words.split(), "-D", str(tmp_path), "--export", "A=b c", "--", "prog"]) == 0
+    words += " --deadline 2026-11-22T08:00:00Z --allreduce tree --watch-stages"
+    told = [
+        "--layout",
+        "2x forward=20ms weights=4M",
+        "--stages",
+        "forward=1ms backward=2ms gpu=A B",
+    ]
+    assert (
+        submit([*told, *words.split(), "-D", str(tmp_path), "--export", "A=b c", "--", "prog"]) == 0
+    )
     body = fake.body
     assert body.pop("env")
     assert body == {
@@ -226,6 +243,13 @@ def test_every_option_arrives(fake: FakeDaemon, tmp_path: Path) -> None:
         "nice": 5,
         "time_limit_s": 7200.0,
         "expected_s": 5400.0,
+        "deadline_at": "2026-11-22T08:00:00.000Z",
+        "layout": {
+            "stages": [{"replicas": 2, "forward_s": 0.02, "weights_mib": 4.0}],
+            "allreduce": "tree",
+        },
+        "stages": [{"load_s": 0.0, "forward_s": 0.001, "backward_s": 0.002, "gpu": "A B"}],
+        "watch_stages": True,
         "warn": {"signum": 12, "before_s": 60},
         "begin_at": "2026-11-20T12:00:00.000Z",
         "after": [{"job": "3", "kind": "afterany"}, {"job": "4", "kind": "afterok"}],
@@ -266,8 +290,48 @@ def test_the_request_is_one_that_the_server_takes(fake: FakeDaemon) -> None:
         == 0
     )
     SubmitIn.model_validate_json(json.dumps(fake.body))
+    assert submit(["--deadline", "8h", "--layout", "2x in=1M", "--layout", "1x", "echo"]) == 0
+    assert len(SubmitIn.model_validate_json(json.dumps(fake.body)).layout.stages) == 2
+    assert submit(["--stages", "forward=1s backward=2s sync=backward", "echo"]) == 0
+    SubmitIn.model_validate_json(json.dumps(fake.body))
     assert submit(["echo"]) == 0
     SubmitIn.model_validate_json(json.dumps(fake.body))
+
+
+def test_a_layout_says_how_many_gpus(
+    fake: FakeDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stages = ["--layout", "2x forward=1ms tensor=2", "--layout", "1x forward=1ms"]
+    assert submit([*stages, "prog"]) == 0
+    assert fake.body["gpus"] == 5
+    assert submit([*stages, "-G", "5", "prog"]) == 0
+    assert submit([*stages, "-G", "4", "prog"]) == 2
+    assert "one of 5 GPUs, and --gpus says 4" in capsys.readouterr().err
+    assert submit(["--allreduce", "tree", "prog"]) == 2
+    lines = "#CARMA --layout '3x forward=1ms' --allreduce tree\n"
+    lines += "#CARMA --stages 'forward=1s backward=2s'"
+    path = script(tmp_path / "job.sh", f"#!/bin/sh\n{lines}\nrun\n")
+    assert submit([path]) == 0
+    assert fake.body["gpus"] == 3
+    assert submit(["--layout", "2x forward=9ms", path]) == 0
+    assert fake.body["layout"] == {
+        "stages": [{"replicas": 2, "forward_s": 0.009}],
+        "allreduce": "tree",
+    }
+    assert len(fake.body["stages"]) == 1, "the script's own"
+
+
+def test_who_has_a_deadline_hears_whether_it_is_met(
+    fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "predicted to miss its deadline by 40 min (would start in about 2 h)"
+    answer = fake.answers["POST", "/v1/jobs"]
+    outlook = {"starts_at": None, "ends_at": None, "late_s": 2400.0, "text": text}
+    fake.answers["POST", "/v1/jobs"] = answer | {"outlook": outlook}
+    assert submit(["--deadline", "8h", "prog"]) == 0
+    assert capsys.readouterr().err == f"carma: {text}\n"
+    assert submit(["--deadline", "8h", "-Q", "prog"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_defaults(fake: FakeDaemon, tmp_path: Path) -> None:
@@ -285,6 +349,8 @@ def test_defaults(fake: FakeDaemon, tmp_path: Path) -> None:
         "stdout",
         "warn",
         "begin_at",
+        "deadline_at",
+        "layout",
     ):
         assert fake.body[unsaid] is None
 

@@ -26,7 +26,7 @@ from carmad.plugin import (
 )
 from carmad.plugin import Policy as PolicyProtocol
 from carmad.testing import a_gpu, a_server, check_estimator, check_policy, check_recovery
-from policies import baselines, builtin, castor, lucid
+from policies import asrpt, baselines, builtin, castor, cuckoo, lucid
 from recovery import ladder
 
 MakePolicy = Callable[[Settings], PolicyProtocol]
@@ -47,6 +47,8 @@ POLICIES: dict[str, MakePolicy] = {
     "horus": baselines.horus,
     "lucid": lucid.lucid,
     "castor": castor.castor,
+    "asrpt": asrpt.asrpt,
+    "cuckoo": cuckoo.cuckoo,
 }
 SETTINGS = {
     "default": Settings(),

@@ -17,7 +17,8 @@ from carmad.config import Settings
 from carmad.configfile import dump, load
 from cli.app import VERBS
 from cli.commands import diagnosis, gpumemnet, server
-from cli.commands.submit import build_parser, read
+from cli.commands.submit import read
+from cli.commands.submit_options import build_parser
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "docs/reference"

@@ -76,6 +76,17 @@ def wait_for(source: EmulatedSource, wanted: Callable[[GpuSample], bool]) -> Gpu
 # Making and finding cards.
 
 
+def test_a_plus_begins_another_island(tmp_path: Path) -> None:
+    create(tmp_path, "2xA100-40GB+1xA100-40GB,1xT4-16GB")
+    opened = EmulatedSource(tmp_path)
+    assert [gpu.island for gpu in opened.discover()] == ["0", "0", "1", "1"]
+    opened.close()
+
+
+def test_without_one_all_are_near_each_other(source: EmulatedSource) -> None:
+    assert [gpu.island for gpu in source.discover()] == ["", ""]
+
+
 def test_made_up_uuids_are_stable_and_well_formed(tmp_path: Path) -> None:
     for directory in (tmp_path / "one", tmp_path / "two"):
         create(directory, "2xA100-40GB,V100-16GB")

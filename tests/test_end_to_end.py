@@ -21,6 +21,7 @@ import pytest
 from tests.api_server import as_uid
 from tests.daemon import NO_KERNELS, QUICK, Carmad, Json, running, train, until
 
+ROOT = Path(__file__).resolve().parent.parent
 WINDOW_S = float(QUICK["CARMA_MONITOR__WINDOW_S"])
 
 
@@ -352,6 +353,15 @@ def test_an_array_runs_as_many_at_once_as_it_may(daemon: Carmad) -> None:
     outputs = sorted(path.name for path in daemon.work.glob("carma-*.out"))
     assert outputs == ["carma-1_3.out", "carma-1_6.out", "carma-1_9.out"]
     assert [(daemon.work / name).read_text() for name in outputs] == ["3\n", "6\n", "9\n"]
+
+
+def test_a_job_finds_its_daemon_and_tells_of_its_stages(daemon: Carmad) -> None:
+    carma = f"{sys.executable} -c 'from cli.main import main; main()'"
+    told = f"cd {ROOT} && {carma} report 0.2 --load 10ms --forward 40ms --backward 90ms"
+    id = daemon.sh(told)
+    assert daemon.ended(id)["exit"]["code"] == 0
+    (stages,) = daemon.job(id)["stages"]
+    assert (stages["forward_s"], stages["gpu"]) == (0.04, "Emulated A100-SXM4-40GB")
 
 
 def test_a_chain_of_dependencies(daemon: Carmad) -> None:

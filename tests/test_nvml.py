@@ -104,6 +104,41 @@ def test_gpus_come_in_pci_order_whatever_their_index(nvml: FakeNvml) -> None:
     assert [(g.id, g.index) for g in found] == [(B, 0), (A, 1)]
 
 
+@pytest.mark.parametrize(
+    ("lines", "islands"),
+    [
+        ({}, ["", "", "", ""]),  # all below one NUMA node
+        ({"d": ["node 1"]}, ["0", "0", "0", "1"]),
+        ({"c": ["node 1"], "d": ["node 1"]}, ["0", "0", "1", "1"]),
+        # Bridges in pairs count more than the node.
+        ({"a": ["nvlink GPU-c"], "b": ["nvlink GPU-d"]}, ["0", "1", "0", "1"]),
+        # A mesh need not link every pair.
+        ({"a": ["nvlink GPU-b", "node 1"], "c": ["nvlink GPU-b", "nvlink GPU-d"]}, [""] * 4),
+        # Those that have no link are near each other all the same.
+        ({"a": ["nvlink GPU-b"]}, ["0", "0", "1", "1"]),
+        (
+            {"b": ["node 1", "fail nvmlDeviceGetTopologyCommonAncestor 3"], "c": ["node 1"]},
+            [""] * 4,
+        ),
+        ({"a": ["fail nvmlDeviceGetP2PStatus 3"], "d": ["node 1"]}, [""] * 4),
+    ],
+)
+def test_gpus_that_are_near_each_other_are_an_island(
+    nvml: FakeNvml, lines: dict[str, list[str]], islands: list[str]
+) -> None:
+    nvml.show(*(gpu(f"GPU-{n}", *lines.get(n, ()), bus=f"4{n}") for n in "abcd"))
+    with opened() as source:
+        found = source.discover()
+    assert [each.island for each in found] == islands
+    assert len(nvml.calls("nvmlDeviceGetP2PStatus")) <= 6, "asked again, though nothing changed"
+
+
+def test_a_mig_instance_is_where_its_gpu_is(nvml: FakeNvml) -> None:
+    nvml.show(mig(instance(MIG1, 1), bus="41"), gpu(B, "node 1", bus="C1"))
+    with opened() as source:
+        assert [(each.id, each.island) for each in source.discover()] == [(MIG1, "0"), (B, "1")]
+
+
 def test_jobs_may_use_all_memory_but_the_reserved(nvml: FakeNvml) -> None:
     nvml.show(gpu(A))
     with opened() as source:

@@ -21,6 +21,7 @@ from carmad.core.types import (
     Prediction,
     Profile,
     ProfilingRun,
+    StageTimes,
     StepTime,
 )
 from carmad.models import Boosted
@@ -448,6 +449,32 @@ def test_step_times_are_kept_per_number_of_parts_and_for_the_next_run():
     assert world.job(again).steps == (StepTime(2, 0.6),)
     world.tell(Stepped(world.now, again, 0.4))
     assert world.job(again).steps == (StepTime(1, 0.4), StepTime(2, 0.6))
+
+
+def test_stage_times_are_kept_per_kind_of_gpu_and_for_the_next_run():
+    world = Server(gpus=1)
+    id = world.submit()
+    kind = world.scheduler.gpus[world.job(id).gpus[0]].name
+    for load_s in (0.2, 0.1):
+        world.tell(Stepped(world.now, id, 0.5, StageTimes(load_s, 0.1, 0.2)))
+    assert world.job(id).stages == (StageTimes(0.1, 0.1, 0.2, gpu=kind),)
+    world.exit(id)
+    elsewhere = StageTimes(0.3, 0.3, 0.3, gpu="another kind")
+    again = world.submit()
+    world.scheduler.history.learn(replace(world.job(again), stages=(elsewhere,)))
+    third = world.submit()
+    assert world.job(third).stages == (elsewhere,)
+    world.exit(again)
+    world.tell(Stepped(world.now, third, 0.5, StageTimes(0.1, 0.1, 0.2)))
+    assert world.job(third).stages == (elsewhere, StageTimes(0.1, 0.1, 0.2, gpu=kind))
+
+
+def test_its_owner_knows_the_stage_times_better_than_the_job():
+    world = Server(gpus=1)
+    declared = (StageTimes(0.1, 0.1, 0.2),)
+    id = world.submit(stages=declared)
+    world.tell(Stepped(world.now, id, 0.5, StageTimes(0.9, 0.9, 0.9)))
+    assert world.job(id).stages == declared
 
 
 def test_step_times_in_company_or_of_the_dead_are_not_believed():

@@ -22,7 +22,7 @@ from carmad.core.recurrence import group
 from carmad.core.types import GpuId, Indicator, Job, JobId, JobState, Profile
 from carmad.daemon import models
 from carmad.daemon.models import Models, lacking, shipped
-from carmad.models import Additive, Model, Node, Tree
+from carmad.models import Additive, Lookup, Model, Node, Tree
 from carmad.models.traffic import INTERVAL_S
 from carmad.store import codec
 from carmad.store.sql import SqlStore
@@ -31,7 +31,7 @@ from estimators.duration.additive import additive
 
 pytest.importorskip("interpret", reason="training needs carma[policies]")
 
-from carmad.learning import duration, retraining, table, throughput
+from carmad.learning import duration, forest, retraining, table, throughput
 from carmad.learning.retraining import retrain
 
 DAY_S = 86_400.0
@@ -115,6 +115,7 @@ def test_too_little_is_told_of(store: SqlStore, tmp_path: Path) -> None:
     assert [each.text for each in said] == [
         "throughput: 3.0 days are known, and 14 must be",
         "duration: 10 jobs have run, and 200 must have",
+        "forest: 10 jobs have run, and 200 must have",
     ]
     assert not list(tmp_path.glob("*.json"))
 
@@ -128,12 +129,13 @@ def test_a_process_of_its_own_trains_what_predicts(store: SqlStore, tmp_path: Pa
     assert keeper.load() == {}
     keeper.train_if_due()
     keeper.train_if_due()  # not again for a week
-    assert [set(each) for each in told] == [{"duration"}], keeper.last_words
+    assert [set(each) for each in told] == [{"duration", "forest"}], keeper.last_words
     there = {path.name for path in (tmp_path / "models").iterdir()}
-    assert there == {"duration.json", "trained"}
+    assert there == {"duration.json", "forest.json", "trained"}
     assert keeper.load() == told[0]
-    not_trained, trained = keeper.last_words
+    not_trained, trained, of_groups = keeper.last_words
     assert trained.startswith("duration: trained on 240 rows; R² ")
+    assert of_groups.startswith("forest: trained on 240 rows; median error (s) ")
     assert not_trained == "throughput: 6.0 days are known, and 14 must be"
     assert (tmp_path / "models/duration.json").stat().st_mode & 0o777 == 0o600
 
@@ -158,20 +160,26 @@ def test_a_model_that_no_longer_holds_is_reported(
     monkeypatch.setattr(retraining, "LEAST_INTERVALS", 100)
     monkeypatch.setattr(duration, "train", lambda rows, source, at: always(100.0, at))
     monkeypatch.setattr(throughput, "train", lambda *words: always(1.0, words[-1]))
+    monkeypatch.setattr(forest, "train", lambda rows, source, at: of_groups(110.0, at))
     monkeypatch.setitem(SECONDS, "bob", 110.0)
     commit(store, past())
     first = list(retrain(store, tmp_path, BEGIN + 5 * DAY_S))
-    assert [each.alarming for each in first] == [False, False]
+    assert [each.alarming for each in first] == [False, False, False]
     assert "the last model's" not in first[1].text
 
     commit(store, past(20, days=1, first=1000, begin=BEGIN + 6 * DAY_S))
     too_soon = list(retrain(store, tmp_path, BEGIN + 5 * DAY_S + 1))
-    assert [each.alarming for each in too_soon] == [False, False]  # 20 jobs prove nothing
+    assert [each.alarming for each in too_soon] == [False, False, False]  # 20 prove nothing
 
     monkeypatch.setitem(SECONDS, "ada", 1000.0)
     monkeypatch.setitem(SECONDS, "bob", 900.0)
     commit(store, past(60, days=2, first=2000, begin=BEGIN + 7 * DAY_S))
-    of_throughput, alarm, of_duration = retrain(store, tmp_path, BEGIN + 9 * DAY_S)
+    of_throughput, alarm, of_duration, other, of_forest = retrain(
+        store, tmp_path, BEGIN + 9 * DAY_S
+    )
+    assert other.alarming and not of_forest.alarming
+    told = "median error (s) was 5 when the model was trained, and 790 since"
+    assert other.text == f"forest has drifted: the {told}"
     assert alarm.alarming and not of_duration.alarming and not of_throughput.alarming
     model = codec.decode_model((tmp_path / "duration.json").read_text())
     (name, then), _, (of_last, since) = model.errors
@@ -198,6 +206,13 @@ def always(value: float, at: float) -> Additive:
     model = Additive("", "a test", log(value), (), (), "log", 240, at)
     name = duration.measured(model, [{}], [{"duration_s": 1.0}])[-1][0]
     return replace(model, errors=((name, 0.1), ("MAE", 2.0)))
+
+
+def of_groups(seconds: float, at: float) -> Lookup:
+    """A model that says the same of all jobs of `past`."""
+    groups = {job.group for job in past()}
+    errors = (("median error (s)", 5.0),)
+    return Lookup("", "a test", dict.fromkeys(groups, seconds), 240, at, errors)
 
 
 # -- when

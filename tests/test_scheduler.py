@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from carmad.config import Collocation, Limits, Monitor, Recovery, Settings
-from carmad.core.decision import AskAgain, Placement, Preemption, Reason, Verdict
+from carmad.core.decision import AskAgain, Placement, Preemption, Reason, Remember, Verdict
 from carmad.core.messages import (
     CancelRequested,
     Discovered,
@@ -420,6 +420,21 @@ def test_a_policy_s_order_is_the_line_but_recovery_and_niceness_come_first():
         for expected_s, nice in ((900, 0), (60, 0), (1, 5))
     )
     assert [job.id for job in server.scheduler.line()] == [short, long, nice]
+
+
+def test_what_a_policy_wants_remembered_is_in_its_next_view():
+    seen = []
+
+    def plan(view):
+        seen.append(view.memory)
+        return (Remember(len(seen)),)
+
+    server = Server(policy=Scripted(plan))
+    server.submit()
+    server.submit()
+    assert seen == [None, *range(1, len(seen))]
+    assert len(seen) > 1
+    assert server.scheduler.view(server.now).memory == len(seen)
 
 
 def test_a_policy_can_ask_to_be_asked_again():

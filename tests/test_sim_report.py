@@ -29,7 +29,7 @@ from carmad.sim.report.numbers import change, number, time_unit
 from carmad.sim.report.rows import Row, rows
 from carmad.sim.report.runs import Run, gpus, runs
 from carmad.sim.report.style import BAD, RC, image
-from carmad.sim.report.table import Comparison
+from carmad.sim.report.table import Comparison, Overview, comparison
 from carmad.sim.report.timelines import means
 from carmad.sim.task import Rejected
 from tests.outcomes import attempt, experiment, gpu, job, made_up, outcome
@@ -253,6 +253,20 @@ def test_four_policies_are_beside_each_other_in_a_terminal_of_80_columns() -> No
     assert [line.split() for line in lines if line.lstrip().startswith("exclusive")] == [
         ["exclusive", "magm", "lug", "lucid"]
     ]
+
+
+def test_many_runs_are_a_line_each_in_one_table() -> None:
+    assert isinstance(comparison(of(*FIVE)), Comparison)
+    many = [replace(SLOW, policy="slow"), replace(FAST, policy="fast"), BETTER, ALL]
+    found = comparison(of(*FIVE, *many))
+    assert isinstance(found, Overview)
+    lines = [line.split() for line in plain(found, 200)]
+    titles, units = lines[0], lines[1]
+    assert titles[:3] == ["makespan", "JCT", "mean"]
+    assert units[0] in ("s", "min", "h")
+    slow, fast = (next(line for line in lines if line[0] == name) for name in ("slow", "fast"))
+    assert float(slow[2]) / float(fast[2].rstrip("*")) == pytest.approx(2 / 1.5)
+    assert len(lines) > 2 + len(found.runs)
 
 
 def test_the_best_is_seen_without_colour() -> None:

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from carmad.core.layout import Layout, Stage
+from carmad.core.types import StageTimes
 from carmad.errors import CarmaError
 from carmad.sim.catalogue import Profile
 from carmad.sim.task import Load, Rejected, Task, Trace
@@ -52,6 +54,47 @@ tasks = st.builds(
     fails=st.booleans(),
     estimates=st.sampled_from([(), (("horus", 7),), (("horus", 40000), ("fake tensor", 1))]),
 )
+amounts = st.floats(0, 1e6)
+stages = st.lists(
+    st.builds(
+        Stage,
+        replicas=st.integers(1, 9),
+        forward_s=amounts,
+        backward_s=amounts,
+        in_mib=amounts,
+        weights_mib=amounts,
+        tensor=st.integers(1, 4),
+        experts_mib=amounts,
+    ),
+    min_size=1,
+    max_size=3,
+)
+spread = st.builds(
+    lambda stages, allreduce, times: Task(
+        name="spread",
+        submit_s=0.0,
+        duration_s=1.0,
+        gpus=sum(stage.replicas * stage.tensor for stage in stages),
+        layout=Layout(tuple(stages), allreduce),
+        iteration_s=0.5,
+        stages=tuple(times),
+    ),
+    stages,
+    st.sampled_from(["ring", "tree"]),
+    st.lists(
+        st.builds(
+            StageTimes,
+            load_s=amounts,
+            forward_s=amounts,
+            backward_s=amounts,
+            communication_s=amounts,
+            sync=st.sampled_from(["backward", "forward"]),
+            gpu=st.sampled_from(["", "NVIDIA A100-SXM4-40GB"]),
+        ),
+        max_size=2,
+    ),
+)
+tasks |= spread
 
 
 def begun(drawn):
@@ -140,6 +183,19 @@ def test_bad_rows_are_named_by_line_and_reason(tmp_path, cells, why):
     trace = native.read(path)
     assert trace.rejected == (Rejected(5, why),)
     assert [task.name for task in trace.tasks] == ["a\nb", "c"]
+
+
+def test_a_layout_that_makes_no_sense_is_no_task(tmp_path):
+    text = "name,submit_s,duration_s,gpus,layout,stages\n"
+    text += "a,0,1,2,2x forward=20ms,load=1ms forward=2ms backward=3ms\n"
+    text += "b,0,1,2,3x forward=20ms,\nc,0,1,2,2x forward=20,\nd,0,1,2,,load=1ms\n"
+    trace = native.read(file(tmp_path, "t.csv", text))
+    assert [task.layout for task in trace.tasks] == [Layout((Stage(2, 0.02),))]
+    assert trace.tasks[0].stages == (StageTimes(0.001, 0.002, 0.003),)
+    words = [rejected.why for rejected in trace.rejected]
+    assert words[0] == "its layout is one of 3 GPUs, and it asks for 2"
+    assert words[1].startswith("layout: '20' is no time")
+    assert words[2].startswith("stages: 'load=1ms' lacks forward=")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import is_dataclass, replace
 from enum import Enum
@@ -630,6 +630,8 @@ def anything(hint: Any, within: tuple[Any, ...] = ()) -> st.SearchStrategy[Any]:
                 return st.just(())
             return st.lists(anything(arguments[0], within), max_size=3).map(tuple)
         return st.tuples(*(anything(one, within) for one in arguments))
+    if get_origin(hint) is Mapping:
+        return st.dictionaries(*(anything(one, within) for one in arguments), max_size=3)
     if is_dataclass(hint):
         hints = get_type_hints(hint)
         inside = (*within, hint)

@@ -24,7 +24,7 @@ def short(reason: Reason, gpu: str = "") -> str:
             return f"{name}: {where}{gib(reason.have)} free, need {gib(reason.need)}"
         case "settling":
             return f"{name}: {where}{max(0.0, reason.need - reason.have):.0f}s left"
-        case "first_kernel" | "mps_user" | "busy" | "exclusive" | "drained" | "fault":
+        case "first_kernel" | "mps_user" | "busy" | "exclusive" | "drained" | "fault" | "line_held":
             return f"{name}: {where}{reason.detail}".rstrip(": ")
         case "dependency":
             return f"{name}: {_few(reason.detail)}"
@@ -126,6 +126,17 @@ def _outlasts(reason: Reason) -> str:
     return f"it would outlast {reason.detail} by far ({numbers})"
 
 
+def _planned_start(reason: Reason) -> str:
+    turn = "" if reason.need <= 1 else f", as number {reason.need:.0f} on its GPUs"
+    after = f", after {_few(reason.detail)}" if reason.detail else ""
+    return f"its turn is planned in {duration(reason.have)}{turn}{after}"
+
+
+def _deadline(reason: Reason) -> str:
+    gone = "has passed" if reason.need <= 0 else f"is in {duration(reason.need)}"
+    return f"planned to end in {duration(reason.have)}, but its deadline {gone}"
+
+
 PHRASES: dict[str, Callable[[Reason], str]] = {
     # of one GPU: the hard rules
     "fault": lambda r: f"is faulty: {r.detail}",
@@ -150,7 +161,7 @@ PHRASES: dict[str, Callable[[Reason], str]] = {
     "memory": _memory,
     "min_free": _min_free,
     "risk": _risk,
-    # of one GPU: what Lucid and Castor ask of its neighbour
+    # of one GPU: what Lucid, Castor and Cuckoo ask of its neighbour
     "unprofiled": lambda r: f"{r.detail} has no profile yet: nobody knows what it would disturb",
     "unpredicted": lambda r: f"nobody can say how long {r.detail} takes",
     "sharing_score": lambda r: (
@@ -174,12 +185,42 @@ PHRASES: dict[str, Callable[[Reason], str]] = {
         if r.need
         else "nobody shares"
     ),
+    "few_idle": lambda r: f"{r.have:.0f} of the {r.need:.0f} GPUs that it wants are idle",
+    "line_held": lambda r: f"{r.detail} is before it and waits for GPUs",
+    "better_gpus": lambda r: (
+        f"on the idle GPUs it would be {r.have:.1f} times as slow as on the best: it waits for"
+        f" better ones until {_clock(r.need)}"
+    ),
+    "slices_apart": lambda r: (
+        f"the slices of a replica must be together: {r.need:.0f} GPUs, and no server has more than"
+        f" {r.have:.0f} free"
+    ),
+    "reserved": lambda r: (
+        f"GPUs are kept for shorter jobs; if none comes, for {duration(r.need)} more"
+    ),
+    "partner": lambda r: f"it joins {r.detail} as soon as the GPUs there admit it",
+    "no_partner": lambda r: "nobody to be packed with: none would gain, or it must be alone",
+    "planned_start": _planned_start,
+    "deadline": _deadline,
     "no_room": lambda r: f"{r.have:.0f} of {r.need:.0f} GPUs are idle, and it has no neighbour",
     # why it was placed as it was
     "affine": lambda r: f"{r.detail}: scores add up to {r.have:.0f} of {r.need:.0f}",
     "sharing_benefit": lambda r: (
         f"beside {r.detail} both end after {duration(r.have)} on average, one after the other after"
         f" {duration(r.need)}"
+    ),
+    "packed": lambda r: (
+        f"packed with {r.detail}: together {r.have:.2f} times as efficient as one after the other"
+    ),
+    "close_deadlines": lambda r: (
+        f"of {r.detail}'s deadline and its own the nearer is {r.have:.2f} of the other"
+    ),
+    "planned_end": lambda r: (
+        f"planned to end in {duration(r.have)}; its deadline is in {duration(r.need)}"
+    ),
+    "mapped": lambda r: (
+        f"an iteration takes {1000 * r.have:.0f} ms there, {1000 * r.need:.0f} ms on the fewest"
+        f" servers ({r.detail})"
     ),
     "split_batch": lambda r: f"batches of {r.need:.0f} are split into {r.detail} of {r.have:.0f}",
     "profiled_there": lambda r: f"it is profiled for {duration(r.need)}, alone",
@@ -223,9 +264,22 @@ SHORT = {
     "no_benefit": "NoBenefit",
     "profiling_gpus": "ProfilingGpus",
     "sharing_off": "SharingOff",
+    "few_idle": "FewIdle",
+    "line_held": "LineHeld",
+    "better_gpus": "BetterGpus",
+    "slices_apart": "SlicesApart",
+    "reserved": "Reserved",
+    "partner": "Partner",
+    "no_partner": "NoPartner",
+    "planned_start": "Planned",
+    "deadline": "Deadline",
     "no_room": "NoRoom",
     "affine": "Affine",
     "sharing_benefit": "SharingBenefit",
+    "packed": "Packed",
+    "close_deadlines": "CloseDeadlines",
+    "planned_end": "PlannedEnd",
+    "mapped": "Mapped",
     "split_batch": "SplitBatch",
     "profiled_there": "Profiled",
     "predicted": "Predicted",
@@ -239,5 +293,5 @@ SHORT = {
 
 # Whose detail fits into a table: a job, a user, or an admin's few words.
 DETAILED = frozenset(
-    {"first_kernel", "dependency", "mps_user", "busy", "exclusive", "drained", "fault"}
+    {"first_kernel", "dependency", "mps_user", "busy", "exclusive", "drained", "fault", "line_held"}
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from carmad.api.layouts import layout_out, stage_times_out
 from carmad.api.phrases import phrase, short
 from carmad.api.responses import (
     DecisionOut,
@@ -148,6 +149,11 @@ class Jobs:
         out["ended_at"] = iso(job.ended_at)
         out["time_limit_s"] = spec.time_limit_s
         out["expected_s"] = spec.expected_s
+        out["deadline_at"] = iso(spec.deadline_at)
+        out["late_s"] = _late_s(job)
+        out["layout"] = layout_out(spec.layout) if spec.layout else None
+        out["stages"] = [stage_times_out(one) for one in job.stages or spec.stages]
+        out["watch_stages"] = spec.watch_stages
         out["batch_size"] = spec.batch_size
         out["amp"] = spec.amp
         out["cold_start_s"] = spec.cold_start_s
@@ -224,6 +230,14 @@ class Jobs:
         nearest = min(refusing, key=lambda verdict: len(verdict.refused))
         gpu = self._scene.gpus.get(nearest.gpu)
         return short(nearest.refused[0], f"GPU{gpu.index}" if gpu else "")
+
+
+def _late_s(job: Job) -> float | None:
+    """What failed has not met its deadline, and nobody can say by how much."""
+    deadline_at, ended_at = job.spec.deadline_at, job.ended_at
+    if deadline_at is None or ended_at is None or job.state is not JobState.SUCCEEDED:
+        return None
+    return round(ended_at - deadline_at, 3)
 
 
 def _profile(profile: Profile) -> ProfileOut:
@@ -310,6 +324,7 @@ def gpu_out(view: GpuView, scene: Scene, uid: int, see_all: bool) -> GpuOut:
         "name": gpu.name,
         "mig": gpu.is_mig,
         "parent": gpu.parent,
+        "island": gpu.island,
         "memory_mib": gpu.memory_mib,
         "memory_used_mib": sample.memory_used_mib if sample else None,
         "memory_free_mib": sample.memory_free_mib if sample else None,

@@ -10,6 +10,7 @@ from carmad.api.times import moment
 
 MAX_TASKS = 10_000
 MAX_BATCH = 1_000_000_000
+MAX_MIB = 100_000_000
 SHORTEST_STEP_S = 1e-6
 YEARS_S = 10 * 365 * 86_400.0
 
@@ -65,6 +66,44 @@ class ArrayIn(Request):
     limit: Annotated[int, Field(ge=1, le=MAX_TASKS)] | None = None
 
 
+Seconds = Annotated[float, Field(ge=0, le=YEARS_S)]
+Mib = Annotated[float, Field(ge=0, le=MAX_MIB)]
+Gpus = Annotated[int, Field(ge=1, le=1024)]
+
+
+class StageIn(Request):
+    """A stage of a pipeline: see `carmad.core.layout.Stage`."""
+
+    replicas: Gpus = 1
+    forward_s: Seconds = 0.0
+    backward_s: Seconds = 0.0
+    in_mib: Mib = 0.0
+    out_mib: Mib = 0.0
+    weights_mib: Mib = 0.0
+    tensor: Gpus = 1
+    tensor_mib: Mib = 0.0
+    experts_mib: Mib = 0.0
+
+
+class LayoutIn(Request):
+    stages: Annotated[list[StageIn], Field(min_length=1, max_length=1024)]
+    allreduce: Literal["ring", "tree"] = "ring"
+
+
+class StageTimesIn(Request):
+    """An iteration alone: see `carmad.core.types.StageTimes`."""
+
+    load_s: Seconds
+    forward_s: Seconds
+    backward_s: Seconds
+    communication_s: Seconds = 0.0
+    sync: Literal["backward", "forward"] = "forward"
+
+
+class StageTimesOfKindIn(StageTimesIn):
+    gpu: Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f]*$", max_length=256)] = ""
+
+
 class SubmitIn(Request):
     """A job, or with `array` many of them that differ in their index.
 
@@ -78,8 +117,8 @@ class SubmitIn(Request):
     env: Annotated[dict[EnvName, Text], Field(max_length=20_000)] = {}
     export: Annotated[dict[EnvName, Text], Field(max_length=20_000)] = {}
     conda_env: Path | None = None
-    gpus: Annotated[int, Field(ge=1, le=1024)] = 1
-    memory_mib: Annotated[int, Field(ge=1, le=100_000_000)] | None = None
+    gpus: Gpus = 1
+    memory_mib: Annotated[int, Field(ge=1, le=MAX_MIB)] | None = None
     batch_size: Annotated[int, Field(ge=1, le=MAX_BATCH)] | None = None
     amp: bool = False
     cold_start_s: Annotated[float, Field(ge=0, le=YEARS_S)] = 0.0
@@ -87,6 +126,10 @@ class SubmitIn(Request):
     nice: Annotated[int, Field(ge=-10_000, le=10_000)] = 0
     time_limit_s: Annotated[float, Field(gt=0, le=YEARS_S)] | None = None
     expected_s: Annotated[float, Field(gt=0, le=YEARS_S)] | None = None
+    deadline_at: Time | None = None
+    layout: LayoutIn | None = None
+    stages: Annotated[list[StageTimesOfKindIn], Field(max_length=64)] = []
+    watch_stages: bool = False
     warn: WarnIn | None = None
     begin_at: Time | None = None
     after: Annotated[list[AfterIn], Field(max_length=1000)] = []
@@ -104,7 +147,10 @@ class SelectIn(Request):
 
 
 class StepIn(Request):
+    """`stages`: what the seconds of a step go to, on the GPUs that the job has."""
+
     seconds: Annotated[float, Field(ge=SHORTEST_STEP_S, le=YEARS_S)]
+    stages: StageTimesIn | None = None
 
 
 class DrainIn(Request):

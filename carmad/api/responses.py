@@ -71,6 +71,47 @@ class ProfileOut(TypedDict):
     of: int | None  # the earlier job that it was taken from
 
 
+class StageOut(TypedDict):
+    """A stage of a pipeline; times and sizes are of an iteration and a replica."""
+
+    replicas: int
+    forward_s: float
+    backward_s: float
+    in_mib: float
+    out_mib: float
+    weights_mib: float
+    tensor: int  # slices of a replica, each on a GPU of its own
+    tensor_mib: float
+    experts_mib: float
+
+
+class LayoutOut(TypedDict):
+    """How a job is spread over its GPUs."""
+
+    stages: list[StageOut]
+    allreduce: str  # ring, tree
+
+
+class StageTimesOut(TypedDict):
+    """What an iteration of a job takes alone."""
+
+    load_s: float
+    forward_s: float
+    backward_s: float
+    communication_s: float
+    sync: str  # what waits for the gradients: backward, or the next iteration's forward
+    gpu: str  # the kind of GPU; "": any
+
+
+class OutlookOut(TypedDict):
+    """Of a job with a deadline: what would come of it if nobody shared."""
+
+    starts_at: str | None  # null: nobody can say
+    ends_at: str | None
+    late_s: float | None  # after its deadline; below 0: so long before it
+    text: str
+
+
 class PredictionOut(TypedDict):
     """How long the job runs alone."""
 
@@ -115,6 +156,12 @@ class JobOut(TypedDict):
     ended_at: NotRequired[str | None]
     time_limit_s: NotRequired[float | None]
     expected_s: NotRequired[float | None]
+    deadline_at: NotRequired[str | None]
+    late_s: NotRequired[float | None]  # of one that succeeded: after its deadline; below 0: before
+    outlook: NotRequired[OutlookOut | None]  # of one with a deadline that has not ended
+    layout: NotRequired[LayoutOut | None]
+    stages: NotRequired[list[StageTimesOut]]  # as its owner, it or an earlier run has told
+    watch_stages: NotRequired[bool]
     batch_size: NotRequired[int | None]  # per GPU, of a job whose batches may be split
     amp: NotRequired[bool]
     cold_start_s: NotRequired[float]
@@ -214,6 +261,7 @@ class SubmittedOut(TypedDict):
     ids: list[int]
     label: str
     warnings: list[str]
+    outlook: NotRequired[OutlookOut | None]  # of a job with a deadline; of an array, its first task
 
 
 class DryRunOut(TypedDict):
@@ -268,6 +316,7 @@ class GpuOut(TypedDict):
     name: str
     mig: bool
     parent: str | None
+    island: str  # GPUs with the same one are near each other; "": all are
     memory_mib: int
     memory_used_mib: int | None
     memory_free_mib: int | None
@@ -447,7 +496,7 @@ class EstimatorsOut(TypedDict):
 
 class ModelOut(TypedDict):
     name: str
-    kind: str  # tree, boosted, additive
+    kind: str  # tree, boosted, additive, lookup
     about: str  # what it predicts
     source: str  # what it was trained on
     rows: int

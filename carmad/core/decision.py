@@ -58,7 +58,15 @@ class AskAgain:
     at: float
 
 
-Proposal = Placement | Preemption | AskAgain
+@dataclass(frozen=True, slots=True)
+class Remember:
+    """What a policy wants to find in the next view's `memory`: a frozen value. It does not outlive
+    the daemon."""
+
+    memory: object
+
+
+Proposal = Placement | Preemption | AskAgain | Remember
 
 
 @dataclass(frozen=True, slots=True)

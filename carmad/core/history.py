@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import TypeVar
 
-from carmad.core.types import Job, JobId, JobState, Profile, StepTime
+from carmad.core.types import Job, JobId, JobState, Profile, StageTimes, StepTime
 
 RUNS = 4096  # the latest that ended
 PER_KIND = 64  # durations kept of a group, of a user, of a GPU demand
@@ -39,6 +39,7 @@ class Past:
     state: JobState
     profile: Profile | None
     steps: tuple[StepTime, ...]
+    stages: tuple[StageTimes, ...] = ()
 
 
 def past(job: Job) -> Past | None:
@@ -57,6 +58,7 @@ def past(job: Job) -> Past | None:
         job.state,
         job.profile,
         job.steps,
+        job.stages,
     )
 
 
@@ -95,6 +97,7 @@ class History:
         self._runs: OrderedDict[tuple[JobId, int], Past] = OrderedDict()
         self._profiles: OrderedDict[str, Profile] = OrderedDict()
         self._steps: OrderedDict[str, tuple[StepTime, ...]] = OrderedDict()
+        self._stages: OrderedDict[str, tuple[StageTimes, ...]] = OrderedDict()
         self._bins: OrderedDict[int, list[int]] = OrderedDict()  # jobs, GPUs
         for run in runs:
             self.remember(run)
@@ -117,11 +120,11 @@ class History:
         self.by_group.add(run.group, run.duration_s)
         self.by_user.add(run.user, run.duration_s)
         self.by_gpus.add(run.gpus, run.duration_s)
-        self._learn(run.job, run.group, run.profile, run.steps)
+        self._learn(run.job, run)
 
     def learn(self, job: Job) -> None:
         """What a job shows that still runs."""
-        self._learn(job.id, job.group, job.profile, job.steps)
+        self._learn(job.id, job)
 
     def profile(self, group: str) -> Profile | None:
         """The latest of a run of the job."""
@@ -131,6 +134,10 @@ class History:
         """As the latest run of the job has told, or was told of earlier ones."""
         return self._steps.get(group, ())
 
+    def stages(self, group: str) -> tuple[StageTimes, ...]:
+        """Likewise."""
+        return self._stages.get(group, ())
+
     def note_submission(self, at: float, gpus: int) -> None:
         number = int(at // BIN_S)
         counts = self._bins.setdefault(number, [0, 0])
@@ -139,13 +146,14 @@ class History:
         while len(self._bins) > BINS:
             self._bins.popitem(last=False)
 
-    def _learn(
-        self, job: JobId, group: str, profile: Profile | None, steps: tuple[StepTime, ...]
-    ) -> None:
+    def _learn(self, id: JobId, seen: Job | Past) -> None:
+        profile, group = seen.profile, seen.group
         if profile and profile.seconds and profile.of is None:
-            _keep(self._profiles, group, replace(profile, of=job))
-        if steps:
-            _keep(self._steps, group, steps)
+            _keep(self._profiles, group, replace(profile, of=id))
+        if seen.steps:
+            _keep(self._steps, group, seen.steps)
+        if seen.stages:
+            _keep(self._stages, group, seen.stages)
 
     def traffic(self, now: float) -> Sequence[tuple[int, int]]:
         """Jobs and GPUs asked for in each ten minutes, from the first that is known or `BINS` ago

@@ -5,7 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from carmad.core.decision import Decision
-from carmad.core.types import Estimate, Exit, Gpu, GpuId, GpuSample, Job, JobId, JobSpec, JobState
+from carmad.core.types import (
+    Estimate,
+    Exit,
+    Gpu,
+    GpuId,
+    GpuSample,
+    Job,
+    JobId,
+    JobSpec,
+    JobState,
+    StageTimes,
+)
 from carmad.models import Model
 
 
@@ -101,11 +112,12 @@ class Noticed:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """A running job's own word on how long its training steps take."""
+    """A running job's own word on how long its training steps take, and what in them."""
 
     at: float
     job: JobId
     seconds: float
+    stages: StageTimes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from carmad.core.decision import (
     Preemption,
     Proposal,
     Reason,
+    Remember,
     refuse,
 )
 from carmad.core.fleet import Fleet
@@ -49,6 +50,7 @@ class Placer:
         self._history = history
         self._models = models
         self.last_placed = last_placed
+        self._memory: object = None  # the policy's
         self._news: list[Decision] = []
         self.decisions: dict[JobId, Decision] = {}
 
@@ -65,6 +67,7 @@ class Placer:
             self._history,
             self._models,
             self.last_placed,
+            self._memory,
         )
 
     def barrier(self, job: Job, now: float) -> Reason | None:
@@ -104,6 +107,9 @@ class Placer:
         for n, proposal in enumerate(plan, 1):
             if isinstance(proposal, AskAgain):
                 actions.append(Wake(proposal.at))
+                continue
+            if isinstance(proposal, Remember):
+                self._memory = proposal.memory
                 continue
             if isinstance(proposal, Preemption):
                 actions += self._preempt(proposal, now)

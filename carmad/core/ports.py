@@ -15,7 +15,8 @@ from carmad.models import Model
 
 
 class Policy(Protocol):
-    """Chooses GPUs for queued jobs. Pure: same view, same plan."""
+    """Chooses GPUs for queued jobs. Pure: same view, same plan. What one plan has to tell the next
+    it proposes to `Remember`."""
 
     @property
     def name(self) -> str: ...

@@ -50,6 +50,7 @@ from carmad.core.types import (
     Prediction,
     Profile,
     Retry,
+    StageTimes,
     StepTime,
     Usage,
 )
@@ -363,7 +364,12 @@ class Scheduler:
         if abs(event.seconds - before) > NEWS * before:
             told[job.accumulation] = event.seconds
             steps = (StepTime(parts, seconds) for parts, seconds in sorted(told.items()))
-            self._put(replace(job, steps=tuple(steps)))
+            job = replace(job, steps=tuple(steps))
+        if event.stages and not job.spec.stages and job.accumulation == 1:
+            of_this_kind = replace(event.stages, gpu=self.gpus[job.gpus[0]].name)
+            job = replace(job, stages=_with(of_this_kind, job.stages))
+        if job is not self.jobs[job.id]:
+            self._put(job)
 
     # -- time
 
@@ -437,6 +443,7 @@ class Scheduler:
             job,
             profile=job.profile if job.profiled else history.profile(job.group) or job.profile,
             steps=job.steps or history.steps(job.group),
+            stages=job.spec.stages or job.stages or history.stages(job.group),
         )
         return replace(known, prediction=self._predicted(known, now))
 
@@ -590,6 +597,11 @@ def _in_vain(job: Job, ended: Mapping[JobId, JobState]) -> Exit | None:
     if culprit is None or job.holds_gpus:
         return None
     return Exit(Cause.DEPENDENCY, evidence=f"job {culprit} ended as {ended[culprit]}")
+
+
+def _with(new: StageTimes, known: tuple[StageTimes, ...]) -> tuple[StageTimes, ...]:
+    """One for each kind of GPU."""
+    return (*(each for each in known if each.gpu != new.gpu), new)
 
 
 def _lost_before(job: Job) -> bool:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import NewType
+from typing import Literal, NewType
+
+from carmad.core.layout import Layout
 
 JobId = NewType("JobId", int)
 GpuId = NewType("GpuId", str)  # the UUID the driver gives: GPU-… or MIG-…
@@ -91,6 +93,19 @@ class WarnSignal:
     before_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class StageTimes:
+    """What an iteration of a job takes alone, by what it keeps busy (Cuckoo paper, 3.2)."""
+
+    load_s: float  # reading and preparing a batch: CPU and disk
+    forward_s: float
+    backward_s: float
+    communication_s: float = 0.0  # synchronising gradients, which begins with the backward pass
+    # What waits for the gradients: the end of the iteration, or only the next one's forward pass.
+    sync: Literal["backward", "forward"] = "forward"
+    gpu: str = ""  # the kind of GPU; "": any
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
     """What the user asked for. Never changes."""
@@ -114,6 +129,10 @@ class JobSpec:
     nice: int = 0  # higher yields to others
     time_limit_s: float | None = None
     expected_s: float | None = None  # how long it should run alone, for policies that ask
+    deadline_at: float | None = None  # when it is wanted done, for policies that ask
+    layout: Layout | None = None  # over its GPUs; None: as many replicas, nothing known of them
+    stages: tuple[StageTimes, ...] = ()  # the user's own word, one per kind of GPU
+    watch_stages: bool = False  # measure them when it runs
     warn: WarnSignal | None = None
     begin_at: float | None = None
     after: tuple[After, ...] = ()
@@ -266,6 +285,7 @@ class Job:
     prediction: Prediction | None = None
     profile: Profile | None = None
     steps: tuple[StepTime, ...] = ()  # as it, or an earlier run of the job, has told; one per parts
+    stages: tuple[StageTimes, ...] = ()  # likewise, or as its owner has; one per kind of GPU
     profiling: ProfilingRun | None = None  # this attempt is to profile it, and is not over yet
     accumulation: int = 1  # parts that the current or last attempt splits each batch into
     attempt: int = 0  # the current or last one; 0 before the first
@@ -328,6 +348,7 @@ class Gpu:
     memory_mib: int
     parent: GpuId | None = None
     node: str = "local"
+    island: str = ""  # GPUs of a node with the same one are near each other: NVLink, or one socket
 
     @property
     def is_mig(self) -> bool:

@@ -45,6 +45,7 @@ class View:
     history: History
     models: Mapping[str, Model]  # what was learned, by name
     last_placed: GpuId | None = None  # the GPU given out last (round-robin's place)
+    memory: object = None  # what the policy last wished to be remembered, since the daemon started
 
     @property
     def gpus(self) -> tuple[GpuView, ...]:
@@ -93,6 +94,7 @@ class View:
             self.history,
             self.models,
             last_placed=gpus[-1],
+            memory=self.memory,
         )
 
     def gpu(self, gpu: GpuId) -> GpuView:

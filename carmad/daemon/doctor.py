@@ -63,6 +63,7 @@ def checks(
         _identity(),
         *_telemetry(capabilities),
         *_gpus(scene),
+        *_islands(scene),
         *_mps(settings, scene, mps),
         *_state(state_dir),
         _systemd(systemd),
@@ -110,6 +111,16 @@ def _gpus(scene: Scene) -> Iterator[Check]:
                 yield Check(name, False, detail, "Is the driver hanging? Try nvidia-smi.")
             case _:
                 yield Check(name, True, f"{gpu.gpu.name}, {gib(gpu.gpu.memory_mib)}")
+
+
+def _islands(scene: Scene) -> Iterator[Check]:
+    """Which GPUs are near each other, where not all are."""
+    members: dict[str, list[str]] = {}
+    for gpu in scene.view.gpus:
+        members.setdefault(gpu.gpu.island, []).append(str(gpu.gpu.index))
+    if len(members) > 1:
+        detail = "; ".join(f"{name}: GPU {', '.join(its)}" for name, its in members.items())
+        yield Check("islands", True, f"of GPUs near each other, {detail}")
 
 
 def _mps(settings: Settings, scene: Scene, mps: Mps | None) -> Iterator[Check]:

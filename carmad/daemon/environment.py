@@ -5,15 +5,19 @@ Nothing here starts or reads a process; the passwd database is all that is looke
 
 from __future__ import annotations
 
+import os
 import pwd
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from carmad import hooks
 from carmad.core.types import GpuId, Job, Mode
 
 # Where the conda wrapper says why it could not start the program; the supervisor listens there.
 REPORT_FD = 9
+
+HOOKS = str(Path(hooks.__file__).parent)  # with a `sitecustomize` for the job's Python
 
 BATCH_SIZE = "{batch_size}"  # in the command of a job that told its batch size
 
@@ -130,6 +134,8 @@ def job_environment(
     if (part := _sub_batch(job)) is not None:
         env["CARMA_ACCUMULATION_STEPS"] = str(job.accumulation)
         env["CARMA_BATCH_SIZE"] = str(part)
+    if spec.watch_stages and gpus:  # without GPUs it is only tried out
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, (HOOKS, env.get("PYTHONPATH"))))
     if job.mode not in (Mode.EXCLUSIVE, Mode.MIG) and not job.exclusive:
         # Both take nearly the whole card at start unless told otherwise.
         if not any(name in env for name in _XLA_MEMORY):

@@ -10,8 +10,10 @@ from datetime import datetime
 
 from starlette.concurrency import run_in_threadpool
 
-from carmad.api.phrases import gib
+from carmad.api.outlook import outlook_out
+from carmad.api.phrases import duration, gib
 from carmad.api.requests import SubmitIn
+from carmad.api.responses import OutlookOut
 from carmad.api.select import parse_label
 from carmad.core.decision import Placement, Reason
 from carmad.core.line import never_satisfied
@@ -30,9 +32,10 @@ from carmad.core.types import (
     WarnSignal,
 )
 from carmad.daemon.environment import BATCH_SIZE, scrub
+from carmad.daemon.layouts import layout, stage_times
 from carmad.daemon.peers import Peer
 from carmad.daemon.problems import Conflict, Forbidden, TooLarge
-from carmad.daemon.service import Service
+from carmad.daemon.service import Service, capture
 from carmad.errors import CarmaError
 
 MAX_WORDS_BYTES = 1 << 20  # of all arguments, and of the environment
@@ -63,6 +66,26 @@ async def submit(service: Service, peer: Peer, body: SubmitIn) -> tuple[JobId, i
     return first, count
 
 
+async def foreseen(service: Service, id: JobId) -> OutlookOut | None:
+    """Whether a job that was just submitted will meet its deadline."""
+    now = service.now()
+    job, scene = await service.ask(lambda core: (_joining(core, id, now), capture(core, now)))
+    return outlook_out(job, scene) if job else None
+
+
+def _joining(core: Scheduler, id: JobId, now: float) -> Job | None:
+    """The job as it will join the line, once its memory is estimated."""
+    job = core.jobs.get(id)
+    if job is None or job.state is not JobState.PENDING or core.predictor is None:
+        return job
+    job = replace(job, profile=core.history.profile(job.group))
+    try:
+        predicted = core.predictor.predict(job, core.history, core.models, now)
+    except Exception:  # noqa: BLE001 - foreign code
+        return job
+    return replace(job, prediction=predicted)
+
+
 async def require_room(service: Service, peer: Peer, count: int) -> None:
     waiting, there_is_room = await service.room(peer.uid, count)
     if not there_is_room:
@@ -77,8 +100,10 @@ async def checked(service: Service, peer: Peer, body: SubmitIn) -> JobSpec:
     """The spec of the job, or of any task of the array."""
     _may_submit(service, peer, body)
     _fits_the_kernel(body)
+    _in_time(body, service.now())
     await service.ready()
-    _fits_the_server(body, service.tally.gpus)
+    gpus = service.tally.gpus
+    _fits_the_server(body, gpus)
     after = await _dependencies(service, peer, body) if body.after else ()
     tasks = len(body.array.indices) if body.array else 1
     if tasks * len(after) > MAX_WAITS:
@@ -86,7 +111,7 @@ async def checked(service: Service, peer: Peer, body: SubmitIn) -> JobSpec:
             f"{tasks} tasks that wait for {len(after)} jobs each: at most {MAX_WAITS} waits in all",
             "Let them wait for one job that waits for the others.",
         )
-    return _spec(body, peer, after)
+    return _spec(body, peer, after, gpus)
 
 
 def warnings(body: SubmitIn, now: float) -> list[str]:
@@ -95,6 +120,9 @@ def warnings(body: SubmitIn, now: float) -> list[str]:
     begin_at = _time(body.begin_at)
     if begin_at is not None and begin_at <= now:
         found.append("the time to begin is in the past: the job may start at once")
+    deadline_at = _time(body.deadline_at)
+    if begin_at is not None and deadline_at is not None and begin_at >= deadline_at:
+        found.append("it may begin only after its deadline")
     if body.array and body.array.limit and body.array.limit >= len(body.array.indices) > 1:
         found.append("the array's limit is not below its number of tasks: it limits nothing")
     if body.warn and body.time_limit_s and body.warn.before_s >= body.time_limit_s:
@@ -163,6 +191,15 @@ def _fits_the_kernel(body: SubmitIn) -> None:
                 f" {MAX_WORDS_BYTES} in all and {MAX_WORD_BYTES} each can be passed on",
                 "Put what is long into a file, and give the job its name.",
             )
+
+
+def _in_time(body: SubmitIn, now: float) -> None:
+    deadline_at = _time(body.deadline_at)
+    if deadline_at is not None and deadline_at <= now:
+        raise CarmaError(
+            f"the deadline was {duration(now - deadline_at)} ago",
+            "Give one that is to come, such as --deadline 8h, or none.",
+        )
 
 
 def _fits_the_server(body: SubmitIn, gpus: tuple[Gpu, ...]) -> None:
@@ -240,7 +277,7 @@ def _waiting_for(job: Job, after: After) -> Job:
     return replace(job, spec=replace(job.spec, after=(after,)))
 
 
-def _spec(body: SubmitIn, peer: Peer, after: tuple[After, ...]) -> JobSpec:
+def _spec(body: SubmitIn, peer: Peer, after: tuple[After, ...], gpus: tuple[Gpu, ...]) -> JobSpec:
     env = scrub(body.env) | body.export
     default = "carma-%A_%a.out" if body.array else "carma-%j.out"
     return JobSpec(
@@ -263,6 +300,10 @@ def _spec(body: SubmitIn, peer: Peer, after: tuple[After, ...]) -> JobSpec:
         nice=body.nice,
         time_limit_s=body.time_limit_s,
         expected_s=body.expected_s,
+        deadline_at=_time(body.deadline_at),
+        layout=layout(body),
+        stages=stage_times(body.stages, gpus),
+        watch_stages=body.watch_stages,
         warn=WarnSignal(body.warn.signum, body.warn.before_s) if body.warn else None,
         begin_at=_time(body.begin_at),
         after=after,

@@ -88,7 +88,10 @@ def run(options: argparse.Namespace) -> None:
         newest = max(launcher.launched(), default=0)
         inbox = Inbox(clock, max(store.restore().next_id, newest + 1))
         mps = _mps(settings, state_dir, own_units)
-        job_env = {"CARMA_EMULATED_DIR": _cards(settings)} if _cards(settings) else {}
+        where = options.socket or paths.daemon_socket()
+        job_env = {"CARMA_SOCKET": os.path.abspath(where)}  # noqa: PTH100 - a link stays one
+        if cards := _cards(settings):
+            job_env["CARMA_EMULATED_DIR"] = cards
         world = DaemonWorld(
             state_dir,
             inbox,
@@ -119,7 +122,7 @@ def run(options: argparse.Namespace) -> None:
             config_path=str(config) if config else None,
             config_toml=configfile.dump(settings),
         )
-        server = Server(_socket(options.socket or paths.daemon_socket()), create_app(service))
+        server = Server(_socket(where), create_app(service))
         past = store.past(clock())
         journal = Journal(
             state_dir / "journal",

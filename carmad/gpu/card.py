@@ -37,7 +37,7 @@ REAP_S = 0.25  # how long the demand of a dead job may still slow down its neigh
 # The file is an array of 8-byte words: a header, then SLOTS entries of SLOT words.
 MAGIC = int.from_bytes(b"CARMA\0\0\1", "little")  # the last byte is the layout's version
 _MAGIC, _INDEX, _TOTAL, _LOST, _FRAGMENTATION, _IDLE_W, _PEAK_W = range(7)
-_ENERGY_MJ, _ENERGY_AT, _REAPED_AT = range(7, 10)
+_ENERGY_MJ, _ENERGY_AT, _REAPED_AT, _ISLAND = range(7, 11)
 NAME_AT, NAME_LENGTH = 128, 64  # bytes
 HEADER = (NAME_AT + NAME_LENGTH) // 8
 SLOT, SLOTS = 8, 64
@@ -131,11 +131,13 @@ def create(
     idle_w: float,
     peak_w: float,
     fragmentation: float = 0.0,
+    island: int = 0,
 ) -> None:
     """Make the card at `path`, whole or not at all. Raises FileExistsError."""
     words = bytearray(WORDS * 8)
     ints, floats = memoryview(words).cast("q"), memoryview(words).cast("d")
     ints[_MAGIC], ints[_INDEX], ints[_TOTAL] = MAGIC, index, memory_mib
+    ints[_ISLAND] = island
     floats[_FRAGMENTATION], floats[_IDLE_W], floats[_PEAK_W] = fragmentation, idle_w, peak_w
     floats[_ENERGY_AT] = monotonic()
     encoded = name.encode()[:NAME_LENGTH]
@@ -175,6 +177,7 @@ class Card:
             self.close()
             raise ValueError(f"{path} is not an emulated card of this version")
         self.index = self._ints[_INDEX]
+        self.island = self._ints[_ISLAND]
         self.memory_mib = self._ints[_TOTAL]
         self.name = self._map[NAME_AT : NAME_AT + NAME_LENGTH].rstrip(b"\0").decode()
 

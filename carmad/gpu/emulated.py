@@ -39,12 +39,17 @@ KINDS: dict[str, Kind] = {
 SM_EXPONENT = 1.5
 MOST_DRAM = 0.8  # DRAM activity that is reached in practice
 
-HINT = "write it like 3xA100-40GB or 2xA100-40GB,1xV100-16GB; kinds: " + " ".join(KINDS)
+ISLANDS = "+"  # between those of one server
+HINT = (
+    "write it like 3xA100-40GB or 2xA100-40GB,1xV100-16GB, with + where another island of near"
+    " GPUs begins; kinds: " + " ".join(KINDS)
+)
 
 
 def create(directory: Path, spec: str) -> None:
     """Make the cards of `spec` in `directory`; cards that are there already stay as they are."""
     kinds = parse(spec)
+    island_of = [n for n, part in enumerate(spec.split(ISLANDS)) for _ in parse(part)]
     try:
         if not directory.exists():
             directory.mkdir(parents=True)
@@ -59,6 +64,7 @@ def create(directory: Path, spec: str) -> None:
                     memory_mib=kind.memory_mib,
                     idle_w=kind.idle_w,
                     peak_w=kind.peak_w,
+                    island=island_of[index],
                 )
         there = len(card.paths(str(directory)))
     except OSError as error:
@@ -70,9 +76,9 @@ def create(directory: Path, spec: str) -> None:
 
 
 def parse(spec: str) -> tuple[Kind, ...]:
-    """The GPUs of a server, from a text like `2xA100-40GB,1xV100-16GB`."""
+    """The GPUs of a server, from a text like `2xA100-40GB,1xV100-16GB`, whatever their islands."""
     kinds: list[Kind] = []
-    for part in spec.split(","):
+    for part in spec.replace(ISLANDS, ",").split(","):
         match = re.fullmatch(r"\s*(?:(\d+)x)?(\S+)\s*", part)
         if match is None or match[2] not in KINDS:
             raise CarmaError(f"no such emulated GPU: {part.strip()!r}", HINT)
@@ -110,8 +116,16 @@ class EmulatedSource:
             raise CarmaError(f"no emulated cards in {self._directory}", hint)
         found.sort(key=lambda each: each.index)
         self._cards = {GpuId(each.uuid): each for each in found}
+        several = len({each.island for each in found}) > 1
         return tuple(
-            Gpu(GpuId(each.uuid), each.index, each.name, each.memory_mib) for each in found
+            Gpu(
+                GpuId(each.uuid),
+                each.index,
+                each.name,
+                each.memory_mib,
+                island=str(each.island) if several else "",
+            )
+            for each in found
         )
 
     def sample(self, at: float) -> tuple[GpuSample, ...]:

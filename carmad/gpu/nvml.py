@@ -7,7 +7,8 @@ from __future__ import annotations
 import contextlib
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,6 +31,7 @@ from carmad.gpu.driver import (
 from carmad.gpu.events import EventWatcher
 from carmad.gpu.profiler import PROFILED, Activity, Profiler, Unit
 from carmad.gpu.source import Capabilities, Health
+from carmad.gpu.topology import islands
 
 _T = TypeVar("_T")
 
@@ -55,6 +57,7 @@ class NvmlSource:
         self._profiler = profiler
         self._boards: list[Board] = []
         self._units: tuple[Unit, ...] = ()  # of the boards
+        self._islands: dict[GpuId, str] = {}  # of them, too; asked for when others come or go
         self._notes: tuple[str, ...] = ()
         self._news: queue.SimpleQueue[Health] = queue.SimpleQueue()
         self._people: dict[int, tuple[str, str]] = {}
@@ -87,12 +90,24 @@ class NvmlSource:
             boards += [board for board in self._boards if board.id not in here]
         self._boards = sorted(boards, key=lambda board: board.bus)
         self._notes = (*unopened, *(_NO_INSTANCE.format(b.id) for b in boards if not b.units))
-        units = units_of(self._boards)
+        units = self._on_islands(units_of(self._boards))
         if self._watcher is None or units != self._units:
             self._finish()
             self._units = units
             self._begin()
         return tuple(unit.gpu for unit in units)
+
+    def _on_islands(self, units: Iterable[Unit]) -> tuple[Unit, ...]:
+        """An instance is where its GPU is."""
+        boards = [board.id for board in self._boards]
+        if boards != list(self._islands):
+            self._islands = islands(boards)
+        return tuple(
+            replace(
+                unit, gpu=replace(unit.gpu, island=self._islands[unit.gpu.parent or unit.gpu.id])
+            )
+            for unit in units
+        )
 
     def sample(self, at: float) -> tuple[GpuSample, ...]:
         if self._watcher is None and not self._reconnect(at):

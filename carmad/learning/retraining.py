@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from carmad.errors import CarmaError
-from carmad.learning import duration, table, throughput
+from carmad.learning import duration, forest, table, throughput
 from carmad.learning.duration import Row
-from carmad.models import Additive
+from carmad.models import Additive, Lookup, Model
 from carmad.models.traffic import INTERVAL_S, WEEK
 from carmad.models.workload import exemplars_of
 from carmad.store import codec
@@ -35,13 +35,14 @@ class Subject:
     """What a model is trained from, and judged by later on."""
 
     name: str
-    train: Callable[[], Additive]  # raises CarmaError when there is too little to learn from
-    since: Callable[[Additive], Error | None]  # its error on what came after; None: too little came
+    train: Callable[[], Model]  # raises CarmaError when there is too little to learn from
+    since: Callable[[Model], Error | None]  # an old one's on what came after; None: too little
 
 
 def retrain(store: SqlStore, directory: Path, now: float) -> Iterator[Said]:
     """Trains what can be, and says what came of it. `now` is in Unix s."""
-    for subject in (_traffic(store, now), _durations(store, now)):
+    rows = table.runs(store)
+    for subject in (_traffic(store, now), _durations(rows, now), _recurring(rows, now)):
         path = directory / f"{subject.name}.json"
         try:
             model = subject.train()
@@ -60,7 +61,7 @@ def retrain(store: SqlStore, directory: Path, now: float) -> Iterator[Said]:
         yield Said(f"{subject.name}: trained on {model.rows} rows; {errors}")
 
 
-def _alarm(subject: str, old: Additive, drift: Error) -> Iterator[Said]:
+def _alarm(subject: str, old: Model, drift: Error) -> Iterator[Said]:
     name, since = drift
     then = dict(old.errors).get(name)
     if then is not None and since > DRIFTED * then:
@@ -68,17 +69,14 @@ def _alarm(subject: str, old: Additive, drift: Error) -> Iterator[Said]:
         yield Said(f"{subject} has drifted: the {words}", alarming=True)
 
 
-def _durations(store: SqlStore, now: float) -> Subject:
-    rows = table.runs(store)
-
-    def train() -> Additive:
-        if len(rows) < LEAST_RUNS:
-            raise CarmaError(f"{len(rows)} jobs have run, and {LEAST_RUNS} must have")
+def _durations(rows: Sequence[Row], now: float) -> Subject:
+    def train() -> Model:
+        _enough(rows)
         return duration.train(rows, SOURCE, now)
 
-    def since(old: Additive) -> Error | None:
+    def since(old: Model) -> Error | None:
         new = _begun_since(rows, old.trained_at)
-        if len(rows) - new < LEAST_NEW:
+        if not isinstance(old, Additive) or len(rows) - new < LEAST_NEW:
             return None
         known = duration.table(rows, exemplars_of(old))[new:]
         return duration.measured(old, known, rows[new:])[-1]  # a median: few jobs do not decide it
@@ -86,18 +84,32 @@ def _durations(store: SqlStore, now: float) -> Subject:
     return Subject("duration", train, since)
 
 
+def _recurring(rows: Sequence[Row], now: float) -> Subject:
+    def train() -> Model:
+        _enough(rows)
+        return forest.train(rows, SOURCE, now)
+
+    def since(old: Model) -> Error | None:
+        new = _begun_since(rows, old.trained_at)
+        if not isinstance(old, Lookup) or len(rows) - new < LEAST_NEW:
+            return None
+        return forest.since(old, rows[new:])
+
+    return Subject("forest", train, since)
+
+
 def _traffic(store: SqlStore, now: float) -> Subject:
     counts, begin = table.counts(store.submissions(), now)
 
-    def train() -> Additive:
+    def train() -> Model:
         if len(counts) < LEAST_INTERVALS:
             known, wanted = (n * INTERVAL_S / 86_400 for n in (len(counts), LEAST_INTERVALS))
             raise CarmaError(f"{known:.1f} days are known, and {wanted:.0f} must be")
         return throughput.train(counts, begin, "gpus", SOURCE, now)
 
-    def since(old: Additive) -> Error | None:
+    def since(old: Model) -> Error | None:
         new = max(0, int((old.trained_at - begin) // INTERVAL_S) + 1)
-        if len(counts) - new < LEAST_NEW:
+        if not isinstance(old, Additive) or len(counts) - new < LEAST_NEW:
             return None
         known = throughput.table(counts, begin)[new:]
         off = (
@@ -109,21 +121,25 @@ def _traffic(store: SqlStore, now: float) -> Subject:
     return Subject("throughput", train, since)
 
 
+def _enough(rows: Sequence[Row]) -> None:
+    if len(rows) < LEAST_RUNS:
+        raise CarmaError(f"{len(rows)} jobs have run, and {LEAST_RUNS} must have")
+
+
 def _begun_since(rows: Sequence[Row], at: float) -> int:
     """The place of the first row submitted after `at`."""
     return next((n for n, row in enumerate(rows) if row["submitted_at"] > at), len(rows))
 
 
-def _read(path: Path) -> Additive | None:
+def _read(path: Path) -> Model | None:
     """None also for a file that is damaged: it is replaced."""
     try:
-        model = codec.decode_model(path.read_text(encoding="utf-8"))
+        return codec.decode_model(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return model if isinstance(model, Additive) else None
 
 
-def _write(path: Path, model: Additive) -> None:
+def _write(path: Path, model: Model) -> None:
     """Whole or not at all; it has the names of users and jobs, which are not for everybody."""
     draft = path.with_suffix(".new")
     draft.touch(mode=0o600)

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from carmad.models.additive import Additive, Pair, Shape
 from carmad.models.boosted import Boosted
+from carmad.models.lookup import Lookup
 from carmad.models.tree import Node, Tree
 
-Model = Tree | Boosted | Additive
+Model = Tree | Boosted | Additive | Lookup
 
-__all__ = ["Additive", "Boosted", "Model", "Node", "Pair", "Shape", "Tree"]
+__all__ = ["Additive", "Boosted", "Lookup", "Model", "Node", "Pair", "Shape", "Tree"]

@@ -51,8 +51,9 @@ def reproduce(segment: Path) -> Reproduction:
     nothing is wrong. A segment that does not begin with the daemon has the jobs' usage as of then;
     what a running job used (`Job.usage`) may be up to a minute fresher than it was, for policies
     that look at it. Of a job that was being profiled, it does not have what was measured until
-    then; and of the history only the latest runs (`carmad.core.history.RUNS`), while the daemon
-    may know seldom jobs from before. And a plugin that did not answer in time does so now.
+    then, nor what the policy remembered; and of the history only the latest runs
+    (`carmad.core.history.RUNS`), while the daemon may know seldom jobs from before. And a plugin
+    that did not answer in time does so now.
 
     Raises CarmaError for what is no segment, and where a plugin is missing.
     """

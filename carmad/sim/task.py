@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from carmad.core.layout import Layout
+from carmad.core.types import StageTimes
+
 
 @dataclass(frozen=True, slots=True)
 class Load:
@@ -30,6 +33,10 @@ class Task:
     user: str = "user"
     load: Load = Load()
     reference: str = ""  # the GPU kind that duration_s was measured on; "": the cluster's first
+    speeds: tuple[tuple[str, float], ...] = ()  # where known: how fast by GPU kind, relative to it
+    layout: Layout | None = None  # over its GPUs
+    iteration_s: float = 0.0  # with a layout: of an iteration where duration_s was measured
+    stages: tuple[StageTimes, ...] = ()  # of an iteration, as its user knows them
     expected_s: float | None = None  # what a predictor says of duration_s, if one is at hand
     deadline_s: float | None = None  # wanted done this long after submission
     time_limit_s: float | None = None

@@ -10,9 +10,11 @@ another one is told.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
+from carmad.core.layout import Layout, iteration_s
 from carmad.core.types import Estimate, JobId, JobSpec
 from carmad.errors import CarmaError
 from carmad.sim.catalogue import key
@@ -36,7 +38,10 @@ class Workload:
         nodes = experiment.cluster.nodes
         there = {node.kind.name: node.kind for node in nodes}
         self._kinds = {**KINDS, **there, "": nodes[0].kind}
+        self._links = experiment.settings.links
+        self._server_gpus = max(node.gpus for node in nodes)
         self._uids: dict[str, int] = {}
+        self._iterations: dict[tuple[Layout, tuple[int, ...]], float] = {}
         self._rates: dict[tuple[str, str, str], float] = {}
         for task in self.tasks:
             if task.reference not in self._kinds:
@@ -64,6 +69,9 @@ class Workload:
             exclusive=task.exclusive,
             time_limit_s=task.time_limit_s,
             expected_s=expected * error if self._declared else None,
+            deadline_at=None if task.deadline_s is None else task.submit_s + task.deadline_s,
+            layout=task.layout,
+            stages=task.stages,
             batch_size=(task.load.batch_size or None) if task.resizable else None,
         )
 
@@ -104,6 +112,9 @@ class Workload:
 
         A batch in parts takes longer (Castor paper, eq. 3)."""
         task = self.task(job)
+        known = dict(task.speeds).get(kind.name)
+        if known is not None:
+            return known
         question = (task.load.model, task.reference, kind.name)
         rate = self._rates.get(question)
         if rate is None:
@@ -111,6 +122,20 @@ class Workload:
             rate = _speed(kind, task.load.model) / _speed(reference, task.load.model)
             self._rates[question] = rate
         return rate * _pace(task.load, kind) / (1.0 + (parts - 1) * task.load.fixed_share)
+
+    def mapped(self, job: JobId, servers: Sequence[str]) -> float:
+        """How fast it is where its GPUs are on these servers, relative to where its duration was
+        measured (A-SRPT paper, equation 7)."""
+        task = self.task(job)
+        if task.layout is None:
+            return 1.0
+        numbers: dict[str, int] = {}
+        on = tuple(numbers.setdefault(server, len(numbers)) for server in servers)
+        question = task.layout, on
+        if question not in self._iterations:
+            taken_s = iteration_s(task.layout, on, self._links, self._server_gpus)
+            self._iterations[question] = taken_s
+        return task.iteration_s / self._iterations[question]
 
     def _error(self, job: JobId, what: str, sigma: float) -> float:
         """A log-normal factor."""

@@ -161,7 +161,8 @@ class World:
             card.admit(now)
         task = self._workload.task(id)
         parts = job.accumulation
-        full = tuple(self._workload.full_rate(id, card.kind, parts) for card in cards)
+        mapped = self._workload.mapped(id, [card.gpu.node for card in cards])
+        full = tuple(mapped * self._workload.full_rate(id, card.kind, parts) for card in cards)
         left = task.duration_s
         if id in self._left:
             left = self._left[id] + self._physics.checkpoint_s

@@ -12,7 +12,7 @@ import typer
 
 from carmad.errors import CarmaError
 from cli import client
-from cli.commands import estimate, submit
+from cli.commands import estimate, submit_options
 
 TAKES_JOBS = (
     "cancel",
@@ -63,7 +63,7 @@ def _words(context: typer.Context) -> dict[str, list[str]]:
     for verb, command in root.commands.items():
         below = getattr(command, "commands", None)
         words[verb] = sorted(below) if below else _options(command)
-    words["submit"] = words["sub"] = _own(submit.build_parser())
+    words["submit"] = words["sub"] = _own(submit_options.build_parser())
     words["estimate"] = _own(estimate.build_parser())
     words["completion"] = [shell.value for shell in Shell if shell is not Shell.IDS]
     return words

@@ -16,7 +16,7 @@ from rich.live import Live
 from carmad import paths
 from carmad.sim.task import Task
 from cli import dashboard, demo_report, output, parse, render
-from cli.commands.submit import Parser
+from cli.commands.submit_options import Parser
 from cli.demo_run import GPUS, Replay
 from cli.demo_trace import demo_trace
 from cli.problems import Problem

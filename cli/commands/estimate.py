@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from cli import client, output, parse
-from cli.commands import submit
+from cli.commands import submit, submit_options
 from cli.problems import Problem, Usage
 
 if TYPE_CHECKING:
@@ -47,9 +47,9 @@ def estimate(context: typer.Context) -> None:
         raise typer.Exit(Problem.exit_code)
 
 
-def build_parser() -> submit.Parser:
+def build_parser() -> submit_options.Parser:
     """Of the words that `carma submit` takes, and a group of our own at the end."""
-    parser = submit.build_parser()
+    parser = submit_options.build_parser()
     parser.prog = "carma estimate"
     parser.usage = (
         "carma estimate [OPTION…] [--] COMMAND [ARG…]\n"

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 GPUS = "3xA100-40GB"  # the server of the CARMA paper
 PHYSICS = "physics."
+ALL = "all"  # in place of a policy's name
 TOLD_REJECTED = 3
 STDOUT = Path("-")
 OF_A_NODE = 8  # GPUs, as most large servers have
@@ -49,7 +50,9 @@ def simulate(
     ] = None,
     policies: Annotated[
         list[str] | None,
-        typer.Option("--policy", "-p", metavar="NAME", help="Give several to compare them."),
+        typer.Option(
+            "--policy", "-p", metavar="NAME", help="Give several, or all, to compare them."
+        ),
     ] = None,
     gpus: Annotated[
         str | None,
@@ -214,13 +217,30 @@ def _variants(
         if name not in known:
             hint = f"choose one of {', '.join(known)}"
             raise CarmaError(f"the trace has no estimates by {name!r}", hint)
-    for policy in dict.fromkeys(policies or [base.settings.policy]):
+    for policy in dict.fromkeys(_policies(policies or [base.settings.policy])):
         for words in product(*map(_each, tuned)):
             settings = configfile.changed(replace(base.settings, policy=policy), words)
             registry.bare_policy(settings)
             for estimator in dict.fromkeys(estimators or [base.estimator]):
                 for seed in dict.fromkeys(seeds or [base.seed]):
                     yield replace(base, settings=settings, estimator=estimator, seed=seed)
+
+
+def _policies(named: Sequence[str]) -> Iterator[str]:
+    """`all`: those that are installed, but for ones whose libraries are not."""
+    from carmad import registry
+    from carmad.config import Settings
+
+    for name in named:
+        if name != ALL:
+            yield name
+            continue
+        for each in registry.names("policies"):
+            try:
+                registry.bare_policy(Settings(policy=each))
+                yield each
+            except CarmaError as error:
+                output.note(f"left out: {error.message}")
 
 
 def _each(tuned: str) -> list[str]:
@@ -351,7 +371,7 @@ def _report(
     if json:
         export.write_json(found, sys.stdout)
     elif STDOUT not in (html, csv, csv_jobs):
-        output.show(table.Comparison(found))
+        output.show(table.comparison(found))
     rated = [(run.figures.jct.mean, run.name) for run in found if run.figures.jct]
     if tuned and rated:
         output.note(f"the lowest mean JCT: {min(rated)[1]}")

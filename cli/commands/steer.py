@@ -7,10 +7,12 @@ from typing import Annotated
 
 import typer
 
-from cli import client, output
-from cli.commands.options import Json, Select, User, selected
+from cli import client, output, parse
+from cli.commands.options import Json, Select, User, checked, selected
 from cli.jobs import exit_code, wait_for
 from cli.problems import Usage
+
+Part = Annotated[str | None, typer.Option(metavar="TIME", help="What of it, such as 20ms.")]
 
 
 def cancel(jobs: Select, user: User = None, json: Json = False) -> None:
@@ -50,12 +52,25 @@ def report(
         str | None,
         typer.Argument(envvar="CARMA_JOB_ID", help="The job; the one that this is called in."),
     ] = None,
+    load: Part = None,
+    forward: Part = None,
+    backward: Part = None,
+    communication: Part = None,
+    sync: Annotated[
+        str | None, typer.Option(help="What waits for the gradients: backward or forward.")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Tell how long a running job's training steps take; Castor then knows what splitting costs."""
+    """Tell how long a running job's training steps take, and what they go to: Castor then knows
+    what splitting costs, Cuckoo whom the job fits beside."""
     if job is None:
         raise Usage("which job?", "Name one; in a job, CARMA_JOB_ID does.")
-    answer = client.post(f"/v1/jobs/{job}/step", {"seconds": seconds})
+    body: dict[str, object] = {"seconds": seconds}
+    parts = {"load": load, "forward": forward, "backward": backward, "communication": communication}
+    told = [f"{name}={text}" for name, text in {**parts, "sync": sync}.items() if text is not None]
+    if told:
+        body["stages"] = checked(parse.stage_times, " ".join(told))
+    answer = client.post(f"/v1/jobs/{job}/step", body)
     if json:
         output.print_json(answer)
     else:

@@ -14,6 +14,8 @@
  *   gpm SM OCCUPANCY DRAM     in percent; without it, no GPM
  *   gpm_metric METRIC VALUE   another metric of GPM's; those that are not given are NotSupported
  *   gpm_fail METRIC CODE      nvmlReturn of one metric
+ *   nvlink UUID               to that GPU
+ *   node N                    the NUMA node that it hangs below
  *   fail FUNCTION CODE        FUNCTION answers CODE for this GPU; `*` is every function
  *   event SEQ TYPE (hex) DATA INSTANCE|-     delivered once per event set
  *   mig                       MIG mode is on
@@ -33,6 +35,7 @@
 enum { OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6,
        INSUFFICIENT_SIZE = 7, TIMEOUT = 10, GPU_IS_LOST = 15, VERSION_MISMATCH = 25 };
 enum { COMPUTE, MPS, GRAPHICS };
+enum { NEAR = 30, SYSTEM = 50, NO_NVLINK = 5, MAX_LINKS = 16 };
 enum { GPM_METRICS = 64, MAX_DEVICES = 64, MAX_LINES = 128, MIG_SLOTS = 7, NO_INSTANCE = -1 };
 #define MIB (1024ULL * 1024ULL)
 
@@ -50,6 +53,8 @@ typedef struct {
     int has_util, has_power, has_energy, has_temperature, has_gpm, stale_samples;
     double gpm[GPM_METRICS];
     int gpm_code[GPM_METRICS];
+    char links[MAX_LINKS][96]; int n_links;
+    unsigned node;
     Process processes[MAX_LINES]; int n_processes;
     Sample samples[MAX_LINES]; int n_samples;
     Failure failures[MAX_LINES]; int n_failures;
@@ -111,6 +116,8 @@ static void read_world(void) {
         else if (IS("recovery")) dev->recovery = NUM(a);
         else if (IS("event_types")) dev->event_types = HEX(a);
         else if (IS("mig")) dev->mig = 1;
+        else if (IS("node")) dev->node = NUM(a);
+        else if (IS("nvlink")) strcpy(dev->links[dev->n_links++], a);
         else if (IS("stale_samples")) dev->stale_samples = 1;
         else if (IS("gpm")) {
             dev->has_gpm = 1;
@@ -279,6 +286,25 @@ int nvmlDeviceGetPciInfo_v3(Handle *handle, Pci *pci) {
     pci->domain = dev->domain, pci->bus = dev->bus, pci->device = dev->device;
     snprintf(pci->legacy, sizeof pci->legacy, "%04X:%02X:%02X.0", dev->domain & 0xFFFF, dev->bus & 0xFF, dev->device & 0xFF);
     snprintf(pci->text, sizeof pci->text, "%08X:%02X:%02X.0", dev->domain, dev->bus, dev->device);
+    RETURN(OK);
+}
+
+/* --- topology --- */
+
+int nvmlDeviceGetP2PStatus(Handle *handle, Handle *other, unsigned what, unsigned *out) {
+    DEVICE(handle);
+    Device *peer = device_of(other);
+    if (!peer || what != 2) RETURN(INVALID_ARGUMENT);
+    *out = NO_NVLINK;
+    for (int i = 0; i < dev->n_links; i++) if (!strcmp(dev->links[i], peer->uuid)) *out = OK;
+    for (int i = 0; i < peer->n_links; i++) if (!strcmp(peer->links[i], dev->uuid)) *out = OK;
+    RETURN(OK);
+}
+int nvmlDeviceGetTopologyCommonAncestor(Handle *handle, Handle *other, unsigned *out) {
+    DEVICE(handle);
+    Device *peer = device_of(other);
+    if (!peer) RETURN(INVALID_ARGUMENT);
+    *out = dev->node == peer->node ? NEAR : SYSTEM;
     RETURN(OK);
 }
 

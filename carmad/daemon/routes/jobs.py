@@ -10,6 +10,7 @@ from fastapi import APIRouter, Path, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
+from carmad.api.outlook import outlook_out
 from carmad.api.render import CODES, Scene, reason_out, verdicts_out
 from carmad.api.requests import MAX_TASKS, StepIn, SubmitIn
 from carmad.api.responses import (
@@ -24,7 +25,7 @@ from carmad.api.select import parse_selection
 from carmad.api.times import parse_time, stamp
 from carmad.api.why import why_out
 from carmad.core.messages import Stepped
-from carmad.core.types import ENDED, Job, JobId, JobState
+from carmad.core.types import ENDED, Job, JobId, JobState, StageTimes
 from carmad.daemon import intake, lookup
 from carmad.daemon.answers import PROBLEMS, Asked, Call, answer, not_yours
 from carmad.daemon.attempts import attempts_out
@@ -66,6 +67,8 @@ async def submit(call: Asked, body: SubmitIn) -> Response:
         "label": str(first),
         "warnings": notes,
     }
+    if body.deadline_at is not None:
+        out["outlook"] = await intake.foreseen(call.service, first)
     return answer(out, 201)
 
 
@@ -187,6 +190,7 @@ async def show(call: Asked, label: Label) -> Response:
     """One job, and every change of its state."""
     job, scene = await _mine(call, label)
     out = call.renderer(scene)(job)
+    out["outlook"] = outlook_out(job, scene)
     moves = await run_in_threadpool(call.service.store.transitions, job.id)
     out["history"] = [
         {
@@ -205,12 +209,14 @@ async def why(call: Asked, label: Label) -> Response:
     """Why the job waits, or why it runs where it does."""
     job, scene = await _mine(call, label)
     past = await run_in_threadpool(call.service.store.decisions, job.id, PAST_DECISIONS)
-    return answer(why_out(job, scene, past, call.renderer(scene)))
+    out = why_out(job, scene, past, call.renderer(scene))
+    out["job"]["outlook"] = outlook_out(job, scene)
+    return answer(out)
 
 
 @router.post("/jobs/{label}/step", responses={200: {"model": JobOut}})
 async def step(call: Asked, label: Label, body: StepIn) -> Response:
-    """A running job's word on how long a training step takes."""
+    """A running job's word on how long a training step takes, and what in it."""
     job, scene = await _mine(call, label)
     if not job.holds_gpus:
         raise Conflict(f"job {label} does not run", "Only a running job can tell of its steps.")
@@ -218,7 +224,8 @@ async def step(call: Asked, label: Label, body: StepIn) -> Response:
         raise Conflict(
             f"job {label} shares its GPUs", "What it does alone it can tell when it is alone."
         )
-    await call.service.request(Stepped(call.service.now(), job.id, body.seconds))
+    stages = StageTimes(**body.stages.model_dump()) if body.stages else None
+    await call.service.request(Stepped(call.service.now(), job.id, body.seconds, stages))
     return answer(call.renderer(scene)(job))
 
 

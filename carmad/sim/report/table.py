@@ -1,4 +1,4 @@
-"""The figures of several runs as a table for the terminal, a column each."""
+"""The figures of several runs as a table for the terminal: a column each, or a line each."""
 
 from __future__ import annotations
 
@@ -17,6 +17,42 @@ from carmad.sim.report.runs import Run
 _GAP = 2
 _BEST = "*"  # it must be seen without colour, too
 _LONGEST_NAME = 24
+_MOST_COLUMNS = 8  # runs beyond that are a line each
+_OVERVIEW = (
+    *("makespan_s", "jct_mean_s", "jct_p999_s", "wait_mean_s", "gpus_busy", "energy_mj"),
+    *("finished", "oom_crashes", "preemptions", "deadlines_met", "slowdown_mean"),
+)
+
+
+def comparison(runs: Sequence[Run]) -> Comparison | Overview:
+    return Overview(runs) if len(runs) > _MOST_COLUMNS else Comparison(runs)
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """Many runs in one table, rendered by rich: of their figures the most asked for."""
+
+    runs: Sequence[Run]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        found = [row for row in rows(self.runs) if row.measure.key in _OVERVIEW]
+        table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+        table.add_column("", no_wrap=True)
+        for row in found:
+            title = Text(row.measure.label)
+            title.append(f"\n{row.unit}", style="not bold dim")
+            table.add_column(title, justify="right")
+        for n, run in enumerate(self.runs):
+            cells = [row.cells[n] for row in found]
+            marked = (
+                Text(f"{cell.text}{_BEST}", style="bold green") if cell.best else f"{cell.text} "
+                for cell in cells
+            )
+            table.add_row(run.name, *marked)
+        yield table
+        yield Text(f"{_BEST} best of all runs; all figures: --csv, --html", style="dim")
+        if note := caveat(self.runs):
+            yield Text(note, style="dim")
 
 
 @dataclass(frozen=True, slots=True)

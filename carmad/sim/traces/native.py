@@ -2,16 +2,22 @@
 
 The fields of the load stand beside the task's own, and an estimator's answers in
 `estimate_NAME_mib`. A column may be missing and a number empty: then the field has its default.
+`layout` and `stages` are written as `carma submit` takes them, with | between several.
 """
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO
 
+from carmad.core import layout_text
+from carmad.core.layout import Layout, Stage
+from carmad.core.layout_text import BETWEEN, OF_STAGE, OF_TIMES
+from carmad.core.types import StageTimes
 from carmad.errors import CarmaError
 from carmad.sim.task import Load, Task, Trace
 from carmad.sim.traces.rows import Known, Row, Unusable, collect, places, read_rows
@@ -26,6 +32,29 @@ def _flag(row: Row, column: str) -> bool:
     return text == "true"
 
 
+def _layout(row: Row, column: str) -> Layout:
+    text = row.text(column)
+    tree = text.startswith(_TREE)
+    parts = _parts(column, text.removeprefix(_TREE), layout_text.stage)
+    return Layout(tuple(Stage(**part) for part in parts), "tree" if tree else "ring")
+
+
+def _stages(row: Row, column: str) -> tuple[StageTimes, ...]:
+    parts = _parts(column, row.text(column), layout_text.stage_times)
+    return tuple(StageTimes(**part) for part in parts)
+
+
+def _parts(
+    column: str, text: str, read: Callable[[str], dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    for part in text.split(BETWEEN):
+        try:
+            yield read(part)
+        except ValueError as error:
+            raise Unusable(f"{column}: {error}") from None
+
+
+_TREE = "tree: "
 _REQUIRED = ("name", "submit_s", "duration_s")
 _READERS: dict[str, Callable[[Row, str], Any]] = {
     "name": Row.text,
@@ -40,6 +69,9 @@ _READERS: dict[str, Callable[[Row, str], Any]] = {
     "sm_occupancy": Row.number,
     "dram_active": Row.number,
     "reference": Row.text,
+    "layout": _layout,
+    "iteration_s": Row.number,
+    "stages": _stages,
     "expected_s": Row.number,
     "deadline_s": Row.number,
     "time_limit_s": Row.number,
@@ -132,8 +164,17 @@ def _table(tasks: tuple[Task, ...]) -> dict[str, list[_Cell]]:
 
 
 def _value(task: Task, column: str) -> _Cell:
+    if column == "layout" and task.layout:
+        tree = _TREE if task.layout.allreduce == "tree" else ""
+        return tree + _written(task.layout.stages, OF_STAGE)
+    if column == "stages":
+        return _written(task.stages, OF_TIMES)
     value: _Cell = getattr(task.load if column in _OF_LOAD else task, column)
     return value
+
+
+def _written(stages: Sequence[Stage | StageTimes], words: dict[str, str]) -> str:
+    return f" {BETWEEN} ".join(layout_text.written(asdict(stage), words) for stage in stages)
 
 
 def _text(value: _Cell) -> str:

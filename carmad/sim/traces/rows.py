@@ -152,6 +152,10 @@ def check(task: Task) -> None:
     ):
         if value is not None and value <= 0:
             raise Unusable(f"{what} is {value:g}, and should be more than 0")
+    if task.iteration_s < 0:
+        raise Unusable(f"iteration_s is {task.iteration_s:g}, and should be 0 or more")
+    if task.layout and task.layout.gpus != task.gpus:
+        raise Unusable(f"its layout is one of {task.layout.gpus} GPUs, and it asks for {task.gpus}")
     if task.load.memory_mib < 0:
         raise Unusable(f"memory_mib is {task.load.memory_mib}, and should be 0 or more")
     for what, share in (

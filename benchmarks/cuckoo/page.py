@@ -1,0 +1,223 @@
+"""The page of `python -m benchmarks.cuckoo`: the paper's figures, ours, and likely causes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from benchmarks.cuckoo import notes
+from benchmarks.cuckoo.pairs import Found
+from benchmarks.cuckoo.paper import (
+    BEST_WEIGHTS,
+    CUCKOO_MET,
+    ERRORS,
+    FIFO_JCT_S,
+    FIFO_MET,
+    PREDICTED,
+    TABLES,
+)
+from benchmarks.cuckoo.runs import HEADLINE, SETTINGS, WEIGHTS, Result, Setting
+from benchmarks.cuckoo.timing import LIMITS_S, Pruned, Taken
+from carmad.sim.report import compare, markdown
+from carmad.sim.report.compare import Claim
+
+LINE = "\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    results: Sequence[Result]
+
+    def of(self, what: str, setting: Setting = HEADLINE) -> list[Result]:
+        return [r for r in self.results if r.what == what and r.setting == setting]
+
+    def median(self, of: str, what: str, setting: Setting = HEADLINE) -> float:
+        return float(median(getattr(result, of) for result in self.of(what, setting)))
+
+    def ratio(self, of: str, what: str) -> float:
+        """Over Cuckoo's, seed by seed."""
+        pairs = zip(self.of(what), self.of("Cuckoo"), strict=True)
+        return float(median(getattr(one, of) / getattr(cuckoo, of) for one, cuckoo in pairs))
+
+
+def page(
+    results: Sequence[Result],
+    found: Sequence[Found],
+    taken: Sequence[Taken],
+    pruned: Sequence[Pruned],
+    facts: Mapping[str, str],
+) -> str:
+    runs = Runs(results)
+    sections = (
+        ("# Cuckoo beside other schedulers", _facts(facts)),
+        ("## What is simulated", notes.SETTING),
+        ("## The paper's figures and ours", compare.table(list(_claims(runs, found, taken)))),
+        *((f"## {_title(setting)}", _table(runs, setting)) for setting in SETTINGS),
+        ("## The weight w (figure 12)", _weights(runs), notes.WEIGHTS),
+        ("## Deadlines foretold (table 11, figure 11)", _predicted(runs), notes.PREDICTED),
+        ("## Throughput of pairs (figure 10)", _pairs(found), notes.PAIRS),
+        ("## How long a plan takes", _taken(taken), _pruned(pruned), notes.PLANS),
+        ("## Likely causes of the differences", notes.CAUSES),
+    )
+    return LINE.join(part for section in sections for part in section) + "\n"
+
+
+def _facts(facts: Mapping[str, str]) -> str:
+    return "\n".join(f"- {name}: {value}" for name, value in facts.items())
+
+
+# -- beside the paper
+
+
+def _claims(runs: Runs, found: Sequence[Found], taken: Sequence[Taken]) -> Iterator[Claim]:
+    unshared = runs.median("jct", "fifo")
+    yield Claim("table 1: non-packing, mean JCT", FIFO_JCT_S, unshared, "s", notes.FITTED)
+    met = 100 * runs.median("met", "fifo")
+    yield Claim("table 1: non-packing, deadlines met", FIFO_MET, met, "%", notes.FIFO)
+    met = 100 * runs.median("met", "Cuckoo")
+    yield Claim("tables 9–14: Cuckoo, deadlines met", CUCKOO_MET, met, "%", notes.MET)
+    for number, rows in TABLES.items():
+        for what, told in rows.items():
+            cause = notes.CAUSE[what]
+            name = f"{number}: {what}"
+            met = 100 * runs.median("met", what)
+            yield Claim(f"{name}, deadlines met", told.met, met, "%", cause)
+            yield Claim(f"{name}, JCT over Cuckoo's", told.jct, runs.ratio("jct", what), "×", cause)
+            tail = runs.ratio("tail", what)
+            yield Claim(f"{name}, 99th percentile", told.tail, tail, "×", cause)
+    for what, (precision, f1) in PREDICTED.items():
+        name = f"figure 11: {'AM' if what == 'Cuckoo' else what}"
+        ours = _scores(runs, what)
+        yield Claim(f"{name}, precision", precision, ours[0], "%", notes.PRECISION)
+        yield Claim(f"{name}, F1", f1, ours[2], "%", notes.PRECISION)
+    for model, paper in ERRORS.items():
+        for each in found:
+            if each.model == model:
+                name = f"figure 10: {model}, error of throughput: {each.data}"
+                yield Claim(name, paper, 100 * each.group, "%", notes.ERROR)
+
+
+def _scores(runs: Runs, what: str) -> tuple[float, float, float]:
+    """Precision, recall and F1 of "done in time", in %, over all seeds."""
+    of = runs.of(what)
+    kept, broken, lucky = (sum(getattr(r, n) for r in of) for n in ("kept", "broken", "lucky"))
+    precision, recall = kept / max(1, kept + broken), kept / max(1, kept + lucky)
+    f1 = 2 * precision * recall / max(1e-9, precision + recall)
+    return 100 * precision, 100 * recall, 100 * f1
+
+
+# -- our tables
+
+
+def _title(setting: Setting) -> str:
+    stages, truth = setting
+    first = ": the headline" if setting == HEADLINE else ""
+    return f"Stages: {stages}; pairs: {truth}{first}"
+
+
+def _table(runs: Runs, setting: Setting) -> str:
+    headings = (
+        *("", "deadlines met", "runs", "mean JCT s", "over Cuckoo's", "99th percentile s"),
+        *("slow-down", "jobs in line"),
+    )
+    names = dict.fromkeys(r.what for r in runs.results if r.setting == setting)
+    cuckoo = runs.median("jct", "Cuckoo", setting)
+    rows = []
+    for what in names:
+        if what in WEIGHTS:
+            continue
+        met = [100 * result.met for result in runs.of(what, setting)]
+        jct = runs.median("jct", what, setting)
+        rows.append(
+            (
+                *(what, f"{median(met):.1f} %", f"{min(met):.1f}–{max(met):.1f}"),
+                *(f"{jct:,.0f}", f"{jct / cuckoo:.2f}"),
+                f"{runs.median('tail', what, setting):,.0f}",
+                f"{runs.median('slowdown', what, setting):.2f}",
+                f"{runs.median('queue', what, setting):.1f}",
+            )
+        )
+    unfinished = sum(r.jobs - r.finished for r in runs.results if r.setting == setting)
+    note = f"Medians of {SETTINGS[setting][1]} seeds. Jobs that never finished: {unfinished}."
+    return markdown.table(headings, rows, numbers=range(1, len(headings))) + LINE + note
+
+
+def _weights(runs: Runs) -> str:
+    """0.6 and 1 have other names among the variants."""
+    named = {**{float(what.split()[-1]): what for what in WEIGHTS}, 0.6: "Cuckoo", 1.0: "Blossom"}
+    rows = [
+        (
+            f"{weight:g}",
+            f"{100 * runs.median('met', named[weight]):.1f} %",
+            f"{runs.median('jct', named[weight]):,.0f}",
+            f"{runs.median('tail', named[weight]):,.0f}",
+        )
+        for weight in sorted(named)
+    ]
+    best = max(named, key=lambda weight: runs.median("met", named[weight]))
+    quick = min(named, key=lambda weight: runs.median("jct", named[weight]))
+    headings = ("w", "deadlines met", "mean JCT s", "99th percentile s")
+    low, high = BEST_WEIGHTS
+    return (
+        f"{markdown.table(headings, rows, numbers=range(4))}{LINE}Most deadlines at w = {best:g}, "
+        f"the shortest JCT at {quick:g}; the paper: both from {low} to {high}."
+    )
+
+
+def _predicted(runs: Runs) -> str:
+    rows = []
+    for what in PREDICTED:
+        of = runs.of(what)
+        counts = (sum(getattr(r, n) for r in of) for n in ("kept", "broken", "late", "lucky"))
+        scores = (f"{score:.2f} %" for score in _scores(runs, what))
+        rows.append(("AM" if what == "Cuckoo" else what, *(f"{n:,}" for n in counts), *scores))
+    headings = (
+        *("", "in time, and was", "and was not", "late, and was", "and was not"),
+        *("precision", "recall", "F1"),
+    )
+    return markdown.table(headings, rows, numbers=range(1, 8))
+
+
+def _pairs(found: Sequence[Found]) -> str:
+    rows = [
+        (
+            *(each.data, each.model, f"{each.pairs:,}"),
+            "" if each.gpu is None else f"{each.gpu:.2f}",
+            f"{100 * each.group:.1f} %",
+            "" if each.alike is None else f"{100 * each.alike:.1f} %",
+            f"{100 * each.job:.1f} %",
+        )
+        for each in found
+    ]
+    headings = (
+        *("data", "model", "pairs judged", "λ fitted", "error of the pair's throughput"),
+        *("iterations alike", "of each job's"),
+    )
+    return markdown.table(headings, rows, numbers=range(2, 7))
+
+
+def _taken(taken: Sequence[Taken]) -> str:
+    rows = [
+        (
+            *(each.gpus, f"{each.queued:,}", str(each.plans)),
+            *(f"{each.median_ms:,.0f}", f"{each.worst_ms:,.0f}"),
+            f"{1000 * LIMITS_S[each.queued]:,.0f}",
+            "met" if each.worst_ms <= 1000 * LIMITS_S[each.queued] else "MISSED",
+        )
+        for each in taken
+    ]
+    headings = ("GPUs", "jobs in line", "plans", "median ms", "worst ms", "at most ms", "")
+    return markdown.table(headings, rows, numbers=range(1, 6))
+
+
+def _pruned(pruned: Sequence[Pruned]) -> str:
+    rows = [
+        (
+            *(f"{each.jobs:,}", f"{each.full_edges:,}", f"{each.edges:,}"),
+            *(f"{100 * each.lost:.3f} %", f"{each.full_s:.2f}", f"{each.took_s:.3f}"),
+        )
+        for each in pruned
+    ]
+    headings = ("jobs", "edges", "kept", "weight lost", "matched in s", "pruned, in s")
+    return markdown.table(headings, rows, numbers=range(6))

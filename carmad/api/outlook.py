@@ -1,0 +1,55 @@
+"""Whether a job's deadline will be met, in words: as told when it is submitted, and while it waits
+or runs."""
+
+from __future__ import annotations
+
+from math import inf, isfinite
+
+from carmad.api.phrases import duration
+from carmad.api.render import Scene
+from carmad.api.responses import OutlookOut
+from carmad.api.times import iso
+from carmad.core.outlook import Outlook, outlook
+from carmad.core.types import Job
+
+SOON_S = 1.0
+
+
+def outlook_out(job: Job, scene: Scene) -> OutlookOut | None:
+    """None for a job without a deadline, and for one that has ended."""
+    deadline_at = job.spec.deadline_at
+    if deadline_at is None or job.ended:
+        return None
+    line = [scene.live[id] for id in scene.line if id in scene.live]
+    found = outlook(job, line, scene.view.gpus, scene.now)
+    late_s = found.ends_at - deadline_at
+    return {
+        "starts_at": iso(found.starts_at) if isfinite(found.starts_at) else None,
+        "ends_at": iso(found.ends_at) if isfinite(found.ends_at) else None,
+        "late_s": round(late_s, 3) if isfinite(late_s) else None,
+        "text": _text(job, found, deadline_at, scene.now),
+    }
+
+
+def _text(job: Job, found: Outlook, deadline_at: float, now: float) -> str:
+    if deadline_at <= now:
+        return f"its deadline was {duration(now - deadline_at)} ago"
+    if job.held:
+        return "it is held: nobody can say whether it meets its deadline"
+    when = "" if job.holds_gpus else f" ({_start(found, now)})"
+    late_s = found.ends_at - deadline_at
+    if isfinite(late_s):
+        miss = f"miss its deadline by {duration(late_s)}"
+        meet = f"meet its deadline, {duration(-late_s)} before it"
+        return f"predicted to {miss if late_s > 0 else meet}{when}"
+    if deadline_at < found.starts_at < inf:
+        return f"predicted to miss its deadline{when}"
+    unknown = "not known how long it runs: give --expect"
+    if job.expected_s:
+        unknown = "nobody knows how long those before it run"
+    return f"whether it meets its deadline is not predicted: {unknown}"
+
+
+def _start(found: Outlook, now: float) -> str:
+    left_s = found.starts_at - now
+    return "could start now" if left_s < SOON_S else f"would start in about {duration(left_s)}"

@@ -1,0 +1,132 @@
+"""How a job is spread over its GPUs, and how long an iteration takes where these are (A-SRPT paper,
+III). No placement is sought here.
+
+Times are seconds, sizes MiB, bandwidths MiB/s; all are of one iteration.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from typing import Literal, NamedTuple
+
+from carmad.config import Links
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A part of the model, and how often it is there: each replica trains on a part of the batch.
+
+    A replica has one GPU, or with tensor parallelism one for each of its slices (VI).
+    """
+
+    replicas: int = 1
+    forward_s: float = 0.0  # of a replica's mini-batch
+    backward_s: float = 0.0
+    in_mib: float = 0.0  # activations that a replica takes; as much in gradients goes back
+    out_mib: float = 0.0  # and passes on
+    weights_mib: float = 0.0  # trainable parameters
+    tensor: int = 1  # slices of a replica
+    tensor_mib: float = 0.0  # that they all-reduce among themselves
+    experts_mib: float = 0.0  # that each pair of replicas exchanges, on average
+
+
+class Slot(NamedTuple):
+    """What one GPU of a job is for."""
+
+    stage: int
+    replica: int
+    slice: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Without a word of the user's a job is one stage with a replica on each GPU."""
+
+    stages: tuple[Stage, ...]
+    allreduce: Literal["ring", "tree"] = "ring"
+
+    @cached_property
+    def slots(self) -> tuple[Slot, ...]:
+        """One for each GPU, in the order in which the job sees its GPUs."""
+        return tuple(
+            Slot(s, replica, slice)
+            for s, stage in enumerate(self.stages)
+            for replica in range(stage.replicas)
+            for slice in range(stage.tensor)
+        )
+
+    @property
+    def gpus(self) -> int:
+        return len(self.slots)
+
+
+def iteration_s(layout: Layout, servers: Sequence[Hashable], links: Links, size: int) -> float:
+    """α, the time of an iteration under an asynchronous pipeline: that of its slowest stage on the
+    server where it takes longest (equations 4 to 7).
+
+    `servers[v]` is where the layout's slot v is. `size` is g, the GPUs of a server: each of them
+    that a stage has there entitles it to a g-th of the server's bandwidth.
+    """
+    on = [
+        Counter(server for _, server in members)
+        for _, members in groupby(
+            zip(layout.slots, servers, strict=True), lambda member: member[0].stage
+        )
+    ]
+    return max(
+        _stage_s(layout.stages, on, s, server, links, size)
+        for s in range(len(on))
+        for server in on[s]
+    )
+
+
+def slowest_s(layout: Layout, links: Links, size: int) -> float:
+    """α_max: every replica on a server of its own. The slices of one stay together (VI)."""
+    servers = [(slot.stage, slot.replica) for slot in layout.slots]
+    return iteration_s(layout, servers, links, size)
+
+
+def _stage_s(
+    stages: Sequence[Stage],
+    on: Sequence[Counter[Hashable]],
+    s: int,
+    server: Hashable,
+    links: Links,
+    size: int,
+) -> float:
+    """β. `on` has how many GPUs each stage has on each server."""
+    stage, here, everywhere = stages[s], on[s][server], on[s].total()
+    outside = inside = 0.0  # MiB of one replica, there and back
+    for mib, other in ((stage.in_mib, s - 1), (stage.out_mib, s + 1)):
+        if 0 <= other < len(stages):
+            near = on[other][server] / on[other].total()
+            outside += 2 * mib * (1 - near)
+            inside += 2 * mib * near
+    outside += stage.experts_mib * (everywhere - here) / stage.tensor
+    inside += stage.experts_mib * (here / stage.tensor - 1)
+    # The replicas here have as many times as much bandwidth as one of them: their number is in both
+    # the size and the bandwidth.
+    between_mib_s = stage.tensor / size * links.between_mib_s
+    communication_s = outside / between_mib_s + inside / links.within_mib_s
+    return (
+        stage.forward_s
+        + stage.backward_s
+        + communication_s
+        + _allreduce_s(stage, here, everywhere, links, size)
+    )
+
+
+def _allreduce_s(stage: Stage, here: int, everywhere: int, links: Links, size: int) -> float:
+    """Equation 6 for the weights; and what a replica's slices all-reduce, all on one server.
+
+    Each slice all-reduces its own part of the weights: the parts share the way out."""
+    k, t = stage.replicas, stage.tensor
+    slices_s = 2 * (t - 1) / t * stage.tensor_mib / links.within_mib_s
+    mib = 2 * (k - 1) / k * stage.weights_mib
+    if here < everywhere:
+        return slices_s + mib / (here / size * links.between_mib_s)
+    return slices_s + mib / t / links.within_mib_s

@@ -1,0 +1,127 @@
+"""Pipeline stages and stage times as people write them, and back.
+
+`2x forward=20ms backward=40ms in=12M weights=320M` is a `Stage`, `load=10ms forward=37ms
+sync=backward` a `StageTimes`. Both are read into the names of fields and their values, so that
+`carma submit`, which must start quickly, needs none of the types. ValueError says what is wrong in
+words for whoever wrote it.
+"""
+
+from __future__ import annotations
+
+import re
+
+TYPE_CHECKING = False  # importing typing takes 2 ms
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+UNITS_S = {"us": 1e6, "ms": 1e3, "s": 1.0}  # of them in a second
+UNITS_MIB = {"k": 1024.0, "m": 1.0, "g": 1 / 1024}  # of them in a MiB
+_TIME = r"(\d{1,9}(?:\.\d{1,20})?(?:e-\d{1,3})?)(us|ms|s)"
+_SIZE = r"(\d{1,9}(?:\.\d{1,20})?(?:e-\d{1,3})?)([kmg])(?:i?b)?"
+_COUNT = r"\d{1,4}"
+
+# What each word is called in the type; what it counts, its ending says.
+OF_STAGE = {
+    "forward": "forward_s",
+    "backward": "backward_s",
+    "in": "in_mib",
+    "out": "out_mib",
+    "weights": "weights_mib",
+    "tensor": "tensor",
+    "tensor-data": "tensor_mib",
+    "experts": "experts_mib",
+}
+OF_TIMES = {
+    "load": "load_s",
+    "forward": "forward_s",
+    "backward": "backward_s",
+    "communication": "communication_s",
+    "sync": "sync",
+}
+SYNCS = ("backward", "forward")
+GPU = "gpu="  # the last word: the names of GPUs have spaces in them
+BETWEEN = "|"  # the stages of a layout
+
+
+def stage(text: str) -> dict[str, Any]:
+    """The fields of a `Stage`."""
+    words = text.lower().split()
+    fields: dict[str, Any] = {}
+    if words and re.fullmatch(_COUNT + "x", words[0]):
+        fields["replicas"] = _count("its replicas", words.pop(0)[:-1])
+    return fields | _fields(words, OF_STAGE)
+
+
+def stage_times(text: str) -> dict[str, Any]:
+    """The fields of a `StageTimes`."""
+    body, named, gpu = text.partition(GPU)
+    fields = _fields(body.lower().split(), OF_TIMES)
+    for name in ("forward", "backward"):
+        if OF_TIMES[name] not in fields:
+            raise ValueError(f"{text!r} lacks {name}=, as in forward=37ms")
+    if named and not gpu.strip():
+        raise ValueError(f"{text!r}: {GPU} names a kind of GPU, as `carma gpus` does")
+    return {"load_s": 0.0} | fields | ({"gpu": gpu.strip()} if named else {})
+
+
+def written(fields: Mapping[str, Any], words: dict[str, str]) -> str:
+    """The fields of a `Stage` (`OF_STAGE`) or a `StageTimes`, so that reading gives the very same.
+
+    Of a stage, what has its default is left out.
+    """
+    said = [f"{word}={_said(field, fields[field])}" for word, field in words.items()]
+    if words is OF_STAGE:
+        kept = [word for word in said if not re.search(r"=(0(\.0)?[sM]|1)$", word)]
+        return " ".join((f"{fields['replicas']}x", *kept))
+    return " ".join((*said, *([GPU + fields["gpu"]] if fields["gpu"] else [])))
+
+
+def time_s(text: str) -> float:
+    """20ms, 0.02s, 350us."""
+    match = re.fullmatch(_TIME, text.lower())
+    if match is None:
+        raise ValueError(f"{text!r} is no time of a stage; try 20ms, 0.02s or 350us")
+    return float(match[1]) / UNITS_S[match[2]]
+
+
+def _mib(text: str) -> float:
+    match = re.fullmatch(_SIZE, text.lower())
+    if match is None:
+        raise ValueError(f"{text!r} is no size; try 12M, 1.5G or 300K")
+    return float(match[1]) / UNITS_MIB[match[2]]
+
+
+def _count(what: str, text: str) -> int:
+    if not re.fullmatch(_COUNT, text) or not int(text):
+        raise ValueError(f"{text!r} is no number for {what}; try 2")
+    return int(text)
+
+
+def _fields(words: list[str], known: dict[str, str]) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    for word in words:
+        name, given, value = word.partition("=")
+        if not given or name not in known:
+            raise ValueError(f"{word!r} is not known here; there are {', '.join(known)}, with =")
+        if known[name] in fields:
+            raise ValueError(f"{name}= is there twice")
+        fields[known[name]] = _read(name, known[name], value)
+    return fields
+
+
+def _read(name: str, field: str, value: str) -> Any:
+    if field.endswith("_s"):
+        return time_s(value)
+    if field.endswith("_mib"):
+        return _mib(value)
+    if field == "sync":
+        if value not in SYNCS:
+            raise ValueError(f"sync={value} is not known; it is {' or '.join(SYNCS)}")
+        return value
+    return _count(name, value)
+
+
+def _said(field: str, value: Any) -> str:
+    unit = "s" if field.endswith("_s") else "M" if field.endswith("_mib") else ""
+    return f"{value!r}{unit}" if unit else str(value)

@@ -1,0 +1,73 @@
+"""When a job would start and end if nobody shared, for its owner: no policy decides by this.
+
+List scheduling: those who wait take, in the order of the line, the GPUs that are free first, and
+one that runs leaves its own when it is expected to end. A policy may do better by sharing, or
+worse for this job by another order. That a MIG instance is too little for some is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import takewhile
+from math import inf
+
+from carmad.core.gpuview import GpuView
+from carmad.core.types import Job, JobId
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """Infinite is what nobody can say."""
+
+    starts_at: float
+    ends_at: float
+
+
+def outlook(job: Job, line: Iterable[Job], gpus: Iterable[GpuView], now: float) -> Outlook:
+    """`line` has those who wait, the first one first; a job that is not there comes last."""
+    if job.holds_gpus:
+        return Outlook(job.started_at or now, now + _left_s(job, now))
+    usable = [gpu for gpu in gpus if _takes_jobs(gpu)]
+    ends_at = {each.id: now + _at_most_s(each, now) for gpu in usable for each in gpu.residents}
+    free_at = sorted(
+        max((ends_at[each.id] for each in gpu.residents), default=now) for gpu in usable
+    )
+    for before in takewhile(lambda each: each.id != job.id, line):
+        if not before.held:
+            starts_at = _start(before, free_at, ends_at)
+            ends_at[before.id] = starts_at + _at_most_s(before, now)
+            _occupy(free_at, before.spec.gpus, ends_at[before.id])
+    starts_at = _start(job, free_at, ends_at)
+    return Outlook(starts_at, starts_at + _left_s(job, now))
+
+
+def _start(job: Job, free_at: list[float], ends_at: Mapping[JobId, float]) -> float:
+    """What it waits for and is in neither place has ended, or nobody can say when it will."""
+    if job.spec.gpus > len(free_at):
+        return inf
+    waits_for = (ends_at.get(after.job, 0.0) for after in job.spec.after)
+    return max(free_at[job.spec.gpus - 1], job.spec.begin_at or 0.0, *waits_for)
+
+
+def _occupy(free_at: list[float], gpus: int, until: float) -> None:
+    """Give away those that are free first."""
+    free_at[:gpus] = [until] * len(free_at[:gpus])
+    free_at.sort()
+
+
+def _takes_jobs(gpu: GpuView) -> bool:
+    return gpu.drained is None and not (gpu.sample and gpu.sample.fault)
+
+
+def _left_s(job: Job, now: float) -> float:
+    """How long it goes on, as predicted; 0 when that is over. A prediction of nothing says that
+    the predictor has never seen the job."""
+    return max(0.0, job.expected_s - job.attained_s(now)) if job.expected_s else inf
+
+
+def _at_most_s(job: Job, now: float) -> float:
+    """Of others the time limit, too, says when they are gone."""
+    limit_s = job.spec.time_limit_s
+    left_s = _left_s(job, now)
+    return left_s if limit_s is None else min(left_s, max(0.0, limit_s - job.attained_s(now)))

@@ -1,0 +1,229 @@
+"""What an iteration of a training job goes to, by PyTorch's profiler; told once, then undone.
+
+An iteration ends with a step of the optimizer that steps first. After some that warm up, some are
+timed as they are, then a few are profiled. On a GPU, forward and backward are the time that their
+kernels take, communication that of NCCL's, and load how long the script waits for its DataLoader:
+what workers do ahead of time is not seen. Updating the weights counts with forward, which, like
+it, comes after the gradients. Without kernels (training on the CPU, or no leave to see them) the
+host's own time is divided instead.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from statistics import median
+from typing import Any
+
+WARM_UP, TIMED, PROFILED = 5, 10, 4
+MARK = "carma: an iteration ends"
+BACKWARD = "autograd::engine::evaluate_function"
+COLLECTIVES = ("c10d::", "gloo:", "nccl:", "mpi:", "ucc:")
+BRIDGED_US = 1000.0  # between two nodes of one backward pass
+ANSWER_WITHIN_S = 10.0
+US = 1e6
+
+
+def watch() -> None:
+    """To be called when torch has been imported."""
+    Watch()
+
+
+class Watch:
+    """Removes itself when it has told, or cannot."""
+
+    def __init__(self) -> None:
+        from torch.autograd.profiler import profile
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        self._ends: list[float] = []
+        self._optimizer = 0  # the id of the one that stepped first
+        self._thread = 0
+        self._profile: Any = None
+        self._starting = False
+        self._kind, self._init = profile, profile.__init__
+        profile.__init__ = self._others()
+        self._hook = register_optimizer_step_post_hook(self._stepped)
+
+    def _others(self) -> Any:
+        """Only one profiler can be at work, and the job's own goes first."""
+        watch = self
+
+        def init(profile: Any, *args: Any, **kwargs: Any) -> None:
+            if not watch._starting:
+                watch._give_up("the job uses PyTorch's profiler itself")
+            watch._init(profile, *args, **kwargs)
+
+        return init
+
+    def _stepped(self, optimizer: Any, *_: Any) -> None:
+        try:
+            self._step(optimizer)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the job is to go on
+            self._give_up(repr(error))
+
+    def _step(self, optimizer: Any) -> None:
+        if not self._ends:
+            if _rank():
+                self._remove()  # the first process tells for all
+                return
+            self._optimizer, self._thread = id(optimizer), threading.get_ident()
+        if (id(optimizer), threading.get_ident()) != (self._optimizer, self._thread):
+            return
+        self._ends.append(time.monotonic())
+        count = len(self._ends) - 1 - WARM_UP - TIMED
+        if count == 0:
+            self._begin()
+        if count >= 0:
+            _mark()
+        if count == PROFILED + 1:  # the first has the profiler's own beginning in it
+            self._finish()
+
+    def _begin(self) -> None:
+        from torch import cuda
+        from torch.profiler import ProfilerActivity, profile
+
+        activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * cuda.is_available()
+        self._starting = True
+        self._profile = profile(activities=activities)
+        self._profile.start()
+        self._starting = False
+
+    def _finish(self) -> None:
+        profile, self._profile = self._profile, None
+        self._remove()
+        profile.stop()
+        ends = self._ends[WARM_UP : WARM_UP + TIMED + 1]
+        seconds = median(after - before for before, after in zip(ends, ends[1:]))  # noqa: B905, RUF007 - as in 3.8
+        tell(seconds, divided(list(profile.events()), seconds))
+
+    def _give_up(self, why: str) -> None:
+        profile, self._profile = self._profile, None
+        self._remove()
+        if profile is not None:
+            try:
+                profile.stop()
+            except Exception as error:  # noqa: BLE001
+                why += f"; {error!r}"
+        print(f"carma: the job's stages were not watched: {why}", file=sys.stderr)
+
+    def _remove(self) -> None:
+        self._hook.remove()
+        self._kind.__init__ = self._init
+
+
+def _rank() -> int:
+    from torch import distributed
+
+    if distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_rank())
+    return int(os.environ.get("RANK") or os.environ.get("OMPI_COMM_WORLD_RANK") or 0)
+
+
+def _mark() -> None:
+    from torch.profiler import record_function
+
+    with record_function(MARK):
+        pass
+
+
+def divided(events: list[Any], seconds: float) -> dict[str, Any]:
+    """The stage times of one iteration, of profiled ones and how long one took before that.
+
+    The profiler makes the host slower, and not the kernels: the host's times are scaled back.
+    """
+    host = [event for event in events if event.device_type.name == "CPU"]
+    marks = sorted(event.time_range.start for event in host if event.name == MARK)[1:]
+    if len(marks) < 2:
+        raise ValueError("the profiler has not recorded the iterations")
+    count, begin, end = len(marks) - 1, marks[0], marks[-1]
+    wall_us = end - begin
+    scale = seconds * count / wall_us
+
+    def spans(belongs: Any) -> list[tuple[float, float]]:
+        found = ((e.time_range.start, e.time_range.end) for e in host if belongs(e.name))
+        return [(max(a, begin), min(b, end)) for a, b in found if a < end and b > begin]
+
+    load = spans(lambda name: "DataLoader" in name and "__next__" in name)
+    backward = spans(lambda name: name.startswith(BACKWARD))
+    gathered = _merged(backward, BRIDGED_US)
+    told = spans(lambda name: name.startswith(COLLECTIVES))
+    kernels = _kernels(host, gathered, begin, end)
+    if any(kernels):
+        forward_s, backward_s, communication_s = (us / US / count for us in kernels)
+    else:
+        busy = _length(_merged([*load, *gathered, *told]))
+        forward_us = wall_us - busy
+        parts = forward_us, _length(gathered), _length(_merged(told))
+        forward_s, backward_s, communication_s = (us * scale / count for us in parts)
+    return {
+        "load_s": _length(_merged(load)) * scale / count,
+        "forward_s": forward_s,
+        "backward_s": backward_s,
+        "communication_s": communication_s,
+        # PyTorch's own optimizers step when the gradients have come, within the iteration.
+        "sync": "backward" if communication_s else "forward",
+    }
+
+
+def _kernels(
+    host: list[Any], backward: list[tuple[float, float]], begin: float, end: float
+) -> tuple[float, float, float]:
+    """How long those of forward, backward and communication run in all, in µs."""
+    spoken = {event.name for event in host}  # a range that is shown on the GPU, too, is no kernel
+    forward_us = backward_us = communication_us = 0.0
+    for event in host:
+        at = event.time_range.start
+        if not begin <= at < end:
+            continue
+        for kernel in event.kernels:
+            if kernel.name in spoken:
+                continue
+            if "nccl" in kernel.name.lower():
+                communication_us += kernel.duration
+            elif any(a <= at <= b for a, b in backward):
+                backward_us += kernel.duration
+            else:
+                forward_us += kernel.duration
+    return forward_us, backward_us, communication_us
+
+
+def _merged(spans: list[tuple[float, float]], bridged: float = 0.0) -> list[tuple[float, float]]:
+    """Their union, with gaps of up to `bridged` filled."""
+    made: list[tuple[float, float]] = []
+    for begin, end in sorted(spans):
+        if made and begin <= made[-1][1] + bridged:
+            made[-1] = made[-1][0], max(end, made[-1][1])
+        else:
+            made.append((begin, end))
+    return made
+
+
+def _length(spans: list[tuple[float, float]]) -> float:
+    return sum(end - begin for begin, end in spans)
+
+
+def tell(seconds: float, stages: dict[str, Any]) -> None:
+    """As `carma report` does. Raises OSError, and ValueError with carmad's own words."""
+    body = json.dumps({"seconds": seconds, "stages": stages}).encode()
+    request = (
+        f"POST /v1/jobs/{os.environ['CARMA_JOB_ID']}/step HTTP/1.0\r\nHost: carma\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(ANSWER_WITHIN_S)
+        connection.connect(os.environ["CARMA_SOCKET"])
+        connection.sendall(request.encode() + body)
+        chunks = []
+        while True:
+            chunk = connection.recv(65536)
+            if not chunk:
+                break
+            chunks.append(chunk)
+    head, _, answer = b"".join(chunks).partition(b"\r\n\r\n")
+    if head.split(None, 2)[1:2] != [b"200"]:
+        raise ValueError(json.loads(answer or b"{}").get("error", "carmad gave no answer"))

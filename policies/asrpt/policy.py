@@ -1,0 +1,140 @@
+"""A-SRPT: adaptive shortest remaining processing time first (A-SRPT paper, algorithm 1).
+
+A virtual machine says in which order jobs start; the first that finds too few GPUs idle holds the
+line. A job whose parts talk much to each other starts where they do so quickly, or steps aside and
+waits for a while for such a place. Nobody shares a GPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import chain
+from operator import attrgetter
+
+from carmad.plugin import (
+    AskAgain,
+    Job,
+    JobId,
+    Placement,
+    Proposal,
+    Reason,
+    Remember,
+    Settings,
+    View,
+)
+from policies.asrpt.machine import Machine, rebuilt, work
+from policies.asrpt.servers import Unshared
+from policies.asrpt.turn import Aside, Turn
+from policies.builtin import in_order
+from policies.filters import unoccupied
+from policies.ranked import Order
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What is to be known from one plan to the next."""
+
+    machine: Machine
+    aside: tuple[tuple[JobId, Aside], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Asrpt:
+    """With `by`, the line is in that order instead of the machine's; `conserving`, and nobody holds
+    it: so the paper's baselines are made."""
+
+    name: str
+    unshared: Unshared
+    patience: float
+    reserve: bool
+    by: Order | None = None
+    conserving: bool = False
+
+    def order(self, job: Job) -> float:
+        """Where the machine would have it if all had come at once: people see the line so."""
+        return self.by(job) if self.by else work(job)
+
+    def plan(self, view: View) -> tuple[Proposal, ...]:
+        if not view.queue:
+            return ()
+        before = view.memory if isinstance(view.memory, Memory) else Memory(Machine())
+        turn = Turn(self.unshared, self.patience, view, dict(before.aside))
+        machine = before.machine if self.by else _followed(before.machine, turn)
+        plan, held = self._placements(machine, turn)
+        if self.reserve and not self.by:
+            told = sum(not placement.gpus for placement in plan)
+            plan += _reserved(machine, view.now, max(0, turn.explained - told))
+        if any(placement.gpus for placement in plan):
+            machine = machine.settled(view.now)
+        after = Memory(machine, _still_waiting(turn, view))
+        same = after.machine is before.machine and after.aside == before.aside
+        asked = self._next_chance(machine, turn, held)
+        return (*plan, *asked, *(() if same else (Remember(after),)))
+
+    def _line(self, machine: Machine, view: View) -> Iterable[Job]:
+        if self.by:
+            return view.queue
+        done = (each.job for each in machine.done)
+        return done if self.reserve else chain(done, (each.job for each in machine.served))
+
+    def _placements(self, machine: Machine, turn: Turn) -> tuple[list[Placement], bool]:
+        """Also whether somebody holds the line."""
+        plan: list[Placement] = []
+        told, holder = 0, None
+        for job in self._line(machine, turn.view):
+            if told >= turn.explained and (holder or not turn.idle):
+                break
+            if holder:
+                behind = Reason("line_held", detail=f"job {holder.id}")
+                placement = Placement(job.id, reasons=(behind,))
+            else:
+                placement = turn.of(job, explain=not told)
+                if not placement.gpus and not self.conserving and turn.claims(job):
+                    holder = job
+            told += not placement.gpus
+            if placement.gpus or told <= turn.explained:
+                plan.append(placement)
+        return plan, holder is not None
+
+    def _next_chance(self, machine: Machine, turn: Turn, held: bool) -> tuple[AskAgain, ...]:
+        """When the machine will have done another job, or somebody's patience is at its end.
+
+        To the second: who is asked a little later need not be asked twice.
+        """
+        if not turn.idle:
+            return ()
+        instants = [aside.until for aside in turn.aside.values()]
+        if self.reserve and not (self.by or held):
+            instants += machine.ends_at(1)
+        first = min((at for at in instants if turn.view.now < at < math.inf), default=None)
+        return () if first is None else (AskAgain(float(math.ceil(first))),)
+
+
+def _reserved(machine: Machine, now: float, first: int) -> list[Placement]:
+    """Of the jobs that the machine has not done, for which GPUs may be kept idle."""
+    ends = zip(machine.served[:first], machine.ends_at(first), strict=True)
+    return [
+        Placement(each.id, reasons=(Reason("reserved", at - now, unit="s"),)) for each, at in ends
+    ]
+
+
+def asrpt(settings: Settings) -> Asrpt:
+    chosen = settings.asrpt
+    unshared = Unshared("asrpt", (unoccupied(settings),), in_order)
+    return Asrpt("asrpt", unshared, chosen.patience, chosen.reserve)
+
+
+def _followed(machine: Machine, turn: Turn) -> Machine:
+    queue, now, speed = turn.view.queue, turn.view.now, turn.totals.usable
+    if not machine.queue:
+        return rebuilt(queue, now, speed)
+    return machine.followed(queue, now, speed)
+
+
+def _still_waiting(turn: Turn, view: View) -> tuple[tuple[JobId, Aside], ...]:
+    if not turn.aside:
+        return ()
+    waiting = set(map(attrgetter("id"), view.queue))
+    return tuple((id, aside) for id, aside in turn.aside.items() if id in waiting)

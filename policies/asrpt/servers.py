@@ -1,0 +1,91 @@
+"""What the A-SRPT paper calls a server: the GPUs of a node that are near each other (an island).
+
+Which GPUs of which servers a job is given, by how much is free on each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
+
+from carmad.plugin import Demand, GpuId, GpuView, NodeView, Settings, View, idle
+from policies.ranked import Ranked
+
+Server = tuple[GpuId, ...]  # its GPUs that a job can have, by index
+
+
+class Totals(NamedTuple):
+    usable: int  # G: GPUs that are neither drained nor at fault
+    idle: int  # of them, that nobody is on
+    size: int  # g: GPUs of the largest server
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Unshared(Ranked):
+    """Who runs alone on its GPUs, as the baselines' jobs do, and chooses them server by server."""
+
+    def servers(self, wanted: Demand, view: View) -> list[Server]:
+        """Those that have GPUs for it."""
+        question = (self, "islands", wanted)
+        found = (
+            node.known.recall(question, self._islands, node, wanted, view) for node in view.nodes
+        )
+        return list(chain.from_iterable(found))
+
+    def _islands(self, node: NodeView, wanted: Demand, view: View) -> tuple[Server, ...]:
+        island = {gpu.id: gpu.gpu.island for gpu in node.gpus}
+        fit = node.known.recall((self, wanted), self._fit, node, wanted, view)
+        servers: dict[str, list[GpuId]] = {}
+        for gpu in fit.gpus:
+            servers.setdefault(island[gpu], []).append(gpu)
+        return tuple(map(tuple, servers.values()))
+
+
+def totals(view: View) -> Totals:
+    counted = [node.known.recall(_counted, _counted, node, view.settings) for node in view.nodes]
+    return Totals(
+        sum(each.usable for each in counted),
+        sum(each.idle for each in counted),
+        max((each.size for each in counted), default=0),
+    )
+
+
+def _counted(node: NodeView, settings: Settings) -> Totals:
+    usable = [gpu for gpu in node.gpus if not _out_of_service(gpu)]
+    islands = [gpu.gpu.island for gpu in node.gpus]
+    free = sum(idle(gpu, settings) is None for gpu in usable)
+    return Totals(len(usable), free, max(map(islands.count, islands)))
+
+
+def _out_of_service(gpu: GpuView) -> bool:
+    return gpu.drained is not None or bool(gpu.sample and gpu.sample.fault)
+
+
+def most_available(servers: Iterable[Server]) -> list[Server]:
+    return sorted(servers, key=lambda server: -len(server))
+
+
+def least_available(servers: Iterable[Server]) -> list[Server]:
+    return sorted(servers, key=len)
+
+
+def closest(servers: Sequence[Server], gpus: int) -> list[Server]:
+    """The one with the fewest that are enough, else as few servers as can be."""
+    enough = [server for server in servers if len(server) >= gpus]
+    return [min(enough, key=len)] if enough else most_available(servers)
+
+
+def taken(servers: Iterable[Server], gpus: int, width: int = 1) -> list[Server]:
+    """So many GPUs of them in that order, on each a multiple of `width` as far as there are enough.
+    None at all if there are too few."""
+    parts: list[Server] = []
+    for server in servers:
+        part = server[: min(gpus, len(server) // width * width)]
+        if part:
+            parts.append(part)
+            gpus -= len(part)
+        if not gpus:
+            return parts
+    return []

@@ -1,0 +1,154 @@
+"""One plan of A-SRPT in the making: where each job in turn starts, or why it waits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
+
+from carmad.plugin import Demand, GpuId, Job, JobId, Placement, Reason, Verdict, View
+from policies.asrpt.heavy_edge import COMM_HEAVY, extremes, mapping
+from policies.asrpt.machine import work
+from policies.asrpt.servers import (
+    Server,
+    Unshared,
+    closest,
+    least_available,
+    most_available,
+    taken,
+    totals,
+)
+
+EXPLAINED = 4  # of the jobs that wait: the first in line are told why, the very first per GPU
+READABLE = 64  # GPUs: where thousands are simulated, only the first is told, and not about each
+
+
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """A communication-heavy job that waits for better GPUs than it found first."""
+
+    until: float
+    iteration_s: float  # κ: to be beaten
+
+
+class Place(NamedTuple):
+    """GPUs for a job, in the order of its slots, and how long an iteration takes there."""
+
+    gpus: tuple[GpuId, ...]
+    iteration_s: float = 0.0
+    fastest_s: float = 0.0
+    heavy: bool = False
+
+    @property
+    def good(self) -> bool:
+        return not self.heavy or self.iteration_s <= COMM_HEAVY * self.fastest_s
+
+
+class Turn:
+    """`view` and `idle` are what those who have started leave; `aside` has who waits for better
+    GPUs, or has done so for long enough."""
+
+    def __init__(
+        self, unshared: Unshared, patience: float, view: View, aside: dict[JobId, Aside]
+    ) -> None:
+        self.view = view
+        self.totals = totals(view)
+        self.idle = self.totals.idle
+        self.aside = aside
+        self.explained = EXPLAINED if self._readable else 1
+        self._unshared = unshared
+        self._patience = patience
+        self._servers: dict[Demand, list[Server]] = {}  # as long as nobody starts
+
+    def of(self, job: Job, explain: bool) -> Placement:
+        """Its GPUs, or why it waits; with `explain`, the verdict on every GPU."""
+        place = self._place(job) if job.spec.gpus <= self.idle else None
+        waits = self._too_few(job) if place is None else self._for_better(job, place)
+        if place is None or waits:
+            verdicts = self._verdicts(job) if explain else ()
+            return Placement(job.id, (), verdicts, waits)
+        verdicts = self._verdicts(job)
+        self._start(job, place)
+        return Placement(job.id, place.gpus, verdicts, grounds=_grounds(job, place))
+
+    @property
+    def _readable(self) -> bool:
+        return len(self.view.node_of) <= READABLE
+
+    def claims(self, job: Job) -> bool:
+        """Is it to have the next GPUs that are idle? Not one that waits for better ones, nor one
+        that wants more than are in service."""
+        aside = self.aside.get(job.id)
+        patient = aside is not None and self.view.now < aside.until
+        return not patient and job.spec.gpus <= self.totals.usable
+
+    def _place(self, job: Job) -> Place | None:
+        """Lines 9 to 11 and 22 to 23 of the algorithm. A job of which nobody knows who talks to
+        whom is put as close together as can be, and waits for nothing better."""
+        servers, layout, gpus = self._servers_for(job), job.spec.layout, job.spec.gpus
+        if layout is None:
+            parts = taken(closest(servers, gpus), gpus)
+            return Place(tuple(chain.from_iterable(parts))) if parts else None
+        links, size = self.view.settings.links, self.totals.size
+        known = extremes(layout, links, size)
+        ordered = most_available(servers) if known.heavy else least_available(servers)
+        parts = taken(ordered, gpus, known.width)
+        if not parts:
+            return None
+        found = mapping(layout, tuple(map(len, parts)), links, size)
+        if known.width > 1 and not found.whole:
+            return None
+        unused = [iter(part) for part in parts]
+        chosen = tuple(next(unused[server]) for server in found.servers)
+        return Place(chosen, found.iteration_s, known.fastest_s, known.heavy)
+
+    def _servers_for(self, job: Job) -> list[Server]:
+        wanted = self.view.demand(job)
+        if wanted not in self._servers:
+            self._servers[wanted] = self._unshared.servers(wanted, self.view)
+        return self._servers[wanted]
+
+    def _verdicts(self, job: Job) -> tuple[Verdict, ...]:
+        return self._unshared.place(job, self.view).verdicts if self._readable else ()
+
+    def _for_better(self, job: Job, place: Place) -> tuple[Reason, ...]:
+        """Lines 12 to 20: it waits for GPUs on which it is faster than where it could start first.
+        No reason: it starts."""
+        aside = self.aside.get(job.id)
+        if aside is None:
+            run_s = work(job) / self.totals.usable  # g/G · ñ · α̃_min
+            aside = Aside(self.view.now + self._patience * run_s, place.iteration_s)
+            if place.good or aside.until <= self.view.now:
+                return ()
+            self.aside[job.id] = aside
+        elif self.view.now >= aside.until or place.iteration_s < aside.iteration_s:
+            return ()
+        times = place.iteration_s / place.fastest_s
+        return (Reason("better_gpus", aside.until, times, detail="times as slow"),)
+
+    def _too_few(self, job: Job) -> tuple[Reason, ...]:
+        gpus, layout = job.spec.gpus, job.spec.layout
+        if gpus > self.idle:
+            return (Reason("few_idle", gpus, self.idle, "GPUs"),)
+        free = [len(server) for server in self._servers_for(job)]
+        if layout and sum(free) >= gpus:
+            width = extremes(layout, self.view.settings.links, self.totals.size).width
+            return (Reason("slices_apart", width, max(free), "GPUs"),)
+        return (Reason("few_idle", gpus, sum(free), "GPUs"),)
+
+    def _start(self, job: Job, place: Place) -> None:
+        self.view = self.view.with_placement(job, place.gpus)
+        self.idle -= job.spec.gpus
+        self.aside.pop(job.id, None)
+        self._servers.clear()
+
+
+def _grounds(job: Job, place: Place) -> tuple[Reason, ...]:
+    grounds = []
+    if job.expected_s is not None:
+        source = job.prediction.source if job.prediction else "declared"
+        grounds.append(Reason("predicted", have=job.expected_s, unit="s", detail=source))
+    if place.fastest_s:
+        kind = "communication-heavy" if place.heavy else "communication-light"
+        grounds.append(Reason("mapped", place.fastest_s, place.iteration_s, "s", kind))
+    return tuple(grounds)

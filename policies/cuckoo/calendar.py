@@ -1,0 +1,119 @@
+"""When which GPUs are free, and whom they are promised to. Times are seconds from now."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from carmad.plugin import GpuView, JobId
+from policies.cuckoo.members import Site
+from policies.cuckoo.planning import Window
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One GPU. An idle one may be promised to a job that waits for others beside it: till then
+    somebody else may use it."""
+
+    gpu: GpuView
+    free_s: float
+    after: tuple[JobId, ...] = ()  # who uses it until then
+    lent_s: float = 0.0  # it is idle, and may be had for so long
+
+    @property
+    def idle(self) -> bool:
+        return self.free_s <= 0
+
+
+class Seats(NamedTuple):
+    """GPUs for one group, and when it may have them."""
+
+    gpus: tuple[GpuView, ...]
+    window: Window
+    after: tuple[JobId, ...]
+
+    @property
+    def idle(self) -> bool:
+        return self.window.begin_s <= 0
+
+    @property
+    def memory_mib(self) -> int:
+        """Of the smallest, but for what is not ours to give."""
+        return min(gpu.gpu.memory_mib - gpu.outsider_mib for gpu in self.gpus)
+
+
+class Calendar:
+    def __init__(self, where: Site, entries: Sequence[Entry]) -> None:
+        self._where = where
+        self._entries = {entry.gpu.id: entry for entry in entries}
+
+    def seats(self, count: int) -> list[Seats]:
+        """Sets of so many GPUs: of one kind on one node, else of one kind, else any. Those that are
+        free at about the same time go together."""
+        for alike in (_node_and_kind, _kind, _any):
+            found = [*self._whole(count, alike), *self._lent(count, alike)]
+            if found:
+                return found
+        return []
+
+    def take(self, seats: Seats, begin_s: float, length_s: float, jobs: tuple[JobId, ...]) -> None:
+        """Promise the GPUs from then on."""
+        for gpu in seats.gpus:
+            entry = self._entries[gpu.id]
+            if not seats.window.whole:  # in time for whom it is promised to
+                self._entries[gpu.id] = replace(entry, lent_s=0.0)
+                continue
+            lent_s = begin_s if entry.idle else entry.lent_s
+            self._entries[gpu.id] = Entry(gpu, begin_s + length_s, jobs, lent_s)
+
+    def _whole(self, count: int, alike: Callable[[GpuView], object]) -> Iterator[Seats]:
+        entries = [entry for entry in self._entries.values() if _suits(entry.gpu, count)]
+        for chosen in _in_sets(entries, count, alike, lambda entry: (entry.free_s, entry.after)):
+            begin_s = max(entry.free_s for entry in chosen)
+            after = dict.fromkeys(job for e in chosen if e.free_s == begin_s for job in e.after)
+            yield self._seats(chosen, max(0.0, begin_s), math.inf, tuple(after))
+
+    def _lent(self, count: int, alike: Callable[[GpuView], object]) -> Iterator[Seats]:
+        entries = [e for e in self._entries.values() if e.lent_s > 0 and _suits(e.gpu, count)]
+        for chosen in _in_sets(entries, count, alike, lambda entry: (-entry.lent_s, ())):
+            yield self._seats(chosen, 0.0, min(entry.lent_s for entry in chosen), ())
+
+    def _seats(
+        self, chosen: Sequence[Entry], begin_s: float, end_s: float, after: tuple[JobId, ...]
+    ) -> Seats:
+        gpus = tuple(entry.gpu for entry in chosen)
+        return Seats(gpus, Window(self._where.kind(gpus[0]), begin_s, end_s), after)
+
+
+def _in_sets(
+    entries: Sequence[Entry],
+    count: int,
+    alike: Callable[[GpuView], object],
+    turn: Callable[[Entry], tuple[float, tuple[JobId, ...]]],
+) -> Iterator[Sequence[Entry]]:
+    by_kind: dict[object, list[Entry]] = {}
+    for entry in entries:
+        by_kind.setdefault(alike(entry.gpu), []).append(entry)
+    for each in by_kind.values():
+        each.sort(key=lambda entry: (turn(entry), entry.gpu.gpu.island))
+        for at in range(0, len(each) - count + 1, count):
+            yield each[at : at + count]
+
+
+def _suits(gpu: GpuView, count: int) -> bool:
+    """A process sees one MIG instance."""
+    return count == 1 or not gpu.gpu.is_mig
+
+
+def _node_and_kind(gpu: GpuView) -> object:
+    return gpu.gpu.node, gpu.gpu.name
+
+
+def _kind(gpu: GpuView) -> object:
+    return gpu.gpu.name
+
+
+def _any(gpu: GpuView) -> object:
+    return None

@@ -1,0 +1,121 @@
+"""The jobs that a plan is about, and what has to be known of each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from carmad.plugin import GpuView, Job, Settings, StageTimes, View, idle
+from policies.castor.neighbours import OVERRUN
+from policies.cuckoo.interleaving import Model, Phases
+from policies.cuckoo.stages import Speeds, known
+from policies.cuckoo.value import standalone
+from policies.memory import need_mib
+
+UNHEARD_S = 3600.0  # what a job takes where nobody knows how long any takes
+LEAST_S = 1.0  # what one that runs takes, and has left, also if it was told to stop
+
+
+class Site(NamedTuple):
+    """The GPUs that are planned for."""
+
+    gpus: tuple[GpuView, ...]
+    kinds: tuple[str, ...]  # in the order in which they first appear
+
+    def kind(self, gpu: GpuView) -> int:
+        """As one of `kinds`. With a single one, all are taken for that."""
+        return self.kinds.index(gpu.gpu.name) if len(self.kinds) > 1 else 0
+
+
+def site(view: View, aside: frozenset[str], heterogeneous: bool) -> Site:
+    """Those that jobs may be given some time, but for the ones set aside."""
+    gpus = tuple(gpu for gpu in view.gpus if gpu.id not in aside and usable(gpu, view.settings))
+    kinds = tuple(dict.fromkeys(gpu.gpu.name for gpu in gpus))
+    return Site(gpus, kinds if heterogeneous else kinds[:1])
+
+
+def usable(gpu: GpuView, settings: Settings) -> bool:
+    """Neither out of order nor in somebody else's use."""
+    broken = gpu.drained or gpu.stale or (gpu.sample and gpu.sample.fault)
+    return not broken and (bool(gpu.residents) or idle(gpu, settings) is None)
+
+
+class Member(NamedTuple):
+    """A job in line or on GPUs. Times are seconds from now, as if it were alone."""
+
+    job: Job
+    stages: tuple[StageTimes, ...]  # one per kind of the site; none: not known
+    alone: tuple[float, ...]  # what an iteration takes, by kind
+    whole_s: tuple[float, ...]  # what it takes, by kind
+    left_s: tuple[float, ...]  # of that
+    deadline_s: float  # infinite: none
+    need_mib: int
+    missing: str  # the code of what must be known of it before it is packed; "": all of it is
+
+
+def unknown(job: Job, stages: Sequence[StageTimes]) -> str:
+    if not stages or not need_mib(job):
+        return "unprofiled"
+    return "unpredicted" if job.expected_s is None else ""
+
+
+def members(jobs: Sequence[Job], where: Site, model: Model, now: float) -> list[Member]:
+    """Of one of which nobody knows how long it takes, it is taken to be the mean of the others."""
+    speeds, first = Speeds.told(jobs), where.kinds[0]
+    told = [known(job, first) for job in jobs]
+    on_kinds = {
+        stages: tuple(speeds.on(stages, kind) for kind in where.kinds)
+        for stages in dict.fromkeys(told)
+        if stages
+    }
+    alone = dict(zip(on_kinds, _alone(tuple(on_kinds.values()), model), strict=True))
+    expected = [job.expected_s for job in jobs if job.expected_s is not None]
+    mean_s = math.fsum(expected) / len(expected) if expected else UNHEARD_S
+    everywhere = (1.0,) * len(where.kinds)
+    found = []
+    for job, stages in zip(jobs, told, strict=True):
+        paces, deadline_at = alone.get(stages, everywhere), job.spec.deadline_at
+        # Predictions are taken to be for the first kind.
+        first_s = mean_s if job.expected_s is None else job.expected_s
+        whole_s = tuple(first_s * pace / paces[0] for pace in paces)
+        found.append(
+            Member(
+                job,
+                on_kinds.get(stages, ()),
+                paces,
+                whole_s,
+                tuple(left_s(job, now, each_s) for each_s in whole_s),
+                math.inf if deadline_at is None else deadline_at - now,
+                need_mib(job),
+                unknown(job, stages),
+            )
+        )
+    return found
+
+
+def _alone(jobs: Sequence[tuple[StageTimes, ...]], model: Model) -> list[tuple[float, ...]]:
+    """What an iteration of each takes alone, by kind."""
+    if not jobs:
+        return []
+    columns = [standalone(model, Phases.of(times)).tolist() for times in zip(*jobs, strict=True)]
+    return list(zip(*columns, strict=True))
+
+
+def left_s(job: Job, now: float, whole_s: float) -> float:
+    """What it would still run for alone. One that has outlived its prediction goes on for a tenth
+    of what it has run, as for Castor."""
+    if job.stop is not None:
+        return 0.0
+    attained_s = job.attained_s(now)
+    return whole_s - attained_s if attained_s < whole_s else OVERRUN * attained_s
+
+
+def due_at(job: Job, now: float, whole_s: float) -> float:
+    """When one that runs should end alone; that past, when a tenth more has, and so on. The same
+    instant in every plan until then."""
+    assert job.started_at is not None
+    due_s, attained_s = max(whole_s, LEAST_S), job.attained_s(now)
+    while due_s <= attained_s:
+        due_s *= 1 + OVERRUN
+    return job.started_at - job.served_s + due_s

@@ -1,0 +1,220 @@
+"""Cuckoo (Zhang et al., SoCC 2025): pairs of jobs by efficiency and deadlines, and which group
+takes which GPUs when, at the least cost.
+
+The paper packs jobs and starts both at once. On CARMA's GPUs the second of them may join only when
+the first has shown its first kernel and settled. So of a pair in line the one with the earlier
+deadline starts, and every plan packs anew: those who wait with each other, and with those who run
+alone. By then that may be another one. It is also how a plan follows what really happens: a job
+that has outlived its prediction is taken to go on, and its successors are planned for later.
+
+A job of which nobody can say what its iterations take is profiled: on the GPUs that
+`profiling.gpus` sets aside, from which it goes back in line; without such, or if it is too large
+for them, or must not be started twice, on idle GPUs, where it stays.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from carmad.plugin import (
+    AskAgain,
+    GpuId,
+    GpuView,
+    Job,
+    JobId,
+    Placement,
+    Preconditions,
+    ProfilingRun,
+    Proposal,
+    Reason,
+    Settings,
+    Verdict,
+    View,
+    idle,
+)
+from policies.builtin import in_order
+from policies.cuckoo.grouping import grouped
+from policies.cuckoo.groups import Packer
+from policies.cuckoo.interleaving import Asynchronous
+from policies.cuckoo.members import Site, members, site
+from policies.cuckoo.planning import Planner, min_cost
+from policies.cuckoo.schedule import Schedule, Turn, first_due, schedule
+from policies.cuckoo.telling import expected, grounds, waiting
+from policies.filters import fits_memory, min_free, unoccupied
+from policies.memory import lacking, need_mib
+from policies.profiling import Profiler, set_aside
+from policies.ranked import Ranked
+
+TURNS = 2000  # of jobs in line, in one plan: those behind have their turn when some have started
+TOLD = 100  # of the jobs that wait: the first in line are told what is planned for them
+EXPLAINED = 4  # and these about each GPU
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cuckoo:
+    """`unshared` judges GPUs for one that is to be alone there."""
+
+    name: str
+    conditions: Preconditions
+    unshared: Ranked
+    packer: Packer
+    planner: Planner = min_cost
+    packs: bool = True
+    heterogeneous: bool = True  # else all GPUs are taken for the first one's kind
+
+    def order(self, job: Job) -> float:
+        """Earliest deadline first."""
+        return math.inf if job.spec.deadline_at is None else job.spec.deadline_at
+
+    def plan(self, view: View) -> tuple[Proposal, ...]:
+        aside = set_aside(view)
+        if not aside.own:
+            return tuple(self._plan(view, view.queue, aside.own))
+        new = [job for job in view.queue if _to_profile(job, aside)]
+        known = [job for job in view.queue if not _to_profile(job, aside)]
+        most = len(view.node_of) - len(aside.own)
+        profiled = tuple(self._profiles(view, new, aside))
+        plan = (*profiled, *self._plan(view, [j for j in known if j.spec.gpus <= most], aside.own))
+        # Who wants more than the other GPUs may have all, or it could never start.
+        wide = [job for job in known if job.spec.gpus > most]
+        if any(isinstance(proposal, Placement) and proposal.gpus for proposal in plan):
+            return plan
+        return (*plan, *self._plan(view, wide, frozenset()))
+
+    def _profiles(self, view: View, jobs: Sequence[Job], aside: Profiler) -> Iterator[Placement]:
+        """On the GPUs set aside for it: each that fits, in the order of the line."""
+        free = sum(1 for gpu in aside.own if not view.gpu(gpu).residents)
+        for n, job in enumerate(jobs):
+            verdicts = self.unshared.place(job, view).verdicts
+            gpus = _on_one_node(
+                [v.gpu for v in verdicts if v.gpu in aside.own and not v.refused], job, view
+            )
+            if gpus:
+                free -= job.spec.gpus
+                placement = _profiled(job, gpus, verdicts, view, aside.run_s, evict=True)
+                view = view.with_placement(job, gpus, placement.profiling)
+                yield placement
+            elif n < TOLD:
+                wait = Reason("profiling_gpus", job.spec.gpus, free, "GPUs")
+                yield Placement(job.id, (), verdicts, (wait,))
+
+    def _plan(
+        self, view: View, jobs: Sequence[Job], closed: frozenset[GpuId]
+    ) -> Iterator[Proposal]:
+        """On all GPUs but the closed ones."""
+        if not jobs:
+            return
+        where = site(view, closed, self.heterogeneous)
+        plan = self._schedule(view, jobs[:TURNS], where)
+        left, refused = {job.id: job for job in jobs}, {}
+        for turn in plan.turns:
+            joins = turn.planned.group.running
+            placement = self._joining(turn, view) if joins else self._starting(turn, view)
+            if placement.gpus:
+                yield placement
+                job = left.pop(placement.job)
+                view = view.with_placement(job, placement.gpus, placement.profiling)
+            else:
+                refused[placement.job] = placement
+        if left:
+            yield from self._waiting(list(left.values()), refused, plan, view)
+            if plan.due_at is not None:
+                yield AskAgain(plan.due_at)
+
+    def _schedule(self, view: View, jobs: Sequence[Job], where: Site) -> Schedule:
+        line = [job for job in jobs if job.spec.gpus <= len(where.gpus)]
+        if not line:
+            return Schedule()
+        there = {job.id for gpu in where.gpus for job in gpu.residents}
+        running = [job for job in view.running if job.id in there]
+        known = members([*line, *running], where, self.packer.model, view.now)
+        in_line, on_gpus = known[: len(line)], known[len(line) :]
+        groups = grouped(view, in_line, on_gpus, where, self.packer if self.packs else None)
+        plan = schedule(groups, on_gpus, where, self.packer, self.planner, self.conditions)
+        return plan._replace(due_at=first_due(on_gpus, where, view.now))
+
+    def _starting(self, turn: Turn, view: View) -> Placement:
+        """The first of a group, on GPUs that nobody is on; there it is profiled if need be."""
+        member, gpus = turn.planned.group.members[0], tuple(gpu.id for gpu in turn.gpus)
+        job, profiling = member.job, view.settings.profiling
+        verdicts = self.unshared.place(job, view).verdicts
+        new = member.missing == "unprofiled" and job.profile is None
+        if new and job.spec.gpus <= profiling.largest:
+            return _profiled(job, gpus, verdicts, view, profiling.run_s, evict=False)
+        return Placement(job.id, gpus, verdicts, grounds=grounds(member, turn.planned))
+
+    def _joining(self, turn: Turn, view: View) -> Placement:
+        """The second of a group whose first one runs, if its GPUs admit it by now."""
+        joins, there = turn.planned.group.members[1], {gpu.id for gpu in turn.gpus}
+        verdicts = tuple(
+            self._judged(joins.job, view.gpu(v.gpu), view) if v.gpu in there else v
+            for v in self.unshared.place(joins.job, view).verdicts
+        )
+        if any(verdict.refused for verdict in verdicts if verdict.gpu in there):
+            return Placement(joins.job.id, (), verdicts)
+        gpus = tuple(gpu.id for gpu in turn.gpus)
+        return Placement(joins.job.id, gpus, verdicts, grounds=grounds(joins, turn.planned))
+
+    def _judged(self, job: Job, gpu: GpuView, view: View) -> Verdict:
+        wanted = view.demand(job)
+        asked = (
+            lacking(need_mib(job), job, gpu, self.conditions),
+            min_free(self.conditions)(wanted, gpu),
+        )
+        refused = (*view.refusals(wanted, gpu), *(reason for reason in asked if reason))
+        return Verdict(gpu.id, refused, None if refused else 0.0)
+
+    def _waiting(
+        self, jobs: Sequence[Job], refused: Mapping[JobId, Placement], plan: Schedule, view: View
+    ) -> Iterator[Placement]:
+        for n, job in enumerate(jobs[:TOLD]):
+            planned = plan.planned.get(job.id)
+            reasons = waiting(job, planned, self.packs) if planned else ()
+            if job.id in refused:
+                yield replace(refused[job.id], reasons=reasons)
+                continue
+            verdicts = self.unshared.place(job, view).verdicts if n < EXPLAINED else ()
+            if not (planned and planned.ends_s):
+                idle_now = sum(1 for gpu in view.gpus if idle(gpu, view.settings) is None)
+                reasons = (*reasons, Reason("no_room", job.spec.gpus, idle_now, "GPUs"))
+            yield Placement(job.id, (), verdicts, reasons)
+
+
+def cuckoo(settings: Settings) -> Cuckoo:
+    conditions = settings.preconditions_for("cuckoo")
+    filters = (unoccupied(settings), fits_memory(conditions))
+    return Cuckoo(
+        "cuckoo",
+        conditions,
+        Ranked("cuckoo", filters, in_order),
+        Packer(Asynchronous(), settings.cuckoo.weight),
+    )
+
+
+def _to_profile(job: Job, aside: Profiler) -> bool:
+    return aside.takes(job) and not job.stages
+
+
+def _profiled(
+    job: Job,
+    gpus: tuple[GpuId, ...],
+    verdicts: tuple[Verdict, ...],
+    view: View,
+    run_s: float,
+    evict: bool,
+) -> Placement:
+    run_s += job.spec.cold_start_s
+    run = ProfilingRun(view.now + run_s, evict)
+    reasons = (*expected(job), Reason("profiled_there", run_s, unit="s"))
+    return Placement(job.id, gpus, verdicts, profiling=run, grounds=reasons)
+
+
+def _on_one_node(gpus: Sequence[GpuId], job: Job, view: View) -> tuple[GpuId, ...]:
+    """The first so many on one node; none if no node has enough."""
+    for place in range(len(view.nodes)):
+        there = [gpu for gpu in gpus if view.node_of[gpu] == place]
+        if len(there) >= job.spec.gpus:
+            return tuple(there[: job.spec.gpus])
+    return ()

@@ -1,0 +1,150 @@
+"""When each group has its turn, and where: plans for each number of GPUs, one after the other.
+
+Where jobs ask for different numbers of GPUs, those are planned first whose first in line is before
+the others'. What the first group on each set of GPUs waits for is kept for it; meanwhile others may
+have it if they are done in time. So neither do many small jobs keep a large one out for good, nor
+do GPUs stand idle for it that somebody could use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+
+from carmad.plugin import GpuView, JobId, Preconditions
+from policies.cuckoo.calendar import Calendar, Entry, Seats
+from policies.cuckoo.groups import Group, Packer
+from policies.cuckoo.members import LEAST_S, Member, Site, due_at
+from policies.cuckoo.planning import Groups, Planner, Slot
+from policies.cuckoo.telling import Planned
+
+
+class Turn(NamedTuple):
+    """A group whose turn is now; of a pair with one who runs, the other one's."""
+
+    planned: Planned
+    gpus: tuple[GpuView, ...]
+
+
+class Schedule(NamedTuple):
+    turns: Sequence[Turn] = ()
+    planned: Mapping[JobId, Planned] = MappingProxyType({})  # of all in line
+    due_at: float | None = None  # when a plan will look different, if nothing happens until then
+
+
+def schedule(
+    groups: Sequence[Group],
+    running: Sequence[Member],
+    where: Site,
+    packer: Packer,
+    planner: Planner,
+    conditions: Preconditions,
+) -> Schedule:
+    """Of groups in line order. Pairs with one who runs have their GPUs already."""
+    joined = [group for group in groups if group.running]
+    entries = _entries(joined, running, where, packer)
+    joining = [_turn_beside(group, where) for group in joined]
+    calendar, starts = Calendar(where, entries), []
+    planned = [turn.planned for turn in joining]
+    for alike in _classes(groups):
+        seats = calendar.seats(alike[0].gpus)
+        slots: list[Slot | None] = [None] * len(alike)
+        if seats:
+            slots = planner(_table(alike, seats, where, conditions), [s.window for s in seats])
+        for group, slot in zip(alike, slots, strict=True):
+            plan = _plan(group, slot, seats)
+            planned.append(plan)
+            if slot and slot.order == 1:
+                chosen = seats[slot.window]
+                jobs = tuple(member.job.id for member in group.members)
+                calendar.take(chosen, plan.begin_s, max(plan.ends_s) - plan.begin_s, jobs)
+                if chosen.idle:
+                    starts.append(Turn(plan, chosen.gpus))
+    by_job = {member.job.id: plan for plan in planned for member in plan.group.members}
+    return Schedule((*starts, *joining), by_job)
+
+
+def first_due(running: Sequence[Member], where: Site, now: float) -> float | None:
+    """When the first of those who run should have ended."""
+    kinds = {job.id: where.kind(gpu) for gpu in where.gpus for job in gpu.residents}
+    ends = (due_at(m.job, now, m.whole_s[kinds[m.job.id]]) for m in running if not m.job.stop)
+    return min(ends, default=None)
+
+
+def _turn_beside(group: Group, where: Site) -> Turn:
+    by_id = {gpu.id: gpu for gpu in where.gpus}
+    gpus = tuple(by_id[gpu] for gpu in group.members[0].job.gpus)
+    return Turn(Planned(group, ends_s=group.ends_s(where.kind(gpus[0]))), gpus)
+
+
+def _classes(groups: Sequence[Group]) -> Iterator[Sequence[Group]]:
+    """Groups that ask for as many GPUs, in the order of their first in line. Before those whose
+    owners yield to others come all the others, and jobs that are to recover before all."""
+    classes: dict[tuple[bool, int, int], list[Group]] = {}
+    for group in groups:
+        if not group.running:
+            job = group.members[0].job
+            rank = (job.retry is None, job.spec.nice, group.gpus)
+            classes.setdefault(rank, []).append(group)
+    yield from (classes[rank] for rank in sorted(classes, key=lambda rank: rank[:2]))
+
+
+def _entries(
+    joined: Sequence[Group], running: Sequence[Member], where: Site, packer: Packer
+) -> list[Entry]:
+    """When those who run are predicted to end: two as the model has it, more as if each were alone,
+    for who runs beside two is not Cuckoo's doing."""
+    by_id = {member.job.id: member for member in running}
+    joining = {group.members[0].job.id: group for group in joined}
+    entries = []
+    for gpu in where.gpus:
+        there = [by_id[job.id] for job in gpu.residents]
+        kind = where.kind(gpu)
+        if len(there) == 1 and there[0].job.id in joining:
+            group = joining[there[0].job.id]
+            there, free_s = list(group.members), max(group.ends_s(kind))
+        elif len(there) == 2 and not any(member.missing for member in there):
+            free_s = max(packer.together(*there).ends_s(kind))
+        else:
+            free_s = max((member.left_s[kind] for member in there), default=0.0)
+        free_s = max(free_s, LEAST_S) if there else 0.0
+        entries.append(Entry(gpu, free_s, tuple(member.job.id for member in there)))
+    return entries
+
+
+def _table(
+    groups: Sequence[Group], seats: Sequence[Seats], where: Site, conditions: Preconditions
+) -> Groups:
+    kinds = range(len(where.kinds))
+    need = np.array([_need_mib(group, conditions) for group in groups])
+    fits = need[:, None] <= np.array([each.memory_mib for each in seats])
+    for n, group in enumerate(groups):
+        retry = group.members[0].job.retry
+        if retry and retry.avoid:
+            fits[n] &= [not any(gpu.id in retry.avoid for gpu in each.gpus) for each in seats]
+    return Groups(
+        np.array([[max(group.ends_s(kind)) for kind in kinds] for group in groups]),
+        np.array([[group.latest_s(kind) for kind in kinds] for group in groups]),
+        fits,
+        np.array([min(member.job.submitted_at for member in group.members) for group in groups]),
+        np.array([min(member.deadline_s for member in group.members) for group in groups]),
+    )
+
+
+def _need_mib(group: Group, conditions: Preconditions) -> int:
+    """Of one job alone only its owner's word counts: a guess keeps nobody off an empty GPU."""
+    if len(group.members) > 1:  # what they recover with was seen to when they were packed
+        return sum(member.need_mib for member in group.members) + conditions.margin_mib
+    estimate = group.members[0].job.estimate
+    return estimate.safe_mib if estimate and estimate.firm else 0
+
+
+def _plan(group: Group, slot: Slot | None, seats: Sequence[Seats]) -> Planned:
+    if slot is None:
+        return Planned(group)
+    chosen = seats[slot.window]
+    ends_s = tuple(slot.begin_s + end_s for end_s in group.ends_s(chosen.window.kind))
+    return Planned(group, slot.begin_s, ends_s, slot.order, chosen.after)

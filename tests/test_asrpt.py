@@ -1,0 +1,486 @@
+"""A-SRPT as a policy: the virtual machine, the line, patience and places, by hand and simulated."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carmad.config import Asrpt, Links, Settings
+from carmad.core.types import JobState, Prediction, Retry
+from carmad.plugin import AskAgain, Layout, Placement, Reason, Remember, Stage
+from carmad.sim.experiment import Experiment, Physics
+from carmad.sim.hardware import parse
+from carmad.sim.run import simulate
+from carmad.sim.task import Task, Trace
+from carmad.testing import a_gpu, a_gpu_view, a_job, a_spec, a_view, check_policy
+from policies.asrpt import asrpt
+from policies.asrpt.heavy_edge import fastest_s
+from policies.asrpt.machine import Machine, rebuilt
+from policies.baselines import least_service, shortest
+
+LINKS = Links(within_mib_s=10_000.0, between_mib_s=1_000.0)
+SETTINGS = Settings(links=LINKS)
+RESERVING = replace(SETTINGS, asrpt=Asrpt(reserve=True))
+# Over two servers of four: 0.3 + 500/(2/4 · 1000) = 1.3 s, 4.3 times as long as on one.
+HEAVY = Layout((Stage(2, 0.1, 0.2, weights_mib=500.0),))
+LIGHT = Layout((Stage(2, 0.1, 0.2, weights_mib=5.0),))
+
+
+def queued(id, seconds=None, wants=1, **changes):
+    """A job that is predicted to run for so long; fields of its spec may be given, too."""
+    wishes = ("layout", "nice", "expected_s")
+    spec = a_spec(gpus=wants, **{name: changes.pop(name) for name in wishes if name in changes})
+    told = None if seconds is None else Prediction(seconds, "forest")
+    return a_job(id, spec=spec, prediction=told, **changes)
+
+
+def running(id, *gpus):
+    ids = tuple(a_gpu(n).id for n in gpus)
+    return queued(id, wants=len(ids), state=JobState.RUNNING, gpus=ids, started_at=0.0)
+
+
+def view_of(gpus, queue, *residents, settings=SETTINGS, now=0.0, memory=None, islands="", **looks):
+    """`gpus` GPUs with these jobs on them; `islands` has a letter for each."""
+    views = []
+    for n in range(gpus):
+        there = tuple(job for job in residents if a_gpu(n).id in job.gpus)
+        look = {"gpu": a_gpu(n, island=islands[n : n + 1]), "residents": there}
+        views.append(a_gpu_view(n, **{**look, **looks.get(f"gpu{n}", {})}))
+    return a_view(views, queue, settings, now, memory=memory)
+
+
+def plan(view, **changes):
+    """Placements by job."""
+    policy = replace(asrpt(view.settings), **changes)
+    return {p.job: p for p in policy.plan(view) if isinstance(p, Placement)}
+
+
+def where(placements):
+    """GPUs by index, for each job; () for one that waits."""
+    index = {a_gpu(n).id: n for n in range(24)}
+    return {id: tuple(index[gpu] for gpu in p.gpus) for id, p in placements.items()}
+
+
+def remembered(view):
+    """What the view's next one has in memory."""
+    told = [p.memory for p in asrpt(view.settings).plan(view) if isinstance(p, Remember)]
+    return told[0] if told else view.memory
+
+
+def asked_at(view):
+    return [p.at for p in asrpt(view.settings).plan(view) if isinstance(p, AskAgain)]
+
+
+def why(placement):
+    return [reason.code for reason in placement.reasons]
+
+
+# -- the virtual machine
+
+
+def done(machine):
+    return {each.id: each.done_at for each in machine.done}
+
+
+def left(machine):
+    return {each.id: each.left for each in machine.served}
+
+
+def test_the_least_is_served_first_and_preempts():
+    long, short = queued(1, 100.0), queued(2, 30.0)
+    machine = Machine().followed((long,), 0.0, 2.0)
+    assert left(machine) == {1: 100.0}
+    machine = machine.followed((long, short), 20.0, 2.0)
+    assert left(machine) == {2: 30.0, 1: 60.0}, "40 GPU-seconds in 20 s on two GPUs"
+    machine = machine.followed((long, short), 40.0, 2.0)
+    assert done(machine) == {2: 35.0}
+    assert machine.ends_at(9) == [65.0]
+
+
+def test_work_is_gpus_times_seconds_and_unknown_work_is_none():
+    jobs = (queued(1, 10.0, wants=4), queued(2, 30.0), queued(3), queued(4, expected_s=5.0))
+    machine = Machine().followed(jobs, 7.0, 8.0)
+    assert left(machine) == {4: 5.0, 2: 30.0, 1: 40.0}
+    assert done(machine) == {3: 7.0}
+
+
+def test_nothing_that_changes_nothing_makes_another_machine():
+    jobs = (queued(1, 100.0),)
+    machine = Machine().followed(jobs, 0.0, 2.0)
+    assert machine.followed(jobs, 49.0, 2.0) is machine
+    assert done(machine.followed(jobs, 50.0, 2.0)) == {1: 50.0}
+
+
+def test_who_leaves_is_forgotten_and_a_new_prediction_counts():
+    jobs = (queued(1, 100.0), queued(2, 200.0), queued(3))
+    machine = Machine().followed(jobs, 0.0, 1.0)
+    machine = machine.followed(jobs[1:], 10.0, 1.0)
+    assert left(machine) == {2: 190.0}, "the first left when the machine was last looked at"
+    machine = machine.followed((queued(2, 50.0), jobs[2]), 10.0, 1.0)
+    assert left(machine) == {2: 40.0}
+    assert done(machine.followed((queued(2, 5.0),), 11.0, 1.0)) == {2: 11.0}
+
+
+def test_gpus_that_come_and_go_make_it_faster_and_slower():
+    jobs = (queued(1, 100.0),)
+    machine = Machine().followed(jobs, 0.0, 1.0).followed(jobs, 10.0, 3.0)
+    assert left(machine) == {1: 90.0}
+    assert machine.ends_at(1) == [40.0]
+    assert machine.followed(jobs, 20.0, 0.0).ends_at(1) == [math.inf]
+
+
+def test_niceness_comes_before_work_and_recovery_before_all():
+    again = replace(queued(4, 900.0), attempt=1, retry=Retry("out of memory"))
+    jobs = (queued(1, 10.0, nice=5), queued(2, 50.0), queued(3, 20.0, nice=5), again)
+    machine = Machine().followed(jobs, 0.0, 1.0)
+    assert list(left(machine)) == [2, 1, 3]
+    machine = machine.followed(jobs, 100.0, 1.0)
+    assert [each.id for each in machine.done] == [4, 2, 1, 3]
+
+
+def test_after_a_restart_it_is_made_of_those_in_line():
+    jobs = (queued(1, 100.0, submitted_at=0.0), queued(2, 30.0, submitted_at=20.0), queued(3))
+    machine = rebuilt(jobs, 60.0, 1.0)
+    assert done(machine) == {3: 3.0, 2: 50.0}
+    assert left(machine) == {1: 70.0}
+
+
+STORIES = st.lists(  # arrival, work, whether it leaves, after how long
+    st.tuples(st.integers(0, 30), st.integers(1, 12), st.booleans(), st.integers(0, 20)),
+    min_size=1,
+    max_size=12,
+)
+
+
+def by_steps(story, until):
+    """Brute force: unit by unit of time, the least first. Returns what is left and done then."""
+    work, done = {}, {}
+    for now in range(until + 1):
+        for id, (arrival, units, leaves, after) in enumerate(story, 1):
+            if arrival == now:
+                work[id] = units
+            if leaves and arrival + after == now:
+                work.pop(id, None)
+                done.pop(id, None)
+        if work and now < until:
+            id = min(work, key=lambda id: (work[id], story[id - 1][0], id))
+            work[id] -= 1
+            if not work[id]:
+                done[id] = now + 1
+                del work[id]
+    return work, done
+
+
+@given(STORIES, st.lists(st.integers(0, 60)), st.integers(0, 60))
+def test_it_is_what_stepping_from_zero_comes_to(story, looks, until):
+    """However often it is looked at meanwhile."""
+    jobs = {id: queued(id, float(told[1])) for id, told in enumerate(story, 1)}
+    ends = {id: a + after if leaves else 999 for id, (a, _, leaves, after) in enumerate(story, 1)}
+    instants = {a for a, *_ in story} | set(ends.values()) | set(looks) | {until}
+    machine = Machine()
+    for now in sorted(t for t in instants if t <= until):
+        there = [id for id in jobs if story[id - 1][0] <= now <= ends[id]]
+        queue = tuple(jobs[id] for id in there if now < ends[id])
+        if len(queue) < len(there):  # they were served until now
+            before = tuple(jobs[id] for id in there if story[id - 1][0] < now)
+            machine = machine.followed(before, now, 1.0).settled(now)
+        machine = machine.followed(queue, now, 1.0)
+    work, ended = by_steps(story, until)
+    settled = machine.settled(until)
+    assert left(settled) == work
+    assert done(settled) == ended
+
+
+# -- the line
+
+
+def test_gpus_are_kept_for_shorter_jobs_if_the_admin_wants_it():
+    jobs = [queued(1, 100.0), queued(2, 300.0)]
+    view = view_of(2, jobs, settings=RESERVING)
+    waiting = plan(view)
+    assert where(waiting) == {1: (), 2: ()}
+    assert waiting[1].reasons == (Reason("reserved", 50.0, unit="s"),)
+    assert waiting[2].reasons == (Reason("reserved", 200.0, unit="s"),)
+    assert asked_at(view) == [50.0]
+    later = view_of(2, jobs, settings=RESERVING, now=50.0, memory=remembered(view))
+    assert where(plan(later)) == {1: (0,), 2: ()}
+    assert where(plan(view_of(2, jobs))) == {1: (0,), 2: (1,)}, "by default they are not"
+
+
+def test_a_job_of_which_nothing_is_known_starts_at_once():
+    assert where(plan(view_of(2, [queued(1, 100.0), queued(2)], settings=RESERVING))) == {
+        2: (0,),
+        1: (),
+    }
+
+
+def test_nobody_is_asked_for_what_cannot_start():
+    assert asked_at(view_of(1, [queued(1, 100.0)], running(9, 0), settings=RESERVING)) == []
+    assert asked_at(view_of(1, [queued(1, 100.0), queued(2)], settings=RESERVING)) == []
+    held = [queued(1, wants=2), queued(2, 100.0)]
+    assert asked_at(view_of(2, held, running(9, 0), settings=RESERVING)) == []
+
+
+def test_the_first_that_finds_too_few_gpus_holds_the_line():
+    jobs = [queued(1, 10.0, wants=2), queued(2, 100.0), queued(3, 1.0)]
+    placements = plan(view_of(3, jobs, running(9, 0)))
+    assert where(placements) == {3: (1,), 1: (), 2: ()}
+    assert placements[1].reasons == (Reason("few_idle", 2, 1, "GPUs"),)
+    assert [bool(v.refused) for v in placements[1].verdicts] == [True, True, False]
+    assert placements[2].reasons == (Reason("line_held", detail="job 1"),)
+    assert placements[2].verdicts == ()
+
+
+def test_a_job_that_wants_more_gpus_than_are_in_service_holds_up_nobody():
+    jobs = [queued(1, 1.0, wants=3), queued(2, 100.0)]
+    assert where(plan(view_of(3, jobs, gpu0={"drained": "maintenance"}))) == {1: (), 2: (1,)}
+    assert where(plan(view_of(3, jobs, running(9, 0)))) == {1: (), 2: ()}
+
+
+def test_only_the_first_that_wait_are_told():
+    jobs = [queued(id, 10.0) for id in range(1, 10)]
+    assert list(plan(view_of(1, jobs, running(99, 0)))) == [1, 2, 3, 4]
+
+
+def test_of_thousands_of_gpus_nobody_is_told_one_by_one():
+    jobs = [queued(1, 10.0), queued(2, 20.0, wants=99)]
+    told = plan(view_of(64, jobs)), plan(view_of(65, jobs))
+    assert [[len(p.verdicts) for p in each.values()] for each in told] == [[64, 64], [0, 0]]
+    assert told[1][1].gpus and why(told[1][2]) == ["few_idle"]
+
+
+def test_who_started_meanwhile_has_been_served_until_then():
+    """The first is served for 10 s, starts, and the second is served from then on."""
+    jobs = (queued(1, 100.0), queued(2, 300.0))
+    full = view_of(1, jobs, running(9, 0))
+    now = view_of(1, jobs, now=10.0, memory=remembered(full))
+    assert where(plan(now)) == {1: (0,), 2: ()}
+    memory = remembered(now)
+    later = view_of(1, jobs[1:], running(1, 0), now=30.0, memory=memory)
+    assert left(remembered(later).machine.settled(30.0)) == {2: 280.0}
+
+
+def test_drained_gpus_do_not_count():
+    view = view_of(4, [queued(1, 100.0)], settings=RESERVING, gpu3={"drained": "maintenance"})
+    assert asked_at(view) == [34.0], "100 s on three GPUs, rounded up"
+
+
+def test_the_papers_baselines():
+    """In an order of their own, the line held or not."""
+    jobs = [queued(1, 10.0, wants=3), queued(2, 20.0), queued(3, 25.0, wants=1)]
+    by_length = view_of(3, jobs, running(9, 2))
+    assert where(plan(by_length, by=shortest)) == {1: (), 2: (), 3: ()}
+    assert where(plan(by_length, by=shortest, conserving=True)) == {1: (), 2: (0,), 3: (1,)}
+    policy = replace(asrpt(SETTINGS), by=least_service)
+    assert [policy.order(job) for job in jobs] == [30.0, 20.0, 25.0]
+    assert [asrpt(SETTINGS).order(job) for job in [*jobs, queued(4)]] == [30.0, 20.0, 25.0, 0.0]
+
+
+# -- the place
+
+
+def test_much_talk_goes_where_most_is_free_and_little_where_least_is():
+    """Islands a, b and c have 2, 1 and 3 idle GPUs."""
+    residents = running(8, 0, 1), running(9, 4, 5, 6), running(10, 8)
+    busy = {"islands": "aaaabbbbcccc"}
+    much = queued(1, 10.0, 2, layout=HEAVY)
+    assert where(plan(view_of(12, [much], *residents, **busy))) == {1: (9, 10)}
+    little = queued(1, 10.0, 2, layout=LIGHT)
+    placement = plan(view_of(12, [little], *residents, **busy))
+    assert where(placement) == {1: (7, 2)}, "it is spread rather than that a large place is cut"
+    assert placement[1].grounds[0] == Reason("predicted", have=10.0, unit="s", detail="forest")
+    mapped = placement[1].grounds[1]
+    assert (mapped.code, mapped.detail) == ("mapped", "communication-light")
+    assert (mapped.need, mapped.have) == pytest.approx((0.3 + 5 / 10_000, 0.3 + 5 / 250))
+
+
+def test_who_says_nothing_of_its_parts_is_kept_together_in_the_smallest_place():
+    residents = running(8, 0), running(9, 4, 5), running(10, 8, 9, 10)
+    islands = "aaaabbbbcccc"
+    close = where(plan(view_of(12, [queued(1, wants=2)], *residents, islands=islands)))
+    assert close == {1: (6, 7)}
+    spread = where(plan(view_of(12, [queued(1, wants=4)], *residents, islands=islands)))
+    assert spread == {1: (1, 2, 3, 6)}
+
+
+def test_gpus_are_given_in_the_order_of_the_slots():
+    """The second stage talks much: it gets the island with two GPUs, the first one the other."""
+    layout = Layout((Stage(1, out_mib=1.0), Stage(2, in_mib=0.5, weights_mib=50.0)))
+    job = queued(1, 10.0, 3, layout=layout)
+    view = view_of(4, [job], running(9, 3), islands="baab")
+    assert where(plan(view)) == {1: (0, 1, 2)}
+    turned = replace(job, spec=replace(job.spec, layout=Layout(layout.stages[::-1])))
+    assert where(plan(view_of(4, [turned], running(9, 3), islands="baab"))) == {1: (1, 2, 0)}
+
+
+def test_slices_wait_for_a_server_that_holds_them():
+    layout = Layout((Stage(2, 0.1, 0.1, tensor=2, tensor_mib=10.0),))
+    job = queued(1, 10.0, 4, layout=layout)
+    apart = view_of(
+        8, [job, queued(2, 1000.0)], running(9, 0), running(10, 4, 5, 6), islands="a" * 4 + "b" * 4
+    )
+    placements = plan(apart)
+    assert where(placements) == {1: (), 2: ()}
+    assert placements[1].reasons == (Reason("slices_apart", 2, 3, "GPUs"),)
+    fits = view_of(8, [job], running(9, 0), running(10, 4, 5), islands="a" * 4 + "b" * 4)
+    assert where(plan(fits)) == {1: (6, 7, 1, 2)}
+
+
+def test_slices_leave_a_gpu_that_they_cannot_use():
+    layout = Layout((Stage(2, 0.1, 0.1, tensor=2, tensor_mib=10.0),))
+    job = queued(1, 10.0, 4, layout=layout)
+    view = view_of(8, [job], running(9, 0), running(10, 4), islands="aaaabbbb")
+    assert where(plan(view)) == {1: (1, 2, 5, 6)}
+
+
+def test_slices_of_several_widths_wait_until_they_can_be_packed():
+    """3, 3, 2 and 2 fill servers of six, but not three of three."""
+    layout = Layout((Stage(2, tensor=3), Stage(2, tensor=2)))
+    job = queued(1, 10.0, 10, layout=layout)
+    free = plan(view_of(12, [job], islands="a" * 6 + "b" * 6))
+    assert where(free) == {1: (0, 1, 2, 3, 4, 5, 6, 7, 8, 9)}
+    halves = [running(90 + n, n, n + 1, n + 2) for n in (0, 6, 12, 18)]
+    islands = "".join(6 * island for island in "abcd")
+    assert why(plan(view_of(24, [job], *halves, islands=islands))[1]) == ["slices_apart"]
+
+
+def test_slices_that_no_server_holds_are_torn_apart():
+    job = queued(1, 10.0, 4, layout=Layout((Stage(1, 0.1, 0.1, tensor=4),)))
+    assert where(plan(view_of(4, [job], islands="aabb"))) == {1: (0, 1, 2, 3)}
+
+
+# -- patience
+
+
+def scattered(*queue, now=0.0, memory=None, free="037", settings=SETTINGS):
+    """Two servers of four; only these GPUs are idle."""
+    busy = [n for n in range(8) if str(n) not in free]
+    residents = [running(90 + n, n) for n in busy]
+    return view_of(
+        8, queue, *residents, settings=settings, now=now, memory=memory, islands="aaaabbbb"
+    )
+
+
+HASTY, LONG = queued(2, 50.0), queued(3, 4_000.0)
+CHOOSY = queued(1, 400.0, 3, layout=Layout((Stage(3, 0.1, 0.2, weights_mib=500.0),)))
+
+
+def test_a_job_that_would_be_slow_steps_aside():
+    """Patience: 0.5 · 3/8 · 400 s."""
+    view = scattered(CHOOSY, HASTY)
+    placements = plan(view)
+    assert where(placements) == {2: (7,), 1: ()}
+    alone = scattered(CHOOSY)
+    (reason,) = plan(alone)[1].reasons
+    assert (reason.code, reason.need) == ("better_gpus", 75.0)
+    slow, best = 0.3 + 4 / 3 * 500 / 250, 0.3 + 4 / 3 * 500 / 10_000
+    assert reason.have == pytest.approx(slow / best)
+    assert asked_at(alone) == [75.0]
+
+
+def test_it_does_not_hold_the_line():
+    assert where(plan(scattered(CHOOSY, LONG))) == {1: (), 3: (7,)}
+    memory = remembered(scattered(CHOOSY))
+    assert where(plan(scattered(CHOOSY, LONG, now=10.0, memory=memory, free="7"))) == {
+        1: (),
+        3: (7,),
+    }
+
+
+def test_it_starts_where_it_is_faster_than_at_the_first_try():
+    memory = remembered(scattered(CHOOSY))
+    assert where(plan(scattered(CHOOSY, now=10.0, memory=memory))) == {1: ()}
+    placement = plan(scattered(CHOOSY, now=10.0, memory=memory, free="0137"))
+    assert where(placement) == {1: (0, 1, 3)}
+    assert remembered(scattered(CHOOSY, now=10.0, memory=memory, free="0137")).aside == ()
+    assert placement[1].grounds[1].detail == "communication-heavy"
+
+
+def test_when_its_patience_ends_it_takes_what_there_is():
+    memory = remembered(scattered(CHOOSY))
+    assert where(plan(scattered(CHOOSY, now=74.0, memory=memory))) == {1: ()}
+    assert where(plan(scattered(CHOOSY, now=75.0, memory=memory))) == {1: (0, 3, 7)}
+    held = plan(scattered(CHOOSY, LONG, now=75.0, memory=memory, free="7"))
+    assert why(held[1]) == ["few_idle"], "and holds the line until there is enough"
+    assert why(held[3]) == ["line_held"]
+
+
+def test_it_waits_neither_without_patience_nor_without_a_prediction():
+    hurried = replace(SETTINGS, asrpt=Asrpt(patience=0.0))
+    assert where(plan(scattered(CHOOSY, settings=hurried))) == {1: (0, 3, 7)}
+    unknown = replace(CHOOSY, prediction=None)
+    assert where(plan(scattered(unknown))) == {1: (0, 3, 7)}
+
+
+def test_who_is_gone_is_forgotten():
+    memory = remembered(scattered(CHOOSY))
+    assert [id for id, _ in memory.aside] == [1]
+    assert remembered(scattered(HASTY, now=1.0, memory=memory)).aside == ()
+
+
+# -- as a whole
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, RESERVING])
+def test_it_is_a_policy(settings):
+    check_policy(asrpt(settings), settings)
+
+
+def task(name, submit_s, duration_s, gpus=1, layout=None):
+    alpha = fastest_s(layout, LINKS, 4) if layout else 0.0
+    return Task(
+        name=name,
+        submit_s=submit_s,
+        duration_s=duration_s,
+        gpus=gpus,
+        layout=layout,
+        iteration_s=alpha,
+    )
+
+
+def ends(settings, *tasks):
+    experiment = Experiment(
+        Trace("by hand", tasks),
+        parse("2x4xA100-40GB"),
+        replace(settings, policy="asrpt"),
+        interference="none",
+        physics=Physics(first_kernel_s=0.0),
+    )
+    outcome = simulate(experiment)
+    return {
+        job.task.name: (job.attempts[-1].launched_at, job.attempts[-1].ended_at)
+        for job in outcome.jobs
+    }
+
+
+def test_a_little_trace():
+    """All GPUs are taken until 100, and half of them until 160. In the machine `wide` is done at
+    30 + 50, `short` at 20 + 5: it goes first."""
+    tasks = (
+        task("first", 0.0, 100.0, 4),
+        task("second", 0.0, 160.0, 4),
+        task("wide", 10.0, 100.0, 4),
+        task("short", 20.0, 40.0, 1),
+    )
+    told = ends(SETTINGS, *tasks)
+    assert told["first"][0] == told["second"][0] == 0.0
+    assert told["short"] == pytest.approx((100.0, 140.0))
+    assert told["wide"][0] == pytest.approx(140.0)
+
+
+def test_patience_pays_in_a_little_trace():
+    """Three of four are taken on both servers, one of them until 50: the pair waits for it."""
+    pair = Layout((Stage(2, 0.1, 0.2, weights_mib=500.0),))
+    tasks = (
+        task("a", 0.0, 900.0, 3),
+        task("b", 0.0, 900.0, 2),
+        task("c", 0.0, 50.0, 1),
+        task("pair", 10.0, 400.0, 2, pair),
+    )
+    patient = ends(SETTINGS, *tasks)["pair"]
+    assert patient == pytest.approx((50.0, 450.0))
+    hurried = ends(replace(SETTINGS, asrpt=Asrpt(patience=0.0)), *tasks)["pair"]
+    assert hurried[0] == pytest.approx(10.0)
+    assert hurried[1] > 1000.0

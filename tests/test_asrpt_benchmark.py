@@ -1,0 +1,117 @@
+"""A-SRPT's benchmark: its baselines are the paper's, and its page tells what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+pytest.importorskip("sklearn", reason="carma[policies] is not installed")
+
+from benchmarks import asrpt_runs
+from benchmarks.asrpt_report import page
+from benchmarks.asrpt_runs import DEFAULT, PAPER, PERFECT, UNHELD, Case, Result, cases
+from carmad.sim.outcome import JobOutcome
+from carmad.sim.task import Task, Trace
+
+PART = 125  # of the servers that leaves two
+# Of their 16 GPUs the first job leaves four until it ends; by GPU time the others are in the order
+# short, wide, small and long.
+TASKS = (
+    Task(name="large", submit_s=0, duration_s=1000, gpus=12),
+    Task(name="wide", submit_s=1, duration_s=80, gpus=16),
+    Task(name="long", submit_s=2, duration_s=500, gpus=8),
+    Task(name="short", submit_s=3, duration_s=100, gpus=12),
+    Task(name="small", submit_s=4, duration_s=400, gpus=4),
+)
+
+
+@pytest.mark.parametrize(
+    ("policy", "order"),
+    [
+        ("SPJF", ["large", "wide", "short", "small", "long"]),
+        ("SPWF", ["large", "short", "wide", "long", "small"]),
+        ("WCS-duration", ["large", "small", "wide", "short", "long"]),
+        ("WCS-workload", ["large", "small", "short", "wide", "long"]),
+        ("WCS-subtime", ["large", "small", "wide", "long", "short"]),
+    ],
+)
+def test_baselines_start_jobs_in_their_order(
+    monkeypatch: pytest.MonkeyPatch, policy: str, order: list[str]
+) -> None:
+    jobs = _run(monkeypatch, Case(len(TASKS), policy, PART, prediction=PERFECT))
+    started = sorted(jobs, key=lambda job: (job.attempts[0].launched_at, job.id))
+    assert [job.task.name for job in started] == order
+
+
+@pytest.mark.parametrize(("policy", "at"), [(PAPER, 12 * 1000 / 16), (DEFAULT, 0.0)])
+def test_the_paper_has_a_job_wait_for_its_turn_on_idle_gpus(
+    monkeypatch: pytest.MonkeyPatch, policy: str, at: float
+) -> None:
+    (job,) = _run(monkeypatch, Case(1, policy, PART, prediction=PERFECT), TASKS[:1])
+    assert job.attempts[0].launched_at == pytest.approx(at, abs=1)
+
+
+@pytest.mark.parametrize(("policy", "at"), [(PAPER, 2100.0), (UNHELD, 1575.0)])
+def test_the_line_is_held_or_not(monkeypatch: pytest.MonkeyPatch, policy: str, at: float) -> None:
+    """The first job runs from 500 s on; the second waits for it to end, and the third could start
+    as soon as it has had its turn in the virtual machine."""
+    tasks = (
+        Task(name="first", submit_s=0, duration_s=1600, gpus=5),
+        Task(name="wide", submit_s=0, duration_s=700, gpus=12),
+        Task(name="narrow", submit_s=0, duration_s=2200, gpus=4),
+    )
+    *_, narrow = _run(monkeypatch, Case(3, policy, PART, prediction=PERFECT), tasks)
+    assert narrow.attempts[0].launched_at == pytest.approx(at, abs=2)
+
+
+def test_no_case_is_run_twice_and_the_longest_are_first() -> None:
+    asked = cases()
+    assert len(asked) == len(set(asked))
+    sizes = [case.jobs / case.part for case in asked]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_the_page_has_every_figure_of_complete_results() -> None:
+    """All took 1,000 h, but for A-SRPT, which took 600 h, and 1,200 h when nothing is reserved."""
+    hours = {PAPER: 600.0, DEFAULT: 1200.0}
+    found = [_result(case, hours.get(case.policy, 1000.0)) for case in cases()]
+    text = page(found, {"machine": "none"})
+    assert "nan" not in text
+    (row,) = (line for line in text.splitlines() if "50 Gb/s, against WCS-duration" in line)
+    cells = [cell.strip() for cell in row.split("|")]
+    assert cells[2:7] == ["-12 %", "-40 %", "-28 points", "+20 %", "+0 %"]
+    (row,) = (line for line in text.splitlines() if "against perfect prediction" in line)
+    assert [cell.strip() for cell in row.split("|")][3] == "+0 %"
+
+
+def _run(
+    monkeypatch: pytest.MonkeyPatch, case: Case, tasks: Sequence[Task] = TASKS
+) -> Sequence[JobOutcome]:
+    outcomes = []
+
+    def kept(case: Case, outcome: asrpt_runs.Outcome, *_: object) -> None:
+        outcomes.append(outcome)
+
+    monkeypatch.setattr(asrpt_runs, "_trace", lambda *_: Trace("", tuple(tasks)))
+    monkeypatch.setattr(asrpt_runs, "result", kept)
+    asrpt_runs._run((case, None))
+    return outcomes[0].jobs
+
+
+def _result(case: Case, hours: float) -> Result:
+    return Result(
+        case=case,
+        jobs=case.jobs // case.part,
+        load=3.0,
+        total=hours,
+        wait=1.0,
+        makespan=48.0,
+        slowdown=1.1,
+        slowest=2.0,
+        queue_max=10,
+        run_s=60.0,
+        plan_s=6.0,
+        plans=100,
+        longest_plan_s=0.1,
+    )

@@ -1,0 +1,746 @@
+"""Cuckoo as a policy: who is packed with whom, and whose turn is when; by hand and simulated."""
+
+import math
+from dataclasses import replace
+from itertools import permutations, product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carmad import registry
+from carmad.config import Collocation, Limits, Preconditions, Profiling, Settings
+from carmad.config import Cuckoo as Knobs
+from carmad.core.types import (
+    Cause,
+    Estimate,
+    Indicator,
+    JobState,
+    Prediction,
+    Profile,
+    ProfilingRun,
+    Retry,
+    StepTime,
+)
+from carmad.plugin import AskAgain, Placement, Reason, StageTimes
+from carmad.sim import interference as simulated
+from carmad.sim.experiment import Experiment, Physics
+from carmad.sim.hardware import Cluster, GpuKind, Node
+from carmad.sim.run import simulate
+from carmad.sim.task import Load, Task, Trace
+from carmad.testing import a_gpu, a_gpu_view, a_job, a_spec, a_view, check_policy
+from policies.cuckoo import cuckoo
+from policies.cuckoo.interleaving import Exclusive
+from policies.cuckoo.members import UNHEARD_S, due_at, left_s
+from policies.cuckoo.packing import best_edges, matched, taken_apart
+from policies.cuckoo.planning import (
+    NEVER,
+    Groups,
+    Slot,
+    Window,
+    costs,
+    earliest_deadline_first,
+    first_in_first_out,
+    first_slots,
+    min_cost,
+)
+from policies.cuckoo.stages import FORWARD, Speeds, known
+from policies.cuckoo.value import ddl_values, total_values
+
+LOOSE = Preconditions(min_free_mib=0)
+SETTINGS = Settings(policies={"cuckoo": LOOSE})
+LOADS = (StageTimes(9.0, 0.3, 0.7),)  # two of a kind gain nothing, one of each much
+COMPUTES = (StageTimes(1.0, 3.0, 6.0),)
+NOTHING_LEFT = (StageTimes(0.0, 3.0, 7.0),)  # whoever is beside it gains little or nothing
+WISHES = ("deadline_at", "exclusive", "expected_s", "memory_mib", "nice", "requeue", "uid")
+
+
+def queued(id, left_s=100.0, wants=1, deadline=None, stages=COMPUTES, **changes):
+    """A job of known stages that will run for so long; fields of its spec may be given, too."""
+    spec = a_spec(gpus=wants, deadline_at=deadline)
+    spec = replace(spec, **{name: changes.pop(name) for name in WISHES if name in changes})
+    told = {
+        "stages": stages,
+        "prediction": left_s and Prediction(left_s, "history"),
+        "estimate": Estimate(10_000, "trace"),
+    }
+    return a_job(id, spec=spec, **{**told, **changes})
+
+
+def running(id, *gpus, left_s=1000.0, **changes):
+    ids = tuple(a_gpu(n).id for n in gpus)
+    state = {"state": JobState.RUNNING, "gpus": ids, "started_at": 0.0}
+    return queued(id, left_s, len(ids), **{**state, **changes})
+
+
+def view_of(gpus, queue, *residents, settings=SETTINGS, now=0.0, kinds="a" * 16, **looks):
+    """`gpus` GPUs with these jobs on them, of kinds by letter; `looks` are changes by index."""
+    views = []
+    for n in range(gpus):
+        there = tuple(job for job in residents if a_gpu(n).id in job.gpus)
+        look = {"free_mib": 20_000} if there else {}
+        gpu = a_gpu(n, name=kinds[n])
+        look |= {"gpu": gpu, "residents": there, **looks.get(f"gpu{n}", {})}
+        views.append(a_gpu_view(n, **look))
+    policy = cuckoo(settings)
+    line = sorted(queue, key=lambda job: (not job.retry, job.spec.nice, policy.order(job), job.id))
+    return a_view(views, line, settings, now)
+
+
+def plan(view, **variant):
+    policy = replace(cuckoo(view.settings), **variant)
+    return {p.job: p for p in policy.plan(view) if isinstance(p, Placement)}
+
+
+def where(placements):
+    """GPUs by index, for each job; () for one that waits."""
+    index = {a_gpu(n).id: n for n in range(16)}
+    return {id: tuple(index[gpu] for gpu in p.gpus) for id, p in placements.items()}
+
+
+def codes(reasons):
+    return {reason.code: reason for reason in reasons}
+
+
+def refused(placement):
+    return {n: [r.code for r in verdict.refused] for n, verdict in enumerate(placement.verdicts)}
+
+
+# -- what a pair is worth
+
+
+@pytest.mark.parametrize(
+    ("one_s", "other_s", "value"),
+    [
+        (50.0, 200.0, 0.25),
+        (200.0, 50.0, 0.25),
+        (70.0, 70.0, 1.0),
+        (math.inf, math.inf, 1.0),
+        (math.inf, 70.0, 0.0),
+        (-10.0, 70.0, 0.0),
+        (-10.0, -5.0, 1.0),
+        (-10.0, math.inf, 0.0),
+    ],
+)
+def test_ddl_value(one_s, other_s, value):
+    assert float(ddl_values(np.array(one_s), np.array(other_s))) == value
+
+
+def test_total_value():
+    assert float(total_values(np.array(1.5), np.array(0.25), 0.6)) == pytest.approx(0.6 * 1.5 + 0.1)
+
+
+# -- the matching
+
+
+def table(count, edges):
+    weights = np.zeros((count, count))
+    for one, other, weight in edges:
+        weights[one, other] = weights[other, one] = weight
+    return weights
+
+
+def test_the_heaviest_matching_is_not_the_heaviest_edge():
+    edges = [(0, 1, 1.2), (1, 2, 2.0), (2, 3, 1.1)]
+    assert matched(edges) == [(0, 1), (2, 3)]
+    assert matched(best_edges(table(4, edges))) == [(0, 1), (2, 3)]
+    assert matched([]) == []
+
+
+def test_a_job_that_all_would_like_to_have_leaves_the_others_theirs():
+    """Everybody's best edges all lead to the first ten; still nobody is left without a partner."""
+    rng = np.random.default_rng(0)
+    liked = np.concatenate((np.full(10, 5.0), np.zeros(50)))
+    weights = 1 + rng.random((60, 60)) / 10 + liked[:, None] + liked
+    weights = np.triu(weights, 1) + np.triu(weights, 1).T
+    edges = best_edges(weights)
+    assert len(matched(edges)) == 30
+    assert len(edges) < 60 * 59 / 2 / 2
+
+
+@given(st.integers(0, 10_000))
+def test_little_is_lost_with_the_edges_that_are_left_out(seed):
+    rng = np.random.default_rng(seed)
+    count = int(rng.integers(2, 40))
+    weights = np.triu(np.where(rng.random((count, count)) < 0.8, 1 + rng.random(), 0.0), 1)
+    weights *= 1 + rng.random((count, count))
+    weights += weights.T
+    every = [(i, j, weights[i, j]) for i, j in zip(*np.nonzero(np.triu(weights)), strict=True)]
+    full, pruned = (
+        sum(weights[pair] for pair in matched((int(i), int(j), float(w)) for i, j, w in edges))
+        for edges in (every, best_edges(weights))
+    )
+    assert 0.97 * full <= pruned <= full + 1e-4
+
+
+# -- anti-overpacking
+
+
+def test_a_hundred_jobs_on_seventy_gpus():
+    """The paper's example: 50 groups, 20 of them taken apart."""
+    efficiencies = [1 + n / 100 for n in range(50)]
+    assert taken_apart(efficiencies, [1] * 50, 70 - 50) == set(range(20))
+    assert taken_apart(efficiencies, [1] * 50, 0) == set()
+    assert taken_apart([1.1, 1.2, 1.3], [4, 1, 1], 2.5) == {1, 2}, "as many as find room"
+
+
+# -- planning: table 6
+
+
+def groups_of(time_s, deadline_s, windows=2, **changes):
+    time_s, deadline_s = np.array(time_s, dtype=float), np.array(deadline_s, dtype=float)
+    fits = np.ones((len(time_s), windows), dtype=bool)
+    submitted_at = np.arange(len(time_s), dtype=float)
+    groups = Groups(time_s, deadline_s[:, None] - time_s, fits, submitted_at, deadline_s)
+    return replace(groups, **changes)
+
+
+A_AND_B = [Window(0), Window(1)]
+TABLE_5 = groups_of([[2, 3], [3, 4]], [5, 5])
+TABLE_6 = {  # cost by GPU and order
+    (0, 1): (2, 3),
+    (0, 2): (4.5, 6),
+    (1, 1): (3, 4),
+    (1, 2): (8, 10),
+}
+
+
+def test_table_6_and_its_optimum():
+    slots = [Slot(0, 1, 0), Slot(0, 2, 2.5), Slot(1, 1, 0), Slot(1, 2, 3.5)]
+    assert sorted(first_slots(TABLE_5, A_AND_B, 2)) == slots
+    cells = costs(TABLE_5, A_AND_B, slots)
+    for column, slot in enumerate(slots):
+        assert tuple(cells[:, column]) == TABLE_6[slot.window, slot.order]
+    assert [slot[:2] for slot in min_cost(TABLE_5, A_AND_B)] == [(0, 1), (1, 1)]
+
+
+def test_a_busy_gpu_is_planned_from_when_it_is_free():
+    busy = [Window(0, begin_s=1.5), Window(1)]
+    assert [slot[:2] for slot in min_cost(TABLE_5, busy)] == [(1, 1), (0, 1)]
+
+
+def test_a_window_that_is_promised_to_others_takes_one_that_is_done_in_time():
+    lent = [Window(0, 10.0), Window(0, 0.0, 2.5)]
+    groups = groups_of([[2.0], [3.0], [2.4]], [math.inf] * 3)
+    for planner in (min_cost, first_in_first_out):
+        slots = planner(groups, lent)
+        assert [slot.window for slot in slots].count(1) == 1
+        assert slots[0].window == 1 and slots[1].window == 0
+
+
+def test_who_fits_nowhere_is_not_planned():
+    groups = groups_of([[2, 3], [3, 4]], [5, 5], fits=np.array([[False, False], [True, True]]))
+    for planner in (min_cost, first_in_first_out, earliest_deadline_first):
+        assert [slot and slot[:2] for slot in planner(groups, A_AND_B)] == [None, (0, 1)]
+
+
+def test_by_arrival_and_by_deadline():
+    groups = groups_of([[2.0], [3.0], [4.0]], [90, 20, 50], windows=1)
+    assert [s.order for s in first_in_first_out(groups, [Window(0)])] == [1, 2, 3]
+    assert [s.order for s in earliest_deadline_first(groups, [Window(0)])] == [3, 1, 2]
+    assert [s.begin_s for s in earliest_deadline_first(groups, [Window(0)])] == [7, 0, 3]
+
+
+def test_between_equals_it_is_who_is_before_in_line():
+    groups = groups_of([[2.0], [9.0], [4.0]], [math.inf] * 3, windows=1)
+    assert [slot.order for slot in min_cost(groups, [Window(0)])] == [1, 2, 3]
+
+
+seconds = st.integers(1, 50)
+
+
+@given(
+    st.lists(st.tuples(seconds, seconds, st.integers(5, 150)), min_size=1, max_size=4),
+    st.tuples(st.integers(0, 30), st.integers(0, 30)),
+)
+def test_no_other_assignment_costs_less(jobs, begins):
+    groups = groups_of([job[:2] for job in jobs], [job[2] for job in jobs])
+    windows = [Window(0, begins[0]), Window(1, begins[1])]
+    average = groups.average_s()
+    slots = [
+        Slot(n, order, windows[n].begin_s + (order - 1) * average[n])
+        for n, order in product((0, 1), range(1, len(jobs) + 1))
+    ]
+    cells = costs(groups, windows, slots)
+    least = min(
+        sum(cells[row, column] for row, column in enumerate(chosen))
+        for chosen in permutations(range(len(slots)), len(jobs))
+    )
+    chosen = [slots.index(slot) for slot in min_cost(groups, windows)]
+    assert sum(cells[row, column] for row, column in enumerate(chosen)) <= least + 1e-2
+
+
+def test_a_long_line_is_planned_in_full(monkeypatch):
+    monkeypatch.setattr("policies.cuckoo.planning.EXACT", 3)
+    groups = groups_of([[1.0, 1.0]] * 9, [9 - n for n in range(9)])
+    slots = min_cost(groups, A_AND_B)
+    assert len({slot[:2] for slot in slots}) == 9
+    assert sorted(slots[n].order for n in (6, 7, 8)) == [1, 1, 2], "those that have to begin first"
+    assert [slot.order for slot in slots[:6]] == sorted((s.order for s in slots[:6]), reverse=True)
+    assert cells_finite(groups, slots)
+
+
+def cells_finite(groups, slots):
+    return (np.diag(costs(groups, A_AND_B, slots)) < NEVER).all()
+
+
+# -- the stages of a job
+
+
+def test_stages_as_told_for_the_kind_or_for_any():
+    speeds = Speeds({})
+    here, there = StageTimes(1, 2, 3, gpu="a"), StageTimes(4, 5, 6, gpu="b")
+    assert speeds.on((here, there), "b") == there
+    anywhere = StageTimes(7, 8, 9)
+    assert speeds.on((here, anywhere), "b") == anywhere
+
+
+def test_passes_are_scaled_as_other_jobs_have_it_and_nothing_else_is():
+    told = [
+        queued(1, stages=(StageTimes(1, 1, 1, gpu="a"), StageTimes(5, 2, 2, gpu="b"))),
+        queued(2, stages=(StageTimes(1, 1, 1, gpu="a"), StageTimes(5, 3, 5, gpu="b"))),
+        queued(3, stages=(StageTimes(1, 1, 1, gpu="a"),)),
+    ]
+    speeds = Speeds.told(told)
+    assert speeds.ratios == {("a", "b"): 3.0, ("b", "a"): (0.5 + 0.25) / 2}
+    lone = StageTimes(1, 10, 20, 7, "backward", "a")
+    assert speeds.on((lone,), "b") == StageTimes(1, 30, 60, 7, "backward", "b")
+    assert speeds.on((lone,), "c") == replace(lone, gpu="c"), "nobody knows: as fast"
+
+
+def test_stages_from_utilisation():
+    profile = Profile(200.0, 9_000, (Indicator("gpu_utilization", 0.6, 0.01),))
+    job = queued(1, stages=(), profile=profile, steps=(StepTime(2, 9.0), StepTime(1, 5.0)))
+    (found,) = known(job, "a")
+    assert found == StageTimes(2.0, pytest.approx(1.0), pytest.approx(2.0), gpu="a")
+    assert found.forward_s / (found.forward_s + found.backward_s) == pytest.approx(FORWARD)
+    (assumed,) = known(replace(job, steps=()), "a")
+    assert assumed.load_s == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"profile": Profile(200.0, 9_000)}, {"stages": (StageTimes(0, 0, 0),)}],
+)
+def test_of_others_nothing_is_known(changes):
+    assert known(queued(1, **{"stages": (), **changes}), "a") == ()
+
+
+# -- how long a job has left
+
+
+def test_what_a_job_has_left():
+    assert left_s(queued(1, served_s=100.0), 5.0, 600.0) == 500
+    job = running(7, 0)
+    assert left_s(job, 400.0, 1000.0) == 600
+    assert left_s(job, 4000.0, 1000.0) == 400, "it outlived its prediction"
+    assert left_s(replace(job, stop=Cause.CANCELLED), 400.0, 1000.0) == 0
+
+
+def test_when_a_job_is_due_is_the_same_in_every_plan():
+    job = running(7, 0, started_at=50.0, served_s=20.0)
+    assert {due_at(job, now, 1000.0) for now in (50.0, 333.3, 1029.9)} == {1030.0}
+    (late,) = {due_at(job, now, 1000.0) for now in (1030.0, 1100.0, 1129.9)}
+    assert late == pytest.approx(1130.0)
+    assert due_at(job, 50.0, 0.0) > 50
+
+
+def test_on_another_kind_it_takes_as_much_longer_as_its_iterations():
+    stages = (StageTimes(1, 3, 6, gpu="a"), StageTimes(1, 13, 26, gpu="b"))
+    job = queued(1, 100.0, deadline=150.0, stages=stages)
+    found = plan(view_of(1, [job], kinds="b"))[1]
+    assert "planned_end" in codes(found.grounds), "predicted for the only kind that there is"
+    slow = plan(view_of(2, [job], running(9, 0, exclusive=True), kinds="ab"))[1]
+    assert codes(slow.grounds)["deadline"] == Reason("deadline", 150.0, 400.0, "s")
+
+
+# -- packing
+
+
+def beside(*residents, queue=None, **changes):
+    """Who joins whom on one GPU each."""
+    return plan(view_of(len(residents), queue or [queued(1, stages=LOADS)], *residents, **changes))
+
+
+def test_a_job_joins_the_one_it_is_most_efficient_with():
+    residents = running(8, 0, stages=LOADS), running(9, 1)
+    placement = beside(*residents)[1]
+    assert where({1: placement}) == {1: (1,)}
+    reason = codes(placement.grounds)["packed"]
+    assert (reason.detail, reason.need) == ("job 9", 1.0) and reason.have > 1.5
+    assert "close_deadlines" not in codes(placement.grounds), "neither has one"
+    assert codes(placement.grounds)["predicted"].have == 100
+
+
+def test_close_deadlines_weigh_as_much_as_the_admin_wants():
+    """Job 9 is the better company, and job 8's deadline the closer one."""
+    mixed = (StageTimes(5.0, 1.6, 3.4),)
+    residents = (
+        running(8, 0, stages=mixed, deadline=2000.0),
+        running(9, 1, deadline=90_000.0),
+    )
+    queue = [queued(1, stages=LOADS, deadline=2100.0)]
+    for weight, found in ((1.0, 1), (0.6, 0)):
+        settings = replace(SETTINGS, cuckoo=Knobs(weight))
+        placement = beside(*residents, queue=queue, settings=settings)[1]
+        assert where({1: placement}) == {1: (found,)}
+    close = codes(placement.grounds)["close_deadlines"]
+    assert close == Reason("close_deadlines", 1.0, pytest.approx(2000 / 2100), detail="job 8")
+
+
+def test_who_gains_nothing_waits_and_is_told_when_its_turn_is():
+    placement = beside(running(9, 0, stages=NOTHING_LEFT), queue=[queued(1, stages=NOTHING_LEFT)])[
+        1
+    ]
+    assert placement.gpus == ()
+    assert placement.reasons == (
+        Reason("no_partner"),
+        Reason("planned_start", 1, 1000.0, "s", "job 9"),
+    )
+    assert refused(placement) == {0: ["busy"]}
+
+
+def test_only_jobs_of_as_many_gpus():
+    view = view_of(2, [queued(1, stages=LOADS)], running(9, 0, 1))
+    assert where(plan(view)) == {1: ()}
+    view = view_of(2, [queued(1, wants=2, stages=LOADS)], running(9, 0, 1))
+    assert where(plan(view)) == {1: (0, 1)}
+
+
+def test_under_mps_jobs_of_several_gpus_do_not_share_nor_do_two_users():
+    mps = replace(SETTINGS, collocation=Collocation(mps=True))
+    wide = view_of(2, [queued(1, wants=2, stages=LOADS)], running(9, 0, 1), settings=mps)
+    assert where(plan(wide)) == {1: ()}
+    for uid, found in ((1000, (0,)), (1001, ())):
+        queue = [queued(1, stages=LOADS, uid=uid)]
+        assert where(beside(running(9, 0), queue=queue, settings=mps)) == {1: found}
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"stages": ()}, "unprofiled"),
+        ({"estimate": None}, "unprofiled"),
+        ({"prediction": None}, "unpredicted"),
+    ],
+)
+def test_nobody_is_packed_with_one_that_is_not_known(changes, code):
+    assert where(beside(running(9, 0, **changes))) == {1: ()}
+    placement = beside(running(9, 0), queue=[queued(1, **changes)])[1]
+    assert placement.reasons[0] == Reason(code, detail="this job") and not placement.gpus
+
+
+def test_who_must_be_alone_is_not_packed():
+    assert where(beside(running(9, 0, exclusive=True))) == {1: ()}
+    assert where(beside(running(9, 0), queue=[queued(1, stages=LOADS, exclusive=True)])) == {1: ()}
+    profiled = running(9, 0, profiling=ProfilingRun(99.0, evict=False))
+    assert where(beside(profiled)) == {1: ()}
+    assert where(beside(running(9, 0, stop=Cause.CANCELLED))) == {1: ()}
+    one_each = replace(SETTINGS, collocation=Collocation(max_jobs_per_gpu=1))
+    assert where(beside(running(9, 0), settings=one_each)) == {1: ()}
+    assert where(plan(view_of(1, [queued(1, stages=LOADS)], running(9, 0)), packs=False)) == {1: ()}
+
+
+def test_two_on_a_gpu_at_most():
+    view = view_of(1, [queued(1, stages=LOADS)], running(8, 0), running(9, 0, stages=LOADS))
+    assert where(plan(view)) == {1: ()}
+
+
+def test_memory_must_be_enough_for_both_and_the_admin_s_margin():
+    for free_mib, found in ((10_000, (0,)), (9_999, ())):
+        assert where(beside(running(9, 0), gpu0={"free_mib": free_mib})) == {1: found}
+    for margin_mib, found in ((10_000, (0,)), (10_001, ())):
+        wanted = Preconditions(min_free_mib=0, margin_mib=margin_mib)
+        settings = Settings(policies={"cuckoo": wanted})
+        assert where(beside(running(9, 0), settings=settings)) == {1: found}
+    full = Settings(policies={"cuckoo": Preconditions(min_free_mib=20_001)})
+    assert where(beside(running(9, 0), settings=full)) == {1: ()}
+    again = queued(1, stages=LOADS, retry=Retry("oom", margin_mib=500))
+    for free_mib, found in ((10_500, (0,)), (10_499, ())):
+        view = beside(running(9, 0), queue=[again], gpu0={"free_mib": free_mib})
+        assert where(view) == {1: found}
+
+
+def test_two_in_line_are_packed_only_for_a_gpu_that_has_room_for_both():
+    for need_mib, partner in ((20_480, True), (20_481, False)):
+        estimate = Estimate(need_mib, "trace")
+        jobs = [queued(1, estimate=estimate), queued(2, stages=LOADS, estimate=estimate)]
+        view = view_of(1, jobs, gpu0={"gpu": a_gpu(0, 40_960)})
+        assert ("partner" in codes(plan(view)[2].reasons)) == partner
+
+
+# -- pairs in line
+
+
+def test_of_a_pair_in_line_the_one_with_the_earlier_deadline_starts_and_the_other_joins():
+    jobs = [queued(1, stages=LOADS, deadline=5000.0), queued(2, deadline=4000.0)]
+    first = plan(view_of(1, jobs))
+    assert where(first) == {2: (0,), 1: ()}
+    assert codes(first[2].grounds)["packed"].detail == "job 1"
+    assert codes(first[1].reasons)["partner"].detail == "job 2"
+    fresh = replace(jobs[1], state=JobState.STARTING, gpus=(a_gpu(0).id,), started_at=0.0)
+    settling = Reason("settling", 30, 10, "s", "job 2")
+    then = view_of(1, jobs[:1], fresh, now=10.0, gpu0={"settling": settling})
+    waits = plan(then)[1]
+    assert waits.gpus == () and refused(waits) == {0: ["settling"]}
+    assert codes(waits.reasons)["partner"].detail == "job 2"
+    assert where(plan(view_of(1, jobs[:1], fresh, now=40.0))) == {1: (0,)}
+
+
+def test_nobody_is_packed_while_there_are_gpus_for_all():
+    jobs = [queued(1), queued(2, stages=LOADS)]
+    assert where(plan(view_of(2, jobs))) == {1: (0,), 2: (1,)}
+    assert where(plan(view_of(2, [queued(1, stages=LOADS)], running(9, 0)))) == {1: (1,)}
+
+
+def test_the_least_efficient_pair_is_taken_apart():
+    mixed = (StageTimes(4.0, 2.0, 4.0),)
+    jobs = [queued(1, stages=LOADS), queued(2), queued(3, stages=mixed), queued(4, stages=mixed)]
+    placements = plan(view_of(3, jobs))
+    assert sorted(where(placements).values()) == [(), (0,), (1,), (2,)]
+    assert codes(placements[2].reasons)["partner"].detail == "job 1"
+
+
+def test_a_faster_kind_counts_for_more():
+    """A is three times as fast, so it is worth three GPUs: the two jobs are not packed, and both
+    run there, one after the other."""
+    stages = lambda load: (  # noqa: E731
+        StageTimes(0.0, 10.0 - load, load, gpu="a"),
+        StageTimes(0.0, 3 * (10.0 - load), 3 * load, gpu="b"),
+    )
+    jobs = [queued(1, 20.0, stages=stages(4.0)), queued(2, 30.0, stages=stages(5.0))]
+    placements = plan(view_of(2, jobs, kinds="ab"))
+    assert where(placements) == {1: (0,), 2: ()}
+    assert codes(placements[2].reasons)["planned_start"].need == 2
+    assert where(plan(view_of(2, jobs, kinds="ab"), heterogeneous=False)) == {1: (0,), 2: (1,)}
+
+
+def test_a_pair_is_for_the_kind_that_is_free_or_else_for_the_best_one():
+    """On kind b both only compute."""
+    first = (StageTimes(9.0, 0.5, 0.5, gpu="a"), StageTimes(0.0, 5.0, 5.0, gpu="b"))
+    second = (StageTimes(0.0, 5.0, 5.0, gpu="a"), StageTimes(0.0, 5.0, 5.0, gpu="b"))
+    jobs = [queued(1, stages=first), queued(2, stages=second)]
+    rigid = {"exclusive": True}
+    for on, packed in ((1, True), (0, False)):  # the GPU that is busy
+        view = view_of(2, jobs, running(9, on, **rigid), kinds="ab")
+        waits = next(p for p in plan(view).values() if not p.gpus)
+        assert ("partner" in codes(waits.reasons)) == packed
+    both_busy = view_of(2, jobs, running(8, 0, **rigid), running(9, 1, **rigid), kinds="ab")
+    assert "packed" in codes(plan(both_busy)[1].reasons)
+
+
+# -- turns
+
+
+def test_a_deadline_goes_before_a_longer_wait():
+    jobs = [queued(1, 500.0), queued(2, 500.0, deadline=600.0)]
+    view = view_of(1, jobs, settings=replace(SETTINGS, collocation=Collocation(max_jobs_per_gpu=1)))
+    assert where(plan(view)) == {2: (0,), 1: ()}
+    assert where(plan(view, planner=first_in_first_out)) == {2: (), 1: (0,)}
+    kept = codes(plan(view)[2].grounds)
+    assert kept["planned_end"] == Reason("planned_end", 600.0, 500.0, "s")
+    lost = codes(plan(view, planner=first_in_first_out)[2].reasons)
+    assert lost["deadline"] == Reason("deadline", 600.0, 1000.0, "s")
+
+
+def test_a_wait_is_until_the_predicted_end_of_those_who_are_there():
+    view = view_of(1, [queued(1)], running(9, 0, exclusive=True), now=400.0)
+    assert codes(plan(view)[1].reasons)["planned_start"] == Reason(
+        "planned_start", 1, 600.0, "s", "job 9"
+    )
+    late = view_of(1, [queued(1)], running(9, 0, exclusive=True), now=1500.0)
+    assert codes(plan(late)[1].reasons)["planned_start"].have == pytest.approx(150.0)
+
+
+def test_it_asks_to_be_asked_when_a_job_should_have_ended():
+    view = view_of(2, [queued(1)], running(8, 0, exclusive=True), running(9, 1, left_s=700.0))
+    view = replace(view, queue=(queued(1, exclusive=True),))
+    assert [p.at for p in cuckoo(SETTINGS).plan(view) if isinstance(p, AskAgain)] == [700.0]
+    idle = view_of(1, [queued(1)])
+    assert not any(isinstance(p, AskAgain) for p in cuckoo(SETTINGS).plan(idle))
+
+
+def test_a_large_job_s_gpus_are_kept_for_it_but_for_who_is_done_in_time():
+    """Job 1 is first in line and wants both GPUs, of which one is busy for 1000 s."""
+    large = queued(1, 500.0, wants=2, deadline=2000.0)
+    for takes_s, found in ((900.0, (0,)), (1100.0, ())):
+        jobs = [large, queued(2, takes_s, deadline=9000.0)]
+        view = view_of(2, jobs, running(9, 1, exclusive=True))
+        placements = plan(view)
+        assert where(placements) == {1: (), 2: found}
+        assert codes(placements[1].reasons)["planned_start"].have == 1000
+    first = [large, queued(2, 1100.0, deadline=1000.0)]
+    assert where(plan(view_of(2, first, running(9, 1, exclusive=True)))) == {2: (0,), 1: ()}
+
+
+def test_those_who_yield_have_their_turn_after_the_others():
+    jobs = [queued(1, nice=5, deadline=10.0, exclusive=True), queued(2, exclusive=True)]
+    assert where(plan(view_of(1, jobs))) == {2: (0,), 1: ()}
+    again = [queued(1, exclusive=True), queued(2, retry=Retry("oom", exclusive=True))]
+    assert where(plan(view_of(1, again))) == {2: (0,), 1: ()}
+
+
+def test_who_is_to_avoid_a_gpu_gets_another():
+    again = queued(1, retry=Retry("oom", avoid=(a_gpu(0).id,)))
+    assert where(plan(view_of(2, [again]))) == {1: (1,)}
+    assert where(plan(view_of(1, [again]))) == {1: ()}
+
+
+def test_a_user_s_own_word_on_memory_counts_and_a_guess_does_not_on_an_empty_gpu():
+    for firm, found in ((True, ()), (False, (0,))):
+        job = queued(1, estimate=Estimate(50_000, "x", firm=firm))
+        assert where(plan(view_of(1, [job]))) == {1: found}
+
+
+def test_gpus_of_one_kind_on_one_node_if_there_are_any():
+    assert where(plan(view_of(3, [queued(1, wants=2)], kinds="abb"))) == {1: (1, 2)}
+    assert where(plan(view_of(2, [queued(1, wants=2)], kinds="ab"))) == {1: (0, 1)}
+    nodes = {f"gpu{n}": {"gpu": a_gpu(n, node=name)} for n, name in enumerate("xyy")}
+    assert where(plan(view_of(3, [queued(1, wants=2)], **nodes))) == {1: (1, 2)}
+    assert where(plan(view_of(3, [queued(1, wants=3)], **nodes))) == {1: (0, 1, 2)}
+
+
+def test_jobs_of_unknown_duration_are_planned_with_the_mean_of_the_others():
+    jobs = [queued(1, None, exclusive=True), queued(2, 300.0, exclusive=True)]
+    placements = plan(view_of(1, jobs))
+    assert where(placements) == {1: (0,), 2: ()}
+    assert codes(placements[2].reasons)["planned_start"].have == 300
+    jobs = [queued(1, None, exclusive=True), queued(2, None, exclusive=True)]
+    assert codes(plan(view_of(1, jobs))[2].reasons)["planned_start"].have == UNHEARD_S
+
+
+# -- profiling
+
+
+NEW = {"stages": (), "profile": None}
+
+
+def test_an_unknown_job_is_profiled_where_it_stays_and_one_that_was_told_of_is_not():
+    placement = plan(view_of(1, [queued(1, **NEW)], now=50.0))[1]
+    assert placement.profiling == ProfilingRun(250.0, evict=False)
+    assert placement.grounds[-1] == Reason("profiled_there", 200.0, unit="s")
+    assert plan(view_of(1, [queued(1)]))[1].profiling is None
+    settings = replace(SETTINGS, profiling=Profiling(largest=1))
+    wide = plan(view_of(2, [queued(1, wants=2, **NEW)], settings=settings))[1]
+    assert wide.gpus and wide.profiling is None
+
+
+def test_gpus_set_aside_are_for_profiling_and_nothing_else():
+    aside = replace(SETTINGS, profiling=Profiling(gpus=1))
+    jobs = [queued(1), queued(2, **NEW), queued(3, **NEW), queued(4, exclusive=True)]
+    placements = plan(view_of(2, jobs, settings=aside, now=50.0))
+    assert where(placements) == {1: (0,), 2: (1,), 3: (), 4: ()}
+    assert placements[2].profiling == ProfilingRun(250.0, evict=True)
+    assert placements[3].reasons == (Reason("profiling_gpus", 1, 0, "GPUs"),)
+    wide = view_of(2, [queued(1, wants=2)], settings=aside)
+    assert where(plan(wide)) == {1: (0, 1)}, "or it could never start"
+
+
+# -- what is said, and how much
+
+
+def test_a_long_line_is_told_in_front():
+    jobs = [queued(n, exclusive=True) for n in range(1, 151)]
+    placements = plan(view_of(1, jobs))
+    assert len(placements) == 101 and placements[1].gpus
+    assert sum(bool(p.verdicts) for p in placements.values()) == 5
+    assert all(p.reasons for p in placements.values() if not p.gpus)
+
+
+def test_a_line_of_thousands_is_not_gone_through_to_its_end(monkeypatch):
+    monkeypatch.setattr("policies.cuckoo.policy.TURNS", 2)
+    jobs = [queued(n, exclusive=True) for n in range(1, 5)]
+    placements = plan(view_of(3, jobs))
+    assert where(placements) == {1: (0,), 2: (1,), 3: (), 4: ()}
+
+
+# -- variants that the benchmark compares
+
+
+def test_muri_s_model_and_jobs_kept_in_step():
+    """In step, ten short iterations are not done beside one long one: there is little to gain.
+
+    AM: 0.9; 1; 3; 6, for the other order has both compute at once. Muri: 1; 9; 0.1.
+    """
+    short = (StageTimes(0.9, 0.03, 0.07),)
+    view = view_of(1, [queued(1, stages=short)], running(9, 0))
+    packer = cuckoo(SETTINGS).packer
+    free = codes(plan(view)[1].grounds)["packed"].have
+    in_step = codes(plan(view, packer=replace(packer, in_step=True))[1].grounds)["packed"].have
+    assert in_step == pytest.approx(11 / 10.9) and free > 1.5
+    muri = replace(packer, model=Exclusive(), in_step=True)
+    assert codes(plan(view, packer=muri)[1].grounds)["packed"].have == pytest.approx(11 / 10.1)
+
+
+# -- as a plugin
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Settings(),
+        Settings(collocation=Collocation(mps=True)),
+        Settings(limits=Limits(preemption=True)),
+        Settings(profiling=Profiling(gpus=2)),
+        SETTINGS,
+    ],
+)
+def test_it_is_a_sound_policy(settings):
+    check_policy(cuckoo(settings), settings)
+    for planner in (first_in_first_out, earliest_deadline_first):
+        check_policy(replace(cuckoo(settings), planner=planner), settings, views=50)
+
+
+# -- in the simulator
+
+
+A100 = GpuKind("a100", 40_960, 50.0, 400.0, 1.0)
+
+
+@pytest.fixture
+def simulated_with(monkeypatch):
+    """Two on a GPU train at 1/1.25 of their speed."""
+
+    class Mild:
+        name = "mild"
+
+        def speeds(self, loads, mode):
+            return (1 / 1.25 if len(loads) > 1 else 1.0,) * len(loads)
+
+    monkeypatch.setattr(simulated, "make", lambda name: Mild())
+
+    def replay(policy, *tasks):
+        monkeypatch.setattr(registry, "bare_policy", policy)
+        cluster = Cluster((Node("n0", A100, 1),))
+        trace = Trace("by hand", tasks)
+        return simulate(Experiment(trace, cluster, SETTINGS, "oracle", physics=Physics())).jobs
+
+    return replay
+
+
+def task(name, submit_s, duration_s, **changes):
+    load = Load("net", memory_mib=12_000, sm_active=0.3)
+    known = {"stages": COMPUTES, "expected_s": duration_s}
+    return Task(
+        name=name, submit_s=submit_s, duration_s=duration_s, load=load, **{**known, **changes}
+    )
+
+
+def test_a_pair_is_seen_and_a_deadline_kept_that_fifo_misses(simulated_with):
+    """The loader joins the first job when that has settled: 10 s to its first kernel, 30 s more.
+    The urgent one came last, gains nothing beside the first one, and is next."""
+    tasks = (
+        task("first", 0.0, 1000.0, stages=NOTHING_LEFT),
+        task("loader", 1.0, 100.0, stages=LOADS),
+        task("long", 2.0, 5000.0, exclusive=True),
+        task("urgent", 3.0, 500.0, stages=NOTHING_LEFT, deadline_s=2000.0),
+    )
+    first, loader, long, urgent = (job.attempts for job in simulated_with(cuckoo, *tasks))
+    assert (first[0].launched_at, loader[0].launched_at) == (0.0, 40.0)
+    assert loader[0].ended_at == pytest.approx(50 + 125)
+    assert first[0].ended_at == pytest.approx(10 + 1000 + 25)
+    assert urgent[0].launched_at == pytest.approx(first[0].ended_at)
+    assert urgent[0].ended_at < 2003 < urgent[0].ended_at + long[0].ended_at - long[0].launched_at
+    fifo = simulated_with(lambda s: replace(cuckoo(s), planner=first_in_first_out), *tasks)
+    assert fifo[3].attempts[0].ended_at > 2003

@@ -1,0 +1,66 @@
+"""How long an iteration takes, against the A-SRPT paper's equations 4 to 7 by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from carmad.config import Links
+from carmad.core.layout import Layout, Stage, iteration_s, slowest_s
+
+LINKS = Links(within_mib_s=1000.0, between_mib_s=100.0)
+SIZE = 4
+
+
+def data_parallel(replicas: int) -> Layout:
+    return Layout((Stage(replicas, forward_s=1.0, backward_s=2.0, weights_mib=300.0),))
+
+
+def test_on_one_gpu_there_is_computing_alone() -> None:
+    assert iteration_s(data_parallel(1), ["a"], LINKS, SIZE) == 3.0
+
+
+def test_weights_are_reduced_within_a_server_that_has_all_replicas() -> None:
+    # 2 (k - 1) / k · h / B_intra
+    assert iteration_s(data_parallel(3), "aaa", LINKS, SIZE) == pytest.approx(3 + 400 / 1000)
+
+
+def test_else_at_the_bandwidth_of_the_server_with_the_fewest() -> None:
+    # 2 (k - 1) / k · h / (x / g · B_inter), x = 1
+    assert iteration_s(data_parallel(3), "aab", LINKS, SIZE) == pytest.approx(3 + 400 / 25)
+
+
+def test_activations_go_within_and_between_servers() -> None:
+    """Equation 5: of the second stage's two replicas one is near the first stage, one is not."""
+    layout = Layout((Stage(1, 1.0, 1.0, out_mib=50.0), Stage(2, 1.0, 1.0, in_mib=50.0)))
+    assert [(slot.stage, slot.replica) for slot in layout.slots] == [(0, 0), (1, 0), (1, 1)]
+    first = 2 + 50 / (1 / 4 * 100) + 50 / 1000  # half of its 2 · 50 MiB stay
+    second_far = 2 + 100 / (1 / 4 * 100)
+    assert iteration_s(layout, "aab", LINKS, SIZE) == pytest.approx(max(first, second_far))
+    assert iteration_s(layout, "aaa", LINKS, SIZE) == pytest.approx(2 + 100 / 1000)
+
+
+def test_a_stage_with_two_replicas_on_a_server_has_twice_the_bandwidth_for_twice_as_much() -> None:
+    layout = Layout((Stage(2, 1.0, 1.0, out_mib=50.0), Stage(2, 1.0, 1.0, in_mib=50.0)))
+    assert iteration_s(layout, "aabb", LINKS, SIZE) == pytest.approx(2 + 100 / (1 / 4 * 100))
+
+
+def test_the_slowest_is_each_replica_for_itself() -> None:
+    layout = data_parallel(4)
+    assert slowest_s(layout, LINKS, SIZE) == iteration_s(layout, "abcd", LINKS, SIZE)
+    assert slowest_s(layout, LINKS, SIZE) == pytest.approx(3 + 450 / 25)
+
+
+def test_slices_of_a_replica_stay_together_and_reduce_their_part_of_the_weights() -> None:
+    layout = Layout((Stage(2, 1.0, 1.0, weights_mib=400.0, tensor=2, tensor_mib=500.0),))
+    assert [slot.slice for slot in layout.slots] == [0, 1, 0, 1]
+    slices = 2 * 1 / 2 * 500 / 1000
+    assert iteration_s(layout, "aaaa", LINKS, SIZE) == pytest.approx(2 + slices + 200 / 1000)
+    # Each server has half of the GPUs, and two rings for all of the weights.
+    assert slowest_s(layout, LINKS, SIZE) == pytest.approx(2 + slices + 400 / (2 / 4 * 100))
+
+
+def test_experts_exchange_tokens_with_all_others() -> None:
+    layout = Layout((Stage(3, 1.0, 1.0, experts_mib=10.0),))
+    assert iteration_s(layout, "aaa", LINKS, SIZE) == pytest.approx(2 + 20 / 1000)
+    alone = 2 + 20 / (1 / 4 * 100)
+    assert iteration_s(layout, "aab", LINKS, SIZE) == pytest.approx(alone)

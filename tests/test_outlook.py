@@ -1,0 +1,134 @@
+"""When a job would start and end if nobody shared, and what its owner is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+
+from carmad.api.outlook import outlook_out
+from carmad.api.render import Scene
+from carmad.core.outlook import Outlook, outlook
+from carmad.core.types import After, Job, JobId, JobState, Prediction
+from carmad.testing import a_gpu_view, a_job, a_spec, a_view
+
+NOW = 1000.0
+
+
+def waiting(id: int, expected_s: float | None = 100.0, **spec: object) -> Job:
+    return a_job(id, spec=a_spec(expected_s=expected_s, **spec))
+
+
+def running(id: int, expected_s: float | None = 100.0, ran_s: float = 40.0, **spec: object) -> Job:
+    return a_job(
+        id,
+        spec=a_spec(expected_s=expected_s, **spec),
+        state=JobState.RUNNING,
+        gpus=("GPU-00000000",),
+        started_at=NOW - ran_s,
+    )
+
+
+def of(job: Job, *line: Job, on: tuple[tuple[Job, ...], ...] = ((), ())) -> Outlook:
+    """`on`: who is on each GPU."""
+    gpus = [a_gpu_view(n, residents=residents) for n, residents in enumerate(on)]
+    return outlook(job, line, gpus, NOW)
+
+
+def test_a_free_gpu_is_taken_at_once() -> None:
+    job = waiting(5)
+    assert of(job, job) == Outlook(NOW, NOW + 100)
+    assert of(job) == Outlook(NOW, NOW + 100), "it is last where it does not stand in line yet"
+
+
+def test_gpus_are_free_when_those_on_them_end() -> None:
+    on = ((running(1), running(2, 300.0)), (running(3, 90.0),))
+    assert of(waiting(5), on=on) == Outlook(NOW + 50, NOW + 150)
+    assert of(waiting(5, gpus=2), on=on) == Outlook(NOW + 260, NOW + 360)
+    late = ((running(1, 10.0),), (running(2, 300.0),))
+    assert of(waiting(5), on=late) == Outlook(NOW, NOW + 100), "it has run for longer than expected"
+
+
+def test_the_line_goes_before_in_its_order() -> None:
+    job = waiting(5)
+    line = waiting(9, 70.0), waiting(8, 40.0), job, waiting(7, 1000.0)
+    assert of(job, *line) == Outlook(NOW + 40, NOW + 140)
+    wide = waiting(9, 70.0, gpus=2), job
+    assert of(job, *wide) == Outlook(NOW + 70, NOW + 170)
+    held = a_job(9, spec=a_spec(expected_s=70.0, gpus=2), held=True), job
+    assert of(job, *held) == Outlook(NOW, NOW + 100)
+
+
+def test_what_nobody_can_say_is_infinite() -> None:
+    unknown = running(1, None), running(2, None)
+    assert of(waiting(5), on=(unknown[:1], unknown[1:])) == Outlook(inf, inf)
+    assert of(waiting(5), on=(unknown, ())) == Outlook(NOW, NOW + 100), "it is not in the way"
+    assert of(waiting(5, None)) == Outlook(NOW, inf)
+    unseen = replace(waiting(5), prediction=Prediction(0.0, "median"))
+    assert of(unseen) == Outlook(NOW, inf), "what a predictor says of a job that it has not seen"
+    limited = ((running(1, None, time_limit_s=240.0),), unknown[1:])
+    assert of(waiting(5), on=limited) == Outlook(NOW + 200, NOW + 300)
+    assert of(waiting(5, gpus=3)) == Outlook(inf, inf)
+
+
+def test_begin_times_and_dependencies_count() -> None:
+    assert of(waiting(5, begin_at=NOW + 500)) == Outlook(NOW + 500, NOW + 600)
+    job = waiting(5, after=(After(JobId(9)), After(JobId(77))))
+    assert of(job, waiting(9, 300.0), job) == Outlook(NOW + 300, NOW + 400)
+
+
+def test_gpus_that_take_no_job_do_not_count() -> None:
+    gpus = [a_gpu_view(0, drained="broken"), a_gpu_view(1, residents=(running(1),))]
+    assert outlook(waiting(5), (), gpus, NOW) == Outlook(NOW + 60, NOW + 160)
+
+
+def told(job: Job, *residents: Job) -> str | None:
+    view = a_view([a_gpu_view(0, residents=residents)], (), now=NOW)
+    live = {one.id: one for one in (job, *residents)}
+    line = (job.id,) if job.state is JobState.QUEUED else ()
+    found = outlook_out(job, Scene(view, {}, live, {}, line))
+    return found and found["text"]
+
+
+@pytest.mark.parametrize(
+    ("job", "residents", "text"),
+    [
+        (
+            waiting(5, 3600.0, deadline_at=NOW + 7200),
+            (running(1, 6040.0),),
+            "predicted to miss its deadline by 40 min (would start in about 1.7 h)",
+        ),
+        (
+            waiting(5, 3600.0, deadline_at=NOW + 7200),
+            (),
+            "predicted to meet its deadline, 60 min before it (could start now)",
+        ),
+        (
+            running(5, 3600.0, deadline_at=NOW + 60),
+            (),
+            "predicted to miss its deadline by 58 min",
+        ),
+        (
+            waiting(5, None, deadline_at=NOW + 60),
+            (),
+            "whether it meets its deadline is not predicted: not known how long it runs: give"
+            " --expect",
+        ),
+        (
+            waiting(5, None, deadline_at=NOW + 60),
+            (running(1, 160.0),),
+            "predicted to miss its deadline (would start in about 2 min)",
+        ),
+        (
+            waiting(5, 10.0, deadline_at=NOW + 60),
+            (running(1, None),),
+            "whether it meets its deadline is not predicted: nobody knows how long those before it"
+            " run",
+        ),
+        (waiting(5, 10.0, deadline_at=NOW - 60), (), "its deadline was 60 s ago"),
+        (waiting(5, 10.0), (), None),
+    ],
+)
+def test_what_its_owner_is_told(job: Job, residents: tuple[Job, ...], text: str | None) -> None:
+    assert told(job, *residents) == text
