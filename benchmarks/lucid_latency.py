@@ -16,7 +16,7 @@ from benchmarks.rows import percentile
 from carmad import registry
 from carmad.config import Settings
 from carmad.core.decision import Proposal
-from carmad.core.messages import Discovered, Sampled
+from carmad.core.messages import Discovered, Launch, Sampled
 from carmad.core.ports import Policy
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import (
@@ -92,7 +92,7 @@ def _measured(what: str, occupied: int, per_gpu: int, plans: int) -> Latency:
         begun = time.process_time()
         step = core.handle(_sampled(at, running))
         ticks.append(1000 * (time.process_time() - begun))
-        placed = len(step.actions)
+        placed = sum(isinstance(action, Launch) for action in step.actions)
     taken = timed.taken_ms[-plans:]
     return Latency(what, placed, median(taken), percentile(taken, 0.99), median(ticks[-plans:]))
 

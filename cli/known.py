@@ -27,8 +27,9 @@ def of_job(job: JobOut) -> Iterator[RenderableType]:
             for one in profile["indicators"]
         )
     if prediction := job.get("prediction"):
-        source = clean(prediction["source"])
-        yield Text(f"expected to run for {span(prediction['seconds'])} ({source})")
+        seconds, source = prediction["seconds"], clean(prediction["source"])
+        told = f"expected to run for {span(seconds)}" if seconds else "not known how long it runs"
+        yield Text(f"{told} ({source})")
         yield from (Text(f"  · {clean(note)}") for note in prediction["notes"])
         yield from _listed((name, f"{part:+.2f}") for name, part in _greatest(prediction))
     if (parts := job.get("accumulation", 1)) > 1:

@@ -623,7 +623,7 @@ def test_the_predictor_is_asked_before_the_job_is_in_line(daemon: Daemon) -> Non
             raise RuntimeError
 
     def foreseen(predictor: object) -> str:
-        daemon.inbox.ask(lambda core: setattr(core, "predictor", predictor)).result(5)
+        daemon.inbox.ask(lambda core: setattr(core.knowledge, "predictor", predictor)).result(5)
         want = JOB | {"deadline_at": ahead(3600)}
         return daemon.call("POST", "/v1/jobs", want)[1]["outlook"]["text"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 
 from carmad.core.decision import Decision, Placement, Reason
 from carmad.core.messages import Step, Tick, Trained
@@ -30,6 +30,7 @@ from carmad.models.additive import Bins
 from carmad.testing import a_job, a_spec
 from cli import known, model_view, render
 from cli.app import run_app
+from estimators.duration.recurrence import unseen
 from tests import fake_daemon as fake
 from tests.api_server import Daemon, Untrained, as_uid, running, user_name
 from tests.test_api import ADA, needs_root, open_path  # noqa: F401 - a fixture
@@ -175,6 +176,14 @@ def test_a_job_tells_what_is_known_of_it_and_why_it_went_there(daemon: Daemon) -
     assert "expected to run for 1.5 h (additive)" in text
     assert text.index("user  -1.50") < text.index("gpus  +0.25"), "the greatest first"
     assert "each batch is split into 4 parts" in text
+
+
+def test_of_a_job_that_was_never_seen_no_duration_is_told(daemon: Daemon) -> None:
+    keep(daemon, replace(learned(7), prediction=unseen("forest")))
+    shown = daemon.call("GET", "/v1/jobs/7")[1]
+    assert shown["prediction"]["seconds"] == 0.0
+    text = plain(Group(*known.of_job(shown)))
+    assert "not known how long it runs (forest)\n  · it has not run before" in text
 
 
 def test_an_outline_of_anothers_job_has_none_of_it() -> None:

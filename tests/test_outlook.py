@@ -65,11 +65,21 @@ def test_what_nobody_can_say_is_infinite() -> None:
     assert of(waiting(5), on=(unknown[:1], unknown[1:])) == Outlook(inf, inf)
     assert of(waiting(5), on=(unknown, ())) == Outlook(NOW, NOW + 100), "it is not in the way"
     assert of(waiting(5, None)) == Outlook(NOW, inf)
-    unseen = replace(waiting(5), prediction=Prediction(0.0, "median"))
-    assert of(unseen) == Outlook(NOW, inf), "what a predictor says of a job that it has not seen"
     limited = ((running(1, None, time_limit_s=240.0),), unknown[1:])
     assert of(waiting(5), on=limited) == Outlook(NOW + 200, NOW + 300)
     assert of(waiting(5, gpus=3)) == Outlook(inf, inf)
+
+
+def test_a_prediction_of_nothing_is_none() -> None:
+    """What a predictor says of a job that it has never seen: nobody is to believe that it is over,
+    or to let it go first because of it."""
+    unseen = Prediction(0.0, "median")
+    job, there = (replace(job, prediction=unseen) for job in (waiting(5), running(1)))
+    assert job.expected_s is None and there.expected_s is None
+    assert of(job) == Outlook(NOW, inf) and of(there) == Outlook(NOW - 40, inf)
+    assert of(waiting(5), on=((there,),)) == Outlook(inf, inf)
+    assert replace(job, prediction=Prediction(1.0, "median")).expected_s == 1.0
+    assert replace(job, prediction=None).expected_s == 100.0
 
 
 def test_begin_times_and_dependencies_count() -> None:

@@ -7,7 +7,7 @@ import pytest
 from carmad.config import Limits, Monitor, Profiling, Settings
 from carmad.core.decision import Placement
 from carmad.core.history import BIN_S, BINS, PER_KIND, RUNS, History, Past, past
-from carmad.core.messages import CancelRequested, HoldRequested, Stepped, Trained
+from carmad.core.messages import CancelRequested, Discovered, HoldRequested, Stepped, Trained
 from carmad.core.profiling import Profiler
 from carmad.core.recurrence import group
 from carmad.core.types import (
@@ -467,6 +467,15 @@ def test_stage_times_are_kept_per_kind_of_gpu_and_for_the_next_run():
     world.exit(again)
     world.tell(Stepped(world.now, third, 0.5, StageTimes(0.1, 0.1, 0.2)))
     assert world.job(third).stages == (elsewhere, StageTimes(0.1, 0.1, 0.2, gpu=kind))
+
+
+def test_what_a_job_tells_of_a_gpu_that_is_gone_is_not_heard():
+    world = Server(gpus=2)
+    id = world.submit()
+    (gone,) = world.job(id).gpus
+    world.tell(Discovered(world.now, tuple(gpu for gpu in world.gpus if gpu.id != gone)))
+    world.tell(Stepped(world.now, id, 0.5, StageTimes(0.1, 0.1, 0.2)))
+    assert world.job(id).stages == () and world.job(id).steps == ()
 
 
 def test_its_owner_knows_the_stage_times_better_than_the_job():

@@ -1,6 +1,7 @@
 """What the core decides, event by event."""
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 
@@ -441,7 +442,18 @@ def test_a_policy_can_ask_to_be_asked_again():
     server = Server(policy=Scripted(lambda view: (AskAgain(view.now + 5),)))
     server.now = 3.0
     server.submit()
-    assert Wake(8.0) in server.steps[-1].actions
+    assert server.steps[-1].actions == (Wake(8.0),)
+
+
+def test_of_what_policies_ask_the_first_of_the_last_plan_counts():
+    plans = [(AskAgain(20.0), AskAgain(10.0)), (), (), (AskAgain(30.0),)]
+    server = Server(policy=Scripted(lambda view: plans.pop(0)))
+    server.submit()
+    for _ in range(3):
+        server.sample(1.0)
+    asked = [[a for a in step.actions if isinstance(a, Wake)] for step in server.steps[-4:]]
+    assert asked == [[Wake(10.0)], [Wake(inf)], [], [Wake(30.0)]]
+    assert plans == []
 
 
 def test_the_time_limit_warns_then_stops():

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from carmad import registry
 from carmad.config import Collocation, Limits, Settings
 from carmad.core.decision import AskAgain, Placement, Preemption, Reason
-from carmad.core.messages import Wake
+from carmad.core.messages import Tick, Wake
 from carmad.core.types import Cause, Estimate, JobId, JobState, Mode
 from carmad.errors import CarmaError
 from carmad.sim import interference
@@ -475,6 +475,18 @@ def test_to_be_woken_at_one_instant_is_to_be_woken_once():
     for at in (50.0, 50.0, 0.2, 0.3, 50.0):  # a monitor's next look is at 1 s
         world.perform(Wake(at))
     assert clock.calls_at == [0.0, 50.0, 1.0, 50.0]
+
+
+@pytest.mark.parametrize("later, ticks", [(70.0, [70.0]), (30.0, [30.0]), (math.inf, [])])
+def test_only_the_last_wake_counts(later, ticks):
+    clock = Clock()
+    world = a_world(one_node(FAST), a_task(), clock=clock)
+    clock.advance()
+    world.news(waiting=True)
+    for at in (50.0, later):
+        world.perform(Wake(at))
+    told = [event for _ in iter(clock.advance, False) for event in world.news(waiting=True)]
+    assert [event.at for event in told if isinstance(event, Tick)] == ticks
 
 
 def test_under_mps_jobs_share_in_that_mode():

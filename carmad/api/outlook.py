@@ -45,7 +45,7 @@ def _text(job: Job, found: Outlook, deadline_at: float, now: float) -> str:
     if deadline_at < found.starts_at < inf:
         return f"predicted to miss its deadline{when}"
     unknown = "not known how long it runs: give --expect"
-    if job.expected_s:
+    if job.expected_s is not None:
         unknown = "nobody knows how long those before it run"
     return f"whether it meets its deadline is not predicted: {unknown}"
 

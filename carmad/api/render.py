@@ -1,4 +1,4 @@
-"""From CARMA's values to the wire: jobs, GPUs, decisions. Pure; `now` is given."""
+"""Jobs, from CARMA's values to the wire. Pure; `now` is given."""
 
 from __future__ import annotations
 
@@ -6,21 +6,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from carmad.api.layouts import layout_out, stage_times_out
-from carmad.api.phrases import phrase, short
+from carmad.api.phrases import short
 from carmad.api.responses import (
-    DecisionOut,
     ExitOut,
-    GpuOut,
-    GpuRefOut,
     JobGpuOut,
     JobOut,
     MemoryOut,
     NeedOut,
     PredictionOut,
     ProfileOut,
-    ReasonOut,
-    RiskOut,
-    VerdictOut,
 )
 from carmad.api.times import iso, stamp
 from carmad.core.decision import Decision, Placement, Reason
@@ -108,7 +102,7 @@ class Jobs:
         self._uid = uid
         self._see_all = see_all
         self._position = {id: place for place, id in enumerate(scene.line, 1)}
-        self._used = _memory_by_job(scene.view.gpus)
+        self._used = memory_by_job(scene.view.gpus)
 
     def __call__(self, job: Job) -> JobOut:
         out = self._public(job)
@@ -305,120 +299,7 @@ def exit_out(exit: Exit) -> ExitOut:
     }
 
 
-def gpu_out(view: GpuView, scene: Scene, uid: int, see_all: bool) -> GpuOut:
-    gpu, sample, score = view.gpu, view.sample, view.score
-    state, detail = gpu_state(view, scene.view)
-    risk: RiskOut = {
-        "sm_active": _fraction(score.sm_active),
-        "sm_occupancy": _fraction(score.sm_occupancy),
-        "dram_active": _fraction(score.dram_active),
-        "sm_source": score.sm_source,
-        "risky": score.risky(scene.view.settings.risk),
-        "samples": score.samples,
-    }
-    residents = {job.id for job in view.residents}
-    held = _memory_by_job((view,))
-    return {
-        "id": gpu.id,
-        "index": gpu.index,
-        "name": gpu.name,
-        "mig": gpu.is_mig,
-        "parent": gpu.parent,
-        "island": gpu.island,
-        "memory_mib": gpu.memory_mib,
-        "memory_used_mib": sample.memory_used_mib if sample else None,
-        "memory_free_mib": sample.memory_free_mib if sample else None,
-        "admissible_free_mib": max(0, view.free_mib),
-        "sm_active": _fraction(sample.sm_active) if sample else None,
-        "sm_occupancy": _fraction(sample.sm_occupancy) if sample else None,
-        "dram_active": _fraction(sample.dram_active) if sample else None,
-        "utilization": _fraction(sample.utilization) if sample else None,
-        "power_w": sample.power_w if sample else None,
-        "energy_j": sample.energy_mj / 1000 if sample and sample.energy_mj is not None else None,
-        "temperature_c": sample.temperature_c if sample else None,
-        "risk": risk,
-        "state": state,
-        "state_detail": detail,
-        "jobs": [
-            {
-                "id": job.id,
-                "label": label(job),
-                "user": job.spec.user,
-                "name": job.spec.name if see_all or job.spec.uid == uid else "-",
-                "memory_mib": held.get(job.id),
-                "mode": job.mode.value if job.mode else None,
-            }
-            for job in view.residents
-        ],
-        "outsiders": [
-            {
-                "pid": process.pid,
-                "user": process.user,
-                "command": process.command,
-                "memory_mib": process.memory_mib,
-            }
-            for process in (sample.processes if sample else ())
-            if process.job is None or process.job not in residents
-        ],
-    }
-
-
-def gpu_state(gpu: GpuView, view: View) -> tuple[str, str]:
-    """The first thing that keeps jobs off this GPU, the worst before the passing ones."""
-    sample = gpu.sample
-    if sample is not None and sample.fault:
-        return "faulty", sample.fault
-    if gpu.drained:
-        return "drained", gpu.drained
-    if sample is None:
-        return "stale", "no reading yet"
-    age = view.now - sample.at
-    if age > view.settings.monitor.stale_s:
-        return "stale", f"the last reading is {age:.0f} s old"
-    if gpu.settling:
-        return "settling", phrase(gpu.settling)
-    return "ok", ""
-
-
-def reason_out(reason: Reason) -> ReasonOut:
-    return {
-        "code": reason.code,
-        "need": reason.need,
-        "have": reason.have,
-        "unit": reason.unit,
-        "detail": reason.detail,
-        "text": phrase(reason),
-    }
-
-
-def verdicts_out(placement: Placement, gpus: Mapping[GpuId, Gpu]) -> list[VerdictOut]:
-    return [
-        {
-            "gpu": gpu_ref(verdict.gpu, gpus),
-            "refused": [reason_out(reason) for reason in verdict.refused],
-            "rank": verdict.rank,
-        }
-        for verdict in placement.verdicts
-    ]
-
-
-def decision_out(decision: Decision, gpus: Mapping[GpuId, Gpu]) -> DecisionOut:
-    placement = decision.placement
-    return {
-        "policy": decision.policy,
-        "decided_at": stamp(decision.at),
-        "chosen": list(placement.gpus),
-        "verdicts": verdicts_out(placement, gpus),
-        "reasons": [reason_out(reason) for reason in placement.reasons],
-        "grounds": [reason_out(reason) for reason in placement.grounds],
-    }
-
-
-def gpu_ref(id: GpuId, gpus: Mapping[GpuId, Gpu]) -> GpuRefOut:
-    return {"id": id, "index": gpus[id].index if id in gpus else None}
-
-
-def _memory_by_job(views: Iterable[GpuView]) -> dict[JobId, int]:
+def memory_by_job(views: Iterable[GpuView]) -> dict[JobId, int]:
     """MiB that each job holds now, on the GPU where it holds most."""
     most: dict[JobId, int] = {}
     for view in views:
@@ -429,10 +310,6 @@ def _memory_by_job(views: Iterable[GpuView]) -> dict[JobId, int]:
         for job, mib in here.items():
             most[job] = max(most.get(job, 0), mib)
     return most
-
-
-def _fraction(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)
 
 
 def _seconds(value: float) -> float:

@@ -9,15 +9,9 @@ import math
 import re
 from collections.abc import Sequence
 
+from carmad.api.decisions import decision_out, reason_out, verdicts_out
 from carmad.api.phrases import duration, phrase
-from carmad.api.render import (
-    Jobs,
-    Scene,
-    decision_out,
-    label,
-    reason_out,
-    verdicts_out,
-)
+from carmad.api.render import Jobs, Scene, label
 from carmad.api.responses import SCHEMA, JobOut, JobRefOut, WhyOut
 from carmad.api.times import iso
 from carmad.core.decision import Decision, Reason, Verdict

@@ -53,7 +53,8 @@ class Preemption:
 
 @dataclass(frozen=True, slots=True)
 class AskAgain:
-    """A policy's wish to be asked at this instant, whether or not anything happens until then."""
+    """A policy's wish to be asked at this instant, whether or not anything happens until then. That
+    of a later plan replaces it; of several in one plan the first counts."""
 
     at: float
 

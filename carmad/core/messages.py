@@ -179,7 +179,8 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """Send a `Tick` at this instant. A world that samples every second need not."""
+    """Send a `Tick` at this instant, and not at the one asked for before; infinite: at none. A
+    world that samples every second need not."""
 
     at: float
 

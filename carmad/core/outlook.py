@@ -61,9 +61,8 @@ def _takes_jobs(gpu: GpuView) -> bool:
 
 
 def _left_s(job: Job, now: float) -> float:
-    """How long it goes on, as predicted; 0 when that is over. A prediction of nothing says that
-    the predictor has never seen the job."""
-    return max(0.0, job.expected_s - job.attained_s(now)) if job.expected_s else inf
+    """How long it goes on, as predicted; 0 when that is over."""
+    return inf if job.expected_s is None else max(0.0, job.expected_s - job.attained_s(now))
 
 
 def _at_most_s(job: Job, now: float) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import replace
 from math import inf
 
@@ -51,6 +51,7 @@ class Placer:
         self._models = models
         self.last_placed = last_placed
         self._memory: object = None  # the policy's
+        self._asks_at = inf  # when the last plan wants to be followed by another
         self._news: list[Decision] = []
         self.decisions: dict[JobId, Decision] = {}
 
@@ -78,8 +79,13 @@ class Placer:
     def plan(self, now: float) -> list[Action]:
         """Start what the policy says may start, and stop what it preempts."""
         actions: list[Action] = []
-        while self._ledger.line() and self._plan_once(now, actions):
+        if not self._ledger.line():
+            return actions
+        before = self._asks_at
+        while self._plan_once(now, actions):
             pass
+        if min(before, self._asks_at) < inf:
+            actions.append(Wake(self._asks_at))
         return actions
 
     def news(self) -> tuple[Decision, ...]:
@@ -96,17 +102,26 @@ class Placer:
             return line
         return tuple(job for job in line if job.id not in doubtful or not self.barrier(job, now))
 
+    def _hidden(self, view: View) -> Set[JobId]:
+        """Those in line that the view does not show."""
+        line = self._ledger.line()
+        if view.queue is line:
+            return frozenset()
+        return {job.id for job in line} - {job.id for job in view.queue}
+
     def _plan_once(self, now: float, actions: list[Action]) -> bool:
         """Do as planned. True: a job started whose quota or array is exhausted by that, and
         what follows in the plan counted on others that now may not start."""
+        self._asks_at = inf
         view = self.view(now)
         if not view.queue:
             return False
+        hidden = self._hidden(view)
         waiting: list[JobId] = []  # judged, and passed over by those that start below
         plan = self._planned(view)
         for n, proposal in enumerate(plan, 1):
             if isinstance(proposal, AskAgain):
-                actions.append(Wake(proposal.at))
+                self._asks_at = min(self._asks_at, proposal.at)
                 continue
             if isinstance(proposal, Remember):
                 self._memory = proposal.memory
@@ -114,8 +129,8 @@ class Placer:
             if isinstance(proposal, Preemption):
                 actions += self._preempt(proposal, now)
                 continue
-            job = view.queued(proposal.job)
-            if job is None:
+            job = self._ledger.jobs.get(proposal.job)
+            if job is None or job.state is not JobState.QUEUED or job.id in hidden:
                 continue
             if proposal.gpus and self.barrier(job, now):
                 return True
@@ -128,8 +143,6 @@ class Placer:
                 passed = self._ledger.jobs[id]
                 self._ledger.put(replace(passed, overtaken=passed.overtaken + 1))
             actions.append(Launch(self._start(job, checked, view)))
-            if checked.profiling:
-                actions.append(Wake(checked.profiling.until))
             if n < len(plan):
                 view = view.with_placement(
                     job, checked.gpus, checked.profiling, checked.accumulation

@@ -45,7 +45,8 @@ class Predictor(Protocol):
     def predict(
         self, job: Job, history: History, models: Mapping[str, Model], now: float
     ) -> Prediction | None:
-        """None: it cannot say. Then the owner's word stands, if there is one."""
+        """None: it cannot say. Then the owner's word stands, if there is one. 0 s: it has never
+        seen the job; `job.expected_s` is None then."""
         ...
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from carmad.config import Settings
 from carmad.core.decision import Decision, Reason
+from carmad.core.endings import explained, in_vain, lost_before, retried
 from carmad.core.fleet import Fleet
 from carmad.core.history import History, past
+from carmad.core.knowledge import Knowledge, sharing_profiles, told
 from carmad.core.ledger import Ledger
-from carmad.core.line import never_satisfied
 from carmad.core.messages import (
     Action,
     CancelRequested,
@@ -36,7 +37,6 @@ from carmad.core.messages import (
 )
 from carmad.core.placing import Placer
 from carmad.core.ports import Policy, Predictor, Recovery
-from carmad.core.profiling import Profiler
 from carmad.core.recurrence import group
 from carmad.core.states import advance
 from carmad.core.types import (
@@ -47,18 +47,13 @@ from carmad.core.types import (
     Job,
     JobId,
     JobState,
-    Prediction,
-    Profile,
     Retry,
-    StageTimes,
-    StepTime,
     Usage,
 )
 from carmad.core.view import View
 from carmad.models import Model
 
 USAGE_SAVED_EVERY_S = 60.0
-NEWS = 0.01  # a step time that differs by more of it is worth a row
 SENT_BACK = frozenset({Cause.PREEMPTED, Cause.PROFILED})  # stopped, and not for good
 
 
@@ -73,11 +68,8 @@ class Scheduler:
         self.settings = settings
         self.policy = policy
         self.recovery = recovery
-        self.predictor = predictor
-        self.history = History()
-        self.models: dict[str, Model] = {}  # what was learned, by name
         self._fleet = Fleet(settings)
-        self._profiler = Profiler()
+        self.knowledge = Knowledge(settings, self._fleet, predictor)
         self._counted = JobId(0)  # up to here, submissions are in the history
         self._ledger = Ledger(policy.order)
         self._placer = self._new_placer()
@@ -120,8 +112,8 @@ class Scheduler:
 
         `last_placed` is round-robin's place; None, as for `history`: what this core has.
         """
-        self.history = history or self.history
-        self._ledger = Ledger(self.policy.order, _sharing_profiles(jobs), ended)
+        self.knowledge.history = history or self.history
+        self._ledger = Ledger(self.policy.order, sharing_profiles(jobs), ended)
         for job in self._ledger.running():
             self.history.learn(job)
         self._placer = self._new_placer(last_placed or self._placer.last_placed)
@@ -140,6 +132,14 @@ class Scheduler:
     def ended(self) -> Mapping[JobId, JobState]:
         """How the most recent ones ended."""
         return self._ledger.ended
+
+    @property
+    def history(self) -> History:
+        return self.knowledge.history
+
+    @property
+    def models(self) -> Mapping[str, Model]:
+        return self.knowledge.models
 
     @property
     def gpus(self) -> Mapping[GpuId, Gpu]:
@@ -211,7 +211,7 @@ class Scheduler:
             case Stepped():
                 self._on_stepped(event)
             case Trained():
-                self.models.update(event.models)
+                self.knowledge.models.update(event.models)
             case _:
                 pass  # a tick: time alone
 
@@ -224,7 +224,7 @@ class Scheduler:
                 self._counted = JobId(id)
                 self.history.note_submission(event.at, spec.gpus)
             self._put(job)
-            if why := _in_vain(job, self.ended):
+            if why := in_vain(job, self.ended):
                 self._end(job, JobState.CANCELLED, why, event.at)
             else:
                 self._actions.append(EstimateMemory(job))
@@ -233,7 +233,7 @@ class Scheduler:
         job = self.jobs.get(event.job)
         if job and job.state is JobState.PENDING:  # else: cancelled meanwhile
             joining = advance(job, JobState.QUEUED, estimate=event.estimate)
-            self._put(self._informed(joining, event.at))
+            self._put(self.knowledge.informed(joining, event.at))
             if event.note:
                 self._note(event.job, event.note)
 
@@ -241,7 +241,7 @@ class Scheduler:
         for sample in event.samples:
             residents = self._ledger.residents(sample.gpu)
             before = self._fleet.add(sample, residents)
-            self._profiler.add(residents, before, sample, self.settings.monitor.stale_s)
+            self.knowledge.profiler.add(residents, before, sample, self.settings.monitor.stale_s)
             for job in residents:
                 self._note_kernel(job, sample.gpu, event.at)
                 self._note_overrun(self.jobs[job.id])
@@ -276,15 +276,15 @@ class Scheduler:
     def _note_profile(self, job: Job, now: float) -> None:
         """It has been watched for long enough, whether it was to be profiled or not."""
         unknown = not job.profiled and job.profiling is None and job.state is JobState.RUNNING
-        if unknown and self._profiler.watched_s(job) >= self.settings.profiling.run_s:
-            self._put(self._profiled(job))
+        if unknown and self.knowledge.watched_enough(job):
+            self._put(self.knowledge.profiled(job))
             self._inform_others(self.jobs[job.id], now)
 
     def _on_exited(self, event: Exited) -> None:
         job = self.jobs.get(event.job)
         if job is None or not job.holds_gpus or job.attempt != event.attempt:
             return  # a stale or repeated report
-        exit = self._explained(job, event.exit)
+        exit = explained(job, event.exit, self._fleet)
         at = min(event.at, event.ended_at or event.at)
         if job.stop in SENT_BACK and exit.cause is not Cause.SUCCESS:
             self._preempted(job, exit, at)
@@ -295,12 +295,12 @@ class Scheduler:
         elif exit.cause is Cause.SUCCESS:
             self._end(job, JobState.SUCCEEDED, exit, at)
         elif exit.cause is Cause.GPU_OOM:
-            retry = self._recover(self._shared_with_outsiders(job, event.at), exit)
+            retry = self._retried(job, exit, event.at)
             if retry:
                 self._requeue(job, exit, retry)
             else:
                 self._end(job, JobState.OUT_OF_MEMORY, exit, at)
-        elif exit.cause is Cause.LOST and job.spec.requeue and not _lost_before(job):
+        elif exit.cause is Cause.LOST and job.spec.requeue and not lost_before(job):
             self._requeue(job, exit, job.retry)
         else:
             self._end(job, JobState.FAILED, exit, at)
@@ -344,7 +344,7 @@ class Scheduler:
                 self._put(again)
                 self._actions.append(EstimateMemory(again))
             else:
-                self._put(self._informed(again, event.at))
+                self._put(self.knowledge.informed(again, event.at))
 
     def _on_drain_requested(self, event: DrainRequested) -> None:
         if event.reason is None:
@@ -359,17 +359,9 @@ class Scheduler:
         job = self._ledger.holders.get(event.job)
         if job is None or any(len(self._ledger.residents(gpu)) > 1 for gpu in job.gpus):
             return
-        told = {step.parts: step.seconds for step in job.steps}
-        before = told.get(job.accumulation, 0.0)
-        if abs(event.seconds - before) > NEWS * before:
-            told[job.accumulation] = event.seconds
-            steps = (StepTime(parts, seconds) for parts, seconds in sorted(told.items()))
-            job = replace(job, steps=tuple(steps))
-        if event.stages and not job.spec.stages and job.accumulation == 1:
-            of_this_kind = replace(event.stages, gpu=self.gpus[job.gpus[0]].name)
-            job = replace(job, stages=_with(of_this_kind, job.stages))
-        if job is not self.jobs[job.id]:
-            self._put(job)
+        gpu = self.gpus.get(job.gpus[0])
+        if gpu and (known := told(job, event, gpu.name)) is not job:
+            self._put(known)
 
     # -- time
 
@@ -401,32 +393,12 @@ class Scheduler:
         late = now - run.until > self.settings.profiling.run_s
         evicted = run.evict and job.spec.requeue and job.profile is None and not late
         known = replace(job, profiling=None)
-        if evicted or self._profiler.watched_s(job) > 0:
-            known = self._profiled(known)
-        self._put(replace(known, prediction=self._predicted(known, now)))
+        if evicted or self.knowledge.profiler.watched_s(job) > 0:
+            known = self.knowledge.profiled(known)
+        self._put(self.knowledge.predicted(known, now))
         self._inform_others(known, now)
         if evicted:
             self._stop(self.jobs[job.id], Cause.PROFILED)
-
-    def _profiled(self, job: Job) -> Job:
-        if job.profiled:
-            return job
-        peak_mib = self._fleet.with_usage(job).usage.peak_mib
-        return replace(job, profile=self._profiler.profile(job, peak_mib))
-
-    def _seen_to_end(self, job: Job, state: JobState, usage: Usage) -> Job:
-        """With a profile from a run that was shorter than one to profile it, if that was all of
-        it; and with the peak of the whole run."""
-        seconds = self._profiler.watched_s(job)
-        enough = self.settings.profiling.run_s
-        if state is JobState.SUCCEEDED:
-            enough = min(enough, self.settings.monitor.window_s)
-        if seconds >= enough:
-            job = self._profiled(job)
-        profile = job.profile
-        if profile is None or job.accumulation > 1 or usage.peak_mib <= profile.peak_mib:
-            return job
-        return replace(job, profile=replace(profile, peak_mib=usage.peak_mib, of=None))
 
     def _inform_others(self, job: Job, now: float) -> None:
         """Those in line that are the same job need not be profiled any more."""
@@ -434,27 +406,7 @@ class Scheduler:
             return
         self.history.learn(job)
         for waiting in self._ledger.strangers(job.group):
-            self._put(self._informed(waiting, now))
-
-    def _informed(self, job: Job, now: float) -> Job:
-        """With all that earlier runs of the job have shown, and what follows for its duration."""
-        history = self.history
-        known = replace(
-            job,
-            profile=job.profile if job.profiled else history.profile(job.group) or job.profile,
-            steps=job.steps or history.steps(job.group),
-            stages=job.spec.stages or job.stages or history.stages(job.group),
-        )
-        return replace(known, prediction=self._predicted(known, now))
-
-    def _predicted(self, job: Job, now: float) -> Prediction | None:
-        """Without a prediction, its owner's word stands."""
-        if self.predictor is None:
-            return None
-        try:
-            return self.predictor.predict(job, self.history, self.models, now)
-        except Exception:  # noqa: BLE001 - foreign code
-            return None
+            self._put(self.knowledge.informed(waiting, now))
 
     def _note_untouched(self, job: Job, elapsed: float) -> None:
         """TTFK's time-out: its GPUs take jobs again, and its owner is told."""
@@ -474,36 +426,14 @@ class Scheduler:
 
     # -- endings
 
-    def _explained(self, job: Job, exit: Exit) -> Exit:
-        """For an OOM: who else was on the GPUs, as the last samples have it."""
-        if exit.cause is not Cause.GPU_OOM:
-            return exit
-        held = []
-        for gpu in job.gpus:
-            for p in self._fleet.processes(gpu):
-                if p.job != job.id and p.memory_mib:
-                    who = f"job {p.job}" if p.job else f"pid {p.pid} ({p.user or '?'})"
-                    held.append(f"{who} held {p.memory_mib} MiB")
-        return replace(exit, neighbours=tuple(held))
-
-    def _shared_with_outsiders(self, job: Job, now: float) -> Job:
-        floor = self.settings.monitor.outsider_mib
+    def _retried(self, job: Job, exit: Exit, now: float) -> Retry | None:
+        """Outsiders on its GPUs are company, too."""
+        floor, retries = self.settings.monitor.outsider_mib, self.settings.recovery.retries
         view = self.view(now)
         gpus = [view.gpu(gpu) for gpu in job.gpus if gpu in self.gpus]
-        return replace(job, shared=job.shared or any(gpu.outsider_mib > floor for gpu in gpus))
-
-    def _recover(self, job: Job, exit: Exit) -> Retry | None:
-        ooms = sum(1 for failure in job.failures if failure.cause is Cause.GPU_OOM)
-        if ooms >= self.settings.recovery.retries:
-            return None
-        try:
-            retry = self.recovery.decide(job, exit)
-        except Exception as error:  # noqa: BLE001 - foreign code
-            why = f"the recovery failed, tried next alone: it raised {error!r:.200}"
-            return Retry(why, exclusive=True)
-        if retry and len(self._fleet.usable() - set(retry.avoid)) < job.spec.gpus:
-            return replace(retry, avoid=(), exclusive=True)  # there is no elsewhere
-        return retry
+        shared = job.shared or any(gpu.outsider_mib > floor for gpu in gpus)
+        job = replace(job, shared=shared)
+        return retried(job, exit, self.recovery, retries, self._fleet.usable())
 
     def _requeue(self, job: Job, exit: Exit, retry: Retry | None) -> None:
         self._back_in_line(job, retry=retry, failures=(*job.failures, exit))
@@ -543,13 +473,13 @@ class Scheduler:
     def _end(self, job: Job, state: JobState, exit: Exit, now: float) -> None:
         """And cancel the jobs that wait for it in vain, and those that wait for these."""
         usage = self._fleet.usage.get(job.id, job.usage)
-        job = self._seen_to_end(job, state, usage)
+        job = self.knowledge.seen_to_end(job, state, usage)
         self._put(advance(job, state, exit=exit, ended_at=now, usage=usage, profiling=None))
         self._inform_others(job, now)
         ends = [(job.id, state)]
         for id, how in ends:  # it grows: a chain of jobs may be longer than our stack is deep
             for waiting in self._ledger.waiting_for(id):
-                if why := _in_vain(waiting, {id: how}):
+                if why := in_vain(waiting, {id: how}):
                     self._put(advance(waiting, JobState.CANCELLED, exit=why, ended_at=now))
                     ends.append((waiting.id, JobState.CANCELLED))
 
@@ -578,31 +508,6 @@ class Scheduler:
         if job.ended:
             self._placer.decisions.pop(job.id, None)
             self._fleet.usage.pop(job.id, None)
-            self._profiler.forget(job.id)
+            self.knowledge.profiler.forget(job.id)
             if run := past(job):
                 self.history.remember(run)
-
-
-def _sharing_profiles(jobs: Iterable[Job]) -> Iterator[Job]:
-    """Of runs of one job those that are equal are one again: a policy may know them by that."""
-    known: dict[Profile, Profile] = {}
-    for job in jobs:
-        profile = job.profile
-        yield replace(job, profile=known.setdefault(profile, profile)) if profile else job
-
-
-def _in_vain(job: Job, ended: Mapping[JobId, JobState]) -> Exit | None:
-    """What to say of a job that waits for one that ended the wrong way."""
-    culprit = never_satisfied(job, ended)
-    if culprit is None or job.holds_gpus:
-        return None
-    return Exit(Cause.DEPENDENCY, evidence=f"job {culprit} ended as {ended[culprit]}")
-
-
-def _with(new: StageTimes, known: tuple[StageTimes, ...]) -> tuple[StageTimes, ...]:
-    """One for each kind of GPU."""
-    return (*(each for each in known if each.gpu != new.gpu), new)
-
-
-def _lost_before(job: Job) -> bool:
-    return any(failure.cause is Cause.LOST for failure in job.failures)

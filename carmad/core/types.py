@@ -267,7 +267,7 @@ class ProfilingRun:
 class Prediction:
     """How long a job runs alone, from its first attempt's begin to its end."""
 
-    seconds: float
+    seconds: float  # 0: the source has never seen the job
     source: str
     parts: tuple[tuple[str, float], ...] = ()  # what each feature contributed, as the source counts
     notes: tuple[str, ...] = ()  # for people: what it rests on
@@ -325,8 +325,11 @@ class Job:
 
     @property
     def expected_s(self) -> float | None:
-        """How long it runs alone: as predicted, else in its owner's word."""
-        return self.prediction.seconds if self.prediction else self.spec.expected_s
+        """How long it runs alone: as predicted, else in its owner's word. A prediction of 0 says
+        that the predictor has not seen it: None, as where there is neither."""
+        if self.prediction is None:
+            return self.spec.expected_s
+        return self.prediction.seconds or None
 
     @property
     def need(self) -> Estimate | None:

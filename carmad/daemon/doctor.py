@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from carmad.api.gpus import gpu_state
 from carmad.api.phrases import gib
-from carmad.api.render import Scene, gpu_state
+from carmad.api.render import Scene
 from carmad.config import Settings
 from carmad.core.types import Mode
 from carmad.gpu.mps import Mps, ServerState

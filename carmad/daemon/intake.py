@@ -12,6 +12,7 @@ from starlette.concurrency import run_in_threadpool
 
 from carmad.api.outlook import outlook_out
 from carmad.api.phrases import duration, gib
+from carmad.api.render import Scene
 from carmad.api.requests import SubmitIn
 from carmad.api.responses import OutlookOut
 from carmad.api.select import parse_label
@@ -67,23 +68,18 @@ async def submit(service: Service, peer: Peer, body: SubmitIn) -> tuple[JobId, i
 
 
 async def foreseen(service: Service, id: JobId) -> OutlookOut | None:
-    """Whether a job that was just submitted will meet its deadline."""
+    """Whether a job that was just submitted will meet its deadline, as it will join the line once
+    its memory is estimated."""
     now = service.now()
-    job, scene = await service.ask(lambda core: (_joining(core, id, now), capture(core, now)))
+
+    def look(core: Scheduler) -> tuple[Job | None, Scene]:
+        job = core.jobs.get(id)
+        if job and job.state is JobState.PENDING:
+            job = core.knowledge.informed(job, now)
+        return job, capture(core, now)
+
+    job, scene = await service.ask(look)
     return outlook_out(job, scene) if job else None
-
-
-def _joining(core: Scheduler, id: JobId, now: float) -> Job | None:
-    """The job as it will join the line, once its memory is estimated."""
-    job = core.jobs.get(id)
-    if job is None or job.state is not JobState.PENDING or core.predictor is None:
-        return job
-    job = replace(job, profile=core.history.profile(job.group))
-    try:
-        predicted = core.predictor.predict(job, core.history, core.models, now)
-    except Exception:  # noqa: BLE001 - foreign code
-        return job
-    return replace(job, prediction=predicted)
 
 
 async def require_room(service: Service, peer: Peer, count: int) -> None:

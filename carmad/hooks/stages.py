@@ -98,7 +98,7 @@ class Watch:
         self._remove()
         profile.stop()
         ends = self._ends[WARM_UP : WARM_UP + TIMED + 1]
-        seconds = median(after - before for before, after in zip(ends, ends[1:]))  # noqa: B905, RUF007 - as in 3.8
+        seconds = median(after - before for before, after in zip(ends, ends[1:]))
         tell(seconds, divided(list(profile.events()), seconds))
 
     def _give_up(self, why: str) -> None:

@@ -70,7 +70,7 @@ class World:
         self._look = False  # a job that waits may be placeable by now
         self._limit = False  # a time limit has been reached
         self._wakes = 0  # asked for since something last ran or arrived
-        self._wakes_at = -math.inf  # when the last of them is
+        self._wakes_at = math.inf  # when the last of them is; the others are not heeded any more
         if workload.tasks:
             clock.call_at(workload.tasks[0].submit_s, Order.REST, self._submit, JobId(1))
 
@@ -140,13 +140,18 @@ class World:
     def _wake(self, at: float) -> None:
         """As often as a real monitor would, and not for ever: time alone must change something."""
         at = max(at, self._clock.now + self._settings.monitor.period_s)
+        if at == math.inf:
+            self._wakes_at = at
         if at == self._wakes_at:
             return
         if not self._executions:
             self._wakes += 1
         if self._wakes <= MOST_WAKES:
             self._wakes_at = at
-            self._clock.call_at(at, Order.REST, self._look_again)
+            self._clock.call_at(at, Order.REST, self._woken)
+
+    def _woken(self) -> None:
+        self._look = self._look or self._clock.now == self._wakes_at
 
     def _launch(self, job: Job) -> None:
         now, id = self._clock.now, job.id

@@ -30,7 +30,7 @@ class Recurrence:
 
 
 def unseen(source: str) -> Prediction:
-    return Prediction(0.0, source, notes=("it has not run before: taken to be short",))
+    return Prediction(0.0, source, notes=("it has not run before",))
 
 
 def mean(settings: Settings) -> Recurrence:

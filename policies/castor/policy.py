@@ -53,8 +53,10 @@ class Castor:
         aside = set_aside(view)
         if not aside.own:
             return self._places(view, view.queue)
-        new = [job for job in view.queue if aside.takes(job)]
-        known = [job for job in view.queue if not aside.takes(job)]
+        new: list[Job] = []
+        known: list[Job] = []
+        for job in view.queue:
+            (new if aside.takes(job) else known).append(job)
         profiled = tuple(self._profiles(_only(view, aside.own.__contains__), new, aside.run_s))
         main = _only(view, lambda gpu: gpu not in aside.own)
         most = len(view.node_of) - len(aside.own)

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from carmad import registry
 from carmad.api.calibration import calibrations, contexts
-from carmad.api.render import reason_out, verdicts_out
+from carmad.api.decisions import reason_out, verdicts_out
 from carmad.api.requests import SubmitIn
 from carmad.api.responses import SCHEMA, EstimateOut, EstimatesOut, EstimatorsOut
 from carmad.core.types import Estimate

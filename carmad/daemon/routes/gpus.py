@@ -8,7 +8,8 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 from starlette.responses import Response
 
-from carmad.api.render import Scene, gpu_out
+from carmad.api.gpus import gpu_out
+from carmad.api.render import Scene
 from carmad.api.requests import DrainIn
 from carmad.api.responses import SCHEMA, GpuOut, GpuResultsOut, GpusOut
 from carmad.core.messages import DrainRequested

@@ -10,8 +10,9 @@ from fastapi import APIRouter, Path, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
+from carmad.api.decisions import reason_out, verdicts_out
 from carmad.api.outlook import outlook_out
-from carmad.api.render import CODES, Scene, reason_out, verdicts_out
+from carmad.api.render import CODES, Scene
 from carmad.api.requests import MAX_TASKS, StepIn, SubmitIn
 from carmad.api.responses import (
     SCHEMA,

@@ -1,0 +1,108 @@
+"""What is known of jobs: what each has shown and told, what earlier runs of it did, and what the
+predictor makes of that. Whatever more is known of a job comes back as a new version of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from carmad.config import Settings
+from carmad.core.fleet import Fleet
+from carmad.core.history import History
+from carmad.core.messages import Stepped
+from carmad.core.ports import Predictor
+from carmad.core.profiling import Profiler
+from carmad.core.types import (
+    Job,
+    JobState,
+    Prediction,
+    Profile,
+    StageTimes,
+    StepTime,
+    Usage,
+)
+from carmad.models import Model
+
+NEWS = 0.01  # a step time that differs by more of it is worth a row
+
+
+class Knowledge:
+    def __init__(self, settings: Settings, fleet: Fleet, predictor: Predictor | None) -> None:
+        self.predictor = predictor
+        self.history = History()
+        self.models: dict[str, Model] = {}  # what was learned, by name
+        self.profiler = Profiler()
+        self._settings = settings
+        self._fleet = fleet
+
+    def informed(self, job: Job, now: float) -> Job:
+        """With all that earlier runs of the job have shown, and what follows for its duration: as
+        it joins the line."""
+        history = self.history
+        known = replace(
+            job,
+            profile=job.profile if job.profiled else history.profile(job.group) or job.profile,
+            steps=job.steps or history.steps(job.group),
+            stages=job.spec.stages or job.stages or history.stages(job.group),
+        )
+        return self.predicted(known, now)
+
+    def predicted(self, job: Job, now: float) -> Job:
+        """Without a prediction, its owner's word stands."""
+        return replace(job, prediction=self._prediction(job, now))
+
+    def _prediction(self, job: Job, now: float) -> Prediction | None:
+        if self.predictor is None:
+            return None
+        try:
+            return self.predictor.predict(job, self.history, self.models, now)
+        except Exception:  # noqa: BLE001 - foreign code
+            return None
+
+    def watched_enough(self, job: Job) -> bool:
+        return self.profiler.watched_s(job) >= self._settings.profiling.run_s
+
+    def profiled(self, job: Job) -> Job:
+        if job.profiled:
+            return job
+        peak_mib = self._fleet.with_usage(job).usage.peak_mib
+        return replace(job, profile=self.profiler.profile(job, peak_mib))
+
+    def seen_to_end(self, job: Job, state: JobState, usage: Usage) -> Job:
+        """With a profile from a run that was shorter than one to profile it, if that was all of
+        it; and with the peak of the whole run."""
+        enough = self._settings.profiling.run_s
+        if state is JobState.SUCCEEDED:
+            enough = min(enough, self._settings.monitor.window_s)
+        if self.profiler.watched_s(job) >= enough:
+            job = self.profiled(job)
+        profile = job.profile
+        if profile is None or job.accumulation > 1 or usage.peak_mib <= profile.peak_mib:
+            return job
+        return replace(job, profile=replace(profile, peak_mib=usage.peak_mib, of=None))
+
+
+def told(job: Job, event: Stepped, kind: str) -> Job:
+    """With what it says of itself on a GPU of this kind. The same job if that is no news."""
+    known = {step.parts: step.seconds for step in job.steps}
+    before = known.get(job.accumulation, 0.0)
+    if abs(event.seconds - before) > NEWS * before:
+        known[job.accumulation] = event.seconds
+        steps = (StepTime(parts, seconds) for parts, seconds in sorted(known.items()))
+        job = replace(job, steps=tuple(steps))
+    if event.stages and not job.spec.stages and job.accumulation == 1:
+        job = replace(job, stages=_with(replace(event.stages, gpu=kind), job.stages))
+    return job
+
+
+def _with(new: StageTimes, known: tuple[StageTimes, ...]) -> tuple[StageTimes, ...]:
+    """One for each kind of GPU."""
+    return (*(each for each in known if each.gpu != new.gpu), new)
+
+
+def sharing_profiles(jobs: Iterable[Job]) -> Iterator[Job]:
+    """Of runs of one job those that are equal are one again: a policy may know them by that."""
+    known: dict[Profile, Profile] = {}
+    for job in jobs:
+        profile = job.profile
+        yield replace(job, profile=known.setdefault(profile, profile)) if profile else job
