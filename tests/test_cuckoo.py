@@ -31,7 +31,7 @@ from carmad.sim.run import simulate
 from carmad.sim.task import Load, Task, Trace
 from carmad.testing import a_gpu, a_gpu_view, a_job, a_spec, a_view, check_policy
 from policies.cuckoo import cuckoo
-from policies.cuckoo.interleaving import Exclusive
+from policies.cuckoo.interleaving import Asynchronous, Exclusive
 from policies.cuckoo.members import UNHEARD_S, due_at, left_s
 from policies.cuckoo.packing import best_edges, matched, taken_apart
 from policies.cuckoo.planning import (
@@ -88,8 +88,14 @@ def view_of(gpus, queue, *residents, settings=SETTINGS, now=0.0, kinds="a" * 16,
     return a_view(views, line, settings, now)
 
 
+def in_turns(settings, **variant):
+    """Two who compute at once take turns, as in the paper's example: none of them gains by that."""
+    made = cuckoo(settings)
+    return replace(made, **{"packer": replace(made.packer, model=Asynchronous(gpu=2.0)), **variant})
+
+
 def plan(view, **variant):
-    policy = replace(cuckoo(view.settings), **variant)
+    policy = in_turns(view.settings, **variant)
     return {p.job: p for p in policy.plan(view) if isinstance(p, Placement)}
 
 
@@ -192,7 +198,8 @@ def groups_of(time_s, deadline_s, windows=2, **changes):
     time_s, deadline_s = np.array(time_s, dtype=float), np.array(deadline_s, dtype=float)
     fits = np.ones((len(time_s), windows), dtype=bool)
     submitted_at = np.arange(len(time_s), dtype=float)
-    groups = Groups(time_s, deadline_s[:, None] - time_s, fits, submitted_at, deadline_s)
+    latest_s, late_s = deadline_s[:, None] - time_s, np.zeros(len(time_s))
+    groups = Groups(time_s, latest_s, fits, submitted_at, deadline_s, late_s)
     return replace(groups, **changes)
 
 
@@ -245,6 +252,23 @@ def test_by_arrival_and_by_deadline():
 def test_between_equals_it_is_who_is_before_in_line():
     groups = groups_of([[2.0], [9.0], [4.0]], [math.inf] * 3, windows=1)
     assert [slot.order for slot in min_cost(groups, [Window(0)])] == [1, 2, 3]
+
+
+def test_a_place_goes_to_who_is_late_without_it():
+    """The second group takes longer there, but the first one is in time anyway."""
+    place = [Window(0, end_s=NEVER)]
+    groups = groups_of([[2.0], [3.0]], [9, 9], windows=1, late_s=np.array([0.0, 1.5]))
+    assert [slot and slot.order for slot in min_cost(groups, place)] == [None, 1]
+    groups = replace(groups, late_s=np.array([0.0, 0.5]))
+    assert [slot and slot.order for slot in min_cost(groups, place)] == [1, None]
+    assert [slot and slot.order for slot in first_in_first_out(groups, place)] == [1, None]
+
+
+def test_however_many_want_the_few_places_none_is_passed_over(monkeypatch):
+    monkeypatch.setattr("policies.cuckoo.planning.EXACT", 1)
+    groups = groups_of([[3.0], [2.0], [1.0]], [9, 8, 7], windows=1)
+    planned = min_cost(groups, [Window(0, end_s=NEVER)])
+    assert [slot is not None for slot in planned] == [False, False, True]
 
 
 seconds = st.integers(1, 50)
@@ -373,20 +397,36 @@ def test_a_job_joins_the_one_it_is_most_efficient_with():
     assert codes(placement.grounds)["predicted"].have == 100
 
 
-def test_close_deadlines_weigh_as_much_as_the_admin_wants():
-    """Job 9 is the better company, and job 8's deadline the closer one."""
+def test_of_two_it_joins_the_one_that_has_time_for_it():
+    """Job 8 is the better company (1.5 times as long, not 1.6), as long as it has time for that."""
     mixed = (StageTimes(5.0, 1.6, 3.4),)
-    residents = (
-        running(8, 0, stages=mixed, deadline=2000.0),
-        running(9, 1, deadline=90_000.0),
-    )
-    queue = [queued(1, stages=LOADS, deadline=2100.0)]
-    for weight, found in ((1.0, 1), (0.6, 0)):
-        settings = replace(SETTINGS, cuckoo=Knobs(weight))
-        placement = beside(*residents, queue=queue, settings=settings)[1]
+    for deadline, found in ((2000.0, 0), (1000.0, 1)):
+        residents = running(8, 0, stages=LOADS, deadline=deadline), running(9, 1)
+        placement = beside(*residents, queue=[queued(1, stages=mixed, deadline=2100.0)])[1]
         assert where({1: placement}) == {1: (found,)}
-    close = codes(placement.grounds)["close_deadlines"]
-    assert close == Reason("close_deadlines", 1.0, pytest.approx(2000 / 2100), detail="job 8")
+        close = codes(placement.grounds)["close_deadlines"]
+        assert close.have == (0.0 if found else pytest.approx(2000 / 2100))
+
+
+def test_the_one_place_is_for_who_would_be_late_without_it_else_for_the_shorter():
+    """By its turn both could begin after 1000 s; job 2 takes twice as long."""
+    for deadline, joins in ((1150.0, 2), (9000.0, 1)):
+        jobs = [queued(1, stages=LOADS), queued(2, 200.0, stages=LOADS, deadline=deadline)]
+        placements = beside(running(9, 0), queue=jobs)
+        assert where(placements) == {joins: (0,), 3 - joins: ()}
+
+
+def test_who_is_done_sooner_alone_does_not_join():
+    """The other GPU is three times as fast, and free in 200 s."""
+    stages = lambda factor: (  # noqa: E731
+        StageTimes(0.0, 10.0, 20.0, gpu="a"),
+        StageTimes(0.0, 10.0 / factor, 20.0 / factor, gpu="b"),
+    )
+    for factor, found in ((3.0, ()), (1.0, (0,))):
+        job = queued(1, 300.0, stages=stages(factor))
+        there = running(8, 0, stages=LOADS), running(9, 1, left_s=200.0, exclusive=True)
+        placement = plan(view_of(2, [job], *there, kinds="ab"))[1]
+        assert placement.gpus == tuple(a_gpu(n).id for n in found)
 
 
 def test_who_gains_nothing_waits_and_is_told_when_its_turn_is():
@@ -486,6 +526,21 @@ def test_of_a_pair_in_line_the_one_with_the_earlier_deadline_starts_and_the_othe
     assert waits.gpus == () and refused(waits) == {0: ["settling"]}
     assert codes(waits.reasons)["partner"].detail == "job 2"
     assert where(plan(view_of(1, jobs[:1], fresh, now=40.0))) == {1: (0,)}
+
+
+def test_close_deadlines_weigh_as_much_as_the_admin_wants():
+    """Job 2 is the better company for job 1, and job 3's deadline is as close as can be."""
+    mixed = (StageTimes(5.0, 1.6, 3.4),)
+    jobs = [
+        queued(1, stages=LOADS, deadline=5000.0),
+        queued(2, deadline=100_000.0),
+        queued(3, stages=mixed, deadline=5000.0),
+    ]
+    for weight, partner in ((1.0, "job 2"), (0.6, "job 3")):
+        settings = replace(SETTINGS, cuckoo=Knobs(weight))
+        placements = plan(view_of(1, jobs, settings=settings))
+        told = (*placements[1].grounds, *placements[1].reasons)
+        assert codes(told)["packed"].detail == partner
 
 
 def test_nobody_is_packed_while_there_are_gpus_for_all():
@@ -664,8 +719,8 @@ def test_muri_s_model_and_jobs_kept_in_step():
     AM: 0.9; 1; 3; 6, for the other order has both compute at once. Muri: 1; 9; 0.1.
     """
     short = (StageTimes(0.9, 0.03, 0.07),)
-    view = view_of(1, [queued(1, stages=short)], running(9, 0))
-    packer = cuckoo(SETTINGS).packer
+    view = view_of(1, [queued(1, stages=short)], running(9, 0, left_s=9000.0))
+    packer = in_turns(SETTINGS).packer
     free = codes(plan(view)[1].grounds)["packed"].have
     in_step = codes(plan(view, packer=replace(packer, in_step=True))[1].grounds)["packed"].have
     assert in_step == pytest.approx(11 / 10.9) and free > 1.5
@@ -736,11 +791,11 @@ def test_a_pair_is_seen_and_a_deadline_kept_that_fifo_misses(simulated_with):
         task("long", 2.0, 5000.0, exclusive=True),
         task("urgent", 3.0, 500.0, stages=NOTHING_LEFT, deadline_s=2000.0),
     )
-    first, loader, long, urgent = (job.attempts for job in simulated_with(cuckoo, *tasks))
+    first, loader, long, urgent = (job.attempts for job in simulated_with(in_turns, *tasks))
     assert (first[0].launched_at, loader[0].launched_at) == (0.0, 40.0)
     assert loader[0].ended_at == pytest.approx(50 + 125)
     assert first[0].ended_at == pytest.approx(10 + 1000 + 25)
     assert urgent[0].launched_at == pytest.approx(first[0].ended_at)
     assert urgent[0].ended_at < 2003 < urgent[0].ended_at + long[0].ended_at - long[0].launched_at
-    fifo = simulated_with(lambda s: replace(cuckoo(s), planner=first_in_first_out), *tasks)
+    fifo = simulated_with(lambda s: in_turns(s, planner=first_in_first_out), *tasks)
     assert fifo[3].attempts[0].ended_at > 2003

@@ -1,8 +1,8 @@
-"""All jobs in line as groups: pairs, some of them with one that runs, and single ones."""
+"""All jobs in line as groups: pairs and single ones."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from statistics import fmean
 
 from carmad.plugin import View, idle
@@ -20,22 +20,19 @@ def grouped(
     where: Site,
     packer: Packer | None,
 ) -> list[Group]:
-    """In the order of their first in line, or of the one who runs, who is the first of a pair."""
-    pairs = _pairs(view, line, running, where, packer) if packer else []
+    """In the order of their first in line. Those who run are only asked how fast GPUs are."""
+    pairs = _pairs(view, line, where, packer) if packer else []
     packed = {member.job.id for pair in pairs for member in pair.members}
     single = [member for member in line if member.job.id not in packed]
-    wanted = sum(m.job.spec.gpus for m in single) + sum(p.gpus for p in pairs if not p.running)
+    wanted = sum(m.job.spec.gpus for m in single) + sum(pair.gpus for pair in pairs)
     occupied = sum(1 for gpu in where.gpus if gpu.residents)
     spare = capacity(where, [*line, *running]) - occupied - wanted
     apart = taken_apart([p.efficiency for p in pairs], [p.gpus for p in pairs], spare)
-    single += [member for n in apart for member in pairs[n].members if not member.job.holds_gpus]
+    single += [member for n in apart for member in pairs[n].members]
     kept = [pair for n, pair in enumerate(pairs) if n not in apart]
     place = {member.job.id: n for n, member in enumerate(line)}
     alone = [Group((member,)) for member in single]
-    return sorted(
-        (*kept, *alone),
-        key=lambda group: min(place.get(m.job.id, len(place)) for m in group.members),
-    )
+    return sorted((*kept, *alone), key=lambda group: min(place[m.job.id] for m in group.members))
 
 
 def capacity(where: Site, told: Sequence[Member]) -> float:
@@ -49,21 +46,16 @@ def capacity(where: Site, told: Sequence[Member]) -> float:
     return sum(max(paces) / paces[where.kind(gpu)] for gpu in where.gpus)
 
 
-def _pairs(
-    view: View, line: Sequence[Member], running: Sequence[Member], where: Site, packer: Packer
-) -> list[Group]:
-    """Each number of GPUs for itself, and those who run with the first in line.
+def _pairs(view: View, line: Sequence[Member], where: Site, packer: Packer) -> list[Group]:
+    """Each number of GPUs for itself.
 
-    The kind that a pair in line is rated for is the best for it of those with an idle GPU, and of
-    all where none is idle (3.3.2).
+    The kind that a pair is rated for is the best for it of those with an idle GPU, and of all where
+    none is idle (3.3.2).
     """
-    if view.settings.collocation.max_jobs_per_gpu < 2:
-        return []
-    conditions = view.settings.preconditions_for("cuckoo")
     free = {where.kind(gpu) for gpu in where.gpus if idle(gpu, view.settings) is None}
-    memory = Memory(_least_mib(where), conditions)
+    memory = Memory(_least_mib(where), view.settings.preconditions_for("cuckoo"))
     by_gpus: dict[int, list[Node]] = {}
-    for node in (*_alone(view, running, where), *_waiting(view, line)):
+    for node in packable(view, line):
         by_gpus.setdefault(node.member.job.spec.gpus, []).append(node)
     open_to = free or set(range(len(where.kinds)))
     return [
@@ -74,30 +66,17 @@ def _pairs(
     ]
 
 
+def packable(view: View, line: Iterable[Member]) -> Iterator[Node]:
+    """Those in line of whom enough is known, and who may be beside others."""
+    for member in line:
+        wanted, retry = view.demand(member.job), member.job.retry
+        if not member.missing and not wanted.alone and not (retry and retry.avoid):
+            yield Node(member, wanted.mps_uid)
+
+
 def _least_mib(where: Site) -> list[int]:
     """Of the GPUs of each kind, what the smallest has."""
     return [
         min(g.gpu.memory_mib - g.outsider_mib for g in where.gpus if where.kind(g) == kind)
         for kind in range(len(where.kinds))
     ]
-
-
-def _waiting(view: View, line: Sequence[Member]) -> Iterator[Node]:
-    for member in line:
-        wanted, retry = view.demand(member.job), member.job.retry
-        if not member.missing and not wanted.alone and not (retry and retry.avoid):
-            yield Node(member, mps_uid=wanted.mps_uid)
-
-
-def _alone(view: View, running: Sequence[Member], where: Site) -> Iterator[Node]:
-    """Those that somebody may join, be it later."""
-    by_id = {gpu.id: gpu for gpu in where.gpus}
-    for member in running:
-        job, wanted = member.job, view.demand(member.job)
-        gpus = [by_id.get(gpu) for gpu in job.gpus]
-        if member.missing or wanted.alone or job.profiling or job.stop:
-            continue
-        if all(gpu and len(gpu.residents) == 1 and not gpu.gpu.is_mig for gpu in gpus):
-            there = [gpu for gpu in gpus if gpu]
-            room_mib = min(gpu.free_mib for gpu in there)
-            yield Node(member, where.kind(there[0]), room_mib, wanted.mps_uid)

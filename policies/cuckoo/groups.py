@@ -15,7 +15,7 @@ from policies.castor.pairing import ends
 from policies.cuckoo.interleaving import Model, Numbers, Phases
 from policies.cuckoo.members import Member
 from policies.cuckoo.packing import best_edges, matched
-from policies.cuckoo.value import ddl_values, eff_values, standalone, total_values
+from policies.cuckoo.value import ddl_values, eff_values, rounds, standalone, total_values
 
 Stages = tuple[StageTimes, ...]  # by kind
 
@@ -54,12 +54,15 @@ class Group:
 
 
 class Node(NamedTuple):
-    """A job that may be packed, and where it is if it runs."""
+    """A job that waits and may be packed."""
 
     member: Member
-    kind: int = -1  # of the GPUs that it is alone on; −1: it waits
-    room_mib: int = 0  # that is left there
     mps_uid: int | None = None
+
+    def margin_mib(self, conditions: Preconditions) -> int:
+        """What an admin wants to be left, or what it recovers with."""
+        retry = self.member.job.retry
+        return max(conditions.margin_mib, retry.margin_mib if retry else 0)
 
 
 class Memory(NamedTuple):
@@ -67,6 +70,14 @@ class Memory(NamedTuple):
 
     by_kind: Sequence[int]  # MiB, of the smallest
     conditions: Preconditions
+
+
+class Company(NamedTuple):
+    """What some jobs come to beside others, in tables of rows beside columns."""
+
+    efficiency: Numbers  # eff_value
+    slowed: Numbers  # an iteration of the row's, times that alone
+    slows: Numbers  # one of the column's
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +94,18 @@ class Packer:
         """Two that are packed, whatever they gain."""
         return Group((one, other), _slowed(self, one.stages, other.stages))
 
+    def rated(self, one: Member, other: Member, kind: int) -> Group:
+        """The same, with what their packing is worth on that kind."""
+        efficiency = float(self.company([one], [other], kind).efficiency[0, 0])
+        closeness = float(ddl_values(np.array(one.deadline_s), np.array(other.deadline_s)))
+        return replace(self.together(one, other), efficiency=efficiency, closeness=closeness)
+
     def pairs(self, nodes: Sequence[Node], open_to: Iterable[int], memory: Memory) -> list[Group]:
         """The matching of nodes that ask for as many GPUs as each other. `open_to` are the kinds
-        that those who wait may be packed for."""
+        that they may be packed for."""
         if len(nodes) < 2:
             return []
-        eff = self._efficiencies(nodes, tuple(open_to), memory)
+        eff = self._efficiencies(nodes, open_to, memory)
         left_s = np.array([node.member.deadline_s for node in nodes])
         ddl = ddl_values(left_s[:, None], left_s)
         table = np.where(eff > 1 + GAIN, total_values(eff, ddl, self.weight), 0.0)
@@ -102,23 +119,27 @@ class Packer:
             for low, high in found
         ]
 
+    def company(self, rows: Sequence[Member], columns: Sequence[Member], kind: int) -> Company:
+        """Runs of the same job, of which there are many, are looked at once."""
+        places: dict[StageTimes, int] = {}
+        place = [places.setdefault(m.stages[kind], len(places)) for m in (*rows, *columns)]
+        row, column = place[: len(rows)], place[len(rows) :]
+        efficiency, slowed = _each_with_each(self, tuple(places))
+        there, back = np.ix_(row, column), np.ix_(column, row)
+        return Company(efficiency[there], slowed[there], slowed[back].T)
+
     def _efficiencies(
-        self, nodes: Sequence[Node], open_to: tuple[int, ...], memory: Memory
+        self, nodes: Sequence[Node], open_to: Iterable[int], memory: Memory
     ) -> Numbers:
         """eff_values of each with each, where it is highest; 0 for those who cannot be packed."""
         best = np.zeros((len(nodes), len(nodes)))
-        for kind in range(len(memory.by_kind)):
-            allowed = _allowed(nodes, kind, kind in open_to, memory)
+        members = [node.member for node in nodes]
+        for kind in open_to:
+            allowed = _allowed(nodes, memory.by_kind[kind], memory.conditions)
             if allowed.any():
-                values = self._on_kind([node.member for node in nodes], kind)
+                values = self.company(members, members, kind).efficiency
                 np.maximum(best, np.where(allowed, values, 0.0), out=best)
         return best
-
-    def _on_kind(self, members: Sequence[Member], kind: int) -> Numbers:
-        """Runs of the same job, of which there are many, are looked at once."""
-        places: dict[StageTimes, int] = {}
-        place = [places.setdefault(m.stages[kind], len(places)) for m in members]
-        return _each_with_each(self, tuple(places))[np.ix_(place, place)]
 
     def phases(self, stages: Sequence[StageTimes]) -> Phases:
         """What they do in a round."""
@@ -137,35 +158,29 @@ _slowed = lru_cache(maxsize=4096)(Packer.slowed)  # pairs stay together for many
 
 
 @lru_cache(maxsize=16)
-def _each_with_each(packer: Packer, stages: tuple[StageTimes, ...]) -> Numbers:
-    """The same jobs stay in line from plan to plan."""
-    return eff_values(packer.model, packer.phases(stages))
+def _each_with_each(packer: Packer, stages: tuple[StageTimes, ...]) -> tuple[Numbers, Numbers]:
+    """Efficiencies, and the rows' slow-downs. The same jobs stay in line from plan to plan."""
+    jobs = packer.phases(stages)
+    round_s, alone_s = rounds(packer.model, jobs), standalone(packer.model, jobs)
+    return eff_values(alone_s, round_s), np.maximum(1.0, round_s / alone_s[:, None])
 
 
-def _allowed(nodes: Sequence[Node], kind: int, is_open: bool, memory: Memory) -> NDArray[np.bool_]:
-    """Who may be packed with whom on that kind: not two that run, not without memory for both.
-    Rows are those who join, columns whom they join."""
-    conditions, whole = memory.conditions, memory.by_kind[kind]
+def _allowed(nodes: Sequence[Node], whole_mib: int, conditions: Preconditions) -> NDArray[np.bool_]:
+    """Who may be packed with whom on GPUs of so much memory: whichever of them is the second."""
     need = np.array([node.member.need_mib for node in nodes])
-    recovering = np.array([r.margin_mib if (r := n.member.job.retry) else 0 for n in nodes])
-    margin = np.maximum(conditions.margin_mib, recovering)[:, None]
-    waits = np.array([node.kind < 0 for node in nodes])
-    here = np.array([node.kind == kind for node in nodes])
-    room = np.where(waits, whole - need, [node.room_mib for node in nodes])
+    margin = np.array([node.margin_mib(conditions) for node in nodes])[:, None]
+    room = whole_mib - need
     fits = (need[:, None] + margin <= room) & (room >= conditions.min_free_mib + margin)
-    joins = waits[:, None] & here & fits
-    both = waits[:, None] & waits & fits & fits.T & is_open
     uid = np.array([-1 if node.mps_uid is None else node.mps_uid for node in nodes])
-    allowed: NDArray[np.bool_] = (joins | joins.T | both) & (uid[:, None] == uid)
+    allowed: NDArray[np.bool_] = fits & fits.T & (uid[:, None] == uid)
     np.fill_diagonal(allowed, False)
     return allowed
 
 
 def _first_first(one: Member, other: Member) -> tuple[Member, Member]:
-    """Who runs, or else has the earlier deadline; as in line between equals."""
+    """Who has the earlier deadline; as in line between equals."""
     return (other, one) if _turn(other) < _turn(one) else (one, other)
 
 
-def _turn(member: Member) -> tuple[bool, float, float, int]:
-    job = member.job
-    return (not job.holds_gpus, member.deadline_s, job.submitted_at, job.id)
+def _turn(member: Member) -> tuple[float, float, int]:
+    return (member.deadline_s, member.job.submitted_at, member.job.id)

@@ -25,7 +25,7 @@ EXACT = 200  # groups: behind those that have to begin first, the others follow 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """When a set of GPUs of one kind is free."""
+    """When a set of GPUs of one kind is free, or a place beside one who runs there."""
 
     kind: int
     begin_s: float = 0.0  # busy sets: when those who are there are predicted to end
@@ -38,13 +38,15 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """What is to be planned, one row per group, in arrays."""
+    """What is to be planned, one row per group, in arrays. Each place beside one who runs is a kind
+    of its own."""
 
     time_s: Numbers  # (groups, kinds): how long it takes there
     latest_s: Numbers  # (groups, kinds): when it has to begin there to meet its deadlines
     fits: NDArray[np.bool_]  # (groups, windows)
     submitted_at: Numbers
     deadline_s: Numbers  # the earliest one
+    late_s: Numbers  # by how much it is late without any of these windows
 
     def of(self, some: NDArray[np.intp]) -> Groups:
         """These of them."""
@@ -54,6 +56,7 @@ class Groups:
             self.fits[some],
             self.submitted_at[some],
             self.deadline_s[some],
+            self.late_s[some],
         )
 
     def average_s(self) -> Numbers:
@@ -75,10 +78,11 @@ def min_cost(groups: Groups, windows: Sequence[Window]) -> list[Slot | None]:
 
     Of a long line it is that of the groups that have to begin first. On one kind of GPU that is
     no loss: there a cheapest order is that of `latest_s`, for what is late costs the more, the
-    later it is, and all take the average time.
+    later it is, and all take the average time. Places for one group each are few.
     """
     turns = np.argsort(groups.latest_s.max(axis=1), kind="stable")
-    first, others = turns[:EXACT], turns[EXACT:]
+    exact = EXACT if any(window.whole for window in windows) else len(turns)
+    first, others = turns[:exact], turns[exact:]
     plan: list[Slot | None] = [None] * len(turns)
     slots = first_slots(groups, windows, len(first))
     table = costs(groups.of(first), windows, slots)
@@ -93,7 +97,7 @@ def min_cost(groups: Groups, windows: Sequence[Window]) -> list[Slot | None]:
 
 
 def costs(groups: Groups, windows: Sequence[Window], slots: Sequence[Slot]) -> Numbers:
-    """Equations 13 and 14, for each group and slot.
+    """Equations 13 and 14, for each group and slot, but for what having none costs.
 
     A group is late by as much as the one of its jobs that is most: with one job, or two of the same
     deadline and duration, that is the paper's D.
@@ -105,7 +109,7 @@ def costs(groups: Groups, windows: Sequence[Window], slots: Sequence[Slot]) -> N
     complete_s = begin_s + groups.time_s[:, kind]
     late_s = np.maximum(0.0, begin_s - groups.latest_s[:, kind])
     possible = groups.fits[:, window] & (complete_s <= end_s)
-    return np.where(possible, complete_s + late_s, NEVER)
+    return np.where(possible, complete_s + late_s - groups.late_s[:, None], NEVER)
 
 
 def first_slots(groups: Groups, windows: Sequence[Window], count: int) -> list[Slot]:

@@ -38,6 +38,7 @@ from policies.builtin import in_order
 from policies.cuckoo.grouping import grouped
 from policies.cuckoo.groups import Packer
 from policies.cuckoo.interleaving import Asynchronous
+from policies.cuckoo.joining import joins
 from policies.cuckoo.members import Site, members, site
 from policies.cuckoo.planning import Planner, min_cost
 from policies.cuckoo.schedule import Schedule, Turn, first_due, schedule
@@ -131,9 +132,15 @@ class Cuckoo:
         running = [job for job in view.running if job.id in there]
         known = members([*line, *running], where, self.packer.model, view.now)
         in_line, on_gpus = known[: len(line)], known[len(line) :]
-        groups = grouped(view, in_line, on_gpus, where, self.packer if self.packs else None)
+        packs = self.packs and view.settings.collocation.max_jobs_per_gpu > 1
+        groups = grouped(view, in_line, on_gpus, where, self.packer if packs else None)
         plan = schedule(groups, on_gpus, where, self.packer, self.planner, self.conditions)
-        return plan._replace(due_at=first_due(on_gpus, where, view.now))
+        plan = plan._replace(due_at=first_due(on_gpus, where, view.now))
+        if not packs:
+            return plan
+        joining = tuple(joins(view, plan.planned, on_gpus, where, self.packer, self.planner))
+        joined = {turn.planned.group.members[1].job.id: turn.planned for turn in joining}
+        return plan._replace(turns=(*plan.turns, *joining), planned={**plan.planned, **joined})
 
     def _starting(self, turn: Turn, view: View) -> Placement:
         """The first of a group, on GPUs that nobody is on; there it is profiled if need be."""

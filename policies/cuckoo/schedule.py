@@ -23,7 +23,7 @@ from policies.cuckoo.telling import Planned
 
 
 class Turn(NamedTuple):
-    """A group whose turn is now; of a pair with one who runs, the other one's."""
+    """Of a group that begins now, or of one who joins another."""
 
     planned: Planned
     gpus: tuple[GpuView, ...]
@@ -43,13 +43,10 @@ def schedule(
     planner: Planner,
     conditions: Preconditions,
 ) -> Schedule:
-    """Of groups in line order. Pairs with one who runs have their GPUs already."""
-    joined = [group for group in groups if group.running]
-    entries = _entries(joined, running, where, packer)
-    joining = [_turn_beside(group, where) for group in joined]
-    calendar, starts = Calendar(where, entries), []
-    planned = [turn.planned for turn in joining]
-    for alike in _classes(groups):
+    """Of groups in line order."""
+    calendar = Calendar(where, list(_entries(running, where, packer)))
+    starts, planned = [], []
+    for alike in classes(groups):
         seats = calendar.seats(alike[0].gpus)
         slots: list[Slot | None] = [None] * len(alike)
         if seats:
@@ -64,7 +61,7 @@ def schedule(
                 if chosen.idle:
                     starts.append(Turn(plan, chosen.gpus))
     by_job = {member.job.id: plan for plan in planned for member in plan.group.members}
-    return Schedule((*starts, *joining), by_job)
+    return Schedule(tuple(starts), by_job)
 
 
 def first_due(running: Sequence[Member], where: Site, now: float) -> float | None:
@@ -74,45 +71,30 @@ def first_due(running: Sequence[Member], where: Site, now: float) -> float | Non
     return min(ends, default=None)
 
 
-def _turn_beside(group: Group, where: Site) -> Turn:
-    by_id = {gpu.id: gpu for gpu in where.gpus}
-    gpus = tuple(by_id[gpu] for gpu in group.members[0].job.gpus)
-    return Turn(Planned(group, ends_s=group.ends_s(where.kind(gpus[0]))), gpus)
-
-
-def _classes(groups: Sequence[Group]) -> Iterator[Sequence[Group]]:
+def classes(groups: Sequence[Group]) -> Iterator[Sequence[Group]]:
     """Groups that ask for as many GPUs, in the order of their first in line. Before those whose
     owners yield to others come all the others, and jobs that are to recover before all."""
-    classes: dict[tuple[bool, int, int], list[Group]] = {}
+    alike: dict[tuple[bool, int, int], list[Group]] = {}
     for group in groups:
-        if not group.running:
-            job = group.members[0].job
-            rank = (job.retry is None, job.spec.nice, group.gpus)
-            classes.setdefault(rank, []).append(group)
-    yield from (classes[rank] for rank in sorted(classes, key=lambda rank: rank[:2]))
+        job = group.members[0].job
+        rank = (job.retry is None, job.spec.nice, group.gpus)
+        alike.setdefault(rank, []).append(group)
+    yield from (alike[rank] for rank in sorted(alike, key=lambda rank: rank[:2]))
 
 
-def _entries(
-    joined: Sequence[Group], running: Sequence[Member], where: Site, packer: Packer
-) -> list[Entry]:
+def _entries(running: Sequence[Member], where: Site, packer: Packer) -> Iterator[Entry]:
     """When those who run are predicted to end: two as the model has it, more as if each were alone,
     for who runs beside two is not Cuckoo's doing."""
     by_id = {member.job.id: member for member in running}
-    joining = {group.members[0].job.id: group for group in joined}
-    entries = []
     for gpu in where.gpus:
         there = [by_id[job.id] for job in gpu.residents]
         kind = where.kind(gpu)
-        if len(there) == 1 and there[0].job.id in joining:
-            group = joining[there[0].job.id]
-            there, free_s = list(group.members), max(group.ends_s(kind))
-        elif len(there) == 2 and not any(member.missing for member in there):
+        if len(there) == 2 and not any(member.missing for member in there):
             free_s = max(packer.together(*there).ends_s(kind))
         else:
             free_s = max((member.left_s[kind] for member in there), default=0.0)
         free_s = max(free_s, LEAST_S) if there else 0.0
-        entries.append(Entry(gpu, free_s, tuple(member.job.id for member in there)))
-    return entries
+        yield Entry(gpu, free_s, tuple(member.job.id for member in there))
 
 
 def _table(
@@ -131,6 +113,7 @@ def _table(
         fits,
         np.array([min(member.job.submitted_at for member in group.members) for group in groups]),
         np.array([min(member.deadline_s for member in group.members) for group in groups]),
+        np.zeros(len(groups)),
     )
 
 

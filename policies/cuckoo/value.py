@@ -25,10 +25,9 @@ def rounds(model: Model, jobs: Phases) -> Numbers:
     return np.minimum(first, first.T)
 
 
-def eff_values(model: Model, jobs: Phases) -> Numbers:
+def eff_values(alone_s: Numbers, round_s: Numbers) -> Numbers:
     """Equation 1, of each with each."""
-    alone = standalone(model, jobs)
-    return (alone[:, None] + alone) / rounds(model, jobs)
+    return (alone_s[:, None] + alone_s) / round_s
 
 
 def ddl_values(one_s: Numbers, other_s: Numbers) -> Numbers:
