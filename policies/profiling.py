@@ -11,11 +11,13 @@ larger jobs are known once they have run alone for long enough.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
 
-from carmad.plugin import GpuId, GpuView, Job, View
+from carmad.plugin import GpuId, GpuView, Job, Placement, ProfilingRun, Reason, View
+from policies.grounds import expected
 
 
 class Profiler(NamedTuple):
@@ -38,6 +40,14 @@ class Profiler(NamedTuple):
         fits = spec.gpus <= self.largest and spec.requeue and spec.cold_start_s <= self.run_s
         too_large = promised is not None and promised.safe_mib > self.memory_mib
         return job.profile is None and job.retry is None and fits and not too_large
+
+
+def profiled(placement: Placement, job: Job, view: View, run_s: float, evict: bool) -> Placement:
+    """As a run to profile the job for so long, told why; with `evict` it goes back in line then."""
+    run_s += job.spec.cold_start_s
+    grounds = (*expected(job), Reason("profiled_there", run_s, unit="s"))
+    run = ProfilingRun(view.now + run_s, evict)
+    return replace(placement, profiling=run, grounds=grounds)
 
 
 def set_aside(view: View) -> Profiler:

@@ -19,7 +19,6 @@ from carmad.plugin import (
     Job,
     NodeView,
     Placement,
-    ProfilingRun,
     Proposal,
     Reason,
     Settings,
@@ -31,7 +30,8 @@ from policies.castor.interference import Predicted, shipped
 from policies.castor.neighbours import left_s, unknown
 from policies.castor.sharing import Newcomer, Room, Sharing, look, newcomer
 from policies.filters import fits_memory, unoccupied
-from policies.profiling import set_aside
+from policies.grounds import expected
+from policies.profiling import profiled, set_aside
 from policies.ranked import Ranked
 
 EXPLAINED = 4  # of the jobs that wait: the first in line are told about each GPU
@@ -57,10 +57,13 @@ class Castor:
         known: list[Job] = []
         for job in view.queue:
             (new if aside.takes(job) else known).append(job)
-        profiled = tuple(self._profiles(_only(view, aside.own.__contains__), new, aside.run_s))
+        profiler = _only(view, aside.own.__contains__)
         main = _only(view, lambda gpu: gpu not in aside.own)
         most = len(view.node_of) - len(aside.own)
-        plan = (*profiled, *self._places(main, [j for j in known if j.spec.gpus <= most]))
+        plan = (
+            *self._profiles(profiler, new, aside.run_s),
+            *self._places(main, [job for job in known if job.spec.gpus <= most]),
+        )
         # Who wants more than the other GPUs may have all, or it could never start.
         wide = [job for job in known if job.spec.gpus > most]
         if any(placement.gpus for placement in plan):
@@ -74,7 +77,7 @@ class Castor:
             placement = self.unshared.place(job, view)
             if placement.gpus:
                 free -= job.spec.gpus
-                placement = _profiled(placement, job, view, run_s, evict=True)
+                placement = profiled(placement, job, view, run_s, evict=True)
                 view = view.with_placement(job, placement.gpus, placement.profiling)
             else:
                 wait = Reason("profiling_gpus", job.spec.gpus, free, "GPUs")
@@ -117,8 +120,8 @@ class Castor:
             return None
         settings = view.settings.profiling
         if job.profile is not None or job.spec.gpus > settings.largest:
-            return replace(placement, grounds=_expected(job))
-        return _profiled(placement, job, view, settings.run_s, evict=False)
+            return replace(placement, grounds=expected(job))
+        return profiled(placement, job, view, settings.run_s, evict=False)
 
     def _beside(self, new: Newcomer, room: Room) -> Placement | None:
         """On neighbours' GPUs, and on idle ones for what is missing of them."""
@@ -131,7 +134,7 @@ class Castor:
         gpus = (*choice.gpus, *free)[: new.wanted.gpus]
         if len(gpus) < new.wanted.gpus:
             return None
-        grounds = (*_expected(job), *choice.grounds)
+        grounds = (*expected(job), *choice.grounds)
         return Placement(job.id, gpus, verdicts, accumulation=choice.accumulation, grounds=grounds)
 
     def _verdicts(self, job: Job, new: Newcomer | None, room: Room) -> tuple[Verdict, ...]:
@@ -159,20 +162,6 @@ def _only(view: View, keep: Callable[[GpuId], bool]) -> View:
         kept = tuple(gpu for gpu in node.gpus if keep(gpu.id))
         nodes.append(node if len(kept) == len(node.gpus) else NodeView(node.name, kept))
     return replace(view, nodes=tuple(nodes))
-
-
-def _profiled(placement: Placement, job: Job, view: View, run_s: float, evict: bool) -> Placement:
-    run_s += job.spec.cold_start_s
-    grounds = (*_expected(job), Reason("profiled_there", run_s, unit="s"))
-    run = ProfilingRun(view.now + run_s, evict)
-    return replace(placement, profiling=run, grounds=grounds)
-
-
-def _expected(job: Job) -> tuple[Reason, ...]:
-    if job.expected_s is None:
-        return ()
-    source = job.prediction.source if job.prediction else "declared"
-    return (Reason("predicted", have=job.expected_s, unit="s", detail=source),)
 
 
 def _obstacles(job: Job, verdicts: tuple[Verdict, ...]) -> tuple[Reason, ...]:

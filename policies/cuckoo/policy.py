@@ -26,7 +26,6 @@ from carmad.plugin import (
     JobId,
     Placement,
     Preconditions,
-    ProfilingRun,
     Proposal,
     Reason,
     Settings,
@@ -42,10 +41,10 @@ from policies.cuckoo.joining import joins
 from policies.cuckoo.members import Site, members, site
 from policies.cuckoo.planning import Planner, min_cost
 from policies.cuckoo.schedule import Schedule, Turn, first_due, schedule
-from policies.cuckoo.telling import expected, grounds, waiting
+from policies.cuckoo.telling import grounds, waiting
 from policies.filters import fits_memory, min_free, unoccupied
 from policies.memory import lacking, need_mib
-from policies.profiling import Profiler, set_aside
+from policies.profiling import Profiler, profiled, set_aside
 from policies.ranked import Ranked
 
 TURNS = 2000  # of jobs in line, in one plan: those behind have their turn when some have started
@@ -73,11 +72,15 @@ class Cuckoo:
         aside = set_aside(view)
         if not aside.own:
             return tuple(self._plan(view, view.queue, aside.own))
-        new = [job for job in view.queue if _to_profile(job, aside)]
-        known = [job for job in view.queue if not _to_profile(job, aside)]
+        new: list[Job] = []
+        known: list[Job] = []
+        for job in view.queue:
+            (new if aside.takes(job) and not job.stages else known).append(job)
         most = len(view.node_of) - len(aside.own)
-        profiled = tuple(self._profiles(view, new, aside))
-        plan = (*profiled, *self._plan(view, [j for j in known if j.spec.gpus <= most], aside.own))
+        plan = (
+            *self._profiles(view, new, aside),
+            *self._plan(view, [j for j in known if j.spec.gpus <= most], aside.own),
+        )
         # Who wants more than the other GPUs may have all, or it could never start.
         wide = [job for job in known if job.spec.gpus > most]
         if any(isinstance(proposal, Placement) and proposal.gpus for proposal in plan):
@@ -94,7 +97,8 @@ class Cuckoo:
             )
             if gpus:
                 free -= job.spec.gpus
-                placement = _profiled(job, gpus, verdicts, view, aside.run_s, evict=True)
+                placement = Placement(job.id, gpus, verdicts)
+                placement = profiled(placement, job, view, aside.run_s, evict=True)
                 view = view.with_placement(job, gpus, placement.profiling)
                 yield placement
             elif n < TOLD:
@@ -146,11 +150,11 @@ class Cuckoo:
         """The first of a group, on GPUs that nobody is on; there it is profiled if need be."""
         member, gpus = turn.planned.group.members[0], tuple(gpu.id for gpu in turn.gpus)
         job, profiling = member.job, view.settings.profiling
-        verdicts = self.unshared.place(job, view).verdicts
+        placement = Placement(job.id, gpus, self.unshared.place(job, view).verdicts)
         new = member.missing == "unprofiled" and job.profile is None
         if new and job.spec.gpus <= profiling.largest:
-            return _profiled(job, gpus, verdicts, view, profiling.run_s, evict=False)
-        return Placement(job.id, gpus, verdicts, grounds=grounds(member, turn.planned))
+            return profiled(placement, job, view, profiling.run_s, evict=False)
+        return replace(placement, grounds=grounds(member, turn.planned))
 
     def _joining(self, turn: Turn, view: View) -> Placement:
         """The second of a group whose first one runs, if its GPUs admit it by now."""
@@ -198,24 +202,6 @@ def cuckoo(settings: Settings) -> Cuckoo:
         Ranked("cuckoo", filters, in_order),
         Packer(Asynchronous(), settings.cuckoo.weight),
     )
-
-
-def _to_profile(job: Job, aside: Profiler) -> bool:
-    return aside.takes(job) and not job.stages
-
-
-def _profiled(
-    job: Job,
-    gpus: tuple[GpuId, ...],
-    verdicts: tuple[Verdict, ...],
-    view: View,
-    run_s: float,
-    evict: bool,
-) -> Placement:
-    run_s += job.spec.cold_start_s
-    run = ProfilingRun(view.now + run_s, evict)
-    reasons = (*expected(job), Reason("profiled_there", run_s, unit="s"))
-    return Placement(job.id, gpus, verdicts, profiling=run, grounds=reasons)
 
 
 def _on_one_node(gpus: Sequence[GpuId], job: Job, view: View) -> tuple[GpuId, ...]:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from carmad.plugin import Job, JobId, Reason
 from policies.cuckoo.groups import Group
 from policies.cuckoo.members import Member
+from policies.grounds import expected
 
 
 class Planned(NamedTuple):
@@ -40,13 +41,6 @@ def waiting(job: Job, planned: Planned, packs: bool) -> tuple[Reason, ...]:
         *_turn(planned),
         *_deadline(member, planned, late=True),
     )
-
-
-def expected(job: Job) -> tuple[Reason, ...]:
-    if job.expected_s is None:
-        return ()
-    source = job.prediction.source if job.prediction else "declared"
-    return (Reason("predicted", have=job.expected_s, unit="s", detail=source),)
 
 
 def _partner(member: Member, planned: Planned, packs: bool) -> Iterator[Reason]:

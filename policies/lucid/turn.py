@@ -23,6 +23,7 @@ from carmad.plugin import (
     idle,
 )
 from policies.filters import fits_memory
+from policies.grounds import expected
 from policies.lucid.binder import Binder
 from policies.lucid.room import Room, idle_but, idle_of, refusals
 from policies.profiling import Profiler
@@ -135,7 +136,7 @@ class Turn:
         *grounds: Reason,
         profiling: ProfilingRun | None = None,
     ) -> None:
-        told = [*grounds, *_predicted(job)]
+        told = [*grounds, *expected(job)]
         if profiling:
             seconds = profiling.until - self._view.now
             told.append(Reason("profiled_there", seconds, unit="s"))
@@ -176,9 +177,3 @@ class Turn:
             yield self._binder
         else:
             yield from self._binder.objections(job, gpu)
-
-
-def _predicted(job: Job) -> Iterator[Reason]:
-    if job.expected_s is not None:
-        source = job.prediction.source if job.prediction else "its owner"
-        yield Reason("predicted", have=job.expected_s, unit="s", detail=source)
