@@ -3,9 +3,10 @@ takes which GPUs when, at the least cost.
 
 The paper packs jobs and starts both at once. On CARMA's GPUs the second of them may join only when
 the first has shown its first kernel and settled. So of a pair in line the one with the earlier
-deadline starts, and every plan packs anew: those who wait with each other, and with those who run
-alone. By then that may be another one. It is also how a plan follows what really happens: a job
-that has outlived its prediction is taken to go on, and its successors are planned for later.
+deadline starts, and every plan is made anew: who waits is packed with others that wait, and a place
+beside one that runs alone goes to whom it saves most (`joining`). It is also how a plan follows
+what really happens: a job that has outlived its prediction is taken to go on, and its successors
+are planned for later.
 
 A job of which nobody can say what its iterations take is profiled: on the GPUs that
 `profiling.gpus` sets aside, from which it goes back in line; without such, or if it is too large
