@@ -183,6 +183,19 @@ def test_what_is_heavy():
     assert not extremes(Layout((Stage(2),)), LINKS, 8).heavy
 
 
+def test_the_fewest_servers_hold_slices_of_several_widths():
+    """Three and one on a server of four; and where no server holds the slices, all are full."""
+    mixed = Layout((Stage(1, 0.1, 0.2, out_mib=100.0, tensor=3), Stage(1, 0.1, 0.2, in_mib=100.0)))
+    assert mapping(mixed, (4,), LINKS, 4).iteration_s == fastest_s(mixed, LINKS, 4)
+    wide = Layout((Stage(2, 0.1, 0.2, weights_mib=400.0, tensor=8),))
+    assert mapping(wide, (4,) * 4, LINKS, 4).iteration_s == fastest_s(wide, LINKS, 4)
+
+
+def test_slices_are_packed_where_they_leave_the_least_room():
+    layout = Layout((Stage(1, tensor=3), Stage(3, tensor=2)))
+    assert mapping(layout, (4, 3, 2), LINKS, 4).whole
+
+
 def test_a_width_that_no_server_holds_is_none():
     wide = Layout((Stage(2, tensor=4),))
     assert extremes(wide, LINKS, 8).width == 4

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from carmad import registry
 from carmad.config import Collocation, Limits, Settings
 from carmad.core.decision import AskAgain, Placement, Preemption, Reason
+from carmad.core.layout import Layout, Stage
 from carmad.core.messages import Tick, Wake
 from carmad.core.types import Cause, Estimate, JobId, JobState, Mode
 from carmad.errors import CarmaError
@@ -72,6 +73,15 @@ def half_speed(monkeypatch):
 
 def spans(job):
     return [(a.launched_at, a.ready_at, a.ended_at, a.cause) for a in job.attempts]
+
+
+@pytest.mark.parametrize(
+    "stage, iteration_s", [(Stage(2, 0.1, 0.1), 0.0), (Stage(2), 0.5), (Stage(2), 0.0)]
+)
+def test_a_layout_of_which_half_is_told_slows_nobody_down(stage, iteration_s):
+    two = Cluster((Node("n0", FAST, 2),))
+    told = a_task(gpus=2, layout=Layout((stage,)), iteration_s=iteration_s)
+    assert spans(run(told, cluster=two).jobs[0]) == spans(run(a_task(gpus=2), cluster=two).jobs[0])
 
 
 def test_one_job_alone():

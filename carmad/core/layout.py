@@ -61,7 +61,7 @@ class Layout:
 
     @property
     def gpus(self) -> int:
-        return len(self.slots)
+        return sum(stage.replicas * stage.tensor for stage in self.stages)
 
 
 def iteration_s(layout: Layout, servers: Sequence[Hashable], links: Links, size: int) -> float:
@@ -107,7 +107,7 @@ def _stage_s(
             outside += 2 * mib * (1 - near)
             inside += 2 * mib * near
     outside += stage.experts_mib * (everywhere - here) / stage.tensor
-    inside += stage.experts_mib * (here / stage.tensor - 1)
+    inside += stage.experts_mib * max(0.0, here / stage.tensor - 1)  # of torn slices: none
     # The replicas here have as many times as much bandwidth as one of them: their number is in both
     # the size and the bandwidth.
     between_mib_s = stage.tensor / size * links.between_mib_s

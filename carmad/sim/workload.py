@@ -125,9 +125,9 @@ class Workload:
 
     def mapped(self, job: JobId, servers: Sequence[str]) -> float:
         """How fast it is where its GPUs are on these servers, relative to where its duration was
-        measured (A-SRPT paper, equation 7)."""
+        measured (A-SRPT paper, equation 7); as fast, if it is not told what an iteration took."""
         task = self.task(job)
-        if task.layout is None:
+        if task.layout is None or not task.iteration_s:
             return 1.0
         numbers: dict[str, int] = {}
         on = tuple(numbers.setdefault(server, len(numbers)) for server in servers)
@@ -135,7 +135,8 @@ class Workload:
         if question not in self._iterations:
             taken_s = iteration_s(task.layout, on, self._links, self._server_gpus)
             self._iterations[question] = taken_s
-        return task.iteration_s / self._iterations[question]
+        taken_s = self._iterations[question]
+        return task.iteration_s / taken_s if taken_s else 1.0
 
     def _error(self, job: JobId, what: str, sigma: float) -> float:
         """A log-normal factor."""

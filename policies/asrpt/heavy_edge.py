@@ -86,9 +86,12 @@ def mapping(layout: Layout, room: tuple[int, ...], links: Links, size: int) -> M
 
 def _best(layout: Layout, links: Links, size: int) -> Mapping:
     """A server is full when no more slices fit that belong together."""
-    usable = max(size // _width(layout) * _width(layout), 1)
-    full, rest = divmod(layout.gpus, usable)
-    return mapping(layout, (usable,) * full + (rest,) * (rest > 0), links, size)
+    usable = size // _width(layout) * _width(layout) or size
+    room, left = [], layout.gpus
+    while left:
+        room.append(left if left <= size else usable)
+        left -= room[-1]
+    return mapping(layout, tuple(room), links, size)
 
 
 def _width(layout: Layout) -> int:
@@ -112,14 +115,15 @@ def _mapped(layout: Layout, room: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _packed(graph: Graph, room: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The widest replicas first, each on the first server that holds it, whoever it talks to: for
+    """The widest replicas first, each where it leaves the least room, whoever it talks to: for
     when the heaviest edges lead to where a replica no longer fits. None: nor does it here."""
     left = list(room)
     mapped = [0] * len(graph.slices)
     for replica in sorted(set(graph.slices), key=lambda slots: (-len(slots), slots.start)):
-        server = next((at for at, gpus in enumerate(left) if gpus >= len(replica)), None)
-        if server is None:
+        fitting = [at for at, gpus in enumerate(left) if gpus >= len(replica)]
+        if not fitting:
             return None
+        server = min(fitting, key=left.__getitem__)
         left[server] -= len(replica)
         for slot in replica:
             mapped[slot] = server
