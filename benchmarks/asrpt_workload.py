@@ -10,9 +10,10 @@ after cleaning, which is not at hand. What is made instead:
   exponent is such that 65 % of the jobs are of a group of five or more, as PAI's; nothing else is
   printed of PAI's sizes. Runs of a group are anywhere in the two months.
 - **Durations** in a group: 69.3 % of Philly's jobs passed, the others were killed or failed (Philly
-  paper, ATC '19, table 6). Runs that pass take what their group takes, but for a log-normal factor
-  of σ = SPREAD, the 8 % that GPUs of one kind differ by ("Not All GPUs Are Created Equal", SC '22);
-  how much runs differ beyond that is printed nowhere, so `asrpt_prediction` varies it. Runs that do
+  paper, ATC '19, section 4: 30.7 %). Runs that pass take what their group takes, but for a
+  log-normal factor of σ = SPREAD: GPUs of one kind differ by 8 % on average ("Not All GPUs Are
+  Created Equal", SC '22; which is not said to be a σ). How much runs differ beyond that, and how
+  many of PAI's passed, is printed nowhere, so `asrpt_prediction` varies both. Runs that do
   not pass end at some moment before. No duration is drawn, so that all remain Philly's: jobs are
   put in the order of their duration times such a factor, the shorter ones more likely not to have
   passed; those that did are cut into groups, the others are dealt to groups of longer ones.
@@ -146,7 +147,11 @@ def load(trace: Trace, gpus: int = SERVERS * SIZE) -> float:
 
 @cache
 def whole(
-    seed: int = 0, single_gpu: float | None = None, jobs: int = JOBS, spread: float = SPREAD
+    seed: int = 0,
+    single_gpu: float | None = None,
+    jobs: int = JOBS,
+    spread: float = SPREAD,
+    passed: float = PASSED,
 ) -> Jobs:
     """The two months."""
     random = np.random.default_rng(seed)
@@ -161,7 +166,7 @@ def whole(
     clusters: list[int] = []
     for k, (c, demand) in enumerate(kinds.T):
         members = np.flatnonzero(kind.reshape(-1) == k)
-        found = _grouped(duration_s[members], spread, random)
+        found = _grouped(duration_s[members], spread, passed, random)
         groups[members] = found + len(demands)
         count = int(found.max()) + 1
         demands += [int(demand)] * count
@@ -184,13 +189,13 @@ def _philly(jobs: int) -> tuple[Array, Array, Array, Array]:
     return at_s, duration_s, gpus, clusters
 
 
-def _grouped(duration_s: Array, spread: float, random: Any) -> Array:
+def _grouped(duration_s: Array, spread: float, passed: float, random: Any) -> Array:
     """The group of each of these jobs, which are alike but for their duration."""
     count = len(duration_s)
     slots = np.repeat(np.arange(count), _sizes(count, random))[:count]  # runs of group after group
     noisy = np.log(np.maximum(1.0, duration_s)) + random.normal(0, spread, count)
     order = np.argsort(noisy)
-    cut_short = random.random(count) < 2 * (1 - PASSED) * (1 - np.arange(count) / count)
+    cut_short = random.random(count) < 2 * (1 - passed) * (1 - np.arange(count) / count)
     places = random.permutation(count)
     for_passed = np.sort(places[cut_short.sum() :])
     for_others = np.sort(places[: cut_short.sum()])

@@ -56,7 +56,9 @@ def test_the_page_sets_ours_beside_the_papers():
         Case("VGG19", (4, 8, 4), 100.0, 100.0, 1.0, 70.0),
         Case("GPT-175B", (8, 8), 10.0, 10.0, 0.5, 50.0),
     ]
-    text = page(cases, {"date": "today"})
+    others = [Case("VGG19, all layouts", (1, 1), 12.0, 10.0, 0.1, 5.0)]
+    text = page(cases, others, {"date": "today"})
+    assert "20.0 %" in text
     assert "| VGG19: longer by" in text
     assert "-1.2 points" in text, "5 % where the paper has 6.2 %"
     assert "1 of 2" in text
