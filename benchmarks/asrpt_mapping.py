@@ -226,8 +226,8 @@ def page(cases: Sequence[Case], others: Sequence[Case], facts: Mapping[str, str]
             "",
             *(f"- {name}: {value}" for name, value in facts.items()),
             f"- {CASES} cases a model, {FEW} a layout where all are tried: {GPUS} GPUs on servers "
-            f"that have one to {SIZE} free (drawn), 10 Gb/s between servers, 300 GB/s within; HiGHS "
-            "through SciPy",
+            f"that have one to {SIZE} free (drawn), 10 Gb/s between servers, 300 GB/s within; "
+            "HiGHS through SciPy",
             "",
             "## Paper and ours",
             "",
