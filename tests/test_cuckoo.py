@@ -333,6 +333,22 @@ def test_passes_are_scaled_as_other_jobs_have_it_and_nothing_else_is():
     assert speeds.on((lone,), "c") == replace(lone, gpu="c"), "nobody knows: as fast"
 
 
+def test_one_owner_s_slip_moves_nobody_else_s_plan():
+    """Job 1 says that on kind b it computes for ever, or never; job 2 is known on kind a alone."""
+    known_on_a = (StageTimes(0.0, 1.0, 1.0, gpu="a"),)
+    for slip in (StageTimes(1.0, 0.0, 0.0, gpu="b"), StageTimes(0.0, 0.0, 3e8, gpu="b")):
+        jobs = [queued(1, stages=(*known_on_a, slip)), queued(2, stages=known_on_a)]
+        for kinds in ("ab", "ba"):
+            placements = where(plan(view_of(2, jobs, kinds=kinds), packs=False))
+            assert sorted(placements.values()) == [(0,), (1,)]
+    told = [queued(n, stages=(*known_on_a, StageTimes(0, n, n, gpu="b"))) for n in (2, 3, 50)]
+    assert Speeds.told(told).ratios["a", "b"] == 3.0
+
+
+def test_an_iteration_of_next_to_no_time_is_not_known():
+    assert known(queued(1, stages=(StageTimes(1e-320, 0.0, 0.0),)), "a") == ()
+
+
 def test_stages_from_utilisation():
     profile = Profile(200.0, 9_000, (Indicator("gpu_utilization", 0.6, 0.01),))
     job = queued(1, stages=(), profile=profile, steps=(StepTime(2, 9.0), StepTime(1, 5.0)))
@@ -543,6 +559,33 @@ def test_close_deadlines_weigh_as_much_as_the_admin_wants():
         assert codes(told)["packed"].detail == partner
 
 
+def test_of_a_pair_the_one_that_does_not_yield_starts():
+    loader = queued(2, nice=5, deadline=10.0, stages=LOADS)
+    assert where(plan(view_of(1, [queued(1), loader]))) == {1: (0,), 2: ()}
+    again = queued(1, retry=Retry("oom"))
+    assert where(plan(view_of(1, [again, queued(2, deadline=10.0, stages=LOADS)])))[1] == (0,)
+
+
+def test_jobs_that_can_never_start_do_not_keep_others_packed():
+    large = [queued(n, estimate=Estimate(60_000, "x", firm=True)) for n in (5, 6)]
+    placements = plan(view_of(2, [queued(1), queued(2, stages=LOADS), *large]))
+    assert where(placements) == {1: (0,), 2: (1,), 5: (), 6: ()}
+
+
+def test_a_pair_takes_a_gpu_that_holds_one_of_them():
+    """The other one may join elsewhere. Four jobs of 10 GB, and GPUs of 40 and 16 GB."""
+    cards = {f"gpu{n}": {"gpu": a_gpu(n, mib)} for n, mib in enumerate((40_960, 16_384))}
+    jobs = [queued(n, stages=LOADS if n % 2 else COMPUTES) for n in range(1, 5)]
+    placements = where(plan(view_of(2, jobs, **cards)))
+    assert sorted(filter(None, placements.values())) == [(0,), (1,)]
+
+
+def test_nobody_is_packed_where_nobody_can_join():
+    mig = {"gpu0": {"gpu": a_gpu(0, parent="card")}}
+    placements = plan(view_of(1, [queued(1), queued(2, stages=LOADS)], **mig))
+    assert "no_partner" in codes(placements[2].reasons)
+
+
 def test_nobody_is_packed_while_there_are_gpus_for_all():
     jobs = [queued(1), queued(2, stages=LOADS)]
     assert where(plan(view_of(2, jobs))) == {1: (0,), 2: (1,)}
@@ -648,6 +691,14 @@ def test_a_user_s_own_word_on_memory_counts_and_a_guess_does_not_on_an_empty_gpu
         assert where(plan(view_of(1, [job]))) == {1: found}
 
 
+def test_of_several_gpus_each_must_suit():
+    again = queued(1, wants=2, retry=Retry("oom", avoid=(a_gpu(0).id,)))
+    assert where(plan(view_of(3, [again]))) == {1: (1, 2)}
+    large = queued(1, wants=2, estimate=Estimate(30_000, "x", firm=True))
+    small = {f"gpu{n}": {"gpu": a_gpu(n, 24_000, name="a")} for n in (0, 1)}
+    assert where(plan(view_of(4, [large], kinds="aabc", **small))) == {1: (2, 3)}
+
+
 def test_gpus_of_one_kind_on_one_node_if_there_are_any():
     assert where(plan(view_of(3, [queued(1, wants=2)], kinds="abb"))) == {1: (1, 2)}
     assert where(plan(view_of(2, [queued(1, wants=2)], kinds="ab"))) == {1: (0, 1)}
@@ -690,6 +741,10 @@ def test_gpus_set_aside_are_for_profiling_and_nothing_else():
     assert placements[3].reasons == (Reason("profiling_gpus", 1, 0, "GPUs"),)
     wide = view_of(2, [queued(1, wants=2)], settings=aside)
     assert where(plan(wide)) == {1: (0, 1)}, "or it could never start"
+    drained = view_of(3, [queued(1, wants=2)], settings=aside, gpu0={"drained": "x"})
+    assert where(plan(drained)) == {1: (1, 2)}
+    behind = view_of(3, [queued(1, wants=3), queued(2)], running(9, 0), settings=aside)
+    assert where(plan(behind)) == {1: (), 2: (1,)}, "done before job 9, and then job 1 has all"
 
 
 # -- what is said, and how much
@@ -708,6 +763,9 @@ def test_a_line_of_thousands_is_not_gone_through_to_its_end(monkeypatch):
     jobs = [queued(n, exclusive=True) for n in range(1, 5)]
     placements = plan(view_of(3, jobs))
     assert where(placements) == {1: (0,), 2: (1,), 3: (), 4: ()}
+    never = [queued(n, wants=8) for n in range(5, 8)]
+    placements = plan(view_of(3, [*never, *jobs]))
+    assert placements[1].gpus and placements[2].gpus, "who can never start is no turn"
 
 
 # -- variants that the benchmark compares
@@ -780,6 +838,14 @@ def task(name, submit_s, duration_s, **changes):
     return Task(
         name=name, submit_s=submit_s, duration_s=duration_s, load=load, **{**known, **changes}
     )
+
+
+def test_joining_jobs_do_not_keep_off_whose_turn_is_next(simulated_with):
+    """One of 40 that come one after the other could always join, and never let the GPU go."""
+    stream = [task(f"{n}", 500.0 * n, 1000.0, stages=(LOADS, COMPUTES)[n % 2]) for n in range(40)]
+    alone = task("alone", 10.0, 1000.0, exclusive=True, deadline_s=5000.0)
+    [_, alone, *_] = simulated_with(in_turns, stream[0], alone, *stream[1:])
+    assert alone.attempts[0].launched_at == pytest.approx(1010.0)
 
 
 def test_a_pair_is_seen_and_a_deadline_kept_that_fifo_misses(simulated_with):

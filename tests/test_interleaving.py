@@ -125,7 +125,7 @@ def test_without_interference_it_is_no_longer_than_one_after_the_other(group):
 @given(st.lists(jobs, min_size=1, max_size=8), st.sampled_from([AM, Exclusive()]))
 def test_a_table_of_many_says_what_one_pair_does(group, model):
     phases = Phases.of(group)
-    table = rounds(model, phases)
+    table = rounds(model, phases, phases)
     for i, first in enumerate(group):
         assert standalone(model, phases)[i] == lasts(model, first)
         for j, other in enumerate(group):
@@ -135,6 +135,6 @@ def test_a_table_of_many_says_what_one_pair_does(group, model):
 
 def test_eff_value_of_the_working_example():
     both = Phases.of([RESNET, BERT])
-    eff = eff_values(standalone(AM, both), rounds(AM, both))
+    eff = eff_values(standalone(AM, both), standalone(AM, both), rounds(AM, both, both))
     assert eff[0, 1] == eff[1, 0] == pytest.approx((145 + 445) / 543)
     assert np.allclose(np.diag(eff), [290 / lasts(AM, RESNET, RESNET), 890 / lasts(AM, BERT, BERT)])

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from carmad.plugin import GpuView, JobId
+from carmad.plugin import GpuId, GpuView, JobId
 from policies.cuckoo.members import Site
 from policies.cuckoo.planning import Window
+
+Alike = Callable[[GpuView], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,22 +40,18 @@ class Seats(NamedTuple):
     def idle(self) -> bool:
         return self.window.begin_s <= 0
 
-    @property
-    def memory_mib(self) -> int:
-        """Of the smallest, but for what is not ours to give."""
-        return min(gpu.gpu.memory_mib - gpu.outsider_mib for gpu in self.gpus)
-
 
 class Calendar:
     def __init__(self, where: Site, entries: Sequence[Entry]) -> None:
         self._where = where
         self._entries = {entry.gpu.id: entry for entry in entries}
 
-    def seats(self, count: int) -> list[Seats]:
-        """Sets of so many GPUs: of one kind on one node, else of one kind, else any. Those that are
-        free at about the same time go together."""
+    def seats(self, count: int, barred: Set[GpuId]) -> list[Seats]:
+        """Sets of so many GPUs, without the barred ones: of one kind on one node, else of one kind,
+        else any. Those that are free at about the same time go together."""
+        entries = [entry for id, entry in self._entries.items() if id not in barred]
         for alike in (_node_and_kind, _kind, _any):
-            found = [*self._whole(count, alike), *self._lent(count, alike)]
+            found = [*self._whole(entries, count, alike), *self._lent(entries, count, alike)]
             if found:
                 return found
         return []
@@ -68,16 +66,15 @@ class Calendar:
             lent_s = begin_s if entry.idle else entry.lent_s
             self._entries[gpu.id] = Entry(gpu, begin_s + length_s, jobs, lent_s)
 
-    def _whole(self, count: int, alike: Callable[[GpuView], object]) -> Iterator[Seats]:
-        entries = [entry for entry in self._entries.values() if _suits(entry.gpu, count)]
+    def _whole(self, entries: Sequence[Entry], count: int, alike: Alike) -> Iterator[Seats]:
         for chosen in _in_sets(entries, count, alike, lambda entry: (entry.free_s, entry.after)):
             begin_s = max(entry.free_s for entry in chosen)
             after = dict.fromkeys(job for e in chosen if e.free_s == begin_s for job in e.after)
             yield self._seats(chosen, max(0.0, begin_s), math.inf, tuple(after))
 
-    def _lent(self, count: int, alike: Callable[[GpuView], object]) -> Iterator[Seats]:
-        entries = [e for e in self._entries.values() if e.lent_s > 0 and _suits(e.gpu, count)]
-        for chosen in _in_sets(entries, count, alike, lambda entry: (-entry.lent_s, ())):
+    def _lent(self, entries: Sequence[Entry], count: int, alike: Alike) -> Iterator[Seats]:
+        idle = [entry for entry in entries if entry.lent_s > 0]
+        for chosen in _in_sets(idle, count, alike, lambda entry: (-entry.lent_s, ())):
             yield self._seats(chosen, 0.0, min(entry.lent_s for entry in chosen), ())
 
     def _seats(
@@ -90,7 +87,7 @@ class Calendar:
 def _in_sets(
     entries: Sequence[Entry],
     count: int,
-    alike: Callable[[GpuView], object],
+    alike: Alike,
     turn: Callable[[Entry], tuple[float, tuple[JobId, ...]]],
 ) -> Iterator[Sequence[Entry]]:
     by_kind: dict[object, list[Entry]] = {}
@@ -100,11 +97,6 @@ def _in_sets(
         each.sort(key=lambda entry: (turn(entry), entry.gpu.gpu.island))
         for at in range(0, len(each) - count + 1, count):
             yield each[at : at + count]
-
-
-def _suits(gpu: GpuView, count: int) -> bool:
-    """A process sees one MIG instance."""
-    return count == 1 or not gpu.gpu.is_mig
 
 
 def _node_and_kind(gpu: GpuView) -> object:

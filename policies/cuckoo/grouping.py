@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from statistics import fmean
+from statistics import median
 
 from carmad.plugin import View, idle
-from policies.cuckoo.groups import Group, Memory, Node, Packer
-from policies.cuckoo.members import Member, Site
+from policies.cuckoo.groups import ANYONE, Group, Memory, Node, Packer
+from policies.cuckoo.members import Member, Site, memory_mib
 from policies.cuckoo.packing import taken_apart
 
 TOGETHER = 500  # jobs are matched by so many, in line order: those with close deadlines
@@ -36,11 +36,11 @@ def grouped(
 
 
 def capacity(where: Site, told: Sequence[Member]) -> float:
-    """In GPUs of the slowest kind (3.3.4): how often faster the others are, as the mean of jobs
+    """In GPUs of the slowest kind (3.3.4): how often faster the others are, as the median of jobs
     whose stages are known has it."""
     known = {member.stages: member.alone for member in told if member.stages}
     paces = [
-        fmean(alone[kind] / alone[0] for alone in known.values()) if known else 1.0
+        median(alone[kind] / alone[0] for alone in known.values()) if known else 1.0
         for kind in range(len(where.kinds))
     ]
     return sum(max(paces) / paces[where.kind(gpu)] for gpu in where.gpus)
@@ -52,12 +52,13 @@ def _pairs(view: View, line: Sequence[Member], where: Site, packer: Packer) -> l
     The kind that a pair is rated for is the best for it of those with an idle GPU, and of all where
     none is idle (3.3.2).
     """
-    free = {where.kind(gpu) for gpu in where.gpus if idle(gpu, view.settings) is None}
+    shared = [gpu for gpu in where.gpus if not gpu.gpu.is_mig]
+    free = {where.kind(gpu) for gpu in shared if idle(gpu, view.settings) is None}
     memory = Memory(_least_mib(where), view.settings.preconditions_for("cuckoo"))
     by_gpus: dict[int, list[Node]] = {}
     for node in packable(view, line):
         by_gpus.setdefault(node.member.job.spec.gpus, []).append(node)
-    open_to = free or set(range(len(where.kinds)))
+    open_to = free or {where.kind(gpu) for gpu in shared}
     return [
         pair
         for nodes in by_gpus.values()
@@ -71,12 +72,12 @@ def packable(view: View, line: Iterable[Member]) -> Iterator[Node]:
     for member in line:
         wanted, retry = view.demand(member.job), member.job.retry
         if not member.missing and not wanted.alone and not (retry and retry.avoid):
-            yield Node(member, wanted.mps_uid)
+            yield Node(member, ANYONE if wanted.mps_uid is None else wanted.mps_uid)
 
 
 def _least_mib(where: Site) -> list[int]:
     """Of the GPUs of each kind, what the smallest has."""
     return [
-        min(g.gpu.memory_mib - g.outsider_mib for g in where.gpus if where.kind(g) == kind)
+        min(memory_mib(gpu) for gpu in where.gpus if where.kind(gpu) == kind)
         for kind in range(len(where.kinds))
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -18,16 +18,19 @@ from policies.cuckoo.packing import best_edges, matched
 from policies.cuckoo.value import ddl_values, eff_values, rounds, standalone, total_values
 
 Stages = tuple[StageTimes, ...]  # by kind
+Slowed = tuple[tuple[float, float], ...]  # a pair's iterations, times those alone, by kind
 
+ANYONE = -1  # instead of a user: without MPS all share with all
 GAIN = 1e-6  # by how much an eff_value has to be above 1: less is rounding
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One job, or two. Of two in line the first one starts first: its deadline is the earlier."""
+    """One job, or two. Of two in line the first one starts first: it is before the other there, by
+    its deadline mostly."""
 
     members: tuple[Member, ...]
-    slowed: tuple[tuple[float, ...], ...] = ()  # a pair's iterations, times those alone, by kind
+    slowed: Slowed = ()  # of a pair
     efficiency: float = 1.0  # eff_value
     closeness: float = 1.0  # ddl_value
 
@@ -44,8 +47,7 @@ class Group:
         lefts = tuple(member.left_s[kind] for member in self.members)
         if not self.slowed:
             return lefts
-        one, other = self.slowed[kind]
-        return ends(lefts[0], lefts[1], (one, other), 0.0)
+        return ends(lefts[0], lefts[1], self.slowed[kind], 0.0)
 
     def latest_s(self, kind: int) -> float:
         """When they have to begin, so that each is done by its deadline."""
@@ -57,7 +59,7 @@ class Node(NamedTuple):
     """A job that waits and may be packed."""
 
     member: Member
-    mps_uid: int | None = None
+    uid: int = ANYONE  # under MPS, whose server it is a client of
 
     def margin_mib(self, conditions: Preconditions) -> int:
         """What an admin wants to be left, or what it recovers with."""
@@ -94,12 +96,6 @@ class Packer:
         """Two that are packed, whatever they gain."""
         return Group((one, other), _slowed(self, one.stages, other.stages))
 
-    def rated(self, one: Member, other: Member, kind: int) -> Group:
-        """The same, with what their packing is worth on that kind."""
-        efficiency = float(self.company([one], [other], kind).efficiency[0, 0])
-        closeness = float(ddl_values(np.array(one.deadline_s), np.array(other.deadline_s)))
-        return replace(self.together(one, other), efficiency=efficiency, closeness=closeness)
-
     def pairs(self, nodes: Sequence[Node], open_to: Iterable[int], memory: Memory) -> list[Group]:
         """The matching of nodes that ask for as many GPUs as each other. `open_to` are the kinds
         that they may be packed for."""
@@ -110,23 +106,19 @@ class Packer:
         ddl = ddl_values(left_s[:, None], left_s)
         table = np.where(eff > 1 + GAIN, total_values(eff, ddl, self.weight), 0.0)
         found = matched(best_edges(table))
+        pairs = [_first_first(nodes[low].member, nodes[high].member) for low, high in found]
+        slowed = self.slowed([one.stages for one, _ in pairs], [two.stages for _, two in pairs])
         return [
-            replace(
-                self.together(*_first_first(nodes[low].member, nodes[high].member)),
-                efficiency=float(eff[low, high]),
-                closeness=float(ddl[low, high]),
-            )
-            for low, high in found
+            Group(pair, each, float(eff[low, high]), float(ddl[low, high]))
+            for (low, high), pair, each in zip(found, pairs, slowed, strict=True)
         ]
 
     def company(self, rows: Sequence[Member], columns: Sequence[Member], kind: int) -> Company:
         """Runs of the same job, of which there are many, are looked at once."""
-        places: dict[StageTimes, int] = {}
-        place = [places.setdefault(m.stages[kind], len(places)) for m in (*rows, *columns)]
-        row, column = place[: len(rows)], place[len(rows) :]
-        efficiency, slowed = _each_with_each(self, tuple(places))
-        there, back = np.ix_(row, column), np.ix_(column, row)
-        return Company(efficiency[there], slowed[there], slowed[back].T)
+        row, one = _distinct(rows, kind)
+        column, other = _distinct(columns, kind)
+        there = np.ix_(row, column)
+        return Company(*(table[there] for table in _each_with_each(self, one, other)))
 
     def _efficiencies(
         self, nodes: Sequence[Node], open_to: Iterable[int], memory: Memory
@@ -146,41 +138,69 @@ class Packer:
         phases = Phases.of(stages)
         return phases if self.in_step else phases.slower(1 / standalone(self.model, phases))
 
-    def slowed(self, one: Stages, other: Stages) -> tuple[tuple[float, ...], ...]:
-        """By how much longer an iteration of either takes, by kind."""
-        a, b = self.phases(one), self.phases(other)
+    def slowed(self, ones: Sequence[Stages], others: Sequence[Stages]) -> list[Slowed]:
+        """By how much longer an iteration of either takes, of each pair."""
+        if not ones:
+            return []
+        a, b = (self.phases([on for each in jobs for on in each]) for jobs in (ones, others))
         round_s = np.minimum(self.model.iteration_s((a, b)), self.model.iteration_s((b, a)))
-        each = (np.maximum(1.0, round_s / standalone(self.model, phases)) for phases in (a, b))
-        return tuple(zip(*(ratio.tolist() for ratio in each), strict=True))
+        one, other = (
+            np.maximum(1.0, round_s / standalone(self.model, jobs)).reshape(len(ones), -1).tolist()
+            for jobs in (a, b)
+        )
+        return [tuple(zip(*both, strict=True)) for both in zip(one, other, strict=True)]
 
 
-_slowed = lru_cache(maxsize=4096)(Packer.slowed)  # pairs stay together for many plans
+@lru_cache(maxsize=4096)
+def _slowed(packer: Packer, one: Stages, other: Stages) -> Slowed:
+    """Pairs stay together for many plans."""
+    return packer.slowed([one], [other])[0]
 
 
-@lru_cache(maxsize=16)
-def _each_with_each(packer: Packer, stages: tuple[StageTimes, ...]) -> tuple[Numbers, Numbers]:
-    """Efficiencies, and the rows' slow-downs. The same jobs stay in line from plan to plan."""
-    jobs = packer.phases(stages)
-    round_s, alone_s = rounds(packer.model, jobs), standalone(packer.model, jobs)
-    return eff_values(alone_s, round_s), np.maximum(1.0, round_s / alone_s[:, None])
+@lru_cache(maxsize=64)
+def _each_with_each(packer: Packer, rows: Stages, columns: Stages) -> Company:
+    """The same jobs stay in line from plan to plan."""
+    one = packer.phases(rows)
+    other = one if columns == rows else packer.phases(columns)
+    round_s = rounds(packer.model, one, other)
+    one_s, other_s = standalone(packer.model, one), standalone(packer.model, other)
+    return Company(
+        eff_values(one_s, other_s, round_s),
+        np.maximum(1.0, round_s / one_s[:, None]),
+        np.maximum(1.0, round_s / other_s),
+    )
+
+
+def _distinct(members: Sequence[Member], kind: int) -> tuple[list[int], Stages]:
+    """Which of the stages that there are on that kind are each one's, and these."""
+    places: dict[StageTimes, int] = {}
+    place = [places.setdefault(member.stages[kind], len(places)) for member in members]
+    return place, tuple(places)
 
 
 def _allowed(nodes: Sequence[Node], whole_mib: int, conditions: Preconditions) -> NDArray[np.bool_]:
     """Who may be packed with whom on GPUs of so much memory: whichever of them is the second."""
-    need = np.array([node.member.need_mib for node in nodes])
-    margin = np.array([node.margin_mib(conditions) for node in nodes])[:, None]
-    room = whole_mib - need
-    fits = (need[:, None] + margin <= room) & (room >= conditions.min_free_mib + margin)
-    uid = np.array([-1 if node.mps_uid is None else node.mps_uid for node in nodes])
+    room = np.array([whole_mib - node.member.need_mib for node in nodes])
+    uid = np.array([node.uid for node in nodes])
+    fits = admitted(nodes, room, conditions)
     allowed: NDArray[np.bool_] = fits & fits.T & (uid[:, None] == uid)
     np.fill_diagonal(allowed, False)
     return allowed
 
 
+def admitted(
+    nodes: Sequence[Node], room_mib: NDArray[np.int_], conditions: Preconditions
+) -> NDArray[np.bool_]:
+    """Whether each of them may join where there is so much room: rows, columns."""
+    need = np.array([node.member.need_mib + node.margin_mib(conditions) for node in nodes])
+    return (need[:, None] <= room_mib) & (room_mib >= conditions.min_free_mib)
+
+
 def _first_first(one: Member, other: Member) -> tuple[Member, Member]:
-    """Who has the earlier deadline; as in line between equals."""
+    """Who is before the other in line, by deadline among equals."""
     return (other, one) if _turn(other) < _turn(one) else (one, other)
 
 
-def _turn(member: Member) -> tuple[float, float, int]:
-    return (member.deadline_s, member.job.submitted_at, member.job.id)
+def _turn(member: Member) -> tuple[bool, int, float, float, int]:
+    job = member.job
+    return (job.retry is None, job.spec.nice, member.deadline_s, job.submitted_at, job.id)

@@ -4,25 +4,31 @@ On CARMA's GPUs a job may join another at any time, so a place beside one that r
 the plan like any other. It costs what equations 13 and 14 say of both: when the one that joins
 ends, by how much later than alone the other does, and by how much more either misses its deadline.
 Who does not get one keeps its turn, which costs its lateness: when it ends then does not count, as
-all move up by as much whoever leaves the line, if all take the average time (3.3.3).
+all move up by as much whoever leaves the line, if all take the average time (3.3.3). Whose turn is
+next on the GPUs is not to be put off by that: only who is before it in line may make them busy for
+longer than planned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from carmad.plugin import JobId, Preconditions, View
+from carmad.plugin import GpuId, JobId, Preconditions, View
 from policies.cuckoo.grouping import packable
-from policies.cuckoo.groups import GAIN, Company, Group, Node, Packer
+from policies.cuckoo.groups import ANYONE, GAIN, Company, Group, Node, Packer, admitted
 from policies.cuckoo.interleaving import Numbers
 from policies.cuckoo.members import Member, Site
 from policies.cuckoo.planning import NEVER, Groups, Planner, Window
 from policies.cuckoo.schedule import Turn, classes
 from policies.cuckoo.telling import Planned
+from policies.cuckoo.value import ddl_values
 
 
 class Place(NamedTuple):
@@ -31,7 +37,10 @@ class Place(NamedTuple):
     member: Member
     kind: int
     room_mib: int
-    mps_uid: int | None
+    uid: int
+    # Whose turn is next there (`Planned.rank`), and when: who is behind it must be done by then.
+    rank: float = math.inf
+    until_s: float = math.inf
 
 
 class Cost(NamedTuple):
@@ -40,6 +49,14 @@ class Cost(NamedTuple):
     complete_s: Numbers
     late_s: Numbers
     possible: NDArray[np.bool_]
+    efficiency: Numbers
+
+
+class Row(NamedTuple):
+    """Who may join, and its turn if it does not."""
+
+    node: Node
+    planned: Planned
 
 
 def joins(
@@ -54,18 +71,30 @@ def joins(
     Both are to gain: their efficiency is above 1, and waiting costs more."""
     by_id = {gpu.id: gpu for gpu in where.gpus}
     conditions = view.settings.preconditions_for("cuckoo")
-    free = list(_places(view, running, where))
-    nodes = {node.member.job.id: node for node in packable(view, _waiting(planned))}
-    for alike in classes([Group((node.member,)) for node in nodes.values()]):
+    free = list(_kept(_places(view, running, where), planned))
+    rows = {
+        node.member.job.id: Row(node, planned[node.member.job.id])
+        for node in packable(view, _waiting(planned))
+    }
+    for alike in classes([Group((row.node.member,)) for row in rows.values()], where):
         there = [place for place in free if place.member.job.spec.gpus == alike[0].gpus]
-        rows = [nodes[group.members[0].job.id] for group in alike]
-        table = _table(rows, there, planned, packer, conditions)
+        if not there:
+            continue
+        asking = [rows[group.members[0].job.id] for group in alike]
+        table, efficiency = _table(asking, there, packer, conditions)
         windows = [Window(n, end_s=NEVER) for n in range(len(there))]
-        for node, slot in zip(rows, planner(table, windows) if there else (), strict=False):
+        for n, slot in enumerate(planner(table, windows)):
             if slot:
-                place = there[slot.window]
+                place, joins = there[slot.window], asking[n].node.member
                 free.remove(place)
-                group = packer.rated(place.member, node.member, place.kind)
+                closeness = ddl_values(
+                    np.array(place.member.deadline_s), np.array(joins.deadline_s)
+                )
+                group = replace(
+                    packer.together(place.member, joins),
+                    efficiency=float(efficiency[n, slot.window]),
+                    closeness=float(closeness),
+                )
                 gpus = tuple(by_id[gpu] for gpu in place.member.job.gpus)
                 yield Turn(Planned(group, ends_s=group.ends_s(place.kind)), gpus)
 
@@ -89,49 +118,75 @@ def _places(view: View, running: Sequence[Member], where: Site) -> Iterator[Plac
         if all(gpu and len(gpu.residents) == 1 and not gpu.gpu.is_mig for gpu in gpus):
             there = [gpu for gpu in gpus if gpu]
             room_mib = min(gpu.free_mib for gpu in there)
-            yield Place(member, where.kind(there[0]), room_mib, wanted.mps_uid)
+            uid = ANYONE if wanted.mps_uid is None else wanted.mps_uid
+            yield Place(member, where.kind(there[0]), room_mib, uid)
+
+
+def _kept(places: Iterable[Place], planned: Mapping[JobId, Planned]) -> Iterator[Place]:
+    """With whose turn it is there afterwards, so that joining jobs do not keep it off for ever."""
+    following: dict[GpuId, Planned] = {}
+    for plan in planned.values():
+        if plan.order == 1 and plan.begin_s > 0:
+            for gpu in plan.gpus:
+                if gpu not in following or plan.rank < following[gpu].rank:
+                    following[gpu] = plan
+    for place in places:
+        plans = [following[gpu] for gpu in place.member.job.gpus if gpu in following]
+        if plans:
+            following_one = min(plans, key=attrgetter("rank"))
+            place = place._replace(rank=following_one.rank, until_s=following_one.begin_s)
+        yield place
 
 
 def _table(
-    nodes: Sequence[Node],
-    places: Sequence[Place],
-    planned: Mapping[JobId, Planned],
-    packer: Packer,
-    conditions: Preconditions,
-) -> Groups:
-    shape = len(nodes), len(places)
-    complete_s, late_s, fits = np.zeros(shape), np.zeros(shape), np.zeros(shape, dtype=bool)
-    ends_s = np.array([planned[n.member.job.id].end_s(n.member) for n in nodes])
-    deadline_s = np.array([node.member.deadline_s for node in nodes])
+    rows: Sequence[Row], places: Sequence[Place], packer: Packer, conditions: Preconditions
+) -> tuple[Groups, Numbers]:
+    """Each place as a kind of its own, and the eff_values."""
+    shape = len(rows), len(places)
+    complete_s, late_s, efficiency = (np.zeros(shape) for _ in range(3))
+    fits = np.zeros(shape, dtype=bool)
+    members = [row.node.member for row in rows]
+    deadline_s = np.array([member.deadline_s for member in members])
+    ends_s = [row.planned.end_s(row.node.member) for row in rows]
     kept_s = np.minimum(ends_s, NEVER)  # who has no turn in the plan waits for ever
     later_s = _late_s(kept_s, deadline_s)
     for kind in {place.kind for place in places}:
         columns = [n for n, place in enumerate(places) if place.kind == kind]
-        cost = _costs(nodes, [places[n] for n in columns], kind, packer, conditions)
+        cost = _costs(rows, [places[n] for n in columns], kind, packer, conditions)
         sooner = cost.complete_s + cost.late_s < (kept_s + later_s)[:, None]
         complete_s[:, columns], late_s[:, columns] = cost.complete_s, cost.late_s
-        fits[:, columns] = cost.possible & sooner
-    submitted_at = np.array([node.member.job.submitted_at for node in nodes])
-    return Groups(complete_s, -late_s, fits, submitted_at, deadline_s, later_s)
+        fits[:, columns], efficiency[:, columns] = cost.possible & sooner, cost.efficiency
+    submitted_at = np.array([member.job.submitted_at for member in members])
+    table = Groups(complete_s, -late_s, fits, submitted_at, deadline_s, later_s)
+    return table, efficiency
 
 
 def _costs(
-    nodes: Sequence[Node],
+    rows: Sequence[Row],
     places: Sequence[Place],
     kind: int,
     packer: Packer,
     conditions: Preconditions,
 ) -> Cost:
+    nodes = [row.node for row in rows]
     joining, there = [node.member for node in nodes], [place.member for place in places]
     company = packer.company(joining, there, kind)
-    possible = _allowed(nodes, places, conditions) & (company.efficiency > 1 + GAIN)
     alone_s = np.array([member.left_s[kind] for member in there])
     ends_s, their_ends_s = _ends_s(joining, alone_s, kind, company)
     deadline_s = np.array([member.deadline_s for member in joining])[:, None]
     theirs_s = np.array([member.deadline_s for member in there])
     delayed_s = their_ends_s - alone_s
     more_late_s = _late_s(their_ends_s, theirs_s) - _late_s(alone_s, theirs_s)
-    return Cost(ends_s + delayed_s, _late_s(ends_s, deadline_s) + more_late_s, possible)
+    before = np.array([row.planned.rank for row in rows])[:, None] <= [p.rank for p in places]
+    in_time = np.maximum(ends_s, their_ends_s) <= [place.until_s for place in places]
+    uid = np.array([node.uid for node in nodes])[:, None] == [place.uid for place in places]
+    room = admitted(nodes, np.array([place.room_mib for place in places]), conditions)
+    return Cost(
+        ends_s + delayed_s,
+        _late_s(ends_s, deadline_s) + more_late_s,
+        room & uid & (before | in_time) & (company.efficiency > 1 + GAIN),
+        company.efficiency,
+    )
 
 
 def _ends_s(
@@ -148,17 +203,3 @@ def _ends_s(
 
 def _late_s(ends_s: Numbers, deadline_s: Numbers) -> Numbers:
     return np.maximum(0.0, ends_s - deadline_s)
-
-
-def _allowed(
-    nodes: Sequence[Node], places: Sequence[Place], conditions: Preconditions
-) -> NDArray[np.bool_]:
-    """Where there is memory for it and what is to be left, under the same MPS server."""
-    need = np.array([node.member.need_mib for node in nodes])[:, None]
-    margin = np.array([node.margin_mib(conditions) for node in nodes])[:, None]
-    room = np.array([place.room_mib for place in places])
-    uid = np.array([-1 if node.mps_uid is None else node.mps_uid for node in nodes])[:, None]
-    theirs = np.array([-1 if place.mps_uid is None else place.mps_uid for place in places])
-    fits = (need + margin <= room) & (room >= conditions.min_free_mib + margin)
-    allowed: NDArray[np.bool_] = fits & (uid == theirs)
-    return allowed

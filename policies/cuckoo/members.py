@@ -6,13 +6,14 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from carmad.plugin import GpuView, Job, Settings, StageTimes, View, idle
+from carmad.plugin import GpuId, GpuView, Job, Settings, StageTimes, View, idle
 from policies.castor.neighbours import OVERRUN
 from policies.cuckoo.interleaving import Model, Phases
 from policies.cuckoo.stages import Speeds, known
 from policies.cuckoo.value import standalone
 from policies.memory import need_mib
 
+NOTHING: frozenset[GpuId] = frozenset()
 UNHEARD_S = 3600.0  # what a job takes where nobody knows how long any takes
 LEAST_S = 1.0  # what one that runs takes, and has left, also if it was told to stop
 
@@ -22,6 +23,26 @@ class Site(NamedTuple):
 
     gpus: tuple[GpuView, ...]
     kinds: tuple[str, ...]  # in the order in which they first appear
+    least_mib: int  # of the smallest GPU
+    whole: bool  # none of them is a MIG instance
+
+    def barred(self, job: Job) -> frozenset[GpuId]:
+        """The GPUs that it cannot have even when they are empty: by its owner's word on memory (a
+        guess keeps nobody off an empty GPU), after a failure there, or as a process sees one MIG
+        instance."""
+        need_mib = job.estimate.safe_mib if job.estimate and job.estimate.firm else 0
+        avoid, several = job.retry.avoid if job.retry else (), job.spec.gpus > 1
+        if not avoid and need_mib <= self.least_mib and (self.whole or not several):
+            return NOTHING
+        return frozenset(
+            gpu.id
+            for gpu in self.gpus
+            if gpu.id in avoid or need_mib > memory_mib(gpu) or (several and gpu.gpu.is_mig)
+        )
+
+    def holds(self, job: Job) -> bool:
+        """Whether it can ever start there."""
+        return job.spec.gpus <= len(self.gpus) - len(self.barred(job))
 
     def kind(self, gpu: GpuView) -> int:
         """As one of `kinds`. With a single one, all are taken for that."""
@@ -32,7 +53,14 @@ def site(view: View, aside: frozenset[str], heterogeneous: bool) -> Site:
     """Those that jobs may be given some time, but for the ones set aside."""
     gpus = tuple(gpu for gpu in view.gpus if gpu.id not in aside and usable(gpu, view.settings))
     kinds = tuple(dict.fromkeys(gpu.gpu.name for gpu in gpus))
-    return Site(gpus, kinds if heterogeneous else kinds[:1])
+    least_mib = min(map(memory_mib, gpus), default=0)
+    whole = not any(gpu.gpu.is_mig for gpu in gpus)
+    return Site(gpus, kinds if heterogeneous else kinds[:1], least_mib, whole)
+
+
+def memory_mib(gpu: GpuView) -> int:
+    """All that is ours to give."""
+    return gpu.gpu.memory_mib - gpu.outsider_mib
 
 
 def usable(gpu: GpuView, settings: Settings) -> bool:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from carmad.plugin import (
     AskAgain,
@@ -39,7 +40,7 @@ from policies.cuckoo.grouping import grouped
 from policies.cuckoo.groups import Packer
 from policies.cuckoo.interleaving import Asynchronous
 from policies.cuckoo.joining import joins
-from policies.cuckoo.members import Site, members, site
+from policies.cuckoo.members import NOTHING, Site, members, site
 from policies.cuckoo.planning import Planner, min_cost
 from policies.cuckoo.schedule import Schedule, Turn, first_due, schedule
 from policies.cuckoo.telling import grounds, waiting
@@ -77,16 +78,11 @@ class Cuckoo:
         known: list[Job] = []
         for job in view.queue:
             (new if aside.takes(job) and not job.stages else known).append(job)
-        most = len(view.node_of) - len(aside.own)
-        plan = (
-            *self._profiles(view, new, aside),
-            *self._plan(view, [j for j in known if j.spec.gpus <= most], aside.own),
-        )
-        # Who wants more than the other GPUs may have all, or it could never start.
-        wide = [job for job in known if job.spec.gpus > most]
-        if any(isinstance(proposal, Placement) and proposal.gpus for proposal in plan):
-            return plan
-        return (*plan, *self._plan(view, wide, frozenset()))
+        # None are, while one is first in line who could not start on the others.
+        with_them, without = (site(view, gpus, self.heterogeneous) for gpus in (NOTHING, aside.own))
+        if known and with_them.holds(known[0]) and not without.holds(known[0]):
+            return tuple(self._plan(view, view.queue, NOTHING))
+        return (*self._profiles(view, new, aside), *self._plan(view, known, aside.own))
 
     def _profiles(self, view: View, jobs: Sequence[Job], aside: Profiler) -> Iterator[Placement]:
         """On the GPUs set aside for it: each that fits, in the order of the line."""
@@ -113,7 +109,7 @@ class Cuckoo:
         if not jobs:
             return
         where = site(view, closed, self.heterogeneous)
-        plan = self._schedule(view, jobs[:TURNS], where)
+        plan = self._schedule(view, jobs, where)
         left, refused = {job.id: job for job in jobs}, {}
         for turn in plan.turns:
             joins = turn.planned.group.running
@@ -130,22 +126,25 @@ class Cuckoo:
                 yield AskAgain(plan.due_at)
 
     def _schedule(self, view: View, jobs: Sequence[Job], where: Site) -> Schedule:
-        line = [job for job in jobs if job.spec.gpus <= len(where.gpus)]
+        line = list(islice(filter(where.holds, jobs), TURNS))
         if not line:
             return Schedule()
         there = {job.id for gpu in where.gpus for job in gpu.residents}
         running = [job for job in view.running if job.id in there]
         known = members([*line, *running], where, self.packer.model, view.now)
         in_line, on_gpus = known[: len(line)], known[len(line) :]
-        packs = self.packs and view.settings.collocation.max_jobs_per_gpu > 1
+        packs = self._packs(view)
         groups = grouped(view, in_line, on_gpus, where, self.packer if packs else None)
-        plan = schedule(groups, on_gpus, where, self.packer, self.planner, self.conditions)
+        plan = schedule(groups, on_gpus, where, self.packer, self.planner)
         plan = plan._replace(due_at=first_due(on_gpus, where, view.now))
         if not packs:
             return plan
         joining = tuple(joins(view, plan.planned, on_gpus, where, self.packer, self.planner))
         joined = {turn.planned.group.members[1].job.id: turn.planned for turn in joining}
         return plan._replace(turns=(*plan.turns, *joining), planned={**plan.planned, **joined})
+
+    def _packs(self, view: View) -> bool:
+        return self.packs and view.settings.collocation.max_jobs_per_gpu > 1
 
     def _starting(self, turn: Turn, view: View) -> Placement:
         """The first of a group, on GPUs that nobody is on; there it is profiled if need be."""
@@ -183,7 +182,7 @@ class Cuckoo:
     ) -> Iterator[Placement]:
         for n, job in enumerate(jobs[:TOLD]):
             planned = plan.planned.get(job.id)
-            reasons = waiting(job, planned, self.packs) if planned else ()
+            reasons = waiting(job, planned, self._packs(view)) if planned else ()
             if job.id in refused:
                 yield replace(refused[job.id], reasons=reasons)
                 continue

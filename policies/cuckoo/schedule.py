@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from carmad.plugin import GpuView, JobId, Preconditions
+from carmad.plugin import GpuId, GpuView, JobId
 from policies.cuckoo.calendar import Calendar, Entry, Seats
 from policies.cuckoo.groups import Group, Packer
-from policies.cuckoo.members import LEAST_S, Member, Site, due_at
+from policies.cuckoo.members import LEAST_S, NOTHING, Member, Site, due_at
 from policies.cuckoo.planning import Groups, Planner, Slot
 from policies.cuckoo.telling import Planned
 
@@ -41,18 +41,19 @@ def schedule(
     where: Site,
     packer: Packer,
     planner: Planner,
-    conditions: Preconditions,
 ) -> Schedule:
     """Of groups in line order."""
     calendar = Calendar(where, list(_entries(running, where, packer)))
-    starts, planned = [], []
-    for alike in classes(groups):
-        seats = calendar.seats(alike[0].gpus)
+    starts: list[Turn] = []
+    planned: list[Planned] = []
+    for alike in classes(groups, where):
+        barred = where.barred(alike[0].members[0].job) if alike[0].gpus > 1 else NOTHING
+        seats = calendar.seats(alike[0].gpus, barred)
         slots: list[Slot | None] = [None] * len(alike)
         if seats:
-            slots = planner(_table(alike, seats, where, conditions), [s.window for s in seats])
+            slots = planner(_table(alike, seats, where), [each.window for each in seats])
         for group, slot in zip(alike, slots, strict=True):
-            plan = _plan(group, slot, seats)
+            plan = _plan(group, slot, seats, rank=len(planned))
             planned.append(plan)
             if slot and slot.order == 1:
                 chosen = seats[slot.window]
@@ -71,13 +72,15 @@ def first_due(running: Sequence[Member], where: Site, now: float) -> float | Non
     return min(ends, default=None)
 
 
-def classes(groups: Sequence[Group]) -> Iterator[Sequence[Group]]:
-    """Groups that ask for as many GPUs, in the order of their first in line. Before those whose
-    owners yield to others come all the others, and jobs that are to recover before all."""
-    alike: dict[tuple[bool, int, int], list[Group]] = {}
+def classes(groups: Sequence[Group], where: Site) -> Iterator[Sequence[Group]]:
+    """Groups that ask for as many GPUs, of several out of the same ones, in the order of their
+    first in line. Before those whose owners yield to others come all the others, and jobs that are
+    to recover before all."""
+    alike: dict[tuple[bool, int, int, frozenset[GpuId]], list[Group]] = {}
     for group in groups:
         job = group.members[0].job
-        rank = (job.retry is None, job.spec.nice, group.gpus)
+        barred = where.barred(job) if group.gpus > 1 else NOTHING
+        rank = (job.retry is None, job.spec.nice, group.gpus, barred)
         alike.setdefault(rank, []).append(group)
     yield from (alike[rank] for rank in sorted(alike, key=lambda rank: rank[:2]))
 
@@ -97,16 +100,13 @@ def _entries(running: Sequence[Member], where: Site, packer: Packer) -> Iterator
         yield Entry(gpu, free_s, tuple(member.job.id for member in there))
 
 
-def _table(
-    groups: Sequence[Group], seats: Sequence[Seats], where: Site, conditions: Preconditions
-) -> Groups:
+def _table(groups: Sequence[Group], seats: Sequence[Seats], where: Site) -> Groups:
+    """What the second of a pair needs is seen to when it joins."""
     kinds = range(len(where.kinds))
-    need = np.array([_need_mib(group, conditions) for group in groups])
-    fits = need[:, None] <= np.array([each.memory_mib for each in seats])
+    fits = np.ones((len(groups), len(seats)), dtype=bool)
     for n, group in enumerate(groups):
-        retry = group.members[0].job.retry
-        if retry and retry.avoid:
-            fits[n] &= [not any(gpu.id in retry.avoid for gpu in each.gpus) for each in seats]
+        if barred := where.barred(group.members[0].job):
+            fits[n] = [barred.isdisjoint(gpu.id for gpu in each.gpus) for each in seats]
     return Groups(
         np.array([[max(group.ends_s(kind)) for kind in kinds] for group in groups]),
         np.array([[group.latest_s(kind) for kind in kinds] for group in groups]),
@@ -117,17 +117,10 @@ def _table(
     )
 
 
-def _need_mib(group: Group, conditions: Preconditions) -> int:
-    """Of one job alone only its owner's word counts: a guess keeps nobody off an empty GPU."""
-    if len(group.members) > 1:  # what they recover with was seen to when they were packed
-        return sum(member.need_mib for member in group.members) + conditions.margin_mib
-    estimate = group.members[0].job.estimate
-    return estimate.safe_mib if estimate and estimate.firm else 0
-
-
-def _plan(group: Group, slot: Slot | None, seats: Sequence[Seats]) -> Planned:
+def _plan(group: Group, slot: Slot | None, seats: Sequence[Seats], rank: int) -> Planned:
     if slot is None:
-        return Planned(group)
+        return Planned(group, rank)
     chosen = seats[slot.window]
     ends_s = tuple(slot.begin_s + end_s for end_s in group.ends_s(chosen.window.kind))
-    return Planned(group, slot.begin_s, ends_s, slot.order, chosen.after)
+    gpus = tuple(gpu.id for gpu in chosen.gpus)
+    return Planned(group, rank, slot.begin_s, ends_s, gpus, slot.order, chosen.after)

@@ -5,22 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from statistics import fmean
+from statistics import median
 
 from carmad.plugin import Job, Profile, StageTimes
 
 FORWARD = 1 / 3  # of what computing takes; the backward pass is two matrix products for its one
+SHORTEST_S = 1e-6  # an iteration: whoever says less is mistaken
+FASTER = 100.0  # times: kinds that are said to differ by more do not tell of others
 ASSUMED_S = 1.0  # of a step, where nobody knows: between two such jobs only ratios matter
 
 
 def known(job: Job, measured_on: str) -> tuple[StageTimes, ...]:
     """What is known of it, by kind; nothing for a job that was neither told nor profiled, or whose
-    iterations are said to take no time.
+    iterations are said to take next to no time.
 
     A profile does not say where it was taken: `measured_on` stands for that.
     """
     if job.stages:
-        return job.stages if all(map(_total_s, job.stages)) else ()
+        return job.stages if min(map(_total_s, job.stages)) >= SHORTEST_S else ()
     step_s = min((step.seconds for step in job.steps if step.parts == 1), default=ASSUMED_S)
     derived = _derived(job.profile, step_s or ASSUMED_S) if job.profile else None
     return (replace(derived, gpu=measured_on),) if derived else ()
@@ -46,8 +48,9 @@ def _derived(profile: Profile, step_s: float) -> StageTimes | None:
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """How much longer the passes take on one kind of GPU than on another: the mean over the jobs
-    that were told on both. Kinds that no job connects are taken to be as fast as each other."""
+    """How much longer the passes take on one kind of GPU than on another: the median over the jobs
+    that were told on both, as one owner's slip must not move all others' plans. Kinds that no job
+    connects are taken to be as fast as each other."""
 
     ratios: Mapping[tuple[str, str], float]  # from a kind to another
 
@@ -58,9 +61,9 @@ class Speeds:
             computing = [(each.gpu, each.forward_s + each.backward_s) for each in stages]
             for one, there_s in computing:
                 for other, here_s in computing:
-                    if one != other and there_s > 0:
+                    if one != other and 0 < there_s <= FASTER * here_s <= FASTER**2 * there_s:
                         seen.setdefault((one, other), []).append(here_s / there_s)
-        return cls({kinds: fmean(sorted(ratios)) for kinds, ratios in seen.items()})
+        return cls({kinds: median(ratios) for kinds, ratios in seen.items()})
 
     def on(self, stages: tuple[StageTimes, ...], kind: str) -> StageTimes:
         """As told of the kind, or of any; else of the first kind told, its passes scaled: neither

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from carmad.plugin import Job, JobId, Reason
+from carmad.plugin import GpuId, Job, JobId, Reason
 from policies.cuckoo.groups import Group
 from policies.cuckoo.members import Member
 from policies.grounds import expected
@@ -16,8 +16,10 @@ class Planned(NamedTuple):
     """What a plan has for a group. Times are seconds from now."""
 
     group: Group
+    rank: int = 0  # 0: nobody was before it in line
     begin_s: float = 0.0
     ends_s: tuple[float, ...] = ()  # of each of its jobs; none: it has no GPUs in the plan
+    gpus: tuple[GpuId, ...] = ()
     order: int = 1  # on these GPUs
     after: tuple[JobId, ...] = ()  # who uses them until then
 

@@ -14,20 +14,23 @@ def standalone(model: Model, jobs: Phases) -> Numbers:
     return model.iteration_s((jobs,))
 
 
-def rounds(model: Model, jobs: Phases) -> Numbers:
-    """How long a round takes of each with each, in the better of their two orders."""
-    count = len(jobs.load)
-    first = np.empty((count, count))
-    rows = max(1, AT_ONCE // max(1, count))
-    for at in range(0, count, rows):
-        block = slice(at, at + rows)
-        first[block] = model.iteration_s((jobs.at((block, None)), jobs.at((None, slice(None)))))
-    return np.minimum(first, first.T)
+def rounds(model: Model, rows: Phases, columns: Phases) -> Numbers:
+    """How long a round takes of each row with each column, in the better of their two orders."""
+    round_s = np.empty((len(rows.load), len(columns.load)))
+    at_once = max(1, AT_ONCE // max(1, len(columns.load)))
+    other = columns.at((None, slice(None)))
+    for at in range(0, len(rows.load), at_once):
+        block = slice(at, at + at_once)
+        one = rows.at((block, None))
+        round_s[block] = model.iteration_s((one, other))
+        if rows is not columns:
+            np.minimum(round_s[block], model.iteration_s((other, one)), out=round_s[block])
+    return np.minimum(round_s, round_s.T) if rows is columns else round_s
 
 
-def eff_values(alone_s: Numbers, round_s: Numbers) -> Numbers:
-    """Equation 1, of each with each."""
-    return (alone_s[:, None] + alone_s) / round_s
+def eff_values(row_s: Numbers, column_s: Numbers, round_s: Numbers) -> Numbers:
+    """Equation 1, of each row with each column."""
+    return (row_s[:, None] + column_s) / round_s
 
 
 def ddl_values(one_s: Numbers, other_s: Numbers) -> Numbers:
