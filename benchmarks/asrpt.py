@@ -3,7 +3,8 @@
 The paper's figures 6 to 9: total completion time by number of jobs, share of jobs of a single GPU,
 network and prediction; what A-SRPT's reserve and its patience come to; and what scheduling costs.
 `benchmarks.asrpt_workload` says which jobs, and why. Reads ../shared/data, writes
-results/asrpt.{json,md}. Nothing was tuned to the paper's results.
+results/asrpt.{json,md}, takes some 15 minutes on two cores. Nothing was tuned to the paper's
+results.
 """
 
 from __future__ import annotations

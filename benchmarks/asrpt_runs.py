@@ -38,7 +38,7 @@ ALL = 75_000  # jobs, on the whole cluster
 # fifth of the servers, and for fewer days.
 PART = 5
 LARGEST = 128  # GPUs of a job, on the whole cluster; on a part, as large a share of it
-SIZES = (10_000, 20_000, 30_000, 40_000)
+SIZES = (10_000, 20_000, 40_000)
 MIDDLE = 20_000  # jobs, where it is not their number that varies
 SHARES = (0.8, 0.4, 0.0)  # of jobs of a single GPU
 NICS = (1.0, 10.0, 50.0)  # Gb/s
@@ -77,7 +77,7 @@ LEARNERS: Mapping[str, forest.Learner] = {
     "mean": forest.means,
 }
 PERFECT = "perfect"
-ON_ALL = (PAPER, UNHELD, "WCS-duration")  # policies on the whole cluster
+ON_ALL = (PAPER, DEFAULT)  # policies on the whole cluster
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,6 +147,11 @@ def test_after_a_restart_it_is_made_of_those_in_line():
     assert left(machine) == {1: 70.0}
 
 
+def settled(machine, now):
+    """With what is left at `now`; it is worked out as from then on the speed differs."""
+    return machine.followed(machine.queue, now, machine.speed + 1)
+
+
 STORIES = st.lists(  # arrival, work, whether it leaves, after how long
     st.tuples(st.integers(0, 30), st.integers(1, 12), st.booleans(), st.integers(0, 20)),
     min_size=1,
@@ -185,12 +190,12 @@ def test_it_is_what_stepping_from_zero_comes_to(story, looks, until):
         queue = tuple(jobs[id] for id in there if now < ends[id])
         if len(queue) < len(there):  # they were served until now
             before = tuple(jobs[id] for id in there if story[id - 1][0] < now)
-            machine = machine.followed(before, now, 1.0).settled(now)
+            machine = settled(machine.followed(before, now, 1.0), now)
         machine = machine.followed(queue, now, 1.0)
     work, ended = by_steps(story, until)
-    settled = machine.settled(until)
-    assert left(settled) == work
-    assert done(settled) == ended
+    machine = settled(machine, until)
+    assert left(machine) == work
+    assert done(machine) == ended
 
 
 # -- the line
@@ -251,15 +256,26 @@ def test_of_thousands_of_gpus_nobody_is_told_one_by_one():
     assert told[1][1].gpus and why(told[1][2]) == ["few_idle"]
 
 
-def test_who_started_meanwhile_has_been_served_until_then():
-    """The first is served for 10 s, starts, and the second is served from then on."""
+def test_only_idle_gpus_serve_who_may_start_early():
+    """The second GPU is kept for the pair, which is served by it until a single one comes; that one
+    takes it, and from then on nobody is served."""
+    pair, single = queued(1, 100.0, 2), queued(2, 190.0)
+    first = view_of(2, (pair,), running(9, 0))
+    assert where(plan(first)) == {1: ()}
+    second = view_of(2, (pair, single), running(9, 0), now=20.0, memory=remembered(first))
+    assert where(plan(second)) == {1: (), 2: ()}, "180 GPU-seconds are left of the pair"
+    shorter = queued(2, 170.0)
+    second = view_of(2, (pair, shorter), running(9, 0), now=20.0, memory=remembered(first))
+    assert where(plan(second)) == {2: (1,), 1: ()}
+    memory = remembered(second)
+    third = view_of(2, (pair,), running(9, 0), running(2, 1), now=90.0, memory=memory)
+    assert left(settled(remembered(third).machine, 90.0)) == {1: 180.0}
+
+
+def test_all_gpus_serve_where_they_are_kept_for_shorter_jobs():
     jobs = (queued(1, 100.0), queued(2, 300.0))
-    full = view_of(1, jobs, running(9, 0))
-    now = view_of(1, jobs, now=10.0, memory=remembered(full))
-    assert where(plan(now)) == {1: (0,), 2: ()}
-    memory = remembered(now)
-    later = view_of(1, jobs[1:], running(1, 0), now=30.0, memory=memory)
-    assert left(remembered(later).machine.settled(30.0)) == {2: 280.0}
+    full = view_of(1, jobs, running(9, 0), settings=RESERVING)
+    assert left(settled(remembered(full).machine, 30.0)) == {1: 70.0, 2: 300.0}
 
 
 def test_drained_gpus_do_not_count():
@@ -333,6 +349,11 @@ def test_slices_leave_a_gpu_that_they_cannot_use():
     job = queued(1, 10.0, 4, layout=layout)
     view = view_of(8, [job], running(9, 0), running(10, 4), islands="aaaabbbb")
     assert where(plan(view)) == {1: (1, 2, 5, 6)}
+
+
+def test_slices_and_others_start_on_a_server_that_holds_them_all():
+    layout = Layout((Stage(1, 0.1, 0.2, out_mib=9.0, tensor=3), Stage(1, 0.1, 0.2, in_mib=9.0)))
+    assert where(plan(view_of(4, [queued(1, 10.0, 4, layout=layout)]))) == {1: (0, 1, 2, 3)}
 
 
 def test_slices_of_several_widths_wait_until_they_can_be_packed():

@@ -64,3 +64,12 @@ def test_experts_exchange_tokens_with_all_others() -> None:
     assert iteration_s(layout, "aaa", LINKS, SIZE) == pytest.approx(2 + 20 / 1000)
     alone = 2 + 20 / (1 / 4 * 100)
     assert iteration_s(layout, "aab", LINKS, SIZE) == pytest.approx(alone)
+
+
+def test_gpus_are_counted_without_naming_each() -> None:
+    """Anybody may ask the daemon for a billion of them, and is to be refused in no time."""
+    layout = Layout((Stage(1024, tensor=1024), Stage(2, tensor=3)))
+    assert layout.gpus == 1024 * 1024 + 6
+    assert "slots" not in vars(layout)
+    few = Layout((Stage(2, tensor=3), Stage(4)))
+    assert few.gpus == len(few.slots) == 10

@@ -469,6 +469,19 @@ def test_stage_times_are_kept_per_kind_of_gpu_and_for_the_next_run():
     assert world.job(third).stages == (elsewhere, StageTimes(0.1, 0.1, 0.2, gpu=kind))
 
 
+def test_stage_times_that_are_no_news_change_nothing():
+    """A job may tell them at every step, and each change is a row on disk."""
+    world = Server(gpus=1)
+    id = world.submit()
+    known = None
+    for load_s, news in ((0.2, True), (0.2, False), (0.201, False), (0.21, True), (0.0, True)):
+        world.tell(Stepped(world.now, id, 0.5, StageTimes(load_s, 0.1, 0.2)))
+        assert (world.job(id) is not known) == news
+        known = world.job(id)
+    world.tell(Stepped(world.now, id, 0.5, StageTimes(0.0, 0.1, 0.2, sync="backward")))
+    assert world.job(id).stages[0].sync == "backward"
+
+
 def test_what_a_job_tells_of_a_gpu_that_is_gone_is_not_heard():
     world = Server(gpus=2)
     id = world.submit()

@@ -602,6 +602,25 @@ def test_a_quota_holds_its_user_back_and_nobody_else():
     assert server.job(hers).state is S.STARTING
 
 
+def test_who_the_policy_is_not_shown_is_not_placed():
+    """One in line whom a quota holds back, and one that does not wait."""
+    plans = []
+
+    def plan(view):
+        plans.append(view)
+        idle = [gpu.id for gpu in view.gpus if not gpu.residents]
+        proposed = zip((1, 2, 3), idle, strict=False)
+        return tuple(Placement(JobId(id), (gpu,)) for id, gpu in proposed if len(plans) < 20)
+
+    settings = Settings(limits=Limits(gpus_per_user=1))
+    server = Server(gpus=4, settings=settings, policy=Scripted(plan))
+    mine = [server.submit() for _ in range(2)]
+    hers = server.submit(user="bob", uid=1001)
+    assert [server.job(id).state for id in (*mine, hers)] == [S.STARTING, S.QUEUED, S.STARTING]
+    assert server.job(hers).gpus == (server.gpus[3].id,)
+    assert len(plans) < 20
+
+
 def test_a_drained_gpu_takes_nothing_and_keeps_what_it_has():
     server = Server(gpus=1)
     first = server.submit()

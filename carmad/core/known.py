@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import TypeVar, cast
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -17,13 +17,13 @@ class Known:
     __slots__ = ("_answers",)
 
     def __init__(self) -> None:
-        self._answers: dict[Hashable, object] = {}
+        self._answers: dict[Hashable, Any] = {}
 
     def recall(self, question: Hashable, answer: Callable[..., T], *given: object) -> T:
         """`answer(*given)`, or what it came to last time."""
-        known = self._answers.get(question)
+        known: T | None = self._answers.get(question)
         if known is None:
             if len(self._answers) >= REMEMBERED:
                 self._answers.clear()
             known = self._answers[question] = answer(*given)
-        return cast(T, known)
+        return known

@@ -119,7 +119,8 @@ class Placer:
         hidden = self._hidden(view)
         waiting: list[JobId] = []  # judged, and passed over by those that start below
         plan = self._planned(view)
-        for n, proposal in enumerate(plan, 1):
+        starts = [n for n, each in enumerate(plan) if isinstance(each, Placement) and each.gpus]
+        for n, proposal in enumerate(plan):
             if isinstance(proposal, AskAgain):
                 self._asks_at = min(self._asks_at, proposal.at)
                 continue
@@ -143,7 +144,7 @@ class Placer:
                 passed = self._ledger.jobs[id]
                 self._ledger.put(replace(passed, overtaken=passed.overtaken + 1))
             actions.append(Launch(self._start(job, checked, view)))
-            if n < len(plan):
+            if n < starts[-1]:
                 view = view.with_placement(
                     job, checked.gpus, checked.profiling, checked.accumulation
                 )

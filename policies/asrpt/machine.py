@@ -4,6 +4,10 @@ It is as fast as all GPUs together and serves one job at a time, always the one 
 left, in GPU-seconds: preemptive SRPT. The order in which it ends jobs is that in which they are to
 start. Nothing is replayed: a machine is a value, and the next one is made from it.
 
+Where jobs may start before it is done with them (not in the paper), it is as fast as the GPUs that
+are idle. Were it as fast as all, it would soon be done with everybody in line while jobs that
+started early have the GPUs, and the order would be that of arrival.
+
 A job arrives when the policy first sees it; only a machine that is made anew, after a restart,
 goes by when jobs were submitted. That one knows nothing of jobs that have left the line, so it has
 served those that are in it for longer than it should: they are to start sooner, and those that are
@@ -14,11 +18,11 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
 from itertools import accumulate
 from operator import attrgetter
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from carmad.plugin import Job, JobId
 
@@ -44,6 +48,9 @@ class Done(NamedTuple):
     job: Job
 
 
+Entry = TypeVar("Entry", Served, Done)
+
+
 def work(job: Job) -> float:
     """In GPU-seconds; of one of which nobody knows how long it takes, none (IV-C.3)."""
     return (job.expected_s or 0.0) * job.spec.gpus
@@ -58,6 +65,7 @@ class Machine:
     served: tuple[Served, ...] = ()  # in order; only the first gets less
     done: tuple[Done, ...] = ()  # in order
     queue: tuple[Job, ...] = ()  # the line as it was last seen
+    gone: frozenset[JobId] = frozenset()  # who had left it then
 
     def followed(self, queue: tuple[Job, ...], now: float, speed: float) -> Machine:
         """At `now`, when that is the line. The same machine if it would not differ."""
@@ -66,25 +74,18 @@ class Machine:
         before, after = _differing(self.queue, queue)
         old = {job.id: job for job in before}
         new = [job for job in after if old.get(job.id) is not job]
-        gone = old.keys() - {job.id for job in after}
+        gone = frozenset(old.keys() - {job.id for job in after})
         changed = {job.id: job for job in new if job.id in old}
         came = [job for job in new if job.id not in old]
         served, done = [*self.served], [*self.done]
         # Who left was started or cancelled: nothing of what went before was theirs.
-        _drop(served, _drop(done, gone))
+        _taken_out(served, gone - {each.id for each in _taken_out(done, gone)})
         at = _serve(served, done, self.at, self.speed, now)
         for job in came:
             _arrive(served, done, job, at)
-        if changed:
-            served, done = _updated(served, done, old, changed)
+        _update(served, done, old, changed)
         at = _serve(served, done, at, speed, now)
-        return Machine(at, speed, tuple(served), tuple(done), queue)
-
-    def settled(self, now: float) -> Machine:
-        """The same at `now`, with what is left then: who leaves then has been served until then."""
-        served, done = [*self.served], [*self.done]
-        at = _serve(served, done, self.at, self.speed, now)
-        return replace(self, at=at, served=tuple(served), done=tuple(done))
+        return Machine(at, speed, tuple(served), tuple(done), queue, gone)
 
     def ends_at(self, first: int) -> list[float]:
         """When it will have done each of the first so many jobs, if no other arrives."""
@@ -120,17 +121,16 @@ def _serve(served: list[Served], done: list[Done], at: float, speed: float, unti
     return until
 
 
-def _drop(jobs: list[Served] | list[Done], gone: set[JobId]) -> set[JobId]:
-    """Returns those that are not among them. Who leaves mostly stands in front."""
-    missing = set(gone)
+def _taken_out(jobs: list[Entry], ids: Set[JobId]) -> list[Entry]:
+    """Those of them that are among `jobs`, which loses them. They mostly stand near the front."""
+    found: list[Entry] = []
     at = 0
-    while missing and at < len(jobs):
-        if jobs[at].id in missing:
-            missing.remove(jobs[at].id)
-            del jobs[at]
+    while len(found) < len(ids) and at < len(jobs):
+        if jobs[at].id in ids:
+            found.append(jobs.pop(at))
         else:
             at += 1
-    return missing
+    return found
 
 
 def _arrive(served: list[Served], done: list[Done], job: Job, at: float) -> None:
@@ -145,27 +145,23 @@ def _done(job: Job, at: float) -> Done:
     return Done(job.retry is None, job.spec.nice, at, job.submitted_at, job.id, job)
 
 
-def _updated(
-    served: Iterable[Served],
-    done: Iterable[Done],
-    old: dict[JobId, Job],
-    new: dict[JobId, Job],
-) -> tuple[list[Served], list[Done]]:
-    """With other versions of some jobs: a prediction that changed by an hour is an hour more."""
-    more = {id: work(job) - work(old[id]) for id, job in new.items()}
-    return (
-        sorted(
-            each._replace(left=max(0.0, each.left + more[each.id]), job=new[each.id])
-            if each.id in new
-            else each
-            for each in served
-        ),
-        sorted(_done(new[each.id], each.done_at) if each.id in new else each for each in done),
-    )
+def _update(
+    served: list[Served], done: list[Done], old: dict[JobId, Job], new: dict[JobId, Job]
+) -> None:
+    """Other versions of some jobs: a prediction that changed by an hour is an hour more."""
+    has_been = _taken_out(done, new.keys())
+    for each in has_been:
+        insort(done, _done(new[each.id], each.done_at))
+    for other in _taken_out(served, new.keys() - {each.id for each in has_been}):
+        job = new[other.id]
+        left = max(0.0, other.left + work(job) - work(old[job.id]))
+        insort(served, other._replace(left=left, job=job))
 
 
 def _differing(old: Sequence[Job], new: Sequence[Job]) -> tuple[Sequence[Job], Sequence[Job]]:
     """Both without the beginning and the end that they share: long lines hardly ever change."""
+    if old is new:
+        return (), ()
     begin = _same(old, new)
     old, new = old[begin:], new[begin:]
     end = _same(old[::-1], new[::-1])

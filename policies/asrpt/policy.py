@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
-from operator import attrgetter
 
 from carmad.plugin import (
     AskAgain,
@@ -61,14 +60,15 @@ class Asrpt:
             return ()
         before = view.memory if isinstance(view.memory, Memory) else Memory(Machine())
         turn = Turn(self.unshared, self.patience, view, dict(before.aside))
-        machine = before.machine if self.by else _followed(before.machine, turn)
-        plan, held = self._placements(machine, turn)
+        machine = before.machine if self.by else self._followed(before.machine, view, turn)
+        plan, held = self._placements(self._line(machine, view), turn)
         if self.reserve and not self.by:
             told = sum(not placement.gpus for placement in plan)
             plan += _reserved(machine, view.now, max(0, turn.explained - told))
-        if any(placement.gpus for placement in plan):
-            machine = machine.settled(view.now)
-        after = Memory(machine, _still_waiting(turn, view))
+        aside = tuple(each for each in turn.aside.items() if each[0] not in machine.gone)
+        if turn.idle != turn.totals.idle and not (self.reserve or self.by):
+            machine = self._followed(machine, view, turn)
+        after = Memory(machine, aside)
         same = after.machine is before.machine and after.aside == before.aside
         asked = self._next_chance(machine, turn, held)
         return (*plan, *asked, *(() if same else (Remember(after),)))
@@ -79,11 +79,19 @@ class Asrpt:
         done = (each.job for each in machine.done)
         return done if self.reserve else chain(done, (each.job for each in machine.served))
 
-    def _placements(self, machine: Machine, turn: Turn) -> tuple[list[Placement], bool]:
+    def _followed(self, machine: Machine, view: View, turn: Turn) -> Machine:
+        """Made of all GPUs; but where jobs may start before it is done with them, of the idle ones:
+        what those who run get done, they do themselves."""
+        speed = turn.totals.usable if self.reserve else turn.idle
+        if not machine.queue:
+            return rebuilt(view.queue, view.now, speed)
+        return machine.followed(view.queue, view.now, speed)
+
+    def _placements(self, line: Iterable[Job], turn: Turn) -> tuple[list[Placement], bool]:
         """Also whether somebody holds the line."""
         plan: list[Placement] = []
         told, holder = 0, None
-        for job in self._line(machine, turn.view):
+        for job in line:
             if told >= turn.explained and (holder or not turn.idle):
                 break
             if holder:
@@ -124,17 +132,3 @@ def asrpt(settings: Settings) -> Asrpt:
     chosen = settings.asrpt
     unshared = Unshared("asrpt", (unoccupied(settings),), in_order)
     return Asrpt("asrpt", unshared, chosen.patience, chosen.reserve)
-
-
-def _followed(machine: Machine, turn: Turn) -> Machine:
-    queue, now, speed = turn.view.queue, turn.view.now, turn.totals.usable
-    if not machine.queue:
-        return rebuilt(queue, now, speed)
-    return machine.followed(queue, now, speed)
-
-
-def _still_waiting(turn: Turn, view: View) -> tuple[tuple[JobId, Aside], ...]:
-    if not turn.aside:
-        return ()
-    waiting = set(map(attrgetter("id"), view.queue))
-    return tuple((id, aside) for id, aside in turn.aside.items() if id in waiting)

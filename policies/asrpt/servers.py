@@ -44,12 +44,10 @@ class Unshared(Ranked):
 
 
 def totals(view: View) -> Totals:
-    counted = [node.known.recall(_counted, _counted, node, view.settings) for node in view.nodes]
-    return Totals(
-        sum(each.usable for each in counted),
-        sum(each.idle for each in counted),
-        max((each.size for each in counted), default=0),
-    )
+    settings = view.settings
+    counted = [node.known.recall(_counted, _counted, node, settings) for node in view.nodes]
+    usable, idle, sizes = zip(Totals(0, 0, 0), *counted, strict=True)
+    return Totals(sum(usable), sum(idle), max(sizes))
 
 
 def _counted(node: NodeView, settings: Settings) -> Totals:
@@ -82,7 +80,7 @@ def taken(servers: Iterable[Server], gpus: int, width: int = 1) -> list[Server]:
     None at all if there are too few."""
     parts: list[Server] = []
     for server in servers:
-        part = server[: min(gpus, len(server) // width * width)]
+        part = server[: gpus if gpus <= len(server) else len(server) // width * width]
         if part:
             parts.append(part)
             gpus -= len(part)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import NamedTuple
 
@@ -45,13 +45,13 @@ class Place(NamedTuple):
 
 
 class Turn:
-    """`view` and `idle` are what those who have started leave; `aside` has who waits for better
-    GPUs, or has done so for long enough."""
+    """`view`, which shows no line, and `idle` are what those who have started leave; `aside` has
+    who waits for better GPUs, or has done so for long enough."""
 
     def __init__(
         self, unshared: Unshared, patience: float, view: View, aside: dict[JobId, Aside]
     ) -> None:
-        self.view = view
+        self.view = replace(view, queue=())  # to take who starts out of a long line takes long
         self.totals = totals(view)
         self.idle = self.totals.idle
         self.aside = aside
