@@ -74,7 +74,7 @@ CAUSES = """\
   nearly all GPUs are taken they come free one by one, on any server: whoever has waited for enough
   of them gets the worst that there are, keeps them that much longer, and so lowers what the cluster
   can do. The paper's jobs must suffer less: its VGG19 needs 88 ms an iteration on servers of
-  varying availability, in which its weights could not pass a NIC of 10 Gb/s even once.
+  varying availability, which by equation 6 none of its layouts comes to (asrpt_mapping.md).
 - **The held line.** A job of 8 GPUs at its head has up to 7 of them idle, and those of one GPU
   behind it wait, which could all have started. Where most are of one GPU that costs the most, and
   WCS, which nobody holds up, is ahead. Where most are of several GPUs A-SRPT with nobody holding

@@ -18,6 +18,7 @@ from policies.asrpt.servers import (
     taken,
     totals,
 )
+from policies.grounds import expected
 
 EXPLAINED = 4  # of the jobs that wait: the first in line are told why, the very first per GPU
 READABLE = 64  # GPUs: where thousands are simulated, only the first is told, and not about each
@@ -144,11 +145,7 @@ class Turn:
 
 
 def _grounds(job: Job, place: Place) -> tuple[Reason, ...]:
-    grounds = []
-    if job.expected_s is not None:
-        source = job.prediction.source if job.prediction else "declared"
-        grounds.append(Reason("predicted", have=job.expected_s, unit="s", detail=source))
-    if place.fastest_s:
-        kind = "communication-heavy" if place.heavy else "communication-light"
-        grounds.append(Reason("mapped", place.fastest_s, place.iteration_s, "s", kind))
-    return tuple(grounds)
+    if not place.fastest_s:
+        return expected(job)
+    kind = "communication-heavy" if place.heavy else "communication-light"
+    return (*expected(job), Reason("mapped", place.fastest_s, place.iteration_s, "s", kind))
