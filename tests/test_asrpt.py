@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carmad.config import Asrpt, Links, Settings
+from carmad.config import Asrpt, Limits, Links, Settings
 from carmad.core.types import JobState, Prediction, Retry
 from carmad.plugin import AskAgain, Layout, Placement, Reason, Remember, Stage
 from carmad.sim.experiment import Experiment, Physics
@@ -281,6 +281,15 @@ def test_all_gpus_serve_where_they_are_kept_for_shorter_jobs():
 def test_drained_gpus_do_not_count():
     view = view_of(4, [queued(1, 100.0)], settings=RESERVING, gpu3={"drained": "maintenance"})
     assert asked_at(view) == [34.0], "100 s on three GPUs, rounded up"
+
+
+def test_backfill_lets_a_few_pass_who_waits_for_gpus():
+    jobs = [queued(1, 1.0, 3), queued(2, 20.0), queued(3, 30.0), queued(4, 40.0)]
+    for backfill, overtaken, found in ((1, 0, [2]), (1, 1, []), (2, 0, [2, 3]), (3, 1, [2, 3])):
+        settings = replace(SETTINGS, limits=Limits(backfill=backfill))
+        line = [replace(jobs[0], overtaken=overtaken), *jobs[1:]]
+        placements = plan(view_of(3, line, running(9, 0), settings=settings))
+        assert [id for id, placement in placements.items() if placement.gpus] == found
 
 
 def test_the_papers_baselines():

@@ -88,23 +88,27 @@ class Asrpt:
         return machine.followed(view.queue, view.now, speed)
 
     def _placements(self, line: Iterable[Job], turn: Turn) -> tuple[list[Placement], bool]:
-        """Also whether somebody holds the line."""
+        """Also whether somebody holds the line: the first that finds too few GPUs idle, when it has
+        been overtaken often enough."""
         plan: list[Placement] = []
-        told, holder = 0, None
+        told, first, may_pass = 0, None, math.inf
         for job in line:
-            if told >= turn.explained and (holder or not turn.idle):
+            held = may_pass <= 0
+            if told >= turn.explained and (held or not turn.idle):
                 break
-            if holder:
-                behind = Reason("line_held", detail=f"job {holder.id}")
+            if first and held:
+                behind = Reason("line_held", detail=f"job {first.id}")
                 placement = Placement(job.id, reasons=(behind,))
             else:
                 placement = turn.of(job, explain=not told)
-                if not placement.gpus and not self.conserving and turn.claims(job):
-                    holder = job
+                if placement.gpus:
+                    may_pass -= first is not None
+                elif not (first or self.conserving) and turn.claims(job):
+                    first, may_pass = job, turn.view.settings.limits.backfill - job.overtaken
             told += not placement.gpus
             if placement.gpus or told <= turn.explained:
                 plan.append(placement)
-        return plan, holder is not None
+        return plan, may_pass <= 0
 
     def _next_chance(self, machine: Machine, turn: Turn, held: bool) -> tuple[AskAgain, ...]:
         """When the machine will have done another job, or somebody's patience is at its end.
