@@ -23,10 +23,11 @@ from carmad.api.phrases import PHRASES, SHORT, phrase, short
 from carmad.api.select import parse_label, parse_selection
 from carmad.api.times import stamp
 from carmad.config import Access, Collocation, Limits, Monitor, Preconditions, Settings
-from carmad.core.decision import Reason
+from carmad.core.decision import Placement, Reason
 from carmad.core.layout import Layout, Stage
 from carmad.core.messages import Discovered
 from carmad.core.types import Cause, Exit, Prediction, StageTimes, StepTime
+from carmad.core.view import View
 from carmad.daemon import server as server_module
 from carmad.daemon.peers import Credentials, Peers
 from carmad.errors import CarmaError
@@ -629,6 +630,26 @@ def test_the_predictor_is_asked_before_the_job_is_in_line(daemon: Daemon) -> Non
 
     assert "predicted to miss its deadline by 60 min" in foreseen(Hours())
     assert "not known how long it runs" in foreseen(Broken())
+
+
+def test_a_dry_run_knows_what_the_job_itself_would(daemon: Daemon) -> None:
+    seen = []
+
+    class Looking:
+        def plan(self, view: View) -> list[Placement]:
+            seen.extend(view.queue)
+            return []
+
+    daemon.inbox.ask(lambda core: setattr(core, "policy", Looking())).result(5)
+    times = {"load_s": 0.0, "forward_s": 0.1, "backward_s": 0.2}
+    want = JOB | {"deadline_at": ahead(3600), "expected_s": 7200.0, "stages": [times]}
+    out = daemon.call("POST", "/v1/jobs", want | {"dry_run": True})[1]
+    assert out["outlook"]["text"] == "predicted to miss its deadline by 60 min (could start now)"
+    id = submit(daemon, **want)
+    real = daemon.inbox.ask(lambda core: core.jobs[id]).result(5)
+    assert seen[0].id == 0 and real.stages and real.group
+    assert (seen[0].stages, seen[0].group) == (real.stages, real.group)
+    assert "outlook" not in daemon.call("POST", "/v1/jobs", JOB | {"dry_run": True})[1]
 
 
 def test_whether_a_deadline_was_met_is_told_of_those_that_succeeded(daemon: Daemon) -> None:

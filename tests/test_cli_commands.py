@@ -257,6 +257,8 @@ def test_wait_exits_as_the_first_failure(
 def test_last_is_resolved(fake: FakeDaemon) -> None:
     assert run(["show", "last"]) == 0
     assert [asked[1] for asked in fake.asked] == ["/v1/jobs", "/v1/jobs/42"]
+    assert run(["report", "0.25", "last"]) == 0
+    assert fake.asked[-1][1] == "/v1/jobs/42/step"
 
 
 # logs

@@ -566,6 +566,13 @@ def test_a_dry_run_submits_nothing(fake: FakeDaemon, capsys: pytest.CaptureFixtu
     assert submit(["--dry-run", "prog"]) == 0
     assert fake.body["dry_run"] is True
     assert "It would wait." in capsys.readouterr().out
+    told = {"warnings": ["it may begin only after its deadline"], "outlook": {"text": "too late"}}
+    fake.answers["POST", "/v1/jobs"] = verdicts | told
+    assert submit(["--dry-run", "prog"]) == 0
+    assert capsys.readouterr().err == (
+        "carma: it may begin only after its deadline\ncarma: too late\n"
+    )
+    fake.answers["POST", "/v1/jobs"] = verdicts
     assert submit(["--test-only", "--json", "prog"]) == 0
     assert json.loads(capsys.readouterr().out) == verdicts
 

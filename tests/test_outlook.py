@@ -9,6 +9,7 @@ import pytest
 
 from carmad.api.outlook import outlook_out
 from carmad.api.render import Scene
+from carmad.api.times import iso
 from carmad.core.outlook import Outlook, outlook
 from carmad.core.types import After, Job, JobId, JobState, Prediction
 from carmad.testing import a_gpu_view, a_job, a_spec, a_view
@@ -88,6 +89,26 @@ def test_begin_times_and_dependencies_count() -> None:
     assert of(job, waiting(9, 300.0), job) == Outlook(NOW + 300, NOW + 400)
 
 
+def test_who_may_not_start_yet_lets_others_go_first() -> None:
+    later, job = waiting(8, 300.0, begin_at=NOW + 500), waiting(5)
+    busy = (running(1, 140.0),)
+    assert of(job, later, job, on=(busy,)) == Outlook(NOW + 100, NOW + 200)
+    soon = waiting(8, 300.0, begin_at=NOW + 50)
+    assert of(job, soon, job, on=(busy,)) == Outlook(NOW + 400, NOW + 500), "it is first then"
+    chained = waiting(8, 300.0, after=(After(JobId(1)),))
+    assert of(job, chained, job, on=(busy, ())) == Outlook(NOW, NOW + 100)
+    assert of(job, chained, job, on=(busy,)) == Outlook(NOW + 400, NOW + 500)
+
+
+def test_nobody_knows_when_the_end_comes_of_what_is_held_or_behind() -> None:
+    job = waiting(5, after=(After(JobId(9)),))
+    held = a_job(9, spec=a_spec(expected_s=70.0), held=True)
+    assert of(job, held, job) == of(job, job, waiting(9, 70.0)) == Outlook(inf, inf)
+    chained = waiting(8, 300.0, after=(After(JobId(9)),))
+    assert of(waiting(5), held, chained, on=((),)) == Outlook(NOW, NOW + 100)
+    assert of(held) == Outlook(inf, inf)
+
+
 def test_gpus_that_take_no_job_do_not_count() -> None:
     gpus = [a_gpu_view(0, drained="broken"), a_gpu_view(1, residents=(running(1),))]
     assert outlook(waiting(5), (), gpus, NOW) == Outlook(NOW + 60, NOW + 160)
@@ -99,6 +120,16 @@ def told(job: Job, *residents: Job) -> str | None:
     line = (job.id,) if job.state is JobState.QUEUED else ()
     found = outlook_out(job, Scene(view, {}, live, {}, line))
     return found and found["text"]
+
+
+def test_those_whose_memory_is_being_estimated_stand_in_line() -> None:
+    """Two that are submitted one after the other: nobody has estimated the first one yet."""
+    first = a_job(4, spec=a_spec(expected_s=3600.0), state=JobState.PENDING)
+    spec = a_spec(expected_s=60.0, deadline_at=NOW + 7200, after=(After(first.id),))
+    second = a_job(5, spec=spec, state=JobState.PENDING)
+    view = a_view([a_gpu_view(0), a_gpu_view(1)], (), now=NOW)
+    found = outlook_out(second, Scene(view, {}, {4: first, 5: second}, {}, ()))
+    assert found and found["starts_at"] == iso(NOW + 3600)
 
 
 @pytest.mark.parametrize(
@@ -133,8 +164,7 @@ def told(job: Job, *residents: Job) -> str | None:
         (
             waiting(5, 10.0, deadline_at=NOW + 60),
             (running(1, None),),
-            "whether it meets its deadline is not predicted: nobody knows how long those before it"
-            " run",
+            "whether it meets its deadline is not predicted: nobody knows when those before it end",
         ),
         (waiting(5, 10.0, deadline_at=NOW - 60), (), "its deadline was 60 s ago"),
         (waiting(5, 10.0), (), None),

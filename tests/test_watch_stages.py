@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from carmad.core.types import GpuId, Mode
-from carmad.daemon.environment import HOOKS, job_environment
+from carmad.daemon.environment import HOOKS, job_environment, scrub
 from carmad.hooks import stages
 from carmad.testing import a_job, a_spec
 from tests.fake_daemon import FakeDaemon, serving
@@ -44,6 +44,19 @@ assert profile.__init__.__module__ == "torch.autograd.profiler", "it is still th
 print("done", steps, "carma" in " ".join(sys.path))
 """
 
+LOOP = """
+import sys, torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+def step():
+    optimizer.zero_grad()
+    model(torch.ones(4)).sum().backward()
+    optimizer.step()
+"""
+
+
+WATCHED = a_job(spec=a_spec(watch_stages=True), gpus=(GpuId("GPU-1"),), mode=Mode.STREAMS)
+
 
 @pytest.fixture
 def fake(tmp_path: Path) -> Iterator[FakeDaemon]:
@@ -55,6 +68,7 @@ def run(
     fake: FakeDaemon, script: str, *options: str, path: str = HOOKS, **env: str
 ) -> subprocess.CompletedProcess[str]:
     names = {"CARMA_JOB_ID": "42", "CARMA_SOCKET": str(fake.path), "PYTHONPATH": path}
+    names["KINETO_LOG_LEVEL"] = job_environment(WATCHED, WATCHED.gpus)["KINETO_LOG_LEVEL"]
     return subprocess.run(
         [sys.executable, *options, "-c", script],
         env=os.environ | names | {"OMP_NUM_THREADS": "1"} | env,
@@ -65,11 +79,6 @@ def run(
     )
 
 
-def said(ran: subprocess.CompletedProcess[str]) -> list[str]:
-    """PyTorch's profiler may have lines of its own."""
-    return [line for line in ran.stderr.splitlines() if not line.startswith("USDT:")]
-
-
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="torch is not installed"
 )
@@ -78,7 +87,7 @@ needs_torch = pytest.mark.skipif(
 @needs_torch
 def test_a_job_is_watched_once_and_tells(fake: FakeDaemon) -> None:
     ran = run(fake, TRAINING)
-    assert (ran.returncode, ran.stdout, said(ran)) == (0, "done 40 False\n", [])
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "done 40 False\n", "")
     [(method, path, _, body)] = fake.asked
     assert (method, path) == ("POST", "/v1/jobs/42/step")
     told = body["stages"]
@@ -95,15 +104,43 @@ def test_the_jobs_own_profiler_goes_first(fake: FakeDaemon) -> None:
     own = "import torch\nwith torch.profiler.profile(): pass\n"
     ran = run(fake, own + TRAINING)
     assert (ran.returncode, ran.stdout) == (0, "done 40 False\n")
-    [line] = said(ran)
+    [line] = ran.stderr.splitlines()
     assert "the job uses PyTorch's profiler itself" in line
     assert fake.asked == []
 
 
 @needs_torch
+def test_a_job_without_a_standard_error_goes_on(fake: FakeDaemon) -> None:
+    own = "sys.stderr.close()\nwith torch.profiler.profile(): pass\nprint('done')"
+    ran = run(fake, f"{LOOP}\n{own}")
+    assert (ran.returncode, ran.stdout) == (0, "done\n")
+
+
+@needs_torch
 def test_only_the_first_process_tells(fake: FakeDaemon) -> None:
     ran = run(fake, TRAINING, RANK="1")
-    assert (ran.returncode, ran.stdout, said(ran)) == (0, "done 40 False\n", [])
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "done 40 False\n", "")
+    assert fake.asked == []
+
+
+@needs_torch
+@pytest.mark.parametrize(("last", "code"), [("", 0), ("sys.exit(3)", 3), ("1 / 0", 1)])
+def test_a_job_that_ends_while_it_is_watched_ends_as_ever(
+    fake: FakeDaemon, last: str, code: int
+) -> None:
+    steps = stages.WARM_UP + stages.TIMED + 2
+    ran = run(fake, f"{LOOP}\nfor _ in range({steps}): step()\n{last}")
+    assert ran.returncode == code, ran.stderr
+    assert ran.stderr.split("\n")[-2:-1] == (["ZeroDivisionError: division by zero"] * (code == 1))
+    assert fake.asked == []
+
+
+@needs_torch
+def test_a_step_that_is_compiled_is_let_alone(fake: FakeDaemon) -> None:
+    """Dynamo reads what runs in it, and fails where it does not understand that."""
+    compiled = "\nstep = torch.compile(step, backend='eager')\n"
+    ran = run(fake, f"{LOOP}{compiled}for _ in range(30): step()\nprint('done')")
+    assert (ran.returncode, ran.stdout) == (0, "done\n"), ran.stderr
     assert fake.asked == []
 
 
@@ -131,6 +168,7 @@ def test_the_folder_is_put_before_the_jobs_own_path() -> None:
     spec = a_spec(watch_stages=True, env=(("PYTHONPATH", "/mine"),))
     job = a_job(spec=spec, gpus=gpus, mode=Mode.STREAMS)
     assert job_environment(job, gpus)["PYTHONPATH"] == f"{HOOKS}{os.pathsep}/mine"
+    assert "KINETO_LOG_LEVEL" not in job_environment(job, ())
     assert job_environment(job, ())["PYTHONPATH"] == "/mine", "it is only tried out"
     other = a_job(spec=a_spec(), gpus=gpus, mode=Mode.STREAMS)
     assert "PYTHONPATH" not in job_environment(other, gpus)
@@ -139,6 +177,13 @@ def test_the_folder_is_put_before_the_jobs_own_path() -> None:
         "sitecustomize.py",
         "stages.py",
     }
+
+
+def test_a_job_that_a_watched_one_submits_is_not_watched() -> None:
+    env = job_environment(WATCHED, WATCHED.gpus)
+    assert not scrub(env)["PYTHONPATH"]
+    assert scrub(env | {"PYTHONPATH": f"{HOOKS}{os.pathsep}/mine"})["PYTHONPATH"] == "/mine"
+    assert "PYTHONPATH" not in scrub({"PATH": "/bin"})
 
 
 # What a profile of a GPU job looks like, made up: no GPU is at hand here.

@@ -10,7 +10,7 @@ from carmad.api.render import Scene
 from carmad.api.responses import OutlookOut
 from carmad.api.times import iso
 from carmad.core.outlook import Outlook, outlook
-from carmad.core.types import Job
+from carmad.core.types import Job, JobState
 
 SOON_S = 1.0
 
@@ -20,8 +20,7 @@ def outlook_out(job: Job, scene: Scene) -> OutlookOut | None:
     deadline_at = job.spec.deadline_at
     if deadline_at is None or job.ended:
         return None
-    line = [scene.live[id] for id in scene.line if id in scene.live]
-    found = outlook(job, line, scene.view.gpus, scene.now)
+    found = outlook(job, _waiting(scene), scene.view.gpus, scene.now)
     late_s = found.ends_at - deadline_at
     return {
         "starts_at": iso(found.starts_at) if isfinite(found.starts_at) else None,
@@ -29,6 +28,12 @@ def outlook_out(job: Job, scene: Scene) -> OutlookOut | None:
         "late_s": round(late_s, 3) if isfinite(late_s) else None,
         "text": _text(job, found, deadline_at, scene.now),
     }
+
+
+def _waiting(scene: Scene) -> list[Job]:
+    """Those whose memory is not estimated yet join the line later."""
+    line = [scene.live[id] for id in scene.line if id in scene.live]
+    return line + [job for job in scene.live.values() if job.state is JobState.PENDING]
 
 
 def _text(job: Job, found: Outlook, deadline_at: float, now: float) -> str:
@@ -46,7 +51,7 @@ def _text(job: Job, found: Outlook, deadline_at: float, now: float) -> str:
         return f"predicted to miss its deadline{when}"
     unknown = "not known how long it runs: give --expect"
     if job.expected_s is not None:
-        unknown = "nobody knows how long those before it run"
+        unknown = "nobody knows when those before it end"
     return f"whether it meets its deadline is not predicted: {unknown}"
 
 

@@ -271,6 +271,7 @@ class DryRunOut(TypedDict):
     reasons: list[ReasonOut]
     chosen: list[str]
     warnings: list[str]
+    outlook: NotRequired[OutlookOut | None]  # of a job with a deadline
 
 
 class ResultOut(TypedDict):

@@ -91,8 +91,23 @@ def told(job: Job, event: Stepped, kind: str) -> Job:
         steps = (StepTime(parts, seconds) for parts, seconds in sorted(known.items()))
         job = replace(job, steps=tuple(steps))
     if event.stages and not job.spec.stages and job.accumulation == 1:
-        job = replace(job, stages=_with(replace(event.stages, gpu=kind), job.stages))
+        new = replace(event.stages, gpu=kind)
+        if not any(_alike(new, each) for each in job.stages):
+            job = replace(job, stages=_with(new, job.stages))
     return job
+
+
+def _alike(new: StageTimes, known: StageTimes) -> bool:
+    """Are they of the same kind of GPU, and no news?"""
+    if (new.gpu, new.sync) != (known.gpu, known.sync):
+        return False
+    parts = (
+        (new.load_s, known.load_s),
+        (new.forward_s, known.forward_s),
+        (new.backward_s, known.backward_s),
+        (new.communication_s, known.communication_s),
+    )
+    return all(abs(after - before) <= NEWS * before for after, before in parts)
 
 
 def _with(new: StageTimes, known: tuple[StageTimes, ...]) -> tuple[StageTimes, ...]:

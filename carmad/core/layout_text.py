@@ -60,6 +60,8 @@ def stage_times(text: str) -> dict[str, Any]:
     for name in ("forward", "backward"):
         if OF_TIMES[name] not in fields:
             raise ValueError(f"{text!r} lacks {name}=, as in forward=37ms")
+    if not any(value for name, value in fields.items() if name.endswith("_s")):
+        raise ValueError(f"{text!r}: an iteration takes more than no time")
     if named and not gpu.strip():
         raise ValueError(f"{text!r}: {GPU} names a kind of GPU, as `carma gpus` does")
     return {"load_s": 0.0} | fields | ({"gpu": gpu.strip()} if named else {})

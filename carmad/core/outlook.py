@@ -2,7 +2,8 @@
 
 List scheduling: those who wait take, in the order of the line, the GPUs that are free first, and
 one that runs leaves its own when it is expected to end. A policy may do better by sharing, or
-worse for this job by another order. That a MIG instance is too little for some is left out.
+worse for this job by another order. Quotas, limits of arrays, and that a MIG instance is too little
+for some are left out.
 """
 
 from __future__ import annotations
@@ -28,26 +29,33 @@ def outlook(job: Job, line: Iterable[Job], gpus: Iterable[GpuView], now: float) 
     """`line` has those who wait, the first one first; a job that is not there comes last."""
     if job.holds_gpus:
         return Outlook(job.started_at or now, now + _left_s(job, now))
+    waiting = tuple(line)
     usable = [gpu for gpu in gpus if _takes_jobs(gpu)]
-    ends_at = {each.id: now + _at_most_s(each, now) for gpu in usable for each in gpu.residents}
+    ends_at = dict.fromkeys((each.id for each in waiting), inf)
+    ends_at |= {each.id: now + _at_most_s(each, now) for gpu in usable for each in gpu.residents}
     free_at = sorted(
         max((ends_at[each.id] for each in gpu.residents), default=now) for gpu in usable
     )
-    for before in takewhile(lambda each: each.id != job.id, line):
-        if not before.held:
-            starts_at = _start(before, free_at, ends_at)
-            ends_at[before.id] = starts_at + _at_most_s(before, now)
+    for before in takewhile(lambda each: each.id != job.id, waiting):
+        ready_at, at = _ready_at(before, ends_at), _free_at(before, free_at)
+        ends_at[before.id] = max(ready_at, at) + _at_most_s(before, now)
+        if ready_at <= at and ready_at < inf:  # else those behind it go first
             _occupy(free_at, before.spec.gpus, ends_at[before.id])
-    starts_at = _start(job, free_at, ends_at)
+    starts_at = max(_ready_at(job, ends_at), _free_at(job, free_at))
     return Outlook(starts_at, starts_at + _left_s(job, now))
 
 
-def _start(job: Job, free_at: list[float], ends_at: Mapping[JobId, float]) -> float:
-    """What it waits for and is in neither place has ended, or nobody can say when it will."""
-    if job.spec.gpus > len(free_at):
+def _ready_at(job: Job, ends_at: Mapping[JobId, float]) -> float:
+    """When nothing but GPUs keeps it waiting. What it waits for and is in neither place has ended;
+    when those end that are behind it in line, nobody can say."""
+    if job.held:
         return inf
     waits_for = (ends_at.get(after.job, 0.0) for after in job.spec.after)
-    return max(free_at[job.spec.gpus - 1], job.spec.begin_at or 0.0, *waits_for)
+    return max(job.spec.begin_at or 0.0, *waits_for, 0.0)
+
+
+def _free_at(job: Job, free_at: list[float]) -> float:
+    return free_at[job.spec.gpus - 1] if job.spec.gpus <= len(free_at) else inf
 
 
 def _occupy(free_at: list[float], gpus: int, until: float) -> None:

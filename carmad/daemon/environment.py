@@ -83,16 +83,20 @@ def scrub(env: Mapping[str, str]) -> dict[str, str]:
     - the choice of GPUs: CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER, NVIDIA_VISIBLE_DEVICES,
       CUDA_MPS_*;
     - other jobs and services: CARMA_*, SLURM_*, SBATCH_*, SRUN_*, SALLOC_*, PBS_*, PMI_*, PMIX_*,
-      and what systemd gives to a service.
+      what systemd gives to a service, and on PYTHONPATH what watches the stages of a job that
+      submits this one.
 
     LD_PRELOAD and LD_LIBRARY_PATH stay: the job runs as its user, and allocators are chosen so.
     Whoever needs a dropped variable in the job says so: `--export NAME=VALUE`.
     """
-    return {
+    kept = {
         name: value
         for name, value in env.items()
         if name and "=" not in name and not _SECRET.search(name) and not _NOT_OURS.fullmatch(name)
     }
+    if HOOKS in (folders := kept.get("PYTHONPATH", "").split(os.pathsep)):
+        kept["PYTHONPATH"] = os.pathsep.join(each for each in folders if each != HOOKS)
+    return kept
 
 
 def job_environment(
@@ -136,6 +140,8 @@ def job_environment(
         env["CARMA_BATCH_SIZE"] = str(part)
     if spec.watch_stages and gpus:  # without GPUs it is only tried out
         env["PYTHONPATH"] = os.pathsep.join(filter(None, (HOOKS, env.get("PYTHONPATH"))))
+        # The last line of the job's standard error may say why it failed: none of the profiler's.
+        env.setdefault("KINETO_LOG_LEVEL", "7")
     if job.mode not in (Mode.EXCLUSIVE, Mode.MIG) and not job.exclusive:
         # Both take nearly the whole card at start unless told otherwise.
         if not any(name in env for name in _XLA_MEMORY):

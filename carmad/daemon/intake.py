@@ -19,6 +19,7 @@ from carmad.api.select import parse_label
 from carmad.core.decision import Placement, Reason
 from carmad.core.line import never_satisfied
 from carmad.core.messages import Submitted
+from carmad.core.recurrence import group
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import (
     After,
@@ -26,6 +27,7 @@ from carmad.core.types import (
     ArrayTask,
     Estimate,
     Gpu,
+    GpuId,
     Job,
     JobId,
     JobSpec,
@@ -82,6 +84,21 @@ async def foreseen(service: Service, id: JobId) -> OutlookOut | None:
     return outlook_out(job, scene) if job else None
 
 
+async def foretold(
+    service: Service, spec: JobSpec
+) -> tuple[Mapping[GpuId, Gpu], Placement, bool, OutlookOut | None]:
+    """The GPUs, and of a job that is only tried: what would be decided, whether it would start at
+    once, and whether it would meet its deadline."""
+    now = service.now()
+
+    def look(core: Scheduler) -> tuple[Placement, bool, Job, Scene]:
+        job = tried(core, spec, spec.declared, now)
+        return *judged(core, job, now), job, capture(core, now)
+
+    placement, starts, job, scene = await service.ask(look)
+    return scene.gpus, placement, starts, outlook_out(job, scene)
+
+
 async def require_room(service: Service, peer: Peer, count: int) -> None:
     waiting, there_is_room = await service.room(peer.uid, count)
     if not there_is_room:
@@ -128,14 +145,17 @@ def warnings(body: SubmitIn, now: float) -> list[str]:
     return found
 
 
-def judged(
-    core: Scheduler, spec: JobSpec, estimate: Estimate | None, now: float
-) -> tuple[Placement, bool]:
+def tried(core: Scheduler, spec: JobSpec, estimate: Estimate | None, now: float) -> Job:
+    """The job that would stand in line now, with what is known of earlier runs of it."""
+    job = Job(JobId(0), spec, JobState.QUEUED, now, group=group(spec), estimate=estimate)
+    return core.knowledge.informed(job, now)
+
+
+def judged(core: Scheduler, job: Job, now: float) -> tuple[Placement, bool]:
     """What would be decided if the job stood in line now, and whether it would start at once.
 
     Runs in the core's thread, and changes nothing there.
     """
-    job = Job(JobId(0), spec, JobState.QUEUED, now, estimate=estimate)
     if reason := core.barrier(job, now):
         return Placement(job.id, reasons=(reason,)), False
     view = core.view(now, joining=job)

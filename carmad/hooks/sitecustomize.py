@@ -51,11 +51,12 @@ def _watch() -> None:
         spec = spec_from_file_location("carma_stages", os.path.join(FOLDER, "stages.py"))  # noqa: PTH118
         assert spec is not None
         assert spec.loader is not None
-        module = module_from_spec(spec)
+        module = sys.modules[spec.name] = module_from_spec(spec)  # Dynamo asks for it by name
         spec.loader.exec_module(module)
         module.watch()
     except Exception as error:  # noqa: BLE001 - whatever it is, the job is to go on
-        print(f"carma: its stages are not watched: {error!r}", file=sys.stderr)
+        with contextlib.suppress(OSError, ValueError):  # it is closed, or the disk is full
+            print(f"carma: its stages are not watched: {error!r}", file=sys.stderr)
 
 
 def _run_the_next() -> None:

@@ -10,6 +10,8 @@ host's own time is divided instead.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import json
 import os
 import socket
@@ -38,7 +40,13 @@ class Watch:
 
     def __init__(self) -> None:
         from torch.autograd.profiler import profile
+        from torch.compiler import is_compiling
         from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        def stepped(optimizer: Any, *_: Any) -> None:
+            """Not where torch.compile reads it to translate it: that could fail."""
+            if not is_compiling():
+                self._stepped(optimizer)
 
         self._ends: list[float] = []
         self._optimizer = 0  # the id of the one that stepped first
@@ -47,7 +55,7 @@ class Watch:
         self._starting = False
         self._kind, self._init = profile, profile.__init__
         profile.__init__ = self._others()
-        self._hook = register_optimizer_step_post_hook(self._stepped)
+        self._hook = register_optimizer_step_post_hook(stepped)
 
     def _others(self) -> Any:
         """Only one profiler can be at work, and the job's own goes first."""
@@ -60,13 +68,17 @@ class Watch:
 
         return init
 
-    def _stepped(self, optimizer: Any, *_: Any) -> None:
+    def _stepped(self, optimizer: Any) -> None:
         try:
             self._step(optimizer)
         except Exception as error:  # noqa: BLE001 - whatever it is, the job is to go on
             self._give_up(repr(error))
 
     def _step(self, optimizer: Any) -> None:
+        from torch import cuda
+
+        if cuda.is_initialized() and cuda.is_current_stream_capturing():
+            return  # no iteration; and a profiler that begins or ends would break the graph
         if not self._ends:
             if _rank():
                 self._remove()  # the first process tells for all
@@ -87,8 +99,9 @@ class Watch:
         from torch import cuda
         from torch.profiler import ProfilerActivity, profile
 
-        activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * cuda.is_available()
+        activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * cuda.is_initialized()
         self._starting = True
+        atexit.register(self._stop)
         self._profile = profile(activities=activities)
         self._profile.start()
         self._starting = False
@@ -102,16 +115,20 @@ class Watch:
         tell(seconds, divided(list(profile.events()), seconds))
 
     def _give_up(self, why: str) -> None:
+        with contextlib.suppress(OSError, ValueError):  # it is closed, or the disk is full
+            print(f"carma: the job's stages were not watched: {why}", file=sys.stderr)
+        self._stop()
+
+    def _stop(self) -> None:
+        """Also at the job's own end: where a profiler is on, the interpreter crashes as it ends."""
         profile, self._profile = self._profile, None
         self._remove()
         if profile is not None:
-            try:
+            with contextlib.suppress(Exception):  # it may not have begun
                 profile.stop()
-            except Exception as error:  # noqa: BLE001
-                why += f"; {error!r}"
-        print(f"carma: the job's stages were not watched: {why}", file=sys.stderr)
 
     def _remove(self) -> None:
+        atexit.unregister(self._stop)
         self._hook.remove()
         self._kind.__init__ = self._init
 

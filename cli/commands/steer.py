@@ -9,7 +9,7 @@ import typer
 
 from cli import client, output, parse
 from cli.commands.options import Json, Select, User, checked, selected
-from cli.jobs import exit_code, wait_for
+from cli.jobs import exit_code, resolve, wait_for
 from cli.problems import Usage
 
 Part = Annotated[str | None, typer.Option(metavar="TIME", help="What of it, such as 20ms.")]
@@ -50,7 +50,9 @@ def report(
     seconds: Annotated[float, typer.Argument(min=1e-6, help="That a training step takes.")],
     job: Annotated[
         str | None,
-        typer.Argument(envvar="CARMA_JOB_ID", help="The job; the one that this is called in."),
+        typer.Argument(
+            envvar="CARMA_JOB_ID", help="An id, or last; else the job that this is called in."
+        ),
     ] = None,
     load: Part = None,
     forward: Part = None,
@@ -70,11 +72,12 @@ def report(
     told = [f"{name}={text}" for name, text in {**parts, "sync": sync}.items() if text is not None]
     if told:
         body["stages"] = checked(parse.stage_times, " ".join(told))
-    answer = client.post(f"/v1/jobs/{job}/step", body)
+    label = resolve(job)
+    answer = client.post(f"/v1/jobs/{label}/step", body)
     if json:
         output.print_json(answer)
     else:
-        print(f"job {job}: {seconds:g} s a step")
+        print(f"job {label}: {seconds:g} s a step")
 
 
 def wait(jobs: Select, json: Json = False) -> None:

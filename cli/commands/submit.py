@@ -50,8 +50,7 @@ def _submit(body: dict[str, Any], options: argparse.Namespace) -> int:
     answer = client.post("/v1/jobs", body)
     label = answer["label"]
     if not options.quiet:
-        for warning in (*answer.get("warnings", ()), *_foreseen(answer)):
-            print(f"carma: {warning}", file=sys.stderr)
+        _warn(answer)
     if options.json:
         print(json.dumps(answer))
     elif options.parsable:
@@ -64,10 +63,11 @@ def _submit(body: dict[str, Any], options: argparse.Namespace) -> int:
     return _wait([str(job) for job in answer["ids"]], label)
 
 
-def _foreseen(answer: dict[str, Any]) -> list[str]:
-    """Of a job with a deadline, whether it will be met."""
+def _warn(answer: dict[str, Any]) -> None:
+    """Of what is odd; and of a job with a deadline, whether it will be met."""
     outlook = answer.get("outlook")
-    return [outlook["text"]] if outlook else []
+    for text in (*answer.get("warnings", ()), *([outlook["text"]] if outlook else [])):
+        print(f"carma: {text}", file=sys.stderr)
 
 
 def _wait(jobs: list[str], label: str) -> int:
@@ -83,6 +83,8 @@ def _wait(jobs: list[str], label: str) -> int:
 
 def _dry_run(body: dict[str, Any], options: argparse.Namespace) -> int:
     answer = client.post("/v1/jobs", {**body, "dry_run": True})
+    if not options.quiet:
+        _warn(answer)
     if options.json:
         print(json.dumps(answer))
         return 0

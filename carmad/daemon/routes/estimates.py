@@ -31,7 +31,9 @@ async def estimate(call: Asked, body: SubmitIn) -> Response:
     chosen = next((guess.answer for guess in guesses if guess.chosen), None)
     need = chosen if isinstance(chosen, Estimate) else None
     now = call.service.now()
-    placement, _ = await call.service.ask(lambda core: intake.judged(core, spec, need, now))
+    placement, _ = await call.service.ask(
+        lambda core: intake.judged(core, intake.tried(core, spec, need, now), now)
+    )
     scene = await call.service.scene()
     out: EstimatesOut = {
         "schema": SCHEMA,

@@ -75,10 +75,7 @@ async def submit(call: Asked, body: SubmitIn) -> Response:
 
 async def _dry_run(call: Call, body: SubmitIn, notes: list[str]) -> Response:
     spec = await intake.checked(call.service, call.peer, body)
-    now = call.service.now()
-    gpus, (placement, starts) = await call.service.ask(
-        lambda core: (dict(core.gpus), intake.judged(core, spec, spec.declared, now))
-    )
+    gpus, placement, starts, outlook = await intake.foretold(call.service, spec)
     out: DryRunOut = {
         "schema": SCHEMA,
         "would_start": starts and not body.held,
@@ -87,6 +84,8 @@ async def _dry_run(call: Call, body: SubmitIn, notes: list[str]) -> Response:
         "chosen": list(placement.gpus),
         "warnings": notes,
     }
+    if outlook is not None:
+        out["outlook"] = outlook
     return answer(out)
 
 
