@@ -185,6 +185,32 @@ def test_a_job_that_could_never_start_is_refused(daemon: Daemon) -> None:
     assert error(daemon.call("POST", "/v1/jobs", JOB | {"warn": warn})) == (400, "bad_request")
 
 
+def test_a_job_that_its_users_quota_never_allows_is_refused(open_path: Path) -> None:
+    with running(open_path, replace(ROOT_JOBS, limits=Limits(gpus_per_user=2))) as daemon:
+        status, out = daemon.call("POST", "/v1/jobs", JOB | {"gpus": 3})
+        assert (status, out["error"]) == (
+            400,
+            "the job wants 3 GPUs, and a user may hold 2 at once",
+        )
+        submit(daemon, gpus=2)
+
+
+def test_a_task_is_called_by_its_label_wherever_a_reason_names_it(daemon: Daemon) -> None:
+    """Its id alone may be that of the whole array: who cancels that cancels all of it."""
+    array = submit(daemon, array={"indices": [4, 5, 6]}, exclusive=True)
+    waits = submit(daemon, exclusive=True, memory_mib=1000)
+    said = daemon.call("GET", f"/v1/jobs/{waits}/why")[1]
+    details = {verdict["refused"][0]["detail"] for verdict in said["verdicts"]}
+    assert details == {f"job {array}_{index}" for index in (4, 5, 6)}
+    later = submit(daemon, after=[{"job": f"{array}_5"}])
+    said = daemon.call("GET", f"/v1/jobs/{later}/why")[1]
+    assert said["headline"] == f"waits: job {array}_5 must end first"
+    assert said["reasons"][0]["text"] == f"job {array}_5 must end first"
+    assert said["job"]["reason"] == f"(Dependency: job {array}_5)"
+    settling = daemon.call("GET", "/v1/gpus")[1]["gpus"][0]
+    assert f"job {array}_4" in settling["state_detail"]
+
+
 def test_a_mig_instance_takes_no_job_of_several_gpus(daemon: Daemon) -> None:
     whole = a_gpu(0, 20_000)
     parts = tuple(a_gpu(n, 40_000, parent=whole.id) for n in (1, 2))
@@ -420,6 +446,10 @@ def test_every_rule_has_its_words() -> None:
         reason = Reason(code, 2.0, 1.0, "GPUs", "job 3")
         assert phrase(reason)
         assert short(reason, "GPU1")
+    assert phrase(Reason("busy", detail="job 3, job 4")).endswith("job 3, job 4 are there")
+    alone = Reason("array_limit", 1, 1, "tasks")
+    assert phrase(alone) == "a task of its array runs, and it wants one at once"
+    assert phrase(Reason("few_idle", 1, 0, "GPUs")) == "no GPU is idle that it could have"
     assert phrase(Reason("my_rule", 2, 1, "MiB", "so")) == "my rule: needs 2 MiB, has 1 MiB (so)"
 
 

@@ -214,6 +214,14 @@ def test_gpus_are_kept_for_shorter_jobs_if_the_admin_wants_it():
     assert where(plan(view_of(2, jobs))) == {1: (0,), 2: (1,)}, "by default they are not"
 
 
+def test_no_gpus_are_said_to_be_kept_where_too_few_are_idle():
+    jobs = [queued(1, 100.0, wants=2)]
+    busy = plan(view_of(2, jobs, running(9, 0), settings=RESERVING))
+    assert busy[1].reasons == (Reason("few_idle", 2, 1, "GPUs"),)
+    out = plan(view_of(1, [queued(1, 100.0)], settings=RESERVING, gpu0={"drained": "maintenance"}))
+    assert out[1].reasons == (Reason("few_idle", 1, 0, "GPUs"),), "the machine stands, for ever"
+
+
 def test_a_job_of_which_nothing_is_known_starts_at_once():
     assert where(plan(view_of(2, [queued(1, 100.0), queued(2)], settings=RESERVING))) == {
         2: (0,),

@@ -558,6 +558,13 @@ def test_a_resizable_task_as_the_core_is_told_of_it():
     assert workload.full_rate(1, A100, 4) == pytest.approx(1 / 1.75)
 
 
+def test_parts_cost_as_much_where_the_speed_of_a_kind_is_told():
+    task = replace(FIRST, speeds=((A100.name, 0.5),))
+    workload = Workload(Experiment(Trace("by hand", (task,)), Cluster((Node("n0", A100, 1),))))
+    assert workload.full_rate(1, A100) == 0.5
+    assert workload.full_rate(1, A100, 4) == pytest.approx(0.5 / 1.75)
+
+
 # -- GPUs that are set aside for profiling
 
 

@@ -451,8 +451,8 @@ def test_who_gains_nothing_waits_and_is_told_when_its_turn_is():
     ]
     assert placement.gpus == ()
     assert placement.reasons == (
-        Reason("no_partner"),
         Reason("planned_start", 1, 1000.0, "s", "job 9"),
+        Reason("no_partner"),
     )
     assert refused(placement) == {0: ["busy"]}
 
@@ -484,7 +484,7 @@ def test_under_mps_jobs_of_several_gpus_do_not_share_nor_do_two_users():
 def test_nobody_is_packed_with_one_that_is_not_known(changes, code):
     assert where(beside(running(9, 0, **changes))) == {1: ()}
     placement = beside(running(9, 0), queue=[queued(1, **changes)])[1]
-    assert placement.reasons[0] == Reason(code, detail="this job") and not placement.gpus
+    assert codes(placement.reasons)[code].detail == "this job" and not placement.gpus
 
 
 def test_who_must_be_alone_is_not_packed():

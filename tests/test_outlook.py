@@ -10,6 +10,7 @@ import pytest
 from carmad.api.outlook import outlook_out
 from carmad.api.render import Scene
 from carmad.api.times import iso
+from carmad.core.decision import Reason
 from carmad.core.outlook import Outlook, outlook
 from carmad.core.types import After, Job, JobId, JobState, Prediction
 from carmad.testing import a_gpu_view, a_job, a_spec, a_view
@@ -130,6 +131,15 @@ def test_those_whose_memory_is_being_estimated_stand_in_line() -> None:
     view = a_view([a_gpu_view(0), a_gpu_view(1)], (), now=NOW)
     found = outlook_out(second, Scene(view, {}, {4: first, 5: second}, {}, ()))
     assert found and found["starts_at"] == iso(NOW + 3600)
+
+
+@pytest.mark.parametrize("code", ["quota", "array_limit"])
+def test_who_waits_for_more_than_gpus_is_told_no_start(code: str) -> None:
+    job = waiting(5, 3600.0, deadline_at=NOW + 7200)
+    view = a_view([a_gpu_view(0)], (), now=NOW)
+    scene = Scene(view, {}, {5: job}, {}, (job.id,), barriers={job.id: Reason(code, 1, 1)})
+    found = outlook_out(job, scene)
+    assert found and found["text"] == "predicted to meet its deadline, 60 min before it"
 
 
 @pytest.mark.parametrize(

@@ -469,6 +469,18 @@ def test_stage_times_are_kept_per_kind_of_gpu_and_for_the_next_run():
     assert world.job(third).stages == (elsewhere, StageTimes(0.1, 0.1, 0.2, gpu=kind))
 
 
+def test_runs_of_the_job_that_wait_learn_its_stage_times_once():
+    world = Server(gpus=1)
+    first, waiting = world.submit(exclusive=True), world.submit(exclusive=True)
+    other = world.submit(argv=("other",))
+    assert world.job(waiting).state is S.QUEUED
+    for load_s in (0.1, 0.2):
+        world.tell(Stepped(world.now, first, 0.5, StageTimes(load_s, 0.1, 0.2)))
+    kind = world.scheduler.gpus[world.job(first).gpus[0]].name
+    assert world.job(waiting).stages == (StageTimes(0.1, 0.1, 0.2, gpu=kind),)
+    assert world.job(other).stages == ()
+
+
 def test_stage_times_that_are_no_news_change_nothing():
     """A job may tell them at every step, and each change is a row on disk."""
     world = Server(gpus=1)

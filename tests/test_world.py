@@ -1,9 +1,11 @@
 """Actions carried out, and what becomes of them; MPS looked after."""
 
+import os
 import threading
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import pytest
@@ -270,6 +272,33 @@ def test_a_job_that_slipped_past_mps_is_told(tmp_path):
     mps.broken = True
     watch.look()
     assert [event.note for event in inbox.events] == ["its GPU's MPS daemon does not answer"]
+
+
+@pytest.fixture
+def installed():
+    """Where all may come, unlike pytest's own folders."""
+    with TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def test_the_doctor_says_whether_users_can_read_what_watches_their_stages(installed, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    folder = installed / "hooks"
+    folder.mkdir()
+    hook = folder / "sitecustomize.py"
+    hook.touch()
+    parts = (installed, folder, hook)
+    for part in parts:
+        part.chmod(0o755)
+    assert not list(doctor._hooks(folder))
+    for closed in parts:
+        closed.chmod(0o700)
+        (check,) = doctor._hooks(folder)
+        assert check.ok is None and check.detail.endswith(f" {closed}")
+        closed.chmod(0o755)
+    hook.chmod(0o600)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert not list(doctor._hooks(folder)), "only its own user's jobs run"
 
 
 def test_the_doctor_asks_every_mps_daemon_that_has_jobs():

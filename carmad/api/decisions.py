@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from carmad.api.phrases import phrase
+from carmad.api.render import Scene, labelled
 from carmad.api.responses import DecisionOut, GpuRefOut, ReasonOut, VerdictOut
 from carmad.api.times import stamp
 from carmad.core.decision import Decision, Placement, Reason
 from carmad.core.types import Gpu, GpuId
 
 
-def reason_out(reason: Reason) -> ReasonOut:
+def reason_out(reason: Reason, scene: Scene) -> ReasonOut:
+    reason = labelled(reason, scene.live)
     return {
         "code": reason.code,
         "need": reason.need,
@@ -22,26 +24,26 @@ def reason_out(reason: Reason) -> ReasonOut:
     }
 
 
-def verdicts_out(placement: Placement, gpus: Mapping[GpuId, Gpu]) -> list[VerdictOut]:
+def verdicts_out(placement: Placement, scene: Scene) -> list[VerdictOut]:
     return [
         {
-            "gpu": gpu_ref(verdict.gpu, gpus),
-            "refused": [reason_out(reason) for reason in verdict.refused],
+            "gpu": gpu_ref(verdict.gpu, scene.gpus),
+            "refused": [reason_out(reason, scene) for reason in verdict.refused],
             "rank": verdict.rank,
         }
         for verdict in placement.verdicts
     ]
 
 
-def decision_out(decision: Decision, gpus: Mapping[GpuId, Gpu]) -> DecisionOut:
+def decision_out(decision: Decision, scene: Scene) -> DecisionOut:
     placement = decision.placement
     return {
         "policy": decision.policy,
         "decided_at": stamp(decision.at),
         "chosen": list(placement.gpus),
-        "verdicts": verdicts_out(placement, gpus),
-        "reasons": [reason_out(reason) for reason in placement.reasons],
-        "grounds": [reason_out(reason) for reason in placement.grounds],
+        "verdicts": verdicts_out(placement, scene),
+        "reasons": [reason_out(reason, scene) for reason in placement.reasons],
+        "grounds": [reason_out(reason, scene) for reason in placement.grounds],
     }
 
 

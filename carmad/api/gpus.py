@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from carmad.api.phrases import phrase
-from carmad.api.render import Scene, label, memory_by_job
+from carmad.api.render import Scene, label, labelled, memory_by_job
 from carmad.api.responses import GpuOut, RiskOut
 from carmad.core.gpuview import GpuView
-from carmad.core.view import View
 
 
 def gpu_out(view: GpuView, scene: Scene, uid: int, see_all: bool) -> GpuOut:
     gpu, sample, score = view.gpu, view.sample, view.score
-    state, detail = gpu_state(view, scene.view)
+    state, detail = gpu_state(view, scene)
     risk: RiskOut = {
         "sm_active": _fraction(score.sm_active),
         "sm_occupancy": _fraction(score.sm_occupancy),
@@ -67,7 +66,7 @@ def gpu_out(view: GpuView, scene: Scene, uid: int, see_all: bool) -> GpuOut:
     }
 
 
-def gpu_state(gpu: GpuView, view: View) -> tuple[str, str]:
+def gpu_state(gpu: GpuView, scene: Scene) -> tuple[str, str]:
     """The first thing that keeps jobs off this GPU, the worst before the passing ones."""
     sample = gpu.sample
     if sample is not None and sample.fault:
@@ -76,11 +75,11 @@ def gpu_state(gpu: GpuView, view: View) -> tuple[str, str]:
         return "drained", gpu.drained
     if sample is None:
         return "stale", "no reading yet"
-    age = view.now - sample.at
-    if age > view.settings.monitor.stale_s:
+    age = scene.now - sample.at
+    if age > scene.view.settings.monitor.stale_s:
         return "stale", f"the last reading is {age:.0f} s old"
     if gpu.settling:
-        return "settling", phrase(gpu.settling)
+        return "settling", phrase(labelled(gpu.settling, scene.live))
     return "ok", ""
 
 

@@ -13,6 +13,7 @@ from carmad.core.outlook import Outlook, outlook
 from carmad.core.types import Job, JobState
 
 SOON_S = 1.0
+LEFT_OUT = frozenset({"quota", "array_limit"})  # who waits for these does not for GPUs alone
 
 
 def outlook_out(job: Job, scene: Scene) -> OutlookOut | None:
@@ -26,7 +27,7 @@ def outlook_out(job: Job, scene: Scene) -> OutlookOut | None:
         "starts_at": iso(found.starts_at) if isfinite(found.starts_at) else None,
         "ends_at": iso(found.ends_at) if isfinite(found.ends_at) else None,
         "late_s": round(late_s, 3) if isfinite(late_s) else None,
-        "text": _text(job, found, deadline_at, scene.now),
+        "text": _text(job, found, deadline_at, scene),
     }
 
 
@@ -36,12 +37,14 @@ def _waiting(scene: Scene) -> list[Job]:
     return line + [job for job in scene.live.values() if job.state is JobState.PENDING]
 
 
-def _text(job: Job, found: Outlook, deadline_at: float, now: float) -> str:
+def _text(job: Job, found: Outlook, deadline_at: float, scene: Scene) -> str:
+    now, barrier = scene.now, scene.barriers.get(job.id)
     if deadline_at <= now:
         return f"its deadline was {duration(now - deadline_at)} ago"
     if job.held:
         return "it is held: nobody can say whether it meets its deadline"
-    when = "" if job.holds_gpus else f" ({_start(found, now)})"
+    told = job.holds_gpus or (barrier and barrier.code in LEFT_OUT)
+    when = "" if told else f" ({_start(found, now)})"
     late_s = found.ends_at - deadline_at
     if isfinite(late_s):
         miss = f"miss its deadline by {duration(late_s)}"

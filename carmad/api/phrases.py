@@ -146,7 +146,9 @@ PHRASES: dict[str, Callable[[Reason], str]] = {
     "drained": lambda r: f"is drained: {r.detail}",
     "stale": _stale,
     "mig_single": lambda r: "is a MIG instance, and a job can use one of those only",
-    "busy": lambda r: f"the job must be alone, and {r.detail} is there",
+    "busy": lambda r: (
+        f"the job must be alone, and {r.detail} {'are' if ', ' in r.detail else 'is'} there"
+    ),
     "outsiders": lambda r: (
         f"the job must be alone, and processes that are not jobs hold {gib(r.have)} there"
     ),
@@ -185,7 +187,11 @@ PHRASES: dict[str, Callable[[Reason], str]] = {
         if r.need
         else "nobody shares"
     ),
-    "few_idle": lambda r: f"{r.have:.0f} of the {r.need:.0f} GPUs that it wants are idle",
+    "few_idle": lambda r: (
+        f"{r.have:.0f} of the {r.need:.0f} GPUs that it wants are idle"
+        if r.need > 1
+        else "no GPU is idle that it could have"
+    ),
     "line_held": lambda r: f"{r.detail} is before it and waits for GPUs",
     "better_gpus": lambda r: (
         f"on the idle GPUs it would be {r.have:.1f} times as slow as on the best: it waits for"
@@ -228,7 +234,11 @@ PHRASES: dict[str, Callable[[Reason], str]] = {
     "held": lambda r: "it is held",
     "begin": _begin,
     "dependency": lambda r: f"{_few(r.detail)} must end first",
-    "array_limit": lambda r: f"{r.have:.0f} tasks of its array run, the most it wants at once",
+    "array_limit": lambda r: (
+        f"{r.have:.0f} tasks of its array run, the most it wants at once"
+        if r.have > 1
+        else "a task of its array runs, and it wants one at once"
+    ),
     "quota": lambda r: f"{r.detail} holds {r.have:.0f} GPUs of {r.need:.0f} allowed",
     "policy_failed": lambda r: f"the placement policy failed: {r.detail}",
 }

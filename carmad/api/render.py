@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from carmad.api.layouts import layout_out, stage_times_out
 from carmad.api.phrases import short
@@ -82,6 +83,16 @@ class Scene:
 def label(job: Job) -> str:
     array = job.spec.array
     return f"{array.array}_{array.index}" if array else str(job.id)
+
+
+def labelled(reason: Reason, live: Mapping[JobId, Job]) -> Reason:
+    """With the jobs in it called as people know them, who take an id for that of a whole array."""
+
+    def known(found: re.Match[str]) -> str:
+        job = live.get(JobId(int(found[1])))
+        return f"job {label(job)}" if job else found[0]
+
+    return replace(reason, detail=re.sub(r"\bjob (\d+)\b", known, reason.detail))
 
 
 def state_code(job: Job) -> str:
@@ -207,7 +218,7 @@ class Jobs:
             return None
         barrier = self._scene.barriers.get(job.id)
         if barrier is not None:
-            return f"({short(barrier)})"
+            return f"({self._short(barrier)})"
         decision = self._scene.current(job.id)
         if decision is None:
             head = self._scene.head
@@ -217,13 +228,16 @@ class Jobs:
     def _refusal(self, placement: Placement) -> str:
         """The placement's own reason, or that of the GPU that was nearest to saying yes."""
         if placement.reasons:
-            return short(placement.reasons[0])
+            return self._short(placement.reasons[0])
         refusing = [verdict for verdict in placement.verdicts if verdict.refused]
         if not refusing:
             return "Resources"
         nearest = min(refusing, key=lambda verdict: len(verdict.refused))
         gpu = self._scene.gpus.get(nearest.gpu)
-        return short(nearest.refused[0], f"GPU{gpu.index}" if gpu else "")
+        return self._short(nearest.refused[0], f"GPU{gpu.index}" if gpu else "")
+
+    def _short(self, reason: Reason, gpu: str = "") -> str:
+        return short(labelled(reason, self._scene.live), gpu)
 
 
 def _late_s(job: Job) -> float | None:

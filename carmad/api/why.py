@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from carmad.api.decisions import decision_out, reason_out, verdicts_out
 from carmad.api.phrases import duration, phrase
-from carmad.api.render import Jobs, Scene, label
+from carmad.api.render import Jobs, Scene, label, labelled
 from carmad.api.responses import SCHEMA, JobOut, JobRefOut, WhyOut
 from carmad.api.times import iso
 from carmad.core.decision import Decision, Reason, Verdict
@@ -35,17 +35,17 @@ def why_out(job: Job, scene: Scene, past: Sequence[Decision], jobs: Jobs) -> Why
     return {
         "schema": SCHEMA,
         "job": out,
-        "headline": _headline(job, reasons, now, behind),
+        "headline": _headline(job, [labelled(each, scene.live) for each in reasons], now, behind),
         "position": out.get("position"),
         "behind": behind,
         "policy": now.policy if now else None,
         "decided_at": iso(now.at) if now else None,
-        "verdicts": verdicts_out(now.placement, scene.gpus) if now else [],
-        "reasons": [reason_out(reason) for reason in reasons],
-        "grounds": [reason_out(reason) for reason in now.placement.grounds] if now else [],
+        "verdicts": verdicts_out(now.placement, scene) if now else [],
+        "reasons": [reason_out(reason, scene) for reason in reasons],
+        "grounds": [reason_out(reason, scene) for reason in now.placement.grounds] if now else [],
         "remedies": _remedies(job, scene, reasons, now, behind) if waits else _advice(out),
         "chosen": list(now.placement.gpus) if now else [],
-        "past": [decision_out(decision, scene.gpus) for decision in _earlier(past, now)],
+        "past": [decision_out(decision, scene) for decision in _earlier(past, now)],
     }
 
 

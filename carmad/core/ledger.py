@@ -34,7 +34,7 @@ class Ledger:
         self._running: tuple[Job, ...] | None = None
         self._residents: dict[GpuId, dict[JobId, Job]] = {}
         self._followers: dict[JobId, dict[JobId, None]] = {}  # who waits for a job, in id order
-        self._strangers: dict[str, dict[JobId, None]] = {}  # by group, in the order of arrival
+        self._groups: dict[str, dict[JobId, None]] = {}  # who stands in line
         self._changed: list[Job] = []
         self._touched: set[GpuId] = set()
         for job in jobs:
@@ -100,9 +100,9 @@ class Ledger:
         """Those that are to start after `job`."""
         return tuple(self.jobs[id] for id in self._followers.get(job, ()))
 
-    def strangers(self, group: str) -> tuple[Job, ...]:
-        """Those in line of this group that have no profile."""
-        return tuple(self.jobs[id] for id in self._strangers.get(group, ()))
+    def alike(self, group: str) -> tuple[Job, ...]:
+        """The runs of one job that stand in line."""
+        return tuple(self.jobs[id] for id in self._groups.get(group, ()))
 
     def _join_line(self, job: Job) -> None:
         place = self._places[job.id] = place_in_line(job, self._order(job))
@@ -112,18 +112,16 @@ class Ledger:
         self._queue = None
         if is_conditional(job):
             self.conditional[job.id] = job
-        if job.profile is None:
-            self._strangers.setdefault(job.group, {})[job.id] = None
+        self._groups.setdefault(job.group, {})[job.id] = None
 
     def _leave_line(self, job: Job) -> None:
         at = bisect_left(self._line, self._places.pop(job.id))
         del self._line[at], self._queued[at]
         self._queue = None
         self.conditional.pop(job.id, None)
-        if job.profile is None:
-            del self._strangers[job.group][job.id]
-            if not self._strangers[job.group]:
-                del self._strangers[job.group]
+        del self._groups[job.group][job.id]
+        if not self._groups[job.group]:
+            del self._groups[job.group]
 
     def _hold(self, job: Job) -> None:
         if job.id not in self.holders:

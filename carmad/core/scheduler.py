@@ -362,6 +362,8 @@ class Scheduler:
         gpu = self.gpus.get(job.gpus[0])
         if gpu and (known := told(job, event, gpu.name)) is not job:
             self._put(known)
+            if known.stages and not job.stages:
+                self._inform_others(known, event.at)
 
     # -- time
 
@@ -401,12 +403,14 @@ class Scheduler:
             self._stop(self.jobs[job.id], Cause.PROFILED)
 
     def _inform_others(self, job: Job, now: float) -> None:
-        """Those in line that are the same job need not be profiled any more."""
-        if job.profile is None or not job.profiled or job.profile.of is not None:
+        """Those in line that are the same job need not be profiled any more, nor watched."""
+        profiled = job.profiled and job.profile is not None and job.profile.of is None
+        if not (profiled or job.stages):
             return
         self.history.learn(job)
-        for waiting in self._ledger.strangers(job.group):
-            self._put(self.knowledge.informed(waiting, now))
+        for waiting in self._ledger.alike(job.group):
+            if (profiled and waiting.profile is None) or (job.stages and not waiting.stages):
+                self._put(self.knowledge.informed(waiting, now))
 
     def _note_untouched(self, job: Job, elapsed: float) -> None:
         """TTFK's time-out: its GPUs take jobs again, and its owner is told."""

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sqlite3
+import stat
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ from carmad.api.phrases import gib
 from carmad.api.render import Scene
 from carmad.config import Settings
 from carmad.core.types import Mode
+from carmad.daemon.environment import HOOKS
 from carmad.gpu.mps import Mps, ServerState
 from carmad.gpu.source import Capabilities
 
@@ -62,6 +64,7 @@ def checks(
     """Slow: reads files and starts a process."""
     return [
         _identity(),
+        *_hooks(Path(HOOKS)),
         *_telemetry(capabilities),
         *_gpus(scene),
         *_islands(scene),
@@ -87,6 +90,20 @@ def _identity() -> Check:
     )
 
 
+def _hooks(folder: Path) -> Iterator[Check]:
+    """A Python passes over what it may not read on its PYTHONPATH, and says nothing."""
+    wanted = dict.fromkeys(reversed(folder.parents), stat.S_IXOTH)
+    wanted |= dict.fromkeys((folder, *folder.glob("*.py")), stat.S_IROTH)
+    closed = [path for path, bit in wanted.items() if not path.stat().st_mode & bit]
+    if closed and os.geteuid() == 0:
+        yield Check(
+            "watch-stages",
+            None,
+            f"--watch-stages does nothing: users cannot read {closed[0]}",
+            "Install CARMA where they can, such as /opt.",
+        )
+
+
 def _telemetry(capabilities: Capabilities) -> Iterator[Check]:
     provides = ", ".join(capabilities.provides) or "nothing"
     yield Check("telemetry", True, f"{capabilities.source} provides {provides}")
@@ -101,7 +118,7 @@ def _gpus(scene: Scene) -> Iterator[Check]:
         yield Check("gpus", False, "there is no GPU", "Does nvidia-smi list any?")
     for gpu in scene.view.gpus:
         name = f"gpu {gpu.gpu.index}"
-        state, detail = gpu_state(gpu, scene.view)
+        state, detail = gpu_state(gpu, scene)
         match state:
             case "faulty":
                 yield Check(name, False, detail, "See dmesg; the GPU may need a reset.")

@@ -27,7 +27,6 @@ from carmad.core.types import (
     ArrayTask,
     Estimate,
     Gpu,
-    GpuId,
     Job,
     JobId,
     JobSpec,
@@ -86,9 +85,9 @@ async def foreseen(service: Service, id: JobId) -> OutlookOut | None:
 
 async def foretold(
     service: Service, spec: JobSpec
-) -> tuple[Mapping[GpuId, Gpu], Placement, bool, OutlookOut | None]:
-    """The GPUs, and of a job that is only tried: what would be decided, whether it would start at
-    once, and whether it would meet its deadline."""
+) -> tuple[Scene, Placement, bool, OutlookOut | None]:
+    """What there is now, and of a job that is only tried: what would be decided, whether it would
+    start at once, and whether it would meet its deadline."""
     now = service.now()
 
     def look(core: Scheduler) -> tuple[Placement, bool, Job, Scene]:
@@ -96,7 +95,7 @@ async def foretold(
         return *judged(core, job, now), job, capture(core, now)
 
     placement, starts, job, scene = await service.ask(look)
-    return scene.gpus, placement, starts, outlook_out(job, scene)
+    return scene, placement, starts, outlook_out(job, scene)
 
 
 async def require_room(service: Service, peer: Peer, count: int) -> None:
@@ -117,6 +116,7 @@ async def checked(service: Service, peer: Peer, body: SubmitIn) -> JobSpec:
     await service.ready()
     gpus = service.tally.gpus
     _fits_the_server(body, gpus)
+    _within_the_quota(body, service.settings.limits.gpus_per_user)
     after = await _dependencies(service, peer, body) if body.after else ()
     tasks = len(body.array.indices) if body.array else 1
     if tasks * len(after) > MAX_WAITS:
@@ -237,6 +237,14 @@ def _fits_the_server(body: SubmitIn, gpus: tuple[Gpu, ...]) -> None:
             f"the job wants {gib(body.memory_mib)} of memory per GPU, and this server has"
             f" {'no GPU' if body.gpus == 1 else f'not {body.gpus} GPUs'} of that size",
             f"Ask for {gib(sizes[body.gpus - 1])} or less.",
+        )
+
+
+def _within_the_quota(body: SubmitIn, quota: int | None) -> None:
+    if quota is not None and body.gpus > quota:
+        raise CarmaError(
+            f"the job wants {body.gpus} GPUs, and a user may hold {quota} at once",
+            "The administrator's limits.gpus_per_user says so.",
         )
 
 

@@ -112,16 +112,17 @@ class Workload:
 
         A batch in parts takes longer (Castor paper, eq. 3)."""
         task = self.task(job)
+        split = 1.0 + (parts - 1) * task.load.fixed_share
         known = dict(task.speeds).get(kind.name)
         if known is not None:
-            return known
+            return known / split
         question = (task.load.model, task.reference, kind.name)
         rate = self._rates.get(question)
         if rate is None:
             reference = self._kinds[task.reference]
             rate = _speed(kind, task.load.model) / _speed(reference, task.load.model)
             self._rates[question] = rate
-        return rate * _pace(task.load, kind) / (1.0 + (parts - 1) * task.load.fixed_share)
+        return rate * _pace(task.load, kind) / split
 
     def mapped(self, job: JobId, servers: Sequence[str]) -> float:
         """How fast it is where its GPUs are on these servers, relative to where its duration was

@@ -64,7 +64,7 @@ class Asrpt:
         plan, held = self._placements(self._line(machine, view), turn)
         if self.reserve and not self.by:
             told = sum(not placement.gpus for placement in plan)
-            plan += _reserved(machine, view.now, max(0, turn.explained - told))
+            plan += _unserved(machine, turn, max(0, turn.explained - told))
         aside = tuple(each for each in turn.aside.items() if each[0] not in machine.gone)
         if turn.idle != turn.totals.idle and not (self.reserve or self.by):
             machine = self._followed(machine, view, turn)
@@ -124,12 +124,14 @@ class Asrpt:
         return () if first is None else (AskAgain(float(math.ceil(first))),)
 
 
-def _reserved(machine: Machine, now: float, first: int) -> list[Placement]:
-    """Of the jobs that the machine has not done, for which GPUs may be kept idle."""
-    ends = zip(machine.served[:first], machine.ends_at(first), strict=True)
-    return [
-        Placement(each.id, reasons=(Reason("reserved", at - now, unit="s"),)) for each, at in ends
-    ]
+def _unserved(machine: Machine, turn: Turn, first: int) -> list[Placement]:
+    """Of the jobs that the machine has not done, why they wait: GPUs that are idle are kept."""
+    waits = []
+    for each, at in zip(machine.served[:first], machine.ends_at(first), strict=True):
+        kept = Reason("reserved", at - turn.view.now, unit="s")
+        few = Reason("few_idle", each.job.spec.gpus, turn.idle, "GPUs")
+        waits.append(Placement(each.id, reasons=(kept if few.need <= few.have else few,)))
+    return waits
 
 
 def asrpt(settings: Settings) -> Asrpt:

@@ -36,11 +36,11 @@ def grounds(member: Member, planned: Planned) -> tuple[Reason, ...]:
 
 
 def waiting(job: Job, planned: Planned, packs: bool) -> tuple[Reason, ...]:
-    """Of one that does not: its partner, or why it has none, and when its turn is."""
+    """Of one that does not: when its turn is, and its partner, or why it has none."""
     member = next(each for each in planned.group.members if each.job.id == job.id)
     return (
-        *_partner(member, planned, packs),
         *_turn(planned),
+        *_partner(member, planned, packs),
         *_deadline(member, planned, late=True),
     )
 

@@ -46,8 +46,8 @@ async def estimate(call: Asked, body: SubmitIn) -> Response:
             }
             for gpu in scene.view.gpus
         ],
-        "verdicts": verdicts_out(placement, scene.gpus),
-        "reasons": [reason_out(reason) for reason in placement.reasons],
+        "verdicts": verdicts_out(placement, scene),
+        "reasons": [reason_out(reason, scene) for reason in placement.reasons],
     }
     return answer(out)
 

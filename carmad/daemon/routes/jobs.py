@@ -75,12 +75,12 @@ async def submit(call: Asked, body: SubmitIn) -> Response:
 
 async def _dry_run(call: Call, body: SubmitIn, notes: list[str]) -> Response:
     spec = await intake.checked(call.service, call.peer, body)
-    gpus, placement, starts, outlook = await intake.foretold(call.service, spec)
+    scene, placement, starts, outlook = await intake.foretold(call.service, spec)
     out: DryRunOut = {
         "schema": SCHEMA,
         "would_start": starts and not body.held,
-        "verdicts": verdicts_out(placement, gpus),
-        "reasons": [reason_out(reason) for reason in placement.reasons],
+        "verdicts": verdicts_out(placement, scene),
+        "reasons": [reason_out(reason, scene) for reason in placement.reasons],
         "chosen": list(placement.gpus),
         "warnings": notes,
     }
