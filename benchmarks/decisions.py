@@ -6,7 +6,7 @@ job: in which order, on which GPUs, beside whom, as which attempt, with its batc
 
 Milliseconds decide in neither what does not depend on them: the trace is the first of those tried
 whose simulated decisions stay the same when starts take up to `JITTER_S` longer or less and jobs
-run up to 2 % longer or less. Nothing is fitted to the daemon. Takes some twelve minutes.
+run up to 2 % longer or less. Nothing is fitted to the daemon. Takes some twenty minutes.
 """
 
 from __future__ import annotations
