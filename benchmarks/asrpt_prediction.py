@@ -33,7 +33,7 @@ from carmad.core.history import Durations
 from carmad.learning import forest
 from carmad.sim.report import compare, markdown
 from carmad.sim.report.compare import Claim
-from policies.asrpt.heavy_edge import fastest_s
+from policies.asrpt.heavy_edge import extremes
 
 SMALLER = 150_000  # jobs, for what is tried in several ways
 SPREADS = (0.0, SPREAD, 0.3)
@@ -141,7 +141,7 @@ def _result(name: str, jobs: Jobs, predicted: Sequence[float], train_s: float = 
     right = sum(by <= forest.NEAR * seconds for by, seconds in zip(off, real, strict=True))
     known = sum(seconds > 0 for seconds in predicted)
     groups = jobs.group[jobs.known :].tolist()
-    iteration_s = {g: fastest_s(jobs.model(g)[1], LINKS, SIZE) for g in set(groups)}
+    iteration_s = {g: extremes(jobs.model(g)[1], LINKS, SIZE).fastest_s for g in set(groups)}
     iterations = [by / iteration_s[g] for by, g in zip(off, groups, strict=True)]
     return Judged(
         name,

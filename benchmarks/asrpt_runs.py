@@ -27,7 +27,7 @@ from carmad.sim.outcome import Outcome
 from carmad.sim.run import simulate
 from carmad.sim.task import Trace
 from policies.asrpt import asrpt
-from policies.asrpt.heavy_edge import fastest_s
+from policies.asrpt.heavy_edge import extremes
 from policies.ranked import Order, by_arrival
 
 GBIT_MIB = 1e9 / 8 / (1 << 20)
@@ -236,7 +236,9 @@ def _trace(jobs: int, single_gpu: float | None, part: int, links: Links) -> Trac
     than that is slowed by it."""
     trace = made(jobs, single_gpu=single_gpu)
     tasks = (
-        replace(task, iteration_s=fastest_s(task.layout, links, SIZE)) if task.layout else task
+        replace(task, iteration_s=extremes(task.layout, links, SIZE).fastest_s)
+        if task.layout
+        else task
         for task in trace.tasks[::part]
         if task.gpus * part <= LARGEST
     )

@@ -43,7 +43,7 @@ from carmad.learning import forest
 from carmad.models import Lookup
 from carmad.sim.task import Task, Trace
 from carmad.sim.traces import philly
-from policies.asrpt.heavy_edge import fastest_s
+from policies.asrpt.heavy_edge import extremes
 
 PHILLY = Path(__file__).parents[2] / "shared" / "data" / "philly" / "philly.csv"
 
@@ -119,7 +119,7 @@ def made(
                 gpus=all_jobs.demands[g],
                 user=all_jobs.users[g],
                 layout=layout if layouts else None,
-                iteration_s=fastest_s(layout, LINKS, SIZE) if layouts else 0.0,
+                iteration_s=extremes(layout, LINKS, SIZE).fastest_s if layouts else 0.0,
             )
         )
     share = "" if single_gpu is None else f"-{100 * single_gpu:.0f}"

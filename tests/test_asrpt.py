@@ -16,7 +16,7 @@ from carmad.sim.run import simulate
 from carmad.sim.task import Task, Trace
 from carmad.testing import a_gpu, a_gpu_view, a_job, a_spec, a_view, check_policy
 from policies.asrpt import asrpt
-from policies.asrpt.heavy_edge import fastest_s
+from policies.asrpt.heavy_edge import extremes
 from policies.asrpt.machine import Machine, rebuilt
 from policies.baselines import least_service, shortest
 
@@ -467,7 +467,7 @@ def test_it_is_a_policy(settings):
 
 
 def task(name, submit_s, duration_s, gpus=1, layout=None):
-    alpha = fastest_s(layout, LINKS, 4) if layout else 0.0
+    alpha = extremes(layout, LINKS, 4).fastest_s if layout else 0.0
     return Task(
         name=name,
         submit_s=submit_s,

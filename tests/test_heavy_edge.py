@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carmad.plugin import Layout, Links, Stage, iteration_s, slowest_s
-from policies.asrpt.heavy_edge import extremes, fastest_s, heavy_edge, mapping
+from policies.asrpt.heavy_edge import extremes, heavy_edge, mapping
 
 LINKS = Links(within_mib_s=10_000.0, between_mib_s=1_000.0)
 
@@ -148,7 +148,7 @@ def test_names_of_servers_do_not_matter(layout, data):
 
 @given(LAYOUTS)
 def test_the_fewest_servers_are_no_slower_than_one_each(layout):
-    assert fastest_s(layout, LINKS, 8) <= slowest_s(layout, LINKS, 8) + 1e-12
+    assert extremes(layout, LINKS, 8).fastest_s <= slowest_s(layout, LINKS, 8) + 1e-12
 
 
 def test_where_edges_lead_astray_slices_still_find_room():
@@ -166,8 +166,8 @@ def test_servers_of_an_even_size_always_hold_slices_of_two(layout, room):
 def test_what_is_fastest_fills_all_servers_but_the_last():
     layout = Layout((Stage(6, 0.1, 0.2, weights_mib=600.0),))
     # 2 · 5/6 · 600 MiB; of a server's bandwidth the second one has 2 of 4 shares.
-    assert fastest_s(layout, LINKS, 4) == pytest.approx(0.3 + 1_000 / (2 / 4 * 1_000))
-    assert fastest_s(layout, LINKS, 8) == pytest.approx(0.3 + 1_000 / 10_000)
+    assert extremes(layout, LINKS, 4).fastest_s == pytest.approx(0.3 + 1_000 / (2 / 4 * 1_000))
+    assert extremes(layout, LINKS, 8).fastest_s == pytest.approx(0.3 + 1_000 / 10_000)
     assert extremes(layout, LINKS, 8).slowest_s == pytest.approx(0.3 + 1_000 / (1 / 8 * 1_000))
 
 
@@ -186,9 +186,9 @@ def test_what_is_heavy():
 def test_the_fewest_servers_hold_slices_of_several_widths():
     """Three and one on a server of four; and where no server holds the slices, all are full."""
     mixed = Layout((Stage(1, 0.1, 0.2, out_mib=100.0, tensor=3), Stage(1, 0.1, 0.2, in_mib=100.0)))
-    assert mapping(mixed, (4,), LINKS, 4).iteration_s == fastest_s(mixed, LINKS, 4)
+    assert mapping(mixed, (4,), LINKS, 4).iteration_s == extremes(mixed, LINKS, 4).fastest_s
     wide = Layout((Stage(2, 0.1, 0.2, weights_mib=400.0, tensor=8),))
-    assert mapping(wide, (4,) * 4, LINKS, 4).iteration_s == fastest_s(wide, LINKS, 4)
+    assert mapping(wide, (4,) * 4, LINKS, 4).iteration_s == extremes(wide, LINKS, 4).fastest_s
 
 
 def test_slices_are_packed_where_they_leave_the_least_room():

@@ -72,11 +72,6 @@ def extremes(layout: Layout, links: Links, size: int) -> Extremes:
     return Extremes(best.iteration_s, slowest_s(layout, links, size), width)
 
 
-def fastest_s(layout: Layout, links: Links, size: int) -> float:
-    """α̃_min: on the fewest servers, all full but the last."""
-    return _best(layout, links, size).iteration_s
-
-
 @lru_cache(maxsize=16_384)
 def mapping(layout: Layout, room: tuple[int, ...], links: Links, size: int) -> Mapping:
     """As Heavy-Edge maps it to servers with that much room."""
@@ -85,7 +80,8 @@ def mapping(layout: Layout, room: tuple[int, ...], links: Links, size: int) -> M
 
 
 def _best(layout: Layout, links: Links, size: int) -> Mapping:
-    """A server is full when no more slices fit that belong together."""
+    """On the fewest servers, all full but the last. One is full when no more slices fit that belong
+    together."""
     usable = size // _width(layout) * _width(layout) or size
     room, left = [], layout.gpus
     while left:

@@ -87,13 +87,10 @@ def joins(
             if slot:
                 place, joins = there[slot.window], asking[n].node.member
                 free.remove(place)
-                closeness = ddl_values(
-                    np.array(place.member.deadline_s), np.array(joins.deadline_s)
-                )
                 group = replace(
                     packer.together(place.member, joins),
                     efficiency=float(efficiency[n, slot.window]),
-                    closeness=float(closeness),
+                    closeness=float(ddl_values(place.member.deadline_s, joins.deadline_s)),
                 )
                 gpus = tuple(by_id[gpu] for gpu in place.member.job.gpus)
                 yield Turn(Planned(group, ends_s=group.ends_s(place.kind)), gpus)
@@ -133,8 +130,8 @@ def _kept(places: Iterable[Place], planned: Mapping[JobId, Planned]) -> Iterator
     for place in places:
         plans = [following[gpu] for gpu in place.member.job.gpus if gpu in following]
         if plans:
-            following_one = min(plans, key=attrgetter("rank"))
-            place = place._replace(rank=following_one.rank, until_s=following_one.begin_s)
+            first = min(plans, key=attrgetter("rank"))
+            place = place._replace(rank=first.rank, until_s=first.begin_s)
         yield place
 
 

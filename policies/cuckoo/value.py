@@ -33,7 +33,7 @@ def eff_values(row_s: Numbers, column_s: Numbers, round_s: Numbers) -> Numbers:
     return (row_s[:, None] + column_s) / round_s
 
 
-def ddl_values(one_s: Numbers, other_s: Numbers) -> Numbers:
+def ddl_values(one_s: Numbers | float, other_s: Numbers | float) -> Numbers:
     """Equation 11, of deadlines in so many seconds. One that has passed is due now.
 
     Equal deadlines are as close as can be, also if both have passed or neither is ever: 1. With
