@@ -72,7 +72,8 @@ def _load(kind: str, name: str, *given: object) -> object:
     except Exception as error:  # foreign code
         raise CarmaError(
             f"{name!r} of {kind} cannot be loaded: {error}",
-            "is everything that it needs installed?",
+            "is everything that it needs installed? For CARMA's own that is carma[policies] or "
+            "carma[estimators]",
         ) from error
     if not isinstance(getattr(plugin, "name", None), str):
         raise CarmaError(f"{name!r} of {kind} has no name", "see the protocols in carmad.plugin")
