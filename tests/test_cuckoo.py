@@ -743,6 +743,8 @@ def test_gpus_set_aside_are_for_profiling_and_nothing_else():
     assert where(plan(wide)) == {1: (0, 1)}, "or it could never start"
     drained = view_of(3, [queued(1, wants=2)], settings=aside, gpu0={"drained": "x"})
     assert where(plan(drained)) == {1: (1, 2)}
+    never = view_of(2, [queued(1, wants=3), queued(2)], settings=aside, gpu0={"drained": "x"})
+    assert where(plan(never)) == {1: (), 2: (1,)}, "who can never start keeps nobody off them"
     behind = view_of(3, [queued(1, wants=3), queued(2)], running(9, 0), settings=aside)
     assert where(plan(behind)) == {1: (), 2: (1,)}, "done before job 9, and then job 1 has all"
 

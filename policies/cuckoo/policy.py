@@ -78,9 +78,10 @@ class Cuckoo:
         known: list[Job] = []
         for job in view.queue:
             (new if aside.takes(job) and not job.stages else known).append(job)
-        # None are, while one is first in line who could not start on the others.
+        # None are, while the first in line who can ever start could not do so on the others.
         with_them, without = (site(view, gpus, self.heterogeneous) for gpus in (NOTHING, aside.own))
-        if known and with_them.holds(known[0]) and not without.holds(known[0]):
+        first = next(filter(with_them.holds, known), None)
+        if first and not without.holds(first):
             return tuple(self._plan(view, view.queue, NOTHING))
         return (*self._profiles(view, new, aside), *self._plan(view, known, aside.own))
 
