@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from carmad.plugin import Demand, GpuView, Preconditions, Reason, Settings, idle
+from policies.memory import margin_mib
 from policies.ranked import Filter
 
 
@@ -35,8 +36,8 @@ def fits_memory(conditions: Preconditions) -> Filter:
     def refuse(wanted: Demand, gpu: GpuView) -> Reason | None:
         if wanted.estimate is None or (not wanted.estimate.firm and _empty(gpu)):
             return None
-        margin = max(conditions.margin_mib, wanted.retry.margin_mib if wanted.retry else 0)
-        need = wanted.estimate.safe_mib + (0 if _empty(gpu) else margin)
+        margin = 0 if _empty(gpu) else margin_mib(wanted.retry, conditions)
+        need = wanted.estimate.safe_mib + margin
         return Reason("memory", need, gpu.free_mib, "MiB") if need > gpu.free_mib else None
 
     return refuse

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from carmad.plugin import GpuView, Job, Preconditions, Reason
+from carmad.plugin import GpuView, Job, Preconditions, Reason, Retry
 
 
 def need_mib(job: Job, passes: int = 1) -> int:
@@ -18,7 +18,12 @@ def need_mib(job: Job, passes: int = 1) -> int:
     return max(whole, measured) - (whole - job.estimate.accumulating(passes).safe_mib)
 
 
+def margin_mib(retry: Retry | None, conditions: Preconditions) -> int:
+    """What an admin wants to be left, or what a job recovers with if that is more."""
+    return max(conditions.margin_mib, retry.margin_mib if retry else 0)
+
+
 def lacking(need: int, job: Job, gpu: GpuView, conditions: Preconditions) -> Reason | None:
     """Whether `need` MiB, and the margin wanted free on top, are not left on the GPU."""
-    need += max(conditions.margin_mib, job.retry.margin_mib if job.retry else 0)
+    need += margin_mib(job.retry, conditions)
     return Reason("memory", need, gpu.free_mib, "MiB") if need > gpu.free_mib else None

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 
 from carmad.plugin import View, idle
-from policies.cuckoo.groups import ANYONE, Group, Memory, Node, Packer
+from policies.cuckoo.groups import Group, Memory, Node, Packer, user
 from policies.cuckoo.members import Member, Site, memory_mib
 from policies.cuckoo.packing import taken_apart
 
@@ -72,7 +72,7 @@ def packable(view: View, line: Iterable[Member]) -> Iterator[Node]:
     for member in line:
         wanted, retry = view.demand(member.job), member.job.retry
         if not member.missing and not wanted.alone and not (retry and retry.avoid):
-            yield Node(member, ANYONE if wanted.mps_uid is None else wanted.mps_uid)
+            yield Node(member, user(wanted))
 
 
 def _least_mib(where: Site) -> list[int]:

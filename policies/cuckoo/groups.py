@@ -10,12 +10,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from carmad.plugin import Preconditions, StageTimes
+from carmad.plugin import Demand, Preconditions, StageTimes
 from policies.castor.pairing import ends
 from policies.cuckoo.interleaving import Model, Numbers, Phases
 from policies.cuckoo.members import Member
 from policies.cuckoo.packing import best_edges, matched
 from policies.cuckoo.value import ddl_values, eff_values, rounds, standalone, total_values
+from policies.memory import margin_mib
 
 Stages = tuple[StageTimes, ...]  # by kind
 Slowed = tuple[tuple[float, float], ...]  # a pair's iterations, times those alone, by kind
@@ -59,12 +60,12 @@ class Node(NamedTuple):
     """A job that waits and may be packed."""
 
     member: Member
-    uid: int = ANYONE  # under MPS, whose server it is a client of
+    uid: int  # under MPS, whose server it is a client of
 
-    def margin_mib(self, conditions: Preconditions) -> int:
-        """What an admin wants to be left, or what it recovers with."""
-        retry = self.member.job.retry
-        return max(conditions.margin_mib, retry.margin_mib if retry else 0)
+
+def user(wanted: Demand) -> int:
+    """With whom it may share: `ANYONE`, or the clients of its user's MPS server."""
+    return ANYONE if wanted.mps_uid is None else wanted.mps_uid
 
 
 class Memory(NamedTuple):
@@ -192,7 +193,8 @@ def admitted(
     nodes: Sequence[Node], room_mib: NDArray[np.int_], conditions: Preconditions
 ) -> NDArray[np.bool_]:
     """Whether each of them may join where there is so much room: rows, columns."""
-    need = np.array([node.member.need_mib + node.margin_mib(conditions) for node in nodes])
+    members = [node.member for node in nodes]
+    need = np.array([m.need_mib + margin_mib(m.job.retry, conditions) for m in members])
     return (need[:, None] <= room_mib) & (room_mib >= conditions.min_free_mib)
 
 

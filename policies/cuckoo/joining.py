@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from carmad.plugin import GpuId, JobId, Preconditions, View
 from policies.cuckoo.grouping import packable
-from policies.cuckoo.groups import ANYONE, GAIN, Company, Group, Node, Packer, admitted
+from policies.cuckoo.groups import GAIN, Company, Group, Node, Packer, admitted, user
 from policies.cuckoo.interleaving import Numbers
 from policies.cuckoo.members import Member, Site
 from policies.cuckoo.planning import NEVER, Groups, Planner, Window
@@ -115,8 +115,7 @@ def _places(view: View, running: Sequence[Member], where: Site) -> Iterator[Plac
         if all(gpu and len(gpu.residents) == 1 and not gpu.gpu.is_mig for gpu in gpus):
             there = [gpu for gpu in gpus if gpu]
             room_mib = min(gpu.free_mib for gpu in there)
-            uid = ANYONE if wanted.mps_uid is None else wanted.mps_uid
-            yield Place(member, where.kind(there[0]), room_mib, uid)
+            yield Place(member, where.kind(there[0]), room_mib, user(wanted))
 
 
 def _kept(places: Iterable[Place], planned: Mapping[JobId, Planned]) -> Iterator[Place]:
