@@ -114,7 +114,9 @@ def test_the_environment_is_scrubbed_but_for_what_is_exported(daemon: Daemon) ->
     submit(daemon, env=env, export={"HF_TOKEN": "meant"})
     stored = daemon.store.job(1)
     assert stored is not None
-    assert dict(stored.spec.env) == {"PATH": "/bin", "HF_TOKEN": "meant"}
+    whole = daemon.store.whole(stored.spec)
+    assert dict(whole.env) == {"PATH": "/bin", "HF_TOKEN": "meant"}
+    assert stored.spec.env == ()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import resource
@@ -22,11 +23,12 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sqlalchemy import create_engine
+from sqlalchemy import create_engine, text
 
 from carmad.config import Retention
 from carmad.core.decision import Decision, Placement, Reason, Verdict
@@ -55,7 +57,8 @@ from carmad.core.types import (
 )
 from carmad.errors import CarmaError
 from carmad.models import Model
-from carmad.store import codec, migrate
+from carmad.store import codec, environments, migrate
+from carmad.store.database import connect
 from carmad.store.sql import SqlStore, StoreFull
 from carmad.store.tables import METADATA
 from carmad.store.values import Spread, Transition
@@ -544,7 +547,7 @@ def test_migrations_make_the_tables_that_the_code_has() -> None:
 NEXT = """
 from alembic import op
 import sqlalchemy as sa
-revision, down_revision = "0002", "0001"
+revision, down_revision = "0003", "0002"
 
 def upgrade():
     with op.batch_alter_table(
@@ -560,7 +563,7 @@ def next_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A release with one more migration, which copies a table that others refer to."""
     scripts = tmp_path / "migrations"
     shutil.copytree(Path(migrate.__file__).parent / "migrations", scripts)
-    script = scripts / "versions" / "0002_next.py"
+    script = scripts / "versions" / "0003_next.py"
     script.write_text(NEXT.replace("FAIL", ""))
     monkeypatch.setattr(migrate, "SCRIPTS", str(scripts))
     return script
@@ -600,6 +603,111 @@ def test_a_migration_that_fails_changes_nothing(store: SqlStore, next_release: P
     later = SqlStore.open(store.path)
     assert later.restore().jobs == (job(1),)
     later.close()
+
+
+# -- environments --------------------------------------------------------------------------------
+
+LONG = tuple((f"VARIABLE_{n}", "x" * 1000) for n in range(100))
+
+
+def submitted(number: int, env: tuple[tuple[str, str], ...], user: str = "ada") -> Step:
+    """As the daemon does it: the core's jobs have none of it but its name."""
+    bare = environments.without(replace(job(number, user=user).spec, env=env))
+    waiting = replace(job(number), spec=bare)
+    return step(waiting, event=Submitted(1.0, waiting.id, (bare,), env=env))
+
+
+def stored(path: Path) -> list[str]:
+    with closing(sqlite3.connect(path)) as connection:
+        return [row[0] for row in connection.execute("SELECT user FROM environments")]
+
+
+def test_an_environment_is_stored_once_and_not_with_each_job(store: SqlStore) -> None:
+    env = (*LONG, ("VIRTUAL_ENV", "/home/ada/v"))
+    for number in range(1, 21):
+        store.commit(submitted(number, env))
+    kept = store.restore().jobs
+    assert all(found.spec.env == (("VIRTUAL_ENV", "/home/ada/v"),) for found in kept)
+    assert store.whole(kept[7].spec).env == env
+    assert kept[0].spec.environment == kept[19].spec.environment
+    store.close()
+    assert store.path.stat().st_size < 4 * 100_000
+    assert stored(store.path) == ["ada"]
+
+
+def test_an_environment_counts_for_whose_it_is(store: SqlStore) -> None:
+    mine = job(1).spec
+    assert environments.without(mine) != environments.without(replace(mine, uid=1001))
+    assert environments.without(replace(mine, env=())).environment is None
+
+
+def test_an_environment_goes_with_the_last_job_that_had_it(store: SqlStore) -> None:
+    for number in (1, 2):
+        store.commit(submitted(number, LONG))
+    spec = store.restore().jobs[0].spec
+    ended = replace(job(1, JobState.CANCELLED, ended_at=1.0), spec=spec)
+    store.commit(step(ended))
+    store.purge(100 * DAY, Retention(ended_days=1))
+    assert store.whole(spec).env == LONG
+    store.commit(step(replace(ended, id=JobId(2))))
+    store.purge(100 * DAY, Retention(ended_days=1))
+    reopened_store = reopened(store)
+    with pytest.raises(CarmaError, match="not kept any more"):
+        reopened_store.whole(spec)
+    reopened_store.close()
+
+
+def of_0_1_0(path: Path, jobs: list[Job]) -> None:
+    """A database as the first release left it: whole environments within the jobs."""
+    path.parent.mkdir()
+    engine = connect(path)
+    config = migrate._config()
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0001")
+        for each in jobs:
+            body = json.loads(codec.encode_job(each))
+            del body["spec"]["environment"]
+            row = {"id": each.id, "state": each.state.value, "user": each.spec.user, "name": "n"}
+            row |= {"submitted_at": 1.0, "ended_at": each.ended_at, "attempt": each.attempt}
+            row |= {"gpus": "", "gpu_seconds": 0.0, "energy_j": 0.0, "body": json.dumps(body)}
+            names = ", ".join(row)
+            values = ", ".join(f":{name}" for name in row)
+            connection.execute(text(f"INSERT INTO jobs ({names}) VALUES ({values})"), row)
+        connection.execute(text("UPDATE jobs SET body = 'no job' WHERE id = 99"))
+    engine.dispose()
+
+
+def test_a_database_of_the_first_release_is_upgraded(path: Path) -> None:
+    def old(number: int, state: JobState, env: Any, **fields: Any) -> Job:
+        one = job(number, state, **fields)
+        return replace(one, spec=replace(one.spec, env=env))
+
+    python = (*LONG, ("CONDA_PREFIX", "/c"))
+    jobs = [
+        *(old(number, JobState.QUEUED, LONG) for number in range(1, 41)),
+        old(41, JobState.RUNNING, python, attempt=1, started_at=2.0, gpus=(GpuId("GPU-1"),)),
+        old(42, JobState.SUCCEEDED, python, ended_at=3.0, user="bob"),
+        old(43, JobState.QUEUED, ()),
+        old(99, JobState.FAILED, LONG, ended_at=3.0),
+    ]
+    of_0_1_0(path, jobs)
+    before = path.stat().st_size
+    store = SqlStore.open(path)
+    restored = store.restore()
+    assert restored.next_id == 100
+    for found, was in zip(restored.jobs, (*jobs[:41], jobs[42]), strict=True):
+        whole = store.whole(found.spec)
+        assert replace(found, spec=replace(whole, environment=None)) == was
+        assert found.spec.environment == environments.without(was.spec).environment
+    ended = store.job(JobId(42))
+    assert ended and ended.spec.env == (("CONDA_PREFIX", "/c"),)
+    assert store.whole(ended.spec).env == python
+    (backup,) = (path.parent / "backups").iterdir()
+    assert backup.stat().st_size >= before // 2
+    store.commit(submitted(100, LONG))  # the same content as one that was there
+    store.close()
+    assert sorted(stored(path)) == ["ada", "ada"]  # bob's uid is ada's here
 
 
 # -- the codec -----------------------------------------------------------------------------------

@@ -99,9 +99,13 @@ def declared(spec):
     return Estimate(spec.memory_mib, "test")
 
 
+def given(spec):
+    return spec
+
+
 def a_world(tmp_path, mps=None, grace_s=30.0, estimate=declared):
     inbox, launcher = Inbox(), Launcher()
-    world = DaemonWorld(tmp_path, inbox, estimate, launcher, mps, grace_s, {"EXTRA": "1"})
+    world = DaemonWorld(tmp_path, inbox, estimate, given, launcher, mps, grace_s, {"EXTRA": "1"})
     return world, inbox, launcher
 
 
@@ -151,6 +155,27 @@ def test_what_a_job_was_given_stays_out_of_the_log(tmp_path, caplog, monkeypatch
     performed(world, Signal(running(env=(("MINE", "hunter2"),)), 12))
     assert "could not signal job 7" in caplog.text
     assert "hunter2" not in caplog.text
+
+
+def test_a_job_is_started_with_the_whole_of_its_environment(tmp_path):
+    world, _, launcher = a_world(tmp_path)
+    world._whole = lambda spec: replace(spec, env=(*spec.env, ("MINE", "1")))
+    performed(world, Launch(running(env=(("VIRTUAL_ENV", "/v"),))))
+    env = launcher.calls[0][2]
+    assert (env["VIRTUAL_ENV"], env["MINE"]) == ("/v", "1")
+
+
+def test_a_job_whose_environment_is_gone_ends_and_says_so(tmp_path):
+    def gone(spec):
+        raise CarmaError("the job's environment is not kept any more", "Submit the job again.")
+
+    world, inbox, launcher = a_world(tmp_path)
+    world._whole = gone
+    performed(world, Launch(running()))
+    (exited,) = [event for event in inbox.events if isinstance(event, Exited)]
+    assert exited.exit.cause is Cause.LAUNCH_FAILED
+    assert "not kept any more; Submit the job again" in exited.exit.evidence
+    assert launcher.calls == []
 
 
 def test_estimates_and_why_there_is_none(tmp_path):

@@ -14,6 +14,7 @@ from carmad.core.messages import (
 )
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import Cause, Estimate, Exit, GpuSample, JobId, ProcessUse
+from carmad.store import environments
 from carmad.testing import a_gpu, a_spec
 from policies import builtin
 from recovery import ladder
@@ -66,7 +67,9 @@ class Server:
     def submit(self, **spec):
         id = JobId(self.next_id)
         self.next_id += 1
-        self.tell(Submitted(self.now, id, (a_spec(**spec),)))
+        whole = a_spec(**spec)
+        bare = environments.without(whole)
+        self.tell(Submitted(self.now, id, (bare,), env=whole.env))
         return id
 
     def kernel(self, id, mib=1000):

@@ -36,6 +36,7 @@ class Submitted:
     first: JobId
     specs: tuple[JobSpec, ...]
     held: bool = False
+    env: tuple[tuple[str, str], ...] = ()  # theirs, whole: for the store alone
 
 
 @dataclass(frozen=True, slots=True)

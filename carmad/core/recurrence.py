@@ -4,14 +4,21 @@ speed nor how long it takes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from hashlib import blake2b
 
-from carmad.core.template import template
+from carmad.core.template import ordinary, template
 from carmad.core.types import JobSpec
 
 PYTHON = ("VIRTUAL_ENV", "CONDA_PREFIX")
+TELLING = frozenset({*PYTHON, "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"})
 LETTERS = 12
+
+
+def telling(env: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    """What of an environment tells apart jobs that have the same command."""
+    return tuple((name, value) for name, value in env if name in TELLING)
 
 
 def group(spec: JobSpec) -> str:
@@ -19,7 +26,8 @@ def group(spec: JobSpec) -> str:
     env = dict(spec.env)
     python = tuple(env.get(name, "") for name in PYTHON)
     where = (spec.user, spec.cwd, spec.conda_env, *python)
-    return _group(where, spec.argv, spec.gpus, spec.batch_size)
+    grouped = _group if ordinary(spec.argv) else _group.__wrapped__
+    return grouped(where, spec.argv, spec.gpus, spec.batch_size)
 
 
 @lru_cache(maxsize=4096)

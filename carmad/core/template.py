@@ -45,6 +45,7 @@ RATES = _names("""
     weight-decay wd momentum dropout attn-dropout hidden-dropout drop drop-rate drop-path
     label-smoothing clip-grad grad-clip max-grad-norm gradient-clip-val mixup cutmix ema-decay
 """)
+LONGEST = 2000  # words and letters of an ordinary command
 SETTING = re.compile(r"[+~]{0,2}([A-Za-z_][\w./@]*)=(.*)", re.DOTALL)
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
@@ -68,8 +69,17 @@ class Template:
         return frozenset(option.partition("=")[0] for option in self.options ^ other.options)
 
 
-@lru_cache(maxsize=4096)
+def ordinary(argv: tuple[str, ...]) -> bool:
+    """Whether what follows from a command may be remembered: thousands of long ones may not."""
+    return len(argv) + sum(map(len, argv)) <= LONGEST
+
+
 def template(argv: tuple[str, ...]) -> Template:
+    return (_template if ordinary(argv) else _template.__wrapped__)(argv)
+
+
+@lru_cache(maxsize=4096)
+def _template(argv: tuple[str, ...]) -> Template:
     words: list[str] = []
     options: set[str] = set()
     lengths: set[str] = set()

@@ -106,9 +106,22 @@ class StageTimes:
     gpu: str = ""  # the kind of GPU; "": any
 
 
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """The name of an environment that the store has, and what it takes there."""
+
+    id: str
+    bytes: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """What the user asked for. Never changes."""
+    """What the user asked for. Never changes.
+
+    Of its environment, `env` has only what tells recurring jobs apart (`core.recurrence`): the
+    whole, up to 1 MiB, is in the store as `environment`. Estimators and whoever starts the job
+    are given a spec whose `env` is whole.
+    """
 
     argv: tuple[str, ...]
     user: str
@@ -117,6 +130,7 @@ class JobSpec:
     cwd: str
     name: str
     env: tuple[tuple[str, str], ...] = ()  # captured at submission, secrets scrubbed
+    environment: Environment | None = None  # None: `env` is all there is
     conda_env: str | None = None
     stdout: str = "carma-%j.out"  # %j id, %x name, %u user, %A array, %a index; relative to cwd
     stderr: str | None = None  # None: where stdout goes

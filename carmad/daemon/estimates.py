@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from threading import Lock
 
 from carmad import registry
@@ -99,7 +100,7 @@ class Estimates:
         self._others = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="estimates")
         # By user; the first user's turn is next.
         self._waiting: OrderedDict[int, OrderedDict[JobId, Job]] = OrderedDict()
-        self._asked: dict[JobSpec, _Asked] = {}
+        self._asked: dict[bytes, _Asked] = {}
         self._lock = Lock()
 
     def put(self, job: Job) -> None:
@@ -141,7 +142,7 @@ class Estimates:
                     return job
             return None
 
-    def _question(self, alike: JobSpec) -> tuple[_Asked, bool]:
+    def _question(self, alike: bytes) -> tuple[_Asked, bool]:
         """The one question for all jobs alike, and whether it is new: then it is to be asked."""
         now = time.monotonic()
         with self._lock:
@@ -155,9 +156,10 @@ class Estimates:
             return asked, True
 
 
-def _alike(spec: JobSpec) -> JobSpec:
-    """The same for all jobs that need the same memory: without what only places a job in line."""
-    return replace(
+def _alike(spec: JobSpec) -> bytes:
+    """The same for all jobs that need the same memory: of all but what only places a job in line.
+    A digest, as the answers outlive the jobs."""
+    what = replace(
         spec,
         name="",
         stdout="",
@@ -173,3 +175,4 @@ def _alike(spec: JobSpec) -> JobSpec:
         requeue=True,
         exclusive=False,
     )
+    return blake2b(repr(what).encode(errors="surrogatepass"), digest_size=20).digest()

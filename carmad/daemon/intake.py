@@ -39,6 +39,7 @@ from carmad.daemon.peers import Peer
 from carmad.daemon.problems import Conflict, Forbidden, TooLarge
 from carmad.daemon.service import Service, capture
 from carmad.errors import CarmaError
+from carmad.store import environments
 
 MAX_WORDS_BYTES = 1 << 20  # of all arguments, and of the environment
 MAX_ARRAY_BYTES = 64 << 20  # of the words of all an array's tasks
@@ -59,9 +60,10 @@ async def submit(service: Service, peer: Peer, body: SubmitIn) -> tuple[JobId, i
     first = service.inbox.next_ids(count)
     ids = range(first, first + count)
     service.tally.expect(peer.uid, ids)
-    specs = tuple(_task(spec, body, first, index) for index in indices)
+    bare = environments.without(spec)
+    specs = tuple(_task(bare, body, first, index) for index in indices)
     try:
-        await service.request(Submitted(service.now(), first, specs, held=body.held))
+        await service.request(Submitted(service.now(), first, specs, body.held, spec.env))
     except CarmaError:
         service.tally.give_up(ids)
         raise

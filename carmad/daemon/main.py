@@ -19,11 +19,11 @@ from carmad.config import Settings
 from carmad.core.history import History
 from carmad.core.messages import Step, Trained
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import JobState
+from carmad.core.types import JobSpec, JobState, Refusal
 from carmad.daemon import doctor, systemd
 from carmad.daemon.answers import VERSION
 from carmad.daemon.engine import Engine
-from carmad.daemon.estimates import ask, guesses
+from carmad.daemon.estimates import Answer, ask, guesses
 from carmad.daemon.experience import JOBS_PER_USER, Experience, driver_version
 from carmad.daemon.housekeeping import Housekeeping
 from carmad.daemon.inbox import Clock, Inbox
@@ -95,7 +95,8 @@ def run(options: argparse.Namespace) -> None:
         world = DaemonWorld(
             state_dir,
             inbox,
-            lambda spec: ask(settings.estimator, settings, experience.server(), spec),
+            _estimate(settings, experience, store),
+            store.whole,
             launcher,
             mps,
             grace_s,
@@ -169,6 +170,21 @@ def run(options: argparse.Namespace) -> None:
         engine.run()
         systemd.notify("STOPPING=1")
         log.info("stopping; running jobs go on")
+
+
+def _estimate(
+    settings: Settings, experience: Experience, store: SqlStore
+) -> Callable[[JobSpec], Answer]:
+    """Asks about a job that waits. Never raises."""
+
+    def estimate(spec: JobSpec) -> Answer:
+        try:
+            whole = store.whole(spec)
+        except CarmaError as error:
+            return Refusal(str(error), settings.estimator)
+        return ask(settings.estimator, settings, experience.server(), whole)
+
+    return estimate
 
 
 def _take_over(scheduler: Scheduler, launcher: Launcher, world: DaemonWorld) -> None:

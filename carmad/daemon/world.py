@@ -30,6 +30,7 @@ from carmad.daemon.monitor import Monitor
 from carmad.daemon.shepherd import Ended, Shepherd
 from carmad.errors import CarmaError
 from carmad.gpu.mps import Mps
+from carmad.store.sql import StoreFull
 from recovery.classify import classify
 
 log = logging.getLogger(__name__)
@@ -42,8 +43,8 @@ class DaemonWorld:
     """Actions are queued to one thread, so that a stop never overtakes its own launch; estimates,
     which may take long, to others.
 
-    `estimate` answers for one job; `extra_env` goes to every job (the directory of the emulated
-    cards).
+    `estimate` answers for one job; `whole` fills a job's environment in; `extra_env` goes to
+    every job (the directory of the emulated cards).
     """
 
     def __init__(
@@ -51,12 +52,14 @@ class DaemonWorld:
         state_dir: Path,
         inbox: Inbox,
         estimate: Callable[[JobSpec], Estimate | Refusal],
+        whole: Callable[[JobSpec], JobSpec],
         launcher: Launcher,
         mps: Mps | None,
         kill_grace_s: float,
         extra_env: dict[str, str],
     ) -> None:
         self._inbox = inbox
+        self._whole = whole
         self._launcher = launcher
         self._mps = mps
         self._kill_grace_s = kill_grace_s
@@ -113,7 +116,7 @@ class DaemonWorld:
                 case Stop(job):
                     self._stop(job)
         except Exception:
-            # Not the action itself: it holds the job's environment.
+            # Not the action itself: it holds the job's command.
             log.exception("could not %s job %d", type(action).__name__.lower(), action.job.id)
             if isinstance(action, Launch | Stop):
                 self.shepherd.watch(action.job)  # it will say so if none started
@@ -126,17 +129,18 @@ class DaemonWorld:
                 pipe, logs = self._mps.pipe(job.gpus[0]), self._mps.log(job.gpus[0])
             except CarmaError as error:
                 self._notice(job.id, f"runs without MPS: {error}")
-        env = job_environment(job, job.gpus, mps_pipe=pipe, mps_log=logs)
         try:
+            whole = replace(job, spec=self._whole(job.spec))
+            env = job_environment(whole, job.gpus, mps_pipe=pipe, mps_log=logs)
             self._launcher.launch(job, env | self._extra_env)
-        except NoRoom as error:
+        except (NoRoom, StoreFull) as error:
             self._postpone(job, error)
         except CarmaError as error:
             self._report(job.id, job.attempt, _not_launched(error.message, error.hint))
         else:
             self.shepherd.watch(job)
 
-    def _postpone(self, job: Job, error: NoRoom) -> None:
+    def _postpone(self, job: Job, error: CarmaError) -> None:
         """Failing it would fail the whole queue, one job after the other."""
         log.error("job %d starts later: %s; %s", job.id, error, error.hint)
         self._notice(job.id, f"could not start at once: {error}")

@@ -51,7 +51,7 @@ def decode_model(text: str) -> Model:
 def encode_event(event: Event) -> str:
     """What happened, without the jobs themselves: those have rows of their own."""
     match event:
-        case Submitted(at, first, specs, held):
+        case Submitted(at, first, specs, held, _):
             body: object = {"at": at, "first": first, "count": len(specs), "held": held}
         case Trained(at, models):
             body = {"at": at, "models": [name for name, _ in models]}

@@ -2,7 +2,7 @@
 
 It is for study, not for safety: nothing is restored from it, and what cannot be written is lost. A
 segment is a file of gzip members of JSON lines: a `Begin`, then a `Turn` for each step that was
-committed. Environments of jobs are left out, as they may hold secrets and policies ignore them.
+committed. Environments of jobs are left out, as they may hold secrets: the core has none of them.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ from pydantic_core import from_json, to_json
 from carmad.config import Settings
 from carmad.core.decision import Decision
 from carmad.core.history import BIN_S, BINS, Past, Submission
-from carmad.core.messages import Drain, Event, RequeueRequested, Sampled, Step, Submitted
-from carmad.core.recurrence import PYTHON
+from carmad.core.messages import Drain, Event, Sampled, Step, Submitted
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import Gpu, GpuId, Job, JobId, JobSpec, JobState
+from carmad.core.types import Gpu, GpuId, Job, JobId, JobState
 from carmad.errors import CarmaError
 from carmad.models import Model
 
@@ -290,7 +289,7 @@ def _encoded(entry: Begin | Turn) -> bytes:
     # pydantic_core.to_json, as in `codec`: an infinite rank stays one.
     if isinstance(entry, Begin):
         # One by one: at 10,000 jobs in one call the core's thread would wait for 0.1 s.
-        jobs = b",".join(to_json(_bare_job(job)) for job in entry.jobs)
+        jobs = b",".join(map(to_json, entry.jobs))
         runs = b",".join(map(to_json, entry.runs))
         rest = to_json(replace(entry, jobs=(), runs=()))
         rest = rest.replace(b'"jobs":[]', b'"jobs":[' + jobs + b"]", 1)
@@ -300,22 +299,7 @@ def _encoded(entry: Begin | Turn) -> bytes:
 
 
 def _bare(event: Event) -> Event:
-    match event:
-        case Submitted():
-            return replace(event, specs=tuple(map(_bare_spec, event.specs)))
-        case RequeueRequested():
-            return replace(event, job=_bare_job(event.job))
-        case _:
-            return event
-
-
-def _bare_job(job: Job) -> Job:
-    return replace(job, spec=_bare_spec(job.spec))
-
-
-def _bare_spec(spec: JobSpec) -> JobSpec:
-    """Of its environment only what tells recurring jobs apart."""
-    return replace(spec, env=tuple(pair for pair in spec.env if pair[0] in PYTHON))
+    return replace(event, env=()) if isinstance(event, Submitted) else event
 
 
 def _decoded(path: Path, line: tuple[int, bytes], decode: Callable[[Any], T]) -> T:

@@ -10,7 +10,7 @@ import json
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,9 +22,9 @@ from carmad.core.decision import Decision
 from carmad.core.history import BIN_S, BINS, RUNS, Submission, past
 from carmad.core.ledger import ENDED_REMEMBERED
 from carmad.core.messages import Drain, Event, Sampled, Step, Tick
-from carmad.core.types import ENDED, GpuSample, Job, JobId, JobState
+from carmad.core.types import ENDED, Environment, GpuSample, Job, JobId, JobSpec, JobState
 from carmad.errors import CarmaError
-from carmad.store import backups, codec, migrate, statistics
+from carmad.store import backups, codec, environments, migrate, statistics
 from carmad.store.database import DatabaseErrors, StoreFull, connect, damaged, explain
 from carmad.store.tables import DECISIONS, DRAINS, EVENTS, JOBS, SAMPLES, TRANSITIONS
 from carmad.store.values import (
@@ -70,6 +70,7 @@ class SqlStore:
         self._engine = engine
         self._step = 0  # number of the last commit
         self._readers = threading.Lock()
+        self._last_read: tuple[str, environments.Env] | None = None  # tasks of an array share it
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -106,6 +107,7 @@ class SqlStore:
         decision_rows = [_decision_row(decision) for decision in step.decisions]
         with self._transaction() as connection:
             self._step += 1
+            environments.keep(connection, events)
             if job_rows:
                 states = connection.execute(_STATES, {"ids": json.dumps(list(last))})
                 before = {row.id: row.state for row in states}
@@ -146,6 +148,7 @@ class SqlStore:
                 chunk = connection.execute(delete(JOBS).where(JOBS.c.id.in_(oldest))).rowcount
             jobs += chunk
         with self._transaction() as connection:
+            environments.forget_unused(connection)
             events = connection.execute(
                 delete(EVENTS).where(EVENTS.c.at < now - retention.events_days * _DAY)
             ).rowcount
@@ -214,6 +217,11 @@ class SqlStore:
         )
         with self._reading() as connection:
             return [(at, int(gpus)) for at, gpus in connection.execute(query)]
+
+    def whole(self, spec: JobSpec) -> JobSpec:
+        """With all of its environment. Raises CarmaError where that is not kept any more."""
+        named = spec.environment
+        return spec if named is None else replace(spec, env=self._environment(named))
 
     def job(self, job_id: JobId) -> Job | None:
         return next(iter(self.jobs([job_id])), None)
@@ -318,6 +326,13 @@ class SqlStore:
 
     # -- within
 
+    def _environment(self, named: Environment) -> environments.Env:
+        last = self._last_read
+        if last is None or last[0] != named.id:
+            with self._transaction() as connection:  # no `_reading`: a launch waits for no listing
+                last = self._last_read = named.id, environments.read(connection, named)
+        return last[1]
+
     def _read_jobs(self, query: Select[str], values: Mapping[str, str]) -> list[Job]:
         with self._readers:  # decoding takes the longest
             with self._transaction() as connection:
@@ -384,6 +399,7 @@ class SqlStore:
 
 
 def _job_row(job: Job) -> _Row:
+    body = codec.encode_job(job)
     return {
         "id": job.id,
         "state": job.state.value,
@@ -398,7 +414,9 @@ def _job_row(job: Job) -> _Row:
         "cause": job.exit.cause.value if job.exit else None,
         "gpu_seconds": job.usage.gpu_seconds,
         "energy_j": job.usage.energy_j,
-        "body": codec.encode_job(job),
+        "body": body,
+        "environment": job.spec.environment.id if job.spec.environment else None,
+        "bytes": len(body),
     }
 
 

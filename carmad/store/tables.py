@@ -43,13 +43,26 @@ JOBS = Table(
     Column("gpu_seconds", Float, nullable=False),
     Column("energy_j", Float, nullable=False),
     Column("body", Text, nullable=False),
+    Column("environment", Text),  # null: it is within the body, if there is any
+    Column("bytes", Integer, nullable=False, server_default="0"),  # of its rows, about
     Index(None, "state"),
     Index(None, "user", "id"),
     Index(None, "array"),
+    Index(None, "environment"),
     Index(None, "ended_at"),
     # An id is never given twice, not even after a purge. A migration that copies this table has
     # to carry its row of sqlite_sequence over.
     sqlite_autoincrement=True,
+)
+
+ENVIRONMENTS = Table(
+    "environments",
+    METADATA,
+    Column("id", Text, primary_key=True),  # a digest of its content and of whose it is
+    Column("user", Text, nullable=False),
+    Column("bytes", Integer, nullable=False),
+    Column("body", Text, nullable=False),
+    Index(None, "user"),
 )
 
 TRANSITIONS = Table(
