@@ -120,6 +120,7 @@ class Learning:
 class Limits:
     gpus_per_user: int | None = None
     queued_per_user: int = 10_000
+    queued_mib_per_user: int = 32  # of their commands and environments
     kill_grace_s: float = 30.0  # between SIGTERM and SIGKILL
     preemption: bool = False  # may a policy take GPUs back? Jobs go on from what they saved
     backfill: int = 0  # how often a job that waits may be overtaken by one behind it; 0: never
@@ -128,6 +129,7 @@ class Limits:
 @dataclass(frozen=True, slots=True)
 class Retention:
     ended_days: float = 90.0
+    mib_per_user: int = 256  # disk for a user's jobs: the oldest that ended are forgotten first
     samples_hours: float = 48.0
     events_days: float = 30.0
     backups: int = 7  # daily copies kept; 0: none

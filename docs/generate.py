@@ -96,6 +96,8 @@ MORE = {
     "collocation.max_jobs_per_gpu": "no GPU gets more jobs than this",
     "limits.gpus_per_user": "GPU places that the jobs of one user may hold at once",
     "limits.queued_per_user": "jobs that one user may have waiting",
+    "limits.queued_mib_per_user": "MiB that the commands and environments of one user's"
+    " waiting jobs may come to; equal environments count once",
     "retention.ended_days": "how long ended jobs are remembered",
     "retention.samples_hours": "how long the GPUs' half-minute averages are kept",
     "retention.events_days": "how long the log of events is kept",

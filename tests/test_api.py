@@ -1048,11 +1048,35 @@ def test_preconditions_shown_are_those_of_the_policy(open_path: Path) -> None:
 
 def test_an_array_may_not_fill_the_disk_with_its_words(daemon: Daemon) -> None:
     env = {f"V{n}": "x" * 10_000 for n in range(90)}
-    small = JOB | {"env": env, "array": {"indices": list(range(10))}}
-    assert daemon.call("POST", "/v1/jobs", small)[0] == 201
-    large = JOB | {"env": env, "array": {"indices": list(range(1000))}}
-    status, answer = daemon.call("POST", "/v1/jobs", large)
+    many = {"env": env, "array": {"indices": list(range(1000))}}
+    assert daemon.call("POST", "/v1/jobs", JOB | many)[0] == 201  # they share their environment
+    status, answer = daemon.call("POST", "/v1/jobs", JOB | many | {"argv": ["x" * 100_000]})
     assert (status, answer["code"]) == (413, "too_large")
+    assert "32 may wait" in answer["error"]
+
+
+def test_nobody_queues_more_bytes_than_the_limit(open_path: Path) -> None:
+    limits = replace(ROOT_JOBS, limits=Limits(queued_mib_per_user=2))
+    with running(open_path, limits) as daemon:
+        for number in range(2):
+            submit(daemon, env={f"V{number}": "x" * 100_000}, held=True)
+            submit(daemon, env={f"V{number}": "x" * 100_000}, held=True)  # the same one
+        array = {"array": {"indices": list(range(20))}, "held": True}
+        submit(daemon, argv=["x" * 60_000], **array)
+        refused = JOB | {"argv": ["x" * 60_000], "held": True} | array
+        status, answer = daemon.call("POST", "/v1/jobs", refused)
+        assert (status, answer["code"]) == (409, "conflict")
+        assert "and 2 may be" in answer["error"]
+        assert "share one environment" in answer["hint"]
+        assert error(daemon.call("POST", "/v1/jobs", JOB | {"argv": ["x"] * 10_001})) == (
+            422,
+            "bad_request",
+        )
+        daemon.call("POST", "/v1/cancel", {"select": "all"})
+        assert daemon.call("POST", "/v1/jobs", refused)[0] == 201
+        again = {"select": "1,2,3,4,25,26,27,28"}
+        assert daemon.call("POST", "/v1/cancel", {"select": "all"})[0] == 200
+        assert daemon.call("POST", "/v1/requeue", again)[0] == 200
 
 
 def test_an_array_may_not_wait_for_too_many(daemon: Daemon) -> None:

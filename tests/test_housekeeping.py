@@ -115,7 +115,10 @@ def test_chores_run_and_fail_on_their_own(
 
 
 def test_every_chore_is_scheduled_patiently(store: SqlStore, tmp_path: Path) -> None:
-    for kept, expected in ((7, {"flush", "purge", "backup"}), (0, {"flush", "purge"})):
+    for kept, expected in (
+        (7, {"flush", "trim", "purge", "backup"}),
+        (0, {"flush", "trim", "purge"}),
+    ):
         keeper = Housekeeping(store, Retention(backups=kept), tmp_path, lambda: None)
         keeper.start()
         jobs = keeper._scheduler.get_jobs()
@@ -131,7 +134,7 @@ def test_training_is_a_chore_where_there_is_something_to_train(
     keeper.start()
     names = {job.name for job in keeper._scheduler.get_jobs()}
     keeper.stop()
-    assert names == {"flush", "purge", "train"}
+    assert names == {"flush", "trim", "purge", "train"}
 
 
 def test_backups_are_pruned(store: SqlStore, tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ from carmad.core.types import (
 )
 from carmad.errors import CarmaError
 from carmad.models import Model
-from carmad.store import codec, environments, migrate
+from carmad.store import codec, environments, migrate, retention, sql
 from carmad.store.database import connect
 from carmad.store.sql import SqlStore, StoreFull
 from carmad.store.tables import METADATA
@@ -708,6 +708,76 @@ def test_a_database_of_the_first_release_is_upgraded(path: Path) -> None:
     store.commit(submitted(100, LONG))  # the same content as one that was there
     store.close()
     assert sorted(stored(path)) == ["ada", "ada"]  # bob's uid is ada's here
+
+
+# -- a user's share of the disk --------------------------------------------------------------------
+
+
+def cancelled(number: int, user: str, env: tuple[tuple[str, str], ...] = ()) -> Step:
+    new = submitted(number, env, user)
+    ended = {"state": JobState.CANCELLED, "ended_at": float(number)}
+    return replace(new, jobs=(replace(new.jobs[0], **ended),))
+
+
+def test_the_oldest_jobs_of_who_has_too_many_are_forgotten(store: SqlStore) -> None:
+    for number in range(1, 41):
+        store.commit(cancelled(number, "ada", (("N", str(number) * 50_000),)))
+    store.commit(cancelled(41, "bob", (("N", "1" * 100_000),)))
+    store.commit(submitted(42, (("N", "2" * 100_000),)))
+    assert store.trim(Retention(mib_per_user=1)) > 0
+    kept = {found.id for found in store.history(limit=100)}
+    assert {40, 41, 42} < kept
+    assert kept == set(range(min(kept), 43))
+    assert len(kept) < 30
+    last = store.job(JobId(40))
+    assert last and store.whole(last.spec).env == (("N", "40" * 50_000),)
+    assert store.trim(Retention(mib_per_user=1)) == 0
+    store.close()
+    with closing(sqlite3.connect(store.path)) as connection:
+        (taken,) = connection.execute("SELECT SUM(bytes) FROM environments").fetchone()
+    assert taken < (1 << 20) + 300_000
+
+
+def test_jobs_that_share_an_environment_free_it_together(store: SqlStore) -> None:
+    env = (("N", "x" * 900_000),)
+    for number in range(1, 10):
+        store.commit(cancelled(number, "ada", env))
+    for number in range(10, 13):
+        store.commit(cancelled(number, "ada", (("N", str(number) * 100_000),)))
+    assert store.trim(Retention(mib_per_user=1)) == 9
+    assert [found.id for found in store.history()] == [12, 11, 10]
+
+
+def test_a_job_that_is_run_again_and_again_counts_for_it(store: SqlStore) -> None:
+    store.commit(cancelled(1, "ada"))
+    again = cancelled(2, "ada")
+    for _ in range(5000):
+        store.commit(again)
+    assert store.trim(Retention(mib_per_user=1)) == 2
+
+
+def test_what_waits_is_not_forgotten_whatever_it_takes(store: SqlStore) -> None:
+    for number in (1, 2, 3):
+        store.commit(submitted(number, (("N", str(number) * 1_000_000),)))
+    assert store.trim(Retention(mib_per_user=1)) == 0
+    assert len(store.restore().jobs) == 3
+
+
+def test_the_log_of_events_has_an_end(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "MOST_EVENTS", 10)
+    for number in range(1, 31):
+        store.commit(cancelled(number, "ada"))
+    store.purge(0.0, Retention())
+    assert len(store.events(0.0, 100)) == 10
+
+
+def test_a_listing_reads_only_so_much(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.commit(step(*(job(n, name="x" * 1000) for n in range(1, 301))))
+    monkeypatch.setattr(sql, "_MOST_READ", 250_000)
+    first = store.history(limit=300)
+    assert 0 < len(first) < 250
+    rest = store.history(limit=300, before=first[-1].id)
+    assert rest[0].id == first[-1].id - 1
 
 
 # -- the codec -----------------------------------------------------------------------------------

@@ -9,6 +9,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 from carmad.api.times import moment
 
 MAX_TASKS = 10_000
+MAX_WORDS = 10_000  # of a command
+MAX_VARIABLES = 10_000
 MAX_BATCH = 1_000_000_000
 MAX_MIB = 100_000_000
 SHORTEST_STEP_S = 1e-6
@@ -111,11 +113,11 @@ class SubmitIn(Request):
     submitter named one by one, and is kept.
     """
 
-    argv: Annotated[list[Text], Field(min_length=1, max_length=100_000)]
+    argv: Annotated[list[Text], Field(min_length=1, max_length=MAX_WORDS)]
     cwd: Folder
     name: Name | None = None
-    env: Annotated[dict[EnvName, Text], Field(max_length=20_000)] = {}
-    export: Annotated[dict[EnvName, Text], Field(max_length=20_000)] = {}
+    env: Annotated[dict[EnvName, Text], Field(max_length=MAX_VARIABLES)] = {}
+    export: Annotated[dict[EnvName, Text], Field(max_length=MAX_VARIABLES)] = {}
     conda_env: Path | None = None
     gpus: Gpus = 1
     memory_mib: Annotated[int, Field(ge=1, le=MAX_MIB)] | None = None

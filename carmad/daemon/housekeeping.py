@@ -21,6 +21,7 @@ from carmad.store.sql import SqlStore
 _log = logging.getLogger(__name__)
 
 _FLUSH_S = 30
+_TRIM_MIN = 1
 _PURGE_H = 1
 _TRAIN_H = 1  # to ask whether it is time
 _BACKUP_HOUR = 3  # local time
@@ -57,6 +58,7 @@ class Housekeeping:
 
         soon = datetime.now().astimezone() + _SOON
         add("flush", self._flush, "interval", seconds=_FLUSH_S)
+        add("trim", self.trim, "interval", minutes=_TRIM_MIN)
         add("purge", self.purge, "interval", hours=_PURGE_H, next_run_time=soon)
         if self._train is not None:
             add("train", self._train, "interval", hours=_TRAIN_H)
@@ -74,6 +76,10 @@ class Housekeeping:
         attempts = remove_attempts(self._state_dir / "jobs", self._store)
         shorten_logs(self._state_dir)
         _log.info("forgot %s and %d attempt directories", purged, attempts)
+
+    def trim(self) -> None:
+        if forgotten := self._store.trim(self._retention):
+            _log.info("forgot %d jobs of users who have too many", forgotten)
 
     def backup(self) -> None:
         _log.info("backed up to %s", self._store.backup(self._retention.backups))

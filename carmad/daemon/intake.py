@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os.path
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
@@ -38,11 +38,12 @@ from carmad.daemon.layouts import layout, stage_times
 from carmad.daemon.peers import Peer
 from carmad.daemon.problems import Conflict, Forbidden, TooLarge
 from carmad.daemon.service import Service, capture
+from carmad.daemon.tally import Tally
 from carmad.errors import CarmaError
 from carmad.store import environments
 
-MAX_WORDS_BYTES = 1 << 20  # of all arguments, and of the environment
-MAX_ARRAY_BYTES = 64 << 20  # of the words of all an array's tasks
+MAX_ARGV_BYTES = 1 << 17  # kept in memory for as long as the job waits
+MAX_ENV_BYTES = 1 << 20
 MAX_WAITS = 100_000  # tasks × jobs that each of them waits for
 MAX_WORD_BYTES = (1 << 17) - 1  # the kernel's limit for one (MAX_ARG_STRLEN)
 INTERPRETERS = re.compile(r"(python[0-9.]*|bash|sh|zsh|torchrun|accelerate)")
@@ -55,17 +56,15 @@ async def submit(service: Service, peer: Peer, body: SubmitIn) -> tuple[JobId, i
     """
     spec = await checked(service, peer, body)
     indices = body.array.indices if body.array else [None]
-    count = len(indices)
-    await require_room(service, peer, count)
+    count, bare = len(indices), environments.without(spec)
+    await require_room(service, peer, [bare] * count)
     first = service.inbox.next_ids(count)
-    ids = range(first, first + count)
-    service.tally.expect(peer.uid, ids)
-    bare = environments.without(spec)
     specs = tuple(_task(bare, body, first, index) for index in indices)
+    service.tally.expect(first, specs)
     try:
         await service.request(Submitted(service.now(), first, specs, body.held, spec.env))
     except CarmaError:
-        service.tally.give_up(ids)
+        service.tally.give_up(first, specs)
         raise
     return first, count
 
@@ -100,14 +99,33 @@ async def foretold(
     return scene, placement, starts, outlook_out(job, scene)
 
 
-async def require_room(service: Service, peer: Peer, count: int) -> None:
-    waiting, there_is_room = await service.room(peer.uid, count)
-    if not there_is_room:
-        limit = service.settings.limits.queued_per_user
+async def require_room(service: Service, peer: Peer, specs: Sequence[JobSpec]) -> None:
+    limits, alone = service.settings.limits, Tally.alone(specs)
+    if alone.bytes > limits.queued_mib_per_user << 20:
+        raise TooLarge(
+            f"the commands and environments of {alone.jobs} jobs come to {_mib(alone.bytes)} MiB,"
+            f" and {limits.queued_mib_per_user} may wait",
+            "Submit fewer at once, or put what is long into a file, and give the jobs its name.",
+        )
+    waiting, there_is_room = await service.room(peer.uid, specs)
+    if there_is_room:
+        return
+    if waiting.jobs + alone.jobs > limits.queued_per_user:
         raise Conflict(
-            f"you have {waiting} jobs waiting, and {limit} may be: there is no room for {count}",
+            f"you have {waiting.jobs} jobs waiting, and {limits.queued_per_user} may be: there is"
+            f" no room for {alone.jobs}",
             "Try again once some have started.",
         )
+    raise Conflict(
+        f"the commands and environments of your waiting jobs come to {_mib(waiting.bytes)} MiB,"
+        f" and {limits.queued_mib_per_user} may be: there is no room for {_mib(alone.bytes)}",
+        "Try again once some have started. Jobs that are submitted from the same shell, and the"
+        " tasks of an array, share one environment.",
+    )
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):.1f}"
 
 
 async def checked(service: Service, peer: Peer, body: SubmitIn) -> JobSpec:
@@ -194,19 +212,15 @@ def _may_submit(service: Service, peer: Peer, body: SubmitIn) -> None:
 
 def _fits_the_kernel(body: SubmitIn) -> None:
     env = [f"{name}={value}" for name, value in (body.env | body.export).items()]
-    tasks = len(body.array.indices) if body.array else 1
-    if tasks * sum(len(word) for word in (*body.argv, *env)) > MAX_ARRAY_BYTES:
-        raise TooLarge(
-            f"the arguments and environments of {tasks} tasks come to more than"
-            f" {MAX_ARRAY_BYTES >> 20} MiB",
-            "Submit a smaller array, or leave the environment out: --export NONE.",
-        )
-    for what, words in (("arguments", body.argv), ("environment", env)):
+    for what, words, most in (
+        ("arguments", body.argv, MAX_ARGV_BYTES),
+        ("environment", env, MAX_ENV_BYTES),
+    ):
         sizes = [len(word.encode()) + 1 for word in words]
-        if sum(sizes) > MAX_WORDS_BYTES or max(sizes, default=0) > MAX_WORD_BYTES:
+        if sum(sizes) > most or max(sizes, default=0) > MAX_WORD_BYTES:
             raise TooLarge(
-                f"the job's {what}: {sum(sizes)} bytes, the longest {max(sizes)}; at most"
-                f" {MAX_WORDS_BYTES} in all and {MAX_WORD_BYTES} each can be passed on",
+                f"the job's {what}: {sum(sizes)} bytes, the longest {max(sizes)}; at most {most}"
+                f" in all and {MAX_WORD_BYTES} each can be passed on",
                 "Put what is long into a file, and give the job its name.",
             )
 

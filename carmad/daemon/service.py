@@ -7,23 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from carmad.api.render import Scene
 from carmad.config import Settings
-from carmad.core.messages import Discovered, Event, Step
+from carmad.core.messages import Event, Step
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import Gpu, Job, JobId, JobSpec
+from carmad.core.types import JobId, JobSpec
 from carmad.daemon.doctor import Check
 from carmad.daemon.estimates import Guess
 from carmad.daemon.experience import Experience
 from carmad.daemon.inbox import Inbox
 from carmad.daemon.models import Models
+from carmad.daemon.tally import Tally, Waiting
 from carmad.errors import CarmaError
 from carmad.gpu.source import Capabilities
 from carmad.store.sql import SqlStore
@@ -35,69 +35,6 @@ ANSWER_WITHIN_S = 30.0
 
 class Unavailable(CarmaError):
     """The daemon cannot do it now; it may later."""
-
-
-class Tally:
-    """What submissions are checked against without a question to the core.
-
-    The core's thread tells it of every step, the API's of what it is about to submit.
-    """
-
-    def __init__(self) -> None:
-        self.begun = False
-        self.gpus: tuple[Gpu, ...] = ()
-        self._waiting: dict[JobId, int] = {}  # to their users
-        self._by_user: Counter[int] = Counter()
-        self._lock = threading.Lock()
-
-    def begin(self, core: Scheduler) -> None:
-        """In the core's thread, between two steps: from here on `note` keeps it right."""
-        if not self.begun:
-            self.gpus = tuple(core.gpus.values())
-            self.begun = True
-            self._count(core.jobs.values())
-
-    def note(self, step: Step) -> None:
-        if self.begun:
-            for event in step.events:
-                if isinstance(event, Discovered):
-                    self.gpus = event.gpus
-            self._count(step.jobs)
-
-    def waiting(self, uid: int) -> int:
-        """How many jobs of a user wait, with those that are being submitted."""
-        with self._lock:
-            return self._by_user[uid]
-
-    def expect(self, uid: int, ids: range) -> None:
-        """These are being submitted."""
-        with self._lock:
-            for id in ids:
-                self._add(JobId(id), uid)
-
-    def give_up(self, ids: range) -> None:
-        """They were not taken in after all."""
-        with self._lock:
-            for id in ids:
-                self._drop(JobId(id))
-
-    def _count(self, jobs: Iterable[Job]) -> None:
-        with self._lock:
-            for job in jobs:
-                if job.ended or job.holds_gpus:
-                    self._drop(job.id)
-                else:
-                    self._add(job.id, job.spec.uid)
-
-    def _add(self, job: JobId, uid: int) -> None:
-        if job not in self._waiting:
-            self._waiting[job] = uid
-            self._by_user[uid] += 1
-
-    def _drop(self, job: JobId) -> None:
-        uid = self._waiting.pop(job, None)
-        if uid is not None:
-            self._by_user[uid] -= 1
 
 
 class Endings:
@@ -198,18 +135,22 @@ class Service:
         if not self.tally.begun:
             await self.ask(self.tally.begin)
 
-    async def room(self, uid: int, count: int) -> tuple[int, bool]:
-        """How many jobs of a user wait, and whether so many more may.
+    async def room(self, uid: int, specs: Sequence[JobSpec]) -> tuple[Waiting, bool]:
+        """What of a user's waits, and whether these may, too.
 
         From its return to the caller's next `await`, no other request can take the room.
         """
         await self.ready()
-        limit = self.settings.limits.queued_per_user
-        if self.tally.waiting(uid) + count > limit:
+        if not self._is_room(uid, specs):
             # The steps that made room may be done without the tally knowing: they are by then.
             await self.ask(lambda core: None)
-        waiting = self.tally.waiting(uid)
-        return waiting, waiting + count <= limit
+        return self.tally.waiting(uid), self._is_room(uid, specs)
+
+    def _is_room(self, uid: int, specs: Sequence[JobSpec]) -> bool:
+        limits, then = self.settings.limits, self.tally.waiting(uid, specs)
+        return (
+            then.jobs <= limits.queued_per_user and then.bytes <= limits.queued_mib_per_user << 20
+        )
 
     def _require_running(self) -> None:
         if self.stopping:

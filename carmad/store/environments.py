@@ -29,6 +29,7 @@ _INSERT = insert(ENVIRONMENTS).on_conflict_do_nothing()
 _DELETE_UNUSED = delete(ENVIRONMENTS).where(
     ~select(JOBS.c.id).where(JOBS.c.environment == ENVIRONMENTS.c.id).exists()
 )
+_DELETE_UNUSED_OF = _DELETE_UNUSED.where(ENVIRONMENTS.c.user == bindparam("name"))
 
 
 def without(spec: JobSpec) -> JobSpec:
@@ -61,6 +62,9 @@ def read(connection: Connection, environment: Environment) -> Env:
     return tuple((name, value) for name, value in from_json(body))
 
 
-def forget_unused(connection: Connection) -> None:
-    """Those of no job that is still known."""
-    connection.execute(_DELETE_UNUSED)
+def forget_unused(connection: Connection, user: str | None = None) -> None:
+    """Those of no job that is still known; `user`: only theirs."""
+    if user is None:
+        connection.execute(_DELETE_UNUSED)
+    else:
+        connection.execute(_DELETE_UNUSED_OF, {"name": user})

@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 
 SEGMENTS = 8  # that share the cap: the oldest eighth is forgotten at a time
 MOST_PENDING = 5000  # steps: a disk that hangs is to fill no memory
+MOST_PENDING_LETTERS = 16 << 20  # of commands that were submitted
 COMPLAIN_EVERY_S = 60.0
 DIGITS = 8  # of a segment's number
 _EVENTS = {kind.__name__: TypeAdapter[Any](kind) for kind in get_args(Event)}
@@ -100,8 +101,9 @@ class Journal:
         self._recent: deque[Sampled] = deque()
         self._submissions = deque(submissions)
         self._now = 0.0  # of the core
-        self._lock = threading.Lock()  # of the next three
+        self._lock = threading.Lock()  # of the next four
         self._pending: list[Begin | Turn] = []
+        self._letters = 0  # in it
         self._begun: int | None = None  # where in `_pending` a segment begins, if one does
         self._full = False  # the segment, or the disk: begin another
         self._segment: Path | None = None  # None: what comes before the next `Begin` is of no use
@@ -126,8 +128,10 @@ class Journal:
         bare = Turn(tuple(map(_bare, step.events)), step.decisions)
         with self._lock:
             self._pending.append(bare)
-            if len(self._pending) > MOST_PENDING:
+            self._letters += _letters(step)
+            if len(self._pending) > MOST_PENDING or self._letters > MOST_PENDING_LETTERS:
                 self._pending.clear()
+                self._letters = 0
                 self._begun, self._full = None, True
             if self._full:
                 self._begin()
@@ -139,6 +143,7 @@ class Journal:
         """
         with self._lock:
             pending, self._pending, self._begun = self._pending, [], None
+            self._letters = 0
         try:
             self._write(pending)
         except Exception as error:
@@ -296,6 +301,11 @@ def _encoded(entry: Begin | Turn) -> bytes:
         return rest.replace(b'"runs":[]', b'"runs":[' + runs + b"]", 1)
     events = [(type(event).__name__, event) for event in entry.events]
     return to_json({"events": events, "decisions": entry.decisions})
+
+
+def _letters(step: Step) -> int:
+    submitted = (event for event in step.events if isinstance(event, Submitted))
+    return sum(len(word) for event in submitted for spec in event.specs[:1] for word in spec.argv)
 
 
 def _bare(event: Event) -> Event:

@@ -24,7 +24,7 @@ from carmad.core.ledger import ENDED_REMEMBERED
 from carmad.core.messages import Drain, Event, Sampled, Step, Tick
 from carmad.core.types import ENDED, Environment, GpuSample, Job, JobId, JobSpec, JobState
 from carmad.errors import CarmaError
-from carmad.store import backups, codec, environments, migrate, statistics
+from carmad.store import backups, codec, environments, migrate, retention, statistics
 from carmad.store.database import DatabaseErrors, StoreFull, connect, damaged, explain
 from carmad.store.tables import DECISIONS, DRAINS, EVENTS, JOBS, SAMPLES, TRANSITIONS
 from carmad.store.values import (
@@ -39,17 +39,19 @@ from carmad.store.values import (
 __all__ = ["SqlStore", "StoreFull"]
 
 _LIVE = [state.value for state in JobState if state not in ENDED]
-_CHUNK = 500  # jobs purged in one transaction: commits go between
-_DAY = 86_400.0
+_MOST_READ = 64 << 20  # letters of jobs' bodies at a time
+_VERSION_BYTES = 256  # what tells of a change of a job: an event, a transition
 
 # SQLAlchemy compiles each of these once. Ids travel as one JSON list: an IN has a limit.
 _GIVEN_IDS = select(func.json_each(bindparam("ids")).table_valued("value").c.value)
 _STATES = select(JOBS.c.id, JOBS.c.state).where(JOBS.c.id.in_(_GIVEN_IDS))
 _BODIES = select(JOBS.c.body).where(JOBS.c.id.in_(_GIVEN_IDS)).order_by(JOBS.c.id)
 _INSERT_JOB = insert(JOBS)
+_NEW = _INSERT_JOB.excluded
 _UPSERT_JOB = _INSERT_JOB.on_conflict_do_update(
     index_elements=[JOBS.c.id],
-    set_={column.name: column for column in _INSERT_JOB.excluded if column.name != "id"},
+    set_={column.name: column for column in _NEW if column.name != "id"}
+    | {"bytes": func.max(JOBS.c.bytes, _NEW.bytes) + _VERSION_BYTES},
 )
 _INSERT_TRANSITION = insert(TRANSITIONS)
 _INSERT_EVENT = insert(EVENTS)
@@ -70,6 +72,7 @@ class SqlStore:
         self._engine = engine
         self._step = 0  # number of the last commit
         self._readers = threading.Lock()
+        self._written: set[str] = set()  # users, for `trim`
         self._last_read: tuple[str, environments.Env] | None = None  # tasks of an array share it
 
     @classmethod
@@ -86,6 +89,7 @@ class SqlStore:
             store._check()
             store._migrate()
             store._step = store._last_step()
+            store._written.update(store.users())
         except BaseException:
             store.close()
             raise
@@ -103,6 +107,7 @@ class SqlStore:
             return
         last = {job.id: job for job in step.jobs}
         job_rows = [_job_row(job) for job in last.values()]
+        self._written.update(job.spec.user for job in last.values())
         event_rows = [_event_row(event) for event in events]
         decision_rows = [_decision_row(decision) for decision in step.decisions]
         with self._transaction() as connection:
@@ -133,29 +138,16 @@ class SqlStore:
             with self._transaction() as connection:
                 connection.execute(_REPLACE_SAMPLE, rows)
 
-    def purge(self, now: float, retention: Retention) -> Purged:
+    def purge(self, now: float, keep: Retention) -> Purged:
         """Forget what is older than it need be kept. Jobs take their history with them."""
-        ended_before = now - retention.ended_days * _DAY
-        oldest = (
-            select(JOBS.c.id)
-            .where(JOBS.c.ended_at < ended_before)
-            .order_by(JOBS.c.ended_at)
-            .limit(_CHUNK)
-        )
-        jobs, chunk = 0, _CHUNK
-        while chunk == _CHUNK:
-            with self._transaction() as connection:
-                chunk = connection.execute(delete(JOBS).where(JOBS.c.id.in_(oldest))).rowcount
-            jobs += chunk
-        with self._transaction() as connection:
-            environments.forget_unused(connection)
-            events = connection.execute(
-                delete(EVENTS).where(EVENTS.c.at < now - retention.events_days * _DAY)
-            ).rowcount
-            samples = connection.execute(
-                delete(SAMPLES).where(SAMPLES.c.at < now - retention.samples_hours * 3600)
-            ).rowcount
-        return Purged(jobs, events, samples)
+        return retention.purge(self._transaction, now, keep)
+
+    def trim(self, keep: Retention) -> int:
+        """Forget the oldest ended jobs of those users, of whom anything has been written since
+        the last call, that take more than they may; how many."""
+        users, self._written = self._written, set()
+        most = keep.mib_per_user << 20
+        return sum(retention.trim(self._transaction, user, most) for user in users)
 
     def backup(self, keep: int) -> Path:
         """A copy in `backups/` beside the database; only the newest `keep` stay there."""
@@ -254,7 +246,8 @@ class SqlStore:
     ) -> list[Job]:
         """The newest jobs first, of those that existed at some time in `since` ≤ t < `until`.
 
-        `before`: only those submitted before this one, to go on where a limit cut the last answer.
+        `before`: only those submitted before this one, to go on where a limit cut the last answer:
+        it may be cut sooner, too, where commands are very long.
         """
         query = select(JOBS.c.body).order_by(JOBS.c.id.desc()).limit(limit)
         if user is not None:
@@ -334,9 +327,15 @@ class SqlStore:
         return last[1]
 
     def _read_jobs(self, query: Select[str], values: Mapping[str, str]) -> list[Job]:
+        """As many as `_MOST_READ` allows: a command may be long, and a listing have 10,000."""
         with self._readers:  # decoding takes the longest
             with self._transaction() as connection:
-                bodies = connection.scalars(query, values).all()
+                bodies, left = [], _MOST_READ
+                for body in connection.scalars(query.execution_options(yield_per=100), values):
+                    left -= len(body)
+                    if left < 0 and bodies:
+                        break
+                    bodies.append(body)
             return [codec.decode_job(body) for body in bodies]
 
     @contextmanager

@@ -47,6 +47,7 @@ JOBS = Table(
     Column("bytes", Integer, nullable=False, server_default="0"),  # of its rows, about
     Index(None, "state"),
     Index(None, "user", "id"),
+    Index(None, "user", "ended_at", "bytes"),
     Index(None, "array"),
     Index(None, "environment"),
     Index(None, "ended_at"),

@@ -105,8 +105,8 @@ async def _act(call: Call, body: SelectIn, act: Act) -> Response:
         {"id": id, "label": str(id), "ok": False, "message": "there is no such job"}
         for id in sorted(selection.ids - found)
     ]
-    if any(isinstance(event, RequeueRequested) for event in events):
-        await require_room(call.service, call.peer, len(events))
+    if again := [event.job.spec for event in events if isinstance(event, RequeueRequested)]:
+        await require_room(call.service, call.peer, again)
     if events:
         await call.service.request(*events)
     out: ResultsOut = {"schema": SCHEMA, "results": results}

@@ -36,6 +36,7 @@ def upgrade() -> None:
     op.add_column("jobs", sa.Column("environment", sa.Text()))
     op.add_column("jobs", sa.Column("bytes", sa.Integer(), server_default="0", nullable=False))
     op.create_index("ix_jobs_environment", "jobs", ["environment"])
+    op.create_index("ix_jobs_user_ended_at_bytes", "jobs", ["user", "ended_at", "bytes"])
     connection = op.get_bind()
     insert = sa.insert(environments).prefix_with("OR IGNORE")
     for row in _rows(connection):

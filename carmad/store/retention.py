@@ -1,0 +1,90 @@
+"""What is forgotten: jobs that ended long ago, and the oldest of a user who has too many."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from sqlalchemy import Connection, bindparam, delete, func, select
+
+from carmad.config import Retention
+from carmad.store import environments
+from carmad.store.tables import ENVIRONMENTS, EVENTS, JOBS, SAMPLES
+from carmad.store.values import Purged
+
+Transaction = Callable[[], AbstractContextManager[Connection]]
+
+CHUNK = 500  # jobs forgotten in one transaction: commits go between
+MOST_EVENTS = 1_000_000  # whoever has them written
+DAY = 86_400.0
+
+_USER = bindparam("name")
+_GIVEN = delete(JOBS).where(
+    JOBS.c.id.in_(select(func.json_each(bindparam("ids")).table_valued("value").c.value))
+)
+_OLD = (
+    select(JOBS.c.id)
+    .where(JOBS.c.ended_at < bindparam("before"))
+    .order_by(JOBS.c.ended_at)
+    .limit(CHUNK)
+)
+_OLDEST = (
+    select(JOBS.c.id, JOBS.c.bytes + func.coalesce(ENVIRONMENTS.c.bytes, 0))
+    .outerjoin(ENVIRONMENTS, ENVIRONMENTS.c.id == JOBS.c.environment)
+    .where(JOBS.c.user == _USER, JOBS.c.ended_at.is_not(None))
+    .order_by(JOBS.c.ended_at, JOBS.c.id)
+    .limit(CHUNK)
+)
+_TAKEN = [
+    select(func.coalesce(func.sum(table.c.bytes), 0)).where(table.c.user == _USER)
+    for table in (JOBS, ENVIRONMENTS)
+]
+
+
+def purge(transaction: Transaction, now: float, retention: Retention) -> Purged:
+    """Forget what is older than it need be kept. Jobs take their history with them."""
+    before = {"before": now - retention.ended_days * DAY}
+    jobs, chunk = 0, CHUNK
+    while chunk == CHUNK:
+        with transaction() as connection:
+            ids = connection.scalars(_OLD, before).all()
+            chunk = connection.execute(_GIVEN, {"ids": json.dumps(list(ids))}).rowcount
+        jobs += chunk
+    with transaction() as connection:
+        environments.forget_unused(connection)
+        newest = connection.scalar(select(func.max(EVENTS.c.id))) or 0
+        old = EVENTS.c.at < now - retention.events_days * DAY
+        events = connection.execute(
+            delete(EVENTS).where(old | (EVENTS.c.id <= newest - MOST_EVENTS))
+        ).rowcount
+        samples = connection.execute(
+            delete(SAMPLES).where(SAMPLES.c.at < now - retention.samples_hours * 3600)
+        ).rowcount
+    return Purged(jobs, events, samples)
+
+
+def trim(transaction: Transaction, user: str, most_bytes: int) -> int:
+    """Forget the oldest of a user's ended jobs until all take no more; how many."""
+    forgotten, chunk = 0, 1
+    while chunk:
+        with transaction() as connection:
+            chunk = _trim_some(connection, user, most_bytes)
+        forgotten += chunk
+    return forgotten
+
+
+def _trim_some(connection: Connection, user: str, most_bytes: int) -> int:
+    """Jobs that share an environment free it only together: so there may be more to forget."""
+    whose = {"name": user}
+    excess = sum(connection.scalar(taken, whose) or 0 for taken in _TAKEN) - most_bytes
+    ids = []
+    for id, size in connection.execute(_OLDEST, whose) if excess > 0 else ():
+        ids.append(id)
+        excess -= size
+        if excess <= 0:
+            break
+    if ids:
+        connection.execute(_GIVEN, {"ids": json.dumps(ids)})
+        environments.forget_unused(connection, user)
+    return len(ids)
