@@ -104,6 +104,16 @@ def test_the_estimate_is_the_95th_percentile() -> None:
     assert estimated(a_spec(), *runs).mib == 10_094
 
 
+def test_it_looks_at_no_file_itself(tmp_path: Path) -> None:
+    """As the daemon is root: only what the user's own process said of them counts."""
+    (tmp_path / "train.py").touch()
+    server = a_server(runs=[a_run(cwd=str(tmp_path), ended_at=900.0)])
+    estimate = history(Settings(), server).estimate(a_spec(cwd=str(tmp_path)))
+    assert isinstance(estimate, Estimate)
+    assert estimate.notes == ("n=1",)
+    assert [argv[-1] for argv in server.tried] == ["train.py"]
+
+
 def test_peaks_that_scatter_widen_it() -> None:
     calm = estimated(a_spec(), *[a_run(peak) for peak in (9_990, 10_000, 10_000, 10_010)] * 5)
     wild = estimated(a_spec(), *[a_run(peak) for peak in (6_000, 8_000, 9_000, 10_010)] * 5)
