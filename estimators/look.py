@@ -88,6 +88,8 @@ def report(trial: Trial, within_s: float) -> Report:
         if isinstance(answer, Report):
             return answer
         raise Unreadable(answer[:MOST_LETTERS].encode(errors="replace").decode())
+    if trial.beyond:
+        raise Unreadable(trial.beyond)
     if trial.timed_out:
         raise Unreadable(f"it took no two optimizer steps within {within_s:g} s")
     said = next((line for line in reversed(trial.output.splitlines()) if line.strip()), "")
