@@ -9,12 +9,13 @@ from carmad.plugin import Estimate, Estimator, JobSpec, Refusal, Server, Setting
 from estimators.declared import declared
 from estimators.faketensor import faketensor
 from estimators.gpumemnet import gpumemnet
-from estimators.history import current_history, history
+from estimators.history import current_history, history, unchecked_history
 from estimators.horus import horus
 from estimators.tracing import trace
 
 Make = Callable[[Settings, Server], Estimator]
 
+DECLARED: tuple[Make, ...] = (declared, unchecked_history)
 KNOWN: tuple[Make, ...] = (declared, current_history)
 BY_LOOK: tuple[Make, ...] = (trace, history, gpumemnet, horus, faketensor)
 
@@ -25,7 +26,8 @@ class Auto:
 
     The first that answers is chosen; why those before it did not is among its notes. What the
     others say is kept beside it, so that the job's end judges them as well. But the script is
-    looked at (once, for all who want to) only if neither its owner nor its history knows.
+    looked at (once, for all who want to) only if neither its owner nor its history knows. Nothing
+    of the user's is run, or waited for, where its owner knows.
     FakeTensor is there to be judged: where there is a look, the trace has an answer.
     """
 
@@ -35,7 +37,7 @@ class Auto:
 
     def estimate(self, spec: JobSpec) -> Estimate | Refusal:
         refusals: list[Refusal] = []
-        for makers in (KNOWN, BY_LOOK):
+        for makers in (KNOWN if spec.declared is None else DECLARED, BY_LOOK):
             answers = [self._ask(make, spec) for make in makers]
             estimates = [answer for answer in answers if isinstance(answer, Estimate)]
             if estimates:

@@ -3,17 +3,15 @@
 The tracer is run by the job's own Python. What that Python would do is left as it is: its options,
 an `env A=b` in front, `-m` and `-c`. Of launchers, torchrun and `accelerate launch` are known (as
 far as their command line says: `accelerate config` is not read); the trace then is that of the
-first process. Scripts that start themselves with `#!` are read here to find their Python.
+first process. Nothing that the command names is opened or looked for here, as the daemon is root:
+which Python a script's own `#!` names is found out in the trial, as the user (`tracer.find`).
 """
 
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
-import shutil
 import signal
-import stat
 import sys
 import time
 from collections.abc import Sequence
@@ -21,13 +19,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from carmad.plugin import JobSpec, Refusal, Server, Settings, Trial
+from estimators.tracer import find
+from estimators.tracer.find import HINT, PYTHON
 from estimators.tracer.options import Options
 from estimators.tracer.report import Report, loads
 
 TRACER = Path(__file__).parent / "tracer"
+FIND = (sys.executable, "-I", "-S", str(Path(find.__file__)))
+SHELLS = frozenset(("sh", "bash", "dash", "zsh", "ksh", "fish"))  # most jobs: not tried in vain
 MOST_LETTERS = 500  # of a refusal: it is the script's own to make up
-HINT = "give --gpu-mem, or submit the python command itself"
-PYTHON = re.compile(r"python\d*(\.\d+)?t?")
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 LAST_OPTION = re.compile(r"-([bBdEiIOPqRsSuvx]*)([mc])(.*)", re.DOTALL)  # -um train
 TORCHRUN = frozenset({"torch.distributed.run", "torch.distributed.launch"})
@@ -52,7 +52,7 @@ class Program:
     """A command of Python's, taken apart."""
 
     python: tuple[str, ...]  # with all that comes before the script: `env A=b python -u`
-    script: tuple[str, ...]  # the script or -m or -c, and what follows
+    script: tuple[str, ...]  # the script or -m or -c, and what follows; `find` may put it in front
     processes: int = 0  # that a launcher starts; 0: none does
     env: dict[str, str] = field(default_factory=dict)  # set by the launcher
 
@@ -88,6 +88,8 @@ def report(trial: Trial, within_s: float) -> Report:
         if isinstance(answer, Report):
             return answer
         raise Unreadable(answer[:MOST_LETTERS].encode(errors="replace").decode())
+    if trial.beyond:
+        raise Unreadable(trial.beyond)
     if trial.timed_out:
         raise Unreadable(f"it took no two optimizer steps within {within_s:g} s")
     said = next((line for line in reversed(trial.output.splitlines()) if line.strip()), "")
@@ -113,14 +115,14 @@ def parse(spec: JobSpec) -> Program:
     command = Path(argv[0])
     if PYTHON.fullmatch(command.name):
         return _python((*front, argv[0]), argv[1:], spec.gpus)
-    python = shebang(_found(argv[0], spec))
     if command.name in ("torchrun", "accelerate"):
-        beside = str(command.with_name("python")) if "/" in argv[0] else "python"
+        folder, slash, _ = argv[0].rpartition("/")
+        beside = f"{folder}{slash}python"
         launch = _torchrun if command.name == "torchrun" else _accelerate
-        return launch((*front, *(python or (beside,))), argv[1:], spec.gpus)
-    if not python:
+        return launch((*front, *FIND, beside, argv[0]), argv[1:], spec.gpus)
+    if command.name in SHELLS:
         raise Unreadable(f"{command.name} is no Python command: {HINT}")
-    return Program((*front, *python), (str(_found(argv[0], spec)), *argv[1:]))
+    return Program((*front, *FIND, "", argv[0]), argv[1:])
 
 
 def _timm(argv: Sequence[str]) -> Program:
@@ -196,35 +198,3 @@ def _launched(words: Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:
     if not rest:
         raise Unreadable("its launcher is given no script")
     return options, ("-m", *rest) if module else tuple(rest)
-
-
-def _found(name: str, spec: JobSpec) -> Path | None:
-    if "/" in name:
-        return Path(spec.cwd, name)
-    found = shutil.which(name, path=dict(spec.env).get("PATH", "/usr/local/bin:/usr/bin:/bin"))
-    return Path(found) if found else None
-
-
-def shebang(script: Path | None) -> tuple[str, ...]:
-    """The Python command in a script's first line; () if there is none.
-
-    The daemon reads this, so a script that is a pipe, or not there, must do no harm.
-    """
-    if script is None:
-        return ()
-    try:
-        fd = os.open(script, os.O_PATH | os.O_CLOEXEC)  # opens nothing yet: a device would feel it
-        try:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                return ()
-            with Path(f"/proc/self/fd/{fd}").open("rb") as file:
-                start = file.read(256)
-        finally:
-            os.close(fd)
-    except OSError:
-        return ()
-    line = start.partition(b"\n")[0].decode(errors="replace")
-    words = line.removeprefix("#!").split() if line.startswith("#!") else []
-    if words and Path(words[0]).name == "env":
-        words = words[2:] if words[1:2] == ["-S"] else words[1:]
-    return tuple(words) if words and PYTHON.fullmatch(Path(words[0]).name) else ()

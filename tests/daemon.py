@@ -90,11 +90,12 @@ class Carmad:
         if wait:
             self.await_ready()
 
-    def start_cold(self) -> None:
-        """From nothing, so that its interpreter sees the whole environment."""
+    def start_cold(self, *under: str) -> None:
+        """From nothing, so that its interpreter sees the whole environment; by way of a command
+        that becomes it."""
         with self.log.open("ab") as log:
             process = subprocess.Popen(
-                [*CARMAD, *self.argv],
+                [*under, *CARMAD, *self.argv],
                 env=self.env,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

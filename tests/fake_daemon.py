@@ -69,6 +69,7 @@ def job(**changes: Any) -> dict[str, Any]:
         "after": [],
         "begin_at": None,
         "requeue": True,
+        "umask": "0022",
         "energy_j": 36000.0,
         "gpu_seconds": 3000.0,
         "sm_active_mean": 0.61,

@@ -223,9 +223,12 @@ def test_every_option_arrives(fake: FakeDaemon, tmp_path: Path) -> None:
         "--stages",
         "forward=1ms backward=2ms gpu=A B",
     ]
-    assert (
-        submit([*told, *words.split(), "-D", str(tmp_path), "--export", "A=b c", "--", "prog"]) == 0
-    )
+    before = os.umask(0o027)
+    try:
+        rc = submit([*told, *words.split(), "-D", str(tmp_path), "--export", "A=b c", "--", "prog"])
+        assert (rc, os.umask(0o027)) == (0, 0o027)
+    finally:
+        os.umask(before)
     body = fake.body
     assert body.pop("env")
     assert body == {
@@ -257,6 +260,7 @@ def test_every_option_arrives(fake: FakeDaemon, tmp_path: Path) -> None:
         "stdout": "o-%j",
         "stderr": "e",
         "requeue": False,
+        "umask": "027",
         "held": True,
         "dry_run": False,
     }

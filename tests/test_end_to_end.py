@@ -347,6 +347,19 @@ def test_submit_and_wait_answers_with_the_jobs_exit_code(daemon: Carmad) -> None
     daemon.carma("wait", id, rc=3)
 
 
+def test_a_job_makes_its_files_as_its_submitters_umask_says(daemon: Carmad) -> None:
+    """And its log is made so, too."""
+    run = ["--wait", "--gpu-mem", "1G", "--wrap", "umask; touch checkpoint"]
+    daemon.carma("submit", *run, umask=0o077)
+    made = [daemon.work / "carma-1.out", daemon.work / "checkpoint"]
+    assert [oct(path.stat().st_mode & 0o777) for path in made] == ["0o600", "0o600"]
+    assert daemon.output(1) == "0077\n"
+    assert json.loads(daemon.carma("show", "--json", "1"))["umask"] == "0077"
+    untold = daemon.sh("umask")
+    daemon.ended(untold)
+    assert daemon.output(untold) == "0022\n"
+
+
 def test_an_array_runs_as_many_at_once_as_it_may(daemon: Carmad) -> None:
     script = "mkdir running || exit 9; echo $CARMA_ARRAY_TASK_ID; sleep 0.1; rmdir running"
     daemon.carma("submit", "--wait", "--array", "3-9:3%1", "--wrap", script)

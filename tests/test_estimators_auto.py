@@ -11,15 +11,17 @@ import pytest
 
 import estimators.auto as module
 from carmad.config import Settings
-from carmad.plugin import Estimate, JobSpec, Refusal, Trial
-from carmad.testing import ServerStandIn, a_report, a_run, a_server, a_spec
+from carmad.plugin import Estimate, JobSpec, Refusal, Server, Trial
+from carmad.testing import a_report, a_run, a_server, a_spec
 from estimators.auto import auto
+from estimators.history import WRITTEN
 from estimators.tracer.report import refusal
+from tests.here import Here
 
 GOOD = Trial(a_report().dumps(), "", code=0)
 
 
-def estimated(server: ServerStandIn, spec: JobSpec | None = None) -> Estimate:
+def estimated(server: Server, spec: JobSpec | None = None) -> Estimate:
     answer = auto(Settings(), server).estimate(spec or a_spec())
     assert isinstance(answer, Estimate), answer
     return answer
@@ -39,7 +41,7 @@ def test_history_needs_no_look() -> None:
     estimate = estimated(server)
     assert (estimate.mib, estimate.source, estimate.others) == (7000, "history", ())
     assert estimate.notes == ("n=4", "no declared: no --gpu-mem was given")
-    assert not server.tried
+    assert [WRITTEN in argv for argv in server.tried] == [True]  # when the script was changed
 
 
 def test_one_look_for_all_others() -> None:
@@ -57,13 +59,13 @@ def test_history_of_an_older_script_is_believed_less_than_a_trace(tmp_path: Path
     os.utime(tmp_path / "train.py", (1000, 1000))
     runs = [a_run(7000, cwd=str(tmp_path), ended_at=900.0)] * 4
     spec = a_spec(cwd=str(tmp_path))
-    traced = estimated(a_server(GOOD, runs), spec)
+    traced = estimated(Here(tmp_path / "answer", runs, GOOD), spec)
     assert traced.source == "trace"
     assert [other.mib for other in traced.others if other.source == "history"] == [7000]
     assert "no history: train.py was changed after all 4 runs" in traced.notes
 
     failed = Trial(refusal("it never imported torch"), "", code=0)
-    guessed = estimated(a_server(failed, runs), spec)
+    guessed = estimated(Here(tmp_path / "answer", runs, failed), spec)
     assert (guessed.source, guessed.mib) == ("history", 7000)
     assert "no trace: it never imported torch" in guessed.notes
 

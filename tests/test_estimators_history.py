@@ -12,7 +12,8 @@ from carmad.config import Settings
 from carmad.core.template import template
 from carmad.plugin import Estimate, JobSpec, Refusal, Run
 from carmad.testing import a_run, a_server, a_spec
-from estimators.history import current_history, history
+from estimators.history import current_history, history, unchecked_history
+from tests.here import Here
 
 COMMAND = "python train.py --model resnet50 --batch-size 64 --seed 1"
 
@@ -103,6 +104,16 @@ def test_the_estimate_is_the_95th_percentile() -> None:
     assert estimated(a_spec(), *runs).mib == 10_094
 
 
+def test_it_looks_at_no_file_itself(tmp_path: Path) -> None:
+    """As the daemon is root: only what the user's own process said of them counts."""
+    (tmp_path / "train.py").touch()
+    server = a_server(runs=[a_run(cwd=str(tmp_path), ended_at=900.0)])
+    estimate = history(Settings(), server).estimate(a_spec(cwd=str(tmp_path)))
+    assert isinstance(estimate, Estimate)
+    assert estimate.notes == ("n=1",)
+    assert [argv[-1] for argv in server.tried] == ["train.py"]
+
+
 def test_peaks_that_scatter_widen_it() -> None:
     calm = estimated(a_spec(), *[a_run(peak) for peak in (9_990, 10_000, 10_000, 10_010)] * 5)
     wild = estimated(a_spec(), *[a_run(peak) for peak in (6_000, 8_000, 9_000, 10_010)] * 5)
@@ -164,17 +175,24 @@ def test_a_script_that_was_changed_since(tmp_path: Path, line: str) -> None:
     spec = a_spec(**own)
     old = [a_run(6_000, ended_at=900 + n, **own) for n in range(4)]
     new = a_run(9_000, ended_at=1001, **own)
+    answer = tmp_path / "answer"
 
-    assert estimated(spec, new).notes == ("n=1",)
-    both = estimated(spec, new, *old)
+    def told(*runs: Run) -> Estimate:
+        estimate = history(Settings(), Here(answer, runs)).estimate(spec)
+        assert isinstance(estimate, Estimate)
+        return estimate
+
+    assert told(new).notes == ("n=1",)
+    both = told(new, *old)
     assert (both.mib, both.notes[0]) == (9_000, "n=1")
     assert both.notes[1].endswith("was changed after 4 runs")
 
-    outdated = estimated(spec, *old)
-    current = estimated(spec, *[a_run(6_000, ended_at=1001, **own)] * 4)
+    outdated = told(*old)
+    current = told(*[a_run(6_000, ended_at=1001, **own)] * 4)
     assert outdated.mib == current.mib
     assert outdated.safe_mib - outdated.mib > 2 * (current.safe_mib - current.mib)
-    refusal = current_history(Settings(), a_server(runs=old)).estimate(spec)
+    refusal = current_history(Settings(), Here(answer, old)).estimate(spec)
     assert isinstance(refusal, Refusal)
     assert refusal.why.endswith("was changed after all 4 runs")
-    assert isinstance(current_history(Settings(), a_server(runs=[new])).estimate(spec), Estimate)
+    assert isinstance(current_history(Settings(), Here(answer, [new])).estimate(spec), Estimate)
+    assert unchecked_history(Settings(), a_server(runs=old)).estimate(spec) == current

@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from carmad.config import Estimation
 from carmad.plugin import JobSpec, Refusal, Settings, Trial
 from carmad.testing import a_report, a_server, a_spec
-from estimators.look import TRACER, Unreadable, look, parse, shebang
+from estimators.look import FIND, TRACER, Unreadable, look, parse
 from estimators.tracer import options
+from estimators.tracer.find import shebang
 from estimators.tracer.report import refusal
+from tests.here import Here
 
 
 def spec(*argv: str, **fields: object) -> JobSpec:
@@ -55,23 +58,23 @@ def test_python_commands(argv: list[str], python: list[str], script: list[str]) 
 )
 def test_launchers(argv: list[str], processes: int, script: list[str]) -> None:
     program = parse(spec(*argv, gpus=3))
-    assert (program.python, list(program.script)) == (("python",), script)
+    own = ("python",) if argv[0] == "python" else (*FIND, "python", argv[0])
+    assert (program.python, list(program.script)) == (own, script)
     assert program.processes == processes
 
 
 def test_a_launcher_runs_the_python_beside_it_and_passes_settings_on() -> None:
     program = parse(spec("/e/bin/accelerate", "launch", "--mixed_precision", "bf16", "t.py"))
-    assert program.python == ("/e/bin/python",)
+    assert program.python == (*FIND, "/e/bin/python", "/e/bin/accelerate")
     assert program.env == {"ACCELERATE_MIXED_PRECISION": "bf16"}
-    assert parse(spec("/e/bin/torchrun", "t.py")).python == ("/e/bin/python",)
+    found = parse(spec("env", "A=b", "/e/bin/torchrun", "t.py")).python
+    assert found == ("env", "A=b", *FIND, "/e/bin/python", "/e/bin/torchrun")
 
 
 @pytest.mark.parametrize(
     ("argv", "why"),
     [
-        (["sleep", "60"], "sleep is no Python command"),
-        (["bash", "-c", "python train.py"], "bash is no Python command"),
-        (["no-such-command"], "no-such-command is no Python command"),
+        (["/bin/bash", "-c", "python train.py"], "bash is no Python command"),
         (["python"], "not from a file"),
         (["python", "-u", "-"], "not from a file"),
         (["env", "-i", "python", "t.py"], "options of env"),
@@ -90,15 +93,52 @@ def test_what_cannot_be_looked_at_is_refused_without_a_process(argv: list[str], 
     assert not server.tried
 
 
-def test_a_script_that_starts_itself_names_its_python(tmp_path: Path) -> None:
+def found(tmp_path: Path, *argv: str, **env: str) -> str:
+    """Why a command that has to be found was refused, or what became of its Python."""
+    server = Here(tmp_path / "answer")
+    one = spec(*argv, cwd=str(tmp_path), env=tuple(env.items()))
+    answer = look(one, Settings(estimation=Estimation(within_s=60.0)), server)
+    assert isinstance(answer, Refusal)
+    return answer.why
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """One that starts itself, by a Python that only says what it is to run."""
+    python = tmp_path / "bin" / "python3"
+    python.parent.mkdir()
+    python.write_text('#!/bin/sh\necho "would run $1 $3 $4 $5"\nexit 7\n')
+    python.chmod(0o755)
     script = tmp_path / "train"
-    script.write_text(f"#!{sys.executable} -u\nprint()\n")
-    program = parse(spec("./train", "--x", cwd=str(tmp_path)))
-    assert program.python == (sys.executable, "-u")
-    assert program.script == (str(script), "--x")
+    script.write_text(f"#!{python} -u\nprint()\n")
     script.chmod(0o755)
-    on_path = parse(spec("train", cwd="/", env=(("PATH", str(tmp_path)),)))
-    assert on_path.script == (str(script),)
+    return script
+
+
+def test_a_script_that_starts_itself_names_its_python(tmp_path: Path, script: Path) -> None:
+    why = found(tmp_path, "./train", "--x")
+    assert "status 7 before two optimizer steps: would run -u {" in why
+    assert why.endswith(" ./train --x")
+    assert found(tmp_path, "train", PATH=f"{tmp_path}:/bin").endswith(f" {script}")
+    assert found(tmp_path, "env", f"PATH={tmp_path}:/bin", "train").endswith(f" {script}")
+
+
+def test_a_launcher_names_its_python_too(tmp_path: Path, script: Path) -> None:
+    script.rename(tmp_path / "torchrun")
+    assert found(tmp_path, "./torchrun", "t.py", "--x").endswith(" t.py --x")
+    (tmp_path / "torchrun").write_text("no Python's")
+    (tmp_path / "python").symlink_to("bin/python3")
+    assert found(tmp_path, "./torchrun", "t.py").endswith(" t.py")
+    (tmp_path / "python").unlink()
+    assert "its Python did not start: cannot run ./python: No such file" in found(
+        tmp_path, "./torchrun", "t.py"
+    )
+
+
+def test_what_is_no_python_command(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("sleep", "no-such-command", "./none", "./pipe", "/dev/zero", "/", ""):
+        assert found(tmp_path, name, "60").startswith(f"{Path(name).name} is no Python command")
 
 
 @pytest.mark.parametrize(
@@ -115,24 +155,18 @@ def test_a_script_that_starts_itself_names_its_python(tmp_path: Path) -> None:
 def test_shebangs(line: str, python: tuple[str, ...], tmp_path: Path) -> None:
     script = tmp_path / "script"
     script.write_text(line + "\n")
-    assert shebang(script) == python
-
-
-def test_a_script_that_is_a_pipe_does_not_hold_the_daemon_up(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    assert shebang(tmp_path / "pipe") == ()
-    assert shebang(Path("/dev/zero")) == ()
+    assert shebang(str(script)) == python
 
 
 def test_what_the_tracer_is_asked() -> None:
     server = a_server(gpu="NVIDIA H100 PCIe")
     look(spec("torchrun", "--nproc-per-node", "2", "t.py", gpus=2), Settings(), server)
     [argv] = server.tried
-    assert argv[0:2] == ("python", str(TRACER))
-    asked = options.loads(argv[2])
+    assert argv[:-2] == (*FIND, "python", "torchrun", str(TRACER))
+    asked = options.loads(argv[-2])
     assert (asked.processes, asked.gpus, asked.gpu) == (2, 2, "NVIDIA H100 PCIe")
     assert asked.within_s == Settings().estimation.within_s
-    assert argv[3:] == ("t.py",)
+    assert argv[-1] == "t.py"
 
 
 def test_a_timm_model_is_run_by_carmas_own_python(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -851,3 +851,4 @@ def test_rows_of_older_and_newer_releases_can_be_read() -> None:
     read = codec.decode_job(old)
     spec = JobSpec(argv=("a",), user="ada", uid=1, gid=1, cwd="/", name="n")
     assert read == Job(JobId(7), spec, JobState.RUNNING, 1.0, exit=Exit(Cause.GPU_OOM))
+    assert read.spec.umask == 0o022  # as jobs of 0.1.0 were run

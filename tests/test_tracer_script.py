@@ -6,64 +6,23 @@ so are scripts that mean no good.
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 import sys
 import textwrap
-from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from carmad.config import Estimation, Settings
-from carmad.plugin import JobSpec, Refusal, Run, Trial
+from carmad.plugin import Refusal
 from carmad.testing import a_spec
 from estimators.look import look
 from estimators.tracer.report import Report
+from tests.here import Here
 
 SCRIPTS = Path(__file__).parent / "scripts"
 PATIENT = Estimation(within_s=120.0)  # these machines may be busy
 MIB = 2**20
-
-
-class Here:
-    """This machine, without the daemon: the command runs as we are, its answer goes to a file."""
-
-    gpu = "NVIDIA A100-SXM4-40GB"
-    driver = ""
-
-    def __init__(self, answer: Path) -> None:
-        self._answer = answer
-
-    def runs(self, uid: int | None = None) -> Sequence[Run]:
-        return ()
-
-    def trial(self, spec: JobSpec, argv: Sequence[str], within_s: float) -> Trial:
-        process = subprocess.Popen(
-            ["/bin/sh", "-c", 'exec "$@" 3>"$0"', str(self._answer), *argv],
-            cwd=spec.cwd,
-            env=dict(os.environ) | dict(spec.env),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            output, _ = process.communicate(timeout=within_s)
-            code, late = process.returncode, False
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            output, _ = process.communicate()
-            code, late = None, True
-        return Trial(
-            self._answer.read_bytes(),
-            output[-10_000:].decode(errors="replace"),
-            code=code if code is not None and code >= 0 else None,
-            signal=-code if code is not None and code < 0 else None,
-            timed_out=late,
-        )
 
 
 @pytest.fixture

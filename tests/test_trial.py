@@ -73,6 +73,10 @@ def test_it_has_the_jobs_directory_and_environment_and_no_gpu(folder: Path) -> N
     assert not os.environ.get("MINE")
 
 
+def test_its_files_are_made_as_its_owners_umask_says() -> None:
+    assert bash("umask", mine(umask=0o027)).output == "0027\n"
+
+
 def test_it_has_no_other_file_than_it_should() -> None:
     held = os.open("/dev/zero", os.O_RDONLY)
     os.set_inheritable(held, True)

@@ -189,6 +189,7 @@ class Jobs:
         out["after"] = [{"job": after.job, "kind": after.kind.value} for after in spec.after]
         out["begin_at"] = iso(spec.begin_at)
         out["requeue"] = spec.requeue
+        out["umask"] = f"{spec.umask:04o}"
         out["energy_j"] = round(usage.energy_j, 3)
         out["gpu_seconds"] = round(usage.gpu_seconds, 3)
         out["sm_active_mean"] = (

@@ -42,6 +42,7 @@ Name = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f-\x9f]+$", max
 EnvName = Annotated[str, StringConstraints(pattern=r"^[^=\x00]+$")]
 Label = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,15}(_[0-9]{1,7})?$")]
 Time = Annotated[str, AfterValidator(_aware), Field(json_schema_extra={"format": "date-time"})]
+Umask = Annotated[str, StringConstraints(pattern=r"^0{0,3}[0-7]{1,3}$")]  # octal, as umask prints
 User = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f]+$", max_length=256)]
 
 
@@ -138,6 +139,7 @@ class SubmitIn(Request):
     array: ArrayIn | None = None
     stdout: Path | None = None
     stderr: Path | None = None
+    umask: Umask = "022"
     requeue: bool = True
     held: bool = False
     dry_run: bool = False

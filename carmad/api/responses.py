@@ -193,6 +193,7 @@ class JobOut(TypedDict):
     after: NotRequired[list[AfterOut]]
     begin_at: NotRequired[str | None]
     requeue: NotRequired[bool]
+    umask: NotRequired[str]  # octal
     energy_j: NotRequired[float]
     gpu_seconds: NotRequired[float]
     sm_active_mean: NotRequired[float | None]

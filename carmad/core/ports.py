@@ -84,6 +84,7 @@ class Trial:
     code: int | None = None  # None when a signal ended it
     signal: int | None = None
     timed_out: bool = False
+    beyond: str = ""  # which bound it was ended for: too many processes, too much memory
     error: str = ""  # why it could not be started, or not be heard to its end
 
 

@@ -152,6 +152,7 @@ class JobSpec:
     after: tuple[After, ...] = ()
     array: ArrayTask | None = None
     requeue: bool = True  # may run again when it is lost to a reboot, or preempted
+    umask: int = 0o022  # for whatever it makes, its logs included
 
     @property
     def declared(self) -> Estimate | None:

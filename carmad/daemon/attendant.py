@@ -1,13 +1,14 @@
 """The process that tries a program out for `trial`, and sees that nothing of it is left.
 
 Standard library only, and little of it, as in `supervisor`. Its words are the file descriptor to
-which the program answers, the one that the program is to know it by, and the seconds it has. Of
-its other file descriptors are
+which the program answers, the one that the program is to know it by, the seconds and the bytes of
+memory it has, and its cgroup, if it has one (`bounds`). Of its other file descriptors are
 
 - 0  what to run (`supervisor.Launch`)
 - 1  where the program's stdout and stderr go
-- 2  where it says at last how that went: `code N`, `signal N` or `late`, or `error` and why the
-     program could not be started. When nobody is there to hear it any more, all is ended at once.
+- 2  where it says at last how that went: `code N`, `signal N` or `late`, `beyond` and which bound
+     it broke, or `error` and why it could not be started. When nobody is there to hear it any
+     more, all is ended at once.
 """
 # ruff: noqa: SIM105 - contextlib would cost more to import than all of this
 
@@ -18,6 +19,7 @@ import select
 import sys
 import time
 
+from carmad.daemon import bounds
 from carmad.daemon.process_tree import SIGKILL, Tree, read_file, tell_kernel
 from carmad.daemon.supervisor import (
     PR_SET_CHILD_SUBREAPER,
@@ -37,9 +39,10 @@ NICE = 10
 SIGCHLD = 17
 
 
-def run_program(launch: Launch, report: int) -> None:
+def run_program(launch: Launch, report: int, memory: int, cgroup: str | None) -> None:
     """In the child. Returns only by raising."""
     os.setsid()
+    bounds.enter(cgroup, memory, launch.uid)
     os.setpriority(os.PRIO_PROCESS, 0, NICE)
     tell_kernel("/proc/self/oom_score_adj", b"1000")  # rather this one than a job
     become_user(launch)
@@ -52,7 +55,7 @@ def run_program(launch: Launch, report: int) -> None:
     start_program(launch)
 
 
-def start(launch: Launch, answer: int) -> tuple[int, int]:
+def start(launch: Launch, answer: int, memory: int, cgroup: str | None) -> tuple[int, int]:
     """Fork the program. Returns its pid and the pipe on which it says why it could not start."""
     report_in, report_out = os.pipe()
     pid = os.fork()
@@ -63,7 +66,7 @@ def start(launch: Launch, answer: int) -> tuple[int, int]:
         os.set_blocking(report_in, False)
         return pid, report_in
     try:
-        run_program(launch, report_out)
+        run_program(launch, report_out, memory, cgroup)
     except CannotStart as error:
         write_all(report_out, error.args[0].encode())
     except BaseException as error:  # noqa: BLE001  (a forked child must never return)
@@ -74,6 +77,7 @@ def start(launch: Launch, answer: int) -> tuple[int, int]:
 
 def main() -> None:
     answer, known_as, within_s = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+    memory, cgroup = int(sys.argv[4]), sys.argv[5] or None
     deadline = time.monotonic() + within_s
     if answer != known_as:
         os.dup2(answer, known_as)
@@ -83,10 +87,10 @@ def main() -> None:
     if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError("cannot become a subreaper")
     launch = Launch(read_file("/proc/self/fd/0"))
-    tree = Tree(0, None)
-    tree.main, report = start(launch, known_as)
-    late = not _await_end(tree.main, deadline)
-    _end(tree)
+    tree = Tree(0, cgroup)
+    tree.main, report = start(launch, known_as, memory, cgroup)
+    ended, beyond = _await_end(tree.main, deadline, memory, cgroup)
+    _end(tree, 0.0 if beyond else GRACE_S)
     try:
         error = os.read(report, REPORT_BYTES)
     except BlockingIOError:
@@ -94,7 +98,9 @@ def main() -> None:
     assert tree.status is not None
     if error:
         said = b"error " + error
-    elif late:
+    elif beyond:
+        said = b"beyond " + beyond.encode()
+    elif not ended:
         said = b"late"
     elif os.WIFSIGNALED(tree.status):
         said = b"signal %d" % os.WTERMSIG(tree.status)
@@ -106,22 +112,28 @@ def main() -> None:
         pass
 
 
-def _await_end(pid: int, deadline: float) -> bool:
-    """Whether it ended in time. Returns as well when nobody waits for our word any more."""
+def _await_end(pid: int, deadline: float, memory: int, cgroup: str | None) -> tuple[bool, str]:
+    """Whether it ended in time, and which bound it broke. Returns as well when nobody waits for
+    our word any more."""
     ended = os.pidfd_open(pid)
     poller = select.poll()
     poller.register(ended, select.POLLIN)
     poller.register(2, 0)  # an error there: its other end was closed
-    found = poller.poll(max(0.0, deadline - time.monotonic()) * 1000)
-    return any(fd == ended for fd, _ in found)
+    look_s = bounds.LOOK_S if cgroup is None else float("inf")
+    while True:
+        left_s = max(0.0, deadline - time.monotonic())
+        found = poller.poll(min(left_s, look_s) * 1000)
+        beyond = bounds.broken(cgroup, memory)
+        if found or beyond or left_s <= look_s:
+            return any(fd == ended for fd, _ in found), beyond
 
 
-def _end(tree: Tree) -> None:
+def _end(tree: Tree, grace_s: float) -> None:
     """Kill the program, and the rest when it has had its grace: a script's own SIGTERM handler
     may want to save a checkpoint, but what outlives it may have to remove its files."""
     from signal import sigtimedwait
 
     os.kill(tree.main, SIGKILL)  # it is ours and not reaped yet: its pid is nobody else's
-    tree.end(GRACE_S)
+    tree.end(grace_s)
     while not tree.reap():
         sigtimedwait([SIGCHLD], tree.press() or 0.0)

@@ -15,6 +15,7 @@ from carmad.core.types import Gpu, GpuId, Job, JobSpec, JobState
 from carmad.daemon.trial import tried
 
 JOBS_PER_USER = 200  # remembered: so no array makes the server forget what others taught
+FILES_MIB = 2048  # which a traced script may write, in memory (estimators.tracer.scratch)
 PERIODS = 5  # of sampling: a shorter job's peak may have been missed
 GPUS_WITHIN_S = 5.0  # after a start, jobs may be asked about before the GPUs are found
 DRIVER = Path("/sys/module/nvidia/version")
@@ -23,7 +24,10 @@ DRIVER = Path("/sys/module/nvidia/version")
 class Experience:
     """Fed with every step by the core's thread; asked by any."""
 
-    def __init__(self, settings: Settings, driver: str = "") -> None:
+    def __init__(self, settings: Settings, driver: str = "", trials: str | None = None) -> None:
+        """`trials`: the cgroup below which they get theirs."""
+        self.trials = trials
+        self.trial_mib = settings.estimation.host_memory_mib + FILES_MIB
         self._shortest_s = PERIODS * settings.monitor.period_s
         self._driver = driver
         self._gpus: dict[GpuId, Gpu] = {}
@@ -124,7 +128,14 @@ class _OneQuestion:
         key = (spec, tuple(argv))
         with self._one_at_a_time:
             if key not in self._trials:
-                self._trials[key] = tried(spec, argv, within_s, self._stop)
+                self._trials[key] = tried(
+                    spec,
+                    argv,
+                    within_s,
+                    self._stop,
+                    self._experience.trial_mib,
+                    self._experience.trials,
+                )
             return self._trials[key]
 
 

@@ -348,6 +348,7 @@ def _spec(body: SubmitIn, peer: Peer, after: tuple[After, ...], gpus: tuple[Gpu,
         begin_at=_time(body.begin_at),
         after=after,
         requeue=body.requeue,
+        umask=int(body.umask, 8),
     )
 
 

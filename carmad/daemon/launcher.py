@@ -19,7 +19,6 @@ from carmad.daemon import supervisor
 from carmad.daemon.environment import REPORT_FD, command, log_paths
 from carmad.errors import CarmaError
 
-UMASK = 0o022
 ATTEMPT_VARIABLE = "CARMA_ATTEMPT_DIR"  # in the job's environment: tells whose process it is
 
 
@@ -206,7 +205,7 @@ def launch_fields(job: Job, env: Mapping[str, str], grace_s: float) -> bytes:
         ("uid", str(spec.uid)),
         ("gid", str(spec.gid)),
         ("groups", ",".join(map(str, os.getgrouplist(spec.user, spec.gid)))),
-        ("umask", str(UMASK)),
+        ("umask", str(spec.umask)),
         ("cwd", spec.cwd),
         ("stdout", stdout),
         ("stderr", stderr),

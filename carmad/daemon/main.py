@@ -20,7 +20,7 @@ from carmad.core.history import History
 from carmad.core.messages import Step, Trained
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import JobSpec, JobState, Refusal
-from carmad.daemon import doctor, systemd
+from carmad.daemon import bounds, doctor, systemd
 from carmad.daemon.answers import VERSION
 from carmad.daemon.engine import Engine
 from carmad.daemon.estimates import Answer, ask, guesses
@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> None:
         store = SqlStore.open(state_dir / "carma.db")
         stack.callback(store.close)
         clock = Clock()
-        experience = Experience(settings, driver_version())
+        experience = Experience(settings, driver_version(), bounds.home())
         for user in store.users():
             ended_well = store.history(user=user, states=[JobState.SUCCEEDED], limit=JOBS_PER_USER)
             experience.remember(reversed(ended_well))

@@ -2,13 +2,15 @@
 
 The program is the child of an attendant (`attendant`), which kills it at the deadline with all
 that it started, and does the same should this daemon die. It has the job's own environment,
-directory, user and groups, no GPU, a low priority, and is the first to go when memory runs out.
+directory, user and groups, no GPU, a low priority, so many processes and so much memory (`bounds`),
+and is the first to go when memory runs out.
 What it may write or send is up to whoever chose it: the job itself could do as much.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import selectors
 import subprocess
@@ -19,7 +21,7 @@ from threading import Event
 
 from carmad.core.ports import ANSWER_FD, Trial
 from carmad.core.types import Job, JobId, JobSpec, JobState
-from carmad.daemon import supervisor
+from carmad.daemon import bounds, supervisor
 from carmad.daemon.attendant import GRACE_S
 from carmad.daemon.environment import job_environment
 from carmad.daemon.launcher import launch_fields
@@ -27,20 +29,29 @@ from carmad.errors import CarmaError
 
 MOST_ANSWER_BYTES = 8 << 20
 TAIL_BYTES = 64 << 10
+MOST_MEMORY_MIB = 10 << 10
+_NUMBERS = itertools.count(1)
 KILLED_WITHIN_S = 0.5  # on top of the grace: the attendant is given up then
 MOST_LEFT_BYTES = 1 << 20  # in a pipe, when the last of the program has ended
 LOOK_S = 0.2  # between two looks at whether the daemon stops
 BREATH_S = 0.001  # between two reads: a program that prints all it can must not keep us busy
 
 
-def tried(spec: JobSpec, argv: Sequence[str], within_s: float, stop: Event) -> Trial:
+def tried(
+    spec: JobSpec,
+    argv: Sequence[str],
+    within_s: float,
+    stop: Event,
+    memory_mib: int = MOST_MEMORY_MIB,
+    home: str | None = None,
+) -> Trial:
     """What became of `argv`. Never raises; comes back at most 1 s after `within_s`, and soon after
-    `stop` is set."""
+    `stop` is set. `home`: the cgroup below which it is to have one."""
     job = Job(JobId(0), replace(spec, argv=tuple(argv)), JobState.PENDING, 0.0, attempt=1)
     deadline = time.monotonic() + within_s + GRACE_S + KILLED_WITHIN_S
     try:
         fields = launch_fields(job, job_environment(job, ()), GRACE_S)
-        with _attended(fields, within_s) as pipes:
+        with _bounded(home, memory_mib << 20) as bound, _attended(fields, within_s, bound) as pipes:
             return _heard(*pipes, deadline, stop)
     except CarmaError as error:
         return _failed(error.message)
@@ -53,7 +64,20 @@ def _failed(why: str, output: str = "") -> Trial:
 
 
 @contextlib.contextmanager
-def _attended(fields: bytes, within_s: float) -> Iterator[tuple[int, int, int]]:
+def _bounded(home: str | None, memory: int) -> Iterator[tuple[int, str]]:
+    """Gives the bytes and the cgroup that a trial has ("": none)."""
+    cgroup = bounds.make(home, str(next(_NUMBERS)), memory) if home else None
+    try:
+        yield memory, cgroup or ""
+    finally:
+        if cgroup:
+            bounds.remove(cgroup)
+
+
+@contextlib.contextmanager
+def _attended(
+    fields: bytes, within_s: float, bound: tuple[int, str]
+) -> Iterator[tuple[int, int, int]]:
     """Start the program. Gives the pipes of its answer, its output and its attendant's verdict:
     while the last is open, it goes on."""
     with contextlib.ExitStack() as readers, contextlib.ExitStack() as writers:
@@ -74,7 +98,7 @@ def _attended(fields: bytes, within_s: float) -> Iterator[tuple[int, int, int]]:
         attendant = subprocess.Popen(
             [
                 *supervisor.program("carmad.daemon.attendant"),
-                *map(str, (answer, ANSWER_FD, within_s)),
+                *map(str, (answer, ANSWER_FD, within_s, *bound)),
             ],
             stdin=request,
             stdout=output,
@@ -139,6 +163,8 @@ def _told(verdict: str, answer: bytes, output: str) -> Trial:
             return Trial(answer, output, signal=int(number))
         case ["late"]:
             return Trial(answer, output, timed_out=True)
+        case ["beyond", why]:
+            return Trial(answer, output, beyond=why)
         case ["error", why]:
             return _failed(why.partition("\n")[0], output)
     last = verdict.strip().rpartition("\n")[2] or "it was killed"

@@ -192,9 +192,17 @@ def _request(options: argparse.Namespace, argv: list[str], script: Script | None
         "stdout": options.output,
         "stderr": options.error,
         "requeue": options.requeue,
+        "umask": _umask(),
         "held": options.hold,
         "dry_run": False,
     }
+
+
+def _umask() -> str:
+    """This process's, which has one thread: to set it is the only way to ask for it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return f"{mask:03o}"
 
 
 def _gpus(options: argparse.Namespace) -> int:

@@ -1,0 +1,162 @@
+"""How much a trial may take, with all that it starts: so many processes, and so much memory.
+
+Where systemd has delegated carmad's cgroup to it (Delegate=yes, cgroup v2), each trial has one of
+its own below it, and the kernel holds the bounds. Elsewhere each process is limited by itself, and
+somebody has to look now and then at what they take together (`Watched`).
+
+Part of the attendant's program, so imports are few (see `supervisor`).
+"""
+# pathlib and contextlib would cost more to import than all of this:
+# ruff: noqa: PTH102, PTH106, PTH116, PTH208, SIM105
+
+from __future__ import annotations
+
+import os
+import resource
+
+from carmad.daemon.process_tree import (
+    descendants,
+    oom_kills,
+    own_cgroup,
+    read_file,
+    tell_kernel,
+)
+
+MOST_TASKS = 512  # processes and threads
+LOOK_S = 0.25  # between two looks, where there is no cgroup
+CPU_WEIGHT = 10  # of 100 for the daemon and the jobs
+MIB = 1 << 20
+SERVICE, LEAF, TRIAL = "/carmad.service", "carmad", "trial-"
+
+
+def home() -> str | None:
+    """carmad's own cgroup, made ready to have bounded ones below it; None where that cannot be.
+
+    A cgroup that bounds others has no processes itself: the daemon moves to a leaf.
+    """
+    own = own_cgroup()
+    if own is None or not own.endswith(SERVICE) or not _delegated(own):
+        return None
+    try:
+        os.mkdir(f"{own}/{LEAF}")
+        for pid in read_file(f"{own}/cgroup.procs").split():
+            _write(f"{own}/{LEAF}/cgroup.procs", pid)
+        _write(f"{own}/cgroup.subtree_control", b"+pids +memory")
+    except OSError:
+        return None
+    tell_kernel(f"{own}/cgroup.subtree_control", b"+cpu")
+    return own
+
+
+def _delegated(cgroup: str) -> bool:
+    """Whether systemd leaves it to us, and will not undo what we do there."""
+    for name in ("trusted.delegate", "user.delegate"):
+        try:
+            return os.getxattr(cgroup, name) == b"1"
+        except OSError:
+            pass
+    return False
+
+
+def make(home: str, name: str, memory: int) -> str | None:
+    """A trial's cgroup. None if it cannot be had: then the trial is bounded without."""
+    for left in os.listdir(home):
+        if left.startswith(TRIAL):
+            _drop(f"{home}/{left}")  # not one with processes in it
+    cgroup = f"{home}/{TRIAL}{name}"
+    try:
+        os.mkdir(cgroup)
+        _write(f"{cgroup}/pids.max", b"%d" % MOST_TASKS)
+        _write(f"{cgroup}/memory.max", b"%d" % memory)
+    except OSError:
+        _drop(cgroup)
+        return None
+    tell_kernel(f"{cgroup}/memory.swap.max", b"0")
+    tell_kernel(f"{cgroup}/memory.oom.group", b"1")
+    tell_kernel(f"{cgroup}/cpu.weight", b"%d" % CPU_WEIGHT)
+    return cgroup
+
+
+def remove(cgroup: str) -> None:
+    """Kill what is left in it. It stays until the last has gone: then the next trial removes it."""
+    tell_kernel(f"{cgroup}/cgroup.kill", b"1")
+    _drop(cgroup)
+
+
+def _drop(cgroup: str) -> None:
+    try:
+        os.rmdir(cgroup)
+    except OSError:
+        pass
+
+
+def _write(path: str, data: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY)
+    try:
+        os.write(fd, data)
+    finally:
+        os.close(fd)
+
+
+def enter(cgroup: str | None, memory: int, uid: int) -> None:
+    """In the process that is to be bounded, as long as it may set its own bounds."""
+    if cgroup is not None:
+        _write(f"{cgroup}/cgroup.procs", b"0")
+        return
+    _limit(resource.RLIMIT_DATA, memory)
+    _limit(resource.RLIMIT_NPROC, _tasks(uid) + MOST_TASKS)  # the kernel counts all of a user's
+
+
+def broken(cgroup: str | None, memory: int) -> str:
+    """Which bound the descendants of this process have broken, in words; "" if none."""
+    if cgroup is not None:
+        return _too_much(memory) if oom_kills(cgroup) else ""
+    found = descendants()
+    if len(found) > MOST_TASKS:  # root's processes are not limited
+        return f"it started more than {MOST_TASKS} processes"
+    if sum(map(_resident, found)) > memory and sum(map(_share, found)) > memory:
+        return _too_much(memory)
+    return ""
+
+
+def _too_much(memory: int) -> str:
+    return f"it took more than {memory // MIB} MiB of memory, with all that it started"
+
+
+def _limit(which: int, most: int) -> None:
+    hard = resource.getrlimit(which)[1]
+    if hard == resource.RLIM_INFINITY or most < hard:
+        resource.setrlimit(which, (most, most))
+
+
+def _tasks(uid: int) -> int:
+    """How many a user has now: a process's task directory has a link for each."""
+    count = 0
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                status = os.stat(f"/proc/{name}/task")
+            except OSError:
+                continue
+            if status.st_uid == uid:
+                count += status.st_nlink - 2
+    return count
+
+
+def _resident(pid: int) -> int:
+    """Its memory in bytes, with what it shares: cheap to ask for."""
+    try:
+        return int(read_file(f"/proc/{pid}/statm").split()[1]) * resource.getpagesize()
+    except (OSError, IndexError):  # it has ended
+        return 0
+
+
+def _share(pid: int) -> int:
+    """Its memory in bytes, of what it shares its part: dear to ask for."""
+    try:
+        for line in read_file(f"/proc/{pid}/smaps_rollup").splitlines():
+            if line.startswith(b"Pss:"):
+                return int(line.split()[1]) << 10
+    except OSError:
+        pass
+    return 0
