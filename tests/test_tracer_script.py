@@ -37,7 +37,10 @@ class Here:
     def __init__(self, answer: Path) -> None:
         self._answer = answer
 
-    def runs(self, uid: int | None = None) -> Sequence[Run]:
+    def users(self) -> Sequence[int]:
+        return ()
+
+    def runs(self, uid: int) -> Sequence[Run]:
         return ()
 
     def trial(self, spec: JobSpec, argv: Sequence[str], within_s: float) -> Trial:
