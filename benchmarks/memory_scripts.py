@@ -42,7 +42,10 @@ class Here:
     gpu = "NVIDIA A100-SXM4-40GB"
     driver = ""
 
-    def runs(self, uid: int | None = None) -> Sequence[Run]:
+    def users(self) -> Sequence[int]:
+        return ()
+
+    def runs(self, uid: int) -> Sequence[Run]:
         return ()
 
     def trial(self, spec: JobSpec, argv: Sequence[str], within_s: float) -> Trial:

@@ -145,6 +145,7 @@ class Access:
 @dataclass(frozen=True, slots=True)
 class Settings:
     policy: str = "magm"
+    policy_fallback: str = ""  # decides while the policy fails; "": jobs wait until it answers
     estimator: str = "auto"
     predictor: str = "history"
     monitor: Monitor = field(default_factory=Monitor)

@@ -6,7 +6,7 @@ A check raises AssertionError naming the rule that is broken; CARMA's own plugin
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 
@@ -235,8 +235,11 @@ class ServerStandIn:
     driver: str
     tried: list[tuple[str, ...]] = field(default_factory=list)
 
-    def runs(self, uid: int | None = None) -> Sequence[Run]:
-        return [run for run in self.past if uid is None or run.spec.uid == uid]
+    def users(self) -> Collection[int]:
+        return {run.spec.uid for run in self.past}
+
+    def runs(self, uid: int) -> Sequence[Run]:
+        return [run for run in self.past if run.spec.uid == uid]
 
     def trial(self, spec: JobSpec, argv: Sequence[str], within_s: float) -> Trial:
         if tuple(argv) not in self.tried:  # the same question is not asked of the machine twice

@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 from math import ceil
 
 from carmad.plugin import Estimate, JobSpec, Refusal, Server, Settings
-from estimators.experience import context_mib, judged, shortfall_mib
+from estimators.experience import context_mib, past, shortfall_mib
 from estimators.look import look
 from estimators.tracer.replay import safe
 from estimators.tracer.report import PARTS, Report
@@ -20,8 +20,9 @@ class Trace:
     """What the caching allocator will hold, and the CUDA context with its libraries.
 
     `low` has only the bytes that are live at once, `high` what experience asks to hold free. The
-    context cannot be traced: it depends on GPU, driver and torch, and is learned from the runs on
-    the same three, or set by `estimation.context_mib` as long as they are too few.
+    context cannot be traced: it depends on GPU, driver and torch, and is learned from the user's
+    runs on the same three, or from several other users', or set by `estimation.context_mib` as long
+    as they are too few.
     """
 
     settings: Settings
@@ -35,11 +36,11 @@ class Trace:
         if report.reserved <= 0:
             return Refusal("it put nothing on a GPU", self.name, report.seconds)
         stack = f"{self.server.gpu} / driver {self.server.driver} / torch {report.torch}"
-        past = judged(self.server.runs(), self.name, stack)
-        learned = context_mib(past)
-        context = self.settings.estimation.context_mib if learned is None else learned
+        earlier = past(self.server, spec.uid, self.name, stack)
+        learned = context_mib(earlier)
+        context = learned[0] if learned else self.settings.estimation.context_mib
         body = ceil(report.reserved / MIB)
-        short = shortfall_mib(past, context, body)
+        short = shortfall_mib(earlier, context, body)
         parts = _parts(report, body)
         return Estimate(
             body + context,
@@ -47,7 +48,7 @@ class Trace:
             low=min(body, report.floor // MIB) + context,
             high=max(body + short, ceil(safe(report) / MIB)) + context,
             seconds=report.seconds,
-            notes=(*report.notes, _origin(context, learned, len(past))),
+            notes=(*report.notes, _origin(context, learned, len(earlier.own))),
             parts=(*parts, ("context", context)),
             stack=stack,
             batch_mib=dict(parts)["activations"],
@@ -64,10 +65,10 @@ def _parts(report: Report, body_mib: int) -> tuple[tuple[str, int], ...]:
     )
 
 
-def _origin(context_mib: int, learned: int | None, runs: int) -> str:
+def _origin(context_mib: int, learned: tuple[int, str] | None, runs: int) -> str:
     if learned is None:
         return f"context {context_mib} MiB as set: {runs} of 3 runs on this GPU, driver and torch"
-    return f"context {context_mib} MiB learned from {runs} runs on this GPU, driver and torch"
+    return f"context {context_mib} MiB learned from {learned[1]} on this GPU, driver and torch"
 
 
 def trace(settings: Settings, server: Server) -> Trace:

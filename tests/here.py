@@ -23,8 +23,11 @@ class Here:
         self._past = past
         self._looked = looked
 
-    def runs(self, uid: int | None = None) -> Sequence[Run]:
-        return self._past
+    def users(self) -> Sequence[int]:
+        return sorted({run.spec.uid for run in self._past})
+
+    def runs(self, uid: int) -> Sequence[Run]:
+        return [run for run in self._past if run.spec.uid == uid]
 
     def trial(self, spec: JobSpec, argv: Sequence[str], within_s: float) -> Trial:
         if self._looked and str(TRACER) in argv:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from carmad.config import Estimation, Settings
 from carmad.plugin import Estimate, Refusal, Run, Trial
 from carmad.testing import a_report, a_run, a_server, a_spec
-from estimators.experience import Judged, shortfall_mib
+from estimators.experience import CONTEXT_MIB, Judged, Past, context_mib, shortfall_mib
 from estimators.tracing import trace
 
 MIB = 2**20
+ME = a_spec().uid
 STACK = "NVIDIA A100-PCIE-40GB / driver 570.124.06 / torch 2.13.0"
 
 
@@ -22,11 +25,14 @@ def estimated(*runs: Run, **report: object) -> Estimate:
     return answer
 
 
-def past(peak_mib: int, body_mib: int = 3000, stack: str = STACK, low_mib: int = 0) -> Run:
+def past(
+    peak_mib: int, body_mib: int = 3000, stack: str = STACK, low_mib: int = 0, uid: int = ME
+) -> Run:
     """A run that the trace had said `body_mib`, and a context of 500 MiB, about."""
     context = (("activations", body_mib), ("context", 500))
     mib = body_mib + 500
-    return a_run(peak_mib, Estimate(mib, "trace", low=low_mib, parts=context, stack=stack))
+    said = Estimate(mib, "trace", low=low_mib, parts=context, stack=stack)
+    return a_run(peak_mib, said, uid=uid)
 
 
 def test_what_was_traced_and_the_context() -> None:
@@ -94,20 +100,73 @@ def test_the_margin_is_learned() -> None:
 
 def test_one_that_fell_short_among_many_does_not_count() -> None:
     runs = [Judged(3000, 3500)] * 39 + [Judged(3000, 9500)]
-    assert shortfall_mib(runs, 500, 3000) == 0
-    assert shortfall_mib(runs[-19:], 500, 3000) == 6000  # one in nineteen is too many
+    assert shortfall_mib(Past(runs), 500, 3000) == 0
+    assert shortfall_mib(Past(runs[-19:]), 500, 3000) == 6000  # one in nineteen is too many
 
 
 def test_shortfalls_are_in_proportion_to_the_job() -> None:
-    assert shortfall_mib([Judged(3000, 3800)] * 10, 500, 6000) == 600
-    assert shortfall_mib([Judged(3000, 3200)] * 10, 500, 6000) == 0
+    assert shortfall_mib(Past([Judged(3000, 3800)] * 10), 500, 6000) == 600
+    assert shortfall_mib(Past([Judged(3000, 3200)] * 10), 500, 6000) == 0
 
 
 def test_small_jobs_do_not_teach_large_ones_a_large_share() -> None:
     """100 MiB more than 20 MiB are a tenth of a GiB, not five times as much."""
-    runs = [Judged(20, 620)] * 10
+    runs = Past([Judged(20, 620)] * 10)
     assert shortfall_mib(runs, 500, 20) == 100
     assert shortfall_mib(runs, 500, 10_240) == 1000
+
+
+# -- what one user can make of another's estimate
+
+
+def forged(uid: int, n: int = 4) -> list[Run]:
+    """Jobs of which hardly anything was to be traced, and which took 30 GiB for some seconds."""
+    return [past(30_000, body_mib=10, uid=uid)] * n
+
+
+def test_four_forged_jobs_move_nobody_elses_estimate() -> None:
+    """1.5G became 30.3G for everybody."""
+    assert estimated(*forged(666)) == estimated()
+    assert estimated(*forged(666, 200)) == estimated()
+    assert estimated(*forged(666), *[past(3800)] * 3).mib == 3800, "one's own runs count first"
+
+
+def test_a_context_is_no_larger_and_no_smaller_than_contexts_are() -> None:
+    least, most = CONTEXT_MIB
+    assert dict(estimated(*forged(ME)).parts)["context"] == most
+    assert dict(estimated(*[past(1000)] * 3).parts)["context"] == least
+
+
+def test_a_newcomer_learns_from_several_others() -> None:
+    others = [past(peak, uid=uid) for uid, peak in ((1, 3790), (2, 3800), (3, 3900))]
+    estimate = estimated(*others * 3)
+    assert dict(estimate.parts)["context"] == 800
+    assert "learned from 3 users" in estimate.notes[-1]
+    assert estimated(*others * 2).mib == 3500, "of too few runs each"
+    assert estimated(*others[:2] * 3).mib == 3500, "they are too few"
+
+
+honest = st.lists(
+    st.lists(st.integers(3_300, 5_000), min_size=10, max_size=14), min_size=2, max_size=6
+)
+lies = st.lists(st.tuples(st.integers(1, 80_000), st.integers(1, 80_000)), max_size=60)
+
+
+@given(honest, lies)
+def test_one_among_several_users_moves_nothing_beyond_the_others(
+    users: list[list[int]], lies: list[tuple[int, int]]
+) -> None:
+    """Neither the context nor the margin, however many runs he has, whatever they show."""
+    others = [[Judged(3_000, peak) for peak in peaks] for peaks in users]
+    liar = [Judged(body, peak) for body, peak in lies]
+    contexts = [(context_mib(Past(runs)) or (0, ""))[0] for runs in others]
+    learned = context_mib(Past([], [*others, liar]))
+    if learned is not None:
+        assert min(contexts) <= learned[0] <= max(contexts)
+    margins = [shortfall_mib(Past(runs), 500, 3_000) for runs in others]
+    assert shortfall_mib(Past([], [*others, liar]), 500, 3_000) <= max(margins)
+    assert context_mib(Past([], [liar] * 2)) is None
+    assert shortfall_mib(Past([], [liar] * 2), 500, 3_000) == 0
 
 
 def test_a_look_that_failed() -> None:

@@ -20,6 +20,7 @@ from carmad.store.sql import SqlStore
 from carmad.testing import a_gpu, a_job, a_run, a_spec
 
 SETTINGS = Settings(monitor=Monitor(period_s=1.0))
+UID = a_spec().uid
 
 
 def a_past_job(id: int = 1, peak_mib: int = 8_000, **changes: object) -> Job:
@@ -48,7 +49,8 @@ def test_a_job_that_ended_well_teaches() -> None:
     job = a_past_job()
     running = replace(job, state=JobState.RUNNING, ended_at=None)
     experience.committed(a_step(running, job))
-    (run,) = experience.server().runs()
+    (run,) = experience.server().runs(UID)
+    assert list(experience.server().users()) == [UID]
     assert run == Run(job.spec, 8_000, job.estimate, a_gpu(0).name, job.started_at, 201.0)
 
 
@@ -68,14 +70,16 @@ def test_a_job_that_ended_well_teaches() -> None:
 def test_what_teaches_nothing(changes: dict[str, object]) -> None:
     experience = Experience(SETTINGS)
     experience.committed(a_step(a_past_job(**changes)))
-    assert experience.runs() == []
+    assert list(experience.users()) == []
+    assert experience.runs(UID) == []
 
 
 def test_the_newest_come_first_and_each_user_has_his_own() -> None:
     experience = Experience(SETTINGS)
     ada, bob = a_spec(uid=1), a_spec(uid=2)
     experience.remember([a_past_job(1, spec=ada), a_past_job(3, spec=ada), a_past_job(2, spec=bob)])
-    assert [run.ended_at for run in experience.runs()] == [203.0, 202.0, 201.0]
+    assert sorted(experience.users()) == [1, 2]
+    assert [run.ended_at for run in experience.runs(1)] == [203.0, 201.0]
     assert [run.ended_at for run in experience.runs(2)] == [202.0]
     assert experience.runs(3) == []
 
@@ -106,9 +110,9 @@ def test_it_is_there_again_after_a_restart(tmp_path: Path) -> None:
     (user,) = store.users()
     second.remember(reversed(store.history(user=user, states=[JobState.SUCCEEDED])))
     store.close()
-    assert second.runs() == first.runs()
-    assert [run.peak_mib for run in second.runs()] == [3_000, 2_000, 1_000]
-    assert second.runs()[0].estimate == a_past_job().estimate
+    assert second.runs(UID) == first.runs(UID)
+    assert [run.peak_mib for run in second.runs(UID)] == [3_000, 2_000, 1_000]
+    assert second.runs(UID)[0].estimate == a_past_job().estimate
 
 
 def test_a_question_of_an_early_job_waits_for_the_gpus() -> None:
@@ -207,7 +211,9 @@ def test_the_context_of_each_stack() -> None:
         return judged(peak_mib, Estimate(1_500, "trace", low=1_400, parts=parts, stack=stack))
 
     runs = [traced(1_400 + 10 * n, "A100 / torch 2.9") for n in range(3)] + [traced(1_600, "T4")]
-    assert contexts(runs) == [
+    assert contexts({UID: runs}, UID) == [
         {"stack": "A100 / torch 2.9", "jobs": 3, "context_mib": 410},
         {"stack": "T4", "jobs": 1, "context_mib": None},
     ]
+    to_another = contexts({UID: runs}, UID + 1)
+    assert [(one["jobs"], one["context_mib"]) for one in to_another] == [(3, None), (1, None)]

@@ -24,8 +24,8 @@ from carmad.core.types import (
     StageTimes,
     StepTime,
 )
+from carmad.guards import GuardedPolicy, GuardedPredictor
 from carmad.models import Boosted
-from carmad.registry import GuardedPolicy, GuardedPredictor
 from carmad.testing import a_gpu, a_job, a_spec
 from estimators.duration.history import Recurring
 from policies import builtin

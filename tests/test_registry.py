@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from carmad import registry
+from carmad import guards, registry
 from carmad.config import Recovery, Settings
 from carmad.core.decision import Placement
 from carmad.core.types import Cause, Estimate, Exit, Job, Refusal
 from carmad.core.view import View
 from carmad.errors import CarmaError
-from carmad.registry import GuardedEstimator, GuardedPolicy, GuardedRecovery
+from carmad.guards import GuardedEstimator, GuardedPolicy, GuardedRecovery
 from carmad.testing import a_gpu_view, a_job, a_server, a_spec, a_view, check_policy
 from policies import builtin
 
@@ -219,7 +219,7 @@ def test_an_estimator_that_hangs_keeps_nobody_else_waiting() -> None:
     def asked() -> None:
         GuardedEstimator(plugin, timeout_s=0.01).estimate(a_spec())  # type: ignore[arg-type]
 
-    for _ in range(registry.MOST_UNANSWERED):
+    for _ in range(guards.MOST_UNANSWERED):
         with pytest.raises(TimeoutError, match=r"no estimate within 0\.01 s"):
             asked()
     with pytest.raises(TimeoutError, match="earlier questions"):
@@ -245,7 +245,7 @@ def test_a_thread_that_cannot_be_started_takes_no_room(monkeypatch: pytest.Monke
     guarded = GuardedEstimator(Scripted(lambda: answer), 20)  # type: ignore[arg-type]
     with monkeypatch.context() as full:
         full.setattr(threading.Thread, "start", start)
-        for _ in range(2 * registry.MOST_UNANSWERED):
+        for _ in range(2 * guards.MOST_UNANSWERED):
             with pytest.raises(RuntimeError, match="start"):
                 guarded.estimate(a_spec())
     assert guarded.estimate(a_spec()) == answer

@@ -37,7 +37,7 @@ from carmad.core.types import (
     Retry,
     WarnSignal,
 )
-from carmad.registry import GuardedPolicy, GuardedRecovery
+from carmad.guards import GuardedPolicy, GuardedRecovery
 from carmad.testing import a_gpu, a_job, a_spec
 from policies import builtin
 from recovery import ladder

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import ceil
 from statistics import median
 
 from carmad.api.responses import CalibrationOut, ContextOut
 from carmad.core.ports import Run
 from carmad.core.types import Estimate
-from estimators.experience import context_mib, judged
+from estimators.experience import Past, context_mib, judged
 
 
 def calibrations(names: Iterable[str], runs: Sequence[Run]) -> list[CalibrationOut]:
@@ -35,13 +35,16 @@ def _calibration(name: str, past: Sequence[tuple[Estimate, int]]) -> Calibration
     }
 
 
-def contexts(runs: Sequence[Run]) -> list[ContextOut]:
-    """What the trace estimator has learned of each GPU model, driver and torch."""
-    traces = [estimate for run in runs for estimate in _said(run) if estimate.source == "trace"]
+def contexts(runs: Mapping[int, Sequence[Run]], uid: int) -> list[ContextOut]:
+    """What the trace estimator goes by for this user's jobs, on each GPU model, driver and torch.
+    `runs` by user."""
+    every = [estimate for mine in runs.values() for run in mine for estimate in _said(run)]
     found: list[ContextOut] = []
-    for stack in sorted({estimate.stack for estimate in traces if estimate.stack}):
-        past = judged(runs, "trace", stack)
-        found.append({"stack": stack, "jobs": len(past), "context_mib": context_mib(past)})
+    for stack in sorted({each.stack for each in every if each.source == "trace" and each.stack}):
+        past = {user: judged(mine, "trace", stack) for user, mine in runs.items()}
+        jobs = sum(map(len, past.values()))
+        learned = context_mib(Past(past.pop(uid, []), list(past.values())))
+        found.append({"stack": stack, "jobs": jobs, "context_mib": learned[0] if learned else None})
     return found
 
 

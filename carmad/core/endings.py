@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from dataclasses import replace
 
+from carmad.core.asking import DECIDE, Asked, said
 from carmad.core.fleet import Fleet
 from carmad.core.line import never_satisfied
 from carmad.core.ports import Recovery
@@ -25,7 +26,7 @@ def explained(job: Job, exit: Exit, fleet: Fleet) -> Exit:
 
 
 def retried(
-    job: Job, exit: Exit, recovery: Recovery, retries: int, usable: Set[GpuId]
+    job: Job, exit: Exit, recovery: Recovery, asked: Asked, retries: int, usable: Set[GpuId]
 ) -> Retry | None:
     """How a job that ran out of memory goes back in line; None if it does not. `usable`: the GPUs
     that it might be given."""
@@ -33,9 +34,9 @@ def retried(
     if ooms >= retries:
         return None
     try:
-        retry = recovery.decide(job, exit)
+        retry = asked.ask(DECIDE, lambda: recovery.decide(job, exit))
     except Exception as error:  # noqa: BLE001 - foreign code
-        why = f"the recovery failed, tried next alone: it raised {error!r:.200}"
+        why = f"the recovery failed, tried next alone: it raised {said(error)}"
         return Retry(why, exclusive=True)
     if retry and len(usable - set(retry.avoid)) < job.spec.gpus:
         return replace(retry, avoid=(), exclusive=True)  # there is no elsewhere

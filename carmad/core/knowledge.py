@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from carmad.config import Settings
+from carmad.core.asking import PREDICT, Asked
 from carmad.core.fleet import Fleet
 from carmad.core.history import History
 from carmad.core.messages import Stepped
@@ -27,13 +28,16 @@ NEWS = 0.01  # a step time that differs by more of it is worth a row
 
 
 class Knowledge:
-    def __init__(self, settings: Settings, fleet: Fleet, predictor: Predictor | None) -> None:
+    def __init__(
+        self, settings: Settings, fleet: Fleet, predictor: Predictor | None, asked: Asked
+    ) -> None:
         self.predictor = predictor
         self.history = History()
         self.models: dict[str, Model] = {}  # what was learned, by name
         self.profiler = Profiler()
         self._settings = settings
         self._fleet = fleet
+        self._asked = asked
 
     def informed(self, job: Job, now: float) -> Job:
         """With all that earlier runs of the job have shown, and what follows for its duration: as
@@ -52,10 +56,13 @@ class Knowledge:
         return replace(job, prediction=self._prediction(job, now))
 
     def _prediction(self, job: Job, now: float) -> Prediction | None:
-        if self.predictor is None:
+        predictor = self.predictor
+        if predictor is None:
             return None
         try:
-            return self.predictor.predict(job, self.history, self.models, now)
+            return self._asked.ask(
+                PREDICT, lambda: predictor.predict(job, self.history, self.models, now)
+            )
         except Exception:  # noqa: BLE001 - foreign code
             return None
 

@@ -62,6 +62,12 @@ class Ledger:
         elif job.holds_gpus:
             self._hold(job)
 
+    def reorder(self, jobs: Iterable[Job]) -> None:
+        """Ask anew for the places of these, which stand in line."""
+        for job in tuple(jobs):
+            self._leave_line(job)
+            self._join_line(job)
+
     def changed(self) -> tuple[Job, ...]:
         """Every version put since they were last forgotten, in order."""
         return tuple(self._changed)

@@ -215,6 +215,15 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True)
+class Failure:
+    """A question to a plugin that was not answered as it should have been."""
+
+    question: str  # what kind of question: see `carmad.core.asking`
+    number: int  # which of its kind in the step, from 1
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """Everything a batch of events changed: committed as one transaction, then acted on.
 
@@ -226,3 +235,4 @@ class Step:
     decisions: tuple[Decision, ...]
     actions: tuple[Action, ...]
     drains: tuple[Drain, ...] | None = None  # all of them, when they changed
+    failures: tuple[Failure, ...] = ()  # of plugins: what else the core went by, besides events

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from dataclasses import replace
+from itertools import islice
 from math import inf
 
 from carmad.config import Settings
 from carmad.core.admission import mode
+from carmad.core.deciders import Deciders
 from carmad.core.decision import (
     AskAgain,
     Decision,
     Placement,
     Preemption,
-    Proposal,
     Reason,
     Remember,
     refuse,
@@ -23,11 +24,12 @@ from carmad.core.history import History
 from carmad.core.ledger import Ledger
 from carmad.core.line import barrier
 from carmad.core.messages import Action, Launch, Stop, Wake
-from carmad.core.ports import Policy
 from carmad.core.states import advance
 from carmad.core.types import Cause, GpuId, Job, JobId, JobState
 from carmad.core.view import View
 from carmad.models import Model
+
+FEW = 64  # places asked for again in a step: nobody is to wait for all of them
 
 
 class Placer:
@@ -36,7 +38,7 @@ class Placer:
     def __init__(
         self,
         settings: Settings,
-        policy: Policy,
+        deciders: Deciders,
         ledger: Ledger,
         fleet: Fleet,
         history: History,
@@ -44,7 +46,7 @@ class Placer:
         last_placed: GpuId | None = None,
     ) -> None:
         self._settings = settings
-        self._policy = policy
+        self._deciders = deciders
         self._ledger = ledger
         self._fleet = fleet
         self._history = history
@@ -81,6 +83,7 @@ class Placer:
         actions: list[Action] = []
         if not self._ledger.line():
             return actions
+        self._order_the_unordered()
         before = self._asks_at
         while self._plan_once(now, actions):
             pass
@@ -102,6 +105,15 @@ class Placer:
             return line
         return tuple(job for job in line if job.id not in doubtful or not self.barrier(job, now))
 
+    def _order_the_unordered(self) -> None:
+        """A few of those whose place the policy could not say before: perhaps now it can."""
+        for id in tuple(islice(self._deciders.unordered, FEW)):
+            job = self._ledger.jobs.get(id)
+            if job and job.state is JobState.QUEUED:
+                self._ledger.reorder((job,))
+            else:
+                del self._deciders.unordered[id]
+
     def _hidden(self, view: View) -> Set[JobId]:
         """Those in line that the view does not show."""
         line = self._ledger.line()
@@ -116,9 +128,10 @@ class Placer:
         view = self.view(now)
         if not view.queue:
             return False
+        made = self._deciders.plan(view, lambda: self._renewed(now))
+        view, plan = made.view, made.proposals
         hidden = self._hidden(view)
         waiting: list[JobId] = []  # judged, and passed over by those that start below
-        plan = self._planned(view)
         starts = [n for n, each in enumerate(plan) if isinstance(each, Placement) and each.gpus]
         for n, proposal in enumerate(plan):
             if isinstance(proposal, AskAgain):
@@ -128,7 +141,7 @@ class Placer:
                 self._memory = proposal.memory
                 continue
             if isinstance(proposal, Preemption):
-                actions += self._preempt(proposal, now)
+                actions += self._preempt(proposal, now, made.by)
                 continue
             job = self._ledger.jobs.get(proposal.job)
             if job is None or job.state is not JobState.QUEUED or job.id in hidden:
@@ -136,7 +149,7 @@ class Placer:
             if proposal.gpus and self.barrier(job, now):
                 return True
             checked = self._checked(job, proposal, view)
-            self._decide(Decision(now, self._policy.name, checked))
+            self._decide(Decision(now, made.by, checked))
             if not checked.gpus:
                 waiting.append(job.id)
                 continue
@@ -150,27 +163,25 @@ class Placer:
                 )
         return False
 
-    def _preempt(self, wish: Preemption, now: float) -> list[Action]:
+    def _preempt(self, wish: Preemption, now: float, by: str) -> list[Action]:
         """Take a running job's GPUs back, where the settings and the job allow it."""
         job = self._ledger.jobs.get(wish.job)
         if job is None or job.state not in (JobState.STARTING, JobState.RUNNING):
             return []
         allowed = self._settings.limits.preemption and job.spec.requeue
         why = wish.reason if allowed else Reason("not_preemptible")
-        self._decide(Decision(now, self._policy.name, Placement(job.id, reasons=(why,))))
+        self._decide(Decision(now, by, Placement(job.id, reasons=(why,))))
         if not allowed:
             return []
         stopping = advance(job, JobState.STOPPING, stop=Cause.PREEMPTED)
         self._ledger.put(stopping)
         return [Stop(stopping)]
 
-    def _planned(self, view: View) -> tuple[Proposal, ...]:
-        """The policy's plan; a policy that fails is reported on the job that waits for it."""
-        try:
-            return tuple(self._policy.plan(view))
-        except Exception as error:  # noqa: BLE001 - foreign code
-            failed = Reason("policy_failed", detail=f"it raised {error!r:.200}")
-            return (Placement(view.queue[0].id, reasons=(failed,)),)
+    def _renewed(self, now: float) -> View:
+        """For another policy than the one before: it has an order of its own, and no memory."""
+        self._ledger.reorder(self._ledger.line())
+        self._memory = None
+        return self.view(now)
 
     def _checked(self, job: Job, placement: Placement, view: View) -> Placement:
         """The placement, or a wait that says which hard rule its GPUs would have broken."""

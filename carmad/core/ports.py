@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -104,8 +104,13 @@ class Server(Protocol):
         """The version of the NVIDIA driver; "" if there is none."""
         ...
 
-    def runs(self, uid: int | None = None) -> Sequence[Run]:
-        """What ended well here lately, the newest first: of one user, or of all."""
+    def users(self) -> Collection[int]:
+        """The uids of those whose jobs ended well here lately."""
+        ...
+
+    def runs(self, uid: int) -> Sequence[Run]:
+        """What ended well here lately of one user, the newest first. What it shows of others is
+        that user's word: take no more from it than one vote among many."""
         ...
 
     def trial(self, spec: JobSpec, argv: Sequence[str], within_s: float) -> Trial:

@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from carmad.config import Settings
+from carmad.core.asking import Asked
+from carmad.core.deciders import Deciders
 from carmad.core.decision import Decision, Reason
 from carmad.core.endings import explained, in_vain, lost_before, retried
 from carmad.core.fleet import Fleet
@@ -64,14 +66,18 @@ class Scheduler:
         policy: Policy,
         recovery: Recovery,
         predictor: Predictor | None = None,
+        fallback: Policy | None = None,
     ) -> None:
+        """`fallback` decides while `policy` fails; None: jobs wait until it answers."""
         self.settings = settings
         self.policy = policy
         self.recovery = recovery
+        self._asked = Asked()
+        self._deciders = Deciders(policy, fallback, self._asked)
         self._fleet = Fleet(settings)
-        self.knowledge = Knowledge(settings, self._fleet, predictor)
+        self.knowledge = Knowledge(settings, self._fleet, predictor, self._asked)
         self._counted = JobId(0)  # up to here, submissions are in the history
-        self._ledger = Ledger(policy.order)
+        self._ledger = Ledger(self._deciders.order)
         self._placer = self._new_placer()
         self._usage_saved_at = 0.0
         self._begin()
@@ -98,6 +104,7 @@ class Scheduler:
             self._placer.news(),
             tuple(self._actions),
             tuple(self.drains.values()) if self._drained else None,
+            self._asked.failures,
         )
 
     def restore(
@@ -113,7 +120,7 @@ class Scheduler:
         `last_placed` is round-robin's place; None, as for `history`: what this core has.
         """
         self.knowledge.history = history or self.history
-        self._ledger = Ledger(self.policy.order, sharing_profiles(jobs), ended)
+        self._ledger = Ledger(self._deciders.order, sharing_profiles(jobs), ended)
         for job in self._ledger.running():
             self.history.learn(job)
         self._placer = self._new_placer(last_placed or self._placer.last_placed)
@@ -132,6 +139,11 @@ class Scheduler:
     def ended(self) -> Mapping[JobId, JobState]:
         """How the most recent ones ended."""
         return self._ledger.ended
+
+    @property
+    def acting(self) -> Policy:
+        """The policy that decides now: the one of the settings, or who stands in for it."""
+        return self._deciders.acting
 
     @property
     def history(self) -> History:
@@ -437,7 +449,7 @@ class Scheduler:
         gpus = [view.gpu(gpu) for gpu in job.gpus if gpu in self.gpus]
         shared = job.shared or any(gpu.outsider_mib > floor for gpu in gpus)
         job = replace(job, shared=shared)
-        return retried(job, exit, self.recovery, retries, self._fleet.usable())
+        return retried(job, exit, self.recovery, self._asked, retries, self._fleet.usable())
 
     def _requeue(self, job: Job, exit: Exit, retry: Retry | None) -> None:
         self._back_in_line(job, retry=retry, failures=(*job.failures, exit))
@@ -492,7 +504,7 @@ class Scheduler:
     def _new_placer(self, last_placed: GpuId | None = None) -> Placer:
         return Placer(
             self.settings,
-            self.policy,
+            self._deciders,
             self._ledger,
             self._fleet,
             self.history,
@@ -504,6 +516,7 @@ class Scheduler:
         """Forget what the last step changed."""
         self._ledger.forget_changes()
         self._placer.news()
+        self._asked.forget()
         self._actions: list[Action] = []
         self._drained = False
 

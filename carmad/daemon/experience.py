@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from threading import Event, Lock
 
@@ -71,10 +71,13 @@ class Experience:
         models = Counter(gpu.name for gpu in self._gpus.values())
         return models.most_common(1)[0][0] if models else ""
 
-    def runs(self, uid: int | None = None) -> Sequence[Run]:
+    def users(self) -> Collection[int]:
         with self._lock:
-            users = self._jobs if uid is None else {uid} & self._jobs.keys()
-            found = [job for user in users for job in self._jobs[user]]
+            return tuple(self._jobs)
+
+    def runs(self, uid: int) -> Sequence[Run]:
+        with self._lock:
+            found = list(self._jobs.get(uid, ()))
         found.sort(key=lambda job: job.ended_at or 0.0, reverse=True)
         return [self._run(job) for job in found]
 
@@ -120,7 +123,10 @@ class _OneQuestion:
         self._experience.await_gpus()
         return self._experience.gpu()
 
-    def runs(self, uid: int | None = None) -> Sequence[Run]:
+    def users(self) -> Collection[int]:
+        return self._experience.users()
+
+    def runs(self, uid: int) -> Sequence[Run]:
         self._experience.await_gpus()
         return self._experience.runs(uid)
 

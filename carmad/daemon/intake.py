@@ -181,7 +181,7 @@ def judged(core: Scheduler, job: Job, now: float) -> tuple[Placement, bool]:
     view = core.view(now, joining=job)
     try:
         for queue, starts in ((view.queue, True), ((job,), False)):
-            for answer in core.policy.plan(replace(view, queue=queue)):
+            for answer in core.acting.plan(replace(view, queue=queue)):
                 if isinstance(answer, Placement) and answer.job == job.id:
                     return answer, starts and bool(answer.gpus)
     except Exception as error:  # noqa: BLE001 - foreign code

@@ -75,12 +75,10 @@ def run(options: argparse.Namespace) -> None:
             ended_well = store.history(user=user, states=[JobState.SUCCEEDED], limit=JOBS_PER_USER)
             experience.remember(reversed(ended_well))
         registry.estimator(settings.estimator, settings, experience.server())  # is it there?
-        scheduler = Scheduler(
-            settings,
-            registry.policy(settings),
-            registry.recovery(settings),
-            registry.predictor(settings),
-        )
+        policy, fallback = registry.policy(settings), registry.fallback(settings)
+        recovery, predictor = registry.recovery(settings), registry.predictor(settings)
+        scheduler = Scheduler(settings, policy, recovery, predictor, fallback)
+        guarded = [each for each in (policy, fallback, recovery, predictor) if each]
         own_units = has_systemd()
         grace_s = settings.limits.kill_grace_s
         launcher = Launcher(state_dir, systemd=own_units, kill_grace_s=grace_s)
@@ -122,6 +120,7 @@ def run(options: argparse.Namespace) -> None:
             models,
             config_path=str(config) if config else None,
             config_toml=configfile.dump(settings),
+            troubles=lambda: [each.trouble for each in guarded if each.trouble],
         )
         server = Server(_socket(where), create_app(service))
         past = store.past(clock())

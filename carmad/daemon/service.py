@@ -26,6 +26,7 @@ from carmad.daemon.models import Models
 from carmad.daemon.tally import Tally, Waiting
 from carmad.errors import CarmaError
 from carmad.gpu.source import Capabilities
+from carmad.guards import Trouble
 from carmad.store.sql import SqlStore
 
 T = TypeVar("T")
@@ -91,6 +92,7 @@ class Service:
     models: Models
     config_path: str | None = None
     config_toml: str | None = None
+    troubles: Callable[[], Sequence[Trouble]] = tuple  # with plugins; those that are over, too
     uid: int = field(default_factory=os.geteuid)
     tally: Tally = field(default_factory=Tally)
     endings: Endings = field(default_factory=Endings)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
+from carmad.core.asking import ORDER
 from carmad.core.messages import Event, Exited, Step
 from carmad.core.types import Cause, Job, JobId, JobState
 from carmad.errors import CarmaError
@@ -26,6 +27,12 @@ class Recorder:
         """Raises CarmaError when the policy failed: waiting for a better answer is in vain."""
         self.events += len(step.events)
         self.decisions += len(step.decisions)
+        for failure in step.failures:
+            if failure.question == ORDER:
+                raise CarmaError(
+                    f"the policy failed to say where a job stands in line: {failure.error}",
+                    "this is a fault in the policy, not in the trace",
+                )
         for decision in step.decisions:
             for reason in decision.placement.reasons:
                 if reason.code == "policy_failed":

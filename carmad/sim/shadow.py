@@ -18,6 +18,7 @@ from carmad.core.messages import Discovered, Trained
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import Job, JobId
 from carmad.sim import recorded
+from carmad.sim.failing import FailingPolicy, FailingPredictor, FailingRecovery, Script, fallback
 from carmad.sim.recorded import History
 from carmad.store import journal
 
@@ -52,18 +53,21 @@ def reproduce(segment: Path) -> Reproduction:
     what a running job used (`Job.usage`) may be up to a minute fresher than it was, for policies
     that look at it. Of a job that was being profiled, it does not have what was measured until
     then, nor what the policy remembered; and of the history only the latest runs
-    (`carmad.core.history.RUNS`), while the daemon may know seldom jobs from before. And a plugin
-    that did not answer in time does so now.
+    (`carmad.core.history.RUNS`), while the daemon may know seldom jobs from before. Of a plugin
+    that was failing when it began, it does not have what that had done to the line until then. Each
+    question that a plugin failed at fails again, be it that it did not answer in time.
 
     Raises CarmaError for what is no segment, and where a plugin is missing.
     """
     begin, turns = journal.read(segment)
-    core = _core(begin)
+    script = Script()
+    core = _core(begin, script)
     told = {decision.placement.job: decision for decision in begin.decisions}
     steps = decisions = 0
     for steps, turn in enumerate(turns, 1):
         made: tuple[Decision, ...] = ()
         error = ""
+        script.begin(turn.failures)
         try:
             step = core.handle(*turn.events)
             _forget(told, step.jobs)
@@ -77,14 +81,15 @@ def reproduce(segment: Path) -> Reproduction:
     return Reproduction(begin.carma, begin.settings.policy, steps, decisions, None)
 
 
-def _core(begin: journal.Begin) -> Scheduler:
+def _core(begin: journal.Begin, script: Script) -> Scheduler:
     """One in the state that the segment begins with: its windows are filled while it has no job."""
     settings = begin.settings
     core = Scheduler(
         settings,
-        registry.policy(settings),
-        registry.recovery(settings),
-        registry.predictor(settings),
+        FailingPolicy(registry.policy(settings), script),
+        FailingRecovery(registry.recovery(settings), script),
+        FailingPredictor(registry.predictor(settings), script),
+        fallback(registry.fallback(settings), script),
     )
     core.handle(Discovered(0.0, begin.gpus))
     for sampled in begin.samples:

@@ -27,7 +27,7 @@ from pydantic_core import from_json, to_json
 from carmad.config import Settings
 from carmad.core.decision import Decision
 from carmad.core.history import BIN_S, BINS, Past, Submission
-from carmad.core.messages import Drain, Event, Sampled, Step, Submitted
+from carmad.core.messages import Drain, Event, Failure, Sampled, Step, Submitted
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import Gpu, GpuId, Job, JobId, JobState
 from carmad.errors import CarmaError
@@ -66,14 +66,16 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One step of the core: what it was given, and the decisions it recorded."""
+    """One step of the core: what it was given, which plugins failed it, and what it decided."""
 
     events: tuple[Event, ...]
     decisions: tuple[Decision, ...]
+    failures: tuple[Failure, ...] = ()
 
 
 _BEGIN = TypeAdapter(Begin)
 _DECISIONS = TypeAdapter(tuple[Decision, ...])
+_FAILURES = TypeAdapter(tuple[Failure, ...])
 
 
 class Journal:
@@ -125,7 +127,7 @@ class Journal:
         """In the core's thread, after each commit."""
         if not self._cap_bytes:
             return
-        bare = Turn(tuple(map(_bare, step.events)), step.decisions)
+        bare = Turn(tuple(map(_bare, step.events)), step.decisions, step.failures)
         with self._lock:
             self._pending.append(bare)
             self._letters += _letters(step)
@@ -300,7 +302,10 @@ def _encoded(entry: Begin | Turn) -> bytes:
         rest = rest.replace(b'"jobs":[]', b'"jobs":[' + jobs + b"]", 1)
         return rest.replace(b'"runs":[]', b'"runs":[' + runs + b"]", 1)
     events = [(type(event).__name__, event) for event in entry.events]
-    return to_json({"events": events, "decisions": entry.decisions})
+    turn: dict[str, object] = {"events": events, "decisions": entry.decisions}
+    if entry.failures:
+        turn["failures"] = entry.failures
+    return to_json(turn)
 
 
 def _letters(step: Step) -> int:
@@ -324,4 +329,5 @@ def _turn(entry: Any) -> Turn:
     events = tuple(_EVENTS[kind].validate_python(body) for kind, body in entry["events"])
     if not events:
         raise ValueError("a step has events")
-    return Turn(events, _DECISIONS.validate_python(entry["decisions"]))
+    failures = _FAILURES.validate_python(entry.get("failures", ()))
+    return Turn(events, _DECISIONS.validate_python(entry["decisions"]), failures)

@@ -74,14 +74,15 @@ async def estimators(call: Asked) -> Response:
     service = call.service
 
     def render() -> Response:
-        runs = service.experience.runs()
+        by_user = {uid: service.experience.runs(uid) for uid in service.experience.users()}
+        runs = [run for runs in by_user.values() for run in runs]
         names = [name for name in registry.names("estimators") if name != "auto"]
         out: EstimatorsOut = {
             "schema": SCHEMA,
             "estimator": service.settings.estimator,
             "jobs": len(runs),
             "estimators": calibrations(names, runs),
-            "contexts": contexts(runs),
+            "contexts": contexts(by_user, call.peer.uid),
         }
         return answer(out)
 

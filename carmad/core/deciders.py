@@ -1,0 +1,100 @@
+"""Who decides: the policy, or while it fails the one that the settings name to stand in for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import inf
+
+from carmad.core.asking import FALLBACK, ORDER, PLAN, Asked, said
+from carmad.core.decision import Placement, Proposal, Reason
+from carmad.core.ports import Policy
+from carmad.core.types import Job, JobId
+from carmad.core.view import View
+
+FIRST_TRY_S = 5.0  # until a policy that failed is asked again; twice as long each time it fails
+LAST_TRY_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    by: str  # the policy that made it
+    view: View  # what it is about
+    proposals: tuple[Proposal, ...]
+
+
+class Deciders:
+    """`unordered` has the jobs whose place in line nobody could say: they stand last."""
+
+    def __init__(self, policy: Policy, fallback: Policy | None, asked: Asked) -> None:
+        self.policy = policy
+        self.unordered: dict[JobId, None] = {}
+        self._fallback = fallback
+        self._asked = asked
+        self._standing_in = False
+        self._ask_at = -inf
+        self._delay_s = FIRST_TRY_S
+
+    @property
+    def acting(self) -> Policy:
+        return self._fallback if self._fallback and self._standing_in else self.policy
+
+    def order(self, job: Job) -> float:
+        policy = self.acting
+        question = ORDER if policy is self.policy else FALLBACK + ORDER
+        self.unordered.pop(job.id, None)
+        try:
+            return self._asked.ask(question, lambda: policy.order(job))
+        except Exception:  # noqa: BLE001 - foreign code
+            self.unordered[job.id] = None
+            return inf
+
+    def plan(self, view: View, renewed: Callable[[], View]) -> Plan:
+        """`renewed` puts the line in the order of who acts by then, and says what it looks like.
+        What nobody has a plan for waits, and its first job says why."""
+        if not self._standing_in:
+            plan = self._of(self.policy, PLAN, view)
+            if not self._fallback or isinstance(plan, tuple):
+                return _plan(self.policy, view, plan)
+            self._stand_in(view.now)
+            view = renewed()
+        elif view.now >= self._ask_at:
+            if isinstance(self._of(self.policy, PLAN, view), tuple):  # it is back
+                self._standing_in = False
+                return self.plan(renewed(), renewed)
+            self._wait_longer(view.now)
+        assert self._fallback
+        made = _plan(self._fallback, view, self._of(self._fallback, FALLBACK + PLAN, view))
+        notice = Reason("policy_fallback", detail=self.policy.name)
+        return replace(made, proposals=tuple(_noted(each, notice) for each in made.proposals))
+
+    def _of(self, policy: Policy, question: str, view: View) -> tuple[Proposal, ...] | Reason:
+        try:
+            return self._asked.ask(question, lambda: tuple(policy.plan(view)))
+        except Exception as error:  # noqa: BLE001 - foreign code
+            return Reason("policy_failed", detail=f"it raised {said(error)}")
+
+    def _stand_in(self, now: float) -> None:
+        """One that fails again soon after it was back is asked as seldom as before."""
+        self._standing_in = True
+        if now - self._ask_at > 2 * self._delay_s:
+            self._delay_s = FIRST_TRY_S
+            self._ask_at = now + self._delay_s
+        else:
+            self._wait_longer(now)
+
+    def _wait_longer(self, now: float) -> None:
+        self._delay_s = min(2 * self._delay_s, LAST_TRY_S)
+        self._ask_at = now + self._delay_s
+
+
+def _plan(policy: Policy, view: View, plan: tuple[Proposal, ...] | Reason) -> Plan:
+    if isinstance(plan, Reason):
+        plan = (Placement(view.queue[0].id, reasons=(plan,)),)
+    return Plan(policy.name, view, plan)
+
+
+def _noted(proposal: Proposal, notice: Reason) -> Proposal:
+    if isinstance(proposal, Placement):
+        return replace(proposal, grounds=(*proposal.grounds, notice))
+    return proposal

@@ -1,0 +1,315 @@
+"""Guards: plugins asked so that one which raises, hangs or answers nonsense does no harm, and so
+that this does not go unnoticed: it is logged, and stands in `trouble` for those who ask."""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, replace
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar
+
+from carmad.core.decision import Proposal
+from carmad.core.history import History
+from carmad.core.ports import Estimator, Policy, Predictor, Recovery
+from carmad.core.types import Estimate, Exit, Job, JobSpec, Prediction, Refusal, Retry
+from carmad.core.view import View
+from carmad.models import Model
+from carmad.sound import is_answer, is_prediction, is_proposal, is_retry
+
+T = TypeVar("T")
+P = TypeVar("P")
+
+log = logging.getLogger(__name__)
+
+CORE_WAITS_S = 2.0  # for a policy, a predictor or a recovery: nothing else is decided meanwhile
+LONGEST_REST = 30  # times that wait: so long is one that hung left alone, at most
+MOST_STUCK = 3  # threads of a plugin that are given up: they cannot be killed
+LOG_EVERY_S = 60.0
+MOST_UNANSWERED = 8  # questions of a user: an estimator that hangs is not to take every thread
+
+_ROOM: dict[tuple[str, int], threading.Semaphore] = {}  # by estimator and user
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """A plugin that does not answer as it should, or lately did not."""
+
+    plugin: str  # "policy lucid"
+    error: str  # the latest
+    since: float  # Unix s
+    until: float  # the latest failure, likewise
+    times: int
+    without: str  # what becomes of jobs meanwhile
+    over: bool = False  # it has answered since
+
+
+class _Worker(Generic[P]):
+    """A thread that a plugin answers in, one question after the other."""
+
+    def __init__(self, name: str, make: Callable[[], P]) -> None:
+        self._questions: SimpleQueue[tuple[Callable[[P], object], Future[object]] | None]
+        self._questions = SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, args=(make,), name=name, daemon=True)
+        self._thread.start()
+
+    def ask(self, question: Callable[[P], object]) -> Future[object]:
+        answer: Future[object] = Future()
+        self._questions.put((question, answer))
+        return answer
+
+    def leave(self) -> None:
+        """It ends once it comes back, if it does."""
+        self._questions.put(None)
+
+    def where(self) -> str:
+        """What it is doing, for the log."""
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        return "".join(traceback.format_stack(frame)) if frame else "it has just come back"
+
+    def _serve(self, make: Callable[[], P]) -> None:
+        plugin: P | None = None
+        while asked := self._questions.get():
+            question, answer = asked
+            try:
+                plugin = plugin or make()
+                answer.set_result(question(plugin))
+            except BaseException as error:  # noqa: BLE001 - foreign code, which may call sys.exit
+                answer.set_exception(_as_exception(error))
+            del question, answer, asked  # or they would be kept until the next one
+
+
+class _Guard(Generic[P]):
+    """Asks a plugin that may raise or hang without stopping the daemon.
+
+    It answers in a thread of its own. An answer that is not there in time is refused, and so is
+    every later question until that thread is back, and for a while longer: twice as long each
+    time. A thread that stays away is given up for a new one with a new plugin (`make`), as often
+    as `MOST_STUCK` allows; then it takes a restart of the daemon.
+    """
+
+    def __init__(
+        self,
+        plugin: P,
+        name: str,
+        timeout_s: float,
+        make: Callable[[], P] | None,
+        without: str,
+    ) -> None:
+        self.trouble: Trouble | None = None
+        self._name = name
+        self._timeout_s = timeout_s
+        self._make = make
+        self._without = without
+        self._one_at_a_time = threading.Lock()
+        self._worker = self._new_worker(lambda: plugin)
+        self._late: Future[object] | None = None  # what it has not answered
+        self._stuck: list[Future[object]] = []  # what those that were given up have not
+        self._hung_at = -math.inf  # monotonic, as are the next two
+        self._rest_s = timeout_s
+        self._logged_at = -math.inf
+        self._logged = False  # the trouble at hand
+
+    def ask(self, question: Callable[[P], T], what: str, sound: Callable[[T], bool]) -> T:
+        """Raises what the plugin raises, TimeoutError, or TypeError for nonsense."""
+        with self._one_at_a_time:
+            try:
+                answer = self._answer(question, what)
+                if not sound(answer):
+                    raise TypeError(f"it answered {answer!r:.200}")
+            except Exception as error:
+                self._fails(error)
+                raise
+            if self.trouble and not self.trouble.over:
+                self._works(self.trouble)
+            return answer
+
+    def _answer(self, question: Callable[[P], T], what: str) -> T:
+        self._require_free()
+        answer: Future[Any] = self._worker.ask(question)
+        if not wait([answer], self._timeout_s).done:
+            self._late = answer
+            now = time.monotonic()
+            again = now - self._hung_at < 2 * self._rest_s + self._timeout_s * LONGEST_REST
+            longer = min(2 * self._rest_s, self._timeout_s * LONGEST_REST)
+            self._rest_s = longer if again else self._timeout_s
+            self._hung_at = now
+            raise TimeoutError(f"no {what} within {self._timeout_s:g} s")
+        found: T = answer.result()
+        return found
+
+    def _require_free(self) -> None:
+        if self._late and self._late.done():
+            self._late = None
+        rested_s = time.monotonic() - self._hung_at
+        if self._late and rested_s >= self._timeout_s * LONGEST_REST:
+            self._give_up(self._late)
+        if self._late:
+            raise TimeoutError("it still has not answered an earlier question")
+        if rested_s < self._rest_s:
+            raise TimeoutError(
+                "it was late with an earlier question, and is left alone for a while"
+            )
+
+    def _give_up(self, late: Future[object]) -> None:
+        self._stuck = [each for each in self._stuck if not each.done()]
+        if self._make and len(self._stuck) < MOST_STUCK:
+            self._stuck.append(late)
+            self._worker.leave()
+            self._worker, self._late = self._new_worker(self._make), None
+            log.warning("the %s has not come back, and is loaded anew", self._name)
+
+    def _new_worker(self, make: Callable[[], P]) -> _Worker[P]:
+        return _Worker(self._name.replace(" ", "-"), make)
+
+    def _fails(self, error: Exception) -> None:
+        now, text = time.time(), f"{error!r:.200}"
+        old = self.trouble
+        if old is None or old.over:
+            self._logged = False
+            self.trouble = Trouble(self._name, text, now, now, 1, self._without)
+        else:
+            self.trouble = replace(old, error=text, until=now, times=old.times + 1)
+        if not self._logged and time.monotonic() - self._logged_at >= LOG_EVERY_S:
+            self._logged, self._logged_at = True, time.monotonic()
+            hangs = self._late is not None
+            where = f"; it is at\n{self._worker.where()}" if hangs else ""
+            shown = None if hangs else error
+            log.error("the %s fails: %s%s", self._name, self._without, where, exc_info=shown)
+
+    def _works(self, trouble: Trouble) -> None:
+        self.trouble = replace(trouble, over=True)
+        if self._logged:
+            log.warning("the %s answers again; it failed %d times", self._name, trouble.times)
+
+
+def _as_exception(error: BaseException) -> Exception:
+    return error if isinstance(error, Exception) else RuntimeError(f"it gave up: {error!r:.200}")
+
+
+class GuardedPolicy:
+    def __init__(
+        self,
+        policy: Policy,
+        timeout_s: float = CORE_WAITS_S,
+        make: Callable[[], Policy] | None = None,
+        deputy: str = "",
+    ) -> None:
+        """`make`: another of the same; `deputy`: who decides while this one cannot."""
+        self.name = policy.name
+        without = f"{deputy} decides meanwhile" if deputy else "no job is started meanwhile"
+        self._guard = _Guard(policy, f"policy {policy.name}", timeout_s, make, without)
+
+    @property
+    def trouble(self) -> Trouble | None:
+        return self._guard.trouble
+
+    def order(self, job: Job) -> float:
+        return self._guard.ask(
+            lambda policy: float(policy.order(job)), "place in line", lambda at: not math.isnan(at)
+        )
+
+    def plan(self, view: View) -> tuple[Proposal, ...]:
+        return self._guard.ask(lambda policy: tuple(policy.plan(view)), "plan", _are_proposals)
+
+
+def _are_proposals(plan: tuple[object, ...]) -> bool:
+    for answer in plan:
+        if not is_proposal(answer):
+            raise TypeError(f"it answered {answer!r:.200}")  # which is not said by all of them
+    return True
+
+
+class GuardedPredictor:
+    def __init__(
+        self,
+        predictor: Predictor,
+        timeout_s: float = CORE_WAITS_S,
+        make: Callable[[], Predictor] | None = None,
+    ) -> None:
+        self.name = predictor.name
+        without = "jobs join the line without a predicted duration"
+        self._guard = _Guard(predictor, f"predictor {predictor.name}", timeout_s, make, without)
+
+    @property
+    def trouble(self) -> Trouble | None:
+        return self._guard.trouble
+
+    def predict(
+        self, job: Job, history: History, models: Mapping[str, Model], now: float
+    ) -> Prediction | None:
+        return self._guard.ask(
+            lambda predictor: predictor.predict(job, history, models, now),
+            "prediction",
+            lambda answer: answer is None or is_prediction(answer),
+        )
+
+
+class GuardedRecovery:
+    def __init__(
+        self,
+        recovery: Recovery,
+        timeout_s: float = CORE_WAITS_S,
+        make: Callable[[], Recovery] | None = None,
+    ) -> None:
+        self.name = recovery.name
+        without = "jobs that ran out of memory are tried again alone"
+        self._guard = _Guard(recovery, f"recovery {recovery.name}", timeout_s, make, without)
+
+    @property
+    def trouble(self) -> Trouble | None:
+        return self._guard.trouble
+
+    def decide(self, job: Job, exit: Exit) -> Retry | None:
+        return self._guard.ask(
+            lambda recovery: recovery.decide(job, exit),
+            "decision",
+            lambda answer: answer is None or is_retry(answer),
+        )
+
+
+class GuardedEstimator:
+    """Its caller must be able to wait: an estimate may take long. One is made for each question,
+    which is answered in a thread of its own."""
+
+    def __init__(self, estimator: Estimator, timeout_s: float) -> None:
+        self._estimator = estimator
+        self._timeout_s = timeout_s
+
+    @property
+    def name(self) -> str:
+        return self._estimator.name
+
+    def estimate(self, spec: JobSpec) -> Estimate | Refusal:
+        """Raises what the estimator raises, TimeoutError, or TypeError for nonsense."""
+        key = self.name, spec.uid
+        room = _ROOM.setdefault(key, threading.Semaphore(MOST_UNANSWERED))
+        if not room.acquire(blocking=False):
+            raise TimeoutError(f"{self.name} still has not answered earlier questions")
+        answer: Future[object] = Future()
+
+        def find() -> None:
+            try:
+                answer.set_result(self._estimator.estimate(spec))
+            except BaseException as error:  # noqa: BLE001 - foreign code, which may call sys.exit
+                answer.set_exception(_as_exception(error))
+            finally:
+                room.release()
+
+        try:
+            threading.Thread(target=find, name=f"estimator-{self.name}", daemon=True).start()
+        except RuntimeError:  # there are too many
+            room.release()
+            raise
+        if not wait([answer], self._timeout_s).done:
+            raise TimeoutError(f"{self.name} gave no estimate within {self._timeout_s:g} s")
+        found = answer.result()
+        if isinstance(found, Estimate | Refusal) and is_answer(found):
+            return found
+        raise TypeError(f"it answered {found!r:.200}")
