@@ -204,7 +204,7 @@ def test_queue_asks_for_what_is_wanted(fake: FakeDaemon) -> None:
     assert run(["queue", "--me"]) == 0
     import pwd
 
-    assert fake.query == {"user": pwd.getpwuid(os.getuid()).pw_name}
+    assert fake.query == {"user": pwd.getpwuid(os.getuid()).pw_name, "fold": "True"}
 
 
 def test_queue_keeps_what_is_wanted(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
