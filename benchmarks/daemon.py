@@ -116,6 +116,10 @@ class Daemon:
     def rss_mb(self) -> float:
         return self._memory("status", "VmRSS:")
 
+    def peak_mb(self) -> float:
+        """The most that it had so far."""
+        return self._memory("status", "VmHWM:")
+
     def pss_mb(self) -> float:
         """What it would give back, shared libraries counted in parts."""
         return self._memory("smaps_rollup", "Pss:")

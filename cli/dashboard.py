@@ -34,6 +34,8 @@ def status(answer: StatusOut, width: int, bars: bool, ascii_only: bool = False) 
     for title, jobs in (("jobs", live), ("ended in the last minutes", mine)):
         if jobs:
             parts += [Text(f"\n{title}", style="bold"), render.JobTable(jobs)]
+            if jobs is live and (more := answer.get("more")):
+                parts.append(Text(f"and {more} more that wait: carma queue", style="dim"))
     return Group(*parts)
 
 

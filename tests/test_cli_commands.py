@@ -196,11 +196,15 @@ def test_usage_errors_exit_with_2(fake: FakeDaemon, capsys: pytest.CaptureFixtur
 
 def test_queue_asks_for_what_is_wanted(fake: FakeDaemon) -> None:
     assert run(["queue", "-u", "bob", "-t", "R,pd", "-j", "1,3,5-8"]) == 0
-    assert fake.query == {"user": "bob", "states": "pending,queued,running", "select": "1,3,5-8"}
+    wanted = {"user": "bob", "states": "pending,queued,running", "select": "1,3,5-8"}
+    assert fake.query == wanted | {"fold": "True"}
+    for every_task in ("--array", "-r", "--json"):
+        assert run(["queue", every_task]) == 0
+        assert fake.query == {}
     assert run(["queue", "--me"]) == 0
     import pwd
 
-    assert fake.query == {"user": pwd.getpwuid(os.getuid()).pw_name}
+    assert fake.query == {"user": pwd.getpwuid(os.getuid()).pw_name, "fold": "True"}
 
 
 def test_queue_keeps_what_is_wanted(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from math import inf
 
@@ -10,9 +11,10 @@ import pytest
 from carmad.api.outlook import outlook_out
 from carmad.api.render import Scene
 from carmad.api.times import iso
-from carmad.core.decision import Reason
+from carmad.config import Limits, Settings
+from carmad.core.line import Held
 from carmad.core.outlook import Outlook, outlook
-from carmad.core.types import After, Job, JobId, JobState, Prediction
+from carmad.core.types import After, ArrayTask, Job, JobId, JobState, Prediction
 from carmad.testing import a_gpu_view, a_job, a_spec, a_view
 
 NOW = 1000.0
@@ -118,7 +120,7 @@ def test_gpus_that_take_no_job_do_not_count() -> None:
 def told(job: Job, *residents: Job) -> str | None:
     view = a_view([a_gpu_view(0, residents=residents)], (), now=NOW)
     live = {one.id: one for one in (job, *residents)}
-    line = (job.id,) if job.state is JobState.QUEUED else ()
+    line = (job,) if job.state is JobState.QUEUED else ()
     found = outlook_out(job, Scene(view, {}, live, {}, line))
     return found and found["text"]
 
@@ -133,11 +135,17 @@ def test_those_whose_memory_is_being_estimated_stand_in_line() -> None:
     assert found and found["starts_at"] == iso(NOW + 3600)
 
 
-@pytest.mark.parametrize("code", ["quota", "array_limit"])
-def test_who_waits_for_more_than_gpus_is_told_no_start(code: str) -> None:
-    job = waiting(5, 3600.0, deadline_at=NOW + 7200)
-    view = a_view([a_gpu_view(0)], (), now=NOW)
-    scene = Scene(view, {}, {5: job}, {}, (job.id,), barriers={job.id: Reason(code, 1, 1)})
+@pytest.mark.parametrize(
+    "held",
+    [Held(gpus=Counter({"ada": 1})), Held(tasks=Counter({JobId(4): 1}))],
+    ids=["quota", "array_limit"],
+)
+def test_who_waits_for_more_than_gpus_is_told_no_start(held: Held) -> None:
+    array = ArrayTask(JobId(4), 1, limit=1)
+    job = waiting(5, 3600.0, deadline_at=NOW + 7200, user="ada", array=array)
+    settings = Settings(limits=Limits(gpus_per_user=1))
+    view = a_view([a_gpu_view(0)], (), now=NOW, settings=settings)
+    scene = Scene(view, {}, {5: job}, {}, (job,), held=held)
     found = outlook_out(job, scene)
     assert found and found["text"] == "predicted to meet its deadline, 60 min before it"
 

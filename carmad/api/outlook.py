@@ -33,12 +33,12 @@ def outlook_out(job: Job, scene: Scene) -> OutlookOut | None:
 
 def _waiting(scene: Scene) -> list[Job]:
     """Those whose memory is not estimated yet join the line later."""
-    line = [scene.live[id] for id in scene.line if id in scene.live]
-    return line + [job for job in scene.live.values() if job.state is JobState.PENDING]
+    pending = (job for job in scene.live.values() if job.state is JobState.PENDING)
+    return [*scene.line, *pending]
 
 
 def _text(job: Job, found: Outlook, deadline_at: float, scene: Scene) -> str:
-    now, barrier = scene.now, scene.barriers.get(job.id)
+    now, barrier = scene.now, scene.barrier(job)
     if deadline_at <= now:
         return f"its deadline was {duration(now - deadline_at)} ago"
     if job.held:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from carmad.api.layouts import layout_out, stage_times_out
@@ -13,6 +13,7 @@ from carmad.api.responses import (
     JobGpuOut,
     JobOut,
     MemoryOut,
+    MovingOut,
     NeedOut,
     PredictionOut,
     ProfileOut,
@@ -20,6 +21,8 @@ from carmad.api.responses import (
 from carmad.api.times import iso, stamp
 from carmad.core.decision import Decision, Placement, Reason
 from carmad.core.gpuview import GpuView
+from carmad.core.known import Known
+from carmad.core.line import Held, barrier
 from carmad.core.types import (
     Estimate,
     Exit,
@@ -58,13 +61,31 @@ class Scene:
     gpus: Mapping[GpuId, Gpu]
     live: Mapping[JobId, Job]
     usage: Mapping[JobId, Usage]
-    line: tuple[JobId, ...]  # all queued jobs, the first in line first
+    line: tuple[Job, ...]  # all queued jobs, the first in line first
     decisions: Mapping[JobId, Decision] = field(default_factory=dict)
-    barriers: Mapping[JobId, Reason] = field(default_factory=dict)
+    held: Held = field(default_factory=Held)
+    known: Known = field(default_factory=Known, init=False, repr=False, compare=False)
 
     @property
     def now(self) -> float:
         return self.view.now
+
+    def barrier(self, job: Job) -> Reason | None:
+        """What keeps a queued job out of the policy's sight, if anything does."""
+        quota = self.view.settings.limits.gpus_per_user
+        return barrier(job, self.now, self.live, self.held, quota)
+
+    def place(self, job: JobId) -> int | None:
+        """In line, from 1."""
+        return self.known.recall("places", _places, self.line).get(job)
+
+    def used_mib(self, job: JobId) -> int | None:
+        """What it holds now, on the GPU where it holds most."""
+        return self.known.recall("used", memory_by_job, self.view.gpus).get(job)
+
+    def tasks(self, array: JobId) -> Sequence[Job]:
+        """Those of an array that have not ended."""
+        return self.known.recall("arrays", _arrays, self.live).get(array, ())
 
     @property
     def head(self) -> JobId | None:
@@ -78,6 +99,18 @@ class Scene:
             return mine
         heads = self.decisions.get(self.head)
         return mine if heads is None or mine.at >= heads.at else None
+
+
+def _places(line: Iterable[Job]) -> dict[JobId, int]:
+    return {job.id: place for place, job in enumerate(line, 1)}
+
+
+def _arrays(live: Mapping[JobId, Job]) -> dict[JobId, list[Job]]:
+    found: dict[JobId, list[Job]] = {}
+    for job in live.values():
+        if job.spec.array:
+            found.setdefault(job.spec.array.array, []).append(job)
+    return found
 
 
 def label(job: Job) -> str:
@@ -112,14 +145,17 @@ class Jobs:
         self._log_paths = log_paths
         self._uid = uid
         self._see_all = see_all
-        self._position = {id: place for place, id in enumerate(scene.line, 1)}
-        self._used = memory_by_job(scene.view.gpus)
+        self._words: dict[tuple[Reason, str], str] = {}  # many wait for the same
 
     def __call__(self, job: Job) -> JobOut:
         out = self._public(job)
-        if self._see_all or job.spec.uid == self._uid:
+        if self.sees(job):
             self._add_private(out, job)
         return out
+
+    def sees(self, job: Job) -> bool:
+        """All of it, and not only that it is there."""
+        return self._see_all or job.spec.uid == self._uid
 
     def _public(self, job: Job) -> JobOut:
         seen = dict(job.kernels)
@@ -147,10 +183,10 @@ class Jobs:
         }
 
     def _add_private(self, out: JobOut, job: Job) -> None:
-        spec, now = job.spec, self._scene.now
-        usage = self._usage(job)
+        spec, usage = job.spec, self._usage(job)
         out["name"] = spec.name
-        out["reason"] = self._reason(job)
+        out |= self.moving(job)
+        out["reason"] = self.reason(job)
         out["ended_at"] = iso(job.ended_at)
         out["time_limit_s"] = spec.time_limit_s
         out["expected_s"] = spec.expected_s
@@ -162,12 +198,10 @@ class Jobs:
         out["batch_size"] = spec.batch_size
         out["amp"] = spec.amp
         out["cold_start_s"] = spec.cold_start_s
-        out["wait_s"] = _seconds((_started_at(job) or job.ended_at or now) - job.submitted_at)
         out["mode"] = job.mode.value if job.mode else None
         out["attempt"] = job.attempt
         out["recovering"] = job.retry is not None and not job.ended
         out["held"] = job.held
-        out["position"] = self._position.get(job.id)
         out["exclusive"] = job.exclusive
         out["shared"] = job.shared
         out["nice"] = spec.nice
@@ -196,6 +230,14 @@ class Jobs:
             round(usage.sm_seconds / usage.gpu_seconds, 4) if usage.gpu_seconds > 0 else None
         )
 
+    def moving(self, job: Job) -> MovingOut:
+        """What changes of a waiting job though nothing is done to it."""
+        until = _started_at(job) or job.ended_at or self._scene.now
+        return {
+            "wait_s": _seconds(until - job.submitted_at),
+            "position": self._scene.place(job.id),
+        }
+
     def _usage(self, job: Job) -> Usage:
         return self._scene.usage.get(job.id, job.usage)
 
@@ -207,19 +249,18 @@ class Jobs:
             "estimate_low": estimate.low if estimate else None,
             "estimate_high": estimate.high if estimate else None,
             "estimate_source": estimate.source if estimate else None,
-            "used_mib": self._used.get(job.id) if job.holds_gpus else None,
+            "used_mib": self._scene.used_mib(job.id) if job.holds_gpus else None,
             "peak_mib": self._usage(job).peak_mib,
         }
 
-    def _reason(self, job: Job) -> str | None:
+    def reason(self, job: Job) -> str | None:
         """Why a job waits, in a word for a table's column."""
         if job.state is JobState.PENDING:
             return "(Held)" if job.held else "(Estimating)"
         if job.state is not JobState.QUEUED:
             return None
-        barrier = self._scene.barriers.get(job.id)
-        if barrier is not None:
-            return f"({self._short(barrier)})"
+        if held_up := self._scene.barrier(job):
+            return f"({self._short(held_up)})"
         decision = self._scene.current(job.id)
         if decision is None:
             head = self._scene.head
@@ -238,7 +279,10 @@ class Jobs:
         return self._short(nearest.refused[0], f"GPU{gpu.index}" if gpu else "")
 
     def _short(self, reason: Reason, gpu: str = "") -> str:
-        return short(labelled(reason, self._scene.live), gpu)
+        words = self._words.get((reason, gpu))
+        if words is None:
+            words = self._words[reason, gpu] = short(labelled(reason, self._scene.live), gpu)
+        return words
 
 
 def _late_s(job: Job) -> float | None:

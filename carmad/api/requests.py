@@ -146,7 +146,7 @@ class SubmitIn(Request):
 
 
 class SelectIn(Request):
-    select: Annotated[str, StringConstraints(pattern=r"^[0-9a-z_,\[\]\- ]+$", max_length=8000)]
+    select: Annotated[str, StringConstraints(pattern=r"^[0-9a-z_,%\[\]\- ]+$", max_length=8000)]
     user: User | None = None
 
 

@@ -137,8 +137,15 @@ class AttemptOut(TypedDict):
     cause: str
 
 
+class MovingOut(TypedDict):
+    wait_s: float
+    position: int | None
+
+
 class JobOut(TypedDict):
-    """Of other users' jobs non-admins see only the first fields, and "-" for the name."""
+    """Of other users' jobs non-admins see only the first fields, and "-" for the name.
+
+    In a folded listing one with `count` stands for so many tasks of its array, and is the first."""
 
     id: int
     label: str
@@ -152,6 +159,8 @@ class JobOut(TypedDict):
     started_at: str | None
     elapsed_s: float
     memory: MemoryOut
+    count: NotRequired[int]
+    tasks: NotRequired[str]  # their indices, as in 2-7,9%4; of many spans only the first
     reason: NotRequired[str | None]
     ended_at: NotRequired[str | None]
     time_limit_s: NotRequired[float | None]
@@ -204,6 +213,7 @@ class JobOut(TypedDict):
 class JobsOut(TypedDict):
     schema: int
     jobs: list[JobOut]
+    more: NotRequired[int]  # jobs that the limit left out
 
 
 class JobRefOut(TypedDict):
@@ -383,10 +393,14 @@ class MeOut(TypedDict):
 
 
 class StatusOut(TypedDict):
+    """`jobs`, folded: all that run, the first in line, one's own up to a number, and those of them
+    that have just ended."""
+
     schema: int
     server: ServerOut
     gpus: list[GpuOut]
     jobs: list[JobOut]
+    more: int  # jobs that wait and are in no row
     counts: CountsOut
     me: MeOut
 

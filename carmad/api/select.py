@@ -1,4 +1,5 @@
-"""How people name jobs: `42`, `42_3`, `42_[1-3,7]`, `1,3,5-8`, `last`, `all`."""
+"""How people name jobs: `42`, `42_3`, `42_[1-3,7]`, `1,3,5-8`, `last`, `all`; or `42_[1-3%2]`, as a
+folded listing has it."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ MAX_SPANS = 256  # each is looked at for every job there is
 HINT = "A selection looks like 42, 1,3,5-8, 42_3, 42_[1-3], last or all."
 
 _ITEM = re.compile(
-    r"(?P<low>\d{1,15})(?:-(?P<high>\d{1,15})|_(?P<index>\d{1,7})|_\[(?P<indices>[\d,-]+)\])?",
+    r"(?P<low>\d{1,15})(?:-(?P<high>\d{1,15})|_(?P<index>\d{1,7})|_\[(?P<indices>[\d,-]+)(?:%\d+)?\])?",
     re.ASCII,
 )
 _RANGE = re.compile(r"(\d{1,7})(?:-(\d{1,7}))?", re.ASCII)

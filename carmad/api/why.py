@@ -26,7 +26,7 @@ def why_out(job: Job, scene: Scene, past: Sequence[Decision], jobs: Jobs) -> Why
     """`past` has the recorded decisions, the newest first."""
     waits = job.state is JobState.QUEUED
     now = scene.current(job.id) if waits else next(iter(past), None)
-    barrier = scene.barriers.get(job.id) if waits else None
+    barrier = scene.barrier(job) if waits else None
     if barrier is not None:
         now = None
     reasons = [barrier] if barrier else list(now.placement.reasons) if now else []

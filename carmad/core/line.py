@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import islice
 from typing import TypeVar
 
@@ -36,6 +37,9 @@ class Held:
 
     def remove(self, job: Job) -> None:
         self._count(job, -1)
+
+    def copy(self) -> Held:
+        return Held(self.gpus.copy(), self.tasks.copy())
 
     def _count(self, job: Job, sign: int) -> None:
         _add(self.gpus, job.spec.user, sign * len(job.gpus))
@@ -69,15 +73,21 @@ def barrier(
         return Reason("held")
     if spec.begin_at is not None and now < spec.begin_at:
         return Reason("begin", spec.begin_at, now, "s")
-    if before := _named(a.job for a in spec.after if a.job in live):
+    if spec.after and (before := _named(a.job for a in spec.after if a.job in live)):
         return Reason("dependency", detail=before)
     if spec.array and spec.array.limit is not None:
         active = held.tasks[spec.array.array]
         if active >= spec.array.limit:
-            return Reason("array_limit", spec.array.limit, active, "tasks")
+            return _array_limit(spec.array.limit, active)
     if gpus_per_user is not None and held.gpus[spec.user] + spec.gpus > gpus_per_user:
         return Reason("quota", gpus_per_user, held.gpus[spec.user], "GPUs", spec.user)
     return None
+
+
+@lru_cache
+def _array_limit(limit: int, active: int) -> Reason:
+    """One for all of an array's tasks, of which there may be ten thousand."""
+    return Reason("array_limit", limit, active, "tasks")
 
 
 def _named(jobs: Iterable[JobId]) -> str:

@@ -15,6 +15,7 @@ from carmad.core.fleet import Fleet
 from carmad.core.history import History, past
 from carmad.core.knowledge import Knowledge, sharing_profiles, told
 from carmad.core.ledger import Ledger
+from carmad.core.line import Held
 from carmad.core.messages import (
     Action,
     CancelRequested,
@@ -168,6 +169,11 @@ class Scheduler:
 
     def line(self) -> tuple[Job, ...]:
         return self._ledger.line()
+
+    @property
+    def held(self) -> Held:
+        """What barriers count."""
+        return self._ledger.held
 
     @property
     def decisions(self) -> Mapping[JobId, Decision]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import chain
 
 from starlette.concurrency import run_in_threadpool
@@ -29,13 +29,10 @@ async def find(call: Call, label: str, scene: Scene) -> Job:
 
 
 def _find(store: SqlStore, scene: Scene, id: JobId, index: int | None) -> Job | None:
-    tasks = [job for job in scene.live.values() if index is not None and _is(job, id, index)]
-    if tasks:
-        return tasks[0]
     if index is None:
         return store.job(id)
-    stored = store.history(array=id, limit=MAX_IDS)
-    return next((job for job in stored if _is(job, id, index)), None)
+    live = (job for job in scene.tasks(id) if _is(job, id, index))
+    return next(live, None) or next(iter(store.history(array=id, index=index, limit=1)), None)
 
 
 def _is(job: Job, id: JobId, index: int | None) -> bool:
@@ -55,7 +52,7 @@ async def select(call: Call, selection: Selection, scene: Scene, ended: bool) ->
 
 def _select(call: Call, selection: Selection, scene: Scene, ended: bool) -> list[Job]:
     store, peer = call.service.store, call.peer
-    found = {job.id: job for job in scene.live.values() if selection.has(job)}
+    found = {job.id: job for job in _live(selection, scene)}
     if selection.all:
         found |= {job.id: job for job in scene.live.values() if job.spec.uid == peer.uid}
     if selection.last:
@@ -65,6 +62,20 @@ def _select(call: Call, selection: Selection, scene: Scene, ended: bool) -> list
         for job in _stored(store, selection):
             found.setdefault(job.id, job)
     return sorted(found.values(), key=lambda job: job.id)
+
+
+def _live(selection: Selection, scene: Scene) -> Iterator[Job]:
+    """A queue may be long, and a selection too, but hardly ever both."""
+    spans = [ids for ids in selection.ranges if len(ids) < len(scene.live)]
+    for id in (*selection.ids, *map(JobId, chain(*spans))):
+        if job := scene.live.get(id):
+            yield job
+    for id in selection.ids:
+        yield from scene.tasks(id)
+    for array in {array for array, _ in selection.tasks}:
+        yield from filter(selection.has, scene.tasks(array))
+    if len(spans) < len(selection.ranges):
+        yield from filter(selection.has, scene.live.values())
 
 
 def _newest(store: SqlStore, user: str) -> list[Job]:

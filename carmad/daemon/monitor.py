@@ -74,6 +74,10 @@ class Monitor:
         self._pids.pop(job.id, None)
         return True
 
+    def forget(self, job: JobId) -> None:
+        """It has ended, whether its memory has come back or not."""
+        self._pids.pop(job, None)
+
     def was_full(self, job: JobId) -> bool:
         """Had a GPU of `job` next to nothing free at the last reading?"""
         return job in self._on_full

@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TypeVar
+
+from starlette.concurrency import run_in_threadpool
 
 from carmad.api.render import Scene
 from carmad.config import Settings
@@ -22,6 +24,7 @@ from carmad.daemon.doctor import Check
 from carmad.daemon.estimates import Guess
 from carmad.daemon.experience import Experience
 from carmad.daemon.inbox import Inbox
+from carmad.daemon.listing import Rows
 from carmad.daemon.models import Models
 from carmad.daemon.tally import Tally, Waiting
 from carmad.errors import CarmaError
@@ -32,6 +35,7 @@ from carmad.store.sql import SqlStore
 T = TypeVar("T")
 
 ANSWER_WITHIN_S = 30.0
+FRESH_S = 1.0  # how old a scene may be that no step has outdated
 
 
 class Unavailable(CarmaError):
@@ -103,9 +107,12 @@ class Service:
         default_factory=lambda: defaultdict(asyncio.Lock)
     )
     listings: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(4))  # in memory
+    rows: Rows = field(default_factory=Rows)
+    _scene: Scene | None = None
     stopping: bool = False
 
     def committed(self, step: Step) -> None:
+        self._scene = None
         self.tally.note(step)
         self.experience.committed(step)
         self.endings.note(step)
@@ -129,8 +136,30 @@ class Service:
         await _answered(self.inbox.request(*events), hint)
 
     async def scene(self) -> Scene:
+        """Of the last step, or of a moment ago: one for all who ask until the next."""
+        self._require_running()
+        scene = self._scene
+        if scene is None or self.now() - scene.now > FRESH_S:
+            scene = await self.ask(self._captured)
+        self.rows.keep(scene.live)
+        return scene
+
+    def _captured(self, core: Scheduler) -> Scene:
+        """In the core's thread: of many who ask at once, the first has it made."""
         now = self.now()
-        return await self.ask(lambda core: capture(core, now))
+        if self._scene is None or now - self._scene.now > FRESH_S:
+            self._scene = capture(core, now)
+        return self._scene
+
+    async def once(self, scene: Scene, what: Hashable, make: Callable[[], T]) -> T:
+        """`make()`, for the first who asks: all who ask for the same of this scene get that."""
+        made = scene.known.recall(what, lambda: asyncio.ensure_future(self.listed(make)))
+        return await asyncio.shield(made)
+
+    async def listed(self, make: Callable[[], T]) -> T:
+        """`make()`, in a thread; only a few at a time."""
+        async with self.listings:
+            return await run_in_threadpool(make)
 
     async def ready(self) -> None:
         """Makes sure that the tally has been begun."""
@@ -161,21 +190,14 @@ class Service:
 
 def capture(core: Scheduler, now: float) -> Scene:
     """Runs in the core's thread: references are taken, nothing is rendered."""
-    view = core.view(now)
-    line = core.line()
-    ready = {job.id for job in view.queue}
     return Scene(
-        view=view,
+        view=core.view(now),
         gpus=dict(core.gpus),
         live=dict(core.jobs),
         usage=dict(core.usage),
-        line=tuple(job.id for job in line),
+        line=core.line(),
         decisions=dict(core.decisions),
-        barriers={
-            job.id: reason
-            for job in line
-            if job.id not in ready and (reason := core.barrier(job, now)) is not None
-        },
+        held=core.held.copy(),
     )
 
 

@@ -86,6 +86,8 @@ class DaemonWorld:
     def release(self, job: JobId) -> None:
         """Clear up after a job that has ended."""
         self._estimates.ended(job)
+        if self.monitor is not None:
+            self.monitor.forget(job)
         self._hands.submit(self._launcher.release, job)
 
     def adopt(self, job: Job) -> None:

@@ -241,6 +241,7 @@ class SqlStore:
         until: float | None = None,
         states: Collection[JobState] | None = None,
         array: JobId | None = None,
+        index: int | None = None,
         before: JobId | None = None,
         limit: int = 100,
     ) -> list[Job]:
@@ -260,6 +261,8 @@ class SqlStore:
             query = query.where(JOBS.c.state.in_([state.value for state in states]))
         if array is not None:
             query = query.where(JOBS.c.array == array)
+        if index is not None:
+            query = query.where(func.json_extract(JOBS.c.body, "$.spec.array.index") == index)
         if before is not None:
             query = query.where(JOBS.c.id < before)
         return self._read_jobs(query, {})

@@ -27,14 +27,19 @@ def queue(
         str | None,
         typer.Option("--format", "-o", help=f"Choose columns: {', '.join(COLUMNS)}."),
     ] = None,
+    array: Annotated[
+        bool,
+        typer.Option("--array", "-r", help="A line for each task of an array, as --json has."),
+    ] = False,
     json: Json = False,
 ) -> None:
-    """List the jobs that run and wait, everyone's."""
+    """List the jobs that run and wait, everyone's; tasks of an array that wait alike in one line."""
     shown = _fields(fields) if fields else QUEUE_LONG if long else QUEUE
     if sort:
         _fields(sort.removeprefix("-"))
     names, codes = states_of(states)
-    answer = client.get("/v1/jobs", select=jobs, user=user_of(user, me), states=names)
+    fold = None if array or json else True
+    answer = client.get("/v1/jobs", select=jobs, user=user_of(user, me), states=names, fold=fold)
     if codes:
         answer["jobs"] = [job for job in answer["jobs"] if job["code"] in codes]
     if sort:
@@ -45,6 +50,8 @@ def queue(
     from cli import render
 
     output.show(render.JobTable(answer["jobs"], shown, noheader))
+    if more := answer.get("more"):
+        output.note(f"and {more} more: name a user with -u, or some jobs with -j")
 
 
 def _fields(text: str) -> tuple[str, ...]:

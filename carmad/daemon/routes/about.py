@@ -11,6 +11,8 @@ from fastapi import APIRouter, Query
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
+from carmad.api.folding import Row, row_out, seen_by, waiting
+from carmad.api.render import Scene
 from carmad.api.responses import (
     SCHEMA,
     CheckOut,
@@ -24,7 +26,7 @@ from carmad.api.responses import (
 )
 from carmad.api.times import iso, parse_time
 from carmad.core.types import ENDED, Job, JobState
-from carmad.daemon.answers import PROBLEMS, VERSION, Asked, answer
+from carmad.daemon.answers import PROBLEMS, VERSION, Asked, Call, answer
 from carmad.daemon.doctor import Check
 from carmad.daemon.problems import Forbidden
 from carmad.daemon.routes.gpus import gpus_out
@@ -56,37 +58,46 @@ async def health(call: Asked) -> Response:
 
 @router.get("/status", responses={200: {"model": StatusOut}})
 async def status(call: Asked) -> Response:
-    """All that `carma status` shows: the server, its GPUs, live jobs, and one's recent ones."""
-    service, peer = call.service, call.peer
+    """All that `carma status` shows: the server, its GPUs, live jobs, and one's recent ones. Arrays
+    are folded; of a long line only its head is shown, and so many of one's own jobs."""
+    service = call.service
     scene = await service.scene()
     policy = await service.ask(lambda core: core.policy.name)
+    return await service.once(
+        scene, ("status", call.peer), lambda: answer(_status(call, scene, policy))
+    )
 
-    def render() -> Response:
-        name = None if peer.admin else peer.user
-        recent = service.store.history(
-            user=name, since=scene.now - RECENT_S, states=ENDED, limit=MOST_RECENT
-        )
-        ended = [job for job in recent if job.id not in scene.live and call.may_touch(job)]
-        one = call.renderer(scene)
-        out: StatusOut = {
-            "schema": SCHEMA,
-            "server": {
-                "status": "ok",
-                "version": VERSION,
-                "pid": os.getpid(),
-                "uptime_s": round(service.now() - service.started_at, 1),
-                "policy": policy,
-                "source": service.capabilities().source,
-                "mps": service.settings.collocation.mps,
-            },
-            "gpus": gpus_out(call, scene),
-            "jobs": [one(job) for job in (*scene.live.values(), *reversed(ended))],
-            "counts": _counts(scene.live.values()),
-            "me": {"user": peer.user, "uid": peer.uid, "admin": peer.admin},
-        }
-        return answer(out)
 
-    return await run_in_threadpool(render)
+def _status(call: Call, scene: Scene, policy: str) -> StatusOut:
+    service, peer = call.service, call.peer
+    recent = service.store.history(
+        user=None if peer.admin else peer.user,
+        since=scene.now - RECENT_S,
+        states=ENDED,
+        limit=MOST_RECENT,
+    )
+    ended = [job for job in recent if job.id not in scene.live and call.may_touch(job)]
+    one = call.renderer(scene)
+    waits, more = seen_by(peer.uid, waiting(scene, one))
+    rows: list[Row] = [[job] for job in scene.view.running]
+    rows += [*waits, *([job] for job in reversed(ended))]
+    return {
+        "schema": SCHEMA,
+        "server": {
+            "status": "ok",
+            "version": VERSION,
+            "pid": os.getpid(),
+            "uptime_s": round(scene.now - service.started_at, 1),
+            "policy": policy,
+            "source": service.capabilities().source,
+            "mps": service.settings.collocation.mps,
+        },
+        "gpus": gpus_out(call, scene),
+        "jobs": [row_out(row, one) for row in rows],
+        "more": more,
+        "counts": _counts(scene.live.values()),
+        "me": {"user": peer.user, "uid": peer.uid, "admin": peer.admin},
+    }
 
 
 def _counts(live: Iterable[Job]) -> CountsOut:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request
@@ -11,6 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from carmad.api.decisions import reason_out, verdicts_out
+from carmad.api.folding import folded
 from carmad.api.outlook import outlook_out
 from carmad.api.render import CODES, Scene
 from carmad.api.requests import MAX_TASKS, StepIn, SubmitIn
@@ -30,6 +31,7 @@ from carmad.core.types import ENDED, Job, JobId, JobState, StageTimes
 from carmad.daemon import intake, lookup
 from carmad.daemon.answers import PROBLEMS, Asked, Call, answer, not_yours
 from carmad.daemon.attempts import attempts_out
+from carmad.daemon.listing import Pieces
 from carmad.daemon.problems import Conflict, Forbidden
 from carmad.errors import CarmaError
 
@@ -45,7 +47,7 @@ STATES = {state.value: frozenset({state}) for state in JobState} | {
 Label = Annotated[str, Path(json_schema_extra={"pattern": "^[0-9]{1,15}(_[0-9]{1,7})?$"})]
 Select = Annotated[
     str | None,
-    Query(max_length=8000, json_schema_extra={"pattern": r"^[0-9a-z_,\[\]\- ]+$"}),
+    Query(max_length=8000, json_schema_extra={"pattern": r"^[0-9a-z_,%\[\]\- ]+$"}),
 ]
 Limit = Annotated[int, Query(ge=1, le=MAX_TASKS)]
 Before = Annotated[int | None, Query(ge=1, le=MAX_IDS_EVER)]
@@ -97,24 +99,47 @@ async def jobs(
     states: Annotated[str | None, Query(max_length=256)] = None,
     since: Moment = None,
     limit: Limit = MAX_TASKS,
+    fold: bool = False,
 ) -> Response:
-    """The live jobs, unless others are asked for. What is not the caller's is shown in outline."""
+    """The live jobs, unless others are asked for. What is not the caller's is shown in outline.
+
+    `fold`: one row for all tasks of an array that wait for the same reason."""
     wanted = parse_states(states)
     since_at = parse_time(since)
-    async with call.service.listings:
-        scene = await call.service.scene()
-        if select is not None:
+    service = call.service
+    scene = await service.scene()
+    found: Iterable[Job]
+    past = since_at is not None or bool(wanted and wanted & ENDED)
+    if select is not None:
+        async with service.listings:
             found = await lookup.select(call, parse_selection(select), scene, ended=True)
-        else:
-            found = list(scene.live.values())
-            if since_at is not None or (wanted and wanted & ENDED):
-                found += await ended(call, user, since_at, None, wanted or ENDED, limit)
-        chosen = [
+    elif past:
+        async with service.listings:
+            old = await ended(call, user, since_at, None, wanted or ENDED, limit)
+        found = [*scene.live.values(), *old]
+    else:
+        found = scene.live.values()
+
+    def write() -> list[bytes]:
+        chosen = (
             job
             for job in found
             if (user is None or job.spec.user == user) and (wanted is None or job.state in wanted)
-        ]
-        return await _listing(call, scene, chosen[:limit])
+        )
+        return _written(call, scene, chosen, limit, fold)
+
+    if select is not None or past:
+        return Pieces(await service.listed(write))
+    asked = "jobs", call.peer, user, states, limit, fold
+    return Pieces(await service.once(scene, asked, write))
+
+
+def _written(call: Call, scene: Scene, found: Iterable[Job], limit: int, fold: bool) -> list[bytes]:
+    one = call.renderer(scene)
+    rows = folded(found, one) if fold else [[job] for job in found]
+    more = sum(map(len, rows[limit:]))
+    listed = call.service.rows.json(rows[:limit], one)
+    return [b'{"schema":%d,"more":%d,"jobs":' % (SCHEMA, more), *listed, b"}"]
 
 
 @router.get("/history", responses={200: {"model": JobsOut}})
@@ -133,10 +158,19 @@ async def history(
     `before`: only those with a smaller id. `attempts`: each with all its attempts."""
     wanted = parse_states(states) or ENDED
     since_at, until_at = parse_time(since), parse_time(until)
+    scene = await call.service.scene()
     async with call.service.listings:
-        scene = await call.service.scene()
         found = await ended(call, user, since_at, until_at, wanted, limit, before)
-        return await _listing(call, scene, found, attempts)
+        return await run_in_threadpool(_past, call, scene, found, attempts)
+
+
+def _past(call: Call, scene: Scene, found: Sequence[Job], attempts: bool) -> Response:
+    one = call.renderer(scene)
+    out: JobsOut = {"schema": SCHEMA, "jobs": [one(job) for job in found]}
+    if attempts:
+        for job, listed in zip(found, out["jobs"], strict=True):
+            listed["attempts"] = attempts_out(job, call.service.store)
+    return answer(out)
 
 
 async def ended(
@@ -167,22 +201,6 @@ async def ended(
         )
 
     return [job for job in await run_in_threadpool(read) if call.may_touch(job)]
-
-
-async def _listing(
-    call: Call, scene: Scene, found: Sequence[Job], attempts: bool = False
-) -> Response:
-    """Rendered in a thread: a long queue takes a while, and others are to be answered."""
-
-    def render() -> Response:
-        one = call.renderer(scene)
-        out: JobsOut = {"schema": SCHEMA, "jobs": [one(job) for job in found]}
-        if attempts:
-            for job, listed in zip(found, out["jobs"], strict=True):
-                listed["attempts"] = attempts_out(job, call.service.store)
-        return answer(out)
-
-    return await run_in_threadpool(render)
 
 
 @router.get("/jobs/{label}", responses={200: {"model": JobOut}})
@@ -220,7 +238,7 @@ async def step(call: Asked, label: Label, body: StepIn) -> Response:
     job, scene = await _mine(call, label)
     if not job.holds_gpus:
         raise Conflict(f"job {label} does not run", "Only a running job can tell of its steps.")
-    if any(other.id != job.id and set(other.gpus) & set(job.gpus) for other in _holders(scene)):
+    if any(set(other.gpus) & set(job.gpus) for other in scene.view.running if other.id != job.id):
         raise Conflict(
             f"job {label} shares its GPUs", "What it does alone it can tell when it is alone."
         )
@@ -263,10 +281,6 @@ async def _first(request: Request, ended: asyncio.Event, timeout_s: float) -> No
 async def _gone(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def _holders(scene: Scene) -> Iterator[Job]:
-    return (job for job in scene.live.values() if job.holds_gpus)
 
 
 async def _mine(call: Call, label: str) -> tuple[Job, Scene]:

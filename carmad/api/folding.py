@@ -1,0 +1,81 @@
+"""Long lines made short: the tasks of an array that wait alike are one row, and only so many rows
+are shown. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
+
+from carmad.api.render import Jobs, Scene, label, state_code
+from carmad.api.responses import JobOut
+from carmad.core.types import Job, JobState
+
+FIRST_ROWS = 50  # of the line, for everybody
+OWN_ROWS = 50  # and so many of one's own that stand behind these
+SPANS = 8  # of indices, that a row names
+
+Row = Sequence[Job]  # a job, or tasks of an array in the order of their indices
+
+
+def folded(jobs: Iterable[Job], one: Jobs) -> list[Row]:
+    """A row for each job, but one for all tasks of an array that wait for the same reason: it
+    stands where the first of them would."""
+    rows: dict[object, list[Job]] = {}
+    for job in jobs:
+        array = job.spec.array
+        if array is None or job.holds_gpus or job.ended:
+            rows[job.id] = [job]
+        else:
+            alike = array.array, state_code(job), one.reason(job)
+            rows.setdefault(alike, []).append(job)
+    return list(rows.values())
+
+
+def waiting(scene: Scene, one: Jobs) -> list[Row]:
+    """All that hold no GPUs, the first in line first: the same for everybody who looks."""
+    return scene.known.recall("waiting", _waiting, scene, one)
+
+
+def _waiting(scene: Scene, one: Jobs) -> list[Row]:
+    pending = (job for job in scene.live.values() if job.state is JobState.PENDING)
+    return folded(chain(scene.line, pending), one)
+
+
+def seen_by(uid: int, rows: Sequence[Row]) -> tuple[list[Row], int]:
+    """The first rows and one's own, and how many jobs are in the others."""
+    own = (row for row in rows[FIRST_ROWS:] if row[0].spec.uid == uid)
+    shown = [*rows[:FIRST_ROWS], *islice(own, OWN_ROWS)]
+    return shown, sum(map(len, rows)) - sum(map(len, shown))
+
+
+def row_out(row: Row, one: Jobs) -> JobOut:
+    """The first job of the row, which tells of the others in `tasks` and `count`."""
+    first = row[0]
+    out = one(first)
+    if len(row) > 1:
+        out["count"] = len(row)
+        out["tasks"] = _tasks(row)
+        out["label"] = f"{label(first).partition('_')[0]}_[{out['tasks']}]"
+    return out
+
+
+def _tasks(row: Row) -> str:
+    """As squeue writes them: `2-7,9%4`; of many spans the first, and an ellipsis."""
+    indices = sorted(job.spec.array.index for job in row if job.spec.array)
+    spans = list(islice(_spans(indices), SPANS + 1))
+    words = [f"{low}-{high}" if high > low else f"{low}" for low, high in spans[:SPANS]]
+    if len(spans) > SPANS:
+        words.append("...")
+    array = row[0].spec.array
+    limit = f"%{array.limit}" if array and array.limit is not None else ""
+    return ",".join(words) + limit
+
+
+def _spans(indices: Sequence[int]) -> Iterator[tuple[int, int]]:
+    low = high = indices[0]
+    for index in indices[1:]:
+        if index != high + 1:
+            yield low, high
+            low = index
+        high = index
+    yield low, high

@@ -1,0 +1,86 @@
+"""Long listings as JSON: a row is written once, and every answer that has it shares it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pydantic_core import to_json
+from starlette.responses import StreamingResponse
+
+from carmad.api.folding import Row, row_out
+from carmad.api.render import Jobs
+from carmad.core.types import Job, JobId
+
+PIECES = 256  # in one write
+
+
+@dataclass(slots=True)
+class _Written:
+    job: Job
+    reason: str | None
+    full: bytes = b""  # for its owner; without its end, which moves
+    outline: bytes = b""  # for others
+
+
+class Rows:
+    """Keeps what was written of waiting jobs as long as they and their reasons stay the same,
+    whoever else leaves the line. Any thread may ask."""
+
+    def __init__(self) -> None:
+        self._written: dict[JobId, _Written] = {}
+
+    def __len__(self) -> int:
+        return len(self._written)
+
+    def keep(self, live: Mapping[JobId, Job]) -> None:
+        """Forget jobs that have ended, once there must be some."""
+        if len(self._written) > len(live):
+            self._written = {id: row for id, row in self._written.items() if id in live}
+
+    def json(self, rows: Iterable[Row], one: Jobs) -> list[bytes]:
+        """A JSON array, in pieces."""
+        pieces = [b"["]
+        for row in rows:
+            job = row[0]
+            if len(row) > 1 or job.holds_gpus or job.ended:
+                pieces += [to_json(row_out(row, one)), b","]
+            elif one.sees(job):
+                pieces += [self._full(job, one), to_json(one.moving(job))[1:], b","]
+            else:
+                pieces += [self._outline(job, one), b","]
+        return [*pieces[: -1 if len(pieces) > 1 else None], b"]"]
+
+    def _full(self, job: Job, one: Jobs) -> bytes:
+        row = self._row(job, one)
+        if not row.full:
+            out = one(job)
+            for name in one.moving(job):
+                del out[name]  # type: ignore[misc]
+            row.full = to_json(out)[:-1] + b","
+        return row.full
+
+    def _outline(self, job: Job, one: Jobs) -> bytes:
+        row = self._row(job, one)
+        row.outline = row.outline or to_json(one(job))
+        return row.outline
+
+    def _row(self, job: Job, one: Jobs) -> _Written:
+        reason, row = one.reason(job), self._written.get(job.id)
+        if row is None or row.job is not job or row.reason != reason:
+            row = self._written[job.id] = _Written(job, reason)
+        return row
+
+
+class Pieces(StreamingResponse):
+    """JSON that is not put together in memory. Its length is told: a client of HTTP/1.0 cannot
+    read chunks."""
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        length = {"content-length": str(sum(map(len, pieces)))}
+        super().__init__(_joined(pieces), headers=length, media_type="application/json")
+
+
+async def _joined(pieces: Sequence[bytes]) -> AsyncIterator[bytes]:
+    for first in range(0, len(pieces), PIECES):
+        yield b"".join(pieces[first : first + PIECES])
