@@ -61,6 +61,7 @@ class Scene:
     line: tuple[JobId, ...]  # all queued jobs, the first in line first
     decisions: Mapping[JobId, Decision] = field(default_factory=dict)
     barriers: Mapping[JobId, Reason] = field(default_factory=dict)
+    unread: str = ""  # why the GPUs are not known yet
 
     @property
     def now(self) -> float:

@@ -46,6 +46,7 @@ class Tally:
     def __init__(self) -> None:
         self.begun = False
         self.gpus: tuple[Gpu, ...] = ()
+        self.unread = ""  # why they are not known yet
         self._waiting: dict[JobId, int] = {}  # to their users
         self._by_user: Counter[int] = Counter()
         self._lock = threading.Lock()
@@ -53,7 +54,7 @@ class Tally:
     def begin(self, core: Scheduler) -> None:
         """In the core's thread, between two steps: from here on `note` keeps it right."""
         if not self.begun:
-            self.gpus = tuple(core.gpus.values())
+            self.gpus, self.unread = tuple(core.gpus.values()), core.unread
             self.begun = True
             self._count(core.jobs.values())
 
@@ -61,7 +62,7 @@ class Tally:
         if self.begun:
             for event in step.events:
                 if isinstance(event, Discovered):
-                    self.gpus = event.gpus
+                    self.gpus, self.unread = event.gpus, event.unread
             self._count(step.jobs)
 
     def waiting(self, uid: int) -> int:
@@ -233,6 +234,7 @@ def capture(core: Scheduler, now: float) -> Scene:
             for job in line
             if job.id not in ready and (reason := core.barrier(job, now)) is not None
         },
+        unread=core.unread,
     )
 
 

@@ -86,7 +86,7 @@ def _core(begin: journal.Begin) -> Scheduler:
         registry.recovery(settings),
         registry.predictor(settings),
     )
-    core.handle(Discovered(0.0, begin.gpus))
+    core.handle(Discovered(0.0, begin.gpus, begin.unread))
     for sampled in begin.samples:
         core.handle(sampled)
     core.handle(Trained(0.0, begin.models))

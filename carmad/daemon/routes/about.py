@@ -11,6 +11,7 @@ from fastapi import APIRouter, Query
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
+from carmad.api.phrases import phrase
 from carmad.api.responses import (
     SCHEMA,
     CheckOut,
@@ -23,6 +24,7 @@ from carmad.api.responses import (
     UserTotalsOut,
 )
 from carmad.api.times import iso, parse_time
+from carmad.core.decision import Reason
 from carmad.core.types import ENDED, Job, JobState
 from carmad.daemon.answers import PROBLEMS, VERSION, Asked, answer
 from carmad.daemon.doctor import Check
@@ -42,7 +44,7 @@ JOULES_PER_KWH = 3.6e6
 async def health(call: Asked) -> Response:
     """Answers only if the core does."""
     service = call.service
-    policy = await service.ask(lambda core: core.policy.name)
+    policy, unread = await service.ask(lambda core: (core.policy.name, core.unread))
     out: HealthOut = {
         "schema": SCHEMA,
         "status": "ok",
@@ -50,6 +52,7 @@ async def health(call: Asked) -> Response:
         "pid": os.getpid(),
         "uptime_s": round(service.now() - service.started_at, 1),
         "policy": policy,
+        "troubles": _troubles(unread),
     }
     return answer(out)
 
@@ -78,6 +81,7 @@ async def status(call: Asked) -> Response:
                 "policy": policy,
                 "source": service.capabilities().source,
                 "mps": service.settings.collocation.mps,
+                "troubles": _troubles(scene.unread),
             },
             "gpus": gpus_out(call, scene),
             "jobs": [one(job) for job in (*scene.live.values(), *reversed(ended))],
@@ -87,6 +91,10 @@ async def status(call: Asked) -> Response:
         return answer(out)
 
     return await run_in_threadpool(render)
+
+
+def _troubles(unread: str) -> list[str]:
+    return [phrase(Reason("gpus_unread", detail=unread))] if unread else []
 
 
 def _counts(live: Iterable[Job]) -> CountsOut:
