@@ -41,6 +41,7 @@ def status(answer: StatusOut, width: int, bars: bool, ascii_only: bool = False) 
 
 def headline(answer: StatusOut) -> Text:
     server, counts = answer["server"], answer["counts"]
+    troubles = server.get("troubles", ())  # an older carmad knows of none
     facts = [
         f"policy {server['policy']}",
         f"{len(answer['gpus'])} GPUs ({server['source']})",
@@ -50,7 +51,9 @@ def headline(answer: StatusOut) -> Text:
         f"{counts['recovering']} recovering" if counts["recovering"] else "",
     ]
     return Text.assemble(
-        (f"CARMA {server['version']}", "bold"), *(f" · {fact}" for fact in facts if fact)
+        (f"CARMA {server['version']}", "bold"),
+        *((f" · {clean(trouble)}", "bold red") for trouble in troubles),
+        *(f" · {fact}" for fact in facts if fact),
     )
 
 

@@ -452,6 +452,10 @@ HELP: dict[str, tuple[Reason, str]] = {
         Reason("fault", detail="the GPU must be reset: nvidia-smi --gpu-reset"),
         "An administrator looks at `dmesg`; see the administrators' guide.",
     ),
+    "gpus_unread": (
+        Reason("gpus_unread", detail="the NVIDIA driver is not loaded"),
+        "It starts by itself when the driver is there; `carma doctor` and `nvidia-smi` tell more.",
+    ),
     "drained": (Reason("drained", detail="fan swap"), "`carma resume GPU` (administrators)."),
     "stale": (
         Reason("stale", 5, 12, "s"),

@@ -12,7 +12,7 @@ import pytest
 
 from carmad.core.types import Gpu, GpuId
 from carmad.gpu import dcgm
-from carmad.gpu.dcgm import DcgmProfiler, Entity, Place, parse_discovery, parse_row, unavailable
+from carmad.gpu.dcgm import DcgmProfiler, Entity, Place, parse_discovery, parse_row
 from carmad.gpu.profiler import Activity, Unit
 
 A, B = GpuId("GPU-aaaa"), GpuId("GPU-bbbb")
@@ -321,25 +321,3 @@ def test_a_host_engine_that_hangs_is_given_up_on(
     script.write_text("#!/bin/sh\nexec sleep 100\n")
     with opened(dcgmi) as profiler:
         eventually(lambda: "does not answer" in dict(profiler.missing())["sm_active"])
-    assert "timed out" in (unavailable(dcgmi.command) or "")
-
-
-# --- whether it answers at all ---
-
-
-def test_dcgm_answers(dcgmi: FakeDcgmi) -> None:
-    assert unavailable(dcgmi.command) is None
-
-
-def test_dcgm_does_not_answer(dcgmi: FakeDcgmi) -> None:
-    dcgmi.tell("list", "Error: unable to establish a connection to the specified host\n")
-    assert "unable to establish a connection" in (unavailable(dcgmi.command) or "")
-
-
-def test_dcgm_shows_no_gpu(dcgmi: FakeDcgmi) -> None:
-    dcgmi.tell("list", "0 GPUs found.\n")
-    assert "0 GPUs found" in (unavailable(dcgmi.command) or "")
-
-
-def test_dcgm_is_not_installed(tmp_path: Path) -> None:
-    assert "is not installed" in (unavailable(str(tmp_path / "dcgmi")) or "")

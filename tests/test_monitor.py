@@ -1,15 +1,20 @@
 """From a source's readings to the core's events."""
 
+import threading
+from dataclasses import replace
+
 import pytest
 
 from carmad.config import Monitor as Settings
 from carmad.core.messages import Discovered, DrainRequested, Sampled
 from carmad.core.types import GpuSample, JobId, ProcessUse
+from carmad.daemon import monitor as monitor_module
 from carmad.daemon.monitor import Monitor
 from carmad.daemon.rollup import Rollup, averaged
 from carmad.errors import CarmaError
 from carmad.gpu.source import Capabilities, Health
 from carmad.testing import a_gpu, a_job
+from tests.daemon import until
 
 
 class Source:
@@ -21,11 +26,12 @@ class Source:
         self.news = ()
         self.held = frozenset()
         self.closed = False
+        self.error = None
         self.free_mib = 20_000
 
     def discover(self):
-        if isinstance(self.gpus, Exception):
-            raise self.gpus
+        if self.error:
+            raise self.error
         return self.gpus
 
     def sample(self, at):
@@ -80,11 +86,40 @@ def test_the_first_reading_is_there_before_start_returns(parts):
     assert inbox.of(Sampled)[0].samples == seen[0]
 
 
-def test_no_driver_at_start_is_an_error_for_people(parts):
-    monitor, source, _, _ = parts
-    source.gpus = CarmaError("no driver", "load it")
-    with pytest.raises(CarmaError):
-        monitor.start()
+def test_a_driver_that_is_loaded_late_is_waited_for_and_told_of_once(parts, monkeypatch, caplog):
+    monitor, source, inbox, _ = parts
+    there, source.gpus, source.error = source.gpus, (), CarmaError("no driver", "load it")
+    monkeypatch.setattr(monitor_module, "LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(monitor_module, "REDISCOVER_S", 0.0)
+    monitor._settings = replace(monitor._settings, period_s=0.01)
+    monitor.start()
+    (told,) = inbox.of(Discovered)
+    assert (told.gpus, told.unread) == ((), "no driver")
+    until(lambda: len(inbox.of(Sampled)) > 5, "some more looks")
+    assert inbox.of(Discovered) == [told]
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "no driver; load it" in caplog.text
+
+    source.gpus, source.error = there, None
+    until(lambda: len(inbox.of(Discovered)) > 1, "the GPUs to be found")
+    assert (inbox.of(Discovered)[1].gpus, inbox.of(Discovered)[1].unread) == (there, "")
+
+    source.error = CarmaError("gone again", "")
+    until(lambda: "gone again" in caplog.text, "another look")
+    assert len(inbox.of(Discovered)) == 2  # what is known stays: samples tell of faults
+
+
+def test_a_driver_that_hangs_at_start_keeps_nobody_waiting(parts, monkeypatch):
+    monitor, source, inbox, _ = parts
+    answers = threading.Event()
+    discover = source.discover
+    source.discover = lambda: answers.wait() and discover()
+    monkeypatch.setattr(monitor_module, "PATIENCE_S", 0.05)
+    monitor.start()
+    assert inbox.of(Discovered)[0].unread == "the driver has not answered yet"
+    answers.set()
+    until(lambda: len(inbox.of(Discovered)) > 1, "the GPUs to be found")
+    assert inbox.of(Discovered)[1].gpus == source.gpus
 
 
 def test_processes_are_named_after_their_jobs(parts):

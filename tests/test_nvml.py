@@ -24,7 +24,7 @@ from carmad.gpu.choose import choose
 from carmad.gpu.gpm import GpmProfiler
 from carmad.gpu.nvml import NvmlSource
 from carmad.gpu.profiler import Profiler, Unprofiled
-from carmad.gpu.source import Health
+from carmad.gpu.source import Health, TelemetrySource
 
 if TYPE_CHECKING:
     from tests.fake_nvml import FakeNvml
@@ -739,41 +739,63 @@ def test_a_gap_in_gpm_is_not_averaged_over(nvml: FakeNvml) -> None:
 # --- choosing ---
 
 
+@contextmanager
+def chosen(name: str) -> Iterator[TelemetrySource]:
+    source = choose(name, 1.0)
+    source.discover()
+    try:
+        yield source
+    finally:
+        source.close()
+
+
 def test_auto_takes_gpm_where_every_gpu_has_it(nvml: FakeNvml) -> None:
     nvml.show(gpu(A, "gpm 1 1 1"), gpu(B, "gpm 1 1 1"))
-    assert choose("auto", 1.0).name == "nvml+gpm"
+    with chosen("auto") as source:
+        assert source.name == "nvml+gpm"
 
 
-def test_auto_takes_dcgm_where_it_answers(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choosing.dcgm, "unavailable", lambda: None)
+def test_auto_takes_dcgm_where_it_is_installed_though_its_engine_may_come_later(
+    nvml: FakeNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dcgmi = tmp_path / "dcgmi"
+    dcgmi.write_text("#!/bin/sh\necho 'Error: unable to establish a connection'\n")
+    dcgmi.chmod(0o755)
+    monkeypatch.setattr(choosing, "_DCGMI", str(dcgmi))
     nvml.show(gpu(A, "gpm 1 1 1"), gpu(B))
-    assert choose("auto", 1.0).name == "nvml+dcgm"
+    with chosen("auto") as source:
+        assert source.name == "nvml+dcgm"
 
 
 def test_auto_falls_back_on_plain_nvml_and_says_what_to_do(
     nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choosing.dcgm, "unavailable", lambda: "dcgmi is not installed")
+    monkeypatch.setattr(choosing, "_DCGMI", "no-such-dcgmi")
     nvml.show(gpu(A))
-    source = choose("auto", 1.0)
-    assert source.name == "nvml"
-    why = dict(source.capabilities().missing)["sm_occupancy"]
+    with chosen("auto") as source:
+        assert source.name == "nvml"
+        why = dict(source.capabilities().missing)["sm_occupancy"]
     assert "install datacenter-gpu-manager" in why
     assert "NVIDIA H100 80GB HBM3 has no GPM" in why
-    assert "dcgmi is not installed" in why
+    assert "no-such-dcgmi is not installed" in why
 
 
-def test_auto_without_a_driver_is_a_user_error(nvml: FakeNvml) -> None:
+def test_auto_needs_no_driver_until_it_is_asked_for_gpus(nvml: FakeNvml) -> None:
     nvml.show("init 9")
+    source = choose("auto", 1.0)
     with pytest.raises(CarmaError, match="not loaded"):
-        choose("auto", 1.0)
+        source.discover()
+    nvml.show(gpu(A, "gpm 1 1 1"))
+    assert [each.id for each in source.discover()] == [A]
+    assert source.name == "nvml+gpm"
+    source.close()
 
 
 @pytest.mark.parametrize(
-    ("name", "chosen"), [("nvml", "nvml"), ("gpm", "nvml+gpm"), ("dcgm", "nvml+dcgm")]
+    ("name", "taken"), [("nvml", "nvml"), ("gpm", "nvml+gpm"), ("dcgm", "nvml+dcgm")]
 )
-def test_a_named_source_is_taken_unasked(name: str, chosen: str) -> None:
-    assert choose(name, 1.0).name == chosen
+def test_a_named_source_is_taken_unasked(name: str, taken: str) -> None:
+    assert choose(name, 1.0).name == taken
 
 
 @pytest.mark.parametrize("name", ["", "rocm", "emulated", "emulated:", "nvml:x"])

@@ -138,6 +138,7 @@ def _deadline(reason: Reason) -> str:
 
 
 PHRASES: dict[str, Callable[[Reason], str]] = {
+    "gpus_unread": lambda r: f"the GPUs cannot be read yet: {r.detail}",
     # of one GPU: the hard rules
     "fault": lambda r: f"is faulty: {r.detail}",
     "not_preemptible": lambda r: "keeps its GPUs: it may not be preempted",
@@ -244,6 +245,7 @@ PHRASES: dict[str, Callable[[Reason], str]] = {
 }
 
 SHORT = {
+    "gpus_unread": "GpusUnread",
     "fault": "GpuFault",
     "not_preemptible": "NotPreemptible",
     "preempted": "Preempted",

@@ -64,6 +64,7 @@ class Scene:
     line: tuple[Job, ...]  # all queued jobs, the first in line first
     decisions: Mapping[JobId, Decision] = field(default_factory=dict)
     held: Held = field(default_factory=Held)
+    unread: str = ""  # why the GPUs are not known yet
     known: Known = field(default_factory=Known, init=False, repr=False, compare=False)
 
     @property

@@ -368,6 +368,7 @@ class HealthOut(TypedDict):
     pid: int
     uptime_s: float
     policy: str
+    troubles: list[str]  # what keeps the whole server from its work
 
 
 class ServerOut(TypedDict):
@@ -378,6 +379,7 @@ class ServerOut(TypedDict):
     policy: str
     source: str
     mps: bool
+    troubles: list[str]  # likewise
 
 
 class CountsOut(TypedDict):

@@ -23,6 +23,7 @@ class Fleet:
         self._settings = settings
         self._windows: dict[GpuId, Window] = {}
         self.gpus: dict[GpuId, Gpu] = {}
+        self.unread = ""  # why they are not known yet
         self.drains: dict[GpuId, Drain] = {}
         self.usage: dict[JobId, Usage] = {}  # fresher than the jobs' own
         self.node_of: dict[GpuId, int] = {}
@@ -31,8 +32,9 @@ class Fleet:
         self._stands_until: dict[GpuId, float] = {}  # those whose view time alone will change
         self._metered: dict[JobId, None] = {}  # whose usage has changed since it was saved
 
-    def discover(self, gpus: Iterable[Gpu]) -> None:
+    def discover(self, gpus: Iterable[Gpu], unread: str = "") -> None:
         """These are all the GPUs now; those that stay keep their windows."""
+        self.unread = unread
         self.gpus.clear()
         self.gpus.update((gpu.id, gpu) for gpu in gpus)
         monitor, weights = self._settings.monitor, self._settings.risk

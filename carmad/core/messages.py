@@ -22,10 +22,13 @@ from carmad.models import Model
 
 @dataclass(frozen=True, slots=True)
 class Discovered:
-    """The GPUs there are now: at every start, and when MIG instances come or go."""
+    """The GPUs there are now: at every start, and when MIG instances come or go.
+
+    `unread`: why nobody can tell yet, as when the driver is loaded late; then `gpus` is empty."""
 
     at: float
     gpus: tuple[Gpu, ...]
+    unread: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,10 @@ class Placer:
     def barrier(self, job: Job, now: float) -> Reason | None:
         """What keeps a queued job out of the policy's sight, if anything does."""
         quota = self._settings.limits.gpus_per_user
-        return barrier(job, now, self._ledger.jobs, self._ledger.held, quota)
+        own = barrier(job, now, self._ledger.jobs, self._ledger.held, quota)
+        if own is None and self._fleet.unread:
+            return Reason("gpus_unread", detail=self._fleet.unread)
+        return own
 
     def plan(self, now: float) -> list[Action]:
         """Start what the policy says may start, and stop what it preempts."""
@@ -98,6 +101,8 @@ class Placer:
 
     def _ready(self, line: tuple[Job, ...], now: float) -> tuple[Job, ...]:
         """The line without those that a barrier holds up."""
+        if self._fleet.unread:
+            return ()  # no policy is asked about GPUs that nobody knows
         doubtful = self._ledger.conditional
         if self._settings.limits.gpus_per_user is not None:
             return tuple(job for job in line if not self.barrier(job, now))  # it may hold up any

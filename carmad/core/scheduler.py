@@ -159,6 +159,11 @@ class Scheduler:
         return self._fleet.gpus
 
     @property
+    def unread(self) -> str:
+        """Why the GPUs are not known yet; "" once they are."""
+        return self._fleet.unread
+
+    @property
     def drains(self) -> Mapping[GpuId, Drain]:
         return self._fleet.drains
 
@@ -207,7 +212,7 @@ class Scheduler:
     def _take(self, event: Event) -> None:
         match event:
             case Discovered():
-                self._fleet.discover(event.gpus)
+                self._fleet.discover(event.gpus, event.unread)
             case Submitted():
                 self._on_submitted(event)
             case Estimated():

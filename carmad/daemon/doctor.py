@@ -65,8 +65,7 @@ def checks(
     return [
         _identity(),
         *_hooks(Path(HOOKS)),
-        *_telemetry(capabilities),
-        *_gpus(scene),
+        *_gpus(scene, capabilities),
         *_islands(scene),
         *_mps(settings, scene, mps),
         *_state(state_dir),
@@ -113,7 +112,12 @@ def _telemetry(capabilities: Capabilities) -> Iterator[Check]:
         yield Check("telemetry: note", None, note)
 
 
-def _gpus(scene: Scene) -> Iterator[Check]:
+def _gpus(scene: Scene, capabilities: Capabilities) -> Iterator[Check]:
+    if scene.unread:
+        hint = "nvidia-smi must work; carmad takes the GPUs as soon as they can be read."
+        yield Check("gpus", False, f"cannot be read yet, and jobs wait: {scene.unread}", hint)
+        return
+    yield from _telemetry(capabilities)
     if not scene.view.gpus:
         yield Check("gpus", False, "there is no GPU", "Does nvidia-smi list any?")
     for gpu in scene.view.gpus:

@@ -47,7 +47,7 @@ class Experience:
 
     def committed(self, step: Step) -> None:
         for event in step.events:
-            if isinstance(event, Discovered):
+            if isinstance(event, Discovered) and not event.unread:
                 self._gpus = {gpu.id: gpu for gpu in event.gpus}
                 self._discovered.set()
         self.remember(step.jobs)

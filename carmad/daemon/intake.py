@@ -134,8 +134,14 @@ async def checked(service: Service, peer: Peer, body: SubmitIn) -> JobSpec:
     _fits_the_kernel(body)
     _in_time(body, service.now())
     await service.ready()
-    gpus = service.tally.gpus
-    _fits_the_server(body, gpus)
+    gpus, unread = service.tally.gpus, service.tally.unread
+    if not unread:
+        _fits_the_server(body, gpus)
+    elif any(one.gpu for one in body.stages):
+        raise CarmaError(
+            f"it is not known yet which kinds of GPU there are: {unread}",
+            "Leave gpu= out of the stage times, or submit the job later.",
+        )
     _within_the_quota(body, service.settings.limits.gpus_per_user)
     after = await _dependencies(service, peer, body) if body.after else ()
     tasks = len(body.array.indices) if body.array else 1
@@ -226,6 +232,8 @@ def _fits_the_kernel(body: SubmitIn) -> None:
 
 
 def _in_time(body: SubmitIn, now: float) -> None:
+    if body.warn and body.time_limit_s is None:
+        raise CarmaError("a warning before the time limit needs a time limit", "Add --time.")
     deadline_at = _time(body.deadline_at)
     if deadline_at is not None and deadline_at <= now:
         raise CarmaError(
@@ -236,8 +244,6 @@ def _in_time(body: SubmitIn, now: float) -> None:
 
 def _fits_the_server(body: SubmitIn, gpus: tuple[Gpu, ...]) -> None:
     """A job that could never start is refused now, not left waiting for ever."""
-    if body.warn and body.time_limit_s is None:
-        raise CarmaError("a warning before the time limit needs a time limit", "Add --time.")
     whole = [gpu for gpu in gpus if not gpu.is_mig]
     usable = len(gpus) if body.gpus == 1 else len(whole)
     if body.gpus > usable:

@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 
 FULL = 0.03  # of a GPU's memory: less than this free is none
 REDISCOVER_S = 60.0  # MIG instances come and go behind our back
+LOOK_AGAIN_S = 2.0  # for GPUs that cannot be read yet
+PATIENCE_S = 10.0  # a driver that hangs keeps nobody from the queue
 
 
 class Monitor:
@@ -40,18 +42,23 @@ class Monitor:
         self._owner = owner
         self._recorded = recorded
         self._lock = threading.Lock()
-        self._gpus: tuple[Gpu, ...] = ()
+        self._found: Discovered | None = None  # as the core was told last
         self._capabilities = source.capabilities()
         self._pids: dict[JobId, set[int]] = {}  # every process that a job was seen to use
         self._on_full: frozenset[JobId] = frozenset()
+        self._telling = threading.Lock()
+        self._looked = threading.Event()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
 
     def start(self) -> None:
-        """Look once before the first placement, then every period. Raises CarmaError."""
-        self._discover()
-        self._look()
+        """Look once before the first placement, then every period. GPUs that cannot be read yet,
+        as their driver is loaded late, are waited for, and nobody has to wait for that."""
         self._thread.start()
+        if not self._looked.wait(PATIENCE_S):
+            with self._telling:
+                if self._found is None:
+                    self._tell((), "the driver has not answered yet")
 
     def stop(self) -> None:
         self._stopped.set()
@@ -83,26 +90,53 @@ class Monitor:
         return job in self._on_full
 
     def _run(self) -> None:
-        due = self._inbox.clock()
-        discover_at = due + REDISCOVER_S
+        due = discover_at = self._inbox.clock()
         while not self._stopped.wait(max(0.0, due - self._inbox.clock())):
             due = max(due + self._settings.period_s, self._inbox.clock())
             try:
                 if self._inbox.clock() >= discover_at:
-                    discover_at += REDISCOVER_S
+                    discover_at = self._inbox.clock() + LOOK_AGAIN_S
                     self._discover()
+                    if not self._unknown:
+                        discover_at = self._inbox.clock() + REDISCOVER_S
                 self._look()
-            except CarmaError as error:
-                log.error("%s; %s", error, error.hint)
-            except Exception:
+            except Exception as error:
                 log.exception("a reading of the GPUs failed")
+                if self._unknown:
+                    with self._telling:
+                        self._tell((), f"a reading of them failed: {type(error).__name__}")
+            self._looked.set()
+
+    @property
+    def _unknown(self) -> bool:
+        """Is it not known yet which GPUs there are?"""
+        return self._found is None or bool(self._found.unread)
 
     def _discover(self) -> None:
-        with self._lock:
-            gpus = self._source.discover()
-        if gpus != self._gpus:
-            self._gpus = gpus
-            self._inbox.post(Discovered(self._inbox.clock(), gpus))
+        try:
+            with self._lock:
+                gpus = self._source.discover()
+        except CarmaError as error:
+            if not self._unknown:  # those that are known show their fault
+                log.error("%s; %s", error, error.hint)
+                return
+            with self._telling:
+                self._tell((), error.message, error.hint)
+        else:
+            with self._telling:
+                self._tell(gpus)
+
+    def _tell(self, gpus: tuple[Gpu, ...], unread: str = "", hint: str = "") -> None:
+        """To the core, if it is news."""
+        found = Discovered(self._inbox.clock(), gpus, unread)
+        before, self._found = self._found, found
+        if before is not None and (before.gpus, before.unread) == (gpus, unread):
+            return
+        self._inbox.post(found)
+        if unread:
+            log.warning("the GPUs cannot be read yet, and jobs wait: %s; %s", unread, hint)
+        elif before is not None and before.unread:
+            log.info("the GPUs can be read now: there are %d", len(gpus))
 
     def _look(self) -> None:
         now = self._inbox.clock()

@@ -198,6 +198,7 @@ def capture(core: Scheduler, now: float) -> Scene:
         line=core.line(),
         decisions=dict(core.decisions),
         held=core.held.copy(),
+        unread=core.unread,
     )
 
 

@@ -61,6 +61,7 @@ class Tally:
     def __init__(self) -> None:
         self.begun = False
         self.gpus: tuple[Gpu, ...] = ()
+        self.unread = ""  # why they are not known yet
         self._specs: dict[JobId, JobSpec] = {}  # of those that wait
         self._by_user: defaultdict[int, _Mine] = defaultdict(_Mine)
         self._lock = threading.Lock()
@@ -73,7 +74,7 @@ class Tally:
     def begin(self, core: Scheduler) -> None:
         """In the core's thread, between two steps: from here on `note` keeps it right."""
         if not self.begun:
-            self.gpus = tuple(core.gpus.values())
+            self.gpus, self.unread = tuple(core.gpus.values()), core.unread
             self.begun = True
             self._count(core.jobs.values())
 
@@ -81,7 +82,7 @@ class Tally:
         if self.begun:
             for event in step.events:
                 if isinstance(event, Discovered):
-                    self.gpus = event.gpus
+                    self.gpus, self.unread = event.gpus, event.unread
             self._count(step.jobs)
 
     def waiting(self, uid: int, more: Sequence[JobSpec] = ()) -> Waiting:

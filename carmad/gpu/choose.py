@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
+from carmad.core.types import GpuId
 from carmad.errors import CarmaError
-from carmad.gpu import dcgm, driver, gpm
+from carmad.gpu import gpm
 from carmad.gpu.dcgm import DcgmProfiler
 from carmad.gpu.gpm import GpmProfiler
 from carmad.gpu.nvml import NvmlSource
-from carmad.gpu.profiler import Profiler, Unprofiled
+from carmad.gpu.profiler import Activity, Profiler, Unit, Unprofiled
 from carmad.gpu.source import TelemetrySource
 
+_DCGMI = "dcgmi"
 _REMEDY = "needs DCGM or a Hopper GPU; install datacenter-gpu-manager and start nvidia-dcgm"
 
 
 def choose(name: str, period_s: float) -> TelemetrySource:
     """The source `name`: auto, nvml, gpm, dcgm or emulated:DIR, to be sampled every `period_s`.
 
-    Raises CarmaError for another name, and for auto where there is no working driver."""
+    Asks nothing of the driver, which may be loaded later. Raises CarmaError for another name."""
     kind, _, argument = name.partition(":")
     if kind == "emulated" and argument:
         from carmad.gpu.emulated import EmulatedSource
@@ -26,7 +30,7 @@ def choose(name: str, period_s: float) -> TelemetrySource:
         return EmulatedSource(Path(argument))
     match name:
         case "auto":
-            return NvmlSource(_best_profiler(period_s))
+            return NvmlSource(BestProfiler(period_s))
         case "nvml":
             return NvmlSource(Unprofiled("the plain nvml source was asked for"))
         case "gpm":
@@ -38,17 +42,34 @@ def choose(name: str, period_s: float) -> TelemetrySource:
     )
 
 
-def _best_profiler(period_s: float) -> Profiler:
-    driver.connect()
-    try:
-        boards, _ = driver.list_boards()
-        without_gpm = gpm.lacking(driver.units_of(boards))
-    finally:
-        driver.disconnect()
-    if not without_gpm:
-        return GpmProfiler()
-    no_dcgm = dcgm.unavailable()
-    if no_dcgm is None:
-        return DcgmProfiler(period_s)
-    first = next(iter(without_gpm.values()))
-    return Unprofiled(f"{_REMEDY} ({first}; {no_dcgm})")
+class BestProfiler:
+    """GPM where every GPU has it, else DCGM where it is installed: its host engine may come up
+    later. Looked at whenever a session with the driver begins."""
+
+    def __init__(self, period_s: float) -> None:
+        self._period_s = period_s
+        self._best: Profiler = Unprofiled("no GPU has been opened yet")
+
+    @property
+    def name(self) -> str:
+        return self._best.name
+
+    def open(self, units: tuple[Unit, ...]) -> None:
+        without_gpm = gpm.lacking(units)
+        if not without_gpm:
+            self._best = GpmProfiler()
+        elif shutil.which(_DCGMI):
+            self._best = DcgmProfiler(self._period_s, _DCGMI)
+        else:
+            why = next(iter(without_gpm.values()))
+            self._best = Unprofiled(f"{_REMEDY} ({why}; {_DCGMI} is not installed)")
+        self._best.open(units)
+
+    def read(self) -> Mapping[GpuId, Activity]:
+        return self._best.read()
+
+    def missing(self) -> tuple[tuple[str, str], ...]:
+        return self._best.missing()
+
+    def close(self) -> None:
+        self._best.close()

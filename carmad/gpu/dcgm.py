@@ -187,28 +187,6 @@ class DcgmProfiler:
             return self._process
 
 
-def unavailable(command: str = "dcgmi") -> str | None:
-    """Why DCGM cannot be asked; None when it answers. Blocks for seconds at worst."""
-    try:
-        answer = subprocess.run(
-            [command, "discovery", "-l"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=_ANSWER_S,
-            check=False,
-        )
-    except FileNotFoundError:
-        return f"{command} is not installed"
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"{command}: {error}"
-    if parse_discovery(answer.stdout):
-        return None
-    return f"{command}: {_last_words(answer.stdout) or 'shows no GPU'}"
-
-
 # --- what dcgmi prints ---
 
 _ROW = re.compile(r"\s*(GPU|GPU-I|GPU-CI)\s+(\d+)\s+(.*)\n")

@@ -91,7 +91,7 @@ def _core(begin: journal.Begin, script: Script) -> Scheduler:
         FailingPredictor(registry.predictor(settings), script),
         fallback(registry.fallback(settings), script),
     )
-    core.handle(Discovered(0.0, begin.gpus))
+    core.handle(Discovered(0.0, begin.gpus, begin.unread))
     for sampled in begin.samples:
         core.handle(sampled)
     core.handle(Trained(0.0, begin.models))

@@ -62,6 +62,7 @@ class Begin:
     decisions: tuple[Decision, ...] = ()  # the latest on each job
     last_placed: GpuId | None = None  # round-robin's place
     models: tuple[tuple[str, Model], ...] = ()
+    unread: str = ""  # why the GPUs are not known yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +209,7 @@ class Journal:
             tuple(core.decisions.values()),
             core.view(self._now).last_placed,
             tuple(core.models.items()),
+            core.unread,
         )
 
     # -- in the other thread

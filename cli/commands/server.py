@@ -64,7 +64,15 @@ def start(
             start_new_session=True,
             cwd="/",
         )
-    print(_started(_await_health(process, log, before), where, log))
+    health = _await_health(process, log, before)
+    print(_started(health, where, log))
+    _tell_troubles(health)
+    if health.get("troubles") and emulated is None:
+        print(
+            "hint: on a machine without GPUs: carma daemon stop, then"
+            " carma daemon start --emulated 3xA100-40GB",
+            file=sys.stderr,
+        )
 
 
 @daemon.command()
@@ -111,6 +119,7 @@ def status(socket: Socket = None, json: Json = False) -> None:
         f"carmad {health['version']} runs as process {health['pid']} at {where}:"
         f" policy {health['policy']}, up {span(health['uptime_s'])}"
     )
+    _tell_troubles(health)
 
 
 @daemon.command()
@@ -210,6 +219,11 @@ def _started(health: dict[str, Any], where: Path, log: Path) -> str:
     if str(where) in (paths.SYSTEM_SOCKET, paths.user_runtime_dir() + "/carmad.sock"):
         return line
     return f"{line}\nfor other commands: export CARMA_SOCKET={where}"
+
+
+def _tell_troubles(health: dict[str, Any]) -> None:
+    for trouble in health.get("troubles", ()):  # an older carmad knows of none
+        print(f"but {trouble}")
 
 
 def _alive(pid: int) -> bool:

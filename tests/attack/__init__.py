@@ -1,0 +1,1 @@
+"""What users and bad days may do to a real daemon."""

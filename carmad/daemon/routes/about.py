@@ -12,6 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from carmad.api.folding import Row, row_out, seen_by, waiting
+from carmad.api.phrases import phrase
 from carmad.api.render import Scene
 from carmad.api.responses import (
     SCHEMA,
@@ -25,6 +26,7 @@ from carmad.api.responses import (
     UserTotalsOut,
 )
 from carmad.api.times import iso, parse_time
+from carmad.core.decision import Reason
 from carmad.core.types import ENDED, Job, JobState
 from carmad.daemon.answers import PROBLEMS, VERSION, Asked, Call, answer
 from carmad.daemon.doctor import Check
@@ -44,7 +46,7 @@ JOULES_PER_KWH = 3.6e6
 async def health(call: Asked) -> Response:
     """Answers only if the core does."""
     service = call.service
-    policy = await service.ask(lambda core: core.policy.name)
+    policy, unread = await service.ask(lambda core: (core.policy.name, core.unread))
     out: HealthOut = {
         "schema": SCHEMA,
         "status": "ok",
@@ -52,6 +54,7 @@ async def health(call: Asked) -> Response:
         "pid": os.getpid(),
         "uptime_s": round(service.now() - service.started_at, 1),
         "policy": policy,
+        "troubles": _troubles(unread),
     }
     return answer(out)
 
@@ -91,6 +94,7 @@ def _status(call: Call, scene: Scene, policy: str) -> StatusOut:
             "policy": policy,
             "source": service.capabilities().source,
             "mps": service.settings.collocation.mps,
+            "troubles": _troubles(scene.unread),
         },
         "gpus": gpus_out(call, scene),
         "jobs": [row_out(row, one) for row in rows],
@@ -98,6 +102,10 @@ def _status(call: Call, scene: Scene, policy: str) -> StatusOut:
         "counts": _counts(scene.live.values()),
         "me": {"user": peer.user, "uid": peer.uid, "admin": peer.admin},
     }
+
+
+def _troubles(unread: str) -> list[str]:
+    return [phrase(Reason("gpus_unread", detail=unread))] if unread else []
 
 
 def _counts(live: Iterable[Job]) -> CountsOut:
