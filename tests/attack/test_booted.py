@@ -1,0 +1,198 @@
+"""carmad under systemd, in its unit as shipped: what the sandbox holds, and what it must not hold."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.attack.booted import USERS, Machine, booted
+from tests.daemon import ROOT, until
+
+TRAIN = """
+    import contextlib, socket, sys, tempfile, torch
+    with contextlib.suppress(PermissionError):
+        socket.socket()
+        sys.exit("the tracer could not confine itself")
+    model = torch.nn.Linear(1024, 1024).cuda()
+    adam = torch.optim.Adam(model.parameters())
+    for step in range(3):
+        loss = model(torch.randn(64, 1024, device="cuda")).sum()
+        loss.backward()
+        adam.step()
+    with tempfile.NamedTemporaryFile() as file:
+        torch.save(model.state_dict(), file)
+    open("checkpoint", "w").write("done")
+"""
+WAITS = "echo up; while [ ! -e ~/go ]; do sleep 0.1; done; exit 42"
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    folder = tmp_path_factory.mktemp("booted")
+    with booted(folder, CARMA_ESTIMATION__WITHIN_S="100") as machine:
+        yield machine
+
+
+def main_pid(machine: Machine) -> str:
+    return machine.show("carmad.service", "MainPID")
+
+
+def in_sandbox(machine: Machine, *words: str, check: bool = True) -> str:
+    """A root shell with carmad's mounts, to look at what it sees."""
+    return machine.run("nsenter", f"--target={main_pid(machine)}", "--mount", *words, check=check)
+
+
+def start(machine: Machine) -> None:
+    """By a user's first request, unless it is up."""
+    machine.call("GET", "/v1/health")
+
+
+def test_a_users_request_starts_it_and_it_tells_systemd_when_it_is_ready(machine: Machine) -> None:
+    machine.systemctl("stop", "carmad.service")
+    assert machine.show("carmad.service", "ActiveState") == "inactive"
+    start(machine)
+    # `activating` until READY=1 has come.
+    until(lambda: machine.show("carmad.service", "ActiveState") == "active", "READY=1")
+
+
+def test_each_users_job_has_a_unit_of_its_own_outside_of_the_sandbox(machine: Machine) -> None:
+    """It writes its home, /tmp and /var/tmp, may gain privileges, and sees what its user sees."""
+    script = """
+        id -u; cat /proc/self/cgroup
+        touch ~/mine /tmp/carma-booted-$$ /var/tmp/carma-booted-$$ && echo wrote
+        rm /tmp/carma-booted-$$ /var/tmp/carma-booted-$$
+        grep -E "NoNewPrivs|Seccomp:|CapBnd" /proc/self/status
+        ls /home
+    """
+    bounding = machine.run("sed", "-n", "s/^CapBnd:\\t//p", "/proc/1/status")
+    for user, uid in USERS.items():
+        job = machine.sh(script, user)
+        assert machine.ended(job, user)["exit"]["code"] == 0
+        said = machine.read(f"/home/{user}/carma-{job}.out").split("\n")
+        assert said[0] == str(uid)
+        assert f"0::/carma.slice/carma-job-{job}-1.service/job" in said
+        assert "wrote" in said
+        assert {"NoNewPrivs:\t0", "Seccomp:\t0", f"CapBnd:\t{bounding}"} <= set(said)
+        assert set(USERS) <= set(said)
+        assert machine.run("stat", "--format=%u", f"/home/{user}/mine") == str(uid)
+
+
+def test_a_look_at_a_script_works_in_the_sandbox_and_is_confined(machine: Machine) -> None:
+    machine.run("tee", "/tmp/carma-booted.py", user="ada", stdin=textwrap.dedent(TRAIN))
+    body = {"argv": [sys.executable, "/tmp/carma-booted.py"], "cwd": "/home/ada", "env": {}}
+    estimates = machine.call("POST", "/v1/estimate", body)["estimates"]
+    machine.run("rm", "/tmp/carma-booted.py")
+    [traced] = [each for each in estimates if each["source"] == "trace"]
+    assert traced["mib"] is not None, traced
+    assert traced["parts"]["parameters"] > 0
+    assert "checkpoint" not in machine.run("ls", "/home/ada")
+
+
+def test_the_daemon_can_write_nothing_but_its_own_directories(machine: Machine) -> None:
+    start(machine)
+    for own in ("/var/lib/carma", "/run/carma", "/var/cache/carma"):
+        in_sandbox(machine, "touch", f"{own}/probe")
+        in_sandbox(machine, "rm", f"{own}/probe")
+    closed = ["/etc", "/usr", "/home", "/home/ada", "/root", "/tmp", "/var/tmp", "/var/lib"]
+    kernels = ["/proc/sys/kernel/printk", "/sys/fs/cgroup/cgroup.procs"]
+    for other in [*(f"{folder}/probe" for folder in closed), *kernels]:
+        said = in_sandbox(machine, "sh", "-c", f": 2>&1 >>{other}", check=False)
+        assert "Read-only file system" in said, (other, said)
+
+
+def test_the_daemon_sees_every_device(machine: Machine) -> None:
+    """A device list would hide those that the driver makes later; ProtectClock= brings one."""
+    start(machine)
+    assert machine.show("carmad.service", "DevicePolicy") == "auto"
+    assert machine.show("carmad.service", "DeviceAllow") == ""
+    assert machine.show("carmad.service", "PrivateDevices") == "no"
+
+
+def test_the_kernel_holds_the_daemon_to_its_unit(machine: Machine) -> None:
+    start(machine)
+    status = dict(
+        line.split(":\t", 1)
+        for line in machine.read(f"/proc/{main_pid(machine)}/status").splitlines()
+        if ":\t" in line
+    )
+    assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
+    kept = {"chown", "dac_override", "fowner", "kill", "setgid", "setuid", "sys_ptrace"}
+    kept |= {"mknod", "sys_admin"}
+    names = machine.run("systemd-analyze", "capability").split("\n")[1:]
+    number = {words[0].removeprefix("cap_"): int(words[1]) for words in map(str.split, names)}
+    assert int(status["CapBnd"], 16) == sum(1 << number[name] for name in kept)
+
+
+def test_a_killed_daemon_comes_back_and_its_jobs_never_noticed(machine: Machine) -> None:
+    jobs = {user: machine.sh(WAITS, user) for user in USERS}
+    for user, job in jobs.items():
+        machine.await_line(f"/home/{user}/carma-{job}.out", "up")
+    before = main_pid(machine)
+    machine.systemctl("kill", "--signal=KILL", "carmad.service")
+    until(lambda: main_pid(machine) not in ("0", before), "systemd to start it again")
+    assert int(machine.show("carmad.service", "NRestarts")) > 0
+    for user, job in jobs.items():
+        machine.run("touch", f"/home/{user}/go", user=user)
+        ended = machine.ended(job, user)
+        assert (ended["exit"]["code"], ended["attempt"]) == (42, 1)
+        machine.run("rm", f"/home/{user}/go")
+
+
+def test_a_stop_leaves_jobs_and_the_next_request_finds_them(machine: Machine) -> None:
+    job = machine.sh(WAITS)
+    machine.await_line(f"/home/ada/carma-{job}.out", "up")
+    machine.systemctl("stop", "carmad.service")
+    assert machine.show(f"carma-job-{job}-1.service", "ActiveState") == "active"
+    machine.run("touch", "/home/ada/go", user="ada")
+    until(
+        lambda: machine.show(f"carma-job-{job}-1.service", "ActiveState") != "active",
+        "the job to end while the daemon is away",
+    )
+    ended = machine.ended(job)
+    assert (ended["exit"]["code"], ended["attempt"]) == (42, 1)
+    machine.run("rm", "/home/ada/go")
+
+
+def test_systemd_may_be_upgraded_while_jobs_start(machine: Machine) -> None:
+    jobs = []
+    for _ in range(4):
+        jobs += [machine.sh("exit 7") for _ in range(5)]
+        machine.systemctl("daemon-reexec")
+    ends = [machine.ended(job) for job in jobs]
+    assert [(end["exit"]["cause"], end["exit"]["code"]) for end in ends] == [("failure", 7)] * 20
+
+
+def test_nobody_reads_what_is_the_daemons(machine: Machine, tmp_path: Path) -> None:
+    start(machine)
+    pid = main_pid(machine)
+    for path in ("/var/lib/carma/carma.db", "/var/cache/carma/x", f"/proc/{pid}/environ"):
+        assert machine.run("sh", "-c", f"cat {path} || echo refused", user="ada") == "refused"
+    hidden = machine.sh("exit 0", "bob", export={"API_KEY": "s3cret"})
+    machine.ended(hidden, "bob")
+    shown = json.dumps(machine.call("GET", "/v1/status")) + json.dumps(
+        machine.call("GET", "/v1/jobs")
+    )
+    assert "s3cret" not in shown
+
+
+def test_mps_daemons_are_outside_and_are_reached_from_inside(tmp_path: Path) -> None:
+    control = tmp_path / "nvidia-cuda-mps-control"  # a stand-in for NVIDIA's
+    body = (ROOT / "tests/fake_mps" / control.name).read_text().split("\n", 1)[1]
+    control.write_text(f"#!{sys.executable} -IS\n{body}")
+    control.chmod(0o755)
+    path = f"{tmp_path}:/usr/sbin:/usr/bin:/sbin:/bin"
+    with booted(tmp_path, CARMA_COLLOCATION__MPS="true", PATH=path) as machine:
+        for _ in range(2):
+            machine.systemctl("restart", "carmad.service")  # the second finds the first one's
+            job = machine.ended(machine.sh("ls $CUDA_MPS_PIPE_DIRECTORY"))
+            assert job["mode"] == "mps"
+            assert not [note for note in job["notes"] if "MPS" in note]
+            gpu = job["gpus"][0]["id"]
+            assert machine.show(f"carma-mps-{gpu}.service", "ActiveState") == "active"
+            assert "control" in machine.read(f"/home/ada/carma-{job['id']}.out")
+        assert len((tmp_path / "starts").read_text().splitlines()) == 1
