@@ -111,25 +111,25 @@ def _last_clue(tail: str, gpu_full: bool) -> tuple[Clue, str] | None:
     latest = -1  # where that line begins
     for clue in CLUES:
         last = None
-        for last in clue.pattern.finditer(tail) if gpu_full or not clue.if_full else ():
-            pass
+        for match in clue.pattern.finditer(tail) if gpu_full or not clue.if_full else ():
+            last = match
         if last is not None:
             begin = tail.rfind("\n", 0, last.start()) + 1
             if begin > latest:
                 found, latest = (clue, last), begin
     if found is None:
         return None
-    clue, match = found
-    begin = max(latest, match.start() - AROUND)
-    return clue, tail[begin : match.end() + AROUND].partition("\n")[0]
+    clue, last = found
+    begin = max(latest, last.start() - AROUND)
+    return clue, tail[begin : last.end() + AROUND].partition("\n")[0]
 
 
-def head(said: str) -> str:
+def head(said: str, most: int = HEAD_LINE) -> str:
     """The beginning of what a job said, as one line that may be stored, logged and shown."""
     line = "".join(
-        " " if c.isspace() else c if c.isprintable() else "\ufffd" for c in said[: HEAD_LINE + 1]
+        " " if c.isspace() else c if c.isprintable() else "\ufffd" for c in said[: most + 1]
     )
-    return line if len(line) <= HEAD_LINE else line[: HEAD_LINE - 1] + "…"
+    return line if len(line) <= most else line[: most - 1] + "…"
 
 
 def _mib(line: str, *patterns: re.Pattern[str]) -> int | None:

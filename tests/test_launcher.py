@@ -18,7 +18,7 @@ from carmad.core.types import Job, JobId
 from carmad.daemon import launcher as launcher_module
 from carmad.daemon import shepherd as shepherd_module
 from carmad.daemon import supervisor
-from carmad.daemon.launcher import Launcher, NoRoom, has_systemd
+from carmad.daemon.launcher import Launcher, NotNow, has_systemd
 from carmad.daemon.shepherd import Ended, Shepherd
 from carmad.errors import CarmaError
 from tests.attempts import Bench, until
@@ -389,7 +389,7 @@ def test_a_launch_that_found_no_room_may_be_repeated(
     job = farm.job("true")
     with monkeypatch.context() as patch:
         patch.setattr(farm.launcher, "_run_child", run)
-        with pytest.raises(NoRoom, match=os.strerror(code)):
+        with pytest.raises(NotNow, match=os.strerror(code)):
             farm.launch(job)
     assert farm.ended(farm.launch(job))["code"] == 0
 

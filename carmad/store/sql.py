@@ -26,7 +26,7 @@ from carmad.core.types import ENDED, GpuSample, Job, JobId, JobState
 from carmad.errors import CarmaError
 from carmad.store import backups, codec, migrate, statistics
 from carmad.store.database import DatabaseErrors, StoreFull, connect, damaged, explain
-from carmad.store.tables import DECISIONS, DRAINS, EVENTS, JOBS, SAMPLES, TRANSITIONS
+from carmad.store.tables import CLOCK, DECISIONS, DRAINS, EVENTS, JOBS, SAMPLES, TRANSITIONS
 from carmad.store.values import (
     LoggedEvent,
     Purged,
@@ -41,11 +41,13 @@ __all__ = ["SqlStore", "StoreFull"]
 _LIVE = [state.value for state in JobState if state not in ENDED]
 _CHUNK = 500  # jobs purged in one transaction: commits go between
 _DAY = 86_400.0
+SET_S = 1.0  # a wall clock that is off by less was read at another moment, and not set
 
 # SQLAlchemy compiles each of these once. Ids travel as one JSON list: an IN has a limit.
 _GIVEN_IDS = select(func.json_each(bindparam("ids")).table_valued("value").c.value)
 _STATES = select(JOBS.c.id, JOBS.c.state).where(JOBS.c.id.in_(_GIVEN_IDS))
 _BODIES = select(JOBS.c.body).where(JOBS.c.id.in_(_GIVEN_IDS)).order_by(JOBS.c.id)
+_LIVE_BODIES = select(JOBS.c.body).where(JOBS.c.state.in_(_LIVE)).order_by(JOBS.c.id)
 _INSERT_JOB = insert(JOBS)
 _UPSERT_JOB = _INSERT_JOB.on_conflict_do_update(
     index_elements=[JOBS.c.id],
@@ -131,6 +133,28 @@ class SqlStore:
             with self._transaction() as connection:
                 connection.execute(_REPLACE_SAMPLE, rows)
 
+    def keep_time(self, boot_id: str, ahead_s: float) -> float:
+        """How far the daemon's clock is to be ahead of the time since that boot, in seconds.
+
+        `ahead_s` is how far the wall clock is. If it was set since an earlier daemon of this boot
+        read it, jobs that have not ended are given their instants anew, as if it had always shown
+        what it shows now: so what has passed since stays the same. Else, and where there is no room
+        to record that, the earlier daemon's time goes on.
+        """
+        with self._transaction() as connection:
+            known = connection.scalar(select(CLOCK.c.ahead_s).where(CLOCK.c.boot_id == boot_id))
+        if known is not None and abs(ahead_s - known) < SET_S:
+            return known
+        try:
+            with self._transaction() as connection:
+                if known is not None:
+                    self._shift(connection, ahead_s - known)
+                connection.execute(delete(CLOCK))
+                connection.execute(insert(CLOCK).values(boot_id=boot_id, ahead_s=ahead_s))
+        except StoreFull:
+            return ahead_s if known is None else known
+        return ahead_s
+
     def purge(self, now: float, retention: Retention) -> Purged:
         """Forget what is older than it need be kept. Jobs take their history with them."""
         ended_before = now - retention.ended_days * _DAY
@@ -168,7 +192,6 @@ class SqlStore:
     # -- reading
 
     def restore(self) -> Restored:
-        live = select(JOBS.c.body).where(JOBS.c.state.in_(_LIVE)).order_by(JOBS.c.id)
         ended = (
             select(JOBS.c.id, JOBS.c.state)
             .where(JOBS.c.ended_at.is_not(None))
@@ -176,7 +199,7 @@ class SqlStore:
             .limit(ENDED_REMEMBERED)
         )
         with self._transaction() as connection:
-            jobs = connection.scalars(live).all()
+            jobs = connection.scalars(_LIVE_BODIES).all()
             ends = connection.execute(ended).all()
             drains = connection.execute(select(DRAINS).order_by(DRAINS.c.gpu)).mappings().all()
             last_id = connection.scalar(
@@ -317,6 +340,11 @@ class SqlStore:
         return statistics.summarise(rows)
 
     # -- within
+
+    def _shift(self, connection: Connection, by_s: float) -> None:
+        bodies = connection.scalars(_LIVE_BODIES).all()
+        if rows := [_job_row(codec.decode_job(body).shifted(by_s)) for body in bodies]:
+            connection.execute(_UPSERT_JOB, rows)
 
     def _read_jobs(self, query: Select[str], values: Mapping[str, str]) -> list[Job]:
         with self._readers:  # decoding takes the longest
