@@ -15,10 +15,16 @@ def turn(
     world: World,
     *events: Event,
     committed: Callable[[Step], None] = lambda step: None,
+    refused: Callable[[Step], None] = lambda step: None,
 ) -> None:
-    """Handle a batch of events: commit, then tell, then act. What is not committed is no fact."""
+    """Handle a batch of events: commit, then tell, then act. What is not committed is no fact:
+    `refused` is told of a step that the store did not take."""
     step = scheduler.handle(*events)
-    store.commit(step)
+    try:
+        store.commit(step)
+    except Exception:
+        refused(step)
+        raise
     committed(step)
     for action in step.actions:
         world.perform(action)

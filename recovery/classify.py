@@ -1,7 +1,10 @@
-"""From how a process ended and what it last printed to the cause of its end. Pure.
+"""From how a process ended and what it last printed to the cause of its end. Pure and total.
 
 The exit status comes first: a job that ended well did not run out of memory, whatever its log
 says. Our own kills are known to the core, which asked for them, and are not looked for here.
+
+What is read here is any user's to write, and is read in the daemon. So each pattern begins with
+literal text and repeats nothing without a bound: the time grows with the text and no faster.
 """
 
 from __future__ import annotations
@@ -12,11 +15,12 @@ from dataclasses import dataclass
 from carmad.plugin import Cause, Exit
 
 HEAD_LINE = 300  # of an evidence line, in characters
+AROUND = 2048  # of a telling line, what is looked at before and after its clue, in characters
 
 
 @dataclass(frozen=True, slots=True)
 class Clue:
-    """A line that names a cause. `if_full`: ambiguous, counts only when the GPU was full."""
+    """Words of one line that name a cause. `if_full`: ambiguous, count only on a full GPU."""
 
     pattern: re.Pattern[str]
     cause: Cause
@@ -34,27 +38,38 @@ CLUES: tuple[Clue, ...] = (
         r" per_process_memory_fraction",
         Cause.FAILURE,  # the program's own cap, not the GPU's end
     ),
-    _clue(r"(?:torch\.(?:cuda\.)?)?OutOfMemoryError: CUDA out of memory\."),
+    _clue(r"OutOfMemoryError: CUDA out of memory\."),
     _clue(r"RuntimeError: CUDA out of memory\. Tried to allocate"),
-    _clue(r"CUDA (?:driver )?error: out of memory|CUDA_ERROR_OUT_OF_MEMORY"),
+    _clue(r"CUDA error: out of memory"),
+    _clue(r"CUDA driver error: out of memory"),
+    _clue(r"CUDA_ERROR_OUT_OF_MEMORY"),
     _clue(r"cudaErrorMemoryAllocation"),
     _clue(r"CUBLAS_STATUS_ALLOC_FAILED"),
-    _clue(r"CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED|CUDNN_STATUS_ALLOC_FAILED"),
-    _clue(r"Cuda failure (?:\d+ )?'out of memory'|Failed to CUDA [mc]alloc"),
+    _clue(r"CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+    _clue(r"CUDNN_STATUS_ALLOC_FAILED"),
+    _clue(r"Cuda failure (?:[0-9]{1,6} )?'out of memory'"),
+    _clue(r"Failed to CUDA [mc]alloc"),
     _clue(r"RESOURCE_EXHAUSTED: Out of memory"),
-    _clue(r"cupy\.cuda\.memory\.OutOfMemoryError: Out of memory allocating [\d,]+ bytes"),
-    _clue(r"(?:ResourceExhaustedError|OOM when allocating tensor).*device:GPU"),
-    _clue(r"CUBLAS_STATUS_NOT_INITIALIZED|CUDNN_STATUS_NOT_INITIALIZED", if_full=True),
-    _clue(r"ncclUnhandledCudaError|unhandled cuda error", if_full=True),
+    _clue(r"cupy\.cuda\.memory\.OutOfMemoryError: Out of memory allocating [0-9]"),
+    _clue(r"ResourceExhaustedError[^\n]{0,300}device:GPU"),
+    _clue(r"OOM when allocating tensor[^\n]{0,300}device:GPU"),
+    _clue(r"CUBLAS_STATUS_NOT_INITIALIZED", if_full=True),
+    _clue(r"CUDNN_STATUS_NOT_INITIALIZED", if_full=True),
+    _clue(r"ncclUnhandledCudaError", if_full=True),
+    _clue(r"unhandled cuda error", if_full=True),
     _clue(r"MemoryError: Unable to allocate", Cause.HOST_OOM),
     _clue(r"DefaultCPUAllocator: can't allocate memory", Cause.HOST_OOM),
-    _clue(r"DataLoader worker \(pid .*\) is killed by signal: Killed", Cause.HOST_OOM),
+    _clue(
+        r"DataLoader worker \(pid [^\n]{0,40}\) is killed by signal: Killed",
+        Cause.HOST_OOM,
+    ),
 )
 
-_SIZE = r"([\d.]+) (B|[KMGT]iB|bytes)"
+_SIZE = r"([0-9]{1,9}(?:\.[0-9]{1,4})?) (B|[KMGT]iB|bytes)"
 _TRIED = re.compile(rf"Tried to allocate {_SIZE}")
-_FREE = re.compile(rf"of which {_SIZE} is free|; {_SIZE} free;")
-_UNUSED = re.compile(rf"{_SIZE} is reserved by PyTorch but unallocated")
+_FREE = re.compile(rf"of which {_SIZE} is free")
+_FREE_BEFORE_2_0 = re.compile(rf"; {_SIZE} free;")
+_UNUSED = re.compile(rf" {_SIZE} is reserved by PyTorch but unallocated")
 _MIB = {"B": 2**-20, "bytes": 2**-20, "KiB": 2**-10, "MiB": 1.0, "GiB": 2.0**10, "TiB": 2.0**20}
 
 
@@ -77,40 +92,48 @@ def classify(
         return Exit(Cause.HOST_OOM, code, signal, "the kernel's OOM killer struck in its cgroup")
     found = _last_clue(tail, gpu_full)
     if found is None:
-        return Exit(Cause.FAILURE, code, signal, _last_line(tail))
+        return Exit(Cause.FAILURE, code, signal, head(tail.rstrip().rpartition("\n")[2].lstrip()))
     clue, line = found
     return Exit(
         clue.cause,
         code,
         signal,
-        _head(line),
-        tried_mib=_mib(_TRIED, line),
-        free_mib=_mib(_FREE, line),
-        unused_mib=_mib(_UNUSED, line),
+        head(line.strip()),
+        tried_mib=_mib(line, _TRIED),
+        free_mib=_mib(line, _FREE, _FREE_BEFORE_2_0),
+        unused_mib=_mib(line, _UNUSED),
     )
 
 
 def _last_clue(tail: str, gpu_full: bool) -> tuple[Clue, str] | None:
-    """The last telling line; on one line the table's order decides."""
-    for line in reversed(tail.splitlines()):
-        for clue in CLUES:
-            if (gpu_full or not clue.if_full) and clue.pattern.search(line):
-                return clue, line.strip()
-    return None
-
-
-def _last_line(tail: str) -> str:
-    lines = [line.strip() for line in tail.splitlines() if line.strip()]
-    return _head(lines[-1]) if lines else ""
-
-
-def _head(line: str) -> str:
-    return line if len(line) <= HEAD_LINE else line[: HEAD_LINE - 1] + "…"
-
-
-def _mib(pattern: re.Pattern[str], line: str) -> int | None:
-    match = pattern.search(line)
-    if match is None:
+    """The last telling line, as far as it surrounds its clue; on one line the table decides."""
+    found: tuple[Clue, re.Match[str]] | None = None
+    latest = -1  # where that line begins
+    for clue in CLUES:
+        last = None
+        for match in clue.pattern.finditer(tail) if gpu_full or not clue.if_full else ():
+            last = match
+        if last is not None:
+            begin = tail.rfind("\n", 0, last.start()) + 1
+            if begin > latest:
+                found, latest = (clue, last), begin
+    if found is None:
         return None
-    number, unit = [group for group in match.groups() if group is not None]
-    return round(float(number) * _MIB[unit])
+    clue, last = found
+    begin = max(latest, last.start() - AROUND)
+    return clue, tail[begin : last.end() + AROUND].partition("\n")[0]
+
+
+def head(said: str, most: int = HEAD_LINE) -> str:
+    """The beginning of what a job said, as one line that may be stored, logged and shown."""
+    line = "".join(
+        " " if c.isspace() else c if c.isprintable() else "\ufffd" for c in said[: most + 1]
+    )
+    return line if len(line) <= most else line[: most - 1] + "…"
+
+
+def _mib(line: str, *patterns: re.Pattern[str]) -> int | None:
+    for pattern in patterns:
+        if match := pattern.search(line):
+            return round(float(match[1]) * _MIB[match[2]])
+    return None

@@ -29,10 +29,11 @@ from carmad.core.messages import (
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import Cause, Estimate, Exit, GpuSample, JobId, JobSpec, ProcessUse
 from carmad.daemon import doctor
+from carmad.daemon.clock import Clock
 from carmad.daemon.engine import Engine
 from carmad.daemon.estimates import Guess
 from carmad.daemon.experience import Experience
-from carmad.daemon.inbox import Clock, Inbox
+from carmad.daemon.inbox import Inbox
 from carmad.daemon.models import Models
 from carmad.daemon.peers import Credentials
 from carmad.daemon.server import Server, create_app

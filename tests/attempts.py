@@ -39,6 +39,13 @@ def until(done: Callable[[], Any], what: str, within_s: float = 20.0) -> Any:
     raise AssertionError(f"waited {within_s} s in vain: {what}")
 
 
+def is_gone(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return True
+
+
 class Bench:
     """A state directory, a launcher, and what a test asks of an attempt by hand."""
 

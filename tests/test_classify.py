@@ -1,9 +1,18 @@
 """The cause of a job's end, told from its traces."""
 
-import pytest
+import re
+from re import _constants as sre  # type: ignore[attr-defined]
+from re import _parser as parser  # type: ignore[attr-defined]
 
-from carmad.core.types import Cause
-from recovery.classify import classify
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carmad.core.types import Cause, Exit
+from carmad.store import codec
+from carmad.testing import a_job
+from recovery import classify as module
+from recovery.classify import AROUND, classify
 
 TORCH_24 = (
     "Traceback (most recent call last):\n"
@@ -94,3 +103,91 @@ def test_sizes_are_read_and_fragmentation_is_recognised():
 
 def test_a_plain_failure_keeps_its_last_line_as_evidence():
     assert classify(1, None, "boom\n\nValueError: no\n\n").evidence == "ValueError: no"
+
+
+# -- a log is written by whoever likes, and read by the daemon
+
+OOM = "CUDA error: out of memory Tried to allocate "
+
+
+@pytest.mark.parametrize("number", ["1.2.3", "9" * 400, ".", "...", "1e999", "٣", "1_0", "-1", ""])
+@pytest.mark.parametrize(
+    "text", ["{} MiB", "2 GiB. of which {} MiB is free", "x {} MiB is reserved by PyTorch but un"]
+)
+def test_a_size_that_is_none_is_not_known(text, number):
+    exit = classify(1, None, OOM + text.format(number) + "allocated")
+    assert exit.cause is Cause.GPU_OOM
+    assert exit.free_mib is exit.unused_mib is None
+    assert exit.tried_mib == (2048 if "2 GiB" in text else None)
+
+
+def test_only_the_words_around_a_clue_are_looked_at():
+    far = " of which 1.00 GiB is free"
+    exit = classify(1, None, "x" * 100_000 + OOM + "20.00 MiB" + "9" * AROUND + far)
+    assert (exit.cause, exit.tried_mib, exit.free_mib) == (Cause.GPU_OOM, 20, None)
+
+
+def test_on_one_line_the_table_decides_and_of_two_lines_the_last():
+    cap = "CUDA out of memory. Allocation was preemptively rejected because it would exceed"
+    cap += " per_process_memory_fraction"
+    plain = "OutOfMemoryError: CUDA out of memory."
+    assert classify(1, None, f"{cap} {'x' * 9000} {plain}").cause is Cause.FAILURE
+    assert classify(1, None, f"{cap}\n{plain}\nbye").cause is Cause.GPU_OOM
+    assert classify(1, None, f"{plain}\n{cap}\nbye").cause is Cause.FAILURE
+
+
+def patterns():
+    return [clue.pattern for clue in module.CLUES] + [
+        value for value in vars(module).values() if isinstance(value, re.Pattern)
+    ]
+
+
+def repeats(parsed, times=1):
+    """How often each repeat in a parsed pattern may be gone through, with those around it."""
+    for kind, argument in parsed:
+        inner = times
+        if kind in (sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT):
+            inner *= argument[1]
+            yield inner
+        for part in argument if isinstance(argument, (list, tuple)) else ():
+            for each in part if isinstance(part, list) else [part]:
+                if isinstance(each, parser.SubPattern):
+                    yield from repeats(each, inner)
+
+
+def test_no_pattern_repeats_without_a_bound_and_each_begins_with_plain_text():
+    """So a search takes a bounded number of steps for each character."""
+    assert list(repeats(parser.parse("(?:a{2,5}|b*)c"))) == [5, sre.MAXREPEAT]
+    assert list(repeats(parser.parse("x(?:y(ab{1,9}){4})?"))) == [1, 4, 36]
+    assert len(patterns()) > len(module.CLUES)
+    for pattern in patterns():
+        parsed = parser.parse(pattern.pattern)
+        assert all(most <= 300 for most in repeats(parsed)), pattern
+        assert parsed[0][0] is sre.LITERAL, pattern
+
+
+FRAGMENTS = [
+    *(OOM, "CUDA error: out of memory", "Tried to allocate ", " of which ", " is free", "; "),
+    *(" free;", " MiB", " GiB", " is reserved by PyTorch but unallocated", "9" * 400, "1.2.3"),
+    *("RuntimeError: CUDA out of memory. ", "ResourceExhaustedError", "device:GPU", "\n", "\r"),
+    *("DataLoader worker (pid ", ") is killed by signal: Killed", "Cuda failure ", "٣", "\x00"),
+    *("\x1b[2J", "\ud800", "\u2028", "\U0001f600", " ", ".", "CUBLAS_STATUS_NOT_INITIALIZED"),
+]
+TAILS = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=20), max_size=40).map("".join)
+
+
+@given(
+    code=st.none() | st.integers(1, 255),
+    signal=st.none() | st.integers(1, 64),
+    tail=TAILS,
+    full=st.booleans(),
+)
+def test_whatever_was_printed_the_end_has_a_cause(code, signal, tail, full):
+    exit = classify(code, signal, tail, gpu_full=full)
+    assert isinstance(exit, Exit)
+    assert exit.cause in (Cause.FAILURE, Cause.GPU_OOM, Cause.HOST_OOM)
+    assert len(exit.evidence) <= module.HEAD_LINE and exit.evidence.isprintable()
+    for mib in (exit.tried_mib, exit.free_mib, exit.unused_mib):
+        assert mib is None or 0 <= mib < 1 << 53
+    job = a_job(1, failures=(exit,))
+    assert codec.decode_job(codec.encode_job(job)) == job

@@ -17,8 +17,9 @@ from carmad.core.messages import (
 )
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import Cause, Exit, GpuSample, JobId, JobState
+from carmad.daemon.clock import Clock
 from carmad.daemon.engine import Engine
-from carmad.daemon.inbox import Clock, Delivery, Inbox
+from carmad.daemon.inbox import Delivery, Inbox
 from carmad.store.sql import SqlStore, StoreFull
 from carmad.testing import a_gpu, a_spec
 from policies import builtin

@@ -29,8 +29,9 @@ from carmad.core.messages import (
 )
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import Estimate, GpuSample, JobId, JobState
+from carmad.daemon.clock import Clock
 from carmad.daemon.engine import Engine
-from carmad.daemon.inbox import Clock, Inbox
+from carmad.daemon.inbox import Inbox
 from carmad.daemon.main import _committed, _flush
 from carmad.daemon.rollup import Rollup
 from carmad.sim.shadow import reproduce

@@ -4,24 +4,27 @@ was alive when it came."""
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from carmad.core.types import Job, JobId
+from carmad.core.types import Cause, Job, JobId
 from carmad.daemon import launcher as launcher_module
 from carmad.daemon import shepherd as shepherd_module
 from carmad.daemon import supervisor
-from carmad.daemon.launcher import Launcher, NoRoom, has_systemd
+from carmad.daemon.environment import job_environment
+from carmad.daemon.launcher import Launcher, NotNow, has_systemd
 from carmad.daemon.shepherd import Ended, Shepherd
 from carmad.errors import CarmaError
-from tests.attempts import Bench, until
+from tests.attempts import Bench, is_gone, until
 
 
 class Farm(Bench):
@@ -347,36 +350,190 @@ def test_a_unit_that_is_there_already_is_no_error(
     Launcher(farm.state, systemd=True, kill_grace_s=30).launch(farm.job("true"), {})
 
 
-def test_a_launch_that_failed_cannot_succeed_later(
-    farm: Farm, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Failed to connect to bus: Connection refused",
+        "Failed to start transient service unit: Transport endpoint is not connected",
+        "Failed to start transient service unit: Connection timed out",
+        "Failed to start transient service unit: Argument list too long",
+        "Job for carma-job-1-1.service is already being canceled",
+    ],
+)
+def test_what_systemd_does_not_start_now_it_may_start_later(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch, said: str
 ) -> None:
-    """systemd may have the unit queued when it stops answering us."""
-    systemd = FakeSystemdRun(1, "Connection timed out")
+    """And if it had the unit queued when it stopped answering, the job runs once all the same."""
+    systemd = FakeSystemdRun(1, said)
+    launcher = Launcher(farm.state, systemd=True, kill_grace_s=30)
+    job = farm.job("sh", "-c", "echo ran; exec sleep 600")
+    with monkeypatch.context() as patch:
+        patch.setattr(launcher_module.subprocess, "run", systemd)
+        with pytest.raises(NotNow, match=said):
+            launcher.launch(job, job_environment(job, ()))
+    late = subprocess.Popen(supervisor.command(str(farm.directory(job))))
+    until(farm.lines, "the job to speak")
     monkeypatch.setattr(launcher_module.subprocess, "run", systemd)
-    job = farm.job("touch", "ran")
-    with pytest.raises(CarmaError, match="Connection timed out"):
-        Launcher(farm.state, systemd=True, kill_grace_s=30).launch(job, {})
-    monkeypatch.undo()
-    subprocess.run(supervisor.command(str(farm.directory(job))), check=True)
-    assert farm.ended(job)["stopped"]
-    assert not (farm.cwd / "ran").exists()
+    launcher.launch(job, job_environment(job, ()))  # finds it at work
+    assert len(systemd.asked) == 1
+    farm.shepherd.watch(job)
+    launcher.stop(job, 0)
+    assert farm.report().stopped
+    late.wait()
+    assert farm.lines() == ["ran"]
 
 
-def test_a_launch_that_failed_although_it_succeeded_is_undone(
+def test_a_systemd_that_does_not_answer_is_asked_again(
     farm: Farm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """systemd has started the unit, and its answer does not come."""
-
     def run(argv: list[str], **_: object) -> None:
-        subprocess.Popen(argv[-6:])
-        until(farm.lines, "the job to speak")
         raise subprocess.TimeoutExpired(argv, 30)
 
     monkeypatch.setattr(launcher_module.subprocess, "run", run)
+    with pytest.raises(NotNow, match="does not answer"):
+        Launcher(farm.state, systemd=True, kill_grace_s=30).launch(farm.job("true"), {})
+
+
+def test_a_stop_says_why_in_a_line_that_supervisors_of_0_1_0_pass_over(farm: Farm) -> None:
+    """They read `stop GRACE_S`, all after the verb as a number, and drop what they do not know."""
+    job = farm.job("true")
+    farm.directory(job).mkdir()
+    os.mkfifo(farm.directory(job) / supervisor.CONTROL)
+    control = os.open(farm.directory(job) / supervisor.CONTROL, os.O_RDWR | os.O_NONBLOCK)
+    for cause in (Cause.CANCELLED, Cause.TIME_LIMIT, Cause.PREEMPTED, None):
+        farm.launcher.stop(replace(job, stop=cause), 30.0)
+    lines = os.read(control, 4096).decode().splitlines()
+    os.close(control)
+    assert [float(line[5:]) for line in lines if line.startswith("stop ")] == [30.0] * 4
+    assert [line for line in lines if not line.startswith("stop ")] == [
+        "because cancelled",
+        "because time_limit",
+    ]
+
+
+@pytest.mark.parametrize("cause", [Cause.CANCELLED, Cause.TIME_LIMIT])
+@pytest.mark.parametrize("begun", [True, False])
+def test_an_attempt_keeps_why_it_was_stopped_for_good(
+    farm: Farm, cause: Cause, begun: bool
+) -> None:
     job = farm.job("sh", "-c", "echo up; exec sleep 600")
-    with pytest.raises(CarmaError, match="timed out"):
-        Launcher(farm.state, systemd=True, kill_grace_s=30).launch(job, {})
-    assert farm.ended(job)["stopped"]
+    if begun:
+        farm.launch(job)
+        until(farm.lines, "the job to speak")
+    else:
+        farm.directory(job).mkdir()
+    farm.launcher.stop(replace(job, stop=cause), 5.0)
+    farm.launcher.stop(replace(job, stop=Cause.CANCELLED), 5.0)  # too late to change it
+    farm.launch(job)  # as the next daemon does, to whom it is only about to start
+    farm.shepherd.watch(job)
+    ended = farm.report()
+    assert (ended.stopped, ended.cause) == (True, cause)
+    assert farm.lines() == (["up"] if begun else [])
+
+
+def test_an_attempt_that_is_stopped_to_be_sent_back_does_not_say_so(farm: Farm) -> None:
+    job = farm.start("sleep", "600")
+    farm.started(job)
+    farm.launcher.stop(replace(job, stop=Cause.PREEMPTED), 5.0)
+    ended = farm.report()
+    assert (ended.stopped, ended.cause) == (True, None)
+
+
+EXIT_0_1_0 = {
+    "code": 3,
+    "signal": None,
+    "error": "",
+    "hint": "",
+    "started_at": 1.0,
+    "ended_at": 2.0,
+    "host_oom_kills": None,
+    "stopped": False,
+    "interrupted": False,
+}
+ELSEWHERE = '{"pid": 1, "start_ticks": 1, "boot_id": "another boot", "at": 5.0}'
+
+
+def test_a_record_of_the_last_release_is_read(farm: Farm) -> None:
+    job = farm.job("true")
+    farm.directory(job).mkdir()
+    (farm.directory(job) / supervisor.STARTED).write_text(ELSEWHERE)
+    (farm.directory(job) / supervisor.EXIT).write_text(json.dumps(EXIT_0_1_0))
+    farm.shepherd.watch(job)
+    ended = farm.report()
+    assert (ended.code, ended.ended_at, ended.stopped, ended.cause) == (3, 2.0, False, None)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        "",
+        "{",
+        "null",
+        "[]" * 9,
+        "[" * 100_000,
+        "{}",
+        "\0" * 64,
+        '"' + "x" * (2 << 20),
+        *(
+            json.dumps(EXIT_0_1_0 | change)
+            for change in (
+                {"code": "3"},
+                {"code": True},
+                {"code": 10**400},
+                {"code": -1},
+                {"signal": 65},
+                {"ended_at": float("nan")},
+                {"ended_at": float("inf")},
+                {"ended_at": 1e300},
+                {"started_at": None},
+                {"host_oom_kills": 10**30},
+                {"stopped": "no"},
+                {"error": ["x"]},
+                {"error": "\ud800"},
+            )
+        ),
+    ],
+)
+def test_a_record_that_is_not_sound_is_none(
+    farm: Farm, record: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Torn, or mangled by a dying disk: the attempt has ended, and that is reported, once."""
+    job = farm.job("true")
+    farm.directory(job).mkdir()
+    (farm.directory(job) / supervisor.STARTED).write_text(ELSEWHERE)
+    (farm.directory(job) / supervisor.EXIT).write_text(record)
+    farm.shepherd.watch(job)
+    ended = farm.report()
+    assert (ended.lost, ended.code, ended.started_at) == (True, None, 5.0)
+    assert caplog.text.count("how it ended is not to be read") == 1
+
+
+@pytest.mark.parametrize(
+    "record", ["", "{}", '{"pid": "1"}', ELSEWHERE.replace("5.0", "NaN"), ELSEWHERE[:-3]]
+)
+def test_who_supervises_it_may_be_unreadable(farm: Farm, record: str) -> None:
+    """What it runs is ended then, so that its GPUs are free when it is said to be lost."""
+    job = farm.launch(farm.job("sh", "-c", "echo $$; exec sleep 600"))
+    (pid,) = until(farm.lines, "the job to speak")
+    (farm.directory(job) / supervisor.STARTED).write_text(record)
+    farm.shepherd.watch(job)
+    assert farm.report().lost
+    until(lambda: is_gone(int(pid)), "the job to die")
+
+
+def test_whatever_fails_while_it_is_looked_after_an_end_is_reported(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(shepherd_module, "CLEAR_WITHIN_S", 0.1)
+
+    def broken(_job: Job) -> bool:
+        raise RuntimeError("the driver is gone")
+
+    farm.shepherd._gpu_clear = broken
+    farm.start("sh", "-c", "exit 3")
+    ended = farm.report()
+    assert (ended.code, ended.memory_held) == (3, True)
+    assert caplog.text.count("the driver is gone") <= 2  # in one traceback
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EAGAIN, errno.ENOMEM, errno.EMFILE])
@@ -389,7 +546,7 @@ def test_a_launch_that_found_no_room_may_be_repeated(
     job = farm.job("true")
     with monkeypatch.context() as patch:
         patch.setattr(farm.launcher, "_run_child", run)
-        with pytest.raises(NoRoom, match=os.strerror(code)):
+        with pytest.raises(NotNow, match=os.strerror(code)):
             farm.launch(job)
     assert farm.ended(farm.launch(job))["code"] == 0
 

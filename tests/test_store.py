@@ -26,6 +26,7 @@ import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import create_engine, text
@@ -547,7 +548,7 @@ def test_migrations_make_the_tables_that_the_code_has() -> None:
 NEXT = """
 from alembic import op
 import sqlalchemy as sa
-revision, down_revision = "0003", "0002"
+revision, down_revision = "9999", "HEAD"
 
 def upgrade():
     with op.batch_alter_table(
@@ -555,7 +556,7 @@ def upgrade():
     ) as jobs:
         jobs.add_column(sa.Column("color", sa.Text()))
     FAIL
-"""
+""".replace("HEAD", ScriptDirectory.from_config(migrate._config()).get_current_head() or "")
 
 
 @pytest.fixture
@@ -563,7 +564,7 @@ def next_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A release with one more migration, which copies a table that others refer to."""
     scripts = tmp_path / "migrations"
     shutil.copytree(Path(migrate.__file__).parent / "migrations", scripts)
-    script = scripts / "versions" / "0003_next.py"
+    script = scripts / "versions" / "9999_next.py"
     script.write_text(NEXT.replace("FAIL", ""))
     monkeypatch.setattr(migrate, "SCRIPTS", str(scripts))
     return script

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from carmad.daemon import supervisor
-from tests.attempts import Bench, until
+from tests.attempts import Bench, is_gone, until
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
@@ -40,13 +40,6 @@ def nobody() -> Iterator[tuple[Bench, pwd.struct_passwd]]:
 
 def identity(user: pwd.struct_passwd) -> dict[str, object]:
     return {"user": user.pw_name, "uid": user.pw_uid, "gid": user.pw_gid}
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return True
 
 
 @pytest.mark.parametrize("code", [0, 1, 42, 255])

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from carmad.core.decision import Decision
 from carmad.core.types import (
+    Cause,
     Estimate,
     Exit,
     Gpu,
@@ -67,6 +68,7 @@ class Exited:
     attempt: int
     exit: Exit
     ended_at: float | None = None  # when that was, if it was a while ago
+    stop: Cause | None = None  # why it was told to stop for good, as the attempt itself recorded
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ from carmad.core.ports import Policy, Predictor, Recovery
 from carmad.core.recurrence import group
 from carmad.core.states import advance
 from carmad.core.types import (
+    FOR_GOOD,
     Cause,
     Exit,
     Gpu,
@@ -307,6 +308,8 @@ class Scheduler:
         job = self.jobs.get(event.job)
         if job is None or not job.holds_gpus or job.attempt != event.attempt:
             return  # a stale or repeated report
+        if event.stop and job.stop not in FOR_GOOD:  # there was no room to record it before
+            job = self._stopping(job, event.stop)
         exit = explained(job, event.exit, self._fleet)
         at = min(event.at, event.ended_at or event.at)
         if job.stop in SENT_BACK and exit.cause is not Cause.SUCCESS:
@@ -336,7 +339,7 @@ class Scheduler:
             case Job(state=JobState.STARTING | JobState.RUNNING) as job:
                 self._stop(job, Cause.CANCELLED)
             case Job(state=JobState.STOPPING) as job if job.stop in SENT_BACK:
-                self._put(replace(job, stop=Cause.CANCELLED))
+                self._stop(job, Cause.CANCELLED)
             case _:
                 pass  # unknown, stopping or over: nothing left to cancel
 
@@ -493,9 +496,16 @@ class Scheduler:
         )
 
     def _stop(self, job: Job, cause: Cause) -> None:
-        stopping = advance(job, JobState.STOPPING, stop=cause)
+        self._actions.append(Stop(self._stopping(job, cause)))
+
+    def _stopping(self, job: Job, cause: Cause) -> Job:
+        """Of a job that was to be sent back, another cause is all that is new."""
+        if job.state is JobState.STOPPING:
+            stopping = replace(job, stop=cause)
+        else:
+            stopping = advance(job, JobState.STOPPING, stop=cause)
         self._put(stopping)
-        self._actions.append(Stop(stopping))
+        return stopping
 
     def _end(self, job: Job, state: JobState, exit: Exit, now: float) -> None:
         """And cancel the jobs that wait for it in vain, and those that wait for these."""

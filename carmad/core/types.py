@@ -62,6 +62,11 @@ class Cause(StrEnum):
     PROFILED = "profiled"  # its profiling run is over; it starts again in its turn
 
 
+# Stopped by its owner or by its limit, and so over: the attempt itself says so at its end, should
+# the job's row never have come to.
+FOR_GOOD = frozenset({Cause.CANCELLED, Cause.TIME_LIMIT})
+
+
 class AfterKind(StrEnum):
     OK = "afterok"
     ANY = "afterany"
@@ -327,6 +332,18 @@ class Job:
     @property
     def ended(self) -> bool:
         return self.state in ENDED
+
+    def shifted(self, by_s: float) -> Job:
+        """The same job by a clock that is ahead by so much. What its owner said of times, such as
+        when it may begin, is meant by the new one."""
+        run = self.profiling
+        return replace(
+            self,
+            submitted_at=self.submitted_at + by_s,
+            started_at=None if self.started_at is None else self.started_at + by_s,
+            kernels=tuple((gpu, at + by_s) for gpu, at in self.kernels),
+            profiling=run and replace(run, until=run.until + by_s),
+        )
 
     def attained_s(self, now: float) -> float:
         """How long it has run so far, in preempted attempts and in this one."""

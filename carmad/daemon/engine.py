@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 
 from carmad.core.history import History
-from carmad.core.messages import Action, Event, Sampled, Step
+from carmad.core.messages import Action, CancelRequested, Event, Sampled, Step, Stop
 from carmad.core.ports import World
 from carmad.core.scheduler import Scheduler
+from carmad.core.types import FOR_GOOD, JobId
 from carmad.daemon.inbox import Delivery, Inbox, Question
 from carmad.errors import CarmaError
 from carmad.loop import turn
@@ -23,7 +24,11 @@ COMPLAIN_EVERY_S = 60.0
 
 class Engine:
     """Runs until the inbox is closed. In this thread, `heard` is told what the core is about to be
-    fed, `committed` every step, and `restored` that the core was put to what is on disk."""
+    fed, `committed` every step, and `restored` that the core was put to what is on disk.
+
+    While the disk is full, a job is stopped for good without a commit: that is what makes room,
+    and the attempt itself keeps why until its end can be recorded.
+    """
 
     def __init__(
         self,
@@ -45,6 +50,8 @@ class Engine:
         self._restored = restored
         self._heard = heard
         self._kept: list[Delivery] = []  # news that could not be committed yet
+        self._keep_until = 0.0  # monotonic; when they are tried again, unless a request comes
+        self._stopped: dict[JobId, int] = {}  # the attempts that were stopped without a commit
         self._complain_at = 0.0  # monotonic
 
     def restore(self, history: History | None = None) -> None:
@@ -58,19 +65,30 @@ class Engine:
             deliveries, questions, go_on = self._inbox.take(timeout_s=RETRY_S)
             batch = [*self._kept, *deliveries]
             self._kept = []
-            if batch:
+            if not go_on or self._due(batch):
                 self._handle(batch)
+            else:
+                self._kept = [each for each in batch if not _only_samples(each)]
             for question in questions:
                 self._answer(question)
             self._alive()
 
+    def _due(self, batch: list[Delivery]) -> bool:
+        """Whoever asks is answered at once; but a full disk is not tried at every sample."""
+        return any(each.done for each in batch) or time.monotonic() >= self._keep_until
+
     def _handle(self, batch: list[Delivery]) -> None:
         """One step for the whole batch; if that fails, one each, to find who is to blame."""
+        if not batch:
+            return
         self._alive()
+        stops: list[Stop] = []
         try:
-            self._turn(batch)
+            self._turn(batch, stops)
         except StoreFull as error:  # nobody is to blame, and each try costs a reload
             self._reload()
+            self._keep_until = time.monotonic() + RETRY_S
+            self._stop_uncommitted(stops)
             for delivery in batch:
                 self._failed(delivery, error)
         except Exception as error:
@@ -83,26 +101,52 @@ class Engine:
             else:
                 self._failed(batch[0], error)
 
-    def _turn(self, batch: list[Delivery]) -> None:
+    def _turn(self, batch: list[Delivery], stops: list[Stop]) -> None:
+        """`stops` gets what a step that is not committed would stop for good."""
+
         def committed(step: Step) -> None:
+            self._stopped.clear()
+            self._keep_until = 0.0
             self._committed(step)
             for delivery in batch:
                 if delivery.done:
                     delivery.done.set_result(None)
 
+        def refused(step: Step) -> None:
+            for action in step.actions:
+                if isinstance(action, Stop) and action.job.stop in FOR_GOOD:
+                    stops.append(action)
+
         events = [event for delivery in batch for event in delivery.events]
         self._heard(events)
-        turn(self._scheduler, self._store, self._world, *events, committed=committed)
+        world, store = self._world, self._store
+        turn(self._scheduler, store, world, *events, committed=committed, refused=refused)
+
+    def _stop_uncommitted(self, stops: Sequence[Stop]) -> None:
+        """Each once, although every try comes to the same stops again."""
+        for stop in stops:
+            if self._stopped.get(stop.job.id) != stop.job.attempt:
+                self._stopped[stop.job.id] = stop.job.attempt
+                self._world.perform(stop)
 
     def _failed(self, delivery: Delivery, error: Exception) -> None:
-        if delivery.done:
+        if isinstance(error, StoreFull) and delivery.done and self._carried_out(delivery):
+            delivery.done.set_result(None)
+            if not _cancelled(delivery) <= set().union(*map(_cancelled, self._kept)):
+                self._kept.append(Delivery(delivery.events, None))
+        elif delivery.done:
             delivery.done.set_exception(error)
         elif isinstance(error, CarmaError):  # the disk is full: there will be room again
             self._complain(error)
-            if not all(isinstance(event, Sampled) for event in delivery.events):
-                self._kept.append(delivery)  # a fresh sample is worth more than an old one
+            if not _only_samples(delivery):
+                self._kept.append(delivery)
         else:
             log.critical("dropped news that the core cannot handle: %.2000r", delivery.events)
+
+    def _carried_out(self, delivery: Delivery) -> bool:
+        """Whether all that was asked for is done, and only not on record yet."""
+        cancelled = _cancelled(delivery)
+        return len(cancelled) == len(delivery.events) and cancelled <= self._stopped.keys()
 
     def _complain(self, error: CarmaError) -> None:
         """Not at every try: the log may be on that very disk."""
@@ -123,3 +167,12 @@ class Engine:
             question.answer.set_result(question.ask(self._scheduler))
         except Exception as error:  # noqa: BLE001 - whoever asked gets it
             question.answer.set_exception(error)
+
+
+def _only_samples(delivery: Delivery) -> bool:
+    """A fresh one is worth more than an old one."""
+    return all(isinstance(event, Sampled) for event in delivery.events)
+
+
+def _cancelled(delivery: Delivery) -> set[JobId]:
+    return {event.job for event in delivery.events if isinstance(event, CancelRequested)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -13,18 +12,9 @@ from typing import Any, TypeVar
 from carmad.core.messages import Event
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import JobId
+from carmad.daemon.clock import Clock
 
 T = TypeVar("T")
-
-
-class Clock:
-    """Wall-clock seconds that never jump: the wall is read once, then only counted on."""
-
-    def __init__(self) -> None:
-        self._offset = time.time() - time.monotonic()
-
-    def __call__(self) -> float:
-        return self._offset + time.monotonic()
 
 
 @dataclass(frozen=True, slots=True)

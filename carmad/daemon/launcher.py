@@ -7,30 +7,25 @@ for a job, and every call may be repeated after a crash.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from carmad.core.types import Job, JobId
+from carmad.core.types import FOR_GOOD, Job, JobId
 from carmad.daemon import supervisor
 from carmad.daemon.environment import REPORT_FD, command, log_paths
 from carmad.errors import CarmaError
 
+SYSTEMD_WITHIN_S = 30.0
+UNIT_EXISTS = ("already loaded", "already exists")  # as systemd puts it, now and formerly
 ATTEMPT_VARIABLE = "CARMA_ATTEMPT_DIR"  # in the job's environment: tells whose process it is
 
 
-# A fork bomb is enough for the last four, and is no fault of the job that is to start.
-NO_ROOM = frozenset(
-    {errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
-)
-
-
-class NoRoom(CarmaError):
-    """The disk is full, or memory, processes or open files have run out. Nothing was started, and
-    the same launch may be tried again."""
+class NotNow(CarmaError):
+    """The machine cannot start an attempt, for a reason that is not the job's: no room, nobody at
+    systemd's bus. The same launch may be tried again, also where it has succeeded unbeknown."""
 
 
 def attempt_dir(state_dir: Path, job: JobId, attempt: int) -> Path:
@@ -66,12 +61,11 @@ class Launcher:
     def launch(self, job: Job, env: Mapping[str, str]) -> None:
         """See to it that a supervisor runs the job's current attempt, and start it only once.
 
-        Raises NoRoom; any other CarmaError when the attempt can never start, or systemd refuses
-        the unit.
+        Raises NotNow; any other CarmaError when the attempt can never start.
         """
-        directory = attempt_dir(self._state_dir, job.id, job.attempt)
-        if (directory / supervisor.STARTED).exists():
+        if self.begun(job):
             return
+        directory = attempt_dir(self._state_dir, job.id, job.attempt)
         fields = launch_fields(job, {**env, ATTEMPT_VARIABLE: str(directory)}, self._kill_grace_s)
         self.reap()
         try:
@@ -83,28 +77,28 @@ class Launcher:
                 self._run_unit(job, directory)
             else:
                 self._run_child(directory)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            if isinstance(error, OSError) and error.errno in NO_ROOM:
-                hint = f"look for room on {self._state_dir}, in memory and among processes"
-                raise NoRoom(f"cannot start a supervisor: {error.strerror}", hint) from error
-            # It may be up, or still come up: then it is not to start the job, or to end it.
-            with contextlib.suppress(OSError):
-                self.stop(job, 0)
-            raise CarmaError(
-                f"cannot start the job's supervisor: {error}",
-                "the server may be out of memory, processes or disk; submit the job again",
-            ) from error
+        except OSError as error:
+            why = error.strerror or str(error)
+            hint = f"look for room on {self._state_dir}, in memory and among processes"
+            raise NotNow(f"cannot start a supervisor: {why}", hint) from error
 
     def stop(self, job: Job, grace_s: float) -> None:
         """SIGTERM to all the job's processes, SIGKILL after the grace; never lost, even when the
-        supervisor is only about to start."""
-        line = f"stop {grace_s}\n"
-        if self._tell(job, line):
+        supervisor is only about to start. Needs no room on the disk."""
+        cause = job.stop.value if job.stop in FOR_GOOD else ""
+        lines = f"because {cause}\nstop {grace_s}\n" if cause else f"stop {grace_s}\n"
+        if self._tell(job, lines):
             return
         directory = attempt_dir(self._state_dir, job.id, job.attempt)
         if directory.exists():
-            _write(directory / supervisor.STOP, b"")
-            self._tell(job, line)  # it may have come up meanwhile, and not seen the file
+            with contextlib.suppress(FileExistsError):
+                (directory / supervisor.STOP).symlink_to(cause or "-")
+            self._tell(job, lines)  # it may have come up meanwhile, and not seen the link
+
+    def begun(self, job: Job) -> bool:
+        """Whether a supervisor has taken up the job's current attempt, be it long ago."""
+        directory = attempt_dir(self._state_dir, job.id, job.attempt)
+        return (directory / supervisor.STARTED).exists()
 
     def signal(self, job: Job, signum: int) -> bool:
         """Send one signal to the job's processes. False: it has none (yet, or any more)."""
@@ -155,17 +149,23 @@ class Launcher:
         self._children.append(child)
 
     def _run_unit(self, job: Job, directory: Path) -> None:
-        asked = subprocess.run(
-            [*self._unit_options(job), *supervisor.command(str(directory))],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=30,
-        )
+        """Whatever systemd objects to, it objects to in every job's unit alike."""
+        hint = "see `systemctl status` and `journalctl -b -p err`"
+        try:
+            asked = subprocess.run(
+                [*self._unit_options(job), *supervisor.command(str(directory))],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=SYSTEMD_WITHIN_S,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise NotNow("systemd does not answer", hint) from error
+        said = asked.stderr.strip()
         # A second launch of the same attempt finds its unit there already: all is well.
-        if asked.returncode != 0 and "already" not in asked.stderr:
-            raise OSError(f"systemd-run: {asked.stderr.strip()}")
+        if asked.returncode != 0 and not any(words in said for words in UNIT_EXISTS):
+            raise NotNow(f"systemd starts no unit: {said[:300]}", hint)
 
     def _unit_options(self, job: Job) -> list[str]:
         properties = {

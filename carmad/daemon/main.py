@@ -22,11 +22,12 @@ from carmad.core.scheduler import Scheduler
 from carmad.core.types import JobSpec, JobState, Refusal
 from carmad.daemon import bounds, doctor, systemd
 from carmad.daemon.answers import VERSION
+from carmad.daemon.clock import Clock, boot_id, wall_ahead
 from carmad.daemon.engine import Engine
 from carmad.daemon.estimates import Answer, ask, guesses
 from carmad.daemon.experience import JOBS_PER_USER, Experience, driver_version
 from carmad.daemon.housekeeping import Housekeeping
-from carmad.daemon.inbox import Clock, Inbox
+from carmad.daemon.inbox import Inbox
 from carmad.daemon.launcher import Launcher, has_systemd
 from carmad.daemon.models import Models
 from carmad.daemon.monitor import Monitor
@@ -69,7 +70,7 @@ def run(options: argparse.Namespace) -> None:
     with contextlib.ExitStack() as stack:
         store = SqlStore.open(state_dir / "carma.db")
         stack.callback(store.close)
-        clock = Clock()
+        clock = Clock(store.keep_time(boot_id(), wall_ahead()))
         experience = Experience(settings, driver_version(), bounds.home())
         for user in store.users():
             ended_well = store.history(user=user, states=[JobState.SUCCEEDED], limit=JOBS_PER_USER)
@@ -187,11 +188,12 @@ def _estimate(
 
 
 def _take_over(scheduler: Scheduler, launcher: Launcher, world: DaemonWorld) -> None:
-    """What an earlier daemon left: attempts that still run, and records of those that ended."""
+    """What an earlier daemon left: attempts that still run, and records of those that ended. Those
+    that were about to start or stop are owed that, and are watched from then on."""
     for ended in launcher.launched() & scheduler.ended.keys():
         world.release(ended)
     for job in scheduler.jobs.values():
-        if job.holds_gpus:
+        if job.state is JobState.RUNNING:
             world.adopt(job)
     world.shepherd.start()
 

@@ -140,6 +140,7 @@ class Tree:
         self.main = main
         self.status: int | None = None  # of the main process, as wait() gives it
         self.stopped = False
+        self.cause = ""  # why, in the daemon's word
         self.interrupted = False
         self.cgroup = cgroup
         self._deadline: float | None = None  # monotonic; SIGKILL from then on
@@ -163,7 +164,9 @@ class Tree:
         """Carry out one line of `control`; a torn or unknown one changes nothing."""
         verb, _, value = line.partition(b" ")
         try:
-            if verb == b"stop":
+            if verb == b"because" and self.status is None:
+                self.cause = self.cause or value.decode("ascii", "replace")
+            elif verb == b"stop":
                 self.stopped = self.stopped or self.status is None
                 self.end(float(value))
             elif verb == b"signal":

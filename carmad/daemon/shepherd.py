@@ -7,8 +7,6 @@ a killed supervisor left running.
 from __future__ import annotations
 
 import contextlib
-import errno
-import json
 import logging
 import os
 import queue
@@ -17,12 +15,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from carmad.core.types import Job, JobId
-from carmad.daemon import supervisor
+from carmad.core.types import FOR_GOOD, Cause, Job, JobId
+from carmad.daemon import records, supervisor
+from carmad.daemon.clock import boot_id, boottime
 from carmad.daemon.launcher import ATTEMPT_VARIABLE, attempt_dir
 from carmad.daemon.process_tree import process_stat
 
@@ -30,15 +28,13 @@ START_WITHIN_S = 10.0  # a supervisor that has not begun by then never will
 CLEAR_WITHIN_S = 10.0  # how long a job's memory may take to leave its GPUs
 PAUSE_S = 0.05
 
-# These tell of our own distress, and nothing of the file or process that was asked for.
-SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How an attempt ended, and nothing of what that means. Times are Unix seconds."""
+    """How an attempt ended, and nothing of what that means. Times are Unix seconds: the start by
+    the wall, the end by the daemon's clock."""
 
     code: int | None = None  # of the main process; None when `signal` ended it
     signal: int | None = None
@@ -49,6 +45,7 @@ class Ended:
     started_at: float | None = None
     ended_at: float
     stopped: bool = False  # the daemon asked for it before the job ended by itself
+    cause: Cause | None = None  # why, if it was for good
     host_oom: bool | None = None  # the kernel's OOM killer struck; None: it cannot be known
     log_tail: str = ""  # the end of stdout, then of stderr
     memory_held: bool = False  # its GPU memory had not come back in the time that was given
@@ -59,10 +56,11 @@ class _Attempt:
     job: Job
     directory: Path
     since: float  # monotonic
-    started: dict[str, Any] = field(default_factory=dict)  # as the supervisor wrote it
+    started: records.Started | None = None
     pidfd: int | None = None
     ended: Ended | None = None
     clear_by: float = 0.0  # monotonic
+    stumbled: bool = False  # over it, and said so
 
 
 class Shepherd:
@@ -71,6 +69,7 @@ class Shepherd:
     `gpu_clear` says whether the job's memory has left its GPUs; an end is reported when it does,
     or after ten seconds. `reap` collects supervisors that were our children (`Launcher.reap`);
     `revoke(job)` forbids the attempt to a supervisor that is still to come (`Launcher.stop`).
+    `clock` is the daemon's.
     """
 
     def __init__(
@@ -81,12 +80,14 @@ class Shepherd:
         gpu_clear: Callable[[Job], bool] = lambda _job: True,
         reap: Callable[[], None] = lambda: None,
         revoke: Callable[[Job], None] = lambda _job: None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._state_dir = state_dir.absolute()
         self._on_exit = on_exit
         self._gpu_clear = gpu_clear
         self._reap = reap
         self._revoke = revoke
+        self._clock = clock
         self._arrivals: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._attempts: dict[tuple[JobId, int], _Attempt] = {}
         # Whose they are, by pid; read from other threads.
@@ -159,8 +160,9 @@ class Shepherd:
             try:
                 self._tend(attempt, attempt.pidfd in ready)
             except Exception:  # it is not to keep the others from being looked after
-                log.exception("the shepherd stumbled over job %d", attempt.job.id)
-                stumbled = True
+                if not attempt.stumbled:
+                    log.exception("the shepherd stumbled over job %d", attempt.job.id)
+                attempt.stumbled = stumbled = True
         if stumbled:
             time.sleep(1.0)
 
@@ -174,7 +176,12 @@ class Shepherd:
 
     def _look(self, attempt: _Attempt) -> None:
         """Find the attempt's supervisor and hold on to it, or learn that it has ended."""
-        started = _read_json(attempt.directory / supervisor.STARTED)
+        try:
+            started = records.started(attempt.directory)
+        except ValueError as error:  # whoever wrote it cannot be found: it is as good as gone
+            log.error("job %d: who supervises it is not to be read: %s", attempt.job.id, error)
+            self._end(attempt, self._read_end(attempt))
+            return
         if started is None:
             if time.monotonic() > attempt.since + START_WITHIN_S:
                 self._give_up(attempt)
@@ -182,26 +189,26 @@ class Shepherd:
         attempt.started = started
         attempt.pidfd = _grasp(started)
         if attempt.pidfd is None:
-            self._end(attempt, _read_end(attempt))
+            self._end(attempt, self._read_end(attempt))
         else:
             self._poller.register(attempt.pidfd, select.POLLIN)
-            self._supervisors[started["pid"]] = (attempt.job.id, attempt.job.attempt)
+            self._supervisors[started.pid] = (attempt.job.id, attempt.job.attempt)
 
     def _give_up(self, attempt: _Attempt) -> None:
         """Report that none began, unless one does this very moment."""
         self._revoke(attempt.job)
         if not (attempt.directory / supervisor.STARTED).exists():
-            self._end(attempt, Ended(never_started=True, ended_at=time.time()))
+            self._end(attempt, Ended(never_started=True, ended_at=self._clock()))
 
     def _lay_down(self, attempt: _Attempt) -> None:
         """The supervisor is gone: read what it left."""
-        assert attempt.pidfd is not None
+        assert attempt.pidfd is not None and attempt.started is not None
         self._poller.unregister(attempt.pidfd)
         os.close(attempt.pidfd)
         attempt.pidfd = None
-        del self._supervisors[attempt.started["pid"]]
+        del self._supervisors[attempt.started.pid]
         self._reap()
-        self._end(attempt, _read_end(attempt))
+        self._end(attempt, self._read_end(attempt))
 
     def _end(self, attempt: _Attempt, ended: Ended) -> None:
         attempt.ended = ended
@@ -210,21 +217,55 @@ class Shepherd:
     def _clear(self, attempt: _Attempt) -> None:
         """Report the end once nothing of the attempt is left, or waiting longer helps nobody."""
         assert attempt.ended is not None
-        left = attempt.ended.lost and _kill_leftovers(attempt.directory)
-        held = not self._gpu_clear(attempt.job)
-        if time.monotonic() < attempt.clear_by and (left or held):
-            return
-        ended = replace(attempt.ended, memory_held=held)
-        self._on_exit(attempt.job.id, attempt.job.attempt, ended)
-        del self._attempts[attempt.job.id, attempt.job.attempt]
+        late = time.monotonic() >= attempt.clear_by
+        try:
+            left = attempt.ended.lost and _kill_leftovers(attempt.directory)
+            held = not self._gpu_clear(attempt.job)
+        except Exception:
+            if not late:
+                raise
+            left = held = True
+        if late or not (left or held):
+            ended = replace(attempt.ended, memory_held=held)
+            self._on_exit(attempt.job.id, attempt.job.attempt, ended)
+            del self._attempts[attempt.job.id, attempt.job.attempt]
+
+    def _read_end(self, attempt: _Attempt) -> Ended:
+        started = attempt.started
+        try:
+            record = records.exited(attempt.directory)
+        except ValueError as error:
+            log.error("job %d: how it ended is not to be read: %s", attempt.job.id, error)
+            record = None
+        if record is None:
+            started_at = started.at if started else None
+            return Ended(lost=True, started_at=started_at, ended_at=self._clock())
+        ended_at = record.ended_at
+        if record.ended_boot_s and started and started.boot_id == boot_id():
+            ended_at = self._clock() - max(0.0, boottime() - record.ended_boot_s)
+        kills = record.host_oom_kills
+        return Ended(
+            code=record.code,
+            signal=record.signal,
+            error=record.error,
+            hint=record.hint,
+            # A job that ended well while the system went down has ended well.
+            lost=record.interrupted and not record.stopped and record.code != 0,
+            started_at=record.started_at,
+            ended_at=ended_at,
+            stopped=record.stopped,
+            cause=next((cause for cause in FOR_GOOD if cause == record.cause), None),
+            host_oom=None if kills is None else kills > 0,
+            log_tail=records.tail(attempt.directory),
+        )
 
 
-def _grasp(started: dict[str, Any]) -> int | None:
+def _grasp(started: records.Started) -> int | None:
     """A pidfd of that supervisor; None when it is gone. Raises OSError when we cannot tell."""
     try:
-        pidfd = os.pidfd_open(started["pid"])
+        pidfd = os.pidfd_open(started.pid)
     except OSError as error:
-        if error.errno in SHORTAGES:
+        if error.errno in records.SHORTAGES:
             raise
         return None
     alive = False
@@ -237,55 +278,10 @@ def _grasp(started: dict[str, Any]) -> int | None:
     return pidfd if alive else None
 
 
-def _is_alive(started: dict[str, Any]) -> bool:
+def _is_alive(started: records.Started) -> bool:
     """Whether the pid still is that supervisor: same boot, same start, not a zombie."""
-    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    found = process_stat(started["pid"])
-    return (
-        started["boot_id"] == boot_id and found is not None and found[1] == started["start_ticks"]
-    )
-
-
-def _read_end(attempt: _Attempt) -> Ended:
-    record = _read_json(attempt.directory / supervisor.EXIT)
-    if record is None:
-        return Ended(lost=True, started_at=attempt.started["at"], ended_at=time.time())
-    kills = record["host_oom_kills"]
-    return Ended(
-        code=record["code"],
-        signal=record["signal"],
-        error=record["error"],
-        hint=record["hint"],
-        # A job that ended well while the system went down has ended well.
-        lost=record["interrupted"] and not record["stopped"] and record["code"] != 0,
-        started_at=record["started_at"],
-        ended_at=record["ended_at"],
-        stopped=record["stopped"],
-        host_oom=None if kills is None else kills > 0,
-        log_tail=_read_tail(attempt.directory),
-    )
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    try:
-        value = json.loads(path.read_bytes())
-    except OSError as error:
-        if error.errno in SHORTAGES:
-            raise
-        return None
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def _read_tail(directory: Path) -> str:
-    """The log's end as a terminal would show it: a progress bar leaves its last state."""
-    try:
-        raw = (directory / supervisor.TAIL).read_bytes()
-    except OSError:
-        return ""
-    lines = raw.decode("utf-8", "replace").split("\n")
-    return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in lines)
+    found = process_stat(started.pid)
+    return started.boot_id == boot_id() and found is not None and found[1] == started.start_ticks
 
 
 def _processes_of(directory: Path) -> Iterator[int]:

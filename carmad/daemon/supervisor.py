@@ -7,15 +7,18 @@ import, so `signal` and `json` come in after the fork. In the attempt directory:
 - `lock`     held (flock) for as long as a supervisor lives
 - `started`  JSON: pid, start_ticks, boot_id, at. On disk before the job is forked; where it exists,
              no supervisor starts the job again
-- `control`  FIFO; lines `signal NUMBER` and `stop GRACE_S`
-- `stop`     where it exists, the job is not started: a stop that came before we read `control`
+- `control`  FIFO; lines `signal NUMBER`, `stop GRACE_S` and, before a stop, `because CAUSE`: a line
+             of its own, as supervisors of 0.1.0 pass over what they do not know
+- `stop`     where it exists, the job is not started: a stop that came before we read `control`.
+             A symbolic link to nowhere, its target the cause: a full disk has room for one
 - `tail`     the last 64 KiB of each log
-- `exit`     JSON: code, signal, error, hint, started_at, ended_at, host_oom_kills,
-             stopped (by the daemon), interrupted (by a SIGTERM to us: the machine goes down).
+- `exit`     JSON: code, signal, error, hint, started_at, ended_at, ended_boot_s (seconds since the
+             boot), host_oom_kills, stopped (by the daemon), cause (why, if it said so),
+             interrupted (by a SIGTERM to us: the machine goes down).
              Written once no descendant of the job is left
 """
 # pathlib and contextlib would cost more to import than this program takes to start a job:
-# ruff: noqa: PTH104, PTH110, PTH118, PTH120, SIM105
+# ruff: noqa: PTH104, PTH110, PTH115, PTH118, PTH120, SIM105
 
 from __future__ import annotations
 
@@ -300,10 +303,17 @@ def read_tails(launch: Launch) -> bytes:
         if not data:
             os.waitpid(pid, 0)
             break
-        tails += data
+        tails = (tails + data)[: 2 * TAIL_BYTES]
     else:
         os.kill(pid, SIGKILL)
     return tails
+
+
+def why_stopped() -> str:
+    try:
+        return os.readlink(STOP)
+    except OSError:  # a file: an earlier release's
+        return ""
 
 
 def keep(name: str, data: bytes) -> None:
@@ -349,8 +359,9 @@ def supervise() -> None:
     killed_by: int | None = None
     tree = Tree(0, job_cgroup(unit))
     # `control` is open, so a stop is either here by now or will come through the FIFO.
-    if os.path.exists(STOP):
+    if os.path.lexists(STOP):
         tree.stopped, killed_by = True, SIGTERM
+        tree.cause = why_stopped()
     else:
         tree.main, report = start_job(launch, tree.cgroup)
         error = watch(tree, control, report, launch.grace_s).decode("utf-8", "replace")
@@ -375,10 +386,12 @@ def supervise() -> None:
         "hint": hint,
         "started_at": started_at,
         "ended_at": time.time(),
+        "ended_boot_s": time.clock_gettime(time.CLOCK_BOOTTIME),
         "host_oom_kills": (
             None if kills_before is None or kills_after is None else kills_after - kills_before
         ),
         "stopped": tree.stopped,
+        "cause": tree.cause,
         "interrupted": tree.interrupted,
     }
     keep(EXIT, json.dumps(record).encode() + b"\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -21,21 +22,33 @@ from carmad.core.messages import (
     Stop,
     Wake,
 )
-from carmad.core.types import Cause, Estimate, Exit, Job, JobId, JobSpec, Mode, Refusal
+from carmad.core.types import (
+    FOR_GOOD,
+    Cause,
+    Estimate,
+    Exit,
+    Job,
+    JobId,
+    JobSpec,
+    Mode,
+    Refusal,
+)
 from carmad.daemon.environment import job_environment
 from carmad.daemon.estimates import Estimates
 from carmad.daemon.inbox import Inbox
-from carmad.daemon.launcher import Launcher, NoRoom
+from carmad.daemon.launcher import Launcher, NotNow
 from carmad.daemon.monitor import Monitor
 from carmad.daemon.shepherd import Ended, Shepherd
 from carmad.errors import CarmaError
 from carmad.gpu.mps import Mps
 from carmad.store.sql import StoreFull
-from recovery.classify import classify
+from recovery.classify import classify, head
 
 log = logging.getLogger(__name__)
 
-ROOM_AFTER_S = 5.0  # when a launch that a full disk prevented is tried again
+# When a launch is tried again that the machine could not make: at first, and at most.
+AGAIN_AFTER_S, AGAIN_AFTER_AT_MOST_S = 1.0, 60.0
+MOST_SAID = 2000  # characters of why a launch failed: a path in it may be long
 BEFORE_THE_KILL_S = 1.0  # an MPS client leaves its server this long before it is killed
 
 
@@ -66,7 +79,10 @@ class DaemonWorld:
         self._extra_env = extra_env
         self._hands = ThreadPoolExecutor(1, thread_name_prefix="hands")
         self._estimates = Estimates(estimate, self._estimated)
-        self._postponed: dict[JobId, Job] = {}  # launches to be tried again; for the hands alone
+        # Launches to be tried again, and what is in their way. For the hands alone.
+        self._postponed: OrderedDict[JobId, Job] = OrderedDict()
+        self._outage: CarmaError | None = None
+        self._again_after_s = AGAIN_AFTER_S
         self.monitor: Monitor | None = None
         self.shepherd = Shepherd(
             state_dir,
@@ -74,6 +90,7 @@ class DaemonWorld:
             gpu_clear=self._memory_gone,
             reap=launcher.reap,
             revoke=lambda job: launcher.stop(job, 0),
+            clock=inbox.clock,
         )
 
     def perform(self, action: Action) -> None:
@@ -124,6 +141,9 @@ class DaemonWorld:
                 self.shepherd.watch(action.job)  # it will say so if none started
 
     def _launch(self, job: Job) -> None:
+        if self._outage:  # a try may take half a minute, and stops wait behind it
+            self._postpone(job, self._outage)
+            return
         pipe = logs = None
         if job.mode is Mode.MPS and self._mps:
             try:
@@ -135,7 +155,8 @@ class DaemonWorld:
             whole = replace(job, spec=self._whole(job.spec))
             env = job_environment(whole, job.gpus, mps_pipe=pipe, mps_log=logs)
             self._launcher.launch(job, env | self._extra_env)
-        except (NoRoom, StoreFull) as error:
+        except (NotNow, StoreFull) as error:
+            self._begin_outage(error)
             self._postpone(job, error)
         except CarmaError as error:
             self._report(job.id, job.attempt, _not_launched(error.message, error.hint))
@@ -144,27 +165,49 @@ class DaemonWorld:
 
     def _postpone(self, job: Job, error: CarmaError) -> None:
         """Failing it would fail the whole queue, one job after the other."""
-        log.error("job %d starts later: %s; %s", job.id, error, error.hint)
-        self._notice(job.id, f"could not start at once: {error}")
+        if job.id not in self._postponed:
+            self._notice(job.id, f"could not start at once: {error}; it is tried again")
         self._postponed[job.id] = job
-        timer = Timer(ROOM_AFTER_S, self._try_again, (job,))
+
+    def _begin_outage(self, error: CarmaError) -> None:
+        if not self._postponed:
+            log.error("jobs start later: %s; %s", error, error.hint)
+        self._outage = error
+        timer = Timer(self._again_after_s, self._later, (self._try_again,))
         timer.daemon = True
         timer.start()
+        self._again_after_s = min(2 * self._again_after_s, AGAIN_AFTER_AT_MOST_S)
 
-    def _try_again(self, job: Job) -> None:
-        def launch() -> None:
-            if self._postponed.get(job.id) is job:  # else: stopped meanwhile
-                del self._postponed[job.id]
-                self._do(Launch(job))
+    def _try_again(self) -> None:
+        """One launch tells whether the outage is over. Should it be that job's alone, the next
+        try is another's."""
+        self._outage = None
+        if not self._postponed:
+            self._again_after_s = AGAIN_AFTER_S
+            return
+        id, job = next(reversed(self._postponed.items()))
+        self._do(Launch(job))
+        if self._outage:
+            self._postponed.move_to_end(id, last=False)
+        else:
+            self._again_after_s = AGAIN_AFTER_S
+            del self._postponed[id]
+            if not self._postponed:
+                log.info("jobs start again")
+            self._later(self._try_again)
 
+    def _later(self, do: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # closed: the next daemon does it
-            self._hands.submit(launch)
+            self._hands.submit(do)
 
     def _stop(self, job: Job) -> None:
-        if self._postponed.pop(job.id, None) is not None:
-            self._report(job.id, job.attempt, Exit(Cause.LOST, evidence="it was not started yet"))
-            return
+        waited = self._postponed.pop(job.id, None) is not None
         self._launcher.stop(job, self._kill_grace_s)
+        if waited and not self._launcher.begun(job):
+            exit = Exit(Cause.LOST, evidence="it was not started yet")
+            stop = job.stop if job.stop in FOR_GOOD else None
+            self._report(job.id, job.attempt, exit, stop=stop)
+            return
         self.shepherd.watch(job)
         if job.mode is Mode.MPS and self._mps:
             # A kill in the middle of a kernel could take the other clients down with it.
@@ -188,29 +231,44 @@ class DaemonWorld:
             log.warning("GPU memory of job %d has not come back after its end", job)
             note = "its GPU memory had not come back when its processes were gone"
             self._notice(job, note)
-        if ended.error:
-            exit = _not_launched(ended.error, ended.hint)
-        elif ended.lost or ended.never_started:
-            exit = Exit(Cause.LOST, evidence="its supervisor is gone: a reboot, or it was killed")
-        else:
-            exit = classify(
-                ended.code,
-                ended.signal,
-                ended.log_tail,
-                host_oom=ended.host_oom,
-                gpu_full=self.monitor is not None and self.monitor.was_full(job),
-            )
+        try:
+            exit = self._judged(job, ended)
+        except Exception:  # it is over all the same, and its GPUs are free
+            log.exception("cannot tell why job %d ended", job)
+            exit = Exit(Cause.FAILURE, ended.code, ended.signal)
         if ended.stopped and exit.cause is Cause.SUCCESS:
             # One that saves its work when it is told to stop, and then ends well, is not done.
             exit = replace(exit, cause=Cause.CANCELLED)
-        self._report(job, attempt, exit, ended.ended_at)
+        self._report(job, attempt, exit, ended.ended_at, ended.cause)
 
-    def _report(self, job: JobId, attempt: int, exit: Exit, at: float | None = None) -> None:
-        self._inbox.post(Exited(self._inbox.clock(), job, attempt, exit, at))
+    def _judged(self, job: JobId, ended: Ended) -> Exit:
+        if ended.error:
+            return _not_launched(ended.error, ended.hint)
+        if ended.lost or ended.never_started:
+            return Exit(Cause.LOST, evidence="its supervisor is gone: a reboot, or it was killed")
+        return classify(
+            ended.code,
+            ended.signal,
+            ended.log_tail,
+            host_oom=ended.host_oom,
+            gpu_full=self.monitor is not None and self.monitor.was_full(job),
+        )
+
+    def _report(
+        self,
+        job: JobId,
+        attempt: int,
+        exit: Exit,
+        at: float | None = None,
+        stop: Cause | None = None,
+    ) -> None:
+        self._inbox.post(Exited(self._inbox.clock(), job, attempt, exit, at, stop))
 
     def _notice(self, job: JobId, note: str) -> None:
         self._inbox.post(Noticed(self._inbox.clock(), job, note))
 
 
 def _not_launched(message: str, hint: str) -> Exit:
-    return Exit(Cause.LAUNCH_FAILED, evidence=f"{message}; {hint}" if hint else message)
+    """Part of it may be what the job's own shell said."""
+    evidence = head(f"{message}; {hint}" if hint else message, most=MOST_SAID)
+    return Exit(Cause.LAUNCH_FAILED, evidence=evidence)

@@ -26,7 +26,7 @@ from carmad.core.types import ENDED, Environment, GpuSample, Job, JobId, JobSpec
 from carmad.errors import CarmaError
 from carmad.store import backups, codec, environments, migrate, retention, statistics
 from carmad.store.database import DatabaseErrors, StoreFull, connect, damaged, explain
-from carmad.store.tables import DECISIONS, DRAINS, EVENTS, JOBS, SAMPLES, TRANSITIONS
+from carmad.store.tables import CLOCK, DECISIONS, DRAINS, EVENTS, JOBS, SAMPLES, TRANSITIONS
 from carmad.store.values import (
     LoggedEvent,
     Purged,
@@ -41,11 +41,13 @@ __all__ = ["SqlStore", "StoreFull"]
 _LIVE = [state.value for state in JobState if state not in ENDED]
 _MOST_READ = 64 << 20  # letters of jobs' bodies at a time
 _VERSION_BYTES = 256  # what tells of a change of a job: an event, a transition
+SET_S = 1.0  # a wall clock that is off by less was read at another moment, and not set
 
 # SQLAlchemy compiles each of these once. Ids travel as one JSON list: an IN has a limit.
 _GIVEN_IDS = select(func.json_each(bindparam("ids")).table_valued("value").c.value)
 _STATES = select(JOBS.c.id, JOBS.c.state).where(JOBS.c.id.in_(_GIVEN_IDS))
 _BODIES = select(JOBS.c.body).where(JOBS.c.id.in_(_GIVEN_IDS)).order_by(JOBS.c.id)
+_LIVE_BODIES = select(JOBS.c.body).where(JOBS.c.state.in_(_LIVE)).order_by(JOBS.c.id)
 _INSERT_JOB = insert(JOBS)
 _NEW = _INSERT_JOB.excluded
 _UPSERT_JOB = _INSERT_JOB.on_conflict_do_update(
@@ -138,6 +140,28 @@ class SqlStore:
             with self._transaction() as connection:
                 connection.execute(_REPLACE_SAMPLE, rows)
 
+    def keep_time(self, boot_id: str, ahead_s: float) -> float:
+        """How far the daemon's clock is to be ahead of the time since that boot, in seconds.
+
+        `ahead_s` is how far the wall clock is. If it was set since an earlier daemon of this boot
+        read it, jobs that have not ended are given their instants anew, as if it had always shown
+        what it shows now: so what has passed since stays the same. Else, and where there is no room
+        to record that, the earlier daemon's time goes on.
+        """
+        with self._transaction() as connection:
+            known = connection.scalar(select(CLOCK.c.ahead_s).where(CLOCK.c.boot_id == boot_id))
+        if known is not None and abs(ahead_s - known) < SET_S:
+            return known
+        try:
+            with self._transaction() as connection:
+                if known is not None:
+                    self._shift(connection, ahead_s - known)
+                connection.execute(delete(CLOCK))
+                connection.execute(insert(CLOCK).values(boot_id=boot_id, ahead_s=ahead_s))
+        except StoreFull:
+            return ahead_s if known is None else known
+        return ahead_s
+
     def purge(self, now: float, keep: Retention) -> Purged:
         """Forget what is older than it need be kept. Jobs take their history with them."""
         return retention.purge(self._transaction, now, keep)
@@ -163,7 +187,6 @@ class SqlStore:
     # -- reading
 
     def restore(self) -> Restored:
-        live = select(JOBS.c.body).where(JOBS.c.state.in_(_LIVE)).order_by(JOBS.c.id)
         ended = (
             select(JOBS.c.id, JOBS.c.state)
             .where(JOBS.c.ended_at.is_not(None))
@@ -171,7 +194,7 @@ class SqlStore:
             .limit(ENDED_REMEMBERED)
         )
         with self._transaction() as connection:
-            jobs = connection.scalars(live).all()
+            jobs = connection.scalars(_LIVE_BODIES).all()
             ends = connection.execute(ended).all()
             drains = connection.execute(select(DRAINS).order_by(DRAINS.c.gpu)).mappings().all()
             last_id = connection.scalar(
@@ -328,6 +351,11 @@ class SqlStore:
             with self._transaction() as connection:  # no `_reading`: a launch waits for no listing
                 last = self._last_read = named.id, environments.read(connection, named)
         return last[1]
+
+    def _shift(self, connection: Connection, by_s: float) -> None:
+        bodies = connection.scalars(_LIVE_BODIES).all()
+        if rows := [_job_row(codec.decode_job(body).shifted(by_s)) for body in bodies]:
+            connection.execute(_UPSERT_JOB, rows)
 
     def _read_jobs(self, query: Select[str], values: Mapping[str, str]) -> list[Job]:
         """As many as `_MOST_READ` allows: a command may be long, and a listing have 10,000."""

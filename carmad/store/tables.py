@@ -110,6 +110,14 @@ DRAINS = Table(
     Column("at", Float, nullable=False),
 )
 
+# One row: what the instants in the other tables were read off.
+CLOCK = Table(
+    "clock",
+    METADATA,
+    Column("boot_id", Text, primary_key=True),
+    Column("ahead_s", Float, nullable=False),  # Unix seconds minus seconds since that boot
+)
+
 SAMPLES = Table(
     "samples",
     METADATA,

@@ -12,12 +12,13 @@ from carmad.api.requests import SelectIn
 from carmad.api.responses import SCHEMA, ResultOut, ResultsOut
 from carmad.api.select import Selection, parse_selection
 from carmad.core.messages import CancelRequested, Event, HoldRequested, RequeueRequested
-from carmad.core.types import Job, JobState
+from carmad.core.types import Job, JobId, JobState
 from carmad.daemon import lookup
 from carmad.daemon.answers import PROBLEMS, Asked, Call, answer, not_yours
 from carmad.daemon.intake import require_room
 from carmad.daemon.problems import Forbidden, NotFound
 from carmad.errors import CarmaError
+from carmad.store.sql import StoreFull
 
 router = APIRouter(
     prefix="/v1",
@@ -107,10 +108,34 @@ async def _act(call: Call, body: SelectIn, act: Act) -> Response:
     ]
     if again := [event.job.spec for event in events if isinstance(event, RequeueRequested)]:
         await require_room(call.service, call.peer, again)
-    if events:
-        await call.service.request(*events)
+    # A full disk does not keep a job from being stopped: that is not to fail with the rest.
+    holding = {job.id for job in jobs if job.holds_gpus}
+    stops, rest = _parted(events, holding)
+    if stops:
+        await call.service.request(*stops)
+    if rest:
+        try:
+            await call.service.request(*rest)
+        except StoreFull as error:
+            if not stops:
+                raise
+            failed = {event.job for event in rest if isinstance(event, CancelRequested)}
+            results = [
+                {**each, "ok": False, "message": error.message} if each["id"] in failed else each
+                for each in results
+            ]
     out: ResultsOut = {"schema": SCHEMA, "results": results}
     return answer(out)
+
+
+def _parted(events: list[Event], holding: set[JobId]) -> tuple[list[Event], list[Event]]:
+    """The cancels of jobs that hold GPUs, and all else."""
+    stops: list[Event] = []
+    rest: list[Event] = []
+    for event in events:
+        stop = isinstance(event, CancelRequested) and event.job in holding
+        (stops if stop else rest).append(event)
+    return stops, rest
 
 
 async def _chosen(call: Call, selection: Selection, user: str | None) -> list[Job]:

@@ -1,0 +1,94 @@
+"""What a supervisor wrote into its attempt's directory, read by somebody who trusts nothing.
+
+A record is sound as a whole or it is none: no reader has to expect an odd one.
+"""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+from pydantic import ConfigDict, Field, TypeAdapter, with_config
+
+from carmad.daemon import supervisor
+
+T = TypeVar("T")
+
+# These tell of our own distress, and nothing of the file or process that was asked for.
+SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+MOST_BYTES = 1 << 20  # of a record: a supervisor writes some kilobytes
+TAIL_BYTES = 2 * supervisor.TAIL_BYTES  # both logs' ends
+
+_SOUND = ConfigDict(strict=True, allow_inf_nan=False)
+_Seconds = Annotated[float, Field(ge=0, lt=1e11)]  # whoever shows a time can show these
+_Text = Annotated[str, Field(max_length=2 * supervisor.REPORT_BYTES)]
+
+
+@with_config(_SOUND)
+@dataclass(frozen=True, slots=True)
+class Started:
+    """That an attempt was begun, and by which process."""
+
+    pid: Annotated[int, Field(ge=1, lt=1 << 31)]
+    start_ticks: Annotated[int, Field(ge=0, lt=1 << 63)]
+    boot_id: _Text
+    at: _Seconds
+
+
+@with_config(_SOUND)
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """How an attempt ended. The last two are not in a record of release 0.1.0."""
+
+    code: Annotated[int, Field(ge=0, le=255)] | None
+    signal: Annotated[int, Field(ge=1, le=64)] | None
+    error: _Text
+    hint: _Text
+    started_at: _Seconds
+    ended_at: _Seconds
+    host_oom_kills: Annotated[int, Field(lt=1 << 63)] | None
+    stopped: bool
+    interrupted: bool
+    ended_boot_s: _Seconds | None = None
+    cause: _Text = ""
+
+
+_STARTED = TypeAdapter(Started)
+_EXITED = TypeAdapter(Exited)
+
+
+def started(directory: Path) -> Started | None:
+    """None: there is no record. Raises ValueError for one that is not sound."""
+    return _read(directory / supervisor.STARTED, _STARTED)
+
+
+def exited(directory: Path) -> Exited | None:
+    """None: there is no record. Raises ValueError for one that is not sound."""
+    return _read(directory / supervisor.EXIT, _EXITED)
+
+
+def tail(directory: Path) -> str:
+    """The log's end as a terminal would show it: a progress bar leaves its last state."""
+    text = (_bytes(directory / supervisor.TAIL, TAIL_BYTES) or b"").decode("utf-8", "replace")
+    if "\r" not in text:
+        return text
+    return "\n".join(
+        line.rstrip("\r").rpartition("\r")[2] if "\r" in line else line for line in text.split("\n")
+    )
+
+
+def _read(path: Path, adapter: TypeAdapter[T]) -> T | None:
+    data = _bytes(path, MOST_BYTES)
+    return None if data is None else adapter.validate_json(data)
+
+
+def _bytes(path: Path, most: int) -> bytes | None:
+    try:
+        with path.open("rb") as file:
+            return file.read(most)
+    except OSError as error:
+        if error.errno in SHORTAGES:
+            raise
+        return None
