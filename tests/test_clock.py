@@ -98,7 +98,7 @@ class Machine:
         self.restart()
 
 
-@pytest.mark.parametrize("by", [2 * HOUR, -2 * HOUR, 0.0, 1.7e9, -1.69e9])
+@pytest.mark.parametrize("by", [2 * HOUR, -2 * HOUR, 0.0, 8e8, -8e8])
 def test_a_time_limit_counts_what_has_passed_and_not_what_the_wall_says(
     tmp_path: Path, by: float
 ) -> None:
@@ -108,7 +108,7 @@ def test_a_time_limit_counts_what_has_passed_and_not_what_the_wall_says(
     machine.restart(wall_set_by=by)
     assert machine.now == pytest.approx(machine.wall_ahead_s + machine.up_s)
     assert machine.passes(HOUR - 10).state is JobState.RUNNING
-    machine.restart(wall_set_by=-by)
+    machine.restart(wall_set_by=by)
     assert machine.passes(4).state is JobState.RUNNING
     assert machine.passes(2).state is JobState.STOPPING
 
