@@ -160,6 +160,29 @@ def test_a_job_that_alone_cannot_be_started_keeps_no_other_waiting(
     assert machine.ends(2).keys() == {2, 3}
 
 
+def test_an_outage_that_follows_upon_another_is_waited_for_by_one_timer(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting: list[Any] = []
+    monkeypatch.setattr(Soon, "start", lambda timer: waiting.append(timer))
+    machine.fail(1)
+    for id in (1, 2, 3):
+        machine.world.perform(Launch(machine.job(id)))
+    until(lambda: waiting, "a timer")
+
+    def recover_for_a_moment() -> None:
+        machine.world._try_again()  # one starts, and the next is in line to go on
+        machine.fail(1)
+        machine.world._do(Launch(machine.job(4)))
+
+    machine.world._hands.submit(recover_for_a_moment).result(20)
+    machine.world._hands.submit(lambda: None).result(20)
+    assert len(waiting) == 2
+    assert len(machine.asked()) == 3
+    waiting.pop()._due()
+    assert machine.ends(4).keys() == {1, 2, 3, 4}
+
+
 def test_what_the_job_itself_caused_is_final(machine: Machine) -> None:
     machine.world.perform(Launch(machine.job(1, env=(("A", "b\0c"),))))
     assert machine.ends(1)[JobId(1)].exit.cause is Cause.LAUNCH_FAILED
