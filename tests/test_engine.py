@@ -1,6 +1,9 @@
 """The thread that owns the core: batches, failed commits, and questions in between."""
 
+import math
 import threading
+from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
@@ -13,7 +16,9 @@ from carmad.core.messages import (
     Exited,
     Launch,
     Sampled,
+    Stop,
     Submitted,
+    Tick,
 )
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import Cause, Exit, GpuSample, JobId, JobState
@@ -21,7 +26,7 @@ from carmad.daemon.clock import Clock
 from carmad.daemon.engine import Engine
 from carmad.daemon.inbox import Delivery, Inbox
 from carmad.store.sql import SqlStore, StoreFull
-from carmad.testing import a_gpu, a_spec
+from carmad.testing import a_gpu, a_job, a_spec
 from policies import builtin
 from recovery import ladder
 
@@ -34,6 +39,7 @@ class World:
     def __init__(self, inbox):
         self.inbox = inbox
         self.launched = []
+        self.stopped = []
 
     def perform(self, action):
         match action:
@@ -41,6 +47,8 @@ class World:
                 self.inbox.post(Estimated(0.0, job.id, None))
             case Launch(job):
                 self.launched.append((job.id, job.attempt))
+            case Stop(job):
+                self.stopped.append((job.id, job.attempt, job.stop))
 
 
 class FullStore:
@@ -51,12 +59,15 @@ class FullStore:
         self.full = False
         self.commits = 0
         self.restores = 0
+        self.ballast = ()  # goes into every step
 
     def commit(self, step):
         if self.full and step.jobs:
             raise StoreFull("the disk is full", "make room")
-        self.commits += 1
+        if step.jobs:
+            step = replace(step, jobs=(*step.jobs, *self.ballast))
         self.store.commit(step)
+        self.commits += 1
 
     def restore(self):
         self.restores += 1
@@ -79,9 +90,30 @@ class Daemon:
         self.inbox.post(Sampled(0.0, (GpuSample(GPU.id, 0.0, 0, 40_960),)))
         self.thread.start()
 
-    def submit(self):
+    def submit(self, **spec):
         id = self.inbox.next_ids(1)
-        return id, self.inbox.request(Submitted(1.0, id, (a_spec(),)))
+        return id, self.inbox.request(Submitted(1.0, id, (a_spec(**spec),)))
+
+    def start(self, **spec):
+        id, done = self.submit(**spec)
+        done.result(10)
+        settle(self)
+        assert self.state(id) is JobState.STARTING
+        return id
+
+    def fill(self, full=True):
+        """The real database: it may not grow, and nothing fits into the pages that it has."""
+        with closing(self.store.store._engine.raw_connection()) as connection:
+            connection.cursor().execute(f"PRAGMA max_page_count = {1 if full else 1_000_000}")
+        big = a_job(10_000, spec=a_spec(argv=("x" * 1_000_000,)))
+        self.store.ballast = (big,) if full else ()
+
+    def await_state(self, id, state):
+        for _ in range(200):
+            if self.store.store.job(id).state is state:
+                return
+            threading.Event().wait(0.05)
+        raise AssertionError(self.store.store.job(id))
 
     def state(self, id):
         return self.inbox.ask(lambda core: core.jobs[id].state).result(10)
@@ -154,6 +186,89 @@ def test_a_full_disk_is_tried_once_for_all_that_waits(daemon):
     daemon.inbox.ask(lambda core: daemon.engine._handle(batch)).result(10)
     assert daemon.store.restores == 1
     daemon.store.full = False
+
+
+def test_on_a_full_disk_a_running_job_can_be_cancelled_and_a_queued_one_cannot(daemon):
+    running = daemon.start(exclusive=True)
+    queued, done = daemon.submit(exclusive=True)
+    done.result(10)
+    settle(daemon)
+    daemon.fill()
+    for _ in range(3):
+        daemon.inbox.request(CancelRequested(2.0, running, "ada")).result(10)
+        with pytest.raises(StoreFull, match="full"):
+            daemon.inbox.request(CancelRequested(2.0, queued, "ada")).result(10)
+        with pytest.raises(StoreFull):  # the whole of it is what was asked for
+            both = [CancelRequested(2.0, id, "ada") for id in (running, queued)]
+            daemon.inbox.request(*both).result(10)
+    assert daemon.world.stopped == [(running, 1, Cause.CANCELLED)]
+    assert daemon.state(running) is JobState.STARTING  # what is not on disk is no fact
+    assert len(daemon.engine._kept) == 1
+    daemon.fill(False)
+    daemon.await_state(running, JobState.STOPPING)
+    assert daemon.state(queued) is JobState.QUEUED
+    daemon.inbox.post(Exited(3.0, running, 1, Exit(Cause.FAILURE, None, 15)))
+    daemon.await_state(running, JobState.CANCELLED)
+    daemon.await_state(queued, JobState.STARTING)
+
+
+def test_on_a_full_disk_a_time_limit_ends_its_job_and_is_not_tried_at_every_sample(daemon):
+    id = daemon.start(time_limit_s=60)
+    daemon.fill()
+    for second in range(50):
+        now = 1000.0 + second
+        daemon.inbox.post(Sampled(now, (GpuSample(GPU.id, now, 0, 40_960),)))
+        settle(daemon)
+    assert daemon.world.stopped == [(id, 1, Cause.TIME_LIMIT)]
+    restores = daemon.store.restores
+    daemon.engine._keep_until = math.inf
+    for _ in range(50):
+        daemon.inbox.post(Tick(2000.0))
+        settle(daemon)
+    assert daemon.store.restores == restores
+    daemon.engine._keep_until = 0.0
+    daemon.fill(False)
+    daemon.inbox.post(Tick(3000.0))
+    daemon.await_state(id, JobState.STOPPING)
+
+
+def test_on_a_full_disk_nobody_is_preempted(daemon):
+    id = daemon.start()
+    daemon.fill()
+    daemon.scheduler._take = lambda event: daemon.scheduler._stop(
+        daemon.scheduler.jobs[id], Cause.PREEMPTED
+    )
+    daemon.inbox.post(Tick(2.0))
+    settle(daemon)
+    assert daemon.store.restores == 1
+    assert daemon.world.stopped == []
+    assert daemon.state(id) is JobState.STARTING
+    del daemon.scheduler._take
+    daemon.fill(False)
+
+
+@pytest.mark.parametrize(
+    ("cause", "state"),
+    [(Cause.CANCELLED, JobState.CANCELLED), (Cause.TIME_LIMIT, JobState.TIMED_OUT)],
+)
+def test_a_stop_that_was_not_committed_survives_the_daemon(tmp_path, cause, state):
+    """It is killed before there is room; the next one learns from the attempt why it ended."""
+    first = Daemon(tmp_path)
+    id = first.start(time_limit_s=60)
+    first.fill()
+    if cause is Cause.CANCELLED:
+        first.inbox.request(CancelRequested(2.0, id, "ada")).result(10)
+    else:
+        first.inbox.post(Tick(1000.0))
+        settle(first)
+    assert first.world.stopped == [(id, 1, cause)]
+    first.close()
+    second = Daemon(tmp_path)
+    second.inbox.ask(lambda core: second.engine._reload()).result(10)
+    assert second.state(id) is JobState.STARTING
+    second.inbox.post(Exited(3.0, id, 1, Exit(Cause.FAILURE, None, 15), stop=cause))
+    second.await_state(id, state)
+    second.close()
 
 
 def test_one_bad_delivery_does_not_spoil_its_batch(daemon, caplog):

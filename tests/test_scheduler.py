@@ -318,6 +318,38 @@ def test_a_preempted_job_can_still_be_cancelled():
     assert server.last(first).state is S.CANCELLED
 
 
+def test_the_attempt_of_a_preempted_job_is_told_that_it_was_cancelled():
+    """Its own record is what counts if that cannot be committed."""
+    server = Server(gpus=1, settings=PREEMPTING, policy=Scripted(youngest_first))
+    first, _ = server.submit(), server.submit()
+    step = server.tell(CancelRequested(server.now, first, "ada"))
+    assert [action.job.stop for action in step.actions] == [Cause.CANCELLED]
+
+
+@pytest.mark.parametrize(
+    ("stop", "state"), [(Cause.CANCELLED, S.CANCELLED), (Cause.TIME_LIMIT, S.TIMED_OUT)]
+)
+@pytest.mark.parametrize("exit", [Exit(Cause.FAILURE, None, 15), OOM, Exit(Cause.LOST)])
+@pytest.mark.parametrize("preempted", [False, True])
+def test_a_stop_that_was_never_committed_is_known_from_the_attempt(stop, state, exit, preempted):
+    server = Server(gpus=1, settings=PREEMPTING, policy=Scripted(youngest_first))
+    id = server.submit()
+    if preempted:
+        server.submit()
+    assert server.job(id).stop is (Cause.PREEMPTED if preempted else None)
+    server.tell(Exited(server.now, id, 1, exit, stop=stop))
+    job = server.last(id)
+    assert (job.state, job.exit.cause, job.stop) == (state, stop, stop)
+
+
+def test_what_is_committed_of_a_stop_counts_before_what_the_attempt_says():
+    server = Server(gpus=1)
+    id = server.submit(time_limit_s=10)
+    server.pass_time(11)
+    server.tell(Exited(server.now, id, 1, Exit(Cause.FAILURE, None, 15), stop=Cause.CANCELLED))
+    assert server.last(id).state is S.TIMED_OUT
+
+
 @pytest.mark.parametrize(
     ("settings", "requeue"), [(Settings(), True), (PREEMPTING, False)], ids=["off", "the job's no"]
 )

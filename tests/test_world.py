@@ -12,8 +12,10 @@ import pytest
 
 from carmad.config import Collocation, Settings
 from carmad.core.messages import Estimated, EstimateMemory, Exited, Launch, Noticed, Signal, Stop
-from carmad.core.types import Cause, Estimate, GpuId, JobId, JobState, Mode, Refusal
+from carmad.core.types import Cause, Estimate, Exit, GpuId, JobId, JobState, Mode, Refusal
 from carmad.daemon import doctor
+from carmad.daemon import world as module
+from carmad.daemon.main import _take_over
 from carmad.daemon.mpswatch import MpsWatch
 from carmad.daemon.shepherd import Ended
 from carmad.daemon.world import DaemonWorld
@@ -267,6 +269,50 @@ def test_a_job_that_ends_well_because_it_was_told_to_is_not_done(tmp_path, stopp
     world, inbox, _ = a_world(tmp_path)
     world._ended(JobId(7), 2, Ended(code=0, ended_at=1.0, stopped=stopped))
     assert inbox.events[0].exit.cause is cause
+
+
+@pytest.mark.parametrize("broken", ["classify", "was_full"])
+def test_an_end_that_cannot_be_judged_is_a_failure_and_told_once(
+    tmp_path, broken, monkeypatch, caplog
+):
+    world, inbox, _ = a_world(tmp_path)
+    if broken == "classify":
+        monkeypatch.setattr(module, "classify", lambda *_, **__: 1 / 0)
+    else:
+        world.monitor = SimpleNamespace(was_full=lambda job: 1 / 0)
+    world._ended(JobId(7), 2, Ended(code=3, ended_at=1.0, log_tail="?"))
+    (exited,) = inbox.events
+    assert (exited.job, exited.exit) == (7, Exit(Cause.FAILURE, 3))
+    assert caplog.text.count("cannot tell why job 7 ended") == 1
+    assert caplog.text.count("ZeroDivisionError") == 1
+
+
+def test_what_a_job_s_own_shell_said_of_its_start_can_be_shown(tmp_path):
+    world, inbox, _ = a_world(tmp_path)
+    world._ended(JobId(7), 2, Ended(error="conda: \x1b[2J\0\ud800 no", hint="a\nb", ended_at=1.0))
+    evidence = inbox.events[0].exit.evidence
+    assert evidence == "conda: \ufffd[2J\ufffd\ufffd no; a b"
+
+
+def test_the_word_of_the_attempt_on_why_it_was_stopped_is_passed_on(tmp_path):
+    world, inbox, _ = a_world(tmp_path)
+    world._ended(JobId(7), 2, Ended(signal=15, ended_at=1.0, stopped=True, cause=Cause.TIME_LIMIT))
+    assert inbox.events[0].stop is Cause.TIME_LIMIT
+
+
+def test_only_what_is_not_owed_anything_is_adopted_at_the_start():
+    """A launch that is owed may have to be postponed: nobody is to wait for its supervisor yet."""
+    adopted = []
+    jobs = [
+        a_job(id, state=state, gpus=(GPU,), attempt=1)
+        for id, state in enumerate((JobState.STARTING, JobState.RUNNING, JobState.STOPPING), 1)
+    ]
+    scheduler = SimpleNamespace(ended={}, jobs={job.id: job for job in jobs})
+    world = SimpleNamespace(
+        adopt=lambda job: adopted.append(job.id), shepherd=SimpleNamespace(start=lambda: None)
+    )
+    _take_over(scheduler, SimpleNamespace(launched=set), world)
+    assert adopted == [2]
 
 
 def test_memory_that_does_not_come_back_is_told(tmp_path):

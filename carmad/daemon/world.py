@@ -194,7 +194,12 @@ class DaemonWorld:
             del self._postponed[id]
             if not self._postponed:
                 log.info("jobs start again")
-            self._later(self._try_again)
+            self._later(self._go_on)
+
+    def _go_on(self) -> None:
+        """With the next in line, unless another outage has begun: it has its own timer."""
+        if not self._outage:
+            self._try_again()
 
     def _later(self, do: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # closed: the next daemon does it

@@ -149,7 +149,9 @@ class SqlStore:
         to record that, the earlier daemon's time goes on.
         """
         with self._transaction() as connection:
-            known = connection.scalar(select(CLOCK.c.ahead_s).where(CLOCK.c.boot_id == boot_id))
+            known: float | None = connection.scalar(
+                select(CLOCK.c.ahead_s).where(CLOCK.c.boot_id == boot_id)
+            )
         if known is not None and abs(ahead_s - known) < SET_S:
             return known
         try:

@@ -1,1 +1,1 @@
-"""What users and bad days may do to a real daemon."""
+"""What hostile users and bad days did to CARMA, through the real daemon."""

@@ -1,0 +1,231 @@
+"""What the machine cannot start now is started later: by a systemd that fails for a while."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carmad.core.messages import Exited, Launch, Noticed, Stop
+from carmad.core.types import Cause, Job, JobId, JobState
+from carmad.daemon import supervisor
+from carmad.daemon import world as module
+from carmad.daemon.launcher import Launcher, attempt_dir
+from carmad.daemon.world import DaemonWorld
+from tests.attempts import make_job, until
+from tests.test_world import Inbox, declared
+
+# Fails as often as `outages` says; then it "runs" the supervisor: here are its records.
+SYSTEMD_RUN = """#!/bin/sh
+here=$(dirname "$0")
+for directory; do :; done
+read -r left < "$here/outages"
+echo "${directory##*/} $left" >> "$here/asked"
+if [ "$left" -gt 0 ]; then
+    echo $((left - 1)) > "$here/outages"
+    [ ! -e "$here/starts-all-the-same" ] || cp "$here/started" "$here/exit" "$directory"
+    echo "Failed to connect to bus: No such file or directory" >&2
+    exit 1
+fi
+if [ -e "$directory/stop" ]; then exit 1; fi
+cp "$here/started" "$here/exit" "$directory"
+"""
+STARTED = {"pid": 1, "start_ticks": 1, "boot_id": "another", "at": 1.0}
+EXIT = {
+    "code": 0,
+    "signal": None,
+    "error": "",
+    "hint": "",
+    "started_at": 1.0,
+    "ended_at": 2.0,
+    "host_oom_kills": None,
+    "stopped": False,
+    "interrupted": False,
+}
+
+
+class Soon:
+    """A timer that is due at once, and remembers when it was to be due."""
+
+    delays: list[float]
+
+    def __init__(self, after_s: float, do: Callable[..., None], words: tuple[Any, ...]) -> None:
+        self.delays.append(after_s)
+        self._due = lambda: do(*words)
+        self.daemon = False
+
+    def start(self) -> None:
+        self._due()
+
+
+class Machine:
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.bin = folder / "bin"
+        self.bin.mkdir()
+        command = self.bin / "systemd-run"
+        command.write_text(SYSTEMD_RUN)
+        command.chmod(0o755)
+        (self.bin / supervisor.STARTED).write_text(json.dumps(STARTED))
+        (self.bin / supervisor.EXIT).write_text(json.dumps(EXIT))
+        self.fail(0)
+        monkeypatch.setenv("PATH", f"{self.bin}:{os.environ['PATH']}")
+        monkeypatch.setattr(Soon, "delays", [], raising=False)
+        monkeypatch.setattr(module, "Timer", Soon)
+        self.state = folder / "state"
+        self.inbox = Inbox()
+        launcher = Launcher(self.state, systemd=True, kill_grace_s=1)
+        self.world = DaemonWorld(
+            self.state,
+            self.inbox,  # type: ignore[arg-type]
+            declared,
+            launcher,
+            None,
+            1.0,
+            {},
+        )
+        self.world.shepherd.start()
+
+    def fail(self, times: int) -> None:
+        (self.bin / "outages").write_text(f"{times}\n")
+
+    def job(self, id: int, **spec: Any) -> Job:
+        return make_job(self.state, "true", id=id, **spec)
+
+    def asked(self) -> list[str]:
+        return (self.bin / "asked").read_text().splitlines()
+
+    def ends(self, count: int) -> dict[JobId, Exited]:
+        def found() -> list[Exited]:
+            return [event for event in self.inbox.events if isinstance(event, Exited)]
+
+        until(lambda: len(found()) >= count, f"{count} ends", within_s=60)
+        ends = {event.job: event for event in found()}
+        assert len(ends) == len(found()) == count
+        return ends
+
+    def notes(self) -> list[Noticed]:
+        return [event for event in self.inbox.events if isinstance(event, Noticed)]
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    machine = Machine(tmp_path, monkeypatch)
+    yield machine
+    machine.world.close()
+
+
+def test_an_outage_of_systemd_fails_no_job(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    jobs, failures = 200, 9
+    machine.fail(failures)
+    for id in range(1, jobs + 1):
+        machine.world.perform(Launch(machine.job(id)))
+    ends = machine.ends(jobs)
+    assert {end.exit.cause for end in ends.values()} == {Cause.SUCCESS}
+    # One launch at a time finds out whether it is over, and each time a bit later.
+    assert len(machine.asked()) == failures + jobs
+    assert Soon.delays == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    told = machine.notes()
+    assert len({note.job for note in told}) == len(told) == jobs
+    assert all("Failed to connect to bus" in note.note for note in told)
+    assert caplog.text.count("jobs start later") == 1
+
+
+def test_the_next_outage_is_looked_at_as_soon_as_the_first(machine: Machine) -> None:
+    for id in (1, 2):
+        machine.fail(2)
+        machine.world.perform(Launch(machine.job(id)))
+        machine.ends(id)
+    assert Soon.delays == [1, 2, 1, 2]
+
+
+def test_a_job_that_alone_cannot_be_started_keeps_no_other_waiting(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when its directory is a damaged file: the others get their turn."""
+    monkeypatch.setattr(Soon, "start", lambda timer: waiting.append(timer))
+    waiting: list[Any] = []
+    attempt_dir(machine.state, JobId(1), 1).write_text("no directory")
+    for id in (1, 2, 3):
+        machine.world.perform(Launch(machine.job(id)))
+    for _ in range(3):
+        until(lambda: waiting, "a timer")
+        waiting.pop()._due()
+    assert machine.ends(2).keys() == {2, 3}
+
+
+def test_an_outage_that_follows_upon_another_is_waited_for_by_one_timer(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting: list[Any] = []
+    monkeypatch.setattr(Soon, "start", lambda timer: waiting.append(timer))
+    machine.fail(1)
+    for id in (1, 2, 3):
+        machine.world.perform(Launch(machine.job(id)))
+    until(lambda: waiting, "a timer")
+
+    def recover_for_a_moment() -> None:
+        machine.world._try_again()  # one starts, and the next is in line to go on
+        machine.fail(1)
+        machine.world._do(Launch(machine.job(4)))
+
+    machine.world._hands.submit(recover_for_a_moment).result(20)
+    machine.world._hands.submit(lambda: None).result(20)
+    assert len(waiting) == 2
+    assert len(machine.asked()) == 3
+    waiting.pop()._due()
+    assert machine.ends(4).keys() == {1, 2, 3, 4}
+
+
+def test_what_the_job_itself_caused_is_final(machine: Machine) -> None:
+    machine.world.perform(Launch(machine.job(1, env=(("A", "b\0c"),))))
+    assert machine.ends(1)[JobId(1)].exit.cause is Cause.LAUNCH_FAILED
+    assert not (machine.bin / "asked").exists()
+
+
+def test_a_launch_that_succeeded_unbeknown_is_not_repeated(machine: Machine) -> None:
+    """systemd had started the unit, and said that it had failed."""
+    (machine.bin / "starts-all-the-same").touch()
+    machine.fail(1)
+    machine.world.perform(Launch(machine.job(1)))
+    assert machine.ends(1)[JobId(1)].exit.cause is Cause.SUCCESS
+    assert machine.asked() == ["1.1 1"]
+
+
+@pytest.mark.parametrize("cause", [Cause.CANCELLED, Cause.PREEMPTED])
+def test_a_postponed_job_can_be_stopped(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, cause: Cause
+) -> None:
+    monkeypatch.setattr(Soon, "start", lambda timer: waiting.append(timer))
+    waiting: list[Any] = []
+    machine.fail(1)
+    stopped, other = machine.job(1), machine.job(2)
+    for job in (stopped, other):
+        machine.world.perform(Launch(job))
+    machine.world.perform(Stop(replace(stopped, state=JobState.STOPPING, stop=cause)))
+    end = machine.ends(1)[JobId(1)]
+    assert end.exit.cause is Cause.LOST
+    assert end.stop is (cause if cause is Cause.CANCELLED else None)
+    waiting.pop()._due()
+    assert machine.ends(2)[JobId(2)].exit.cause is Cause.SUCCESS
+    assert machine.asked() == ["1.1 1", "2.1 0"]
+    # Nor is it started by a unit that systemd had queued, or by the next daemon.
+    assert os.path.lexists(attempt_dir(machine.state, JobId(1), 1) / supervisor.STOP)
+
+
+def test_a_postponed_job_that_was_started_unbeknown_is_stopped_for_real(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Soon, "start", lambda _timer: None)
+    (machine.bin / "starts-all-the-same").touch()
+    machine.fail(1)
+    job = machine.job(1)
+    machine.world.perform(Launch(job))
+    machine.world.perform(Stop(replace(job, state=JobState.STOPPING, stop=Cause.CANCELLED)))
+    assert machine.ends(1)[JobId(1)].exit.cause is Cause.SUCCESS  # by the supervisor's word
