@@ -225,6 +225,20 @@ def test_an_attendant_that_dies_is_told(monkeypatch: pytest.MonkeyPatch) -> None
     assert "no process can be started: No such file" in bash("true").error
 
 
+@pytest.mark.skipif(not ROOT, reason="has it to itself as root only")
+def test_what_it_leaves_in_shared_memory_goes_with_it() -> None:
+    """And it does not get at what is there."""
+    name = f"carma-test-{os.getpid()}"
+    mine_there = Path("/dev/shm") / f"{name}-mine"
+    mine_there.touch()
+    try:
+        done = bash(f"ls /dev/shm; echo x > /dev/shm/{name}; cat /dev/shm/{name}")
+        assert (done.code, done.output) == (0, "x\n")
+        assert not (Path("/dev/shm") / name).exists()
+    finally:
+        mine_there.unlink()
+
+
 def test_what_it_takes_with_all_that_it_started() -> None:
     """One process is limited by itself, several by what they take together."""
     one = "dd if=/dev/zero of=/dev/null bs={}M count=1000000"
