@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from threading import Timer
@@ -28,6 +27,7 @@ from carmad.daemon.inbox import Inbox
 from carmad.daemon.launcher import Launcher, NoRoom
 from carmad.daemon.monitor import Monitor
 from carmad.daemon.shepherd import Ended, Shepherd
+from carmad.daemon.threads import Threads
 from carmad.errors import CarmaError
 from carmad.gpu.mps import Mps
 from recovery.classify import classify
@@ -61,7 +61,7 @@ class DaemonWorld:
         self._mps = mps
         self._kill_grace_s = kill_grace_s
         self._extra_env = extra_env
-        self._hands = ThreadPoolExecutor(1, thread_name_prefix="hands")
+        self._hands = Threads(1, "hands")
         self._estimates = Estimates(estimate, self._estimated)
         self._postponed: dict[JobId, Job] = {}  # launches to be tried again; for the hands alone
         self.monitor: Monitor | None = None
