@@ -40,7 +40,29 @@ FROM_C = {
     "c_unlink": "assert libc.unlink(b'kept.txt') == 0",
     "c_gpu": "assert libc.open(b'/dev/zero', 2) >= 0  # as /dev/nvidia0",
     "c_msgget": "assert libc.msgget(0xCA27A, 0o1600) >= 0",
+    # Of what may fail for another reason, only that counts that nobody was let try.
+    "flags": "fcntl.ioctl(os.open('kept.txt', 0), 0x40086602, b'\\0' * 8)",  # FS_IOC_SETFLAGS
+    "verity": "allowed(libc.ioctl(os.open('kept.txt', 0), 0x40806685, None))",
+    "keystroke": "allowed(libc.ioctl(0, 0x5412, b'x'))",  # TIOCSTI
+    "c_shmctl": "allowed(libc.shmctl(-1, 0, None))",
+    "c_msgctl": "allowed(libc.msgctl(-1, 0, None))",
+    "c_semctl": "allowed(libc.semctl(-1, 0, 0))",
+    "c_mq_unlink": "allowed(libc.mq_unlink(b'/none'))",
+    # The parent is outside. It is told what holds for it anyway.
+    "limits": "core = resource.RLIMIT_CORE; resource.prlimit(up, core, resource.prlimit(up, core))",
+    "cpus": "os.sched_setaffinity(up, os.sched_getaffinity(up))",
+    "scheduler": "os.sched_setscheduler(up, os.sched_getscheduler(up), os.sched_param(0))",
+    "priority": "os.setpriority(os.PRIO_PROCESS, up, os.getpriority(os.PRIO_PROCESS, up))",
+    "users_priority": "os.setpriority(os.PRIO_USER, 0, 10)",
+    "io_priority": "allowed(libc.syscall(confine._IOPRIO_SET, 1, up, 0))",
+    "memory": "open(f'/proc/{up}/mem', 'rb')",
 }
+C_CODE = """
+import ctypes, errno, fcntl, os, resource
+libc, up = ctypes.CDLL(None, use_errno=True), os.getppid()
+def allowed(result):
+    assert ctypes.get_errno() not in (errno.EPERM, errno.EACCES)
+"""
 
 
 @pytest.fixture
@@ -278,7 +300,7 @@ def test_the_kernel_lets_nothing_out(deed: str, place: Path) -> None:
 def test_the_kernel_stops_c_code_too(deed: str, place: Path) -> None:
     if not kernel_confines(place):
         pytest.skip("this kernel has no Landlock or no seccomp")
-    refused(CONFINED, "import ctypes; libc = ctypes.CDLL(None); " + FROM_C[deed], place)
+    refused(CONFINED + C_CODE, FROM_C[deed], place)
 
 
 @pytest.mark.parametrize("path", ["'new'", "b'new'", "pathlib.Path('new')"])
@@ -303,9 +325,14 @@ def refused(begin: str, deed: str, place: Path) -> None:
 @pytest.mark.parametrize("begin", [CONFINED, HOOKED], ids=["kernel", "hook"])
 def test_what_a_script_needs_still_works(begin: str, place: Path) -> None:
     program = """
-        import multiprocessing, os, threading
+        import multiprocessing, os, resource, threading
         open("/dev/null", "w").write("x")
         assert multiprocessing.Lock().acquire()
+        os.sched_setaffinity(0, os.sched_getaffinity(0))
+        os.sched_setaffinity(os.getpid(), os.sched_getaffinity(0))
+        os.nice(1)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        assert not os.isatty(0)
         thread = threading.Thread(target=print)
         thread.start(), thread.join()
         file = os.memfd_create("x")

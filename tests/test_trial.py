@@ -223,3 +223,38 @@ def test_an_attendant_that_dies_is_told(monkeypatch: pytest.MonkeyPatch) -> None
     assert "the trial failed: " in bash("true").error
     monkeypatch.setattr(trial_module.supervisor, "program", lambda name: ["/no/such/python"])
     assert "no process can be started: No such file" in bash("true").error
+
+
+@pytest.mark.skipif(not ROOT, reason="has it to itself as root only")
+def test_what_it_leaves_in_shared_memory_goes_with_it() -> None:
+    """And it does not get at what is there."""
+    name = f"carma-test-{os.getpid()}"
+    mine_there = Path("/dev/shm") / f"{name}-mine"
+    mine_there.touch()
+    try:
+        done = bash(f"ls /dev/shm; echo x > /dev/shm/{name}; cat /dev/shm/{name}")
+        assert (done.code, done.output) == (0, "x\n")
+        assert not (Path("/dev/shm") / name).exists()
+    finally:
+        mine_there.unlink()
+
+
+def test_what_it_takes_with_all_that_it_started() -> None:
+    """One process is limited by itself, several by what they take together."""
+    one = "dd if=/dev/zero of=/dev/null bs={}M count=1000000"
+    alone = tried(mine(), ("bash", "-c", one.format(300)), ENOUGH_S, NEVER, 200)
+    assert alone.code or alone.beyond
+    words = " & ".join([one.format(120)] * 3) + " & wait"
+    together = tried(mine(), ("bash", "-c", words), ENOUGH_S, NEVER, 200)
+    assert together.beyond == "it took more than 200 MiB of memory, with all that it started"
+    assert tried(mine(), ("bash", "-c", one.format(120)), 1.0, NEVER, 200).timed_out
+
+
+def test_what_is_shared_counts_once() -> None:
+    """As after a fork, which a loader's workers do."""
+    words = (
+        "import os, time; data = bytearray(120 << 20); pids = [os.fork() for _ in range(3)];"
+        "time.sleep(1); 0 in pids or os.waitpid(pids[0], 0)"
+    )
+    done = tried(mine(), (sys.executable, "-c", words), ENOUGH_S, NEVER, 300)
+    assert (done.code, done.beyond) == (0, "")

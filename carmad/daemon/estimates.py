@@ -6,7 +6,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from threading import Lock
@@ -15,6 +15,7 @@ from carmad import registry
 from carmad.config import Settings
 from carmad.core.ports import Server
 from carmad.core.types import Estimate, Job, JobId, JobSpec, Refusal
+from carmad.daemon.threads import Threads
 from carmad.errors import CarmaError
 
 log = logging.getLogger(__name__)
@@ -96,8 +97,8 @@ class Estimates:
     ) -> None:
         self._ask = ask
         self._tell = tell
-        self._declared = ThreadPoolExecutor(1, thread_name_prefix="declared")
-        self._others = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="estimates")
+        self._declared = Threads(1, "declared")
+        self._others = Threads(AT_ONCE, "estimates")
         # By user; the first user's turn is next.
         self._waiting: OrderedDict[int, OrderedDict[JobId, Job]] = OrderedDict()
         self._asked: dict[bytes, _Asked] = {}

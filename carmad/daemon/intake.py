@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from starlette.concurrency import run_in_threadpool
-
 from carmad.api.outlook import outlook_out
 from carmad.api.phrases import duration, gib
 from carmad.api.render import Scene
@@ -39,6 +37,7 @@ from carmad.daemon.peers import Peer
 from carmad.daemon.problems import Conflict, Forbidden, TooLarge
 from carmad.daemon.service import Service, capture
 from carmad.daemon.tally import Tally
+from carmad.daemon.threads import run_in_threadpool
 from carmad.errors import CarmaError
 from carmad.store import environments
 

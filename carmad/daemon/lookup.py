@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
-from starlette.concurrency import run_in_threadpool
-
 from carmad.api.render import Scene
 from carmad.api.select import MAX_IDS, Selection, parse_label
 from carmad.core.types import Job, JobId
 from carmad.daemon.answers import Call
 from carmad.daemon.problems import NotFound
+from carmad.daemon.threads import run_in_threadpool
 from carmad.errors import CarmaError
 from carmad.store.sql import SqlStore
 

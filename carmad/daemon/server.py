@@ -28,6 +28,7 @@ from carmad.daemon.peers import Credentials, Peers
 from carmad.daemon.problems import TooLarge, TooSlow, status_and_code
 from carmad.daemon.routes import about, actions, estimates, gpus, jobs, models
 from carmad.daemon.service import Service
+from carmad.daemon.threads import api_threads
 from carmad.errors import CarmaError
 
 log = logging.getLogger(__name__)
@@ -270,6 +271,7 @@ class Server:
         # may keep it for 5 ms each time, which costs half of all submissions per second.
         sys.setswitchinterval(SWITCH_S)
         self._sock.listen(1024)
+        api_threads()
         self._thread.start()
         waited = 0.0
         while not self._uvicorn.started:

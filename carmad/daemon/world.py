@@ -6,7 +6,6 @@ import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from threading import Timer
@@ -39,6 +38,7 @@ from carmad.daemon.inbox import Inbox
 from carmad.daemon.launcher import Launcher, NotNow
 from carmad.daemon.monitor import Monitor
 from carmad.daemon.shepherd import Ended, Shepherd
+from carmad.daemon.threads import Threads
 from carmad.errors import CarmaError
 from carmad.gpu.mps import Mps
 from carmad.store.sql import StoreFull
@@ -77,7 +77,7 @@ class DaemonWorld:
         self._mps = mps
         self._kill_grace_s = kill_grace_s
         self._extra_env = extra_env
-        self._hands = ThreadPoolExecutor(1, thread_name_prefix="hands")
+        self._hands = Threads(1, "hands")
         self._estimates = Estimates(estimate, self._estimated)
         # Launches to be tried again, and what is in their way. For the hands alone.
         self._postponed: OrderedDict[JobId, Job] = OrderedDict()

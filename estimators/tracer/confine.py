@@ -6,8 +6,15 @@ On Linux 5.13 or newer (Landlock, seccomp; x86-64 and ARM64), for this process a
   /dev/shm, where semaphores live for a moment; device files but /dev/null open for reading only,
   so no GPU is reached even by a script that sets CUDA_VISIBLE_DEVICES itself;
 - no socket is opened, of any family; what is printed goes to the daemon, which keeps the end;
-- no mode, owner, time or attribute of a file changes; no System V or POSIX queue is made;
-- from Linux 6.12 on, no process outside is signalled.
+- no mode, owner, time, flag or attribute of a file changes: of ioctls, only those are left that ask
+  something of a terminal or a pipe, or set a flag of a descriptor;
+- no System V or POSIX queue, semaphore or shared memory is made, used or removed, and no key;
+- no process outside is traced, its memory read or written (Landlock), and its limits, priority,
+  scheduling, CPUs or pages changed; from Linux 6.12 on none is signalled.
+
+/dev/shm is the trial's own where the daemon is root (`carmad.daemon.attendant`). Where it is not,
+what the script leaves there stays, and it can write to what the user's other processes have there.
+A file can be locked for as long as the script runs (flock), and a terminal of the user's be read.
 
 Elsewhere an audit hook refuses the same to Python code, files that `scratch` keeps excepted, SQLite
 databases but those in memory, and to start other programs at all. A C library that opens paths by
@@ -24,7 +31,7 @@ import resource
 import struct
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, List, Sequence, Tuple
 
 from .scratch import Tree
 
@@ -41,19 +48,33 @@ _REFER = 1 << 13
 
 # Linux's numbers (asm/unistd_64.h, asm-generic/unistd.h) for: socket, chmod, fchmod, fchmodat,
 # fchmodat2, chown, lchown, fchown, fchownat, setxattr ×3, removexattr ×3, setxattrat,
-# removexattrat, utime, utimes, futimesat, utimensat, truncate, shmget, semget, msgget, mq_open,
-# add_key, keyctl, io_uring_setup (it opens sockets without the syscall).
+# removexattrat, file_setattr, utime, utimes, futimesat, utimensat, truncate,
+# shmget, shmat, shmctl, semget, semop, semtimedop, semctl, msgget, msgsnd, msgrcv, msgctl,
+# mq_open, mq_unlink, add_key, request_key, keyctl,
+# io_uring_setup (it opens sockets without the syscall).
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _REFUSED = {
     "x86_64": (
-        *(41, 90, 91, 268, 452, 92, 94, 93, 260, 188, 189, 190, 197, 198, 199, 463, 466),
-        *(132, 235, 261, 280, 76, 29, 64, 68, 240, 248, 250, 425),
+        *(41, 90, 91, 268, 452, 92, 94, 93, 260, 188, 189, 190, 197, 198, 199, 463, 466, 469),
+        *(132, 235, 261, 280, 76, 29, 30, 31, 64, 65, 220, 66, 68, 69, 70, 71, 240, 241),
+        *(248, 249, 250, 425),
     ),
     "aarch64": (
-        *(198, 52, 53, 452, 55, 54, 5, 6, 7, 14, 15, 16, 463, 466),
-        *(88, 45, 194, 190, 186, 180, 217, 219, 425),
+        *(198, 52, 53, 452, 55, 54, 5, 6, 7, 14, 15, 16, 463, 466, 469),
+        *(88, 45, 194, 196, 195, 190, 193, 192, 191, 186, 189, 188, 187, 180, 181),
+        *(217, 218, 219, 425),
     ),
 }
+# What is refused but for certain arguments: ioctl; prlimit64, sched_setparam, sched_setscheduler,
+# sched_setattr, sched_setaffinity, migrate_pages, move_pages of a process's own; setpriority,
+# ioprio_set, which name a process, a group or a user by their first argument.
+_IOCTL, _OF_PROCESS, _SETPRIORITY, _IOPRIO_SET = {
+    "x86_64": (16, (302, 142, 144, 314, 203, 256, 279), 141, 251),
+    "aarch64": (29, (261, 118, 119, 274, 122, 238, 239), 140, 30),
+}.get(os.uname().machine, (0, (), 0, 0))
+# TCGETS, TCGETS2, TIOCGPGRP, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX, FIOASYNC
+_IOCTLS = (0x5401, 0x802C542A, 0x540F, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451, 0x5452)
+_PRIO_PROCESS, _IOPRIO_WHO_PROCESS = 0, 1
 
 
 def confine(host_memory_mib: int, cpu_s: float) -> bool:
@@ -109,28 +130,50 @@ def _allow(rules: int, path: str, access: int) -> None:
         os.close(fd)
 
 
+_Code = List[Tuple[int, int, int, int]]
+_LOAD, _EQUAL, _AT_LEAST, _GIVE = 0x20, 0x15, 0x35, 0x06  # BPF: ld [k], jeq, jge, ret
+_ALLOW: _Code = [(_GIVE, 0, 0, 0x7FFF0000)]
+_REFUSE: _Code = [(_GIVE, 0, 0, 0x00050000 | 1)]  # 1: EPERM
+
+
 def _seccomp() -> bool:
-    """Refuse the system calls of `_REFUSED` with EPERM, and all calls of a foreign ABI."""
+    """Refuse system calls with EPERM, and all calls of a foreign ABI."""
     machine = os.uname().machine
     if machine not in _REFUSED:
         return False
-    load, equal, at_least, give = 0x20, 0x15, 0x35, 0x06  # BPF: ld [k], jeq, jge, ret
-    allow, refuse = 0x7FFF0000, 0x00050000 | 1  # 1: EPERM
-    numbers = _REFUSED[machine]
-    last = len(numbers)  # jumps count from the instruction after their own
-    program = [
-        (load, 0, 0, 4),  # seccomp_data.arch
-        (equal, 0, last + 3, _AUDIT_ARCH[machine]),
-        (load, 0, 0, 0),  # seccomp_data.nr
-        (at_least, last + 1, 0, 0x40000000),  # x32, which has numbers of its own
-        *((equal, last - i, 0, number) for i, number in enumerate(numbers)),
-        (give, 0, 0, allow),
-        (give, 0, 0, refuse),
+    mine = (0, os.getpid())
+    code: _Code = [
+        (_LOAD, 0, 0, 4),  # seccomp_data.arch
+        (_EQUAL, 1, 0, _AUDIT_ARCH[machine]),
+        *_REFUSE,
+        (_LOAD, 0, 0, 0),  # seccomp_data.nr
+        (_AT_LEAST, 0, 1, 0x40000000),  # x32, which has numbers of its own
+        *_REFUSE,
     ]
-    code = b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
-    buffer = ctypes.create_string_buffer(code)
-    header = struct.pack("@HP", len(program), ctypes.addressof(buffer))
+    for number in _REFUSED[machine]:
+        code += _when(number, _REFUSE)
+    code += _when(_IOCTL, _if_one_of(1, _IOCTLS) + _ALLOW)
+    for number in _OF_PROCESS:
+        code += _when(number, _if_one_of(0, mine) + _ALLOW)
+    code += _when(_SETPRIORITY, _if_one_of(0, (_PRIO_PROCESS,)) + _if_one_of(1, mine) + _ALLOW)
+    code += _when(_IOPRIO_SET, _if_one_of(0, (_IOPRIO_WHO_PROCESS,)) + _if_one_of(1, mine) + _ALLOW)
+    code += _ALLOW
+    packed = b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
+    buffer = ctypes.create_string_buffer(packed)
+    header = struct.pack("@HP", len(code), ctypes.addressof(buffer))
     return bool(_libc.prctl(_PR_SET_SECCOMP, 2, header, 0, 0) == 0)
+
+
+def _when(number: int, then: _Code) -> _Code:
+    """Jumps count from the instruction after their own."""
+    return [(_EQUAL, 0, len(then), number), *then]
+
+
+def _if_one_of(argument: int, values: Sequence[int]) -> _Code:
+    """Go on; refuse any other. The kernel takes no more of these arguments than their lower half,
+    which comes first on both machines."""
+    tests = [(_EQUAL, len(values) - n, 0, value) for n, value in enumerate(values)]
+    return [(_LOAD, 0, 0, 16 + 8 * argument), *tests, *_REFUSE]
 
 
 _PATHS = frozenset(

@@ -8,7 +8,6 @@ from dataclasses import asdict
 from typing import Annotated
 
 from fastapi import APIRouter, Query
-from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from carmad.api.folding import Row, row_out, seen_by, waiting
@@ -33,6 +32,7 @@ from carmad.daemon.doctor import Check
 from carmad.daemon.problems import Forbidden
 from carmad.daemon.routes.gpus import gpus_out
 from carmad.daemon.routes.jobs import Moment
+from carmad.daemon.threads import run_in_threadpool
 from carmad.store.values import Totals
 
 router = APIRouter(prefix="/v1", responses=PROBLEMS, default_response_class=Response)

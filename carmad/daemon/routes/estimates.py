@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fastapi import APIRouter
-from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from carmad import registry
@@ -15,6 +14,7 @@ from carmad.core.types import Estimate
 from carmad.daemon import intake
 from carmad.daemon.answers import PROBLEMS, Asked, answer
 from carmad.daemon.estimates import Guess
+from carmad.daemon.threads import run_in_threadpool
 
 router = APIRouter(prefix="/v1", responses=PROBLEMS, default_response_class=Response)
 

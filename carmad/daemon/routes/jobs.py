@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request
-from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from carmad.api.decisions import reason_out, verdicts_out
@@ -33,6 +32,7 @@ from carmad.daemon.answers import PROBLEMS, Asked, Call, answer, not_yours
 from carmad.daemon.attempts import attempts_out
 from carmad.daemon.listing import Pieces
 from carmad.daemon.problems import Conflict, Forbidden
+from carmad.daemon.threads import run_in_threadpool
 from carmad.errors import CarmaError
 
 router = APIRouter(prefix="/v1", responses=PROBLEMS, default_response_class=Response)

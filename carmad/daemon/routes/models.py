@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
-from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from carmad.api.models import detail_out, model_out
@@ -17,6 +16,7 @@ from carmad.daemon.answers import PROBLEMS, Asked, Call, answer
 from carmad.daemon.models import lacking, shipped
 from carmad.daemon.problems import Conflict, NotFound
 from carmad.daemon.routes.jobs import Before, Limit, Moment, ended
+from carmad.daemon.threads import run_in_threadpool
 from carmad.models import Model
 from carmad.store.table import row
 
