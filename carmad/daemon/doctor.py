@@ -22,6 +22,8 @@ from carmad.core.types import Mode
 from carmad.daemon.environment import HOOKS
 from carmad.gpu.mps import Mps, ServerState
 from carmad.gpu.source import Capabilities
+from carmad.store.damage import FOLDER
+from carmad.store.sql import SqlStore
 
 MIB = 1 << 20
 LITTLE_SPACE = 1024 * MIB
@@ -57,7 +59,7 @@ def checks(
     settings: Settings,
     scene: Scene,
     capabilities: Capabilities,
-    state_dir: Path,
+    store: SqlStore,
     systemd: bool,
     mps: Mps | None,
 ) -> list[Check]:
@@ -68,7 +70,8 @@ def checks(
         *_gpus(scene, capabilities),
         *_islands(scene),
         *_mps(settings, scene, mps),
-        *_state(state_dir),
+        *_state(store.path.parent),
+        *_damage(store),
         _systemd(systemd),
         _unit(),
         _cgroup(),
@@ -182,6 +185,15 @@ def _state(state_dir: Path) -> Iterator[Check]:
     detail = f"{free // MIB} MiB free for {state_dir}"
     hint = "Make room: without any, no job can be accepted." if free < LITTLE_SPACE else ""
     yield Check("disk", False if free < NO_SPACE else None if hint else True, detail, hint)
+
+
+def _damage(store: SqlStore) -> Iterator[Check]:
+    for what, why in store.damage.found().items():
+        hint = "It is left out of what is shown. A backup may have it whole."
+        yield Check("damage", None, f"{what} cannot be read in the database: {why}", hint)
+    for path in sorted((store.path.parent / FOLDER).glob("*.json")):
+        detail = f"a job that had not ended could not be read; its record is {path}"
+        yield Check("damage", None, detail, "Its owner submits it again; then remove the file.")
 
 
 def _systemd(systemd: bool) -> Check:

@@ -17,7 +17,7 @@ from pathlib import Path
 from carmad import configfile, paths, registry
 from carmad.config import Settings
 from carmad.core.history import History
-from carmad.core.messages import Step, Trained
+from carmad.core.messages import CancelRequested, Step, Trained
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import JobState
 from carmad.daemon import doctor, systemd
@@ -40,6 +40,7 @@ from carmad.gpu import emulated
 from carmad.gpu.choose import choose
 from carmad.gpu.mps import Mps
 from carmad.models import Model
+from carmad.store.damage import stands_in
 from carmad.store.journal import Journal
 from carmad.store.sql import SqlStore
 
@@ -116,7 +117,7 @@ def run(options: argparse.Namespace) -> None:
             experience,
             lambda spec: guesses(settings, experience.server(), spec),
             lambda scene: doctor.checks(
-                settings, scene, monitor.capabilities(), state_dir, own_units, mps
+                settings, scene, monitor.capabilities(), store, own_units, mps
             ),
             models,
             config_path=str(config) if config else None,
@@ -145,6 +146,7 @@ def run(options: argparse.Namespace) -> None:
         engine.restore(History(past.runs, past.submissions))
         trained(models.load())
         _take_over(scheduler, launcher, world)
+        _end_unreadable(scheduler, inbox)
         stack.callback(world.close)
         monitor.start()
         stack.callback(monitor.stop)
@@ -179,6 +181,14 @@ def _take_over(scheduler: Scheduler, launcher: Launcher, world: DaemonWorld) -> 
         if job.holds_gpus:
             world.adopt(job)
     world.shepherd.start()
+
+
+def _end_unreadable(scheduler: Scheduler, inbox: Inbox) -> None:
+    """Jobs that wait, and whose records are damaged, never start; those that run are watched."""
+    for job in scheduler.jobs.values():
+        if stands_in(job) and not job.holds_gpus:
+            by = "carmad: its record in the database was damaged"
+            inbox.post(CancelRequested(inbox.clock(), job.id, by))
 
 
 def _parser() -> argparse.ArgumentParser:

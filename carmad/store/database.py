@@ -41,6 +41,8 @@ def connect(path: Path) -> Engine:
 
 
 def _prepare(connection: sqlite3.Connection, _record: object) -> None:
+    # What is no text makes one row unreadable, not the whole answer.
+    connection.text_factory = lambda raw: raw.decode(errors="surrogateescape")
     connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # before WAL: then it needs no -shm file
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")  # a job id is printed once it is on disk

@@ -8,13 +8,24 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-from sqlalchemy import Connection, Engine, Select, bindparam, delete, func, or_, select, text
+from sqlalchemy import (
+    Connection,
+    Engine,
+    Select,
+    bindparam,
+    case,
+    delete,
+    func,
+    or_,
+    select,
+    text,
+)
 from sqlalchemy.dialects.sqlite import insert
 
 from carmad.config import Retention
@@ -22,9 +33,10 @@ from carmad.core.decision import Decision
 from carmad.core.history import BIN_S, BINS, RUNS, Submission, past
 from carmad.core.ledger import ENDED_REMEMBERED
 from carmad.core.messages import Drain, Event, Sampled, Step, Tick
-from carmad.core.types import ENDED, GpuSample, Job, JobId, JobState
+from carmad.core.types import ENDED, GpuId, GpuSample, Job, JobId, JobState
 from carmad.errors import CarmaError
 from carmad.store import backups, codec, migrate, statistics
+from carmad.store.damage import Damage, expect, expect_live, set_aside, stand_in
 from carmad.store.database import DatabaseErrors, StoreFull, connect, damaged, explain
 from carmad.store.tables import DECISIONS, DRAINS, EVENTS, JOBS, SAMPLES, TRANSITIONS
 from carmad.store.values import (
@@ -36,7 +48,12 @@ from carmad.store.values import (
     Transition,
 )
 
-__all__ = ["SqlStore", "StoreFull"]
+R = TypeVar("R")
+T = TypeVar("T")
+
+__all__ = ["MAX_ID", "SqlStore", "StoreFull"]
+
+MAX_ID = 10**12  # a thousand jobs a second for thirty years: no job has an id beyond
 
 _LIVE = [state.value for state in JobState if state not in ENDED]
 _CHUNK = 500  # jobs purged in one transaction: commits go between
@@ -44,8 +61,14 @@ _DAY = 86_400.0
 
 # SQLAlchemy compiles each of these once. Ids travel as one JSON list: an IN has a limit.
 _GIVEN_IDS = select(func.json_each(bindparam("ids")).table_valued("value").c.value)
+# AUTOINCREMENT's own memory, and the rows: it may be of a file that somebody has patched together.
+_LAST_ID = text(
+    "SELECT max(n) FROM (SELECT seq AS n FROM sqlite_sequence WHERE name = 'jobs'"
+    " UNION ALL SELECT max(id) FROM jobs WHERE id < :below) WHERE n < :below"
+)
 _STATES = select(JOBS.c.id, JOBS.c.state).where(JOBS.c.id.in_(_GIVEN_IDS))
-_BODIES = select(JOBS.c.body).where(JOBS.c.id.in_(_GIVEN_IDS)).order_by(JOBS.c.id)
+_JOB_ROWS = select(JOBS.c.id, JOBS.c.ended_at, JOBS.c.body)  # all that a job is made of
+_GIVEN_JOBS = _JOB_ROWS.where(JOBS.c.id.in_(_GIVEN_IDS)).order_by(JOBS.c.id)
 _INSERT_JOB = insert(JOBS)
 _UPSERT_JOB = _INSERT_JOB.on_conflict_do_update(
     index_elements=[JOBS.c.id],
@@ -70,6 +93,7 @@ class SqlStore:
         self._engine = engine
         self._step = 0  # number of the last commit
         self._readers = threading.Lock()
+        self.damage = Damage()
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -168,59 +192,68 @@ class SqlStore:
     # -- reading
 
     def restore(self) -> Restored:
-        live = select(JOBS.c.body).where(JOBS.c.state.in_(_LIVE)).order_by(JOBS.c.id)
+        live = (
+            select(JOBS)
+            .where(or_(JOBS.c.state.in_(_LIVE), JOBS.c.ended_at.is_(None)))
+            .order_by(JOBS.c.id)
+        )
         ended = (
             select(JOBS.c.id, JOBS.c.state)
-            .where(JOBS.c.ended_at.is_not(None))
+            .where(JOBS.c.ended_at.is_not(None), JOBS.c.state.in_(ENDED))
             .order_by(JOBS.c.ended_at.desc(), JOBS.c.id.desc())
             .limit(ENDED_REMEMBERED)
         )
         with self._transaction() as connection:
-            jobs = connection.scalars(live).all()
+            jobs = connection.execute(live).mappings().all()
             ends = connection.execute(ended).all()
             drains = connection.execute(select(DRAINS).order_by(DRAINS.c.gpu)).mappings().all()
-            last_id = connection.scalar(
-                text("SELECT seq FROM sqlite_sequence WHERE name = 'jobs'")  # AUTOINCREMENT's own
-            )
+            last_id = connection.scalar(_LAST_ID, {"below": MAX_ID}) or 0
         return Restored(
-            jobs=tuple(map(codec.decode_job, jobs)),
+            jobs=tuple(map(self._live, jobs)),
             ended=tuple((JobId(row.id), JobState(row.state)) for row in reversed(ends)),
-            drains=tuple(Drain(**row) for row in drains),
-            next_id=JobId((last_id or 0) + 1),
+            drains=tuple(map(self._drain, drains)),
+            next_id=JobId(last_id + 1),
         )
 
     def past(self, now: float) -> Remembered:
         """What the core's history is made of."""
         latest = (
-            select(JOBS.c.body)
-            .where(JOBS.c.ended_at.is_not(None), JOBS.c.started_at.is_not(None))
+            _JOB_ROWS.where(JOBS.c.ended_at.is_not(None), JOBS.c.started_at.is_not(None))
             .order_by(JOBS.c.ended_at.desc(), JOBS.c.id.desc())
             .limit(RUNS)
         )
         with self._reading() as connection:  # one by one: a body has a whole environment
-            bodies = connection.execution_options(yield_per=100).scalars(latest)
-            ended = [past(codec.decode_job(body)) for body in bodies]
+            rows = connection.execution_options(yield_per=100).execute(latest)
+            ended = [past(job) for job in self._decoded(rows)]
         runs = tuple(run for run in reversed(ended) if run is not None)
         return Remembered(runs, tuple(self.submissions(now - BINS * BIN_S)))
 
     def submissions(self, since: float = 0.0) -> list[Submission]:
         """In order, from the last one before `since` on: so the quiet is told from the unknown."""
         before = select(func.max(JOBS.c.submitted_at)).where(JOBS.c.submitted_at < since)
-        gpus = func.json_extract(JOBS.c.body, "$.spec.gpus")
+        valid = func.json_valid(JOBS.c.body)
+        gpus = case((valid, func.json_extract(JOBS.c.body, "$.spec.gpus")))
         query = (
             select(JOBS.c.submitted_at, gpus)
             .where(JOBS.c.submitted_at >= func.coalesce(before.scalar_subquery(), since))
             .order_by(JOBS.c.submitted_at)
         )
         with self._reading() as connection:
-            return [(at, int(gpus)) for at, gpus in connection.execute(query)]
+            rows = connection.execute(query).all()
+        return [(at, gpus) for at, gpus in rows if isinstance(at, float) and isinstance(gpus, int)]
 
     def job(self, job_id: JobId) -> Job | None:
-        return next(iter(self.jobs([job_id])), None)
+        """Raises CarmaError for one whose row cannot be read."""
+        found = next(iter(self.jobs([job_id])), None)
+        if found is None and self.existing([job_id]):
+            raise CarmaError(
+                f"the record of job {job_id} is damaged", "The log of carmad says how."
+            )
+        return found
 
     def jobs(self, ids: Collection[JobId]) -> list[Job]:
         """Those of them that there are, in id order."""
-        return self._read_jobs(_BODIES, {"ids": json.dumps(list(ids))})
+        return self._read_jobs(_GIVEN_JOBS, {"ids": json.dumps(list(ids))})
 
     def existing(self, ids: Collection[JobId]) -> set[JobId]:
         """Those of them that have a row."""
@@ -231,7 +264,8 @@ class SqlStore:
     def users(self) -> list[str]:
         """Whose jobs there are."""
         with self._reading() as connection:
-            return list(connection.scalars(select(JOBS.c.user).distinct()))
+            users = connection.scalars(select(JOBS.c.user).distinct()).all()
+        return [user for user in users if isinstance(user, str)]
 
     def history(
         self,
@@ -248,7 +282,7 @@ class SqlStore:
 
         `before`: only those submitted before this one, to go on where a limit cut the last answer.
         """
-        query = select(JOBS.c.body).order_by(JOBS.c.id.desc()).limit(limit)
+        query = _JOB_ROWS.order_by(JOBS.c.id.desc()).limit(limit)
         if user is not None:
             query = query.where(JOBS.c.user == user)
         if since is not None:
@@ -266,30 +300,29 @@ class SqlStore:
     def decisions(self, job_id: JobId, limit: int) -> list[Decision]:
         """The newest first."""
         query = (
-            select(DECISIONS.c.body)
+            select(DECISIONS.c.id, DECISIONS.c.body)
             .where(DECISIONS.c.job == job_id)
             .order_by(DECISIONS.c.id.desc())
             .limit(limit)
         )
         with self._reading() as connection:
-            bodies = connection.scalars(query).all()
-        return [codec.decode_decision(body) for body in bodies]
+            rows = connection.execute(query).all()
+        return list(
+            self._readable(
+                rows,
+                lambda row: codec.decode_decision(row.body),
+                lambda row: f"decision {row.id} on job {job_id}",
+            )
+        )
 
     def transitions(self, job_id: JobId) -> list[Transition]:
         """Every change of the job's state, in order."""
         query = select(TRANSITIONS).where(TRANSITIONS.c.job == job_id).order_by(TRANSITIONS.c.id)
         with self._reading() as connection:
             rows = connection.execute(query).all()
-        return [
-            Transition(
-                at=row.at,
-                job=JobId(row.job),
-                before=None if row.before is None else JobState(row.before),
-                after=JobState(row.after),
-                attempt=row.attempt,
-            )
-            for row in rows
-        ]
+        return list(
+            self._readable(rows, _transition, lambda row: f"transition {row.id} of job {job_id}")
+        )
 
     def events(self, since: float, limit: int) -> list[LoggedEvent]:
         """The newest first."""
@@ -301,14 +334,24 @@ class SqlStore:
         )
         with self._reading() as connection:
             rows = connection.execute(query).all()
-        return [LoggedEvent(row.at, row.type, codec.decode_event_body(row.body)) for row in rows]
+        return list(
+            self._readable(
+                rows,
+                lambda row: LoggedEvent(row.at, row.type, codec.decode_event_body(row.body)),
+                lambda row: f"event {row.id}",
+            )
+        )
 
     def samples(self, since: float) -> list[GpuSample]:
         """In order of time."""
         query = select(SAMPLES).where(SAMPLES.c.at >= since).order_by(SAMPLES.c.at)
         with self._reading() as connection:
             rows = connection.execute(query).mappings().all()
-        return [GpuSample(**row) for row in rows]
+        return list(
+            self._readable(
+                rows, codec.sample_of, lambda row: f"a sample of GPU {row['gpu']} at {row['at']}"
+            )
+        )
 
     def totals(self, since: float, user: str | None = None) -> Statistics:
         """Sums over the jobs that ended from `since` on."""
@@ -318,11 +361,41 @@ class SqlStore:
 
     # -- within
 
-    def _read_jobs(self, query: Select[str], values: Mapping[str, str]) -> list[Job]:
+    def _read_jobs(self, query: Select[Any], values: Mapping[str, str]) -> list[Job]:
         with self._readers:  # decoding takes the longest
             with self._transaction() as connection:
-                bodies = connection.scalars(query, values).all()
-            return [codec.decode_job(body) for body in bodies]
+                rows = connection.execute(query, values).all()
+            return list(self._decoded(rows))
+
+    def _decoded(self, rows: Iterable[Any]) -> Iterator[Job]:
+        """The jobs of `_JOB_ROWS`."""
+        return self._readable(rows, _job, lambda row: f"job {row.id}")
+
+    def _readable(
+        self, rows: Iterable[R], decode: Callable[[R], T], name: Callable[[R], str]
+    ) -> Iterator[T]:
+        """Those that can be decoded; the others are named, and left out."""
+        for row in rows:
+            try:
+                yield decode(row)
+            except (ValueError, TypeError) as error:  # ValueError: pydantic's own, too
+                self.damage.note(name(row), error)
+
+    def _live(self, row: Mapping[str, Any]) -> Job:
+        """A job that has not ended, or one that stands in for it."""
+        try:
+            return expect_live(codec.decode_job(row["body"]), row["id"])
+        except (ValueError, TypeError) as error:
+            set_aside(self.path.parent, row, error)
+            return stand_in(row)
+
+    def _drain(self, row: Mapping[str, Any]) -> Drain:
+        """Whatever it says, this GPU is to take no job."""
+        try:
+            return codec.drain_of(row)
+        except ValueError as error:
+            self.damage.note(f"the drain of GPU {row['gpu']}", error)
+            return Drain(GpuId(str(row["gpu"])), "its drain's record is damaged", "carmad", 0.0)
 
     @contextmanager
     def _reading(self) -> Iterator[Connection]:
@@ -381,6 +454,15 @@ class SqlStore:
                 connection.scalar(select(func.max(table.c.step))) or 0
                 for table in (TRANSITIONS, EVENTS)
             )
+
+
+def _job(row: Any) -> Job:
+    return expect(codec.decode_job(row.body), row.id, ended=row.ended_at is not None)
+
+
+def _transition(row: Any) -> Transition:
+    before = None if row.before is None else JobState(row.before)
+    return Transition(row.at, JobId(row.job), before, JobState(row.after), row.attempt)
 
 
 def _job_row(job: Job) -> _Row:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.daemon import NO_KERNELS, Carmad, until
+from tests.daemon import NO_KERNELS, Carmad, running, until
 from tests.fake_nvml import nvml_library
 from tests.test_nvml import A, gpu
 
@@ -56,6 +58,26 @@ def on_real_gpus(folder: Path, **settings: str) -> Iterator[Carmad]:
         yield daemon
     finally:
         daemon.clear_away()
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Carmad]:
+    with running(tmp_path, **NO_KERNELS) as carmad:
+        yield carmad
+
+
+def patch(daemon: Carmad, *statements: str) -> None:
+    """Change the database of a daemon that does not run."""
+    with sqlite3.connect(daemon.state / "carma.db") as connection:
+        for statement in statements:
+            connection.execute(statement)
+    connection.close()
+
+
+def check(daemon: Carmad, name: str) -> list[str]:
+    """What doctor says under that name."""
+    found = daemon.get("/v1/doctor")["checks"]
+    return [f"{each['detail']} {each['hint']}" for each in found if each["name"] == name]
 
 
 def troubles(daemon: Carmad) -> list[str]:
@@ -141,3 +163,98 @@ def test_a_source_that_there_is_not_is_still_refused(tmp_path: Path) -> None:
     daemon.start(wait=False)
     assert daemon.await_death()
     assert "no telemetry source is called 'rocm'" in daemon.log.read_text()
+
+
+# -- rows that cannot be read
+
+BODIES = {
+    "torn": "body = substr(body, 1, 40)",
+    "no text": "body = x'7b22ff00c3'",
+    "of another job": "body = replace(body, '\"id\":', '\"id\":7')",
+    "of another shape": """body = '{"id": 1}'""",
+}
+
+
+@pytest.mark.parametrize("harm", BODIES.values(), ids=BODIES)
+def test_a_bad_row_of_an_ended_job_is_left_out_and_named(daemon: Carmad, harm: str) -> None:
+    bad, good = daemon.sh("true"), daemon.sh("true")
+    daemon.ended(bad), daemon.ended(good)
+    daemon.stop()
+    patch(
+        daemon,
+        f"UPDATE jobs SET {harm} WHERE id = {bad}",
+        "UPDATE decisions SET body = '{'",
+        "UPDATE transitions SET after = 'nowhere' WHERE after = 'queued'",
+        "UPDATE events SET body = 'no'",
+        "INSERT INTO drains VALUES ('GPU-x', 'dust', 'root', 'yesterday')",
+        "INSERT INTO samples (at, gpu, sm_active) VALUES (1.5, 'GPU-x', 'much')",
+    )
+    daemon.start()
+    assert [job["id"] for job in daemon.get("/v1/history")["jobs"]] == [good]
+    assert daemon.get("/v1/history?attempts=true")["jobs"] != []
+    assert [job["id"] for job in daemon.get("/v1/status")["jobs"]] == [good]
+    assert [move["after"] for move in daemon.job(good)["history"]][-1] == "succeeded"
+    assert daemon.get("/v1/stats")["total"]["jobs"] == 2
+    assert daemon.why(good)["past"] == []
+    status, out = daemon.call("GET", f"/v1/jobs/{bad}")
+    assert (status, f"job {bad} is damaged" in out["error"]) == (400, True)
+    told = check(daemon, "damage")
+    assert any(line.startswith(f"job {bad} cannot be read") for line in told)
+    assert any("the drain of GPU GPU-x" in line for line in told)
+    log = daemon.log.read_text()
+    assert log.count(f"job {bad} cannot be read") == 1
+    assert "Traceback" not in log
+    assert daemon.ended(daemon.sh("true"))["state"] == "succeeded"
+
+
+@pytest.mark.parametrize("harm", BODIES.values(), ids=BODIES)
+def test_a_bad_row_of_a_job_that_waits_ends_that_job_and_no_other(
+    daemon: Carmad, harm: str
+) -> None:
+    bad, good = daemon.sh("true", held=True), daemon.sh("true", held=True)
+    follows = daemon.sh("true", after=[{"job": str(bad), "kind": "afterok"}])
+    daemon.stop()
+    patch(daemon, f"UPDATE jobs SET {harm} WHERE id = {bad}")
+    daemon.start()
+    ended = daemon.ended(bad)
+    assert ended["state"] == "cancelled"
+    assert "its record in the database was damaged" in ended["exit"]["evidence"]
+    assert daemon.ended(follows)["state"] == "cancelled"
+    (told,) = check(daemon, "damage")
+    aside = daemon.state / "set-aside" / f"job-{bad}.json"
+    assert str(aside) in told
+    assert aside.stat().st_mode & 0o777 == 0o600
+    assert json.loads(aside.read_text())["row"]["id"] == bad
+    daemon.post("/v1/release", {"select": str(good)})
+    assert daemon.ended(good)["state"] == "succeeded"
+    assert not daemon.attempt(bad).exists()
+
+
+def test_a_bad_row_of_a_job_that_runs_frees_no_gpu_before_its_end(tmp_path: Path) -> None:
+    with running(tmp_path, "1xA100-40GB", **NO_KERNELS) as daemon:
+        runs = daemon.sh("echo up; read go < fifo; exit 3", exclusive=True)
+        os.mkfifo(daemon.work / "fifo")
+        daemon.await_output(runs, "up")
+        waits = daemon.sh("true", exclusive=True)
+        daemon.kill()
+        patch(daemon, f"UPDATE jobs SET body = 'gone' WHERE id = {runs}")
+        daemon.start()
+        assert [each["id"] for each in daemon.gpus()[0]["jobs"]] == [runs]
+        assert daemon.job(waits)["state"] in ("pending", "queued")
+        assert any("damaged" in note for note in daemon.job(runs)["notes"])
+        (daemon.work / "fifo").write_text("go\n")
+        ended = daemon.ended(runs)
+        assert (ended["state"], ended["exit"]["code"]) == ("failed", 3)
+        assert daemon.ended(waits)["state"] == "succeeded"
+        daemon.stop()
+        daemon.start()  # and it is on record
+        assert daemon.job(runs)["state"] == "failed"
+
+
+def test_a_state_that_there_is_not_keeps_no_job_from_its_turn(daemon: Carmad) -> None:
+    waits = daemon.sh("true", held=True)
+    daemon.stop()
+    patch(daemon, f"UPDATE jobs SET state = 'nowhere' WHERE id = {waits}")
+    daemon.start()
+    daemon.post("/v1/release", {"select": str(waits)})
+    assert daemon.ended(waits)["state"] == "succeeded"
