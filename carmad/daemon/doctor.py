@@ -19,6 +19,7 @@ from carmad.api.phrases import gib
 from carmad.api.render import Scene
 from carmad.config import Settings
 from carmad.core.types import Mode
+from carmad.daemon import records
 from carmad.daemon.environment import HOOKS
 from carmad.gpu.mps import Mps, ServerState
 from carmad.gpu.source import Capabilities
@@ -29,6 +30,7 @@ MIB = 1 << 20
 LITTLE_SPACE = 1024 * MIB
 NO_SPACE = 64 * MIB
 CLOCK_OFF_S = 2.0
+MOST_NAMED = 10  # of one kind of file
 PLUGINS_WITHIN_S = 20.0
 WAL_FIX = ((3, 51, 3), (3, 50, 7), (3, 44, 6))
 
@@ -191,6 +193,15 @@ def _damage(store: SqlStore) -> Iterator[Check]:
     for what, why in store.damage.found().items():
         hint = "It is left out of what is shown. A backup may have it whole."
         yield Check("damage", None, f"{what} cannot be read in the database: {why}", hint)
+    jobs = store.path.parent / "jobs"
+    left = records.found(jobs)
+    known = store.existing(set(left.values()))
+    for path in [path for path, job in left.items() if job not in known][:MOST_NAMED]:
+        unit = f"carma-job-{path.name.replace('.', '-')}"
+        hint = f"Does it still run? systemctl status {unit}. It goes on, and nobody looks after it."
+        yield Check("records", None, f"{path} is of no job in the database", hint)
+    for path in records.strange(jobs)[:MOST_NAMED]:
+        yield Check("records", None, f"{path} is no record of an attempt", "Remove it.")
     for path in sorted((store.path.parent / FOLDER).glob("*.json")):
         detail = f"a job that had not ended could not be read; its record is {path}"
         yield Check("damage", None, detail, "Its owner submits it again; then remove the file.")

@@ -14,7 +14,7 @@ from typing import BinaryIO
 from apscheduler.schedulers.background import BackgroundScheduler
 
 from carmad.config import Retention
-from carmad.core.types import JobId
+from carmad.daemon import records
 from carmad.errors import CarmaError
 from carmad.store.sql import SqlStore
 
@@ -85,11 +85,11 @@ def remove_attempts(directory: Path, store: SqlStore) -> int:
     Those touched of late stay: after an older backup was restored, one may be a running job's.
     """
     settled = time.time() - _SETTLED_S
-    found: dict[Path, JobId] = {}
-    for path in directory.glob("*.*"):
-        number, _, attempt = path.name.partition(".")
-        if number.isdecimal() and attempt.isdecimal() and path.lstat().st_mtime < settled:
-            found[path] = JobId(int(number))
+    found = {
+        path: job
+        for path, job in records.found(directory).items()
+        if path.lstat().st_mtime < settled
+    }
     known = store.existing(set(found.values()))
     gone = [path for path, job in found.items() if job not in known]
     for path in gone:

@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from carmad.config import Settings
 from carmad.core.history import History
 from carmad.core.messages import CancelRequested, Step, Trained
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import JobState
+from carmad.core.types import JobId, JobState
 from carmad.daemon import doctor, systemd
 from carmad.daemon.answers import VERSION
 from carmad.daemon.engine import Engine
@@ -32,10 +32,10 @@ from carmad.daemon.models import Models
 from carmad.daemon.monitor import Monitor
 from carmad.daemon.mpswatch import MpsWatch
 from carmad.daemon.rollup import Rollup
-from carmad.daemon.server import Server, create_app
+from carmad.daemon.server import Server, create_app, turn_away
 from carmad.daemon.service import Service
 from carmad.daemon.world import DaemonWorld
-from carmad.errors import CarmaError
+from carmad.errors import CarmaError, Hopeless
 from carmad.gpu import emulated
 from carmad.gpu.choose import choose
 from carmad.gpu.mps import Mps
@@ -47,26 +47,33 @@ from carmad.store.sql import SqlStore
 log = logging.getLogger("carmad")
 
 PROBE_S = 5.0
+EX_CONFIG = 78  # RestartPreventExitStatus of carmad.service
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     os.umask(0o022)  # sockets, pipes and cards are for others to reach
+    fds = systemd.listen_fds()
+    listener = socket.socket(fileno=fds[0]) if fds else None
     try:
         _log_to(options.log_file)
-        run(options)
+        run(options, listener)
     except CarmaError as error:
         print(f"carmad: {error.message}", file=sys.stderr)
         if error.hint:
             print(f"hint: {error.hint}", file=sys.stderr)
-        return 1
+        if listener:
+            turn_away(listener)
+        return EX_CONFIG if isinstance(error, Hopeless) else 1
     return 0
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
     """Everything is built before the first event, and closed in the opposite order."""
     state_dir = Path(options.state_dir or paths.state_dir()).absolute()
-    settings, config = _settings(options, state_dir)
+    with _for_a_person():
+        settings, config = _settings(options, state_dir)
+        source = choose(settings.monitor.source, settings.monitor.period_s)
     with contextlib.ExitStack() as stack:
         store = SqlStore.open(state_dir / "carma.db")
         stack.callback(store.close)
@@ -75,19 +82,18 @@ def run(options: argparse.Namespace) -> None:
         for user in store.users():
             ended_well = store.history(user=user, states=[JobState.SUCCEEDED], limit=JOBS_PER_USER)
             experience.remember(reversed(ended_well))
-        registry.estimator(settings.estimator, settings, experience.server())  # is it there?
-        scheduler = Scheduler(
-            settings,
-            registry.policy(settings),
-            registry.recovery(settings),
-            registry.predictor(settings),
-        )
+        with _for_a_person():
+            registry.estimator(settings.estimator, settings, experience.server())  # is it there?
+            scheduler = Scheduler(
+                settings,
+                registry.policy(settings),
+                registry.recovery(settings),
+                registry.predictor(settings),
+            )
         own_units = has_systemd()
         grace_s = settings.limits.kill_grace_s
         launcher = Launcher(state_dir, systemd=own_units, kill_grace_s=grace_s)
-        # After a backup was put back, jobs newer than it may have left their records.
-        newest = max(launcher.launched(), default=0)
-        inbox = Inbox(clock, max(store.restore().next_id, newest + 1))
+        inbox = Inbox(clock, _next_id(store, launcher))
         mps = _mps(settings, state_dir, own_units)
         where = options.socket or paths.daemon_socket()
         job_env = {"CARMA_SOCKET": os.path.abspath(where)}  # noqa: PTH100 - a link stays one
@@ -105,7 +111,6 @@ def run(options: argparse.Namespace) -> None:
         trained = _tell_of_models(inbox)
         models = Models(state_dir / "models", store, settings.models.retrain_days, trained)
         rollup = Rollup()
-        source = choose(settings.monitor.source, settings.monitor.period_s)
         monitor = Monitor(source, settings.monitor, inbox, world.shepherd.owner, rollup.add)
         world.monitor = monitor
         service = Service(
@@ -123,7 +128,7 @@ def run(options: argparse.Namespace) -> None:
             config_path=str(config) if config else None,
             config_toml=configfile.dump(settings),
         )
-        server = Server(_socket(where), create_app(service))
+        server = Server(listener or _socket(where), create_app(service))
         past = store.past(clock())
         journal = Journal(
             state_dir / "journal",
@@ -171,6 +176,29 @@ def run(options: argparse.Namespace) -> None:
         engine.run()
         systemd.notify("STOPPING=1")
         log.info("stopping; running jobs go on")
+
+
+@contextlib.contextmanager
+def _for_a_person() -> Iterator[None]:
+    """What is wrong in here is wrong with the settings, and stays so."""
+    try:
+        yield
+    except CarmaError as error:
+        raise Hopeless(error.message, error.hint) from error
+
+
+def _next_id(store: SqlStore, launcher: Launcher) -> JobId:
+    """Also after a backup was put back that is older than others, or than records of jobs."""
+    known, recorded = store.restore().next_id, launcher.launched()
+    next_id = max(known, store.last_id_backed_up() + 1, max(recorded, default=0) + 1)
+    if next_id > known:
+        log.warning(
+            "the database knows no job from %d on, and there were some: ids go on at %d."
+            " Was a backup put back? See carma doctor",
+            known,
+            next_id,
+        )
+    return JobId(next_id)
 
 
 def _take_over(scheduler: Scheduler, launcher: Launcher, world: DaemonWorld) -> None:
@@ -246,9 +274,7 @@ def _mps(settings: Settings, state_dir: Path, own_units: bool) -> Mps | None:
 
 
 def _socket(path: str) -> socket.socket:
-    """systemd's, or one of our own at `path`. Raises CarmaError if another daemon answers there."""
-    if fds := systemd.listen_fds():
-        return socket.socket(fileno=fds[0])
+    """One of our own at `path`. Raises CarmaError if another daemon answers there."""
     if _answers(path):
         raise CarmaError(f"another carmad answers at {path}", "stop it first: carma daemon stop")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -37,7 +37,15 @@ from carmad.core.types import ENDED, GpuId, GpuSample, Job, JobId, JobState
 from carmad.errors import CarmaError
 from carmad.store import backups, codec, migrate, statistics
 from carmad.store.damage import Damage, expect, expect_live, set_aside, stand_in
-from carmad.store.database import DatabaseErrors, StoreFull, connect, damaged, explain
+from carmad.store.database import (
+    DatabaseErrors,
+    StoreFull,
+    connect,
+    damaged,
+    expect_backed_up,
+    explain,
+)
+from carmad.store.database import expect as expect_database
 from carmad.store.tables import DECISIONS, DRAINS, EVENTS, JOBS, SAMPLES, TRANSITIONS
 from carmad.store.values import (
     LoggedEvent,
@@ -100,6 +108,7 @@ class SqlStore:
         """Check and upgrade the database at `path`, or make it when there is none."""
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            expect_database(path)
             path.touch(mode=0o600)
             path.chmod(0o600)  # it holds the environments of everyone's jobs
         except OSError as error:
@@ -183,6 +192,10 @@ class SqlStore:
         copy = self._copy()
         backups.prune(self.path.parent, keep)
         return copy
+
+    def last_id_backed_up(self) -> JobId:
+        """0: there is no backup, or none of any job."""
+        return JobId(backups.last_id(self.path.parent))
 
     def copy_to(self, path: Path) -> None:
         """A copy for another process to read, as nobody else can read this one."""
@@ -428,7 +441,9 @@ class SqlStore:
             current = migrate.revision(connection)
         if not migrate.pending(current):
             return
-        if current is not None:
+        if current is None:
+            expect_backed_up(self.path)
+        else:
             self._copy()
         # Copying a table drops the old one, which would take the rows that refer to it along.
         self._set_foreign_keys("OFF")
