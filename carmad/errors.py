@@ -10,3 +10,7 @@ class CarmaError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+
+
+class Hopeless(CarmaError):
+    """To start again would end the same way: a person has to mend something first."""

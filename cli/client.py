@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
+import time
 
 from carmad import paths
 from cli.problems import Refused, Unreachable
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 TIMEOUT_S = 30.0
+BACK_WITHIN_S = 8.0  # systemd starts a carmad that died after five seconds
+LOOK_S = 0.2
+UNIT = "/etc/systemd/system/carmad.socket"  # as `carma daemon install` leaves it
 START_HINT = (
     "is carmad running? start one with `carma daemon start`,"
     " or `sudo systemctl start carmad` for the whole server"
@@ -44,7 +49,7 @@ def _call(method: str, path: str, body: bytes, within_s: float) -> Any:
         f"{method} {path} HTTP/1.0\r\nHost: carma\r\nAccept: application/json\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
-    status, answer = _read(_exchange(head.encode() + body, within_s))
+    status, answer = _answered(method, path, head.encode() + body, within_s)
     if status < 400:
         return answer
     raise Refused(
@@ -54,7 +59,50 @@ def _call(method: str, path: str, body: bytes, within_s: float) -> Any:
     )
 
 
+def _answered(method: str, path: str, request: bytes, within_s: float) -> tuple[int, Any]:
+    """A question that a carmad took and died over is asked again: it may be back in a moment. What
+    changes something is not: it may have been done."""
+    waited = 0.0
+    died = False
+    while True:
+        try:
+            return _read(_exchange(request, within_s))
+        except Broken as broken:
+            died = True
+            if method != "GET" or broken.busy or waited >= BACK_WITHIN_S:
+                raise Unreachable(broken.message, _what_became(method, path, broken)) from None
+        except Unreachable:
+            if not died or waited >= BACK_WITHIN_S:
+                raise
+        time.sleep(LOOK_S)
+        waited += LOOK_S
+
+
+class Broken(Unreachable):
+    """There is no answer; `whole`: though carmad had all that was asked. `busy`: it is there, and
+    to ask again would make it more so."""
+
+    def __init__(self, message: str, whole: bool, busy: bool = False) -> None:
+        super().__init__(message)
+        self.whole = whole
+        self.busy = busy
+
+
+def _what_became(method: str, path: str, broken: Broken) -> str:
+    if not broken.whole:
+        return "nothing was done: it had not been told all of it; try again"
+    if method == "GET":
+        return "it may be stopping, busy, or dead: look at its log"
+    if path == "/v1/jobs":
+        return (
+            "it is not known whether the job was taken: look with `carma queue` and"
+            " `carma history` before you submit it again"
+        )
+    return "it is not known whether that was done: do it again, twice does no harm"
+
+
 def _exchange(request: bytes, within_s: float) -> bytes:
+    """Raises Unreachable: nobody has heard it; Broken: somebody may have."""
     where = paths.socket_path()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(within_s)
@@ -64,18 +112,45 @@ def _exchange(request: bytes, within_s: float) -> bytes:
             raise Refused(f"you may not use {where}", "ask its owner", "forbidden") from None
         except OSError as error:
             why = error.strerror or str(error)
-            raise Unreachable(f"no answer at {where}: {why}", START_HINT) from None
+            raise Unreachable(f"no answer at {where}: {why}", _where_hint(where)) from None
+        whole = False
         try:
             with contextlib.suppress(BrokenPipeError):  # refused unread; the answer says why
                 connection.sendall(request)
+                whole = True
             chunks = []
             while chunk := connection.recv(65536):
                 chunks.append(chunk)
+        except TimeoutError:
+            raise Broken(f"carmad has not answered in {within_s:g} s", whole, busy=True) from None
         except OSError as error:
-            why = error.strerror or str(error)
-            hint = "it may have done what was asked: look with `carma queue`"
-            raise Unreachable(f"carmad went silent: {why}", hint) from None
-        return b"".join(chunks)
+            raise Broken(f"carmad went silent: {error.strerror or error}", whole) from None
+        response = b"".join(chunks)
+        if not _is_whole(response):
+            raise Broken("carmad closed the connection without an answer", whole)
+        return response
+
+
+def _where_hint(where: str) -> str:
+    """What to do when nobody listens at a place."""
+    if where == paths.SYSTEM_SOCKET and os.path.exists(UNIT):  # noqa: PTH110 - light
+        return (
+            "an administrator restores it with `sudo systemctl restart carmad.socket carmad`;"
+            " jobs go on"
+        )
+    if os.environ.get("CARMA_SOCKET"):
+        return f"CARMA_SOCKET says to ask there; {START_HINT}"
+    return START_HINT
+
+
+def _is_whole(response: bytes) -> bool:
+    """Has all of the answer come that its head promises?"""
+    head, end, body = response.partition(b"\r\n\r\n")
+    for line in head.split(b"\r\n")[1:]:
+        name, _, value = line.partition(b":")
+        if name.lower() == b"content-length" and value.strip().isdigit():
+            return len(body) >= int(value)
+    return bool(end)
 
 
 def _read(response: bytes) -> tuple[int, dict[str, Any]]:
@@ -83,8 +158,7 @@ def _read(response: bytes) -> tuple[int, dict[str, Any]]:
     try:
         status = int(head.split(None, 2)[1])
     except (IndexError, ValueError):
-        hint = "it may be stopping: look at its log"
-        raise Unreachable("carmad closed the connection without an answer", hint) from None
+        raise Refused("what answered is not carmad", "", "error") from None
     try:
         answer = json.loads(body)
     except ValueError:

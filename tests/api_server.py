@@ -76,7 +76,7 @@ class Daemon:
             lambda: CAPABILITIES,
             Experience(settings),
             _guesses,
-            lambda scene: doctor.checks(settings, scene, CAPABILITIES, folder, False, None),
+            lambda scene: doctor.checks(settings, scene, CAPABILITIES, self.store, False, None),
             Untrained(folder / "models", self.store, 0.0, lambda models: None),
         )
         self.app = create_app(self.service)

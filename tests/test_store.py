@@ -132,9 +132,10 @@ def test_restores_what_the_core_needs(store: SqlStore) -> None:
     drain = Drain(GpuId("GPU-1"), "a fan is loud", "root", 3.0)
     over = job(2, JobState.SUCCEEDED, ended_at=9.0)
     sooner = job(4, JobState.FAILED, ended_at=5.0)
-    store.commit(step(job(3), over, job(1, JobState.RUNNING), sooner, drains=(drain,)))
+    runs = job(1, JobState.RUNNING, gpus=(GpuId("GPU-2"),))
+    store.commit(step(job(3), over, runs, sooner, drains=(drain,)))
     restored = reopened(store).restore()
-    assert restored.jobs == (job(1, JobState.RUNNING), job(3))
+    assert restored.jobs == (runs, job(3))
     assert restored.ended == ((4, JobState.FAILED), (2, JobState.SUCCEEDED))
     assert restored.drains == (drain,)
     assert restored.next_id == 5

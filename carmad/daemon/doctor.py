@@ -19,14 +19,18 @@ from carmad.api.phrases import gib
 from carmad.api.render import Scene
 from carmad.config import Settings
 from carmad.core.types import Mode
+from carmad.daemon import folders
 from carmad.daemon.environment import HOOKS
 from carmad.gpu.mps import Mps, ServerState
 from carmad.gpu.source import Capabilities
+from carmad.store.damage import FOLDER
+from carmad.store.sql import SqlStore
 
 MIB = 1 << 20
 LITTLE_SPACE = 1024 * MIB
 NO_SPACE = 64 * MIB
 CLOCK_OFF_S = 2.0
+MOST_NAMED = 10  # of one kind of file
 PLUGINS_WITHIN_S = 20.0
 WAL_FIX = ((3, 51, 3), (3, 50, 7), (3, 44, 6))
 
@@ -57,7 +61,7 @@ def checks(
     settings: Settings,
     scene: Scene,
     capabilities: Capabilities,
-    state_dir: Path,
+    store: SqlStore,
     systemd: bool,
     mps: Mps | None,
 ) -> list[Check]:
@@ -68,7 +72,8 @@ def checks(
         *_gpus(scene, capabilities),
         *_islands(scene),
         *_mps(settings, scene, mps),
-        *_state(state_dir),
+        *_state(store.path.parent),
+        *_damage(store),
         _systemd(systemd),
         _unit(),
         _cgroup(),
@@ -182,6 +187,24 @@ def _state(state_dir: Path) -> Iterator[Check]:
     detail = f"{free // MIB} MiB free for {state_dir}"
     hint = "Make room: without any, no job can be accepted." if free < LITTLE_SPACE else ""
     yield Check("disk", False if free < NO_SPACE else None if hint else True, detail, hint)
+
+
+def _damage(store: SqlStore) -> Iterator[Check]:
+    for what, why in store.damage.found().items():
+        hint = "It is left out of what is shown. A backup may have it whole."
+        yield Check("damage", None, f"{what} cannot be read in the database: {why}", hint)
+    jobs = store.path.parent / "jobs"
+    left = folders.found(jobs)
+    known = store.existing(set(left.values()))
+    for path in [path for path, job in left.items() if job not in known][:MOST_NAMED]:
+        unit = f"carma-job-{path.name.replace('.', '-')}"
+        hint = f"Does it still run? systemctl status {unit}. It goes on, and nobody looks after it."
+        yield Check("records", None, f"{path} is of no job in the database", hint)
+    for path in folders.strange(jobs)[:MOST_NAMED]:
+        yield Check("records", None, f"{path} is no record of an attempt", "Remove it.")
+    for path in sorted((store.path.parent / FOLDER).glob("*.json")):
+        detail = f"a job that had not ended could not be read; its record is {path}"
+        yield Check("damage", None, detail, "Its owner submits it again; then remove the file.")
 
 
 def _systemd(systemd: bool) -> Check:

@@ -14,7 +14,7 @@ from typing import BinaryIO
 from apscheduler.schedulers.background import BackgroundScheduler
 
 from carmad.config import Retention
-from carmad.core.types import JobId
+from carmad.daemon import folders
 from carmad.errors import CarmaError
 from carmad.store.sql import SqlStore
 
@@ -91,11 +91,11 @@ def remove_attempts(directory: Path, store: SqlStore) -> int:
     Those touched of late stay: after an older backup was restored, one may be a running job's.
     """
     settled = time.time() - _SETTLED_S
-    found: dict[Path, JobId] = {}
-    for path in directory.glob("*.*"):
-        number, _, attempt = path.name.partition(".")
-        if number.isdecimal() and attempt.isdecimal() and path.lstat().st_mtime < settled:
-            found[path] = JobId(int(number))
+    found = {
+        path: job
+        for path, job in folders.found(directory).items()
+        if path.lstat().st_mtime < settled
+    }
     known = store.existing(set(found.values()))
     gone = [path for path, job in found.items() if job not in known]
     for path in gone:
@@ -108,9 +108,9 @@ def shorten_logs(directory: Path) -> None:
 
     In place, as whoever writes it keeps it open. A job's own directory is left alone.
     """
-    for folder, folders, names in os.walk(directory):
-        if "jobs" in folders:
-            folders.remove("jobs")
+    for folder, below, names in os.walk(directory):
+        if "jobs" in below:
+            below.remove("jobs")
         for path in (Path(folder, name) for name in names if name.endswith(".log")):
             if path.is_symlink():
                 continue

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from carmad.core.types import FOR_GOOD, Job, JobId
-from carmad.daemon import supervisor
+from carmad.daemon import folders, supervisor
 from carmad.daemon.environment import REPORT_FD, command, log_paths
 from carmad.errors import CarmaError
 
@@ -114,8 +114,7 @@ class Launcher:
 
     def launched(self) -> set[JobId]:
         """The jobs that have something in the state directory."""
-        names = (path.name.partition(".")[0] for path in (self._state_dir / "jobs").iterdir())
-        return {JobId(int(name)) for name in names if name.isdecimal()}
+        return set(folders.found(self._state_dir / "jobs").values())
 
     def reap(self) -> None:
         """Collect supervisors that have ended, so that none stays a zombie."""

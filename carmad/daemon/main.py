@@ -10,16 +10,16 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from carmad import configfile, paths, registry
 from carmad.config import Settings
 from carmad.core.history import History
-from carmad.core.messages import Step, Trained
+from carmad.core.messages import CancelRequested, Step, Trained
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import JobSpec, JobState, Refusal
+from carmad.core.types import JobId, JobSpec, JobState, Refusal
 from carmad.daemon import bounds, doctor, systemd
 from carmad.daemon.answers import VERSION
 from carmad.daemon.clock import Clock, boot_id, wall_ahead
@@ -33,40 +33,48 @@ from carmad.daemon.models import Models
 from carmad.daemon.monitor import Monitor
 from carmad.daemon.mpswatch import MpsWatch
 from carmad.daemon.rollup import Rollup
-from carmad.daemon.server import Server, create_app
+from carmad.daemon.server import Server, create_app, turn_away
 from carmad.daemon.service import Service
 from carmad.daemon.world import DaemonWorld
-from carmad.errors import CarmaError
+from carmad.errors import CarmaError, Hopeless
 from carmad.gpu import emulated
 from carmad.gpu.choose import choose
 from carmad.gpu.mps import Mps
 from carmad.models import Model
+from carmad.store.damage import stands_in
 from carmad.store.journal import Journal
 from carmad.store.sql import SqlStore
 
 log = logging.getLogger("carmad")
 
 PROBE_S = 5.0
+EX_CONFIG = 78  # RestartPreventExitStatus of carmad.service
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     os.umask(0o022)  # sockets, pipes and cards are for others to reach
+    fds = systemd.listen_fds()
+    listener = socket.socket(fileno=fds[0]) if fds else None
     try:
         _log_to(options.log_file)
-        run(options)
+        run(options, listener)
     except CarmaError as error:
         print(f"carmad: {error.message}", file=sys.stderr)
         if error.hint:
             print(f"hint: {error.hint}", file=sys.stderr)
-        return 1
+        if listener:
+            turn_away(listener)
+        return EX_CONFIG if isinstance(error, Hopeless) else 1
     return 0
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
     """Everything is built before the first event, and closed in the opposite order."""
     state_dir = Path(options.state_dir or paths.state_dir()).absolute()
-    settings, config = _settings(options, state_dir)
+    with _for_a_person():
+        settings, config = _settings(options, state_dir)
+        source = choose(settings.monitor.source, settings.monitor.period_s)
     with contextlib.ExitStack() as stack:
         store = SqlStore.open(state_dir / "carma.db")
         stack.callback(store.close)
@@ -75,17 +83,16 @@ def run(options: argparse.Namespace) -> None:
         for user in store.users():
             ended_well = store.history(user=user, states=[JobState.SUCCEEDED], limit=JOBS_PER_USER)
             experience.remember(reversed(ended_well))
-        registry.estimator(settings.estimator, settings, experience.server())  # is it there?
-        policy, fallback = registry.policy(settings), registry.fallback(settings)
-        recovery, predictor = registry.recovery(settings), registry.predictor(settings)
-        scheduler = Scheduler(settings, policy, recovery, predictor, fallback)
+        with _for_a_person():
+            registry.estimator(settings.estimator, settings, experience.server())  # is it there?
+            policy, fallback = registry.policy(settings), registry.fallback(settings)
+            recovery, predictor = registry.recovery(settings), registry.predictor(settings)
+            scheduler = Scheduler(settings, policy, recovery, predictor, fallback)
         guarded = [each for each in (policy, fallback, recovery, predictor) if each]
         own_units = has_systemd()
         grace_s = settings.limits.kill_grace_s
         launcher = Launcher(state_dir, systemd=own_units, kill_grace_s=grace_s)
-        # After a backup was put back, jobs newer than it may have left their records.
-        newest = max(launcher.launched(), default=0)
-        inbox = Inbox(clock, max(store.restore().next_id, newest + 1))
+        inbox = Inbox(clock, _next_id(store, launcher))
         mps = _mps(settings, state_dir, own_units)
         where = options.socket or paths.daemon_socket()
         job_env = {"CARMA_SOCKET": os.path.abspath(where)}  # noqa: PTH100 - a link stays one
@@ -104,7 +111,6 @@ def run(options: argparse.Namespace) -> None:
         trained = _tell_of_models(inbox)
         models = Models(state_dir / "models", store, settings.models.retrain_days, trained)
         rollup = Rollup()
-        source = choose(settings.monitor.source, settings.monitor.period_s)
         monitor = Monitor(source, settings.monitor, inbox, world.shepherd.owner, rollup.add)
         world.monitor = monitor
         service = Service(
@@ -116,14 +122,14 @@ def run(options: argparse.Namespace) -> None:
             experience,
             lambda spec: guesses(settings, experience.server(), spec),
             lambda scene: doctor.checks(
-                settings, scene, monitor.capabilities(), state_dir, own_units, mps
+                settings, scene, monitor.capabilities(), store, own_units, mps
             ),
             models,
             config_path=str(config) if config else None,
             config_toml=configfile.dump(settings),
             troubles=lambda: [each.trouble for each in guarded if each.trouble],
         )
-        server = Server(_socket(where), create_app(service))
+        server = Server(listener or _socket(where), create_app(service))
         past = store.past(clock())
         journal = Journal(
             state_dir / "journal",
@@ -146,6 +152,7 @@ def run(options: argparse.Namespace) -> None:
         engine.restore(History(past.runs, past.submissions))
         trained(models.load())
         _take_over(scheduler, launcher, world)
+        _end_unreadable(scheduler, inbox)
         stack.callback(world.close)
         monitor.start()
         stack.callback(monitor.stop)
@@ -187,6 +194,29 @@ def _estimate(
     return estimate
 
 
+@contextlib.contextmanager
+def _for_a_person() -> Iterator[None]:
+    """What is wrong in here is wrong with the settings, and stays so."""
+    try:
+        yield
+    except CarmaError as error:
+        raise Hopeless(error.message, error.hint) from error
+
+
+def _next_id(store: SqlStore, launcher: Launcher) -> JobId:
+    """Also after a backup was put back that is older than others, or than records of jobs."""
+    known, recorded = store.restore().next_id, launcher.launched()
+    next_id = max(known, store.last_id_backed_up() + 1, max(recorded, default=0) + 1)
+    if next_id > known:
+        log.warning(
+            "the database knows no job from %d on, and there were some: ids go on at %d."
+            " Was a backup put back? See carma doctor",
+            known,
+            next_id,
+        )
+    return JobId(next_id)
+
+
 def _take_over(scheduler: Scheduler, launcher: Launcher, world: DaemonWorld) -> None:
     """What an earlier daemon left: attempts that still run, and records of those that ended. Those
     that were about to start or stop are owed that, and are watched from then on."""
@@ -196,6 +226,14 @@ def _take_over(scheduler: Scheduler, launcher: Launcher, world: DaemonWorld) -> 
         if job.state is JobState.RUNNING:
             world.adopt(job)
     world.shepherd.start()
+
+
+def _end_unreadable(scheduler: Scheduler, inbox: Inbox) -> None:
+    """Jobs that wait, and whose records are damaged, never start; those that run are watched."""
+    for job in scheduler.jobs.values():
+        if stands_in(job) and not job.holds_gpus:
+            by = "carmad: its record in the database was damaged"
+            inbox.post(CancelRequested(inbox.clock(), job.id, by))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -253,9 +291,7 @@ def _mps(settings: Settings, state_dir: Path, own_units: bool) -> Mps | None:
 
 
 def _socket(path: str) -> socket.socket:
-    """systemd's, or one of our own at `path`. Raises CarmaError if another daemon answers there."""
-    if fds := systemd.listen_fds():
-        return socket.socket(fileno=fds[0])
+    """One of our own at `path`. Raises CarmaError if another daemon answers there."""
     if _answers(path):
         raise CarmaError(f"another carmad answers at {path}", "stop it first: carma daemon stop")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -6,6 +6,7 @@ What is asked is answered in `routes`. Here is who asks, how much, and how slowl
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import struct
@@ -18,6 +19,7 @@ from typing import Any, ClassVar
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -231,14 +233,38 @@ class PeerProtocol(HttpToolsProtocol):
             )
 
 
-_BUSY_BODY = (
-    b'{"error": "you have too many connections to carmad open",'
-    b' "hint": "Wait for jobs with one `carma wait` instead of many.", "code": "unavailable"}'
+def _unavailable(error: str, hint: str) -> bytes:
+    """An answer to whatever was asked."""
+    body = to_json({"error": error, "hint": hint, "code": "unavailable"})
+    return (
+        b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\n"
+        b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    )
+
+
+_BUSY = _unavailable(
+    "you have too many connections to carmad open",
+    "Wait for jobs with one `carma wait` instead of many.",
 )
-_BUSY = (
-    b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\ncontent-type: application/json\r\n"
-    b"content-length: %d\r\n\r\n%b" % (len(_BUSY_BODY), _BUSY_BODY)
+_NO_START = _unavailable(
+    "carmad cannot start, and has done nothing",
+    "An administrator finds the reason with: journalctl -u carmad",
 )
+
+
+def turn_away(listener: socket.socket) -> None:
+    """Answer those who wait for a carmad that cannot start. They would start it again and again:
+    systemd does so as long as anybody waits."""
+    listener.setblocking(False)
+    with contextlib.suppress(OSError):  # nobody is left
+        while True:
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.sendall(_NO_START)
+                connection.shutdown(socket.SHUT_WR)
+                connection.setblocking(False)
+                while connection.recv(1 << 16):  # left unread, it would reset the answer
+                    pass
 
 
 class Server:

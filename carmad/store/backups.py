@@ -6,11 +6,14 @@ would drop the locks that this process holds.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 import time
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 from sqlalchemy import Engine
 
@@ -74,7 +77,30 @@ def prune(state_dir: Path, keep: int) -> None:
 
 
 def newest(state_dir: Path) -> Path | None:
-    return next(reversed(_all(state_dir)), None)
+    """Of those that are whole. Slow: they are read."""
+    return next((copy for copy in reversed(_all(state_dir)) if _is_whole(copy)), None)
+
+
+def last_id(state_dir: Path) -> int:
+    """The last that had been given to a job when the newest readable copy was made; 0: none was."""
+    query = "SELECT seq FROM sqlite_sequence WHERE name = 'jobs'"
+    answers = (_asked(copy, query) for copy in reversed(_all(state_dir)))
+    return next((int(row[0]) for row in answers if row), 0)
+
+
+def _is_whole(copy: Path) -> bool:
+    tables = _asked(copy, "SELECT 1 FROM alembic_version")
+    return tables is not None and _asked(copy, "PRAGMA quick_check(1)") == ("ok",)
+
+
+def _asked(copy: Path, query: str) -> tuple[Any, ...] | None:
+    """The first row of the answer, if there is any."""
+    with contextlib.suppress(sqlite3.Error):
+        uri = f"file:{quote(str(copy))}?mode=ro&immutable=1"
+        with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
+            row: tuple[Any, ...] | None = connection.execute(query).fetchone()
+            return row
+    return None
 
 
 def _all(state_dir: Path) -> list[Path]:

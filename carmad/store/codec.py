@@ -5,18 +5,21 @@ Old rows stay readable as long as a new field has a default; fields since remove
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import Discriminator, TypeAdapter
 from pydantic_core import from_json, to_json
 
 from carmad.core.decision import Decision
-from carmad.core.messages import Event, RequeueRequested, Submitted, Trained
-from carmad.core.types import Job
+from carmad.core.messages import Drain, Event, RequeueRequested, Submitted, Trained
+from carmad.core.types import GpuSample, Job
 from carmad.models import Model
 
 _JOB = TypeAdapter(Job)
 _DECISION = TypeAdapter(Decision)
+_DRAIN = TypeAdapter(Drain)
+_SAMPLE = TypeAdapter(GpuSample)
 _MODEL: TypeAdapter[Model] = TypeAdapter(Annotated[Model, Discriminator("kind")])
 
 
@@ -37,6 +40,15 @@ def encode_decision(decision: Decision) -> str:
 
 def decode_decision(text: str) -> Decision:
     return _DECISION.validate_json(text)
+
+
+def drain_of(row: Mapping[str, Any]) -> Drain:
+    """A table's row. Raises ValueError, as all that decodes here."""
+    return _DRAIN.validate_python(dict(row))
+
+
+def sample_of(row: Mapping[str, Any]) -> GpuSample:
+    return _SAMPLE.validate_python(dict(row))
 
 
 def encode_model(model: Model) -> str:

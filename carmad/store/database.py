@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import URL, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 
-from carmad.errors import CarmaError
+from carmad.errors import CarmaError, Hopeless
 from carmad.store import backups
 
 DatabaseErrors = (sqlite3.Error, DBAPIError)  # bare while connecting, wrapped from then on
@@ -41,6 +41,8 @@ def connect(path: Path) -> Engine:
 
 
 def _prepare(connection: sqlite3.Connection, _record: object) -> None:
+    # What is no text makes one row unreadable, not the whole answer.
+    connection.text_factory = lambda raw: raw.decode(errors="surrogateescape")
     connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # before WAL: then it needs no -shm file
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")  # a job id is printed once it is on disk
@@ -74,13 +76,43 @@ def explain(error: Exception, path: Path) -> CarmaError | None:
             return None
 
 
-def damaged(path: Path, how: str) -> CarmaError:
+def damaged(path: Path, how: str) -> Hopeless:
     newest = backups.newest(path.parent)
     aside = f"mv {path} {path}.damaged && rm -f {path}-wal"  # the old log would spoil the new file
-    return CarmaError(
+    return Hopeless(
         f"the database {path} is damaged: {how}",
         f"The newest backup is {newest}. To go back to it, stop carmad and run: "
         f"{aside} && cp -p {newest} {path}"
         if newest
         else f"There is no backup. To start with an empty one, stop carmad and run: {aside}",
+    )
+
+
+def expect(path: Path) -> None:
+    """Raises Hopeless if there is no database, and there was one: to begin with an empty one would
+    lose the queue, and SQLite would throw away the log that waits for its file."""
+    log = path.with_name(f"{path.name}-wal")
+    if path.exists() and path.stat().st_size:
+        return
+    if log.exists() and log.stat().st_size:
+        raise _missing(path, f"its log {log} is still there", f"mv {log} {log}.lost")
+    expect_backed_up(path)
+
+
+def expect_backed_up(path: Path) -> None:
+    """Raises Hopeless if the database, which is an empty one, was not always."""
+    newest = backups.newest(path.parent)
+    if newest:
+        folder = newest.parent
+        raise _missing(path, f"{newest} is a backup of it", f"mv {folder} {folder}.old")
+
+
+def _missing(path: Path, proof: str, anew: str) -> Hopeless:
+    newest = backups.newest(path.parent)
+    back = f"cp -p {newest} {path}"
+    return Hopeless(
+        f"the database {path} is missing or empty, and was not: {proof}",
+        "Put it back where it was."
+        + (f" To go back to the newest backup: rm -f {path}-wal && {back}." if newest else "")
+        + f" To begin with an empty queue: {anew}",
     )

@@ -8,7 +8,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
 
-from carmad.errors import CarmaError
+from carmad.errors import Hopeless
 
 SCRIPTS = "carmad.store:migrations"
 
@@ -22,7 +22,7 @@ def pending(current: str | None) -> bool:
     """Whether tables at revision `current` have to be upgraded."""
     scripts = ScriptDirectory.from_config(_config())
     if current not in {None, *(script.revision for script in scripts.walk_revisions())}:
-        raise CarmaError(
+        raise Hopeless(
             f"the database was made by a newer release of CARMA (schema {current})",
             "Install that release again, or restore a backup made by this one.",
         )

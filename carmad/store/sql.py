@@ -8,13 +8,24 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-from sqlalchemy import Connection, Engine, Select, bindparam, delete, func, or_, select, text
+from sqlalchemy import (
+    Connection,
+    Engine,
+    Select,
+    bindparam,
+    case,
+    delete,
+    func,
+    or_,
+    select,
+    text,
+)
 from sqlalchemy.dialects.sqlite import insert
 
 from carmad.config import Retention
@@ -22,10 +33,28 @@ from carmad.core.decision import Decision
 from carmad.core.history import BIN_S, BINS, RUNS, Submission, past
 from carmad.core.ledger import ENDED_REMEMBERED
 from carmad.core.messages import Drain, Event, Sampled, Step, Tick
-from carmad.core.types import ENDED, Environment, GpuSample, Job, JobId, JobSpec, JobState
+from carmad.core.types import (
+    ENDED,
+    Environment,
+    GpuId,
+    GpuSample,
+    Job,
+    JobId,
+    JobSpec,
+    JobState,
+)
 from carmad.errors import CarmaError
 from carmad.store import backups, codec, environments, migrate, retention, statistics
-from carmad.store.database import DatabaseErrors, StoreFull, connect, damaged, explain
+from carmad.store.damage import Damage, expect, expect_live, set_aside, stand_in
+from carmad.store.database import (
+    DatabaseErrors,
+    StoreFull,
+    connect,
+    damaged,
+    expect_backed_up,
+    explain,
+)
+from carmad.store.database import expect as expect_database
 from carmad.store.tables import CLOCK, DECISIONS, DRAINS, EVENTS, JOBS, SAMPLES, TRANSITIONS
 from carmad.store.values import (
     LoggedEvent,
@@ -36,7 +65,12 @@ from carmad.store.values import (
     Transition,
 )
 
-__all__ = ["SqlStore", "StoreFull"]
+R = TypeVar("R")
+T = TypeVar("T")
+
+__all__ = ["MAX_ID", "SqlStore", "StoreFull"]
+
+MAX_ID = 10**12  # a thousand jobs a second for thirty years: no job has an id beyond
 
 _LIVE = [state.value for state in JobState if state not in ENDED]
 _MOST_READ = 64 << 20  # letters of jobs' bodies at a time
@@ -45,9 +79,15 @@ SET_S = 1.0  # a wall clock that is off by less was read at another moment, and 
 
 # SQLAlchemy compiles each of these once. Ids travel as one JSON list: an IN has a limit.
 _GIVEN_IDS = select(func.json_each(bindparam("ids")).table_valued("value").c.value)
+# AUTOINCREMENT's own memory, and the rows: it may be of a file that somebody has patched together.
+_LAST_ID = text(
+    "SELECT max(n) FROM (SELECT seq AS n FROM sqlite_sequence WHERE name = 'jobs'"
+    " UNION ALL SELECT max(id) FROM jobs WHERE id < :below) WHERE n < :below"
+)
 _STATES = select(JOBS.c.id, JOBS.c.state).where(JOBS.c.id.in_(_GIVEN_IDS))
-_BODIES = select(JOBS.c.body).where(JOBS.c.id.in_(_GIVEN_IDS)).order_by(JOBS.c.id)
-_LIVE_BODIES = select(JOBS.c.body).where(JOBS.c.state.in_(_LIVE)).order_by(JOBS.c.id)
+_JOB_ROWS = select(JOBS.c.id, JOBS.c.ended_at, JOBS.c.body)  # all that a job is made of
+_GIVEN_JOBS = _JOB_ROWS.where(JOBS.c.id.in_(_GIVEN_IDS)).order_by(JOBS.c.id)
+_LIVE_JOBS = _JOB_ROWS.where(JOBS.c.state.in_(_LIVE)).order_by(JOBS.c.id)
 _INSERT_JOB = insert(JOBS)
 _NEW = _INSERT_JOB.excluded
 _UPSERT_JOB = _INSERT_JOB.on_conflict_do_update(
@@ -76,12 +116,14 @@ class SqlStore:
         self._readers = threading.Lock()
         self._written: set[str] = set()  # users, for `trim`
         self._last_read: tuple[str, environments.Env] | None = None  # tasks of an array share it
+        self.damage = Damage()
 
     @classmethod
     def open(cls, path: Path) -> Self:
         """Check and upgrade the database at `path`, or make it when there is none."""
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            expect_database(path)
             path.touch(mode=0o600)
             path.chmod(0o600)  # it holds the environments of everyone's jobs
         except OSError as error:
@@ -181,6 +223,10 @@ class SqlStore:
         backups.prune(self.path.parent, keep)
         return copy
 
+    def last_id_backed_up(self) -> JobId:
+        """0: there is no backup, or none of any job."""
+        return JobId(backups.last_id(self.path.parent))
+
     def copy_to(self, path: Path) -> None:
         """A copy for another process to read, as nobody else can read this one."""
         with self._explained():
@@ -189,51 +235,55 @@ class SqlStore:
     # -- reading
 
     def restore(self) -> Restored:
+        live = (
+            select(JOBS)
+            .where(or_(JOBS.c.state.in_(_LIVE), JOBS.c.ended_at.is_(None)))
+            .order_by(JOBS.c.id)
+        )
         ended = (
             select(JOBS.c.id, JOBS.c.state)
-            .where(JOBS.c.ended_at.is_not(None))
+            .where(JOBS.c.ended_at.is_not(None), JOBS.c.state.in_(ENDED))
             .order_by(JOBS.c.ended_at.desc(), JOBS.c.id.desc())
             .limit(ENDED_REMEMBERED)
         )
         with self._transaction() as connection:
-            jobs = connection.scalars(_LIVE_BODIES).all()
+            jobs = connection.execute(live).mappings().all()
             ends = connection.execute(ended).all()
             drains = connection.execute(select(DRAINS).order_by(DRAINS.c.gpu)).mappings().all()
-            last_id = connection.scalar(
-                text("SELECT seq FROM sqlite_sequence WHERE name = 'jobs'")  # AUTOINCREMENT's own
-            )
+            last_id = connection.scalar(_LAST_ID, {"below": MAX_ID}) or 0
         return Restored(
-            jobs=tuple(map(codec.decode_job, jobs)),
+            jobs=tuple(map(self._live, jobs)),
             ended=tuple((JobId(row.id), JobState(row.state)) for row in reversed(ends)),
-            drains=tuple(Drain(**row) for row in drains),
-            next_id=JobId((last_id or 0) + 1),
+            drains=tuple(map(self._drain, drains)),
+            next_id=JobId(last_id + 1),
         )
 
     def past(self, now: float) -> Remembered:
         """What the core's history is made of."""
         latest = (
-            select(JOBS.c.body)
-            .where(JOBS.c.ended_at.is_not(None), JOBS.c.started_at.is_not(None))
+            _JOB_ROWS.where(JOBS.c.ended_at.is_not(None), JOBS.c.started_at.is_not(None))
             .order_by(JOBS.c.ended_at.desc(), JOBS.c.id.desc())
             .limit(RUNS)
         )
         with self._reading() as connection:  # one by one: a body has a whole environment
-            bodies = connection.execution_options(yield_per=100).scalars(latest)
-            ended = [past(codec.decode_job(body)) for body in bodies]
+            rows = connection.execution_options(yield_per=100).execute(latest)
+            ended = [past(job) for job in self._decoded(rows)]
         runs = tuple(run for run in reversed(ended) if run is not None)
         return Remembered(runs, tuple(self.submissions(now - BINS * BIN_S)))
 
     def submissions(self, since: float = 0.0) -> list[Submission]:
         """In order, from the last one before `since` on: so the quiet is told from the unknown."""
         before = select(func.max(JOBS.c.submitted_at)).where(JOBS.c.submitted_at < since)
-        gpus = func.json_extract(JOBS.c.body, "$.spec.gpus")
+        valid = func.json_valid(JOBS.c.body)
+        gpus = case((valid, func.json_extract(JOBS.c.body, "$.spec.gpus")))
         query = (
             select(JOBS.c.submitted_at, gpus)
             .where(JOBS.c.submitted_at >= func.coalesce(before.scalar_subquery(), since))
             .order_by(JOBS.c.submitted_at)
         )
         with self._reading() as connection:
-            return [(at, int(gpus)) for at, gpus in connection.execute(query)]
+            rows = connection.execute(query).all()
+        return [(at, gpus) for at, gpus in rows if isinstance(at, float) and isinstance(gpus, int)]
 
     def whole(self, spec: JobSpec) -> JobSpec:
         """With all of its environment. Raises CarmaError where that is not kept any more."""
@@ -241,11 +291,17 @@ class SqlStore:
         return spec if named is None else replace(spec, env=self._environment(named))
 
     def job(self, job_id: JobId) -> Job | None:
-        return next(iter(self.jobs([job_id])), None)
+        """Raises CarmaError for one whose row cannot be read."""
+        found = next(iter(self.jobs([job_id])), None)
+        if found is None and self.existing([job_id]):
+            raise CarmaError(
+                f"the record of job {job_id} is damaged", "The log of carmad says how."
+            )
+        return found
 
     def jobs(self, ids: Collection[JobId]) -> list[Job]:
         """Those of them that there are, in id order."""
-        return self._read_jobs(_BODIES, {"ids": json.dumps(list(ids))})
+        return self._read_jobs(_GIVEN_JOBS, {"ids": json.dumps(list(ids))})
 
     def existing(self, ids: Collection[JobId]) -> set[JobId]:
         """Those of them that have a row."""
@@ -256,7 +312,8 @@ class SqlStore:
     def users(self) -> list[str]:
         """Whose jobs there are."""
         with self._reading() as connection:
-            return list(connection.scalars(select(JOBS.c.user).distinct()))
+            users = connection.scalars(select(JOBS.c.user).distinct()).all()
+        return [user for user in users if isinstance(user, str)]
 
     def history(
         self,
@@ -275,7 +332,7 @@ class SqlStore:
         `before`: only those submitted before this one, to go on where a limit cut the last answer:
         it may be cut sooner, too, where commands are very long.
         """
-        query = select(JOBS.c.body).order_by(JOBS.c.id.desc()).limit(limit)
+        query = _JOB_ROWS.order_by(JOBS.c.id.desc()).limit(limit)
         if user is not None:
             query = query.where(JOBS.c.user == user)
         if since is not None:
@@ -295,30 +352,29 @@ class SqlStore:
     def decisions(self, job_id: JobId, limit: int) -> list[Decision]:
         """The newest first."""
         query = (
-            select(DECISIONS.c.body)
+            select(DECISIONS.c.id, DECISIONS.c.body)
             .where(DECISIONS.c.job == job_id)
             .order_by(DECISIONS.c.id.desc())
             .limit(limit)
         )
         with self._reading() as connection:
-            bodies = connection.scalars(query).all()
-        return [codec.decode_decision(body) for body in bodies]
+            rows = connection.execute(query).all()
+        return list(
+            self._readable(
+                rows,
+                lambda row: codec.decode_decision(row.body),
+                lambda row: f"decision {row.id} on job {job_id}",
+            )
+        )
 
     def transitions(self, job_id: JobId) -> list[Transition]:
         """Every change of the job's state, in order."""
         query = select(TRANSITIONS).where(TRANSITIONS.c.job == job_id).order_by(TRANSITIONS.c.id)
         with self._reading() as connection:
             rows = connection.execute(query).all()
-        return [
-            Transition(
-                at=row.at,
-                job=JobId(row.job),
-                before=None if row.before is None else JobState(row.before),
-                after=JobState(row.after),
-                attempt=row.attempt,
-            )
-            for row in rows
-        ]
+        return list(
+            self._readable(rows, _transition, lambda row: f"transition {row.id} of job {job_id}")
+        )
 
     def events(self, since: float, limit: int) -> list[LoggedEvent]:
         """The newest first."""
@@ -330,14 +386,24 @@ class SqlStore:
         )
         with self._reading() as connection:
             rows = connection.execute(query).all()
-        return [LoggedEvent(row.at, row.type, codec.decode_event_body(row.body)) for row in rows]
+        return list(
+            self._readable(
+                rows,
+                lambda row: LoggedEvent(row.at, row.type, codec.decode_event_body(row.body)),
+                lambda row: f"event {row.id}",
+            )
+        )
 
     def samples(self, since: float) -> list[GpuSample]:
         """In order of time."""
         query = select(SAMPLES).where(SAMPLES.c.at >= since).order_by(SAMPLES.c.at)
         with self._reading() as connection:
             rows = connection.execute(query).mappings().all()
-        return [GpuSample(**row) for row in rows]
+        return list(
+            self._readable(
+                rows, codec.sample_of, lambda row: f"a sample of GPU {row['gpu']} at {row['at']}"
+            )
+        )
 
     def totals(self, since: float, user: str | None = None) -> Statistics:
         """Sums over the jobs that ended from `since` on."""
@@ -355,21 +421,51 @@ class SqlStore:
         return last[1]
 
     def _shift(self, connection: Connection, by_s: float) -> None:
-        bodies = connection.scalars(_LIVE_BODIES).all()
-        if rows := [_job_row(codec.decode_job(body).shifted(by_s)) for body in bodies]:
+        live = self._decoded(connection.execute(_LIVE_JOBS).all())
+        if rows := [_job_row(job.shifted(by_s)) for job in live]:
             connection.execute(_UPSERT_JOB, rows)
 
-    def _read_jobs(self, query: Select[str], values: Mapping[str, str]) -> list[Job]:
+    def _read_jobs(self, query: Select[Any], values: Mapping[str, str]) -> list[Job]:
         """As many as `_MOST_READ` allows: a command may be long, and a listing have 10,000."""
         with self._readers:  # decoding takes the longest
             with self._transaction() as connection:
-                bodies, left = [], _MOST_READ
-                for body in connection.scalars(query.execution_options(yield_per=100), values):
-                    left -= len(body)
-                    if left < 0 and bodies:
+                rows, left = [], _MOST_READ
+                for row in connection.execute(query.execution_options(yield_per=100), values):
+                    left -= len(row.body)
+                    if left < 0 and rows:
                         break
-                    bodies.append(body)
-            return [codec.decode_job(body) for body in bodies]
+                    rows.append(row)
+            return list(self._decoded(rows))
+
+    def _decoded(self, rows: Iterable[Any]) -> Iterator[Job]:
+        """The jobs of `_JOB_ROWS`."""
+        return self._readable(rows, _job, lambda row: f"job {row.id}")
+
+    def _readable(
+        self, rows: Iterable[R], decode: Callable[[R], T], name: Callable[[R], str]
+    ) -> Iterator[T]:
+        """Those that can be decoded; the others are named, and left out."""
+        for row in rows:
+            try:
+                yield decode(row)
+            except (ValueError, TypeError) as error:  # ValueError: pydantic's own, too
+                self.damage.note(name(row), error)
+
+    def _live(self, row: Mapping[str, Any]) -> Job:
+        """A job that has not ended, or one that stands in for it."""
+        try:
+            return expect_live(codec.decode_job(row["body"]), row["id"])
+        except (ValueError, TypeError) as error:
+            set_aside(self.path.parent, row, error)
+            return stand_in(row)
+
+    def _drain(self, row: Mapping[str, Any]) -> Drain:
+        """Whatever it says, this GPU is to take no job."""
+        try:
+            return codec.drain_of(row)
+        except ValueError as error:
+            self.damage.note(f"the drain of GPU {row['gpu']}", error)
+            return Drain(GpuId(str(row["gpu"])), "its drain's record is damaged", "carmad", 0.0)
 
     @contextmanager
     def _reading(self) -> Iterator[Connection]:
@@ -402,7 +498,9 @@ class SqlStore:
             current = migrate.revision(connection)
         if not migrate.pending(current):
             return
-        if current is not None:
+        if current is None:
+            expect_backed_up(self.path)
+        else:
             self._copy()
         # Copying a table drops the old one, which would take the rows that refer to it along.
         self._set_foreign_keys("OFF")
@@ -428,6 +526,15 @@ class SqlStore:
                 connection.scalar(select(func.max(table.c.step))) or 0
                 for table in (TRANSITIONS, EVENTS)
             )
+
+
+def _job(row: Any) -> Job:
+    return expect(codec.decode_job(row.body), row.id, ended=row.ended_at is not None)
+
+
+def _transition(row: Any) -> Transition:
+    before = None if row.before is None else JobState(row.before)
+    return Transition(row.at, JobId(row.job), before, JobState(row.after), row.attempt)
 
 
 def _job_row(job: Job) -> _Row:

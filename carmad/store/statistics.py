@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Select, func, select
 
-from carmad.core.types import JobState
+from carmad.core.types import ENDED, JobState
 from carmad.store.tables import JOBS, TRANSITIONS
 from carmad.store.values import Spread, Statistics, Totals
 
@@ -46,7 +46,7 @@ def query(since: float, user: str | None) -> Select[*tuple[Any, ...]]:
 
 
 def summarise(rows: Iterable[Sequence[object]]) -> Statistics:
-    every = [_Row(*row) for row in rows]  # type: ignore[arg-type]  # the columns of `query`
+    every = [_Row(*row) for row in rows if _sound(row)]  # type: ignore[arg-type]
     users = defaultdict(list)
     for row in every:
         users[row.user].append(row)
@@ -54,6 +54,13 @@ def summarise(rows: Iterable[Sequence[object]]) -> Statistics:
         overall=_totals(every),
         users=tuple((user, _totals(users[user])) for user in sorted(users)),
     )
+
+
+def _sound(row: Sequence[object]) -> bool:
+    """The columns of `query`: a row that somebody has broken counts for nothing."""
+    user, state, *numbers = row
+    right = isinstance(user, str) and state in ENDED
+    return right and all(number is None or isinstance(number, float) for number in numbers)
 
 
 def _totals(rows: Sequence[_Row]) -> Totals:

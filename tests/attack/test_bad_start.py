@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
+import socket
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.daemon import NO_KERNELS, Carmad, until
+from carmad.daemon.main import EX_CONFIG
+from carmad.store.sql import SqlStore
+from tests.daemon import CARMAD, NO_KERNELS, Carmad, run_carmad, running, until
 from tests.fake_nvml import nvml_library
 from tests.test_nvml import A, gpu
 
@@ -56,6 +62,26 @@ def on_real_gpus(folder: Path, **settings: str) -> Iterator[Carmad]:
         yield daemon
     finally:
         daemon.clear_away()
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Carmad]:
+    with running(tmp_path, **NO_KERNELS) as carmad:
+        yield carmad
+
+
+def patch(daemon: Carmad, *statements: str) -> None:
+    """Change the database of a daemon that does not run."""
+    with sqlite3.connect(daemon.state / "carma.db") as connection:
+        for statement in statements:
+            connection.execute(statement)
+    connection.close()
+
+
+def check(daemon: Carmad, name: str) -> list[str]:
+    """What doctor says under that name."""
+    found = daemon.get("/v1/doctor")["checks"]
+    return [f"{each['detail']} {each['hint']}" for each in found if each["name"] == name]
 
 
 def troubles(daemon: Carmad) -> list[str]:
@@ -141,3 +167,258 @@ def test_a_source_that_there_is_not_is_still_refused(tmp_path: Path) -> None:
     daemon.start(wait=False)
     assert daemon.await_death()
     assert "no telemetry source is called 'rocm'" in daemon.log.read_text()
+
+
+# -- rows that cannot be read
+
+BODIES = {
+    "torn": "body = substr(body, 1, 40)",
+    "no text": "body = x'7b22ff00c3'",
+    "of another job": "body = replace(body, '\"id\":', '\"id\":7')",
+    "of another shape": """body = '{"id": 1}'""",
+}
+
+
+@pytest.mark.parametrize("harm", BODIES.values(), ids=BODIES)
+def test_a_bad_row_of_an_ended_job_is_left_out_and_named(daemon: Carmad, harm: str) -> None:
+    bad, good = daemon.sh("true"), daemon.sh("true")
+    daemon.ended(bad), daemon.ended(good)
+    daemon.stop()
+    patch(
+        daemon,
+        f"UPDATE jobs SET {harm} WHERE id = {bad}",
+        "UPDATE decisions SET body = '{'",
+        "UPDATE transitions SET after = 'nowhere' WHERE after = 'queued'",
+        "UPDATE events SET body = 'no'",
+        "INSERT INTO drains VALUES ('GPU-x', 'dust', 'root', 'yesterday')",
+        "INSERT INTO samples (at, gpu, sm_active) VALUES (1.5, 'GPU-x', 'much')",
+    )
+    daemon.start()
+    assert [job["id"] for job in daemon.get("/v1/history")["jobs"]] == [good]
+    assert daemon.get("/v1/history?attempts=true")["jobs"] != []
+    assert [job["id"] for job in daemon.get("/v1/status")["jobs"]] == [good]
+    assert [move["after"] for move in daemon.job(good)["history"]][-1] == "succeeded"
+    assert daemon.get("/v1/stats")["total"]["jobs"] == 2
+    assert daemon.why(good)["past"] == []
+    status, out = daemon.call("GET", f"/v1/jobs/{bad}")
+    assert (status, f"job {bad} is damaged" in out["error"]) == (400, True)
+    told = check(daemon, "damage")
+    assert any(line.startswith(f"job {bad} cannot be read") for line in told)
+    assert any("the drain of GPU GPU-x" in line for line in told)
+    log = daemon.log.read_text()
+    assert log.count(f"job {bad} cannot be read") == 1
+    assert "Traceback" not in log
+    assert daemon.ended(daemon.sh("true"))["state"] == "succeeded"
+
+
+@pytest.mark.parametrize("harm", BODIES.values(), ids=BODIES)
+def test_a_bad_row_of_a_job_that_waits_ends_that_job_and_no_other(
+    daemon: Carmad, harm: str
+) -> None:
+    bad, good = daemon.sh("true", held=True), daemon.sh("true", held=True)
+    follows = daemon.sh("true", after=[{"job": str(bad), "kind": "afterok"}])
+    daemon.stop()
+    patch(daemon, f"UPDATE jobs SET {harm} WHERE id = {bad}")
+    daemon.start()
+    ended = daemon.ended(bad)
+    assert ended["state"] == "cancelled"
+    assert "its record in the database was damaged" in ended["exit"]["evidence"]
+    assert daemon.ended(follows)["state"] == "cancelled"
+    (told,) = check(daemon, "damage")
+    aside = daemon.state / "set-aside" / f"job-{bad}.json"
+    assert str(aside) in told
+    assert aside.stat().st_mode & 0o777 == 0o600
+    assert json.loads(aside.read_text())["row"]["id"] == bad
+    daemon.post("/v1/release", {"select": str(good)})
+    assert daemon.ended(good)["state"] == "succeeded"
+    assert not daemon.attempt(bad).exists()
+
+
+def test_a_bad_row_of_a_job_that_runs_frees_no_gpu_before_its_end(tmp_path: Path) -> None:
+    with running(tmp_path, "1xA100-40GB", **NO_KERNELS) as daemon:
+        runs = daemon.sh("echo up; read go < fifo; exit 3", exclusive=True)
+        os.mkfifo(daemon.work / "fifo")
+        daemon.await_output(runs, "up")
+        waits = daemon.sh("true", exclusive=True)
+        daemon.kill()
+        patch(daemon, f"UPDATE jobs SET body = 'gone' WHERE id = {runs}")
+        daemon.start()
+        assert [each["id"] for each in daemon.gpus()[0]["jobs"]] == [runs]
+        assert daemon.job(waits)["state"] in ("pending", "queued")
+        assert any("damaged" in note for note in daemon.job(runs)["notes"])
+        (daemon.work / "fifo").write_text("go\n")
+        ended = daemon.ended(runs)
+        assert (ended["state"], ended["exit"]["code"]) == ("failed", 3)
+        assert daemon.ended(waits)["state"] == "succeeded"
+        daemon.stop()
+        daemon.start()  # and it is on record
+        assert daemon.job(runs)["state"] == "failed"
+
+
+def test_a_state_that_there_is_not_keeps_no_job_from_its_turn(daemon: Carmad) -> None:
+    waits = daemon.sh("true", held=True)
+    daemon.stop()
+    patch(daemon, f"UPDATE jobs SET state = 'nowhere' WHERE id = {waits}")
+    daemon.start()
+    daemon.post("/v1/release", {"select": str(waits)})
+    assert daemon.ended(waits)["state"] == "succeeded"
+
+
+# -- a database that is gone, or older than what is beside it
+
+
+def refused(daemon: Carmad) -> str:
+    """carmad does not start, and starting again would not help; what it says."""
+    said = len(daemon.log.read_text()) if daemon.log.exists() else 0
+    ran = run_carmad(*daemon.argv)
+    assert ran.returncode == EX_CONFIG, ran
+    assert "Traceback" not in ran.stderr
+    return ran.stderr + (daemon.log.read_text()[said:] if daemon.log.exists() else "")
+
+
+def back_up(daemon: Carmad) -> Path:
+    store = SqlStore.open(daemon.state / "carma.db")
+    try:
+        return store.backup(7)
+    finally:
+        store.close()
+
+
+@pytest.mark.parametrize("empty", [False, True], ids=["deleted", "emptied"])
+def test_a_database_that_is_gone_is_not_begun_anew(daemon: Carmad, empty: bool) -> None:
+    waits = daemon.sh("true", held=True)
+    daemon.stop()
+    backup, database = back_up(daemon), daemon.state / "carma.db"
+    (backup.parent / "carma-29991231T000000.000000Z.db").write_bytes(b"half-written")
+    whole = database.read_bytes()
+    database.write_bytes(b"") if empty else database.unlink()
+    said = refused(daemon)
+    assert "missing or empty" in said
+    assert f"cp -p {backup} {database}" in said
+    assert f"mv {backup.parent} {backup.parent}.old" in said
+    assert not empty or database.read_bytes() == b""
+    database.write_bytes(whole)
+    daemon.start()
+    assert daemon.job(waits)["state"] in ("pending", "queued")
+
+
+def test_a_log_without_its_database_is_not_thrown_away(daemon: Carmad) -> None:
+    daemon.sh("true", held=True)
+    daemon.kill()
+    database, log = daemon.state / "carma.db", daemon.state / "carma.db-wal"
+    kept, held = database.read_bytes(), log.read_bytes()
+    assert held
+    database.unlink()
+    assert f"its log {log} is still there" in refused(daemon)
+    assert log.read_bytes() == held
+    database.write_bytes(kept)
+    daemon.start()
+    assert len(daemon.get("/v1/jobs")["jobs"]) == 1
+
+
+def test_no_id_is_given_twice_after_an_old_backup_was_put_back(daemon: Carmad) -> None:
+    first = daemon.sh("true", held=True)
+    daemon.stop()
+    old = back_up(daemon)
+    daemon.start()
+    gone = daemon.ended(daemon.sh("true"))["id"]  # leaves no record
+    runs = daemon.sh("echo up; sleep 1000")
+    daemon.await_output(runs, "up")
+    daemon.stop()
+    copy = old.read_bytes()
+    old.unlink()
+    (daemon.state / "carma.db").write_bytes(copy)
+    daemon.start()
+    new = daemon.sh("echo new")
+    assert new > runs > gone > first
+    assert daemon.ended(new)["state"] == "succeeded"
+    assert daemon.output(new) == "new\n"
+    (told,) = check(daemon, "records")
+    assert f"{runs}.1 is of no job in the database" in told
+    assert f"ids go on at {runs + 1}" in daemon.log.read_text()
+
+    # And of jobs that left no record, newer backups know.
+    daemon.stop()
+    back_up(daemon)
+    (daemon.state / "carma.db").write_bytes(copy)
+    daemon.start()
+    assert daemon.sh("true") > new
+
+
+def test_a_folder_that_no_job_can_have_made_is_ignored_and_named(daemon: Carmad) -> None:
+    jobs = daemon.state / "jobs"
+    daemon.stop()
+    names = {"99999999999999999999.1", "007.1", "x", "٣.1", "1.2.3"}
+    for name in names:
+        (jobs / name).mkdir()
+    daemon.start()
+    assert daemon.ended(daemon.sh("true"))["id"] == 1
+    told = check(daemon, "records")
+    assert {
+        name for name in names if any(f"{jobs}/{name} is no record" in t for t in told)
+    } == names
+
+
+# -- settings, folders and disks
+
+
+def test_wrong_settings_are_not_tried_again_and_other_troubles_are(tmp_path: Path) -> None:
+    daemon = Carmad(tmp_path)
+    toml = tmp_path / "carma.toml"
+    daemon.argv += ["--config", str(toml)]
+    assert "cannot read" in refused(daemon)
+    toml.write_bytes(b'policy = "\xff"')
+    assert str(toml) in refused(daemon)
+    toml.write_text('policy = "nonesuch"')
+    assert "nonesuch" in refused(daemon)
+    toml.write_text("")
+    daemon.state.write_text("a file where the state directory is to be")
+    ran = run_carmad(*daemon.argv)
+    assert (ran.returncode, "Traceback" in ran.stderr) == (1, False), ran
+
+
+def test_who_waits_for_a_daemon_that_cannot_start_is_told(tmp_path: Path) -> None:
+    """As under systemd, which starts carmad for whoever asks, again and again."""
+    daemon = Carmad(tmp_path)
+    daemon.argv += ["--config", str(tmp_path / "none.toml")]
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
+        listener.bind(daemon.socket)
+        listener.listen()
+        client.connect(daemon.socket)
+        client.sendall(b"GET /v1/health HTTP/1.0\r\n\r\n")
+        pid = os.fork()
+        if pid == 0:
+            os.dup2(listener.fileno(), 3)
+            env = daemon.env | {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1"}
+            os.execve(CARMAD[0], [*CARMAD, *daemon.argv], env)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == EX_CONFIG
+        answer = client.recv(1 << 16)
+    assert b" 503 " in answer and b"carmad cannot start, and has done nothing" in answer
+
+
+def test_a_journal_and_models_that_are_in_the_way_keep_no_daemon_from_starting(
+    daemon: Carmad,
+) -> None:
+    daemon.stop()
+    shutil.rmtree(daemon.state / "journal", ignore_errors=True)
+    (daemon.state / "journal").write_text("a file")
+    models = daemon.state / "models"
+    models.mkdir()
+    (models / "half.new").mkdir()
+    (models / "folder.json").mkdir()
+    (models / "torn.json").write_text('{"kind"')
+    (daemon.state / "backups").write_text("a file")
+    (daemon.state / "trial").write_text("a file")
+    daemon.start()
+    assert daemon.ended(daemon.sh("true"))["state"] == "succeeded"
+
+
+def test_a_torn_card_is_waited_for_and_named(daemon: Carmad) -> None:
+    daemon.stop()
+    (card, *_) = sorted((daemon.state / "emulated").iterdir())
+    whole = card.read_bytes()
+    card.write_bytes(whole[:10])
+    daemon.start()
+    assert "cannot read emulated cards" in troubles(daemon)[0]
+    card.write_bytes(whole)
+    until(lambda: not troubles(daemon), "the cards to be found")

@@ -1,0 +1,138 @@
+"""Rows that cannot be read: each is named once and left out of what is read. For a job that has
+not ended another stands in, made from the row's columns: what holds GPUs is still watched."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pwd
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from carmad.core.types import HOLDING, Cause, GpuId, Job, JobId, JobSpec, JobState
+
+log = logging.getLogger(__name__)
+
+FOLDER = "set-aside"  # beside the database: what could not be read of jobs that had not ended
+MOST_NAMED = 100  # a list is to be read
+NOTE = "its record in the database was damaged: what it was to run is not known any more"
+NOBODY = 65534
+_NO_COMMAND = ("(unknown: the job's record was damaged)",)  # no such program: it can never run
+
+
+class Damage:
+    """What of the database could not be read. Any thread may note it."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    def note(self, what: str, error: Exception) -> None:
+        """`what` cannot be read, and is left out."""
+        with self._lock:
+            if what in self._found or len(self._found) >= MOST_NAMED:
+                return
+            self._found[what] = why = reason(error)
+        log.error("%s cannot be read in the database, and is left out: %s", what, why)
+
+    def found(self) -> Mapping[str, str]:
+        """Why, by what was found first: at most a hundred."""
+        with self._lock:
+            return dict(self._found)
+
+
+def reason(error: Exception) -> str:
+    """Without the text that could not be read: environments are not for the log."""
+    if isinstance(error, ValidationError):
+        first = error.errors(include_input=False, include_url=False, include_context=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        return f"{where}: {first['msg']}" if where else first["msg"]
+    return f"{error!s:.200}" if type(error) is ValueError else type(error).__name__
+
+
+def expect(job: Job, id: JobId, ended: bool) -> Job:
+    """The job, if it is the one of this row, and whole. Raises ValueError."""
+    if job.id != id:
+        raise ValueError(f"it says that it is job {job.id}")
+    if job.ended is not ended:
+        raise ValueError(f"it says that it is {job.state}, and the row does not")
+    return job
+
+
+def expect_live(job: Job, id: JobId) -> Job:
+    """Likewise, of one that the core is to go on with."""
+    if job.holds_gpus and len(set(job.gpus)) != job.spec.gpus:
+        raise ValueError(f"it wants {job.spec.gpus} GPUs, and holds {len(set(job.gpus))}")
+    return expect(job, id, ended=False)
+
+
+def set_aside(state_dir: Path, row: Mapping[str, Any], error: Exception) -> None:
+    """Keep the row of a job that has not ended: its place is taken by what stands in for it."""
+    path = state_dir / FOLDER / f"job-{row['id']}.json"
+    if path.exists():
+        return
+    log.error(
+        "job %s cannot be read in the database (%s): it is ended, its record kept as %s",
+        row["id"],
+        reason(error),
+        path,
+    )
+    try:
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        path.touch(mode=0o600)
+        path.write_text(json.dumps({"why": reason(error), "row": dict(row)}, default=repr))
+    except OSError as trouble:
+        log.error("the record of job %s is lost: %s", row["id"], trouble)
+
+
+def stand_in(row: Mapping[str, Any]) -> Job:
+    """What the columns tell of a job that has not ended. One that holds GPUs goes on holding them
+    until its processes are gone; none is ever run by what is known here."""
+    gpus = tuple(GpuId(gpu) for gpu in str(row["gpus"]).split(",") if gpu)
+    holds = row["state"] in HOLDING and bool(gpus)
+    stopping = holds and row["state"] == JobState.STOPPING
+    user = str(row["user"])
+    uid, gid = _ids(user)
+    return Job(
+        JobId(row["id"]),
+        JobSpec(
+            argv=_NO_COMMAND,
+            user=user,
+            uid=uid,
+            gid=gid,
+            cwd="/",
+            name=str(row["name"]),
+            gpus=len(gpus) or 1,
+            requeue=False,
+        ),
+        # Not STARTING: that would be launched again.
+        (JobState.STOPPING if stopping else JobState.RUNNING) if holds else JobState.QUEUED,
+        _number(row["submitted_at"]),
+        held=not holds,
+        attempt=max(1, int(_number(row["attempt"]))) if holds else 0,
+        gpus=gpus if holds else (),
+        started_at=_number(row["started_at"]) if holds else None,
+        stop=Cause.CANCELLED if stopping else None,
+        notes=(NOTE,),
+    )
+
+
+def stands_in(job: Job) -> bool:
+    """Is it one of those that were made here?"""
+    return job.spec.argv == _NO_COMMAND
+
+
+def _ids(user: str) -> tuple[int, int]:
+    try:
+        entry = pwd.getpwnam(user)
+    except (KeyError, ValueError):
+        return NOBODY, NOBODY
+    return entry.pw_uid, entry.pw_gid
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, (int, float)) else 0.0

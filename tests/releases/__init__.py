@@ -1,0 +1,1 @@
+"""What each release left on disk: a zip per release, made by its own code with `make`."""

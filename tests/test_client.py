@@ -1,0 +1,123 @@
+"""What `carma` says, and does again, when carmad dies over a question or is not there."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from carmad import paths
+from cli import client
+from cli.problems import Unreachable
+
+ANSWER = b'HTTP/1.1 200 OK\r\ncontent-length: 12\r\n\r\n{"good": 42}'
+Behaviour = Callable[[socket.socket], None]
+
+
+def answer(connection: socket.socket) -> None:
+    connection.recv(1 << 16)
+    connection.sendall(ANSWER)
+
+
+def die(connection: socket.socket) -> None:
+    connection.recv(1 << 16)
+
+
+def die_in_the_middle(connection: socket.socket) -> None:
+    connection.recv(1 << 16)
+    connection.sendall(ANSWER[:-4])
+
+
+def die_unheard(connection: socket.socket) -> None:
+    connection.recv(10)
+
+
+class Dying:
+    """Treats each connection as the next behaviour says; then nobody is there."""
+
+    def __init__(self, path: Path) -> None:
+        self.connections = 0
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen()
+
+    def behave(self, *behaviours: Behaviour) -> None:
+        threading.Thread(target=self._serve, args=(behaviours,), daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _serve(self, behaviours: tuple[Behaviour, ...]) -> None:
+        for behave in behaviours:
+            connection, _ = self._listener.accept()
+            with connection:
+                self.connections += 1
+                behave(connection)
+        self._listener.close()
+
+
+@pytest.fixture
+def carmad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dying]:
+    monkeypatch.setenv("CARMA_SOCKET", str(tmp_path / "sock"))
+    monkeypatch.setattr(client, "LOOK_S", 0.01)
+    monkeypatch.setattr(client, "BACK_WITHIN_S", 0.05)
+    dying = Dying(tmp_path / "sock")
+    yield dying
+    dying.close()
+
+
+@pytest.mark.parametrize("death", [die, die_in_the_middle])
+def test_a_question_is_asked_again_when_carmad_died_over_it(
+    carmad: Dying, death: Behaviour
+) -> None:
+    carmad.behave(death, answer)
+    assert client.get("/v1/health") == {"good": 42}
+    assert carmad.connections == 2
+
+
+def test_one_that_does_not_come_back_is_not_waited_for_for_ever(carmad: Dying) -> None:
+    carmad.behave(die)
+    with pytest.raises(Unreachable):
+        client.get("/v1/health")
+
+
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("/v1/jobs", "not known whether the job was taken: look with `carma queue`"),
+        ("/v1/cancel", "do it again, twice does no harm"),
+    ],
+)
+def test_what_may_have_been_done_is_not_done_again(carmad: Dying, path: str, hint: str) -> None:
+    carmad.behave(die, answer)
+    with pytest.raises(Unreachable) as raised:
+        client.post(path, {})
+    assert hint in raised.value.hint
+    assert carmad.connections == 1
+
+
+def test_what_was_not_heard_was_not_done(carmad: Dying) -> None:
+    carmad.behave(die_unheard)
+    with pytest.raises(Unreachable) as raised:
+        client.post("/v1/jobs", {"env": "x" * (8 << 20)})  # more than a socket buffers
+    assert "nothing was done" in raised.value.hint
+
+
+def test_a_socket_that_is_gone_is_systemds_to_make_where_it_made_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CARMA_SOCKET", raising=False)
+    monkeypatch.setattr(paths, "user_runtime_dir", lambda: str(tmp_path / "none"))
+    monkeypatch.setattr(paths, "SYSTEM_SOCKET", str(tmp_path / "carmad.sock"))
+    unit = tmp_path / "carmad.socket"
+    monkeypatch.setattr(client, "UNIT", str(unit))
+    with pytest.raises(Unreachable) as raised:
+        client.get("/v1/health")
+    assert "carma daemon start" in raised.value.hint
+    unit.touch()
+    with pytest.raises(Unreachable) as raised:
+        client.get("/v1/health")
+    assert "sudo systemctl restart carmad.socket carmad" in raised.value.hint
