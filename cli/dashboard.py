@@ -47,8 +47,12 @@ def headline(answer: StatusOut) -> Text:
         f"{counts['running']} running, {counts['queued']} waiting",
         f"{counts['recovering']} recovering" if counts["recovering"] else "",
     ]
+    failing = server.get("failing", ())  # a carmad of before an upgrade does not say
+    alarms = [(f" · {clean(words)}: see carma doctor", "bold red") for words in failing]
     return Text.assemble(
-        (f"CARMA {server['version']}", "bold"), *(f" · {fact}" for fact in facts if fact)
+        (f"CARMA {server['version']}", "bold"),
+        *alarms,
+        *(f" · {fact}" for fact in facts if fact),
     )
 
 

@@ -221,7 +221,7 @@ HEALTH = {
 }
 STATUS = {
     "schema": 1,
-    "server": {**HEALTH, "source": "nvml", "mps": False},
+    "server": {**HEALTH, "source": "nvml", "mps": False, "failing": []},
     "gpus": [gpu(0), blank_gpu(1)],
     "jobs": [
         job(),

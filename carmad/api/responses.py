@@ -367,6 +367,7 @@ class ServerOut(TypedDict):
     policy: str
     source: str
     mps: bool
+    failing: list[str]  # plugins that do not answer as they should, a sentence each
 
 
 class CountsOut(TypedDict):

@@ -29,6 +29,7 @@ from carmad.daemon.doctor import Check
 from carmad.daemon.problems import Forbidden
 from carmad.daemon.routes.gpus import gpus_out
 from carmad.daemon.routes.jobs import Moment
+from carmad.daemon.service import Service
 from carmad.store.values import Totals
 
 router = APIRouter(prefix="/v1", responses=PROBLEMS, default_response_class=Response)
@@ -45,7 +46,7 @@ async def health(call: Asked) -> Response:
     policy = await service.ask(lambda core: core.policy.name)
     out: HealthOut = {
         "schema": SCHEMA,
-        "status": "ok",
+        "status": "degraded" if _failing(service) else "ok",
         "version": VERSION,
         "pid": os.getpid(),
         "uptime_s": round(service.now() - service.started_at, 1),
@@ -61,6 +62,8 @@ async def status(call: Asked) -> Response:
     scene = await service.scene()
     policy = await service.ask(lambda core: core.policy.name)
 
+    failing = _failing(service)
+
     def render() -> Response:
         name = None if peer.admin else peer.user
         recent = service.store.history(
@@ -71,13 +74,14 @@ async def status(call: Asked) -> Response:
         out: StatusOut = {
             "schema": SCHEMA,
             "server": {
-                "status": "ok",
+                "status": "degraded" if failing else "ok",
                 "version": VERSION,
                 "pid": os.getpid(),
                 "uptime_s": round(service.now() - service.started_at, 1),
                 "policy": policy,
                 "source": service.capabilities().source,
                 "mps": service.settings.collocation.mps,
+                "failing": failing,
             },
             "gpus": gpus_out(call, scene),
             "jobs": [one(job) for job in (*scene.live.values(), *reversed(ended))],
@@ -87,6 +91,11 @@ async def status(call: Asked) -> Response:
         return answer(out)
 
     return await run_in_threadpool(render)
+
+
+def _failing(service: Service) -> list[str]:
+    """The plugins that fail, and what becomes of jobs meanwhile."""
+    return [f"{each.plugin} fails: {each.without}" for each in service.troubles() if not each.over]
 
 
 def _counts(live: Iterable[Job]) -> CountsOut:
