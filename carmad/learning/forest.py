@@ -6,9 +6,9 @@ features are names, which the forest must have as numbers. The paper's are hashe
 their order, so a name's place among all names says the same, and fits scikit-learn's 32-bit floats,
 which a hash does not.
 
-What the daemon learns is kept within what the runs of the group itself took (`train`): in a tree that
-was drawn without any of them, the group is told what its neighbours in the order of names took, which
-may be jobs of another user.
+What the daemon learns is kept within what the runs of the group itself took (`train`): in a tree
+that was drawn without any of them, the group is told what its neighbours in the order of names
+took, which may be jobs of another user.
 
 Of a name that it has not seen the forest knows nothing, and the paper predicts 0. So all that it
 can ever say is a number for each group, and those numbers are the model.
