@@ -171,7 +171,7 @@ def _put(tree: _Tree, key: _Key, value: str) -> None:
 def _faults(settings: Settings) -> Iterator[tuple[_Key, str]]:
     """What types cannot say."""
     values = dict(_leaves(asdict(settings)))
-    if settings.policy_fallback == settings.policy:
+    if settings.policy_fallback and settings.policy_fallback == settings.policy:
         yield ("policy_fallback",), "is the policy itself, and should be another"
     for key, value in values.items():
         if not isinstance(value, int | float):

@@ -50,9 +50,10 @@ def headline(answer: StatusOut) -> Text:
         f"{counts['running']} running, {counts['queued']} waiting",
         f"{counts['recovering']} recovering" if counts["recovering"] else "",
     ]
+    alarms = [(f" · {clean(words)}: see carma doctor", "bold red") for words in troubles]
     return Text.assemble(
         (f"CARMA {server['version']}", "bold"),
-        *((f" · {clean(trouble)}", "bold red") for trouble in troubles),
+        *alarms,
         *(f" · {fact}" for fact in facts if fact),
     )
 

@@ -640,7 +640,11 @@ HELP: dict[str, tuple[Reason, str]] = {
     ),
     "policy_failed": (
         Reason("policy_failed", detail="it raised KeyError('x')"),
-        "An administrator repairs the policy or chooses another.",
+        "An administrator repairs the policy, chooses another, or sets `policy_fallback`.",
+    ),
+    "policy_fallback": (
+        Reason("policy_fallback", detail="lucid"),
+        "Nothing: `policy_fallback` decides until the policy answers again.",
     ),
 }
 OF_THE_JOB = (
@@ -655,7 +659,7 @@ POLICYS = (
 )
 GROUNDS = (
     *("affine", "sharing_benefit", "split_batch", "profiled_there", "predicted"),
-    *("packed", "close_deadlines", "planned_end", "mapped"),
+    *("packed", "close_deadlines", "planned_end", "mapped", "policy_fallback"),
 )
 
 

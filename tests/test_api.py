@@ -26,7 +26,7 @@ from carmad.config import Access, Collocation, Limits, Monitor, Preconditions, S
 from carmad.core.decision import Placement, Reason
 from carmad.core.layout import Layout, Stage
 from carmad.core.messages import Discovered
-from carmad.core.types import Cause, Exit, Prediction, StageTimes, StepTime
+from carmad.core.types import Cause, Exit, Job, Prediction, StageTimes, StepTime
 from carmad.core.view import View
 from carmad.daemon import server as server_module
 from carmad.daemon.peers import Credentials, Peers
@@ -672,11 +672,16 @@ def test_a_dry_run_knows_what_the_job_itself_would(daemon: Daemon) -> None:
     seen = []
 
     class Looking:
-        def plan(self, view: View) -> list[Placement]:
-            seen.extend(view.queue)
-            return []
+        name = "looking"
 
-    daemon.inbox.ask(lambda core: setattr(core, "policy", Looking())).result(5)
+        def order(self, job: Job) -> float:
+            return 0.0
+
+        def plan(self, view: View) -> tuple[Placement, ...]:
+            seen.extend(view.queue)
+            return ()
+
+    daemon.inbox.ask(lambda core: setattr(core._deciders, "policy", Looking())).result(5)
     times = {"load_s": 0.0, "forward_s": 0.1, "backward_s": 0.2}
     want = JOB | {"deadline_at": ahead(3600), "expected_s": 7200.0, "stages": [times]}
     out = daemon.call("POST", "/v1/jobs", want | {"dry_run": True})[1]

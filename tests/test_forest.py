@@ -69,6 +69,15 @@ def test_groups_stay_apart_whose_hashes_are_near() -> None:
     assert told["ffffffffffe0"] < 200 and told["ffffffffffff"] > 800
 
 
+def test_nobodys_jobs_move_what_is_told_of_anothers() -> None:
+    """In every third tree a group that ran once is told what its neighbour by name took."""
+    runs = {"b": [100.0], "c": [90.0, 120.0], **{f"a{n}": [1e6] for n in range(20)}, "d": [1e6]}
+    assert forest.grown(*columns(runs))["b"] > 10_000, "as the paper has it"
+    told = forest.within_own(*columns(runs))
+    assert told["b"] == 100.0
+    assert 90.0 <= told["c"] <= 120.0
+
+
 def test_what_it_is_compared_with() -> None:
     runs = {"a": [1.0, 2.0, 9.0], "b": [5.0]}
     assert forest.means(*columns(runs)) == {"a": 4.0, "b": 5.0}

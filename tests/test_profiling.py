@@ -1,12 +1,24 @@
 """Profiles, predictions and history: what the core learns of jobs, and what it does with that."""
 
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from carmad.config import Limits, Monitor, Profiling, Settings
 from carmad.core.decision import Placement
-from carmad.core.history import BIN_S, BINS, PER_KIND, RUNS, History, Past, past
+from carmad.core.history import (
+    BIN_S,
+    BINS,
+    ENOUGH_VOTERS,
+    PER_KIND,
+    RUNS,
+    History,
+    Past,
+    past,
+)
 from carmad.core.messages import CancelRequested, Discovered, HoldRequested, Stepped, Trained
 from carmad.core.profiling import Profiler
 from carmad.core.recurrence import group
@@ -375,9 +387,35 @@ def test_history_predicts_recurring_jobs_then_the_users_then_equal_demands():
     history.remember(ran("bob", 1, 400.0, 9, argv=("b",)))
     assert asked("ada", 1) == 20.0  # the median of its runs
     assert asked("ada", 1, argv=("new",)) == 30.0  # the mean of the user's
-    assert asked("eve", 1) == 122.5  # the mean of those on as many GPUs
+    assert asked("eve", 1) is None  # two others are no crowd
+    history.remember(ran("cyd", 1, 500.0, 10, argv=("c",)))
+    assert asked("eve", 1) == 400.0  # the median of what users' jobs on as many GPUs take
     assert asked("eve", 2) is None
     assert asked("ada", 1, expected_s=5.0) == 5.0  # her own word
+
+
+honest = st.dictionaries(
+    st.sampled_from("abcdef"),
+    st.lists(st.floats(60, 9_000), min_size=1, max_size=5),
+    min_size=2,
+)
+
+
+@given(honest, st.lists(st.floats(0, 1e9), max_size=200))
+def test_one_user_among_several_does_not_decide_what_newcomers_are_told(users, lies):
+    """However many jobs he runs, and whatever they take."""
+    history = History()
+    runs = [(user, seconds) for user, times in users.items() for seconds in times]
+    for number, (user, seconds) in enumerate([*runs, *(("eve", lie) for lie in lies)], 1):
+        history.remember(
+            Past(JobId(number), 1, "g", user, "n", 1, 0.0, seconds, S.SUCCEEDED, None, ())
+        )
+    told = history.by_gpus.median(1)
+    means = [fmean(times) for times in users.values()]
+    if told is None:
+        assert len(users) + bool(lies) < ENOUGH_VOTERS
+    else:
+        assert min(means) <= told <= max(means)
 
 
 def test_history_is_bounded_and_counts_each_attempt_once():

@@ -106,6 +106,25 @@ def test_all_pages_are_read_and_no_more_than_may_be(
     ]
 
 
+def test_nobodys_jobs_drown_the_others(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "MOST_OF_USER", 6)
+    commit(store, past(20))
+    flood = [ended(100 + n, BEGIN + n, "eve", 1.0) for n in range(60)]
+    commit(store, flood)
+    users = [row["user"] for row in table.runs(store)]
+    assert {user: users.count(user) for user in users} == {"ada": 10, "bob": 10, "eve": 10}
+    kept = [row["submitted_at"] for row in table.runs(store) if row["user"] == "eve"]
+    assert kept == [job.submitted_at for job in flood[-10:]], "the latest"
+
+
+def test_who_is_alone_is_learned_from_whole(
+    store: SqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, "MOST_OF_USER", 6)
+    commit(store, [ended(1 + n, BEGIN + n, "ada", 1.0) for n in range(60)])
+    assert len(table.runs(store)) == 60
+
+
 # -- training
 
 

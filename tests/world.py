@@ -24,7 +24,14 @@ FAST = Settings()
 
 class Server:
     def __init__(
-        self, gpus=2, settings=FAST, policy=None, recovery=None, memory_mib=40_960, predictor=None
+        self,
+        gpus=2,
+        settings=FAST,
+        policy=None,
+        recovery=None,
+        memory_mib=40_960,
+        predictor=None,
+        fallback=None,
     ):
         self.now = 0.0
         self.gpus = tuple(a_gpu(n, memory_mib) for n in range(gpus))
@@ -42,6 +49,7 @@ class Server:
             policy or builtin.magm(settings),
             recovery or ladder.exclusive(settings),
             predictor,
+            fallback,
         )
         self.tell(Discovered(self.now, self.gpus))
         self.sample()

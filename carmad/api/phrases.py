@@ -242,6 +242,7 @@ PHRASES: dict[str, Callable[[Reason], str]] = {
     ),
     "quota": lambda r: f"{r.detail} holds {r.have:.0f} GPUs of {r.need:.0f} allowed",
     "policy_failed": lambda r: f"the placement policy failed: {r.detail}",
+    "policy_fallback": lambda r: f"decided in place of the policy {r.detail}, which fails",
 }
 
 SHORT = {
@@ -301,6 +302,7 @@ SHORT = {
     "array_limit": "ArrayLimit",
     "quota": "Quota",
     "policy_failed": "PolicyFailed",
+    "policy_fallback": "PolicyFallback",
 }
 
 # Whose detail fits into a table: a job, a user, or an admin's few words.

@@ -6,7 +6,7 @@ Everything here is bounded: the latest jobs, the latest days.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import TypeVar
@@ -14,7 +14,9 @@ from typing import TypeVar
 from carmad.core.types import Job, JobId, JobState, Profile, StageTimes, StepTime
 
 RUNS = 4096  # the latest that ended
-PER_KIND = 64  # durations kept of a group, of a user, of a GPU demand
+PER_KIND = 64  # durations kept of a group, of a user, of a user's jobs of one GPU demand
+VOTERS = 64  # users whose durations are kept of a GPU demand
+ENOUGH_VOTERS = 3  # the median of three survives one that is far off
 KINDS = 4096  # groups, users and demands of which any are kept
 BIN_S = 600.0
 BINS = 8 * 144  # eight days: a week ago is seen whole
@@ -65,13 +67,18 @@ def past(job: Job) -> Past | None:
 class Durations:
     """The latest of each kind, in seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = KINDS) -> None:
+        self._most = most
         self._kinds: OrderedDict[Hashable, deque[float]] = OrderedDict()
+
+    @property
+    def kinds(self) -> Collection[Hashable]:
+        return self._kinds.keys()
 
     def add(self, kind: Hashable, seconds: float) -> None:
         self._kinds.setdefault(kind, deque(maxlen=PER_KIND)).append(seconds)
         self._kinds.move_to_end(kind)
-        if len(self._kinds) > KINDS:
+        if len(self._kinds) > self._most:
             self._kinds.popitem(last=False)
 
     def of(self, kind: Hashable) -> Sequence[float]:
@@ -87,13 +94,33 @@ class Durations:
         return median(found) if found else None
 
 
+class Votes:
+    """The latest of each kind, in seconds, by user: for whoever is told of others' jobs. A user has
+    one vote, however many jobs, so that no one of them decides what the others are told."""
+
+    def __init__(self) -> None:
+        self._kinds: OrderedDict[Hashable, Durations] = OrderedDict()
+
+    def add(self, kind: Hashable, user: str, seconds: float) -> None:
+        self._kinds.setdefault(kind, Durations(VOTERS)).add(user, seconds)
+        self._kinds.move_to_end(kind)
+        if len(self._kinds) > KINDS:
+            self._kinds.popitem(last=False)
+
+    def median(self, kind: Hashable) -> float | None:
+        """Of the users' means; None where fewer than `ENOUGH_VOTERS` are known."""
+        durations = self._kinds.get(kind, Durations())
+        means = [mean for user in durations.kinds if (mean := durations.mean(user)) is not None]
+        return median(means) if len(means) >= ENOUGH_VOTERS else None
+
+
 class History:
     """Grows in place; a policy only reads it."""
 
     def __init__(self, runs: Iterable[Past] = (), submissions: Iterable[Submission] = ()) -> None:
         self.by_group = Durations()
         self.by_user = Durations()
-        self.by_gpus = Durations()
+        self.by_gpus = Votes()
         self._runs: OrderedDict[tuple[JobId, int], Past] = OrderedDict()
         self._profiles: OrderedDict[str, Profile] = OrderedDict()
         self._steps: OrderedDict[str, tuple[StepTime, ...]] = OrderedDict()
@@ -119,7 +146,7 @@ class History:
             self._runs.popitem(last=False)
         self.by_group.add(run.group, run.duration_s)
         self.by_user.add(run.user, run.duration_s)
-        self.by_gpus.add(run.gpus, run.duration_s)
+        self.by_gpus.add(run.gpus, run.user, run.duration_s)
         self._learn(run.job, run)
 
     def learn(self, job: Job) -> None:

@@ -72,7 +72,6 @@ class Scheduler:
     ) -> None:
         """`fallback` decides while `policy` fails; None: jobs wait until it answers."""
         self.settings = settings
-        self.policy = policy
         self.recovery = recovery
         self._asked = Asked()
         self._deciders = Deciders(policy, fallback, self._asked)
@@ -143,8 +142,12 @@ class Scheduler:
         return self._ledger.ended
 
     @property
+    def policy(self) -> Policy:
+        return self._deciders.policy
+
+    @property
     def acting(self) -> Policy:
-        """The policy that decides now: the one of the settings, or who stands in for it."""
+        """The policy that decides now: that one, or who stands in for it."""
         return self._deciders.acting
 
     @property

@@ -10,8 +10,9 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from carmad.api.gpus import gpu_state
@@ -23,6 +24,7 @@ from carmad.daemon import folders
 from carmad.daemon.environment import HOOKS
 from carmad.gpu.mps import Mps, ServerState
 from carmad.gpu.source import Capabilities
+from carmad.guards import Trouble
 from carmad.store.damage import FOLDER
 from carmad.store.sql import SqlStore
 
@@ -39,7 +41,7 @@ LOAD_PLUGINS = """
 import json
 from importlib.metadata import entry_points
 wrong = {}
-for kind in ("policies", "recoveries", "estimators"):
+for kind in ("policies", "recoveries", "predictors", "estimators"):
     for point in entry_points(group="carma." + kind):
         try:
             point.load()
@@ -64,9 +66,11 @@ def checks(
     store: SqlStore,
     systemd: bool,
     mps: Mps | None,
+    troubles: Sequence[Trouble] = (),
 ) -> list[Check]:
     """Slow: reads files and starts a process."""
     return [
+        *_deciding(settings, troubles),
         _identity(),
         *_hooks(Path(HOOKS)),
         *_gpus(scene, capabilities),
@@ -80,6 +84,25 @@ def checks(
         _clock(scene.now),
         _plugins(),
     ]
+
+
+def _deciding(settings: Settings, troubles: Sequence[Trouble]) -> Iterator[Check]:
+    """Do the plugins that the core asks answer?"""
+    fallback = settings.policy_fallback
+    if not any(each.plugin.startswith("policy ") for each in troubles):
+        deputy = f"; {fallback} would while it fails" if fallback else ""
+        yield Check("policy", True, f"{settings.policy} decides{deputy}")
+    for each in troubles:
+        at = datetime.fromtimestamp(each.since).astimezone().isoformat(" ", "seconds")
+        what = f"{each.times} questions since {at}, the last with {each.error}"
+        hint = "The log has more. "
+        if each.plugin.startswith("policy ") and not fallback:
+            hint += "Set policy_fallback, so that another decides meanwhile. "
+        if each.over:
+            yield Check(each.plugin, None, f"answers again; it failed at {what}", hint.strip())
+        else:
+            hint += "Repair it or choose another, and restart carmad: running jobs go on."
+            yield Check(each.plugin, False, f"fails, so {each.without}: {what}", hint)
 
 
 def _identity() -> Check:

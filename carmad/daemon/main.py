@@ -40,6 +40,7 @@ from carmad.errors import CarmaError, Hopeless
 from carmad.gpu import emulated
 from carmad.gpu.choose import choose
 from carmad.gpu.mps import Mps
+from carmad.guards import Trouble
 from carmad.models import Model
 from carmad.store.damage import stands_in
 from carmad.store.journal import Journal
@@ -89,6 +90,10 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
             recovery, predictor = registry.recovery(settings), registry.predictor(settings)
             scheduler = Scheduler(settings, policy, recovery, predictor, fallback)
         guarded = [each for each in (policy, fallback, recovery, predictor) if each]
+
+        def troubles() -> list[Trouble]:
+            return [each.trouble for each in guarded if each.trouble]
+
         own_units = has_systemd()
         grace_s = settings.limits.kill_grace_s
         launcher = Launcher(state_dir, systemd=own_units, kill_grace_s=grace_s)
@@ -122,12 +127,12 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
             experience,
             lambda spec: guesses(settings, experience.server(), spec),
             lambda scene: doctor.checks(
-                settings, scene, monitor.capabilities(), store, own_units, mps
+                settings, scene, monitor.capabilities(), store, own_units, mps, troubles()
             ),
             models,
             config_path=str(config) if config else None,
             config_toml=configfile.dump(settings),
-            troubles=lambda: [each.trouble for each in guarded if each.trouble],
+            troubles=troubles,
         )
         server = Server(listener or _socket(where), create_app(service))
         past = store.past(clock())
@@ -326,6 +331,7 @@ def _committed(service: Service, world: DaemonWorld, journal: Journal) -> Callab
     """What is told of every step that is on disk. Must not raise: the step stands."""
 
     def committed(step: Step) -> None:
+        _tell_of_nonsense(step)
         try:
             service.committed(step)
             for job in step.jobs:
@@ -340,6 +346,15 @@ def _committed(service: Service, world: DaemonWorld, journal: Journal) -> Callab
             journal.restored()
 
     return committed
+
+
+def _tell_of_nonsense(step: Step) -> None:
+    """What a policy chose that cannot be: of what it raised, its guard has told."""
+    for decision in step.decisions:
+        for reason in decision.placement.reasons:
+            if reason.code == "policy_failed" and not step.failures:
+                id, policy = decision.placement.job, decision.policy
+                log.error("the policy %s fails job %d: %s", policy, id, reason.detail)
 
 
 def _tell_of_models(inbox: Inbox) -> Callable[[Mapping[str, Model]], None]:

@@ -6,6 +6,10 @@ features are names, which the forest must have as numbers. The paper's are hashe
 their order, so a name's place among all names says the same, and fits scikit-learn's 32-bit floats,
 which a hash does not.
 
+What the daemon learns is kept within what the runs of the group itself took (`train`): in a tree
+that was drawn without any of them, the group is told what its neighbours in the order of names
+took, which may be jobs of another user.
+
 Of a name that it has not seen the forest knows nothing, and the paper predicts 0. So all that it
 can ever say is a number for each group, and those numbers are the model.
 """
@@ -53,7 +57,7 @@ def train(rows: Sequence[Row], source: str, at: float) -> Lookup:
     ordered = sorted((row for row in rows if row["group"]), key=lambda row: row["submitted_at"])
     seen = int(len(ordered) * (1 - HELD_OUT))
     errors = tuple(_errors(ordered[:seen], ordered[seen:]))
-    return Lookup(ABOUT, source, grown(*_columns(ordered)), len(ordered), at, errors)
+    return Lookup(ABOUT, source, within_own(*_columns(ordered)), len(ordered), at, errors)
 
 
 def grown(
@@ -68,6 +72,16 @@ def grown(
     _, first = np.unique(of_group, return_index=True)
     told = forest.predict(features[first])
     return dict(zip(names.tolist(), told.tolist(), strict=True))
+
+
+def within_own(
+    groups: Sequence[str], users: Sequence[str], seconds: Sequence[float]
+) -> dict[str, float]:
+    """The forest's word, no less than a group's shortest run and no more than its longest."""
+    least = _folded(groups, seconds, min)
+    most = _folded(groups, seconds, max)
+    told = grown(groups, users, seconds)
+    return {group: min(max(told[group], least[group]), most[group]) for group in told}
 
 
 def means(
@@ -103,7 +117,7 @@ def since(model: Lookup, rows: Sequence[Row]) -> tuple[str, float] | None:
 
 def _errors(seen: Sequence[Row], unseen: Sequence[Row]) -> Iterator[tuple[str, float]]:
     groups, _, seconds = _columns(unseen)
-    for of, learner in (("", grown), ("group's mean: ", means), ("group's median: ", medians)):
+    for of, learner in (("", within_own), ("group's mean: ", means), ("group's median: ", medians)):
         found = measured(learner(*_columns(seen)), groups, seconds) if seen else None
         if found is None:
             raise CarmaError("no job has run again")

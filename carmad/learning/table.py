@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from statistics import median_low
 
 from carmad.core.history import Submission
 from carmad.core.types import ENDED
@@ -13,18 +15,22 @@ from carmad.store.sql import SqlStore
 from carmad.store.table import Cell, row
 
 MOST_RUNS = 50_000  # the latest: memory and time are bounded
+MOST_OF_USER = 1_000  # unless the median user has more: nobody is to drown the others
 PAGE = 500  # jobs read at a time: their environments are large
 KEPT = ("user", "group", "name", "gpus", "submitted_at", "ended_at", "duration_s")
 
 
 def runs(store: SqlStore) -> list[Row]:
-    """The latest jobs that ran, in order of submission, as `carmad.learning.duration` has them."""
-    found: list[Row] = []
-    for each in _newest_first(store):
-        found.append(each)
-        if len(found) == MOST_RUNS:
-            break
-    return sorted(found, key=lambda one: float(one["submitted_at"]))
+    """The latest jobs that ran, in order of submission, as `carmad.learning.duration` has them; of
+    nobody many more than of most."""
+    users = store.users()
+    if not users:
+        return []
+    share = max(MOST_OF_USER, MOST_RUNS // len(users))
+    by_user = [list(islice(_newest_first(store, user), share)) for user in users]
+    most = max(MOST_OF_USER, median_low(map(len, by_user)))
+    found = (each for rows in by_user for each in rows[:most])
+    return sorted(found, key=lambda one: float(one["submitted_at"]))[-MOST_RUNS:]
 
 
 def counts(submissions: Sequence[Submission], now: float) -> tuple[list[tuple[int, int]], float]:
@@ -41,12 +47,12 @@ def counts(submissions: Sequence[Submission], now: float) -> tuple[list[tuple[in
     return list(zip(jobs, gpus, strict=True)), first * INTERVAL_S
 
 
-def _newest_first(store: SqlStore) -> Iterator[Row]:
-    page = store.history(states=ENDED, limit=PAGE)
+def _newest_first(store: SqlStore, user: str) -> Iterator[Row]:
+    page = store.history(user=user, states=ENDED, limit=PAGE)
     while page:
         cells = map(row, page)
         yield from (_as_known(each) for each in cells if each["duration_s"] is not None)
-        page = store.history(states=ENDED, before=page[-1].id, limit=PAGE)
+        page = store.history(user=user, states=ENDED, before=page[-1].id, limit=PAGE)
 
 
 def _as_known(cells: Mapping[str, Cell]) -> Row:

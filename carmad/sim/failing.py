@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 from carmad.core.asking import DECIDE, FALLBACK, ORDER, PLAN, PREDICT
@@ -51,10 +51,10 @@ class FailingPolicy:
     policy: Policy
     script: Script
     whose: str = ""  # or FALLBACK
-    name: str = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "name", self.policy.name)
+    @property
+    def name(self) -> str:
+        return self.policy.name
 
     def order(self, job: Job) -> float:
         return self.script.ask(self.whose + ORDER, lambda: self.policy.order(job))

@@ -1,5 +1,6 @@
 """What like jobs took: the median of the latest runs of the same job, else the means that Lucid
-falls back on (Lucid paper, 3.4): the user's, else all users' with the same GPU demand."""
+falls back on (Lucid paper, 3.4): the user's, else all users' with the same GPU demand. Of these it
+is the median here, so that no user decides for how long others are thought to run."""
 
 from __future__ import annotations
 
@@ -34,10 +35,10 @@ def unheard_of(job: Job, history: History) -> Prediction | None:
     mean, gpus = history.by_user.mean(job.spec.user), job.spec.gpus
     if mean is not None:
         return Prediction(mean, "history", notes=(f"the mean of {job.spec.user}'s latest jobs",))
-    mean = history.by_gpus.mean(gpus)
-    if mean is None:
+    usual = history.by_gpus.median(gpus)
+    if usual is None:
         return None
-    return Prediction(mean, "history", notes=(f"the mean of the latest jobs of {gpus} GPUs",))
+    return Prediction(usual, "history", notes=(f"what users' jobs of {gpus} GPUs usually take",))
 
 
 def history(settings: Settings) -> Recurring:

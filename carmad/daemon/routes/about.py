@@ -32,6 +32,7 @@ from carmad.daemon.doctor import Check
 from carmad.daemon.problems import Forbidden
 from carmad.daemon.routes.gpus import gpus_out
 from carmad.daemon.routes.jobs import Moment
+from carmad.daemon.service import Service
 from carmad.daemon.threads import run_in_threadpool
 from carmad.store.values import Totals
 
@@ -47,14 +48,15 @@ async def health(call: Asked) -> Response:
     """Answers only if the core does."""
     service = call.service
     policy, unread = await service.ask(lambda core: (core.policy.name, core.unread))
+    troubles = _troubles(service, unread)
     out: HealthOut = {
         "schema": SCHEMA,
-        "status": "ok",
+        "status": "degraded" if troubles else "ok",
         "version": VERSION,
         "pid": os.getpid(),
         "uptime_s": round(service.now() - service.started_at, 1),
         "policy": policy,
-        "troubles": _troubles(unread),
+        "troubles": troubles,
     }
     return answer(out)
 
@@ -80,21 +82,21 @@ def _status(call: Call, scene: Scene, policy: str) -> StatusOut:
         limit=MOST_RECENT,
     )
     ended = [job for job in recent if job.id not in scene.live and call.may_touch(job)]
-    one = call.renderer(scene)
+    one, troubles = call.renderer(scene), _troubles(service, scene.unread)
     waits, more = seen_by(peer.uid, waiting(scene, one))
     rows: list[Row] = [[job] for job in scene.view.running]
     rows += [*waits, *([job] for job in reversed(ended))]
     return {
         "schema": SCHEMA,
         "server": {
-            "status": "ok",
+            "status": "degraded" if troubles else "ok",
             "version": VERSION,
             "pid": os.getpid(),
             "uptime_s": round(scene.now - service.started_at, 1),
             "policy": policy,
             "source": service.capabilities().source,
             "mps": service.settings.collocation.mps,
-            "troubles": _troubles(scene.unread),
+            "troubles": troubles,
         },
         "gpus": gpus_out(call, scene),
         "jobs": [row_out(row, one) for row in rows],
@@ -104,8 +106,11 @@ def _status(call: Call, scene: Scene, policy: str) -> StatusOut:
     }
 
 
-def _troubles(unread: str) -> list[str]:
-    return [phrase(Reason("gpus_unread", detail=unread))] if unread else []
+def _troubles(service: Service, unread: str) -> list[str]:
+    """What keeps the whole server from its work: GPUs that cannot be read, plugins that fail."""
+    gpus = [phrase(Reason("gpus_unread", detail=unread))] if unread else []
+    failing = (each for each in service.troubles() if not each.over)
+    return [*gpus, *(f"{each.plugin} fails: {each.without}" for each in failing)]
 
 
 def _counts(live: Iterable[Job]) -> CountsOut:
