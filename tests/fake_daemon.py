@@ -219,6 +219,7 @@ HEALTH = {
     "pid": 4242,
     "uptime_s": 93784.0,
     "policy": "magm",
+    "troubles": [],
 }
 STATUS = {
     "schema": 1,
