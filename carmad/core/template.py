@@ -47,6 +47,7 @@ RATES = _names("""
 """)
 SETTING = re.compile(r"[+~]{0,2}([A-Za-z_][\w./@]*)=(.*)", re.DOTALL)
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+LETTERS = 1000  # of a command that is remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +69,12 @@ class Template:
         return frozenset(option.partition("=")[0] for option in self.options ^ other.options)
 
 
-@lru_cache(maxsize=4096)
 def template(argv: tuple[str, ...]) -> Template:
+    """Remembered; of commands that are long only the last, as the daemon outlives its jobs."""
+    return _long(argv) if sum(map(len, argv)) > LETTERS else _short(argv)
+
+
+def _template(argv: tuple[str, ...]) -> Template:
     words: list[str] = []
     options: set[str] = set()
     lengths: set[str] = set()
@@ -91,6 +96,10 @@ def template(argv: tuple[str, ...]) -> Template:
         else:
             options |= _option(name, value)
     return Template(tuple(words), frozenset(options), frozenset(lengths))
+
+
+_short = lru_cache(maxsize=4096)(_template)
+_long = lru_cache(maxsize=1)(_template)
 
 
 def _is_option(word: str) -> bool:
