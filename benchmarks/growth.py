@@ -1,6 +1,6 @@
 """`python -m benchmarks.growth [JOBS]`: does the daemon grow with the jobs that it has seen?
 
-Two hours of a very busy server in as little time as they take: the real core, store, journal, estimates,
+Hours of a busy server in as little time as they take: the real core, store, journal, estimates,
 monitor and HTTP API, fed by one thread with a clock that it moves itself; GPUs and jobs are only
 pretended. At each checkpoint: what the process holds, what Python has allocated, and the lines of
 code whose allocations have grown the most since the middle. `--untraced` leaves tracemalloc out,
