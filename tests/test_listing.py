@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from carmad.api.render import Jobs, Scene
 from carmad.api.select import Selection, parse_selection
 from carmad.config import Limits, Settings
 from carmad.core.line import Held
-from carmad.core.types import ArrayTask, Job, JobId, JobState
+from carmad.core.types import ArrayTask, Job, JobId, JobState, Prediction
 from carmad.daemon import lookup, service
 from carmad.daemon.listing import PIECES, Rows
 from carmad.testing import a_gpu_view, a_job, a_spec, a_view
@@ -185,6 +186,12 @@ def test_a_row_stands_as_long_as_its_job_and_the_reason_do(counted: Counter[str]
     assert len(rows) == 50
     rows.keep({job.id: job for job in jobs})
     assert len(rows) == len(jobs) and gone.id not in rows._written
+
+
+def test_what_json_has_no_word_for_is_null() -> None:
+    job = a_job(1, prediction=Prediction(inf, "nobody"))
+    (out,) = json.loads(b"".join(Rows().json([[job]], viewer(scene_of(job)))))
+    assert out["prediction"]["seconds"] is None
 
 
 def test_an_empty_list_is_json_too() -> None:
