@@ -207,6 +207,20 @@ def test_queue_asks_for_what_is_wanted(fake: FakeDaemon) -> None:
     assert fake.query == {"user": pwd.getpwuid(os.getuid()).pw_name, "fold": "True"}
 
 
+def test_a_long_line_says_how_much_of_it_is_not_shown(
+    fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = job(id=7, label="7_[2-99%4]", tasks="2-99%4", count=98)
+    fake.answers["GET", "/v1/jobs"] = {"schema": 1, "jobs": [row], "more": 5}
+    assert run(["queue", "-h", "-o", "jobid"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.split() == ["7_[2-99%4]"]
+    assert "and 5 more" in shown.err
+    fake.answers["GET", "/v1/status"] = fake.answers["GET", "/v1/status"] | {"more": 5}
+    assert run(["status"]) == 0
+    assert "and 5 more that wait: carma queue" in capsys.readouterr().out
+
+
 def test_queue_keeps_what_is_wanted(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
     held = job(id=50, label="50", state="queued", code="H")
     fake.answers["GET", "/v1/jobs"] = {"schema": 1, "jobs": [job(), held]}

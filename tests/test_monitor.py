@@ -181,3 +181,13 @@ def test_who_asks_for_capabilities_does_not_wait_for_the_driver(parts):
     monitor, *_ = parts
     with monitor._lock:  # as while it reads from a GPU that hangs
         assert monitor.capabilities().source == "scripted"
+
+
+def test_a_job_that_has_ended_is_forgotten_though_its_memory_never_came_back(parts):
+    monitor, source, _, _ = parts
+    source.processes = (ProcessUse(77, 5_000, 0.5),)
+    source.held = frozenset({77})
+    monitor.start()
+    assert not monitor.memory_gone(a_job(7, gpus=("GPU-00000000",)))
+    monitor.forget(JobId(7))
+    assert not monitor._pids

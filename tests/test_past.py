@@ -214,7 +214,13 @@ def test_the_journal_keeps_the_submissions_of_the_days_that_count(tmp_path: Path
     kept.restored()
     kept.flush()
     begin, _ = journal.read(journal.segments(tmp_path)[-1])
-    assert begin.submissions == ((2.0, 1), (3e6, 1), (3e6 + 1, 2), (3e6 + 1, 1))
+    assert begin.submissions == ((0.0, 1), (0.0, 1), (3e6, 1), (3e6, 1), (3e6, 2))
+    later = 3e6 + 9 * 86_400
+    kept.hear([Submitted(later, JobId(9), (a_spec(),)), Submitted(later + 700, JobId(10), ())])
+    kept.restored()
+    kept.flush()
+    begin, _ = journal.read(journal.segments(tmp_path)[-1])
+    assert begin.submissions == ((3e6, 2), (later // 600 * 600, 1))
 
 
 # -- the table

@@ -186,7 +186,8 @@ class Jobs:
     def _add_private(self, out: JobOut, job: Job) -> None:
         spec, usage = job.spec, self._usage(job)
         out["name"] = spec.name
-        out |= self.moving(job)
+        moving = self.moving(job)
+        out["wait_s"], out["position"] = moving["wait_s"], moving["position"]
         out["reason"] = self.reason(job)
         out["ended_at"] = iso(job.ended_at)
         out["time_limit_s"] = spec.time_limit_s

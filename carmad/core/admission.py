@@ -33,7 +33,7 @@ def demand(job: Job, settings: Settings, alone_for_now: bool = False) -> Demand:
     return _demand(job.spec.gpus, has_to_be_alone, uid, job.estimate, job.retry)
 
 
-_demand = lru_cache(maxsize=4096)(Demand)
+_demand = lru_cache(maxsize=1024)(Demand)  # an estimate takes some KiB with all its notes
 
 
 Rule = Callable[[Demand, GpuView, Settings], Reason | None]

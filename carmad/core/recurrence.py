@@ -30,7 +30,7 @@ def group(spec: JobSpec) -> str:
     return grouped(where, spec.argv, spec.gpus, spec.batch_size)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1)  # of the last array: its tasks come one after the other
 def _group(
     where: tuple[str | None, ...], argv: tuple[str, ...], gpus: int, batch_size: int | None
 ) -> str:

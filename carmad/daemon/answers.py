@@ -15,6 +15,7 @@ from carmad.api.render import Jobs, Scene
 from carmad.api.responses import ErrorOut
 from carmad.core.types import Job
 from carmad.daemon.environment import log_paths
+from carmad.daemon.listing import as_json
 from carmad.daemon.peers import Credentials, Peer, Peers
 from carmad.daemon.problems import Forbidden
 from carmad.daemon.service import Service
@@ -38,8 +39,7 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
 
 def answer(value: object, status: int = 200) -> Response:
     """JSON, written without another look at its shape."""
-    body = to_json(value, inf_nan_mode="null")  # a rank may be infinite; JSON has no word for it
-    return Response(body, status, media_type="application/json")
+    return Response(as_json(value), status, media_type="application/json")
 
 
 def refusal(

@@ -15,6 +15,10 @@ from carmad.core.types import Job, JobId
 PIECES = 256  # in one write
 
 
+def as_json(value: object) -> bytes:
+    return to_json(value, inf_nan_mode="null")  # a rank may be infinite; JSON has no word for it
+
+
 @dataclass(slots=True)
 class _Written:
     job: Job
@@ -44,9 +48,9 @@ class Rows:
         for row in rows:
             job = row[0]
             if len(row) > 1 or job.holds_gpus or job.ended:
-                pieces += [to_json(row_out(row, one)), b","]
+                pieces += [as_json(row_out(row, one)), b","]
             elif one.sees(job):
-                pieces += [self._full(job, one), to_json(one.moving(job))[1:], b","]
+                pieces += [self._full(job, one), as_json(one.moving(job))[1:], b","]
             else:
                 pieces += [self._outline(job, one), b","]
         return [*pieces[: -1 if len(pieces) > 1 else None], b"]"]
@@ -57,12 +61,12 @@ class Rows:
             out = one(job)
             for name in one.moving(job):
                 del out[name]  # type: ignore[misc]
-            row.full = to_json(out)[:-1] + b","
+            row.full = as_json(out)[:-1] + b","
         return row.full
 
     def _outline(self, job: Job, one: Jobs) -> bytes:
         row = self._row(job, one)
-        row.outline = row.outline or to_json(one(job))
+        row.outline = row.outline or as_json(one(job))
         return row.outline
 
     def _row(self, job: Job, one: Jobs) -> _Written:

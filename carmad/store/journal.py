@@ -14,10 +14,11 @@ import os
 import threading
 import time
 import zlib
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -102,7 +103,8 @@ class Journal:
         self._version = version
         self._cap_bytes = cap_bytes
         self._recent: deque[Sampled] = deque()
-        self._submissions = deque(submissions)
+        self._submissions: Counter[Submission] = Counter()  # in the order of their ten minutes
+        self._count(submissions)
         self._now = 0.0  # of the core
         self._lock = threading.Lock()  # of the next four
         self._pending: list[Begin | Turn] = []
@@ -169,13 +171,18 @@ class Journal:
         self._remember_submissions(events)
 
     def _remember_submissions(self, events: Sequence[Event]) -> None:
-        """And the last one before the days that count, which tells that these were quiet."""
+        """And the last before the days that count, which tell that these were quiet."""
         for event in events:
             if isinstance(event, Submitted):
-                self._submissions.extend((event.at, spec.gpus) for spec in event.specs)
+                self._count((event.at, spec.gpus) for spec in event.specs)
         oldest = self._now - (BINS + 1) * BIN_S
-        while len(self._submissions) > 1 and self._submissions[1][0] < oldest:
-            self._submissions.popleft()
+        while len(self._submissions) > 1 and _second(self._submissions)[0] < oldest:
+            del self._submissions[next(iter(self._submissions))]
+
+    def _count(self, submissions: Iterable[Submission]) -> None:
+        """By ten minutes, as the history does: in eight days there may be millions."""
+        for at, gpus in submissions:
+            self._submissions[at // BIN_S * BIN_S, gpus] += 1
 
     def _forget_unseen(self) -> None:
         """Of a batch that it could not handle, the core has not seen what follows the culprit."""
@@ -203,7 +210,7 @@ class Journal:
             tuple(core.ended.items()),
             tuple(core.drains.values()),
             tuple(core.history.runs),
-            tuple(self._submissions),
+            tuple(self._submissions.elements()),
             tuple(core.gpus.values()),
             tuple(self._recent),
             tuple(core.decisions.values()),
@@ -313,6 +320,10 @@ def _encoded(entry: Begin | Turn) -> bytes:
 def _letters(step: Step) -> int:
     submitted = (event for event in step.events if isinstance(event, Submitted))
     return sum(len(word) for event in submitted for spec in event.specs[:1] for word in spec.argv)
+
+
+def _second(counts: Counter[Submission]) -> Submission:
+    return next(islice(counts, 1, None))
 
 
 def _bare(event: Event) -> Event:

@@ -33,7 +33,7 @@ def queue(
     ] = False,
     json: Json = False,
 ) -> None:
-    """List the jobs that run and wait, everyone's; tasks of an array that wait alike in one line."""
+    """List the jobs that run and wait, everyone's. Tasks that wait alike share a line."""
     shown = _fields(fields) if fields else QUEUE_LONG if long else QUEUE
     if sort:
         _fields(sort.removeprefix("-"))

@@ -1,0 +1,361 @@
+"""Long queues: what is worked out once for all who look, what is folded, and what is kept."""
+
+from __future__ import annotations
+
+import json
+import socket
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carmad.api import render
+from carmad.api.folding import FIRST_ROWS, OWN_ROWS, folded, row_out, seen_by
+from carmad.api.render import Jobs, Scene
+from carmad.api.select import Selection, parse_selection
+from carmad.config import Limits, Settings
+from carmad.core.line import Held
+from carmad.core.types import ArrayTask, Job, JobId, JobState, Prediction
+from carmad.daemon import lookup, service
+from carmad.daemon.listing import PIECES, Rows
+from carmad.testing import a_gpu_view, a_job, a_spec, a_view
+from tests.api_server import ROOT_JOBS, Daemon, as_uid, request, running
+from tests.test_api import ADA, JOB, needs_root, submit
+
+ARRAY = 200
+UID = 1000
+
+
+def task(id: int, index: int, array: int = 1, limit: int | None = None, **changes: Any) -> Job:
+    return a_job(id, spec=a_spec(array=ArrayTask(JobId(array), index, limit)), **changes)
+
+
+def scene_of(*jobs: Job, held: Held | None = None, settings: Settings | None = None) -> Scene:
+    view = a_view([a_gpu_view(0)], jobs, settings=settings)
+    line = tuple(job for job in jobs if job.state is JobState.QUEUED)
+    return Scene(view, {}, {job.id: job for job in jobs}, {}, line, held=held or Held())
+
+
+def viewer(scene: Scene, uid: int = UID, see_all: bool = False) -> Jobs:
+    return Jobs(scene, lambda job: ("out", "err"), uid, see_all)
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    settings = replace(ROOT_JOBS, limits=Limits(queued_per_user=1000))
+    with tempfile.TemporaryDirectory(prefix="carma-listing-") as folder:
+        Path(folder).chmod(0o755)
+        with running(Path(folder), settings, gpus=1) as daemon:
+            submit(daemon, exclusive=True)  # has the only GPU
+            yield daemon
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often a scene was captured, and how often a job was rendered."""
+    counts: Counter[str] = Counter()
+
+    def count(owner: Any, name: str, what: str) -> None:
+        original = getattr(owner, name)
+
+        def counting(*given: Any) -> Any:
+            counts[what] += 1
+            return original(*given)
+
+        monkeypatch.setattr(owner, name, counting)
+
+    count(service, "capture", "scenes")
+    count(render.Jobs, "_public", "jobs")
+    monkeypatch.setattr(service, "FRESH_S", 1e9)  # only a step outdates a scene here
+    return counts
+
+
+def array(daemon: Daemon, tasks: int = ARRAY, **limit: int) -> int:
+    indices = {"indices": list(range(tasks))}
+    status, out = daemon.call("POST", "/v1/jobs", JOB | {"array": indices | limit})
+    assert status == 201
+    first = int(out["id"])
+    wait_until_queued(daemon, first + tasks - 1)
+    return first
+
+
+def wait_until_queued(daemon: Daemon, job: int) -> None:
+    """Its estimate is posted by the thread that answers: that step is done when this one is."""
+    for _ in range(100):
+        daemon.sample()
+        if daemon.inbox.ask(lambda core: core.jobs[JobId(job)].state).result(5) != "pending":
+            return
+    raise AssertionError(f"job {job} is not estimated")
+
+
+# folding
+
+
+def test_tasks_that_wait_for_the_same_are_one_row() -> None:
+    jobs = [
+        task(1, 0, state=JobState.RUNNING, gpus=("GPU-0",)),
+        *(task(id, id - 1, limit=4) for id in range(2, 9)),
+        a_job(20),
+        task(30, 5, array=30),
+        task(9, 8, limit=4, held=True),
+        task(10, 11, limit=4),
+    ]
+    scene = scene_of(*jobs, held=Held(tasks=Counter({JobId(1): 4})))
+    one = viewer(scene)
+    rows = folded(jobs, one)
+    assert [[job.id for job in row] for row in rows] == [
+        [1],
+        [2, 3, 4, 5, 6, 7, 8, 10],
+        [20],
+        [30],
+        [9],
+    ]
+    out = row_out(rows[1], one)
+    assert (out["id"], out["label"], out["tasks"], out["count"]) == (
+        2,
+        "1_[1-7,11%4]",
+        "1-7,11%4",
+        8,
+    )
+    assert out["reason"] == "(ArrayLimit)"
+    assert "count" not in row_out(rows[3], one)
+    assert all(parse_selection(out["label"]).has(job) for job in rows[1]), "it can be given back"
+    assert not parse_selection(out["label"]).has(jobs[0])
+
+
+def test_a_row_names_only_so_many_spans() -> None:
+    jobs = [task(id, 2 * id) for id in range(1, 100)]
+    one = viewer(scene_of(*jobs))
+    head, others = folded(jobs, one)
+    assert "tasks" not in row_out(head, one), "it waits for GPUs, and the others for their turn"
+    out = row_out(others, one)
+    assert (out["tasks"], out["count"]) == ("4,6,8,10,12,14,16,18,...", 98)
+
+
+def test_of_a_long_line_its_head_is_shown_and_one_s_own() -> None:
+    others = [a_job(id, spec=a_spec(uid=1)) for id in range(1, 1001)]
+    mine = [a_job(id, spec=a_spec(uid=UID)) for id in range(2000, 2100)]
+    rows = folded([*others, *mine], viewer(scene_of(*others, *mine)))
+    shown, more = seen_by(UID, rows)
+    ids = [row[0].id for row in shown]
+    assert ids == [*range(1, FIRST_ROWS + 1), *range(2000, 2000 + OWN_ROWS)]
+    assert more == 1100 - FIRST_ROWS - OWN_ROWS
+    assert seen_by(UID, rows[:3]) == (rows[:3], 0)
+
+
+# rows that are written once
+
+
+def test_a_row_stands_as_long_as_its_job_and_the_reason_do(counted: Counter[str]) -> None:
+    jobs = [a_job(id) for id in range(1, 51)]
+    rows = Rows()
+
+    def listed(scene: Scene, **who: Any) -> list[Any]:
+        found = json.loads(b"".join(rows.json([[job] for job in jobs], viewer(scene, **who))))
+        assert isinstance(found, list)
+        return found
+
+    first = listed(scene_of(*jobs))
+    assert counted["jobs"] == len(jobs)
+    assert listed(scene_of(*jobs)) == first == [viewer(scene_of(*jobs))(job) for job in jobs]
+
+    counted.clear()
+    gone = jobs.pop(0)
+    later = listed(scene_of(*jobs))
+    assert counted["jobs"] == 1, "only the new head waits for something else now"
+    counted.clear()
+    assert [job["position"] for job in later] == list(range(1, 50))
+
+    jobs[3] = replace(jobs[3], held=True)
+    assert listed(scene_of(*jobs))[3]["code"] == "H"
+    assert counted["jobs"] == 1
+    counted.clear()
+    outlines = listed(scene_of(*jobs), uid=7)
+    assert "position" not in outlines[0] and outlines[0]["name"] == "-"
+    listed(scene_of(*jobs), uid=8)
+    assert counted["jobs"] == len(jobs), "for all who see it in outline once"
+    assert "reason" in listed(scene_of(*jobs), uid=9, see_all=True)[0]
+
+    assert len(rows) == 50
+    rows.keep({job.id: job for job in jobs})
+    assert len(rows) == len(jobs) and gone.id not in rows._written
+
+
+def test_what_json_has_no_word_for_is_null() -> None:
+    job = a_job(1, prediction=Prediction(inf, "nobody"))
+    (out,) = json.loads(b"".join(Rows().json([[job]], viewer(scene_of(job)))))
+    assert out["prediction"]["seconds"] is None
+
+
+def test_an_empty_list_is_json_too() -> None:
+    assert b"".join(Rows().json([], viewer(scene_of()))) == b"[]"
+
+
+# over the API
+
+
+def test_a_scene_is_captured_once_for_a_step(daemon: Daemon, counted: Counter[str]) -> None:
+    first = array(daemon)
+    counted.clear()
+    paths = ["/v1/status", "/v1/jobs", "/v1/gpus", f"/v1/jobs/{first}", f"/v1/jobs/{first}/why"]
+    together = threading.Barrier(len(paths) * 4)
+
+    def ask(path: str) -> int:
+        together.wait(20)
+        return daemon.call("GET", path)[0]
+
+    with ThreadPoolExecutor(len(paths) * 4) as pool:
+        assert set(pool.map(ask, paths * 4)) == {200}
+    assert counted["scenes"] == 1
+    daemon.sample()
+    assert daemon.call("GET", "/v1/status")[0] == 200
+    assert counted["scenes"] == 2
+
+
+def test_a_status_is_rendered_once_for_all_who_ask(daemon: Daemon, counted: Counter[str]) -> None:
+    array(daemon)
+    counted.clear()
+    with ThreadPoolExecutor(20) as pool:
+        answers = list(pool.map(lambda _: daemon.call("GET", "/v1/status")[1], range(40)))
+    assert counted["jobs"] == len(answers[0]["jobs"]) == 3, "one runs, the head, and the others"
+    assert answers == answers[:1] * 40
+
+
+def test_an_array_is_one_row_of_the_status(daemon: Daemon) -> None:
+    first = array(daemon, limit=3)
+    out = daemon.call("GET", "/v1/status")[1]
+    runs, head, others = out["jobs"]
+    assert [runs["code"], head["label"], "count" in head] == ["ST", f"{first}_0", False]
+    assert others["label"] == f"{first}_[1-{ARRAY - 1}%3]"
+    assert (others["count"], others["id"], others["position"]) == (ARRAY - 1, first + 1, 2)
+    assert (out["more"], out["counts"]["queued"]) == (0, ARRAY)
+
+
+def test_a_status_has_only_so_many_rows(daemon: Daemon, counted: Counter[str]) -> None:
+    for _ in range(FIRST_ROWS + OWN_ROWS + 20):
+        last = submit(daemon)
+    wait_until_queued(daemon, last)
+    counted.clear()
+    out = daemon.call("GET", "/v1/status")[1]
+    assert len(out["jobs"]) == counted["jobs"] == 1 + FIRST_ROWS + OWN_ROWS
+    assert out["more"] == 20
+    assert out["counts"]["queued"] == FIRST_ROWS + OWN_ROWS + 20
+
+
+def test_every_task_is_listed_unless_folded(daemon: Daemon, counted: Counter[str]) -> None:
+    first = array(daemon)
+    counted.clear()
+    everyone = daemon.call("GET", "/v1/jobs")[1]
+    assert [job["id"] for job in everyone["jobs"]] == [first - 1, *range(first, first + ARRAY)]
+    assert counted["jobs"] == ARRAY + 1
+    daemon.sample()
+    daemon.call("GET", "/v1/jobs")
+    assert counted["jobs"] == ARRAY + 2, "of these only the one that runs is rendered again"
+
+    rows = daemon.call("GET", "/v1/jobs?fold=true")[1]
+    assert [row.get("count") for row in rows["jobs"]] == [None, None, ARRAY - 1]
+    some = daemon.call("GET", f"/v1/jobs?fold=true&select={first}_[3-5]")[1]["jobs"]
+    assert [row["tasks"] for row in some] == ["3-5"]
+    cut = daemon.call("GET", "/v1/jobs?limit=5")[1]
+    assert (len(cut["jobs"]), cut["more"]) == (5, ARRAY - 4)
+    assert daemon.call("GET", "/v1/jobs?fold=true&limit=2")[1]["more"] == ARRAY - 1
+
+
+def test_a_long_listing_is_sent_in_pieces_of_a_known_length(daemon: Daemon) -> None:
+    """A client of HTTP/1.0, as `carma` is one, cannot read chunks."""
+    array(daemon, PIECES)
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(daemon.path)
+        connection.sendall(b"GET /v1/jobs HTTP/1.0\r\n\r\n")
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert f"content-length: {len(body)}".encode() in head and b"chunked" not in head
+    assert len(json.loads(body)["jobs"]) == PIECES + 1
+
+
+def test_rows_are_kept_of_live_jobs_only(daemon: Daemon) -> None:
+    array(daemon)
+    daemon.call("GET", "/v1/jobs")
+    assert len(daemon.service.rows) == ARRAY
+    daemon.call("POST", "/v1/cancel", {"select": "all"})
+    daemon.call("GET", "/v1/health")
+    left = daemon.call("GET", "/v1/jobs")[1]["jobs"]
+    assert len(daemon.service.rows) <= len(left)
+
+
+def test_what_is_wanted_of_one_job_looks_at_no_other(
+    daemon: Daemon, counted: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = array(daemon)
+    asked: list[int] = []
+    original = lookup._is
+
+    def looked_at(job: Job, id: JobId, index: int | None) -> bool:
+        asked.append(job.id)
+        return original(job, id, index)
+
+    monkeypatch.setattr(lookup, "_is", looked_at)
+    counted.clear()
+    for path in ("", "/why", "/wait?timeout_s=0"):
+        assert daemon.call("GET", f"/v1/jobs/{first + 7}{path}")[0] == 200
+    assert (counted["jobs"], set(asked)) == (3, {first + 7})
+
+
+def test_what_is_done_to_two_jobs_looks_at_no_other(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = array(daemon)
+    asked: list[int] = []
+    original = Selection.has
+
+    def looked_at(self: Selection, job: Job) -> bool:
+        asked.append(job.id)
+        return original(self, job)
+
+    monkeypatch.setattr(Selection, "has", looked_at)
+    results = daemon.call("POST", "/v1/hold", {"select": f"{first + 7},{first + 9}"})[1]["results"]
+    assert [one["id"] for one in results] == [first + 7, first + 9]
+    assert set(asked) == {first + 7, first + 9}
+
+
+def test_tasks_and_arrays_are_found_among_the_live_and_the_ended(daemon: Daemon) -> None:
+    first = array(daemon, 10)
+    other = array(daemon, 3)
+    daemon.call("POST", "/v1/cancel", {"select": f"{first}_[0-4%2]"})
+    assert daemon.call("GET", f"/v1/jobs/{first}_3")[1]["state"] == "cancelled"
+    assert daemon.call("GET", f"/v1/jobs/{first}_7")[1]["state"] == "queued"
+    for select, count in (
+        (f"{first}", 10),
+        (f"{first}_[3-6]", 4),
+        (f"{first + 4}-{first + 5}", 2),
+        (f"1-{10**12}", 14),
+        (f"{first}_7,{other}", 4),
+    ):
+        found = daemon.call("GET", f"/v1/jobs?select={select}")[1]["jobs"]
+        assert len(found) == count, select
+
+
+@needs_root
+def test_what_is_rendered_for_an_admin_is_shown_to_nobody_else(daemon: Daemon) -> None:
+    array(daemon, 5)
+    submit(daemon, name="secret")
+    for path in ("/v1/status", "/v1/jobs", "/v1/jobs?fold=true"):
+        mine = daemon.call("GET", path)[1]["jobs"]
+        assert all("argv" in job for job in mine)
+        theirs = as_uid(ADA, daemon.path, "GET", path)[1]["jobs"]
+        assert [job["label"] for job in theirs] == [job["label"] for job in mine]
+        assert not any("argv" in job or job["name"] != "-" for job in theirs)
+        assert request(daemon.path, "GET", path, None)[1]["jobs"][0].keys() == mine[0].keys()
+
+
+def test_tasks_over_their_limit_share_one_reason() -> None:
+    jobs = [task(id, id, limit=2) for id in range(1, 100)]
+    scene = scene_of(*jobs, held=Held(tasks=Counter({JobId(1): 2})))
+    assert len({id(scene.barrier(job)) for job in jobs}) == 1
