@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import time
 
 from carmad import paths
 from cli.problems import Refused, Unreachable
@@ -44,9 +45,14 @@ def _call(method: str, path: str, body: bytes, within_s: float) -> Any:
         f"{method} {path} HTTP/1.0\r\nHost: carma\r\nAccept: application/json\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
-    status, answer = _read(_exchange(head.encode() + body, within_s))
-    if status < 400:
-        return answer
+    until = time.monotonic() + within_s
+    while True:
+        status, answer, again_s = _read(_exchange(head.encode() + body, within_s))
+        if status < 400:
+            return answer
+        if again_s is None or time.monotonic() + again_s > until:
+            break
+        time.sleep(again_s)  # nothing was done: it may be asked again
     raise Refused(
         str(answer.get("error") or f"carmad answered with status {status}"),
         str(answer.get("hint") or ""),
@@ -59,38 +65,52 @@ def _exchange(request: bytes, within_s: float) -> bytes:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(within_s)
         try:
-            connection.connect(where)
+            _connect(connection, where, time.monotonic() + within_s)
         except PermissionError:
             raise Refused(f"you may not use {where}", "ask its owner", "forbidden") from None
         except OSError as error:
             why = error.strerror or str(error)
             raise Unreachable(f"no answer at {where}: {why}", START_HINT) from None
+        chunks: list[bytes] = []
         try:
             with contextlib.suppress(BrokenPipeError):  # refused unread; the answer says why
                 connection.sendall(request)
-            chunks = []
             while chunk := connection.recv(65536):
                 chunks.append(chunk)
         except OSError as error:
-            why = error.strerror or str(error)
-            hint = "it may have done what was asked: look with `carma queue`"
-            raise Unreachable(f"carmad went silent: {why}", hint) from None
+            if not (chunks and isinstance(error, ConnectionResetError)):  # unread, likewise
+                why = error.strerror or str(error)
+                hint = "it may have done what was asked: look with `carma queue`"
+                raise Unreachable(f"carmad went silent: {why}", hint) from None
         return b"".join(chunks)
 
 
-def _read(response: bytes) -> tuple[int, dict[str, Any]]:
+def _connect(connection: socket.socket, where: str, until: float) -> None:
+    while True:
+        try:
+            return connection.connect(where)
+        except BlockingIOError:  # so many wait to be heard that there is no place left
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.02)
+
+
+def _read(response: bytes) -> tuple[int, dict[str, Any], float | None]:
+    """Also in how many seconds to ask again, where the daemon says that."""
     head, _, body = response.partition(b"\r\n\r\n")
     try:
         status = int(head.split(None, 2)[1])
     except (IndexError, ValueError):
         hint = "it may be stopping: look at its log"
         raise Unreachable("carmad closed the connection without an answer", hint) from None
+    later = head.lower().partition(b"\r\nretry-after: ")[2].split(b"\r\n", 1)[0]
+    again_s = float(later) if later.isdigit() else None
     try:
         answer = json.loads(body)
     except ValueError:
         answer = None
     if isinstance(answer, dict):
-        return status, answer
+        return status, answer, again_s
     if status < 400:
         raise Refused("carmad's answer is not JSON", "", "error")
-    return status, {}
+    return status, {}, again_s
