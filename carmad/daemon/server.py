@@ -32,7 +32,7 @@ from carmad.daemon.problems import TooLarge, TooSlow, status_and_code
 from carmad.daemon.problems import headers as more_headers
 from carmad.daemon.routes import about, actions, estimates, gpus, jobs, models
 from carmad.daemon.service import Service
-from carmad.daemon.turns import LARGE, Share, Shares, Turn
+from carmad.daemon.turns import LARGE, Share, Shares
 from carmad.errors import CarmaError
 
 log = logging.getLogger(__name__)
