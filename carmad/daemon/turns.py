@@ -21,7 +21,7 @@ LARGE_AT_ONCE = 4  # of all users together
 RATE = 20.0  # requests per second in the long run; each LARGE of a body counts for one more
 BURST = 500.0
 PATIENCE_S = 5.0  # that a request which came too soon is kept waiting for, and no longer
-REFUSED_AFTER_S = 1.0  # not at once: it would be back at once
+REFUSED_AFTER_S = 5.0  # not at once: it would be back at once
 
 
 class Turn:

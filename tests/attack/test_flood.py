@@ -109,8 +109,8 @@ def test_who_has_too_much_waiting_is_refused_and_nothing_is_written(tmp_path: Pa
 def test_a_head_that_trickles_in_does_not_live_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked_before: bool
 ) -> None:
-    monkeypatch.setattr(server, "HEAD_WITHIN_S", 0.3)
     with api_server.running(tmp_path) as served, socket.socket(socket.AF_UNIX) as trickling:
+        monkeypatch.setattr(server, "HEAD_WITHIN_S", 0.3)  # uvicorn's own timer has 30 s
         trickling.connect(served.path)
         trickling.settimeout(10)
         if asked_before:
