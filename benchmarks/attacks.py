@@ -1,4 +1,8 @@
-"""What one hostile user does to the daemon, all at once and for as long as they are let."""
+"""What a hostile user does to the daemon, all at once and for as long as they are let.
+
+Each of three does something else: their shares are their own, and who does it all only keeps
+himself waiting.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import count
 
-UNFINISHED = 200
+UNFINISHED = 240
 TRICKLING = 10
 STATUS_LOOPS = 6
 BOMB = b"[" + b"[]," * 2_600_000 + b"[]]"
@@ -20,22 +24,18 @@ BOMB = b"[" + b"[]," * 2_600_000 + b"[]]"
 class Hostile:
     """`answers`: how often which attack was answered with which status; 0: with none."""
 
-    def __init__(self, path: str, uid: int, until: float) -> None:
+    def __init__(self, path: str, until: float) -> None:
         self._path = path
-        self._uid = uid
         self._until = until  # monotonic
         self.answers: Counter[str] = Counter()
 
-    def attack(self) -> None:
-        loops: list[tuple[Callable[[], None], int]] = [
-            (self._unfinished, 1),
-            (self._trickle, 1),
-            (self._bomb, 2),
-            (self._environments, 1),
-            (self._submit_and_cancel, 2),
-            (self._status, STATUS_LOOPS),
-        ]
-        threads = [threading.Thread(target=loop) for loop, times in loops for _ in range(times)]
+    def attack(self, kind: int) -> None:
+        loops: list[Callable[[], None]] = [
+            [self._unfinished, self._trickle, self._bomb, self._bomb],
+            [self._environments, *[self._submit_and_cancel] * 4],
+            [self._submit_and_cancel, *[self._status] * STATUS_LOOPS],
+        ][kind]
+        threads = [threading.Thread(target=loop) for loop in loops]
         for each in threads:
             each.start()
         for each in threads:
@@ -45,7 +45,7 @@ class Hostile:
         return time.monotonic() < self._until
 
     def _unfinished(self) -> None:
-        """250 connections less those of the others, each with most of a body that never ends."""
+        """Each has most of a body that never ends."""
         part = request("POST", "/v1/jobs", b'"' + b"x" * 7_000_000, 8_000_000)
         held: list[tuple[socket.socket, int]] = []
         while self._go_on():

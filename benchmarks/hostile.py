@@ -46,11 +46,11 @@ def main(seconds: float) -> None:
         answers: list[Counter[str]] = []
         attackers = [
             threading.Thread(
-                target=lambda uid=uid: answers.append(  # type: ignore[misc]
-                    Counter(as_user(uid, lambda: hostile(daemon.socket, uid, seconds)))
+                target=lambda kind=kind, uid=uid: answers.append(  # type: ignore[misc]
+                    Counter(as_user(uid, lambda: hostile(daemon.socket, kind, seconds)))
                 )
             )
-            for uid in HOSTILE
+            for kind, uid in enumerate(HOSTILE)
         ]
         for each in attackers:
             each.start()
@@ -106,9 +106,9 @@ def as_user(uid: int, do: Callable[[], Any]) -> Any:
     return json.loads(said)
 
 
-def hostile(path: str, uid: int, seconds: float) -> dict[str, int]:
-    attacker = Hostile(path, uid, time.monotonic() + seconds)
-    attacker.attack()
+def hostile(path: str, kind: int, seconds: float) -> dict[str, int]:
+    attacker = Hostile(path, time.monotonic() + seconds)
+    attacker.attack(kind)
     return dict(attacker.answers)
 
 

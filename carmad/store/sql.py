@@ -330,7 +330,8 @@ class SqlStore:
         """As many as `_MOST_READ` allows: a command may be long, and a listing have 10,000."""
         with self._readers:  # decoding takes the longest
             with self._transaction() as connection:
-                bodies, left = [], _MOST_READ
+                bodies: list[str] = []
+                left = _MOST_READ
                 for body in connection.scalars(query.execution_options(yield_per=100), values):
                     left -= len(body)
                     if left < 0 and bodies:
