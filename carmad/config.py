@@ -120,7 +120,7 @@ class Learning:
 class Limits:
     gpus_per_user: int | None = None
     queued_per_user: int = 10_000
-    queued_mib_per_user: int = 32  # of their commands and environments
+    queued_mib_per_user: int = 32
     kill_grace_s: float = 30.0  # between SIGTERM and SIGKILL
     preemption: bool = False  # may a policy take GPUs back? Jobs go on from what they saved
     backfill: int = 0  # how often a job that waits may be overtaken by one behind it; 0: never

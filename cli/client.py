@@ -20,6 +20,8 @@ TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from typing import Any
 
+    Answer = tuple[int, Any, float | None]  # its status, its body, and in how many s to ask again
+
 TIMEOUT_S = 30.0
 BACK_WITHIN_S = 8.0  # systemd starts a carmad that died after five seconds
 LOOK_S = 0.2
@@ -49,9 +51,14 @@ def _call(method: str, path: str, body: bytes, within_s: float) -> Any:
         f"{method} {path} HTTP/1.0\r\nHost: carma\r\nAccept: application/json\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
-    status, answer = _answered(method, path, head.encode() + body, within_s)
-    if status < 400:
-        return answer
+    until = time.monotonic() + within_s
+    while True:
+        status, answer, again_s = _answered(method, path, head.encode() + body, within_s)
+        if status < 400:
+            return answer
+        if again_s is None or time.monotonic() + again_s > until:
+            break
+        time.sleep(again_s)  # nothing was done: it may be asked again
     raise Refused(
         str(answer.get("error") or f"carmad answered with status {status}"),
         str(answer.get("hint") or ""),
@@ -59,7 +66,7 @@ def _call(method: str, path: str, body: bytes, within_s: float) -> Any:
     )
 
 
-def _answered(method: str, path: str, request: bytes, within_s: float) -> tuple[int, Any]:
+def _answered(method: str, path: str, request: bytes, within_s: float) -> Answer:
     """A question that a carmad took and died over is asked again: it may be back in a moment. What
     changes something is not: it may have been done."""
     waited = 0.0
@@ -107,28 +114,39 @@ def _exchange(request: bytes, within_s: float) -> bytes:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(within_s)
         try:
-            connection.connect(where)
+            _connect(connection, where, time.monotonic() + within_s)
         except PermissionError:
             raise Refused(f"you may not use {where}", "ask its owner", "forbidden") from None
         except OSError as error:
             why = error.strerror or str(error)
             raise Unreachable(f"no answer at {where}: {why}", _where_hint(where)) from None
         whole = False
+        chunks: list[bytes] = []
         try:
             with contextlib.suppress(BrokenPipeError):  # refused unread; the answer says why
                 connection.sendall(request)
                 whole = True
-            chunks = []
             while chunk := connection.recv(65536):
                 chunks.append(chunk)
         except TimeoutError:
             raise Broken(f"carmad has not answered in {within_s:g} s", whole, busy=True) from None
         except OSError as error:
-            raise Broken(f"carmad went silent: {error.strerror or error}", whole) from None
+            if not _is_whole(b"".join(chunks)):  # else: refused unread, likewise
+                raise Broken(f"carmad went silent: {error.strerror or error}", whole) from None
         response = b"".join(chunks)
         if not _is_whole(response):
             raise Broken("carmad closed the connection without an answer", whole)
         return response
+
+
+def _connect(connection: socket.socket, where: str, until: float) -> None:
+    while True:
+        try:
+            return connection.connect(where)
+        except BlockingIOError:  # so many wait to be heard that there is no place left
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.02)
 
 
 def _where_hint(where: str) -> str:
@@ -153,18 +171,20 @@ def _is_whole(response: bytes) -> bool:
     return bool(end)
 
 
-def _read(response: bytes) -> tuple[int, dict[str, Any]]:
+def _read(response: bytes) -> Answer:
     head, _, body = response.partition(b"\r\n\r\n")
     try:
         status = int(head.split(None, 2)[1])
     except (IndexError, ValueError):
         raise Refused("what answered is not carmad", "", "error") from None
+    later = head.lower().partition(b"\r\nretry-after: ")[2].split(b"\r\n", 1)[0]
+    again_s = float(later) if later.isdigit() else None
     try:
         answer = json.loads(body)
     except ValueError:
         answer = None
     if isinstance(answer, dict):
-        return status, answer
+        return status, answer, again_s
     if status < 400:
         raise Refused("carmad's answer is not JSON", "", "error")
-    return status, {}
+    return status, {}, again_s

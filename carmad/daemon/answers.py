@@ -19,6 +19,7 @@ from carmad.daemon.listing import as_json
 from carmad.daemon.peers import Credentials, Peer, Peers
 from carmad.daemon.problems import Forbidden
 from carmad.daemon.service import Service
+from carmad.daemon.turns import Turn
 
 try:
     VERSION = version("carma")
@@ -33,6 +34,10 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
     409: {"model": ErrorOut, "description": "Not in this state, or a limit is reached"},
     413: {"model": ErrorOut, "description": "Too large"},
     422: {"model": ErrorOut, "description": "Not well-formed"},
+    429: {
+        "model": ErrorOut,
+        "description": "Too often: nothing was done; ask again later",
+    },
     503: {"model": ErrorOut, "description": "Not now: the disk is full, or carmad is busy"},
 }
 
@@ -56,6 +61,7 @@ class Call:
 
     service: Service
     peer: Peer
+    turn: Turn
 
     def may_touch(self, job: Job) -> bool:
         return self.peer.admin or job.spec.uid == self.peer.uid
@@ -75,11 +81,12 @@ def not_yours(job: Job) -> Forbidden:
 
 
 async def _call(request: Request) -> Call:
-    credentials = request.scope.get("state", {}).get("credentials")
+    state = request.scope.get("state", {})
+    credentials = state.get("credentials")
     if not isinstance(credentials, Credentials):
         raise Forbidden("it is not known who asks", "The API is served on a unix socket only.")
     peers: Peers = request.app.state.peers
-    return Call(request.app.state.service, await peers.peer(credentials))
+    return Call(request.app.state.service, await peers.peer(credentials), state["turn"])
 
 
 Asked = Annotated[Call, Depends(_call)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 from carmad.daemon.service import Unavailable
 from carmad.errors import CarmaError
 from carmad.store.sql import StoreFull
@@ -39,6 +41,21 @@ class TooLarge(ApiError):
 
 class TooSlow(ApiError):
     status = 408
+
+
+class TooMany(ApiError):
+    """Nothing was done: the same request may be sent again after so many seconds."""
+
+    status = 429
+    code = "too_many"
+
+    def __init__(self, message: str, after_s: float) -> None:
+        super().__init__(message, "Ask less often; `carma wait` waits for many jobs at once.")
+        self.after_s = after_s
+
+
+def headers(error: CarmaError) -> dict[str, str]:
+    return {"retry-after": str(ceil(error.after_s))} if isinstance(error, TooMany) else {}
 
 
 def status_and_code(error: CarmaError) -> tuple[int, str]:

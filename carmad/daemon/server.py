@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 import struct
 import sys
@@ -25,18 +26,26 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from carmad.api.shape import require_modest
 from carmad.daemon.answers import VERSION, refusal
 from carmad.daemon.peers import Credentials, Peers
 from carmad.daemon.problems import TooLarge, TooSlow, status_and_code
+from carmad.daemon.problems import headers as more_headers
 from carmad.daemon.routes import about, actions, estimates, gpus, jobs, models
 from carmad.daemon.service import Service
 from carmad.daemon.threads import api_threads
+from carmad.daemon.turns import LARGE, Share, Shares
 from carmad.errors import CarmaError
 
 log = logging.getLogger(__name__)
 
-MAX_BODY = 8 << 20
-MAX_DISCARDED = 64 << 20  # read on and thrown away, so that the client gets to read our answer
+MAX_BODY = 8 << 20  # of a submission
+MAX_SHORT_BODY = 64 << 10  # of all others
+LONG = frozenset({"/v1/jobs", "/v1/estimate"})
+FILE_HINT = "Put what is long into a file, and give the job its name."
+READ_AT_ONCE = 16 << 10
+NOBODY = -1  # who does not come by the socket
+MAX_DISCARDED = 16 << 20  # read on and thrown away, so that the client gets to read our answer
 BODY_WITHIN_S = 30.0
 HEAD_WITHIN_S = 30.0  # also how long a connection may idle between two requests
 READ_WITHIN_S = 30.0  # how long an answer may wait in our memory to be read
@@ -102,31 +111,65 @@ async def _bug(request: Request, error: Exception) -> Response:
 
 
 class Bounded:
-    """Takes a request in whole, but not more of it than MAX_BODY and not for ever."""
+    """Takes a request in whole, when it is its user's turn, and not more of it than it may have."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
+        self._shares = Shares(os.geteuid())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
+        state = scope.setdefault("state", {})
+        who = state.get("credentials")
+        uid = who.uid if isinstance(who, Credentials) else NOBODY
+        share = self._shares.of(uid)
+        state["turn"] = turn = share.turn()
         try:
-            async with asyncio.timeout(BODY_WITHIN_S):
-                body = await _body(receive)
-        except TimeoutError:
-            error: CarmaError = TooSlow("the request did not arrive in time", "Try again.")
-        except CarmaError as too_large:
-            error = too_large
-        else:
-            if body is not None:
-                await self._app(scope, _replay(body, receive), send)
+            async with contextlib.AsyncExitStack() as held:
+                held.enter_context(share.presence())
+                body = await self._body(scope, receive, share, held)
+                if body is not None:
+                    async with turn:
+                        await self._app(scope, _replay(body, receive), send)
             return None
+        except CarmaError as refused:  # not the app's: it answers for its own
+            error = refused
         status, code = status_and_code(error)
-        headers = {"connection": "close"}
+        headers = {"connection": "close", **more_headers(error)}
         return await refusal(status, error.message, error.hint, code, headers)(scope, receive, send)
 
+    async def _body(
+        self, scope: Scope, receive: Receive, share: Share, held: contextlib.AsyncExitStack
+    ) -> bytes | None:
+        """None: the client has gone."""
+        size = _declared(scope)
+        await share.pace(min(size, MAX_BODY))
+        try:
+            async with asyncio.timeout(BODY_WITHIN_S):
+                if size > LARGE:
+                    await held.enter_async_context(share.large(self._shares.large))
+                body = await _read(receive, MAX_BODY if scope["path"] in LONG else MAX_SHORT_BODY)
+        except TimeoutError:
+            raise TooSlow("the request did not arrive in time", "Try again.") from None
+        if body is not None:
+            try:
+                require_modest(body)
+            except CarmaError as error:
+                raise TooLarge(error.message, FILE_HINT) from None
+        return body
 
-async def _body(receive: Receive) -> bytes | None:
+
+def _declared(scope: Scope) -> int:
+    """The size of the body, as its sender says; if it does not, the largest."""
+    headers = dict(scope["headers"])
+    if b"transfer-encoding" in headers:
+        return MAX_BODY
+    length = headers.get(b"content-length", b"0")
+    return int(length) if length.isdigit() else MAX_BODY
+
+
+async def _read(receive: Receive, most: int) -> bytes | None:
     """None: the client has gone."""
     chunks: list[bytes] = []
     size = 0
@@ -136,17 +179,14 @@ async def _body(receive: Receive) -> bytes | None:
             return None
         chunk = message.get("body", b"")
         size += len(chunk)
-        if size <= MAX_BODY:
+        if size <= most:
             chunks.append(chunk)
         else:
             chunks.clear()
         if not message.get("more_body") or size > MAX_DISCARDED:
             break
-    if size > MAX_BODY:
-        raise TooLarge(
-            f"the request is larger than {MAX_BODY >> 20} MiB",
-            "Put what is long into a file, and give the job its name.",
-        )
+    if size > most:
+        raise TooLarge(f"the request is larger than {most >> 10} KiB", FILE_HINT)
     return b"".join(chunks)
 
 
@@ -163,12 +203,15 @@ def _replay(body: bytes, receive: Receive) -> Callable[[], Awaitable[Message]]:
     return replay
 
 
-class PeerProtocol(HttpToolsProtocol):
+class PeerProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
     """uvicorn's, which also knows its peer, and drops those that connect but do not ask, that ask
-    but do not read, and that ask again before they are answered."""
+    but do not read, and that ask again before they are answered. It reads little at a time, so
+    that what waits for its turn takes little memory."""
 
     connections_of: ClassVar[Counter[int]] = Counter()
     credentials: Credentials | None = None
+    _chunk: ClassVar[bytearray] = bytearray(READ_AT_ONCE)  # no two are read at the same moment
+    _head_due: asyncio.TimerHandle | None = None
     _head_bytes = 0
     _unread: asyncio.TimerHandle | None = None
 
@@ -189,6 +232,7 @@ class PeerProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
+        self._head_is_there()
         self._is_read()
         if self.credentials is not None:
             self.connections_of[self.credentials.uid] -= 1
@@ -199,6 +243,12 @@ class PeerProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self.scope["state"]["credentials"] = self.credentials
 
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return self._chunk
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.data_received(bytes(memoryview(self._chunk)[:nbytes]))
+
     def data_received(self, data: bytes) -> None:
         before = self.cycle
         super().data_received(data)
@@ -208,6 +258,18 @@ class PeerProtocol(HttpToolsProtocol):
         self._head_bytes += len(data)
         if self._head_bytes > MAX_HEAD:
             self.transport.close()
+
+    def on_headers_complete(self) -> None:
+        self._head_is_there()
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        if len(self.cycle.body) > LARGE:
+            self.flow.pause_reading()  # until it is asked for
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
         self._expect_head()
 
     def pause_writing(self) -> None:
@@ -227,24 +289,32 @@ class PeerProtocol(HttpToolsProtocol):
         return self.cycle is None or self.cycle.response_complete
 
     def _expect_head(self) -> None:
-        if self.timeout_keep_alive_task is None:
-            self.timeout_keep_alive_task = self.loop.call_later(
-                HEAD_WITHIN_S, self.timeout_keep_alive_handler
-            )
+        """All of it by then, however much of it has come: uvicorn's own timer begins anew with
+        every byte."""
+        self._head_is_there()
+        if not self.transport.is_closing():
+            self._head_due = self.loop.call_later(HEAD_WITHIN_S, self.transport.abort)
+
+    def _head_is_there(self) -> None:
+        if self._head_due is not None:
+            self._head_due.cancel()
+            self._head_due = None
 
 
-def _unavailable(error: str, hint: str) -> bytes:
-    """An answer to whatever was asked."""
+def _unavailable(error: str, hint: str, more: bytes = b"") -> bytes:
+    """An answer to whatever was asked; `more`: of its head."""
     body = to_json({"error": error, "hint": hint, "code": "unavailable"})
     return (
         b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\n"
-        b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+        b"content-type: application/json\r\n%bcontent-length: %d\r\n\r\n%b"
+        % (more, len(body), body)
     )
 
 
 _BUSY = _unavailable(
     "you have too many connections to carmad open",
     "Wait for jobs with one `carma wait` instead of many.",
+    b"retry-after: 1\r\n",
 )
 _NO_START = _unavailable(
     "carmad cannot start, and has done nothing",

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from sqlalchemy import Connection, bindparam, delete, func, select
+from sqlalchemy import BindParameter, Connection, bindparam, delete, func, select
 
 from carmad.config import Retention
 from carmad.store import environments
@@ -19,7 +19,7 @@ CHUNK = 500  # jobs forgotten in one transaction: commits go between
 MOST_EVENTS = 1_000_000  # whoever has them written
 DAY = 86_400.0
 
-_USER = bindparam("name")
+_USER: BindParameter[str] = bindparam("name")
 _GIVEN = delete(JOBS).where(
     JOBS.c.id.in_(select(func.json_each(bindparam("ids")).table_valued("value").c.value))
 )

@@ -26,7 +26,7 @@ async def estimate(call: Asked, body: SubmitIn) -> Response:
     The one whose word such a job would be placed by is the chosen one; `fits` goes by the upper
     end of its interval."""
     spec = await intake.checked(call.service, call.peer, body)
-    async with call.service.turns[spec.uid], call.service.estimating:
+    async with call.turn.rest(), call.service.turns[spec.uid], call.service.estimating:
         guesses = await run_in_threadpool(call.service.estimate, spec)
     chosen = next((guess.answer for guess in guesses if guess.chosen), None)
     need = chosen if isinstance(chosen, Estimate) else None

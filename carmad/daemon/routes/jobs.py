@@ -260,7 +260,8 @@ async def wait(
     ended = endings.expect(job.id)
     try:
         if await call.service.ask(lambda core: job.id in core.jobs):
-            await _first(request, ended, timeout_s)
+            async with call.turn.rest():
+                await _first(request, ended, timeout_s)
     finally:
         endings.forget(job.id, ended)
     if not call.service.stopping:

@@ -48,7 +48,7 @@ def upgrade() -> None:
         connection.execute(sa.update(JOBS).where(JOBS.c.id == row.id).values(new))
 
 
-def _rows(connection: sa.Connection) -> Iterator[sa.Row[Any]]:
+def _rows(connection: sa.Connection) -> Iterator[sa.Row[Any, Any, Any]]:
     last: int | None = -1
     while last is not None:
         some = sa.select(JOBS.c.id, JOBS.c.user, JOBS.c.body).where(JOBS.c.id > last)

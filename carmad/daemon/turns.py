@@ -1,0 +1,102 @@
+"""How much of the daemon one user may have at a time, so that nobody keeps another waiting.
+
+Of a user's requests a few are worked on, and the others wait for their turn; of their large ones
+one is read. Who asks too often is answered later, and who goes on is refused. The daemon's own
+user, who could as well stop it, is not held back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+from carmad.daemon.problems import TooMany
+
+AT_ONCE = 2  # requests of a user that are worked on
+PRESENT = 256  # that wait or are worked on
+LARGE = 32 << 10  # bytes: what is smaller, as nearly all are, is read whenever it comes
+LARGE_AT_ONCE = 4  # of all users together
+RATE = 20.0  # requests per second in the long run; each LARGE of a body counts for one more
+BURST = 500.0
+PATIENCE_S = 5.0  # that a request which came too soon is kept waiting for, and no longer
+REFUSED_AFTER_S = 5.0  # not at once: it would be back at once
+
+
+class Turn:
+    """One request's, while it is worked on. None: its user is not held back."""
+
+    def __init__(self, turns: asyncio.Semaphore | None = None) -> None:
+        self._turns = turns
+
+    async def __aenter__(self) -> None:
+        if self._turns:
+            await self._turns.acquire()
+
+    async def __aexit__(self, *error: object) -> None:
+        if self._turns:
+            self._turns.release()
+
+    @asynccontextmanager
+    async def rest(self) -> AsyncIterator[None]:
+        """Another of the user's requests may be worked on while this one only waits."""
+        await self.__aexit__()
+        try:
+            yield
+        finally:
+            await self.__aenter__()
+
+
+class Share:
+    """A user's."""
+
+    def __init__(self, free: bool = False) -> None:
+        self._free = free
+        self._turns = asyncio.Semaphore(AT_ONCE)
+        self._large = asyncio.Lock()
+        self._present = 0
+        self._paid_until = -math.inf  # on the loop's clock
+
+    def turn(self) -> Turn:
+        return Turn(None if self._free else self._turns)
+
+    @contextmanager
+    def presence(self) -> Iterator[None]:
+        """Raises TooMany."""
+        if self._present >= PRESENT and not self._free:
+            raise TooMany("you ask carmad too much at once", REFUSED_AFTER_S)
+        self._present += 1
+        try:
+            yield
+        finally:
+            self._present -= 1
+
+    async def pace(self, size: int) -> None:
+        """Raises TooMany."""
+        now, seconds = asyncio.get_running_loop().time(), (1 + size // LARGE) / RATE
+        paid_until = max(self._paid_until, now - BURST / RATE) + seconds
+        if self._free:
+            return
+        if paid_until - now > PATIENCE_S:
+            await asyncio.sleep(REFUSED_AFTER_S)
+            raise TooMany("you ask carmad too often", paid_until - now)
+        self._paid_until = paid_until
+        if paid_until > now:
+            await asyncio.sleep(paid_until - now)
+
+    @asynccontextmanager
+    async def large(self, of_all: asyncio.Semaphore) -> AsyncIterator[None]:
+        async with self._large, of_all:
+            yield
+
+
+class Shares:
+    """By user. `own`: the daemon's."""
+
+    def __init__(self, own: int) -> None:
+        self._known = {own: Share(free=True)}
+        self.large = asyncio.Semaphore(LARGE_AT_ONCE)
+
+    def of(self, uid: int) -> Share:
+        return self._known.setdefault(uid, Share())

@@ -1,0 +1,151 @@
+"""What users can do to the daemon by asking: they fill neither its memory nor its disk, and keep
+nobody else from being answered."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from carmad.daemon import server, turns
+from tests import api_server, daemon
+from tests.attack.users import HOSTILE, as_user, needs_root, raw, request, rss_mib, statuses
+from tests.daemon import Carmad
+
+NOBODY = HOSTILE[0]
+BOMB = b"[" + b"[]," * 2_600_000 + b"[]]"
+
+
+@pytest.fixture
+def carmad() -> Iterator[Carmad]:
+    """In a directory that every user may enter."""
+    with TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        with daemon.running(Path(folder)) as running:
+            yield running
+
+
+def submission(number: int, **fields: object) -> bytes:
+    env = {f"V{number}_{n}": "x" * 100_000 for n in range(10)}
+    body = {"argv": ["/bin/true"], "cwd": "/tmp", "held": True, "env": env, **fields}
+    return request("/v1/jobs", json.dumps(body).encode())
+
+
+@needs_root
+def test_unfinished_bodies_take_little_memory(carmad: Carmad) -> None:
+    before = rss_mib(carmad)
+    part = request("/v1/jobs", b'"' + b"x" * 7_000_000, 8_000_000)
+
+    def attack() -> int:
+        held = []
+        for _ in range(250):
+            connection = socket.socket(socket.AF_UNIX)
+            connection.connect(carmad.socket)
+            connection.settimeout(0.02)
+            with suppress(OSError):
+                connection.sendall(part)
+            held.append(connection)
+        raw(carmad.socket, b"GET /v1/health HTTP/1.0\r\n\r\n")  # by now all were looked at
+        return len(held)
+
+    assert as_user(NOBODY, attack) == 250
+    assert rss_mib(carmad) - before < 100
+    assert carmad.submit("/bin/true", held=True) == 1
+
+
+@needs_root
+def test_json_bombs_are_not_parsed_and_who_goes_on_is_put_off(carmad: Carmad) -> None:
+    before = rss_mib(carmad)
+    bomb = request("/v1/jobs", BOMB)
+
+    def attack() -> list[str]:
+        with ThreadPoolExecutor(8) as pool:
+            return [answer.decode() for _, answer in pool.map(raw, [carmad.socket] * 8, [bomb] * 8)]
+
+    answers = as_user(NOBODY, attack)
+    refused = [answer for answer in answers if answer.startswith("HTTP/1.1 429")]
+    assert len(refused) >= 4
+    assert all("retry-after: " in each and '"code":"too_many"' in each for each in refused)
+    assert all(each.startswith("HTTP/1.1 413") for each in answers if each not in refused)
+    assert rss_mib(carmad) - before < 100
+    assert as_user(HOSTILE[1], lambda: statuses(carmad.socket, [bomb])) == [413]
+
+
+@needs_root
+def test_short_requests_have_short_bodies(carmad: Carmad) -> None:
+    long = request("/v1/cancel", b'{"select": "' + b"1," * 50_000 + b'1"}')
+    assert as_user(NOBODY, lambda: statuses(carmad.socket, [long])) == [413]
+
+
+@needs_root
+def test_large_environments_fill_neither_memory_nor_disk(carmad: Carmad) -> None:
+    before = rss_mib(carmad)
+    first = [submission(number) for number in range(15)]
+    same = [submission(0)] * 10
+    assert as_user(NOBODY, lambda: statuses(carmad.socket, first + same)) == [201] * 25
+    second = [submission(number) for number in range(15, 35)]
+    answers = as_user(HOSTILE[1], lambda: statuses(carmad.socket, second))
+    assert answers[:10] == [201] * 10 and set(answers) <= {201, 409, 429}
+    assert rss_mib(carmad) - before < 100
+    carmad.stop()
+    taken = sum(path.stat().st_size for path in carmad.state.glob("carma.db*"))
+    assert taken < 1.2 * 1_000_000 * 35
+
+
+@needs_root
+def test_who_has_too_much_waiting_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    with TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        quota = {"CARMA_LIMITS__QUEUED_MIB_PER_USER": "3"}
+        with daemon.running(Path(folder), **quota) as carmad:
+            wanted = [submission(number) for number in range(8)]
+            answers = as_user(NOBODY, lambda: statuses(carmad.socket, wanted))
+            assert answers == [201] * 3 + [409] * 5
+            assert len(carmad.get("/v1/jobs")["jobs"]) == 3
+            assert carmad.submit("/bin/true", held=True) == 4
+
+
+@pytest.mark.parametrize("asked_before", [False, True])
+def test_a_head_that_trickles_in_does_not_live_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked_before: bool
+) -> None:
+    with api_server.running(tmp_path) as served, socket.socket(socket.AF_UNIX) as trickling:
+        monkeypatch.setattr(server, "HEAD_WITHIN_S", 0.3)  # uvicorn's own timer has 30 s
+        trickling.connect(served.path)
+        trickling.settimeout(10)
+        if asked_before:
+            trickling.sendall(b"GET /v1/health HTTP/1.1\r\nHost: c\r\n\r\n")
+            while not trickling.recv(65536).endswith(b"}"):
+                pass
+        sent = 0
+        with suppress(OSError):
+            for letter in b"GET /v1/health HTTP/1.1\r\nX: " + b"x" * 400:
+                trickling.sendall(bytes([letter]))
+                sent += 1
+                time.sleep(0.02)
+        assert sent < 300
+
+
+def test_a_connection_takes_little_at_a_time(tmp_path: Path) -> None:
+    """Of a body that waits for its turn."""
+    with api_server.running(tmp_path) as served:
+        read: list[int] = []
+        monitored = server.PeerProtocol.on_body
+
+        def on_body(self: server.PeerProtocol, body: bytes) -> None:
+            monitored(self, body)
+            read.append(len(self.cycle.body))
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(server.PeerProtocol, "on_body", on_body)
+            body = json.dumps({"select": "1," * 4_000_000}).encode()
+            assert raw(served.path, request("/v1/jobs", body))[0] in (413, 422)
+        assert max(read) <= turns.LARGE + server.READ_AT_ONCE

@@ -1,0 +1,73 @@
+"""Hostile users: processes of other uids, which attack the daemon and say what came of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.daemon import Carmad
+
+HOSTILE = (65534, 1, 2)  # nobody, daemon, bin: they are on every machine
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be other users")
+
+
+def as_user(uid: int, attack: Callable[[], Any]) -> Any:
+    """What `attack` returns, done by a process of that user. It must be JSON."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+            answer = json.dumps({"answer": attack()})
+        except BaseException as error:  # noqa: BLE001 - reported by the parent
+            answer = json.dumps({"error": repr(error)})
+        with os.fdopen(writer, "w") as pipe:
+            pipe.write(answer)
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        said = json.loads(pipe.read())
+    os.waitpid(child, 0)
+    assert "error" not in said, said
+    return said["answer"]
+
+
+def raw(path: str, sent: bytes) -> tuple[int, bytes]:
+    """The status and the whole answer to bytes that are a request, or are to be taken for one."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(60)
+        connection.connect(path)
+        answer = b""
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(sent)
+        with contextlib.suppress(ConnectionError):
+            while chunk := connection.recv(65536):
+                answer += chunk
+    return int(answer.split(None, 2)[1]) if answer else 0, answer
+
+
+def request(path: str, body: bytes, size: int | None = None) -> bytes:
+    """`size`: what the head says of the body, which may be less or more."""
+    length = len(body) if size is None else size
+    head = f"POST {path} HTTP/1.0\r\nHost: c\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {length}\r\n\r\n".encode() + body
+
+
+def rss_mib(daemon: Carmad) -> float:
+    """At its highest so far."""
+    status = Path(f"/proc/{daemon.pid}/status").read_text()
+    (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) / 1024
+
+
+def statuses(path: str, requests: Sequence[bytes]) -> list[int]:
+    return [raw(path, each)[0] for each in requests]

@@ -1,0 +1,158 @@
+"""Each user's share: in turns, paced, and bounded; nobody's wait is another's."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack
+
+import pytest
+
+from carmad.daemon import turns
+from carmad.daemon.problems import TooMany, headers
+from carmad.daemon.turns import Share, Shares
+
+ROOT = 0
+
+
+class Clock:
+    """Sleeps pass at once, and are counted."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.slept: list[float] = []
+        monkeypatch.setattr(asyncio, "sleep", self.sleep)
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def of_a_burst(share: Share, count: int, size: int = 0) -> int:
+    """How many of so many are let in."""
+
+    async def ask() -> int:
+        let_in = 0
+        for _ in range(count):
+            try:
+                await share.pace(size)
+                let_in += 1
+            except TooMany as refused:
+                assert int(headers(refused)["retry-after"]) >= turns.PATIENCE_S
+        return let_in
+
+    return asyncio.run(ask())
+
+
+def test_a_loop_of_hundreds_is_let_in_at_once(clock: Clock) -> None:
+    assert of_a_burst(Share(), 400) == 400
+    assert clock.slept == []
+
+
+def test_who_asks_too_often_waits_and_is_then_refused(clock: Clock) -> None:
+    let_in = of_a_burst(Share(), 2000)
+    most = turns.BURST + turns.PATIENCE_S * turns.RATE
+    assert turns.BURST <= let_in <= most + 100  # what comes back while they ask
+    assert all(0 < seconds <= turns.PATIENCE_S for seconds in clock.slept)
+    assert clock.slept.count(turns.REFUSED_AFTER_S) >= 2000 - let_in
+
+
+def test_large_bodies_count_for_many(clock: Clock) -> None:
+    assert of_a_burst(Share(), 100, 8 << 20) <= 5
+
+
+def test_the_daemons_own_user_is_not_held_back(clock: Clock) -> None:
+    shares = Shares(ROOT)
+    assert of_a_burst(shares.of(ROOT), 5000, 8 << 20) == 5000
+    assert shares.of(1000) is shares.of(1000) is not shares.of(1001)
+
+    async def many() -> None:
+        held = [shares.of(ROOT).turn() for _ in range(50)]
+        for each in held:
+            await each.__aenter__()
+
+    asyncio.run(many())
+
+
+def test_a_users_requests_take_turns_and_others_do_not_wait() -> None:
+    shares = Shares(ROOT)
+    order: list[str] = []
+
+    async def work(uid: int, name: str, until: asyncio.Event) -> None:
+        async with shares.of(uid).turn():
+            order.append(name)
+            await until.wait()
+
+    async def play() -> None:
+        until = asyncio.Event()
+        hostile = [asyncio.ensure_future(work(1, f"h{n}", until)) for n in range(50)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert order == ["h0", "h1"]
+        honest = asyncio.ensure_future(work(2, "honest", until))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert order == ["h0", "h1", "honest"]
+        until.set()
+        await asyncio.gather(honest, *hostile)
+
+    asyncio.run(play())
+    assert len(order) == 51
+
+
+def test_who_only_waits_for_an_answer_leaves_the_turn_to_others() -> None:
+    share = Share()
+
+    async def play() -> None:
+        rested, go_on = asyncio.Event(), asyncio.Event()
+
+        async def waiting() -> None:
+            turn = share.turn()
+            async with turn, turn.rest():
+                rested.set()
+                await go_on.wait()
+
+        waiters = [asyncio.ensure_future(waiting()) for _ in range(20)]
+        await rested.wait()
+        for _ in range(10):
+            async with share.turn():
+                pass
+        go_on.set()
+        await asyncio.gather(*waiters)
+        assert share._turns._value == turns.AT_ONCE  # as many as there were
+
+    asyncio.run(play())
+
+
+def test_one_large_body_of_a_user_is_read_at_a_time_and_few_of_all() -> None:
+    shares, reading = Shares(ROOT), []
+
+    async def read(uid: int) -> None:
+        async with shares.of(uid).large(shares.large):
+            reading.append(uid)
+            await asyncio.Event().wait()
+
+    async def play() -> None:
+        tasks: list[asyncio.Future[None]] = []
+        for uid in range(1, 9):
+            tasks += [asyncio.ensure_future(read(uid)) for _ in range(5)]
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert len(reading) == len(set(reading)) == turns.LARGE_AT_ONCE
+        for task in tasks:
+            task.cancel()
+
+    asyncio.run(play())
+
+
+def test_only_so_many_of_a_user_are_there() -> None:
+    share = Share()
+    with ExitStack() as there:
+        for _ in range(turns.PRESENT):
+            there.enter_context(share.presence())
+        with pytest.raises(TooMany), share.presence():
+            pass
+    with share.presence():
+        pass
