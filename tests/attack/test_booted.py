@@ -1,4 +1,4 @@
-"""carmad under systemd, in its unit as shipped: what the sandbox holds, and what it must not hold."""
+"""carmad under a booted systemd, in its unit as shipped: what the sandbox holds, and what not."""
 
 from __future__ import annotations
 
