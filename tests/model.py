@@ -542,8 +542,8 @@ class Model:
             self.tell(Estimated(self.now, self.unestimated.pop(), None))
         while self.hands:
             self._do(self.hands.popleft())
-        for _ in range(4):
-            self.now += PERIOD_S
+        for _ in range(2):
+            self.now += 2 * PERIOD_S
             self._sample(0, 0.0, True)
         for key in self.alive():
             self._end(key, Exit(Cause.SUCCESS, 0))
@@ -566,7 +566,7 @@ FAULTS |= {"plugin_hangs": 1, "gpu_lost": 1, "gpu_goes": 1}
 STEPS = WORK | WISHES | FAULTS
 
 
-def live_through(seed: int, steps: int = 120) -> Model:
+def live_through(seed: int, steps: int = 100) -> Model:
     """One world from its first moment to its last. Raises whatever is found, with the seed and the
     steps that led there as a note."""
     dice = random.Random(seed)
