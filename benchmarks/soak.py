@@ -42,9 +42,9 @@ class Lives:
     def page(self) -> str:
         rows = [(what, f"{count:,}") for what, count in sorted(self.seen.items())]
         text = (
-            f"{self.seeds:,} lives, {self.jobs:,} jobs, {self.attempts:,} attempts: {len(self.failed)}"
-            f" lives in which anything was lost, doubled or broken. {self.seconds:.0f} s.\n\n"
-            + markdown.table(("fault", "times"), rows)
+            f"{self.seeds:,} lives, {self.jobs:,} jobs, {self.attempts:,} attempts; in"
+            f" {len(self.failed)} of them something was lost, doubled or broken."
+            f" {self.seconds:.0f} s.\n\n" + markdown.table(("fault", "times"), rows)
         )
         if self.failed:
             first = min(self.failed)
