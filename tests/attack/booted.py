@@ -202,20 +202,22 @@ def _mounts() -> dict[str, str]:
 def _pid1(around: subprocess.Popen[bytes], log: Path) -> int:
     """As we number it. Skips the test when systemd does not come up here."""
 
-    def said() -> str:
-        return textwrap.shorten(log.read_text(errors="replace"), 500)
-
     def up() -> int | None:
-        if around.poll() is not None:
-            pytest.skip(f"systemd cannot be booted in namespaces here: {said()}")
+        assert around.poll() is None, "it ended"
         pid = around.pid
-        while children := _children(pid):
+        while _name(pid) != "systemd" and (children := _children(pid)):
             pid = children[0]
-            if Path(f"/proc/{pid}/comm").read_text() == "systemd\n":
-                return pid if _running(pid) else None
-        return None
+        if _name(pid) != "systemd" or Machine(pid, log.parent).systemctl(
+            "is-system-running", check=False
+        ) not in ("running", "degraded"):
+            return None
+        return pid
 
-    found: int = until(up, "systemd to boot")
+    try:
+        found: int = until(up, "systemd to boot")
+    except AssertionError as error:
+        said = textwrap.shorten(log.read_text(errors="replace"), 500)
+        pytest.skip(f"systemd cannot be booted in namespaces here: {error}: {said}")
     return found
 
 
@@ -225,6 +227,7 @@ def _children(pid: int) -> list[int]:
     return []
 
 
-def _running(pid: int) -> bool:
-    asked = Machine(pid, Path()).systemctl("is-system-running", check=False)
-    return asked in ("running", "degraded")
+def _name(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""

@@ -1,0 +1,589 @@
+"""A server in a model: the real core and engine, a world that does what it is told late, twice or
+not at all, and a disk in memory that may be full. Nothing may be lost or doubled, whatever happens.
+
+`STEPS` names what may happen; each takes dice, so that Hypothesis and a plain seed can throw them.
+After each, `check` holds the core against the world; `settle` makes everything well again, and then
+every job must end.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from carmad import registry
+from carmad.config import Collocation, Limits, Monitor, Settings
+from carmad.core.gpuview import GpuView
+from carmad.core.ledger import ENDED_REMEMBERED
+from carmad.core.line import Held, place_in_line
+from carmad.core.messages import (
+    Action,
+    CancelRequested,
+    Discovered,
+    DrainRequested,
+    Estimated,
+    EstimateMemory,
+    Event,
+    Exited,
+    HoldRequested,
+    Launch,
+    Noticed,
+    RequeueRequested,
+    Sampled,
+    Signal,
+    Step,
+    Stepped,
+    Stop,
+    Submitted,
+    Tick,
+)
+from carmad.core.scheduler import Scheduler
+from carmad.core.states import TRANSITIONS
+from carmad.core.types import (
+    After,
+    AfterKind,
+    ArrayTask,
+    Cause,
+    Estimate,
+    Exit,
+    GpuId,
+    GpuSample,
+    Job,
+    JobId,
+    JobState,
+    ProcessUse,
+    WarnSignal,
+)
+from carmad.daemon.engine import Engine
+from carmad.daemon.inbox import Inbox
+from carmad.store.sql import StoreFull
+from carmad.store.values import Restored
+from carmad.testing import a_gpu, a_spec
+
+GPUS = tuple(a_gpu(n) for n in range(3))
+EXITS = (
+    Exit(Cause.SUCCESS, 0),
+    Exit(Cause.FAILURE, 1),
+    Exit(Cause.FAILURE, None, 9),
+    Exit(Cause.GPU_OOM, 1),
+    Exit(Cause.HOST_OOM, None, 9),
+    Exit(Cause.LOST),
+)
+PERIOD_S = 1.0
+ROUNDS = 100  # of a world that is well again, until the last job must have ended
+PATIENT = Monitor(window_s=3, stale_s=60, first_kernel_timeout_s=20)
+SHARED = Settings(monitor=PATIENT, limits=Limits(backfill=1, gpus_per_user=5))
+UNDER_MPS = Settings(monitor=PATIENT, collocation=Collocation(mps=True, max_jobs_per_gpu=2))
+PREEMPTING = replace(SHARED, limits=Limits(preemption=True))
+SERVERS: tuple[tuple[str, Settings], ...] = (
+    ("magm", SHARED),
+    ("lug", UNDER_MPS),
+    ("exclusive", SHARED),
+    ("rr", UNDER_MPS),
+    ("best_fit", SHARED),
+    ("tiresias", PREEMPTING),
+    ("srtf", PREEMPTING),
+    ("lucid", PREEMPTING),
+    ("asrpt", PREEMPTING),
+    ("castor", PREEMPTING),
+)
+
+Key = tuple[JobId, int]  # a job's attempt
+Dice = random.Random
+
+
+class Killed(BaseException):
+    """The daemon, by kill -9."""
+
+
+class Disk:
+    """As `SqlStore`. No version of a job gets onto it that the table of states forbids."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[JobId, Job] = {}
+        self.drains: tuple[Any, ...] = ()
+        self.refuses = 0  # so many changes, for want of room
+        self.refused = 0
+        self.killed_before = False  # the next commit
+
+    def commit(self, step: Step) -> None:
+        if self.killed_before:
+            raise Killed
+        if self.refuses and (step.jobs or step.drains is not None):
+            self.refuses -= 1
+            self.refused += 1
+            raise StoreFull("the disk is full", "make room")
+        for job in step.jobs:
+            before = self.jobs.get(job.id)
+            if before is not None and before.state is not job.state:
+                assert job.state in TRANSITIONS[before.state], (before, job)
+            self.jobs[job.id] = job
+        if step.drains is not None:
+            self.drains = step.drains
+
+    def restore(self) -> Restored:
+        ended = sorted((j for j in self.jobs.values() if j.ended), key=lambda job: job.ended_at)
+        return Restored(
+            tuple(job for job in self.jobs.values() if not job.ended),
+            tuple((job.id, job.state) for job in ended[-ENDED_REMEMBERED:]),
+            self.drains,
+            JobId(max(self.jobs, default=0) + 1),
+        )
+
+
+class Hanging:
+    """A plugin as the guard shows it to the core: while it hangs, it raises."""
+
+    def __init__(self, plugin: Any, model: Model) -> None:
+        self._plugin, self._model, self.name = plugin, model, plugin.name
+
+    def order(self, job: Job) -> float:
+        return float(self._plugin.order(job))
+
+    def _asked(self, what: str) -> Callable[..., Any]:
+        def ask(*given: Any) -> Any:
+            if self.name in self._model.hanging:
+                self._model.seen["plugin hung when asked"] += 1
+                raise TimeoutError("no answer within 2 s")
+            return getattr(self._plugin, what)(*given)
+
+        return ask
+
+    def __getattr__(self, what: str) -> Callable[..., Any]:
+        return self._asked(what)
+
+
+@dataclass
+class Attempt:
+    """What was really started, once."""
+
+    job: Job
+    exit: Exit | None = None  # None: its processes live
+    ended_at: float = 0.0
+
+
+class Model:
+    def __init__(self, policy: str, settings: Settings) -> None:
+        self.settings = settings
+        self._policy = policy
+        self.now = 1_000_000.0
+        self.disk = Disk()
+        # The world, which outlives every daemon:
+        self.attempts: dict[Key, Attempt] = {}
+        self.revoked: set[Key] = set()  # a supervisor that comes later starts nothing
+        self.lost: set[GpuId] = set()
+        # What was promised to users:
+        self.acknowledged: set[JobId] = set()
+        self.again: set[JobId] = set()  # that they had run again
+        self.hanging: set[str] = set()
+        self.fault: Exception | None = None  # of the core's
+        self.seen: Counter[str] = Counter()  # the world's faults, as they struck
+        self._boot()
+
+    # -- the daemon's life
+
+    def _boot(self) -> None:
+        """A daemon takes over what there is. What an earlier one had in memory is gone."""
+        self.hands: deque[Launch | Stop | Signal] = deque()
+        self.unestimated: list[JobId] = []
+        self.reports: list[Key] = []
+        self.acts_left = 10**9  # then it is killed
+        self.disk.killed_before = False
+        self.scheduler = Scheduler(
+            self.settings,
+            Hanging(registry.bare_policy(replace(self.settings, policy=self._policy)), self),
+            Hanging(registry.bare_recovery(self.settings), self),
+            Hanging(registry.bare_predictor(self.settings), self),
+        )
+        self.scheduler.handle = self._noting_faults(self.scheduler.handle)
+        self.inbox = Inbox(lambda: self.now, self.disk.restore().next_id)
+        self.engine = Engine(
+            self.inbox, self.scheduler, self.disk, self, lambda step: None, lambda: None
+        )
+        self.engine.restore()
+        for job in self.scheduler.jobs.values():  # adopted: what ended meanwhile is reported
+            attempt = self.attempts.get((job.id, job.attempt))
+            if job.holds_gpus and attempt and attempt.exit:
+                self.reports.append((job.id, job.attempt))
+        self.tell(Discovered(self.now, GPUS))
+
+    def perform(self, action: Action) -> None:
+        """The core's world: nothing is done at once."""
+        self.acts_left -= 1
+        if self.acts_left < 0:
+            return
+        if isinstance(action, EstimateMemory):
+            self.unestimated.append(action.job.id)
+        elif isinstance(action, Launch | Stop | Signal):
+            self.hands.append(action)
+
+    def tell(self, *events: Event) -> None:
+        """News: they must get in, sooner or later."""
+        self.inbox.post(*events)
+        self._turn()
+
+    def ask(self, *events: Event) -> Future[None]:
+        """A user's wish: granted, refused, or not answered by a daemon that died."""
+        done = self.inbox.request(*events)
+        self._turn()
+        return done
+
+    def _turn(self) -> None:
+        self.inbox.close()
+        try:
+            self.engine.run()
+        except Killed:
+            self.acts_left = -1
+        if self.acts_left < 0:
+            self.seen["daemon killed"] += 1
+            self._boot()
+
+    def _noting_faults(self, handle: Callable[..., Step]) -> Callable[..., Step]:
+        """The engine goes on whatever the core raises; here it must raise nothing."""
+
+        def noting(*events: Event) -> Step:
+            try:
+                return handle(*events)
+            except Exception as error:
+                self.fault = error
+                raise
+
+        return noting
+
+    # -- what the daemon's other threads do
+
+    def carry_out(self, dice: Dice) -> None:
+        """Some of what is owed, in order; a part of it twice."""
+        for _ in range(dice.randint(1, 4)):
+            if self.hands:
+                action = self.hands.popleft()
+                if isinstance(action, Launch) and dice.random() < 0.1:
+                    self.seen["launch postponed"] += 1
+                    self.hands.append(action)
+                    continue
+                for again in range(dice.choice((1, 1, 1, 2))):
+                    self.seen["action repeated"] += again
+                    self._do(action, dice.random() < 0.05)
+
+    def _do(self, action: Launch | Stop | Signal, fails: bool = False) -> None:
+        job = action.job
+        key = job.id, job.attempt
+        match action:
+            case Launch() if key in self.attempts or key in self.revoked:
+                self._look_after(key, Exit(Cause.LOST))
+            case Launch() if fails:
+                self.revoked.add(key)
+                self.tell(Exited(self.now, *key, Exit(Cause.LAUNCH_FAILED)))
+            case Launch():
+                self._start(job)
+            case Stop():
+                if key not in self.attempts:
+                    self.revoked.add(key)
+                self._look_after(key, Exit(Cause.LOST))
+
+    def _look_after(self, key: Key, unless_started: Exit) -> None:
+        attempt = self.attempts.get(key)
+        if attempt is None:
+            self.tell(Exited(self.now, *key, unless_started))
+        elif attempt.exit:
+            self.reports.append(key)
+
+    def _start(self, job: Job) -> None:
+        key = job.id, job.attempt
+        earlier = self.attempts.get((job.id, job.attempt - 1))
+        if earlier:
+            assert earlier.exit, f"{key} starts while the attempt before it lives"
+            assert earlier.exit.cause is not Cause.SUCCESS or job.id in self.again, key
+        for other in self.alive().values():
+            if set(other.gpus) & set(job.gpus):
+                assert not (other.exclusive or job.exclusive), (job, other)
+        self.attempts[key] = Attempt(job)
+
+    def alive(self) -> dict[Key, Job]:
+        return {key: it.job for key, it in self.attempts.items() if it.exit is None}
+
+    def estimate(self, dice: Dice) -> None:
+        if self.unestimated:
+            job = dice.choice(self.unestimated)
+            if dice.random() < 0.9:  # else: told again later
+                self.unestimated.remove(job)
+            mib = dice.choice((None, 500, 20_000, 50_000))
+            # What is firm and fits no GPU is refused before it gets here.
+            firm = dice.random() < 0.5 and mib != 50_000
+            estimate = Estimate(mib, "t", firm=firm) if mib else None
+            self.tell(Estimated(self.now, job, estimate))
+
+    def report(self, dice: Dice) -> None:
+        """In any order, and late."""
+        if self.reports:
+            at = dice.randrange(len(self.reports))
+            self.seen["report overtaken"] += at > 0
+            self._report(self.reports.pop(at))
+
+    def report_again(self, dice: Dice) -> None:
+        if over := [key for key, attempt in self.attempts.items() if attempt.exit]:
+            self.seen["report repeated"] += 1
+            self._report(dice.choice(over))
+
+    def _report(self, key: Key) -> None:
+        attempt = self.attempts[key]
+        assert attempt.exit
+        self.tell(Exited(self.now, *key, attempt.exit, attempt.ended_at))
+
+    def sample(self, dice: Dice) -> None:
+        """A few periods; some readings are lost."""
+        used, busy = dice.randint(0, 40_000), dice.choice((None, 0.0, 0.5, 0.95))
+        kernels = dice.random() < 0.7
+        for _ in range(dice.randint(1, 8)):
+            self.now += PERIOD_S
+            if dice.random() < 0.9:
+                self._sample(used, busy, kernels)
+            else:
+                self.seen["reading lost"] += 1
+
+    def _sample(self, used: int, busy: float | None, kernels: bool) -> None:
+        alive = self.alive()
+        samples = []
+        for gpu in GPUS:
+            here = [id for (id, _), job in alive.items() if gpu.id in job.gpus]
+            uses = tuple(ProcessUse(9000 + id, 100, float(kernels), id) for id in here)
+            free = gpu.memory_mib - used
+            fault = "GPU is lost" if gpu.id in self.lost else None
+            level = None if fault else busy
+            samples.append(
+                GpuSample(
+                    gpu.id, self.now, used, free, level, level, level, processes=uses, fault=fault
+                )
+            )
+        self.tell(Sampled(self.now, tuple(samples)))
+
+    # -- what users and administrators do
+
+    def submit(self, dice: Dice) -> None:
+        after = ()
+        if self.disk.jobs and dice.random() < 0.3:
+            after = (After(dice.choice(list(self.disk.jobs)), dice.choice(list(AfterKind))),)
+        limit = dice.choice((None, 5.0, 30.0))
+        user, uid = dice.choice((("ada", 1000), ("bob", 1001)))
+        spec = a_spec(
+            user=user,
+            uid=uid,
+            gpus=dice.choice((1, 1, 1, 2, 3)),
+            exclusive=dice.random() < 0.2,
+            time_limit_s=limit,
+            warn=WarnSignal(12, 4) if limit else None,
+            begin_at=dice.choice((None, None, self.now + 10)),
+            after=after,
+            requeue=dice.random() < 0.8,
+            nice=dice.choice((0, 0, 5)),
+        )
+        self._submit((spec,), dice.random() < 0.1)
+
+    def submit_an_array(self, dice: Dice) -> None:
+        tasks, limit = dice.randint(2, 4), dice.choice((None, 1, 2))
+        array = self.inbox.next_ids(0)
+        self._submit(tuple(a_spec(array=ArrayTask(array, n, limit)) for n in range(tasks)), False)
+
+    def _submit(self, specs: tuple[Any, ...], held: bool) -> None:
+        first = self.inbox.next_ids(len(specs))
+        ids = {JobId(first + n) for n in range(len(specs))}
+        done = self.ask(Submitted(self.now, first, specs, held))
+        if done.done() and done.exception() is None:
+            self.acknowledged |= ids
+        elif done.done():
+            assert not ids & self.disk.jobs.keys(), "refused, and queued all the same"
+
+    def _anyone(self, dice: Dice) -> JobId:
+        return dice.choice([*self.disk.jobs, JobId(10**6)])
+
+    def cancel(self, dice: Dice) -> None:
+        self.ask(CancelRequested(self.now, self._anyone(dice), "ada"))
+
+    def hold(self, dice: Dice) -> None:
+        self.ask(HoldRequested(self.now, self._anyone(dice), dice.random() < 0.4, "ada"))
+
+    def run_again(self, dice: Dice) -> None:
+        if ended := [job for job in self.disk.jobs.values() if job.ended]:
+            job = dice.choice(ended)
+            self.again.add(job.id)
+            self.ask(RequeueRequested(self.now, job, "ada"))
+
+    def drain(self, dice: Dice) -> None:
+        why = dice.choice((None, None, "fan"))
+        self.ask(DrainRequested(self.now, dice.choice(GPUS).id, why, "root"))
+
+    def notice(self, dice: Dice) -> None:
+        self.tell(Noticed(self.now, self._anyone(dice), "a note"))
+
+    def step_told(self, dice: Dice) -> None:
+        self.tell(Stepped(self.now, self._anyone(dice), dice.uniform(0.01, 2.0)))
+
+    # -- what happens to jobs, GPUs, the disk and the daemon
+
+    def processes_end(self, dice: Dice) -> None:
+        if alive := sorted(self.alive()):
+            self._end(dice.choice(alive), dice.choice(EXITS))
+
+    def _end(self, key: Key, exit: Exit) -> None:
+        attempt = self.attempts[key]
+        attempt.exit, attempt.ended_at = exit, self.now
+        self.reports.append(key)
+
+    def gpu_lost(self, dice: Dice) -> None:
+        """It takes its jobs along, and the driver tells of an Xid, or not."""
+        gpu = dice.choice(GPUS).id
+        if gpu in self.lost:
+            self.lost.remove(gpu)
+            return
+        self.lost.add(gpu)
+        self.seen["GPU lost"] += 1
+        for key, job in self.alive().items():
+            if gpu in job.gpus:
+                self._end(key, Exit(Cause.FAILURE, 1))
+        if dice.random() < 0.5:
+            self.tell(DrainRequested(self.now, gpu, "Xid 79", "carmad"))
+
+    def gpu_goes(self, dice: Dice) -> None:
+        """A MIG instance does, or comes back; what runs on it goes on."""
+        gone = dice.choice((None, None, *GPUS))
+        self.tell(Discovered(self.now, tuple(gpu for gpu in GPUS if gpu is not gone)))
+
+    def disk_full(self, dice: Dice) -> None:
+        self.disk.refuses = dice.randint(1, 8)
+
+    def plugin_hangs(self, dice: Dice) -> None:
+        plugins = (self.scheduler.policy, self.scheduler.recovery)
+        names = {plugin.name for plugin in plugins if dice.random() < 0.3}
+        self.hanging = set() if self.hanging else names
+
+    def time_passes(self, dice: Dice) -> None:
+        self.now += dice.choice((1, 5, 20, 40, 3600))
+        self.tell(Tick(self.now))
+
+    def restart(self, dice: Dice) -> None:
+        """And the clock may have been set meanwhile."""
+        jump = dice.choice((0.0, 0.0, 3.0, 7200.0, -7200.0))
+        self.seen["clock set by two hours"] += abs(jump) > 3
+        self.seen["report lost with the daemon"] += len(self.reports)
+        self.now += jump
+        self._boot()
+
+    def kill(self, dice: Dice) -> None:
+        """Before the next commit, or after it and so many actions."""
+        if dice.random() < 0.5:
+            self.disk.killed_before = True
+        else:
+            self.acts_left = dice.randint(0, 3)
+
+    def reboot(self, dice: Dice) -> None:
+        self.seen["machine rebooted"] += 1
+        for key in self.alive():
+            self._end(key, Exit(Cause.LOST))
+        self.restart(dice)
+
+    # -- what must hold
+
+    def check(self) -> None:
+        if self.fault is not None:
+            raise AssertionError("the core failed") from self.fault
+        core = self.scheduler
+        live = {id: job for id, job in self.disk.jobs.items() if not job.ended}
+        assert dict(core.jobs) == live, "the core and the disk tell two stories"
+        assert self.acknowledged <= self.disk.jobs.keys(), "an accepted job is lost"
+        for (id, number), started in self.alive().items():
+            job = core.jobs.get(id)
+            assert job is not None and job.holds_gpus, f"{id}.{number} runs unseen"
+            assert (job.attempt, job.gpus) == (number, started.gpus)
+
+    def check_what_was_kept(self) -> None:
+        """Views stand until something changes them; the indexes of the ledger follow its jobs."""
+        core = self.scheduler
+        kept = [_facts(gpu) for gpu in core.view(self.now).gpus]
+        core._fleet.look_again()
+        assert kept == [_facts(gpu) for gpu in core.view(self.now).gpus]
+        jobs, ledger = core.jobs.values(), core._ledger
+        queued = [job for job in jobs if job.state is JobState.QUEUED]
+        queued.sort(key=lambda job: place_in_line(job, core.policy.order(job)))
+        assert list(core.line()) == queued
+        running = {job for job in jobs if job.holds_gpus}
+        held = Held()
+        for job in running:
+            held.add(job)
+        assert ledger.held == held
+        assert set(core.view(self.now).running) == running
+        for gpu in GPUS:
+            assert set(ledger.residents(gpu.id)) == {job for job in running if gpu.id in job.gpus}
+
+    def settle(self) -> None:
+        """Everything is well again, and everybody patient: then every job ends and is told of."""
+        self.disk.refuses, self.disk.killed_before, self.acts_left = 0, False, 10**9
+        self.hanging, self.lost = set(), set()
+        self.now += 100_000
+        self.tell(Discovered(self.now, GPUS))
+        for gpu in GPUS:
+            self.ask(DrainRequested(self.now, gpu.id, None, "root"))
+        for job in list(self.scheduler.jobs):
+            self.ask(HoldRequested(self.now, job, False, "root"))
+        for _ in range(ROUNDS):
+            if all(job.ended for job in self.disk.jobs.values()):
+                break
+            self._calm_round()
+        left = {job.id: job.state.value for job in self.disk.jobs.values() if not job.ended}
+        assert not left, f"never ended: {left}"
+        assert not self.alive()
+        assert all(job.exit and job.ended_at is not None for job in self.disk.jobs.values())
+
+    def _calm_round(self) -> None:
+        while self.unestimated:
+            self.tell(Estimated(self.now, self.unestimated.pop(), None))
+        while self.hands:
+            self._do(self.hands.popleft())
+        for _ in range(2):
+            self.now += 2 * PERIOD_S
+            self._sample(0, 0.0, True)
+        for key in self.alive():
+            self._end(key, Exit(Cause.SUCCESS, 0))
+        while self.reports:
+            self._report(self.reports.pop())
+        self.check()
+
+
+def _facts(gpu: GpuView) -> tuple[list[Any], object]:
+    told = (field.name for field in fields(gpu) if field.name not in ("recent", "known"))
+    return [getattr(gpu, name) for name in told], gpu.score
+
+
+# With how often each happens, beside the others.
+WORK = {"submit": 8, "submit_an_array": 1, "estimate": 10, "carry_out": 14, "report": 8}
+WORK |= {"sample": 8, "processes_end": 7, "time_passes": 3}
+WISHES = {"cancel": 2, "hold": 1, "run_again": 1, "drain": 1, "notice": 1, "step_told": 1}
+FAULTS = {"report_again": 2, "restart": 1, "kill": 2, "reboot": 1, "disk_full": 2}
+FAULTS |= {"plugin_hangs": 1, "gpu_lost": 1, "gpu_goes": 1}
+STEPS = WORK | WISHES | FAULTS
+
+
+def live_through(seed: int, steps: int = 100) -> Model:
+    """One world from its first moment to its last. Raises whatever is found, with the seed and the
+    steps that led there as a note."""
+    dice = random.Random(seed)
+    policy, settings = dice.choice(SERVERS)
+    done: list[str] = []
+    try:
+        model = Model(policy, settings)
+        for name in dice.choices(list(STEPS), list(STEPS.values()), k=steps):
+            done.append(name)
+            getattr(model, name)(dice)
+            model.check()
+            if len(done) % 10 == 0:
+                model.check_what_was_kept()
+        done.append("settle")
+        model.settle()
+    except Exception as error:
+        error.add_note(f"seed {seed}, policy {policy}: {' '.join(done)}")
+        raise
+    model.seen["change refused by a full disk"] += model.disk.refused
+    return model
