@@ -5,11 +5,11 @@ Old rows stay readable as long as a new field has a default; fields since remove
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import Discriminator, TypeAdapter
 from pydantic_core import from_json, to_json
+from sqlalchemy import RowMapping
 
 from carmad.core.decision import Decision
 from carmad.core.messages import Drain, Event, RequeueRequested, Submitted, Trained
@@ -42,12 +42,12 @@ def decode_decision(text: str) -> Decision:
     return _DECISION.validate_json(text)
 
 
-def drain_of(row: Mapping[str, Any]) -> Drain:
+def drain_of(row: RowMapping) -> Drain:
     """A table's row. Raises ValueError, as all that decodes here."""
     return _DRAIN.validate_python(dict(row))
 
 
-def sample_of(row: Mapping[str, Any]) -> GpuSample:
+def sample_of(row: RowMapping) -> GpuSample:
     return _SAMPLE.validate_python(dict(row))
 
 

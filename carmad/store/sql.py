@@ -17,6 +17,8 @@ from typing import Any, Self, TypeVar
 from sqlalchemy import (
     Connection,
     Engine,
+    Row,
+    RowMapping,
     Select,
     bindparam,
     case,
@@ -429,7 +431,8 @@ class SqlStore:
         """As many as `_MOST_READ` allows: a command may be long, and a listing have 10,000."""
         with self._readers:  # decoding takes the longest
             with self._transaction() as connection:
-                rows, left = [], _MOST_READ
+                rows: list[Row[Any]] = []
+                left = _MOST_READ
                 for row in connection.execute(query.execution_options(yield_per=100), values):
                     left -= len(row.body)
                     if left < 0 and rows:
@@ -451,7 +454,7 @@ class SqlStore:
             except (ValueError, TypeError) as error:  # ValueError: pydantic's own, too
                 self.damage.note(name(row), error)
 
-    def _live(self, row: Mapping[str, Any]) -> Job:
+    def _live(self, row: RowMapping) -> Job:
         """A job that has not ended, or one that stands in for it."""
         try:
             return expect_live(codec.decode_job(row["body"]), row["id"])
@@ -459,7 +462,7 @@ class SqlStore:
             set_aside(self.path.parent, row, error)
             return stand_in(row)
 
-    def _drain(self, row: Mapping[str, Any]) -> Drain:
+    def _drain(self, row: RowMapping) -> Drain:
         """Whatever it says, this GPU is to take no job."""
         try:
             return codec.drain_of(row)
