@@ -9,12 +9,12 @@ On Linux 5.13 or newer (Landlock, seccomp; x86-64 and ARM64), for this process a
 - no mode, owner, time, flag or attribute of a file changes: of ioctls, only those are left that ask
   something of a terminal or a pipe, or set a flag of a descriptor;
 - no System V or POSIX queue, semaphore or shared memory is made, used or removed, and no key;
-- no process outside is traced, its memory read or written (Landlock), and its limits, priority,
-  scheduling, CPUs or pages changed; from Linux 6.12 on none is signalled.
+- no process outside is traced, nor its memory read or written; its limits, priority, scheduling,
+  CPUs and pages stay as they are; from Linux 6.12 on it gets no signal.
 
 /dev/shm is the trial's own where the daemon is root (`carmad.daemon.attendant`). Where it is not,
 what the script leaves there stays, and it can write to what the user's other processes have there.
-A file can be locked for as long as the script runs (flock), and a terminal of the user's be read.
+A file can still be locked for as long as the script runs, and a terminal of the user's be read.
 
 Elsewhere an audit hook refuses the same to Python code, files that `scratch` keeps excepted, SQLite
 databases but those in memory, and to start other programs at all. A C library that opens paths by
