@@ -285,6 +285,26 @@ def test_one_bad_delivery_does_not_spoil_its_batch(daemon, caplog):
     assert daemon.thread.is_alive()
 
 
+def test_an_end_that_the_core_stumbles_over_is_a_failure(daemon, monkeypatch, caplog):
+    id = daemon.start()
+    monkeypatch.setattr(daemon.scheduler, "_retried", lambda *_: 1 / 0)
+    daemon.inbox.post(Exited(2.0, id, 1, Exit(Cause.GPU_OOM, 3, evidence="odd")))
+    daemon.await_state(id, JobState.FAILED)
+    assert daemon.store.store.job(id).exit == Exit(Cause.FAILURE, 3)
+    assert caplog.text.count("dropped news") == 1
+
+
+def test_an_end_that_cannot_be_handled_at_all_is_not_tried_for_ever(daemon, monkeypatch, caplog):
+    id = daemon.start()
+    with monkeypatch.context() as broken:
+        broken.setattr(daemon.scheduler, "_on_exited", lambda event: 1 / 0)
+        daemon.inbox.post(Exited(2.0, id, 1, Exit(Cause.GPU_OOM, 3)))
+        settle(daemon)
+        settle(daemon)
+    assert caplog.text.count("dropped news") == 2
+    assert daemon.engine._kept == []
+
+
 def test_a_question_that_fails_is_answered_with_its_error(daemon):
     with pytest.raises(KeyError):
         daemon.inbox.ask(lambda core: core.jobs[JobId(99)]).result(10)

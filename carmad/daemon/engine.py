@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from carmad.core.history import History
-from carmad.core.messages import Action, CancelRequested, Event, Sampled, Step, Stop
+from carmad.core.messages import Action, CancelRequested, Event, Exited, Sampled, Step, Stop
 from carmad.core.ports import World
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import FOR_GOOD, JobId
+from carmad.core.types import FOR_GOOD, Cause, Exit, JobId
 from carmad.daemon.inbox import Delivery, Inbox, Question
 from carmad.errors import CarmaError
 from carmad.loop import turn
@@ -142,6 +143,7 @@ class Engine:
                 self._kept.append(delivery)
         else:
             log.critical("dropped news that the core cannot handle: %.2000r", delivery.events)
+            self._kept += [Delivery((end,), None) for end in _bare_ends(delivery)]
 
     def _carried_out(self, delivery: Delivery) -> bool:
         """Whether all that was asked for is done, and only not on record yet."""
@@ -172,6 +174,16 @@ class Engine:
 def _only_samples(delivery: Delivery) -> bool:
     """A fresh one is worth more than an old one."""
     return all(isinstance(event, Sampled) for event in delivery.events)
+
+
+def _bare_ends(delivery: Delivery) -> list[Exited]:
+    """That attempts ended gets in, whatever it is in their ends that the core stumbles over."""
+    bare = [
+        replace(event, exit=Exit(Cause.FAILURE, event.exit.code, event.exit.signal))
+        for event in delivery.events
+        if isinstance(event, Exited)
+    ]
+    return [end for end in bare if end not in delivery.events]
 
 
 def _cancelled(delivery: Delivery) -> set[JobId]:
