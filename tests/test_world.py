@@ -386,3 +386,14 @@ def test_the_doctor_asks_every_mps_daemon_that_has_jobs():
     mps.state = ServerState.FAULT
     found = {check.name: check.ok for check in doctor._mps(settings, scene, mps)}
     assert found["mps on gpu 1"] is False
+
+
+def test_a_monitor_forgets_jobs_that_have_ended(tmp_path):
+    world, _, launcher = a_world(tmp_path)
+    forgotten = []
+    world.monitor = SimpleNamespace(forget=forgotten.append)
+    world.shepherd.start()
+    world.release(JobId(8))
+    world.close()
+    assert forgotten == [JobId(8)]
+    assert ("release", JobId(8)) in launcher.calls
