@@ -46,7 +46,7 @@ def main(seconds: float) -> None:
         answers: list[Counter[str]] = []
         attackers = [
             threading.Thread(
-                target=lambda kind=kind, uid=uid: answers.append(  # type: ignore[misc]
+                target=lambda kind=kind, uid=uid: answers.append(
                     Counter(as_user(uid, lambda: hostile(daemon.socket, kind, seconds)))
                 )
             )

@@ -1,0 +1,70 @@
+"""What `carma` does where carmad has no time for it, or no place left to wait in."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from cli import client
+from cli.problems import Refused
+
+LATER = b'HTTP/1.1 429 X\r\nretry-after: %d\r\n\r\n{"error": "too often", "code": "too_many"}'
+DONE = b'HTTP/1.1 200 OK\r\n\r\n{"id": 1}'
+
+
+def answering(path: Path, *answers: bytes) -> list[bytes]:
+    """What the daemon was asked, answered in this order."""
+    asked: list[bytes] = []
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen()
+
+    def serve() -> None:
+        for answer in answers:
+            connection, _ = listener.accept()
+            with connection:
+                asked.append(connection.recv(65536))
+                connection.sendall(answer)
+
+    threading.Thread(target=serve, daemon=True).start()
+    return asked
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CARMA_SOCKET", str(tmp_path / "sock"))
+    return tmp_path / "sock"
+
+
+def test_who_is_to_ask_again_later_does(path: Path) -> None:
+    asked = answering(path, LATER % 0, LATER % 0, DONE)
+    assert client.post("/v1/jobs", {"argv": ["true"]}) == {"id": 1}
+    assert len(asked) == 3 and len(set(asked)) == 1
+
+
+def test_but_not_for_longer_than_one_waits_for_an_answer(path: Path) -> None:
+    asked = answering(path, LATER % 3600)
+    with pytest.raises(Refused, match="too often") as refused:
+        client.get("/v1/status")
+    assert refused.value.code == "too_many"
+    assert len(asked) == 1
+
+
+def test_a_refusal_that_says_nothing_of_later_is_final(path: Path) -> None:
+    """It may have been done all the same."""
+    busy = b'HTTP/1.1 503 X\r\n\r\n{"error": "too busy", "code": "unavailable"}'
+    asked = answering(path, busy, DONE)
+    with pytest.raises(Refused, match="too busy"):
+        client.post("/v1/jobs", {})
+    assert len(asked) == 1
+
+
+def test_an_answer_to_what_was_not_read_counts(path: Path) -> None:
+    """The daemon refuses a long request, and closes: the rest of it meets nobody."""
+    refusal = b'HTTP/1.1 413 X\r\n\r\n{"error": "too large", "code": "too_large"}'
+    answering(path, refusal)
+    with pytest.raises(Refused, match="too large"):
+        client.post("/v1/jobs", {"argv": ["x" * 10_000_000]})
