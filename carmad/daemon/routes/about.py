@@ -61,7 +61,6 @@ async def status(call: Asked) -> Response:
     service, peer = call.service, call.peer
     scene = await service.scene()
     policy = await service.ask(lambda core: core.policy.name)
-
     failing = _failing(service)
 
     def render() -> Response:
