@@ -50,17 +50,49 @@ class Trouble:
     over: bool = False  # it has answered since
 
 
+class _Answer:
+    """What a thread will have said. A `Future` takes ten times as long, and every change of a job
+    in line is a question."""
+
+    def __init__(self) -> None:
+        self._unsaid = threading.Lock()
+        self._unsaid.acquire()
+        self._value: Any = None
+        self._error: Exception | None = None
+
+    def say(self, value: object, error: Exception | None = None) -> None:
+        self._value, self._error = value, error
+        self._unsaid.release()
+
+    @property
+    def said(self) -> bool:
+        return not self._unsaid.locked()
+
+    def await_it(self, within_s: float) -> bool:
+        """False: it is not there yet."""
+        there = self._unsaid.acquire(timeout=within_s)
+        if there:
+            self._unsaid.release()
+        return there
+
+    def result(self) -> Any:
+        """Once it is said. Raises what was raised."""
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+
 class _Worker(Generic[P]):
     """A thread that a plugin answers in, one question after the other."""
 
     def __init__(self, name: str, make: Callable[[], P]) -> None:
-        self._questions: SimpleQueue[tuple[Callable[[P], object], Future[object]] | None]
+        self._questions: SimpleQueue[tuple[Callable[[P], object], _Answer] | None]
         self._questions = SimpleQueue()
         self._thread = threading.Thread(target=self._serve, args=(make,), name=name, daemon=True)
         self._thread.start()
 
-    def ask(self, question: Callable[[P], object]) -> Future[object]:
-        answer: Future[object] = Future()
+    def ask(self, question: Callable[[P], object]) -> _Answer:
+        answer = _Answer()
         self._questions.put((question, answer))
         return answer
 
@@ -79,9 +111,9 @@ class _Worker(Generic[P]):
             question, answer = asked
             try:
                 plugin = plugin or make()
-                answer.set_result(question(plugin))
+                answer.say(question(plugin))
             except BaseException as error:  # noqa: BLE001 - foreign code, which may call sys.exit
-                answer.set_exception(_as_exception(error))
+                answer.say(None, _as_exception(error))
             del question, answer, asked  # or they would be kept until the next one
 
 
@@ -109,8 +141,8 @@ class _Guard(Generic[P]):
         self._without = without
         self._one_at_a_time = threading.Lock()
         self._worker = self._new_worker(lambda: plugin)
-        self._late: Future[object] | None = None  # what it has not answered
-        self._stuck: list[Future[object]] = []  # what those that were given up have not
+        self._late: _Answer | None = None  # what it has not answered
+        self._stuck: list[_Answer] = []  # what those that were given up have not
         self._hung_at = -math.inf  # monotonic, as are the next two
         self._rest_s = timeout_s
         self._logged_at = -math.inf
@@ -132,8 +164,8 @@ class _Guard(Generic[P]):
 
     def _answer(self, question: Callable[[P], T], what: str) -> T:
         self._require_free()
-        answer: Future[Any] = self._worker.ask(question)
-        if not wait([answer], self._timeout_s).done:
+        answer = self._worker.ask(question)
+        if not answer.await_it(self._timeout_s):
             self._late = answer
             now = time.monotonic()
             again = now - self._hung_at < 2 * self._rest_s + self._timeout_s * LONGEST_REST
@@ -145,7 +177,7 @@ class _Guard(Generic[P]):
         return found
 
     def _require_free(self) -> None:
-        if self._late and self._late.done():
+        if self._late and self._late.said:
             self._late = None
         rested_s = time.monotonic() - self._hung_at
         if self._late and rested_s >= self._timeout_s * LONGEST_REST:
@@ -157,8 +189,8 @@ class _Guard(Generic[P]):
                 "it was late with an earlier question, and is left alone for a while"
             )
 
-    def _give_up(self, late: Future[object]) -> None:
-        self._stuck = [each for each in self._stuck if not each.done()]
+    def _give_up(self, late: _Answer) -> None:
+        self._stuck = [each for each in self._stuck if not each.said]
         if self._make and len(self._stuck) < MOST_STUCK:
             self._stuck.append(late)
             self._worker.leave()

@@ -324,7 +324,7 @@ def test_one_that_hangs_costs_its_time_once(kind, clock, hanging) -> None:
         assert "earlier question" in asked(guarded)
     assert fake.plans + fake.orders == 1
     hanging.release()
-    guarded._guard._late.result(LONG)
+    assert guarded._guard._late.await_it(LONG)
     assert "left alone" in asked(guarded)
     fake.act = lambda: None
     clock[0] += SHORT
@@ -355,7 +355,7 @@ def test_one_that_is_always_late_is_asked_ever_more_seldom(clock) -> None:
         released.set()
         if guard._hung_at != before:
             tries += 1
-            guard._late.result(LONG)
+            assert guard._late.await_it(LONG)
         clock[0] += SHORT
     assert tries <= 70
 

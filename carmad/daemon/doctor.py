@@ -34,6 +34,7 @@ NO_SPACE = 64 * MIB
 CLOCK_OFF_S = 2.0
 MOST_NAMED = 10  # of one kind of file
 PLUGINS_WITHIN_S = 20.0
+RECENT_S = 3600.0
 WAL_FIX = ((3, 51, 3), (3, 50, 7), (3, 44, 6))
 
 # A child loads the plugins: the daemon must not import what they import.
@@ -89,10 +90,11 @@ def checks(
 def _deciding(settings: Settings, troubles: Sequence[Trouble]) -> Iterator[Check]:
     """Do the plugins that the core asks answer?"""
     fallback = settings.policy_fallback
-    if not any(each.plugin.startswith("policy ") for each in troubles):
+    recent = [each for each in troubles if not each.over or time.time() - each.until < RECENT_S]
+    if not any(each.plugin.startswith("policy ") for each in recent):
         deputy = f"; {fallback} would while it fails" if fallback else ""
         yield Check("policy", True, f"{settings.policy} decides{deputy}")
-    for each in troubles:
+    for each in recent:
         at = datetime.fromtimestamp(each.since).astimezone().isoformat(" ", "seconds")
         what = f"{each.times} questions since {at}, the last with {each.error}"
         hint = "The log has more. "
