@@ -5,7 +5,6 @@ Old rows stay readable as long as a new field has a default; fields since remove
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import Discriminator, TypeAdapter
@@ -42,13 +41,13 @@ def decode_decision(text: str) -> Decision:
     return _DECISION.validate_json(text)
 
 
-def drain_of(row: Mapping[str, Any]) -> Drain:
+def drain_of(row: dict[str, Any]) -> Drain:
     """A table's row. Raises ValueError, as all that decodes here."""
-    return _DRAIN.validate_python(dict(row))
+    return _DRAIN.validate_python(row)
 
 
-def sample_of(row: Mapping[str, Any]) -> GpuSample:
-    return _SAMPLE.validate_python(dict(row))
+def sample_of(row: dict[str, Any]) -> GpuSample:
+    return _SAMPLE.validate_python(row)
 
 
 def encode_model(model: Model) -> str:
