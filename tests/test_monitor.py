@@ -117,6 +117,7 @@ def test_a_driver_that_hangs_at_start_keeps_nobody_waiting(parts, monkeypatch):
     monkeypatch.setattr(monitor_module, "PATIENCE_S", 0.05)
     monitor.start()
     assert inbox.of(Discovered)[0].unread == "the driver has not answered yet"
+    assert not monitor.memory_gone(a_job(7))  # who asks is told something
     answers.set()
     until(lambda: len(inbox.of(Discovered)) > 1, "the GPUs to be found")
     assert inbox.of(Discovered)[1].gpus == source.gpus

@@ -79,6 +79,7 @@ def checks(
         *_mps(settings, scene, mps),
         *_state(store.path.parent),
         *_damage(store),
+        *_records(store),
         _systemd(systemd),
         _unit(),
         _cgroup(),
@@ -218,6 +219,13 @@ def _damage(store: SqlStore) -> Iterator[Check]:
     for what, why in store.damage.found().items():
         hint = "It is left out of what is shown. A backup may have it whole."
         yield Check("damage", None, f"{what} cannot be read in the database: {why}", hint)
+    for path in sorted((store.path.parent / FOLDER).glob("*.json")):
+        detail = f"a job that had not ended could not be read; its record is {path}"
+        yield Check("damage", None, detail, "Its owner submits it again; then remove the file.")
+
+
+def _records(store: SqlStore) -> Iterator[Check]:
+    """What in `jobs` has no job: a backup was put back, or somebody made a folder there."""
     jobs = store.path.parent / "jobs"
     left = folders.found(jobs)
     known = store.existing(set(left.values()))
@@ -227,9 +235,6 @@ def _damage(store: SqlStore) -> Iterator[Check]:
         yield Check("records", None, f"{path} is of no job in the database", hint)
     for path in folders.strange(jobs)[:MOST_NAMED]:
         yield Check("records", None, f"{path} is no record of an attempt", "Remove it.")
-    for path in sorted((store.path.parent / FOLDER).glob("*.json")):
-        detail = f"a job that had not ended could not be read; its record is {path}"
-        yield Check("damage", None, detail, "Its owner submits it again; then remove the file.")
 
 
 def _systemd(systemd: bool) -> Check:

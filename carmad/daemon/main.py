@@ -73,8 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
     """Everything is built before the first event, and closed in the opposite order."""
     state_dir = Path(options.state_dir or paths.state_dir()).absolute()
+    settings, config = _settings(options, state_dir)
     with _for_a_person():
-        settings, config = _settings(options, state_dir)
         source = choose(settings.monitor.source, settings.monitor.period_s)
     with contextlib.ExitStack() as stack:
         store = SqlStore.open(state_dir / "carma.db")
@@ -268,7 +268,8 @@ def _settings(options: argparse.Namespace, state_dir: Path) -> tuple[Settings, P
     given = options.config or os.environ.get("CARMA_CONFIG")
     default = Path(paths.config_path())
     file = Path(given) if given else default if default.exists() else None
-    settings = configfile.load(file, os.environ)
+    with _for_a_person():
+        settings = configfile.load(file, os.environ)
     if options.emulated:
         directory = state_dir / "emulated"
         emulated.create(directory, options.emulated)

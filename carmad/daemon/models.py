@@ -3,6 +3,7 @@ that were trained from this server's past, by a process of its own (`carmad.lear
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
@@ -72,7 +73,8 @@ class Models:
         if not self.under_way:
             shutil.rmtree(self._directory / APART, ignore_errors=True)
             for draft in self._directory.glob("*.new"):
-                draft.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # it is in nobody's way
+                    draft.unlink()
         return dict(self._read())
 
     @property

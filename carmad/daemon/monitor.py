@@ -20,6 +20,7 @@ FULL = 0.03  # of a GPU's memory: less than this free is none
 REDISCOVER_S = 60.0  # MIG instances come and go behind our back
 LOOK_AGAIN_S = 2.0  # for GPUs that cannot be read yet
 PATIENCE_S = 10.0  # a driver that hangs keeps nobody from the queue
+ASIDE_S = 0.2  # nor the ends of jobs from being told
 
 
 class Monitor:
@@ -72,12 +73,16 @@ class Monitor:
         return self._capabilities
 
     def memory_gone(self, job: Job) -> bool:
-        """Has the driver let go of all that `job`'s processes held?"""
+        """Has the driver let go of all that `job`'s processes held? No, as long as it hangs."""
         mine = self._pids.get(job.id, set())
-        with self._lock:
+        if not self._lock.acquire(timeout=ASIDE_S):
+            return False
+        try:
             for gpu in job.gpus:
                 if mine & (self._source.pids(gpu) or frozenset()):
                     return False
+        finally:
+            self._lock.release()
         self._pids.pop(job.id, None)
         return True
 

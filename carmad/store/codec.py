@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, TypeAdapter
 from pydantic_core import from_json, to_json
-from sqlalchemy import RowMapping
 
 from carmad.core.decision import Decision
 from carmad.core.messages import Drain, Event, RequeueRequested, Submitted, Trained
@@ -42,13 +41,13 @@ def decode_decision(text: str) -> Decision:
     return _DECISION.validate_json(text)
 
 
-def drain_of(row: RowMapping) -> Drain:
+def drain_of(row: dict[str, Any]) -> Drain:
     """A table's row. Raises ValueError, as all that decodes here."""
-    return _DRAIN.validate_python(dict(row))
+    return _DRAIN.validate_python(row)
 
 
-def sample_of(row: RowMapping) -> GpuSample:
-    return _SAMPLE.validate_python(dict(row))
+def sample_of(row: dict[str, Any]) -> GpuSample:
+    return _SAMPLE.validate_python(row)
 
 
 def encode_model(model: Model) -> str:

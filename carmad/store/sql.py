@@ -18,7 +18,6 @@ from sqlalchemy import (
     Connection,
     Engine,
     Row,
-    RowMapping,
     Select,
     bindparam,
     case,
@@ -249,9 +248,10 @@ class SqlStore:
             .limit(ENDED_REMEMBERED)
         )
         with self._transaction() as connection:
-            jobs = connection.execute(live).mappings().all()
+            jobs = [dict(row) for row in connection.execute(live).mappings()]
             ends = connection.execute(ended).all()
-            drains = connection.execute(select(DRAINS).order_by(DRAINS.c.gpu)).mappings().all()
+            by_gpu = connection.execute(select(DRAINS).order_by(DRAINS.c.gpu)).mappings()
+            drains = [dict(row) for row in by_gpu]
             last_id = connection.scalar(_LAST_ID, {"below": MAX_ID}) or 0
         return Restored(
             jobs=tuple(map(self._live, jobs)),
@@ -400,7 +400,7 @@ class SqlStore:
         """In order of time."""
         query = select(SAMPLES).where(SAMPLES.c.at >= since).order_by(SAMPLES.c.at)
         with self._reading() as connection:
-            rows = connection.execute(query).mappings().all()
+            rows = [dict(row) for row in connection.execute(query).mappings()]
         return list(
             self._readable(
                 rows, codec.sample_of, lambda row: f"a sample of GPU {row['gpu']} at {row['at']}"
@@ -454,7 +454,7 @@ class SqlStore:
             except (ValueError, TypeError) as error:  # ValueError: pydantic's own, too
                 self.damage.note(name(row), error)
 
-    def _live(self, row: RowMapping) -> Job:
+    def _live(self, row: _Row) -> Job:
         """A job that has not ended, or one that stands in for it."""
         try:
             return expect_live(codec.decode_job(row["body"]), row["id"])
@@ -462,7 +462,7 @@ class SqlStore:
             set_aside(self.path.parent, row, error)
             return stand_in(row)
 
-    def _drain(self, row: RowMapping) -> Drain:
+    def _drain(self, row: _Row) -> Drain:
         """Whatever it says, this GPU is to take no job."""
         try:
             return codec.drain_of(row)

@@ -348,7 +348,7 @@ def test_no_id_is_given_twice_after_an_old_backup_was_put_back(daemon: Carmad) -
 def test_a_folder_that_no_job_can_have_made_is_ignored_and_named(daemon: Carmad) -> None:
     jobs = daemon.state / "jobs"
     daemon.stop()
-    names = {"99999999999999999999.1", "007.1", "x", "٣.1", "1.2.3"}
+    names = {"99999999999999999999.1", "007.1", "x", "٣.1", "99.2.3"}
     for name in names:
         (jobs / name).mkdir()
     daemon.start()
@@ -372,6 +372,7 @@ def test_wrong_settings_are_not_tried_again_and_other_troubles_are(tmp_path: Pat
     toml.write_text('policy = "nonesuch"')
     assert "nonesuch" in refused(daemon)
     toml.write_text("")
+    shutil.rmtree(daemon.state)
     daemon.state.write_text("a file where the state directory is to be")
     ran = run_carmad(*daemon.argv)
     assert (ran.returncode, "Traceback" in ran.stderr) == (1, False), ran

@@ -13,6 +13,7 @@ import tempfile
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from carmad.core.decision import Decision, Placement
 from carmad.core.messages import Drain, Event, Step, Tick
@@ -67,7 +68,7 @@ def jobs() -> list[Job]:
         its = spec(name, script, **dict(spec_changes))  # type: ignore[call-overload]
         made.append(replace(Job(id, its, state, AT + id), **fields))  # type: ignore[arg-type]
 
-    over = {
+    over: dict[str, Any] = {
         "attempt": 1,
         "gpus": (GPUS[0],),
         "mode": Mode.STREAMS,
@@ -96,7 +97,7 @@ def jobs() -> list[Job]:
     first = JobId(len(made) + 1)
     for index in range(2):
         add("task", JobState.QUEUED, spec_changes={"array": ArrayTask(first, index, 1)})
-    here = {"attempt": 1, "mode": Mode.STREAMS, "started_at": AT + 95}
+    here: dict[str, Any] = {"attempt": 1, "mode": Mode.STREAMS, "started_at": AT + 95}
     add("starting", JobState.STARTING, gpus=(GPUS[0],), **here)
     waits = "echo up; read go < fifo; exit 3"
     add("running", JobState.RUNNING, waits, gpus=(GPUS[1],), kernels=((GPUS[1], AT + 96),), **here)
@@ -140,8 +141,8 @@ def main(release: str) -> None:
                 env[ATTEMPT_VARIABLE] = f"{ROOT}/state/{directory}"
                 kept.writestr(f"{directory}/launch", launch_fields(job, env, 1.0))
         for module in (supervisor, process_tree):
-            name = f"code/carmad/daemon/{Path(module.__file__).name}"
-            kept.write(module.__file__, name)
+            name = f"code/carmad/daemon/{Path(str(module.__file__)).name}"
+            kept.write(str(module.__file__), name)
 
 
 if __name__ == "__main__":
