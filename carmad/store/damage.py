@@ -9,9 +9,9 @@ import pwd
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
-from sqlalchemy import RowMapping
 
 from carmad.core.types import HOLDING, Cause, GpuId, Job, JobId, JobSpec, JobState
 
@@ -70,7 +70,7 @@ def expect_live(job: Job, id: JobId) -> Job:
     return expect(job, id, ended=False)
 
 
-def set_aside(state_dir: Path, row: RowMapping, error: Exception) -> None:
+def set_aside(state_dir: Path, row: Mapping[str, Any], error: Exception) -> None:
     """Keep the row of a job that has not ended: its place is taken by what stands in for it."""
     path = state_dir / FOLDER / f"job-{row['id']}.json"
     if path.exists():
@@ -89,7 +89,7 @@ def set_aside(state_dir: Path, row: RowMapping, error: Exception) -> None:
         log.error("the record of job %s is lost: %s", row["id"], trouble)
 
 
-def stand_in(row: RowMapping) -> Job:
+def stand_in(row: Mapping[str, Any]) -> Job:
     """What the columns tell of a job that has not ended. One that holds GPUs goes on holding them
     until its processes are gone; none is ever run by what is known here."""
     gpus = tuple(GpuId(gpu) for gpu in str(row["gpus"]).split(",") if gpu)
