@@ -17,7 +17,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.rows import RESULTS, circumstances
@@ -152,7 +152,7 @@ def keep(part: str, facts: dict[str, str], found: Lives | Kills) -> None:
     """Each part with its own date and commit: they take long, and may be run apart."""
     file = RESULTS / "soak.json"
     kept = json.loads(file.read_text()) if file.exists() else {}
-    kept[part] = {"facts": facts, "found": asdict(found), "page": found.page()}
+    kept[part] = {"facts": facts, "found": vars(found), "page": found.page()}
     file.write_text(json.dumps(kept, indent=1) + "\n")
     page = ["# Soak: `python -m benchmarks.soak`", ""]
     for each in (name for name in TITLES if name in kept):

@@ -40,7 +40,10 @@ mkdir "$group"
 echo 0 > "$group/cgroup.procs"
 unshare --pid --fork --kill-child --cgroup --mount --uts --ipc sh -ec "$2" "$1" || true
 echo 0 > "$own/cgroup.procs"
-find "$group" -depth -type d -exec rmdir {} +
+for _ in 1 2 3 4 5; do  # the killed take a moment to be gone
+    find "$group" -depth -type d -exec rmdir {} + && break
+    sleep 0.5
+done
 """
 
 # Inside. What users need ($NEEDED) can be reached even where it is below a closed directory. Of the
