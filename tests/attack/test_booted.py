@@ -14,7 +14,9 @@ from tests.attack.booted import USERS, Machine, booted
 from tests.daemon import ROOT, until
 
 TRAIN = """
-    import contextlib, socket, sys, tempfile, torch
+    import contextlib, os, socket, sys, tempfile, torch
+    if os.path.exists("/dev/shm/carma-booted"):
+        sys.exit("its /dev/shm is everybody's")
     with contextlib.suppress(PermissionError):
         socket.socket()
         sys.exit("the tracer could not confine itself")
@@ -84,9 +86,10 @@ def test_each_users_job_has_a_unit_of_its_own_outside_of_the_sandbox(machine: Ma
 
 def test_a_look_at_a_script_works_in_the_sandbox_and_is_confined(machine: Machine) -> None:
     machine.run("tee", "/tmp/carma-booted.py", user="ada", stdin=textwrap.dedent(TRAIN))
+    machine.run("touch", "/dev/shm/carma-booted")
     body = {"argv": [sys.executable, "/tmp/carma-booted.py"], "cwd": "/home/ada", "env": {}}
     estimates = machine.call("POST", "/v1/estimate", body)["estimates"]
-    machine.run("rm", "/tmp/carma-booted.py")
+    machine.run("rm", "/tmp/carma-booted.py", "/dev/shm/carma-booted")
     [traced] = [each for each in estimates if each["source"] == "trace"]
     assert traced["mib"] is not None, traced
     assert traced["parts"]["parameters"] > 0
