@@ -275,6 +275,55 @@ def test_what_waits_to_be_written_holds_no_environments(tmp_path: Path) -> None:
     assert "hush" not in repr(turns)
 
 
+def test_the_commands_of_an_array_are_not_all_in_memory_when_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user may have 32 MiB of them waiting, and submit and cancel them again and again."""
+    members: list[int] = []
+    compress = gzip.compress
+
+    def counting(data: bytes, **options: int) -> bytes:
+        members.append(len(data))
+        return compress(data, **options)
+
+    monkeypatch.setattr(gzip, "compress", counting)
+    server = Recorded(tmp_path)
+    server.tell(Submitted(0.0, JobId(1), (a_spec(argv=("sh", "x" * 100_000)),) * 60, held=True))
+    server.journal.flush()
+    monkeypatch.setattr(server.journal, "_full", True)
+    server.sample(1.0)  # a segment begins with all of them
+    server.journal.flush()
+    assert sum(members) > 2 * 60 * 100_000
+    assert max(members) < journal.MEMBER_BYTES + 110_000
+    assert [reproduce(path).first for path in journal.segments(tmp_path)] == [None, None]
+
+
+def test_a_line_that_was_not_finished_is_not_there(tmp_path: Path) -> None:
+    server = Recorded(tmp_path)
+    server.submit()
+    server.journal.flush()
+    (path,) = journal.segments(tmp_path)
+    steps = reproduce(path).steps
+    with path.open("ab") as file:
+        file.write(gzip.compress(b'{"events":[["Submitted",'))
+    assert reproduce(path).steps == steps > 0
+
+
+def test_jobs_that_are_run_again_and_again_fill_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each was read from the disk with a command of its own."""
+    monkeypatch.setattr(journal, "MOST_PENDING_LETTERS", 1000)
+    server = Recorded(tmp_path)
+    id = server.submit(argv=("sh", "x" * 400))
+    for _ in range(10):
+        server.exit(id)
+        server.tell(RequeueRequested(server.now, server.last(id), "ada"))
+        turns = [turn for turn in server.journal._pending if not isinstance(turn, Begin)]
+        again = [e for turn in turns for e in turn.events if isinstance(e, RequeueRequested)]
+        assert len(again) <= 2
+
+
 def test_a_step_that_cannot_be_written_is_followed_by_a_new_segment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

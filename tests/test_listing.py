@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import tempfile
@@ -359,3 +360,23 @@ def test_tasks_over_their_limit_share_one_reason() -> None:
     jobs = [task(id, id, limit=2) for id in range(1, 100)]
     scene = scene_of(*jobs, held=Held(tasks=Counter({JobId(1): 2})))
     assert len({id(scene.barrier(job)) for job in jobs}) == 1
+
+
+def test_rows_may_be_written_while_others_are_forgotten() -> None:
+    """The first is done in threads, the second is not."""
+    rows = Rows()
+    one = viewer(scene_of(task(1, 0), task(2, 1)))
+    rows.json([[task(1, 0)], [task(2, 1)]], one)
+
+    class Live(dict[JobId, Job]):
+        def __contains__(self, id: object) -> bool:
+            rows.json([[task(len(rows) + 1, 5)]], one)
+            return False
+
+    rows.keep(Live())
+    assert len(rows) == 0
+
+
+def test_listings_are_made_in_threads_that_are_there_already(daemon: Daemon) -> None:
+    name = asyncio.run(daemon.service.listed(lambda: threading.current_thread().name))
+    assert name.startswith("api-worker")

@@ -15,6 +15,7 @@ import pytest
 
 from carmad.core.ports import Trial
 from carmad.core.types import JobSpec
+from carmad.daemon import bounds
 from carmad.daemon import trial as trial_module
 from carmad.daemon.attendant import NICE
 from carmad.daemon.trial import MOST_ANSWER_BYTES, TAIL_BYTES, tried
@@ -258,3 +259,20 @@ def test_what_is_shared_counts_once() -> None:
     )
     done = tried(mine(), (sys.executable, "-c", words), ENOUGH_S, NEVER, 300)
     assert (done.code, done.beyond) == (0, "")
+
+
+def test_a_trial_that_is_about_to_begin_keeps_its_cgroup(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no process in it yet when another trial clears away what earlier ones left."""
+    monkeypatch.setattr(bounds, "_write", lambda path, data: None)
+    monkeypatch.setattr(bounds, "tell_kernel", lambda path, data: None)
+    left = tmp_path / "trial-9"
+    left.mkdir()
+    first = bounds.make(str(tmp_path), "1", 1 << 20)
+    second = bounds.make(str(tmp_path), "2", 1 << 20)
+    assert first and second
+    assert sorted(map(str, tmp_path.iterdir())) == [first, second]
+    bounds.remove(first)
+    bounds.remove(second)
+    assert not list(tmp_path.iterdir())

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
 from carmad.daemon import turns
+from carmad.daemon.peers import Credentials
 from carmad.daemon.problems import TooMany, headers
+from carmad.daemon.server import Bounded
 from carmad.daemon.turns import Share, Shares
 
 ROOT = 0
@@ -156,3 +159,41 @@ def test_only_so_many_of_a_user_are_there() -> None:
             pass
     with share.presence():
         pass
+
+
+def test_who_waits_without_a_large_body_keeps_nobody_s_out() -> None:
+    """A request that does not say how long it is may be as long as any: until it has been read."""
+    in_the_app: list[int] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        in_the_app.append(scope["state"]["credentials"].uid)
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        bounded = Bounded(app)
+
+        async def ask(uid: int, path: str, body: bytes) -> None:
+            async def receive() -> Any:
+                return {"type": "http.request", "body": body, "more_body": False}
+
+            async def send(message: Any) -> None:
+                pass
+
+            scope = {
+                "type": "http",
+                "path": path,
+                "headers": [(b"transfer-encoding", b"chunked")],
+                "state": {"credentials": Credentials(uid, uid)},
+            }
+            await bounded(scope, receive, send)
+
+        hostile = range(100, 100 + turns.LARGE_AT_ONCE)
+        tasks = [asyncio.ensure_future(ask(uid, "/v1/jobs/1/wait", b"")) for uid in hostile]
+        tasks += [asyncio.ensure_future(ask(7, "/v1/jobs", b" " * 2 * turns.LARGE))]
+        for _ in range(50):
+            await asyncio.sleep(0)
+        for task in tasks:
+            task.cancel()
+        assert in_the_app == [*hostile, 7]
+
+    asyncio.run(main())

@@ -10,16 +10,12 @@ from carmad.store.sql import MAX_ID
 
 def found(jobs: Path) -> dict[Path, JobId]:
     """The folders of attempts in `jobs`, and whose each is."""
-    return {path: job for path in _entries(jobs) if (job := _job(path.name)) is not None}
+    return {path: job for path in sorted(jobs.glob("*")) if (job := _job(path.name)) is not None}
 
 
 def strange(jobs: Path) -> list[Path]:
     """What is in `jobs` that no attempt has left there."""
-    return [path for path in _entries(jobs) if _job(path.name) is None]
-
-
-def _entries(jobs: Path) -> list[Path]:
-    return sorted(jobs.iterdir()) if jobs.is_dir() else []
+    return [path for path in sorted(jobs.glob("*")) if _job(path.name) is None]
 
 
 def _job(name: str) -> JobId | None:

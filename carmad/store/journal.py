@@ -28,9 +28,9 @@ from pydantic_core import from_json, to_json
 from carmad.config import Settings
 from carmad.core.decision import Decision
 from carmad.core.history import BIN_S, BINS, Past, Submission
-from carmad.core.messages import Drain, Event, Failure, Sampled, Step, Submitted
+from carmad.core.messages import Drain, Event, Failure, RequeueRequested, Sampled, Step, Submitted
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import Gpu, GpuId, Job, JobId, JobState
+from carmad.core.types import Gpu, GpuId, Job, JobId, JobSpec, JobState
 from carmad.errors import CarmaError
 from carmad.models import Model
 
@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 SEGMENTS = 8  # that share the cap: the oldest eighth is forgotten at a time
 MOST_PENDING = 5000  # steps: a disk that hangs is to fill no memory
 MOST_PENDING_LETTERS = 16 << 20  # of commands that were submitted
+MEMBER_BYTES = 1 << 20  # of text, after which a gzip member ends
 COMPLAIN_EVERY_S = 60.0
 DIGITS = 8  # of a segment's number
 _EVENTS = {kind.__name__: TypeAdapter[Any](kind) for kind in get_args(Event)}
@@ -222,14 +223,19 @@ class Journal:
     # -- in the other thread
 
     def _write(self, pending: Sequence[Begin | Turn]) -> None:
-        lines: list[bytes] = []
+        pieces: list[bytes] = []
+        size = 0
         for entry in pending:
             if isinstance(entry, Begin):
-                self._append(lines)
-                self._segment, lines = self._new(), []
-            if self._segment is not None:
-                lines.append(_encoded(entry))
-        self._append(lines)
+                self._append(pieces)
+                self._segment, pieces, size = self._new(), [], 0
+            for piece in _encoded(entry) if self._segment is not None else ():
+                pieces.append(piece)
+                size += len(piece)
+                if size > MEMBER_BYTES:
+                    self._append(pieces)
+                    pieces, size = [], 0
+        self._append(pieces)
         self._trim()
 
     def _new(self) -> Path:
@@ -241,11 +247,11 @@ class Journal:
         path.touch(mode=0o600)  # who ran what, everyone's
         return path
 
-    def _append(self, lines: Sequence[bytes]) -> None:
-        if not lines:
+    def _append(self, pieces: Sequence[bytes]) -> None:
+        if not pieces:
             return
         assert self._segment is not None
-        member = gzip.compress(b"\n".join(lines) + b"\n", compresslevel=6)
+        member = gzip.compress(b"".join(pieces), compresslevel=6)
         with self._segment.open("r+b") as file:  # "ab" would make one that was removed anew
             file.seek(0, os.SEEK_END)
             file.write(member)
@@ -294,32 +300,57 @@ def read(path: Path) -> tuple[Begin, Iterator[Turn]]:
 def _lines(path: Path) -> Iterator[bytes]:
     try:
         with gzip.open(path) as file:
-            yield from file
+            yield from (line for line in file if line.endswith(b"\n"))
     except EOFError:
         return
     except (OSError, zlib.error) as error:
         raise CarmaError(f"cannot read {path}: {error}") from error
 
 
-def _encoded(entry: Begin | Turn) -> bytes:
+def _encoded(entry: Begin | Turn) -> Iterator[bytes]:
+    """Its line, in pieces: all commands of a queue may be more than there is memory for, and in one
+    call the core's thread would wait for it."""
     # pydantic_core.to_json, as in `codec`: an infinite rank stays one.
     if isinstance(entry, Begin):
-        # One by one: at 10,000 jobs in one call the core's thread would wait for 0.1 s.
-        jobs = b",".join(map(to_json, entry.jobs))
-        runs = b",".join(map(to_json, entry.runs))
-        rest = to_json(replace(entry, jobs=(), runs=()))
-        rest = rest.replace(b'"jobs":[]', b'"jobs":[' + jobs + b"]", 1)
-        return rest.replace(b'"runs":[]', b'"runs":[' + runs + b"]", 1)
-    events = [(type(event).__name__, event) for event in entry.events]
-    turn: dict[str, object] = {"events": events, "decisions": entry.decisions}
-    if entry.failures:
-        turn["failures"] = entry.failures
-    return to_json(turn)
+        yield from _spread(entry, jobs=entry.jobs, runs=entry.runs)
+    else:
+        yield b'{"events":'
+        for number, event in enumerate(entry.events):
+            yield b'%b["%b",' % (b"," if number else b"[", type(event).__name__.encode())
+            if isinstance(event, Submitted):
+                yield from _spread(event, specs=event.specs)
+            else:
+                yield to_json(event)
+            yield b"]"
+        yield b'],"decisions":' + to_json(entry.decisions)
+        if entry.failures:
+            yield b',"failures":' + to_json(entry.failures)
+        yield b"}"
+    yield b"\n"
+
+
+def _spread(value: Begin | Submitted, **fields: Iterable[object]) -> Iterator[bytes]:
+    """As JSON, of some fields, in their order, one member at a time."""
+    rest = to_json(replace(value, **dict.fromkeys(fields, ())))  # type: ignore[arg-type]
+    for name, members in fields.items():
+        head, empty, rest = rest.partition(b'"%b":[]' % name.encode())
+        yield head + empty[:-1]
+        for number, member in enumerate(members):
+            yield (b"," if number else b"") + to_json(member)
+        yield b"]"
+    yield rest
 
 
 def _letters(step: Step) -> int:
-    submitted = (event for event in step.events if isinstance(event, Submitted))
-    return sum(len(word) for event in submitted for spec in event.specs[:1] for word in spec.argv)
+    """Tasks of an array share their command; a job that is run again has one of its own."""
+    specs = [spec for event in step.events for spec in _brought(event)]
+    return sum(len(word) for spec in specs for word in spec.argv)
+
+
+def _brought(event: Event) -> Sequence[JobSpec]:
+    if isinstance(event, RequeueRequested):
+        return (event.job.spec,)
+    return event.specs[:1] if isinstance(event, Submitted) else ()
 
 
 def _second(counts: Counter[Submission]) -> Submission:
