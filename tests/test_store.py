@@ -58,7 +58,7 @@ from carmad.core.types import (
 )
 from carmad.errors import CarmaError
 from carmad.models import Model
-from carmad.store import codec, environments, migrate, retention, sql
+from carmad.store import codec, environments, migrate, reading, retention
 from carmad.store.database import connect
 from carmad.store.sql import SqlStore, StoreFull
 from carmad.store.tables import METADATA
@@ -382,7 +382,7 @@ def test_a_full_database_refuses_and_recovers(store: SqlStore) -> None:
 def _meet_the_file_limit(path: Path, outcome: Any) -> None:
     store = SqlStore.open(path)
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-    resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, hard))
     number, refused = 0, 0
     while refused < 5:
         try:
@@ -775,7 +775,7 @@ def test_the_log_of_events_has_an_end(store: SqlStore, monkeypatch: pytest.Monke
 
 def test_a_listing_reads_only_so_much(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
     store.commit(step(*(job(n, name="x" * 1000) for n in range(1, 301))))
-    monkeypatch.setattr(sql, "_MOST_READ", 250_000)
+    monkeypatch.setattr(reading, "_MOST_READ", 250_000)
     first = store.history(limit=300)
     assert 0 < len(first) < 250
     rest = store.history(limit=300, before=first[-1].id)
