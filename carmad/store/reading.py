@@ -20,7 +20,7 @@ from carmad.core.messages import Drain
 from carmad.core.types import ENDED, Environment, GpuId, GpuSample, Job, JobId, JobSpec, JobState
 from carmad.errors import CarmaError
 from carmad.store import codec, environments, statistics
-from carmad.store.damage import Damage, expect_live, set_aside, stand_in
+from carmad.store.damage import Damage, as_text, expect_live, is_text, set_aside, stand_in
 from carmad.store.database import DatabaseErrors, explain
 from carmad.store.rows import Row, job_of, transition_of
 from carmad.store.tables import DECISIONS, DRAINS, EVENTS, JOBS, SAMPLES, TRANSITIONS
@@ -35,15 +35,15 @@ _LIVE = [state.value for state in JobState if state not in ENDED]
 _MOST_READ = 64 << 20  # letters of jobs' bodies at a time
 
 # SQLAlchemy compiles each of these once. Ids travel as one JSON list: an IN has a limit.
-_GIVEN_IDS = select(func.json_each(bindparam("ids")).table_valued("value").c.value)
+GIVEN_IDS = select(func.json_each(bindparam("ids")).table_valued("value").c.value)
 # AUTOINCREMENT's own memory, and the rows: it may be of a file that somebody has patched together.
 _LAST_ID = text(
     "SELECT max(n) FROM (SELECT seq AS n FROM sqlite_sequence WHERE name = 'jobs'"
     " UNION ALL SELECT max(id) FROM jobs WHERE id < :below) WHERE n < :below"
 )
-STATES = select(JOBS.c.id, JOBS.c.state).where(JOBS.c.id.in_(_GIVEN_IDS))
+STATES = select(JOBS.c.id, JOBS.c.state).where(JOBS.c.id.in_(GIVEN_IDS))
 _JOB_ROWS = select(JOBS.c.id, JOBS.c.ended_at, JOBS.c.body)  # all that a job is made of
-_GIVEN_JOBS = _JOB_ROWS.where(JOBS.c.id.in_(_GIVEN_IDS)).order_by(JOBS.c.id)
+_GIVEN_JOBS = _JOB_ROWS.where(JOBS.c.id.in_(GIVEN_IDS)).order_by(JOBS.c.id)
 LIVE_JOBS = _JOB_ROWS.where(JOBS.c.state.in_(_LIVE)).order_by(JOBS.c.id)
 
 
@@ -137,7 +137,7 @@ class Reader:
         """Whose jobs there are."""
         with self._reading() as connection:
             users = connection.scalars(select(JOBS.c.user).distinct()).all()
-        return [user for user in users if isinstance(user, str)]
+        return [user for user in users if is_text(user)]
 
     def history(
         self,
@@ -285,7 +285,7 @@ class Reader:
             return codec.drain_of(row)
         except ValueError as error:
             self.damage.note(f"the drain of GPU {row['gpu']}", error)
-            return Drain(GpuId(str(row["gpu"])), "its drain's record is damaged", "carmad", 0.0)
+            return Drain(GpuId(as_text(row["gpu"])), "its drain's record is damaged", "carmad", 0.0)
 
     @contextmanager
     def _reading(self) -> Iterator[Connection]:

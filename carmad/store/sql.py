@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Self
 
-from sqlalchemy import Connection, Engine, delete, func, select, text
+from sqlalchemy import Connection, Engine, bindparam, delete, func, select, text, update
 from sqlalchemy.dialects.sqlite import insert
 
 from carmad.config import Retention
@@ -22,7 +22,7 @@ from carmad.core.types import GpuSample, JobId
 from carmad.errors import CarmaError
 from carmad.store import backups, environments, migrate, retention
 from carmad.store.database import StoreFull, connect, damaged, expect, expect_backed_up
-from carmad.store.reading import LIVE_JOBS, MAX_ID, STATES, Reader
+from carmad.store.reading import GIVEN_IDS, LIVE_JOBS, MAX_ID, STATES, Reader
 from carmad.store.rows import decision_row, event_row, job_row, moves
 from carmad.store.tables import CLOCK, DECISIONS, DRAINS, EVENTS, JOBS, SAMPLES, TRANSITIONS
 from carmad.store.values import Purged
@@ -40,6 +40,11 @@ _UPSERT_JOB = _INSERT_JOB.on_conflict_do_update(
     | {"bytes": func.max(JOBS.c.bytes, _NEW.bytes) + _VERSION_BYTES},
 )
 _INSERT_TRANSITION = insert(TRANSITIONS)
+_SHIFT_TRANSITIONS = (
+    update(TRANSITIONS)
+    .where(TRANSITIONS.c.job.in_(GIVEN_IDS))
+    .values(at=TRANSITIONS.c.at + bindparam("by_s"))
+)
 _INSERT_EVENT = insert(EVENTS)
 _INSERT_DECISION = insert(DECISIONS)
 _DELETE_DRAINS = delete(DRAINS)
@@ -176,6 +181,9 @@ class SqlStore(Reader):
         live = self._decoded(connection.execute(LIVE_JOBS).all())
         if rows := [job_row(job.shifted(by_s)) for job in live]:
             connection.execute(_UPSERT_JOB, rows)
+            connection.execute(
+                _SHIFT_TRANSITIONS, {"by_s": by_s, "ids": json.dumps([row["id"] for row in rows])}
+            )
 
     def _check(self) -> None:
         with self._transaction() as connection:
