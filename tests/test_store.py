@@ -676,7 +676,9 @@ def of_0_1_0(path: Path, jobs: list[Job]) -> None:
             names = ", ".join(row)
             values = ", ".join(f":{name}" for name in row)
             connection.execute(text(f"INSERT INTO jobs ({names}) VALUES ({values})"), row)
-        connection.execute(text("UPDATE jobs SET body = 'no job' WHERE id = 99"))
+        connection.execute(text("UPDATE jobs SET body = 'no job' WHERE id = 98"))
+        connection.execute(text("UPDATE jobs SET body = CAST(x'7b22ff' AS TEXT) WHERE id = 99"))
+        connection.execute(text("UPDATE jobs SET user = CAST(x'ff' AS TEXT) WHERE id = 97"))
     engine.dispose()
 
 
@@ -691,7 +693,7 @@ def test_a_database_of_the_first_release_is_upgraded(path: Path) -> None:
         old(41, JobState.RUNNING, python, attempt=1, started_at=2.0, gpus=(GpuId("GPU-1"),)),
         old(42, JobState.SUCCEEDED, python, ended_at=3.0, user="bob"),
         old(43, JobState.QUEUED, ()),
-        old(99, JobState.FAILED, LONG, ended_at=3.0),
+        *(old(number, JobState.FAILED, LONG, ended_at=3.0) for number in (97, 98, 99)),
     ]
     of_0_1_0(path, jobs)
     before = path.stat().st_size
@@ -710,6 +712,28 @@ def test_a_database_of_the_first_release_is_upgraded(path: Path) -> None:
     store.commit(submitted(100, LONG))  # the same content as one that was there
     store.close()
     assert sorted(stored(path)) == ["ada", "ada"]  # bob's uid is ada's here
+
+
+def test_columns_that_are_no_text_break_nothing(path: Path) -> None:
+    store = SqlStore.open(path)
+    store.commit(step(job(1), job(2, JobState.SUCCEEDED, ended_at=3.0, started_at=2.0), job(3)))
+    store.close()
+    with closing(sqlite3.connect(path)) as connection:
+        broken = "CAST(x'61ff' AS TEXT)"
+        connection.execute(f"UPDATE jobs SET user = {broken}, name = {broken} WHERE id < 3")
+        connection.execute("UPDATE jobs SET body = 'no job' WHERE id = 1")
+        connection.execute(f"INSERT INTO drains VALUES ({broken}, 'dust', 'root', 'yesterday')")
+        connection.commit()
+    store = SqlStore.open(path)
+    assert store.users() == ["ada"]
+    assert not store.totals(0.0).users
+    restored = store.restore()
+    instead = restored.jobs[0]
+    assert instead.spec.user == instead.spec.name == "a?"
+    ended = replace(instead, state=JobState.CANCELLED, ended_at=9.0)
+    store.commit(replace(step(ended), drains=restored.drains))
+    assert store.job(JobId(1)) == ended
+    store.close()
 
 
 # -- a user's share of the disk --------------------------------------------------------------------
