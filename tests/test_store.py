@@ -789,6 +789,24 @@ def test_what_waits_is_not_forgotten_whatever_it_takes(store: SqlStore) -> None:
     assert len(store.restore().jobs) == 3
 
 
+def test_whose_jobs_could_not_be_trimmed_is_not_forgotten(
+    store: SqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise StoreFull("no room")
+
+    number = iter(range(1, 1000))
+    for user in ("ada", "bob", "eve") * 10:
+        store.commit(cancelled(next(number), user, (("A", f"{next(number)}" * 99_000),)))
+    with monkeypatch.context() as patch:
+        patch.setattr(retention, "trim", full)
+        with pytest.raises(StoreFull):
+            store.trim(Retention(mib_per_user=1))
+    store.trim(Retention(mib_per_user=1))
+    left = [store.history(user=user) for user in ("ada", "bob", "eve")]
+    assert all(0 < len(jobs) < 10 for jobs in left)
+
+
 def test_the_log_of_events_has_an_end(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "MOST_EVENTS", 10)
     for number in range(1, 31):
