@@ -27,7 +27,6 @@ LOOK_S = 0.25  # between two looks, where there is no cgroup
 CPU_WEIGHT = 10  # of 100 for the daemon and the jobs
 MIB = 1 << 20
 SERVICE, LEAF, TRIAL = "/carmad.service", "carmad", "trial-"
-_in_use: set[str] = set()  # of the cgroups that were made here
 
 
 def home() -> str | None:
@@ -62,16 +61,14 @@ def _delegated(cgroup: str) -> bool:
 def make(home: str, name: str, memory: int) -> str | None:
     """A trial's cgroup. None if it cannot be had: then the trial is bounded without."""
     for left in os.listdir(home):
-        if left.startswith(TRIAL) and f"{home}/{left}" not in _in_use:
+        if left.startswith(TRIAL):
             _drop(f"{home}/{left}")  # not one with processes in it
     cgroup = f"{home}/{TRIAL}{name}"
-    _in_use.add(cgroup)  # the process that it is for is yet to enter
     try:
         os.mkdir(cgroup)
         _write(f"{cgroup}/pids.max", b"%d" % MOST_TASKS)
         _write(f"{cgroup}/memory.max", b"%d" % memory)
     except OSError:
-        _in_use.discard(cgroup)
         _drop(cgroup)
         return None
     tell_kernel(f"{cgroup}/memory.swap.max", b"0")
@@ -83,7 +80,6 @@ def make(home: str, name: str, memory: int) -> str | None:
 def remove(cgroup: str) -> None:
     """Kill what is left in it. It stays until the last has gone: then the next trial removes it."""
     tell_kernel(f"{cgroup}/cgroup.kill", b"1")
-    _in_use.discard(cgroup)
     _drop(cgroup)
 
 

@@ -40,8 +40,7 @@ class Rows:
     def keep(self, live: Mapping[JobId, Job]) -> None:
         """Forget jobs that have ended, once there must be some."""
         if len(self._written) > len(live):
-            known = self._written.copy()  # at once: others may be adding to it
-            self._written = {id: row for id, row in known.items() if id in live}
+            self._written = {id: row for id, row in self._written.items() if id in live}
 
     def json(self, rows: Iterable[Row], one: Jobs) -> list[bytes]:
         """A JSON array, in pieces."""

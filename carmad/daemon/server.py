@@ -40,7 +40,7 @@ from carmad.errors import CarmaError
 log = logging.getLogger(__name__)
 
 MAX_BODY = 8 << 20  # of a submission
-MAX_SHORT_BODY = LARGE  # of all others: none of them waits to be read
+MAX_SHORT_BODY = 64 << 10  # of all others
 LONG = frozenset({"/v1/jobs", "/v1/estimate"})
 FILE_HINT = "Put what is long into a file, and give the job its name."
 READ_AT_ONCE = 16 << 10
@@ -146,12 +146,10 @@ class Bounded:
         size = _declared(scope)
         await share.pace(min(size, MAX_BODY))
         try:
-            async with asyncio.timeout(BODY_WITHIN_S), contextlib.AsyncExitStack() as reading:
+            async with asyncio.timeout(BODY_WITHIN_S):
                 if size > LARGE:
-                    await reading.enter_async_context(share.large(self._shares.large))
+                    await held.enter_async_context(share.large(self._shares.large))
                 body = await _read(receive, MAX_BODY if scope["path"] in LONG else MAX_SHORT_BODY)
-                if body and len(body) > LARGE:  # and not only said to be
-                    held.push_async_exit(reading.pop_all())
         except TimeoutError:
             raise TooSlow("the request did not arrive in time", "Try again.") from None
         if body is not None:

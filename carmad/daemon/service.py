@@ -13,6 +13,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from starlette.concurrency import run_in_threadpool
+
 from carmad.api.render import Scene
 from carmad.config import Settings
 from carmad.core.messages import Event, Step
@@ -25,7 +27,6 @@ from carmad.daemon.inbox import Inbox
 from carmad.daemon.listing import Rows
 from carmad.daemon.models import Models
 from carmad.daemon.tally import Tally, Waiting
-from carmad.daemon.threads import run_in_threadpool
 from carmad.errors import CarmaError
 from carmad.gpu.source import Capabilities
 from carmad.guards import Trouble

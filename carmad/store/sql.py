@@ -156,9 +156,15 @@ class SqlStore(Reader):
     def trim(self, keep: Retention) -> int:
         """Forget the oldest ended jobs of those users, of whom anything has been written since
         the last call, that take more than they may; how many."""
-        users, self._written = self._written, set()
-        most = keep.mib_per_user << 20
-        return sum(retention.trim(self._transaction, user, most) for user in users)
+        forgotten = 0
+        for user in tuple(self._written):  # the core adds to it meanwhile
+            self._written.discard(user)
+            try:
+                forgotten += retention.trim(self._transaction, user, keep.mib_per_user << 20)
+            except BaseException:
+                self._written.add(user)  # and those that were not reached are still there
+                raise
+        return forgotten
 
     def backup(self, keep: int) -> Path:
         """A copy in `backups/` beside the database; only the newest `keep` stay there."""
