@@ -147,6 +147,7 @@ class _Guard(Generic[P]):
         self._rest_s = timeout_s
         self._logged_at = -math.inf
         self._logged = False  # the trouble at hand
+        self._fails_at = ""  # the question that it began with: it is over once that is answered
 
     def ask(self, question: Callable[[P], T], what: str, sound: Callable[[T], bool]) -> T:
         """Raises what the plugin raises, TimeoutError, or TypeError for nonsense."""
@@ -156,9 +157,9 @@ class _Guard(Generic[P]):
                 if not sound(answer):
                     raise TypeError(f"it answered {answer!r:.200}")
             except Exception as error:
-                self._fails(error)
+                self._fails(error, what)
                 raise
-            if self.trouble and not self.trouble.over:
+            if self.trouble and not self.trouble.over and what == self._fails_at:
                 self._works(self.trouble)
             return answer
 
@@ -200,11 +201,11 @@ class _Guard(Generic[P]):
     def _new_worker(self, make: Callable[[], P]) -> _Worker[P]:
         return _Worker(self._name.replace(" ", "-"), make)
 
-    def _fails(self, error: Exception) -> None:
+    def _fails(self, error: Exception, what: str) -> None:
         now, text = time.time(), f"{error!r:.200}"
         old = self.trouble
         if old is None or old.over:
-            self._logged = False
+            self._logged, self._fails_at = False, what
             self.trouble = Trouble(self._name, text, now, now, 1, self._without)
         else:
             self.trouble = replace(old, error=text, until=now, times=old.times + 1)

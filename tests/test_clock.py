@@ -145,6 +145,8 @@ def test_all_that_is_measured_of_a_job_moves_and_what_its_owner_said_does_not(
     )
     assert found[JobId(2)] == replace(waits, submitted_at=at + 1 + by)
     assert found[JobId(3)] == ended
+    moved = [[change.at for change in store.transitions(JobId(id))] for id in (1, 2, 3)]
+    assert moved == [[at + by], [at + by], [at]]  # or it had started before it was submitted
 
 
 def test_a_wall_that_was_not_set_moves_nothing_however_often_it_is_read(tmp_path: Path) -> None:

@@ -240,6 +240,21 @@ def test_an_episode_is_logged_once_with_its_traceback(caplog) -> None:
     assert len(lines(caplog)) == 2, "one that comes and goes does not fill the log"
 
 
+def test_an_answer_to_another_question_ends_no_trouble(caplog) -> None:
+    fake = Fake()
+    guarded = GuardedPolicy(fake)
+    for _ in range(3):
+        fake.act = oops
+        with pytest.raises(KeyError):
+            guarded.plan(Server().scheduler.view(0.0))
+        fake.act = lambda: None
+        guarded.order(a_job(1))
+    assert guarded.trouble and (guarded.trouble.times, guarded.trouble.over) == (3, False)
+    guarded.plan(Server().scheduler.view(0.0))
+    assert guarded.trouble.over
+    assert len(lines(caplog)) == 2
+
+
 def test_one_that_hangs_is_logged_with_where_it_is(caplog, hanging) -> None:
     fake = Fake()
     fake.act = hanging

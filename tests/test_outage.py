@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,6 @@ import pytest
 from carmad.core.messages import Exited, Launch, Noticed, Stop
 from carmad.core.types import Cause, Job, JobId, JobState
 from carmad.daemon import supervisor
-from carmad.daemon import world as module
 from carmad.daemon.launcher import Launcher, attempt_dir
 from carmad.daemon.world import DaemonWorld
 from tests.attempts import make_job, until
@@ -75,7 +75,6 @@ class Machine:
         self.fail(0)
         monkeypatch.setenv("PATH", f"{self.bin}:{os.environ['PATH']}")
         monkeypatch.setattr(Soon, "delays", [], raising=False)
-        monkeypatch.setattr(module, "Timer", Soon)
         self.state = folder / "state"
         self.inbox = Inbox()
         launcher = Launcher(self.state, systemd=True, kill_grace_s=1)
@@ -83,12 +82,16 @@ class Machine:
             self.state,
             self.inbox,  # type: ignore[arg-type]
             declared,
+            lambda spec: spec,
             launcher,
             None,
             1.0,
             {},
         )
         self.world.shepherd.start()
+        again = self.world._later, (self.world._try_again,)
+        soon = lambda _pause, after_s: Soon(after_s, *again).start()  # noqa: E731
+        monkeypatch.setattr(self.world._pauses, "submit", soon)
 
     def fail(self, times: int) -> None:
         (self.bin / "outages").write_text(f"{times}\n")
@@ -181,6 +184,25 @@ def test_an_outage_that_follows_upon_another_is_waited_for_by_one_timer(
     assert len(machine.asked()) == 3
     waiting.pop()._due()
     assert machine.ends(4).keys() == {1, 2, 3, 4}
+
+
+def test_an_outage_in_which_no_thread_can_be_started_passes_like_any_other(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when somebody has taken all processes of the machine: that is why no launch succeeds."""
+
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.delattr(machine.world._pauses, "submit")
+    monkeypatch.setattr(machine.world, "_again_after_s", 0.01)
+    machine.fail(2)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        for id in (1, 2):
+            machine.world.perform(Launch(machine.job(id)))
+        ends = machine.ends(2)
+    assert {end.exit.cause for end in ends.values()} == {Cause.SUCCESS}
 
 
 def test_what_the_job_itself_caused_is_final(machine: Machine) -> None:

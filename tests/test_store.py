@@ -58,7 +58,7 @@ from carmad.core.types import (
 )
 from carmad.errors import CarmaError
 from carmad.models import Model
-from carmad.store import codec, environments, migrate, retention, sql
+from carmad.store import codec, environments, migrate, reading, retention
 from carmad.store.database import connect
 from carmad.store.sql import SqlStore, StoreFull
 from carmad.store.tables import METADATA
@@ -382,7 +382,7 @@ def test_a_full_database_refuses_and_recovers(store: SqlStore) -> None:
 def _meet_the_file_limit(path: Path, outcome: Any) -> None:
     store = SqlStore.open(path)
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-    resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, hard))
     number, refused = 0, 0
     while refused < 5:
         try:
@@ -676,7 +676,9 @@ def of_0_1_0(path: Path, jobs: list[Job]) -> None:
             names = ", ".join(row)
             values = ", ".join(f":{name}" for name in row)
             connection.execute(text(f"INSERT INTO jobs ({names}) VALUES ({values})"), row)
-        connection.execute(text("UPDATE jobs SET body = 'no job' WHERE id = 99"))
+        connection.execute(text("UPDATE jobs SET body = 'no job' WHERE id = 98"))
+        connection.execute(text("UPDATE jobs SET body = CAST(x'7b22ff' AS TEXT) WHERE id = 99"))
+        connection.execute(text("UPDATE jobs SET user = CAST(x'ff' AS TEXT) WHERE id = 97"))
     engine.dispose()
 
 
@@ -691,7 +693,7 @@ def test_a_database_of_the_first_release_is_upgraded(path: Path) -> None:
         old(41, JobState.RUNNING, python, attempt=1, started_at=2.0, gpus=(GpuId("GPU-1"),)),
         old(42, JobState.SUCCEEDED, python, ended_at=3.0, user="bob"),
         old(43, JobState.QUEUED, ()),
-        old(99, JobState.FAILED, LONG, ended_at=3.0),
+        *(old(number, JobState.FAILED, LONG, ended_at=3.0) for number in (97, 98, 99)),
     ]
     of_0_1_0(path, jobs)
     before = path.stat().st_size
@@ -710,6 +712,28 @@ def test_a_database_of_the_first_release_is_upgraded(path: Path) -> None:
     store.commit(submitted(100, LONG))  # the same content as one that was there
     store.close()
     assert sorted(stored(path)) == ["ada", "ada"]  # bob's uid is ada's here
+
+
+def test_columns_that_are_no_text_break_nothing(path: Path) -> None:
+    store = SqlStore.open(path)
+    store.commit(step(job(1), job(2, JobState.SUCCEEDED, ended_at=3.0, started_at=2.0), job(3)))
+    store.close()
+    with closing(sqlite3.connect(path)) as connection:
+        broken = "CAST(x'61ff' AS TEXT)"
+        connection.execute(f"UPDATE jobs SET user = {broken}, name = {broken} WHERE id < 3")
+        connection.execute("UPDATE jobs SET body = 'no job' WHERE id = 1")
+        connection.execute(f"INSERT INTO drains VALUES ({broken}, 'dust', 'root', 'yesterday')")
+        connection.commit()
+    store = SqlStore.open(path)
+    assert store.users() == ["ada"]
+    assert not store.totals(0.0).users
+    restored = store.restore()
+    instead = restored.jobs[0]
+    assert instead.spec.user == instead.spec.name == "a?"
+    ended = replace(instead, state=JobState.CANCELLED, ended_at=9.0)
+    store.commit(replace(step(ended), drains=restored.drains))
+    assert store.job(JobId(1)) == ended
+    store.close()
 
 
 # -- a user's share of the disk --------------------------------------------------------------------
@@ -765,6 +789,24 @@ def test_what_waits_is_not_forgotten_whatever_it_takes(store: SqlStore) -> None:
     assert len(store.restore().jobs) == 3
 
 
+def test_whose_jobs_could_not_be_trimmed_is_not_forgotten(
+    store: SqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise StoreFull("no room")
+
+    number = iter(range(1, 1000))
+    for user in ("ada", "bob", "eve") * 10:
+        store.commit(cancelled(next(number), user, (("A", f"{next(number)}" * 99_000),)))
+    with monkeypatch.context() as patch:
+        patch.setattr(retention, "trim", full)
+        with pytest.raises(StoreFull):
+            store.trim(Retention(mib_per_user=1))
+    store.trim(Retention(mib_per_user=1))
+    left = [store.history(user=user) for user in ("ada", "bob", "eve")]
+    assert all(0 < len(jobs) < 10 for jobs in left)
+
+
 def test_the_log_of_events_has_an_end(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "MOST_EVENTS", 10)
     for number in range(1, 31):
@@ -775,7 +817,7 @@ def test_the_log_of_events_has_an_end(store: SqlStore, monkeypatch: pytest.Monke
 
 def test_a_listing_reads_only_so_much(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
     store.commit(step(*(job(n, name="x" * 1000) for n in range(1, 301))))
-    monkeypatch.setattr(sql, "_MOST_READ", 250_000)
+    monkeypatch.setattr(reading, "_MOST_READ", 250_000)
     first = store.history(limit=300)
     assert 0 < len(first) < 250
     rest = store.history(limit=300, before=first[-1].id)

@@ -22,8 +22,12 @@ class Threads(ThreadPoolExecutor):
     def __init__(self, count: int, name: str) -> None:
         super().__init__(count, thread_name_prefix=name)
         all_there = Barrier(count + 1)
-        for _ in range(count):
-            self.submit(all_there.wait)
+        try:
+            for _ in range(count):
+                self.submit(all_there.wait)
+        except RuntimeError:  # there is no room for all: those that wait would keep us from ending
+            all_there.abort()
+            raise
         all_there.wait()
 
 

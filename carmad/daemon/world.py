@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from threading import Timer
+from threading import Event, Timer
 
 from carmad.core.messages import (
     Action,
@@ -83,6 +83,8 @@ class DaemonWorld:
         self._postponed: OrderedDict[JobId, Job] = OrderedDict()
         self._outage: CarmaError | None = None
         self._again_after_s = AGAIN_AFTER_S
+        self._pauses = Threads(1, "pauses")
+        self._closed = Event()
         self.monitor: Monitor | None = None
         self.shepherd = Shepherd(
             state_dir,
@@ -113,8 +115,10 @@ class DaemonWorld:
 
     def close(self) -> None:
         """Finish what was begun; the jobs go on, and the next daemon asks for the estimates."""
+        self._closed.set()
         self._estimates.close()
         self._hands.shutdown()
+        self._pauses.shutdown()
         self.shepherd.close()
 
     def _estimated(self, job: JobId, answer: Estimate | Refusal) -> None:
@@ -173,10 +177,13 @@ class DaemonWorld:
         if not self._postponed:
             log.error("jobs start later: %s; %s", error, error.hint)
         self._outage = error
-        timer = Timer(self._again_after_s, self._later, (self._try_again,))
-        timer.daemon = True
-        timer.start()
+        self._pauses.submit(self._pause, self._again_after_s)
         self._again_after_s = min(2 * self._again_after_s, AGAIN_AFTER_AT_MOST_S)
+
+    def _pause(self, seconds: float) -> None:
+        """In a thread of its own from the start: threads may be what there is no room for."""
+        if not self._closed.wait(seconds):
+            self._later(self._try_again)
 
     def _try_again(self) -> None:
         """One launch tells whether the outage is over. Should it be that job's alone, the next
@@ -197,7 +204,7 @@ class DaemonWorld:
             self._later(self._go_on)
 
     def _go_on(self) -> None:
-        """With the next in line, unless another outage has begun: it has its own timer."""
+        """With the next in line, unless another outage has begun: it is tried again then."""
         if not self._outage:
             self._try_again()
 

@@ -9,7 +9,7 @@ import pwd
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from pydantic import ValidationError
 
@@ -89,13 +89,22 @@ def set_aside(state_dir: Path, row: Mapping[str, Any], error: Exception) -> None
         log.error("the record of job %s is lost: %s", row["id"], trouble)
 
 
+def is_text(value: object) -> TypeGuard[str]:
+    """What is no UTF-8 in the file is read with surrogates in it, which no other place takes."""
+    return isinstance(value, str) and not any("\ud800" <= each <= "\udfff" for each in value)
+
+
+def as_text(value: object) -> str:
+    return str(value).encode("utf-8", "replace").decode()
+
+
 def stand_in(row: Mapping[str, Any]) -> Job:
     """What the columns tell of a job that has not ended. One that holds GPUs goes on holding them
     until its processes are gone; none is ever run by what is known here."""
-    gpus = tuple(GpuId(gpu) for gpu in str(row["gpus"]).split(",") if gpu)
+    gpus = tuple(GpuId(gpu) for gpu in as_text(row["gpus"]).split(",") if gpu)
     holds = row["state"] in HOLDING and bool(gpus)
     stopping = holds and row["state"] == JobState.STOPPING
-    user = str(row["user"])
+    user = as_text(row["user"])
     uid, gid = _ids(user)
     return Job(
         JobId(row["id"]),
@@ -105,7 +114,7 @@ def stand_in(row: Mapping[str, Any]) -> Job:
             uid=uid,
             gid=gid,
             cwd="/",
-            name=str(row["name"]),
+            name=as_text(row["name"]),
             gpus=len(gpus) or 1,
             requeue=False,
         ),

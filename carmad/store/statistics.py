@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Select, func, select
 
 from carmad.core.types import ENDED, JobState
+from carmad.store.damage import is_text
 from carmad.store.tables import JOBS, TRANSITIONS
 from carmad.store.values import Spread, Statistics, Totals
 
@@ -59,7 +60,7 @@ def summarise(rows: Iterable[Sequence[object]]) -> Statistics:
 def _sound(row: Sequence[object]) -> bool:
     """The columns of `query`: a row that somebody has broken counts for nothing."""
     user, state, *numbers = row
-    right = isinstance(user, str) and state in ENDED
+    right = is_text(user) and state in ENDED
     return right and all(number is None or isinstance(number, float) for number in numbers)
 
 

@@ -39,13 +39,13 @@ def upgrade() -> None:
     op.create_index("ix_jobs_user_ended_at_bytes", "jobs", ["user", "ended_at", "bytes"])
     connection = op.get_bind()
     insert = sa.insert(environments).prefix_with("OR IGNORE")
+    connection.execute(sa.update(JOBS).values(bytes=sa.func.length(JOBS.c.body)))
     for row in _rows(connection):
-        job, environment = _parted(row.body)
-        new = {"body": job, "bytes": len(job.encode())}
-        if environment is not None:
-            connection.execute(insert, environment | {"user": row.user})
-            new["environment"] = environment["id"]
-        connection.execute(sa.update(JOBS).where(JOBS.c.id == row.id).values(new))
+        if parted := _parted(row):
+            job, environment = parted
+            connection.execute(insert, environment)
+            new = {"body": job, "bytes": len(job), "environment": environment["id"]}
+            connection.execute(sa.update(JOBS).where(JOBS.c.id == row.id).values(new))
 
 
 def _rows(connection: sa.Connection) -> Iterator[sa.Row[Any, Any, Any]]:
@@ -57,18 +57,21 @@ def _rows(connection: sa.Connection) -> Iterator[sa.Row[Any, Any, Any]]:
         last = rows[-1].id if rows else None
 
 
-def _parted(body: str) -> tuple[str, dict[str, Any] | None]:
-    """A job without its environment, and that. What is no job is left for who reads it to say."""
+def _parted(row: sa.Row[Any, Any, Any]) -> tuple[str, dict[str, Any]] | None:
+    """A job without its environment, and that; None where it has none, and for what is no job,
+    which is left for who reads it to say."""
     try:
-        job = from_json(body)
+        job = from_json(row.body)
         spec = job["spec"]
         env, uid = spec["env"], spec["uid"]
         telling = [[name, value] for name, value in env if name in TELLING]
+        content = to_json(env)
+        id = blake2b(b"%d " % uid + content, digest_size=20).hexdigest()
+        str.encode(row.user)
     except (ValueError, LookupError, TypeError):
-        return body, None
+        return None
     if not env:
-        return body, None
-    content = to_json(env)
-    id = blake2b(b"%d " % uid + content, digest_size=20).hexdigest()
+        return None
     spec["env"], spec["environment"] = telling, {"id": id, "bytes": len(content)}
-    return to_json(job).decode(), {"id": id, "bytes": len(content), "body": content.decode()}
+    environment = {"id": id, "user": row.user, "bytes": len(content), "body": content.decode()}
+    return to_json(job).decode(), environment

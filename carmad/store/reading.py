@@ -1,0 +1,308 @@
+"""What only reads: jobs and what happened to them, as they are in the tables."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine, Select, bindparam, case, func, or_, select, text
+from sqlalchemy import Row as Found
+
+from carmad.core.decision import Decision
+from carmad.core.history import BIN_S, BINS, RUNS, Submission, past
+from carmad.core.ledger import ENDED_REMEMBERED
+from carmad.core.messages import Drain
+from carmad.core.types import ENDED, Environment, GpuId, GpuSample, Job, JobId, JobSpec, JobState
+from carmad.errors import CarmaError
+from carmad.store import codec, environments, statistics
+from carmad.store.damage import Damage, as_text, expect_live, is_text, set_aside, stand_in
+from carmad.store.database import DatabaseErrors, explain
+from carmad.store.rows import Row, job_of, transition_of
+from carmad.store.tables import DECISIONS, DRAINS, EVENTS, JOBS, SAMPLES, TRANSITIONS
+from carmad.store.values import LoggedEvent, Remembered, Restored, Statistics, Transition
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+MAX_ID = 10**12  # a thousand jobs a second for thirty years: no job has an id beyond
+
+_LIVE = [state.value for state in JobState if state not in ENDED]
+_MOST_READ = 64 << 20  # letters of jobs' bodies at a time
+
+# SQLAlchemy compiles each of these once. Ids travel as one JSON list: an IN has a limit.
+GIVEN_IDS = select(func.json_each(bindparam("ids")).table_valued("value").c.value)
+# AUTOINCREMENT's own memory, and the rows: it may be of a file that somebody has patched together.
+_LAST_ID = text(
+    "SELECT max(n) FROM (SELECT seq AS n FROM sqlite_sequence WHERE name = 'jobs'"
+    " UNION ALL SELECT max(id) FROM jobs WHERE id < :below) WHERE n < :below"
+)
+STATES = select(JOBS.c.id, JOBS.c.state).where(JOBS.c.id.in_(GIVEN_IDS))
+_JOB_ROWS = select(JOBS.c.id, JOBS.c.ended_at, JOBS.c.body)  # all that a job is made of
+_GIVEN_JOBS = _JOB_ROWS.where(JOBS.c.id.in_(GIVEN_IDS)).order_by(JOBS.c.id)
+LIVE_JOBS = _JOB_ROWS.where(JOBS.c.state.in_(_LIVE)).order_by(JOBS.c.id)
+
+
+class Reader:
+    """Of the one connection, in turns. Rows that cannot be read are noted in `damage`."""
+
+    def __init__(self, path: Path, engine: Engine) -> None:
+        self.path = path
+        self.damage = Damage()
+        self._engine = engine
+        self._readers = threading.Lock()
+        self._last_read: tuple[str, environments.Env] | None = None  # tasks of an array share it
+
+    def restore(self) -> Restored:
+        live = (
+            select(JOBS)
+            .where(or_(JOBS.c.state.in_(_LIVE), JOBS.c.ended_at.is_(None)))
+            .order_by(JOBS.c.id)
+        )
+        ended = (
+            select(JOBS.c.id, JOBS.c.state)
+            .where(JOBS.c.ended_at.is_not(None), JOBS.c.state.in_(ENDED))
+            .order_by(JOBS.c.ended_at.desc(), JOBS.c.id.desc())
+            .limit(ENDED_REMEMBERED)
+        )
+        with self._transaction() as connection:
+            jobs = [dict(row) for row in connection.execute(live).mappings()]
+            ends = connection.execute(ended).all()
+            by_gpu = connection.execute(select(DRAINS).order_by(DRAINS.c.gpu)).mappings()
+            drains = [dict(row) for row in by_gpu]
+            last_id = connection.scalar(_LAST_ID, {"below": MAX_ID}) or 0
+        return Restored(
+            jobs=tuple(map(self._live, jobs)),
+            ended=tuple((JobId(row.id), JobState(row.state)) for row in reversed(ends)),
+            drains=tuple(map(self._drain, drains)),
+            next_id=JobId(last_id + 1),
+        )
+
+    def past(self, now: float) -> Remembered:
+        """What the core's history is made of."""
+        latest = (
+            _JOB_ROWS.where(JOBS.c.ended_at.is_not(None), JOBS.c.started_at.is_not(None))
+            .order_by(JOBS.c.ended_at.desc(), JOBS.c.id.desc())
+            .limit(RUNS)
+        )
+        with self._reading() as connection:  # one by one: a body has a whole environment
+            rows = connection.execution_options(yield_per=100).execute(latest)
+            ended = [past(job) for job in self._decoded(rows)]
+        runs = tuple(run for run in reversed(ended) if run is not None)
+        return Remembered(runs, tuple(self.submissions(now - BINS * BIN_S)))
+
+    def submissions(self, since: float = 0.0) -> list[Submission]:
+        """In order, from the last one before `since` on: so the quiet is told from the unknown."""
+        before = select(func.max(JOBS.c.submitted_at)).where(JOBS.c.submitted_at < since)
+        valid = func.json_valid(JOBS.c.body)
+        gpus = case((valid, func.json_extract(JOBS.c.body, "$.spec.gpus")))
+        query = (
+            select(JOBS.c.submitted_at, gpus)
+            .where(JOBS.c.submitted_at >= func.coalesce(before.scalar_subquery(), since))
+            .order_by(JOBS.c.submitted_at)
+        )
+        with self._reading() as connection:
+            rows = connection.execute(query).all()
+        return [(at, gpus) for at, gpus in rows if isinstance(at, float) and isinstance(gpus, int)]
+
+    def whole(self, spec: JobSpec) -> JobSpec:
+        """With all of its environment. Raises CarmaError where that is not kept any more."""
+        named = spec.environment
+        return spec if named is None else replace(spec, env=self._environment(named))
+
+    def job(self, job_id: JobId) -> Job | None:
+        """Raises CarmaError for one whose row cannot be read."""
+        found = next(iter(self.jobs([job_id])), None)
+        if found is None and self.existing([job_id]):
+            raise CarmaError(
+                f"the record of job {job_id} is damaged", "The log of carmad says how."
+            )
+        return found
+
+    def jobs(self, ids: Collection[JobId]) -> list[Job]:
+        """Those of them that there are, in id order."""
+        return self._read_jobs(_GIVEN_JOBS, {"ids": json.dumps(list(ids))})
+
+    def existing(self, ids: Collection[JobId]) -> set[JobId]:
+        """Those of them that have a row."""
+        with self._reading() as connection:
+            rows = connection.execute(STATES, {"ids": json.dumps(list(ids))}).all()
+        return {JobId(row.id) for row in rows}
+
+    def users(self) -> list[str]:
+        """Whose jobs there are."""
+        with self._reading() as connection:
+            users = connection.scalars(select(JOBS.c.user).distinct()).all()
+        return [user for user in users if is_text(user)]
+
+    def history(
+        self,
+        *,
+        user: str | None = None,
+        since: float | None = None,
+        until: float | None = None,
+        states: Collection[JobState] | None = None,
+        array: JobId | None = None,
+        index: int | None = None,
+        before: JobId | None = None,
+        limit: int = 100,
+    ) -> list[Job]:
+        """The newest jobs first, of those that existed at some time in `since` ≤ t < `until`.
+
+        `before`: only those submitted before this one, to go on where a limit cut the last answer:
+        it may be cut sooner, too, where commands are very long.
+        """
+        query = _JOB_ROWS.order_by(JOBS.c.id.desc()).limit(limit)
+        if user is not None:
+            query = query.where(JOBS.c.user == user)
+        if since is not None:
+            query = query.where(or_(JOBS.c.ended_at.is_(None), JOBS.c.ended_at >= since))
+        if until is not None:
+            query = query.where(JOBS.c.submitted_at < until)
+        if states is not None:
+            query = query.where(JOBS.c.state.in_([state.value for state in states]))
+        if array is not None:
+            query = query.where(JOBS.c.array == array)
+        if index is not None:
+            query = query.where(func.json_extract(JOBS.c.body, "$.spec.array.index") == index)
+        if before is not None:
+            query = query.where(JOBS.c.id < before)
+        return self._read_jobs(query, {})
+
+    def decisions(self, job_id: JobId, limit: int) -> list[Decision]:
+        """The newest first."""
+        query = (
+            select(DECISIONS.c.id, DECISIONS.c.body)
+            .where(DECISIONS.c.job == job_id)
+            .order_by(DECISIONS.c.id.desc())
+            .limit(limit)
+        )
+        with self._reading() as connection:
+            rows = connection.execute(query).all()
+        return list(
+            self._readable(
+                rows,
+                lambda row: codec.decode_decision(row.body),
+                lambda row: f"decision {row.id} on job {job_id}",
+            )
+        )
+
+    def transitions(self, job_id: JobId) -> list[Transition]:
+        """Every change of the job's state, in order."""
+        query = select(TRANSITIONS).where(TRANSITIONS.c.job == job_id).order_by(TRANSITIONS.c.id)
+        with self._reading() as connection:
+            rows = connection.execute(query).all()
+        return list(
+            self._readable(rows, transition_of, lambda row: f"transition {row.id} of job {job_id}")
+        )
+
+    def events(self, since: float, limit: int) -> list[LoggedEvent]:
+        """The newest first."""
+        query = (
+            select(EVENTS)
+            .where(EVENTS.c.at >= since)
+            .order_by(EVENTS.c.at.desc(), EVENTS.c.id.desc())
+            .limit(limit)
+        )
+        with self._reading() as connection:
+            rows = connection.execute(query).all()
+        return list(
+            self._readable(
+                rows,
+                lambda row: LoggedEvent(row.at, row.type, codec.decode_event_body(row.body)),
+                lambda row: f"event {row.id}",
+            )
+        )
+
+    def samples(self, since: float) -> list[GpuSample]:
+        """In order of time."""
+        query = select(SAMPLES).where(SAMPLES.c.at >= since).order_by(SAMPLES.c.at)
+        with self._reading() as connection:
+            rows = [dict(row) for row in connection.execute(query).mappings()]
+        return list(
+            self._readable(
+                rows, codec.sample_of, lambda row: f"a sample of GPU {row['gpu']} at {row['at']}"
+            )
+        )
+
+    def totals(self, since: float, user: str | None = None) -> Statistics:
+        """Sums over the jobs that ended from `since` on."""
+        with self._reading() as connection:
+            rows = connection.execute(statistics.query(since, user)).all()
+        return statistics.summarise(rows)
+
+    # -- within
+
+    def _environment(self, named: Environment) -> environments.Env:
+        last = self._last_read
+        if last is None or last[0] != named.id:
+            with self._transaction() as connection:  # no `_reading`: a launch waits for no listing
+                last = self._last_read = named.id, environments.read(connection, named)
+        return last[1]
+
+    def _read_jobs(self, query: Select[Any], values: Mapping[str, str]) -> list[Job]:
+        """As many as `_MOST_READ` allows: a command may be long, and a listing have 10,000."""
+        with self._readers:  # decoding takes the longest
+            with self._transaction() as connection:
+                rows: list[Found[Any]] = []
+                left = _MOST_READ
+                for row in connection.execute(query.execution_options(yield_per=100), values):
+                    left -= len(row.body)
+                    if left < 0 and rows:
+                        break
+                    rows.append(row)
+            return list(self._decoded(rows))
+
+    def _decoded(self, rows: Iterable[Any]) -> Iterator[Job]:
+        """The jobs of `_JOB_ROWS`."""
+        return self._readable(rows, job_of, lambda row: f"job {row.id}")
+
+    def _readable(
+        self, rows: Iterable[R], decode: Callable[[R], T], name: Callable[[R], str]
+    ) -> Iterator[T]:
+        """Those that can be decoded; the others are named, and left out."""
+        for row in rows:
+            try:
+                yield decode(row)
+            except (ValueError, TypeError) as error:  # ValueError: pydantic's own, too
+                self.damage.note(name(row), error)
+
+    def _live(self, row: Row) -> Job:
+        """A job that has not ended, or one that stands in for it."""
+        try:
+            return expect_live(codec.decode_job(row["body"]), row["id"])
+        except (ValueError, TypeError) as error:
+            set_aside(self.path.parent, row, error)
+            return stand_in(row)
+
+    def _drain(self, row: Row) -> Drain:
+        """Whatever it says, this GPU is to take no job."""
+        try:
+            return codec.drain_of(row)
+        except ValueError as error:
+            self.damage.note(f"the drain of GPU {row['gpu']}", error)
+            return Drain(GpuId(as_text(row["gpu"])), "its drain's record is damaged", "carmad", 0.0)
+
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        """One reader at a time, so that the core, which writes, waits behind one and not all."""
+        with self._readers, self._transaction() as connection:
+            yield connection
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        with self._explained(), self._engine.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except DatabaseErrors as error:
+            if explained := explain(error, self.path):
+                raise explained from error
+            raise

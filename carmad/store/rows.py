@@ -1,0 +1,68 @@
+"""Values of the core as rows of the tables, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from carmad.core.decision import Decision
+from carmad.core.messages import Event, Step
+from carmad.core.types import Job, JobId, JobState
+from carmad.store import codec
+from carmad.store.damage import expect
+from carmad.store.values import Transition
+
+Row = dict[str, Any]
+
+
+def job_of(row: Any) -> Job:
+    return expect(codec.decode_job(row.body), row.id, ended=row.ended_at is not None)
+
+
+def transition_of(row: Any) -> Transition:
+    before = None if row.before is None else JobState(row.before)
+    return Transition(row.at, JobId(row.job), before, JobState(row.after), row.attempt)
+
+
+def job_row(job: Job) -> Row:
+    body = codec.encode_job(job)
+    return {
+        "id": job.id,
+        "state": job.state.value,
+        "user": job.spec.user,
+        "name": job.spec.name,
+        "array": job.spec.array.array if job.spec.array else None,
+        "submitted_at": job.submitted_at,
+        "started_at": job.started_at,
+        "ended_at": job.ended_at if job.ended else None,
+        "attempt": job.attempt,
+        "gpus": ",".join(job.gpus),
+        "cause": job.exit.cause.value if job.exit else None,
+        "gpu_seconds": job.usage.gpu_seconds,
+        "energy_j": job.usage.energy_j,
+        "body": body,
+        "environment": job.spec.environment.id if job.spec.environment else None,
+        "bytes": len(body),
+    }
+
+
+def event_row(event: Event) -> Row:
+    return {"at": event.at, "type": type(event).__name__, "body": codec.encode_event(event)}
+
+
+def decision_row(decision: Decision) -> Row:
+    return {
+        "at": decision.at,
+        "job": decision.placement.job,
+        "policy": decision.policy,
+        "body": codec.encode_decision(decision),
+    }
+
+
+def moves(step: Step, states: dict[JobId, str]) -> Iterator[Row]:
+    """A row for each change of state, of each version of each job. Leaves `states` updated."""
+    for job in step.jobs:
+        before, after = states.get(job.id), job.state.value
+        if before != after:
+            yield {"job": job.id, "before": before, "after": after, "attempt": job.attempt}
+        states[job.id] = after
