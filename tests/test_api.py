@@ -1075,7 +1075,7 @@ def test_nobody_queues_more_bytes_than_the_limit(open_path: Path) -> None:
         refused = JOB | {"argv": ["x" * 60_000], "held": True} | array
         status, answer = daemon.call("POST", "/v1/jobs", refused)
         assert (status, answer["code"]) == (409, "conflict")
-        assert "and 2 may be" in answer["error"]
+        assert "at most 2 MiB are allowed" in answer["error"]
         assert "share one environment" in answer["hint"]
         assert error(daemon.call("POST", "/v1/jobs", JOB | {"argv": ["x"] * 10_001})) == (
             422,

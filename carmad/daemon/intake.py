@@ -119,8 +119,8 @@ async def require_room(service: Service, peer: Peer, specs: Sequence[JobSpec]) -
         f"the commands and environments of your waiting jobs come to {_mib(waiting.bytes)} MiB,"
         f" and at most {limits.queued_mib_per_user} MiB are allowed: there is no room for"
         f" {_mib(alone.bytes)} MiB more",
-        "Try again once some have started. Jobs with equal environments, such as the tasks of an"
-        " array, share one.",
+        "Try again once some have started. Jobs from the same shell, and the tasks of an array,"
+        " share one environment.",
     )
 
 
