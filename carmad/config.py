@@ -129,7 +129,7 @@ class Limits:
 @dataclass(frozen=True, slots=True)
 class Retention:
     ended_days: float = 90.0
-    mib_per_user: int = 256  # disk for a user's jobs: the oldest that ended are forgotten first
+    mib_per_user: int = 256  # disk for one user's jobs; beyond it the oldest ended are forgotten
     samples_hours: float = 48.0
     events_days: float = 30.0
     backups: int = 7  # daily copies kept; 0: none

@@ -13,4 +13,4 @@ class CarmaError(Exception):
 
 
 class Hopeless(CarmaError):
-    """To start again would end the same way: a person has to mend something first."""
+    """A restart would fail in the same way: a person has to mend something first."""

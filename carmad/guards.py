@@ -1,5 +1,5 @@
-"""Guards: plugins asked so that one which raises, hangs or answers nonsense does no harm, and so
-that this does not go unnoticed: it is logged, and stands in `trouble` for those who ask."""
+"""Guards: they ask plugins so that one that raises, hangs or answers nonsense does no harm. What
+went wrong is logged, and kept in `trouble`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ P = TypeVar("P")
 log = logging.getLogger(__name__)
 
 CORE_WAITS_S = 2.0  # for a policy, a predictor or a recovery: nothing else is decided meanwhile
-LONGEST_REST = 30  # times that wait: so long is one that hung left alone, at most
+LONGEST_REST = 30  # times that wait: one that hung is not asked for so long, at most
 MOST_STUCK = 3  # threads of a plugin that are given up: they cannot be killed
 LOG_EVERY_S = 60.0
 MOST_UNANSWERED = 8  # questions of a user: an estimator that hangs is not to take every thread
@@ -39,14 +39,14 @@ _ROOM: dict[tuple[str, int], threading.Semaphore] = {}  # by estimator and user
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """A plugin that does not answer as it should, or lately did not."""
+    """A plugin that fails, or failed lately."""
 
     plugin: str  # "policy lucid"
     error: str  # the latest
     since: float  # Unix s
     until: float  # the latest failure, likewise
     times: int
-    without: str  # what becomes of jobs meanwhile
+    without: str  # what happens to jobs meanwhile
     over: bool = False  # it has answered since
 
 
@@ -186,9 +186,7 @@ class _Guard(Generic[P]):
         if self._late:
             raise TimeoutError("it still has not answered an earlier question")
         if rested_s < self._rest_s:
-            raise TimeoutError(
-                "it was late with an earlier question, and is left alone for a while"
-            )
+            raise TimeoutError("it was late with an earlier answer, and is not asked for a while")
 
     def _give_up(self, late: _Answer) -> None:
         self._stuck = [each for each in self._stuck if not each.said]
@@ -196,7 +194,7 @@ class _Guard(Generic[P]):
             self._stuck.append(late)
             self._worker.leave()
             self._worker, self._late = self._new_worker(self._make), None
-            log.warning("the %s has not come back, and is loaded anew", self._name)
+            log.warning("the %s has not returned, and is reloaded", self._name)
 
     def _new_worker(self, make: Callable[[], P]) -> _Worker[P]:
         return _Worker(self._name.replace(" ", "-"), make)

@@ -67,8 +67,8 @@ def _call(method: str, path: str, body: bytes, within_s: float) -> Any:
 
 
 def _answered(method: str, path: str, request: bytes, within_s: float) -> Answer:
-    """A question that a carmad took and died over is asked again: it may be back in a moment. What
-    changes something is not: it may have been done."""
+    """Repeats a GET during which carmad died, as it may be back in a moment. Other requests are not
+    repeated: they may have been carried out."""
     waited = 0.0
     died = False
     while True:
@@ -86,8 +86,8 @@ def _answered(method: str, path: str, request: bytes, within_s: float) -> Answer
 
 
 class Broken(Unreachable):
-    """There is no answer; `whole`: though carmad had all that was asked. `busy`: it is there, and
-    to ask again would make it more so."""
+    """There is no answer. `whole`: carmad had got the whole request. `busy`: it is alive, and a
+    retry would make it busier."""
 
     def __init__(self, message: str, whole: bool, busy: bool = False) -> None:
         super().__init__(message)
@@ -97,7 +97,7 @@ class Broken(Unreachable):
 
 def _what_became(method: str, path: str, broken: Broken) -> str:
     if not broken.whole:
-        return "nothing was done: it had not been told all of it; try again"
+        return "nothing was done: carmad did not get the whole request; try again"
     if method == "GET":
         return "it may be stopping, busy, or dead: look at its log"
     if path == "/v1/jobs":
@@ -132,7 +132,8 @@ def _exchange(request: bytes, within_s: float) -> bytes:
             raise Broken(f"carmad has not answered in {within_s:g} s", whole, busy=True) from None
         except OSError as error:
             if not _is_whole(b"".join(chunks)):  # else: refused unread, likewise
-                raise Broken(f"carmad went silent: {error.strerror or error}", whole) from None
+                why = error.strerror or str(error)
+                raise Broken(f"the connection to carmad broke: {why}", whole) from None
         response = b"".join(chunks)
         if not _is_whole(response):
             raise Broken("carmad closed the connection without an answer", whole)
@@ -157,7 +158,7 @@ def _where_hint(where: str) -> str:
             " jobs go on"
         )
     if os.environ.get("CARMA_SOCKET"):
-        return f"CARMA_SOCKET says to ask there; {START_HINT}"
+        return f"CARMA_SOCKET names that socket; {START_HINT}"
     return START_HINT
 
 

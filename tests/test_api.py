@@ -1061,7 +1061,7 @@ def test_an_array_may_not_fill_the_disk_with_its_words(daemon: Daemon) -> None:
     assert daemon.call("POST", "/v1/jobs", JOB | many)[0] == 201  # they share their environment
     status, answer = daemon.call("POST", "/v1/jobs", JOB | many | {"argv": ["x" * 100_000]})
     assert (status, answer["code"]) == (413, "too_large")
-    assert "32 may wait" in answer["error"]
+    assert "at most 32 MiB may wait" in answer["error"]
 
 
 def test_nobody_queues_more_bytes_than_the_limit(open_path: Path) -> None:
@@ -1075,7 +1075,7 @@ def test_nobody_queues_more_bytes_than_the_limit(open_path: Path) -> None:
         refused = JOB | {"argv": ["x" * 60_000], "held": True} | array
         status, answer = daemon.call("POST", "/v1/jobs", refused)
         assert (status, answer["code"]) == (409, "conflict")
-        assert "and 2 may be" in answer["error"]
+        assert "at most 2 MiB are allowed" in answer["error"]
         assert "share one environment" in answer["hint"]
         assert error(daemon.call("POST", "/v1/jobs", JOB | {"argv": ["x"] * 10_001})) == (
             422,

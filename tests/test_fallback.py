@@ -292,7 +292,7 @@ def test_a_trouble_with_another_plugin_leaves_the_policy_well() -> None:
     trouble = Trouble("predictor x", "KeyError()", 0.0, 1.0, 3, "jobs are unpredicted")
     settings = Settings(policy_fallback="rr")
     policy, predictor = doctor._deciding(settings, [trouble])
-    assert (policy.ok, policy.detail) == (True, "magm decides; rr would while it fails")
+    assert (policy.ok, policy.detail) == (True, "magm decides; rr would if it failed")
     assert predictor.ok is False and "policy_fallback" not in predictor.hint
 
 
@@ -340,7 +340,7 @@ def test_one_that_hangs_costs_its_time_once(kind, clock, hanging) -> None:
     assert fake.plans + fake.orders == 1
     hanging.release()
     assert guarded._guard._late.await_it(LONG)
-    assert "left alone" in asked(guarded)
+    assert "not asked for a while" in asked(guarded)
     fake.act = lambda: None
     clock[0] += SHORT
     assert asked(guarded) == "answered"

@@ -505,7 +505,7 @@ def test_a_record_that_is_not_sound_is_none(
     farm.shepherd.watch(job)
     ended = farm.report()
     assert (ended.lost, ended.code, ended.started_at) == (True, None, 5.0)
-    assert caplog.text.count("how it ended is not to be read") == 1
+    assert caplog.text.count("the record of its end cannot be read") == 1
 
 
 @pytest.mark.parametrize(

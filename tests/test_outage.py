@@ -137,7 +137,7 @@ def test_an_outage_of_systemd_fails_no_job(
     told = machine.notes()
     assert len({note.job for note in told}) == len(told) == jobs
     assert all("Failed to connect to bus" in note.note for note in told)
-    assert caplog.text.count("jobs start later") == 1
+    assert caplog.text.count("launches are postponed") == 1
 
 
 def test_the_next_outage_is_looked_at_as_soon_as_the_first(machine: Machine) -> None:

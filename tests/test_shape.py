@@ -26,7 +26,7 @@ JSON = st.recursive(
         (b"[" * 8_000_000, "lists and objects"),
         (b"]" * 8_000_000, "lists and objects"),
         (b'{"a":' * 1_000_000, "strings"),
-        (b"[" * 17 + b"]" * 17, "within each other"),
+        (b"[" * 17 + b"]" * 17, "levels of lists and objects"),
         (b'["",' * 200_000, "strings"),
         (b"[" + b"0," * 4_000_000 + b"0]", "values"),
         (b'"' * 8_000_000, "strings"),

@@ -1,5 +1,5 @@
-"""Long lines made short: the tasks of an array that wait alike are one row, and only so many rows
-are shown. Pure."""
+"""Shortens long lines: tasks of an array that wait for the same reason are one row, and only some
+rows are shown. Pure."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ class MovingOut(TypedDict):
 class JobOut(TypedDict):
     """Of other users' jobs non-admins see only the first fields, and "-" for the name.
 
-    In a folded listing one with `count` stands for so many tasks of its array, and is the first."""
+    In a folded listing, one with `count` is the first of that many tasks of its array."""
 
     id: int
     label: str
@@ -368,7 +368,7 @@ class HealthOut(TypedDict):
     pid: int
     uptime_s: float
     policy: str
-    troubles: list[str]  # what keeps the whole server from its work
+    troubles: list[str]  # what affects the whole server, in words
 
 
 class ServerOut(TypedDict):

@@ -1,4 +1,4 @@
-"""How large a JSON text is before it is parsed: a few bytes of it may become many in memory."""
+"""How much a JSON text has in it, before it is parsed: few bytes can become many in memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 def require_modest(text: bytes) -> None:
     """Raises CarmaError for what has more in it than any request needs.
 
-    What is not JSON is left for its parser, which stops where this and that begin to differ.
+    What is not JSON is left to the parser, which stops where JSON ends and the counts go wrong.
     """
     plain = text.replace(b"\\\\", b"").replace(b'\\"', b"")  # every quote left is a string's end
     _require("strings", plain.count(b'"') // 2, MOST_STRINGS)
@@ -26,9 +26,9 @@ def require_modest(text: bytes) -> None:
     for bracket in brackets:
         depth += 1 if bracket in b"[{" else -1
         deepest = max(deepest, depth)
-    _require("lists and objects within each other", deepest, MOST_DEPTH)
+    _require("levels of lists and objects", deepest, MOST_DEPTH)
 
 
 def _require(what: str, count: int, most: int) -> None:
     if count > most:
-        raise CarmaError(f"the request has {count} {what}, and may have {most}")
+        raise CarmaError(f"the request has {count} {what}; at most {most} are allowed")

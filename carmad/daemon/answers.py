@@ -36,7 +36,7 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
     422: {"model": ErrorOut, "description": "Not well-formed"},
     429: {
         "model": ErrorOut,
-        "description": "Too often: nothing was done; ask again later",
+        "description": "Too many requests: nothing was done; try again later",
     },
     503: {"model": ErrorOut, "description": "Not now: the disk is full, or carmad is busy"},
 }

@@ -1,8 +1,8 @@
-"""How much a trial may take, with all that it starts: so many processes, and so much memory.
+"""How many processes and how much memory a trial may take, with all that it starts.
 
 Where systemd has delegated carmad's cgroup to it (Delegate=yes, cgroup v2), each trial has one of
-its own below it, and the kernel holds the bounds. Elsewhere each process is limited by itself, and
-somebody has to look now and then at what they take together (`Watched`).
+its own below it, and the kernel enforces the bounds. Elsewhere each process is limited by itself,
+and the attendant checks now and then what they take together (`broken`).
 
 Part of the attendant's program, so imports are few (see `supervisor`).
 """
@@ -23,7 +23,7 @@ from carmad.daemon.process_tree import (
 )
 
 MOST_TASKS = 512  # processes and threads
-LOOK_S = 0.25  # between two looks, where there is no cgroup
+LOOK_S = 0.25  # between two checks, where there is no cgroup
 CPU_WEIGHT = 10  # of 100 for the daemon and the jobs
 MIB = 1 << 20
 SERVICE, LEAF, TRIAL = "/carmad.service", "carmad", "trial-"
@@ -60,7 +60,7 @@ def _delegated(cgroup: str) -> bool:
 
 
 def make(home: str, name: str, memory: int) -> str | None:
-    """A trial's cgroup. None if it cannot be had: then the trial is bounded without."""
+    """A trial's cgroup. None if it cannot be made: then the trial is bounded without."""
     for left in os.listdir(home):
         if left.startswith(TRIAL) and f"{home}/{left}" not in _in_use:
             _drop(f"{home}/{left}")  # not one with processes in it
@@ -81,7 +81,7 @@ def make(home: str, name: str, memory: int) -> str | None:
 
 
 def remove(cgroup: str) -> None:
-    """Kill what is left in it. It stays until the last has gone: then the next trial removes it."""
+    """Kill what is left in it. It stays until the last is gone: then the next trial removes it."""
     tell_kernel(f"{cgroup}/cgroup.kill", b"1")
     _in_use.discard(cgroup)
     _drop(cgroup)
@@ -148,7 +148,7 @@ def _tasks(uid: int) -> int:
 
 
 def _resident(pid: int) -> int:
-    """Its memory in bytes, with what it shares: cheap to ask for."""
+    """Its memory in bytes, including all that it shares: cheap to read."""
     try:
         return int(read_file(f"/proc/{pid}/statm").split()[1]) * resource.getpagesize()
     except (OSError, IndexError):  # it has ended
@@ -156,7 +156,7 @@ def _resident(pid: int) -> int:
 
 
 def _share(pid: int) -> int:
-    """Its memory in bytes, of what it shares its part: dear to ask for."""
+    """Its memory in bytes, with its part of what it shares: expensive to read."""
     try:
         for line in read_file(f"/proc/{pid}/smaps_rollup").splitlines():
             if line.startswith(b"Pss:"):

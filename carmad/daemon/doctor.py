@@ -93,16 +93,16 @@ def _deciding(settings: Settings, troubles: Sequence[Trouble]) -> Iterator[Check
     fallback = settings.policy_fallback
     recent = [each for each in troubles if not each.over or time.time() - each.until < RECENT_S]
     if not any(each.plugin.startswith("policy ") for each in recent):
-        deputy = f"; {fallback} would while it fails" if fallback else ""
+        deputy = f"; {fallback} would if it failed" if fallback else ""
         yield Check("policy", True, f"{settings.policy} decides{deputy}")
     for each in recent:
         at = datetime.fromtimestamp(each.since).astimezone().isoformat(" ", "seconds")
-        what = f"{each.times} questions since {at}, the last with {each.error}"
+        what = f"{each.times} failures since {at}, the last: {each.error}"
         hint = "The log has more. "
         if each.plugin.startswith("policy ") and not fallback:
-            hint += "Set policy_fallback, so that another decides meanwhile. "
+            hint += "Set policy_fallback, so that another policy decides meanwhile. "
         if each.over:
-            yield Check(each.plugin, None, f"answers again; it failed at {what}", hint.strip())
+            yield Check(each.plugin, None, f"answers again, after {what}", hint.strip())
         else:
             hint += "Repair it or choose another, and restart carmad: running jobs go on."
             yield Check(each.plugin, False, f"fails, so {each.without}: {what}", hint)
@@ -145,7 +145,7 @@ def _telemetry(capabilities: Capabilities) -> Iterator[Check]:
 
 def _gpus(scene: Scene, capabilities: Capabilities) -> Iterator[Check]:
     if scene.unread:
-        hint = "nvidia-smi must work; carmad takes the GPUs as soon as they can be read."
+        hint = "Make nvidia-smi work; carmad then finds the GPUs by itself."
         yield Check("gpus", False, f"cannot be read yet, and jobs wait: {scene.unread}", hint)
         return
     yield from _telemetry(capabilities)
@@ -217,24 +217,24 @@ def _state(state_dir: Path) -> Iterator[Check]:
 
 def _damage(store: SqlStore) -> Iterator[Check]:
     for what, why in store.damage.found().items():
-        hint = "It is left out of what is shown. A backup may have it whole."
+        hint = "It is left out of what is shown. A backup may have it intact."
         yield Check("damage", None, f"{what} cannot be read in the database: {why}", hint)
     for path in sorted((store.path.parent / FOLDER).glob("*.json")):
         detail = f"a job that had not ended could not be read; its record is {path}"
-        yield Check("damage", None, detail, "Its owner submits it again; then remove the file.")
+        yield Check("damage", None, detail, "Let its owner submit it again, then remove the file.")
 
 
 def _records(store: SqlStore) -> Iterator[Check]:
-    """What in `jobs` has no job: a backup was put back, or somebody made a folder there."""
+    """What in `jobs` has no job: a backup was restored, or somebody made a folder there."""
     jobs = store.path.parent / "jobs"
     left = folders.found(jobs)
     known = store.existing(set(left.values()))
     for path in [path for path, job in left.items() if job not in known][:MOST_NAMED]:
         unit = f"carma-job-{path.name.replace('.', '-')}"
-        hint = f"Does it still run? systemctl status {unit}. It goes on, and nobody looks after it."
-        yield Check("records", None, f"{path} is of no job in the database", hint)
+        hint = f"CARMA does not manage it. If {unit} still runs, let it end or stop it."
+        yield Check("records", None, f"{path} belongs to no job in the database", hint)
     for path in folders.strange(jobs)[:MOST_NAMED]:
-        yield Check("records", None, f"{path} is no record of an attempt", "Remove it.")
+        yield Check("records", None, f"{path} is not a record of an attempt", "Remove it.")
 
 
 def _systemd(systemd: bool) -> Check:

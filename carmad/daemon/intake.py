@@ -103,23 +103,24 @@ async def require_room(service: Service, peer: Peer, specs: Sequence[JobSpec]) -
     if alone.bytes > limits.queued_mib_per_user << 20:
         raise TooLarge(
             f"the commands and environments of {alone.jobs} jobs come to {_mib(alone.bytes)} MiB,"
-            f" and {limits.queued_mib_per_user} may wait",
-            "Submit fewer at once, or put what is long into a file, and give the jobs its name.",
+            f" and at most {limits.queued_mib_per_user} MiB may wait",
+            "Submit fewer at once, or put long arguments into a file and pass its name.",
         )
     waiting, there_is_room = await service.room(peer.uid, specs)
     if there_is_room:
         return
     if waiting.jobs + alone.jobs > limits.queued_per_user:
         raise Conflict(
-            f"you have {waiting.jobs} jobs waiting, and {limits.queued_per_user} may be: there is"
-            f" no room for {alone.jobs}",
+            f"you have {waiting.jobs} jobs waiting, and at most {limits.queued_per_user} are"
+            f" allowed: there is no room for {alone.jobs} more",
             "Try again once some have started.",
         )
     raise Conflict(
         f"the commands and environments of your waiting jobs come to {_mib(waiting.bytes)} MiB,"
-        f" and {limits.queued_mib_per_user} may be: there is no room for {_mib(alone.bytes)}",
-        "Try again once some have started. Jobs that are submitted from the same shell, and the"
-        " tasks of an array, share one environment.",
+        f" and at most {limits.queued_mib_per_user} MiB are allowed: there is no room for"
+        f" {_mib(alone.bytes)} MiB more",
+        "Try again once some have started. Jobs from the same shell, and the tasks of an array,"
+        " share one environment.",
     )
 
 

@@ -24,8 +24,8 @@ ATTEMPT_VARIABLE = "CARMA_ATTEMPT_DIR"  # in the job's environment: tells whose 
 
 
 class NotNow(CarmaError):
-    """The machine cannot start an attempt, for a reason that is not the job's: no room, nobody at
-    systemd's bus. The same launch may be tried again, also where it has succeeded unbeknown."""
+    """The machine cannot start an attempt, for a reason other than the job: no room, no answer on
+    systemd's bus. The launch may be retried, even if it has succeeded without our knowing."""
 
 
 def attempt_dir(state_dir: Path, job: JobId, attempt: int) -> Path:
@@ -79,7 +79,7 @@ class Launcher:
                 self._run_child(directory)
         except OSError as error:
             why = error.strerror or str(error)
-            hint = f"look for room on {self._state_dir}, in memory and among processes"
+            hint = f"check the free space in {self._state_dir}, the memory and the processes"
             raise NotNow(f"cannot start a supervisor: {why}", hint) from error
 
     def stop(self, job: Job, grace_s: float) -> None:
@@ -148,7 +148,7 @@ class Launcher:
         self._children.append(child)
 
     def _run_unit(self, job: Job, directory: Path) -> None:
-        """Whatever systemd objects to, it objects to in every job's unit alike."""
+        """Whatever systemd objects to, it would object to in every job's unit."""
         hint = "see `systemctl status` and `journalctl -b -p err`"
         try:
             asked = subprocess.run(
@@ -164,7 +164,7 @@ class Launcher:
         said = asked.stderr.strip()
         # A second launch of the same attempt finds its unit there already: all is well.
         if asked.returncode != 0 and not any(words in said for words in UNIT_EXISTS):
-            raise NotNow(f"systemd starts no unit: {said[:300]}", hint)
+            raise NotNow(f"systemd did not start the unit: {said[:300]}", hint)
 
     def _unit_options(self, job: Job) -> list[str]:
         properties = {

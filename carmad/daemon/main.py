@@ -201,7 +201,7 @@ def _estimate(
 
 @contextlib.contextmanager
 def _for_a_person() -> Iterator[None]:
-    """What is wrong in here is wrong with the settings, and stays so."""
+    """An error in here is one of the settings, which only a person can mend."""
     try:
         yield
     except CarmaError as error:
@@ -209,13 +209,13 @@ def _for_a_person() -> Iterator[None]:
 
 
 def _next_id(store: SqlStore, launcher: Launcher) -> JobId:
-    """Also after a backup was put back that is older than others, or than records of jobs."""
+    """Also after a restore of a backup that is older than others, or than records of jobs."""
     known, recorded = store.restore().next_id, launcher.launched()
     next_id = max(known, store.last_id_backed_up() + 1, max(recorded, default=0) + 1)
     if next_id > known:
         log.warning(
-            "the database knows no job from %d on, and there were some: ids go on at %d."
-            " Was a backup put back? See carma doctor",
+            "the database has no job from %d on, but there were some: new ids begin at %d."
+            " Was a backup restored? See carma doctor",
             known,
             next_id,
         )
@@ -350,7 +350,7 @@ def _committed(service: Service, world: DaemonWorld, journal: Journal) -> Callab
 
 
 def _tell_of_nonsense(step: Step) -> None:
-    """What a policy chose that cannot be: of what it raised, its guard has told."""
+    """Of a policy's invalid choices; its guard has logged what it raised."""
     for decision in step.decisions:
         for reason in decision.placement.reasons:
             if reason.code == "policy_failed" and not step.failures:

@@ -19,8 +19,8 @@ log = logging.getLogger(__name__)
 FULL = 0.03  # of a GPU's memory: less than this free is none
 REDISCOVER_S = 60.0  # MIG instances come and go behind our back
 LOOK_AGAIN_S = 2.0  # for GPUs that cannot be read yet
-PATIENCE_S = 10.0  # a driver that hangs keeps nobody from the queue
-ASIDE_S = 0.2  # nor the ends of jobs from being told
+PATIENCE_S = 10.0  # a hanging driver must not keep the queue from being served
+ASIDE_S = 0.2  # nor the ends of jobs from being reported
 
 
 class Monitor:
@@ -132,7 +132,7 @@ class Monitor:
                 self._tell(gpus)
 
     def _tell(self, gpus: tuple[Gpu, ...], unread: str = "", hint: str = "") -> None:
-        """To the core, if it is news."""
+        """To the core, if it has changed."""
         found = Discovered(self._inbox.clock(), gpus, unread)
         before, self._found = self._found, found
         if before is not None and (before.gpus, before.unread) == (gpus, unread):

@@ -50,7 +50,7 @@ class TooMany(ApiError):
     code = "too_many"
 
     def __init__(self, message: str, after_s: float) -> None:
-        super().__init__(message, "Ask less often; `carma wait` waits for many jobs at once.")
+        super().__init__(message, "Send fewer: one `carma wait` can wait for many jobs.")
         self.after_s = after_s
 
 

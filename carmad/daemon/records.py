@@ -16,7 +16,7 @@ from carmad.daemon import supervisor
 
 T = TypeVar("T")
 
-# These tell of our own distress, and nothing of the file or process that was asked for.
+# These tell of our own shortage, and nothing of the file or process in question.
 SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 MOST_BYTES = 1 << 20  # of a record: a supervisor writes some kilobytes
 TAIL_BYTES = 2 * supervisor.TAIL_BYTES  # both logs' ends

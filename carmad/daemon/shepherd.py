@@ -60,7 +60,7 @@ class _Attempt:
     pidfd: int | None = None
     ended: Ended | None = None
     clear_by: float = 0.0  # monotonic
-    stumbled: bool = False  # over it, and said so
+    stumbled: bool = False  # an error was logged
 
 
 class Shepherd:
@@ -161,7 +161,7 @@ class Shepherd:
                 self._tend(attempt, attempt.pidfd in ready)
             except Exception:  # it is not to keep the others from being looked after
                 if not attempt.stumbled:
-                    log.exception("the shepherd stumbled over job %d", attempt.job.id)
+                    log.exception("the shepherd failed at job %d", attempt.job.id)
                 attempt.stumbled = stumbled = True
         if stumbled:
             time.sleep(1.0)
@@ -179,7 +179,7 @@ class Shepherd:
         try:
             started = records.started(attempt.directory)
         except ValueError as error:  # whoever wrote it cannot be found: it is as good as gone
-            log.error("job %d: who supervises it is not to be read: %s", attempt.job.id, error)
+            log.error("job %d: the record of its start cannot be read: %s", attempt.job.id, error)
             self._end(attempt, self._read_end(attempt))
             return
         if started is None:
@@ -235,7 +235,7 @@ class Shepherd:
         try:
             record = records.exited(attempt.directory)
         except ValueError as error:
-            log.error("job %d: how it ended is not to be read: %s", attempt.job.id, error)
+            log.error("job %d: the record of its end cannot be read: %s", attempt.job.id, error)
             record = None
         if record is None:
             started_at = started.at if started else None

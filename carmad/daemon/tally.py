@@ -1,4 +1,4 @@
-"""What each user has waiting, known without a question to the core: what quotas are checked by."""
+"""What each user has waiting, known without asking the core: quotas are checked against it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from carmad.core.messages import Discovered, Step
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import Environment, Gpu, Job, JobId, JobSpec
 
-PART_BYTES = 300  # of memory that a dependency, or a part of a layout, takes
+PART_BYTES = 300  # memory of a dependency, or of a part of a layout
 
 
 @dataclass(frozen=True, slots=True)

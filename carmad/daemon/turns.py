@@ -1,8 +1,8 @@
 """How much of the daemon one user may have at a time, so that nobody keeps another waiting.
 
-Of a user's requests a few are worked on, and the others wait for their turn; of their large ones
-one is read. Who asks too often is answered later, and who goes on is refused. The daemon's own
-user, who could as well stop it, is not held back.
+A few of a user's requests are in progress at a time, and one large one is read; the others wait
+for their turn. Who sends too many is delayed first, then refused. None of this applies to the
+daemon's own user, who could stop it anyway.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from contextlib import asynccontextmanager, contextmanager
 
 from carmad.daemon.problems import TooMany
 
-AT_ONCE = 2  # requests of a user that are worked on
-PRESENT = 256  # that wait or are worked on
+AT_ONCE = 2  # requests of a user in progress
+PRESENT = 256  # that wait or are in progress
 LARGE = 32 << 10  # bytes: what is smaller, as nearly all are, is read whenever it comes
 LARGE_AT_ONCE = 4  # of all users together
 RATE = 20.0  # requests per second in the long run; each LARGE of a body counts for one more
 BURST = 500.0
-PATIENCE_S = 5.0  # that a request which came too soon is kept waiting for, and no longer
-REFUSED_AFTER_S = 5.0  # not at once: it would be back at once
+PATIENCE_S = 5.0  # how long a request that came too soon is delayed at most
+REFUSED_AFTER_S = 5.0  # an immediate refusal would invite an immediate retry
 
 
 class Turn:
-    """One request's, while it is worked on. None: its user is not held back."""
+    """One request's, while it is in progress. None: its user has no limit."""
 
     def __init__(self, turns: asyncio.Semaphore | None = None) -> None:
         self._turns = turns
@@ -65,7 +65,7 @@ class Share:
     def presence(self) -> Iterator[None]:
         """Raises TooMany."""
         if self._present >= PRESENT and not self._free:
-            raise TooMany("you ask carmad too much at once", REFUSED_AFTER_S)
+            raise TooMany("you are sending too many requests at once", REFUSED_AFTER_S)
         self._present += 1
         try:
             yield
@@ -80,7 +80,7 @@ class Share:
             return
         if paid_until - now > PATIENCE_S:
             await asyncio.sleep(REFUSED_AFTER_S)
-            raise TooMany("you ask carmad too often", paid_until - now)
+            raise TooMany("you are sending too many requests", paid_until - now)
         self._paid_until = paid_until
         if paid_until > now:
             await asyncio.sleep(paid_until - now)

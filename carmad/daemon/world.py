@@ -46,7 +46,7 @@ from recovery.classify import classify, head
 
 log = logging.getLogger(__name__)
 
-# When a launch is tried again that the machine could not make: at first, and at most.
+# How long until a launch that the machine could not make is retried: at first, and at most.
 AGAIN_AFTER_S, AGAIN_AFTER_AT_MOST_S = 1.0, 60.0
 MOST_SAID = 2000  # characters of why a launch failed: a path in it may be long
 BEFORE_THE_KILL_S = 1.0  # an MPS client leaves its server this long before it is killed
@@ -79,7 +79,7 @@ class DaemonWorld:
         self._extra_env = extra_env
         self._hands = Threads(1, "hands")
         self._estimates = Estimates(estimate, self._estimated)
-        # Launches to be tried again, and what is in their way. For the hands alone.
+        # Launches to be retried, and what prevents them. Used by the hands alone.
         self._postponed: OrderedDict[JobId, Job] = OrderedDict()
         self._outage: CarmaError | None = None
         self._again_after_s = AGAIN_AFTER_S
@@ -170,12 +170,12 @@ class DaemonWorld:
     def _postpone(self, job: Job, error: CarmaError) -> None:
         """Failing it would fail the whole queue, one job after the other."""
         if job.id not in self._postponed:
-            self._notice(job.id, f"could not start at once: {error}; it is tried again")
+            self._notice(job.id, f"could not start at once: {error}; it will be retried")
         self._postponed[job.id] = job
 
     def _begin_outage(self, error: CarmaError) -> None:
         if not self._postponed:
-            log.error("jobs start later: %s; %s", error, error.hint)
+            log.error("launches are postponed: %s; %s", error, error.hint)
         self._outage = error
         self._pauses.submit(self._pause, self._again_after_s)
         self._again_after_s = min(2 * self._again_after_s, AGAIN_AFTER_AT_MOST_S)
@@ -186,8 +186,8 @@ class DaemonWorld:
             self._later(self._try_again)
 
     def _try_again(self) -> None:
-        """One launch tells whether the outage is over. Should it be that job's alone, the next
-        try is another's."""
+        """One launch tells whether the outage is over. If it fails, the next try is another job's,
+        in case only this one cannot start."""
         self._outage = None
         if not self._postponed:
             self._again_after_s = AGAIN_AFTER_S
@@ -200,7 +200,7 @@ class DaemonWorld:
             self._again_after_s = AGAIN_AFTER_S
             del self._postponed[id]
             if not self._postponed:
-                log.info("jobs start again")
+                log.info("jobs can be launched again")
             self._later(self._go_on)
 
     def _go_on(self) -> None:

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 FOLDER = "set-aside"  # beside the database: what could not be read of jobs that had not ended
 MOST_NAMED = 100  # a list is to be read
-NOTE = "its record in the database was damaged: what it was to run is not known any more"
+NOTE = "its record in the database was damaged: its command is no longer known"
 NOBODY = 65534
 _NO_COMMAND = ("(unknown: the job's record was damaged)",)  # no such program: it can never run
 

@@ -111,7 +111,7 @@ def _missing(path: Path, proof: str, anew: str) -> Hopeless:
     newest = backups.newest(path.parent)
     back = f"cp -p {newest} {path}"
     return Hopeless(
-        f"the database {path} is missing or empty, and was not: {proof}",
+        f"the database {path} is missing or empty, but there was one: {proof}",
         "Put it back where it was."
         + (f" To go back to the newest backup: rm -f {path}-wal && {back}." if newest else "")
         + f" To begin with an empty queue: {anew}",

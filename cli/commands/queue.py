@@ -29,11 +29,11 @@ def queue(
     ] = None,
     array: Annotated[
         bool,
-        typer.Option("--array", "-r", help="A line for each task of an array, as --json has."),
+        typer.Option("--array", "-r", help="List every task of an array, as --json does."),
     ] = False,
     json: Json = False,
 ) -> None:
-    """List the jobs that run and wait, everyone's. Tasks that wait alike share a line."""
+    """List all jobs that run or wait. Tasks that wait for the same reason share a row."""
     shown = _fields(fields) if fields else QUEUE_LONG if long else QUEUE
     if sort:
         _fields(sort.removeprefix("-"))

@@ -334,8 +334,8 @@ def test_no_id_is_given_twice_after_an_old_backup_was_put_back(daemon: Carmad) -
     assert daemon.ended(new)["state"] == "succeeded"
     assert daemon.output(new) == "new\n"
     (told,) = check(daemon, "records")
-    assert f"{runs}.1 is of no job in the database" in told
-    assert f"ids go on at {runs + 1}" in daemon.log.read_text()
+    assert f"{runs}.1 belongs to no job in the database" in told
+    assert f"new ids begin at {runs + 1}" in daemon.log.read_text()
 
     # And of jobs that left no record, newer backups know.
     daemon.stop()
@@ -355,7 +355,7 @@ def test_a_folder_that_no_job_can_have_made_is_ignored_and_named(daemon: Carmad)
     assert daemon.ended(daemon.sh("true"))["id"] == 1
     told = check(daemon, "records")
     assert {
-        name for name in names if any(f"{jobs}/{name} is no record" in t for t in told)
+        name for name in names if any(f"{jobs}/{name} is not a record" in t for t in told)
     } == names
 
 

@@ -38,5 +38,5 @@ def test_no_line_keeps_a_gpu(tmp_path: Path) -> None:
         shown = daemon.carma("show", str(jobs["control characters"]))
         assert shown.replace("\n", "").isprintable()
         log = daemon.log.read_text()
-        assert "stumbled" not in log and "cannot tell" not in log
+        assert "the shepherd failed" not in log and "cannot tell" not in log
         assert log.replace("\n", "").isprintable()

@@ -64,7 +64,7 @@ async def health(call: Asked) -> Response:
 @router.get("/status", responses={200: {"model": StatusOut}})
 async def status(call: Asked) -> Response:
     """All that `carma status` shows: the server, its GPUs, live jobs, and one's recent ones. Arrays
-    are folded; of a long line only its head is shown, and so many of one's own jobs."""
+    are folded. Of many waiting jobs, only the first rows and some of one's own are shown."""
     service = call.service
     scene = await service.scene()
     policy = await service.ask(lambda core: core.policy.name)
@@ -107,7 +107,7 @@ def _status(call: Call, scene: Scene, policy: str) -> StatusOut:
 
 
 def _troubles(service: Service, unread: str) -> list[str]:
-    """What keeps the whole server from its work: GPUs that cannot be read, plugins that fail."""
+    """What affects the whole server: GPUs that cannot be read, plugins that fail."""
     gpus = [phrase(Reason("gpus_unread", detail=unread))] if unread else []
     failing = (each for each in service.troubles() if not each.over)
     return [*gpus, *(f"{each.plugin} fails: {each.without}" for each in failing)]
