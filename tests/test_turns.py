@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from carmad.daemon import turns
-from carmad.daemon.peers import Credentials
+from carmad.daemon.peers import Credentials, Peer, Peers
 from carmad.daemon.problems import TooMany, headers
 from carmad.daemon.server import Bounded
 from carmad.daemon.turns import Share, Shares
@@ -161,6 +161,16 @@ def test_only_so_many_of_a_user_are_there() -> None:
         pass
 
 
+class Known(Peers):
+    """All of them have names."""
+
+    def __init__(self) -> None:
+        super().__init__("nobody")
+
+    async def peer(self, credentials: Credentials) -> Peer:
+        return Peer(credentials.uid, credentials.gid, f"user{credentials.uid}", admin=False)
+
+
 def test_who_waits_without_a_large_body_keeps_nobody_s_out() -> None:
     """A request that does not say how long it is may be as long as any: until it has been read."""
     in_the_app: list[int] = []
@@ -170,7 +180,7 @@ def test_who_waits_without_a_large_body_keeps_nobody_s_out() -> None:
         await asyncio.Event().wait()
 
     async def main() -> None:
-        bounded = Bounded(app)
+        bounded = Bounded(app, Known())
 
         async def ask(uid: int, path: str, body: bytes) -> None:
             async def receive() -> Any:

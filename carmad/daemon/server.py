@@ -66,10 +66,10 @@ def create_app(service: Service) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.service = service
-    app.state.peers = Peers(service.settings.access.admin_group)
+    app.state.peers = peers = Peers(service.settings.access.admin_group)
     for routes in (jobs, actions, estimates, gpus, models, about):
         app.include_router(routes.router)
-    app.add_middleware(Bounded)
+    app.add_middleware(Bounded, peers=peers)
     app.add_exception_handler(CarmaError, _carma_error)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
@@ -113,17 +113,16 @@ async def _bug(request: Request, error: Exception) -> Response:
 class Bounded:
     """Takes a request in whole, when it is its user's turn, and not more of it than it may have."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, peers: Peers) -> None:
         self._app = app
+        self._peers = peers
         self._shares = Shares(os.geteuid())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         state = scope.setdefault("state", {})
-        who = state.get("credentials")
-        uid = who.uid if isinstance(who, Credentials) else NOBODY
-        share = self._shares.of(uid)
+        share = await self._share(state.get("credentials"))
         state["turn"] = turn = share.turn()
         try:
             async with contextlib.AsyncExitStack() as held:
@@ -138,6 +137,11 @@ class Bounded:
         status, code = status_and_code(error)
         headers = {"connection": "close", **more_headers(error)}
         return await refusal(status, error.message, error.hint, code, headers)(scope, receive, send)
+
+    async def _share(self, who: Credentials | None) -> Share:
+        """Uids without a name have one together: a user may have thousands, for containers."""
+        named = who is not None and (await self._peers.peer(who)).named
+        return self._shares.of(who.uid if who and named else NOBODY)
 
     async def _body(
         self, scope: Scope, receive: Receive, share: Share, held: contextlib.AsyncExitStack

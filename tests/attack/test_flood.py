@@ -149,3 +149,22 @@ def test_a_connection_takes_little_at_a_time(tmp_path: Path) -> None:
             body = json.dumps({"select": "1," * 4_000_000}).encode()
             assert raw(served.path, request("/v1/jobs", body))[0] in (413, 422)
         assert max(read) <= turns.LARGE + server.READ_AT_ONCE
+
+
+@needs_root
+def test_uids_without_a_name_have_one_share_together(carmad: Carmad) -> None:
+    """As a user's containers have them, by the thousand. Were each a user, they would hold every
+    place that there is for large bodies."""
+    part = request("/v1/jobs", b'"' + b"x" * 100_000, 8_000_000)
+    held = []
+    for uid in range(123_400_000, 123_400_000 + 2 * turns.LARGE_AT_ONCE):
+        connection = socket.socket(socket.AF_UNIX)  # connected by a process of that uid
+        as_user(uid, lambda: connection.connect(carmad.socket))  # noqa: B023 - called at once
+        connection.sendall(part)
+        held.append(connection)
+    large = submission(1)
+    assert len(large) > turns.LARGE
+    assert as_user(HOSTILE[1], lambda: raw(carmad.socket, large)[0]) == 201
+    for connection in held:  # nor had it to wait until their time was up
+        with connection, pytest.raises(BlockingIOError):
+            connection.recv(1, socket.MSG_DONTWAIT)
