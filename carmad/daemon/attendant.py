@@ -58,8 +58,7 @@ def run_program(launch: Launch, report: int, memory: int, cgroup: str | None) ->
 
 
 def own_shared_memory(memory: int) -> None:
-    """An empty /dev/shm that goes with the last process of the trial. Only root can have that, and
-    not in the sandbox of carmad's unit, which refuses namespaces and mounts.
+    """An empty /dev/shm that goes with the last process of the trial. Only root can have that.
 
     A slave's mounts come from outside, but do not show there: an automounter still works.
     """

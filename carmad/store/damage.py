@@ -33,6 +33,7 @@ class Damage:
 
     def note(self, what: str, error: Exception) -> None:
         """`what` cannot be read, and is left out."""
+        what = as_text(what)  # it may be a column's, and is for the log
         with self._lock:
             if what in self._found or len(self._found) >= MOST_NAMED:
                 return
