@@ -32,6 +32,7 @@ from carmad.core.messages import (
     HoldRequested,
     Launch,
     Noticed,
+    Postponed,
     RequeueRequested,
     Sampled,
     Signal,
@@ -419,6 +420,11 @@ class Model:
     def notice(self, dice: Dice) -> None:
         self.tell(Noticed(self.now, self._anyone(dice), "a note"))
 
+    def postponed(self, dice: Dice) -> None:
+        """Also of an attempt that ended long ago, or has begun."""
+        job, attempt = self._anyone(dice), dice.randint(1, 3)
+        self.tell(Postponed(self.now, job, attempt, over=dice.random() < 0.5))
+
     def step_told(self, dice: Dice) -> None:
         self.tell(Stepped(self.now, self._anyone(dice), dice.uniform(0.01, 2.0)))
 
@@ -560,7 +566,15 @@ def _facts(gpu: GpuView) -> tuple[list[Any], object]:
 # With how often each happens, beside the others.
 WORK = {"submit": 8, "submit_an_array": 1, "estimate": 10, "carry_out": 14, "report": 8}
 WORK |= {"sample": 8, "processes_end": 7, "time_passes": 3}
-WISHES = {"cancel": 2, "hold": 1, "run_again": 1, "drain": 1, "notice": 1, "step_told": 1}
+WISHES = {
+    "cancel": 2,
+    "hold": 1,
+    "run_again": 1,
+    "drain": 1,
+    "notice": 1,
+    "postponed": 1,
+    "step_told": 1,
+}
 FAULTS = {"report_again": 2, "restart": 1, "kill": 2, "reboot": 1, "disk_full": 2}
 FAULTS |= {"plugin_hangs": 1, "gpu_lost": 1, "gpu_goes": 1}
 STEPS = WORK | WISHES | FAULTS

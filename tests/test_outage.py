@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from carmad.core.messages import Exited, Launch, Noticed, Stop
+from carmad.core.messages import Exited, Launch, Noticed, Postponed, Stop
 from carmad.core.types import Cause, Job, JobId, JobState
 from carmad.daemon import supervisor
 from carmad.daemon.launcher import Launcher, attempt_dir
@@ -138,6 +138,18 @@ def test_an_outage_of_systemd_fails_no_job(
     assert len({note.job for note in told}) == len(told) == jobs
     assert all("Failed to connect to bus" in note.note for note in told)
     assert caplog.text.count("launches are postponed") == 1
+
+
+def test_the_core_hears_when_a_postponed_attempt_begins(machine: Machine) -> None:
+    """Until then, its time limit does not count."""
+    machine.fail(3)
+    machine.world.perform(Launch(machine.job(1)))
+    machine.world.perform(Launch(replace(machine.job(2), started_at=None)))  # before a restart
+    machine.ends(2)
+    told = [event for event in machine.inbox.events if isinstance(event, Postponed | Exited)]
+    for id in (1, 2):
+        about = [event for event in told if event.job == id]
+        assert [getattr(event, "over", "end") for event in about] == [False, True, "end"]
 
 
 def test_the_next_outage_is_looked_at_as_soon_as_the_first(machine: Machine) -> None:

@@ -15,6 +15,7 @@ from carmad.core.messages import (
     Exited,
     HoldRequested,
     Noticed,
+    Postponed,
     RequeueRequested,
     Sampled,
     Signal,
@@ -348,6 +349,30 @@ def test_what_is_committed_of_a_stop_counts_before_what_the_attempt_says():
     server.pass_time(11)
     server.tell(Exited(server.now, id, 1, Exit(Cause.FAILURE, None, 15), stop=Cause.CANCELLED))
     assert server.last(id).state is S.TIMED_OUT
+
+
+def test_the_time_limit_begins_with_an_attempt_that_was_postponed():
+    server = Server(gpus=1)
+    id = server.submit(time_limit_s=10)
+    server.tell(Postponed(server.now, id, 1))
+    server.pass_time(1000)
+    assert (server.job(id).state, server.job(id).notes) == (S.STARTING, ())
+    server.tell(Postponed(server.now, id, 1, over=True))
+    server.pass_time(9)
+    assert server.job(id).stop is None
+    server.pass_time(2)
+    assert server.job(id).stop is Cause.TIME_LIMIT
+
+
+def test_an_attempt_that_never_began_took_no_time():
+    server = Server(gpus=1)
+    id = server.submit(time_limit_s=10)
+    server.tell(Postponed(server.now, id, 1))
+    server.pass_time(1000)
+    server.tell(CancelRequested(server.now, id, "ada"))
+    server.exit(id, Exit(Cause.LOST))
+    job = server.last(id)
+    assert (job.state, job.started_at) == (S.CANCELLED, job.ended_at)
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,16 @@ class Sampled:
 
 
 @dataclass(frozen=True, slots=True)
+class Postponed:
+    """The machine cannot start the attempt now, for no fault of the job's; `over`: now it has."""
+
+    at: float
+    job: JobId
+    attempt: int
+    over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Exited:
     """An attempt is over and its processes and GPU memory are gone. Repeats are harmless."""
 
@@ -146,6 +156,7 @@ Event = (
     | Submitted
     | Estimated
     | Sampled
+    | Postponed
     | Exited
     | CancelRequested
     | HoldRequested

@@ -28,6 +28,7 @@ from carmad.core.messages import (
     Exited,
     HoldRequested,
     Noticed,
+    Postponed,
     RequeueRequested,
     Sampled,
     Signal,
@@ -223,6 +224,8 @@ class Scheduler:
                 self._on_estimated(event)
             case Sampled():
                 self._on_sampled(event)
+            case Postponed():
+                self._on_postponed(event)
             case Exited():
                 self._on_exited(event)
             case CancelRequested():
@@ -307,6 +310,12 @@ class Scheduler:
             self._put(self.knowledge.profiled(job))
             self._inform_others(self.jobs[job.id], now)
 
+    def _on_postponed(self, event: Postponed) -> None:
+        """Until it begins, neither its time limit nor the wait for its first kernel does."""
+        job = self._ledger.holders.get(event.job)
+        if job and job.attempt == event.attempt and job.state is not JobState.STOPPING:
+            self._put(replace(job, started_at=event.at if event.over else None))
+
     def _on_exited(self, event: Exited) -> None:
         job = self.jobs.get(event.job)
         if job is None or not job.holds_gpus or job.attempt != event.attempt:
@@ -315,6 +324,8 @@ class Scheduler:
             job = self._stopping(job, event.stop)
         exit = explained(job, event.exit, self._fleet)
         at = min(event.at, event.ended_at or event.at)
+        if job.started_at is None:  # it never began
+            job = replace(job, started_at=at)
         if job.stop in SENT_BACK and exit.cause is not Cause.SUCCESS:
             self._preempted(job, exit, at)
         elif job.state is JobState.STOPPING and job.stop not in SENT_BACK:

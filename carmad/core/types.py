@@ -312,7 +312,7 @@ class Job:
     gpus: tuple[GpuId, ...] = ()  # of the current or last attempt
     mode: Mode | None = None
     shared: bool = False  # another job was on one of its GPUs during this attempt
-    started_at: float | None = None  # of the current or last attempt
+    started_at: float | None = None  # of the current or last attempt; None: it is yet to begin
     kernels: tuple[tuple[GpuId, float], ...] = ()  # when its first kernel was seen, per GPU
     retry: Retry | None = None
     failures: tuple[Exit, ...] = ()  # of earlier attempts

@@ -17,6 +17,7 @@ from carmad.core.messages import (
     Exited,
     Launch,
     Noticed,
+    Postponed,
     Signal,
     Stop,
     Wake,
@@ -165,11 +166,14 @@ class DaemonWorld:
         except CarmaError as error:
             self._report(job.id, job.attempt, _not_launched(error.message, error.hint))
         else:
+            if job.id in self._postponed or job.started_at is None:
+                self._inbox.post(Postponed(self._inbox.clock(), job.id, job.attempt, over=True))
             self.shepherd.watch(job)
 
     def _postpone(self, job: Job, error: CarmaError) -> None:
         """Failing it would fail the whole queue, one job after the other."""
         if job.id not in self._postponed:
+            self._inbox.post(Postponed(self._inbox.clock(), job.id, job.attempt))
             self._notice(job.id, f"could not start at once: {error}; it will be retried")
         self._postponed[job.id] = job
 

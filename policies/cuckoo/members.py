@@ -142,8 +142,8 @@ def left_s(job: Job, now: float, whole_s: float) -> float:
 def due_at(job: Job, now: float, whole_s: float) -> float:
     """When one that runs should end alone; that past, when a tenth more has, and so on. The same
     instant in every plan until then."""
-    assert job.started_at is not None
+    started_at = now if job.started_at is None else job.started_at
     due_s, attained_s = max(whole_s, LEAST_S), job.attained_s(now)
     while due_s <= attained_s:
         due_s *= 1 + OVERRUN
-    return job.started_at - job.served_s + due_s
+    return started_at - job.served_s + due_s
