@@ -337,7 +337,8 @@ class Model:
 
     def sample(self, dice: Dice) -> None:
         """A few periods; some readings are lost."""
-        used, busy = dice.randint(0, 40_000), dice.choice((None, 0.0, 0.5, 0.95))
+        used = dice.choice((0, 0, 0, dice.randint(0, 40_000)))  # by others than jobs
+        busy = dice.choice((None, 0.0, 0.5, 0.95))
         kernels = dice.random() < 0.7
         for _ in range(dice.randint(1, 8)):
             self.now += PERIOD_S
@@ -414,7 +415,7 @@ class Model:
             self.ask(RequeueRequested(self.now, job, "ada"))
 
     def drain(self, dice: Dice) -> None:
-        why = dice.choice((None, None, "fan"))
+        why = dice.choice((None, None, None, "fan"))
         self.ask(DrainRequested(self.now, dice.choice(GPUS).id, why, "root"))
 
     def notice(self, dice: Dice) -> None:
@@ -564,17 +565,10 @@ def _facts(gpu: GpuView) -> tuple[list[Any], object]:
 
 
 # With how often each happens, beside the others.
-WORK = {"submit": 8, "submit_an_array": 1, "estimate": 10, "carry_out": 14, "report": 8}
-WORK |= {"sample": 8, "processes_end": 7, "time_passes": 3}
-WISHES = {
-    "cancel": 2,
-    "hold": 1,
-    "run_again": 1,
-    "drain": 1,
-    "notice": 1,
-    "postponed": 1,
-    "step_told": 1,
-}
+WORK = {"submit": 6, "submit_an_array": 1, "estimate": 12, "carry_out": 14, "report": 8}
+WORK |= {"sample": 14, "processes_end": 5, "time_passes": 3}
+WISHES = {"cancel": 2, "hold": 1, "run_again": 1, "drain": 1, "notice": 1, "step_told": 1}
+WISHES |= {"postponed": 1}
 FAULTS = {"report_again": 2, "restart": 1, "kill": 2, "reboot": 1, "disk_full": 2}
 FAULTS |= {"plugin_hangs": 1, "gpu_lost": 1, "gpu_goes": 1}
 STEPS = WORK | WISHES | FAULTS
