@@ -45,7 +45,7 @@ def test_what_is_no_journal_is_refused_with_its_place(segment: Path, tmp_path: P
     other = tmp_path / "other"
 
     def refused(*lines: bytes) -> str:
-        other.write_bytes(gzip.compress(b"\n".join(lines)))
+        other.write_bytes(gzip.compress(b"".join(line + b"\n" for line in lines)))
         with pytest.raises(CarmaError) as caught:
             reproduce(other)
         return str(caught.value)

@@ -136,7 +136,7 @@ def test_the_sandbox_is_as_tight_as_told_and_each_exception_explained(
         pytest.skip("this systemd-analyze is older than 250")
     assert rated.returncode == 0, rated
     page = (ROOT / "docs/security.md").read_text().replace("\\|", "|")
-    table = page.partition("What is left open, and why:")[2].partition("Consequences:")[0]
+    table = page.partition("What remains open, and why:")[2].partition("Consequences:")[0]
     told = set(re.findall(r"`([^`]+=[^`]*)`", table))
     found = {each["name"] for each in json.loads(rated.stdout) if each["exposure"]}
     assert found <= told, "left open, and docs/security.md does not say why"

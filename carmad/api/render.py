@@ -74,7 +74,7 @@ class Scene:
     def barrier(self, job: Job) -> Reason | None:
         """What keeps a queued job out of the policy's sight, if anything does."""
         quota = self.view.settings.limits.gpus_per_user
-        return barrier(job, self.now, self.live, self.held, quota)
+        return barrier(job, self.now, self.live, self.held, quota, self.unread)
 
     def place(self, job: JobId) -> int | None:
         """In line, from 1."""

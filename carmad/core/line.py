@@ -61,9 +61,15 @@ def is_conditional(job: Job) -> bool:
 
 
 def barrier(
-    job: Job, now: float, live: Mapping[JobId, Job], held: Held, gpus_per_user: int | None
+    job: Job,
+    now: float,
+    live: Mapping[JobId, Job],
+    held: Held,
+    gpus_per_user: int | None,
+    unread: str,
 ) -> Reason | None:
-    """Why a queued job may not start yet, whatever the GPUs look like.
+    """Why a queued job may not start yet, whatever the GPUs look like. `unread`: why they cannot be
+    looked at.
 
     A job that it waits for and that is not live has ended well: had it ended otherwise, that
     same step would have cancelled this one.
@@ -81,7 +87,7 @@ def barrier(
             return _array_limit(spec.array.limit, active)
     if gpus_per_user is not None and held.gpus[spec.user] + spec.gpus > gpus_per_user:
         return Reason("quota", gpus_per_user, held.gpus[spec.user], "GPUs", spec.user)
-    return None
+    return Reason("gpus_unread", detail=unread) if unread else None
 
 
 @lru_cache

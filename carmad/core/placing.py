@@ -76,10 +76,8 @@ class Placer:
     def barrier(self, job: Job, now: float) -> Reason | None:
         """What keeps a queued job out of the policy's sight, if anything does."""
         quota = self._settings.limits.gpus_per_user
-        own = barrier(job, now, self._ledger.jobs, self._ledger.held, quota)
-        if own is None and self._fleet.unread:
-            return Reason("gpus_unread", detail=self._fleet.unread)
-        return own
+        jobs, held = self._ledger.jobs, self._ledger.held
+        return barrier(job, now, jobs, held, quota, self._fleet.unread)
 
     def plan(self, now: float) -> list[Action]:
         """Start what the policy says may start, and stop what it preempts."""
