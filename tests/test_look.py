@@ -107,7 +107,7 @@ def script(tmp_path: Path) -> Path:
     """One that starts itself, by a Python that only says what it is to run."""
     python = tmp_path / "bin" / "python3"
     python.parent.mkdir()
-    python.write_text('#!/bin/sh\necho "would run $1 $3 $4 $5"\nexit 7\n')
+    python.write_text('#!/bin/sh\necho "would run $1 $4 $5"\nexit 7\n')
     python.chmod(0o755)
     script = tmp_path / "train"
     script.write_text(f"#!{python} -u\nprint()\n")
@@ -117,8 +117,7 @@ def script(tmp_path: Path) -> Path:
 
 def test_a_script_that_starts_itself_names_its_python(tmp_path: Path, script: Path) -> None:
     why = found(tmp_path, "./train", "--x")
-    assert "status 7 before two optimizer steps: would run -u {" in why
-    assert why.endswith(" ./train --x")
+    assert why.endswith("status 7 before two optimizer steps: would run -u ./train --x")
     assert found(tmp_path, "train", PATH=f"{tmp_path}:/bin").endswith(f" {script}")
     assert found(tmp_path, "env", f"PATH={tmp_path}:/bin", "train").endswith(f" {script}")
 
