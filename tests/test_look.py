@@ -102,12 +102,20 @@ def found(tmp_path: Path, *argv: str, **env: str) -> str:
     return answer.why
 
 
+# What it is to run, but the tracer and its options: a refusal has room for few letters.
+PYTHON = """#!/bin/sh
+for word; do case $word in {*|*/tracer) ;; *) said="$said $word" ;; esac; done
+echo "would run$said"
+exit 7
+"""
+
+
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     """One that starts itself, by a Python that only says what it is to run."""
     python = tmp_path / "bin" / "python3"
     python.parent.mkdir()
-    python.write_text('#!/bin/sh\necho "would run $1 $4 $5"\nexit 7\n')
+    python.write_text(PYTHON)
     python.chmod(0o755)
     script = tmp_path / "train"
     script.write_text(f"#!{python} -u\nprint()\n")
