@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from carmad.core.decision import Proposal
 from carmad.core.history import History
@@ -224,7 +224,30 @@ def _as_exception(error: BaseException) -> Exception:
     return error if isinstance(error, Exception) else RuntimeError(f"it gave up: {error!r:.200}")
 
 
-class GuardedPolicy:
+class _Plugin(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+N = TypeVar("N", bound=_Plugin)
+
+
+class _Guarded(Generic[N]):
+    """A plugin that the core asks. `make`: another of the same; `without`: what becomes of jobs
+    while it cannot answer."""
+
+    def __init__(
+        self, kind: str, plugin: N, timeout_s: float, make: Callable[[], N] | None, without: str
+    ) -> None:
+        self.name = plugin.name
+        self._guard = _Guard(plugin, f"{kind} {plugin.name}", timeout_s, make, without)
+
+    @property
+    def trouble(self) -> Trouble | None:
+        return self._guard.trouble
+
+
+class GuardedPolicy(_Guarded[Policy]):
     def __init__(
         self,
         policy: Policy,
@@ -232,14 +255,9 @@ class GuardedPolicy:
         make: Callable[[], Policy] | None = None,
         deputy: str = "",
     ) -> None:
-        """`make`: another of the same; `deputy`: who decides while this one cannot."""
-        self.name = policy.name
+        """`deputy`: who decides while this one cannot."""
         without = f"{deputy} decides meanwhile" if deputy else "no job is started meanwhile"
-        self._guard = _Guard(policy, f"policy {policy.name}", timeout_s, make, without)
-
-    @property
-    def trouble(self) -> Trouble | None:
-        return self._guard.trouble
+        super().__init__("policy", policy, timeout_s, make, without)
 
     def order(self, job: Job) -> float:
         return self._guard.ask(
@@ -257,20 +275,15 @@ def _are_proposals(plan: tuple[object, ...]) -> bool:
     return True
 
 
-class GuardedPredictor:
+class GuardedPredictor(_Guarded[Predictor]):
     def __init__(
         self,
         predictor: Predictor,
         timeout_s: float = CORE_WAITS_S,
         make: Callable[[], Predictor] | None = None,
     ) -> None:
-        self.name = predictor.name
         without = "jobs join the line without a predicted duration"
-        self._guard = _Guard(predictor, f"predictor {predictor.name}", timeout_s, make, without)
-
-    @property
-    def trouble(self) -> Trouble | None:
-        return self._guard.trouble
+        super().__init__("predictor", predictor, timeout_s, make, without)
 
     def predict(
         self, job: Job, history: History, models: Mapping[str, Model], now: float
@@ -282,20 +295,15 @@ class GuardedPredictor:
         )
 
 
-class GuardedRecovery:
+class GuardedRecovery(_Guarded[Recovery]):
     def __init__(
         self,
         recovery: Recovery,
         timeout_s: float = CORE_WAITS_S,
         make: Callable[[], Recovery] | None = None,
     ) -> None:
-        self.name = recovery.name
         without = "jobs that ran out of memory are tried again alone"
-        self._guard = _Guard(recovery, f"recovery {recovery.name}", timeout_s, make, without)
-
-    @property
-    def trouble(self) -> Trouble | None:
-        return self._guard.trouble
+        super().__init__("recovery", recovery, timeout_s, make, without)
 
     def decide(self, job: Job, exit: Exit) -> Retry | None:
         return self._guard.ask(

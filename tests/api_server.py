@@ -11,7 +11,7 @@ import pwd
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -186,8 +186,8 @@ def request(path: str, method: str, target: str, body: bytes | None) -> tuple[in
         connection.close()
 
 
-def as_uid(uid: int, path: str, method: str, target: str, body: object = None) -> Any:
-    """The same, from a process of another user. Only root can do that."""
+def as_user(uid: int, attack: Callable[[], Any]) -> Any:
+    """What `attack` returns, done by a process of that user. It must be JSON."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -195,17 +195,24 @@ def as_uid(uid: int, path: str, method: str, target: str, body: object = None) -
             os.setgroups([])
             os.setresgid(uid, uid, uid)
             os.setresuid(uid, uid, uid)
-            data = None if body is None else json.dumps(body).encode()
-            answer = json.dumps(request(path, method, target, data))
+            answer = json.dumps({"answer": attack()})
         except BaseException as error:  # noqa: BLE001 - reported by the parent
-            answer = json.dumps((0, {"error": repr(error)}))
-        os.write(writer, answer.encode())
+            answer = json.dumps({"error": repr(error)})
+        with os.fdopen(writer, "w") as pipe:
+            pipe.write(answer)
         os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as pipe:
-        answer = pipe.read()
+        said = json.loads(pipe.read())
     os.waitpid(child, 0)
-    status, out = json.loads(answer)
+    assert "error" not in said, said
+    return said["answer"]
+
+
+def as_uid(uid: int, path: str, method: str, target: str, body: object = None) -> Any:
+    """What `request` returns to a process of another user."""
+    data = None if body is None else json.dumps(body).encode()
+    status, out = as_user(uid, lambda: request(path, method, target, data))
     return status, out
 
 

@@ -16,6 +16,18 @@ from carmad.daemon.environment import job_environment
 from carmad.daemon.launcher import Launcher, attempt_dir
 
 ME = pwd.getpwuid(os.getuid())
+# An `exit` as release 0.1.0's supervisors write it.
+EXIT_0_1_0 = {
+    "code": 3,
+    "signal": None,
+    "error": "",
+    "hint": "",
+    "started_at": 1.0,
+    "ended_at": 2.0,
+    "host_oom_kills": None,
+    "stopped": False,
+    "interrupted": False,
+}
 
 
 def make_job(cwd: Path, *argv: str, id: int = 1, attempt: int = 1, **spec: Any) -> Job:

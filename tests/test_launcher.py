@@ -24,7 +24,7 @@ from carmad.daemon.environment import job_environment
 from carmad.daemon.launcher import Launcher, NotNow, has_systemd
 from carmad.daemon.shepherd import Ended, Shepherd
 from carmad.errors import CarmaError
-from tests.attempts import Bench, is_gone, until
+from tests.attempts import EXIT_0_1_0, Bench, is_gone, until
 
 
 class Farm(Bench):
@@ -439,17 +439,6 @@ def test_an_attempt_that_is_stopped_to_be_sent_back_does_not_say_so(farm: Farm) 
     assert (ended.stopped, ended.cause) == (True, None)
 
 
-EXIT_0_1_0 = {
-    "code": 3,
-    "signal": None,
-    "error": "",
-    "hint": "",
-    "started_at": 1.0,
-    "ended_at": 2.0,
-    "host_oom_kills": None,
-    "stopped": False,
-    "interrupted": False,
-}
 ELSEWHERE = '{"pid": 1, "start_ticks": 1, "boot_id": "another boot", "at": 5.0}'
 
 

@@ -17,7 +17,7 @@ from carmad.core.types import Cause, Job, JobId, JobState
 from carmad.daemon import supervisor
 from carmad.daemon.launcher import Launcher, attempt_dir
 from carmad.daemon.world import DaemonWorld
-from tests.attempts import make_job, until
+from tests.attempts import EXIT_0_1_0, make_job, until
 from tests.test_world import Inbox, declared
 
 # Fails as often as `outages` says; then it "runs" the supervisor: here are its records.
@@ -36,17 +36,7 @@ if [ -e "$directory/stop" ]; then exit 1; fi
 cp "$here/started" "$here/exit" "$directory"
 """
 STARTED = {"pid": 1, "start_ticks": 1, "boot_id": "another", "at": 1.0}
-EXIT = {
-    "code": 0,
-    "signal": None,
-    "error": "",
-    "hint": "",
-    "started_at": 1.0,
-    "ended_at": 2.0,
-    "host_oom_kills": None,
-    "stopped": False,
-    "interrupted": False,
-}
+EXIT = EXIT_0_1_0 | {"code": 0}
 
 
 class Soon:

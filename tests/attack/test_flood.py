@@ -16,7 +16,8 @@ import pytest
 
 from carmad.daemon import server, turns
 from tests import api_server, daemon
-from tests.attack.users import HOSTILE, as_user, needs_root, raw, request, rss_mib, statuses
+from tests.api_server import as_user
+from tests.attack.users import HOSTILE, needs_root, peak_rss_mib, raw, request, statuses
 from tests.daemon import Carmad
 
 NOBODY = HOSTILE[0]
@@ -40,7 +41,7 @@ def submission(number: int, **fields: object) -> bytes:
 
 @needs_root
 def test_unfinished_bodies_take_little_memory(carmad: Carmad) -> None:
-    before = rss_mib(carmad)
+    before = peak_rss_mib(carmad)
     part = request("/v1/jobs", b'"' + b"x" * 7_000_000, 8_000_000)
 
     def attack() -> int:
@@ -56,13 +57,13 @@ def test_unfinished_bodies_take_little_memory(carmad: Carmad) -> None:
         return len(held)
 
     assert as_user(NOBODY, attack) == 250
-    assert rss_mib(carmad) - before < 100
+    assert peak_rss_mib(carmad) - before < 100
     assert carmad.submit("/bin/true", held=True) == 1
 
 
 @needs_root
 def test_json_bombs_are_not_parsed_and_who_goes_on_is_put_off(carmad: Carmad) -> None:
-    before = rss_mib(carmad)
+    before = peak_rss_mib(carmad)
     bomb = request("/v1/jobs", BOMB)
 
     def attack() -> list[str]:
@@ -74,7 +75,7 @@ def test_json_bombs_are_not_parsed_and_who_goes_on_is_put_off(carmad: Carmad) ->
     assert len(refused) >= 4
     assert all("retry-after: " in each and '"code":"too_many"' in each for each in refused)
     assert all(each.startswith("HTTP/1.1 413") for each in answers if each not in refused)
-    assert rss_mib(carmad) - before < 100
+    assert peak_rss_mib(carmad) - before < 100
     assert as_user(HOSTILE[1], lambda: statuses(carmad.socket, [bomb])) == [413]
 
 
@@ -86,14 +87,14 @@ def test_short_requests_have_short_bodies(carmad: Carmad) -> None:
 
 @needs_root
 def test_large_environments_fill_neither_memory_nor_disk(carmad: Carmad) -> None:
-    before = rss_mib(carmad)
+    before = peak_rss_mib(carmad)
     first = [submission(number) for number in range(15)]
     same = [submission(0)] * 10
     assert as_user(NOBODY, lambda: statuses(carmad.socket, first + same)) == [201] * 25
     second = [submission(number) for number in range(15, 35)]
     answers = as_user(HOSTILE[1], lambda: statuses(carmad.socket, second))
     assert answers[:10] == [201] * 10 and set(answers) <= {201, 409, 429}
-    assert rss_mib(carmad) - before < 100
+    assert peak_rss_mib(carmad) - before < 100
     carmad.stop()
     taken = sum(path.stat().st_size for path in carmad.state.glob("carma.db*"))
     assert taken < 1.2 * 1_000_000 * 35

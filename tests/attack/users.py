@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,29 +14,6 @@ from tests.daemon import Carmad
 
 HOSTILE = (65534, 1, 2)  # nobody, daemon, bin: they are on every machine
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be other users")
-
-
-def as_user(uid: int, attack: Callable[[], Any]) -> Any:
-    """What `attack` returns, done by a process of that user. It must be JSON."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.setgroups([])
-            os.setresgid(uid, uid, uid)
-            os.setresuid(uid, uid, uid)
-            answer = json.dumps({"answer": attack()})
-        except BaseException as error:  # noqa: BLE001 - reported by the parent
-            answer = json.dumps({"error": repr(error)})
-        with os.fdopen(writer, "w") as pipe:
-            pipe.write(answer)
-        os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as pipe:
-        said = json.loads(pipe.read())
-    os.waitpid(child, 0)
-    assert "error" not in said, said
-    return said["answer"]
 
 
 def raw(path: str, sent: bytes) -> tuple[int, bytes]:
@@ -62,7 +37,7 @@ def request(path: str, body: bytes, size: int | None = None) -> bytes:
     return f"{head}Content-Length: {length}\r\n\r\n".encode() + body
 
 
-def rss_mib(daemon: Carmad) -> float:
+def peak_rss_mib(daemon: Carmad) -> float:
     """At its highest so far."""
     status = Path(f"/proc/{daemon.pid}/status").read_text()
     (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
