@@ -48,7 +48,7 @@ from carmad.store.journal import Journal
 from carmad.store.sql import SqlStore
 
 JOBS = 20_000
-SECONDS = 8000  # pretended ones
+SECONDS = 21_600  # pretended ones
 CHECKPOINTS = 24
 RUNS_S = 2  # a job
 FLUSH_S = 30

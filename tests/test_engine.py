@@ -15,6 +15,7 @@ from carmad.core.messages import (
     EstimateMemory,
     Exited,
     Launch,
+    Noticed,
     Sampled,
     Stop,
     Submitted,
@@ -313,6 +314,28 @@ def test_a_question_that_fails_is_answered_with_its_error(daemon):
 def test_ids_are_reserved_in_a_row():
     inbox = Inbox(Clock(), 7)
     assert [inbox.next_ids(1), inbox.next_ids(5), inbox.next_ids(1)] == [7, 8, 13]
+
+
+def test_a_question_does_not_wait_for_all_the_news():
+    inbox, news = Inbox(Clock(), 1), [Noticed(0.0, JobId(n), "") for n in range(600)]
+    for each in news:
+        inbox.post(each)
+    inbox.ask(lambda core: None)
+    taken = [inbox.take(timeout_s=0) for _ in range(4)]
+    assert [len(questions) for _, questions, _ in taken] == [1, 0, 0, 0]
+    assert [each.events[0] for batch, _, _ in taken for each in batch] == news
+    assert all(len(batch) < len(news) for batch, _, _ in taken)
+
+
+def test_the_last_batch_is_of_all_that_is_left():
+    inbox = Inbox(Clock(), 1)
+    for n in range(600):
+        inbox.post(Noticed(0.0, JobId(n), ""))
+    assert inbox.take(timeout_s=0)[2]
+    inbox.close()
+    deliveries, _, go_on = inbox.take(timeout_s=0)
+    assert not go_on
+    assert deliveries[-1].events == (Noticed(0.0, JobId(599), ""),)
 
 
 def test_the_clock_does_not_jump(monkeypatch):

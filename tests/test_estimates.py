@@ -59,16 +59,18 @@ def until(true: Callable[[], object]) -> None:
     raise AssertionError("not in time")
 
 
-def test_the_tasks_of_an_array_share_one_answer(asked: Asked) -> None:
+@pytest.mark.parametrize("memory_mib", [None, 4000])
+def test_the_tasks_of_an_array_share_one_answer(asked: Asked, memory_mib: int | None) -> None:
     for index in range(20):
         task = ArrayTask(JobId(1), index)
-        asked.put(1 + index, array=task, stdout=f"{index}.out", name=f"run {index}")
+        name, stdout = f"run {index}", f"{index}.out"
+        asked.put(1 + index, array=task, stdout=stdout, name=name, memory_mib=memory_mib)
     until(lambda: asked.specs)
     asked.go_on.set()
     until(lambda: len(asked.told) == 20)
     assert len(asked.specs) == 1
     assert {answer for _, answer in asked.told} == {Estimate(1, "a.py")}
-    asked.put(30)
+    asked.put(30, memory_mib=memory_mib)
     until(lambda: len(asked.told) == 21)
     assert len(asked.specs) == 1, "nor is it asked for one that comes later"
 

@@ -106,7 +106,7 @@ class Estimates:
 
     def put(self, job: Job) -> None:
         if job.spec.memory_mib is not None:
-            self._declared.submit(lambda: self._tell(job.id, self._ask(job.spec)))
+            self._declared.submit(self._answer, job)
             return
         with self._lock:
             self._waiting.setdefault(job.spec.uid, OrderedDict())[job.id] = job
@@ -125,9 +125,10 @@ class Estimates:
             pool.shutdown(cancel_futures=True)
 
     def _one(self) -> None:
-        job = self._next()
-        if job is None:
-            return
+        if job := self._next():
+            self._answer(job)
+
+    def _answer(self, job: Job) -> None:
         asked, new = self._question(_alike(job.spec))
         asked.answer.add_done_callback(lambda done: self._tell(job.id, done.result()))
         if new:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -15,6 +17,8 @@ from carmad.core.types import JobId
 from carmad.daemon.clock import Clock
 
 T = TypeVar("T")
+
+MOST_AT_ONCE = 256  # deliveries in a batch: questions are answered between two of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,7 @@ class Inbox:
     def __init__(self, clock: Clock, next_id: int) -> None:
         self.clock = clock
         self._queue: queue.SimpleQueue[Delivery | Question | None] = queue.SimpleQueue()
+        self._backlog: deque[Delivery] = deque()  # taken from the queue, for a later batch
         self._next_id = next_id
         self._ids = threading.Lock()
 
@@ -65,17 +70,17 @@ class Inbox:
         self._queue.put(None)
 
     def take(self, timeout_s: float) -> tuple[list[Delivery], list[Question], bool]:
-        """Everything that is waiting, and whether to go on. Waits for a first item."""
-        deliveries: list[Delivery] = []
-        questions: list[Question] = []
-        try:
-            item = self._queue.get(timeout=timeout_s)
+        """A batch of what is waiting, all questions, and whether to go on. Waits for a first item.
+        The last batch is of all that is left."""
+        backlog, questions, open = self._backlog, list[Question](), True
+        with contextlib.suppress(queue.Empty):
+            item = self._queue.get(timeout=0 if backlog else timeout_s)
             while item is not None:
                 if isinstance(item, Delivery):
-                    deliveries.append(item)
+                    backlog.append(item)
                 else:
                     questions.append(item)
                 item = self._queue.get_nowait()
-        except queue.Empty:
-            return deliveries, questions, True
-        return deliveries, questions, False
+            open = False
+        most = min(len(backlog), MOST_AT_ONCE) if open else len(backlog)
+        return [backlog.popleft() for _ in range(most)], questions, open

@@ -67,13 +67,10 @@ async def status(call: Asked) -> Response:
     are folded. Of many waiting jobs, only the first rows and some of one's own are shown."""
     service = call.service
     scene = await service.scene()
-    policy = await service.ask(lambda core: core.policy.name)
-    return await service.once(
-        scene, ("status", call.peer), lambda: answer(_status(call, scene, policy))
-    )
+    return await service.once(scene, ("status", call.peer), lambda: answer(_status(call, scene)))
 
 
-def _status(call: Call, scene: Scene, policy: str) -> StatusOut:
+def _status(call: Call, scene: Scene) -> StatusOut:
     service, peer = call.service, call.peer
     recent = service.store.history(
         user=None if peer.admin else peer.user,
@@ -93,7 +90,7 @@ def _status(call: Call, scene: Scene, policy: str) -> StatusOut:
             "version": VERSION,
             "pid": os.getpid(),
             "uptime_s": round(scene.now - service.started_at, 1),
-            "policy": policy,
+            "policy": service.settings.policy,
             "source": service.capabilities().source,
             "mps": service.settings.collocation.mps,
             "troubles": troubles,
