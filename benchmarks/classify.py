@@ -20,7 +20,7 @@ from pathlib import Path
 from random import Random
 
 from benchmarks.rows import RESULTS, Row, circumstances, percentile, summary, table
-from carmad.daemon import records, supervisor
+from carmad.attempt import records, supervisor
 from recovery import classify as module
 from recovery.classify import classify
 

@@ -32,17 +32,17 @@ from carmad.core.history import History
 from carmad.core.messages import Action, Estimated, EstimateMemory, Exited, Launch, Stop, Submitted
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import Cause, Estimate, Exit, Gpu, GpuId, GpuSample, Job, JobId, ProcessUse
-from carmad.daemon.engine import Engine
-from carmad.daemon.estimates import Answer, Estimates, ask
-from carmad.daemon.experience import Experience
-from carmad.daemon.inbox import Inbox
 from carmad.daemon.main import _committed as told_to
-from carmad.daemon.models import Models
 from carmad.daemon.monitor import Monitor as MonitorThread
 from carmad.daemon.rollup import Rollup
-from carmad.daemon.server import Server, create_app
-from carmad.daemon.service import Service
+from carmad.engine.engine import Engine
+from carmad.engine.inbox import Inbox
 from carmad.gpu.source import Capabilities, Health
+from carmad.http.server import Server, create_app
+from carmad.http.service import Service
+from carmad.learned.estimates import Answer, Estimates, ask
+from carmad.learned.experience import Experience
+from carmad.learned.models import Models
 from carmad.sim.report import markdown
 from carmad.store.journal import Journal
 from carmad.store.sql import SqlStore

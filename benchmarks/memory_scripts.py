@@ -25,7 +25,7 @@ from benchmarks.rows import RESULTS, Row, circumstances, of_runs, summary, table
 from carmad.config import Estimation, Settings
 from carmad.core.ports import Run, Trial
 from carmad.core.types import JobSpec
-from carmad.daemon.trial import tried
+from carmad.learned.trial import tried
 from carmad.sim.report import markdown
 from estimators.look import look
 from estimators.tracer.report import Report

@@ -30,7 +30,7 @@ from carmad.core import types
 from carmad.core.decision import Reason
 from carmad.core.states import TRANSITIONS
 from carmad.core.types import ENDED, HOLDING, Cause, JobState, Mode
-from carmad.daemon.server import create_app
+from carmad.http.server import create_app
 from cli.app import JOBS, PASSED_ON, SERVER, VERBS, WATCH
 from cli.app import MORE as MORE_VERBS
 from cli.commands import diagnosis, estimate, gpumemnet, server

@@ -29,16 +29,16 @@ from carmad.core.messages import (
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import Cause, Estimate, Exit, GpuSample, JobId, JobSpec, ProcessUse
 from carmad.daemon import doctor
-from carmad.daemon.clock import Clock
-from carmad.daemon.engine import Engine
-from carmad.daemon.estimates import Guess
-from carmad.daemon.experience import Experience
-from carmad.daemon.inbox import Inbox
-from carmad.daemon.models import Models
-from carmad.daemon.peers import Credentials
-from carmad.daemon.server import Server, create_app
-from carmad.daemon.service import Service
+from carmad.engine.clock import Clock
+from carmad.engine.engine import Engine
+from carmad.engine.inbox import Inbox
 from carmad.gpu.source import Capabilities
+from carmad.http.peers import Credentials
+from carmad.http.server import Server, create_app
+from carmad.http.service import Service
+from carmad.learned.estimates import Guess
+from carmad.learned.experience import Experience
+from carmad.learned.models import Models
 from carmad.store.sql import SqlStore
 from carmad.testing import a_gpu
 from estimators.declared import Declared

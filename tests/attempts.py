@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from carmad.attempt import supervisor
+from carmad.attempt.environment import job_environment
+from carmad.attempt.launcher import Launcher, attempt_dir
 from carmad.core.types import Job, JobId, JobSpec, JobState
-from carmad.daemon import supervisor
-from carmad.daemon.environment import job_environment
-from carmad.daemon.launcher import Launcher, attempt_dir
 
 ME = pwd.getpwuid(os.getuid())
 # An `exit` as release 0.1.0's supervisors write it.

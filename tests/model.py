@@ -59,8 +59,8 @@ from carmad.core.types import (
     ProcessUse,
     WarnSignal,
 )
-from carmad.daemon.engine import Engine
-from carmad.daemon.inbox import Inbox
+from carmad.engine.engine import Engine
+from carmad.engine.inbox import Inbox
 from carmad.store.sql import StoreFull
 from carmad.store.values import Restored
 from carmad.testing import a_gpu, a_spec

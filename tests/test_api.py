@@ -28,9 +28,9 @@ from carmad.core.layout import Layout, Stage
 from carmad.core.messages import Discovered
 from carmad.core.types import Cause, Exit, Job, Prediction, StageTimes, StepTime
 from carmad.core.view import View
-from carmad.daemon import server as server_module
-from carmad.daemon.peers import Credentials, Peers
 from carmad.errors import CarmaError
+from carmad.http import server as server_module
+from carmad.http.peers import Credentials, Peers
 from carmad.store.sql import StoreFull
 from carmad.testing import a_gpu, a_job
 from tests.api_server import ROOT_JOBS, Daemon, as_uid, request, running, user_name

@@ -13,8 +13,8 @@ from carmad.config import Settings
 from carmad.core.messages import Discovered, Sampled, Step, Submitted, Tick
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import GpuSample, Job, JobId, JobState, ProfilingRun
-from carmad.daemon import clock as module
-from carmad.daemon.clock import Clock
+from carmad.engine import clock as module
+from carmad.engine.clock import Clock
 from carmad.store.sql import SET_S, SqlStore, StoreFull
 from carmad.testing import a_gpu, a_job, a_spec
 from policies import builtin

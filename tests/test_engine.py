@@ -23,9 +23,9 @@ from carmad.core.messages import (
 )
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import Cause, Exit, GpuSample, JobId, JobState
-from carmad.daemon.clock import Clock
-from carmad.daemon.engine import Engine
-from carmad.daemon.inbox import Delivery, Inbox
+from carmad.engine.clock import Clock
+from carmad.engine.engine import Engine
+from carmad.engine.inbox import Delivery, Inbox
 from carmad.store.sql import SqlStore, StoreFull
 from carmad.testing import a_gpu, a_job, a_spec
 from policies import builtin

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from carmad.core.types import ArrayTask, Estimate, GpuId, Job, JobId, Mode, Retry
-from carmad.daemon.environment import (
+from carmad.attempt.environment import (
     NO_MPS,
     command,
     expand,
@@ -18,6 +17,7 @@ from carmad.daemon.environment import (
     log_paths,
     scrub,
 )
+from carmad.core.types import ArrayTask, Estimate, GpuId, Job, JobId, Mode, Retry
 from tests.attempts import ME, Bench, make_job
 
 GPUS = (GpuId("GPU-aaa"), GpuId("GPU-bbb"))

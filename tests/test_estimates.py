@@ -15,9 +15,9 @@ from carmad import registry
 from carmad.config import Settings
 from carmad.core.ports import Server
 from carmad.core.types import ArrayTask, Estimate, JobId, JobSpec, Refusal
-from carmad.daemon import estimates as module
-from carmad.daemon.estimates import Answer, Estimates, ask, guesses
 from carmad.errors import CarmaError
+from carmad.learned import estimates as module
+from carmad.learned.estimates import Answer, Estimates, ask, guesses
 from carmad.testing import a_job, a_server, a_spec
 
 

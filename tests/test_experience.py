@@ -14,8 +14,8 @@ from carmad.config import Monitor, Settings
 from carmad.core.messages import Discovered, Step, Tick
 from carmad.core.ports import Run, Trial
 from carmad.core.types import Cause, Estimate, Exit, Gpu, Job, JobState, Usage
-from carmad.daemon import experience as module
-from carmad.daemon.experience import JOBS_PER_USER, Experience, driver_version
+from carmad.learned import experience as module
+from carmad.learned.experience import JOBS_PER_USER, Experience, driver_version
 from carmad.store.sql import SqlStore
 from carmad.testing import a_gpu, a_job, a_run, a_spec
 

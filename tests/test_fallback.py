@@ -273,7 +273,7 @@ def test_doctor_fails_until_it_answers() -> None:
 
     def said() -> list[tuple[bool | None, str]]:
         found = doctor._deciding(settings, [policy.trouble] if policy.trouble else [])
-        return [(check.ok, check.name) for check in found]
+        return [(check["ok"], check["name"]) for check in found]
 
     server.submit()
     assert said() == [(True, "policy")]
@@ -281,8 +281,8 @@ def test_doctor_fails_until_it_answers() -> None:
     server.submit()
     assert said() == [(False, "policy fake")]
     (check,) = doctor._deciding(settings, [policy.trouble])
-    assert "KeyError('x')" in check.detail and "no job is started" in check.detail
-    assert "policy_fallback" in check.hint and "restart" in check.hint
+    assert "KeyError('x')" in check["detail"] and "no job is started" in check["detail"]
+    assert "policy_fallback" in check["hint"] and "restart" in check["hint"]
     fake.act = lambda: None
     server.pass_time(1)
     assert said() == [(None, "policy fake")]
@@ -292,8 +292,8 @@ def test_a_trouble_with_another_plugin_leaves_the_policy_well() -> None:
     trouble = Trouble("predictor x", "KeyError()", 0.0, 1.0, 3, "jobs are unpredicted")
     settings = Settings(policy_fallback="rr")
     policy, predictor = doctor._deciding(settings, [trouble])
-    assert (policy.ok, policy.detail) == (True, "magm decides; rr would if it failed")
-    assert predictor.ok is False and "policy_fallback" not in predictor.hint
+    assert (policy["ok"], policy["detail"]) == (True, "magm decides; rr would if it failed")
+    assert predictor["ok"] is False and "policy_fallback" not in predictor["hint"]
 
 
 def test_a_fallback_is_another_policy() -> None:

@@ -29,11 +29,11 @@ from carmad.core.messages import (
 )
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import Estimate, GpuSample, JobId, JobState
-from carmad.daemon.clock import Clock
-from carmad.daemon.engine import Engine
-from carmad.daemon.inbox import Inbox
 from carmad.daemon.main import _committed, _flush
 from carmad.daemon.rollup import Rollup
+from carmad.engine.clock import Clock
+from carmad.engine.engine import Engine
+from carmad.engine.inbox import Inbox
 from carmad.sim.shadow import reproduce
 from carmad.store import journal
 from carmad.store.journal import Begin, Journal

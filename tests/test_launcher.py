@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
+from carmad.attempt import launcher as launcher_module
+from carmad.attempt import shepherd as shepherd_module
+from carmad.attempt import supervisor
+from carmad.attempt.environment import job_environment
+from carmad.attempt.launcher import Launcher, NotNow, has_systemd
+from carmad.attempt.shepherd import Ended, Shepherd
 from carmad.core.types import Cause, Job, JobId
-from carmad.daemon import launcher as launcher_module
-from carmad.daemon import shepherd as shepherd_module
-from carmad.daemon import supervisor
-from carmad.daemon.environment import job_environment
-from carmad.daemon.launcher import Launcher, NotNow, has_systemd
-from carmad.daemon.shepherd import Ended, Shepherd
 from carmad.errors import CarmaError
 from tests.attempts import EXIT_0_1_0, Bench, is_gone, until
 

@@ -24,8 +24,8 @@ from carmad.api.select import Selection, parse_selection
 from carmad.config import Limits, Settings
 from carmad.core.line import Held
 from carmad.core.types import ArrayTask, Job, JobId, JobState, Prediction
-from carmad.daemon import lookup, service
-from carmad.daemon.listing import PIECES, Rows
+from carmad.http import lookup, service
+from carmad.http.listing import PIECES, Rows
 from carmad.testing import a_gpu_view, a_job, a_spec, a_view
 from tests.api_server import ROOT_JOBS, Daemon, as_uid, request, running
 from tests.test_api import ADA, JOB, needs_root, submit

@@ -24,7 +24,7 @@ from carmad.core.types import (
     Profile,
     ProfilingRun,
 )
-from carmad.daemon import models as daemon_models
+from carmad.learned import models as daemon_models
 from carmad.models import Additive, Model, Node, Shape, Tree
 from carmad.models.additive import Bins
 from carmad.testing import a_job, a_spec
@@ -74,7 +74,7 @@ def plain(renderable: RenderableType) -> str:
 @pytest.fixture
 def daemon(open_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:  # noqa: F811
     brought: dict[str, Model] = {"tree": TREE, "duration": TREE}
-    monkeypatch.setattr("carmad.daemon.routes.models.shipped", lambda: brought)
+    monkeypatch.setattr("carmad.http.routes.models.shipped", lambda: brought)
     monkeypatch.setenv("CARMA_SOCKET", str(open_path / "carmad.sock"))
     with running(open_path) as daemon:
         trained = Trained(daemon.inbox.clock(), (("duration", ADDITIVE),))

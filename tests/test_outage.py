@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from carmad.attempt import supervisor
+from carmad.attempt.launcher import Launcher, attempt_dir
 from carmad.core.messages import Exited, Launch, Noticed, Postponed, Stop
 from carmad.core.types import Cause, Job, JobId, JobState
-from carmad.daemon import supervisor
-from carmad.daemon.launcher import Launcher, attempt_dir
 from carmad.daemon.world import DaemonWorld
 from tests.attempts import EXIT_0_1_0, make_job, until
 from tests.test_world import Inbox, declared

@@ -20,8 +20,8 @@ from carmad.core.history import History
 from carmad.core.messages import Step, Tick
 from carmad.core.recurrence import group
 from carmad.core.types import GpuId, Indicator, Job, JobId, JobState, Profile
-from carmad.daemon import models
-from carmad.daemon.models import Models, lacking, shipped
+from carmad.learned import models
+from carmad.learned.models import Models, lacking, shipped
 from carmad.models import Additive, Lookup, Model, Node, Tree
 from carmad.models.traffic import INTERVAL_S
 from carmad.store import codec

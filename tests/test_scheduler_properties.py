@@ -23,8 +23,8 @@ from hypothesis.stateful import (
 from carmad.core.messages import CancelRequested
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import Cause, Exit, JobState
-from carmad.daemon import engine
-from carmad.daemon.engine import Engine
+from carmad.engine import engine
+from carmad.engine.engine import Engine
 from tests.model import SERVERS, STEPS, Model, live_through
 
 SEEDS = range(60)

@@ -18,8 +18,8 @@ from carmad.config import Settings
 from carmad.core.decision import Decision, Placement
 from carmad.core.messages import Step, Tick
 from carmad.core.types import Cause, Exit, GpuId, Job, JobId, JobState, Mode
-from carmad.daemon.attempts import attempts_out
 from carmad.errors import CarmaError
+from carmad.http.attempts import attempts_out
 from carmad.sim import past, recorded, shadow
 from carmad.sim.metrics import figures
 from carmad.sim.outcome import Attempt

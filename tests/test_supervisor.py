@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from carmad.daemon import supervisor
+from carmad.attempt import supervisor
 from tests.attempts import Bench, is_gone, until
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from carmad.core.messages import Step, Tick
 from carmad.core.types import Environment, Job, JobId, JobSpec, JobState
-from carmad.daemon.tally import Tally, Waiting, weight
+from carmad.http.tally import Tally, Waiting, weight
 from carmad.testing import a_job, a_spec
 
 SHARED = Environment("shared", 10_000)

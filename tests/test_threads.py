@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from carmad.daemon.threads import Threads
+from carmad.engine.threads import Threads
 from tests.attempts import until
 
 

@@ -15,10 +15,10 @@ import pytest
 
 from carmad.core.ports import Trial
 from carmad.core.types import JobSpec
-from carmad.daemon import bounds
-from carmad.daemon import trial as trial_module
-from carmad.daemon.attendant import NICE
-from carmad.daemon.trial import MOST_ANSWER_BYTES, TAIL_BYTES, tried
+from carmad.learned import bounds
+from carmad.learned import trial as trial_module
+from carmad.learned.attendant import NICE
+from carmad.learned.trial import MOST_ANSWER_BYTES, TAIL_BYTES, tried
 from carmad.testing import a_spec
 
 ROOT = os.geteuid() == 0

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from carmad.daemon import turns
-from carmad.daemon.peers import Credentials, Peer, Peers
-from carmad.daemon.problems import TooMany, headers
-from carmad.daemon.server import Bounded
-from carmad.daemon.turns import Share, Shares
+from carmad.http import turns
+from carmad.http.peers import Credentials, Peer, Peers
+from carmad.http.problems import TooMany, headers
+from carmad.http.server import Bounded
+from carmad.http.turns import Share, Shares
 
 ROOT = 0
 

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from carmad.attempt.environment import HOOKS, job_environment, scrub
 from carmad.core.types import GpuId, Mode
-from carmad.daemon.environment import HOOKS, job_environment, scrub
 from carmad.hooks import stages
 from carmad.testing import a_job, a_spec
 from tests.fake_daemon import FakeDaemon, serving

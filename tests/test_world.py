@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from carmad.attempt.shepherd import Ended
 from carmad.config import Collocation, Settings
 from carmad.core.messages import Estimated, EstimateMemory, Exited, Launch, Noticed, Signal, Stop
 from carmad.core.types import Cause, Estimate, Exit, GpuId, JobId, JobState, Mode, Refusal
@@ -17,7 +18,6 @@ from carmad.daemon import doctor
 from carmad.daemon import world as module
 from carmad.daemon.main import _take_over
 from carmad.daemon.mpswatch import MpsWatch
-from carmad.daemon.shepherd import Ended
 from carmad.daemon.world import DaemonWorld
 from carmad.errors import CarmaError
 from carmad.gpu.mps import ServerState
@@ -365,7 +365,7 @@ def test_the_doctor_says_whether_users_can_read_what_watches_their_stages(instal
     for closed in parts:
         closed.chmod(0o700)
         (check,) = doctor._hooks(folder)
-        assert check.ok is None and check.detail.endswith(f" {closed}")
+        assert check["ok"] is None and check["detail"].endswith(f" {closed}")
         closed.chmod(0o755)
     hook.chmod(0o600)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
@@ -380,11 +380,11 @@ def test_the_doctor_asks_every_mps_daemon_that_has_jobs():
     mps = Mps()
     mps.healthy = lambda gpu: False
     settings = Settings(collocation=Collocation(mps=True))
-    found = {check.name: check.ok for check in doctor._mps(settings, scene, mps)}
+    found = {check["name"]: check["ok"] for check in doctor._mps(settings, scene, mps)}
     assert found["mps on gpu 0"] is False
     assert "mps on gpu 1" not in found
     mps.state = ServerState.FAULT
-    found = {check.name: check.ok for check in doctor._mps(settings, scene, mps)}
+    found = {check["name"]: check["ok"] for check in doctor._mps(settings, scene, mps)}
     assert found["mps on gpu 1"] is False
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from carmad.core.messages import Step
 from carmad.daemon import main as carmad
-from carmad.daemon.engine import Engine
+from carmad.engine.engine import Engine
 from carmad.store.sql import SqlStore
 
 

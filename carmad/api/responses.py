@@ -447,7 +447,7 @@ class ConfigOut(TypedDict):
 
 class CheckOut(TypedDict):
     name: str
-    ok: bool | None
+    ok: bool | None  # None: it works, and could be better
     detail: str
     hint: str
 

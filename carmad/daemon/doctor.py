@@ -11,17 +11,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from carmad.api.gpus import gpu_state
 from carmad.api.phrases import gib
 from carmad.api.render import Scene
+from carmad.api.responses import CheckOut
+from carmad.attempt import folders
+from carmad.attempt.environment import HOOKS
 from carmad.config import Settings
 from carmad.core.types import Mode
-from carmad.daemon import folders
-from carmad.daemon.environment import HOOKS
 from carmad.gpu.mps import Mps, ServerState
 from carmad.gpu.source import Capabilities
 from carmad.guards import Trouble
@@ -52,12 +52,8 @@ print(json.dumps(wrong))
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    name: str
-    ok: bool | None  # None: it works, and could be better
-    detail: str
-    hint: str = ""
+def _check(name: str, ok: bool | None, detail: str, hint: str = "") -> CheckOut:
+    return {"name": name, "ok": ok, "detail": detail, "hint": hint}
 
 
 def checks(
@@ -68,7 +64,7 @@ def checks(
     systemd: bool,
     mps: Mps | None,
     troubles: Sequence[Trouble] = (),
-) -> list[Check]:
+) -> list[CheckOut]:
     """Slow: reads files and starts a process."""
     return [
         *_deciding(settings, troubles),
@@ -88,13 +84,13 @@ def checks(
     ]
 
 
-def _deciding(settings: Settings, troubles: Sequence[Trouble]) -> Iterator[Check]:
+def _deciding(settings: Settings, troubles: Sequence[Trouble]) -> Iterator[CheckOut]:
     """Do the plugins that the core asks answer?"""
     fallback = settings.policy_fallback
     recent = [each for each in troubles if not each.over or time.time() - each.until < RECENT_S]
     if not any(each.plugin.startswith("policy ") for each in recent):
         deputy = f"; {fallback} would if it failed" if fallback else ""
-        yield Check("policy", True, f"{settings.policy} decides{deputy}")
+        yield _check("policy", True, f"{settings.policy} decides{deputy}")
     for each in recent:
         at = datetime.fromtimestamp(each.since).astimezone().isoformat(" ", "seconds")
         what = f"{each.times} failures since {at}, the last: {each.error}"
@@ -102,17 +98,17 @@ def _deciding(settings: Settings, troubles: Sequence[Trouble]) -> Iterator[Check
         if each.plugin.startswith("policy ") and not fallback:
             hint += "Set policy_fallback, so that another policy decides meanwhile. "
         if each.over:
-            yield Check(each.plugin, None, f"answers again, after {what}", hint.strip())
+            yield _check(each.plugin, None, f"answers again, after {what}", hint.strip())
         else:
             hint += "Repair it or choose another, and restart carmad: running jobs go on."
-            yield Check(each.plugin, False, f"fails, so {each.without}: {what}", hint)
+            yield _check(each.plugin, False, f"fails, so {each.without}: {what}", hint)
 
 
-def _identity() -> Check:
+def _identity() -> CheckOut:
     uid = os.geteuid()
     if uid == 0:
-        return Check("identity", True, "runs as root: every user's jobs run as that user")
-    return Check(
+        return _check("identity", True, "runs as root: every user's jobs run as that user")
+    return _check(
         "identity",
         None,
         f"runs as uid {uid}: only that user may submit jobs",
@@ -120,13 +116,13 @@ def _identity() -> Check:
     )
 
 
-def _hooks(folder: Path) -> Iterator[Check]:
+def _hooks(folder: Path) -> Iterator[CheckOut]:
     """A Python passes over what it may not read on its PYTHONPATH, and says nothing."""
     wanted = dict.fromkeys(reversed(folder.parents), stat.S_IXOTH)
     wanted |= dict.fromkeys((folder, *folder.glob("*.py")), stat.S_IROTH)
     closed = [path for path, bit in wanted.items() if not path.stat().st_mode & bit]
     if closed and os.geteuid() == 0:
-        yield Check(
+        yield _check(
             "watch-stages",
             None,
             f"--watch-stages does nothing: users cannot read {closed[0]}",
@@ -134,97 +130,99 @@ def _hooks(folder: Path) -> Iterator[Check]:
         )
 
 
-def _telemetry(capabilities: Capabilities) -> Iterator[Check]:
+def _telemetry(capabilities: Capabilities) -> Iterator[CheckOut]:
     provides = ", ".join(capabilities.provides) or "nothing"
-    yield Check("telemetry", True, f"{capabilities.source} provides {provides}")
+    yield _check("telemetry", True, f"{capabilities.source} provides {provides}")
     for what, why in capabilities.missing:
-        yield Check(f"telemetry: {what}", None, f"not to be had: {why}")
+        yield _check(f"telemetry: {what}", None, f"not to be had: {why}")
     for note in capabilities.notes:
-        yield Check("telemetry: note", None, note)
+        yield _check("telemetry: note", None, note)
 
 
-def _gpus(scene: Scene, capabilities: Capabilities) -> Iterator[Check]:
+def _gpus(scene: Scene, capabilities: Capabilities) -> Iterator[CheckOut]:
     if scene.unread:
         hint = "Make nvidia-smi work; carmad then finds the GPUs by itself."
-        yield Check("gpus", False, f"cannot be read yet, and jobs wait: {scene.unread}", hint)
+        yield _check("gpus", False, f"cannot be read yet, and jobs wait: {scene.unread}", hint)
         return
     yield from _telemetry(capabilities)
     if not scene.view.gpus:
-        yield Check("gpus", False, "there is no GPU", "Does nvidia-smi list any?")
+        yield _check("gpus", False, "there is no GPU", "Does nvidia-smi list any?")
     for gpu in scene.view.gpus:
         name = f"gpu {gpu.gpu.index}"
         state, detail = gpu_state(gpu, scene)
         match state:
             case "faulty":
-                yield Check(name, False, detail, "See dmesg; the GPU may need a reset.")
+                yield _check(name, False, detail, "See dmesg; the GPU may need a reset.")
             case "drained":
                 hint = f"carma resume {gpu.gpu.index}"
-                yield Check(name, None, f"takes no jobs: {detail}", hint)
+                yield _check(name, None, f"takes no jobs: {detail}", hint)
             case "stale":
-                yield Check(name, False, detail, "Is the driver hanging? Try nvidia-smi.")
+                yield _check(name, False, detail, "Is the driver hanging? Try nvidia-smi.")
             case _:
-                yield Check(name, True, f"{gpu.gpu.name}, {gib(gpu.gpu.memory_mib)}")
+                yield _check(name, True, f"{gpu.gpu.name}, {gib(gpu.gpu.memory_mib)}")
 
 
-def _islands(scene: Scene) -> Iterator[Check]:
+def _islands(scene: Scene) -> Iterator[CheckOut]:
     """Which GPUs are near each other, where not all are."""
     members: dict[str, list[str]] = {}
     for gpu in scene.view.gpus:
         members.setdefault(gpu.gpu.island, []).append(str(gpu.gpu.index))
     if len(members) > 1:
         detail = "; ".join(f"{name}: GPU {', '.join(its)}" for name, its in members.items())
-        yield Check("islands", True, f"of GPUs near each other, {detail}")
+        yield _check("islands", True, f"of GPUs near each other, {detail}")
 
 
-def _mps(settings: Settings, scene: Scene, mps: Mps | None) -> Iterator[Check]:
+def _mps(settings: Settings, scene: Scene, mps: Mps | None) -> Iterator[CheckOut]:
     if mps is None:
-        yield Check("mps", True, "off: jobs that share a GPU take turns on it")
+        yield _check("mps", True, "off: jobs that share a GPU take turns on it")
         return
     if shutil.which("nvidia-cuda-mps-control") is None:
         hint = "Install the driver's MPS programs, or set mps = false."
-        yield Check("mps", False, "nvidia-cuda-mps-control is not on PATH", hint)
+        yield _check("mps", False, "nvidia-cuda-mps-control is not on PATH", hint)
     elif settings.collocation.mps_multiuser:
         detail = "on, for several users at once: a fault of one job ends the others on its GPU"
-        yield Check("mps", None, detail)
+        yield _check("mps", None, detail)
     else:
-        yield Check("mps", True, "on: only jobs of one user share a GPU at a time")
+        yield _check("mps", True, "on: only jobs of one user share a GPU at a time")
     for gpu in scene.view.gpus:
         name = f"mps on gpu {gpu.gpu.index}"
         if any(job.mode is Mode.MPS for job in gpu.residents) and not mps.healthy(gpu.id):
-            yield Check(name, False, "its control daemon does not answer", f"See {mps.log(gpu.id)}")
+            yield _check(
+                name, False, "its control daemon does not answer", f"See {mps.log(gpu.id)}"
+            )
         elif mps.server_state(gpu.id) is ServerState.FAULT:
             detail = "a job's fault: new jobs start without MPS until those it hit have ended"
-            yield Check(name, False, detail, f"See {mps.log(gpu.id)}/server.log")
+            yield _check(name, False, detail, f"See {mps.log(gpu.id)}/server.log")
 
 
-def _state(state_dir: Path) -> Iterator[Check]:
+def _state(state_dir: Path) -> Iterator[CheckOut]:
     version = sqlite3.sqlite_version
     this = sqlite3.sqlite_version_info
     fixed = this >= WAL_FIX[0] or any(fix <= this < (fix[0], fix[1] + 1) for fix in WAL_FIX)
     detail = f"SQLite {version}, write-ahead log, one connection"
     if not fixed:
         detail += " (so that its WAL-reset bug cannot strike)"
-    yield Check("database", True, detail)
+    yield _check("database", True, detail)
     try:
         free = shutil.disk_usage(state_dir).free
     except OSError as error:
-        yield Check("disk", False, f"{state_dir}: {error.strerror}")
+        yield _check("disk", False, f"{state_dir}: {error.strerror}")
         return
     detail = f"{free // MIB} MiB free for {state_dir}"
     hint = "Make room: without any, no job can be accepted." if free < LITTLE_SPACE else ""
-    yield Check("disk", False if free < NO_SPACE else None if hint else True, detail, hint)
+    yield _check("disk", False if free < NO_SPACE else None if hint else True, detail, hint)
 
 
-def _damage(store: SqlStore) -> Iterator[Check]:
+def _damage(store: SqlStore) -> Iterator[CheckOut]:
     for what, why in store.damage.found().items():
         hint = "It is left out of what is shown. A backup may have it intact."
-        yield Check("damage", None, f"{what} cannot be read in the database: {why}", hint)
+        yield _check("damage", None, f"{what} cannot be read in the database: {why}", hint)
     for path in sorted((store.path.parent / FOLDER).glob("*.json")):
         detail = f"a job that had not ended could not be read; its record is {path}"
-        yield Check("damage", None, detail, "Let its owner submit it again, then remove the file.")
+        yield _check("damage", None, detail, "Let its owner submit it again, then remove the file.")
 
 
-def _records(store: SqlStore) -> Iterator[Check]:
+def _records(store: SqlStore) -> Iterator[CheckOut]:
     """What in `jobs` has no job: a backup was restored, or somebody made a folder there."""
     jobs = store.path.parent / "jobs"
     left = folders.found(jobs)
@@ -232,15 +230,15 @@ def _records(store: SqlStore) -> Iterator[Check]:
     for path in [path for path, job in left.items() if job not in known][:MOST_NAMED]:
         unit = f"carma-job-{path.name.replace('.', '-')}"
         hint = f"CARMA does not manage it. If {unit} still runs, let it end or stop it."
-        yield Check("records", None, f"{path} belongs to no job in the database", hint)
+        yield _check("records", None, f"{path} belongs to no job in the database", hint)
     for path in folders.strange(jobs)[:MOST_NAMED]:
-        yield Check("records", None, f"{path} is not a record of an attempt", "Remove it.")
+        yield _check("records", None, f"{path} is not a record of an attempt", "Remove it.")
 
 
-def _systemd(systemd: bool) -> Check:
+def _systemd(systemd: bool) -> CheckOut:
     if systemd:
-        return Check("systemd", True, "each job has a unit of its own and outlives carmad's")
-    return Check(
+        return _check("systemd", True, "each job has a unit of its own and outlives carmad's")
+    return _check(
         "systemd",
         None,
         "not used: jobs outlive carmad, but not a stop of the service or container it is in",
@@ -248,13 +246,13 @@ def _systemd(systemd: bool) -> Check:
     )
 
 
-def _unit() -> Check:
+def _unit() -> CheckOut:
     home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     places = [Path("/etc/systemd/system"), Path("/usr/lib/systemd/system"), home / "systemd/user"]
     for place in places:
         if (place / "carmad.service").exists():
-            return Check("unit", True, f"{place}/carmad.service")
-    return Check(
+            return _check("unit", True, f"{place}/carmad.service")
+    return _check(
         "unit",
         None,
         "carmad.service is not installed: carmad does not come back after a reboot",
@@ -262,10 +260,10 @@ def _unit() -> Check:
     )
 
 
-def _cgroup() -> Check:
+def _cgroup() -> CheckOut:
     if Path("/sys/fs/cgroup/cgroup.controllers").exists():
-        return Check("cgroup", True, "version 2")
-    return Check(
+        return _check("cgroup", True, "version 2")
+    return _check(
         "cgroup",
         None,
         "version 1 or none: a job's processes are found by descent only",
@@ -273,11 +271,11 @@ def _cgroup() -> Check:
     )
 
 
-def _clock(now: float) -> Check:
+def _clock(now: float) -> CheckOut:
     off = time.time() - now
     if abs(off) < CLOCK_OFF_S:
-        return Check("clock", True, "agrees with the system's")
-    return Check(
+        return _check("clock", True, "agrees with the system's")
+    return _check(
         "clock",
         None,
         f"the system's clock was set since carmad started: they differ by {off:.0f} s",
@@ -285,7 +283,7 @@ def _clock(now: float) -> Check:
     )
 
 
-def _plugins() -> Check:
+def _plugins() -> CheckOut:
     try:
         child = subprocess.run(
             [sys.executable, "-I", "-c", LOAD_PLUGINS],
@@ -297,8 +295,8 @@ def _plugins() -> Check:
         )
         wrong: dict[str, str] = json.loads(child.stdout.strip().splitlines()[-1])
     except (OSError, ValueError, IndexError, subprocess.SubprocessError) as error:
-        return Check("plugins", None, f"could not be tried: {error}")
+        return _check("plugins", None, f"could not be tried: {error}")
     if not wrong:
-        return Check("plugins", True, "all of them can be loaded")
+        return _check("plugins", True, "all of them can be loaded")
     detail = "; ".join(f"{name} ({error})" for name, error in wrong.items())
-    return Check("plugins", None, f"cannot be loaded: {detail}", "Install what they need.")
+    return _check("plugins", None, f"cannot be loaded: {detail}", "Install what they need.")

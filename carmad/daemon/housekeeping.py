@@ -13,8 +13,8 @@ from typing import BinaryIO
 
 from apscheduler.schedulers.background import BackgroundScheduler
 
+from carmad.attempt import folders
 from carmad.config import Retention
-from carmad.daemon import folders
 from carmad.errors import CarmaError
 from carmad.store.sql import SqlStore
 

@@ -15,32 +15,33 @@ from dataclasses import replace
 from pathlib import Path
 
 from carmad import configfile, paths, registry
+from carmad.attempt.launcher import Launcher, has_systemd
 from carmad.config import Settings
 from carmad.core.history import History
 from carmad.core.messages import CancelRequested, Step, Trained
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import JobId, JobSpec, JobState, Refusal
-from carmad.daemon import bounds, doctor, systemd
-from carmad.daemon.answers import VERSION
-from carmad.daemon.clock import Clock, boot_id, wall_ahead
-from carmad.daemon.engine import Engine
-from carmad.daemon.estimates import Answer, ask, guesses
-from carmad.daemon.experience import JOBS_PER_USER, Experience, driver_version
+from carmad.daemon import doctor, systemd
 from carmad.daemon.housekeeping import Housekeeping
-from carmad.daemon.inbox import Inbox
-from carmad.daemon.launcher import Launcher, has_systemd
-from carmad.daemon.models import Models
 from carmad.daemon.monitor import Monitor
 from carmad.daemon.mpswatch import MpsWatch
 from carmad.daemon.rollup import Rollup
-from carmad.daemon.server import Server, create_app, turn_away
-from carmad.daemon.service import Service
 from carmad.daemon.world import DaemonWorld
+from carmad.engine.clock import Clock, boot_id, wall_ahead
+from carmad.engine.engine import Engine
+from carmad.engine.inbox import Inbox
 from carmad.errors import CarmaError, Hopeless
 from carmad.gpu import emulated
 from carmad.gpu.choose import choose
 from carmad.gpu.mps import Mps
 from carmad.guards import Trouble
+from carmad.http.answers import VERSION
+from carmad.http.server import Server, create_app, turn_away
+from carmad.http.service import Service
+from carmad.learned import bounds
+from carmad.learned.estimates import Answer, ask, guesses
+from carmad.learned.experience import JOBS_PER_USER, Experience, driver_version
+from carmad.learned.models import Models
 from carmad.models import Model
 from carmad.store.damage import stands_in
 from carmad.store.journal import Journal

@@ -10,7 +10,7 @@ from dataclasses import replace
 from carmad.config import Monitor as Settings
 from carmad.core.messages import Discovered, DrainRequested, Sampled
 from carmad.core.types import Gpu, GpuId, GpuSample, Job, JobId, ProcessUse
-from carmad.daemon.inbox import Inbox
+from carmad.engine.inbox import Inbox
 from carmad.errors import CarmaError
 from carmad.gpu.source import Capabilities, TelemetrySource
 

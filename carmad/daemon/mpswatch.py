@@ -10,7 +10,7 @@ from collections.abc import Callable
 from carmad.core.messages import Noticed
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import Job, JobId, Mode
-from carmad.daemon.inbox import Inbox
+from carmad.engine.inbox import Inbox
 from carmad.errors import CarmaError
 from carmad.gpu.mps import Mps, ServerState
 

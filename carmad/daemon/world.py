@@ -10,6 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Event, Timer
 
+from carmad.attempt.environment import job_environment
+from carmad.attempt.launcher import Launcher, NotNow
+from carmad.attempt.shepherd import Ended, Shepherd
 from carmad.core.messages import (
     Action,
     Estimated,
@@ -33,15 +36,12 @@ from carmad.core.types import (
     Mode,
     Refusal,
 )
-from carmad.daemon.environment import job_environment
-from carmad.daemon.estimates import Estimates
-from carmad.daemon.inbox import Inbox
-from carmad.daemon.launcher import Launcher, NotNow
 from carmad.daemon.monitor import Monitor
-from carmad.daemon.shepherd import Ended, Shepherd
-from carmad.daemon.threads import Threads
+from carmad.engine.inbox import Inbox
+from carmad.engine.threads import Threads
 from carmad.errors import CarmaError
 from carmad.gpu.mps import Mps
+from carmad.learned.estimates import Estimates
 from carmad.store.sql import StoreFull
 from recovery.classify import classify, head
 

@@ -92,7 +92,7 @@ def _checked(file: Path | None) -> str:
     """What carmad does with its settings when it starts. Answers with what they are."""
     from carmad import registry
     from carmad.configfile import load
-    from carmad.daemon.experience import Experience
+    from carmad.learned.experience import Experience
 
     path = file or Path(paths.config_path())
     there = file or os.environ.get("CARMA_CONFIG") or path.exists()

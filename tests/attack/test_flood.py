@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from carmad.daemon import server, turns
+from carmad.http import server, turns
 from tests import api_server, daemon
 from tests.api_server import as_user
 from tests.attack.users import HOSTILE, needs_root, peak_rss_mib, raw, request, statuses

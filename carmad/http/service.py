@@ -14,21 +14,21 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from carmad.api.render import Scene
+from carmad.api.responses import CheckOut
 from carmad.config import Settings
 from carmad.core.messages import Event, Step
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import JobId, JobSpec
-from carmad.daemon.doctor import Check
-from carmad.daemon.estimates import Guess
-from carmad.daemon.experience import Experience
-from carmad.daemon.inbox import Inbox
-from carmad.daemon.listing import Rows
-from carmad.daemon.models import Models
-from carmad.daemon.tally import Tally, Waiting
-from carmad.daemon.threads import run_in_threadpool
+from carmad.engine.inbox import Inbox
+from carmad.engine.threads import run_in_threadpool
 from carmad.errors import CarmaError
 from carmad.gpu.source import Capabilities
 from carmad.guards import Trouble
+from carmad.http.listing import Rows
+from carmad.http.tally import Tally, Waiting
+from carmad.learned.estimates import Guess
+from carmad.learned.experience import Experience
+from carmad.learned.models import Models
 from carmad.store.sql import SqlStore
 
 T = TypeVar("T")
@@ -91,7 +91,7 @@ class Service:
     capabilities: Callable[[], Capabilities]
     experience: Experience
     estimate: Callable[[JobSpec], Sequence[Guess]]  # slow; asked in a thread
-    doctor: Callable[[Scene], Sequence[Check]]  # slow, too
+    doctor: Callable[[Scene], Sequence[CheckOut]]  # slow, too
     models: Models
     config_path: str | None = None
     config_toml: str | None = None

@@ -13,13 +13,13 @@ from starlette.responses import Response
 
 from carmad.api.render import Jobs, Scene
 from carmad.api.responses import ErrorOut
+from carmad.attempt.environment import log_paths
 from carmad.core.types import Job
-from carmad.daemon.environment import log_paths
-from carmad.daemon.listing import as_json
-from carmad.daemon.peers import Credentials, Peer, Peers
-from carmad.daemon.problems import Forbidden
-from carmad.daemon.service import Service
-from carmad.daemon.turns import Turn
+from carmad.http.listing import as_json
+from carmad.http.peers import Credentials, Peer, Peers
+from carmad.http.problems import Forbidden
+from carmad.http.service import Service
+from carmad.http.turns import Turn
 
 try:
     VERSION = version("carma")

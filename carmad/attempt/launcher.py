@@ -13,9 +13,9 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+from carmad.attempt import folders, supervisor
+from carmad.attempt.environment import REPORT_FD, command, log_paths
 from carmad.core.types import FOR_GOOD, Job, JobId
-from carmad.daemon import folders, supervisor
-from carmad.daemon.environment import REPORT_FD, command, log_paths
 from carmad.errors import CarmaError
 
 SYSTEMD_WITHIN_S = 30.0

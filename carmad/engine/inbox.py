@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from carmad.core.messages import Event
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import JobId
-from carmad.daemon.clock import Clock
+from carmad.engine.clock import Clock
 
 T = TypeVar("T")
 

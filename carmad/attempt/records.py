@@ -12,7 +12,7 @@ from typing import Annotated, TypeVar
 
 from pydantic import ConfigDict, Field, TypeAdapter, with_config
 
-from carmad.daemon import supervisor
+from carmad.attempt import supervisor
 
 T = TypeVar("T")
 

@@ -27,13 +27,13 @@ from carmad.api.times import parse_time, stamp
 from carmad.api.why import why_out
 from carmad.core.messages import Stepped
 from carmad.core.types import ENDED, Job, JobId, JobState, StageTimes
-from carmad.daemon import intake, lookup
-from carmad.daemon.answers import PROBLEMS, Asked, Call, answer, not_yours
-from carmad.daemon.attempts import attempts_out
-from carmad.daemon.listing import Pieces
-from carmad.daemon.problems import Conflict, Forbidden
-from carmad.daemon.threads import run_in_threadpool
+from carmad.engine.threads import run_in_threadpool
 from carmad.errors import CarmaError
+from carmad.http import intake, lookup
+from carmad.http.answers import PROBLEMS, Asked, Call, answer, not_yours
+from carmad.http.attempts import attempts_out
+from carmad.http.listing import Pieces
+from carmad.http.problems import Conflict, Forbidden
 
 router = APIRouter(prefix="/v1", responses=PROBLEMS, default_response_class=Response)
 

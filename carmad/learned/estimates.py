@@ -15,7 +15,7 @@ from carmad import registry
 from carmad.config import Settings
 from carmad.core.ports import Server
 from carmad.core.types import Estimate, Job, JobId, JobSpec, Refusal
-from carmad.daemon.threads import Threads
+from carmad.engine.threads import Threads
 from carmad.errors import CarmaError
 
 log = logging.getLogger(__name__)

@@ -19,9 +19,8 @@ import select
 import sys
 import time
 
-from carmad.daemon import bounds
-from carmad.daemon.process_tree import SIGKILL, Tree, read_file, tell_kernel
-from carmad.daemon.supervisor import (
+from carmad.attempt.process_tree import SIGKILL, Tree, read_file, tell_kernel
+from carmad.attempt.supervisor import (
     PR_SET_CHILD_SUBREAPER,
     REPORT_BYTES,
     CannotStart,
@@ -33,6 +32,7 @@ from carmad.daemon.supervisor import (
     start_program,
     write_all,
 )
+from carmad.learned import bounds
 
 GRACE_S = 0.5  # for what the program leaves behind, to tidy up
 NICE = 10

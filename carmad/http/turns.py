@@ -12,7 +12,7 @@ import math
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
-from carmad.daemon.problems import TooMany
+from carmad.http.problems import TooMany
 
 AT_ONCE = 2  # requests of a user in progress
 PRESENT = 256  # that wait or are in progress

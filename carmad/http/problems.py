@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import ceil
 
-from carmad.daemon.service import Unavailable
 from carmad.errors import CarmaError
+from carmad.http.service import Unavailable
 from carmad.store.sql import StoreFull
 
 

@@ -14,8 +14,8 @@ from carmad.api.requests import DrainIn
 from carmad.api.responses import SCHEMA, GpuOut, GpuResultsOut, GpusOut
 from carmad.core.messages import DrainRequested
 from carmad.core.types import Gpu
-from carmad.daemon.answers import PROBLEMS, Asked, Call, answer
-from carmad.daemon.problems import NotFound
+from carmad.http.answers import PROBLEMS, Asked, Call, answer
+from carmad.http.problems import NotFound
 
 router = APIRouter(prefix="/v1/gpus", responses=PROBLEMS, default_response_class=Response)
 

@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from carmad.attempt import records, supervisor
+from carmad.attempt.launcher import ATTEMPT_VARIABLE, attempt_dir
+from carmad.attempt.process_tree import process_stat
 from carmad.core.types import FOR_GOOD, Cause, Job, JobId
-from carmad.daemon import records, supervisor
-from carmad.daemon.clock import boot_id, boottime
-from carmad.daemon.launcher import ATTEMPT_VARIABLE, attempt_dir
-from carmad.daemon.process_tree import process_stat
+from carmad.engine.clock import boot_id, boottime
 
 START_WITHIN_S = 10.0  # a supervisor that has not begun by then never will
 CLEAR_WITHIN_S = 10.0  # how long a job's memory may take to leave its GPUs

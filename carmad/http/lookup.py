@@ -8,10 +8,10 @@ from itertools import chain
 from carmad.api.render import Scene
 from carmad.api.select import MAX_IDS, Selection, parse_label
 from carmad.core.types import Job, JobId
-from carmad.daemon.answers import Call
-from carmad.daemon.problems import NotFound
-from carmad.daemon.threads import run_in_threadpool
+from carmad.engine.threads import run_in_threadpool
 from carmad.errors import CarmaError
+from carmad.http.answers import Call
+from carmad.http.problems import NotFound
 from carmad.store.sql import SqlStore
 
 

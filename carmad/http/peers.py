@@ -8,7 +8,7 @@ import pwd
 import time
 from dataclasses import dataclass
 
-from carmad.daemon.threads import run_in_threadpool
+from carmad.engine.threads import run_in_threadpool
 
 REMEMBERED_S = 30.0  # so long may a change of the admin group take to be noticed
 MOST_REMEMBERED = 10_000

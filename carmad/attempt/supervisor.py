@@ -31,7 +31,7 @@ import stat
 import sys
 import time
 
-from carmad.daemon.process_tree import (
+from carmad.attempt.process_tree import (
     SIGKILL,
     SIGTERM,
     Tree,
@@ -411,11 +411,11 @@ def main() -> None:
 def program(module: str) -> list[str]:
     """The argv that calls `main` of a module of CARMA: this very code, without site-packages'
     start-up work, which would double the time until a job starts."""
-    root = os.path.dirname(__file__).removesuffix("/carmad/daemon")
+    root = os.path.dirname(__file__).removesuffix("/carmad/attempt")
     words = f"import sys; sys.path.append({root!r}); import {module} as m; m.main()"
     return [sys.executable, "-I", "-S", "-c", words]
 
 
 def command(directory: str) -> list[str]:
     """The argv that supervises the attempt in `directory`."""
-    return [*program("carmad.daemon.supervisor"), directory]
+    return [*program("carmad.attempt.supervisor"), directory]

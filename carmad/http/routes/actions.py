@@ -13,11 +13,11 @@ from carmad.api.responses import SCHEMA, ResultOut, ResultsOut
 from carmad.api.select import Selection, parse_selection
 from carmad.core.messages import CancelRequested, Event, HoldRequested, RequeueRequested
 from carmad.core.types import Job, JobId, JobState
-from carmad.daemon import lookup
-from carmad.daemon.answers import PROBLEMS, Asked, Call, answer, not_yours
-from carmad.daemon.intake import require_room
-from carmad.daemon.problems import Forbidden, NotFound
 from carmad.errors import CarmaError
+from carmad.http import lookup
+from carmad.http.answers import PROBLEMS, Asked, Call, answer, not_yours
+from carmad.http.intake import require_room
+from carmad.http.problems import Forbidden, NotFound
 from carmad.store.sql import StoreFull
 
 router = APIRouter(

@@ -19,13 +19,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from threading import Event
 
+from carmad.attempt import supervisor
+from carmad.attempt.environment import job_environment
+from carmad.attempt.launcher import launch_fields
 from carmad.core.ports import ANSWER_FD, Trial
 from carmad.core.types import Job, JobId, JobSpec, JobState
-from carmad.daemon import bounds, supervisor
-from carmad.daemon.attendant import GRACE_S
-from carmad.daemon.environment import job_environment
-from carmad.daemon.launcher import launch_fields
 from carmad.errors import CarmaError
+from carmad.learned import bounds
+from carmad.learned.attendant import GRACE_S
 
 MOST_ANSWER_BYTES = 8 << 20
 TAIL_BYTES = 64 << 10
@@ -97,7 +98,7 @@ def _attended(
         from_verdict, verdict = pipe()
         attendant = subprocess.Popen(
             [
-                *supervisor.program("carmad.daemon.attendant"),
+                *supervisor.program("carmad.learned.attendant"),
                 *map(str, (answer, ANSWER_FD, within_s, *bound)),
             ],
             stdin=request,

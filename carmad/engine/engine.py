@@ -12,7 +12,7 @@ from carmad.core.messages import Action, CancelRequested, Event, Exited, Sampled
 from carmad.core.ports import World
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import FOR_GOOD, Cause, Exit, JobId
-from carmad.daemon.inbox import Delivery, Inbox, Question
+from carmad.engine.inbox import Delivery, Inbox, Question
 from carmad.errors import CarmaError
 from carmad.loop import turn
 from carmad.store.sql import SqlStore, StoreFull

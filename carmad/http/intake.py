@@ -14,6 +14,7 @@ from carmad.api.render import Scene
 from carmad.api.requests import SubmitIn
 from carmad.api.responses import OutlookOut
 from carmad.api.select import parse_label
+from carmad.attempt.environment import BATCH_SIZE, scrub
 from carmad.core.decision import Placement, Reason
 from carmad.core.line import never_satisfied
 from carmad.core.messages import Submitted
@@ -31,14 +32,13 @@ from carmad.core.types import (
     JobState,
     WarnSignal,
 )
-from carmad.daemon.environment import BATCH_SIZE, scrub
-from carmad.daemon.layouts import layout, stage_times
-from carmad.daemon.peers import Peer
-from carmad.daemon.problems import Conflict, Forbidden, TooLarge
-from carmad.daemon.service import Service, capture
-from carmad.daemon.tally import Tally
-from carmad.daemon.threads import run_in_threadpool
+from carmad.engine.threads import run_in_threadpool
 from carmad.errors import CarmaError
+from carmad.http.layouts import layout, stage_times
+from carmad.http.peers import Peer
+from carmad.http.problems import Conflict, Forbidden, TooLarge
+from carmad.http.service import Service, capture
+from carmad.http.tally import Tally
 from carmad.store import environments
 
 MAX_ARGV_BYTES = 1 << 17  # kept in memory for as long as the job waits

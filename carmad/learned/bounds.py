@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import resource
 
-from carmad.daemon.process_tree import (
+from carmad.attempt.process_tree import (
     descendants,
     oom_kills,
     own_cgroup,

@@ -12,11 +12,11 @@ from carmad.api.models import detail_out, model_out
 from carmad.api.responses import SCHEMA, ModelDetailOut, ModelsOut, PastOut, TrainingOut
 from carmad.api.times import iso, parse_time
 from carmad.core.types import ENDED
-from carmad.daemon.answers import PROBLEMS, Asked, Call, answer
-from carmad.daemon.models import lacking, shipped
-from carmad.daemon.problems import Conflict, NotFound
-from carmad.daemon.routes.jobs import Before, Limit, Moment, ended
-from carmad.daemon.threads import run_in_threadpool
+from carmad.engine.threads import run_in_threadpool
+from carmad.http.answers import PROBLEMS, Asked, Call, answer
+from carmad.http.problems import Conflict, NotFound
+from carmad.http.routes.jobs import Before, Limit, Moment, ended
+from carmad.learned.models import lacking, shipped
 from carmad.models import Model
 from carmad.store.table import row
 

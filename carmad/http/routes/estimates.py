@@ -11,10 +11,10 @@ from carmad.api.decisions import reason_out, verdicts_out
 from carmad.api.requests import SubmitIn
 from carmad.api.responses import SCHEMA, EstimateOut, EstimatesOut, EstimatorsOut
 from carmad.core.types import Estimate
-from carmad.daemon import intake
-from carmad.daemon.answers import PROBLEMS, Asked, answer
-from carmad.daemon.estimates import Guess
-from carmad.daemon.threads import run_in_threadpool
+from carmad.engine.threads import run_in_threadpool
+from carmad.http import intake
+from carmad.http.answers import PROBLEMS, Asked, answer
+from carmad.learned.estimates import Guess
 
 router = APIRouter(prefix="/v1", responses=PROBLEMS, default_response_class=Response)
 

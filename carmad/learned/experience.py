@@ -12,7 +12,7 @@ from carmad.config import Settings
 from carmad.core.messages import Discovered, Step
 from carmad.core.ports import Run, Server, Trial
 from carmad.core.types import Gpu, GpuId, Job, JobSpec, JobState
-from carmad.daemon.trial import tried
+from carmad.learned.trial import tried
 
 JOBS_PER_USER = 200  # remembered: so no array makes the server forget what others taught
 FILES_MIB = 2048  # which a traced script may write, in memory (estimators.tracer.scratch)

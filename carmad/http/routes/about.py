@@ -27,13 +27,12 @@ from carmad.api.responses import (
 from carmad.api.times import iso, parse_time
 from carmad.core.decision import Reason
 from carmad.core.types import ENDED, Job, JobState
-from carmad.daemon.answers import PROBLEMS, VERSION, Asked, Call, answer
-from carmad.daemon.doctor import Check
-from carmad.daemon.problems import Forbidden
-from carmad.daemon.routes.gpus import gpus_out
-from carmad.daemon.routes.jobs import Moment
-from carmad.daemon.service import Service
-from carmad.daemon.threads import run_in_threadpool
+from carmad.engine.threads import run_in_threadpool
+from carmad.http.answers import PROBLEMS, VERSION, Asked, Call, answer
+from carmad.http.problems import Forbidden
+from carmad.http.routes.gpus import gpus_out
+from carmad.http.routes.jobs import Moment
+from carmad.http.service import Service
 from carmad.store.values import Totals
 
 router = APIRouter(prefix="/v1", responses=PROBLEMS, default_response_class=Response)
@@ -180,10 +179,7 @@ async def doctor(call: Asked) -> Response:
     scene = await service.scene()
     async with service.slow:
         found = await run_in_threadpool(service.doctor, scene)
-    settings = Check("settings", True, service.config_path or "no file: the defaults")
-    out: DoctorOut = {"schema": SCHEMA, "checks": [_check(check) for check in (settings, *found)]}
+    where = service.config_path or "no file: the defaults"
+    settings: CheckOut = {"name": "settings", "ok": True, "detail": where, "hint": ""}
+    out: DoctorOut = {"schema": SCHEMA, "checks": [settings, *found]}
     return answer(out)
-
-
-def _check(check: Check) -> CheckOut:
-    return {"name": check.name, "ok": check.ok, "detail": check.detail, "hint": check.hint}

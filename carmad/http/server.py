@@ -27,15 +27,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from carmad.api.shape import require_modest
-from carmad.daemon.answers import VERSION, refusal
-from carmad.daemon.peers import Credentials, Peers
-from carmad.daemon.problems import TooLarge, TooSlow, status_and_code
-from carmad.daemon.problems import headers as more_headers
-from carmad.daemon.routes import about, actions, estimates, gpus, jobs, models
-from carmad.daemon.service import Service
-from carmad.daemon.threads import api_threads
-from carmad.daemon.turns import LARGE, Share, Shares
+from carmad.engine.threads import api_threads
 from carmad.errors import CarmaError
+from carmad.http.answers import VERSION, refusal
+from carmad.http.peers import Credentials, Peers
+from carmad.http.problems import TooLarge, TooSlow, status_and_code
+from carmad.http.problems import headers as more_headers
+from carmad.http.routes import about, actions, estimates, gpus, jobs, models
+from carmad.http.service import Service
+from carmad.http.turns import LARGE, Share, Shares
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""The thread that drives the core, and the way into it."""

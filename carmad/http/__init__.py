@@ -1,0 +1,1 @@
+"""The HTTP API on a unix socket: who may ask what, and what is answered."""
