@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import re
 import shlex
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from carmad.api.render import CODES
 from carmad.config import Settings
 from carmad.configfile import dump, load
 from cli.app import VERBS
 from cli.commands import diagnosis, gpumemnet, server
 from cli.commands.submit import read
 from cli.commands.submit_options import build_parser
+from docs import generate
+from docs.pages import http_api, reasons, settings
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "docs/reference"
@@ -36,30 +36,18 @@ LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
-def _generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("docs_generate", ROOT / "docs/generate.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclasses look for it there
-    spec.loader.exec_module(module)
-    return module
-
-
-GENERATE = _generator()
-
-
 def _ids(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("name", GENERATE.pages())
+@pytest.mark.parametrize("name", generate.pages())
 def test_a_generated_page_is_up_to_date(name: str) -> None:
     written = (REFERENCE / name).read_text(encoding="utf-8")
-    assert written == GENERATE.pages()[name], "run: .venv/bin/python docs/generate.py"
+    assert written == generate.pages()[name], "run: .venv/bin/python docs/generate.py"
 
 
 def test_no_generated_page_is_left_over() -> None:
-    assert {path.name for path in REFERENCE.iterdir()} == set(GENERATE.pages())
+    assert {path.name for path in REFERENCE.iterdir()} == set(generate.pages())
 
 
 def test_every_command_is_documented() -> None:
@@ -87,28 +75,28 @@ def test_every_option_of_submit_is_documented() -> None:
 
 def test_every_setting_is_documented_and_says_what_it_means() -> None:
     page = (REFERENCE / "settings.md").read_text(encoding="utf-8")
-    known = {s.key for s in GENERATE.settings()}
+    known = {s.key for s in settings.settings()}
     for line in dump(Settings()).splitlines():
         name = line.removeprefix("# ").split(" ")[0]
         if line and not line.startswith("["):
             assert f"| `{name}` |" in page, name
-    for setting in GENERATE.settings():
+    for setting in settings.settings():
         if setting.name != "policies":
-            assert GENERATE.MORE.get(setting.key) or setting.comment, setting.key
-    assert set(GENERATE.MORE) <= known, "words for a setting that is gone"
+            assert settings.MORE.get(setting.key) or setting.comment, setting.key
+    assert set(settings.MORE) <= known, "words for a setting that is gone"
 
 
 def test_every_reason_has_an_example_and_a_word() -> None:
-    assert set(GENERATE.HELP) == GENERATE.reasons()
-    assert set(GENERATE.OF_THE_JOB + GENERATE.POLICYS) <= GENERATE.reasons()
+    assert set(reasons.HELP) == reasons.reasons()
+    assert set(reasons.OF_THE_JOB + reasons.POLICYS) <= reasons.reasons()
 
 
 def test_every_state_and_path_is_documented() -> None:
     states = (REFERENCE / "states.md").read_text(encoding="utf-8")
-    for state, code in GENERATE.CODES.items():
+    for state, code in CODES.items():
         assert f"| `{state}` | `{code}` |" in states
     api = (REFERENCE / "http-api.md").read_text(encoding="utf-8")
-    for path, methods in GENERATE.schema()["paths"].items():
+    for path, methods in http_api.schema()["paths"].items():
         for method in methods:
             assert f"### `{method.upper()} {path}`" in api
 

@@ -1,0 +1,148 @@
+"""settings.md: every setting, from the dataclasses and the comments of `carmad/config.py`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, get_type_hints
+
+from carmad import config
+from docs.pages.text import cell, comments_of
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    section: str  # "" at the top level
+    name: str
+    default: Any
+    type: str
+    comment: str
+
+    @property
+    def key(self) -> str:
+        return f"{self.section}.{self.name}" if self.section else self.name
+
+    @property
+    def variable(self) -> str:
+        return "CARMA_" + self.key.upper().replace(".", "__")
+
+
+# For those that need more words than the code has room for.
+MORE = {
+    "policy": "a placement policy: `exclusive`, `rr`, `magm`, `lug`, `first_fit`, `best_fit`,"
+    " `lucid`, `castor`, `asrpt`, `cuckoo`, or a plugin's",
+    "predictor": "what says how long a job will run: `declared`, `history`, `additive`, `forest`,"
+    " `mean`, `median`, or a plugin's",
+    "estimator": "a memory estimator: `auto` (the best that has an answer), `declared`, `history`,"
+    " `trace`, `gpumemnet`, `horus`, `faketensor`, or a plugin's",
+    "recovery.name": "what follows an out-of-memory crash: `exclusive`, `adaptive`, or a plugin's",
+    "monitor.period_s": "how often the GPUs are read",
+    "risk.mean": "weight of the mean; the four weights add up to 1",
+    "risk.median": "weight of the median",
+    "risk.p95": "weight of the 95th percentile",
+    "risk.ema": "weight of the exponential moving average",
+    "risk.sm_active": "a GPU is risky from this SMACT risk on, together with one of the next two",
+    "risk.sm_occupancy": "SMOCC risk from which a GPU counts as full",
+    "risk.dram_active": "DRAMA risk from which a GPU counts as bound by its memory",
+    "preconditions.min_free_mib": "memory that must be free, whatever a job asks for; 0: none",
+    "collocation.max_jobs_per_gpu": "no GPU gets more jobs than this",
+    "limits.gpus_per_user": "GPU places that the jobs of one user may hold at once",
+    "limits.queued_per_user": "jobs that one user may have waiting",
+    "limits.queued_mib_per_user": "MiB that the commands and environments of one user's"
+    " waiting jobs may come to; equal environments count once",
+    "retention.ended_days": "how long ended jobs are remembered",
+    "retention.samples_hours": "how long the GPUs' half-minute averages are kept",
+    "retention.events_days": "how long the log of events is kept",
+    "access.admin_group": "its members, and root, may touch every job and drain GPUs",
+}
+
+
+def settings() -> list[Setting]:
+    """All of them, in the order of `carmad/config.py`, with its comments."""
+    comments = comments_of(config)
+    found: list[Setting] = []
+    for section, kind in [("", config.Settings), *_sections()]:
+        defaults = kind()
+        for field in fields(kind):
+            default = getattr(defaults, field.name)
+            if is_dataclass(default):
+                continue
+            found.append(
+                Setting(
+                    section,
+                    field.name,
+                    default,
+                    str(field.type),
+                    comments.get((kind.__name__, field.name), ""),
+                )
+            )
+    return found
+
+
+def _sections() -> Iterator[tuple[str, type]]:
+    hints = get_type_hints(config.Settings)
+    for field in fields(config.Settings):
+        if is_dataclass(hints[field.name]):
+            yield field.name, hints[field.name]
+
+
+def page() -> str:
+    every = settings()
+    out = [
+        "# Settings",
+        "",
+        "One TOML file: `/etc/carma/carma.toml` for a daemon that runs as root,"
+        " `~/.config/carma/carma.toml` for one's own; `--config FILE` or `CARMA_CONFIG` name"
+        " another. No file is needed: every setting has a default. A name that CARMA does not know"
+        " is an error, and so is a value of the wrong type.",
+        "",
+        "An environment variable of the daemon's wins over the file. `carma config show` prints"
+        " what is in effect, `carma config check FILE` checks a file. The daemon reads its settings"
+        " once, when it starts: restart it after a change; running jobs go on.",
+        "",
+        "Durations are in seconds, memory is in MiB (1024²).",
+    ]
+    for section in dict.fromkeys(setting.section for setting in every):
+        kind = dict(_sections()).get(section)
+        title = f"`[{section}]`" if section else "At the top"
+        out += ["", f"## {title}", ""]
+        if kind is not None and kind.__doc__ and not kind.__doc__.startswith(kind.__name__ + "("):
+            out += [inspect.cleandoc(kind.__doc__), ""]
+        out += ["| Setting | Default | Meaning | Variable |", "|---|---|---|---|"]
+        for setting in every:
+            if setting.section == section and setting.name != "policies":
+                meaning = "; ".join(filter(None, (MORE.get(setting.key), setting.comment)))
+                out.append(
+                    f"| `{setting.name}` | {_default(setting)} | {cell(meaning)}"
+                    f" | `{setting.variable}` |"
+                )
+    names = ", ".join(f"`{field.name}`" for field in fields(config.Preconditions))
+    out += [
+        "",
+        "## `[policies.NAME]`",
+        "",
+        f"Preconditions ({names}) of the policy NAME, instead of those in `[preconditions]`. What"
+        " is left out here has the built-in default, not the value from `[preconditions]`."
+        " Variable: `CARMA_POLICIES__NAME__MIN_FREE_MIB`, and so on.",
+        "",
+        "```toml",
+        'policy = "rr"',
+        "",
+        "[policies.rr]",
+        "min_free_mib = 5120  # as in the paper's experiments",
+        "```",
+    ]
+    return "\n".join(out)
+
+
+def _default(setting: Setting) -> str:
+    match setting.default:
+        case None:
+            return "not set"
+        case bool():
+            return f"`{str(setting.default).lower()}`"
+        case str():
+            return f'`"{setting.default}"`'
+        case _:
+            return f"`{setting.default}`"
