@@ -1,7 +1,7 @@
-"""Writes docs/reference/*.md from the code: `python docs/generate.py`, and `--check` to compare.
+"""Generates docs/reference/*.md from the code: `python docs/generate.py`; `--check` only compares.
 
-Each page is a module in `docs/pages`. Text that the code does not have (what would help against a
-reason) is there; `tests/test_docs` checks that nothing is left out.
+Each page is a module in `docs/pages`, which also has the text that is not in the code, such as
+the remedy for each reason. `tests/test_docs` checks that nothing is missing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def pages() -> dict[str, str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; say what differs")
+    parser.add_argument("--check", action="store_true", help="only report pages that differ")
     check = parser.parse_args().check
     stale = []
     for name, text in pages().items():

@@ -48,22 +48,22 @@ def page() -> str:
     out = [
         "# Commands",
         "",
-        "`carma` asks the daemon at `CARMA_SOCKET`, else at your own daemon's socket if you run"
-        " one, else at `/run/carma/carmad.sock`. `--color auto|always|never` stands before the"
+        "`carma` talks to the daemon at `CARMA_SOCKET`; otherwise at your own daemon's socket if"
+        " you run one, or at `/run/carma/carmad.sock`. `--color auto|always|never` goes before the"
         " verb; `NO_COLOR` is honoured. Data goes to standard output, notes and errors to standard"
-        " error. Output that is not a terminal's is never cut to its width.",
+        " error. Lines are cut to the terminal's width only if the output is a terminal.",
         "",
         "| Exit code | Meaning |",
         "|---|---|",
         "| 0 | done |",
-        "| 1 | the daemon said no, a check failed, or something went wrong |",
+        "| 1 | the daemon refused, a check failed, or something went wrong |",
         "| 2 | the command line was wrong |",
         "| 3 | no daemon answers |",
-        "| 4 | not for this user |",
+        "| 4 | permission denied |",
         "| 130 | interrupted with Ctrl-C |",
         "",
-        "`carma wait` and `carma submit --wait` answer with the job's exit code instead, 128+N if"
-        " signal N ended it, and 1 if it never ran or its code is not known. With `--json`, errors"
+        "`carma wait` and `carma submit --wait` exit with the job's exit code instead, 128+N if"
+        " signal N ended it, and 1 if it never ran or its code is unknown. With `--json`, errors"
         " are JSON too: `error`, `hint`, `code`.",
     ]
     last = ""
@@ -134,7 +134,7 @@ def _submit() -> list[str]:
 def _estimate() -> list[str]:
     parser = estimate.build_parser()
     own = parser._action_groups[-1]._group_actions
-    also = "It takes what [`carma submit`](#carma-submit) takes, and also:"
+    also = "It takes the options of [`carma submit`](#carma-submit), and also:"
     return [*_usage(parser), "", also, "", *_options(own), "", one_line(parser.epilog or "")]
 
 

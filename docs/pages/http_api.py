@@ -24,18 +24,20 @@ def page() -> str:
     out = [
         "# HTTP API",
         "",
-        "JSON over HTTP on a unix socket, `/run/carma/carmad.sock` by default. Who asks is told by"
-        " the kernel (`SO_PEERCRED`), never by the message. There is no TCP listener."
-        " The whole schema is at `/v1/openapi.json`:",
+        "JSON over HTTP on a unix socket, `/run/carma/carmad.sock` by default. The kernel"
+        " identifies the caller (`SO_PEERCRED`), never the request. There is no TCP listener."
+        " The full schema is at `/v1/openapi.json`:",
         "",
         "```sh",
         "curl --unix-socket /run/carma/carmad.sock http://carma/v1/status",
         "```",
         "",
-        "Every answer has `schema`, which rises when a field changes its meaning or goes away. New"
-        " fields may come at any time. Times are ISO 8601 in UTC, memory is in MiB, durations are"
-        " in seconds. A request may have 8 MiB, and must arrive within 30 s; one user may hold 256"
-        " connections.",
+        "Every response has `schema`, which increases when a field changes its meaning or is"
+        " removed."
+        " New fields may be added at any time. Times are ISO 8601 in UTC, memory is in MiB,"
+        " durations are"
+        " in seconds. A request is limited to 8 MiB, and must arrive within 30 s; one user may have"
+        " 256 connections.",
         "",
         "Errors are `{error, hint, code}`:",
         "",
@@ -64,7 +66,7 @@ def page() -> str:
         out += ["", f"### {name}", ""]
         if shape.get("description"):
             out += [one_line(shape["description"]), ""]
-        out += ["| Field | Type | Always there |", "|---|---|---|"]
+        out += ["| Field | Type | Always present |", "|---|---|---|"]
         required = set(shape.get("required", ()))
         for field, kind in shape.get("properties", {}).items():
             default = "no" if "default" not in kind else f"no: `{json.dumps(kind['default'])}`"

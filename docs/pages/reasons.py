@@ -1,4 +1,4 @@
-"""reasons.md: every reason, with an example and what helps; the code has only the sentences."""
+"""reasons.md: every reason, with an example and a remedy. The code has only the sentences."""
 
 from __future__ import annotations
 
@@ -8,41 +8,41 @@ from carmad.api.phrases import PHRASES, SHORT, phrase, short
 from carmad.core.decision import Reason
 from docs.pages.text import cell
 
-# An example of each, and what would help.
+# An example of each reason, and what helps.
 HELP: dict[str, tuple[Reason, str]] = {
     "fault": (
         Reason("fault", detail="the GPU must be reset: nvidia-smi --gpu-reset"),
-        "An administrator looks at `dmesg`; see the administrators' guide.",
+        "An administrator checks `dmesg`; see the administrators' guide.",
     ),
     "gpus_unread": (
         Reason("gpus_unread", detail="the NVIDIA driver is not loaded"),
-        "It starts by itself when the driver is there; `carma doctor` and `nvidia-smi` tell more.",
+        "It starts by itself once the driver works; `carma doctor` and `nvidia-smi` say more.",
     ),
     "drained": (Reason("drained", detail="fan swap"), "`carma resume GPU` (administrators)."),
     "stale": (
         Reason("stale", 5, 12, "s"),
-        "`carma doctor`: the driver may hang.",
+        "See `carma doctor`: the driver may hang.",
     ),
     "mig_single": (
         Reason("mig_single", 1, 2, "GPUs"),
-        "Ask for one GPU: a process sees one MIG instance.",
+        "Ask for one GPU: a process can use only one MIG instance.",
     ),
     "busy": (
         Reason("busy", 0, 1, "jobs", "job 7"),
-        "Wait; or leave out `--exclusive`, if it was asked for.",
+        "Wait, or drop `--exclusive` if you used it.",
     ),
     "outsiders": (
         Reason("outsiders", 500, 21_504, "MiB"),
-        "Wait until the processes there end, or end them; `carma status` names them.",
+        "Wait until these processes end, or end them; `carma status` lists them.",
     ),
     "exclusive": (Reason("exclusive", detail="job 7"), "Wait until that job ends."),
     "profiling": (
         Reason("profiling", 1_793_000_000, detail="job 7"),
-        "Wait until it is known; see `profiling.run_s`.",
+        "Wait until that job is profiled; see `profiling.run_s`.",
     ),
     "first_kernel": (
         Reason("first_kernel", 600, 12, "s", "job 7"),
-        "Wait until that job computes, or `monitor.first_kernel_timeout_s` is over.",
+        "Wait until that job computes, or `monitor.first_kernel_timeout_s` has passed.",
     ),
     "settling": (
         Reason("settling", 30, 8, "s", "job 7"),
@@ -50,35 +50,35 @@ HELP: dict[str, tuple[Reason, str]] = {
     ),
     "jobs_per_gpu": (
         Reason("jobs_per_gpu", 8, 8, "jobs"),
-        "Wait; or raise `collocation.max_jobs_per_gpu`.",
+        "Wait, or raise `collocation.max_jobs_per_gpu`.",
     ),
     "preempted": (
         Reason("preempted", detail="job 9 goes first"),
-        "Nothing: it goes on when it is its turn. `--no-requeue` keeps a job from it.",
+        "Nothing: it continues when its turn comes. `--no-requeue` prevents preemption.",
     ),
     "making_room": (
         Reason("making_room", 2, 1, "GPUs", "job 7"),
-        "Wait until those that were preempted for it are gone.",
+        "Wait until the jobs that were preempted for it have stopped.",
     ),
     "not_preemptible": (
         Reason("not_preemptible"),
-        "See `limits.preemption`; a job of `--no-requeue` never may be.",
+        "See `limits.preemption`; jobs with `--no-requeue` are never preempted.",
     ),
     "mps_user": (
         Reason("mps_user", detail="ada"),
-        "Wait until their jobs end there; or see `collocation.mps_multiuser`.",
+        "Wait until that user's jobs there end, or see `collocation.mps_multiuser`.",
     ),
     "avoid": (
         Reason("avoid", detail="ran out of memory there"),
-        "Another GPU must do (the adaptive recovery).",
+        "Wait for another GPU (adaptive recovery).",
     ),
     "memory": (
         Reason("memory", 83_968, 30_720, "MiB"),
-        "Ask for less with `--gpu-mem`, or wait.",
+        "Wait, or declare less with `--gpu-mem`.",
     ),
     "min_free": (
         Reason("min_free", 2048, 900, "MiB"),
-        "Wait; `preconditions.min_free_mib` says how much must be free.",
+        "Wait; `preconditions.min_free_mib` is the limit.",
     ),
     "risk": (
         Reason("risk", 0.80, 0.91, "SMACT", "DRAMA 0.44 (limit 0.40)"),
@@ -86,11 +86,11 @@ HELP: dict[str, tuple[Reason, str]] = {
     ),
     "unprofiled": (
         Reason("unprofiled", detail="job 7"),
-        "Wait until it is profiled, or has ended.",
+        "Wait until that job is profiled or has ended.",
     ),
     "unpredicted": (
         Reason("unpredicted", detail="this job"),
-        "Say it with `--expect`, or choose another `predictor`.",
+        "Use `--expect`, or choose another `predictor`.",
     ),
     "sharing_score": (
         Reason("sharing_score", 2, 3, detail="job 7 is Medium, this one Jumbo"),
@@ -98,31 +98,31 @@ HELP: dict[str, tuple[Reason, str]] = {
     ),
     "gpu_demand": (
         Reason("gpu_demand", 1, 2, "GPUs", "job 7"),
-        "Wait: under Lucid only jobs of equal demand share.",
+        "Wait: under Lucid only jobs with the same number of GPUs share.",
     ),
     "distributed": (
         Reason("distributed", detail="job 7"),
-        "Wait: under Lucid jobs that span servers do not share.",
+        "Wait: under Lucid, jobs on several servers do not share.",
     ),
     "unstable": (
         Reason("unstable", 0.05, 0.12, "", "job 7"),
-        "Wait: Lucid shares only with jobs that use their GPU evenly.",
+        "Wait: under Lucid only jobs with an even load share.",
     ),
     "outlasts": (
         Reason("outlasts", 7200, 36_000, "GPU-s", "job 7"),
-        "Wait: Lucid does not burden a job with a much longer one.",
+        "Wait: under Lucid a job is not joined by a much longer one.",
     ),
     "kept_for_profiling": (
         Reason("kept_for_profiling"),
-        "Nothing: `profiling.gpus` says how many are kept.",
+        "Nothing: `profiling.gpus` sets how many are reserved.",
     ),
     "no_benefit": (
         Reason("no_benefit", 5400, 7200, "s", "job 7"),
-        "Nothing: Castor has worked out that waiting is better.",
+        "Nothing: Castor predicts that waiting is better.",
     ),
     "profiling_gpus": (
         Reason("profiling_gpus", 2, 1, "GPUs"),
-        "Wait; `profiling.gpus` says how many there are.",
+        "Wait; `profiling.gpus` sets how many there are.",
     ),
     "sharing_off": (
         Reason("sharing_off", 4, 1, "GPUs"),
@@ -131,39 +131,42 @@ HELP: dict[str, tuple[Reason, str]] = {
     "few_idle": (Reason("few_idle", 4, 1, "GPUs"), "Wait until jobs end."),
     "line_held": (
         Reason("line_held", detail="job 7"),
-        "Wait: under A-SRPT nobody passes one that waits.",
+        "Wait: under A-SRPT no job overtakes a waiting one.",
     ),
     "better_gpus": (
         Reason("better_gpus", 1_795_384_800, 2.4, detail="times as slow"),
-        "Wait; `asrpt.patience` says how long.",
+        "Wait; `asrpt.patience` limits how long.",
     ),
     "slices_apart": (
         Reason("slices_apart", 4, 2, "GPUs"),
         "Wait until jobs end, or ask for fewer tensor slices.",
     ),
-    "reserved": (Reason("reserved", 600, 0, "s"), "Wait; `asrpt.reserve = false` ends that."),
-    "partner": (Reason("partner", 1, 1.4, detail="job 7"), "Wait until they have settled."),
+    "reserved": (Reason("reserved", 600, 0, "s"), "Wait, or set `asrpt.reserve = false`."),
+    "partner": (
+        Reason("partner", 1, 1.4, detail="job 7"),
+        "Wait until these GPUs have settled.",
+    ),
     "no_partner": (Reason("no_partner"), "Wait until jobs end."),
     "planned_start": (
         Reason("planned_start", 1, 5400, "s", "job 7"),
-        "Wait: Cuckoo plans anew with every change.",
+        "Wait: Cuckoo replans at every change.",
     ),
     "deadline": (
         Reason("deadline", 3600, 5400, "s"),
-        "A later `--deadline`, fewer GPUs, or a word with an administrator.",
+        "A later `--deadline`, fewer GPUs, or asking an administrator.",
     ),
     "packed": (
         Reason("packed", 1, 1.4, detail="job 7"),
-        "Nothing: Cuckoo put them together for that.",
+        "Nothing: that is why Cuckoo packed them.",
     ),
     "close_deadlines": (
         Reason("close_deadlines", 1, 0.8, detail="job 7"),
-        "Nothing: `cuckoo.weight` says what that counts.",
+        "Nothing: `cuckoo.weight` sets how much this counts.",
     ),
-    "planned_end": (Reason("planned_end", 7200, 5400, "s"), "Nothing: it is in time."),
+    "planned_end": (Reason("planned_end", 7200, 5400, "s"), "Nothing: it meets its deadline."),
     "mapped": (
         Reason("mapped", 0.3, 0.4, "s", "communication-heavy"),
-        "Nothing: A-SRPT put it there for that.",
+        "Nothing: that is why A-SRPT placed it there.",
     ),
     "no_room": (
         Reason("no_room", 2, 1, "GPUs"),
@@ -171,30 +174,30 @@ HELP: dict[str, tuple[Reason, str]] = {
     ),
     "affine": (
         Reason("affine", 2, 1, detail="job 7 is Tiny, this one Medium"),
-        "Nothing: Lucid put it there for that.",
+        "Nothing: that is why Lucid placed it there.",
     ),
     "sharing_benefit": (
         Reason("sharing_benefit", 7200, 5400, "s", "job 7"),
-        "Nothing: Castor put it there for that.",
+        "Nothing: that is why Castor placed it there.",
     ),
     "split_batch": (
         Reason("split_batch", 64, 16, detail="4 parts"),
-        "Nothing: `--batch-size` allowed it; gradients stay the same.",
+        "Nothing: `--batch-size` allows it; the gradients stay the same.",
     ),
     "profiled_there": (
         Reason("profiled_there", 200),
-        "Nothing: it is known after that. See `profiling.run_s`.",
+        "Nothing: afterwards it has a profile. See `profiling.run_s`.",
     ),
     "predicted": (
         Reason("predicted", 0, 5400, "s", "history"),
-        "`--expect` says it better.",
+        "`--expect` is more reliable.",
     ),
     "held": (Reason("held"), "`carma release JOB`."),
-    "begin": (Reason("begin", 1_795_384_800, 0, "s"), "Wait: `--begin` asked for it."),
+    "begin": (Reason("begin", 1_795_384_800, 0, "s"), "Wait: set by `--begin`."),
     "dependency": (Reason("dependency", detail="job 7"), "Wait for that job to end."),
     "array_limit": (
         Reason("array_limit", 2, 2, "tasks"),
-        "Wait: the `%N` of `--array` asked for it.",
+        "Wait: set by the `%N` of `--array`.",
     ),
     "quota": (
         Reason("quota", 2, 2, "GPUs", "ada"),
@@ -202,7 +205,7 @@ HELP: dict[str, tuple[Reason, str]] = {
     ),
     "policy_failed": (
         Reason("policy_failed", detail="it raised KeyError('x')"),
-        "An administrator repairs the policy, chooses another, or sets `policy_fallback`.",
+        "An administrator fixes the policy, chooses another, or sets `policy_fallback`.",
     ),
     "policy_fallback": (
         Reason("policy_fallback", detail="lucid"),
@@ -229,31 +232,32 @@ def page() -> str:
     out = [
         "# Reasons",
         "",
-        "Why a job waits. The rule that says no makes the reason, with the numbers that it used;"
+        "Why a job waits. The rule that refuses it records the reason, with the numbers that it"
+        " used;"
         " `carma why JOB` prints it as a sentence, the last column of `carma queue` as a word, and"
         " `--json` as `code`, `need`, `have`, `unit` and `detail`. Codes are stable. A plugin may"
         " use codes of its own.",
         "",
-        "Two words of that column are no reasons: `(Priority)`, a job before this one holds the"
-        " line, and `(Resources)`, too few GPUs said yes. `(Estimating)` means that the job's"
-        " memory need is not known yet.",
+        "Three words in that column are not reasons: `(Priority)`, a job ahead blocks the queue;"
+        " `(Resources)`, too few GPUs can take the job; `(Estimating)`, the job's memory need is"
+        " not known yet.",
     ]
     kinds: tuple[tuple[str, str, Callable[[str], bool]], ...] = (
         (
-            "Of a GPU: CARMA's hard rules",
+            "For a GPU: CARMA's hard rules",
             "No policy can override these.",
             lambda code: code not in OF_THE_JOB + POLICYS + GROUNDS,
         ),
         (
-            "Of a GPU: preconditions of the policies",
-            "The built-in sharing policies apply the first three (all but `exclusive`), Lucid and"
-            " Castor also the others.",
+            "For a GPU: preconditions of the policies",
+            "The built-in sharing policies (all but `exclusive`) apply the first three, Lucid and"
+            " Castor the others as well.",
             lambda code: code in POLICYS,
         ),
-        ("Of the job", "No GPU is to blame.", lambda code: code in OF_THE_JOB),
+        ("For the job", "They do not depend on a GPU.", lambda code: code in OF_THE_JOB),
         (
-            "Why a job was placed as it was",
-            "What spoke for it (`grounds` in `--json`).",
+            "For a placement",
+            "Why a job was placed as it was (`grounds` in `--json`).",
             lambda code: code in GROUNDS,
         ),
     )

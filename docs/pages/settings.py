@@ -28,38 +28,38 @@ class Setting:
         return "CARMA_" + self.key.upper().replace(".", "__")
 
 
-# For those that need more words than the code has room for.
+# For settings that need more explanation than the code has room for.
 MORE = {
     "policy": "a placement policy: `exclusive`, `rr`, `magm`, `lug`, `first_fit`, `best_fit`,"
     " `lucid`, `castor`, `asrpt`, `cuckoo`, or a plugin's",
-    "predictor": "what says how long a job will run: `declared`, `history`, `additive`, `forest`,"
+    "predictor": "predicts how long a job will run: `declared`, `history`, `additive`, `forest`,"
     " `mean`, `median`, or a plugin's",
     "estimator": "a memory estimator: `auto` (the best that has an answer), `declared`, `history`,"
     " `trace`, `gpumemnet`, `horus`, `faketensor`, or a plugin's",
     "recovery.name": "what follows an out-of-memory crash: `exclusive`, `adaptive`, or a plugin's",
     "monitor.period_s": "how often the GPUs are read",
-    "risk.mean": "weight of the mean; the four weights add up to 1",
+    "risk.mean": "weight of the mean; the four weights must add up to 1",
     "risk.median": "weight of the median",
     "risk.p95": "weight of the 95th percentile",
     "risk.ema": "weight of the exponential moving average",
-    "risk.sm_active": "a GPU is risky from this SMACT risk on, together with one of the next two",
+    "risk.sm_active": "SMACT risk from which a GPU is risky, together with one of the next two",
     "risk.sm_occupancy": "SMOCC risk from which a GPU counts as full",
-    "risk.dram_active": "DRAMA risk from which a GPU counts as bound by its memory",
-    "preconditions.min_free_mib": "memory that must be free, whatever a job asks for; 0: none",
+    "risk.dram_active": "DRAMA risk from which a GPU counts as memory-bound",
+    "preconditions.min_free_mib": "memory that must be free, whatever a job needs; 0: none",
     "collocation.max_jobs_per_gpu": "no GPU gets more jobs than this",
-    "limits.gpus_per_user": "GPU places that the jobs of one user may hold at once",
-    "limits.queued_per_user": "jobs that one user may have waiting",
+    "limits.gpus_per_user": "GPUs that one user's jobs may hold at once",
+    "limits.queued_per_user": "jobs that one user may have in the queue",
     "limits.queued_mib_per_user": "MiB that the commands and environments of one user's"
-    " waiting jobs may come to; equal environments count once",
-    "retention.ended_days": "how long ended jobs are remembered",
+    " waiting jobs may take up; identical environments count once",
+    "retention.ended_days": "how long ended jobs are kept",
     "retention.samples_hours": "how long the GPUs' half-minute averages are kept",
-    "retention.events_days": "how long the log of events is kept",
-    "access.admin_group": "its members, and root, may touch every job and drain GPUs",
+    "retention.events_days": "how long the event log is kept",
+    "access.admin_group": "its members, and root, may manage every job and drain GPUs",
 }
 
 
 def settings() -> list[Setting]:
-    """All of them, in the order of `carmad/config.py`, with its comments."""
+    """All settings, in the order of `carmad/config.py`, with its comments."""
     comments = comments_of(config)
     found: list[Setting] = []
     for section, kind in [("", config.Settings), *_sections()]:
@@ -93,13 +93,13 @@ def page() -> str:
         "# Settings",
         "",
         "One TOML file: `/etc/carma/carma.toml` for a daemon that runs as root,"
-        " `~/.config/carma/carma.toml` for one's own; `--config FILE` or `CARMA_CONFIG` name"
-        " another. No file is needed: every setting has a default. A name that CARMA does not know"
-        " is an error, and so is a value of the wrong type.",
+        " `~/.config/carma/carma.toml` for a user's own; `--config FILE` or `CARMA_CONFIG` name"
+        " another. The file is optional: every setting has a default. Unknown names and values of"
+        " the wrong type are errors.",
         "",
-        "An environment variable of the daemon's wins over the file. `carma config show` prints"
+        "Environment variables of the daemon override the file. `carma config show` prints"
         " what is in effect, `carma config check FILE` checks a file. The daemon reads its settings"
-        " once, when it starts: restart it after a change; running jobs go on.",
+        " once, when it starts: restart it after a change; running jobs continue.",
         "",
         "Durations are in seconds, memory is in MiB (1024²).",
     ]
@@ -122,8 +122,8 @@ def page() -> str:
         "",
         "## `[policies.NAME]`",
         "",
-        f"Preconditions ({names}) of the policy NAME, instead of those in `[preconditions]`. What"
-        " is left out here has the built-in default, not the value from `[preconditions]`."
+        f"Preconditions ({names}) of the policy NAME, instead of those in `[preconditions]`. Any"
+        " that are left out have the built-in default, not the value from `[preconditions]`."
         " Variable: `CARMA_POLICIES__NAME__MIN_FREE_MIB`, and so on.",
         "",
         "```toml",

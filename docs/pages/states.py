@@ -14,17 +14,17 @@ def page() -> str:
     out = [
         "# States",
         "",
-        "## Of a job",
+        "## Jobs",
         "",
         "| State | Code | Meaning | Holds GPUs | Can become |",
         "|---|---|---|---|---|",
     ]
     words = {
         JobState.SUCCEEDED: "its exit code was 0",
-        JobState.FAILED: "another exit code, a signal, the host's memory, or it never started",
-        JobState.CANCELLED: "by its owner or an administrator, or for a dependency",
+        JobState.FAILED: "another exit code, a signal, out of host memory, or it never started",
+        JobState.CANCELLED: "by its owner or an administrator, or because of a dependency",
         JobState.TIMED_OUT: "its time limit was reached",
-        JobState.OUT_OF_MEMORY: "out of GPU memory, and no further attempt is made",
+        JobState.OUT_OF_MEMORY: "out of GPU memory, without a further attempt",
     }
     for state in JobState:
         said = comments.get(("JobState", state.name)) or words[state]
@@ -35,7 +35,7 @@ def page() -> str:
         out.append(f"| `{state}` | `{CODES[state]}` | {cell(said)} | {holds} | {after} |")
     out += [
         "",
-        "Two more codes are kinds of waiting: `H`, the job is held, and `RQ`, it waits for another"
+        "Two more codes for waiting jobs: `H`, the job is held, and `RQ`, it waits for another"
         " attempt (the recovery queue).",
         "",
         "## Cause of an attempt's end",
@@ -46,15 +46,15 @@ def page() -> str:
     ends = {
         Cause.SUCCESS: ("exit code 0", "`succeeded`"),
         Cause.FAILURE: ("", "`failed`"),
-        Cause.GPU_OOM: ("the log's end names it", "`queued` again, or `out_of_memory`"),
-        Cause.HOST_OOM: ("the kernel's OOM killer, or a log line that names it", "`failed`"),
-        Cause.CANCELLED: ("somebody asked for it", "`cancelled`"),
-        Cause.TIME_LIMIT: ("`--time` is over", "`timed_out`"),
+        Cause.GPU_OOM: ("the end of the log says so", "`queued` again, or `out_of_memory`"),
+        Cause.HOST_OOM: ("the kernel's OOM killer, or a log line that says so", "`failed`"),
+        Cause.CANCELLED: ("on request", "`cancelled`"),
+        Cause.TIME_LIMIT: ("`--time` has passed", "`timed_out`"),
         Cause.LAUNCH_FAILED: ("", "`failed`"),
         Cause.LOST: ("", "`queued` again, once, or `failed`"),
         Cause.DEPENDENCY: ("", "`cancelled`"),
-        Cause.PREEMPTED: ("", "`queued` again, with what it ran for counted"),
-        Cause.PROFILED: ("", "`queued` again, from its beginning"),
+        Cause.PREEMPTED: ("", "`queued` again; its run time so far counts"),
+        Cause.PROFILED: ("", "`queued` again, from the beginning"),
     }
     for cause in Cause:
         said = comments.get(("Cause", cause.name)) or ends[cause][0]
@@ -64,14 +64,14 @@ def page() -> str:
         out.append(f"| `{mode}` | {cell(comments[('Mode', mode.name)])} |")
     out += [
         "",
-        "## Of a GPU",
+        "## GPUs",
         "",
         "| State | Meaning |",
         "|---|---|",
         "| `ok` | it takes jobs, if the policy agrees |",
-        "| `settling` | a job on it is too fresh to judge it by |",
+        "| `settling` | a job on it started too recently to judge the load |",
         "| `stale` | its last reading is older than `monitor.stale_s` |",
-        "| `drained` | an administrator, or carmad after an Xid, keeps jobs off it |",
+        "| `drained` | an administrator, or carmad after an Xid, keeps new jobs off it |",
         "| `faulty` | the driver reports a fault |",
     ]
     return "\n".join(out)
