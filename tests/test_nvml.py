@@ -601,7 +601,7 @@ def test_a_lost_gpu_still_tells_its_xid(nvml: FakeNvml) -> None:
         ("event 1 2 0 -", True, "double-bit"),
         ("event 1 4000 0 -", True, "unavailable"),
         (f"recovery 1\nevent 1 {RECOVERY} 0 -", True, "reset the GPU"),
-        (f"recovery 0\nevent 1 {RECOVERY} 0 -", False, "none is wanted"),
+        (f"recovery 0\nevent 1 {RECOVERY} 0 -", False, "none is needed"),
         (f"recovery 2\nevent 1 {XID} 154 -", True, "reboot"),
     ],
 )

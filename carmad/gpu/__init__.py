@@ -1,1 +1,1 @@
-"""Everything that talks to GPUs: telemetry sources, MPS, MIG, and cards that are only emulated."""
+"""Everything that talks to GPUs: telemetry sources, MPS, MIG, and emulated cards."""

@@ -1,9 +1,9 @@
 """An emulated GPU: one small file that jobs and the telemetry source share, as they share a driver.
 
 The file is mapped into every process that uses it, and changed under `flock`. An entry belongs to
-one process; when that is dead (pid and start time) the next reader sweeps the entry out, so a job
-may be killed at any moment and its memory comes back, as with a real driver. All users of a card
-must live in one pid namespace. Any user may write to it: it is a toy to try CARMA on, and guards
+one process; when that is dead (pid and start time) the next reader removes the entry, so a job
+may be killed at any moment and its memory is freed, as with a real driver. All users of a card
+must be in one pid namespace. Any user may write to it: it is for trying CARMA out, and protects
 nothing.
 
 Interference. Demands are what a job uses when alone, as shares of the GPU. With S the sum of the SM
@@ -11,7 +11,7 @@ demands of all jobs that run kernels, and D the DRAM demand of a job's neighbour
 
     rate = min(1, 1 / S) / (1 + DRAM_CONTENTION · D)
 
-so jobs that fit beside each other lose only a little to shared memory bandwidth, and jobs that do
+so jobs that fit together lose only a little to shared memory bandwidth, and jobs that do
 not fit share the SMs in proportion to their demand.
 
 Fragmentation. While several processes are resident, a fixed share of the free memory cannot be
@@ -47,7 +47,7 @@ _ENTRIES = range(HEADER, WORDS, SLOT)
 
 
 class OutOfMemory(Exception):
-    """The card cannot give `tried_mib` more. `others` are the co-tenants, as (pid, MiB)."""
+    """The card has no `tried_mib` left. `others` are the other processes on it, as (pid, MiB)."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class OutOfMemory(Exception):
 
 
 class CardLost(Exception):
-    """The card has been marked lost: it answers nobody."""
+    """The card has been marked lost and does not answer."""
 
 
 class Tenant:
@@ -108,7 +108,7 @@ class Reading:
 
 
 class _Lock:
-    """`flock` as a context manager. The kernel lets go of it when its holder dies."""
+    """`flock` as a context manager. The kernel releases it when its holder dies."""
 
     __slots__ = ("_fd",)
 
@@ -133,7 +133,7 @@ def create(
     fragmentation: float = 0.0,
     island: int = 0,
 ) -> None:
-    """Make the card at `path`, whole or not at all. Raises FileExistsError."""
+    """Create the card at `path` atomically. Raises FileExistsError."""
     words = bytearray(WORDS * 8)
     ints, floats = memoryview(words).cast("q"), memoryview(words).cast("d")
     ints[_MAGIC], ints[_INDEX], ints[_TOTAL] = MAGIC, index, memory_mib
@@ -159,7 +159,7 @@ def paths(directory: str) -> list[str]:
 
 
 class Card:
-    """An open card. Raises OSError when there is none at `path`, ValueError when it is no card."""
+    """An open card. Raises OSError if `path` does not exist, ValueError if it is not a card."""
 
     def __init__(self, path: str) -> None:
         self.uuid = path.rpartition("/")[2].removesuffix(SUFFIX)
@@ -182,7 +182,7 @@ class Card:
         self.name = self._map[NAME_AT : NAME_AT + NAME_LENGTH].rstrip(b"\0").decode()
 
     def close(self) -> None:
-        """Detach, and let go of the file."""
+        """Detach, and close the file."""
         if self._slot:
             self.detach()
         self._ints.release()
@@ -190,10 +190,10 @@ class Card:
         self._map.close()
         os.close(self._fd)
 
-    # What a job does.
+    # Used by jobs.
 
     def attach(self) -> None:
-        """Become a tenant: this process is seen on the card from now on."""
+        """Register this process: it is visible on the card from now on."""
         ints, pid = self._ints, os.getpid()
         with self._lock:
             self._reap(monotonic())
@@ -207,7 +207,7 @@ class Card:
             self._slot = slot
 
     def allocate(self, mib: int) -> None:
-        """Take `mib` more. Raises OutOfMemory and then takes nothing."""
+        """Allocate `mib` more. Raises OutOfMemory without allocating anything."""
         ints = self._ints
         with self._lock:
             self._reap(monotonic())
@@ -222,7 +222,7 @@ class Card:
             ints[self._slot + _MEMORY] += mib
 
     def launch(self, sm: float, occupancy: float, dram: float) -> None:
-        """Run kernels with this demand, 0–1 each, until told otherwise."""
+        """Run kernels with this demand, 0–1 each, until the next call."""
         ints, floats, slot = self._ints, self._floats, self._slot
         with self._lock:
             self._refuse_if_lost()
@@ -233,7 +233,7 @@ class Card:
             ints[slot + _RUNNING] = 1
 
     def rate(self) -> float:
-        """How fast this process's kernels run; 1 is as fast as alone. Seldom takes the lock."""
+        """Speed of this process's kernels; 1 is as fast as alone. Seldom takes the lock."""
         ints, floats = self._ints, self._floats
         self._refuse_if_lost()
         now = monotonic()
@@ -249,13 +249,13 @@ class Card:
         return 1 / (max(1.0, sm) * (1 + DRAM_CONTENTION * neighbours))
 
     def detach(self) -> None:
-        """Give everything back."""
+        """Free everything and unregister this process."""
         with self._lock:
             self._account(monotonic())
             self._ints[self._slot + _PID] = 0
         self._slot = 0
 
-    # What an observer does.
+    # Used by observers.
 
     @property
     def lost(self) -> bool:
@@ -266,7 +266,7 @@ class Card:
         self._ints[_LOST] = lost
 
     def read(self) -> Reading:
-        """The card now. Integrates its energy up to this moment."""
+        """The current state of the card. Integrates its energy up to now."""
         with self._lock:
             now = monotonic()
             self._reap(now)
@@ -281,7 +281,7 @@ class Card:
                 int(self._floats[_ENERGY_MJ]),
             )
 
-    # Under the lock.
+    # Called with the lock held.
 
     def _tenants(self) -> tuple[Tenant, ...]:
         ints, floats = self._ints, self._floats
@@ -301,8 +301,8 @@ class Card:
     def _load(self) -> tuple[float, float, float]:
         """SM activity, SM occupancy and DRAM activity of all kernels together.
 
-        A GPU that is asked for more than its SMs can give runs every kernel in proportion, so
-        occupancy and memory traffic shrink with the rate.
+        When demand exceeds the SMs, every kernel is slowed down in proportion, so occupancy and
+        memory traffic shrink with the rate.
         """
         running = [tenant for tenant in self._tenants() if tenant.running]
         sm = sum((tenant.sm for tenant in running), 0.0)
@@ -316,15 +316,15 @@ class Card:
         return idle + (peak - idle) * math.pow(sm_active, POWER_EXPONENT)
 
     def _account(self, now: float) -> None:
-        """Add the energy used since the last time; call it before the load changes."""
+        """Add the energy used since the last call. Call it before the load changes."""
         floats = self._floats
         elapsed = now - floats[_ENERGY_AT]
-        floats[_ENERGY_AT] = now  # first: a death here must not count energy twice
-        if elapsed > 0:  # the clock starts anew with the machine
+        floats[_ENERGY_AT] = now  # first: dying here must not count energy twice
+        if elapsed > 0:  # the clock restarts with the machine
             floats[_ENERGY_MJ] += 1000 * elapsed * self._power(self._load()[0])
 
     def _reap(self, now: float) -> None:
-        """Sweep out the dead."""
+        """Remove the entries of dead processes."""
         ints = self._ints
         dead = [s for s in _ENTRIES if ints[s] and not _lives(ints[s], ints[s + _START])]
         if dead:
@@ -339,7 +339,7 @@ class Card:
 
 
 def _start_of(pid: int) -> int | None:
-    """When `pid` started, in clock ticks since boot; 0 when it is dead, None when it is hidden."""
+    """When `pid` started, in clock ticks since boot; 0 if it is dead, None if it is hidden."""
     try:
         fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
         try:
@@ -355,7 +355,7 @@ def _start_of(pid: int) -> int | None:
 
 
 def _exists(pid: int) -> bool:
-    """Whether another user's process is there that /proc does not show (mount option hidepid)."""
+    """Whether the process exists although /proc hides it (mount option hidepid)."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

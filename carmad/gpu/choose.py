@@ -1,4 +1,4 @@
-"""Picks the telemetry source that an admin names, or the best that this machine has."""
+"""Chooses the telemetry source named in the settings, or the best one for this machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _REMEDY = "needs DCGM or a Hopper GPU; install datacenter-gpu-manager and start 
 def choose(name: str, period_s: float) -> TelemetrySource:
     """The source `name`: auto, nvml, gpm, dcgm or emulated:DIR, to be sampled every `period_s`.
 
-    Asks nothing of the driver, which may be loaded later. Raises CarmaError for another name."""
+    Does not need the driver yet, which may be loaded later. Raises CarmaError for other names."""
     kind, _, argument = name.partition(":")
     if kind == "emulated" and argument:
         from carmad.gpu.emulated import EmulatedSource
@@ -43,8 +43,8 @@ def choose(name: str, period_s: float) -> TelemetrySource:
 
 
 class BestProfiler:
-    """GPM where every GPU has it, else DCGM where it is installed: its host engine may come up
-    later. Looked at whenever a session with the driver begins."""
+    """GPM if every GPU has it, otherwise DCGM if it is installed: its host engine may start later.
+    Decided at the start of each session with the driver."""
 
     def __init__(self, period_s: float) -> None:
         self._period_s = period_s

@@ -13,8 +13,8 @@ from typing import NamedTuple
 from carmad.core.types import GpuId
 from carmad.gpu.profiler import PROFILED, TRAFFIC, Activity, Unit, activity_of
 
-# The columns come in this order. GPUs before Hopper cannot count all of these at once; DCGM takes
-# turns with them, or refuses: then it is asked for the first three alone.
+# The columns come in this order. GPUs before Hopper cannot count all of these at once; DCGM
+# multiplexes them, or refuses: then it is asked for the first three only.
 _FIELDS = {
     "sm_active": 1002,
     "sm_occupancy": 1003,
@@ -31,7 +31,7 @@ _FIELDS = {
 BLANK = 2**47
 MIB = 1 << 20
 _FRESH_PERIODS = 3
-_BACK_OFF_S = (1.0, 60.0)  # first and longest wait before dmon is started again
+_BACK_OFF_S = (1.0, 60.0)  # first and longest wait before dmon is restarted
 _ANSWER_S = 10.0
 
 
@@ -43,13 +43,13 @@ class Entity(NamedTuple):
 
     @property
     def argument(self) -> str:
-        """As `dcgmi dmon -i` takes it."""
+        """In the form that `dcgmi dmon -i` takes."""
         prefix = {"GPU": "", "GPU-I": "i:", "GPU-CI": "ci:"}[self.kind]
         return f"{prefix}{self.number}"
 
 
 class Place(NamedTuple):
-    """A GPU, or an instance on it, by the driver's own ids."""
+    """A GPU, or an instance on it, by the driver's ids."""
 
     gpu: GpuId
     gpu_instance: int | None = None
@@ -67,8 +67,8 @@ class DcgmProfiler:
         self._units: tuple[Unit, ...] = ()
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
-        self._fields = tuple(_FIELDS)  # that dmon is asked for next
-        # Between the threads:
+        self._fields = tuple(_FIELDS)  # to request from dmon next
+        # Shared between the threads:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
         self._entities: dict[Place, Entity] = {}
@@ -98,7 +98,7 @@ class DcgmProfiler:
         with self._lock:
             self._stopping.set()
             if self._process is not None:
-                self._process.kill()  # dmon keeps nothing that a kill could harm
+                self._process.kill()  # dmon has no state that a kill could damage
         self._thread.join()
         self._thread = None
         self._rows.clear()
@@ -116,13 +116,13 @@ class DcgmProfiler:
             with self._lock:
                 self._trouble = trouble
             if time.monotonic() - started > longest_s:
-                wait_s = _BACK_OFF_S[0]  # it ran well for a while
+                wait_s = _BACK_OFF_S[0]  # it had worked for a while
             self._stopping.wait(wait_s)
             wait_s = min(2 * wait_s, longest_s)
 
     def _watch(self) -> str:
-        """Follow one dmon to its end. Returns why it ended."""
-        # DCGM's ids hold until the host engine restarts, so ask anew each time.
+        """Read one dmon until it ends. Returns why it ended."""
+        # DCGM's ids are valid until the host engine restarts, so query them each time.
         listing = self._ask("discovery", "-l")
         if any(unit.gpu.is_mig for unit in self._units):
             listing += self._ask("discovery", "-c")
@@ -146,7 +146,7 @@ class DcgmProfiler:
         return last
 
     def _take(self, line: str) -> str | None:
-        """Keep a row. Any other text may be the reason why dmon ends: return it."""
+        """Store a row. Any other text may be the reason why dmon ends: return it."""
         row = parse_row(line)
         if row is None:
             return "" if _is_header(line) else line.strip()
@@ -171,11 +171,11 @@ class DcgmProfiler:
                 return "the DCGM host engine does not answer\n"
 
     def _start(self, *arguments: str) -> subprocess.Popen[str] | None:
-        """None once `close` was called, which must find every process that was started."""
+        """None after `close`, which must know every process that was started."""
         with self._lock:
             if self._stopping.is_set():
                 return None
-            # If CARMA is killed, dmon's next write meets a closed pipe and ends it.
+            # If CARMA is killed, dmon ends at its next write to the closed pipe.
             self._process = subprocess.Popen(
                 [self._command, *arguments],
                 stdin=subprocess.DEVNULL,
@@ -187,7 +187,7 @@ class DcgmProfiler:
             return self._process
 
 
-# --- what dcgmi prints ---
+# --- parsing dcgmi's output ---
 
 _ROW = re.compile(r"\s*(GPU|GPU-I|GPU-CI)\s+(\d+)\s+(.*)\n")
 _LIST_ID = re.compile(r"\|\s*(\d+)\s*\|")
@@ -198,7 +198,7 @@ _TREE_COMPUTE = re.compile(r"\|\s*->\s+CI \d+/(\d+)/(\d+)\s*\|.*\(EntityID:\s*(\
 
 
 def parse_row(line: str) -> tuple[Entity, Activity] | None:
-    """One line of dmon, or None. A line cut short, as by a kill, is none."""
+    """One line of dmon; None for any other text, or for a truncated line."""
     match = _ROW.fullmatch(line)
     if match is None:
         return None
@@ -210,7 +210,7 @@ def parse_row(line: str) -> tuple[Entity, Activity] | None:
 
 
 def parse_discovery(text: str) -> dict[Place, Entity]:
-    """Where DCGM's entities are: the answers to `discovery -l` and `-c`, one after the other."""
+    """DCGM's entities by place, from the output of `discovery -l` followed by that of `-c`."""
     places: dict[Place, Entity] = {}
     number = 0
     gpu = GpuId("")
@@ -237,7 +237,7 @@ def _wanted(units: Iterable[Unit], entities: Mapping[Place, Entity]) -> list[Ent
 
 
 def _places(unit: Unit) -> tuple[Place, ...]:
-    """Where a unit's numbers are, the most exact first."""
+    """The places that report on a unit, the most specific first."""
     if not unit.gpu.is_mig:
         return (Place(unit.gpu.id),)
     instance = Place(unit.physical, unit.gpu_instance)
@@ -247,8 +247,8 @@ def _places(unit: Unit) -> tuple[Place, ...]:
 def _combined(
     unit: Unit, entities: Mapping[Place, Entity], fresh: Mapping[Entity, Activity]
 ) -> Activity | None:
-    """On MIG the SM's numbers belong to the compute instance, DRAM's to the GPU instance; of the
-    rest, those of the compute instance are taken where there are any."""
+    """On MIG, SM figures come from the compute instance, DRAM's from the GPU instance; for the
+    others, the compute instance is preferred."""
     rows = [fresh.get(entities[place]) for place in _places(unit) if place in entities]
     known = [row for row in rows if row is not None]
     if not known:
@@ -266,13 +266,13 @@ def _first(values: Iterable[float | None]) -> float | None:
 
 
 def _value(name: str, text: str) -> float | None:
-    """None for `N/A`, for DCGM's blank values (2^47 and up) and for one too long for its column."""
+    """None for `N/A`, DCGM's blank values (2^47 and up) and values too long for their column."""
     with contextlib.suppress(ValueError):
         value = float(text)
         if name in TRAFFIC and 0 <= value < BLANK:
-            return value / MIB  # it counts in bytes
+            return value / MIB  # reported in bytes
         if 0 <= value < 2:
-            return min(value, 1.0)  # rounding may pass 1
+            return min(value, 1.0)  # rounding may exceed 1
     return None
 
 

@@ -1,4 +1,4 @@
-"""One session with NVIDIA's driver: opening it, listing what takes jobs, its errors in words."""
+"""A session with NVIDIA's driver: opening it, listing GPUs, and its errors in words."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from carmad.gpu.profiler import Unit
 
 MIB = 1024 * 1024
 
-# The reading is not to be had on this GPU, ever: asked once.
+# This GPU will never report the reading: asked only once.
 NEVER = {
     pynvml.NVML_ERROR_NOT_SUPPORTED,
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,  # the driver is older than the binding
     pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
-    pynvml.NVML_ERROR_INVALID_ARGUMENT,  # some calls say this of a MIG instance
+    pynvml.NVML_ERROR_INVALID_ARGUMENT,  # some calls return this for a MIG instance
     pynvml.NVML_ERROR_NO_PERMISSION,
 }
 
-# Whichever reading brings one of these, the GPU takes no job.
+# If any reading returns one of these, the GPU takes no jobs.
 FAULTS = {
     pynvml.NVML_ERROR_GPU_IS_LOST: "the GPU is lost: it has fallen off the bus; reboot the machine",
     pynvml.NVML_ERROR_RESET_REQUIRED: "the GPU must be reset: nvidia-smi --gpu-reset",
@@ -32,14 +32,14 @@ FAULTS = {
     pynvml.NVML_ERROR_IRQ_ISSUE: "the GPU's interrupts do not arrive; see dmesg",
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "the NVIDIA driver is not loaded",
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "NVIDIA's libnvidia-ml.so.1 is not installed",
-    # The process keeps the library that it has loaded.
+    # A process keeps the library that it has loaded.
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: (
         "the NVIDIA driver was upgraded: load the new kernel module, then restart carmad"
     ),
     pynvml.NVML_ERROR_UNINITIALIZED: "the NVIDIA driver was restarted",
 }
 
-# Faults only where memory, processes or the GPU itself were asked for.
+# Faults only for queries of memory, processes or the GPU itself.
 _VITAL_FAULTS = {
     pynvml.NVML_ERROR_UNKNOWN: "the driver reports an unknown error for the GPU; see dmesg",
     pynvml.NVML_ERROR_OPERATING_SYSTEM: (
@@ -52,7 +52,7 @@ _VITAL_FAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """A physical GPU, and what takes jobs on it: itself, or its MIG instances."""
+    """A physical GPU and its units that take jobs: the GPU itself, or its MIG instances."""
 
     id: GpuId
     bus: tuple[int, int, int]  # PCI domain, bus, device
@@ -60,7 +60,7 @@ class Board:
 
 
 def connect() -> None:
-    """Initialise NVML. Raises CarmaError with what an admin can do."""
+    """Initialise NVML. Raises CarmaError with a hint for administrators."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
@@ -90,7 +90,7 @@ def list_boards() -> tuple[list[Board], list[str]]:
 
 
 def units_of(boards: Iterable[Board]) -> tuple[Unit, ...]:
-    """What takes jobs, numbered in the order given."""
+    """All units that take jobs, numbered in the order given."""
     units = [unit for board in boards for unit in board.units]
     return tuple(
         replace(unit, gpu=replace(unit.gpu, index=index)) for index, unit in enumerate(units)
@@ -123,7 +123,7 @@ def _units_on(handle: Any) -> list[Unit]:
         except pynvml.NVMLError as error:
             if error.value != pynvml.NVML_ERROR_NOT_FOUND:
                 raise
-            continue  # slots may have holes
+            continue  # slots may have gaps
         units.append(
             Unit(
                 _gpu(instance, parent),

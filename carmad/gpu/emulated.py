@@ -1,4 +1,4 @@
-"""Telemetry from emulated cards, and the making of them. The cards themselves are in `card`."""
+"""Creates emulated cards and reads their telemetry. The cards themselves are in `card`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from carmad.gpu.source import Capabilities, Health
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A model of GPU. Peak power is the maker's limit; idle power is a round figure."""
+    """A GPU model. Peak power is the vendor's limit; idle power is a round figure."""
 
     name: str
     memory_mib: int
@@ -35,25 +35,25 @@ KINDS: dict[str, Kind] = {
     "RTX3090-24GB": Kind("Emulated RTX3090-24GB", 24_576, 25, 350),
     "RTX4090-24GB": Kind("Emulated RTX4090-24GB", 24_576, 20, 450),
 }
-# From DCGM's figures to NVML's, as the simulator has them (`carmad.sim.catalogue`).
+# From DCGM's figures to NVML's, as in the simulator (`carmad.sim.catalogue`).
 SM_EXPONENT = 1.5
-MOST_DRAM = 0.8  # DRAM activity that is reached in practice
+MOST_DRAM = 0.8  # the highest DRAM activity reached in practice
 
-ISLANDS = "+"  # between those of one server
+ISLANDS = "+"  # separates islands of one server
 HINT = (
-    "write it like 3xA100-40GB or 2xA100-40GB,1xV100-16GB, with + where another island of near"
-    " GPUs begins; kinds: " + " ".join(KINDS)
+    "write it like 3xA100-40GB or 2xA100-40GB,1xV100-16GB, with + between islands of nearby GPUs;"
+    " kinds: " + " ".join(KINDS)
 )
 
 
 def create(directory: Path, spec: str) -> None:
-    """Make the cards of `spec` in `directory`; cards that are there already stay as they are."""
+    """Create the cards of `spec` in `directory`; existing cards are left as they are."""
     kinds = parse(spec)
     island_of = [n for n, part in enumerate(spec.split(ISLANDS)) for _ in parse(part)]
     try:
         if not directory.exists():
             directory.mkdir(parents=True)
-            directory.chmod(0o755)  # jobs of every user come here, whatever the umask
+            directory.chmod(0o755)  # jobs of every user need access, whatever the umask
         for index, kind in enumerate(kinds):
             path = directory / f"{uuid_of(kind, index)}{card.SUFFIX}"
             if not path.exists():
@@ -68,15 +68,15 @@ def create(directory: Path, spec: str) -> None:
                 )
         there = len(card.paths(str(directory)))
     except OSError as error:
-        raise CarmaError(f"cannot make emulated cards in {directory}: {error}") from error
+        raise CarmaError(f"cannot create emulated cards in {directory}: {error}") from error
     if there != len(kinds):
         raise CarmaError(
-            f"{directory} holds other emulated cards than {spec}", "remove it, or name another"
+            f"{directory} has emulated cards other than {spec}", "remove it, or name another"
         )
 
 
 def parse(spec: str) -> tuple[Kind, ...]:
-    """The GPUs of a server, from a text like `2xA100-40GB,1xV100-16GB`, whatever their islands."""
+    """The GPUs in a text like `2xA100-40GB,1xV100-16GB`, regardless of islands."""
     kinds: list[Kind] = []
     for part in spec.replace(ISLANDS, ",").split(","):
         match = re.fullmatch(r"\s*(?:(\d+)x)?(\S+)\s*", part)
@@ -89,13 +89,13 @@ def parse(spec: str) -> tuple[Kind, ...]:
 
 
 def uuid_of(kind: Kind, index: int) -> GpuId:
-    """Made up, and the same every time: GPU-e0000001-…, e for emulated and then the index."""
+    """A deterministic UUID: GPU-e0000001-…, e for emulated and then the index."""
     made_up = str(uuid.uuid5(uuid.NAMESPACE_DNS, f"{kind.name}/{index}"))
     return GpuId(f"GPU-e{index:07x}{made_up[8:]}")
 
 
 class EmulatedSource:
-    """Reads the cards of one directory, as they were when it was opened."""
+    """Reads the cards that a directory had when it was opened."""
 
     name = "emulated"
 
@@ -107,7 +107,7 @@ class EmulatedSource:
 
     def discover(self) -> tuple[Gpu, ...]:
         self.close()
-        hint = "make them with `carma demo`, or point the daemon at another directory"
+        hint = "create them with `carma demo`, or point the daemon at another directory"
         try:
             found = [Card(path) for path in card.paths(str(self._directory))]
         except (OSError, ValueError) as error:

@@ -1,11 +1,11 @@
-"""A training job that trains nothing: it behaves on an emulated card as a real one does on a GPU.
+"""A fake training job: it behaves on an emulated card as a real one does on a GPU.
 
     python -m carmad.gpu.emulated_job --model resnet50 --memory-mib 7110 --sm 0.6 --seconds 20
 
 It loads its weights and "data", grows its memory over the first iterations, works at the speed the
-card gives it, prints its epochs, and dies as PyTorch does when memory is short. With several GPUs
+card gives it, prints its epochs, and fails as PyTorch does when memory runs out. With several GPUs
 it holds memory on each and runs at the pace of the slowest. The cards are in $CARMA_EMULATED_DIR,
-and CUDA_VISIBLE_DEVICES picks among them as it does for CUDA. SIGUSR2 makes it say "checkpoint".
+and CUDA_VISIBLE_DEVICES selects among them as for CUDA. SIGUSR2 makes it print "checkpoint".
 
 Twenty of these start at once on two cores, so slow imports (argparse, dataclasses) are avoided.
 """
@@ -31,19 +31,19 @@ DEFAULTS: dict[str, str] = {
 }
 EPOCHS = 5
 TICK_S = 0.05
-CONTEXT_MIB = 416  # what CUDA itself takes of the memory, outside PyTorch's allocator
-LOADED = 0.25  # share of the peak that is there before the first kernel: context and weights
+CONTEXT_MIB = 416  # memory that CUDA itself takes, outside PyTorch's allocator
+LOADED = 0.25  # share of the peak allocated before the first kernel: context and weights
 GROWTH = (0.5, 0.75, 0.9, 1.0)  # share of the peak after each of the first ticks: activations
 
 
 class OutOfMemoryError(RuntimeError):
-    """Prints as PyTorch's own error does."""
+    """Prints like PyTorch's own error."""
 
     __module__ = "torch"
 
 
 class Options:
-    """The command line: pairs of --name value."""
+    """Command line options, as pairs of --name value."""
 
     def __init__(self, argv: list[str]) -> None:
         values = dict(DEFAULTS)
@@ -66,7 +66,7 @@ def visible_cards() -> list[Card]:
     """The cards CUDA_VISIBLE_DEVICES names, by UUID or index; like CUDA, all when it is not set."""
     directory = os.environ.get("CARMA_EMULATED_DIR")
     if directory is None:
-        sys.exit("emulated_job: CARMA_EMULATED_DIR is not set: it says where the cards are")
+        sys.exit("emulated_job: CARMA_EMULATED_DIR, the directory of the cards, is not set")
     found = sorted((Card(path) for path in paths(directory)), key=lambda card: card.index)
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is None:
@@ -75,7 +75,7 @@ def visible_cards() -> list[Card]:
     cards = []
     for name in wanted.split(","):
         if name not in names:
-            break  # CUDA, too, ignores the first bad name and all after it
+            break  # like CUDA, ignore the first invalid name and all after it
         cards.append(names[name])
     return cards
 
@@ -108,7 +108,7 @@ def oom_text(device: int, error: OutOfMemory) -> str:
 
 
 def size(mib: int) -> str:
-    """As PyTorch writes sizes."""
+    """In PyTorch's format."""
     if mib == 0:
         return "0 bytes"
     return f"{mib:.2f} MiB" if mib <= 1024 else f"{mib / 1024:.2f} GiB"
@@ -120,7 +120,7 @@ def noise(seed: int, step: int) -> float:
 
 
 def load(options: Options, cards: list[Card]) -> int:
-    """Weights, then data. Answers with the memory held on each card."""
+    """Load weights, then data. Returns the MiB held on each card."""
     for card in cards:
         card.attach()
     held = int(options.memory_mib * LOADED)

@@ -1,4 +1,4 @@
-"""Waits for the driver's events (Xid and kin) in a thread of its own and turns them to `Health`."""
+"""Waits for the driver's events (Xids and others) in a thread and turns them into `Health`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _WANTED = (
     | sum(_OTHER_EVENTS)
 )
 _RECOVERY_ACTIONS = {
-    0: "none is wanted any more",
+    0: "none is needed any more",
     1: "reset the GPU: nvidia-smi --gpu-reset",
     2: "reboot the machine",
     3: "drain peer-to-peer traffic",
@@ -45,7 +45,7 @@ class EventWatcher:
     """Lives within one NVML session: `stop` it before NVML is shut down."""
 
     def __init__(self, units: tuple[Unit, ...], news: queue.SimpleQueue[Health]) -> None:
-        """NVML must be initialised. `why_not` tells why there is nothing to wait for."""
+        """NVML must be initialised. `why_not` says why there are no events to wait for."""
         self._news = news
         self._units: dict[int, list[Unit]] = {}  # by the GPU's handle: a lost GPU has no UUID
         self._stopping = threading.Event()
@@ -79,7 +79,7 @@ class EventWatcher:
     def _register(self, unit: Unit) -> None:
         handle = pynvml.nvmlDeviceGetHandleByUUID(unit.physical)
         if _address(handle) not in self._units:
-            # One unsupported bit would make the driver refuse them all.
+            # The driver refuses the whole mask if a single bit is unsupported.
             mask = _WANTED & pynvml.nvmlDeviceGetSupportedEventTypes(handle)
             pynvml.nvmlDeviceRegisterEvents(handle, mask, self._events)
         self._units.setdefault(_address(handle), []).append(unit)
@@ -89,7 +89,7 @@ class EventWatcher:
             try:
                 event = pynvml.nvmlEventSetWait_v2(self._events, _WAIT_MS)
             except pynvml.NVMLError as error:
-                # A lost GPU makes every wait fail at once: do not spin.
+                # With a lost GPU every wait fails at once: do not spin.
                 if error.value != pynvml.NVML_ERROR_TIMEOUT:
                     self._stopping.wait(_RETRY_S)
                 continue
@@ -99,7 +99,7 @@ class EventWatcher:
         message, drain = _meaning(event)
         instance = event.gpuInstanceId
         for unit in self._units.get(_address(event.device), ()):
-            # What calls for a reset concerns every instance of the GPU.
+            # A reset affects every instance of the GPU.
             if drain or instance == _NO_INSTANCE or unit.gpu_instance in (None, instance):
                 self._news.put(Health(unit.gpu.id, time.time(), message, drain))
 
@@ -117,7 +117,7 @@ def _meaning(event: Any) -> tuple[str, bool]:
 
 
 def _recovery_action(handle: Any) -> int:
-    """0 when none is wanted; -1 when the driver does not say."""
+    """0 if none is needed; -1 if the driver does not say."""
     with contextlib.suppress(pynvml.NVMLError):
         [field] = pynvml.nvmlDeviceGetFieldValues(
             handle, [pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION]

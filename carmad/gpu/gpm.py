@@ -27,7 +27,7 @@ _METRICS = {
     "nvlink_tx_mib_s": pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC,
     "nvlink_rx_mib_s": pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC,
 }
-_APART_S = 0.1  # two samples must lie further apart than this (nvml.h, nvmlGpmMetricsGet)
+_APART_S = 0.1  # two samples must be further apart than this (nvml.h, nvmlGpmMetricsGet)
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class _Probe:
     activity: Activity | None = None
 
     def take(self) -> None:
-        """Fill the older buffer and swap; work out the activity between the two."""
+        """Fill the older buffer, swap, and compute the activity between the two."""
         if self.instance is None:
             pynvml.nvmlGpmSampleGet(self.handle, self.older)
         else:
@@ -59,7 +59,7 @@ class _Probe:
 
 
 class GpmProfiler:
-    """Each `read` gives the activity since the one before it."""
+    """Each `read` returns the activity since the previous one."""
 
     name = "gpm"
 
@@ -85,7 +85,7 @@ class GpmProfiler:
                 probe.take()
                 self._lacking.pop(gpu, None)
             except pynvml.NVMLError as error:
-                # The next pair must not span the gap.
+                # The next pair of samples must not span the gap.
                 probe.taken_at = probe.activity = None
                 self._lacking[gpu] = str(error)
         return {
@@ -139,7 +139,7 @@ def _between(older: Any, newer: Any) -> Activity:
 
 
 def _value(name: str, metric: Any) -> float | None:
-    """GPM counts in percent, but for traffic, which it has in MiB/s."""
+    """GPM reports percent, except for traffic, which is in MiB/s."""
     if metric.nvmlReturn != pynvml.NVML_SUCCESS or not math.isfinite(metric.value):
         return None
     value = max(float(metric.value), 0.0)

@@ -1,6 +1,6 @@
-"""One MPS control daemon per GPU, so that a fault stays on the GPU it happened on.
+"""One MPS control daemon per GPU, so that a fault affects only its own GPU.
 
-The daemons outlive carmad, as the jobs under them do: a later carmad finds them by their pipe
+Like the jobs under them, the daemons outlive carmad: the next carmad finds them by their pipe
 directories. Which jobs run under MPS, and with what limits, is decided elsewhere.
 """
 
@@ -27,21 +27,21 @@ SYSTEMD_WITHIN_S = 30.0
 POLL_S = 0.05
 
 OPEN_FILES = 65_536  # NVIDIA asks for 16,384: each client's shared memory takes some
-LONGEST_SOCKET = "control_privileged"  # of those that the daemon puts into its pipe directory
+LONGEST_SOCKET = "control_privileged"  # of those in the daemon's pipe directory
 SOCKET_PATH_MAX = 107  # bytes that fit into a sockaddr_un
 
 
 class ServerState(StrEnum):
     INITIALIZING = "INITIALIZING"
     ACTIVE = "ACTIVE"
-    FAULT = "FAULT"  # takes no new client until those that it shares the fault with have left
+    FAULT = "FAULT"  # accepts no new client until all clients affected by the fault have left
 
 
 class Mps:
-    """`directory` is traversable by every user whose jobs are to reach the pipes.
+    """`directory` must be traversable by every user whose jobs need the pipes.
 
-    `systemd`: give each daemon a transient unit, so that it outlives carmad's own; without, it is
-    a child in a session of its own.
+    `systemd`: run each daemon in a transient unit, so that it outlives carmad's unit; otherwise it
+    is a child process in its own session.
     """
 
     def __init__(
@@ -68,10 +68,10 @@ class Mps:
         return self._home(gpu) / "log"
 
     def start(self, gpu: GpuId) -> None:
-        """See to it that clients can connect. Raises CarmaError when they cannot.
+        """Make sure that clients can connect. Raises CarmaError if they cannot.
 
-        A daemon that answers is left alone, unless `multiuser` was changed since it was started
-        and nobody uses it.
+        A daemon that answers is left alone, unless `multiuser` has changed since it was started
+        and it has no clients.
         """
         with self._lock:
             running = self._answers(gpu)
@@ -82,9 +82,9 @@ class Mps:
                 self._launch(gpu)
         if self.server_state(gpu) is ServerState.FAULT:
             raise CarmaError(
-                f"the MPS server of {gpu} is in a fault that one of its jobs has caused",
-                "it takes jobs again when those that were hit have ended; "
-                f"{self.log(gpu)}/server.log names them",
+                f"the MPS server of {gpu} is in a fault caused by one of its jobs",
+                "it takes jobs again once all affected ones have ended; "
+                f"{self.log(gpu)}/server.log lists them",
             )
 
     def healthy(self, gpu: GpuId) -> bool:
@@ -95,15 +95,15 @@ class Mps:
             return False
 
     def clients(self, gpu: GpuId) -> frozenset[int]:
-        """The pids of all its clients, as far as the daemon tells."""
+        """The pids of all its clients, as far as the daemon reports them."""
         with contextlib.suppress(CarmaError):
             return frozenset().union(*self._clients(gpu).values())
         return frozenset()
 
     def terminate(self, gpu: GpuId, pid: int) -> bool:
-        """Cut one client off its server, so that a SIGKILL cannot harm the others.
+        """Disconnect one client from its server, so that a SIGKILL cannot harm the others.
 
-        False: it is no client (any more), or the server did not do it.
+        False if it is not a client (any more), or the server failed to disconnect it.
         """
         with contextlib.suppress(CarmaError):
             for server, clients in self._clients(gpu).items():
@@ -112,7 +112,7 @@ class Mps:
         return False
 
     def server_state(self, gpu: GpuId) -> ServerState | None:
-        """The worst state of its servers. None: it has none yet, or does not tell."""
+        """The worst state of its servers; None if it has none yet, or does not answer."""
         states: set[str] = set()
         with contextlib.suppress(CarmaError):
             for server in _numbers(self._ask(gpu, "get_server_list")):
@@ -144,17 +144,17 @@ class Mps:
             raise CarmaError(
                 f"the MPS daemon of {gpu} {how}", f"{self._where_it_speaks(gpu)} may say why"
             )
-        self.pipe(gpu).chmod(0o1777)  # the daemon has let anyone delete its sockets
+        self.pipe(gpu).chmod(0o1777)  # the daemon would let anyone delete its sockets
 
     def _make_way(self, gpu: GpuId) -> None:
         if not self._quit(gpu):
             raise CarmaError(
                 f"the MPS daemon of {gpu} was started with another mps_multiuser, and is in use",
-                "it is started anew with the first job after those that run on it now",
+                "it is restarted for the first job after the present ones have ended",
             )
 
     def _quit(self, gpu: GpuId) -> bool:
-        """End the daemon and its idle server. False: it has clients, or does not go."""
+        """Stop the daemon and its idle server. False if it has clients, or does not stop."""
         if any(self._clients(gpu).values()):
             return False
         self._ask(gpu, "quit")
@@ -165,7 +165,7 @@ class Mps:
         return gone
 
     def _end(self, gpu: GpuId) -> None:
-        """Of a daemon that nobody uses: one that was told to quit, or that never came up."""
+        """Kill a daemon without clients: one that was told to quit, or never came up."""
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             if self._systemd:
                 stop = ["systemctl", *self._manager(), "stop", self._unit(gpu)]
@@ -175,8 +175,8 @@ class Mps:
                 child.wait(ANSWER_WITHIN_S)
 
     def _make_directories(self, gpu: GpuId) -> None:
-        """The pipe directory is made anew: what lies in it belongs to a daemon that is dead, or was
-        put there by a user in the name of one."""
+        """Recreate the pipe directory: its contents are from a dead daemon, or were put there by a
+        user posing as one."""
         pipe, log = self.pipe(gpu), self.log(gpu)
         if len(os.fsencode(pipe / LONGEST_SOCKET)) > SOCKET_PATH_MAX:
             raise CarmaError(
@@ -211,7 +211,7 @@ class Mps:
 
     def _run_unit(self, gpu: GpuId, control: str) -> None:
         properties = {
-            "KillMode": "process",  # jobs may live on without the daemon, not without a server
+            "KillMode": "process",  # jobs survive without the daemon, but not without a server
             "OOMPolicy": "continue",
             "TasksMax": "infinity",
             "LimitNOFILE": str(OPEN_FILES),
@@ -244,7 +244,7 @@ class Mps:
         return ["--user"] if os.geteuid() != 0 else []
 
     def _environment(self, gpu: GpuId) -> dict[str, str]:
-        """Nothing of carmad's own: a CUDA_MPS_… of its own would become every job's."""
+        """Nothing of carmad's own environment: its CUDA_MPS_… would apply to every job."""
         kept = ("PATH", "LD_LIBRARY_PATH")
         return {
             **{name: os.environ[name] for name in kept if name in os.environ},
@@ -254,7 +254,7 @@ class Mps:
         }
 
     def _ended(self, gpu: GpuId) -> bool:
-        """A unit's end is not looked for: its daemon just never answers."""
+        """For a unit, always False: a daemon that has ended just never answers."""
         child = self._children.get(gpu)
         return child is not None and child.poll() is not None
 
@@ -269,13 +269,13 @@ class Mps:
     # -- questions to it --------------------------------------------------------------------------
 
     def _answers(self, gpu: GpuId) -> bool:
-        """Raises CarmaError when one lives that does not answer: jobs may still run under it."""
+        """Raises CarmaError if a live daemon does not answer: jobs may still run under it."""
         try:
             owner = self._socket(gpu).lstat().st_uid
         except OSError:
             return False
         if owner != os.geteuid():
-            return False  # anyone may bind a socket there once our daemon is dead
+            return False  # once our daemon is dead, anyone may bind a socket there
         try:
             answer = self._ask(gpu, "get_default_active_thread_percentage")
         except _Refused:
@@ -285,7 +285,7 @@ class Mps:
         return re.search(r"^\s*\d", answer, re.MULTILINE) is not None
 
     def _alive(self, gpu: GpuId) -> bool:
-        """Whether a process has the daemon's socket open; the file alone may be a dead one's."""
+        """Whether a process has the daemon's socket open; the file alone may be left over."""
         try:
             listing = Path("/proc/net/unix").read_text(errors="replace")
         except OSError:
@@ -294,7 +294,7 @@ class Mps:
         return any(line.endswith(path) for line in listing.splitlines())
 
     def _clients(self, gpu: GpuId) -> dict[int, frozenset[int]]:
-        """By server: while one user's server goes and the next one's comes, there are two."""
+        """Clients by server: there are two while one user's server is replaced by the next's."""
         return {
             server: frozenset(_numbers(self._ask(gpu, f"get_client_list {server}")))
             for server in _numbers(self._ask(gpu, "get_server_list"))
@@ -355,14 +355,14 @@ class Mps:
 
 
 class _Refused(CarmaError):
-    """The control program ran, and said no: there is no daemon, or no such server."""
+    """The control program failed: there is no daemon, or no such server."""
 
 
 def _numbers(answer: str) -> list[int]:
-    """Lines that are a number; whatever else there is, is talk."""
+    """The lines that are a number; others are messages."""
     return [int(line) for line in answer.split("\n") if line.strip().isdecimal()]
 
 
 def _file_name(gpu: GpuId) -> str:
-    """Old drivers name MIG instances MIG-GPU-…/1/0."""
+    """Without slashes: old drivers name MIG instances MIG-GPU-…/1/0."""
     return gpu.replace("/", "_")

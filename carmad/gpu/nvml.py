@@ -57,7 +57,7 @@ class NvmlSource:
         self._profiler = profiler
         self._boards: list[Board] = []
         self._units: tuple[Unit, ...] = ()  # of the boards
-        self._islands: dict[GpuId, str] = {}  # of them, too; asked for when others come or go
+        self._islands: dict[GpuId, str] = {}  # also of these; queried again when units change
         self._notes: tuple[str, ...] = ()
         self._news: queue.SimpleQueue[Health] = queue.SimpleQueue()
         self._people: dict[int, tuple[str, str]] = {}
@@ -74,7 +74,7 @@ class NvmlSource:
         return f"nvml+{self._profiler.name}" if self._profiler.name else "nvml"
 
     def discover(self) -> tuple[Gpu, ...]:
-        """Cheap when nothing has changed: the daemon looks again and again."""
+        """Cheap if nothing has changed: the daemon calls it repeatedly."""
         connected = self._watcher is not None
         if not connected:
             connect()
@@ -85,7 +85,7 @@ class NvmlSource:
                 disconnect()
             raise
         if unopened:
-            # A known GPU that cannot be opened is at fault; it has not gone away.
+            # A known GPU that cannot be opened is faulty, not gone.
             here = {board.id for board in boards}
             boards += [board for board in self._boards if board.id not in here]
         self._boards = sorted(boards, key=lambda board: board.bus)
@@ -98,7 +98,7 @@ class NvmlSource:
         return tuple(unit.gpu for unit in units)
 
     def _on_islands(self, units: Iterable[Unit]) -> tuple[Unit, ...]:
-        """An instance is where its GPU is."""
+        """An instance is on the island of its GPU."""
         boards = [board.id for board in self._boards]
         if boards != list(self._islands):
             self._islands = islands(boards)
@@ -122,7 +122,7 @@ class NvmlSource:
         listed = {process.pid for sample in samples for process in sample.processes}
         self._people = {pid: who for pid, who in self._people.items() if pid in listed}
         if samples and all(sample.fault for sample in samples):
-            # The driver is gone, or it was restarted and every handle is stale.
+            # The driver is gone, or was restarted and every handle is stale.
             self._end({sample.gpu: sample.fault or "" for sample in samples})
             self._retry_after = at
         return samples
@@ -144,7 +144,7 @@ class NvmlSource:
         return tuple(news)
 
     def capabilities(self) -> Capabilities:
-        """Complete after the first `sample`, when everything has been asked for."""
+        """Complete after the first `sample`, which queries everything."""
         missing = list(self._profiler.missing())
         for reading in _READINGS:
             whys = [f"{gpu}: {why}" for (gpu, what), why in self._never.items() if what == reading]
@@ -158,7 +158,7 @@ class NvmlSource:
 
     def close(self) -> None:
         if self._watcher is not None:
-            self._end({unit.gpu.id: "released: CARMA has let go of it" for unit in self._units})
+            self._end({unit.gpu.id: "released: CARMA has closed it" for unit in self._units})
         self._retry_after = None
 
     # --- one session with the driver ---
@@ -181,7 +181,7 @@ class NvmlSource:
         self._faults = faults
 
     def _reconnect(self, at: float) -> bool:
-        # A clock set back must not put the next try off.
+        # Setting the clock back must not delay the next try.
         if self._retry_after is None or 0 <= at - self._retry_after < _RECONNECT_S:
             return False
         self._retry_after = at
@@ -239,7 +239,7 @@ class NvmlSource:
 
     def _handle(self, gpu: GpuId) -> Any:
         handle = self._handles.get(gpu)
-        # After a new MIG layout, an old handle may mean another instance (nvml.h).
+        # After a MIG layout change, an old handle may refer to another instance (nvml.h).
         stale = (
             handle is not None
             and gpu.startswith("MIG-")
@@ -252,7 +252,7 @@ class NvmlSource:
     def _ask(
         self, gpu: GpuId, reading: str, read: Callable[[], _T], vital: bool = False
     ) -> _T | None:
-        """None when there is no such reading, now or ever. Raises NVMLError for a fault."""
+        """None if the reading is not available, now or ever. Raises NVMLError for a fault."""
         if (gpu, reading) in self._never:
             return None
         try:
@@ -271,17 +271,17 @@ class NvmlSource:
         uses = []
         for pid, mib in memory.items():
             user, command = self._who(pid)
-            # Nobody says that the driver tells MPS clients apart: one may be busy without a sample.
+            # The driver may not sample each MPS client: one may be busy without a sample.
             idle = None if pid in mps_clients else 0.0
             sm_util = None if busy is None else busy.get(pid, idle)
-            # More than the GPU has: the binding and an early R535 driver disagree on a struct.
+            # More than the GPU has: the binding and early R535 drivers disagree on a struct.
             believed = None if mib is None or mib > gpu.memory_mib else mib
             uses.append(ProcessUse(pid, believed, sm_util, user=user, command=command))
         return tuple(uses)
 
     def _listed(self, gpu: GpuId) -> tuple[dict[int, int | None], frozenset[int]] | None:
-        """What each process holds, and which are clients of an MPS server."""
-        """MiB by pid, None where the driver does not say. The MPS server is among the pids."""
+        """MiB by pid, None if the driver does not say, and the pids of MPS clients. The MPS server
+        is among the pids."""
         handle = self._handle(gpu)
         compute = self._ask(
             gpu,
@@ -310,19 +310,19 @@ class NvmlSource:
     def _busy_by_pid(self, gpu: GpuId) -> dict[int, float]:
         """SM utilisation since the last call, 0–1. A pid without a sample ran no kernel."""
         now_us = int(time.time() * 1e6)
-        # Not the driver's whole buffer the first time. A clock set back must not deafen us.
+        # Not the driver's whole buffer the first time. Must survive the clock being set back.
         since_us = min(self._utilization_seen_us.get(gpu, now_us - 1_000_000), now_us)
         try:
             samples = pynvml.nvmlDeviceGetProcessUtilization(self._handles[gpu], since_us)
         except pynvml.NVMLError as error:
-            # NotFound, or in the binding an error whose value is success: no samples.
+            # No samples: NotFound, or in the binding an error with the value of success.
             if error.value not in (pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_SUCCESS):
                 raise
             samples = []
         busy: dict[int, float] = {}
         newest_us = since_us
         for sample in samples:
-            # Drivers are known to give pid 0, percentages in the billions, and old samples again.
+            # Drivers are known to return pid 0, percentages in the billions, and old samples.
             if sample.pid == 0 or sample.smUtil > 100 or sample.timeStamp <= since_us:
                 continue
             newest_us = max(newest_us, sample.timeStamp)
@@ -331,10 +331,10 @@ class NvmlSource:
         return busy
 
     def _who(self, pid: int) -> tuple[str, str]:
-        """User and command; empty for a process that is gone or in another pid namespace."""
+        """User and command; empty if the process is gone or in another pid namespace."""
         if pid not in self._people:
             try:
-                # Not psutil's name(): it may read the arguments, and a process can make that hang.
+                # Not psutil's name(): it may read the arguments, which a process can make hang.
                 command = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
                 self._people[pid] = psutil.Process(pid).username(), command
             except (OSError, psutil.Error):

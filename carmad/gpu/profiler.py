@@ -1,4 +1,4 @@
-"""Where SMACT, SMOCC, DRAMA and more come from: the hole in `NvmlSource` that GPM and DCGM fit."""
+"""Where `NvmlSource` gets SMACT, SMOCC, DRAMA and more: the interface of GPM and DCGM."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Protocol
 from carmad.core.types import Gpu, GpuId
 
 PROFILED = ("sm_active", "sm_occupancy", "dram_active")
-# The rest of what Castor's interference model asks for (Castor paper, table 2), in this order:
+# The other inputs of Castor's interference model (Castor paper, table 2), in this order:
 SHARES = ("graphics_active", "tensor_active", "fp32_active", "fp16_active")  # 0–1
 TRAFFIC = ("pcie_tx_mib_s", "pcie_rx_mib_s", "nvlink_tx_mib_s", "nvlink_rx_mib_s")
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What a job can be given, and where the driver keeps it. The ids are None unless MIG."""
+    """A GPU that jobs can be given, and its ids in the driver, which are None unless MIG."""
 
     gpu: Gpu
     gpu_instance: int | None = None
@@ -29,16 +29,16 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """Fractions of the last period, 0–1; None means not to be had, never zero."""
+    """Fractions of the last period, 0–1; None means not available, never zero."""
 
     sm_active: float | None = None  # SMACT
     sm_occupancy: float | None = None  # SMOCC
     dram_active: float | None = None  # DRAMA
-    more: tuple[tuple[str, float], ...] = ()  # of SHARES and TRAFFIC, what is to be had
+    more: tuple[tuple[str, float], ...] = ()  # of SHARES and TRAFFIC, those available
 
 
 def activity_of(figures: Mapping[str, float | None]) -> Activity:
-    """From figures by name, of PROFILED, SHARES and TRAFFIC."""
+    """From values by name, of PROFILED, SHARES and TRAFFIC."""
     more = ((name, figures.get(name)) for name in (*SHARES, *TRAFFIC))
     return Activity(
         sm_active=figures.get("sm_active"),
@@ -56,11 +56,11 @@ class Profiler(Protocol):
     def name(self) -> str: ...
 
     def open(self, units: tuple[Unit, ...]) -> None:
-        """Begin; NVML is initialised. Does not block."""
+        """Start; NVML is initialised. Does not block."""
         ...
 
     def read(self) -> Mapping[GpuId, Activity]:
-        """What is known now; a GPU that cannot be read is left out. Does not block."""
+        """The latest readings; GPUs that cannot be read are left out. Does not block."""
         ...
 
     def missing(self) -> tuple[tuple[str, str], ...]:
@@ -68,12 +68,12 @@ class Profiler(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of the driver; NVML is still initialised."""
+        """Release the driver; NVML is still initialised."""
         ...
 
 
 class Unprofiled:
-    """Stands in where neither GPM nor DCGM is to be had."""
+    """Used when neither GPM nor DCGM is available."""
 
     name = ""
 

@@ -1,4 +1,4 @@
-"""What a telemetry source is. One class per way of asking a GPU; nothing here asks one."""
+"""The interface of telemetry sources, and their values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from carmad.core.types import Gpu, GpuId, GpuSample
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """News about a GPU that a sample cannot carry, such as an Xid."""
+    """News about a GPU that is not part of a sample, such as an Xid."""
 
     gpu: GpuId
     at: float
@@ -20,7 +20,7 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What this source can and cannot tell, for `carma doctor`."""
+    """What this source can and cannot measure, for `carma doctor`."""
 
     source: str
     provides: tuple[str, ...]  # of sm_active, sm_occupancy, dram_active, utilization, …
@@ -29,7 +29,7 @@ class Capabilities:
 
 
 class TelemetrySource(Protocol):
-    """Reads GPUs. Used by one thread at a time; no method raises for the fault of one GPU."""
+    """Reads GPUs. Used by one thread at a time; no method raises for a fault of one GPU."""
 
     @property
     def name(self) -> str: ...
@@ -39,11 +39,11 @@ class TelemetrySource(Protocol):
         ...
 
     def sample(self, at: float) -> tuple[GpuSample, ...]:
-        """One reading of every discovered GPU; one that cannot be read carries its `fault`."""
+        """One reading of every discovered GPU; if it cannot be read, with its `fault`."""
         ...
 
     def pids(self, gpu: GpuId) -> frozenset[int] | None:
-        """Processes that hold memory on `gpu` at this moment; None when it cannot be told."""
+        """Processes that hold memory on `gpu` now; None if unknown."""
         ...
 
     def health(self) -> tuple[Health, ...]:
@@ -53,5 +53,5 @@ class TelemetrySource(Protocol):
     def capabilities(self) -> Capabilities: ...
 
     def close(self) -> None:
-        """Let go of the driver, so that a GPU can be reset."""
+        """Release the driver, so that a GPU can be reset."""
         ...

@@ -1,7 +1,7 @@
-"""Which GPUs of a server are near each other: its islands.
+"""Which GPUs of a server are close to each other: its islands.
 
-GPUs that NVLink connects, directly or over others, are one island; with NVSwitch that is all of
-them. Those that have no NVLink are one with those below the same NUMA node: the driver's
+GPUs connected by NVLink, directly or through others, form an island; with NVSwitch that is all of
+them. GPUs without NVLink form an island with those below the same NUMA node: the driver's
 "common ancestor" says nothing about NVLink.
 """
 
@@ -20,7 +20,7 @@ Near = Callable[[GpuId, GpuId], bool]
 def islands(gpus: Sequence[GpuId]) -> dict[GpuId, str]:
     """The island of each physical GPU, numbered in the order given; "" where there is only one.
 
-    NVML must be initialised. Where the driver cannot tell, all are one.
+    NVML must be initialised. If the driver cannot tell, all are one island.
     """
     try:
         found = [part for part in _connected(gpus, _linked) if len(part) > 1]

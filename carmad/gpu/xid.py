@@ -14,7 +14,7 @@ class Xid:
 
 
 def describe(number: int) -> Xid:
-    """An Xid that is not in the table is worth a note, never a drained GPU."""
+    """An Xid that is not in the table gets a note, but never drains a GPU."""
     what, drain = _TABLE.get(number, ("not known to CARMA; see NVIDIA's Xid catalog", False))
     return Xid(f"Xid {number}: {what}", drain)
 
@@ -22,7 +22,7 @@ def describe(number: int) -> Xid:
 _RESET = "the GPU must be reset: nvidia-smi --gpu-reset"
 
 _TABLE: dict[int, tuple[str, bool]] = {
-    # An application's own fault: it must restart, the GPU is sound.
+    # The application's own fault: it must restart, the GPU is fine.
     13: ("a program made the graphics engine fail (an illegal address or instruction)", False),
     31: ("a program accessed memory it does not own (MMU fault)", False),
     32: ("a program's command stream was corrupt", False),
@@ -31,9 +31,9 @@ _TABLE: dict[int, tuple[str, bool]] = {
     41: ("a copy engine failed under a program", False),
     69: ("a program made the graphics engine fail (class error)", False),
     94: ("a memory error was contained; only the program it hit must restart", False),
-    # Consequences, not causes. 45 follows every kill of a running program, CARMA's too.
-    43: ("a program's fault stopped its GPU work; the GPU is sound", False),
-    45: ("a program's GPU work was torn down, as after a kill; the GPU is sound", False),
+    # Consequences, not causes. 45 follows every kill of a running program, including CARMA's.
+    43: ("a program's fault stopped its GPU work; the GPU is fine", False),
+    45: ("a program's GPU work was torn down, as after a kill; the GPU is fine", False),
     # Housekeeping.
     63: ("a faulty memory row was remapped; it takes effect at the next reset", False),
     92: ("many corrected memory errors", False),
