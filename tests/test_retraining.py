@@ -132,9 +132,9 @@ def test_too_little_is_told_of(store: SqlStore, tmp_path: Path) -> None:
     commit(store, past(10, days=1))
     said = list(retrain(store, tmp_path, BEGIN + 3 * DAY_S))
     assert [each.text for each in said] == [
-        "throughput: 3.0 days are known, and 14 must be",
-        "duration: 10 jobs have run, and 200 must have",
-        "forest: 10 jobs have run, and 200 must have",
+        "throughput: 3.0 days are on record; 14 are needed",
+        "duration: 10 jobs have run; 200 are needed",
+        "forest: 10 jobs have run; 200 are needed",
     ]
     assert not list(tmp_path.glob("*.json"))
 
@@ -155,7 +155,7 @@ def test_a_process_of_its_own_trains_what_predicts(store: SqlStore, tmp_path: Pa
     not_trained, trained, of_groups = keeper.last_words
     assert trained.startswith("duration: trained on 240 rows; R² ")
     assert of_groups.startswith("forest: trained on 240 rows; median error (s) ")
-    assert not_trained == "throughput: 6.0 days are known, and 14 must be"
+    assert not_trained == "throughput: 6.0 days are on record; 14 are needed"
     assert (tmp_path / "models/duration.json").stat().st_mode & 0o777 == 0o600
 
     predictor = additive(Settings())

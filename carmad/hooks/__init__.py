@@ -1,5 +1,5 @@
-"""What goes along into the Python of a job that was submitted with `--watch-stages`.
+"""Code that runs inside the Python of a job submitted with `--watch-stages`.
 
-This folder is put on its PYTHONPATH, so that `sitecustomize` is found. Runs in the job's own
-Python, which may be 3.8, and imports nothing but the standard library and the job's own torch.
+This folder is put on the job's PYTHONPATH, so that Python finds `sitecustomize`. The job's own
+Python may be 3.8. Imports nothing but the standard library and the job's own torch.
 """

@@ -1,7 +1,7 @@
-"""Waits until the job imports torch, and then watches its training steps.
+"""Waits until the job imports torch, then measures its training steps.
 
-Python imports one `sitecustomize`, at its start: the one that would have been found without this
-is run, too. Nothing here may keep a program from starting.
+Python imports only one `sitecustomize` at startup, so this one also runs the one that it hides.
+Nothing here may keep a program from starting.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FOLDER = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pa
 
 
 class OnImport:
-    """A finder that finds torch as the others do, and calls `watch` when it has been loaded."""
+    """A finder that finds torch like the others, and calls `watch` once it has been loaded."""
 
     def __init__(self) -> None:
         self._asking = False
@@ -28,7 +28,7 @@ class OnImport:
         try:
             spec = find_spec(name)
             if spec is not None and spec.loader is not None:
-                with contextlib.suppress(AttributeError):  # a loader of a kind not thought of
+                with contextlib.suppress(AttributeError):  # an unexpected kind of loader
                     self._then_watch(spec.loader)
         finally:
             self._asking = False
@@ -51,16 +51,16 @@ def _watch() -> None:
         spec = spec_from_file_location("carma_stages", os.path.join(FOLDER, "stages.py"))  # noqa: PTH118
         assert spec is not None
         assert spec.loader is not None
-        module = sys.modules[spec.name] = module_from_spec(spec)  # Dynamo asks for it by name
+        module = sys.modules[spec.name] = module_from_spec(spec)  # Dynamo looks it up by name
         spec.loader.exec_module(module)
         module.watch()
-    except Exception as error:  # noqa: BLE001 - whatever it is, the job is to go on
-        with contextlib.suppress(OSError, ValueError):  # it is closed, or the disk is full
-            print(f"carma: its stages are not watched: {error!r}", file=sys.stderr)
+    except Exception as error:  # noqa: BLE001 - the job must continue whatever happens
+        with contextlib.suppress(OSError, ValueError):  # closed, or the disk is full
+            print(f"carma: stages are not measured: {error!r}", file=sys.stderr)
 
 
 def _run_the_next() -> None:
-    """The `sitecustomize` that this one stands before."""
+    """Run the `sitecustomize` that this one hides."""
     sys.path[:] = [path for path in sys.path if path != FOLDER]
     spec = PathFinder.find_spec("sitecustomize")
     if spec is not None and spec.loader is not None:

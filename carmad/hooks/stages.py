@@ -1,10 +1,11 @@
-"""What an iteration of a training job goes to, by PyTorch's profiler; told once, then undone.
+"""Measures the stages of a training iteration with PyTorch's profiler, reports them once, and
+removes itself.
 
-An iteration ends with a step of the optimizer that steps first. After some that warm up, some are
-timed as they are, then a few are profiled. On a GPU, forward and backward are the time that their
-kernels take, communication that of NCCL's, and load how long the script waits for its DataLoader:
-what workers do ahead of time is not seen. Updating the weights counts with forward, which, like
-it, comes after the gradients. Without kernels (training on the CPU, or no leave to see them) the
+An iteration ends with a step of the optimizer that steps first. After a warm-up, some iterations
+are timed, then a few are profiled. On a GPU, forward and backward are the time of their
+kernels, communication that of NCCL's, and load how long the script waits for its DataLoader:
+what its workers do in advance is not seen. Updating the weights counts as forward, since both
+come after the gradients. Without kernels (training on the CPU, or no permission to see them) the
 host's own time is divided instead.
 """
 
@@ -25,18 +26,18 @@ WARM_UP, TIMED, PROFILED = 5, 10, 4
 MARK = "carma: an iteration ends"
 BACKWARD = "autograd::engine::evaluate_function"
 COLLECTIVES = ("c10d::", "gloo:", "nccl:", "mpi:", "ucc:")
-BRIDGED_US = 1000.0  # between two nodes of one backward pass
+BRIDGED_US = 1000.0  # longest gap between two nodes of one backward pass
 ANSWER_WITHIN_S = 10.0
 US = 1e6
 
 
 def watch() -> None:
-    """To be called when torch has been imported."""
+    """Call this once torch has been imported."""
     Watch()
 
 
 class Watch:
-    """Removes itself when it has told, or cannot."""
+    """Removes itself once it has reported, or failed."""
 
     def __init__(self) -> None:
         from torch.autograd.profiler import profile
@@ -44,7 +45,7 @@ class Watch:
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         def stepped(optimizer: Any, *_: Any) -> None:
-            """Not where torch.compile reads it to translate it: that could fail."""
+            """Skips torch.compile's tracing of this function, which could fail."""
             if not is_compiling():
                 self._stepped(optimizer)
 
@@ -58,7 +59,7 @@ class Watch:
         self._hook = register_optimizer_step_post_hook(stepped)
 
     def _others(self) -> Any:
-        """Only one profiler can be at work, and the job's own goes first."""
+        """Gives up if the job starts a profiler of its own: only one can run at a time."""
         watch = self
 
         def init(profile: Any, *args: Any, **kwargs: Any) -> None:
@@ -71,17 +72,17 @@ class Watch:
     def _stepped(self, optimizer: Any) -> None:
         try:
             self._step(optimizer)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the job is to go on
+        except Exception as error:  # noqa: BLE001 - the job must continue whatever happens
             self._give_up(repr(error))
 
     def _step(self, optimizer: Any) -> None:
         from torch import cuda
 
         if cuda.is_initialized() and cuda.is_current_stream_capturing():
-            return  # no iteration; and a profiler that begins or ends would break the graph
+            return  # not an iteration; and starting or stopping a profiler would break the graph
         if not self._ends:
             if _rank():
-                self._remove()  # the first process tells for all
+                self._remove()  # the first process reports for all
                 return
             self._optimizer, self._thread = id(optimizer), threading.get_ident()
         if (id(optimizer), threading.get_ident()) != (self._optimizer, self._thread):
@@ -92,7 +93,7 @@ class Watch:
             self._begin()
         if count >= 0:
             _mark()
-        if count == PROFILED + 1:  # the first has the profiler's own beginning in it
+        if count == PROFILED + 1:  # the first one includes the profiler's startup
             self._finish()
 
     def _begin(self) -> None:
@@ -115,16 +116,16 @@ class Watch:
         tell(seconds, divided(list(profile.events()), seconds))
 
     def _give_up(self, why: str) -> None:
-        with contextlib.suppress(OSError, ValueError):  # it is closed, or the disk is full
-            print(f"carma: the job's stages were not watched: {why}", file=sys.stderr)
+        with contextlib.suppress(OSError, ValueError):  # closed, or the disk is full
+            print(f"carma: stages were not measured: {why}", file=sys.stderr)
         self._stop()
 
     def _stop(self) -> None:
-        """Also at the job's own end: where a profiler is on, the interpreter crashes as it ends."""
+        """Also called at exit: the interpreter crashes if it exits while a profiler is on."""
         profile, self._profile = self._profile, None
         self._remove()
         if profile is not None:
-            with contextlib.suppress(Exception):  # it may not have begun
+            with contextlib.suppress(Exception):  # it may not have started
                 profile.stop()
 
     def _remove(self) -> None:
@@ -149,9 +150,9 @@ def _mark() -> None:
 
 
 def divided(events: list[Any], seconds: float) -> dict[str, Any]:
-    """The stage times of one iteration, of profiled ones and how long one took before that.
+    """Stage times of one iteration, from the events of profiled ones and the duration without.
 
-    The profiler makes the host slower, and not the kernels: the host's times are scaled back.
+    The profiler slows down the host but not the kernels, so the host's times are scaled back.
     """
     host = [event for event in events if event.device_type.name == "CPU"]
     marks = sorted(event.time_range.start for event in host if event.name == MARK)[1:]
@@ -182,7 +183,7 @@ def divided(events: list[Any], seconds: float) -> dict[str, Any]:
         "forward_s": forward_s,
         "backward_s": backward_s,
         "communication_s": communication_s,
-        # PyTorch's own optimizers step when the gradients have come, within the iteration.
+        # PyTorch's own optimizers step once the gradients are there, within the iteration.
         "sync": "backward" if communication_s else "forward",
     }
 
@@ -190,8 +191,8 @@ def divided(events: list[Any], seconds: float) -> dict[str, Any]:
 def _kernels(
     host: list[Any], backward: list[tuple[float, float]], begin: float, end: float
 ) -> tuple[float, float, float]:
-    """How long those of forward, backward and communication run in all, in µs."""
-    spoken = {event.name for event in host}  # a range that is shown on the GPU, too, is no kernel
+    """Total time of the forward, backward and communication kernels, in µs."""
+    spoken = {event.name for event in host}  # a range that is also shown on the GPU is not a kernel
     forward_us = backward_us = communication_us = 0.0
     for event in host:
         at = event.time_range.start
@@ -210,7 +211,7 @@ def _kernels(
 
 
 def _merged(spans: list[tuple[float, float]], bridged: float = 0.0) -> list[tuple[float, float]]:
-    """Their union, with gaps of up to `bridged` filled."""
+    """The union of the spans, with gaps of up to `bridged` filled."""
     made: list[tuple[float, float]] = []
     for begin, end in sorted(spans):
         if made and begin <= made[-1][1] + bridged:
@@ -225,7 +226,7 @@ def _length(spans: list[tuple[float, float]]) -> float:
 
 
 def tell(seconds: float, stages: dict[str, Any]) -> None:
-    """As `carma report` does. Raises OSError, and ValueError with carmad's own words."""
+    """Report as `carma report` does. Raises OSError, and ValueError with carmad's message."""
     body = json.dumps({"seconds": seconds, "stages": stages}).encode()
     request = (
         f"POST /v1/jobs/{os.environ['CARMA_JOB_ID']}/step HTTP/1.0\r\nHost: carma\r\n"

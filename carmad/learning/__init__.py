@@ -1,2 +1,2 @@
-"""Training of the values in `carmad.models`, from plain tables. It needs `carma[policies]` and
-time, and runs in a process of its own: the daemon imports nothing of it."""
+"""Trains the models of `carmad.models` from plain tables. It needs `carma[policies]`, takes time,
+and runs in a separate process: the daemon never imports it."""

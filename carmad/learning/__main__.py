@@ -1,9 +1,8 @@
 """Trains models from a copy of the daemon's database: `python -m carmad.learning COPY DIRECTORY`.
 
-Writes DIRECTORY/NAME.json for each model that there is data enough for. What was done is said on
-standard output; what somebody should look at, on standard error. For the daemon it runs apart: of
-low priority, with bounds on its memory and its time, and not longer than somebody holds the other
-end of its standard input.
+Writes DIRECTORY/NAME.json for each model with enough data. Progress goes to standard output,
+warnings to standard error. For the daemon it runs as a separate process: at low priority, with
+limits on memory and time, and only while the other end of its standard input is open.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ WITHIN_S = 1800
 def main(argv: Sequence[str]) -> None:
     database, directory = map(Path, argv)
     _bound()
-    # Only now: what these import is to be bounded, too.
+    # Imported only now, so that the limits apply to these imports, too.
     from carmad.learning.retraining import retrain
     from carmad.store.sql import SqlStore
 
@@ -36,17 +35,17 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _bound() -> None:
-    Path("/proc/self/oom_score_adj").write_text("1000")  # rather this one than a job
+    Path("/proc/self/oom_score_adj").write_text("1000")  # to be killed before any job
     os.nice(NICE)
     resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
-    os.environ["OMP_NUM_THREADS"] = "1"  # the jobs' CPUs are not ours
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # it kills
+    os.environ["OMP_NUM_THREADS"] = "1"  # the CPUs are for the jobs
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # which kills the process
     signal.alarm(WITHIN_S)
     threading.Thread(target=_watch, daemon=True).start()
 
 
 def _watch() -> None:
-    os.read(0, 1)  # not sys.stdin: its lock would be in the way of a good end
+    os.read(0, 1)  # not sys.stdin: its lock would get in the way of a clean exit
     os._exit(1)
 
 

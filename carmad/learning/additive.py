@@ -1,4 +1,4 @@
-"""GA²M trained as an explainable boosting machine (interpret), and turned into a plain value."""
+"""Trains a GA²M as an explainable boosting machine (interpret), converted to a plain value."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from interpret.glassbox import ExplainableBoostingRegressor
 from carmad.models import Additive, Pair, Shape
 from carmad.models.additive import Bins, Values
 
-BINS = 64  # of a number's shape: enough to see it, and few enough to be read
-ROUNDS = 1000  # over all features; most bags stop earlier, where nothing more is to be learned
-BAGS = 8  # machines that the model is the mean of
+BINS = 64  # per numeric feature: enough to show its shape, few enough to read
+ROUNDS = 1000  # over all features; most bags stop earlier, when nothing improves any more
+BAGS = 8  # the model is the mean of so many machines
 SEED = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a trained model says of itself."""
+    """What a trained model says about itself."""
 
     about: str
     source: str
@@ -39,12 +39,12 @@ def fit(
     interactions: int = 10,
     alone: str | None = None,
 ) -> Additive:
-    """`table` in order of time, a row per target, 2·BAGS of them at least. With the link `log`, the
-    targets must be positive, and errors count by their ratio. The feature `alone` gets no part in a
-    pair: its shape is all that it does.
+    """`table` is in order of time, with one row per target and at least 2·BAGS rows. With the link
+    `log`, targets must be positive, and errors count by ratio. The feature `alone` is in no pair:
+    its shape is its whole effect.
 
-    Features that are missing in every row are not part of the model. Ten pairs are what Lucid's
-    artifact takes for throughput (simulation/predictor).
+    Features that are missing in every row are left out. Ten pairs is what Lucid's artifact uses
+    for throughput (simulation/predictor).
     """
     names = tuple(dict.fromkeys(name for row in table for name in row))
     types = ["nominal" if _is_text(name, table) else "continuous" for name in names]
@@ -58,7 +58,7 @@ def fit(
         outer_bags=BAGS,
         learning_rate=0.1,  # the artifact's; interpret's own takes longer and is no better here
         random_state=SEED,
-        n_jobs=1,  # the daemon's machine has other things to do
+        n_jobs=1,  # the CPUs are for the jobs
     )
     rows = np.array([[row.get(name) for name in names] for row in table], dtype=object)
     values = np.asarray(targets, dtype=float)
@@ -71,7 +71,7 @@ def fit(
 def converted(
     machine: Any, origin: Origin, link: Literal["identity", "log"], rows: int
 ) -> Additive:
-    """The value that predicts what interpret's regressor predicts."""
+    """A plain value with the same predictions as interpret's regressor."""
     shapes, pairs = [], []
     terms = zip(machine.term_features_, machine.term_scores_, machine.bin_weights_, strict=True)
     for features, scores, weights in terms:
@@ -97,10 +97,10 @@ def converted(
 
 
 def _bags(rows: int) -> Any:
-    """What each bag is trained on (1), and what tells it when to stop (-1): a stretch of time.
+    """For each bag, its training rows (1) and its validation rows (-1), which are contiguous.
 
-    By interpret's own choice those would be rows here and there. But jobs come in bursts and their
-    features overlap: with such neighbours to judge by, learning them by heart looks like learning.
+    By default, interpret would scatter the validation rows. But jobs come in bursts with similar
+    features, so that with similar rows on both sides, memorising would look like learning.
     """
     bags = np.ones((rows, BAGS), dtype=np.int8)
     for n, stretch in enumerate(np.array_split(np.arange(rows), BAGS)):
@@ -109,8 +109,8 @@ def _bags(rows: int) -> Any:
 
 
 def _bins(machine: Any, feature: int, order: int) -> Bins:
-    """Pairs may have coarser bins than shapes: interpret keeps both, the last ones for all
-    higher orders."""
+    """Pairs may have coarser bins than shapes: interpret keeps both, and the last ones apply to
+    all higher orders."""
     kept = machine.bins_[feature]
     found = kept[min(order, len(kept)) - 1]
     name = str(machine.feature_names_in_[feature])

@@ -2,11 +2,11 @@
 
 A row of the table is a job that ended:
 
-- `user`, `name`: texts; `group`: equal for runs of the same job, "" where that is not known
+- `user`, `name`: texts; `group`: equal for runs of the same job, "" if unknown
 - `gpus`: how many it asked for
-- `submitted_at`: Unix s; `duration_s`: how long it ran; `ended_at`: Unix s, without it as if it had
-  started at once
-- where it was profiled: `gpu_utilization`, `memory_utilization` (fractions, 0–1), `peak_mib`
+- `submitted_at`: Unix s; `duration_s`: how long it ran; `ended_at`: Unix s; without it, the job is
+  assumed to have started at once
+- if it was profiled: `gpu_utilization`, `memory_utilization` (fractions, 0–1), `peak_mib`
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from carmad.models.names import bucket
 from carmad.models.workload import PROFILE, features
 
 Row = Mapping[str, Any]
-HELD_OUT = 0.2  # the newest part, to judge by
+HELD_OUT = 0.2  # the latest part, for the errors
 SHORTEST_S = 1.0  # a job that failed at once has no logarithm
 
 
 def table(rows: Sequence[Row], names: Sequence[str]) -> list[dict[str, float | str]]:
-    """What was known of each job when it was submitted; `rows` in the order of submission, `names`
-    the exemplars."""
+    """What was known of each job when it was submitted. `rows` are in order of submission, `names`
+    are the exemplars."""
     ended = iter(sorted(rows, key=_ended_at))
     next_ended = next(ended, None)
     by_user, by_group = Durations(), Durations()
@@ -47,11 +47,11 @@ def table(rows: Sequence[Row], names: Sequence[str]) -> list[dict[str, float | s
 
 
 def train(rows: Sequence[Row], source: str, at: float) -> Additive:
-    """From all rows; its errors are those of one trained without the newest fifth of the jobs,
-    on that fifth. `at` is now.
+    """A model trained on all rows; its errors are those of a model trained without the latest
+    fifth of the jobs, on that fifth. `at` is now.
 
-    It is trained on the logarithm, which the paper does not say: a job of a day that is taken for
-    two weighs as one of a minute that is taken for two, so that a few long ones do not decide all.
+    It predicts the logarithm, which is not in the paper: mistaking one day for two counts the same
+    as mistaking one minute for two, so that a few long jobs do not dominate.
     """
     ordered = sorted(rows, key=lambda row: float(row["submitted_at"]))
     seen = int(len(ordered) * (1 - HELD_OUT))
@@ -63,7 +63,7 @@ def train(rows: Sequence[Row], source: str, at: float) -> Additive:
 
 
 def fitted(ordered: Sequence[Row], origin: Origin) -> tuple[Additive, tuple[str, ...]]:
-    """The model, and the exemplars that it knows names by."""
+    """The model, and the exemplars of its names."""
     names = exemplars(row["name"] for row in ordered)
     durations = [max(SHORTEST_S, row["duration_s"]) for row in ordered]
     model = fit(table(ordered, names), durations, origin, link="log", alone="gpus")

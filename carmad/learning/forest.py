@@ -1,17 +1,17 @@
 """How long recurring jobs run, by random forest regression (A-SRPT paper, IV-C-3): 100 trees split
 by squared error, on the group that a job is a run of and on its user.
 
-The paper predicts iterations; a command does not tell its own, so this is about seconds alone. Both
-features are names, which the forest must have as numbers. The paper's are hashes; a tree sees only
-their order, so a name's place among all names says the same, and fits scikit-learn's 32-bit floats,
+The paper predicts iterations; a command does not reveal them, so this predicts seconds. Both
+features are names, which the forest needs as numbers. The paper uses hashes; a tree uses only
+their order, so a name's rank among all names is equivalent, and fits scikit-learn's 32-bit floats,
 which a hash does not.
 
-What the daemon learns is kept within what the runs of the group itself took (`train`): in a tree
-that was drawn without any of them, the group is told what its neighbours in the order of names
-took, which may be jobs of another user.
+What the daemon learns is kept within the range of the group's own runs (`train`): in a tree whose
+sample has none of them, the group gets the value of its neighbours in the order of names, which may
+be jobs of another user.
 
-Of a name that it has not seen the forest knows nothing, and the paper predicts 0. So all that it
-can ever say is a number for each group, and those numbers are the model.
+For an unknown name the paper predicts 0. So the forest's only possible predictions are one number
+per group, and those numbers are the model.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from carmad.errors import CarmaError
 from carmad.learning.duration import HELD_OUT, Row
 from carmad.models import Lookup
 
-ABOUT = "seconds that a run of a job takes alone, from those before it"
+ABOUT = "seconds that a run of a job takes alone, from its earlier runs"
 TREES = 100
-NEAR = 0.1  # of the truth: a prediction that close counts as right
+NEAR = 0.1  # relative error up to which a prediction counts as right
 
 # From the groups, the users and the seconds of runs: the seconds of each group.
 Learner: TypeAlias = Callable[[Sequence[str], Sequence[str], Sequence[float]], dict[str, float]]
@@ -39,20 +39,20 @@ Learner: TypeAlias = Callable[[Sequence[str], Sequence[str], Sequence[float]], d
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """Of predictions for jobs of groups that were known."""
+    """Errors of predictions for jobs of known groups."""
 
     mean_s: float  # of the absolute errors
     median_s: float
-    right: float  # share that is off by no more than NEAR
-    known: float  # share of all jobs
+    right: float  # share with a relative error of at most NEAR
+    known: float  # share of jobs whose group is known
 
 
 def train(rows: Sequence[Row], source: str, at: float) -> Lookup:
-    """From all rows whose group is known; rows as `carmad.learning.duration` has them. Its errors
-    are those of one trained without the newest fifth of the jobs, on that fifth, beside those of
-    the groups' means and medians. `at` is now.
+    """A model trained on all rows whose group is known; rows as in `carmad.learning.duration`. Its
+    errors are those of a model trained without the latest fifth of the jobs, on that fifth, along
+    with those of the groups' means and medians. `at` is now.
 
-    Raises CarmaError where no job that is held out has run before.
+    Raises CarmaError if no held-out job has run before.
     """
     ordered = sorted((row for row in rows if row["group"]), key=lambda row: row["submitted_at"])
     seen = int(len(ordered) * (1 - HELD_OUT))
@@ -63,7 +63,7 @@ def train(rows: Sequence[Row], source: str, at: float) -> Lookup:
 def grown(
     groups: Sequence[str], users: Sequence[str], seconds: Sequence[float]
 ) -> dict[str, float]:
-    """What a forest grown from these runs says of each group."""
+    """The predictions, per group, of a forest trained on these runs."""
     names, of_group = np.unique(np.array(groups), return_inverse=True)
     _, of_user = np.unique(np.array(users), return_inverse=True)
     features = np.stack([of_group, of_user], axis=1).astype(np.float32)
@@ -77,7 +77,7 @@ def grown(
 def within_own(
     groups: Sequence[str], users: Sequence[str], seconds: Sequence[float]
 ) -> dict[str, float]:
-    """The forest's word, no less than a group's shortest run and no more than its longest."""
+    """The forest's predictions, clipped to the range of each group's own runs."""
     least = _folded(groups, seconds, min)
     most = _folded(groups, seconds, max)
     told = grown(groups, users, seconds)
@@ -99,7 +99,7 @@ def medians(
 def measured(
     told: Mapping[str, float], groups: Sequence[str], seconds: Sequence[float]
 ) -> Errors | None:
-    """None where no job is of a group that is known."""
+    """None if no job's group is known."""
     pairs = [(told[g], real) for g, real in zip(groups, seconds, strict=True) if g in told]
     if not pairs:
         return None
@@ -109,7 +109,7 @@ def measured(
 
 
 def since(model: Lookup, rows: Sequence[Row]) -> tuple[str, float] | None:
-    """Its median error on these rows, named as in its `errors`: few jobs do not decide it."""
+    """Its median error on these rows, named as in its `errors`; robust against a few outliers."""
     groups, _, seconds = _columns(rows)
     found = measured(model.seconds, groups, seconds)
     return ("median error (s)", found.median_s) if found else None

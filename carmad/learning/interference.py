@@ -1,4 +1,4 @@
-"""Trains the model of the interference ratio xi: by how much one job slows another (Castor, 6).
+"""Trains the model of the interference ratio xi: how much one job slows another (Castor, 6).
 
 A job's features are the mean and the variance of every indicator of its profile, and its peak
 memory as a share of the GPU's; the job in question comes as "own", its neighbour as "other":
@@ -21,17 +21,17 @@ from carmad.models.boosted import LEAF, Stage
 
 ABOUT = "interference ratio: a job's step time beside another over that alone, at least 1"
 ROUNDS = 100
-# Compact, as the paper asks. Of eight settings looked at on Lucid's pairs all were about as good.
+# Compact, as the paper asks. Eight settings tried on Lucid's pairs were about equally good.
 PARAMETERS = {"max_depth": 4, "eta": 0.1, "nthread": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What became of one job beside another."""
+    """One job's slowdown next to another."""
 
     values: Mapping[str, float]
     ratio: float  # xi as measured; below 1, which is noise, it counts as 1
-    pair: str  # both jobs' rows have the same: they are held out together
+    pair: str  # the same in both jobs' rows, which are held out together
 
     @property
     def target(self) -> float:
@@ -57,7 +57,7 @@ def rmse(model: Boosted, rows: Sequence[Beside]) -> float:
 
 
 def converted(booster: xgboost.Booster) -> tuple[float, tuple[Stage, ...]]:
-    """The base and the stages of a regression by squared error, as `Boosted` has them."""
+    """Base and stages for `Boosted`, from a regression with squared error."""
     learner = json.loads(booster.save_raw("json"))["learner"]
     trees = learner["gradient_booster"]["model"]["trees"]
     base = float(learner["learner_model_param"]["base_score"].strip("[]"))
@@ -65,10 +65,10 @@ def converted(booster: xgboost.Booster) -> tuple[float, tuple[Stage, ...]]:
 
 
 def _gaps(features: Sequence[str]) -> Iterator[list[bool]]:
-    """What may be missing in use: an indicator that the source does not tell, or a whole profile.
+    """What may be missing in use: an indicator that the source lacks, or a whole profile.
 
-    The rows are trained on with each of these gaps once more, together as heavy as the rows
-    themselves. Without, XGBoost would have seen none, and the way of a missing value be arbitrary.
+    Training repeats the rows with each of these gaps, which together weigh as much as the rows
+    themselves. Otherwise XGBoost would see no missing values, and their direction be arbitrary.
     """
     for place in (1, 0):
         for part in sorted({name.split(".")[place] for name in features}):
@@ -78,10 +78,10 @@ def _gaps(features: Sequence[str]) -> Iterator[list[bool]]:
 def _stage(tree: Mapping[str, Any]) -> Stage:
     left, right = tree["left_children"], tree["right_children"]
     nodes = range(len(left))
-    # JSON has the shortest decimals that a 32-bit float is known by: not the very float.
+    # JSON has the shortest decimals that identify a 32-bit float, not its exact value.
     condition = [float(np.float32(value)) for value in tree["split_conditions"]]
-    value = list(condition)  # of a leaf it is what the leaf adds
-    cover = tree["sum_hessian"]  # for squared errors the weight of the rows that get there
+    value = list(condition)  # for a leaf, its value
+    cover = tree["sum_hessian"]  # with squared errors, the weight of the rows that reach the node
 
     def fill(node: int) -> None:
         if left[node] != LEAF:

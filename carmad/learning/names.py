@@ -1,5 +1,5 @@
-"""Which job names stand for those that are much alike: affinity propagation over Levenshtein's
-distance (Lucid paper, 3.5.3)."""
+"""Finds exemplars of similar job names by affinity propagation over the Levenshtein distance
+(Lucid paper, 3.5.3)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from sklearn.exceptions import ConvergenceWarning
 
 from carmad.models.names import LETTERS, distance
 
-KEPT = 400  # distinct names, the most frequent ones: every pair of them is compared
-DAMPING = 0.7  # with the artifact's 0.9, few names as much alike as ours settle on one exemplar
+KEPT = 400  # the most frequent distinct names: every pair of them is compared
+DAMPING = 0.7  # at the artifact's 0.9, few sets of similar names converge to one exemplar
 ROUNDS = 1000
 
 
 def exemplars(names: Iterable[str]) -> tuple[str, ...]:
-    """In the order of the alphabet. Where no grouping settles, each frequent name is its own."""
+    """In alphabetical order. If the grouping does not converge, each frequent name is its own."""
     frequent = sorted(name for name, _ in Counter(names).most_common(KEPT))
     if len(frequent) < 3:
         return tuple(frequent)

@@ -1,12 +1,12 @@
-"""Packing Analyze Model (Lucid paper, 3.5.1): how much a job harms others beside it.
+"""Packing Analyze Model (Lucid paper, 3.5.1): how much a job slows down its neighbours.
 
-A row of the table is a configuration of a training job that was measured alone and in company:
+A row of the table is a configuration of a training job that was measured alone and while sharing:
 `gpu_utilization`, `memory_utilization` and `memory_share` (its peak over the card's memory), all
 0–1, `amp` (1 where it trains in mixed precision), `label` (one of `CLASSES`) and `model` (the
 neural network, so that cross-validation judges on networks it has not seen).
 
-Memory counts as a share of the card, as the two utilisations count against what the card can do: on
-a larger card all three of them shrink, and so does the interference.
+Memory counts as a share of the card, like the two utilisations: on a larger card all three shrink,
+and so does the interference.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ Pair = tuple[Hashable, Hashable, float, float]  # two jobs, and the speed of eac
 def average_speeds(pairs: Iterable[Pair]) -> dict[Hashable, float]:
     """The normalised speed of each job's neighbours, averaged over all of its pairs.
 
-    This is the paper's word: a job is labelled by its "influence on others". Its artifact averages
-    the job's own speeds (simulation/analyzer), and trains on labels that were set by hand.
+    This follows the paper: a job is labelled by its "influence on others". Its artifact averages
+    the job's own speeds (simulation/analyzer), and trains on labels set by hand.
     `benchmarks.lucid_models` compares them.
     """
     speeds: dict[Hashable, list[float]] = {}
@@ -53,8 +53,8 @@ def label(speed: float) -> str:
 
 
 def train(rows: Sequence[Row], source: str, at: float) -> Tree:
-    """Pruned by as much as suits networks that are not in the training part, judged on some that
-    took no part in the choice either. ValueError: fewer than three networks."""
+    """The pruning is chosen on networks outside the training part, and the errors are measured on
+    networks that had no part in either. Raises ValueError for fewer than three networks."""
     right = 0
     for seen, unseen in _folds(rows):
         tree = fit([rows[n] for n in seen], source, at)
@@ -65,14 +65,14 @@ def train(rows: Sequence[Row], source: str, at: float) -> Tree:
 def fit(
     rows: Sequence[Row], source: str, at: float, errors: tuple[tuple[str, float], ...] = ()
 ) -> Tree:
-    """The tree alone, without a judgement of it."""
+    """The tree alone, without its errors."""
     values, labels = _arrays(rows)
     return converted(_grown(values, labels, _pruning(rows)), source, len(rows), at, errors)
 
 
 def _pruning(rows: Sequence[Row]) -> float:
-    """Minimal cost-complexity pruning's α: of those that leave different trees, the one that is
-    most often right in cross-validation; of equally good ones the greatest, for the least tree."""
+    """α for minimal cost-complexity pruning: of those that give different trees, the most accurate
+    in cross-validation; among equals the greatest, for the smallest tree."""
     values, labels = _arrays(rows)
     path = DecisionTreeClassifier(random_state=0).cost_complexity_pruning_path(values, labels)
     steps = sorted({0.0, *np.maximum(path.ccp_alphas, 0.0).tolist()})
@@ -87,7 +87,7 @@ def _pruning(rows: Sequence[Row]) -> float:
 
 
 def _folds(rows: Sequence[Row]) -> list[tuple[Any, Any]]:
-    """Each network is in one part only: by itself where there are few of them."""
+    """Each network is in one fold only; with few networks, each is a fold of its own."""
     groups = [row["model"] for row in rows]
     folds = GroupKFold(n_splits=min(FOLDS, len(set(groups))))
     return list(folds.split(groups, groups=groups))
@@ -105,7 +105,7 @@ def _grown(values: Any, labels: Any, alpha: float) -> Any:
 def converted(
     grown: Any, source: str, rows: int, at: float, errors: tuple[tuple[str, float], ...]
 ) -> Tree:
-    """The value that predicts what scikit-learn's classifier predicts."""
+    """A plain value with the same predictions as scikit-learn's classifier."""
     inner, known = grown.tree_, grown.classes_.tolist()
     nodes = []
     for n in range(inner.node_count):

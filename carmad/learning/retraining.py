@@ -1,4 +1,4 @@
-"""The models that this server's own past teaches, trained anew, and whether the old ones held."""
+"""Retrains the models on this server's own past jobs, and checks the old ones for drift."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from carmad.store import codec
 from carmad.store.sql import SqlStore
 
 SOURCE = "this server's own jobs"
-LEAST_RUNS = 200  # with fewer, the rules for jobs that never ran before are as good
-LEAST_INTERVALS = 2 * WEEK  # what was a week ago must be known of a week
-LEAST_NEW = 50  # rows since an old model was trained, to judge it by
-DRIFTED = 1.5  # so many times its error when it was trained: tell somebody
+LEAST_RUNS = 200  # with fewer, the rules for unknown jobs are as good
+LEAST_INTERVALS = 2 * WEEK  # a week's worth of features that look a week back
+LEAST_NEW = 50  # rows since the old model was trained that it takes to check it
+DRIFTED = 1.5  # times its error when it was trained, from which a warning is given
 
 Error = tuple[str, float]
 
@@ -32,15 +32,15 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What a model is trained from, and judged by later on."""
+    """How a model is trained, and checked later."""
 
     name: str
-    train: Callable[[], Model]  # raises CarmaError when there is too little to learn from
-    since: Callable[[Model], Error | None]  # an old one's on what came after; None: too little
+    train: Callable[[], Model]  # raises CarmaError if there is too little data
+    since: Callable[[Model], Error | None]  # an old model's, on later rows; None: too few
 
 
 def retrain(store: SqlStore, directory: Path, now: float) -> Iterator[Said]:
-    """Trains what can be, and says what came of it. `now` is in Unix s."""
+    """Train all models with enough data, and report the results. `now` is in Unix s."""
     rows = table.runs(store)
     for subject in (_traffic(store, now), _durations(rows, now), _recurring(rows, now)):
         path = directory / f"{subject.name}.json"
@@ -79,7 +79,7 @@ def _durations(rows: Sequence[Row], now: float) -> Subject:
         if not isinstance(old, Additive) or len(rows) - new < LEAST_NEW:
             return None
         known = duration.table(rows, exemplars_of(old))[new:]
-        return duration.measured(old, known, rows[new:])[-1]  # a median: few jobs do not decide it
+        return duration.measured(old, known, rows[new:])[-1]  # the median: robust to outliers
 
     return Subject("duration", train, since)
 
@@ -104,7 +104,7 @@ def _traffic(store: SqlStore, now: float) -> Subject:
     def train() -> Model:
         if len(counts) < LEAST_INTERVALS:
             known, wanted = (n * INTERVAL_S / 86_400 for n in (len(counts), LEAST_INTERVALS))
-            raise CarmaError(f"{known:.1f} days are known, and {wanted:.0f} must be")
+            raise CarmaError(f"{known:.1f} days are on record; {wanted:.0f} are needed")
         return throughput.train(counts, begin, "gpus", SOURCE, now)
 
     def since(old: Model) -> Error | None:
@@ -123,16 +123,16 @@ def _traffic(store: SqlStore, now: float) -> Subject:
 
 def _enough(rows: Sequence[Row]) -> None:
     if len(rows) < LEAST_RUNS:
-        raise CarmaError(f"{len(rows)} jobs have run, and {LEAST_RUNS} must have")
+        raise CarmaError(f"{len(rows)} jobs have run; {LEAST_RUNS} are needed")
 
 
 def _begun_since(rows: Sequence[Row], at: float) -> int:
-    """The place of the first row submitted after `at`."""
+    """The index of the first row submitted after `at`."""
     return next((n for n, row in enumerate(rows) if row["submitted_at"] > at), len(rows))
 
 
 def _read(path: Path) -> Model | None:
-    """None also for a file that is damaged: it is replaced."""
+    """None also for a damaged file, which will be replaced."""
     try:
         return codec.decode_model(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -140,7 +140,7 @@ def _read(path: Path) -> Model | None:
 
 
 def _write(path: Path, model: Model) -> None:
-    """Whole or not at all; it has the names of users and jobs, which are not for everybody."""
+    """Atomically, and readable by the owner only: it has the names of users and jobs."""
     draft = path.with_suffix(".new")
     draft.touch(mode=0o600)
     draft.write_text(codec.encode_model(model), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Fits Castor's time model (`policies.castor.steps`) to step times that were measured."""
+"""Fits Castor's time model (`policies.castor.steps`) to measured step times."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from policies.castor.steps import StepModel
 
 Floats = NDArray[np.float64]
 
-HIGHEST_DELTA = 10.0  # where less than 8 % of the shorter part can show: as good as full overlap
-LEAST_S = 1e-9  # of alpha, beta and communication: logarithms of zero do not exist
+HIGHEST_DELTA = 10.0  # at most 8 % of the shorter part is visible: as good as full overlap
+LEAST_S = 1e-9  # of alpha, beta and communication, whose logarithms are fitted
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One training step, by the clock, without gradient accumulation."""
+    """One measured training step without gradient accumulation."""
 
-    placement: str  # steps on one placement wait alike for gradients: a name, such as "44"
+    placement: str  # a name, such as "44": steps on one placement share the wait for gradients
     batch: int  # samples on each GPU
     step_s: float
-    sync_s: float  # of that, what was spent on waiting for gradients; less than `step_s`
+    sync_s: float  # of that, waiting for gradients; less than `step_s`
 
 
 def fit(measured: Sequence[Measured]) -> Mapping[str, StepModel]:
     """A model per placement of one job on one kind of GPU.
 
-    alpha_comp, beta_comp and delta are the same for all of them, as the paper has it, which grants
-    that delta may differ between batch sizes: here it does not. A step without its wait tells of
-    computing alone. Least squares of the logarithms, so that an error counts in proportion.
+    As in the paper, alpha_comp, beta_comp and delta are the same for all of them; the paper allows
+    delta to differ between batch sizes, here it does not. A step minus its wait is computation
+    only. Least squares on logarithms, so that errors are relative.
     Raises ValueError if fewer than two batch sizes were measured.
     """
     batch = np.array([each.batch for each in measured], dtype=float)
     if len(set(batch)) < 2:
-        raise ValueError("a line needs two batch sizes")
+        raise ValueError("the fit needs two batch sizes")
     placements = sorted({each.placement for each in measured})
     at = np.array([placements.index(each.placement) for each in measured])
     step_s = np.array([each.step_s for each in measured])
@@ -59,7 +59,7 @@ def fit(measured: Sequence[Measured]) -> Mapping[str, StepModel]:
         bounds=(np.insert(lowest, 2, 1.0), np.insert(-lowest, 2, HIGHEST_DELTA)),
         x_scale="jac",
         jac_sparsity=_depends(at),
-        ftol=1e-6,  # of the squared errors; by then they are flat
+        ftol=1e-6,  # of the squared errors, which hardly change by then
     )
     alpha, beta, delta, comm_s = _unpacked(found.x)
     return {
@@ -69,14 +69,14 @@ def fit(measured: Sequence[Measured]) -> Mapping[str, StepModel]:
 
 
 def _unpacked(parameters: Floats) -> tuple[float, float, float, Floats]:
-    """Seconds are fitted as logarithms: they are positive, and of very different sizes."""
+    """Seconds are fitted as logarithms: they are positive and differ by orders of magnitude."""
     alpha, beta = np.exp(parameters[:2])
     return alpha, beta, parameters[2], np.exp(parameters[3:])
 
 
 def _depends(at: Floats) -> Floats:
-    """Which error depends on which parameter: on one placement's communication only. Told that,
-    the fit of 108 placements takes a tenth of a second instead of several."""
+    """Sparsity of the Jacobian: each error depends on one placement's communication only. With it,
+    fitting 108 placements takes a tenth of a second instead of several seconds."""
     depends = np.zeros((2 * len(at), 3 + max(at) + 1))
     depends[:, :3] = 1
     depends[np.arange(len(at)), 3 + at] = 1

@@ -1,4 +1,4 @@
-"""What the trainers are given: tables from a copy of the daemon's database."""
+"""Training tables, from a copy of the daemon's database."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from carmad.models.workload import PROFILE
 from carmad.store.sql import SqlStore
 from carmad.store.table import Cell, row
 
-MOST_RUNS = 50_000  # the latest: memory and time are bounded
-MOST_OF_USER = 1_000  # unless the median user has more: nobody is to drown the others
+MOST_RUNS = 50_000  # the latest ones, to limit memory and time
+MOST_OF_USER = 1_000  # unless the median user has more: no user may dominate
 PAGE = 500  # jobs read at a time: their environments are large
 KEPT = ("user", "group", "name", "gpus", "submitted_at", "ended_at", "duration_s")
 
 
 def runs(store: SqlStore) -> list[Row]:
-    """The latest jobs that ran, in order of submission, as `carmad.learning.duration` has them; of
-    nobody many more than of most."""
+    """The latest jobs that ran, in order of submission, as rows for `carmad.learning.duration`;
+    limited per user."""
     users = store.users()
     if not users:
         return []
@@ -34,8 +34,8 @@ def runs(store: SqlStore) -> list[Row]:
 
 
 def counts(submissions: Sequence[Submission], now: float) -> tuple[list[tuple[int, int]], float]:
-    """Jobs submitted, and GPUs that they asked for, in each interval that is over, from the first
-    submission on; and when the first interval began. `submissions` in order."""
+    """Jobs submitted, and GPUs that they asked for, in each complete interval from the first
+    submission on; and when the first interval began. `submissions` are in order."""
     if not submissions:
         return [], now
     first, end = (int(at // INTERVAL_S) for at in (submissions[0][0], now))
@@ -56,8 +56,8 @@ def _newest_first(store: SqlStore, user: str) -> Iterator[Row]:
 
 
 def _as_known(cells: Mapping[str, Cell]) -> Row:
-    """As the job was known when it was submitted. A profile that it got itself does not count:
-    short jobs get none, which would give their duration away."""
+    """What was known of the job when it was submitted. Its own profile is left out: short jobs have
+    none, which would reveal their duration."""
     known = {name: cells[name] for name in KEPT}
     if cells["profile_of"] is None:
         return known

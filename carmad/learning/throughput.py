@@ -1,4 +1,4 @@
-"""Throughput Predict Model (Lucid paper, 3.5.2): how many jobs, or GPUs, will be asked for."""
+"""Throughput Predict Model (Lucid paper, 3.5.2): how many jobs, or GPUs, will be requested."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from carmad.learning.additive import Origin, fit
 from carmad.models import Additive
 from carmad.models.traffic import AHEAD, INTERVAL_S, LOOK_BACK, Counts, features
 
-HELD_OUT = 0.2  # the newest part, to judge by
+HELD_OUT = 0.2  # the latest part, for the errors
 What = Literal["jobs", "gpus"]
 ABOUT = {
     "jobs": "jobs submitted in ten minutes, 50 minutes from now",
-    "gpus": "GPUs asked for in ten minutes, 50 minutes from now",
+    "gpus": "GPUs requested in ten minutes, 50 minutes from now",
 }
 
 
 def table(counts: Counts, begin: float) -> list[dict[str, float]]:
-    """What was known of each interval when it was foretold; the first one begins at `begin`
+    """What was known of each interval when it was predicted; the first one begins at `begin`
     (Unix s, a multiple of `INTERVAL_S`)."""
     rows = []
     for n in range(len(counts)):
@@ -31,8 +31,8 @@ def table(counts: Counts, begin: float) -> list[dict[str, float]]:
 
 
 def train(counts: Counts, begin: float, what: What, source: str, at: float) -> Additive:
-    """From all of `counts`; its errors are those of one trained without the newest fifth, on
-    that fifth. `at` is now."""
+    """A model trained on all `counts`; its errors are those of a model trained without the latest
+    fifth, on that fifth. `at` is now."""
     rows, targets = table(counts, begin), _targets(counts, what)
     seen = int(len(rows) * (1 - HELD_OUT))
     origin = Origin(ABOUT[what], source, at)

@@ -1,5 +1,5 @@
-"""What was learned, as plain values: they predict in pure Python, inside the core; none is trained
-here (`carmad.learning` does that). Each can be printed, and says why it predicts what it does."""
+"""Trained models as plain values, which predict in pure Python inside the core. Training is in
+`carmad.learning`. Each model can be printed, and can explain its predictions."""
 
 from __future__ import annotations
 

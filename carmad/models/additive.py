@@ -10,16 +10,16 @@ from itertools import pairwise
 from math import exp, isnan
 from typing import Literal
 
-Values = Mapping[str, float | str]  # a feature that is absent, or NaN, is missing
+Values = Mapping[str, float | str]  # a feature that is absent or NaN counts as missing
 
 MISSING = 0  # the index of the first bin
 
 
 @dataclass(frozen=True, slots=True)
 class Bins:
-    """How one feature's values fall into bins, numbered from 1: numbers between `cuts`, which
-    ascend (a number on a cut belongs above it), texts by what they are. Bin 0 is of values that
-    are missing, the last one of texts that training has not seen."""
+    """The bins of one feature, numbered from 1: numbers between the ascending `cuts` (a number on
+    a cut belongs above it), texts by category. Bin 0 is for missing values, the last one for texts
+    not seen in training."""
 
     feature: str
     cuts: tuple[float, ...] = ()
@@ -72,14 +72,14 @@ class Shape:
         return self.scores[self.bins.index(values)]
 
     def rows(self) -> tuple[tuple[str, float], ...]:
-        """The shape as a listing, label and score per bin that training rows fell into."""
+        """Label and score of every bin that has training rows."""
         listed = zip(self.bins.labels(), self.scores, self.counts, strict=True)
         return tuple((label, score) for label, score, count in listed if count)
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """What two features together add beyond what each of them adds by itself."""
+    """What two features together add beyond what each adds alone."""
 
     bins: tuple[Bins, Bins]
     scores: tuple[tuple[float, ...], ...]  # by the first's bin, then by the second's
@@ -96,7 +96,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Additive:
-    """With the link `log`, the sum is the logarithm of what is predicted."""
+    """With the link `log`, the sum is the logarithm of the prediction."""
 
     about: str  # what it predicts, from what, in which units
     source: str  # what it was trained on, and that data's licence

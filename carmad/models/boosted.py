@@ -1,8 +1,8 @@
-"""A sum of regression trees, as gradient boosting grows them: asked here, never grown.
+"""A sum of regression trees, as trained by gradient boosting: evaluated here, not trained.
 
-The conventions are XGBoost's: a value below the threshold goes left, another one right, and a
+The conventions are XGBoost's: a value below the threshold goes left, others right, and a
 missing one where the node says. Values are compared as 32-bit floats, because the thresholds are
-some: compared as they come, a value that the threshold was taken from would go astray.
+32-bit floats: otherwise a value equal to a threshold could end up on the wrong side.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ LEAF = -1
 class Stage:
     """One of the trees. Every field has an item per node; node 0 is the root."""
 
-    feature: tuple[int, ...]  # what is compared, by its place among the model's; LEAF
+    feature: tuple[int, ...]  # index of the feature compared; LEAF for a leaf
     threshold: tuple[float, ...]
     left: tuple[int, ...]  # the node for values below the threshold
     right: tuple[int, ...]
-    missing: tuple[int, ...]  # the node for a value that is not there
-    value: tuple[float, ...]  # of a leaf what it adds; else the mean of that over the training rows
+    missing: tuple[int, ...]  # the node for a missing value
+    value: tuple[float, ...]  # of a leaf what it adds; else the mean over the training rows below
     gain: tuple[float, ...]  # by how much the split lowered the training loss
 
     def path(self, given: tuple[float | None, ...]) -> Iterator[int]:
@@ -44,7 +44,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Boosted:
-    """`base` and what the leaf of each stage adds, that is, of each tree."""
+    """The prediction is `base` plus the leaf value of each stage (tree)."""
 
     about: str  # what it predicts, from what, in which units
     source: str  # what it was trained on, and that data's licence
@@ -57,7 +57,7 @@ class Boosted:
     kind: Literal["boosted"] = "boosted"
 
     def predict(self, values: Mapping[str, float]) -> float:
-        """For a feature that `values` lacks, or has as NaN, each tree goes its way for those."""
+        """A feature that is absent from `values`, or NaN, is missing."""
         given = self._given(values)
         total = self.base
         for stage in self.stages:
@@ -71,10 +71,10 @@ class Boosted:
         return self.base + sum(stage.value[0] for stage in self.stages)
 
     def contributions(self, values: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
-        """What each feature did to the prediction: with `mean` they add up to it.
+        """What each feature contributed to the prediction; with `mean` they add up to it.
 
-        A split's part is by how much it moved the mean of the training rows that got so far, in
-        the way of Saabas. Features that no split on the way asked for are left out.
+        A split contributes the change in the mean of the training rows that reach it (Saabas's
+        method). Features that no split on the path uses are left out.
         """
         given = self._given(values)
         parts: dict[int, float] = {}
@@ -89,7 +89,7 @@ class Boosted:
         return tuple((self.features[feature], part) for feature, part in parts.items())
 
     def importance(self) -> tuple[tuple[str, float], ...]:
-        """Each feature's share of all that splits gained, the largest first; the shares add to 1.
+        """Each feature's share of the total gain, largest first; the shares add up to 1.
 
         Empty if no tree has a split."""
         gains = [0.0] * len(self.features)

@@ -9,7 +9,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """A group is the runs of one job of one user: see `carmad.core.recurrence`."""
+    """A group is all runs of one user's job: see `carmad.core.recurrence`."""
 
     about: str  # what it predicts, from what, in which units
     source: str  # what it was trained on, and that data's licence
@@ -20,9 +20,9 @@ class Lookup:
     kind: Literal["lookup"] = "lookup"
 
     def predict(self, group: str) -> float:
-        """0 for a group that training has not seen."""
+        """0 for a group not seen in training."""
         return self.seconds.get(group, 0.0)
 
     def importance(self) -> tuple[tuple[str, float], ...]:
-        """The group is all that counts."""
+        """The group is the only feature."""
         return (("group", 1.0),) if self.seconds else ()

@@ -1,17 +1,17 @@
-"""Job names are many and much alike: each counts as the exemplar that it is nearest to (Lucid
-paper, 3.5.3). Which names are exemplars is learned: `carmad.learning.names`."""
+"""Groups similar job names: each is replaced by its nearest exemplar (Lucid paper, 3.5.3). The
+exemplars are learned: `carmad.learning.names`."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 
-LETTERS = 64  # of a name that count: each costs as many steps as the other name has letters
+LETTERS = 64  # of a name that are compared: each costs as many steps as the other name has letters
 
 
 @lru_cache(maxsize=1 << 14)
 def bucket(name: str, exemplars: tuple[str, ...]) -> str:
-    """The exemplar at the least distance from `name`, the first of equally near ones; without
-    exemplars the name itself. Remembered: a new name takes milliseconds, and comes again."""
+    """The exemplar nearest to `name`, the first of equally near ones; without exemplars the name
+    itself. Cached: a new name takes milliseconds, and names recur."""
     if name in exemplars:
         return name
     near = name[:LETTERS]
@@ -19,7 +19,7 @@ def bucket(name: str, exemplars: tuple[str, ...]) -> str:
 
 
 def distance(one: str, other: str) -> int:
-    """Levenshtein's: the least number of letters put in, taken out or replaced between the two."""
+    """Levenshtein distance: the fewest insertions, deletions and replacements."""
     if len(one) < len(other):
         one, other = other, one
     row = list(range(len(other) + 1))

@@ -1,4 +1,4 @@
-"""A decision tree: it tells a class from indicators, and which conditions led there."""
+"""A decision tree: predicts a class from indicators, and says which conditions led to it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from itertools import pairwise
 from math import isnan
 from typing import Literal
 
-LEAF = -1  # as the feature of a node that has no children
+LEAF = -1  # the feature of a node without children
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
     """Values up to `threshold` go to the left child, greater ones to the right."""
 
-    counts: tuple[int, ...]  # training rows that came here, per class
+    counts: tuple[int, ...]  # training rows at this node, per class
     feature: int = LEAF  # an index into the tree's features
     threshold: float = 0.0
     left: int = LEAF  # indices into the tree's nodes
@@ -23,14 +23,14 @@ class Node:
 
     @property
     def impurity(self) -> float:
-        """Gini's: how probable it is that two of the rows, drawn at random, differ in class."""
+        """Gini impurity: the probability that two rows drawn at random differ in class."""
         rows = sum(self.counts)
         return 1 - sum((count / rows) ** 2 for count in self.counts)
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """`nodes[0]` is the root. A class is told by the most frequent one among a leaf's rows."""
+    """`nodes[0]` is the root. The prediction is the most frequent class in a leaf."""
 
     about: str  # what it predicts, from what, in which units
     source: str  # what it was trained on, and that data's licence
@@ -55,7 +55,7 @@ class Tree:
         )
 
     def text(self) -> str:
-        """The tree, one condition or class a line, children indented."""
+        """The tree, with one condition or class per line and children indented."""
         return "\n".join(self._lines(0, ""))
 
     def importance(self) -> tuple[tuple[str, float], ...]:
@@ -71,7 +71,7 @@ class Tree:
         return tuple(sorted(shares, key=lambda share: -share[1]))
 
     def _walk(self, values: Mapping[str, float]) -> Iterator[Node]:
-        """From the root to a leaf; where a value is unknown, on with most of the training rows."""
+        """From the root to a leaf; if a value is unknown, the way of most training rows."""
         node = self.nodes[0]
         yield node
         while node.feature != LEAF:
