@@ -1,1 +1,1 @@
-"""The simulator: the very same core, driven by a virtual clock and modelled GPUs over a trace."""
+"""The simulator: the daemon's core, driven by a virtual clock and modelled GPUs over a trace."""

@@ -1,6 +1,6 @@
-"""Remembers outcomes by what determines them: the experiment and the code that simulates it.
+"""Caches outcomes by what determines them: the experiment and the code that simulates it.
 
-What lies in the cache may be lost or spoiled at any time: then it is computed again.
+Entries may be lost or damaged at any time; then they are computed again.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from carmad.sim.experiment import Experiment
 from carmad.sim.outcome import Outcome
 from carmad.sim.task import Trace
 
-KEPT_DAYS = 30  # since an outcome was last asked for
+KEPT_DAYS = 30  # since an outcome was last used
 _NO_TRACE = Trace(name="", tasks=())
 _DIGEST_BYTES = 32
 
 
 class Cache:
-    """One file for each outcome, in a directory that is made when the first one is stored."""
+    """One file per outcome, in a directory created when the first one is stored."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -37,7 +37,7 @@ class Cache:
     def get(self, key: str) -> Outcome | None:
         path = self._directory / key
         try:
-            if path.stat().st_uid != os.getuid():  # who writes a pickle runs code in its reader
+            if path.stat().st_uid != os.getuid():  # whoever writes a pickle runs code in its reader
                 return None
             content = path.read_bytes()
             path.touch()
@@ -50,7 +50,7 @@ class Cache:
         return outcome
 
     def put(self, key: str, outcome: Outcome) -> None:
-        """A full disk, or a directory that cannot be written, is no reason to fail."""
+        """Ignores a full disk or an unwritable directory."""
         packed = zlib.compress(pickle.dumps(outcome), level=1)
         with contextlib.suppress(OSError):
             self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -58,16 +58,16 @@ class Cache:
             _write(self._directory / key, hashlib.sha256(packed).digest() + packed)
 
     def _forget_old(self) -> None:
-        """Each change of the code leaves outcomes behind that nothing will ask for again."""
+        """Delete old outcomes: after a change of the code, they are never used again."""
         oldest = time.time() - KEPT_DAYS * 86_400
         for path in self._directory.iterdir():
-            with contextlib.suppress(FileNotFoundError):  # another process forgets, too
+            with contextlib.suppress(FileNotFoundError):  # another process may delete it, too
                 if path.stat().st_mtime < oldest:
                     path.unlink()
 
 
 def keys(experiments: Sequence[Experiment]) -> list[str]:
-    """For each a hash of everything in it, and of the code that runs it."""
+    """For each experiment, a hash of its contents and of the code that runs it."""
     code = _digest(_sources())
     # Most experiments of a sweep share one trace, and that may have 100,000 rows.
     traces = {id(e.trace): e.trace for e in experiments}
@@ -76,7 +76,7 @@ def keys(experiments: Sequence[Experiment]) -> list[str]:
 
 
 def _rest(experiment: Experiment) -> Iterator[bytes]:
-    """All of it but the trace."""
+    """Everything but the trace."""
     yield repr(replace(experiment, trace=_NO_TRACE)).encode()
     _, _, file = experiment.interference.partition(":")
     if file:
@@ -90,7 +90,7 @@ def _words(trace: Trace) -> Iterator[bytes]:
 
 
 def _sources() -> Iterator[bytes]:
-    """CARMA's own source files and data, and those of the plugins that the core may call."""
+    """CARMA's own source and data files, and those of plugins that the core may call."""
     yield sys.version.encode()
     packages = {"carmad"}
     for group in ("carma.policies", "carma.recoveries"):
@@ -111,7 +111,7 @@ def _files(package: str) -> Iterator[Path]:
 
 
 def _digest(parts: Iterable[bytes]) -> bytes:
-    """Of the parts and of where one ends and the next begins."""
+    """A digest of the parts and of the boundaries between them."""
     whole = hashlib.sha256()
     for part in parts:
         whole.update(len(part).to_bytes(8, "big"))
@@ -120,7 +120,7 @@ def _digest(parts: Iterable[bytes]) -> bytes:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """All of it or nothing, whoever else writes the same file."""
+    """Write atomically, even if others write the same file."""
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
         try:
             file.write(content)

@@ -1,6 +1,6 @@
-"""One modelled GPU or MIG instance: who is on it, how busy it is, and what a monitor would read.
+"""One modelled GPU or MIG instance: its jobs, its load, and what a monitor would read.
 
-What is running here only ever changes between instants; from one to the next all levels stand.
+Load changes only at discrete instants and is constant in between.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from carmad.sim.task import Load
 
 
 class Gauges:
-    """All GPUs together, kept up to date by each: what the timeline shows."""
+    """Totals over all GPUs, updated by each, for the timeline."""
 
     __slots__ = ("busy_gpus", "dram_active", "memory_mib", "power_w", "sm_active", "sm_occupancy")
 
@@ -31,9 +31,9 @@ class Gauges:
 
 
 class Card:
-    """`speeds` are the jobs' under this GPU's contention, `paces` what they really run at.
+    """`speeds` are the jobs' speeds under this GPU's contention, `paces` their actual ones.
 
-    Both are relative to being alone here. A job of several GPUs goes at the pace of the slowest.
+    Both are relative to running alone here. A multi-GPU job runs at the pace of its slowest GPU.
     """
 
     __slots__ = (
@@ -62,7 +62,7 @@ class Card:
     def __init__(self, gpu: Gpu, kind: GpuKind, gauges: Gauges) -> None:
         self.gpu = gpu
         self.kind = kind
-        self.guests = 0  # attempts that were given this GPU, whether they run yet or not
+        self.guests = 0  # attempts placed on this GPU, whether they run yet or not
         self.processes: dict[JobId, ProcessUse] = {}  # those that hold memory
         self.loads: dict[JobId, Load] = {}  # those that train
         self.speeds: dict[JobId, float] = {}
@@ -71,16 +71,16 @@ class Card:
         self.sm_active = self.sm_occupancy = self.dram_active = 0.0  # the level since changed_at
         self.power_w = power_w(kind, 0.0, 0.0)
         self.changed_at = 0.0
-        self.settles_at = -math.inf  # until then the core gives it no job, whatever is read here
+        self.settles_at = -math.inf  # until then the core places no job here, whatever the readings
         self.history: deque[GpuSample] = deque()  # the readings in the window, and one before it
         self.energy_j = 0.0
-        self.share_j = 0.0  # what a guest that had been here all the time would have to account for
+        self.share_j = 0.0  # energy per guest, for one that was here all the time
         self._elapsed_to = 0.0
         self._totals = [0.0] * 5  # busy, memory, SMACT, SMOCC, DRAMA
         self._gauges = gauges
         gauges.power_w += self.power_w
 
-    # -- who is here
+    # -- jobs on it
 
     def admit(self, now: float) -> None:
         self._elapse(now)
@@ -93,13 +93,13 @@ class Card:
         return self.used_mib + mib + lost <= self.gpu.memory_mib
 
     def hold(self, now: float, job: JobId, process: ProcessUse) -> None:
-        """The job's process takes its memory here."""
+        """The job's process allocates its memory."""
         self._elapse(now)
         self.processes[job] = process
         self._use(process.memory_mib or 0)
 
     def dismiss(self, now: float, job: JobId) -> bool:
-        """The job is gone for good. True: a process of it was here."""
+        """Remove the job. True if it had a process here."""
         self._elapse(now)
         self.settles_at = -math.inf
         self.guests -= 1
@@ -114,17 +114,17 @@ class Card:
         return True
 
     def contend(self, interference: Interference, mode: Mode) -> None:
-        """Work out anew how fast those here train beside each other."""
+        """Recompute how fast the jobs here train while sharing."""
         if len(self.loads) > 1:
             speeds = interference.speeds(tuple(self.loads.values()), mode)
             self.speeds = dict(zip(self.loads, speeds, strict=True))
         else:
             self.speeds = dict.fromkeys(self.loads, 1.0)
 
-    # -- what it shows
+    # -- readings
 
     def read(self, now: float) -> GpuSample:
-        """The monitor's reading: averages since the last one, and who is here now."""
+        """The monitor's reading: averages since the last one, and the current processes."""
         gpu_utilization, memory_utilization = utilization(self.sm_active, self.dram_active)
         energy_j = self.energy_j + self.power_w * max(0.0, now - self._elapsed_to)
         return GpuSample(
@@ -143,7 +143,7 @@ class Card:
         )
 
     def sample(self, now: float, window_s: float) -> GpuSample:
-        """A reading that the core is told of."""
+        """A reading for the core."""
         reading = self.read(now)
         history = self.history
         history.append(reading)
@@ -152,7 +152,7 @@ class Card:
         return reading
 
     def relevel(self, now: float) -> None:
-        """From now on it is as busy as those here make it: a slowed job does less in a second."""
+        """Update the load to that of the present jobs; a slowed job causes less load."""
         self._elapse(now)
         sm_active = sm_occupancy = dram_active = 0.0
         for job, load in self.loads.items():
@@ -181,7 +181,7 @@ class Card:
         self._gauges.memory_mib += mib
 
     def _elapse(self, now: float) -> None:
-        """Add up what has been since the last change."""
+        """Add up the time since the last change."""
         seconds = now - self._elapsed_to
         if seconds <= 0:
             return

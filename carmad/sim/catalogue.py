@@ -1,19 +1,19 @@
-"""What well-known training jobs ask of a GPU, for traces that name a model and no figures.
+"""The load of well-known training jobs on a GPU, for traces that only name a model.
 
 The table is `coefficients/catalogue.csv`: memory (MiB, of the whole process) and durations (alone)
 as published, and utilisation on NVML's scale, each row with its source:
 - Lucid's artifact measured it alone on an RTX 3090 (no mixed precision).
 - The CARMA paper prints none. For ImageNet it follows from table 4: with the same input, all other
-  models have longer epochs than MobileNetV2, so it is the GPU that holds them up. They are taken
-  to keep it busy (0.97) at batch size 128, and below in proportion to their rate. MobileNetV2
+  models have longer epochs than MobileNetV2, so the GPU must be their bottleneck. They are assumed
+  to keep it busy (0.97) at batch size 128, and less in proportion to their rate below. MobileNetV2
   needs EfficientNet-B0's GPU time over the ratio of their rates in timm's training benchmark
-  (1.26). Memory utilisation is in the proportion that Lucid found for the family.
+  (1.26). Memory utilisation has the ratio that Lucid measured for the family.
 - Muri's is the share of an iteration that its GPU stage takes, Sia's the rate on a DGX A100 over
   that at the best batch size.
-- "assumed" is no more than a guess by analogy. CARMA's light tasks (CIFAR-100) are put low: they
-  feed 32-pixel images to networks made for 224, so that kernels are tiny and launches take longer.
+- "assumed" is only a guess by analogy. CARMA's light tasks (CIFAR-100) are assumed to be low: they
+  feed 32-pixel images to networks made for 224, so that kernels are tiny and launches dominate.
 
-`activity` then turns utilisation into SMACT, SMOCC and DRAMA. Expect errors of ±0.1 in SMACT where
+`activity` converts utilisation to SMACT, SMOCC and DRAMA. Expect errors of ±0.1 in SMACT where
 utilisation was measured and ±0.2 where it was not, and as much in DRAMA.
 """
 
@@ -31,21 +31,21 @@ Size = Literal["light", "medium", "heavy"]
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """One training job of the literature."""
+    """One training job from the literature."""
 
     load: Load
     dataset: str  # that it trains on; "": any
     gpus: int
     size: Size
-    duration_s: float | None  # of the whole job alone, where it is published
+    duration_s: float | None  # of the whole job alone, if published
     source: str
 
 
 def find(model: str, batch_size: int = 0, dataset: str = "") -> Load | None:
     """The load of `model` at the nearest batch size known; None for an unknown model.
 
-    Names are compared without regard to case and punctuation: ResNet-18 is resnet18. Where no row
-    is for `dataset`, all count. With no batch size, and between equals, it is the first row.
+    Names are compared without case and punctuation: ResNet-18 is resnet18. If no row is for
+    `dataset`, all are considered. Without a batch size, and between equals, the first row wins.
     """
     rows = _BY_MODEL.get(key(model), [])
     rows = [row for row in rows if key(row.dataset) == key(dataset)] or rows
@@ -57,7 +57,7 @@ def find(model: str, batch_size: int = 0, dataset: str = "") -> Load | None:
 
 
 def key(name: str) -> str:
-    """`name` as names are compared: lower-case letters and digits only."""
+    """`name` in the form used for comparison: lower-case letters and digits only."""
     return "".join(char for char in name.lower() if char.isalnum())
 
 
@@ -66,16 +66,16 @@ def activity(gpu_util: float, gmem_util: float) -> tuple[float, float, float]:
 
     NVML counts the time in which any kernel runs, however small; DCGM the SMs that have work. The
     exponents are fitted to 2,146 MLP training runs on an A100 that GPUMemNet (no licence stated)
-    measured both ways: RMSE 0.07 of SMACT, 0.03 of SMOCC; its few CNN runs looked at agree. Of
-    DRAMA no such pairs are at hand: 0.8 is what DCGM's manual calls the most to be reached in
-    practice.
+    measured both ways: RMSE 0.07 for SMACT, 0.03 for SMOCC; a look at its few CNN runs agrees. For
+    DRAMA no such pairs are available: 0.8 is the most that can be reached in practice according to
+    DCGM's manual.
     """
     sm_active = gpu_util**1.5
     return sm_active, 0.47 * sm_active**1.44, 0.8 * gmem_util
 
 
 def utilization(sm_active: float, dram_active: float) -> tuple[float, float]:
-    """NVML's utilisation of the GPU and its memory for such SMACT and DRAMA: the way back."""
+    """NVML's utilisation of the GPU and its memory for given SMACT and DRAMA: the inverse."""
     return sm_active ** (1 / 1.5), min(1.0, dram_active / 0.8)
 
 

@@ -1,4 +1,4 @@
-"""Virtual time: what happens next, in order. Nothing here knows what a job or a GPU is."""
+"""Virtual time: a queue of calls, independent of jobs and GPUs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Order(IntEnum):
-    """What comes first within one instant: whoever leaves makes room for whoever comes."""
+    """Priority within one instant: departures make room for arrivals."""
 
     ENDS = 0
     BEGINS = 1
@@ -18,7 +18,7 @@ class Order(IntEnum):
 
 
 class Clock:
-    """Calls that are due at the same instant and are of the same order come as they were made."""
+    """Calls with the same instant and order are made in the order in which they were scheduled."""
 
     def __init__(self) -> None:
         self.now = -math.inf
@@ -26,12 +26,12 @@ class Clock:
         self._due: list[tuple[float, int, int, Callable[..., None], tuple[Any, ...]]] = []
 
     def call_at(self, at: float, order: Order, act: Callable[..., None], *subject: Any) -> None:
-        """Have `act(*subject)` called when it is `at`, which must not have passed."""
+        """Schedule `act(*subject)` for `at`, which must not be in the past."""
         self._calls += 1
         heappush(self._due, (at, order, self._calls, act, subject))
 
     def advance(self) -> bool:
-        """Go to the next instant and do all that is due then. False: there is none."""
+        """Go to the next instant and make all calls due then. False if there are none."""
         due = self._due
         if not due:
             return False
@@ -45,7 +45,7 @@ class Clock:
 def not_before(since: float, span_s: float, before_s: float = 0.0) -> float:
     """The first instant at which `before_s + (at - since) >= span_s`, as the core computes it.
 
-    The sum may be one rounding too early, and then nobody would look again.
+    Rounding may make the sum slightly too small, and then nothing would check again.
     """
     at = since + max(0.0, span_s - before_s)
     while before_s + (at - since) < span_s:

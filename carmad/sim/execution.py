@@ -1,4 +1,4 @@
-"""One attempt of a job for as long as it holds GPUs: its progress at a pace that others set."""
+"""One attempt of a job while it holds GPUs: its progress at the pace that its GPUs allow."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from carmad.sim.task import Load
 
 
 class Execution:
-    """Work is counted in seconds of training alone on the GPU kind that the task was measured on.
+    """Work is measured in seconds of training alone on the kind of GPU the task was measured on.
 
-    `full` has, for each of `cards`, how many of those pass in a second there with nobody else.
+    `full` has, for each of `cards`, the work done there per second when alone.
     """
 
     __slots__ = (
@@ -39,26 +39,26 @@ class Execution:
         self.cards = cards
         self.full = full
         self.left = left  # work, as of `_since`
-        self.rate = 0.0  # work done in a second; 0 until its first kernel
-        self.ending = False  # it was told to stop, or crashes: what it still does is lost
-        self.version = 0  # what is due for an older one is void
+        self.rate = 0.0  # work per second; 0 until its first kernel
+        self.ending = False  # being stopped, or crashing: further work is lost
+        self.version = 0  # scheduled calls for an older version are void
         self.shares_j = tuple(card.share_j for card in cards)
         self._since = 0.0
 
     @property
     def energy_j(self) -> float:
-        """Its share so far of its GPUs' energy, split evenly among those that hold them."""
+        """Its share so far of its GPUs' energy, split evenly among the jobs that hold them."""
         pairs = zip(self.cards, self.shares_j, strict=True)
         return sum(card.share_j - before for card, before in pairs)
 
     def progress(self, now: float) -> None:
-        """Take off what was done since the last change of pace."""
+        """Subtract the work done since the last change of pace."""
         if self.rate and not self.ending:
             self.left = max(0.0, self.left - (now - self._since) * self.rate)
         self._since = now
 
     def pace(self, now: float) -> bool:
-        """Go as fast as the slowest of its GPUs lets it. False: that is no change."""
+        """Adopt the pace of the slowest of its GPUs. False if that is no change."""
         job, cards, full = self.job, self.cards, self.full
         if len(cards) == 1:
             rate = cards[0].speeds[job] * full[0]

@@ -12,13 +12,13 @@ from carmad.sim.task import Trace
 
 @dataclass(frozen=True, slots=True)
 class Physics:
-    """What happens around training itself, in seconds and MiB."""
+    """The model's parameters apart from training itself, in seconds and MiB."""
 
-    first_kernel_s: float = 10.0  # from the launch to the first kernel and the whole memory (TTFK)
+    first_kernel_s: float = 10.0  # from the launch to the first kernel and full memory (TTFK)
     oom_s: float = 5.0  # from the failed allocation to the process being gone
     stop_s: float = 2.0  # from being told to stop to being gone
-    checkpoint_s: float = 10.0  # what saving and loading cost a preempted job, in its own time
-    fragmentation_mib: int = 0  # not to be had by a newcomer, for each resident there before it
+    checkpoint_s: float = 10.0  # what saving and loading cost a preempted job
+    fragmentation_mib: int = 0  # unavailable to a new job, per job already there
     estimate_error: float = 0.0  # σ of the log-normal factor on each memory estimate
     duration_error: float = 0.0  # σ of the log-normal factor on each expected duration
 
@@ -32,5 +32,5 @@ class Experiment:
     interference: str = "learned"  # none, additive, learned or measured:FILE
     physics: Physics = Physics()
     seed: int = 0
-    expected: bool = True  # do users say how long their jobs take?
-    models: tuple[tuple[str, Model], ...] = ()  # what was learned before the trace begins
+    expected: bool = True  # do users declare expected durations?
+    models: tuple[tuple[str, Model], ...] = ()  # trained before the trace begins

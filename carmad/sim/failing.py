@@ -1,5 +1,5 @@
-"""Plugins that fail at the very questions at which they failed when a journal was recorded, and
-answer all others."""
+"""Plugins that fail at exactly the calls that failed when a journal was recorded, and answer all
+others."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ T = TypeVar("T")
 
 
 class Again(Exception):
-    """What a plugin raised, in its own words."""
+    """An error that a plugin raised, with its message."""
 
     def __repr__(self) -> str:
         return str(self)
 
 
 class Script:
-    """Which questions of the step at hand fail."""
+    """Which calls fail in the current step."""
 
     def __init__(self) -> None:
         self._due: dict[tuple[str, int], str] = {}

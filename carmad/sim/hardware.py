@@ -1,18 +1,18 @@
-"""The GPUs of a simulated cluster: what kinds there are, how many on which node, and how MIG
-divides them. How fast a job is on a MIG instance is said in `carmad.sim.workload`.
+"""The GPUs of a simulated cluster: their kinds, how many on which node, and how MIG divides
+them. The speed of a job on a MIG instance is in `carmad.sim.workload`.
 
 Memory and idle power are as nvidia-smi prints them (driver R510 or later, ECC on where it is the
-default, published listings); the highest power is the board's limit by its data sheet.
+default, published listings); the maximum power is the board's limit in its data sheet.
 
 Speeds, all relative to an A100 of 40 GB in 32-bit training (TF32 where the GPU has it):
 - Lambda: github.com/lambdal/deeplearning-benchmark, pytorch-train-throughput-fp32.csv, against its
   A100 40GB PCIe; `speed` is the geometric mean of its ten workloads. Each GPU ran the largest batch
-  that fits it, which flatters those with more memory.
+  that fits it, which favours those with more memory.
 - Sia: the artifact's step times on one GPU, against its DGX A100, at the largest batch size that
   both measured (T4, Quadro RTX 6000, RTX 2080 Ti).
 - Gavel: the artifact's throughputs of P100 and K80 against its V100 (geometric mean over batch
   sizes), times Lambda's V100 for the nearest workload.
-- Estimated, for none of them measured these: A30 as A100, A40 as A6000, L4 as A10 and L40S as
+- Estimated, since none of them measured these: A30 as A100, A40 as A6000, L4 as A10 and L40S as
   RTX 6000 Ada, each times the ratio of memory bandwidths (data sheets); H200 as H100.
 
 MIG profiles: memory as `nvidia-smi mig -lgip` prints it, in GiB (published listings: H200 in issue
@@ -32,7 +32,7 @@ from carmad.errors import CarmaError
 
 @dataclass(frozen=True, slots=True)
 class GpuKind:
-    """One GPU model, or what a MIG instance has of it."""
+    """One GPU model, or a MIG instance of it."""
 
     name: str  # as in `--gpus 3xA100-40GB`
     memory_mib: int
@@ -49,11 +49,11 @@ class Node:
     name: str
     kind: GpuKind
     gpus: int
-    instances: tuple[GpuKind, ...] = ()  # that MIG divides each of the GPUs into; (): not divided
+    instances: tuple[GpuKind, ...] = ()  # into which MIG divides each GPU; (): not divided
 
     @property
     def units(self) -> tuple[GpuKind, ...]:
-        """What jobs can be given of each GPU: itself, or its instances."""
+        """What jobs can be given: the whole GPU, or its instances."""
         return self.instances or (self.kind,)
 
 
@@ -131,7 +131,7 @@ KINDS = {kind.name: kind for kind in _MEASURED}
 def _estimated(
     name: str, memory_mib: int, idle_w: float, max_w: float, like: str, ratio: float = 1.0
 ) -> GpuKind:
-    """Trains every model `ratio` times as fast as the kind `like` does."""
+    """A kind that trains every model `ratio` times as fast as the kind `like`."""
     measured = KINDS[like]
     return GpuKind(
         name,
@@ -152,7 +152,7 @@ _ESTIMATED = (
 )
 KINDS |= {kind.name: kind for kind in _ESTIMATED}
 
-# What so many memory slices are called in GB, and what they are in MiB; the most are the whole GPU.
+# Memory slices: their name in GB, and their size in MiB; the largest is the whole GPU.
 _MIG_SIZES = {
     "A100-40GB": {1: (5, 4_864), 2: (10, 9_984), 4: (20, 20_096), 8: (40, 40_320)},
     "A100-80GB": {1: (10, 9_728), 2: (20, 19_968), 4: (40, 40_192), 8: (80, 80_896)},
@@ -160,13 +160,13 @@ _MIG_SIZES = {
     "H200-141GB": {1: (18, 16_384), 2: (35, 33_024), 4: (71, 71_168), 8: (141, 143_104)},
     "A30-24GB": {1: (6, 5_952), 2: (12, 11_968), 4: (24, 24_000)},
 }
-# The compute and memory slices of the profiles of a GPU with so many memory slices.
+# Compute and memory slices of each profile, by the GPU's number of memory slices.
 _MIG_SLICES = {
     8: ((1, 1), (1, 2), (2, 2), (3, 4), (4, 4), (7, 8)),
     4: ((1, 1), (2, 2), (4, 4)),
 }
 # Compute slices, memory slices and MiB; the last profile is the whole GPU. Profiles whose slices
-# add up to no more than that can also be placed beside each other.
+# do not exceed it in total can be placed together.
 _MIG_PROFILES = {
     name: {f"{c}g.{sizes[m][0]}gb": (c, m, sizes[m][1]) for c, m in _MIG_SLICES[max(sizes)]}
     for name, sizes in _MIG_SIZES.items()
@@ -181,8 +181,8 @@ _TRAINING_PEAK = 0.85
 def parse(text: str) -> Cluster:
     """`3xA100-40GB` is one node with three GPUs, `250x8xV100-32GB` is 250 nodes with eight each.
 
-    Commas stand between unlike parts. `2xA100-40GB/3g.20gb+2x2g.10gb` has each of its GPUs divided
-    into those MIG instances. Raises CarmaError for what is not of this form, or no GPU can do.
+    Commas separate different parts. In `2xA100-40GB/3g.20gb+2x2g.10gb` each GPU is divided
+    into those MIG instances. Raises CarmaError for any other form, or an impossible division.
     """
     shapes = [shape for part in text.split(",") for shape in _nodes(part.strip(), text)]
     return Cluster(tuple(Node(f"node{i}", *shape) for i, shape in enumerate(shapes)))
@@ -196,7 +196,7 @@ def _nodes(part: str, text: str) -> list[tuple[GpuKind, int, tuple[GpuKind, ...]
     nodes, gpus = (int(match[1] or 1), int(match[2])) if match else (0, 0)
     if kind is None or not nodes or not gpus:
         raise CarmaError(
-            f"{part!r} in {text!r} is no GPUs that can be simulated",
+            f"{part!r} in {text!r} does not name GPUs that can be simulated",
             "write 3xA100-40GB, for many nodes 250x8xV100-32GB, for MIG 1xA100-40GB/7x1g.5gb; "
             f"kinds: {', '.join(KINDS)}",
         )
@@ -205,7 +205,7 @@ def _nodes(part: str, text: str) -> list[tuple[GpuKind, int, tuple[GpuKind, ...]
 
 
 def _unknown(name: str) -> CarmaError:
-    """Meant are those that begin like it, without regard to dashes; else those spelt nearly so."""
+    """Suggests kinds that begin alike, ignoring dashes; otherwise those spelt similarly."""
     plain = {lower.replace("-", ""): kind.name for lower, kind in _BY_LOWER_NAME.items()}
     asked = name.lower().replace("-", "")
     meant = [kind for lower, kind in plain.items() if lower.startswith(asked)]
@@ -215,11 +215,11 @@ def _unknown(name: str) -> CarmaError:
 
 
 def _instances(kind: GpuKind, text: str) -> tuple[GpuKind, ...]:
-    """What `3g.20gb+2x2g.10gb` makes of one GPU."""
+    """The instances in a text like `3g.20gb+2x2g.10gb`, for one GPU."""
     profiles = _MIG_PROFILES.get(kind.name)
     if profiles is None:
         kinds = ", ".join(_MIG_PROFILES)
-        raise CarmaError(f"{kind.name} has no MIG instances", f"kinds that have: {kinds}")
+        raise CarmaError(f"{kind.name} does not support MIG", f"kinds that do: {kinds}")
     names: list[str] = []
     for some in text.lower().split("+"):
         match = _INSTANCES.fullmatch(some.strip())
@@ -231,7 +231,7 @@ def _instances(kind: GpuKind, text: str) -> tuple[GpuKind, ...]:
         each = ", ".join(f"{name} ({c}, {m})" for name, (c, m, _) in profiles.items())
         raise CarmaError(
             f"{kind.name} cannot be divided into {text!r}",
-            f"of {all_compute} compute and {all_memory} memory slices its profiles take: {each}",
+            f"its profiles take, of {all_compute} compute and {all_memory} memory slices: {each}",
         )
     return tuple(
         _instance(kind, name, c / compute, c / all_compute, m / all_memory, mib)
@@ -242,9 +242,9 @@ def _instances(kind: GpuKind, text: str) -> tuple[GpuKind, ...]:
 def _instance(
     kind: GpuKind, profile: str, idle_share: float, sm_share: float, dram_share: float, mib: int
 ) -> GpuKind:
-    """Slices that no instance has draw idle power all the same: the instances share that, too.
+    """Idle power is shared by the instances, including that of unused slices.
 
-    What a GPU draws beyond that is split by SMs, as if it rose evenly with its activity. In truth
+    Power beyond that is split by SMs, as if it were proportional to activity. In reality
     the first job costs the most (`power_w`): a divided GPU with few busy instances draws more.
     """
     idle_w = kind.idle_w * idle_share
@@ -260,12 +260,12 @@ def _instance(
 
 
 def power_w(kind: GpuKind, sm_active: float, dram_active: float) -> float:
-    """What one GPU draws, from `idle_w` at rest to 85 % of the way to `max_w` at full activity.
+    """Power of one GPU, from `idle_w` at rest to 85 % of the way to `max_w` at full activity.
 
-    It rises with the square root of the busier of SM and DRAM (0–1), for the first activity raises
-    the clocks and costs the most; that power is not proportional to load is found in the CARMA
-    paper, 4.6, too. DCGM averages of twelve training runs on L4 and A10G that are public on GitHub
-    (SMACT 0.18–0.56) are met with an RMSE of 11 % of the range; the best straight line from idle
+    It rises with the square root of the busier of SM and DRAM (0–1), since low activity already
+    raises the clocks and costs the most; the CARMA paper, 4.6, also finds that power is not
+    proportional to load. On DCGM averages of twelve public training runs on L4 and A10G
+    (SMACT 0.18–0.56) the RMSE is 11 % of the range; the best straight line from idle
     has 19 %. Heavy training stays below the rated power (arXiv:2506.14551: 76 % of a node's).
     """
     busy = min(1.0, max(sm_active, dram_active))

@@ -1,6 +1,6 @@
-"""What a simulated run comes to in numbers, and the lower bounds they are measured against.
+"""Metrics of a simulated run, and lower bounds to compare them with.
 
-Pure arithmetic on an `Outcome`; how numbers are shown and exported is `carmad.sim.report`'s.
+Pure arithmetic on an `Outcome`; `carmad.sim.report` displays and exports the numbers.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ MJ = 1e6  # joules
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of one quantity over jobs. Percentiles interpolate linearly between the two nearest values
-    of the n sorted ones, the k-th (from 0) being the 100·k/(n−1)-th percentile, as numpy does."""
+    """Statistics of one quantity over jobs. Percentiles interpolate linearly between the two
+    nearest of the n sorted values, the k-th (from 0) being the 100·k/(n−1)-th percentile, as numpy does."""
 
     mean: float
     median: float
@@ -31,30 +31,30 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """One job that was launched, in seconds: jct_s = wait_s + lost_s + execution_s."""
+    """A launched job's times in seconds: jct_s = wait_s + lost_s + execution_s."""
 
     first_wait_s: float  # from submission to the first launch
     wait_s: float  # in the queue, before every attempt (Castor, 9.2; Lucid's queuing delay)
-    lost_s: float  # in attempts of no use: crashed and retried, preempted before a first kernel
-    execution_s: float  # the last attempt, launch included, and those it went on from (preempted)
+    lost_s: float  # in wasted attempts: crashed and retried, or preempted before the first kernel
+    execution_s: float  # the last attempt, launch included, and preempted ones that it continued
     jct_s: float  # job completion time: from submission to the end
-    alone_s: float  # what execution_s would have been, had it been alone on the GPUs it ended on
+    alone_s: float  # what execution_s would have been alone on the GPUs it ended on
 
     @property
     def slowdown(self) -> float | None:
-        """What sharing, preemption, checkpoints and moves cost while it ran; 1 is none.
+        """The cost of sharing, preemption, checkpoints and moves while it ran; 1 is none.
 
-        That holds for a job that stayed on one kind of GPU: of one that was preempted and moved
-        to another, part was done at another speed. None: it takes no time.
+        This applies to jobs that stayed on one kind of GPU: of one that was preempted and moved
+        to another, part ran at a different speed. None if the job takes no time.
         """
         return self.execution_s / self.alone_s if self.alone_s > 0 else None
 
     @property
     def finish_ratio(self) -> float | None:
-        """ρ: the job's time here over its time alone on its GPUs with no wait; 1 is the ideal.
+        """ρ: JCT over the time the job takes alone on its GPUs without waiting; 1 is ideal.
 
         After the finish-time fairness of Themis (Mahajan et al., NSDI 2020), which divides by
-        the time on a 1/N share of the cluster; here every job may hope for all it asked for.
+        the time on a 1/N share of the cluster; here a job's share is all that it asked for.
         """
         return self.jct_s / self.alone_s if self.alone_s > 0 else None
 
@@ -71,18 +71,18 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Times, and what is made of them, are those of finished jobs; the others are counted.
+    """Times, and figures derived from them, are those of finished jobs; the others are counted.
 
-    A job has finished when it came to the end that the trace has for it: success, or an error of
-    its own. None: there is nothing to measure, or it cannot be told as some job never ends.
+    A job has finished when it reached the end that the trace has for it: success, or an error of
+    its own. None: there is nothing to measure, or it is undefined because some job never ends.
     """
 
     jobs: int
     finished: int
-    errors: int  # of the finished: ended with an error of their own
+    errors: int  # finished jobs that ended with an error of their own
     oom_lost: int  # given up after running out of GPU memory
     timed_out: int
-    unfinished: int  # never ended, or ended in another way that is not the trace's
+    unfinished: int  # never ended, or ended in a way not in the trace
     makespan_s: float | None  # from the first submission to the last end
     jobs_per_hour: float | None  # finished, over the makespan
     jct: Spread | None
@@ -103,18 +103,18 @@ class Figures:
     slowdown: Spread | None
     finish_ratio: Spread | None
     jain: float | None  # Jain's index of the finish ratios
-    events_per_s: float | None  # that the core was fed, per second of the simulation's own time
+    events_per_s: float | None  # handled by the core, per second of wall-clock time
     decisions_per_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What no schedule of the finished jobs on the GPUs that they ended on can beat.
+    """Lower bounds for any schedule of the finished jobs on the GPUs that they ended on.
 
-    They hold where each job stayed on one kind of GPU: what a preempted job did on another kind
-    was done at another speed, and its run may beat them. On a cluster of unlike GPUs another
-    policy may find better GPUs, and have other bounds. None: no job finished; of a makespan, some
-    job never ends.
+    They hold if each job stayed on one kind of GPU: a preempted job may have run on another kind
+    at a different speed, and may beat them. With several kinds of GPUs another policy may find
+    better GPUs, and have other bounds. None: no job finished, or for makespans, some job never
+    ends.
     """
 
     jct_mean_s: float | None  # every job at once and alone
@@ -213,11 +213,11 @@ def figures(outcome: Outcome) -> Figures:
 
 
 def bounds(outcome: Outcome) -> Bounds:
-    """Lower bounds on what `figures` says of the same run.
+    """Lower bounds for the `figures` of the same run.
 
-    `unshared_makespan_s` is the latest of "r, and then all work submitted from r on, spread
-    evenly over all GPUs" (r = 0: work over capacity). It bounds exclusive policies alone: GPUs
-    that are shared can do more than one job's work in a second, and then a run may beat it.
+    `unshared_makespan_s` is the maximum over r of "r, plus all work submitted from r on, spread
+    evenly over all GPUs" (r = 0: work over capacity). It only bounds exclusive policies: shared
+    GPUs can do more than one job's work at a time, and then a run may beat it.
     """
     done = [job for job in outcome.jobs if job.attempts and finished(job)]
     work_s = unshared_s = 0.0  # per GPU of the cluster
@@ -233,11 +233,11 @@ def bounds(outcome: Outcome) -> Bounds:
 
 
 def spread(values: Iterable[float]) -> Spread | None:
-    """None of no values."""
+    """None if there are no values."""
     found = list(values)
     if not found:
         return None
-    # one value is every percentile of itself, which `quantiles` leaves to its caller
+    # `quantiles` needs two values; a single one is every percentile
     cuts = quantiles(found, n=1000, method="inclusive") if len(found) > 1 else found * 999
     return Spread(fmean(found), median(found), cuts[949], cuts[989], cuts[998], max(found))
 
@@ -245,7 +245,7 @@ def spread(values: Iterable[float]) -> Spread | None:
 def jain(values: Sequence[float]) -> float | None:
     """Jain's fairness index, (Σx)² / (n·Σx²): 1 when all are equal, 1/n when one has it all.
 
-    Jain, Chiu and Hawe, DEC-TR-301, 1984. None of no values.
+    Jain, Chiu and Hawe, DEC-TR-301, 1984. None if there are no values.
     """
     return _per(sum(values) ** 2, len(values) * sum(value * value for value in values))
 
@@ -255,7 +255,7 @@ def _ended_by(job: JobOutcome, cause: Cause) -> int:
 
 
 def _use(outcome: Outcome, seconds: Sequence[float]) -> Use | None:
-    """`seconds` that each GPU counts for."""
+    """Means over GPUs, each weighted with its `seconds`."""
     whole_s = sum(seconds)
     if whole_s <= 0:
         return None
@@ -275,7 +275,7 @@ def _use(outcome: Outcome, seconds: Sequence[float]) -> Use | None:
 
 
 def _mean_over_time(at: Sequence[float], values: Sequence[float], end_s: float) -> float | None:
-    """Each value stands from its `at` to the next, the last one to `end_s`."""
+    """Each value holds from its `at` to the next, the last one to `end_s`."""
     stretches = zip(pairwise([*at, end_s]), values, strict=True)
     whole = sum(v * max(0.0, min(end, end_s) - begin) for (begin, end), v in stretches)
     return _per(whole, end_s)

@@ -1,7 +1,7 @@
-"""What jobs that shared GPUs would have been alone: worked out from when and where each ran.
+"""Estimates what jobs that shared GPUs would have been like alone, from when and where each ran.
 
-What a GPU did was measured, not which of its jobs did it, and how long a job took, not how long it
-would have taken alone. So both are modelled, and both are exact for jobs that shared with nobody.
+Measurements are per GPU, not per job, and durations are those while sharing. So both the activity
+and the duration alone are modelled; both are exact for jobs that did not share.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from carmad.sim.outcome import Attempt
 from carmad.sim.task import Load
 
 _SWEEPS = 50
-_LEAVES, _COMES, _TRAINS = range(3)  # in this order where they are at one instant
+_LEAVES, _COMES, _TRAINS = range(3)  # the order of simultaneous events
 
-Stay = tuple[int, int]  # which job, and which of its attempts
+Stay = tuple[int, int]  # index of the job, and of its attempt
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A job that held GPUs, in seconds since some instant that all of them share."""
+    """A job that held GPUs; times in seconds since an instant common to all jobs."""
 
     attempts: tuple[Attempt, ...]
-    sm_active: float | None  # of its GPUs while it was there, whoever caused it; None: not known
+    sm_active: float | None  # of its GPUs while it was there, whatever job caused it; None: unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A time through which the same jobs were on a GPU."""
+    """A period during which the same jobs were on a GPU."""
 
     begin: float
     end: float
     present: tuple[Stay, ...]
-    training: tuple[Stay, ...]  # those that had come to their first kernel
+    training: tuple[Stay, ...]  # those that had reached their first kernel
 
 
 def stretches(jobs: Sequence[Ran]) -> dict[GpuId, list[Stretch]]:
-    """Of every GPU, in order of time; none where nobody was there."""
+    """The stretches of every GPU, in order of time, without those in which it was idle."""
     marks: dict[GpuId, list[tuple[float, int, Stay]]] = defaultdict(list)
     for number, job in enumerate(jobs):
         for which, attempt in enumerate(job.attempts):
@@ -71,11 +71,11 @@ def _between(marks: Sequence[tuple[float, int, Stay]]) -> Iterator[Stretch]:
 
 
 def activity(jobs: Sequence[Ran], on_gpu: Mapping[GpuId, Sequence[Stretch]]) -> list[float | None]:
-    """Each job's own SM activity, 0–1; None where nothing was measured.
+    """Each job's own SM activity, 0–1; None if nothing was measured.
 
-    Of a job, what its GPUs did while it was there is the sum over who trained then, each with his
-    own activity. That is an equation per job, solved by Gauss–Seidel, begun at even shares: where
-    the same jobs were together all the time, nothing tells them apart and each keeps his share.
+    The activity of a job's GPUs while it was there is the sum of the activities of all jobs that
+    trained there then. That is one equation per job, solved by Gauss–Seidel, starting from even
+    shares: jobs that were together all the time cannot be distinguished and keep equal shares.
     """
     stay = [0.0] * len(jobs)
     own = [0.0] * len(jobs)
@@ -107,8 +107,8 @@ def alone_s(
     loads: Sequence[Load],
     interference: Interference,
 ) -> list[float]:
-    """How long each would have trained with nobody beside it: what it did at a lower speed counts
-    that much less. Work that was lost with an attempt does not count, that of a preempted one does.
+    """How long each job would have trained alone: time at a lower speed counts that much less.
+    Work lost with an attempt does not count, that of a preempted one does.
     """
     paces: dict[Stay, list[list[tuple[float, float, float]]]] = defaultdict(list)
     for found in on_gpu.values():
@@ -132,7 +132,7 @@ def alone_s(
 
 
 def _work(gpus: Sequence[Sequence[tuple[float, float, float]]]) -> float:
-    """Seconds alone, at each moment at the pace of the slowest of a job's GPUs.
+    """Seconds alone, where the slowest of a job's GPUs sets the pace at each moment.
 
     Every GPU's pieces (begin, end, speed) cover the same time.
     """

@@ -23,7 +23,7 @@ MODELS: dict[str, Callable[[], Interference]] = {
 def make(name: str) -> Interference:
     """The model `name`: none, additive, learned or measured:FILE.
 
-    Raises CarmaError for another name, and for a file that holds no measured pairs."""
+    Raises CarmaError for other names, and for a file without measured pairs."""
     kind, _, argument = name.partition(":")
     if kind == "measured" and argument:
         return Measured(Path(argument), Learned())

@@ -1,4 +1,4 @@
-"""Interference as a sum of demands: the simplest model that has a capacity."""
+"""Interference as a sum of demands: the simplest model with a capacity."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from carmad.sim.task import Load
 
 
 class Additive(Sharing):
-    """Nobody slows while all SM demands and all DRAM demands each sum to 1 at most.
+    """No slowdown while the SM demands and the DRAM demands each add up to at most 1.
 
-    Beyond that all slow alike, by the larger sum. MPS or streams makes no difference.
+    Beyond that all jobs slow down equally, by the larger sum, under MPS as on streams.
     """
 
     def shared(self, loads: tuple[Load, ...], mode: Mode) -> tuple[float, ...]:

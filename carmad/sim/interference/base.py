@@ -1,4 +1,4 @@
-"""What every interference model is, what all of them share, and the one that slows nobody."""
+"""The interface of interference models, their common base, and the model without any."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from carmad.sim.task import Load
 
 
 class Interference(Protocol):
-    """Pure: the same loads in the same mode have the same speeds, in whatever order they came."""
+    """Pure: speeds depend only on the loads and the mode, not on their order."""
 
     def speeds(self, loads: Sequence[Load], mode: Mode) -> tuple[float, ...]:
-        """Each one's speed relative to being alone on the GPU, in (0, 1]; alone it is 1."""
+        """Each load's speed relative to running alone, in (0, 1]; alone it is 1."""
         ...
 
 
 class Unslowed:
-    """Nobody slows anybody: the bound that no real GPU reaches."""
+    """No slowdown: an upper bound that no real GPU reaches."""
 
     def speeds(self, loads: Sequence[Load], mode: Mode) -> tuple[float, ...]:
         return (1.0,) * len(loads)
 
 
 class Sharing(ABC):
-    """A model of loads that share. Alone, exclusive and on MIG instances the speed is 1.
+    """A model of shared loads. Alone, in exclusive mode and on MIG instances the speed is 1.
 
-    Answers are kept: traces repeat few loads, and the same neighbours meet again and again.
+    Results are cached: traces repeat few loads, and the same combinations recur.
     """
 
     def __init__(self) -> None:
@@ -42,4 +42,4 @@ class Sharing(ABC):
 
     @abstractmethod
     def shared(self, loads: tuple[Load, ...], mode: Mode) -> tuple[float, ...]:
-        """As `speeds`, of two or more loads under MPS or on streams."""
+        """Like `speeds`, for two or more loads under MPS or on streams."""

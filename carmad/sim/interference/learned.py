@@ -1,9 +1,9 @@
-"""Interference as a regression on what the loads ask of the GPU, with committed coefficients.
+"""Interference as a regression on the loads' demands, with fixed coefficients.
 
-`python -m benchmarks.interference` fits them and says how far off they are: on streams it explains
-two fifths of the variance between pairs of unseen models, under MPS nothing. The data on MPS
-(Gavel) tell of no utilisation, and what slows its jobs is often the CPU. A term for DRAM was tried,
-too: on streams, where its traffic is known, it helped with no unseen models (RMSE of the speed
+`python -m benchmarks.interference` fits them and measures the error: on streams it explains
+two fifths of the variance between pairs of unseen models, under MPS nothing. The MPS data
+(Gavel) have no utilisation, and its jobs are often slowed by the CPU. A term for DRAM was tried,
+too: on streams, where the traffic is known, it did not help with unseen models (RMSE of the speed
 0.082 with it, 0.081 without).
 """
 
@@ -21,11 +21,10 @@ from carmad.sim.task import Load
 class Learned(Sharing):
     """Slowdown = 1 + own SM · (c · SMs + (1 - c) · excess).
 
-    The coefficient c is the mode's: what a neighbour that keeps the whole GPU busy costs one that
-    would do so too, 0–1. "SMs" is what the neighbours ask for together; "excess" is what of it
-    exceeds one whole GPU: that much is sure to wait for its full share, so that however many jobs
-    meet, the GPU does hardly more than two busy ones get out of it. The fit has pairs only and no
-    excess.
+    The coefficient c depends on the mode: what a neighbour that keeps the whole GPU busy costs
+    a job that would do so too, 0–1. "SMs" is the neighbours' total demand; "excess" is the part
+    beyond one whole GPU, which has to wait in full, so that however many jobs share, the GPU does
+    hardly more work than with two busy ones. The fit is on pairs only, without excess.
     """
 
     def __init__(self, coefficients: dict[Mode, float] | None = None) -> None:
@@ -38,7 +37,7 @@ class Learned(Sharing):
 
 
 def _speed(own: Load, others: tuple[Load, ...], fitted: float) -> float:
-    # fsum rounds once, at the end: the order of the neighbours makes no difference.
+    # fsum rounds once, at the end: the order of the neighbours does not matter.
     sm = fsum(other.sm_active for other in others)
     excess = max(0.0, sm - 1.0)
     return 1.0 / (1.0 + own.sm_active * (fitted * sm + (1.0 - fitted) * excess))

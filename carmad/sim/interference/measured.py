@@ -1,4 +1,4 @@
-"""Interference as somebody measured it, pair by pair, in a file of theirs."""
+"""Measured interference, pair by pair, from a file."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Pairs = dict[tuple[Mode, Config, Config], tuple[float, float]]
 
 
 class Measured(Sharing):
-    """Pairs that `path` holds have their measured speeds; all others those of `otherwise`.
+    """Pairs in `path` have their measured speeds, all others those of `otherwise`.
 
     The file is a CSV with a row per pair and the columns model1, batchsize1, speed1, model2,
-    batchsize2, speed2 (Lucid's artifact has them so), the speeds relative to running alone. A
-    column mode says mps or streams; without it the pairs count as measured on streams. Rows that
-    differ in nothing of this are averaged, and none of them makes a job faster than alone.
+    batchsize2, speed2 (as in Lucid's artifact), the speeds relative to running alone. An optional
+    column mode is mps or streams; without it the pairs count as measured on streams. Rows that
+    are equal in all of this are averaged, and no speed exceeds 1.
     """
 
     def __init__(self, path: Path, otherwise: Interference) -> None:
@@ -35,9 +35,9 @@ class Measured(Sharing):
         self._otherwise = otherwise
 
     def coverage(self, loads: Iterable[Load], mode: Mode) -> tuple[int, int]:
-        """How many of the loads' models, each at its batch size, have any pair; how many there are.
+        """Of the loads' models, each at its batch size: how many have any pair, and how many there are.
 
-        Loads of no model do not count."""
+        Loads without a model do not count."""
         asked = {_config(load.model, load.batch_size) for load in loads if load.model}
         known = {config for measured, config, _ in self._pairs if measured is mode}
         return len(asked & known), len(asked)
@@ -59,7 +59,7 @@ def _read(path: Path) -> Pairs:
             one = _config(row.text("model1"), row.whole("batchsize1"))
             other = _config(row.text("model2"), row.whole("batchsize2"))
             if min(speeds) <= 0:
-                raise Unusable(f"has a speed of {min(speeds):g}, and should have one above 0")
+                raise Unusable(f"has a speed of {min(speeds):g}; it must be above 0")
             rows.setdefault((mode, one, other), []).append(speeds)
             rows.setdefault((mode, other, one), []).append(speeds[::-1])
     except Unusable as error:
@@ -70,7 +70,7 @@ def _read(path: Path) -> Pairs:
 def _mode(row: Row) -> Mode:
     text = row.text("mode") if "mode" in row.where else ""
     if text and text not in _SHARED:
-        raise Unusable(f"has the mode {text!r}, and should have streams or mps")
+        raise Unusable(f"has the mode {text!r}; it must be streams or mps")
     return _SHARED.get(text, Mode.STREAMS)
 
 
