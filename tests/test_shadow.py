@@ -320,14 +320,14 @@ def test_jobs_that_still_run_are_neighbours_and_no_tasks() -> None:
     assert found.experiment.trace.tasks[0].load.sm_active == 0.3, "half of its time beside 0.6"
     assert found.notes == (
         "1 jobs that run or wait are left out",
-        "1 of 1 jobs shared GPUs: how long they take alone is modelled",
+        "1 of 1 jobs shared GPUs: their duration alone is modelled",
     )
 
 
 def test_neighbours_that_are_not_on_record_are_told_of() -> None:
     found = history(past_job(1, 0, tried(0, 0, 100), shared=True))
     assert found.notes == (
-        "1 jobs shared with some that are not on record here, and count as alone",
+        "1 jobs shared with jobs that are not on record here, and count as alone",
     )
 
 

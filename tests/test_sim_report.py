@@ -227,8 +227,8 @@ def test_nobody_is_compared_with_a_first_run_that_leaves_jobs_undone() -> None:
 
 
 def test_which_runs_are_not_compared_and_why_is_told() -> None:
-    why = "time, energy and fairness are not compared where fewer jobs finished: lossy, stuck"
-    why += "; there is no makespan where jobs never end, nor what depends on it: stuck"
+    why = "time, energy and fairness are not compared if fewer jobs finished: lossy, stuck"
+    why += "; there is no makespan, nor anything derived from it, if some jobs never end: stuck"
     assert plain(Comparison(of(ALL, LOSSY, STUCK)), 200)[-1] == why
     assert why in html.page(of(ALL, LOSSY, STUCK))
     assert "fewer jobs" not in "".join(plain(Comparison(of(ALL, BETTER)), 100))
@@ -469,7 +469,7 @@ def test_runs_in_which_nothing_happened_have_a_page() -> None:
     assert "unfinished" in page and "<img" not in page
     assert "<p>No job finished in any run: there are no times to draw.</p>" in page
     assert '<td class="value">job 3</td><td>&lt;i&gt;</td><td>16 GPUs</td>' in page
-    assert "there is no makespan where jobs never end" in page
+    assert "there is no makespan, nor anything derived from it" in page
 
 
 @pytest.mark.filterwarnings("error")

@@ -164,16 +164,16 @@ def test_only_columns_that_say_something_are_written(tmp_path):
 @pytest.mark.parametrize(
     ("cells", "why"),
     [
-        ("a,0,sixty,1,0.5", "duration_s is 'sixty', and should be a number"),
-        ("a,0,nan,1,0.5", "duration_s is nan, and should be a finite number"),
-        ("a,0,,1,0.5", "duration_s is '', and should be a number"),
-        ("a,0,0,1,0.5", "duration_s is 0, and should be more than 0"),
+        ("a,0,sixty,1,0.5", "duration_s is 'sixty'; it must be a number"),
+        ("a,0,nan,1,0.5", "duration_s is nan; it must be a finite number"),
+        ("a,0,,1,0.5", "duration_s is ''; it must be a number"),
+        ("a,0,0,1,0.5", "duration_s is 0; it must be more than 0"),
         ("a,0,60,0,0.5", "asks for no GPU"),
         ("a,0,60,-2,0.5", "asks for -2 GPUs"),
-        ("a,0,60,1.5,0.5", "gpus is 1.5, and should be a whole number"),
-        ("a,0,60,1,1.5", "sm_active is 1.5, and should be between 0 and 1"),
-        ("a,0,60,1", "has 4 cells, and should have 5"),
-        ("a,0,60,1,0.5,6", "has 6 cells, and should have 5"),
+        ("a,0,60,1.5,0.5", "gpus is 1.5; it must be a whole number"),
+        ("a,0,60,1,1.5", "sm_active is 1.5; it must be between 0 and 1"),
+        ("a,0,60,1", "has 4 cells; it must have 5"),
+        ("a,0,60,1,0.5,6", "has 6 cells; it must have 5"),
     ],
 )
 def test_bad_rows_are_named_by_line_and_reason(tmp_path, cells, why):
@@ -203,7 +203,7 @@ def test_a_layout_that_makes_no_sense_is_no_task(tmp_path):
     [
         ("name,submit_s\na,0\n", "lacks the columns: duration_s"),
         ("", "lacks the columns: name, submit_s, duration_s"),
-        ("name,submit_s,duration_s,gpu,estimate_mib\n", "nobody knows: gpu, estimate_mib"),
+        ("name,submit_s,duration_s,gpu,estimate_mib\n", "unknown columns: gpu, estimate_mib"),
         ("name,submit_s,duration_s,name\n", "more than one column: name"),
     ],
 )
@@ -216,7 +216,7 @@ def test_unknown_columns_are_told_which_are_known(tmp_path):
     with pytest.raises(CarmaError) as raised:
         native.read(file(tmp_path, "t.csv", "name,submit_s,duration_s,gpu\n"))
     known = raised.value.hint
-    assert known.startswith("known are name, submit_s, duration_s, gpus, user, ")
+    assert known.startswith("known: name, submit_s, duration_s, gpus, user, ")
     assert known.endswith(", fails, estimate_NAME_mib")
 
 
@@ -224,7 +224,7 @@ def test_memory_may_be_none_at_all_and_not_less(tmp_path):
     text = "name,submit_s,duration_s,memory_mib\na,0,1,0\nb,0,1,-1\n"
     trace = native.read(file(tmp_path, "t.csv", text))
     assert [task.load.memory_mib for task in trace.tasks] == [0]
-    assert trace.rejected == (Rejected(3, "memory_mib is -1, and should be 0 or more"),)
+    assert trace.rejected == (Rejected(3, "memory_mib is -1; it must be 0 or more"),)
 
 
 def test_what_is_no_text_is_an_error(tmp_path):
@@ -272,8 +272,8 @@ def test_philly(tmp_path):
         Task(name="philly-2", submit_s=3600, duration_s=66, user="11cb48"),
     )
     assert trace.rejected == (
-        Rejected(4, "timestamp is 'yesterday', and should be a date and time"),
-        Rejected(5, "duration_s is 0, and should be more than 0"),
+        Rejected(4, "timestamp is 'yesterday'; it must be a date and time"),
+        Rejected(5, "duration_s is 0; it must be more than 0"),
         Rejected(6, "asks for no GPU"),
     )
 
@@ -348,7 +348,7 @@ def test_pai(tmp_path):
         Rejected(3, "has not ended: its status is 'Running'"),
         Rejected(4, "asks for no GPU"),
         Rejected(5, "pai_task_table.csv, line 7: ends before it starts"),
-        Rejected(6, "start_time is 'x', and should be a number"),
+        Rejected(6, "start_time is 'x'; it must be a number"),
         Rejected(9, "pai_task_table.csv, line 9: its job is not in pai_job_table.csv"),
     )
 
@@ -399,10 +399,10 @@ def test_sia(tmp_path):
     assert trace.tasks[1].duration_s == pytest.approx(14_577 * 1.5)
     assert {task.reference for task in trace.tasks} == {"A100-40GB"}
     assert trace.rejected == (
-        Rejected(4, "asks for 3 GPUs, and no step was measured on so many"),
-        Rejected(5, "is ncf at batch size 256: nobody knows its steps"),
+        Rejected(4, "asks for 3 GPUs, and no step was measured on that many"),
+        Rejected(5, "is ncf at batch size 256: its steps are unknown"),
         Rejected(6, "asks for no GPU"),
-        Rejected(7, "has a batch of 3 for each GPU: none as small was measured"),
+        Rejected(7, "has a batch of 3 per GPU, smaller than any measured"),
     )
 
 
@@ -434,8 +434,8 @@ def test_carma(tmp_path):
     assert (vgg.submit_s, vgg.gpus, vgg.load.batch_size) == (181, 2, 64)
     assert vgg.estimates == ()  # 40000 stands for none
     assert trace.rejected == (
-        Rejected(4, "is of 'none', which tasks.csv has not"),
-        Rejected(5, "tasks.csv, line 4: duration_s is 'soon', and should be a number"),
+        Rejected(4, "is of 'none', which is not in tasks.csv"),
+        Rejected(5, "tasks.csv, line 4: duration_s is 'soon'; it must be a number"),
     )
 
 

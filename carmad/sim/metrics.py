@@ -19,7 +19,8 @@ MJ = 1e6  # joules
 @dataclass(frozen=True, slots=True)
 class Spread:
     """Statistics of one quantity over jobs. Percentiles interpolate linearly between the two
-    nearest of the n sorted values, the k-th (from 0) being the 100·k/(n−1)-th percentile, as numpy does."""
+    nearest of the n sorted values, the k-th (from 0) being the 100·k/(n−1)-th percentile, as in
+    numpy."""
 
     mean: float
     median: float

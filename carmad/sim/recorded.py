@@ -1,5 +1,5 @@
-"""What a server's own history amounts to: a trace that can be simulated, and, in the shape of a
-simulated run, what really came of it. From the API's answers; asking for them is `shadow`'s."""
+"""Converts a server's history to a trace that can be simulated, and to the outcome that was
+recorded, in the form of a simulated run. Works on the API's answers, which `shadow` requests."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from carmad.sim.task import Load, Task, Trace
 
 ESTIMATE = "recorded"  # the column of the trace with the estimates that were used
 
-_STAND_IN = "A100-40GB"  # for a GPU that the table lacks
-_MODEL = "learned"  # of how jobs that shared slowed each other down
+_STAND_IN = "A100-40GB"  # for a GPU not in the table
+_MODEL = "learned"  # of the interference between jobs that shared
 _UNKNOWN = Load()
 _NOTHING = Load("", 0, 0, 0.0, 0.0, 0.0)
 _OCCUPANCY = _UNKNOWN.sm_occupancy / _UNKNOWN.sm_active
@@ -38,35 +38,35 @@ _STOPPED = (JobState.FAILED, JobState.CANCELLED, JobState.TIMED_OUT)
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """`experiment` simulates the recorded workload under the settings in force now; under others
-    with `dataclasses.replace`. `outcome` is what was recorded, as if it had been such a run.
+    """`experiment` simulates the recorded workload under the current settings; for others, use
+    `dataclasses.replace`. `outcome` is the recorded one, in the form of a simulated run.
 
-    Measured are submissions, launches, first kernels, ends, crashes, peak memory, and the energy
-    of GPUs with jobs. Modelled are, of jobs that shared, the SM activity and the duration alone
-    (`carmad.sim.past`); of all jobs SM occupancy and DRAM activity, in proportion to the SM
-    activity; the power of idle GPUs; and, in the timeline, how a job's use was spread over its
-    time. A job counts as submitted when it could first have started: after those it waited for and
-    after its begin time. One that was cancelled or timed out ends with an error when it did then.
-    Left out are jobs that ended without a first kernel and sooner than others come to theirs: no
-    simulated job is as short.
+    Measured: submissions, launches, first kernels, ends, crashes, peak memory, and the energy
+    of GPUs with jobs. Modelled: SM activity and duration alone, of jobs that shared
+    (`carmad.sim.past`); SM occupancy and DRAM activity of all jobs, in proportion to the SM
+    activity; the power of idle GPUs; and, in the timeline, how a job's usage was spread over its
+    run time. A job counts as submitted when it could first have started: after its dependencies and
+    its begin time. One that was cancelled or timed out ends with an error at that time.
+    Jobs that ended without a first kernel, and sooner than others reach theirs, are left out:
+    simulated jobs are never that short.
     """
 
     experiment: Experiment
     outcome: Outcome
-    notes: tuple[str, ...]  # for people: what was left out, what is modelled
+    notes: tuple[str, ...]  # for people: what was left out or modelled
 
 
 def history(
     ended: Sequence[JobOut], live: Sequence[JobOut], gpus: Sequence[GpuOut], settings: Settings
 ) -> History:
-    """`ended` with their attempts; `live` ones only as neighbours. Raises CarmaError if nobody in
-    `ended` ever held a GPU."""
+    """`ended` jobs with their attempts; `live` ones only as neighbours. Raises CarmaError if no job
+    in `ended` ever held a GPU."""
     kinds = {GpuId(gpu["id"]): kind_of(gpu["name"], gpu["memory_mib"]) for gpu in gpus}
     submitted = _submitted(ended)
     jobs, brief, physics = _told_apart([job for job in ended if job["attempts"]])
     if not jobs:
         raise CarmaError(
-            "no job has run yet that could be replayed",
+            "there is no past job that could be simulated",
             "see `carma history`; jobs that end before they use a GPU do not count",
         )
     jobs.sort(key=lambda job: (submitted[job["id"]], job["id"]))
@@ -102,7 +102,7 @@ def history(
 def kind_of(name: str, memory_mib: int) -> GpuKind:
     """The GPU that the driver calls `name`, with the memory that it has here.
 
-    One that the table lacks is taken for an A100, under its own name.
+    One that is not in the table is modelled as an A100, under its own name.
     """
     words = re.findall("[a-z0-9]+", name.lower())
     runs = {"".join(words[i:j]) for j in range(len(words) + 1) for i in range(j)}
@@ -121,11 +121,11 @@ def _seconds(text: str) -> float:
 
 
 def _since(begin: float, text: str) -> float:
-    return round(_seconds(text) - begin, 3)  # as fine as times on the wire are
+    return round(_seconds(text) - begin, 3)  # the resolution of times in the API
 
 
 def _submitted(jobs: Sequence[JobOut]) -> dict[int, float]:
-    """When each could first have started; a job that it waited for may since have run again."""
+    """When each job could first have started; its dependencies may have run again since."""
     ended = {job["id"]: _seconds(job["ended_at"]) for job in jobs if job["ended_at"]}
     found = {}
     for job in jobs:
@@ -139,7 +139,7 @@ def _submitted(jobs: Sequence[JobOut]) -> dict[int, float]:
 
 
 def _told_apart(started: Sequence[JobOut]) -> tuple[list[JobOut], list[JobOut], Physics]:
-    """Jobs to simulate, those too brief for that, and what the first kernel and crashes took."""
+    """Jobs to simulate, jobs too short for that, and the times of first kernels and crashes."""
     ran = [_ran(job, job["attempts"], _seconds(job["submitted_at"])) for job in started]
     physics = _physics(ran)
     jobs: list[JobOut] = []
@@ -152,7 +152,7 @@ def _told_apart(started: Sequence[JobOut]) -> tuple[list[JobOut], list[JobOut], 
 
 
 def _used_gpus(ran: Ran) -> bool:
-    """It came to a kernel, or crashed for want of memory before."""
+    """Whether it ran a kernel, or ran out of memory before that."""
     return any(a.ready_at is not None or a.cause is Cause.GPU_OOM for a in ran.attempts)
 
 
@@ -165,7 +165,7 @@ def _attempt(attempt: AttemptOut, begin: float) -> Attempt:
     kernel = attempt["first_kernel_at"]
     return Attempt(
         tuple(GpuId(gpu) for gpu in attempt["gpus"]),
-        Mode(attempt["mode"] or Mode.STREAMS),  # of earlier attempts it is not on record
+        Mode(attempt["mode"] or Mode.STREAMS),  # not on record for earlier attempts
         launched_at,
         max(launched_at, _since(begin, kernel)) if kernel else None,
         max(launched_at, _since(begin, attempt["ended_at"])),
@@ -174,7 +174,7 @@ def _attempt(attempt: AttemptOut, begin: float) -> Attempt:
 
 
 def _until(job: JobOut, last: str) -> AttemptOut:
-    """What a job that still runs has done up to the instant `last`."""
+    """The current attempt of a running job, up to the instant `last`."""
     assert job["started_at"] is not None
     kernels = [gpu["first_kernel_at"] for gpu in job["gpus"] if gpu["first_kernel_at"]]
     return {
@@ -202,7 +202,7 @@ def _load(job: JobOut, ran: Ran, sm_active: float | None, kinds: Mapping[GpuId, 
 
 
 def _wanted_mib(job: JobOut, peak_mib: int, kinds: Mapping[GpuId, GpuKind]) -> int:
-    """The least that a job needs which was given up for want of memory."""
+    """A lower bound on the memory of a job that was given up after running out of memory."""
     tried = job["exit"]["tried_mib"] if job["exit"] else None
     if job["shared"]:
         return peak_mib + (tried or 0)
@@ -211,7 +211,7 @@ def _wanted_mib(job: JobOut, peak_mib: int, kinds: Mapping[GpuId, GpuKind]) -> i
 
 
 def _physics(jobs: Sequence[Ran]) -> Physics:
-    """Medians; where nothing was recorded, the simulator's own."""
+    """Medians of what was recorded; otherwise the simulator's defaults."""
     physics = Physics()
     attempts = [attempt for job in jobs for attempt in job.attempts]
     kernels = [a.ready_at - a.launched_at for a in attempts if a.ready_at is not None]
@@ -233,7 +233,7 @@ def _outcome(
     kinds: Mapping[GpuId, GpuKind],
 ) -> JobOutcome:
     last = ran.attempts[-1]
-    if last.ready_at is None:  # it used no GPU: nobody slowed it down
+    if last.ready_at is None:  # it used no GPU, so nothing slowed it down
         work_s += last.ended_at - last.launched_at - physics.first_kernel_s
         until_ready_s = physics.first_kernel_s
     else:
@@ -254,7 +254,7 @@ def _outcome(
         reference=references[0] if references else "",
         expected_s=job.get("expected_s"),
         time_limit_s=None if state is JobState.TIMED_OUT else job["time_limit_s"],
-        exclusive=job["exclusive"] and not crashed,  # or it was the recovery's wish
+        exclusive=job["exclusive"] and not crashed,  # else the recovery may have set it
         fails=state in _STOPPED,
         estimates=((ESTIMATE, estimate_mib),) if estimate_mib else (),
     )
@@ -286,16 +286,16 @@ def _notes(
     if live:
         yield f"{len(live)} jobs that run or wait are left out"
     if modelled := sum(number < len(jobs) for number in slowed):
-        yield f"{modelled} of {len(jobs)} jobs shared GPUs: how long they take alone is modelled"
+        yield f"{modelled} of {len(jobs)} jobs shared GPUs: their duration alone is modelled"
     if unseen := sum(job["shared"] and n not in met_others for n, job in enumerate(jobs)):
-        yield f"{unseen} jobs shared with some that are not on record here, and count as alone"
+        yield f"{unseen} jobs shared with jobs that are not on record here, and count as alone"
 
 
 # -- GPUs
 
 
 def _cluster(kinds: Mapping[GpuId, GpuKind]) -> Cluster:
-    """A node for each kind: a node has one."""
+    """One node per kind of GPU, since nodes are homogeneous."""
     alike: dict[GpuKind, int] = defaultdict(int)
     for kind in kinds.values():
         alike[kind] += 1
@@ -308,7 +308,7 @@ def _run(
     met: Mapping[GpuId, Sequence[Stretch]],
     kinds: Mapping[GpuId, GpuKind],
 ) -> Outcome:
-    """The history in the shape of a simulated run. GPUs that are gone by now count for nothing."""
+    """The history in the form of a simulated run, without GPUs that no longer exist."""
     makespan_s = max(job.ended_at for job in jobs)
     watts = [_watts(job) for job in jobs]
     nodes = {node.kind: node.name for node in experiment.cluster.nodes}
@@ -334,7 +334,7 @@ def _run(
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """What a stretch with jobs on a GPU came to."""
+    """Usage of a GPU during a stretch with jobs."""
 
     begin: float
     end: float
@@ -346,7 +346,7 @@ class _Use:
 
 
 def _watts(job: JobOutcome) -> float:
-    """Its energy, spread evenly over its GPUs and all its time there."""
+    """Its mean power per GPU, over all its time there."""
     seconds = sum((a.ended_at - a.launched_at) * len(a.gpus) for a in job.attempts)
     return job.energy_j / seconds if seconds else 0.0
 
@@ -390,7 +390,7 @@ def _timeline(
     uses: Mapping[GpuId, Sequence[_Use]],
     kinds: Mapping[GpuId, GpuKind],
 ) -> Timeline:
-    """From what begins and ends when, each with what it adds to the columns of a timeline."""
+    """A timeline from intervals, each with what it adds to the columns."""
     memory_mib, gpus = sum(kind.memory_mib for kind in kinds.values()), len(kinds)
     spans: list[tuple[float, float, tuple[float, ...]]] = []
     for job in jobs:

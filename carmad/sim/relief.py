@@ -1,5 +1,5 @@
-"""When a GPU whose load has dropped stops counting as risky. Nothing else happens then, so the
-simulator must know it beforehand to look again in time."""
+"""When a GPU whose load has dropped stops being risky. No other event happens then, so the
+simulator must compute it in advance to plan again in time."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from carmad.sim.card import Card
 
 
 def relief(card: Card, now: float, monitor: Monitor, limits: Risk) -> float | None:
-    """The first instant after `now` at which the GPU is no longer risky, to a tenth of the period
-    in which a monitor would see it.
+    """The first instant after `now` at which the GPU is no longer risky, to within a tenth of the
+    monitor's period.
 
-    None: it is not risky now, or stays so for as long as its load does not change.
+    None if it is not risky now, or stays risky while its load does not change.
     """
     highest = Score(
         max(sample.sm_active or 0.0 for sample in card.history),
@@ -35,7 +35,7 @@ def relief(card: Card, now: float, monitor: Monitor, limits: Risk) -> float | No
 
 
 def _risky(card: Card, at: float, monitor: Monitor, limits: Risk) -> bool:
-    """The core's own test, on what it would be told at that instant."""
+    """The core's own test, on the readings of that instant."""
     window = Window(monitor, limits)
     for sample in card.history:
         window.add(sample)

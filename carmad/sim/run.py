@@ -1,4 +1,4 @@
-"""Runs an experiment: the clock, the world and the core, through the daemon's own loop body."""
+"""Runs an experiment: clock, world and core, driven by the daemon's own loop body."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from carmad.sim.world import World
 
 
 def simulate(experiment: Experiment) -> Outcome:
-    """Run the whole trace. Jobs that can never start are still queued in the outcome.
+    """Run the whole trace. In the outcome, jobs that can never start are still queued.
 
-    Raises CarmaError for an unknown policy, recovery, interference or reference GPU, and when the
+    Raises CarmaError for an unknown policy, recovery, interference or reference GPU, and if the
     policy fails.
     """
     began = perf_counter()
-    # A modelled GPU tells of every change: what it last said stands until it says something else.
+    # Modelled GPUs report every change, so a reading is valid until the next one.
     monitor = replace(experiment.settings.monitor, stale_s=math.inf)
     settings = replace(experiment.settings, monitor=monitor)
     policy = registry.bare_policy(settings)
@@ -71,7 +71,7 @@ def simulate(experiment: Experiment) -> Outcome:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """A run leaves no cycles behind, and to look for them takes a fifth of its time."""
+    """Disable garbage collection, which takes a fifth of the time: a run leaves no cycles."""
     enabled = gc.isenabled()
     gc.disable()
     try:

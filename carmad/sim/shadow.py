@@ -1,5 +1,5 @@
-"""Real servers in the simulator's hands: a journal's decisions are made again, step by step, and
-the daemon is asked for its history, to try other policies on it (`carmad.sim.recorded`)."""
+"""Replays real servers: repeats a journal's decisions step by step, and fetches the daemon's
+history to try other policies on it (`carmad.sim.recorded`)."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from carmad.sim.failing import FailingPolicy, FailingPredictor, FailingRecovery,
 from carmad.sim.recorded import History
 from carmad.store import journal
 
-PAGE = 2000  # jobs asked for at a time
+PAGE = 2000  # jobs requested at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A step after which the core said something else than the journal has."""
+    """A step at which the core's output differs from the journal."""
 
     step: int  # counted from 1, in the segment
     at: float
@@ -40,24 +40,23 @@ class Difference:
 class Reproduction:
     carma: str  # the version that recorded it
     policy: str
-    steps: int  # that were gone through
-    decisions: int  # that were made again, equal in every number
-    first: Difference | None  # what follows it is not looked at: the core is in another state
+    steps: int  # replayed
+    decisions: int  # repeated, equal in every number
+    first: Difference | None  # the replay stops there, as the core is in another state
 
 
 def reproduce(segment: Path) -> Reproduction:
-    """Feeds a new core what the journal's core was fed, under the same settings and plugins.
+    """Feeds a new core the journal's events, under the same settings and plugins.
 
-    Equal to the last number, as the core is a function of its events. Some things may differ where
-    nothing is wrong. A segment that does not begin with the daemon has the jobs' usage as of then;
-    what a running job used (`Job.usage`) may be up to a minute fresher than it was, for policies
-    that look at it. Of a job that was being profiled, it does not have what was measured until
-    then, nor what the policy remembered; and of the history only the latest runs
-    (`carmad.core.history.RUNS`), while the daemon may know seldom jobs from before. Of a plugin
-    that was failing when it began, it does not have what that had done to the line until then. Each
-    question that a plugin failed at fails again, be it that it did not answer in time.
+    The decisions are equal in every number, since the core is a function of its events. Some
+    differences do not indicate a fault, in segments that do not begin with the daemon: the usage of
+    a running job (`Job.usage`) may be up to a minute newer than it was, for policies that use it;
+    measurements of a job that was being profiled are missing, and so is the policy's memory; the
+    history has only the latest runs (`carmad.core.history.RUNS`), while the daemon may know older
+    runs of rare jobs; and the effect that a failing plugin had had on the queue is missing. Every
+    call to a plugin that failed fails again, including timeouts.
 
-    Raises CarmaError for what is no segment, and where a plugin is missing.
+    Raises CarmaError if the file is not a segment, or a plugin is missing.
     """
     begin, turns = journal.read(segment)
     script = Script()
@@ -72,7 +71,7 @@ def reproduce(segment: Path) -> Reproduction:
             step = core.handle(*turn.events)
             _forget(told, step.jobs)
             made = tuple(_news(step.decisions, told))
-        except Exception as raised:  # noqa: BLE001 - the file may say anything
+        except Exception as raised:  # noqa: BLE001 - the file may contain anything
             error = repr(raised)
         if error or made != turn.decisions:
             first = Difference(steps, turn.events[-1].at, turn.decisions, made, error)
@@ -82,7 +81,7 @@ def reproduce(segment: Path) -> Reproduction:
 
 
 def _core(begin: journal.Begin, script: Script) -> Scheduler:
-    """One in the state that the segment begins with: its windows are filled while it has no job."""
+    """A core in the segment's initial state: its windows are filled before it has any jobs."""
     settings = begin.settings
     core = Scheduler(
         settings,
@@ -101,7 +100,7 @@ def _core(begin: journal.Begin, script: Script) -> Scheduler:
 
 
 def _news(made: tuple[Decision, ...], told: dict[JobId, Decision]) -> Iterator[Decision]:
-    """Without those that were told before the segment began: the new core does not know that."""
+    """Without decisions made before the segment began, which a new core repeats."""
     for decision in made:
         before = told.pop(decision.placement.job, None)
         if before is None or not before.same_story(decision):
@@ -120,11 +119,11 @@ def from_history(
     since: str | None = None,
     until: str | None = None,
 ) -> History:
-    """The jobs that have ended, as a workload and as what came of it.
+    """The jobs that have ended, as a workload and a recorded outcome.
 
-    `get(path, **query)` asks the daemon's API, as `cli.client.get` does; `since` and `until` are
-    times as the API takes them. Who is no administrator gets their own jobs. Raises CarmaError
-    when no job has run yet, and what `get` raises.
+    `get(path, **query)` queries the daemon's API, like `cli.client.get`; `since` and `until` are
+    times in the API's format. Users who are not administrators get only their own jobs. Raises
+    CarmaError if no job has run yet, and whatever `get` raises.
     """
     ended: list[Any] = []
     query: dict[str, Any] = {"user": user, "since": since, "until": until, "attempts": True}

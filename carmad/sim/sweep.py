@@ -1,6 +1,6 @@
-"""Runs many experiments in parallel processes, and none that the cache knows already.
+"""Runs many experiments in parallel processes, except those whose outcome is cached.
 
-What an experiment is made of is its caller's; how one runs is `carmad.sim.run`'s.
+The caller makes the experiments; `carmad.sim.run` runs one.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def sweep(
 ) -> Iterator[tuple[Experiment, Outcome]]:
     """Each experiment and its outcome, in the order given; at most `jobs` run at once.
 
-    Raises CarmaError, which names the experiment, when one fails. That ends the others, and so do
-    Ctrl-C and SIGTERM: with `jobs` above 1 it is for the main thread only.
+    If one fails, raises CarmaError, which names it. That ends the others, and so do Ctrl-C and
+    SIGTERM, so with `jobs` above 1 it must be called in the main thread.
     """
     hashes = keys(experiments) if cache else [""] * len(experiments)
     known = [cache.get(key) if cache else None for key in hashes]
@@ -89,12 +89,12 @@ def _in_parallel(due: Sequence[_Due], jobs: int) -> Iterator[Outcome]:
 
 
 def _leave(number: int, _: object) -> None:
-    sys.exit(128 + number)  # as a shell has it
+    sys.exit(128 + number)  # as in a shell
 
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Ctrl-C and SIGTERM have to wait; a process begun in here has them blocked, too."""
+    """Blocks Ctrl-C and SIGTERM; processes started meanwhile inherit that."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
@@ -103,7 +103,7 @@ def _undisturbed() -> Iterator[None]:
 
 
 def _start() -> tuple[Connection, SpawnProcess]:
-    # Not forked: the caller may have threads, a progress bar's for one.
+    # Not forked: the caller may have threads, for example for a progress bar.
     context = get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_work, args=(theirs,))
@@ -113,9 +113,10 @@ def _start() -> tuple[Connection, SpawnProcess]:
 
 
 def _work(connection: Connection) -> None:
-    """Answers with outcomes and errors, until nobody asks any more.
+    """Returns outcomes and errors over the connection, until it is closed.
 
-    A terminal's Ctrl-C goes to all processes, of which one is to react: SIGINT stays blocked.
+    A terminal's Ctrl-C goes to all processes, but only the parent should react: SIGINT stays
+    blocked here.
     """
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     with suppress(EOFError, ConnectionError):
@@ -126,13 +127,13 @@ def _work(connection: Connection) -> None:
                 answer = _run(*due)
             except CarmaError as error:
                 answer = error
-            except Exception:  # noqa: BLE001 - of any kind; its text can be sent
+            except Exception:  # noqa: BLE001 - of any kind; its text is sent
                 answer = RuntimeError(traceback.format_exc())
             connection.send(answer)
 
 
 def _answers(due: Sequence[_Due], idle: list[Connection]) -> Iterator[Outcome]:
-    """In the order of `due`; an error as soon as there is one."""
+    """In the order of `due`; errors are raised as soon as they occur."""
     waiting = deque(range(len(due)))
     at_work: dict[Connection, int] = {}
     found: dict[int, Outcome] = {}
@@ -157,7 +158,7 @@ def _answers(due: Sequence[_Due], idle: list[Connection]) -> Iterator[Outcome]:
 
 @contextmanager
 def _alive(due: _Due) -> Iterator[None]:
-    """The process that has `due` answers for as long as it lives."""
+    """Turns the death of the process working on `due` into an error."""
     try:
         yield
     except (EOFError, OSError):

@@ -1,11 +1,10 @@
-"""The trace as users would submit it: what the core is told of a task, and what it really is.
+"""The trace as users would submit it: what the core knows about a task, and its real behaviour.
 
-MIG is modelled by shares alone. A job that keeps no more of the SMs and of the memory bandwidth
-busy than its instance has is as fast as on the whole GPU, any other slower by the larger of the two
-ratios. Other instances of the GPU do not disturb it.
+MIG is modelled by shares only. A job that uses no more of the SMs and the memory bandwidth
+than its instance has is as fast as on the whole GPU, others are slower by the larger of the two
+ratios. Other instances of the GPU do not affect it.
 
-Every draw comes from a stream of the task's own, so that what one policy does cannot change what
-another one is told.
+Each task has its own random stream, so that a policy's decisions do not change the draws.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from carmad.sim.task import Load, Task
 class Workload:
     """Jobs are numbered from 1, in the order of their tasks.
 
-    Raises CarmaError where a task was measured on a GPU that nobody knows.
+    Raises CarmaError if a task was measured on an unknown GPU.
     """
 
     def __init__(self, experiment: Experiment) -> None:
@@ -46,8 +45,8 @@ class Workload:
         for task in self.tasks:
             if task.reference not in self._kinds:
                 raise CarmaError(
-                    f"task {task.name!r} was measured on {task.reference!r}, which nobody knows",
-                    f"known are {', '.join(filter(None, self._kinds))}",
+                    f"task {task.name!r} was measured on {task.reference!r}, an unknown GPU",
+                    f"known: {', '.join(filter(None, self._kinds))}",
                 )
 
     def task(self, job: JobId) -> Task:
@@ -76,7 +75,7 @@ class Workload:
         )
 
     def estimate(self, job: JobId) -> Estimate | None:
-        """What the experiment's estimator says of the job's memory."""
+        """The experiment's memory estimate for the job."""
         task = self.task(job)
         if self._estimator == "oracle":
             mib: int | None = task.load.memory_mib
@@ -91,7 +90,7 @@ class Workload:
         )
 
     def load(self, job: JobId, kind: GpuKind, parts: int = 1) -> Load:
-        """What the job asks of a GPU of this kind while it trains there alone, with each batch
+        """The job's load on a GPU of this kind while it trains there alone, with each batch
         split into `parts`."""
         load = self.task(job).load
         if parts > 1:
@@ -108,7 +107,7 @@ class Workload:
         )
 
     def full_rate(self, job: JobId, kind: GpuKind, parts: int = 1) -> float:
-        """Seconds of the task's own time that pass in one on a GPU of this kind, alone there.
+        """The task's speed on a GPU of this kind, alone, relative to where it was measured.
 
         A batch in parts takes longer (Castor paper, eq. 3)."""
         task = self.task(job)
@@ -125,8 +124,8 @@ class Workload:
         return rate * _pace(task.load, kind) / split
 
     def mapped(self, job: JobId, servers: Sequence[str]) -> float:
-        """How fast it is where its GPUs are on these servers, relative to where its duration was
-        measured (A-SRPT paper, equation 7); as fast, if it is not told what an iteration took."""
+        """Its speed with its GPUs on these servers, relative to where its duration was measured
+        (A-SRPT paper, equation 7); 1 if the time of an iteration is not known."""
         task = self.task(job)
         if task.layout is None or not task.iteration_s:
             return 1.0
@@ -147,7 +146,7 @@ class Workload:
 
 
 def _pace(load: Load, kind: GpuKind) -> float:
-    """How fast it trains where only a share of the GPU is its own, relative to the whole GPU."""
+    """Its speed with only a share of the GPU, relative to the whole GPU."""
     return 1.0 / max(1.0, load.sm_active / kind.sm_share, load.dram_active / kind.dram_share)
 
 

@@ -35,7 +35,7 @@ class Measured(Sharing):
         self._otherwise = otherwise
 
     def coverage(self, loads: Iterable[Load], mode: Mode) -> tuple[int, int]:
-        """Of the loads' models, each at its batch size: how many have any pair, and how many there are.
+        """How many of the loads' models, each at its batch size, have any pair; and their number.
 
         Loads without a model do not count."""
         asked = {_config(load.model, load.batch_size) for load in loads if load.model}

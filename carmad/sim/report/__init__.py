@@ -1,1 +1,1 @@
-"""What simulated runs came to, side by side: for a terminal, a browser, and other programs."""
+"""Compares simulated runs, for a terminal, a browser, and other programs."""

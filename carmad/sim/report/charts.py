@@ -1,4 +1,4 @@
-"""The charts of a report, in order, as images for a page. Needs matplotlib; nothing else does."""
+"""The charts of a report, in order, as images. The only part that needs matplotlib."""
 
 from __future__ import annotations
 
@@ -44,24 +44,24 @@ def _of_jobs(runs: Sequence[Run]) -> Iterator[tuple[str, str, str, Figure]]:
     yield (
         "How long jobs take",
         "",
-        "Which share of all jobs took, and waited, at most so long. A curve that ends below 100 %"
-        " is of a run in which the others never finished. A wait shorter than the axis shows counts"
-        " from its left end.",
+        "The share of all jobs with at most this JCT, and this wait. A curve that ends below 100 %"
+        " is of a run in which some jobs never finished. Waits shorter than the axis count from its"
+        " left end.",
         cdfs(runs),
     )
     yield (
-        "How jobs fare against being alone",
+        "How jobs fare compared with running alone",
         "",
-        "A box spans the middle half of the finished jobs, with the median in it; its whiskers the"
-        " 5th to the 95th percentile; a diamond is the worst job. At 1, a job fares as if alone.",
+        "A box spans the middle half of the finished jobs, with the median inside; whiskers are the"
+        " 5th and 95th percentile, a diamond is the worst job. At 1, a job fares as if alone.",
         boxes(runs),
     )
 
 
 def _over_time(runs: Sequence[Run], end_s: float) -> Iterator[tuple[str, str, str, Figure]]:
     caption = (
-        "Each point is the mean over its stretch of time, the dashed line that over the makespan."
-        " SM activity and memory in use are means over all GPUs, power is that of all together."
+        "Each point is the mean over a short interval, the dashed line that over the makespan."
+        " SM activity and memory in use are means over all GPUs, power is their total."
     )
     for figure in timelines(runs, end_s):
         yield "Over time", "", caption, figure
@@ -86,10 +86,10 @@ def _on_gpus(runs: Sequence[Run], end_s: float) -> Iterator[tuple[str, str, str,
 
 
 def _of_bars(run: Run) -> str:
-    text = "A row is a GPU; jobs that shared it are below each other. Numbers are `job` in"
+    text = "A row is a GPU; jobs that shared it are drawn one below the other. Numbers are `job` in"
     text += " --csv-jobs."
     if run.figures.oom_crashes:
-        text += " × ran out of memory: the job whose number is beside it."
+        text += " × ran out of memory: the job whose number is next to it."
     if run.figures.preemptions:
         text += " A triangle was preempted."
     return text

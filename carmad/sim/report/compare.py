@@ -1,4 +1,4 @@
-"""What a paper reports beside what CARMA comes to, as a table: `paper | ours | difference`."""
+"""Compares a paper's figures with CARMA's, as a table: `paper | ours | difference`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from carmad.sim.report import markdown
 from carmad.sim.report.numbers import change, number
 
 _HEADINGS = ("", "paper", "ours", "difference", "note")
-_NUMBERS = range(1, 4)  # the columns that are set right
+_NUMBERS = range(1, 4)  # the right-aligned columns
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One number of a paper and ours, in the same unit."""
+    """A number from a paper and ours, in the same unit."""
 
     what: str
     paper: float
@@ -24,7 +24,7 @@ class Claim:
 
     @property
     def difference(self) -> str:
-        """Relative to the paper's; of percentages in points, as their ratio would mislead."""
+        """Relative to the paper's; for percentages in points, as a ratio would mislead."""
         if self.unit == "%":
             return f"{self.ours - self.paper:+.1f} points"
         return change(self.ours, self.paper)

@@ -1,4 +1,4 @@
-"""Charts of how a quantity spreads over jobs: CDFs of times, and boxes of slowdowns."""
+"""Charts of distributions over jobs: CDFs of times, and box plots of slowdowns."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from carmad.sim.metrics import Times, finished, times
 from carmad.sim.report.runs import Run
 from carmad.sim.report.style import WIDTH_IN, colour, dash, legend, log_time_axis
 
-POINTS = 400  # of a curve: more jobs than that are drawn by as many quantiles, evenly spaced
+POINTS = 400  # per curve: more jobs than that are drawn as so many evenly spaced quantiles
 LOG_FROM = 10.0  # slowdowns beyond it need a logarithmic axis
 
-ROOM = 0.04  # of an axis, to the right of the longest: a curve's last step is seen
+ROOM = 0.04  # share of an axis left free at the right, so that a curve's last step is visible
 
 _Values = NDArray[np.float64]
 
 
 def cdfs(runs: Sequence[Run]) -> Figure:
-    """Which share of all jobs finished with a JCT, and a wait, of at most so long."""
+    """CDFs of JCT and wait, as shares of all jobs."""
     figure = Figure(figsize=(WIDTH_IN, 3.8), layout="constrained")
     jct, wait = figure.subplots(1, 2, sharey=True)
     shares = [run.figures.finished / max(1, run.figures.jobs) for run in runs]
@@ -71,7 +71,7 @@ def _cdf(axes: Axes, found: Sequence[_Values], shares: Sequence[float]) -> None:
         last = np.append(np.diff(at) > 0, True)  # of those with the same value
         share = most * np.append(share, 1.0)
         (line,) = axes.step(at[last], share[last], where="post")
-        width = 1.4 + 0.8 * min(3, len(found) - 1 - n)  # equal curves are seen behind each other
+        width = 1.4 + 0.8 * min(3, len(found) - 1 - n)  # so equal curves stay visible
         line.set(color=colour(n), linestyle=dash(n), linewidth=width)
     log_time_axis(axes, begin_s, end_s)
     axes.set_ylim(0, 1.02)

@@ -1,7 +1,7 @@
 """Runs as CSV and JSON, for other programs: a row per run, a row per job, or both and attempts.
 
 Keys are stable: those of `MEASURES`, and those written out here. Times are in seconds since the
-first submission or as durations, shares 0–1; what cannot be told is empty in CSV, null in JSON.
+first submission or as durations, shares 0–1; undefined values are empty in CSV, null in JSON.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from carmad.sim.outcome import Attempt, JobOutcome
 from carmad.sim.report.measures import MEASURES, SIMULATOR
 from carmad.sim.report.runs import Run, clean
 
-FORMAT = 1  # of the JSON; raised when a key changes its meaning or goes away
+FORMAT = 1  # of the JSON; incremented when a key changes its meaning or is removed
 
 
 def write_runs(runs: Sequence[Run], file: TextIO) -> None:
-    """CSV with a row per run: what was run, then every measure."""
+    """CSV with a row per run: its parameters, then every measure."""
     _write(({**_about(run), **_figures(run), **_simulator(run)} for run in runs), file)
 
 
@@ -32,7 +32,7 @@ def write_jobs(runs: Sequence[Run], file: TextIO) -> None:
 def write_json(runs: Sequence[Run], file: TextIO) -> None:
     """One object: `format`, and `runs` with their figures, jobs, attempts and rejected rows.
 
-    All but each run's `simulator` is the same whenever the same experiment is run again.
+    Running the same experiment again changes nothing but each run's `simulator`.
     """
     found = [
         {
@@ -50,7 +50,7 @@ def write_json(runs: Sequence[Run], file: TextIO) -> None:
         }
         for run in runs
     ]
-    # At once and not indented: the standard library's fast way, for there may be 100,000 jobs.
+    # In one call and not indented, which is fast: there may be 100,000 jobs.
     file.write(json.dumps({"format": FORMAT, "runs": found}, allow_nan=False) + "\n")
 
 

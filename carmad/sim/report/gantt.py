@@ -1,4 +1,4 @@
-"""Charts of which jobs were on which GPU when: bars where there are few enough, heat else."""
+"""Charts of which jobs were on which GPU when: bars if there are few enough, else a heat map."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from carmad.sim.outcome import Attempt, Outcome
 from carmad.sim.report.numbers import TimeUnit
 from carmad.sim.report.style import BAD, WIDTH_IN, colour, time_axis, time_label
 
-MOST_GPUS = 64  # that have bars
+MOST_GPUS = 64  # with bars
 MOST_BARS = 2000
-SHARP_BARS = 300  # more are drawn as pixels, lest the page grow
-MOST_STRIPS = 128  # of a heat map at most: consecutive GPUs share one
+SHARP_BARS = 300  # more are drawn as pixels, to limit the size of the page
+MOST_STRIPS = 128  # rows of a heat map: consecutive GPUs share one
 HEAT_BINS = 600  # over the longest run
 LABELS = 24  # at most
 
@@ -43,7 +43,7 @@ class Bar:
 
     @property
     def top(self) -> float:
-        """On the axis, where rows are one apart with some room between them."""
+        """Position on the axis, where rows are one unit apart with some space in between."""
         return self.row - 0.45 + 0.9 * self.lane / self.lanes
 
     @property
@@ -52,8 +52,8 @@ class Bar:
 
 
 def lanes(row: int, attempts: Sequence[tuple[JobId, Attempt]]) -> Iterator[Bar]:
-    """The bars of one GPU. Those there at the same time are in lanes of their own, as few as will
-    do; how many there are is settled anew whenever the GPU is empty."""
+    """The bars of one GPU. Simultaneous ones are in different lanes, as few as necessary; the
+    number of lanes is chosen anew whenever the GPU is empty."""
     together: list[tuple[JobId, Attempt, int]] = []
     ends: list[float] = []  # of each lane
     for job, attempt in sorted(attempts, key=lambda found: found[1].launched_at):
@@ -68,7 +68,7 @@ def lanes(row: int, attempts: Sequence[tuple[JobId, Attempt]]) -> Iterator[Bar]:
 
 
 def has_bars(outcome: Outcome) -> bool:
-    """Else it has a heat map."""
+    """Otherwise it has a heat map."""
     count = sum(len(attempt.gpus) for job in outcome.jobs for attempt in job.attempts)
     return len(outcome.gpus) <= MOST_GPUS and count <= MOST_BARS
 
@@ -103,7 +103,7 @@ def bars(outcome: Outcome, run: int, end_s: float) -> Figure:
 
 
 def strips(outcome: Outcome, end_s: float) -> Array:
-    """How many jobs were on each GPU over time, in means: rows of GPUs, columns of time."""
+    """Mean number of jobs on each GPU over time: rows are GPUs, columns are time."""
     edges = np.linspace(0.0, end_s, HEAT_BINS + 1)
     residents = np.array([_residents(jobs, edges) for jobs in _by_gpu(outcome)])
     begins = np.arange(0, len(residents), gpus_per_strip(outcome))
@@ -149,7 +149,7 @@ def _by_gpu(outcome: Outcome) -> list[list[tuple[JobId, Attempt]]]:
 
 def _patches(found: Sequence[Bar], run: int, end_s: float, unit: TimeUnit) -> PolyCollection:
     shades = [_shade(run, bar.job) for bar in found]
-    narrow_s = end_s / 300  # an edge of white would leave nothing of it
+    narrow_s = end_s / 300  # too narrow for a white edge
     patches = PolyCollection(
         [_corners(bar, unit) for bar in found],
         facecolors=shades,
@@ -170,7 +170,7 @@ def _corners(bar: Bar, unit: TimeUnit) -> list[tuple[float, float]]:
 
 
 def _shade(run: int, job: JobId) -> tuple[float, ...]:
-    """Neighbours in the order of submission differ."""
+    """A shade that differs from those of jobs submitted just before and after."""
     strength = (0.85, 0.62, 0.4)[job % 3]
     return tuple(1 - strength * (1 - part) for part in to_rgb(colour(run)))
 
@@ -178,7 +178,7 @@ def _shade(run: int, job: JobId) -> tuple[float, ...]:
 def _number(
     axes: Axes, found: Sequence[Bar], run: int, end_s: float, row_in: float, unit: TimeUnit
 ) -> None:
-    """The job's number on each bar that has room for it, or beside its ×."""
+    """Label each bar with space for it, or each ×, with the job's number."""
     for bar in found:
         begin, end = bar.attempt.launched_at, bar.attempt.ended_at
         width_pt = (end - begin) / end_s * 72 * 0.9 * WIDTH_IN
@@ -201,7 +201,7 @@ def _number(
 
 
 def _residents(jobs: Sequence[tuple[JobId, Attempt]], edges: Array) -> Array:
-    """The mean number of `jobs` there between each two edges."""
+    """The mean number of `jobs` present between consecutive edges."""
     passed = np.zeros_like(edges)
     for _, attempt in jobs:
         passed += np.clip(edges, attempt.launched_at, attempt.ended_at) - attempt.launched_at
@@ -209,7 +209,7 @@ def _residents(jobs: Sequence[tuple[JobId, Attempt]], edges: Array) -> Array:
 
 
 def _label_gpus(axes: Axes, outcome: Outcome, each: int) -> None:
-    """`each` GPUs have a row together. Where there is no room for all names, some stand for all."""
+    """Each row has `each` GPUs. If there is no space for all names, only some are shown."""
     met: Counter[str] = Counter()
     names = []
     for gpu in outcome.gpus:

@@ -1,4 +1,4 @@
-"""A report of runs as one HTML page that needs no other file and no network."""
+"""A report of runs as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from carmad.sim.outcome import JobOutcome
     from carmad.sim.task import Rejected
 
-MOST = 1000  # rows that are shown of what was left out; JSON has all
+MOST = 1000  # of the rejected rows shown; JSON has all
 
 _T = TypeVar("_T")
 
 
 def page(runs: Sequence[Run], made_at: str = "") -> str:
-    """Of one run or more. The same runs make the same page, but for `made_at`, shown as it is.
+    """A page for one or more runs. The same runs give the same page, apart from `made_at`.
 
-    Raises CarmaError where what draws it is not installed.
+    Raises CarmaError if a library that it needs is not installed.
     """
     try:
         from jinja2 import Environment, StrictUndefined
@@ -80,7 +80,7 @@ def _settings(run: Run) -> str:
 
 
 def _told(runs: Sequence[Run], fact: Callable[[Run], str]) -> str:
-    """Once, where it is the same for all runs."""
+    """The fact for each run, or only once if it is the same for all."""
     if len({fact(run) for run in runs}) == 1:
         return fact(runs[0])
     return "; ".join(f"{run.name}: {fact(run)}" for run in runs)

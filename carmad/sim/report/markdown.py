@@ -1,4 +1,4 @@
-"""Tables in Markdown, aligned so that they read well in a terminal, too."""
+"""Markdown tables, aligned so that they are also readable in a terminal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 def table(
     headings: Sequence[str], rows: Sequence[Sequence[str]], numbers: Collection[int] = ()
 ) -> str:
-    """`numbers` are the columns, counted from 0, that are set right."""
+    """`numbers` are the right-aligned columns, counted from 0."""
     lines = [headings, *([_escaped(cell) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
 

@@ -1,6 +1,6 @@
-"""Every figure that is reported: its key for programs, its label for people, and what it means.
+"""All reported measures: key for programs, label for people, and meaning.
 
-One catalogue serves the terminal, the page, CSV and JSON; how a number is written is theirs.
+One catalogue for the terminal, the page, CSV and JSON, which format the numbers themselves.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ Unit = Literal["s", "share", "times", "MJ", "1/h", "1/s", "jobs", ""]
 class Measure:
     key: str  # stable: a column in CSV, a field in JSON
     group: str
-    name: str  # for people: of the quantity
-    unit: Unit  # of the value: a share is 0–1, and `times` a ratio
-    better: Better  # "": neither end is
+    name: str  # of the quantity, for people
+    unit: Unit  # of the value: `share` is 0–1, `times` a ratio
+    better: Better  # "": neither
     path: str  # from a Run to the value
     meaning: str  # the same for all statistics of a quantity
     statistic: str = ""  # mean, p95, …
-    listed: bool = True  # in tables for people
-    if_any: bool = False  # there, but not where every run has 0
+    listed: bool = True  # shown in tables for people
+    if_any: bool = False  # listed only if some run has a value other than 0
 
     @property
     def label(self) -> str:
@@ -34,11 +34,11 @@ class Measure:
 
     @property
     def of_all_work(self) -> bool:
-        """A run that leaves jobs undone looks the better for it, and is not."""
+        """Whether a run looks better if it leaves jobs unfinished."""
         return self.group in (TIME, FAIRNESS) or self.key == "energy_mj"
 
     def of(self, run: Run) -> float | None:
-        """None: there is nothing to measure."""
+        """The value in `run`; None if there is nothing to measure."""
         found: Any = run
         for name in self.path.split("."):
             found = None if found is None else getattr(found, name)
@@ -49,9 +49,9 @@ class Measure:
 TIME = "Time"
 BOUNDS = "Lower bounds"
 FAIRNESS = "Fairness"
-SIMULATOR = "Simulator"  # the one group that differs between equal runs
+SIMULATOR = "Simulator"  # the only group that differs between equal runs
 
-_STATISTICS = {  # of a Spread: and what a label says
+_STATISTICS = {  # of a Spread, with their labels
     "mean": "mean",
     "median": "median",
     "p95": "p95",
@@ -90,7 +90,7 @@ def _spread(
 
 def _use(path: str, suffix: str, when: str, over: str) -> Iterator[Measure]:
     for field, name, what in (
-        ("memory", "memory", "GPU memory in use, of all there is"),
+        ("memory", "memory", "GPU memory in use, as a share of all"),
         ("sm_active", "SMACT", "SM activity"),
         ("sm_occupancy", "SMOCC", "SM occupancy"),
         ("dram_active", "DRAMA", "activity of the memory interface"),
@@ -119,7 +119,7 @@ def _one(
 
 
 def _bound(name: str, label: str, meaning: str) -> Measure:
-    meaning += ". It holds where each job stayed on one kind of GPU"
+    meaning += ". It holds if each job stayed on one kind of GPU"
     return Measure(f"bound_{name}", BOUNDS, label, "s", "", f"bounds.{name}", meaning)
 
 
@@ -142,7 +142,7 @@ _TIMES = (
         TIME,
         "execution",
         "s",
-        "on GPUs, launch included: the last attempt, and those it went on from (preempted);"
+        "on GPUs, launch included: the last attempt, and preempted ones that it continued;"
         " JCT = wait + lost + execution",
         _MOST,
     ),
@@ -161,32 +161,40 @@ _TIMES = (
 )
 
 _GPUS = (
-    _one("gpus_busy", "GPUs", "busy", "share", "", "of all GPU time: with any job on the GPU"),
+    _one("gpus_busy", "GPUs", "busy", "share", "", "share of GPU time with any job on the GPU"),
     *_use("over_makespan", "", "", "all GPUs, up to the last end"),
     *_use("while_busy", "_busy", " while busy", "the GPUs' busy time"),
     _one("energy_mj", "GPUs", "energy", "MJ", "lower", "of all GPUs, up to the last end"),
 )
 
 _JOBS = (
-    _one("jobs", "Jobs", "in the trace", "jobs", "", "that were submitted"),
+    _one("jobs", "Jobs", "in the trace", "jobs", "", "submitted"),
     _one(
         "finished",
         "Jobs",
         "finished",
         "jobs",
         "higher",
-        "that came to the end the trace has for them; times and fairness are theirs",
+        "reached the end that the trace has for them; times and fairness are about these",
     ),
-    _one("errors", "Jobs", "with an error", "jobs", "", "of the finished: the trace says so", True),
-    _one("oom_crashes", "Jobs", "OOM crashes", "", "lower", "attempts out of GPU memory"),
+    _one(
+        "errors",
+        "Jobs",
+        "with an error",
+        "jobs",
+        "",
+        "finished with an error, as in the trace",
+        True,
+    ),
+    _one("oom_crashes", "Jobs", "OOM crashes", "", "lower", "attempts that ran out of GPU memory"),
     _one("oom_lost", "Jobs", "lost to OOM", "jobs", "lower", "given up after OOM crashes"),
     _one("timed_out", "Jobs", "timed out", "jobs", "lower", "ended by their time limit", True),
     _one(
         "unfinished", "Jobs", "unfinished", "jobs", "lower", "never ended, or ended otherwise", True
     ),
     _one("preemptions", "Jobs", "preemptions", "", "lower", "attempts ended by the policy", True),
-    _one("deadlines", "Jobs", "with deadline", "jobs", "", "that have one", True),
-    _one("deadlines_met", "Jobs", "deadlines met", "share", "higher", "of the jobs that have one"),
+    _one("deadlines", "Jobs", "with deadline", "jobs", "", "with a deadline", True),
+    _one("deadlines_met", "Jobs", "deadlines met", "share", "higher", "of jobs with a deadline"),
 )
 
 _FAIRNESS = (
@@ -195,9 +203,9 @@ _FAIRNESS = (
         FAIRNESS,
         "slowdown",
         "times",
-        "execution over what it takes alone on the GPUs it ended on: the price of sharing, and of"
-        " preemption, checkpoints and moves. Of a job that moved to another kind of GPU, it is also"
-        " the difference between the two",
+        "execution over its duration alone on the GPUs it ended on: the cost of sharing,"
+        " preemption, checkpoints and moves. For a job that moved to another kind of GPU, it also"
+        " includes the difference between the two",
         _TAIL,
     ),
     *_spread(
@@ -205,8 +213,8 @@ _FAIRNESS = (
         FAIRNESS,
         "finish ratio",
         "times",
-        "ρ = JCT over what the job takes alone on the GPUs it ended on with no wait"
-        " (after Themis, NSDI 2020, with the whole request in place of a 1/N share)",
+        "ρ = JCT over the job's duration alone on the GPUs it ended on without waiting"
+        " (after Themis, NSDI 2020, with the whole request instead of a 1/N share)",
         _TAIL,
     ),
     _one(
@@ -215,7 +223,7 @@ _FAIRNESS = (
         "Jain's index",
         "",
         "higher",
-        "of ρ: (Σρ)²/(n·Σρ²), 1 when all jobs fare alike (Jain, Chiu and Hawe, 1984)",
+        "of ρ: (Σρ)²/(n·Σρ²), 1 if all jobs fare alike (Jain, Chiu and Hawe, 1984)",
     ),
 )
 
@@ -230,14 +238,28 @@ _BOUNDS = (
     _bound(
         "unshared_makespan_s",
         "unshared makespan",
-        "work over capacity: no run that shares no GPU ends earlier. One that shares them may,"
-        " as a shared GPU can do more than one job's work in a second",
+        "work over capacity: a lower bound for runs that share no GPU. Others may beat it,"
+        " as a shared GPU can do more than one job's work at a time",
     ),
 )
 
 _SIMULATOR = (
-    _one("events_per_s", SIMULATOR, "events", "1/s", "", "fed to the core, by the wall clock"),
-    _one("decisions_per_s", SIMULATOR, "decisions", "1/s", "", "recorded, by the wall clock"),
+    _one(
+        "events_per_s",
+        SIMULATOR,
+        "events",
+        "1/s",
+        "",
+        "handled by the core, per second of wall-clock time",
+    ),
+    _one(
+        "decisions_per_s",
+        SIMULATOR,
+        "decisions",
+        "1/s",
+        "",
+        "recorded, per second of wall-clock time",
+    ),
 )
 
 MEASURES: tuple[Measure, ...] = (*_TIMES, *_GPUS, *_JOBS, *_FAIRNESS, *_BOUNDS, *_SIMULATOR)

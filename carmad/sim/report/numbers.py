@@ -1,4 +1,4 @@
-"""How a number is written for people: its unit, its digits, and its change against another."""
+"""Formats numbers for people: unit, digits, and change relative to another."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class TimeUnit:
     seconds: float
 
 
-_TIME_UNITS = (  # up to how many seconds each is used
+_TIME_UNITS = (  # with the number of seconds up to which each is used
     (90.0, TimeUnit("s", 1.0)),
     (5400.0, TimeUnit("min", 60.0)),
     (129_600.0, TimeUnit("h", 3600.0)),
@@ -22,12 +22,12 @@ _DAYS = TimeUnit("days", 86_400.0)
 
 
 def time_unit(seconds: float) -> TimeUnit:
-    """The unit in which so many seconds read best."""
+    """The most readable unit for this many seconds."""
     return next((unit for limit, unit in _TIME_UNITS if seconds < limit), _DAYS)
 
 
 def number(value: float) -> str:
-    """Counts in full, else three digits or the whole part: 12,345, 678, 9.01, 0.0234."""
+    """Three digits, or the whole integer part: 12,345, 678, 9.01, 0.0234."""
     if isinstance(value, int) or value == 0:
         return f"{value:,.0f}"
     size = float(f"{abs(value):.3g}")
@@ -38,7 +38,7 @@ def number(value: float) -> str:
 
 
 def change(value: float, before: float) -> str:
-    """Relative to `before`: -35%, +4.6%, or ×12 from tenfold on; "" where that means nothing."""
+    """Relative to `before`: -35%, +4.6%, or ×12 from tenfold on; "" if that is meaningless."""
     if before == 0:
         return ""
     share = (value - before) / abs(before)

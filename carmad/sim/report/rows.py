@@ -1,4 +1,4 @@
-"""The figures of several runs as rows of words: what the terminal and the page both show."""
+"""The measures of several runs as rows of text, for both the terminal and the page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from carmad.sim.report.runs import Run
 class Cell:
     text: str
     change: str = ""  # against the first run
-    best: bool = False  # of those that are compared, where not all are the same
+    best: bool = False  # of those compared, if not all are equal
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Row:
 
 
 def rows(runs: Sequence[Run]) -> tuple[Row, ...]:
-    """The measures that are listed and say something of these runs; times, at least a dash."""
+    """The listed measures that have values in these runs; times always, with at least a dash."""
     found = []
     for measure in MEASURES:
         values = [measure.of(run) for run in runs]
@@ -42,12 +42,12 @@ def rows(runs: Sequence[Run]) -> tuple[Row, ...]:
 
 
 def caveat(runs: Sequence[Run]) -> str:
-    """Of which runs some rows have neither a best nor changes, or no value, and why; "" if none."""
+    """Runs for which some rows have no best, change or value, and why; "" if there are none."""
     told = {
-        "time, energy and fairness are not compared where fewer jobs finished": [
+        "time, energy and fairness are not compared if fewer jobs finished": [
             run.name for run in runs if not _did_most(run, runs)
         ],
-        "there is no makespan where jobs never end, nor what depends on it": [
+        "there is no makespan, nor anything derived from it, if some jobs never end": [
             run.name for run in runs if run.figures.makespan_s is None
         ],
     }
@@ -87,7 +87,7 @@ def _cells(
 
 
 def _unit(measure: Measure, told: Sequence[float]) -> tuple[str, float]:
-    """What the numbers are shown in, and the factor from the measure's own unit."""
+    """The unit to show, and the factor from the measure's own unit."""
     match measure.unit:
         case "s":
             unit = time_unit(median([value for value in told if value] or [0.0]))
@@ -97,7 +97,7 @@ def _unit(measure: Measure, told: Sequence[float]) -> tuple[str, float]:
         case "times":
             return "×", 1
         case plain:
-            return plain, 1  # a count stays one
+            return plain, 1  # a count remains a count
 
 
 def _change(value: float | None, first: float | None) -> str:

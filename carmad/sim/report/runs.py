@@ -1,4 +1,4 @@
-"""The runs that a report compares: each with a name of its own, its figures and its settings."""
+"""The runs compared by a report: each with a unique name, its figures and its settings."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from carmad.sim.outcome import Outcome
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One column of a report; the first run is what the others are measured against."""
+    """One column of a report; the others are compared with the first run."""
 
-    name: str  # no other run of the report has it
+    name: str  # unique in the report
     experiment: Experiment
     outcome: Outcome
     figures: Figures
     bounds: Bounds
-    cluster: str  # as `--gpus` takes it
+    cluster: str  # in the form of `--gpus`
     settings: Mapping[str, str]  # those that differ from their defaults, by dotted name
 
 
 def runs(results: Iterable[tuple[Experiment, Outcome]]) -> tuple[Run, ...]:
-    """In the order given. A run is named by its policy, and by what else tells it from others."""
+    """In the order given. A run is named by its policy and whatever else distinguishes it."""
     found = list(results)
     settings = [_changed(experiment) for experiment, _ in found]
     names = _names([_facets(o, changed) for (_, o), changed in zip(found, settings, strict=True)])
@@ -57,18 +57,18 @@ def _divided(node: Node) -> str:
 
 
 def _counted(words: Iterable[str]) -> list[str]:
-    """A run of equal words as one: 7x1g.5gb."""
+    """Consecutive equal words merged: 7x1g.5gb."""
     runs = [(word, sum(1 for _ in alike)) for word, alike in groupby(words)]
     return [word if number == 1 else f"{number}x{word}" for word, number in runs]
 
 
 def clean(text: str) -> str:
-    """Names are other people's words: no control characters reach a terminal or a page."""
+    """Without control characters: names are untrusted, and are shown in terminals and pages."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def _changed(experiment: Experiment) -> dict[str, str]:
-    """Policy and estimator stand on their own, and are not repeated here."""
+    """The changed settings, without policy and estimator, which have columns of their own."""
     own = dict(_leaves(asdict(experiment.settings)))
     own |= _leaves({"physics": asdict(experiment.physics)})
     usual = dict(_leaves(asdict(Settings())))

@@ -1,4 +1,4 @@
-"""How charts look: colours, sizes, axes of time, and how a chart becomes part of a page."""
+"""The style of charts: colours, sizes, time axes, and embedding in a page."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from carmad.sim.report.numbers import TimeUnit, time_unit
 
 WIDTH_IN = 10.0
-DPI = 144  # of what is drawn as pixels: twice a screen's 72 points
+DPI = 144  # of pixel graphics: twice a screen's 72 points
 
-# Okabe and Ito's colours for all kinds of colour vision, without the yellow, too pale for lines.
+# Okabe and Ito's colour-blind safe palette, without the yellow, which is too pale for lines.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_DASHES = ("-", "--", ":", "-.")  # where the colours come round again
+_DASHES = ("-", "--", ":", "-.")  # used when the colours repeat
 BAD = "#B00020"  # attempts that ran out of memory
 
 RC: dict[Any, Any] = {
@@ -37,9 +37,9 @@ RC: dict[Any, Any] = {
     "legend.frameon": False,
     "lines.linewidth": 1.6,
     "savefig.dpi": DPI,
-    "text.parse_math": False,  # a name may have a dollar sign
+    "text.parse_math": False,  # names may contain dollar signs
     "svg.fonttype": "path",  # text that looks the same everywhere
-    "svg.hashsalt": "carma",  # the same chart, the same bytes
+    "svg.hashsalt": "carma",  # reproducible output
 }
 
 _ROUND = {
@@ -56,7 +56,7 @@ _ROUND = {
 
 
 def colour(run: int) -> str:
-    """Of the run with this place in the report, in every chart."""
+    """The colour, in every chart, of the run with this index."""
     return _COLOURS[run % len(_COLOURS)]
 
 
@@ -65,14 +65,14 @@ def dash(run: int) -> str:
 
 
 def image(figure: Figure) -> str:
-    """An SVG as a data URI: it needs no other file, and its ids meet no other chart's."""
+    """An SVG as a data URI: self-contained, and its ids do not clash with other charts'."""
     written = BytesIO()
     figure.savefig(written, format="svg", metadata={"Date": None, "Creator": None})
     return "data:image/svg+xml;base64," + base64.b64encode(written.getvalue()).decode()
 
 
 def log_time_axis(axes: Axes, shortest_s: float, longest_s: float) -> None:
-    """A logarithmic x axis in seconds, labelled in units that people use."""
+    """A logarithmic x axis in seconds, labelled in readable units."""
     axes.set_xscale("log")
     axes.set_xlim(shortest_s, longest_s)
     axes.xaxis.set_major_locator(FixedLocator(list(_ROUND)))
@@ -81,7 +81,7 @@ def log_time_axis(axes: Axes, shortest_s: float, longest_s: float) -> None:
 
 
 def time_axis(axes: Axes, end_s: float) -> TimeUnit:
-    """A linear x axis from the first submission to `end_s`, in the unit that it answers."""
+    """A linear x axis from the first submission to `end_s`. Returns its unit."""
     unit = time_unit(end_s)
     axes.set_xlim(0, end_s / unit.seconds)
     return unit

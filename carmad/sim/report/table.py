@@ -1,4 +1,4 @@
-"""The figures of several runs as a table for the terminal: a column each, or a line each."""
+"""The measures of several runs as a terminal table, with one column or one line per run."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from carmad.sim.report.rows import Cell, Row, caveat, rows
 from carmad.sim.report.runs import Run
 
 _GAP = 2
-_BEST = "*"  # it must be seen without colour, too
+_BEST = "*"  # visible without colour, too
 _LONGEST_NAME = 24
-_MOST_COLUMNS = 8  # runs beyond that are a line each
+_MOST_COLUMNS = 8  # with more runs, each has a line
 _OVERVIEW = (
     *("makespan_s", "jct_mean_s", "jct_p999_s", "wait_mean_s", "gpus_busy", "energy_mj"),
     *("finished", "oom_crashes", "preemptions", "deadlines_met", "slowdown_mean"),
@@ -30,7 +30,7 @@ def comparison(runs: Sequence[Run]) -> Comparison | Overview:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """Many runs in one table, rendered by rich: of their figures the most asked for."""
+    """Many runs in one table, rendered by rich, with the most important measures."""
 
     runs: Sequence[Run]
 
@@ -57,10 +57,10 @@ class Overview:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One run or more, side by side, rendered by rich.
+    """One or more runs side by side, rendered by rich.
 
-    Where they do not all fit, another table follows; each begins with the first run, which the
-    changes are against.
+    If they do not all fit, another table follows. Each starts with the first run, with which the
+    others are compared.
     """
 
     runs: Sequence[Run]
@@ -83,7 +83,7 @@ class Comparison:
 
 
 class _Column:
-    """One run's cells, set so that values, marks and changes stand below each other."""
+    """One run's cells, with values, marks and changes aligned."""
 
     def __init__(self, name: str, cells: Sequence[Cell]) -> None:
         self.name = name
@@ -107,7 +107,7 @@ class _Column:
 
 
 def _blocks(columns: Sequence[_Column], room: int) -> Iterator[list[_Column]]:
-    """The columns that fit beside each other, the first one in every block."""
+    """Blocks of columns that fit side by side, each starting with the first column."""
     first, *others = columns
     block, left = [first], room - first.width
     for column in others:

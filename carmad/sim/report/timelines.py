@@ -16,18 +16,18 @@ from carmad.sim.report.numbers import TimeUnit, number
 from carmad.sim.report.runs import Run
 from carmad.sim.report.style import WIDTH_IN, colour, time_axis, time_label
 
-BINS = 900  # over the width of the page: as many as it has pixels, or nearly
-MOST_COLUMNS = 6  # beside each other
+BINS = 900  # over the width of the page: about one per pixel
+MOST_COLUMNS = 6  # side by side
 
 _Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class _Panel:
-    field: str  # of the timeline
+    field: str  # in the timeline
     label: str
     factor: float = 1.0  # to the label's unit
-    whole: bool = False  # counts: no ticks between
+    whole: bool = False  # counts: only integer ticks
 
 
 _PANELS = (
@@ -40,9 +40,9 @@ _PANELS = (
 
 
 def timelines(runs: Sequence[Run], end_s: float) -> Iterator[Figure]:
-    """A column for each run up to `end_s`, all to the same scale, and few enough in each figure.
+    """A column for each run up to `end_s`, all with the same scale, split over several figures.
 
-    Each point is the mean over a pixel or so; the dashed line is the mean over the whole run.
+    Each point is the mean over about a pixel; the dashed line is the mean over the whole run.
     """
     edges = np.linspace(0.0, end_s, BINS // min(len(runs), MOST_COLUMNS) + 1)
     columns = [_Column(place, run, edges) for place, run in enumerate(runs)]
@@ -52,7 +52,7 @@ def timelines(runs: Sequence[Run], end_s: float) -> Iterator[Figure]:
 
 
 class _Column:
-    """What is drawn of one run: for each panel, the values between the edges and their mean."""
+    """One run's data: for each panel, the values between the edges and their mean."""
 
     def __init__(self, place: int, run: Run, edges: _Array) -> None:
         self.place, self.name, self.edges = place, run.name, edges
@@ -91,10 +91,10 @@ def _figure(columns: Sequence[_Column], tops: Sequence[float], end_s: float) -> 
 
 
 def means(at: Sequence[float], values: Sequence[float], edges: _Array, end_s: float) -> _Array:
-    """The time-weighted mean of a step function between each two of `edges`.
+    """The time-weighted mean of a step function between consecutive `edges`.
 
-    `values` stand from their `at` to the next one, the last to `end_s`; a stretch that the run's
-    end divides has the mean of what is before it, one beyond has none (NaN).
+    Each of `values` holds from its `at` to the next one, the last to `end_s`. An interval with
+    `end_s` in it has the mean up to then; one beyond it is NaN.
     """
     corners = np.append(np.asarray(at, dtype=float), max(end_s, *at[-1:]))
     passed = np.append(0.0, np.cumsum(np.asarray(values, dtype=float) * np.diff(corners)))

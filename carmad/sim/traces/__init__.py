@@ -1,4 +1,4 @@
-"""Traces to simulate: read and written in CARMA's own form, imported from public ones, generated.
+"""Traces to simulate: in CARMA's own format, imported from public ones, or generated.
 
-`sources.load` is the door. What a task is, `carmad.sim.task` says.
+`sources.load` is the entry point. Tasks are defined in `carmad.sim.task`.
 """

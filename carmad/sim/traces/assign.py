@@ -1,4 +1,4 @@
-"""Gives the tasks of traces that name no models one of the catalogue's, by their size.
+"""Assigns models from the catalogue, by size, to tasks of traces that do not name any.
 
 Lucid (4.1) makes long tasks on many GPUs more likely large models; A-SRPT (V-A) gives one model to
 all jobs of a recurring group, and models trained on one GPU to groups that ask for one.
@@ -15,16 +15,16 @@ from carmad.sim.task import Load, Task, Trace
 
 # The mix of CARMA's evaluation (4.1): the shares up to which tasks are light and medium.
 _LIGHT, _MEDIUM = 0.3, 0.9
-_BLUR = 0.25  # how far, as a share of all tasks, one may be from its place in the order of size
+_BLUR = 0.25  # how far a task may be from its rank by size, as a share of all tasks
 _UNKNOWN = Load()
 
 
 def assign(trace: Trace, seed: int = 0, profiles: Sequence[Profile] = PROFILES) -> Trace:
     """The trace with a load for each task that has none.
 
-    Tasks are put in the order of their GPU time, blurred: then the first 30 % draw a light model,
-    the next 60 % a medium one and the last 10 % a heavy one. A user's tasks of one name and number
-    of GPUs share one draw.
+    Tasks are sorted by GPU time, with some blur: then the first 30 % draw a light model,
+    the next 60 % a medium one and the last 10 % a heavy one. A user's tasks with the same name and
+    number of GPUs share one draw.
     """
     dice = Random(f"assign/{seed}")
     groups: dict[tuple[str, str, int], Load] = {}
@@ -42,7 +42,7 @@ def assign(trace: Trace, seed: int = 0, profiles: Sequence[Profile] = PROFILES) 
 
 
 def _choice(task: Task, share: float, profiles: Sequence[Profile]) -> list[Profile]:
-    """The models of the size that goes with a place in the order; for one GPU those made for it."""
+    """The models whose size matches a rank; for one GPU, those trained on one."""
     size = "light" if share < _LIGHT else "medium" if share < _MEDIUM else "heavy"
     alike = [profile for profile in profiles if profile.size == size]
     return [profile for profile in alike if task.gpus > 1 or profile.gpus == 1]

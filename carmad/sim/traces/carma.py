@@ -1,6 +1,6 @@
 """Imports the traces of the CARMA evaluation: submissions of the tasks in `tasks.csv` beside them.
 
-They carry what was measured on an A100-40GB, and what three estimators said of it.
+They include measurements on an A100-40GB, and three estimators' estimates.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def read(path: Path) -> Trace:
 def _task(row: Row, tasks: Mapping[str, Row]) -> Task:
     name, submit_s = row.text("task"), row.number("submit_s")
     if name not in tasks:
-        raise Unusable(f"is of {name!r}, which tasks.csv has not")
+        raise Unusable(f"is of {name!r}, which is not in tasks.csv")
     try:
         return _of(tasks[name], submit_s)
     except Unusable as error:

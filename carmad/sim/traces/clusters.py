@@ -1,8 +1,8 @@
 """Generates traces like those of two production clusters, for a cluster of any size.
 
-Jobs a month, mean durations and numbers of GPUs are Lucid's (table 2). What it does not print was
-measured on public data: for Philly on the trace that the Sia artifact prepared, for Venus on the
-counts of submissions in the Lucid artifact. No models are named.
+Jobs per month, mean durations and numbers of GPUs are Lucid's (table 2). What it does not print was
+measured on public data: for Philly on the trace prepared by the Sia artifact, for Venus on the
+submission counts in the Lucid artifact. No models are named.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from carmad.sim.traces.draws import log_normal, scaled, strata
 from carmad.sim.traces.rows import ordered
 
 _DAY_S = 86_400.0
-_SIGMA = 2.0  # of the durations' logarithm: Philly's; that of Venus is not published
-_USERS = 15  # as many virtual clusters as are in that trace of Philly
+_SIGMA = 2.0  # of the logarithm of durations: Philly's; that of Venus is not published
+_USERS = 15  # the number of virtual clusters in that trace of Philly
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ _PHILLY = _Cluster(
         *(0.75, 0.70, 0.64, 0.65, 0.88, 0.67, 0.80, 0.73, 1.02, 0.92, 1.13, 1.01),
     ),
 )
-# The shares meet the mean of 6.7 GPUs in the counts and Lucid's "over 95 % within 8 GPUs" (2.2).
+# The shares give the mean of 6.7 GPUs in the counts and Lucid's "over 95 % within 8 GPUs" (2.2).
 # How much longer the large jobs are is from Lucid's table 5 (FIFO: JCT less queueing).
 _VENUS = _Cluster(
     name="venus",
@@ -89,7 +89,7 @@ def venus(seed: int = 0, tasks: int = 240, gpus: int = _VENUS.gpus) -> Trace:
 
 
 def _like(cluster: _Cluster, seed: int, tasks: int, gpus: int) -> Trace:
-    """Scaled to `gpus` GPUs: as many jobs for each of them, none asking for more than all."""
+    """Scaled to `gpus` GPUs: the same number of jobs per GPU, none asking for more than all."""
     dice = Random(f"{cluster.name}/{seed}")
     sizes = [_size(cluster, share) for share in strata(dice, tasks)]
     spread = log_normal(strata(dice, tasks), _SIGMA)
@@ -123,7 +123,7 @@ def _size(cluster: _Cluster, share: float) -> _Size:
 
 
 def _by_clock(moment_s: float, hours: tuple[float, ...]) -> float:
-    """When it is, if `moment_s` seconds' worth of submissions come as unevenly as `hours` say."""
+    """The time by which `moment_s` seconds' worth of submissions have come, given `hours`."""
     days, rest_s = divmod(moment_s, _DAY_S)
     ends = [0.0, *accumulate(hours)]
     part = rest_s / _DAY_S * ends[-1]

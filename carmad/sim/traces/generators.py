@@ -1,4 +1,4 @@
-"""Generates traces for one server with the statistics that papers print, and a day in a lab."""
+"""Generates traces for one server with the statistics printed in papers, and a day in a lab."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from carmad.sim.traces import clusters
 from carmad.sim.traces.draws import Points, log_normal, quantile, scaled, strata
 from carmad.sim.traces.rows import ordered
 
-# CARMA's table 4 is where whole jobs' durations are published.
+# Durations of whole jobs are published in CARMA's table 4.
 _TABLE_4 = [profile for profile in PROFILES if profile.duration_s is not None]
 _LIGHT_SHARE, _TWO_GPUS_SHARE = 0.3, 0.1  # CARMA paper, 4.1
 
@@ -39,7 +39,7 @@ def carma_1(seed: int = 0, tasks: int = 60) -> Trace:
 
 
 def carma_2(seed: int = 0, tasks: int = 60) -> Trace:
-    """Like the second one: clocked releases first, a dense burst later."""
+    """Like the second one: periodic releases first, a dense burst later."""
     dice = Random(f"carma-2/{seed}")
     gaps = _gaps(dice, _GAPS_2, tasks - 1)
     gaps.sort(key=lambda gap: (gap < _PERIODIC_S) + dice.uniform(0, 1.2))
@@ -47,7 +47,7 @@ def carma_2(seed: int = 0, tasks: int = 60) -> Trace:
 
 
 def lab(seed: int = 0, tasks: int = 40) -> Trace:
-    """A working day: CARMA's mix of tasks at random moments, one each 15 minutes on average."""
+    """A working day: CARMA's mix of tasks at random times, one every 15 minutes on average."""
     dice = Random(f"lab/{seed}")
     gaps = [-_LAB_GAP_S * math.log(1 - share) for share in strata(dice, tasks - 1)]
     return _server("lab", dice, gaps)
@@ -79,7 +79,7 @@ GENERATORS: dict[str, Callable[..., Trace]] = {
 
 
 def _gaps(dice: Random, points: Points, count: int) -> list[float]:
-    """In random order, with the smallest and the largest that there are."""
+    """Gaps in random order, including the smallest and the largest possible."""
     shares = strata(dice, count)
     if count > 1:
         shares[shares.index(min(shares))] = 0.0

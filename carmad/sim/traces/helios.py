@@ -11,13 +11,13 @@ from carmad.sim.task import Task, Trace
 from carmad.sim.traces.rows import Row, Unusable, collect, read_rows
 
 _COLUMNS = ("job_id", "user", "gpu_num", "state", "submit_time", "start_time", "end_time")
-# As the traces' authors count them: the last two are failures, too.
+# As counted by the traces' authors: the last two are failures, too.
 _FAILED = {"COMPLETED": False, "CANCELLED": False, "FAILED": True, "TIMEOUT": True}
 _FAILED["NODE_FAIL"] = True
 
 
 def read(path: Path) -> Trace:
-    """A cancelled job is taken to have had all it wanted. Jobs without GPUs are rejected."""
+    """A cancelled job counts as complete. Jobs without GPUs are rejected."""
     return collect(path.parent.name or path.stem, read_rows(path, _COLUMNS), _task)
 
 
@@ -25,7 +25,7 @@ def _task(row: Row) -> Task:
     gpus = row.gpus("gpu_num")
     state = row.text("state")
     if state not in _FAILED:
-        raise Unusable(f"state is {state!r}, and should be one of {', '.join(_FAILED)}")
+        raise Unusable(f"state is {state!r}; it must be one of {', '.join(_FAILED)}")
     submitted, started, ended = map(row.moment, ("submit_time", "start_time", "end_time"))
     if started < submitted:
         raise Unusable("starts before it is submitted")

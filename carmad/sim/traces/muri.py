@@ -1,4 +1,4 @@
-"""Imports the traces of the Muri artifact (Zhao et al., SIGCOMM '22), made of Philly's."""
+"""Imports the traces of the Muri artifact (Zhao et al., SIGCOMM '22), made from Philly's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _REFERENCE = "V100-32GB"  # 8 nodes of 8 V100 (the artifact's cluster_exp/README
 
 
 def read(path: Path) -> Trace:
-    """Times are in milliseconds. A model that the catalogue lacks keeps its name only."""
+    """Times are in milliseconds. A model not in the catalogue keeps only its name."""
     return collect(f"muri-{path.stem}", read_rows(path, _COLUMNS), _task)
 
 

@@ -1,8 +1,8 @@
-"""Traces in CARMA's own form, as CSV or Parquet: a row is a task, a column one of its fields.
+"""Traces in CARMA's own format, as CSV or Parquet: a row is a task, a column one of its fields.
 
-The fields of the load stand beside the task's own, and an estimator's answers in
-`estimate_NAME_mib`. A column may be missing and a number empty: then the field has its default.
-`layout` and `stages` are written as `carma submit` takes them, with | between several.
+The fields of the load are columns, too, and estimates are in `estimate_NAME_mib`. A missing column
+or an empty number means the field's default. `layout` and `stages` are in the form of
+`carma submit`, with | between several.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _Cell = str | int | float | bool | None
 def _flag(row: Row, column: str) -> bool:
     text = row.text(column).lower()
     if text not in ("true", "false"):
-        raise Unusable(f"{column} is {text!r}, and should be true or false")
+        raise Unusable(f"{column} is {text!r}; it must be true or false")
     return text == "true"
 
 
@@ -83,18 +83,18 @@ _BEFORE, _AFTER = "estimate_", "_mib"
 
 
 def read(path: Path) -> Trace:
-    """What `write` wrote, or people did by hand. The trace has the file's name.
+    """Read a file from `write`, or written by hand. The trace has the file's name.
 
-    Raises CarmaError for a file that cannot be read, and for columns that are none of a task's.
+    Raises CarmaError for a file that cannot be read, and for unknown columns.
     """
     rows = _parquet_rows(path) if _is_parquet(path) else read_rows(path, _REQUIRED, _KNOWN)
     return collect(path.stem, rows, _task)
 
 
 def write(trace: Trace, path: Path) -> None:
-    """The tasks, without what was rejected. Columns of nothing but defaults are left out.
+    """Write the tasks, without rejected rows and without columns that only have defaults.
 
-    Estimates that stand in one order for all tasks keep it.
+    If all tasks have their estimates in the same order, it is kept.
     """
     try:
         if _is_parquet(path):
@@ -108,7 +108,7 @@ def write(trace: Trace, path: Path) -> None:
 
 
 def write_csv(trace: Trace, file: TextIO) -> None:
-    """As `write` does."""
+    """Like `write`, to a text file."""
     table = _table(trace.tasks)
     lines = csv.writer(file, lineterminator="\n")
     lines.writerow(table)
@@ -124,7 +124,7 @@ def _is_known(column: str) -> bool:
 
 
 def _estimator(column: str) -> str | None:
-    """Whose answers these are."""
+    """The estimator whose estimates are in this column, if any."""
     if not (column.startswith(_BEFORE) and column.endswith(_AFTER)):
         return None
     return column[len(_BEFORE) : -len(_AFTER)] or None
@@ -178,7 +178,7 @@ def _written(stages: Sequence[Stage | StageTimes], words: dict[str, str]) -> str
 
 
 def _text(value: _Cell) -> str:
-    """So that reading it gives the very same value."""
+    """A text that reads back as exactly the same value."""
     match value:
         case None:
             return ""
@@ -191,7 +191,7 @@ def _text(value: _Cell) -> str:
 
 
 def _parquet_rows(path: Path) -> Iterator[Row]:
-    """The cells as CSV would have them, so that there is one way to read a task."""
+    """The cells as in CSV, so that tasks are read in only one way."""
     arrow, parquet = _arrow()
     try:
         table = parquet.read_table(path)
@@ -204,7 +204,7 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
 
 
 def _arrow() -> tuple[Any, Any]:
-    """pyarrow and its Parquet half; most traces do without."""
+    """pyarrow and pyarrow.parquet, imported only when needed."""
     try:
         return import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError as error:

@@ -1,7 +1,7 @@
 """Imports Alibaba's PAI trace of 2020 (Weng et al., NSDI '22): a directory of its tables.
 
 The columns are those of the README of cluster-trace-gpu-v2020 in alibaba/clusterdata. The tables
-have no headers. What the sensors measured is not read: models are drawn, as A-SRPT does.
+have no headers. Sensor measurements are not read: models are drawn, as in A-SRPT.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _TASK = (
     *("plan_cpu", "plan_mem", "plan_gpu", "gpu_type"),
 )
 _GROUP = ("inst_id", "user", "gpu_type_spec", "group", "workload")
-# MISC stands for several old kinds.
+# MISC covers several old kinds.
 _KINDS = {"P100": "P100-16GB", "T4": "T4-16GB", "V100": "V100-16GB", "V100M32": "V100-32GB"}
 
 
 @dataclass(frozen=True, slots=True)
 class _Role:
-    """The workers, say, of a job: its instances of one kind."""
+    """A job's instances of one kind, such as its workers."""
 
     gpus: float
     started_s: float
@@ -38,8 +38,8 @@ def read(directory: Path) -> Trace:
     """One task for each job: `pai_job_table.csv` joined with `pai_task_table.csv`.
 
     Its GPUs are those of all its instances, shares added up and rounded up; it lasts from the
-    first of the roles that have GPUs to the end of the last. Where `pai_group_tag_table.csv` is
-    there, recurring jobs have their group for a name. Lines are those of the job table, unless
+    first of the roles that have GPUs to the end of the last. If `pai_group_tag_table.csv`
+    exists, recurring jobs are named by their group. Lines are those of the job table, unless
     the reason names another one.
     """
     roles = _roles(directory)
@@ -88,7 +88,7 @@ def _groups(directory: Path) -> dict[str, str]:
 
 
 def _roles(directory: Path) -> dict[str, list[tuple[int, _Role | Unusable]]]:
-    """By job, the lines of its roles that have GPUs, and what is wrong with those that are bad."""
+    """By job, the lines of its roles that have GPUs, and the errors of unusable ones."""
     by_job: dict[str, list[tuple[int, _Role | Unusable]]] = {}
     for row in _table(directory, "task", _TASK):
         try:
@@ -105,7 +105,7 @@ def _of_task_table(line: int) -> str:
 
 
 def _role(row: Row) -> _Role | None:
-    """None where it uses no GPU."""
+    """None if it uses no GPU."""
     gpus = row.number("plan_gpu") / 100 if row.text("plan_gpu") else 0.0
     if gpus == 0:
         return None

@@ -1,6 +1,6 @@
 """Imports Microsoft's Philly trace (Jeon et al., ATC '19) as the Sia artifact prepared it.
 
-Times are the cluster's own and counted without its change to winter time. It names no models.
+Times are in the cluster's time zone, ignoring the end of summer time. It names no models.
 """
 
 from __future__ import annotations

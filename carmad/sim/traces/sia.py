@@ -3,7 +3,7 @@
 A job lasts as many steps as Pollux's own training runs took to their last epoch at its batch size
 (the `iteration` column of `validation-BATCH.csv` in petuum/adaptdl, folders simulator/traces and
 sched/traces): bert 2 epochs, cifar10 100, deepspeech2 80, imagenet 90, yolov3 50. A step takes as
-long as it was measured to on a DGX A100 (`throughput/APPLICATION-placements-dgx.csv`).
+long as measured on a DGX A100 (`throughput/APPLICATION-placements-dgx.csv`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _Measured = Mapping[str, list[tuple[int, float, float]]]
 
 
 def read(path: Path) -> Trace:
-    """`throughput/` is looked for beside the folder of `path`. Times are in seconds."""
+    """Expects `throughput/` next to the folder of `path`. Times are in seconds."""
     folder = path.parent.parent / "throughput"
 
     @cache
@@ -53,7 +53,7 @@ def _task(row: Row, measured: Callable[[str], _Measured]) -> Task:
     gpus = row.gpus("num_replicas")
     steps = _STEPS.get((application, batch_size))
     if steps is None:
-        raise Unusable(f"is {application} at batch size {batch_size}: nobody knows its steps")
+        raise Unusable(f"is {application} at batch size {batch_size}: its steps are unknown")
     step_s, per_gpu = _step(measured(application), gpus, batch_size)
     return Task(
         name=row.text("name"),
@@ -66,20 +66,20 @@ def _task(row: Row, measured: Callable[[str], _Measured]) -> Task:
 
 
 def _step(measured: _Measured, gpus: int, batch_size: int) -> tuple[float, int]:
-    """A step's seconds on as few nodes as will do, and the batch size on each GPU.
+    """The seconds of a step on as few nodes as possible, and the batch size on each GPU.
 
-    A batch that is too large is run in parts, and only the last of them waits for gradients.
+    A batch that is too large is split, and only the last part waits for gradients.
     """
     whole, rest = divmod(gpus, _GPUS_PER_NODE)
     placement = (str(rest) if rest else "") + str(_GPUS_PER_NODE) * whole
     if placement not in measured:
-        raise Unusable(f"asks for {gpus} GPUs, and no step was measured on so many")
+        raise Unusable(f"asks for {gpus} GPUs, and no step was measured on that many")
     points = measured[placement]
     share = math.ceil(batch_size / gpus)
     parts = math.ceil(share / points[-1][0])
     share = math.ceil(share / parts)
     if share < points[0][0]:
-        raise Unusable(f"has a batch of {share} for each GPU: none as small was measured")
+        raise Unusable(f"has a batch of {share} per GPU, smaller than any measured")
     step_s, sync_s = _between(points, share)
     return step_s + (parts - 1) * (step_s - sync_s), share
 

@@ -1,7 +1,7 @@
-"""One way to every trace: what `carma simulate` is told, and who reads, imports or generates that.
+"""Loads any trace that `carma simulate` can be given.
 
-`trace.csv` and `trace.parquet` are in CARMA's own form; `philly:PATH` is imported, and
-`generate:carma-1?seed=3&tasks=40` made up. Imports take `seed` and `tasks` likewise.
+`trace.csv` and `trace.parquet` are in CARMA's own format, `philly:PATH` is imported, and
+`generate:carma-1?seed=3&tasks=40` is generated. Imports also take `seed` and `tasks`.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _LEAST = {"seed": 0, "tasks": 1, "gpus": 1}
 def load(source: str) -> Trace:
     """The trace that `source` names. Imported and generated tasks of unknown load draw a model.
 
-    With `tasks`, an import is a run of as many consecutive tasks, drawn by `seed` (as in A-SRPT,
-    V-B); a generator makes as many. Raises CarmaError for what is no trace.
+    With `tasks`, an import is a sequence of that many consecutive tasks, drawn by `seed` (as in
+    A-SRPT, V-B); a generator makes that many. Raises CarmaError if `source` is not a trace.
     """
     kind, colon, rest = source.partition(":")
     name, _, query = rest.partition("?")
@@ -76,14 +76,14 @@ def _generated(source: str, name: str, query: str) -> Trace:
 
 
 def _options(source: str, make: Callable[..., Trace], query: str) -> dict[str, int]:
-    """`seed=3&tasks=40` as numbers, those that `make` takes."""
+    """`seed=3&tasks=40` as numbers; only those that `make` takes."""
     known = [name for name in _LEAST if name in signature(make).parameters]
     options: dict[str, int] = {}
     for name, text in parse_qsl(query, keep_blank_values=True):
         if name not in known:
             raise CarmaError(f"{source} takes no {name!r}", f"it takes {', '.join(known)}")
         if not text.isdecimal() or int(text) < _LEAST[name]:
-            hint = f"it should be a whole number from {_LEAST[name]} on"
+            hint = f"it must be a whole number of at least {_LEAST[name]}"
             raise CarmaError(f"{source}: {name} is {text!r}", hint)
         options[name] = int(text)
     return options
