@@ -28,7 +28,7 @@ from cli.commands import (
 )
 from cli.problems import Usage, report
 
-# typer has a name for this one subclass only, and each release another place for its base.
+# typer exports only this subclass, and its base moves between releases.
 UsageError: Any = typer.BadParameter.__bases__[0]
 
 JOBS, WATCH, SERVER, MORE = "Your jobs", "What is going on", "The server", "More"
@@ -117,7 +117,7 @@ def run_app(args: list[str]) -> int:
 
 
 def _usage(message: str, command: str) -> Usage:
-    """typer's words in the style of ours."""
+    """typer's message in our style."""
     what, _, guess = message.partition(" Did you mean ")
     hint = f"did you mean {guess}" if guess else f"see `{command} --help`"
     return Usage(what[0].lower() + what[1:].rstrip("."), hint)

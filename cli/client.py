@@ -1,8 +1,8 @@
 """The daemon's API over its unix socket: one request, one connection.
 
-`http.client` alone takes longer to import than the rest of `carma submit` takes to run, so the
-little HTTP that is needed is spoken here: an HTTP/1.0 request makes the server close the
-connection after its answer and not chunk it.
+Importing `http.client` alone takes longer than the rest of `carma submit`, so the little HTTP
+that is needed is implemented here: an HTTP/1.0 request makes the server close the connection
+after its answer, without chunking.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from typing import Any
 
-    Answer = tuple[int, Any, float | None]  # its status, its body, and in how many s to ask again
+    Answer = tuple[int, Any, float | None]  # status, body, and in how many seconds to retry
 
 TIMEOUT_S = 30.0
 BACK_WITHIN_S = 8.0  # systemd starts a carmad that died after five seconds
@@ -33,7 +33,7 @@ START_HINT = (
 
 
 def get(path: str, within_s: float = TIMEOUT_S, **query: object) -> Any:
-    """`query`: what is None is left out."""
+    """`query`: parameters that are None are left out."""
     given = {key: value for key, value in query.items() if value is not None}
     if given:
         from urllib.parse import urlencode
@@ -58,7 +58,7 @@ def _call(method: str, path: str, body: bytes, within_s: float) -> Any:
             return answer
         if again_s is None or time.monotonic() + again_s > until:
             break
-        time.sleep(again_s)  # nothing was done: it may be asked again
+        time.sleep(again_s)  # nothing was done: it is safe to retry
     raise Refused(
         str(answer.get("error") or f"carmad answered with status {status}"),
         str(answer.get("hint") or ""),
@@ -68,7 +68,7 @@ def _call(method: str, path: str, body: bytes, within_s: float) -> Any:
 
 def _answered(method: str, path: str, request: bytes, within_s: float) -> Answer:
     """Repeats a GET during which carmad died, as it may be back in a moment. Other requests are not
-    repeated: they may have been carried out."""
+    repeated, since they may have been carried out."""
     waited = 0.0
     died = False
     while True:
@@ -86,8 +86,8 @@ def _answered(method: str, path: str, request: bytes, within_s: float) -> Answer
 
 
 class Broken(Unreachable):
-    """There is no answer. `whole`: carmad had got the whole request. `busy`: it is alive, and a
-    retry would make it busier."""
+    """No answer. `whole`: carmad had received the whole request. `busy`: it is alive, and a
+    retry would add to its load."""
 
     def __init__(self, message: str, whole: bool, busy: bool = False) -> None:
         super().__init__(message)
@@ -97,19 +97,19 @@ class Broken(Unreachable):
 
 def _what_became(method: str, path: str, broken: Broken) -> str:
     if not broken.whole:
-        return "nothing was done: carmad did not get the whole request; try again"
+        return "nothing was done: carmad did not receive the whole request; try again"
     if method == "GET":
-        return "it may be stopping, busy, or dead: look at its log"
+        return "it may be stopping, busy, or dead: see its log"
     if path == "/v1/jobs":
         return (
-            "it is not known whether the job was taken: look with `carma queue` and"
+            "it is not known whether the job was submitted: check with `carma queue` and"
             " `carma history` before you submit it again"
         )
-    return "it is not known whether that was done: do it again, twice does no harm"
+    return "it is not known whether that was done: repeat it; doing it twice does no harm"
 
 
 def _exchange(request: bytes, within_s: float) -> bytes:
-    """Raises Unreachable: nobody has heard it; Broken: somebody may have."""
+    """Raises Unreachable if the request was not sent, Broken if it may have been received."""
     where = paths.socket_path()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(within_s)
@@ -123,7 +123,7 @@ def _exchange(request: bytes, within_s: float) -> bytes:
         whole = False
         chunks: list[bytes] = []
         try:
-            with contextlib.suppress(BrokenPipeError):  # refused unread; the answer says why
+            with contextlib.suppress(BrokenPipeError):  # refused unread: the answer says why
                 connection.sendall(request)
                 whole = True
             while chunk := connection.recv(65536):
@@ -131,7 +131,7 @@ def _exchange(request: bytes, within_s: float) -> bytes:
         except TimeoutError:
             raise Broken(f"carmad has not answered in {within_s:g} s", whole, busy=True) from None
         except OSError as error:
-            if not _is_whole(b"".join(chunks)):  # else: refused unread, likewise
+            if not _is_whole(b"".join(chunks)):  # else: refused without being read, as above
                 why = error.strerror or str(error)
                 raise Broken(f"the connection to carmad broke: {why}", whole) from None
         response = b"".join(chunks)
@@ -144,18 +144,18 @@ def _connect(connection: socket.socket, where: str, until: float) -> None:
     while True:
         try:
             return connection.connect(where)
-        except BlockingIOError:  # so many wait to be heard that there is no place left
+        except BlockingIOError:  # the listen queue is full
             if time.monotonic() > until:
                 raise
             time.sleep(0.02)
 
 
 def _where_hint(where: str) -> str:
-    """What to do when nobody listens at a place."""
+    """What to do if nothing listens at `where`."""
     if where == paths.SYSTEM_SOCKET and os.path.exists(UNIT):  # noqa: PTH110 - light
         return (
             "an administrator restores it with `sudo systemctl restart carmad.socket carmad`;"
-            " jobs go on"
+            " running jobs continue"
         )
     if os.environ.get("CARMA_SOCKET"):
         return f"CARMA_SOCKET names that socket; {START_HINT}"
@@ -163,7 +163,7 @@ def _where_hint(where: str) -> str:
 
 
 def _is_whole(response: bytes) -> bool:
-    """Has all of the answer come that its head promises?"""
+    """Whether the answer is as long as its headers say."""
     head, end, body = response.partition(b"\r\n\r\n")
     for line in head.split(b"\r\n")[1:]:
         name, _, value = line.partition(b":")

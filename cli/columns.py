@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Column:
     header: str
     cell: Callable[[JobOut], str]
-    number: bool = False  # set right, and sorted as a number
+    number: bool = False  # right-aligned, and sorted as a number
     key: Callable[[JobOut], float] | None = None
 
 
@@ -97,7 +97,7 @@ def _energy(joules: float | None) -> str:
 
 
 def sorted_by(jobs: list[JobOut], order: str) -> list[JobOut]:
-    """`order`: a column's name, with - in front from the last to the first."""
+    """`order`: a column's name; with - in front, in reverse."""
     column = COLUMNS[order.removeprefix("-")]
     reverse = order.startswith("-")
     if column.key is not None:

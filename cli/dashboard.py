@@ -1,4 +1,4 @@
-"""GPUs at a glance: `carma status`, `carma top` and `carma gpus`. Pure, as `cli.render` is."""
+"""Overviews of GPUs: `carma status`, `carma top` and `carma gpus`. Pure, like `cli.render`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def status(answer: StatusOut, width: int, bars: bool, ascii_only: bool = False) 
 
 def headline(answer: StatusOut) -> Text:
     server, counts = answer["server"], answer["counts"]
-    troubles = server.get("troubles", ())  # an older carmad knows of none
+    troubles = server.get("troubles", ())  # an older carmad does not send them
     facts = [
         f"policy {server['policy']}",
         f"{len(answer['gpus'])} GPUs ({server['source']})",
@@ -61,7 +61,7 @@ def headline(answer: StatusOut) -> Text:
 def gpus(cards: Sequence[GpuOut], bars: bool, ascii_only: bool = False) -> Table:
     made = render.table("GPU> NAME MEMORY SMACT> SMOCC> DRAMA> POWER> TEMP> STATE WHO")
     for column in (made.columns[2], made.columns[8]):
-        column.no_wrap = True  # the name and who is there give way on a narrow terminal
+        column.no_wrap = True  # on a narrow terminal, NAME and WHO shrink
     made.columns[-1].overflow = "fold"
     for gpu in cards:
         made.add_row(
@@ -80,7 +80,7 @@ def gpus(cards: Sequence[GpuOut], bars: bool, ascii_only: bool = False) -> Table
 
 
 def _name(gpu: GpuOut) -> str:
-    """With its island, where there are several."""
+    """With its island, if there are several."""
     island = f" @{clean(gpu['island'])}" if gpu["island"] else ""
     return clean(gpu["name"]).removeprefix("NVIDIA ") + island
 
@@ -100,7 +100,7 @@ def _level(value: float | None, risky: bool) -> Text:
 
 
 def _who(gpu: GpuOut) -> Text:
-    """Jobs as user:id(memory), and those who are no jobs, as gpustat shows processes."""
+    """Jobs as user:id(memory), and external processes, in the style of gpustat."""
     jobs = [
         f"{clean(job['user'])}:{job['label']}({memory(job['memory_mib'])})" for job in gpu["jobs"]
     ]
@@ -112,7 +112,7 @@ def _who(gpu: GpuOut) -> Text:
 
 
 def gpu_report(answer: GpusOut) -> RenderableType:
-    """Every GPU with its risk, the limits that it is held against below. UUIDs: --json."""
+    """Every GPU with its risk, and the limits below. UUIDs: --json."""
     limits = answer["thresholds"]
     made = render.table("GPU> NAME USED> TOTAL> PROMISABLE> SMACT> SMOCC> DRAMA> RISK JOBS> STATE")
     for gpu in answer["gpus"]:
@@ -146,7 +146,7 @@ def _state(gpu: GpuOut) -> str:
 
 
 def _flat(tree: dict[str, object], prefix: str = "") -> list[tuple[str, object]]:
-    """risk.sm_active 0.8 and so on: settings as `carma config show` names them."""
+    """Settings by dotted name, such as risk.sm_active, as in `carma config show`."""
     found: list[tuple[str, object]] = []
     for key, value in tree.items():
         if isinstance(value, dict):

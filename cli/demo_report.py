@@ -1,7 +1,7 @@
-"""What the demo's two replays come to, side by side. Pure.
+"""Compares the demo's two replays. Pure.
 
-Times and crashes are the simulator's figures of what the daemon's history says; what was read from
-the GPUs is averaged over them and over the makespan.
+Times and crashes are the simulator's figures for the daemon's history; readings of the GPUs are
+averaged over all GPUs and the makespan.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Figure = Callable[[Replay, Figures], float]
 
 
 def table(replays: list[Replay]) -> Table:
-    """A row per figure, a column per policy, and the second's change against the first."""
+    """A row per figure, a column per policy, and the change from the first to the second."""
     both = [(replay, metrics.figures(replay.outcome())) for replay in replays]
     made = Table(title=f"the same {both[0][1].jobs} jobs, twice at once", title_style="bold")
     made.add_column("")
@@ -46,7 +46,7 @@ def _change(values: list[float]) -> str:
 
 
 def _makespan(_: Replay, figures: Figures) -> float:
-    return figures.makespan_s or 0.0  # none: no job came to its end
+    return figures.makespan_s or 0.0  # None: no job finished
 
 
 def _mean(of: Callable[[Figures], Spread | None]) -> Figure:

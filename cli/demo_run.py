@@ -1,4 +1,4 @@
-"""One carmad on emulated GPUs for the demo: started, fed, watched, and taken down again."""
+"""Runs one carmad on emulated GPUs for the demo: starts, feeds, watches and stops it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from cli.demo_trace import argv
 from cli.problems import Problem, Unreachable
 
 GPUS = "3xA100-40GB"
-SETTINGS = {  # the paper's seconds, compressed like the trace, as far as real processes allow
-    "CARMA_ESTIMATOR": "declared",  # and nothing is declared: the paper's own runs of 4.3
+SETTINGS = {  # the paper's times, compressed like the trace as far as real processes allow
+    "CARMA_ESTIMATOR": "declared",  # and nothing is declared, as in the paper's runs (4.3)
     "CARMA_MONITOR__PERIOD_S": "0.1",
     "CARMA_MONITOR__WINDOW_S": "1",
     "CARMA_LIMITS__KILL_GRACE_S": "2",
@@ -33,7 +33,7 @@ SETTLED = frozenset({"CD", "F", "CA", "TO", "OOM"})
 
 @dataclass(slots=True)
 class Replay:
-    """A daemon under one policy. `readings` are (seconds, GPUs) as they were looked at."""
+    """A daemon under one policy. `readings` are (seconds, GPUs)."""
 
     policy: str
     directory: Path
@@ -103,7 +103,7 @@ class Replay:
             self.jobs = self.get("/v1/jobs", select=f"1-{self.submitted}")["jobs"]
 
     def outcome(self) -> Outcome:
-        """What became of the jobs; raises CarmaError when none has run."""
+        """The jobs' outcome; raises CarmaError if none has run."""
         return shadow.from_history(self.get).outcome
 
     @property
@@ -122,7 +122,7 @@ class Replay:
             os.environ["CARMA_SOCKET"] = self._socket
             client.post("/v1/cancel", {"select": "all"})
         except (Problem, Unreachable):
-            pass  # none left to cancel, or nobody to ask
+            pass  # no jobs left, or no daemon
         self._daemon.send_signal(signal.SIGTERM)
         self._daemon.wait(timeout=30)
 

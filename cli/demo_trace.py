@@ -1,7 +1,7 @@
 """The workload of `carma demo`: jobs as in the first trace of the CARMA evaluation, but faster.
 
-How long they train, on how many GPUs and with how much memory is published; how busy they keep
-their GPUs is in part assumed (`carmad.sim.catalogue`). Do not quote it as measured.
+Durations, numbers of GPUs and memory are published; the load on the GPUs is partly assumed
+(`carmad.sim.catalogue`). Do not quote it as measured.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from dataclasses import replace
 from carmad.sim.task import Task
 from carmad.sim.traces import generators
 
-WARMUP_S = 0.3  # of loading data: in any compression the first kernel is apart from the launch
+WARMUP_S = 0.3  # of loading data, so that the first kernel is always some time after the launch
 
 
 def demo_trace(seed: int = 72, jobs: int = 20, compress: float = 320.0) -> tuple[Task, ...]:
     """`jobs` submissions in order of time, `compress` times as fast as the paper's.
 
-    By default three A100-40GB take a little over a minute, one job per GPU. Simulated with 120
-    seeds, magm took a seventh off that in the median. So it does with the default, which is one of
-    those with which some job runs out of memory however the delays are set. Such a replay shows
+    With the defaults and one job per GPU, three A100-40GB take a little over a minute. Simulated
+    with 120 seeds, magm saved a seventh of that in the median, as it does with the default seed.
+    With that one, some job runs out of memory however the delays are set. Such a replay shows
     how CARMA behaves, not how much it gains.
     """
     return tuple(
@@ -30,7 +30,7 @@ def demo_trace(seed: int = 72, jobs: int = 20, compress: float = 320.0) -> tuple
 
 
 def argv(task: Task, seed: int, warmup_s: float = WARMUP_S) -> list[str]:
-    """The command line of an emulated job that does what `task` says."""
+    """The command line of an emulated job that behaves like `task`."""
     load = task.load
     options = {
         "model": task.name,

@@ -1,4 +1,4 @@
-"""What an estimate's memory is for, as an image or as a page that needs no other file."""
+"""The breakdown of an estimate, as an image or as a self-contained page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cli.vary import safe_mib
 if TYPE_CHECKING:
     from carmad.api.responses import EstimateOut
 
-LONGEST = 110  # characters of a command that an image has room for
+LONGEST = 110  # characters of a command that fit into an image
 
 PAGE = """<!doctype html>
 <html lang="en">
@@ -47,7 +47,7 @@ PAGE = """<!doctype html>
 
 
 def page(one: EstimateOut, argv: list[str]) -> str:
-    """HTML without a script, a picture or a link."""
+    """HTML without scripts, images or links."""
     parts = {escape(clean(name)): (colour(name), mib) for name, mib in one["parts"].items()}
     total = one["mib"] or 1
     return PAGE.format(

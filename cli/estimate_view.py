@@ -1,4 +1,4 @@
-"""The answers to `carma estimate` as rich renderables. Pure, as `cli.render` is."""
+"""Renders the answers to `carma estimate` with rich. Pure, like `cli.render`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from cli.vary import Fit
 
 BAR_WIDTH = 60
-# What memory is for: a sign, for terminals without colour, and a colour that all eyes can tell
-# apart (Okabe and Ito's).
+# Parts of memory: a sign, for terminals without colour, and a colour-blind safe colour (Okabe and
+# Ito's).
 LOOKS = {
     "parameters": ("█", "#0072B2"),
     "gradients": ("▓", "#56B4E9"),
@@ -34,12 +34,12 @@ OTHER = ("?", "#000000")
 
 
 def chosen(answer: EstimatesOut) -> EstimateOut | None:
-    """The one that a submitted job would be placed by."""
+    """The estimate that would be used to place the job."""
     return next((one for one in answer["estimates"] if one["chosen"]), None)
 
 
 def explainable(answer: EstimatesOut) -> EstimateOut | None:
-    """The first that says what the memory is for: the chosen one, if it does."""
+    """The first estimate with a breakdown: the chosen one, if it has one."""
     able = [one for one in answer["estimates"] if one["parts"]]
     return min(able, key=lambda one: not one["chosen"], default=None)
 
@@ -47,7 +47,7 @@ def explainable(answer: EstimatesOut) -> EstimateOut | None:
 def estimates(answer: EstimatesOut) -> RenderableType:
     one = chosen(answer)
     if one is None:
-        head = "Its need is unknown: GPUs are judged by what they have free now."
+        head = "Its need is unknown: only the free memory of each GPU counts."
     else:
         head = f"* decides: {memory(safe_mib(one))} must be free on each of its GPUs."
     return Group(
@@ -59,9 +59,9 @@ def estimates(answer: EstimatesOut) -> RenderableType:
 
 
 def said(all_of_them: Sequence[EstimateOut]) -> Table:
-    """The chosen one, then the others that have a number, then those that have none."""
+    """The chosen estimate, then the others with a number, then those without."""
     made = table("SOURCE MEMORY> LOW> HIGH> TOOK> NOTE")
-    first: dict[str, str] = {}  # by reason, who gave it: several may have looked at the job at once
+    first: dict[str, str] = {}  # by reason, the first source: several may share one trial
     for one in sorted(all_of_them, key=lambda one: (not one["chosen"], one["mib"] is None)):
         why = one["why"] or ""
         as_for = first.setdefault(why, one["source"])
@@ -78,7 +78,7 @@ def said(all_of_them: Sequence[EstimateOut]) -> Table:
 
 
 def fits(judged: Sequence[VerdictOut], room: Sequence[FitOut]) -> Table:
-    """GPU by GPU: what is free, and whether the job would be put there now."""
+    """For each GPU: free memory, and whether the job would be placed there now."""
     free = {one["gpu"]: one["free_mib"] for one in room}
     made = Table(box=None, pad_edge=False, show_header=False)
     made.add_column(no_wrap=True)
@@ -93,11 +93,11 @@ def fits(judged: Sequence[VerdictOut], room: Sequence[FitOut]) -> Table:
     return made
 
 
-# -- what it is for
+# -- breakdown
 
 
 def explanation(one: EstimateOut) -> RenderableType:
-    """A bar of one character for each 60th, and what its signs mean."""
+    """A bar with one character per 60th, and a legend."""
     parts = one["parts"]
     total = sum(parts.values())
     bar, legend = Text("\n"), Table(box=None, pad_edge=False, show_header=False)
@@ -115,7 +115,7 @@ def explanation(one: EstimateOut) -> RenderableType:
     return Group(bar, legend, *notes)
 
 
-# -- what would fit
+# -- the largest that fits
 
 
 def fitted(fit: Fit) -> RenderableType:
@@ -140,13 +140,13 @@ def fitted(fit: Fit) -> RenderableType:
         sizes = (memory(one[key]) for key in ("mib", "low", "high"))
         made.add_row(str(value), *sizes, "yes" if safe_mib(one) <= fit.limit_mib else "no")
     seconds = sum(one["seconds"] for one in tried.values())
-    tail = f"\nEstimator: {source}. Tried {len(tried)} values, which took it {seconds:.0f} s."
+    tail = f"\nEstimator: {source}. Tried {len(tried)} values in {seconds:.0f} s."
     return Group(Text(head, style="bold"), Text(), made, Text(tail))
 
 
 def _stopped(fit: Fit, value: int, answer: EstimatesOut) -> RenderableType:
     option = f"--{fit.command.name}"
-    head = f"The search ended at {option} {value}, of which there is no estimate to go by:"
+    head = f"The search ended at {option} {value}, for which there is no estimate:"
     largest, _ = bounds(fit.mib, fit.limit_mib)
     known = f"{option} {largest} fits into {memory(fit.limit_mib)}." if largest else ""
     return Group(Text(head, style="bold"), Text(), said(answer["estimates"]), Text(f"\n{known}"))

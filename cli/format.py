@@ -1,4 +1,4 @@
-"""Numbers, times and other people's words, as a terminal shows them."""
+"""Formats numbers, times and untrusted text for a terminal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def memory(mib: float | None) -> str:
 
 
 def spread(used: MemoryOut) -> str:
-    """How far an estimate may be off, in GiB: the farther end of its interval. Often nothing."""
+    """Half-width of an estimate's interval in GiB, on its longer side; "" without one."""
     mib = used["estimate_mib"] or 0
     ends = (used.get("estimate_low"), used.get("estimate_high"))
     off = max((abs(mib - end) for end in ends if end is not None), default=0)
@@ -27,7 +27,7 @@ def spread(used: MemoryOut) -> str:
 
 
 def clock(seconds: float | None) -> str:
-    """As squeue writes it: 0:07, 1:02:03, 2-01:02:03."""
+    """In squeue's format: 0:07, 1:02:03, 2-01:02:03."""
     if seconds is None:
         return NOTHING
     minutes, second = divmod(max(0, int(seconds)), 60)
@@ -39,7 +39,7 @@ def clock(seconds: float | None) -> str:
 
 
 def span(seconds: float | None) -> str:
-    """How long, at a glance: 12 s, 5 min, 3.5 h, 2.0 days."""
+    """A rounded duration: 12 s, 5 min, 3.5 h, 2.0 days."""
     if seconds is None:
         return NOTHING
     for limit, unit, name in ((90, 1, "s"), (5400, 60, "min")):
@@ -57,7 +57,7 @@ def number(value: float | None, unit: str, digits: int = 0) -> str:
 
 
 def local_time(stamp: str | None) -> str:
-    """The API's UTC as the reader's own time."""
+    """The API's UTC in local time."""
     if stamp is None:
         return NOTHING
     return f"{datetime.fromisoformat(stamp).astimezone():%Y-%m-%d %H:%M:%S}"
@@ -70,7 +70,7 @@ def bar(share: float | None, width: int, ascii_only: bool = False) -> str:
 
 
 def clean(text: object) -> str:
-    """Names and commands are other people's words: no control characters reach a terminal."""
+    """Without control characters: names and commands are untrusted."""
     return "".join(c if c.isprintable() else "?" for c in str(text))
 
 
@@ -81,7 +81,7 @@ def command(argv: list[str]) -> str:
 
 
 def exit_code(how: ExitOut | None) -> str:
-    """code:signal, as sacct shows it; nothing for what never ran."""
+    """code:signal, as in sacct; NOTHING for a job that never ran."""
     if how is None or (how["code"] is None and how["signal"] is None):
         return NOTHING
     return f"{how['code'] or 0}:{how['signal'] or 0}"

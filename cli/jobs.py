@@ -14,7 +14,7 @@ POLL_S = 30
 
 
 def wait_for(label: str) -> Any:
-    """The job as it ended. The daemon answers after POLL_S at the latest: then ask again."""
+    """The ended job. The daemon answers within POLL_S, so this asks repeatedly."""
     while True:
         job = client.get(f"/v1/jobs/{label}/wait", POLL_S + client.TIMEOUT_S, timeout_s=POLL_S)
         if job["state"] in ENDED:
@@ -22,17 +22,17 @@ def wait_for(label: str) -> Any:
 
 
 def resolve(word: str) -> str:
-    """The label that `last` stands for; any other word is one already."""
+    """The label of `last`; any other word is already a label."""
     if word != "last":
         return word
     jobs = client.get("/v1/jobs", select="last")["jobs"]
     if not jobs:
-        raise Usage("you have no job yet", "name a job by its id")
+        raise Usage("you have no jobs yet", "name a job by its id")
     return str(jobs[0]["label"])
 
 
 def exit_code(job: dict[str, Any]) -> int:
-    """0 only for success; else the program's own code, 128+N if signal N ended it, or 1."""
+    """0 only for success; otherwise the program's code, 128+N if signal N ended it, or 1."""
     if job["state"] == "succeeded":
         return 0
     how = job.get("exit") or {}

@@ -1,4 +1,4 @@
-"""What is known of a job and foretold from it, as rich renderables, for `why`."""
+"""Renders a job's profile and predictions with rich, for `why`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from cli.format import clean, memory, span
 if TYPE_CHECKING:
     from carmad.api.responses import JobOut, PredictionOut, ProfileOut
 
-MOST_PARTS = 8  # of a prediction that are listed: the greatest
-LEAST_PART = 0.005  # and of those, what two digits can show
+MOST_PARTS = 8  # of a prediction that are listed: the largest
+LEAST_PART = 0.005  # smaller ones would show as zero
 
 
 def of_job(job: JobOut) -> Iterator[RenderableType]:
-    """Its profile and the prediction of its duration, as far as there are any."""
+    """Its profile and predicted duration, if there are any."""
     if profile := job.get("profile"):
         yield Text(f"profile: {_about_profile(profile)}")
         yield from _listed(
@@ -28,7 +28,7 @@ def of_job(job: JobOut) -> Iterator[RenderableType]:
         )
     if prediction := job.get("prediction"):
         seconds, source = prediction["seconds"], clean(prediction["source"])
-        told = f"expected to run for {span(seconds)}" if seconds else "not known how long it runs"
+        told = f"expected to run for {span(seconds)}" if seconds else "duration unknown"
         yield Text(f"{told} ({source})")
         yield from (Text(f"  · {clean(note)}") for note in prediction["notes"])
         yield from _listed((name, f"{part:+.2f}") for name, part in _greatest(prediction))

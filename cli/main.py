@@ -1,4 +1,4 @@
-"""The entry point of `carma`: picks the parser, and turns every problem into an exit code."""
+"""The entry point of `carma`: chooses the parser, and turns problems into exit codes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 from cli.problems import INTERRUPTED
 
-PIPE_CLOSED = 141  # what a shell reports for a program that SIGPIPE ended
+PIPE_CLOSED = 141  # what a shell reports for a program killed by SIGPIPE
 
 
 def main() -> None:
@@ -22,14 +22,14 @@ def run(args: list[str]) -> int:
         return exit.code if isinstance(exit.code, int) else 0
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # `carma queue | head`: nobody reads on
+    except BrokenPipeError:  # `carma queue | head`: the reader is gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
     return code
 
 
 def dispatch(args: list[str]) -> int:
-    # Before typer is imported, which would take longer than the whole of submit does.
+    # Before importing typer, which would take longer than all of submit.
     if args[:1] in (["submit"], ["sub"]):
         from cli.commands.submit import submit
 

@@ -1,4 +1,4 @@
-"""Models as rich renderables: a list of them, and one as a tree or as curves."""
+"""Renders models with rich: a list of them, and one as a tree or as curves."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         TrainingOut,
     )
 
-MOST_BINS = 16  # of a curve that are drawn: all are in --json
+MOST_BINS = 16  # drawn per curve: --json has all
 WIDTH = 24  # of a bar, in characters
 
 
@@ -55,7 +55,7 @@ def model(answer: ModelDetailOut) -> RenderableType:
     if answer["curves"]:
         of = "the logarithm of the prediction" if answer["link"] == "log" else "the prediction"
         parts.append(_heading(f"what each value adds to {of}"))
-    # Alike for all curves: what matters little is to look like it.
+    # One scale for all curves, so that small effects look small.
     scores = (abs(bin["score"]) for curve in answer["curves"] for bin in curve["bins"])
     greatest = max(scores, default=0.0)
     for curve in answer["curves"]:
@@ -68,9 +68,9 @@ def _training(training: TrainingOut) -> Iterator[str]:
     days = training["every_days"]
     yield ""
     if training["lacking"]:
-        yield f"none is trained here: {training['lacking']} is missing (carma[policies])"
+        yield f"no models are trained here: {training['lacking']} is missing (carma[policies])"
         return
-    often = "only when asked for"
+    often = "only on request"
     if days:
         often = f"every {days:g} days" if days >= 1 else f"every {span(days * 86_400)}"
     yield f"trained {often}, last {local_time(training['last_at'])}"
@@ -110,7 +110,7 @@ def _curve(bins: Sequence[BinOut], greatest: float) -> Table:
 
 
 def _thinned(bins: Sequence[BinOut]) -> list[BinOut]:
-    """Evenly, with the first and the last."""
+    """An even selection with the first and the last."""
     if len(bins) <= MOST_BINS:
         return list(bins)
     last = len(bins) - 1

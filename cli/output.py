@@ -1,4 +1,4 @@
-"""Where output goes: data to stdout, notes to stderr, colour only where it is wanted."""
+"""Output: data to stdout, notes to stderr, colour only if wanted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console, RenderableType
 
-PIPE_WIDTH = 100_000  # nothing is cut off for want of a terminal's width
+PIPE_WIDTH = 100_000  # no output is cut if there is no terminal
 
 
 class Color(StrEnum):
@@ -33,7 +33,7 @@ def choose_color(color: Color) -> None:
 
 
 def wants_color(chosen: Color, environ: Mapping[str, str], tty: bool) -> bool:
-    """The flag, then NO_COLOR, then FORCE_COLOR, then whether a person is looking."""
+    """Decided by the flag, NO_COLOR, FORCE_COLOR, or whether it is a terminal, in this order."""
     if chosen is not Color.AUTO:
         return chosen is Color.ALWAYS
     if environ.get("NO_COLOR"):
@@ -44,7 +44,7 @@ def wants_color(chosen: Color, environ: Mapping[str, str], tty: bool) -> bool:
 
 
 def check_writable(file: Path) -> None:
-    """To be called before anything slow. Raises Problem."""
+    """Call this before anything slow. Raises Problem."""
     from cli.problems import Problem
 
     if not file.parent.is_dir():

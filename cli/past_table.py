@@ -1,4 +1,4 @@
-"""The past jobs as a table for other programs: CSV, or Parquet where pyarrow is installed."""
+"""Writes past jobs as a table for other programs: CSV, or Parquet if pyarrow is installed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, TextIO
 from cli import client, output
 from cli.problems import Problem
 
-PAGE = 2000  # jobs asked for at a time
+PAGE = 2000  # jobs requested at a time
 
 
 def write(file: Path, user: str | None, since: str | None, until: str | None) -> None:
@@ -21,7 +21,7 @@ def write(file: Path, user: str | None, since: str | None, until: str | None) ->
         _write_csv(_rows(user, since, until), sys.stdout)
         return
     if file.suffix not in (".csv", ".parquet"):
-        raise Problem(f"{file} is neither .csv nor .parquet", "name it so, or - for CSV")
+        raise Problem(f"{file} is neither .csv nor .parquet", "use one of these, or - for CSV")
     output.check_writable(file)
     if file.suffix == ".parquet":
         rows = _write_parquet(file, user, since, until)
@@ -43,7 +43,7 @@ def _rows(user: str | None, since: str | None, until: str | None) -> list[dict[s
 
 
 def _columns(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Of any row: not every job has the same indicators."""
+    """The union of all rows' columns: not every job has the same indicators."""
     return list(dict.fromkeys(name for row in rows for name in row))
 
 

@@ -1,4 +1,4 @@
-"""What can go wrong for `carma`, with which exit code, and how it is told. Imports stay light."""
+"""Errors of `carma`, their exit codes, and how they are reported. Imports stay light."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Unreachable(Problem):
 
 
 class Refused(Problem):
-    """The daemon said no. `code` is the daemon's own word."""
+    """The daemon refused. `code` is the daemon's."""
 
     def __init__(self, message: str, hint: str, code: str) -> None:
         super().__init__(message, hint)
@@ -40,7 +40,7 @@ FORBIDDEN = frozenset({"forbidden", "not_yours"})
 
 
 def report(error: CarmaError, as_json: bool) -> int:
-    """Tell about an error where its reader looks for it, and say what to exit with."""
+    """Report an error, as text or JSON. Returns the exit code."""
     if as_json:
         code = error.code if isinstance(error, Problem) else Problem.code
         print(json.dumps({"error": error.message, "hint": error.hint, "code": code}))

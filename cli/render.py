@@ -1,4 +1,4 @@
-"""The API's answers as rich renderables. Pure: no network, no clock, no terminal."""
+"""Renders the API's answers with rich. Pure: no network, no clock, no terminal."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 GAP = "  "
 NARROWEST = 4
-SHORT_NOTE = 12  # characters: so short a one goes beside the number
+SHORT_NOTE = 12  # characters: a note up to this length goes next to the number
 STATES = ("ST", "STATE")
 STATE_STYLE = {
     "PD": "yellow",
@@ -61,7 +61,7 @@ STATE_STYLE = {
 
 
 def table(headers: str) -> Table:
-    """A table as squeue draws it. `headers`: a > after one sets its column right, uncut."""
+    """A table in squeue's style. `headers`: a > after one right-aligns its column, uncut."""
     made = Table(box=None, pad_edge=False, header_style="bold")
     for header in headers.split():
         right = header.endswith(">")
@@ -76,7 +76,7 @@ def cell(text: str, style: str = "") -> Text:
 
 @dataclass(frozen=True, slots=True)
 class JobTable:
-    """Jobs, a line each. There may be ten thousand, and rich's own tables take a ms for each."""
+    """Jobs, one per line. There may be ten thousand, and rich's own tables take 1 ms per row."""
 
     jobs: Sequence[JobOut]
     fields: Sequence[str] = QUEUE
@@ -105,7 +105,7 @@ class JobTable:
 
 
 def _widths(columns: Sequence[Column], rows: Sequence[Sequence[str]], room: int) -> list[int]:
-    """As wide as what they hold; where that is too much, the widest words give way."""
+    """As wide as their contents; if that is too wide, the widest columns shrink."""
     widths = [
         max(len(column.header), *(cell_len(row[at]) for row in rows), 0)
         for at, column in enumerate(columns)
@@ -136,7 +136,7 @@ def _fitted(text: str, width: int, right: bool) -> str:
 
 
 def details(rows: Iterable[tuple[str, str]]) -> Table:
-    """Name and value, a line each; values wrap."""
+    """Name and value, one pair per line; values wrap."""
     made = Table(box=None, pad_edge=False, show_header=False)
     made.add_column(style="bold", no_wrap=True)
     made.add_column(overflow="fold")
@@ -156,7 +156,7 @@ def show(job: JobOut) -> RenderableType:
 
 
 def _aside(job: JobOut) -> list[RenderableType]:
-    """What else its owner should know: earlier attempts, and what was noticed."""
+    """What else the owner should know: earlier attempts and notes."""
     parts: list[RenderableType] = []
     if failures := job.get("failures"):
         parts += [Text("\nearlier attempts", style="bold")]
@@ -214,7 +214,7 @@ def _about(job: JobOut) -> list[tuple[str, str]]:
 
 
 def need(job: JobOut) -> str:
-    """The estimate it is placed by, such as `11.2G ±0.8 (history n=7)`; nothing without one."""
+    """The estimate used to place it, such as `11.2G ±0.8 (history n=7)`; "" without one."""
     used = job["memory"]
     if used["estimate_mib"] is None:
         return ""
@@ -223,13 +223,13 @@ def need(job: JobOut) -> str:
 
 
 def _beside(job: JobOut) -> list[str]:
-    """The first note on its estimate, if that is short enough to stand beside the number."""
+    """The first note on its estimate, if short enough to go next to the number."""
     own = job.get("estimate")
     return [note for note in (own["notes"][:1] if own else ()) if len(note) <= SHORT_NOTE]
 
 
 def deadline(job: JobOut) -> str:
-    """When it is wanted done, and whether it is, was or will be."""
+    """Its deadline, and whether it was met or is expected to be."""
     at, late_s = job.get("deadline_at"), job.get("late_s")
     if at is None:
         return NOTHING
@@ -252,7 +252,7 @@ def _each(stages: Sequence[Mapping[str, Any]], words: dict[str, str]) -> str:
 
 
 def _rounded(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What was measured has more digits than anybody reads."""
+    """Measured values rounded to readable digits."""
     return {
         name: float(f"{value:.3g}") if isinstance(value, float) else value
         for name, value in fields.items()
@@ -260,7 +260,7 @@ def _rounded(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _batch(job: JobOut) -> str:
-    """Of one that may be split, and how it is."""
+    """The batch size of a job that may be split, and how it is split."""
     size, parts = job.get("batch_size"), job.get("accumulation", 1)
     if not size:
         return NOTHING
@@ -281,9 +281,9 @@ def _ending(how: ExitOut) -> str:
     if how["evidence"]:
         words += f": {clean(how['evidence'])}"
     if how["fragmented"]:
-        words += " (memory was free, but in pieces)"
+        words += " (enough memory was free, but fragmented)"
     if how["neighbours"]:
-        words += f" (beside it, {clean(', '.join(how['neighbours']))})"
+        words += f" (on the same GPUs, {clean(', '.join(how['neighbours']))})"
     return words
 
 
@@ -315,7 +315,7 @@ def why(answer: WhyOut) -> RenderableType:
 
 
 def _need(job: JobOut) -> list[RenderableType]:
-    """Which estimate decides where it fits, what that rests on, and why it is not a better one."""
+    """The estimate that decides where it fits, its basis, and why there is no better one."""
     asked = need(job)
     own = job.get("estimate")
     notes = [note for note in (own["notes"] if own else ()) if note not in _beside(job)]

@@ -1,4 +1,4 @@
-"""A command with one of its numbers left open, and the search for the largest one that fits."""
+"""Varies one number in a command, and searches for the largest value that fits."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from carmad.api.responses import EstimateOut, EstimatesOut
 
 MOST = 1 << 20
-FIRST = 16  # where the command has no number: a batch of 1 is more than many models can do
-LEAP = 64  # memory comes in blocks: that twice as much takes the same proves little
-BLIND = ("declared", "history")  # they tell of another command than the one that is tried
+FIRST = 16  # if the command has no number: a batch of 1 is too small for many models
+LEAP = 64  # memory is allocated in blocks: doubling a small value may change nothing
+BLIND = ("declared", "history")  # not about the command that is tried
 
 
 @dataclass(frozen=True, slots=True)
 class Open:
     name: str  # of the number: batch-size
     words: tuple[str, ...]
-    at: int  # which of them has the number
-    before: str  # what that word has in front of it: nothing, --batch-size=, train.batch_size=
-    value: int  # as it is now
+    at: int  # index of the word with the number
+    before: str  # the number's prefix in that word: nothing, --batch-size=, train.batch_size=
+    value: int  # the current value
 
     def filled(self, value: int) -> list[str]:
         return [*self.words[: self.at], f"{self.before}{value}", *self.words[self.at + 1 :]]
@@ -32,15 +32,15 @@ class Open:
 
 def opened(argv: Sequence[str], name: str) -> Open:
     """The number called `name` (batch-size) in `argv`: as --batch-size N, --batch-size=N, -b N,
-    batch_size=N or data.batch_size=N. It is appended where there is none."""
+    batch_size=N or data.batch_size=N. If there is none, it is appended."""
     if not re.fullmatch(r"[A-Za-z]\w*([-.]\w+)*", name):
         hint = "give an option's name without its dashes, as in --vary batch-size"
-        raise Usage(f"--vary {name!r} is no name", hint)
+        raise Usage(f"--vary {name!r} is not a valid name", hint)
     spelled = "[-_]".join(map(re.escape, re.split("[-_]", name)))
     letter = "b" if spelled == "batch[-_]size" else name if len(name) == 1 else "(?!)"
     alone = re.compile(rf"--?{spelled}|-{letter}")
     joined = re.compile(rf"(--?{spelled}=|-{letter}=?|\+*(?:\w+\.)*{spelled}=)([0-9]+)")
-    for at in reversed(range(1, len(argv))):  # of two, programs take the last one's word
+    for at in reversed(range(1, len(argv))):  # programs use the last of several
         if found := joined.fullmatch(argv[at]):
             return Open(name, tuple(argv), at, found[1], int(found[2]))
         if alone.fullmatch(argv[at - 1]) and re.fullmatch("[0-9]+", argv[at]):
@@ -49,9 +49,9 @@ def opened(argv: Sequence[str], name: str) -> Open:
 
 
 def following(tried: Mapping[int, int], start: int, limit_mib: int) -> int | None:
-    """The value to try next, if any. `tried`: what each one so far takes, in MiB.
+    """The value to try next, if any. `tried`: MiB by value, so far.
 
-    Doubles while it fits, then halves the gap between the largest that fits and the next one.
+    Doubles while it fits, then bisects between the largest that fits and the next larger one.
     """
     if not tried:
         return max(1, start)
@@ -72,22 +72,22 @@ def bounds(tried: Mapping[int, int], limit_mib: int) -> tuple[int, int | None]:
 
 
 def left(tried: Mapping[int, int], limit_mib: int) -> int | None:
-    """How many more are to be tried; None as long as nothing was too large."""
+    """How many more values will be tried; None while none was too large."""
     fits, over = bounds(tried, limit_mib)
     return None if over is None else (over - fits - 1).bit_length()
 
 
 def steady(tried: Mapping[int, int]) -> bool:
-    """Does the memory not depend on the value?"""
+    """Whether the memory does not depend on the value."""
     return len(tried) > 2 and len(set(tried.values())) == 1
 
 
-# -- what estimators say of one value after the other
+# -- the search
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What a search came to. `refused`: the value that nobody could judge, and why."""
+    """The result of a search. `refused`: a value without an estimate, and why."""
 
     command: Open
     limit_mib: int
@@ -104,7 +104,7 @@ class Fit:
 
     @property
     def largest(self) -> int | None:
-        """None also where the search ended before it was found."""
+        """None also if the search ended before finding it."""
         return None if self.refused or self.steady else bounds(self.mib, self.limit_mib)[0] or None
 
     @property
@@ -134,8 +134,8 @@ def search(
     limit_mib: int,
     tell: Callable[[int, int, int | None], None],
 ) -> Fit:
-    """One estimator's word counts, the same for all. `tell`: the value that is tried next, how
-    many were, and how many more there will be, if that is known."""
+    """All values are judged by the same estimator. `tell` is called with the next value, the
+    number tried so far, and the number left, if known."""
     tried: dict[int, EstimateOut] = {}
     mib: dict[int, int] = {}
     source = None
@@ -151,7 +151,7 @@ def search(
 
 
 def _judge(answer: EstimatesOut, source: str | None) -> EstimateOut | None:
-    """That source's word; where it is open, the trace's, else the chosen one's, else any."""
+    """The estimate of `source`; without one, the trace's, the chosen one, or any."""
     able = [
         one
         for one in answer["estimates"]
@@ -162,5 +162,5 @@ def _judge(answer: EstimatesOut, source: str | None) -> EstimateOut | None:
 
 
 def safe_mib(one: EstimateOut) -> int:
-    """What must be free for it. Of an estimate that has a number."""
+    """How much must be free, for an estimate with a number."""
     return one["high"] or one["mib"] or 0

@@ -322,7 +322,7 @@ def test_what_the_chosen_one_cannot_explain_another_may(
     fake.answers["POST", "/v1/estimate"] = an_answer(history)
     for words, code in ((["--explain"], 0), (["--plot", "x.html"], 1)):
         assert run(["estimate", *words, "prog"]) == code
-        assert "no estimator says what the memory is for" in capsys.readouterr().err
+        assert "no estimator breaks its estimate down" in capsys.readouterr().err
     assert not (tmp_path / "x.html").exists()
 
 
@@ -367,7 +367,7 @@ def test_the_image_shows_every_part() -> None:
         ("--vary n prog", 2, "--vary goes with --fit"),
         ("--fit 24 prog", 2, "without a unit is MiB"),
         ("--fit 24G --vary=--n prog", 2, "without its dashes"),
-        ("--fit 24G --wrap true", 2, "--fit cannot look into --wrap"),
+        ("--fit 24G --wrap true", 2, "--fit does not work with --wrap"),
         ("--plot x.pdf prog", 2, "only .png and .html"),
         ("--plot none/x.png prog", 1, "cannot write none/x.png"),
     ],

@@ -87,8 +87,8 @@ def test_one_that_does_not_come_back_is_not_waited_for_for_ever(carmad: Dying) -
 @pytest.mark.parametrize(
     ("path", "hint"),
     [
-        ("/v1/jobs", "not known whether the job was taken: look with `carma queue`"),
-        ("/v1/cancel", "do it again, twice does no harm"),
+        ("/v1/jobs", "not known whether the job was submitted: check with `carma queue`"),
+        ("/v1/cancel", "repeat it; doing it twice does no harm"),
     ],
 )
 def test_what_may_have_been_done_is_not_done_again(carmad: Dying, path: str, hint: str) -> None:

@@ -272,7 +272,7 @@ def test_what_ships_is_shown_beside_the_paper(capsys: pytest.CaptureFixture[str]
         (["evaluate", "none.gz"], "No such file"),
         (["train", "twice.gz", "twice.gz", "--to", "weights"], "two files of mlp"),
         (["evaluate", "--weights", "nowhere"], "no weights in nowhere"),
-        (["generate", "x.gz", "--family", "cnn", "--measure"], "torch sees no GPU"),
+        (["generate", "x.gz", "--family", "cnn", "--measure"], "torch finds no GPU"),
     ],
 )
 def test_what_can_go_wrong_is_told(

@@ -340,7 +340,7 @@ def test_a_trace_with_a_job_that_used_no_gpu_is_read_as_it_was_written(tmp_path:
 
 def test_with_no_job_there_is_nothing_to_replay() -> None:
     for nothing in (past_job(1, 0), past_job(1, 0, tried(0, None, 5))):
-        with pytest.raises(CarmaError, match="no job has run yet"):
+        with pytest.raises(CarmaError, match="no past job that could"):
             history(nothing)
 
 

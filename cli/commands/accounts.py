@@ -1,4 +1,4 @@
-"""What was: `history` of jobs, `stats` of users."""
+"""The past: `history` of jobs, `stats` of users."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def history(
 
 
 def _write_csv(jobs: list[dict[str, Any]]) -> None:
-    """Flat and for programs: numbers without units, times as the API gives them."""
+    """Flat CSV for programs: numbers without units, times as in the API."""
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow([*OWN, *MEMORY, *EXIT])
     for job in jobs:

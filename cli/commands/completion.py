@@ -1,6 +1,6 @@
 """`carma completion SHELL`: a script that completes verbs, options and the ids of live jobs.
 
-Verbs, options and the names of plugins are written into it: completing them starts no Python.
+Verbs, options and plugin names are part of the script: completing them does not start Python.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ def _print_ids() -> None:
     try:
         jobs = client.get("/v1/jobs", within_s=2.0)["jobs"]
     except CarmaError:
-        return  # nothing to offer; a completion is no place for complaints
+        return  # nothing to offer; completion must not print errors
     for job in jobs:
         print(job["label"])
 
 
 def _words(context: typer.Context) -> dict[str, list[str]]:
-    """What may follow each verb: its options, or the verbs below it."""
+    """What may follow each verb: its options, or its subcommands."""
     root: Any = context.find_root().command
     words = {}
     for verb, command in root.commands.items():
@@ -70,7 +70,7 @@ def _words(context: typer.Context) -> dict[str, list[str]]:
 
 
 def _own(parser: Any) -> list[str]:
-    """Of a verb that typer hands its words untouched."""
+    """The options of a verb that parses its own arguments."""
     options = (option for action in parser._actions for option in action.option_strings)
     return sorted(option for option in options if option.startswith("--"))
 

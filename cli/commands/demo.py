@@ -1,4 +1,4 @@
-"""`carma demo`: one trace of real processes under two policies at once, on emulated GPUs."""
+"""`carma demo`: runs one trace of real processes on emulated GPUs under two policies at once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cli.problems import Problem
 
 LOOK_EVERY_S = 0.5
 TELL_EVERY_S = 5.0
-PATIENCE_S = 180.0  # several times what the replay takes: something hangs
+PATIENCE_S = 180.0  # several times what the replay takes, so something hangs
 
 
 def demo(args: list[str]) -> int:
@@ -37,10 +37,10 @@ def demo(args: list[str]) -> int:
     screen = output.console()
     screen.print(
         f"{len(trace)} training jobs modelled on the CARMA paper's Table 4, {GPUS} emulated:\n"
-        "once as most servers do it, a GPU to each job (exclusive), and at the same time\n"
-        "once as CARMA does it (magm), each under a carmad of its own.\n"
+        "once with one GPU per job, as on most servers (exclusive), and at the same time\n"
+        "once shared by CARMA (magm), each with its own carmad.\n"
     )
-    for signum in (signal.SIGHUP, signal.SIGTERM):  # a closed terminal, too, ends both daemons
+    for signum in (signal.SIGHUP, signal.SIGTERM):  # closing the terminal, too, ends both daemons
         signal.signal(signum, lambda signum, _: sys.exit(128 + signum))
     with ExitStack() as stack:
         for replay in (baseline, sharing):
@@ -78,7 +78,7 @@ def _play(trace: tuple[Task, ...], replays: tuple[Replay, ...], show: Any) -> No
 
 @contextmanager
 def _watched(screen: Console, sharing: Replay) -> Iterator[Any]:
-    """Calls `show` with a live dashboard on a terminal, else with a line now and then."""
+    """Shows a live dashboard on a terminal, otherwise a line now and then."""
     if not screen.is_terminal:
         told = -TELL_EVERY_S
 
@@ -105,7 +105,7 @@ def _progress(now: float, total: int, replays: tuple[Replay, ...]) -> str:
 
 
 def _explain(screen: Console, replay: Replay) -> None:
-    """One job's story: the one that ran out of memory, if one did, else the last that waited."""
+    """Explain one job: one that ran out of memory, if any, otherwise the last that waited."""
     recovered = [job for job in replay.jobs if job.get("failures")]
     job = (recovered or replay.jobs)[-1 if not recovered else 0]
     screen.print(f"\n$ carma why {job['label']}", style="bold")

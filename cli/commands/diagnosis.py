@@ -1,4 +1,4 @@
-"""Is all well? `doctor` checks this machine and asks the daemon; `config` shows the settings."""
+"""`doctor` checks this machine and the daemon; `config` shows and checks the settings."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _local() -> Iterator[CheckOut]:
 
 
 def _without_daemon() -> Iterator[CheckOut]:
-    """What the daemon would have told of itself."""
+    """Checks that the daemon would otherwise report itself."""
     yield _settings()
     yield _mps()
     yield _disk()
@@ -78,7 +78,7 @@ def _mps() -> CheckOut:
     found = shutil.which("nvidia-cuda-mps-control")
     if found:
         return _check("mps", True, found)
-    return _check("mps", None, "no nvidia-cuda-mps-control", "jobs share GPUs by time slices")
+    return _check("mps", None, "no nvidia-cuda-mps-control", "jobs share GPUs by time-slicing")
 
 
 def _settings() -> CheckOut:
@@ -89,7 +89,7 @@ def _settings() -> CheckOut:
 
 
 def _checked(file: Path | None) -> str:
-    """What carmad does with its settings when it starts. Answers with what they are."""
+    """Load the settings as carmad does when it starts. Returns a description of them."""
     from carmad import registry
     from carmad.configfile import load
     from carmad.learned.experience import Experience
@@ -108,7 +108,7 @@ def _disk() -> CheckOut:
     there = next(parent for parent in (path, *path.parents) if parent.exists())
     free = shutil.disk_usage(there).free
     detail = f"{free / (1 << 30):.1f} GiB free for {path}"
-    return _check("disk", free > LOW_DISK_BYTES or None, detail, "make room, or jobs are refused")
+    return _check("disk", free > LOW_DISK_BYTES or None, detail, "free space, or jobs are refused")
 
 
 @config.command("show")

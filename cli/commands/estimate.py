@@ -1,4 +1,4 @@
-"""`carma estimate`: what memory a command will need, by every estimator; and what would fit."""
+"""`carma estimate`: the memory that a command will need, by every estimator, and what fits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from carmad.api.responses import EstimateOut, EstimatesOut
     from cli.vary import Fit
 
-ESTIMATE_S = 600.0  # the job's script is run for its first steps, and others may be asked before
+ESTIMATE_S = 600.0  # the job's script runs for its first steps, and other users' may go first
 VARIED = "batch-size"
 
 
@@ -48,7 +48,7 @@ def estimate(context: typer.Context) -> None:
 
 
 def build_parser() -> submit_options.Parser:
-    """Of the words that `carma submit` takes, and a group of our own at the end."""
+    """The parser of `carma submit`, plus a group of options of its own at the end."""
     parser = submit_options.build_parser()
     parser.prog = "carma estimate"
     parser.usage = (
@@ -91,7 +91,7 @@ def _fit(body: dict[str, Any], name: str, limit_mib: int) -> Fit:
     command = vary.opened(body["argv"], name)
     with _progress(name) as tell:
         return vary.search(
-            # A promise of the user's is about the command as it is.
+            # The user's declaration is about the command as it is.
             lambda argv: _ask({**body, "argv": argv, "memory_mib": None}),
             command,
             limit_mib,
@@ -100,11 +100,11 @@ def _fit(body: dict[str, Any], name: str, limit_mib: int) -> Fit:
 
 
 def _check(options: Namespace) -> None:
-    """Before anything slow starts."""
+    """Check the options before anything slow starts."""
     if options.vary is not None and options.fit is None:
         raise Usage("--vary goes with --fit", "as in --fit 24G --vary batch-size")
     if options.fit is not None and options.wrap is not None:
-        raise Usage("--fit cannot look into --wrap", "give the command itself")
+        raise Usage("--fit does not work with --wrap", "give the command itself")
     file: Path | None = options.plot
     if file is None:
         return
@@ -124,11 +124,11 @@ def _tell(options: Namespace, answer: object, renderable: Callable[[], Any]) -> 
 
 
 def _explain(options: Namespace, one: EstimateOut | None, argv: list[str]) -> bool:
-    """False where a file cannot be written, as there is nothing to write."""
+    """False if a file was requested but there is nothing to write."""
     from cli import estimate_view as view
 
     if one is None:
-        output.note("no estimator says what the memory is for")
+        output.note("no estimator breaks its estimate down")
         return options.plot is None
     if options.explain and not options.json:
         output.show(view.explanation(one))
@@ -147,12 +147,12 @@ def _write(file: Path, explained: EstimateOut, argv: list[str]) -> None:
             file.write_text(plot.page(explained, argv), encoding="utf-8")
     except OSError as error:
         raise Problem(f"cannot write {file}: {error.strerror}") from error
-    output.note(f"{file} is written")
+    output.note(f"wrote {file}")
 
 
 @contextmanager
 def _progress(name: str) -> Iterator[Callable[[int, int, int | None], None]]:
-    """A bar on stderr, told of each value before it is tried."""
+    """A progress bar on stderr, called with each value before it is tried."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

@@ -1,4 +1,4 @@
-"""How good each memory estimator has been on this server: `estimators`."""
+"""The accuracy of each memory estimator on this server: `estimators`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def report(answer: EstimatorsOut) -> RenderableType:
             memory(one["p95_mib"]),
             NOTHING if under is None else f"{under:.0%}",
         )
-    head = f"in use: {clean(answer['estimator'])}; judged by {answer['jobs']} jobs that ended well"
+    head = f"in use: {clean(answer['estimator'])}; based on {answer['jobs']} jobs that succeeded"
     parts: list[RenderableType] = [Text(head, style="bold"), made]
     if answer["contexts"]:
         parts.append(Text("\ncontext, as the trace estimator has learned it", style="bold"))

@@ -1,4 +1,4 @@
-"""`carma gpumemnet …`: label synthesised networks, train the classifiers on them, judge them."""
+"""`carma gpumemnet …`: label generated networks, train classifiers on them, evaluate them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def generate(
     from estimators.gpumemnet import dataset, labels
 
     if measure and not torch.cuda.is_available():
-        raise Problem("torch sees no GPU here", "leave out --measure to trace the networks")
+        raise Problem("torch finds no GPU here", "leave out --measure to trace the networks")
     torch.set_num_threads(1)  # more of them only wait
     label = labels.measured if measure else labels.traced
     with _told():
@@ -110,7 +110,7 @@ def evaluate(
         if not data:
             cards = [read(str(each), folder) for each in Family if _is_there(each, folder)]
             if not cards:
-                raise Problem(f"no weights in {folder}", "make some with `carma gpumemnet train`")
+                raise Problem(f"no weights in {folder}", "create some with `carma gpumemnet train`")
             rows = [(card, score) for card in cards for score in card.scores]
         else:
             _check_installed()
@@ -148,12 +148,12 @@ def _datasets(paths: Iterable[Path]) -> list[tuple[Origin, list[Sample]]]:
         read_in = [read(path) for path in paths]
     families = [origin.family for origin, _ in read_in]
     if twice := {family for family in families if families.count(family) > 1}:
-        raise Problem(f"two files of {', '.join(sorted(twice))}", "give one for each family")
+        raise Problem(f"two files of {', '.join(sorted(twice))}", "give one file per family")
     return [(origin, list(samples)) for origin, samples in read_in]
 
 
 def _tracked(things: Iterable[T], total: int) -> Iterator[T]:
-    """With a bar on the screen of how many have come."""
+    """The things, with a progress bar."""
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TimeRemainingColumn
 

@@ -1,4 +1,4 @@
-"""GPUs and whether they take jobs: `gpus`, `drain`, `resume`."""
+"""GPUs, and whether they take jobs: `gpus`, `drain`, `resume`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`carma logs`: a job's output, read from its file by the user who asks, never by the daemon."""
+"""`carma logs`: prints a job's output, reading the file as the calling user, not as the daemon."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from cli.jobs import ENDED, resolve
 from cli.problems import Problem
 
 BLOCK = 65536
-LOOK_S = 0.2  # for new output
-ASK_S = 2.0  # whether the job has ended
+LOOK_S = 0.2  # between looks for new output
+ASK_S = 2.0  # between questions whether the job has ended
 
 
 def logs(
@@ -68,7 +68,7 @@ def _follow(file: BinaryIO, label: str) -> None:
         ended = False
         if now - asked >= ASK_S:
             ended, asked = client.get(f"/v1/jobs/{label}")["state"] in ENDED, now
-        if os.fstat(file.fileno()).st_size < file.tell():  # written anew
+        if os.fstat(file.fileno()).st_size < file.tell():  # it was truncated
             file.seek(0)
         _copy(file)
         if ended:
@@ -83,7 +83,7 @@ def _copy(file: BinaryIO) -> None:
 
 
 def _seek(file: BinaryIO, lines: int | None) -> None:
-    """To where the last lines begin, reading from the end: logs can be large."""
+    """Seek to the start of the last lines, reading from the end: logs can be large."""
     if lines is None:
         return
     at = file.seek(0, os.SEEK_END)

@@ -1,4 +1,4 @@
-"""What policies and predictors predict with: `models`."""
+"""The models of policies and predictors: `models`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def models(
     ERROR is measured on jobs that took no part in the training.
     """
     if train and name:
-        raise Usage("--train trains all models that it can", "leave the name out")
+        raise Usage("--train takes no name: it trains all models", "leave the name out")
     if train:
         answer = client.post("/v1/models/train", None)
     else:
@@ -36,7 +36,7 @@ def models(
         output.print_json(answer)
         return
     if train:
-        print("being trained; it takes minutes: see `carma models`")
+        print("training has started and takes minutes: see `carma models`")
         return
     from cli import model_view
 

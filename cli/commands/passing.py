@@ -1,4 +1,4 @@
-"""Verbs that read their own words: typer hands them on untouched."""
+"""Verbs that parse their own arguments: typer passes them on untouched."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What the first word of a command is: a job script, a program here, or a program on PATH.
+"""Finds out whether a command is a job script, a local program, or a program on PATH.
 
-A job script is run as its `#!` line says, by its path. It is not copied, so it can find the files
-beside it, and an edit before the job starts counts.
+A job script is run by its path, as its `#!` line says. It is not copied, so it finds the files
+next to it, and edits before the job starts take effect.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from cli.problems import Usage
 
 PREFIXES = ("#CARMA", "#SBATCH")
 Directive = tuple[int, str, list[str]]  # line number, prefix, words
-HEAD_BYTES = 65536  # directives stand at the top
+HEAD_BYTES = 65536  # directives are at the top
 
 
 class Script:
@@ -25,7 +25,7 @@ class Script:
 
 
 def find_script(word: str) -> Script | None:
-    """The job script of that name: a text file with directives, or one that cannot run itself."""
+    """The job script `word`: a text file with directives, or one that is not executable."""
     if not _is_here(word) or not (text := _text(word)):
         return None
     directives = _directives(word, text)
@@ -40,7 +40,7 @@ def find_script(word: str) -> Script | None:
 
 
 def runnable(word: str) -> str:
-    """A program in this directory is found as one on PATH is, and after it."""
+    """Also finds programs in the current directory, after those on PATH."""
     return os.path.abspath(word) if _is_here(word) and "/" not in word else word  # noqa: PTH100
 
 
@@ -58,7 +58,7 @@ def _on_path(word: str) -> bool:
 
 
 def _text(path: str) -> str:
-    """How the file begins; nothing if it is no text or may not be read."""
+    """The beginning of the file; "" if it is not text or not readable."""
     try:
         with open(path, "rb") as file:  # noqa: PTH123
             head = file.read(HEAD_BYTES)

@@ -97,7 +97,7 @@ def stop(socket: Socket = None) -> None:
     try:
         os.kill(health["pid"], signal.SIGTERM)
     except PermissionError:
-        hint = "its owner may; for the whole server's: sudo systemctl stop carmad"
+        hint = "ask its owner; for the system daemon: sudo systemctl stop carmad"
         raise Denied(f"you may not stop the carmad at {where}", hint) from None
     deadline = time.monotonic() + STOP_S
     while _alive(health["pid"]):
@@ -160,11 +160,11 @@ def replay(
             told = first.error or f"{first.made!r:.500}"
             print(f"  at {first.at:.3f} (step {first.step}) not {first.recorded!r:.500} but {told}")
     if differs:
-        raise Problem("not what was decided then", "the CARMA or a plugin of that time was another")
+        raise Problem("the decisions differ", "CARMA or a plugin was a different version then")
 
 
 def _listen_at(socket: Path | None) -> Path:
-    """The socket, which this process asks from here on too."""
+    """The socket, which this process also uses from now on."""
     if socket is not None:
         os.environ["CARMA_SOCKET"] = str(socket.absolute())
     return Path(paths.socket_path())
@@ -187,7 +187,7 @@ def _command(
 
 
 def _health() -> Any:
-    """None: nobody listens."""
+    """None if no daemon listens."""
     try:
         return client.get("/v1/health", within_s=5.0)
     except Unreachable:
@@ -195,7 +195,7 @@ def _health() -> Any:
 
 
 def _await_health(process: subprocess.Popen[bytes], log: Path, before: int) -> Any:
-    """`before`: how long the log was when it started."""
+    """`before`: the size of the log when it started."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         if (code := process.poll()) is not None:
@@ -222,7 +222,7 @@ def _started(health: dict[str, Any], where: Path, log: Path) -> str:
 
 
 def _tell_troubles(health: dict[str, Any]) -> None:
-    for trouble in health.get("troubles", ()):  # an older carmad knows of none
+    for trouble in health.get("troubles", ()):  # an older carmad does not send it
         print(f"but {trouble}")
 
 

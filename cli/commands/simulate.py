@@ -1,6 +1,6 @@
-"""`carma simulate`: what a trace comes to under one policy and another, on modelled GPUs.
+"""`carma simulate`: runs a trace under one or more policies on modelled GPUs.
 
-How a run is simulated, and how its figures are shown and written, is `carmad.sim`'s.
+`carmad.sim` simulates the runs, and formats and writes the results.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 GPUS = "3xA100-40GB"  # the server of the CARMA paper
 PHYSICS = "physics."
-ALL = "all"  # in place of a policy's name
+ALL = "all"  # instead of a policy's name
 TOLD_REJECTED = 3
 STDOUT = Path("-")
-OF_A_NODE = 8  # GPUs, as most large servers have
+OF_A_NODE = 8  # GPUs per node, as in most large servers
 
 
 def simulate(
@@ -127,9 +127,9 @@ def simulate(
         experiments = list(_variants(base, policies, estimators, seeds, tuned or ()))
     if len(set(seeds or ())) > 1 and not any(map(_has_errors, experiments)):
         output.note(
-            "the seeds make no difference, as no estimate has errors: see --estimator and"
+            "the seeds make no difference, since estimates have no errors: see --estimator and"
             " --set physics.estimate_error or physics.duration_error."
-            " Another workload is another seed of the trace, as in generate:NAME?seed=1"
+            " For another workload, change the seed of the trace, as in generate:NAME?seed=1"
         )
     _tell_of_pairs(base)
     _tell_of_too_large(base)
@@ -137,11 +137,11 @@ def simulate(
     _report(results, json, html, csv, csv_jobs, tuned=bool(tuned))
 
 
-# -- what is simulated
+# -- experiments
 
 
 def _history(since: str | None) -> History:
-    """What this server ran under the settings that it has now."""
+    """What this server ran, with its current settings."""
     from carmad.sim import shadow
     from cli import client, parse
 
@@ -152,7 +152,7 @@ def _history(since: str | None) -> History:
 
 
 def _trace(source: str) -> Experiment:
-    """The trace under the defaults: neither the server's file nor the environment has a say."""
+    """The trace with default settings, ignoring the server's file and the environment."""
     from carmad.sim import hardware
     from carmad.sim.experiment import Experiment
     from carmad.sim.traces import sources
@@ -169,7 +169,7 @@ def _trace(source: str) -> Experiment:
 
 @contextmanager
 def _as_usage() -> Iterator[None]:
-    """What is wrong in here was wrong on the command line."""
+    """Turns errors into usage errors: they come from the command line."""
     try:
         yield
     except CarmaError as error:
@@ -183,7 +183,7 @@ def _changed(
     gpus: str | None,
     interference: str | None,
 ) -> Experiment:
-    """What all the experiments have in common."""
+    """The experiment with what all variants have in common."""
     from carmad import configfile
     from carmad.sim import hardware
     from carmad.sim import interference as models
@@ -207,7 +207,7 @@ def _variants(
     seeds: Sequence[int] | None,
     tuned: Sequence[str],
 ) -> Iterator[Experiment]:
-    """Each policy with each estimator, each seed and each combination of what is tuned, once."""
+    """Every combination of policy, estimator, seed and tuned settings, once."""
     from carmad import configfile, registry
 
     registry.bare_recovery(base.settings)
@@ -227,7 +227,7 @@ def _variants(
 
 
 def _policies(named: Sequence[str]) -> Iterator[str]:
-    """`all`: those that are installed, but for ones whose libraries are not."""
+    """`all`: every installed policy, except those whose libraries are missing."""
     from carmad import registry
     from carmad.config import Settings
 
@@ -244,20 +244,20 @@ def _policies(named: Sequence[str]) -> Iterator[str]:
 
 
 def _each(tuned: str) -> list[str]:
-    """`KEY=A,B` as the words of `--set`."""
+    """`KEY=A,B` as arguments of `--set`."""
     name, _, values = tuned.partition("=")
     return [f"{name}={value}" for value in dict.fromkeys(values.split(","))]
 
 
 def _has_errors(experiment: Experiment) -> bool:
-    """Does the seed have a say?"""
+    """Whether the seed makes a difference."""
     physics = experiment.physics
     of_memory = physics.estimate_error and experiment.estimator != "none"
     return bool(of_memory or physics.duration_error)
 
 
 def _physics(base: Physics, words: Iterable[str]) -> Physics:
-    """`--set physics.NAME=NUMBER`: of the simulator alone, and no setting of carmad's."""
+    """`--set physics.NAME=NUMBER`: parameters of the simulator, not settings of carmad."""
     values = asdict(base)
     for word in words:
         name, _, text = word.partition("=")
@@ -273,11 +273,11 @@ def _physics(base: Physics, words: Iterable[str]) -> Physics:
     return replace(base, **values)
 
 
-# -- what cannot be as it was asked for
+# -- checks
 
 
 def _check_files(json: bool, *files: Path | None) -> None:
-    """Before anything is simulated, which may take hours."""
+    """Check output files before simulating, which may take hours."""
     if json + files.count(STDOUT) > 1:
         raise Usage("only one thing can be written to stdout", "name a file for the others")
     for file in files:
@@ -286,7 +286,7 @@ def _check_files(json: bool, *files: Path | None) -> None:
 
 
 def _tell_of_pairs(base: Experiment) -> None:
-    """Where nothing in a file of measured pairs applies, it makes no difference."""
+    """Note how much of the trace a file of measured pairs covers."""
     from carmad.core.types import Mode
     from carmad.sim import interference as models
 
@@ -322,7 +322,7 @@ def _tell_of_too_large(base: Experiment) -> None:
         )
 
 
-# -- running and telling
+# -- running and reporting
 
 
 def _swept(
@@ -351,7 +351,7 @@ def _report(
     csv_jobs: Path | None,
     tuned: bool,
 ) -> None:
-    """Files first: whoever leaves `| less` early has them all the same."""
+    """Files come first, so that they exist even if `| less` is left early."""
     from carmad.sim.report import export, table
     from carmad.sim.report.html import page
     from carmad.sim.report.runs import runs
@@ -389,4 +389,4 @@ def _write(path: Path, content: Callable[[TextIO], object]) -> None:
             content(file)
     except OSError as error:
         raise Problem(f"cannot write {path}: {error.strerror}") from error
-    output.note(f"{path} is written")
+    output.note(f"wrote {path}")

@@ -1,4 +1,4 @@
-"""Changing jobs and waiting for them: `cancel`, `hold`, `release`, `requeue`, `wait`."""
+"""Changes jobs and waits for them: `cancel`, `hold`, `release`, `requeue`, `wait`."""
 
 from __future__ import annotations
 

@@ -54,12 +54,12 @@ def _picture(screen: Console) -> RenderableType:
 
 @contextmanager
 def _keys() -> Iterator[None]:
-    """Every key as it is pressed, and not echoed."""
+    """Reads keys as they are pressed, without echo."""
     import termios
     import tty
 
     before = termios.tcgetattr(sys.stdin)
-    tty.setcbreak(sys.stdin, termios.TCSADRAIN)  # what was typed ahead counts
+    tty.setcbreak(sys.stdin, termios.TCSADRAIN)  # keeps what was typed ahead
     try:
         yield
     finally:
