@@ -24,11 +24,11 @@ BY_LOOK: tuple[Make, ...] = (trace, history, gpumemnet, horus, faketensor)
 class Auto:
     """Asks in this order: declared, history, trace, history of an older script, gpumemnet, horus.
 
-    The first that answers is chosen; why those before it did not is among its notes. What the
-    others say is kept beside it, so that the job's end judges them as well. But the script is
-    looked at (once, for all who want to) only if neither its owner nor its history knows. Nothing
-    of the user's is run, or waited for, where its owner knows.
-    FakeTensor is there to be judged: where there is a look, the trace has an answer.
+    The first that answers is chosen; its notes say why those before it did not. The others'
+    estimates are kept with it, so that they are evaluated when the job ends. The script is tried
+    (once, for all estimators) only if neither `--gpu-mem` nor history has an answer. With
+    `--gpu-mem`, nothing of the user's is run, or waited for.
+    FakeTensor is only there to be evaluated: if there is a trial, the trace has an answer.
     """
 
     settings: Settings
@@ -46,14 +46,14 @@ class Auto:
                 why = dict.fromkeys(f"no {no.source}: {no.why}" for no in refusals)
                 return replace(chosen, notes=(*chosen.notes, *why), others=tuple(others))
             refusals += _refusals(answers)
-        # What the look ran into comes first: it says most of the job.
+        # The trial's reason comes first: it says most about the job.
         refusals = refusals[len(KNOWN) :] + refusals[: len(KNOWN)]
         whys = "; ".join(dict.fromkeys(no.why for no in refusals))
         return Refusal(whys, self.name, max(no.seconds for no in refusals))
 
     def _ask(self, make: Make, spec: JobSpec) -> Estimate | Refusal:
-        """One that fails must not take the others' answers with it: its packages may be missing,
-        and what a look finds comes from a process of the user's."""
+        """A failing estimator must not prevent the others' answers: its packages may be missing,
+        and the results of a trial come from a process of the user's."""
         estimator = make(self.settings, self.server)
         try:
             return estimator.estimate(spec)

@@ -1,4 +1,4 @@
-"""The user's own word (`--gpu-mem`)."""
+"""The memory that the user declared (`--gpu-mem`)."""
 
 from __future__ import annotations
 

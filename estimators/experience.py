@@ -1,13 +1,12 @@
-"""What finished jobs teach the trace estimator: the context's size, and how far it falls short.
+"""What the trace estimator learns from finished jobs: the size of the context, and its shortfall.
 
-A user's own runs teach that user. What others' runs say is their word, for whoever submits a job
-decides what it holds and what is traced of it: a newcomer gets the median of what the users say, a
-vote each, and only if they are enough. So one of them, whatever he runs, moves it no further than
-from one honest user's value to another's.
+Users learn from their own runs. Other users' runs cannot be trusted, since whoever submits a job
+decides what it holds and what is traced: a new user gets the median over users, one vote each, and
+only if there are enough. So whatever one user runs, the value stays between those of honest users.
 
-Some jobs end before they have grown to their full size. Nothing in a measured peak tells these
-from the rest, so only robust statistics are used, and a run whose peak stayed below the bytes
-that the trace had seen live at once (its `low`, less the context) is not counted at all.
+Some jobs end before they have grown to their full size, which a measured peak does not reveal. So
+only robust statistics are used, and a run whose peak stayed below the bytes that the trace found
+live at once (its `low`, minus the context) is not counted at all.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ ENOUGH_FOR_MARGIN = 10
 ENOUGH_USERS = 3  # likewise
 COVERED = 0.95
 SMALL_MIB = 1024  # below this, errors do not shrink with the job
-# What CUDA and its libraries can take of a process: some 300 MiB with kernels loaded as they are
-# used (CUDA 11.7 and newer), more than 1 GiB before; the stacks behind `benchmarks.memory_mlp` and
+# What CUDA and its libraries can take per process: about 300 MiB with kernels loaded on demand
+# (CUDA 11.7 and newer), more than 1 GiB before; the stacks behind `benchmarks.memory_mlp` and
 # `benchmarks.memory_timm` took 1,429 and 1,793 MiB.
 CONTEXT_MIB = (200, 3072)
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One estimate of a trace, and the peak that followed, in MiB."""
+    """A trace estimate and the measured peak, in MiB."""
 
     body_mib: int  # the estimate without the context
     peak_mib: int
@@ -40,7 +39,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What ended well on one stack: the user's own runs, and those of each other user."""
+    """Successful runs on one stack: the user's own, and those of each other user."""
 
     own: Sequence[Judged]
     others: Sequence[Sequence[Judged]] = ()
@@ -48,8 +47,8 @@ class Past:
     def taught(
         self, enough: int, lesson: Callable[[Sequence[Judged]], float]
     ) -> tuple[float, str] | None:
-        """The lesson of the user's own runs if they are enough, else the median of what each other
-        user's teach; and whose they were, in words. None: there are too few of both."""
+        """The value from the user's own runs if there are enough, otherwise the median over the
+        other users' values; and whose runs they were, in words. None if there are too few."""
         if len(self.own) >= enough:
             return lesson(self.own), f"{len(self.own)} runs"
         votes = [lesson(runs) for runs in self.others if len(runs) >= enough]
@@ -67,7 +66,7 @@ def past(server: Server, uid: int, source: str, stack: str) -> Past:
 
 
 def judged(runs: Iterable[Run], source: str, stack: str) -> list[Judged]:
-    """The runs on which this estimator had said something, on the same GPU, driver and torch."""
+    """The runs with an estimate by this estimator, on the same GPU, driver and torch."""
     found = []
     for run in runs:
         if run.estimate is None:
@@ -82,8 +81,8 @@ def judged(runs: Iterable[Run], source: str, stack: str) -> list[Judged]:
 
 
 def context_mib(past: Past) -> tuple[int, str] | None:
-    """What processes held beyond what was traced: the median, as far as a context can be so small
-    or so large; and whose runs say so. None: too few do."""
+    """The median of what processes held beyond what was traced, within the bounds for a context;
+    and whose runs it is from. None if there are too few."""
     taught = past.taught(ENOUGH_FOR_CONTEXT, _context_mib)
     return (round(taught[0]), taught[1]) if taught else None
 
@@ -96,9 +95,9 @@ def _context_mib(runs: Sequence[Judged]) -> float:
 def shortfall_mib(past: Past, context_mib: int, body_mib: int) -> int:
     """What to add to an estimate so that it covers 95 of 100 runs like the past ones.
 
-    A shortfall counts in proportion to its job, or to 1 GiB if that is more. Of a user's n
-    shortfalls the ⌈0.95·(n+1)⌉-th smallest is taken, the largest if there are fewer: a job drawn
-    like these stays under it with 95 %, whatever their law. 0 where fewer than ten runs teach.
+    A shortfall is relative to its job, or to 1 GiB if that is more. Of a user's n shortfalls the
+    ⌈0.95·(n+1)⌉-th smallest is used, or the largest if there are fewer: a job drawn from the same
+    distribution stays below it with 95 %, whatever the distribution. 0 with fewer than ten runs.
     """
 
     def share(runs: Sequence[Judged]) -> float:

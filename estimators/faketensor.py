@@ -13,8 +13,8 @@ NOTE = "live tensors of one pass: no CUDA context, optimizer state, workspace or
 
 @dataclass(frozen=True, slots=True)
 class FakeTensor:
-    """The reading as it is, which is nearly always too low; `high` has the paper's margin on
-    top, which makes it fit for placing jobs by."""
+    """The plain reading, which is nearly always too low; `high` adds the paper's margin, which
+    makes it usable for placement."""
 
     settings: Settings
     server: Server

@@ -1,21 +1,21 @@
 """The measured peaks of the user's recurring jobs.
 
-A run counts when it was the same user's, in the same directory and Python environment, on as
-many GPUs, with the same command but for what takes no memory (see `carmad.core.template`).
+A run counts if it has the same user, directory, Python environment and number of GPUs, and the same
+command apart from arguments that do not affect memory (see `carmad.core.template`).
 
 The estimate is the 95th percentile of the peaks, its interval a factor e^±h around it with
-h = 2·s·√(1 + 1/n), the usual interval for one more draw, and s² = (0.10² + (n−1)·r²)/n, where r
-is the spread of the logarithms of the n peaks. It is as though one more run had been seen that was
-10 % off: a single run stands for some ±28 %, seven equal ones for ±8 %, thirty for ±4 %. The
-spread is the median absolute deviation (times 1.48, so that it is the standard deviation of a
-normal law): runs that ended early, before they had grown, neither lower the estimate nor widen it
-as long as they are the fewer.
+h = 2·s·√(1 + 1/n), the usual prediction interval, and s² = (0.10² + (n−1)·r²)/n, where r
+is the spread of the logarithms of the n peaks. It is as if there had been one additional run that
+was 10 % off: a single run gives about ±28 %, seven equal ones ±8 %, thirty ±4 %. The
+spread is the median absolute deviation (times 1.48, which makes it the standard deviation of a
+normal distribution): runs that ended early, before they had grown, neither lower the estimate nor
+widen it as long as they are a minority.
 
 Runs from before the last change of a file that the command names (its script, a configuration)
-are left aside. If there are no others, `history` uses them with twice the h, and `current_history`
-refuses: something that reads the code itself may know better. Changes in modules that the script
-imports, or in exported variables, are not seen. When a file was changed is asked by a process of
-the job's user: the daemon, which is root, is not to look at what a user names.
+are ignored. If there are no others, `history` uses them with twice the h, and `current_history`
+refuses, since something that reads the code itself may know better. Changes in modules that the
+script imports, or in exported variables, are not noticed. Modification times are read by a process
+of the job's user: the daemon, which is root, must not access paths that a user named.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ PYTHON = ("VIRTUAL_ENV", "CONDA_PREFIX", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALL
 @dataclass(frozen=True, slots=True)
 class History:
     server: Server
-    outdated: bool  # may it use runs of what the script was before?
-    asks: bool = True  # when the script was changed; if not, all runs count alike
+    outdated: bool  # may it use runs of earlier versions of the script?
+    asks: bool = True  # check when the script was changed; if not, all runs count
     name: str = "history"
 
     def estimate(self, spec: JobSpec) -> Estimate | Refusal:
@@ -74,8 +74,8 @@ class History:
         return Estimate(mib, self.name, floor(mib / factor), ceil(mib * factor), notes=tuple(notes))
 
     def _last_change(self, spec: JobSpec, wanted: Template) -> tuple[float, str]:
-        """When the newest of the files that the command names was written, and its name. What is
-        no file, or not for its owner to see, was never written."""
+        """Modification time and name of the newest file that the command names; 0 for names that
+        are not files, or not accessible to the user."""
         names = [name for name in wanted.values() if PurePath(name).suffix in SOURCES]
         if not names:
             return 0.0, ""
@@ -84,7 +84,7 @@ class History:
         times = trial.answer.split(maxsplit=len(names))[: len(names)]
         try:
             return max(zip((float(time[:32]) for time in times), names, strict=True))
-        except ValueError:  # no answer, or none of ours
+        except ValueError:  # no answer, or an invalid one
             return 0.0, ""
 
 
@@ -116,7 +116,7 @@ def _half_width(peaks: Sequence[int]) -> float:
 
 
 def _nearest(runs: Sequence[Run], wanted: Template) -> str:
-    """Why there is no run of this command, in words: what the closest ones have otherwise."""
+    """Why there is no run of this command, in words: how the closest ones differ."""
     others = (template(run.spec.argv) for run in runs)
     apart = Counter(wanted.differs_in(other) for other in others if other.words == wanted.words)
     if not apart:
@@ -135,5 +135,5 @@ def current_history(settings: Settings, server: Server) -> History:
 
 
 def unchecked_history(settings: Settings, server: Server) -> History:
-    """Starts no process: for a second opinion beside the owner's word."""
+    """Starts no process: for comparison with declared memory."""
     return History(server, outdated=True, asks=False)

@@ -19,9 +19,9 @@ NOTE = "a formula over layers, in fp32: off by gigabytes for many models, mostly
 def formula(layers: Sequence[Layer], batch: int) -> float:
     """MiB: 800 + 4·(P + batch·(A + P))/2²⁰, of P parameters and A activations per sample.
 
-    A is the output of the layers that compute something. So counted, it gives the numbers that
-    the paper's artifact has for ResNet, VGG, MobileNetV2, EfficientNet, Xception and Inception to
-    within 0.02 %.
+    A is the output of the layers that compute something. Counted this way, it reproduces the
+    numbers in the paper's artifact for ResNet, VGG, MobileNetV2, EfficientNet, Xception and
+    Inception to within 0.02 %.
     """
     parameters = sum(layer.parameters for layer in layers)
     activations = sum(layer.activations for layer in layers if computes(layer))

@@ -1,10 +1,10 @@
-"""The look at a job's script: its argv becomes a tracer's, is run for a moment, and reports.
+"""Tries a job's script: turns its command into the tracer's, runs it briefly, reads the report.
 
-The tracer is run by the job's own Python. What that Python would do is left as it is: its options,
-an `env A=b` in front, `-m` and `-c`. Of launchers, torchrun and `accelerate launch` are known (as
-far as their command line says: `accelerate config` is not read); the trace then is that of the
-first process. Nothing that the command names is opened or looked for here, as the daemon is root:
-which Python a script's own `#!` names is found out in the trial, as the user (`tracer.find`).
+The tracer runs in the job's own Python, with the same interpreter options, a leading `env A=b`,
+`-m` and `-c`. Known launchers are torchrun and `accelerate launch` (only their command line:
+`accelerate config` is not read), of which the first process is traced. Nothing that the command
+names is opened or looked for here, as the daemon is root: which Python a script's `#!` line names
+is found out in the trial, as the user (`tracer.find`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from estimators.tracer.report import Report, loads
 
 TRACER = Path(__file__).parent / "tracer"
 FIND = (sys.executable, "-I", "-S", str(Path(find.__file__)))
-SHELLS = frozenset(("sh", "bash", "dash", "zsh", "ksh", "fish"))  # most jobs: not tried in vain
-MOST_LETTERS = 500  # of a refusal: it is the script's own to make up
+SHELLS = frozenset(("sh", "bash", "dash", "zsh", "ksh", "fish"))  # refused without a trial
+MOST_LETTERS = 500  # of a refusal, whose text the script controls
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 LAST_OPTION = re.compile(r"-([bBdEiIOPqRsSuvx]*)([mc])(.*)", re.DOTALL)  # -um train
 TORCHRUN = frozenset({"torch.distributed.run", "torch.distributed.launch"})
@@ -44,21 +44,21 @@ SHARDED = frozenset({"use-deepspeed", "use-fsdp", "use-megatron-lm", "use-parall
 
 
 class Unreadable(Exception):
-    """The command cannot be looked at; the message says why, for the job's owner."""
+    """The command cannot be tried; the message tells the job's owner why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A command of Python's, taken apart."""
+    """A parsed Python command."""
 
-    python: tuple[str, ...]  # with all that comes before the script: `env A=b python -u`
+    python: tuple[str, ...]  # everything before the script: `env A=b python -u`
     script: tuple[str, ...]  # the script or -m or -c, and what follows; `find` may put it in front
-    processes: int = 0  # that a launcher starts; 0: none does
+    processes: int = 0  # started by a launcher; 0: no launcher
     env: dict[str, str] = field(default_factory=dict)  # set by the launcher
 
 
 def look(spec: JobSpec, settings: Settings, server: Server) -> Report | Refusal:
-    """Let the job's script take two optimizer steps without a GPU."""
+    """Run two optimizer steps of the job's script without a GPU."""
     began = time.monotonic()
     try:
         program = parse(spec)
@@ -77,7 +77,7 @@ def look(spec: JobSpec, settings: Settings, server: Server) -> Report | Refusal:
 
 
 def report(trial: Trial, within_s: float) -> Report:
-    """Raises Unreadable with the reason why there is none."""
+    """The trial's report. Raises Unreadable with the reason if there is none."""
     if trial.error:
         raise Unreadable(f"its Python did not start: {trial.error}")
     if trial.answer:
@@ -182,7 +182,7 @@ def _accelerate(python: tuple[str, ...], words: Sequence[str], gpus: int) -> Pro
 
 
 def _launched(words: Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """A launcher's own options, by name without dashes, and what it launches."""
+    """A launcher's options, by name without dashes, and the command that it launches."""
     options: dict[str, str] = {}
     rest = list(words)
     module = False

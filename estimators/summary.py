@@ -1,4 +1,4 @@
-"""Model summaries as people print them: the tables of torchsummary and torchinfo."""
+"""Parses printed model summaries: the tables of torchsummary and torchinfo."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from math import prod
 from estimators.tracer.report import Layer
 
 HEADER = re.compile(r"^\s*Layer \(type.*Output Shape.*$", re.MULTILINE)
-COLUMN = re.compile(r"\S+(?: \S+)*")  # titles have single spaces in them, and more between them
+COLUMN = re.compile(r"\S+(?: \S+)*")  # titles contain single spaces, and are separated by more
 ROW = re.compile(r"^(\W*([A-Za-z_]\w*).*?)\s+((?:\[|--).*)$")
 CELL = re.compile(r"\[\[.*?\]\]|\[.*?\]|\S+")
 SHAPE = re.compile(r"\[([^\[\]]+)\]")
@@ -21,17 +21,17 @@ ACTIVATION = re.compile(r"LU\d*$|ish$|igmoid$|anh$|oft\w+$|Activation$|shrink$|T
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The layers of a model, and the batch that it was shown with; 0 if the table has none."""
+    """The layers of a model, and its batch size; 0 if the table has none."""
 
     layers: tuple[Layer, ...]
     batch: int
 
 
 def parse(text: str) -> Summary:
-    """Read a printed table: layer, output shape, parameters; other columns may stand between.
+    """Read a printed table: layer, output shape, parameters; other columns may be in between.
 
-    Of torchinfo's tree only the lowest rows that are shown are layers. Parameters that belong to
-    none of them are one more layer, which puts nothing out. Raises ValueError without a table.
+    In torchinfo's tree only the leaves are layers. Parameters that belong to none of them become
+    one more layer without output. Raises ValueError if there is no table.
     """
     header = HEADER.search(text)
     if header is None:
@@ -60,8 +60,8 @@ def parse(text: str) -> Summary:
 
 
 def computes(layer: Layer) -> bool:
-    """Does it put out something new that backward needs? Layers with parameters and activation
-    functions do; pooling, dropout, reshaping and (torchsummary's) blocks count for nothing."""
+    """Whether its output is new and needed in the backward pass: true for layers with parameters
+    and activation functions, false for pooling, dropout, reshaping and torchsummary's blocks."""
     return layer.parameters > 0 or ACTIVATION.search(layer.kind) is not None
 
 

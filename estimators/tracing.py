@@ -1,4 +1,4 @@
-"""The job's own script, run for two steps without a GPU; its allocations replayed."""
+"""Runs two steps of the job's own script without a GPU, and replays its allocations."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What the caching allocator will hold, and the CUDA context with its libraries.
+    """What the caching allocator will hold, plus the CUDA context and its libraries.
 
-    `low` has only the bytes that are live at once, `high` what experience asks to hold free. The
+    `low` has only the live bytes, `high` what experience says must be free. The
     context cannot be traced: it depends on GPU, driver and torch, and is learned from the user's
-    runs on the same three, or from several other users', or set by `estimation.context_mib` as long
-    as they are too few.
+    runs on the same three, or from several other users', or set by `estimation.context_mib` while
+    there are too few.
     """
 
     settings: Settings
@@ -56,7 +56,7 @@ class Trace:
 
 
 def _parts(report: Report, body_mib: int) -> tuple[tuple[str, int], ...]:
-    """The parts in whole MiB. Each ends where the sum so far does, so they add up to `body_mib`."""
+    """The parts in whole MiB, rounded cumulatively so that they add up to `body_mib`."""
     ends = [0, *accumulate(report.parts.get(part, 0) for part in PARTS)]
     scale = body_mib / max(1, ends[-1])
     return tuple(

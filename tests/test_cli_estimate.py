@@ -346,7 +346,7 @@ def test_an_image_and_a_page(
     assert (tmp_path / "x.png").read_bytes().startswith(PNG)
     assert run(["estimate", "--json", "--plot", "x.html", "prog", "<i>"]) == 0
     out, err = capsys.readouterr()
-    assert err == "carma: x.png is written\ncarma: x.html is written\n"
+    assert err == "carma: wrote x.png\ncarma: wrote x.html\n"
     assert json.loads(out[out.index("{") :])["schema"] == 1
     page = (tmp_path / "x.html").read_text()
     assert html.escape("prog '<i>'") in page and "<i>" not in page and "<b>" not in page

@@ -226,13 +226,13 @@ def test_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     ]
     with (tmp_path / "jobs.csv").open(encoding="utf-8", newline="") as file:
         assert [row["name"] for row in csv.DictReader(file)] == ["first", "second"] * 2
-    assert "carma: runs.csv is written\n" in capsys.readouterr().err
+    assert "carma: wrote runs.csv\n" in capsys.readouterr().err
 
 
 def test_a_page(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="reports with charts need it")
     assert run(["simulate", "two.csv", *ONE_GPU, "--html", "report.html"]) == 0
-    assert "carma: report.html is written\n" in capsys.readouterr().err
+    assert "carma: wrote report.html\n" in capsys.readouterr().err
     assert "<html" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 

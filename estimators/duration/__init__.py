@@ -1,1 +1,1 @@
-"""How long a job will run: the predictors. The user's own word goes before all that they know."""
+"""Predictors of how long a job will run. A declared duration (`--expect`) takes precedence."""

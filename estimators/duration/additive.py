@@ -1,5 +1,5 @@
-"""The Workload Estimate Model of this server's own past jobs (Lucid paper, 3.5.3), as
-`carmad.learning.duration` trains it; until there is one, what the history predictor says."""
+"""The Workload Estimate Model (Lucid paper, 3.5.3), trained by `carmad.learning.duration` on this
+server's past jobs; until there is one, the history predictor."""
 
 from __future__ import annotations
 

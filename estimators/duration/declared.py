@@ -1,4 +1,4 @@
-"""The user's own word (`--expect`), and nothing without it."""
+"""The duration that the user declared (`--expect`), and nothing else."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What a random forest has learned of recurring jobs (A-SRPT paper, IV-C-3), as
-`carmad.learning.forest` grows it from this server's own past, and keeps it as a table.
+"""A random forest for recurring jobs (A-SRPT paper, IV-C-3), trained by `carmad.learning.forest` on
+this server's past jobs and stored as a table.
 
 The paper predicts 0 for a job that has not run before, so that it starts at once: a short one gets
-through, and of a long one more is known next time. One that has run, but since the last training or
-before there was any, is better known by its own runs.
+through quickly, and more is known about a long one next time. For a job that has run, but is not in
+the model, its own runs are used.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What like jobs took: the median of the latest runs of the same job, else the means that Lucid
-falls back on (Lucid paper, 3.4): the user's, else all users' with the same GPU demand. Of these it
-is the median here, so that no user decides for how long others are thought to run."""
+"""How long similar jobs took: the median of the latest runs of the same job, otherwise Lucid's
+fallbacks (Lucid paper, 3.4): the mean of the user's jobs, or all users' with the same GPU demand.
+Of the latter it is the median over users here, so that no user determines others' predictions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def recurring(job: Job, history: History) -> Prediction | None:
 
 
 def unheard_of(job: Job, history: History) -> Prediction | None:
-    """Cold start: a job that has not run before."""
+    """Cold start: the prediction for a job that has not run before."""
     mean, gpus = history.by_user.mean(job.spec.user), job.spec.gpus
     if mean is not None:
         return Prediction(mean, "history", notes=(f"the mean of {job.spec.user}'s latest jobs",))

@@ -1,5 +1,5 @@
 """The mean and the median of earlier runs of the same job, and 0 for one that has not run before:
-what the A-SRPT paper (V-B, 2-d) holds its forest against."""
+the baselines of the A-SRPT paper's forest (V-B, 2-d)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""GPUMemNet (CARMA paper, 2.3): classifiers, trained on synthesised networks, say in which step of
-a staircase a network's memory need falls.
+"""GPUMemNet (CARMA paper, 2.3): classifiers, trained on generated networks, which predict the bin
+of a network's memory need.
 
-`features` and `network` (numpy) judge; `synthesis`, `networks` (torch), `labels` and `training`
-make the weights; `card` and `dataset` are what they keep in files.
+`features` and `network` (numpy) evaluate them; `synthesis`, `networks` (torch), `labels` and
+`training` make the weights; `card` and `dataset` are the file formats.
 """
 
 from __future__ import annotations

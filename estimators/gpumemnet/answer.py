@@ -1,4 +1,4 @@
-"""From a network's layers to an estimate: which family's weights judge it, and whether they may."""
+"""From a network's layers to an estimate: chooses the family, and checks that it applies."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ TRAINED_FOR = "trained on float32 and Adam: it sees neither AMP nor other optimi
 def answer(
     layers: Sequence[Layer], batch: int, context_mib: int, folder: Path = card.WEIGHTS
 ) -> Estimate | Refusal:
-    """The likeliest bin's top, as in the paper; from the lowest to the highest bin that a member
-    of the ensemble holds to be the likeliest. Raises OSError if `folder` has no weights."""
+    """The top of the most likely bin, as in the paper; low and high are the lowest and highest bin
+    that any ensemble member finds most likely. Raises OSError if `folder` has no weights."""
     named = kinds(layers)
     found = family(layers)
     if found is None:

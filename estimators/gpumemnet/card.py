@@ -1,5 +1,5 @@
-"""What is known of trained weights: the card that lies beside them, and what they must not be
-asked (CARMA paper, 2.3: such estimators extrapolate poorly).
+"""The card stored with trained weights, and which networks they do not apply to (CARMA paper, 2.3:
+such estimators extrapolate poorly).
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from estimators.gpumemnet.dataset import Origin
 from estimators.gpumemnet.features import SIZES, Features
 
 WEIGHTS = Path(__file__).parent / "weights"
-GB = 1000  # MiB; the steps of the paper's stairs
-SLACK = 2.0  # times beyond what the weights were trained on that they are still asked
+GB = 1000  # MiB; the unit of the paper's bins
+SLACK = 2.0  # factor beyond the training data up to which the weights are used
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How often one ensemble is right about networks that it has not seen."""
+    """The accuracy of an ensemble on networks that it has not seen."""
 
     ensemble: str  # mlp, transformer, or both
     range_gb: int  # width of a bin
@@ -35,7 +35,7 @@ class Card:
     origin: Origin
     samples: int
     range_gb: int  # width of a bin
-    limit_gb: int  # top of the last bin but one; the last has no top
+    limit_gb: int  # top of the second-to-last bin; the last has none
     kinds: tuple[str, ...]  # of layers in the training data
     spans: tuple[tuple[str, float, float], ...]  # of each size there: least and most
     scores: tuple[Score, ...]
@@ -66,16 +66,16 @@ def read(family: str, folder: Path = WEIGHTS) -> Card:
 
 
 def measured(seen: Features) -> Iterator[tuple[str, float]]:
-    """What must lie within the training data's spans."""
+    """Values that must be within the spans of the training data."""
     sizes = dict(zip(SIZES, seen.sizes, strict=True))
     yield from sizes.items()
     yield "activations per batch", sizes["batch size"] * sizes["activations per sample"]
 
 
 def outside(card: Card, named: Sequence[str], seen: Features | None) -> str:
-    """In words, what of a network is unlike all that the weights were trained on; "" if nothing.
+    """How a network differs from all that the weights were trained on, in words; "" if it does not.
 
-    `seen` may be None as long as a kind of layer among `named` is new.
+    `seen` may be None if a kind of layer among `named` is new.
     """
     new = sorted(set(named) - set(card.kinds))
     if new or seen is None:

@@ -1,4 +1,4 @@
-"""Labelled networks in a file: gzipped JSON lines, the first of which says where they come from."""
+"""Files of labelled networks: gzipped JSON lines, the first of which has their origin."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from estimators.tracer.report import Layer
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """How samples came to be."""
+    """How samples were made."""
 
     family: str  # one of features.FAMILIES
     seed: int
@@ -24,15 +24,15 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A network that was trained for a moment, or traced."""
+    """A network that was briefly trained, or traced."""
 
     batch: int
     layers: tuple[Layer, ...]
-    mib: int  # most that its process held on the GPU
+    mib: int  # the peak of its process on the GPU
 
 
 def write(path: Path, origin: Origin, samples: Iterable[Sample]) -> None:
-    """`path` is not there before all samples are."""
+    """`path` appears only when all samples are written."""
     unfinished = path.with_name(path.name + ".part")
     with gzip.open(unfinished, "wt", encoding="utf-8") as file:
         print(json.dumps(asdict(origin)), file=file)

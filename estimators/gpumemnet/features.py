@@ -1,5 +1,5 @@
-"""What GPUMemNet sees of a network (CARMA paper, 2.3 and A.2): a few numbers, and its layers in
-order. Pure Python; the networks that judge it are elsewhere.
+"""GPUMemNet's features of a network (CARMA paper, 2.3 and A.2): a few numbers, and its layers in
+order. Pure Python; the classifiers are in `network`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TYPE_OF = {
     "Softmax": "softmax",
 } | dict.fromkeys(ACTIVATIONS, "activation")
 TYPES = tuple(dict.fromkeys(TYPE_OF.values()))
-ALIASES = {  # classes of other libraries that keep what the class of torch keeps
+ALIASES = {  # classes of other libraries that use memory like the class of torch
     "BatchNormAct2d": "BatchNorm2d",
     "Conv2dSame": "Conv2d",
     "DropPath": "Dropout",
@@ -61,14 +61,14 @@ SIZES = (
     "parameters",
     "activations per sample",
 )
-TOKENS = 64  # longer networks are told in this many pieces of adjoining layers
+TOKENS = 64  # longer networks are reduced to this many groups of adjacent layers
 FAMILIES = ("mlp", "cnn", "transformer")
 
 
 @dataclass(frozen=True, slots=True)
 class Features:
     sizes: tuple[float, ...]  # by SIZES
-    activation: tuple[float, float]  # sine and cosine of the activation's place on a circle
+    activation: tuple[float, float]  # the activation function, as sine and cosine of an angle
     tokens: tuple[tuple[float, ...], ...]  # per piece: share of each of TYPES, two logarithms
 
     @property
@@ -77,7 +77,7 @@ class Features:
 
 
 def kinds(layers: Sequence[Layer]) -> list[str]:
-    """The layers' classes by torch's names for them, without those that are no layers."""
+    """The layers' classes by torch's names, without those that are not layers."""
     named = (ALIASES.get(layer.kind, layer.kind) for layer in layers)
     return [kind for kind in named if not _is_none(kind)]
 
@@ -102,9 +102,9 @@ def features(layers: Sequence[Layer], batch: int) -> Features:
 
 
 def family(layers: Sequence[Layer]) -> str | None:
-    """One of FAMILIES; None for a network that is of none of them.
+    """One of FAMILIES, or None.
 
-    A convolution or two are how a vision transformer cuts its image into patches.
+    A transformer may have one or two convolutions, which split an image into patches.
     """
     types = Counter(TYPE_OF.get(kind) for kind in kinds(layers))
     if types["convolution"] > 2 or (types["convolution"] and not types["layer norm"]):

@@ -1,4 +1,4 @@
-"""What a synthesised network needs: traced without a GPU, or trained for a moment on one."""
+"""Labels a generated network: traced without a GPU, or trained briefly on one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CONTEXT_MIB = 544  # of an A100 in 2025, which is the default of `estimation.con
 MIB = 2**20
 STEPS = 2  # the second is the first one that has the optimizer's state
 MEASURED_STEPS = 5
-SETTLES = 20  # networks to try before a GPU is taken to be too small for all
+SETTLES = 20  # networks to try before a GPU counts as too small for all
 
 Label = Callable[[Network], Sample | None]  # None: it did not fit
 
@@ -45,7 +45,7 @@ def _while_some_fit(labelled: Iterator[Sample | None]) -> Iterator[Sample | None
 
 
 def traced(network: Network) -> Sample:
-    """Two steps with Adam on fake tensors, and the context that most servers have."""
+    """Two steps with Adam on fake tensors, plus a typical context."""
     report = trace(network)
     return Sample(report.batch, report.layers, CONTEXT_MIB + -(-report.reserved // MIB))
 
@@ -74,7 +74,7 @@ def measured(network: Network) -> Sample | None:
 
 
 def _peak(network: Network) -> int:
-    """Bytes, the most that the caching allocator held."""
+    """The peak of the caching allocator, in bytes."""
     torch.cuda.reset_peak_memory_stats()
     with torch.device("cuda"):
         model, inputs = build(network)
@@ -86,9 +86,9 @@ def _peak(network: Network) -> int:
 
 
 def context_mib() -> int:
-    """What NVML says of this process beyond what the allocator holds now.
+    """This process's memory in NVML beyond what the allocator holds now.
 
-    Raises RuntimeError where NVML does not list it, as in a container with pids of its own.
+    Raises RuntimeError if NVML does not list it, as in a container with its own pid namespace.
     """
     import pynvml
 

@@ -1,5 +1,5 @@
-"""The classifiers' forward pass in numpy: `training` has the same ones in torch, under the same
-names of their weights."""
+"""The classifiers' forward pass in numpy: `training` has the same ones in torch, with the same
+weight names."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ EPSILON = 1e-5  # of torch's LayerNorm
 
 @dataclass(frozen=True, slots=True)
 class Ensemble:
-    """Each member's weights; the sizes' mean and deviation in the training data are among them."""
+    """Each member's weights, including mean and deviation of the sizes in the training data."""
 
     members: tuple[Weights, ...]
 
     def probabilities(self, seen: Features) -> Array:
-        """Of each bin, as each member sees it: (members, bins)."""
+        """Probability of each bin, by member: (members, bins)."""
         return np.stack([softmax(logits(member, seen)) for member in self.members])
 
 
@@ -43,7 +43,7 @@ def load(path: Path) -> Ensemble:
 
 
 def logits(weights: Weights, seen: Features) -> Array:
-    """(bins,): of an MLP, or of a transformer, which reads the layers, too."""
+    """(bins,), from an MLP, or from a transformer, which also uses the layers."""
     scalars = np.asarray(seen.scalars, np.float32)
     scalars = (scalars - weights["mean"]) / weights["deviation"]
     if "position" in weights:
@@ -61,7 +61,7 @@ def softmax(values: Array) -> Array:
 
 
 def _encoded(weights: Weights, tokens: Array) -> Array:
-    """(tokens, features) to (width,): pre-norm encoder layers, and the mean of what they say."""
+    """(tokens, features) to (width,): pre-norm encoder layers, then the mean of the outputs."""
     out = _linear(weights, "embed", tokens) + weights["position"][: len(tokens)]
     for layer in _numbered(weights, "layers"):
         out = out + _attention(weights, f"{layer}.self_attn", _norm(weights, f"{layer}.norm1", out))

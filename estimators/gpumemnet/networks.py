@@ -1,5 +1,5 @@
-"""Builds the networks that `synthesis` draws, in torch. Each takes its inputs and returns its
-loss, so that whoever trains one needs to know nothing else of it.
+"""Builds the networks drawn by `synthesis`, in torch. Each maps its inputs to its loss, so that
+training needs to know nothing else about it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ GROWTH = 4  # a block of a DenseNet adds its stage's width by this
 
 
 def build(network: Network) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """A module and what to call it with; both where `torch.device` says, with any values."""
+    """A module and its arguments, both on the current `torch.device`, with arbitrary values."""
     if isinstance(network, Mlp):
         inputs = torch.empty(network.batch, network.inputs)
         return _Classifier(_mlp(network)), (inputs, _labels(network.batch))
@@ -94,7 +94,7 @@ def _convolution(
     groups: int = 1,
     active: bool = True,
 ) -> Iterator[nn.Module]:
-    """With what follows it: batch norm, activation. In place where timm and torchvision do so."""
+    """A convolution with batch norm and activation, in place where timm and torchvision do so."""
     bias = not network.batch_norm
     yield nn.Conv2d(inputs, outputs, size, stride, size // 2, groups=groups, bias=bias)
     if network.batch_norm:
@@ -104,7 +104,7 @@ def _convolution(
 
 
 class _Plain(nn.Sequential):
-    """As in VGG: the resolution is halved by a pool."""
+    """As in VGG: pooling halves the resolution."""
 
     def __init__(self, network: Cnn, inputs: int, width: int, stride: int) -> None:
         pool = [nn.MaxPool2d(2)] if stride == 2 else []
@@ -174,7 +174,7 @@ class _Inverted(nn.Module):
 
 
 class _Dense(nn.Module):
-    """As in DenseNet: what a block makes is put beside what it got."""
+    """As in DenseNet: a block concatenates its output to its input."""
 
     def __init__(self, network: Cnn, inputs: int, width: int, stride: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What the CARMA paper's GPUMemNet reached, to be put beside ours."""
+"""The CARMA paper's results for GPUMemNet, for comparison."""
 
 TABLE_3 = {  # family, kind of ensemble, width of a bin in GB: accuracy and F1 (appendix A.2)
     ("mlp", "mlp", 1): (0.95, 0.93),

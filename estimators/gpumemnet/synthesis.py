@@ -1,7 +1,7 @@
-"""Draws networks to train GPUMemNet on, under the five rules of the CARMA paper, 2.3: (1) depths,
-widths and batches that people use, (2) drawn evenly, on a logarithmic scale, (3) of uniform,
-pyramid and hourglass shape, (4) with the layers that practice puts together, (5) with inputs and
-outputs of many sizes. Pure: `networks` builds them.
+"""Draws networks to train GPUMemNet on, by the five rules of the CARMA paper, 2.3: (1) realistic
+depths, widths and batches, (2) drawn evenly on a logarithmic scale, (3) of uniform, pyramid and
+hourglass shape, (4) with realistic combinations of layers, (5) with inputs and outputs of many
+sizes. Pure: `networks` builds them.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ GB = 10**9
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What a CNN is made of."""
+    """A kind of building block of CNNs."""
 
     most: int  # of them in a network
     widest: int  # channels
-    kept: float  # roughly, what it keeps for the backward pass, in times of its output
+    kept: float  # roughly, what it keeps for the backward pass, as a multiple of its output
 
 
 BLOCKS = {
@@ -55,7 +55,7 @@ class Mlp:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Blocks of a CNN that work at one resolution."""
+    """The blocks of a CNN at one resolution."""
 
     width: int
     blocks: int
@@ -94,7 +94,7 @@ Network = Mlp | Cnn | Transformer
 
 
 def synthesise(family: str, seed: int) -> Iterator[Network]:
-    """Endless; the same seed draws the same networks."""
+    """Infinite; the same seed draws the same networks."""
     draws: dict[str, Callable[[Random], Network]] = {
         "mlp": _mlp,
         "cnn": _cnn,
@@ -183,10 +183,10 @@ def _transformer(random: Random) -> Transformer:
 
 
 def _batch(random: Random, largest: int, fixed: int, sample: int, limit: int) -> int:
-    """Half of the time any, half of the time one that takes about as many bytes as are drawn.
+    """Half of the time any size, half of the time one that takes a number of bytes drawn at random.
 
-    The rough sizes in bytes, `fixed` and per `sample`, only keep most networks from being tiny or
-    larger than a GPU. `limit` lies above the largest class, so that this one has samples, too.
+    The rough sizes in bytes, `fixed` and per `sample`, only prevent most networks from being tiny
+    or larger than a GPU. `limit` is above the largest class, so that this one has samples, too.
     """
     most = max(2, min(largest, (limit - fixed) // sample))
     if random.random() < 0.5:

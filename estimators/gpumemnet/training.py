@@ -1,6 +1,6 @@
-"""Trains the classifiers (torch) and says how right they are (scikit-learn), as the CARMA paper
-does, A.2: cross-entropy and Adam, a held-out 30 % test split, and of the rest three stratified
-folds of 70 % to train on and 30 % to choose the epoch by.
+"""Trains the classifiers (torch) and evaluates them (scikit-learn), as in the CARMA paper, A.2:
+cross-entropy and Adam, a held-out 30 % test split, and of the rest three stratified folds of 70 %
+for training and 30 % for choosing the epoch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Indices = NDArray[np.intp]
 
 RANGES_GB = (1, 2, 8)  # widths of bins that the paper tries
 LIMITS_GB = {"mlp": 8, "cnn": 40, "transformer": 40}
-GOOD = 0.9  # validation accuracy that a range must reach, or the next wider one is taken
+GOOD = 0.9  # validation accuracy below which the next wider range is used
 FOLDS = 3
 HIDDEN = 96
 WIDTH = 32  # of a token in the transformer
@@ -56,7 +56,7 @@ class Trained:
 
 
 def train(origin: Origin, samples: Sequence[Sample]) -> Trained:
-    """Both ensembles at each range; kept is the finest range at which they do well together."""
+    """Train both ensembles at each range; keep the finest range at which they do well together."""
     seen = [features(sample.layers, sample.batch) for sample in samples]
     limit = LIMITS_GB[origin.family]
     tried = {
@@ -87,8 +87,8 @@ def train(origin: Origin, samples: Sequence[Sample]) -> Trained:
 
 
 def test(card: Card, folder: Path, origin: Origin, samples: Sequence[Sample]) -> Score:
-    """The weights in `folder`, asked about all samples, or of those that they were trained on
-    about the test split. Raises ValueError if it cannot be told which these are."""
+    """The score of the weights in `folder` on all samples, or, if they were trained on these, on
+    the test split. Raises ValueError if that split cannot be determined."""
     truth = labels(samples, card.range_gb, card.limit_gb)
     among: Indices = np.arange(len(samples))
     if origin == card.origin:
@@ -108,14 +108,14 @@ def test(card: Card, folder: Path, origin: Origin, samples: Sequence[Sample]) ->
 
 
 def labels(samples: Sequence[Sample], range_gb: int, limit_gb: int) -> Labels:
-    """Each sample's bin; what needs more than the limit is in the last one."""
+    """Each sample's bin; the last one is for everything above the limit."""
     bins = [min(sample.mib, limit_gb * GB) // (range_gb * GB) for sample in samples]
     return np.array(bins, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A trained classifier, and what it says of all samples."""
+    """A trained classifier, and its predictions for all samples."""
 
     kind: str
     fold: int
@@ -154,15 +154,14 @@ def cross_validate(seen: Sequence[Features], truth: Labels, range_gb: int) -> Ou
 
 
 def held_out(truth: Labels) -> tuple[Indices, Indices]:
-    """What is to learn from, and the 30 % to test with; always the same ones."""
+    """The training indices, and the 30 % for testing; deterministic."""
     return next(_stratified(1, np.arange(len(truth)), truth))
 
 
 def judge(
     probabilities: Sequence[NDArray[np.float32]], truth: Labels, among: Indices
 ) -> tuple[float, float]:
-    """Of an ensemble that says (samples, bins) each: accuracy, and F1 weighted by the classes'
-    sizes."""
+    """Accuracy, and F1 weighted by class size, of an ensemble with (samples, bins) per member."""
     told = np.mean(probabilities, axis=0)[among].argmax(1)
     accuracy = accuracy_score(truth[among], told)
     f1 = f1_score(truth[among], told, average="weighted", zero_division=0)
@@ -175,7 +174,7 @@ def _folds(rest: Indices, truth: Labels) -> Iterator[tuple[Indices, Indices]]:
 
 
 def _stratified(splits: int, among: Indices, truth: Labels) -> Iterator[tuple[Indices, Indices]]:
-    """A class with too few members to be split counts as the class below it."""
+    """Stratified splits. A class with too few members to be split is merged with the one below."""
     strata = truth.copy()
     counts = Counter(strata.tolist())
     for label in sorted(counts, reverse=True):
@@ -236,7 +235,7 @@ def _fit(
     learn: Indices,
     check: Indices,
 ) -> Member:
-    """As it was after the epoch that is best on `check`."""
+    """Train; returns the state after the epoch that is best on `check`."""
     torch.manual_seed(SEED + fold)
     scalars = torch.tensor([each.scalars for each in seen])
     mean, deviation = scalars[learn].mean(0), scalars[learn].std(0) + 1e-3
@@ -270,7 +269,7 @@ def _fit(
 
 
 def _padded(seen: Sequence[Features]) -> tuple[Tensor, Tensor]:
-    """(samples, most tokens, features), and where there is no token."""
+    """(samples, most tokens, features), and the padding mask."""
     tokens = pad_sequence([torch.tensor(each.tokens) for each in seen], batch_first=True)
     lengths = torch.tensor([[len(each.tokens)] for each in seen])
     return tokens, torch.arange(tokens.shape[1]) >= lengths

@@ -1,7 +1,7 @@
 """`python FOLDER OPTIONS script.py …`, `… -m module …`, `… -c code …`: run in the job's Python.
 
-Becomes the package `carma_tracer`, so that neither its modules nor this folder are in the way of
-the script's own; then gives up rights and hands over to `script`.
+Becomes the package `carma_tracer`, so that neither its modules nor this folder hide the script's
+own; then drops privileges and hands over to `script`.
 """
 
 import importlib.util
@@ -12,7 +12,7 @@ from pathlib import Path
 
 STARTED = time.monotonic()
 FOLDER = Path(__file__).absolute().parent
-# What programs are asked to leave out, as far as they have a word for it.
+# Switches off network access and tracking in libraries that have a variable for it.
 ASKED = {
     "CLEARML_OFFLINE_MODE": "1",
     "CUDA_VISIBLE_DEVICES": "",

@@ -1,6 +1,6 @@
-"""A model of PyTorch's CUDA caching allocator: what a job reserves for what it asks for.
+"""A model of PyTorch's CUDA caching allocator: how much it reserves for a job's requests.
 
-One stream. Figures are those of `c10/core/AllocatorConfig.h`: requests are rounded to 512 bytes;
+One stream only. Sizes are those in `c10/core/AllocatorConfig.h`: requests are rounded to 512 bytes;
 up to 1 MiB they share segments of 2 MiB, below 10 MiB segments of 20 MiB, and larger ones get a
 segment of their own in steps of 2 MiB. Segments are split, merged and kept until the cache is
 emptied; NVML sees segments, not tensors.
@@ -22,12 +22,12 @@ STEP = 2 * MIB  # which is rounded up to this
 
 
 class OutOfMemory(Exception):
-    """The capacity does not suffice, even with the cache emptied."""
+    """The capacity is exceeded, even with the cache emptied."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """Of PYTORCH_CUDA_ALLOC_CONF, what changes how much is reserved. Sizes in bytes."""
+    """Options in PYTORCH_CUDA_ALLOC_CONF that affect how much is reserved. Sizes in bytes."""
 
     expandable: bool = False  # one segment per pool, which grows at its end
     max_split: int | None = None  # blocks of this size and more are never split
@@ -39,7 +39,7 @@ DEFAULTS = Options()
 
 
 def options(text: str) -> tuple[Options, tuple[str, ...]]:
-    """What the variable's text asks for, and a note for each key that is not modelled."""
+    """The options in the variable's text, and a note for each key that is not modelled."""
     found: dict[str, object] = {}
     notes = []
     for key, value in re.findall(r"(\w+)\s*:\s*(\[[^]]*\]|[^,\s]+)", text):
@@ -57,7 +57,7 @@ def options(text: str) -> tuple[Options, tuple[str, ...]]:
 
 
 class Block:
-    """A piece of a segment, between its neighbours there."""
+    """A part of a segment, linked to its neighbours."""
 
     __slots__ = ("address", "after", "before", "free", "size")
 
@@ -97,7 +97,7 @@ class Allocator:
         self._address = 0  # where the next segment may begin
 
     def allocate(self, name: object, nbytes: int) -> None:
-        """Raises OutOfMemory where a capacity is given."""
+        """Raises OutOfMemory if the allocator has a capacity that is exceeded."""
         if nbytes <= 0:
             return  # an empty tensor has no memory
         size = self._rounded(nbytes)
@@ -125,7 +125,7 @@ class Allocator:
         pool.put(block)
 
     def empty_cache(self) -> None:
-        """Give segments without a live block back; of an expandable one, its unused pages."""
+        """Free segments without live blocks; of an expandable one, its unused pages."""
         for pool in (self._small, self._large):
             kept: list[tuple[int, int, Block]] = []
             for entry in pool.free:
@@ -139,7 +139,7 @@ class Allocator:
             pool.free = sorted(kept)
 
     def blocks(self) -> Iterator[Block]:
-        """All that are reserved, in no particular order."""
+        """All reserved blocks, in no particular order."""
         for block, _ in self._live.values():
             yield block
         for pool in (self._small, self._large):
@@ -154,7 +154,7 @@ class Allocator:
         return max(UNIT, -(-nbytes // UNIT) * UNIT)
 
     def _fitting(self, pool: Pool, size: int) -> Block | None:
-        """The smallest free block that serves, taken out of its pool."""
+        """The smallest free block that is large enough, removed from its pool."""
         free = pool.free
         at = bisect_left(free, (size,))
         if at + 1 < len(free) and free[at][2] is pool.last:
@@ -195,7 +195,7 @@ class Allocator:
             pool.last = block
 
     def _grown(self, pool: Pool, size: int) -> Block:
-        """A block of memory that is new, or begins with what is free at the segment's end."""
+        """A new block, including any free memory at the segment's end."""
         needed = self._growth(pool, size)
         if self.capacity is not None and self.reserved + needed > self.capacity:
             self.empty_cache()
@@ -229,7 +229,7 @@ class Allocator:
         return -(-size // STEP) * STEP
 
     def _unmapped(self, pool: Pool, block: Block) -> list[Block]:
-        """What is left of a free block when its whole pages go back: its two ends at most.
+        """What is left of a free block when its whole pages are freed: at most its two ends.
 
         Simplification: the gap is not filled again; the segment grows at its end instead.
         """

@@ -1,7 +1,7 @@
-"""The one answer of a tracer: a report or a refusal, on file descriptor 3, and then the end.
+"""The tracer's single answer: a report or a refusal, on file descriptor 3, followed by exit.
 
-Whoever answers ends the process at once: no `except` or `finally` of the script, no thread and no
-exit handler of its gets in between. A process that the script forked ends without an answer.
+Answering ends the process at once: none of the script's `except` or `finally` blocks, threads or
+exit handlers can interfere. A process that the script forked exits without an answer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .report import Report, refusal
 
 ANSWER_FD = 3
 HIGH = 500  # scripts close low descriptors
-SPARE_S = 0.7  # before the daemon's patience ends
+SPARE_S = 0.7  # before the daemon's timeout
 _OTHERS = (str(Path(__file__).parent), sysconfig.get_path("stdlib"), "<frozen")
 
 
@@ -43,7 +43,7 @@ class Answer:
         """Does not return."""
         if os.getpid() != self._pid:
             os._exit(0)
-        self._lock.acquire()  # for ever: the first answer counts
+        self._lock.acquire()  # never released: only the first answer counts
         while text:
             text = text[os.write(self._fd, text) :]
         os._exit(0)
@@ -55,7 +55,7 @@ class Answer:
         self.give(refusal(why))
 
     def before_the_deadline(self) -> None:
-        """Say how far the script came, if there is no other answer in time."""
+        """Report how far the script came, if there is no other answer in time."""
         main = threading.get_ident()
 
         def wait() -> None:

@@ -1,8 +1,8 @@
-"""torch._dynamo, of which a trace needs next to nothing; it takes as long to import as torch does.
+"""Replaces torch._dynamo, which takes as long to import as torch itself and is hardly needed.
 
-PyTorch asks it for two settings when it makes fake tensors, and to leave some functions alone. In
-its place stands a package with just that. Whoever wants more, as some libraries do, gets the real
-one at that moment.
+When it makes fake tensors, PyTorch reads two settings from it and marks some functions. A stub
+package provides just that. If more of it is used, as some libraries do, the real package is
+imported then.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CONFIG = f"{NAME}.config"
 
 
 class _Sparse(types.ModuleType):
-    """The package without its content."""
+    """A stub of the package."""
 
     def __init__(self) -> None:
         super().__init__(NAME)
@@ -34,7 +34,7 @@ class _Sparse(types.ModuleType):
 
     @staticmethod
     def graph_break(*_: Any, **__: Any) -> None:
-        """Optimizers ask for one in each step."""
+        """Called by optimizers in each step."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "config":
@@ -43,7 +43,7 @@ class _Sparse(types.ModuleType):
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Has the whole package imported when one of its modules is, and hands that module out."""
+    """Imports the whole package if one of its modules is imported, and returns that module."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if not name.startswith(f"{NAME}.") or name == CONFIG:
@@ -61,7 +61,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def spare() -> None:
-    """Before the first fake tensor is made."""
+    """Call this before the first fake tensor is made."""
     if NAME not in sys.modules:
         sys.modules[NAME] = torch._dynamo = _Sparse()
         sys.meta_path.insert(0, _Finder())

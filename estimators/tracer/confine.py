@@ -1,4 +1,4 @@
-"""What the kernel holds a traced script to, and what stands in where the kernel cannot.
+"""Confines a traced script with the kernel's help, and what replaces it where that is missing.
 
 On Linux 5.13 or newer (Landlock, seccomp; x86-64 and ARM64), for this process and its children:
 
@@ -78,8 +78,8 @@ _PRIO_PROCESS, _IOPRIO_WHO_PROCESS = 0, 1
 
 
 def confine(host_memory_mib: int, cpu_s: float) -> bool:
-    """Give up what a trace does not need; call it before there are threads. False where only the
-    audit hook could be had."""
+    """Drop what a trace does not need; call this before there are threads. False if only the
+    audit hook is available."""
     limits = (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, FILE_BYTES),

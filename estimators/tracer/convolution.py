@@ -1,8 +1,8 @@
-"""Convolutions as cuDNN runs them: what comes out, in which memory layout, and what is copied.
+"""Convolutions as in cuDNN: output shapes, memory layouts, and copies.
 
-PyTorch's own shape rule asks the CUDA library which algorithm it would choose, and without a GPU
-it gets another answer. Here the rule is written down: everything is in channels-last layout if the
-input or the weight is, else contiguous; what is not is copied for as long as the call lasts.
+PyTorch's own shape rule asks the CUDA library for its choice of algorithm, which is different
+without a GPU. The rule here: everything is in channels-last layout if the input or the weight
+is, otherwise contiguous; tensors in another layout are copied for the duration of the call.
 """
 
 from typing import Any, List, NamedTuple, Optional, Sequence, Tuple

@@ -1,7 +1,7 @@
-"""`torch.cuda` as a script would find it on the server, and what a trace needs otherwise.
+"""Makes `torch.cuda` look as on the server, and patches what else a trace needs.
 
-The GPU has the name, size and compute capability of the server's. Streams and events do nothing:
-the trace knows one stream. Random states are of no consequence.
+The GPU has the name, size and compute capability of the server's. Streams and events do nothing,
+as the trace has only one stream. Random states are ignored.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class _Current(contextlib.ContextDecorator):
 
 
 def pretend(recorder: Recorder, gpu: str, gpus: int, refuse: Refuse) -> None:
-    """Let `torch` look like one that has `gpus` GPUs of this model, the first of them in use.
+    """Make `torch` look as if it had `gpus` GPUs of this model, the first of them in use.
     `refuse` ends the trace with a reason."""
     _cuda(recorder, gpu, gpus)
     _tensors()
@@ -221,7 +221,7 @@ def _accelerator(gpus: int) -> None:
 
 
 def _tensors() -> None:
-    """Methods and factories that would reach for the GPU past the dispatcher."""
+    """Patches methods and factories that access the GPU without the dispatcher."""
     torch.Tensor.pin_memory = lambda self, *_, **__: self
     torch.Tensor.is_pinned = lambda self, *_, **__: False
     torch.Tensor.record_stream = _always(None)
@@ -252,7 +252,7 @@ def _tensors() -> None:
     make = torch.Generator
 
     class Generator(make):  # type: ignore[misc,valid-type]
-        """On the CPU, whatever is asked: numbers on the GPU are never drawn."""
+        """Always on the CPU: random numbers are never drawn on the GPU."""
 
         def __new__(cls, device: Any = "cpu") -> Any:
             return make.__new__(cls, device="cpu")
@@ -276,7 +276,7 @@ def _inference_mode(mode: Any = True) -> Any:
 
 
 def _one_graph(recorder: Recorder) -> None:
-    """What rewrites a program into another is left out: the trace has the program as written."""
+    """Disables compilers: the trace is of the program as written."""
 
     def unchanged(program: Any = None, *_: Any, **__: Any) -> Any:
         recorder.note("torch.compile and torch.jit are left out: traced in eager mode")
@@ -287,7 +287,7 @@ def _one_graph(recorder: Recorder) -> None:
 
 
 def _values() -> None:
-    """There are no values: none can be out of bounds, no loss can overflow, every step is taken."""
+    """Skips checks of values, of which there are none: no overflow, every step is taken."""
     import torch.amp.grad_scaler as scaling
     from torch.distributions import Distribution
 
@@ -299,7 +299,7 @@ def _values() -> None:
 
 
 def _sparse(refuse: Refuse) -> None:
-    """Sparse gradients cannot be faked, and dense ones in their place could be ten times larger."""
+    """Refuses sparse gradients, which cannot be faked; dense ones could be ten times larger."""
     functional = torch.nn.functional
 
     def checked(embed: Callable[..., Any]) -> Callable[..., Any]:
@@ -320,7 +320,7 @@ def _checkpoints(recorder: Recorder, refuse: Refuse) -> None:
     load, places = torch.load, []  # type: Callable[..., Any], list[str]
 
     def loaded(file: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """To where it would have gone on the server: the copy takes memory there, too."""
+        """Load to the device used on the server, where the copy takes memory, too."""
         del places[:]
         on_gpu = _on_gpu(map_location)
 

@@ -1,10 +1,10 @@
-"""Finds the Python that a command is a script of, and becomes it.
+"""Finds the Python interpreter of a script, and executes the tracer with it.
 
-The daemon is root, and must neither open nor so much as look for what a user named. So this is
-run in the trial, as the job's user and in the job's directory and environment, by CARMA's own
-Python. Its words are the Python to take where the command names none itself ("": it is refused
-then), the command, the tracer, its options, and what follows the command. With no Python to take,
-the command itself is what is traced.
+The daemon is root, and must neither open nor even look for paths that a user named. So this runs
+in the trial, as the job's user and in the job's directory and environment, with CARMA's own
+Python. Its arguments are the Python to use if the command names none itself ("": it is refused
+then), the command, the tracer, its options, and what follows the command. Without a Python to use,
+the command itself is traced.
 """
 # The job's Python is yet to start, so imports are few:
 # ruff: noqa: PTH119

@@ -1,4 +1,4 @@
-"""The summary of a model: its modules without children, as they are called for the first time."""
+"""The summary of a model: its leaf modules, in the order in which they are first called."""
 
 from typing import Any, Dict, Iterable, List, Optional
 

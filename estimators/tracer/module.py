@@ -1,4 +1,4 @@
-"""Traces a model that is there as an object: the library call behind `estimators.trace`."""
+"""Traces a model object: the implementation of `estimators.trace`."""
 
 import copy
 import time
@@ -45,7 +45,7 @@ def trace(
 def _train(
     recorder: Recorder, model: Any, inputs: Any, optimizer: Any, loss: Any, steps: int
 ) -> None:
-    """As training loops have it: what an iteration made lives until the next has its own."""
+    """Like a training loop: values of one iteration live until the next one replaces them."""
     for step in range(1, steps + 1):
         batch = _on_gpu(inputs)
         if isinstance(batch, dict):
@@ -86,7 +86,7 @@ def _tensors(value: Any) -> Iterator[Any]:
 
 
 def _shared_copy(model: Any) -> Any:
-    """Modules of its own, the same tensors; those that were computed are cut off from it."""
+    """A copy of the modules that shares parameters; computed tensors are detached."""
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     for module in model.modules():
         for value in vars(module).values():

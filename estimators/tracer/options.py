@@ -1,4 +1,4 @@
-"""What the tracer is asked: one word of its command line."""
+"""The tracer's options, passed as one argument of its command line."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The first of several processes, alone: torch.distributed and DataParallel in a trace.
+"""Traces only the first of several processes: torch.distributed and DataParallel.
 
-The process group is one of torch's "fake" backend, in which nobody else is needed, and what it
-sends and gathers is left out. DistributedDataParallel allocates what it would, the buckets of its
-gradients. NCCL's own buffers are no part of a trace. What shards a model is refused.
+The process group uses torch's "fake" backend, which needs no other process; communication is left
+out. DistributedDataParallel allocates its gradient buckets as usual. NCCL's own buffers are not
+traced. Sharded models are refused.
 """
 
 from __future__ import annotations

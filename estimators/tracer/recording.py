@@ -2,9 +2,9 @@
 
 `Recorder` is a dispatch mode: PyTorch hands it every operator that is about to run. Tensors on
 `cuda` are fake (a shape, strides, a dtype and a storage without data), tensors on the CPU are real.
-An operator on fake tensors is not run: its outputs are made as PyTorch's shape rules say, and each
-storage is watched until it is gone. What came out is remembered by operator and shapes, for
-networks repeat themselves.
+An operator on fake tensors is not run: its outputs are made by PyTorch's shape rules, and each
+storage is tracked until it is freed. Results are cached by operator and shapes, since networks
+are repetitive.
 """
 
 import threading
@@ -30,7 +30,7 @@ _kinds.update((getattr(aten.set_, name), "other") for name in aten.set_.overload
 
 
 class _Storage(weakref.ref):  # type: ignore[type-arg]
-    """A storage that is live on the GPU; calls back when it is gone."""
+    """A live storage on the GPU; calls back when it is freed."""
 
     __slots__ = ("address", "id", "nbytes")
     address: int
@@ -39,7 +39,7 @@ class _Storage(weakref.ref):  # type: ignore[type-arg]
 
 
 class _Polled(StorageWeakRef):
-    """The same before torch 2.2, where storages cannot call back: it has to be asked."""
+    """The same before torch 2.2, where storages cannot call back and have to be polled."""
 
     address: int
     id: int
@@ -90,7 +90,7 @@ class Recorder(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Else PyTorch guards each call against its compiler, which has to be imported for that."""
+        """Otherwise PyTorch guards each call against its compiler, which it imports for that."""
         return False
 
     def __enter__(self) -> "Recorder":
@@ -117,8 +117,8 @@ class Recorder(TorchDispatchMode):
             self.notes.append(text)
 
     def label(self, kind: str, tensors: Iterable[Any]) -> None:
-        """Say what the storages of these tensors are for. The latest word counts; anything but
-        tensors on the GPU is passed over."""
+        """Set what the storages of these tensors are for. The latest label counts; anything but
+        tensors on the GPU is ignored."""
         for tensor in tensors:
             if isinstance(tensor, FakeTensor) and tensor.layout is torch.strided:
                 storage = self._storages.get(tensor.untyped_storage()._cdata)
@@ -126,7 +126,7 @@ class Recorder(TorchDispatchMode):
                     self.kinds[storage.id] = kind
 
     def label_optimizer(self, optimizer: Any) -> None:
-        """To be called after each of its steps, while the gradients are still there."""
+        """Call this after each of its steps, while the gradients still exist."""
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self.label("parameters", parameters)
         self.label("gradients", (p.grad for p in parameters))
@@ -147,7 +147,7 @@ class Recorder(TorchDispatchMode):
         return tensor
 
     def hold(self, nbytes: int) -> int:
-        """Bytes that no tensor shows, until they are released."""
+        """Allocate bytes that belong to no tensor, until they are released."""
         self._ids += 1
         self._held[self._ids] = nbytes
         self._allocated(self._ids, nbytes)
@@ -231,7 +231,7 @@ class Recorder(TorchDispatchMode):
         return out
 
     def _turn(self) -> None:
-        """The backward pass has a thread of its own: coming and going shows when it ends."""
+        """The backward pass has its own thread, so a change of threads shows when it ends."""
         self.mark(self._phase())
         self._thread = threading.get_ident()
 
@@ -335,7 +335,7 @@ def _stride(tensor: Any) -> Any:
 
 
 def _tree(change: Callable[[Any], Any], value: Any) -> Any:
-    """The same with every tensor in it changed."""
+    """A copy with `change` applied to every tensor."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, dict):

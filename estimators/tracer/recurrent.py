@@ -1,9 +1,8 @@
 """LSTM, GRU and plain recurrent layers as cuDNN runs them: a whole sequence in one call.
 
-Without a GPU PyTorch takes them apart into single steps, or fails. Here the operator that a GPU
-would run is called by name, and its outputs are written down: what it puts out, and a reserve that
-it keeps for the backward pass. How large that is only cuDNN knows; the gates and states of each
-step are a fair guess.
+Without a GPU PyTorch splits them into single steps, or fails. Here the operator that a GPU
+would run is called by name, and its outputs are recorded: the result, and a reserve for the
+backward pass. Only cuDNN knows its size; the gates and states of each step are a fair guess.
 """
 
 from typing import Any, Callable, Optional, Sequence, Tuple

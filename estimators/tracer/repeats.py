@@ -1,4 +1,4 @@
-"""Passes that repeat earlier ones are not traced again; their outputs appear as if they were.
+"""Skips passes that repeat earlier ones; their outputs are created as if they had run.
 
 An evaluation over 200 batches, or 40 backward passes for one optimizer step, would take longer
 than a user waits, and allocate nothing new. A call of a model counts as a repetition if the same

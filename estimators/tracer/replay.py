@@ -1,4 +1,4 @@
-"""From what was recorded to the numbers of a report.
+"""Turns a recording into the numbers of a report.
 
 Imports PyTorch only where it is there already: the daemon asks `safe`.
 """
@@ -55,9 +55,9 @@ def replay(recorder: Recorder, layers: Layers, steps: int, seconds: float) -> Re
 
 
 def safe(report: Report) -> int:
-    """Bytes of the allocator that a job should find free: 5 % and 512 MiB over what is expected,
-    and what cudnn.benchmark may take on top. The least of a grid under which few of the timm runs
-    took more; how many do, `benchmarks/memory_timm.py` shows."""
+    """Bytes for the allocator that should be free: 5 % and 512 MiB above the expected value, plus
+    what cudnn.benchmark may take. The smallest of a grid of margins that few of the timm runs
+    exceed; `benchmarks/memory_timm.py` shows how many do."""
     return report.reserved * 21 // 20 + (512 << 20) + report.autotune
 
 

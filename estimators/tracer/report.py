@@ -1,4 +1,4 @@
-"""What a trace found out: the one value that passes from the job's Python to the estimators."""
+"""A trace's result: the only value passed from the job's Python to the estimators."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Loads data in one process, and only a few samples of it, again and again.
+"""Loads data in one process, and only a few samples, repeatedly.
 
-Of a dataset with indices the first SAMPLES that are asked for are read; what is asked for later is
-one of these. Their shapes are what counts. Other datasets are read as they are.
+Of a dataset with indices, the first SAMPLES that are requested are read; later requests return
+one of these. Only their shapes matter. Other datasets are read as they are.
 """
 
 from __future__ import annotations

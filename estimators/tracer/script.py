@@ -1,9 +1,9 @@
 """Runs the job's script, unmodified, until its second optimizer step.
 
-With several optimizers (a GAN) it goes on until each has stepped twice. One that rests is waited
-for until another has stepped ENOUGH times, or half of the time is over. With gradient accumulation
-a step is one of the optimizer, not an iteration. What CARMA does to the script's torch is in
-`device`, `samples`, `moving`, `ranks` and `repeats`; what is kept from it in `confine` and
+With several optimizers (a GAN) it continues until each has stepped twice, but waits for an inactive
+one only until another has stepped ENOUGH times, or half of the time has passed. With gradient
+accumulation a step is one of the optimizer, not an iteration. Patches to the script's torch are in
+`device`, `samples`, `moving`, `ranks` and `repeats`; its confinement is in `confine` and
 `scratch`.
 """
 
@@ -49,7 +49,7 @@ class Steps:
 
     @property
     def rounds(self) -> int:
-        """How often all have stepped, of those that did at all."""
+        """The number of steps of the optimizer with the fewest, among those that have stepped."""
         return min((n for n in self._taken.values() if n), default=0)
 
     def count(self, optimizer: Any, hurried: bool) -> bool:
@@ -89,7 +89,7 @@ class Trace:
             self.finish()
 
     def finish(self) -> None:
-        """Answer with what was recorded. Does not return."""
+        """Answer with the report. Does not return."""
         recorder, steps = self.recorder, self._steps.rounds
         if not any(isinstance(id_, int) for id_, _ in recorder.events):
             self._answer.refuse(f"it put nothing on a GPU{_without_torch()}")

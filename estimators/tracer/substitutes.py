@@ -1,12 +1,12 @@
-"""What has to be said instead of the GPU: values nobody computes, and choices that PyTorch makes
-otherwise where there is none.
+"""Substitutes for the GPU: values that nothing computes, and choices that PyTorch makes differently
+without a GPU.
 
-Values: a fake tensor has none. Where a program asks for one (`.item()`, `nonzero`, a boolean mask),
-it gets an answer that allocates at least as much as the true one in the usual case: every element
+Values: a fake tensor has none. If a program reads one (`.item()`, `nonzero`, a boolean mask),
+it gets one that usually allocates at least as much as the real one: every element
 is selected, numbers are 1.
 
-Choices: without a GPU, attention falls to the path that keeps all the scores, and the derivatives
-of SiLU and Mish are taken apart into pieces with large temporaries.
+Choices: without a GPU, attention uses the implementation that keeps all scores, and the derivatives
+of SiLU and Mish are decomposed into pieces with large temporaries.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ _tensor = torch.tensor
 
 
 def install() -> None:
-    """Change this process so; real tensors are treated as before."""
+    """Patch this process; real tensors are not affected."""
     if _installed:
         return
     if not torch.backends.cuda.is_built():
@@ -123,7 +123,7 @@ _LARGE = 4096  # elements; below it filling is cheaper than asking
 
 
 def on_host(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
-    """Runs an operator on real tensors. Parameters are not initialised, for they will be fake."""
+    """Runs an operator on real tensors. Parameters are not initialised, since they become fake."""
     if func in _FILLS:
         target = args[0]
         if target.numel() > _LARGE and (
@@ -135,7 +135,7 @@ def on_host(func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
 
 
 def stand_in(tensor: Any, device: Any) -> Any:
-    """What a program gets for a tensor that it copies from the GPU: ones, or false."""
+    """The result of copying a tensor from the GPU: ones, or false."""
     make = torch.zeros if tensor.dtype is torch.bool else torch.ones
     return make(tensor.shape, dtype=tensor.dtype, device=device)
 

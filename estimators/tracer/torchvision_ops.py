@@ -1,4 +1,4 @@
-"""Lets torchvision, and timm with it, be imported where its compiled operators do not load.
+"""Makes torchvision, and so timm, importable if its compiled operators do not load.
 
 torchvision describes the shapes of its operators at import, which fails if they do not exist at
 all; their declarations are enough for everything but running them.
@@ -40,7 +40,7 @@ _declared: List[Any] = []
 
 
 def declare() -> None:
-    """Does nothing where torchvision is absent, or its operators load or are there."""
+    """Does nothing if torchvision is absent, or its operators can be loaded."""
     found = importlib.util.find_spec("torchvision")
     if _declared or found is None or hasattr(torch.ops.torchvision, "nms"):
         return

@@ -1,9 +1,8 @@
-"""What kernels take besides tensors: room for cuBLAS, and for the algorithms cuDNN chooses.
+"""Memory of kernels besides tensors: workspaces of cuBLAS, and of the algorithms cuDNN chooses.
 
-No library says beforehand what it will choose. The shares here are those of about 40 sets tried
-that fit GPUMemNet's timm data best (A100, float32, cudnn.benchmark on). The optimum is flat, and
-the reasons given are guesses: no kernel was looked at. How it was done is told in
-`benchmarks/memory_timm.py`.
+The libraries do not reveal their choice in advance. Of about 40 sets of parameters tried, those
+here fit GPUMemNet's timm data best (A100, float32, cudnn.benchmark on). The optimum is flat, and
+the explanations are guesses: no kernel was inspected. `benchmarks/memory_timm.py` has the method.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 # Bytes per thread that runs GEMMs, kept for good. Hopper takes 24 MiB more, which then show as part
 # of the context that is measured there.
 BLAS = 8_519_680
-NARROW = 48  # channels per group that are too few for tensor cores
+NARROW = 48  # channels per group, below which tensor cores are not used
 
 
 def workspace(conv: Conv) -> int:
@@ -51,5 +50,5 @@ def autotuning(conv: Conv) -> int:
 
 
 def _searched(conv: Conv) -> bool:
-    """Whether there are algorithms with a workspace to choose from."""
+    """Whether cuDNN can choose among algorithms with a workspace."""
     return conv.input[1] > 4 and max(conv.weight[2:]) > 1
