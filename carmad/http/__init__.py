@@ -1,1 +1,1 @@
-"""The HTTP API on a unix socket: who may ask what, and what is answered."""
+"""The HTTP API on a unix socket: identity, permissions, routes and answers."""

@@ -1,4 +1,4 @@
-"""How responses are written, and how a route learns whose request it answers."""
+"""Writes responses, and tells routes who the caller is."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ except PackageNotFoundError:
     VERSION = "source"
 
 PROBLEMS: dict[int | str, dict[str, Any]] = {
-    400: {"model": ErrorOut, "description": "It makes no sense here"},
-    403: {"model": ErrorOut, "description": "Not for this user"},
-    404: {"model": ErrorOut, "description": "There is no such thing"},
-    408: {"model": ErrorOut, "description": "The request came too slowly"},
-    409: {"model": ErrorOut, "description": "Not in this state, or a limit is reached"},
+    400: {"model": ErrorOut, "description": "Invalid request"},
+    403: {"model": ErrorOut, "description": "Permission denied"},
+    404: {"model": ErrorOut, "description": "Not found"},
+    408: {"model": ErrorOut, "description": "The request arrived too slowly"},
+    409: {"model": ErrorOut, "description": "Not possible in this state, or a limit is reached"},
     413: {"model": ErrorOut, "description": "Too large"},
     422: {"model": ErrorOut, "description": "Not well-formed"},
     429: {
         "model": ErrorOut,
         "description": "Too many requests: nothing was done; try again later",
     },
-    503: {"model": ErrorOut, "description": "Not now: the disk is full, or carmad is busy"},
+    503: {"model": ErrorOut, "description": "Unavailable: the disk is full, or carmad is busy"},
 }
 
 
 def answer(value: object, status: int = 200) -> Response:
-    """JSON, written without another look at its shape."""
+    """A JSON response, written without validation."""
     return Response(as_json(value), status, media_type="application/json")
 
 
@@ -57,7 +57,7 @@ def refusal(
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Whose request it is, and what it is asked of."""
+    """The caller of a request, and the service it is for."""
 
     service: Service
     peer: Peer
@@ -69,7 +69,9 @@ class Call:
     def require_admin(self, what: str) -> None:
         if not self.peer.admin:
             group = self.service.settings.access.admin_group
-            raise Forbidden(f"only administrators may {what}", f"They are in the group {group}.")
+            raise Forbidden(
+                f"only administrators may {what}", f"Administrators are in the group {group}."
+            )
 
     def renderer(self, scene: Scene) -> Jobs:
         return Jobs(scene, log_paths, self.peer.uid, self.peer.admin)
@@ -84,7 +86,7 @@ async def _call(request: Request) -> Call:
     state = request.scope.get("state", {})
     credentials = state.get("credentials")
     if not isinstance(credentials, Credentials):
-        raise Forbidden("it is not known who asks", "The API is served on a unix socket only.")
+        raise Forbidden("the caller is unknown", "The API is served on a unix socket only.")
     peers: Peers = request.app.state.peers
     return Call(request.app.state.service, await peers.peer(credentials), state["turn"])
 

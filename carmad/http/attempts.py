@@ -22,7 +22,7 @@ _CAUSES = {
 
 
 def attempts_out(job: Job, store: SqlStore) -> list[AttemptOut]:
-    """In order. Of most jobs there was one, and the job itself tells of it."""
+    """In order. Most jobs had only one attempt, which is in the job itself."""
     if not job.attempt:
         return []
     if job.attempt == 1 and job.gpus:
@@ -47,8 +47,8 @@ def _last(job: Job) -> AttemptOut:
 def _told(
     moves: Sequence[Transition], placed: Sequence[Decision], failures: Sequence[Exit]
 ) -> list[AttemptOut]:
-    """As the changes of the job's state and the decisions (newest first) tell. The mode is not on
-    record. `failures` are of the latest attempts that crashed and were tried again."""
+    """Reconstructed from the job's changes of state and the decisions (newest first). The mode is
+    not on record. `failures` are of the latest attempts that crashed and were retried."""
     found: list[AttemptOut] = []
     crashed: list[AttemptOut] = []
     started: float | None = None
@@ -78,7 +78,7 @@ def _told(
 
 
 def _cause(move: Transition) -> Cause:
-    """Of the end of an attempt, as far as the change of state tells."""
+    """The cause of an attempt's end, as far as the change of state reveals it."""
     if move.after is JobState.QUEUED:
         return Cause.PREEMPTED if move.before is JobState.STOPPING else Cause.GPU_OOM
     return _CAUSES.get(move.after, Cause.FAILURE)

@@ -1,4 +1,4 @@
-"""Long listings as JSON: a row is written once, and every answer that has it shares it."""
+"""Long listings as JSON: each row is rendered once and shared by all answers."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ from carmad.api.folding import Row, row_out
 from carmad.api.render import Jobs
 from carmad.core.types import Job, JobId
 
-PIECES = 256  # in one write
+PIECES = 256  # written at a time
 
 
 def as_json(value: object) -> bytes:
-    return to_json(value, inf_nan_mode="null")  # a rank may be infinite; JSON has no word for it
+    return to_json(
+        value, inf_nan_mode="null"
+    )  # a rank may be infinite, unlike JSON's numbers
 
 
 @dataclass(slots=True)
 class _Written:
     job: Job
     reason: str | None
-    full: bytes = b""  # for its owner; without its end, which moves
+    full: bytes = b""  # for its owner; without the fields that change with time
     outline: bytes = b""  # for others
 
 
 class Rows:
-    """Keeps what was written of waiting jobs as long as they and their reasons stay the same,
-    whoever else leaves the line. Any thread may ask."""
+    """Caches the JSON of waiting jobs while they and their reasons are unchanged. Thread-safe."""
 
     def __init__(self) -> None:
         self._written: dict[JobId, _Written] = {}
@@ -38,9 +39,9 @@ class Rows:
         return len(self._written)
 
     def keep(self, live: Mapping[JobId, Job]) -> None:
-        """Forget jobs that have ended, once there must be some."""
+        """Forget ended jobs, if there must be some."""
         if len(self._written) > len(live):
-            known = self._written.copy()  # at once: others may be adding to it
+            known = self._written.copy()  # atomic: other threads may be adding to it
             self._written = {id: row for id, row in known.items() if id in live}
 
     def json(self, rows: Iterable[Row], one: Jobs) -> list[bytes]:
@@ -78,8 +79,8 @@ class Rows:
 
 
 class Pieces(StreamingResponse):
-    """JSON that is not put together in memory. Its length is told: a client of HTTP/1.0 cannot
-    read chunks."""
+    """JSON sent in pieces, never assembled in memory. It has a length, since HTTP/1.0 clients
+    cannot read chunks."""
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
         length = {"content-length": str(sum(map(len, pieces)))}

@@ -1,4 +1,4 @@
-"""From what people call a job to the job: the core has the live ones, the store the rest."""
+"""Finds jobs by label: the core has the live ones, the store the rest."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _is(job: Job, id: JobId, index: int | None) -> bool:
 async def select(call: Call, selection: Selection, scene: Scene, ended: bool) -> list[Job]:
     """The selected jobs, in id order; `ended`: also those that have ended.
 
-    `all` means one's own, and only live ones.
+    `all` means the caller's own, live jobs.
     """
     return await run_in_threadpool(_select, call, selection, scene, ended)
 
@@ -64,7 +64,7 @@ def _select(call: Call, selection: Selection, scene: Scene, ended: bool) -> list
 
 
 def _live(selection: Selection, scene: Scene) -> Iterator[Job]:
-    """A queue may be long, and a selection too, but hardly ever both."""
+    """The selected live jobs. Either the queue or the selection may be long, hardly ever both."""
     spans = [ids for ids in selection.ranges if len(ids) < len(scene.live)]
     for id in (*selection.ids, *map(JobId, chain(*spans))):
         if job := scene.live.get(id):
@@ -78,7 +78,7 @@ def _live(selection: Selection, scene: Scene) -> Iterator[Job]:
 
 
 def _newest(store: SqlStore, user: str) -> list[Job]:
-    """The job that a user submitted last, or all the tasks of that array."""
+    """The job that a user submitted last; all its tasks if it is an array."""
     newest = store.history(user=user, limit=1)
     array = newest[0].spec.array if newest else None
     return store.history(array=array.array, limit=MAX_IDS) if array else newest
@@ -89,7 +89,7 @@ def _stored(store: SqlStore, selection: Selection) -> Iterable[Job]:
     spans = [range(ids.start, min(ids.stop, newest + 1)) for ids in selection.ranges]
     wanted = len(selection.ids) + sum(map(len, spans))
     if wanted > MAX_IDS:
-        raise CarmaError(f"{wanted} jobs are selected", f"Select at most {MAX_IDS} at once.")
+        raise CarmaError(f"{wanted} jobs are selected", f"Select at most {MAX_IDS} at a time.")
     named = store.jobs([*selection.ids, *map(JobId, chain(*spans))])
     arrays = {array for array, _ in selection.tasks}
     arrays |= {job.id for job in named if _heads_an_array(job) and job.id in selection.ids}

@@ -1,4 +1,4 @@
-"""Who is at the other end of a connection: the kernel's word, never the message's."""
+"""Who is at the other end of a connection, according to the kernel."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from carmad.engine.threads import run_in_threadpool
 
-REMEMBERED_S = 30.0  # so long may a change of the admin group take to be noticed
+REMEMBERED_S = 30.0  # the longest that a change of the admin group may go unnoticed
 MOST_REMEMBERED = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """SO_PEERCRED, as it was when the connection was made. The pid may be anyone's by now."""
+    """SO_PEERCRED at the time of the connection. The pid may have been reused since."""
 
     uid: int
     gid: int
@@ -32,7 +32,7 @@ class Peer:
 
 
 class Peers:
-    """Looks users up, outside the event loop: the answer may come from a directory server."""
+    """Looks users up outside the event loop, as the answer may come from a directory server."""
 
     def __init__(self, admin_group: str) -> None:
         self._admin_group = admin_group

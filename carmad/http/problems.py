@@ -1,4 +1,4 @@
-"""The errors of the HTTP API: a CarmaError, its status and its stable code."""
+"""Errors of the HTTP API: CarmaErrors with a status and a stable code."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class TooSlow(ApiError):
 
 
 class TooMany(ApiError):
-    """Nothing was done: the same request may be sent again after so many seconds."""
+    """Nothing was done: the same request may be repeated after `retry_after_s`."""
 
     status = 429
     code = "too_many"
 
     def __init__(self, message: str, after_s: float) -> None:
-        super().__init__(message, "Send fewer: one `carma wait` can wait for many jobs.")
+        super().__init__(message, "Send fewer: a single `carma wait` can wait for many jobs.")
         self.after_s = after_s
 
 

@@ -1,6 +1,6 @@
-"""The HTTP API's outside: the app, and the thread that serves it on an AF_UNIX socket.
+"""The HTTP server: the app, and the thread that serves it on an AF_UNIX socket.
 
-What is asked is answered in `routes`. Here is who asks, how much, and how slowly they may.
+Requests are answered in `routes`. Here are the caller's identity, and limits on size and time.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from carmad.http.turns import LARGE, Share, Shares
 log = logging.getLogger(__name__)
 
 MAX_BODY = 8 << 20  # of a submission
-MAX_SHORT_BODY = LARGE  # of all others: none of them waits to be read
+MAX_SHORT_BODY = LARGE  # of all other requests: these never wait to be read
 LONG = frozenset({"/v1/jobs", "/v1/estimate"})
-FILE_HINT = "Put what is long into a file, and give the job its name."
+FILE_HINT = "Put long data into a file, and pass its name to the job."
 READ_AT_ONCE = 16 << 10
-NOBODY = -1  # who does not come by the socket
-MAX_DISCARDED = 16 << 20  # read on and thrown away, so that the client gets to read our answer
+NOBODY = -1  # a caller that did not come through the socket
+MAX_DISCARDED = 16 << 20  # read and discarded, so that the client reads our answer
 BODY_WITHIN_S = 30.0
 HEAD_WITHIN_S = 30.0  # also how long a connection may idle between two requests
-READ_WITHIN_S = 30.0  # how long an answer may wait in our memory to be read
+READ_WITHIN_S = 30.0  # how long an answer may wait in memory to be read
 MAX_HEAD = 64 << 10
 CONNECTIONS_PER_USER = 256
 START_WITHIN_S = 10.0
@@ -61,7 +61,7 @@ def create_app(service: Service) -> FastAPI:
         title="CARMA",
         version=VERSION,
         openapi_url="/v1/openapi.json",
-        docs_url=None,  # they load scripts from the Internet
+        docs_url=None,  # the docs pages load scripts from the Internet
         redoc_url=None,
         redirect_slashes=False,
     )
@@ -94,7 +94,7 @@ def _problem(problem: dict[str, Any]) -> str:
     if problem["type"] == "json_invalid":
         return f"the body is not JSON (at character {where})"
     if problem["type"] == "string_pattern_mismatch":
-        return f"{where}: it is empty, or has a character that cannot be there"
+        return f"{where}: it is empty, or has an invalid character"
     return f"{where}: {problem['msg']}" if where else str(problem["msg"])
 
 
@@ -106,12 +106,12 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 async def _bug(request: Request, error: Exception) -> Response:
-    hint = "This is a bug in CARMA; the daemon's log has more."
+    hint = "This is a bug in CARMA; see the daemon's log."
     return refusal(500, f"carmad failed: {type(error).__name__}", hint, "internal")
 
 
 class Bounded:
-    """Takes a request in whole, when it is its user's turn, and not more of it than it may have."""
+    """Reads a complete request, of limited size, when it is its user's turn."""
 
     def __init__(self, app: ASGIApp, peers: Peers) -> None:
         self._app = app
@@ -132,14 +132,14 @@ class Bounded:
                     async with turn:
                         await self._app(scope, _replay(body, receive), send)
             return None
-        except CarmaError as refused:  # not the app's: it answers for its own
+        except CarmaError as refused:  # from here, not from the app, which handles its own errors
             error = refused
         status, code = status_and_code(error)
         headers = {"connection": "close", **more_headers(error)}
         return await refusal(status, error.message, error.hint, code, headers)(scope, receive, send)
 
     async def _share(self, who: Credentials | None) -> Share:
-        """Uids without a name have one together: a user may have thousands, for containers."""
+        """Uids without a name have a common share: a user may have thousands, for containers."""
         named = who is not None and (await self._peers.peer(who)).named
         return self._shares.of(who.uid if who and named else NOBODY)
 
@@ -154,7 +154,7 @@ class Bounded:
                 if size > LARGE:
                     await reading.enter_async_context(share.large(self._shares.large))
                 body = await _read(receive, MAX_BODY if scope["path"] in LONG else MAX_SHORT_BODY)
-                if body and len(body) > LARGE:  # and not only said to be
+                if body and len(body) > LARGE:  # not just declared to be
                     held.push_async_exit(reading.pop_all())
         except TimeoutError:
             raise TooSlow("the request did not arrive in time", "Try again.") from None
@@ -167,7 +167,7 @@ class Bounded:
 
 
 def _declared(scope: Scope) -> int:
-    """The size of the body, as its sender says; if it does not, the largest."""
+    """The declared size of the body; without one, the maximum."""
     headers = dict(scope["headers"])
     if b"transfer-encoding" in headers:
         return MAX_BODY
@@ -210,13 +210,15 @@ def _replay(body: bytes, receive: Receive) -> Callable[[], Awaitable[Message]]:
 
 
 class PeerProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
-    """uvicorn's, which also knows its peer, and drops those that connect but do not ask, that ask
-    but do not read, and that ask again before they are answered. It reads little at a time, so
-    that what waits for its turn takes little memory."""
+    """uvicorn's protocol, which also knows its peer, and drops clients that connect without sending
+    a request, do not read the answer, or send another request before it. It reads little at a time,
+    so that waiting requests take little memory."""
 
     connections_of: ClassVar[Counter[int]] = Counter()
     credentials: Credentials | None = None
-    _chunk: ClassVar[bytearray] = bytearray(READ_AT_ONCE)  # no two are read at the same moment
+    _chunk: ClassVar[bytearray] = bytearray(
+        READ_AT_ONCE
+    )  # shared: connections are never read simultaneously
     _head_due: asyncio.TimerHandle | None = None
     _head_bytes = 0
     _unread: asyncio.TimerHandle | None = None
@@ -245,7 +247,9 @@ class PeerProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     def on_message_begin(self) -> None:
         if not self._idle():
-            raise ValueError("a request before the answer to the last")  # uvicorn answers 400
+            raise ValueError(
+                "a request before the answer to the previous one"
+            )  # uvicorn answers 400
         super().on_message_begin()
         self.scope["state"]["credentials"] = self.credentials
 
@@ -272,7 +276,7 @@ class PeerProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
     def on_body(self, body: bytes) -> None:
         super().on_body(body)
         if len(self.cycle.body) > LARGE:
-            self.flow.pause_reading()  # until it is asked for
+            self.flow.pause_reading()  # until the body is requested
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -295,8 +299,7 @@ class PeerProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         return self.cycle is None or self.cycle.response_complete
 
     def _expect_head(self) -> None:
-        """All of it by then, however much of it has come: uvicorn's own timer begins anew with
-        every byte."""
+        """Sets a deadline for the whole head: uvicorn's own timer restarts with every byte."""
         self._head_is_there()
         if not self.transport.is_closing():
             self._head_due = self.loop.call_later(HEAD_WITHIN_S, self.transport.abort)
@@ -308,7 +311,7 @@ class PeerProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
 
 
 def _unavailable(error: str, hint: str, more: bytes = b"") -> bytes:
-    """An answer to whatever was asked; `more`: of its head."""
+    """An answer to any request; `more`: additional headers."""
     body = to_json({"error": error, "hint": hint, "code": "unavailable"})
     return (
         b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\n"
@@ -329,22 +332,24 @@ _NO_START = _unavailable(
 
 
 def turn_away(listener: socket.socket) -> None:
-    """Answer those who wait for a carmad that cannot start. They would start it again and again:
-    systemd does so as long as anybody waits."""
+    """Answer the clients that wait for a carmad that cannot start. Otherwise systemd would start it
+    again as long as any client waits."""
     listener.setblocking(False)
-    with contextlib.suppress(OSError):  # nobody is left
+    with contextlib.suppress(OSError):  # no client is left
         while True:
             connection, _ = listener.accept()
             with connection, contextlib.suppress(OSError):
                 connection.sendall(_NO_START)
                 connection.shutdown(socket.SHUT_WR)
                 connection.setblocking(False)
-                while connection.recv(1 << 16):  # left unread, it would reset the answer
+                while connection.recv(
+                    1 << 16
+                ):  # unread data would reset the connection before the answer is read
                     pass
 
 
 class Server:
-    """Serves `app` on `sock`, which is bound already, from a thread of its own."""
+    """Serves `app` on the bound `sock` in its own thread."""
 
     def __init__(self, sock: socket.socket, app: FastAPI) -> None:
         self._sock = sock
@@ -369,8 +374,8 @@ class Server:
 
     def start(self) -> None:
         """Returns once requests are answered."""
-        # A request gives the interpreter up at every read and write. By default the core's thread
-        # may keep it for 5 ms each time, which costs half of all submissions per second.
+        # A request releases the GIL at every read and write. By default the core's thread may then
+        # keep it for 5 ms, which halves the number of submissions per second.
         sys.setswitchinterval(SWITCH_S)
         self._sock.listen(1024)
         api_threads()
@@ -378,11 +383,11 @@ class Server:
         waited = 0.0
         while not self._uvicorn.started:
             if self._ended.wait(0.01) or waited > START_WITHIN_S:
-                raise CarmaError("the HTTP API did not start", "The daemon's log has more.")
+                raise CarmaError("the HTTP API did not start", "See the daemon's log.")
             waited += 0.01
 
     def stop(self) -> None:
-        """Takes no more requests, and answers those that it has."""
+        """Accept no more requests, and answer those in progress."""
         self._uvicorn.should_exit = True
         self._service.stop()
         self._thread.join(STOP_WITHIN_S + 2.0)

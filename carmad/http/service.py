@@ -1,6 +1,6 @@
-"""What the HTTP API stands on: the core's inbox, the store, and facts about this daemon.
+"""What the HTTP API uses: the core's inbox, the store, and facts about this daemon.
 
-The API itself is in `server` and `routes`; here is how it asks the core and hears from it.
+The API itself is in `server` and `routes`; this is its connection to the core.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ from carmad.store.sql import SqlStore
 T = TypeVar("T")
 
 ANSWER_WITHIN_S = 30.0
-FRESH_S = 1.0  # how old a scene may be that no step has outdated
+FRESH_S = 1.0  # the maximum age of a scene if there was no step since
 
 
 class Unavailable(CarmaError):
-    """The daemon cannot do it now; it may later."""
+    """The daemon cannot do it now, but may be able to later."""
 
 
 class Endings:
-    """Lets requests wait for the ends of jobs without a thread each."""
+    """Lets requests wait for jobs to end, without a thread for each."""
 
     def __init__(self) -> None:
         self._waiters: dict[JobId, set[asyncio.Event]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def note(self, step: Step) -> None:
-        """From the core's thread. A waiter registers before it asks the core about its job."""
+        """Called in the core's thread. Waiters register before asking the core about their job."""
         ended = [job.id for job in step.jobs if job.ended and job.id in self._waiters]
         self._call(ended)
 
     def release(self) -> None:
-        """From any thread, when the daemon stops: everybody is answered as things stand."""
+        """Called when the daemon stops, in any thread: all waiters get the current state."""
         self._call(list(self._waiters))
 
     def expect(self, job: JobId) -> asyncio.Event:
@@ -82,7 +82,7 @@ class Endings:
 
 @dataclass(slots=True)
 class Service:
-    """One per daemon. The engine is to call `committed` with every step, in the core's thread."""
+    """One per daemon. The engine calls `committed` with every step, in the core's thread."""
 
     inbox: Inbox
     store: SqlStore
@@ -90,19 +90,19 @@ class Service:
     started_at: float
     capabilities: Callable[[], Capabilities]
     experience: Experience
-    estimate: Callable[[JobSpec], Sequence[Guess]]  # slow; asked in a thread
+    estimate: Callable[[JobSpec], Sequence[Guess]]  # slow; called in a thread
     doctor: Callable[[Scene], Sequence[CheckOut]]  # slow, too
     models: Models
     config_path: str | None = None
     config_toml: str | None = None
-    troubles: Callable[[], Sequence[Trouble]] = tuple  # with plugins; those that are over, too
+    troubles: Callable[[], Sequence[Trouble]] = tuple  # with plugins, including past ones
     uid: int = field(default_factory=os.geteuid)
     tally: Tally = field(default_factory=Tally)
     endings: Endings = field(default_factory=Endings)
 
     slow: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))
     estimating: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))
-    turns: defaultdict[int, asyncio.Lock] = field(  # a user's estimates come one by one
+    turns: defaultdict[int, asyncio.Lock] = field(  # a user's estimates are made one at a time
         default_factory=lambda: defaultdict(asyncio.Lock)
     )
     listings: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(4))  # in memory
@@ -117,7 +117,7 @@ class Service:
         self.endings.note(step)
 
     def stop(self) -> None:
-        """From any thread: who waits is answered, as the core will not answer any more."""
+        """Called in any thread: answers waiters, since the core will not answer any more."""
         self.stopping = True
         self.endings.release()
 
@@ -131,11 +131,11 @@ class Service:
     async def request(self, *events: Event) -> None:
         """Returns once the events are handled and on disk."""
         self._require_running()
-        hint = "It may have been done all the same: look with `carma queue`."
+        hint = "It may have been done all the same: check with `carma queue`."
         await _answered(self.inbox.request(*events), hint)
 
     async def scene(self) -> Scene:
-        """Of the last step, or of a moment ago: one for all who ask until the next."""
+        """The scene of the last step, or of a moment ago, shared by all requests until the next."""
         self._require_running()
         scene = self._scene
         if scene is None or self.now() - scene.now > FRESH_S:
@@ -144,35 +144,35 @@ class Service:
         return scene
 
     def _captured(self, core: Scheduler) -> Scene:
-        """In the core's thread: of many who ask at once, the first has it made."""
+        """Called in the core's thread: captured once for simultaneous requests."""
         now = self.now()
         if self._scene is None or now - self._scene.now > FRESH_S:
             self._scene = capture(core, now)
         return self._scene
 
     async def once(self, scene: Scene, what: Hashable, make: Callable[[], T]) -> T:
-        """`make()`, for the first who asks: all who ask for the same of this scene get that."""
+        """`make()`, called once per scene and `what`, and shared by all requests."""
         made = scene.known.recall(what, lambda: asyncio.ensure_future(self.listed(make)))
         return await asyncio.shield(made)
 
     async def listed(self, make: Callable[[], T]) -> T:
-        """`make()`, in a thread; only a few at a time."""
+        """`make()` in a thread, only a few at a time."""
         async with self.listings:
             return await run_in_threadpool(make)
 
     async def ready(self) -> None:
-        """Makes sure that the tally has been begun."""
+        """Make sure that the tally has been started."""
         if not self.tally.begun:
             await self.ask(self.tally.begin)
 
     async def room(self, uid: int, specs: Sequence[JobSpec]) -> tuple[Waiting, bool]:
-        """What of a user's waits, and whether these may, too.
+        """What the user has in the queue, and whether `specs` may be added.
 
-        From its return to the caller's next `await`, no other request can take the room.
+        Until the caller's next `await`, no other request can use up the quota.
         """
         await self.ready()
         if not self._is_room(uid, specs):
-            # The steps that made room may be done without the tally knowing: they are by then.
+            # Steps that freed quota may not have reached the tally yet; by then they have.
             await self.ask(lambda core: None)
         return self.tally.waiting(uid), self._is_room(uid, specs)
 
@@ -184,11 +184,11 @@ class Service:
 
     def _require_running(self) -> None:
         if self.stopping:
-            raise Unavailable("carmad is stopping", "Running jobs go on; try again later.")
+            raise Unavailable("carmad is stopping", "Running jobs continue; try again later.")
 
 
 def capture(core: Scheduler, now: float) -> Scene:
-    """Runs in the core's thread: references are taken, nothing is rendered."""
+    """Runs in the core's thread: collects references, renders nothing."""
     return Scene(
         view=core.view(now),
         gpus=dict(core.gpus),
@@ -202,7 +202,7 @@ def capture(core: Scheduler, now: float) -> Scene:
 
 
 async def _answered(future: Future[T], hint: str) -> T:
-    """Never cancels the future: the core's thread is about to set it."""
+    """Wait without ever cancelling the future, which the core's thread is about to set."""
     try:
         async with asyncio.timeout(ANSWER_WITHIN_S):
             return await asyncio.shield(asyncio.wrap_future(future))

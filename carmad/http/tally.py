@@ -1,4 +1,4 @@
-"""What each user has waiting, known without asking the core: quotas are checked against it."""
+"""What each user has in the queue, for checking quotas without asking the core."""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ from carmad.core.messages import Discovered, Step
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import Environment, Gpu, Job, JobId, JobSpec
 
-PART_BYTES = 300  # memory of a dependency, or of a part of a layout
+PART_BYTES = 300  # memory per dependency, or per part of a layout
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
     jobs: int
-    bytes: int  # of their commands in memory, and of their environments on disk, each once
+    bytes: int  # commands in memory, and environments on disk, each counted once
 
 
 @dataclass(slots=True)
 class _Mine:
-    """A user's."""
+    """One user's waiting jobs."""
 
     jobs: int = 0
     bytes: int = 0
-    environments: Counter[Environment] = field(default_factory=Counter)  # and jobs that have them
+    environments: Counter[Environment] = field(
+        default_factory=Counter
+    )  # with the number of jobs that use them
 
     def add(self, spec: JobSpec) -> None:
         self.jobs += 1
@@ -56,23 +58,23 @@ class _Mine:
 
 
 class Tally:
-    """The core's thread tells it of every step, the API's of what it is about to submit."""
+    """Updated by the core's thread with every step, and by the API's with every submission."""
 
     def __init__(self) -> None:
         self.begun = False
         self.gpus: tuple[Gpu, ...] = ()
         self.unread = ""  # why they are not known yet
-        self._specs: dict[JobId, JobSpec] = {}  # of those that wait
+        self._specs: dict[JobId, JobSpec] = {}  # of waiting jobs
         self._by_user: defaultdict[int, _Mine] = defaultdict(_Mine)
         self._lock = threading.Lock()
 
     @staticmethod
     def alone(specs: Sequence[JobSpec]) -> Waiting:
-        """As if nothing of the user's waited."""
+        """The tally of `specs` alone, as if the user had no waiting jobs."""
         return _Mine().waiting(specs)
 
     def begin(self, core: Scheduler) -> None:
-        """In the core's thread, between two steps: from here on `note` keeps it right."""
+        """Called in the core's thread, between two steps; from then on `note` keeps it current."""
         if not self.begun:
             self.gpus, self.unread = tuple(core.gpus.values()), core.unread
             self.begun = True
@@ -86,18 +88,18 @@ class Tally:
             self._count(step.jobs)
 
     def waiting(self, uid: int, more: Sequence[JobSpec] = ()) -> Waiting:
-        """What of a user's waits, with what is being submitted, and with these if they did."""
+        """The user's waiting jobs, including those being submitted, and `more`."""
         with self._lock:
             return self._by_user[uid].waiting(more)
 
     def expect(self, first: JobId, specs: Sequence[JobSpec]) -> None:
-        """These are being submitted."""
+        """Count jobs that are being submitted."""
         with self._lock:
             for id, spec in enumerate(specs, first):
                 self._add(JobId(id), spec)
 
     def give_up(self, first: JobId, specs: Sequence[JobSpec]) -> None:
-        """They were not taken in after all."""
+        """Uncount jobs whose submission failed."""
         with self._lock:
             for id, _ in enumerate(specs, first):
                 self._drop(JobId(id))
@@ -122,7 +124,7 @@ class Tally:
 
 
 def weight(spec: JobSpec) -> int:
-    """The bytes of memory that tell this job from others, about."""
+    """The approximate memory used by this job alone, in bytes."""
     words = chain(spec.argv, (spec.cwd, spec.name, spec.stdout), chain.from_iterable(spec.env))
     parts = len(spec.after) + (len(spec.layout.stages) if spec.layout else 0)
     return sum(map(getsizeof, words)) + PART_BYTES * parts

@@ -1,7 +1,7 @@
-"""How much of the daemon one user may have at a time, so that nobody keeps another waiting.
+"""Limits each user's share of the daemon, so that users do not keep each other waiting.
 
 A few of a user's requests are in progress at a time, and one large one is read; the others wait
-for their turn. Who sends too many is delayed first, then refused. None of this applies to the
+their turn. A user who sends too many is first delayed, then refused. None of this applies to the
 daemon's own user, who could stop it anyway.
 """
 
@@ -14,18 +14,18 @@ from contextlib import asynccontextmanager, contextmanager
 
 from carmad.http.problems import TooMany
 
-AT_ONCE = 2  # requests of a user in progress
-PRESENT = 256  # that wait or are in progress
-LARGE = 32 << 10  # bytes: what is smaller, as nearly all are, is read whenever it comes
-LARGE_AT_ONCE = 4  # of all users together
-RATE = 20.0  # requests per second in the long run; each LARGE of a body counts for one more
+AT_ONCE = 2  # requests per user in progress
+PRESENT = 256  # requests per user waiting or in progress
+LARGE = 32 << 10  # bytes; smaller requests, which nearly all are, are read at once
+LARGE_AT_ONCE = 4  # for all users together
+RATE = 20.0  # requests per second in the long run; each LARGE bytes of a body count as one more
 BURST = 500.0
-PATIENCE_S = 5.0  # how long a request that came too soon is delayed at most
+PATIENCE_S = 5.0  # the longest delay of a request that came too soon
 REFUSED_AFTER_S = 5.0  # an immediate refusal would invite an immediate retry
 
 
 class Turn:
-    """One request's, while it is in progress. None: its user has no limit."""
+    """A request in progress. `share` is None for a user without limits."""
 
     def __init__(self, turns: asyncio.Semaphore | None = None) -> None:
         self._turns = turns
@@ -40,7 +40,7 @@ class Turn:
 
     @asynccontextmanager
     async def rest(self) -> AsyncIterator[None]:
-        """Another of the user's requests may be worked on while this one only waits."""
+        """Let another of the user's requests proceed while this one only waits."""
         await self.__aexit__()
         try:
             yield
@@ -49,7 +49,7 @@ class Turn:
 
 
 class Share:
-    """A user's."""
+    """One user's share."""
 
     def __init__(self, free: bool = False) -> None:
         self._free = free
@@ -92,7 +92,7 @@ class Share:
 
 
 class Shares:
-    """By user. `own`: the daemon's."""
+    """Shares by user. `own`: the daemon's uid."""
 
     def __init__(self, own: int) -> None:
         self._known = {own: Share(free=True)}

@@ -1,1 +1,1 @@
-"""What each path of the HTTP API answers."""
+"""The routes of the HTTP API."""

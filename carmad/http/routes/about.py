@@ -1,4 +1,4 @@
-"""The daemon about itself: health, status, statistics, settings, and what is amiss."""
+"""About the daemon: health, status, statistics, settings and diagnosis."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ JOULES_PER_KWH = 3.6e6
 
 @router.get("/health", responses={200: {"model": HealthOut}})
 async def health(call: Asked) -> Response:
-    """Answers only if the core does."""
+    """The health of the daemon. Answers only if the core does."""
     service = call.service
     policy, unread = await service.ask(lambda core: (core.policy.name, core.unread))
     troubles = _troubles(service, unread)
@@ -62,8 +62,9 @@ async def health(call: Asked) -> Response:
 
 @router.get("/status", responses={200: {"model": StatusOut}})
 async def status(call: Asked) -> Response:
-    """All that `carma status` shows: the server, its GPUs, live jobs, and one's recent ones. Arrays
-    are folded. Of many waiting jobs, only the first rows and some of one's own are shown."""
+    """Everything in `carma status`: the server, its GPUs, live jobs, and the caller's recent ones.
+    Arrays are folded. Of many waiting jobs, only the first rows and some of the caller's are shown.
+    """
     service = call.service
     scene = await service.scene()
     return await service.once(scene, ("status", call.peer), lambda: answer(_status(call, scene)))
@@ -103,7 +104,7 @@ def _status(call: Call, scene: Scene) -> StatusOut:
 
 
 def _troubles(service: Service, unread: str) -> list[str]:
-    """What affects the whole server: GPUs that cannot be read, plugins that fail."""
+    """Problems of the whole server: unreadable GPUs, failing plugins."""
     gpus = [phrase(Reason("gpus_unread", detail=unread))] if unread else []
     failing = (each for each in service.troubles() if not each.over)
     return [*gpus, *(f"{each.plugin} fails: {each.without}" for each in failing)]
@@ -127,10 +128,12 @@ async def stats(
     since: Moment = None,
     user: Annotated[str | None, Query(max_length=256)] = None,
 ) -> Response:
-    """Sums over ended jobs: one's own, or for administrators everybody's."""
+    """Totals over ended jobs: the caller's own, or for administrators everyone's."""
     peer = call.peer
     if not peer.admin and user not in (None, peer.user):
-        raise Forbidden("only administrators may see the use of others", "Leave the user out.")
+        raise Forbidden(
+            "only administrators may see others' statistics", "Leave the user out."
+        )
     since_at = parse_time(since)
     found = await run_in_threadpool(
         call.service.store.totals, since_at or 0.0, user if peer.admin else peer.user
@@ -174,7 +177,7 @@ async def config(call: Asked) -> Response:
 
 @router.get("/doctor", responses={200: {"model": DoctorOut}})
 async def doctor(call: Asked) -> Response:
-    """Slow: a process is started that loads every plugin."""
+    """Check the daemon. Slow: a process loads every plugin."""
     service = call.service
     scene = await service.scene()
     async with service.slow:

@@ -1,4 +1,4 @@
-"""Memory estimates: of a job that is only thought of, and how good they have been here."""
+"""Memory estimates: for a job that is not submitted, and how accurate they have been here."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ router = APIRouter(prefix="/v1", responses=PROBLEMS, default_response_class=Resp
 
 @router.post("/estimate", responses={200: {"model": EstimatesOut}})
 async def estimate(call: Asked, body: SubmitIn) -> Response:
-    """What the estimators say of a job that is not submitted, and which GPUs would take it now.
+    """All estimates for a job that is not submitted, and which GPUs would take it now.
 
-    The one whose word such a job would be placed by is the chosen one; `fits` goes by the upper
-    end of its interval."""
+    `chosen` is the estimate that would be used to place the job; `fits` uses the upper end of its
+    interval."""
     spec = await intake.checked(call.service, call.peer, body)
     async with call.turn.rest(), call.service.turns[spec.uid], call.service.estimating:
         guesses = await run_in_threadpool(call.service.estimate, spec)
@@ -70,7 +70,7 @@ def _guess(guess: Guess) -> EstimateOut:
 
 @router.get("/estimators", responses={200: {"model": EstimatorsOut}})
 async def estimators(call: Asked) -> Response:
-    """Every estimator against the measured peaks of the jobs that ended well here lately."""
+    """Every estimator's accuracy on the measured peaks of recent successful jobs."""
     service = call.service
 
     def render() -> Response:

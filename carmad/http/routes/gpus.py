@@ -1,4 +1,4 @@
-"""The GPUs: what they are at, and whether they take jobs."""
+"""The GPUs: their state, and whether they take jobs."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ async def gpus(call: Asked) -> Response:
 
 @router.post("/{ref}/drain", responses={200: {"model": GpuResultsOut}})
 async def drain(call: Asked, ref: Ref, body: DrainIn) -> Response:
-    """Give the GPU no further job. Those on it go on."""
+    """Place no more jobs on the GPU. Those on it continue."""
     return await _drain(call, ref, body.reason)
 
 
 @router.post("/{ref}/resume", responses={200: {"model": GpuResultsOut}})
 async def resume(call: Asked, ref: Ref) -> Response:
-    """Give the GPU jobs again."""
+    """Place jobs on the GPU again."""
     return await _drain(call, ref, None)
 
 

@@ -1,4 +1,4 @@
-"""Submitting jobs, and looking at them."""
+"""Submitting and viewing jobs."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ Moment = Annotated[str | None, Query(json_schema_extra={"format": "date-time"})]
     "/jobs", status_code=201, responses={201: {"model": SubmittedOut}, 200: {"model": DryRunOut}}
 )
 async def submit(call: Asked, body: SubmitIn) -> Response:
-    """Queue a job. It is on disk when this answers."""
+    """Submit a job. It is on disk when this answers."""
     notes = intake.warnings(body, call.service.now())
     if body.dry_run:
         return await _dry_run(call, body, notes)
@@ -101,7 +101,7 @@ async def jobs(
     limit: Limit = MAX_TASKS,
     fold: bool = False,
 ) -> Response:
-    """The live jobs, unless others are asked for. What is not the caller's is shown in outline.
+    """The live jobs, unless others are selected. Other users' jobs are shown in outline.
 
     `fold`: one row for all tasks of an array that wait for the same reason."""
     wanted = parse_states(states)
@@ -153,7 +153,7 @@ async def history(
     before: Before = None,
     attempts: bool = False,
 ) -> Response:
-    """Jobs that have ended, the newest first: one's own, or for administrators everybody's.
+    """Jobs that have ended, latest first: the caller's own, or for administrators everyone's.
 
     `before`: only those with a smaller id. `attempts`: each with all its attempts."""
     wanted = parse_states(states) or ENDED
@@ -184,9 +184,7 @@ async def ended(
 ) -> list[Job]:
     peer = call.peer
     if not peer.admin and user not in (None, peer.user):
-        raise Forbidden(
-            "only administrators may see the past jobs of others", "Leave the user out."
-        )
+        raise Forbidden("only administrators may see other users' past jobs", "Leave the user out.")
 
     def read() -> list[Job]:
         name = user if peer.admin else peer.user
@@ -205,7 +203,7 @@ async def ended(
 
 @router.get("/jobs/{label}", responses={200: {"model": JobOut}})
 async def show(call: Asked, label: Label) -> Response:
-    """One job, and every change of its state."""
+    """One job, with every change of its state."""
     job, scene = await _mine(call, label)
     out = call.renderer(scene)(job)
     out["outlook"] = outlook_out(job, scene)
@@ -234,13 +232,14 @@ async def why(call: Asked, label: Label) -> Response:
 
 @router.post("/jobs/{label}/step", responses={200: {"model": JobOut}})
 async def step(call: Asked, label: Label, body: StepIn) -> Response:
-    """A running job's word on how long a training step takes, and what in it."""
+    """Report how long a running job's training step and its stages take."""
     job, scene = await _mine(call, label)
     if not job.holds_gpus:
-        raise Conflict(f"job {label} does not run", "Only a running job can tell of its steps.")
+        raise Conflict(f"job {label} is not running", "Only a running job can report its steps.")
     if any(set(other.gpus) & set(job.gpus) for other in scene.view.running if other.id != job.id):
         raise Conflict(
-            f"job {label} shares its GPUs", "What it does alone it can tell when it is alone."
+            f"job {label} shares its GPUs",
+            "It can report its steps while it is alone on its GPUs.",
         )
     stages = StageTimes(**body.stages.model_dump()) if body.stages else None
     await call.service.request(Stepped(call.service.now(), job.id, body.seconds, stages))
@@ -254,7 +253,7 @@ async def wait(
     label: Label,
     timeout_s: Annotated[float, Query(ge=0, le=300, allow_inf_nan=False)] = 30.0,
 ) -> Response:
-    """The job once it has ended, or as it is when the time is up."""
+    """The job once it has ended, or in its current state when the timeout has passed."""
     job, scene = await _mine(call, label)
     endings = call.service.endings
     ended = endings.expect(job.id)
@@ -270,7 +269,7 @@ async def wait(
 
 
 async def _first(request: Request, ended: asyncio.Event, timeout_s: float) -> None:
-    """Until the job has ended, the time is up, or nobody waits for the answer any more."""
+    """Wait until the job has ended, the timeout has passed, or the client has gone."""
     waits = {asyncio.ensure_future(ended.wait()), asyncio.ensure_future(_gone(request))}
     try:
         await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -293,11 +292,11 @@ async def _mine(call: Call, label: str) -> tuple[Job, Scene]:
 
 
 def parse_states(text: str | None) -> frozenset[JobState] | None:
-    """`running,queued`, or as the codes that listings show: `R,PD`."""
+    """Parse `running,queued`, or the codes in listings: `R,PD`."""
     if not text:
         return None
     words = text.lower().split(",")
     if unknown := [word for word in words if word not in STATES]:
         names = ", ".join(state.value for state in JobState)
-        raise CarmaError(f"{unknown[0]!r:.80} is no state of a job", f"They are: {names}.")
+        raise CarmaError(f"{unknown[0]!r:.80} is not a job state", f"Job states: {names}.")
     return frozenset().union(*(STATES[word] for word in words))

@@ -1,4 +1,4 @@
-"""What was learned: the models that policies and predictors use, and the past they learn from."""
+"""The models that policies and predictors use, and the past jobs that they learn from."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Name = Annotated[str, Path(description="of the model", max_length=128)]
 
 @router.get("/models", responses={200: {"model": ModelsOut}})
 async def models(call: Asked) -> Response:
-    """Those that came with CARMA, and those trained here, which go before."""
+    """The models that came with CARMA, and those trained here, which take precedence."""
     found = await _models(call)
     training = await run_in_threadpool(_training, call)
     out: ModelsOut = {
@@ -40,7 +40,7 @@ async def models(call: Asked) -> Response:
 
 @router.get("/models/{name}", responses={200: {"model": ModelDetailOut}})
 async def model(call: Asked, name: Name) -> Response:
-    """One model, with all that there is to draw of it."""
+    """One model, with everything needed to draw it."""
     found = (await _models(call)).get(name)
     if found is None:
         raise NotFound(f"there is no model {name!r:.80}", "See `carma models`.")
@@ -49,10 +49,10 @@ async def model(call: Asked, name: Name) -> Response:
 
 @router.post("/models/train", status_code=202, responses={202: {"model": TrainingOut}})
 async def train(call: Asked) -> Response:
-    """Begin to train models from this server's past. It takes minutes."""
+    """Start training models on this server's past jobs. It takes minutes."""
     call.require_admin("have models trained")
     if call.service.models.under_way:
-        raise Conflict("models are being trained already", "Look at `carma models`.")
+        raise Conflict("models are already being trained", "See `carma models`.")
     call.service.models.begin()
     return answer(await run_in_threadpool(_training, call), 202)
 
@@ -66,8 +66,8 @@ async def past(
     limit: Limit = 100,
     before: Before = None,
 ) -> Response:
-    """Jobs that have ended, the newest first, as the table that models are trained on: one's own,
-    or for administrators everybody's. `before`: only those with a smaller id."""
+    """Jobs that have ended, latest first, as the table that models are trained on: the caller's
+    own, or for administrators everyone's. `before`: only those with a smaller id."""
     since_at, until_at = parse_time(since), parse_time(until)
     async with call.service.listings:
         found = await ended(call, user, since_at, until_at, ENDED, limit, before)
