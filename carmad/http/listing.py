@@ -16,9 +16,7 @@ PIECES = 256  # written at a time
 
 
 def as_json(value: object) -> bytes:
-    return to_json(
-        value, inf_nan_mode="null"
-    )  # a rank may be infinite, unlike JSON's numbers
+    return to_json(value, inf_nan_mode="null")  # a rank may be infinite, JSON's numbers may not
 
 
 @dataclass(slots=True)

@@ -44,7 +44,7 @@ class TooSlow(ApiError):
 
 
 class TooMany(ApiError):
-    """Nothing was done: the same request may be repeated after `retry_after_s`."""
+    """Nothing was done: the same request may be repeated after `after_s`."""
 
     status = 429
     code = "too_many"

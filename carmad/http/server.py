@@ -216,9 +216,7 @@ class PeerProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     connections_of: ClassVar[Counter[int]] = Counter()
     credentials: Credentials | None = None
-    _chunk: ClassVar[bytearray] = bytearray(
-        READ_AT_ONCE
-    )  # shared: connections are never read simultaneously
+    _chunk: ClassVar[bytearray] = bytearray(READ_AT_ONCE)  # shared: one read at a time
     _head_due: asyncio.TimerHandle | None = None
     _head_bytes = 0
     _unread: asyncio.TimerHandle | None = None
@@ -247,9 +245,7 @@ class PeerProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
 
     def on_message_begin(self) -> None:
         if not self._idle():
-            raise ValueError(
-                "a request before the answer to the previous one"
-            )  # uvicorn answers 400
+            raise ValueError("a request before the previous answer")  # uvicorn answers 400
         super().on_message_begin()
         self.scope["state"]["credentials"] = self.credentials
 
@@ -342,9 +338,7 @@ def turn_away(listener: socket.socket) -> None:
                 connection.sendall(_NO_START)
                 connection.shutdown(socket.SHUT_WR)
                 connection.setblocking(False)
-                while connection.recv(
-                    1 << 16
-                ):  # unread data would reset the connection before the answer is read
+                while connection.recv(1 << 16):  # left unread, it would reset the connection
                     pass
 
 

@@ -28,9 +28,7 @@ class _Mine:
 
     jobs: int = 0
     bytes: int = 0
-    environments: Counter[Environment] = field(
-        default_factory=Counter
-    )  # with the number of jobs that use them
+    environments: Counter[Environment] = field(default_factory=Counter)  # by number of jobs
 
     def add(self, spec: JobSpec) -> None:
         self.jobs += 1

@@ -25,7 +25,7 @@ REFUSED_AFTER_S = 5.0  # an immediate refusal would invite an immediate retry
 
 
 class Turn:
-    """A request in progress. `share` is None for a user without limits."""
+    """A request in progress. `turns` is None for a user without limits."""
 
     def __init__(self, turns: asyncio.Semaphore | None = None) -> None:
         self._turns = turns

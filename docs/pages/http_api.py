@@ -33,11 +33,9 @@ def page() -> str:
         "```",
         "",
         "Every response has `schema`, which increases when a field changes its meaning or is"
-        " removed."
-        " New fields may be added at any time. Times are ISO 8601 in UTC, memory is in MiB,"
-        " durations are"
-        " in seconds. A request is limited to 8 MiB, and must arrive within 30 s; one user may have"
-        " 256 connections.",
+        " removed. New fields may be added at any time. Times are ISO 8601 in UTC, memory is in"
+        " MiB, durations are in seconds. A request is limited to 8 MiB, and must arrive within"
+        " 30 s; one user may have 256 connections.",
         "",
         "Errors are `{error, hint, code}`:",
         "",

@@ -131,9 +131,7 @@ async def stats(
     """Totals over ended jobs: the caller's own, or for administrators everyone's."""
     peer = call.peer
     if not peer.admin and user not in (None, peer.user):
-        raise Forbidden(
-            "only administrators may see others' statistics", "Leave the user out."
-        )
+        raise Forbidden("only administrators may see others' statistics", "Leave the user out.")
     since_at = parse_time(since)
     found = await run_in_threadpool(
         call.service.store.totals, since_at or 0.0, user if peer.admin else peer.user
