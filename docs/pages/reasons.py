@@ -234,8 +234,8 @@ def page() -> str:
         "",
         "Why a job waits. The rule that refuses it records the reason, with the numbers that it"
         " used; `carma why JOB` prints it as a sentence, the last column of `carma queue` as a"
-        " word, and `--json` as `code`, `need`, `have`, `unit` and `detail`. Codes are stable. A plugin may"
-        " use codes of its own.",
+        " word, and `--json` as `code`, `need`, `have`, `unit` and `detail`. Codes are stable. A"
+        " plugin may use codes of its own.",
         "",
         "Three words in that column are not reasons: `(Priority)`, a job ahead blocks the queue;"
         " `(Resources)`, too few GPUs can take the job; `(Estimating)`, the job's memory need is"
