@@ -138,7 +138,7 @@ def test_a_job_s_troubles_are_told_by_show_and_why() -> None:
     }
     why = {**fake.WHY, "job": fake.waiting(**trouble)}
     for text in (plain(render.show(fake.waiting(**trouble))), plain(render.why(why))):
-        assert "  1  gpu oom: out! (on the same GPUs, job 7 held 900 MiB)\n  next: tried next" in text
+        assert "gpu oom: out! (on the same GPUs, job 7 held 900 MiB)\n  next: tried next" in text
         assert "notes\n  · runs without MPS" in text
     assert "try a smaller batch" in plain(render.show(fake.job(advice="try a smaller batch")))
 
