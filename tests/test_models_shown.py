@@ -183,7 +183,7 @@ def test_of_a_job_that_was_never_seen_no_duration_is_told(daemon: Daemon) -> Non
     shown = daemon.call("GET", "/v1/jobs/7")[1]
     assert shown["prediction"]["seconds"] == 0.0
     text = plain(Group(*known.of_job(shown)))
-    assert "not known how long it runs (forest)\n  · it has not run before" in text
+    assert "duration unknown (forest)\n  · it has not run before" in text
 
 
 def test_an_outline_of_anothers_job_has_none_of_it() -> None:
