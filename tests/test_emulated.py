@@ -115,7 +115,7 @@ def test_bad_requests_are_the_users_error(tmp_path: Path) -> None:
     for spec in ("3xA100-41GB", "", "0xA100-40GB"):
         with pytest.raises(CarmaError):
             create(tmp_path / "other", spec)
-    with pytest.raises(CarmaError, match="holds other"):
+    with pytest.raises(CarmaError, match="has emulated cards other"):
         create(tmp_path, "1xT4-16GB")
     with pytest.raises(CarmaError, match="no emulated cards"):
         EmulatedSource(tmp_path.parent).discover()

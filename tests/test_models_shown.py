@@ -142,7 +142,7 @@ def test_an_administrator_has_them_trained(
 ) -> None:
     monkeypatch.setattr(daemon_models, "NEEDED", {})
     assert run_app(["models", "--train"]) == 0
-    assert "being trained" in capsys.readouterr().out
+    assert "training has started" in capsys.readouterr().out
     keeper = daemon.service.models
     assert isinstance(keeper, Untrained) and keeper.begun == 1
     monkeypatch.setattr(Untrained, "under_way", True)

@@ -164,16 +164,16 @@ def test_only_columns_that_say_something_are_written(tmp_path):
 @pytest.mark.parametrize(
     ("cells", "why"),
     [
-        ("a,0,sixty,1,0.5", "duration_s is 'sixty'; it must be a number"),
-        ("a,0,nan,1,0.5", "duration_s is nan; it must be a finite number"),
-        ("a,0,,1,0.5", "duration_s is ''; it must be a number"),
-        ("a,0,0,1,0.5", "duration_s is 0; it must be more than 0"),
+        ("a,0,sixty,1,0.5", "duration_s is 'sixty', but must be a number"),
+        ("a,0,nan,1,0.5", "duration_s is nan, but must be a finite number"),
+        ("a,0,,1,0.5", "duration_s is '', but must be a number"),
+        ("a,0,0,1,0.5", "duration_s is 0, but must be more than 0"),
         ("a,0,60,0,0.5", "asks for no GPU"),
         ("a,0,60,-2,0.5", "asks for -2 GPUs"),
-        ("a,0,60,1.5,0.5", "gpus is 1.5; it must be a whole number"),
-        ("a,0,60,1,1.5", "sm_active is 1.5; it must be between 0 and 1"),
-        ("a,0,60,1", "has 4 cells; it must have 5"),
-        ("a,0,60,1,0.5,6", "has 6 cells; it must have 5"),
+        ("a,0,60,1.5,0.5", "gpus is 1.5, but must be a whole number"),
+        ("a,0,60,1,1.5", "sm_active is 1.5, but must be between 0 and 1"),
+        ("a,0,60,1", "has 4 cells, but must have 5"),
+        ("a,0,60,1,0.5,6", "has 6 cells, but must have 5"),
     ],
 )
 def test_bad_rows_are_named_by_line_and_reason(tmp_path, cells, why):
@@ -224,7 +224,7 @@ def test_memory_may_be_none_at_all_and_not_less(tmp_path):
     text = "name,submit_s,duration_s,memory_mib\na,0,1,0\nb,0,1,-1\n"
     trace = native.read(file(tmp_path, "t.csv", text))
     assert [task.load.memory_mib for task in trace.tasks] == [0]
-    assert trace.rejected == (Rejected(3, "memory_mib is -1; it must be 0 or more"),)
+    assert trace.rejected == (Rejected(3, "memory_mib is -1, but must be 0 or more"),)
 
 
 def test_what_is_no_text_is_an_error(tmp_path):
@@ -272,8 +272,8 @@ def test_philly(tmp_path):
         Task(name="philly-2", submit_s=3600, duration_s=66, user="11cb48"),
     )
     assert trace.rejected == (
-        Rejected(4, "timestamp is 'yesterday'; it must be a date and time"),
-        Rejected(5, "duration_s is 0; it must be more than 0"),
+        Rejected(4, "timestamp is 'yesterday', but must be a date and time"),
+        Rejected(5, "duration_s is 0, but must be more than 0"),
         Rejected(6, "asks for no GPU"),
     )
 
@@ -348,7 +348,7 @@ def test_pai(tmp_path):
         Rejected(3, "has not ended: its status is 'Running'"),
         Rejected(4, "asks for no GPU"),
         Rejected(5, "pai_task_table.csv, line 7: ends before it starts"),
-        Rejected(6, "start_time is 'x'; it must be a number"),
+        Rejected(6, "start_time is 'x', but must be a number"),
         Rejected(9, "pai_task_table.csv, line 9: its job is not in pai_job_table.csv"),
     )
 
@@ -435,7 +435,7 @@ def test_carma(tmp_path):
     assert vgg.estimates == ()  # 40000 stands for none
     assert trace.rejected == (
         Rejected(4, "is of 'none', which is not in tasks.csv"),
-        Rejected(5, "tasks.csv, line 4: duration_s is 'soon'; it must be a number"),
+        Rejected(5, "tasks.csv, line 4: duration_s is 'soon', but must be a number"),
     )
 
 

@@ -59,7 +59,7 @@ def _read(path: Path) -> Pairs:
             one = _config(row.text("model1"), row.whole("batchsize1"))
             other = _config(row.text("model2"), row.whole("batchsize2"))
             if min(speeds) <= 0:
-                raise Unusable(f"has a speed of {min(speeds):g}; it must be above 0")
+                raise Unusable(f"has a speed of {min(speeds):g}, but must be above 0")
             rows.setdefault((mode, one, other), []).append(speeds)
             rows.setdefault((mode, other, one), []).append(speeds[::-1])
     except Unusable as error:
@@ -70,7 +70,7 @@ def _read(path: Path) -> Pairs:
 def _mode(row: Row) -> Mode:
     text = row.text("mode") if "mode" in row.where else ""
     if text and text not in _SHARED:
-        raise Unusable(f"has the mode {text!r}; it must be streams or mps")
+        raise Unusable(f"has the mode {text!r}, but must be streams or mps")
     return _SHARED.get(text, Mode.STREAMS)
 
 

@@ -25,7 +25,7 @@ def _task(row: Row) -> Task:
     gpus = row.gpus("gpu_num")
     state = row.text("state")
     if state not in _FAILED:
-        raise Unusable(f"state is {state!r}; it must be one of {', '.join(_FAILED)}")
+        raise Unusable(f"state is {state!r}, but must be one of {', '.join(_FAILED)}")
     submitted, started, ended = map(row.moment, ("submit_time", "start_time", "end_time"))
     if started < submitted:
         raise Unusable("starts before it is submitted")

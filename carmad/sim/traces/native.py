@@ -28,7 +28,7 @@ _Cell = str | int | float | bool | None
 def _flag(row: Row, column: str) -> bool:
     text = row.text(column).lower()
     if text not in ("true", "false"):
-        raise Unusable(f"{column} is {text!r}; it must be true or false")
+        raise Unusable(f"{column} is {text!r}, but must be true or false")
     return text == "true"
 
 

@@ -39,7 +39,7 @@ class Row:
 
     def text(self, column: str) -> str:
         if len(self.cells) != len(self.where):
-            raise Unusable(f"has {len(self.cells)} cells; it must have {len(self.where)}")
+            raise Unusable(f"has {len(self.cells)} cells, but must have {len(self.where)}")
         return self.cells[self.where[column]]
 
     def number(self, column: str) -> float:
@@ -47,15 +47,15 @@ class Row:
         try:
             value = float(text)
         except ValueError:
-            raise Unusable(f"{column} is {text!r}; it must be a number") from None
+            raise Unusable(f"{column} is {text!r}, but must be a number") from None
         if not math.isfinite(value):
-            raise Unusable(f"{column} is {text}; it must be a finite number")
+            raise Unusable(f"{column} is {text}, but must be a finite number")
         return value
 
     def whole(self, column: str) -> int:
         value = self.number(column)
         if not value.is_integer():
-            raise Unusable(f"{column} is {self.text(column)}; it must be a whole number")
+            raise Unusable(f"{column} is {self.text(column)}, but must be a whole number")
         return int(value)
 
     def gpus(self, column: str) -> int:
@@ -71,7 +71,7 @@ class Row:
         try:
             return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
         except ValueError:
-            raise Unusable(f"{column} is {text!r}; it must be a date and time") from None
+            raise Unusable(f"{column} is {text!r}, but must be a date and time") from None
 
 
 def read_rows(
@@ -151,17 +151,17 @@ def check(task: Task) -> None:
         *((f"the estimate {name}", mib) for name, mib in task.estimates),
     ):
         if value is not None and value <= 0:
-            raise Unusable(f"{what} is {value:g}; it must be more than 0")
+            raise Unusable(f"{what} is {value:g}, but must be more than 0")
     if task.iteration_s < 0:
-        raise Unusable(f"iteration_s is {task.iteration_s:g}; it must be 0 or more")
+        raise Unusable(f"iteration_s is {task.iteration_s:g}, but must be 0 or more")
     if task.layout and task.layout.gpus != task.gpus:
         raise Unusable(f"its layout is one of {task.layout.gpus} GPUs, and it asks for {task.gpus}")
     if task.load.memory_mib < 0:
-        raise Unusable(f"memory_mib is {task.load.memory_mib}; it must be 0 or more")
+        raise Unusable(f"memory_mib is {task.load.memory_mib}, but must be 0 or more")
     for what, share in (
         ("sm_active", task.load.sm_active),
         ("sm_occupancy", task.load.sm_occupancy),
         ("dram_active", task.load.dram_active),
     ):
         if not 0 <= share <= 1:
-            raise Unusable(f"{what} is {share:g}; it must be between 0 and 1")
+            raise Unusable(f"{what} is {share:g}, but must be between 0 and 1")
