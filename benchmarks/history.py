@@ -9,6 +9,7 @@ from benchmarks import server
 from carmad.core.messages import Event, Exited, Step, Submitted
 from carmad.core.types import Cause, Exit, Job, JobState
 from carmad.store.sql import SqlStore
+from carmad.testing import changed
 
 AT_ONCE = 1000
 
@@ -28,7 +29,7 @@ def _step(queued: list[Job]) -> Step:
     done = Exit(Cause.SUCCESS, 0)
     gpu = server.CARDS[0].id
     running = [
-        replace(job, state=JobState.RUNNING, attempt=1, gpus=(gpu,), started_at=server.BEGUN)
+        changed(job, state=JobState.RUNNING, attempt=1, gpus=(gpu,), started_at=server.BEGUN)
         for job in queued
     ]
     ended = [

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import product
+from typing import Any
 
 from carmad.config import Settings
 from carmad.core.decision import AskAgain, Placement, Preemption, Proposal, Reason, Remember
@@ -16,6 +17,7 @@ from carmad.core.gpuview import GpuView
 from carmad.core.history import History
 from carmad.core.ports import Estimator, Policy, Recovery, Run, Server, Trial
 from carmad.core.types import (
+    Attempt,
     Cause,
     Estimate,
     Exit,
@@ -38,6 +40,9 @@ from carmad.models import Model
 from carmad.sound import is_answer, is_proposal, is_retry
 from estimators.tracer.report import PARTS, Layer, Report, refusal
 
+LONG_AGO = -1.0
+_OF_ATTEMPT = {each.name for each in fields(Attempt)} - {"number", "exit", "ended_at", "served_s"}
+
 
 def a_spec(**changes: object) -> JobSpec:
     base = JobSpec(
@@ -47,10 +52,46 @@ def a_spec(**changes: object) -> JobSpec:
 
 
 def a_job(id: int = 1, **changes: object) -> Job:
-    """A queued job; fields of its spec (`gpus_wanted` for their number) may be given too."""
+    """A queued job, unless `state` is given. Takes what `changed` does, and `gpus_wanted`, which
+    is its spec's `gpus`."""
     wanted = changes.pop("gpus_wanted", 1)
     spec = changes.pop("spec", None) or a_spec(gpus=wanted)
-    return replace(Job(JobId(id), spec, JobState.QUEUED, float(id)), **changes)  # type: ignore[arg-type]
+    return changed(Job(JobId(id), spec, JobState.QUEUED, float(id)), **changes)  # type: ignore[arg-type]
+
+
+def changed(job: Job, **changes: Any) -> Job:
+    """`job` with other fields, among them those of its current attempt (`gpus`, `started_at`,
+    `stop`, …, `attempt` for its number), and the `failures` and `served_s` of earlier ones."""
+    number = changes.pop("attempt", None)
+    failures, served_s = changes.pop("failures", None), changes.pop("served_s", None)
+    its = {name: changes.pop(name) for name in _OF_ATTEMPT & changes.keys()}
+    new = replace(job, **changes)
+    current = job.current
+    if failures is None and served_s is None:
+        earlier = job.attempts[:-1] if current else job.attempts
+    else:
+        earlier = tuple(
+            Attempt(n, (), exit=exit, ended_at=LONG_AGO)
+            for n, exit in enumerate(job.failures if failures is None else failures, 1)
+        )
+    served_s = job.served_s if served_s is None else served_s
+    last = earlier[-1].number if earlier else 0
+    if new.holds_gpus or (new.ended and (current or its)):
+        current = replace(
+            current or Attempt(last + 1, ()),
+            number=number or (current.number if current else last + 1),
+            served_s=served_s,
+            exit=new.exit,
+            ended_at=new.ended_at,
+            **its,
+        )
+        return replace(new, attempts=(*earlier, current))
+    if served_s or (number or 0) > last or its.get("started_at") is not None:
+        # What earlier ones ran for is told by the one after them.
+        back = Attempt(number or last + 1, (), stop=Cause.PROFILED, ended_at=LONG_AGO)
+        back = replace(back, served_s=served_s, started_at=its.get("started_at"))
+        earlier = (*earlier, replace(back, exit=Exit(Cause.PROFILED)))
+    return replace(new, attempts=earlier)
 
 
 def a_gpu(index: int = 0, memory_mib: int = 40_960, **changes: object) -> Gpu:

@@ -14,7 +14,7 @@ from carmad.sim.experiment import Experiment, Physics
 from carmad.sim.hardware import parse
 from carmad.sim.run import simulate
 from carmad.sim.task import Task, Trace
-from carmad.testing import a_gpu, a_gpu_view, a_job, a_spec, a_view, check_policy
+from carmad.testing import a_gpu, a_gpu_view, a_job, a_spec, a_view, changed, check_policy
 from policies.asrpt import asrpt
 from policies.asrpt.heavy_edge import extremes
 from policies.asrpt.machine import Machine, rebuilt
@@ -132,7 +132,7 @@ def test_gpus_that_come_and_go_make_it_faster_and_slower():
 
 
 def test_niceness_comes_before_work_and_recovery_before_all():
-    again = replace(queued(4, 900.0), attempt=1, retry=Retry("out of memory"))
+    again = changed(queued(4, 900.0), attempt=1, retry=Retry("out of memory"))
     jobs = (queued(1, 10.0, nice=5), queued(2, 50.0), queued(3, 20.0, nice=5), again)
     machine = Machine().followed(jobs, 0.0, 1.0)
     assert list(left(machine)) == [2, 1, 3]

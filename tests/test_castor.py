@@ -29,7 +29,7 @@ from carmad.sim.run import simulate
 from carmad.sim.task import Load, Task, Trace
 from carmad.sim.workload import Workload
 from carmad.store.codec import decode_model
-from carmad.testing import a_gpu, a_gpu_view, a_job, a_spec, a_view, check_policy
+from carmad.testing import a_gpu, a_gpu_view, a_job, a_spec, a_view, changed, check_policy
 from policies.castor import castor
 from policies.castor.interference import Predicted, ratios, shipped
 from policies.castor.neighbours import OVERRUN, left_s
@@ -107,10 +107,10 @@ def test_the_shortest_remaining_job_goes_first():
 def test_what_a_running_job_has_left():
     job = running(7, 0, left_s=1000.0)
     assert left_s(job, 400.0) == 600
-    assert left_s(replace(job, served_s=100.0), 400.0) == 500
+    assert left_s(changed(job, served_s=100.0), 400.0) == 500
     late = left_s(job, 4000.0)
     assert late == OVERRUN * 4000 > 0, "who outlives a prediction goes on for a while"
-    assert left_s(replace(job, stop=Cause.CANCELLED), 400.0) == 0
+    assert left_s(changed(job, stop=Cause.CANCELLED), 400.0) == 0
     slow = running(7, 0, batch_size=64, accumulation=4)
     assert left_s(slow, 400.0) == pytest.approx(1000 * (1 + 3 * FIXED_SHARE) - 400)
 
@@ -251,7 +251,7 @@ def test_who_must_be_alone_does_not_share():
     assert where(plan(view_of(1, [queued(1, exclusive=True)], other))) == {1: ()}
     again = queued(1, retry=Retry("oom", exclusive=True))
     assert where(plan(view_of(1, [again], other))) == {1: ()}
-    profiled = replace(other, profiling=ProfilingRun(99.0, evict=False))
+    profiled = changed(other, profiling=ProfilingRun(99.0, evict=False))
     assert where(plan(view_of(1, [queued(1)], profiled))) == {1: ()}
 
 

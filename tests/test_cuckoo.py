@@ -29,7 +29,7 @@ from carmad.sim.experiment import Experiment, Physics
 from carmad.sim.hardware import Cluster, GpuKind, Node
 from carmad.sim.run import simulate
 from carmad.sim.task import Load, Task, Trace
-from carmad.testing import a_gpu, a_gpu_view, a_job, a_spec, a_view, check_policy
+from carmad.testing import a_gpu, a_gpu_view, a_job, a_spec, a_view, changed, check_policy
 from policies.cuckoo import cuckoo
 from policies.cuckoo.interleaving import Asynchronous, Exclusive
 from policies.cuckoo.members import UNHEARD_S, due_at, left_s
@@ -375,7 +375,7 @@ def test_what_a_job_has_left():
     job = running(7, 0)
     assert left_s(job, 400.0, 1000.0) == 600
     assert left_s(job, 4000.0, 1000.0) == 400, "it outlived its prediction"
-    assert left_s(replace(job, stop=Cause.CANCELLED), 400.0, 1000.0) == 0
+    assert left_s(changed(job, stop=Cause.CANCELLED), 400.0, 1000.0) == 0
 
 
 def test_when_a_job_is_due_is_the_same_in_every_plan():
@@ -535,7 +535,7 @@ def test_of_a_pair_in_line_the_one_with_the_earlier_deadline_starts_and_the_othe
     assert where(first) == {2: (0,), 1: ()}
     assert codes(first[2].grounds)["packed"].detail == "job 1"
     assert codes(first[1].reasons)["partner"].detail == "job 2"
-    fresh = replace(jobs[1], state=JobState.STARTING, gpus=(a_gpu(0).id,), started_at=0.0)
+    fresh = changed(jobs[1], state=JobState.STARTING, gpus=(a_gpu(0).id,), started_at=0.0)
     settling = Reason("settling", 30, 10, "s", "job 2")
     then = view_of(1, jobs[:1], fresh, now=10.0, gpu0={"settling": settling})
     waits = plan(then)[1]

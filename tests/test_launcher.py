@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +23,7 @@ from carmad.attempt.launcher import Launcher, NotNow, has_systemd
 from carmad.attempt.shepherd import Ended, Shepherd
 from carmad.core.types import Cause, Job, JobId
 from carmad.errors import CarmaError
+from carmad.testing import changed
 from tests.attempts import EXIT_0_1_0, Bench, is_gone, until
 
 
@@ -401,7 +401,7 @@ def test_a_stop_says_why_in_a_line_that_supervisors_of_0_1_0_pass_over(farm: Far
     os.mkfifo(farm.directory(job) / supervisor.CONTROL)
     control = os.open(farm.directory(job) / supervisor.CONTROL, os.O_RDWR | os.O_NONBLOCK)
     for cause in (Cause.CANCELLED, Cause.TIME_LIMIT, Cause.PREEMPTED, None):
-        farm.launcher.stop(replace(job, stop=cause), 30.0)
+        farm.launcher.stop(changed(job, stop=cause), 30.0)
     lines = os.read(control, 4096).decode().splitlines()
     os.close(control)
     assert [float(line[5:]) for line in lines if line.startswith("stop ")] == [30.0] * 4
@@ -422,8 +422,8 @@ def test_an_attempt_keeps_why_it_was_stopped_for_good(
         until(farm.lines, "the job to speak")
     else:
         farm.directory(job).mkdir()
-    farm.launcher.stop(replace(job, stop=cause), 5.0)
-    farm.launcher.stop(replace(job, stop=Cause.CANCELLED), 5.0)  # too late to change it
+    farm.launcher.stop(changed(job, stop=cause), 5.0)
+    farm.launcher.stop(changed(job, stop=Cause.CANCELLED), 5.0)  # too late to change it
     farm.launch(job)  # as the next daemon does, to whom it is only about to start
     farm.shepherd.watch(job)
     ended = farm.report()
@@ -434,7 +434,7 @@ def test_an_attempt_keeps_why_it_was_stopped_for_good(
 def test_an_attempt_that_is_stopped_to_be_sent_back_does_not_say_so(farm: Farm) -> None:
     job = farm.start("sleep", "600")
     farm.started(job)
-    farm.launcher.stop(replace(job, stop=Cause.PREEMPTED), 5.0)
+    farm.launcher.stop(changed(job, stop=Cause.PREEMPTED), 5.0)
     ended = farm.report()
     assert (ended.stopped, ended.cause) == (True, None)
 

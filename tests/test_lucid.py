@@ -30,7 +30,7 @@ from carmad.sim.hardware import parse
 from carmad.sim.run import simulate
 from carmad.sim.task import Load, Task, Trace
 from carmad.store import codec
-from carmad.testing import a_gpu, a_gpu_view, a_job, a_spec, a_view, check_policy
+from carmad.testing import a_gpu, a_gpu_view, a_job, a_spec, a_view, changed, check_policy
 from policies.lucid import Lucid, lucid, packing
 from policies.lucid.turn import REPORTED, VERDICTS
 from tests.world import Server as World
@@ -533,7 +533,7 @@ def test_known_jobs_stay_off_the_profiler_and_new_ones_off_the_rest():
     full = [running(7, 0, utilization=JUMBO), running(8, 1, utilization=JUMBO)]
     made = plan(4, [job(1)], full, DEDICATED)
     assert placed(made) == {1: ()}
-    profiled = [replace(running(n, n), profiling=ProfilingRun(NOW + 9, True)) for n in (2, 3)]
+    profiled = [changed(running(n, n), profiling=ProfilingRun(NOW + 9, True)) for n in (2, 3)]
     made = plan(4, [new(1)], profiled, DEDICATED)
     assert placed(made) == {1: ()}
     assert placements(made)[0].reasons == (Reason("profiling_gpus", 1, 0, "GPUs"),)
@@ -551,7 +551,7 @@ def test_least_gpus_first_and_the_first_that_does_not_fit_ends_it():
     made = plan(
         [4, 2],
         [new(1, wants=2), new(2)],
-        [replace(running(7, 5), profiling=ProfilingRun(NOW + 9, True))],
+        [changed(running(7, 5), profiling=ProfilingRun(NOW + 9, True))],
         DEDICATED,
         policy=Lucid(space_aware=False),
     )
@@ -586,7 +586,7 @@ def test_another_gpu_stands_in_for_one_that_is_drained():
 
 def test_who_is_profiled_is_profiled_on_one_node():
     run = ProfilingRun(NOW + 9, evict=True)
-    there = [replace(running(60 + n, n), profiling=run) for n in (2, 4)]
+    there = [changed(running(60 + n, n), profiling=run) for n in (2, 4)]
     settings = Settings(profiling=Profiling(gpus=4))
     assert placed(plan([2, 2, 2], [new(1, wants=2)], there, settings)) == {1: ()}
     assert placed(plan([2, 2, 2], [new(1, wants=2)], there[:1], settings)) == {1: (4, 5)}

@@ -6,7 +6,6 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from carmad.attempt.launcher import Launcher, attempt_dir
 from carmad.core.messages import Exited, Launch, Noticed, Postponed, Stop
 from carmad.core.types import Cause, Job, JobId, JobState
 from carmad.daemon.world import DaemonWorld
+from carmad.testing import changed
 from tests.attempts import EXIT_0_1_0, make_job, until
 from tests.test_world import Inbox, declared
 
@@ -134,7 +134,7 @@ def test_the_core_hears_when_a_postponed_attempt_begins(machine: Machine) -> Non
     """Until then, its time limit does not count."""
     machine.fail(3)
     machine.world.perform(Launch(machine.job(1)))
-    machine.world.perform(Launch(replace(machine.job(2), started_at=None)))  # before a restart
+    machine.world.perform(Launch(changed(machine.job(2), started_at=None)))  # before a restart
     machine.ends(2)
     told = [event for event in machine.inbox.events if isinstance(event, Postponed | Exited)]
     for id in (1, 2):
@@ -232,7 +232,7 @@ def test_a_postponed_job_can_be_stopped(
     stopped, other = machine.job(1), machine.job(2)
     for job in (stopped, other):
         machine.world.perform(Launch(job))
-    machine.world.perform(Stop(replace(stopped, state=JobState.STOPPING, stop=cause)))
+    machine.world.perform(Stop(changed(stopped, state=JobState.STOPPING, stop=cause)))
     end = machine.ends(1)[JobId(1)]
     assert end.exit.cause is Cause.LOST
     assert end.stop is (cause if cause is Cause.CANCELLED else None)
@@ -251,5 +251,5 @@ def test_a_postponed_job_that_was_started_unbeknown_is_stopped_for_real(
     machine.fail(1)
     job = machine.job(1)
     machine.world.perform(Launch(job))
-    machine.world.perform(Stop(replace(job, state=JobState.STOPPING, stop=Cause.CANCELLED)))
+    machine.world.perform(Stop(changed(job, state=JobState.STOPPING, stop=Cause.CANCELLED)))
     assert machine.ends(1)[JobId(1)].exit.cause is Cause.SUCCESS  # by the supervisor's word

@@ -38,7 +38,7 @@ from carmad.core.types import (
 )
 from carmad.guards import GuardedPolicy, GuardedPredictor
 from carmad.models import Boosted
-from carmad.testing import a_gpu, a_job, a_spec
+from carmad.testing import a_gpu, a_job, a_spec, changed
 from estimators.duration.history import Recurring
 from policies import builtin
 from recovery import ladder
@@ -374,7 +374,7 @@ def test_history_predicts_recurring_jobs_then_the_users_then_equal_demands():
     def ran(user, gpus, seconds, number, argv=("a",)):
         spec = a_spec(user=user, gpus=gpus, argv=argv)
         job = a_job(number, spec=spec, group=group(spec), state=S.SUCCEEDED)
-        return past(replace(job, gpus=(a_gpu().id,), started_at=0.0, ended_at=seconds))
+        return past(changed(job, gpus=(a_gpu().id,), started_at=0.0, ended_at=seconds))
 
     def asked(user, gpus, argv=("a",), **more):
         spec = a_spec(user=user, gpus=gpus, argv=argv, **more)

@@ -30,7 +30,7 @@ from carmad.sim.traces import native
 from carmad.sim.workload import Workload
 from carmad.store import journal
 from carmad.store.sql import SqlStore
-from carmad.testing import a_job
+from carmad.testing import a_job, changed
 from cli.app import run_app
 from tests.busy import Busy
 from tests.daemon import Carmad, Json, running, train
@@ -452,11 +452,11 @@ def as_told(was: Job, now: Job, at: float) -> AttemptOut:
 
 def test_a_preempted_attempt_is_told_as_one(tmp_path: Path) -> None:
     ready = a_job(1, submitted_at=0.0)
-    starting = replace(ready, state=JobState.STARTING, gpus=(A,), attempt=1, started_at=10.0)
-    running = replace(starting, state=JobState.RUNNING, kernels=((A, 12.0),))
-    stopping = replace(running, state=JobState.STOPPING, stop=Cause.PREEMPTED)
-    back = replace(ready, attempt=1, started_at=10.0)
-    again = replace(starting, gpus=(B,), attempt=2, started_at=30.0, mode=Mode.MPS)
+    starting = changed(ready, state=JobState.STARTING, gpus=(A,), attempt=1, started_at=10.0)
+    running = changed(starting, state=JobState.RUNNING, kernels=((A, 12.0),))
+    stopping = changed(running, state=JobState.STOPPING, stop=Cause.PREEMPTED)
+    back = changed(ready, attempt=1, started_at=10.0)
+    again = changed(starting, gpus=(B,), attempt=2, started_at=30.0, mode=Mode.MPS)
     exit = Exit(Cause.SUCCESS, 0)
     over = replace(again, state=JobState.SUCCEEDED, ended_at=50.0, exit=exit)
     on_a, on_b = (Decision(at, "p", Placement(ready.id, (gpu,))) for at, gpu in ((10, A), (30, B)))

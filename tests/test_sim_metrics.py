@@ -24,7 +24,7 @@ from carmad.sim.metrics import (
 )
 from carmad.sim.outcome import Attempt
 from carmad.sim.recorder import Recorder
-from carmad.testing import a_job
+from carmad.testing import a_job, changed
 from tests.outcomes import attempt, gpu, job, made_up, outcome, timeline
 
 PLAIN = job(0, attempt(0, 120), alone_s=100.0)
@@ -65,8 +65,8 @@ def test_a_crash_is_one_though_the_job_was_preempted_before_its_process_was_gone
 
     def ended(exit: Exit) -> Attempt:
         recorder = Recorder()
-        held = a_job(gpus=(GpuId("g0"),), mode=Mode.STREAMS, started_at=3.0, attempt=1)
-        stopping = replace(held, state=JobState.STOPPING, stop=Cause.PREEMPTED)
+        held = a_job(state=JobState.RUNNING, gpus=(GpuId("g0"),), mode=Mode.STREAMS, started_at=3.0, attempt=1)
+        stopping = changed(held, state=JobState.STOPPING, stop=Cause.PREEMPTED)
         recorder.commit(Step((Tick(5.0),), (stopping,), (), ()))
         gone = Exited(8.0, held.id, 1, exit)
         other = Exited(8.0, JobId(2), 1, Exit(Cause.GPU_OOM, 1))

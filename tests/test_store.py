@@ -63,6 +63,7 @@ from carmad.store.database import connect
 from carmad.store.sql import SqlStore, StoreFull
 from carmad.store.tables import METADATA
 from carmad.store.values import Spread, Transition
+from carmad.testing import changed
 
 DAY = 86_400.0
 
@@ -80,7 +81,7 @@ def job(number: int, state: JobState = JobState.QUEUED, **fields: Any) -> Job:
         env=(("PATH", "/usr/bin"), ("NAME", "Grüße\n")),
         array=array,
     )
-    return Job(JobId(number), spec, state, **{"submitted_at": float(number), **fields})
+    return changed(Job(JobId(number), spec, state, float(number)), **fields)
 
 
 def step(*jobs: Job, at: float = 0.0, event: Event | None = None, **fields: Any) -> Step:
@@ -162,11 +163,11 @@ def test_every_version_leaves_its_transition(store: SqlStore) -> None:
     first = job(1, JobState.PENDING)
     queued = replace(first, state=JobState.QUEUED)
     store.commit(step(first, queued, replace(queued, held=True), at=1.0))
-    starting = replace(queued, state=JobState.STARTING, attempt=1)
+    starting = changed(queued, state=JobState.STARTING, attempt=1)
     failed = replace(starting, state=JobState.QUEUED)
-    again = replace(failed, state=JobState.STARTING, attempt=2)
+    again = changed(failed, state=JobState.STARTING, attempt=2)
     store.commit(step(job(2), starting, failed, again, at=2.0))
-    store.commit(step(replace(again, warned=True), at=3.0))
+    store.commit(step(changed(again, warned=True), at=3.0))
     assert store.transitions(JobId(1)) == [
         Transition(1.0, JobId(1), None, JobState.PENDING, 0),
         Transition(1.0, JobId(1), JobState.PENDING, JobState.QUEUED, 0),
@@ -174,7 +175,7 @@ def test_every_version_leaves_its_transition(store: SqlStore) -> None:
         Transition(2.0, JobId(1), JobState.STARTING, JobState.QUEUED, 1),
         Transition(2.0, JobId(1), JobState.QUEUED, JobState.STARTING, 2),
     ]
-    assert store.job(JobId(1)) == replace(again, warned=True)
+    assert store.job(JobId(1)) == changed(again, warned=True)
 
 
 def test_a_step_of_nothing_costs_no_transaction(
@@ -256,9 +257,9 @@ def test_totals(store: SqlStore) -> None:
     for number in range(1, 21):
         waiting = job(number, submitted_at=0.0, user="ada" if number > 1 else "bob")
         store.commit(step(waiting, at=0.0))
-        begun = replace(waiting, state=JobState.STARTING, started_at=float(number), attempt=1)
+        begun = changed(waiting, state=JobState.STARTING, started_at=float(number), attempt=1)
         store.commit(step(begun, at=float(number)))
-        retried = replace(begun, attempt=2, started_at=100.0)  # its wait is that of the first
+        retried = changed(begun, attempt=2, started_at=100.0)  # its wait is that of the first
         store.commit(step(replace(begun, state=JobState.QUEUED), retried, at=100.0))
         ended = replace(
             retried,
@@ -324,7 +325,7 @@ def _commit_for_ever(path: Path, acknowledge: int, first: int) -> None:
         waiting = job(number)
         event = Submitted(1.0, waiting.id, (waiting.spec,))
         store.commit(step(waiting, event=event))
-        store.commit(step(replace(waiting, state=JobState.STARTING, attempt=1)))
+        store.commit(step(changed(waiting, state=JobState.STARTING, attempt=1)))
         os.write(acknowledge, f"{number}\n".encode())
 
 

@@ -21,7 +21,7 @@ from carmad.daemon.mpswatch import MpsWatch
 from carmad.daemon.world import DaemonWorld
 from carmad.errors import CarmaError
 from carmad.gpu.mps import ServerState
-from carmad.testing import a_gpu_view, a_job, a_spec
+from carmad.testing import a_gpu_view, a_job, a_spec, changed
 
 GPU = GpuId("GPU-0")
 
@@ -327,7 +327,7 @@ def test_a_job_that_slipped_past_mps_is_told(tmp_path):
     inbox, mps = Inbox(), Mps()
     job = running(Mode.MPS)
     seen = a_job(8, spec=job.spec, state=JobState.RUNNING, gpus=(GPU,), mode=Mode.MPS)
-    inbox.jobs = {7: replace(job, id=JobId(7)), 8: replace(seen, kernels=((GPU, 1.0),))}
+    inbox.jobs = {7: changed(job, id=JobId(7)), 8: changed(seen, kernels=((GPU, 1.0),))}
     watch = MpsWatch(mps, inbox, {71: JobId(9)}.get)
     watch.look()  # job 7 has run no kernel yet: it cannot be told
     assert [(event.job, "outside MPS" in event.note) for event in inbox.events] == [(8, True)]

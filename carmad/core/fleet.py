@@ -31,6 +31,7 @@ class Fleet:
         self._outdated: set[GpuId] = set()  # something about them changed since they were viewed
         self._stands_until: dict[GpuId, float] = {}  # those whose view time alone will change
         self._metered: dict[JobId, None] = {}  # whose usage has changed since it was saved
+        self._beside: dict[JobId, dict[GpuId, GpuSample]] = {}  # see `beside`
 
     def discover(self, gpus: Iterable[Gpu], unread: str = "") -> None:
         """These are all the GPUs now; those that stay keep their windows."""
@@ -72,6 +73,13 @@ class Fleet:
         self.usage.update(usage)
         self._metered.update(dict.fromkeys(usage))
         window.add(sample)
+        seen = {process.job for process in sample.processes}
+        for job in residents:
+            readings = self._beside.setdefault(job.id, {})
+            if job.id in seen:
+                readings[sample.gpu] = sample
+            elif before:
+                readings.setdefault(sample.gpu, before)
         self._outdated.add(sample.gpu)
         return before
 
@@ -89,6 +97,19 @@ class Fleet:
         """Those of the last reading."""
         window = self._windows.get(gpu)
         return window.last.processes if window and window.last else ()
+
+    def beside(self, job: Job) -> tuple[GpuSample, ...]:
+        """Of each of its GPUs, the last reading that shows its own processes, or if none does the
+        last before it was placed there: what is seen once they have died may be their remains."""
+        readings = self._beside.get(job.id, {})
+        windows = {gpu: self._windows[gpu] for gpu in job.gpus if gpu in self._windows}
+        found = (readings.get(gpu) or window.last for gpu, window in windows.items())
+        return tuple(reading for reading in found if reading)
+
+    def forget(self, job: JobId) -> None:
+        """Its attempt is over, and that is on disk."""
+        self.usage.pop(job, None)
+        self._beside.pop(job, None)
 
     def usable(self) -> set[GpuId]:
         """Those that are neither drained nor at fault."""

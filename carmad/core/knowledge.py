@@ -20,7 +20,6 @@ from carmad.core.types import (
     Profile,
     StageTimes,
     StepTime,
-    Usage,
 )
 from carmad.models import Model
 
@@ -75,7 +74,7 @@ class Knowledge:
         peak_mib = self._fleet.with_usage(job).usage.peak_mib
         return replace(job, profile=self.profiler.profile(job, peak_mib))
 
-    def seen_to_end(self, job: Job, state: JobState, usage: Usage) -> Job:
+    def seen_to_end(self, job: Job, state: JobState) -> Job:
         """With a profile from a run that was shorter than one to profile it, if that was all of
         it; and with the peak of the whole run."""
         enough = self._settings.profiling.run_s
@@ -83,10 +82,10 @@ class Knowledge:
             enough = min(enough, self._settings.monitor.window_s)
         if self.profiler.watched_s(job) >= enough:
             job = self.profiled(job)
-        profile = job.profile
-        if profile is None or job.accumulation > 1 or usage.peak_mib <= profile.peak_mib:
+        profile, peak_mib = job.profile, job.usage.peak_mib
+        if profile is None or job.accumulation > 1 or peak_mib <= profile.peak_mib:
             return job
-        return replace(job, profile=replace(profile, peak_mib=usage.peak_mib, of=None))
+        return replace(job, profile=replace(profile, peak_mib=peak_mib, of=None))
 
 
 def told(job: Job, event: Stepped, kind: str) -> Job:

@@ -105,6 +105,7 @@ class RequeueRequested:
     at: float
     job: Job  # as the store has it: the core forgets ended jobs
     by: str
+    ended: tuple[tuple[JobId, JobState], ...] = ()  # how those ended that it waits for
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +152,13 @@ class Tick:
     at: float
 
 
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """The daemon stops; jobs go on. What they were measured to use so far is saved."""
+
+    at: float
+
+
 Event = (
     Discovered
     | Submitted
@@ -166,6 +174,7 @@ Event = (
     | Stepped
     | Trained
     | Tick
+    | Closing
 )
 
 

@@ -176,7 +176,7 @@ class Placer:
         self._decide(Decision(now, by, Placement(job.id, reasons=(why,))))
         if not allowed:
             return []
-        stopping = advance(job, JobState.STOPPING, stop=Cause.PREEMPTED)
+        stopping = advance(job, JobState.STOPPING).with_attempt(stop=Cause.PREEMPTED)
         self._ledger.put(stopping)
         return [Stop(stopping)]
 
@@ -209,24 +209,22 @@ class Placer:
 
     def _start(self, job: Job, placement: Placement, view: View) -> Job:
         gpus = placement.gpus
-        started = advance(
-            self._ledger.jobs[job.id],
-            JobState.STARTING,
-            gpus=gpus,
-            profiling=placement.profiling,
-            accumulation=placement.accumulation,
+        job = self._ledger.jobs[job.id]
+        placed = job.placed(
+            gpus,
+            view.now,
             mode=mode(job, [view.gpu(gpu) for gpu in gpus], self._settings),
-            attempt=job.attempt + 1,
-            notes=() if job.attempt else job.notes,  # before the first, they are about the job
-            started_at=view.now,
-            kernels=(),
+            accumulation=placement.accumulation,
+            profiling=placement.profiling,
             shared=any(view.gpu(gpu).residents for gpu in gpus),
-            warned=False,
         )
+        # Notes from before its first attempt are about the job.
+        notes = () if job.attempt else job.notes
+        started = advance(placed, JobState.STARTING, notes=notes)
         for gpu in gpus:
             for resident in self._ledger.residents(gpu):
                 if not resident.shared:
-                    self._ledger.put(replace(resident, shared=True))
+                    self._ledger.put(resident.with_attempt(shared=True))
         self.last_placed = gpus[-1]
         self._ledger.put(started)
         return started

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 
 from carmad.config import Settings
@@ -77,9 +77,7 @@ class View:
         accumulation: int = 1,
     ) -> View:
         """The view after `job` was given `gpus`."""
-        placed = replace(
-            job, gpus=gpus, started_at=self.now, profiling=profiling, accumulation=accumulation
-        )
+        placed = job.placed(gpus, self.now, profiling=profiling, accumulation=accumulation)
         nodes = list(self.nodes)
         for gpu in gpus:
             at = self.node_of[gpu]
