@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from benchmarks import server
@@ -33,7 +32,7 @@ def _step(queued: list[Job]) -> Step:
         for job in queued
     ]
     ended = [
-        replace(job, state=JobState.SUCCEEDED, exit=done, ended_at=server.BEGUN + 60)
+        changed(job, state=JobState.SUCCEEDED, exit=done, ended_at=server.BEGUN + 60)
         for job in running
     ]
     events: tuple[Event, ...] = (

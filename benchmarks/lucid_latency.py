@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 from statistics import median
 
@@ -32,7 +32,7 @@ from carmad.core.types import (
 )
 from carmad.core.view import View
 from carmad.sim.catalogue import activity
-from carmad.testing import a_gpu, a_job, a_spec
+from carmad.testing import a_gpu, a_job, a_spec, changed
 
 NODES, PER_NODE, CARD_MIB = 16, 8, 24_576
 QUEUED, PLANS = 2048, 200
@@ -114,7 +114,7 @@ def _job(dice: Random, id: int, gpus: int) -> Job:
 
 
 def _running(job: Job, card: Gpu) -> Job:
-    return replace(
+    return changed(
         job,
         state=JobState.RUNNING,
         attempt=1,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from benchmarks.daemon import GPUS
 from carmad import registry
@@ -11,7 +10,7 @@ from carmad.config import Limits, Settings
 from carmad.core.messages import Discovered, Sampled
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import Estimate, GpuId, GpuSample, Job, JobId, JobState, ProcessUse
-from carmad.testing import a_gpu, a_spec
+from carmad.testing import a_gpu, a_spec, changed
 
 BEGUN = 1_000_000.0
 CARDS = tuple(a_gpu(index) for index in range(GPUS))
@@ -34,7 +33,7 @@ def scheduler(policy: str = "magm", backfill: int = 0) -> Scheduler:
 def residents(per_gpu: int, *, first: int = 1, exclusive: bool = False) -> list[Job]:
     """Jobs that ran their first kernels long ago."""
     return [
-        replace(
+        changed(
             job(id),
             state=JobState.RUNNING,
             spec=a_spec(env=ENV, memory_mib=HOLDS_MIB, exclusive=exclusive),

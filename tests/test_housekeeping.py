@@ -13,7 +13,7 @@ import pytest
 
 from carmad.config import Retention
 from carmad.core.messages import Step, Tick
-from carmad.core.types import JobId, JobSpec, JobState
+from carmad.core.types import JobSpec, JobState
 from carmad.daemon import housekeeping
 from carmad.daemon.housekeeping import Housekeeping, remove_attempts, shorten_logs
 from carmad.errors import CarmaError

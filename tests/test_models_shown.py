@@ -89,7 +89,14 @@ def learned(id: int, **changes: Any) -> Job:
     told = Prediction(
         5400.0, "additive", (("gpus", 0.25), ("user", -1.5)), ("learned from 10 jobs",)
     )
-    job = changed(job, gpus=(GpuId("GPU-a"),), started_at=110.0, ended_at=210.0, profile=profile, prediction=told)
+    job = changed(
+        job,
+        gpus=(GpuId("GPU-a"),),
+        started_at=110.0,
+        ended_at=210.0,
+        profile=profile,
+        prediction=told,
+    )
     return changed(job, accumulation=4, **changes)
 
 

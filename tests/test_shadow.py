@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -458,7 +457,7 @@ def test_a_preempted_attempt_is_told_as_one(tmp_path: Path) -> None:
     back = changed(ready, attempt=1, started_at=10.0)
     again = changed(starting, gpus=(B,), attempt=2, started_at=30.0, mode=Mode.MPS)
     exit = Exit(Cause.SUCCESS, 0)
-    over = replace(again, state=JobState.SUCCEEDED, ended_at=50.0, exit=exit)
+    over = changed(again, state=JobState.SUCCEEDED, ended_at=50.0, exit=exit)
     on_a, on_b = (Decision(at, "p", Placement(ready.id, (gpu,))) for at, gpu in ((10, A), (30, B)))
     with contextlib.closing(SqlStore.open(tmp_path / "carma.db")) as store:
         for second, job, decisions in (

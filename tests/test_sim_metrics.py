@@ -65,7 +65,13 @@ def test_a_crash_is_one_though_the_job_was_preempted_before_its_process_was_gone
 
     def ended(exit: Exit) -> Attempt:
         recorder = Recorder()
-        held = a_job(state=JobState.RUNNING, gpus=(GpuId("g0"),), mode=Mode.STREAMS, started_at=3.0, attempt=1)
+        held = a_job(
+            state=JobState.RUNNING,
+            gpus=(GpuId("g0"),),
+            mode=Mode.STREAMS,
+            started_at=3.0,
+            attempt=1,
+        )
         stopping = changed(held, state=JobState.STOPPING, stop=Cause.PREEMPTED)
         recorder.commit(Step((Tick(5.0),), (stopping,), (), ()))
         gone = Exited(8.0, held.id, 1, exit)

@@ -261,7 +261,7 @@ def test_totals(store: SqlStore) -> None:
         store.commit(step(begun, at=float(number)))
         retried = changed(begun, attempt=2, started_at=100.0)  # its wait is that of the first
         store.commit(step(replace(begun, state=JobState.QUEUED), retried, at=100.0))
-        ended = replace(
+        ended = changed(
             retried,
             state=JobState.SUCCEEDED,
             ended_at=100.0 + number,
@@ -732,7 +732,7 @@ def test_columns_that_are_no_text_break_nothing(path: Path) -> None:
     assert "the drain of GPU a?" in store.damage.found()
     instead = restored.jobs[0]
     assert instead.spec.user == instead.spec.name == "a?"
-    ended = replace(instead, state=JobState.CANCELLED, ended_at=9.0)
+    ended = changed(instead, state=JobState.CANCELLED, ended_at=9.0)
     store.commit(replace(step(ended), drains=restored.drains))
     assert store.job(JobId(1)) == ended
     store.close()

@@ -33,6 +33,7 @@ from carmad.core.scheduler import Scheduler
 from carmad.core.types import Gpu, GpuId, Job, JobId, JobSpec, JobState
 from carmad.errors import CarmaError
 from carmad.models import Model
+from carmad.store.flat import with_attempts
 
 T = TypeVar("T")
 
@@ -293,7 +294,7 @@ def read(path: Path) -> tuple[Begin, Iterator[Turn]]:
     begin = next(lines, None)
     if begin is None:
         raise CarmaError(f"{path} is empty")
-    first = _decoded(path, begin, _BEGIN.validate_python)
+    first = _decoded(path, begin, _first)
     return first, (_decoded(path, line, _turn) for line in lines)
 
 
@@ -369,8 +370,20 @@ def _decoded(path: Path, line: tuple[int, bytes], decode: Callable[[Any], T]) ->
         raise CarmaError(f"line {number} of {path} is not a journal's: {error!s:.500}") from error
 
 
+def _first(entry: Any) -> Begin:
+    jobs = [with_attempts(job) for job in entry["jobs"]]
+    return _BEGIN.validate_python(entry | {"jobs": jobs})
+
+
+def _event(kind: str, body: Any) -> Event:
+    if kind == RequeueRequested.__name__:
+        body = body | {"job": with_attempts(body["job"])}
+    event: Event = _EVENTS[kind].validate_python(body)
+    return event
+
+
 def _turn(entry: Any) -> Turn:
-    events = tuple(_EVENTS[kind].validate_python(body) for kind, body in entry["events"])
+    events = tuple(_event(kind, body) for kind, body in entry["events"])
     if not events:
         raise ValueError("a step has events")
     failures = _FAILURES.validate_python(entry.get("failures", ()))
