@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from carmad.api.layouts import layout_out, stage_times_out
 from carmad.api.phrases import short
 from carmad.api.responses import (
+    AttemptOut,
     ExitOut,
     JobGpuOut,
     JobOut,
@@ -345,6 +346,22 @@ def _advice(job: Job) -> str | None:
         f"it had {its} to itself and needs more memory than there is:"
         " try a smaller batch, a larger GPU, or more GPUs (--gpus)"
     )
+
+
+def attempts_out(job: Job) -> list[AttemptOut]:
+    """Those of an ended job that began, in order."""
+    return [
+        {
+            "gpus": list(each.gpus),
+            "mode": each.mode.value if each.mode else None,
+            "started_at": stamp(each.started_at),
+            "first_kernel_at": iso(min((at for _, at in each.kernels), default=None)),
+            "ended_at": stamp(each.ended_at),
+            "cause": each.exit.cause.value,
+        }
+        for each in job.attempts
+        if each.started_at is not None and each.ended_at is not None and each.exit
+    ]
 
 
 def exit_out(exit: Exit) -> ExitOut:

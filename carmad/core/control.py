@@ -3,9 +3,11 @@ verdicts, and the HTTP API answers with them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from carmad.core.types import FOR_GOOD, SENT_BACK, Job, JobState
+from carmad.core.line import never_satisfied
+from carmad.core.types import FOR_GOOD, SENT_BACK, Job, JobId, JobState
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +38,12 @@ def hold(job: Job, held: bool) -> Verdict:
     return Verdict(word)
 
 
-def requeue(job: Job) -> Verdict:
-    """Under the same id."""
+def requeue(job: Job, ended: Mapping[JobId, JobState]) -> Verdict:
+    """Under the same id. `ended`: how those did that it waits for, of which none may be live."""
     if not job.ended:
         return _refused(f"has not ended: it is {_words(job.state)}")
+    if culprit := never_satisfied(job, ended):
+        return _refused(f"waits for job {culprit}, which ended as {_words(ended[culprit])}")
     return Verdict("queued again")
 
 

@@ -374,7 +374,8 @@ class Scheduler:
 
     def _on_requeue_requested(self, event: RequeueRequested) -> None:
         job = event.job
-        if job.id in self.jobs or not control.requeue(job).acts:
+        ended = {id: state for id, state in event.ended if id not in self.jobs} | dict(self.ended)
+        if job.id in self.jobs or not control.requeue(job, ended).acts:
             return
         again = replace(
             advance(job, JobState.QUEUED if job.estimate else JobState.PENDING),
@@ -384,11 +385,7 @@ class Scheduler:
             overtaken=0,
             requeued_after=job.attempt,
         )
-        ended = {id: state for id, state in event.ended if id not in self.jobs} | dict(self.ended)
-        if why := in_vain(again, ended):
-            self._put(again)
-            self._end(again, JobState.CANCELLED, why, event.at)
-        elif again.state is JobState.PENDING:
+        if again.state is JobState.PENDING:
             self._put(again)
             self._actions.append(EstimateMemory(again))
         else:

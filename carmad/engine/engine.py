@@ -8,7 +8,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from carmad.core.history import History
-from carmad.core.messages import Action, CancelRequested, Event, Exited, Sampled, Step, Stop
+from carmad.core.messages import (
+    Action,
+    CancelRequested,
+    Closing,
+    Event,
+    Exited,
+    Sampled,
+    Step,
+    Stop,
+)
 from carmad.core.ports import World
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import FOR_GOOD, Cause, Exit, JobId
@@ -20,6 +29,7 @@ from carmad.store.sql import SqlStore, StoreFull
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
+RETRY_END_S = 60.0  # an end that the core cannot handle
 COMPLAIN_EVERY_S = 60.0
 
 
@@ -52,6 +62,8 @@ class Engine:
         self._heard = heard
         self._kept: list[Delivery] = []  # news that could not be committed yet
         self._keep_until = 0.0  # monotonic; when they are tried again, unless a request comes
+        self._stuck: list[Delivery] = []  # ends that the core raised at, each on its own
+        self._stuck_until = 0.0  # monotonic
         self._stopped: dict[JobId, int] = {}  # the attempts that were stopped without a commit
         self._complain_at = 0.0  # monotonic
 
@@ -70,9 +82,11 @@ class Engine:
                 self._handle(batch)
             else:
                 self._kept = [each for each in batch if not _only_samples(each)]
+            self._try_stuck()
             for question in questions:
                 self._answer(question)
             self._alive()
+        self._handle([Delivery((Closing(self._inbox.clock()),), None)])
 
     def _due(self, batch: list[Delivery]) -> bool:
         """Whoever asks is answered at once; but a full disk is not tried at every sample."""
@@ -142,8 +156,25 @@ class Engine:
             if not _only_samples(delivery):
                 self._kept.append(delivery)
         else:
+            self._keep_ends(delivery)
+
+    def _keep_ends(self, delivery: Delivery) -> None:
+        """Of news that the core raised at: bare first, and if that is it, to be tried now and then:
+        a job whose end got lost would hold its GPUs for good."""
+        bare = _bare_ends(delivery)
+        if bare == list(delivery.events):
+            log.critical("the core cannot handle the end of an attempt: %.2000r", delivery.events)
+            self._stuck.append(delivery)
+            self._stuck_until = time.monotonic() + RETRY_END_S
+        else:
             log.critical("dropped news that the core cannot handle: %.2000r", delivery.events)
-            self._kept += [Delivery((end,), None) for end in _bare_ends(delivery)]
+            self._kept += [Delivery((end,), None) for end in bare]
+
+    def _try_stuck(self) -> None:
+        if self._stuck and time.monotonic() >= self._stuck_until:
+            stuck, self._stuck = self._stuck, []
+            for delivery in stuck:
+                self._handle([delivery])
 
     def _carried_out(self, delivery: Delivery) -> bool:
         """Whether all that was asked for is done, and only not on record yet."""
@@ -178,12 +209,11 @@ def _only_samples(delivery: Delivery) -> bool:
 
 def _bare_ends(delivery: Delivery) -> list[Exited]:
     """That attempts ended gets in, whatever it is in their ends that the core stumbles over."""
-    bare = [
+    return [
         replace(event, exit=Exit(Cause.FAILURE, event.exit.code, event.exit.signal))
         for event in delivery.events
         if isinstance(event, Exited)
     ]
-    return [end for end in bare if end not in delivery.events]
 
 
 def _cancelled(delivery: Delivery) -> set[JobId]:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from carmad.api.decisions import reason_out, verdicts_out
 from carmad.api.folding import folded
 from carmad.api.outlook import outlook_out
-from carmad.api.render import CODES, Scene
+from carmad.api.render import CODES, Scene, attempts_out
 from carmad.api.requests import MAX_TASKS, StepIn, SubmitIn
 from carmad.api.responses import (
     SCHEMA,
@@ -31,7 +31,6 @@ from carmad.engine.threads import run_in_threadpool
 from carmad.errors import CarmaError
 from carmad.http import intake, lookup
 from carmad.http.answers import PROBLEMS, Asked, Call, answer, not_yours
-from carmad.http.attempts import attempts_out
 from carmad.http.listing import Pieces
 from carmad.http.problems import Conflict, Forbidden
 
@@ -169,7 +168,7 @@ def _past(call: Call, scene: Scene, found: Sequence[Job], attempts: bool) -> Res
     out: JobsOut = {"schema": SCHEMA, "jobs": [one(job) for job in found]}
     if attempts:
         for job, listed in zip(found, out["jobs"], strict=True):
-            listed["attempts"] = attempts_out(job, call.service.store)
+            listed["attempts"] = attempts_out(job)
     return answer(out)
 
 
