@@ -57,7 +57,7 @@ def line(policy, *jobs):
     server = Server(gpus=0, policy=policy(Settings()))
     for spec in jobs:
         server.submit(**spec)
-    return [job.id for job in server.scheduler.line()]
+    return [job.id for job in server.scene.line]
 
 
 JOBS = (
@@ -172,7 +172,7 @@ def test_a_shorter_job_takes_the_gpu_and_the_longer_one_goes_on_where_it_was():
     server.pass_time(100)
     short = server.submit(expected_s=200)
     assert server.job(long).stop is Cause.PREEMPTED
-    assert server.scheduler.decisions[long].placement.reasons[0].detail == f"job {short} goes first"
+    assert server.scene.decisions[long].placement.reasons[0].detail == f"job {short} goes first"
     assert server.why(short)[1] == ["making_room"]
     server.pass_time(2)
     server.exit(long, GONE)
@@ -180,7 +180,7 @@ def test_a_shorter_job_takes_the_gpu_and_the_longer_one_goes_on_where_it_was():
     assert (server.job(long).state, server.job(long).served_s) == (S.QUEUED, 102.0)
     server.pass_time(50)
     middle = server.submit(expected_s=899)  # 898 s are left of the long one
-    assert [job.id for job in server.scheduler.line()] == [long, middle]
+    assert [job.id for job in server.scene.line] == [long, middle]
     server.exit(short)
     assert server.job(long).attempt == 2
     assert stopping(server) == []
@@ -210,7 +210,7 @@ def test_jobs_of_unknown_duration_go_last_and_preempt_nobody():
     assert stopping(server) == []
     known = server.submit(expected_s=10_000)
     assert stopping(server) == [first]
-    assert [job.id for job in server.scheduler.line()] == [known, second]
+    assert [job.id for job in server.scene.line] == [known, second]
 
 
 def test_a_job_that_ends_while_it_is_stopped_is_not_lost():
@@ -313,7 +313,7 @@ def test_who_is_never_preempted(settings, victim, head):
     first = server.submit(expected_s=1000, **victim)
     second = server.submit(expected_s=10, **head)
     assert (server.job(first).state, server.job(second).state) == (S.STARTING, S.QUEUED)
-    assert first not in server.scheduler.decisions or not server.why(first)[1]
+    assert first not in server.scene.decisions or not server.why(first)[1]
 
 
 def test_a_recovering_job_gives_way_to_recovering_ones_only():
@@ -363,7 +363,7 @@ def test_in_the_second_queue_jobs_go_by_arrival_and_preempt_nobody():
         at(server, now)
         server.exit(job, GONE)
     assert server.job(jobs[2]).state is S.STARTING
-    assert [job.id for job in server.scheduler.line()] == jobs[:2]
+    assert [job.id for job in server.scene.line] == jobs[:2]
     at(server, 3 * LIMIT)  # all are in the second queue now
     assert stopping(server) == []
     server.exit(jobs[2])

@@ -84,7 +84,7 @@ def served(fake: Fake, fallback: bool = True, timeout_s: float = LONG, **more: o
 
 
 def story(server: Server, id: int) -> tuple[str, list[str], list[str]]:
-    decision = server.scheduler.decisions[id]
+    decision = server.scene.decisions[id]
     reasons, grounds = decision.placement.reasons, decision.placement.grounds
     return decision.policy, [r.code for r in reasons], [r.code for r in grounds]
 
@@ -134,11 +134,11 @@ def test_the_policy_takes_over_again_with_its_own_order() -> None:
     first = server.submit()
     fake.act = oops
     waiting = [server.submit(), server.submit()]
-    assert [job.id for job in server.scheduler.line()] == waiting, "magm's line: by arrival"
+    assert [job.id for job in server.scene.line] == waiting, "magm's line: by arrival"
     assert story(server, waiting[0])[0] == "magm"
     fake.act = lambda: None
     server.pass_time(deciders.FIRST_TRY_S + 1)
-    assert [job.id for job in server.scheduler.line()] == waiting[::-1], "the newest first"
+    assert [job.id for job in server.scene.line] == waiting[::-1], "the newest first"
     assert server.scheduler.acting.name == "fake"
     server.exit(first)
     assert server.job(waiting[1]).state is JobState.STARTING
@@ -152,10 +152,10 @@ def test_a_place_in_line_that_could_not_be_said_is_asked_for_again() -> None:
     older = server.submit()
     fake.act = oops
     newer = server.submit()
-    assert [job.id for job in server.scheduler.line()] == [older, newer]
+    assert [job.id for job in server.scene.line] == [older, newer]
     fake.act = lambda: None
     server.pass_time(1)
-    assert [job.id for job in server.scheduler.line()] == [newer, older]
+    assert [job.id for job in server.scene.line] == [newer, older]
     server.exit(first)
 
 

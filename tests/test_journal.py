@@ -375,9 +375,9 @@ def test_samples_whose_commit_failed_are_what_the_next_segment_begins_with(tmp_p
     log.flush()
     store.store.close()
     *_, last = (reproduce(path) for path in journal.segments(tmp_path / "journal"))
-    (verdict,) = core.decisions[JobId(1)].placement.verdicts
+    (verdict,) = core.snapshot(3.0).decisions[JobId(1)].placement.verdicts
     assert verdict.rank == -10_960, "free at that sample"
-    assert (last.first, last.steps, last.decisions) == (None, 2, 1)
+    assert (last.first, last.steps, last.decisions) == (None, 5, 1), "each turn closes with a step"
 
 
 class FullOnce:
@@ -412,7 +412,7 @@ def test_samples_that_the_core_did_not_get_to_are_not_among_them(tmp_path: Path)
     server.tell(late)
     server.journal.flush()
     *_, last = (reproduce(path) for path in journal.segments(tmp_path))
-    assert (last.first, last.steps, last.decisions) == (None, 2, 1)
+    assert (last.first, last.steps, last.decisions) == (None, 5, 1), "each turn closes with a step"
 
 
 # -- how the daemon puts it to use

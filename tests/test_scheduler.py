@@ -112,7 +112,7 @@ def test_the_recovery_queue_goes_first_and_alone():
     server.exit(second, OOM)
     crashed = server.job(second)
     assert (crashed.state, crashed.exclusive) == (S.QUEUED, True)
-    assert server.scheduler.line()[0].id == second  # before the third, who came first
+    assert server.scene.line[0].id == second  # before the third, who came first
     assert server.why(second) == ({0: ["busy"]}, [])
     server.exit(first)
     again = server.job(second)
@@ -477,7 +477,7 @@ def test_a_policy_s_order_is_the_line_but_recovery_and_niceness_come_first():
         server.submit(expected_s=expected_s, nice=nice)
         for expected_s, nice in ((900, 0), (60, 0), (1, 5))
     )
-    assert [job.id for job in server.scheduler.line()] == [short, long, nice]
+    assert [job.id for job in server.scene.line] == [short, long, nice]
 
 
 def test_what_a_policy_wants_remembered_is_in_its_next_view():
@@ -550,7 +550,7 @@ def test_hold_release_and_requeue():
     server.tell(HoldRequested(server.now, id, True, "ada"))
     server.exit(running)
     assert server.job(id).state is S.QUEUED
-    assert server.scheduler.barrier(server.job(id), server.now).code == "held"
+    assert server.scene.barrier(server.job(id)).code == "held"
     server.tell(HoldRequested(server.now, id, False, "ada"))
     assert server.job(id).state is S.STARTING
     server.exit(id, Exit(Cause.FAILURE, 1))
@@ -593,7 +593,7 @@ def test_dependencies(kind, cause, starts):
     first = server.submit()
     second = server.submit(after=(After(first, kind),))
     third = server.submit(after=(After(second),))
-    assert server.scheduler.barrier(server.job(second), 0.0).code == "dependency"
+    assert server.scheduler.snapshot(0.0).barrier(server.job(second)).code == "dependency"
     server.exit(first, Exit(cause, 0 if cause is Cause.SUCCESS else 1))
     if starts:
         assert server.job(second).state is S.STARTING
@@ -628,7 +628,9 @@ def test_a_job_that_waits_for_many_names_a_few():
     server.tell(Submitted(0.0, JobId(1), (a_spec(),) * 100, held=True))
     server.next_id = 101
     last = server.submit(after=tuple(After(JobId(n)) for n in range(1, 101)))
-    assert server.scheduler.barrier(server.job(last), 0.0).detail.endswith("job 7, job 8, …")
+    assert (
+        server.scheduler.snapshot(0.0).barrier(server.job(last)).detail.endswith("job 7, job 8, …")
+    )
 
 
 def test_a_dependency_that_failed_just_before_the_submission():
@@ -655,7 +657,7 @@ def test_a_quota_holds_its_user_back_and_nobody_else():
     mine = [server.submit(gpus=1) for _ in range(3)]
     hers = server.submit(user="bob", uid=1001)
     assert [server.job(i).state for i in mine] == [S.STARTING, S.STARTING, S.QUEUED]
-    assert server.scheduler.barrier(server.job(mine[2]), 0.0).code == "quota"
+    assert server.scheduler.snapshot(0.0).barrier(server.job(mine[2])).code == "quota"
     assert server.job(hers).state is S.STARTING
 
 
@@ -722,7 +724,7 @@ def test_a_declared_need_is_kept_free_for_life_and_a_guess_until_it_is_measured(
     settled(server, first, mib=2_000)
     second = server.submit(memory_mib=12_000)
     assert server.why(second) == ({0: ["memory"]}, [])
-    placement = server.scheduler.decisions[second].placement
+    placement = server.scene.decisions[second].placement
     reason = placement.verdicts[0].refused[0]
     assert (reason.need, reason.have, reason.unit) == (12_000, 10_960, "MiB")
 
@@ -932,7 +934,7 @@ def test_decisions_are_recorded_when_the_story_changes_not_the_numbers():
     server.steps.clear()
     server.pass_time(20)
     assert sum(len(step.decisions) for step in server.steps) == 0
-    assert server.scheduler.decisions[id].at == server.now  # the newest numbers are at hand
+    assert server.scene.decisions[id].at == server.now  # the newest numbers are at hand
 
 
 def test_what_a_job_used_is_added_up():
@@ -965,7 +967,7 @@ def test_one_that_uses_more_than_its_own_word_is_told_once():
     fresh.alive = server.alive
     fresh.pass_time(3)
     assert fresh.job(id).notes == (told,), "nor by the next daemon"
-    assert fresh.scheduler.usage[id].peak_mib == 9_500
+    assert fresh.scene.usage[id].peak_mib == 9_500
 
 
 def test_one_that_uses_more_than_was_guessed_is_not_told():
@@ -1009,4 +1011,4 @@ def test_restore_owes_what_was_left_undone():
     fresh = Server(gpus=1)
     owed = fresh.scheduler.restore([server.job(running), server.job(waiting)])
     assert [type(a).__name__ for a in owed] == ["Stop"]
-    assert fresh.scheduler.line()[0].id == waiting
+    assert fresh.scene.line[0].id == waiting

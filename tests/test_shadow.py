@@ -11,14 +11,13 @@ from urllib.parse import urlencode
 
 import pytest
 
+from carmad.api.render import attempts_out
 from carmad.api.responses import AttemptOut
 from carmad.api.times import iso, stamp
 from carmad.config import Settings
-from carmad.core.decision import Decision, Placement
-from carmad.core.messages import Step, Tick
-from carmad.core.types import Cause, Exit, GpuId, Job, JobId, JobState, Mode
+from carmad.core.messages import Step
+from carmad.core.types import Cause, GpuId, Job, JobId, JobState, Mode
 from carmad.errors import CarmaError
-from carmad.http.attempts import attempts_out
 from carmad.sim import past, recorded, shadow
 from carmad.sim.metrics import figures
 from carmad.sim.outcome import Attempt
@@ -29,7 +28,6 @@ from carmad.sim.traces import native
 from carmad.sim.workload import Workload
 from carmad.store import journal
 from carmad.store.sql import SqlStore
-from carmad.testing import a_job, changed
 from cli.app import run_app
 from tests.busy import Busy
 from tests.daemon import Carmad, Json, running, train
@@ -418,8 +416,7 @@ def test_attempts_are_told_as_they_were(tmp_path: Path) -> None:
             store.commit(step)
         ended = [job for job in store.history(limit=1000) if job.ended]
         for job in ended:
-            told = attempts_out(job, store)
-            assert [each | {"mode": None} for each in told] == happened.get(job.id, [])
+            assert attempts_out(job) == happened.get(job.id, [])
     assert sum(len(happened.get(job.id, ())) > 1 for job in ended) > 1
     assert any(job.id not in happened for job in ended)
 
@@ -441,45 +438,12 @@ def as_told(was: Job, now: Job, at: float) -> AttemptOut:
     assert was.started_at is not None
     return {
         "gpus": list(was.gpus),
-        "mode": None,
+        "mode": was.mode and was.mode.value,
         "started_at": stamp(was.started_at),
         "first_kernel_at": iso(was.kernels[0][1] if was.kernels else None),
         "ended_at": stamp(at),
         "cause": exit.cause.value,
     }
-
-
-def test_a_preempted_attempt_is_told_as_one(tmp_path: Path) -> None:
-    ready = a_job(1, submitted_at=0.0)
-    starting = changed(ready, state=JobState.STARTING, gpus=(A,), attempt=1, started_at=10.0)
-    running = changed(starting, state=JobState.RUNNING, kernels=((A, 12.0),))
-    stopping = changed(running, state=JobState.STOPPING, stop=Cause.PREEMPTED)
-    back = changed(ready, attempt=1, started_at=10.0)
-    again = changed(starting, gpus=(B,), attempt=2, started_at=30.0, mode=Mode.MPS)
-    exit = Exit(Cause.SUCCESS, 0)
-    over = changed(again, state=JobState.SUCCEEDED, ended_at=50.0, exit=exit)
-    on_a, on_b = (Decision(at, "p", Placement(ready.id, (gpu,))) for at, gpu in ((10, A), (30, B)))
-    with contextlib.closing(SqlStore.open(tmp_path / "carma.db")) as store:
-        for second, job, decisions in (
-            (0.0, ready, ()),
-            (10.0, starting, (on_a,)),
-            (12.0, running, ()),
-            (20.0, stopping, ()),
-            (25.0, back, ()),
-            (30.0, again, (on_b,)),
-            (50.0, over, ()),
-        ):
-            store.commit(Step((Tick(second),), (job,), decisions, ()))
-        first, second_ = attempts_out(over, store)
-    assert first == {
-        "gpus": [A],
-        "mode": None,
-        "started_at": stamp(10),
-        "first_kernel_at": stamp(12),
-        "ended_at": stamp(25),
-        "cause": "preempted",
-    }
-    assert (second_["gpus"], second_["mode"], second_["cause"]) == ([B], "mps", "success")
 
 
 # -- a real daemon

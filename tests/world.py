@@ -120,6 +120,10 @@ class Server:
         self.stopping.discard((id, job.attempt))
         self.tell(Exited(self.now, id, job.attempt, exit or Exit(Cause.SUCCESS, 0)))
 
+    @property
+    def scene(self):
+        return self.scheduler.snapshot(self.now)
+
     def job(self, id):
         return self.scheduler.jobs[id]
 
@@ -129,7 +133,7 @@ class Server:
 
     def why(self, id):
         """Reason codes of the job's last decision, by GPU index; and those about the job."""
-        placement = self.scheduler.decisions[id].placement
+        placement = self.scene.decisions[id].placement
         index = {gpu.id: gpu.index for gpu in self.gpus}
         by_gpu = {index[v.gpu]: [r.code for r in v.refused] for v in placement.verdicts}
         return by_gpu, [r.code for r in placement.reasons]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from carmad.api.phrases import phrase
-from carmad.api.render import Scene, labelled
+from carmad.api.render import labelled
 from carmad.api.responses import DecisionOut, GpuRefOut, ReasonOut, VerdictOut
 from carmad.api.times import stamp
 from carmad.core.decision import Decision, Placement, Reason
+from carmad.core.scene import Scene
 from carmad.core.types import Gpu, GpuId
 
 

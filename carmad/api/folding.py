@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 
-from carmad.api.render import Jobs, Scene, label, state_code
+from carmad.api.render import Jobs, label, state_code
 from carmad.api.responses import JobOut
+from carmad.core.scene import Scene
 from carmad.core.types import Job, JobState
 
 FIRST_ROWS = 50  # of the line, for everybody

@@ -6,10 +6,10 @@ from __future__ import annotations
 from math import inf, isfinite
 
 from carmad.api.phrases import duration
-from carmad.api.render import Scene
 from carmad.api.responses import OutlookOut
 from carmad.api.times import iso
 from carmad.core.outlook import Outlook, outlook
+from carmad.core.scene import Scene
 from carmad.core.types import Job, JobState
 
 SOON_S = 1.0

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 
 from carmad.api.decisions import decision_out, reason_out, verdicts_out
 from carmad.api.phrases import duration, phrase
-from carmad.api.render import Jobs, Scene, label, labelled
+from carmad.api.render import Jobs, label, labelled
 from carmad.api.responses import SCHEMA, JobOut, JobRefOut, WhyOut
 from carmad.api.times import iso
 from carmad.core.decision import Decision, Reason, Verdict
+from carmad.core.scene import Scene
 from carmad.core.types import Job, JobId, JobState
 
 GIB = 1024

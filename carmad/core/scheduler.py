@@ -9,13 +9,11 @@ from carmad.config import Settings
 from carmad.core import control
 from carmad.core.asking import DECIDE, Asked
 from carmad.core.deciders import Deciders
-from carmad.core.decision import Decision, Reason
 from carmad.core.endings import Trying, ending, in_vain, placeable
 from carmad.core.fleet import Fleet
 from carmad.core.history import History, past
 from carmad.core.knowledge import Knowledge, sharing_profiles, told
 from carmad.core.ledger import Ledger
-from carmad.core.line import Held
 from carmad.core.messages import (
     Action,
     CancelRequested,
@@ -43,6 +41,7 @@ from carmad.core.messages import (
 from carmad.core.placing import Placer
 from carmad.core.ports import Policy, Predictor, Recovery
 from carmad.core.recurrence import group
+from carmad.core.scene import Scene
 from carmad.core.states import advance
 from carmad.core.types import (
     FOR_GOOD,
@@ -53,10 +52,8 @@ from carmad.core.types import (
     Job,
     JobId,
     JobState,
-    Usage,
 )
 from carmad.core.view import View
-from carmad.models import Model
 
 USAGE_SAVED_EVERY_S = 60.0
 PEAK_SAVED_AT = 1.25  # times the one that was saved: at once
@@ -105,7 +102,7 @@ class Scheduler:
             self._ledger.changed(),
             self._placer.news(),
             tuple(self._actions),
-            tuple(self.drains.values()) if self._drained else None,
+            tuple(self._fleet.drains.values()) if self._drained else None,
             self._asked.failures,
         )
 
@@ -156,10 +153,6 @@ class Scheduler:
         return self.knowledge.history
 
     @property
-    def models(self) -> Mapping[str, Model]:
-        return self.knowledge.models
-
-    @property
     def gpus(self) -> Mapping[GpuId, Gpu]:
         return self._fleet.gpus
 
@@ -168,35 +161,25 @@ class Scheduler:
         """Why the GPUs are not known yet; "" once they are."""
         return self._fleet.unread
 
-    @property
-    def drains(self) -> Mapping[GpuId, Drain]:
-        return self._fleet.drains
-
-    @property
-    def usage(self) -> Mapping[JobId, Usage]:
-        """What running jobs were measured to use, fresher than their own."""
-        return self._fleet.usage
-
-    def line(self) -> tuple[Job, ...]:
-        return self._ledger.line()
-
-    @property
-    def held(self) -> Held:
-        """What barriers count."""
-        return self._ledger.held
-
-    @property
-    def decisions(self) -> Mapping[JobId, Decision]:
-        """The latest on each job that was judged and has not ended."""
-        return self._placer.decisions
-
     def view(self, now: float, joining: Job | None = None) -> View:
         """What the policy is shown; with `joining`, as if that job stood in line, too."""
         return self._placer.view(now, joining)
 
-    def barrier(self, job: Job, now: float) -> Reason | None:
-        """What keeps a queued job out of the policy's sight, if anything does."""
-        return self._placer.barrier(job, now)
+    def snapshot(self, now: float) -> Scene:
+        """All that others may look at: references are taken, nothing is rendered."""
+        return Scene(
+            self.view(now),
+            dict(self.gpus),
+            dict(self.jobs),
+            dict(self._fleet.usage),
+            self._ledger.line(),
+            dict(self._placer.decisions),
+            self._ledger.held.copy(),
+            self.unread,
+            dict(self._fleet.drains),
+            dict(self.ended),
+            self.policy.name,
+        )
 
     def check(self) -> None:
         """Assert what must hold after every step, of what the last one changed."""
@@ -509,7 +492,7 @@ class Scheduler:
             self._ledger,
             self._fleet,
             self.history,
-            self.models,
+            self.knowledge.models,
             last_placed,
         )
 

@@ -16,11 +16,11 @@ from pathlib import Path
 
 from carmad.api.gpus import gpu_state
 from carmad.api.phrases import gib
-from carmad.api.render import Scene
 from carmad.api.responses import CheckOut
 from carmad.attempt import folders
 from carmad.attempt.environment import HOOKS
 from carmad.config import Settings
+from carmad.core.scene import Scene
 from carmad.core.types import Mode
 from carmad.gpu.mps import Mps, ServerState
 from carmad.gpu.source import Capabilities

@@ -11,9 +11,10 @@ from fastapi import Depends, Request
 from pydantic_core import to_json
 from starlette.responses import Response
 
-from carmad.api.render import Jobs, Scene
+from carmad.api.render import Jobs
 from carmad.api.responses import ErrorOut
 from carmad.attempt.environment import log_paths
+from carmad.core.scene import Scene
 from carmad.core.types import Job
 from carmad.http.listing import as_json
 from carmad.http.peers import Credentials, Peer, Peers

@@ -10,7 +10,6 @@ from datetime import datetime
 
 from carmad.api.outlook import outlook_out
 from carmad.api.phrases import duration, gib
-from carmad.api.render import Scene
 from carmad.api.requests import SubmitIn
 from carmad.api.responses import OutlookOut
 from carmad.api.select import parse_label
@@ -19,6 +18,7 @@ from carmad.core.decision import Placement, Reason
 from carmad.core.line import never_satisfied
 from carmad.core.messages import Submitted
 from carmad.core.recurrence import group
+from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import (
     After,
@@ -37,7 +37,7 @@ from carmad.errors import CarmaError
 from carmad.http.layouts import layout, stage_times
 from carmad.http.peers import Peer
 from carmad.http.problems import Conflict, Forbidden, TooLarge
-from carmad.http.service import Service, capture
+from carmad.http.service import Service
 from carmad.http.tally import Tally
 from carmad.store import environments
 
@@ -77,7 +77,7 @@ async def foreseen(service: Service, id: JobId) -> OutlookOut | None:
         job = core.jobs.get(id)
         if job and job.state is JobState.PENDING:
             job = core.knowledge.informed(job, now)
-        return job, capture(core, now)
+        return job, core.snapshot(now)
 
     job, scene = await service.ask(look)
     return outlook_out(job, scene) if job else None
@@ -92,7 +92,8 @@ async def foretold(
 
     def look(core: Scheduler) -> tuple[Placement, bool, Job, Scene]:
         job = tried(core, spec, spec.declared, now)
-        return *judged(core, job, now), job, capture(core, now)
+        scene = core.snapshot(now)
+        return *judged(core, job, scene), job, scene
 
     placement, starts, job, scene = await service.ask(look)
     return scene, placement, starts, outlook_out(job, scene)
@@ -177,14 +178,14 @@ def tried(core: Scheduler, spec: JobSpec, estimate: Estimate | None, now: float)
     return core.knowledge.informed(job, now)
 
 
-def judged(core: Scheduler, job: Job, now: float) -> tuple[Placement, bool]:
+def judged(core: Scheduler, job: Job, scene: Scene) -> tuple[Placement, bool]:
     """What would be decided if the job stood in line now, and whether it would start at once.
 
     Runs in the core's thread, and changes nothing there.
     """
-    if reason := core.barrier(job, now):
+    if reason := scene.barrier(job):
         return Placement(job.id, reasons=(reason,)), False
-    view = core.view(now, joining=job)
+    view = core.view(scene.now, joining=job)
     try:
         for queue, starts in ((view.queue, True), ((job,), False)):
             for answer in core.acting.plan(replace(view, queue=queue)):

@@ -13,10 +13,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from carmad.api.render import Scene
 from carmad.api.responses import CheckOut
 from carmad.config import Settings
 from carmad.core.messages import Event, Step
+from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import JobId, JobSpec
 from carmad.engine.inbox import Inbox
@@ -147,7 +147,7 @@ class Service:
         """In the core's thread: of many who ask at once, the first has it made."""
         now = self.now()
         if self._scene is None or now - self._scene.now > FRESH_S:
-            self._scene = capture(core, now)
+            self._scene = core.snapshot(now)
         return self._scene
 
     async def once(self, scene: Scene, what: Hashable, make: Callable[[], T]) -> T:
@@ -185,20 +185,6 @@ class Service:
     def _require_running(self) -> None:
         if self.stopping:
             raise Unavailable("carmad is stopping", "Running jobs go on; try again later.")
-
-
-def capture(core: Scheduler, now: float) -> Scene:
-    """Runs in the core's thread: references are taken, nothing is rendered."""
-    return Scene(
-        view=core.view(now),
-        gpus=dict(core.gpus),
-        live=dict(core.jobs),
-        usage=dict(core.usage),
-        line=core.line(),
-        decisions=dict(core.decisions),
-        held=core.held.copy(),
-        unread=core.unread,
-    )
 
 
 async def _answered(future: Future[T], hint: str) -> T:

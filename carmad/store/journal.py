@@ -201,24 +201,24 @@ class Journal:
         self._pending.append(self._state())
 
     def _state(self) -> Begin:
-        core = self._core
+        core, scene = self._core, self._core.snapshot(self._now)
         return Begin(
             self._version,
             core.settings,
             tuple(
-                replace(job, usage=core.usage[job.id]) if job.id in core.usage else job
-                for job in core.jobs.values()
+                replace(job, usage=scene.usage[id]) if id in scene.usage else job
+                for id, job in scene.live.items()
             ),
-            tuple(core.ended.items()),
-            tuple(core.drains.values()),
+            tuple(scene.ended.items()),
+            tuple(scene.drains.values()),
             tuple(core.history.runs),
             tuple(self._submissions.elements()),
-            tuple(core.gpus.values()),
+            tuple(scene.gpus.values()),
             tuple(self._recent),
-            tuple(core.decisions.values()),
-            core.view(self._now).last_placed,
-            tuple(core.models.items()),
-            core.unread,
+            tuple(scene.decisions.values()),
+            scene.view.last_placed,
+            tuple(scene.view.models.items()),
+            scene.unread,
         )
 
     # -- in the other thread

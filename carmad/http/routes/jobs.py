@@ -12,7 +12,7 @@ from starlette.responses import Response
 from carmad.api.decisions import reason_out, verdicts_out
 from carmad.api.folding import folded
 from carmad.api.outlook import outlook_out
-from carmad.api.render import CODES, Scene, attempts_out
+from carmad.api.render import CODES, attempts_out
 from carmad.api.requests import MAX_TASKS, StepIn, SubmitIn
 from carmad.api.responses import (
     SCHEMA,
@@ -26,6 +26,7 @@ from carmad.api.select import parse_selection
 from carmad.api.times import parse_time, stamp
 from carmad.api.why import why_out
 from carmad.core.messages import Stepped
+from carmad.core.scene import Scene
 from carmad.core.types import ENDED, Job, JobId, JobState, StageTimes
 from carmad.engine.threads import run_in_threadpool
 from carmad.errors import CarmaError
