@@ -76,7 +76,7 @@ def changed(job: Job, **changes: Any) -> Job:
         )
     served_s = job.served_s if served_s is None else served_s
     last = earlier[-1].number if earlier else 0
-    if new.holds_gpus or (new.ended and (current or its)):
+    if its or new.holds_gpus or (new.ended and current):
         current = replace(
             current or Attempt(last + 1, ()),
             number=number or (current.number if current else last + 1),
@@ -86,11 +86,9 @@ def changed(job: Job, **changes: Any) -> Job:
             **its,
         )
         return replace(new, attempts=(*earlier, current))
-    if served_s or (number or 0) > last or its.get("started_at") is not None:
-        # What earlier ones ran for is told by the one after them.
-        back = Attempt(number or last + 1, (), stop=Cause.PROFILED, ended_at=LONG_AGO)
-        back = replace(back, served_s=served_s, started_at=its.get("started_at"))
-        earlier = (*earlier, replace(back, exit=Exit(Cause.PROFILED)))
+    if served_s or (number or 0) > last:  # what earlier ones ran for is told by the one after them
+        back = Attempt(number or last + 1, (), served_s=served_s, stop=Cause.PROFILED)
+        earlier = (*earlier, replace(back, exit=Exit(Cause.PROFILED), ended_at=LONG_AGO))
     return replace(new, attempts=earlier)
 
 

@@ -202,7 +202,7 @@ def _about(job: JobOut) -> list[tuple[str, str]]:
         ("stage times", _each(job.get("stages", ()), OF_TIMES)),
         ("memory need", f"{asked} per GPU" if asked != NOTHING else NOTHING),
         ("memory used", memory(used["used_mib"])),
-        ("memory peak", memory(used["peak_mib"] or None)),
+        ("memory peak", memory(used["peak_mib"])),
         ("SM activity", fraction(sm_active)),
         ("energy", COLUMNS["energy"].cell(job)),
         ("GPU time", clock(job.get("gpu_seconds"))),

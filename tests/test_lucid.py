@@ -649,7 +649,7 @@ def test_n_prof_grows_with_what_is_lent():
 def loan(count, forecast=None, lent=5, evict=True):
     """How many more are lent, while jobs are profiled on the profiler's two and on `lent`."""
     there = [
-        replace(
+        changed(
             running(60 + n, n, utilization=None),
             profiling=ProfilingRun(NOW + 60, evict=evict or n > 5),
         )

@@ -9,6 +9,7 @@ from carmad.config import Collocation, Limits, Monitor, Recovery, Settings
 from carmad.core.decision import AskAgain, Placement, Preemption, Reason, Remember, Verdict
 from carmad.core.messages import (
     CancelRequested,
+    Closing,
     Discovered,
     DrainRequested,
     Estimated,
@@ -23,6 +24,7 @@ from carmad.core.messages import (
     Tick,
     Wake,
 )
+from carmad.core.scheduler import Scheduler
 from carmad.core.states import IllegalTransition, advance
 from carmad.core.types import (
     After,
@@ -35,6 +37,7 @@ from carmad.core.types import (
     JobId,
     JobState,
     Mode,
+    ProcessUse,
     Retry,
     WarnSignal,
 )
@@ -1012,3 +1015,98 @@ def test_restore_owes_what_was_left_undone():
     owed = fresh.scheduler.restore([server.job(running), server.job(waiting)])
     assert [type(a).__name__ for a in owed] == ["Stop"]
     assert fresh.scene.line[0].id == waiting
+
+
+# -- the evidence of an end
+
+
+def test_what_is_seen_once_a_job_s_processes_died_is_no_company():
+    """Its own, dead and not yet gone, is nobody's in that reading; and so is who came after."""
+    server = Server(gpus=1)
+    gpu = server.gpus[0].id
+    id = server.submit()
+    server.kernel(id, 9_000)
+    server.sample(1)
+    server.alive[id, 1][1:] = [0, False]
+    server.used[gpu], server.strangers = 30_000, (ProcessUse(77, 30_000),)
+    server.sample(1)
+    server.exit(id, OOM)
+    assert server.last(id).state is S.OUT_OF_MEMORY
+    assert server.last(id).exit.neighbours == ()
+
+
+def test_who_was_seen_beside_a_job_was_there_though_he_is_gone_when_it_ends():
+    server = Server(gpus=1)
+    gpu = server.gpus[0].id
+    id = server.submit()
+    server.kernel(id, 9_000)
+    server.used[gpu], server.strangers = 30_000, (ProcessUse(77, 30_000, user="eve"),)
+    server.sample(1)
+    server.alive[id, 1][1:] = [0, False]
+    server.used[gpu], server.strangers = 0, ()
+    server.sample(1)
+    server.exit(id, OOM)
+    assert server.job(id).retry.exclusive
+    assert server.job(id).failures[0].neighbours == ("pid 77 (eve) held 30000 MiB",)
+
+
+def test_an_end_before_the_gpus_are_known_does_not_make_a_job_exclusive():
+    """As after a restart."""
+    settings = Settings(recovery=Recovery("adaptive", margin_mib=4096))
+    job = a_job(1, state=S.RUNNING, gpus=(a_gpu(0).id,), started_at=0.0, shared=True)
+    for gpus, where in ((1, ()), (2, (a_gpu(0).id,))):
+        core = Scheduler(settings, builtin.magm(settings), ladder.adaptive(settings))
+        core.restore([job])
+        core.handle(Exited(1.0, job.id, 1, OOM))
+        assert core.jobs[job.id].retry.avoid == (a_gpu(0).id,)
+        core.handle(Discovered(2.0, tuple(a_gpu(n) for n in range(gpus))))
+        retry = core.jobs[job.id].retry
+        assert (retry.avoid, retry.exclusive) == (where, not where)
+
+
+def test_a_job_is_not_run_again_while_what_it_waits_for_has_failed():
+    server = Server(gpus=1)
+    first = server.submit()
+    second = server.submit(after=(After(first),))
+    server.exit(first, Exit(Cause.FAILURE, 1))
+    failed, cancelled = server.last(first), server.last(second)
+    assert cancelled.state is S.CANCELLED
+    server.tell(RequeueRequested(server.now, cancelled, "ada"))
+    assert second not in server.scheduler.jobs
+    forgetful = Server(gpus=1)  # it ended too long ago: the store says how
+    ended = ((first, S.FAILED),)
+    forgetful.tell(RequeueRequested(server.now, cancelled, "ada", ended))
+    assert second not in forgetful.scheduler.jobs
+    again = (failed, ()), (cancelled, ended)
+    server.tell(*(RequeueRequested(server.now, job, "ada", its) for job, its in again))
+    assert (server.job(first).state, server.job(second).state) == (S.STARTING, S.QUEUED)
+
+
+# -- what was measured is kept
+
+
+def test_a_peak_survives_an_end_that_could_not_be_committed():
+    server = Server(gpus=1)
+    id = server.submit()
+    server.kernel(id, 9_000)
+    server.sample(1)
+    server.kernel(id, 9_001)
+    server.sample(1)
+    before = server.job(id)
+    assert before.usage.peak_mib == 9_000, "one that grew little is not saved at once"
+    server.scheduler.handle(Exited(server.now, id, 1, Exit(Cause.SUCCESS, 0)))
+    server.scheduler.restore([before])
+    server.exit(id)
+    assert server.last(id).usage.peak_mib == 9_001
+    server.sample(1)
+    assert server.scene.usage == {}
+
+
+def test_a_stop_of_the_daemon_saves_what_was_measured():
+    server = Server(gpus=1)
+    id = server.submit()
+    server.kernel(id, 9_000)
+    server.pass_time(10)
+    server.tell(Closing(server.now))
+    assert server.job(id).usage == server.scene.usage[id]
+    assert server.job(id).usage.energy_j == pytest.approx(1000)

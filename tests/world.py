@@ -36,6 +36,7 @@ class Server:
         self.now = 0.0
         self.gpus = tuple(a_gpu(n, memory_mib) for n in range(gpus))
         self.used = {gpu.id: 0 for gpu in self.gpus}
+        self.strangers = ()  # processes of no job, on every GPU; `used` has their memory
         self.fault = {}
         self.sm = {gpu.id: 0.0 for gpu in self.gpus}
         self.dram = {gpu.id: 0.0 for gpu in self.gpus}
@@ -100,6 +101,7 @@ class Server:
             if gpu.id in gpus and (mib or ran)
         )
         used = self.used[gpu.id] + sum(p.memory_mib for p in processes)
+        processes += self.strangers
         if gpu.id in self.fault:
             return GpuSample(gpu.id, self.now, fault=self.fault[gpu.id])
         return GpuSample(

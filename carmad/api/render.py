@@ -161,7 +161,7 @@ class Jobs:
         out["begin_at"] = iso(spec.begin_at)
         out["requeue"] = spec.requeue
         out["umask"] = f"{spec.umask:04o}"
-        out["energy_j"] = round(usage.energy_j, 3)
+        out["energy_j"] = round(usage.energy_j, 3) or None
         out["gpu_seconds"] = round(usage.gpu_seconds, 3)
         out["sm_active_mean"] = (
             round(usage.sm_seconds / usage.gpu_seconds, 4) if usage.gpu_seconds > 0 else None
@@ -187,7 +187,7 @@ class Jobs:
             "estimate_high": estimate.high if estimate else None,
             "estimate_source": estimate.source if estimate else None,
             "used_mib": self._scene.used_mib(job.id) if job.holds_gpus else None,
-            "peak_mib": self._usage(job).peak_mib,
+            "peak_mib": self._usage(job).peak_mib or None,
         }
 
     def reason(self, job: Job) -> str | None:

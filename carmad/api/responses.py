@@ -44,7 +44,7 @@ class MemoryOut(TypedDict):
     estimate_high: int | None
     estimate_source: str | None
     used_mib: int | None
-    peak_mib: int
+    peak_mib: int | None  # None: nobody measured it
 
 
 class NeedOut(TypedDict):
@@ -203,7 +203,7 @@ class JobOut(TypedDict):
     begin_at: NotRequired[str | None]
     requeue: NotRequired[bool]
     umask: NotRequired[str]  # octal
-    energy_j: NotRequired[float]
+    energy_j: NotRequired[float | None]  # None: nobody measured it
     gpu_seconds: NotRequired[float]
     sm_active_mean: NotRequired[float | None]
     history: NotRequired[list[MoveOut]]

@@ -195,7 +195,7 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a job was measured to use, over all its attempts."""
+    """What a job was measured to use, over all its attempts; 0: nobody measured it."""
 
     peak_mib: int = 0  # the largest seen on any one of its GPUs
     energy_j: float = 0.0  # its share of its GPUs' energy, split evenly among residents

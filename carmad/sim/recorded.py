@@ -264,7 +264,7 @@ def _outcome(
         JobState.FAILED if state in _STOPPED else state,
         ran.attempts,
         until_ready_s + work_s,
-        job["energy_j"],
+        job["energy_j"] or 0.0,
     )
 
 
