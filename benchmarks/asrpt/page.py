@@ -6,19 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from benchmarks.asrpt.notes import (
-    CAUSE,
-    CAUSES,
-    JOBS,
-    NETWORK,
-    OVERHEAD,
-    PATIENT,
-    PREDICTED,
-    SETTING,
-    SHARE,
-    UNSLOWED,
-    WHOLE,
-)
+from benchmarks.asrpt import notes
 from benchmarks.asrpt.runs import (
     ALL,
     BASELINES,
@@ -72,16 +60,16 @@ def report(results: Sequence[Result]) -> Report:
     by_share = {"Philly's 93%": Case(MIDDLE)} | shares
     unslowed = {name: replace(case, gbit=NO_LIMIT) for name, case in by_share.items()}
     sections = (
-        ("## The paper's figures and ours", SETTING, _beside_the_paper(runs)),
-        ("## Number of jobs (figure 6)", JOBS, _totals(runs, sizes), _crowd(runs, sizes)),
-        ("## The whole cluster", WHOLE, _whole(runs)),
-        ("## Jobs of a single GPU (figure 7)", SHARE, _totals(runs, by_share)),
-        ("## Network (figure 8)", NETWORK, _totals(runs, nics), _slowdowns(runs, nics)),
-        ("## Where no job is slowed", UNSLOWED, _totals(runs, unslowed)),
-        ("## Predictions (figure 9)", PREDICTED, _predictions(runs)),
-        ("## Reserve and patience", PATIENT, _patience(runs)),
-        ("## Scheduling overhead, and the simulator's", OVERHEAD, _overhead(runs)),
-        ("## Likely causes of the differences", CAUSES),
+        ("## The paper's figures and ours", notes.SETTING, _beside_the_paper(runs)),
+        ("## Number of jobs (figure 6)", notes.JOBS, _totals(runs, sizes), _crowd(runs, sizes)),
+        ("## The whole cluster", notes.WHOLE, _whole(runs)),
+        ("## Jobs of a single GPU (figure 7)", notes.SHARE, _totals(runs, by_share)),
+        ("## Network (figure 8)", notes.NETWORK, _totals(runs, nics), _slowdowns(runs, nics)),
+        ("## Where no job is slowed", notes.UNSLOWED, _totals(runs, unslowed)),
+        ("## Predictions (figure 9)", notes.PREDICTED, _predictions(runs)),
+        ("## Reserve and patience", notes.PATIENT, _patience(runs)),
+        ("## Scheduling overhead, and the simulator's", notes.OVERHEAD, _overhead(runs)),
+        ("## Likely causes of the differences", notes.CAUSES),
     )
     title = "A-SRPT beside the schedulers of its paper, simulated"
     return Report(title, [*chain.from_iterable(sections)], {"runs": results})
@@ -108,7 +96,7 @@ def _beside_the_paper(runs: Runs) -> str:
                 f"{ours:+.0f} %",
                 f"{ours - paper:+.0f} points",
                 *(f"{other:+.0f} %" for other in others),
-                CAUSE[why],
+                notes.CAUSE[why],
             )
             for what, paper, (ours, *others), why in _claims(runs)
         ],

@@ -8,17 +8,7 @@ from itertools import chain
 from math import nan
 from statistics import fmean, median
 
-from benchmarks.castor.notes import (
-    BENEFIT,
-    CAUSES,
-    DECISIONS,
-    INTENSITY,
-    MURI,
-    PREDICTION,
-    SETTING,
-    SPLITS,
-    TECHNIQUES,
-)
+from benchmarks.castor import notes
 from benchmarks.castor.paper import PAPERS, SIMULATED, TESTBED, sums
 from benchmarks.castor.runs import (
     FAMILIES,
@@ -62,21 +52,21 @@ def report(results: Sequence[Result], taken: Sequence[Taken]) -> Report:
     sections = (
         (
             "## The paper's figures and ours",
-            SETTING,
+            notes.SETTING,
             _against(runs),
             _best(runs),
             _congestion(runs),
         ),
         ("## The paper's tables 5 and 6 add up", sums()),
         *((f"## {_workload(family)}", *_by_size(runs, family)) for family in FAMILIES),
-        ("## Muri's traces, 128 V100 (32 GB)", MURI, _muri(runs)),
-        ("## Intensity (figure 16)", INTENSITY, *(_intensity(runs, f) for f in FAMILIES)),
-        ("## Streams and MPS (figure 15)", TECHNIQUES, _techniques(runs)),
-        ("## Sharing benefit (equation 24)", BENEFIT, _benefits(runs)),
-        ("## Ratios foretold, and known (figure 13)", PREDICTION, _predictions(runs)),
-        ("## Splitting batches (algorithm 2)", SPLITS, _splits(runs)),
-        ("## How long a decision takes (5.2.4)", DECISIONS, _decisions(taken)),
-        ("## Likely causes of the differences", CAUSES),
+        ("## Muri's traces, 128 V100 (32 GB)", notes.MURI, _muri(runs)),
+        ("## Intensity (figure 16)", notes.INTENSITY, *(_intensity(runs, f) for f in FAMILIES)),
+        ("## Streams and MPS (figure 15)", notes.TECHNIQUES, _techniques(runs)),
+        ("## Sharing benefit (equation 24)", notes.BENEFIT, _benefits(runs)),
+        ("## Ratios foretold, and known (figure 13)", notes.PREDICTION, _predictions(runs)),
+        ("## Splitting batches (algorithm 2)", notes.SPLITS, _splits(runs)),
+        ("## How long a decision takes (5.2.4)", notes.DECISIONS, _decisions(taken)),
+        ("## Likely causes of the differences", notes.CAUSES),
     )
     data = {"decisions": taken, "runs": results}
     return Report(

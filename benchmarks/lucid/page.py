@@ -10,23 +10,7 @@ from typing import Any
 
 from benchmarks.harness.report import Report
 from benchmarks.harness.rows import verdict
-from benchmarks.lucid.notes import (
-    ABLATIONS_TOLD,
-    BUSY_TOLD,
-    CAUSES,
-    FEW_TOLD,
-    FORETOLD,
-    LIMITS,
-    MURI_TOLD,
-    NOTES,
-    PLANS_TOLD,
-    PROFILER_NOTE,
-    RATIOS,
-    TRACE,
-    TUNER,
-    VARIANTS,
-    WHOLE_TOLD,
-)
+from benchmarks.lucid import notes
 from benchmarks.lucid.runs import (
     BUSY,
     LIMITS_S,
@@ -116,24 +100,28 @@ def report(
 ) -> Report:
     runs = Runs(results)
     sections: tuple[tuple[str, ...], ...] = (
-        ("## The trace", TRACE, _trace()),
-        ("## As many GPUs as in the paper", WHOLE_TOLD, runs.table(cluster(WHOLE))),
+        ("## The trace", notes.TRACE, _trace()),
+        ("## As many GPUs as in the paper", notes.WHOLE_TOLD, runs.table(cluster(WHOLE))),
         (
             "## As long a queue as in the paper",
-            BUSY_TOLD,
+            notes.BUSY_TOLD,
             compare.table(list(against_table_4(runs))),
         ),
         (runs.table(cluster(BUSY)),),
-        ("## Lucid against each other policy", RATIOS, compare.table(list(against_lucid(runs)))),
-        ("## Durations foretold", FORETOLD, foretold(models)),
-        ("## Muri's traces, 64 V100", MURI_TOLD, *(_muri(runs, number) for number in MURI)),
-        ("## Ablations (figure 11)", FEW_TOLD, runs.table("ablations")),
-        (compare.table(list(_ablations(runs))), ABLATIONS_TOLD),
-        ("## What the result hangs on", VARIANTS, runs.table("variants")),
-        ("## T_prof (table 6)", LIMITS, _limits(runs)),
-        ("## How long a plan takes (4.4)", PLANS_TOLD, _plans(taken)),
-        ("## Knobs tuned on the week before (3.6.1)", TUNER, *_tuner(runs, best)),
-        ("## Likely causes of the differences", CAUSES),
+        (
+            "## Lucid against each other policy",
+            notes.RATIOS,
+            compare.table([*against_lucid(runs)]),
+        ),
+        ("## Durations foretold", notes.FORETOLD, foretold(models)),
+        ("## Muri's traces, 64 V100", notes.MURI_TOLD, *(_muri(runs, number) for number in MURI)),
+        ("## Ablations (figure 11)", notes.FEW_TOLD, runs.table("ablations")),
+        (compare.table(list(_ablations(runs))), notes.ABLATIONS_TOLD),
+        ("## What the result hangs on", notes.VARIANTS, runs.table("variants")),
+        ("## T_prof (table 6)", notes.LIMITS, _limits(runs)),
+        ("## How long a plan takes (4.4)", notes.PLANS_TOLD, _plans(taken)),
+        ("## Knobs tuned on the week before (3.6.1)", notes.TUNER, *_tuner(runs, best)),
+        ("## Likely causes of the differences", notes.CAUSES),
     )
     data = {
         "runs": results,
@@ -169,7 +157,7 @@ def against_table_4(runs: Runs) -> Iterator[Claim]:
         for policy in POLICIES:
             mine = runs.of(cluster(BUSY), policy)
             ours = (mine.jct, mine.queue, mine.queue_p999)[n]
-            note = NOTES.get((what, policy), "")
+            note = notes.NOTES.get((what, policy), "")
             yield Claim(f"{what}, {policy}", PAPER[policy][n], ours, "h", note)
 
 
@@ -218,7 +206,9 @@ def _ablations(runs: Runs) -> Iterator[Claim]:
     yield Claim("queue, qssf : without sharing", 2.0, qssf, "times", "paper: over 2.0")
     first, last = (runs.of("profiler", w) for w in ("in order of arrival", "space-aware"))
     ratio = first.profiling_queue_s / last.profiling_queue_s
-    yield Claim("profiling queue, by arrival : space-aware", 11.6, ratio, "times", PROFILER_NOTE)
+    yield Claim(
+        "profiling queue, by arrival : space-aware", 11.6, ratio, "times", notes.PROFILER_NOTE
+    )
 
 
 def _limits(runs: Runs) -> str:
