@@ -1,5 +1,5 @@
-"""The nine models of A-SRPT's table I, and how each is spread over GPUs: what `asrpt_workload`
-gives its groups of jobs.
+"""The nine models of A-SRPT's table I, and how each is spread over GPUs: what the workload's groups
+of jobs train.
 
 The paper profiled them on a V100 and prints no times. Here they follow from published sizes:
 

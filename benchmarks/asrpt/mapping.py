@@ -70,7 +70,7 @@ def measure() -> Report:
 
 
 def layouts() -> Mapping[str, Layout]:
-    """VGG19 in three stages of 8, 7 and 1 replicas (see `asrpt_layouts`). Of GPT-175B a layer, of
+    """VGG19 in three stages of 8, 7 and 1 replicas (see `layouts`). Of GPT-175B a layer, of
     which it has 96, for each stage: its width is 12,288, a layer has 12 times its square in
     parameters (GPT-3 paper, table 2.1), a mini-batch 16 sequences of 512 tokens, as in the paper.
     """

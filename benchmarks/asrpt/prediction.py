@@ -1,6 +1,6 @@
 """How long recurring jobs run, foretold: A-SRPT's paper and ours.
 
-The first 80 % of `asrpt_workload`'s jobs are learned from, the others judge. Of a job that has not
+The first 80 % of the workload's jobs are learned from, the others judge. Of a job that has not
 run before, 0 is predicted, as in the paper. Takes some minutes. Nothing was tuned to the paper's
 figures.
 """

@@ -13,12 +13,12 @@ after cleaning, which is not at hand. What is made instead:
   paper, ATC '19, section 4: 30.7 %). Runs that pass take what their group takes, but for a
   log-normal factor of σ = SPREAD: GPUs of one kind differ by 8 % on average ("Not All GPUs Are
   Created Equal", SC '22; which is not said to be a σ). How much runs differ beyond that, and how
-  many of PAI's passed, is printed nowhere, so `asrpt_prediction` varies both. Runs that do
+  many of PAI's passed, is printed nowhere, so `prediction` varies both. Runs that do
   not pass end at some moment before. No duration is drawn, so that all remain Philly's: jobs are
   put in the order of their duration times such a factor, the shorter ones more likely not to have
   passed; those that did are cut into groups, the others are dealt to groups of longer ones.
 - **Users**: 1,300 as PAI's, to each virtual cluster as many as it has jobs for, busy as 1/rank.
-- **Models**: each group draws one and its layout (`asrpt_layouts`).
+- **Models**: each group draws one and its layout (`layouts`).
 
 As in the paper the first 80 % of the two months are there to learn from, and simulated are
 consecutive jobs of the others.
