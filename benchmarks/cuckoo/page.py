@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import median
 
 from benchmarks.cuckoo import notes
@@ -19,6 +20,8 @@ from benchmarks.cuckoo.paper import (
 )
 from benchmarks.cuckoo.runs import HEADLINE, HEAVY, SETTINGS, WEIGHTS, Result, Setting
 from benchmarks.cuckoo.timing import LIMITS_S, Pruned, Taken
+from benchmarks.harness.report import Report
+from benchmarks.harness.rows import verdict
 from carmad.sim.report import compare, markdown
 from carmad.sim.report.compare import Claim
 
@@ -41,16 +44,14 @@ class Runs:
         return float(median(getattr(one, of) / getattr(cuckoo, of) for one, cuckoo in pairs))
 
 
-def page(
+def report(
     results: Sequence[Result],
     found: Sequence[Found],
     taken: Sequence[Taken],
     pruned: Sequence[Pruned],
-    facts: Mapping[str, str],
-) -> str:
+) -> Report:
     runs = Runs(results)
     sections = (
-        ("# Cuckoo beside other schedulers", _facts(facts)),
         ("## What is simulated", notes.SETTING),
         ("## The paper's figures and ours", compare.table(list(_claims(runs, found)))),
         ("### At twice the load", compare.table(list(_variants(runs, HEAVY)))),
@@ -61,11 +62,8 @@ def page(
         ("## How long a plan takes", _taken(taken), _pruned(pruned), notes.PLANS),
         ("## Likely causes of the differences", notes.CAUSES),
     )
-    return LINE.join(part for section in sections for part in section) + "\n"
-
-
-def _facts(facts: Mapping[str, str]) -> str:
-    return "\n".join(f"- {name}: {value}" for name, value in facts.items())
+    data = {"runs": results, "pairs": found, "plans": taken, "pruned": pruned}
+    return Report("Cuckoo beside other schedulers", [*chain.from_iterable(sections)], data)
 
 
 # -- beside the paper
@@ -211,7 +209,7 @@ def _taken(taken: Sequence[Taken]) -> str:
             *(each.gpus, f"{each.queued:,}", str(each.plans)),
             *(f"{each.median_ms:,.0f}", f"{each.worst_ms:,.0f}"),
             f"{1000 * LIMITS_S[each.queued]:,.0f}",
-            "met" if each.worst_ms <= 1000 * LIMITS_S[each.queued] else "MISSED",
+            verdict(each.worst_ms <= 1000 * LIMITS_S[each.queued]),
         )
         for each in taken
     ]

@@ -57,7 +57,7 @@ def replay(recorder: Recorder, layers: Layers, steps: int, seconds: float) -> Re
 def safe(report: Report) -> int:
     """Bytes of the allocator that a job should find free: 5 % and 512 MiB over what is expected,
     and what cudnn.benchmark may take on top. The least of a grid under which few of the timm runs
-    took more; how many do, `benchmarks/memory_timm.py` shows."""
+    took more; how many do, `benchmarks/memory/timm.py` shows."""
     return report.reserved * 21 // 20 + (512 << 20) + report.autotune
 
 

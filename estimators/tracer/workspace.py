@@ -3,7 +3,7 @@
 No library says beforehand what it will choose. The shares here are those of about 40 sets tried
 that fit GPUMemNet's timm data best (A100, float32, cudnn.benchmark on). The optimum is flat, and
 the reasons given are guesses: no kernel was looked at. How it was done is told in
-`benchmarks/memory_timm.py`.
+`benchmarks/memory/timm.py`.
 """
 
 from __future__ import annotations

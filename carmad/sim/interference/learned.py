@@ -1,10 +1,10 @@
 """Interference as a regression on what the loads ask of the GPU, with committed coefficients.
 
-`python -m benchmarks.interference` fits them and says how far off they are: on streams it explains
-two fifths of the variance between pairs of unseen models, under MPS nothing. The data on MPS
-(Gavel) tell of no utilisation, and what slows its jobs is often the CPU. A term for DRAM was tried,
-too: on streams, where its traffic is known, it helped with no unseen models (RMSE of the speed
-0.082 with it, 0.081 without).
+`python -m benchmarks.simulator.interference` fits them and says how far off they are: on streams it
+explains two fifths of the variance between pairs of unseen models, under MPS nothing. The data on
+MPS (Gavel) tell of no utilisation, and what slows its jobs is often the CPU. A term for DRAM was
+tried, too: on streams, where its traffic is known, it helped with no unseen models (RMSE of the
+speed 0.082 with it, 0.081 without).
 """
 
 from __future__ import annotations
