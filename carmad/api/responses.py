@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, NotRequired
+from typing import TYPE_CHECKING, Any, NotRequired, get_type_hints
 
 from typing_extensions import TypedDict
 
+from carmad.options import PLAIN, JobOptions
+
 SCHEMA = 1  # raised when a field changes its meaning or goes away
+
+# Options that a job's answer has under their own names. The others are `gpus_wanted`, which has
+# `gpus` beside it, part of `memory`, and the path that became of `stderr`.
+ANSWERED = tuple(name for name in PLAIN if name not in ("gpus", "memory_mib", "stderr"))
 
 
 class ErrorOut(TypedDict):
@@ -142,7 +148,30 @@ class MovingOut(TypedDict):
     position: int | None
 
 
-class JobOut(TypedDict):
+if TYPE_CHECKING:
+
+    class OptionsOut(TypedDict, total=False):
+        """Those options that code reads by name."""
+
+        batch_size: int | None
+        begin_at: str | None
+        conda_env: str | None
+        deadline_at: str | None
+        exclusive: bool
+        expected_s: float | None
+        nice: int
+        time_limit_s: float | None
+
+else:
+    _STORED = get_type_hints(JobOptions)
+    OptionsOut = TypedDict(
+        "OptionsOut",
+        {name: str | None if name.endswith("_at") else _STORED[name] for name in ANSWERED},
+        total=False,
+    )
+
+
+class JobOut(OptionsOut):
     """Of other users' jobs non-admins see only the first fields, and "-" for the name.
 
     In a folded listing, one with `count` is the first of that many tasks of its array."""
@@ -163,26 +192,17 @@ class JobOut(TypedDict):
     tasks: NotRequired[str]  # their indices, as in 2-7,9%4; of many spans only the first
     reason: NotRequired[str | None]
     ended_at: NotRequired[str | None]
-    time_limit_s: NotRequired[float | None]
-    expected_s: NotRequired[float | None]
-    deadline_at: NotRequired[str | None]
     late_s: NotRequired[float | None]  # of one that succeeded: after its deadline; below 0: before
     outlook: NotRequired[OutlookOut | None]  # of one with a deadline that has not ended
     layout: NotRequired[LayoutOut | None]
-    stages: NotRequired[list[StageTimesOut]]  # as its owner, it or an earlier run has told
-    watch_stages: NotRequired[bool]
-    batch_size: NotRequired[int | None]  # per GPU, of a job whose batches may be split
-    amp: NotRequired[bool]
-    cold_start_s: NotRequired[float]
+    stage_times: NotRequired[list[StageTimesOut]]  # as its owner, it or an earlier run has told
     wait_s: NotRequired[float]
     mode: NotRequired[str | None]
     attempt: NotRequired[int]
     recovering: NotRequired[bool]
     held: NotRequired[bool]
     position: NotRequired[int | None]
-    exclusive: NotRequired[bool]
     shared: NotRequired[bool]
-    nice: NotRequired[int]
     exit: NotRequired[ExitOut | None]
     failures: NotRequired[list[ExitOut]]
     retry: NotRequired[str | None]
@@ -198,10 +218,7 @@ class JobOut(TypedDict):
     cwd: NotRequired[str]
     stdout: NotRequired[str]
     stderr: NotRequired[str]
-    conda_env: NotRequired[str | None]
     after: NotRequired[list[AfterOut]]
-    begin_at: NotRequired[str | None]
-    requeue: NotRequired[bool]
     umask: NotRequired[str]  # octal
     energy_j: NotRequired[float]
     gpu_seconds: NotRequired[float]
