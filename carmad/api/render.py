@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from operator import attrgetter
 from typing import cast
 
-from carmad.api.layouts import layout_out, stage_times_out
 from carmad.api.phrases import short
 from carmad.api.responses import (
     ANSWERED,
     ExitOut,
     JobGpuOut,
     JobOut,
+    LayoutOut,
     MemoryOut,
     MovingOut,
     NeedOut,
@@ -25,6 +25,7 @@ from carmad.api.times import iso, stamp
 from carmad.core.decision import Decision, Placement, Reason
 from carmad.core.gpuview import GpuView
 from carmad.core.known import Known
+from carmad.core.layout import Layout
 from carmad.core.line import Held, barrier
 from carmad.core.types import (
     Estimate,
@@ -199,8 +200,8 @@ class Jobs:
         out["reason"] = self.reason(job)
         out["ended_at"] = iso(job.ended_at)
         out["late_s"] = _late_s(job)
-        out["layout"] = layout_out(spec.layout) if spec.layout else None
-        out["stage_times"] = [stage_times_out(one) for one in job.stages or spec.stage_times]
+        out["layout"] = _layout(spec.layout) if spec.layout else None
+        out["stage_times"] = [asdict(one) for one in job.stages or spec.stage_times]
         out["mode"] = job.mode.value if job.mode else None
         out["attempt"] = job.attempt
         out["recovering"] = job.retry is not None and not job.ended
@@ -290,6 +291,11 @@ def _options(spec: JobSpec) -> JobOut:
     for name in _TIMES:
         values[name] = iso(values[name])
     return cast(JobOut, values)
+
+
+def _layout(layout: Layout) -> LayoutOut:
+    stages = [asdict(stage) for stage in layout.stages]
+    return {"stages": stages, "allreduce": layout.allreduce}
 
 
 def _late_s(job: Job) -> float | None:

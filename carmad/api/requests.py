@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import MISSING
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_type_hints
 
 from pydantic import (
@@ -16,6 +17,8 @@ from pydantic import (
 )
 
 from carmad.api.times import moment
+from carmad.core.layout import Stage
+from carmad.core.types import StageTimes
 from carmad.options import MAX_GPUS, MAX_MIB, MAX_TASKS, MAX_TIME_S, PLAIN, JobOptions, Option
 
 MAX_WORDS = 10_000  # of a command
@@ -83,37 +86,39 @@ Mib = Annotated[float, Field(ge=0, le=MAX_MIB)]
 Gpus = Annotated[int, Field(ge=1, le=MAX_GPUS)]
 
 
-class StageIn(Request):
-    """A stage of a pipeline: see `carmad.core.layout.Stage`."""
+GpuKind = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f]*$", max_length=256)]
+OF_FIELD = {"_s": Seconds, "_mib": Mib, "gpu": GpuKind}  # by the end of its name
 
-    replicas: Gpus = 1
-    forward_s: Seconds = 0.0
-    backward_s: Seconds = 0.0
-    in_mib: Mib = 0.0
-    out_mib: Mib = 0.0
-    weights_mib: Mib = 0.0
-    tensor: Gpus = 1
-    tensor_mib: Mib = 0.0
-    experts_mib: Mib = 0.0
+
+def _of(value: type, without: str = "") -> Any:
+    """The form that a value of the core has in a request: the same fields, within limits."""
+    shape: dict[str, Any] = {}
+    for name, kind in get_type_hints(value).items():
+        other = Gpus if kind is int else kind
+        limited = next((at for end, at in OF_FIELD.items() if name.endswith(end)), other)
+        default = value.__dataclass_fields__[name].default  # type: ignore[attr-defined]
+        shape[name] = limited, ... if default is MISSING else default
+    shape.pop(without, None)
+    return create_model(f"{value.__name__}In", __base__=Request, __doc__=value.__doc__, **shape)
+
+
+if TYPE_CHECKING:
+
+    class StageIn(Request): ...
+
+    class StepStagesIn(Request): ...
+
+    class StageTimesIn(Request):
+        gpu: str
+
+else:
+    StageIn, StageTimesIn = _of(Stage), _of(StageTimes)
+    StepStagesIn = _of(StageTimes, without="gpu")
 
 
 class LayoutIn(Request):
     stages: Annotated[list[StageIn], Field(min_length=1, max_length=MAX_GPUS)]
     allreduce: Literal["ring", "tree"] = "ring"
-
-
-class StageTimesIn(Request):
-    """An iteration alone: see `carmad.core.types.StageTimes`."""
-
-    load_s: Seconds
-    forward_s: Seconds
-    backward_s: Seconds
-    communication_s: Seconds = 0.0
-    sync: Literal["backward", "forward"] = "forward"
-
-
-class StageTimesOfKindIn(StageTimesIn):
-    gpu: Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f]*$", max_length=256)] = ""
 
 
 class JobIn(Request):
@@ -129,7 +134,7 @@ class JobIn(Request):
     env: Annotated[dict[EnvName, Text], Field(max_length=MAX_VARIABLES)] = {}
     export: Annotated[dict[EnvName, Text], Field(max_length=MAX_VARIABLES)] = {}
     layout: LayoutIn | None = None
-    stage_times: Annotated[list[StageTimesOfKindIn], Field(max_length=64)] = []
+    stage_times: Annotated[list[StageTimesIn], Field(max_length=64)] = []
     warn: WarnIn | None = None
     after: Annotated[list[AfterIn], Field(max_length=1000)] = []
     array: ArrayIn | None = None
@@ -174,7 +179,7 @@ class StepIn(Request):
     """`stages`: what the seconds of a step go to, on the GPUs that the job has."""
 
     seconds: Annotated[float, Field(ge=SHORTEST_STEP_S, le=MAX_TIME_S)]
-    stages: StageTimesIn | None = None
+    stages: StepStagesIn | None = None
 
 
 class DrainIn(Request):

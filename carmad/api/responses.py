@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, NotRequired, get_type_hints
 
 from typing_extensions import TypedDict
 
+from carmad.core.layout import Stage
+from carmad.core.types import StageTimes
 from carmad.options import PLAIN, JobOptions
 
 SCHEMA = 1  # raised when a field changes its meaning or goes away
@@ -77,18 +79,12 @@ class ProfileOut(TypedDict):
     of: int | None  # the earlier job that it was taken from
 
 
-class StageOut(TypedDict):
-    """A stage of a pipeline; times and sizes are of an iteration and a replica."""
-
-    replicas: int
-    forward_s: float
-    backward_s: float
-    in_mib: float
-    out_mib: float
-    weights_mib: float
-    tensor: int  # slices of a replica, each on a GPU of its own
-    tensor_mib: float
-    experts_mib: float
+if TYPE_CHECKING:
+    StageOut = dict[str, Any]
+    StageTimesOut = dict[str, Any]
+else:
+    StageOut = TypedDict("StageOut", get_type_hints(Stage))
+    StageTimesOut = TypedDict("StageTimesOut", get_type_hints(StageTimes))
 
 
 class LayoutOut(TypedDict):
@@ -96,17 +92,6 @@ class LayoutOut(TypedDict):
 
     stages: list[StageOut]
     allreduce: str  # ring, tree
-
-
-class StageTimesOut(TypedDict):
-    """What an iteration of a job takes alone."""
-
-    load_s: float
-    forward_s: float
-    backward_s: float
-    communication_s: float
-    sync: str  # what waits for the gradients: backward, or the next iteration's forward
-    gpu: str  # the kind of GPU; "": any
 
 
 class OutlookOut(TypedDict):
