@@ -28,8 +28,8 @@ VERBS = frozenset(
     {
         *("cancel", "completion", "config", "daemon", "demo", "doctor", "drain", "estimate"),
         *("estimators", "explain", "gpumemnet", "gpus", "history", "hold", "kill", "logs"),
-        *("models", "ps", "queue", "release", "report", "requeue", "resume", "show", "simulate"),
-        *("stats", "status", "sub", "submit", "top", "wait", "why"),
+        *("models", "ps", "queue", "release", "report", "report-step", "requeue", "resume", "show"),
+        *("simulate", "stats", "status", "sub", "submit", "top", "wait", "why"),
     }
 )
 MINIMAL_ENV = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "USER")
