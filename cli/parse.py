@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from argparse import ArgumentTypeError
 
+from carmad.options import MAX_GPUS, MAX_MIB, MAX_TASKS, MAX_TIME_S
+
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,12 +20,6 @@ UNIT_S = {"second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 604800}
 UNIT_MIB = {"m": 1, "g": 1024, "t": 1024 * 1024}
 DEFAULT_WARNING_S = 60
 SMALLEST_BARE_MIB = 256
-# These as in carmad.api.requests, which is slow to import.
-MAX_TASKS = 10_000
-MAX_TIME_S = 10 * 365 * 86_400.0
-MAX_MIB = 100_000_000
-MAX_GPUS = 1024
-MAX_BATCH = 1_000_000_000
 
 # Not compiled here: most submissions use one or two of them.
 _CLOCK = r"(?:(\d{1,9})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?"

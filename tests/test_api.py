@@ -612,7 +612,7 @@ def test_a_running_job_tells_what_its_steps_go_to(daemon: Daemon) -> None:
     stored = daemon.store.job(runs)
     assert stored is not None
     assert stored.stages == (StageTimes(0.01, 0.037, 0.076, 0.098, "backward", kind),)
-    shown = daemon.call("GET", f"/v1/jobs/{runs}")[1]["stages"]
+    shown = daemon.call("GET", f"/v1/jobs/{runs}")[1]["stage_times"]
     assert shown == [stages | {"sync": "backward", "gpu": kind}]
     for wrong in ({"load_s": 0.1}, stages | {"load_s": -1.0}, stages | {"sync": "never"}):
         body = {"seconds": 0.25, "stages": wrong}
@@ -683,7 +683,7 @@ def test_a_dry_run_knows_what_the_job_itself_would(daemon: Daemon) -> None:
 
     daemon.inbox.ask(lambda core: setattr(core._deciders, "policy", Looking())).result(5)
     times = {"load_s": 0.0, "forward_s": 0.1, "backward_s": 0.2}
-    want = JOB | {"deadline_at": ahead(3600), "expected_s": 7200.0, "stages": [times]}
+    want = JOB | {"deadline_at": ahead(3600), "expected_s": 7200.0, "stage_times": [times]}
     out = daemon.call("POST", "/v1/jobs", want | {"dry_run": True})[1]
     assert out["outlook"]["text"] == "predicted to miss its deadline by 60 min (could start now)"
     id = submit(daemon, **want)
@@ -722,37 +722,37 @@ def test_a_layout_and_stage_times_are_kept(daemon: Daemon) -> None:
         daemon,
         gpus=3,
         layout={"stages": stages, "allreduce": "tree"},
-        stages=[times, times | {"gpu": "a100"}],
+        stage_times=[times, times | {"gpu": "a100"}],
         watch_stages=True,
     )
     stored = daemon.store.job(id)
     assert stored is not None
     assert stored.spec.layout == Layout((Stage(1, 0.02), Stage(2)), "tree")
-    assert stored.spec.stages == (
+    assert stored.spec.stage_times == (
         StageTimes(0.01, 0.02, 0.03),
         StageTimes(0.01, 0.02, 0.03, gpu=kind),
     )
     assert stored.spec.watch_stages
     shown = daemon.call("GET", f"/v1/jobs/{id}")[1]
     assert shown["layout"]["stages"][0]["forward_s"] == 0.02
-    assert [one["gpu"] for one in shown["stages"]] == ["", kind]
+    assert [one["gpu"] for one in shown["stage_times"]] == ["", kind]
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"layout": {"stages": [{"replicas": 3}]}}, "one of 3 GPUs, and it wants 1"),
-        ({"stages": ["H100"]}, "this server has no GPU called 'H100'"),
-        ({"stages": ["A100", "NVIDIA A100-PCIE-40GB"]}, "twice for NVIDIA A100-PCIE-40GB"),
-        ({"stages": ["", ""]}, "twice for any GPU"),
+        ({"stage_times": ["H100"]}, "this server has no GPU called 'H100'"),
+        ({"stage_times": ["A100", "NVIDIA A100-PCIE-40GB"]}, "twice for NVIDIA A100-PCIE-40GB"),
+        ({"stage_times": ["", ""]}, "twice for any GPU"),
     ],
 )
 def test_a_layout_that_does_not_fit_is_refused(
     daemon: Daemon, changes: dict[str, list[str]], message: str
 ) -> None:
     times = {"load_s": 0.01, "forward_s": 0.02, "backward_s": 0.03}
-    if "stages" in changes:
-        changes = {"stages": [times | {"gpu": gpu} for gpu in changes["stages"]]}  # type: ignore[misc]
+    if "stage_times" in changes:
+        changes = {"stage_times": [times | {"gpu": gpu} for gpu in changes["stage_times"]]}  # type: ignore[misc]
     status, out = daemon.call("POST", "/v1/jobs", JOB | changes)
     assert status == 400
     assert message in out["error"]

@@ -70,14 +70,18 @@ def with_json(words: str) -> list[str]:
 def test_a_job_reports_what_its_steps_go_to(
     fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = "report 0.25 42 --load 10ms --forward 37ms --backward 76ms --communication 98ms"
+    words = "report-step 0.25 42 --load 10ms --forward 37ms --backward 76ms --communication 98ms"
     assert run([*words.split(), "--sync", "backward"]) == 0
     times = {"load_s": 0.01, "forward_s": 0.037, "backward_s": 0.076, "communication_s": 0.098}
     assert fake.body == {"seconds": 0.25, "stages": times | {"sync": "backward"}}
-    assert run(["report", "0.25", "42", "--forward", "37"]) == 2
+    assert run(["report-step", "0.25", "42", "--forward", "37"]) == 2
     assert "'37' is no time of a stage" in capsys.readouterr().err
-    assert run(["report", "0.25", "42"]) == 0
+    assert run(["report", "0.25", "42"]) == 0, "its first name, which --help does not list"
     assert fake.body == {"seconds": 0.25}
+    assert run(["--help"]) == 0
+    assert [word for word in capsys.readouterr().out.split() if word.startswith("report")] == [
+        "report-step"
+    ]
 
 
 @pytest.mark.parametrize(("words", "asked", "piece"), VERBS)
@@ -147,7 +151,7 @@ def test_errors_for_programs(
 def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--help"]) == 0
     listed = {word for line in capsys.readouterr().out.splitlines() for word in line.split()[1:2]}
-    aliases = {"ps", "kill", "explain", "sub"}
+    aliases = {"ps", "kill", "explain", "report", "sub"}
     assert listed >= GUARDED - aliases
     assert not listed & aliases
 
@@ -275,7 +279,7 @@ def test_wait_exits_as_the_first_failure(
 def test_last_is_resolved(fake: FakeDaemon) -> None:
     assert run(["show", "last"]) == 0
     assert [asked[1] for asked in fake.asked] == ["/v1/jobs", "/v1/jobs/42"]
-    assert run(["report", "0.25", "last"]) == 0
+    assert run(["report-step", "0.25", "last"]) == 0
     assert fake.asked[-1][1] == "/v1/jobs/42/step"
 
 

@@ -544,7 +544,7 @@ def test_what_a_job_tells_of_a_gpu_that_is_gone_is_not_heard():
 def test_its_owner_knows_the_stage_times_better_than_the_job():
     world = Server(gpus=1)
     declared = (StageTimes(0.1, 0.1, 0.2),)
-    id = world.submit(stages=declared)
+    id = world.submit(stage_times=declared)
     world.tell(Stepped(world.now, id, 0.5, StageTimes(0.9, 0.9, 0.9)))
     assert world.job(id).stages == declared
 

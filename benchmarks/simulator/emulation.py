@@ -75,7 +75,7 @@ class Emulation(Daemon):
                 said["expected_s"] = task.expected_s
             if task.deadline_s is not None:
                 said["deadline_at"] = iso(time.time() + task.deadline_s)
-            said["stages"] = [asdict(times) for times in task.stages]
+            said["stage_times"] = [asdict(times) for times in task.stages]
             self.run(argv(task, seed, self._warmup_s), name=task.name, gpus=task.gpus, **said)
         self.await_end()
         return self.record()

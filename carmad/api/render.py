@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
+from operator import attrgetter
+from typing import cast
 
-from carmad.api.layouts import layout_out, stage_times_out
 from carmad.api.phrases import short
 from carmad.api.responses import (
+    ANSWERED,
     AttemptOut,
     ExitOut,
     JobGpuOut,
     JobOut,
+    LayoutOut,
     MemoryOut,
     MovingOut,
     NeedOut,
@@ -21,12 +24,14 @@ from carmad.api.responses import (
 )
 from carmad.api.times import iso, stamp
 from carmad.core.decision import Placement, Reason
+from carmad.core.layout import Layout
 from carmad.core.scene import Scene
 from carmad.core.types import (
     Estimate,
     Exit,
     Job,
     JobId,
+    JobSpec,
     JobState,
     Prediction,
     Profile,
@@ -47,6 +52,9 @@ CODES = {
     JobState.TIMED_OUT: "TO",
     JobState.OUT_OF_MEMORY: "OOM",
 }
+
+_ANSWERED = attrgetter(*ANSWERED)
+_TIMES = tuple(name for name in ANSWERED if name.endswith("_at"))
 
 
 def label(job: Job) -> str:
@@ -121,27 +129,20 @@ class Jobs:
     def _add_private(self, out: JobOut, job: Job) -> None:
         spec, usage = job.spec, self._usage(job)
         out["name"] = spec.name
+        out.update(_options(spec))
         moving = self.moving(job)
         out["wait_s"], out["position"] = moving["wait_s"], moving["position"]
         out["reason"] = self.reason(job)
         out["ended_at"] = iso(job.ended_at)
-        out["time_limit_s"] = spec.time_limit_s
-        out["expected_s"] = spec.expected_s
-        out["deadline_at"] = iso(spec.deadline_at)
         out["late_s"] = _late_s(job)
-        out["layout"] = layout_out(spec.layout) if spec.layout else None
-        out["stages"] = [stage_times_out(one) for one in job.stages or spec.stages]
-        out["watch_stages"] = spec.watch_stages
-        out["batch_size"] = spec.batch_size
-        out["amp"] = spec.amp
-        out["cold_start_s"] = spec.cold_start_s
+        out["layout"] = _layout(spec.layout) if spec.layout else None
+        out["stage_times"] = [asdict(one) for one in job.stages or spec.stage_times]
         out["mode"] = job.mode.value if job.mode else None
         out["attempt"] = job.attempt
         out["recovering"] = job.retry is not None and not job.ended
         out["held"] = job.held
         out["exclusive"] = job.exclusive
         out["shared"] = job.shared
-        out["nice"] = spec.nice
         out["exit"] = exit_out(job.exit) if job.exit else None
         out["failures"] = [exit_out(exit) for exit in job.failures]
         out["retry"] = job.retry.why if job.retry and not (job.gpus or job.ended) else None
@@ -156,10 +157,7 @@ class Jobs:
         out["argv"] = list(spec.argv)
         out["cwd"] = spec.cwd
         out["stdout"], out["stderr"] = self._log_paths(job)
-        out["conda_env"] = spec.conda_env
         out["after"] = [{"job": after.job, "kind": after.kind.value} for after in spec.after]
-        out["begin_at"] = iso(spec.begin_at)
-        out["requeue"] = spec.requeue
         out["umask"] = f"{spec.umask:04o}"
         out["energy_j"] = round(usage.energy_j, 3) or None
         out["gpu_seconds"] = round(usage.gpu_seconds, 3)
@@ -220,6 +218,19 @@ class Jobs:
         if words is None:
             words = self._words[reason, gpu] = short(labelled(reason, self._scene.live), gpu)
         return words
+
+
+def _options(spec: JobSpec) -> JobOut:
+    """That part of the answer."""
+    values = dict(zip(ANSWERED, _ANSWERED(spec), strict=True))
+    for name in _TIMES:
+        values[name] = iso(values[name])
+    return cast(JobOut, values)
+
+
+def _layout(layout: Layout) -> LayoutOut:
+    stages = [asdict(stage) for stage in layout.stages]
+    return {"stages": stages, "allreduce": layout.allreduce}
 
 
 def _late_s(job: Job) -> float | None:

@@ -46,7 +46,7 @@ class Knowledge:
             job,
             profile=job.profile if job.profiled else history.profile(job.group) or job.profile,
             steps=job.steps or history.steps(job.group),
-            stages=job.spec.stages or job.stages or history.stages(job.group),
+            stages=job.spec.stage_times or job.stages or history.stages(job.group),
         )
         return self.predicted(known, now)
 
@@ -96,7 +96,7 @@ def told(job: Job, event: Stepped, kind: str) -> Job:
         known[job.accumulation] = event.seconds
         steps = (StepTime(parts, seconds) for parts, seconds in sorted(known.items()))
         job = replace(job, steps=tuple(steps))
-    if event.stages and not job.spec.stages and job.accumulation == 1:
+    if event.stages and not job.spec.stage_times and job.accumulation == 1:
         new = replace(event.stages, gpu=kind)
         if not any(_alike(new, each) for each in job.stages):
             job = replace(job, stages=_with(new, job.stages))

@@ -17,6 +17,7 @@ from carmad.core.attempt import Mode as Mode
 from carmad.core.attempt import ProfilingRun as ProfilingRun
 from carmad.core.attempt import appended
 from carmad.core.layout import Layout
+from carmad.options import JobOptions
 
 JobId = NewType("JobId", int)
 
@@ -98,8 +99,11 @@ class Environment:
     bytes: int
 
 
+dataclass(frozen=True, kw_only=True)(JobOptions)  # not there: `carma submit` cannot wait for it
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobSpec:
+class JobSpec(JobOptions):
     """What the user asked for. Never changes.
 
     Of its environment, `env` has only what tells recurring jobs apart (`core.recurrence`): the
@@ -115,27 +119,12 @@ class JobSpec:
     name: str
     env: tuple[tuple[str, str], ...] = ()  # captured at submission, secrets scrubbed
     environment: Environment | None = None  # None: `env` is all there is
-    conda_env: str | None = None
-    stdout: str = "carma-%j.out"  # %j id, %x name, %u user, %A array, %a index; relative to cwd
-    stderr: str | None = None  # None: where stdout goes
-    gpus: int = 1
-    memory_mib: int | None = None  # per GPU, the user's own word
-    batch_size: int | None = None  # per GPU; given, the job may be started with a part of it
-    amp: bool = False  # it trains in mixed precision, for policies that ask
-    cold_start_s: float = 0.0  # what it does before it trains, which is no use to profile
-    exclusive: bool = False
-    nice: int = 0  # higher yields to others
-    time_limit_s: float | None = None
-    expected_s: float | None = None  # how long it should run alone, for policies that ask
-    deadline_at: float | None = None  # when it is wanted done, for policies that ask
+    stdout: str = "carma-%j.out"  # relative to cwd
     layout: Layout | None = None  # over its GPUs; None: as many replicas, nothing known of them
-    stages: tuple[StageTimes, ...] = ()  # the user's own word, one per kind of GPU
-    watch_stages: bool = False  # measure them when it runs
+    stage_times: tuple[StageTimes, ...] = ()  # the user's own word, one per kind of GPU
     warn: WarnSignal | None = None
-    begin_at: float | None = None
     after: tuple[After, ...] = ()
     array: ArrayTask | None = None
-    requeue: bool = True  # may run again when it is lost to a reboot, or preempted
     umask: int = 0o022  # for whatever it makes, its logs included
 
     @property

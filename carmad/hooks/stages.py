@@ -225,7 +225,7 @@ def _length(spans: list[tuple[float, float]]) -> float:
 
 
 def tell(seconds: float, stages: dict[str, Any]) -> None:
-    """As `carma report` does. Raises OSError, and ValueError with carmad's own words."""
+    """As `carma report-step` does. Raises OSError, and ValueError with carmad's own words."""
     body = json.dumps({"seconds": seconds, "stages": stages}).encode()
     request = (
         f"POST /v1/jobs/{os.environ['CARMA_JOB_ID']}/step HTTP/1.0\r\nHost: carma\r\n"

@@ -28,18 +28,24 @@ except PackageNotFoundError:
     VERSION = "source"
 
 PROBLEMS: dict[int | str, dict[str, Any]] = {
-    400: {"model": ErrorOut, "description": "It makes no sense here"},
-    403: {"model": ErrorOut, "description": "Not for this user"},
-    404: {"model": ErrorOut, "description": "There is no such thing"},
-    408: {"model": ErrorOut, "description": "The request came too slowly"},
-    409: {"model": ErrorOut, "description": "Not in this state, or a limit is reached"},
+    400: {"model": ErrorOut, "description": "Invalid request"},
+    403: {"model": ErrorOut, "description": "Not permitted for this user"},
+    404: {"model": ErrorOut, "description": "Not found"},
+    408: {"model": ErrorOut, "description": "The request took too long to arrive"},
+    409: {
+        "model": ErrorOut,
+        "description": "Not possible in the current state, or a limit is reached",
+    },
     413: {"model": ErrorOut, "description": "Too large"},
-    422: {"model": ErrorOut, "description": "Not well-formed"},
+    422: {"model": ErrorOut, "description": "Malformed request"},
     429: {
         "model": ErrorOut,
-        "description": "Too many requests: nothing was done; try again later",
+        "description": "Too many requests; nothing was done: try again later",
     },
-    503: {"model": ErrorOut, "description": "Not now: the disk is full, or carmad is busy"},
+    503: {
+        "model": ErrorOut,
+        "description": "Temporarily unavailable: the disk is full, or carmad is busy",
+    },
 }
 
 

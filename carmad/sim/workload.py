@@ -71,7 +71,7 @@ class Workload:
             expected_s=expected * error if self._declared else None,
             deadline_at=None if task.deadline_s is None else task.submit_s + task.deadline_s,
             layout=task.layout,
-            stages=task.stages,
+            stage_times=task.stages,
             batch_size=(task.load.batch_size or None) if task.resizable else None,
         )
 

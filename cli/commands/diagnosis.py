@@ -21,11 +21,13 @@ if TYPE_CHECKING:
 
 LOW_DISK_BYTES = 1 << 30
 
-config = typer.Typer(no_args_is_help=True, help="Show carmad's settings, or check a file of them.")
+config = typer.Typer(
+    no_args_is_help=True, help="Show the daemon's settings, or check a settings file."
+)
 
 
 def doctor(json: Json = False) -> None:
-    """Check this machine and the daemon; works without one too. Exits with 1 if a check fails."""
+    """Check this machine and, if one is running, the daemon. Exits with 1 if a check fails."""
     checks = list(_local())
     try:
         checks += client.get("/v1/doctor")["checks"]
@@ -113,7 +115,7 @@ def _disk() -> CheckOut:
 
 @config.command("show")
 def show(json: Json = False) -> None:
-    """Print the settings that the daemon runs with."""
+    """Print the settings in effect."""
     answer = client.get("/v1/config")
     if json:
         output.print_json(answer)
@@ -124,7 +126,9 @@ def show(json: Json = False) -> None:
 
 @config.command("check")
 def check(
-    file: Annotated[Path | None, typer.Argument(help="Default: the one carmad would read.")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(help="Default: the file that carmad would read.")
+    ] = None,
 ) -> None:
-    """Check a settings file, and this environment's CARMA_… over it, without starting anything."""
+    """Check a settings file, together with the CARMA_… variables set here. Starts nothing."""
     print(_checked(file))

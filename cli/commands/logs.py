@@ -23,16 +23,16 @@ ASK_S = 2.0  # whether the job has ended
 def logs(
     job: Label,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the job ends.")
+        bool, typer.Option("--follow", "-f", help="Keep printing until the job ends.")
     ] = False,
     lines: Annotated[
-        int | None, typer.Option("--tail", "-n", min=0, help="Only the last lines.")
+        int | None, typer.Option("--tail", "-n", min=0, help="Print only the last N lines.")
     ] = None,
     stderr: Annotated[
-        bool, typer.Option("--stderr", help="Its standard error, where that has a file.")
+        bool, typer.Option("--stderr", help="Print standard error, if it has a file of its own.")
     ] = False,
 ) -> None:
-    """Print what a job wrote, -f as it writes it."""
+    """Print a job's output; -f follows it."""
     label = resolve(job)
     answer = client.get(f"/v1/jobs/{label}")
     path = Path(answer["stderr" if stderr else "stdout"])

@@ -13,7 +13,7 @@ from carmad.api.decisions import reason_out, verdicts_out
 from carmad.api.folding import folded
 from carmad.api.outlook import outlook_out
 from carmad.api.render import CODES, attempts_out
-from carmad.api.requests import MAX_TASKS, StepIn, SubmitIn
+from carmad.api.requests import StepIn, SubmitIn
 from carmad.api.responses import (
     SCHEMA,
     DryRunOut,
@@ -34,6 +34,7 @@ from carmad.http import intake, lookup
 from carmad.http.answers import PROBLEMS, Asked, Call, answer, not_yours
 from carmad.http.listing import Pieces
 from carmad.http.problems import Conflict, Forbidden
+from carmad.options import MAX_TASKS
 
 router = APIRouter(prefix="/v1", responses=PROBLEMS, default_response_class=Response)
 
