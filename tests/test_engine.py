@@ -26,10 +26,12 @@ from carmad.core.types import Cause, Exit, GpuSample, JobId, JobState
 from carmad.engine.clock import Clock
 from carmad.engine.engine import Engine
 from carmad.engine.inbox import Delivery, Inbox
+from carmad.loop import Follower
 from carmad.store.sql import SqlStore, StoreFull
 from carmad.testing import a_gpu, a_job, a_spec
 from policies import builtin
 from recovery import ladder
+from tests.attempts import until
 
 GPU = a_gpu()
 
@@ -75,6 +77,11 @@ class FullStore:
         return self.store.restore()
 
 
+class Steps(Follower):
+    def __init__(self, steps):
+        self.committed = steps.append
+
+
 class Daemon:
     def __init__(self, path):
         settings = Settings()
@@ -84,7 +91,7 @@ class Daemon:
         self.scheduler = Scheduler(settings, builtin.magm(settings), ladder.exclusive(settings))
         self.steps = []
         self.engine = Engine(
-            self.inbox, self.scheduler, self.store, self.world, self.steps.append, lambda: None
+            self.inbox, self.scheduler, self.store, self.world, (Steps(self.steps),)
         )
         self.thread = threading.Thread(target=self.engine.run)
         self.inbox.post(Discovered(0.0, (GPU,)))
@@ -304,6 +311,15 @@ def test_an_end_that_cannot_be_handled_at_all_is_not_tried_for_ever(daemon, monk
         settle(daemon)
     assert caplog.text.count("dropped news") == 2
     assert daemon.engine._kept == []
+
+
+def test_time_passes_though_nobody_has_news(daemon):
+    """As when the driver hangs, and with it the monitor: time limits hold all the same."""
+    id = daemon.start(time_limit_s=60.0)
+    until(lambda: daemon.world.stopped, "the job to be stopped")
+    assert daemon.world.stopped[0] == (id, 1, Cause.TIME_LIMIT)
+    ticks = [event for step in daemon.steps for event in step.events if isinstance(event, Tick)]
+    assert ticks and daemon.state(id) is JobState.STOPPING
 
 
 def test_a_question_that_fails_is_answered_with_its_error(daemon):
