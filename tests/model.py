@@ -202,9 +202,7 @@ class Model:
         )
         self.scheduler.handle = self._noting_faults(self.scheduler.handle)
         self.inbox = Inbox(lambda: self.now, self.disk.restore().next_id)
-        self.engine = Engine(
-            self.inbox, self.scheduler, self.disk, self, lambda step: None, lambda: None
-        )
+        self.engine = Engine(self.inbox, self.scheduler, self.disk, self)
         self.engine.restore()
         for job in self.scheduler.jobs.values():  # adopted: what ended meanwhile is reported
             attempt = self.attempts.get((job.id, job.attempt))

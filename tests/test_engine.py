@@ -28,10 +28,12 @@ from carmad.engine import engine
 from carmad.engine.clock import Clock
 from carmad.engine.engine import Engine
 from carmad.engine.inbox import Delivery, Inbox
+from carmad.loop import Follower
 from carmad.store.sql import SqlStore, StoreFull
 from carmad.testing import a_gpu, a_job, a_spec
 from policies import builtin
 from recovery import ladder
+from tests.attempts import until
 
 GPU = a_gpu()
 
@@ -77,6 +79,11 @@ class FullStore:
         return self.store.restore()
 
 
+class Steps(Follower):
+    def __init__(self, steps):
+        self.committed = steps.append
+
+
 class Daemon:
     def __init__(self, path):
         settings = Settings()
@@ -86,7 +93,7 @@ class Daemon:
         self.scheduler = Scheduler(settings, builtin.magm(settings), ladder.exclusive(settings))
         self.steps = []
         self.engine = Engine(
-            self.inbox, self.scheduler, self.store, self.world, self.steps.append, lambda: None
+            self.inbox, self.scheduler, self.store, self.world, (Steps(self.steps),)
         )
         self.thread = threading.Thread(target=self.engine.run)
         self.inbox.post(Discovered(0.0, (GPU,)))
@@ -325,6 +332,15 @@ def test_what_was_measured_is_saved_when_the_daemon_stops(daemon):
     daemon.thread.join(10)
     (saved,) = daemon.store.store.restore().jobs
     assert (saved.usage.peak_mib, saved.usage.energy_j) == (1001, 7.0)
+
+
+def test_time_passes_though_nobody_has_news(daemon):
+    """As when the driver hangs, and with it the monitor: time limits hold all the same."""
+    id = daemon.start(time_limit_s=60.0)
+    until(lambda: daemon.world.stopped, "the job to be stopped")
+    assert daemon.world.stopped[0] == (id, 1, Cause.TIME_LIMIT)
+    ticks = [event for step in daemon.steps for event in step.events if isinstance(event, Tick)]
+    assert ticks and daemon.state(id) is JobState.STOPPING
 
 
 def test_a_question_that_fails_is_answered_with_its_error(daemon):

@@ -1,10 +1,12 @@
 """From a source's readings to the core's events."""
 
+import os
 import threading
 from dataclasses import replace
 
 import pytest
 
+from carmad.attempt.evidence import Evidence
 from carmad.config import Monitor as Settings
 from carmad.core.messages import Discovered, DrainRequested, Sampled
 from carmad.core.types import GpuSample, JobId, ProcessUse
@@ -71,9 +73,9 @@ class Inbox:
 
 @pytest.fixture
 def parts():
-    source, inbox, seen = Source(), Inbox(), []
-    owners = {77: JobId(7)}
-    monitor = Monitor(source, Settings(period_s=60), inbox, owners.get, seen.append)
+    source, inbox, seen, evidence = Source(), Inbox(), [], Evidence()
+    evidence.supervised((JobId(7), 2), os.getpid())
+    monitor = Monitor(source, Settings(period_s=60), inbox, evidence, seen.append)
     yield monitor, source, inbox, seen
     monitor.stop()
     assert source.closed
@@ -117,7 +119,6 @@ def test_a_driver_that_hangs_at_start_keeps_nobody_waiting(parts, monkeypatch):
     monkeypatch.setattr(monitor_module, "PATIENCE_S", 0.05)
     monitor.start()
     assert inbox.of(Discovered)[0].unread == "the driver has not answered yet"
-    assert not monitor.memory_gone(a_job(7))  # who asks is told something
     answers.set()
     until(lambda: len(inbox.of(Discovered)) > 1, "the GPUs to be found")
     assert inbox.of(Discovered)[1].gpus == source.gpus
@@ -125,7 +126,7 @@ def test_a_driver_that_hangs_at_start_keeps_nobody_waiting(parts, monkeypatch):
 
 def test_processes_are_named_after_their_jobs(parts):
     monitor, source, inbox, _ = parts
-    source.processes = (ProcessUse(77, 500), ProcessUse(78, 600))
+    source.processes = (ProcessUse(os.getpid(), 500), ProcessUse(1, 600))
     monitor.start()
     named = inbox.of(Sampled)[0].samples[0].processes
     assert [process.job for process in named] == [7, None]
@@ -133,22 +134,53 @@ def test_processes_are_named_after_their_jobs(parts):
 
 def test_memory_is_gone_when_the_driver_has_forgotten_the_job_s_processes(parts):
     monitor, source, _, _ = parts
-    source.processes = (ProcessUse(77, 500),)
+    job = a_job(7, attempt=2, gpus=(a_gpu(0).id,))
+    source.processes = (ProcessUse(os.getpid(), 500),)
+    source.held = frozenset({os.getpid(), 1})
     monitor.start()
-    job = a_job(7, gpus=(a_gpu(0).id,))
-    source.held = frozenset({77, 78})
-    assert not monitor.memory_gone(job)
-    source.held = frozenset({78})
-    assert monitor.memory_gone(job)
+    for _ in range(3):  # whoever asks never waits, and sees what was looked up after he first asked
+        assert not monitor._evidence.memory_gone(job)
+        looks = dict(monitor._evidence._looks)
+        until(lambda seen=looks: monitor._evidence._looks != seen, "another look")
+    source.held = frozenset({1})
+    until(lambda: monitor._evidence.memory_gone(job), "the memory to be gone")
 
 
-def test_a_full_gpu_is_remembered_for_its_jobs(parts):
+@pytest.mark.parametrize("broken", [True, False])
+def test_a_driver_that_cannot_tell_who_is_there_holds_nobody_up(parts, broken):
     monitor, source, _, _ = parts
-    source.processes = (ProcessUse(77, 40_000),)
-    source.free_mib = 500
+    source.processes = (ProcessUse(os.getpid(), 500),)
+    source.pids = (lambda gpu: 1 / 0) if broken else (lambda gpu: None)
     monitor.start()
-    assert monitor.was_full(JobId(7))
-    assert not monitor.was_full(JobId(8))
+    job = a_job(7, attempt=2, gpus=(a_gpu(0).id,))
+    until(lambda: monitor._evidence.memory_gone(job), "the memory to be taken for gone")
+
+
+@pytest.mark.parametrize("call", ["sample", "pids"])
+def test_a_call_that_hangs_holds_nobody_up(parts, call):
+    """Neither those who ask for capabilities, nor who waits for memory to come back."""
+    monitor, source, inbox, _ = parts
+    monitor._settings = replace(monitor._settings, period_s=0.0)
+    source.processes = (ProcessUse(os.getpid(), 500),)
+    source.held = frozenset({os.getpid()})
+    monitor.start()
+    hangs, answers = threading.Event(), threading.Event()
+    asked = getattr(source, call)
+
+    def hang(argument):
+        hangs.set()
+        answers.wait()
+        return asked(argument)
+
+    setattr(source, call, hang)
+    job = a_job(7, attempt=2, gpus=(a_gpu(0).id,))
+    until(lambda: not monitor._evidence.memory_gone(job) and hangs.is_set(), "the driver to hang")
+    told = len(inbox.of(Sampled))
+    assert monitor.capabilities().source == "scripted"
+    assert not monitor._evidence.memory_gone(job)
+    assert len(inbox.of(Sampled)) == told, "so the GPUs become stale"
+    answers.set()
+    until(lambda: len(inbox.of(Sampled)) > told, "it to go on")
 
 
 def test_bad_news_drains_a_gpu(parts):
@@ -176,19 +208,3 @@ def test_readings_are_averaged_and_what_is_unknown_stays_unknown():
     rollup.add(samples)
     assert rollup.take() == [mean]
     assert rollup.take() == []
-
-
-def test_who_asks_for_capabilities_does_not_wait_for_the_driver(parts):
-    monitor, *_ = parts
-    with monitor._lock:  # as while it reads from a GPU that hangs
-        assert monitor.capabilities().source == "scripted"
-
-
-def test_a_job_that_has_ended_is_forgotten_though_its_memory_never_came_back(parts):
-    monitor, source, _, _ = parts
-    source.processes = (ProcessUse(77, 5_000, 0.5),)
-    source.held = frozenset({77})
-    monitor.start()
-    assert not monitor.memory_gone(a_job(7, gpus=("GPU-00000000",)))
-    monitor.forget(JobId(7))
-    assert not monitor._pids

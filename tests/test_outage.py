@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from carmad.attempt import supervisor
+from carmad.attempt.evidence import Evidence
 from carmad.attempt.launcher import Launcher, attempt_dir
 from carmad.core.messages import Exited, Launch, Noticed, Postponed, Stop
 from carmad.core.types import Cause, Job, JobId, JobState
@@ -74,6 +75,7 @@ class Machine:
             declared,
             lambda spec: spec,
             launcher,
+            Evidence(),
             None,
             1.0,
             {},

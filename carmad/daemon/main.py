@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from carmad import configfile, paths, registry
+from carmad.attempt.evidence import Evidence
 from carmad.attempt.launcher import Launcher, has_systemd
 from carmad.config import Settings
 from carmad.core.history import History
@@ -42,6 +43,7 @@ from carmad.learned import bounds
 from carmad.learned.estimates import Answer, ask, guesses
 from carmad.learned.experience import JOBS_PER_USER, Experience, driver_version
 from carmad.learned.models import Models
+from carmad.loop import Follower
 from carmad.models import Model
 from carmad.store.damage import stands_in
 from carmad.store.journal import Journal
@@ -81,44 +83,28 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
         store = SqlStore.open(state_dir / "carma.db")
         stack.callback(store.close)
         clock = Clock(store.keep_time(boot_id(), wall_ahead()))
-        experience = Experience(settings, driver_version(), bounds.home())
-        for user in store.users():
-            ended_well = store.history(user=user, states=[JobState.SUCCEEDED], limit=JOBS_PER_USER)
-            experience.remember(reversed(ended_well))
-        with _for_a_person():
-            registry.estimator(settings.estimator, settings, experience.server())  # is it there?
-            policy, fallback = registry.policy(settings), registry.fallback(settings)
-            recovery, predictor = registry.recovery(settings), registry.predictor(settings)
-            scheduler = Scheduler(settings, policy, recovery, predictor, fallback)
-        guarded = [each for each in (policy, fallback, recovery, predictor) if each]
-
-        def troubles() -> list[Trouble]:
-            return [each.trouble for each in guarded if each.trouble]
-
-        own_units = has_systemd()
-        grace_s = settings.limits.kill_grace_s
+        experience = _experience(settings, store)
+        scheduler, troubles = _core(settings, experience)
+        own_units, grace_s = has_systemd(), settings.limits.kill_grace_s
         launcher = Launcher(state_dir, systemd=own_units, kill_grace_s=grace_s)
         inbox = Inbox(clock, _next_id(store, launcher))
         mps = _mps(settings, state_dir, own_units)
         where = options.socket or paths.daemon_socket()
-        job_env = {"CARMA_SOCKET": os.path.abspath(where)}  # noqa: PTH100 - a link stays one
-        if cards := _cards(settings):
-            job_env["CARMA_EMULATED_DIR"] = cards
+        evidence, rollup = Evidence(), Rollup()
+        monitor = Monitor(source, settings.monitor, inbox, evidence, rollup.add)
         world = DaemonWorld(
             state_dir,
             inbox,
             _estimate(settings, experience, store),
             store.whole,
             launcher,
+            evidence,
             mps,
             grace_s,
-            job_env,
+            _job_env(settings, where),
         )
         trained = _tell_of_models(inbox)
         models = Models(state_dir / "models", store, settings.models.retrain_days, trained)
-        rollup = Rollup()
-        monitor = Monitor(source, settings.monitor, inbox, world.shepherd.owner, rollup.add)
-        world.monitor = monitor
         service = Service(
             inbox,
             store,
@@ -137,23 +123,10 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
         )
         server = Server(listener or _socket(where), create_app(service))
         past = store.past(clock())
-        journal = Journal(
-            state_dir / "journal",
-            scheduler,
-            VERSION,
-            settings.retention.journal_mib << 20,
-            past.submissions,
-        )
-        engine = Engine(
-            inbox,
-            scheduler,
-            store,
-            world,
-            _committed(service, world, journal),
-            _watchdog(),
-            journal.restored,
-            journal.hear,
-        )
+        cap_bytes = settings.retention.journal_mib << 20
+        journal = Journal(state_dir / "journal", scheduler, VERSION, cap_bytes, past.submissions)
+        followers = (InvalidChoices(), service, world, journal)
+        engine = Engine(inbox, scheduler, store, world, followers, _watchdog())
 
         engine.restore(History(past.runs, past.submissions))
         trained(models.load())
@@ -163,7 +136,7 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
         monitor.start()
         stack.callback(monitor.stop)
         if mps:
-            watch = MpsWatch(mps, inbox, world.shepherd.owner)
+            watch = MpsWatch(mps, inbox, evidence)
             watch.start()
             stack.callback(watch.stop)
 
@@ -183,6 +156,27 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
         engine.run()
         systemd.notify("STOPPING=1")
         log.info("stopping; running jobs go on")
+
+
+def _experience(settings: Settings, store: SqlStore) -> Experience:
+    experience = Experience(settings, driver_version(), bounds.home())
+    for user in store.users():
+        ended_well = store.history(user=user, states=[JobState.SUCCEEDED], limit=JOBS_PER_USER)
+        experience.remember(reversed(ended_well))
+    return experience
+
+
+def _core(
+    settings: Settings, experience: Experience
+) -> tuple[Scheduler, Callable[[], list[Trouble]]]:
+    """The scheduler with its plugins, and what asks for the troubles that these have."""
+    with _for_a_person():
+        registry.estimator(settings.estimator, settings, experience.server())  # is it there?
+        policy, fallback = registry.policy(settings), registry.fallback(settings)
+        recovery, predictor = registry.recovery(settings), registry.predictor(settings)
+        scheduler = Scheduler(settings, policy, recovery, predictor, fallback)
+    guarded = [each for each in (policy, fallback, recovery, predictor) if each]
+    return scheduler, lambda: [each.trouble for each in guarded if each.trouble]
 
 
 def _estimate(
@@ -290,6 +284,14 @@ def _cards(settings: Settings) -> str:
     return directory if kind == "emulated" else ""
 
 
+def _job_env(settings: Settings, where: str) -> dict[str, str]:
+    """What goes into the environment of every job."""
+    env = {"CARMA_SOCKET": os.path.abspath(where)}  # noqa: PTH100 - a link stays one
+    if cards := _cards(settings):
+        env["CARMA_EMULATED_DIR"] = cards
+    return env
+
+
 def _mps(settings: Settings, state_dir: Path, own_units: bool) -> Mps | None:
     if not settings.collocation.mps:
         return None
@@ -329,34 +331,15 @@ def _answers(path: str) -> bool:
         return True
 
 
-def _committed(service: Service, world: DaemonWorld, journal: Journal) -> Callable[[Step], None]:
-    """What is told of every step that is on disk. Must not raise: the step stands."""
+class InvalidChoices(Follower):
+    """Logs a policy's invalid choices; its guard logs what it raises."""
 
-    def committed(step: Step) -> None:
-        _tell_of_nonsense(step)
-        try:
-            service.committed(step)
-            for job in step.jobs:
-                if job.ended:
-                    world.release(job.id)
-        except Exception:
-            log.exception("a committed step was not told to all")
-        try:
-            journal.record(step)
-        except Exception:
-            log.exception("the journal lacks a step, and begins anew")
-            journal.restored()
-
-    return committed
-
-
-def _tell_of_nonsense(step: Step) -> None:
-    """Of a policy's invalid choices; its guard has logged what it raised."""
-    for decision in step.decisions:
-        for reason in decision.placement.reasons:
-            if reason.code == "policy_failed" and not step.failures:
-                id, policy = decision.placement.job, decision.policy
-                log.error("the policy %s fails job %d: %s", policy, id, reason.detail)
+    def committed(self, step: Step) -> None:
+        for decision in step.decisions:
+            for reason in decision.placement.reasons:
+                if reason.code == "policy_failed" and not step.failures:
+                    id, policy = decision.placement.job, decision.policy
+                    log.error("the policy %s fails job %d: %s", policy, id, reason.detail)
 
 
 def _tell_of_models(inbox: Inbox) -> Callable[[Mapping[str, Model]], None]:

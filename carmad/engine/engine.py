@@ -12,30 +12,32 @@ from carmad.core.messages import (
     Action,
     CancelRequested,
     Closing,
-    Event,
     Exited,
     Sampled,
     Step,
     Stop,
+    Submitted,
+    Tick,
 )
 from carmad.core.ports import World
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import FOR_GOOD, Cause, Exit, JobId
 from carmad.engine.inbox import Delivery, Inbox, Question
 from carmad.errors import CarmaError
-from carmad.loop import turn
+from carmad.loop import Follower, turn
 from carmad.store.sql import SqlStore, StoreFull
 
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
 RETRY_END_S = 60.0  # an end that the core cannot handle
+TICK_S = 2.0  # without news: longer than a monitor's period usually is, which then never comes
 COMPLAIN_EVERY_S = 60.0
 
 
 class Engine:
-    """Runs until the inbox is closed. In this thread, `heard` is told what the core is about to be
-    fed, `committed` every step, and `restored` that the core was put to what is on disk.
+    """Runs until the inbox is closed, and calls `alive` about once a second. Time passes for the
+    core whether there is news or not: it gets a tick if there is none.
 
     While the disk is full, a job is stopped for good without a commit: that is what makes room,
     and the attempt itself keeps why until its end can be recorded.
@@ -47,19 +49,16 @@ class Engine:
         scheduler: Scheduler,
         store: SqlStore,
         world: World,
-        committed: Callable[[Step], None],
-        alive: Callable[[], None],
-        restored: Callable[[], None] = lambda: None,
-        heard: Callable[[Sequence[Event]], None] = lambda events: None,
+        followers: Sequence[Follower] = (),
+        alive: Callable[[], None] = lambda: None,
     ) -> None:
         self._inbox = inbox
         self._scheduler = scheduler
         self._store = store
         self._world = world
-        self._committed = committed
+        self._followers = followers
         self._alive = alive
-        self._restored = restored
-        self._heard = heard
+        self._tick_at = time.monotonic() + TICK_S
         self._kept: list[Delivery] = []  # news that could not be committed yet
         self._keep_until = 0.0  # monotonic; when they are tried again, unless a request comes
         self._stuck: list[Delivery] = []  # ends that the core raised at, each on its own
@@ -78,10 +77,12 @@ class Engine:
             deliveries, questions, go_on = self._inbox.take(timeout_s=RETRY_S)
             batch = [*self._kept, *deliveries]
             self._kept = []
+            if time.monotonic() >= self._tick_at:
+                batch.append(Delivery((Tick(self._inbox.clock()),), None))
             if not go_on or self._due(batch):
                 self._handle(batch)
             else:
-                self._kept = [each for each in batch if not _only_samples(each)]
+                self._kept = [each for each in batch if not _transient(each)]
             self._try_stuck()
             for question in questions:
                 self._answer(question)
@@ -122,7 +123,7 @@ class Engine:
         def committed(step: Step) -> None:
             self._stopped.clear()
             self._keep_until = 0.0
-            self._committed(step)
+            self._tell(step)
             for delivery in batch:
                 if delivery.done:
                     delivery.done.set_result(None)
@@ -133,9 +134,21 @@ class Engine:
                     stops.append(action)
 
         events = [event for delivery in batch for event in delivery.events]
-        self._heard(events)
+        if not all(isinstance(event, Submitted) for event in events):  # else it makes no plan
+            self._tick_at = time.monotonic() + TICK_S
+        for follower in self._followers:
+            follower.hear(events)
         world, store = self._world, self._store
         turn(self._scheduler, store, world, *events, committed=committed, refused=refused)
+
+    def _tell(self, step: Step) -> None:
+        """The step stands, whatever becomes of this."""
+        for follower in self._followers:
+            try:
+                follower.committed(step)
+            except Exception:
+                log.exception("%s missed a committed step", type(follower).__name__)
+                follower.restored()
 
     def _stop_uncommitted(self, stops: Sequence[Stop]) -> None:
         """Each once, although every try comes to the same stops again."""
@@ -153,7 +166,7 @@ class Engine:
             delivery.done.set_exception(error)
         elif isinstance(error, CarmaError):  # the disk is full: there will be room again
             self._complain(error)
-            if not _only_samples(delivery):
+            if not _transient(delivery):
                 self._kept.append(delivery)
         else:
             self._keep_ends(delivery)
@@ -192,7 +205,8 @@ class Engine:
         history stays, unless there is another."""
         saved = self._store.restore()
         owed = self._scheduler.restore(saved.jobs, saved.ended, saved.drains, history=history)
-        self._restored()
+        for follower in self._followers:
+            follower.restored()
         return owed
 
     def _answer(self, question: Question) -> None:
@@ -202,9 +216,9 @@ class Engine:
             question.answer.set_exception(error)
 
 
-def _only_samples(delivery: Delivery) -> bool:
-    """A fresh one is worth more than an old one."""
-    return all(isinstance(event, Sampled) for event in delivery.events)
+def _transient(delivery: Delivery) -> bool:
+    """Only samples and ticks: a fresh one is worth more than an old one."""
+    return all(isinstance(event, Sampled | Tick) for event in delivery.events)
 
 
 def _bare_ends(delivery: Delivery) -> list[Exited]:

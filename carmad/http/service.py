@@ -29,6 +29,7 @@ from carmad.http.tally import Tally, Waiting
 from carmad.learned.estimates import Guess
 from carmad.learned.experience import Experience
 from carmad.learned.models import Models
+from carmad.loop import Follower
 from carmad.store.sql import SqlStore
 
 T = TypeVar("T")
@@ -81,8 +82,8 @@ class Endings:
 
 
 @dataclass(slots=True)
-class Service:
-    """One per daemon. The engine is to call `committed` with every step, in the core's thread."""
+class Service(Follower):
+    """One per daemon. Follows the core, so that it knows what is new."""
 
     inbox: Inbox
     store: SqlStore

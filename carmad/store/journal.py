@@ -32,6 +32,7 @@ from carmad.core.messages import Drain, Event, Failure, RequeueRequested, Sample
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import Gpu, GpuId, Job, JobId, JobSpec, JobState
 from carmad.errors import CarmaError
+from carmad.loop import Follower
 from carmad.models import Model
 from carmad.store.flat import with_attempts
 
@@ -82,7 +83,7 @@ _DECISIONS = TypeAdapter(tuple[Decision, ...])
 _FAILURES = TypeAdapter(tuple[Failure, ...])
 
 
-class Journal:
+class Journal(Follower):
     """Told of every step in the core's thread; writes in the thread that calls `flush`.
 
     It hears what the core is fed, too: samples stay in its windows, and submissions in its history,
@@ -117,19 +118,17 @@ class Journal:
         self._complain_at = 0.0  # monotonic
 
     def hear(self, events: Sequence[Event]) -> None:
-        """In the core's thread, before it is fed a batch."""
         if self._cap_bytes:
             self._remember(events)
 
     def restored(self) -> None:
-        """In the core's thread: it was put to what is on disk, so a new segment begins."""
+        """A new segment begins."""
         if self._cap_bytes:
             self._forget_unseen()
             with self._lock:
                 self._begin()
 
-    def record(self, step: Step) -> None:
-        """In the core's thread, after each commit."""
+    def committed(self, step: Step) -> None:
         if not self._cap_bytes:
             return
         bare = Turn(tuple(map(_bare, step.events)), step.decisions, step.failures)
