@@ -15,7 +15,7 @@ from unittest import mock
 
 from benchmarks.lucid_workload import BEFORE, TEST, Models, muri_trace, pairs, trained, week
 from carmad import registry
-from carmad.config import Limits, Lucid, Profiling, Settings
+from carmad.config import Limits, Profiling, Settings
 from carmad.sim import metrics
 from carmad.sim.experiment import Experiment
 from carmad.sim.hardware import parse
@@ -141,7 +141,7 @@ def settings(
             preemption=policy == "tiresias", backfill=LOOKS_AHEAD if policy == "horus" else 0
         ),
         profiling=profiling,
-        lucid=Lucid(sharing_capacity=capacity),
+        plugins={"policies.lucid": {"sharing_capacity": capacity}},
         monitor=replace(base.monitor, window_s=window_s),
     )
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carmad.config import Asrpt, Limits, Links, Settings
+from carmad import registry
+from carmad.config import Limits, Links, Settings
 from carmad.core.types import JobState, Prediction, Retry
 from carmad.plugin import AskAgain, Layout, Placement, Reason, Remember, Stage
 from carmad.sim.experiment import Experiment, Physics
@@ -15,14 +16,13 @@ from carmad.sim.hardware import parse
 from carmad.sim.run import simulate
 from carmad.sim.task import Task, Trace
 from carmad.testing import a_gpu, a_gpu_view, a_job, a_spec, a_view, check_policy
-from policies.asrpt import asrpt
 from policies.asrpt.heavy_edge import extremes
 from policies.asrpt.machine import Machine, rebuilt
 from policies.baselines import least_service, shortest
 
 LINKS = Links(within_mib_s=10_000.0, between_mib_s=1_000.0)
 SETTINGS = Settings(links=LINKS)
-RESERVING = replace(SETTINGS, asrpt=Asrpt(reserve=True))
+RESERVING = replace(SETTINGS, plugins={"policies.asrpt": {"reserve": True}})
 # Over two servers of four: 0.3 + 500/(2/4 · 1000) = 1.3 s, 4.3 times as long as on one.
 HEAVY = Layout((Stage(2, 0.1, 0.2, weights_mib=500.0),))
 LIGHT = Layout((Stage(2, 0.1, 0.2, weights_mib=5.0),))
@@ -51,9 +51,13 @@ def view_of(gpus, queue, *residents, settings=SETTINGS, now=0.0, memory=None, is
     return a_view(views, queue, settings, now, memory=memory)
 
 
+def made(settings):
+    return registry.bare_policy(replace(settings, policy="asrpt"))
+
+
 def plan(view, **changes):
     """Placements by job."""
-    policy = replace(asrpt(view.settings), **changes)
+    policy = replace(made(view.settings), **changes)
     return {p.job: p for p in policy.plan(view) if isinstance(p, Placement)}
 
 
@@ -65,12 +69,12 @@ def where(placements):
 
 def remembered(view):
     """What the view's next one has in memory."""
-    told = [p.memory for p in asrpt(view.settings).plan(view) if isinstance(p, Remember)]
+    told = [p.memory for p in made(view.settings).plan(view) if isinstance(p, Remember)]
     return told[0] if told else view.memory
 
 
 def asked_at(view):
-    return [p.at for p in asrpt(view.settings).plan(view) if isinstance(p, AskAgain)]
+    return [p.at for p in made(view.settings).plan(view) if isinstance(p, AskAgain)]
 
 
 def why(placement):
@@ -306,9 +310,9 @@ def test_the_papers_baselines():
     by_length = view_of(3, jobs, running(9, 2))
     assert where(plan(by_length, by=shortest)) == {1: (), 2: (), 3: ()}
     assert where(plan(by_length, by=shortest, conserving=True)) == {1: (), 2: (0,), 3: (1,)}
-    policy = replace(asrpt(SETTINGS), by=least_service)
+    policy = replace(made(SETTINGS), by=least_service)
     assert [policy.order(job) for job in jobs] == [30.0, 20.0, 25.0]
-    assert [asrpt(SETTINGS).order(job) for job in [*jobs, queued(4)]] == [30.0, 20.0, 25.0, 0.0]
+    assert [made(SETTINGS).order(job) for job in [*jobs, queued(4)]] == [30.0, 20.0, 25.0, 0.0]
 
 
 # -- the place
@@ -446,7 +450,7 @@ def test_when_its_patience_ends_it_takes_what_there_is():
 
 
 def test_it_waits_neither_without_patience_nor_without_a_prediction():
-    hurried = replace(SETTINGS, asrpt=Asrpt(patience=0.0))
+    hurried = replace(SETTINGS, plugins={"policies.asrpt": {"patience": 0.0}})
     assert where(plan(scattered(CHOOSY, settings=hurried))) == {1: (0, 3, 7)}
     unknown = replace(CHOOSY, prediction=None)
     assert where(plan(scattered(unknown))) == {1: (0, 3, 7)}
@@ -463,7 +467,7 @@ def test_who_is_gone_is_forgotten():
 
 @pytest.mark.parametrize("settings", [SETTINGS, RESERVING])
 def test_it_is_a_policy(settings):
-    check_policy(asrpt(settings), settings)
+    check_policy(made(settings), settings)
 
 
 def task(name, submit_s, duration_s, gpus=1, layout=None):
@@ -519,6 +523,6 @@ def test_patience_pays_in_a_little_trace():
     )
     patient = ends(SETTINGS, *tasks)["pair"]
     assert patient == pytest.approx((50.0, 450.0))
-    hurried = ends(replace(SETTINGS, asrpt=Asrpt(patience=0.0)), *tasks)["pair"]
+    hurried = ends(replace(SETTINGS, plugins={"policies.asrpt": {"patience": 0.0}}), *tasks)["pair"]
     assert hurried[0] == pytest.approx(10.0)
     assert hurried[1] > 1000.0

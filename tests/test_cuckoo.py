@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from carmad import registry
 from carmad.config import Collocation, Limits, Preconditions, Profiling, Settings
-from carmad.config import Cuckoo as Knobs
 from carmad.core.types import (
     Cause,
     Estimate,
@@ -30,7 +29,6 @@ from carmad.sim.hardware import Cluster, GpuKind, Node
 from carmad.sim.run import simulate
 from carmad.sim.task import Load, Task, Trace
 from carmad.testing import a_gpu, a_gpu_view, a_job, a_spec, a_view, check_policy
-from policies.cuckoo import cuckoo
 from policies.cuckoo.interleaving import Asynchronous, Exclusive
 from policies.cuckoo.members import UNHEARD_S, due_at, left_s
 from policies.cuckoo.packing import best_edges, matched, taken_apart
@@ -83,15 +81,20 @@ def view_of(gpus, queue, *residents, settings=SETTINGS, now=0.0, kinds="a" * 16,
         gpu = a_gpu(n, name=kinds[n])
         look |= {"gpu": gpu, "residents": there, **looks.get(f"gpu{n}", {})}
         views.append(a_gpu_view(n, **look))
-    policy = cuckoo(settings)
+    policy = made(settings)
     line = sorted(queue, key=lambda job: (not job.retry, job.spec.nice, policy.order(job), job.id))
     return a_view(views, line, settings, now)
 
 
+def made(settings):
+    return registry.bare_policy(replace(settings, policy="cuckoo"))
+
+
 def in_turns(settings, **variant):
     """Two who compute at once take turns, as in the paper's example: none of them gains by that."""
-    made = cuckoo(settings)
-    return replace(made, **{"packer": replace(made.packer, model=Asynchronous(gpu=2.0)), **variant})
+    policy = made(settings)
+    packer = replace(policy.packer, model=Asynchronous(gpu=2.0))
+    return replace(policy, **{"packer": packer, **variant})
 
 
 def plan(view, **variant):
@@ -553,7 +556,7 @@ def test_close_deadlines_weigh_as_much_as_the_admin_wants():
         queued(3, stages=mixed, deadline=5000.0),
     ]
     for weight, partner in ((1.0, "job 2"), (0.6, "job 3")):
-        settings = replace(SETTINGS, cuckoo=Knobs(weight))
+        settings = replace(SETTINGS, plugins={"policies.cuckoo": {"weight": weight}})
         placements = plan(view_of(1, jobs, settings=settings))
         told = (*placements[1].grounds, *placements[1].reasons)
         assert codes(told)["packed"].detail == partner
@@ -654,9 +657,9 @@ def test_a_wait_is_until_the_predicted_end_of_those_who_are_there():
 def test_it_asks_to_be_asked_when_a_job_should_have_ended():
     view = view_of(2, [queued(1)], running(8, 0, exclusive=True), running(9, 1, left_s=700.0))
     view = replace(view, queue=(queued(1, exclusive=True),))
-    assert [p.at for p in cuckoo(SETTINGS).plan(view) if isinstance(p, AskAgain)] == [700.0]
+    assert [p.at for p in made(SETTINGS).plan(view) if isinstance(p, AskAgain)] == [700.0]
     idle = view_of(1, [queued(1)])
-    assert not any(isinstance(p, AskAgain) for p in cuckoo(SETTINGS).plan(idle))
+    assert not any(isinstance(p, AskAgain) for p in made(SETTINGS).plan(idle))
 
 
 def test_a_large_job_s_gpus_are_kept_for_it_but_for_who_is_done_in_time():
@@ -802,9 +805,9 @@ def test_muri_s_model_and_jobs_kept_in_step():
     ],
 )
 def test_it_is_a_sound_policy(settings):
-    check_policy(cuckoo(settings), settings)
+    check_policy(made(settings), settings)
     for planner in (first_in_first_out, earliest_deadline_first):
-        check_policy(replace(cuckoo(settings), planner=planner), settings, views=50)
+        check_policy(replace(made(settings), planner=planner), settings, views=50)
 
 
 # -- in the simulator

@@ -8,7 +8,6 @@ from itertools import pairwise
 import pytest
 
 from carmad.config import Collocation, Limits, Preconditions, Profiling, Settings
-from carmad.config import Lucid as Knobs
 from carmad.core.history import History
 from carmad.core.messages import Trained
 from carmad.core.types import (
@@ -31,7 +30,8 @@ from carmad.sim.run import simulate
 from carmad.sim.task import Load, Task, Trace
 from carmad.store import codec
 from carmad.testing import a_gpu, a_gpu_view, a_job, a_spec, a_view, check_policy
-from policies.lucid import Lucid, lucid, packing
+from policies.lucid import Lucid, packing
+from policies.lucid.settings import LucidSettings
 from policies.lucid.turn import REPORTED, VERDICTS
 from tests.world import Server as World
 
@@ -129,15 +129,18 @@ def codes(reasons):
 
 @pytest.mark.parametrize("sharing", ["affine", "naive", "off"])
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "own"),
     [
-        Settings(),
-        Settings(profiling=Profiling(gpus=2, largest=1), limits=Limits(preemption=True)),
-        Settings(lucid=Knobs(off_below=1.0)),
+        (Settings(), LucidSettings()),
+        (
+            Settings(profiling=Profiling(gpus=2, largest=1), limits=Limits(preemption=True)),
+            LucidSettings(),
+        ),
+        (Settings(), LucidSettings(off_below=1.0)),
     ],
 )
-def test_conformance(settings, sharing):
-    check_policy(replace(lucid(settings), sharing=sharing), settings, views=60)
+def test_conformance(settings, own, sharing):
+    check_policy(Lucid(settings=own, sharing=sharing), settings, views=60)
 
 
 def test_order_is_gpus_times_predicted_duration():
@@ -219,8 +222,8 @@ def test_why_two_do_not_match():
 
 
 def test_the_capacity_is_a_knob():
-    settings = Settings(lucid=Knobs(sharing_capacity=4))
-    assert placed(plan(1, [job(utilization=JUMBO)], [running(7, 0)], settings)) == {1: (0,)}
+    policy = Lucid(settings=LucidSettings(sharing_capacity=4))
+    assert placed(plan(1, [job(utilization=JUMBO)], [running(7, 0)], policy=policy)) == {1: (0,)}
 
 
 def test_rule_1_memory():
@@ -456,11 +459,12 @@ def forecasting(gpus):
 def sharing(knobs, past=None, forecast=None, utilization=MEDIUM):
     models = {"packing": TREE} | ({"throughput": forecasting(forecast)} if forecast else {})
     queue, residents = [job(utilization=utilization)], [running(7, 0, utilization=TINY)]
-    return plan(2, queue, residents, Settings(lucid=knobs), models, past or history(0))
+    past = past or history(0)
+    return plan(2, queue, residents, None, models, past, policy=Lucid(settings=knobs))
 
 
 def test_modes_by_the_last_hour():
-    knobs = Knobs(apathetic_below=6.0, off_below=3.0)
+    knobs = LucidSettings(apathetic_below=6.0, off_below=3.0)
     quiet, some, many = history(0, 0, 0, 0, 0, 17), history(*[3] * 6), history(*[6] * 6)
     assert placed(sharing(knobs, quiet)) == {1: (1,)}
     assert placed(sharing(knobs, some)) == {1: (0,)}  # Tiny and Medium add up to 1
@@ -470,17 +474,17 @@ def test_modes_by_the_last_hour():
 
 
 def test_either_knob_will_do():
-    assert placed(sharing(Knobs(off_below=0.5))) == {1: (1,)}
-    assert placed(sharing(Knobs(apathetic_below=0.5), utilization=JUMBO)) == {1: (1,)}
-    assert placed(sharing(Knobs(apathetic_below=0.5))) == {1: (0,)}
+    assert placed(sharing(LucidSettings(off_below=0.5))) == {1: (1,)}
+    assert placed(sharing(LucidSettings(apathetic_below=0.5), utilization=JUMBO)) == {1: (1,)}
+    assert placed(sharing(LucidSettings(apathetic_below=0.5))) == {1: (0,)}
 
 
 def test_where_nothing_was_ever_asked_for_it_is_quiet():
-    assert placed(sharing(Knobs(off_below=0.5), History())) == {1: (1,)}
+    assert placed(sharing(LucidSettings(off_below=0.5), History())) == {1: (1,)}
 
 
 def test_modes_by_forecast():
-    knobs = Knobs(apathetic_below=6.0, off_below=3.0)
+    knobs = LucidSettings(apathetic_below=6.0, off_below=3.0)
     assert placed(sharing(knobs, forecast=2.9)) == {1: (1,)}
     assert placed(sharing(knobs, forecast=3.0)) == {1: (0,)}
     assert placed(sharing(knobs, forecast=5.9, utilization=JUMBO)) == {1: (1,)}
@@ -490,10 +494,10 @@ def test_modes_by_forecast():
 
 
 def test_off_is_explained_and_thought_over_when_the_forecast_may_change():
-    made = sharing(Knobs(off_below=3.0), forecast=2.0)
+    made = sharing(LucidSettings(off_below=3.0), forecast=2.0)
     assert refused(made) == (Reason("sharing_off", 3.0, 2.0, "GPUs"),)
     assert made[-1] == AskAgain(NOW + 600)
-    assert not any(isinstance(each, AskAgain) for each in sharing(Knobs()))
+    assert not any(isinstance(each, AskAgain) for each in sharing(LucidSettings()))
 
 
 # -- the profiler

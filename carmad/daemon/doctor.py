@@ -15,7 +15,6 @@ from datetime import datetime
 from pathlib import Path
 
 from carmad.api.gpus import gpu_state
-from carmad.api.phrases import gib
 from carmad.api.render import Scene
 from carmad.api.responses import CheckOut
 from carmad.attempt import folders
@@ -27,6 +26,7 @@ from carmad.gpu.source import Capabilities
 from carmad.guards import Trouble
 from carmad.store.damage import FOLDER
 from carmad.store.sql import SqlStore
+from carmad.words import gib
 
 MIB = 1 << 20
 LITTLE_SPACE = 1024 * MIB

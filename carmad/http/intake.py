@@ -9,7 +9,6 @@ from dataclasses import replace
 from datetime import datetime
 
 from carmad.api.outlook import outlook_out
-from carmad.api.phrases import duration, gib
 from carmad.api.render import Scene
 from carmad.api.requests import SubmitIn
 from carmad.api.responses import OutlookOut
@@ -40,6 +39,7 @@ from carmad.http.problems import Conflict, Forbidden, TooLarge
 from carmad.http.service import Service, capture
 from carmad.http.tally import Tally
 from carmad.store import environments
+from carmad.words import duration, gib
 
 MAX_ARGV_BYTES = 1 << 17  # kept in memory for as long as the job waits
 MAX_ENV_BYTES = 1 << 20
