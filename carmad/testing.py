@@ -35,7 +35,7 @@ from carmad.core.types import (
 from carmad.core.view import View, by_node
 from carmad.core.window import Recent, Score
 from carmad.models import Model
-from carmad.sound import is_answer, is_proposal, is_retry
+from carmad.validation import is_answer, is_proposal, is_retry
 from estimators.tracer.report import PARTS, Layer, Report, refusal
 
 
