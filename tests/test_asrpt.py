@@ -9,16 +9,18 @@ from hypothesis import strategies as st
 
 from carmad import registry
 from carmad.config import Limits, Links, Settings
-from carmad.core.types import JobState, Prediction, Retry
-from carmad.plugin import AskAgain, Layout, Placement, Reason, Remember, Stage
+from carmad.core.types import Prediction, Retry
+from carmad.plugin import AskAgain, Layout, Reason, Remember, Stage
 from carmad.sim.experiment import Experiment, Physics
 from carmad.sim.hardware import parse
 from carmad.sim.run import simulate
 from carmad.sim.task import Task, Trace
-from carmad.testing import a_gpu, a_gpu_view, a_job, a_spec, a_view, check_policy
+from carmad.testing import a_gpu, a_view, check_policy
 from policies.asrpt.heavy_edge import extremes
 from policies.asrpt.machine import Machine, rebuilt
 from policies.baselines import least_service, shortest
+from tests import planning
+from tests.planning import gpu_views, placements, running_on, where
 
 LINKS = Links(within_mib_s=10_000.0, between_mib_s=1_000.0)
 SETTINGS = Settings(links=LINKS)
@@ -29,26 +31,19 @@ LIGHT = Layout((Stage(2, 0.1, 0.2, weights_mib=5.0),))
 
 
 def queued(id, seconds=None, wants=1, **changes):
-    """A job that is predicted to run for so long; fields of its spec may be given, too."""
-    wishes = ("layout", "nice", "expected_s")
-    spec = a_spec(gpus=wants, **{name: changes.pop(name) for name in wishes if name in changes})
+    """A job that is predicted to run for so long."""
     told = None if seconds is None else Prediction(seconds, "forest")
-    return a_job(id, spec=spec, prediction=told, **changes)
+    return planning.queued(id, wants, **{"prediction": told, **changes})
 
 
 def running(id, *gpus):
-    ids = tuple(a_gpu(n).id for n in gpus)
-    return queued(id, wants=len(ids), state=JobState.RUNNING, gpus=ids, started_at=0.0)
+    return queued(id, wants=len(gpus), **running_on(*gpus))
 
 
 def view_of(gpus, queue, *residents, settings=SETTINGS, now=0.0, memory=None, islands="", **looks):
-    """`gpus` GPUs with these jobs on them; `islands` has a letter for each."""
-    views = []
-    for n in range(gpus):
-        there = tuple(job for job in residents if a_gpu(n).id in job.gpus)
-        look = {"gpu": a_gpu(n, island=islands[n : n + 1]), "residents": there}
-        views.append(a_gpu_view(n, **{**look, **looks.get(f"gpu{n}", {})}))
-    return a_view(views, queue, settings, now, memory=memory)
+    """`islands` has a letter for each GPU."""
+    cards = [a_gpu(n, island=islands[n : n + 1]) for n in range(gpus)]
+    return a_view(gpu_views(cards, residents, **looks), queue, settings, now, memory=memory)
 
 
 def made(settings):
@@ -56,15 +51,7 @@ def made(settings):
 
 
 def plan(view, **changes):
-    """Placements by job."""
-    policy = replace(made(view.settings), **changes)
-    return {p.job: p for p in policy.plan(view) if isinstance(p, Placement)}
-
-
-def where(placements):
-    """GPUs by index, for each job; () for one that waits."""
-    index = {a_gpu(n).id: n for n in range(24)}
-    return {id: tuple(index[gpu] for gpu in p.gpus) for id, p in placements.items()}
+    return placements(replace(made(view.settings), **changes), view)
 
 
 def remembered(view):

@@ -22,13 +22,13 @@ from carmad.core.types import (
     Retry,
     StepTime,
 )
-from carmad.plugin import AskAgain, Placement, Reason, StageTimes
+from carmad.plugin import AskAgain, Reason, StageTimes
 from carmad.sim import interference as simulated
 from carmad.sim.experiment import Experiment, Physics
 from carmad.sim.hardware import Cluster, GpuKind, Node
 from carmad.sim.run import simulate
 from carmad.sim.task import Load, Task, Trace
-from carmad.testing import a_gpu, a_gpu_view, a_job, a_spec, a_view, check_policy
+from carmad.testing import a_gpu, a_view, check_policy
 from policies.cuckoo.interleaving import Asynchronous, Exclusive
 from policies.cuckoo.members import UNHEARD_S, due_at, left_s
 from policies.cuckoo.packing import best_edges, matched, taken_apart
@@ -43,51 +43,45 @@ from policies.cuckoo.planning import (
     first_slots,
     min_cost,
 )
+from policies.cuckoo.policy import cuckoo
+from policies.cuckoo.settings import CuckooSettings
 from policies.cuckoo.stages import FORWARD, Speeds, known
 from policies.cuckoo.value import ddl_values, total_values
+from tests import planning
+from tests.planning import gpu_views, half_free, placements, refused, running_on, where
 
 LOOSE = Preconditions(min_free_mib=0)
 SETTINGS = Settings(policies={"cuckoo": LOOSE})
 LOADS = (StageTimes(9.0, 0.3, 0.7),)  # two of a kind gain nothing, one of each much
 COMPUTES = (StageTimes(1.0, 3.0, 6.0),)
 NOTHING_LEFT = (StageTimes(0.0, 3.0, 7.0),)  # whoever is beside it gains little or nothing
-WISHES = ("deadline_at", "exclusive", "expected_s", "memory_mib", "nice", "requeue", "uid")
 
 
 def queued(id, left_s=100.0, wants=1, deadline=None, stages=COMPUTES, **changes):
-    """A job of known stages that will run for so long; fields of its spec may be given, too."""
-    spec = a_spec(gpus=wants, deadline_at=deadline)
-    spec = replace(spec, **{name: changes.pop(name) for name in WISHES if name in changes})
+    """A job of known stages that will run for so long."""
     told = {
+        "deadline_at": deadline,
         "stages": stages,
         "prediction": left_s and Prediction(left_s, "history"),
         "estimate": Estimate(10_000, "trace"),
     }
-    return a_job(id, spec=spec, **{**told, **changes})
+    return planning.queued(id, wants, **{**told, **changes})
 
 
 def running(id, *gpus, left_s=1000.0, **changes):
-    ids = tuple(a_gpu(n).id for n in gpus)
-    state = {"state": JobState.RUNNING, "gpus": ids, "started_at": 0.0}
-    return queued(id, left_s, len(ids), **{**state, **changes})
+    return queued(id, left_s, len(gpus), **{**running_on(*gpus), **changes})
 
 
 def view_of(gpus, queue, *residents, settings=SETTINGS, now=0.0, kinds="a" * 16, **looks):
-    """`gpus` GPUs with these jobs on them, of kinds by letter; `looks` are changes by index."""
-    views = []
-    for n in range(gpus):
-        there = tuple(job for job in residents if a_gpu(n).id in job.gpus)
-        look = {"free_mib": 20_000} if there else {}
-        gpu = a_gpu(n, name=kinds[n])
-        look |= {"gpu": gpu, "residents": there, **looks.get(f"gpu{n}", {})}
-        views.append(a_gpu_view(n, **look))
-    policy = made(settings)
-    line = sorted(queue, key=lambda job: (not job.retry, job.spec.nice, policy.order(job), job.id))
-    return a_view(views, line, settings, now)
+    """`kinds` has a letter for each GPU. The queue is put in order."""
+    cards = [a_gpu(n, name=kinds[n]) for n in range(gpus)]
+    order = made(settings).order
+    line = sorted(queue, key=lambda job: (not job.retry, job.spec.nice, order(job), job.id))
+    return a_view(gpu_views(cards, residents, half_free, **looks), line, settings, now)
 
 
 def made(settings):
-    return registry.bare_policy(replace(settings, policy="cuckoo"))
+    return cuckoo(settings, CuckooSettings(**settings.plugins.get("policies.cuckoo", {})))
 
 
 def in_turns(settings, **variant):
@@ -98,22 +92,11 @@ def in_turns(settings, **variant):
 
 
 def plan(view, **variant):
-    policy = in_turns(view.settings, **variant)
-    return {p.job: p for p in policy.plan(view) if isinstance(p, Placement)}
-
-
-def where(placements):
-    """GPUs by index, for each job; () for one that waits."""
-    index = {a_gpu(n).id: n for n in range(16)}
-    return {id: tuple(index[gpu] for gpu in p.gpus) for id, p in placements.items()}
+    return placements(in_turns(view.settings, **variant), view)
 
 
 def codes(reasons):
     return {reason.code: reason for reason in reasons}
-
-
-def refused(placement):
-    return {n: [r.code for r in verdict.refused] for n, verdict in enumerate(placement.verdicts)}
 
 
 # -- what a pair is worth
