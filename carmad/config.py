@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
+DECLARED_SINCE = ("lucid", "asrpt", "cuckoo")  # in 0.1.0 their settings were CARMA's own
+
+
 @dataclass(frozen=True, slots=True)
 class Monitor:
     """How the GPUs are watched (CARMA paper, 3.1 and 3.2)."""

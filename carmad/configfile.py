@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from carmad import registry
-from carmad.config import Preconditions, Settings
+from carmad.config import DECLARED_SINCE, Preconditions, Settings
 from carmad.errors import CarmaError
 
 T = TypeVar("T")
@@ -46,9 +46,6 @@ _POSITIVE = {
     ("monitor", "window_s"),
     ("collocation", "max_jobs_per_gpu"),
 }
-
-
-_RELEASED = {"lucid", "asrpt", "cuckoo"}  # 0.1.0 had no `policies.` before these
 
 
 @cache
@@ -83,8 +80,7 @@ def load(path: Path | None, environ: Mapping[str, str]) -> Settings:
     tree = {} if path is None else _read(path)
     variables = {_current(key): name for name in environ if (key := _key_of(name)) is not None}
     sources = _Sources(path, variables)
-    for name in _RELEASED & tree.keys():
-        _merge(tree, ("policies", name), tree.pop(name))
+    _renamed(tree)
     for key, _ in _leaves(tree):
         sources.expect_setting(key)
     _typed(tree, sources, strict=True)  # so that "5" is no number
@@ -183,7 +179,7 @@ def _key_of(variable: str) -> _Key | None:
 
 
 def _current(key: _Key) -> _Key:
-    return ("policies", *key) if key[0] in _RELEASED else key
+    return ("policies", *key) if key[0] in DECLARED_SINCE else key
 
 
 def _assignment(word: str) -> tuple[_Key, str]:
@@ -202,7 +198,8 @@ def _checked(tree: _Tree, sources: _Sources) -> Settings:
 
 def _typed(tree: _Tree, sources: _Sources, strict: bool) -> Settings:
     """Of plugins' settings those are kept that are not the default."""
-    rest, plugins = {**tree}, {}
+    rest = {**tree}
+    plugins: dict[str, _Tree] = {}
     for (kind, name), declared in registry.declared_settings().items():
         table = rest.get(kind)
         if not isinstance(table, dict) or not isinstance(table.get(name), dict):
@@ -217,10 +214,11 @@ def _typed(tree: _Tree, sources: _Sources, strict: bool) -> Settings:
         usual = asdict(declared())
         given = {key: value for key, value in asdict(value).items() if value != usual[key]}
         plugins |= {f"{kind}.{name}": given} if given else {}
-    return replace(_of_type(Settings, rest, sources, strict), plugins=plugins)
+    settings: Settings = _of_type(Settings, rest, sources, strict)
+    return replace(settings, plugins=plugins)
 
 
-def _of_type(type_: type[T], tree: _Tree, sources: _Sources, strict: bool, at: _Key = ()) -> T:
+def _of_type(type_: type, tree: _Tree, sources: _Sources, strict: bool, at: _Key = ()) -> Any:
     adapter = _adapter(type_)
     if not strict:
         return sources.validated(lambda: adapter.validate_python(tree), at)
@@ -230,7 +228,7 @@ def _of_type(type_: type[T], tree: _Tree, sources: _Sources, strict: bool, at: _
 
 
 @cache
-def _adapter(type_: type[T]) -> TypeAdapter[T]:
+def _adapter(type_: type) -> TypeAdapter[Any]:
     return TypeAdapter(type_)
 
 
@@ -240,13 +238,16 @@ def _put(tree: _Tree, key: _Key, value: str) -> None:
     tree[key[-1]] = value
 
 
-def _merge(tree: _Tree, key: _Key, table: Any) -> None:
-    """Below what is there already."""
-    *above, name = key
-    for each in above:
-        tree = tree.setdefault(each, {})
-    there = tree.get(name, {})
-    tree[name] = {**table, **there} if isinstance(table, dict) else table
+def _renamed(tree: _Tree) -> None:
+    """The tables of 0.1.0 go where they are now. What is there already counts."""
+    old = {name: tree.pop(name) for name in DECLARED_SINCE if name in tree}
+    policies = tree.setdefault("policies", {}) if old else None
+    if not isinstance(policies, dict):
+        return
+    for name, table in old.items():
+        now = policies.get(name)
+        both = isinstance(table, dict) and isinstance(now, dict)
+        policies[name] = {**table, **now} if both else table
 
 
 def _faults(settings: Settings) -> Iterator[tuple[_Key, str]]:
