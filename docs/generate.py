@@ -23,8 +23,8 @@ from typing import Any, get_args, get_type_hints
 
 from typer.models import ArgumentInfo
 
-from carmad import config
-from carmad.api.phrases import PHRASES, SHORT, phrase, short
+from carmad import config, registry
+from carmad.api.phrases import phrase, short, wordings
 from carmad.api.render import CODES
 from carmad.core import types
 from carmad.core.decision import Reason
@@ -106,14 +106,14 @@ MORE = {
 
 
 def settings() -> list[Setting]:
-    """All of them, in the order of `carmad/config.py`, with its comments."""
-    comments = _comments(config)
+    """All of them, in the order of `carmad/config.py`, with its comments; then the plugins'."""
     found: list[Setting] = []
     for section, kind in [("", config.Settings), *_sections()]:
         defaults = kind()
+        comments = _comments(sys.modules[kind.__module__])
         for field in fields(kind):
             default = getattr(defaults, field.name)
-            if is_dataclass(default):
+            if is_dataclass(default) or field.name in ("policies", "plugins"):
                 continue
             found.append(
                 Setting(
@@ -132,6 +132,8 @@ def _sections() -> Iterator[tuple[str, type]]:
     for field in fields(config.Settings):
         if is_dataclass(hints[field.name]):
             yield field.name, hints[field.name]
+    for key, declared in registry.declared_settings().items():
+        yield ".".join(key), declared
 
 
 def _comments(module: Any) -> dict[tuple[str, str], str]:
@@ -177,7 +179,7 @@ def settings_page() -> str:
             out += [inspect.cleandoc(kind.__doc__), ""]
         out += ["| Setting | Default | Meaning | Variable |", "|---|---|---|---|"]
         for setting in every:
-            if setting.section == section and setting.name != "policies":
+            if setting.section == section:
                 meaning = "; ".join(filter(None, (MORE.get(setting.key), setting.comment)))
                 out.append(
                     f"| `{setting.name}` | {_default(setting)} | {_cell(meaning)}"
@@ -190,7 +192,9 @@ def settings_page() -> str:
         "",
         f"Preconditions ({names}) of the policy NAME, instead of those in `[preconditions]`. What"
         " is left out here has the built-in default, not the value from `[preconditions]`."
-        " Variable: `CARMA_POLICIES__NAME__MIN_FREE_MIB`, and so on.",
+        " Variable: `CARMA_POLICIES__NAME__MIN_FREE_MIB`, and so on. Settings that the policy"
+        " declares itself stand in the same table; before 0.2 those of lucid, asrpt and cuckoo"
+        " were in `[lucid]`, `[asrpt]` and `[cuckoo]`, which still works.",
         "",
         "```toml",
         'policy = "rr"',
@@ -532,7 +536,7 @@ HELP: dict[str, tuple[Reason, str]] = {
     ),
     "sharing_score": (
         Reason("sharing_score", 2, 3, detail="job 7 is Medium, this one Jumbo"),
-        "Wait; `lucid.sharing_capacity` is the limit.",
+        "Wait; `policies.lucid.sharing_capacity` is the limit.",
     ),
     "gpu_demand": (
         Reason("gpu_demand", 1, 2, "GPUs", "job 7"),
@@ -564,7 +568,7 @@ HELP: dict[str, tuple[Reason, str]] = {
     ),
     "sharing_off": (
         Reason("sharing_off", 4, 1, "GPUs"),
-        "Wait; `lucid.off_below` is the limit.",
+        "Wait; `policies.lucid.off_below` is the limit.",
     ),
     "few_idle": (Reason("few_idle", 4, 1, "GPUs"), "Wait until jobs end."),
     "line_held": (
@@ -573,13 +577,16 @@ HELP: dict[str, tuple[Reason, str]] = {
     ),
     "better_gpus": (
         Reason("better_gpus", 1_795_384_800, 2.4, detail="times as slow"),
-        "Wait; `asrpt.patience` says how long.",
+        "Wait; `policies.asrpt.patience` says how long.",
     ),
     "slices_apart": (
         Reason("slices_apart", 4, 2, "GPUs"),
         "Wait until jobs end, or ask for fewer tensor slices.",
     ),
-    "reserved": (Reason("reserved", 600, 0, "s"), "Wait; `asrpt.reserve = false` ends that."),
+    "reserved": (
+        Reason("reserved", 600, 0, "s"),
+        "Wait; `policies.asrpt.reserve = false` ends that.",
+    ),
     "partner": (Reason("partner", 1, 1.4, detail="job 7"), "Wait until they have settled."),
     "no_partner": (Reason("no_partner"), "Wait until jobs end."),
     "planned_start": (
@@ -596,7 +603,7 @@ HELP: dict[str, tuple[Reason, str]] = {
     ),
     "close_deadlines": (
         Reason("close_deadlines", 1, 0.8, detail="job 7"),
-        "Nothing: `cuckoo.weight` says what that counts.",
+        "Nothing: `policies.cuckoo.weight` says what that counts.",
     ),
     "planned_end": (Reason("planned_end", 7200, 5400, "s"), "Nothing: it is in time."),
     "mapped": (
@@ -698,7 +705,7 @@ def reasons_page() -> str:
     for title, said, belongs in kinds:
         out += ["", f"## {title}", "", said, ""]
         out += ["| Code | In a table | In words, for example | What helps |", "|---|---|---|---|"]
-        for code in filter(belongs, PHRASES):
+        for code in filter(belongs, wordings()):
             example, help = HELP[code]
             where = "" if code in OF_THE_JOB + GROUNDS else "GPU1"
             out.append(
@@ -788,7 +795,7 @@ def _cell(text: str) -> str:
 
 
 def reasons() -> set[str]:
-    return set(PHRASES) | set(SHORT)
+    return set(wordings())
 
 
 def main() -> int:

@@ -10,9 +10,10 @@ from carmad.core.messages import DrainRequested, Tick, Wake
 from carmad.core.types import Cause, Estimate, Exit, JobState, Retry
 from carmad.core.window import Score
 from carmad.plugin import AskAgain, Placement, Preemption
-from carmad.testing import a_gpu, a_gpu_view, a_job, a_spec, a_view, check_policy
+from carmad.testing import a_gpu, a_gpu_view, a_view, check_policy
 from policies import baselines
 from policies.preemptive import Preemptive
+from tests.planning import gpu_views, queued, running_on, where
 from tests.world import Server
 
 S = JobState
@@ -20,30 +21,13 @@ PREEMPTING = Settings(limits=Limits(preemption=True, kill_grace_s=30.0))
 GONE = Exit(Cause.FAILURE, None, 15)
 
 
-def queued(id, wants=1, **changes):
-    wishes = ("expected_s", "nice", "requeue")
-    spec = a_spec(gpus=wants, **{name: changes.pop(name) for name in wishes if name in changes})
-    return a_job(id, spec=spec, **changes)
-
-
 def running(id, gpu, started_at=0.0, **changes):
-    gpus = (a_gpu(gpu).id,)
-    return queued(id, state=S.RUNNING, gpus=gpus, started_at=started_at, **changes)
+    return queued(id, **{**running_on(gpu), "started_at": started_at, **changes})
 
 
 def view_of(gpus, queue, residents=(), settings=None, now=0.0, **looks):
-    """`gpus` GPUs with these jobs on them; `looks` are changes to their views, by index."""
-    views = []
-    for n in range(gpus):
-        there = tuple(job for job in residents if a_gpu(n).id in job.gpus)
-        views.append(a_gpu_view(n, residents=there, **looks.get(f"gpu{n}", {})))
-    return a_view(views, queue, settings, now)
-
-
-def placed(plan):
-    """Where each job goes, by index: () for one that waits."""
-    index = {a_gpu(n).id: n for n in range(16)}
-    return {p.job: tuple(index[g] for g in p.gpus) for p in plan if isinstance(p, Placement)}
+    cards = [a_gpu(n) for n in range(gpus)]
+    return a_view(gpu_views(cards, residents, **looks), queue, settings, now)
 
 
 def preempted(plan):
@@ -84,7 +68,7 @@ def test_nobody_shares_and_the_first_that_must_wait_holds_the_line(make):
     wants_two = queued(1, wants=2, expected_s=10)
     wants_one = queued(2, wants=1, expected_s=50)
     view = view_of(2, [wants_two, wants_one], [running(9, 0)])
-    assert placed(make(Settings()).plan(view)) == {1: ()}
+    assert where(make(Settings()).plan(view)) == {1: ()}
 
 
 # -- Castor's SJF-FFS
@@ -93,9 +77,9 @@ def test_nobody_shares_and_the_first_that_must_wait_holds_the_line(make):
 def test_jobs_share_only_where_too_few_gpus_are_idle():
     policy = baselines.sjf_ffs(Settings())
     view = view_of(3, [queued(1, wants=2), queued(2), queued(3)], [running(9, 0)])
-    assert placed(policy.plan(view)) == {1: (1, 2), 2: (0,), 3: ()}
+    assert where(policy.plan(view)) == {1: (1, 2), 2: (0,), 3: ()}
     full = view_of(1, [queued(1)], [running(8, 0), running(9, 0)])
-    assert placed(policy.plan(full)) == {1: ()}  # never three on one
+    assert where(policy.plan(full)) == {1: ()}  # never three on one
 
 
 def test_idle_gpus_on_two_nodes_come_before_shared_ones_on_one():
@@ -104,7 +88,7 @@ def test_idle_gpus_on_two_nodes_come_before_shared_ones_on_one():
         for n in range(4)
     ]
     plan = baselines.sjf_ffs(Settings()).plan(a_view(views, [queued(1, wants=2)]))
-    assert placed(plan) == {1: (0, 2)}
+    assert where(plan) == {1: (0, 2)}
 
 
 def test_first_fit_minds_memory_but_not_how_busy_a_gpu_is():
@@ -117,7 +101,7 @@ def test_first_fit_minds_memory_but_not_how_busy_a_gpu_is():
         gpu0={"free_mib": 8_000},
         gpu1={"free_mib": 9_000, "score": busy},
     )
-    assert placed(policy.plan(view)) == {1: (1,)}
+    assert where(policy.plan(view)) == {1: (1,)}
 
 
 # -- Horus
@@ -132,7 +116,7 @@ def test_horus_shares_where_the_utilisation_adds_up_to_no_more_than_one():
             f"gpu{n}": {"score": Score(0.5, 0.1, 0.1, "sm_active", mean, 30)}
             for n, mean in enumerate(means)
         }
-        return placed(policy.plan(view_of(2, [queued(1)], residents, **looks)))
+        return where(policy.plan(view_of(2, [queued(1)], residents, **looks)))
 
     assert plan(0.50, 0.48) == {1: (1,)}  # 0.51 is a newcomer's
     assert plan(0.50, 0.50) == {1: ()}
@@ -151,8 +135,8 @@ def test_horus_s_cost():
 def test_horus_puts_at_most_three_jobs_on_a_gpu():
     policy = baselines.horus(Settings(preconditions=Preconditions(min_free_mib=0)))
     two, three = ([running(id, 0) for id in range(10, 10 + n)] for n in (2, 3))
-    assert placed(policy.plan(view_of(1, [queued(1)], two))) == {1: (0,)}
-    assert placed(policy.plan(view_of(1, [queued(1)], three))) == {1: ()}
+    assert where(policy.plan(view_of(1, [queued(1)], two))) == {1: (0,)}
+    assert where(policy.plan(view_of(1, [queued(1)], three))) == {1: ()}
 
 
 # -- shortest remaining time first
@@ -268,7 +252,7 @@ def test_gpus_that_a_job_waits_for_are_kept_for_it_and_others_are_not_held_up():
     residents = [running(9, 1, expected_s=1000)]
     plan = policy.plan(view_of(3, [pair, single, other], residents, PREEMPTING))
     assert preempted(plan) == [9]
-    assert placed(plan) == {1: (), 2: (2,), 3: ()}
+    assert where(plan) == {1: (), 2: (2,), 3: ()}
 
 
 def test_what_one_job_leaves_is_for_as_many_as_it_lasts():
@@ -285,7 +269,7 @@ def test_a_job_that_finds_no_room_holds_the_line(backfill, starts):
     settings = Settings(limits=Limits(preemption=True, backfill=backfill))
     queue = [queued(1, wants=2, expected_s=10), queued(2, expected_s=20), queued(3, expected_s=20)]
     view = view_of(2, queue, [running(9, 1, expected_s=5)], settings)
-    assert placed(baselines.srtf(settings).plan(view)) == starts
+    assert where(baselines.srtf(settings).plan(view)) == starts
 
 
 def test_gpus_of_jobs_that_stop_anyway_are_waited_for():

@@ -13,7 +13,6 @@ from carmad.core.types import (
     Cause,
     Estimate,
     Indicator,
-    JobState,
     Prediction,
     Profile,
     ProfilingRun,
@@ -36,6 +35,8 @@ from policies.castor.neighbours import OVERRUN, left_s
 from policies.castor.steps import FIXED_SHARE
 from policies.memory import need_mib
 from policies.profiling import set_aside
+from tests import planning
+from tests.planning import gpu_views, half_free, placements, refused, running_on, where
 
 LOOSE = Preconditions(min_free_mib=0)
 SETTINGS = Settings(policies={"castor": LOOSE})
@@ -44,28 +45,19 @@ MILD = (1.1, 1.1)
 
 
 def queued(id, left_s=100.0, wants=1, **changes):
-    """A profiled job that will run for so long; fields of its spec may be given, too."""
-    wishes = ("batch_size", "cold_start_s", "exclusive", "expected_s", "requeue")
-    spec = a_spec(gpus=wants, **{name: changes.pop(name) for name in wishes if name in changes})
+    """A profiled job that will run for so long."""
     known = {"profile": PROFILE, "prediction": left_s and Prediction(left_s, "history")}
-    return a_job(id, spec=spec, **{**known, **changes})
+    return planning.queued(id, wants, **{**known, **changes})
 
 
 def running(id, *gpus, left_s=1000.0, **changes):
-    ids = tuple(a_gpu(n).id for n in gpus)
-    state = {"state": JobState.RUNNING, "gpus": ids, "started_at": 0.0}
-    return queued(id, left_s, len(ids), **{**state, **changes})
+    return queued(id, left_s, len(gpus), **{**running_on(*gpus), **changes})
 
 
 def view_of(gpus, queue, *residents, settings=SETTINGS, now=0.0, nodes="a" * 16, **looks):
-    """`gpus` GPUs with these jobs on them; `looks` are changes to their views, by index."""
-    views = []
-    for n in range(gpus):
-        there = tuple(job for job in residents if a_gpu(n).id in job.gpus)
-        look = {"free_mib": 20_000} if there else {}
-        look |= {"gpu": a_gpu(n, node=nodes[n]), "residents": there, **looks.get(f"gpu{n}", {})}
-        views.append(a_gpu_view(n, **look))
-    return a_view(views, queue, settings, now)
+    """`nodes` has a letter for each GPU."""
+    cards = [a_gpu(n, node=nodes[n]) for n in range(gpus)]
+    return a_view(gpu_views(cards, residents, half_free, **looks), queue, settings, now)
 
 
 def with_ratios(pairs=None, settings=SETTINGS):
@@ -79,18 +71,7 @@ def with_ratios(pairs=None, settings=SETTINGS):
 
 
 def plan(view, pairs=None):
-    return {p.job: p for p in with_ratios(pairs, view.settings).plan(view)}
-
-
-def where(placements):
-    """GPUs by index, for each job; () for one that waits."""
-    index = {a_gpu(n).id: n for n in range(16)}
-    return {id: tuple(index[gpu] for gpu in p.gpus) for id, p in placements.items()}
-
-
-def refused(placement):
-    """By GPU index, what speaks against it."""
-    return {n: [r.code for r in verdict.refused] for n, verdict in enumerate(placement.verdicts)}
+    return placements(with_ratios(pairs, view.settings), view)
 
 
 # -- the line

@@ -19,6 +19,7 @@ from carmad.core.types import Mode, StageTimes
 from carmad.sim.hardware import parse
 from policies.cuckoo.interleaving import Asynchronous, Phases
 from policies.cuckoo.policy import cuckoo
+from policies.cuckoo.settings import CuckooSettings
 
 needs_data = pytest.mark.skipif(not DATA.exists(), reason="needs ../shared/data")
 
@@ -102,7 +103,7 @@ def test_lambda_is_found_and_judged_on_models_that_were_not_seen() -> None:
 def test_every_row_of_the_paper_is_a_variant_that_can_be_made() -> None:
     named = {what for rows in TABLES.values() for what in rows} | set(PREDICTED)
     assert named <= set(ALL)
-    policy = cuckoo(Settings(policy="cuckoo"))
+    policy = cuckoo(Settings(policy="cuckoo"), CuckooSettings())
     for variant in ALL.values():
         assert (variant.of(policy) is policy) is False
     assert Variant({"weight": 0.2}).of(policy).packer.weight == 0.2

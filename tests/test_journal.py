@@ -13,7 +13,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from pydantic_core import to_json, to_jsonable_python
 
+from carmad import registry
 from carmad.config import Monitor, Settings
 from carmad.core.messages import (
     Action,
@@ -67,6 +69,18 @@ def test_every_segment_alone_leads_to_the_same_decisions(
     assert [each.first for each in found] == [None] * len(found)
     assert sum(each.steps for each in found) == len(server.decided)
     assert sum(each.decisions for each in found) == sum(server.decided) > 150
+
+
+def test_settings_of_0_1_0_are_where_they_are_now(tmp_path: Path) -> None:
+    begin = to_jsonable_python(Begin("0.1.0", Settings(policy="lucid"), (), (), ()))
+    del begin["settings"]["plugins"]
+    begin["settings"] |= {"lucid": {"sharing_capacity": 1}, "cuckoo": {"weight": 0.6}}
+    path = tmp_path / "0.journal"
+    path.write_bytes(gzip.compress(to_json(begin) + b"\n"))
+    found, _ = journal.read(path)
+    assert found.settings.policy == "lucid"
+    assert found.settings.plugins["policies.lucid"] == {"sharing_capacity": 1}
+    assert registry.bare_policy(found.settings).settings.sharing_capacity == 1
 
 
 def test_the_first_segment_begins_with_what_the_store_had(tmp_path: Path) -> None:

@@ -367,6 +367,19 @@ def test_a_predictor_that_fails_leaves_the_owners_word(answer):
     assert world.job(world.submit(expected_s=7.0)).expected_s == 7.0
 
 
+def test_a_job_says_that_its_prediction_failed_until_one_succeeds():
+    predictor = Broken()
+    world = server(predictor=predictor)
+    id = world.submit(expected_s=7.0)
+    note = "its duration could not be predicted: the predictor broken failed"
+    assert world.job(id).notes == (note,)
+    trains(world, id)
+    predictor.answer = Prediction(5.0, "broken")
+    world.pass_time(RUN_S)
+    assert world.job(id).expected_s == 5.0
+    assert note not in world.job(id).notes
+
+
 def test_history_predicts_recurring_jobs_then_the_users_then_equal_demands():
     history = History()
     recurring = Recurring()

@@ -22,8 +22,9 @@ from carmad.sim.hardware import parse
 from carmad.sim.metrics import Times, finished, times
 from carmad.sim.outcome import Outcome
 from carmad.sim.task import Trace
-from policies.asrpt import asrpt
 from policies.asrpt.heavy_edge import extremes
+from policies.asrpt.policy import asrpt
+from policies.asrpt.settings import AsrptSettings
 from policies.ranked import Order, by_arrival
 
 GBIT_MIB = 1e9 / 8 / (1 << 20)
@@ -144,7 +145,7 @@ def experiment(case: Case, model: Lookup | None) -> Experiment:
 
 def policy(case: Case) -> Callable[[Settings], Policy]:
     def made(settings: Settings) -> Policy:
-        plain = asrpt(settings)
+        plain = asrpt(settings, AsrptSettings())
         if case.policy in BASELINES:
             by, conserving = BASELINES[case.policy]
             return replace(plain, patience=0.0, by=by, conserving=conserving)

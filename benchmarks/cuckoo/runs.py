@@ -28,6 +28,7 @@ from carmad.sim.workload import Workload
 from policies.cuckoo.interleaving import Exclusive, Numbers, Phases
 from policies.cuckoo.planning import earliest_deadline_first, first_in_first_out
 from policies.cuckoo.policy import Cuckoo, cuckoo
+from policies.cuckoo.settings import CuckooSettings
 
 Setting = tuple[str, str]  # whose stages (`workload.STAGES`), and what pairs come to
 
@@ -172,7 +173,11 @@ class Watched:
 def run(case: Case) -> Result:
     (stages, truth), what = case.setting, case.what
     settings = Settings(policy="cuckoo" if what in ALL else what)
-    made = ALL[what].of(cuckoo(settings)) if what in ALL else registry.bare_policy(settings)
+    made = (
+        ALL[what].of(cuckoo(settings, CuckooSettings()))
+        if what in ALL
+        else registry.bare_policy(settings)
+    )
     watched = Watched(made, settings.policy)
     jobs = trace(stages, case.seed)
     with (

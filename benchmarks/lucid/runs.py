@@ -14,7 +14,7 @@ from benchmarks.harness.policies import simulate_with
 from benchmarks.harness.processes import in_processes
 from benchmarks.lucid.workload import BEFORE, TEST, Models, muri_trace, pairs, trained, week
 from carmad import registry
-from carmad.config import Limits, Lucid, Profiling, Settings
+from carmad.config import Limits, Profiling, Settings
 from carmad.sim import metrics
 from carmad.sim.experiment import Experiment
 from carmad.sim.hardware import parse
@@ -132,7 +132,7 @@ def settings(
             preemption=policy == "tiresias", backfill=LOOKS_AHEAD if policy == "horus" else 0
         ),
         profiling=profiling,
-        lucid=Lucid(sharing_capacity=capacity),
+        plugins={"policies.lucid": {"sharing_capacity": capacity}},
         monitor=replace(base.monitor, window_s=window_s),
     )
 

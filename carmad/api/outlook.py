@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from math import inf, isfinite
 
-from carmad.api.phrases import duration
 from carmad.api.responses import OutlookOut
 from carmad.api.times import iso
 from carmad.core.outlook import Outlook, outlook
 from carmad.core.scene import Scene
 from carmad.core.types import Job, JobState
+from carmad.words import duration
 
 SOON_S = 1.0
 LEFT_OUT = frozenset({"quota", "array_limit"})  # who waits for these does not for GPUs alone

@@ -10,13 +10,14 @@ import re
 from collections.abc import Sequence
 
 from carmad.api.decisions import decision_out, reason_out, verdicts_out
-from carmad.api.phrases import duration, phrase
+from carmad.api.phrases import phrase
 from carmad.api.render import Jobs, label, labelled
 from carmad.api.responses import SCHEMA, JobOut, JobRefOut, WhyOut
 from carmad.api.times import iso
 from carmad.core.decision import Decision, Reason, Verdict
 from carmad.core.scene import Scene
 from carmad.core.types import Job, JobId, JobState
+from carmad.words import duration
 
 GIB = 1024
 PASSING = frozenset({"first_kernel", "settling"})  # over soon, whatever people do

@@ -16,7 +16,6 @@ from carmad.core.profiling import Profiler
 from carmad.core.types import (
     Job,
     JobState,
-    Prediction,
     Profile,
     StageTimes,
     StepTime,
@@ -51,19 +50,19 @@ class Knowledge:
         return self.predicted(known, now)
 
     def predicted(self, job: Job, now: float) -> Job:
-        """Without a prediction, its owner's word stands."""
-        return replace(job, prediction=self._prediction(job, now))
-
-    def _prediction(self, job: Job, now: float) -> Prediction | None:
+        """Without a prediction, its owner's word stands. If the predictor fails, a note says so."""
         predictor = self.predictor
         if predictor is None:
-            return None
+            return replace(job, prediction=None)
+        note = f"its duration could not be predicted: the predictor {predictor.name} failed"
+        notes = tuple(each for each in job.notes if each != note)
         try:
-            return self._asked.ask(
+            prediction = self._asked.ask(
                 PREDICT, lambda: predictor.predict(job, self.history, self.models, now)
             )
         except Exception:  # noqa: BLE001 - foreign code
-            return None
+            return replace(job, prediction=None, notes=(*notes, note))
+        return replace(job, prediction=prediction, notes=notes)
 
     def watched_enough(self, job: Job) -> bool:
         return self.profiler.watched_s(job) >= self._settings.profiling.run_s

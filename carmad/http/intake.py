@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from carmad.api.outlook import outlook_out
-from carmad.api.phrases import duration, gib
 from carmad.api.requests import SubmitIn
 from carmad.api.responses import OutlookOut
 from carmad.api.select import parse_label
@@ -40,6 +39,7 @@ from carmad.http.service import Service
 from carmad.http.tally import Tally
 from carmad.options import PLAIN
 from carmad.store import environments
+from carmad.words import duration, gib
 
 MAX_ARGV_BYTES = 1 << 17  # kept in memory for as long as the job waits
 MAX_ENV_BYTES = 1 << 20

@@ -25,7 +25,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import TypeAdapter
 from pydantic_core import from_json, to_json
 
-from carmad.config import Settings
+from carmad.config import DECLARED_SINCE, Settings
 from carmad.core.decision import Decision
 from carmad.core.history import BIN_S, BINS, Past, Submission
 from carmad.core.messages import Drain, Event, Failure, RequeueRequested, Sampled, Step, Submitted
@@ -293,8 +293,17 @@ def read(path: Path) -> tuple[Begin, Iterator[Turn]]:
     begin = next(lines, None)
     if begin is None:
         raise CarmaError(f"{path} is empty")
-    first = _decoded(path, begin, _first)
+    first = _decoded(path, begin, _begin)
     return first, (_decoded(path, line, _turn) for line in lines)
+
+
+def _begin(told: Any) -> Begin:
+    settings = told["settings"]
+    for name in DECLARED_SINCE:
+        if name in settings:
+            settings.setdefault("plugins", {})[f"policies.{name}"] = settings.pop(name)
+    jobs = [with_attempts(job) for job in told["jobs"]]
+    return _BEGIN.validate_python(told | {"jobs": jobs})
 
 
 def _lines(path: Path) -> Iterator[bytes]:
@@ -365,13 +374,13 @@ def _decoded(path: Path, line: tuple[int, bytes], decode: Callable[[Any], T]) ->
     number, text = line
     try:
         return decode(from_json(text))
-    except (ValueError, LookupError, TypeError) as error:  # ValueError: pydantic's own, too
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+    ) as error:  # ValueError: pydantic's own, too
         raise CarmaError(f"line {number} of {path} is not a journal's: {error!s:.500}") from error
-
-
-def _first(entry: Any) -> Begin:
-    jobs = [with_attempts(job) for job in entry["jobs"]]
-    return _BEGIN.validate_python(entry | {"jobs": jobs})
 
 
 def _event(kind: str, body: Any) -> Event:

@@ -43,6 +43,7 @@ from policies.cuckoo.joining import joins
 from policies.cuckoo.members import NOTHING, Site, members, site
 from policies.cuckoo.planning import Planner, min_cost
 from policies.cuckoo.schedule import Schedule, Turn, first_due, schedule
+from policies.cuckoo.settings import CuckooSettings
 from policies.cuckoo.telling import grounds, waiting
 from policies.filters import fits_memory, min_free, unoccupied
 from policies.memory import lacking, need_mib
@@ -194,14 +195,14 @@ class Cuckoo:
             yield Placement(job.id, (), verdicts, reasons)
 
 
-def cuckoo(settings: Settings) -> Cuckoo:
+def cuckoo(settings: Settings, own: CuckooSettings) -> Cuckoo:
     conditions = settings.preconditions_for("cuckoo")
     filters = (unoccupied(settings), fits_memory(conditions))
     return Cuckoo(
         "cuckoo",
         conditions,
         Ranked("cuckoo", filters, in_order),
-        Packer(Asynchronous(), settings.cuckoo.weight),
+        Packer(Asynchronous(), own.weight),
     )
 
 

@@ -1,4 +1,7 @@
-"""Is a plugin's answer what its type says, to the bottom? Nobody ran a type checker on it."""
+"""Checks a plugin's answer against its type, all the way down: nobody ran a type checker on it.
+
+By hand, because a strict pydantic `TypeAdapter` takes longer (docs/architecture.md).
+"""
 
 from __future__ import annotations
 

@@ -1,21 +1,17 @@
-"""For plugin authors: builders of jobs, GPUs and views, and the conformance checks.
-
-A check raises AssertionError naming the rule that is broken; CARMA's own plugins pass them too.
-"""
+"""Builders of jobs, GPUs, views and servers, for the checks and for tests of plugins."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from itertools import product
 from typing import Any
 
 from carmad.config import Settings
-from carmad.core.decision import AskAgain, Placement, Preemption, Proposal, Reason, Remember
+from carmad.core.decision import Reason
 from carmad.core.gpuview import GpuView
 from carmad.core.history import History
-from carmad.core.ports import Estimator, Policy, Recovery, Run, Server, Trial
+from carmad.core.ports import Run, Trial
 from carmad.core.types import (
     Attempt,
     Cause,
@@ -31,13 +27,11 @@ from carmad.core.types import (
     JobState,
     Prediction,
     Profile,
-    Refusal,
     Retry,
 )
 from carmad.core.view import View, by_node
 from carmad.core.window import Recent, Score
 from carmad.models import Model
-from carmad.sound import is_answer, is_proposal, is_retry
 from estimators.tracer.report import PARTS, Layer, Report, refusal
 
 LONG_AGO = -1.0
@@ -132,67 +126,8 @@ def a_view(
     )
 
 
-def check_policy(policy: Policy, settings: Settings | None = None, views: int = 200) -> None:
-    """What every placement policy must do, tried on random servers and queues."""
-    assert policy.name and policy.name.isidentifier(), "a policy's name is an identifier"
-    places = [policy.order(a_job(id)) for id in (1, 2, 1)]
-    assert places[0] == places[2], "the same job must have the same place in line"
-    assert all(place == place for place in places), "a place in line is a number"
-    assert tuple(policy.plan(a_view([], []))) == (), "with no queue there is nothing to plan"
-    seen = []
-    for seed in range(views):
-        view = _random_view(random.Random(seed), settings or Settings())
-        plan = tuple(policy.plan(view))
-        assert plan == tuple(policy.plan(view)), "the same view must give the same plan"
-        _check_plan(plan, view)
-        seen.append((view, plan))
-    for view, plan in reversed(seen):
-        assert plan == tuple(policy.plan(view)), "a plan must not depend on earlier ones"
-    view = a_view([a_gpu_view()], [a_job(gpus_wanted=9)])
-    plan = tuple(policy.plan(view))
-    assert not _placed(plan), "a job that wants 9 of 1 GPU must wait"
-    _check_plan(plan, view)
-    alone = tuple(policy.plan(a_view([a_gpu_view()], [a_job()])))
-    assert _placed(alone), "one job and one idle GPU: it must start"
-
-
-def _placed(plan: tuple[Proposal, ...]) -> bool:
-    return any(isinstance(proposal, Placement) and proposal.gpus for proposal in plan)
-
-
-def _check_plan(plan: tuple[Proposal, ...], view: View) -> None:
-    assert all(map(is_proposal, plan)), "a plan is made of proposals, and those of their types"
-    assert plan or not view.queue, "jobs wait, and not one of them is told why"
-    proposals = [each for each in plan if not isinstance(each, AskAgain | Remember)]
-    judged = [proposal.job for proposal in proposals]
-    assert len(set(judged)) == len(judged), "one proposal per job"
-    running = {job.id for job in view.running}
-    for placement in proposals:
-        if isinstance(placement, Preemption):
-            assert placement.job in running, "only running jobs are preempted"
-            continue
-        job = view.queued(placement.job)
-        assert job is not None, "only queued jobs are placed"
-        refused = {verdict.gpu for verdict in placement.verdicts if verdict.refused}
-        known = {gpu.id for gpu in view.gpus}
-        assert {v.gpu for v in placement.verdicts} <= known, "verdicts are on GPUs of the view"
-        if placement.gpus:
-            wanted = view.demand(job, profiling=placement.profiling is not None)
-            admissible = {gpu.id for gpu in view.gpus if not view.refusals(wanted, gpu)}
-            chosen = set(placement.gpus)
-            assert len(chosen) == len(placement.gpus), "each GPU is given once"
-            assert len(chosen) == job.spec.gpus, "as many GPUs as the job wants"
-            assert chosen <= admissible, "only admissible GPUs"
-            parts, batch = placement.accumulation, job.spec.batch_size
-            assert parts == 1 or (batch and batch % parts == 0), "parts of a batch are equal"
-            assert not chosen & refused, "no GPU is refused and given"
-            view = view.with_placement(job, placement.gpus, placement.profiling, parts)
-        else:
-            too_few = len(view.gpus) - len(refused) < job.spec.gpus
-            assert placement.reasons or too_few, "a job that waits is told why"
-
-
-def _random_view(rng: random.Random, settings: Settings) -> View:
+def random_view(rng: random.Random, settings: Settings) -> View:
+    """Up to 6 GPUs, some of them shared, and up to 11 jobs in line."""
     gpus = []
     for index in range(rng.randint(1, 6)):
         residents = tuple(
@@ -243,25 +178,6 @@ def _random_profile(rng: random.Random) -> Profile | None:
 
 def _random_prediction(rng: random.Random) -> Prediction | None:
     return None if rng.random() < 0.3 else Prediction(rng.uniform(1.0, 1e5), "history")
-
-
-def check_recovery(recovery: Recovery) -> None:
-    """What every recovery must do: answer with a Retry or None, and the same each time."""
-    assert recovery.name, "a recovery has a name"
-    exit = Exit(Cause.GPU_OOM, 1, evidence="CUDA out of memory", tried_mib=100, free_mib=10)
-    earlier = (
-        None,
-        Retry("out of memory", margin_mib=4096),
-        Retry("out of memory", exclusive=True),
-    )
-    for shared, before in product((False, True), earlier):
-        job = a_job(
-            state=JobState.RUNNING, gpus=(a_gpu().id,), attempt=1, shared=shared, retry=before
-        )
-        retry = recovery.decide(job, exit)
-        assert retry is None or is_retry(retry), "the answer is a Retry or None"
-        assert retry == recovery.decide(job, exit), "the same crash must give the same answer"
-        assert retry is None or retry.why, "a retry says why"
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,44 +241,8 @@ def a_report(**changes: object) -> Report:
     return replace(report, **changes)  # type: ignore[arg-type]
 
 
-def check_estimator(
-    make: Callable[[Settings, Server], Estimator], settings: Settings | None = None
-) -> None:
-    """What every estimator must do, tried on jobs of many kinds and on servers where running a
-    program fails in every way: answer with an Estimate or a Refusal, and the same each time."""
-    settings = settings or Settings()
-    for outcome, runs, spec in product(_outcomes(), _histories(), _specs()):
-        server = a_server(outcome, runs)
-        estimator = make(settings, server)
-        assert estimator.name, "an estimator has a name"
-        answer = _answer(estimator, spec)
-        assert is_answer(answer), "the answer is an Estimate with low ≤ mib ≤ high, or a Refusal"
-        assert answer.source, "an answer says whose it is"
-        if isinstance(answer, Refusal):
-            assert answer.why, "a refusal says why"
-        elif answer.parts:
-            total_mib = sum(mib for _, mib in answer.parts)
-            assert total_mib == answer.mib, "the parts of an estimate add up to it"
-        again = _answer(make(settings, server), spec)
-        assert _timeless(again) == _timeless(answer), "the same question gets the same answer"
-        _answer(make(settings, a_server(outcome, runs, gpu="", driver="")), spec)
-
-
-def _answer(estimator: Estimator, spec: JobSpec) -> Estimate | Refusal:
-    try:
-        return estimator.estimate(spec)
-    except Exception as error:  # foreign code
-        raise AssertionError(f"an estimator refuses, it does not raise: {error!r}") from error
-
-
-def _timeless(answer: Estimate | Refusal) -> Estimate | Refusal:
-    if isinstance(answer, Refusal):
-        return replace(answer, seconds=0.0)
-    others = tuple(replace(other, seconds=0.0) for other in answer.others)
-    return replace(answer, seconds=0.0, others=others)
-
-
-def _outcomes() -> Iterator[Trial]:
+def outcomes() -> Iterator[Trial]:
+    """Trials that fail in every way, and some that succeed."""
     yield Trial(b"", "", error="no such directory")
     yield Trial(b"", "working…\n" * 1000, timed_out=True)
     yield Trial(b"", "", signal=9)
@@ -376,7 +256,8 @@ def _outcomes() -> Iterator[Trial]:
     yield Trial(empty.dumps(), "", code=0)
 
 
-def _histories() -> Iterator[tuple[Run, ...]]:
+def histories() -> Iterator[tuple[Run, ...]]:
+    """What a server may remember of earlier runs."""
     yield ()
     yield (a_run(),)
     estimate = Estimate(7_000, "trace", 5_000, 8_000, parts=(("context", 500),), stack="another")
@@ -384,7 +265,8 @@ def _histories() -> Iterator[tuple[Run, ...]]:
     yield tuple(a_run(peak, estimate, uid=1000 + peak % 2) for peak in peaks * 4)
 
 
-def _specs() -> Iterator[JobSpec]:
+def specs() -> Iterator[JobSpec]:
+    """Jobs of many kinds."""
     yield a_spec()
     yield a_spec(memory_mib=8_000)
     yield a_spec(gpus=2, conda_env="torch", env=(("VIRTUAL_ENV", "/home/ada/env"),))
