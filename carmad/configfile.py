@@ -75,6 +75,11 @@ def changed(settings: Settings, words: Iterable[str]) -> Settings:
     return _checked(tree, sources)
 
 
+def by_name(settings: Settings) -> dict[str, Any]:
+    """Every setting under its whole name, such as "monitor.window_s"."""
+    return {".".join(key): value for key, value in _leaves(asdict(settings))}
+
+
 def dump(settings: Settings) -> str:
     """TOML that `load` reads back as the same settings."""
     lines: list[str] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from carmad.config import Settings
 from carmad.core.decision import Decision
 from carmad.core.types import (
     Cause,
@@ -145,6 +146,14 @@ class Trained:
 
 
 @dataclass(frozen=True, slots=True)
+class Reconfigured:
+    """The settings from now on. Plugins keep what they were made with."""
+
+    at: float
+    settings: Settings
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed: limits and begin times are looked at."""
 
@@ -165,6 +174,7 @@ Event = (
     | Noticed
     | Stepped
     | Trained
+    | Reconfigured
     | Tick
 )
 

@@ -29,6 +29,7 @@ from carmad.core.messages import (
     HoldRequested,
     Noticed,
     Postponed,
+    Reconfigured,
     RequeueRequested,
     Sampled,
     Signal,
@@ -242,6 +243,10 @@ class Scheduler:
                 self._on_stepped(event)
             case Trained():
                 self.knowledge.models.update(event.models)
+            case Reconfigured():
+                self.settings = event.settings
+                self._placer.reconfigure(event.settings)
+                self._fleet.look_again()
             case _:
                 pass  # a tick: time alone
 
