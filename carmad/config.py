@@ -131,7 +131,6 @@ class Retention:
     ended_days: float = 90.0
     mib_per_user: int = 256  # disk for one user's jobs; beyond it the oldest ended are forgotten
     samples_hours: float = 48.0
-    events_days: float = 30.0
     backups: int = 7  # daily copies kept; 0: none
     journal_mib: int = 64  # disk for the record that `carmad.sim.shadow` replays; 0: none is kept
 

@@ -39,6 +39,8 @@ _DEFAULTS = dict(_leaves(asdict(Settings())))
 _POLICY_KEYS = {field.name for field in fields(Preconditions)}  # below policies.NAME
 _SECTIONS = {key[:-1] for key in _DEFAULTS} | {("policies",)}
 _WEIGHTS = [("risk", name) for name in ("mean", "median", "p95", "ema")]
+# What settings were called in earlier releases; None: they are gone, and change nothing.
+_FORMER: dict[_Key, _Key | None] = {("retention", "events_days"): None}
 _POSITIVE = {
     ("monitor", "period_s"),
     ("monitor", "window_s"),
@@ -49,6 +51,7 @@ _POSITIVE = {
 def load(path: Path | None, environ: Mapping[str, str]) -> Settings:
     """The settings in effect. `path` None: there is no file."""
     tree = {} if path is None else _read(path)
+    _rename(tree)
     variables = {key: name for name in environ if (key := _key_of(name)) is not None}
     sources = _Sources(path, variables)
     for key, _ in _leaves(tree):
@@ -150,7 +153,17 @@ def _key_of(variable: str) -> _Key | None:
     name = variable.removeprefix(_PREFIX)
     key = tuple(name.lower().split("__"))
     meant = name != variable and (len(key) > 1 or key in _DEFAULTS)
-    return key if meant else None
+    return _FORMER.get(key, key) if meant else None
+
+
+def _rename(tree: _Tree) -> None:
+    """Give settings of earlier releases their names of today."""
+    for (section, name), now in _FORMER.items():
+        group = tree.get(section)
+        if isinstance(group, dict) and name in group:
+            value = group.pop(name)
+            if now is not None:
+                tree.setdefault(now[0], {}).setdefault(now[1], value)
 
 
 def _assignment(word: str) -> tuple[_Key, str]:

@@ -101,7 +101,6 @@ MORE = {
     " waiting jobs may come to; equal environments count once",
     "retention.ended_days": "how long ended jobs are remembered",
     "retention.samples_hours": "how long the GPUs' half-minute averages are kept",
-    "retention.events_days": "how long the log of events is kept",
     "access.admin_group": "its members, and root, may touch every job and drain GPUs",
 }
 

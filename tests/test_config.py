@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carmad.config import Limits, Monitor, Preconditions, Risk, Settings
+from carmad.config import Limits, Monitor, Preconditions, Retention, Risk, Settings
 from carmad.configfile import dump, load
 from carmad.errors import CarmaError
 
@@ -115,6 +115,13 @@ MISTAKES = {
         "Did you mean CARMA_MONITOR__WINDOW_S?",
     ),
 }
+
+
+def test_settings_of_earlier_releases_are_read(path: Path) -> None:
+    path.write_text("[retention]\nevents_days = 3\nended_days = 9\n")
+    assert load(path, {"CARMA_RETENTION__EVENTS_DAYS": "4"}) == Settings(
+        retention=Retention(ended_days=9)
+    )
 
 
 @pytest.mark.parametrize(("given", "said"), MISTAKES.items())

@@ -26,7 +26,7 @@ AT_ONCE = {
     "limits": ("gpus_per_user", "queued_per_user", "queued_mib_per_user", "preemption", "backfill"),
     "collocation": ("max_jobs_per_gpu",),
     "recovery": ("retries",),
-    "retention": ("ended_days", "mib_per_user", "samples_hours", "events_days"),
+    "retention": ("ended_days", "mib_per_user", "samples_hours"),
 }
 
 
