@@ -14,7 +14,7 @@ class Monitor:
     window_s: float = 30.0  # sliding window of the risk analysis, and the settling time
     stale_s: float = 5.0  # an older sample is no ground to place a job on
     first_kernel_timeout_s: float = 600.0  # then a GPU stops waiting for a job's first kernel
-    outsider_mib: int = 500  # memory of processes that are not jobs, below which a GPU is idle
+    external_mib: int = 500  # memory of external processes, below which a GPU counts as idle
 
 
 @dataclass(frozen=True, slots=True)

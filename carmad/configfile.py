@@ -40,7 +40,10 @@ _POLICY_KEYS = {field.name for field in fields(Preconditions)}  # below policies
 _SECTIONS = {key[:-1] for key in _DEFAULTS} | {("policies",)}
 _WEIGHTS = [("risk", name) for name in ("mean", "median", "p95", "ema")]
 # What settings were called in earlier releases; None: they are gone, and change nothing.
-_FORMER: dict[_Key, _Key | None] = {("retention", "events_days"): None}
+_FORMER: dict[_Key, _Key | None] = {
+    ("monitor", "outsider_mib"): ("monitor", "external_mib"),
+    ("retention", "events_days"): None,
+}
 _POSITIVE = {
     ("monitor", "period_s"),
     ("monitor", "window_s"),

@@ -471,8 +471,8 @@ HELP: dict[str, tuple[Reason, str]] = {
         Reason("busy", 0, 1, "jobs", "job 7"),
         "Wait; or leave out `--exclusive`, if it was asked for.",
     ),
-    "outsiders": (
-        Reason("outsiders", 500, 21_504, "MiB"),
+    "external": (
+        Reason("external", 500, 21_504, "MiB"),
         "Wait until the processes there end, or end them; `carma status` names them.",
     ),
     "exclusive": (Reason("exclusive", detail="job 7"), "Wait until that job ends."),

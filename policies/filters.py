@@ -19,7 +19,7 @@ def preconditions(policy: str, settings: Settings) -> tuple[Filter, ...]:
 
 
 def unoccupied(settings: Settings) -> Filter:
-    """Nobody is on the GPU: neither a job nor an outsider worth the name."""
+    """Neither jobs nor external processes use the GPU."""
 
     def refuse(wanted: Demand, gpu: GpuView) -> Reason | None:
         return idle(gpu, settings)

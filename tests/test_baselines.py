@@ -108,7 +108,7 @@ def test_idle_gpus_on_two_nodes_come_before_shared_ones_on_one():
 
 
 def test_a_gpu_that_others_use_is_not_idle():
-    looks = {"gpu0": {"outsider_mib": 9_000, "free_mib": 31_960}}
+    looks = {"gpu0": {"external_mib": 9_000, "free_mib": 31_960}}
     assert placed(baselines.sjf_ffs(Settings()).plan(view_of(2, [queued(1)], **looks))) == {1: (1,)}
 
 
@@ -156,7 +156,7 @@ def test_horus_s_cost():
 def test_horus_counts_what_others_compute():
     """Processes outside CARMA keep a GPU as busy as jobs do."""
     busy = Score(0.9, 0.1, 0.1, "sm_active", 0.9, 30)
-    view = view_of(1, [queued(1)], gpu0={"outsider_mib": 9_000, "score": busy})
+    view = view_of(1, [queued(1)], gpu0={"external_mib": 9_000, "score": busy})
     assert placed(baselines.horus(Settings()).plan(view)) == {1: ()}
 
 

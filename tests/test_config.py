@@ -118,10 +118,14 @@ MISTAKES = {
 
 
 def test_settings_of_earlier_releases_are_read(path: Path) -> None:
-    path.write_text("[retention]\nevents_days = 3\nended_days = 9\n")
-    assert load(path, {"CARMA_RETENTION__EVENTS_DAYS": "4"}) == Settings(
-        retention=Retention(ended_days=9)
-    )
+    path.write_text("[retention]\nevents_days = 3\nended_days = 9\n[monitor]\noutsider_mib = 9\n")
+    environ = {"CARMA_RETENTION__EVENTS_DAYS": "4"}
+    expected = Settings(retention=Retention(ended_days=9), monitor=Monitor(external_mib=9))
+    assert load(path, environ) == expected
+    changed = replace(expected, monitor=Monitor(external_mib=8))
+    assert load(path, environ | {"CARMA_MONITOR__OUTSIDER_MIB": "8"}) == changed
+    path.write_text("[monitor]\noutsider_mib = 9\nexternal_mib = 7\n")
+    assert load(path, {}).monitor.external_mib == 7
 
 
 @pytest.mark.parametrize(("given", "said"), MISTAKES.items())

@@ -149,14 +149,14 @@ def test_a_job_that_was_alone_is_not_tried_again():
     assert server.last(id).attempt == 1
 
 
-def test_an_outsider_s_memory_counts_as_company():
+def test_external_processes_count_as_company():
     server = Server(gpus=1)
     server.used[server.gpus[0].id] = 30_000
     server.sample(1)
     id = server.submit()
     server.exit(id, OOM)
     assert server.job(id).state is S.QUEUED
-    assert server.why(id) == ({0: ["outsiders"]}, [])
+    assert server.why(id) == ({0: ["external"]}, [])
 
 
 def test_an_incumbent_that_gets_company_is_shared_too():
@@ -727,7 +727,7 @@ def test_a_declared_need_is_kept_free_for_life_and_a_guess_until_it_is_measured(
     assert (reason.need, reason.have, reason.unit) == (12_000, 10_960, "MiB")
 
 
-def test_outsiders_are_counted_beside_what_is_promised():
+def test_external_processes_are_counted_beside_what_is_promised():
     server = Server(gpus=1)
     server.used[server.gpus[0].id] = 20_000
     first = server.submit(memory_mib=15_000)
@@ -739,7 +739,7 @@ def test_outsiders_are_counted_beside_what_is_promised():
     ("make", "reason"),
     [
         (builtin.magm, "memory"),
-        (builtin.exclusive, "outsiders"),
+        (builtin.exclusive, "external"),
         (baselines.sjf_ffs, "memory"),
         (baselines.horus, "memory"),
     ],

@@ -10,14 +10,17 @@ from carmad.core.decision import Reason
 MOST_NAMED = 4  # of the jobs that one waits for
 
 
+_FORMER = {"outsiders": "external"}  # codes of decisions that earlier releases recorded
+
+
 def phrase(reason: Reason) -> str:
-    say = PHRASES.get(reason.code)
+    say = PHRASES.get(_FORMER.get(reason.code, reason.code))
     return say(reason) if say else _generic(reason)
 
 
 def short(reason: Reason, gpu: str = "") -> str:
     """Such as `GpuMemory: GPU1 30.0G free, need 82.0G`."""
-    name = SHORT.get(reason.code, reason.code)
+    name = SHORT.get(_FORMER.get(reason.code, reason.code), reason.code)
     where = f"{gpu} " if gpu else ""
     match reason.code:
         case "memory" | "min_free":
@@ -150,9 +153,7 @@ PHRASES: dict[str, Callable[[Reason], str]] = {
     "busy": lambda r: (
         f"the job must be alone, and {r.detail} {'are' if ', ' in r.detail else 'is'} there"
     ),
-    "outsiders": lambda r: (
-        f"the job must be alone, and processes that are not jobs hold {gib(r.have)} there"
-    ),
+    "external": lambda r: f"the job must be alone, and external processes hold {gib(r.have)} there",
     "exclusive": lambda r: f"{r.detail} has it to itself",
     "profiling": lambda r: f"{r.detail} is profiled alone there until {_clock(r.need)}",
     "first_kernel": _first_kernel,
@@ -255,7 +256,7 @@ SHORT = {
     "stale": "NoReading",
     "mig_single": "MigSingle",
     "busy": "Busy",
-    "outsiders": "Outsiders",
+    "external": "ExternalProcesses",
     "exclusive": "Exclusive",
     "profiling": "Profiling",
     "first_kernel": "FirstKernel",
