@@ -476,11 +476,11 @@ class Scheduler:
     # -- endings
 
     def _retried(self, job: Job, exit: Exit, now: float) -> Retry | None:
-        """Outsiders on its GPUs are company, too."""
-        floor, retries = self.settings.monitor.outsider_mib, self.settings.recovery.retries
+        """External processes on its GPUs are company, too."""
+        floor, retries = self.settings.monitor.external_mib, self.settings.recovery.retries
         view = self.view(now)
         gpus = [view.gpu(gpu) for gpu in job.gpus if gpu in self.gpus]
-        shared = job.shared or any(gpu.outsider_mib > floor for gpu in gpus)
+        shared = job.shared or any(gpu.external_mib > floor for gpu in gpus)
         job = replace(job, shared=shared)
         return retried(job, exit, self.recovery, self._asked, retries, self._fleet.usable())
 
