@@ -18,7 +18,7 @@ class Monitor:
     window_s: float = 30.0  # sliding window of the risk analysis, and the settling time
     stale_s: float = 5.0  # an older sample is no ground to place a job on
     first_kernel_timeout_s: float = 600.0  # then a GPU stops waiting for a job's first kernel
-    outsider_mib: int = 500  # memory of processes that are not jobs, below which a GPU is idle
+    external_mib: int = 500  # memory of external processes, below which a GPU counts as idle
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,6 @@ class Retention:
     ended_days: float = 90.0
     mib_per_user: int = 256  # disk for one user's jobs; beyond it the oldest ended are forgotten
     samples_hours: float = 48.0
-    events_days: float = 30.0
     backups: int = 7  # daily copies kept; 0: none
     journal_mib: int = 64  # disk for the record that `carmad.sim.shadow` replays; 0: none is kept
 

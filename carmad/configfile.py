@@ -41,6 +41,12 @@ def _leaves(tree: _Tree, above: _Key = ()) -> Iterator[tuple[_Key, Any]]:
 
 _POLICY_KEYS = {field.name for field in fields(Preconditions)}  # below policies.NAME
 _WEIGHTS = [("risk", name) for name in ("mean", "median", "p95", "ema")]
+# What settings were called in earlier releases; None: they are gone, and change nothing.
+_FORMER: dict[_Key, _Key | None] = {
+    ("monitor", "outsider_mib"): ("monitor", "external_mib"),
+    ("retention", "events_days"): None,
+    **{(name,): ("policies", name) for name in DECLARED_SINCE},
+}
 _POSITIVE = {
     ("monitor", "period_s"),
     ("monitor", "window_s"),
@@ -78,7 +84,7 @@ def as_tree(settings: Settings) -> _Tree:
 def load(path: Path | None, environ: Mapping[str, str]) -> Settings:
     """The settings in effect. `path` None: there is no file."""
     tree = {} if path is None else _read(path)
-    variables = {_current(key): name for name in environ if (key := _key_of(name)) is not None}
+    variables = {key: name for name in environ if (old := _key_of(name)) and (key := _current(old))}
     sources = _Sources(path, variables)
     _renamed(tree)
     for key, _ in _leaves(tree):
@@ -101,6 +107,11 @@ def changed(settings: Settings, words: Iterable[str]) -> Settings:
             raise sources.error(key, "is a group of settings, and not one of them")
         _put(tree, key, value)
     return _checked(tree, sources)
+
+
+def by_name(settings: Settings) -> dict[str, Any]:
+    """Every setting under its whole name, such as "monitor.window_s"."""
+    return {".".join(key): value for key, value in _leaves(asdict(settings))}
 
 
 def dump(settings: Settings) -> str:
@@ -178,15 +189,21 @@ def _key_of(variable: str) -> _Key | None:
     return key if meant else None
 
 
-def _current(key: _Key) -> _Key:
-    return ("policies", *key) if key[0] in DECLARED_SINCE else key
+def _current(key: _Key) -> _Key | None:
+    """What a setting is called now; None if it is gone."""
+    for length in (len(key), 1):
+        if key[:length] in _FORMER:
+            now = _FORMER[key[:length]]
+            return now and (*now, *key[length:])
+    return key
 
 
 def _assignment(word: str) -> tuple[_Key, str]:
     name, equals, value = word.partition("=")
     if not equals:
         raise CarmaError(f"--set {word} has no value", "as in --set monitor.window_s=5")
-    return _current(tuple(name.split("."))), value
+    key = tuple(name.split("."))
+    return _current(key) or key, value
 
 
 def _checked(tree: _Tree, sources: _Sources) -> Settings:
@@ -239,16 +256,27 @@ def _put(tree: _Tree, key: _Key, value: str) -> None:
 
 
 def _renamed(tree: _Tree) -> None:
-    """The tables of 0.1.0 go where they are now. What is there already counts."""
-    old = {name: tree.pop(name) for name in DECLARED_SINCE if name in tree}
-    policies = tree.setdefault("policies", {}) if old else None
-    if not isinstance(policies, dict):
-        return
-    for name, table in old.items():
-        now = policies.get(name)
-        if isinstance(table, dict) and isinstance(now, dict):
-            table = table | now
-        policies[name] = table
+    """What earlier releases called otherwise gets its name of today. One that is there under that
+    name counts."""
+    for (*above, name), now in _FORMER.items():
+        group = _table(tree, above)
+        if group is None or name not in group:
+            continue
+        value = group.pop(name)
+        if now is None or (target := _table(tree, now[:-1], make=True)) is None:
+            continue
+        there = target.setdefault(now[-1], value)
+        if isinstance(value, dict) and isinstance(there, dict):
+            target[now[-1]] = value | there
+
+
+def _table(tree: _Tree, path: Iterable[str], make: bool = False) -> _Tree | None:
+    for name in path:
+        found = tree.setdefault(name, {}) if make else tree.get(name)
+        if not isinstance(found, dict):
+            return None
+        tree = found
+    return tree
 
 
 def _faults(settings: Settings) -> Iterator[tuple[_Key, str]]:

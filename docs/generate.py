@@ -30,6 +30,7 @@ from carmad.core import types
 from carmad.core.decision import Reason
 from carmad.core.states import TRANSITIONS
 from carmad.core.types import ENDED, HOLDING, Cause, JobState, Mode
+from carmad.daemon.reload import AT_ONCE
 from carmad.http.server import create_app
 from cli.app import JOBS, PASSED_ON, SERVER, VERBS, WATCH
 from cli.app import MORE as MORE_VERBS
@@ -100,7 +101,6 @@ MORE = {
     " waiting jobs may come to; equal environments count once",
     "retention.ended_days": "how long ended jobs are remembered",
     "retention.samples_hours": "how long the GPUs' half-minute averages are kept",
-    "retention.events_days": "how long the log of events is kept",
     "access.admin_group": "its members, and root, may touch every job and drain GPUs",
 }
 
@@ -157,6 +157,7 @@ def _comments(module: Any) -> dict[tuple[str, str], str]:
 
 def settings_page() -> str:
     every = settings()
+    at_once = ", ".join(f"`{group}.{name}`" for group, names in AT_ONCE.items() for name in names)
     out = [
         "# Settings",
         "",
@@ -166,8 +167,9 @@ def settings_page() -> str:
         " is an error, and so is a value of the wrong type.",
         "",
         "An environment variable of the daemon's wins over the file. `carma config show` prints"
-        " what is in effect, `carma config check FILE` checks a file. The daemon reads its settings"
-        " once, when it starts: restart it after a change; running jobs go on.",
+        " what is in effect, `carma config check FILE` checks a file. After a change, restart the"
+        " daemon: running jobs go on. A reload (`systemctl reload carmad`, SIGHUP) is enough for"
+        f" {at_once}.",
         "",
         "Durations are in seconds, memory is in MiB (1024²).",
     ]
@@ -473,8 +475,8 @@ HELP: dict[str, tuple[Reason, str]] = {
         Reason("busy", 0, 1, "jobs", "job 7"),
         "Wait; or leave out `--exclusive`, if it was asked for.",
     ),
-    "outsiders": (
-        Reason("outsiders", 500, 21_504, "MiB"),
+    "external": (
+        Reason("external", 500, 21_504, "MiB"),
         "Wait until the processes there end, or end them; `carma status` names them.",
     ),
     "exclusive": (Reason("exclusive", detail="job 7"), "Wait until that job ends."),

@@ -142,7 +142,7 @@ class Preemptive:
         )
 
     def _would_do(self, gpu: GpuView, wanted: Demand, view: View) -> bool:
-        free_mib = gpu.gpu.memory_mib - gpu.outsider_mib
+        free_mib = gpu.gpu.memory_mib - gpu.external_mib
         vacated = replace(gpu, residents=(), settling=None, free_mib=free_mib)
         if view.refusals(wanted, vacated):
             return False

@@ -82,5 +82,5 @@ def _usable(gpu: GpuView, view: View) -> bool:
     """Not one that is out of order, or that somebody else uses; nor a MIG instance, of which NVML
     tells no utilisation."""
     broken = gpu.drained or gpu.stale or (gpu.sample and gpu.sample.fault)
-    others = gpu.outsider_mib > view.settings.monitor.outsider_mib
+    others = gpu.external_mib > view.settings.monitor.external_mib
     return not broken and not others and not gpu.gpu.is_mig

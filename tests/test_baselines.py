@@ -91,6 +91,11 @@ def test_idle_gpus_on_two_nodes_come_before_shared_ones_on_one():
     assert where(plan) == {1: (0, 2)}
 
 
+def test_a_gpu_that_others_use_is_not_idle():
+    looks = {"gpu0": {"external_mib": 9_000, "free_mib": 31_960}}
+    assert where(baselines.sjf_ffs(Settings()).plan(view_of(2, [queued(1)], **looks))) == {1: (1,)}
+
+
 def test_first_fit_minds_memory_but_not_how_busy_a_gpu_is():
     policy = baselines.sjf_ffs(Settings())
     busy = Score(0.99, 0.9, 0.9, "sm_active", 0.99, 30)
@@ -127,9 +132,16 @@ def test_horus_s_cost():
     score = Score(0.5, 0.1, 0.1, "sm_active", 0.39, 30)
     gpu = a_gpu(0, memory_mib=100)
     shared = a_gpu_view(gpu=gpu, free_mib=60, score=score, residents=(running(9, 0),))
-    assert baselines.packing_cost(shared) == pytest.approx(1.3 * 0.4 + 0.1 + 1)
+    assert baselines.horus(Settings()).rank(shared) == pytest.approx(1.3 * 0.4 + 0.1 + 1)
     just_left = a_gpu_view(gpu=gpu, free_mib=100, score=score)
-    assert baselines.packing_cost(just_left) == pytest.approx(0.49)
+    assert baselines.horus(Settings()).rank(just_left) == pytest.approx(0.49)
+
+
+def test_horus_counts_what_others_compute():
+    """Processes outside CARMA keep a GPU as busy as jobs do."""
+    busy = Score(0.9, 0.1, 0.1, "sm_active", 0.9, 30)
+    view = view_of(1, [queued(1)], gpu0={"external_mib": 9_000, "score": busy})
+    assert where(baselines.horus(Settings()).plan(view)) == {1: ()}
 
 
 def test_horus_puts_at_most_three_jobs_on_a_gpu():

@@ -105,9 +105,9 @@ def test_those_behind_one_that_waits_have_their_turn():
 
 
 def test_a_gpu_that_others_compute_on_is_not_idle():
-    waits = plan(view_of(1, [queued(1)], gpu0={"outsider_mib": 9_000}))[1]
+    waits = plan(view_of(1, [queued(1)], gpu0={"external_mib": 9_000}))[1]
     assert waits.reasons == (Reason("no_room", 1, 0, "GPUs"),)
-    assert refused(waits) == {0: ["outsiders"]}
+    assert refused(waits) == {0: ["external"]}
 
 
 def test_idle_gpus_before_shared_ones_and_close_together():
@@ -583,7 +583,7 @@ def test_who_could_never_be_profiled_there_or_would_block_it_stays_in_the_main_l
 
 @pytest.mark.parametrize(
     "trouble",
-    [{"drained": "fan"}, {"outsider_mib": 3000}, {"stale": Reason("stale", 5, 99, "s")}],
+    [{"drained": "fan"}, {"external_mib": 3000}, {"stale": Reason("stale", 5, 99, "s")}],
 )
 def test_the_profiler_takes_the_last_gpus_that_are_fit_for_use(trouble):
     gpus = [a_gpu_view(0), a_gpu_view(1), a_gpu_view(2, **trouble)]

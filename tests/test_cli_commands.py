@@ -7,6 +7,7 @@ import os
 import pty
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import pytest
 
 from cli.commands.submit import VERBS as GUARDED
 from cli.main import run
+from tests.attack.users import needs_root
 from tests.fake_daemon import ANSWERS, FakeDaemon, ended, job, serving
 
 ROOT = Path(__file__).parents[1]
@@ -382,7 +384,40 @@ def test_history_filters_and_csv(fake: FakeDaemon, capsys: pytest.CaptureFixture
     assert values["label"] == "42" and values["peak_mib"] == "9400" and values["signal"] == "9"
 
 
-def test_doctor_fails_if_a_check_does(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def open_python(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """It stands in for ours, and every user can run it. The real one may be below /root."""
+    with tempfile.TemporaryDirectory(prefix="carma-python-") as folder:
+        Path(folder).chmod(0o755)
+        python = Path(folder, "python")
+        python.write_text("#!/bin/sh\n")
+        python.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(python))
+        yield python
+
+
+def python_check(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
+    run(["doctor", "--json"])
+    return next(c for c in json.loads(capsys.readouterr().out)["checks"] if c["name"] == "python")
+
+
+@needs_root
+def test_doctor_tries_python_as_an_ordinary_user(
+    fake: FakeDaemon, open_python: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert python_check(capsys)["ok"] is True
+    open_python.parent.chmod(0o700)
+    check = python_check(capsys)
+    assert check["ok"] is False
+    assert f"only root can run {open_python}: Permission denied" in str(check["detail"])
+    open_python.parent.chmod(0o755)
+    open_python.write_text("#!/bin/sh\necho 'No module named cli' >&2; exit 1\n")
+    assert "No module named cli" in str(python_check(capsys)["detail"])
+
+
+def test_doctor_fails_if_a_check_does(
+    fake: FakeDaemon, open_python: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["doctor", "--json"]) == 0
     names = [check["name"] for check in json.loads(capsys.readouterr().out)["checks"]]
     assert names == ["python", "driver", "store", "telemetry"]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carmad import registry
-from carmad.config import Limits, Monitor, Preconditions, Risk, Settings
+from carmad.config import Limits, Monitor, Preconditions, Retention, Risk, Settings
 from carmad.configfile import changed, dump, load
 from carmad.errors import CarmaError
 from policies.lucid.settings import LucidSettings
@@ -155,6 +155,17 @@ MISTAKES = {
         "Did you mean CARMA_MONITOR__WINDOW_S?",
     ),
 }
+
+
+def test_settings_of_earlier_releases_are_read(path: Path) -> None:
+    path.write_text("[retention]\nevents_days = 3\nended_days = 9\n[monitor]\noutsider_mib = 9\n")
+    environ = {"CARMA_RETENTION__EVENTS_DAYS": "4"}
+    expected = Settings(retention=Retention(ended_days=9), monitor=Monitor(external_mib=9))
+    assert load(path, environ) == expected
+    changed = replace(expected, monitor=Monitor(external_mib=8))
+    assert load(path, environ | {"CARMA_MONITOR__OUTSIDER_MIB": "8"}) == changed
+    path.write_text("[monitor]\noutsider_mib = 9\nexternal_mib = 7\n")
+    assert load(path, {}).monitor.external_mib == 7
 
 
 @pytest.mark.parametrize(("given", "said"), MISTAKES.items())

@@ -89,8 +89,9 @@ def test_without_mps_no_server_is_found() -> None:
     assert not Path(NO_MPS).exists()
 
 
-def test_under_mps_the_estimate_limits_each_visible_gpu() -> None:
-    placed = changed(job(), mode=Mode.MPS, estimate=Estimate(900, "test", high=1000))
+def test_under_mps_the_owner_s_word_limits_each_visible_gpu() -> None:
+    word = Estimate(900, "declared", high=1000, firm=True)
+    placed = changed(job(), mode=Mode.MPS, estimate=word)
     pipe, logs = Path("/run/carma/mps/0"), Path("/var/log/mps")
     env = job_environment(placed, GPUS, mps_pipe=pipe, mps_log=logs)
     assert env["CUDA_MPS_PIPE_DIRECTORY"] == str(pipe)
@@ -102,6 +103,13 @@ def test_under_mps_the_estimate_limits_each_visible_gpu() -> None:
     assert env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "GPU-aaa=1500M"
 
 
+def test_a_guess_limits_nobody() -> None:
+    guessed = replace(job(), mode=Mode.MPS, estimate=Estimate(900, "horus"))
+    env = job_environment(guessed, GPUS, mps_pipe=Path("/run/mps"))
+    assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT" not in env
+    assert env["CARMA_GPU_MEM_MB"] == "900", "it may still be told"
+
+
 def test_without_an_estimate_there_is_no_limit() -> None:
     env = job_environment(job(), GPUS, mps_pipe=Path("/run/mps"))
     assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT" not in env
@@ -109,7 +117,7 @@ def test_without_an_estimate_there_is_no_limit() -> None:
 
 
 def test_a_job_that_may_be_split_is_told_its_part() -> None:
-    estimate = Estimate(900, "test", high=1000, batch_mib=800)
+    estimate = Estimate(900, "test", high=1000, batch_mib=800, firm=True)
     whole = changed(job(batch_size=64), mode=Mode.MPS, estimate=estimate)
     split = changed(whole, accumulation=4)
     for placed, steps, part, mib, limit in (

@@ -385,8 +385,8 @@ def test_samples_whose_commit_failed_are_what_the_next_segment_begins_with(tmp_p
     turn(Discovered(0.0, (gpu,)), Sampled(0.0, (GpuSample(gpu.id, 0.0, 0, 40_960),)))
     store.full = True
     turn(Sampled(1.0, (GpuSample(gpu.id, 1.0, 30_000, 10_960),)))  # a fresh one will do: dropped
-    turn(Submitted(2.0, JobId(1), (a_spec(memory_mib=20_000),)))
-    turn(Estimated(3.0, JobId(1), Estimate(20_000, "declared")))
+    turn(Submitted(2.0, JobId(1), (a_spec(memory_mib=10_000),)))
+    turn(Estimated(3.0, JobId(1), Estimate(10_000, "declared")))
     log.flush()
     store.store.close()
     *_, last = (reproduce(path) for path in journal.segments(tmp_path / "journal"))

@@ -230,7 +230,7 @@ def test_rule_1_memory():
 def test_rule_1_memory_that_is_used_already():
     made = plan(1, [job()], [running(7, 0)], gpu0={"free_mib": 3_999})
     assert refused(made) == (Reason("memory", 4_000, 3_999, "MiB"),)
-    made = plan(1, [job()], [running(7, 0)], gpu0={"outsider_mib": 32_961})
+    made = plan(1, [job()], [running(7, 0)], gpu0={"external_mib": 32_961})
     assert refused(made) == (Reason("memory", 4_000, 3_999, "MiB"),)
 
 
@@ -404,9 +404,9 @@ def test_a_large_job_takes_as_few_nodes_as_can_be():
 
 
 def test_gpus_that_somebody_else_uses_are_not_idle():
-    made = plan(1, [job()], gpu0={"outsider_mib": 501})
+    made = plan(1, [job()], gpu0={"external_mib": 501})
     assert where(made) == {1: ()}
-    assert codes(refused(made)) == ["outsiders"]
+    assert codes(refused(made)) == ["external"]
 
 
 def test_where_a_job_ran_out_of_memory_it_is_not_put_again():

@@ -43,7 +43,7 @@ from carmad.core.types import (
 )
 from carmad.guards import GuardedPolicy, GuardedRecovery
 from carmad.testing import a_gpu, a_job, a_spec
-from policies import builtin
+from policies import baselines, builtin
 from recovery import ladder
 from tests.world import Server
 
@@ -152,14 +152,14 @@ def test_a_job_that_was_alone_is_not_tried_again():
     assert server.last(id).attempt == 1
 
 
-def test_an_outsider_s_memory_counts_as_company():
+def test_external_processes_count_as_company():
     server = Server(gpus=1)
     server.used[server.gpus[0].id] = 30_000
     server.sample(1)
     id = server.submit()
     server.exit(id, OOM)
     assert server.job(id).state is S.QUEUED
-    assert server.why(id) == ({0: ["outsiders"]}, [])
+    assert server.why(id) == ({0: ["external"]}, [])
 
 
 def test_an_incumbent_that_gets_company_is_shared_too():
@@ -732,12 +732,45 @@ def test_a_declared_need_is_kept_free_for_life_and_a_guess_until_it_is_measured(
     assert (reason.need, reason.have, reason.unit) == (12_000, 10_960, "MiB")
 
 
-def test_outsiders_are_counted_beside_what_is_promised():
+def test_external_processes_are_counted_beside_what_is_promised():
     server = Server(gpus=1)
     server.used[server.gpus[0].id] = 20_000
     first = server.submit(memory_mib=15_000)
     settled(server, first, mib=1_000)
     assert server.scheduler.view(server.now).gpus[0].free_mib == 40_960 - 20_000 - 15_000
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (builtin.magm, "memory"),
+        (builtin.exclusive, "external"),
+        (baselines.sjf_ffs, "memory"),
+        (baselines.horus, "memory"),
+    ],
+)
+def test_a_guess_must_fit_beside_what_others_hold(make, reason):
+    server = Server(gpus=1, policy=make(Settings()))
+    (gpu,) = server.used
+    server.used[gpu] = 30_000
+    server.sample(1)
+    id = JobId(1)
+    guess = Estimated(server.now, id, Estimate(20_000, "trace"))
+    server.tell(Submitted(server.now, id, (a_spec(),)), guess)
+    assert server.why(id) == ({0: [reason]}, [])
+    server.used[gpu] = 0
+    server.sample(1)
+    assert server.job(id).state is S.STARTING
+
+
+def test_a_guess_larger_than_the_card_does_not_keep_a_job_off_an_idle_one():
+    server = Server(gpus=1)
+    (gpu,) = server.used
+    server.used[gpu] = 400  # a desktop's
+    server.sample(1)
+    guess = Estimated(server.now, JobId(1), Estimate(60_000, "trace"))
+    server.tell(Submitted(server.now, JobId(1), (a_spec(),)), guess)
+    assert server.job(JobId(1)).state is S.STARTING
 
 
 def test_a_risky_gpu_is_left_alone():

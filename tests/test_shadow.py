@@ -178,7 +178,8 @@ def history(
 
 
 def test_a_trace_begins_with_the_first_job_and_is_in_the_order_of_submission() -> None:
-    second = past_job(2, 30, tried(40, 50, 90), user="bob", gpus_wanted=1)
+    word = {"declared_mib": 8_000, "estimate_mib": 8_000, "peak_mib": 7_000}
+    second = past_job(2, 30, tried(40, 50, 90), user="bob", gpus_wanted=1, memory=word)
     first = past_job(1, 10, tried(11, 13, 33, B))
     found = history(second, first, past_job(3, 5))
     tasks = found.experiment.trace.tasks
@@ -188,6 +189,7 @@ def test_a_trace_begins_with_the_first_job_and_is_in_the_order_of_submission() -
     ]
     assert tasks[0].load == Load("", 0, 10_000, 0.55, 0.275, pytest.approx(0.22))
     assert tasks[0].estimates == (("recorded", 12_000),)
+    assert [task.declared_mib for task in tasks] == [None, 8_000]
     assert tasks[0].reference == "A100-40GB"
     assert found.notes == ("1 jobs ended before they started, and are left out",)
 
@@ -281,9 +283,10 @@ def test_exclusive_is_the_users_wish_and_not_the_recoverys() -> None:
 
 def test_the_recorded_run_has_figures_like_any_other() -> None:
     """Two jobs of 1000 J each overlap on one GPU of two for 20 s of a history of 100 s."""
+    no_word: Json = {"declared_mib": None, "estimate_mib": None}
     found = history(
-        past_job(1, 0, tried(0, 0, 60), memory={"estimate_mib": None, "peak_mib": 8000}),
-        past_job(2, 20, tried(40, 40, 100), memory={"estimate_mib": None, "peak_mib": 4000}),
+        past_job(1, 0, tried(0, 0, 60), memory={**no_word, "peak_mib": 8000}),
+        past_job(2, 20, tried(40, 40, 100), memory={**no_word, "peak_mib": 4000}),
     )
     run, told = found.outcome, figures(found.outcome)
     assert told.makespan_s == 100

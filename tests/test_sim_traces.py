@@ -50,6 +50,7 @@ tasks = st.builds(
     expected_s=st.none() | positive,
     deadline_s=st.none() | positive,
     time_limit_s=st.none() | positive,
+    declared_mib=st.none() | st.integers(1, 10**6),
     exclusive=st.booleans(),
     fails=st.booleans(),
     estimates=st.sampled_from([(), (("horus", 7),), (("horus", 40000), ("fake tensor", 1))]),

@@ -11,6 +11,8 @@ from carmad.words import Wording, clock, detail, first_few, gib
 
 log = logging.getLogger(__name__)
 
+_FORMER = {"outsiders": "external"}  # codes of decisions that earlier releases recorded
+
 
 def phrase(reason: Reason) -> str:
     wording = _wording(reason.code)
@@ -42,6 +44,7 @@ def wordings() -> dict[str, Wording]:
 
 
 def _wording(code: str) -> Wording | None:
+    code = _FORMER.get(code, code)
     return CORE.get(code) or registry.wordings().get(code)
 
 
@@ -87,11 +90,9 @@ CORE: dict[str, Wording] = {
         "MigSingle", lambda r: "is a MIG instance, and a job can use one of those only"
     ),
     "busy": Wording("Busy", _busy, detail),
-    "outsiders": Wording(
-        "Outsiders",
-        lambda r: (
-            f"the job must be alone, and processes that are not jobs hold {gib(r.have)} there"
-        ),
+    "external": Wording(
+        "ExternalProcesses",
+        lambda r: f"the job must be alone, and external processes hold {gib(r.have)} there",
     ),
     "exclusive": Wording("Exclusive", lambda r: f"{r.detail} has it to itself", detail),
     "profiling": Wording(

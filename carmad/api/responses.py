@@ -317,7 +317,7 @@ class ResidentOut(TypedDict):
     mode: str | None
 
 
-class OutsiderOut(TypedDict):
+class ExternalOut(TypedDict):
     pid: int
     user: str
     command: str
@@ -346,7 +346,7 @@ class GpuOut(TypedDict):
     state: str
     state_detail: str
     jobs: list[ResidentOut]
-    outsiders: list[OutsiderOut]
+    outsiders: list[ExternalOut]  # external processes, under their name in release 0.1.0
 
 
 class SourceOut(TypedDict):

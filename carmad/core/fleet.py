@@ -144,7 +144,7 @@ class Fleet:
             self._stands_until.pop(gpu, None)
         else:
             self._stands_until[gpu] = window.last.at + monitor.stale_s
-        free, outsiders = free_memory(self.gpus[gpu], window.last, residents, settled=fresh is None)
+        free, external = free_memory(self.gpus[gpu], window.last, residents, settled=fresh is None)
         drain = self.drains.get(gpu)
         return GpuView(
             self.gpus[gpu],
@@ -152,7 +152,7 @@ class Fleet:
             window.recent,
             residents,
             free,
-            outsiders,
+            external,
             fresh,
             stale(window.last, now, monitor),
             drain.reason if drain else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from carmad.config import Settings
 from carmad.core.decision import Decision
 from carmad.core.types import (
     Cause,
@@ -146,6 +147,14 @@ class Trained:
 
 
 @dataclass(frozen=True, slots=True)
+class Reconfigured:
+    """The settings from now on. Plugins keep what they were made with."""
+
+    at: float
+    settings: Settings
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed: limits and begin times are looked at."""
 
@@ -173,6 +182,7 @@ Event = (
     | Noticed
     | Stepped
     | Trained
+    | Reconfigured
     | Tick
     | Closing
 )

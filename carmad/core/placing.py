@@ -57,6 +57,9 @@ class Placer:
         self._news: list[Decision] = []
         self.decisions: dict[JobId, Decision] = {}
 
+    def reconfigure(self, settings: Settings) -> None:
+        self._settings = settings
+
     def view(self, now: float, joining: Job | None = None) -> View:
         """What the policy is shown; with `joining`, as if that job stood in line, too."""
         line = self._ledger.line_with(joining) if joining else self._ledger.line()

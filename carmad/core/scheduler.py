@@ -28,6 +28,7 @@ from carmad.core.messages import (
     HoldRequested,
     Noticed,
     Postponed,
+    Reconfigured,
     RequeueRequested,
     Sampled,
     Signal,
@@ -227,6 +228,10 @@ class Scheduler:
                 self.knowledge.models.update(event.models)
             case Closing():
                 self._save_usage()
+            case Reconfigured():
+                self.settings = event.settings
+                self._placer.reconfigure(event.settings)
+                self._fleet.look_again()
             case _:
                 pass  # a tick: time alone
 
@@ -330,7 +335,7 @@ class Scheduler:
         trying = Trying(
             lambda job, exit: self._asked.ask(DECIDE, lambda: self.recovery.decide(job, exit)),
             recovery.retries,
-            monitor.outsider_mib,
+            monitor.external_mib,
             self._fleet.usable(),
         )
         end = ending(job, event, self._fleet.beside(job), trying)

@@ -11,7 +11,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from carmad import configfile, paths, registry
@@ -19,13 +18,14 @@ from carmad.attempt.evidence import Evidence
 from carmad.attempt.launcher import Launcher, has_systemd
 from carmad.config import Settings
 from carmad.core.history import History
-from carmad.core.messages import CancelRequested, Step, Trained
+from carmad.core.messages import CancelRequested, Reconfigured, Step, Trained
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import JobId, JobSpec, JobState, Refusal
 from carmad.daemon import doctor, systemd
 from carmad.daemon.housekeeping import Housekeeping
 from carmad.daemon.monitor import Monitor
 from carmad.daemon.mpswatch import MpsWatch
+from carmad.daemon.reload import EMULATED, Reloader, read
 from carmad.daemon.rollup import Rollup
 from carmad.daemon.world import DaemonWorld
 from carmad.engine.clock import Clock, boot_id, wall_ahead
@@ -76,6 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
     """Everything is built before the first event, and closed in the opposite order."""
     state_dir = Path(options.state_dir or paths.state_dir()).absolute()
+    reloader = Reloader()
+    signal.signal(signal.SIGHUP, lambda *_: reloader.ask())
     settings, config = _settings(options, state_dir)
     with _for_a_person():
         source = choose(settings.monitor.source, settings.monitor.period_s)
@@ -148,6 +150,13 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
         server.start()
         stack.callback(server.stop)
         stack.callback(experience.close)  # first: the others wait for the trials under way
+
+        def reconfigure(new: Settings) -> None:
+            inbox.post(Reconfigured(inbox.clock(), new))
+            service.settings, service.config_toml = new, configfile.dump(new)
+            chores.retention = new.retention
+
+        reloader.start(settings, lambda: read(options, state_dir)[0], reconfigure)
 
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, lambda *_: inbox.close())
@@ -260,21 +269,12 @@ def _log_to(path: str | None) -> None:
 
 def _settings(options: argparse.Namespace, state_dir: Path) -> tuple[Settings, Path | None]:
     """The settings in effect, and the file that they came from."""
-    given = options.config or os.environ.get("CARMA_CONFIG")
-    default = Path(paths.config_path())
-    file = Path(given) if given else default if default.exists() else None
     with _for_a_person():
-        settings = configfile.load(file, os.environ)
+        settings, file = read(options, state_dir)
     if options.emulated:
-        directory = state_dir / "emulated"
-        emulated.create(directory, options.emulated)
+        emulated.create(state_dir / EMULATED, options.emulated)
         if os.geteuid() == 0:
             state_dir.chmod(0o711)  # every user's jobs come through to the cards
-        settings = replace(
-            settings,
-            monitor=replace(settings.monitor, source=f"emulated:{directory}"),
-            access=replace(settings.access, root_jobs=True),  # nothing there to protect from root
-        )
     return settings, file
 
 

@@ -254,6 +254,7 @@ def _outcome(
         reference=references[0] if references else "",
         expected_s=job.get("expected_s"),
         time_limit_s=None if state is JobState.TIMED_OUT else job["time_limit_s"],
+        declared_mib=job["memory"]["declared_mib"],
         exclusive=job["exclusive"] and not crashed,  # or it was the recovery's wish
         fails=state in _STOPPED,
         estimates=((ESTIMATE, estimate_mib),) if estimate_mib else (),

@@ -66,6 +66,7 @@ class Workload:
             cwd="/",
             name=task.name,
             gpus=task.gpus,
+            memory_mib=task.declared_mib,
             exclusive=task.exclusive,
             time_limit_s=task.time_limit_s,
             expected_s=expected * error if self._declared else None,
@@ -76,10 +77,13 @@ class Workload:
         )
 
     def estimate(self, job: JobId) -> Estimate | None:
-        """What the experiment's estimator says of the job's memory."""
+        """Its user's own word on the job's memory, else what the experiment's estimator says. The
+        oracle knows better than either."""
         task = self.task(job)
         if self._estimator == "oracle":
             mib: int | None = task.load.memory_mib
+        elif task.declared_mib:
+            return self.spec(job).declared
         else:
             mib = dict(task.estimates).get(self._estimator)
         if mib is None:

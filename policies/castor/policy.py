@@ -147,7 +147,7 @@ class Castor:
 
 def castor(settings: Settings) -> Castor:
     conditions = settings.preconditions_for("castor")
-    filters = (unoccupied(settings), fits_memory(conditions))
+    filters = (unoccupied(settings), fits_memory(conditions, settings))
     return Castor(
         "castor",
         Ranked("castor", filters, in_order),

@@ -213,7 +213,7 @@ class Sharing:
         return (*refused, short) if short else refused
 
     def _unfit(self, wanted: Demand, gpu: GpuView, view: View) -> tuple[Reason, ...]:
-        too_full = min_free(self.conditions)(wanted, gpu)
+        too_full = min_free(self.conditions, view.settings)(wanted, gpu)
         refused = view.refusals(wanted, gpu)
         return (*refused, too_full) if too_full else refused
 

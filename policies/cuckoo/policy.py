@@ -174,7 +174,7 @@ class Cuckoo:
         wanted = view.demand(job)
         asked = (
             lacking(need_mib(job), job, gpu, self.conditions),
-            min_free(self.conditions)(wanted, gpu),
+            min_free(self.conditions, view.settings)(wanted, gpu),
         )
         refused = (*view.refusals(wanted, gpu), *(reason for reason in asked if reason))
         return Verdict(gpu.id, refused, None if refused else 0.0)
@@ -197,7 +197,7 @@ class Cuckoo:
 
 def cuckoo(settings: Settings, own: CuckooSettings) -> Cuckoo:
     conditions = settings.preconditions_for("cuckoo")
-    filters = (unoccupied(settings), fits_memory(conditions))
+    filters = (unoccupied(settings), fits_memory(conditions, settings))
     return Cuckoo(
         "cuckoo",
         conditions,

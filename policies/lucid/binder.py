@@ -204,7 +204,7 @@ def _seniority(partner: Partner) -> tuple[float, JobId]:
 
 def _free_mib(gpu: GpuView, its: Traits) -> int:
     """Less what who is there may take yet."""
-    return min(gpu.free_mib, gpu.gpu.memory_mib - gpu.outsider_mib - its.need_mib)
+    return min(gpu.free_mib, gpu.gpu.memory_mib - gpu.external_mib - its.need_mib)
 
 
 def _scores(mine: Traits, its: Traits) -> str:

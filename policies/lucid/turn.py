@@ -43,7 +43,7 @@ class Turn:
         self._view = view
         self._profiler = profiler
         self._binder = binder
-        self._fits = fits_memory(view.settings.preconditions_for("lucid"))
+        self._fits = fits_memory(view.settings.preconditions_for("lucid"), view.settings)
         self._verdicts_left = VERDICTS
 
     # -- the profiler's line (algorithm 1)
