@@ -10,6 +10,7 @@ from carmad.testing.builders import (
     a_server,
     a_spec,
     a_view,
+    changed,
 )
 from carmad.testing.checks import (
     Check,
@@ -34,6 +35,7 @@ __all__ = [
     "a_server",
     "a_spec",
     "a_view",
+    "changed",
     "check_estimator",
     "check_policy",
     "check_predictor",
