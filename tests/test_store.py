@@ -814,6 +814,7 @@ def anything(hint: Any, within: tuple[Any, ...] = ()) -> st.SearchStrategy[Any]:
         float: st.floats(allow_nan=False),
         bool: st.booleans(),
         type(None): st.none(),
+        Any: st.integers(),
     }
     arguments = get_args(hint)
     if supertype := getattr(hint, "__supertype__", None):
@@ -834,9 +835,10 @@ def anything(hint: Any, within: tuple[Any, ...] = ()) -> st.SearchStrategy[Any]:
         hints = get_type_hints(hint)
         inside = (*within, hint)
         return st.builds(hint, **{name: anything(kind, inside) for name, kind in hints.items()})
-    if issubclass(hint, Enum):
-        return st.sampled_from(hint)
-    return simple[hint]
+    if hint in simple:
+        return simple[hint]
+    assert issubclass(hint, Enum)
+    return st.sampled_from(hint)
 
 
 @settings(max_examples=60, deadline=None)
