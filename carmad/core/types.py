@@ -313,7 +313,9 @@ class Job:
 
     @property
     def gpus(self) -> tuple[GpuId, ...]:
-        return its.gpus if (its := self.current) else ()
+        attempts = self.attempts  # `current`, as it is here and below: policies ask very often
+        its = attempts[-1] if attempts else None
+        return its.gpus if its and its.ended_at == self.ended_at else ()
 
     @property
     def mode(self) -> Mode | None:
@@ -322,12 +324,14 @@ class Job:
     @property
     def started_at(self) -> float | None:
         """None: it waits, or is yet to begin."""
-        return its.started_at if (its := self.current) else None
+        its = self.attempts[-1] if self.attempts else None
+        return its.started_at if its and its.ended_at == self.ended_at else None
 
     @property
     def kernels(self) -> tuple[tuple[GpuId, float], ...]:
         """When its first kernel was seen, per GPU."""
-        return its.kernels if (its := self.current) else ()
+        its = self.attempts[-1] if self.attempts else None
+        return its.kernels if its and its.ended_at == self.ended_at else ()
 
     @property
     def accumulation(self) -> int:
@@ -371,7 +375,7 @@ class Job:
         last = self.attempts[-1] if self.attempts else None
         if last is None or last.number <= self.requeued_after:
             return 0.0
-        if last is not self.current and last.stop is Cause.PREEMPTED:
+        if last.stop is Cause.PREEMPTED and last is not self.current:
             return max(0.0, last.attained_s(math.inf))
         return last.served_s
 
