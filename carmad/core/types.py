@@ -287,8 +287,10 @@ class Job:
 
     def with_attempt(self, **changes: Any) -> Job:
         """With these fields of its last attempt changed."""
-        last = replace(self.attempts[-1], **changes)
-        return replace(self, attempts=(*self.attempts[:-1], last))
+        return replace(self, attempts=self.attempts_with(**changes))
+
+    def attempts_with(self, **changes: Any) -> tuple[Attempt, ...]:
+        return (*self.attempts[:-1], replace(self.attempts[-1], **changes))
 
     def shifted(self, by_s: float) -> Job:
         """The same job by a clock that is ahead by so much. What its owner said of times, such as
