@@ -198,7 +198,7 @@ def test_a_segment_without_them_would_be_noticed(
     server = Recorded(tmp_path)
     for _ in server.busy_day(30):
         pass
-    server.scheduler.models["unheard"] = LEAF
+    server.scheduler.knowledge.models["unheard"] = LEAF
     for _ in server.busy_day(30, seed=1):
         pass
     server.journal.flush()

@@ -179,7 +179,7 @@ class Placer:
         self._decide(Decision(now, by, Placement(job.id, reasons=(why,))))
         if not allowed:
             return []
-        stopping = advance(job, JobState.STOPPING).with_attempt(stop=Cause.PREEMPTED)
+        stopping = advance(job, JobState.STOPPING, attempts=job.attempts_with(stop=Cause.PREEMPTED))
         self._ledger.put(stopping)
         return [Stop(stopping)]
 

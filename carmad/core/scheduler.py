@@ -46,6 +46,7 @@ from carmad.core.scene import Scene
 from carmad.core.states import advance
 from carmad.core.types import (
     FOR_GOOD,
+    Attempt,
     Cause,
     Exit,
     Gpu,
@@ -284,10 +285,11 @@ class Scheduler:
         if job.state is JobState.STOPPING or gpu in dict(job.kernels):
             return
         if any(p.job == job.id and p.ran_kernel for p in self._fleet.processes(gpu)):
-            kernels = (*job.kernels, (gpu, now))
+            attempts = job.attempts_with(kernels=(*job.kernels, (gpu, now)))
             if job.state is JobState.STARTING:
-                job = advance(job, JobState.RUNNING)
-            self._put(job.with_attempt(kernels=kernels))
+                self._put(advance(job, JobState.RUNNING, attempts=attempts))
+            else:
+                self._put(replace(job, attempts=attempts))
 
     def _note_overrun(self, job: Job) -> None:
         """More than its owner's word. Its usage is put with the note: so it is noted once."""
@@ -340,8 +342,15 @@ class Scheduler:
         )
         end = ending(job, event, self._fleet.beside(job), trying)
         if end.state is JobState.QUEUED:
-            job = _over(self._fleet.with_usage(job), end.exit, end.at)
-            self._put(advance(job, JobState.QUEUED, retry=end.retry, overtaken=0))
+            self._put(
+                advance(
+                    self._fleet.with_usage(job),
+                    JobState.QUEUED,
+                    attempts=_closed(job, end.exit, end.at),
+                    retry=end.retry,
+                    overtaken=0,
+                )
+            )
         else:
             self._end(job, end.state, end.exit, end.at)
 
@@ -468,18 +477,19 @@ class Scheduler:
 
     def _stopping(self, job: Job, cause: Cause) -> Job:
         """Of a job that was to be sent back, another cause is all that is new."""
-        if job.state is not JobState.STOPPING:
-            job = advance(job, JobState.STOPPING)
-        stopping = job.with_attempt(stop=cause)
+        attempts = job.attempts_with(stop=cause)
+        if job.state is JobState.STOPPING:
+            stopping = replace(job, attempts=attempts)
+        else:
+            stopping = advance(job, JobState.STOPPING, attempts=attempts)
         self._put(stopping)
         return stopping
 
     def _end(self, job: Job, state: JobState, exit: Exit, now: float) -> None:
         """And cancel the jobs that wait for it in vain, and those that wait for these."""
         job = self.knowledge.seen_to_end(self._fleet.with_usage(job), state)
-        if job.holds_gpus:
-            job = _over(job, exit, now)
-        self._put(advance(job, state, exit=exit, ended_at=now))
+        attempts = _closed(job, exit, now) if job.holds_gpus else job.attempts
+        self._put(advance(job, state, attempts=attempts, exit=exit, ended_at=now))
         self._inform_others(job, now)
         ends = [(job.id, state)]
         for id, how in ends:  # it grows: a chain of jobs may be longer than our stack is deep
@@ -523,6 +533,6 @@ class Scheduler:
                 self.history.remember(run)
 
 
-def _over(job: Job, exit: Exit, at: float) -> Job:
-    """With its current attempt closed."""
-    return job.with_attempt(exit=exit, ended_at=at, profiling=None)
+def _closed(job: Job, exit: Exit, at: float) -> tuple[Attempt, ...]:
+    """Its attempts, the current one over."""
+    return job.attempts_with(exit=exit, ended_at=at, profiling=None)

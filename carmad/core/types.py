@@ -276,8 +276,10 @@ class Job:
 
     def with_attempt(self, **changes: Any) -> Job:
         """With these fields of its last attempt changed."""
-        last = replace(self.attempts[-1], **changes)
-        return replace(self, attempts=(*self.attempts[:-1], last))
+        return replace(self, attempts=self.attempts_with(**changes))
+
+    def attempts_with(self, **changes: Any) -> tuple[Attempt, ...]:
+        return (*self.attempts[:-1], replace(self.attempts[-1], **changes))
 
     def shifted(self, by_s: float) -> Job:
         """The same job by a clock that is ahead by so much. What its owner said of times, such as
@@ -302,7 +304,9 @@ class Job:
 
     @property
     def gpus(self) -> tuple[GpuId, ...]:
-        return its.gpus if (its := self.current) else ()
+        attempts = self.attempts  # `current`, as it is here and below: policies ask very often
+        its = attempts[-1] if attempts else None
+        return its.gpus if its and its.ended_at == self.ended_at else ()
 
     @property
     def mode(self) -> Mode | None:
@@ -311,12 +315,14 @@ class Job:
     @property
     def started_at(self) -> float | None:
         """None: it waits, or is yet to begin."""
-        return its.started_at if (its := self.current) else None
+        its = self.attempts[-1] if self.attempts else None
+        return its.started_at if its and its.ended_at == self.ended_at else None
 
     @property
     def kernels(self) -> tuple[tuple[GpuId, float], ...]:
         """When its first kernel was seen, per GPU."""
-        return its.kernels if (its := self.current) else ()
+        its = self.attempts[-1] if self.attempts else None
+        return its.kernels if its and its.ended_at == self.ended_at else ()
 
     @property
     def accumulation(self) -> int:
@@ -360,7 +366,7 @@ class Job:
         last = self.attempts[-1] if self.attempts else None
         if last is None or last.number <= self.requeued_after:
             return 0.0
-        if last is not self.current and last.stop is Cause.PREEMPTED:
+        if last.stop is Cause.PREEMPTED and last is not self.current:
             return max(0.0, last.attained_s(math.inf))
         return last.served_s
 
