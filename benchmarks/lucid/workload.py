@@ -20,10 +20,11 @@ from statistics import fmean
 from typing import get_args
 
 from benchmarks.harness.data import DATA
+from carmad.gpu.source import utilization
 from carmad.learning import duration, throughput
 from carmad.learning.additive import Origin
 from carmad.models import Model
-from carmad.sim.catalogue import Profile, Size, activity, utilization
+from carmad.sim.catalogue import Profile, Size, activity
 from carmad.sim.task import Load, Task, Trace
 from carmad.sim.traces import muri, philly
 from carmad.sim.traces.assign import assign

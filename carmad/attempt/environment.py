@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from carmad import hooks
-from carmad.core.admission import memory_limit_mib
 from carmad.core.types import GpuId, Job, Mode
 
 # Where the conda wrapper says why it could not start the program; the supervisor listens there.
@@ -167,8 +166,7 @@ def _mps(job: Job, gpus: Sequence[GpuId], pipe: Path | None, log: Path | None) -
     env = {_PIPE: str(pipe)}
     if log is not None:
         env[_LOG] = str(log)
-    limit_mib = memory_limit_mib(job)
-    if limit_mib is not None:
+    if (limit_mib := job.limit_mib) is not None:
         # Per client, and only for visible GPUs: one entry for another lifts every limit.
         env[_LIMIT] = ",".join(f"{gpu}={limit_mib}M" for gpu in gpus)
     return env

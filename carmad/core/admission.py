@@ -62,17 +62,6 @@ def mode(job: Job, gpus: list[GpuView], settings: Settings) -> Mode:
     return Mode.MPS if settings.collocation.mps else Mode.STREAMS
 
 
-def memory_limit_mib(job: Job) -> int | None:
-    """What each of the job's processes may allocate on a GPU, in MiB; None: whatever is free.
-
-    MPS enforces it. The limit is the owner's own word; an estimate is none, because one that is
-    too low would end a job that has room.
-    """
-    if job.mode is not Mode.MPS or job.need is None or not job.need.firm:
-        return None
-    return job.need.safe_mib + (job.retry.margin_mib if job.retry else 0)
-
-
 def idle(gpu: GpuView, settings: Settings) -> Reason | None:
     """None when nobody is on the GPU; a desktop's few MiB are nobody."""
     if gpu.residents:

@@ -389,6 +389,17 @@ class Job:
         return self.estimate and self.estimate.accumulating(self.accumulation)
 
     @property
+    def limit_mib(self) -> int | None:
+        """What each of its processes may allocate on a GPU, in MiB; None: whatever is free.
+
+        MPS enforces it. Only its owner's word is a limit: an estimate that is too low would end a
+        job that has room.
+        """
+        if self.mode is not Mode.MPS or self.need is None or not self.need.firm:
+            return None
+        return self.need.safe_mib + (self.retry.margin_mib if self.retry else 0)
+
+    @property
     def exclusive(self) -> bool:
         return self.spec.exclusive or (self.retry is not None and self.retry.exclusive)
 

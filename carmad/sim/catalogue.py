@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Literal, cast
 
+from carmad.gpu.source import MOST_DRAM, SM_EXPONENT
 from carmad.sim.task import Load
 
 Size = Literal["light", "medium", "heavy"]
@@ -70,13 +71,8 @@ def activity(gpu_util: float, gmem_util: float) -> tuple[float, float, float]:
     DRAMA no such pairs are at hand: 0.8 is what DCGM's manual calls the most to be reached in
     practice.
     """
-    sm_active = gpu_util**1.5
-    return sm_active, 0.47 * sm_active**1.44, 0.8 * gmem_util
-
-
-def utilization(sm_active: float, dram_active: float) -> tuple[float, float]:
-    """NVML's utilisation of the GPU and its memory for such SMACT and DRAMA: the way back."""
-    return sm_active ** (1 / 1.5), min(1.0, dram_active / 0.8)
+    sm_active = gpu_util**SM_EXPONENT
+    return sm_active, 0.47 * sm_active**1.44, MOST_DRAM * gmem_util
 
 
 def _profiles() -> tuple[Profile, ...]:

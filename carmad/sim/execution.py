@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from carmad.core.admission import memory_limit_mib
 from carmad.core.types import Job, JobId
 from carmad.sim.card import Card
 from carmad.sim.task import Load
@@ -38,7 +37,7 @@ class Execution:
         self.attempt = job.attempt
         self.mode = job.mode
         self.load = load
-        self.limit_mib = memory_limit_mib(job)
+        self.limit_mib = job.limit_mib
         self.cards = cards
         self.full = full
         self.left = left  # work, as of `_since`
