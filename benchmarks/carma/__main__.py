@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from benchmarks.carma.paper import FREE_5GB, GPUS, KNOWN, NONE, TRACE, UNLIMITED
 from benchmarks.harness.main import main
 from benchmarks.harness.report import Report
+from benchmarks.harness.rows import columns
 from carmad.config import Collocation, Preconditions, Settings
 from carmad.sim import metrics
 from carmad.sim.experiment import Experiment
@@ -41,10 +42,6 @@ RUNS = (
     Run("recovery only", "rr", "none", NONE),
     *(Run("recovery only", p, "none", FREE_5GB) for p in ("magm", "lug")),
     *(Run(e, p, e, KNOWN) for e in ("horus", "faketensor", "gpumemnet") for p in ("magm", "lug")),
-)
-HEADINGS = (
-    *("run", "makespan h", "change", "energy MJ", "change"),
-    *("p95 wait min", "p95 execution min", "p95 JCT min", "OOM"),
 )
 BEST = Run("recovery only", "magm", "none", FREE_5GB)  # what the paper's 4.6 looks at
 
@@ -107,23 +104,18 @@ def _change(value: float, before: float) -> float:
 
 def _table(runs: dict[Run, Outcome]) -> str:
     alone = runs[RUNS[0]]
-    cells = []
-    for run, outcome in runs.items():
-        row = _row(outcome, alone)
-        cells.append(
-            (
-                run.name,
-                f"{row['makespan_h']:.2f}",
-                f"{row['makespan_change_pct']:+.1f} %",
-                f"{row['energy_mj']:.2f}",
-                f"{row['energy_change_pct']:+.1f} %",
-                f"{row['p95_wait_min']:.0f}",
-                f"{row['p95_execution_min']:.0f}",
-                f"{row['p95_jct_min']:.0f}",
-                f"{row['oom_crashes']:.0f}",
-            )
-        )
-    return markdown.table(HEADINGS, cells, numbers=range(1, len(HEADINGS)))
+    return columns(
+        [{"run": run.name, **_row(outcome, alone)} for run, outcome in runs.items()],
+        ("run", "{0[run]}"),
+        ("makespan h", "{0[makespan_h]:.2f}"),
+        ("change", "{0[makespan_change_pct]:+.1f} %"),
+        ("energy MJ", "{0[energy_mj]:.2f}"),
+        ("change", "{0[energy_change_pct]:+.1f} %"),
+        ("p95 wait min", "{0[p95_wait_min]:.0f}"),
+        ("p95 execution min", "{0[p95_execution_min]:.0f}"),
+        ("p95 JCT min", "{0[p95_jct_min]:.0f}"),
+        ("OOM", "{0[oom_crashes]:.0f}"),
+    )
 
 
 def _bounds(alone: Outcome) -> str:
