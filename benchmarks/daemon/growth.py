@@ -324,6 +324,7 @@ def _report(found: list[Checkpoint], jobs: int, traced: bool) -> Report:
             f" {'flat' if kb < FLAT_KB else 'GROWS'}",
         ],
         name="growth" if traced else "growth_untraced",
+        kept=jobs == JOBS,
     )
 
 
