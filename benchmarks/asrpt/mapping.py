@@ -25,6 +25,7 @@ from benchmarks.asrpt.layouts import FLOPS, VALUE_MIB, options
 from benchmarks.asrpt.workload import LINKS, SIZE
 from benchmarks.harness.main import main
 from benchmarks.harness.report import Report
+from benchmarks.harness.rows import columns
 from carmad.config import Links
 from carmad.core.layout import Layout, Stage, iteration_s, slowest_s
 from carmad.sim.report import compare, markdown
@@ -307,19 +308,16 @@ def _models(cases: Sequence[Case]) -> str:
 
 
 def _each(cases: Sequence[Case]) -> str:
-    rows = [
-        (
-            case.model,
-            " ".join(map(str, case.room)),
-            f"{case.ours_ms:,.1f}",
-            f"{case.best_ms:,.1f}",
-            f"{100 * (case.ours_ms / case.best_ms - 1):+.1f} %",
-            f"{case.best_took_ms:,.0f}",
-        )
-        for case in cases
-    ]
-    headings = ("model", "free", "Heavy-Edge ms", "optimum ms", "difference", "ILP took ms")
-    return markdown.table(headings, rows, numbers=range(2, 6))
+    return columns(
+        cases,
+        ("model", "{0.model}"),
+        ("free", lambda case: " ".join(map(str, case.room))),
+        ("Heavy-Edge ms", "{0.ours_ms:,.1f}"),
+        ("optimum ms", "{0.best_ms:,.1f}"),
+        ("difference", lambda case: f"{100 * (case.ours_ms / case.best_ms - 1):+.1f} %"),
+        ("ILP took ms", "{0.best_took_ms:,.0f}"),
+        text=range(2),
+    )
 
 
 if __name__ == "__main__":

@@ -10,18 +10,22 @@ from benchmarks.asrpt import notes
 from benchmarks.asrpt.runs import (
     ALL,
     BASELINES,
+    BY_NETWORK,
+    BY_SHARE,
+    BY_SIZE,
     LEARNERS,
     MIDDLE,
     NICS,
-    NO_LIMIT,
     ON_ALL,
     OURS,
     PAPER,
     PART,
     PATIENCES,
     PERFECT,
+    SEVERAL,
     SHARES,
     SIZES,
+    UNSLOWED,
     Case,
     Result,
 )
@@ -31,7 +35,6 @@ from benchmarks.harness.rows import verdict
 from carmad.sim.report import markdown
 
 POLICIES = (*OURS, *BASELINES)
-SEVERAL = Case(MIDDLE, single_gpu=0.0)  # no job of a single GPU: the paper's set for networks
 OVERHEAD_S = 5.0  # a job, in the paper
 SIMULATED_S = 600.0  # the time that 75,000 jobs may take
 
@@ -54,18 +57,18 @@ class Runs:
 
 def report(results: Sequence[Result]) -> Report:
     runs = Runs({result.case: result for result in results})
-    sizes = {f"{jobs:,}": Case(jobs) for jobs in SIZES}
-    shares = {f"{share:.0%}": Case(MIDDLE, single_gpu=share) for share in SHARES}
-    nics = {f"{gbit:g} Gb/s": replace(SEVERAL, gbit=gbit) for gbit in NICS}
-    by_share = {"Philly's 93%": Case(MIDDLE)} | shares
-    unslowed = {name: replace(case, gbit=NO_LIMIT) for name, case in by_share.items()}
     sections = (
         ("## The paper's figures and ours", notes.SETTING, _beside_the_paper(runs)),
-        ("## Number of jobs (figure 6)", notes.JOBS, _totals(runs, sizes), _crowd(runs, sizes)),
+        ("## Number of jobs (figure 6)", notes.JOBS, _totals(runs, BY_SIZE), _crowd(runs)),
         ("## The whole cluster", notes.WHOLE, _whole(runs)),
-        ("## Jobs of a single GPU (figure 7)", notes.SHARE, _totals(runs, by_share)),
-        ("## Network (figure 8)", notes.NETWORK, _totals(runs, nics), _slowdowns(runs, nics)),
-        ("## Where no job is slowed", notes.UNSLOWED, _totals(runs, unslowed)),
+        ("## Jobs of a single GPU (figure 7)", notes.SHARE, _totals(runs, BY_SHARE)),
+        (
+            "## Network (figure 8)",
+            notes.NETWORK,
+            _totals(runs, BY_NETWORK),
+            _slowdowns(runs),
+        ),
+        ("## Where no job is slowed", notes.UNSLOWED, _totals(runs, UNSLOWED)),
         ("## Predictions (figure 9)", notes.PREDICTED, _predictions(runs)),
         ("## Reserve and patience", notes.PATIENT, _patience(runs)),
         ("## Scheduling overhead, and the simulator's", notes.OVERHEAD, _overhead(runs)),
@@ -107,7 +110,7 @@ def _beside_the_paper(runs: Runs) -> str:
 def _claims(runs: Runs) -> Iterator[tuple[str, float, Sequence[float], str]]:
     """What, the paper's figure, that of each of `OURS`, and whose fault it is."""
     for what, paper, cases in (
-        ("number of jobs", (-31, -91), [Case(jobs) for jobs in SIZES]),
+        ("number of jobs", (-31, -91), BY_SIZE.values()),
         ("share of a single GPU", (-16, -57), [Case(MIDDLE, single_gpu=s) for s in SHARES]),
     ):
         found = [
@@ -147,10 +150,10 @@ def _totals(runs: Runs, columns: Mapping[str, Case]) -> str:
     return markdown.table(headings, rows, numbers=range(1, len(headings)))
 
 
-def _crowd(runs: Runs, columns: Mapping[str, Case]) -> str:
+def _crowd(runs: Runs) -> str:
     """How crowded it was, under A-SRPT."""
-    results = [runs.of[case] for case in columns.values()]
-    headings = ("A-SRPT", *columns)
+    results = [runs.of[case] for case in BY_SIZE.values()]
+    headings = ("A-SRPT", *BY_SIZE)
     rows = [
         ("load while jobs arrive", *(f"{each.load:.1f}" for each in results)),
         ("most jobs in line", *(f"{each.queue_max:,}" for each in results)),
@@ -189,11 +192,11 @@ def _whole(runs: Runs) -> str:
     return markdown.table(headings, rows, numbers=range(1, len(headings)))
 
 
-def _slowdowns(runs: Runs, columns: Mapping[str, Case]) -> str:
-    headings = ("slow-down by spreading: mean, worst", *columns)
+def _slowdowns(runs: Runs) -> str:
+    headings = ("slow-down by spreading: mean, worst", *BY_NETWORK)
     rows = []
     for policy in POLICIES:
-        found = [runs.of[replace(case, policy=policy)] for case in columns.values()]
+        found = [runs.of[replace(case, policy=policy)] for case in BY_NETWORK.values()]
         rows.append((policy, *(f"{each.slowdown:.2f}, {each.slowest:.0f}" for each in found)))
     return markdown.table(headings, rows, numbers=range(1, len(headings)))
 

@@ -28,9 +28,10 @@ from benchmarks.asrpt.workload import (
 )
 from benchmarks.harness.main import main
 from benchmarks.harness.report import Report
+from benchmarks.harness.rows import columns
 from carmad.core.history import Durations
 from carmad.learning import forest
-from carmad.sim.report import compare, markdown
+from carmad.sim.report import compare
 from carmad.sim.report.compare import Claim
 from policies.asrpt.heavy_edge import extremes
 
@@ -211,17 +212,13 @@ def report(
     by_runs: Sequence[Tried],
     notes: Sequence[str],
 ) -> Report:
-    headings = (
-        *("", "known", "right", "right, of the known", "error (s)", "median"),
-        *("error (iterations)", "median", "training (s)"),
-    )
     return Report(
         "A-SRPT's predictions of recurring jobs",
         [
             "## Paper and ours",
             compare.table(list(_claims(found))),
             "## All predictors",
-            markdown.table(headings, [_cells(each) for each in found], numbers=range(1, 9)),
+            _predictors(found),
             PREDICTORS,
             "## By runs to learn from",
             _tried("runs", by_runs),
@@ -252,35 +249,32 @@ def _claims(found: Sequence[Judged]) -> Iterator[Claim]:
     yield Claim("training, first 80 % of the jobs", 84, grown.train_s, "s", TRAINING)
 
 
-def _cells(each: Judged) -> tuple[str, ...]:
-    return (
-        each.learner,
-        f"{100 * each.known:.1f} %",
-        f"{100 * each.right:.1f} %",
-        f"{100 * each.right_known:.1f} %",
-        f"{each.mean_s:,.0f}",
-        f"{each.median_s:,.0f}",
-        f"{each.iterations:,.0f}",
-        f"{each.median_iterations:,.0f}",
-        f"{each.train_s:.1f}" if each.train_s else "",
+def _predictors(found: Sequence[Judged]) -> str:
+    return columns(
+        found,
+        ("", "{0.learner}"),
+        ("known", lambda each: f"{100 * each.known:.1f} %"),
+        ("right", lambda each: f"{100 * each.right:.1f} %"),
+        ("right, of the known", lambda each: f"{100 * each.right_known:.1f} %"),
+        ("error (s)", "{0.mean_s:,.0f}"),
+        ("median", "{0.median_s:,.0f}"),
+        ("error (iterations)", "{0.iterations:,.0f}"),
+        ("median", "{0.median_iterations:,.0f}"),
+        ("training (s)", lambda each: f"{each.train_s:.1f}" if each.train_s else ""),
     )
 
 
 def _tried(heading: str, tried: Sequence[Tried]) -> str:
-    rows = [
-        (
-            each.what,
-            one.learner,
-            f"{100 * one.known:.1f} %",
-            f"{100 * one.right_known:.1f} %",
-            f"{one.mean_s:,.0f}",
-            f"{one.median_s:,.0f}",
-        )
-        for each in tried
-        for one in each.judged
-    ]
-    headings = (heading, "", "jobs known", "right, of these", "error (s)", "median")
-    return markdown.table(headings, rows, numbers=range(2, 6))
+    return columns(
+        [(each.what, one) for each in tried for one in each.judged],
+        (heading, "{0[0]}"),
+        ("", "{0[1].learner}"),
+        ("jobs known", lambda row: f"{100 * row[1].known:.1f} %"),
+        ("right, of these", lambda row: f"{100 * row[1].right_known:.1f} %"),
+        ("error (s)", "{0[1].mean_s:,.0f}"),
+        ("median", "{0[1].median_s:,.0f}"),
+        text=range(2),
+    )
 
 
 CORRECT = (

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import chain
 from statistics import fmean
 
 from benchmarks.asrpt.workload import LINKS, SERVERS, SIZE, learned, load, made
@@ -114,10 +113,30 @@ class Result:
         return self.total / self.jobs
 
 
+SEVERAL = Case(MIDDLE, single_gpu=0.0)  # no job of a single GPU: the paper's set for networks
+# The tables of all policies, by column.
+BY_SIZE = {f"{jobs:,}": Case(jobs) for jobs in SIZES}
+BY_SHARE = {"Philly's 93%": Case(MIDDLE)} | {
+    f"{share:.0%}": Case(MIDDLE, single_gpu=share) for share in SHARES
+}
+BY_NETWORK = {f"{gbit:g} Gb/s": replace(SEVERAL, gbit=gbit) for gbit in NICS}
+UNSLOWED = {name: replace(case, gbit=NO_LIMIT) for name, case in BY_SHARE.items()}
+
+
 def cases() -> list[Case]:
     """Each once. The longest first, so that no process is left alone with one at the end."""
-    tables = (_sizes(), _whole(), _shares(), _nics(), _unslowed(), _predictions(), _patiences())
-    return sorted(dict.fromkeys(chain.from_iterable(tables)), key=lambda c: -c.jobs / c.part)
+    columns = [*BY_SIZE.values(), *BY_SHARE.values(), *BY_NETWORK.values(), *UNSLOWED.values()]
+    found = [
+        *(replace(case, policy=policy) for case in columns for policy in (*OURS, *BASELINES)),
+        *(Case(ALL, policy, part) for policy in ON_ALL for part in (1, PART)),
+        *(replace(SEVERAL, policy=policy, patience=p) for policy in OURS for p in PATIENCES),
+        *(
+            Case(MIDDLE, policy, prediction=prediction)
+            for policy in OURS
+            for prediction in (*LEARNERS, PERFECT)
+        ),
+    ]
+    return sorted(dict.fromkeys(found), key=lambda case: -case.jobs / case.part)
 
 
 def results(cases: Sequence[Case]) -> Iterator[Result]:
@@ -222,49 +241,3 @@ def _trace(jobs: int, single_gpu: float | None, part: int, links: Links) -> Trac
 
 def _mapped(t: Times) -> float:
     return t.execution_s / t.alone_s
-
-
-# -- which runs there are
-
-
-def _sizes() -> Iterator[Case]:
-    for jobs in SIZES:
-        yield from _all(Case(jobs))
-
-
-def _whole() -> Iterator[Case]:
-    for policy in ON_ALL:
-        for part in (1, PART):
-            yield Case(ALL, policy, part)
-
-
-def _shares() -> Iterator[Case]:
-    for share in SHARES:
-        yield from _all(Case(MIDDLE, single_gpu=share))
-
-
-def _nics() -> Iterator[Case]:
-    for gbit in NICS:
-        yield from _all(Case(MIDDLE, single_gpu=0.0, gbit=gbit))
-
-
-def _unslowed() -> Iterator[Case]:
-    for share in (None, *SHARES):
-        yield from _all(Case(MIDDLE, single_gpu=share, gbit=NO_LIMIT))
-
-
-def _predictions() -> Iterator[Case]:
-    for prediction in (*LEARNERS, PERFECT):
-        for policy in OURS:
-            yield Case(MIDDLE, policy, prediction=prediction)
-
-
-def _patiences() -> Iterator[Case]:
-    for patience in PATIENCES:
-        for policy in OURS:
-            yield Case(MIDDLE, policy, single_gpu=0.0, patience=patience)
-
-
-def _all(case: Case) -> Iterator[Case]:
-    for policy in (*OURS, *BASELINES):
-        yield replace(case, policy=policy)

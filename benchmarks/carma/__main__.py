@@ -8,18 +8,17 @@ catalogue's. Nothing was tuned to the paper's results.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
-from benchmarks.carma.paper import FREE_5GB, GPUS, KNOWN, NONE, TRACE, UNLIMITED
+from benchmarks.carma.paper import FREE_5GB, GPUS, KNOWN, NONE, TRACE, UNLIMITED, simulated
 from benchmarks.harness.main import main
 from benchmarks.harness.report import Report
-from carmad.config import Collocation, Preconditions, Settings
+from benchmarks.harness.rows import columns
+from carmad.config import Preconditions
 from carmad.sim import metrics
-from carmad.sim.experiment import Experiment
-from carmad.sim.hardware import parse
 from carmad.sim.outcome import Outcome
 from carmad.sim.report import compare, markdown
 from carmad.sim.report.compare import Claim
-from carmad.sim.run import simulate
 from carmad.sim.traces.sources import load
 
 
@@ -41,10 +40,6 @@ RUNS = (
     Run("recovery only", "rr", "none", NONE),
     *(Run("recovery only", p, "none", FREE_5GB) for p in ("magm", "lug")),
     *(Run(e, p, e, KNOWN) for e in ("horus", "faketensor", "gpumemnet") for p in ("magm", "lug")),
-)
-HEADINGS = (
-    *("run", "makespan h", "change", "energy MJ", "change"),
-    *("p95 wait min", "p95 execution min", "p95 JCT min", "OOM"),
 )
 BEST = Run("recovery only", "magm", "none", FREE_5GB)  # what the paper's 4.6 looks at
 
@@ -68,17 +63,9 @@ def measure() -> Report:
     )
 
 
-def _outcome(
-    run: Run, interference: str = "learned", first_kernel_s: float = 10.0, mps: bool = True
-) -> Outcome:
-    settings = Settings(
-        policy=run.policy,
-        preconditions=run.preconditions,
-        collocation=Collocation(mps=mps),
-    )
-    made = Experiment(load(f"carma:{TRACE}"), parse(GPUS), settings, run.estimator, interference)
-    physics = replace(made.physics, first_kernel_s=first_kernel_s)
-    return simulate(replace(made, physics=physics))
+def _outcome(run: Run, *assumed: Any) -> Outcome:
+    trace = load(f"carma:{TRACE}")
+    return simulated(trace, run.policy, run.estimator, run.preconditions, *assumed)
 
 
 def _row(outcome: Outcome, alone: Outcome) -> dict[str, float]:
@@ -107,23 +94,18 @@ def _change(value: float, before: float) -> float:
 
 def _table(runs: dict[Run, Outcome]) -> str:
     alone = runs[RUNS[0]]
-    cells = []
-    for run, outcome in runs.items():
-        row = _row(outcome, alone)
-        cells.append(
-            (
-                run.name,
-                f"{row['makespan_h']:.2f}",
-                f"{row['makespan_change_pct']:+.1f} %",
-                f"{row['energy_mj']:.2f}",
-                f"{row['energy_change_pct']:+.1f} %",
-                f"{row['p95_wait_min']:.0f}",
-                f"{row['p95_execution_min']:.0f}",
-                f"{row['p95_jct_min']:.0f}",
-                f"{row['oom_crashes']:.0f}",
-            )
-        )
-    return markdown.table(HEADINGS, cells, numbers=range(1, len(HEADINGS)))
+    return columns(
+        [{"run": run.name, **_row(outcome, alone)} for run, outcome in runs.items()],
+        ("run", "{0[run]}"),
+        ("makespan h", "{0[makespan_h]:.2f}"),
+        ("change", "{0[makespan_change_pct]:+.1f} %"),
+        ("energy MJ", "{0[energy_mj]:.2f}"),
+        ("change", "{0[energy_change_pct]:+.1f} %"),
+        ("p95 wait min", "{0[p95_wait_min]:.0f}"),
+        ("p95 execution min", "{0[p95_execution_min]:.0f}"),
+        ("p95 JCT min", "{0[p95_jct_min]:.0f}"),
+        ("OOM", "{0[oom_crashes]:.0f}"),
+    )
 
 
 def _bounds(alone: Outcome) -> str:
@@ -165,7 +147,9 @@ def _claims(runs: dict[Run, Outcome]) -> list[Claim]:
 
 
 def _sensitivity() -> str:
-    """The same run under other assumptions: what of the difference each could explain."""
+    """The same run under other assumptions: what of the difference each could explain.
+
+    They are the model of interference, the first kernel's second, and whether there is MPS."""
     alone = RUNS[0]
     rows = [
         ("as above", BEST, "learned", 10.0, True),
@@ -177,9 +161,8 @@ def _sensitivity() -> str:
         ("streams: 2-GPU jobs share, too", BEST, "learned", 10.0, False),
     ]
     cells = []
-    for what, run, interference, first_kernel_s, mps in rows:
-        before = _outcome(alone, interference, first_kernel_s, mps)
-        row = _row(_outcome(run, interference, first_kernel_s, mps), before)
+    for what, run, *assumed in rows:
+        row = _row(_outcome(run, *assumed), _outcome(alone, *assumed))
         changes = (f"{row[f'{figure}_change_pct']:+.1f} %" for figure in ("makespan", "energy"))
         cells.append((what, *changes, f"{row['oom_crashes']:.0f}"))
     headings = ("magm, recovery only", "makespan", "energy", "OOM")

@@ -14,15 +14,11 @@ from dataclasses import dataclass, replace
 from functools import cache
 from random import Random
 
-from benchmarks.carma.paper import FREE_5GB, GPUS, KNOWN, TRACE
+from benchmarks.carma.paper import FREE_5GB, GPUS, KNOWN, TRACE, simulated
 from benchmarks.harness.main import main
 from benchmarks.harness.report import RESULTS, Report
-from carmad.config import Collocation, Settings
 from carmad.sim import metrics
-from carmad.sim.experiment import Experiment
-from carmad.sim.hardware import parse
 from carmad.sim.report import markdown
-from carmad.sim.run import simulate
 from carmad.sim.task import Trace
 from carmad.sim.traces.sources import load
 
@@ -115,14 +111,9 @@ def shuffled(trace: Trace, seed: int) -> Trace:
 
 @cache
 def outcome(trace: Trace, run: Run) -> Result:
-    settings = Settings(
-        policy=run.policy,
-        preconditions=replace(
-            FREE_5GB if run.estimator == "none" else KNOWN, utilization=run.risk_test
-        ),
-        collocation=Collocation(mps=True),
-    )
-    made = simulate(Experiment(trace, parse(GPUS), settings, run.estimator, "learned"))
+    conditions = FREE_5GB if run.estimator == "none" else KNOWN
+    conditions = replace(conditions, utilization=run.risk_test)
+    made = simulated(trace, run.policy, run.estimator, conditions)
     return Result(made.makespan_s, metrics.figures(made).oom_crashes)
 
 

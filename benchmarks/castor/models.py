@@ -33,9 +33,10 @@ from benchmarks.harness.data import DATA, ROOT, read
 from benchmarks.harness.main import main
 from benchmarks.harness.pairs import LUCID, LUCID_LICENCE
 from benchmarks.harness.report import Report
+from benchmarks.harness.rows import columns
 from carmad.learning.interference import train
 from carmad.models import Boosted
-from carmad.sim.report import compare, markdown
+from carmad.sim.report import compare
 from carmad.sim.report.compare import Claim
 
 SHIPPED = ROOT / "policies" / "castor" / "interference.json"
@@ -179,18 +180,17 @@ RATIOS = (
 
 
 def _ratios(rows: Sequence[Row]) -> str:
-    return markdown.table(
-        ("data", "held out", "model", "sides", "RMSE", "decides otherwise", "JCT", "benefit"),
-        [
-            (
-                *(row.data, row.held_out, row.model, f"{row.sides:,}", f"{row.rmse:.3f}"),
-                f"{100 * row.decided.otherwise:.1f} %",
-                f"{100 * row.decided.lost:+.2f} %",
-                f"{100 * row.decided.deviation:.1f} %",
-            )
-            for row in rows
-        ],
-        numbers=range(3, 8),
+    return columns(
+        rows,
+        ("data", "{0.data}"),
+        ("held out", "{0.held_out}"),
+        ("model", "{0.model}"),
+        ("sides", "{0.sides:,}"),
+        ("RMSE", "{0.rmse:.3f}"),
+        ("decides otherwise", lambda row: f"{100 * row.decided.otherwise:.1f} %"),
+        ("JCT", lambda row: f"{100 * row.decided.lost:+.2f} %"),
+        ("benefit", lambda row: f"{100 * row.decided.deviation:.1f} %"),
+        text=range(3),
     )
 
 

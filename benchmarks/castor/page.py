@@ -22,7 +22,7 @@ from benchmarks.castor.runs import (
 )
 from benchmarks.castor.timing import Taken
 from benchmarks.harness.report import Report
-from benchmarks.harness.rows import percentile
+from benchmarks.harness.rows import columns, percentile
 from carmad.sim.report import markdown
 
 
@@ -349,18 +349,17 @@ def _splits(runs: Runs) -> str:
 
 
 def _decisions(taken: Sequence[Taken]) -> str:
-    headings = ("policy", "GPUs", "plans", "mean ms", "median ms", "P99 ms", "worst ms", "paper ms")
-    rows = [
-        (
-            each.policy,
-            str(each.gpus),
-            str(each.plans),
-            *(f"{ms:.2f}" for ms in (each.mean_ms, each.median_ms, each.p99_ms, each.worst_ms)),
-            "≤ 20" if each.policy == "castor" and each.gpus == 16 else "",
-        )
-        for each in taken
-    ]
-    return markdown.table(headings, rows, numbers=range(1, len(headings)))
+    return columns(
+        taken,
+        ("policy", "{0.policy}"),
+        ("GPUs", "{0.gpus}"),
+        ("plans", "{0.plans}"),
+        ("mean ms", "{0.mean_ms:.2f}"),
+        ("median ms", "{0.median_ms:.2f}"),
+        ("P99 ms", "{0.p99_ms:.2f}"),
+        ("worst ms", "{0.worst_ms:.2f}"),
+        ("paper ms", lambda e: "≤ 20" if (e.policy, e.gpus) == ("castor", 16) else ""),
+    )
 
 
 def _change(value: float, before: float) -> float:

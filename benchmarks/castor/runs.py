@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from math import hypot
 from statistics import fmean
+from unittest import mock
 
 from benchmarks.castor.sharing import crowded, decisions
 from benchmarks.castor.workload import (
@@ -57,9 +58,6 @@ class MpsOnStreams(Sharing):
 
     def shared(self, loads: tuple[Load, ...], mode: Mode) -> tuple[float, ...]:
         return Learned().shared(loads, Mode.MPS)
-
-
-interference.MODELS["mps_on_streams"] = MpsOnStreams  # in each process that imports this
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +142,8 @@ def results(cases: Sequence[Case]) -> Iterator[Result]:
 
 
 def run(case: Case) -> Result:
-    return result(case, simulate(case.experiment))
+    with mock.patch.dict(interference.MODELS, mps_on_streams=MpsOnStreams):
+        return result(case, simulate(case.experiment))
 
 
 def result(case: Case, outcome: Outcome) -> Result:

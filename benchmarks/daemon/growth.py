@@ -28,6 +28,7 @@ from benchmarks.daemon import http, server
 from benchmarks.daemon.carmad import memory_mb
 from benchmarks.harness.main import main
 from benchmarks.harness.report import Report
+from benchmarks.harness.rows import columns
 from carmad import registry
 from carmad.config import Access, Monitor, Settings
 from carmad.core.history import History
@@ -45,7 +46,6 @@ from carmad.http.service import Service
 from carmad.learned.estimates import Answer, Estimates, ask
 from carmad.learned.experience import Experience
 from carmad.learned.models import Models
-from carmad.sim.report import markdown
 from carmad.store.journal import Journal
 from carmad.store.sql import SqlStore
 
@@ -305,20 +305,18 @@ def slope_kb(checkpoints: list[Checkpoint], traced: bool) -> float:
 
 def _report(found: list[Checkpoint], jobs: int, traced: bool) -> Report:
     kb = slope_kb(found, traced)
-    rows = [
-        (
-            f"{one.jobs:,}",
-            f"{one.rss_mb:.1f}",
-            f"{one.traced_mb:.1f}" if traced else "",
-            f"{one.objects:,}",
-            "; ".join(one.growing),
-        )
-        for one in found
-    ]
-    heads = ("jobs", "RSS MB", "allocated MB", "objects", "grown the most since the middle")
+    table = columns(
+        found,
+        ("jobs", "{0.jobs:,}"),
+        ("RSS MB", "{0.rss_mb:.1f}"),
+        ("allocated MB", lambda one: f"{one.traced_mb:.1f}" if traced else ""),
+        ("objects", "{0.objects:,}"),
+        ("grown the most since the middle", lambda one: "; ".join(one.growing)),
+        text=(4,),
+    )
     return Report(
         "Growth with jobs",
-        [markdown.table(heads, rows, numbers=range(4))],
+        [table],
         {"rows": found},
         [
             f"- {found[-1].jobs:,} jobs in {SECONDS * jobs // JOBS / 3600:.1f} pretended hours",
@@ -326,6 +324,7 @@ def _report(found: list[Checkpoint], jobs: int, traced: bool) -> Report:
             f" {'flat' if kb < FLAT_KB else 'GROWS'}",
         ],
         name="growth" if traced else "growth_untraced",
+        kept=jobs == JOBS,
     )
 
 

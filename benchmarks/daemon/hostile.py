@@ -66,7 +66,8 @@ def measure(seconds: float = ATTACK_S) -> Report:
         ]
     for what, times in sorted(sum(answers, Counter()).items()):
         rows.append(Row("attacks, and their answers", what, times, ""))
-    return of_rows(f"{len(HOSTILE)} hostile users, and an honest one", rows)
+    title = f"{len(HOSTILE)} hostile users, and an honest one"
+    return of_rows(title, rows, kept=seconds == ATTACK_S)
 
 
 def latencies(what: str, quiet: list[float], attacked: list[float]) -> list[Row]:

@@ -21,14 +21,14 @@ def main(name: str, measure: Callable[..., Report], needs: Path | None = None) -
     """
     module = sys.modules["__main__"]
     assert module.__spec__
-    command = f"python -m {module.__spec__.name.removesuffix('.__main__')}"
+    command = ["python", "-m", module.__spec__.name.removesuffix(".__main__")]
 
     @wraps(measure)
     def run(**options: object) -> None:
         if needs is not None and not needs.exists():
             sys.exit(f"the public data are not here: {needs}")
         facts = circumstances()
-        facts["command"] = f"`{shlex.join([command, *sys.argv[1:]])}`".replace("'", "")
+        facts["command"] = f"`{shlex.join([*command, *sys.argv[1:]])}`"
         report = measure(**options)
         page = report.page(facts)
         print(page)

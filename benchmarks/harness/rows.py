@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from carmad.sim.report import markdown
+from carmad.sim.report.numbers import number
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +34,26 @@ class Row:
     def cells(self) -> tuple[str, ...]:
         target = ""
         if self.bound is not None:
-            target = f"{'≥' if self.least else '≤'} {_number(self.bound)} {self.unit}"
-        spread = f"{_number(self.spread[0])}–{_number(self.spread[1])}" if self.spread else ""
-        measured = f"{_number(self.value)} {self.unit}"
+            target = f"{'≥' if self.least else '≤'} {number(self.bound)} {self.unit}"
+        spread = f"{number(self.spread[0])}–{number(self.spread[1])}" if self.spread else ""
+        measured = f"{number(self.value)} {self.unit}"
         cells = (self.group, self.what, target.rstrip(), measured, spread)
         return *cells, verdict(self.met), self.note
+
+
+Column = tuple[str, str | Callable[[Any], str]]
+
+
+def columns(rows: Iterable[object], *columns: Column, text: Collection[int] = (0,)) -> str:
+    """A table with a line for each row; columns are set right, but for `text`, counted from 0.
+
+    A column is its heading and what a row has in it: a format ("{0.jobs:,}") or a function.
+    """
+    cells = [
+        [form.format(row) if isinstance(form, str) else form(row) for _, form in columns]
+        for row in rows
+    ]
+    return markdown.table([name for name, _ in columns], cells, {*range(len(columns))} - {*text})
 
 
 def verdict(met: bool | None) -> str:
@@ -67,9 +83,3 @@ def summary(rows: Sequence[Row]) -> str:
     missed = [f"{row.group}: {row.what}" for row in judged if not row.met]
     text = f"{len(judged) - len(missed)} of {len(judged)} targets met"
     return text + (f"; MISSED: {'; '.join(missed)}" if missed else "")
-
-
-def _number(value: float) -> str:
-    if value and abs(value) < 10:
-        return f"{value:.3g}"
-    return f"{value:,.1f}" if abs(value) < 100 else f"{value:,.0f}"

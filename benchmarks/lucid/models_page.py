@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.harness.report import Report
+from benchmarks.harness.rows import columns
 from carmad.models import Tree
 from carmad.sim.report import compare, markdown
 from carmad.sim.report.compare import Claim
@@ -117,23 +118,20 @@ def _labels(found: Found) -> str:
     def share(value: float) -> str:
         return f"{100 * value:.1f}"
 
-    rows = [
+    table = columns(
+        found["accuracy"],
+        ("labelled by the average of", "{0[labels]}"),
+        ("Tiny/Medium/Jumbo", lambda row: "/".join(map(str, row["counts"]))),
+        ("as the authors %", lambda row: share(row["authors"])),
+        ("accuracy, each network held out %", lambda row: share(row["each_model"])),
         (
-            row["labels"],
-            "/".join(map(str, row["counts"])),
-            share(row["authors"]),
-            share(row["each_model"]),
-            f"{share(min(row['folds']))}–{share(max(row['folds']))}",
-            share(row["at_random"]),
-            share(row["seen"]),
-            str(row["leaves"]),
-        )
-        for row in found["accuracy"]
-    ]
-    headings = (
-        *("labelled by the average of", "Tiny/Medium/Jumbo", "as the authors %"),
-        *("accuracy, each network held out %", "… quarters of them", "… 30 % at random"),
-        *("… seen", "leaves"),
+            "… quarters of them",
+            lambda row: f"{share(min(row['folds']))}–{share(max(row['folds']))}",
+        ),
+        ("… 30 % at random", lambda row: share(row["at_random"])),
+        ("… seen", lambda row: share(row["seen"])),
+        ("leaves", "{0[leaves]}"),
+        text=range(2),
     )
     note = (
         "Of 66 configurations, 56 were measured in pairs; those of BERT, ResNet-50 and Transformer "
@@ -141,7 +139,7 @@ def _labels(found: Found) -> str:
         "random: the mean of 20 splits. The paper labels a job by its influence on others; "
         "the artifact averages the job's own speeds, and then trains on labels set by hand."
     )
-    return f"{markdown.table(headings, rows, numbers=range(2, 8))}\n\n{note}"
+    return f"{table}\n\n{note}"
 
 
 def _packings(found: Found) -> str:

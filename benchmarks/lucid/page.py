@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.harness.report import Report
-from benchmarks.harness.rows import verdict
+from benchmarks.harness.rows import columns, verdict
 from benchmarks.lucid import notes
 from benchmarks.lucid.runs import (
     BUSY,
@@ -57,10 +57,6 @@ PAPER_LIMITS = {
     600.0: (64.40, 509, 13_270, 1_422),
 }
 PLAN_MS = 3.0
-HEADINGS = (
-    *("", "JCT h", "queue h", "p99.9 queue h", "slowdown", "lost s", "longest queue"),
-    *("preempted", "OOM", "makespan h"),
-)
 
 
 class Runs:
@@ -79,8 +75,19 @@ class Runs:
         return [_mean(found) for (name, _), found in self._samples.items() if name == table]
 
     def table(self, name: str) -> str:
-        rows = [_cells(each) for each in self.rows(name)]
-        return markdown.table(HEADINGS, rows, range(1, len(HEADINGS)))
+        return columns(
+            self.rows(name),
+            ("", _what),
+            ("JCT h", "{0.jct:.2f}"),
+            ("queue h", "{0.queue:.2f}"),
+            ("p99.9 queue h", "{0.queue_p999:.1f}"),
+            ("slowdown", "{0.slowdown:.2f}"),
+            ("lost s", "{0.lost_s:.0f}"),
+            ("longest queue", "{0.queue_max:.0f}"),
+            ("preempted", "{0.preemptions:.0f}"),
+            ("OOM", "{0.oom_crashes:.0f}"),
+            ("makespan h", "{0.makespan:.0f}"),
+        )
 
 
 def _mean(results: Sequence[Result]) -> Result:
@@ -227,56 +234,40 @@ def _limits(runs: Runs) -> str:
 
 
 def _plans(taken: Sequence[Latency]) -> str:
-    rows = [
-        (
-            each.what,
-            f"{each.placed}",
-            f"{each.median_ms:.2f}",
-            f"{each.p99_ms:.2f}",
-            f"{each.tick_ms:.2f}",
-            verdict(each.median_ms <= PLAN_MS),
-        )
-        for each in taken
-    ]
-    headings = ("", "placed", "median ms", "P99 ms", "core's whole tick, ms", "≤ 3 ms (paper: 3)")
-    return markdown.table(headings, rows, range(1, 5))
+    return columns(
+        taken,
+        ("", "{0.what}"),
+        ("placed", "{0.placed}"),
+        ("median ms", "{0.median_ms:.2f}"),
+        ("P99 ms", "{0.p99_ms:.2f}"),
+        ("core's whole tick, ms", "{0.tick_ms:.2f}"),
+        ("≤ 3 ms (paper: 3)", lambda each: verdict(each.median_ms <= PLAN_MS)),
+        text=(0, 5),
+    )
 
 
 def _tuner(runs: Runs, best: Knobs) -> tuple[str, str, str]:
-    found = runs.of("tuned", "tuned knobs")
-    default = runs.of("ablations", "lucid")
-    tried = markdown.table(
-        (f"week of {BEFORE}", "JCT h", "queue h", "profiling queue s"),
-        [
-            (each.what, f"{each.jct:.3f}", f"{each.queue:.3f}", f"{each.profiling_queue_s:.0f}")
-            for each in runs.rows("tuner")
-        ],
-        range(1, 4),
-    )
-    rows = [
-        (what, f"{each.jct:.3f}", f"{each.queue:.3f}", f"{each.profiling_queue_s:.0f}")
-        for what, each in (("defaults", default), (knobs_told(*best), found))
-    ]
-    headings = (f"week of {TEST}", "JCT h", "queue h", "profiling queue s")
+    found = replace(runs.of("tuned", "tuned knobs"), what=knobs_told(*best))
+    default = replace(runs.of("ablations", "lucid"), what="defaults")
     change = 100 * (found.jct / default.jct - 1)
-    verdict = "they are better" if change < 0 else "they are no better"
+    better = "better" if change < 0 else "no better"
     told = (
-        f"The knobs that were best on the week before change the JCT by {change:+.1f} %: {verdict}."
+        "The knobs that were best on the week before change the JCT by"
+        f" {change:+.1f} %: they are {better}."
     )
-    return tried, markdown.table(headings, rows, range(1, 4)), told
+    return _knobs(BEFORE, runs.rows("tuner")), _knobs(TEST, [default, found]), told
 
 
-def _cells(one: Result) -> tuple[str, ...]:
+def _knobs(week: str, rows: Sequence[Result]) -> str:
+    return columns(
+        rows,
+        (f"week of {week}", "{0.what}"),
+        ("JCT h", "{0.jct:.3f}"),
+        ("queue h", "{0.queue:.3f}"),
+        ("profiling queue s", "{0.profiling_queue_s:.0f}"),
+    )
+
+
+def _what(one: Result) -> str:
     ended = "" if one.finished == one.jobs else f" ({one.jobs - one.finished:.0f} never ended)"
-    return (
-        one.what + ended,
-        f"{one.jct:.2f}",
-        f"{one.queue:.2f}",
-        f"{one.queue_p999:.1f}",
-        f"{one.slowdown:.2f}",
-        f"{one.lost_s:.0f}",
-        f"{one.queue_max:.0f}",
-        f"{one.preemptions:.0f}",
-        f"{one.oom_crashes:.0f}",
-        f"{one.makespan:.0f}",
-    )
+    return one.what + ended

@@ -23,7 +23,6 @@ from torch import nn
 import estimators
 from benchmarks.harness.main import main
 from benchmarks.harness.report import Report, of_rows
-from benchmarks.harness.rows import Row
 from benchmarks.memory.truth import (
     MIB,
     MLPS,
@@ -31,6 +30,7 @@ from benchmarks.memory.truth import (
     Network,
     accuracy,
     comparison,
+    error_rows,
     kept,
     networks,
 )
@@ -107,15 +107,10 @@ def report(fitted: Sequence[Told], judged: Sequence[Told], kept_too: bool) -> Re
     sides = {
         side: _accuracies(some, constant) for side, some in (("judged", judged), ("fitted", fitted))
     }
-    names = ("P50", "P80", "P90", "P95", "P99")
-    values = sides["judged"]["trace, expected"].absolute
-    rows = [
-        Row("expected", f"absolute error {name}", value, "MiB", 25 if name == "P95" else None)
-        for name, value in zip(names, values, strict=True)
-    ]
+    bounds = (None, None, None, 25, None)
     return of_rows(
         "Multilayer perceptrons, as measured and as traced",
-        rows,
+        error_rows(sides["judged"]["trace, expected"], "MiB", bounds),
         "Absolute errors in MiB, the half that is judged"
         " (some helped to choose optimizer and loss):",
         comparison(list(sides["judged"].items()), "MiB", ()),

@@ -22,13 +22,12 @@ from threading import Event
 from benchmarks.harness.data import ROOT
 from benchmarks.harness.main import main
 from benchmarks.harness.report import Report, of_rows
-from benchmarks.harness.rows import Row, of_runs
+from benchmarks.harness.rows import Row, columns, of_runs
 from benchmarks.memory.truth import MIB
 from carmad.config import Estimation, Settings
 from carmad.core.ports import Run, Trial
 from carmad.core.types import JobSpec
 from carmad.learned.trial import tried
-from carmad.sim.report import markdown
 from estimators.look import look
 from estimators.tracer.report import Report as TraceReport
 
@@ -73,22 +72,20 @@ def measure() -> Report:
         of_runs("cold scripts", "import torch, and nothing else", torch_s, "s"),
         Row("cold scripts", "traced", len(traced), f"of {len(looked)}"),
     ]
-    cells = [
-        (
-            one.script,
-            f"{statistics.median(one.wall_s):.2f}",
-            f"{min(one.wall_s):.2f}–{max(one.wall_s):.2f}",
-            f"{statistics.median(one.processor_s):.2f}",
-            "–" if one.reserved_mib is None else str(one.reserved_mib),
-            one.refused,
-        )
-        for one in looked
-    ]
-    head = ("script", "wall s", "runs", "processor s", "reserved MiB", "refused because")
+    table = columns(
+        looked,
+        ("script", "{0.script}"),
+        ("wall s", lambda one: f"{statistics.median(one.wall_s):.2f}"),
+        ("runs", lambda one: f"{min(one.wall_s):.2f}–{max(one.wall_s):.2f}"),
+        ("processor s", lambda one: f"{statistics.median(one.processor_s):.2f}"),
+        ("reserved MiB", lambda one: "–" if one.reserved_mib is None else str(one.reserved_mib)),
+        ("refused because", "{0.refused}"),
+        text=(0, 5),
+    )
     return of_rows(
         "Looks at training scripts, cold",
         rows,
-        markdown.table(head, cells, numbers=range(1, 5)),
+        table,
         data={"import_torch_s": torch_s, "scripts": looked},
         notes=[f"- {RUNS} runs each, one after the other"],
     )

@@ -38,12 +38,12 @@ from benchmarks.harness.processes import in_processes
 from benchmarks.harness.report import Report, of_rows
 from benchmarks.harness.rows import Row, percentile
 from benchmarks.memory.truth import (
-    GIB,
     MIB,
     TIMM,
     Accuracy,
     accuracy,
     comparison,
+    error_rows,
     halves,
     kept,
 )
@@ -284,13 +284,8 @@ def _accuracies(some: Sequence[Seen], constant: float, plain: float) -> dict[str
 
 def _targets(judged: dict[str, Accuracy], traced: Sequence[Traced]) -> list[Row]:
     expected, margin = judged["trace, expected"], judged["trace, safe"]
-    bounds = (0.11, 0.35, 0.75, 2.0, None)
-    names = ("P50", "P80", "P90", "P95", "P99")
     rows = [
-        Row("expected", f"absolute error {name}", value / GIB, "GiB", bound)
-        for name, value, bound in zip(names, expected.absolute, bounds, strict=True)
-    ]
-    rows += [
+        *error_rows(expected, "GiB", (0.11, 0.35, 0.75, 2.0, None)),
         Row("expected", "within 1 GiB", 100 * expected.within_gib, "%", 92, least=True),
         Row("safe", "under", 100 * margin.under, "%", 8),
         Row("safe", "under by more than 1 GiB", 100 * margin.under_gib, "%", 3),

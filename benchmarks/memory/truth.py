@@ -10,12 +10,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from benchmarks.harness.data import DATA, read
-from benchmarks.harness.rows import percentile
+from benchmarks.harness.rows import Row, percentile
 from carmad.sim.report import markdown
 
 MLPS, TIMM = DATA / "memory" / "mlp_runs.csv", DATA / "memory" / "timm_runs.csv"
 GIB = 1024  # MiB
 MIB = 2**20  # bytes
+SCALE = {"MiB": 1, "GiB": GIB}
 PERCENTILES = (0.5, 0.8, 0.9, 0.95, 0.99)
 
 
@@ -75,10 +76,17 @@ def accuracy(errors: Sequence[float]) -> Accuracy:
     )
 
 
+def error_rows(one: Accuracy, unit: str, bounds: Sequence[float | None]) -> list[Row]:
+    """`unit`: MiB or GiB, also of the bounds, by PERCENTILES."""
+    return [
+        Row("expected", f"absolute error P{round(100 * q)}", size / SCALE[unit], unit, bound)
+        for q, size, bound in zip(PERCENTILES, one.absolute, bounds, strict=True)
+    ]
+
+
 def comparison(named: Sequence[tuple[str, Accuracy]], unit: str, published: Sequence[str]) -> str:
     """Markdown; `unit`: MiB or GiB. `published`: cells of a row from elsewhere, name first."""
-    scale = {"MiB": 1, "GiB": GIB}[unit]
-    digits = {"MiB": 0, "GiB": 2}[unit]
+    scale, digits = SCALE[unit], {"MiB": 0, "GiB": 2}[unit]
     head = ["", "n", *(f"P{round(100 * q)}" for q in PERCENTILES)]
     head += ["within 1 GiB", "under", "under by > 1 GiB", "bias"]
     rows = [

@@ -183,6 +183,7 @@ def measure(policies: Annotated[list[str] | None, typer.Argument()] = None) -> R
         [markdown.table(HEADINGS, rows)],
         kept,
         [f"- {JOBS} jobs, {GPUS}, {COMPRESSION:g} times as fast"],
+        kept=not policies,
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean, median
 from typing import Any
+from unittest import mock
 
 from benchmarks.daemon.carmad import Daemon
 from carmad.api.times import iso
@@ -151,7 +152,6 @@ def simulated(
 ) -> Outcome:
     """The trace as `Emulation.replay` would run it: every job takes `end_s` more than its duration,
     and all of that `stretched`."""
-    interference.MODELS["emulated"] = EmulatedCard
     tasks = (
         replace(
             task,
@@ -160,13 +160,13 @@ def simulated(
         )
         for seed, task in enumerate(trace.tasks)
     )
-    return simulate(
-        Experiment(
-            replace(trace, tasks=tuple(tasks)),
-            parse(gpus),
-            settings,
-            estimator="oracle" if declared else "none",
-            interference="emulated",
-            physics=physics,
-        )
+    experiment = Experiment(
+        replace(trace, tasks=tuple(tasks)),
+        parse(gpus),
+        settings,
+        estimator="oracle" if declared else "none",
+        interference="emulated",
+        physics=physics,
     )
+    with mock.patch.dict(interference.MODELS, emulated=EmulatedCard):
+        return simulate(experiment)

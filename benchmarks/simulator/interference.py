@@ -34,10 +34,10 @@ from benchmarks.harness.pairs import (
     lucid_pairs,
 )
 from benchmarks.harness.report import Report
+from benchmarks.harness.rows import columns
 from carmad.core.types import Mode
 from carmad.sim import catalogue
 from carmad.sim.interference import Additive, Interference, Learned, Unslowed
-from carmad.sim.report import markdown
 from carmad.sim.task import Load
 
 SHIPPED = ROOT / "carmad" / "sim" / "coefficients" / "interference.json"
@@ -289,16 +289,15 @@ def _fitted(data: str, licence: str, samples: Samples, dropped: Counter[str]) ->
 def _blocks(found: Mapping[str, Any]) -> list[str]:
     mapped = found["mapping"]
     blocks = [
-        markdown.table(
-            ("data", "mode", "sides of pairs", "model", "RMSE of the speed", "R²"),
-            [
-                (
-                    *(f"{row[name]}" for name in ("data", "mode", "sides", "model")),
-                    *(f"{row['rmse']:.3f}", f"{row['r2']:.2f}"),
-                )
-                for row in found["held_out"]
-            ],
-            numbers=(2, 4, 5),
+        columns(
+            found["held_out"],
+            ("data", "{0[data]}"),
+            ("mode", "{0[mode]}"),
+            ("sides of pairs", "{0[sides]}"),
+            ("model", "{0[model]}"),
+            ("RMSE of the speed", "{0[rmse]:.3f}"),
+            ("R²", "{0[r2]:.2f}"),
+            text=(0, 1, 3),
         ),
     ]
     for mode, fitted in found["modes"].items():

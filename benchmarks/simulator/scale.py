@@ -17,12 +17,11 @@ from dataclasses import dataclass, replace
 from benchmarks.harness.data import DATA
 from benchmarks.harness.main import main
 from benchmarks.harness.report import Report
-from benchmarks.harness.rows import verdict
+from benchmarks.harness.rows import columns, verdict
 from carmad.config import Settings
 from carmad.sim import metrics
 from carmad.sim.experiment import Experiment
 from carmad.sim.hardware import parse
-from carmad.sim.report import markdown
 from carmad.sim.run import simulate
 from carmad.sim.task import Trace
 from carmad.sim.traces.sources import load
@@ -33,10 +32,6 @@ SIZES = (20_000, 40_000, 82_247)
 POLICIES = ("fifo", "sjf", "magm")
 SHARING = ("magm",)  # work over capacity is no bound for these
 RUNS = 3
-HEADINGS = (
-    *("policy", "jobs", "processor s", "wall s", "peak MiB", "µs per event", "longest queue"),
-    *("mean JCT h", "no-wait", "makespan h", "bound", ""),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,26 +108,26 @@ def _run(source: str, gpus: str, policy: str, jobs: int) -> Measured:
 
 
 def _table(runs: list[Measured], cpu_s: float, exempt: tuple[str, ...] = ()) -> str:
-    rows = []
-    for one in runs:
-        met = verdict(one.cpu_s <= cpu_s and one.peak_mib <= 2048)
-        rows.append(
-            (
-                one.policy,
-                f"{one.jobs:,}",
-                f"{one.cpu_s:.2f}",
-                f"{one.wall_s:.2f}",
-                f"{one.peak_mib:.0f}",
-                f"{one.cpu_s / one.events * 1e6:.0f}",
-                f"{one.queue_max}",
-                f"{one.jct_mean_s / 3600:.2f}",
-                f"{one.jct_bound_s / 3600:.2f}",
-                f"{one.makespan_h:.1f}",
-                f"{one.bound_h:.1f}",
-                "" if one.policy in exempt else met,
-            )
-        )
-    return markdown.table(HEADINGS, rows, numbers=range(1, len(HEADINGS) - 1))
+    def met(one: Measured) -> str:
+        judged = one.policy not in exempt
+        return verdict(one.cpu_s <= cpu_s and one.peak_mib <= 2048 if judged else None)
+
+    return columns(
+        runs,
+        ("policy", "{0.policy}"),
+        ("jobs", "{0.jobs:,}"),
+        ("processor s", "{0.cpu_s:.2f}"),
+        ("wall s", "{0.wall_s:.2f}"),
+        ("peak MiB", "{0.peak_mib:.0f}"),
+        ("µs per event", lambda one: f"{one.cpu_s / one.events * 1e6:.0f}"),
+        ("longest queue", "{0.queue_max}"),
+        ("mean JCT h", lambda one: f"{one.jct_mean_s / 3600:.2f}"),
+        ("no-wait", lambda one: f"{one.jct_bound_s / 3600:.2f}"),
+        ("makespan h", "{0.makespan_h:.1f}"),
+        ("bound", "{0.bound_h:.1f}"),
+        ("", met),
+        text=(0, 11),
+    )
 
 
 def _growth(runs: list[Measured]) -> str:
