@@ -61,7 +61,7 @@ def queued(id, left_s=100.0, wants=1, deadline=None, stages=COMPUTES, **changes)
     spec = a_spec(gpus=wants, deadline_at=deadline)
     spec = replace(spec, **{name: changes.pop(name) for name in WISHES if name in changes})
     told = {
-        "stages": stages,
+        "stage_times": stages,
         "prediction": left_s and Prediction(left_s, "history"),
         "estimate": Estimate(10_000, "trace"),
     }

@@ -294,7 +294,7 @@ class Job:
     prediction: Prediction | None = None
     profile: Profile | None = None
     steps: tuple[StepTime, ...] = ()  # as it, or an earlier run of the job, has told; one per parts
-    stages: tuple[StageTimes, ...] = ()  # likewise, or as its owner has; one per kind of GPU
+    stage_times: tuple[StageTimes, ...] = ()  # likewise, or as stated; one per type of GPU
     profiling: ProfilingRun | None = None  # this attempt is to profile it, and is not over yet
     accumulation: int = 1  # parts that the current or last attempt splits each batch into
     attempt: int = 0  # the current or last one; 0 before the first
