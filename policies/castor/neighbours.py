@@ -45,8 +45,8 @@ def unknown(job: Job) -> str:
 
 
 def steps(job: Job) -> StepModel:
-    """As reported by runs of the job (`carma report-step`). Without reports, a step is taken to last
-    a second: only the ratio of durations matters."""
+    """As reported by runs of the job (`carma report-step`). Without reports, a step counts as one
+    second: only the ratio of durations matters."""
     return StepModel.told(job.steps, batch(job)) or StepModel.assumed(1.0, batch(job))
 
 
