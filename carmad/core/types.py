@@ -101,7 +101,7 @@ class WarnSignal:
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """What an iteration of a job takes alone, by what it keeps busy (Cuckoo paper, 3.2)."""
+    """How long the parts of an iteration take when the job runs alone (Cuckoo paper, 3.2)."""
 
     load_s: float  # reading and preparing a batch: CPU and disk
     forward_s: float
