@@ -35,7 +35,7 @@ def test_stage_times_are_read() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("forward=20", "no time of a stage; try 20ms"),
+        ("forward=20", "not the time of a stage; try 20ms"),
         ("forward=20min", "not the time of a stage"),
         ("in=12", "not a size; try 12M"),
         ("tensor=0", "not a number for tensor"),
