@@ -120,12 +120,13 @@ class Environment:
     bytes: int
 
 
-dataclass(frozen=True, kw_only=True)(JobOptions)  # not there: `carma submit` cannot wait for it
+# Not where it stands: `carma submit` reads it, too, and cannot wait for dataclasses.
+dataclass(frozen=True, kw_only=True)(JobOptions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec(JobOptions):
-    """What the user asked for. Never changes.
+    """What the user asked for. Never changes. More fields are stated in `carmad.options`.
 
     Of its environment, `env` has only what tells recurring jobs apart (`core.recurrence`): the
     whole, up to 1 MiB, is in the store as `environment`. Estimators and whoever starts the job
