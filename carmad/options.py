@@ -91,8 +91,8 @@ def table(cls: type[T]) -> type[T]:
 
 @table
 class JobOptions:
-    """An option without a type here has a value of several parts: its shapes are stated by the
-    request and by `JobSpec`."""
+    """An option without a type here has different forms in the request and in `JobSpec`, which
+    state them."""
 
     __slots__ = ()
 

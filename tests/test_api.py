@@ -612,7 +612,7 @@ def test_a_running_job_tells_what_its_steps_go_to(daemon: Daemon) -> None:
     kind = daemon.gpus[0].name
     stored = daemon.store.job(runs)
     assert stored is not None
-    assert stored.stages == (StageTimes(0.01, 0.037, 0.076, 0.098, "backward", kind),)
+    assert stored.stage_times == (StageTimes(0.01, 0.037, 0.076, 0.098, "backward", kind),)
     shown = daemon.call("GET", f"/v1/jobs/{runs}")[1]["stage_times"]
     assert shown == [stages | {"sync": "backward", "gpu": kind}]
     for wrong in ({"load_s": 0.1}, stages | {"load_s": -1.0}, stages | {"sync": "never"}):
@@ -689,8 +689,8 @@ def test_a_dry_run_knows_what_the_job_itself_would(daemon: Daemon) -> None:
     assert out["outlook"]["text"] == "predicted to miss its deadline by 60 min (could start now)"
     id = submit(daemon, **want)
     real = daemon.inbox.ask(lambda core: core.jobs[id]).result(5)
-    assert seen[0].id == 0 and real.stages and real.group
-    assert (seen[0].stages, seen[0].group) == (real.stages, real.group)
+    assert seen[0].id == 0 and real.stage_times and real.group
+    assert (seen[0].stage_times, seen[0].group) == (real.stage_times, real.group)
     assert "outlook" not in daemon.call("POST", "/v1/jobs", JOB | {"dry_run": True})[1]
 
 

@@ -61,7 +61,7 @@ def queued(id, left_s=100.0, wants=1, deadline=None, stages=COMPUTES, **changes)
     """A job of known stages that will run for so long."""
     told = {
         "deadline_at": deadline,
-        "stages": stages,
+        "stage_times": stages,
         "prediction": left_s and Prediction(left_s, "history"),
         "estimate": Estimate(10_000, "trace"),
     }

@@ -35,11 +35,11 @@ def test_stage_times_are_read() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("forward=20", "no time of a stage; try 20ms"),
-        ("forward=20min", "no time of a stage"),
-        ("in=12", "no size; try 12M"),
-        ("tensor=0", "no number for tensor"),
-        ("0x forward=1s", "no number for its replicas"),
+        ("forward=20", "not the time of a stage; try 20ms"),
+        ("forward=20min", "not the time of a stage"),
+        ("in=12", "not a size; try 12M"),
+        ("tensor=0", "not a number for tensor"),
+        ("0x forward=1s", "not a number for its replicas"),
         ("2 forward=1s", "'2' is not known here; there are forward, backward"),
         ("fwd=1s", "'fwd=1s' is not known here"),
         ("in=1M in=2M", "in= is there twice"),

@@ -508,16 +508,16 @@ def test_stage_times_are_kept_per_kind_of_gpu_and_for_the_next_run():
     kind = world.scheduler.gpus[world.job(id).gpus[0]].name
     for load_s in (0.2, 0.1):
         world.tell(Stepped(world.now, id, 0.5, StageTimes(load_s, 0.1, 0.2)))
-    assert world.job(id).stages == (StageTimes(0.1, 0.1, 0.2, gpu=kind),)
+    assert world.job(id).stage_times == (StageTimes(0.1, 0.1, 0.2, gpu=kind),)
     world.exit(id)
     elsewhere = StageTimes(0.3, 0.3, 0.3, gpu="another kind")
     again = world.submit()
-    world.scheduler.history.learn(replace(world.job(again), stages=(elsewhere,)))
+    world.scheduler.history.learn(replace(world.job(again), stage_times=(elsewhere,)))
     third = world.submit()
-    assert world.job(third).stages == (elsewhere,)
+    assert world.job(third).stage_times == (elsewhere,)
     world.exit(again)
     world.tell(Stepped(world.now, third, 0.5, StageTimes(0.1, 0.1, 0.2)))
-    assert world.job(third).stages == (elsewhere, StageTimes(0.1, 0.1, 0.2, gpu=kind))
+    assert world.job(third).stage_times == (elsewhere, StageTimes(0.1, 0.1, 0.2, gpu=kind))
 
 
 def test_runs_of_the_job_that_wait_learn_its_stage_times_once():
@@ -528,8 +528,8 @@ def test_runs_of_the_job_that_wait_learn_its_stage_times_once():
     for load_s in (0.1, 0.2):
         world.tell(Stepped(world.now, first, 0.5, StageTimes(load_s, 0.1, 0.2)))
     kind = world.scheduler.gpus[world.job(first).gpus[0]].name
-    assert world.job(waiting).stages == (StageTimes(0.1, 0.1, 0.2, gpu=kind),)
-    assert world.job(other).stages == ()
+    assert world.job(waiting).stage_times == (StageTimes(0.1, 0.1, 0.2, gpu=kind),)
+    assert world.job(other).stage_times == ()
 
 
 def test_stage_times_that_are_no_news_change_nothing():
@@ -542,7 +542,7 @@ def test_stage_times_that_are_no_news_change_nothing():
         assert (world.job(id) is not known) == news
         known = world.job(id)
     world.tell(Stepped(world.now, id, 0.5, StageTimes(0.0, 0.1, 0.2, sync="backward")))
-    assert world.job(id).stages[0].sync == "backward"
+    assert world.job(id).stage_times[0].sync == "backward"
 
 
 def test_what_a_job_tells_of_a_gpu_that_is_gone_is_not_heard():
@@ -551,7 +551,7 @@ def test_what_a_job_tells_of_a_gpu_that_is_gone_is_not_heard():
     (gone,) = world.job(id).gpus
     world.tell(Discovered(world.now, tuple(gpu for gpu in world.gpus if gpu.id != gone)))
     world.tell(Stepped(world.now, id, 0.5, StageTimes(0.1, 0.1, 0.2)))
-    assert world.job(id).stages == () and world.job(id).steps == ()
+    assert world.job(id).stage_times == () and world.job(id).steps == ()
 
 
 def test_its_owner_knows_the_stage_times_better_than_the_job():
@@ -559,7 +559,7 @@ def test_its_owner_knows_the_stage_times_better_than_the_job():
     declared = (StageTimes(0.1, 0.1, 0.2),)
     id = world.submit(stage_times=declared)
     world.tell(Stepped(world.now, id, 0.5, StageTimes(0.9, 0.9, 0.9)))
-    assert world.job(id).stages == declared
+    assert world.job(id).stage_times == declared
 
 
 def test_step_times_in_company_or_of_the_dead_are_not_believed():

@@ -136,7 +136,7 @@ class Jobs:
         out["ended_at"] = iso(job.ended_at)
         out["late_s"] = _late_s(job)
         out["layout"] = _layout(spec.layout) if spec.layout else None
-        out["stage_times"] = [asdict(one) for one in job.stages or spec.stage_times]
+        out["stage_times"] = [asdict(one) for one in job.stage_times or spec.stage_times]
         out["mode"] = job.mode.value if job.mode else None
         out["attempt"] = job.attempt
         out["recovering"] = job.retry is not None and not job.ended

@@ -84,14 +84,12 @@ class ArrayIn(Request):
 Seconds = Annotated[float, Field(ge=0, le=MAX_TIME_S)]
 Mib = Annotated[float, Field(ge=0, le=MAX_MIB)]
 Gpus = Annotated[int, Field(ge=1, le=MAX_GPUS)]
-
-
 GpuKind = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f]*$", max_length=256)]
 OF_FIELD = {"_s": Seconds, "_mib": Mib, "gpu": GpuKind}  # by the end of its name
 
 
 def _of(value: type, without: str = "") -> Any:
-    """The form that a value of the core has in a request: the same fields, within limits."""
+    """The request's form of a dataclass of the core: the same fields, within limits."""
     shape: dict[str, Any] = {}
     for name, kind in get_type_hints(value).items():
         other = Gpus if kind is int else kind
@@ -145,7 +143,7 @@ class JobIn(Request):
 
 
 def _plain(option: Option, stored: Any) -> Any:
-    """The type of an option in a request, and its default. Its type in `JobSpec` is given."""
+    """The type of an option in a request, and its default. `stored` is its type in `JobSpec`."""
     kind = get_args(stored)[0] if option.default is None else stored
     if option.name.endswith("_at"):
         kind = Time

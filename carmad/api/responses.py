@@ -85,6 +85,7 @@ if TYPE_CHECKING:
 else:
     StageOut = TypedDict("StageOut", get_type_hints(Stage))
     StageTimesOut = TypedDict("StageTimesOut", get_type_hints(StageTimes))
+    StageOut.__doc__, StageTimesOut.__doc__ = Stage.__doc__, StageTimes.__doc__
 
 
 class LayoutOut(TypedDict):

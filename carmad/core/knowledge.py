@@ -45,7 +45,7 @@ class Knowledge:
             job,
             profile=job.profile if job.profiled else history.profile(job.group) or job.profile,
             steps=job.steps or history.steps(job.group),
-            stages=job.spec.stage_times or job.stages or history.stages(job.group),
+            stage_times=job.spec.stage_times or job.stage_times or history.stage_times(job.group),
         )
         return self.predicted(known, now)
 
@@ -97,8 +97,8 @@ def told(job: Job, event: Stepped, kind: str) -> Job:
         job = replace(job, steps=tuple(steps))
     if event.stages and not job.spec.stage_times and job.accumulation == 1:
         new = replace(event.stages, gpu=kind)
-        if not any(_alike(new, each) for each in job.stages):
-            job = replace(job, stages=_with(new, job.stages))
+        if not any(_alike(new, each) for each in job.stage_times):
+            job = replace(job, stage_times=_with(new, job.stage_times))
     return job
 
 

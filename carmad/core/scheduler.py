@@ -404,7 +404,7 @@ class Scheduler:
         gpu = self.gpus.get(job.gpus[0])
         if gpu and (known := told(job, event, gpu.name)) is not job:
             self._put(known)
-            if known.stages and not job.stages:
+            if known.stage_times and not job.stage_times:
                 self._inform_others(known, event.at)
 
     # -- time
@@ -447,11 +447,13 @@ class Scheduler:
     def _inform_others(self, job: Job, now: float) -> None:
         """Those in line that are the same job need not be profiled any more, nor watched."""
         profiled = job.profiled and job.profile is not None and job.profile.of is None
-        if not (profiled or job.stages):
+        if not (profiled or job.stage_times):
             return
         self.history.learn(job)
         for waiting in self._ledger.alike(job.group):
-            if (profiled and waiting.profile is None) or (job.stages and not waiting.stages):
+            if (profiled and waiting.profile is None) or (
+                job.stage_times and not waiting.stage_times
+            ):
                 self._put(self.knowledge.informed(waiting, now))
 
     def _note_untouched(self, job: Job, elapsed: float) -> None:

@@ -80,7 +80,7 @@ class WarnSignal:
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """What an iteration of a job takes alone, by what it keeps busy (Cuckoo paper, 3.2)."""
+    """How long the parts of an iteration take when the job runs alone (Cuckoo paper, 3.2)."""
 
     load_s: float  # reading and preparing a batch: CPU and disk
     forward_s: float
@@ -99,12 +99,13 @@ class Environment:
     bytes: int
 
 
-dataclass(frozen=True, kw_only=True)(JobOptions)  # not there: `carma submit` cannot wait for it
+# Not where it stands: `carma submit` reads it, too, and cannot wait for dataclasses.
+dataclass(frozen=True, kw_only=True)(JobOptions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec(JobOptions):
-    """What the user asked for. Never changes.
+    """What the user asked for. Never changes. More fields are stated in `carmad.options`.
 
     Of its environment, `env` has only what tells recurring jobs apart (`core.recurrence`): the
     whole, up to 1 MiB, is in the store as `environment`. Estimators and whoever starts the job
@@ -244,7 +245,7 @@ class Job:
     prediction: Prediction | None = None
     profile: Profile | None = None
     steps: tuple[StepTime, ...] = ()  # as it, or an earlier run of the job, has told; one per parts
-    stages: tuple[StageTimes, ...] = ()  # likewise, or as its owner has; one per kind of GPU
+    stage_times: tuple[StageTimes, ...] = ()  # likewise, or as stated; one per type of GPU
     attempts: tuple[Attempt, ...] = ()  # in order; `attempt.KEPT` at most
     requeued_after: int = 0  # attempts up to this one were before its owner had it queued again
     retry: Retry | None = None

@@ -237,7 +237,7 @@ def _in_time(body: SubmitIn, now: float) -> None:
     if body.deadline_at is not None and body.deadline_at <= now:
         raise CarmaError(
             f"the deadline was {duration(now - body.deadline_at)} ago",
-            "Give one that is to come, such as --deadline 8h, or none.",
+            "Give a time in the future, such as --deadline 8h.",
         )
 
 

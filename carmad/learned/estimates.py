@@ -27,8 +27,8 @@ FRESH_S = 60.0  # an answer is good for like jobs: a script may be edited after 
 ANSWERS_KEPT = 256
 MOST_LETTERS = 1000  # of what an exception says
 
-# The options that do not change what memory a job needs, each with one and the same value.
-OF_NO_ACCOUNT: dict[str, Any] = {
+# The options that do not change how much memory a job needs, at their defaults.
+NEUTRAL: dict[str, Any] = {
     field.name: "" if field.default is MISSING else field.default
     for field in fields(JobSpec)
     if field.name in OPTIONS and not OPTIONS[field.name].memory
@@ -168,7 +168,6 @@ class Estimates:
 
 
 def _alike(spec: JobSpec) -> bytes:
-    """The same for all jobs that need the same memory: of all but the options that do not change
-    it. A digest, as the answers outlive the jobs."""
-    what = replace(spec, **OF_NO_ACCOUNT)
+    """The same for all jobs that need the same memory. A digest, as answers outlive the jobs."""
+    what = replace(spec, **NEUTRAL)
     return blake2b(repr(what).encode(errors="surrogatepass"), digest_size=20).digest()

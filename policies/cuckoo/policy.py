@@ -78,7 +78,7 @@ class Cuckoo:
         new: list[Job] = []
         known: list[Job] = []
         for job in view.queue:
-            (new if aside.takes(job) and not job.stages else known).append(job)
+            (new if aside.takes(job) and not job.stage_times else known).append(job)
         # None are, while the first in line who can ever start could not do so on the others.
         with_them, without = (site(view, gpus, self.heterogeneous) for gpus in (NOTHING, aside.own))
         first = next(filter(with_them.holds, known), None)
