@@ -117,7 +117,7 @@ class Engine:
         def committed(step: Step) -> None:
             self._stopped.clear()
             self._keep_until = 0.0
-            self._tell(step)
+            self._notify(step)
             for delivery in batch:
                 if delivery.done:
                     delivery.done.set_result(None)
@@ -135,7 +135,7 @@ class Engine:
         world, store = self._world, self._store
         turn(self._scheduler, store, world, *events, committed=committed, refused=refused)
 
-    def _tell(self, step: Step) -> None:
+    def _notify(self, step: Step) -> None:
         """The step stands, whatever becomes of this."""
         for follower in self._followers:
             try:

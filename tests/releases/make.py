@@ -15,9 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from carmad.daemon.environment import job_environment
-from carmad.daemon.launcher import ATTEMPT_VARIABLE, launch_fields
-
+from carmad.attempt import process_tree, supervisor
+from carmad.attempt.environment import job_environment
+from carmad.attempt.launcher import ATTEMPT_VARIABLE, launch_fields
 from carmad.core.decision import Decision, Placement
 from carmad.core.messages import Drain, Event, Step, Tick
 from carmad.core.types import (
@@ -33,7 +33,6 @@ from carmad.core.types import (
     Retry,
     Usage,
 )
-from carmad.daemon import process_tree, supervisor
 from carmad.gpu.emulated import KINDS, uuid_of
 from carmad.store.sql import SqlStore
 
