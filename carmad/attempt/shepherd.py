@@ -93,6 +93,9 @@ class Shepherd:
         self._thread = threading.Thread(target=self._run, name="shepherd", daemon=True)
 
     def start(self) -> None:
+        """When this returns, whose processes are whose is known of all that is watched already."""
+        os.eventfd_write(self._wake, 1)
+        self._turn()
         self._thread.start()
 
     def close(self) -> None:
