@@ -67,8 +67,8 @@ class _Attempt:
 
 
 class Shepherd:
-    """Calls `on_exit(job, ended)` in its own thread, once the attempt's memory has left
-    its GPUs, or after ten seconds. `clock` is the daemon's.
+    """Calls `on_exit(job, ended)` in its own thread, once the attempt's memory has left its GPUs,
+    or ten seconds after its end. `clock` is the daemon's.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ from carmad.store.sql import SqlStore, StoreFull
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
-TICK_S = 2.0  # without news: longer than a monitor's period usually is, which then never comes
+TICK_S = 2.0  # longer than a monitor's usual period, so that a tick is seldom needed
 COMPLAIN_EVERY_S = 60.0
 
 
