@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from carmad.core.messages import Event, Step
 from carmad.core.ports import Store, World
 from carmad.core.scheduler import Scheduler
 
 
-class Follower(Protocol):
+class Follower:
     """Follows what the core does, in its thread. By default it ignores everything."""
+
+    __slots__ = ()
 
     def hear(self, events: Sequence[Event]) -> None:
         """The core is about to be fed these."""

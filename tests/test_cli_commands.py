@@ -326,6 +326,59 @@ def test_logs_that_are_not_there(
     assert run(["logs", "42", "--json"]) == 2, "logs are bytes"
 
 
+def title(job: int, attempt: int) -> bytes:
+    return b"=== carma job %d, attempt %d, 2026-11-22T05:10:11+0000 ===\n" % (job, attempt)
+
+
+@pytest.mark.parametrize("block", [7, 65536])
+def test_logs_of_one_job_where_several_write_to_the_file(
+    fake: FakeDaemon,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfdbinary: pytest.CaptureFixture[bytes],
+    block: int,
+) -> None:
+    """Each attempt that finds text has a title; the first job has none, nor has a shell."""
+    monkeypatch.setattr("cli.commands.logs.BLOCK", block)
+    log = tmp_path / "log"
+    parts = [b"1\n2\n", title(43, 1) + b"oops\n", title(42, 2) + b"3\n", title(44, 1) + b"4"]
+    log.write_bytes(b"".join(parts))
+    for id, attempt, own in (
+        (42, 2, parts[0] + parts[2]),
+        (43, 1, parts[1]),
+        (44, 1, parts[3]),
+        (45, 0, b""),  # it waits
+    ):
+        log_of(fake, log, id=id, attempt=attempt)
+        assert run(["logs", "42"]) == 0
+        assert capfdbinary.readouterr().out == own
+        assert run(["logs", "-n", "2", "42"]) == 0
+        assert capfdbinary.readouterr().out.splitlines() == own.splitlines()[-2:]
+
+
+def test_logs_are_followed_as_another_job_writes_there(
+    fake: FakeDaemon,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"before\n" + title(42, 1) + b"one\n")
+    log_of(fake, log)
+    to_come = [title(43, 1) + b"two\n", title(42, 2) + b"three\n"]
+
+    def write(_seconds: float) -> None:
+        with log.open("ab") as file:
+            file.write(to_come.pop(0))
+        if not to_come:
+            log_of(fake, log, state="succeeded")
+
+    monkeypatch.setattr("cli.commands.logs.ASK_S", 0.0)
+    monkeypatch.setattr("cli.commands.logs.time.sleep", write)
+    assert run(["logs", "-f", "42"]) == 0
+    assert capfdbinary.readouterr().out == title(42, 1) + b"one\n" + title(42, 2) + b"three\n"
+
+
 def test_logs_are_followed_until_the_job_ends(
     fake: FakeDaemon,
     tmp_path: Path,

@@ -422,6 +422,19 @@ def test_logs_are_followed_to_the_end(daemon: Carmad) -> None:
     assert daemon.carma("logs", "--stderr", "last") == "oops\n"
 
 
+def test_logs_show_one_job_and_old_text_decides_nothing(daemon: Carmad) -> None:
+    """Of two jobs with one log, the first has run out of memory."""
+    oom = daemon.sh("echo torch.OutOfMemoryError: CUDA out of memory. >&2; exit 1", stdout="log")
+    assert daemon.ended(oom)["exit"]["cause"] == "gpu_oom"
+    id = daemon.sh("echo ModuleNotFoundError; exit 1", stdout="log")
+    assert daemon.ended(id)["exit"]["cause"] == "failure"
+    title, said = daemon.carma("logs", str(id)).splitlines()
+    assert title.startswith(f"=== carma job {id}, attempt 1, ")
+    assert said == daemon.job(id)["exit"]["evidence"] == "ModuleNotFoundError"
+    assert "OutOfMemory" in daemon.carma("logs", str(oom))
+    assert "ModuleNotFound" not in daemon.carma("logs", str(oom))
+
+
 def test_gpus_are_drained_and_resumed_across_restarts(daemon: Carmad) -> None:
     daemon.carma("drain", "0", "--reason", "new fan")
     assert "new fan" in daemon.carma("gpus")

@@ -435,7 +435,7 @@ def test_samples_that_the_core_did_not_get_to_are_not_among_them(tmp_path: Path)
 
 def told(*followers: Any) -> Callable[[Step], None]:
     """Tells them of a step as the engine does."""
-    return Engine(*[cast("Any", None)] * 4, followers)._tell
+    return Engine(*[cast("Any", None)] * 4, followers)._notify
 
 
 def test_a_step_that_another_could_not_be_told_of_is_in_the_journal(tmp_path: Path) -> None:

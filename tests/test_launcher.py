@@ -37,7 +37,7 @@ class Farm(Bench):
         self.memory: set[JobId] = set()  # jobs whose memory has not left its GPUs yet
         self.shepherd = self.hire()
 
-    def hire(self) -> Shepherd:
+    def hire(self, start: bool = True) -> Shepherd:
         self.evidence = Evidence()
         self.evidence.memory_gone = lambda job: job.id not in self.memory  # type: ignore[method-assign]
         self.shepherd = Shepherd(
@@ -46,7 +46,8 @@ class Farm(Bench):
             self.evidence,
             lambda job, ended: self.reports.append((job.id, job.attempt, ended)),
         )
-        self.shepherd.start()
+        if start:
+            self.shepherd.start()
         return self.shepherd
 
     def start(self, *argv: str, **spec: object) -> Job:
@@ -111,6 +112,15 @@ def test_a_job_goes_on_without_its_daemon(farm: Farm) -> None:
     shepherd.watch(job)
     (farm.cwd / "go").touch()
     assert farm.report().code == 9
+
+
+def test_processes_of_adopted_attempts_are_known_from_the_start(farm: Farm) -> None:
+    job = farm.start("sh", "-c", "echo $$; exec sleep 600")
+    (pid,) = until(farm.lines, "the job to speak")
+    farm.shepherd.close()
+    farm.hire(start=False).watch(job)
+    farm.shepherd.start()
+    assert farm.evidence.attempt_of(int(pid)) == (job.id, 1)
 
 
 def test_an_end_while_the_daemon_was_down_is_reported(farm: Farm) -> None:

@@ -3,19 +3,38 @@
 import os
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from carmad import registry
 from carmad.attempt.evidence import Evidence
 from carmad.config import Monitor as Settings
-from carmad.core.messages import Discovered, DrainRequested, Sampled
-from carmad.core.types import GpuSample, JobId, ProcessUse
+from carmad.config import Settings as Config
+from carmad.core.messages import (
+    Discovered,
+    DrainRequested,
+    Estimated,
+    EstimateMemory,
+    Exited,
+    Launch,
+    Sampled,
+    Stop,
+    Submitted,
+)
+from carmad.core.scheduler import Scheduler
+from carmad.core.types import Cause, Estimate, Exit, GpuSample, JobId, ProcessUse
 from carmad.daemon import monitor as monitor_module
 from carmad.daemon.monitor import Monitor
 from carmad.daemon.rollup import Rollup, averaged
+from carmad.engine import engine as engine_module
+from carmad.engine.clock import Clock
+from carmad.engine.engine import Engine
+from carmad.engine.inbox import Inbox
 from carmad.errors import CarmaError
 from carmad.gpu.source import Capabilities, Health
-from carmad.testing import a_gpu, a_job
+from carmad.store.sql import SqlStore
+from carmad.testing import a_gpu, a_job, a_spec
 from tests.daemon import until
 
 
@@ -57,7 +76,9 @@ class Source:
         self.closed = True
 
 
-class Inbox:
+class Posts:
+    """An inbox that nobody empties."""
+
     def __init__(self):
         self.events = []
 
@@ -73,7 +94,7 @@ class Inbox:
 
 @pytest.fixture
 def parts():
-    source, inbox, seen, evidence = Source(), Inbox(), [], Evidence()
+    source, inbox, seen, evidence = Source(), Posts(), [], Evidence()
     evidence.supervised((JobId(7), 2), os.getpid())
     monitor = Monitor(source, Settings(period_s=60), inbox, evidence, seen.append)
     yield monitor, source, inbox, seen
@@ -181,6 +202,59 @@ def test_a_call_that_hangs_holds_nobody_up(parts, call):
     assert len(inbox.of(Sampled)) == told, "so the GPUs become stale"
     answers.set()
     until(lambda: len(inbox.of(Sampled)) > told, "it to go on")
+
+
+def test_while_the_driver_hangs_time_limits_hold_and_no_job_is_placed(tmp_path, monkeypatch):
+    """The whole way from the source to the core."""
+    monkeypatch.setattr(engine_module, "TICK_S", 0.05)
+    monkeypatch.setattr(engine_module, "RETRY_S", 0.02)
+    source, inbox, launched, stopped = Source(), Inbox(Clock(), 1), [], []
+    settings = Config(monitor=Settings(period_s=0.02, stale_s=1.0))
+    policy, recovery = registry.bare_policy(settings), registry.bare_recovery(settings)
+
+    def perform(action):
+        match action:
+            case EstimateMemory(job):
+                inbox.post(Estimated(inbox.clock(), job.id, Estimate(1_000, "t")))
+            case Launch(job):
+                launched.append(job.id)
+            case Stop(job):
+                stopped.append(job.id)
+
+    def submit(**spec):
+        id = inbox.next_ids(1)
+        inbox.request(Submitted(inbox.clock(), id, (a_spec(**spec),))).result(20)
+        return id
+
+    store = SqlStore.open(tmp_path / "carma.db")
+    core = Scheduler(settings, policy, recovery)
+    engine = Engine(inbox, core, store, SimpleNamespace(perform=perform))
+    monitor = Monitor(source, settings.monitor, inbox, Evidence(), lambda samples: None)
+    thread = threading.Thread(target=engine.run)
+    thread.start()
+    monitor.start()
+    answers = threading.Event()
+    try:
+        runs = submit(time_limit_s=3.0, gpus=2)
+        until(lambda: launched == [runs], "the job to be launched")
+        sample = source.sample
+        source.sample = lambda at: answers.wait() and sample(at)
+        stale = lambda core: [bool(gpu.stale) for gpu in core.view(inbox.clock()).gpus]  # noqa: E731
+        until(lambda: inbox.ask(stale).result(20) == [True, True], "the GPUs to become stale")
+        until(lambda: stopped == [runs], "its time limit")
+        inbox.post(Exited(inbox.clock(), runs, 1, Exit(Cause.TIME_LIMIT)))
+        waits = submit()
+        decided = lambda core: waits in core.decisions  # noqa: E731
+        until(lambda: inbox.ask(decided).result(20), "a decision on the next")
+        assert launched == [runs]
+        answers.set()
+        until(lambda: launched == [runs, waits], "the driver to answer")
+    finally:
+        answers.set()
+        monitor.stop()
+        inbox.close()
+        thread.join(20)
+        store.close()
 
 
 def test_bad_news_drains_a_gpu(parts):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from carmad.attempt import supervisor
+from carmad.attempt import shepherd, supervisor
 from carmad.attempt.evidence import Evidence
 from carmad.attempt.launcher import Launcher, attempt_dir
 from carmad.core.messages import Exited, Launch, Noticed, Postponed, Stop
@@ -27,6 +27,7 @@ here=$(dirname "$0")
 for directory; do :; done
 read -r left < "$here/outages"
 echo "${directory##*/} $left" >> "$here/asked"
+[ ! -p "$here/hangs" ] || read -r _ < "$here/hangs"
 if [ "$left" -gt 0 ]; then
     echo $((left - 1)) > "$here/outages"
     [ ! -e "$here/starts-all-the-same" ] || cp "$here/started" "$here/exit" "$directory"
@@ -92,7 +93,8 @@ class Machine:
         return make_job(self.state, "true", id=id, **spec)
 
     def asked(self) -> list[str]:
-        return (self.bin / "asked").read_text().splitlines()
+        path = self.bin / "asked"
+        return path.read_text().splitlines() if path.exists() else []
 
     def ends(self, count: int) -> dict[JobId, Exited]:
         def found() -> list[Exited]:
@@ -130,6 +132,23 @@ def test_an_outage_of_systemd_fails_no_job(
     assert len({note.job for note in told}) == len(told) == jobs
     assert all("Failed to connect to bus" in note.note for note in told)
     assert caplog.text.count("launches are postponed") == 1
+
+
+def test_launches_behind_one_that_hangs_are_not_given_up(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A supervisor is waited for only once systemd has been asked for it."""
+    monkeypatch.setattr(shepherd, "START_WITHIN_S", 0.0)
+    os.mkfifo(machine.bin / "hangs")
+    for id in (1, 2):
+        machine.world.perform(Launch(machine.job(id)))
+    for asked, another, ends in ((["1.1 0"], 3, 1), (["1.1 0", "2.1 0"], 4, 3)):
+        until(lambda asked=asked: machine.asked() == asked, "systemd to be asked")  # type: ignore[misc]
+        machine.world.shepherd.watch(machine.job(another))  # nobody has launched this one
+        assert another in machine.ends(ends), "the shepherd looks around"
+        (machine.bin / "hangs").write_text("go on\n")
+    causes = {id: end.exit.cause for id, end in machine.ends(4).items()}
+    assert causes == {1: Cause.SUCCESS, 2: Cause.SUCCESS, 3: Cause.LOST, 4: Cause.LOST}
 
 
 def test_the_core_hears_when_a_postponed_attempt_begins(machine: Machine) -> None:

@@ -22,7 +22,7 @@ from carmad.daemon.mpswatch import MpsWatch
 from carmad.daemon.world import DaemonWorld
 from carmad.errors import CarmaError
 from carmad.gpu.mps import ServerState
-from carmad.testing import a_gpu_view, a_job, a_spec, changed
+from carmad.testing import a_gpu_view, a_job, a_spec
 
 GPU = GpuId("GPU-0")
 
@@ -319,11 +319,14 @@ def test_memory_that_does_not_come_back_is_told(tmp_path):
     assert "memory" in noticed.note
 
 
+def under_mps(id, state=JobState.RUNNING, **fields):
+    return a_job(id, state=state, gpus=(GPU,), mode=Mode.MPS, attempt=2, **fields)
+
+
 def a_watch():
     """And a job that was seen to run a kernel under MPS, with the pids of its processes."""
     inbox, mps, running = Inbox(), Mps(), set()
-    job = a_job(8, state=JobState.RUNNING, gpus=(GPU,), mode=Mode.MPS, kernels=((GPU, 1.0),))
-    inbox.jobs = {8: changed(job, attempt=2)}
+    inbox.jobs = {8: under_mps(8, kernels=((GPU, 1.0),))}
     evidence = SimpleNamespace(running=lambda key: running if key == (8, 2) else {80})
     return MpsWatch(mps, inbox, evidence), inbox, mps, running
 
@@ -340,8 +343,8 @@ def test_a_job_outside_mps_is_told():
 
 def test_a_job_whose_processes_come_go_or_are_clients_is_not_outside_mps():
     watch, inbox, mps, running = a_watch()
-    inbox.jobs[7] = changed(inbox.jobs[8], id=JobId(7), kernels=())  # it has run no kernel yet
-    inbox.jobs[9] = changed(inbox.jobs[8], id=JobId(9), state=JobState.STOPPING)
+    inbox.jobs[7] = under_mps(7)  # it has run no kernel yet
+    inbox.jobs[9] = under_mps(9, state=JobState.STOPPING, kernels=((GPU, 1.0),))
     mps.pids = frozenset({71})
     for alive in ({80}, set(), {80}, {71, 80}, {80}, set()):  # as it dies, or is started again
         running.clear()

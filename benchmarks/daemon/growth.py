@@ -30,12 +30,21 @@ from benchmarks.harness.main import main
 from benchmarks.harness.report import Report
 from benchmarks.harness.rows import columns
 from carmad import registry
+from carmad.attempt.evidence import Evidence, Key
 from carmad.config import Access, Monitor, Settings
 from carmad.core.history import History
-from carmad.core.messages import Action, Estimated, EstimateMemory, Exited, Launch, Stop, Submitted
+from carmad.core.messages import (
+    Action,
+    Estimated,
+    EstimateMemory,
+    Exited,
+    Launch,
+    Step,
+    Stop,
+    Submitted,
+)
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import Cause, Estimate, Exit, Gpu, GpuId, GpuSample, Job, JobId, ProcessUse
-from carmad.daemon.main import _committed as told_to
 from carmad.daemon.monitor import Monitor as MonitorThread
 from carmad.daemon.rollup import Rollup
 from carmad.engine.engine import Engine
@@ -46,6 +55,7 @@ from carmad.http.service import Service
 from carmad.learned.estimates import Answer, Estimates, ask
 from carmad.learned.experience import Experience
 from carmad.learned.models import Models
+from carmad.loop import Follower
 from carmad.store.journal import Journal
 from carmad.store.sql import SqlStore
 
@@ -122,7 +132,19 @@ class Cards:
         pass
 
 
-class Pretended:
+class Owners(Evidence):
+    """Whose each pretended process is."""
+
+    def __init__(self, cards: Cards) -> None:
+        super().__init__()
+        self._cards = cards
+
+    def attempt_of(self, pid: int) -> Key | None:
+        job = self._cards.jobs.get(pid)
+        return (job, 1) if job else None
+
+
+class Pretended(Follower):
     """All of a daemon but supervisors and processes."""
 
     def __init__(self, folder: Path) -> None:
@@ -137,7 +159,7 @@ class Pretended:
         experience = Experience(settings)
         self.rollup = Rollup()
         self.monitor = MonitorThread(
-            self.cards, settings.monitor, self.inbox, self.cards.jobs.get, self.rollup.add
+            self.cards, settings.monitor, self.inbox, Owners(self.cards), self.rollup.add
         )
 
         def asked(spec: object) -> Answer:
@@ -161,10 +183,7 @@ class Pretended:
             core,
             self.store,
             self,
-            told_to(self.service, self, self.journal),  # type: ignore[arg-type]
-            lambda: None,
-            self.journal.restored,
-            self.journal.hear,
+            (self.service, self, self.journal),
         )
         engine.restore(History())
         self._ending: deque[tuple[float, Job]] = deque()
@@ -189,9 +208,10 @@ class Pretended:
             case Stop():
                 raise AssertionError(f"nothing is stopped here: {action}")
 
-    def release(self, job: JobId) -> None:
-        self.estimates.ended(job)
-        self.monitor.forget(job)
+    def committed(self, step: Step) -> None:
+        for job in step.jobs:
+            if job.ended:
+                self.estimates.ended(job.id)
 
     def _estimated(self, job: JobId, answer: Answer) -> None:
         assert isinstance(answer, Estimate)
@@ -215,10 +235,9 @@ class Pretended:
         while self._ending and self._ending[0][0] <= self.clock.now:
             _, job = self._ending.popleft()
             self.cards.end(job)
-            self.monitor.memory_gone(job)
             done = Exit(Cause.SUCCESS, 0)
             self.inbox.post(Exited(self.clock.now, job.id, job.attempt, done))
-        self.monitor._look()
+        self.monitor._read()
         self.inbox.ask(lambda core: None).result(60)
 
     def flush(self) -> None:

@@ -67,8 +67,8 @@ class _Attempt:
 
 
 class Shepherd:
-    """Calls `on_exit(job, ended)` in its own thread, once the attempt's memory has left
-    its GPUs, or after ten seconds. `clock` is the daemon's.
+    """Calls `on_exit(job, ended)` in its own thread, once the attempt's memory has left its GPUs,
+    or ten seconds after its end. `clock` is the daemon's.
     """
 
     def __init__(
@@ -93,6 +93,9 @@ class Shepherd:
         self._thread = threading.Thread(target=self._run, name="shepherd", daemon=True)
 
     def start(self) -> None:
+        """When this returns, whose processes are whose is known of all that is watched already."""
+        os.eventfd_write(self._wake, 1)
+        self._turn()
         self._thread.start()
 
     def close(self) -> None:

@@ -196,16 +196,19 @@ def open_log(path: bytes, target: int, title: bytes) -> int:
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOCTTY
     try:
         os.dup2(os.open(path, flags, 0o666), target)
-        status = os.fstat(target)
-        if not stat.S_ISREG(status.st_mode) or status.st_size == 0:
-            return 0
-        write_all(target, title)
-        return os.fstat(target).st_size
     except OSError as error:
         raise CannotStart(
             f"cannot open the log file {shown(path)}: {error.strerror}",
             "name a file in an existing directory that you may write (-o, -e)",
         ) from error
+    status = os.fstat(target)
+    if not stat.S_ISREG(status.st_mode) or status.st_size == 0:
+        return 0
+    try:
+        write_all(target, title)
+    except OSError:
+        pass  # its disk is full
+    return os.fstat(target).st_size
 
 
 def attempt_title() -> bytes:

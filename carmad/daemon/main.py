@@ -105,7 +105,7 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
             grace_s,
             _job_env(settings, where),
         )
-        trained = _tell_of_models(inbox)
+        trained = _on_trained(inbox)
         models = Models(state_dir / "models", store, settings.models.retrain_days, trained)
         service = Service(
             inbox,
@@ -342,7 +342,7 @@ class InvalidChoices(Follower):
                     log.error("the policy %s fails job %d: %s", policy, id, reason.detail)
 
 
-def _tell_of_models(inbox: Inbox) -> Callable[[Mapping[str, Model]], None]:
+def _on_trained(inbox: Inbox) -> Callable[[Mapping[str, Model]], None]:
     def trained(models: Mapping[str, Model]) -> None:
         if models:
             inbox.post(Trained(inbox.clock(), tuple(models.items())))

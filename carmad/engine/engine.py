@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
 RETRY_END_S = 60.0  # an end that the core cannot handle
-TICK_S = 2.0  # without news: longer than a monitor's period usually is, which then never comes
+TICK_S = 2.0  # longer than a monitor's usual period, so that a tick is seldom needed
 COMPLAIN_EVERY_S = 60.0
 
 
@@ -123,7 +123,7 @@ class Engine:
         def committed(step: Step) -> None:
             self._stopped.clear()
             self._keep_until = 0.0
-            self._tell(step)
+            self._notify(step)
             for delivery in batch:
                 if delivery.done:
                     delivery.done.set_result(None)
@@ -141,7 +141,7 @@ class Engine:
         world, store = self._world, self._store
         turn(self._scheduler, store, world, *events, committed=committed, refused=refused)
 
-    def _tell(self, step: Step) -> None:
+    def _notify(self, step: Step) -> None:
         """The step stands, whatever becomes of this."""
         for follower in self._followers:
             try:
