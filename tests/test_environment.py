@@ -104,7 +104,7 @@ def test_under_mps_the_owner_s_word_limits_each_visible_gpu() -> None:
 
 
 def test_a_guess_limits_nobody() -> None:
-    guessed = replace(job(), mode=Mode.MPS, estimate=Estimate(900, "horus"))
+    guessed = changed(job(), mode=Mode.MPS, estimate=Estimate(900, "horus"))
     env = job_environment(guessed, GPUS, mps_pipe=Path("/run/mps"))
     assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT" not in env
     assert env["CARMA_GPU_MEM_MB"] == "900", "it may still be told"
