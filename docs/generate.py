@@ -26,7 +26,7 @@ from typer.models import ArgumentInfo
 from carmad import config, registry
 from carmad.api.phrases import phrase, short, wordings
 from carmad.api.render import CODES
-from carmad.core import types
+from carmad.core import attempt, types
 from carmad.core.decision import Reason
 from carmad.core.states import TRANSITIONS
 from carmad.core.types import ENDED, HOLDING, Cause, JobState, Mode
@@ -721,7 +721,7 @@ def reasons_page() -> str:
 
 
 def states_page() -> str:
-    comments = _comments(types)
+    comments = _comments(types) | _comments(attempt)
     out = [
         "# States",
         "",

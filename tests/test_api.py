@@ -25,13 +25,22 @@ from carmad.api.times import stamp
 from carmad.config import Access, Collocation, Limits, Monitor, Preconditions, Settings
 from carmad.core.decision import Placement, Reason
 from carmad.core.layout import Layout, Stage
-from carmad.core.messages import Discovered
-from carmad.core.types import Cause, Exit, Job, Prediction, StageTimes, StepTime
+from carmad.core.messages import Action, Discovered, Exited, Step, Stop, Tick
+from carmad.core.types import (
+    Cause,
+    Exit,
+    Job,
+    JobId,
+    JobState,
+    Prediction,
+    StageTimes,
+    StepTime,
+)
 from carmad.core.view import View
 from carmad.errors import CarmaError
 from carmad.http import server as server_module
 from carmad.http.peers import Credentials, Peers
-from carmad.store.sql import StoreFull
+from carmad.store.sql import SqlStore, StoreFull
 from carmad.testing import a_gpu, a_job
 from tests.api_server import ROOT_JOBS, Daemon, as_uid, request, running, user_name
 
@@ -589,6 +598,42 @@ def test_cancel_hold_release_requeue(daemon: Daemon) -> None:
     assert act(daemon, "requeue", "1") == {"1": (True, "queued again")}
     assert act(daemon, "requeue", "1")["1"][0] is False
     assert error(daemon.call("POST", "/v1/requeue", {"select": "all"})) == (400, "bad_request")
+
+
+@pytest.mark.parametrize(
+    ("what", "message", "state"),
+    [("cancel", "is being stopped", "cancelled"), ("hold", "held", "queued")],
+)
+def test_one_that_is_preempted_can_be_cancelled_and_held(
+    tmp_path: Path, what: str, message: str, state: str
+) -> None:
+    class Slow(Daemon):
+        """Its processes take their time to end."""
+
+        def perform(self, action: Action) -> None:
+            if not isinstance(action, Stop):
+                super().perform(action)
+
+    preempted = a_job(
+        1,
+        state=JobState.STOPPING,
+        stop=Cause.PREEMPTED,
+        gpus=(a_gpu(0).id,),
+        started_at=1.0,
+    )
+    with contextlib.closing(SqlStore.open(tmp_path / "carma.db")) as store:
+        store.commit(Step((Tick(1.0),), (preempted,), (), ()))
+    daemon = Slow(tmp_path)
+    daemon.start()
+    try:
+        assert act(daemon, what, 1) == {"1": (True, message)}
+        daemon.inbox.post(Exited(2.0, JobId(1), 1, Exit(Cause.FAILURE, signal=15)))
+        daemon.inbox.ask(lambda core: None).result(10)
+        job = daemon.call("GET", "/v1/jobs/1")[1]
+        assert (job["state"], job["gpus"]) == (state, job["gpus"] if what == "cancel" else [])
+        assert daemon.launched == []
+    finally:
+        daemon.stop()
 
 
 def test_a_running_job_tells_of_its_steps(daemon: Daemon) -> None:

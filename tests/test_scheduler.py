@@ -1083,6 +1083,20 @@ def test_who_was_seen_beside_a_job_was_there_though_he_is_gone_when_it_ends():
     assert server.job(id).failures[0].neighbours == ("pid 77 (eve) held 30000 MiB",)
 
 
+def test_what_a_new_daemon_sees_of_a_job_that_died_meanwhile_is_no_company():
+    before = Server(gpus=1)
+    id = before.submit()
+    before.kernel(id, 9_000)
+    before.sample(1)
+    server = Server(gpus=1)
+    server.scheduler.restore([before.job(id)])
+    server.now, server.alive[id, 1] = before.now, [(), 0, False]
+    server.used[server.gpus[0].id], server.strangers = 30_000, (ProcessUse(77, 30_000),)
+    server.pass_time(3)
+    server.exit(id, OOM)
+    assert server.last(id).state is S.OUT_OF_MEMORY
+
+
 def test_an_end_before_the_gpus_are_known_does_not_make_a_job_exclusive():
     """As after a restart."""
     settings = Settings(recovery=Recovery("adaptive", margin_mib=4096))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
+from pydantic_core import from_json, to_json
 
 from carmad.api.render import attempts_out
 from carmad.api.responses import AttemptOut
@@ -422,6 +424,46 @@ def test_attempts_are_told_as_they_were(tmp_path: Path) -> None:
             assert attempts_out(job) == happened.get(job.id, [])
     assert sum(len(happened.get(job.id, ())) > 1 for job in ended) > 1
     assert any(job.id not in happened for job in ended)
+
+
+FLAT = (
+    *("accumulation", "attempt", "failures", "gpus", "kernels", "mode", "profiling", "served_s"),
+    *("shared", "started_at", "stop", "warned"),
+)
+
+
+def test_attempts_of_older_releases_are_told_as_far_as_is_known(tmp_path: Path) -> None:
+    """Rows as they were before migration 0004: the job has its last attempt's fields."""
+    server = Busy()
+    with contextlib.closing(SqlStore.open(tmp_path / "carma.db")) as store:
+        for _ in server.busy_day(300):
+            pass
+        for step in server.steps:
+            store.commit(step)
+        jobs = store.jobs(range(1, 1000))  # type: ignore[arg-type]
+        before = store.totals(0.0)
+    with contextlib.closing(sqlite3.connect(tmp_path / "carma.db")) as connection, connection:
+        connection.execute("UPDATE alembic_version SET version_num = '0003'")
+        for job in jobs:
+            old = {name: getattr(job, name) for name in FLAT}
+            body = from_json(to_json(job)) | old
+            del body["attempts"], body["requeued_after"]
+            row = (to_json(body).decode(), job.id)
+            connection.execute("UPDATE jobs SET body = ? WHERE id = ?", row)
+    with contextlib.closing(SqlStore.open(tmp_path / "carma.db")) as store:
+        assert store.totals(0.0) == before
+        upgraded = store.jobs([job.id for job in jobs])
+    assert sum(len(job.attempts) > 1 for job in upgraded) > 1
+    for job, new in zip(jobs, upgraded, strict=True):
+        for name in FLAT:
+            its = getattr(job, name)
+            assert getattr(new, name) == (pytest.approx(its) if name == "served_s" else its)
+        last = job.current and job.current.number
+        told = [
+            each | {"mode": each["mode"] if n == last else None}
+            for n, each in enumerate(attempts_out(job), 1)
+        ]
+        assert attempts_out(new) == told
 
 
 def attempts_of(steps: Sequence[Step]) -> dict[JobId, list[AttemptOut]]:

@@ -78,7 +78,7 @@ class Fleet:
             readings = self._beside.setdefault(job.id, {})
             if job.id in seen:
                 readings[sample.gpu] = sample
-            elif before:
+            elif before and _precedes(before, job):
                 readings.setdefault(sample.gpu, before)
         self._outdated.add(sample.gpu)
         return before
@@ -103,8 +103,13 @@ class Fleet:
         last before it was placed there: what is seen once they have died may be their remains."""
         readings = self._beside.get(job.id, {})
         windows = {gpu: self._windows[gpu] for gpu in job.gpus if gpu in self._windows}
-        found = (readings.get(gpu) or window.last for gpu, window in windows.items())
-        return tuple(reading for reading in found if reading)
+        found = []
+        for gpu, window in windows.items():
+            if gpu in readings:
+                found.append(readings[gpu])
+            elif window.last and _precedes(window.last, job):
+                found.append(window.last)
+        return tuple(found)
 
     def forget(self, job: JobId) -> None:
         """Its attempt is over, and that is on disk."""
@@ -157,3 +162,8 @@ class Fleet:
             stale(window.last, now, monitor),
             drain.reason if drain else None,
         )
+
+
+def _precedes(reading: GpuSample, job: Job) -> bool:
+    """Was it taken before the job was placed?"""
+    return job.started_at is None or reading.at <= job.started_at

@@ -6,11 +6,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from carmad.core.attempt import KEPT
+
 Body = dict[str, Any]
 Move = tuple[float, str | None, str, int]  # when, from which state, to which, in which attempt
 Placed = tuple[float, Sequence[str]]  # when, on which GPUs
 
-KEPT = 100
 _HOLDING = ("starting", "running", "stopping")
 _WAITING = ("pending", "queued")
 _ITS = ("gpus", "mode", "started_at", "kernels", "accumulation", "profiling", "shared", "stop")
@@ -29,6 +30,8 @@ def with_attempts(job: Body, moves: Sequence[Move] = (), placed: Sequence[Placed
 
     Raises LookupError, TypeError or ValueError for what is no job.
     """
+    if not isinstance(job, dict):
+        raise TypeError("it is no object")
     if "attempts" in job or not (job.get("attempt") or job["state"] in _HOLDING):
         return job
     flat = {name: job[name] for name in _FLAT if job.get(name) is not None}

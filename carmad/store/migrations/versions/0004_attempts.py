@@ -34,7 +34,7 @@ def upgrade() -> None:
             try:
                 old = from_json(row.body)
                 new = with_attempts(old, moves[row.id], placed[row.id])
-            except (ValueError, LookupError, TypeError, AttributeError):
+            except (ValueError, LookupError, TypeError):
                 continue  # no job: left for who reads it to say
             if new is not old:
                 body = to_json(new).decode()
