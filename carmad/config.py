@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-
 DECLARED_SINCE = ("lucid", "asrpt", "cuckoo")  # in 0.1.0 their settings were CARMA's own
 
 

@@ -245,9 +245,8 @@ def _renamed(tree: _Tree) -> None:
     if not isinstance(policies, dict):
         return
     for name, table in old.items():
-        now = policies.get(name)
-        both = isinstance(table, dict) and isinstance(now, dict)
-        policies[name] = {**table, **now} if both else table
+        now = policies.get(name, {})
+        policies[name] = {**table, **now} if isinstance(table, dict) and now else table
 
 
 def _faults(settings: Settings) -> Iterator[tuple[_Key, str]]:
