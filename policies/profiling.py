@@ -17,7 +17,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from carmad.plugin import GpuId, GpuView, Job, Placement, ProfilingRun, Reason, View
-from policies.grounds import expected
+from policies.reasons import expected
 
 
 class Profiler(NamedTuple):
@@ -45,9 +45,9 @@ class Profiler(NamedTuple):
 def profiled(placement: Placement, job: Job, view: View, run_s: float, evict: bool) -> Placement:
     """As a run to profile the job for so long, told why; with `evict` it goes back in line then."""
     run_s += job.spec.cold_start_s
-    grounds = (*expected(job), Reason("profiled_there", run_s, unit="s"))
+    explanation = (*expected(job), Reason("profiled_there", run_s, unit="s"))
     run = ProfilingRun(view.now + run_s, evict)
-    return replace(placement, profiling=run, grounds=grounds)
+    return replace(placement, profiling=run, explanation=explanation)
 
 
 def set_aside(view: View) -> Profiler:

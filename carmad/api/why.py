@@ -43,7 +43,9 @@ def why_out(job: Job, scene: Scene, past: Sequence[Decision], jobs: Jobs) -> Why
         "decided_at": iso(now.at) if now else None,
         "verdicts": verdicts_out(now.placement, scene) if now else [],
         "reasons": [reason_out(reason, scene) for reason in reasons],
-        "grounds": [reason_out(reason, scene) for reason in now.placement.grounds] if now else [],
+        "grounds": [reason_out(reason, scene) for reason in now.placement.explanation]
+        if now
+        else [],
         "remedies": _remedies(job, scene, reasons, now, behind) if waits else _advice(out),
         "chosen": list(now.placement.gpus) if now else [],
         "past": [decision_out(decision, scene) for decision in _earlier(past, now)],

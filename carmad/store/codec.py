@@ -38,7 +38,15 @@ def encode_decision(decision: Decision) -> str:
 
 
 def decode_decision(text: str) -> Decision:
-    return _DECISION.validate_json(text)
+    return _DECISION.validate_python(upgraded_decision(from_json(text)))
+
+
+def upgraded_decision(told: Any) -> Any:
+    """With `explanation`, which was called `grounds` in 0.1.0."""
+    placement = told.get("placement") if isinstance(told, dict) else None
+    if isinstance(placement, dict) and "grounds" in placement:
+        placement["explanation"] = placement.pop("grounds")
+    return told
 
 
 def drain_of(row: dict[str, Any]) -> Drain:

@@ -33,6 +33,7 @@ from carmad.core.scheduler import Scheduler
 from carmad.core.types import Gpu, GpuId, Job, JobId, JobSpec, JobState
 from carmad.errors import CarmaError
 from carmad.models import Model
+from carmad.store.codec import upgraded_decision
 
 T = TypeVar("T")
 
@@ -302,6 +303,7 @@ def _begin(told: Any) -> Begin:
     for name in DECLARED_SINCE:
         if name in settings:
             settings.setdefault("plugins", {})[f"policies.{name}"] = settings.pop(name)
+    told["decisions"] = list(map(upgraded_decision, told.get("decisions", ())))
     return _BEGIN.validate_python(told)
 
 
@@ -387,4 +389,8 @@ def _turn(entry: Any) -> Turn:
     if not events:
         raise ValueError("a step has events")
     failures = _FAILURES.validate_python(entry.get("failures", ()))
-    return Turn(events, _DECISIONS.validate_python(entry["decisions"]), failures)
+    return Turn(
+        events,
+        _DECISIONS.validate_python(list(map(upgraded_decision, entry["decisions"]))),
+        failures,
+    )

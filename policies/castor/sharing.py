@@ -87,7 +87,7 @@ class Pair(NamedTuple):
 class Choice(NamedTuple):
     gpus: tuple[GpuId, ...]
     accumulation: int
-    grounds: tuple[Reason, ...]
+    explanation: tuple[Reason, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

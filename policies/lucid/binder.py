@@ -84,7 +84,7 @@ class Binder:
                 if partner in peers.partners:
                     peers.partners.remove(partner)
 
-    def grounds(self, job: Job, partner: Partner) -> Reason:
+    def explanation(self, job: Job, partner: Partner) -> Reason:
         mine, its = self._both(job, partner.gpus[0])
         total = mine.score + its.score
         return Reason("affine", self._capacity, total, detail=_scores(mine, its))
