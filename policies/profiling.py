@@ -20,7 +20,7 @@ from carmad.plugin import GpuId, GpuView, Job, Placement, ProfilingRun, Reason, 
 from policies.reasons import expected
 
 
-class Profiler(NamedTuple):
+class ProfilingPool(NamedTuple):
     """The GPUs that jobs are profiled on, if there are any for that alone."""
 
     own: frozenset[GpuId]
@@ -50,12 +50,12 @@ def profiled(placement: Placement, job: Job, view: View, run_s: float, evict: bo
     return replace(placement, profiling=run, explanation=explanation)
 
 
-def set_aside(view: View) -> Profiler:
+def set_aside(view: View) -> ProfilingPool:
     """As the settings have it."""
     knobs, own = view.settings.profiling, _own(view)
     least_mib = min((view.gpu(gpu).gpu.memory_mib for gpu in own), default=0)
     largest = min(knobs.largest, widest(own, view))
-    return Profiler(own, frozenset(), largest, knobs.run_s, least_mib)
+    return ProfilingPool(own, frozenset(), largest, knobs.run_s, least_mib)
 
 
 def widest(gpus: frozenset[GpuId], view: View) -> int:

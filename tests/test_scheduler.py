@@ -550,7 +550,7 @@ def test_hold_release_and_requeue():
     server.tell(HoldRequested(server.now, id, True, "ada"))
     server.exit(running)
     assert server.job(id).state is S.QUEUED
-    assert server.scheduler.barrier(server.job(id), server.now).code == "held"
+    assert server.scheduler.blocked_by(server.job(id), server.now).code == "held"
     server.tell(HoldRequested(server.now, id, False, "ada"))
     assert server.job(id).state is S.STARTING
     server.exit(id, Exit(Cause.FAILURE, 1))
@@ -593,7 +593,7 @@ def test_dependencies(kind, cause, starts):
     first = server.submit()
     second = server.submit(after=(After(first, kind),))
     third = server.submit(after=(After(second),))
-    assert server.scheduler.barrier(server.job(second), 0.0).code == "dependency"
+    assert server.scheduler.blocked_by(server.job(second), 0.0).code == "dependency"
     server.exit(first, Exit(cause, 0 if cause is Cause.SUCCESS else 1))
     if starts:
         assert server.job(second).state is S.STARTING
@@ -628,7 +628,7 @@ def test_a_job_that_waits_for_many_names_a_few():
     server.tell(Submitted(0.0, JobId(1), (a_spec(),) * 100, held=True))
     server.next_id = 101
     last = server.submit(after=tuple(After(JobId(n)) for n in range(1, 101)))
-    assert server.scheduler.barrier(server.job(last), 0.0).detail.endswith("job 7, job 8, …")
+    assert server.scheduler.blocked_by(server.job(last), 0.0).detail.endswith("job 7, job 8, …")
 
 
 def test_a_dependency_that_failed_just_before_the_submission():
@@ -655,7 +655,7 @@ def test_a_quota_holds_its_user_back_and_nobody_else():
     mine = [server.submit(gpus=1) for _ in range(3)]
     hers = server.submit(user="bob", uid=1001)
     assert [server.job(i).state for i in mine] == [S.STARTING, S.STARTING, S.QUEUED]
-    assert server.scheduler.barrier(server.job(mine[2]), 0.0).code == "quota"
+    assert server.scheduler.blocked_by(server.job(mine[2]), 0.0).code == "quota"
     assert server.job(hers).state is S.STARTING
 
 

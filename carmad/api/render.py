@@ -21,8 +21,8 @@ from carmad.api.responses import (
 from carmad.api.times import iso, stamp
 from carmad.core.decision import Decision, Placement, Reason
 from carmad.core.gpuview import GpuView
-from carmad.core.known import Known
-from carmad.core.line import Held, barrier
+from carmad.core.line import Held, blocked_by
+from carmad.core.memo import Memo
 from carmad.core.types import (
     Estimate,
     Exit,
@@ -65,28 +65,28 @@ class Scene:
     decisions: Mapping[JobId, Decision] = field(default_factory=dict)
     held: Held = field(default_factory=Held)
     unread: str = ""  # why the GPUs are not known yet
-    known: Known = field(default_factory=Known, init=False, repr=False, compare=False)
+    memo: Memo = field(default_factory=Memo, init=False, repr=False, compare=False)
 
     @property
     def now(self) -> float:
         return self.view.now
 
-    def barrier(self, job: Job) -> Reason | None:
+    def blocked_by(self, job: Job) -> Reason | None:
         """What keeps a queued job out of the policy's sight, if anything does."""
         quota = self.view.settings.limits.gpus_per_user
-        return barrier(job, self.now, self.live, self.held, quota, self.unread)
+        return blocked_by(job, self.now, self.live, self.held, quota, self.unread)
 
     def place(self, job: JobId) -> int | None:
         """In line, from 1."""
-        return self.known.recall("places", _places, self.line).get(job)
+        return self.memo.recall("places", _places, self.line).get(job)
 
     def used_mib(self, job: JobId) -> int | None:
         """What it holds now, on the GPU where it holds most."""
-        return self.known.recall("used", memory_by_job, self.view.gpus).get(job)
+        return self.memo.recall("used", memory_by_job, self.view.gpus).get(job)
 
     def tasks(self, array: JobId) -> Sequence[Job]:
         """Those of an array that have not ended."""
-        return self.known.recall("arrays", _arrays, self.live).get(array, ())
+        return self.memo.recall("arrays", _arrays, self.live).get(array, ())
 
     @property
     def head(self) -> JobId | None:
@@ -261,7 +261,7 @@ class Jobs:
             return "(Held)" if job.held else "(Estimating)"
         if job.state is not JobState.QUEUED:
             return None
-        if held_up := self._scene.barrier(job):
+        if held_up := self._scene.blocked_by(job):
             return f"({self._short(held_up)})"
         decision = self._scene.current(job.id)
         if decision is None:

@@ -27,11 +27,11 @@ def why_out(job: Job, scene: Scene, past: Sequence[Decision], jobs: Jobs) -> Why
     """`past` has the recorded decisions, the newest first."""
     waits = job.state is JobState.QUEUED
     now = scene.current(job.id) if waits else next(iter(past), None)
-    barrier = scene.barrier(job) if waits else None
-    if barrier is not None:
+    blocked_by = scene.blocked_by(job) if waits else None
+    if blocked_by is not None:
         now = None
-    reasons = [barrier] if barrier else list(now.placement.reasons) if now else []
-    behind = _behind(job, scene) if waits and now is None and barrier is None else None
+    reasons = [blocked_by] if blocked_by else list(now.placement.reasons) if now else []
+    behind = _behind(job, scene) if waits and now is None and blocked_by is None else None
     out = jobs(job)
     return {
         "schema": SCHEMA,

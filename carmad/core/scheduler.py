@@ -13,7 +13,7 @@ from carmad.core.decision import Decision, Reason
 from carmad.core.endings import explained, in_vain, lost_before, retried
 from carmad.core.fleet import Fleet
 from carmad.core.history import History, past
-from carmad.core.knowledge import Knowledge, sharing_profiles, told
+from carmad.core.knowledge import Knowledge, sharing_profiles, with_report
 from carmad.core.ledger import Ledger
 from carmad.core.line import Held
 from carmad.core.messages import (
@@ -194,9 +194,9 @@ class Scheduler:
         """What the policy is shown; with `joining`, as if that job stood in line, too."""
         return self._placer.view(now, joining)
 
-    def barrier(self, job: Job, now: float) -> Reason | None:
+    def blocked_by(self, job: Job, now: float) -> Reason | None:
         """What keeps a queued job out of the policy's sight, if anything does."""
-        return self._placer.barrier(job, now)
+        return self._placer.blocked_by(job, now)
 
     def check(self) -> None:
         """Assert what must hold after every step, of what the last one changed."""
@@ -263,7 +263,7 @@ class Scheduler:
         job = self.jobs.get(event.job)
         if job and job.state is JobState.PENDING:  # else: cancelled meanwhile
             joining = advance(job, JobState.QUEUED, estimate=event.estimate)
-            self._put(self.knowledge.informed(joining, event.at))
+            self._put(self.knowledge.with_history(joining, event.at))
             if event.note:
                 self._note(event.job, event.note)
 
@@ -384,7 +384,7 @@ class Scheduler:
                 self._put(again)
                 self._actions.append(EstimateMemory(again))
             else:
-                self._put(self.knowledge.informed(again, event.at))
+                self._put(self.knowledge.with_history(again, event.at))
 
     def _on_drain_requested(self, event: DrainRequested) -> None:
         if event.reason is None:
@@ -400,7 +400,7 @@ class Scheduler:
         if job is None or any(len(self._ledger.residents(gpu)) > 1 for gpu in job.gpus):
             return
         gpu = self.gpus.get(job.gpus[0])
-        if gpu and (known := told(job, event, gpu.name)) is not job:
+        if gpu and (known := with_report(job, event, gpu.name)) is not job:
             self._put(known)
             if known.stages and not job.stages:
                 self._inform_others(known, event.at)
@@ -450,7 +450,7 @@ class Scheduler:
         self.history.learn(job)
         for waiting in self._ledger.alike(job.group):
             if (profiled and waiting.profile is None) or (job.stages and not waiting.stages):
-                self._put(self.knowledge.informed(waiting, now))
+                self._put(self.knowledge.with_history(waiting, now))
 
     def _note_untouched(self, job: Job, elapsed: float) -> None:
         """TTFK's time-out: its GPUs take jobs again, and its owner is told."""

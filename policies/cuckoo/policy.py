@@ -47,7 +47,7 @@ from policies.cuckoo.settings import CuckooSettings
 from policies.cuckoo.telling import explanation, waiting
 from policies.filters import fits_memory, min_free, unoccupied
 from policies.memory import lacking, need_mib
-from policies.profiling import Profiler, profiled, set_aside
+from policies.profiling import ProfilingPool, profiled, set_aside
 from policies.ranked import Ranked
 
 TURNS = 2000  # of jobs in line, in one plan: those behind have their turn when some have started
@@ -86,7 +86,9 @@ class Cuckoo:
             return tuple(self._plan(view, view.queue, NOTHING))
         return (*self._profiles(view, new, aside), *self._plan(view, known, aside.own))
 
-    def _profiles(self, view: View, jobs: Sequence[Job], aside: Profiler) -> Iterator[Placement]:
+    def _profiles(
+        self, view: View, jobs: Sequence[Job], aside: ProfilingPool
+    ) -> Iterator[Placement]:
         """On the GPUs set aside for it: each that fits, in the order of the line."""
         free = sum(1 for gpu in aside.own if not view.gpu(gpu).residents)
         for n, job in enumerate(jobs):

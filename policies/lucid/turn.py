@@ -25,7 +25,7 @@ from carmad.plugin import (
 from policies.filters import fits_memory
 from policies.lucid.binder import Binder
 from policies.lucid.room import Room, idle_but, idle_of, refusals
-from policies.profiling import Profiler
+from policies.profiling import ProfilingPool
 from policies.reasons import expected
 
 # A line may be long, and there may be many GPUs: a plan says why the first REPORTED jobs that wait
@@ -38,7 +38,7 @@ NOTHING = frozenset[GpuId]()
 
 
 class Turn:
-    def __init__(self, view: View, profiler: Profiler, binder: Binder | Reason) -> None:
+    def __init__(self, view: View, profiler: ProfilingPool, binder: Binder | Reason) -> None:
         self.plan: list[Placement] = []
         self._view = view
         self._profiler = profiler
