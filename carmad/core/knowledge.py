@@ -23,6 +23,7 @@ from carmad.core.types import (
 )
 from carmad.models import Model
 
+UNPREDICTED = "its duration could not be predicted"
 NEWS = 0.01  # a step time that differs by more of it is worth a row
 
 
@@ -55,13 +56,13 @@ class Knowledge:
         predictor = self.predictor
         if predictor is None:
             return replace(job, prediction=None)
-        note = f"its duration could not be predicted: the predictor {predictor.name} failed"
-        notes = tuple(each for each in job.notes if each != note)
+        notes = tuple(note for note in job.notes if not note.startswith(UNPREDICTED))
         try:
             prediction = self._asked.ask(
                 PREDICT, lambda: predictor.predict(job, self.history, self.models, now)
             )
         except Exception:  # noqa: BLE001 - foreign code
+            note = f"{UNPREDICTED}: the predictor {predictor.name} failed"
             return replace(job, prediction=None, notes=(*notes, note))
         return replace(job, prediction=prediction, notes=notes)
 
