@@ -90,7 +90,7 @@ def declared_settings() -> Mapping[tuple[str, str], type]:
             continue
         if kind not in KINDS or not name:
             log.error("%r is not KIND.NAME, as in policies.magm: %s", point.name, point.value)
-        elif taken := names & _EVERY_POLICYS:
+        elif kind == "policies" and (taken := names & _EVERY_POLICYS):
             log.error("every policy has a setting %s already: %s", min(taken), point.value)
         else:
             found.setdefault((kind, name), declared)

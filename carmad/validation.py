@@ -39,7 +39,7 @@ def is_placement(answer: object) -> bool:
         and isinstance(answer.verdicts, tuple)
         and all(map(_is_verdict, answer.verdicts))
         and _are_reasons(answer.reasons)
-        and _are_reasons(answer.grounds)
+        and _are_reasons(answer.explanation)
         and isinstance(answer.accumulation, int)
         and (answer.profiling is None or _is_profiling(answer.profiling))
     )

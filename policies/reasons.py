@@ -1,8 +1,16 @@
-"""The words for reasons that several of CARMA's own policies give."""
+"""Reasons that several of CARMA's own policies give, in words."""
 
 from __future__ import annotations
 
-from carmad.plugin import Reason, Wording, duration, gib
+from carmad.plugin import Job, Reason, Wording, duration, gib
+
+
+def expected(job: Job) -> tuple[Reason, ...]:
+    """How long the job should run, and who says so; nothing if nobody does."""
+    if job.expected_s is None:
+        return ()
+    source = job.prediction.source if job.prediction else "its owner"
+    return (Reason("predicted", have=job.expected_s, unit="s", detail=source),)
 
 
 def _memory(reason: Reason) -> str:

@@ -314,8 +314,8 @@ def test_much_talk_goes_where_most_is_free_and_little_where_least_is():
     little = queued(1, 10.0, 2, layout=LIGHT)
     placement = plan(view_of(12, [little], *residents, **busy))
     assert where(placement) == {1: (7, 2)}, "it is spread rather than that a large place is cut"
-    assert placement[1].grounds[0] == Reason("predicted", have=10.0, unit="s", detail="forest")
-    mapped = placement[1].grounds[1]
+    assert placement[1].explanation[0] == Reason("predicted", have=10.0, unit="s", detail="forest")
+    mapped = placement[1].explanation[1]
     assert (mapped.code, mapped.detail) == ("mapped", "communication-light")
     assert (mapped.need, mapped.have) == pytest.approx((0.3 + 5 / 10_000, 0.3 + 5 / 250))
 
@@ -424,7 +424,7 @@ def test_it_starts_where_it_is_faster_than_at_the_first_try():
     placement = plan(scattered(CHOOSY, now=10.0, memory=memory, free="0137"))
     assert where(placement) == {1: (0, 1, 3)}
     assert remembered(scattered(CHOOSY, now=10.0, memory=memory, free="0137")).aside == ()
-    assert placement[1].grounds[1].detail == "communication-heavy"
+    assert placement[1].explanation[1].detail == "communication-heavy"
 
 
 def test_when_its_patience_ends_it_takes_what_there_is():

@@ -121,12 +121,12 @@ def test_an_unknown_job_is_profiled_where_it_stays():
     job = queued(1, profile=None, cold_start_s=60.0)
     placement = plan(view_of(1, [job], now=50.0))[1]
     assert placement.profiling == ProfilingRun(50.0 + 200.0 + 60.0, evict=False)
-    assert placement.grounds == (
+    assert placement.explanation == (
         Reason("predicted", have=100.0, unit="s", detail="history"),
         Reason("profiled_there", 260.0, unit="s"),
     )
     known = plan(view_of(1, [queued(1)]))[1]
-    assert known.profiling is None and len(known.grounds) == 1
+    assert known.profiling is None and len(known.explanation) == 1
 
 
 def test_only_small_jobs_are_made_to_be_profiled():
@@ -146,7 +146,7 @@ def test_gpus_set_aside_are_for_profiling_and_nothing_else():
     assert where(placements) == {1: (0,), 2: (2,), 3: (), 4: (1,), 5: ()}
     assert placements[2].profiling == ProfilingRun(250.0, evict=True)
     assert placements[3].reasons == (Reason("profiling_gpus", 1, 0, "GPUs"),)
-    assert Reason("profiled_there", 200.0, unit="s") in placements[2].grounds
+    assert Reason("profiled_there", 200.0, unit="s") in placements[2].explanation
 
 
 def test_nobody_joins_one_that_is_profiled_aside():
@@ -173,7 +173,7 @@ def test_a_job_joins_the_neighbour_whose_pair_is_done_soonest():
     placement = plan(view_of(2, [queued(1)], *residents))[1]
     assert where({1: placement}) == {1: (1,)}
     # Job 1 takes 110 s, in which job 9 gets 100 of its 1000 done: it ends at 1010.
-    assert placement.grounds[1:] == (
+    assert placement.explanation[1:] == (
         Reason("sharing_benefit", (1000 + 1100) / 2, (1010 + 110) / 2, "s", "job 9"),
     )
     assert placement.accumulation == 1 and placement.profiling is None
@@ -315,7 +315,7 @@ def test_a_batch_is_split_as_far_as_memory_asks_and_no_further():
         placement = plan(view)[1]
         assert (bool(placement.gpus), placement.accumulation) == (True, passes)
         parts = Reason("split_batch", 48, 48 // passes, detail=f"{passes} parts")
-        assert (parts in placement.grounds) == (passes > 1)
+        assert (parts in placement.explanation) == (passes > 1)
     waits = plan(view_of(1, [queued(1, **SPLITTABLE)], running(9, 0), gpu0={"free_mib": 7_499}))[1]
     assert waits.verdicts[0].refused == (Reason("memory", 7_500, 7_499, "MiB"),)
 

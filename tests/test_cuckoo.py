@@ -376,9 +376,9 @@ def test_on_another_kind_it_takes_as_much_longer_as_its_iterations():
     stages = (StageTimes(1, 3, 6, gpu="a"), StageTimes(1, 13, 26, gpu="b"))
     job = queued(1, 100.0, deadline=150.0, stages=stages)
     found = plan(view_of(1, [job], kinds="b"))[1]
-    assert "planned_end" in codes(found.grounds), "predicted for the only kind that there is"
+    assert "planned_end" in codes(found.explanation), "predicted for the only kind that there is"
     slow = plan(view_of(2, [job], running(9, 0, exclusive=True), kinds="ab"))[1]
-    assert codes(slow.grounds)["deadline"] == Reason("deadline", 150.0, 400.0, "s")
+    assert codes(slow.explanation)["deadline"] == Reason("deadline", 150.0, 400.0, "s")
 
 
 # -- packing
@@ -393,10 +393,10 @@ def test_a_job_joins_the_one_it_is_most_efficient_with():
     residents = running(8, 0, stages=LOADS), running(9, 1)
     placement = beside(*residents)[1]
     assert where({1: placement}) == {1: (1,)}
-    reason = codes(placement.grounds)["packed"]
+    reason = codes(placement.explanation)["packed"]
     assert (reason.detail, reason.need) == ("job 9", 1.0) and reason.have > 1.5
-    assert "close_deadlines" not in codes(placement.grounds), "neither has one"
-    assert codes(placement.grounds)["predicted"].have == 100
+    assert "close_deadlines" not in codes(placement.explanation), "neither has one"
+    assert codes(placement.explanation)["predicted"].have == 100
 
 
 def test_of_two_it_joins_the_one_that_has_time_for_it():
@@ -406,7 +406,7 @@ def test_of_two_it_joins_the_one_that_has_time_for_it():
         residents = running(8, 0, stages=LOADS, deadline=deadline), running(9, 1)
         placement = beside(*residents, queue=[queued(1, stages=mixed, deadline=2100.0)])[1]
         assert where({1: placement}) == {1: (found,)}
-        close = codes(placement.grounds)["close_deadlines"]
+        close = codes(placement.explanation)["close_deadlines"]
         assert close.have == (0.0 if found else pytest.approx(2000 / 2100))
 
 
@@ -519,7 +519,7 @@ def test_of_a_pair_in_line_the_one_with_the_earlier_deadline_starts_and_the_othe
     jobs = [queued(1, stages=LOADS, deadline=5000.0), queued(2, deadline=4000.0)]
     first = plan(view_of(1, jobs))
     assert where(first) == {2: (0,), 1: ()}
-    assert codes(first[2].grounds)["packed"].detail == "job 1"
+    assert codes(first[2].explanation)["packed"].detail == "job 1"
     assert codes(first[1].reasons)["partner"].detail == "job 2"
     fresh = changed(jobs[1], state=JobState.STARTING, gpus=(a_gpu(0).id,), started_at=0.0)
     settling = Reason("settling", 30, 10, "s", "job 2")
@@ -541,7 +541,7 @@ def test_close_deadlines_weigh_as_much_as_the_admin_wants():
     for weight, partner in ((1.0, "job 2"), (0.6, "job 3")):
         settings = replace(SETTINGS, plugins={"policies.cuckoo": {"weight": weight}})
         placements = plan(view_of(1, jobs, settings=settings))
-        told = (*placements[1].grounds, *placements[1].reasons)
+        told = (*placements[1].explanation, *placements[1].reasons)
         assert codes(told)["packed"].detail == partner
 
 
@@ -622,7 +622,7 @@ def test_a_deadline_goes_before_a_longer_wait():
     view = view_of(1, jobs, settings=replace(SETTINGS, collocation=Collocation(max_jobs_per_gpu=1)))
     assert where(plan(view)) == {2: (0,), 1: ()}
     assert where(plan(view, planner=first_in_first_out)) == {2: (), 1: (0,)}
-    kept = codes(plan(view)[2].grounds)
+    kept = codes(plan(view)[2].explanation)
     assert kept["planned_end"] == Reason("planned_end", 600.0, 500.0, "s")
     lost = codes(plan(view, planner=first_in_first_out)[2].reasons)
     assert lost["deadline"] == Reason("deadline", 600.0, 1000.0, "s")
@@ -711,7 +711,7 @@ NEW = {"stages": (), "profile": None}
 def test_an_unknown_job_is_profiled_where_it_stays_and_one_that_was_told_of_is_not():
     placement = plan(view_of(1, [queued(1, **NEW)], now=50.0))[1]
     assert placement.profiling == ProfilingRun(250.0, evict=False)
-    assert placement.grounds[-1] == Reason("profiled_there", 200.0, unit="s")
+    assert placement.explanation[-1] == Reason("profiled_there", 200.0, unit="s")
     assert plan(view_of(1, [queued(1)]))[1].profiling is None
     settings = replace(SETTINGS, profiling=Profiling(largest=1))
     wide = plan(view_of(2, [queued(1, wants=2, **NEW)], settings=settings))[1]
@@ -767,11 +767,11 @@ def test_muri_s_model_and_jobs_kept_in_step():
     short = (StageTimes(0.9, 0.03, 0.07),)
     view = view_of(1, [queued(1, stages=short)], running(9, 0, left_s=9000.0))
     packer = in_turns(SETTINGS).packer
-    free = codes(plan(view)[1].grounds)["packed"].have
-    in_step = codes(plan(view, packer=replace(packer, in_step=True))[1].grounds)["packed"].have
+    free = codes(plan(view)[1].explanation)["packed"].have
+    in_step = codes(plan(view, packer=replace(packer, in_step=True))[1].explanation)["packed"].have
     assert in_step == pytest.approx(11 / 10.9) and free > 1.5
     muri = replace(packer, model=Exclusive(), in_step=True)
-    assert codes(plan(view, packer=muri)[1].grounds)["packed"].have == pytest.approx(11 / 10.1)
+    assert codes(plan(view, packer=muri)[1].explanation)["packed"].have == pytest.approx(11 / 10.1)
 
 
 # -- as a plugin

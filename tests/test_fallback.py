@@ -85,8 +85,8 @@ def served(fake: Fake, fallback: bool = True, timeout_s: float = LONG, **more: o
 
 def story(server: Server, id: int) -> tuple[str, list[str], list[str]]:
     decision = server.scene.decisions[id]
-    reasons, grounds = decision.placement.reasons, decision.placement.grounds
-    return decision.policy, [r.code for r in reasons], [r.code for r in grounds]
+    reasons, explanation = decision.placement.reasons, decision.placement.explanation
+    return decision.policy, [r.code for r in reasons], [r.code for r in explanation]
 
 
 BROKEN = [oops, lambda: 42, lambda: [42], lambda: [Placement("1")]]

@@ -176,7 +176,7 @@ def test_the_shipped_tree_is_as_the_store_would_read_it_and_steps_back_for_a_lea
 def test_an_affine_job_comes_before_an_idle_gpu():
     (placement,) = placements(plan(2, [job()], [running(7, 1)]))
     assert placement.gpus == (a_gpu(1).id,)
-    affine, predicted = placement.grounds
+    affine, predicted = placement.explanation
     assert affine == Reason("affine", 2, 2, detail="job 7 is Medium, this one Medium")
     assert predicted == Reason("predicted", have=1000.0, unit="s", detail="history")
     assert [(v.rank, v.refused) for v in placement.verdicts] == [(1.0, ()), (0.0, ())]
@@ -498,7 +498,7 @@ def test_in_place_a_new_job_is_alone_until_it_is_known():
     placement, other = placements(made)
     assert placement.gpus == (a_gpu(1).id,)
     assert placement.profiling == ProfilingRun(NOW + 250, evict=False)
-    assert placement.grounds[-1] == Reason("profiled_there", 250, unit="s")
+    assert placement.explanation[-1] == Reason("profiled_there", 250, unit="s")
     assert other.profiling is None
     for wants, profiled in ((2, True), (3, False)):  # N_prof
         settings = Settings(profiling=Profiling(largest=2))

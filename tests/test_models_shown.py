@@ -163,7 +163,7 @@ def test_an_administrator_has_them_trained(
 
 def test_a_job_tells_what_is_known_of_it_and_why_it_went_there(daemon: Daemon) -> None:
     ground = Reason("affine", 2, 1, detail="job 3 is Tiny, this one Medium")
-    placed = Placement(JobId(7), (GpuId("GPU-a"),), grounds=(ground,))
+    placed = Placement(JobId(7), (GpuId("GPU-a"),), explanation=(ground,))
     job = learned(7)
     keep(daemon, job, decisions=(Decision(105.0, "lucid", placed),))
     why = daemon.call("GET", "/v1/jobs/7/why")[1]

@@ -20,7 +20,7 @@ from carmad.core.history import (
     past,
 )
 from carmad.core.messages import CancelRequested, Discovered, HoldRequested, Stepped, Trained
-from carmad.core.profiling import Profiler
+from carmad.core.profiling import UsageProfiler
 from carmad.core.recurrence import group
 from carmad.core.types import (
     Cause,
@@ -304,7 +304,7 @@ def test_longer_runs_and_more_gpus_are_other_jobs():
 
 
 def test_mean_and_variance_are_weighted_by_time_and_only_of_training():
-    profiler = Profiler()
+    profiler = UsageProfiler()
     gpu = a_gpu()
     job = a_job(state=S.RUNNING, gpus=(gpu.id,), kernels=((gpu.id, 10.0),))
 

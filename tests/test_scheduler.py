@@ -553,7 +553,7 @@ def test_hold_release_and_requeue():
     server.tell(HoldRequested(server.now, id, True, "ada"))
     server.exit(running)
     assert server.job(id).state is S.QUEUED
-    assert server.scene.barrier(server.job(id)).code == "held"
+    assert server.scene.blocked_by(server.job(id)).code == "held"
     server.tell(HoldRequested(server.now, id, False, "ada"))
     assert server.job(id).state is S.STARTING
     server.exit(id, Exit(Cause.FAILURE, 1))
@@ -596,7 +596,7 @@ def test_dependencies(kind, cause, starts):
     first = server.submit()
     second = server.submit(after=(After(first, kind),))
     third = server.submit(after=(After(second),))
-    assert server.scheduler.snapshot(0.0).barrier(server.job(second)).code == "dependency"
+    assert server.scheduler.snapshot(0.0).blocked_by(server.job(second)).code == "dependency"
     server.exit(first, Exit(cause, 0 if cause is Cause.SUCCESS else 1))
     if starts:
         assert server.job(second).state is S.STARTING
@@ -632,7 +632,9 @@ def test_a_job_that_waits_for_many_names_a_few():
     server.next_id = 101
     last = server.submit(after=tuple(After(JobId(n)) for n in range(1, 101)))
     assert (
-        server.scheduler.snapshot(0.0).barrier(server.job(last)).detail.endswith("job 7, job 8, …")
+        server.scheduler.snapshot(0.0)
+        .blocked_by(server.job(last))
+        .detail.endswith("job 7, job 8, …")
     )
 
 
@@ -660,7 +662,7 @@ def test_a_quota_holds_its_user_back_and_nobody_else():
     mine = [server.submit(gpus=1) for _ in range(3)]
     hers = server.submit(user="bob", uid=1001)
     assert [server.job(i).state for i in mine] == [S.STARTING, S.STARTING, S.QUEUED]
-    assert server.scheduler.snapshot(0.0).barrier(server.job(mine[2])).code == "quota"
+    assert server.scheduler.snapshot(0.0).blocked_by(server.job(mine[2])).code == "quota"
     assert server.job(hers).state is S.STARTING
 
 

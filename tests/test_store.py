@@ -188,6 +188,15 @@ def test_a_step_of_nothing_costs_no_transaction(
         store.commit(step(job(1)))
 
 
+def test_a_decision_of_0_1_0_keeps_its_explanation() -> None:
+    why = Reason("affine", 2, 1, detail="job 7")
+    decision = Decision(1.0, "lucid", Placement(JobId(1), (GpuId("GPU-a"),), explanation=(why,)))
+    text = codec.encode_decision(decision)
+    old = text.replace('"explanation"', '"grounds"')
+    assert old != text
+    assert codec.decode_decision(old) == codec.decode_decision(text) == decision
+
+
 def test_decisions_come_back_newest_first(store: SqlStore) -> None:
     verdict = Verdict(GpuId("GPU-1"), (Reason("busy", 0.8, 0.9),), rank=inf)
     decisions = tuple(

@@ -166,7 +166,7 @@ class Watched:
         self.plans += bool(view.queue)
         for each in plan:
             if isinstance(each, Placement) and each.gpus:
-                self.late[each.job] = any(ground.code == "deadline" for ground in each.grounds)
+                self.late[each.job] = any(ground.code == "deadline" for ground in each.explanation)
         return plan
 
 

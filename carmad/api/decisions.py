@@ -44,7 +44,7 @@ def decision_out(decision: Decision, scene: Scene) -> DecisionOut:
         "chosen": list(placement.gpus),
         "verdicts": verdicts_out(placement, scene),
         "reasons": [reason_out(reason, scene) for reason in placement.reasons],
-        "grounds": [reason_out(reason, scene) for reason in placement.grounds],
+        "grounds": [reason_out(reason, scene) for reason in placement.explanation],
     }
 
 

@@ -34,7 +34,7 @@ def folded(jobs: Iterable[Job], one: Jobs) -> list[Row]:
 
 def waiting(scene: Scene, one: Jobs) -> list[Row]:
     """All that hold no GPUs, the first in line first: the same for everybody who looks."""
-    return scene.known.recall("waiting", _waiting, scene, one)
+    return scene.memo.recall("waiting", _waiting, scene, one)
 
 
 def _waiting(scene: Scene, one: Jobs) -> list[Row]:

@@ -4,6 +4,8 @@ their words here; those of policies come with the plugins."""
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from functools import cache
 
 from carmad import registry
 from carmad.core.decision import Reason
@@ -16,12 +18,7 @@ _FORMER = {"outsiders": "external"}  # codes of decisions that earlier releases 
 
 def phrase(reason: Reason) -> str:
     wording = _wording(reason.code)
-    if wording:
-        try:
-            return wording.sentence(reason)
-        except Exception:  # foreign code
-            log.exception("the words for the reason %r fail", reason.code)
-    return _generic(reason)
+    return _said(wording.sentence if wording else None, reason) or _generic(reason)
 
 
 def short(reason: Reason, gpu: str = "") -> str:
@@ -29,12 +26,7 @@ def short(reason: Reason, gpu: str = "") -> str:
     wording = _wording(reason.code)
     if wording is None:
         return f"{reason.code}: {gpu}" if gpu else reason.code
-    try:
-        brief = wording.brief(reason) if wording.brief else ""
-    except Exception:  # foreign code
-        log.exception("the words for the reason %r fail", reason.code)
-        brief = ""
-    told = " ".join(filter(None, (gpu, brief)))
+    told = " ".join(filter(None, (gpu, _said(wording.brief, reason))))
     return f"{wording.name}: {told}" if told else wording.name
 
 
@@ -46,6 +38,20 @@ def wordings() -> dict[str, Wording]:
 def _wording(code: str) -> Wording | None:
     code = _FORMER.get(code, code)
     return CORE.get(code) or registry.wordings().get(code)
+
+
+def _said(words: Callable[[Reason], str] | None, reason: Reason) -> str:
+    """Empty if there are no words, or they fail."""
+    try:
+        return str(words(reason)) if words else ""
+    except Exception:  # noqa: BLE001 - foreign code
+        _log_failure(reason.code)
+        return ""
+
+
+@cache  # once: a job that waits is shown again and again
+def _log_failure(code: str) -> None:
+    log.exception("the words for the reason %r fail", code)
 
 
 def _generic(reason: Reason) -> str:

@@ -194,7 +194,7 @@ class Jobs:
             return "(Held)" if job.held else "(Estimating)"
         if job.state is not JobState.QUEUED:
             return None
-        if held_up := self._scene.barrier(job):
+        if held_up := self._scene.blocked_by(job):
             return f"({self._short(held_up)})"
         decision = self._scene.current(job.id)
         if decision is None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from carmad.config import Monitor
 from carmad.core.decision import Reason
-from carmad.core.known import Known
+from carmad.core.memo import Memo
 from carmad.core.types import Gpu, GpuId, GpuSample, Job, JobId, JobState
 from carmad.core.window import Recent, Score
 
@@ -22,7 +22,7 @@ class GpuView:
     settling: Reason | None  # why it is too early to add a job (TTFK), if it is
     stale: Reason | None  # why its last reading is no ground to decide on, if it is not
     drained: str | None  # the admin's reason
-    known: Known = field(default_factory=Known, init=False, repr=False, compare=False)
+    memo: Memo = field(default_factory=Memo, init=False, repr=False, compare=False)
 
     @property
     def id(self) -> GpuId:

@@ -12,7 +12,7 @@ from carmad.core.fleet import Fleet
 from carmad.core.history import History
 from carmad.core.messages import Stepped
 from carmad.core.ports import Predictor
-from carmad.core.profiling import Profiler
+from carmad.core.profiling import UsageProfiler
 from carmad.core.types import (
     Job,
     JobState,
@@ -22,6 +22,7 @@ from carmad.core.types import (
 )
 from carmad.models import Model
 
+UNPREDICTED = "its duration could not be predicted"
 NEWS = 0.01  # a step time that differs by more of it is worth a row
 
 
@@ -32,12 +33,12 @@ class Knowledge:
         self.predictor = predictor
         self.history = History()
         self.models: dict[str, Model] = {}  # what was learned, by name
-        self.profiler = Profiler()
+        self.profiler = UsageProfiler()
         self._settings = settings
         self._fleet = fleet
         self._asked = asked
 
-    def informed(self, job: Job, now: float) -> Job:
+    def with_history(self, job: Job, now: float) -> Job:
         """With all that earlier runs of the job have shown, and what follows for its duration: as
         it joins the line."""
         history = self.history
@@ -54,13 +55,13 @@ class Knowledge:
         predictor = self.predictor
         if predictor is None:
             return replace(job, prediction=None)
-        note = f"its duration could not be predicted: the predictor {predictor.name} failed"
-        notes = tuple(each for each in job.notes if each != note)
+        notes = tuple(note for note in job.notes if not note.startswith(UNPREDICTED))
         try:
             prediction = self._asked.ask(
                 PREDICT, lambda: predictor.predict(job, self.history, self.models, now)
             )
         except Exception:  # noqa: BLE001 - foreign code
+            note = f"{UNPREDICTED}: the predictor {predictor.name} failed"
             return replace(job, prediction=None, notes=(*notes, note))
         return replace(job, prediction=prediction, notes=notes)
 
@@ -87,7 +88,7 @@ class Knowledge:
         return replace(job, profile=replace(profile, peak_mib=peak_mib, of=None))
 
 
-def told(job: Job, event: Stepped, kind: str) -> Job:
+def with_report(job: Job, event: Stepped, kind: str) -> Job:
     """With what it says of itself on a GPU of this kind. The same job if that is no news."""
     known = {step.parts: step.seconds for step in job.steps}
     before = known.get(job.accumulation, 0.0)

@@ -22,7 +22,7 @@ from carmad.core.decision import (
 from carmad.core.fleet import Fleet
 from carmad.core.history import History
 from carmad.core.ledger import Ledger
-from carmad.core.line import barrier
+from carmad.core.line import blocked_by
 from carmad.core.messages import Action, Launch, Stop, Wake
 from carmad.core.states import advance
 from carmad.core.types import Cause, GpuId, Job, JobId, JobState
@@ -76,11 +76,11 @@ class Placer:
             self._memory,
         )
 
-    def barrier(self, job: Job, now: float) -> Reason | None:
+    def blocked_by(self, job: Job, now: float) -> Reason | None:
         """What keeps a queued job out of the policy's sight, if anything does."""
         quota = self._settings.limits.gpus_per_user
         jobs, held = self._ledger.jobs, self._ledger.held
-        return barrier(job, now, jobs, held, quota, self._fleet.unread)
+        return blocked_by(job, now, jobs, held, quota, self._fleet.unread)
 
     def plan(self, now: float) -> list[Action]:
         """Start what the policy says may start, and stop what it preempts."""
@@ -101,15 +101,15 @@ class Placer:
         return news
 
     def _ready(self, line: tuple[Job, ...], now: float) -> tuple[Job, ...]:
-        """The line without those that a barrier holds up."""
+        """The line without those that are blocked."""
         if self._fleet.unread:
             return ()  # no policy is asked about GPUs that nobody knows
         doubtful = self._ledger.conditional
         if self._settings.limits.gpus_per_user is not None:
-            return tuple(job for job in line if not self.barrier(job, now))  # it may hold up any
+            return tuple(job for job in line if not self.blocked_by(job, now))  # it may hold up any
         if not doubtful:
             return line
-        return tuple(job for job in line if job.id not in doubtful or not self.barrier(job, now))
+        return tuple(job for job in line if job.id not in doubtful or not self.blocked_by(job, now))
 
     def _order_the_unordered(self) -> None:
         """A few of those whose place the policy could not say before: perhaps now it can."""
@@ -152,7 +152,7 @@ class Placer:
             job = self._ledger.jobs.get(proposal.job)
             if job is None or job.state is not JobState.QUEUED or job.id in hidden:
                 continue
-            if proposal.gpus and self.barrier(job, now):
+            if proposal.gpus and self.blocked_by(job, now):
                 return True
             checked = self._checked(job, proposal, view)
             self._decide(Decision(now, made.by, checked))

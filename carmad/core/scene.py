@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from carmad.core.decision import Decision, Reason
 from carmad.core.gpuview import GpuView
-from carmad.core.known import Known
-from carmad.core.line import Held, barrier
+from carmad.core.line import Held, blocked_by
+from carmad.core.memo import Memo
 from carmad.core.messages import Drain
 from carmad.core.types import Gpu, GpuId, Job, JobId, JobState, Usage
 from carmad.core.view import View
@@ -29,28 +29,28 @@ class Scene:
     drains: Mapping[GpuId, Drain] = field(default_factory=dict)
     ended: Mapping[JobId, JobState] = field(default_factory=dict)  # how the most recent ones did
     policy: str = ""  # its name
-    known: Known = field(default_factory=Known, init=False, repr=False, compare=False)
+    memo: Memo = field(default_factory=Memo, init=False, repr=False, compare=False)
 
     @property
     def now(self) -> float:
         return self.view.now
 
-    def barrier(self, job: Job) -> Reason | None:
+    def blocked_by(self, job: Job) -> Reason | None:
         """What keeps a queued job out of the policy's sight, if anything does."""
         quota = self.view.settings.limits.gpus_per_user
-        return barrier(job, self.now, self.live, self.held, quota, self.unread)
+        return blocked_by(job, self.now, self.live, self.held, quota, self.unread)
 
     def place(self, job: JobId) -> int | None:
         """In line, from 1."""
-        return self.known.recall("places", _places, self.line).get(job)
+        return self.memo.recall("places", _places, self.line).get(job)
 
     def used_mib(self, job: JobId) -> int | None:
         """What it holds now, on the GPU where it holds most."""
-        return self.known.recall("used", memory_by_job, self.view.gpus).get(job)
+        return self.memo.recall("used", memory_by_job, self.view.gpus).get(job)
 
     def tasks(self, array: JobId) -> Sequence[Job]:
         """Those of an array that have not ended."""
-        return self.known.recall("arrays", _arrays, self.live).get(array, ())
+        return self.memo.recall("arrays", _arrays, self.live).get(array, ())
 
     @property
     def head(self) -> JobId | None:

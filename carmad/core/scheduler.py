@@ -12,7 +12,7 @@ from carmad.core.deciders import Deciders
 from carmad.core.endings import Trying, ending, in_vain, placeable
 from carmad.core.fleet import Fleet
 from carmad.core.history import History, past
-from carmad.core.knowledge import Knowledge, sharing_profiles, told
+from carmad.core.knowledge import Knowledge, sharing_profiles, with_report
 from carmad.core.ledger import Ledger
 from carmad.core.messages import (
     Action,
@@ -262,7 +262,7 @@ class Scheduler:
         job = self.jobs.get(event.job)
         if job and job.state is JobState.PENDING:  # else: cancelled meanwhile
             joining = advance(job, JobState.QUEUED, estimate=event.estimate)
-            self._put(self.knowledge.informed(joining, event.at))
+            self._put(self.knowledge.with_history(joining, event.at))
             if event.note:
                 self._note(event.job, event.note)
 
@@ -386,7 +386,7 @@ class Scheduler:
             self._put(again)
             self._actions.append(EstimateMemory(again))
         else:
-            self._put(self.knowledge.informed(again, event.at))
+            self._put(self.knowledge.with_history(again, event.at))
 
     def _on_drain_requested(self, event: DrainRequested) -> None:
         if event.reason is None:
@@ -402,7 +402,7 @@ class Scheduler:
         if job is None or any(len(self._ledger.residents(gpu)) > 1 for gpu in job.gpus):
             return
         gpu = self.gpus.get(job.gpus[0])
-        if gpu and (known := told(job, event, gpu.name)) is not job:
+        if gpu and (known := with_report(job, event, gpu.name)) is not job:
             self._put(known)
             if known.stage_times and not job.stage_times:
                 self._inform_others(known, event.at)
@@ -454,7 +454,7 @@ class Scheduler:
             if (profiled and waiting.profile is None) or (
                 job.stage_times and not waiting.stage_times
             ):
-                self._put(self.knowledge.informed(waiting, now))
+                self._put(self.knowledge.with_history(waiting, now))
 
     def _note_untouched(self, job: Job, elapsed: float) -> None:
         """TTFK's time-out: its GPUs take jobs again, and its owner is told."""

@@ -11,7 +11,7 @@ from carmad.core.admission import Demand, demand, refusals
 from carmad.core.decision import Reason, Verdict
 from carmad.core.gpuview import GpuView
 from carmad.core.history import History
-from carmad.core.known import Known
+from carmad.core.memo import Memo
 from carmad.core.types import GpuId, Job, JobId, ProfilingRun
 from carmad.models import Model
 
@@ -23,7 +23,7 @@ class NodeView:
 
     name: str
     gpus: tuple[GpuView, ...]
-    known: Known = field(default_factory=Known, init=False, repr=False, compare=False)
+    memo: Memo = field(default_factory=Memo, init=False, repr=False, compare=False)
 
     def gpu(self, gpu: GpuId) -> GpuView:
         return next(g for g in self.gpus if g.id == gpu)

@@ -76,7 +76,7 @@ async def foreseen(service: Service, id: JobId) -> OutlookOut | None:
     def look(core: Scheduler) -> tuple[Job | None, Scene]:
         job = core.jobs.get(id)
         if job and job.state is JobState.PENDING:
-            job = core.knowledge.informed(job, now)
+            job = core.knowledge.with_history(job, now)
         return job, core.snapshot(now)
 
     job, scene = await service.ask(look)
@@ -174,7 +174,7 @@ def warnings(body: SubmitIn, now: float) -> list[str]:
 def tried(core: Scheduler, spec: JobSpec, estimate: Estimate | None, now: float) -> Job:
     """The job that would stand in line now, with what is known of earlier runs of it."""
     job = Job(JobId(0), spec, JobState.QUEUED, now, group=group(spec), estimate=estimate)
-    return core.knowledge.informed(job, now)
+    return core.knowledge.with_history(job, now)
 
 
 def judged(core: Scheduler, job: Job, scene: Scene) -> tuple[Placement, bool]:
@@ -182,7 +182,7 @@ def judged(core: Scheduler, job: Job, scene: Scene) -> tuple[Placement, bool]:
 
     Runs in the core's thread, and changes nothing there.
     """
-    if reason := scene.barrier(job):
+    if reason := scene.blocked_by(job):
         return Placement(job.id, reasons=(reason,)), False
     view = core.view(scene.now, joining=job)
     try:

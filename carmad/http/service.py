@@ -153,7 +153,7 @@ class Service(Follower):
 
     async def once(self, scene: Scene, what: Hashable, make: Callable[[], T]) -> T:
         """`make()`, for the first who asks: all who ask for the same of this scene get that."""
-        made = scene.known.recall(what, lambda: asyncio.ensure_future(self.listed(make)))
+        made = scene.memo.recall(what, lambda: asyncio.ensure_future(self.listed(make)))
         return await asyncio.shield(made)
 
     async def listed(self, make: Callable[[], T]) -> T:

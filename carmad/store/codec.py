@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from pydantic import Discriminator, TypeAdapter
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
 from carmad.core.decision import Decision
 from carmad.core.messages import Drain
@@ -38,7 +38,15 @@ def encode_decision(decision: Decision) -> str:
 
 
 def decode_decision(text: str) -> Decision:
-    return _DECISION.validate_json(text)
+    return _DECISION.validate_python(upgraded_decision(from_json(text)))
+
+
+def upgraded_decision(told: Any) -> Any:
+    """With `explanation`, which was called `grounds` in 0.1.0."""
+    placement = told.get("placement") if isinstance(told, dict) else None
+    if isinstance(placement, dict) and "grounds" in placement:
+        placement["explanation"] = placement.pop("grounds")
+    return told
 
 
 def drain_of(row: dict[str, Any]) -> Drain:

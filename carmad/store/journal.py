@@ -34,6 +34,7 @@ from carmad.core.types import Gpu, GpuId, Job, JobId, JobSpec, JobState
 from carmad.errors import CarmaError
 from carmad.loop import Follower
 from carmad.models import Model
+from carmad.store.codec import upgraded_decision
 from carmad.store.flat import with_attempts
 
 T = TypeVar("T")
@@ -302,8 +303,9 @@ def _begin(told: Any) -> Begin:
     for name in DECLARED_SINCE:
         if name in settings:
             settings.setdefault("plugins", {})[f"policies.{name}"] = settings.pop(name)
-    jobs = [with_attempts(job) for job in told["jobs"]]
-    return _BEGIN.validate_python(told | {"jobs": jobs})
+    told["decisions"] = list(map(upgraded_decision, told.get("decisions", ())))
+    told["jobs"] = list(map(with_attempts, told["jobs"]))
+    return _BEGIN.validate_python(told)
 
 
 def _lines(path: Path) -> Iterator[bytes]:
@@ -395,4 +397,8 @@ def _turn(entry: Any) -> Turn:
     if not events:
         raise ValueError("a step has events")
     failures = _FAILURES.validate_python(entry.get("failures", ()))
-    return Turn(events, _DECISIONS.validate_python(entry["decisions"]), failures)
+    return Turn(
+        events,
+        _DECISIONS.validate_python(list(map(upgraded_decision, entry["decisions"]))),
+        failures,
+    )

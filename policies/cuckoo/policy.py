@@ -44,10 +44,10 @@ from policies.cuckoo.members import NOTHING, Site, members, site
 from policies.cuckoo.planning import Planner, min_cost
 from policies.cuckoo.schedule import Schedule, Turn, first_due, schedule
 from policies.cuckoo.settings import CuckooSettings
-from policies.cuckoo.telling import grounds, waiting
+from policies.cuckoo.telling import explanation, waiting
 from policies.filters import fits_memory, min_free, unoccupied
 from policies.memory import lacking, need_mib
-from policies.profiling import Profiler, profiled, set_aside
+from policies.profiling import ProfilingPool, profiled, set_aside
 from policies.ranked import Ranked
 
 TURNS = 2000  # of jobs in line, in one plan: those behind have their turn when some have started
@@ -86,7 +86,9 @@ class Cuckoo:
             return tuple(self._plan(view, view.queue, NOTHING))
         return (*self._profiles(view, new, aside), *self._plan(view, known, aside.own))
 
-    def _profiles(self, view: View, jobs: Sequence[Job], aside: Profiler) -> Iterator[Placement]:
+    def _profiles(
+        self, view: View, jobs: Sequence[Job], aside: ProfilingPool
+    ) -> Iterator[Placement]:
         """On the GPUs set aside for it: each that fits, in the order of the line."""
         free = sum(1 for gpu in aside.own if not view.gpu(gpu).residents)
         for n, job in enumerate(jobs):
@@ -156,7 +158,7 @@ class Cuckoo:
         new = member.missing == "unprofiled" and job.profile is None
         if new and job.spec.gpus <= profiling.largest:
             return profiled(placement, job, view, profiling.run_s, evict=False)
-        return replace(placement, grounds=grounds(member, turn.planned))
+        return replace(placement, explanation=explanation(member, turn.planned))
 
     def _joining(self, turn: Turn, view: View) -> Placement:
         """The second of a group whose first one runs, if its GPUs admit it by now."""
@@ -168,7 +170,7 @@ class Cuckoo:
         if any(verdict.refused for verdict in verdicts if verdict.gpu in there):
             return Placement(joins.job.id, (), verdicts)
         gpus = tuple(gpu.id for gpu in turn.gpus)
-        return Placement(joins.job.id, gpus, verdicts, grounds=grounds(joins, turn.planned))
+        return Placement(joins.job.id, gpus, verdicts, explanation=explanation(joins, turn.planned))
 
     def _judged(self, job: Job, gpu: GpuView, view: View) -> Verdict:
         wanted = view.demand(job)

@@ -10,7 +10,7 @@ T = TypeVar("T")
 REMEMBERED = 64  # answers about one value
 
 
-class Known:
+class Memo:
     """Answers that are worked out once. They must depend on nothing but the value whose memory
     this is, and the question."""
 
