@@ -230,7 +230,7 @@ def report(cases: Sequence[Case], others: Sequence[Case]) -> Report:
         ],
         {"cases": [*cases, *others]},
         [
-            f"- {CASES} cases a model, {FEW} a layout where all are tried: {GPUS} GPUs on servers "
+            f"{CASES} cases a model, {FEW} a layout where all are tried: {GPUS} GPUs on servers "
             f"that have one to {SIZE} free (drawn), 10 Gb/s between servers, 300 GB/s within; "
             "HiGHS through SciPy"
         ],

@@ -198,10 +198,10 @@ def _about(jobs: Jobs) -> list[str]:
     recurring = sum(n for n in sizes.values() if n >= RECURS) / len(jobs.at_s)
     loads = ", ".join(f"{load(made(n, layouts=False)):.1f} ({n:,})" for n in WINDOWS)
     return [
-        f"- jobs: {len(jobs.at_s):,} in {DAYS} days, {sum(jobs.gpus == 1) / len(jobs.gpus):.0%} "
+        f"jobs: {len(jobs.at_s):,} in {DAYS} days, {sum(jobs.gpus == 1) / len(jobs.gpus):.0%} "
         f"of one GPU, in {len(sizes):,} groups of {len(set(jobs.users)):,} users; {recurring:.1%} "
         f"are of a group with {RECURS} or more",
-        f"- load of the jobs to simulate, of 2,000 GPUs: {loads}",
+        f"load of the jobs to simulate, of 2,000 GPUs: {loads}",
     ]
 
 

@@ -59,7 +59,7 @@ def measure() -> Report:
             _causes(alone),
         ],
         {"runs": {run.name: _row(outcome, alone) for run, outcome in runs.items()}},
-        [f"- 60 tasks, {GPUS}, MPS, interference `learned`"],
+        [f"60 tasks, {GPUS}, MPS, interference `learned`"],
     )
 
 

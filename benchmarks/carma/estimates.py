@@ -70,15 +70,15 @@ def measure() -> Report:
 
 
 NOTES = (
-    f"- the CARMA paper's first trace, 60 tasks, {GPUS}, MPS, interference `learned`",
-    "- estimates of horus, faketensor and gpumemnet are the paper's own; none: 5 GB must"
+    f"the CARMA paper's first trace, 60 tasks, {GPUS}, MPS, interference `learned`",
+    "estimates of horus, faketensor and gpumemnet are the paper's own; none: 5 GB must"
     " be free; with an estimate: 2 GB beyond it (the paper's 4.2 to 4.4)",
-    "- gain: how much shorter the makespan is than with exclusive GPUs; kept: of the"
+    "gain: how much shorter the makespan is than with exclusive GPUs; kept: of the"
     " oracle's gain. A job that an estimator has no number for is placed wherever the"
     " test of risk lets it be",
-    f"- {DECLARED}: of what could not be traced (Mask R-CNN, U-Net, DLRM, XLNet: see"
+    f"{DECLARED}: of what could not be traced (Mask R-CNN, U-Net, DLRM, XLNet: see"
     " memory_carma.md) the owner states the true need, as he would have to",
-    "- with the test of risk, busy GPUs take no second job whatever is free; without"
+    "with the test of risk, busy GPUs take no second job whatever is free; without"
     " it, memory alone decides",
 )
 

@@ -32,7 +32,7 @@ from benchmarks.castor.pairs import (
 from benchmarks.harness.data import DATA, ROOT, read
 from benchmarks.harness.main import main
 from benchmarks.harness.pairs import LUCID, LUCID_LICENCE
-from benchmarks.harness.report import Report
+from benchmarks.harness.report import Report, bullets
 from benchmarks.harness.rows import columns
 from carmad.learning.interference import train
 from carmad.models import Boosted
@@ -120,7 +120,7 @@ def _blocks(
         _ratios(rows),
         RATIOS,
         "The features that count most, by gain:",
-        "\n".join(_listed(name, found) for name, found in importances.items()),
+        bullets(_listed(name, found) for name, found in importances.items()),
         "In the paper FP32A has four of the first five places; neither data set tells of it.",
         "## Theorem 1",
         f"Of {inner.cases:,} random pairs (times from 10 s to 10 days, ratios 1 to 6), an "
@@ -196,7 +196,7 @@ def _ratios(rows: Sequence[Row]) -> str:
 
 def _listed(name: str, importance: Sequence[tuple[str, float]]) -> str:
     listed = ", ".join(f"{feature} {100 * share:.0f} %" for feature, share in importance)
-    return f"- {name}: {listed}"
+    return f"{name}: {listed}"
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from pathlib import Path
 from random import Random
 
 from benchmarks.harness.main import main
-from benchmarks.harness.report import Report, of_rows
+from benchmarks.harness.report import Report, bullets, of_rows
 from benchmarks.harness.rows import Row, percentile
 from carmad.attempt import records, supervisor
 from recovery import classify as module
@@ -79,13 +79,13 @@ def measure() -> Report:
         Row(GROUP, "99 of 100", percentile(times, 0.99), "ms"),
         Row(GROUP, "the median", percentile(times, 0.5), "ms"),
     ]
-    worst = [f"- {taken:.1f} ms: `{what}`" for taken, what in reversed(measured[-10:])]
+    worst = [f"{taken:.1f} ms: `{what}`" for taken, what in reversed(measured[-10:])]
     return of_rows(
         "Classifying a job's end: the worst that its output can do",
         rows,
         "The ten worst:",
-        "\n".join(worst),
-        notes=[f"- CPU time, the best of {RUNS} runs per case"],
+        bullets(worst),
+        notes=[f"CPU time, the best of {RUNS} runs per case"],
     )
 
 

@@ -338,8 +338,8 @@ def _report(found: list[Checkpoint], jobs: int, traced: bool) -> Report:
         [table],
         {"rows": found},
         [
-            f"- {found[-1].jobs:,} jobs in {SECONDS * jobs // JOBS / 3600:.1f} pretended hours",
-            f"- over the second half, {'allocated' if traced else 'RSS'}: {kb:+.2f} kB a job:"
+            f"{found[-1].jobs:,} jobs in {SECONDS * jobs // JOBS / 3600:.1f} pretended hours",
+            f"over the second half, {'allocated' if traced else 'RSS'}: {kb:+.2f} kB a job:"
             f" {'flat' if kb < FLAT_KB else 'GROWS'}",
         ],
         name="growth" if traced else "growth_untraced",

@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -49,7 +49,11 @@ def of_rows(
 
 
 def listed(facts: Facts, *notes: str) -> str:
-    return "\n".join([*(f"- {name}: {value}" for name, value in facts.items()), *notes])
+    return bullets([*(f"{name}: {value}" for name, value in facts.items()), *notes])
+
+
+def bullets(texts: Iterable[str]) -> str:
+    return "\n".join(f"- {text}" for text in texts)
 
 
 def write(name: str, page: str, data: Mapping[str, object]) -> None:

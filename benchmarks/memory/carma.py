@@ -53,8 +53,8 @@ def measure() -> Report:
         [table(_rows(distinct)), _tasks(distinct, rows), NOT_BUILT],
         {"tasks": told},
         [
-            f"- {len(told)} of {len(rows)} tasks",
-            f"- fp32, Adam, a context of {CONTEXT_MIB} MiB; no cudnn.benchmark",
+            f"{len(told)} of {len(rows)} tasks",
+            f"fp32, Adam, a context of {CONTEXT_MIB} MiB; no cudnn.benchmark",
         ],
     )
 

@@ -116,8 +116,8 @@ def report(fitted: Sequence[Told], judged: Sequence[Told], kept_too: bool) -> Re
         comparison(list(sides["judged"].items()), "MiB", ()),
         data={"constant_mib": constant, **kept(sides)},
         notes=[
-            f"- {len(fitted)} networks fitted, {len(judged)} judged",
-            f"- constant of that stack: {constant:.0f} MiB",
+            f"{len(fitted)} networks fitted, {len(judged)} judged",
+            f"constant of that stack: {constant:.0f} MiB",
         ],
         kept=kept_too,
     )

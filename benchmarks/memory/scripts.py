@@ -87,7 +87,7 @@ def measure() -> Report:
         rows,
         table,
         data={"import_torch_s": torch_s, "scripts": looked},
-        notes=[f"- {RUNS} runs each, one after the other"],
+        notes=[f"{RUNS} runs each, one after the other"],
     )
 
 

@@ -35,7 +35,7 @@ from typing import Any
 from benchmarks.harness.data import read
 from benchmarks.harness.main import main
 from benchmarks.harness.processes import in_processes
-from benchmarks.harness.report import Report, of_rows
+from benchmarks.harness.report import Report, bullets, of_rows
 from benchmarks.harness.rows import Row, percentile
 from benchmarks.memory.truth import (
     MIB,
@@ -244,7 +244,7 @@ def report(traced: Sequence[Traced], kept_too: bool) -> Report:
         side: _accuracies(some, constant, plain)
         for side, some in (("judged", judged), ("fitted", tuning))
     }
-    failures = [f"- {one.model}: {one.failed}" for one in traced if one.failed]
+    failures = [f"{one.model}: {one.failed}" for one in traced if one.failed]
     return of_rows(
         "timm's models, as measured and as traced",
         _targets(sides["judged"], traced),
@@ -253,12 +253,12 @@ def report(traced: Sequence[Traced], kept_too: bool) -> Report:
         comparison(list(sides["judged"].items()), "GiB", TABLE_1),
         f"The half that gives the constant ({', '.join(sorted(fitted))}):",
         comparison(list(sides["fitted"].items()), "GiB", ()),
-        *(["Not traced:", "\n".join(failures)] if failures else []),
+        *(["Not traced:", bullets(failures)] if failures else []),
         data={"constant_mib": constant, **kept(sides)},
         notes=[
-            f"- {len(good)} models in {len({one.family for one in good})} families,"
+            f"{len(good)} models in {len({one.family for one in good})} families,"
             f" {len(tuning)} runs give the constant, {len(judged)} are judged",
-            f"- constant of that stack: {constant:.0f} MiB ({plain:.0f} on top of the floor)",
+            f"constant of that stack: {constant:.0f} MiB ({plain:.0f} on top of the floor)",
         ],
         kept=kept_too,
     )

@@ -182,7 +182,7 @@ def measure(policies: Annotated[list[str] | None, typer.Argument()] = None) -> R
         "Decisions: the daemon's and the simulator's",
         [markdown.table(HEADINGS, rows)],
         kept,
-        [f"- {JOBS} jobs, {GPUS}, {COMPRESSION:g} times as fast"],
+        [f"{JOBS} jobs, {GPUS}, {COMPRESSION:g} times as fast"],
         kept=not policies,
     )
 

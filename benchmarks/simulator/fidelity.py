@@ -213,12 +213,12 @@ def measure() -> Report:
         ],
         {"seed": SEED, "alone": measured, "rows": comparisons, "jct_apart_s": by_job},
         [
-            f"- {JOBS} jobs, {GPUS}, seed {SEED}; settings are the defaults, {COMPRESSION:.0f} "
+            f"{JOBS} jobs, {GPUS}, seed {SEED}; settings are the defaults, {COMPRESSION:.0f} "
             "times as fast",
-            f"- measured on jobs that were alone: first kernel {measured.first_kernel_s:.2f} s "
+            f"measured on jobs that were alone: first kernel {measured.first_kernel_s:.2f} s "
             f"after the launch, gone {measured.end_s:+.2f} s after the training that follows, "
             f"or, out of memory, {measured.oom_s:.2f} s after it",
-            "- The GPUs are emulated. No real one was at hand: the same comparison with real "
+            "The GPUs are emulated. No real one was at hand: the same comparison with real "
             "training jobs is still to be made.",
         ],
     )

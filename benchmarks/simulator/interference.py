@@ -33,7 +33,7 @@ from benchmarks.harness.pairs import (
     lucid_alone,
     lucid_pairs,
 )
-from benchmarks.harness.report import Report
+from benchmarks.harness.report import Report, bullets
 from benchmarks.harness.rows import columns
 from carmad.core.types import Mode
 from carmad.sim import catalogue
@@ -271,7 +271,7 @@ def measure() -> Report:
         "Interference models, on neural networks that the fit has not seen",
         _blocks(found),
         found,
-        [f"- split {split}"],
+        [f"split {split}"],
     )
 
 
@@ -306,7 +306,7 @@ def _blocks(found: Mapping[str, Any]) -> list[str]:
             f"From {fitted['data']}. Licence: {fitted['licence']}. "
             f"{fitted['sides_of_pairs']} sides of pairs were used, {fitted['taken_for_1']} of them "
             "with a speed above 1 that is taken for 1. Of the others:",
-            "\n".join(f"- {count} {why}" for why, count in fitted["dropped"].items()),
+            bullets(f"{count} {why}" for why, count in fitted["dropped"].items()),
         ]
     return [
         *blocks,

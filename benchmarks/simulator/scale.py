@@ -64,7 +64,7 @@ def measure() -> Report:
             _table(muri, cpu_s=2.0, exempt=SHARING),
         ],
         {"runs": philly + muri},
-        [f"- processor time of one process; whole traces: median of {RUNS} runs"],
+        [f"processor time of one process; whole traces: median of {RUNS} runs"],
     )
 
 
