@@ -86,9 +86,7 @@ def mebibytes(text: str) -> int:
     number, unit = match.groups()
     mib = float(number) * UNIT_MIB[unit or "m"]
     if not unit and mib < SMALLEST_BARE_MIB:
-        raise ArgumentTypeError(
-            f"{text!r} is in MiB; write {number}G, or {number}M"
-        )
+        raise ArgumentTypeError(f"{text!r} is in MiB; write {number}G, or {number}M")
     if not 1 <= mib <= MAX_MIB:
         raise ArgumentTypeError(f"{text!r} is out of range for the memory of a GPU")
     return int(-(-mib // 1))  # rounded up: never promise less than was asked for
