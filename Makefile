@@ -18,7 +18,7 @@ lint: .venv/installed-test
 	$(BIN)/lint-imports --no-logo
 
 bench: .venv/installed-test
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks.daemon
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -1,8 +1,12 @@
-"""Every setting of CARMA and its default. Plain values: reading files is `carmad.configfile`'s."""
+"""CARMA's own settings and their defaults. Plain values: `carmad.configfile` reads files, and
+plugins declare what they can be set to."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
+
+DECLARED_SINCE = ("lucid", "asrpt", "cuckoo")  # in 0.1.0 their settings were CARMA's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +18,7 @@ class Monitor:
     window_s: float = 30.0  # sliding window of the risk analysis, and the settling time
     stale_s: float = 5.0  # an older sample is no ground to place a job on
     first_kernel_timeout_s: float = 600.0  # then a GPU stops waiting for a job's first kernel
-    outsider_mib: int = 500  # memory of processes that are not jobs, below which a GPU is idle
+    external_mib: int = 500  # memory of external processes, below which a GPU counts as idle
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,30 +90,6 @@ class Links:
 
 
 @dataclass(frozen=True, slots=True)
-class Lucid:
-    """The knobs of `policy = "lucid"` (Lucid paper, 3.2 to 3.4)."""
-
-    sharing_capacity: int = 2  # GSS: what the sharing scores on a GPU may add up to
-    apathetic_below: float = 0.0  # forecast GPUs asked for in 10 min for which it is 1 instead
-    off_below: float = 0.0  # and for which nobody shares
-
-
-@dataclass(frozen=True, slots=True)
-class Asrpt:
-    """The knobs of `policy = "asrpt"` (A-SRPT paper, IV)."""
-
-    reserve: bool = False  # may GPUs stand idle for shorter jobs to come, as in the paper?
-    patience: float = 0.5  # τ: waits so long for GPUs close together, relative to its run's share
-
-
-@dataclass(frozen=True, slots=True)
-class Cuckoo:
-    """The knobs of `policy = "cuckoo"` (Cuckoo paper, 3)."""
-
-    weight: float = 0.6  # w, 0 to 1: of two jobs' efficiency together; the rest of close deadlines
-
-
-@dataclass(frozen=True, slots=True)
 class Learning:
     """Training of models from this server's own past jobs; needs `carma[policies]`."""
 
@@ -131,7 +111,6 @@ class Retention:
     ended_days: float = 90.0
     mib_per_user: int = 256  # disk for one user's jobs; beyond it the oldest ended are forgotten
     samples_hours: float = 48.0
-    events_days: float = 30.0
     backups: int = 7  # daily copies kept; 0: none
     journal_mib: int = 64  # disk for the record that `carmad.sim.shadow` replays; 0: none is kept
 
@@ -152,12 +131,11 @@ class Settings:
     risk: Risk = field(default_factory=Risk)
     preconditions: Preconditions = field(default_factory=Preconditions)
     policies: dict[str, Preconditions] = field(default_factory=dict)  # by policy, instead
+    # Of plugins what is not their default: "policies.lucid": {"sharing_capacity": 1}
+    plugins: dict[str, dict[str, Any]] = field(default_factory=dict)
     estimation: Estimation = field(default_factory=Estimation)
     profiling: Profiling = field(default_factory=Profiling)
     links: Links = field(default_factory=Links)
-    lucid: Lucid = field(default_factory=Lucid)
-    asrpt: Asrpt = field(default_factory=Asrpt)
-    cuckoo: Cuckoo = field(default_factory=Cuckoo)
     models: Learning = field(default_factory=Learning)
     recovery: Recovery = field(default_factory=Recovery)
     collocation: Collocation = field(default_factory=Collocation)

@@ -1,7 +1,8 @@
 """Settings from a TOML file and the environment, checked; and back to TOML for `carma config show`.
 
-The environment wins over the file: CARMA_POLICY=rr, CARMA_MONITOR__WINDOW_S=5. What a policy,
-estimator or telemetry source is called is for those who look it up to check.
+The environment wins over the file: CARMA_POLICY=rr, CARMA_MONITOR__WINDOW_S=5. What plugins can be
+set to they declare, and it is checked as CARMA's own settings are. What a policy, estimator or
+telemetry source is called is for those who look it up to check.
 """
 
 from __future__ import annotations
@@ -11,20 +12,23 @@ import json
 import math
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from carmad.config import Preconditions, Settings
+from carmad import registry
+from carmad.config import DECLARED_SINCE, Preconditions, Settings
 from carmad.errors import CarmaError
+
+T = TypeVar("T")
 
 _Key = tuple[str, ...]
 _Tree = dict[str, Any]
 
 _PREFIX = "CARMA_"
-_SETTINGS = TypeAdapter(Settings)
 
 
 def _leaves(tree: _Tree, above: _Key = ()) -> Iterator[tuple[_Key, Any]]:
@@ -35,10 +39,14 @@ def _leaves(tree: _Tree, above: _Key = ()) -> Iterator[tuple[_Key, Any]]:
             yield (*above, name), value
 
 
-_DEFAULTS = dict(_leaves(asdict(Settings())))
 _POLICY_KEYS = {field.name for field in fields(Preconditions)}  # below policies.NAME
-_SECTIONS = {key[:-1] for key in _DEFAULTS} | {("policies",)}
 _WEIGHTS = [("risk", name) for name in ("mean", "median", "p95", "ema")]
+# What settings were called in earlier releases; None: they are gone, and change nothing.
+_FORMER: dict[_Key, _Key | None] = {
+    ("monitor", "outsider_mib"): ("monitor", "external_mib"),
+    ("retention", "events_days"): None,
+    **{(name,): ("policies", name) for name in DECLARED_SINCE},
+}
 _POSITIVE = {
     ("monitor", "period_s"),
     ("monitor", "window_s"),
@@ -46,16 +54,42 @@ _POSITIVE = {
 }
 
 
+@cache
+def _defaults() -> dict[_Key, Any]:
+    return dict(_leaves(as_tree(Settings())))
+
+
+@cache
+def _sections() -> set[_Key]:
+    kinds = {key[:1] for key in registry.declared_settings()}
+    return {key[:-1] for key in _defaults()} | kinds | {("policies",)}
+
+
+@cache
+def _of_plugins() -> set[_Key]:
+    declared = registry.declared_settings().items()
+    return {(*key, field.name) for key, its in declared for field in fields(its)}
+
+
+def as_tree(settings: Settings) -> _Tree:
+    """Nested tables, as a settings file has them: plugins' settings are below kind and name."""
+    tree = asdict(settings)
+    given = tree.pop("plugins")
+    for (kind, name), declared in registry.declared_settings().items():
+        own = asdict(declared()) | given.get(f"{kind}.{name}", {})
+        tree.setdefault(kind, {}).setdefault(name, {}).update(own)
+    return tree
+
+
 def load(path: Path | None, environ: Mapping[str, str]) -> Settings:
     """The settings in effect. `path` None: there is no file."""
     tree = {} if path is None else _read(path)
-    variables = {key: name for name in environ if (key := _key_of(name)) is not None}
+    variables = {key: name for name in environ if (old := _key_of(name)) and (key := _current(old))}
     sources = _Sources(path, variables)
+    _renamed(tree)
     for key, _ in _leaves(tree):
         sources.expect_setting(key)
-    # Strict, so that "5" is no number; and as JSON, where a strict dataclass may be a table.
-    in_file = json.dumps(tree, default=str)
-    sources.validated(lambda: _SETTINGS.validate_json(in_file, strict=True))
+    _typed(tree, sources, strict=True)  # so that "5" is no number
     for key, name in variables.items():
         sources.expect_setting(key)
         _put(tree, key, environ[name])
@@ -64,21 +98,26 @@ def load(path: Path | None, environ: Mapping[str, str]) -> Settings:
 
 def changed(settings: Settings, words: Iterable[str]) -> Settings:
     """`settings` with the words of `--set WORD` over them: monitor.window_s=5."""
-    tree = asdict(settings)
+    tree = as_tree(settings)
     options = dict(map(_assignment, words))
     sources = _Sources(None, {}, options)
     for key, value in options.items():
         sources.expect_setting(key)
-        if key in _SECTIONS:
+        if key in _sections():
             raise sources.error(key, "is a group of settings, and not one of them")
         _put(tree, key, value)
     return _checked(tree, sources)
 
 
+def by_name(settings: Settings) -> dict[str, Any]:
+    """Every setting under its whole name, such as "monitor.window_s"."""
+    return {".".join(key): value for key, value in _leaves(asdict(settings))}
+
+
 def dump(settings: Settings) -> str:
     """TOML that `load` reads back as the same settings."""
     lines: list[str] = []
-    _write(asdict(settings), (), lines)
+    _write(as_tree(settings), (), lines)
     return "\n".join(lines).lstrip("\n") + "\n"
 
 
@@ -93,29 +132,31 @@ class _Sources:
         self._options = options
 
     def error(self, key: _Key, wrong: str) -> CarmaError:
-        default = _DEFAULTS.get(key)
+        default = _defaults().get(key)
         hint = "" if default is None else f"The default is {_value(default)}."
         return CarmaError(f"{self._where(key)} {wrong}", hint)
 
     def expect_setting(self, key: _Key) -> None:
         in_policy = len(key) == 3 and key[0] == "policies" and key[2] in _POLICY_KEYS
-        if key in _DEFAULTS or key in _SECTIONS or in_policy:
+        if key in _defaults() or key in _sections() or in_policy:
             return
-        names = [".".join(known) for known in _DEFAULTS]
+        names = [".".join(known) for known in _defaults()]
         if key[0] == "policies":
-            names = [".".join(("policies", *key[1:2], name)) for name in _POLICY_KEYS]
+            own = [".".join(known) for known in _defaults() if known[:2] == key[:2]]
+            names = [".".join(("policies", *key[1:2], name)) for name in _POLICY_KEYS] + own
         hint = "`carma config show` lists all of them."
         for near in difflib.get_close_matches(".".join(key), names, n=1):
             variable = _PREFIX + near.upper().replace(".", "__")
             hint = f"Did you mean {variable if key in self._variables else near}?"
         raise CarmaError(f"{self._where(key)} is not a setting", hint)
 
-    def validated(self, validate: Callable[[], Settings]) -> Settings:
+    def validated(self, validate: Callable[[], T], below: _Key = ()) -> T:
+        """`below`: where in the settings the value belongs."""
         try:
             return validate()
         except ValidationError as error:
             first = error.errors()[0]
-            key = tuple(str(part) for part in first["loc"])
+            key = (*below, *(str(part) for part in first["loc"]))
             what = first["msg"].removeprefix("Input ")
             if first["type"] in {"dataclass_type", "dict_type"}:
                 what = "should be a table"
@@ -144,22 +185,68 @@ def _key_of(variable: str) -> _Key | None:
     """The setting that a variable is meant for; None for CARMA_SOCKET, CARMA_JOB_ID and others."""
     name = variable.removeprefix(_PREFIX)
     key = tuple(name.lower().split("__"))
-    meant = name != variable and (len(key) > 1 or key in _DEFAULTS)
+    meant = name != variable and (len(key) > 1 or key in _defaults())
     return key if meant else None
+
+
+def _current(key: _Key) -> _Key | None:
+    """What a setting is called now; None if it is gone."""
+    for length in (len(key), 1):
+        if key[:length] in _FORMER:
+            now = _FORMER[key[:length]]
+            return now and (*now, *key[length:])
+    return key
 
 
 def _assignment(word: str) -> tuple[_Key, str]:
     name, equals, value = word.partition("=")
     if not equals:
         raise CarmaError(f"--set {word} has no value", "as in --set monitor.window_s=5")
-    return tuple(name.split(".")), value
+    key = tuple(name.split("."))
+    return _current(key) or key, value
 
 
 def _checked(tree: _Tree, sources: _Sources) -> Settings:
-    settings = sources.validated(lambda: _SETTINGS.validate_python(tree))
+    settings = _typed(tree, sources, strict=False)
     for key, wrong in _faults(settings):
         raise sources.error(key, wrong)
     return settings
+
+
+def _typed(tree: _Tree, sources: _Sources, strict: bool) -> Settings:
+    """Of plugins' settings those are kept that are not the default."""
+    rest = {**tree}
+    plugins: dict[str, _Tree] = {}
+    for (kind, name), declared in registry.declared_settings().items():
+        table = rest.get(kind)
+        if not isinstance(table, dict) or not isinstance(table.get(name), dict):
+            continue
+        names = {field.name for field in fields(declared)}
+        own = {key: value for key, value in table[name].items() if key in names}
+        others = {key: value for key, value in table[name].items() if key not in names}
+        rest[kind] = {key: value for key, value in table.items() if key != name}
+        if others or not own:  # an empty table of a policy has preconditions: the defaults
+            rest[kind][name] = others
+        value = _of_type(declared, own, sources, strict, (kind, name))
+        usual = asdict(declared())
+        given = {key: value for key, value in asdict(value).items() if value != usual[key]}
+        plugins |= {f"{kind}.{name}": given} if given else {}
+    settings: Settings = _of_type(Settings, rest, sources, strict)
+    return replace(settings, plugins=plugins)
+
+
+def _of_type(type_: type, tree: _Tree, sources: _Sources, strict: bool, at: _Key = ()) -> Any:
+    adapter = _adapter(type_)
+    if not strict:
+        return sources.validated(lambda: adapter.validate_python(tree), at)
+    # As JSON, where a strict dataclass may be a table.
+    text = json.dumps(tree, default=str)
+    return sources.validated(lambda: adapter.validate_json(text, strict=True), at)
+
+
+@cache
+def _adapter(type_: type) -> TypeAdapter[Any]:
+    return TypeAdapter(type_)
 
 
 def _put(tree: _Tree, key: _Key, value: str) -> None:
@@ -168,9 +255,33 @@ def _put(tree: _Tree, key: _Key, value: str) -> None:
     tree[key[-1]] = value
 
 
+def _renamed(tree: _Tree) -> None:
+    """What earlier releases called otherwise gets its name of today. One that is there under that
+    name counts."""
+    for (*above, name), now in _FORMER.items():
+        group = _table(tree, above)
+        if group is None or name not in group:
+            continue
+        value = group.pop(name)
+        if now is None or (target := _table(tree, now[:-1], make=True)) is None:
+            continue
+        there = target.setdefault(now[-1], value)
+        if isinstance(value, dict) and isinstance(there, dict):
+            target[now[-1]] = value | there
+
+
+def _table(tree: _Tree, path: Iterable[str], make: bool = False) -> _Tree | None:
+    for name in path:
+        found = tree.setdefault(name, {}) if make else tree.get(name)
+        if not isinstance(found, dict):
+            return None
+        tree = found
+    return tree
+
+
 def _faults(settings: Settings) -> Iterator[tuple[_Key, str]]:
     """What types cannot say."""
-    values = dict(_leaves(asdict(settings)))
+    values = dict(_leaves(as_tree(settings)))
     if settings.policy_fallback and settings.policy_fallback == settings.policy:
         yield ("policy_fallback",), "is the policy itself, and should be another"
     for key, value in values.items():
@@ -178,6 +289,8 @@ def _faults(settings: Settings) -> Iterator[tuple[_Key, str]]:
             continue
         if not math.isfinite(value):
             yield key, f"is {value}, and should be a finite number"
+        if key in _of_plugins():  # their types have the limits
+            continue
         if value < 0 or (value == 0 and key in _POSITIVE):
             least = "more than 0" if key in _POSITIVE else "0 or more"
             yield key, f"is {value}, and should be {least}"

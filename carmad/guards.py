@@ -21,7 +21,7 @@ from carmad.core.ports import Estimator, Policy, Predictor, Recovery
 from carmad.core.types import Estimate, Exit, Job, JobSpec, Prediction, Refusal, Retry
 from carmad.core.view import View
 from carmad.models import Model
-from carmad.sound import is_answer, is_prediction, is_proposal, is_retry
+from carmad.validation import is_answer, is_prediction, is_proposal, is_retry
 
 T = TypeVar("T")
 P = TypeVar("P")
@@ -149,12 +149,12 @@ class _Guard(Generic[P]):
         self._logged = False  # the trouble at hand
         self._fails_at = ""  # the question that it began with: it is over once that is answered
 
-    def ask(self, question: Callable[[P], T], what: str, sound: Callable[[T], bool]) -> T:
+    def ask(self, question: Callable[[P], T], what: str, valid: Callable[[T], bool]) -> T:
         """Raises what the plugin raises, TimeoutError, or TypeError for nonsense."""
         with self._one_at_a_time:
             try:
                 answer = self._answer(question, what)
-                if not sound(answer):
+                if not valid(answer):
                     raise TypeError(f"it answered {answer!r:.200}")
             except Exception as error:
                 self._fails(error, what)

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from carmad.core.messages import Event, Step
 from carmad.core.ports import Store, World
 from carmad.core.scheduler import Scheduler
+
+
+class Follower:
+    """Follows what the core does, in its thread. By default it ignores everything."""
+
+    __slots__ = ()
+
+    def hear(self, events: Sequence[Event]) -> None:
+        """The core is about to be fed these."""
+
+    def committed(self, step: Step) -> None:
+        """This step is on disk. If this raises, `restored` is called."""
+
+    def restored(self) -> None:
+        """Steps may be missing: the core was put back to what is on disk."""
 
 
 def turn(

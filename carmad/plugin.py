@@ -44,6 +44,7 @@ from carmad.core.types import (
 )
 from carmad.core.view import NodeView, View
 from carmad.models import Additive, Boosted, Lookup, Model, Tree
+from carmad.words import Wording, clock, detail, duration, first_few, gib
 
 __all__ = [
     "ANSWER_FD",
@@ -95,6 +96,12 @@ __all__ = [
     "Trial",
     "Verdict",
     "View",
+    "Wording",
+    "clock",
+    "detail",
+    "duration",
+    "first_few",
+    "gib",
     "idle",
     "iteration_s",
     "slowest_s",

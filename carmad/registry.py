@@ -1,17 +1,25 @@
-"""Finds plugins by name among the installed entry points, and puts guards around them."""
+"""Finds plugins by name among the installed entry points, and puts guards around them. Finds what
+they declare, too: settings of their own, and the words for their reasons."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import cast
 
-from carmad.config import Settings
+from carmad.config import Preconditions, Settings
 from carmad.core.ports import Estimator, Policy, Predictor, Recovery, Server
 from carmad.errors import CarmaError
 from carmad.guards import GuardedEstimator, GuardedPolicy, GuardedPredictor, GuardedRecovery
+from carmad.words import Wording
 
+log = logging.getLogger(__name__)
+
+KINDS = ("policies", "recoveries", "estimators", "predictors")
+_EVERY_POLICYS = {field.name for field in fields(Preconditions)}
 ESTIMATE_SPARE_S = 10.0  # for an estimator, on top of the time that a script may take
 
 
@@ -63,9 +71,61 @@ def names(kind: str) -> list[str]:
     return sorted({point.name for point in entry_points(group=f"carma.{kind}")})
 
 
-def _load(kind: str, name: str, *given: object) -> object:
+@cache
+def declared_settings() -> Mapping[tuple[str, str], type]:
+    """The dataclass of each plugin that has settings of its own, by kind and name.
+
+    Found as entry points of the group `carma.settings`, called KIND.NAME. What is wrong with one is
+    logged, and that one left out: it must not keep a daemon from starting that does not use it.
+    """
+    found: dict[tuple[str, str], type] = {}
+    for point in _points("settings"):
+        kind, _, name = point.name.partition(".")
+        try:
+            declared = point.load()
+            declared()
+            names = {field.name for field in fields(declared)}
+        except Exception:  # foreign code
+            log.exception("%s is no dataclass whose fields all have defaults", point.value)
+            continue
+        if kind not in KINDS or not name:
+            log.error("%r is not KIND.NAME, as in policies.magm: %s", point.name, point.value)
+        elif kind == "policies" and (taken := names & _EVERY_POLICYS):
+            log.error("every policy has a setting %s already: %s", min(taken), point.value)
+        else:
+            found.setdefault((kind, name), declared)
+    return found
+
+
+@cache
+def wordings() -> Mapping[str, Wording]:
+    """The words for the reasons of all installed plugins, by code: entry points of the group
+    `carma.reasons`. CARMA's own come first where two declare the same code."""
+    found: dict[str, Wording] = {}
+    for point in _points("reasons"):
+        try:
+            for code, wording in point.load().items():
+                if not isinstance(wording, Wording):
+                    raise TypeError(f"{code!r} has no Wording")
+                found.setdefault(code, wording)
+        except Exception:  # foreign code
+            log.exception("the reasons of %s cannot be loaded", point.value)
+    return found
+
+
+def _points(group: str) -> list[EntryPoint]:
+    def others(point: EntryPoint) -> bool:
+        return point.dist is None or point.dist.name != "carma"
+
+    points = entry_points(group=f"carma.{group}")
+    return sorted(points, key=lambda point: (others(point), point.name))
+
+
+def _load(kind: str, name: str, settings: Settings, *given: object) -> object:
+    own = declared_settings().get((kind, name))
     try:
-        plugin = _factory(kind, name)(*given)
+        more = (own(**settings.plugins.get(f"{kind}.{name}", {})),) if own else ()
+        plugin = _factory(kind, name)(settings, *given, *more)
     except CarmaError:
         raise
     except Exception as error:  # foreign code

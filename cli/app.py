@@ -31,7 +31,7 @@ from cli.problems import Usage, report
 # typer exports only this subclass, and its base moves between releases.
 UsageError: Any = typer.BadParameter.__bases__[0]
 
-JOBS, WATCH, SERVER, MORE = "Your jobs", "What is going on", "The server", "More"
+JOBS, WATCH, SERVER, MORE = "Jobs", "Monitoring", "Administration", "More"
 
 # verb, aliases, function, section
 VERBS: tuple[tuple[str, tuple[str, ...], Callable[..., Any], str], ...] = (
@@ -45,7 +45,7 @@ VERBS: tuple[tuple[str, tuple[str, ...], Callable[..., Any], str], ...] = (
     ("hold", (), steer.hold, JOBS),
     ("release", (), steer.release, JOBS),
     ("requeue", (), steer.requeue, JOBS),
-    ("report", (), steer.report, JOBS),
+    ("report-step", ("report",), steer.report_step, JOBS),
     ("estimate", (), estimate.estimate, JOBS),
     ("status", (), watch.status, WATCH),
     ("top", (), watch.top, WATCH),
@@ -86,12 +86,21 @@ def build() -> typer.Typer:
 
 
 def common(
-    color: Annotated[output.Color, typer.Option(help="Colour the output.")] = output.Color.AUTO,
+    color: Annotated[
+        output.Color, typer.Option(help="When to colour the output.")
+    ] = output.Color.AUTO,
     version: Annotated[
-        bool, typer.Option("--version", callback=lambda asked: _version(asked), is_eager=True)
+        bool,
+        typer.Option(
+            "--version",
+            callback=lambda asked: _version(asked),
+            is_eager=True,
+            help="Print the version and exit.",
+        ),
     ] = False,
 ) -> None:
-    """CARMA shares a server's GPUs between jobs, as many on each as fit and get on."""
+    """CARMA runs jobs on the GPUs of a server, several on one GPU where they fit and do not slow
+    each other down too much."""
     output.choose_color(color)
 
 

@@ -53,7 +53,10 @@ COLUMNS = {
     "gpus": Column("GPUS", lambda j: str(j["gpus_wanted"]), True, lambda j: j["gpus_wanted"]),
     "vram": Column("VRAM(USED/EST)", vram, True, lambda j: j["memory"]["used_mib"] or 0),
     "peak": Column(
-        "PEAK", lambda j: memory(j["memory"]["peak_mib"]), True, lambda j: j["memory"]["peak_mib"]
+        "PEAK",
+        lambda j: memory(j["memory"]["peak_mib"]),
+        True,
+        lambda j: j["memory"]["peak_mib"] or 0,
     ),
     "where": Column("GPU(REASON)", where),
     "mode": Column("MODE", lambda j: j.get("mode") or NOTHING),
@@ -71,7 +74,7 @@ COLUMNS = {
     "nice": Column("NICE", lambda j: str(j.get("nice", NOTHING)), True, lambda j: j.get("nice", 0)),
     "exit": Column("EXIT", lambda j: exit_code(j.get("exit"))),
     "energy": Column(
-        "ENERGY", lambda j: _energy(j.get("energy_j")), True, lambda j: j.get("energy_j", 0)
+        "ENERGY", lambda j: _energy(j.get("energy_j")), True, lambda j: j.get("energy_j") or 0
     ),
     "command": Column("COMMAND", lambda j: clean(" ".join(j.get("argv", [NOTHING])))),
 }

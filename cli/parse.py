@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from argparse import ArgumentTypeError
 
+from carmad.options import MAX_GPUS, MAX_MIB, MAX_TASKS, MAX_TIME_S
+
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,12 +20,6 @@ UNIT_S = {"second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 604800}
 UNIT_MIB = {"m": 1, "g": 1024, "t": 1024 * 1024}
 DEFAULT_WARNING_S = 60
 SMALLEST_BARE_MIB = 256
-# These as in carmad.api.requests, which is slow to import.
-MAX_TASKS = 10_000
-MAX_TIME_S = 10 * 365 * 86_400.0
-MAX_MIB = 100_000_000
-MAX_GPUS = 1024
-MAX_BATCH = 1_000_000_000
 
 # Not compiled here: most submissions use one or two of them.
 _CLOCK = r"(?:(\d{1,9})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?"
@@ -47,7 +43,7 @@ def seconds(text: str) -> float | None:
     else:
         span = _span(word)
     if span is None:
-        raise ArgumentTypeError(f"{text!r} is no time; try 90 (minutes), 2:30:00, 1-12 or 2h30m")
+        raise ArgumentTypeError(f"{text!r} is not a time; try 90 (minutes), 2:30:00, 1-12 or 2h30m")
     if span > MAX_TIME_S:
         raise ArgumentTypeError(f"{text!r} is more than ten years; 0 means no limit")
     return span or None
@@ -86,13 +82,13 @@ def mebibytes(text: str) -> int:
     """
     match = re.fullmatch(_SIZE, text.strip().lower())
     if match is None:
-        raise ArgumentTypeError(f"{text!r} is no amount of memory; try 12G or 900M")
+        raise ArgumentTypeError(f"{text!r} is not a memory size; try 12G or 900M")
     number, unit = match.groups()
     mib = float(number) * UNIT_MIB[unit or "m"]
     if not unit and mib < SMALLEST_BARE_MIB:
-        raise ArgumentTypeError(f"{text!r} without a unit is MiB; write {number}G, or {number}M")
+        raise ArgumentTypeError(f"{text!r} is in MiB; write {number}G, or {number}M")
     if not 1 <= mib <= MAX_MIB:
-        raise ArgumentTypeError(f"{text!r} is no amount of memory that a GPU may have")
+        raise ArgumentTypeError(f"{text!r} is out of range for the memory of a GPU")
     return int(-(-mib // 1))  # rounded up: never promise less than was asked for
 
 
@@ -100,7 +96,7 @@ def gpu_count(text: str) -> int:
     """N, or Slurm's TYPE:N; a server's GPUs are of one type, so the type is not looked at."""
     number = text.rpartition(":")[2]
     if not re.fullmatch(_COUNT, number) or not 1 <= int(number) <= MAX_GPUS:
-        raise ArgumentTypeError(f"{text!r} is no number of GPUs from 1 to {MAX_GPUS}")
+        raise ArgumentTypeError(f"{text!r} is not a number of GPUs from 1 to {MAX_GPUS}")
     return int(number)
 
 
@@ -109,7 +105,7 @@ def whole(low: int, high: int) -> Callable[[str], int]:
 
     def read(text: str) -> int:
         if not re.fullmatch(rf"-?{_COUNT}", text) or not low <= int(text) <= high:
-            raise ArgumentTypeError(f"{text!r} is no whole number from {low} to {high}")
+            raise ArgumentTypeError(f"{text!r} is not a whole number from {low} to {high}")
         return int(text)
 
     return read
@@ -117,7 +113,7 @@ def whole(low: int, high: int) -> Callable[[str], int]:
 
 def filled(text: str) -> str:
     if not text:
-        raise ArgumentTypeError("it is empty")
+        raise ArgumentTypeError("it must not be empty")
     return text
 
 
@@ -125,7 +121,7 @@ def gres(text: str) -> int:
     """gpu[:TYPE]:N"""
     kind, colon, count = text.partition(":")
     if kind != "gpu" or "," in text:
-        raise ArgumentTypeError(f"{text!r}: only GPUs can be asked for, as in gpu:2")
+        raise ArgumentTypeError(f"{text!r}: only GPUs can be requested, as in gpu:2")
     return gpu_count(count if colon else "1")
 
 
@@ -133,7 +129,7 @@ def array(text: str) -> dict[str, Any]:
     """0-15, 0-15:4, 1,3,7, and any of these with %N, the most tasks to run at once."""
     body, _, limit = text.partition("%")
     if "%" in text and not (re.fullmatch(_COUNT, limit) and int(limit)):
-        raise ArgumentTypeError(f"{text!r}: after % comes how many tasks may run at once")
+        raise ArgumentTypeError(f"{text!r}: % takes the number of tasks that may run at once")
     indices: set[int] = set()
     for part in body.split(","):
         match = re.fullmatch(_RANGE, part)
@@ -141,7 +137,7 @@ def array(text: str) -> dict[str, Any]:
         if match and match[2] is None:
             last = first
         if last < first or (match and match[3] is not None and step == 0):
-            raise ArgumentTypeError(f"{text!r} is no array; try 0-15, 0-15:4%2 or 1,3,7")
+            raise ArgumentTypeError(f"{text!r} is not an array; try 0-15, 0-15:4%2 or 1,3,7")
         tasks = range(first, last + 1, step or 1)
         if len(indices) + len(tasks) > MAX_TASKS:
             raise ArgumentTypeError(f"{text!r} has more than {MAX_TASKS} tasks")
@@ -157,7 +153,7 @@ def dependency(text: str) -> list[dict[str, str]]:
     for part in text.split(","):
         kind, _, ids = part.partition(":")
         if kind not in ("afterok", "afterany", "afternotok"):
-            raise ArgumentTypeError(f"{part!r}: only afterok, afterany and afternotok are known")
+            raise ArgumentTypeError(f"{part!r}: use afterok, afterany or afternotok")
         found += [{"job": job, "kind": kind} for job in _jobs(ids.split(":"), text)]
     return found
 
@@ -169,7 +165,7 @@ def after(text: str) -> list[dict[str, str]]:
 
 def _jobs(ids: list[str], text: str) -> list[str]:
     if not all(re.fullmatch(_JOB, job) for job in ids):
-        raise ArgumentTypeError(f"{text!r}: a job is named by its id (42, 40_2) or as 'last'")
+        raise ArgumentTypeError(f"{text!r}: give job ids (42, 40_2) or 'last'")
     return ids
 
 
@@ -186,7 +182,7 @@ def signal_before(text: str) -> dict[str, int]:
             else signal.Signals["SIG" + name.removeprefix("SIG")]
         )
     except (KeyError, ValueError):
-        raise ArgumentTypeError(f"{text!r} is no signal; try USR2@60") from None
+        raise ArgumentTypeError(f"{text!r} is not a signal; try USR2@60") from None
     if number in (signal.SIGKILL, signal.SIGSTOP):
         raise ArgumentTypeError(f"{text!r}: no program can react to {number.name}; try USR2@60")
     seconds_before = int(match[2]) if match and match[2] else DEFAULT_WARNING_S
@@ -201,12 +197,12 @@ def moment(text: str) -> str:
 
 
 def deadline(text: str) -> str:
-    """When it is to be done: 8h from now, or as `moment` reads it; answers in UTC."""
+    """A time to finish by: 8h (from now), or as `moment` reads it; answers in UTC."""
     return _utc(text, _ahead, "8h, 22:30 or 2026-11-22T08:00")
 
 
 def since(text: str) -> str:
-    """When a report begins or ends: 7d or 12h ago, or ISO 8601 in local time; answers in UTC."""
+    """Start or end of a period: 7d or 12h (ago), or ISO 8601 in local time; answers in UTC."""
     return _utc(text, _ago, "7d or 2026-11-20")
 
 
@@ -217,7 +213,7 @@ def _utc(text: str, read: Callable[[str, datetime], datetime], examples: str) ->
         local = read(text.strip(), datetime.now().astimezone())
         utc = local.astimezone(UTC)
     except (ValueError, OverflowError):
-        raise ArgumentTypeError(f"{text!r} is no point in time; try {examples}") from None
+        raise ArgumentTypeError(f"{text!r} is not a time; try {examples}") from None
     return utc.strftime("%Y-%m-%dT%H:%M:%S.") + f"{utc.microsecond // 1000:03}Z"
 
 
@@ -285,5 +281,5 @@ def export(text: str) -> list[str]:
         words += [part] if "=" in part else part.split(",")
     for word in words:
         if not re.fullmatch(_NAME, word.partition("=")[0]):
-            raise ArgumentTypeError(f"{word!r} is no NAME=VALUE")
+            raise ArgumentTypeError(f"{word!r} is not NAME=VALUE")
     return words

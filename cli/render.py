@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from carmad.core.layout_text import OF_STAGE, OF_TIMES, written
+from carmad.options import PLAIN
 from cli.columns import COLUMNS, QUEUE, Column, where
 from cli.format import (
     NOTHING,
@@ -45,6 +46,7 @@ GAP = "  "
 NARROWEST = 4
 SHORT_NOTE = 12  # characters: a note up to this length goes next to the number
 STATES = ("ST", "STATE")
+UNITS: dict[str, Callable[[Any], str]] = {"_at": local_time, "_s": clock, "_mib": memory}
 STATE_STYLE = {
     "PD": "yellow",
     "RQ": "bold yellow",
@@ -183,11 +185,10 @@ def _about(job: JobOut) -> list[tuple[str, str]]:
         ("state", f"{job['state']}  {reason}".rstrip()),
         ("command", command(job.get("argv", [])) or NOTHING),
         ("directory", clean(job.get("cwd", NOTHING))),
-        ("environment", clean(job.get("conda_env") or NOTHING)),
         ("output", clean(job.get("stdout", NOTHING))),
         ("errors", _errors(job)),
         ("submitted", local_time(job["submitted_at"])),
-        ("begins after", local_time(job.get("begin_at"))),
+        *_options(job),
         ("waits for", _after(job)),
         ("place in line", str(job.get("position") or NOTHING)),
         ("started", local_time(job["started_at"])),
@@ -199,18 +200,31 @@ def _about(job: JobOut) -> list[tuple[str, str]]:
         ("mode", job.get("mode") or ("exclusive" if job.get("exclusive") else NOTHING)),
         ("batch", _batch(job)),
         ("layout", _layout(job)),
-        ("stage times", _each(job.get("stages", ()), OF_TIMES)),
+        ("stage times", _each(job.get("stage_times", ()), OF_TIMES)),
         ("memory need", f"{asked} per GPU" if asked != NOTHING else NOTHING),
         ("memory used", memory(used["used_mib"])),
-        ("memory peak", memory(used["peak_mib"] or None)),
+        ("memory peak", memory(used["peak_mib"])),
         ("SM activity", fraction(sm_active)),
         ("energy", COLUMNS["energy"].cell(job)),
         ("GPU time", clock(job.get("gpu_seconds"))),
         ("attempt", str(job.get("attempt") or NOTHING) if job["gpus"] else NOTHING),
-        ("nice", str(job.get("nice") or NOTHING)),
         ("exit", ended),
         ("advice", job.get("advice") or NOTHING),
     ]
+
+
+def _options(job: JobOut) -> Iterator[tuple[str, str]]:
+    """Those that were given and have a line of their own."""
+    for name, option in PLAIN.items():
+        value = cast("Mapping[str, Any]", job).get(name, option.default)
+        if option.show and value != option.default:
+            yield option.show, _option(name, value)
+
+
+def _option(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return next((form(value) for unit, form in UNITS.items() if name.endswith(unit)), clean(value))
 
 
 def need(job: JobOut) -> str:
@@ -229,7 +243,7 @@ def _beside(job: JobOut) -> list[str]:
 
 
 def deadline(job: JobOut) -> str:
-    """Its deadline, and whether it was met or is expected to be."""
+    """When the job should finish, and whether it did or is predicted to."""
     at, late_s = job.get("deadline_at"), job.get("late_s")
     if at is None:
         return NOTHING

@@ -24,8 +24,8 @@ ENOUGH_USERS = 3  # likewise
 COVERED = 0.95
 SMALL_MIB = 1024  # below this, errors do not shrink with the job
 # What CUDA and its libraries can take per process: about 300 MiB with kernels loaded on demand
-# (CUDA 11.7 and newer), more than 1 GiB before; the stacks behind `benchmarks.memory_mlp` and
-# `benchmarks.memory_timm` took 1,429 and 1,793 MiB.
+# (CUDA 11.7 and newer), more than 1 GiB before; the stacks behind `benchmarks.memory.mlp` and
+# `benchmarks.memory.timm` took 1,429 and 1,793 MiB.
 CONTEXT_MIB = (200, 3072)
 
 

@@ -11,11 +11,11 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from carmad.plugin import Demand, GpuId, GpuView, Job, Reason, Settings, View
+from carmad.plugin import Demand, GpuId, GpuView, Job, Reason, Settings, View, idle
 from policies.builtin import exclusive, in_order
 from policies.filters import fits_memory, min_free, unoccupied
 from policies.preemptive import Preemptive
-from policies.ranked import Filter, Fit, Order, Ranked, by_arrival
+from policies.ranked import Filter, Fit, Order, Rank, Ranked, by_arrival
 
 ROUNDING_S = 1e-3  # what is left of a queue's limit below this is a float's doing
 
@@ -91,7 +91,7 @@ def sjf_ffs(settings: Settings) -> Ranked:
     """Shortest job first with first-fit sharing (Castor paper, 9.1): where too few GPUs are idle,
     a job joins others on the first ones with enough memory, however busy these are."""
     filters = (*_memory("sjf_ffs", settings), jobs_below(CASTOR_JOBS))
-    return IdleFirst("sjf_ffs", filters, occupied, shortest)
+    return IdleFirst("sjf_ffs", filters, occupied(settings), shortest)
 
 
 def horus(settings: Settings) -> Ranked:
@@ -102,8 +102,9 @@ def horus(settings: Settings) -> Ranked:
     GPU's (SMACT stands for it) and takes every newcomer for an average one. The five jobs that
     Horus looks ahead are `limits.backfill`.
     """
-    filters = (*_memory("horus", settings), jobs_below(HORUS_JOBS), not_overfull)
-    return Ranked("horus", filters, packing_cost)
+    utilization = utilization_with_newcomer(settings)
+    filters = (*_memory("horus", settings), jobs_below(HORUS_JOBS), not_overfull(utilization))
+    return Ranked("horus", filters, packing_cost(utilization))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -152,20 +153,39 @@ def demoted_at(job: Job) -> float:
 # -- of a GPU
 
 
-def occupied(gpu: GpuView) -> float:
-    return float(bool(gpu.residents))
+def occupied(settings: Settings) -> Rank:
+    """1 for a GPU that somebody uses, 0 for an idle one."""
+    return lambda gpu: float(idle(gpu, settings) is not None)
 
 
-def packing_cost(gpu: GpuView) -> float:
+def utilization_with_newcomer(settings: Settings) -> Rank:
+    """What Horus would expect of the GPU with one more job. On an idle GPU the window still tells
+    of who was there before."""
+
+    def expected(gpu: GpuView) -> float:
+        unused = idle(gpu, settings) is None
+        return NEWCOMER_UTILIZATION + (0.0 if unused else gpu.score.sm_mean)
+
+    return expected
+
+
+def packing_cost(utilization: Rank) -> Rank:
     """Horus's: memory in use, utilisation that a newcomer would leave unused, and neighbours."""
-    memory = 1 - gpu.free_mib / gpu.gpu.memory_mib
-    return MEMORY_WEIGHT * memory + (1 - _utilization_with_newcomer(gpu)) + len(gpu.residents)
+
+    def cost(gpu: GpuView) -> float:
+        memory = 1 - gpu.free_mib / gpu.gpu.memory_mib
+        return MEMORY_WEIGHT * memory + (1 - utilization(gpu)) + len(gpu.residents)
+
+    return cost
 
 
-def not_overfull(wanted: Demand, gpu: GpuView) -> Reason | None:
-    if _utilization_with_newcomer(gpu) <= 1:
-        return None
-    return Reason("risk", 1 - NEWCOMER_UTILIZATION, gpu.score.sm_mean, "SMACT")
+def not_overfull(utilization: Rank) -> Filter:
+    def refuse(wanted: Demand, gpu: GpuView) -> Reason | None:
+        if utilization(gpu) <= 1:
+            return None
+        return Reason("risk", 1 - NEWCOMER_UTILIZATION, gpu.score.sm_mean, "SMACT")
+
+    return refuse
 
 
 def jobs_below(limit: int) -> Filter:
@@ -178,14 +198,9 @@ def jobs_below(limit: int) -> Filter:
     return refuse
 
 
-def _utilization_with_newcomer(gpu: GpuView) -> float:
-    """On an empty GPU the window still tells of who was there before."""
-    return NEWCOMER_UTILIZATION + (gpu.score.sm_mean if gpu.residents else 0.0)
-
-
 def _memory(policy: str, settings: Settings) -> tuple[Filter, Filter]:
     conditions = settings.preconditions_for(policy)
-    return fits_memory(conditions), min_free(conditions)
+    return fits_memory(conditions, settings), min_free(conditions, settings)
 
 
 def _unshared(name: str, settings: Settings, order: Order = by_arrival) -> Ranked:

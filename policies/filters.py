@@ -10,16 +10,16 @@ from policies.ranked import Filter
 def preconditions(policy: str, settings: Settings) -> tuple[Filter, ...]:
     """The filters that `policy`'s settings switch on (CARMA paper, 3.3 to 3.6)."""
     chosen = settings.preconditions_for(policy)
-    filters = [fits_memory(chosen)]
+    filters = [fits_memory(chosen, settings)]
     if chosen.min_free_mib > 0:
-        filters.append(min_free(chosen))
+        filters.append(min_free(chosen, settings))
     if chosen.utilization:
         filters.append(not_risky(settings))
     return tuple(filters)
 
 
 def unoccupied(settings: Settings) -> Filter:
-    """Nobody is on the GPU: neither a job nor an outsider worth the name."""
+    """Neither jobs nor external processes use the GPU."""
 
     def refuse(wanted: Demand, gpu: GpuView) -> Reason | None:
         return idle(gpu, settings)
@@ -27,28 +27,31 @@ def unoccupied(settings: Settings) -> Filter:
     return refuse
 
 
-def fits_memory(conditions: Preconditions) -> Filter:
-    """The estimate, if there is one, fits what is free.
+def fits_memory(conditions: Preconditions, settings: Settings) -> Filter:
+    """The estimate, if there is one, fits what is free, whoever holds the rest.
 
-    A mere guess does not keep a job off a GPU that is empty anyway.
+    A mere guess does not keep a job off an idle GPU: no other could give it more.
     """
 
     def refuse(wanted: Demand, gpu: GpuView) -> Reason | None:
-        if wanted.estimate is None or (not wanted.estimate.firm and _empty(gpu)):
+        if wanted.estimate is None:
             return None
-        margin = 0 if _empty(gpu) else margin_mib(wanted.retry, conditions)
+        unused = idle(gpu, settings) is None
+        if unused and not wanted.estimate.firm:
+            return None
+        margin = 0 if unused else margin_mib(wanted.retry, conditions)
         need = wanted.estimate.safe_mib + margin
         return Reason("memory", need, gpu.free_mib, "MiB") if need > gpu.free_mib else None
 
     return refuse
 
 
-def min_free(conditions: Preconditions) -> Filter:
+def min_free(conditions: Preconditions, settings: Settings) -> Filter:
     """At least so much memory is free (2 GB by default): what no estimate protects."""
 
     def refuse(wanted: Demand, gpu: GpuView) -> Reason | None:
         need = conditions.min_free_mib
-        if wanted.estimate is None and wanted.retry is not None and not _empty(gpu):
+        if wanted.estimate is None and wanted.retry is not None and idle(gpu, settings):
             need += wanted.retry.margin_mib
         return Reason("min_free", need, gpu.free_mib, "MiB") if gpu.free_mib < need else None
 
@@ -77,7 +80,3 @@ def not_risky(settings: Settings) -> Filter:
         return Reason("risk", limits.sm_active, score.sm_active or 0.0, "SMACT", detail)
 
     return refuse
-
-
-def _empty(gpu: GpuView) -> bool:
-    return not gpu.residents

@@ -130,7 +130,7 @@ class Preemptive:
         return [
             gpu
             for node in view.nodes
-            for gpu in node.known.recall(question, self._suitable_of, node, wanted, view)
+            for gpu in node.memo.recall(question, self._suitable_of, node, wanted, view)
         ]
 
     def _suitable_of(self, node: NodeView, wanted: Demand, view: View) -> tuple[Occupied, ...]:
@@ -138,11 +138,11 @@ class Preemptive:
         return tuple(
             (gpu, frozenset(job.id for job in gpu.residents))
             for gpu in node.gpus
-            if gpu.known.recall(question, self._would_do, gpu, wanted, view)
+            if gpu.memo.recall(question, self._would_do, gpu, wanted, view)
         )
 
     def _would_do(self, gpu: GpuView, wanted: Demand, view: View) -> bool:
-        free_mib = gpu.gpu.memory_mib - gpu.outsider_mib
+        free_mib = gpu.gpu.memory_mib - gpu.external_mib
         vacated = replace(gpu, residents=(), settling=None, free_mib=free_mib)
         if view.refusals(wanted, vacated):
             return False

@@ -17,10 +17,10 @@ from itertools import islice
 from typing import NamedTuple
 
 from carmad.plugin import GpuId, GpuView, Job, Placement, ProfilingRun, Reason, View
-from policies.grounds import expected
+from policies.reasons import expected
 
 
-class Profiler(NamedTuple):
+class ProfilingPool(NamedTuple):
     """The GPUs that jobs are profiled on, if there are any for that alone."""
 
     own: frozenset[GpuId]
@@ -45,17 +45,17 @@ class Profiler(NamedTuple):
 def profiled(placement: Placement, job: Job, view: View, run_s: float, evict: bool) -> Placement:
     """As a run to profile the job for so long, told why; with `evict` it goes back in line then."""
     run_s += job.spec.cold_start_s
-    grounds = (*expected(job), Reason("profiled_there", run_s, unit="s"))
+    explanation = (*expected(job), Reason("profiled_there", run_s, unit="s"))
     run = ProfilingRun(view.now + run_s, evict)
-    return replace(placement, profiling=run, grounds=grounds)
+    return replace(placement, profiling=run, explanation=explanation)
 
 
-def set_aside(view: View) -> Profiler:
+def set_aside(view: View) -> ProfilingPool:
     """As the settings have it."""
     knobs, own = view.settings.profiling, _own(view)
     least_mib = min((view.gpu(gpu).gpu.memory_mib for gpu in own), default=0)
     largest = min(knobs.largest, widest(own, view))
-    return Profiler(own, frozenset(), largest, knobs.run_s, least_mib)
+    return ProfilingPool(own, frozenset(), largest, knobs.run_s, least_mib)
 
 
 def widest(gpus: frozenset[GpuId], view: View) -> int:
@@ -82,5 +82,5 @@ def _usable(gpu: GpuView, view: View) -> bool:
     """Not one that is out of order, or that somebody else uses; nor a MIG instance, of which NVML
     tells no utilisation."""
     broken = gpu.drained or gpu.stale or (gpu.sample and gpu.sample.fault)
-    others = gpu.outsider_mib > view.settings.monitor.outsider_mib
+    others = gpu.external_mib > view.settings.monitor.external_mib
     return not broken and not others and not gpu.gpu.is_mig

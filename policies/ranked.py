@@ -94,7 +94,7 @@ class Ranked:
     def place(self, job: Job, view: View) -> Placement:
         wanted = view.demand(job)
         question = (self, wanted)
-        fits = [node.known.recall(question, self._fit, node, wanted, view) for node in view.nodes]
+        fits = [node.memo.recall(question, self._fit, node, wanted, view) for node in view.nodes]
         verdicts = tuple(chain.from_iterable(map(itemgetter(2), fits)))
         return Placement(job.id, self.choose(fits, wanted.gpus, view), verdicts)
 
@@ -105,7 +105,7 @@ class Ranked:
     def _fit(self, node: NodeView, wanted: Demand, view: View) -> Fit:
         question = (self, wanted)
         verdicts = tuple(
-            gpu.known.recall(question, self._verdict, gpu, wanted, view) for gpu in node.gpus
+            gpu.memo.recall(question, self._verdict, gpu, wanted, view) for gpu in node.gpus
         )
         index = {gpu.id: gpu.gpu.index for gpu in node.gpus}
         best = sorted((v.rank, index[v.gpu], v.gpu) for v in verdicts if v.rank is not None)

@@ -85,9 +85,7 @@ class Daemon:
         sock.bind(self.path)
         Path(self.path).chmod(0o666)
         self.server = Server(sock, self.app)
-        engine = Engine(
-            self.inbox, scheduler, self.store, self, self.service.committed, lambda: None
-        )
+        engine = Engine(self.inbox, scheduler, self.store, self, (self.service,))
         engine.restore()
         self._core = threading.Thread(target=engine.run, daemon=True)
 

@@ -13,7 +13,7 @@ from typing import Any
 from carmad.attempt import supervisor
 from carmad.attempt.environment import job_environment
 from carmad.attempt.launcher import Launcher, attempt_dir
-from carmad.core.types import Job, JobId, JobSpec, JobState
+from carmad.core.types import Attempt, Job, JobId, JobSpec, JobState
 
 ME = pwd.getpwuid(os.getuid())
 # An `exit` as release 0.1.0's supervisors write it.
@@ -37,7 +37,7 @@ def make_job(cwd: Path, *argv: str, id: int = 1, attempt: int = 1, **spec: Any) 
         spec=JobSpec(argv=argv, cwd=str(cwd), **spec),
         state=JobState.STARTING,
         submitted_at=0.0,
-        attempt=attempt,
+        attempts=(Attempt(attempt, ()),),
     )
 
 

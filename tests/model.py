@@ -202,9 +202,7 @@ class Model:
         )
         self.scheduler.handle = self._noting_faults(self.scheduler.handle)
         self.inbox = Inbox(lambda: self.now, self.disk.restore().next_id)
-        self.engine = Engine(
-            self.inbox, self.scheduler, self.disk, self, lambda step: None, lambda: None
-        )
+        self.engine = Engine(self.inbox, self.scheduler, self.disk, self)
         self.engine.restore()
         for job in self.scheduler.jobs.values():  # adopted: what ended meanwhile is reported
             attempt = self.attempts.get((job.id, job.attempt))
@@ -515,7 +513,7 @@ class Model:
         jobs, ledger = core.jobs.values(), core._ledger
         queued = [job for job in jobs if job.state is JobState.QUEUED]
         queued.sort(key=lambda job: place_in_line(job, core.policy.order(job)))
-        assert list(core.line()) == queued
+        assert list(ledger.line()) == queued
         running = {job for job in jobs if job.holds_gpus}
         held = Held()
         for job in running:

@@ -43,7 +43,7 @@ class Recorded(Busy):
         def recorded(*events: Event) -> Step:
             self.journal.hear(events)
             step = handle(*events)
-            self.journal.record(step)
+            self.journal.committed(step)
             self.decided.append(len(step.decisions))
             return step
 

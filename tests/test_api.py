@@ -19,19 +19,28 @@ from pathlib import Path
 import httpx
 import pytest
 
-from carmad.api.phrases import PHRASES, SHORT, phrase, short
+from carmad.api.phrases import phrase, short, wordings
 from carmad.api.select import parse_label, parse_selection
 from carmad.api.times import stamp
 from carmad.config import Access, Collocation, Limits, Monitor, Preconditions, Settings
 from carmad.core.decision import Placement, Reason
 from carmad.core.layout import Layout, Stage
-from carmad.core.messages import Discovered
-from carmad.core.types import Cause, Exit, Job, Prediction, StageTimes, StepTime
+from carmad.core.messages import Action, Discovered, Exited, Step, Stop, Tick
+from carmad.core.types import (
+    Cause,
+    Exit,
+    Job,
+    JobId,
+    JobState,
+    Prediction,
+    StageTimes,
+    StepTime,
+)
 from carmad.core.view import View
 from carmad.errors import CarmaError
 from carmad.http import server as server_module
 from carmad.http.peers import Credentials, Peers
-from carmad.store.sql import StoreFull
+from carmad.store.sql import SqlStore, StoreFull
 from carmad.testing import a_gpu, a_job
 from tests.api_server import ROOT_JOBS, Daemon, as_uid, request, running, user_name
 
@@ -442,12 +451,11 @@ def test_why_knows_what_keeps_a_job_out_of_the_line(daemon: Daemon) -> None:
 def test_every_rule_has_its_words() -> None:
     source = ""
     for folder in ("carmad/core", "policies"):
-        for module in (Path(__file__).parents[1] / folder).glob("*.py"):
+        for module in (Path(__file__).parents[1] / folder).rglob("*.py"):
             source += module.read_text()
     codes = set(re.findall(r'Reason\(\s*"([a-z_]+)"', source))
-    assert {"memory", "held", "mig_single"} <= codes
-    assert codes <= set(PHRASES)
-    assert set(PHRASES) == set(SHORT)
+    assert {"memory", "held", "mig_single", "affine"} <= codes
+    assert codes <= set(wordings())
     for code in codes:
         reason = Reason(code, 2.0, 1.0, "GPUs", "job 3")
         assert phrase(reason)
@@ -456,6 +464,8 @@ def test_every_rule_has_its_words() -> None:
     alone = Reason("array_limit", 1, 1, "tasks")
     assert phrase(alone) == "a task of its array runs, and it wants one at once"
     assert phrase(Reason("few_idle", 1, 0, "GPUs")) == "no GPU is idle that it could have"
+    recorded = Reason("outsiders", 500, 2048, "MiB")  # by release 0.1.0
+    assert phrase(recorded) == phrase(Reason("external", 500, 2048, "MiB"))
     assert phrase(Reason("my_rule", 2, 1, "MiB", "so")) == "my rule: needs 2 MiB, has 1 MiB (so)"
 
 
@@ -590,6 +600,42 @@ def test_cancel_hold_release_requeue(daemon: Daemon) -> None:
     assert error(daemon.call("POST", "/v1/requeue", {"select": "all"})) == (400, "bad_request")
 
 
+@pytest.mark.parametrize(
+    ("what", "message", "state"),
+    [("cancel", "is being stopped", "cancelled"), ("hold", "held", "queued")],
+)
+def test_one_that_is_preempted_can_be_cancelled_and_held(
+    tmp_path: Path, what: str, message: str, state: str
+) -> None:
+    class Slow(Daemon):
+        """Its processes take their time to end."""
+
+        def perform(self, action: Action) -> None:
+            if not isinstance(action, Stop):
+                super().perform(action)
+
+    preempted = a_job(
+        1,
+        state=JobState.STOPPING,
+        stop=Cause.PREEMPTED,
+        gpus=(a_gpu(0).id,),
+        started_at=1.0,
+    )
+    with contextlib.closing(SqlStore.open(tmp_path / "carma.db")) as store:
+        store.commit(Step((Tick(1.0),), (preempted,), (), ()))
+    daemon = Slow(tmp_path)
+    daemon.start()
+    try:
+        assert act(daemon, what, 1) == {"1": (True, message)}
+        daemon.inbox.post(Exited(2.0, JobId(1), 1, Exit(Cause.FAILURE, signal=15)))
+        daemon.inbox.ask(lambda core: None).result(10)
+        job = daemon.call("GET", "/v1/jobs/1")[1]
+        assert (job["state"], job["gpus"]) == (state, job["gpus"] if what == "cancel" else [])
+        assert daemon.launched == []
+    finally:
+        daemon.stop()
+
+
 def test_a_running_job_tells_of_its_steps(daemon: Daemon) -> None:
     runs, waits = submit(daemon), submit(daemon, held=True)
     status, out = daemon.call("POST", f"/v1/jobs/{runs}/step", {"seconds": 0.25})
@@ -611,8 +657,8 @@ def test_a_running_job_tells_what_its_steps_go_to(daemon: Daemon) -> None:
     kind = daemon.gpus[0].name
     stored = daemon.store.job(runs)
     assert stored is not None
-    assert stored.stages == (StageTimes(0.01, 0.037, 0.076, 0.098, "backward", kind),)
-    shown = daemon.call("GET", f"/v1/jobs/{runs}")[1]["stages"]
+    assert stored.stage_times == (StageTimes(0.01, 0.037, 0.076, 0.098, "backward", kind),)
+    shown = daemon.call("GET", f"/v1/jobs/{runs}")[1]["stage_times"]
     assert shown == [stages | {"sync": "backward", "gpu": kind}]
     for wrong in ({"load_s": 0.1}, stages | {"load_s": -1.0}, stages | {"sync": "never"}):
         body = {"seconds": 0.25, "stages": wrong}
@@ -683,13 +729,13 @@ def test_a_dry_run_knows_what_the_job_itself_would(daemon: Daemon) -> None:
 
     daemon.inbox.ask(lambda core: setattr(core._deciders, "policy", Looking())).result(5)
     times = {"load_s": 0.0, "forward_s": 0.1, "backward_s": 0.2}
-    want = JOB | {"deadline_at": ahead(3600), "expected_s": 7200.0, "stages": [times]}
+    want = JOB | {"deadline_at": ahead(3600), "expected_s": 7200.0, "stage_times": [times]}
     out = daemon.call("POST", "/v1/jobs", want | {"dry_run": True})[1]
     assert out["outlook"]["text"] == "predicted to miss its deadline by 60 min (could start now)"
     id = submit(daemon, **want)
     real = daemon.inbox.ask(lambda core: core.jobs[id]).result(5)
-    assert seen[0].id == 0 and real.stages and real.group
-    assert (seen[0].stages, seen[0].group) == (real.stages, real.group)
+    assert seen[0].id == 0 and real.stage_times and real.group
+    assert (seen[0].stage_times, seen[0].group) == (real.stage_times, real.group)
     assert "outlook" not in daemon.call("POST", "/v1/jobs", JOB | {"dry_run": True})[1]
 
 
@@ -722,37 +768,37 @@ def test_a_layout_and_stage_times_are_kept(daemon: Daemon) -> None:
         daemon,
         gpus=3,
         layout={"stages": stages, "allreduce": "tree"},
-        stages=[times, times | {"gpu": "a100"}],
+        stage_times=[times, times | {"gpu": "a100"}],
         watch_stages=True,
     )
     stored = daemon.store.job(id)
     assert stored is not None
     assert stored.spec.layout == Layout((Stage(1, 0.02), Stage(2)), "tree")
-    assert stored.spec.stages == (
+    assert stored.spec.stage_times == (
         StageTimes(0.01, 0.02, 0.03),
         StageTimes(0.01, 0.02, 0.03, gpu=kind),
     )
     assert stored.spec.watch_stages
     shown = daemon.call("GET", f"/v1/jobs/{id}")[1]
     assert shown["layout"]["stages"][0]["forward_s"] == 0.02
-    assert [one["gpu"] for one in shown["stages"]] == ["", kind]
+    assert [one["gpu"] for one in shown["stage_times"]] == ["", kind]
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"layout": {"stages": [{"replicas": 3}]}}, "one of 3 GPUs, and it wants 1"),
-        ({"stages": ["H100"]}, "this server has no GPU called 'H100'"),
-        ({"stages": ["A100", "NVIDIA A100-PCIE-40GB"]}, "twice for NVIDIA A100-PCIE-40GB"),
-        ({"stages": ["", ""]}, "twice for any GPU"),
+        ({"stage_times": ["H100"]}, "this server has no GPU called 'H100'"),
+        ({"stage_times": ["A100", "NVIDIA A100-PCIE-40GB"]}, "twice for NVIDIA A100-PCIE-40GB"),
+        ({"stage_times": ["", ""]}, "twice for any GPU"),
     ],
 )
 def test_a_layout_that_does_not_fit_is_refused(
     daemon: Daemon, changes: dict[str, list[str]], message: str
 ) -> None:
     times = {"load_s": 0.01, "forward_s": 0.02, "backward_s": 0.03}
-    if "stages" in changes:
-        changes = {"stages": [times | {"gpu": gpu} for gpu in changes["stages"]]}  # type: ignore[misc]
+    if "stage_times" in changes:
+        changes = {"stage_times": [times | {"gpu": gpu} for gpu in changes["stage_times"]]}  # type: ignore[misc]
     status, out = daemon.call("POST", "/v1/jobs", JOB | changes)
     assert status == 400
     assert message in out["error"]

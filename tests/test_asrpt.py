@@ -7,70 +7,61 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carmad.config import Asrpt, Limits, Links, Settings
-from carmad.core.types import JobState, Prediction, Retry
-from carmad.plugin import AskAgain, Layout, Placement, Reason, Remember, Stage
+from carmad import registry
+from carmad.config import Limits, Links, Settings
+from carmad.core.types import Prediction, Retry
+from carmad.plugin import AskAgain, Layout, Reason, Remember, Stage
 from carmad.sim.experiment import Experiment, Physics
 from carmad.sim.hardware import parse
 from carmad.sim.run import simulate
 from carmad.sim.task import Task, Trace
-from carmad.testing import a_gpu, a_gpu_view, a_job, a_spec, a_view, check_policy
-from policies.asrpt import asrpt
+from carmad.testing import a_gpu, a_view, changed, check_policy
 from policies.asrpt.heavy_edge import extremes
 from policies.asrpt.machine import Machine, rebuilt
 from policies.baselines import least_service, shortest
+from tests import planning
+from tests.planning import gpu_views, placements, running_on, where
 
 LINKS = Links(within_mib_s=10_000.0, between_mib_s=1_000.0)
 SETTINGS = Settings(links=LINKS)
-RESERVING = replace(SETTINGS, asrpt=Asrpt(reserve=True))
+RESERVING = replace(SETTINGS, plugins={"policies.asrpt": {"reserve": True}})
 # Over two servers of four: 0.3 + 500/(2/4 · 1000) = 1.3 s, 4.3 times as long as on one.
 HEAVY = Layout((Stage(2, 0.1, 0.2, weights_mib=500.0),))
 LIGHT = Layout((Stage(2, 0.1, 0.2, weights_mib=5.0),))
 
 
 def queued(id, seconds=None, wants=1, **changes):
-    """A job that is predicted to run for so long; fields of its spec may be given, too."""
-    wishes = ("layout", "nice", "expected_s")
-    spec = a_spec(gpus=wants, **{name: changes.pop(name) for name in wishes if name in changes})
+    """A job that is predicted to run for so long."""
     told = None if seconds is None else Prediction(seconds, "forest")
-    return a_job(id, spec=spec, prediction=told, **changes)
+    return planning.queued(id, wants, **{"prediction": told, **changes})
 
 
 def running(id, *gpus):
-    ids = tuple(a_gpu(n).id for n in gpus)
-    return queued(id, wants=len(ids), state=JobState.RUNNING, gpus=ids, started_at=0.0)
+    return queued(id, wants=len(gpus), **running_on(*gpus))
 
 
 def view_of(gpus, queue, *residents, settings=SETTINGS, now=0.0, memory=None, islands="", **looks):
-    """`gpus` GPUs with these jobs on them; `islands` has a letter for each."""
-    views = []
-    for n in range(gpus):
-        there = tuple(job for job in residents if a_gpu(n).id in job.gpus)
-        look = {"gpu": a_gpu(n, island=islands[n : n + 1]), "residents": there}
-        views.append(a_gpu_view(n, **{**look, **looks.get(f"gpu{n}", {})}))
-    return a_view(views, queue, settings, now, memory=memory)
+    """`islands` has a letter for each GPU."""
+    cards = [a_gpu(n, island=islands[n : n + 1]) for n in range(gpus)]
+    return a_view(gpu_views(cards, residents, **looks), queue, settings, now, memory=memory)
+
+
+def made(settings):
+    return registry.bare_policy(replace(settings, policy="asrpt"))
 
 
 def plan(view, **changes):
-    """Placements by job."""
-    policy = replace(asrpt(view.settings), **changes)
-    return {p.job: p for p in policy.plan(view) if isinstance(p, Placement)}
-
-
-def where(placements):
-    """GPUs by index, for each job; () for one that waits."""
-    index = {a_gpu(n).id: n for n in range(24)}
-    return {id: tuple(index[gpu] for gpu in p.gpus) for id, p in placements.items()}
+    return placements(replace(made(view.settings), **changes), view)
 
 
 def remembered(view):
     """What the view's next one has in memory."""
-    told = [p.memory for p in asrpt(view.settings).plan(view) if isinstance(p, Remember)]
+    told = [p.memory for p in made(view.settings).plan(view) if isinstance(p, Remember)]
     return told[0] if told else view.memory
 
 
 def asked_at(view):
-    return [p.at for p in asrpt(view.settings).plan(view) if isinstance(p, AskAgain)]
+    return [p.at for p in made(view.settings).plan(view) if isinstance(p, AskAgain)]
 
 
 def why(placement):
@@ -132,7 +123,7 @@ def test_gpus_that_come_and_go_make_it_faster_and_slower():
 
 
 def test_niceness_comes_before_work_and_recovery_before_all():
-    again = replace(queued(4, 900.0), attempt=1, retry=Retry("out of memory"))
+    again = changed(queued(4, 900.0), attempt=1, retry=Retry("out of memory"))
     jobs = (queued(1, 10.0, nice=5), queued(2, 50.0), queued(3, 20.0, nice=5), again)
     machine = Machine().followed(jobs, 0.0, 1.0)
     assert list(left(machine)) == [2, 1, 3]
@@ -306,9 +297,9 @@ def test_the_papers_baselines():
     by_length = view_of(3, jobs, running(9, 2))
     assert where(plan(by_length, by=shortest)) == {1: (), 2: (), 3: ()}
     assert where(plan(by_length, by=shortest, conserving=True)) == {1: (), 2: (0,), 3: (1,)}
-    policy = replace(asrpt(SETTINGS), by=least_service)
+    policy = replace(made(SETTINGS), by=least_service)
     assert [policy.order(job) for job in jobs] == [30.0, 20.0, 25.0]
-    assert [asrpt(SETTINGS).order(job) for job in [*jobs, queued(4)]] == [30.0, 20.0, 25.0, 0.0]
+    assert [made(SETTINGS).order(job) for job in [*jobs, queued(4)]] == [30.0, 20.0, 25.0, 0.0]
 
 
 # -- the place
@@ -323,8 +314,8 @@ def test_much_talk_goes_where_most_is_free_and_little_where_least_is():
     little = queued(1, 10.0, 2, layout=LIGHT)
     placement = plan(view_of(12, [little], *residents, **busy))
     assert where(placement) == {1: (7, 2)}, "it is spread rather than that a large place is cut"
-    assert placement[1].grounds[0] == Reason("predicted", have=10.0, unit="s", detail="forest")
-    mapped = placement[1].grounds[1]
+    assert placement[1].explanation[0] == Reason("predicted", have=10.0, unit="s", detail="forest")
+    mapped = placement[1].explanation[1]
     assert (mapped.code, mapped.detail) == ("mapped", "communication-light")
     assert (mapped.need, mapped.have) == pytest.approx((0.3 + 5 / 10_000, 0.3 + 5 / 250))
 
@@ -433,7 +424,7 @@ def test_it_starts_where_it_is_faster_than_at_the_first_try():
     placement = plan(scattered(CHOOSY, now=10.0, memory=memory, free="0137"))
     assert where(placement) == {1: (0, 1, 3)}
     assert remembered(scattered(CHOOSY, now=10.0, memory=memory, free="0137")).aside == ()
-    assert placement[1].grounds[1].detail == "communication-heavy"
+    assert placement[1].explanation[1].detail == "communication-heavy"
 
 
 def test_when_its_patience_ends_it_takes_what_there_is():
@@ -446,7 +437,7 @@ def test_when_its_patience_ends_it_takes_what_there_is():
 
 
 def test_it_waits_neither_without_patience_nor_without_a_prediction():
-    hurried = replace(SETTINGS, asrpt=Asrpt(patience=0.0))
+    hurried = replace(SETTINGS, plugins={"policies.asrpt": {"patience": 0.0}})
     assert where(plan(scattered(CHOOSY, settings=hurried))) == {1: (0, 3, 7)}
     unknown = replace(CHOOSY, prediction=None)
     assert where(plan(scattered(unknown))) == {1: (0, 3, 7)}
@@ -463,7 +454,7 @@ def test_who_is_gone_is_forgotten():
 
 @pytest.mark.parametrize("settings", [SETTINGS, RESERVING])
 def test_it_is_a_policy(settings):
-    check_policy(asrpt(settings), settings)
+    check_policy(made(settings), settings)
 
 
 def task(name, submit_s, duration_s, gpus=1, layout=None):
@@ -519,6 +510,6 @@ def test_patience_pays_in_a_little_trace():
     )
     patient = ends(SETTINGS, *tasks)["pair"]
     assert patient == pytest.approx((50.0, 450.0))
-    hurried = ends(replace(SETTINGS, asrpt=Asrpt(patience=0.0)), *tasks)["pair"]
+    hurried = ends(replace(SETTINGS, plugins={"policies.asrpt": {"patience": 0.0}}), *tasks)["pair"]
     assert hurried[0] == pytest.approx(10.0)
     assert hurried[1] > 1000.0

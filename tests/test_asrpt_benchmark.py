@@ -8,9 +8,9 @@ import pytest
 
 pytest.importorskip("sklearn", reason="carma[policies] is not installed")
 
-from benchmarks import asrpt_runs
-from benchmarks.asrpt_report import page
-from benchmarks.asrpt_runs import DEFAULT, PAPER, PERFECT, UNHELD, Case, Result, cases
+from benchmarks.asrpt import runs
+from benchmarks.asrpt.page import report
+from benchmarks.asrpt.runs import DEFAULT, PAPER, PERFECT, UNHELD, Case, Result, cases
 from carmad.sim.outcome import JobOutcome
 from carmad.sim.task import Task, Trace
 
@@ -76,7 +76,7 @@ def test_the_page_has_every_figure_of_complete_results() -> None:
     """All took 1,000 h, but for A-SRPT, which took 600 h, and 1,200 h when nothing is reserved."""
     hours = {PAPER: 600.0, DEFAULT: 1200.0}
     found = [_result(case, hours.get(case.policy, 1000.0)) for case in cases()]
-    text = page(found, {"machine": "none"})
+    text = report(found).page({"machine": "none"})
     assert "nan" not in text
     (row,) = (line for line in text.splitlines() if "50 Gb/s, against WCS-duration" in line)
     cells = [cell.strip() for cell in row.split("|")]
@@ -90,12 +90,12 @@ def _run(
 ) -> Sequence[JobOutcome]:
     outcomes = []
 
-    def kept(case: Case, outcome: asrpt_runs.Outcome, *_: object) -> None:
+    def kept(case: Case, outcome: runs.Outcome, *_: object) -> None:
         outcomes.append(outcome)
 
-    monkeypatch.setattr(asrpt_runs, "_trace", lambda *_: Trace("", tuple(tasks)))
-    monkeypatch.setattr(asrpt_runs, "result", kept)
-    asrpt_runs._run((case, None))
+    monkeypatch.setattr(runs, "_trace", lambda *_: Trace("", tuple(tasks)))
+    monkeypatch.setattr(runs, "result", kept)
+    runs._run((case, None))
     return outcomes[0].jobs
 
 

@@ -1,4 +1,4 @@
-"""What `python -m benchmarks.asrpt_mapping` calls the optimum, against all mappings there are."""
+"""What `python -m benchmarks.asrpt.mapping` calls the optimum, against all mappings there are."""
 
 from itertools import permutations
 
@@ -6,14 +6,14 @@ import pytest
 
 pytest.importorskip("scipy")
 
-from benchmarks.asrpt_mapping import (
+from benchmarks.asrpt.mapping import (
     CASES,
     GPUS,
     Case,
     layouts,
     measured,
     optimum,
-    page,
+    report,
     rooms,
     slots,
 )
@@ -57,7 +57,7 @@ def test_the_page_sets_ours_beside_the_papers():
         Case("GPT-175B", (8, 8), 10.0, 10.0, 0.5, 50.0),
     ]
     others = [Case("VGG19, all layouts", (1, 1), 12.0, 10.0, 0.1, 5.0)]
-    text = page(cases, others, {"date": "today"})
+    text = report(cases, others).page({"date": "today"})
     assert "20.0 %" in text
     assert "| VGG19: longer by" in text
     assert "-1.2 points" in text, "5 % where the paper has 6.2 %"

@@ -10,9 +10,10 @@ from carmad.core.messages import DrainRequested, Tick, Wake
 from carmad.core.types import Cause, Estimate, Exit, JobState, Retry
 from carmad.core.window import Score
 from carmad.plugin import AskAgain, Placement, Preemption
-from carmad.testing import a_gpu, a_gpu_view, a_job, a_spec, a_view, check_policy
+from carmad.testing import a_gpu, a_gpu_view, a_view, check_policy
 from policies import baselines
 from policies.preemptive import Preemptive
+from tests.planning import gpu_views, queued, running_on, where
 from tests.world import Server
 
 S = JobState
@@ -20,30 +21,13 @@ PREEMPTING = Settings(limits=Limits(preemption=True, kill_grace_s=30.0))
 GONE = Exit(Cause.FAILURE, None, 15)
 
 
-def queued(id, wants=1, **changes):
-    wishes = ("expected_s", "nice", "requeue")
-    spec = a_spec(gpus=wants, **{name: changes.pop(name) for name in wishes if name in changes})
-    return a_job(id, spec=spec, **changes)
-
-
 def running(id, gpu, started_at=0.0, **changes):
-    gpus = (a_gpu(gpu).id,)
-    return queued(id, state=S.RUNNING, gpus=gpus, started_at=started_at, **changes)
+    return queued(id, **{**running_on(gpu), "started_at": started_at, **changes})
 
 
 def view_of(gpus, queue, residents=(), settings=None, now=0.0, **looks):
-    """`gpus` GPUs with these jobs on them; `looks` are changes to their views, by index."""
-    views = []
-    for n in range(gpus):
-        there = tuple(job for job in residents if a_gpu(n).id in job.gpus)
-        views.append(a_gpu_view(n, residents=there, **looks.get(f"gpu{n}", {})))
-    return a_view(views, queue, settings, now)
-
-
-def placed(plan):
-    """Where each job goes, by index: () for one that waits."""
-    index = {a_gpu(n).id: n for n in range(16)}
-    return {p.job: tuple(index[g] for g in p.gpus) for p in plan if isinstance(p, Placement)}
+    cards = [a_gpu(n) for n in range(gpus)]
+    return a_view(gpu_views(cards, residents, **looks), queue, settings, now)
 
 
 def preempted(plan):
@@ -57,7 +41,7 @@ def line(policy, *jobs):
     server = Server(gpus=0, policy=policy(Settings()))
     for spec in jobs:
         server.submit(**spec)
-    return [job.id for job in server.scheduler.line()]
+    return [job.id for job in server.scene.line]
 
 
 JOBS = (
@@ -84,7 +68,7 @@ def test_nobody_shares_and_the_first_that_must_wait_holds_the_line(make):
     wants_two = queued(1, wants=2, expected_s=10)
     wants_one = queued(2, wants=1, expected_s=50)
     view = view_of(2, [wants_two, wants_one], [running(9, 0)])
-    assert placed(make(Settings()).plan(view)) == {1: ()}
+    assert where(make(Settings()).plan(view)) == {1: ()}
 
 
 # -- Castor's SJF-FFS
@@ -93,9 +77,9 @@ def test_nobody_shares_and_the_first_that_must_wait_holds_the_line(make):
 def test_jobs_share_only_where_too_few_gpus_are_idle():
     policy = baselines.sjf_ffs(Settings())
     view = view_of(3, [queued(1, wants=2), queued(2), queued(3)], [running(9, 0)])
-    assert placed(policy.plan(view)) == {1: (1, 2), 2: (0,), 3: ()}
+    assert where(policy.plan(view)) == {1: (1, 2), 2: (0,), 3: ()}
     full = view_of(1, [queued(1)], [running(8, 0), running(9, 0)])
-    assert placed(policy.plan(full)) == {1: ()}  # never three on one
+    assert where(policy.plan(full)) == {1: ()}  # never three on one
 
 
 def test_idle_gpus_on_two_nodes_come_before_shared_ones_on_one():
@@ -104,7 +88,12 @@ def test_idle_gpus_on_two_nodes_come_before_shared_ones_on_one():
         for n in range(4)
     ]
     plan = baselines.sjf_ffs(Settings()).plan(a_view(views, [queued(1, wants=2)]))
-    assert placed(plan) == {1: (0, 2)}
+    assert where(plan) == {1: (0, 2)}
+
+
+def test_a_gpu_that_others_use_is_not_idle():
+    looks = {"gpu0": {"external_mib": 9_000, "free_mib": 31_960}}
+    assert where(baselines.sjf_ffs(Settings()).plan(view_of(2, [queued(1)], **looks))) == {1: (1,)}
 
 
 def test_first_fit_minds_memory_but_not_how_busy_a_gpu_is():
@@ -117,7 +106,7 @@ def test_first_fit_minds_memory_but_not_how_busy_a_gpu_is():
         gpu0={"free_mib": 8_000},
         gpu1={"free_mib": 9_000, "score": busy},
     )
-    assert placed(policy.plan(view)) == {1: (1,)}
+    assert where(policy.plan(view)) == {1: (1,)}
 
 
 # -- Horus
@@ -132,7 +121,7 @@ def test_horus_shares_where_the_utilisation_adds_up_to_no_more_than_one():
             f"gpu{n}": {"score": Score(0.5, 0.1, 0.1, "sm_active", mean, 30)}
             for n, mean in enumerate(means)
         }
-        return placed(policy.plan(view_of(2, [queued(1)], residents, **looks)))
+        return where(policy.plan(view_of(2, [queued(1)], residents, **looks)))
 
     assert plan(0.50, 0.48) == {1: (1,)}  # 0.51 is a newcomer's
     assert plan(0.50, 0.50) == {1: ()}
@@ -143,16 +132,23 @@ def test_horus_s_cost():
     score = Score(0.5, 0.1, 0.1, "sm_active", 0.39, 30)
     gpu = a_gpu(0, memory_mib=100)
     shared = a_gpu_view(gpu=gpu, free_mib=60, score=score, residents=(running(9, 0),))
-    assert baselines.packing_cost(shared) == pytest.approx(1.3 * 0.4 + 0.1 + 1)
+    assert baselines.horus(Settings()).rank(shared) == pytest.approx(1.3 * 0.4 + 0.1 + 1)
     just_left = a_gpu_view(gpu=gpu, free_mib=100, score=score)
-    assert baselines.packing_cost(just_left) == pytest.approx(0.49)
+    assert baselines.horus(Settings()).rank(just_left) == pytest.approx(0.49)
+
+
+def test_horus_counts_what_others_compute():
+    """Processes outside CARMA keep a GPU as busy as jobs do."""
+    busy = Score(0.9, 0.1, 0.1, "sm_active", 0.9, 30)
+    view = view_of(1, [queued(1)], gpu0={"external_mib": 9_000, "score": busy})
+    assert where(baselines.horus(Settings()).plan(view)) == {1: ()}
 
 
 def test_horus_puts_at_most_three_jobs_on_a_gpu():
     policy = baselines.horus(Settings(preconditions=Preconditions(min_free_mib=0)))
     two, three = ([running(id, 0) for id in range(10, 10 + n)] for n in (2, 3))
-    assert placed(policy.plan(view_of(1, [queued(1)], two))) == {1: (0,)}
-    assert placed(policy.plan(view_of(1, [queued(1)], three))) == {1: ()}
+    assert where(policy.plan(view_of(1, [queued(1)], two))) == {1: (0,)}
+    assert where(policy.plan(view_of(1, [queued(1)], three))) == {1: ()}
 
 
 # -- shortest remaining time first
@@ -172,7 +168,7 @@ def test_a_shorter_job_takes_the_gpu_and_the_longer_one_goes_on_where_it_was():
     server.pass_time(100)
     short = server.submit(expected_s=200)
     assert server.job(long).stop is Cause.PREEMPTED
-    assert server.scheduler.decisions[long].placement.reasons[0].detail == f"job {short} goes first"
+    assert server.scene.decisions[long].placement.reasons[0].detail == f"job {short} goes first"
     assert server.why(short)[1] == ["making_room"]
     server.pass_time(2)
     server.exit(long, GONE)
@@ -180,7 +176,7 @@ def test_a_shorter_job_takes_the_gpu_and_the_longer_one_goes_on_where_it_was():
     assert (server.job(long).state, server.job(long).served_s) == (S.QUEUED, 102.0)
     server.pass_time(50)
     middle = server.submit(expected_s=899)  # 898 s are left of the long one
-    assert [job.id for job in server.scheduler.line()] == [long, middle]
+    assert [job.id for job in server.scene.line] == [long, middle]
     server.exit(short)
     assert server.job(long).attempt == 2
     assert stopping(server) == []
@@ -210,7 +206,7 @@ def test_jobs_of_unknown_duration_go_last_and_preempt_nobody():
     assert stopping(server) == []
     known = server.submit(expected_s=10_000)
     assert stopping(server) == [first]
-    assert [job.id for job in server.scheduler.line()] == [known, second]
+    assert [job.id for job in server.scene.line] == [known, second]
 
 
 def test_a_job_that_ends_while_it_is_stopped_is_not_lost():
@@ -268,7 +264,7 @@ def test_gpus_that_a_job_waits_for_are_kept_for_it_and_others_are_not_held_up():
     residents = [running(9, 1, expected_s=1000)]
     plan = policy.plan(view_of(3, [pair, single, other], residents, PREEMPTING))
     assert preempted(plan) == [9]
-    assert placed(plan) == {1: (), 2: (2,), 3: ()}
+    assert where(plan) == {1: (), 2: (2,), 3: ()}
 
 
 def test_what_one_job_leaves_is_for_as_many_as_it_lasts():
@@ -285,7 +281,7 @@ def test_a_job_that_finds_no_room_holds_the_line(backfill, starts):
     settings = Settings(limits=Limits(preemption=True, backfill=backfill))
     queue = [queued(1, wants=2, expected_s=10), queued(2, expected_s=20), queued(3, expected_s=20)]
     view = view_of(2, queue, [running(9, 1, expected_s=5)], settings)
-    assert placed(baselines.srtf(settings).plan(view)) == starts
+    assert where(baselines.srtf(settings).plan(view)) == starts
 
 
 def test_gpus_of_jobs_that_stop_anyway_are_waited_for():
@@ -313,7 +309,7 @@ def test_who_is_never_preempted(settings, victim, head):
     first = server.submit(expected_s=1000, **victim)
     second = server.submit(expected_s=10, **head)
     assert (server.job(first).state, server.job(second).state) == (S.STARTING, S.QUEUED)
-    assert first not in server.scheduler.decisions or not server.why(first)[1]
+    assert first not in server.scene.decisions or not server.why(first)[1]
 
 
 def test_a_recovering_job_gives_way_to_recovering_ones_only():
@@ -363,7 +359,7 @@ def test_in_the_second_queue_jobs_go_by_arrival_and_preempt_nobody():
         at(server, now)
         server.exit(job, GONE)
     assert server.job(jobs[2]).state is S.STARTING
-    assert [job.id for job in server.scheduler.line()] == jobs[:2]
+    assert [job.id for job in server.scene.line] == jobs[:2]
     at(server, 3 * LIMIT)  # all are in the second queue now
     assert stopping(server) == []
     server.exit(jobs[2])

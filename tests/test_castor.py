@@ -13,7 +13,6 @@ from carmad.core.types import (
     Cause,
     Estimate,
     Indicator,
-    JobState,
     Prediction,
     Profile,
     ProfilingRun,
@@ -29,13 +28,15 @@ from carmad.sim.run import simulate
 from carmad.sim.task import Load, Task, Trace
 from carmad.sim.workload import Workload
 from carmad.store.codec import decode_model
-from carmad.testing import a_gpu, a_gpu_view, a_job, a_spec, a_view, check_policy
+from carmad.testing import a_gpu, a_gpu_view, a_job, a_spec, a_view, changed, check_policy
 from policies.castor import castor
 from policies.castor.interference import Predicted, ratios, shipped
 from policies.castor.neighbours import OVERRUN, left_s
 from policies.castor.steps import FIXED_SHARE
 from policies.memory import need_mib
 from policies.profiling import set_aside
+from tests import planning
+from tests.planning import gpu_views, half_free, placements, refused, running_on, where
 
 LOOSE = Preconditions(min_free_mib=0)
 SETTINGS = Settings(policies={"castor": LOOSE})
@@ -44,28 +45,19 @@ MILD = (1.1, 1.1)
 
 
 def queued(id, left_s=100.0, wants=1, **changes):
-    """A profiled job that will run for so long; fields of its spec may be given, too."""
-    wishes = ("batch_size", "cold_start_s", "exclusive", "expected_s", "requeue")
-    spec = a_spec(gpus=wants, **{name: changes.pop(name) for name in wishes if name in changes})
+    """A profiled job that will run for so long."""
     known = {"profile": PROFILE, "prediction": left_s and Prediction(left_s, "history")}
-    return a_job(id, spec=spec, **{**known, **changes})
+    return planning.queued(id, wants, **{**known, **changes})
 
 
 def running(id, *gpus, left_s=1000.0, **changes):
-    ids = tuple(a_gpu(n).id for n in gpus)
-    state = {"state": JobState.RUNNING, "gpus": ids, "started_at": 0.0}
-    return queued(id, left_s, len(ids), **{**state, **changes})
+    return queued(id, left_s, len(gpus), **{**running_on(*gpus), **changes})
 
 
 def view_of(gpus, queue, *residents, settings=SETTINGS, now=0.0, nodes="a" * 16, **looks):
-    """`gpus` GPUs with these jobs on them; `looks` are changes to their views, by index."""
-    views = []
-    for n in range(gpus):
-        there = tuple(job for job in residents if a_gpu(n).id in job.gpus)
-        look = {"free_mib": 20_000} if there else {}
-        look |= {"gpu": a_gpu(n, node=nodes[n]), "residents": there, **looks.get(f"gpu{n}", {})}
-        views.append(a_gpu_view(n, **look))
-    return a_view(views, queue, settings, now)
+    """`nodes` has a letter for each GPU."""
+    cards = [a_gpu(n, node=nodes[n]) for n in range(gpus)]
+    return a_view(gpu_views(cards, residents, half_free, **looks), queue, settings, now)
 
 
 def with_ratios(pairs=None, settings=SETTINGS):
@@ -79,18 +71,7 @@ def with_ratios(pairs=None, settings=SETTINGS):
 
 
 def plan(view, pairs=None):
-    return {p.job: p for p in with_ratios(pairs, view.settings).plan(view)}
-
-
-def where(placements):
-    """GPUs by index, for each job; () for one that waits."""
-    index = {a_gpu(n).id: n for n in range(16)}
-    return {id: tuple(index[gpu] for gpu in p.gpus) for id, p in placements.items()}
-
-
-def refused(placement):
-    """By GPU index, what speaks against it."""
-    return {n: [r.code for r in verdict.refused] for n, verdict in enumerate(placement.verdicts)}
+    return placements(with_ratios(pairs, view.settings), view)
 
 
 # -- the line
@@ -107,10 +88,10 @@ def test_the_shortest_remaining_job_goes_first():
 def test_what_a_running_job_has_left():
     job = running(7, 0, left_s=1000.0)
     assert left_s(job, 400.0) == 600
-    assert left_s(replace(job, served_s=100.0), 400.0) == 500
+    assert left_s(changed(job, served_s=100.0), 400.0) == 500
     late = left_s(job, 4000.0)
     assert late == OVERRUN * 4000 > 0, "who outlives a prediction goes on for a while"
-    assert left_s(replace(job, stop=Cause.CANCELLED), 400.0) == 0
+    assert left_s(changed(job, stop=Cause.CANCELLED), 400.0) == 0
     slow = running(7, 0, batch_size=64, accumulation=4)
     assert left_s(slow, 400.0) == pytest.approx(1000 * (1 + 3 * FIXED_SHARE) - 400)
 
@@ -124,9 +105,9 @@ def test_those_behind_one_that_waits_have_their_turn():
 
 
 def test_a_gpu_that_others_compute_on_is_not_idle():
-    waits = plan(view_of(1, [queued(1)], gpu0={"outsider_mib": 9_000}))[1]
+    waits = plan(view_of(1, [queued(1)], gpu0={"external_mib": 9_000}))[1]
     assert waits.reasons == (Reason("no_room", 1, 0, "GPUs"),)
-    assert refused(waits) == {0: ["outsiders"]}
+    assert refused(waits) == {0: ["external"]}
 
 
 def test_idle_gpus_before_shared_ones_and_close_together():
@@ -140,12 +121,12 @@ def test_an_unknown_job_is_profiled_where_it_stays():
     job = queued(1, profile=None, cold_start_s=60.0)
     placement = plan(view_of(1, [job], now=50.0))[1]
     assert placement.profiling == ProfilingRun(50.0 + 200.0 + 60.0, evict=False)
-    assert placement.grounds == (
+    assert placement.explanation == (
         Reason("predicted", have=100.0, unit="s", detail="history"),
         Reason("profiled_there", 260.0, unit="s"),
     )
     known = plan(view_of(1, [queued(1)]))[1]
-    assert known.profiling is None and len(known.grounds) == 1
+    assert known.profiling is None and len(known.explanation) == 1
 
 
 def test_only_small_jobs_are_made_to_be_profiled():
@@ -165,7 +146,7 @@ def test_gpus_set_aside_are_for_profiling_and_nothing_else():
     assert where(placements) == {1: (0,), 2: (2,), 3: (), 4: (1,), 5: ()}
     assert placements[2].profiling == ProfilingRun(250.0, evict=True)
     assert placements[3].reasons == (Reason("profiling_gpus", 1, 0, "GPUs"),)
-    assert Reason("profiled_there", 200.0, unit="s") in placements[2].grounds
+    assert Reason("profiled_there", 200.0, unit="s") in placements[2].explanation
 
 
 def test_nobody_joins_one_that_is_profiled_aside():
@@ -192,7 +173,7 @@ def test_a_job_joins_the_neighbour_whose_pair_is_done_soonest():
     placement = plan(view_of(2, [queued(1)], *residents))[1]
     assert where({1: placement}) == {1: (1,)}
     # Job 1 takes 110 s, in which job 9 gets 100 of its 1000 done: it ends at 1010.
-    assert placement.grounds[1:] == (
+    assert placement.explanation[1:] == (
         Reason("sharing_benefit", (1000 + 1100) / 2, (1010 + 110) / 2, "s", "job 9"),
     )
     assert placement.accumulation == 1 and placement.profiling is None
@@ -251,7 +232,7 @@ def test_who_must_be_alone_does_not_share():
     assert where(plan(view_of(1, [queued(1, exclusive=True)], other))) == {1: ()}
     again = queued(1, retry=Retry("oom", exclusive=True))
     assert where(plan(view_of(1, [again], other))) == {1: ()}
-    profiled = replace(other, profiling=ProfilingRun(99.0, evict=False))
+    profiled = changed(other, profiling=ProfilingRun(99.0, evict=False))
     assert where(plan(view_of(1, [queued(1)], profiled))) == {1: ()}
 
 
@@ -334,7 +315,7 @@ def test_a_batch_is_split_as_far_as_memory_asks_and_no_further():
         placement = plan(view)[1]
         assert (bool(placement.gpus), placement.accumulation) == (True, passes)
         parts = Reason("split_batch", 48, 48 // passes, detail=f"{passes} parts")
-        assert (parts in placement.grounds) == (passes > 1)
+        assert (parts in placement.explanation) == (passes > 1)
     waits = plan(view_of(1, [queued(1, **SPLITTABLE)], running(9, 0), gpu0={"free_mib": 7_499}))[1]
     assert waits.verdicts[0].refused == (Reason("memory", 7_500, 7_499, "MiB"),)
 
@@ -602,7 +583,7 @@ def test_who_could_never_be_profiled_there_or_would_block_it_stays_in_the_main_l
 
 @pytest.mark.parametrize(
     "trouble",
-    [{"drained": "fan"}, {"outsider_mib": 3000}, {"stale": Reason("stale", 5, 99, "s")}],
+    [{"drained": "fan"}, {"external_mib": 3000}, {"stale": Reason("stale", 5, 99, "s")}],
 )
 def test_the_profiler_takes_the_last_gpus_that_are_fit_for_use(trouble):
     gpus = [a_gpu_view(0), a_gpu_view(1), a_gpu_view(2, **trouble)]

@@ -8,14 +8,13 @@ from itertools import pairwise
 
 import pytest
 
-from benchmarks.castor_decisions import Taken
-from benchmarks.castor_paper import SIMULATED
-from benchmarks.castor_report import page
-from benchmarks.castor_runs import Case, Known, Result, cases, experiment, knowing, result
-from benchmarks.castor_sharing import crowded, decisions
-from benchmarks.castor_workloads import (
+from benchmarks.castor.page import report
+from benchmarks.castor.paper import SIMULATED
+from benchmarks.castor.runs import Case, Known, Result, cases, experiment, knowing, result
+from benchmarks.castor.sharing import crowded, decisions
+from benchmarks.castor.timing import Taken
+from benchmarks.castor.workload import (
     BEGIN_S,
-    DATA,
     batch_shares,
     files,
     muri,
@@ -24,6 +23,7 @@ from benchmarks.castor_workloads import (
     resizable,
     sampled,
 )
+from benchmarks.harness.data import DATA
 from carmad.config import Settings
 from carmad.core.recurrence import group
 from carmad.core.types import JobId, Mode
@@ -175,7 +175,8 @@ def a_result(case: Case, jct: float) -> Result:
 def test_the_page_tells_of_every_table() -> None:
     asked = cases()
     results = [a_result(case, 0.8 if case.what == "castor" else 1.0) for case in asked]
-    text = page(results, [Taken("castor", 16, 10, 1.0, 1.2, 2.0, 3.0)], {"date": "today"})
+    taken = [Taken("castor", 16, 10, 1.0, 1.2, 2.0, 3.0)]
+    text = report(results, taken).page({"date": "today"})
     assert "In 21 of the 22 rows" in text
     assert "philly, pollux" not in text.lower().split("the exception")[0]
     assert "from -20 %" in text

@@ -7,6 +7,7 @@ import os
 import pty
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import pytest
 
 from cli.commands.submit import VERBS as GUARDED
 from cli.main import run
+from tests.attack.users import needs_root
 from tests.fake_daemon import ANSWERS, FakeDaemon, ended, job, serving
 
 ROOT = Path(__file__).parents[1]
@@ -70,14 +72,18 @@ def with_json(words: str) -> list[str]:
 def test_a_job_reports_what_its_steps_go_to(
     fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = "report 0.25 42 --load 10ms --forward 37ms --backward 76ms --communication 98ms"
+    words = "report-step 0.25 42 --load 10ms --forward 37ms --backward 76ms --communication 98ms"
     assert run([*words.split(), "--sync", "backward"]) == 0
     times = {"load_s": 0.01, "forward_s": 0.037, "backward_s": 0.076, "communication_s": 0.098}
     assert fake.body == {"seconds": 0.25, "stages": times | {"sync": "backward"}}
-    assert run(["report", "0.25", "42", "--forward", "37"]) == 2
-    assert "'37' is no time of a stage" in capsys.readouterr().err
-    assert run(["report", "0.25", "42"]) == 0
+    assert run(["report-step", "0.25", "42", "--forward", "37"]) == 2
+    assert "'37' is not the time of a stage" in capsys.readouterr().err
+    assert run(["report", "0.25", "42"]) == 0, "its first name, which --help does not list"
     assert fake.body == {"seconds": 0.25}
+    assert run(["--help"]) == 0
+    assert [word for word in capsys.readouterr().out.split() if word.startswith("report")] == [
+        "report-step"
+    ]
 
 
 @pytest.mark.parametrize(("words", "asked", "piece"), VERBS)
@@ -147,7 +153,7 @@ def test_errors_for_programs(
 def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--help"]) == 0
     listed = {word for line in capsys.readouterr().out.splitlines() for word in line.split()[1:2]}
-    aliases = {"ps", "kill", "explain", "sub"}
+    aliases = {"ps", "kill", "explain", "report", "sub"}
     assert listed >= GUARDED - aliases
     assert not listed & aliases
 
@@ -275,7 +281,7 @@ def test_wait_exits_as_the_first_failure(
 def test_last_is_resolved(fake: FakeDaemon) -> None:
     assert run(["show", "last"]) == 0
     assert [asked[1] for asked in fake.asked] == ["/v1/jobs", "/v1/jobs/42"]
-    assert run(["report", "0.25", "last"]) == 0
+    assert run(["report-step", "0.25", "last"]) == 0
     assert fake.asked[-1][1] == "/v1/jobs/42/step"
 
 
@@ -318,6 +324,59 @@ def test_logs_that_are_not_there(
     assert run(["logs", "42"]) == 1
     assert "No such file" in capsys.readouterr().err
     assert run(["logs", "42", "--json"]) == 2, "logs are bytes"
+
+
+def title(job: int, attempt: int) -> bytes:
+    return b"=== carma job %d, attempt %d, 2026-11-22T05:10:11+0000 ===\n" % (job, attempt)
+
+
+@pytest.mark.parametrize("block", [7, 65536])
+def test_logs_of_one_job_where_several_write_to_the_file(
+    fake: FakeDaemon,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfdbinary: pytest.CaptureFixture[bytes],
+    block: int,
+) -> None:
+    """Each attempt that finds text has a title; the first job has none, nor has a shell."""
+    monkeypatch.setattr("cli.commands.logs.BLOCK", block)
+    log = tmp_path / "log"
+    parts = [b"1\n2\n", title(43, 1) + b"oops\n", title(42, 2) + b"3\n", title(44, 1) + b"4"]
+    log.write_bytes(b"".join(parts))
+    for id, attempt, own in (
+        (42, 2, parts[0] + parts[2]),
+        (43, 1, parts[1]),
+        (44, 1, parts[3]),
+        (45, 0, b""),  # it waits
+    ):
+        log_of(fake, log, id=id, attempt=attempt)
+        assert run(["logs", "42"]) == 0
+        assert capfdbinary.readouterr().out == own
+        assert run(["logs", "-n", "2", "42"]) == 0
+        assert capfdbinary.readouterr().out.splitlines() == own.splitlines()[-2:]
+
+
+def test_logs_are_followed_as_another_job_writes_there(
+    fake: FakeDaemon,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"before\n" + title(42, 1) + b"one\n")
+    log_of(fake, log)
+    to_come = [title(43, 1) + b"two\n", title(42, 2) + b"three\n"]
+
+    def write(_seconds: float) -> None:
+        with log.open("ab") as file:
+            file.write(to_come.pop(0))
+        if not to_come:
+            log_of(fake, log, state="succeeded")
+
+    monkeypatch.setattr("cli.commands.logs.ASK_S", 0.0)
+    monkeypatch.setattr("cli.commands.logs.time.sleep", write)
+    assert run(["logs", "-f", "42"]) == 0
+    assert capfdbinary.readouterr().out == title(42, 1) + b"one\n" + title(42, 2) + b"three\n"
 
 
 def test_logs_are_followed_until_the_job_ends(
@@ -378,7 +437,40 @@ def test_history_filters_and_csv(fake: FakeDaemon, capsys: pytest.CaptureFixture
     assert values["label"] == "42" and values["peak_mib"] == "9400" and values["signal"] == "9"
 
 
-def test_doctor_fails_if_a_check_does(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def open_python(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """It stands in for ours, and every user can run it. The real one may be below /root."""
+    with tempfile.TemporaryDirectory(prefix="carma-python-") as folder:
+        Path(folder).chmod(0o755)
+        python = Path(folder, "python")
+        python.write_text("#!/bin/sh\n")
+        python.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(python))
+        yield python
+
+
+def python_check(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
+    run(["doctor", "--json"])
+    return next(c for c in json.loads(capsys.readouterr().out)["checks"] if c["name"] == "python")
+
+
+@needs_root
+def test_doctor_tries_python_as_an_ordinary_user(
+    fake: FakeDaemon, open_python: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert python_check(capsys)["ok"] is True
+    open_python.parent.chmod(0o700)
+    check = python_check(capsys)
+    assert check["ok"] is False
+    assert f"only root can run {open_python}: Permission denied" in str(check["detail"])
+    open_python.parent.chmod(0o755)
+    open_python.write_text("#!/bin/sh\necho 'No module named cli' >&2; exit 1\n")
+    assert "No module named cli" in str(python_check(capsys)["detail"])
+
+
+def test_doctor_fails_if_a_check_does(
+    fake: FakeDaemon, open_python: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["doctor", "--json"]) == 0
     names = [check["name"] for check in json.loads(capsys.readouterr().out)["checks"]]
     assert names == ["python", "driver", "store", "telemetry"]

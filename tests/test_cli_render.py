@@ -108,7 +108,7 @@ def test_a_layout_and_stage_times_are_shown_as_they_are_written() -> None:
     stage = asdict(Stage(2, 0.02, weights_mib=320.0))
     layout = {"stages": [stage, asdict(Stage())], "allreduce": "tree"}
     times = asdict(StageTimes(0.01, 0.037, 0.076, gpu="NVIDIA A100"))
-    text = plain(render.show(fake.job(layout=layout, stages=[times])))
+    text = plain(render.show(fake.job(layout=layout, stage_times=[times])))
     assert "2x forward=0.02s weights=320.0M\n" in text
     assert "all-reduce: tree" in text
     assert "load=0.01s forward=0.037s backward=0.076s" in text

@@ -251,7 +251,7 @@ def test_every_option_arrives(fake: FakeDaemon, tmp_path: Path) -> None:
             "stages": [{"replicas": 2, "forward_s": 0.02, "weights_mib": 4.0}],
             "allreduce": "tree",
         },
-        "stages": [{"load_s": 0.0, "forward_s": 0.001, "backward_s": 0.002, "gpu": "A B"}],
+        "stage_times": [{"load_s": 0.0, "forward_s": 0.001, "backward_s": 0.002, "gpu": "A B"}],
         "watch_stages": True,
         "warn": {"signum": 12, "before_s": 60},
         "begin_at": "2026-11-20T12:00:00.000Z",
@@ -322,7 +322,7 @@ def test_a_layout_says_how_many_gpus(
         "stages": [{"replicas": 2, "forward_s": 0.009}],
         "allreduce": "tree",
     }
-    assert len(fake.body["stages"]) == 1, "the script's own"
+    assert len(fake.body["stage_times"]) == 1, "the script's own"
 
 
 def test_who_has_a_deadline_hears_whether_it_is_met(
@@ -614,7 +614,7 @@ def test_usage_errors(
     ("words", "hint"),
     [
         (["--mem", "8G", "prog"], "--gpu-mem 8G"),
-        (["-p", "gpu", "prog"], "leave it out"),
+        (["-p", "gpu", "prog"], "leave this out"),
         (["--gpu-men", "8G", "prog"], "did you mean --gpu-mem?"),
         (["--gpu-mem", "8", "prog"], "write 8G"),
     ],

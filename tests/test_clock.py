@@ -16,7 +16,7 @@ from carmad.core.types import GpuSample, Job, JobId, JobState, ProfilingRun
 from carmad.engine import clock as module
 from carmad.engine.clock import Clock
 from carmad.store.sql import SET_S, SqlStore, StoreFull
-from carmad.testing import a_gpu, a_job, a_spec
+from carmad.testing import a_gpu, a_job, a_spec, changed
 from policies import builtin
 from recovery import ladder
 
@@ -131,12 +131,12 @@ def test_all_that_is_measured_of_a_job_moves_and_what_its_owner_said_does_not(
         served_s=7.0,
     )
     waits = a_job(2, submitted_at=at + 1)
-    ended = replace(live, id=JobId(3), state=JobState.SUCCEEDED, ended_at=at + 4)
+    ended = changed(live, id=JobId(3), state=JobState.SUCCEEDED, ended_at=at + 4)
     store = machine.store
     store.commit(Step((Tick(at),), (live, waits, ended), (), ()))
     assert store.keep_time(machine.boot, machine.wall_ahead_s + by) == machine.wall_ahead_s + by
     found = {job.id: job for job in store.jobs([JobId(id) for id in (1, 2, 3)])}
-    assert found[JobId(1)] == replace(
+    assert found[JobId(1)] == changed(
         live,
         submitted_at=at + by,
         started_at=at + 1 + by,

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carmad.config import Limits, Monitor, Preconditions, Risk, Settings
-from carmad.configfile import dump, load
+from carmad import registry
+from carmad.config import Limits, Monitor, Preconditions, Retention, Risk, Settings
+from carmad.configfile import changed, dump, load
 from carmad.errors import CarmaError
+from policies.lucid.settings import LucidSettings
 
 
 @pytest.fixture
@@ -72,6 +74,35 @@ def test_other_variables_are_not_settings() -> None:
     assert load(None, others) == Settings()
 
 
+def test_settings_that_a_plugin_declares(path: Path) -> None:
+    path.write_text("[policies.lucid]\nsharing_capacity = 3\nutilization = false\n")
+    found = load(path, {"CARMA_POLICIES__LUCID__OFF_BELOW": "2"})
+    assert found.plugins == {"policies.lucid": {"sharing_capacity": 3, "off_below": 2.0}}
+    assert found.policies == {"lucid": Preconditions(utilization=False)}
+    assert registry.bare_policy(replace(found, policy="lucid")).settings == LucidSettings(3, 0, 2)
+    path.write_text(dump(found))
+    assert load(path, {}) == found
+    path.write_text("[policies.lucid]\nsharing_capacity = 2\n")
+    assert load(path, {}) == Settings(), "the default, and no preconditions of its own"
+
+
+def test_the_names_of_0_1_0_still_work(path: Path) -> None:
+    """Then the settings of these policies were CARMA's own: `[lucid]`, not `[policies.lucid]`."""
+    path.write_text("[lucid]\nsharing_capacity = 3\noff_below = 1.0\n[asrpt]\nreserve = true\n")
+    found = load(path, {"CARMA_CUCKOO__WEIGHT": "0.5", "CARMA_LUCID__OFF_BELOW": "4"})
+    assert found.plugins == {
+        "policies.lucid": {"sharing_capacity": 3, "off_below": 4.0},
+        "policies.asrpt": {"reserve": True},
+        "policies.cuckoo": {"weight": 0.5},
+    }
+    assert changed(found, ["lucid.sharing_capacity=1"]).plugins["policies.lucid"] == {
+        "sharing_capacity": 1,
+        "off_below": 4.0,
+    }
+    path.write_text("[lucid]\nsharing_capacity = 3\n[policies.lucid]\nsharing_capacity = 1\n")
+    assert load(path, {}).plugins == {"policies.lucid": {"sharing_capacity": 1}}
+
+
 MISTAKES = {
     # file, environment: message, hint
     ("windw_s = 1", ""): ("FILE: windw_s is not a setting", "Did you mean monitor.window_s?"),
@@ -102,6 +133,15 @@ MISTAKES = {
         "",
     ),
     ("[policies.rr]\nmin_free_mib = -1", ""): ("policies.rr.min_free_mib is -1", ""),
+    ("[policies.cuckoo]\nweight = 2.0", ""): (
+        "cuckoo.weight should be less than or equal to 1",
+        "",
+    ),
+    ("[policies.cuckoo]\nweight = '1'", ""): ("weight should be a valid number", "is 0.6."),
+    ("[policies.lucid]\noff_below = inf", ""): ("off_below is inf, and should be a finite", ""),
+    ("[policies.lucid]\nof_below = 1", ""): ("is not a setting", "policies.lucid.off_below?"),
+    ("[policies]\nlucid = 1", ""): ("policies.lucid should be a table, and not 1", ""),
+    ("lucid = 1", ""): ("policies.lucid should be a table, and not 1", ""),
     ("policy = ", ""): ("FILE is not valid TOML", "toml.io"),
     ("", "CARMA_MONITOR__WINDOW_S=x"): ("variable CARMA_MONITOR__WINDOW_S should be", "is 30.0."),
     ("", "CARMA_MONITOR__WINDOW_S=-1"): ("variable CARMA_MONITOR__WINDOW_S is -1.0", "is 30.0."),
@@ -115,6 +155,17 @@ MISTAKES = {
         "Did you mean CARMA_MONITOR__WINDOW_S?",
     ),
 }
+
+
+def test_settings_of_earlier_releases_are_read(path: Path) -> None:
+    path.write_text("[retention]\nevents_days = 3\nended_days = 9\n[monitor]\noutsider_mib = 9\n")
+    environ = {"CARMA_RETENTION__EVENTS_DAYS": "4"}
+    expected = Settings(retention=Retention(ended_days=9), monitor=Monitor(external_mib=9))
+    assert load(path, environ) == expected
+    changed = replace(expected, monitor=Monitor(external_mib=8))
+    assert load(path, environ | {"CARMA_MONITOR__OUTSIDER_MIB": "8"}) == changed
+    path.write_text("[monitor]\noutsider_mib = 9\nexternal_mib = 7\n")
+    assert load(path, {}).monitor.external_mib == 7
 
 
 @pytest.mark.parametrize(("given", "said"), MISTAKES.items())
@@ -140,7 +191,7 @@ def test_files_that_cannot_be_read(path: Path) -> None:
 def test_a_dump_says_all(path: Path) -> None:
     text = dump(Settings())
     for section in fields(Settings):
-        assert section.name in text or section.name == "policies"
+        assert section.name in text or section.name in ("policies", "plugins")
     assert "# gpus_per_user is not set" in text
     assert re.search(r"^\[monitor\]$", text, re.MULTILINE)
 

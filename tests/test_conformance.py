@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 
@@ -14,42 +14,34 @@ from carmad.config import Collocation, Limits, Profiling, Recovery, Settings
 from carmad.plugin import (
     Estimate,
     Exit,
+    History,
     Job,
     JobId,
     JobSpec,
+    Model,
     Placement,
+    Prediction,
     Reason,
     Refusal,
     Retry,
     Server,
     View,
 )
-from carmad.plugin import Policy as PolicyProtocol
-from carmad.testing import a_gpu, a_server, check_estimator, check_policy, check_recovery
-from policies import asrpt, baselines, builtin, castor, cuckoo, lucid
-from recovery import ladder
+from carmad.testing import (
+    Check,
+    a_gpu,
+    a_server,
+    check_estimator,
+    check_policy,
+    check_predictor,
+    check_recovery,
+    estimator_checks,
+    policy_checks,
+    predictor_checks,
+    recovery_checks,
+)
+from policies import builtin
 
-MakePolicy = Callable[[Settings], PolicyProtocol]
-POLICIES: dict[str, MakePolicy] = {
-    "exclusive": builtin.exclusive,
-    "rr": builtin.rr,
-    "magm": builtin.magm,
-    "lug": builtin.lug,
-    "first_fit": builtin.first_fit,
-    "best_fit": builtin.best_fit,
-    "fifo": baselines.fifo,
-    "sjf": baselines.sjf,
-    "ssf": baselines.ssf,
-    "srtf": baselines.srtf,
-    "tiresias": baselines.tiresias,
-    "qssf": baselines.qssf,
-    "sjf_ffs": baselines.sjf_ffs,
-    "horus": baselines.horus,
-    "lucid": lucid.lucid,
-    "castor": castor.castor,
-    "asrpt": asrpt.asrpt,
-    "cuckoo": cuckoo.cuckoo,
-}
 SETTINGS = {
     "default": Settings(),
     "mps": Settings(collocation=Collocation(mps=True)),
@@ -59,21 +51,55 @@ SETTINGS = {
 }
 
 
+def run(checks: Iterator[Check], subtests: pytest.Subtests) -> None:
+    for check in checks:
+        with subtests.test(check.name):
+            check()
+
+
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-@pytest.mark.parametrize("name", POLICIES)
-def test_built_in_policies(name: str, settings: Settings) -> None:
-    check_policy(POLICIES[name](settings), settings)
+@pytest.mark.parametrize("name", registry.names("policies"))
+def test_built_in_policies(name: str, settings: Settings, subtests: pytest.Subtests) -> None:
+    policy = registry.bare_policy(replace(settings, policy=name))
+    run(policy_checks(policy, settings), subtests)
 
 
-@pytest.mark.parametrize("make", [ladder.exclusive, ladder.adaptive])
-def test_built_in_recoveries(make: Callable[[Settings], ladder.Exclusive]) -> None:
-    check_recovery(make(Settings(recovery=Recovery(margin_mib=1024))))
+@pytest.mark.parametrize("name", registry.names("recoveries"))
+def test_built_in_recoveries(name: str, subtests: pytest.Subtests) -> None:
+    settings = Settings(recovery=Recovery(name=name, margin_mib=1024))
+    run(recovery_checks(registry.bare_recovery(settings)), subtests)
 
 
 @pytest.mark.parametrize("name", registry.names("estimators"))
-def test_built_in_estimators(name: str) -> None:
+def test_built_in_estimators(name: str, subtests: pytest.Subtests) -> None:
     (point,) = entry_points(group="carma.estimators", name=name)
-    check_estimator(point.load())
+    run(estimator_checks(point.load()), subtests)
+
+
+@pytest.mark.parametrize("name", registry.names("predictors"))
+def test_built_in_predictors(name: str, subtests: pytest.Subtests) -> None:
+    predictor = registry.bare_predictor(Settings(predictor=name))
+    run(predictor_checks(predictor), subtests)
+
+
+def test_a_failure_that_is_expected() -> None:
+    policy = Policy(lambda view: tuple(p if p.gpus else Placement(p.job) for p in good(view)))
+    why = {"a_job_that_waits_is_told_why": "it never says why"}
+    failed = [check.name for check in policy_checks(policy) if not passes(check)]
+    assert failed == list(why)
+    check_policy(policy, expected_failures=why)
+    with pytest.raises(AssertionError, match="told_why passes, and was expected to fail"):
+        check_policy(Policy(good), expected_failures=why)
+    with pytest.raises(ValueError, match="there is no check a_job_that_waits"):
+        check_policy(policy, expected_failures={"a_job_that_waits": "misspelt"})
+
+
+def passes(check: Check) -> bool:
+    try:
+        check()
+    except AssertionError:
+        return False
+    return True
 
 
 # -- the checks themselves: each of these plugins is wrong in one way ------------------------------
@@ -332,3 +358,34 @@ def test_an_estimator_that_believes_every_answer() -> None:
 
     with pytest.raises(AssertionError, match="does not raise: ValueError"):
         check_estimator(lambda settings, server: Believer(iter(()), server=server))
+
+
+@dataclass
+class WrongPredictor:
+    answer: Callable[[History], object]
+    name: str = "wrong"
+
+    def predict(
+        self, job: Job, history: History, models: Mapping[str, Model], now: float
+    ) -> Prediction | None:
+        return self.answer(history)  # type: ignore[return-value]
+
+
+NUMBERS = itertools.count(1)
+
+
+@pytest.mark.parametrize(
+    ("answer", "rule"),
+    [
+        (lambda history: 3.0, "None, or a Prediction"),
+        (lambda history: Prediction(-1.0, "wrong"), "of 0 s or more"),
+        (lambda history: Prediction(float("nan"), "wrong"), "of 0 s or more"),
+        (lambda history: Prediction(1.0, ""), "says whose it is"),
+        (lambda history: Prediction(next(NUMBERS), "wrong"), "same answer"),
+        (lambda history: history.by_user.of("nobody")[0], "does not raise: IndexError"),
+        (lambda history: history.by_user.add("eve", 1.0), "does not change the history"),
+    ],
+)
+def test_wrong_predictors(answer: Callable[[History], object], rule: str) -> None:
+    with pytest.raises(AssertionError, match=rule):
+        check_predictor(WrongPredictor(answer))

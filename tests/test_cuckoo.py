@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from carmad import registry
 from carmad.config import Collocation, Limits, Preconditions, Profiling, Settings
-from carmad.config import Cuckoo as Knobs
 from carmad.core.types import (
     Cause,
     Estimate,
@@ -23,14 +22,13 @@ from carmad.core.types import (
     Retry,
     StepTime,
 )
-from carmad.plugin import AskAgain, Placement, Reason, StageTimes
+from carmad.plugin import AskAgain, Reason, StageTimes
 from carmad.sim import interference as simulated
 from carmad.sim.experiment import Experiment, Physics
 from carmad.sim.hardware import Cluster, GpuKind, Node
 from carmad.sim.run import simulate
 from carmad.sim.task import Load, Task, Trace
-from carmad.testing import a_gpu, a_gpu_view, a_job, a_spec, a_view, check_policy
-from policies.cuckoo import cuckoo
+from carmad.testing import a_gpu, a_view, changed, check_policy
 from policies.cuckoo.interleaving import Asynchronous, Exclusive
 from policies.cuckoo.members import UNHEARD_S, due_at, left_s
 from policies.cuckoo.packing import best_edges, matched, taken_apart
@@ -45,72 +43,60 @@ from policies.cuckoo.planning import (
     first_slots,
     min_cost,
 )
+from policies.cuckoo.policy import cuckoo
+from policies.cuckoo.settings import CuckooSettings
 from policies.cuckoo.stages import FORWARD, Speeds, known
 from policies.cuckoo.value import ddl_values, total_values
+from tests import planning
+from tests.planning import gpu_views, half_free, placements, refused, running_on, where
 
 LOOSE = Preconditions(min_free_mib=0)
 SETTINGS = Settings(policies={"cuckoo": LOOSE})
 LOADS = (StageTimes(9.0, 0.3, 0.7),)  # two of a kind gain nothing, one of each much
 COMPUTES = (StageTimes(1.0, 3.0, 6.0),)
 NOTHING_LEFT = (StageTimes(0.0, 3.0, 7.0),)  # whoever is beside it gains little or nothing
-WISHES = ("deadline_at", "exclusive", "expected_s", "memory_mib", "nice", "requeue", "uid")
 
 
 def queued(id, left_s=100.0, wants=1, deadline=None, stages=COMPUTES, **changes):
-    """A job of known stages that will run for so long; fields of its spec may be given, too."""
-    spec = a_spec(gpus=wants, deadline_at=deadline)
-    spec = replace(spec, **{name: changes.pop(name) for name in WISHES if name in changes})
+    """A job of known stages that will run for so long."""
     told = {
-        "stages": stages,
+        "deadline_at": deadline,
+        "stage_times": stages,
         "prediction": left_s and Prediction(left_s, "history"),
         "estimate": Estimate(10_000, "trace"),
     }
-    return a_job(id, spec=spec, **{**told, **changes})
+    return planning.queued(id, wants, **{**told, **changes})
 
 
 def running(id, *gpus, left_s=1000.0, **changes):
-    ids = tuple(a_gpu(n).id for n in gpus)
-    state = {"state": JobState.RUNNING, "gpus": ids, "started_at": 0.0}
-    return queued(id, left_s, len(ids), **{**state, **changes})
+    return queued(id, left_s, len(gpus), **{**running_on(*gpus), **changes})
 
 
 def view_of(gpus, queue, *residents, settings=SETTINGS, now=0.0, kinds="a" * 16, **looks):
-    """`gpus` GPUs with these jobs on them, of kinds by letter; `looks` are changes by index."""
-    views = []
-    for n in range(gpus):
-        there = tuple(job for job in residents if a_gpu(n).id in job.gpus)
-        look = {"free_mib": 20_000} if there else {}
-        gpu = a_gpu(n, name=kinds[n])
-        look |= {"gpu": gpu, "residents": there, **looks.get(f"gpu{n}", {})}
-        views.append(a_gpu_view(n, **look))
-    policy = cuckoo(settings)
-    line = sorted(queue, key=lambda job: (not job.retry, job.spec.nice, policy.order(job), job.id))
-    return a_view(views, line, settings, now)
+    """`kinds` has a letter for each GPU. The queue is put in order."""
+    cards = [a_gpu(n, name=kinds[n]) for n in range(gpus)]
+    order = made(settings).order
+    line = sorted(queue, key=lambda job: (not job.retry, job.spec.nice, order(job), job.id))
+    return a_view(gpu_views(cards, residents, half_free, **looks), line, settings, now)
+
+
+def made(settings):
+    return cuckoo(settings, CuckooSettings(**settings.plugins.get("policies.cuckoo", {})))
 
 
 def in_turns(settings, **variant):
     """Two who compute at once take turns, as in the paper's example: none of them gains by that."""
-    made = cuckoo(settings)
-    return replace(made, **{"packer": replace(made.packer, model=Asynchronous(gpu=2.0)), **variant})
+    policy = made(settings)
+    packer = replace(policy.packer, model=Asynchronous(gpu=2.0))
+    return replace(policy, **{"packer": packer, **variant})
 
 
 def plan(view, **variant):
-    policy = in_turns(view.settings, **variant)
-    return {p.job: p for p in policy.plan(view) if isinstance(p, Placement)}
-
-
-def where(placements):
-    """GPUs by index, for each job; () for one that waits."""
-    index = {a_gpu(n).id: n for n in range(16)}
-    return {id: tuple(index[gpu] for gpu in p.gpus) for id, p in placements.items()}
+    return placements(in_turns(view.settings, **variant), view)
 
 
 def codes(reasons):
     return {reason.code: reason for reason in reasons}
-
-
-def refused(placement):
-    return {n: [r.code for r in verdict.refused] for n, verdict in enumerate(placement.verdicts)}
 
 
 # -- what a pair is worth
@@ -375,7 +361,7 @@ def test_what_a_job_has_left():
     job = running(7, 0)
     assert left_s(job, 400.0, 1000.0) == 600
     assert left_s(job, 4000.0, 1000.0) == 400, "it outlived its prediction"
-    assert left_s(replace(job, stop=Cause.CANCELLED), 400.0, 1000.0) == 0
+    assert left_s(changed(job, stop=Cause.CANCELLED), 400.0, 1000.0) == 0
 
 
 def test_when_a_job_is_due_is_the_same_in_every_plan():
@@ -390,9 +376,9 @@ def test_on_another_kind_it_takes_as_much_longer_as_its_iterations():
     stages = (StageTimes(1, 3, 6, gpu="a"), StageTimes(1, 13, 26, gpu="b"))
     job = queued(1, 100.0, deadline=150.0, stages=stages)
     found = plan(view_of(1, [job], kinds="b"))[1]
-    assert "planned_end" in codes(found.grounds), "predicted for the only kind that there is"
+    assert "planned_end" in codes(found.explanation), "predicted for the only kind that there is"
     slow = plan(view_of(2, [job], running(9, 0, exclusive=True), kinds="ab"))[1]
-    assert codes(slow.grounds)["deadline"] == Reason("deadline", 150.0, 400.0, "s")
+    assert codes(slow.explanation)["deadline"] == Reason("deadline", 150.0, 400.0, "s")
 
 
 # -- packing
@@ -407,10 +393,10 @@ def test_a_job_joins_the_one_it_is_most_efficient_with():
     residents = running(8, 0, stages=LOADS), running(9, 1)
     placement = beside(*residents)[1]
     assert where({1: placement}) == {1: (1,)}
-    reason = codes(placement.grounds)["packed"]
+    reason = codes(placement.explanation)["packed"]
     assert (reason.detail, reason.need) == ("job 9", 1.0) and reason.have > 1.5
-    assert "close_deadlines" not in codes(placement.grounds), "neither has one"
-    assert codes(placement.grounds)["predicted"].have == 100
+    assert "close_deadlines" not in codes(placement.explanation), "neither has one"
+    assert codes(placement.explanation)["predicted"].have == 100
 
 
 def test_of_two_it_joins_the_one_that_has_time_for_it():
@@ -420,7 +406,7 @@ def test_of_two_it_joins_the_one_that_has_time_for_it():
         residents = running(8, 0, stages=LOADS, deadline=deadline), running(9, 1)
         placement = beside(*residents, queue=[queued(1, stages=mixed, deadline=2100.0)])[1]
         assert where({1: placement}) == {1: (found,)}
-        close = codes(placement.grounds)["close_deadlines"]
+        close = codes(placement.explanation)["close_deadlines"]
         assert close.have == (0.0 if found else pytest.approx(2000 / 2100))
 
 
@@ -533,9 +519,9 @@ def test_of_a_pair_in_line_the_one_with_the_earlier_deadline_starts_and_the_othe
     jobs = [queued(1, stages=LOADS, deadline=5000.0), queued(2, deadline=4000.0)]
     first = plan(view_of(1, jobs))
     assert where(first) == {2: (0,), 1: ()}
-    assert codes(first[2].grounds)["packed"].detail == "job 1"
+    assert codes(first[2].explanation)["packed"].detail == "job 1"
     assert codes(first[1].reasons)["partner"].detail == "job 2"
-    fresh = replace(jobs[1], state=JobState.STARTING, gpus=(a_gpu(0).id,), started_at=0.0)
+    fresh = changed(jobs[1], state=JobState.STARTING, gpus=(a_gpu(0).id,), started_at=0.0)
     settling = Reason("settling", 30, 10, "s", "job 2")
     then = view_of(1, jobs[:1], fresh, now=10.0, gpu0={"settling": settling})
     waits = plan(then)[1]
@@ -553,9 +539,9 @@ def test_close_deadlines_weigh_as_much_as_the_admin_wants():
         queued(3, stages=mixed, deadline=5000.0),
     ]
     for weight, partner in ((1.0, "job 2"), (0.6, "job 3")):
-        settings = replace(SETTINGS, cuckoo=Knobs(weight))
+        settings = replace(SETTINGS, plugins={"policies.cuckoo": {"weight": weight}})
         placements = plan(view_of(1, jobs, settings=settings))
-        told = (*placements[1].grounds, *placements[1].reasons)
+        told = (*placements[1].explanation, *placements[1].reasons)
         assert codes(told)["packed"].detail == partner
 
 
@@ -636,7 +622,7 @@ def test_a_deadline_goes_before_a_longer_wait():
     view = view_of(1, jobs, settings=replace(SETTINGS, collocation=Collocation(max_jobs_per_gpu=1)))
     assert where(plan(view)) == {2: (0,), 1: ()}
     assert where(plan(view, planner=first_in_first_out)) == {2: (), 1: (0,)}
-    kept = codes(plan(view)[2].grounds)
+    kept = codes(plan(view)[2].explanation)
     assert kept["planned_end"] == Reason("planned_end", 600.0, 500.0, "s")
     lost = codes(plan(view, planner=first_in_first_out)[2].reasons)
     assert lost["deadline"] == Reason("deadline", 600.0, 1000.0, "s")
@@ -654,9 +640,9 @@ def test_a_wait_is_until_the_predicted_end_of_those_who_are_there():
 def test_it_asks_to_be_asked_when_a_job_should_have_ended():
     view = view_of(2, [queued(1)], running(8, 0, exclusive=True), running(9, 1, left_s=700.0))
     view = replace(view, queue=(queued(1, exclusive=True),))
-    assert [p.at for p in cuckoo(SETTINGS).plan(view) if isinstance(p, AskAgain)] == [700.0]
+    assert [p.at for p in made(SETTINGS).plan(view) if isinstance(p, AskAgain)] == [700.0]
     idle = view_of(1, [queued(1)])
-    assert not any(isinstance(p, AskAgain) for p in cuckoo(SETTINGS).plan(idle))
+    assert not any(isinstance(p, AskAgain) for p in made(SETTINGS).plan(idle))
 
 
 def test_a_large_job_s_gpus_are_kept_for_it_but_for_who_is_done_in_time():
@@ -725,7 +711,7 @@ NEW = {"stages": (), "profile": None}
 def test_an_unknown_job_is_profiled_where_it_stays_and_one_that_was_told_of_is_not():
     placement = plan(view_of(1, [queued(1, **NEW)], now=50.0))[1]
     assert placement.profiling == ProfilingRun(250.0, evict=False)
-    assert placement.grounds[-1] == Reason("profiled_there", 200.0, unit="s")
+    assert placement.explanation[-1] == Reason("profiled_there", 200.0, unit="s")
     assert plan(view_of(1, [queued(1)]))[1].profiling is None
     settings = replace(SETTINGS, profiling=Profiling(largest=1))
     wide = plan(view_of(2, [queued(1, wants=2, **NEW)], settings=settings))[1]
@@ -781,11 +767,11 @@ def test_muri_s_model_and_jobs_kept_in_step():
     short = (StageTimes(0.9, 0.03, 0.07),)
     view = view_of(1, [queued(1, stages=short)], running(9, 0, left_s=9000.0))
     packer = in_turns(SETTINGS).packer
-    free = codes(plan(view)[1].grounds)["packed"].have
-    in_step = codes(plan(view, packer=replace(packer, in_step=True))[1].grounds)["packed"].have
+    free = codes(plan(view)[1].explanation)["packed"].have
+    in_step = codes(plan(view, packer=replace(packer, in_step=True))[1].explanation)["packed"].have
     assert in_step == pytest.approx(11 / 10.9) and free > 1.5
     muri = replace(packer, model=Exclusive(), in_step=True)
-    assert codes(plan(view, packer=muri)[1].grounds)["packed"].have == pytest.approx(11 / 10.1)
+    assert codes(plan(view, packer=muri)[1].explanation)["packed"].have == pytest.approx(11 / 10.1)
 
 
 # -- as a plugin
@@ -802,9 +788,9 @@ def test_muri_s_model_and_jobs_kept_in_step():
     ],
 )
 def test_it_is_a_sound_policy(settings):
-    check_policy(cuckoo(settings), settings)
+    check_policy(made(settings), settings)
     for planner in (first_in_first_out, earliest_deadline_first):
-        check_policy(replace(cuckoo(settings), planner=planner), settings, views=50)
+        check_policy(replace(made(settings), planner=planner), settings, views=50)
 
 
 # -- in the simulator

@@ -8,16 +8,18 @@ from math import isclose
 import pytest
 
 from benchmarks.cuckoo import pairs, truth
-from benchmarks.cuckoo.page import page
+from benchmarks.cuckoo.page import report
 from benchmarks.cuckoo.paper import PREDICTED, TABLES
 from benchmarks.cuckoo.runs import ALL, HEADLINE, Case, Result, Variant, cases, run
 from benchmarks.cuckoo.timing import Pruned, Taken
-from benchmarks.cuckoo.workload import DATA, GPUS, KINDS_THERE, alone_s, load, trace
+from benchmarks.cuckoo.workload import GPUS, KINDS_THERE, alone_s, load, trace
+from benchmarks.harness.data import DATA
 from carmad.config import Settings
 from carmad.core.types import Mode, StageTimes
 from carmad.sim.hardware import parse
 from policies.cuckoo.interleaving import Asynchronous, Phases
 from policies.cuckoo.policy import cuckoo
+from policies.cuckoo.settings import CuckooSettings
 
 needs_data = pytest.mark.skipif(not DATA.exists(), reason="needs ../shared/data")
 
@@ -101,7 +103,7 @@ def test_lambda_is_found_and_judged_on_models_that_were_not_seen() -> None:
 def test_every_row_of_the_paper_is_a_variant_that_can_be_made() -> None:
     named = {what for rows in TABLES.values() for what in rows} | set(PREDICTED)
     assert named <= set(ALL)
-    policy = cuckoo(Settings(policy="cuckoo"))
+    policy = cuckoo(Settings(policy="cuckoo"), CuckooSettings())
     for variant in ALL.values():
         assert (variant.of(policy) is policy) is False
     assert Variant({"weight": 0.2}).of(policy).packer.weight == 0.2
@@ -140,7 +142,8 @@ def test_the_page_tells_of_every_run_and_how_far_it_is_from_the_paper() -> None:
     results = [_result(case) for case in cases()]
     found = [pairs.Found("Lucid", model, 10, 1.5, 0.2, None, 0.3) for model in pairs.MODELS]
     taken = [Taken("8xA100-80GB", 100, 3, 10.0, 301.0)]
-    text = page(results, found, taken, [Pruned(100, 400, 4950, 0.001, 0.1, 2.0)], {"date": "today"})
+    pruned = [Pruned(100, 400, 4950, 0.001, 0.1, 2.0)]
+    text = report(results, found, taken, pruned).page({"date": "today"})
     for what in ALL:
         assert what.removeprefix("w = ") in text
     assert "| MISSED |" in text

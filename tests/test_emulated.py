@@ -20,7 +20,7 @@ from carmad.errors import CarmaError
 from carmad.gpu import card as card_module
 from carmad.gpu.card import DRAM_CONTENTION, SUFFIX, Card, CardLost, OutOfMemory
 from carmad.gpu.emulated import EmulatedSource, create
-from carmad.sim.catalogue import utilization
+from carmad.gpu.source import utilization
 from cli.demo_trace import argv, demo_trace
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -370,10 +370,10 @@ def test_an_array_runs_as_many_at_once_as_it_may(daemon: Carmad) -> None:
 
 def test_a_job_finds_its_daemon_and_tells_of_its_stages(daemon: Carmad) -> None:
     carma = f"{sys.executable} -c 'from cli.main import main; main()'"
-    told = f"cd {ROOT} && {carma} report 0.2 --load 10ms --forward 40ms --backward 90ms"
+    told = f"cd {ROOT} && {carma} report-step 0.2 --load 10ms --forward 40ms --backward 90ms"
     id = daemon.sh(told)
     assert daemon.ended(id)["exit"]["code"] == 0
-    (stages,) = daemon.job(id)["stages"]
+    (stages,) = daemon.job(id)["stage_times"]
     assert (stages["forward_s"], stages["gpu"]) == (0.04, "Emulated A100-SXM4-40GB")
 
 
@@ -420,6 +420,19 @@ def test_logs_are_followed_to_the_end(daemon: Carmad) -> None:
     id = daemon.carma("submit", "--parsable", "--error", "%j.err", "--wrap", script).strip()
     assert daemon.carma("logs", "-f", id).splitlines()[-2:] == ["one", "two"]
     assert daemon.carma("logs", "--stderr", "last") == "oops\n"
+
+
+def test_logs_show_one_job_and_old_text_decides_nothing(daemon: Carmad) -> None:
+    """Of two jobs with one log, the first has run out of memory."""
+    oom = daemon.sh("echo torch.OutOfMemoryError: CUDA out of memory. >&2; exit 1", stdout="log")
+    assert daemon.ended(oom)["exit"]["cause"] == "gpu_oom"
+    id = daemon.sh("echo ModuleNotFoundError; exit 1", stdout="log")
+    assert daemon.ended(id)["exit"]["cause"] == "failure"
+    title, said = daemon.carma("logs", str(id)).splitlines()
+    assert title.startswith(f"=== carma job {id}, attempt 1, ")
+    assert said == daemon.job(id)["exit"]["evidence"] == "ModuleNotFoundError"
+    assert "OutOfMemory" in daemon.carma("logs", str(oom))
+    assert "ModuleNotFound" not in daemon.carma("logs", str(oom))
 
 
 def test_gpus_are_drained_and_resumed_across_restarts(daemon: Carmad) -> None:

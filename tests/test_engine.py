@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from carmad.config import Settings
+from carmad.core import endings
 from carmad.core.messages import (
     CancelRequested,
     Discovered,
@@ -22,14 +23,17 @@ from carmad.core.messages import (
     Tick,
 )
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import Cause, Exit, GpuSample, JobId, JobState
+from carmad.core.types import Cause, Exit, GpuSample, JobId, JobState, ProcessUse
+from carmad.engine import engine
 from carmad.engine.clock import Clock
 from carmad.engine.engine import Engine
 from carmad.engine.inbox import Delivery, Inbox
+from carmad.loop import Follower
 from carmad.store.sql import SqlStore, StoreFull
 from carmad.testing import a_gpu, a_job, a_spec
 from policies import builtin
 from recovery import ladder
+from tests.attempts import until
 
 GPU = a_gpu()
 
@@ -75,6 +79,11 @@ class FullStore:
         return self.store.restore()
 
 
+class Steps(Follower):
+    def __init__(self, steps):
+        self.committed = steps.append
+
+
 class Daemon:
     def __init__(self, path):
         settings = Settings()
@@ -84,7 +93,7 @@ class Daemon:
         self.scheduler = Scheduler(settings, builtin.magm(settings), ladder.exclusive(settings))
         self.steps = []
         self.engine = Engine(
-            self.inbox, self.scheduler, self.store, self.world, self.steps.append, lambda: None
+            self.inbox, self.scheduler, self.store, self.world, (Steps(self.steps),)
         )
         self.thread = threading.Thread(target=self.engine.run)
         self.inbox.post(Discovered(0.0, (GPU,)))
@@ -288,22 +297,50 @@ def test_one_bad_delivery_does_not_spoil_its_batch(daemon, caplog):
 
 def test_an_end_that_the_core_stumbles_over_is_a_failure(daemon, monkeypatch, caplog):
     id = daemon.start()
-    monkeypatch.setattr(daemon.scheduler, "_retried", lambda *_: 1 / 0)
+    monkeypatch.setattr(endings, "_retried", lambda *_: 1 / 0)
     daemon.inbox.post(Exited(2.0, id, 1, Exit(Cause.GPU_OOM, 3, evidence="odd")))
     daemon.await_state(id, JobState.FAILED)
     assert daemon.store.store.job(id).exit == Exit(Cause.FAILURE, 3)
     assert caplog.text.count("dropped news") == 1
 
 
-def test_an_end_that_cannot_be_handled_at_all_is_not_tried_for_ever(daemon, monkeypatch, caplog):
+def test_an_end_that_cannot_be_handled_is_tried_until_it_can(daemon, monkeypatch, caplog):
     id = daemon.start()
+    monkeypatch.setattr(engine, "RETRY_END_S", math.inf)
     with monkeypatch.context() as broken:
         broken.setattr(daemon.scheduler, "_on_exited", lambda event: 1 / 0)
         daemon.inbox.post(Exited(2.0, id, 1, Exit(Cause.GPU_OOM, 3)))
         settle(daemon)
         settle(daemon)
-    assert caplog.text.count("dropped news") == 2
+    assert caplog.text.count("cannot handle the end") == 1  # not at every turn
     assert daemon.engine._kept == []
+    assert daemon.state(id) is JobState.STARTING
+    daemon.engine._stuck_until = 0.0
+    daemon.await_state(id, JobState.FAILED)
+
+
+def test_what_was_measured_is_saved_when_the_daemon_stops(daemon):
+    """A little more than was saved already: nothing else is a reason to save it."""
+    id = daemon.start()
+    job = daemon.inbox.ask(lambda core: core.jobs[id]).result(10)
+    for at, mib, mj in ((2.0, 1000, 0), (3.0, 1001, 7000)):
+        use = ProcessUse(77, mib, 0.5, job=id)
+        sample = GpuSample(job.gpus[0], at, mib, 40_000, energy_mj=mj, processes=(use,))
+        daemon.inbox.post(Sampled(at, (sample,)))
+    settle(daemon)
+    daemon.inbox.close()
+    daemon.thread.join(10)
+    (saved,) = daemon.store.store.restore().jobs
+    assert (saved.usage.peak_mib, saved.usage.energy_j) == (1001, 7.0)
+
+
+def test_time_passes_though_nobody_has_news(daemon):
+    """As when the driver hangs, and with it the monitor: time limits hold all the same."""
+    id = daemon.start(time_limit_s=60.0)
+    until(lambda: daemon.world.stopped, "the job to be stopped")
+    assert daemon.world.stopped[0] == (id, 1, Cause.TIME_LIMIT)
+    ticks = [event for step in daemon.steps for event in step.events if isinstance(event, Tick)]
+    assert ticks and daemon.state(id) is JobState.STOPPING
 
 
 def test_a_question_that_fails_is_answered_with_its_error(daemon):

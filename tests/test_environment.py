@@ -18,6 +18,7 @@ from carmad.attempt.environment import (
     scrub,
 )
 from carmad.core.types import ArrayTask, Estimate, GpuId, Job, JobId, Mode, Retry
+from carmad.testing import changed
 from tests.attempts import ME, Bench, make_job
 
 GPUS = (GpuId("GPU-aaa"), GpuId("GPU-bbb"))
@@ -88,8 +89,9 @@ def test_without_mps_no_server_is_found() -> None:
     assert not Path(NO_MPS).exists()
 
 
-def test_under_mps_the_estimate_limits_each_visible_gpu() -> None:
-    placed = replace(job(), mode=Mode.MPS, estimate=Estimate(900, "test", high=1000))
+def test_under_mps_the_owner_s_word_limits_each_visible_gpu() -> None:
+    word = Estimate(900, "declared", high=1000, firm=True)
+    placed = changed(job(), mode=Mode.MPS, estimate=word)
     pipe, logs = Path("/run/carma/mps/0"), Path("/var/log/mps")
     env = job_environment(placed, GPUS, mps_pipe=pipe, mps_log=logs)
     assert env["CUDA_MPS_PIPE_DIRECTORY"] == str(pipe)
@@ -101,6 +103,13 @@ def test_under_mps_the_estimate_limits_each_visible_gpu() -> None:
     assert env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "GPU-aaa=1500M"
 
 
+def test_a_guess_limits_nobody() -> None:
+    guessed = changed(job(), mode=Mode.MPS, estimate=Estimate(900, "horus"))
+    env = job_environment(guessed, GPUS, mps_pipe=Path("/run/mps"))
+    assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT" not in env
+    assert env["CARMA_GPU_MEM_MB"] == "900", "it may still be told"
+
+
 def test_without_an_estimate_there_is_no_limit() -> None:
     env = job_environment(job(), GPUS, mps_pipe=Path("/run/mps"))
     assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT" not in env
@@ -108,9 +117,9 @@ def test_without_an_estimate_there_is_no_limit() -> None:
 
 
 def test_a_job_that_may_be_split_is_told_its_part() -> None:
-    estimate = Estimate(900, "test", high=1000, batch_mib=800)
-    whole = replace(job(batch_size=64), mode=Mode.MPS, estimate=estimate)
-    split = replace(whole, accumulation=4)
+    estimate = Estimate(900, "test", high=1000, batch_mib=800, firm=True)
+    whole = changed(job(batch_size=64), mode=Mode.MPS, estimate=estimate)
+    split = changed(whole, accumulation=4)
     for placed, steps, part, mib, limit in (
         (whole, "1", "64", 900, 1000),
         (split, "4", "16", 300, 400),
@@ -133,9 +142,9 @@ def test_frameworks_share_unless_the_job_is_alone_or_the_user_has_chosen() -> No
         env = job_environment(found, GPUS)
         return env.get("XLA_PYTHON_CLIENT_PREALLOCATE"), env.get("TF_FORCE_GPU_ALLOW_GROWTH")
 
-    assert chosen(replace(job(), mode=Mode.STREAMS)) == ("false", "true")
-    assert chosen(replace(job(), mode=Mode.EXCLUSIVE)) == (None, None)
-    assert chosen(replace(job(), mode=Mode.MIG)) == (None, None)
+    assert chosen(changed(job(), mode=Mode.STREAMS)) == ("false", "true")
+    assert chosen(changed(job(), mode=Mode.EXCLUSIVE)) == (None, None)
+    assert chosen(changed(job(), mode=Mode.MIG)) == (None, None)
     assert chosen(job(exclusive=True)) == (None, None)
     own = job(env=(("XLA_PYTHON_CLIENT_MEM_FRACTION", ".3"), ("TF_FORCE_GPU_ALLOW_GROWTH", "0")))
     assert chosen(own) == (None, "0")
@@ -208,7 +217,7 @@ def test_without_conda_the_command_is_the_users_own() -> None:
 
 def test_the_part_of_the_batch_in_the_command() -> None:
     argv = ("train", "--batch={batch_size}", "{batch_size}x{batch_size}", "{other} {}")
-    split = replace(make_job(Path("/work"), *argv, batch_size=48), accumulation=4)
+    split = changed(make_job(Path("/work"), *argv, batch_size=48), accumulation=4)
     assert command(split) == ("train", "--batch=12", "12x12", "{other} {}")
     in_conda = replace(split, spec=replace(split.spec, conda_env="ml"))
     assert command(in_conda)[-4:] == command(split)

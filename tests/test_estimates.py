@@ -7,17 +7,28 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
 from carmad import registry
 from carmad.config import Settings
+from carmad.core.layout import Layout, Stage
 from carmad.core.ports import Server
-from carmad.core.types import ArrayTask, Estimate, JobId, JobSpec, Refusal
+from carmad.core.types import (
+    After,
+    ArrayTask,
+    Estimate,
+    JobId,
+    JobSpec,
+    Refusal,
+    StageTimes,
+    WarnSignal,
+)
 from carmad.errors import CarmaError
 from carmad.learned import estimates as module
 from carmad.learned.estimates import Answer, Estimates, ask, guesses
+from carmad.options import OPTIONS, Option
 from carmad.testing import a_job, a_server, a_spec
 
 
@@ -92,6 +103,41 @@ def test_what_may_need_other_memory_is_asked_anew(asked: Asked, other: dict[str,
     asked.put(2, **other)  # type: ignore[arg-type]
     until(lambda: len(asked.told) == 2)
     assert len(asked.specs) == 2
+
+
+def changed(option: Option) -> object:
+    """A value that is not the default."""
+    parts = {
+        "after": (After(JobId(7)),),
+        "array": ArrayTask(JobId(1), 3),
+        "layout": Layout((Stage(),)),
+        "stage_times": (StageTimes(0.1, 0.2, 0.3),),
+        "warn": WarnSignal(12, 60.0),
+    }
+    if isinstance(option.default, bool):
+        return not option.default
+    number = {"_s": 60.0, "_at": 60.0, "_mib": 4096, "gpus": 2, "batch_size": 2, "nice": 2}
+    numbers = (value for end, value in number.items() if option.name.endswith(end))
+    return parts.get(option.name) or next(numbers, "x")
+
+
+@pytest.mark.parametrize("name", sorted({field.name for field in fields(JobSpec)} & {*OPTIONS}))
+def test_a_sweep_over_an_option_asks_once_unless_it_changes_the_memory(
+    asked: Asked, name: str
+) -> None:
+    asked.go_on.set()
+    asked.put(1)
+    asked.put(2, **{name: changed(OPTIONS[name])})
+    until(lambda: len(asked.told) == 2)
+    assert len(asked.specs) == (2 if OPTIONS[name].memory else 1)
+
+
+def test_jobs_with_unlike_deadlines_are_traced_once(asked: Asked) -> None:
+    asked.go_on.set()
+    for id in range(1, 6):
+        asked.put(id, deadline_at=1000.0 * id)
+    until(lambda: len(asked.told) == 5)
+    assert len(asked.specs) == 1
 
 
 def test_an_answer_ages(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:

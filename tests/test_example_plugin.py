@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "carma-policy-example"
 
-PROGRAM = """
+FOUND = """
 from carmad import registry
 from carmad.config import Settings
 from carmad.core.messages import Discovered, Estimated, Launch, Sampled, Submitted
@@ -42,6 +42,50 @@ for job in (1, 2):
 assert launched == [(gpus[0].id,), (gpus[1].id,)], launched
 """
 
+SETTINGS = """
+import sys
+from pathlib import Path
+from carmad import configfile, registry
+from carmad.api.phrases import phrase, short
+from carmad.config import Settings
+from carmad.core.decision import Reason
+from carmad.errors import CarmaError
+
+def refused(read, *words):
+    try:
+        read()
+    except CarmaError as error:
+        assert all(word in str(error) + error.hint for word in words), (str(error), error.hint)
+    else:
+        raise AssertionError(words)
+
+file = Path("carma.toml")
+table = "[policies.least_jobs]\\nmost_jobs = 2\\nmin_free_mib = 7\\n"
+file.write_text(f"policy = 'least_jobs'\\n{table}")
+settings = configfile.load(file, {})
+made = registry.bare_policy(settings)
+assert (made.most_jobs, made.min_free_mib) == (2, 7)
+assert "[policies.least_jobs]\\nmin_free_mib = 7\\n" in configfile.dump(settings)
+assert "\\nmost_jobs = 2\\n" in configfile.dump(settings)
+assert "\\n[policies.least_jobs]\\nmost_jobs = 4\\n" in configfile.dump(Settings())
+
+environ = {"CARMA_POLICIES__LEAST_JOBS__MOST_JOBS": "3"}
+assert registry.bare_policy(configfile.load(file, environ)).most_jobs == 3
+tuned = configfile.changed(settings, ["policies.least_jobs.most_jobs=5"])
+assert registry.bare_policy(tuned).most_jobs == 5
+
+file.write_text("[policies.least_jobs]\\nmost_jobs = '2'\\n")
+refused(lambda: configfile.load(file, {}), "most_jobs should be a valid integer", "default is 4")
+file.write_text("[policies.least_jobs]\\nmost_job = 2\\n")
+refused(lambda: configfile.load(file, {}), "is not a setting", "policies.least_jobs.most_jobs?")
+few = "policies.least_jobs.most_jobs=few"
+refused(lambda: configfile.changed(settings, [few]), "--set", "valid integer")
+
+crowded = Reason("crowded", 4, 5, "jobs")
+assert phrase(crowded) == "has 5 jobs, and least_jobs allows 4"
+assert short(crowded, "GPU1") == "Crowded: GPU1"
+"""
+
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -53,9 +97,10 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-def test_it_is_found_passes_the_checks_and_places_jobs(target: Path) -> None:
+@pytest.mark.parametrize("program", [FOUND, SETTINGS], ids=["plugin", "settings and reasons"])
+def test_it_is_found_and_works(target: Path, tmp_path: Path, program: str) -> None:
     env = {**os.environ, "PYTHONPATH": f"{target}{os.pathsep}{ROOT}"}
-    subprocess.run([sys.executable, "-c", PROGRAM], env=env, cwd=target, check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", program], env=env, cwd=tmp_path, check=True, timeout=120)
 
 
 def test_it_imports_nothing_but_carmad_plugin(target: Path) -> None:

@@ -17,7 +17,7 @@ from carmad.core.types import Cause, Estimate, Exit, Gpu, Job, JobState, Usage
 from carmad.learned import experience as module
 from carmad.learned.experience import JOBS_PER_USER, Experience, driver_version
 from carmad.store.sql import SqlStore
-from carmad.testing import a_gpu, a_job, a_run, a_spec
+from carmad.testing import a_gpu, a_job, a_run, a_spec, changed
 
 SETTINGS = Settings(monitor=Monitor(period_s=1.0))
 UID = a_spec().uid
@@ -35,7 +35,7 @@ def a_past_job(id: int = 1, peak_mib: int = 8_000, **changes: object) -> Job:
         usage=Usage(peak_mib=peak_mib),
         estimate=Estimate(7_000, "trace", notes=("n=7",)),
     )
-    return replace(ended, **changes)  # type: ignore[arg-type]
+    return changed(ended, **changes)  # type: ignore[arg-type]
 
 
 def a_step(*jobs: Job, gpus: tuple[Gpu, ...] | None = None) -> Step:
@@ -47,7 +47,7 @@ def test_a_job_that_ended_well_teaches() -> None:
     experience = Experience(SETTINGS)
     experience.committed(a_step(gpus=(a_gpu(0), a_gpu(1))))
     job = a_past_job()
-    running = replace(job, state=JobState.RUNNING, ended_at=None)
+    running = changed(job, state=JobState.RUNNING, ended_at=None)
     experience.committed(a_step(running, job))
     (run,) = experience.server().runs(UID)
     assert list(experience.server().users()) == [UID]

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from carmad import configfile, guards
+from carmad import configfile, guards, registry
 from carmad.config import Settings
 from carmad.core import deciders
 from carmad.core.decision import Placement
@@ -84,9 +84,9 @@ def served(fake: Fake, fallback: bool = True, timeout_s: float = LONG, **more: o
 
 
 def story(server: Server, id: int) -> tuple[str, list[str], list[str]]:
-    decision = server.scheduler.decisions[id]
-    reasons, grounds = decision.placement.reasons, decision.placement.grounds
-    return decision.policy, [r.code for r in reasons], [r.code for r in grounds]
+    decision = server.scene.decisions[id]
+    reasons, explanation = decision.placement.reasons, decision.placement.explanation
+    return decision.policy, [r.code for r in reasons], [r.code for r in explanation]
 
 
 BROKEN = [oops, lambda: 42, lambda: [42], lambda: [Placement("1")]]
@@ -134,11 +134,11 @@ def test_the_policy_takes_over_again_with_its_own_order() -> None:
     first = server.submit()
     fake.act = oops
     waiting = [server.submit(), server.submit()]
-    assert [job.id for job in server.scheduler.line()] == waiting, "magm's line: by arrival"
+    assert [job.id for job in server.scene.line] == waiting, "magm's line: by arrival"
     assert story(server, waiting[0])[0] == "magm"
     fake.act = lambda: None
     server.pass_time(deciders.FIRST_TRY_S + 1)
-    assert [job.id for job in server.scheduler.line()] == waiting[::-1], "the newest first"
+    assert [job.id for job in server.scene.line] == waiting[::-1], "the newest first"
     assert server.scheduler.acting.name == "fake"
     server.exit(first)
     assert server.job(waiting[1]).state is JobState.STARTING
@@ -152,10 +152,10 @@ def test_a_place_in_line_that_could_not_be_said_is_asked_for_again() -> None:
     older = server.submit()
     fake.act = oops
     newer = server.submit()
-    assert [job.id for job in server.scheduler.line()] == [older, newer]
+    assert [job.id for job in server.scene.line] == [older, newer]
     fake.act = lambda: None
     server.pass_time(1)
-    assert [job.id for job in server.scheduler.line()] == [newer, older]
+    assert [job.id for job in server.scene.line] == [newer, older]
     server.exit(first)
 
 
@@ -273,14 +273,14 @@ def test_doctor_fails_until_it_answers() -> None:
 
     def said() -> list[tuple[bool | None, str]]:
         found = doctor._deciding(settings, [policy.trouble] if policy.trouble else [])
-        return [(check["ok"], check["name"]) for check in found]
+        return [(check["ok"], check["name"]) for check in found if "policy" in check["name"]]
 
     server.submit()
     assert said() == [(True, "policy")]
     fake.act = oops
     server.submit()
     assert said() == [(False, "policy fake")]
-    (check,) = doctor._deciding(settings, [policy.trouble])
+    (*_, check) = doctor._deciding(settings, [policy.trouble])
     assert "KeyError('x')" in check["detail"] and "no job is started" in check["detail"]
     assert "policy_fallback" in check["hint"] and "restart" in check["hint"]
     fake.act = lambda: None
@@ -291,9 +291,20 @@ def test_doctor_fails_until_it_answers() -> None:
 def test_a_trouble_with_another_plugin_leaves_the_policy_well() -> None:
     trouble = Trouble("predictor x", "KeyError()", 0.0, 1.0, 3, "jobs are unpredicted")
     settings = Settings(policy_fallback="rr")
-    policy, predictor = doctor._deciding(settings, [trouble])
+    policy, recovery, predictor = doctor._deciding(settings, [trouble])
     assert (policy["ok"], policy["detail"]) == (True, "magm decides; rr would if it failed")
+    assert (recovery["ok"], recovery["name"]) == (True, "recovery")
     assert predictor["ok"] is False and "policy_fallback" not in predictor["hint"]
+
+
+def test_doctor_names_everything_that_the_core_asks_and_counts_what_is_installed() -> None:
+    found = {check["name"]: check["detail"] for check in doctor._deciding(Settings(), [])}
+    assert found.keys() == {"policy", "predictor", "recovery"}
+    assert found["predictor"] == "history says how long jobs take"
+    installed = doctor._plugins()
+    assert installed["ok"] is True
+    for kind in registry.KINDS:
+        assert f"{len(registry.names(kind))} {kind}" in installed["detail"]
 
 
 def test_a_fallback_is_another_policy() -> None:

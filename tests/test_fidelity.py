@@ -7,9 +7,17 @@ from statistics import fmean
 
 import pytest
 
-from benchmarks import fidelity
-from benchmarks.fidelity import Comparison, EmulatedCard
-from benchmarks.fidelity_daemon import PLAIN, SHORT_S, TOO_LARGE, Overheads, overheads, profile
+from benchmarks.simulator import fidelity
+from benchmarks.simulator.emulation import (
+    PLAIN,
+    SHORT_S,
+    TOO_LARGE,
+    EmulatedCard,
+    Overheads,
+    overheads,
+    profile,
+)
+from benchmarks.simulator.fidelity import Comparison
 from carmad.core.types import Cause, Mode
 from carmad.gpu import emulated_job
 from carmad.sim.metrics import figures

@@ -31,7 +31,9 @@ from tests.test_models_shown import plain
 
 pytest.importorskip("sklearn", reason="training needs carma[policies]")
 
-from benchmarks import asrpt_layouts, asrpt_prediction, asrpt_workload
+from benchmarks.asrpt import layouts as asrpt_layouts
+from benchmarks.asrpt import prediction as asrpt_prediction
+from benchmarks.asrpt import workload as asrpt_workload
 from carmad.learning import forest
 
 TABLE = Lookup("seconds", "a test", {"ada's": 50.0}, 3, 1e9, (("median error (s)", 2.0),))
@@ -285,7 +287,7 @@ def test_the_simulator_tells_groups_as_the_benchmark_does(monkeypatch: pytest.Mo
 def test_the_page_is_of_the_numbers() -> None:
     jobs = asrpt_workload.whole(jobs=3_000)
     found = asrpt_prediction.compared(jobs, asrpt_prediction.taught(jobs))
-    page = asrpt_prediction.page({"date": "today"}, found, [], [], [])
+    page = asrpt_prediction.report(found, [], [], [], []).page({"date": "today"})
     by_name = {each.learner: each for each in found}
     assert set(by_name) == {"forest", "mean", "median"}
     assert f"{by_name['median'].right:.1%}".replace("%", " %") in page

@@ -13,11 +13,12 @@ import pytest
 
 from carmad.config import Retention
 from carmad.core.messages import Step, Tick
-from carmad.core.types import Job, JobId, JobSpec, JobState
+from carmad.core.types import JobSpec, JobState
 from carmad.daemon import housekeeping
 from carmad.daemon.housekeeping import Housekeeping, remove_attempts, shorten_logs
 from carmad.errors import CarmaError
 from carmad.store.sql import SqlStore
+from carmad.testing import a_job
 
 SPEC = JobSpec(argv=("true",), user="ada", uid=1000, gid=1000, cwd="/", name="true")
 LONG_AGO = 1_000_000.0
@@ -26,8 +27,8 @@ LONG_AGO = 1_000_000.0
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[SqlStore]:
     opened = SqlStore.open(tmp_path / "carma.db")
-    live = Job(JobId(1), SPEC, JobState.RUNNING, LONG_AGO, attempt=2)
-    ended = Job(JobId(2), SPEC, JobState.SUCCEEDED, LONG_AGO, attempt=1, ended_at=LONG_AGO)
+    live = a_job(1, spec=SPEC, state=JobState.RUNNING, attempt=2)
+    ended = a_job(2, spec=SPEC, state=JobState.SUCCEEDED, attempt=1, ended_at=LONG_AGO)
     opened.commit(Step((Tick(LONG_AGO),), (live, ended), (), ()))
     yield opened
     opened.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import logging
 import stat
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, tzinfo
 from pathlib import Path
@@ -12,7 +13,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from pydantic_core import to_json, to_jsonable_python
 
+from carmad import registry
 from carmad.config import Monitor, Settings
 from carmad.core.messages import (
     Action,
@@ -29,11 +32,12 @@ from carmad.core.messages import (
 )
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import Estimate, GpuSample, JobId, JobState
-from carmad.daemon.main import _committed, _flush
+from carmad.daemon.main import _flush
 from carmad.daemon.rollup import Rollup
 from carmad.engine.clock import Clock
 from carmad.engine.engine import Engine
 from carmad.engine.inbox import Inbox
+from carmad.loop import Follower
 from carmad.sim.shadow import reproduce
 from carmad.store import journal
 from carmad.store.journal import Begin, Journal
@@ -65,6 +69,18 @@ def test_every_segment_alone_leads_to_the_same_decisions(
     assert [each.first for each in found] == [None] * len(found)
     assert sum(each.steps for each in found) == len(server.decided)
     assert sum(each.decisions for each in found) == sum(server.decided) > 150
+
+
+def test_settings_of_0_1_0_are_where_they_are_now(tmp_path: Path) -> None:
+    begin = to_jsonable_python(Begin("0.1.0", Settings(policy="lucid"), (), (), ()))
+    del begin["settings"]["plugins"]
+    begin["settings"] |= {"lucid": {"sharing_capacity": 1}, "cuckoo": {"weight": 0.6}}
+    path = tmp_path / "0.journal"
+    path.write_bytes(gzip.compress(to_json(begin) + b"\n"))
+    found, _ = journal.read(path)
+    assert found.settings.policy == "lucid"
+    assert found.settings.plugins["policies.lucid"] == {"sharing_capacity": 1}
+    assert registry.bare_policy(found.settings).settings.sharing_capacity == 1
 
 
 def test_the_first_segment_begins_with_what_the_store_had(tmp_path: Path) -> None:
@@ -138,7 +154,7 @@ def test_none_is_kept_when_it_may_take_no_room(tmp_path: Path) -> None:
     server.journal.flush()
     off = Journal(tmp_path, server.scheduler, "1.2.3", 0)
     off.restored()
-    off.record(server.tell(Tick(1.0)))
+    off.committed(server.tell(Tick(1.0)))
     off.flush()
     assert journal.segments(tmp_path) == []
 
@@ -357,8 +373,7 @@ def test_samples_whose_commit_failed_are_what_the_next_segment_begins_with(tmp_p
     log = Journal(tmp_path / "journal", core, "1.2.3", PLENTY)
     store = FullOnce(SqlStore.open(tmp_path / "carma.db"))
     inbox = Inbox(Clock(), 1)
-    told = (log.record, lambda: None, log.restored, log.hear)
-    engine = Engine(inbox, core, store, Idle(), *told)  # type: ignore[arg-type]
+    engine = Engine(inbox, core, store, Idle(), (log,))  # type: ignore[arg-type]
     gpu = a_gpu()
     engine.restore()
 
@@ -370,14 +385,14 @@ def test_samples_whose_commit_failed_are_what_the_next_segment_begins_with(tmp_p
     turn(Discovered(0.0, (gpu,)), Sampled(0.0, (GpuSample(gpu.id, 0.0, 0, 40_960),)))
     store.full = True
     turn(Sampled(1.0, (GpuSample(gpu.id, 1.0, 30_000, 10_960),)))  # a fresh one will do: dropped
-    turn(Submitted(2.0, JobId(1), (a_spec(memory_mib=20_000),)))
-    turn(Estimated(3.0, JobId(1), Estimate(20_000, "declared")))
+    turn(Submitted(2.0, JobId(1), (a_spec(memory_mib=10_000),)))
+    turn(Estimated(3.0, JobId(1), Estimate(10_000, "declared")))
     log.flush()
     store.store.close()
     *_, last = (reproduce(path) for path in journal.segments(tmp_path / "journal"))
-    (verdict,) = core.decisions[JobId(1)].placement.verdicts
+    (verdict,) = core.snapshot(3.0).decisions[JobId(1)].placement.verdicts
     assert verdict.rank == -10_960, "free at that sample"
-    assert (last.first, last.steps, last.decisions) == (None, 2, 1)
+    assert (last.first, last.steps, last.decisions) == (None, 5, 1), "each turn closes with a step"
 
 
 class FullOnce:
@@ -418,12 +433,16 @@ def test_samples_that_the_core_did_not_get_to_are_not_among_them(tmp_path: Path)
 # -- how the daemon puts it to use
 
 
+def told(*followers: Any) -> Callable[[Step], None]:
+    """Tells them of a step as the engine does."""
+    return Engine(*[cast("Any", None)] * 4, followers)._notify
+
+
 def test_a_step_that_another_could_not_be_told_of_is_in_the_journal(tmp_path: Path) -> None:
     server = Server()
     log = Journal(tmp_path, server.scheduler, "1.2.3", PLENTY)
     log.restored()
-    service: Any = SimpleNamespace(committed=broken)
-    committed = _committed(service, cast("Any", None), log)
+    committed = told(SimpleNamespace(committed=broken, restored=lambda: None), log)
     committed(server.tell(Tick(1.0)))
     log.flush()
     assert [reproduce(path).steps for path in journal.segments(tmp_path)] == [1]
@@ -433,8 +452,7 @@ def test_a_segment_begins_after_a_step_that_the_journal_could_not_take(tmp_path:
     server = Server()
     log = Journal(tmp_path, server.scheduler, "1.2.3", PLENTY)
     log.restored()
-    service: Any = SimpleNamespace(committed=lambda step: None)
-    committed = _committed(service, cast("Any", None), log)
+    committed = told(log)
     committed(server.tell(Tick(1.0)))
     log.flush()
     lost: Any = replace(server.tell(Tick(2.0)), events=None)
@@ -445,27 +463,24 @@ def test_a_segment_begins_after_a_step_that_the_journal_could_not_take(tmp_path:
 
 
 def test_the_engine_tells_of_each_time_that_it_puts_the_core_back(tmp_path: Path) -> None:
-    told: list[tuple[JobId, ...]] = []
     settings = Settings()
     core = Scheduler(settings, builtin.magm(settings), ladder.exclusive(settings))
     store = SqlStore.open(tmp_path / "carma.db")
     inbox = Inbox(Clock(), 1)
-    engine = Engine(
-        inbox,
-        core,
-        store,
-        Idle(),
-        lambda step: None,
-        lambda: None,
-        lambda: told.append(tuple(core.jobs)),
-    )
+    restored: list[tuple[JobId, ...]] = []
+
+    class Restored(Follower):
+        def restored(self) -> None:
+            restored.append(tuple(core.jobs))
+
+    engine = Engine(inbox, core, store, Idle(), (Restored(),))
     engine.restore()
     inbox.post(Submitted(1.0, JobId(1), (a_spec(),)))
     inbox.post(Submitted(1.0, "nonsense", (a_spec(),)))  # type: ignore[arg-type]
     inbox.close()
     engine.run()
     store.close()
-    assert told == [(), (), (1,)]  # at the start, after the batch, after the one to blame
+    assert restored == [(), (), (1,)]  # at the start, after the batch, after the one to blame
 
 
 def test_averages_are_kept_whatever_becomes_of_the_journal() -> None:

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,10 +19,12 @@ from carmad.attempt import launcher as launcher_module
 from carmad.attempt import shepherd as shepherd_module
 from carmad.attempt import supervisor
 from carmad.attempt.environment import job_environment
+from carmad.attempt.evidence import Evidence
 from carmad.attempt.launcher import Launcher, NotNow, has_systemd
 from carmad.attempt.shepherd import Ended, Shepherd
 from carmad.core.types import Cause, Job, JobId
 from carmad.errors import CarmaError
+from carmad.testing import changed
 from tests.attempts import EXIT_0_1_0, Bench, is_gone, until
 
 
@@ -36,15 +37,17 @@ class Farm(Bench):
         self.memory: set[JobId] = set()  # jobs whose memory has not left its GPUs yet
         self.shepherd = self.hire()
 
-    def hire(self) -> Shepherd:
+    def hire(self, start: bool = True) -> Shepherd:
+        self.evidence = Evidence()
+        self.evidence.memory_gone = lambda job: job.id not in self.memory  # type: ignore[method-assign]
         self.shepherd = Shepherd(
             self.state,
-            lambda *report: self.reports.append(report),
-            gpu_clear=lambda job: job.id not in self.memory,
-            reap=self.launcher.reap,
-            revoke=lambda job: self.launcher.stop(job, 0.0),
+            self.launcher,
+            self.evidence,
+            lambda job, ended: self.reports.append((job.id, job.attempt, ended)),
         )
-        self.shepherd.start()
+        if start:
+            self.shepherd.start()
         return self.shepherd
 
     def start(self, *argv: str, **spec: object) -> Job:
@@ -111,6 +114,15 @@ def test_a_job_goes_on_without_its_daemon(farm: Farm) -> None:
     assert farm.report().code == 9
 
 
+def test_processes_of_adopted_attempts_are_known_from_the_start(farm: Farm) -> None:
+    job = farm.start("sh", "-c", "echo $$; exec sleep 600")
+    (pid,) = until(farm.lines, "the job to speak")
+    farm.shepherd.close()
+    farm.hire(start=False).watch(job)
+    farm.shepherd.start()
+    assert farm.evidence.attempt_of(int(pid)) == (job.id, 1)
+
+
 def test_an_end_while_the_daemon_was_down_is_reported(farm: Farm) -> None:
     farm.shepherd.close()
     job = farm.launch(farm.job("sh", "-c", "exit 9"))
@@ -166,7 +178,7 @@ def test_a_shortage_of_files_is_not_the_end_of_a_job(
         farm.shepherd.watch(other)
         time.sleep(0.3)
         assert farm.reports == []
-    until(lambda: farm.shepherd.owner(pid) == job.id, "the shepherd to take hold")
+    until(lambda: farm.evidence.attempt_of(pid) == (job.id, 1), "the shepherd to take hold")
     farm.launcher.stop(job, 0)
     until(lambda: len(farm.reports) == 2, "both ends")
     assert {id: ended.lost for id, _, ended in farm.reports} == {1: False, 2: True}
@@ -177,10 +189,10 @@ def test_an_attempt_that_cannot_be_tended_keeps_nobody_waiting(
 ) -> None:
     monkeypatch.setattr(shepherd_module, "START_WITHIN_S", 0.0)
 
-    def full(_job: Job, _grace_s: float) -> None:
+    def full(_job: Job) -> bool:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(farm.launcher, "stop", full)
+    monkeypatch.setattr(farm.launcher, "revoke", full)
     farm.shepherd.watch(farm.job("true", id=7))
     time.sleep(0.2)
     farm.start("true")
@@ -210,11 +222,47 @@ def test_an_attempt_that_was_never_launched_is_reported(
     assert farm.report().never_started
 
 
+def test_an_attempt_that_was_given_up_is_never_launched(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the launch, in a queue behind slow ones, comes after the next attempt has begun."""
+    monkeypatch.setattr(shepherd_module, "START_WITHIN_S", 0.1)
+    job = farm.job("touch", "ran")
+    farm.shepherd.watch(job)
+    assert farm.report().never_started
+    farm.launch(job)
+    assert farm.launcher._children == [], "nothing was started"
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["no supervisor", "a late supervisor"])
+def test_that_an_attempt_was_given_up_survives_the_daemon(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    """It died before it recorded that. To the next one it has never started, and has not failed."""
+    monkeypatch.setattr(shepherd_module, "START_WITHIN_S", 0.1)
+    job = farm.job("touch", "ran")
+    with monkeypatch.context() as patch:
+        patch.setattr(farm.launcher, "_run_child", lambda _directory: None)
+        farm.launch(job)
+    farm.shepherd.watch(job)
+    assert farm.report().never_started
+    if late:
+        subprocess.run(supervisor.command(str(farm.directory(job))), check=True)
+    farm.shepherd.close()
+    farm.reports.clear()
+    farm.hire()
+    farm.launch(job)
+    farm.shepherd.watch(job)
+    ended = farm.report()
+    assert (ended.never_started, ended.stopped, ended.signal) == (True, False, None)
+    assert not (farm.cwd / "ran").exists()
+
+
 def test_the_report_waits_for_the_gpus_memory(farm: Farm) -> None:
     farm.memory.add(JobId(1))
     job = farm.start("true")
     farm.ended(job)
-    until(lambda: job.id not in farm.shepherd._supervisors.values(), "the supervisor to end")
+    until(lambda: not farm.evidence._supervisors, "the supervisor to end")
     assert farm.reports == []
     farm.memory.clear()
     ended = farm.report()
@@ -240,13 +288,17 @@ def test_a_shutdown_loses_a_job_unless_it_ended_well(farm: Farm) -> None:
 def test_the_owner_of_a_process_is_found_by_its_ancestors(farm: Farm) -> None:
     job = farm.start("sh", "-c", "setsid sleep 600 & echo $!; echo $$; wait")
     until(lambda: len(farm.lines()) == 2, "the job to speak")
-    until(lambda: farm.shepherd._supervisors, "the shepherd to look")
-    assert [farm.shepherd.owner(int(pid)) for pid in farm.lines()] == [job.id, job.id]
-    assert farm.shepherd.owner(os.getpid()) is None
-    assert farm.shepherd.owner(2**22 + 1) is None
+    until(lambda: farm.evidence._supervisors, "the shepherd to look")
+    owner = farm.evidence.attempt_of
+    used_a_gpu, unseen = map(int, farm.lines())
+    assert owner(used_a_gpu) == (job.id, 1)
+    assert owner(os.getpid()) is None
+    assert owner(2**22 + 1) is None
     farm.launcher.stop(job, 0.0)
     farm.report()
-    assert farm.shepherd.owner(int(farm.lines()[0])) is None
+    assert is_gone(used_a_gpu)
+    assert owner(used_a_gpu) == (job.id, 1), "it was asked about while it lived"
+    assert owner(unseen) is None
 
 
 def test_no_zombie_stays(farm: Farm) -> None:
@@ -401,7 +453,7 @@ def test_a_stop_says_why_in_a_line_that_supervisors_of_0_1_0_pass_over(farm: Far
     os.mkfifo(farm.directory(job) / supervisor.CONTROL)
     control = os.open(farm.directory(job) / supervisor.CONTROL, os.O_RDWR | os.O_NONBLOCK)
     for cause in (Cause.CANCELLED, Cause.TIME_LIMIT, Cause.PREEMPTED, None):
-        farm.launcher.stop(replace(job, stop=cause), 30.0)
+        farm.launcher.stop(changed(job, stop=cause), 30.0)
     lines = os.read(control, 4096).decode().splitlines()
     os.close(control)
     assert [float(line[5:]) for line in lines if line.startswith("stop ")] == [30.0] * 4
@@ -422,8 +474,8 @@ def test_an_attempt_keeps_why_it_was_stopped_for_good(
         until(farm.lines, "the job to speak")
     else:
         farm.directory(job).mkdir()
-    farm.launcher.stop(replace(job, stop=cause), 5.0)
-    farm.launcher.stop(replace(job, stop=Cause.CANCELLED), 5.0)  # too late to change it
+    farm.launcher.stop(changed(job, stop=cause), 5.0)
+    farm.launcher.stop(changed(job, stop=Cause.CANCELLED), 5.0)  # too late to change it
     farm.launch(job)  # as the next daemon does, to whom it is only about to start
     farm.shepherd.watch(job)
     ended = farm.report()
@@ -434,7 +486,7 @@ def test_an_attempt_keeps_why_it_was_stopped_for_good(
 def test_an_attempt_that_is_stopped_to_be_sent_back_does_not_say_so(farm: Farm) -> None:
     job = farm.start("sleep", "600")
     farm.started(job)
-    farm.launcher.stop(replace(job, stop=Cause.PREEMPTED), 5.0)
+    farm.launcher.stop(changed(job, stop=Cause.PREEMPTED), 5.0)
     ended = farm.report()
     assert (ended.stopped, ended.cause) == (True, None)
 
@@ -518,7 +570,7 @@ def test_whatever_fails_while_it_is_looked_after_an_end_is_reported(
     def broken(_job: Job) -> bool:
         raise RuntimeError("the driver is gone")
 
-    farm.shepherd._gpu_clear = broken
+    farm.evidence.memory_gone = broken  # type: ignore[method-assign]
     farm.start("sh", "-c", "exit 3")
     ended = farm.report()
     assert (ended.code, ended.memory_held) == (3, True)

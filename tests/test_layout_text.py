@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from carmad.api.requests import StageIn, StageTimesIn, StageTimesOfKindIn
+from carmad.api.requests import StageIn, StageTimesIn, StepStagesIn
 from carmad.core import layout_text
 from carmad.core.layout import Stage
 from carmad.core.layout_text import OF_STAGE, OF_TIMES, written
@@ -35,11 +35,11 @@ def test_stage_times_are_read() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("forward=20", "no time of a stage; try 20ms"),
-        ("forward=20min", "no time of a stage"),
-        ("in=12", "no size; try 12M"),
-        ("tensor=0", "no number for tensor"),
-        ("0x forward=1s", "no number for its replicas"),
+        ("forward=20", "not the time of a stage; try 20ms"),
+        ("forward=20min", "not the time of a stage"),
+        ("in=12", "not a size; try 12M"),
+        ("tensor=0", "not a number for tensor"),
+        ("0x forward=1s", "not a number for its replicas"),
         ("2 forward=1s", "'2' is not known here; there are forward, backward"),
         ("fwd=1s", "'fwd=1s' is not known here"),
         ("in=1M in=2M", "in= is there twice"),
@@ -92,5 +92,5 @@ def test_every_field_has_a_word_and_a_place_in_a_request() -> None:
     of_stage = {field.name for field in fields(Stage)}
     of_times = {field.name for field in fields(StageTimes)}
     assert {*OF_STAGE.values(), "replicas"} == of_stage == set(StageIn.model_fields)
-    assert {*OF_TIMES.values(), "gpu"} == of_times == set(StageTimesOfKindIn.model_fields)
-    assert set(StageTimesIn.model_fields) == of_times - {"gpu"}
+    assert {*OF_TIMES.values(), "gpu"} == of_times == set(StageTimesIn.model_fields)
+    assert set(StepStagesIn.model_fields) == of_times - {"gpu"}

@@ -269,7 +269,7 @@ def test_a_job_is_labelled_by_what_its_neighbours_keep_of_their_speed() -> None:
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="the public pairs are not there: ../shared/data")
 def test_the_shipped_tree_is_what_the_public_pairs_teach() -> None:
-    from benchmarks import lucid_packing
+    from benchmarks.lucid import packing as lucid_packing
     from policies.lucid.packing import shipped
 
     again = packing.fit(lucid_packing.rows(), shipped().source, 0.0, shipped().errors)

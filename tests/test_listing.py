@@ -19,10 +19,12 @@ import pytest
 
 from carmad.api import render
 from carmad.api.folding import FIRST_ROWS, OWN_ROWS, folded, row_out, seen_by
-from carmad.api.render import Jobs, Scene
+from carmad.api.render import Jobs
 from carmad.api.select import Selection, parse_selection
 from carmad.config import Limits, Settings
 from carmad.core.line import Held
+from carmad.core.scene import Scene
+from carmad.core.scheduler import Scheduler
 from carmad.core.types import ArrayTask, Job, JobId, JobState, Prediction
 from carmad.http import lookup, service
 from carmad.http.listing import PIECES, Rows
@@ -72,7 +74,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
         monkeypatch.setattr(owner, name, counting)
 
-    count(service, "capture", "scenes")
+    count(Scheduler, "snapshot", "scenes")
     count(render.Jobs, "_public", "jobs")
     monkeypatch.setattr(service, "FRESH_S", 1e9)  # only a step outdates a scene here
     return counts
@@ -359,7 +361,7 @@ def test_what_is_rendered_for_an_admin_is_shown_to_nobody_else(daemon: Daemon) -
 def test_tasks_over_their_limit_share_one_reason() -> None:
     jobs = [task(id, id, limit=2) for id in range(1, 100)]
     scene = scene_of(*jobs, held=Held(tasks=Counter({JobId(1): 2})))
-    assert len({id(scene.barrier(job)) for job in jobs}) == 1
+    assert len({id(scene.blocked_by(job)) for job in jobs}) == 1
 
 
 def test_rows_may_be_written_while_others_are_forgotten() -> None:

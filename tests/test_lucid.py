@@ -8,7 +8,6 @@ from itertools import pairwise
 import pytest
 
 from carmad.config import Collocation, Limits, Preconditions, Profiling, Settings
-from carmad.config import Lucid as Knobs
 from carmad.core.history import History
 from carmad.core.messages import Trained
 from carmad.core.types import (
@@ -30,9 +29,11 @@ from carmad.sim.hardware import parse
 from carmad.sim.run import simulate
 from carmad.sim.task import Load, Task, Trace
 from carmad.store import codec
-from carmad.testing import a_gpu, a_gpu_view, a_job, a_spec, a_view, check_policy
-from policies.lucid import Lucid, lucid, packing
+from carmad.testing import a_gpu, a_view, changed, check_policy
+from policies.lucid import Lucid, packing
+from policies.lucid.settings import LucidSettings
 from policies.lucid.turn import REPORTED, VERDICTS
+from tests.planning import gpu_views, queued, running_on, where
 from tests.world import Server as World
 
 S = JobState
@@ -66,48 +67,31 @@ def profile(utilization, peak_mib=4_000, variance=0.0, **more):
 def job(
     id=1, wants=1, utilization: float | None = MEDIUM, seconds: float | None = 1000.0, **changes
 ):
-    wishes = ("requeue", "cold_start_s", "amp", "exclusive", "expected_s", "user", "uid")
-    spec = a_spec(gpus=wants, **{name: changes.pop(name) for name in wishes if name in changes})
     known = {
         "profile": None if utilization is None else profile(utilization),
         "prediction": None if seconds is None else Prediction(seconds, "history"),
         "estimate": Estimate(4_000, "declared"),
     }
-    return a_job(id, spec=spec, **(known | changes))
+    return queued(id, wants, **(known | changes))
 
 
 def running(id, *gpus, **changes):
-    there = tuple(a_gpu(gpu).id for gpu in gpus)
-    began = {"state": S.RUNNING, "gpus": there, "started_at": float(id)}
+    began = running_on(*gpus) | {"started_at": float(id)}
     return job(id, wants=changes.pop("wants", len(gpus)), **(began | changes))
 
 
 def view_of(gpus, queue, residents=(), settings=None, models=None, history=None, **looks):
-    """`gpus` GPUs, or as many on each node as a list says; `looks` change views, by index."""
+    """`gpus` GPUs, or as many on each node as a list says."""
     per_node = [gpus] if isinstance(gpus, int) else gpus
     nodes = [f"node{n}" for n, count in enumerate(per_node) for _ in range(count)]
-    views = []
-    for n, node in enumerate(nodes):
-        there = tuple(each for each in residents if a_gpu(n).id in each.gpus)
-        used_mib = sum(4_000 for _ in there)
-        changes = {
-            "gpu": a_gpu(n, node=node),
-            "residents": there,
-            "free_mib": 40_960 - used_mib,
-        } | looks.get(f"gpu{n}", {})
-        views.append(a_gpu_view(n, at=NOW, **changes))
+    cards = [a_gpu(n, node=node) for n, node in enumerate(nodes)]
+    views = gpu_views(cards, residents, lambda jobs: 40_960 - 4_000 * jobs, NOW, **looks)
     models = {"packing": TREE} if models is None else models
     return a_view(views, queue, settings, NOW, history, models)
 
 
 def placements(plan):
     return [each for each in plan if isinstance(each, Placement)]
-
-
-def placed(plan):
-    """Where each job goes, by index: () for one that waits."""
-    index = {a_gpu(n).id: n for n in range(2000)}
-    return {p.job: tuple(index[gpu] for gpu in p.gpus) for p in placements(plan)}
 
 
 def plan(*args, policy=None, **kwargs):
@@ -129,15 +113,18 @@ def codes(reasons):
 
 @pytest.mark.parametrize("sharing", ["affine", "naive", "off"])
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "own"),
     [
-        Settings(),
-        Settings(profiling=Profiling(gpus=2, largest=1), limits=Limits(preemption=True)),
-        Settings(lucid=Knobs(off_below=1.0)),
+        (Settings(), LucidSettings()),
+        (
+            Settings(profiling=Profiling(gpus=2, largest=1), limits=Limits(preemption=True)),
+            LucidSettings(),
+        ),
+        (Settings(), LucidSettings(off_below=1.0)),
     ],
 )
-def test_conformance(settings, sharing):
-    check_policy(replace(lucid(settings), sharing=sharing), settings, views=60)
+def test_conformance(settings, own, sharing):
+    check_policy(Lucid(settings=own, sharing=sharing), settings, views=60)
 
 
 def test_order_is_gpus_times_predicted_duration():
@@ -189,7 +176,7 @@ def test_the_shipped_tree_is_as_the_store_would_read_it_and_steps_back_for_a_lea
 def test_an_affine_job_comes_before_an_idle_gpu():
     (placement,) = placements(plan(2, [job()], [running(7, 1)]))
     assert placement.gpus == (a_gpu(1).id,)
-    affine, predicted = placement.grounds
+    affine, predicted = placement.explanation
     assert affine == Reason("affine", 2, 2, detail="job 7 is Medium, this one Medium")
     assert predicted == Reason("predicted", have=1000.0, unit="s", detail="history")
     assert [(v.rank, v.refused) for v in placement.verdicts] == [(1.0, ()), (0.0, ())]
@@ -208,7 +195,7 @@ def test_an_affine_job_comes_before_an_idle_gpu():
 )
 def test_scores_add_up_to_the_capacity_at_most(mine, its, together):
     made = plan(1, [job(utilization=mine)], [running(7, 0, utilization=its)])
-    assert placed(made) == {1: (0,) if together else ()}
+    assert where(made) == {1: (0,) if together else ()}
 
 
 def test_why_two_do_not_match():
@@ -219,8 +206,8 @@ def test_why_two_do_not_match():
 
 
 def test_the_capacity_is_a_knob():
-    settings = Settings(lucid=Knobs(sharing_capacity=4))
-    assert placed(plan(1, [job(utilization=JUMBO)], [running(7, 0)], settings)) == {1: (0,)}
+    policy = Lucid(settings=LucidSettings(sharing_capacity=4))
+    assert where(plan(1, [job(utilization=JUMBO)], [running(7, 0)], policy=policy)) == {1: (0,)}
 
 
 def test_rule_1_memory():
@@ -230,7 +217,7 @@ def test_rule_1_memory():
         mine = job(profile=profile(MEDIUM, peak_mib=mine_mib), **changes)
         return plan(1, [mine], residents, settings)
 
-    assert placed(made(20_960)) == {1: (0,)}  # its peak is kept for it, used or not
+    assert where(made(20_960)) == {1: (0,)}  # its peak is kept for it, used or not
     assert refused(made(20_961)) == (Reason("memory", 20_961, 20_960, "MiB"),)
     estimated = Estimate(20_961, "trace")
     assert codes(refused(made(1_000, estimate=estimated))) == ["memory"]
@@ -243,7 +230,7 @@ def test_rule_1_memory():
 def test_rule_1_memory_that_is_used_already():
     made = plan(1, [job()], [running(7, 0)], gpu0={"free_mib": 3_999})
     assert refused(made) == (Reason("memory", 4_000, 3_999, "MiB"),)
-    made = plan(1, [job()], [running(7, 0)], gpu0={"outsider_mib": 32_961})
+    made = plan(1, [job()], [running(7, 0)], gpu0={"external_mib": 32_961})
     assert refused(made) == (Reason("memory", 4_000, 3_999, "MiB"),)
 
 
@@ -256,7 +243,7 @@ def test_without_any_word_on_its_memory_a_job_is_not_packed():
 def test_rule_2_equal_demands_and_the_same_gpus():
     residents = [running(6, 0), running(7, 1, 2), running(8, 3)]
     made = plan(4, [job(wants=2)], residents)
-    assert placed(made) == {1: (1, 2)}
+    assert where(made) == {1: (1, 2)}
     made = plan(1, [job(wants=1)], [running(7, 0, wants=2, gpus=(a_gpu(0).id, "GPU-gone"))])
     assert Reason("gpu_demand", 1, 2, "GPUs", "job 7") in refused(made)
 
@@ -264,7 +251,7 @@ def test_rule_2_equal_demands_and_the_same_gpus():
 def test_rule_2_not_one_of_a_partner_s_gpus_may_be_closed():
     residents = [running(7, 0, 1)]
     made = plan(2, [job(wants=2)], residents, gpu1={"drained": "maintenance"})
-    assert placed(made) == {1: ()}
+    assert where(made) == {1: ()}
     assert codes(refused(made, gpu=1)) == ["drained"]
 
 
@@ -276,7 +263,7 @@ def test_rule_3_no_more_than_two():
 
 def test_a_job_is_joined_once_in_a_plan():
     made = plan(2, [job(1), job(2), job(3)], [running(7, 0), running(8, 1)])
-    assert placed(made) == {1: (0,), 2: (1,), 3: ()}
+    assert where(made) == {1: (0,), 2: (1,), 3: ()}
 
 
 def test_rule_4_unstable_jobs_stay_alone():
@@ -285,7 +272,7 @@ def test_rule_4_unstable_jobs_stay_alone():
     assert refused(made) == (Reason("unstable", 0.09, 0.0901, detail="this job"),)
     made = plan(1, [job()], [running(7, 0, profile=swinging)])
     assert refused(made) == (Reason("unstable", 0.09, 0.0901, detail="job 7"),)
-    assert placed(plan(1, [job(profile=profile(MEDIUM, variance=0.09))], [running(7, 0)])) == {
+    assert where(plan(1, [job(profile=profile(MEDIUM, variance=0.09))], [running(7, 0)])) == {
         1: (0,)
     }
     assert codes(refused(plan(1, [job(served_s=5.0)], [running(7, 0)]))) == ["unstable"]
@@ -298,12 +285,12 @@ def test_rule_5_distributed_jobs_are_not_joined():
 
 def test_a_job_does_not_hold_up_one_that_ends_long_before_it():
     made = plan(1, [job(seconds=2000)], [running(7, 0)])
-    assert placed(made) == {1: (0,)}
+    assert where(made) == {1: (0,)}
     made = plan(1, [job(seconds=2001)], [running(7, 0)])
     assert refused(made) == (Reason("outlasts", 2000, 2001, "GPU-s", "job 7"),)
     made = plan(1, [job(seconds=None)], [running(7, 0)])
     assert refused(made) == (Reason("outlasts", 2000, 0, "GPU-s", "job 7"),)  # JSON has no ∞
-    assert placed(plan(1, [job(seconds=None)], [running(7, 0, seconds=None)])) == {1: (0,)}
+    assert where(plan(1, [job(seconds=None)], [running(7, 0, seconds=None)])) == {1: (0,)}
 
 
 def test_without_profiles_nobody_shares():
@@ -327,7 +314,7 @@ def test_partners_that_are_none(resident, code):
 
 def test_who_must_be_alone_joins_nobody():
     made = plan(2, [job(exclusive=True)], [running(7, 0)])
-    assert placed(made) == {1: (1,)}
+    assert where(made) == {1: (1,)}
     assert codes(refused(made)) == ["busy"]
 
 
@@ -337,13 +324,13 @@ def test_of_several_it_joins_the_one_that_has_run_for_longest():
         running(8, 1, started_at=20.0),
         running(9, 2, started_at=10.0, utilization=JUMBO),
     ]
-    assert placed(plan(3, [job()], residents)) == {1: (1,)}
+    assert where(plan(3, [job()], residents)) == {1: (1,)}
 
 
 def test_others_are_looked_at_where_the_first_has_no_room():
     residents = [running(7, 0), running(8, 1), running(9, 2)]
     full = {"free_mib": 100}
-    assert placed(plan(3, [job()], residents, gpu0=full, gpu1=full)) == {1: (2,)}
+    assert where(plan(3, [job()], residents, gpu0=full, gpu1=full)) == {1: (2,)}
 
 
 def needing(id, mib, **changes):
@@ -354,24 +341,24 @@ def test_that_one_asked_in_vain_stops_only_those_who_ask_for_as_much():
     margin = Settings(policies={"lucid": Preconditions(margin_mib=1_000)})
     residents = [running(7, 0)]  # leaves 36,960 MiB
     made = plan(1, [needing(1, 36_000), needing(2, 36_001), needing(3, 35_960)], residents, margin)
-    assert placed(made) == {1: (), 2: (), 3: (0,)}
+    assert where(made) == {1: (), 2: (), 3: (0,)}
     burnt = Retry("out of memory", margin_mib=4_096)
     made = plan(1, [needing(1, 36_000, retry=burnt), needing(2, 36_000)], residents)
-    assert placed(made) == {1: (), 2: (0,)}
+    assert where(made) == {1: (), 2: (0,)}
     # Who has the memory ends soon.
     residents = [running(7, 0), running(8, 1, seconds=500)]
     line = [needing(1, 36_000, seconds=1_001), needing(2, 36_000), needing(3, 36_000)]
     made = plan(2, line, residents, gpu0={"free_mib": 9_000})
-    assert placed(made) == {1: (), 2: (1,), 3: ()}
+    assert where(made) == {1: (), 2: (1,), 3: ()}
 
 
 def test_whom_a_job_cannot_join_for_reasons_of_its_own():
     burnt = Retry("out of memory", avoid=(a_gpu(0).id,))
     residents = [running(7, 0), running(8, 1)]
-    assert placed(plan(2, [job(retry=burnt)], residents)) == {1: (1,)}
+    assert where(plan(2, [job(retry=burnt)], residents)) == {1: (1,)}
     mps = Settings(collocation=Collocation(mps=True))
     grace = job(2, user="grace", uid=1001)
-    assert placed(plan(1, [grace, job(1)], [running(7, 0)], mps)) == {2: (), 1: (0,)}
+    assert where(plan(1, [grace, job(1)], [running(7, 0)], mps)) == {2: (), 1: (0,)}
 
 
 def test_a_pair_is_judged_by_the_card_that_it_would_be_on():
@@ -379,10 +366,10 @@ def test_a_pair_is_judged_by_the_card_that_it_would_be_on():
     small = {"gpu": a_gpu(0, memory_mib=8_100, node="node0"), "free_mib": 4_100}
     residents = [running(7, 0), running(8, 1, started_at=9.0)]
     made = plan(2, [job()], residents, models={"packing": by_memory}, gpu0=small)
-    assert placed(made) == {1: (0,)}  # 0.49 each: Medium and Medium
+    assert where(made) == {1: (0,)}  # 0.49 each: Medium and Medium
     smaller = {"gpu": a_gpu(0, memory_mib=4_800, node="node0"), "free_mib": 4_100}
     made = plan(2, [job()], residents, models={"packing": by_memory}, gpu0=smaller)
-    assert placed(made) == {1: (1,)}
+    assert where(made) == {1: (1,)}
 
 
 # -- the order of things
@@ -392,13 +379,13 @@ def test_one_behind_a_job_that_does_not_fit_has_its_turn():
     made = plan(
         2, [job(1, wants=2), job(2, utilization=JUMBO), job(3)], [running(7, 0, utilization=JUMBO)]
     )
-    assert placed(made) == {1: (), 2: (1,), 3: ()}
+    assert where(made) == {1: (), 2: (1,), 3: ()}
 
 
 def test_with_sharing_off_it_does_not():
     policy = Lucid(sharing="off")
     made = plan(3, [job(1), job(2, wants=2), job(3)], [running(7, 0)], policy=policy)
-    assert placed(made) == {1: (1,), 2: ()}
+    assert where(made) == {1: (1,), 2: ()}
     assert codes(placements(made)[1].reasons) == ["no_room", "sharing_off"]
     assert refused(made, 2) == (Reason("sharing_off"),)
 
@@ -406,30 +393,30 @@ def test_with_sharing_off_it_does_not():
 def test_idle_gpus_are_taken_on_the_node_that_has_the_fewest_that_suffice():
     residents = [running(7, 3, utilization=JUMBO), running(8, 4, utilization=JUMBO)]
     made = plan([3, 4, 4], [job(1, wants=2, utilization=JUMBO)], residents)
-    assert placed(made) == {1: (5, 6)}
+    assert where(made) == {1: (5, 6)}
     made = plan([3, 4, 4], [job(1, wants=3, utilization=JUMBO)], residents)
-    assert placed(made) == {1: (0, 1, 2)}
+    assert where(made) == {1: (0, 1, 2)}
 
 
 def test_a_large_job_takes_as_few_nodes_as_can_be():
     made = plan([1, 3, 2], [job(wants=5)])
-    assert placed(made) == {1: (1, 2, 3, 4, 5)}
+    assert where(made) == {1: (1, 2, 3, 4, 5)}
 
 
 def test_gpus_that_somebody_else_uses_are_not_idle():
-    made = plan(1, [job()], gpu0={"outsider_mib": 501})
-    assert placed(made) == {1: ()}
-    assert codes(refused(made)) == ["outsiders"]
+    made = plan(1, [job()], gpu0={"external_mib": 501})
+    assert where(made) == {1: ()}
+    assert codes(refused(made)) == ["external"]
 
 
 def test_where_a_job_ran_out_of_memory_it_is_not_put_again():
     made = plan(2, [job(retry=Retry("out of memory", avoid=(a_gpu(0).id,)))])
-    assert placed(made) == {1: (1,)}
+    assert where(made) == {1: (1,)}
 
 
 def test_a_mig_instance_is_a_gpu_for_one_job():
     mig = {"gpu": a_gpu(0, parent=a_gpu(9).id)}
-    assert placed(plan(1, [job()], gpu0=mig)) == {1: (0,)}
+    assert where(plan(1, [job()], gpu0=mig)) == {1: (0,)}
     assert codes(refused(plan(1, [job()], [running(7, 0)], gpu0=mig))) == ["busy"]
 
 
@@ -456,44 +443,45 @@ def forecasting(gpus):
 def sharing(knobs, past=None, forecast=None, utilization=MEDIUM):
     models = {"packing": TREE} | ({"throughput": forecasting(forecast)} if forecast else {})
     queue, residents = [job(utilization=utilization)], [running(7, 0, utilization=TINY)]
-    return plan(2, queue, residents, Settings(lucid=knobs), models, past or history(0))
+    past = past or history(0)
+    return plan(2, queue, residents, None, models, past, policy=Lucid(settings=knobs))
 
 
 def test_modes_by_the_last_hour():
-    knobs = Knobs(apathetic_below=6.0, off_below=3.0)
+    knobs = LucidSettings(apathetic_below=6.0, off_below=3.0)
     quiet, some, many = history(0, 0, 0, 0, 0, 17), history(*[3] * 6), history(*[6] * 6)
-    assert placed(sharing(knobs, quiet)) == {1: (1,)}
-    assert placed(sharing(knobs, some)) == {1: (0,)}  # Tiny and Medium add up to 1
-    assert placed(sharing(knobs, some, utilization=JUMBO)) == {1: (1,)}
-    assert placed(sharing(knobs, many, utilization=JUMBO)) == {1: (0,)}
-    assert placed(sharing(knobs, history(99, 0, 0, 0, 0, 0, 0))) == {1: (1,)}  # over an hour ago
+    assert where(sharing(knobs, quiet)) == {1: (1,)}
+    assert where(sharing(knobs, some)) == {1: (0,)}  # Tiny and Medium add up to 1
+    assert where(sharing(knobs, some, utilization=JUMBO)) == {1: (1,)}
+    assert where(sharing(knobs, many, utilization=JUMBO)) == {1: (0,)}
+    assert where(sharing(knobs, history(99, 0, 0, 0, 0, 0, 0))) == {1: (1,)}  # over an hour ago
 
 
 def test_either_knob_will_do():
-    assert placed(sharing(Knobs(off_below=0.5))) == {1: (1,)}
-    assert placed(sharing(Knobs(apathetic_below=0.5), utilization=JUMBO)) == {1: (1,)}
-    assert placed(sharing(Knobs(apathetic_below=0.5))) == {1: (0,)}
+    assert where(sharing(LucidSettings(off_below=0.5))) == {1: (1,)}
+    assert where(sharing(LucidSettings(apathetic_below=0.5), utilization=JUMBO)) == {1: (1,)}
+    assert where(sharing(LucidSettings(apathetic_below=0.5))) == {1: (0,)}
 
 
 def test_where_nothing_was_ever_asked_for_it_is_quiet():
-    assert placed(sharing(Knobs(off_below=0.5), History())) == {1: (1,)}
+    assert where(sharing(LucidSettings(off_below=0.5), History())) == {1: (1,)}
 
 
 def test_modes_by_forecast():
-    knobs = Knobs(apathetic_below=6.0, off_below=3.0)
-    assert placed(sharing(knobs, forecast=2.9)) == {1: (1,)}
-    assert placed(sharing(knobs, forecast=3.0)) == {1: (0,)}
-    assert placed(sharing(knobs, forecast=5.9, utilization=JUMBO)) == {1: (1,)}
-    assert placed(sharing(knobs, forecast=6.0, utilization=JUMBO)) == {1: (0,)}
+    knobs = LucidSettings(apathetic_below=6.0, off_below=3.0)
+    assert where(sharing(knobs, forecast=2.9)) == {1: (1,)}
+    assert where(sharing(knobs, forecast=3.0)) == {1: (0,)}
+    assert where(sharing(knobs, forecast=5.9, utilization=JUMBO)) == {1: (1,)}
+    assert where(sharing(knobs, forecast=6.0, utilization=JUMBO)) == {1: (0,)}
     busy_now = history(*[9] * 6)
-    assert placed(sharing(knobs, busy_now, forecast=0.1)) == {1: (0,)}
+    assert where(sharing(knobs, busy_now, forecast=0.1)) == {1: (0,)}
 
 
 def test_off_is_explained_and_thought_over_when_the_forecast_may_change():
-    made = sharing(Knobs(off_below=3.0), forecast=2.0)
+    made = sharing(LucidSettings(off_below=3.0), forecast=2.0)
     assert refused(made) == (Reason("sharing_off", 3.0, 2.0, "GPUs"),)
     assert made[-1] == AskAgain(NOW + 600)
-    assert not any(isinstance(each, AskAgain) for each in sharing(Knobs()))
+    assert not any(isinstance(each, AskAgain) for each in sharing(LucidSettings()))
 
 
 # -- the profiler
@@ -510,7 +498,7 @@ def test_in_place_a_new_job_is_alone_until_it_is_known():
     placement, other = placements(made)
     assert placement.gpus == (a_gpu(1).id,)
     assert placement.profiling == ProfilingRun(NOW + 250, evict=False)
-    assert placement.grounds[-1] == Reason("profiled_there", 250, unit="s")
+    assert placement.explanation[-1] == Reason("profiled_there", 250, unit="s")
     assert other.profiling is None
     for wants, profiled in ((2, True), (3, False)):  # N_prof
         settings = Settings(profiling=Profiling(largest=2))
@@ -521,7 +509,7 @@ def test_in_place_a_new_job_is_alone_until_it_is_known():
 def test_the_profiler_has_the_last_gpus_and_sends_jobs_back():
     made = plan([2, 2], [new(1), job(2, utilization=JUMBO)], settings=DEDICATED)
     one, other = placements(made)
-    assert placed(made) == {1: (2,), 2: (0,)}
+    assert where(made) == {1: (2,), 2: (0,)}
     assert one.profiling == ProfilingRun(NOW + 200, evict=True)
     assert {verdict.gpu for verdict in one.verdicts} == {a_gpu(2).id, a_gpu(3).id}
     assert codes(refused(made, 2, gpu=1)) == []
@@ -532,30 +520,30 @@ def test_the_profiler_has_the_last_gpus_and_sends_jobs_back():
 def test_known_jobs_stay_off_the_profiler_and_new_ones_off_the_rest():
     full = [running(7, 0, utilization=JUMBO), running(8, 1, utilization=JUMBO)]
     made = plan(4, [job(1)], full, DEDICATED)
-    assert placed(made) == {1: ()}
-    profiled = [replace(running(n, n), profiling=ProfilingRun(NOW + 9, True)) for n in (2, 3)]
+    assert where(made) == {1: ()}
+    profiled = [changed(running(n, n), profiling=ProfilingRun(NOW + 9, True)) for n in (2, 3)]
     made = plan(4, [new(1)], profiled, DEDICATED)
-    assert placed(made) == {1: ()}
+    assert where(made) == {1: ()}
     assert placements(made)[0].reasons == (Reason("profiling_gpus", 1, 0, "GPUs"),)
     assert codes(refused(made, 1, gpu=2)) == ["busy"]
     left_over = running(9, 3)  # from before these GPUs were the profiler's
-    assert placed(plan(4, [job(1)], [*full, left_over], DEDICATED)) == {1: ()}
+    assert where(plan(4, [job(1)], [*full, left_over], DEDICATED)) == {1: ()}
 
 
 def test_least_gpus_first_and_the_first_that_does_not_fit_ends_it():
     line = [new(1, wants=2), new(2), new(3, wants=2), new(4)]
     made = plan([4, 2], line, settings=DEDICATED)
-    assert placed(made) == {2: (4,), 4: (5,), 1: (), 3: ()}
+    assert where(made) == {2: (4,), 4: (5,), 1: (), 3: ()}
     made = plan([4, 2], line, settings=DEDICATED, policy=Lucid(space_aware=False))
-    assert placed(made) == {1: (4, 5), 2: (), 3: (), 4: ()}
+    assert where(made) == {1: (4, 5), 2: (), 3: (), 4: ()}
     made = plan(
         [4, 2],
         [new(1, wants=2), new(2)],
-        [replace(running(7, 5), profiling=ProfilingRun(NOW + 9, True))],
+        [changed(running(7, 5), profiling=ProfilingRun(NOW + 9, True))],
         DEDICATED,
         policy=Lucid(space_aware=False),
     )
-    assert placed(made) == {1: (), 2: ()}
+    assert where(made) == {1: (), 2: ()}
 
 
 def test_who_is_profiled_in_place_all_the_same():
@@ -572,24 +560,24 @@ def test_who_is_profiled_in_place_all_the_same():
 
 def test_one_gpu_is_never_the_profiler_s():
     settings = Settings(profiling=Profiling(gpus=9))
-    assert placed(plan(2, [job(1), new(2)], settings=settings)) == {2: (1,), 1: (0,)}
+    assert where(plan(2, [job(1), new(2)], settings=settings)) == {2: (1,), 1: (0,)}
     assert placements(plan(1, [new(1)], settings=settings))[0].profiling.evict is False
 
 
 def test_another_gpu_stands_in_for_one_that_is_drained():
     made = plan(4, [new(1), new(2)], settings=DEDICATED, gpu3={"drained": "maintenance"})
-    assert placed(made) == {1: (1,), 2: (2,)}
+    assert where(made) == {1: (1,), 2: (2,)}
     lost = {"sample": GpuSample(a_gpu(2).id, NOW, fault="fell off the bus")}
     made = plan(4, [new(1), new(2)], settings=DEDICATED, gpu2=lost)
-    assert placed(made) == {1: (1,), 2: (3,)}
+    assert where(made) == {1: (1,), 2: (3,)}
 
 
 def test_who_is_profiled_is_profiled_on_one_node():
     run = ProfilingRun(NOW + 9, evict=True)
-    there = [replace(running(60 + n, n), profiling=run) for n in (2, 4)]
+    there = [changed(running(60 + n, n), profiling=run) for n in (2, 4)]
     settings = Settings(profiling=Profiling(gpus=4))
-    assert placed(plan([2, 2, 2], [new(1, wants=2)], there, settings)) == {1: ()}
-    assert placed(plan([2, 2, 2], [new(1, wants=2)], there[:1], settings)) == {1: (4, 5)}
+    assert where(plan([2, 2, 2], [new(1, wants=2)], there, settings)) == {1: ()}
+    assert where(plan([2, 2, 2], [new(1, wants=2)], there[:1], settings)) == {1: (4, 5)}
 
 
 def test_a_long_line_for_the_profiler_is_told_in_part():
@@ -600,11 +588,11 @@ def test_a_long_line_for_the_profiler_is_told_in_part():
 
 def test_a_job_too_large_for_the_rest_may_have_the_profiler_s_gpus():
     made = plan(4, [job(1, wants=3)], settings=DEDICATED)
-    assert placed(made) == {1: (0, 1, 2)}
+    assert where(made) == {1: (0, 1, 2)}
     made = plan(4, [job(1, wants=3), job(2, wants=1), job(3)], settings=DEDICATED)
-    assert placed(made) == {1: (0, 1, 2), 2: (), 3: ()}
+    assert where(made) == {1: (0, 1, 2), 2: (), 3: ()}
     made = plan(4, [job(1, wants=2), job(2, wants=1)], settings=DEDICATED)
-    assert placed(made) == {1: (0, 1), 2: ()}
+    assert where(made) == {1: (0, 1), 2: ()}
 
 
 # -- time-aware scaling
@@ -617,31 +605,31 @@ def burst(count, gpus=8, residents=(), policy=None, **looks):
 
 
 def test_more_than_ten_waiting_are_lent_as_many_gpus_again():
-    assert set(placed(burst(12).values()).values()) == {(6,), (7,)}
+    assert set(where(burst(12).values()).values()) == {(6,), (7,)}
     lent = burst(13)
-    assert set(placed(lent.values()).values()) == {(4,), (5,), (6,), (7,)}
+    assert set(where(lent.values()).values()) == {(4,), (5,), (6,), (7,)}
     assert {p.profiling.until - NOW for p in lent.values()} == {100.0}
     assert {p.profiling.evict for p in lent.values()} == {True}
     assert len(burst(13, policy=Lucid(time_aware=False))) == 2
 
 
 def test_in_a_cluster_it_is_the_last_of_the_other_nodes():
-    lent = placed(burst(20, gpus=[3, 3, 2, 2]).values())
+    lent = where(burst(20, gpus=[3, 3, 2, 2]).values())
     assert set(lent.values()) == {(6,), (7,), (8,), (9,)}
 
 
 def test_only_idle_gpus_are_lent():
     busy = running(50, 5, utilization=JUMBO)
-    assert set(placed(burst(13, residents=[busy]).values()).values()) == {(4,), (6,), (7,)}
+    assert set(where(burst(13, residents=[busy]).values()).values()) == {(4,), (6,), (7,)}
 
 
 def test_n_prof_grows_with_what_is_lent():
     line = [new(id) for id in range(1, 14)] + [new(99, wants=3)]
     made = plan(8, line, settings=DEDICATED)
     assert placements(made)[0].profiling.evict
-    assert 99 not in placed(made)  # it stands at the end of the profiler's line
+    assert 99 not in where(made)  # it stands at the end of the profiler's line
     limited = Settings(profiling=Profiling(gpus=2, largest=2))
-    assert 99 in placed(plan(8, line, settings=limited))  # beyond `profiling.largest`
+    assert 99 in where(plan(8, line, settings=limited))  # beyond `profiling.largest`
     few = plan(8, [new(99, wants=3)], settings=DEDICATED)
     assert placements(few)[0].profiling == ProfilingRun(NOW + 200, evict=False)
 
@@ -649,7 +637,7 @@ def test_n_prof_grows_with_what_is_lent():
 def loan(count, forecast=None, lent=5, evict=True):
     """How many more are lent, while jobs are profiled on the profiler's two and on `lent`."""
     there = [
-        replace(
+        changed(
             running(60 + n, n, utilization=None),
             profiling=ProfilingRun(NOW + 60, evict=evict or n > 5),
         )
@@ -770,15 +758,15 @@ def test_of_a_line_behind_full_gpus_nothing_is_missed():
 def test_naive_packing_minds_memory_and_demand_alone():
     policy = Lucid(sharing="naive")
     jumbos = [running(7, 0, utilization=JUMBO, seconds=1)]
-    assert placed(plan(1, [job(utilization=JUMBO)], jumbos, policy=policy)) == {1: (0,)}
-    assert placed(plan(2, [job(wants=2)], jumbos, policy=policy)) == {1: ()}
+    assert where(plan(1, [job(utilization=JUMBO)], jumbos, policy=policy)) == {1: (0,)}
+    assert where(plan(2, [job(wants=2)], jumbos, policy=policy)) == {1: ()}
     large = job(profile=profile(TINY, peak_mib=37_000))
-    assert placed(plan(1, [large], jumbos, policy=policy)) == {1: ()}
+    assert where(plan(1, [large], jumbos, policy=policy)) == {1: ()}
 
 
 def test_without_the_estimator_no_duration_keeps_a_pair_apart():
     made = plan(1, [job(seconds=9_999)], [running(7, 0)], policy=Lucid(estimated=False))
-    assert placed(made) == {1: (0,)}
+    assert where(made) == {1: (0,)}
 
 
 # -- from end to end

@@ -10,40 +10,39 @@ import pytest
 
 pytest.importorskip("interpret", reason="needs carma[policies]")
 
-from benchmarks import lucid_latency, lucid_report, lucid_runs, lucid_workload
+from benchmarks.harness.data import DATA
+from benchmarks.lucid import page, runs, timing, workload
 from carmad.core.types import Cause, JobId, JobState, Mode
 from carmad.sim import interference
 from carmad.sim.outcome import Attempt, JobOutcome
 from carmad.sim.task import Load, Task, Trace
 
-public = pytest.mark.skipif(
-    not lucid_workload.DATA.exists(), reason="the public traces are not at ../shared/data"
-)
+public = pytest.mark.skipif(not DATA.exists(), reason="the public traces are not at ../shared/data")
 
 
 @pytest.fixture
 def given() -> Iterator[None]:
     """Models of nothing, and interference as learned."""
-    lucid_runs._take(lucid_runs.Given({}, "learned"))
+    runs._take(runs.Given({}, "learned"))
     yield
-    lucid_runs._GIVEN.clear()
+    runs._GIVEN.clear()
 
 
 @public
 def test_the_week_is_the_papers_and_its_long_jobs_are_the_busy_ones() -> None:
-    week = lucid_workload.week(lucid_workload.TEST)
+    week = workload.week(workload.TEST)
     assert week.tasks[0].submit_s == 0
     assert 6 * 86_400 < week.tasks[-1].submit_s < 7 * 86_400
-    over_jobs, over_time = lucid_workload.busy(week)
+    over_jobs, over_time = workload.busy(week)
     assert over_time > 1.2 * over_jobs
     assert all(task.load.model and task.load.memory_mib < 24_576 for task in week.tasks)
-    assert week == lucid_workload.week(lucid_workload.TEST)
+    assert week == workload.week(workload.TEST)
 
 
 @public
 def test_mixed_precision_is_part_of_a_models_name(tmp_path: Path) -> None:
     """The second pair of the file: ResNet18 at 0.97 beside MobileNetV3, which gains nothing."""
-    measured = interference.make(lucid_workload.pairs(tmp_path))
+    measured = interference.make(workload.pairs(tmp_path))
     mobile, amp, plain = (Load(model, 32) for model in ("MobileNetV3", "ResNet18 amp", "ResNet18"))
     assert measured.speeds((mobile, amp), Mode.STREAMS) == (1.0, 0.97)
     assert measured.speeds((mobile, plain), Mode.STREAMS) == (0.983, 1.0)
@@ -54,7 +53,7 @@ def test_submissions_are_counted_by_ten_minutes() -> None:
         Task(name="", submit_s=at, duration_s=1.0, gpus=gpus)
         for at, gpus in ((1300.0, 2), (1301.0, 1), (2600.0, 8))
     ]
-    assert lucid_workload._bins(tasks, begin=100.0) == (1200.0, [(2, 3), (0, 0), (1, 8)])
+    assert workload._bins(tasks, begin=100.0) == (1200.0, [(2, 3), (0, 0), (1, 8)])
 
 
 @pytest.mark.usefixtures("given")
@@ -65,10 +64,10 @@ def test_an_ablation_changes_the_policy_and_nothing_else(monkeypatch: pytest.Mon
         Task(name=f"t{n}", submit_s=10.0 * n, duration_s=4000.0, load=light, expected_s=4000.0)
         for n in range(6)
     )
-    monkeypatch.setattr(lucid_runs, "trace", lambda name: Trace("six", tasks))
-    made = lucid_runs.settings("lucid", replace(lucid_runs.SMALL, gpus=1))
-    case = lucid_runs.Case("", "", "", "1x2xRTX3090-24GB", made, "truth", measured=False)
-    whole, alone = lucid_runs.run(case), lucid_runs.run(replace(case, ablation={"sharing": "off"}))
+    monkeypatch.setattr(runs, "trace", lambda name: Trace("six", tasks))
+    made = runs.settings("lucid", replace(runs.SMALL, gpus=1))
+    case = runs.Case("", "", "", "1x2xRTX3090-24GB", made, "truth", measured=False)
+    whole, alone = runs.run(case), runs.run(replace(case, ablation={"sharing": "off"}))
     assert whole.finished == alone.finished == 6
     assert whole.slowdown > 1.0 == pytest.approx(alone.slowdown, abs=1e-6)
     assert whole.queue < alone.queue
@@ -76,7 +75,7 @@ def test_an_ablation_changes_the_policy_and_nothing_else(monkeypatch: pytest.Mon
 
 
 def test_only_the_policies_paper_gives_what_a_policy_is_told() -> None:
-    cases = lucid_runs.cases()
+    cases = runs.cases()
     knows = {(case.settings.policy, case.knows) for case in cases if "nodes" not in case.what}
     assert {policy for policy, known in knows if known == "profiled"} == {"lucid"}
     assert {known for policy, known in knows if policy in ("fifo", "horus", "tiresias")} == {
@@ -90,13 +89,13 @@ def test_only_the_policies_paper_gives_what_a_policy_is_told() -> None:
 
 
 def test_who_ended_while_profiled() -> None:
-    profiling = replace(lucid_runs.SMALL, run_s=200.0)
+    profiling = replace(runs.SMALL, run_s=200.0)
     short, long = _attempt(0, 150), _attempt(0, 250)
     sent_back = replace(short, cause=Cause.PROFILED)
-    assert lucid_runs._ended_profiled(_job(short), profiling)
-    assert not lucid_runs._ended_profiled(_job(long), profiling)
-    assert not lucid_runs._ended_profiled(_job(sent_back, long), profiling)
-    assert not lucid_runs._ended_profiled(_job(short), replace(profiling, gpus=0))
+    assert runs._ended_profiled(_job(short), profiling)
+    assert not runs._ended_profiled(_job(long), profiling)
+    assert not runs._ended_profiled(_job(sent_back, long), profiling)
+    assert not runs._ended_profiled(_job(short), replace(profiling, gpus=0))
 
 
 def _attempt(begin: float, end: float) -> Attempt:
@@ -109,26 +108,26 @@ def _job(*attempts: Attempt) -> JobOutcome:
 
 
 def test_plans_are_made_for_a_full_line() -> None:
-    idle, joined, one, full = lucid_latency.latencies(plans=1)
+    idle, joined, one, full = timing.latencies(plans=1)
     assert idle.placed >= 30 and joined.placed > 0
     assert (one.placed, full.placed) == (1, 0)
     assert min(each.median_ms for each in (idle, joined, one, full)) > 0
 
 
 def test_the_page_sets_ours_beside_the_papers() -> None:
-    results = [_result(case, jct=1.0 + n) for n, case in enumerate(lucid_runs.cases())]
-    runs = lucid_report.Runs(results)
-    claims = list(lucid_report.against_table_4(runs))
+    results = [_result(case, jct=1.0 + n) for n, case in enumerate(runs.cases())]
+    found = page.Runs(results)
+    claims = list(page.against_table_4(found))
     assert [claim.paper for claim in claims[:6]] == [36.85, 9.41, 9.03, 10.49, 9.02, 6.84]
     assert [claim.ours for claim in claims[:6]] == [7.0, 8.0, 9.0, 10.0, 11.0, 12.0]
     assert [claim.ours for claim in claims[12:14]] == [63.0, 72.0]
-    ratios = list(lucid_report.against_lucid(runs))
+    ratios = list(page.against_lucid(found))
     assert ratios[0].ours == pytest.approx(7.0 / 12.0)
     assert ratios[0].paper == pytest.approx(36.85 / 6.84)
 
 
-def _result(case: lucid_runs.Case, jct: float) -> lucid_runs.Result:
-    return lucid_runs.Result(
+def _result(case: runs.Case, jct: float) -> runs.Result:
+    return runs.Result(
         case.table, case.what, case.trace, case.gpus, 10, 10, jct, jct / 2, jct * 9, 0.0, 1.0,
         0, 0, 3, 0.5, 20.0, 0.2, 30.0, 1.0,
     )  # fmt: skip

@@ -27,7 +27,7 @@ from carmad.core.types import (
 from carmad.learned import models as daemon_models
 from carmad.models import Additive, Model, Node, Shape, Tree
 from carmad.models.additive import Bins
-from carmad.testing import a_job, a_spec
+from carmad.testing import a_job, a_spec, changed
 from cli import known, model_view, render
 from cli.app import run_app
 from estimators.duration.recurrence import unseen
@@ -84,13 +84,20 @@ def daemon(open_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]
 
 def learned(id: int, **changes: Any) -> Job:
     spec = a_spec(user=user_name(), uid=0, name="train")
-    job = Job(JobId(id), spec, JobState.SUCCEEDED, 100.0, attempt=1, gpus=(GpuId("GPU-a"),))
+    job = Job(JobId(id), spec, JobState.SUCCEEDED, 100.0)
     profile = Profile(30.0, 900, (Indicator("gpu_utilization", 0.5, 0.01),), of=JobId(3))
     told = Prediction(
         5400.0, "additive", (("gpus", 0.25), ("user", -1.5)), ("learned from 10 jobs",)
     )
-    job = replace(job, started_at=110.0, ended_at=210.0, profile=profile, prediction=told)
-    return replace(job, accumulation=4, **changes)
+    job = changed(
+        job,
+        gpus=(GpuId("GPU-a"),),
+        started_at=110.0,
+        ended_at=210.0,
+        profile=profile,
+        prediction=told,
+    )
+    return changed(job, accumulation=4, **changes)
 
 
 def keep(daemon: Daemon, *jobs: Job, decisions: tuple[Decision, ...] = ()) -> None:
@@ -156,7 +163,7 @@ def test_an_administrator_has_them_trained(
 
 def test_a_job_tells_what_is_known_of_it_and_why_it_went_there(daemon: Daemon) -> None:
     ground = Reason("affine", 2, 1, detail="job 3 is Tiny, this one Medium")
-    placed = Placement(JobId(7), (GpuId("GPU-a"),), grounds=(ground,))
+    placed = Placement(JobId(7), (GpuId("GPU-a"),), explanation=(ground,))
     job = learned(7)
     keep(daemon, job, decisions=(Decision(105.0, "lucid", placed),))
     why = daemon.call("GET", "/v1/jobs/7/why")[1]

@@ -1,19 +1,40 @@
 """From a source's readings to the core's events."""
 
+import os
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from carmad import registry
+from carmad.attempt.evidence import Evidence
 from carmad.config import Monitor as Settings
-from carmad.core.messages import Discovered, DrainRequested, Sampled
-from carmad.core.types import GpuSample, JobId, ProcessUse
+from carmad.config import Settings as Config
+from carmad.core.messages import (
+    Discovered,
+    DrainRequested,
+    Estimated,
+    EstimateMemory,
+    Exited,
+    Launch,
+    Sampled,
+    Stop,
+    Submitted,
+)
+from carmad.core.scheduler import Scheduler
+from carmad.core.types import Cause, Estimate, Exit, GpuSample, JobId, ProcessUse
 from carmad.daemon import monitor as monitor_module
 from carmad.daemon.monitor import Monitor
 from carmad.daemon.rollup import Rollup, averaged
+from carmad.engine import engine as engine_module
+from carmad.engine.clock import Clock
+from carmad.engine.engine import Engine
+from carmad.engine.inbox import Inbox
 from carmad.errors import CarmaError
 from carmad.gpu.source import Capabilities, Health
-from carmad.testing import a_gpu, a_job
+from carmad.store.sql import SqlStore
+from carmad.testing import a_gpu, a_job, a_spec
 from tests.daemon import until
 
 
@@ -55,7 +76,9 @@ class Source:
         self.closed = True
 
 
-class Inbox:
+class Posts:
+    """An inbox that nobody empties."""
+
     def __init__(self):
         self.events = []
 
@@ -71,9 +94,9 @@ class Inbox:
 
 @pytest.fixture
 def parts():
-    source, inbox, seen = Source(), Inbox(), []
-    owners = {77: JobId(7)}
-    monitor = Monitor(source, Settings(period_s=60), inbox, owners.get, seen.append)
+    source, inbox, seen, evidence = Source(), Posts(), [], Evidence()
+    evidence.supervised((JobId(7), 2), os.getpid())
+    monitor = Monitor(source, Settings(period_s=60), inbox, evidence, seen.append)
     yield monitor, source, inbox, seen
     monitor.stop()
     assert source.closed
@@ -117,7 +140,6 @@ def test_a_driver_that_hangs_at_start_keeps_nobody_waiting(parts, monkeypatch):
     monkeypatch.setattr(monitor_module, "PATIENCE_S", 0.05)
     monitor.start()
     assert inbox.of(Discovered)[0].unread == "the driver has not answered yet"
-    assert not monitor.memory_gone(a_job(7))  # who asks is told something
     answers.set()
     until(lambda: len(inbox.of(Discovered)) > 1, "the GPUs to be found")
     assert inbox.of(Discovered)[1].gpus == source.gpus
@@ -125,7 +147,7 @@ def test_a_driver_that_hangs_at_start_keeps_nobody_waiting(parts, monkeypatch):
 
 def test_processes_are_named_after_their_jobs(parts):
     monitor, source, inbox, _ = parts
-    source.processes = (ProcessUse(77, 500), ProcessUse(78, 600))
+    source.processes = (ProcessUse(os.getpid(), 500), ProcessUse(1, 600))
     monitor.start()
     named = inbox.of(Sampled)[0].samples[0].processes
     assert [process.job for process in named] == [7, None]
@@ -133,22 +155,106 @@ def test_processes_are_named_after_their_jobs(parts):
 
 def test_memory_is_gone_when_the_driver_has_forgotten_the_job_s_processes(parts):
     monitor, source, _, _ = parts
-    source.processes = (ProcessUse(77, 500),)
+    job = a_job(7, attempt=2, gpus=(a_gpu(0).id,))
+    source.processes = (ProcessUse(os.getpid(), 500),)
+    source.held = frozenset({os.getpid(), 1})
     monitor.start()
-    job = a_job(7, gpus=(a_gpu(0).id,))
-    source.held = frozenset({77, 78})
-    assert not monitor.memory_gone(job)
-    source.held = frozenset({78})
-    assert monitor.memory_gone(job)
+    for _ in range(3):  # whoever asks never waits, and sees what was looked up after he first asked
+        assert not monitor._evidence.memory_gone(job)
+        looks = dict(monitor._evidence._looks)
+        until(lambda seen=looks: monitor._evidence._looks != seen, "another look")
+    source.held = frozenset({1})
+    until(lambda: monitor._evidence.memory_gone(job), "the memory to be gone")
 
 
-def test_a_full_gpu_is_remembered_for_its_jobs(parts):
+@pytest.mark.parametrize("broken", [True, False])
+def test_a_driver_that_cannot_tell_who_is_there_holds_nobody_up(parts, broken):
     monitor, source, _, _ = parts
-    source.processes = (ProcessUse(77, 40_000),)
-    source.free_mib = 500
+    source.processes = (ProcessUse(os.getpid(), 500),)
+    source.pids = (lambda gpu: 1 / 0) if broken else (lambda gpu: None)
     monitor.start()
-    assert monitor.was_full(JobId(7))
-    assert not monitor.was_full(JobId(8))
+    job = a_job(7, attempt=2, gpus=(a_gpu(0).id,))
+    until(lambda: monitor._evidence.memory_gone(job), "the memory to be taken for gone")
+
+
+@pytest.mark.parametrize("call", ["sample", "pids"])
+def test_a_call_that_hangs_holds_nobody_up(parts, call):
+    """Neither those who ask for capabilities, nor who waits for memory to come back."""
+    monitor, source, inbox, _ = parts
+    monitor._settings = replace(monitor._settings, period_s=0.0)
+    source.processes = (ProcessUse(os.getpid(), 500),)
+    source.held = frozenset({os.getpid()})
+    monitor.start()
+    hangs, answers = threading.Event(), threading.Event()
+    asked = getattr(source, call)
+
+    def hang(argument):
+        hangs.set()
+        answers.wait()
+        return asked(argument)
+
+    setattr(source, call, hang)
+    job = a_job(7, attempt=2, gpus=(a_gpu(0).id,))
+    until(lambda: not monitor._evidence.memory_gone(job) and hangs.is_set(), "the driver to hang")
+    told = len(inbox.of(Sampled))
+    assert monitor.capabilities().source == "scripted"
+    assert not monitor._evidence.memory_gone(job)
+    assert len(inbox.of(Sampled)) == told, "so the GPUs become stale"
+    answers.set()
+    until(lambda: len(inbox.of(Sampled)) > told, "it to go on")
+
+
+def test_while_the_driver_hangs_time_limits_hold_and_no_job_is_placed(tmp_path, monkeypatch):
+    """The whole way from the source to the core."""
+    monkeypatch.setattr(engine_module, "TICK_S", 0.05)
+    monkeypatch.setattr(engine_module, "RETRY_S", 0.02)
+    source, inbox, launched, stopped = Source(), Inbox(Clock(), 1), [], []
+    settings = Config(monitor=Settings(period_s=0.02, stale_s=1.0))
+    policy, recovery = registry.bare_policy(settings), registry.bare_recovery(settings)
+
+    def perform(action):
+        match action:
+            case EstimateMemory(job):
+                inbox.post(Estimated(inbox.clock(), job.id, Estimate(1_000, "t")))
+            case Launch(job):
+                launched.append(job.id)
+            case Stop(job):
+                stopped.append(job.id)
+
+    def submit(**spec):
+        id = inbox.next_ids(1)
+        inbox.request(Submitted(inbox.clock(), id, (a_spec(**spec),))).result(20)
+        return id
+
+    store = SqlStore.open(tmp_path / "carma.db")
+    core = Scheduler(settings, policy, recovery)
+    engine = Engine(inbox, core, store, SimpleNamespace(perform=perform))
+    monitor = Monitor(source, settings.monitor, inbox, Evidence(), lambda samples: None)
+    thread = threading.Thread(target=engine.run)
+    thread.start()
+    monitor.start()
+    answers = threading.Event()
+    try:
+        runs = submit(time_limit_s=3.0, gpus=2)
+        until(lambda: launched == [runs], "the job to be launched")
+        sample = source.sample
+        source.sample = lambda at: answers.wait() and sample(at)
+        stale = lambda core: [bool(gpu.stale) for gpu in core.view(inbox.clock()).gpus]  # noqa: E731
+        until(lambda: inbox.ask(stale).result(20) == [True, True], "the GPUs to become stale")
+        until(lambda: stopped == [runs], "its time limit")
+        inbox.post(Exited(inbox.clock(), runs, 1, Exit(Cause.TIME_LIMIT)))
+        waits = submit()
+        decided = lambda core: waits in core.decisions  # noqa: E731
+        until(lambda: inbox.ask(decided).result(20), "a decision on the next")
+        assert launched == [runs]
+        answers.set()
+        until(lambda: launched == [runs, waits], "the driver to answer")
+    finally:
+        answers.set()
+        monitor.stop()
+        inbox.close()
+        thread.join(20)
+        store.close()
 
 
 def test_bad_news_drains_a_gpu(parts):
@@ -176,19 +282,3 @@ def test_readings_are_averaged_and_what_is_unknown_stays_unknown():
     rollup.add(samples)
     assert rollup.take() == [mean]
     assert rollup.take() == []
-
-
-def test_who_asks_for_capabilities_does_not_wait_for_the_driver(parts):
-    monitor, *_ = parts
-    with monitor._lock:  # as while it reads from a GPU that hangs
-        assert monitor.capabilities().source == "scripted"
-
-
-def test_a_job_that_has_ended_is_forgotten_though_its_memory_never_came_back(parts):
-    monitor, source, _, _ = parts
-    source.processes = (ProcessUse(77, 5_000, 0.5),)
-    source.held = frozenset({77})
-    monitor.start()
-    assert not monitor.memory_gone(a_job(7, gpus=("GPU-00000000",)))
-    monitor.forget(JobId(7))
-    assert not monitor._pids

@@ -23,7 +23,7 @@ from carmad.gpu import xid
 from carmad.gpu.choose import choose
 from carmad.gpu.gpm import GpmProfiler
 from carmad.gpu.nvml import NvmlSource
-from carmad.gpu.profiler import Profiler, Unprofiled
+from carmad.gpu.profiler import ActivityReader, Unprofiled
 from carmad.gpu.source import Health, TelemetrySource
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def instance(uuid: str, gi: int, *lines: str, used: int = 100) -> str:
 
 
 @contextmanager
-def opened(profiler: Profiler | None = None) -> Iterator[NvmlSource]:
+def opened(profiler: ActivityReader | None = None) -> Iterator[NvmlSource]:
     source = NvmlSource(profiler or Unprofiled("not asked for"))
     source.discover()
     try:

@@ -6,17 +6,18 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from carmad.attempt import supervisor
+from carmad.attempt import shepherd, supervisor
+from carmad.attempt.evidence import Evidence
 from carmad.attempt.launcher import Launcher, attempt_dir
 from carmad.core.messages import Exited, Launch, Noticed, Postponed, Stop
 from carmad.core.types import Cause, Job, JobId, JobState
 from carmad.daemon.world import DaemonWorld
+from carmad.testing import changed
 from tests.attempts import EXIT_0_1_0, make_job, until
 from tests.test_world import Inbox, declared
 
@@ -26,6 +27,7 @@ here=$(dirname "$0")
 for directory; do :; done
 read -r left < "$here/outages"
 echo "${directory##*/} $left" >> "$here/asked"
+[ ! -p "$here/hangs" ] || read -r _ < "$here/hangs"
 if [ "$left" -gt 0 ]; then
     echo $((left - 1)) > "$here/outages"
     [ ! -e "$here/starts-all-the-same" ] || cp "$here/started" "$here/exit" "$directory"
@@ -74,6 +76,7 @@ class Machine:
             declared,
             lambda spec: spec,
             launcher,
+            Evidence(),
             None,
             1.0,
             {},
@@ -90,7 +93,8 @@ class Machine:
         return make_job(self.state, "true", id=id, **spec)
 
     def asked(self) -> list[str]:
-        return (self.bin / "asked").read_text().splitlines()
+        path = self.bin / "asked"
+        return path.read_text().splitlines() if path.exists() else []
 
     def ends(self, count: int) -> dict[JobId, Exited]:
         def found() -> list[Exited]:
@@ -130,11 +134,28 @@ def test_an_outage_of_systemd_fails_no_job(
     assert caplog.text.count("launches are postponed") == 1
 
 
+def test_launches_behind_one_that_hangs_are_not_given_up(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A supervisor is waited for only once systemd has been asked for it."""
+    monkeypatch.setattr(shepherd, "START_WITHIN_S", 0.0)
+    os.mkfifo(machine.bin / "hangs")
+    for id in (1, 2):
+        machine.world.perform(Launch(machine.job(id)))
+    for asked, another, ends in ((["1.1 0"], 3, 1), (["1.1 0", "2.1 0"], 4, 3)):
+        until(lambda asked=asked: machine.asked() == asked, "systemd to be asked")  # type: ignore[misc]
+        machine.world.shepherd.watch(machine.job(another))  # nobody has launched this one
+        assert another in machine.ends(ends), "the shepherd looks around"
+        (machine.bin / "hangs").write_text("go on\n")
+    causes = {id: end.exit.cause for id, end in machine.ends(4).items()}
+    assert causes == {1: Cause.SUCCESS, 2: Cause.SUCCESS, 3: Cause.LOST, 4: Cause.LOST}
+
+
 def test_the_core_hears_when_a_postponed_attempt_begins(machine: Machine) -> None:
     """Until then, its time limit does not count."""
     machine.fail(3)
     machine.world.perform(Launch(machine.job(1)))
-    machine.world.perform(Launch(replace(machine.job(2), started_at=None)))  # before a restart
+    machine.world.perform(Launch(changed(machine.job(2), started_at=None)))  # before a restart
     machine.ends(2)
     told = [event for event in machine.inbox.events if isinstance(event, Postponed | Exited)]
     for id in (1, 2):
@@ -232,7 +253,7 @@ def test_a_postponed_job_can_be_stopped(
     stopped, other = machine.job(1), machine.job(2)
     for job in (stopped, other):
         machine.world.perform(Launch(job))
-    machine.world.perform(Stop(replace(stopped, state=JobState.STOPPING, stop=cause)))
+    machine.world.perform(Stop(changed(stopped, state=JobState.STOPPING, stop=cause)))
     end = machine.ends(1)[JobId(1)]
     assert end.exit.cause is Cause.LOST
     assert end.stop is (cause if cause is Cause.CANCELLED else None)
@@ -251,5 +272,5 @@ def test_a_postponed_job_that_was_started_unbeknown_is_stopped_for_real(
     machine.fail(1)
     job = machine.job(1)
     machine.world.perform(Launch(job))
-    machine.world.perform(Stop(replace(job, state=JobState.STOPPING, stop=Cause.CANCELLED)))
+    machine.world.perform(Stop(changed(job, state=JobState.STOPPING, stop=Cause.CANCELLED)))
     assert machine.ends(1)[JobId(1)].exit.cause is Cause.SUCCESS  # by the supervisor's word

@@ -9,11 +9,11 @@ from math import inf
 import pytest
 
 from carmad.api.outlook import outlook_out
-from carmad.api.render import Scene
 from carmad.api.times import iso
 from carmad.config import Limits, Settings
 from carmad.core.line import Held
 from carmad.core.outlook import Outlook, outlook
+from carmad.core.scene import Scene
 from carmad.core.types import After, ArrayTask, Job, JobId, JobState, Prediction
 from carmad.testing import a_gpu_view, a_job, a_spec, a_view
 

@@ -31,7 +31,7 @@ from carmad.sim.shadow import reproduce
 from carmad.store import codec, journal
 from carmad.store.sql import SqlStore
 from carmad.store.table import row
-from carmad.testing import a_job, a_spec
+from carmad.testing import a_job, a_spec, changed
 from policies import builtin
 from tests.busy import Busy
 from tests.daemon import Carmad, train
@@ -95,7 +95,7 @@ def test_a_profiling_run_ends_though_the_daemon_was_down_when_it_was_over(evict:
     id = server.submit()
     server.kernel(id)
     server.sample(1.0)
-    running = replace(server.job(id), profiling=ProfilingRun(server.now + 50, evict))
+    running = changed(server.job(id), profiling=ProfilingRun(server.now + 50, evict))
     after = Server()
     after.scheduler.restore([running])
     after.alive = server.alive
@@ -198,7 +198,7 @@ def test_a_segment_without_them_would_be_noticed(
     server = Recorded(tmp_path)
     for _ in server.busy_day(30):
         pass
-    server.scheduler.models["unheard"] = LEAF
+    server.scheduler.knowledge.models["unheard"] = LEAF
     for _ in server.busy_day(30, seed=1):
         pass
     server.journal.flush()

@@ -20,7 +20,7 @@ from carmad.core.history import (
     past,
 )
 from carmad.core.messages import CancelRequested, Discovered, HoldRequested, Stepped, Trained
-from carmad.core.profiling import Profiler
+from carmad.core.profiling import UsageProfiler
 from carmad.core.recurrence import group
 from carmad.core.types import (
     Cause,
@@ -38,7 +38,7 @@ from carmad.core.types import (
 )
 from carmad.guards import GuardedPolicy, GuardedPredictor
 from carmad.models import Boosted
-from carmad.testing import a_gpu, a_job, a_spec
+from carmad.testing import a_gpu, a_job, a_spec, changed
 from estimators.duration.history import Recurring
 from policies import builtin
 from recovery import ladder
@@ -304,7 +304,7 @@ def test_longer_runs_and_more_gpus_are_other_jobs():
 
 
 def test_mean_and_variance_are_weighted_by_time_and_only_of_training():
-    profiler = Profiler()
+    profiler = UsageProfiler()
     gpu = a_gpu()
     job = a_job(state=S.RUNNING, gpus=(gpu.id,), kernels=((gpu.id, 10.0),))
 
@@ -367,6 +367,19 @@ def test_a_predictor_that_fails_leaves_the_owners_word(answer):
     assert world.job(world.submit(expected_s=7.0)).expected_s == 7.0
 
 
+def test_a_job_says_that_its_prediction_failed_until_one_succeeds():
+    predictor = Broken()
+    world = server(predictor=predictor)
+    id = world.submit(expected_s=7.0)
+    note = "its duration could not be predicted: the predictor broken failed"
+    assert world.job(id).notes == (note,)
+    trains(world, id)
+    predictor.answer = Prediction(5.0, "broken")
+    world.pass_time(RUN_S)
+    assert world.job(id).expected_s == 5.0
+    assert note not in world.job(id).notes
+
+
 def test_history_predicts_recurring_jobs_then_the_users_then_equal_demands():
     history = History()
     recurring = Recurring()
@@ -374,7 +387,7 @@ def test_history_predicts_recurring_jobs_then_the_users_then_equal_demands():
     def ran(user, gpus, seconds, number, argv=("a",)):
         spec = a_spec(user=user, gpus=gpus, argv=argv)
         job = a_job(number, spec=spec, group=group(spec), state=S.SUCCEEDED)
-        return past(replace(job, gpus=(a_gpu().id,), started_at=0.0, ended_at=seconds))
+        return past(changed(job, gpus=(a_gpu().id,), started_at=0.0, ended_at=seconds))
 
     def asked(user, gpus, argv=("a",), **more):
         spec = a_spec(user=user, gpus=gpus, argv=argv, **more)
@@ -495,16 +508,16 @@ def test_stage_times_are_kept_per_kind_of_gpu_and_for_the_next_run():
     kind = world.scheduler.gpus[world.job(id).gpus[0]].name
     for load_s in (0.2, 0.1):
         world.tell(Stepped(world.now, id, 0.5, StageTimes(load_s, 0.1, 0.2)))
-    assert world.job(id).stages == (StageTimes(0.1, 0.1, 0.2, gpu=kind),)
+    assert world.job(id).stage_times == (StageTimes(0.1, 0.1, 0.2, gpu=kind),)
     world.exit(id)
     elsewhere = StageTimes(0.3, 0.3, 0.3, gpu="another kind")
     again = world.submit()
-    world.scheduler.history.learn(replace(world.job(again), stages=(elsewhere,)))
+    world.scheduler.history.learn(replace(world.job(again), stage_times=(elsewhere,)))
     third = world.submit()
-    assert world.job(third).stages == (elsewhere,)
+    assert world.job(third).stage_times == (elsewhere,)
     world.exit(again)
     world.tell(Stepped(world.now, third, 0.5, StageTimes(0.1, 0.1, 0.2)))
-    assert world.job(third).stages == (elsewhere, StageTimes(0.1, 0.1, 0.2, gpu=kind))
+    assert world.job(third).stage_times == (elsewhere, StageTimes(0.1, 0.1, 0.2, gpu=kind))
 
 
 def test_runs_of_the_job_that_wait_learn_its_stage_times_once():
@@ -515,8 +528,8 @@ def test_runs_of_the_job_that_wait_learn_its_stage_times_once():
     for load_s in (0.1, 0.2):
         world.tell(Stepped(world.now, first, 0.5, StageTimes(load_s, 0.1, 0.2)))
     kind = world.scheduler.gpus[world.job(first).gpus[0]].name
-    assert world.job(waiting).stages == (StageTimes(0.1, 0.1, 0.2, gpu=kind),)
-    assert world.job(other).stages == ()
+    assert world.job(waiting).stage_times == (StageTimes(0.1, 0.1, 0.2, gpu=kind),)
+    assert world.job(other).stage_times == ()
 
 
 def test_stage_times_that_are_no_news_change_nothing():
@@ -529,7 +542,7 @@ def test_stage_times_that_are_no_news_change_nothing():
         assert (world.job(id) is not known) == news
         known = world.job(id)
     world.tell(Stepped(world.now, id, 0.5, StageTimes(0.0, 0.1, 0.2, sync="backward")))
-    assert world.job(id).stages[0].sync == "backward"
+    assert world.job(id).stage_times[0].sync == "backward"
 
 
 def test_what_a_job_tells_of_a_gpu_that_is_gone_is_not_heard():
@@ -538,15 +551,15 @@ def test_what_a_job_tells_of_a_gpu_that_is_gone_is_not_heard():
     (gone,) = world.job(id).gpus
     world.tell(Discovered(world.now, tuple(gpu for gpu in world.gpus if gpu.id != gone)))
     world.tell(Stepped(world.now, id, 0.5, StageTimes(0.1, 0.1, 0.2)))
-    assert world.job(id).stages == () and world.job(id).steps == ()
+    assert world.job(id).stage_times == () and world.job(id).steps == ()
 
 
 def test_its_owner_knows_the_stage_times_better_than_the_job():
     world = Server(gpus=1)
     declared = (StageTimes(0.1, 0.1, 0.2),)
-    id = world.submit(stages=declared)
+    id = world.submit(stage_times=declared)
     world.tell(Stepped(world.now, id, 0.5, StageTimes(0.9, 0.9, 0.9)))
-    assert world.job(id).stages == declared
+    assert world.job(id).stage_times == declared
 
 
 def test_step_times_in_company_or_of_the_dead_are_not_believed():

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from carmad import guards, registry
+from carmad.api.phrases import phrase, short, wordings
 from carmad.config import Recovery, Settings
-from carmad.core.decision import Placement
+from carmad.core.decision import Placement, Reason
 from carmad.core.types import Cause, Estimate, Exit, Job, Refusal
 from carmad.core.view import View
 from carmad.errors import CarmaError
@@ -23,7 +24,29 @@ VIEW = a_view([a_gpu_view()], [a_job()])
 ANSWER = builtin.magm(Settings()).plan(VIEW)
 
 MODULE = """
-from policies.builtin import magm as good
+from dataclasses import dataclass
+from carmad.plugin import Wording
+from policies.builtin import magm
+def good(settings, own):
+    assert own.cap == 0.6
+    return magm(settings)
+@dataclass
+class Knobs:
+    cap: float = 0.6
+@dataclass
+class WithoutDefaults:
+    cap: float
+@dataclass
+class OfEveryPolicy:
+    min_free_mib: int = 7
+REASONS = {
+    "mood": Wording("Mood", lambda r: f"is in a mood of {r.have:g}", lambda r: f"{r.have:g}"),
+    "wordless": Wording("Wordless", lambda r: 7),
+    "fails": Wording("Fails", lambda r: 1 / 0, lambda r: 1 / 0),
+    "held": Wording("Mine", lambda r: "is mine"),
+    "memory": Wording("Mine", lambda r: "is mine"),
+}
+NO_WORDS = {"silent": "words"}
 def needs_things(settings):
     import no_such_module
 def refuses(settings):
@@ -39,11 +62,21 @@ carma_test_misspelt = carma_test_plugin:no_such_name
 carma_test_needs_things = carma_test_plugin:needs_things
 carma_test_refuses = carma_test_plugin:refuses
 carma_test_nameless = carma_test_plugin:nameless
+[carma.settings]
+policies.carma_test_good = carma_test_plugin:Knobs
+policies.carma_test_refuses = carma_test_plugin:WithoutDefaults
+policies.carma_test_absent = carma_test_plugin:OfEveryPolicy
+recoveries.carma_test_any = carma_test_plugin:OfEveryPolicy
+carma_test_kindless = carma_test_plugin:Knobs
+[carma.reasons]
+carma_test_words = carma_test_plugin:REASONS
+carma_test_absent = carma_test_plugin:nothing
+carma_test_silent = carma_test_plugin:NO_WORDS
 """
 
 
 @pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A package with policies, as pip would have installed it."""
     (tmp_path / "carma_test_plugin.py").write_text(MODULE)
     info = tmp_path / "carma_test_plugin-1.0.dist-info"
@@ -52,6 +85,12 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (info / "entry_points.txt").write_text(ENTRY_POINTS)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "carma_test_plugin", raising=False)
+    found = (registry.declared_settings, registry.wordings)
+    for each in found:
+        each.cache_clear()
+    yield
+    for each in found:
+        each.cache_clear()
 
 
 def test_found_by_name(installed: None) -> None:
@@ -87,6 +126,42 @@ def test_unknown_recoveries_and_estimators() -> None:
 def test_a_plugin_that_cannot_be_loaded(installed: None, name: str, says: str) -> None:
     with pytest.raises(CarmaError, match=f"'{name}' of policies cannot be loaded.*{says}"):
         registry.policy(Settings(policy=name))
+
+
+def test_settings_that_are_declared_wrongly_are_left_out(installed: None, caplog) -> None:
+    mine = {key for key in registry.declared_settings() if key[1].startswith("carma_test")}
+    assert mine == {("policies", "carma_test_good"), ("recoveries", "carma_test_any")}
+    assert {record.getMessage() for record in caplog.records} == {
+        "carma_test_plugin:WithoutDefaults is no dataclass whose fields all have defaults",
+        "every policy has a setting min_free_mib already: carma_test_plugin:OfEveryPolicy",
+        "'carma_test_kindless' is not KIND.NAME, as in policies.magm: carma_test_plugin:Knobs",
+    }
+
+
+def test_the_words_for_a_reason_come_with_the_plugin(installed: None, caplog) -> None:
+    mood = Reason("mood", have=7)
+    assert (phrase(mood), short(mood, "GPU1")) == ("is in a mood of 7", "Mood: GPU1 7")
+    assert phrase(Reason("silent")) == "silent", "those that are no words are left out"
+    assert short(Reason("silent")) == "silent"
+    assert {"memory", "mood", "fails", "held"} <= wordings().keys()
+    assert [record.getMessage() for record in caplog.records] == [
+        "the reasons of carma_test_plugin:nothing cannot be loaded",
+        "the reasons of carma_test_plugin:NO_WORDS cannot be loaded",
+    ]
+
+
+def test_a_plugin_cannot_change_the_words_of_others(installed: None) -> None:
+    assert short(Reason("held")) == "Held"
+    assert short(Reason("memory")).startswith("GpuMemory")
+    assert wordings()["held"].name == "Held"
+
+
+def test_words_that_raise_do_no_harm(installed: None, caplog) -> None:
+    assert phrase(Reason("fails", 1, 2)) == "fails: needs 1, has 2"
+    assert short(Reason("fails"), "GPU1") == "Fails: GPU1"
+    assert phrase(Reason("wordless")) == "7"
+    logged = [record.getMessage() for record in caplog.records]
+    assert logged.count("the words for the reason 'fails' fail") == 1
 
 
 # -- Guards ----------------------------------------------------------------------------------------

@@ -31,10 +31,12 @@ def unpack(release: Path, daemon: Carmad) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(as_me(text))
     os.mkfifo(daemon.work / "fifo")
+    (code,) = (daemon.folder / "code").rglob("supervisor.py")
+    module = ".".join(code.relative_to(daemon.folder / "code").with_suffix("").parts)
     for launch in (daemon.state / "jobs").glob("*/launch"):
         os.mkfifo(launch.with_name("control"))
         start = f"import sys; sys.path.insert(0, {str(daemon.folder / 'code')!r})"
-        run = "import carmad.daemon.supervisor as its; its.main()"
+        run = f"import {module} as its; its.main()"
         subprocess.Popen(
             [sys.executable, "-S", "-c", f"{start}; {run}", str(launch.parent)],
             stdin=subprocess.DEVNULL,

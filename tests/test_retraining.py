@@ -26,7 +26,7 @@ from carmad.models import Additive, Lookup, Model, Node, Tree
 from carmad.models.traffic import INTERVAL_S
 from carmad.store import codec
 from carmad.store.sql import SqlStore
-from carmad.testing import a_job, a_spec
+from carmad.testing import a_job, a_spec, changed
 from estimators.duration.additive import additive
 
 pytest.importorskip("interpret", reason="training needs carma[policies]")
@@ -42,8 +42,10 @@ LEAF = Tree("a class", "a test", ("x",), ("tiny",), (Node((1,)),), 1, 0.0)
 
 def ended(id: int, at: float, user: str, seconds: float, **changes: Any) -> Job:
     spec = a_spec(user=user, name=f"{user}-{id % 3}")
-    job = Job(JobId(id), spec, JobState.SUCCEEDED, at, group=group(spec), attempt=1)
-    return replace(job, started_at=at, ended_at=at + seconds, gpus=(GpuId("GPU-0"),), **changes)
+    job = Job(JobId(id), spec, JobState.SUCCEEDED, at, group=group(spec))
+    return changed(
+        job, attempt=1, started_at=at, ended_at=at + seconds, gpus=(GpuId("GPU-0"),), **changes
+    )
 
 
 def commit(store: SqlStore, jobs: list[Job]) -> None:

@@ -9,6 +9,7 @@ from carmad.config import Collocation, Limits, Monitor, Recovery, Settings
 from carmad.core.decision import AskAgain, Placement, Preemption, Reason, Remember, Verdict
 from carmad.core.messages import (
     CancelRequested,
+    Closing,
     Discovered,
     DrainRequested,
     Estimated,
@@ -23,6 +24,7 @@ from carmad.core.messages import (
     Tick,
     Wake,
 )
+from carmad.core.scheduler import Scheduler
 from carmad.core.states import IllegalTransition, advance
 from carmad.core.types import (
     After,
@@ -35,12 +37,13 @@ from carmad.core.types import (
     JobId,
     JobState,
     Mode,
+    ProcessUse,
     Retry,
     WarnSignal,
 )
 from carmad.guards import GuardedPolicy, GuardedRecovery
 from carmad.testing import a_gpu, a_job, a_spec
-from policies import builtin
+from policies import baselines, builtin
 from recovery import ladder
 from tests.world import Server
 
@@ -112,7 +115,7 @@ def test_the_recovery_queue_goes_first_and_alone():
     server.exit(second, OOM)
     crashed = server.job(second)
     assert (crashed.state, crashed.exclusive) == (S.QUEUED, True)
-    assert server.scheduler.line()[0].id == second  # before the third, who came first
+    assert server.scene.line[0].id == second  # before the third, who came first
     assert server.why(second) == ({0: ["busy"]}, [])
     server.exit(first)
     again = server.job(second)
@@ -149,14 +152,14 @@ def test_a_job_that_was_alone_is_not_tried_again():
     assert server.last(id).attempt == 1
 
 
-def test_an_outsider_s_memory_counts_as_company():
+def test_external_processes_count_as_company():
     server = Server(gpus=1)
     server.used[server.gpus[0].id] = 30_000
     server.sample(1)
     id = server.submit()
     server.exit(id, OOM)
     assert server.job(id).state is S.QUEUED
-    assert server.why(id) == ({0: ["outsiders"]}, [])
+    assert server.why(id) == ({0: ["external"]}, [])
 
 
 def test_an_incumbent_that_gets_company_is_shared_too():
@@ -477,7 +480,7 @@ def test_a_policy_s_order_is_the_line_but_recovery_and_niceness_come_first():
         server.submit(expected_s=expected_s, nice=nice)
         for expected_s, nice in ((900, 0), (60, 0), (1, 5))
     )
-    assert [job.id for job in server.scheduler.line()] == [short, long, nice]
+    assert [job.id for job in server.scene.line] == [short, long, nice]
 
 
 def test_what_a_policy_wants_remembered_is_in_its_next_view():
@@ -550,7 +553,7 @@ def test_hold_release_and_requeue():
     server.tell(HoldRequested(server.now, id, True, "ada"))
     server.exit(running)
     assert server.job(id).state is S.QUEUED
-    assert server.scheduler.barrier(server.job(id), server.now).code == "held"
+    assert server.scene.blocked_by(server.job(id)).code == "held"
     server.tell(HoldRequested(server.now, id, False, "ada"))
     assert server.job(id).state is S.STARTING
     server.exit(id, Exit(Cause.FAILURE, 1))
@@ -593,7 +596,7 @@ def test_dependencies(kind, cause, starts):
     first = server.submit()
     second = server.submit(after=(After(first, kind),))
     third = server.submit(after=(After(second),))
-    assert server.scheduler.barrier(server.job(second), 0.0).code == "dependency"
+    assert server.scheduler.snapshot(0.0).blocked_by(server.job(second)).code == "dependency"
     server.exit(first, Exit(cause, 0 if cause is Cause.SUCCESS else 1))
     if starts:
         assert server.job(second).state is S.STARTING
@@ -628,7 +631,11 @@ def test_a_job_that_waits_for_many_names_a_few():
     server.tell(Submitted(0.0, JobId(1), (a_spec(),) * 100, held=True))
     server.next_id = 101
     last = server.submit(after=tuple(After(JobId(n)) for n in range(1, 101)))
-    assert server.scheduler.barrier(server.job(last), 0.0).detail.endswith("job 7, job 8, …")
+    assert (
+        server.scheduler.snapshot(0.0)
+        .blocked_by(server.job(last))
+        .detail.endswith("job 7, job 8, …")
+    )
 
 
 def test_a_dependency_that_failed_just_before_the_submission():
@@ -655,7 +662,7 @@ def test_a_quota_holds_its_user_back_and_nobody_else():
     mine = [server.submit(gpus=1) for _ in range(3)]
     hers = server.submit(user="bob", uid=1001)
     assert [server.job(i).state for i in mine] == [S.STARTING, S.STARTING, S.QUEUED]
-    assert server.scheduler.barrier(server.job(mine[2]), 0.0).code == "quota"
+    assert server.scheduler.snapshot(0.0).blocked_by(server.job(mine[2])).code == "quota"
     assert server.job(hers).state is S.STARTING
 
 
@@ -722,17 +729,50 @@ def test_a_declared_need_is_kept_free_for_life_and_a_guess_until_it_is_measured(
     settled(server, first, mib=2_000)
     second = server.submit(memory_mib=12_000)
     assert server.why(second) == ({0: ["memory"]}, [])
-    placement = server.scheduler.decisions[second].placement
+    placement = server.scene.decisions[second].placement
     reason = placement.verdicts[0].refused[0]
     assert (reason.need, reason.have, reason.unit) == (12_000, 10_960, "MiB")
 
 
-def test_outsiders_are_counted_beside_what_is_promised():
+def test_external_processes_are_counted_beside_what_is_promised():
     server = Server(gpus=1)
     server.used[server.gpus[0].id] = 20_000
     first = server.submit(memory_mib=15_000)
     settled(server, first, mib=1_000)
     assert server.scheduler.view(server.now).gpus[0].free_mib == 40_960 - 20_000 - 15_000
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (builtin.magm, "memory"),
+        (builtin.exclusive, "external"),
+        (baselines.sjf_ffs, "memory"),
+        (baselines.horus, "memory"),
+    ],
+)
+def test_a_guess_must_fit_beside_what_others_hold(make, reason):
+    server = Server(gpus=1, policy=make(Settings()))
+    (gpu,) = server.used
+    server.used[gpu] = 30_000
+    server.sample(1)
+    id = JobId(1)
+    guess = Estimated(server.now, id, Estimate(20_000, "trace"))
+    server.tell(Submitted(server.now, id, (a_spec(),)), guess)
+    assert server.why(id) == ({0: [reason]}, [])
+    server.used[gpu] = 0
+    server.sample(1)
+    assert server.job(id).state is S.STARTING
+
+
+def test_a_guess_larger_than_the_card_does_not_keep_a_job_off_an_idle_one():
+    server = Server(gpus=1)
+    (gpu,) = server.used
+    server.used[gpu] = 400  # a desktop's
+    server.sample(1)
+    guess = Estimated(server.now, JobId(1), Estimate(60_000, "trace"))
+    server.tell(Submitted(server.now, JobId(1), (a_spec(),)), guess)
+    assert server.job(JobId(1)).state is S.STARTING
 
 
 def test_a_risky_gpu_is_left_alone():
@@ -932,7 +972,7 @@ def test_decisions_are_recorded_when_the_story_changes_not_the_numbers():
     server.steps.clear()
     server.pass_time(20)
     assert sum(len(step.decisions) for step in server.steps) == 0
-    assert server.scheduler.decisions[id].at == server.now  # the newest numbers are at hand
+    assert server.scene.decisions[id].at == server.now  # the newest numbers are at hand
 
 
 def test_what_a_job_used_is_added_up():
@@ -965,7 +1005,7 @@ def test_one_that_uses_more_than_its_own_word_is_told_once():
     fresh.alive = server.alive
     fresh.pass_time(3)
     assert fresh.job(id).notes == (told,), "nor by the next daemon"
-    assert fresh.scheduler.usage[id].peak_mib == 9_500
+    assert fresh.scene.usage[id].peak_mib == 9_500
 
 
 def test_one_that_uses_more_than_was_guessed_is_not_told():
@@ -1009,4 +1049,113 @@ def test_restore_owes_what_was_left_undone():
     fresh = Server(gpus=1)
     owed = fresh.scheduler.restore([server.job(running), server.job(waiting)])
     assert [type(a).__name__ for a in owed] == ["Stop"]
-    assert fresh.scheduler.line()[0].id == waiting
+    assert fresh.scene.line[0].id == waiting
+
+
+# -- the evidence of an end
+
+
+def test_what_is_seen_once_a_job_s_processes_died_is_no_company():
+    """Its own, dead and not yet gone, is nobody's in that reading; and so is who came after."""
+    server = Server(gpus=1)
+    gpu = server.gpus[0].id
+    id = server.submit()
+    server.kernel(id, 9_000)
+    server.sample(1)
+    server.alive[id, 1][1:] = [0, False]
+    server.used[gpu], server.strangers = 30_000, (ProcessUse(77, 30_000),)
+    server.sample(1)
+    server.exit(id, OOM)
+    assert server.last(id).state is S.OUT_OF_MEMORY
+    assert server.last(id).exit.neighbours == ()
+
+
+def test_who_was_seen_beside_a_job_was_there_though_he_is_gone_when_it_ends():
+    server = Server(gpus=1)
+    gpu = server.gpus[0].id
+    id = server.submit()
+    server.kernel(id, 9_000)
+    server.used[gpu], server.strangers = 30_000, (ProcessUse(77, 30_000, user="eve"),)
+    server.sample(1)
+    server.alive[id, 1][1:] = [0, False]
+    server.used[gpu], server.strangers = 0, ()
+    server.sample(1)
+    server.exit(id, OOM)
+    assert server.job(id).retry.exclusive
+    assert server.job(id).failures[0].neighbours == ("pid 77 (eve) held 30000 MiB",)
+
+
+def test_what_a_new_daemon_sees_of_a_job_that_died_meanwhile_is_no_company():
+    before = Server(gpus=1)
+    id = before.submit()
+    before.kernel(id, 9_000)
+    before.sample(1)
+    server = Server(gpus=1)
+    server.scheduler.restore([before.job(id)])
+    server.now, server.alive[id, 1] = before.now, [(), 0, False]
+    server.used[server.gpus[0].id], server.strangers = 30_000, (ProcessUse(77, 30_000),)
+    server.pass_time(3)
+    server.exit(id, OOM)
+    assert server.last(id).state is S.OUT_OF_MEMORY
+
+
+def test_an_end_before_the_gpus_are_known_does_not_make_a_job_exclusive():
+    """As after a restart."""
+    settings = Settings(recovery=Recovery("adaptive", margin_mib=4096))
+    job = a_job(1, state=S.RUNNING, gpus=(a_gpu(0).id,), started_at=0.0, shared=True)
+    for gpus, where in ((1, ()), (2, (a_gpu(0).id,))):
+        core = Scheduler(settings, builtin.magm(settings), ladder.adaptive(settings))
+        core.restore([job])
+        core.handle(Exited(1.0, job.id, 1, OOM))
+        assert core.jobs[job.id].retry.avoid == (a_gpu(0).id,)
+        core.handle(Discovered(2.0, tuple(a_gpu(n) for n in range(gpus))))
+        retry = core.jobs[job.id].retry
+        assert (retry.avoid, retry.exclusive) == (where, not where)
+
+
+def test_a_job_is_not_run_again_while_what_it_waits_for_has_failed():
+    server = Server(gpus=1)
+    first = server.submit()
+    second = server.submit(after=(After(first),))
+    server.exit(first, Exit(Cause.FAILURE, 1))
+    failed, cancelled = server.last(first), server.last(second)
+    assert cancelled.state is S.CANCELLED
+    server.tell(RequeueRequested(server.now, cancelled, "ada"))
+    assert second not in server.scheduler.jobs
+    forgetful = Server(gpus=1)  # it ended too long ago: the store says how
+    ended = ((first, S.FAILED),)
+    forgetful.tell(RequeueRequested(server.now, cancelled, "ada", ended))
+    assert second not in forgetful.scheduler.jobs
+    again = (failed, ()), (cancelled, ended)
+    server.tell(*(RequeueRequested(server.now, job, "ada", its) for job, its in again))
+    assert (server.job(first).state, server.job(second).state) == (S.STARTING, S.QUEUED)
+
+
+# -- what was measured is kept
+
+
+def test_a_peak_survives_an_end_that_could_not_be_committed():
+    server = Server(gpus=1)
+    id = server.submit()
+    server.kernel(id, 9_000)
+    server.sample(1)
+    server.kernel(id, 9_001)
+    server.sample(1)
+    before = server.job(id)
+    assert before.usage.peak_mib == 9_000, "one that grew little is not saved at once"
+    server.scheduler.handle(Exited(server.now, id, 1, Exit(Cause.SUCCESS, 0)))
+    server.scheduler.restore([before])
+    server.exit(id)
+    assert server.last(id).usage.peak_mib == 9_001
+    server.sample(1)
+    assert server.scene.usage == {}
+
+
+def test_a_stop_of_the_daemon_saves_what_was_measured():
+    server = Server(gpus=1)
+    id = server.submit()
+    server.kernel(id, 9_000)
+    server.pass_time(10)
+    server.tell(Closing(server.now))
+    assert server.job(id).usage == server.scene.usage[id]
+    assert server.job(id).usage.energy_j == pytest.approx(1000)

@@ -1,7 +1,7 @@
 """Any order of any reports, late and repeated: the core never loses sight of a live process.
 
 The world is `tests.model`. Hypothesis throws its dice and shrinks what it finds; a few of the seeds
-of `python -m benchmarks.soak` are lived through here, too.
+of `python -m benchmarks.daemon.soak` are lived through here, too.
 """
 
 from __future__ import annotations

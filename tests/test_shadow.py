@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 import pytest
+from pydantic_core import from_json, to_json
 
+from carmad.api.render import attempts_out
 from carmad.api.responses import AttemptOut
 from carmad.api.times import iso, stamp
 from carmad.config import Settings
-from carmad.core.decision import Decision, Placement
-from carmad.core.messages import Step, Tick
-from carmad.core.types import Cause, Exit, GpuId, Job, JobId, JobState, Mode
+from carmad.core.messages import Step
+from carmad.core.types import Cause, GpuId, Job, JobId, JobState, Mode
 from carmad.errors import CarmaError
-from carmad.http.attempts import attempts_out
 from carmad.sim import past, recorded, shadow
 from carmad.sim.metrics import figures
 from carmad.sim.outcome import Attempt
@@ -30,7 +30,6 @@ from carmad.sim.traces import native
 from carmad.sim.workload import Workload
 from carmad.store import journal
 from carmad.store.sql import SqlStore
-from carmad.testing import a_job
 from cli.app import run_app
 from tests.busy import Busy
 from tests.daemon import Carmad, Json, running, train
@@ -181,7 +180,8 @@ def history(
 
 
 def test_a_trace_begins_with_the_first_job_and_is_in_the_order_of_submission() -> None:
-    second = past_job(2, 30, tried(40, 50, 90), user="bob", gpus_wanted=1)
+    word = {"declared_mib": 8_000, "estimate_mib": 8_000, "peak_mib": 7_000}
+    second = past_job(2, 30, tried(40, 50, 90), user="bob", gpus_wanted=1, memory=word)
     first = past_job(1, 10, tried(11, 13, 33, B))
     found = history(second, first, past_job(3, 5))
     tasks = found.experiment.trace.tasks
@@ -191,6 +191,7 @@ def test_a_trace_begins_with_the_first_job_and_is_in_the_order_of_submission() -
     ]
     assert tasks[0].load == Load("", 0, 10_000, 0.55, 0.275, pytest.approx(0.22))
     assert tasks[0].estimates == (("recorded", 12_000),)
+    assert [task.declared_mib for task in tasks] == [None, 8_000]
     assert tasks[0].reference == "A100-40GB"
     assert found.notes == ("1 jobs ended before they started, and are left out",)
 
@@ -284,9 +285,10 @@ def test_exclusive_is_the_users_wish_and_not_the_recoverys() -> None:
 
 def test_the_recorded_run_has_figures_like_any_other() -> None:
     """Two jobs of 1000 J each overlap on one GPU of two for 20 s of a history of 100 s."""
+    no_word: Json = {"declared_mib": None, "estimate_mib": None}
     found = history(
-        past_job(1, 0, tried(0, 0, 60), memory={"estimate_mib": None, "peak_mib": 8000}),
-        past_job(2, 20, tried(40, 40, 100), memory={"estimate_mib": None, "peak_mib": 4000}),
+        past_job(1, 0, tried(0, 0, 60), memory={**no_word, "peak_mib": 8000}),
+        past_job(2, 20, tried(40, 40, 100), memory={**no_word, "peak_mib": 4000}),
     )
     run, told = found.outcome, figures(found.outcome)
     assert told.makespan_s == 100
@@ -419,10 +421,49 @@ def test_attempts_are_told_as_they_were(tmp_path: Path) -> None:
             store.commit(step)
         ended = [job for job in store.history(limit=1000) if job.ended]
         for job in ended:
-            told = attempts_out(job, store)
-            assert [each | {"mode": None} for each in told] == happened.get(job.id, [])
+            assert attempts_out(job) == happened.get(job.id, [])
     assert sum(len(happened.get(job.id, ())) > 1 for job in ended) > 1
     assert any(job.id not in happened for job in ended)
+
+
+FLAT = (
+    *("accumulation", "attempt", "failures", "gpus", "kernels", "mode", "profiling", "served_s"),
+    *("shared", "started_at", "stop", "warned"),
+)
+
+
+def test_attempts_of_older_releases_are_told_as_far_as_is_known(tmp_path: Path) -> None:
+    """Rows as they were before migration 0004: the job has its last attempt's fields."""
+    server = Busy()
+    with contextlib.closing(SqlStore.open(tmp_path / "carma.db")) as store:
+        for _ in server.busy_day(300):
+            pass
+        for step in server.steps:
+            store.commit(step)
+        jobs = store.jobs(range(1, 1000))  # type: ignore[arg-type]
+        before = store.totals(0.0)
+    with contextlib.closing(sqlite3.connect(tmp_path / "carma.db")) as connection, connection:
+        connection.execute("UPDATE alembic_version SET version_num = '0003'")
+        for job in jobs:
+            old = {name: getattr(job, name) for name in FLAT}
+            body = from_json(to_json(job)) | old
+            del body["attempts"], body["requeued_after"]
+            row = (to_json(body).decode(), job.id)
+            connection.execute("UPDATE jobs SET body = ? WHERE id = ?", row)
+    with contextlib.closing(SqlStore.open(tmp_path / "carma.db")) as store:
+        assert store.totals(0.0) == before
+        upgraded = store.jobs([job.id for job in jobs])
+    assert sum(len(job.attempts) > 1 for job in upgraded) > 1
+    for job, new in zip(jobs, upgraded, strict=True):
+        for name in FLAT:
+            its = getattr(job, name)
+            assert getattr(new, name) == (pytest.approx(its) if name == "served_s" else its)
+        last = job.current and job.current.number
+        told = [
+            each | {"mode": each["mode"] if n == last else None}
+            for n, each in enumerate(attempts_out(job), 1)
+        ]
+        assert attempts_out(new) == told
 
 
 def attempts_of(steps: Sequence[Step]) -> dict[JobId, list[AttemptOut]]:
@@ -442,45 +483,12 @@ def as_told(was: Job, now: Job, at: float) -> AttemptOut:
     assert was.started_at is not None
     return {
         "gpus": list(was.gpus),
-        "mode": None,
+        "mode": was.mode and was.mode.value,
         "started_at": stamp(was.started_at),
         "first_kernel_at": iso(was.kernels[0][1] if was.kernels else None),
         "ended_at": stamp(at),
         "cause": exit.cause.value,
     }
-
-
-def test_a_preempted_attempt_is_told_as_one(tmp_path: Path) -> None:
-    ready = a_job(1, submitted_at=0.0)
-    starting = replace(ready, state=JobState.STARTING, gpus=(A,), attempt=1, started_at=10.0)
-    running = replace(starting, state=JobState.RUNNING, kernels=((A, 12.0),))
-    stopping = replace(running, state=JobState.STOPPING, stop=Cause.PREEMPTED)
-    back = replace(ready, attempt=1, started_at=10.0)
-    again = replace(starting, gpus=(B,), attempt=2, started_at=30.0, mode=Mode.MPS)
-    exit = Exit(Cause.SUCCESS, 0)
-    over = replace(again, state=JobState.SUCCEEDED, ended_at=50.0, exit=exit)
-    on_a, on_b = (Decision(at, "p", Placement(ready.id, (gpu,))) for at, gpu in ((10, A), (30, B)))
-    with contextlib.closing(SqlStore.open(tmp_path / "carma.db")) as store:
-        for second, job, decisions in (
-            (0.0, ready, ()),
-            (10.0, starting, (on_a,)),
-            (12.0, running, ()),
-            (20.0, stopping, ()),
-            (25.0, back, ()),
-            (30.0, again, (on_b,)),
-            (50.0, over, ()),
-        ):
-            store.commit(Step((Tick(second),), (job,), decisions, ()))
-        first, second_ = attempts_out(over, store)
-    assert first == {
-        "gpus": [A],
-        "mode": None,
-        "started_at": stamp(10),
-        "first_kernel_at": stamp(12),
-        "ended_at": stamp(25),
-        "cause": "preempted",
-    }
-    assert (second_["gpus"], second_["mode"], second_["cause"]) == ([B], "mps", "success")
 
 
 # -- a real daemon

@@ -228,11 +228,11 @@ class TestCoefficients:
         fit = self.shipped["modes"][mode]
         assert 0 <= fit["sm"] <= 1
         assert fit["data"] and fit["licence"] and fit["sides_of_pairs"] > 0
-        assert self.shipped["command"] == "python -m benchmarks.interference"
+        assert self.shipped["command"] == "python -m benchmarks.simulator.interference"
 
     def test_the_fit_finds_what_made_the_pairs(self) -> None:
         pytest.importorskip("numpy", reason="the benchmarks need numpy")
-        from benchmarks.interference import Sample, fit
+        from benchmarks.simulator.interference import Sample, fit
 
         truth = Learned({Mode.MPS: 0.7})
         made = [
@@ -248,7 +248,7 @@ class TestCoefficients:
     ) -> None:
         """Of 0.5 and 1 the mean is 0.75 = 1 / (1 + 1/3)."""
         pytest.importorskip("numpy", reason="the benchmarks need numpy")
-        from benchmarks.interference import Sample, fit
+        from benchmarks.simulator.interference import Sample, fit
 
         made = [Sample(load(1.0), load(1.0), speed) for speed in speeds]
         assert fit(made) == pytest.approx(coefficient)
@@ -256,7 +256,7 @@ class TestCoefficients:
     @needs_data
     def test_they_are_what_the_data_give(self) -> None:
         pytest.importorskip("numpy", reason="the benchmarks need numpy")
-        from benchmarks.interference import fit, lucid, saturating
+        from benchmarks.simulator.interference import fit, lucid, saturating
 
         modes = self.shipped["modes"]
         assert modes["streams"]["sm"] == pytest.approx(fit(lucid()[0]), abs=0.001)

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from carmad.core.messages import Exited, Step, Tick
-from carmad.core.types import Cause, Exit, GpuId, JobId, JobState, Mode
+from carmad.core.types import Cause, JobState
 from carmad.sim.hardware import parse
 from carmad.sim.metrics import (
     Bounds,
@@ -22,9 +21,6 @@ from carmad.sim.metrics import (
     spread,
     times,
 )
-from carmad.sim.outcome import Attempt
-from carmad.sim.recorder import Recorder
-from carmad.testing import a_job
 from tests.outcomes import attempt, gpu, job, made_up, outcome, timeline
 
 PLAIN = job(0, attempt(0, 120), alone_s=100.0)
@@ -58,25 +54,6 @@ def test_nothing_goes_on_from_an_attempt_that_was_preempted_before_its_first_ker
         first_wait_s=80.0, wait_s=133.0, lost_s=7.0, execution_s=60.0, jct_s=200.0, alone_s=60.0
     )
     assert found.slowdown == 1.0
-
-
-def test_a_crash_is_one_though_the_job_was_preempted_before_its_process_was_gone() -> None:
-    """The first crashes, and so it was no preemption; the second is stopped, and ends so."""
-
-    def ended(exit: Exit) -> Attempt:
-        recorder = Recorder()
-        held = a_job(gpus=(GpuId("g0"),), mode=Mode.STREAMS, started_at=3.0, attempt=1)
-        stopping = replace(held, state=JobState.STOPPING, stop=Cause.PREEMPTED)
-        recorder.commit(Step((Tick(5.0),), (stopping,), (), ()))
-        gone = Exited(8.0, held.id, 1, exit)
-        other = Exited(8.0, JobId(2), 1, Exit(Cause.GPU_OOM, 1))
-        recorder.commit(Step((gone, other), (a_job(state=JobState.QUEUED),), (), ()))
-        (found,) = recorder.attempts[held.id]
-        return found
-
-    crashed = ended(Exit(Cause.GPU_OOM, 1))
-    assert crashed == Attempt((GpuId("g0"),), Mode.STREAMS, 3.0, None, 8.0, Cause.GPU_OOM)
-    assert ended(Exit(Cause.CANCELLED, signal=15)).cause is Cause.PREEMPTED
 
 
 def test_slowdown_leaves_the_wait_out_and_the_finish_ratio_does_not() -> None:

@@ -50,6 +50,7 @@ tasks = st.builds(
     expected_s=st.none() | positive,
     deadline_s=st.none() | positive,
     time_limit_s=st.none() | positive,
+    declared_mib=st.none() | st.integers(1, 10**6),
     exclusive=st.booleans(),
     fails=st.booleans(),
     estimates=st.sampled_from([(), (("horus", 7),), (("horus", 40000), ("fake tensor", 1))]),
@@ -194,7 +195,7 @@ def test_a_layout_that_makes_no_sense_is_no_task(tmp_path):
     assert trace.tasks[0].stages == (StageTimes(0.001, 0.002, 0.003),)
     words = [rejected.why for rejected in trace.rejected]
     assert words[0] == "its layout is one of 3 GPUs, and it asks for 2"
-    assert words[1].startswith("layout: '20' is no time")
+    assert words[1].startswith("layout: '20' is not the time")
     assert words[2].startswith("stages: 'load=1ms' lacks forward=")
 
 

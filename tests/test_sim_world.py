@@ -603,6 +603,38 @@ def test_estimates():
     assert a_workload("horus").estimate(second) is None
 
 
+def test_a_user_s_own_word_is_an_estimate_too():
+    task = a_task(declared_mib=3_000, estimates=(("horus", 5_000),))
+    for estimator in ("none", "horus"):
+        workload = Workload(Experiment(Trace("", (task,)), one_node(FAST), estimator=estimator))
+        assert workload.estimate(JobId(1)) == Estimate(3_000, "declared", firm=True)
+
+
+@pytest.mark.parametrize(
+    ("mps", "word", "state"),
+    [
+        (True, {"declared_mib": 3_999}, JobState.OUT_OF_MEMORY),
+        (True, {"declared_mib": 4_000}, JobState.SUCCEEDED),
+        (True, {"estimates": (("horus", 3_999),)}, JobState.SUCCEEDED),
+        (False, {"declared_mib": 3_999}, JobState.SUCCEEDED),
+    ],
+)
+def test_under_mps_a_user_s_own_word_is_a_limit_and_a_guess_is_none(mps, word, state):
+    settings = Settings(collocation=Collocation(mps=mps))
+    (job,) = run(a_task(**word), settings=settings, estimator="horus").jobs
+    assert (job.state, len(job.attempts)) == (state, 1)
+
+
+def test_beside_others_one_that_passes_its_limit_is_tried_again_without_it():
+    settings = Settings(collocation=Collocation(mps=True))
+    tasks = a_task(), a_task(50.0, declared_mib=3_999)
+    _, job = run(*tasks, settings=settings).jobs
+    assert [(a.mode, a.cause) for a in job.attempts] == [
+        (Mode.MPS, Cause.GPU_OOM),
+        (Mode.EXCLUSIVE, Cause.SUCCESS),
+    ]
+
+
 def test_expected_durations():
     expected = [a_workload().spec(JobId(id)).expected_s for id in (1, 2)]
     assert expected == [100.0, 150.0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import re
 import shutil
 import signal
 import subprocess
@@ -117,9 +118,39 @@ def test_logs_are_appended_to_and_their_ends_kept(bench: Bench) -> None:
     (bench.cwd / "carma-1.out").write_text("before\n")
     job = bench.launch(bench.job("sh", "-c", "echo out; echo err >&2", stderr="err"))
     bench.ended(job)
-    assert bench.lines() == ["before", "out"]
-    assert bench.lines("err") == ["err"]
-    assert (bench.directory(job) / supervisor.TAIL).read_text() == "before\nout\nerr\n"
+    before, blank, title, out = bench.lines()
+    assert (before, blank, out) == ("before", "", "out")
+    assert re.fullmatch(r"=== carma job 1, attempt 1, [-0-9T:]{19}[+-]\d{4} ===", title)
+    assert bench.lines("err") == ["err"], "a log that was empty has nothing else"
+    assert (bench.directory(job) / supervisor.TAIL).read_text() == "out\nerr\n"
+
+
+@pytest.mark.parametrize("stderr", [None, "err"])
+def test_the_tail_is_of_this_attempt_alone(bench: Bench, stderr: str | None) -> None:
+    """And of this job, where another has the same log."""
+    say = ("sh", "-c", "echo CUDA error: out of memory >&2; exit 1")
+    bench.ended(bench.launch(bench.job(*say, stdout="log", stderr=stderr)))
+    bench.ended(bench.launch(bench.job(*say, stdout="log", stderr=stderr, id=2)))
+    silent = bench.launch(bench.job("false", stdout="log", stderr=stderr, attempt=2))
+    bench.ended(silent)
+    assert (bench.directory(silent) / supervisor.TAIL).read_text() == ""
+    other = bench.launch(bench.job("echo", "mine", stdout="log", stderr=stderr, attempt=3))
+    bench.ended(other)
+    assert (bench.directory(other) / supervisor.TAIL).read_text() == "mine\n"
+
+
+def test_the_tail_of_a_log_that_the_job_writes_anew_is_all_of_it(bench: Bench) -> None:
+    (bench.cwd / "carma-1.out").write_text("before\n" * 100)
+    job = bench.launch(bench.job("sh", "-c", "echo anew > carma-1.out"))
+    bench.ended(job)
+    assert (bench.directory(job) / supervisor.TAIL).read_text() == "anew\n"
+
+
+def test_when_the_main_process_ended_is_recorded(bench: Bench) -> None:
+    """What it leaves behind may live longer."""
+    lives_on = "trap 'sleep 0.3; exit' TERM; while :; do sleep 0.05; done"
+    end = bench.run("sh", "-c", f'setsid sh -c "{lives_on}" & exit 5', stderr=QUIET)
+    assert 0 < end["main_ended_boot_s"] < end["ended_boot_s"]
 
 
 def test_the_tail_is_bounded_and_a_log_that_is_no_file_is_left_alone(bench: Bench) -> None:

@@ -80,13 +80,14 @@ def test_listen_fds() -> None:
 
 @pytest.fixture
 def carmad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An interpreter's directory with a carmad beside it."""
-    program = tmp_path / "bin/carmad"
-    program.parent.mkdir()
-    program.write_text("#!/bin/sh\n")
-    program.chmod(0o755)
+    """An interpreter's directory with a carmad and a carma beside it."""
+    (tmp_path / "bin").mkdir()
+    for name in ("carmad", "carma"):
+        program = tmp_path / "bin" / name
+        program.write_text("#!/bin/sh\n")
+        program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "bin/python"))
-    return program
+    return tmp_path / "bin/carmad"
 
 
 def test_the_units_run_this_interpreters_carmad(carmad: Path, tmp_path: Path) -> None:
@@ -98,6 +99,7 @@ def test_the_units_run_this_interpreters_carmad(carmad: Path, tmp_path: Path) ->
         "etc/sysusers.d/carma.conf",
     ]
     assert f"\nExecStart={carmad}\n" in written[0].read_text()
+    assert f"\nExecReload={carmad.with_name('carma')} config check\n" in written[0].read_text()
     assert not re.search("@[A-Z]+@", "".join(path.read_text() for path in written))
     assert systemd.install(root) == written
 

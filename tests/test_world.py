@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from carmad.attempt.evidence import Evidence
 from carmad.attempt.shepherd import Ended
 from carmad.config import Collocation, Settings
 from carmad.core.messages import Estimated, EstimateMemory, Exited, Launch, Noticed, Signal, Stop
@@ -107,7 +108,8 @@ def given(spec):
 
 def a_world(tmp_path, mps=None, grace_s=30.0, estimate=declared):
     inbox, launcher = Inbox(), Launcher()
-    world = DaemonWorld(tmp_path, inbox, estimate, given, launcher, mps, grace_s, {"EXTRA": "1"})
+    parts = (launcher, Evidence(), mps, grace_s, {"EXTRA": "1"})
+    world = DaemonWorld(tmp_path, inbox, estimate, given, *parts)
     return world, inbox, launcher
 
 
@@ -239,7 +241,7 @@ def test_a_client_leaves_mps_before_it_is_killed(tmp_path):
     # 73 is of a later attempt: the job was preempted, and is back already.
     attempt = running(Mode.MPS).attempt
     owners = {71: (7, attempt), 72: (8, attempt), 73: (7, attempt + 1)}
-    world.shepherd.owner_attempt = owners.get
+    world._evidence.attempt_of = owners.get
     performed(world, Stop(running(Mode.MPS)))
     until(lambda: mps.left)
     assert mps.left == [71]
@@ -259,7 +261,7 @@ def test_a_client_leaves_mps_before_it_is_killed(tmp_path):
 )
 def test_every_end_has_its_cause(tmp_path, ended, cause):
     world, inbox, _ = a_world(tmp_path)
-    world._ended(JobId(7), 2, ended)
+    world._ended(running(), ended)
     assert inbox.events[0].exit.cause is cause
 
 
@@ -267,20 +269,14 @@ def test_every_end_has_its_cause(tmp_path, ended, cause):
 def test_a_job_that_ends_well_because_it_was_told_to_is_not_done(tmp_path, stopped, cause):
     """It saved its work; one that is preempted goes on from there."""
     world, inbox, _ = a_world(tmp_path)
-    world._ended(JobId(7), 2, Ended(code=0, ended_at=1.0, stopped=stopped))
+    world._ended(running(), Ended(code=0, ended_at=1.0, stopped=stopped))
     assert inbox.events[0].exit.cause is cause
 
 
-@pytest.mark.parametrize("broken", ["classify", "was_full"])
-def test_an_end_that_cannot_be_judged_is_a_failure_and_told_once(
-    tmp_path, broken, monkeypatch, caplog
-):
+def test_an_end_that_cannot_be_judged_is_a_failure_and_told_once(tmp_path, monkeypatch, caplog):
     world, inbox, _ = a_world(tmp_path)
-    if broken == "classify":
-        monkeypatch.setattr(module, "classify", lambda *_, **__: 1 / 0)
-    else:
-        world.monitor = SimpleNamespace(was_full=lambda job: 1 / 0)
-    world._ended(JobId(7), 2, Ended(code=3, ended_at=1.0, log_tail="?"))
+    monkeypatch.setattr(module, "classify", lambda *_, **__: 1 / 0)
+    world._ended(running(), Ended(code=3, ended_at=1.0, log_tail="?"))
     (exited,) = inbox.events
     assert (exited.job, exited.exit) == (7, Exit(Cause.FAILURE, 3))
     assert caplog.text.count("cannot tell why job 7 ended") == 1
@@ -289,14 +285,14 @@ def test_an_end_that_cannot_be_judged_is_a_failure_and_told_once(
 
 def test_what_a_job_s_own_shell_said_of_its_start_can_be_shown(tmp_path):
     world, inbox, _ = a_world(tmp_path)
-    world._ended(JobId(7), 2, Ended(error="conda: \x1b[2J\0\ud800 no", hint="a\nb", ended_at=1.0))
+    world._ended(running(), Ended(error="conda: \x1b[2J\0\ud800 no", hint="a\nb", ended_at=1.0))
     evidence = inbox.events[0].exit.evidence
     assert evidence == "conda: \ufffd[2J\ufffd\ufffd no; a b"
 
 
 def test_the_word_of_the_attempt_on_why_it_was_stopped_is_passed_on(tmp_path):
     world, inbox, _ = a_world(tmp_path)
-    world._ended(JobId(7), 2, Ended(signal=15, ended_at=1.0, stopped=True, cause=Cause.TIME_LIMIT))
+    world._ended(running(), Ended(signal=15, ended_at=1.0, stopped=True, cause=Cause.TIME_LIMIT))
     assert inbox.events[0].stop is Cause.TIME_LIMIT
 
 
@@ -317,25 +313,48 @@ def test_only_what_is_not_owed_anything_is_adopted_at_the_start():
 
 def test_memory_that_does_not_come_back_is_told(tmp_path):
     world, inbox, _ = a_world(tmp_path)
-    world._ended(JobId(7), 2, Ended(code=0, ended_at=1.0, memory_held=True))
+    world._ended(running(), Ended(code=0, ended_at=1.0, memory_held=True))
     noticed, exited = inbox.events
     assert (noticed.job, exited.exit.cause) == (7, Cause.SUCCESS)
     assert "memory" in noticed.note
 
 
-def test_a_job_that_slipped_past_mps_is_told(tmp_path):
-    inbox, mps = Inbox(), Mps()
-    job = running(Mode.MPS)
-    seen = a_job(8, spec=job.spec, state=JobState.RUNNING, gpus=(GPU,), mode=Mode.MPS)
-    inbox.jobs = {7: replace(job, id=JobId(7)), 8: replace(seen, kernels=((GPU, 1.0),))}
-    watch = MpsWatch(mps, inbox, {71: JobId(9)}.get)
-    watch.look()  # job 7 has run no kernel yet: it cannot be told
-    assert [(event.job, "outside MPS" in event.note) for event in inbox.events] == [(8, True)]
-    inbox.events.clear()
+def under_mps(id, state=JobState.RUNNING, **fields):
+    return a_job(id, state=state, gpus=(GPU,), mode=Mode.MPS, attempt=2, **fields)
+
+
+def a_watch():
+    """And a job that was seen to run a kernel under MPS, with the pids of its processes."""
+    inbox, mps, running = Inbox(), Mps(), set()
+    inbox.jobs = {8: under_mps(8, kernels=((GPU, 1.0),))}
+    evidence = SimpleNamespace(running=lambda key: running if key == (8, 2) else {80})
+    return MpsWatch(mps, inbox, evidence), inbox, mps, running
+
+
+def test_a_job_outside_mps_is_told():
+    watch, inbox, mps, running = a_watch()
     mps.pids = frozenset({71})
-    watch = MpsWatch(mps, inbox, {71: JobId(8)}.get)
+    running |= {80, 81}
     watch.look()
+    assert inbox.events == [], "it may be about to connect"
+    watch.look()
+    assert [(event.job, "outside MPS" in event.note) for event in inbox.events] == [(8, True)]
+
+
+def test_a_job_whose_processes_come_go_or_are_clients_is_not_outside_mps():
+    watch, inbox, mps, running = a_watch()
+    inbox.jobs[7] = under_mps(7)  # it has run no kernel yet
+    inbox.jobs[9] = under_mps(9, state=JobState.STOPPING, kernels=((GPU, 1.0),))
+    mps.pids = frozenset({71})
+    for alive in ({80}, set(), {80}, {71, 80}, {80}, set()):  # as it dies, or is started again
+        running.clear()
+        running |= alive
+        watch.look()
     assert inbox.events == []
+
+
+def test_an_mps_server_that_has_faulted_or_hangs_is_told():
+    watch, inbox, mps, _ = a_watch()
     mps.state = ServerState.FAULT
     watch.look()
     assert "FAULT" in inbox.events[0].note
@@ -386,14 +405,3 @@ def test_the_doctor_asks_every_mps_daemon_that_has_jobs():
     mps.state = ServerState.FAULT
     found = {check["name"]: check["ok"] for check in doctor._mps(settings, scene, mps)}
     assert found["mps on gpu 1"] is False
-
-
-def test_a_monitor_forgets_jobs_that_have_ended(tmp_path):
-    world, _, launcher = a_world(tmp_path)
-    forgotten = []
-    world.monitor = SimpleNamespace(forget=forgotten.append)
-    world.shepherd.start()
-    world.release(JobId(8))
-    world.close()
-    assert forgotten == [JobId(8)]
-    assert ("release", JobId(8)) in launcher.calls

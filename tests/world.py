@@ -36,6 +36,7 @@ class Server:
         self.now = 0.0
         self.gpus = tuple(a_gpu(n, memory_mib) for n in range(gpus))
         self.used = {gpu.id: 0 for gpu in self.gpus}
+        self.strangers = ()  # processes of no job, on every GPU; `used` has their memory
         self.fault = {}
         self.sm = {gpu.id: 0.0 for gpu in self.gpus}
         self.dram = {gpu.id: 0.0 for gpu in self.gpus}
@@ -100,6 +101,7 @@ class Server:
             if gpu.id in gpus and (mib or ran)
         )
         used = self.used[gpu.id] + sum(p.memory_mib for p in processes)
+        processes += self.strangers
         if gpu.id in self.fault:
             return GpuSample(gpu.id, self.now, fault=self.fault[gpu.id])
         return GpuSample(
@@ -120,6 +122,10 @@ class Server:
         self.stopping.discard((id, job.attempt))
         self.tell(Exited(self.now, id, job.attempt, exit or Exit(Cause.SUCCESS, 0)))
 
+    @property
+    def scene(self):
+        return self.scheduler.snapshot(self.now)
+
     def job(self, id):
         return self.scheduler.jobs[id]
 
@@ -129,7 +135,7 @@ class Server:
 
     def why(self, id):
         """Reason codes of the job's last decision, by GPU index; and those about the job."""
-        placement = self.scheduler.decisions[id].placement
+        placement = self.scene.decisions[id].placement
         index = {gpu.id: gpu.index for gpu in self.gpus}
         by_gpu = {index[v.gpu]: [r.code for r in v.refused] for v in placement.verdicts}
         return by_gpu, [r.code for r in placement.reasons]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import median
 
 from benchmarks.cuckoo import notes
@@ -19,6 +20,8 @@ from benchmarks.cuckoo.paper import (
 )
 from benchmarks.cuckoo.runs import HEADLINE, HEAVY, SETTINGS, WEIGHTS, Result, Setting
 from benchmarks.cuckoo.timing import LIMITS_S, Pruned, Taken
+from benchmarks.harness.report import Report
+from benchmarks.harness.rows import columns, verdict
 from carmad.sim.report import compare, markdown
 from carmad.sim.report.compare import Claim
 
@@ -41,16 +44,14 @@ class Runs:
         return float(median(getattr(one, of) / getattr(cuckoo, of) for one, cuckoo in pairs))
 
 
-def page(
+def report(
     results: Sequence[Result],
     found: Sequence[Found],
     taken: Sequence[Taken],
     pruned: Sequence[Pruned],
-    facts: Mapping[str, str],
-) -> str:
+) -> Report:
     runs = Runs(results)
     sections = (
-        ("# Cuckoo beside other schedulers", _facts(facts)),
         ("## What is simulated", notes.SETTING),
         ("## The paper's figures and ours", compare.table(list(_claims(runs, found)))),
         ("### At twice the load", compare.table(list(_variants(runs, HEAVY)))),
@@ -61,11 +62,8 @@ def page(
         ("## How long a plan takes", _taken(taken), _pruned(pruned), notes.PLANS),
         ("## Likely causes of the differences", notes.CAUSES),
     )
-    return LINE.join(part for section in sections for part in section) + "\n"
-
-
-def _facts(facts: Mapping[str, str]) -> str:
-    return "\n".join(f"- {name}: {value}" for name, value in facts.items())
+    data = {"runs": results, "pairs": found, "plans": taken, "pruned": pruned}
+    return Report("Cuckoo beside other schedulers", [*chain.from_iterable(sections)], data)
 
 
 # -- beside the paper
@@ -188,44 +186,41 @@ def _predicted(runs: Runs) -> str:
 
 
 def _pairs(found: Sequence[Found]) -> str:
-    rows = [
-        (
-            *(each.data, each.model, f"{each.pairs:,}"),
-            "" if each.gpu is None else f"{each.gpu:.2f}",
-            f"{100 * each.group:.1f} %",
-            "" if each.alike is None else f"{100 * each.alike:.1f} %",
-            f"{100 * each.job:.1f} %",
-        )
-        for each in found
-    ]
-    headings = (
-        *("data", "model", "pairs judged", "λ fitted", "error of the pair's throughput"),
-        *("iterations alike", "of each job's"),
+    return columns(
+        found,
+        ("data", "{0.data}"),
+        ("model", "{0.model}"),
+        ("pairs judged", "{0.pairs:,}"),
+        ("λ fitted", lambda each: "" if each.gpu is None else f"{each.gpu:.2f}"),
+        ("error of the pair's throughput", lambda each: f"{100 * each.group:.1f} %"),
+        ("iterations alike", lambda e: "" if e.alike is None else f"{100 * e.alike:.1f} %"),
+        ("of each job's", lambda each: f"{100 * each.job:.1f} %"),
+        text=range(2),
     )
-    return markdown.table(headings, rows, numbers=range(2, 7))
 
 
 def _taken(taken: Sequence[Taken]) -> str:
-    rows = [
-        (
-            *(each.gpus, f"{each.queued:,}", str(each.plans)),
-            *(f"{each.median_ms:,.0f}", f"{each.worst_ms:,.0f}"),
-            f"{1000 * LIMITS_S[each.queued]:,.0f}",
-            "met" if each.worst_ms <= 1000 * LIMITS_S[each.queued] else "MISSED",
-        )
-        for each in taken
-    ]
-    headings = ("GPUs", "jobs in line", "plans", "median ms", "worst ms", "at most ms", "")
-    return markdown.table(headings, rows, numbers=range(1, 6))
+    return columns(
+        taken,
+        ("GPUs", "{0.gpus}"),
+        ("jobs in line", "{0.queued:,}"),
+        ("plans", "{0.plans}"),
+        ("median ms", "{0.median_ms:,.0f}"),
+        ("worst ms", "{0.worst_ms:,.0f}"),
+        ("at most ms", lambda each: f"{1000 * LIMITS_S[each.queued]:,.0f}"),
+        ("", lambda each: verdict(each.worst_ms <= 1000 * LIMITS_S[each.queued])),
+        text=(0, 6),
+    )
 
 
 def _pruned(pruned: Sequence[Pruned]) -> str:
-    rows = [
-        (
-            *(f"{each.jobs:,}", f"{each.full_edges:,}", f"{each.edges:,}"),
-            *(f"{100 * each.lost:.3f} %", f"{each.full_s:.2f}", f"{each.took_s:.3f}"),
-        )
-        for each in pruned
-    ]
-    headings = ("jobs", "edges", "kept", "weight lost", "matched in s", "pruned, in s")
-    return markdown.table(headings, rows, numbers=range(6))
+    return columns(
+        pruned,
+        ("jobs", "{0.jobs:,}"),
+        ("edges", "{0.full_edges:,}"),
+        ("kept", "{0.edges:,}"),
+        ("weight lost", lambda each: f"{100 * each.lost:.3f} %"),
+        ("matched in s", "{0.full_s:.2f}"),
+        ("pruned, in s", "{0.took_s:.3f}"),
+        text=(),
+    )

@@ -11,8 +11,6 @@ One GPU has no network to share: nothing here tells of that λ.
 
 from __future__ import annotations
 
-import csv
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations_with_replacement
@@ -21,9 +19,15 @@ from statistics import fmean, median
 
 import numpy as np
 
-from benchmarks import interference
 from benchmarks.cuckoo import truth
-from benchmarks.cuckoo.workload import DATA, FORWARD_SHARE, alone_s, by_muri, gpu_share
+from benchmarks.cuckoo.workload import FORWARD_SHARE, alone_s, by_muri, gpu_share
+from benchmarks.harness.pairs import (
+    GUESSED,
+    gavel_name,
+    gavel_rates,
+    lucid_alone,
+    lucid_pairs,
+)
 from carmad.core.types import StageTimes
 from policies.cuckoo.interleaving import Asynchronous, Exclusive, Model, Phases
 
@@ -62,29 +66,21 @@ class Found:
 
 
 def lucid() -> list[Pair]:
-    """Those that `benchmarks.interference` takes for sound on both sides."""
-    alone = {
-        tuple(row[name] for name in ("model", "batchsize", "amp")): row
-        for row in _rows("lucid/single_job_profiles_rtx3090.csv")
-    }
+    """Those that are sound on both sides."""
     found = []
-    for row in _rows("lucid/colocated_pairs_rtx3090.csv"):
-        one, other = (alone[row[f"model{i}"], row[f"batchsize{i}"], row[f"amp{i}"]] for i in "12")
+    for pair in lucid_pairs():
+        one, other = (lucid_alone()[job] for job in pair.jobs)
         models = frozenset((one["model"], other["model"]))
-        first, second = float(row["speed1"]), float(row["speed2"])
-        busy = max(float(one["gpu_util"]), float(other["gpu_util"]))
-        idler = float(row["gpu_util"]) < interference.SHRUNK * busy
-        if idler or max(first, second) > interference.FASTER or models & {*interference.GUESSED}:
-            continue
-        speeds = min(1.0, first), min(1.0, second)
-        found.append(Pair(models, (_by_utilization(one), _by_utilization(other)), speeds))
+        if not pair.unsound and not models & {*GUESSED}:
+            first, second = (min(1.0, speed) for speed in pair.speeds)
+            jobs = _by_utilization(one), _by_utilization(other)
+            found.append(Pair(models, jobs, (first, second)))
     return found
 
 
 def gavel() -> list[Pair]:
-    text = (DATA / "gavel/throughputs_v100_p100_k80.json").read_text()
-    rates = json.loads(text)["v100"]
-    known = [name for name in rates if name.endswith(" 1)") and _model(name) in SHARED_MODELS]
+    rates = gavel_rates("v100")
+    known = [name for name in rates if gavel_name(name)[0] in SHARED_MODELS]
     found = []
     for one, other in combinations_with_replacement(known, 2):
         together = rates[one].get(other) or rates[other][one][::-1]
@@ -94,9 +90,12 @@ def gavel() -> list[Pair]:
             min(1.0, rate / rates[name]["null"])
             for rate, name in zip(together, (one, other), strict=True)
         )
-        jobs = tuple(_by_muri(_model(name), 1 / rates[name]["null"]) for name in (one, other))
-        models = frozenset((_model(one), _model(other)))
-        found.append(Pair(models, (jobs[0], jobs[1]), (first, second)))
+        models = [gavel_name(name)[0] for name in (one, other)]
+        stages = [
+            _by_muri(model, 1 / rates[name]["null"])
+            for model, name in zip(models, (one, other), strict=True)
+        ]
+        found.append(Pair(frozenset(models), (stages[0], stages[1]), (first, second)))
     return found
 
 
@@ -223,12 +222,3 @@ def _divided(iteration_s: float, busy: float) -> StageTimes:
         iteration_s * busy * FORWARD_SHARE,
         iteration_s * busy * (1 - FORWARD_SHARE),
     )
-
-
-def _model(name: str) -> str:
-    return name.split("'")[1].partition(" (")[0]
-
-
-def _rows(path: str) -> Iterator[dict[str, str]]:
-    with (DATA / path).open(newline="") as file:
-        yield from csv.DictReader(file)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +12,8 @@ import numpy as np
 
 from benchmarks.cuckoo.truth import LAMBDA_GPU, LAMBDA_NETWORK, FreeRunning
 from benchmarks.cuckoo.workload import GPUS, load, trace
+from benchmarks.harness.policies import simulate_with
+from benchmarks.harness.processes import in_processes
 from carmad import registry
 from carmad.config import Settings
 from carmad.core.decision import Placement, Proposal
@@ -24,11 +24,11 @@ from carmad.sim import interference, metrics
 from carmad.sim.experiment import Experiment
 from carmad.sim.hardware import GpuKind, parse
 from carmad.sim.outcome import Outcome
-from carmad.sim.run import simulate
 from carmad.sim.workload import Workload
 from policies.cuckoo.interleaving import Exclusive, Numbers, Phases
 from policies.cuckoo.planning import earliest_deadline_first, first_in_first_out
 from policies.cuckoo.policy import Cuckoo, cuckoo
+from policies.cuckoo.settings import CuckooSettings
 
 Setting = tuple[str, str]  # whose stages (`workload.STAGES`), and what pairs come to
 
@@ -142,13 +142,8 @@ def cases() -> list[Case]:
     return sorted(found, key=lambda case: case.seed)
 
 
-def results(cases: Sequence[Case], processes: int) -> Iterator[Result]:
-    """In the order given, each in a process."""
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        for n, result in enumerate(pool.imap(run, cases), 1):
-            told = f"{result.setting}, {result.what}, {result.seed}: {result.wall:.0f} s"
-            print(f"{n} of {len(cases)}: {told}", file=sys.stderr)
-            yield result
+def results(cases: Sequence[Case]) -> Iterator[Result]:
+    return in_processes(run, cases, lambda r: f"{r.setting}, {r.what}, {r.seed}: {r.wall:.0f} s")
 
 
 # -- one of them, in a process of its own
@@ -166,27 +161,31 @@ class Watched:
     def order(self, job: Job) -> float:
         return self.policy.order(job)
 
-    def plan(self, view: View) -> Sequence[Proposal]:
+    def plan(self, view: View) -> tuple[Proposal, ...]:
         plan = self.policy.plan(view)
         self.plans += bool(view.queue)
         for each in plan:
             if isinstance(each, Placement) and each.gpus:
-                self.late[each.job] = any(ground.code == "deadline" for ground in each.grounds)
+                self.late[each.job] = any(ground.code == "deadline" for ground in each.explanation)
         return plan
 
 
 def run(case: Case) -> Result:
     (stages, truth), what = case.setting, case.what
     settings = Settings(policy="cuckoo" if what in ALL else what)
-    made = ALL[what].of(cuckoo(settings)) if what in ALL else registry.bare_policy(settings)
+    made = (
+        ALL[what].of(cuckoo(settings, CuckooSettings()))
+        if what in ALL
+        else registry.bare_policy(settings)
+    )
     watched = Watched(made, settings.policy)
     jobs = trace(stages, case.seed)
     with (
-        mock.patch.object(registry, "bare_policy", lambda _: watched),
         mock.patch.object(Workload, "load", _load),
         mock.patch.dict(interference.MODELS, {"free running": lambda: FreeRunning(jobs)}),
     ):
-        outcome = simulate(Experiment(jobs, parse(GPUS), settings, "oracle", truth))
+        experiment = Experiment(jobs, parse(GPUS), settings, "oracle", truth)
+        outcome = simulate_with(watched, experiment)
     return _result(case, outcome, watched)
 
 

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import median
-from time import perf_counter, process_time
+from time import perf_counter
 from unittest import mock
 
 import numpy as np
 
 from benchmarks.cuckoo.workload import GPUS, trace
+from benchmarks.harness import policies
+from benchmarks.harness.policies import simulate_with
 from carmad import registry
 from carmad.config import Settings
 from carmad.core.decision import Proposal
-from carmad.core.ports import Policy
-from carmad.core.types import Job
 from carmad.core.view import View
 from carmad.errors import CarmaError
 from carmad.sim.experiment import Experiment
 from carmad.sim.hardware import parse
-from carmad.sim.run import simulate
 from policies.cuckoo import packing
 from policies.cuckoo.interleaving import Numbers
 
@@ -57,25 +56,17 @@ class Enough(Exception):
 
 
 @dataclass(slots=True)
-class Timed:
-    policy: Policy
-    plans: int
-    name: str = "cuckoo"
-    took_ms: list[float] = field(default_factory=list)
+class Timed(policies.Timed):
+    most: int = 1
 
-    def order(self, job: Job) -> float:
-        return self.policy.order(job)
-
-    def plan(self, view: View) -> Sequence[Proposal]:
-        begun = process_time()
-        plan = self.policy.plan(view)
-        self.took_ms.append((process_time() - begun) * 1000)
-        if len(self.took_ms) == self.plans:
+    def plan(self, view: View) -> tuple[Proposal, ...]:
+        plan = policies.Timed.plan(self, view)
+        if len(self.plans) == self.most:
             raise Enough
         return plan
 
 
-def measure() -> Iterator[Taken]:
+def taken() -> Iterator[Taken]:
     """All jobs come at once; the first plans that anything is in line for."""
     for gpus, queued, plans in LINES:
         took_ms = _took_ms(gpus, queued, plans)
@@ -86,14 +77,13 @@ def _took_ms(gpus: str, queued: int, plans: int) -> list[float]:
     settings = Settings(policy="cuckoo")
     jobs = trace("Muri", 0, queued)
     at_once = replace(jobs, tasks=tuple(replace(task, submit_s=0.0) for task in jobs.tasks))
-    timed = Timed(registry.bare_policy(settings), plans)
-    with mock.patch.object(registry, "bare_policy", lambda _: timed):
-        try:
-            simulate(Experiment(at_once, parse(gpus), settings, "oracle"))
-        except CarmaError:  # the simulator's word for `Enough`
-            if len(timed.took_ms) < plans:
-                raise
-    return timed.took_ms
+    timed = Timed(registry.bare_policy(settings), most=plans)
+    try:
+        simulate_with(timed, Experiment(at_once, parse(gpus), settings, "oracle"))
+    except CarmaError:  # the simulator's word for `Enough`
+        if len(timed.plans) < plans:
+            raise
+    return [1000 * plan_s for _, plan_s in timed.plans]
 
 
 def pruned() -> Iterator[Pruned]:

@@ -20,20 +20,18 @@ there is a second set, nearer to these (`by_table_3`).
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import Literal
 
+from benchmarks.harness.data import DATA, read
 from carmad.core.types import StageTimes
 from carmad.sim.catalogue import activity
 from carmad.sim.hardware import KINDS
 from carmad.sim.task import Load, Task, Trace
 from carmad.sim.traces.generators import cuckoo
 
-DATA = Path(__file__).parents[3] / "shared" / "data"
 # Table 7. An A800 is an A100 with slower links between servers, which no job here needs.
 GPUS = "1x2xA100-80GB,1x8xRTX4090-24GB,3x2xA10-24GB"
 KINDS_THERE = ("A100-80GB", "RTX4090-24GB", "A10-24GB")
@@ -101,8 +99,7 @@ def muri() -> tuple[Row, ...]:
     """Every configuration in the artifact's traces, once."""
     found: dict[Row, None] = {}
     for path in sorted((DATA / "muri").glob("trace*.csv")):
-        with path.open() as file:
-            found |= dict.fromkeys(map(_row, csv.DictReader(file)))
+        found |= dict.fromkeys(map(_row, read(path)))
     return tuple(found)
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from carmad.api.phrases import phrase
-from carmad.api.render import Scene, labelled
+from carmad.api.render import labelled
 from carmad.api.responses import DecisionOut, GpuRefOut, ReasonOut, VerdictOut
 from carmad.api.times import stamp
 from carmad.core.decision import Decision, Placement, Reason
+from carmad.core.scene import Scene
 from carmad.core.types import Gpu, GpuId
 
 
@@ -43,7 +44,7 @@ def decision_out(decision: Decision, scene: Scene) -> DecisionOut:
         "chosen": list(placement.gpus),
         "verdicts": verdicts_out(placement, scene),
         "reasons": [reason_out(reason, scene) for reason in placement.reasons],
-        "grounds": [reason_out(reason, scene) for reason in placement.grounds],
+        "grounds": [reason_out(reason, scene) for reason in placement.explanation],
     }
 
 

@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 
-from carmad.api.render import Jobs, Scene, label, state_code
+from carmad.api.render import Jobs, label, state_code
 from carmad.api.responses import JobOut
+from carmad.core.scene import Scene
 from carmad.core.types import Job, JobState
 
 FIRST_ROWS = 50  # of the line, for everybody
@@ -33,7 +34,7 @@ def folded(jobs: Iterable[Job], one: Jobs) -> list[Row]:
 
 def waiting(scene: Scene, one: Jobs) -> list[Row]:
     """All that hold no GPUs, the first in line first: the same for everybody who looks."""
-    return scene.known.recall("waiting", _waiting, scene, one)
+    return scene.memo.recall("waiting", _waiting, scene, one)
 
 
 def _waiting(scene: Scene, one: Jobs) -> list[Row]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from carmad.api.phrases import phrase
-from carmad.api.render import Scene, label, labelled, memory_by_job
+from carmad.api.render import label, labelled
 from carmad.api.responses import GpuOut, RiskOut
 from carmad.core.gpuview import GpuView
+from carmad.core.scene import Scene, memory_by_job
 
 
 def gpu_out(view: GpuView, scene: Scene, uid: int, see_all: bool) -> GpuOut:

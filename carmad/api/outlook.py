@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from math import inf, isfinite
 
-from carmad.api.phrases import duration
-from carmad.api.render import Scene
 from carmad.api.responses import OutlookOut
 from carmad.api.times import iso
 from carmad.core.outlook import Outlook, outlook
+from carmad.core.scene import Scene
 from carmad.core.types import Job, JobState
+from carmad.words import duration
 
 SOON_S = 1.0
 LEFT_OUT = frozenset({"quota", "array_limit"})  # who waits for these does not for GPUs alone
@@ -38,12 +38,12 @@ def _waiting(scene: Scene) -> list[Job]:
 
 
 def _text(job: Job, found: Outlook, deadline_at: float, scene: Scene) -> str:
-    now, barrier = scene.now, scene.barrier(job)
+    now, blocked_by = scene.now, scene.blocked_by(job)
     if deadline_at <= now:
         return f"its deadline was {duration(now - deadline_at)} ago"
     if job.held:
         return "it is held: nobody can say whether it meets its deadline"
-    told = job.holds_gpus or (barrier and barrier.code in LEFT_OUT)
+    told = job.holds_gpus or (blocked_by and blocked_by.code in LEFT_OUT)
     when = "" if told else f" ({_start(found, now)})"
     late_s = found.ends_at - deadline_at
     if isfinite(late_s):

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from operator import attrgetter
+from typing import cast
 
-from carmad.api.layouts import layout_out, stage_times_out
 from carmad.api.phrases import short
 from carmad.api.responses import (
+    ANSWERED,
+    AttemptOut,
     ExitOut,
     JobGpuOut,
     JobOut,
+    LayoutOut,
     MemoryOut,
     MovingOut,
     NeedOut,
@@ -19,23 +23,20 @@ from carmad.api.responses import (
     ProfileOut,
 )
 from carmad.api.times import iso, stamp
-from carmad.core.decision import Decision, Placement, Reason
-from carmad.core.gpuview import GpuView
-from carmad.core.known import Known
-from carmad.core.line import Held, barrier
+from carmad.core.decision import Placement, Reason
+from carmad.core.layout import Layout
+from carmad.core.scene import Scene
 from carmad.core.types import (
     Estimate,
     Exit,
-    Gpu,
-    GpuId,
     Job,
     JobId,
+    JobSpec,
     JobState,
     Prediction,
     Profile,
     Usage,
 )
-from carmad.core.view import View
 
 LogPaths = Callable[[Job], tuple[str, str]]  # stdout, stderr
 
@@ -52,66 +53,8 @@ CODES = {
     JobState.OUT_OF_MEMORY: "OOM",
 }
 
-
-@dataclass(frozen=True, slots=True)
-class Scene:
-    """What the core knew at one moment: taken in its thread, looked at in others."""
-
-    view: View
-    gpus: Mapping[GpuId, Gpu]
-    live: Mapping[JobId, Job]
-    usage: Mapping[JobId, Usage]
-    line: tuple[Job, ...]  # all queued jobs, the first in line first
-    decisions: Mapping[JobId, Decision] = field(default_factory=dict)
-    held: Held = field(default_factory=Held)
-    unread: str = ""  # why the GPUs are not known yet
-    known: Known = field(default_factory=Known, init=False, repr=False, compare=False)
-
-    @property
-    def now(self) -> float:
-        return self.view.now
-
-    def barrier(self, job: Job) -> Reason | None:
-        """What keeps a queued job out of the policy's sight, if anything does."""
-        quota = self.view.settings.limits.gpus_per_user
-        return barrier(job, self.now, self.live, self.held, quota, self.unread)
-
-    def place(self, job: JobId) -> int | None:
-        """In line, from 1."""
-        return self.known.recall("places", _places, self.line).get(job)
-
-    def used_mib(self, job: JobId) -> int | None:
-        """What it holds now, on the GPU where it holds most."""
-        return self.known.recall("used", memory_by_job, self.view.gpus).get(job)
-
-    def tasks(self, array: JobId) -> Sequence[Job]:
-        """Those of an array that have not ended."""
-        return self.known.recall("arrays", _arrays, self.live).get(array, ())
-
-    @property
-    def head(self) -> JobId | None:
-        """The first in line of those that may start: it holds the line when it has to wait."""
-        return self.view.queue[0].id if self.view.queue else None
-
-    def current(self, job: JobId) -> Decision | None:
-        """The last decision on a waiting job, unless the policy has since stopped at another."""
-        mine = self.decisions.get(job)
-        if mine is None or self.head is None:
-            return mine
-        heads = self.decisions.get(self.head)
-        return mine if heads is None or mine.at >= heads.at else None
-
-
-def _places(line: Iterable[Job]) -> dict[JobId, int]:
-    return {job.id: place for place, job in enumerate(line, 1)}
-
-
-def _arrays(live: Mapping[JobId, Job]) -> dict[JobId, list[Job]]:
-    found: dict[JobId, list[Job]] = {}
-    for job in live.values():
-        if job.spec.array:
-            found.setdefault(job.spec.array.array, []).append(job)
-    return found
+_ANSWERED = attrgetter(*ANSWERED)
+_TIMES = tuple(name for name in ANSWERED if name.endswith("_at"))
 
 
 def label(job: Job) -> str:
@@ -186,27 +129,20 @@ class Jobs:
     def _add_private(self, out: JobOut, job: Job) -> None:
         spec, usage = job.spec, self._usage(job)
         out["name"] = spec.name
+        out.update(_options(spec))
         moving = self.moving(job)
         out["wait_s"], out["position"] = moving["wait_s"], moving["position"]
         out["reason"] = self.reason(job)
         out["ended_at"] = iso(job.ended_at)
-        out["time_limit_s"] = spec.time_limit_s
-        out["expected_s"] = spec.expected_s
-        out["deadline_at"] = iso(spec.deadline_at)
         out["late_s"] = _late_s(job)
-        out["layout"] = layout_out(spec.layout) if spec.layout else None
-        out["stages"] = [stage_times_out(one) for one in job.stages or spec.stages]
-        out["watch_stages"] = spec.watch_stages
-        out["batch_size"] = spec.batch_size
-        out["amp"] = spec.amp
-        out["cold_start_s"] = spec.cold_start_s
+        out["layout"] = _layout(spec.layout) if spec.layout else None
+        out["stage_times"] = [asdict(one) for one in job.stage_times or spec.stage_times]
         out["mode"] = job.mode.value if job.mode else None
         out["attempt"] = job.attempt
         out["recovering"] = job.retry is not None and not job.ended
         out["held"] = job.held
         out["exclusive"] = job.exclusive
         out["shared"] = job.shared
-        out["nice"] = spec.nice
         out["exit"] = exit_out(job.exit) if job.exit else None
         out["failures"] = [exit_out(exit) for exit in job.failures]
         out["retry"] = job.retry.why if job.retry and not (job.gpus or job.ended) else None
@@ -221,12 +157,9 @@ class Jobs:
         out["argv"] = list(spec.argv)
         out["cwd"] = spec.cwd
         out["stdout"], out["stderr"] = self._log_paths(job)
-        out["conda_env"] = spec.conda_env
         out["after"] = [{"job": after.job, "kind": after.kind.value} for after in spec.after]
-        out["begin_at"] = iso(spec.begin_at)
-        out["requeue"] = spec.requeue
         out["umask"] = f"{spec.umask:04o}"
-        out["energy_j"] = round(usage.energy_j, 3)
+        out["energy_j"] = round(usage.energy_j, 3) or None
         out["gpu_seconds"] = round(usage.gpu_seconds, 3)
         out["sm_active_mean"] = (
             round(usage.sm_seconds / usage.gpu_seconds, 4) if usage.gpu_seconds > 0 else None
@@ -252,7 +185,7 @@ class Jobs:
             "estimate_high": estimate.high if estimate else None,
             "estimate_source": estimate.source if estimate else None,
             "used_mib": self._scene.used_mib(job.id) if job.holds_gpus else None,
-            "peak_mib": self._usage(job).peak_mib,
+            "peak_mib": self._usage(job).peak_mib or None,
         }
 
     def reason(self, job: Job) -> str | None:
@@ -261,7 +194,7 @@ class Jobs:
             return "(Held)" if job.held else "(Estimating)"
         if job.state is not JobState.QUEUED:
             return None
-        if held_up := self._scene.barrier(job):
+        if held_up := self._scene.blocked_by(job):
             return f"({self._short(held_up)})"
         decision = self._scene.current(job.id)
         if decision is None:
@@ -285,6 +218,19 @@ class Jobs:
         if words is None:
             words = self._words[reason, gpu] = short(labelled(reason, self._scene.live), gpu)
         return words
+
+
+def _options(spec: JobSpec) -> JobOut:
+    """That part of the answer."""
+    values = dict(zip(ANSWERED, _ANSWERED(spec), strict=True))
+    for name in _TIMES:
+        values[name] = iso(values[name])
+    return cast(JobOut, values)
+
+
+def _layout(layout: Layout) -> LayoutOut:
+    stages = [asdict(stage) for stage in layout.stages]
+    return {"stages": stages, "allreduce": layout.allreduce}
 
 
 def _late_s(job: Job) -> float | None:
@@ -347,6 +293,22 @@ def _advice(job: Job) -> str | None:
     )
 
 
+def attempts_out(job: Job) -> list[AttemptOut]:
+    """Those of an ended job that began, in order."""
+    return [
+        {
+            "gpus": list(each.gpus),
+            "mode": each.mode.value if each.mode else None,
+            "started_at": stamp(each.started_at),
+            "first_kernel_at": iso(min((at for _, at in each.kernels), default=None)),
+            "ended_at": stamp(each.ended_at),
+            "cause": each.exit.cause.value,
+        }
+        for each in job.attempts
+        if each.started_at is not None and each.ended_at is not None and each.exit
+    ]
+
+
 def exit_out(exit: Exit) -> ExitOut:
     return {
         "cause": exit.cause.value,
@@ -358,19 +320,6 @@ def exit_out(exit: Exit) -> ExitOut:
         "free_mib": exit.free_mib,
         "neighbours": list(exit.neighbours),
     }
-
-
-def memory_by_job(views: Iterable[GpuView]) -> dict[JobId, int]:
-    """MiB that each job holds now, on the GPU where it holds most."""
-    most: dict[JobId, int] = {}
-    for view in views:
-        here: dict[JobId, int] = {}
-        for process in view.sample.processes if view.sample else ():
-            if process.job is not None and process.memory_mib is not None:
-                here[process.job] = here.get(process.job, 0) + process.memory_mib
-        for job, mib in here.items():
-            most[job] = max(most.get(job, 0), mib)
-    return most
 
 
 def _seconds(value: float) -> float:

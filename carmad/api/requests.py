@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from dataclasses import MISSING
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_type_hints
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    WithJsonSchema,
+    create_model,
+)
 
 from carmad.api.times import moment
+from carmad.core.layout import Stage
+from carmad.core.types import StageTimes
+from carmad.options import MAX_GPUS, MAX_MIB, MAX_TASKS, MAX_TIME_S, PLAIN, JobOptions, Option
 
-MAX_TASKS = 10_000
 MAX_WORDS = 10_000  # of a command
 MAX_VARIABLES = 10_000
-MAX_BATCH = 1_000_000_000
-MAX_MIB = 100_000_000
 SHORTEST_STEP_S = 1e-6
-YEARS_S = 10 * 365 * 86_400.0
 
 
-def _aware(text: str) -> str:
-    moment(text)
-    return text
+def _unix(text: object) -> float:
+    if not isinstance(text, str):
+        raise ValueError("a time is text, such as 2026-11-20T23:12:00Z")
+    return moment(text).timestamp()
 
 
 def _unique(indices: list[int]) -> list[int]:
@@ -41,7 +51,9 @@ Folder = Annotated[str, StringConstraints(pattern=r"^/[^\x00]*$", max_length=409
 Name = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f-\x9f]+$", max_length=256)]
 EnvName = Annotated[str, StringConstraints(pattern=r"^[^=\x00]+$")]
 Label = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,15}(_[0-9]{1,7})?$")]
-Time = Annotated[str, AfterValidator(_aware), Field(json_schema_extra={"format": "date-time"})]
+Time = Annotated[
+    float, BeforeValidator(_unix), WithJsonSchema({"type": "string", "format": "date-time"})
+]
 Umask = Annotated[str, StringConstraints(pattern=r"^0{0,3}[0-7]{1,3}$")]  # octal, as umask prints
 User = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f]+$", max_length=256)]
 
@@ -57,7 +69,7 @@ class AfterIn(Request):
 
 class WarnIn(Request):
     signum: Annotated[int, Field(ge=1, le=64), AfterValidator(_catchable)]
-    before_s: Annotated[float, Field(gt=0, le=YEARS_S)]
+    before_s: Annotated[float, Field(gt=0, le=MAX_TIME_S)]
 
 
 class ArrayIn(Request):
@@ -69,45 +81,45 @@ class ArrayIn(Request):
     limit: Annotated[int, Field(ge=1, le=MAX_TASKS)] | None = None
 
 
-Seconds = Annotated[float, Field(ge=0, le=YEARS_S)]
+Seconds = Annotated[float, Field(ge=0, le=MAX_TIME_S)]
 Mib = Annotated[float, Field(ge=0, le=MAX_MIB)]
-Gpus = Annotated[int, Field(ge=1, le=1024)]
+Gpus = Annotated[int, Field(ge=1, le=MAX_GPUS)]
+GpuKind = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f]*$", max_length=256)]
+OF_FIELD = {"_s": Seconds, "_mib": Mib, "gpu": GpuKind}  # by the end of its name
 
 
-class StageIn(Request):
-    """A stage of a pipeline: see `carmad.core.layout.Stage`."""
+def _of(value: type, without: str = "") -> Any:
+    """The request's form of a dataclass of the core: the same fields, within limits."""
+    shape: dict[str, Any] = {}
+    for name, kind in get_type_hints(value).items():
+        other = Gpus if kind is int else kind
+        limited = next((at for end, at in OF_FIELD.items() if name.endswith(end)), other)
+        default = value.__dataclass_fields__[name].default  # type: ignore[attr-defined]
+        shape[name] = limited, ... if default is MISSING else default
+    shape.pop(without, None)
+    return create_model(f"{value.__name__}In", __base__=Request, __doc__=value.__doc__, **shape)
 
-    replicas: Gpus = 1
-    forward_s: Seconds = 0.0
-    backward_s: Seconds = 0.0
-    in_mib: Mib = 0.0
-    out_mib: Mib = 0.0
-    weights_mib: Mib = 0.0
-    tensor: Gpus = 1
-    tensor_mib: Mib = 0.0
-    experts_mib: Mib = 0.0
+
+if TYPE_CHECKING:
+
+    class StageIn(Request): ...
+
+    class StepStagesIn(Request): ...
+
+    class StageTimesIn(Request):
+        gpu: str
+
+else:
+    StageIn, StageTimesIn = _of(Stage), _of(StageTimes)
+    StepStagesIn = _of(StageTimes, without="gpu")
 
 
 class LayoutIn(Request):
-    stages: Annotated[list[StageIn], Field(min_length=1, max_length=1024)]
+    stages: Annotated[list[StageIn], Field(min_length=1, max_length=MAX_GPUS)]
     allreduce: Literal["ring", "tree"] = "ring"
 
 
-class StageTimesIn(Request):
-    """An iteration alone: see `carmad.core.types.StageTimes`."""
-
-    load_s: Seconds
-    forward_s: Seconds
-    backward_s: Seconds
-    communication_s: Seconds = 0.0
-    sync: Literal["backward", "forward"] = "forward"
-
-
-class StageTimesOfKindIn(StageTimesIn):
-    gpu: Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f]*$", max_length=256)] = ""
-
-
-class SubmitIn(Request):
+class JobIn(Request):
     """A job, or with `array` many of them that differ in their index.
 
     `env` is what the submitter's shell has, and is scrubbed of secrets; `export` is what the
@@ -119,30 +131,41 @@ class SubmitIn(Request):
     name: Name | None = None
     env: Annotated[dict[EnvName, Text], Field(max_length=MAX_VARIABLES)] = {}
     export: Annotated[dict[EnvName, Text], Field(max_length=MAX_VARIABLES)] = {}
-    conda_env: Path | None = None
-    gpus: Gpus = 1
-    memory_mib: Annotated[int, Field(ge=1, le=MAX_MIB)] | None = None
-    batch_size: Annotated[int, Field(ge=1, le=MAX_BATCH)] | None = None
-    amp: bool = False
-    cold_start_s: Annotated[float, Field(ge=0, le=YEARS_S)] = 0.0
-    exclusive: bool = False
-    nice: Annotated[int, Field(ge=-10_000, le=10_000)] = 0
-    time_limit_s: Annotated[float, Field(gt=0, le=YEARS_S)] | None = None
-    expected_s: Annotated[float, Field(gt=0, le=YEARS_S)] | None = None
-    deadline_at: Time | None = None
     layout: LayoutIn | None = None
-    stages: Annotated[list[StageTimesOfKindIn], Field(max_length=64)] = []
-    watch_stages: bool = False
+    stage_times: Annotated[list[StageTimesIn], Field(max_length=64)] = []
     warn: WarnIn | None = None
-    begin_at: Time | None = None
     after: Annotated[list[AfterIn], Field(max_length=1000)] = []
     array: ArrayIn | None = None
     stdout: Path | None = None
-    stderr: Path | None = None
     umask: Umask = "022"
-    requeue: bool = True
     held: bool = False
     dry_run: bool = False
+
+
+def _plain(option: Option, stored: Any) -> Any:
+    """The type of an option in a request, and its default. `stored` is its type in `JobSpec`."""
+    kind = get_args(stored)[0] if option.default is None else stored
+    if option.name.endswith("_at"):
+        kind = Time
+    elif kind is str:
+        kind = Path
+    kind = Annotated[kind, Field(**option.limits)]
+    return (kind | None if option.default is None else kind), option.default
+
+
+if TYPE_CHECKING:
+
+    class SubmitIn(JobIn, JobOptions): ...  # type: ignore[misc]  # both are frozen
+
+else:
+    _STORED = get_type_hints(JobOptions)
+    SubmitIn = create_model(
+        "SubmitIn",
+        __base__=JobIn,
+        __doc__=JobIn.__doc__,
+        __module__=__name__,
+        **{name: _plain(option, _STORED[name]) for name, option in PLAIN.items()},
+    )
 
 
 class SelectIn(Request):
@@ -153,8 +176,8 @@ class SelectIn(Request):
 class StepIn(Request):
     """`stages`: what the seconds of a step go to, on the GPUs that the job has."""
 
-    seconds: Annotated[float, Field(ge=SHORTEST_STEP_S, le=YEARS_S)]
-    stages: StageTimesIn | None = None
+    seconds: Annotated[float, Field(ge=SHORTEST_STEP_S, le=MAX_TIME_S)]
+    stages: StepStagesIn | None = None
 
 
 class DrainIn(Request):

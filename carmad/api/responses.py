@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, NotRequired
+from typing import TYPE_CHECKING, Any, NotRequired, get_type_hints
 
 from typing_extensions import TypedDict
 
+from carmad.core.layout import Stage
+from carmad.core.types import StageTimes
+from carmad.options import PLAIN, JobOptions
+
 SCHEMA = 1  # raised when a field changes its meaning or goes away
+
+# Options that a job's answer has under their own names. The others are `gpus_wanted`, which has
+# `gpus` beside it, part of `memory`, and the path that became of `stderr`.
+ANSWERED = tuple(name for name in PLAIN if name not in ("gpus", "memory_mib", "stderr"))
 
 
 class ErrorOut(TypedDict):
@@ -44,7 +52,7 @@ class MemoryOut(TypedDict):
     estimate_high: int | None
     estimate_source: str | None
     used_mib: int | None
-    peak_mib: int
+    peak_mib: int | None  # None: nobody measured it
 
 
 class NeedOut(TypedDict):
@@ -71,18 +79,13 @@ class ProfileOut(TypedDict):
     of: int | None  # the earlier job that it was taken from
 
 
-class StageOut(TypedDict):
-    """A stage of a pipeline; times and sizes are of an iteration and a replica."""
-
-    replicas: int
-    forward_s: float
-    backward_s: float
-    in_mib: float
-    out_mib: float
-    weights_mib: float
-    tensor: int  # slices of a replica, each on a GPU of its own
-    tensor_mib: float
-    experts_mib: float
+if TYPE_CHECKING:
+    StageOut = dict[str, Any]
+    StageTimesOut = dict[str, Any]
+else:
+    StageOut = TypedDict("StageOut", get_type_hints(Stage))
+    StageTimesOut = TypedDict("StageTimesOut", get_type_hints(StageTimes))
+    StageOut.__doc__, StageTimesOut.__doc__ = Stage.__doc__, StageTimes.__doc__
 
 
 class LayoutOut(TypedDict):
@@ -90,17 +93,6 @@ class LayoutOut(TypedDict):
 
     stages: list[StageOut]
     allreduce: str  # ring, tree
-
-
-class StageTimesOut(TypedDict):
-    """What an iteration of a job takes alone."""
-
-    load_s: float
-    forward_s: float
-    backward_s: float
-    communication_s: float
-    sync: str  # what waits for the gradients: backward, or the next iteration's forward
-    gpu: str  # the kind of GPU; "": any
 
 
 class OutlookOut(TypedDict):
@@ -142,7 +134,30 @@ class MovingOut(TypedDict):
     position: int | None
 
 
-class JobOut(TypedDict):
+if TYPE_CHECKING:
+
+    class OptionsOut(TypedDict, total=False):
+        """Those options that code reads by name."""
+
+        batch_size: int | None
+        begin_at: str | None
+        conda_env: str | None
+        deadline_at: str | None
+        exclusive: bool
+        expected_s: float | None
+        nice: int
+        time_limit_s: float | None
+
+else:
+    _STORED = get_type_hints(JobOptions)
+    OptionsOut = TypedDict(
+        "OptionsOut",
+        {name: str | None if name.endswith("_at") else _STORED[name] for name in ANSWERED},
+        total=False,
+    )
+
+
+class JobOut(OptionsOut):
     """Of other users' jobs non-admins see only the first fields, and "-" for the name.
 
     In a folded listing, one with `count` is the first of that many tasks of its array."""
@@ -163,26 +178,17 @@ class JobOut(TypedDict):
     tasks: NotRequired[str]  # their indices, as in 2-7,9%4; of many spans only the first
     reason: NotRequired[str | None]
     ended_at: NotRequired[str | None]
-    time_limit_s: NotRequired[float | None]
-    expected_s: NotRequired[float | None]
-    deadline_at: NotRequired[str | None]
     late_s: NotRequired[float | None]  # of one that succeeded: after its deadline; below 0: before
     outlook: NotRequired[OutlookOut | None]  # of one with a deadline that has not ended
     layout: NotRequired[LayoutOut | None]
-    stages: NotRequired[list[StageTimesOut]]  # as its owner, it or an earlier run has told
-    watch_stages: NotRequired[bool]
-    batch_size: NotRequired[int | None]  # per GPU, of a job whose batches may be split
-    amp: NotRequired[bool]
-    cold_start_s: NotRequired[float]
+    stage_times: NotRequired[list[StageTimesOut]]  # as its owner, it or an earlier run has told
     wait_s: NotRequired[float]
     mode: NotRequired[str | None]
     attempt: NotRequired[int]
     recovering: NotRequired[bool]
     held: NotRequired[bool]
     position: NotRequired[int | None]
-    exclusive: NotRequired[bool]
     shared: NotRequired[bool]
-    nice: NotRequired[int]
     exit: NotRequired[ExitOut | None]
     failures: NotRequired[list[ExitOut]]
     retry: NotRequired[str | None]
@@ -198,12 +204,9 @@ class JobOut(TypedDict):
     cwd: NotRequired[str]
     stdout: NotRequired[str]
     stderr: NotRequired[str]
-    conda_env: NotRequired[str | None]
     after: NotRequired[list[AfterOut]]
-    begin_at: NotRequired[str | None]
-    requeue: NotRequired[bool]
     umask: NotRequired[str]  # octal
-    energy_j: NotRequired[float]
+    energy_j: NotRequired[float | None]  # None: nobody measured it
     gpu_seconds: NotRequired[float]
     sm_active_mean: NotRequired[float | None]
     history: NotRequired[list[MoveOut]]
@@ -315,7 +318,7 @@ class ResidentOut(TypedDict):
     mode: str | None
 
 
-class OutsiderOut(TypedDict):
+class ExternalOut(TypedDict):
     pid: int
     user: str
     command: str
@@ -344,7 +347,7 @@ class GpuOut(TypedDict):
     state: str
     state_detail: str
     jobs: list[ResidentOut]
-    outsiders: list[OutsiderOut]
+    outsiders: list[ExternalOut]  # external processes, under their name in release 0.1.0
 
 
 class SourceOut(TypedDict):

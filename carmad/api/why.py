@@ -10,12 +10,14 @@ import re
 from collections.abc import Sequence
 
 from carmad.api.decisions import decision_out, reason_out, verdicts_out
-from carmad.api.phrases import duration, phrase
-from carmad.api.render import Jobs, Scene, label, labelled
+from carmad.api.phrases import phrase
+from carmad.api.render import Jobs, label, labelled
 from carmad.api.responses import SCHEMA, JobOut, JobRefOut, WhyOut
 from carmad.api.times import iso
 from carmad.core.decision import Decision, Reason, Verdict
+from carmad.core.scene import Scene
 from carmad.core.types import Job, JobId, JobState
+from carmad.words import duration
 
 GIB = 1024
 PASSING = frozenset({"first_kernel", "settling"})  # over soon, whatever people do
@@ -26,11 +28,11 @@ def why_out(job: Job, scene: Scene, past: Sequence[Decision], jobs: Jobs) -> Why
     """`past` has the recorded decisions, the newest first."""
     waits = job.state is JobState.QUEUED
     now = scene.current(job.id) if waits else next(iter(past), None)
-    barrier = scene.barrier(job) if waits else None
-    if barrier is not None:
+    blocked_by = scene.blocked_by(job) if waits else None
+    if blocked_by is not None:
         now = None
-    reasons = [barrier] if barrier else list(now.placement.reasons) if now else []
-    behind = _behind(job, scene) if waits and now is None and barrier is None else None
+    reasons = [blocked_by] if blocked_by else list(now.placement.reasons) if now else []
+    behind = _behind(job, scene) if waits and now is None and blocked_by is None else None
     out = jobs(job)
     return {
         "schema": SCHEMA,
@@ -42,7 +44,9 @@ def why_out(job: Job, scene: Scene, past: Sequence[Decision], jobs: Jobs) -> Why
         "decided_at": iso(now.at) if now else None,
         "verdicts": verdicts_out(now.placement, scene) if now else [],
         "reasons": [reason_out(reason, scene) for reason in reasons],
-        "grounds": [reason_out(reason, scene) for reason in now.placement.grounds] if now else [],
+        "grounds": [reason_out(reason, scene) for reason in now.placement.explanation]
+        if now
+        else [],
         "remedies": _remedies(job, scene, reasons, now, behind) if waits else _advice(out),
         "chosen": list(now.placement.gpus) if now else [],
         "past": [decision_out(decision, scene) for decision in _earlier(past, now)],

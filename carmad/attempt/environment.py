@@ -166,9 +166,8 @@ def _mps(job: Job, gpus: Sequence[GpuId], pipe: Path | None, log: Path | None) -
     env = {_PIPE: str(pipe)}
     if log is not None:
         env[_LOG] = str(log)
-    if job.need is not None:
+    if (limit_mib := job.limit_mib) is not None:
         # Per client, and only for visible GPUs: one entry for another lifts every limit.
-        limit_mib = job.need.safe_mib + (job.retry.margin_mib if job.retry else 0)
         env[_LIMIT] = ",".join(f"{gpu}={limit_mib}M" for gpu in gpus)
     return env
 

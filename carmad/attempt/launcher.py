@@ -59,13 +59,14 @@ class Launcher:
             raise CarmaError(f"cannot make the directory {jobs}: {error.strerror}") from error
 
     def launch(self, job: Job, env: Mapping[str, str]) -> None:
-        """See to it that a supervisor runs the job's current attempt, and start it only once.
+        """Start a supervisor for the job's current attempt, unless one has begun it or it was
+        revoked.
 
         Raises NotNow; any other CarmaError when the attempt can never start.
         """
-        if self.begun(job):
-            return
         directory = attempt_dir(self._state_dir, job.id, job.attempt)
+        if self.begun(job) or supervisor.why_stopped(directory) == supervisor.REVOKED:
+            return
         fields = launch_fields(job, {**env, ATTEMPT_VARIABLE: str(directory)}, self._kill_grace_s)
         self.reap()
         try:
@@ -94,6 +95,15 @@ class Launcher:
             with contextlib.suppress(FileExistsError):
                 (directory / supervisor.STOP).symlink_to(cause or "-")
             self._tell(job, lines)  # it may have come up meanwhile, and not seen the link
+
+    def revoke(self, job: Job) -> bool:
+        """Forbid the job's current attempt to any supervisor that is still to come: it finds that
+        on disk before it runs anything. False: one has begun, and may run it."""
+        directory = attempt_dir(self._state_dir, job.id, job.attempt)
+        directory.mkdir(mode=0o700, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            (directory / supervisor.STOP).symlink_to(supervisor.REVOKED)
+        return not self.begun(job)
 
     def begun(self, job: Job) -> bool:
         """Whether a supervisor has taken up the job's current attempt, be it long ago."""

@@ -139,6 +139,7 @@ class Tree:
     def __init__(self, main: int, cgroup: str | None) -> None:
         self.main = main
         self.status: int | None = None  # of the main process, as wait() gives it
+        self.main_ended_boot_s: float | None = None
         self.stopped = False
         self.cause = ""  # why, in the daemon's word
         self.interrupted = False
@@ -159,6 +160,7 @@ class Tree:
                 return False
             if pid == self.main:
                 self.status = status
+                self.main_ended_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def obey(self, line: bytes) -> None:
         """Carry out one line of `control`; a torn or unknown one changes nothing."""

@@ -40,7 +40,7 @@ class Started:
 @with_config(_SOUND)
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """How an attempt ended. The last two are not in a record of release 0.1.0."""
+    """How an attempt ended. The last three are not in a record of release 0.1.0."""
 
     code: Annotated[int, Field(ge=0, le=255)] | None
     signal: Annotated[int, Field(ge=1, le=64)] | None
@@ -53,6 +53,7 @@ class Exited:
     interrupted: bool
     ended_boot_s: _Seconds | None = None
     cause: _Text = ""
+    main_ended_boot_s: _Seconds | None = None
 
 
 _STARTED = TypeAdapter(Started)

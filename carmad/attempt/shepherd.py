@@ -1,7 +1,7 @@
-"""Watches every supervisor, a child of ours or one adopted after a restart, and says how it ended.
+"""Watches every supervisor, a child of ours or an adopted one, and reports how its attempt ended.
 
-One thread, a pidfd per supervisor. It learns and reports; it starts and stops nothing, except what
-a killed supervisor left running.
+One thread, a pidfd per supervisor. It starts nothing, and kills only what a killed supervisor left
+running.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ import logging
 import os
 import queue
 import select
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import psutil
+
 from carmad.attempt import records, supervisor
-from carmad.attempt.launcher import ATTEMPT_VARIABLE, attempt_dir
+from carmad.attempt.evidence import Evidence
+from carmad.attempt.launcher import ATTEMPT_VARIABLE, Launcher, attempt_dir
 from carmad.attempt.process_tree import process_stat
 from carmad.core.types import FOR_GOOD, Cause, Job, JobId
 from carmad.engine.clock import boot_id, boottime
@@ -44,6 +46,7 @@ class Ended:
     never_started: bool = False  # no supervisor began, and none will
     started_at: float | None = None
     ended_at: float
+    main_ended_at: float | None = None  # its main process; the others may live a little longer
     stopped: bool = False  # the daemon asked for it before the job ended by itself
     cause: Cause | None = None  # why, if it was for good
     host_oom: bool | None = None  # the kernel's OOM killer struck; None: it cannot be known
@@ -64,34 +67,25 @@ class _Attempt:
 
 
 class Shepherd:
-    """`on_exit(job, attempt, ended)` and `gpu_clear(job)` are called from the shepherd's thread.
-
-    `gpu_clear` says whether the job's memory has left its GPUs; an end is reported when it does,
-    or after ten seconds. `reap` collects supervisors that were our children (`Launcher.reap`);
-    `revoke(job)` forbids the attempt to a supervisor that is still to come (`Launcher.stop`).
-    `clock` is the daemon's.
+    """Calls `on_exit(job, ended)` in its own thread, once the attempt's memory has left its GPUs,
+    or ten seconds after its end. `clock` is the daemon's.
     """
 
     def __init__(
         self,
         state_dir: Path,
-        on_exit: Callable[[JobId, int, Ended], None],
-        *,
-        gpu_clear: Callable[[Job], bool] = lambda _job: True,
-        reap: Callable[[], None] = lambda: None,
-        revoke: Callable[[Job], None] = lambda _job: None,
+        launcher: Launcher,
+        evidence: Evidence,
+        on_exit: Callable[[Job, Ended], None],
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._state_dir = state_dir.absolute()
+        self._launcher = launcher
+        self._evidence = evidence
         self._on_exit = on_exit
-        self._gpu_clear = gpu_clear
-        self._reap = reap
-        self._revoke = revoke
         self._clock = clock
         self._arrivals: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._attempts: dict[tuple[JobId, int], _Attempt] = {}
-        # Whose they are, by pid; read from other threads.
-        self._supervisors: dict[int, tuple[JobId, int]] = {}
         self._poller = select.poll()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
         self._poller.register(self._wake, select.POLLIN)
@@ -99,6 +93,9 @@ class Shepherd:
         self._thread = threading.Thread(target=self._run, name="shepherd", daemon=True)
 
     def start(self) -> None:
+        """When this returns, whose processes are whose is known of all that is watched already."""
+        os.eventfd_write(self._wake, 1)
+        self._turn()
         self._thread.start()
 
     def close(self) -> None:
@@ -118,23 +115,6 @@ class Shepherd:
         """
         self._arrivals.put(job)
         os.eventfd_write(self._wake, 1)
-
-    def owner(self, pid: int) -> JobId | None:
-        """The job that a process belongs to."""
-        owner = self.owner_attempt(pid)
-        return owner[0] if owner else None
-
-    def owner_attempt(self, pid: int) -> tuple[JobId, int] | None:
-        """The attempt of a job whose supervisor is among the process's ancestors."""
-        while pid > 1:
-            owner = self._supervisors.get(pid)
-            if owner is not None:
-                return owner
-            found = process_stat(pid)
-            if found is None:
-                return None
-            pid = found[0]
-        return None
 
     def _run(self) -> None:
         while not self._closing:
@@ -158,24 +138,25 @@ class Shepherd:
         stumbled = False
         for attempt in list(self._attempts.values()):
             try:
-                self._tend(attempt, attempt.pidfd in ready)
-            except Exception:  # it is not to keep the others from being looked after
+                self._follow(attempt, attempt.pidfd in ready)
+            except Exception:  # the others must be followed all the same
                 if not attempt.stumbled:
                     log.exception("the shepherd failed at job %d", attempt.job.id)
                 attempt.stumbled = stumbled = True
         if stumbled:
             time.sleep(1.0)
 
-    def _tend(self, attempt: _Attempt, gone: bool) -> None:
-        if gone:
-            self._lay_down(attempt)
+    def _follow(self, attempt: _Attempt, supervisor_ended: bool) -> None:
+        if supervisor_ended:
+            self._close(attempt)
         if attempt.ended is None and attempt.pidfd is None:
-            self._look(attempt)
+            self._find_supervisor(attempt)
         if attempt.ended is not None:
-            self._clear(attempt)
+            self._report_when_clear(attempt)
 
-    def _look(self, attempt: _Attempt) -> None:
-        """Find the attempt's supervisor and hold on to it, or learn that it has ended."""
+    def _find_supervisor(self, attempt: _Attempt) -> None:
+        """Open a pidfd of the attempt's supervisor, or learn that it has ended."""
+        revoked = supervisor.why_stopped(attempt.directory) == supervisor.REVOKED
         try:
             started = records.started(attempt.directory)
         except ValueError as error:  # whoever wrote it cannot be found: it is as good as gone
@@ -183,51 +164,53 @@ class Shepherd:
             self._end(attempt, self._read_end(attempt))
             return
         if started is None:
-            if time.monotonic() > attempt.since + START_WITHIN_S:
+            # Whoever begins from now on finds that it was revoked, and runs nothing.
+            if revoked or time.monotonic() > attempt.since + START_WITHIN_S:
                 self._give_up(attempt)
             return
         attempt.started = started
-        attempt.pidfd = _grasp(started)
+        attempt.pidfd = _open_pidfd(started)
         if attempt.pidfd is None:
             self._end(attempt, self._read_end(attempt))
         else:
             self._poller.register(attempt.pidfd, select.POLLIN)
-            self._supervisors[started.pid] = (attempt.job.id, attempt.job.attempt)
+            self._evidence.supervised((attempt.job.id, attempt.job.attempt), started.pid)
 
     def _give_up(self, attempt: _Attempt) -> None:
-        """Report that none began, unless one does this very moment."""
-        self._revoke(attempt.job)
-        if not (attempt.directory / supervisor.STARTED).exists():
-            self._end(attempt, Ended(never_started=True, ended_at=self._clock()))
+        """Report that no supervisor began, unless one does this very moment."""
+        if self._launcher.revoke(attempt.job):
+            cause = _for_good(supervisor.why_stopped(attempt.directory))
+            ended = Ended(never_started=True, cause=cause, ended_at=self._clock())
+            self._end(attempt, ended)
 
-    def _lay_down(self, attempt: _Attempt) -> None:
-        """The supervisor is gone: read what it left."""
+    def _close(self, attempt: _Attempt) -> None:
+        """The supervisor has ended: let go of it, and read what it left."""
         assert attempt.pidfd is not None and attempt.started is not None
         self._poller.unregister(attempt.pidfd)
         os.close(attempt.pidfd)
         attempt.pidfd = None
-        del self._supervisors[attempt.started.pid]
-        self._reap()
+        self._evidence.unsupervised(attempt.started.pid)
+        self._launcher.reap()
         self._end(attempt, self._read_end(attempt))
 
     def _end(self, attempt: _Attempt, ended: Ended) -> None:
         attempt.ended = ended
         attempt.clear_by = time.monotonic() + CLEAR_WITHIN_S
 
-    def _clear(self, attempt: _Attempt) -> None:
+    def _report_when_clear(self, attempt: _Attempt) -> None:
         """Report the end once nothing of the attempt is left, or waiting longer helps nobody."""
         assert attempt.ended is not None
         late = time.monotonic() >= attempt.clear_by
         try:
             left = attempt.ended.lost and _kill_leftovers(attempt.directory)
-            held = not self._gpu_clear(attempt.job)
+            held = not self._evidence.memory_gone(attempt.job)
         except Exception:
             if not late:
                 raise
             left = held = True
         if late or not (left or held):
             ended = replace(attempt.ended, memory_held=held)
-            self._on_exit(attempt.job.id, attempt.job.attempt, ended)
+            self._on_exit(attempt.job, ended)
             del self._attempts[attempt.job.id, attempt.job.attempt]
 
     def _read_end(self, attempt: _Attempt) -> Ended:
@@ -240,9 +223,10 @@ class Shepherd:
         if record is None:
             started_at = started.at if started else None
             return Ended(lost=True, started_at=started_at, ended_at=self._clock())
-        ended_at = record.ended_at
-        if record.ended_boot_s and started and started.boot_id == boot_id():
-            ended_at = self._clock() - max(0.0, boottime() - record.ended_boot_s)
+        if record.cause == supervisor.REVOKED:
+            return Ended(never_started=True, ended_at=self._clock())
+        this_boot = started is not None and started.boot_id == boot_id()
+        ended_at = self._at(record.ended_boot_s if this_boot else None) or record.ended_at
         kills = record.host_oom_kills
         return Ended(
             code=record.code,
@@ -253,14 +237,23 @@ class Shepherd:
             lost=record.interrupted and not record.stopped and record.code != 0,
             started_at=record.started_at,
             ended_at=ended_at,
+            main_ended_at=self._at(record.main_ended_boot_s if this_boot else None),
             stopped=record.stopped,
-            cause=next((cause for cause in FOR_GOOD if cause == record.cause), None),
+            cause=_for_good(record.cause),
             host_oom=None if kills is None else kills > 0,
             log_tail=records.tail(attempt.directory),
         )
 
+    def _at(self, boot_s: float | None) -> float | None:
+        """The same instant, given in seconds since the boot, by the daemon's clock."""
+        return None if boot_s is None else self._clock() - max(0.0, boottime() - boot_s)
 
-def _grasp(started: records.Started) -> int | None:
+
+def _for_good(cause: str) -> Cause | None:
+    return next((each for each in FOR_GOOD if each == cause), None)
+
+
+def _open_pidfd(started: records.Started) -> int | None:
     """A pidfd of that supervisor; None when it is gone. Raises OSError when we cannot tell."""
     try:
         pidfd = os.pidfd_open(started.pid)
@@ -284,25 +277,12 @@ def _is_alive(started: records.Started) -> bool:
     return started.boot_id == boot_id() and found is not None and found[1] == started.start_ticks
 
 
-def _processes_of(directory: Path) -> Iterator[int]:
-    """Pidfds of the processes whose environment names this attempt, whatever their session is."""
-    marker = f"\0{ATTEMPT_VARIABLE}={directory}\0".encode()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                pidfd = os.pidfd_open(int(entry.name))
-                try:
-                    if marker in b"\0" + (entry / "environ").read_bytes():
-                        yield pidfd
-                finally:
-                    os.close(pidfd)
-
-
 def _kill_leftovers(directory: Path) -> bool:
-    """SIGKILL what an attempt without a supervisor left running. True if there was anything."""
+    """SIGKILL the processes whose environment names this attempt. True if there was any."""
     found = False
-    for pidfd in _processes_of(directory):
-        found = True
-        with contextlib.suppress(OSError):
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(ATTEMPT_VARIABLE) == str(directory):
+                found = True
+                process.kill()
     return found

@@ -9,16 +9,18 @@ import, so `signal` and `json` come in after the fork. In the attempt directory:
              no supervisor starts the job again
 - `control`  FIFO; lines `signal NUMBER`, `stop GRACE_S` and, before a stop, `because CAUSE`: a line
              of its own, as supervisors of 0.1.0 pass over what they do not know
-- `stop`     where it exists, the job is not started: a stop that came before we read `control`.
-             A symbolic link to nowhere, its target the cause: a full disk has room for one
-- `tail`     the last 64 KiB of each log
-- `exit`     JSON: code, signal, error, hint, started_at, ended_at, ended_boot_s (seconds since the
-             boot), host_oom_kills, stopped (by the daemon), cause (why, if it said so),
+- `stop`     where it exists, the job is not started: a stop that came before we read `control`, or
+             the attempt was revoked. A symbolic link to nowhere, its target the cause: a full
+             disk has room for one
+- `tail`     the last 64 KiB of what this attempt's logs have gained
+- `exit`     JSON: code, signal, error, hint, started_at, ended_at, ended_boot_s and
+             main_ended_boot_s (seconds since the boot; the latter of the main process),
+             host_oom_kills, stopped (by the daemon), cause (why, if it said so),
              interrupted (by a SIGTERM to us: the machine goes down).
              Written once no descendant of the job is left
 """
 # pathlib and contextlib would cost more to import than this program takes to start a job:
-# ruff: noqa: PTH104, PTH110, PTH115, PTH118, PTH120, SIM105
+# ruff: noqa: PTH104, PTH109, PTH110, PTH115, PTH118, PTH119, PTH120, SIM105
 
 from __future__ import annotations
 
@@ -55,10 +57,12 @@ LOCK, LAUNCH, STARTED, CONTROL, STOP, TAIL, EXIT = (
 TAIL_BYTES = 64 * 1024
 TAIL_WITHIN_S = 5.0
 REPORT_BYTES = 4096
+LOGS = b"logs"  # begins the line that the child reports first
 PR_SET_CHILD_SUBREAPER = 36
 SIG_DFL, SIG_IGN = 0, 1
 SIGHUP, SIGINT, SIGCHLD = 1, 2, 17
 SIG_SETMASK = 2
+REVOKED = "revoked"  # the cause of a stop: the daemon has given the attempt up
 
 HINTS = {
     errno.ENOENT: "check the spelling, a script's #! line, and the PATH you submit with",
@@ -186,7 +190,36 @@ def start_program(launch: Launch) -> None:
         raise CannotStart(f"cannot run {shown(launch.argv[0])}: {what}", hint) from error
 
 
-def run_job(launch: Launch, cgroup: str | None, report: int) -> None:
+def open_log(path: bytes, target: int, title: bytes) -> int:
+    """Append what is written to `target` to this file. Returns where that begins: after the title,
+    which goes into a file that has text already."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOCTTY
+    try:
+        os.dup2(os.open(path, flags, 0o666), target)
+    except OSError as error:
+        raise CannotStart(
+            f"cannot open the log file {shown(path)}: {error.strerror}",
+            "name a file in an existing directory that you may write (-o, -e)",
+        ) from error
+    status = os.fstat(target)
+    if not stat.S_ISREG(status.st_mode) or status.st_size == 0:
+        return 0
+    try:
+        write_all(target, title)
+    except OSError:
+        pass  # its disk is full
+    return os.fstat(target).st_size
+
+
+def attempt_title() -> bytes:
+    """The line before an attempt's part of a log that it shares with others. `carma logs` goes by
+    it. Called in the attempt's directory."""
+    job, _, attempt = os.path.basename(os.getcwd()).partition(".")
+    now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    return f"\n=== carma job {job}, attempt {attempt}, {now} ===\n".encode()
+
+
+def run_job(launch: Launch, cgroup: str | None, title: bytes, report: int) -> None:
     """In the child: become the user, then the user's program. Returns only by raising."""
     os.setsid()
     if cgroup is not None:
@@ -195,15 +228,13 @@ def run_job(launch: Launch, cgroup: str | None, report: int) -> None:
     os.umask(launch.umask)
     enter(launch.cwd)
     os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOCTTY
-    for target, path in ((1, launch.stdout), (2, launch.stderr)):
-        try:
-            os.dup2(os.open(path, flags, 0o666), target)
-        except OSError as error:
-            raise CannotStart(
-                f"cannot open the log file {shown(path)}: {error.strerror}",
-                "name a file in an existing directory that you may write (-o, -e)",
-            ) from error
+    begin = open_log(launch.stdout, 1, title)
+    if launch.stderr == launch.stdout:
+        os.dup2(1, 2)
+        begins = [begin]
+    else:
+        begins = [begin, open_log(launch.stderr, 2, title)]
+    write_all(report, b"%s %s\n" % (LOGS, b" ".join(b"%d" % each for each in begins)))
     if launch.report_fd is not None:
         os.dup2(report, launch.report_fd)
         os.set_inheritable(launch.report_fd, True)
@@ -211,15 +242,17 @@ def run_job(launch: Launch, cgroup: str | None, report: int) -> None:
 
 
 def start_job(launch: Launch, cgroup: str | None) -> tuple[int, int]:
-    """Fork the job. Returns its pid and the pipe on which it says why it could not start."""
+    """Fork the job. Returns its pid and the pipe on which it says where its part of each log
+    begins, and then why it could not start, if it could not."""
     report_in, report_out = os.pipe()
+    title = attempt_title()
     pid = os.fork()
     if pid:
         os.close(report_out)
         os.set_blocking(report_in, False)
         return pid, report_in
     try:
-        run_job(launch, cgroup, report_out)
+        run_job(launch, cgroup, title, report_out)
     except CannotStart as error:
         write_all(report_out, "\n".join(error.args).encode())
     except BaseException as error:  # noqa: BLE001  (a forked child must never return)
@@ -267,7 +300,16 @@ def watch(tree: Tree, control: int, report: int, grace_s: float) -> bytes:
     return said
 
 
-def read_tail(path: bytes) -> bytes:
+def split_report(said: bytes) -> tuple[list[int], bytes]:
+    """Where the attempt's part of each log begins, and why it could not start."""
+    line, _, rest = said.partition(b"\n")
+    if line.startswith(LOGS):
+        return [int(word) for word in line.split()[1:]], rest
+    return [], said
+
+
+def read_tail(path: bytes, begin: int) -> bytes:
+    """The end of the part of a log that begins there; of the whole, if it was written anew."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError:
@@ -275,10 +317,12 @@ def read_tail(path: bytes) -> bytes:
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
         return b""
-    return os.pread(fd, TAIL_BYTES, max(0, status.st_size - TAIL_BYTES))
+    if begin > status.st_size:
+        begin = 0
+    return os.pread(fd, TAIL_BYTES, max(begin, status.st_size - TAIL_BYTES))
 
 
-def read_tails(launch: Launch) -> bytes:
+def read_tails(launch: Launch, begins: list[int]) -> bytes:
     """The ends of the job's logs, stdout's first, read by a child that has become the user.
 
     As root we could be led to a file that is not the user's to read, and could not read an
@@ -289,8 +333,9 @@ def read_tails(launch: Launch) -> bytes:
     if pid == 0:
         try:
             become_user(launch)
-            for path in dict.fromkeys((launch.stdout, launch.stderr)):
-                write_all(tail_out, read_tail(path))
+            paths = dict.fromkeys((launch.stdout, launch.stderr))
+            for path, begin in zip(paths, begins, strict=False):
+                write_all(tail_out, read_tail(path, begin))
         finally:
             os._exit(0)
     os.close(tail_out)
@@ -309,10 +354,11 @@ def read_tails(launch: Launch) -> bytes:
     return tails
 
 
-def why_stopped() -> str:
+def why_stopped(directory: str | os.PathLike[str] = ".") -> str:
+    """The cause in `stop`; "" if there is none."""
     try:
-        return os.readlink(STOP)
-    except OSError:  # a file: an earlier release's
+        return os.readlink(os.path.join(directory, STOP))
+    except OSError:  # not there, or a file: an earlier release's
         return ""
 
 
@@ -354,7 +400,7 @@ def supervise() -> None:
 
     unit = own_cgroup()
     kills_before = oom_kills(unit)
-    error = ""
+    said = b""
     code: int | None = None
     killed_by: int | None = None
     tree = Tree(0, job_cgroup(unit))
@@ -364,7 +410,7 @@ def supervise() -> None:
         tree.cause = why_stopped()
     else:
         tree.main, report = start_job(launch, tree.cgroup)
-        error = watch(tree, control, report, launch.grace_s).decode("utf-8", "replace")
+        said = watch(tree, control, report, launch.grace_s)
         assert tree.status is not None
         if os.WIFSIGNALED(tree.status):
             killed_by = os.WTERMSIG(tree.status)
@@ -374,9 +420,10 @@ def supervise() -> None:
 
     import json
 
-    message, _, hint = error.strip().partition("\n")
+    begins, error = split_report(said)
+    message, _, hint = error.decode("utf-8", "replace").strip().partition("\n")
     try:
-        write_durably(TAIL, read_tails(launch))
+        write_durably(TAIL, read_tails(launch, begins))
     except OSError:
         pass  # evidence is welcome, the exit is owed
     record = {
@@ -387,6 +434,7 @@ def supervise() -> None:
         "started_at": started_at,
         "ended_at": time.time(),
         "ended_boot_s": time.clock_gettime(time.CLOCK_BOOTTIME),
+        "main_ended_boot_s": tree.main_ended_boot_s,
         "host_oom_kills": (
             None if kills_before is None or kills_after is None else kills_after - kills_before
         ),

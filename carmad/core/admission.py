@@ -66,8 +66,8 @@ def idle(gpu: GpuView, settings: Settings) -> Reason | None:
     """None when nobody is on the GPU; a desktop's few MiB are nobody."""
     if gpu.residents:
         return Reason("busy", 0, len(gpu.residents), "jobs", _labels(gpu))
-    if gpu.outsider_mib > settings.monitor.outsider_mib:
-        return Reason("outsiders", settings.monitor.outsider_mib, gpu.outsider_mib, "MiB")
+    if gpu.external_mib > settings.monitor.external_mib:
+        return Reason("external", settings.monitor.external_mib, gpu.external_mib, "MiB")
     return None
 
 

@@ -96,5 +96,5 @@ def _plan(policy: Policy, view: View, plan: tuple[Proposal, ...] | Reason) -> Pl
 
 def _noted(proposal: Proposal, notice: Reason) -> Proposal:
     if isinstance(proposal, Placement):
-        return replace(proposal, grounds=(*proposal.grounds, notice))
+        return replace(proposal, explanation=(*proposal.explanation, notice))
     return proposal

@@ -40,7 +40,7 @@ class Placement:
     reasons: tuple[Reason, ...] = ()  # why it waits, when that is not about any one GPU
     profiling: ProfilingRun | None = None  # with GPUs: it is to be alone there for so long
     accumulation: int = 1  # with GPUs: parts that it is to split each batch into
-    grounds: tuple[Reason, ...] = ()  # with GPUs: what spoke for them
+    explanation: tuple[Reason, ...] = ()  # with GPUs: why those
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Decision:
         return (
             mine.gpus == its.gpus
             and _story(mine.reasons) == _story(its.reasons)
-            and _story(mine.grounds) == _story(its.grounds)
+            and _story(mine.explanation) == _story(its.explanation)
             and len(mine.verdicts) == len(its.verdicts)
             and all(map(_same_verdict, mine.verdicts, its.verdicts))
         )

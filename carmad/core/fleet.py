@@ -31,6 +31,7 @@ class Fleet:
         self._outdated: set[GpuId] = set()  # something about them changed since they were viewed
         self._stands_until: dict[GpuId, float] = {}  # those whose view time alone will change
         self._metered: dict[JobId, None] = {}  # whose usage has changed since it was saved
+        self._beside: dict[JobId, dict[GpuId, GpuSample]] = {}  # see `beside`
 
     def discover(self, gpus: Iterable[Gpu], unread: str = "") -> None:
         """These are all the GPUs now; those that stay keep their windows."""
@@ -72,6 +73,13 @@ class Fleet:
         self.usage.update(usage)
         self._metered.update(dict.fromkeys(usage))
         window.add(sample)
+        seen = {process.job for process in sample.processes}
+        for job in residents:
+            readings = self._beside.setdefault(job.id, {})
+            if job.id in seen:
+                readings[sample.gpu] = sample
+            elif before and _precedes(before, job):
+                readings.setdefault(sample.gpu, before)
         self._outdated.add(sample.gpu)
         return before
 
@@ -89,6 +97,24 @@ class Fleet:
         """Those of the last reading."""
         window = self._windows.get(gpu)
         return window.last.processes if window and window.last else ()
+
+    def beside(self, job: Job) -> tuple[GpuSample, ...]:
+        """Of each of its GPUs, the last reading that shows its own processes, or if none does the
+        last before it was placed there: what is seen once they have died may be their remains."""
+        readings = self._beside.get(job.id, {})
+        windows = {gpu: self._windows[gpu] for gpu in job.gpus if gpu in self._windows}
+        found = []
+        for gpu, window in windows.items():
+            if gpu in readings:
+                found.append(readings[gpu])
+            elif window.last and _precedes(window.last, job):
+                found.append(window.last)
+        return tuple(found)
+
+    def forget(self, job: JobId) -> None:
+        """Its attempt is over, and that is on disk."""
+        self.usage.pop(job, None)
+        self._beside.pop(job, None)
 
     def usable(self) -> set[GpuId]:
         """Those that are neither drained nor at fault."""
@@ -123,7 +149,7 @@ class Fleet:
             self._stands_until.pop(gpu, None)
         else:
             self._stands_until[gpu] = window.last.at + monitor.stale_s
-        free, outsiders = free_memory(self.gpus[gpu], window.last, residents, settled=fresh is None)
+        free, external = free_memory(self.gpus[gpu], window.last, residents, settled=fresh is None)
         drain = self.drains.get(gpu)
         return GpuView(
             self.gpus[gpu],
@@ -131,8 +157,13 @@ class Fleet:
             window.recent,
             residents,
             free,
-            outsiders,
+            external,
             fresh,
             stale(window.last, now, monitor),
             drain.reason if drain else None,
         )
+
+
+def _precedes(reading: GpuSample, job: Job) -> bool:
+    """Was it taken before the job was placed?"""
+    return job.started_at is None or reading.at <= job.started_at

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from carmad.config import Monitor
 from carmad.core.decision import Reason
-from carmad.core.known import Known
+from carmad.core.memo import Memo
 from carmad.core.types import Gpu, GpuId, GpuSample, Job, JobId, JobState
 from carmad.core.window import Recent, Score
 
@@ -18,11 +18,11 @@ class GpuView:
     recent: Recent  # the samples of the window, and their score
     residents: tuple[Job, ...]
     free_mib: int  # memory neither used nor promised to a resident
-    outsider_mib: int  # memory of processes that are nobody's job
+    external_mib: int  # memory of external processes: those of no job
     settling: Reason | None  # why it is too early to add a job (TTFK), if it is
     stale: Reason | None  # why its last reading is no ground to decide on, if it is not
     drained: str | None  # the admin's reason
-    known: Known = field(default_factory=Known, init=False, repr=False, compare=False)
+    memo: Memo = field(default_factory=Memo, init=False, repr=False, compare=False)
 
     @property
     def id(self) -> GpuId:
@@ -45,10 +45,10 @@ class GpuView:
 def free_memory(
     gpu: Gpu, sample: GpuSample | None, residents: tuple[Job, ...], settled: bool
 ) -> tuple[int, int]:
-    """Free and outsiders' memory in MiB.
+    """Free memory, and that of external processes, in MiB.
 
-    What outsiders hold is taken as measured; a resident counts with the larger of what it was
-    measured to hold and what it is still promised. A guess is promised only until the GPU has
+    What external processes hold is taken as measured; a resident counts with the larger of what it
+    was measured to hold and what it is still promised. A guess is promised only until the GPU has
     settled, then the measurement knows better; a user's own word stands for the job's life. A job
     that has just ended may still be in the sample; its memory is back.
     """
@@ -64,8 +64,8 @@ def free_memory(
     if residents and any(process.memory_mib is None for process in processes):
         # This GPU does not say who holds what: all of it may be the residents' own.
         return gpu.memory_mib - max(used, held), 0
-    outsiders = max(0, left)
-    return gpu.memory_mib - outsiders - held, outsiders
+    external = max(0, left)
+    return gpu.memory_mib - external - held, external
 
 
 def promised(job: Job, settled: bool) -> int:

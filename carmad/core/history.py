@@ -41,7 +41,7 @@ class Past:
     state: JobState
     profile: Profile | None
     steps: tuple[StepTime, ...]
-    stages: tuple[StageTimes, ...] = ()
+    stage_times: tuple[StageTimes, ...] = ()
 
 
 def past(job: Job) -> Past | None:
@@ -60,7 +60,7 @@ def past(job: Job) -> Past | None:
         job.state,
         job.profile,
         job.steps,
-        job.stages,
+        job.stage_times,
     )
 
 
@@ -161,7 +161,7 @@ class History:
         """As the latest run of the job has told, or was told of earlier ones."""
         return self._steps.get(group, ())
 
-    def stages(self, group: str) -> tuple[StageTimes, ...]:
+    def stage_times(self, group: str) -> tuple[StageTimes, ...]:
         """Likewise."""
         return self._stages.get(group, ())
 
@@ -179,8 +179,8 @@ class History:
             _keep(self._profiles, group, replace(profile, of=id))
         if seen.steps:
             _keep(self._steps, group, seen.steps)
-        if seen.stages:
-            _keep(self._stages, group, seen.stages)
+        if seen.stage_times:
+            _keep(self._stages, group, seen.stage_times)
 
     def traffic(self, now: float) -> Sequence[tuple[int, int]]:
         """Jobs and GPUs asked for in each ten minutes, from the first that is known or `BINS` ago

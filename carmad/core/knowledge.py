@@ -12,18 +12,17 @@ from carmad.core.fleet import Fleet
 from carmad.core.history import History
 from carmad.core.messages import Stepped
 from carmad.core.ports import Predictor
-from carmad.core.profiling import Profiler
+from carmad.core.profiling import UsageProfiler
 from carmad.core.types import (
     Job,
     JobState,
-    Prediction,
     Profile,
     StageTimes,
     StepTime,
-    Usage,
 )
 from carmad.models import Model
 
+UNPREDICTED = "its duration could not be predicted"
 NEWS = 0.01  # a step time that differs by more of it is worth a row
 
 
@@ -34,12 +33,12 @@ class Knowledge:
         self.predictor = predictor
         self.history = History()
         self.models: dict[str, Model] = {}  # what was learned, by name
-        self.profiler = Profiler()
+        self.profiler = UsageProfiler()
         self._settings = settings
         self._fleet = fleet
         self._asked = asked
 
-    def informed(self, job: Job, now: float) -> Job:
+    def with_history(self, job: Job, now: float) -> Job:
         """With all that earlier runs of the job have shown, and what follows for its duration: as
         it joins the line."""
         history = self.history
@@ -47,24 +46,24 @@ class Knowledge:
             job,
             profile=job.profile if job.profiled else history.profile(job.group) or job.profile,
             steps=job.steps or history.steps(job.group),
-            stages=job.spec.stages or job.stages or history.stages(job.group),
+            stage_times=job.spec.stage_times or job.stage_times or history.stage_times(job.group),
         )
         return self.predicted(known, now)
 
     def predicted(self, job: Job, now: float) -> Job:
-        """Without a prediction, its owner's word stands."""
-        return replace(job, prediction=self._prediction(job, now))
-
-    def _prediction(self, job: Job, now: float) -> Prediction | None:
+        """Without a prediction, its owner's word stands. If the predictor fails, a note says so."""
         predictor = self.predictor
         if predictor is None:
-            return None
+            return replace(job, prediction=None)
+        notes = tuple(note for note in job.notes if not note.startswith(UNPREDICTED))
         try:
-            return self._asked.ask(
+            prediction = self._asked.ask(
                 PREDICT, lambda: predictor.predict(job, self.history, self.models, now)
             )
         except Exception:  # noqa: BLE001 - foreign code
-            return None
+            note = f"{UNPREDICTED}: the predictor {predictor.name} failed"
+            return replace(job, prediction=None, notes=(*notes, note))
+        return replace(job, prediction=prediction, notes=notes)
 
     def watched_enough(self, job: Job) -> bool:
         return self.profiler.watched_s(job) >= self._settings.profiling.run_s
@@ -75,7 +74,7 @@ class Knowledge:
         peak_mib = self._fleet.with_usage(job).usage.peak_mib
         return replace(job, profile=self.profiler.profile(job, peak_mib))
 
-    def seen_to_end(self, job: Job, state: JobState, usage: Usage) -> Job:
+    def seen_to_end(self, job: Job, state: JobState) -> Job:
         """With a profile from a run that was shorter than one to profile it, if that was all of
         it; and with the peak of the whole run."""
         enough = self._settings.profiling.run_s
@@ -83,13 +82,13 @@ class Knowledge:
             enough = min(enough, self._settings.monitor.window_s)
         if self.profiler.watched_s(job) >= enough:
             job = self.profiled(job)
-        profile = job.profile
-        if profile is None or job.accumulation > 1 or usage.peak_mib <= profile.peak_mib:
+        profile, peak_mib = job.profile, job.usage.peak_mib
+        if profile is None or job.accumulation > 1 or peak_mib <= profile.peak_mib:
             return job
-        return replace(job, profile=replace(profile, peak_mib=usage.peak_mib, of=None))
+        return replace(job, profile=replace(profile, peak_mib=peak_mib, of=None))
 
 
-def told(job: Job, event: Stepped, kind: str) -> Job:
+def with_report(job: Job, event: Stepped, kind: str) -> Job:
     """With what it says of itself on a GPU of this kind. The same job if that is no news."""
     known = {step.parts: step.seconds for step in job.steps}
     before = known.get(job.accumulation, 0.0)
@@ -97,10 +96,10 @@ def told(job: Job, event: Stepped, kind: str) -> Job:
         known[job.accumulation] = event.seconds
         steps = (StepTime(parts, seconds) for parts, seconds in sorted(known.items()))
         job = replace(job, steps=tuple(steps))
-    if event.stages and not job.spec.stages and job.accumulation == 1:
+    if event.stages and not job.spec.stage_times and job.accumulation == 1:
         new = replace(event.stages, gpu=kind)
-        if not any(_alike(new, each) for each in job.stages):
-            job = replace(job, stages=_with(new, job.stages))
+        if not any(_alike(new, each) for each in job.stage_times):
+            job = replace(job, stage_times=_with(new, job.stage_times))
     return job
 
 

@@ -18,9 +18,9 @@ from carmad.config import Links
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A part of the model, and how often it is there: each replica trains on a part of the batch.
+    """A pipeline stage: a part of the model. Each of its replicas trains on a part of the batch.
 
-    A replica has one GPU, or with tensor parallelism one for each of its slices (VI).
+    A replica has one GPU, or with tensor parallelism one for each of its slices.
     """
 
     replicas: int = 1

@@ -83,20 +83,20 @@ def time_s(text: str) -> float:
     """20ms, 0.02s, 350us."""
     match = re.fullmatch(_TIME, text.lower())
     if match is None:
-        raise ValueError(f"{text!r} is no time of a stage; try 20ms, 0.02s or 350us")
+        raise ValueError(f"{text!r} is not the time of a stage; try 20ms, 0.02s or 350us")
     return float(match[1]) / UNITS_S[match[2]]
 
 
 def _mib(text: str) -> float:
     match = re.fullmatch(_SIZE, text.lower())
     if match is None:
-        raise ValueError(f"{text!r} is no size; try 12M, 1.5G or 300K")
+        raise ValueError(f"{text!r} is not a size; try 12M, 1.5G or 300K")
     return float(match[1]) / UNITS_MIB[match[2]]
 
 
 def _count(what: str, text: str) -> int:
     if not re.fullmatch(_COUNT, text) or not int(text):
-        raise ValueError(f"{text!r} is no number for {what}; try 2")
+        raise ValueError(f"{text!r} is not a number for {what}; try 2")
     return int(text)
 
 

@@ -24,7 +24,7 @@ class Ledger:
         self.jobs: dict[JobId, Job] = {}
         self.holders: dict[JobId, Job] = {}  # those that hold GPUs
         self.watched: dict[JobId, Job] = {}  # holders to which something happens as time passes
-        self.conditional: dict[JobId, Job] = {}  # queued ones that a barrier may hold up
+        self.conditional: dict[JobId, Job] = {}  # queued ones that may be blocked
         self.ended: dict[JobId, JobState] = dict(ended)  # the most recent ones
         self.held = Held()
         self._places: dict[JobId, Place] = {}  # of the queued jobs

@@ -60,7 +60,7 @@ def is_conditional(job: Job) -> bool:
     return job.held or spec.begin_at is not None or bool(spec.after) or limited
 
 
-def barrier(
+def blocked_by(
     job: Job,
     now: float,
     live: Mapping[JobId, Job],

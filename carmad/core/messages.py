@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from carmad.config import Settings
 from carmad.core.decision import Decision
 from carmad.core.types import (
     Cause,
@@ -105,6 +106,7 @@ class RequeueRequested:
     at: float
     job: Job  # as the store has it: the core forgets ended jobs
     by: str
+    ended: tuple[tuple[JobId, JobState], ...] = ()  # how those ended that it waits for
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +147,23 @@ class Trained:
 
 
 @dataclass(frozen=True, slots=True)
+class Reconfigured:
+    """The settings from now on. Plugins keep what they were made with."""
+
+    at: float
+    settings: Settings
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed: limits and begin times are looked at."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """The daemon stops; jobs go on. What they were measured to use so far is saved."""
 
     at: float
 
@@ -165,7 +182,9 @@ Event = (
     | Noticed
     | Stepped
     | Trained
+    | Reconfigured
     | Tick
+    | Closing
 )
 
 

@@ -22,7 +22,7 @@ from carmad.core.decision import (
 from carmad.core.fleet import Fleet
 from carmad.core.history import History
 from carmad.core.ledger import Ledger
-from carmad.core.line import barrier
+from carmad.core.line import blocked_by
 from carmad.core.messages import Action, Launch, Stop, Wake
 from carmad.core.states import advance
 from carmad.core.types import Cause, GpuId, Job, JobId, JobState
@@ -57,6 +57,9 @@ class Placer:
         self._news: list[Decision] = []
         self.decisions: dict[JobId, Decision] = {}
 
+    def reconfigure(self, settings: Settings) -> None:
+        self._settings = settings
+
     def view(self, now: float, joining: Job | None = None) -> View:
         """What the policy is shown; with `joining`, as if that job stood in line, too."""
         line = self._ledger.line_with(joining) if joining else self._ledger.line()
@@ -73,11 +76,11 @@ class Placer:
             self._memory,
         )
 
-    def barrier(self, job: Job, now: float) -> Reason | None:
+    def blocked_by(self, job: Job, now: float) -> Reason | None:
         """What keeps a queued job out of the policy's sight, if anything does."""
         quota = self._settings.limits.gpus_per_user
         jobs, held = self._ledger.jobs, self._ledger.held
-        return barrier(job, now, jobs, held, quota, self._fleet.unread)
+        return blocked_by(job, now, jobs, held, quota, self._fleet.unread)
 
     def plan(self, now: float) -> list[Action]:
         """Start what the policy says may start, and stop what it preempts."""
@@ -98,15 +101,15 @@ class Placer:
         return news
 
     def _ready(self, line: tuple[Job, ...], now: float) -> tuple[Job, ...]:
-        """The line without those that a barrier holds up."""
+        """The line without those that are blocked."""
         if self._fleet.unread:
             return ()  # no policy is asked about GPUs that nobody knows
         doubtful = self._ledger.conditional
         if self._settings.limits.gpus_per_user is not None:
-            return tuple(job for job in line if not self.barrier(job, now))  # it may hold up any
+            return tuple(job for job in line if not self.blocked_by(job, now))  # it may hold up any
         if not doubtful:
             return line
-        return tuple(job for job in line if job.id not in doubtful or not self.barrier(job, now))
+        return tuple(job for job in line if job.id not in doubtful or not self.blocked_by(job, now))
 
     def _order_the_unordered(self) -> None:
         """A few of those whose place the policy could not say before: perhaps now it can."""
@@ -149,7 +152,7 @@ class Placer:
             job = self._ledger.jobs.get(proposal.job)
             if job is None or job.state is not JobState.QUEUED or job.id in hidden:
                 continue
-            if proposal.gpus and self.barrier(job, now):
+            if proposal.gpus and self.blocked_by(job, now):
                 return True
             checked = self._checked(job, proposal, view)
             self._decide(Decision(now, made.by, checked))
@@ -176,7 +179,7 @@ class Placer:
         self._decide(Decision(now, by, Placement(job.id, reasons=(why,))))
         if not allowed:
             return []
-        stopping = advance(job, JobState.STOPPING, stop=Cause.PREEMPTED)
+        stopping = advance(job, JobState.STOPPING, attempts=job.attempts_with(stop=Cause.PREEMPTED))
         self._ledger.put(stopping)
         return [Stop(stopping)]
 
@@ -209,24 +212,22 @@ class Placer:
 
     def _start(self, job: Job, placement: Placement, view: View) -> Job:
         gpus = placement.gpus
-        started = advance(
-            self._ledger.jobs[job.id],
-            JobState.STARTING,
-            gpus=gpus,
-            profiling=placement.profiling,
-            accumulation=placement.accumulation,
+        job = self._ledger.jobs[job.id]
+        placed = job.placed(
+            gpus,
+            view.now,
             mode=mode(job, [view.gpu(gpu) for gpu in gpus], self._settings),
-            attempt=job.attempt + 1,
-            notes=() if job.attempt else job.notes,  # before the first, they are about the job
-            started_at=view.now,
-            kernels=(),
+            accumulation=placement.accumulation,
+            profiling=placement.profiling,
             shared=any(view.gpu(gpu).residents for gpu in gpus),
-            warned=False,
         )
+        # Notes from before its first attempt are about the job.
+        notes = () if job.attempt else job.notes
+        started = advance(placed, JobState.STARTING, notes=notes)
         for gpu in gpus:
             for resident in self._ledger.residents(gpu):
                 if not resident.shared:
-                    self._ledger.put(replace(resident, shared=True))
+                    self._ledger.put(resident.with_attempt(shared=True))
         self.last_placed = gpus[-1]
         self._ledger.put(started)
         return started

@@ -31,7 +31,7 @@ class _Watched:
     indicators: dict[str, _Sums] = field(default_factory=dict)
 
 
-class Profiler:
+class UsageProfiler:
     """Watches jobs until they are forgotten. After a restart it begins anew."""
 
     def __init__(self) -> None:

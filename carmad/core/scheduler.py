@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
 
 from carmad.config import Settings
-from carmad.core.asking import Asked
+from carmad.core import control
+from carmad.core.asking import DECIDE, Asked
 from carmad.core.deciders import Deciders
-from carmad.core.decision import Decision, Reason
-from carmad.core.endings import explained, in_vain, lost_before, retried
+from carmad.core.endings import Trying, ending, in_vain, placeable
 from carmad.core.fleet import Fleet
 from carmad.core.history import History, past
-from carmad.core.knowledge import Knowledge, sharing_profiles, told
+from carmad.core.knowledge import Knowledge, sharing_profiles, with_report
 from carmad.core.ledger import Ledger
-from carmad.core.line import Held
 from carmad.core.messages import (
     Action,
     CancelRequested,
+    Closing,
     Discovered,
     Drain,
     DrainRequested,
@@ -29,6 +28,7 @@ from carmad.core.messages import (
     HoldRequested,
     Noticed,
     Postponed,
+    Reconfigured,
     RequeueRequested,
     Sampled,
     Signal,
@@ -42,9 +42,11 @@ from carmad.core.messages import (
 from carmad.core.placing import Placer
 from carmad.core.ports import Policy, Predictor, Recovery
 from carmad.core.recurrence import group
+from carmad.core.scene import Scene
 from carmad.core.states import advance
 from carmad.core.types import (
     FOR_GOOD,
+    Attempt,
     Cause,
     Exit,
     Gpu,
@@ -52,14 +54,11 @@ from carmad.core.types import (
     Job,
     JobId,
     JobState,
-    Retry,
-    Usage,
 )
 from carmad.core.view import View
-from carmad.models import Model
 
 USAGE_SAVED_EVERY_S = 60.0
-SENT_BACK = frozenset({Cause.PREEMPTED, Cause.PROFILED})  # stopped, and not for good
+PEAK_SAVED_AT = 1.25  # times the one that was saved: at once
 
 
 class Scheduler:
@@ -105,7 +104,7 @@ class Scheduler:
             self._ledger.changed(),
             self._placer.news(),
             tuple(self._actions),
-            tuple(self.drains.values()) if self._drained else None,
+            tuple(self._fleet.drains.values()) if self._drained else None,
             self._asked.failures,
         )
 
@@ -156,10 +155,6 @@ class Scheduler:
         return self.knowledge.history
 
     @property
-    def models(self) -> Mapping[str, Model]:
-        return self.knowledge.models
-
-    @property
     def gpus(self) -> Mapping[GpuId, Gpu]:
         return self._fleet.gpus
 
@@ -168,35 +163,25 @@ class Scheduler:
         """Why the GPUs are not known yet; "" once they are."""
         return self._fleet.unread
 
-    @property
-    def drains(self) -> Mapping[GpuId, Drain]:
-        return self._fleet.drains
-
-    @property
-    def usage(self) -> Mapping[JobId, Usage]:
-        """What running jobs were measured to use, fresher than their own."""
-        return self._fleet.usage
-
-    def line(self) -> tuple[Job, ...]:
-        return self._ledger.line()
-
-    @property
-    def held(self) -> Held:
-        """What barriers count."""
-        return self._ledger.held
-
-    @property
-    def decisions(self) -> Mapping[JobId, Decision]:
-        """The latest on each job that was judged and has not ended."""
-        return self._placer.decisions
-
     def view(self, now: float, joining: Job | None = None) -> View:
         """What the policy is shown; with `joining`, as if that job stood in line, too."""
         return self._placer.view(now, joining)
 
-    def barrier(self, job: Job, now: float) -> Reason | None:
-        """What keeps a queued job out of the policy's sight, if anything does."""
-        return self._placer.barrier(job, now)
+    def snapshot(self, now: float) -> Scene:
+        """All that others may look at: references are taken, nothing is rendered."""
+        return Scene(
+            self.view(now),
+            dict(self.gpus),
+            dict(self.jobs),
+            dict(self._fleet.usage),
+            self._ledger.line(),
+            dict(self._placer.decisions),
+            self._ledger.held.copy(),
+            self.unread,
+            dict(self._fleet.drains),
+            dict(self.ended),
+            self.policy.name,
+        )
 
     def check(self) -> None:
         """Assert what must hold after every step, of what the last one changed."""
@@ -217,7 +202,7 @@ class Scheduler:
     def _take(self, event: Event) -> None:
         match event:
             case Discovered():
-                self._fleet.discover(event.gpus, event.unread)
+                self._on_discovered(event)
             case Submitted():
                 self._on_submitted(event)
             case Estimated():
@@ -242,8 +227,22 @@ class Scheduler:
                 self._on_stepped(event)
             case Trained():
                 self.knowledge.models.update(event.models)
+            case Closing():
+                self._save_usage()
+            case Reconfigured():
+                self.settings = event.settings
+                self._placer.reconfigure(event.settings)
+                self._fleet.look_again()
             case _:
                 pass  # a tick: time alone
+
+    def _on_discovered(self, event: Discovered) -> None:
+        self._fleet.discover(event.gpus, event.unread)
+        for job in self._ledger.line():
+            if job.retry and job.retry.avoid:
+                retry = placeable(job.retry, job.spec.gpus, self._fleet.usable())
+                if retry is not job.retry:
+                    self._put(replace(job, retry=retry))
 
     def _on_submitted(self, event: Submitted) -> None:
         for id, spec in enumerate(event.specs, event.first):
@@ -263,7 +262,7 @@ class Scheduler:
         job = self.jobs.get(event.job)
         if job and job.state is JobState.PENDING:  # else: cancelled meanwhile
             joining = advance(job, JobState.QUEUED, estimate=event.estimate)
-            self._put(self.knowledge.informed(joining, event.at))
+            self._put(self.knowledge.with_history(joining, event.at))
             if event.note:
                 self._note(event.job, event.note)
 
@@ -276,22 +275,21 @@ class Scheduler:
                 self._note_kernel(job, sample.gpu, event.at)
                 self._note_overrun(self.jobs[job.id])
                 self._note_profile(self.jobs[job.id], event.at)
+                self._note_peak(self.jobs[job.id])
         if event.at - self._usage_saved_at >= USAGE_SAVED_EVERY_S:
             self._usage_saved_at = event.at
-            for id in self._fleet.newly_metered():
-                if holder := self._ledger.holders.get(id):
-                    self._put(self._fleet.with_usage(holder))
+            self._save_usage()
 
     def _note_kernel(self, job: Job, gpu: GpuId, now: float) -> None:
         """TTFK bookkeeping, step 2 of the CARMA paper's Table 2."""
         if job.state is JobState.STOPPING or gpu in dict(job.kernels):
             return
         if any(p.job == job.id and p.ran_kernel for p in self._fleet.processes(gpu)):
-            kernels = (*job.kernels, (gpu, now))
+            attempts = job.attempts_with(kernels=(*job.kernels, (gpu, now)))
             if job.state is JobState.STARTING:
-                self._put(advance(job, JobState.RUNNING, kernels=kernels))
+                self._put(advance(job, JobState.RUNNING, attempts=attempts))
             else:
-                self._put(replace(job, kernels=kernels))
+                self._put(replace(job, attempts=attempts))
 
     def _note_overrun(self, job: Job) -> None:
         """More than its owner's word. Its usage is put with the note: so it is noted once."""
@@ -302,6 +300,17 @@ class Scheduler:
             self._put(metered)
             used = metered.usage.peak_mib
             self._note(job.id, f"uses {used} MiB, more than the {promised} MiB of its --gpu-mem")
+
+    def _note_peak(self, job: Job) -> None:
+        """One that has grown much is saved at once: nobody can measure it again."""
+        usage = self._fleet.usage.get(job.id, job.usage)
+        if usage.peak_mib > job.usage.peak_mib * PEAK_SAVED_AT:
+            self._put(replace(job, usage=usage))
+
+    def _save_usage(self) -> None:
+        for id in self._fleet.newly_metered():
+            if holder := self._ledger.holders.get(id):
+                self._put(self._fleet.with_usage(holder))
 
     def _note_profile(self, job: Job, now: float) -> None:
         """It has been watched for long enough, whether it was to be profiled or not."""
@@ -314,7 +323,7 @@ class Scheduler:
         """Until it begins, neither its time limit nor the wait for its first kernel does."""
         job = self._ledger.holders.get(event.job)
         if job and job.attempt == event.attempt and job.state is not JobState.STOPPING:
-            self._put(replace(job, started_at=event.at if event.over else None))
+            self._put(job.with_attempt(started_at=event.at if event.over else None))
 
     def _on_exited(self, event: Exited) -> None:
         job = self.jobs.get(event.job)
@@ -322,69 +331,62 @@ class Scheduler:
             return  # a stale or repeated report
         if event.stop and job.stop not in FOR_GOOD:  # there was no room to record it before
             job = self._stopping(job, event.stop)
-        exit = explained(job, event.exit, self._fleet)
-        at = min(event.at, event.ended_at or event.at)
         if job.started_at is None:  # it never began
-            job = replace(job, started_at=at)
-        if job.stop in SENT_BACK and exit.cause is not Cause.SUCCESS:
-            self._preempted(job, exit, at)
-        elif job.state is JobState.STOPPING and job.stop not in SENT_BACK:
-            timed_out = job.stop is Cause.TIME_LIMIT
-            state = JobState.TIMED_OUT if timed_out else JobState.CANCELLED
-            self._end(job, state, replace(exit, cause=job.stop or Cause.CANCELLED), at)
-        elif exit.cause is Cause.SUCCESS:
-            self._end(job, JobState.SUCCEEDED, exit, at)
-        elif exit.cause is Cause.GPU_OOM:
-            retry = self._retried(job, exit, event.at)
-            if retry:
-                self._requeue(job, exit, retry)
-            else:
-                self._end(job, JobState.OUT_OF_MEMORY, exit, at)
-        elif exit.cause is Cause.LOST and job.spec.requeue and not lost_before(job):
-            self._requeue(job, exit, job.retry)
+            job = job.with_attempt(started_at=min(event.at, event.ended_at or event.at))
+        monitor, recovery = self.settings.monitor, self.settings.recovery
+        trying = Trying(
+            lambda job, exit: self._asked.ask(DECIDE, lambda: self.recovery.decide(job, exit)),
+            recovery.retries,
+            monitor.external_mib,
+            self._fleet.usable(),
+        )
+        end = ending(job, event, self._fleet.beside(job), trying)
+        if end.state is JobState.QUEUED:
+            self._put(
+                advance(
+                    self._fleet.with_usage(job),
+                    JobState.QUEUED,
+                    attempts=_closed(job, end.exit, end.at),
+                    retry=end.retry,
+                    overtaken=0,
+                )
+            )
         else:
-            self._end(job, JobState.FAILED, exit, at)
+            self._end(job, end.state, end.exit, end.at)
 
     def _on_cancel_requested(self, event: CancelRequested) -> None:
-        match self.jobs.get(event.job):
-            case Job(state=JobState.PENDING | JobState.QUEUED) as job:
-                exit = Exit(Cause.CANCELLED, evidence=f"cancelled by {event.by}")
-                self._end(job, JobState.CANCELLED, exit, event.at)
-            case Job(state=JobState.STARTING | JobState.RUNNING) as job:
-                self._stop(job, Cause.CANCELLED)
-            case Job(state=JobState.STOPPING) as job if job.stop in SENT_BACK:
-                self._stop(job, Cause.CANCELLED)
-            case _:
-                pass  # unknown, stopping or over: nothing left to cancel
+        job = self.jobs.get(event.job)
+        if job is None or not control.cancel(job).acts:
+            return
+        if job.holds_gpus:
+            self._stop(job, Cause.CANCELLED)
+        else:
+            exit = Exit(Cause.CANCELLED, evidence=f"cancelled by {event.by}")
+            self._end(job, JobState.CANCELLED, exit, event.at)
 
     def _on_hold_requested(self, event: HoldRequested) -> None:
         job = self.jobs.get(event.job)
-        if job is None or job.held == event.held:
-            return
-        if not job.holds_gpus or job.stop in SENT_BACK:
+        if job and control.hold(job, event.held).acts:
             self._put(replace(job, held=event.held))
 
     def _on_requeue_requested(self, event: RequeueRequested) -> None:
-        if event.job.id not in self.jobs and event.job.ended:
-            again = advance(
-                event.job,
-                JobState.QUEUED if event.job.estimate else JobState.PENDING,
-                gpus=(),
-                mode=None,
-                exit=None,
-                stop=None,
-                ended_at=None,
-                failures=(),
-                retry=None,
-                served_s=0.0,
-                accumulation=1,
-                overtaken=0,
-            )
-            if again.state is JobState.PENDING:
-                self._put(again)
-                self._actions.append(EstimateMemory(again))
-            else:
-                self._put(self.knowledge.informed(again, event.at))
+        job = event.job
+        ended = {id: state for id, state in event.ended if id not in self.jobs} | dict(self.ended)
+        if job.id in self.jobs or not control.requeue(job, ended).acts:
+            return
+        again = replace(
+            advance(job, JobState.QUEUED if job.estimate else JobState.PENDING),
+            exit=None,
+            ended_at=None,
+            retry=None,
+            overtaken=0,
+            requeued_after=job.attempt,
+        )
+        if again.state is JobState.PENDING:
+            self._put(again)
+            self._actions.append(EstimateMemory(again))
+        else:
+            self._put(self.knowledge.with_history(again, event.at))
 
     def _on_drain_requested(self, event: DrainRequested) -> None:
         if event.reason is None:
@@ -400,9 +402,9 @@ class Scheduler:
         if job is None or any(len(self._ledger.residents(gpu)) > 1 for gpu in job.gpus):
             return
         gpu = self.gpus.get(job.gpus[0])
-        if gpu and (known := told(job, event, gpu.name)) is not job:
+        if gpu and (known := with_report(job, event, gpu.name)) is not job:
             self._put(known)
-            if known.stages and not job.stages:
+            if known.stage_times and not job.stage_times:
                 self._inform_others(known, event.at)
 
     # -- time
@@ -422,7 +424,7 @@ class Scheduler:
         if left <= 0:
             self._stop(job, Cause.TIME_LIMIT)
         elif warn and not job.warned and left <= warn.before_s:
-            warned = replace(job, warned=True)
+            warned = job.with_attempt(warned=True)
             self._put(warned)
             self._actions.append(Signal(warned, warn.signum))
 
@@ -434,7 +436,7 @@ class Scheduler:
         # Long over: nobody was here to end it, and what it has done since is not to be lost.
         late = now - run.until > self.settings.profiling.run_s
         evicted = run.evict and job.spec.requeue and job.profile is None and not late
-        known = replace(job, profiling=None)
+        known = job.with_attempt(profiling=None)
         if evicted or self.knowledge.profiler.watched_s(job) > 0:
             known = self.knowledge.profiled(known)
         self._put(self.knowledge.predicted(known, now))
@@ -445,12 +447,14 @@ class Scheduler:
     def _inform_others(self, job: Job, now: float) -> None:
         """Those in line that are the same job need not be profiled any more, nor watched."""
         profiled = job.profiled and job.profile is not None and job.profile.of is None
-        if not (profiled or job.stages):
+        if not (profiled or job.stage_times):
             return
         self.history.learn(job)
         for waiting in self._ledger.alike(job.group):
-            if (profiled and waiting.profile is None) or (job.stages and not waiting.stages):
-                self._put(self.knowledge.informed(waiting, now))
+            if (profiled and waiting.profile is None) or (
+                job.stage_times and not waiting.stage_times
+            ):
+                self._put(self.knowledge.with_history(waiting, now))
 
     def _note_untouched(self, job: Job, elapsed: float) -> None:
         """TTFK's time-out: its GPUs take jobs again, and its owner is told."""
@@ -470,62 +474,24 @@ class Scheduler:
 
     # -- endings
 
-    def _retried(self, job: Job, exit: Exit, now: float) -> Retry | None:
-        """Outsiders on its GPUs are company, too."""
-        floor, retries = self.settings.monitor.outsider_mib, self.settings.recovery.retries
-        view = self.view(now)
-        gpus = [view.gpu(gpu) for gpu in job.gpus if gpu in self.gpus]
-        shared = job.shared or any(gpu.outsider_mib > floor for gpu in gpus)
-        job = replace(job, shared=shared)
-        return retried(job, exit, self.recovery, self._asked, retries, self._fleet.usable())
-
-    def _requeue(self, job: Job, exit: Exit, retry: Retry | None) -> None:
-        self._back_in_line(job, retry=retry, failures=(*job.failures, exit))
-
-    def _preempted(self, job: Job, exit: Exit, at: float) -> None:
-        if job.stop is Cause.PROFILED:
-            self._back_in_line(job)  # it starts from its beginning
-            return
-        served_s, limit_s = max(0.0, job.attained_s(at)), job.spec.time_limit_s
-        if limit_s is not None and served_s >= limit_s:
-            self._end(job, JobState.TIMED_OUT, replace(exit, cause=Cause.TIME_LIMIT), at)
-        else:
-            self._back_in_line(job, served_s=served_s)
-
-    def _back_in_line(self, job: Job, **changes: Any) -> None:
-        metered = self._fleet.with_usage(job)
-        self._put(
-            advance(
-                metered,
-                JobState.QUEUED,
-                gpus=(),
-                mode=None,
-                kernels=(),
-                stop=None,
-                profiling=None,
-                accumulation=1,
-                overtaken=0,
-                **changes,
-            )
-        )
-
     def _stop(self, job: Job, cause: Cause) -> None:
         self._actions.append(Stop(self._stopping(job, cause)))
 
     def _stopping(self, job: Job, cause: Cause) -> Job:
         """Of a job that was to be sent back, another cause is all that is new."""
+        attempts = job.attempts_with(stop=cause)
         if job.state is JobState.STOPPING:
-            stopping = replace(job, stop=cause)
+            stopping = replace(job, attempts=attempts)
         else:
-            stopping = advance(job, JobState.STOPPING, stop=cause)
+            stopping = advance(job, JobState.STOPPING, attempts=attempts)
         self._put(stopping)
         return stopping
 
     def _end(self, job: Job, state: JobState, exit: Exit, now: float) -> None:
         """And cancel the jobs that wait for it in vain, and those that wait for these."""
-        usage = self._fleet.usage.get(job.id, job.usage)
-        job = self.knowledge.seen_to_end(job, state, usage)
-        self._put(advance(job, state, exit=exit, ended_at=now, usage=usage, profiling=None))
+        job = self.knowledge.seen_to_end(self._fleet.with_usage(job), state)
+        attempts = _closed(job, exit, now) if job.holds_gpus else job.attempts
+        self._put(advance(job, state, attempts=attempts, exit=exit, ended_at=now))
         self._inform_others(job, now)
         ends = [(job.id, state)]
         for id, how in ends:  # it grows: a chain of jobs may be longer than our stack is deep
@@ -543,12 +509,18 @@ class Scheduler:
             self._ledger,
             self._fleet,
             self.history,
-            self.models,
+            self.knowledge.models,
             last_placed,
         )
 
     def _begin(self) -> None:
-        """Forget what the last step changed."""
+        """Forget what the last step changed, and of attempts that are over what was measured: had
+        that step not been committed, `restore` would have been called."""
+        for job in self._ledger.changed():
+            if not job.holds_gpus:
+                self._fleet.forget(job.id)
+            if job.ended:
+                self.knowledge.profiler.forget(job.id)
         self._ledger.forget_changes()
         self._placer.news()
         self._asked.forget()
@@ -559,7 +531,10 @@ class Scheduler:
         self._ledger.put(job)
         if job.ended:
             self._placer.decisions.pop(job.id, None)
-            self._fleet.usage.pop(job.id, None)
-            self.knowledge.profiler.forget(job.id)
             if run := past(job):
                 self.history.remember(run)
+
+
+def _closed(job: Job, exit: Exit, at: float) -> tuple[Attempt, ...]:
+    """Its attempts, the current one over."""
+    return job.attempts_with(exit=exit, ended_at=at, profiling=None)

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Literal, NewType
+from typing import Any, Literal, NewType
 
+from carmad.core.attempt import FOR_GOOD as FOR_GOOD
+from carmad.core.attempt import SENT_BACK as SENT_BACK
+from carmad.core.attempt import Attempt as Attempt
+from carmad.core.attempt import Cause as Cause
+from carmad.core.attempt import Exit as Exit
+from carmad.core.attempt import GpuId as GpuId
+from carmad.core.attempt import Mode as Mode
+from carmad.core.attempt import ProfilingRun as ProfilingRun
+from carmad.core.attempt import appended
 from carmad.core.layout import Layout
+from carmad.options import JobOptions
 
 JobId = NewType("JobId", int)
-GpuId = NewType("GpuId", str)  # the UUID the driver gives: GPU-… or MIG-…
 
 
 class JobState(StrEnum):
@@ -35,36 +45,6 @@ ENDED = frozenset(
         JobState.OUT_OF_MEMORY,
     }
 )
-
-
-class Mode(StrEnum):
-    """How a job meets its neighbours on a GPU (CARMA paper, 3.6 and 6)."""
-
-    EXCLUSIVE = "exclusive"  # alone on its GPUs
-    STREAMS = "streams"  # time-sliced with others by the driver
-    MPS = "mps"  # with others under one MPS server
-    MIG = "mig"  # alone on a MIG instance
-
-
-class Cause(StrEnum):
-    """Why an attempt ended."""
-
-    SUCCESS = "success"
-    FAILURE = "failure"  # the program's own error
-    GPU_OOM = "gpu_oom"
-    HOST_OOM = "host_oom"
-    CANCELLED = "cancelled"
-    TIME_LIMIT = "time_limit"
-    LAUNCH_FAILED = "launch_failed"  # never started: cwd, environment, command
-    LOST = "lost"  # its supervisor is gone without a word: a reboot, a kill -9
-    DEPENDENCY = "dependency"  # a job it waited for ended the wrong way
-    PREEMPTED = "preempted"  # the policy took its GPUs back; it goes on later
-    PROFILED = "profiled"  # its profiling run is over; it starts again in its turn
-
-
-# Stopped by its owner or by its limit, and so over: the attempt itself says so at its end, should
-# the job's row never have come to.
-FOR_GOOD = frozenset({Cause.CANCELLED, Cause.TIME_LIMIT})
 
 
 class AfterKind(StrEnum):
@@ -100,7 +80,7 @@ class WarnSignal:
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """What an iteration of a job takes alone, by what it keeps busy (Cuckoo paper, 3.2)."""
+    """How long the parts of an iteration take when the job runs alone (Cuckoo paper, 3.2)."""
 
     load_s: float  # reading and preparing a batch: CPU and disk
     forward_s: float
@@ -119,9 +99,13 @@ class Environment:
     bytes: int
 
 
+# Not where it stands: `carma submit` reads it, too, and cannot wait for dataclasses.
+dataclass(frozen=True, kw_only=True)(JobOptions)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobSpec:
-    """What the user asked for. Never changes.
+class JobSpec(JobOptions):
+    """What the user asked for. Never changes. More fields are stated in `carmad.options`.
 
     Of its environment, `env` has only what tells recurring jobs apart (`core.recurrence`): the
     whole, up to 1 MiB, is in the store as `environment`. Estimators and whoever starts the job
@@ -136,27 +120,12 @@ class JobSpec:
     name: str
     env: tuple[tuple[str, str], ...] = ()  # captured at submission, secrets scrubbed
     environment: Environment | None = None  # None: `env` is all there is
-    conda_env: str | None = None
-    stdout: str = "carma-%j.out"  # %j id, %x name, %u user, %A array, %a index; relative to cwd
-    stderr: str | None = None  # None: where stdout goes
-    gpus: int = 1
-    memory_mib: int | None = None  # per GPU, the user's own word
-    batch_size: int | None = None  # per GPU; given, the job may be started with a part of it
-    amp: bool = False  # it trains in mixed precision, for policies that ask
-    cold_start_s: float = 0.0  # what it does before it trains, which is no use to profile
-    exclusive: bool = False
-    nice: int = 0  # higher yields to others
-    time_limit_s: float | None = None
-    expected_s: float | None = None  # how long it should run alone, for policies that ask
-    deadline_at: float | None = None  # when it is wanted done, for policies that ask
+    stdout: str = "carma-%j.out"  # relative to cwd
     layout: Layout | None = None  # over its GPUs; None: as many replicas, nothing known of them
-    stages: tuple[StageTimes, ...] = ()  # the user's own word, one per kind of GPU
-    watch_stages: bool = False  # measure them when it runs
+    stage_times: tuple[StageTimes, ...] = ()  # the user's own word, one per kind of GPU
     warn: WarnSignal | None = None
-    begin_at: float | None = None
     after: tuple[After, ...] = ()
     array: ArrayTask | None = None
-    requeue: bool = True  # may run again when it is lost to a reboot, or preempted
     umask: int = 0o022  # for whatever it makes, its logs included
 
     @property
@@ -205,27 +174,6 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class Exit:
-    """How an attempt ended. `code` is None when `signal` ended it."""
-
-    cause: Cause
-    code: int | None = None
-    signal: int | None = None
-    evidence: str = ""  # the line that proves the cause, for people
-    tried_mib: int | None = None  # the allocation that failed
-    free_mib: int | None = None  # what the GPU still had then
-    unused_mib: int | None = None  # what the job's own allocator held and did not use
-    neighbours: tuple[str, ...] = ()  # who else held memory on its GPUs
-
-    @property
-    def fragmented(self) -> bool:
-        """There was memory enough, in pieces: the allocation failed all the same."""
-        if self.tried_mib is None:
-            return False
-        return max(self.free_mib or 0, self.unused_mib or 0) >= self.tried_mib
-
-
-@dataclass(frozen=True, slots=True)
 class Retry:
     """How the next attempt is to be placed. A job with one waits in the recovery queue."""
 
@@ -237,7 +185,7 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a job was measured to use, over all its attempts."""
+    """What a job was measured to use, over all its attempts; 0: nobody measured it."""
 
     peak_mib: int = 0  # the largest seen on any one of its GPUs
     energy_j: float = 0.0  # its share of its GPUs' energy, split evenly among residents
@@ -276,14 +224,6 @@ class StepTime:
 
 
 @dataclass(frozen=True, slots=True)
-class ProfilingRun:
-    """An attempt that is alone on its GPUs until then, so that it can be profiled."""
-
-    until: float
-    evict: bool  # it goes back in line then; else it stays, and others may join it
-
-
-@dataclass(frozen=True, slots=True)
 class Prediction:
     """How long a job runs alone, from its first attempt's begin to its end."""
 
@@ -305,22 +245,12 @@ class Job:
     prediction: Prediction | None = None
     profile: Profile | None = None
     steps: tuple[StepTime, ...] = ()  # as it, or an earlier run of the job, has told; one per parts
-    stages: tuple[StageTimes, ...] = ()  # likewise, or as its owner has; one per kind of GPU
-    profiling: ProfilingRun | None = None  # this attempt is to profile it, and is not over yet
-    accumulation: int = 1  # parts that the current or last attempt splits each batch into
-    attempt: int = 0  # the current or last one; 0 before the first
-    gpus: tuple[GpuId, ...] = ()  # of the current or last attempt
-    mode: Mode | None = None
-    shared: bool = False  # another job was on one of its GPUs during this attempt
-    started_at: float | None = None  # of the current or last attempt; None: it is yet to begin
-    kernels: tuple[tuple[GpuId, float], ...] = ()  # when its first kernel was seen, per GPU
+    stage_times: tuple[StageTimes, ...] = ()  # likewise, or as stated; one per type of GPU
+    attempts: tuple[Attempt, ...] = ()  # in order; `attempt.KEPT` at most
+    requeued_after: int = 0  # attempts up to this one were before its owner had it queued again
     retry: Retry | None = None
-    failures: tuple[Exit, ...] = ()  # of earlier attempts
     overtaken: int = 0  # jobs behind it that started first
-    served_s: float = 0.0  # what earlier attempts ran for, of those that were preempted
-    warned: bool = False
-    stop: Cause | None = None  # why it is STOPPING
-    exit: Exit | None = None
+    exit: Exit | None = None  # how it ended: as its last attempt did, or while it waited
     ended_at: float | None = None
     notes: tuple[str, ...] = ()  # what its owner should know: outside MPS, never used its GPU
     usage: Usage = Usage()
@@ -333,22 +263,113 @@ class Job:
     def ended(self) -> bool:
         return self.state in ENDED
 
+    @property
+    def current(self) -> Attempt | None:
+        """The attempt that it is in, or that it ended with; None while it waits."""
+        attempts = self.attempts
+        return attempts[-1] if attempts and attempts[-1].ended_at == self.ended_at else None
+
+    def placed(self, gpus: tuple[GpuId, ...], now: float, **its: Any) -> Job:
+        """With another attempt, on these GPUs; `its` other fields."""
+        number, served_s = self.attempt + 1, self.served_s
+        new = Attempt(number, gpus, started_at=now, served_s=served_s, **its)
+        return replace(self, attempts=appended(self.attempts, new))
+
+    def with_attempt(self, **changes: Any) -> Job:
+        """With these fields of its last attempt changed."""
+        return replace(self, attempts=self.attempts_with(**changes))
+
+    def attempts_with(self, **changes: Any) -> tuple[Attempt, ...]:
+        return (*self.attempts[:-1], replace(self.attempts[-1], **changes))
+
     def shifted(self, by_s: float) -> Job:
         """The same job by a clock that is ahead by so much. What its owner said of times, such as
         when it may begin, is meant by the new one."""
-        run = self.profiling
         return replace(
             self,
             submitted_at=self.submitted_at + by_s,
-            started_at=None if self.started_at is None else self.started_at + by_s,
-            kernels=tuple((gpu, at + by_s) for gpu, at in self.kernels),
-            profiling=run and replace(run, until=run.until + by_s),
+            attempts=tuple(each.shifted(by_s) for each in self.attempts),
         )
 
     def attained_s(self, now: float) -> float:
         """How long it has run so far, in preempted attempts and in this one."""
-        running = now - self.started_at if self.holds_gpus and self.started_at is not None else 0.0
-        return self.served_s + running
+        running = self.current if self.holds_gpus else None
+        return running.attained_s(now) if running else self.served_s
+
+    # -- of the current attempt
+
+    @property
+    def attempt(self) -> int:
+        """The number of the last one; 0 before the first."""
+        return self.attempts[-1].number if self.attempts else 0
+
+    @property
+    def gpus(self) -> tuple[GpuId, ...]:
+        attempts = self.attempts  # `current`, as it is here and below: policies ask very often
+        its = attempts[-1] if attempts else None
+        return its.gpus if its and its.ended_at == self.ended_at else ()
+
+    @property
+    def mode(self) -> Mode | None:
+        return its.mode if (its := self.current) else None
+
+    @property
+    def started_at(self) -> float | None:
+        """None: it waits, or is yet to begin."""
+        its = self.attempts[-1] if self.attempts else None
+        return its.started_at if its and its.ended_at == self.ended_at else None
+
+    @property
+    def kernels(self) -> tuple[tuple[GpuId, float], ...]:
+        """When its first kernel was seen, per GPU."""
+        its = self.attempts[-1] if self.attempts else None
+        return its.kernels if its and its.ended_at == self.ended_at else ()
+
+    @property
+    def accumulation(self) -> int:
+        """Parts that it splits each batch into."""
+        return its.accumulation if (its := self.current) else 1
+
+    @property
+    def profiling(self) -> ProfilingRun | None:
+        """Until it is over."""
+        return its.profiling if (its := self.current) else None
+
+    @property
+    def shared(self) -> bool:
+        """Another job was on one of its GPUs."""
+        return self.current is not None and self.current.shared
+
+    @property
+    def warned(self) -> bool:
+        return self.current is not None and self.current.warned
+
+    @property
+    def stop(self) -> Cause | None:
+        """Why it was told to stop."""
+        return its.stop if (its := self.current) else None
+
+    # -- of earlier attempts, since its owner had it queued
+
+    @property
+    def failures(self) -> tuple[Exit, ...]:
+        """How those ended that were tried again."""
+        earlier = self.attempts[:-1] if self.current else self.attempts
+        return tuple(
+            each.exit
+            for each in earlier
+            if each.exit and each.stop is None and each.number > self.requeued_after
+        )
+
+    @property
+    def served_s(self) -> float:
+        """What they ran for, of those that were preempted."""
+        last = self.attempts[-1] if self.attempts else None
+        if last is None or last.number <= self.requeued_after:
+            return 0.0
+        if last.stop is Cause.PREEMPTED and last is not self.current:
+            return max(0.0, last.attained_s(math.inf))
+        return last.served_s
 
     @property
     def profiled(self) -> bool:
@@ -367,6 +388,17 @@ class Job:
     def need(self) -> Estimate | None:
         """Its estimate as it was started."""
         return self.estimate and self.estimate.accumulating(self.accumulation)
+
+    @property
+    def limit_mib(self) -> int | None:
+        """What each of its processes may allocate on a GPU, in MiB; None: whatever is free.
+
+        MPS enforces it. Only its owner's word is a limit: an estimate that is too low would end a
+        job that has room.
+        """
+        if self.mode is not Mode.MPS or self.need is None or not self.need.firm:
+            return None
+        return self.need.safe_mib + (self.retry.margin_mib if self.retry else 0)
 
     @property
     def exclusive(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 
 from carmad.config import Settings
@@ -11,7 +11,7 @@ from carmad.core.admission import Demand, demand, refusals
 from carmad.core.decision import Reason, Verdict
 from carmad.core.gpuview import GpuView
 from carmad.core.history import History
-from carmad.core.known import Known
+from carmad.core.memo import Memo
 from carmad.core.types import GpuId, Job, JobId, ProfilingRun
 from carmad.models import Model
 
@@ -23,7 +23,7 @@ class NodeView:
 
     name: str
     gpus: tuple[GpuView, ...]
-    known: Known = field(default_factory=Known, init=False, repr=False, compare=False)
+    memo: Memo = field(default_factory=Memo, init=False, repr=False, compare=False)
 
     def gpu(self, gpu: GpuId) -> GpuView:
         return next(g for g in self.gpus if g.id == gpu)
@@ -77,9 +77,7 @@ class View:
         accumulation: int = 1,
     ) -> View:
         """The view after `job` was given `gpus`."""
-        placed = replace(
-            job, gpus=gpus, started_at=self.now, profiling=profiling, accumulation=accumulation
-        )
+        placed = job.placed(gpus, self.now, profiling=profiling, accumulation=accumulation)
         nodes = list(self.nodes)
         for gpu in gpus:
             at = self.node_of[gpu]

@@ -15,18 +15,18 @@ from datetime import datetime
 from pathlib import Path
 
 from carmad.api.gpus import gpu_state
-from carmad.api.phrases import gib
-from carmad.api.render import Scene
 from carmad.api.responses import CheckOut
 from carmad.attempt import folders
 from carmad.attempt.environment import HOOKS
 from carmad.config import Settings
+from carmad.core.scene import Scene
 from carmad.core.types import Mode
 from carmad.gpu.mps import Mps, ServerState
 from carmad.gpu.source import Capabilities
 from carmad.guards import Trouble
 from carmad.store.damage import FOLDER
 from carmad.store.sql import SqlStore
+from carmad.words import gib
 
 MIB = 1 << 20
 LITTLE_SPACE = 1024 * MIB
@@ -37,18 +37,22 @@ PLUGINS_WITHIN_S = 20.0
 RECENT_S = 3600.0
 WAL_FIX = ((3, 51, 3), (3, 50, 7), (3, 44, 6))
 
-# A child loads the plugins: the daemon must not import what they import.
+PLUGINS = ("policies", "recoveries", "predictors", "estimators")
+
+# A child loads the plugins, and what they declare: the daemon must not import what they import.
 LOAD_PLUGINS = """
 import json
 from importlib.metadata import entry_points
-wrong = {}
-for kind in ("policies", "recoveries", "predictors", "estimators"):
+found = {}
+for kind in ("policies", "recoveries", "predictors", "estimators", "settings", "reasons"):
+    found[kind] = {}
     for point in entry_points(group="carma." + kind):
         try:
             point.load()
+            found[kind][point.name] = ""
         except BaseException as error:
-            wrong[f"{kind}: {point.name}"] = f"{type(error).__name__}: {error}"
-print(json.dumps(wrong))
+            found[kind][point.name] = f"{type(error).__name__}: {error}"
+print(json.dumps(found))
 """
 
 
@@ -88,9 +92,15 @@ def _deciding(settings: Settings, troubles: Sequence[Trouble]) -> Iterator[Check
     """Do the plugins that the core asks answer?"""
     fallback = settings.policy_fallback
     recent = [each for each in troubles if not each.over or time.time() - each.until < RECENT_S]
-    if not any(each.plugin.startswith("policy ") for each in recent):
-        deputy = f"; {fallback} would if it failed" if fallback else ""
-        yield _check("policy", True, f"{settings.policy} decides{deputy}")
+    failing = {each.plugin.split(" ")[0] for each in recent}
+    deputy = f"; {fallback} would if it failed" if fallback else ""
+    for kind, detail in (
+        ("policy", f"{settings.policy} decides{deputy}"),
+        ("predictor", f"{settings.predictor} says how long jobs take"),
+        ("recovery", f"{settings.recovery.name} decides after a GPU ran out of memory"),
+    ):
+        if kind not in failing:
+            yield _check(kind, True, detail)
     for each in recent:
         at = datetime.fromtimestamp(each.since).astimezone().isoformat(" ", "seconds")
         what = f"{each.times} failures since {at}, the last: {each.error}"
@@ -293,10 +303,17 @@ def _plugins() -> CheckOut:
             timeout=PLUGINS_WITHIN_S,
             cwd="/",
         )
-        wrong: dict[str, str] = json.loads(child.stdout.strip().splitlines()[-1])
+        found: dict[str, dict[str, str]] = json.loads(child.stdout.strip().splitlines()[-1])
     except (OSError, ValueError, IndexError, subprocess.SubprocessError) as error:
         return _check("plugins", None, f"could not be tried: {error}")
-    if not wrong:
-        return _check("plugins", True, "all of them can be loaded")
-    detail = "; ".join(f"{name} ({error})" for name, error in wrong.items())
-    return _check("plugins", None, f"cannot be loaded: {detail}", "Install what they need.")
+    wrong = [
+        f"{kind}: {name} ({error})"
+        for kind, its in found.items()
+        for name, error in its.items()
+        if error
+    ]
+    if wrong:
+        detail = f"cannot be loaded: {'; '.join(wrong)}"
+        return _check("plugins", None, detail, "Install what they need.")
+    counts = ", ".join(f"{len(found[kind])} {kind}" for kind in PLUGINS)
+    return _check("plugins", True, f"all can be loaded: {counts}")

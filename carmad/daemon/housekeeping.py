@@ -31,7 +31,8 @@ _SETTLED_S = 86_400.0
 
 
 class Housekeeping:
-    """A thread that does each chore when it is due. A chore that fails is tried again next time."""
+    """A thread that does each chore when it is due. A chore that fails is tried again next time.
+    `retention` may be replaced while it runs."""
 
     def __init__(
         self,
@@ -42,7 +43,7 @@ class Housekeeping:
         train: Callable[[], None] | None = None,
     ) -> None:
         self._store = store
-        self._retention = retention
+        self.retention = retention
         self._state_dir = state_dir
         self._flush = flush
         self._train = train
@@ -62,7 +63,7 @@ class Housekeeping:
         add("purge", self.purge, "interval", hours=_PURGE_H, next_run_time=soon)
         if self._train is not None:
             add("train", self._train, "interval", hours=_TRAIN_H)
-        if self._retention.backups:
+        if self.retention.backups:
             add("backup", self.backup, "cron", hour=_BACKUP_HOUR)
         self._scheduler.start()
 
@@ -72,17 +73,17 @@ class Housekeeping:
         _guarded("flush", self._flush)()
 
     def purge(self) -> None:
-        purged = self._store.purge(time.time(), self._retention)
+        purged = self._store.purge(time.time(), self.retention)
         attempts = remove_attempts(self._state_dir / "jobs", self._store)
         shorten_logs(self._state_dir)
         _log.info("forgot %s and %d attempt directories", purged, attempts)
 
     def trim(self) -> None:
-        if forgotten := self._store.trim(self._retention):
+        if forgotten := self._store.trim(self.retention):
             _log.info("forgot %d jobs of users who have too many", forgotten)
 
     def backup(self) -> None:
-        _log.info("backed up to %s", self._store.backup(self._retention.backups))
+        _log.info("backed up to %s", self._store.backup(self.retention.backups))
 
 
 def remove_attempts(directory: Path, store: SqlStore) -> int:

@@ -11,20 +11,21 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from carmad import configfile, paths, registry
+from carmad.attempt.evidence import Evidence
 from carmad.attempt.launcher import Launcher, has_systemd
 from carmad.config import Settings
 from carmad.core.history import History
-from carmad.core.messages import CancelRequested, Step, Trained
+from carmad.core.messages import CancelRequested, Reconfigured, Step, Trained
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import JobId, JobSpec, JobState, Refusal
 from carmad.daemon import doctor, systemd
 from carmad.daemon.housekeeping import Housekeeping
 from carmad.daemon.monitor import Monitor
 from carmad.daemon.mpswatch import MpsWatch
+from carmad.daemon.reload import EMULATED, Reloader, read
 from carmad.daemon.rollup import Rollup
 from carmad.daemon.world import DaemonWorld
 from carmad.engine.clock import Clock, boot_id, wall_ahead
@@ -42,6 +43,7 @@ from carmad.learned import bounds
 from carmad.learned.estimates import Answer, ask, guesses
 from carmad.learned.experience import JOBS_PER_USER, Experience, driver_version
 from carmad.learned.models import Models
+from carmad.loop import Follower
 from carmad.models import Model
 from carmad.store.damage import stands_in
 from carmad.store.journal import Journal
@@ -74,6 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
     """Everything is built before the first event, and closed in the opposite order."""
     state_dir = Path(options.state_dir or paths.state_dir()).absolute()
+    reloader = Reloader()
+    signal.signal(signal.SIGHUP, lambda *_: reloader.ask())
     settings, config = _settings(options, state_dir)
     with _for_a_person():
         source = choose(settings.monitor.source, settings.monitor.period_s)
@@ -81,44 +85,28 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
         store = SqlStore.open(state_dir / "carma.db")
         stack.callback(store.close)
         clock = Clock(store.keep_time(boot_id(), wall_ahead()))
-        experience = Experience(settings, driver_version(), bounds.home())
-        for user in store.users():
-            ended_well = store.history(user=user, states=[JobState.SUCCEEDED], limit=JOBS_PER_USER)
-            experience.remember(reversed(ended_well))
-        with _for_a_person():
-            registry.estimator(settings.estimator, settings, experience.server())  # is it there?
-            policy, fallback = registry.policy(settings), registry.fallback(settings)
-            recovery, predictor = registry.recovery(settings), registry.predictor(settings)
-            scheduler = Scheduler(settings, policy, recovery, predictor, fallback)
-        guarded = [each for each in (policy, fallback, recovery, predictor) if each]
-
-        def troubles() -> list[Trouble]:
-            return [each.trouble for each in guarded if each.trouble]
-
-        own_units = has_systemd()
-        grace_s = settings.limits.kill_grace_s
+        experience = _experience(settings, store)
+        scheduler, troubles = _core(settings, experience)
+        own_units, grace_s = has_systemd(), settings.limits.kill_grace_s
         launcher = Launcher(state_dir, systemd=own_units, kill_grace_s=grace_s)
         inbox = Inbox(clock, _next_id(store, launcher))
         mps = _mps(settings, state_dir, own_units)
         where = options.socket or paths.daemon_socket()
-        job_env = {"CARMA_SOCKET": os.path.abspath(where)}  # noqa: PTH100 - a link stays one
-        if cards := _cards(settings):
-            job_env["CARMA_EMULATED_DIR"] = cards
+        evidence, rollup = Evidence(), Rollup()
+        monitor = Monitor(source, settings.monitor, inbox, evidence, rollup.add)
         world = DaemonWorld(
             state_dir,
             inbox,
             _estimate(settings, experience, store),
             store.whole,
             launcher,
+            evidence,
             mps,
             grace_s,
-            job_env,
+            _job_env(settings, where),
         )
-        trained = _tell_of_models(inbox)
+        trained = _on_trained(inbox)
         models = Models(state_dir / "models", store, settings.models.retrain_days, trained)
-        rollup = Rollup()
-        monitor = Monitor(source, settings.monitor, inbox, world.shepherd.owner, rollup.add)
-        world.monitor = monitor
         service = Service(
             inbox,
             store,
@@ -137,23 +125,10 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
         )
         server = Server(listener or _socket(where), create_app(service))
         past = store.past(clock())
-        journal = Journal(
-            state_dir / "journal",
-            scheduler,
-            VERSION,
-            settings.retention.journal_mib << 20,
-            past.submissions,
-        )
-        engine = Engine(
-            inbox,
-            scheduler,
-            store,
-            world,
-            _committed(service, world, journal),
-            _watchdog(),
-            journal.restored,
-            journal.hear,
-        )
+        cap_bytes = settings.retention.journal_mib << 20
+        journal = Journal(state_dir / "journal", scheduler, VERSION, cap_bytes, past.submissions)
+        followers = (InvalidChoices(), service, world, journal)
+        engine = Engine(inbox, scheduler, store, world, followers, _watchdog())
 
         engine.restore(History(past.runs, past.submissions))
         trained(models.load())
@@ -163,7 +138,7 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
         monitor.start()
         stack.callback(monitor.stop)
         if mps:
-            watch = MpsWatch(mps, inbox, world.shepherd.owner)
+            watch = MpsWatch(mps, inbox, evidence)
             watch.start()
             stack.callback(watch.stop)
 
@@ -176,6 +151,13 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
         stack.callback(server.stop)
         stack.callback(experience.close)  # first: the others wait for the trials under way
 
+        def reconfigure(new: Settings) -> None:
+            inbox.post(Reconfigured(inbox.clock(), new))
+            service.settings, service.config_toml = new, configfile.dump(new)
+            chores.retention = new.retention
+
+        reloader.start(settings, lambda: read(options, state_dir)[0], reconfigure)
+
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, lambda *_: inbox.close())
         systemd.notify("READY=1")
@@ -183,6 +165,27 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
         engine.run()
         systemd.notify("STOPPING=1")
         log.info("stopping; running jobs go on")
+
+
+def _experience(settings: Settings, store: SqlStore) -> Experience:
+    experience = Experience(settings, driver_version(), bounds.home())
+    for user in store.users():
+        ended_well = store.history(user=user, states=[JobState.SUCCEEDED], limit=JOBS_PER_USER)
+        experience.remember(reversed(ended_well))
+    return experience
+
+
+def _core(
+    settings: Settings, experience: Experience
+) -> tuple[Scheduler, Callable[[], list[Trouble]]]:
+    """The scheduler with its plugins, and what asks for the troubles that these have."""
+    with _for_a_person():
+        registry.estimator(settings.estimator, settings, experience.server())  # is it there?
+        policy, fallback = registry.policy(settings), registry.fallback(settings)
+        recovery, predictor = registry.recovery(settings), registry.predictor(settings)
+        scheduler = Scheduler(settings, policy, recovery, predictor, fallback)
+    guarded = [each for each in (policy, fallback, recovery, predictor) if each]
+    return scheduler, lambda: [each.trouble for each in guarded if each.trouble]
 
 
 def _estimate(
@@ -266,21 +269,12 @@ def _log_to(path: str | None) -> None:
 
 def _settings(options: argparse.Namespace, state_dir: Path) -> tuple[Settings, Path | None]:
     """The settings in effect, and the file that they came from."""
-    given = options.config or os.environ.get("CARMA_CONFIG")
-    default = Path(paths.config_path())
-    file = Path(given) if given else default if default.exists() else None
     with _for_a_person():
-        settings = configfile.load(file, os.environ)
+        settings, file = read(options, state_dir)
     if options.emulated:
-        directory = state_dir / "emulated"
-        emulated.create(directory, options.emulated)
+        emulated.create(state_dir / EMULATED, options.emulated)
         if os.geteuid() == 0:
             state_dir.chmod(0o711)  # every user's jobs come through to the cards
-        settings = replace(
-            settings,
-            monitor=replace(settings.monitor, source=f"emulated:{directory}"),
-            access=replace(settings.access, root_jobs=True),  # nothing there to protect from root
-        )
     return settings, file
 
 
@@ -288,6 +282,14 @@ def _cards(settings: Settings) -> str:
     """The directory of the emulated cards, if that is what there is."""
     kind, _, directory = settings.monitor.source.partition(":")
     return directory if kind == "emulated" else ""
+
+
+def _job_env(settings: Settings, where: str) -> dict[str, str]:
+    """What goes into the environment of every job."""
+    env = {"CARMA_SOCKET": os.path.abspath(where)}  # noqa: PTH100 - a link stays one
+    if cards := _cards(settings):
+        env["CARMA_EMULATED_DIR"] = cards
+    return env
 
 
 def _mps(settings: Settings, state_dir: Path, own_units: bool) -> Mps | None:
@@ -329,37 +331,18 @@ def _answers(path: str) -> bool:
         return True
 
 
-def _committed(service: Service, world: DaemonWorld, journal: Journal) -> Callable[[Step], None]:
-    """What is told of every step that is on disk. Must not raise: the step stands."""
+class InvalidChoices(Follower):
+    """Logs a policy's invalid choices; its guard logs what it raises."""
 
-    def committed(step: Step) -> None:
-        _tell_of_nonsense(step)
-        try:
-            service.committed(step)
-            for job in step.jobs:
-                if job.ended:
-                    world.release(job.id)
-        except Exception:
-            log.exception("a committed step was not told to all")
-        try:
-            journal.record(step)
-        except Exception:
-            log.exception("the journal lacks a step, and begins anew")
-            journal.restored()
-
-    return committed
+    def committed(self, step: Step) -> None:
+        for decision in step.decisions:
+            for reason in decision.placement.reasons:
+                if reason.code == "policy_failed" and not step.failures:
+                    id, policy = decision.placement.job, decision.policy
+                    log.error("the policy %s fails job %d: %s", policy, id, reason.detail)
 
 
-def _tell_of_nonsense(step: Step) -> None:
-    """Of a policy's invalid choices; its guard has logged what it raised."""
-    for decision in step.decisions:
-        for reason in decision.placement.reasons:
-            if reason.code == "policy_failed" and not step.failures:
-                id, policy = decision.placement.job, decision.policy
-                log.error("the policy %s fails job %d: %s", policy, id, reason.detail)
-
-
-def _tell_of_models(inbox: Inbox) -> Callable[[Mapping[str, Model]], None]:
+def _on_trained(inbox: Inbox) -> Callable[[Mapping[str, Model]], None]:
     def trained(models: Mapping[str, Model]) -> None:
         if models:
             inbox.post(Trained(inbox.clock(), tuple(models.items())))

@@ -1,32 +1,30 @@
-"""Samples the GPUs once a period, names the jobs behind the processes, and tells the core."""
+"""Reads the GPUs once a period, and passes the readings on to the evidence and to the core."""
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
-from dataclasses import replace
 
+from carmad.attempt.evidence import Evidence
 from carmad.config import Monitor as Settings
 from carmad.core.messages import Discovered, DrainRequested, Sampled
-from carmad.core.types import Gpu, GpuId, GpuSample, Job, JobId, ProcessUse
+from carmad.core.types import Gpu, GpuSample
 from carmad.engine.inbox import Inbox
 from carmad.errors import CarmaError
 from carmad.gpu.source import Capabilities, TelemetrySource
 
 log = logging.getLogger(__name__)
 
-FULL = 0.03  # of a GPU's memory: less than this free is none
 REDISCOVER_S = 60.0  # MIG instances come and go behind our back
 LOOK_AGAIN_S = 2.0  # for GPUs that cannot be read yet
 PATIENCE_S = 10.0  # a hanging driver must not keep the queue from being served
-ASIDE_S = 0.2  # nor the ends of jobs from being reported
 
 
 class Monitor:
-    """Owns the telemetry source: whoever else asks it does so through here.
-
-    `owner(pid)` names the job a process belongs to; `recorded` is given every reading.
+    """Its thread alone calls the telemetry source, which may hang: everybody else sees the last
+    readings. `recorded` is given each.
     """
 
     def __init__(
@@ -34,19 +32,16 @@ class Monitor:
         source: TelemetrySource,
         settings: Settings,
         inbox: Inbox,
-        owner: Callable[[int], JobId | None],
+        evidence: Evidence,
         recorded: Callable[[tuple[GpuSample, ...]], None],
     ) -> None:
         self._source = source
         self._settings = settings
         self._inbox = inbox
-        self._owner = owner
+        self._evidence = evidence
         self._recorded = recorded
-        self._lock = threading.Lock()
         self._found: Discovered | None = None  # as the core was told last
         self._capabilities = source.capabilities()
-        self._pids: dict[JobId, set[int]] = {}  # every process that a job was seen to use
-        self._on_full: frozenset[JobId] = frozenset()
         self._telling = threading.Lock()
         self._looked = threading.Event()
         self._stopped = threading.Event()
@@ -62,41 +57,24 @@ class Monitor:
                     self._tell((), "the driver has not answered yet")
 
     def stop(self) -> None:
+        """And let go of the driver, unless a call of it hangs."""
         self._stopped.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout=5)
-        with self._lock:
-            self._source.close()
+        self._evidence.interrupt()
+        self._thread.join(timeout=5)
 
     def capabilities(self) -> Capabilities:
         """As of the last reading: whoever asks does not wait for a driver that hangs."""
         return self._capabilities
 
-    def memory_gone(self, job: Job) -> bool:
-        """Has the driver let go of all that `job`'s processes held? No, as long as it hangs."""
-        mine = self._pids.get(job.id, set())
-        if not self._lock.acquire(timeout=ASIDE_S):
-            return False
-        try:
-            for gpu in job.gpus:
-                if mine & (self._source.pids(gpu) or frozenset()):
-                    return False
-        finally:
-            self._lock.release()
-        self._pids.pop(job.id, None)
-        return True
-
-    def forget(self, job: JobId) -> None:
-        """It has ended, whether its memory has come back or not."""
-        self._pids.pop(job, None)
-
-    def was_full(self, job: JobId) -> bool:
-        """Had a GPU of `job` next to nothing free at the last reading?"""
-        return job in self._on_full
-
     def _run(self) -> None:
+        try:
+            self._read_until_stopped()
+        finally:
+            self._source.close()
+
+    def _read_until_stopped(self) -> None:
         due = discover_at = self._inbox.clock()
-        while not self._stopped.wait(max(0.0, due - self._inbox.clock())):
+        while self._answer_until(due):
             due = max(due + self._settings.period_s, self._inbox.clock())
             try:
                 if self._inbox.clock() >= discover_at:
@@ -104,13 +82,26 @@ class Monitor:
                     self._discover()
                     if not self._unknown:
                         discover_at = self._inbox.clock() + REDISCOVER_S
-                self._look()
+                self._read()
             except Exception as error:
                 log.exception("a reading of the GPUs failed")
                 if self._unknown:
                     with self._telling:
                         self._tell((), f"a reading of them failed: {type(error).__name__}")
             self._looked.set()
+
+    def _answer_until(self, due: float) -> bool:
+        """Look at the GPUs that jobs have just left until the next reading is due. False: stop."""
+        until = time.monotonic() + due - self._inbox.clock()
+        while gpu := self._evidence.question(max(0.0, until - time.monotonic())):
+            began = time.monotonic()
+            try:
+                pids = self._source.pids(gpu)
+            except Exception:
+                log.exception("cannot tell which processes are on GPU %s", gpu)
+                pids = None
+            self._evidence.answer(gpu, began, pids)
+        return not self._stopped.is_set()
 
     @property
     def _unknown(self) -> bool:
@@ -119,8 +110,7 @@ class Monitor:
 
     def _discover(self) -> None:
         try:
-            with self._lock:
-                gpus = self._source.discover()
+            gpus = self._source.discover()
         except CarmaError as error:
             if not self._unknown:  # those that are known show their fault
                 log.error("%s; %s", error, error.hint)
@@ -143,41 +133,14 @@ class Monitor:
         elif before is not None and before.unread:
             log.info("the GPUs can be read now: there are %d", len(gpus))
 
-    def _look(self) -> None:
-        now = self._inbox.clock()
-        with self._lock:
-            readings = self._source.sample(now)
-            news = self._source.health()
-            self._capabilities = self._source.capabilities()
-        samples = tuple(self._named(reading) for reading in readings)
-        self._on_full = frozenset(
-            process.job
-            for sample in samples
-            if _is_full(sample)
-            for process in sample.processes
-            if process.job
-        )
+    def _read(self) -> None:
+        samples = self._evidence.add(self._source.sample(self._inbox.clock()))
+        news = self._source.health()
+        self._capabilities = self._source.capabilities()
         self._recorded(samples)
+        now = self._inbox.clock()  # a reading may have taken long
         self._inbox.post(Sampled(now, samples))
         for item in news:
             log.warning("GPU %s: %s", item.gpu, item.message)
             if item.drain:
                 self._inbox.post(DrainRequested(now, item.gpu, item.message, "carmad"))
-
-    def _named(self, reading: GpuSample) -> GpuSample:
-        if not reading.processes:
-            return reading
-        named = tuple(self._with_owner(process, reading.gpu) for process in reading.processes)
-        return replace(reading, processes=named)
-
-    def _with_owner(self, process: ProcessUse, gpu: GpuId) -> ProcessUse:
-        job = self._owner(process.pid)
-        if job is None:
-            return process
-        self._pids.setdefault(job, set()).add(process.pid)
-        return replace(process, job=job)
-
-
-def _is_full(sample: GpuSample) -> bool:
-    free, used = sample.memory_free_mib, sample.memory_used_mib
-    return free is not None and used is not None and free < FULL * (free + used)

@@ -1,15 +1,15 @@
-"""Looks after MPS while jobs run: daemons that are gone, servers that have faulted, jobs that
-slipped past theirs."""
+"""Looks after MPS while jobs run: daemons that are gone, servers that have faulted, jobs that run
+outside their server."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
 
+from carmad.attempt.evidence import Evidence, Key
 from carmad.core.messages import Noticed
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import Job, JobId, Mode
+from carmad.core.types import Job, JobState, Mode
 from carmad.engine.inbox import Inbox
 from carmad.errors import CarmaError
 from carmad.gpu.mps import Mps, ServerState
@@ -20,10 +20,11 @@ EVERY_S = 30.0
 
 
 class MpsWatch:
-    def __init__(self, mps: Mps, inbox: Inbox, owner: Callable[[int], JobId | None]) -> None:
+    def __init__(self, mps: Mps, inbox: Inbox, evidence: Evidence) -> None:
         self._mps = mps
         self._inbox = inbox
-        self._owner = owner
+        self._evidence = evidence
+        self._outside: set[Key] = set()  # the attempts without a client at the last round
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="mps-watch", daemon=True)
 
@@ -36,17 +37,29 @@ class MpsWatch:
 
     def look(self) -> None:
         """One round over the GPUs that have a job under MPS."""
-        jobs = self._inbox.ask(_seen_under_mps).result()
-        for job in jobs:
+        outside = set()
+        for job in self._inbox.ask(_running_under_mps).result():
             gpu = job.gpus[0]
             if not self._mps.healthy(gpu):
                 self._notice(job, "its GPU's MPS daemon does not answer")
                 continue
-            clients = {self._owner(pid) for pid in self._mps.clients(gpu)}
-            if job.id not in clients:
-                self._notice(job, "runs outside MPS: it takes turns with its neighbours")
+            if self._runs_outside(job):
+                outside.add((job.id, job.attempt))
             if (state := self._mps.server_state(gpu)) is ServerState.FAULT:
                 self._notice(job, f"its GPU's MPS server is in state {state}: a neighbour crashed")
+        self._outside = outside
+
+    def _runs_outside(self, job: Job) -> bool:
+        """Whether its processes use the GPU, and none of them is a client. Noted the second time:
+        one that has just started may be about to connect."""
+        attempt = (job.id, job.attempt)
+        clients = self._mps.clients(job.gpus[0])
+        running = self._evidence.running(attempt)  # asked last: who has ended is no client
+        if not running or running & clients:
+            return False
+        if attempt in self._outside:
+            self._notice(job, "runs outside MPS: it takes turns with its neighbours")
+        return True
 
     def _run(self) -> None:
         while not self._stopped.wait(EVERY_S):
@@ -61,6 +74,10 @@ class MpsWatch:
         self._inbox.post(Noticed(self._inbox.clock(), job.id, note))
 
 
-def _seen_under_mps(core: Scheduler) -> list[Job]:
+def _running_under_mps(core: Scheduler) -> list[Job]:
     """Jobs that were launched under MPS and have run a kernel: by then they are clients, or not."""
-    return [job for job in core.jobs.values() if job.mode is Mode.MPS and job.kernels]
+    return [
+        job
+        for job in core.jobs.values()
+        if job.mode is Mode.MPS and job.kernels and job.state is JobState.RUNNING
+    ]

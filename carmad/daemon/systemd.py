@@ -85,13 +85,12 @@ def render() -> dict[Path, str]:
             "install CARMA into a path without spaces",
         )
     shipped = unit_files()
-    return {
-        # A % would be a specifier, a $ a variable.
-        where: (shipped / name)
-        .read_text()
-        .replace("@CARMAD@", carmad.replace("%", "%%").replace("$", "$$"))
-        for name, where in INSTALLED.items()
-    }
+    escaped = carmad.replace("%", "%%").replace("$", "$$")  # a specifier, a variable
+    commands = {"@CARMAD@": escaped, "@CARMA@": escaped.removesuffix("d")}
+    files = {where: (shipped / name).read_text() for name, where in INSTALLED.items()}
+    for placeholder, command in commands.items():
+        files = {where: text.replace(placeholder, command) for where, text in files.items()}
+    return files
 
 
 def install(root: Path = Path("/")) -> list[Path]:

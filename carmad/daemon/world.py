@@ -11,6 +11,7 @@ from pathlib import Path
 from threading import Event, Timer
 
 from carmad.attempt.environment import job_environment
+from carmad.attempt.evidence import Evidence
 from carmad.attempt.launcher import Launcher, NotNow
 from carmad.attempt.shepherd import Ended, Shepherd
 from carmad.core.messages import (
@@ -22,6 +23,7 @@ from carmad.core.messages import (
     Noticed,
     Postponed,
     Signal,
+    Step,
     Stop,
     Wake,
 )
@@ -36,12 +38,12 @@ from carmad.core.types import (
     Mode,
     Refusal,
 )
-from carmad.daemon.monitor import Monitor
 from carmad.engine.inbox import Inbox
 from carmad.engine.threads import Threads
 from carmad.errors import CarmaError
 from carmad.gpu.mps import Mps
 from carmad.learned.estimates import Estimates
+from carmad.loop import Follower
 from carmad.store.sql import StoreFull
 from recovery.classify import classify, head
 
@@ -53,7 +55,7 @@ MOST_SAID = 2000  # characters of why a launch failed: a path in it may be long
 BEFORE_THE_KILL_S = 1.0  # an MPS client leaves its server this long before it is killed
 
 
-class DaemonWorld:
+class DaemonWorld(Follower):
     """Actions are queued to one thread, so that a stop never overtakes its own launch; estimates,
     which may take long, to others.
 
@@ -68,6 +70,7 @@ class DaemonWorld:
         estimate: Callable[[JobSpec], Estimate | Refusal],
         whole: Callable[[JobSpec], JobSpec],
         launcher: Launcher,
+        evidence: Evidence,
         mps: Mps | None,
         kill_grace_s: float,
         extra_env: dict[str, str],
@@ -75,6 +78,7 @@ class DaemonWorld:
         self._inbox = inbox
         self._whole = whole
         self._launcher = launcher
+        self._evidence = evidence
         self._mps = mps
         self._kill_grace_s = kill_grace_s
         self._extra_env = extra_env
@@ -86,28 +90,23 @@ class DaemonWorld:
         self._again_after_s = AGAIN_AFTER_S
         self._pauses = Threads(1, "pauses")
         self._closed = Event()
-        self.monitor: Monitor | None = None
-        self.shepherd = Shepherd(
-            state_dir,
-            self._ended,
-            gpu_clear=self._memory_gone,
-            reap=launcher.reap,
-            revoke=lambda job: launcher.stop(job, 0),
-            clock=inbox.clock,
-        )
+        self.shepherd = Shepherd(state_dir, launcher, evidence, self._ended, inbox.clock)
 
     def perform(self, action: Action) -> None:
         """Never raises: what goes wrong comes back as an event."""
         if isinstance(action, EstimateMemory):
             self._estimates.put(action.job)
-        elif not isinstance(action, Wake):  # the monitor wakes the core every second as it is
+        elif not isinstance(action, Wake):  # the engine lets no second or two pass without an event
             self._hands.submit(self._do, action)
+
+    def committed(self, step: Step) -> None:
+        for job in step.jobs:
+            if job.ended:
+                self.release(job.id)
 
     def release(self, job: JobId) -> None:
         """Clear up after a job that has ended."""
         self._estimates.ended(job)
-        if self.monitor is not None:
-            self.monitor.forget(job)
         self._hands.submit(self._launcher.release, job)
 
     def adopt(self, job: Job) -> None:
@@ -164,7 +163,7 @@ class DaemonWorld:
             self._begin_outage(error)
             self._postpone(job, error)
         except CarmaError as error:
-            self._report(job.id, job.attempt, _not_launched(error.message, error.hint))
+            self._report(job, _not_launched(error.message, error.hint))
         else:
             if job.id in self._postponed or job.started_at is None:
                 self._inbox.post(Postponed(self._inbox.clock(), job.id, job.attempt, over=True))
@@ -222,7 +221,7 @@ class DaemonWorld:
         if waited and not self._launcher.begun(job):
             exit = Exit(Cause.LOST, evidence="it was not started yet")
             stop = job.stop if job.stop in FOR_GOOD else None
-            self._report(job.id, job.attempt, exit, stop=stop)
+            self._report(job, exit, stop=stop)
             return
         self.shepherd.watch(job)
         if job.mode is Mode.MPS and self._mps:
@@ -236,49 +235,49 @@ class DaemonWorld:
         for gpu in job.gpus:
             for pid in mps.clients(gpu):
                 # Not of a later attempt: one that was preempted may be back by now.
-                if self.shepherd.owner_attempt(pid) == (job.id, job.attempt):
+                if self._evidence.attempt_of(pid) == (job.id, job.attempt):
                     mps.terminate(gpu, pid)
 
-    def _memory_gone(self, job: Job) -> bool:
-        return self.monitor is None or self.monitor.memory_gone(job)
-
-    def _ended(self, job: JobId, attempt: int, ended: Ended) -> None:
+    def _ended(self, job: Job, ended: Ended) -> None:
         if ended.memory_held:
-            log.warning("GPU memory of job %d has not come back after its end", job)
+            log.warning("GPU memory of job %d has not come back after its end", job.id)
             note = "its GPU memory had not come back when its processes were gone"
-            self._notice(job, note)
+            self._notice(job.id, note)
         try:
             exit = self._judged(job, ended)
         except Exception:  # it is over all the same, and its GPUs are free
-            log.exception("cannot tell why job %d ended", job)
+            log.exception("cannot tell why job %d ended", job.id)
             exit = Exit(Cause.FAILURE, ended.code, ended.signal)
         if ended.stopped and exit.cause is Cause.SUCCESS:
             # One that saves its work when it is told to stop, and then ends well, is not done.
             exit = replace(exit, cause=Cause.CANCELLED)
-        self._report(job, attempt, exit, ended.ended_at, ended.cause)
+        self._report(job, exit, ended.ended_at, ended.cause)
 
-    def _judged(self, job: JobId, ended: Ended) -> Exit:
+    def _judged(self, job: Job, ended: Ended) -> Exit:
         if ended.error:
             return _not_launched(ended.error, ended.hint)
-        if ended.lost or ended.never_started:
+        if ended.never_started:
+            return Exit(Cause.LOST, evidence="it was not started: no supervisor began in time")
+        if ended.lost:
             return Exit(Cause.LOST, evidence="its supervisor is gone: a reboot, or it was killed")
+        until = ended.main_ended_at or ended.ended_at
         return classify(
             ended.code,
             ended.signal,
             ended.log_tail,
             host_oom=ended.host_oom,
-            gpu_full=self.monitor is not None and self.monitor.was_full(job),
+            gpu_full=self._evidence.was_full((job.id, job.attempt), until),
         )
 
     def _report(
         self,
-        job: JobId,
-        attempt: int,
+        job: Job,
         exit: Exit,
         at: float | None = None,
         stop: Cause | None = None,
     ) -> None:
-        self._inbox.post(Exited(self._inbox.clock(), job, attempt, exit, at, stop))
+        now = self._inbox.clock()
+        self._inbox.post(Exited(now, job.id, job.attempt, exit, at, stop))
 
     def _notice(self, job: JobId, note: str) -> None:
         self._inbox.post(Noticed(self._inbox.clock(), job, note))

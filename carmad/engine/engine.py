@@ -8,24 +8,36 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from carmad.core.history import History
-from carmad.core.messages import Action, CancelRequested, Event, Exited, Sampled, Step, Stop
+from carmad.core.messages import (
+    Action,
+    CancelRequested,
+    Closing,
+    Exited,
+    Sampled,
+    Step,
+    Stop,
+    Submitted,
+    Tick,
+)
 from carmad.core.ports import World
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import FOR_GOOD, Cause, Exit, JobId
 from carmad.engine.inbox import Delivery, Inbox, Question
 from carmad.errors import CarmaError
-from carmad.loop import turn
+from carmad.loop import Follower, turn
 from carmad.store.sql import SqlStore, StoreFull
 
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
+RETRY_END_S = 60.0  # an end that the core cannot handle
+TICK_S = 2.0  # longer than a monitor's usual period, so that a tick is seldom needed
 COMPLAIN_EVERY_S = 60.0
 
 
 class Engine:
-    """Runs until the inbox is closed. In this thread, `heard` is told what the core is about to be
-    fed, `committed` every step, and `restored` that the core was put to what is on disk.
+    """Runs until the inbox is closed, and calls `alive` about once a second. Time passes for the
+    core whether there is news or not: it gets a tick if there is none.
 
     While the disk is full, a job is stopped for good without a commit: that is what makes room,
     and the attempt itself keeps why until its end can be recorded.
@@ -37,21 +49,20 @@ class Engine:
         scheduler: Scheduler,
         store: SqlStore,
         world: World,
-        committed: Callable[[Step], None],
-        alive: Callable[[], None],
-        restored: Callable[[], None] = lambda: None,
-        heard: Callable[[Sequence[Event]], None] = lambda events: None,
+        followers: Sequence[Follower] = (),
+        alive: Callable[[], None] = lambda: None,
     ) -> None:
         self._inbox = inbox
         self._scheduler = scheduler
         self._store = store
         self._world = world
-        self._committed = committed
+        self._followers = followers
         self._alive = alive
-        self._restored = restored
-        self._heard = heard
+        self._tick_at = time.monotonic() + TICK_S
         self._kept: list[Delivery] = []  # news that could not be committed yet
         self._keep_until = 0.0  # monotonic; when they are tried again, unless a request comes
+        self._stuck: list[Delivery] = []  # ends that the core raised at, each on its own
+        self._stuck_until = 0.0  # monotonic
         self._stopped: dict[JobId, int] = {}  # the attempts that were stopped without a commit
         self._complain_at = 0.0  # monotonic
 
@@ -66,13 +77,17 @@ class Engine:
             deliveries, questions, go_on = self._inbox.take(timeout_s=RETRY_S)
             batch = [*self._kept, *deliveries]
             self._kept = []
+            if time.monotonic() >= self._tick_at:
+                batch.append(Delivery((Tick(self._inbox.clock()),), None))
             if not go_on or self._due(batch):
                 self._handle(batch)
             else:
-                self._kept = [each for each in batch if not _only_samples(each)]
+                self._kept = [each for each in batch if not _transient(each)]
+            self._try_stuck()
             for question in questions:
                 self._answer(question)
             self._alive()
+        self._handle([Delivery((Closing(self._inbox.clock()),), None)])
 
     def _due(self, batch: list[Delivery]) -> bool:
         """Whoever asks is answered at once; but a full disk is not tried at every sample."""
@@ -108,7 +123,7 @@ class Engine:
         def committed(step: Step) -> None:
             self._stopped.clear()
             self._keep_until = 0.0
-            self._committed(step)
+            self._notify(step)
             for delivery in batch:
                 if delivery.done:
                     delivery.done.set_result(None)
@@ -119,9 +134,21 @@ class Engine:
                     stops.append(action)
 
         events = [event for delivery in batch for event in delivery.events]
-        self._heard(events)
+        if not all(isinstance(event, Submitted) for event in events):  # else it makes no plan
+            self._tick_at = time.monotonic() + TICK_S
+        for follower in self._followers:
+            follower.hear(events)
         world, store = self._world, self._store
         turn(self._scheduler, store, world, *events, committed=committed, refused=refused)
+
+    def _notify(self, step: Step) -> None:
+        """The step stands, whatever becomes of this."""
+        for follower in self._followers:
+            try:
+                follower.committed(step)
+            except Exception:
+                log.exception("%s missed a committed step", type(follower).__name__)
+                follower.restored()
 
     def _stop_uncommitted(self, stops: Sequence[Stop]) -> None:
         """Each once, although every try comes to the same stops again."""
@@ -139,11 +166,28 @@ class Engine:
             delivery.done.set_exception(error)
         elif isinstance(error, CarmaError):  # the disk is full: there will be room again
             self._complain(error)
-            if not _only_samples(delivery):
+            if not _transient(delivery):
                 self._kept.append(delivery)
         else:
+            self._keep_ends(delivery)
+
+    def _keep_ends(self, delivery: Delivery) -> None:
+        """Of news that the core raised at: bare first, and if that is it, to be tried now and then:
+        a job whose end got lost would hold its GPUs for good."""
+        bare = _bare_ends(delivery)
+        if bare == list(delivery.events):
+            log.critical("the core cannot handle the end of an attempt: %.2000r", delivery.events)
+            self._stuck.append(delivery)
+            self._stuck_until = time.monotonic() + RETRY_END_S
+        else:
             log.critical("dropped news that the core cannot handle: %.2000r", delivery.events)
-            self._kept += [Delivery((end,), None) for end in _bare_ends(delivery)]
+            self._kept += [Delivery((end,), None) for end in bare]
+
+    def _try_stuck(self) -> None:
+        if self._stuck and time.monotonic() >= self._stuck_until:
+            stuck, self._stuck = self._stuck, []
+            for delivery in stuck:
+                self._handle([delivery])
 
     def _carried_out(self, delivery: Delivery) -> bool:
         """Whether all that was asked for is done, and only not on record yet."""
@@ -161,7 +205,8 @@ class Engine:
         history stays, unless there is another."""
         saved = self._store.restore()
         owed = self._scheduler.restore(saved.jobs, saved.ended, saved.drains, history=history)
-        self._restored()
+        for follower in self._followers:
+            follower.restored()
         return owed
 
     def _answer(self, question: Question) -> None:
@@ -171,19 +216,18 @@ class Engine:
             question.answer.set_exception(error)
 
 
-def _only_samples(delivery: Delivery) -> bool:
-    """A fresh one is worth more than an old one."""
-    return all(isinstance(event, Sampled) for event in delivery.events)
+def _transient(delivery: Delivery) -> bool:
+    """Only samples and ticks: a fresh one is worth more than an old one."""
+    return all(isinstance(event, Sampled | Tick) for event in delivery.events)
 
 
 def _bare_ends(delivery: Delivery) -> list[Exited]:
     """That attempts ended gets in, whatever it is in their ends that the core stumbles over."""
-    bare = [
+    return [
         replace(event, exit=Exit(Cause.FAILURE, event.exit.code, event.exit.signal))
         for event in delivery.events
         if isinstance(event, Exited)
     ]
-    return [end for end in bare if end not in delivery.events]
 
 
 def _cancelled(delivery: Delivery) -> set[JobId]:

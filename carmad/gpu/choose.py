@@ -12,7 +12,7 @@ from carmad.gpu import gpm
 from carmad.gpu.dcgm import DcgmProfiler
 from carmad.gpu.gpm import GpmProfiler
 from carmad.gpu.nvml import NvmlSource
-from carmad.gpu.profiler import Activity, Profiler, Unit, Unprofiled
+from carmad.gpu.profiler import Activity, ActivityReader, Unit, Unprofiled
 from carmad.gpu.source import TelemetrySource
 
 _DCGMI = "dcgmi"
@@ -48,7 +48,7 @@ class BestProfiler:
 
     def __init__(self, period_s: float) -> None:
         self._period_s = period_s
-        self._best: Profiler = Unprofiled("no GPU has been opened yet")
+        self._best: ActivityReader = Unprofiled("no GPU has been opened yet")
 
     @property
     def name(self) -> str:

@@ -11,7 +11,7 @@ from carmad.core.types import Gpu, GpuId, GpuSample, ProcessUse
 from carmad.errors import CarmaError
 from carmad.gpu import card
 from carmad.gpu.card import Card, Reading
-from carmad.gpu.source import Capabilities, Health
+from carmad.gpu.source import Capabilities, Health, utilization
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,6 @@ KINDS: dict[str, Kind] = {
     "RTX3090-24GB": Kind("Emulated RTX3090-24GB", 24_576, 25, 350),
     "RTX4090-24GB": Kind("Emulated RTX4090-24GB", 24_576, 20, 450),
 }
-# From DCGM's figures to NVML's, as in the simulator (`carmad.sim.catalogue`).
-SM_EXPONENT = 1.5
-MOST_DRAM = 0.8  # the highest DRAM activity reached in practice
 
 ISLANDS = "+"  # separates islands of one server
 HINT = (
@@ -139,6 +136,7 @@ class EmulatedSource:
             return GpuSample(gpu, at, fault="GPU is lost")
         self._lost.discard(gpu)
         reading = each.read()
+        gpu_utilization, memory_utilization = utilization(reading.sm_active, reading.dram_active)
         used = sum(tenant.memory_mib for tenant in reading.tenants)
         return GpuSample(
             gpu,
@@ -148,8 +146,8 @@ class EmulatedSource:
             sm_active=reading.sm_active,
             sm_occupancy=reading.sm_occupancy,
             dram_active=reading.dram_active,
-            utilization=reading.sm_active ** (1 / SM_EXPONENT),
-            memory_utilization=min(1.0, reading.dram_active / MOST_DRAM),
+            utilization=gpu_utilization,
+            memory_utilization=memory_utilization,
             power_w=reading.power_w,
             energy_mj=reading.energy_mj,
             processes=processes(reading),

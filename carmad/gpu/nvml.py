@@ -1,6 +1,6 @@
 """Reads NVIDIA GPUs and MIG instances through NVML (driver R510 or newer).
 
-Profiling metrics come from a `Profiler`, the driver's events from an `EventWatcher`."""
+Profiling metrics come from a `ActivityReader`, the driver's events from an `EventWatcher`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from carmad.gpu.driver import (
     units_of,
 )
 from carmad.gpu.events import EventWatcher
-from carmad.gpu.profiler import PROFILED, Activity, Profiler, Unit
+from carmad.gpu.profiler import PROFILED, Activity, ActivityReader, Unit
 from carmad.gpu.source import Capabilities, Health
 from carmad.gpu.topology import islands
 
@@ -53,7 +53,7 @@ _NO_INSTANCE = "{} takes no job: MIG is on and it has no instance"
 class NvmlSource:
     """A `TelemetrySource`. Holds every GPU open from `discover` to `close`."""
 
-    def __init__(self, profiler: Profiler) -> None:
+    def __init__(self, profiler: ActivityReader) -> None:
         self._profiler = profiler
         self._boards: list[Board] = []
         self._units: tuple[Unit, ...] = ()  # of the boards

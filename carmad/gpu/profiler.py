@@ -48,7 +48,7 @@ def activity_of(figures: Mapping[str, float | None]) -> Activity:
     )
 
 
-class Profiler(Protocol):
+class ActivityReader(Protocol):
     """Reads what plain NVML cannot. Lives within one NVML session: `open` … `close`, again and
     again. No method raises."""
 

@@ -7,6 +7,16 @@ from typing import Protocol
 
 from carmad.core.types import Gpu, GpuId, GpuSample
 
+# NVML's utilisation counts the time in which any kernel runs, SMACT the SMs that have work; how one
+# follows from the other is fitted in `carmad.sim.catalogue`.
+SM_EXPONENT = 1.5
+MOST_DRAM = 0.8  # DRAM activity that is reached in practice
+
+
+def utilization(sm_active: float, dram_active: float) -> tuple[float, float]:
+    """NVML's utilisation of a GPU and its memory for such SMACT and DRAMA, all 0–1."""
+    return sm_active ** (1 / SM_EXPONENT), min(1.0, dram_active / MOST_DRAM)
+
 
 @dataclass(frozen=True, slots=True)
 class Health:

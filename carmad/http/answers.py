@@ -11,9 +11,10 @@ from fastapi import Depends, Request
 from pydantic_core import to_json
 from starlette.responses import Response
 
-from carmad.api.render import Jobs, Scene
+from carmad.api.render import Jobs
 from carmad.api.responses import ErrorOut
 from carmad.attempt.environment import log_paths
+from carmad.core.scene import Scene
 from carmad.core.types import Job
 from carmad.http.listing import as_json
 from carmad.http.peers import Credentials, Peer, Peers
@@ -28,17 +29,23 @@ except PackageNotFoundError:
 
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorOut, "description": "Invalid request"},
-    403: {"model": ErrorOut, "description": "Permission denied"},
+    403: {"model": ErrorOut, "description": "Not permitted for this user"},
     404: {"model": ErrorOut, "description": "Not found"},
-    408: {"model": ErrorOut, "description": "The request arrived too slowly"},
-    409: {"model": ErrorOut, "description": "Not possible in this state, or a limit is reached"},
+    408: {"model": ErrorOut, "description": "The request took too long to arrive"},
+    409: {
+        "model": ErrorOut,
+        "description": "Not possible in the current state, or a limit is reached",
+    },
     413: {"model": ErrorOut, "description": "Too large"},
-    422: {"model": ErrorOut, "description": "Not well-formed"},
+    422: {"model": ErrorOut, "description": "Malformed request"},
     429: {
         "model": ErrorOut,
-        "description": "Too many requests: nothing was done; try again later",
+        "description": "Too many requests; nothing was done: try again later",
     },
-    503: {"model": ErrorOut, "description": "Unavailable: the disk is full, or carmad is busy"},
+    503: {
+        "model": ErrorOut,
+        "description": "Temporarily unavailable: the disk is full, or carmad is busy",
+    },
 }
 
 

@@ -6,11 +6,8 @@ import os.path
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 
 from carmad.api.outlook import outlook_out
-from carmad.api.phrases import duration, gib
-from carmad.api.render import Scene
 from carmad.api.requests import SubmitIn
 from carmad.api.responses import OutlookOut
 from carmad.api.select import parse_label
@@ -19,6 +16,7 @@ from carmad.core.decision import Placement, Reason
 from carmad.core.line import never_satisfied
 from carmad.core.messages import Submitted
 from carmad.core.recurrence import group
+from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import (
     After,
@@ -37,9 +35,11 @@ from carmad.errors import CarmaError
 from carmad.http.layouts import layout, stage_times
 from carmad.http.peers import Peer
 from carmad.http.problems import Conflict, Forbidden, TooLarge
-from carmad.http.service import Service, capture
+from carmad.http.service import Service
 from carmad.http.tally import Tally
+from carmad.options import PLAIN
 from carmad.store import environments
+from carmad.words import duration, gib
 
 MAX_ARGV_BYTES = 1 << 17  # kept in memory for as long as the job waits
 MAX_ENV_BYTES = 1 << 20
@@ -76,8 +76,8 @@ async def foreseen(service: Service, id: JobId) -> OutlookOut | None:
     def look(core: Scheduler) -> tuple[Job | None, Scene]:
         job = core.jobs.get(id)
         if job and job.state is JobState.PENDING:
-            job = core.knowledge.informed(job, now)
-        return job, capture(core, now)
+            job = core.knowledge.with_history(job, now)
+        return job, core.snapshot(now)
 
     job, scene = await service.ask(look)
     return outlook_out(job, scene) if job else None
@@ -92,7 +92,8 @@ async def foretold(
 
     def look(core: Scheduler) -> tuple[Placement, bool, Job, Scene]:
         job = tried(core, spec, spec.declared, now)
-        return *judged(core, job, now), job, capture(core, now)
+        scene = core.snapshot(now)
+        return *judged(core, job, scene), job, scene
 
     placement, starts, job, scene = await service.ask(look)
     return scene, placement, starts, outlook_out(job, scene)
@@ -137,7 +138,7 @@ async def checked(service: Service, peer: Peer, body: SubmitIn) -> JobSpec:
     gpus, unread = service.tally.gpus, service.tally.unread
     if not unread:
         _fits_the_server(body, gpus)
-    elif any(one.gpu for one in body.stages):
+    elif any(one.gpu for one in body.stage_times):
         raise CarmaError(
             f"it is not known yet which kinds of GPU there are: {unread}",
             "Leave gpu= out of the stage times, or submit the job later.",
@@ -156,10 +157,9 @@ async def checked(service: Service, peer: Peer, body: SubmitIn) -> JobSpec:
 def warnings(body: SubmitIn, now: float) -> list[str]:
     """What is odd but allowed."""
     found = []
-    begin_at = _time(body.begin_at)
+    begin_at, deadline_at = body.begin_at, body.deadline_at
     if begin_at is not None and begin_at <= now:
         found.append("the time to begin is in the past: the job may start at once")
-    deadline_at = _time(body.deadline_at)
     if begin_at is not None and deadline_at is not None and begin_at >= deadline_at:
         found.append("it may begin only after its deadline")
     if body.array and body.array.limit and body.array.limit >= len(body.array.indices) > 1:
@@ -174,17 +174,17 @@ def warnings(body: SubmitIn, now: float) -> list[str]:
 def tried(core: Scheduler, spec: JobSpec, estimate: Estimate | None, now: float) -> Job:
     """The job that would stand in line now, with what is known of earlier runs of it."""
     job = Job(JobId(0), spec, JobState.QUEUED, now, group=group(spec), estimate=estimate)
-    return core.knowledge.informed(job, now)
+    return core.knowledge.with_history(job, now)
 
 
-def judged(core: Scheduler, job: Job, now: float) -> tuple[Placement, bool]:
+def judged(core: Scheduler, job: Job, scene: Scene) -> tuple[Placement, bool]:
     """What would be decided if the job stood in line now, and whether it would start at once.
 
     Runs in the core's thread, and changes nothing there.
     """
-    if reason := core.barrier(job, now):
+    if reason := scene.blocked_by(job):
         return Placement(job.id, reasons=(reason,)), False
-    view = core.view(now, joining=job)
+    view = core.view(scene.now, joining=job)
     try:
         for queue, starts in ((view.queue, True), ((job,), False)):
             for answer in core.acting.plan(replace(view, queue=queue)):
@@ -234,11 +234,10 @@ def _fits_the_kernel(body: SubmitIn) -> None:
 def _in_time(body: SubmitIn, now: float) -> None:
     if body.warn and body.time_limit_s is None:
         raise CarmaError("a warning before the time limit needs a time limit", "Add --time.")
-    deadline_at = _time(body.deadline_at)
-    if deadline_at is not None and deadline_at <= now:
+    if body.deadline_at is not None and body.deadline_at <= now:
         raise CarmaError(
-            f"the deadline was {duration(now - deadline_at)} ago",
-            "Give one that is to come, such as --deadline 8h, or none.",
+            f"the deadline was {duration(now - body.deadline_at)} ago",
+            "Give a time in the future, such as --deadline 8h.",
         )
 
 
@@ -327,6 +326,7 @@ def _spec(body: SubmitIn, peer: Peer, after: tuple[After, ...], gpus: tuple[Gpu,
     env = scrub(body.env) | body.export
     default = "carma-%A_%a.out" if body.array else "carma-%j.out"
     return JobSpec(
+        **{name: getattr(body, name) for name in PLAIN},
         argv=tuple(body.argv),
         user=peer.user,
         uid=peer.uid,
@@ -334,26 +334,11 @@ def _spec(body: SubmitIn, peer: Peer, after: tuple[After, ...], gpus: tuple[Gpu,
         cwd=body.cwd,
         name=body.name or _name(body.argv),
         env=tuple(env.items()),
-        conda_env=body.conda_env,
         stdout=body.stdout or default,
-        stderr=body.stderr,
-        gpus=body.gpus,
-        memory_mib=body.memory_mib,
-        batch_size=body.batch_size,
-        amp=body.amp,
-        cold_start_s=body.cold_start_s,
-        exclusive=body.exclusive,
-        nice=body.nice,
-        time_limit_s=body.time_limit_s,
-        expected_s=body.expected_s,
-        deadline_at=_time(body.deadline_at),
         layout=layout(body),
-        stages=stage_times(body.stages, gpus),
-        watch_stages=body.watch_stages,
+        stage_times=stage_times(body.stage_times, gpus),
         warn=WarnSignal(body.warn.signum, body.warn.before_s) if body.warn else None,
-        begin_at=_time(body.begin_at),
         after=after,
-        requeue=body.requeue,
         umask=int(body.umask, 8),
     )
 
@@ -371,7 +356,3 @@ def _name(argv: list[str]) -> str:
     if INTERPRETERS.fullmatch(name):
         name = next((word for word in words[1:] if word and not word.startswith("-")), name)
     return re.sub(r"[\x00-\x1f\x7f-\x9f]", "?", name)[:256] or "job"
-
-
-def _time(text: str | None) -> float | None:
-    return None if text is None else datetime.fromisoformat(text).timestamp()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from carmad.api.requests import LayoutIn, StageTimesOfKindIn, SubmitIn
+from carmad.api.requests import LayoutIn, StageTimesIn, SubmitIn
 from carmad.core.layout import Layout, Stage
 from carmad.core.types import Gpu, StageTimes
 from carmad.errors import CarmaError
@@ -27,7 +27,7 @@ def _layout(asked: LayoutIn) -> Layout:
     return Layout(tuple(Stage(**one.model_dump()) for one in asked.stages), asked.allreduce)
 
 
-def stage_times(asked: Iterable[StageTimesOfKindIn], gpus: Iterable[Gpu]) -> tuple[StageTimes, ...]:
+def stage_times(asked: Iterable[StageTimesIn], gpus: Iterable[Gpu]) -> tuple[StageTimes, ...]:
     """One for each kind of GPU. Raises CarmaError for a kind that the server has not, or twice."""
     names = sorted({gpu.name for gpu in gpus})
     found = [StageTimes(**one.model_dump() | {"gpu": _kind(one.gpu, names)}) for one in asked]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
-from carmad.api.render import Scene
 from carmad.api.select import MAX_IDS, Selection, parse_label
+from carmad.core.scene import Scene
 from carmad.core.types import Job, JobId
 from carmad.engine.threads import run_in_threadpool
 from carmad.errors import CarmaError

@@ -13,10 +13,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from carmad.api.render import Scene
 from carmad.api.responses import CheckOut
 from carmad.config import Settings
 from carmad.core.messages import Event, Step
+from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import JobId, JobSpec
 from carmad.engine.inbox import Inbox
@@ -29,6 +29,7 @@ from carmad.http.tally import Tally, Waiting
 from carmad.learned.estimates import Guess
 from carmad.learned.experience import Experience
 from carmad.learned.models import Models
+from carmad.loop import Follower
 from carmad.store.sql import SqlStore
 
 T = TypeVar("T")
@@ -81,8 +82,8 @@ class Endings:
 
 
 @dataclass(slots=True)
-class Service:
-    """One per daemon. The engine calls `committed` with every step, in the core's thread."""
+class Service(Follower):
+    """One per daemon. Follows the core, so that it knows what is new."""
 
     inbox: Inbox
     store: SqlStore
@@ -147,12 +148,12 @@ class Service:
         """Called in the core's thread: captured once for simultaneous requests."""
         now = self.now()
         if self._scene is None or now - self._scene.now > FRESH_S:
-            self._scene = capture(core, now)
+            self._scene = core.snapshot(now)
         return self._scene
 
     async def once(self, scene: Scene, what: Hashable, make: Callable[[], T]) -> T:
         """`make()`, called once per scene and `what`, and shared by all requests."""
-        made = scene.known.recall(what, lambda: asyncio.ensure_future(self.listed(make)))
+        made = scene.memo.recall(what, lambda: asyncio.ensure_future(self.listed(make)))
         return await asyncio.shield(made)
 
     async def listed(self, make: Callable[[], T]) -> T:
@@ -185,20 +186,6 @@ class Service:
     def _require_running(self) -> None:
         if self.stopping:
             raise Unavailable("carmad is stopping", "Running jobs continue; try again later.")
-
-
-def capture(core: Scheduler, now: float) -> Scene:
-    """Runs in the core's thread: collects references, renders nothing."""
-    return Scene(
-        view=core.view(now),
-        gpus=dict(core.gpus),
-        live=dict(core.jobs),
-        usage=dict(core.usage),
-        line=core.line(),
-        decisions=dict(core.decisions),
-        held=core.held.copy(),
-        unread=core.unread,
-    )
 
 
 async def _answered(future: Future[T], hint: str) -> T:

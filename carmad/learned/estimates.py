@@ -7,9 +7,10 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from hashlib import blake2b
 from threading import Lock
+from typing import Any
 
 from carmad import registry
 from carmad.config import Settings
@@ -17,6 +18,7 @@ from carmad.core.ports import Server
 from carmad.core.types import Estimate, Job, JobId, JobSpec, Refusal
 from carmad.engine.threads import Threads
 from carmad.errors import CarmaError
+from carmad.options import OPTIONS
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +26,13 @@ AT_ONCE = 2
 FRESH_S = 60.0  # an answer is good for like jobs: a script may be edited after that
 ANSWERS_KEPT = 256
 MOST_LETTERS = 1000  # of what an exception says
+
+# The options that do not change how much memory a job needs, at their defaults.
+NEUTRAL: dict[str, Any] = {
+    field.name: "" if field.default is MISSING else field.default
+    for field in fields(JobSpec)
+    if field.name in OPTIONS and not OPTIONS[field.name].memory
+}
 
 Answer = Estimate | Refusal
 
@@ -159,22 +168,6 @@ class Estimates:
 
 
 def _alike(spec: JobSpec) -> bytes:
-    """The same for all jobs that need the same memory: of all but what only places a job in line.
-    A digest, as the answers outlive the jobs."""
-    what = replace(
-        spec,
-        name="",
-        stdout="",
-        stderr=None,
-        nice=0,
-        cold_start_s=0.0,
-        time_limit_s=None,
-        expected_s=None,
-        warn=None,
-        begin_at=None,
-        after=(),
-        array=None,
-        requeue=True,
-        exclusive=False,
-    )
+    """The same for all jobs that need the same memory. A digest, as answers outlive the jobs."""
+    what = replace(spec, **NEUTRAL)
     return blake2b(repr(what).encode(errors="surrogatepass"), digest_size=20).digest()

@@ -23,7 +23,7 @@ from carmad.attempt import supervisor
 from carmad.attempt.environment import job_environment
 from carmad.attempt.launcher import launch_fields
 from carmad.core.ports import ANSWER_FD, Trial
-from carmad.core.types import Job, JobId, JobSpec, JobState
+from carmad.core.types import Attempt, Job, JobId, JobSpec, JobState
 from carmad.errors import CarmaError
 from carmad.learned import bounds
 from carmad.learned.attendant import GRACE_S
@@ -48,7 +48,8 @@ def tried(
 ) -> Trial:
     """What became of `argv`. Never raises; comes back at most 1 s after `within_s`, and soon after
     `stop` is set. `home`: the cgroup below which it is to have one."""
-    job = Job(JobId(0), replace(spec, argv=tuple(argv)), JobState.PENDING, 0.0, attempt=1)
+    spec = replace(spec, argv=tuple(argv))
+    job = Job(JobId(0), spec, JobState.STARTING, 0.0, attempts=(Attempt(1, ()),))
     deadline = time.monotonic() + within_s + GRACE_S + KILLED_WITHIN_S
     try:
         fields = launch_fields(job, job_environment(job, ()), GRACE_S)

@@ -9,7 +9,7 @@ import math
 from collections import deque
 
 from carmad.core.types import Gpu, GpuSample, JobId, Mode, ProcessUse
-from carmad.sim.catalogue import utilization
+from carmad.gpu.source import utilization
 from carmad.sim.hardware import GpuKind, power_w
 from carmad.sim.interference import Interference
 from carmad.sim.outcome import GpuTotals

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Literal, cast
 
+from carmad.gpu.source import MOST_DRAM, SM_EXPONENT
 from carmad.sim.task import Load
 
 Size = Literal["light", "medium", "heavy"]
@@ -70,13 +71,8 @@ def activity(gpu_util: float, gmem_util: float) -> tuple[float, float, float]:
     DRAMA no such pairs are available: 0.8 is the most that can be reached in practice according to
     DCGM's manual.
     """
-    sm_active = gpu_util**1.5
-    return sm_active, 0.47 * sm_active**1.44, 0.8 * gmem_util
-
-
-def utilization(sm_active: float, dram_active: float) -> tuple[float, float]:
-    """NVML's utilisation of the GPU and its memory for given SMACT and DRAMA: the inverse."""
-    return sm_active ** (1 / 1.5), min(1.0, dram_active / 0.8)
+    sm_active = gpu_util**SM_EXPONENT
+    return sm_active, 0.47 * sm_active**1.44, MOST_DRAM * gmem_util
 
 
 def _profiles() -> tuple[Profile, ...]:

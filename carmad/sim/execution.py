@@ -21,6 +21,7 @@ class Execution:
         "full",
         "job",
         "left",
+        "limit_mib",
         "load",
         "mode",
         "rate",
@@ -36,6 +37,7 @@ class Execution:
         self.attempt = job.attempt
         self.mode = job.mode
         self.load = load
+        self.limit_mib = job.limit_mib
         self.cards = cards
         self.full = full
         self.left = left  # work, as of `_since`

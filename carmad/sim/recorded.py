@@ -254,6 +254,7 @@ def _outcome(
         reference=references[0] if references else "",
         expected_s=job.get("expected_s"),
         time_limit_s=None if state is JobState.TIMED_OUT else job["time_limit_s"],
+        declared_mib=job["memory"]["declared_mib"],
         exclusive=job["exclusive"] and not crashed,  # else the recovery may have set it
         fails=state in _STOPPED,
         estimates=((ESTIMATE, estimate_mib),) if estimate_mib else (),
@@ -264,7 +265,7 @@ def _outcome(
         JobState.FAILED if state in _STOPPED else state,
         ran.attempts,
         until_ready_s + work_s,
-        job["energy_j"],
+        job["energy_j"] or 0.0,
     )
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
 
 from carmad.core.asking import ORDER
-from carmad.core.messages import Event, Exited, Step
-from carmad.core.types import Cause, Job, JobId, JobState
+from carmad.core.messages import Step
+from carmad.core.types import Job, JobId, JobState
 from carmad.errors import CarmaError
 from carmad.sim.card import Gauges
 from carmad.sim.outcome import Attempt, Timeline
@@ -21,7 +20,7 @@ class Recorder:
         self.events = 0
         self.decisions = 0
         self.last_end = 0.0
-        self._holders: dict[JobId, Job] = {}  # the latest version of those that hold GPUs
+        self._holders: set[JobId] = set()  # those that hold GPUs
 
     def commit(self, step: Step) -> None:
         """Raises CarmaError when the policy failed: waiting for a better answer is in vain."""
@@ -41,17 +40,18 @@ class Recorder:
                         "this is a fault in the policy, not in the trace",
                     )
         for job in step.jobs:
-            self._note(job, step.events)
+            self._note(job, step.events[-1].at)
 
-    def _note(self, job: Job, events: Sequence[Event]) -> None:
+    def _note(self, job: Job, now: float) -> None:
         old, new = self.states.get(job.id), job.state
         self.queued += (new is JobState.QUEUED) - (old is JobState.QUEUED)
         self.states[job.id] = new
         if job.holds_gpus:
-            self._holders[job.id] = job
-        elif last := self._holders.pop(job.id, None):
-            self.last_end = events[-1].at
-            self.attempts.setdefault(job.id, []).append(_attempt(last, job, events))
+            self._holders.add(job.id)
+        elif job.id in self._holders:
+            self._holders.remove(job.id)
+            self.last_end = now
+            self.attempts.setdefault(job.id, []).append(_last(job))
 
     @property
     def holding(self) -> int:
@@ -100,21 +100,10 @@ class TimelineKeeper:
             column.append(value)
 
 
-def _attempt(last: Job, now: Job, events: Sequence[Event]) -> Attempt:
-    """What `last` was doing when it came to an end; `now` is what `events` made of the job."""
-    if now.ended:
-        assert now.exit is not None
-        cause = now.exit.cause
-    elif last.state is JobState.STOPPING:
-        cause = Cause.GPU_OOM if _crashed(last, events) else last.stop or Cause.CANCELLED
-    else:
-        cause = now.failures[-1].cause
-    assert last.mode is not None and last.started_at is not None
-    ready_at = last.kernels[0][1] if last.kernels else None
-    return Attempt(last.gpus, last.mode, last.started_at, ready_at, events[-1].at, cause)
-
-
-def _crashed(job: Job, events: Sequence[Event]) -> bool:
-    """Had it run out of GPU memory already when it was told to stop?"""
-    exits = (event for event in events if isinstance(event, Exited) and event.job == job.id)
-    return any(event.exit.cause is Cause.GPU_OOM for event in exits)
+def _last(job: Job) -> Attempt:
+    """Its last attempt, which is over."""
+    its = job.attempts[-1]
+    assert its.mode is not None and its.started_at is not None
+    assert its.ended_at is not None and its.exit is not None
+    ready_at = its.kernels[0][1] if its.kernels else None
+    return Attempt(its.gpus, its.mode, its.started_at, ready_at, its.ended_at, its.exit.cause)

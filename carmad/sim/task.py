@@ -40,6 +40,7 @@ class Task:
     expected_s: float | None = None  # a prediction of duration_s, if available
     deadline_s: float | None = None  # deadline, this long after submission
     time_limit_s: float | None = None
+    declared_mib: int | None = None  # its user's own word on memory per GPU
     exclusive: bool = False
     resizable: bool = False  # its batch may be split (gradient accumulation)
     fails: bool = False  # ends with an error of its own, after duration_s

@@ -65,20 +65,23 @@ class Workload:
             cwd="/",
             name=task.name,
             gpus=task.gpus,
+            memory_mib=task.declared_mib,
             exclusive=task.exclusive,
             time_limit_s=task.time_limit_s,
             expected_s=expected * error if self._declared else None,
             deadline_at=None if task.deadline_s is None else task.submit_s + task.deadline_s,
             layout=task.layout,
-            stages=task.stages,
+            stage_times=task.stages,
             batch_size=(task.load.batch_size or None) if task.resizable else None,
         )
 
     def estimate(self, job: JobId) -> Estimate | None:
-        """The experiment's memory estimate for the job."""
+        """The declared memory, otherwise the experiment's estimate; the oracle's overrides both."""
         task = self.task(job)
         if self._estimator == "oracle":
             mib: int | None = task.load.memory_mib
+        elif task.declared_mib:
+            return self.spec(job).declared
         else:
             mib = dict(task.estimates).get(self._estimator)
         if mib is None:

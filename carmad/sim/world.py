@@ -221,7 +221,9 @@ class World:
         if run.version != version:
             return
         now, need = self._clock.now, run.load.memory_mib
-        short = [c for c in run.cards if not c.fits(need, self._physics.fragmentation_mib)]
+        lost_mib = self._physics.fragmentation_mib
+        over = run.limit_mib is not None and need > run.limit_mib
+        short = [card for card in run.cards if over or not card.fits(need, lost_mib)]
         process = ProcessUse(run.job, need, 0.0 if short else 1.0, run.job)
         for card in run.cards:
             if card not in short:
@@ -234,6 +236,8 @@ class World:
             return
         run.ending = True
         free = short[0].gpu.memory_mib - short[0].used_mib
+        if run.limit_mib is not None:
+            free = min(free, run.limit_mib)
         exit = Exit(Cause.GPU_OOM, 1, tried_mib=need, free_mib=free)
         gone_at = now + self._physics.oom_s
         self._clock.call_at(gone_at, Order.ENDS, self._end, run, run.version, exit)

@@ -1,4 +1,4 @@
-"""Jobs, decisions and events as JSON text, derived from their dataclasses by pydantic.
+"""Jobs and decisions as JSON text, derived from their dataclasses by pydantic.
 
 Old rows stay readable as long as a new field has a default; fields since removed are skipped.
 """
@@ -11,7 +11,7 @@ from pydantic import Discriminator, TypeAdapter
 from pydantic_core import from_json, to_json
 
 from carmad.core.decision import Decision
-from carmad.core.messages import Drain, Event, RequeueRequested, Submitted, Trained
+from carmad.core.messages import Drain
 from carmad.core.types import GpuSample, Job
 from carmad.models import Model
 
@@ -38,7 +38,15 @@ def encode_decision(decision: Decision) -> str:
 
 
 def decode_decision(text: str) -> Decision:
-    return _DECISION.validate_json(text)
+    return _DECISION.validate_python(upgraded_decision(from_json(text)))
+
+
+def upgraded_decision(told: Any) -> Any:
+    """With `explanation`, which was called `grounds` in 0.1.0."""
+    placement = told.get("placement") if isinstance(told, dict) else None
+    if isinstance(placement, dict) and "grounds" in placement:
+        placement["explanation"] = placement.pop("grounds")
+    return told
 
 
 def drain_of(row: dict[str, Any]) -> Drain:
@@ -57,22 +65,3 @@ def encode_model(model: Model) -> str:
 def decode_model(text: str) -> Model:
     """Raises ValueError where it is none."""
     return _MODEL.validate_json(text)
-
-
-def encode_event(event: Event) -> str:
-    """What happened, without the jobs themselves: those have rows of their own."""
-    match event:
-        case Submitted(at, first, specs, held, _):
-            body: object = {"at": at, "first": first, "count": len(specs), "held": held}
-        case Trained(at, models):
-            body = {"at": at, "models": [name for name, _ in models]}
-        case RequeueRequested(at, job, by):
-            body = {"at": at, "job": job.id, "by": by}
-        case _:
-            body = event
-    return to_json(body).decode()
-
-
-def decode_event_body(text: str) -> dict[str, Any]:
-    body: dict[str, Any] = from_json(text)
-    return body

@@ -13,7 +13,7 @@ from typing import Any, TypeGuard
 
 from pydantic import ValidationError
 
-from carmad.core.types import HOLDING, Cause, GpuId, Job, JobId, JobSpec, JobState
+from carmad.core.types import HOLDING, Attempt, Cause, GpuId, Job, JobId, JobSpec, JobState
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +105,12 @@ def stand_in(row: Mapping[str, Any]) -> Job:
     gpus = tuple(GpuId(gpu) for gpu in as_text(row["gpus"]).split(",") if gpu)
     holds = row["state"] in HOLDING and bool(gpus)
     stopping = holds and row["state"] == JobState.STOPPING
+    attempt = Attempt(
+        max(1, int(_number(row["attempt"]))),
+        gpus,
+        started_at=_number(row["started_at"]),
+        stop=Cause.CANCELLED if stopping else None,
+    )
     user = as_text(row["user"])
     uid, gid = _ids(user)
     return Job(
@@ -123,10 +129,7 @@ def stand_in(row: Mapping[str, Any]) -> Job:
         (JobState.STOPPING if stopping else JobState.RUNNING) if holds else JobState.QUEUED,
         _number(row["submitted_at"]),
         held=not holds,
-        attempt=max(1, int(_number(row["attempt"]))) if holds else 0,
-        gpus=gpus if holds else (),
-        started_at=_number(row["started_at"]) if holds else None,
-        stop=Cause.CANCELLED if stopping else None,
+        attempts=(attempt,) if holds else (),
         notes=(NOTE,),
     )
 

@@ -25,14 +25,17 @@ from typing import Any, TypeVar, get_args
 from pydantic import TypeAdapter
 from pydantic_core import from_json, to_json
 
-from carmad.config import Settings
+from carmad.config import DECLARED_SINCE, Settings
 from carmad.core.decision import Decision
 from carmad.core.history import BIN_S, BINS, Past, Submission
 from carmad.core.messages import Drain, Event, Failure, RequeueRequested, Sampled, Step, Submitted
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import Gpu, GpuId, Job, JobId, JobSpec, JobState
 from carmad.errors import CarmaError
+from carmad.loop import Follower
 from carmad.models import Model
+from carmad.store.codec import upgraded_decision
+from carmad.store.flat import with_attempts
 
 T = TypeVar("T")
 
@@ -81,7 +84,7 @@ _DECISIONS = TypeAdapter(tuple[Decision, ...])
 _FAILURES = TypeAdapter(tuple[Failure, ...])
 
 
-class Journal:
+class Journal(Follower):
     """Told of every step in the core's thread; writes in the thread that calls `flush`.
 
     It hears what the core is fed, too: samples stay in its windows, and submissions in its history,
@@ -116,19 +119,17 @@ class Journal:
         self._complain_at = 0.0  # monotonic
 
     def hear(self, events: Sequence[Event]) -> None:
-        """In the core's thread, before it is fed a batch."""
         if self._cap_bytes:
             self._remember(events)
 
     def restored(self) -> None:
-        """In the core's thread: it was put to what is on disk, so a new segment begins."""
+        """A new segment begins."""
         if self._cap_bytes:
             self._forget_unseen()
             with self._lock:
                 self._begin()
 
-    def record(self, step: Step) -> None:
-        """In the core's thread, after each commit."""
+    def committed(self, step: Step) -> None:
         if not self._cap_bytes:
             return
         bare = Turn(tuple(map(_bare, step.events)), step.decisions, step.failures)
@@ -200,24 +201,24 @@ class Journal:
         self._pending.append(self._state())
 
     def _state(self) -> Begin:
-        core = self._core
+        core, scene = self._core, self._core.snapshot(self._now)
         return Begin(
             self._version,
             core.settings,
             tuple(
-                replace(job, usage=core.usage[job.id]) if job.id in core.usage else job
-                for job in core.jobs.values()
+                replace(job, usage=scene.usage[id]) if id in scene.usage else job
+                for id, job in scene.live.items()
             ),
-            tuple(core.ended.items()),
-            tuple(core.drains.values()),
+            tuple(scene.ended.items()),
+            tuple(scene.drains.values()),
             tuple(core.history.runs),
             tuple(self._submissions.elements()),
-            tuple(core.gpus.values()),
+            tuple(scene.gpus.values()),
             tuple(self._recent),
-            tuple(core.decisions.values()),
-            core.view(self._now).last_placed,
-            tuple(core.models.items()),
-            core.unread,
+            tuple(scene.decisions.values()),
+            scene.view.last_placed,
+            tuple(scene.view.models.items()),
+            scene.unread,
         )
 
     # -- in the other thread
@@ -293,8 +294,18 @@ def read(path: Path) -> tuple[Begin, Iterator[Turn]]:
     begin = next(lines, None)
     if begin is None:
         raise CarmaError(f"{path} is empty")
-    first = _decoded(path, begin, _BEGIN.validate_python)
+    first = _decoded(path, begin, _begin)
     return first, (_decoded(path, line, _turn) for line in lines)
+
+
+def _begin(told: Any) -> Begin:
+    settings = told["settings"]
+    for name in DECLARED_SINCE:
+        if name in settings:
+            settings.setdefault("plugins", {})[f"policies.{name}"] = settings.pop(name)
+    told["decisions"] = list(map(upgraded_decision, told.get("decisions", ())))
+    told["jobs"] = list(map(with_attempts, told["jobs"]))
+    return _BEGIN.validate_python(told)
 
 
 def _lines(path: Path) -> Iterator[bytes]:
@@ -365,13 +376,29 @@ def _decoded(path: Path, line: tuple[int, bytes], decode: Callable[[Any], T]) ->
     number, text = line
     try:
         return decode(from_json(text))
-    except (ValueError, LookupError, TypeError) as error:  # ValueError: pydantic's own, too
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+    ) as error:  # ValueError: pydantic's own, too
         raise CarmaError(f"line {number} of {path} is not a journal's: {error!s:.500}") from error
 
 
+def _event(kind: str, body: Any) -> Event:
+    if kind == RequeueRequested.__name__:
+        body = body | {"job": with_attempts(body["job"])}
+    event: Event = _EVENTS[kind].validate_python(body)
+    return event
+
+
 def _turn(entry: Any) -> Turn:
-    events = tuple(_EVENTS[kind].validate_python(body) for kind, body in entry["events"])
+    events = tuple(_event(kind, body) for kind, body in entry["events"])
     if not events:
         raise ValueError("a step has events")
     failures = _FAILURES.validate_python(entry.get("failures", ()))
-    return Turn(events, _DECISIONS.validate_python(entry["decisions"]), failures)
+    return Turn(
+        events,
+        _DECISIONS.validate_python(list(map(upgraded_decision, entry["decisions"]))),
+        failures,
+    )

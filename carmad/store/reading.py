@@ -23,8 +23,8 @@ from carmad.store import codec, environments, statistics
 from carmad.store.damage import Damage, as_text, expect_live, is_text, set_aside, stand_in
 from carmad.store.database import DatabaseErrors, explain
 from carmad.store.rows import Row, job_of, transition_of
-from carmad.store.tables import DECISIONS, DRAINS, EVENTS, JOBS, SAMPLES, TRANSITIONS
-from carmad.store.values import LoggedEvent, Remembered, Restored, Statistics, Transition
+from carmad.store.tables import DECISIONS, DRAINS, JOBS, SAMPLES, TRANSITIONS
+from carmad.store.values import Remembered, Restored, Statistics, Transition
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -198,24 +198,6 @@ class Reader:
             rows = connection.execute(query).all()
         return list(
             self._readable(rows, transition_of, lambda row: f"transition {row.id} of job {job_id}")
-        )
-
-    def events(self, since: float, limit: int) -> list[LoggedEvent]:
-        """The newest first."""
-        query = (
-            select(EVENTS)
-            .where(EVENTS.c.at >= since)
-            .order_by(EVENTS.c.at.desc(), EVENTS.c.id.desc())
-            .limit(limit)
-        )
-        with self._reading() as connection:
-            rows = connection.execute(query).all()
-        return list(
-            self._readable(
-                rows,
-                lambda row: LoggedEvent(row.at, row.type, codec.decode_event_body(row.body)),
-                lambda row: f"event {row.id}",
-            )
         )
 
     def samples(self, since: float) -> list[GpuSample]:

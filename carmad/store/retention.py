@@ -10,13 +10,12 @@ from sqlalchemy import BindParameter, Connection, bindparam, delete, func, selec
 
 from carmad.config import Retention
 from carmad.store import environments
-from carmad.store.tables import ENVIRONMENTS, EVENTS, JOBS, SAMPLES
+from carmad.store.tables import ENVIRONMENTS, JOBS, SAMPLES
 from carmad.store.values import Purged
 
 Transaction = Callable[[], AbstractContextManager[Connection]]
 
 CHUNK = 500  # jobs forgotten in one transaction: commits go between
-MOST_EVENTS = 1_000_000  # whoever has them written
 DAY = 86_400.0
 
 _USER: BindParameter[str] = bindparam("name")
@@ -53,15 +52,10 @@ def purge(transaction: Transaction, now: float, retention: Retention) -> Purged:
         jobs += chunk
     with transaction() as connection:
         environments.forget_unused(connection)
-        newest = connection.scalar(select(func.max(EVENTS.c.id))) or 0
-        old = EVENTS.c.at < now - retention.events_days * DAY
-        events = connection.execute(
-            delete(EVENTS).where(old | (EVENTS.c.id <= newest - MOST_EVENTS))
-        ).rowcount
         samples = connection.execute(
             delete(SAMPLES).where(SAMPLES.c.at < now - retention.samples_hours * 3600)
         ).rowcount
-    return Purged(jobs, events, samples)
+    return Purged(jobs, samples)
 
 
 def trim(transaction: Transaction, user: str, most_bytes: int) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from carmad.core.decision import Decision
-from carmad.core.messages import Event, Step
+from carmad.core.messages import Step
 from carmad.core.types import Job, JobId, JobState
 from carmad.store import codec
 from carmad.store.damage import expect
@@ -44,10 +44,6 @@ def job_row(job: Job) -> Row:
         "environment": job.spec.environment.id if job.spec.environment else None,
         "bytes": len(body),
     }
-
-
-def event_row(event: Event) -> Row:
-    return {"at": event.at, "type": type(event).__name__, "body": codec.encode_event(event)}
 
 
 def decision_row(decision: Decision) -> Row:

@@ -17,19 +17,19 @@ from sqlalchemy import Connection, Engine, bindparam, delete, func, select, text
 from sqlalchemy.dialects.sqlite import insert
 
 from carmad.config import Retention
-from carmad.core.messages import Sampled, Step, Tick
+from carmad.core.messages import Step
 from carmad.core.types import GpuSample, JobId
 from carmad.errors import CarmaError
 from carmad.store import backups, environments, migrate, retention
 from carmad.store.database import StoreFull, connect, damaged, expect, expect_backed_up
 from carmad.store.reading import GIVEN_IDS, LIVE_JOBS, MAX_ID, STATES, Reader
-from carmad.store.rows import decision_row, event_row, job_row, moves
-from carmad.store.tables import CLOCK, DECISIONS, DRAINS, EVENTS, JOBS, SAMPLES, TRANSITIONS
+from carmad.store.rows import decision_row, job_row, moves
+from carmad.store.tables import CLOCK, DECISIONS, DRAINS, JOBS, SAMPLES, TRANSITIONS
 from carmad.store.values import Purged
 
 __all__ = ["MAX_ID", "SqlStore", "StoreFull"]
 
-_VERSION_BYTES = 256  # what tells of a change of a job: an event, a transition
+_VERSION_BYTES = 256  # what tells of a change of a job
 SET_S = 1.0  # a wall clock that is off by less was read at another moment, and not set
 
 _INSERT_JOB = insert(JOBS)
@@ -45,7 +45,6 @@ _SHIFT_TRANSITIONS = (
     .where(TRANSITIONS.c.job.in_(GIVEN_IDS))
     .values(at=TRANSITIONS.c.at + bindparam("by_s"))
 )
-_INSERT_EVENT = insert(EVENTS)
 _INSERT_DECISION = insert(DECISIONS)
 _DELETE_DRAINS = delete(DRAINS)
 _INSERT_DRAIN = insert(DRAINS)
@@ -89,17 +88,15 @@ class SqlStore(Reader):
 
     def commit(self, step: Step) -> None:
         """All of `step`, in one transaction; none at all when nothing in it is to be kept."""
-        events = [event for event in step.events if not isinstance(event, (Sampled, Tick))]
-        if not (events or step.jobs or step.decisions) and step.drains is None:
+        if not (step.jobs or step.decisions) and step.drains is None:
             return
         last = {job.id: job for job in step.jobs}
         job_rows = [job_row(job) for job in last.values()]
         self._written.update(job.spec.user for job in last.values())
-        event_rows = [event_row(event) for event in events]
         decision_rows = [decision_row(decision) for decision in step.decisions]
         with self._transaction() as connection:
             self._step += 1
-            environments.keep(connection, events)
+            environments.keep(connection, step.events)
             if job_rows:
                 states = connection.execute(STATES, {"ids": json.dumps(list(last))})
                 before = {row.id: row.state for row in states}
@@ -107,10 +104,6 @@ class SqlStore(Reader):
                 when = {"at": step.events[-1].at, "step": self._step}
                 if moved := [row | when for row in moves(step, before)]:
                     connection.execute(_INSERT_TRANSITION, moved)
-            if event_rows:
-                connection.execute(
-                    _INSERT_EVENT, [row | {"step": self._step} for row in event_rows]
-                )
             if decision_rows:
                 connection.execute(_INSERT_DECISION, decision_rows)
             if step.drains is not None:
@@ -226,7 +219,4 @@ class SqlStore(Reader):
 
     def _last_step(self) -> int:
         with self._transaction() as connection:
-            return max(
-                connection.scalar(select(func.max(table.c.step))) or 0
-                for table in (TRANSITIONS, EVENTS)
-            )
+            return connection.scalar(select(func.max(TRANSITIONS.c.step))) or 0

@@ -70,24 +70,13 @@ TRANSITIONS = Table(
     "transitions",
     METADATA,
     Column("id", Integer, primary_key=True),
-    Column("step", Integer, nullable=False),  # rows of one commit share it with their events
+    Column("step", Integer, nullable=False),  # rows of one commit share it
     Column("at", Float, nullable=False),
     Column("job", ForeignKey("jobs.id", ondelete="CASCADE"), nullable=False),
     Column("before", Text),  # null: the job is new
     Column("after", Text, nullable=False),
     Column("attempt", Integer, nullable=False),
     Index(None, "job"),
-)
-
-EVENTS = Table(
-    "events",
-    METADATA,
-    Column("id", Integer, primary_key=True),
-    Column("step", Integer, nullable=False),
-    Column("at", Float, nullable=False),
-    Column("type", Text, nullable=False),
-    Column("body", Text, nullable=False),
-    Index(None, "at"),
 )
 
 DECISIONS = Table(

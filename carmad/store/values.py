@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from carmad.core.history import Past, Submission
 from carmad.core.messages import Drain
@@ -38,15 +37,6 @@ class Transition:
 
 
 @dataclass(frozen=True, slots=True)
-class LoggedEvent:
-    """An event as the log has it: its type's name and, of its fields, those worth keeping."""
-
-    at: float
-    type: str
-    body: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
 class Spread:
     """A duration over many jobs, in seconds; zeros when there are none."""
 
@@ -76,5 +66,4 @@ class Purged:
     """How many rows a purge removed."""
 
     jobs: int
-    events: int
     samples: int

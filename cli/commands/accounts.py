@@ -16,7 +16,8 @@ from cli.commands.options import Json, Mine, States, User, checked, states_of, u
 from cli.problems import Usage
 
 Since = Annotated[
-    str | None, typer.Option("--since", "-S", help="From 7d or 12h ago, or 2026-11-20 on.")
+    str | None,
+    typer.Option("--since", "-S", help="Start of the period: 7d or 12h (ago), or 2026-11-20."),
 ]
 
 # The columns of --csv: of a job, of its `memory`, of its `exit`.
@@ -33,22 +34,26 @@ def history(
     me: Mine = False,
     states: States = None,
     since: Since = None,
-    until: Annotated[str | None, typer.Option("--until", "-E", help="Up to then.")] = None,
+    until: Annotated[
+        str | None, typer.Option("--until", "-E", help="End of the period, in the same form.")
+    ] = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", "-n", min=1, help="At most so many; 100 if left out.")
+        int | None, typer.Option("--limit", "-n", min=1, help="At most N jobs (default 100).")
     ] = None,
     json: Json = False,
     table: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write all of them as the table that models learn from."),
+        typer.Option(
+            metavar="FILE", help="Write all jobs as the table that models are trained on."
+        ),
     ] = None,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, memory in MiB.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, with memory in MiB.")] = False,
     export: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write all of them as a trace to simulate."),
+        typer.Option(metavar="FILE", help="Write all jobs as a trace for `carma simulate`."),
     ] = None,
 ) -> None:
-    """List jobs that have ended, the newest first."""
+    """List ended jobs, newest first."""
     if export is not None or table is not None:
         if states or limit or json or as_csv or (export and table):
             raise Usage(

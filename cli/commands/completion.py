@@ -37,7 +37,7 @@ class Shell(StrEnum):
 
 def completion(
     context: typer.Context,
-    shell: Annotated[Shell, typer.Argument(help="ids: what the scripts ask for live jobs.")],
+    shell: Annotated[Shell, typer.Argument(help="ids: for use by the scripts.")],
 ) -> None:
     """Print a completion script: eval "$(carma completion bash)" in ~/.bashrc."""
     if shell is Shell.IDS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,12 +21,16 @@ if TYPE_CHECKING:
     from carmad.api.responses import CheckOut
 
 LOW_DISK_BYTES = 1 << 30
+NOBODY = 65534  # an ordinary user, on every machine
+PYTHON_WITHIN_S = 20.0
 
-config = typer.Typer(no_args_is_help=True, help="Show carmad's settings, or check a file of them.")
+config = typer.Typer(
+    no_args_is_help=True, help="Show the daemon's settings, or check a settings file."
+)
 
 
 def doctor(json: Json = False) -> None:
-    """Check this machine and the daemon; works without one too. Exits with 1 if a check fails."""
+    """Check this machine and, if one is running, the daemon. Exits with 1 if a check fails."""
     checks = list(_local())
     try:
         checks += client.get("/v1/doctor")["checks"]
@@ -44,8 +49,7 @@ def doctor(json: Json = False) -> None:
 
 
 def _local() -> Iterator[CheckOut]:
-    version = ".".join(str(n) for n in sys.version_info[:3])
-    yield _check("python", sys.version_info >= (3, 11), f"{version} in {sys.prefix}")
+    yield _python()
     yield _driver()
 
 
@@ -58,6 +62,35 @@ def _without_daemon() -> Iterator[CheckOut]:
 
 def _check(name: str, ok: bool | None, detail: str, hint: str = "") -> CheckOut:
     return {"name": name, "ok": ok, "detail": detail, "hint": hint}
+
+
+def _python() -> CheckOut:
+    version = ".".join(str(n) for n in sys.version_info[:3])
+    if os.geteuid() == 0 and (why := _refused_to_others()):
+        hint = f"see `namei -lv {sys.executable}`; install CARMA and its Python in /opt"
+        return _check("python", False, f"only root can run {sys.executable}: {why}", hint)
+    return _check("python", sys.version_info >= (3, 11), f"{version} in {sys.prefix}")
+
+
+def _refused_to_others() -> str:
+    """Why an ordinary user cannot run `carma`; "" if they can, or if root cannot become one."""
+    try:
+        ran = subprocess.run(
+            [sys.executable, "-I", "-B", "-c", "import cli.main"],
+            user=NOBODY,
+            group=NOBODY,
+            extra_groups=[],
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PYTHON_WITHIN_S,
+        )
+    except subprocess.TimeoutExpired as error:
+        return str(error)
+    except OSError as error:
+        return (error.strerror or str(error)) if error.filename else ""  # no name: not its exec
+    return "" if ran.returncode == 0 else (ran.stderr.strip().splitlines() or ["it failed"])[-1]
 
 
 def _driver() -> CheckOut:
@@ -113,7 +146,7 @@ def _disk() -> CheckOut:
 
 @config.command("show")
 def show(json: Json = False) -> None:
-    """Print the settings that the daemon runs with."""
+    """Print the settings in effect."""
     answer = client.get("/v1/config")
     if json:
         output.print_json(answer)
@@ -124,7 +157,9 @@ def show(json: Json = False) -> None:
 
 @config.command("check")
 def check(
-    file: Annotated[Path | None, typer.Argument(help="Default: the one carmad would read.")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(help="Default: the file that carmad would read.")
+    ] = None,
 ) -> None:
-    """Check a settings file, and this environment's CARMA_… over it, without starting anything."""
+    """Check a settings file, together with the CARMA_… variables set here. Starts nothing."""
     print(_checked(file))

@@ -26,7 +26,7 @@ VARIED = "batch-size"
 
 
 def estimate(context: typer.Context) -> None:
-    """Predict the memory a command needs, and say where it fits. It is not run on a GPU."""
+    """Predict how much GPU memory a command needs, and where it fits. Nothing runs on a GPU."""
     from cli import estimate_view as view
 
     options, body = submit.read(context.args, build_parser())
@@ -56,26 +56,28 @@ def build_parser() -> submit_options.Parser:
         "       carma estimate [OPTION…] timm:MODEL [--batch-size N] [--optimizer NAME]"
     )
     parser.description = (
-        "Predict the GPU memory that a command needs, by every estimator there is. "
-        "The options of `carma submit` are taken, so that a submission can be tried out as it is."
+        "Predict how much GPU memory a command needs, with every installed estimator. "
+        "Takes the options of `carma submit`, so a submission can be tried without changes."
     )
-    parser.epilog = (
-        "The exit code is 0 if there is an answer, and 1 if no estimator has one or nothing fits."
-    )
-    add = parser.add_argument_group("what is estimated").add_argument
+    parser.epilog = "Exits with 0 if there is an estimate, with 1 if there is none or nothing fits."
+    add = parser.add_argument_group("estimate").add_argument
     add(
         "--fit",
         type=parse.mebibytes,
         metavar="SIZE",
-        help="find the largest batch that fits into so much: 24G, 900M",
+        help="find the largest batch size that fits into this much memory: 24G, 900M",
     )
-    add("--vary", metavar="NAME", help=f"with --fit: what to change instead of {VARIED}")
-    add("--explain", action="store_true", help="show what the memory is for")
+    add(
+        "--vary",
+        metavar="NAME",
+        help=f"with --fit: the option of COMMAND to vary (default {VARIED})",
+    )
+    add("--explain", action="store_true", help="show what the memory is used for")
     add(
         "--plot",
         type=Path,
         metavar="FILE",
-        help="write what --explain shows as an image (.png) or a page (.html)",
+        help="write the breakdown of --explain as an image (.png) or a page (.html)",
     )
     return parser
 

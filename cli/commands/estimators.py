@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def estimators(json: Json = False) -> None:
-    """Hold what each memory estimator said against what jobs were measured to use.
+    """Compare each memory estimator with what jobs were measured to use.
 
-    BIAS is the median error, above zero for one that says too much; half of the errors are within
-    P50, 95 of 100 within P95. UNDER is the share of jobs that used more than the upper end of
+    BIAS is the median error, positive for estimates that are too high. Half of the errors are
+    within P50, 95% within P95. UNDER is the share of jobs that used more than the upper end of
     their estimate.
     """
     answer = client.get("/v1/estimators")

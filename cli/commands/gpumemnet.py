@@ -24,9 +24,7 @@ T = TypeVar("T")
 
 NEEDED = {"torch": "torch", "sklearn": "scikit-learn", "numpy": "numpy"}
 
-gpumemnet = typer.Typer(
-    no_args_is_help=True, help="Make the weights of the memory estimator gpumemnet."
-)
+gpumemnet = typer.Typer(no_args_is_help=True, help="Train the memory estimator gpumemnet.")
 
 
 class Family(StrEnum):
@@ -35,20 +33,20 @@ class Family(StrEnum):
     TRANSFORMER = "transformer"
 
 
-Data = Annotated[list[Path], typer.Argument(metavar="DATA…", help="Files that generate wrote.")]
+Data = Annotated[list[Path], typer.Argument(metavar="DATA…", help="Files written by generate.")]
 
 
 @gpumemnet.command()
 def generate(
-    to: Annotated[Path, typer.Argument(metavar="FILE", help="To write: .jsonl.gz")],
-    family: Annotated[Family, typer.Option(help="Of the networks.")],
-    count: Annotated[int, typer.Option(min=1, help="How many networks.")] = 1500,
-    seed: Annotated[int, typer.Option(help="Another one draws other networks.")] = 0,
+    to: Annotated[Path, typer.Argument(metavar="FILE", help="Output file (.jsonl.gz).")],
+    family: Annotated[Family, typer.Option(help="Family of networks.")],
+    count: Annotated[int, typer.Option(min=1, help="Number of networks.")] = 1500,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     measure: Annotated[
-        bool, typer.Option("--measure", help="Train each on this machine's GPU; else: trace it.")
+        bool, typer.Option("--measure", help="Measure on this machine's GPU instead of tracing.")
     ] = False,
 ) -> None:
-    """Draw networks of a family, and label each with the GPU memory that its training needs."""
+    """Generate random networks of a family, labelled with the GPU memory that training needs."""
     _check_installed()
     import torch
 
@@ -68,9 +66,11 @@ def generate(
 @gpumemnet.command()
 def train(
     data: Data,
-    to: Annotated[Path, typer.Option("--to", metavar="FOLDER", help="Where the weights go.")],
+    to: Annotated[
+        Path, typer.Option("--to", metavar="FOLDER", help="Output folder for the weights.")
+    ],
 ) -> None:
-    """Train the classifiers of each family, and print how right they are."""
+    """Train the classifiers of each family, and print their accuracy."""
     _check_installed()
     import torch
 
@@ -91,15 +91,16 @@ def train(
 def evaluate(
     data: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="DATA…", help="Judge on these, and not on the test split."),
+        typer.Argument(metavar="DATA…", help="Evaluate on these instead of the test split."),
     ] = None,
     weights: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Default: those that CARMA has.")
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Default: the weights that come with CARMA."),
     ] = None,
 ) -> None:
-    """Print how right the classifiers are, beside Table 3 of the CARMA paper.
+    """Print the accuracy of the classifiers next to Table 3 of the CARMA paper.
 
-    Without DATA: what their training noted down. Of the DATA that they were trained on, only the
+    Without DATA, the accuracy recorded in training. Of DATA that they were trained on, only the
     test split is used.
     """
     from estimators.gpumemnet.card import WEIGHTS, read

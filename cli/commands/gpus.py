@@ -9,11 +9,11 @@ import typer
 from cli import client, output
 from cli.commands.options import Json
 
-Gpus = Annotated[list[str], typer.Argument(metavar="GPU…", help="Indices or UUIDs; or all.")]
+Gpus = Annotated[list[str], typer.Argument(metavar="GPU…", help="GPU indices or UUIDs, or all.")]
 
 
 def gpus(json: Json = False) -> None:
-    """Show every GPU with its collocation risk, and the limits it is held against."""
+    """Show each GPU's collocation risk, and the limits that apply to it."""
     answer = client.get("/v1/gpus")
     if json:
         output.print_json(answer)
@@ -26,17 +26,17 @@ def gpus(json: Json = False) -> None:
 def drain(
     gpus: Gpus,
     reason: Annotated[
-        str, typer.Option("--reason", "-r", help="What users are told.")
+        str, typer.Option("--reason", "-r", help="Reason shown to users.")
     ] = "maintenance",
     json: Json = False,
 ) -> None:
-    """Give GPUs no more jobs; those that run there go on. For administrators."""
+    """Start no more jobs on these GPUs; running jobs continue. For administrators."""
     for gpu in gpus:
         _tell(client.post(f"/v1/gpus/{gpu}/drain", {"reason": reason}), json)
 
 
 def resume(gpus: Gpus, json: Json = False) -> None:
-    """Give drained GPUs jobs again. For administrators."""
+    """Start jobs on drained GPUs again. For administrators."""
     for gpu in gpus:
         _tell(client.post(f"/v1/gpus/{gpu}/resume", {}), json)
 

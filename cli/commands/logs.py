@@ -1,10 +1,16 @@
-"""`carma logs`: prints a job's output, reading the file as the calling user, not as the daemon."""
+"""`carma logs`: prints a job's output, reading the file as the calling user, not as the daemon.
+
+An attempt whose log has text already begins with a title (`carmad.attempt.supervisor`). What
+follows it, up to the next title, is that job's part.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
@@ -18,21 +24,23 @@ from cli.problems import Problem
 BLOCK = 65536
 LOOK_S = 0.2  # between looks for new output
 ASK_S = 2.0  # between questions whether the job has ended
+TITLE = re.compile(rb"=== carma job (\d+), attempt (\d+), \S+ ===\n")
+MOST_TITLE = 100  # bytes
 
 
 def logs(
     job: Label,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the job ends.")
+        bool, typer.Option("--follow", "-f", help="Keep printing until the job ends.")
     ] = False,
     lines: Annotated[
-        int | None, typer.Option("--tail", "-n", min=0, help="Only the last lines.")
+        int | None, typer.Option("--tail", "-n", min=0, help="Print only the last N lines.")
     ] = None,
     stderr: Annotated[
-        bool, typer.Option("--stderr", help="Its standard error, where that has a file.")
+        bool, typer.Option("--stderr", help="Print standard error, if it has a file of its own.")
     ] = False,
 ) -> None:
-    """Print what a job wrote, -f as it writes it."""
+    """Print the output of all attempts of a job; -f follows it."""
     label = resolve(job)
     answer = client.get(f"/v1/jobs/{label}")
     path = Path(answer["stderr" if stderr else "stdout"])
@@ -40,10 +48,7 @@ def logs(
         _await_start(answer, path)
     try:
         with path.open("rb") as file:
-            _seek(file, lines)
-            _copy(file)
-            if follow:
-                _follow(file, label)
+            _show(file, answer, lines, follow)
     except OSError as error:
         if not path.exists() and answer["started_at"] is None:
             raise Problem(
@@ -61,37 +66,77 @@ def _await_start(job: dict[str, Any], path: Path) -> None:
         job = client.get(f"/v1/jobs/{label}")
 
 
-def _follow(file: BinaryIO, label: str) -> None:
+def _show(file: BinaryIO, job: dict[str, Any], lines: int | None, follow: bool) -> None:
+    log = Log(file)
+    parts = [(owner, at, len(text)) for owner, at, text in log.read()]
+    # What has no title before it was written by the first job to use the file.
+    untitled = job["id"] not in log.begun and (job["attempt"] > 0 or not parts)
+
+    def is_own(owner: int | None) -> bool:
+        return untitled if owner is None else owner == job["id"]
+
+    end = file.tell()
+    own = [(at, size) for owner, at, size in parts if is_own(owner)]
+    for text in _texts(file, own) if lines is None else [_last(file, own, lines)]:
+        sys.stdout.buffer.write(text)
+    sys.stdout.buffer.flush()
+    if follow:
+        file.seek(end)
+        _follow(log, job["label"], is_own)
+
+
+class Log:
+    """A log file, read from its beginning to its end, and on as it grows."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+        self.begun: set[int] = set()  # jobs with a title before their first attempt
+        self._owner: int | None = None  # the job whose part is being read; None: before any title
+
+    def read(self) -> Iterator[tuple[int | None, int, bytes]]:
+        """What there is since the last time: whose, at which offset, the text."""
+        if os.fstat(self.file.fileno()).st_size < self.file.tell():  # it was truncated
+            self.file.seek(0)
+            self._owner = None
+        while block := self.file.read(BLOCK):
+            at = self.file.tell() - len(block)
+            block += self.file.readline(MOST_TITLE)  # so that no title is cut in two
+            begin = 0
+            for title in TITLE.finditer(block):
+                yield self._owner, at + begin, block[begin : title.start()]
+                self._owner, begin = int(title[1]), title.start()
+                if title[2] == b"1":
+                    self.begun.add(self._owner)
+            yield self._owner, at + begin, block[begin:]
+
+
+def _follow(log: Log, label: str, is_own: Callable[[int | None], bool]) -> None:
     asked = 0.0
     while True:
         now = time.monotonic()
         ended = False
         if now - asked >= ASK_S:
             ended, asked = client.get(f"/v1/jobs/{label}")["state"] in ENDED, now
-        if os.fstat(file.fileno()).st_size < file.tell():  # it was truncated
-            file.seek(0)
-        _copy(file)
+        for owner, _, text in log.read():
+            if is_own(owner):
+                sys.stdout.buffer.write(text)
+        sys.stdout.buffer.flush()
         if ended:
             return
         time.sleep(LOOK_S)
 
 
-def _copy(file: BinaryIO) -> None:
-    while block := file.read(BLOCK):
-        sys.stdout.buffer.write(block)
-    sys.stdout.buffer.flush()
-
-
-def _seek(file: BinaryIO, lines: int | None) -> None:
-    """Seek to the start of the last lines, reading from the end: logs can be large."""
-    if lines is None:
-        return
-    at = file.seek(0, os.SEEK_END)
-    tail = b""
-    while at and tail.count(b"\n") <= lines:
-        step = min(BLOCK, at)
-        at -= step
+def _texts(file: BinaryIO, parts: list[tuple[int, int]]) -> Iterator[bytes]:
+    for at, size in parts:
         file.seek(at)
-        tail = file.read(step) + tail
-    wanted = b"".join(tail.splitlines(keepends=True)[-lines:]) if lines else b""
-    file.seek(-len(wanted), os.SEEK_END)
+        yield file.read(size)
+
+
+def _last(file: BinaryIO, parts: list[tuple[int, int]], lines: int) -> bytes:
+    """The last lines of these parts, reading from the end: logs can be large."""
+    tail = b""
+    for text in _texts(file, parts[::-1]):
+        tail = text + tail
+        if tail.count(b"\n") > lines:
+            break
+    return b"".join(tail.splitlines(keepends=True)[-lines:]) if lines else b""

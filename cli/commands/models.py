@@ -14,17 +14,17 @@ from cli.problems import Usage
 
 def models(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="Draw this one: its tree, or its curves.")
+        str | None, typer.Argument(metavar="NAME", help="Draw this model: its tree, or its curves.")
     ] = None,
     train: Annotated[
-        bool, typer.Option("--train", help="Have models trained now (administrators).")
+        bool, typer.Option("--train", help="Train the models now (administrators).")
     ] = False,
     json: Json = False,
 ) -> None:
-    """List the models that policies and predictors use, and how good they are.
+    """List the models that policies and predictors use, and their accuracy.
 
-    Some came with CARMA; others are trained from this server's own past jobs, again and again.
-    ERROR is measured on jobs that took no part in the training.
+    Some come with CARMA; others are trained, and regularly retrained, on this server's past jobs.
+    ERROR is measured on jobs left out of the training.
     """
     if train and name:
         raise Usage("--train takes no name: it trains all models", "leave the name out")

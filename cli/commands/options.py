@@ -14,12 +14,15 @@ User = Annotated[str | None, typer.Option("--user", "-u", help="Only this user's
 Mine = Annotated[bool, typer.Option("--me", help="Only your own jobs.")]
 States = Annotated[
     str | None,
-    typer.Option("--states", "-t", help="Only in these states: R,PD or running,queued; or all."),
+    typer.Option(
+        "--states", "-t", help="Only jobs in these states: R,PD or running,queued; or all."
+    ),
 ]
 Select = Annotated[
-    list[str], typer.Argument(metavar="JOB…", help="Ids: 42, 1,3,5-8, 42_3, last, all (yours).")
+    list[str],
+    typer.Argument(metavar="JOB…", help="Job ids: 42, 1,3,5-8, 42_3, last, or all (yours)."),
 ]
-Label = Annotated[str, typer.Argument(metavar="JOB", help="An id, such as 42 or 42_3, or last.")]
+Label = Annotated[str, typer.Argument(metavar="JOB", help="A job id, such as 42 or 42_3, or last.")]
 
 CODES = {
     "pd": "pending,queued",

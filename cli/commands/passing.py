@@ -6,14 +6,14 @@ import typer
 
 
 def submit(context: typer.Context) -> None:
-    """Queue a command or a job script; see `carma submit --help`."""
+    """Submit a command or a job script; see `carma submit --help`."""
     from cli.commands.submit import submit as submit_words
 
     raise typer.Exit(submit_words(context.args))
 
 
 def demo(context: typer.Context) -> None:
-    """See CARMA at work on emulated GPUs; logs and databases stay in your state directory."""
+    """Run a demonstration on emulated GPUs. Logs and databases stay in your state directory."""
     from cli.commands.demo import demo as play
 
     raise typer.Exit(play(context.args))

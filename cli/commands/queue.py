@@ -17,23 +17,28 @@ def queue(
     user: User = None,
     me: Mine = False,
     states: States = None,
-    jobs: Annotated[str | None, typer.Option("--jobs", "-j", help="Only these: 1,3,5-8.")] = None,
-    sort: Annotated[
-        str | None, typer.Option("--sort", "-S", help="By this field; with - in front, reversed.")
+    jobs: Annotated[
+        str | None, typer.Option("--jobs", "-j", help="Only these jobs: 1,3,5-8.")
     ] = None,
-    noheader: Annotated[bool, typer.Option("--noheader", "-h", help="No header line.")] = False,
-    long: Annotated[bool, typer.Option("--long", "-l", help="More columns.")] = False,
+    sort: Annotated[
+        str | None,
+        typer.Option("--sort", "-S", help="Sort by this column; -COLUMN reverses the order."),
+    ] = None,
+    noheader: Annotated[
+        bool, typer.Option("--noheader", "-h", help="Omit the header line.")
+    ] = False,
+    long: Annotated[bool, typer.Option("--long", "-l", help="Show more columns.")] = False,
     fields: Annotated[
         str | None,
         typer.Option("--format", "-o", help=f"Choose columns: {', '.join(COLUMNS)}."),
     ] = None,
     array: Annotated[
         bool,
-        typer.Option("--array", "-r", help="List every task of an array, as --json does."),
+        typer.Option("--array", "-r", help="List every task of an array; --json always does."),
     ] = False,
     json: Json = False,
 ) -> None:
-    """List all jobs that run or wait. Tasks that wait for the same reason share a row."""
+    """List running and waiting jobs. Tasks that wait for the same reason share a row."""
     shown = _fields(fields) if fields else QUEUE_LONG if long else QUEUE
     if sort:
         _fields(sort.removeprefix("-"))
@@ -63,7 +68,7 @@ def _fields(text: str) -> tuple[str, ...]:
 
 
 def show(job: Label, json: Json = False) -> None:
-    """Tell everything about a job of yours."""
+    """Show everything about one of your jobs."""
     answer = client.get(f"/v1/jobs/{resolve(job)}")
     if json:
         output.print_json(answer)
@@ -74,7 +79,7 @@ def show(job: Label, json: Json = False) -> None:
 
 
 def why(job: Label, json: Json = False) -> None:
-    """Say why a job waits: what each GPU said, with numbers, and what would help."""
+    """Explain why a job waits: each GPU's reasons, with numbers, and what would help."""
     answer = client.get(f"/v1/jobs/{resolve(job)}/why")
     if json:
         output.print_json(answer)

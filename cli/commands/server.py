@@ -27,14 +27,14 @@ daemon = typer.Typer(no_args_is_help=True, help="Start, stop and install carmad.
 
 Emulated = Annotated[
     str | None,
-    typer.Option("--emulated", metavar="SPEC", help="Pretend these GPUs: 3xA100-40GB."),
+    typer.Option("--emulated", metavar="SPEC", help="Emulate these GPUs: 3xA100-40GB."),
 ]
 StateDir = Annotated[
-    Path | None, typer.Option("--state-dir", help="Where the jobs are kept on disk.")
+    Path | None, typer.Option("--state-dir", help="Directory for the database and job records.")
 ]
-Socket = Annotated[Path | None, typer.Option("--socket", help="Where to listen.")]
-Config = Annotated[Path | None, typer.Option("--config", help="The settings' file.")]
-LogFile = Annotated[Path | None, typer.Option("--log-file", help="Where to log.")]
+Socket = Annotated[Path | None, typer.Option("--socket", help="Path of the daemon's socket.")]
+Config = Annotated[Path | None, typer.Option("--config", help="Settings file.")]
+LogFile = Annotated[Path | None, typer.Option("--log-file", help="Log file.")]
 
 
 @daemon.command()
@@ -45,7 +45,7 @@ def start(
     config: Config = None,
     log_file: LogFile = None,
 ) -> None:
-    """Start a carmad of your own in the background, for your own jobs."""
+    """Start a daemon for your own jobs, in the background."""
     where = _listen_at(socket or Path(paths.daemon_socket()))
     if health := _health():
         raise Problem(
@@ -83,7 +83,7 @@ def run(
     config: Config = None,
     log_file: LogFile = None,
 ) -> None:
-    """Run carmad in the foreground, until it is stopped."""
+    """Run the daemon in the foreground."""
     words = _command(emulated, state_dir, socket or Path(paths.daemon_socket()), config, log_file)
     sys.stdout.flush()
     os.execv(words[0], words)
@@ -91,7 +91,7 @@ def run(
 
 @daemon.command()
 def stop(socket: Socket = None) -> None:
-    """Stop carmad. Jobs go on; the next carmad finds them again."""
+    """Stop the daemon. Running jobs continue; the next daemon takes them over."""
     where = _listen_at(socket)
     health = client.get("/v1/health")
     try:
@@ -109,7 +109,7 @@ def stop(socket: Socket = None) -> None:
 
 @daemon.command()
 def status(socket: Socket = None, json: Json = False) -> None:
-    """Say whether carmad runs, and where."""
+    """Show whether the daemon is running, and where."""
     where = _listen_at(socket)
     health = client.get("/v1/health")
     if json:
@@ -124,9 +124,9 @@ def status(socket: Socket = None, json: Json = False) -> None:
 
 @daemon.command()
 def install(
-    root: Annotated[Path, typer.Option(help="Install below this directory.")] = Path("/"),
+    root: Annotated[Path, typer.Option(help="Install under this directory.")] = Path("/"),
 ) -> None:
-    """Write carmad's systemd units. For root."""
+    """Install the systemd units of carmad. For root."""
     from carmad.daemon import systemd
 
     for path in systemd.install(root):
@@ -142,13 +142,10 @@ class Denied(Problem):
 @daemon.command()
 def replay(
     segments: Annotated[
-        list[Path], typer.Argument(metavar="SEGMENT…", help="Files of STATE/journal.")
+        list[Path], typer.Argument(metavar="SEGMENT…", help="Files from STATE/journal.")
     ],
 ) -> None:
-    """Make the decisions of a carmad's journal again, and compare them to the last number.
-
-    The answer to whether a decision was right: the very same code, fed the very same events.
-    """
+    """Replay a daemon's journal, and check that every decision comes out the same."""
     from carmad.sim import shadow
 
     differs = False

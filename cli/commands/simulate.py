@@ -40,74 +40,78 @@ OF_A_NODE = 8  # GPUs per node, as in most large servers
 def simulate(
     source: Annotated[
         str | None,
-        typer.Argument(metavar="TRACE", help="A CSV or Parquet file, KIND:PATH, generate:NAME."),
+        typer.Argument(metavar="TRACE", help="A CSV or Parquet file, KIND:PATH or generate:NAME."),
     ] = None,
     history: Annotated[
-        bool, typer.Option("--history", help="Instead of TRACE: the jobs that this server ran.")
+        bool, typer.Option("--history", help="Use the jobs that this server ran as the trace.")
     ] = False,
     since: Annotated[
-        str | None, typer.Option("--since", "-S", help="With --history: from 7d or 12h ago on.")
+        str | None,
+        typer.Option("--since", "-S", help="With --history: only jobs since 7d or 12h ago."),
     ] = None,
     policies: Annotated[
         list[str] | None,
         typer.Option(
-            "--policy", "-p", metavar="NAME", help="Give several, or all, to compare them."
+            "--policy", "-p", metavar="NAME", help="Policy to simulate; repeat, or all, to compare."
         ),
     ] = None,
     gpus: Annotated[
         str | None,
-        typer.Option(metavar="SPEC", help=f"4xV100-32GB, 250x8xA100-40GB; else {GPUS}."),
+        typer.Option(metavar="SPEC", help=f"GPUs: 4xV100-32GB, 250x8xA100-40GB (default {GPUS})."),
     ] = None,
     estimators: Annotated[
         list[str] | None,
         typer.Option(
             "--estimator",
             metavar="NAME",
-            help="Of memory: none, oracle (the truth), or one whose answers the trace has.",
+            help="Memory estimator: none, oracle (exact), or one with estimates in the trace.",
         ),
     ] = None,
     interference: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="How jobs that share a GPU slow down: none, additive, learned, measured:FILE.",
+            help="Slowdown of jobs that share a GPU: none, additive, learned, measured:FILE.",
         ),
     ] = None,
     seeds: Annotated[
-        list[int] | None, typer.Option("--seed", metavar="N", help="Of errors in estimates.")
+        list[int] | None,
+        typer.Option("--seed", metavar="N", help="Seed for the errors in estimates."),
     ] = None,
-    mps: Annotated[bool, typer.Option("--mps", help="Share GPUs through MPS.")] = False,
+    mps: Annotated[bool, typer.Option("--mps", help="Share GPUs with MPS.")] = False,
     recovery: Annotated[
-        str | None, typer.Option(metavar="NAME", help="What follows an out-of-memory crash.")
+        str | None, typer.Option(metavar="NAME", help="What to do after an out-of-memory crash.")
     ] = None,
     given: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A setting: monitor.window_s=10."),
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: monitor.window_s=10."),
     ] = None,
     tuned: Annotated[
         list[str] | None,
         typer.Option(
-            "--tune", metavar="KEY=A,B", help="Try a setting with each value, in all combinations."
+            "--tune", metavar="KEY=A,B", help="Try each value of a setting, in all combinations."
         ),
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(help="Settings from this file, and not the defaults.")
+        Path | None, typer.Option(help="Settings file to use instead of the defaults.")
     ] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a report with charts.")] = None,
-    csv: Annotated[Path | None, typer.Option(help="Write the figures, a row per run.")] = None,
-    csv_jobs: Annotated[Path | None, typer.Option(help="Write a row per job of each run.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a report with charts to this file.")
+    ] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write the metrics, one row per run.")] = None,
+    csv_jobs: Annotated[Path | None, typer.Option(help="Write one row per job and run.")] = None,
     json: Annotated[
-        bool, typer.Option("--json", help="Print figures, jobs and attempts as JSON.")
+        bool, typer.Option("--json", help="Print metrics, jobs and attempts as JSON.")
     ] = False,
     jobs: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Processes at once; else as many as CPUs."),
+        typer.Option(min=1, metavar="N", help="Parallel processes (default: one per CPU)."),
     ] = None,
     no_cache: Annotated[
-        bool, typer.Option("--no-cache", help="Simulate anew what was simulated before.")
+        bool, typer.Option("--no-cache", help="Do not reuse earlier results.")
     ] = False,
 ) -> None:
-    """Run a trace on modelled GPUs under one policy or several, and compare what it comes to."""
+    """Simulate a trace of jobs under one or more policies, and compare the results."""
     if (source is None) is not history:
         raise Usage("give either TRACE or --history", "see `carma simulate --help`")
     if since is not None and not history:

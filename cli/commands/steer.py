@@ -12,11 +12,13 @@ from cli.commands.options import Json, Select, User, checked, selected
 from cli.jobs import exit_code, resolve, wait_for
 from cli.problems import Usage
 
-Part = Annotated[str | None, typer.Option(metavar="TIME", help="What of it, such as 20ms.")]
+Part = Annotated[
+    str | None, typer.Option(metavar="TIME", help="Time for this part of the step, such as 20ms.")
+]
 
 
 def cancel(jobs: Select, user: User = None, json: Json = False) -> None:
-    """Cancel jobs: waiting ones at once, running ones with SIGTERM, then SIGKILL."""
+    """Cancel jobs. Running ones get SIGTERM, then SIGKILL."""
     _ask("cancel", jobs, user, json)
 
 
@@ -26,12 +28,12 @@ def hold(jobs: Select, user: User = None, json: Json = False) -> None:
 
 
 def release(jobs: Select, user: User = None, json: Json = False) -> None:
-    """Let held jobs start again."""
+    """Release held jobs."""
     _ask("release", jobs, user, json)
 
 
 def requeue(jobs: Select, user: User = None, json: Json = False) -> None:
-    """Run jobs that have ended again, each under its old id."""
+    """Run ended jobs again, under their old ids."""
     _ask("requeue", jobs, user, json)
 
 
@@ -46,12 +48,12 @@ def _ask(verb: str, jobs: list[str], user: str | None, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def report(
-    seconds: Annotated[float, typer.Argument(min=1e-6, help="That a training step takes.")],
+def report_step(
+    seconds: Annotated[float, typer.Argument(min=1e-6, help="Duration of a training step.")],
     job: Annotated[
         str | None,
         typer.Argument(
-            envvar="CARMA_JOB_ID", help="An id, or last; else the job that this is called in."
+            envvar="CARMA_JOB_ID", help="A job id, or last; by default, the job that this runs in."
         ),
     ] = None,
     load: Part = None,
@@ -59,12 +61,17 @@ def report(
     backward: Part = None,
     communication: Part = None,
     sync: Annotated[
-        str | None, typer.Option(help="What waits for the gradients: backward or forward.")
+        str | None,
+        typer.Option(
+            help="Which pass waits for the gradients: backward (this step) or forward (the next)."
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Tell how long a running job's training steps take, and what they go to: Castor then knows
-    what splitting costs, Cuckoo whom the job fits beside."""
+    """Report how long a training step of a running job takes, and its parts.
+
+    Castor uses it to decide how far to split batches, Cuckoo to choose which jobs share a GPU.
+    """
     if job is None:
         raise Usage("which job?", "Name one; in a job, CARMA_JOB_ID does.")
     body: dict[str, object] = {"seconds": seconds}
@@ -81,7 +88,7 @@ def report(
 
 
 def wait(jobs: Select, json: Json = False) -> None:
-    """Wait until jobs have ended. Exits as the first of them that failed did, or with 0."""
+    """Wait for jobs to end. Exits with the exit code of the first that failed, or 0."""
     found = client.get("/v1/jobs", select=selected(jobs))["jobs"]
     ended = []
     for job in found:

@@ -12,6 +12,7 @@ import os
 import sys
 
 from carmad.errors import CarmaError
+from carmad.options import OPTIONS
 from cli import client
 from cli.commands.script import Script, find_script, runnable
 from cli.commands.submit_options import Parser, build_parser
@@ -27,8 +28,8 @@ VERBS = frozenset(
     {
         *("cancel", "completion", "config", "daemon", "demo", "doctor", "drain", "estimate"),
         *("estimators", "explain", "gpumemnet", "gpus", "history", "hold", "kill", "logs"),
-        *("models", "ps", "queue", "release", "report", "requeue", "resume", "show", "simulate"),
-        *("stats", "status", "sub", "submit", "top", "wait", "why"),
+        *("models", "ps", "queue", "release", "report", "report-step", "requeue", "resume", "show"),
+        *("simulate", "stats", "status", "sub", "submit", "top", "wait", "why"),
     }
 )
 MINIMAL_ENV = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "USER")
@@ -109,7 +110,7 @@ def read(
     script = None if options.wrap is not None or not command else find_script(command[0])
     if script is not None:  # directives first: the command line's word counts more
         options = parser.parse_args(words, _directives(parser, script, options.quiet))
-        for name in ("layout", "stages"):  # of several words, which together are one thing
+        for name in (option.name for option in OPTIONS.values() if option.repeated):
             setattr(options, name, getattr(given, name) or getattr(options, name))
     if not marked and command[:1] and command[0] in VERBS and not os.path.exists(command[0]):  # noqa: PTH110 - pathlib is slow to import
         raise Usage(
@@ -124,7 +125,7 @@ def read(
 
 def _may_be_there(word: str, options: argparse.Namespace) -> bool:
     """Whether a program given by its path is there, or a job before this one may yet make it."""
-    later = options.chdir or options.after or options.dependency
+    later = options.chdir or options.after or options.after_ok
     return "/" not in word or bool(later) or os.path.exists(word)  # noqa: PTH110
 
 
@@ -165,36 +166,22 @@ def _request(options: argparse.Namespace, argv: list[str], script: Script | None
         raise Usage(f"{cwd} is no directory", "give -D the directory to run in")
     exports = [word for words in options.export or () for word in words]
     own_name = "wrap" if options.wrap is not None else script.name if script else None
-    return {
+    body = {
         "argv": argv,
         "cwd": cwd,
-        "name": options.name or own_name,
         "env": _captured(exports),
         "export": _exported(exports),
-        "conda_env": options.conda,
-        "gpus": _gpus(options),
-        "memory_mib": options.gpu_mem,
-        "batch_size": options.batch_size,
-        "amp": options.amp,
-        "cold_start_s": options.cold_start or 0.0,
-        "exclusive": options.exclusive,
-        "nice": options.nice,
-        "time_limit_s": options.time,
-        "expected_s": options.expect,
-        "deadline_at": options.deadline,
-        "layout": _layout(options),
-        "stages": options.stages or [],
-        "watch_stages": options.watch_stages,
-        "warn": options.signal,
-        "begin_at": options.begin,
-        "after": _after(options),
-        "array": options.array,
-        "stdout": options.output,
-        "stderr": options.error,
-        "requeue": options.requeue,
         "umask": _umask(),
-        "held": options.hold,
         "dry_run": False,
+    }
+    for name, option in OPTIONS.items():
+        given = getattr(options, name)
+        body[name] = option.default if given is None else given
+    return body | {
+        "name": options.name or own_name,
+        "gpus": _gpus(options),
+        "layout": _layout(options),
+        "after": _after(options),
     }
 
 
@@ -226,7 +213,7 @@ def _layout(options: argparse.Namespace) -> dict[str, Any] | None:
 
 
 def _after(options: argparse.Namespace) -> list[dict[str, str]]:
-    named = [*(options.dependency or ()), *(options.after or ())]
+    named = [*(options.after or ()), *(options.after_ok or ())]
     return [{**one, "job": _whole(one["job"])} for one in named]
 
 

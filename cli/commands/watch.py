@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def status(json: Json = False) -> None:
-    """Show the GPUs, who is on them, and the jobs."""
+    """Show the GPUs, the jobs on them, and the queue."""
     if json:
         output.print_json(client.get("/v1/status"))
     else:
@@ -27,11 +27,11 @@ def status(json: Json = False) -> None:
 
 def top(
     watch: Annotated[
-        float, typer.Option("--watch", "-w", min=0.2, help="Seconds between pictures.")
+        float, typer.Option("--watch", "-w", min=0.2, help="Refresh interval in seconds.")
     ] = 2.0,
-    once: Annotated[bool, typer.Option("--once", "-1", help="One picture, then exit.")] = False,
+    once: Annotated[bool, typer.Option("--once", "-1", help="Print once and exit.")] = False,
 ) -> None:
-    """Show what `status` shows, live; q quits."""
+    """Show `carma status` live; q quits."""
     screen = output.console()
     if once or not (sys.stdout.isatty() and sys.stdin.isatty()):
         output.show(_picture(screen))

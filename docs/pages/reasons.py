@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from carmad.api.phrases import PHRASES, SHORT, phrase, short
+from carmad.api.phrases import phrase, short, wordings
 from carmad.core.decision import Reason
 from docs.pages.text import cell
 
@@ -31,8 +31,8 @@ HELP: dict[str, tuple[Reason, str]] = {
         Reason("busy", 0, 1, "jobs", "job 7"),
         "Wait, or drop `--exclusive` if you used it.",
     ),
-    "outsiders": (
-        Reason("outsiders", 500, 21_504, "MiB"),
+    "external": (
+        Reason("external", 500, 21_504, "MiB"),
         "Wait until these processes end, or end them; `carma status` lists them.",
     ),
     "exclusive": (Reason("exclusive", detail="job 7"), "Wait until that job ends."),
@@ -94,7 +94,7 @@ HELP: dict[str, tuple[Reason, str]] = {
     ),
     "sharing_score": (
         Reason("sharing_score", 2, 3, detail="job 7 is Medium, this one Jumbo"),
-        "Wait; `lucid.sharing_capacity` is the limit.",
+        "Wait; `policies.lucid.sharing_capacity` is the limit.",
     ),
     "gpu_demand": (
         Reason("gpu_demand", 1, 2, "GPUs", "job 7"),
@@ -126,7 +126,7 @@ HELP: dict[str, tuple[Reason, str]] = {
     ),
     "sharing_off": (
         Reason("sharing_off", 4, 1, "GPUs"),
-        "Wait; `lucid.off_below` is the limit.",
+        "Wait; `policies.lucid.off_below` is the limit.",
     ),
     "few_idle": (Reason("few_idle", 4, 1, "GPUs"), "Wait until jobs end."),
     "line_held": (
@@ -135,13 +135,13 @@ HELP: dict[str, tuple[Reason, str]] = {
     ),
     "better_gpus": (
         Reason("better_gpus", 1_795_384_800, 2.4, detail="times as slow"),
-        "Wait; `asrpt.patience` limits how long.",
+        "Wait; `policies.asrpt.patience` limits how long.",
     ),
     "slices_apart": (
         Reason("slices_apart", 4, 2, "GPUs"),
         "Wait until jobs end, or ask for fewer tensor slices.",
     ),
-    "reserved": (Reason("reserved", 600, 0, "s"), "Wait, or set `asrpt.reserve = false`."),
+    "reserved": (Reason("reserved", 600, 0, "s"), "Wait, or set `policies.asrpt.reserve = false`."),
     "partner": (
         Reason("partner", 1, 1.4, detail="job 7"),
         "Wait until these GPUs have settled.",
@@ -161,7 +161,7 @@ HELP: dict[str, tuple[Reason, str]] = {
     ),
     "close_deadlines": (
         Reason("close_deadlines", 1, 0.8, detail="job 7"),
-        "Nothing: `cuckoo.weight` sets how much this counts.",
+        "Nothing: `policies.cuckoo.weight` sets how much this counts.",
     ),
     "planned_end": (Reason("planned_end", 7200, 5400, "s"), "Nothing: it meets its deadline."),
     "mapped": (
@@ -263,7 +263,7 @@ def page() -> str:
     for title, said, belongs in kinds:
         out += ["", f"## {title}", "", said, ""]
         out += ["| Code | In a table | In words, for example | What helps |", "|---|---|---|---|"]
-        for code in filter(belongs, PHRASES):
+        for code in filter(belongs, wordings()):
             example, help = HELP[code]
             where = "" if code in OF_THE_JOB + GROUNDS else "GPU1"
             out.append(
@@ -274,4 +274,4 @@ def page() -> str:
 
 
 def reasons() -> set[str]:
-    return set(PHRASES) | set(SHORT)
+    return set(wordings())

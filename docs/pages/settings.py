@@ -1,13 +1,15 @@
-"""settings.md: every setting, from the dataclasses and the comments of `carmad/config.py`."""
+"""settings.md: every setting, from the dataclasses of CARMA and its plugins, and their comments."""
 
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, get_type_hints
 
-from carmad import config
+from carmad import config, registry
+from carmad.daemon.reload import AT_ONCE
 from docs.pages.text import cell, comments_of
 
 
@@ -53,20 +55,19 @@ MORE = {
     " waiting jobs may take up; identical environments count once",
     "retention.ended_days": "how long ended jobs are kept",
     "retention.samples_hours": "how long the GPUs' half-minute averages are kept",
-    "retention.events_days": "how long the event log is kept",
     "access.admin_group": "its members, and root, may manage every job and drain GPUs",
 }
 
 
 def settings() -> list[Setting]:
-    """All settings, in the order of `carmad/config.py`, with its comments."""
-    comments = comments_of(config)
+    """All settings, in the order of `carmad/config.py`, then those that plugins declare."""
     found: list[Setting] = []
     for section, kind in [("", config.Settings), *_sections()]:
         defaults = kind()
+        comments = comments_of(sys.modules[kind.__module__])
         for field in fields(kind):
             default = getattr(defaults, field.name)
-            if is_dataclass(default):
+            if is_dataclass(default) or field.name in ("policies", "plugins"):
                 continue
             found.append(
                 Setting(
@@ -85,10 +86,13 @@ def _sections() -> Iterator[tuple[str, type]]:
     for field in fields(config.Settings):
         if is_dataclass(hints[field.name]):
             yield field.name, hints[field.name]
+    for key, declared in registry.declared_settings().items():
+        yield ".".join(key), declared
 
 
 def page() -> str:
     every = settings()
+    at_once = ", ".join(f"`{group}.{name}`" for group, names in AT_ONCE.items() for name in names)
     out = [
         "# Settings",
         "",
@@ -98,8 +102,9 @@ def page() -> str:
         " the wrong type are errors.",
         "",
         "Environment variables of the daemon override the file. `carma config show` prints"
-        " what is in effect, `carma config check FILE` checks a file. The daemon reads its settings"
-        " once, when it starts: restart it after a change; running jobs continue.",
+        " what is in effect, `carma config check FILE` checks a file. After a change, restart the"
+        " daemon: running jobs continue. A reload (`systemctl reload carmad`, SIGHUP) is enough for"
+        f" {at_once}.",
         "",
         "Durations are in seconds, memory is in MiB (1024²).",
     ]
@@ -111,7 +116,7 @@ def page() -> str:
             out += [inspect.cleandoc(kind.__doc__), ""]
         out += ["| Setting | Default | Meaning | Variable |", "|---|---|---|---|"]
         for setting in every:
-            if setting.section == section and setting.name != "policies":
+            if setting.section == section:
                 meaning = "; ".join(filter(None, (MORE.get(setting.key), setting.comment)))
                 out.append(
                     f"| `{setting.name}` | {_default(setting)} | {cell(meaning)}"
@@ -124,7 +129,9 @@ def page() -> str:
         "",
         f"Preconditions ({names}) of the policy NAME, instead of those in `[preconditions]`. Any"
         " that are left out have the built-in default, not the value from `[preconditions]`."
-        " Variable: `CARMA_POLICIES__NAME__MIN_FREE_MIB`, and so on.",
+        " Variable: `CARMA_POLICIES__NAME__MIN_FREE_MIB`, and so on. Settings that the policy"
+        " declares itself are in the same table; before 0.2 those of lucid, asrpt and cuckoo"
+        " were in `[lucid]`, `[asrpt]` and `[cuckoo]`, which still works.",
         "",
         "```toml",
         'policy = "rr"',

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from carmad.api.render import CODES
-from carmad.core import types
+from carmad.core import attempt, types
 from carmad.core.states import TRANSITIONS
 from carmad.core.types import ENDED, HOLDING, Cause, JobState, Mode
 from docs.pages.text import cell, comments_of
 
 
 def page() -> str:
-    comments = comments_of(types)
+    comments = comments_of(types) | comments_of(attempt)
     out = [
         "# States",
         "",

@@ -57,7 +57,7 @@ def replay(recorder: Recorder, layers: Layers, steps: int, seconds: float) -> Re
 def safe(report: Report) -> int:
     """Bytes for the allocator that should be free: 5 % and 512 MiB above the expected value, plus
     what cudnn.benchmark may take. The smallest of a grid of margins that few of the timm runs
-    exceed; `benchmarks/memory_timm.py` shows how many do."""
+    exceed; `benchmarks/memory/timm.py` shows how many do."""
     return report.reserved * 21 // 20 + (512 << 20) + report.autotune
 
 

@@ -4,7 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from carmad.plugin import GpuView, Job, Placement, Reason, Settings, Verdict, View
+from carmad.plugin import GpuView, Job, Placement, Reason, Settings, Verdict, View, Wording
+
+
+@dataclass(frozen=True, slots=True)
+class LeastJobsSettings:
+    """`[policies.least_jobs]` in the settings file."""
+
+    most_jobs: int = 4  # on one GPU
+
+
+REASONS = {
+    "crowded": Wording(
+        "Crowded", lambda r: f"has {r.have:.0f} jobs, and least_jobs allows {r.need:.0f}"
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,6 +26,7 @@ class LeastJobs:
     """Jobs in line order; the first one that must wait holds the line."""
 
     min_free_mib: int
+    most_jobs: int
     name: str = "least_jobs"
 
     def order(self, job: Job) -> float:
@@ -40,9 +55,11 @@ class LeastJobs:
         need_mib = job.estimate.safe_mib if job.estimate else self.min_free_mib
         if gpu.free_mib < need_mib:
             return Verdict(gpu.id, (Reason("memory", need_mib, gpu.free_mib, "MiB"),))
+        if len(gpu.residents) >= self.most_jobs:
+            return Verdict(gpu.id, (Reason("crowded", self.most_jobs, len(gpu.residents), "jobs"),))
         return Verdict(gpu.id, rank=len(gpu.residents))
 
 
-def least_jobs(settings: Settings) -> LeastJobs:
-    """The entry point: CARMA calls it with the server's settings."""
-    return LeastJobs(settings.preconditions_for("least_jobs").min_free_mib)
+def least_jobs(settings: Settings, own: LeastJobsSettings) -> LeastJobs:
+    """The entry point: CARMA calls it with the server's settings and the policy's own."""
+    return LeastJobs(settings.preconditions_for("least_jobs").min_free_mib, own.most_jobs)

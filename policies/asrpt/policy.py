@@ -25,6 +25,7 @@ from carmad.plugin import (
 )
 from policies.asrpt.machine import Machine, rebuilt, work
 from policies.asrpt.servers import Unshared
+from policies.asrpt.settings import AsrptSettings
 from policies.asrpt.turn import Aside, Turn
 from policies.builtin import in_order
 from policies.filters import unoccupied
@@ -134,7 +135,6 @@ def _unserved(machine: Machine, turn: Turn, first: int) -> list[Placement]:
     return waits
 
 
-def asrpt(settings: Settings) -> Asrpt:
-    chosen = settings.asrpt
+def asrpt(settings: Settings, own: AsrptSettings) -> Asrpt:
     unshared = Unshared("asrpt", (unoccupied(settings),), in_order)
-    return Asrpt("asrpt", unshared, chosen.patience, chosen.reserve)
+    return Asrpt("asrpt", unshared, own.patience, own.reserve)

@@ -30,13 +30,13 @@ class Unshared(Ranked):
         """Those that have GPUs for it."""
         question = (self, "islands", wanted)
         found = (
-            node.known.recall(question, self._islands, node, wanted, view) for node in view.nodes
+            node.memo.recall(question, self._islands, node, wanted, view) for node in view.nodes
         )
         return list(chain.from_iterable(found))
 
     def _islands(self, node: NodeView, wanted: Demand, view: View) -> tuple[Server, ...]:
         island = {gpu.id: gpu.gpu.island for gpu in node.gpus}
-        fit = node.known.recall((self, wanted), self._fit, node, wanted, view)
+        fit = node.memo.recall((self, wanted), self._fit, node, wanted, view)
         servers: dict[str, list[GpuId]] = {}
         for gpu in fit.gpus:
             servers.setdefault(island[gpu], []).append(gpu)
@@ -45,7 +45,7 @@ class Unshared(Ranked):
 
 def totals(view: View) -> Totals:
     settings = view.settings
-    counted = [node.known.recall(_counted, _counted, node, settings) for node in view.nodes]
+    counted = [node.memo.recall(_counted, _counted, node, settings) for node in view.nodes]
     usable, idle, sizes = zip(Totals(0, 0, 0), *counted, strict=True)
     return Totals(sum(usable), sum(idle), max(sizes))
 

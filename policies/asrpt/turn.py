@@ -18,7 +18,7 @@ from policies.asrpt.servers import (
     taken,
     totals,
 )
-from policies.grounds import expected
+from policies.reasons import expected
 
 EXPLAINED = 4  # of the jobs that wait: the first in line are told why, the very first per GPU
 READABLE = 64  # GPUs: where thousands are simulated, only the first is told, and not about each
@@ -70,7 +70,7 @@ class Turn:
             return Placement(job.id, (), verdicts, waits)
         verdicts = self._verdicts(job)
         self._start(job, place)
-        return Placement(job.id, place.gpus, verdicts, grounds=_grounds(job, place))
+        return Placement(job.id, place.gpus, verdicts, explanation=_explanation(job, place))
 
     @property
     def _readable(self) -> bool:
@@ -144,7 +144,7 @@ class Turn:
         self._servers.clear()
 
 
-def _grounds(job: Job, place: Place) -> tuple[Reason, ...]:
+def _explanation(job: Job, place: Place) -> tuple[Reason, ...]:
     if not place.fastest_s:
         return expected(job)
     kind = "communication-heavy" if place.heavy else "communication-light"

@@ -69,7 +69,7 @@ def _features(whose: str, profile: Profile, memory_mib: int) -> Iterator[tuple[s
 
 @cache
 def shipped() -> Boosted:
-    """What `python -m benchmarks.castor_models` trained."""
+    """What `python -m benchmarks.castor.models` trained."""
     fields = json.loads(files("policies.castor").joinpath("interference.json").read_text("utf-8"))
     stages = tuple(
         Stage(**{name: tuple(column) for name, column in stage.items()})

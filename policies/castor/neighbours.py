@@ -45,8 +45,8 @@ def unknown(job: Job) -> str:
 
 
 def steps(job: Job) -> StepModel:
-    """As runs of the job have told (`carma report`), else assumed: then a step may as well take a
-    second, for only the ratio of durations matters."""
+    """As reported by runs of the job (`carma report-step`). Without reports, a step counts as one
+    second: only the ratio of durations matters."""
     return StepModel.told(job.steps, batch(job)) or StepModel.assumed(1.0, batch(job))
 
 

@@ -30,9 +30,9 @@ from policies.castor.interference import Predicted, shipped
 from policies.castor.neighbours import left_s, unknown
 from policies.castor.sharing import Newcomer, Room, Sharing, look, newcomer
 from policies.filters import fits_memory, unoccupied
-from policies.grounds import expected
 from policies.profiling import profiled, set_aside
 from policies.ranked import Ranked
+from policies.reasons import expected
 
 EXPLAINED = 4  # of the jobs that wait: the first in line are told about each GPU
 TURNS = 500  # of jobs that wait, in one plan: a line of thousands is not gone through every second
@@ -120,7 +120,7 @@ class Castor:
             return None
         settings = view.settings.profiling
         if job.profile is not None or job.spec.gpus > settings.largest:
-            return replace(placement, grounds=expected(job))
+            return replace(placement, explanation=expected(job))
         return profiled(placement, job, view, settings.run_s, evict=False)
 
     def _beside(self, new: Newcomer, room: Room) -> Placement | None:
@@ -134,8 +134,10 @@ class Castor:
         gpus = (*choice.gpus, *free)[: new.wanted.gpus]
         if len(gpus) < new.wanted.gpus:
             return None
-        grounds = (*expected(job), *choice.grounds)
-        return Placement(job.id, gpus, verdicts, accumulation=choice.accumulation, grounds=grounds)
+        explanation = (*expected(job), *choice.explanation)
+        return Placement(
+            job.id, gpus, verdicts, accumulation=choice.accumulation, explanation=explanation
+        )
 
     def _verdicts(self, job: Job, new: Newcomer | None, room: Room) -> tuple[Verdict, ...]:
         """As for a job that must be alone; of GPUs that it might share, what speaks for that."""
@@ -147,7 +149,7 @@ class Castor:
 
 def castor(settings: Settings) -> Castor:
     conditions = settings.preconditions_for("castor")
-    filters = (unoccupied(settings), fits_memory(conditions))
+    filters = (unoccupied(settings), fits_memory(conditions, settings))
     return Castor(
         "castor",
         Ranked("castor", filters, in_order),

@@ -87,7 +87,7 @@ class Pair(NamedTuple):
 class Choice(NamedTuple):
     gpus: tuple[GpuId, ...]
     accumulation: int
-    grounds: tuple[Reason, ...]
+    explanation: tuple[Reason, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,7 +129,7 @@ class Sharing:
             if place in with_neighbours:
                 found += self._of_node(new, node, idle, known, view)
             else:
-                found += node.known.recall(question, self._of_node, new, node, idle, {}, view)
+                found += node.memo.recall(question, self._of_node, new, node, idle, {}, view)
         return tuple(found)
 
     def _of_node(
@@ -208,12 +208,12 @@ class Sharing:
 
     def _refusals(self, new: Newcomer, gpu: GpuView, view: View) -> tuple[Reason, ...]:
         question = (self, new.wanted)
-        refused = gpu.known.recall(question, self._unfit, new.wanted, gpu, view)
+        refused = gpu.memo.recall(question, self._unfit, new.wanted, gpu, view)
         short = lacking(new.least_mib, new.job, gpu, self.conditions)
         return (*refused, short) if short else refused
 
     def _unfit(self, wanted: Demand, gpu: GpuView, view: View) -> tuple[Reason, ...]:
-        too_full = min_free(self.conditions)(wanted, gpu)
+        too_full = min_free(self.conditions, view.settings)(wanted, gpu)
         refused = view.refusals(wanted, gpu)
         return (*refused, too_full) if too_full else refused
 

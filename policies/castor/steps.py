@@ -29,7 +29,7 @@ class StepModel:
 
         That is the median share of the six applications on four kinds of GPU that the Sia
         artifact measured, each at its largest batch that fits (`python -m
-        benchmarks.castor_models`). Communication counts as computing: parts never save any of it.
+        benchmarks.castor.models`). Communication counts as computing: parts never save any of it.
         """
         return cls(FIXED_SHARE * step_s, (1 - FIXED_SHARE) * step_s / batch)
 

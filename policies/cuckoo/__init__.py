@@ -1,5 +1,2 @@
-"""Cuckoo: which two jobs share GPUs, and in what order groups take them, for deadlines' sake."""
-
-from policies.cuckoo.policy import cuckoo
-
-__all__ = ["cuckoo"]
+"""Cuckoo: which two jobs share GPUs, and in what order groups take them, for deadlines' sake. What
+it needs (numpy, scipy, rustworkx) is loaded with `policies.cuckoo.policy`."""

@@ -60,7 +60,7 @@ def site(view: View, aside: frozenset[str], heterogeneous: bool) -> Site:
 
 def memory_mib(gpu: GpuView) -> int:
     """All that is ours to give."""
-    return gpu.gpu.memory_mib - gpu.outsider_mib
+    return gpu.gpu.memory_mib - gpu.external_mib
 
 
 def usable(gpu: GpuView, settings: Settings) -> bool:

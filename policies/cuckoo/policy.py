@@ -43,10 +43,11 @@ from policies.cuckoo.joining import joins
 from policies.cuckoo.members import NOTHING, Site, members, site
 from policies.cuckoo.planning import Planner, min_cost
 from policies.cuckoo.schedule import Schedule, Turn, first_due, schedule
-from policies.cuckoo.telling import grounds, waiting
+from policies.cuckoo.settings import CuckooSettings
+from policies.cuckoo.telling import explanation, waiting
 from policies.filters import fits_memory, min_free, unoccupied
 from policies.memory import lacking, need_mib
-from policies.profiling import Profiler, profiled, set_aside
+from policies.profiling import ProfilingPool, profiled, set_aside
 from policies.ranked import Ranked
 
 TURNS = 2000  # of jobs in line, in one plan: those behind have their turn when some have started
@@ -77,7 +78,7 @@ class Cuckoo:
         new: list[Job] = []
         known: list[Job] = []
         for job in view.queue:
-            (new if aside.takes(job) and not job.stages else known).append(job)
+            (new if aside.takes(job) and not job.stage_times else known).append(job)
         # None are, while the first in line who can ever start could not do so on the others.
         with_them, without = (site(view, gpus, self.heterogeneous) for gpus in (NOTHING, aside.own))
         first = next(filter(with_them.holds, known), None)
@@ -85,7 +86,9 @@ class Cuckoo:
             return tuple(self._plan(view, view.queue, NOTHING))
         return (*self._profiles(view, new, aside), *self._plan(view, known, aside.own))
 
-    def _profiles(self, view: View, jobs: Sequence[Job], aside: Profiler) -> Iterator[Placement]:
+    def _profiles(
+        self, view: View, jobs: Sequence[Job], aside: ProfilingPool
+    ) -> Iterator[Placement]:
         """On the GPUs set aside for it: each that fits, in the order of the line."""
         free = sum(1 for gpu in aside.own if not view.gpu(gpu).residents)
         for n, job in enumerate(jobs):
@@ -155,7 +158,7 @@ class Cuckoo:
         new = member.missing == "unprofiled" and job.profile is None
         if new and job.spec.gpus <= profiling.largest:
             return profiled(placement, job, view, profiling.run_s, evict=False)
-        return replace(placement, grounds=grounds(member, turn.planned))
+        return replace(placement, explanation=explanation(member, turn.planned))
 
     def _joining(self, turn: Turn, view: View) -> Placement:
         """The second of a group whose first one runs, if its GPUs admit it by now."""
@@ -167,13 +170,13 @@ class Cuckoo:
         if any(verdict.refused for verdict in verdicts if verdict.gpu in there):
             return Placement(joins.job.id, (), verdicts)
         gpus = tuple(gpu.id for gpu in turn.gpus)
-        return Placement(joins.job.id, gpus, verdicts, grounds=grounds(joins, turn.planned))
+        return Placement(joins.job.id, gpus, verdicts, explanation=explanation(joins, turn.planned))
 
     def _judged(self, job: Job, gpu: GpuView, view: View) -> Verdict:
         wanted = view.demand(job)
         asked = (
             lacking(need_mib(job), job, gpu, self.conditions),
-            min_free(self.conditions)(wanted, gpu),
+            min_free(self.conditions, view.settings)(wanted, gpu),
         )
         refused = (*view.refusals(wanted, gpu), *(reason for reason in asked if reason))
         return Verdict(gpu.id, refused, None if refused else 0.0)
@@ -194,14 +197,14 @@ class Cuckoo:
             yield Placement(job.id, (), verdicts, reasons)
 
 
-def cuckoo(settings: Settings) -> Cuckoo:
+def cuckoo(settings: Settings, own: CuckooSettings) -> Cuckoo:
     conditions = settings.preconditions_for("cuckoo")
-    filters = (unoccupied(settings), fits_memory(conditions))
+    filters = (unoccupied(settings), fits_memory(conditions, settings))
     return Cuckoo(
         "cuckoo",
         conditions,
         Ranked("cuckoo", filters, in_order),
-        Packer(Asynchronous(), settings.cuckoo.weight),
+        Packer(Asynchronous(), own.weight),
     )
 
 

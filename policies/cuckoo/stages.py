@@ -21,8 +21,8 @@ def known(job: Job, measured_on: str) -> tuple[StageTimes, ...]:
 
     A profile does not say where it was taken: `measured_on` stands for that.
     """
-    if job.stages:
-        return job.stages if min(map(_total_s, job.stages)) >= SHORTEST_S else ()
+    if job.stage_times:
+        return job.stage_times if min(map(_total_s, job.stage_times)) >= SHORTEST_S else ()
     step_s = min((step.seconds for step in job.steps if step.parts == 1), default=ASSUMED_S)
     derived = _derived(job.profile, step_s or ASSUMED_S) if job.profile else None
     return (replace(derived, gpu=measured_on),) if derived else ()
@@ -57,7 +57,7 @@ class Speeds:
     @classmethod
     def told(cls, jobs: Iterable[Job]) -> Speeds:
         seen: dict[tuple[str, str], list[float]] = {}
-        for stages in {job.stages for job in jobs if len(job.stages) > 1}:
+        for stages in {job.stage_times for job in jobs if len(job.stage_times) > 1}:
             computing = [(each.gpu, each.forward_s + each.backward_s) for each in stages]
             for one, there_s in computing:
                 for other, here_s in computing:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from carmad.plugin import GpuId, Job, JobId, Reason
 from policies.cuckoo.groups import Group
 from policies.cuckoo.members import Member
-from policies.grounds import expected
+from policies.reasons import expected
 
 
 class Planned(NamedTuple):
@@ -30,7 +30,7 @@ class Planned(NamedTuple):
         return self.ends_s[self.group.members.index(member)] if self.ends_s else math.inf
 
 
-def grounds(member: Member, planned: Planned) -> tuple[Reason, ...]:
+def explanation(member: Member, planned: Planned) -> tuple[Reason, ...]:
     """Of one that starts."""
     return (*expected(member.job), *_pair(member, planned), *_deadline(member, planned))
 

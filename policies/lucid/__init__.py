@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from carmad.plugin import Settings
 from policies.lucid.policy import Lucid
+from policies.lucid.settings import LucidSettings
 
 __all__ = ["Lucid", "lucid"]
 
 
-def lucid(settings: Settings) -> Lucid:
-    """Its knobs, `[lucid]` and `[profiling]`, are read from each view."""
-    return Lucid()
+def lucid(settings: Settings, own: LucidSettings) -> Lucid:
+    """`[profiling]` is read from each view."""
+    return Lucid(settings=own)

@@ -84,7 +84,7 @@ class Binder:
                 if partner in peers.partners:
                     peers.partners.remove(partner)
 
-    def grounds(self, job: Job, partner: Partner) -> Reason:
+    def explanation(self, job: Job, partner: Partner) -> Reason:
         mine, its = self._both(job, partner.gpus[0])
         total = mine.score + its.score
         return Reason("affine", self._capacity, total, detail=_scores(mine, its))
@@ -160,7 +160,7 @@ class Binder:
         question = (self._traits, reserved)
         alike: dict[int, dict[int, dict[int, list[Partner]]]] = {}
         for node in self._view.nodes:
-            for each in node.known.recall(question, _partners_on, node, self._view, *question):
+            for each in node.memo.recall(question, _partners_on, node, self._view, *question):
                 by_score = alike.setdefault(len(each.gpus), {}).setdefault(each.memory_mib, {})
                 by_score.setdefault(each.score, []).append(each)
         return {
@@ -204,7 +204,7 @@ def _seniority(partner: Partner) -> tuple[float, JobId]:
 
 def _free_mib(gpu: GpuView, its: Traits) -> int:
     """Less what who is there may take yet."""
-    return min(gpu.free_mib, gpu.gpu.memory_mib - gpu.outsider_mib - its.need_mib)
+    return min(gpu.free_mib, gpu.gpu.memory_mib - gpu.external_mib - its.need_mib)
 
 
 def _scores(mine: Traits, its: Traits) -> str:

@@ -12,15 +12,15 @@ from statistics import fmean
 
 from carmad.models.traffic import HOUR, INTERVAL_S, features
 from carmad.plugin import Additive, AskAgain, Reason, View
+from policies.lucid.settings import LucidSettings
 
 NAME = "throughput"  # of the model, among those that were learned
 APATHETIC = 1  # sharing capacity
 
 
-def sharing_capacity(view: View) -> int | Reason:
+def sharing_capacity(view: View, knobs: LucidSettings) -> int | Reason:
     """GSS: what the sharing scores on a GPU may add up to; or why nobody shares."""
-    knobs = view.settings.lucid
-    if not _is_dynamic(view):
+    if not _is_dynamic(knobs):
         return knobs.sharing_capacity
     gpus = throughput(view)
     if gpus < knobs.off_below:
@@ -30,15 +30,15 @@ def sharing_capacity(view: View) -> int | Reason:
     return knobs.sharing_capacity
 
 
-def next_change(view: View) -> tuple[AskAgain, ...]:
-    """When it may be another one, though nothing happens until then."""
-    if not _is_dynamic(view):
+def next_change(view: View, knobs: LucidSettings) -> tuple[AskAgain, ...]:
+    """When the capacity may change although nothing happens until then."""
+    if not _is_dynamic(knobs):
         return ()
     return (AskAgain((view.now // INTERVAL_S + 1) * INTERVAL_S),)
 
 
-def _is_dynamic(view: View) -> bool:
-    return view.settings.lucid.off_below > 0 or view.settings.lucid.apathetic_below > 0
+def _is_dynamic(knobs: LucidSettings) -> bool:
+    return knobs.off_below > 0 or knobs.apathetic_below > 0
 
 
 def throughput(view: View) -> float:

@@ -11,6 +11,7 @@ from policies.lucid import packing
 from policies.lucid.binder import Binder
 from policies.lucid.mode import next_change, sharing_capacity
 from policies.lucid.profiling import profiler
+from policies.lucid.settings import LucidSettings
 from policies.lucid.stability import evictions
 from policies.lucid.traits import Known, service
 from policies.lucid.turn import Turn
@@ -21,9 +22,10 @@ ANY_SCORES = 2 * packing.SCORES["jumbo"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lucid:
-    """The fields are for ablations (Lucid paper, 4.5 and figure 11)."""
+    """The fields after `settings` are for ablations (Lucid paper, 4.5 and figure 11)."""
 
     name: str = "lucid"
+    settings: LucidSettings = field(default_factory=LucidSettings)
     sharing: Literal["affine", "naive", "off"] = "affine"  # naive: wherever memory allows it
     estimated: bool = True  # False: no predicted duration counts, neither in line nor in packing
     space_aware: bool = True  # False: jobs are profiled in order of arrival
@@ -41,14 +43,16 @@ class Lucid:
         turn = Turn(view, on, self._binder(view, on.own))
         turn.profile(new)
         turn.place(_without(view.queue, new))
-        return (*evictions(view), *turn.plan, *next_change(view))
+        return (*evictions(view), *turn.plan, *next_change(view, self.settings))
 
     def _binder(self, view: View, reserved: frozenset[GpuId]) -> Binder | Reason:
         """Or why nobody shares."""
         tree = packing.model(view.models)
         if self.sharing == "naive":
             return Binder(view, ANY_SCORES, self.known.traits(tree, by_arrival), reserved)
-        capacity = Reason("sharing_off") if self.sharing == "off" else sharing_capacity(view)
+        if self.sharing == "off":
+            return Reason("sharing_off")
+        capacity = sharing_capacity(view, self.settings)
         if isinstance(capacity, Reason):
             return capacity
         return Binder(view, capacity, self.known.traits(tree, self.order), reserved)

@@ -17,12 +17,12 @@ from carmad.models.traffic import INTERVAL_S
 from carmad.plugin import GpuId, Job, View
 from policies.lucid.mode import throughput
 from policies.lucid.room import idle_of
-from policies.profiling import Profiler, set_aside, widest
+from policies.profiling import ProfilingPool, set_aside, widest
 
 MANY, FEW = 10, 5  # jobs that wait to be profiled
 
 
-def profiler(view: View, time_aware: bool) -> Profiler:
+def profiler(view: View, time_aware: bool) -> ProfilingPool:
     alone = set_aside(view)
     if not alone.own or not time_aware or not _burst(alone, view):
         return alone
@@ -31,7 +31,7 @@ def profiler(view: View, time_aware: bool) -> Profiler:
     return alone._replace(lent=lent, largest=largest, run_s=alone.run_s / 2)
 
 
-def _burst(alone: Profiler, view: View) -> bool:
+def _burst(alone: ProfilingPool, view: View) -> bool:
     # At least so many: where GPUs are idle jobs go at once.
     waiting = sum(map(alone.takes, view.queue)) - idle_of(alone.own, view).free
     if waiting > MANY:

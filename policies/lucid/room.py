@@ -45,7 +45,7 @@ def idle_but(apart: frozenset[GpuId], view: View) -> Room:
     """All but these. They are idle if somebody could have them to himself; whether a certain job
     can depends on the job."""
     return Room(
-        node.known.recall((idle_but, apart), _idle_on, node, view, lambda gpu: gpu.id not in apart)
+        node.memo.recall((idle_but, apart), _idle_on, node, view, lambda gpu: gpu.id not in apart)
         for node in view.nodes
     )
 
@@ -66,7 +66,7 @@ def _idle_on(node: NodeView, view: View, counts: Callable[[GpuView], bool]) -> t
 
 def refusals(wanted: Demand, gpu: GpuView, view: View) -> tuple[Reason, ...]:
     """Every hard rule that keeps `wanted` off `gpu`, worked out once."""
-    return gpu.known.recall((refusals, wanted), view.refusals, wanted, gpu)
+    return gpu.memo.recall((refusals, wanted), view.refusals, wanted, gpu)
 
 
 def _first(

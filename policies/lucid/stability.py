@@ -20,8 +20,8 @@ def evictions(view: View) -> tuple[Preemption, ...]:
         return ()
     found: dict[int, Preemption] = {}
     for node in view.nodes:
-        for gpu in node.known.recall(_pairs_on, _pairs_on, node):
-            deviation = gpu.known.recall(_deviation, _deviation, gpu)
+        for gpu in node.memo.recall(_pairs_on, _pairs_on, node):
+            deviation = gpu.memo.recall(_deviation, _deviation, gpu)
             if deviation > UNSTABLE and (job := _to_go(gpu)):
                 reason = Reason("unstable", UNSTABLE, deviation, detail=f"job {job.id}")
                 found.setdefault(job.id, Preemption(job.id, reason))

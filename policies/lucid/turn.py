@@ -23,10 +23,10 @@ from carmad.plugin import (
     idle,
 )
 from policies.filters import fits_memory
-from policies.grounds import expected
 from policies.lucid.binder import Binder
 from policies.lucid.room import Room, idle_but, idle_of, refusals
-from policies.profiling import Profiler
+from policies.profiling import ProfilingPool
+from policies.reasons import expected
 
 # A line may be long, and there may be many GPUs: a plan says why the first REPORTED jobs that wait
 # do so, and what each GPU says of a job, until that makes VERDICTS.
@@ -38,12 +38,12 @@ NOTHING = frozenset[GpuId]()
 
 
 class Turn:
-    def __init__(self, view: View, profiler: Profiler, binder: Binder | Reason) -> None:
+    def __init__(self, view: View, profiler: ProfilingPool, binder: Binder | Reason) -> None:
         self.plan: list[Placement] = []
         self._view = view
         self._profiler = profiler
         self._binder = binder
-        self._fits = fits_memory(view.settings.preconditions_for("lucid"))
+        self._fits = fits_memory(view.settings.preconditions_for("lucid"), view.settings)
         self._verdicts_left = VERDICTS
 
     # -- the profiler's line (algorithm 1)
@@ -90,7 +90,7 @@ class Turn:
         if isinstance(binder, Reason) or (partner := binder.partner(job)) is None:
             return False
         verdicts = self._main_verdicts(job, self._view.demand(job))
-        self._give(job, partner.gpus, verdicts, binder.grounds(job, partner))
+        self._give(job, partner.gpus, verdicts, binder.explanation(job, partner))
         binder.bind(partner)
         return True
 
@@ -133,16 +133,16 @@ class Turn:
         job: Job,
         taken: Sequence[GpuView],
         verdicts: tuple[Verdict, ...],
-        *grounds: Reason,
+        *explanation: Reason,
         profiling: ProfilingRun | None = None,
     ) -> None:
-        told = [*grounds, *expected(job)]
+        told = [*explanation, *expected(job)]
         if profiling:
             seconds = profiling.until - self._view.now
             told.append(Reason("profiled_there", seconds, unit="s"))
         gpus = tuple(gpu.id for gpu in taken)
         self.plan.append(
-            Placement(job.id, gpus, verdicts, profiling=profiling, grounds=tuple(told))
+            Placement(job.id, gpus, verdicts, profiling=profiling, explanation=tuple(told))
         )
         self._view = self._view.with_placement(job, gpus, profiling)
 

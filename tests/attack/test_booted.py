@@ -162,6 +162,26 @@ def test_a_stop_leaves_jobs_and_the_next_request_finds_them(machine: Machine) ->
     machine.run("rm", "/home/ada/go")
 
 
+def test_systemctl_reload_takes_good_settings_and_refuses_broken_ones(machine: Machine) -> None:
+    def write(toml: str) -> None:
+        machine.run("tee", "/etc/carma/carma.toml", stdin=toml)
+
+    def quota() -> object:
+        return machine.call("GET", "/v1/config")["settings"]["limits"]["gpus_per_user"]
+
+    start(machine)
+    before = main_pid(machine)
+    machine.run("mkdir", "/etc/carma")
+    write("[limits]\ngpus_per_user = 3\n")
+    machine.systemctl("reload", "carmad.service")
+    until(lambda: quota() == 3, "the quota to change")
+    write("[limits]\ngpus_per_user = -3\n")
+    with pytest.raises(AssertionError, match="systemctl"):
+        machine.systemctl("reload", "carmad.service")
+    assert (quota(), main_pid(machine)) == (3, before)
+    machine.run("rm", "-r", "/etc/carma")
+
+
 def test_systemd_may_be_upgraded_while_jobs_start(machine: Machine) -> None:
     jobs = []
     for _ in range(4):

@@ -15,9 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from carmad.daemon.environment import job_environment
-from carmad.daemon.launcher import ATTEMPT_VARIABLE, launch_fields
-
+from carmad.attempt import process_tree, supervisor
+from carmad.attempt.environment import job_environment
+from carmad.attempt.launcher import ATTEMPT_VARIABLE, launch_fields
 from carmad.core.decision import Decision, Placement
 from carmad.core.messages import Drain, Event, Step, Tick
 from carmad.core.types import (
@@ -33,9 +33,9 @@ from carmad.core.types import (
     Retry,
     Usage,
 )
-from carmad.daemon import process_tree, supervisor
 from carmad.gpu.emulated import KINDS, uuid_of
 from carmad.store.sql import SqlStore
+from carmad.testing import changed
 
 HERE = Path(__file__).parent
 ROOT = "/carma-release"
@@ -67,7 +67,7 @@ def jobs() -> list[Job]:
     ) -> None:
         id = JobId(len(made) + 1)
         its = spec(name, script, **dict(spec_changes))  # type: ignore[call-overload]
-        made.append(replace(Job(id, its, state, AT + id), **fields))  # type: ignore[arg-type]
+        made.append(changed(Job(id, its, state, AT + id), **fields))  # type: ignore[arg-type]
 
     over: dict[str, Any] = {
         "attempt": 1,
@@ -142,7 +142,7 @@ def main(release: str) -> None:
                 env[ATTEMPT_VARIABLE] = f"{ROOT}/state/{directory}"
                 kept.writestr(f"{directory}/launch", launch_fields(job, env, 1.0))
         for module in (supervisor, process_tree):
-            name = f"code/carmad/daemon/{Path(str(module.__file__)).name}"
+            name = f"code/carmad/attempt/{Path(str(module.__file__)).name}"
             kept.write(str(module.__file__), name)
 
 

@@ -12,7 +12,6 @@ from starlette.responses import Response
 
 from carmad.api.folding import Row, row_out, seen_by, waiting
 from carmad.api.phrases import phrase
-from carmad.api.render import Scene
 from carmad.api.responses import (
     SCHEMA,
     CheckOut,
@@ -26,6 +25,7 @@ from carmad.api.responses import (
 )
 from carmad.api.times import iso, parse_time
 from carmad.core.decision import Reason
+from carmad.core.scene import Scene
 from carmad.core.types import ENDED, Job, JobState
 from carmad.engine.threads import run_in_threadpool
 from carmad.http.answers import PROBLEMS, VERSION, Asked, Call, answer
@@ -46,15 +46,15 @@ JOULES_PER_KWH = 3.6e6
 async def health(call: Asked) -> Response:
     """The health of the daemon. Answers only if the core does."""
     service = call.service
-    policy, unread = await service.ask(lambda core: (core.policy.name, core.unread))
-    troubles = _troubles(service, unread)
+    scene = await service.scene()
+    troubles = _troubles(service, scene.unread)
     out: HealthOut = {
         "schema": SCHEMA,
         "status": "degraded" if troubles else "ok",
         "version": VERSION,
         "pid": os.getpid(),
         "uptime_s": round(service.now() - service.started_at, 1),
-        "policy": policy,
+        "policy": scene.policy,
         "troubles": troubles,
     }
     return answer(out)

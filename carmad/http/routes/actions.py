@@ -10,9 +10,12 @@ from starlette.responses import Response
 from carmad.api.render import label
 from carmad.api.requests import SelectIn
 from carmad.api.responses import SCHEMA, ResultOut, ResultsOut
-from carmad.api.select import Selection, parse_selection
+from carmad.api.select import parse_selection
+from carmad.core import control
+from carmad.core.control import Verdict
 from carmad.core.messages import CancelRequested, Event, HoldRequested, RequeueRequested
-from carmad.core.types import Job, JobId, JobState
+from carmad.core.types import Job, JobId
+from carmad.engine.threads import run_in_threadpool
 from carmad.errors import CarmaError
 from carmad.http import lookup
 from carmad.http.answers import PROBLEMS, Asked, Call, answer, not_yours
@@ -26,85 +29,66 @@ router = APIRouter(
     default_response_class=Response,
 )
 
-# What is to happen (None: nothing has to) and the word for it; or the word against it.
-Outcome = tuple[Event | None, str] | str
-Act = Callable[[Job, float, str], Outcome]
+# What is said of it, and what the core is told if that acts.
+Act = Callable[[Job, float, str], tuple[Verdict, Event]]
 
 
 @router.post("/cancel")
 async def cancel(call: Asked, body: SelectIn) -> Response:
-    return await _act(call, body, _cancelled)
+    def act(job: Job, now: float, by: str) -> tuple[Verdict, Event]:
+        return control.cancel(job), CancelRequested(now, job.id, by)
+
+    return await _done(call, body, await _chosen(call, body), act)
 
 
 @router.post("/hold")
 async def hold(call: Asked, body: SelectIn) -> Response:
-    return await _act(call, body, _held)
+    return await _held(call, body, True)
 
 
 @router.post("/release")
 async def release(call: Asked, body: SelectIn) -> Response:
-    return await _act(call, body, _released)
+    return await _held(call, body, False)
+
+
+async def _held(call: Call, body: SelectIn, held: bool) -> Response:
+    def act(job: Job, now: float, by: str) -> tuple[Verdict, Event]:
+        return control.hold(job, held), HoldRequested(now, job.id, held, by)
+
+    return await _done(call, body, await _chosen(call, body), act)
 
 
 @router.post("/requeue")
 async def requeue(call: Asked, body: SelectIn) -> Response:
     if parse_selection(body.select).all:
         raise CarmaError("`all` would run every past job again", "Name the jobs.")
-    return await _act(call, body, _requeued)
+    jobs = await _chosen(call, body)
+    awaited = {after.job for job in jobs for after in job.spec.after} - {job.id for job in jobs}
+    found = await run_in_threadpool(call.service.store.jobs, awaited)
+    ended = {job.id: job.state for job in found if job.ended}
+
+    def act(job: Job, now: float, by: str) -> tuple[Verdict, Event]:
+        its = tuple((a.job, ended[a.job]) for a in job.spec.after if a.job in ended)
+        return control.requeue(job, ended), RequeueRequested(now, job, by, its)
+
+    return await _done(call, body, jobs, act)
 
 
-def _cancelled(job: Job, now: float, by: str) -> Outcome:
-    if job.ended:
-        return f"has already ended: {_words(job.state)}"
-    if job.state is JobState.STOPPING:
-        return None, "is being stopped already"
-    done = "is being stopped" if job.holds_gpus else "cancelled"
-    return CancelRequested(now, job.id, by), done
-
-
-def _held(job: Job, now: float, by: str) -> Outcome:
-    return _hold(job, True, "held", HoldRequested(now, job.id, True, by))
-
-
-def _released(job: Job, now: float, by: str) -> Outcome:
-    return _hold(job, False, "released", HoldRequested(now, job.id, False, by))
-
-
-def _hold(job: Job, held: bool, word: str, event: Event) -> Outcome:
-    if job.ended:
-        return f"has already ended: {_words(job.state)}"
-    if job.holds_gpus:
-        return f"is {_words(job.state)}: only a job that waits can be {word}"
-    if job.held == held:
-        return None, "was held already" if held else "was not held"
-    return event, word
-
-
-def _requeued(job: Job, now: float, by: str) -> Outcome:
-    if not job.ended:
-        return f"has not ended: it is {_words(job.state)}"
-    return RequeueRequested(now, job, by), "queued again"
-
-
-async def _act(call: Call, body: SelectIn, act: Act) -> Response:
-    selection = parse_selection(body.select)
-    jobs = await _chosen(call, selection, body.user)
+async def _done(call: Call, body: SelectIn, jobs: list[Job], act: Act) -> Response:
     now, by = call.service.now(), call.peer.user
     events: list[Event] = []
     results: list[ResultOut] = []
     for job in jobs:
-        outcome = act(job, now, by) if call.may_touch(job) else f"is {job.spec.user}'s, not yours"
-        if isinstance(outcome, str):
-            results.append(_result(job, False, outcome))
+        if not call.may_touch(job):
+            results.append(_result(job, False, f"is {job.spec.user}'s, not yours"))
             continue
-        event, word = outcome
-        if event is not None:
+        verdict, event = act(job, now, by)
+        if verdict.acts:
             events.append(event)
-        results.append(_result(job, True, word))
-    found = {job.id for job in jobs}
+        results.append(_result(job, not verdict.refused, verdict.words))
     results += [
         {"id": id, "label": str(id), "ok": False, "message": "there is no such job"}
-        for id in sorted(selection.ids - found)
+        for id in sorted(parse_selection(body.select).ids - {job.id for job in jobs})
     ]
     if again := [event.job.spec for event in events if isinstance(event, RequeueRequested)]:
         await require_room(call.service, call.peer, again)
@@ -138,8 +122,9 @@ def _parted(events: list[Event], holding: set[JobId]) -> tuple[list[Event], list
     return stops, rest
 
 
-async def _chosen(call: Call, selection: Selection, user: str | None) -> list[Job]:
+async def _chosen(call: Call, body: SelectIn) -> list[Job]:
     """Those that exist; if none is the caller's to touch, that is an error."""
+    selection, user = parse_selection(body.select), body.user
     if user not in (None, call.peer.user) and not call.peer.admin:
         raise Forbidden("only administrators may touch the jobs of others", "Leave the user out.")
     scene = await call.service.scene()
@@ -157,7 +142,3 @@ async def _chosen(call: Call, selection: Selection, user: str | None) -> list[Jo
 
 def _result(job: Job, ok: bool, message: str) -> ResultOut:
     return {"id": job.id, "label": label(job), "ok": ok, "message": message}
-
-
-def _words(state: JobState) -> str:
-    return state.value.replace("_", " ")

@@ -32,7 +32,7 @@ async def estimate(call: Asked, body: SubmitIn) -> Response:
     need = chosen if isinstance(chosen, Estimate) else None
     now = call.service.now()
     placement, _ = await call.service.ask(
-        lambda core: intake.judged(core, intake.tried(core, spec, need, now), now)
+        lambda core: intake.judged(core, intake.tried(core, spec, need, now), core.snapshot(now))
     )
     scene = await call.service.scene()
     out: EstimatesOut = {

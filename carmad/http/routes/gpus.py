@@ -9,10 +9,10 @@ from fastapi import APIRouter, Path
 from starlette.responses import Response
 
 from carmad.api.gpus import gpu_out
-from carmad.api.render import Scene
 from carmad.api.requests import DrainIn
 from carmad.api.responses import SCHEMA, GpuOut, GpuResultsOut, GpusOut
 from carmad.core.messages import DrainRequested
+from carmad.core.scene import Scene
 from carmad.core.types import Gpu
 from carmad.http.answers import PROBLEMS, Asked, Call, answer
 from carmad.http.problems import NotFound

@@ -12,8 +12,8 @@ from starlette.responses import Response
 from carmad.api.decisions import reason_out, verdicts_out
 from carmad.api.folding import folded
 from carmad.api.outlook import outlook_out
-from carmad.api.render import CODES, Scene
-from carmad.api.requests import MAX_TASKS, StepIn, SubmitIn
+from carmad.api.render import CODES, attempts_out
+from carmad.api.requests import StepIn, SubmitIn
 from carmad.api.responses import (
     SCHEMA,
     DryRunOut,
@@ -26,14 +26,15 @@ from carmad.api.select import parse_selection
 from carmad.api.times import parse_time, stamp
 from carmad.api.why import why_out
 from carmad.core.messages import Stepped
+from carmad.core.scene import Scene
 from carmad.core.types import ENDED, Job, JobId, JobState, StageTimes
 from carmad.engine.threads import run_in_threadpool
 from carmad.errors import CarmaError
 from carmad.http import intake, lookup
 from carmad.http.answers import PROBLEMS, Asked, Call, answer, not_yours
-from carmad.http.attempts import attempts_out
 from carmad.http.listing import Pieces
 from carmad.http.problems import Conflict, Forbidden
+from carmad.options import MAX_TASKS
 
 router = APIRouter(prefix="/v1", responses=PROBLEMS, default_response_class=Response)
 
@@ -169,7 +170,7 @@ def _past(call: Call, scene: Scene, found: Sequence[Job], attempts: bool) -> Res
     out: JobsOut = {"schema": SCHEMA, "jobs": [one(job) for job in found]}
     if attempts:
         for job, listed in zip(found, out["jobs"], strict=True):
-            listed["attempts"] = attempts_out(job, call.service.store)
+            listed["attempts"] = attempts_out(job)
     return answer(out)
 
 

@@ -80,7 +80,7 @@ async def past(
 
 
 async def _models(call: Call) -> Mapping[str, Model]:
-    trained = await call.service.ask(lambda core: dict(core.models))
+    trained = await call.service.ask(lambda core: dict(core.knowledge.models))
     return {**await run_in_threadpool(shipped), **trained}
 
 

@@ -1,7 +1,7 @@
 """Interference as a regression on the loads' demands, with fixed coefficients.
 
-`python -m benchmarks.interference` fits them and measures the error: on streams it explains
-two fifths of the variance between pairs of unseen models, under MPS nothing. The MPS data
+`python -m benchmarks.simulator.interference` fits them and measures the error: on streams it
+explains two fifths of the variance between pairs of unseen models, under MPS nothing. The MPS data
 (Gavel) have no utilisation, and its jobs are often slowed by the CPU. A term for DRAM was tried,
 too: on streams, where the traffic is known, it did not help with unseen models (RMSE of the speed
 0.082 with it, 0.081 without).

@@ -8,6 +8,7 @@ from itertools import count, groupby
 from typing import Any
 
 from carmad.config import Settings
+from carmad.configfile import as_tree
 from carmad.sim.experiment import Experiment, Physics
 from carmad.sim.hardware import Cluster, Node
 from carmad.sim.metrics import Bounds, Figures, bounds, figures
@@ -69,9 +70,9 @@ def clean(text: str) -> str:
 
 def _changed(experiment: Experiment) -> dict[str, str]:
     """The changed settings, without policy and estimator, which have columns of their own."""
-    own = dict(_leaves(asdict(experiment.settings)))
+    own = dict(_leaves(as_tree(experiment.settings)))
     own |= _leaves({"physics": asdict(experiment.physics)})
-    usual = dict(_leaves(asdict(Settings())))
+    usual = dict(_leaves(as_tree(Settings())))
     usual |= _leaves({"physics": asdict(Physics())})
     apart = ("policy", "estimator")
     return {

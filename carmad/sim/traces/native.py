@@ -75,6 +75,7 @@ _READERS: dict[str, Callable[[Row, str], Any]] = {
     "expected_s": Row.number,
     "deadline_s": Row.number,
     "time_limit_s": Row.number,
+    "declared_mib": Row.whole,
     "exclusive": _flag,
     "fails": _flag,
 }

@@ -148,6 +148,7 @@ def check(task: Task) -> None:
         ("expected_s", task.expected_s),
         ("deadline_s", task.deadline_s),
         ("time_limit_s", task.time_limit_s),
+        ("declared_mib", task.declared_mib),
         *((f"the estimate {name}", mib) for name, mib in task.estimates),
     ):
         if value is not None and value <= 0:

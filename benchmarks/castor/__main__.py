@@ -1,0 +1,28 @@
+"""Castor beside the schedulers of its paper, simulated.
+
+What of the paper's evaluation (9.3 to 9.5) can be asked of public workloads: makespan, JCT and
+queueing beside six baselines, large and small jobs apart, intensities, temporal sharing and MPS,
+the sharing benefit, what the prediction model costs, what splitting batches adds, and how long a
+decision takes. `benchmarks.castor.workload` says which jobs on which GPUs, and why. Nothing was
+tuned to the paper's results.
+"""
+
+from __future__ import annotations
+
+from benchmarks.castor.page import report
+from benchmarks.castor.runs import cases, results
+from benchmarks.castor.timing import taken
+from benchmarks.harness.data import DATA
+from benchmarks.harness.main import main
+from benchmarks.harness.report import Report
+
+TIMED = ("castor", "sjf_ffs")
+
+
+def measure() -> Report:
+    times = list(taken(TIMED))  # first: the runs below take all cores
+    return report(list(results(cases())), times)
+
+
+if __name__ == "__main__":
+    main("castor", measure, DATA)

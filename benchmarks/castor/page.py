@@ -1,0 +1,372 @@
+"""The page of `benchmarks.castor`: the paper's figures, ours, the difference and likely causes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from math import nan
+from statistics import fmean, median
+
+from benchmarks.castor import notes
+from benchmarks.castor.paper import PAPERS, SIMULATED, TESTBED, sums
+from benchmarks.castor.runs import (
+    FAMILIES,
+    FEW,
+    GPUS,
+    INTENSITIES,
+    MURI_TRACES,
+    POLICIES,
+    SHARING,
+    Result,
+)
+from benchmarks.castor.timing import Taken
+from benchmarks.harness.report import Report
+from benchmarks.harness.rows import columns, percentile
+from carmad.sim.report import markdown
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """All results, found by row."""
+
+    results: Sequence[Result]
+
+    def at(self, table: str, workload: str, size: str, what: str) -> Sequence[Result]:
+        row = (table, workload, size, what)
+        return [r for r in self.results if (r.table, r.workload, r.size, r.what) == row]
+
+    def mean(self, of: str, *row: str) -> float:
+        return fmean(getattr(result, of) for result in self.at(*row))
+
+    def change(self, of: str, family: str, size: str, other: str) -> float:
+        """Castor's against the other policy's, in %."""
+        castor, others = (
+            self.mean(of, "policies", family, size, policy) for policy in ("castor", other)
+        )
+        return _change(castor, others)
+
+
+def report(results: Sequence[Result], taken: Sequence[Taken]) -> Report:
+    runs = Runs(results)
+    sections = (
+        (
+            "## The paper's figures and ours",
+            notes.SETTING,
+            _against(runs),
+            _best(runs),
+            _congestion(runs),
+        ),
+        ("## The paper's tables 5 and 6 add up", sums()),
+        *((f"## {_workload(family)}", *_by_size(runs, family)) for family in FAMILIES),
+        ("## Muri's traces, 128 V100 (32 GB)", notes.MURI, _muri(runs)),
+        ("## Intensity (figure 16)", notes.INTENSITY, *(_intensity(runs, f) for f in FAMILIES)),
+        ("## Streams and MPS (figure 15)", notes.TECHNIQUES, _techniques(runs)),
+        ("## Sharing benefit (equation 24)", notes.BENEFIT, _benefits(runs)),
+        ("## Ratios foretold, and known (figure 13)", notes.PREDICTION, _predictions(runs)),
+        ("## Splitting batches (algorithm 2)", notes.SPLITS, _splits(runs)),
+        ("## How long a decision takes (5.2.4)", notes.DECISIONS, _decisions(taken)),
+        ("## Likely causes of the differences", notes.CAUSES),
+    )
+    data = {"decisions": taken, "runs": results}
+    return Report(
+        "Castor beside other schedulers, simulated", [*chain.from_iterable(sections)], data
+    )
+
+
+# -- beside the paper
+
+
+def _against(runs: Runs) -> str:
+    headings = (
+        *("castor against", "", "paper"),
+        *(heading for gpus in GPUS for heading in (f"{gpus} GPUs", "apart")),
+        "likely cause",
+    )
+    rows = []
+    for family in FAMILIES:
+        for other, what, of, paper in _told(family):
+            ours = [runs.change(of, family, size, other) for size in GPUS]
+            apart = (
+                cell for each in ours for cell in (f"{each:+.0f} %", f"{each - paper:+.0f} points")
+            )
+            cause = CAUSE_OF.get(of) or CAUSE[other]
+            rows.append((f"{other}, {_workload(family)}", what, f"{paper:+.0f} %", *apart, cause))
+    return markdown.table(headings, rows, numbers=range(2, len(headings) - 1))
+
+
+CAUSE_OF = {
+    "makespan": "the longest job decides",
+    "wait": "the load: with two jobs on each GPU hardly anybody waits",
+}
+CAUSE = {
+    "fifo": "the load",
+    "sjf": "the load; milder interference",
+    "ssf": "the load; milder interference",
+    "tiresias": "cheap preemption, many short jobs",
+    "lucid": "it knows durations here, and packs beside idle GPUs",
+}
+
+
+def _told(family: str) -> Iterator[tuple[str, str, str, float]]:
+    """What the paper says of Castor against another policy, in %."""
+    testbed, simulated = TESTBED[family], SIMULATED[family]
+    for other in POLICIES:
+        if other in simulated and other != "castor":
+            mine, its = simulated["castor"], simulated[other]
+            yield other, "JCT, simulated", "jct", _change(mine.jct[0], its.jct[0])
+            yield other, "queueing, simulated", "wait", _change(mine.wait[0], its.wait[0])
+        if other in testbed and other != "castor":
+            pairs = list(zip(testbed["castor"], testbed[other], strict=True))
+            yield other, "makespan, testbed", "makespan", _change(*pairs[0])
+            yield other, "JCT, testbed", "jct", _change(*pairs[1])
+
+
+def _best(runs: Runs) -> str:
+    """Against SJF-FFS the paper prints no more than "up to 20 %"."""
+    gains = []
+    for castor in runs.results:
+        if castor.what == "castor" and castor.table in ("policies", "muri", "intensities"):
+            row = (castor.table, castor.workload, castor.size, "sjf_ffs")
+            other = next(r for r in runs.at(*row) if r.sample == castor.sample)
+            gains.append((_change(castor.jct, other.jct), castor))
+    (best, where), (worst, elsewhere) = min(gains, key=_first), max(gains, key=_first)
+    middle = median(gain for gain, _ in gains)
+    return (
+        f"Castor's JCT against SJF-FFS (paper: up to 20 % less, on {PAPERS['saturn']}): from"
+        f" {best:+.0f} % ({_where(where)}) to {worst:+.0f} % ({_where(elsewhere)}), median"
+        f" {middle:+.0f} %, of {len(gains)} runs; in {sum(g < 0 for g, _ in gains)} it is less."
+    )
+
+
+def _congestion(runs: Runs) -> str:
+    """By how much a workload is more than its cluster can take."""
+    shares = []
+    for family in FAMILIES:
+        ours = (
+            f"{_share(*(runs.mean(of, 'policies', family, n, 'fifo') for of in ('wait', 'jct')))}"
+            f" on {n} GPUs"
+            for n in GPUS
+        )
+        told = SIMULATED[family]["fifo"]
+        paper = _share(told.wait[0], told.jct[0])
+        shares.append(f"{_workload(family)}: {', '.join(ours)}; in the paper {paper}")
+    return f"Of FIFO's JCT is queueing: {'. '.join(shares)}."
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.0f} %"
+
+
+def _first(pair: tuple[float, Result]) -> float:
+    return pair[0]
+
+
+def _where(result: Result) -> str:
+    of = "jobs" if result.table == "intensities" else "GPUs"
+    return f"{result.sample}, {result.size} {of}"
+
+
+# -- all figures
+
+
+def _by_size(runs: Runs, family: str) -> Iterator[str]:
+    for size in GPUS:
+        results = [
+            r for r in runs.results if (r.table, r.workload, r.size) == ("policies", family, size)
+        ]
+        jobs, samples = results[0].jobs, len({r.sample for r in results})
+        share = 100 * fmean(r.large_share for r in results)
+        yield (
+            f"{size} A6000; means over {samples} samples of {jobs} jobs; {share:.0f} % of the jobs"
+            " are large. Hours."
+        )
+        yield _policies(runs, family, size)
+
+
+def _policies(runs: Runs, family: str, size: str) -> str:
+    headings = (
+        *("policy", "makespan", "JCT", "queueing", "JCT: large +", "small", "queueing: large +"),
+        *("small", "mean JCT: large", "small", "slow-down", "castor's JCT"),
+    )
+    variants = ("sjf, line not held", "sjf_ffs, line not held", "castor, profiling online")
+    rows = []
+    for what in (*POLICIES, *variants):
+        row = ("policies", family, size, what)
+        jct, wait, large_jct, large_wait, share, makespan, slowdown = (
+            runs.mean(of, *row)
+            for of in (
+                *("jct", "wait", "large_jct", "large_wait", "large_share"),
+                *("makespan", "slowdown"),
+            )
+        )
+        hours = (
+            *(makespan, jct, wait, large_jct, jct - large_jct, large_wait, wait - large_wait),
+            *(large_jct / share, (jct - large_jct) / (1 - share)),
+        )
+        castor = runs.mean("jct", "policies", family, size, "castor")
+        rows.append(
+            (
+                what,
+                *(f"{value:.2f}" for value in hours),
+                f"{slowdown:.2f}",
+                "" if what == "castor" else f"{_change(castor, jct):+.0f} %",
+            )
+        )
+    return markdown.table(headings, rows, numbers=range(1, len(headings)))
+
+
+def _muri(runs: Runs) -> str:
+    headings = ("policy", *(f"{n}: {w}" for n in MURI_TRACES for w in _WHAT))
+    rows = []
+    for policy in POLICIES:
+        cells = []
+        for number in MURI_TRACES:
+            row = ("muri", f"muri-{number}", "128", policy)
+            cells += [f"{runs.mean(of, *row):.1f}" for of in ("makespan", "jct", "wait")]
+        rows.append((policy, *cells))
+    return markdown.table(headings, rows, numbers=range(1, len(headings)))
+
+
+_WHAT = ("makespan", "JCT", "queueing")
+
+
+def _intensity(runs: Runs, family: str) -> str:
+    headings = (
+        f"{_workload(family)}, mean JCT",
+        *(f"{jobs} jobs" for jobs in INTENSITIES),
+        f"{INTENSITIES[-1]} over {INTENSITIES[0]}",
+    )
+    rows = []
+    for policy in POLICIES:
+        hours = [_jct_at(runs, family, jobs, policy) for jobs in INTENSITIES]
+        rows.append((policy, *(f"{h:.2f}" for h in hours), f"×{hours[-1] / hours[0]:.1f}"))
+    return markdown.table(headings, rows, numbers=range(1, len(headings)))
+
+
+def _jct_at(runs: Runs, family: str, jobs: int, policy: str) -> float:
+    """Of 240 jobs the first samples have been told of already."""
+    found = runs.at("intensities", family, str(jobs), policy)
+    found = found or runs.at("policies", family, "128", policy)[: len(FEW)]
+    return fmean(result.jct for result in found)
+
+
+def _techniques(runs: Runs) -> str:
+    headings = ("", "workload", "makespan h", "JCT h", "queueing h", "slow-down", "JCT")
+    rows = []
+    for workload in (*FAMILIES, "muri"):
+        first = None
+        for what in ("streams (temporal)", "MPS, a server per GPU", "MPS, if all could share"):
+            row = ("techniques", workload, "", what)
+            jct = runs.mean("jct", *row)
+            first = first or jct
+            hours = (f"{runs.mean(of, *row):.2f}" for of in ("makespan", "jct", "wait", "slowdown"))
+            rows.append((what, workload, *hours, f"{_change(jct, first):+.0f} %"))
+    return markdown.table(headings, rows, numbers=range(2, len(headings)))
+
+
+# -- the sharing benefit
+
+
+def _benefits(runs: Runs) -> str:
+    headings = (
+        *("policy", "workload", "GPUs", "decisions", "above 1"),
+        *("P10", "median", "P90", "mean"),
+    )
+    rows = []
+    for family in FAMILIES:
+        for size in GPUS:
+            for policy in SHARING:
+                found = _all_benefits(runs.at("policies", family, size, policy))
+                rows.append((policy, family, size, *_spread(found)))
+    return markdown.table(headings, rows, numbers=range(2, len(headings)))
+
+
+def _spread(benefits: Sequence[float]) -> tuple[str, ...]:
+    if not benefits:
+        return ("0", *[""] * 5)
+    above = 100 * fmean(benefit > 1 for benefit in benefits)
+    cuts = (percentile(benefits, q) for q in (0.1, 0.5, 0.9))
+    numbers = (*cuts, fmean(benefits))
+    return f"{len(benefits):,}", f"{above:.0f} %", *(f"{number:.2f}" for number in numbers)
+
+
+def _all_benefits(results: Sequence[Result]) -> list[float]:
+    return [benefit for result in results for benefit in result.benefits]
+
+
+def _predictions(runs: Runs) -> str:
+    headings = (
+        *("workload", "GPUs", "JCT h: foretold", "known", "apart", "benefit: foretold", "known"),
+        *("apart", "paper"),
+    )
+    rows = []
+    for family in FAMILIES:
+        for size in GPUS:
+            few = runs.at("policies", family, size, "castor")[: len(FEW)]
+            rows.append(_foretold(family, size, few, runs))
+            pairs = f"{family}, Lucid's models"
+            found = runs.at("predictions", pairs, size, "castor, ratios foretold")
+            rows.append(_foretold(pairs, size, found, runs))
+    return markdown.table(headings, rows, numbers=range(1, len(headings)))
+
+
+def _foretold(workload: str, size: str, foretold: Sequence[Result], runs: Runs) -> tuple[str, ...]:
+    known = runs.at("predictions", workload, size, "castor, ratios known")
+    jcts = [fmean(result.jct for result in each) for each in (foretold, known)]
+    benefits = [fmean(_all_benefits(each)) for each in (foretold, known)]
+    return (
+        workload,
+        size,
+        *(f"{jct:.3f}" for jct in jcts),
+        f"{_change(*jcts):+.1f} %",
+        *(f"{benefit:.2f}" for benefit in benefits),
+        f"{_change(*benefits):+.1f} %",
+        "< 10 %",
+    )
+
+
+def _splits(runs: Runs) -> str:
+    headings = (
+        *("workload", "64 GPUs of", "may be split", "makespan h", "JCT h", "queueing h"),
+        *("slow-down", "starts in parts", "OOM", "JCT"),
+    )
+    rows = []
+    for workload, gpu in dict.fromkeys(
+        (r.workload, r.size) for r in runs.results if r.table == "splits"
+    ):
+        first = None
+        for what in ("nobody", "everybody"):
+            row = ("splits", workload, gpu, what)
+            jct = runs.mean("jct", *row)
+            first = first or jct
+            hours = (f"{runs.mean(of, *row):.2f}" for of in ("makespan", "jct", "wait", "slowdown"))
+            counts = (
+                f"{sum(getattr(r, of) for r in runs.at(*row))}" for of in ("crowded", "oom_crashes")
+            )
+            rows.append((workload, gpu, what, *hours, *counts, f"{_change(jct, first):+.1f} %"))
+    return markdown.table(headings, rows, numbers=range(3, len(headings)))
+
+
+def _decisions(taken: Sequence[Taken]) -> str:
+    return columns(
+        taken,
+        ("policy", "{0.policy}"),
+        ("GPUs", "{0.gpus}"),
+        ("plans", "{0.plans}"),
+        ("mean ms", "{0.mean_ms:.2f}"),
+        ("median ms", "{0.median_ms:.2f}"),
+        ("P99 ms", "{0.p99_ms:.2f}"),
+        ("worst ms", "{0.worst_ms:.2f}"),
+        ("paper ms", lambda e: "≤ 20" if (e.policy, e.gpus) == ("castor", 16) else ""),
+    )
+
+
+def _change(value: float, before: float) -> float:
+    """In %; not a number where there was nothing."""
+    return 100 * (value / before - 1) if before else nan
+
+
+def _workload(family: str) -> str:
+    ours = {"philly": "Philly", "saturn": "Saturn (the paper: Venus)"}
+    return ours[family]

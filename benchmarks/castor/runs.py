@@ -1,0 +1,288 @@
+"""The simulated runs of `benchmarks.castor`: which there are, and what is kept of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from math import hypot
+from statistics import fmean
+from unittest import mock
+
+from benchmarks.castor.sharing import crowded, decisions
+from benchmarks.castor.workload import (
+    BEGIN_S,
+    JOBS,
+    files,
+    muri,
+    profiled_before,
+    resizable,
+    sampled,
+)
+from benchmarks.castor.workload import with_lucids_models as lucids
+from benchmarks.harness.data import DATA
+from benchmarks.harness.processes import in_processes
+from carmad.config import Collocation, Limits, Settings
+from carmad.core.types import Mode
+from carmad.models import Boosted
+from carmad.sim import interference
+from carmad.sim.experiment import Experiment
+from carmad.sim.hardware import parse
+from carmad.sim.interference import Interference, Learned
+from carmad.sim.interference.base import Sharing
+from carmad.sim.metrics import crashes, finished, preemptions, times
+from carmad.sim.outcome import Outcome
+from carmad.sim.run import simulate
+from carmad.sim.task import Load, Trace
+from policies.castor.interference import NAME as INTERFERENCE
+from policies.castor.interference import shipped
+
+POLICIES = ("fifo", "sjf", "ssf", "tiresias", "lucid", "sjf_ffs", "castor")
+SHARING = ("lucid", "sjf_ffs", "castor")
+FAMILIES = ("philly", "saturn")
+GPUS = {"128": "16x8xA6000-48GB", "64": "8x8xA6000-48GB"}  # the paper's, and half of them
+MURI_GPUS = "16x8xV100-32GB"
+SCARCE = {"philly": "RTX6000-24GB", "muri": "RTX2080Ti-11GB"}  # GPUs with little memory
+INTENSITIES = (120, 240, 360, 480)  # jobs in the same eight hours: the paper's 0.5 to 2
+FEW = range(3)  # samples of each family, where not all are needed
+MURI_TRACES, MURI_JOBS = (1, 2, 3), 480
+LARGE = 8  # a large job has more GPUs (9.4)
+PAIRS = f"measured:{DATA}/lucid/colocated_pairs_rtx3090.csv"
+UNHELD = 10_000  # `limits.backfill`: no job holds the line
+HOUR = 3600.0
+
+
+class MpsOnStreams(Sharing):
+    """MPS's interference where streams are simulated: what would be without CARMA's rule that
+    under MPS a job of several GPUs has these alone."""
+
+    def shared(self, loads: tuple[Load, ...], mode: Mode) -> tuple[float, ...]:
+        return Learned().shared(loads, Mode.MPS)
+
+
+@dataclass(frozen=True, slots=True)
+class Known(Boosted):
+    """Not foretold: what the simulator does to a pair, found again by what its jobs keep busy.
+
+    The paper's "mathematical fitting" (9.5), for which every pair has been measured."""
+
+    simulated: str = "learned"
+    loads: tuple[Load, ...] = ()  # of all jobs
+
+    def predict(self, values: Mapping[str, float]) -> float:
+        own, other = (
+            _nearest(self.loads, values[f"{who}.sm_active.mean"], values[f"{who}.dram_active.mean"])
+            for who in ("own", "other")
+        )
+        return 1 / _simulated(self.simulated).speeds((own, other), Mode.STREAMS)[0]
+
+
+@cache
+def _simulated(name: str) -> Interference:
+    return interference.make(name)
+
+
+@cache
+def _nearest(loads: tuple[Load, ...], sm_active: float, dram_active: float) -> Load:
+    return min(loads, key=lambda x: hypot(x.sm_active - sm_active, x.dram_active - dram_active))
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One run: a row of a table is the mean over its samples."""
+
+    table: str
+    workload: str  # philly, saturn, muri-1 …
+    size: str  # how many GPUs, or jobs
+    what: str  # the policy, or what else sets the row apart
+    experiment: Experiment
+    profiled_before: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Hours. What large and small jobs contribute adds up to the mean over all."""
+
+    table: str
+    workload: str
+    size: str
+    what: str
+    sample: str
+    jobs: int
+    unfinished: int
+    large_share: float  # of the jobs
+    makespan: float
+    jct: float
+    wait: float
+    large_jct: float
+    large_wait: float
+    slowdown: float
+    preemptions: int
+    oom_crashes: int
+    crowded: int  # starts beside another with which their whole batches would not fit
+    benefits: tuple[float, ...] = field(default=())  # of each decision to share (eq. 24)
+
+
+def cases() -> list[Case]:
+    return [
+        *_policies(),
+        *_variants(),
+        *_muri(),
+        *_intensities(),
+        *_techniques(),
+        *_predictions(),
+        *_splits(),
+    ]
+
+
+def results(cases: Sequence[Case]) -> Iterator[Result]:
+    return in_processes(
+        run, cases, lambda r: f"{r.table}, {r.workload} {r.size}, {r.what}, {r.sample}"
+    )
+
+
+def run(case: Case) -> Result:
+    with mock.patch.dict(interference.MODELS, mps_on_streams=MpsOnStreams):
+        return result(case, simulate(case.experiment))
+
+
+def result(case: Case, outcome: Outcome) -> Result:
+    begin_s = BEGIN_S if case.profiled_before else 0.0
+    jobs = [job for job in outcome.jobs if job.task.submit_s >= begin_s]
+    done = [(job.task.gpus, t) for job in jobs if finished(job) and (t := times(job))]
+
+    def contribution(of: str, large: bool = False) -> float:
+        """To the mean over all jobs."""
+        told = [getattr(t, of) for gpus, t in done if gpus > LARGE or not large]
+        return float(sum(told)) / len(done) / HOUR
+
+    wanted = case.table in ("policies", "predictions") and case.what.split(",")[0] in SHARING
+    shared = decisions(case.experiment, outcome) if wanted else []
+    return Result(
+        case.table,
+        case.workload,
+        case.size,
+        case.what,
+        outcome.trace,
+        len(jobs),
+        len(jobs) - len(done),
+        fmean(gpus > LARGE for gpus, _ in done),
+        (outcome.makespan_s - begin_s) / HOUR,
+        contribution("jct_s"),
+        contribution("wait_s"),
+        contribution("jct_s", large=True),
+        contribution("wait_s", large=True),
+        fmean(t.slowdown or 1.0 for _, t in done),
+        sum(map(preemptions, jobs)),
+        sum(map(crashes, jobs)),
+        crowded(outcome) if case.table == "splits" else 0,
+        tuple(round(decision.benefit, 3) for decision in shared),
+    )
+
+
+# -- which runs there are
+
+
+def experiment(
+    trace: Trace, gpus: str, policy: str, backfill: int = 0, simulated: str = "learned"
+) -> Experiment:
+    """Memory needs are known, and durations to those policies that ask; only Tiresias preempts."""
+    limits = Limits(preemption=policy == "tiresias", backfill=backfill)
+    settings = Settings(policy=policy, limits=limits)
+    known = profiled_before(trace)
+    return Experiment(known, parse(gpus), settings, "oracle", simulated)
+
+
+def unprofiled(trace: Trace, gpus: str) -> Experiment:
+    """Castor, where each configuration is profiled when its first job runs."""
+    return replace(experiment(trace, gpus, "castor"), trace=trace)
+
+
+def knowing(experiment: Experiment) -> Experiment:
+    """Castor is told the ratios that the simulator has."""
+    loads = tuple({task.load: None for task in experiment.trace.tasks})
+    same = {each.name: getattr(shipped(), each.name) for each in fields(Boosted)}
+    known = Known(**same, simulated=experiment.interference, loads=loads)
+    return replace(experiment, models=((INTERFERENCE, known),))
+
+
+def _samples(family: str) -> list[Trace]:
+    return [sampled(family, n) for n in range(len(files(family)))]
+
+
+def _policies() -> Iterator[Case]:
+    for family in FAMILIES:
+        for trace in _samples(family):
+            for size, gpus in GPUS.items():
+                for policy in POLICIES:
+                    made = experiment(trace, gpus, policy)
+                    yield Case("policies", family, size, policy, made)
+
+
+def _variants() -> Iterator[Case]:
+    """Castor's listing lets all have their turn; CARMA's other policies hold the line."""
+    for family in FAMILIES:
+        for trace in _samples(family):
+            for size, gpus in GPUS.items():
+                for policy in ("sjf", "sjf_ffs"):
+                    made = experiment(trace, gpus, policy, UNHELD)
+                    yield Case("policies", family, size, f"{policy}, line not held", made)
+                made = unprofiled(trace, gpus)
+                yield Case("policies", family, size, "castor, profiling online", made, False)
+
+
+def _muri() -> Iterator[Case]:
+    for number in MURI_TRACES:
+        trace = muri(number, MURI_JOBS)
+        for policy in POLICIES:
+            made = experiment(trace, MURI_GPUS, policy)
+            yield Case("muri", trace.name, "128", policy, made)
+
+
+def _intensities() -> Iterator[Case]:
+    for family in FAMILIES:
+        for jobs in set(INTENSITIES) - {JOBS}:  # those are among the policies
+            for n in FEW:
+                trace = sampled(family, n, jobs)
+                for policy in POLICIES:
+                    made = experiment(trace, GPUS["128"], policy)
+                    yield Case("intensities", family, str(jobs), policy, made)
+
+
+def _techniques() -> Iterator[Case]:
+    mps = Collocation(mps=True, mps_multiuser=True)
+    for family in (*FAMILIES, "muri"):
+        for n in FEW:
+            trace = muri(n + 1, JOBS) if family == "muri" else sampled(family, n)
+            gpus = MURI_GPUS if family == "muri" else GPUS["64"]
+            streams = experiment(trace, gpus, "castor")
+            settings = replace(streams.settings, collocation=mps)
+            yield Case("techniques", family, "", "streams (temporal)", streams)
+            per_gpu = replace(streams, settings=settings)
+            yield Case("techniques", family, "", "MPS, a server per GPU", per_gpu)
+            everywhere = replace(streams, interference="mps_on_streams")
+            yield Case("techniques", family, "", "MPS, if all could share", everywhere)
+
+
+def _predictions() -> Iterator[Case]:
+    """Castor with the ratios foretold is among the policies; here are the others."""
+    for family in FAMILIES:
+        for n in FEW:
+            trace = sampled(family, n)
+            for size, gpus in GPUS.items():
+                known = knowing(experiment(trace, gpus, "castor"))
+                yield Case("predictions", family, size, "castor, ratios known", known)
+                made = experiment(lucids(trace, n), gpus, "castor", simulated=PAIRS)
+                pairs = f"{family}, Lucid's models"
+                yield Case("predictions", pairs, size, "castor, ratios foretold", made)
+                yield Case("predictions", pairs, size, "castor, ratios known", knowing(made))
+
+
+def _splits() -> Iterator[Case]:
+    for family, gpu in SCARCE.items():
+        for n in FEW:
+            muris = family == "muri"
+            trace = muri(n + 1, JOBS, gpu) if muris else sampled(family, n, JOBS, gpu)
+            for what, one in (("nobody", trace), ("everybody", resizable(trace))):
+                made = experiment(one, f"8x8x{gpu}", "castor")
+                yield Case("splits", family, gpu, what, made)

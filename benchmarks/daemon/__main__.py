@@ -1,0 +1,42 @@
+"""How fast the daemon and `carma submit` are, against targets: all measurements, or those named.
+
+Exits with 0 whatever it finds: a number is no test.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+
+from benchmarks.daemon import command, idling, planning, starting, submitting, ticks
+from benchmarks.harness.main import main
+from benchmarks.harness.report import Report, of_rows
+
+MEASUREMENTS = {
+    "submitting": submitting.measure,
+    "command": command.measure,
+    "planning": planning.measure,
+    "starting": starting.measure,
+    "idling": idling.measure,
+    "ticks": ticks.measure,
+}
+
+
+def measure(names: Annotated[list[str] | None, typer.Argument()] = None) -> Report:
+    if unknown := set(names or ()) - set(MEASUREMENTS):
+        sys.exit(f"no such measurement: {' '.join(unknown)}; there are: {' '.join(MEASUREMENTS)}")
+    begun_at = datetime.now(UTC)
+    rows = []
+    for name in names or MEASUREMENTS:
+        begun = time.monotonic()
+        rows += MEASUREMENTS[name]()
+        print(f"{name}: {time.monotonic() - begun:.0f} s", file=sys.stderr)
+    return of_rows("Speed, as measured", rows, name=f"{begun_at:%Y-%m-%dT%H%M%SZ}", kept=not names)
+
+
+if __name__ == "__main__":
+    main("", measure)

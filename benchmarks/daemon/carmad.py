@@ -1,0 +1,134 @@
+"""A real carmad on emulated GPUs: started, asked, stopped, and what it takes of the machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+
+from carmad import configfile
+from carmad.config import Settings
+from cli import client
+from cli.problems import Problem, Unreachable
+
+GPUS = 8
+SPEC = f"{GPUS}xA100-40GB"
+START_S = 60.0
+SLEEPER = ["/bin/sleep", "100000"]
+KIB = 1024
+
+
+def plain_environment() -> dict[str, str]:
+    """Without settings of CARMA's, and with bytecode as every installed program has it."""
+    ours = ("CARMA_", "PYTHONDONTWRITEBYTECODE")
+    return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+
+
+class Daemon:
+    """`directory` given: a database may be there already, and all of it stays."""
+
+    def __init__(
+        self, directory: Path | None = None, gpus: str = SPEC, settings: Settings | None = None
+    ) -> None:
+        self._gpus = gpus
+        self._settings = settings or Settings()
+        self._temporary = directory is None
+        self.directory = directory or Path(tempfile.mkdtemp(prefix="carma-bench-"))
+        self.socket = str(self.directory / "sock")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        config = self.directory / "config.toml"
+        config.write_text(configfile.dump(self._settings))
+        words = [sys.executable, "-m", "carmad.daemon.main", "--emulated", self._gpus]
+        words += ["--state-dir", str(self.directory), "--socket", self.socket]
+        words += ["--config", str(config), "--log-file", str(self.directory / "carmad.log")]
+        self._process = subprocess.Popen(
+            words, env=plain_environment(), stdin=subprocess.DEVNULL, start_new_session=True
+        )
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline and self._process.poll() is None:
+            with contextlib.suppress(Unreachable):
+                self.get("/v1/health")
+                return self
+            time.sleep(0.05)
+        raise SystemExit(f"carmad did not start; see {self.directory}/carmad.log")
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._process is not None
+        with contextlib.suppress(Problem, Unreachable):
+            self.post("/v1/cancel", {"select": "all"})
+            self.await_idle()
+        self._process.send_signal(signal.SIGTERM)
+        self._process.wait(timeout=30)
+        if self._temporary:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def get(self, path: str, **query: Any) -> Any:
+        os.environ["CARMA_SOCKET"] = self.socket
+        return client.get(path, **query)
+
+    def post(self, path: str, body: object) -> Any:
+        os.environ["CARMA_SOCKET"] = self.socket
+        return client.post(path, body)
+
+    def request(self, argv: list[str], **fields: object) -> dict[str, Any]:
+        """The body of a submission, as the command line would send it."""
+        env = plain_environment()
+        return {"argv": argv, "cwd": str(self.directory), "env": env, **fields}
+
+    def run(self, argv: list[str], **fields: object) -> int:
+        job: int = self.post("/v1/jobs", self.request(argv, **fields))["id"]
+        return job
+
+    def state(self, job: int) -> str:
+        state: str = self.get(f"/v1/jobs/{job}")["state"]
+        return state
+
+    def await_idle(self, within_s: float = 30.0) -> None:
+        deadline = time.monotonic() + within_s
+        while time.monotonic() < deadline and self.get("/v1/jobs")["jobs"]:
+            time.sleep(0.05)
+
+    def cpu_s(self) -> float:
+        """Processor time of all its threads so far; its jobs' own is not in it."""
+        times = psutil.Process(self.pid).cpu_times()
+        return float(times.user + times.system)
+
+    def rss_mb(self) -> float:
+        return memory_mb(self.pid, "status", "VmRSS:")
+
+    def peak_mb(self) -> float:
+        """The most that it had so far."""
+        return memory_mb(self.pid, "status", "VmHWM:")
+
+    def pss_mb(self) -> float:
+        """What it would give back, shared libraries counted in parts."""
+        return memory_mb(self.pid, "smaps_rollup", "Pss:")
+
+
+def memory_mb(pid: int | str, file: str, field: str) -> float:
+    for line in Path(f"/proc/{pid}/{file}").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) * KIB / 1e6
+    raise ValueError(f"{file} has no {field}")

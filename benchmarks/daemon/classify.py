@@ -1,0 +1,93 @@
+"""The longest that any job's output keeps the daemon at the job's end.
+
+Classifying holds the GIL, and so everybody up. Timed is all of it, from the `tail` file that a
+supervisor leaves (both logs' last 64 KiB) to the cause, in CPU time of the thread: the best of a
+few runs per case, and of the cases the worst. The cases are what is meant to hurt (each text that
+a pattern looks for, or part of one, over and over, with every way to end a line, and beside
+another), and 128 KiB of chance.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import time
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from random import Random
+
+from benchmarks.harness.main import main
+from benchmarks.harness.report import Report, bullets, of_rows
+from benchmarks.harness.rows import Row, percentile
+from carmad.attempt import records, supervisor
+from recovery import classify as module
+from recovery.classify import classify
+
+BYTES = records.TAIL_BYTES
+RUNS = 3
+CHANCES = 250
+BOUND_MS = 50.0
+GROUP = "128 KiB of output"
+ENDINGS = ("", "\n", "\r", "\r\n", " ", "9" * 65_000 + "\n")
+
+
+def texts() -> list[str]:
+    """What the patterns look for, whole and cut short, and what their repeats go through."""
+    patterns = [clue.pattern.pattern for clue in module.CLUES]
+    patterns += [each.pattern for each in vars(module).values() if isinstance(each, re.Pattern)]
+    plain = [re.split(r"(?<!\\)[(\[]", pattern)[0].replace("\\", "") for pattern in patterns]
+    sizes = [
+        "Tried to allocate " + "9" * 9 + ".9999 Mi",
+        "of which 9 Gi",
+        " 1.2.3 MiB",
+        "; 9 B free",
+    ]
+    pieces = [*plain, *(text[: len(text) // 2] for text in plain), *sizes]
+    return [*dict.fromkeys(pieces), "9", "1.", "C", "\0", "\x1b[2J", "\U0001f600", "x", ""]
+
+
+def cases() -> Iterator[tuple[str, bytes]]:
+    pieces, dice = texts(), Random("classify")
+    for text, ending in product(pieces, ENDINGS):
+        yield f"{text!r:.40} + {ending!r:.10}", (text + ending or "\n").encode()
+    for _ in range(CHANCES):
+        one, other = dice.sample(pieces, 2)
+        yield f"{one!r:.40} + {other!r:.40}", (one + other).encode()
+    for number in range(CHANCES):
+        words = dice.choices((*pieces, *ENDINGS[:-1]), k=3000)
+        yield f"mixture {number}", "".join(words).encode()[:BYTES]
+        yield f"bytes {number}", dice.randbytes(BYTES)
+
+
+def milliseconds(directory: Path, said: bytes) -> float:
+    (directory / supervisor.TAIL).write_bytes((said * (BYTES // len(said) + 1))[:BYTES])
+    taken = []
+    for _ in range(RUNS):
+        begun = time.thread_time()
+        classify(1, None, records.tail(directory), gpu_full=True)
+        taken.append((time.thread_time() - begun) * 1000)
+    return min(taken)
+
+
+def measure() -> Report:
+    with tempfile.TemporaryDirectory() as folder:
+        measured = sorted((milliseconds(Path(folder), said), what) for what, said in cases())
+    times = [taken for taken, _ in measured]
+    rows = [
+        Row(GROUP, "the worst", times[-1], "ms", bound=BOUND_MS, note=f"of {len(times)} cases"),
+        Row(GROUP, "99 of 100", percentile(times, 0.99), "ms"),
+        Row(GROUP, "the median", percentile(times, 0.5), "ms"),
+    ]
+    worst = [f"{taken:.1f} ms: `{what}`" for taken, what in reversed(measured[-10:])]
+    return of_rows(
+        "Classifying a job's end: the worst that its output can do",
+        rows,
+        "The ten worst:",
+        bullets(worst),
+        notes=[f"CPU time, the best of {RUNS} runs per case"],
+    )
+
+
+if __name__ == "__main__":
+    main("classify", measure)

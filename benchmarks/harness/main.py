@@ -1,0 +1,40 @@
+"""The entry point of every benchmark: options, a look for the data, printing and keeping."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+
+import typer
+
+from benchmarks.harness.report import Report, circumstances, write
+
+
+def main(name: str, measure: Callable[..., Report], needs: Path | None = None) -> None:
+    """Run `measure` as a command: its parameters are the options, its module's text the help.
+
+    Prints the report and writes results/NAME.md and .json. `needs`: data without which the command
+    ends at once.
+    """
+    module = sys.modules["__main__"]
+    assert module.__spec__
+    command = ["python", "-m", module.__spec__.name.removesuffix(".__main__")]
+
+    @wraps(measure)
+    def run(**options: object) -> None:
+        if needs is not None and not needs.exists():
+            sys.exit(f"the public data are not here: {needs}")
+        facts = circumstances()
+        facts["command"] = f"`{shlex.join([*command, *sys.argv[1:]])}`"
+        report = measure(**options)
+        page = report.page(facts)
+        print(page)
+        if report.kept:
+            write(report.name or name, page, {"facts": facts, **report.data})
+
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    app.command(help=module.__doc__)(run)
+    app()

@@ -1,0 +1,193 @@
+"""What is known of each attempt: whose a process is, and what was last read of its GPUs while its
+processes were there. Outlives the attempt's processes, so that its end can be judged by it.
+
+The shepherd and the monitor feed it; nothing here asks a GPU, so nobody who asks waits for one.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+import psutil
+
+from carmad.core.types import GpuId, GpuSample, Job, JobId
+
+KEPT_S = 20.0  # readings: what its main process leaves behind may outlive it by some seconds
+KNOWN_S = 60.0  # an attempt after its end: the driver may list its processes for a while
+FULL = 0.03  # of a GPU's memory: less than this free is none
+
+Key = tuple[JobId, int]  # a job and the number of its attempt
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    at: float
+    full: bool  # one of the GPUs on which the attempt's processes were seen
+
+
+@dataclass(slots=True)
+class _Attempt:
+    processes: dict[int, psutil.Process] = field(default_factory=dict)  # that used a GPU, by pid
+    readings: deque[_Reading] = field(default_factory=deque)  # with its processes
+    waited_since: float | None = None  # monotonic; for its memory to leave its GPUs
+    ended_at: float | None = None  # monotonic
+
+
+class Evidence:
+    """Of the attempts whose supervisors are known, and for a minute of those that ended."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._attempts: dict[Key, _Attempt] = {}
+        self._supervisors: dict[int, Key] = {}
+        self._owners: dict[int, Key] = {}  # of the processes that used a GPU
+        self._looks: dict[GpuId, tuple[float, frozenset[int]]] = {}  # when it began; who was there
+        self._asked: set[GpuId] = set()
+        self._questions: queue.SimpleQueue[GpuId | None] = queue.SimpleQueue()
+
+    # -- for the shepherd
+
+    def supervised(self, attempt: Key, pid: int) -> None:
+        """Process `pid` supervises the attempt: its descendants are the attempt's."""
+        with self._lock:
+            self._supervisors[pid] = attempt
+            self._attempts.setdefault(attempt, _Attempt())
+
+    def unsupervised(self, pid: int) -> None:
+        """That supervisor has ended, and its attempt with it."""
+        with self._lock:
+            attempt = self._supervisors.pop(pid)
+            self._attempts[attempt].ended_at = time.monotonic()
+
+    def memory_gone(self, job: Job) -> bool:
+        """Whether no process of the job's current attempt, which has ended, holds GPU memory.
+
+        Never waits: False until a look that was begun after the first call says so.
+        """
+        with self._lock:
+            attempt = self._attempts.get((job.id, job.attempt))
+            if attempt is None or not attempt.processes:
+                return True
+            if attempt.waited_since is None:
+                attempt.waited_since = time.monotonic()
+            held = [gpu for gpu in job.gpus if self._may_hold(attempt, gpu)]
+            for gpu in held:
+                if gpu not in self._asked:
+                    self._asked.add(gpu)
+                    self._questions.put(gpu)
+            return not held
+
+    def _may_hold(self, attempt: _Attempt, gpu: GpuId) -> bool:
+        assert attempt.waited_since is not None
+        began, pids = self._looks.get(gpu, (0.0, frozenset()))
+        return began < attempt.waited_since or not pids.isdisjoint(attempt.processes)
+
+    # -- for the monitor
+
+    def question(self, within_s: float) -> GpuId | None:
+        """A GPU on which processes are waited for to go; None: nobody has asked in that time."""
+        try:
+            return self._questions.get(timeout=within_s)
+        except queue.Empty:
+            return None
+
+    def answer(self, gpu: GpuId, began: float, pids: frozenset[int] | None) -> None:
+        """Who holds memory there, as of a look begun at `began` (monotonic); None: unknown."""
+        with self._lock:
+            self._asked.discard(gpu)
+            self._looks[gpu] = began, pids or frozenset()
+
+    def interrupt(self) -> None:
+        """Let `question` return at once."""
+        self._questions.put(None)
+
+    def add(self, samples: Iterable[GpuSample]) -> tuple[GpuSample, ...]:
+        """Take in a reading. Returns it with the jobs behind the processes, and without processes
+        that are gone by now and that nobody knew: whose they were cannot be told any more."""
+        named, own = [], dict[Key, list[GpuSample]]()
+        for sample in samples:
+            owners = {process.pid: self.attempt_of(process.pid) for process in sample.processes}
+            processes = tuple(
+                replace(process, job=owner[0]) if owner else process
+                for process in sample.processes
+                if (owner := owners[process.pid]) or psutil.pid_exists(process.pid)
+            )
+            if processes != sample.processes:
+                sample = replace(sample, processes=processes)
+            named.append(sample)
+            for key in dict.fromkeys(filter(None, owners.values())):
+                own.setdefault(key, []).append(sample)
+        with self._lock:
+            for key, readings in own.items():
+                if attempt := self._attempts.get(key):
+                    full = any(map(_is_full, readings))
+                    _keep(attempt.readings, _Reading(readings[0].at, full))
+            self._forget_ended()
+        return tuple(named)
+
+    def _forget_ended(self) -> None:
+        long_ago = time.monotonic() - KNOWN_S
+        for key, attempt in list(self._attempts.items()):
+            if attempt.ended_at is not None and attempt.ended_at < long_ago:
+                del self._attempts[key]
+                for pid in attempt.processes:
+                    if self._owners.get(pid) == key:
+                        del self._owners[pid]
+
+    # -- for whoever asks
+
+    def attempt_of(self, pid: int) -> Key | None:
+        """The attempt that a process belongs, or belonged, to: its supervisor is an ancestor."""
+        with self._lock:
+            known = self._owners.get(pid)
+            was = self._attempts[known].processes.get(pid) if known else None
+            supervisors = dict(self._supervisors)
+        try:
+            process = psutil.Process(pid)
+            if process == was:
+                return known
+            ancestor: psutil.Process | None = process
+            while ancestor is not None and ancestor.pid not in supervisors:
+                ancestor = ancestor.parent()
+        except psutil.Error:  # it is gone
+            return known
+        if ancestor is None:
+            return None
+        owner = supervisors[ancestor.pid]
+        with self._lock:
+            if attempt := self._attempts.get(owner):
+                self._owners[pid] = owner
+                attempt.processes[pid] = process
+        return owner
+
+    def running(self, attempt: Key) -> frozenset[int]:
+        """The pids of its processes that use a GPU, and live."""
+        with self._lock:
+            known = self._attempts.get(attempt)
+            processes = list(known.processes.values()) if known else []
+        return frozenset(process.pid for process in processes if process.is_running())
+
+    def was_full(self, attempt: Key, until: float) -> bool:
+        """Whether next to nothing was free on one of its GPUs, by the last reading that showed its
+        processes there and was begun before `until` (Unix seconds), when its main process ended."""
+        with self._lock:
+            known = self._attempts.get(attempt)
+            readings = list(known.readings) if known else []
+        in_time = [reading for reading in readings if reading.at <= until] or readings[:1]
+        return bool(in_time) and in_time[-1].full
+
+
+def _is_full(sample: GpuSample) -> bool:
+    free, used = sample.memory_free_mib, sample.memory_used_mib
+    return free is not None and used is not None and free < FULL * (free + used)
+
+
+def _keep(readings: deque[_Reading], reading: _Reading) -> None:
+    readings.append(reading)
+    while readings[0].at < reading.at - KEPT_S:
+        readings.popleft()

@@ -1,0 +1,119 @@
+"""One run of a job on GPUs, and how it ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import NewType
+
+GpuId = NewType("GpuId", str)  # the UUID the driver gives: GPU-… or MIG-…
+
+KEPT = 100  # attempts of a job: a policy may preempt one any number of times
+
+
+class Mode(StrEnum):
+    """How a job meets its neighbours on a GPU (CARMA paper, 3.6 and 6)."""
+
+    EXCLUSIVE = "exclusive"  # alone on its GPUs
+    STREAMS = "streams"  # time-sliced with others by the driver
+    MPS = "mps"  # with others under one MPS server
+    MIG = "mig"  # alone on a MIG instance
+
+
+class Cause(StrEnum):
+    """Why an attempt ended."""
+
+    SUCCESS = "success"
+    FAILURE = "failure"  # the program's own error
+    GPU_OOM = "gpu_oom"
+    HOST_OOM = "host_oom"
+    CANCELLED = "cancelled"
+    TIME_LIMIT = "time_limit"
+    LAUNCH_FAILED = "launch_failed"  # never started: cwd, environment, command
+    LOST = "lost"  # its supervisor is gone without a word: a reboot, a kill -9
+    DEPENDENCY = "dependency"  # a job it waited for ended the wrong way
+    PREEMPTED = "preempted"  # the policy took its GPUs back; it goes on later
+    PROFILED = "profiled"  # its profiling run is over; it starts again in its turn
+
+
+# Stopped by its owner or by its limit, and so over: the attempt itself says so at its end, should
+# the job's row never have come to.
+FOR_GOOD = frozenset({Cause.CANCELLED, Cause.TIME_LIMIT})
+SENT_BACK = frozenset({Cause.PREEMPTED, Cause.PROFILED})  # stopped, and back in line
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How an attempt ended. `code` is None when `signal` ended it."""
+
+    cause: Cause
+    code: int | None = None
+    signal: int | None = None
+    evidence: str = ""  # the line that proves the cause, for people
+    tried_mib: int | None = None  # the allocation that failed
+    free_mib: int | None = None  # what the GPU still had then
+    unused_mib: int | None = None  # what the job's own allocator held and did not use
+    neighbours: tuple[str, ...] = ()  # who else held memory on its GPUs
+
+    @property
+    def fragmented(self) -> bool:
+        """There was memory enough, in pieces: the allocation failed all the same."""
+        if self.tried_mib is None:
+            return False
+        return max(self.free_mib or 0, self.unused_mib or 0) >= self.tried_mib
+
+
+@dataclass(frozen=True, slots=True)
+class ProfilingRun:
+    """An attempt that is alone on its GPUs until then, so that it can be profiled."""
+
+    until: float
+    evict: bool  # it goes back in line then; else it stays, and others may join it
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """From the placement until all its processes are gone. Instants are the core's."""
+
+    number: int  # counted from 1, over all attempts of the job
+    gpus: tuple[GpuId, ...]
+    mode: Mode | None = None  # None: not on record, as of old rows
+    started_at: float | None = None  # None: it is yet to begin
+    kernels: tuple[tuple[GpuId, float], ...] = ()  # when its first kernel was seen, per GPU
+    accumulation: int = 1  # parts that it splits each batch into
+    served_s: float = 0.0  # what earlier, preempted attempts ran for
+    profiling: ProfilingRun | None = None  # it is to profile the job, and that is not over yet
+    shared: bool = False  # another job was on one of its GPUs
+    warned: bool = False  # of its time limit
+    stop: Cause | None = None  # why it was told to stop
+    exit: Exit | None = None
+    ended_at: float | None = None
+
+    def ran_s(self, now: float) -> float:
+        """How long it has run, or ran."""
+        until = now if self.ended_at is None else self.ended_at
+        return 0.0 if self.started_at is None else until - self.started_at
+
+    def attained_s(self, now: float) -> float:
+        """With what earlier attempts ran for whose work is not lost."""
+        return self.served_s + self.ran_s(now)
+
+    def shifted(self, by_s: float) -> Attempt:
+        """The same by a clock that is ahead by so much."""
+        run = self.profiling
+        return replace(
+            self,
+            started_at=None if self.started_at is None else self.started_at + by_s,
+            kernels=tuple((gpu, at + by_s) for gpu, at in self.kernels),
+            profiling=run and replace(run, until=run.until + by_s),
+            ended_at=None if self.ended_at is None else self.ended_at + by_s,
+        )
+
+
+def appended(attempts: tuple[Attempt, ...], new: Attempt) -> tuple[Attempt, ...]:
+    """With the new one; of too many, the oldest that was sent back is forgotten."""
+    if len(attempts) >= KEPT:
+        sent_back = (n for n, each in enumerate(attempts) if each.stop in SENT_BACK)
+        oldest = next(sent_back, 0)
+        attempts = attempts[:oldest] + attempts[oldest + 1 :]
+    return (*attempts, new)

@@ -1,0 +1,59 @@
+"""What its owner may have done to a job, by the state that it is in: the core acts by these
+verdicts, and the HTTP API answers with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from carmad.core.line import never_satisfied
+from carmad.core.types import FOR_GOOD, SENT_BACK, Job, JobId, JobState
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    words: str  # for people, after the job's name
+    acts: bool = True  # False: nothing is to be done
+    refused: bool = False
+
+
+def cancel(job: Job) -> Verdict:
+    """One that is on its way back in line is cancelled as any other."""
+    if job.ended:
+        return _refused(_ended(job))
+    if job.stop in FOR_GOOD:
+        return Verdict("is being stopped already", acts=False)
+    return Verdict("is being stopped" if job.holds_gpus else "cancelled")
+
+
+def hold(job: Job, held: bool) -> Verdict:
+    """Hold (`held`) or release: a job that waits, or that is on its way back in line."""
+    word = "held" if held else "released"
+    if job.ended:
+        return _refused(_ended(job))
+    if job.holds_gpus and job.stop not in SENT_BACK:
+        return _refused(f"is {_words(job.state)}: only a job that waits can be {word}")
+    if job.held == held:
+        return Verdict("was held already" if held else "was not held", acts=False)
+    return Verdict(word)
+
+
+def requeue(job: Job, ended: Mapping[JobId, JobState]) -> Verdict:
+    """Under the same id. `ended`: how those did that it waits for, of which none may be live."""
+    if not job.ended:
+        return _refused(f"has not ended: it is {_words(job.state)}")
+    if culprit := never_satisfied(job, ended):
+        return _refused(f"waits for job {culprit}, which ended as {_words(ended[culprit])}")
+    return Verdict("queued again")
+
+
+def _refused(words: str) -> Verdict:
+    return Verdict(words, acts=False, refused=True)
+
+
+def _ended(job: Job) -> str:
+    return f"has already ended: {_words(job.state)}"
+
+
+def _words(state: JobState) -> str:
+    return state.value.replace("_", " ")

@@ -1,0 +1,29 @@
+"""A memory for what was found out about a value that does not change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+REMEMBERED = 64  # answers about one value
+
+
+class Memo:
+    """Answers that are worked out once. They must depend on nothing but the value whose memory
+    this is, and the question."""
+
+    __slots__ = ("_answers",)
+
+    def __init__(self) -> None:
+        self._answers: dict[Hashable, Any] = {}
+
+    def recall(self, question: Hashable, answer: Callable[..., T], *given: object) -> T:
+        """`answer(*given)`, or what it came to last time."""
+        known: T | None = self._answers.get(question)
+        if known is None:
+            if len(self._answers) >= REMEMBERED:
+                self._answers.clear()
+            known = self._answers[question] = answer(*given)
+        return known

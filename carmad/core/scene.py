@@ -1,0 +1,91 @@
+"""What the core knew at one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from carmad.core.decision import Decision, Reason
+from carmad.core.gpuview import GpuView
+from carmad.core.line import Held, blocked_by
+from carmad.core.memo import Memo
+from carmad.core.messages import Drain
+from carmad.core.types import Gpu, GpuId, Job, JobId, JobState, Usage
+from carmad.core.view import View
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """Taken in the core's thread by `Scheduler.snapshot`, looked at in others."""
+
+    view: View
+    gpus: Mapping[GpuId, Gpu]
+    live: Mapping[JobId, Job]
+    usage: Mapping[JobId, Usage]
+    line: tuple[Job, ...]  # all queued jobs, the first in line first
+    decisions: Mapping[JobId, Decision] = field(default_factory=dict)
+    held: Held = field(default_factory=Held)
+    unread: str = ""  # why the GPUs are not known yet
+    drains: Mapping[GpuId, Drain] = field(default_factory=dict)
+    ended: Mapping[JobId, JobState] = field(default_factory=dict)  # how the most recent ones did
+    policy: str = ""  # its name
+    memo: Memo = field(default_factory=Memo, init=False, repr=False, compare=False)
+
+    @property
+    def now(self) -> float:
+        return self.view.now
+
+    def blocked_by(self, job: Job) -> Reason | None:
+        """What keeps a queued job out of the policy's sight, if anything does."""
+        quota = self.view.settings.limits.gpus_per_user
+        return blocked_by(job, self.now, self.live, self.held, quota, self.unread)
+
+    def place(self, job: JobId) -> int | None:
+        """In line, from 1."""
+        return self.memo.recall("places", _places, self.line).get(job)
+
+    def used_mib(self, job: JobId) -> int | None:
+        """What it holds now, on the GPU where it holds most."""
+        return self.memo.recall("used", memory_by_job, self.view.gpus).get(job)
+
+    def tasks(self, array: JobId) -> Sequence[Job]:
+        """Those of an array that have not ended."""
+        return self.memo.recall("arrays", _arrays, self.live).get(array, ())
+
+    @property
+    def head(self) -> JobId | None:
+        """The first in line of those that may start: it holds the line when it has to wait."""
+        return self.view.queue[0].id if self.view.queue else None
+
+    def current(self, job: JobId) -> Decision | None:
+        """The last decision on a waiting job, unless the policy has since stopped at another."""
+        mine = self.decisions.get(job)
+        if mine is None or self.head is None:
+            return mine
+        heads = self.decisions.get(self.head)
+        return mine if heads is None or mine.at >= heads.at else None
+
+
+def _places(line: Iterable[Job]) -> dict[JobId, int]:
+    return {job.id: place for place, job in enumerate(line, 1)}
+
+
+def _arrays(live: Mapping[JobId, Job]) -> dict[JobId, list[Job]]:
+    found: dict[JobId, list[Job]] = {}
+    for job in live.values():
+        if job.spec.array:
+            found.setdefault(job.spec.array.array, []).append(job)
+    return found
+
+
+def memory_by_job(views: Iterable[GpuView]) -> dict[JobId, int]:
+    """MiB that each job holds now, on the GPU where it holds most."""
+    most: dict[JobId, int] = {}
+    for view in views:
+        here: dict[JobId, int] = {}
+        for process in view.sample.processes if view.sample else ():
+            if process.job is not None and process.memory_mib is not None:
+                here[process.job] = here.get(process.job, 0) + process.memory_mib
+        for job, mib in here.items():
+            most[job] = max(most.get(job, 0), mib)
+    return most

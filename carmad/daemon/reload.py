@@ -1,0 +1,102 @@
+"""Reads the settings at the start, and again on SIGHUP, which `systemctl reload carmad` sends."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from carmad import configfile, paths
+from carmad.config import Settings
+from carmad.errors import CarmaError
+
+log = logging.getLogger(__name__)
+
+EMULATED = "emulated"  # below the state directory
+
+# What is read from the settings each time it is needed. All else is built from them once, by
+# plugins above all, and changes with a restart.
+AT_ONCE = {
+    "limits": ("gpus_per_user", "queued_per_user", "queued_mib_per_user", "preemption", "backfill"),
+    "collocation": ("max_jobs_per_gpu",),
+    "recovery": ("retries",),
+    "retention": ("ended_days", "mib_per_user", "samples_hours"),
+}
+
+
+def read(options: argparse.Namespace, state_dir: Path) -> tuple[Settings, Path | None]:
+    """The settings as they are now, and the file that they came from. Raises CarmaError."""
+    given = options.config or os.environ.get("CARMA_CONFIG")
+    default = Path(paths.config_path())
+    file = Path(given) if given else default if default.exists() else None
+    settings = configfile.load(file, os.environ)
+    if options.emulated:
+        settings = replace(
+            settings,
+            monitor=replace(settings.monitor, source=f"emulated:{state_dir / EMULATED}"),
+            access=replace(settings.access, root_jobs=True),  # nothing there to protect from root
+        )
+    return settings, file
+
+
+class Reloader:
+    """A thread that reads the settings each time it is asked to. Wrong ones change nothing."""
+
+    def __init__(self) -> None:
+        self._asked: SimpleQueue[None] = SimpleQueue()
+
+    def ask(self) -> None:
+        """Also from a signal handler, and before `start`."""
+        self._asked.put(None)
+
+    def start(
+        self, settings: Settings, read: Callable[[], Settings], apply: Callable[[Settings], None]
+    ) -> None:
+        """`settings` are those in effect; `read` gets new ones, and raises CarmaError."""
+        threading.Thread(
+            target=self._serve, args=(settings, read, apply), name="reload", daemon=True
+        ).start()
+
+    def _serve(
+        self, settings: Settings, read: Callable[[], Settings], apply: Callable[[Settings], None]
+    ) -> None:
+        while True:
+            self._asked.get()
+            try:
+                wanted = read()
+                loaded = reloaded(settings, wanted)
+                if changes := _differences(settings, loaded):
+                    apply(loaded)
+                    settings = loaded
+                log.info("settings reloaded: %s", "; ".join(changes) or "nothing changed")
+                if waiting := _differences(settings, wanted):
+                    log.warning("restart carmad to change %s", "; ".join(waiting))
+            except CarmaError as error:
+                log.error("the settings stay as they are: %s. %s", error, error.hint)
+            except Exception:
+                log.exception("the settings stay as they are")
+
+
+def reloaded(settings: Settings, wanted: Settings) -> Settings:
+    """`settings` with what can change at once as it is in `wanted`."""
+    sections: dict[str, Any] = {}
+    for section, names in AT_ONCE.items():
+        new = getattr(wanted, section)
+        values = {name: getattr(new, name) for name in names}
+        sections[section] = replace(getattr(settings, section), **values)
+    return replace(settings, **sections)
+
+
+def _differences(old: Settings, new: Settings) -> list[str]:
+    before, after = configfile.by_name(old), configfile.by_name(new)
+    return [
+        f"{name} from {before.get(name)} to {after.get(name)}"
+        for name in before | after
+        if before.get(name) != after.get(name)
+    ]

@@ -1,0 +1,331 @@
+"""The options of a job, each stated once: flags, value, limits, help, default, and what it affects.
+
+Derived from this table: the command line and `#CARMA` lines (`cli.commands.submit_options`), the
+request (`carmad.api.requests`), the stored form (`JobSpec`), the answer (`carmad.api.render`),
+`carma show`, the reference, and which jobs share a memory estimate (`carmad.learned.estimates`).
+Nothing is imported here: `carma submit` must start quickly.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # importing typing takes 2 ms
+if TYPE_CHECKING:
+    from typing import Any, TypeVar, dataclass_transform
+
+    T = TypeVar("T")
+else:
+
+    def dataclass_transform(**_):
+        return lambda decorator: decorator
+
+
+MAX_TASKS = 10_000
+MAX_TIME_S = 10 * 365 * 86_400.0
+MAX_MIB = 100_000_000
+MAX_GPUS = 1024
+MAX_BATCH = 1_000_000_000
+MAX_NICE = 10_000
+
+# Sections of the help text.
+RESOURCES = "resources"
+HINTS = "hints for placement policies"
+START = "start"
+RUN = "execution"
+
+
+class Option:
+    """One option. The end of its name is its unit: `_s` seconds, `_mib` MiB, `_at` a time."""
+
+    name = ""  # the field in the request, in `JobSpec` and in the answer
+
+    def __init__(
+        self,
+        *flags: str,
+        default: Any,
+        section: str,
+        help: str,
+        read: str = "",
+        metavar: str = "",
+        ge: float | None = None,
+        gt: float | None = None,
+        le: float | None = None,
+        show: str = "",
+        memory: bool = True,
+        repeated: bool = False,
+    ) -> None:
+        self.flags = flags
+        self.default = default  # a bool makes the option a switch
+        self.section = section
+        self.help = help
+        self.read = read  # the function of `cli.parse` for its value
+        self.metavar = metavar
+        self.limits: dict[str, Any] = {"ge": ge, "gt": gt, "le": le}
+        self.show = show  # its line in `carma show`; "": another line has the value already
+        self.memory = memory  # False: it does not change how much GPU memory the job needs
+        self.repeated = repeated  # each use of the flag adds a value to a list
+
+
+OPTIONS: dict[str, Option] = {}  # in the order of the help text
+PLAIN: dict[str, Option] = {}  # of these, the ones with the same value in request and `JobSpec`
+
+
+def option(*flags: str, default: Any, **stated: Any) -> Any:
+    return Option(*flags, default=default, **stated)
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(option,))
+def table(cls: type[T]) -> type[T]:
+    """Collect the options of a class. Those with a type become fields: their defaults remain in
+    the class, which `carmad.core.types` makes a dataclass, the base of `JobSpec`."""
+    for name, stated in list(vars(cls).items()):
+        if isinstance(stated, Option):
+            stated.name = name
+            OPTIONS[name] = stated
+            if name in cls.__annotations__:
+                PLAIN[name] = stated
+                setattr(cls, name, stated.default)
+            else:
+                delattr(cls, name)
+    return cls
+
+
+@table
+class JobOptions:
+    """An option without a type here has different forms in the request and in `JobSpec`, which
+    state them."""
+
+    __slots__ = ()
+
+    gpus: int = option(
+        "-G",
+        "--gpus",
+        "--gpus-per-node",
+        default=1,
+        section=RESOURCES,
+        read="gpu_count",
+        metavar="N",
+        ge=1,
+        le=MAX_GPUS,
+        help="number of GPUs (default 1)",
+    )
+    memory_mib: int | None = option(
+        "--gpu-mem",
+        default=None,
+        section=RESOURCES,
+        read="mebibytes",
+        metavar="SIZE",
+        ge=1,
+        le=MAX_MIB,
+        help="peak memory on each GPU, such as 12G or 900M; estimated if not given",
+    )
+    batch_size: int | None = option(
+        "--batch-size",
+        default=None,
+        section=RESOURCES,
+        read="whole",
+        metavar="N",
+        ge=1,
+        le=MAX_BATCH,
+        help="batch size per GPU, of a job that can accumulate gradients: CARMA may start it with"
+        " a fraction of N, passed as CARMA_BATCH_SIZE, CARMA_ACCUMULATION_STEPS and in place of"
+        " {batch_size} in the command",
+    )
+    exclusive: bool = option(
+        "--exclusive",
+        default=False,
+        section=RESOURCES,
+        memory=False,
+        help="do not share the job's GPUs with other jobs",
+    )
+    time_limit_s: float | None = option(
+        "-t",
+        "--time",
+        default=None,
+        section=RESOURCES,
+        read="seconds",
+        metavar="TIME",
+        gt=0,
+        le=MAX_TIME_S,
+        memory=False,
+        help="stop the job after this time: MM, MM:SS, HH:MM:SS, D-HH[:MM[:SS]] or 2h30m",
+    )
+    warn = option(
+        "--signal",
+        default=None,
+        section=RESOURCES,
+        read="signal_before",
+        metavar="SIG[@SECONDS]",
+        memory=False,
+        help="send this signal SECONDS before the time limit (default 60)",
+    )
+    expected_s: float | None = option(
+        "--expect",
+        default=None,
+        section=HINTS,
+        read="seconds",
+        metavar="TIME",
+        gt=0,
+        le=MAX_TIME_S,
+        memory=False,
+        show="expected time",
+        help="expected run time, for policies that start short jobs first; not a limit",
+    )
+    deadline_at: float | None = option(
+        "--deadline",
+        default=None,
+        section=HINTS,
+        read="deadline",
+        metavar="WHEN",
+        memory=False,
+        help="finish by this time, for policies that plan for deadlines: 8h (from now), 22:30 or"
+        " 2026-11-22T08:00; the job is not killed",
+    )
+    amp: bool = option(
+        "--amp",
+        default=False,
+        section=HINTS,
+        show="mixed precision",
+        help="the job trains in mixed precision",
+    )
+    cold_start_s: float = option(
+        "--cold-start",
+        default=0.0,
+        section=HINTS,
+        read="seconds",
+        metavar="TIME",
+        ge=0,
+        le=MAX_TIME_S,
+        memory=False,
+        show="cold start",
+        help="setup time before training starts; a profiling run lasts that much longer",
+    )
+    layout = option(
+        "--layout",
+        default=None,
+        section=HINTS,
+        read="stage",
+        metavar="STAGE",
+        repeated=True,
+        help="a pipeline stage, such as '2x forward=20ms backward=40ms in=12M out=12M"
+        " weights=320M': its replicas, then times and sizes per iteration; also tensor=,"
+        " tensor-data= and experts=. Give one for each stage, in order",
+    )
+    stage_times = option(
+        "--stages",
+        default=(),
+        section=HINTS,
+        read="stage_times",
+        metavar="TIMES",
+        repeated=True,
+        memory=False,
+        help="how long the parts of an iteration take when the job runs alone: 'load=10ms"
+        " forward=37ms backward=76ms communication=98ms'; sync=backward if an iteration waits for"
+        " its own gradients; last, gpu=NAME. Give one for each type of GPU",
+    )
+    watch_stages: bool = option(
+        "--watch-stages",
+        default=False,
+        section=HINTS,
+        show="watch stages",
+        help="measure --stages while the job runs: PyTorch's profiler records a few iterations",
+    )
+    array = option(
+        "-a",
+        "--array",
+        default=None,
+        section=START,
+        read="array",
+        metavar="LIST",
+        memory=False,
+        help="submit one job for each index: 0-15, 0-15:4 or 1,3,7; %N runs at most N at a time",
+    )
+    after = option(
+        "-d",
+        "--dependency",
+        default=(),
+        section=START,
+        read="dependency",
+        metavar="LIST",
+        memory=False,
+        help="wait for other jobs: afterok:ID[:ID],afterany:ID,afternotok:ID; all must be met",
+    )
+    begin_at: float | None = option(
+        "-b",
+        "--begin",
+        default=None,
+        section=START,
+        read="moment",
+        metavar="TIME",
+        memory=False,
+        show="begins after",
+        help="do not start before this time: now+2h, 22:30 or 2026-11-20T22:30",
+    )
+    held = option(
+        "-H",
+        "--hold",
+        default=False,
+        section=START,
+        memory=False,
+        help="do not start before `carma release`",
+    )
+    nice: int = option(
+        "--nice",
+        default=0,
+        section=START,
+        read="whole",
+        metavar="N",
+        ge=-MAX_NICE,
+        le=MAX_NICE,
+        memory=False,
+        show="nice",
+        help="yield to jobs with a lower N (default 0)",
+    )
+    name = option(
+        "-J",
+        "--job-name",
+        "--name",
+        default=None,
+        section=RUN,
+        read="filled",
+        metavar="NAME",
+        memory=False,
+        help="name of the job in the queue",
+    )
+    stdout = option(
+        "-o",
+        "--output",
+        default=None,
+        section=RUN,
+        read="filled",
+        metavar="FILE",
+        memory=False,
+        help="file for standard output; %j id, %x name, %u user, %A array, %a index"
+        " (default carma-%j.out)",
+    )
+    stderr: str | None = option(
+        "-e",
+        "--error",
+        default=None,
+        section=RUN,
+        read="filled",
+        metavar="FILE",
+        memory=False,
+        help="file for standard error (default: that of --output)",
+    )
+    conda_env: str | None = option(
+        "--conda",
+        default=None,
+        section=RUN,
+        read="filled",
+        metavar="ENV",
+        show="environment",
+        help="activate this conda environment",
+    )
+    requeue: bool = option(
+        "--requeue",
+        default=True,
+        section=RUN,
+        memory=False,
+        show="requeue",
+        help="let CARMA restart the job after a reboot or a preemption (default)",
+    )

@@ -1,0 +1,282 @@
+"""Builders of jobs, GPUs, views and servers, for the checks and for tests of plugins."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from carmad.config import Settings
+from carmad.core.decision import Reason
+from carmad.core.gpuview import GpuView
+from carmad.core.history import History
+from carmad.core.ports import Run, Trial
+from carmad.core.types import (
+    Attempt,
+    Cause,
+    Estimate,
+    Exit,
+    Gpu,
+    GpuId,
+    GpuSample,
+    Indicator,
+    Job,
+    JobId,
+    JobSpec,
+    JobState,
+    Prediction,
+    Profile,
+    Retry,
+)
+from carmad.core.view import View, by_node
+from carmad.core.window import Recent, Score
+from carmad.models import Model
+from estimators.tracer.report import PARTS, Layer, Report, refusal
+
+LONG_AGO = -1.0
+_OF_ATTEMPT = {each.name for each in fields(Attempt)} - {"number", "exit", "ended_at", "served_s"}
+
+
+def a_spec(**changes: object) -> JobSpec:
+    base = JobSpec(
+        argv=("python", "train.py"), user="ada", uid=1000, gid=1000, cwd="/home/ada", name="train"
+    )
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def a_job(id: int = 1, **changes: object) -> Job:
+    """A queued job, unless `state` is given. Takes what `changed` does, and `gpus_wanted`, which
+    is its spec's `gpus`."""
+    wanted = changes.pop("gpus_wanted", 1)
+    spec = changes.pop("spec", None) or a_spec(gpus=wanted)
+    return changed(Job(JobId(id), spec, JobState.QUEUED, float(id)), **changes)  # type: ignore[arg-type]
+
+
+def changed(job: Job, **changes: Any) -> Job:
+    """`job` with other fields, among them those of its current attempt (`gpus`, `started_at`,
+    `stop`, …, `attempt` for its number), and the `failures` and `served_s` of earlier ones."""
+    number = changes.pop("attempt", None)
+    failures, served_s = changes.pop("failures", None), changes.pop("served_s", None)
+    its = {name: changes.pop(name) for name in _OF_ATTEMPT & changes.keys()}
+    new = replace(job, **changes)
+    current = job.current
+    if failures is None and served_s is None:
+        earlier = job.attempts[:-1] if current else job.attempts
+    else:
+        earlier = tuple(
+            Attempt(n, (), exit=exit, ended_at=LONG_AGO)
+            for n, exit in enumerate(job.failures if failures is None else failures, 1)
+        )
+    served_s = job.served_s if served_s is None else served_s
+    last = earlier[-1].number if earlier else 0
+    if its or new.holds_gpus or (new.ended and current):
+        current = replace(
+            current or Attempt(last + 1, ()),
+            number=number or (current.number if current else last + 1),
+            served_s=served_s,
+            exit=new.exit,
+            ended_at=new.ended_at,
+            **its,
+        )
+        return replace(new, attempts=(*earlier, current))
+    if served_s or (number or 0) > last:  # what earlier ones ran for is told by the one after them
+        back = Attempt(number or last + 1, (), served_s=served_s, stop=Cause.PROFILED)
+        earlier = (*earlier, replace(back, exit=Exit(Cause.PROFILED), ended_at=LONG_AGO))
+    return replace(new, attempts=earlier)
+
+
+def a_gpu(index: int = 0, memory_mib: int = 40_960, **changes: object) -> Gpu:
+    gpu = Gpu(GpuId(f"GPU-{index:08d}"), index, "NVIDIA A100-PCIE-40GB", memory_mib)
+    return replace(gpu, **changes)  # type: ignore[arg-type]
+
+
+def a_gpu_view(index: int = 0, *, at: float = 0.0, **changes: object) -> GpuView:
+    """An idle GPU with a fresh sample. Its `score` may be given, too."""
+    gpu = a_gpu(index)
+    sample = GpuSample(gpu.id, at, 0, gpu.memory_mib, 0.0, 0.0, 0.0)
+    score = changes.pop("score", None) or Score(0.0, 0.0, 0.0, "sm_active")
+    recent = Recent.scored(score)  # type: ignore[arg-type]
+    view = GpuView(gpu, sample, recent, (), gpu.memory_mib, 0, None, None, None)
+    return replace(view, **changes)  # type: ignore[arg-type]
+
+
+def a_view(
+    gpus: Iterable[GpuView],
+    queue: Iterable[Job],
+    settings: Settings | None = None,
+    now: float = 0.0,
+    history: History | None = None,
+    models: Mapping[str, Model] | None = None,
+    memory: object = None,
+) -> View:
+    nodes, node_of = by_node(gpus)
+    running = {job.id: job for node in nodes for gpu in node.gpus for job in gpu.residents}
+    settings = settings or Settings()
+    return View(
+        now,
+        nodes,
+        node_of,
+        tuple(queue),
+        tuple(running.values()),
+        settings,
+        history or History(),
+        models or {},
+        memory=memory,
+    )
+
+
+def random_view(rng: random.Random, settings: Settings) -> View:
+    """Up to 6 GPUs, some of them shared, and up to 11 jobs in line."""
+    gpus = []
+    for index in range(rng.randint(1, 6)):
+        residents = tuple(
+            a_job(
+                100 + 10 * index + n,
+                state=JobState.RUNNING,
+                gpus=(a_gpu(index).id,),
+                started_at=0.0,
+                profile=_random_profile(rng),
+                prediction=_random_prediction(rng),
+            )
+            for n in range(rng.choice((0, 0, 1, 2)))
+        )
+        busy = rng.random() if residents else 0.0
+        gpus.append(
+            a_gpu_view(
+                index,
+                stale=rng.choice((None, None, None, None, Reason("stale", 5, 3600, "s"))),
+                residents=residents,
+                free_mib=rng.randrange(0, 40_960) if residents else 40_960,
+                score=Score(busy, busy / 2, busy / 2, "sm_active", busy, 30),
+                drained="maintenance" if rng.random() < 0.1 else None,
+            )
+        )
+    queue = []
+    for id in range(1, rng.randint(2, 12)):
+        mib = rng.choice((None, 500, 8_000, 39_000, 60_000))
+        estimate = Estimate(mib, "declared", firm=rng.random() < 0.5) if mib else None
+        retry = Retry("oom", exclusive=True) if rng.random() < 0.1 else None
+        spec = a_spec(
+            gpus=rng.choice((1, 1, 2)),
+            uid=rng.choice((1000, 1000, 1001)),
+            batch_size=rng.choice((None, 1, 48, 64)),
+        )
+        job = a_job(id, spec=spec, estimate=estimate, retry=retry)
+        known = replace(job, profile=_random_profile(rng), prediction=_random_prediction(rng))
+        queue.append(known)
+    return a_view(gpus, queue, settings)
+
+
+def _random_profile(rng: random.Random) -> Profile | None:
+    if rng.random() < 0.4:
+        return None
+    names = ("gpu_utilization", "memory_utilization", "sm_active", "dram_active")
+    told = tuple(Indicator(name, rng.random(), 0.01) for name in names if rng.random() < 0.8)
+    return Profile(rng.choice((0.0, 200.0)), rng.randrange(500, 20_000), told)
+
+
+def _random_prediction(rng: random.Random) -> Prediction | None:
+    return None if rng.random() < 0.3 else Prediction(rng.uniform(1.0, 1e5), "history")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStandIn:
+    """A server on which every trial ends the same way; `tried` has what was to be run."""
+
+    outcome: Trial
+    past: tuple[Run, ...]
+    gpu: str
+    driver: str
+    tried: list[tuple[str, ...]] = field(default_factory=list)
+
+    def users(self) -> Collection[int]:
+        return {run.spec.uid for run in self.past}
+
+    def runs(self, uid: int) -> Sequence[Run]:
+        return [run for run in self.past if run.spec.uid == uid]
+
+    def trial(self, spec: JobSpec, argv: Sequence[str], within_s: float) -> Trial:
+        if tuple(argv) not in self.tried:  # the same question is not asked of the machine twice
+            self.tried.append(tuple(argv))
+        return self.outcome
+
+
+def a_server(
+    outcome: Trial | None = None,
+    runs: Iterable[Run] = (),
+    gpu: str = "NVIDIA A100-PCIE-40GB",
+    driver: str = "570.124.06",
+) -> ServerStandIn:
+    """What an estimator's factory is given. By default, no program can be started there."""
+    return ServerStandIn(outcome or Trial(b"", "", error="no such user"), tuple(runs), gpu, driver)
+
+
+def a_run(peak_mib: int = 8_000, estimate: Estimate | None = None, **changes: object) -> Run:
+    """One that ended well, of `a_spec`; fields of its spec may be given too."""
+    gpu = str(changes.pop("gpu", "NVIDIA A100-PCIE-40GB"))
+    ended_at = float(changes.pop("ended_at", 1e9))  # type: ignore[arg-type]
+    started_at = float(changes.pop("started_at", ended_at))  # type: ignore[arg-type]
+    return Run(a_spec(**changes), peak_mib, estimate, gpu, started_at, ended_at)
+
+
+def a_report(**changes: object) -> Report:
+    """What a look at a script finds: 3,000 MiB reserved for a model of two layers."""
+    mib = 2**20
+    sizes = (400 * mib, 400 * mib, 800 * mib, 1000 * mib, 300 * mib, 100 * mib)
+    layers = (Layer("Linear", 4096, 100 * mib), Layer("GELU", 4096, 0))
+    report = Report(
+        torch="2.13.0",
+        steps=2,
+        floor=2_500 * mib,
+        reserved=3_000 * mib,
+        parts=dict(zip(PARTS, sizes, strict=True)),
+        autotune=0,
+        faketensor=1_700 * mib,
+        batch=64,
+        layers=layers,
+        notes=(),
+        seconds=1.5,
+    )
+    return replace(report, **changes)  # type: ignore[arg-type]
+
+
+def outcomes() -> Iterator[Trial]:
+    """Trials that fail in every way, and some that succeed."""
+    yield Trial(b"", "", error="no such directory")
+    yield Trial(b"", "working…\n" * 1000, timed_out=True)
+    yield Trial(b"", "", signal=9)
+    yield Trial(b"", "Traceback …\nModuleNotFoundError: No module named 'torch'\n", code=1)
+    yield Trial(b"", "", code=0)
+    for nonsense in (b"\xff\x00", b"[1, 2]", b"7", b"null", b"{}", a_report().dumps()[:100]):
+        yield Trial(nonsense, "", code=0)
+    yield Trial(refusal("it never imported torch"), "", code=0)
+    yield Trial(a_report().dumps(), "", code=0)
+    empty = a_report(steps=1, floor=0, reserved=0, parts={}, faketensor=0, batch=0, layers=())
+    yield Trial(empty.dumps(), "", code=0)
+
+
+def histories() -> Iterator[tuple[Run, ...]]:
+    """What a server may remember of earlier runs."""
+    yield ()
+    yield (a_run(),)
+    estimate = Estimate(7_000, "trace", 5_000, 8_000, parts=(("context", 500),), stack="another")
+    peaks = (8_000, 8_100, 1, 7_900, 60_000)
+    yield tuple(a_run(peak, estimate, uid=1000 + peak % 2) for peak in peaks * 4)
+
+
+def specs() -> Iterator[JobSpec]:
+    """Jobs of many kinds."""
+    yield a_spec()
+    yield a_spec(memory_mib=8_000)
+    yield a_spec(gpus=2, conda_env="torch", env=(("VIRTUAL_ENV", "/home/ada/env"),))
+    for line in (
+        "true",
+        "./train.sh --lr=0.1",
+        "python",
+        "python -m torch.distributed.run --nproc_per_node 2 train.py --batch-size 64",
+        "python -c pass",
+        "timm:resnet50 --batch-size 64",
+        "julia train.jl model.depth=8 -1 -- é",
+    ):
+        yield a_spec(argv=tuple(line.split()))

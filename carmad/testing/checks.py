@@ -1,0 +1,118 @@
+"""What every plugin must do, as named checks. One that fails raises AssertionError.
+
+The `*_checks` functions yield them, for a test runner to report one by one; the `check_*`
+functions run them all and stop at the first that fails. CARMA's own plugins pass them too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from carmad.config import Settings
+from carmad.core.ports import Estimator, Policy, Predictor, Recovery, Server
+from carmad.testing import of_estimators, of_policies, of_predictors, of_recoveries
+
+T = TypeVar("T")
+
+Failures = Mapping[str, str]  # checks that are expected to fail, by name: why
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Call it to run it. One that is expected to fail must fail: if it passes, that is an error."""
+
+    name: str
+    expected_failure: str  # why; "": none is expected
+    _run: Callable[[], None]
+
+    def __call__(self) -> None:
+        if not self.expected_failure:
+            self._run()
+            return
+        try:
+            self._run()
+        except Exception:  # noqa: BLE001 - foreign code
+            return
+        raise AssertionError(f"{self.name} passes, and was expected to fail")
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def policy_checks(
+    policy: Policy,
+    settings: Settings | None = None,
+    views: int = 200,
+    expected_failures: Failures | None = None,
+) -> Iterator[Check]:
+    """Of a placement policy, tried on so many random servers and queues."""
+    trials = of_policies.Trials(policy, settings or Settings(), views)
+    return _checks(of_policies.CHECKS, trials, expected_failures)
+
+
+def recovery_checks(
+    recovery: Recovery, expected_failures: Failures | None = None
+) -> Iterator[Check]:
+    return _checks(of_recoveries.CHECKS, of_recoveries.Trials(recovery), expected_failures)
+
+
+def estimator_checks(
+    make: Callable[[Settings, Server], Estimator],
+    settings: Settings | None = None,
+    expected_failures: Failures | None = None,
+) -> Iterator[Check]:
+    """Of an estimator's factory, tried on jobs of many kinds and on servers where running a
+    program fails in every way."""
+    trials = of_estimators.Trials(make, settings or Settings())
+    return _checks(of_estimators.CHECKS, trials, expected_failures)
+
+
+def predictor_checks(
+    predictor: Predictor, expected_failures: Failures | None = None
+) -> Iterator[Check]:
+    """Of a predictor, tried on jobs that the history knows and on others."""
+    return _checks(of_predictors.CHECKS, of_predictors.Trials(predictor), expected_failures)
+
+
+def check_policy(
+    policy: Policy,
+    settings: Settings | None = None,
+    views: int = 200,
+    expected_failures: Failures | None = None,
+) -> None:
+    _run(policy_checks(policy, settings, views, expected_failures))
+
+
+def check_recovery(recovery: Recovery, expected_failures: Failures | None = None) -> None:
+    _run(recovery_checks(recovery, expected_failures))
+
+
+def check_estimator(
+    make: Callable[[Settings, Server], Estimator],
+    settings: Settings | None = None,
+    expected_failures: Failures | None = None,
+) -> None:
+    _run(estimator_checks(make, settings, expected_failures))
+
+
+def check_predictor(predictor: Predictor, expected_failures: Failures | None = None) -> None:
+    _run(predictor_checks(predictor, expected_failures))
+
+
+def _checks(
+    rules: Iterable[Callable[[T], None]], trials: T, expected_failures: Failures | None
+) -> Iterator[Check]:
+    """A check of each rule, which is called as the function is. The trials are shared."""
+    expected = dict(expected_failures or {})
+    checks = [Check(r.__name__, expected.pop(r.__name__, ""), partial(r, trials)) for r in rules]
+    if expected:
+        raise ValueError(f"there is no check {min(expected)}: {', '.join(map(str, checks))}")
+    return iter(checks)
+
+
+def _run(checks: Iterable[Check]) -> None:
+    for check in checks:
+        check()

@@ -1,0 +1,56 @@
+"""How a reason is put into words, and how numbers are written in it. Plugins declare the words of
+their own reasons; `carmad.api.phrases` has those of the core's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+from carmad.core.decision import Reason
+
+MOST_NAMED = 4  # of the jobs that one waits for
+
+
+@dataclass(frozen=True, slots=True)
+class Wording:
+    """The words for one reason code."""
+
+    name: str  # for tables: GpuMemory
+    sentence: Callable[[Reason], str]  # for `carma why`; of a GPU, it goes on after "GPU 1: "
+    brief: Callable[[Reason], str] | None = None  # what a table has room for after the name
+
+
+def gib(mib: float) -> str:
+    """MiB as GiB: 30.0G."""
+    return f"{mib / 1024:.1f}G"
+
+
+def duration(seconds: float) -> str:
+    """To two digits or so: 45 s, 12 min, 3.5 h, 2.0 days."""
+    seconds = max(0.0, seconds)
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 90 * 60:
+        return f"{seconds / 60:.0f} min"
+    if seconds < 36 * 3600:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 86_400:.1f} days"
+
+
+def clock(at: float) -> str:
+    """A Unix time in the server's time zone, which is that of its users."""
+    return f"{datetime.fromtimestamp(at).astimezone():%Y-%m-%d %H:%M %Z}"
+
+
+def first_few(names: str) -> str:
+    """The first of a comma-separated list, and how many more there are."""
+    each = names.split(", ")
+    if len(each) <= MOST_NAMED:
+        return names
+    return f"{', '.join(each[:MOST_NAMED])} and {len(each) - MOST_NAMED} more"
+
+
+def detail(reason: Reason) -> str:
+    """A `brief` for reasons whose detail is short: a job, a user, an admin's few words."""
+    return reason.detail

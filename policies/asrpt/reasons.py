@@ -1,0 +1,45 @@
+"""The words for A-SRPT's own reasons."""
+
+from __future__ import annotations
+
+from carmad.plugin import Reason, Wording, clock, detail, duration
+
+
+def _few_idle(reason: Reason) -> str:
+    if reason.need > 1:
+        return f"{reason.have:.0f} of the {reason.need:.0f} GPUs that it wants are idle"
+    return "no GPU is idle that it could have"
+
+
+REASONS = {
+    "few_idle": Wording("FewIdle", _few_idle),
+    "line_held": Wording(
+        "LineHeld", lambda r: f"{r.detail} is before it and waits for GPUs", detail
+    ),
+    "better_gpus": Wording(
+        "BetterGpus",
+        lambda r: (
+            f"on the idle GPUs it would be {r.have:.1f} times as slow as on the best: it waits for"
+            f" better ones until {clock(r.need)}"
+        ),
+    ),
+    "slices_apart": Wording(
+        "SlicesApart",
+        lambda r: (
+            f"the slices of a replica must be together: {r.need:.0f} GPUs, and no server has more"
+            f" than {r.have:.0f} free"
+        ),
+    ),
+    "reserved": Wording(
+        "Reserved",
+        lambda r: f"GPUs are kept for shorter jobs; if none comes, for {duration(r.need)} more",
+    ),
+    # why it was placed as it was
+    "mapped": Wording(
+        "Mapped",
+        lambda r: (
+            f"an iteration takes {1000 * r.have:.0f} ms there, {1000 * r.need:.0f} ms on the fewest"
+            f" servers ({r.detail})"
+        ),
+    ),
+}

@@ -1,0 +1,18 @@
+"""What `policy = "asrpt"` can be set to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge
+
+_NotNegative = Annotated[float, Ge(0)]
+
+
+@dataclass(frozen=True, slots=True)
+class AsrptSettings:
+    """Of `policy = "asrpt"` (A-SRPT paper, IV)."""
+
+    reserve: bool = False  # may GPUs stand idle for shorter jobs to come, as in the paper?
+    patience: _NotNegative = 0.5  # τ: waits so long for GPUs close together, relative to its share

@@ -1,0 +1,44 @@
+"""The words for Cuckoo's own reasons."""
+
+from __future__ import annotations
+
+from carmad.plugin import Reason, Wording, duration, first_few
+
+
+def _planned_start(reason: Reason) -> str:
+    turn = "" if reason.need <= 1 else f", as number {reason.need:.0f} on its GPUs"
+    after = f", after {first_few(reason.detail)}" if reason.detail else ""
+    return f"its turn is planned in {duration(reason.have)}{turn}{after}"
+
+
+def _deadline(reason: Reason) -> str:
+    gone = "has passed" if reason.need <= 0 else f"is in {duration(reason.need)}"
+    return f"planned to end in {duration(reason.have)}, but its deadline {gone}"
+
+
+REASONS = {
+    "partner": Wording(
+        "Partner", lambda r: f"it joins {r.detail} as soon as the GPUs there admit it"
+    ),
+    "no_partner": Wording(
+        "NoPartner", lambda r: "nobody to be packed with: none would gain, or it must be alone"
+    ),
+    "planned_start": Wording("Planned", _planned_start),
+    "deadline": Wording("Deadline", _deadline),
+    # why it was placed as it was
+    "packed": Wording(
+        "Packed",
+        lambda r: (
+            f"packed with {r.detail}: together {r.have:.2f} times as efficient as one after the"
+            " other"
+        ),
+    ),
+    "close_deadlines": Wording(
+        "CloseDeadlines",
+        lambda r: f"of {r.detail}'s deadline and its own the nearer is {r.have:.2f} of the other",
+    ),
+    "planned_end": Wording(
+        "PlannedEnd",
+        lambda r: f"planned to end in {duration(r.have)}; its deadline is in {duration(r.need)}",
+    ),
+}

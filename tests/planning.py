@@ -1,0 +1,66 @@
+"""Builders for tests of policies: jobs that wait and run, GPUs with jobs on them, plans by job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
+from typing import Any
+
+from carmad.core.gpuview import GpuView
+from carmad.core.types import Gpu, Job, JobSpec, JobState
+from carmad.plugin import Placement, Policy, Proposal, View
+from carmad.testing import a_gpu, a_gpu_view, a_job, a_spec
+
+OF_SPEC = {field.name for field in fields(JobSpec)} - {field.name for field in fields(Job)}
+
+
+def queued(id: int, wants: int = 1, **changes: Any) -> Job:
+    """A job in line for so many GPUs; fields of its spec may be given, too."""
+    spec = {name: changes.pop(name) for name in OF_SPEC & changes.keys()}
+    return a_job(id, spec=a_spec(gpus=wants, **spec), **changes)
+
+
+def running_on(*gpus: int) -> dict[str, Any]:
+    """The fields of a job that has run on these GPUs, by index, since 0."""
+    ids = tuple(a_gpu(n).id for n in gpus)
+    return {"state": JobState.RUNNING, "gpus": ids, "started_at": 0.0}
+
+
+def gpu_views(
+    gpus: Iterable[Gpu],
+    residents: Iterable[Job] = (),
+    free_mib: Callable[[int], int] = lambda jobs: 40_960,
+    at: float = 0.0,
+    **looks: Mapping[str, Any],
+) -> list[GpuView]:
+    """These GPUs with these jobs on them. `free_mib` is a function of the number of jobs; `looks`
+    are further changes, as `gpu2={"free_mib": 7}`."""
+    views = []
+    for n, gpu in enumerate(gpus):
+        there = tuple(job for job in residents if gpu.id in job.gpus)
+        look = {"gpu": gpu, "residents": there, "free_mib": free_mib(len(there))}
+        views.append(a_gpu_view(n, at=at, **{**look, **looks.get(f"gpu{n}", {})}))
+    return views
+
+
+def half_free(jobs: int) -> int:
+    """Of 40 GiB, as soon as a job is there."""
+    return 20_000 if jobs else 40_960
+
+
+def placements(policy: Policy, view: View) -> dict[int, Placement]:
+    """By job."""
+    return {each.job: each for each in policy.plan(view) if isinstance(each, Placement)}
+
+
+def where(plan: Mapping[int, Placement] | Iterable[Proposal]) -> dict[int, tuple[int, ...]]:
+    """Each job's GPUs, by index; () for one that waits."""
+    proposals = plan.values() if isinstance(plan, Mapping) else plan
+    placed = (each for each in proposals if isinstance(each, Placement))
+    return {each.job: tuple(int(gpu.removeprefix("GPU-")) for gpu in each.gpus) for each in placed}
+
+
+def refused(placement: Placement) -> dict[int, list[str]]:
+    """The codes of the reasons that speak against each GPU, by index."""
+    verdicts = enumerate(placement.verdicts)
+    return {n: [reason.code for reason in verdict.refused] for n, verdict in verdicts}

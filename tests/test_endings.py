@@ -1,0 +1,137 @@
+"""What the end of an attempt means, and what an owner may have done to a job."""
+
+from __future__ import annotations
+
+import pytest
+
+from carmad.core import control
+from carmad.core.attempt import KEPT, Attempt, appended
+from carmad.core.control import Verdict
+from carmad.core.endings import Ending, Trying, ending, placeable
+from carmad.core.messages import Exited
+from carmad.core.types import (
+    After,
+    AfterKind,
+    Cause,
+    Exit,
+    GpuSample,
+    Job,
+    JobId,
+    JobState,
+    ProcessUse,
+    Retry,
+)
+from carmad.testing import a_gpu, a_job, a_spec, changed
+
+GPU = a_gpu().id
+OOM = Exit(Cause.GPU_OOM, 1)
+GONE = Exit(Cause.FAILURE, signal=15)
+ALONE = Retry("again, alone", exclusive=True)
+
+
+def running(**changes: object) -> Job:
+    return a_job(1, **{"state": JobState.RUNNING, "gpus": (GPU,), "started_at": 3.0, **changes})
+
+
+def stopping(cause: Cause, **changes: object) -> Job:
+    return running(state=JobState.STOPPING, stop=cause, **changes)
+
+
+def of_shared(job: Job, exit: Exit) -> Retry | None:
+    return ALONE if job.shared else None
+
+
+def ended(job: Job, exit: Exit, *beside: GpuSample, usable: tuple[str, ...] = (GPU,)) -> Ending:
+    event = Exited(9.0, job.id, job.attempt, exit)
+    return ending(job, event, beside, Trying(of_shared, 3, 1000, set(usable)))
+
+
+@pytest.mark.parametrize(
+    ("job", "exit", "state", "cause"),
+    [
+        (running(), Exit(Cause.SUCCESS, 0), JobState.SUCCEEDED, Cause.SUCCESS),
+        (running(), Exit(Cause.FAILURE, 2), JobState.FAILED, Cause.FAILURE),
+        (running(), OOM, JobState.OUT_OF_MEMORY, Cause.GPU_OOM),
+        (running(shared=True), OOM, JobState.QUEUED, Cause.GPU_OOM),
+        (running(), Exit(Cause.LOST), JobState.QUEUED, Cause.LOST),
+        (running(failures=(Exit(Cause.LOST),)), Exit(Cause.LOST), JobState.FAILED, Cause.LOST),
+        (stopping(Cause.CANCELLED), GONE, JobState.CANCELLED, Cause.CANCELLED),
+        (stopping(Cause.CANCELLED), Exit(Cause.SUCCESS), JobState.CANCELLED, Cause.CANCELLED),
+        (stopping(Cause.TIME_LIMIT), GONE, JobState.TIMED_OUT, Cause.TIME_LIMIT),
+        (stopping(Cause.PREEMPTED), GONE, JobState.QUEUED, Cause.PREEMPTED),
+        (stopping(Cause.PROFILED), GONE, JobState.QUEUED, Cause.PROFILED),
+        (stopping(Cause.PREEMPTED), Exit(Cause.SUCCESS), JobState.SUCCEEDED, Cause.SUCCESS),
+        # It had crashed when it was told to stop: that was no preemption.
+        (stopping(Cause.PREEMPTED), OOM, JobState.QUEUED, Cause.GPU_OOM),
+    ],
+)
+def test_what_becomes_of_a_job(job: Job, exit: Exit, state: JobState, cause: Cause) -> None:
+    end = ended(job, exit)
+    assert (end.state, end.exit.cause, end.at) == (state, cause, 9.0)
+
+
+def test_a_preempted_job_whose_time_is_up_has_timed_out() -> None:
+    job = stopping(Cause.PREEMPTED, spec=a_spec(time_limit_s=10.0), served_s=4.0)
+    assert ended(job, GONE).state is JobState.TIMED_OUT
+    longer = changed(job, spec=a_spec(time_limit_s=10.5))
+    assert ended(longer, GONE).state is JobState.QUEUED
+
+
+def test_who_held_memory_is_told_by_the_readings_it_is_given() -> None:
+    use = (ProcessUse(1, 500, job=JobId(1)), ProcessUse(2, 700, job=JobId(2)), ProcessUse(3, 900))
+    reading = GpuSample(GPU, 8.0, 30_000, processes=use)
+    assert ended(running(shared=True), OOM, reading).exit.neighbours == (
+        "job 2 held 700 MiB",
+        "pid 3 (?) held 900 MiB",
+    )
+    # Nobody shared its GPU: that is what a job before it held.
+    assert ended(running(), OOM, reading).exit.neighbours == ("pid 3 (?) held 900 MiB",)
+    assert ended(running(), OOM, reading).retry == ALONE  # 28.8 GB are nobody's
+
+
+def test_without_an_elsewhere_it_is_tried_alone_and_with_no_gpu_known_as_it_was_to_be() -> None:
+    elsewhere = Retry("elsewhere", avoid=(GPU,))
+    assert placeable(elsewhere, 1, {GPU}) == Retry("elsewhere", exclusive=True)
+    assert placeable(elsewhere, 1, {GPU, "other"}) == elsewhere
+    assert placeable(elsewhere, 1, set()) == elsewhere
+
+
+def test_of_many_attempts_those_that_crashed_are_kept() -> None:
+    crash = Attempt(2, (GPU,), exit=OOM, ended_at=2.0)
+    attempts: tuple[Attempt, ...] = ()
+    for number in range(1, 3 * KEPT):
+        preempted = Attempt(number, (GPU,), stop=Cause.PREEMPTED, exit=GONE, ended_at=number)
+        attempts = appended(attempts, crash if number == 2 else preempted)
+    assert len(attempts) == KEPT
+    assert (attempts[0], attempts[-1].number) == (crash, 3 * KEPT - 1)
+
+
+@pytest.mark.parametrize("cause", [Cause.PREEMPTED, Cause.PROFILED])
+def test_a_job_on_its_way_back_in_line_can_be_cancelled_and_held(cause: Cause) -> None:
+    job = stopping(cause)
+    assert control.cancel(job) == Verdict("is being stopped")
+    assert control.hold(job, True) == Verdict("held")
+
+
+def test_what_may_be_done_depends_on_the_state() -> None:
+    over = a_job(state=JobState.TIMED_OUT, ended_at=1.0)
+    refused = {"acts": False, "refused": True}
+    assert control.cancel(a_job()) == Verdict("cancelled")
+    assert control.cancel(running()) == Verdict("is being stopped")
+    assert control.cancel(over) == Verdict("has already ended: timed out", **refused)
+    again = control.cancel(stopping(Cause.TIME_LIMIT))
+    assert again == Verdict("is being stopped already", acts=False)
+    assert control.hold(a_job(held=True), True) == Verdict("was held already", acts=False)
+    assert control.hold(a_job(), False) == Verdict("was not held", acts=False)
+    why = "is running: only a job that waits can be released"
+    assert control.hold(running(), False) == Verdict(why, **refused)
+    assert control.requeue(running(), {}) == Verdict("has not ended: it is running", **refused)
+    assert control.requeue(over, {}) == Verdict("queued again")
+
+
+def test_a_job_that_would_wait_in_vain_is_not_requeued() -> None:
+    spec = a_spec(after=(After(JobId(7), AfterKind.OK),))
+    job = a_job(8, spec=spec, state=JobState.CANCELLED, ended_at=1.0)
+    verdict = control.requeue(job, {JobId(7): JobState.TIMED_OUT})
+    assert verdict == Verdict("waits for job 7, which ended as timed out", False, True)
+    assert control.requeue(job, {JobId(7): JobState.SUCCEEDED}).acts

@@ -1,0 +1,101 @@
+"""Settings that are read anew while the daemon runs."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from carmad.config import Collocation, Limits, Settings
+from carmad.core.messages import Reconfigured
+from carmad.core.types import JobState
+from carmad.daemon.reload import AT_ONCE, reloaded
+from carmad.sim.shadow import reproduce
+from carmad.store import journal
+from tests.daemon import NO_KERNELS, Carmad, until
+from tests.world import Server
+
+ONE = "[collocation]\nmax_jobs_per_gpu = 1\n"
+TWO = 'policy = "rr"\n\n[collocation]\nmax_jobs_per_gpu = 2\n'
+
+
+@pytest.fixture
+def carmad(tmp_path: Path) -> Iterator[Carmad]:
+    """With a settings file of its own."""
+    daemon = Carmad(tmp_path, "1xA100-40GB", **NO_KERNELS)
+    file = tmp_path / "carma.toml"
+    file.write_text(ONE)
+    daemon.argv[daemon.argv.index("--config") + 1] = str(file)
+    try:
+        daemon.start()
+        yield daemon
+    finally:
+        daemon.clear_away()
+
+
+def reload(carmad: Carmad, toml: str) -> None:
+    (carmad.folder / "carma.toml").write_text(toml)
+    carmad.signal(signal.SIGHUP)
+
+
+def await_log(carmad: Carmad, text: str) -> None:
+    def there() -> bool:
+        assert carmad.alive, "SIGHUP ended it"
+        return text in carmad.log.read_text()
+
+    until(there, f"the log to say {text!r}")
+
+
+def test_a_reload_takes_what_it_can_and_says_what_needs_a_restart(carmad: Carmad) -> None:
+    first, second = carmad.sh("sleep 600"), carmad.sh("sleep 600")
+    carmad.await_state(first, "running", "starting")
+    until(lambda: "jobs_per_gpu" in str(carmad.why(second)), "the second to wait")
+    reload(carmad, TWO)
+    await_log(carmad, "settings reloaded: collocation.max_jobs_per_gpu from 1 to 2")
+    await_log(carmad, "restart carmad to change policy from magm to rr")
+    carmad.await_state(second, "running", "starting")
+    settings = carmad.get("/v1/config")["settings"]
+    assert settings["collocation"]["max_jobs_per_gpu"] == 2
+    assert settings["policy"] == "magm"
+    assert "max_jobs_per_gpu = 2" in carmad.carma("config", "show")
+    carmad.stop()
+    (segment,) = journal.segments(carmad.state / "journal")
+    assert reproduce(segment).first is None
+    events = [event for turn in journal.read(segment)[1] for event in turn.events]
+    assert sum(isinstance(event, Reconfigured) for event in events) == 1
+
+
+@pytest.mark.parametrize("broken", ["policy = ", "[limits]\nbackfill = -1\n", "colour = 1\n"])
+def test_broken_settings_are_refused_and_the_old_ones_kept(carmad: Carmad, broken: str) -> None:
+    before = carmad.get("/v1/config")["settings"]
+    reload(carmad, broken)
+    await_log(carmad, "the settings stay as they are: ")
+    assert carmad.get("/v1/config")["settings"] == before
+    reload(carmad, ONE)
+    await_log(carmad, "settings reloaded: nothing changed")
+
+
+def test_what_can_change_at_once_are_settings() -> None:
+    for section, names in AT_ONCE.items():
+        assert all(hasattr(getattr(Settings(), section), name) for name in names)
+
+
+def test_the_rest_stays() -> None:
+    wanted = Settings(policy="rr", limits=Limits(gpus_per_user=2, kill_grace_s=1))
+    assert reloaded(Settings(), wanted) == Settings(limits=Limits(gpus_per_user=2))
+
+
+def test_the_core_judges_by_the_new_settings_at_once() -> None:
+    settings = Settings(collocation=Collocation(max_jobs_per_gpu=1))
+    server = Server(gpus=1, settings=settings)
+    first = server.submit()
+    server.kernel(first)
+    server.pass_time(32)
+    second = server.submit()
+    assert server.why(second) == ({0: ["jobs_per_gpu"]}, [])
+    two = replace(settings, collocation=Collocation(max_jobs_per_gpu=2))
+    server.tell(Reconfigured(server.now, two))
+    assert server.job(second).state is JobState.STARTING
