@@ -1,5 +1,5 @@
-"""The policies that papers compare theirs with, one value each. Where a paper leaves a choice
-open, or measures what CARMA cannot, the policy says what it does instead.
+"""Baseline policies from the papers, one value each. If a paper leaves a choice open, or measures
+what CARMA cannot, the policy's docstring says what it does instead.
 
 `fifo` is `exclusive`, and `qssf` is `ssf`, under the name that papers use.
 """
@@ -109,7 +109,7 @@ def horus(settings: Settings) -> Ranked:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IdleFirst(Ranked):
-    """Ranked by 0 for idle and more for occupied, and the idle ones alone if they suffice."""
+    """A rank of 0 means idle. Uses only idle GPUs if there are enough."""
 
     def choose(self, fits: Sequence[Fit], gpus: int, view: View) -> tuple[GpuId, ...]:
         ends = [bisect_right(fit.ranks, 0.0) for fit in fits]
@@ -170,7 +170,7 @@ def utilization_with_newcomer(settings: Settings) -> Rank:
 
 
 def packing_cost(utilization: Rank) -> Rank:
-    """Horus's: memory in use, utilisation that a newcomer would leave unused, and neighbours."""
+    """Horus's cost: memory in use, utilisation that a new job leaves unused, and neighbours."""
 
     def cost(gpu: GpuView) -> float:
         memory = 1 - gpu.free_mib / gpu.gpu.memory_mib

@@ -1,6 +1,6 @@
-"""The hard rules: which GPUs a job may be given at all. Policies only choose among those.
+"""The hard rules: which GPUs a job may be placed on at all. Policies only choose among those.
 
-A rule sees a job's `Demand` and nothing else of it, so that equal demands can be judged once.
+A rule sees only a job's `Demand`, so that equal demands are judged only once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from carmad.core.types import Estimate, Job, Mode, Retry
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Demand:
-    """All of a job that decides which GPUs it can have. Made by `demand`: equal ones are one."""
+    """Everything about a job that determines which GPUs it can have. Made by `demand`, which
+    interns equal ones."""
 
     gpus: int
     alone: bool  # it must have them to itself
@@ -45,7 +46,7 @@ def refusals(wanted: Demand, gpu: GpuView, settings: Settings) -> tuple[Reason, 
 
 
 def alone(job: Job, settings: Settings) -> bool:
-    """Must this job have its GPUs to itself?
+    """Whether this job must have its GPUs to itself.
 
     Under MPS a job of several GPUs must: each GPU has an MPS server of its own, and a process
     can be the client of only one.
@@ -63,7 +64,7 @@ def mode(job: Job, gpus: list[GpuView], settings: Settings) -> Mode:
 
 
 def idle(gpu: GpuView, settings: Settings) -> Reason | None:
-    """None when nobody is on the GPU; a desktop's few MiB are nobody."""
+    """None if the GPU is idle; the few MiB of a desktop do not count."""
     if gpu.residents:
         return Reason("busy", 0, len(gpu.residents), "jobs", _labels(gpu))
     if gpu.external_mib > settings.monitor.external_mib:

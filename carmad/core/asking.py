@@ -1,7 +1,7 @@
-"""The questions that a step puts to plugins: how many of each kind, and which of them failed.
+"""Calls to plugins in a step: how many of each kind, and which failed.
 
-Whether a plugin fails is no function of what it was asked: it may run out of time. With the
-failures of a step, the same step can be made again.
+Failures are not a function of the inputs: a plugin may time out. With the recorded failures, a step
+can be reproduced.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ KEPT = 100  # attempts of a job: a policy may preempt one any number of times
 
 
 class Mode(StrEnum):
-    """How a job meets its neighbours on a GPU (CARMA paper, 3.6 and 6)."""
+    """How a job shares a GPU (CARMA paper, 3.6 and 6)."""
 
     EXCLUSIVE = "exclusive"  # alone on its GPUs
     STREAMS = "streams"  # time-sliced with others by the driver
@@ -30,14 +30,14 @@ class Cause(StrEnum):
     CANCELLED = "cancelled"
     TIME_LIMIT = "time_limit"
     LAUNCH_FAILED = "launch_failed"  # never started: cwd, environment, command
-    LOST = "lost"  # its supervisor is gone without a word: a reboot, a kill -9
+    LOST = "lost"  # its supervisor vanished: a reboot, a kill -9
     DEPENDENCY = "dependency"  # a job it waited for ended the wrong way
     PREEMPTED = "preempted"  # the policy took its GPUs back; it goes on later
     PROFILED = "profiled"  # its profiling run is over; it starts again in its turn
 
 
-# Stopped by its owner or by its limit, and so over: the attempt itself says so at its end, should
-# the job's row never have come to.
+# Final stops, by the owner or a limit: the attempt itself records them, in case the job's row
+# could not be written.
 FOR_GOOD = frozenset({Cause.CANCELLED, Cause.TIME_LIMIT})
 SENT_BACK = frozenset({Cause.PREEMPTED, Cause.PROFILED})  # stopped, and back in line
 
@@ -57,7 +57,7 @@ class Exit:
 
     @property
     def fragmented(self) -> bool:
-        """There was memory enough, in pieces: the allocation failed all the same."""
+        """Whether the allocation failed although enough memory was free, but fragmented."""
         if self.tried_mib is None:
             return False
         return max(self.free_mib or 0, self.unused_mib or 0) >= self.tried_mib

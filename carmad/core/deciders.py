@@ -1,4 +1,4 @@
-"""Who decides: the policy, or while it fails the one that the settings name to stand in for it."""
+"""Chooses who decides: the policy, or its configured fallback while it fails."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Plan:
 
 
 class Deciders:
-    """`unordered` has the jobs whose place in line nobody could say: they stand last."""
+    """`unordered` has jobs for which `order` failed: they are last in the queue."""
 
     def __init__(self, policy: Policy, fallback: Policy | None, asked: Asked) -> None:
         self.policy = policy
@@ -50,8 +50,8 @@ class Deciders:
             return inf
 
     def plan(self, view: View, renewed: Callable[[], View]) -> Plan:
-        """`renewed` puts the line in the order of who acts by then, and says what it looks like.
-        What nobody has a plan for waits, and its first job says why."""
+        """`renewed` reorders the queue for the policy that then decides, and returns the new view.
+        If no policy has a plan, jobs wait, and the first one has the reason."""
         if not self._standing_in:
             plan = self._of(self.policy, PLAN, view)
             if not self._fallback or isinstance(plan, tuple):
@@ -75,7 +75,7 @@ class Deciders:
             return Reason("policy_failed", detail=f"it raised {said(error)}")
 
     def _stand_in(self, now: float) -> None:
-        """One that fails again soon after it was back is asked as seldom as before."""
+        """Switch to the fallback. A policy that soon fails again keeps its back-off."""
         self._standing_in = True
         if now - self._ask_at > 2 * self._delay_s:
             self._delay_s = FIRST_TRY_S

@@ -9,7 +9,7 @@ from carmad.core.types import GpuId, JobId, ProfilingRun
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """A rule that said no. `need` and `have` are in `unit`; either may be 0 when it is a yes/no.
+    """Why a rule refused. `need` and `have` are in `unit`; both may be 0 for a yes/no rule.
 
     Codes are stable, for `--json`; `carma why` has a phrase for each.
     """
@@ -23,7 +23,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One GPU, judged for one job: refused, with every rule that said no, or ranked."""
+    """The judgement of one GPU for one job: refused, with all reasons, or ranked."""
 
     gpu: GpuId
     refused: tuple[Reason, ...] = ()
@@ -45,7 +45,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
-    """A policy's wish that a running job gives its GPUs back and returns to the line."""
+    """A policy's request to stop a running job and requeue it."""
 
     job: JobId
     reason: Reason
@@ -53,16 +53,16 @@ class Preemption:
 
 @dataclass(frozen=True, slots=True)
 class AskAgain:
-    """A policy's wish to be asked at this instant, whether or not anything happens until then. That
-    of a later plan replaces it; of several in one plan the first counts."""
+    """A policy's request to be asked at this instant, even if nothing happens until then. A later
+    plan's request replaces it; in one plan the first counts."""
 
     at: float
 
 
 @dataclass(frozen=True, slots=True)
 class Remember:
-    """What a policy wants to find in the next view's `memory`: a frozen value. It does not outlive
-    the daemon."""
+    """A frozen value that the policy gets in the next view's `memory`. It is lost when the daemon
+    stops."""
 
     memory: object
 
@@ -79,7 +79,8 @@ class Decision:
     placement: Placement
 
     def same_story(self, other: Decision) -> bool:
-        """Moving numbers alone are no news, or a waiting job would write a row a second."""
+        """Whether choice and reasons are equal. Changing numbers do not count, or a waiting job
+        would write a row per second."""
         mine, its = self.placement, other.placement
         return (
             mine.gpus == its.gpus

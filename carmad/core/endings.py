@@ -122,7 +122,7 @@ def _lost_before(job: Job) -> bool:
 
 
 def in_vain(job: Job, ended: Mapping[JobId, JobState]) -> Exit | None:
-    """What to say of a job that waits for one that ended the wrong way."""
+    """The end of a job whose dependency can no longer be met; None if it still can."""
     culprit = never_satisfied(job, ended)
     if culprit is None or job.holds_gpus:
         return None

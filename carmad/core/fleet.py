@@ -1,4 +1,4 @@
-"""The GPUs there are: what was read from them, what jobs used of them, which are drained."""
+"""The GPUs: their readings, the usage of jobs, and drains."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from carmad.core.window import Window
 
 
 class Fleet:
-    """Keeps a view of each GPU as long as it stands, so that a step costs what it changes."""
+    """Caches a view of each GPU while it is valid, so that a step costs only what it changes."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -34,7 +34,7 @@ class Fleet:
         self._beside: dict[JobId, dict[GpuId, GpuSample]] = {}  # see `beside`
 
     def discover(self, gpus: Iterable[Gpu], unread: str = "") -> None:
-        """These are all the GPUs now; those that stay keep their windows."""
+        """Set the GPUs; those that remain keep their windows."""
         self.unread = unread
         self.gpus.clear()
         self.gpus.update((gpu.id, gpu) for gpu in gpus)
@@ -48,11 +48,11 @@ class Fleet:
         self.look_again()
 
     def look_again(self) -> None:
-        """No view stands any longer."""
+        """Invalidate all views."""
         self._outdated.update(self.gpus)
 
     def drain(self, gpu: GpuId, drain: Drain | None) -> None:
-        """Give this GPU no further job, or (None) give it jobs again."""
+        """Drain this GPU, or (None) resume it."""
         if drain is None:
             self.drains.pop(gpu, None)
         else:
@@ -60,7 +60,7 @@ class Fleet:
         self._outdated.add(gpu)
 
     def add(self, sample: GpuSample, residents: tuple[Job, ...]) -> GpuSample | None:
-        """Take in a reading of a GPU that `residents` are on; returns the one that it follows.
+        """Add a reading of a GPU with these `residents`; returns the previous one.
 
         One of an unknown GPU is ignored, and so is one that is older than the last: after a commit
         that failed the core may be told again what it has seen.
@@ -89,7 +89,7 @@ class Fleet:
         return jobs
 
     def with_usage(self, job: Job) -> Job:
-        """The job with what it was measured to use so far."""
+        """The job with its measured usage so far."""
         usage = self.usage.get(job.id)
         return job if usage is None or usage == job.usage else replace(job, usage=usage)
 
@@ -122,7 +122,7 @@ class Fleet:
         return self.gpus.keys() - self.drains.keys() - faulty
 
     def nodes(self, now: float, ledger: Ledger) -> tuple[NodeView, ...]:
-        """Every node as it is now. A node on which nothing changed is the same one as before."""
+        """Every node's current view. A node without changes is the same object as before."""
         outdated = self._outdated | ledger.touched()
         outdated.update(gpu for gpu, until in self._stands_until.items() if now > until)
         self._outdated = set()

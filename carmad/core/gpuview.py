@@ -1,4 +1,4 @@
-"""One GPU as policies see it: what it is, how busy, who is on it, how much memory is left."""
+"""A GPU as policies see it: its load, residents and free memory."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def free_memory(
 ) -> tuple[int, int]:
     """Free memory, and that of external processes, in MiB.
 
-    What external processes hold is taken as measured; a resident counts with the larger of what it
-    was measured to hold and what it is still promised. A guess is promised only until the GPU has
-    settled, then the measurement knows better; a user's own word stands for the job's life. A job
-    that has just ended may still be in the sample; its memory is back.
+    External processes count as measured; a resident counts with the larger of its measured and
+    its promised memory. An estimate is promised only until the GPU has settled, after which the
+    measurement is more accurate; declared memory is promised for the job's life. A job that has
+    just ended may still be in the sample; its memory counts as free.
     """
     used = sample.memory_used_mib or 0 if sample else 0
     processes = sample.processes if sample else ()
@@ -86,7 +86,7 @@ def stale(sample: GpuSample | None, now: float, monitor: Monitor) -> Reason | No
 def settling(
     gpu: GpuId, residents: tuple[Job, ...], since: float | None, now: float, monitor: Monitor
 ) -> Reason | None:
-    """Whether a resident's start is still too fresh to judge the GPU by (CARMA paper, Table 2).
+    """Whether a resident started too recently to judge the GPU's load (CARMA paper, Table 2).
 
     A job that has shown no kernel for `first_kernel_timeout_s` is waited for no longer.
     """

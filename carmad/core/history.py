@@ -1,4 +1,4 @@
-"""What became of earlier jobs, and how many came when: all that policies and predictors learn from.
+"""Past jobs and submission counts, from which policies and predictors learn.
 
 Everything here is bounded: the latest jobs, the latest days.
 """
@@ -45,7 +45,7 @@ class Past:
 
 
 def past(job: Job) -> Past | None:
-    """None for one that did not hold GPUs when it ended."""
+    """The job as a past run; None if it held no GPUs when it ended."""
     if not job.ended or not job.gpus or job.started_at is None or job.ended_at is None:
         return None
     return Past(
@@ -108,7 +108,7 @@ class Votes:
             self._kinds.popitem(last=False)
 
     def median(self, kind: Hashable) -> float | None:
-        """Of the users' means; None where fewer than `ENOUGH_VOTERS` are known."""
+        """The median of the users' means; None if fewer than `ENOUGH_VOTERS` are known."""
         durations = self._kinds.get(kind, Durations())
         means = [mean for user in durations.kinds if (mean := durations.mean(user)) is not None]
         return median(means) if len(means) >= ENOUGH_VOTERS else None
@@ -137,7 +137,7 @@ class History:
         return self._runs.values()
 
     def remember(self, run: Past) -> None:
-        """Once: after a commit that failed the core is told again what it has seen."""
+        """Idempotent: after a failed commit the core gets the same events again."""
         key = run.job, run.attempt
         if key in self._runs:
             return
@@ -150,7 +150,7 @@ class History:
         self._learn(run.job, run)
 
     def learn(self, job: Job) -> None:
-        """What a job shows that still runs."""
+        """Learn from a job that is still running."""
         self._learn(job.id, job)
 
     def profile(self, group: str) -> Profile | None:
@@ -158,7 +158,7 @@ class History:
         return self._profiles.get(group)
 
     def steps(self, group: str) -> tuple[StepTime, ...]:
-        """As the latest run of the job has told, or was told of earlier ones."""
+        """Step times reported by the latest run of the job, or inherited by it."""
         return self._steps.get(group, ())
 
     def stage_times(self, group: str) -> tuple[StageTimes, ...]:

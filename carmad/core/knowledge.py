@@ -1,5 +1,5 @@
-"""What is known of jobs: what each has shown and told, what earlier runs of it did, and what the
-predictor makes of that. Whatever more is known of a job comes back as a new version of it."""
+"""What is known about jobs: measurements, reports, earlier runs, and predictions from these. New
+knowledge about a job is returned as a new version of it."""
 
 from __future__ import annotations
 
@@ -39,8 +39,7 @@ class Knowledge:
         self._asked = asked
 
     def with_history(self, job: Job, now: float) -> Job:
-        """With all that earlier runs of the job have shown, and what follows for its duration: as
-        it joins the line."""
+        """The job, joining the queue, with what earlier runs showed and a predicted duration."""
         history = self.history
         known = replace(
             job,
@@ -51,7 +50,8 @@ class Knowledge:
         return self.predicted(known, now)
 
     def predicted(self, job: Job, now: float) -> Job:
-        """Without a prediction, its owner's word stands. If the predictor fails, a note says so."""
+        """The job with a prediction; without one, the declared duration applies. If the predictor
+        fails, a note says so."""
         predictor = self.predictor
         if predictor is None:
             return replace(job, prediction=None)
@@ -75,8 +75,8 @@ class Knowledge:
         return replace(job, profile=self.profiler.profile(job, peak_mib))
 
     def seen_to_end(self, job: Job, state: JobState) -> Job:
-        """With a profile from a run that was shorter than one to profile it, if that was all of
-        it; and with the peak of the whole run."""
+        """The ended job with the peak of the whole run, and with a profile even if it ended before
+        `profiling.run_s`."""
         enough = self._settings.profiling.run_s
         if state is JobState.SUCCEEDED:
             enough = min(enough, self._settings.monitor.window_s)
@@ -89,7 +89,7 @@ class Knowledge:
 
 
 def with_report(job: Job, event: Stepped, kind: str) -> Job:
-    """With what it says of itself on a GPU of this kind. The same job if that is no news."""
+    """The job with the step times reported for this kind of GPU; the same object if unchanged."""
     known = {step.parts: step.seconds for step in job.steps}
     before = known.get(job.accumulation, 0.0)
     if abs(event.seconds - before) > NEWS * before:
@@ -104,7 +104,7 @@ def with_report(job: Job, event: Stepped, kind: str) -> Job:
 
 
 def _alike(new: StageTimes, known: StageTimes) -> bool:
-    """Are they of the same kind of GPU, and no news?"""
+    """Whether both are for the same kind of GPU and nearly equal."""
     if (new.gpu, new.sync) != (known.gpu, known.sync):
         return False
     parts = (

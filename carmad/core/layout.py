@@ -44,7 +44,7 @@ class Slot(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """Without a word of the user's a job is one stage with a replica on each GPU."""
+    """By default, a job is one stage with a replica on each GPU."""
 
     stages: tuple[Stage, ...]
     allreduce: Literal["ring", "tree"] = "ring"

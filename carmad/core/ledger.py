@@ -1,4 +1,4 @@
-"""The jobs that have not ended, found by id, by their place in line, and by the GPUs they hold."""
+"""The live jobs, indexed by id, by position in the queue, and by the GPUs they hold."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ENDED_REMEMBERED = 4096  # outcomes kept for jobs that are submitted to depend o
 
 
 class Ledger:
-    """`put` is the only way in: it keeps every index right, and notes what has changed."""
+    """All changes go through `put`, which maintains the indices and records what has changed."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Ledger:
             self._join_line(job)
 
     def changed(self) -> tuple[Job, ...]:
-        """Every version put since they were last forgotten, in order."""
+        """Every version put since the last `forget`, in order."""
         return tuple(self._changed)
 
     def forget_changes(self) -> None:
@@ -87,7 +87,7 @@ class Ledger:
         return self._queue
 
     def line_with(self, job: Job) -> tuple[Job, ...]:
-        """The line if `job` stood in it, too."""
+        """The queue as if `job` were in it, too."""
         at = bisect_left(self._line, place_in_line(job, self._order(job)))
         return (*self._queued[:at], job, *self._queued[at:])
 
@@ -103,11 +103,11 @@ class Ledger:
         return tuple([residents[id] for id in sorted(residents)])
 
     def waiting_for(self, job: JobId) -> tuple[Job, ...]:
-        """Those that are to start after `job`."""
+        """Jobs that depend on `job`."""
         return tuple(self.jobs[id] for id in self._followers.get(job, ()))
 
     def alike(self, group: str) -> tuple[Job, ...]:
-        """The runs of one job that stand in line."""
+        """The queued runs of one recurring job."""
         return tuple(self.jobs[id] for id in self._groups.get(group, ()))
 
     def _join_line(self, job: Job) -> None:

@@ -1,4 +1,4 @@
-"""The waiting line: who is before whom, and what keeps a job from standing in it at all."""
+"""The queue: its order, and what keeps a job from being considered at all."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _add(counts: Counter[K], key: K, number: int) -> None:
 
 
 def is_conditional(job: Job) -> bool:
-    """May more than the GPUs and a quota keep it waiting? Most jobs ask for nothing of the kind."""
+    """Whether anything besides GPUs and quotas can keep it waiting, which is rare."""
     spec = job.spec
     limited = spec.array is not None and spec.array.limit is not None
     return job.held or spec.begin_at is not None or bool(spec.after) or limited

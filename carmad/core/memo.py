@@ -1,4 +1,4 @@
-"""A memory for what was found out about a value that does not change."""
+"""A cache for results about an immutable value."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ REMEMBERED = 64  # answers about one value
 
 
 class Memo:
-    """Answers that are worked out once. They must depend on nothing but the value whose memory
-    this is, and the question."""
+    """Cached results, which must depend only on the value that owns them and on the question."""
 
     __slots__ = ("_answers",)
 
@@ -20,7 +19,7 @@ class Memo:
         self._answers: dict[Hashable, Any] = {}
 
     def recall(self, question: Hashable, answer: Callable[..., T], *given: object) -> T:
-        """`answer(*given)`, or what it came to last time."""
+        """`answer(*given)`, or its cached result."""
         known: T | None = self._answers.get(question)
         if known is None:
             if len(self._answers) >= REMEMBERED:

@@ -62,7 +62,7 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class Postponed:
-    """The machine cannot start the attempt now, for no fault of the job's; `over`: now it has."""
+    """The attempt cannot start now, through no fault of the job; `over`: it has now started."""
 
     at: float
     job: JobId
@@ -130,7 +130,7 @@ class Noticed:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """A running job's own word on how long its training steps take, and what in them."""
+    """A running job's report of its step time and stage times."""
 
     at: float
     job: JobId
@@ -140,7 +140,7 @@ class Stepped:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """Models that were trained anew, by name; the others stay."""
+    """Newly trained models, by name; the others are kept."""
 
     at: float
     models: tuple[tuple[str, Model], ...]
@@ -251,7 +251,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A question to a plugin that was not answered as it should have been."""
+    """A call to a plugin that failed."""
 
     question: str  # what kind of question: see `carmad.core.asking`
     number: int  # which of its kind in the step, from 1

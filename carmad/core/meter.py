@@ -1,4 +1,4 @@
-"""What jobs use, added up sample by sample: peak memory, energy, SM activity."""
+"""Adds up the usage of jobs from samples: peak memory, energy, SM activity."""
 
 from __future__ import annotations
 

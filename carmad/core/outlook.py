@@ -1,4 +1,4 @@
-"""When a job would start and end if nobody shared, for its owner: no policy decides by this.
+"""Predicts for its owner when a job would start and end without sharing; policies do not use it.
 
 List scheduling: those who wait take, in the order of the line, the GPUs that are free first, and
 one that runs leaves its own when it is expected to end. A policy may do better by sharing, or
@@ -19,7 +19,7 @@ from carmad.core.types import Job, JobId
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """Infinite is what nobody can say."""
+    """Infinite means unknown."""
 
     starts_at: float
     ends_at: float

@@ -61,7 +61,7 @@ class Placer:
         self._settings = settings
 
     def view(self, now: float, joining: Job | None = None) -> View:
-        """What the policy is shown; with `joining`, as if that job stood in line, too."""
+        """The policy's view; with `joining`, as if that job were queued, too."""
         line = self._ledger.line_with(joining) if joining else self._ledger.line()
         return View(
             now,
@@ -77,7 +77,7 @@ class Placer:
         )
 
     def blocked_by(self, job: Job, now: float) -> Reason | None:
-        """What keeps a queued job out of the policy's sight, if anything does."""
+        """Why a queued job is not shown to the policy; None if it is."""
         quota = self._settings.limits.gpus_per_user
         jobs, held = self._ledger.jobs, self._ledger.held
         return blocked_by(job, now, jobs, held, quota, self._fleet.unread)
@@ -96,12 +96,12 @@ class Placer:
         return actions
 
     def news(self) -> tuple[Decision, ...]:
-        """The decisions since the last call that tell another story than the one before."""
+        """Decisions since the last call whose choice or reasons changed."""
         news, self._news = tuple(self._news), []
         return news
 
     def _ready(self, line: tuple[Job, ...], now: float) -> tuple[Job, ...]:
-        """The line without those that are blocked."""
+        """The queue without blocked jobs."""
         if self._fleet.unread:
             return ()  # no policy is asked about GPUs that nobody knows
         doubtful = self._ledger.conditional
@@ -240,6 +240,6 @@ class Placer:
 
 
 def _splits(job: Job, parts: int) -> bool:
-    """May each of its batches be split so? Its owner must have said that it can."""
+    """Whether its batches may be split like this: only if the owner declared a batch size."""
     batch = job.spec.batch_size
     return parts == 1 or (batch is not None and 1 < parts <= batch and batch % parts == 0)

@@ -1,4 +1,4 @@
-"""Profiles jobs from the samples of GPUs that they are alone on: nothing of theirs is touched.
+"""Profiles jobs from samples of GPUs that they have to themselves, without touching the jobs.
 
 What a sample says holds for the time since the one before it. Several GPUs of a job count together.
 """
@@ -32,7 +32,7 @@ class _Watched:
 
 
 class UsageProfiler:
-    """Watches jobs until they are forgotten. After a restart it begins anew."""
+    """Measures jobs until they are forgotten; starts from zero after a restart."""
 
     def __init__(self) -> None:
         self._jobs: dict[JobId, _Watched] = {}

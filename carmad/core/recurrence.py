@@ -17,7 +17,7 @@ LETTERS = 12
 
 
 def telling(env: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """What of an environment tells apart jobs that have the same command."""
+    """The environment variables that distinguish jobs with the same command."""
     return tuple((name, value) for name, value in env if name in TELLING)
 
 

@@ -116,7 +116,7 @@ class Scheduler:
         last_placed: GpuId | None = None,
         history: History | None = None,
     ) -> tuple[Action, ...]:
-        """Take over what a store holds; returns the actions that may have been left undone.
+        """Restore the state from a store; returns actions that may not have been carried out.
 
         `last_placed` is round-robin's place; None, as for `history`: what this core has.
         """
@@ -292,7 +292,7 @@ class Scheduler:
                 self._put(replace(job, attempts=attempts))
 
     def _note_overrun(self, job: Job) -> None:
-        """More than its owner's word. Its usage is put with the note: so it is noted once."""
+        """Note, once, that the job exceeds its declared memory; the usage is stored with it."""
         if job.estimate is None or not job.estimate.firm:
             return
         promised, metered = job.estimate.mib, self._fleet.with_usage(job)
@@ -313,7 +313,7 @@ class Scheduler:
                 self._put(self._fleet.with_usage(holder))
 
     def _note_profile(self, job: Job, now: float) -> None:
-        """It has been watched for long enough, whether it was to be profiled or not."""
+        """The job has run alone long enough for a profile, with or without a profiling run."""
         unknown = not job.profiled and job.profiling is None and job.state is JobState.RUNNING
         if unknown and self.knowledge.watched_enough(job):
             self._put(self.knowledge.profiled(job))
@@ -397,7 +397,7 @@ class Scheduler:
         self._drained = True
 
     def _on_stepped(self, event: Stepped) -> None:
-        """In company a job says nothing of itself alone; a hundredth more or less is no news."""
+        """Ignores reports while the job shares GPUs, and changes of less than 1 %."""
         job = self._ledger.holders.get(event.job)
         if job is None or any(len(self._ledger.residents(gpu)) > 1 for gpu in job.gpus):
             return
@@ -429,7 +429,7 @@ class Scheduler:
             self._actions.append(Signal(warned, warn.signum))
 
     def _end_profiling(self, job: Job, now: float) -> None:
-        """It is known now; on its own GPUs it stays, from a profiling GPU it goes back in line."""
+        """End a profiling run: the job stays, or is requeued if it was on a profiling GPU."""
         run = job.profiling
         if run is None or now < run.until or job.state is JobState.STOPPING:
             return
@@ -457,7 +457,7 @@ class Scheduler:
                 self._put(self.knowledge.with_history(waiting, now))
 
     def _note_untouched(self, job: Job, elapsed: float) -> None:
-        """TTFK's time-out: its GPUs take jobs again, and its owner is told."""
+        """TTFK timeout: its GPUs take jobs again, and its owner gets a note."""
         patience = self.settings.monitor.first_kernel_timeout_s
         if elapsed < patience:
             return
@@ -488,7 +488,7 @@ class Scheduler:
         return stopping
 
     def _end(self, job: Job, state: JobState, exit: Exit, now: float) -> None:
-        """And cancel the jobs that wait for it in vain, and those that wait for these."""
+        """End the job; cancel jobs whose dependency on it cannot be met any more, transitively."""
         job = self.knowledge.seen_to_end(self._fleet.with_usage(job), state)
         attempts = _closed(job, exit, now) if job.holds_gpus else job.attempts
         self._put(advance(job, state, attempts=attempts, exit=exit, ended_at=now))

@@ -1,4 +1,4 @@
-"""When is a command another run of the same job? When it differs only in what takes no memory.
+"""Recognises runs of the same job: commands that differ only in what does not affect memory.
 
 An argument that is not known here matters. So do positional arguments, in their order, and the
 command's own name; the order of options does not. `--batch-size 64`, `--batch_size=64` and

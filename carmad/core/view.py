@@ -1,4 +1,4 @@
-"""The picture of the server that policies decide on: all they may know, and all they need."""
+"""The view of the server on which policies base their decisions."""
 
 from __future__ import annotations
 

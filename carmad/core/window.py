@@ -1,4 +1,4 @@
-"""The sliding window of one GPU's samples, and the collocation risk it amounts to.
+"""The sliding window of a GPU's samples, and its collocation risk.
 
 A sample tells of the time since the one before it, so each counts for as long as that was: a
 monitor's samples all the same, a simulator's, which come only when something changes, by length.
@@ -29,7 +29,7 @@ class Score:
     samples: int = 0
 
     def risky(self, limits: Risk) -> bool:
-        """The paper's test (3.3). With neither SMOCC nor DRAMA to be had, SMACT decides alone."""
+        """The paper's test (3.3). If neither SMOCC nor DRAMA is available, SMACT alone decides."""
         if self.sm_active is None or self.sm_active < limits.sm_active:
             return False
         if self.sm_occupancy is None and self.dram_active is None:

@@ -1,4 +1,4 @@
-"""A-SRPT: whose turn it is, by a virtual single machine; and which GPUs, by who talks to whom."""
+"""A-SRPT: queue order from a virtual single machine, placement from communication between parts."""
 
 from policies.asrpt.policy import asrpt
 

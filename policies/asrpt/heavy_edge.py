@@ -1,9 +1,9 @@
 """Heavy-Edge: which part of a job runs on which server (A-SRPT paper, IV-B and VI).
 
-A job is a graph: a vertex for each slot of its layout, an edge for each pair of slots that talk,
-weighted by the MiB that go over it in an iteration. Servers are filled one after the other, each
-by following the heaviest edges. Where the paper draws at random the lowest slot is taken, so the
-same question has the same answer.
+A job is a graph: a vertex for each slot of its layout, an edge for each pair of slots that
+communicate, weighted by the MiB per iteration. Servers are filled one after the other along the
+heaviest edges. Where the paper chooses at random, the lowest slot is chosen, so the result is
+deterministic.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Graph(NamedTuple):
 
 
 class Extremes(NamedTuple):
-    """How much a job's iteration depends on where its parts are."""
+    """The fastest and slowest iteration of a job, depending on the placement of its parts."""
 
     fastest_s: float  # α̃_min
     slowest_s: float  # α_max
@@ -36,7 +36,7 @@ class Extremes(NamedTuple):
 
     @property
     def heavy(self) -> bool:
-        """Is it communication-heavy (IV-C)?"""
+        """Whether the job is communication-heavy (IV-C)."""
         return self.slowest_s > 0 and self.slowest_s >= COMM_HEAVY * self.fastest_s
 
 
@@ -58,7 +58,7 @@ def heavy_edge(layout: Layout, room: Sequence[int]) -> tuple[int, ...]:
 
 
 def whole(layout: Layout, servers: Sequence[int]) -> bool:
-    """Has each replica all of its tensor slices on one server?"""
+    """Whether all tensor slices of each replica are on one server."""
     on: dict[Pair, int] = {}
     slots = zip(layout.slots, servers, strict=True)
     return all(on.setdefault((s.stage, s.replica), server) == server for s, server in slots)
@@ -74,7 +74,7 @@ def extremes(layout: Layout, links: Links, size: int) -> Extremes:
 
 @lru_cache(maxsize=16_384)
 def mapping(layout: Layout, room: tuple[int, ...], links: Links, size: int) -> Mapping:
-    """As Heavy-Edge maps it to servers with that much room."""
+    """Heavy-Edge's mapping to servers with `room` GPUs each."""
     servers = heavy_edge(layout, room)
     return Mapping(servers, iteration_s(layout, servers, links, size), whole(layout, servers))
 
@@ -127,7 +127,7 @@ def _packed(graph: Graph, room: tuple[int, ...]) -> tuple[int, ...] | None:
 
 
 def _filled(graph: Graph, edges: Iterator[Pair], free: dict[int, None], gpus: int) -> list[int]:
-    """The slots for a server; `free` loses them."""
+    """The slots for a server, removed from `free`."""
     chosen: list[int] = []
     reach: dict[int, float] = {}  # of free slots, their heaviest edge into the server
     wanted = _first(graph, edges, free, gpus)
@@ -144,7 +144,8 @@ def _filled(graph: Graph, edges: Iterator[Pair], free: dict[int, None], gpus: in
 
 
 def _first(graph: Graph, edges: Iterator[Pair], free: Iterable[int], gpus: int) -> list[int]:
-    """Who talks least, for a server with one GPU; else the two who talk most."""
+    """The first slots: for a server with one GPU the one that communicates least, otherwise the
+    pair that communicates most."""
     if gpus == 1:
         return [min(_fitting(graph, free, 1), key=lambda slot: sum(graph.weights[slot].values()))]
     for one, other in edges:

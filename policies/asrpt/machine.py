@@ -1,17 +1,16 @@
 """The virtual single machine Ã₁ (A-SRPT paper, IV-C).
 
-It is as fast as all GPUs together and serves one job at a time, always the one with the least work
-left, in GPU-seconds: preemptive SRPT. The order in which it ends jobs is that in which they are to
-start. Nothing is replayed: a machine is a value, and the next one is made from it.
+It is as fast as all GPUs together and serves one job at a time, always the one with the least
+remaining work in GPU-seconds: preemptive SRPT. Jobs start in the order in which it finishes them.
+A machine is an immutable value; the next one is derived from it.
 
-Where jobs may start before it is done with them (not in the paper), it is as fast as the GPUs that
-are idle. Were it as fast as all, it would soon be done with everybody in line while jobs that
-started early have the GPUs, and the order would be that of arrival.
+If jobs may start before it has finished them (not in the paper), it is as fast as the idle GPUs.
+If it were as fast as all GPUs, it would soon have finished every queued job while jobs that started
+early hold the GPUs, and the order would be that of arrival.
 
-A job arrives when the policy first sees it; only a machine that is made anew, after a restart,
-goes by when jobs were submitted. That one knows nothing of jobs that have left the line, so it has
-served those that are in it for longer than it should: they are to start sooner, and those that are
-done are in the order of a line that had only them.
+A job arrives when the policy first sees it; only a machine rebuilt after a restart uses submission
+times. It does not know jobs that have left the queue, so it has served the queued ones for longer
+than it should: they start sooner, and finished ones are in the order of a queue of only these.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from carmad.plugin import Job, JobId
 
 
 class Served(NamedTuple):
-    """A job that the machine has not done yet. The least is served; less nice jobs go first."""
+    """A job that the machine has not finished. The smallest is served; less nice jobs go first."""
 
     nice: int
     left: float  # GPU-seconds
@@ -38,7 +37,7 @@ class Served(NamedTuple):
 
 
 class Done(NamedTuple):
-    """One that it has: the least is to start first, and those that recover before all others."""
+    """A job that the machine has finished. Smallest first; recovering jobs before all."""
 
     is_new: bool
     nice: int
@@ -52,13 +51,13 @@ Entry = TypeVar("Entry", Served, Done)
 
 
 def work(job: Job) -> float:
-    """In GPU-seconds; of one of which nobody knows how long it takes, none (IV-C.3)."""
+    """Predicted work in GPU-seconds; 0 if the duration is unknown (IV-C.3)."""
     return (job.expected_s or 0.0) * job.spec.gpus
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """As it is at an instant, and until something arrives, leaves or is done."""
+    """The machine's state at an instant, valid until a job arrives, leaves or is finished."""
 
     at: float = -math.inf
     speed: float = 0.0  # GPUs
@@ -68,7 +67,7 @@ class Machine:
     gone: frozenset[JobId] = frozenset()  # who had left it then
 
     def followed(self, queue: tuple[Job, ...], now: float, speed: float) -> Machine:
-        """At `now`, when that is the line. The same machine if it would not differ."""
+        """The machine at `now` with this queue; the same object if nothing changed."""
         if queue is self.queue and speed == self.speed and self._first_end() > now:
             return self
         before, after = _differing(self.queue, queue)
@@ -88,7 +87,7 @@ class Machine:
         return Machine(at, speed, tuple(served), tuple(done), queue, gone)
 
     def ends_at(self, first: int) -> list[float]:
-        """When it will have done each of the first so many jobs, if no other arrives."""
+        """When it will finish each of the `first` next jobs, if no other arrives."""
         if not self.speed:
             return [math.inf] * min(first, len(self.served))
         work_left = accumulate(each.left for each in self.served[:first])
@@ -99,7 +98,7 @@ class Machine:
 
 
 def rebuilt(queue: tuple[Job, ...], now: float, speed: float) -> Machine:
-    """As if there had never been other jobs than these, each since its submission."""
+    """A machine rebuilt as if only these jobs had existed, each since its submission."""
     served: list[Served] = []
     done: list[Done] = []
     at = -math.inf
@@ -122,7 +121,7 @@ def _serve(served: list[Served], done: list[Done], at: float, speed: float, unti
 
 
 def _taken_out(jobs: list[Entry], ids: Set[JobId]) -> list[Entry]:
-    """Those of them that are among `jobs`, which loses them. They mostly stand near the front."""
+    """Remove and return the entries of `jobs` with these ids, which are mostly near the front."""
     found: list[Entry] = []
     at = 0
     while len(found) < len(ids) and at < len(jobs):
@@ -134,7 +133,7 @@ def _taken_out(jobs: list[Entry], ids: Set[JobId]) -> list[Entry]:
 
 
 def _arrive(served: list[Served], done: list[Done], job: Job, at: float) -> None:
-    """One that was started before has had its turn in the machine."""
+    """Add a job. One that was started before counts as finished."""
     if job.attempt or not work(job):
         insort(done, _done(job, job.submitted_at if job.attempt else at))
     else:
@@ -148,7 +147,7 @@ def _done(job: Job, at: float) -> Done:
 def _update(
     served: list[Served], done: list[Done], old: dict[JobId, Job], new: dict[JobId, Job]
 ) -> None:
-    """Other versions of some jobs: a prediction that changed by an hour is an hour more."""
+    """Update changed jobs: a prediction that grew by an hour adds an hour of work."""
     has_been = _taken_out(done, new.keys())
     for each in has_been:
         insort(done, _done(new[each.id], each.done_at))
@@ -159,7 +158,7 @@ def _update(
 
 
 def _differing(old: Sequence[Job], new: Sequence[Job]) -> tuple[Sequence[Job], Sequence[Job]]:
-    """Both without the beginning and the end that they share: long lines hardly ever change."""
+    """Both without their common prefix and suffix: long queues hardly ever change."""
     if old is new:
         return (), ()
     begin = _same(old, new)
@@ -169,7 +168,7 @@ def _differing(old: Sequence[Job], new: Sequence[Job]) -> tuple[Sequence[Job], S
 
 
 def _same(one: Sequence[Job], other: Sequence[Job]) -> int:
-    """How many jobs at the beginning are the same: by halves, as slices are compared quickly."""
+    """Length of the common prefix, by bisection, since comparing slices is fast."""
     begin, end = 0, min(len(one), len(other))
     while begin < end:
         middle = (begin + end + 1) // 2

@@ -1,8 +1,8 @@
 """A-SRPT: adaptive shortest remaining processing time first (A-SRPT paper, algorithm 1).
 
-A virtual machine says in which order jobs start; the first that finds too few GPUs idle holds the
-line. A job whose parts talk much to each other starts where they do so quickly, or steps aside and
-waits for a while for such a place. Nobody shares a GPU.
+A virtual machine determines the order of jobs; the first that finds too few idle GPUs blocks the
+queue. A job whose parts communicate much starts where they do so quickly, or waits a while for such
+a place. Jobs never share a GPU.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from policies.ranked import Order
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What is to be known from one plan to the next."""
+    """State passed from one plan to the next."""
 
     machine: Machine
     aside: tuple[tuple[JobId, Aside], ...] = ()
@@ -42,8 +42,8 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Asrpt:
-    """With `by`, the line is in that order instead of the machine's; `conserving`, and nobody holds
-    it: so the paper's baselines are made."""
+    """`by` replaces the machine's order, and with `conserving` the queue is never blocked: the
+    paper's baselines."""
 
     name: str
     unshared: Unshared
@@ -53,7 +53,7 @@ class Asrpt:
     conserving: bool = False
 
     def order(self, job: Job) -> float:
-        """Where the machine would have it if all had come at once: people see the line so."""
+        """The machine's order if all jobs had arrived at once, which is how users see the queue."""
         return self.by(job) if self.by else work(job)
 
     def plan(self, view: View) -> tuple[Proposal, ...]:
@@ -81,16 +81,16 @@ class Asrpt:
         return done if self.reserve else chain(done, (each.job for each in machine.served))
 
     def _followed(self, machine: Machine, view: View, turn: Turn) -> Machine:
-        """Made of all GPUs; but where jobs may start before it is done with them, of the idle ones:
-        what those who run get done, they do themselves."""
+        """The machine has the speed of all GPUs; of the idle ones if jobs may start before it has
+        finished them, since running jobs do their own work."""
         speed = turn.totals.usable if self.reserve else turn.idle
         if not machine.queue:
             return rebuilt(view.queue, view.now, speed)
         return machine.followed(view.queue, view.now, speed)
 
     def _placements(self, line: Iterable[Job], turn: Turn) -> tuple[list[Placement], bool]:
-        """Also whether somebody holds the line: the first that finds too few GPUs idle, when it has
-        been overtaken often enough."""
+        """The placements, and whether the queue is blocked by a job that finds too few idle GPUs
+        and has been overtaken often enough."""
         plan: list[Placement] = []
         told, first, may_pass = 0, None, math.inf
         for job in line:
@@ -112,9 +112,9 @@ class Asrpt:
         return plan, may_pass <= 0
 
     def _next_chance(self, machine: Machine, turn: Turn, held: bool) -> tuple[AskAgain, ...]:
-        """When the machine will have done another job, or somebody's patience is at its end.
+        """Ask again when the machine finishes another job, or a job's patience ends.
 
-        To the second: who is asked a little later need not be asked twice.
+        Rounded up to a second, to avoid asking twice.
         """
         if not turn.idle:
             return ()
@@ -126,7 +126,7 @@ class Asrpt:
 
 
 def _unserved(machine: Machine, turn: Turn, first: int) -> list[Placement]:
-    """Of the jobs that the machine has not done, why they wait: GPUs that are idle are kept."""
+    """Reasons for jobs the virtual machine has not finished: idle GPUs are being held."""
     waits = []
     for each, at in zip(machine.served[:first], machine.ends_at(first), strict=True):
         kept = Reason("reserved", at - turn.view.now, unit="s")

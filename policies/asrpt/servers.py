@@ -1,6 +1,6 @@
-"""What the A-SRPT paper calls a server: the GPUs of a node that are near each other (an island).
+"""Servers in the sense of the A-SRPT paper: GPUs of a node that are close to each other (islands).
 
-Which GPUs of which servers a job is given, by how much is free on each.
+Chooses GPUs for a job by how many are free on each server.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class Totals(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Unshared(Ranked):
-    """Who runs alone on its GPUs, as the baselines' jobs do, and chooses them server by server."""
+    """Places jobs alone on their GPUs, like the baselines, choosing GPUs server by server."""
 
     def servers(self, wanted: Demand, view: View) -> list[Server]:
-        """Those that have GPUs for it."""
+        """Servers with admissible GPUs for the job."""
         question = (self, "islands", wanted)
         found = (
             node.memo.recall(question, self._islands, node, wanted, view) for node in view.nodes
@@ -70,14 +70,14 @@ def least_available(servers: Iterable[Server]) -> list[Server]:
 
 
 def closest(servers: Sequence[Server], gpus: int) -> list[Server]:
-    """The one with the fewest that are enough, else as few servers as can be."""
+    """The server with the fewest sufficient GPUs; otherwise as few servers as possible."""
     enough = [server for server in servers if len(server) >= gpus]
     return [min(enough, key=len)] if enough else most_available(servers)
 
 
 def taken(servers: Iterable[Server], gpus: int, width: int = 1) -> list[Server]:
-    """So many GPUs of them in that order, on each a multiple of `width` as far as there are enough.
-    None at all if there are too few."""
+    """`gpus` GPUs of the servers in this order, a multiple of `width` on each if there are enough;
+    none if there are too few."""
     parts: list[Server] = []
     for server in servers:
         part = server[: gpus if gpus <= len(server) else len(server) // width * width]

@@ -1,4 +1,4 @@
-"""One plan of A-SRPT in the making: where each job in turn starts, or why it waits."""
+"""State of one A-SRPT plan: where each job starts, or why it waits."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class Place(NamedTuple):
 
 
 class Turn:
-    """`view`, which shows no line, and `idle` are what those who have started leave; `aside` has
-    who waits for better GPUs, or has done so for long enough."""
+    """`view` (without a queue) and `idle` are what placed jobs leave free; `aside` has jobs that
+    wait for better GPUs, or have waited long enough."""
 
     def __init__(
         self, unshared: Unshared, patience: float, view: View, aside: dict[JobId, Aside]
@@ -77,15 +77,15 @@ class Turn:
         return len(self.view.node_of) <= READABLE
 
     def claims(self, job: Job) -> bool:
-        """Is it to have the next GPUs that are idle? Not one that waits for better ones, nor one
-        that wants more than are in service."""
+        """Whether the job claims the next idle GPUs: not if it waits for better ones, or wants more
+        than are in service."""
         aside = self.aside.get(job.id)
         patient = aside is not None and self.view.now < aside.until
         return not patient and job.spec.gpus <= self.totals.usable
 
     def _place(self, job: Job) -> Place | None:
-        """Lines 9 to 11 and 22 to 23 of the algorithm. A job of which nobody knows who talks to
-        whom is put as close together as can be, and waits for nothing better."""
+        """Lines 9 to 11 and 22 to 23 of the algorithm. A job without a layout is placed as close
+        together as possible, and does not wait for a better place."""
         servers, layout, gpus = self._servers_for(job), job.spec.layout, job.spec.gpus
         if layout is None:
             parts = taken(closest(servers, gpus), gpus)
@@ -113,8 +113,7 @@ class Turn:
         return self._unshared.place(job, self.view).verdicts if self._readable else ()
 
     def _for_better(self, job: Job, place: Place) -> tuple[Reason, ...]:
-        """Lines 12 to 20: it waits for GPUs on which it is faster than where it could start first.
-        No reason: it starts."""
+        """Lines 12 to 20: why it waits for GPUs on which it would be faster; empty if it starts."""
         aside = self.aside.get(job.id)
         if aside is None:
             run_s = work(job) / self.totals.usable  # g/G · ñ · α̃_min

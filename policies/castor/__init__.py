@@ -1,4 +1,4 @@
-"""Castor: which two jobs share GPUs, from when, and in what parts the newer one runs its batch."""
+"""Castor: which two jobs share GPUs, from when, and how the newer one's batch is split."""
 
 from policies.castor.policy import castor
 

@@ -1,4 +1,4 @@
-"""The interference ratio xi of two jobs, told from the profiles of both (Castor paper, 6)."""
+"""Predicts the interference ratios xi of two jobs from their profiles (Castor paper, 6)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Interference = Callable[[Job, Job, int, Mapping[str, Model]], Ratios]
 
 
 class Predicted:
-    """By the model that was trained here, else by the one that CARMA ships.
+    """Uses the model trained here, otherwise the one shipped with CARMA.
 
-    A pair is worked out once. It is found again by which indicators they are, and not by what these
-    say: to compare that takes longer than all the rest of a decision. Runs of one job, profiled
-    once, have the very same. They are kept for as long, so that no other can get their identity.
+    Pairs are cached by the identity of their profiles, since comparing values would take longer
+    than the rest of a decision. Runs of one job, profiled once, share one profile. Cached profiles
+    are kept alive, so that their identity is not reused.
     """
 
     def __init__(self, shipped: Boosted) -> None:
@@ -50,7 +50,7 @@ class Predicted:
 
 
 def ratios(model: Boosted, running: Profile, new: Profile, memory_mib: int) -> Ratios:
-    """At least 1 each: nobody is faster in company, whatever a model says beyond its data."""
+    """At least 1 each: sharing never speeds a job up, whatever a model extrapolates."""
     return _ratio(model, running, new, memory_mib), _ratio(model, new, running, memory_mib)
 
 

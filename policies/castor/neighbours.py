@@ -1,4 +1,4 @@
-"""Running jobs that a new one might share GPUs with, and how long they and it have to go."""
+"""Running jobs that a new one might share GPUs with, and remaining durations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Neighbour(NamedTuple):
 
 
 def neighbours(view: View) -> tuple[Neighbour, ...]:
-    """Those of which it is known what they would suffer, in the order of their first GPUs."""
+    """Running jobs whose slowdown can be predicted, in the order of their first GPUs."""
     alone: dict[int, list[GpuView]] = {}
     for gpu in view.gpus:
         if len(gpu.residents) == 1 and not unknown(gpu.residents[0]):
@@ -37,7 +37,7 @@ def neighbours(view: View) -> tuple[Neighbour, ...]:
 
 
 def unknown(job: Job) -> str:
-    """The code of what must be known of a job that shares GPUs; empty if all of it is."""
+    """The reason code of what is missing for the job to share GPUs; empty if nothing is."""
     profile = job.profile
     if profile is None or not profile.seconds or not profile.peak_mib:
         return "unprofiled"
@@ -67,7 +67,7 @@ def left_s(job: Job, now: float) -> float:
 
 
 def batch(job: Job) -> int:
-    """What may be split: its batch, if its owner gave one; else as good as nothing."""
+    """The batch size that may be split, if the owner declared one; otherwise 1."""
     return job.spec.batch_size or 1
 
 

@@ -1,4 +1,4 @@
-"""Whether a new job should start at once beside a running one, or when that has ended.
+"""Decides whether a new job starts at once next to a running one, or when that has ended.
 
 Castor paper, theorem 1 (5.1) and algorithm 2 (5.2.3). A is the running job, B the new one; xi is
 what a job's steps take in company over what they take alone (equations 4 and 5). All times are
@@ -30,7 +30,7 @@ Ratios = tuple[float, float]  # xi of the running job and of the new one, each â
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """When to start the new job, and what comes of it."""
+    """When to start the new job, and the resulting completion times."""
 
     share: bool  # now, beside the running one; else when that has ended
     running_jct_s: float

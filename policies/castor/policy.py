@@ -40,7 +40,7 @@ TURNS = 500  # of jobs that wait, in one plan: a line of thousands is not gone t
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Castor:
-    """`unshared` is how a job takes idle GPUs, as close together as can be (line 7)."""
+    """`unshared` places a job on idle GPUs, as close together as possible (line 7)."""
 
     name: str
     unshared: Ranked
@@ -85,7 +85,7 @@ class Castor:
             yield placement
 
     def _places(self, view: View, jobs: Sequence[Job]) -> tuple[Placement, ...]:
-        """Each job has its turn, as long as there is anything to be had."""
+        """Gives each job its turn while there are GPUs to place it on."""
         plan: list[Placement] = []
         room, waiting = look(view), 0
         for job in jobs:
@@ -114,7 +114,7 @@ class Castor:
         return Placement(job.id, (), verdicts, (*_obstacles(job, verdicts), no_room))
 
     def _alone(self, job: Job, view: View) -> Placement | None:
-        """On idle GPUs, where it is profiled if it never was."""
+        """A placement on idle GPUs, with a profiling run if the job has no profile."""
         placement = self.unshared.place(job, view)
         if not placement.gpus:
             return None
@@ -124,7 +124,7 @@ class Castor:
         return profiled(placement, job, view, settings.run_s, evict=False)
 
     def _beside(self, new: Newcomer, room: Room) -> Placement | None:
-        """On neighbours' GPUs, and on idle ones for what is missing of them."""
+        """A placement on neighbours' GPUs, and on idle ones for the rest."""
         choice = self.sharing.choose(new, room)
         if choice is None:
             return None
@@ -167,7 +167,7 @@ def _only(view: View, keep: Callable[[GpuId], bool]) -> View:
 
 
 def _obstacles(job: Job, verdicts: tuple[Verdict, ...]) -> tuple[Reason, ...]:
-    """What must be known of the job itself, else the neighbour that came closest to a gain."""
+    """What is unknown about the job itself, otherwise the neighbour that came closest to a gain."""
     if missing := unknown(job):
         return (Reason(missing, detail="this job"),)
     reasons = (reason for verdict in verdicts for reason in verdict.refused)

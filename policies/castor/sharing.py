@@ -46,7 +46,7 @@ from policies.memory import lacking, need_mib
 
 
 class Room(NamedTuple):
-    """What there is to be had in a view."""
+    """What is available in a view."""
 
     view: View
     idle: tuple[GpuView, ...]
@@ -59,7 +59,7 @@ def look(view: View) -> Room:
 
 
 class Newcomer(NamedTuple):
-    """A job in line that may share, and what each neighbour is judged by."""
+    """A queued job that may share, with what is needed to judge neighbours."""
 
     job: Job
     wanted: Demand
@@ -76,7 +76,7 @@ def newcomer(job: Job, view: View) -> Newcomer | None:
 
 
 class Pair(NamedTuple):
-    """A neighbour, those of its GPUs that the job could use, and what would come of it."""
+    """A neighbour, those of its GPUs that the job could use, and the resulting completion times."""
 
     neighbour: Neighbour
     gpus: tuple[GpuView, ...]
