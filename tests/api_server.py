@@ -36,6 +36,7 @@ from carmad.testing.fake_world import FakeWorld
 from estimators.declared import Declared
 from policies import builtin
 from recovery import ladder
+from tests.attempts import until
 
 ROOT_JOBS = Settings(access=Access(root_jobs=True))
 CAPABILITIES = Capabilities("test", ("utilization",), (("sm_active", "it is a test"),))
@@ -101,11 +102,16 @@ class Daemon:
         self.inbox.request(self.world.sampled()).result(5)
 
     def run_kernel(self, job: int, mib: int = 1000) -> None:
-        self.world.run_kernel(JobId(job), mib)
+        self.world.run_kernel(self._launched(job), mib)
         self.sample()
 
     def exit(self, job: int, exit: Exit | None = None) -> None:
-        self.inbox.request(self.world.exited(JobId(job), exit)).result(5)
+        self.inbox.request(self.world.exited(self._launched(job), exit)).result(5)
+
+    def _launched(self, job: int) -> JobId:
+        """A submission is acknowledged before its job is estimated and launched."""
+        until(lambda: any(id == job for id, _ in list(self.world.alive)), "the job to be launched")
+        return JobId(job)
 
     def call(self, method: str, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
         """As this process's own user."""

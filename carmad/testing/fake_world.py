@@ -74,8 +74,9 @@ class FakeWorld:
 
     def attempt(self, id: JobId) -> Key:
         """The one that is alive."""
-        (key,) = (key for key in list(self.alive) if key[0] == id)
-        return key
+        alive = [key for key in list(self.alive) if key[0] == id]
+        assert alive, f"job {id} is not running"
+        return alive[0]
 
     def run_kernel(self, id: JobId, memory_mib: int = 1000) -> None:
         """From now on the job runs kernels and holds `memory_mib` on each of its GPUs."""
