@@ -83,7 +83,7 @@ class Time:
 
 
 class Cards:
-    """The GPUs of a world in memory, as the monitor reads them: it knows processes, and no jobs."""
+    """The GPUs of a world in memory, as the monitor reads them."""
 
     name = "pretended"
 
