@@ -83,7 +83,7 @@ class Daemon:
     def perform(self, action: Action) -> None:
         """A job that is told to stop ends at once."""
         self.world.perform(action)
-        if isinstance(action, Stop):
+        if isinstance(action, Stop) and (action.job.id, action.job.attempt) in self.world.alive:
             self.inbox.post(self.world.exited(action.job.id, Exit(Cause.CANCELLED, signal=15)))
 
     def start(self) -> None:

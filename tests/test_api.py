@@ -25,7 +25,7 @@ from carmad.api.times import stamp
 from carmad.config import Access, Collocation, Limits, Monitor, Preconditions, Settings
 from carmad.core.decision import Placement, Reason
 from carmad.core.layout import Layout, Stage
-from carmad.core.messages import Action, Discovered, Exited, Step, Stop, Tick
+from carmad.core.messages import Discovered, Exited, Step, Tick
 from carmad.core.types import (
     Cause,
     Exit,
@@ -609,13 +609,6 @@ def test_cancel_hold_release_requeue(daemon: Daemon) -> None:
 def test_one_that_is_preempted_can_be_cancelled_and_held(
     tmp_path: Path, what: str, message: str, state: str
 ) -> None:
-    class Slow(Daemon):
-        """Its processes take their time to end."""
-
-        def perform(self, action: Action) -> None:
-            if not isinstance(action, Stop):
-                super().perform(action)
-
     preempted = a_job(
         1,
         state=JobState.STOPPING,
@@ -625,17 +618,13 @@ def test_one_that_is_preempted_can_be_cancelled_and_held(
     )
     with contextlib.closing(SqlStore.open(tmp_path / "carma.db")) as store:
         store.commit(Step((Tick(1.0),), (preempted,), (), ()))
-    daemon = Slow(tmp_path)
-    daemon.start()
-    try:
+    with running(tmp_path) as daemon:  # which does not have its processes: they end when we say so
         assert act(daemon, what, 1) == {"1": (True, message)}
         daemon.inbox.post(Exited(2.0, JobId(1), 1, Exit(Cause.FAILURE, signal=15)))
         daemon.inbox.ask(lambda core: None).result(10)
         job = daemon.call("GET", "/v1/jobs/1")[1]
         assert (job["state"], job["gpus"]) == (state, job["gpus"] if what == "cancel" else [])
         assert not daemon.world.alive
-    finally:
-        daemon.stop()
 
 
 def test_a_running_job_tells_of_its_steps(daemon: Daemon) -> None:
