@@ -16,18 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from carmad.config import Access, Settings
-from carmad.core.messages import (
-    Action,
-    Discovered,
-    Estimated,
-    EstimateMemory,
-    Exited,
-    Launch,
-    Sampled,
-    Stop,
-)
+from carmad.core.messages import Action, Discovered, Stop
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import Cause, Estimate, Exit, GpuSample, JobId, JobSpec, ProcessUse
+from carmad.core.types import Cause, Estimate, Exit, JobId, JobSpec
 from carmad.daemon import doctor
 from carmad.engine.clock import Clock
 from carmad.engine.engine import Engine
@@ -41,9 +32,11 @@ from carmad.learned.experience import Experience
 from carmad.learned.models import Models
 from carmad.store.sql import SqlStore
 from carmad.testing import a_gpu
+from carmad.testing.fake_world import FakeWorld
 from estimators.declared import Declared
 from policies import builtin
 from recovery import ladder
+from tests.attempts import until
 
 ROOT_JOBS = Settings(access=Access(root_jobs=True))
 CAPABILITIES = Capabilities("test", ("utilization",), (("sm_active", "it is a test"),))
@@ -59,14 +52,12 @@ class Untrained(Models):
 
 
 class Daemon:
-    """`launched` has the attempts that the core started, as (job, attempt)."""
-
     def __init__(self, folder: Path, settings: Settings = ROOT_JOBS, gpus: int = 3) -> None:
         self.settings = settings
         self.store = SqlStore.open(folder / "carma.db")
         self.inbox = Inbox(Clock(), 1)
         self.gpus = tuple(a_gpu(n) for n in range(gpus))
-        self.launched: list[tuple[JobId, int]] = []
+        self.world = FakeWorld(self.gpus, self.inbox.clock, self.inbox.post)
         scheduler = Scheduler(settings, builtin.magm(settings), ladder.exclusive(settings))
         self.service = Service(
             self.inbox,
@@ -90,17 +81,10 @@ class Daemon:
         self._core = threading.Thread(target=engine.run, daemon=True)
 
     def perform(self, action: Action) -> None:
-        now = self.inbox.clock()
-        match action:
-            case EstimateMemory(job):
-                answer = Declared().estimate(job.spec)
-                estimate = answer if isinstance(answer, Estimate) else None
-                self.inbox.post(Estimated(now, job.id, estimate))
-            case Launch(job):
-                self.launched.append((job.id, job.attempt))
-            case Stop(job):
-                exit = Exit(Cause.CANCELLED, signal=15)
-                self.inbox.post(Exited(now, job.id, job.attempt, exit))
+        """A job that is told to stop ends at once."""
+        self.world.perform(action)
+        if isinstance(action, Stop) and (action.job.id, action.job.attempt) in self.world.alive:
+            self.inbox.post(self.world.exited(action.job.id, Exit(Cause.CANCELLED, signal=15)))
 
     def start(self) -> None:
         self._core.start()
@@ -114,27 +98,20 @@ class Daemon:
         self._core.join(5)
         self.store.close()
 
-    def sample(self, **changes: Any) -> None:
-        """One reading of every GPU."""
-        now = self.inbox.clock()
-        samples = tuple(
-            GpuSample(gpu.id, now, **({"memory_used_mib": 0} | changes)) for gpu in self.gpus
-        )
-        self.inbox.request(Sampled(now, samples)).result(5)
+    def sample(self) -> None:
+        self.inbox.request(self.world.sampled()).result(5)
 
-    def kernel(self, job: int, mib: int = 1000) -> None:
-        """The job runs a kernel on each of its GPUs."""
-        now = self.inbox.clock()
-        on = self.inbox.ask(lambda core: core.jobs[JobId(job)].gpus).result(5)
-        use = ProcessUse(4000 + job, mib, 0.5, JobId(job))
-        samples = tuple(GpuSample(gpu, now, mib, processes=(use,)) for gpu in on)
-        self.inbox.request(Sampled(now, samples)).result(5)
+    def run_kernel(self, job: int, mib: int = 1000) -> None:
+        self.world.run_kernel(self._launched(job), mib)
+        self.sample()
 
     def exit(self, job: int, exit: Exit | None = None) -> None:
-        now = self.inbox.clock()
-        attempt = dict(self.launched)[JobId(job)]
-        exit = exit or Exit(Cause.SUCCESS, 0)
-        self.inbox.request(Exited(now, JobId(job), attempt, exit)).result(5)
+        self.inbox.request(self.world.exited(self._launched(job), exit)).result(5)
+
+    def _launched(self, job: int) -> JobId:
+        """A submission is acknowledged before its job is estimated and launched."""
+        until(lambda: any(id == job for id, _ in list(self.world.alive)), "the job to be launched")
+        return JobId(job)
 
     def call(self, method: str, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
         """As this process's own user."""

@@ -10,15 +10,26 @@ from carmad.core.messages import (
     DrainRequested,
     HoldRequested,
     RequeueRequested,
+    Submitted,
     Tick,
 )
 from carmad.core.types import Cause, Exit, JobId
-from tests.world import Server
+from carmad.store import environments
+from carmad.testing import FakeServer, a_spec
 
 OOM = Exit(Cause.GPU_OOM, 1, evidence="CUDA out of memory", tried_mib=2000, free_mib=100)
 
 
-class Busy(Server):
+class Busy(FakeServer):
+    def submit(self, **spec: object) -> JobId:
+        """With its environment as the daemon takes it in: apart from the job."""
+        whole = a_spec(**spec)
+        bare = environments.without(whole)
+        id = JobId(self.next_id)
+        self.next_id += 1
+        self.tell(Submitted(self.now, id, (bare,), env=whole.env))
+        return id
+
     def busy_day(self, seconds: int, seed: int = 0) -> Iterator[int]:
         """Some of everything that happens, second by second."""
         rng = random.Random(seed)
@@ -26,8 +37,8 @@ class Busy(Server):
         for second in range(seconds):
             self.sample(1.0)
             for gpu in self.gpus:
-                self.sm[gpu.id] = rng.random()
-                self.dram[gpu.id] = rng.random() / 2
+                self.sm_active[gpu.id] = rng.random()
+                self.dram_active[gpu.id] = rng.random() / 2
             if rng.random() < 0.3:
                 wishes = {"gpus": rng.choice((1, 1, 1, 2)), "exclusive": rng.random() < 0.1}
                 mib = rng.choice((None, 8000, 20_000, 39_000))
@@ -39,7 +50,7 @@ class Busy(Server):
                     if self.last(id).ended:
                         ended.append(id)
                 elif rng.random() < 0.5:
-                    self.kernel(id, rng.randrange(500, 8000))
+                    self.run_kernel(id, rng.randrange(500, 8000))
             self._whim(rng, ended)
             yield second
 

@@ -25,7 +25,7 @@ from carmad.api.times import stamp
 from carmad.config import Access, Collocation, Limits, Monitor, Preconditions, Settings
 from carmad.core.decision import Placement, Reason
 from carmad.core.layout import Layout, Stage
-from carmad.core.messages import Action, Discovered, Exited, Step, Stop, Tick
+from carmad.core.messages import Discovered, Exited, Step, Tick
 from carmad.core.types import (
     Cause,
     Exit,
@@ -345,7 +345,7 @@ def test_estimators_are_held_against_what_was_measured(open_path: Path) -> None:
     settings = replace(ROOT_JOBS, monitor=Monitor(period_s=0.001))  # so that a moment teaches
     with running(open_path, settings) as daemon:
         id = submit(daemon, memory_mib=10_000)
-        daemon.kernel(id, 12_000)
+        daemon.run_kernel(id, 12_000)
         time.sleep(0.01)
         daemon.exit(id)
         out = daemon.call("GET", "/v1/estimators")[1]
@@ -367,7 +367,7 @@ def test_estimators_are_held_against_what_was_measured(open_path: Path) -> None:
 
 def test_a_job_is_told_from_submission_to_its_end(daemon: Daemon) -> None:
     id = submit(daemon, memory_mib=1000, time_limit_s=60, expected_s=30, stdout="out/%x-%j.log")
-    daemon.kernel(id, 1234)
+    daemon.run_kernel(id, 1234)
     out = daemon.call("GET", f"/v1/jobs/{id}")[1]
     assert (out["state"], out["code"], out["memory"]["used_mib"]) == ("running", "R", 1234)
     assert (out["memory"]["estimate_mib"], out["memory"]["estimate_source"]) == (1000, "declared")
@@ -391,7 +391,7 @@ def test_a_job_is_told_from_submission_to_its_end(daemon: Daemon) -> None:
 def test_an_oom_is_told_and_the_job_waits_in_the_recovery_queue(open_path: Path) -> None:
     settled_at_once = replace(ROOT_JOBS, monitor=Monitor(window_s=0.001))
     with running(open_path, settled_at_once, gpus=1) as daemon:
-        daemon.kernel(submit(daemon))
+        daemon.run_kernel(submit(daemon))
         id = submit(daemon)
         daemon.sample()
         oom = Exit(Cause.GPU_OOM, 1, evidence="CUDA out of memory", tried_mib=9, free_mib=99)
@@ -407,7 +407,7 @@ def test_an_oom_is_told_and_the_job_waits_in_the_recovery_queue(open_path: Path)
 
 def test_what_helps_a_job_that_no_gpu_can_hold(daemon: Daemon) -> None:
     id = submit(daemon)
-    daemon.kernel(id)
+    daemon.run_kernel(id)
     daemon.exit(id, Exit(Cause.GPU_OOM, 1, evidence="CUDA out of memory"))
     out = daemon.call("GET", f"/v1/jobs/{id}/why")[1]
     assert out["job"]["state"] == "out_of_memory"
@@ -416,7 +416,8 @@ def test_what_helps_a_job_that_no_gpu_can_hold(daemon: Daemon) -> None:
 
 
 def test_why_names_each_gpus_reasons_and_what_would_help(daemon: Daemon) -> None:
-    daemon.sample(memory_used_mib=30_000)
+    daemon.world.used_mib = dict.fromkeys(daemon.world.used_mib, 30_000)
+    daemon.sample()
     id = submit(daemon, memory_mib=20_000)
     behind = submit(daemon)
     out = daemon.call("GET", f"/v1/jobs/{id}/why")[1]
@@ -431,7 +432,8 @@ def test_why_names_each_gpus_reasons_and_what_would_help(daemon: Daemon) -> None
     out = daemon.call("GET", f"/v1/jobs/{behind}/why")[1]
     assert out["behind"] == {"id": id, "label": str(id)}
     assert (out["position"], out["job"]["reason"]) == (2, "(Priority)")
-    daemon.sample(memory_used_mib=0)
+    daemon.world.used_mib = dict.fromkeys(daemon.world.used_mib, 0)
+    daemon.sample()
     assert daemon.call("GET", f"/v1/jobs/{id}/why")[1]["chosen"] != []
 
 
@@ -607,13 +609,6 @@ def test_cancel_hold_release_requeue(daemon: Daemon) -> None:
 def test_one_that_is_preempted_can_be_cancelled_and_held(
     tmp_path: Path, what: str, message: str, state: str
 ) -> None:
-    class Slow(Daemon):
-        """Its processes take their time to end."""
-
-        def perform(self, action: Action) -> None:
-            if not isinstance(action, Stop):
-                super().perform(action)
-
     preempted = a_job(
         1,
         state=JobState.STOPPING,
@@ -623,17 +618,13 @@ def test_one_that_is_preempted_can_be_cancelled_and_held(
     )
     with contextlib.closing(SqlStore.open(tmp_path / "carma.db")) as store:
         store.commit(Step((Tick(1.0),), (preempted,), (), ()))
-    daemon = Slow(tmp_path)
-    daemon.start()
-    try:
+    with running(tmp_path) as daemon:  # which does not have its processes: they end when we say so
         assert act(daemon, what, 1) == {"1": (True, message)}
         daemon.inbox.post(Exited(2.0, JobId(1), 1, Exit(Cause.FAILURE, signal=15)))
         daemon.inbox.ask(lambda core: None).result(10)
         job = daemon.call("GET", "/v1/jobs/1")[1]
         assert (job["state"], job["gpus"]) == (state, job["gpus"] if what == "cancel" else [])
-        assert daemon.launched == []
-    finally:
-        daemon.stop()
+        assert not daemon.world.alive
 
 
 def test_a_running_job_tells_of_its_steps(daemon: Daemon) -> None:

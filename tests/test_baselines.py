@@ -10,11 +10,10 @@ from carmad.core.messages import DrainRequested, Tick, Wake
 from carmad.core.types import Cause, Estimate, Exit, JobState, Retry
 from carmad.core.window import Score
 from carmad.plugin import AskAgain, Placement, Preemption
-from carmad.testing import a_gpu, a_gpu_view, a_view, check_policy
+from carmad.testing import FakeServer, a_gpu, a_gpu_view, a_view, check_policy
 from policies import baselines
 from policies.preemptive import Preemptive
 from tests.planning import gpu_views, queued, running_on, where
-from tests.world import Server
 
 S = JobState
 PREEMPTING = Settings(limits=Limits(preemption=True, kill_grace_s=30.0))
@@ -38,7 +37,7 @@ def preempted(plan):
 
 
 def line(policy, *jobs):
-    server = Server(gpus=0, policy=policy(Settings()))
+    server = FakeServer(gpus=0, policy=policy(Settings()))
     for spec in jobs:
         server.submit(**spec)
     return [job.id for job in server.scene.line]
@@ -155,7 +154,7 @@ def test_horus_puts_at_most_three_jobs_on_a_gpu():
 
 
 def srtf(gpus=1, settings=PREEMPTING):
-    return Server(gpus=gpus, settings=settings, policy=baselines.srtf(settings))
+    return FakeServer(gpus=gpus, settings=settings, policy=baselines.srtf(settings))
 
 
 def stopping(server):
@@ -329,7 +328,7 @@ LIMIT = baselines.FIRST_QUEUE_GPU_S
 
 
 def tiresias(gpus=1, settings=PREEMPTING):
-    return Server(gpus=gpus, settings=settings, policy=baselines.tiresias(settings))
+    return FakeServer(gpus=gpus, settings=settings, policy=baselines.tiresias(settings))
 
 
 def at(server, now):
@@ -400,7 +399,7 @@ def drive(make, tasks, gpus, stop_s, kill_grace_s=30.0):
     """
     limits = Limits(preemption=True, kill_grace_s=kill_grace_s)
     settings = Settings(limits=limits, monitor=Monitor(stale_s=math.inf))
-    server = Server(gpus=gpus, settings=settings, policy=make(settings))
+    server = FakeServer(gpus=gpus, settings=settings, policy=make(settings))
     todo = sorted(tasks, reverse=True)
     left_s, done_at, gone_at, told, ended = {}, {}, {}, set(), {}
     while todo or server.alive:

@@ -13,12 +13,9 @@ from carmad.core.messages import (
     CancelRequested,
     Discovered,
     Estimated,
-    EstimateMemory,
     Exited,
-    Launch,
     Noticed,
     Sampled,
-    Stop,
     Submitted,
     Tick,
 )
@@ -31,29 +28,12 @@ from carmad.engine.inbox import Delivery, Inbox
 from carmad.loop import Follower
 from carmad.store.sql import SqlStore, StoreFull
 from carmad.testing import a_gpu, a_job, a_spec
+from carmad.testing.fake_world import FakeWorld
 from policies import builtin
 from recovery import ladder
 from tests.attempts import until
 
 GPU = a_gpu()
-
-
-class World:
-    """Estimates at once, and remembers what it was asked."""
-
-    def __init__(self, inbox):
-        self.inbox = inbox
-        self.launched = []
-        self.stopped = []
-
-    def perform(self, action):
-        match action:
-            case EstimateMemory(job):
-                self.inbox.post(Estimated(0.0, job.id, None))
-            case Launch(job):
-                self.launched.append((job.id, job.attempt))
-            case Stop(job):
-                self.stopped.append((job.id, job.attempt, job.stop))
 
 
 class FullStore:
@@ -89,7 +69,7 @@ class Daemon:
         settings = Settings()
         self.store = FullStore(SqlStore.open(path / "carma.db"))
         self.inbox = Inbox(Clock(), 1)
-        self.world = World(self.inbox)
+        self.world = FakeWorld((GPU,), lambda: 0.0, self.inbox.post)
         self.scheduler = Scheduler(settings, builtin.magm(settings), ladder.exclusive(settings))
         self.steps = []
         self.engine = Engine(
@@ -97,7 +77,7 @@ class Daemon:
         )
         self.thread = threading.Thread(target=self.engine.run)
         self.inbox.post(Discovered(0.0, (GPU,)))
-        self.inbox.post(Sampled(0.0, (GpuSample(GPU.id, 0.0, 0, 40_960),)))
+        self.inbox.post(self.world.sampled())
         self.thread.start()
 
     def submit(self, **spec):
@@ -159,14 +139,14 @@ def test_what_is_not_committed_is_refused_and_not_acted_on(daemon):
     with pytest.raises(StoreFull):
         done.result(10)
     settle(daemon)
-    assert daemon.world.launched == []
+    assert not daemon.world.alive
     assert daemon.inbox.ask(lambda core: dict(core.jobs)).result(10) == {}
     daemon.store.full = False
     again, done = daemon.submit()
     done.result(10)
     settle(daemon)
     assert again > id  # an id is never given twice
-    assert daemon.world.launched == [(again, 1)]
+    assert list(daemon.world.alive) == [(again, 1)]
 
 
 def test_news_from_the_world_waits_for_room_on_the_disk(daemon):
@@ -211,7 +191,7 @@ def test_on_a_full_disk_a_running_job_can_be_cancelled_and_a_queued_one_cannot(d
         with pytest.raises(StoreFull):  # the whole of it is what was asked for
             both = [CancelRequested(2.0, id, "ada") for id in (running, queued)]
             daemon.inbox.request(*both).result(10)
-    assert daemon.world.stopped == [(running, 1, Cause.CANCELLED)]
+    assert daemon.world.stops == [(running, 1, Cause.CANCELLED)]
     assert daemon.state(running) is JobState.STARTING  # what is not on disk is no fact
     assert len(daemon.engine._kept) == 1
     daemon.fill(False)
@@ -229,7 +209,7 @@ def test_on_a_full_disk_a_time_limit_ends_its_job_and_is_not_tried_at_every_samp
         now = 1000.0 + second
         daemon.inbox.post(Sampled(now, (GpuSample(GPU.id, now, 0, 40_960),)))
         settle(daemon)
-    assert daemon.world.stopped == [(id, 1, Cause.TIME_LIMIT)]
+    assert daemon.world.stops == [(id, 1, Cause.TIME_LIMIT)]
     restores = daemon.store.restores
     daemon.engine._keep_until = math.inf
     for _ in range(50):
@@ -251,7 +231,7 @@ def test_on_a_full_disk_nobody_is_preempted(daemon):
     daemon.inbox.post(Tick(2.0))
     settle(daemon)
     assert daemon.store.restores == 1
-    assert daemon.world.stopped == []
+    assert daemon.world.stops == []
     assert daemon.state(id) is JobState.STARTING
     del daemon.scheduler._take
     daemon.fill(False)
@@ -271,7 +251,7 @@ def test_a_stop_that_was_not_committed_survives_the_daemon(tmp_path, cause, stat
     else:
         first.inbox.post(Tick(1000.0))
         settle(first)
-    assert first.world.stopped == [(id, 1, cause)]
+    assert first.world.stops == [(id, 1, cause)]
     first.close()
     second = Daemon(tmp_path)
     second.inbox.ask(lambda core: second.engine._reload()).result(10)
@@ -337,8 +317,8 @@ def test_what_was_measured_is_saved_when_the_daemon_stops(daemon):
 def test_time_passes_though_nobody_has_news(daemon):
     """As when the driver hangs, and with it the monitor: time limits hold all the same."""
     id = daemon.start(time_limit_s=60.0)
-    until(lambda: daemon.world.stopped, "the job to be stopped")
-    assert daemon.world.stopped[0] == (id, 1, Cause.TIME_LIMIT)
+    until(lambda: daemon.world.stops, "the job to be stopped")
+    assert daemon.world.stops[0] == (id, 1, Cause.TIME_LIMIT)
     ticks = [event for step in daemon.steps for event in step.events if isinstance(event, Tick)]
     assert ticks and daemon.state(id) is JobState.STOPPING
 
@@ -395,5 +375,5 @@ def test_restore_does_what_was_left_undone(tmp_path):
     store.close()
     daemon = Daemon(tmp_path)
     daemon.engine.restore()
-    assert daemon.world.launched == [(1, 1)]
+    assert list(daemon.world.alive) == [(1, 1)]
     daemon.close()

@@ -12,34 +12,19 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "carma-policy-example"
+SEE_IT_AT_WORK = (ROOT / "docs" / "plugins.md").read_text().partition("## See it at work")[2]
+AT_WORK = SEE_IT_AT_WORK.split("```python\n")[1].split("```")[0]
 
 FOUND = """
 from carmad import registry
 from carmad.config import Settings
-from carmad.core.messages import Discovered, Estimated, Launch, Sampled, Submitted
-from carmad.core.scheduler import Scheduler
-from carmad.core.types import GpuSample
-from carmad.testing import a_gpu, a_spec, check_policy
-from recovery import ladder
+from carmad.testing import check_policy
 
 settings = Settings(policy="least_jobs")
 assert "least_jobs" in registry.names("policies")
 policy = registry.policy(settings)
 assert policy.name == "least_jobs"
 check_policy(policy, settings)
-
-scheduler = Scheduler(settings, policy, ladder.exclusive(settings))
-gpus = (a_gpu(0), a_gpu(1))
-scheduler.handle(Discovered(0.0, gpus))
-scheduler.handle(
-    Sampled(0.0, tuple(GpuSample(gpu.id, 0.0, 0, gpu.memory_mib, 0.0, 0.0, 0.0) for gpu in gpus))
-)
-scheduler.handle(Submitted(0.0, 1, (a_spec(), a_spec())))
-launched = []
-for job in (1, 2):
-    step = scheduler.handle(Estimated(0.0, job, None))
-    launched += [action.job.gpus for action in step.actions if isinstance(action, Launch)]
-assert launched == [(gpus[0].id,), (gpus[1].id,)], launched
 """
 
 SETTINGS = """
@@ -97,7 +82,11 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-@pytest.mark.parametrize("program", [FOUND, SETTINGS], ids=["plugin", "settings and reasons"])
+@pytest.mark.parametrize(
+    "program",
+    [FOUND, AT_WORK, SETTINGS],
+    ids=["plugin", "at work, as documented", "settings and reasons"],
+)
 def test_it_is_found_and_works(target: Path, tmp_path: Path, program: str) -> None:
     env = {**os.environ, "PYTHONPATH": f"{target}{os.pathsep}{ROOT}"}
     subprocess.run([sys.executable, "-c", program], env=env, cwd=tmp_path, check=True, timeout=120)

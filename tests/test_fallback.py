@@ -20,9 +20,8 @@ from carmad.daemon import doctor
 from carmad.errors import CarmaError
 from carmad.guards import GuardedPolicy, GuardedPredictor, GuardedRecovery, Trouble
 from carmad.sim import failing
-from carmad.testing import a_job
+from carmad.testing import FakeServer, a_job
 from policies import builtin
-from tests.world import Server
 
 LONG = 60.0  # s: nobody waits for it
 SHORT = 0.0625
@@ -75,15 +74,17 @@ def hanging() -> Iterator[Callable[[], None]]:
     released.set()
 
 
-def served(fake: Fake, fallback: bool = True, timeout_s: float = LONG, **more: object) -> Server:
+def served(
+    fake: Fake, fallback: bool = True, timeout_s: float = LONG, **more: object
+) -> FakeServer:
     """Under the fake, with a busy GPU so that whoever comes next waits in line."""
     settings = Settings(policy="fake", policy_fallback="magm" if fallback else "")
     deputy = GuardedPolicy(builtin.magm(settings), LONG) if fallback else None
     policy = GuardedPolicy(fake, timeout_s, deputy=settings.policy_fallback)
-    return Server(gpus=1, settings=settings, policy=policy, fallback=deputy, **more)
+    return FakeServer(gpus=1, settings=settings, policy=policy, fallback=deputy, **more)
 
 
-def story(server: Server, id: int) -> tuple[str, list[str], list[str]]:
+def story(server: FakeServer, id: int) -> tuple[str, list[str], list[str]]:
     decision = server.scene.decisions[id]
     reasons, explanation = decision.placement.reasons, decision.placement.explanation
     return decision.policy, [r.code for r in reasons], [r.code for r in explanation]
@@ -190,7 +191,7 @@ def test_a_fallback_that_fails_too_is_reported() -> None:
     settings = Settings(policy="fake", policy_fallback="other")
     fake, other = Fake(), Fake()
     fake.act = other.act = oops
-    server = Server(gpus=1, settings=settings, policy=fake, fallback=other)
+    server = FakeServer(gpus=1, settings=settings, policy=fake, fallback=other)
     id = server.submit()
     assert server.job(id).state is JobState.QUEUED
     assert story(server, id)[1:] == (["policy_failed"], ["policy_fallback"])
@@ -208,7 +209,7 @@ def test_the_fallback_breaks_no_hard_rule_and_keeps_no_memory_of_the_policys() -
 
     fake = Fake()
     fake.act = oops
-    server = Server(gpus=1, settings=Settings(policy="fake"), policy=fake, fallback=Other())
+    server = FakeServer(gpus=1, settings=Settings(policy="fake"), policy=fake, fallback=Other())
     first, second = server.submit(), server.submit()
     assert server.job(first).state is JobState.STARTING
     assert story(server, second)[1] == ["first_kernel"]
@@ -246,11 +247,11 @@ def test_an_answer_to_another_question_ends_no_trouble(caplog) -> None:
     for _ in range(3):
         fake.act = oops
         with pytest.raises(KeyError):
-            guarded.plan(Server().scheduler.view(0.0))
+            guarded.plan(FakeServer().scheduler.view(0.0))
         fake.act = lambda: None
         guarded.order(a_job(1))
     assert guarded.trouble and (guarded.trouble.times, guarded.trouble.over) == (3, False)
-    guarded.plan(Server().scheduler.view(0.0))
+    guarded.plan(FakeServer().scheduler.view(0.0))
     assert guarded.trouble.over
     assert len(lines(caplog)) == 2
 
@@ -268,7 +269,7 @@ def test_one_that_hangs_is_logged_with_where_it_is(caplog, hanging) -> None:
 def test_doctor_fails_until_it_answers() -> None:
     fake = Fake()
     policy = GuardedPolicy(fake, LONG)
-    server = Server(gpus=1, policy=policy)
+    server = FakeServer(gpus=1, policy=policy)
     settings = Settings(policy="fake")
 
     def said() -> list[tuple[bool | None, str]]:
@@ -423,7 +424,7 @@ def test_one_loaded_anew_decides(clock, hanging) -> None:
 # -- again, as from a journal
 
 
-def replayed(server: Server, settings: Settings, policy, fallback) -> list[Step]:
+def replayed(server: FakeServer, settings: Settings, policy, fallback) -> list[Step]:
     """What a new core makes of the same events, with plugins that are well."""
     from carmad.core.scheduler import Scheduler
     from recovery import ladder

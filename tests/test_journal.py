@@ -42,11 +42,10 @@ from carmad.sim.shadow import reproduce
 from carmad.store import journal
 from carmad.store.journal import Begin, Journal
 from carmad.store.sql import SqlStore, StoreFull
-from carmad.testing import a_gpu, a_spec
+from carmad.testing import FakeServer, a_gpu, a_spec
 from policies import builtin
 from recovery import ladder
 from tests.recorded import PLENTY, Recorded
-from tests.world import Server
 
 
 def plain(directory: Path) -> str:
@@ -439,7 +438,7 @@ def told(*followers: Any) -> Callable[[Step], None]:
 
 
 def test_a_step_that_another_could_not_be_told_of_is_in_the_journal(tmp_path: Path) -> None:
-    server = Server()
+    server = FakeServer()
     log = Journal(tmp_path, server.scheduler, "1.2.3", PLENTY)
     log.restored()
     committed = told(SimpleNamespace(committed=broken, restored=lambda: None), log)
@@ -449,7 +448,7 @@ def test_a_step_that_another_could_not_be_told_of_is_in_the_journal(tmp_path: Pa
 
 
 def test_a_segment_begins_after_a_step_that_the_journal_could_not_take(tmp_path: Path) -> None:
-    server = Server()
+    server = FakeServer()
     log = Journal(tmp_path, server.scheduler, "1.2.3", PLENTY)
     log.restored()
     committed = told(log)

@@ -29,12 +29,11 @@ from carmad.sim.hardware import parse
 from carmad.sim.run import simulate
 from carmad.sim.task import Load, Task, Trace
 from carmad.store import codec
-from carmad.testing import a_gpu, a_view, changed, check_policy
+from carmad.testing import FakeServer, a_gpu, a_view, changed, check_policy
 from policies.lucid import Lucid, packing
 from policies.lucid.settings import LucidSettings
 from policies.lucid.turn import REPORTED, VERDICTS
 from tests.planning import gpu_views, queued, running_on, where
-from tests.world import Server as World
 
 S = JobState
 # Tiny up to a utilisation of 0.4, Medium up to 0.8, else Jumbo.
@@ -775,15 +774,15 @@ def test_without_the_estimator_no_duration_keeps_a_pair_apart():
 def test_a_pair_that_changes_is_parted_and_stays_parted():
     """In a core: the same program thrice, which is calm in its first run and busy later."""
     tree = replace(TREE, features=("sm_active", "amp"))
-    server = World(gpus=1, settings=PREEMPTING, policy=Lucid())
+    server = FakeServer(gpus=1, settings=PREEMPTING, policy=Lucid())
     server.tell(Trained(server.now, (("packing", tree),)))
     (gpu,) = server.gpus
 
     def starts(sm_active):
         id = server.submit(expected_s=1000.0)
         server.pass_time(1)
-        server.kernel(id)
-        server.sm[gpu.id] = sm_active
+        server.run_kernel(id)
+        server.sm_active[gpu.id] = sm_active
         server.pass_time(40)
         return id
 
@@ -796,11 +795,11 @@ def test_a_pair_that_changes_is_parted_and_stays_parted():
     fourth = server.submit(expected_s=1000.0)
     server.pass_time(5)
     assert server.why(fourth)[0] == {0: ["jobs_per_gpu"]}
-    server.sm[gpu.id] = 0.95
+    server.sm_active[gpu.id] = 0.95
     server.pass_time(40)
     assert server.stopping == {(third, 1)}
     server.exit(third, Exit(Cause.FAILURE, None, 15))
-    server.sm[gpu.id] = 0.4
+    server.sm_active[gpu.id] = 0.4
     server.pass_time(40)
     assert (server.job(second).state, server.job(third).state) == (S.RUNNING, S.QUEUED)
     assert server.job(fourth).gpus == (gpu.id,)  # it may join, where the other may not

@@ -31,12 +31,11 @@ from carmad.sim.shadow import reproduce
 from carmad.store import codec, journal
 from carmad.store.sql import SqlStore
 from carmad.store.table import row
-from carmad.testing import a_job, a_spec, changed
+from carmad.testing import FakeServer, a_job, a_spec, changed
 from policies import builtin
 from tests.busy import Busy
 from tests.daemon import Carmad, train
 from tests.recorded import PLENTY, Recorded
-from tests.world import Server
 
 LEAF = Tree("a class", "a test", ("x",), ("tiny",), (Node((1,)),), 1, 0.0)
 
@@ -91,12 +90,12 @@ def test_a_quiet_week_is_told_from_an_unknown_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("evict", [True, False])
 def test_a_profiling_run_ends_though_the_daemon_was_down_when_it_was_over(evict: bool) -> None:
-    server = Server()
+    server = FakeServer()
     id = server.submit()
-    server.kernel(id)
+    server.run_kernel(id)
     server.sample(1.0)
     running = changed(server.job(id), profiling=ProfilingRun(server.now + 50, evict))
-    after = Server()
+    after = FakeServer()
     after.scheduler.restore([running])
     after.alive = server.alive
     after.now = server.now + 49

@@ -38,11 +38,10 @@ from carmad.core.types import (
 )
 from carmad.guards import GuardedPolicy, GuardedPredictor
 from carmad.models import Boosted
-from carmad.testing import a_gpu, a_job, a_spec, changed
+from carmad.testing import FakeServer, a_gpu, a_job, a_spec, changed
 from estimators.duration.history import Recurring
 from policies import builtin
 from recovery import ladder
-from tests.world import Server
 
 S = JobState
 RUN_S = 60.0
@@ -71,13 +70,13 @@ class Inquisitive:
 
 
 def server(evict=True, settings=SETTINGS, **more):
-    return Server(gpus=2, settings=settings, policy=Inquisitive(evict), **more)
+    return FakeServer(gpus=2, settings=settings, policy=Inquisitive(evict), **more)
 
 
 def trains(server, id, sm=0.5, mib=3000):
-    server.kernel(id, mib)
+    server.run_kernel(id, mib)
     for gpu in server.job(id).gpus:
-        server.sm[gpu] = sm
+        server.sm_active[gpu] = sm
     server.sample(1)
 
 
@@ -221,7 +220,7 @@ def test_like_jobs_in_line_are_known_as_soon_as_one_is(evict):
 
 
 def test_every_job_that_is_alone_is_profiled_on_the_fly():
-    world = Server(gpus=1, settings=SETTINGS)
+    world = FakeServer(gpus=1, settings=SETTINGS)
     id = world.submit()
     trains(world, id, sm=0.25)
     world.pass_time(RUN_S - 2)
@@ -232,7 +231,7 @@ def test_every_job_that_is_alone_is_profiled_on_the_fly():
 
 def test_a_job_that_ends_sooner_leaves_what_was_seen_of_a_whole_window():
     for seconds, known in ((10, False), (40, True)):
-        world = Server(gpus=1, settings=SETTINGS)
+        world = FakeServer(gpus=1, settings=SETTINGS)
         id = world.submit()
         trains(world, id)
         world.pass_time(seconds)
@@ -273,14 +272,14 @@ def test_a_profiling_run_ends_some_time_later(until):
         for job in view.queue
     ]
     for guarded in (policy, GuardedPolicy(policy)):
-        world = Server(gpus=1, policy=guarded)
+        world = FakeServer(gpus=1, policy=guarded)
         id = world.submit()
         assert world.job(id).state is S.QUEUED
         assert world.why(id)[1] == ["policy_failed"]
 
 
 def test_an_early_crash_teaches_no_profile_and_the_peak_of_a_whole_run_counts():
-    world = Server(gpus=1, settings=SETTINGS)
+    world = FakeServer(gpus=1, settings=SETTINGS)
     crashed = world.submit()
     trains(world, crashed, mib=900)
     world.pass_time(40)
@@ -290,7 +289,7 @@ def test_an_early_crash_teaches_no_profile_and_the_peak_of_a_whole_run_counts():
     trains(world, whole, mib=900)
     world.pass_time(RUN_S + 5)
     assert world.job(whole).profile.peak_mib == 900
-    world.kernel(whole, 30_000)
+    world.run_kernel(whole, 30_000)
     world.sample(1)
     world.exit(whole)
     again = world.submit()
@@ -473,7 +472,7 @@ def test_models_reach_the_view_and_replace_their_like():
 
 
 def test_history_and_models_outlive_a_commit_that_failed():
-    world = Server(gpus=1, settings=SETTINGS)
+    world = FakeServer(gpus=1, settings=SETTINGS)
     id = world.submit()
     world.exit(id)
     world.scheduler.restore([], ((id, S.SUCCEEDED),))
@@ -486,7 +485,7 @@ def test_history_and_models_outlive_a_commit_that_failed():
 
 
 def test_step_times_are_kept_per_number_of_parts_and_for_the_next_run():
-    world = Server(gpus=1, policy=Splitting(2))
+    world = FakeServer(gpus=1, policy=Splitting(2))
     id = world.submit(batch_size=64)
     for seconds in (0.5, 0.502, 0.6):
         steps = len(world.steps)
@@ -503,7 +502,7 @@ def test_step_times_are_kept_per_number_of_parts_and_for_the_next_run():
 
 
 def test_stage_times_are_kept_per_kind_of_gpu_and_for_the_next_run():
-    world = Server(gpus=1)
+    world = FakeServer(gpus=1)
     id = world.submit()
     kind = world.scheduler.gpus[world.job(id).gpus[0]].name
     for load_s in (0.2, 0.1):
@@ -521,7 +520,7 @@ def test_stage_times_are_kept_per_kind_of_gpu_and_for_the_next_run():
 
 
 def test_runs_of_the_job_that_wait_learn_its_stage_times_once():
-    world = Server(gpus=1)
+    world = FakeServer(gpus=1)
     first, waiting = world.submit(exclusive=True), world.submit(exclusive=True)
     other = world.submit(argv=("other",))
     assert world.job(waiting).state is S.QUEUED
@@ -534,7 +533,7 @@ def test_runs_of_the_job_that_wait_learn_its_stage_times_once():
 
 def test_stage_times_that_are_no_news_change_nothing():
     """A job may tell them at every step, and each change is a row on disk."""
-    world = Server(gpus=1)
+    world = FakeServer(gpus=1)
     id = world.submit()
     known = None
     for load_s, news in ((0.2, True), (0.2, False), (0.201, False), (0.21, True), (0.0, True)):
@@ -546,7 +545,7 @@ def test_stage_times_that_are_no_news_change_nothing():
 
 
 def test_what_a_job_tells_of_a_gpu_that_is_gone_is_not_heard():
-    world = Server(gpus=2)
+    world = FakeServer(gpus=2)
     id = world.submit()
     (gone,) = world.job(id).gpus
     world.tell(Discovered(world.now, tuple(gpu for gpu in world.gpus if gpu.id != gone)))
@@ -555,7 +554,7 @@ def test_what_a_job_tells_of_a_gpu_that_is_gone_is_not_heard():
 
 
 def test_its_owner_knows_the_stage_times_better_than_the_job():
-    world = Server(gpus=1)
+    world = FakeServer(gpus=1)
     declared = (StageTimes(0.1, 0.1, 0.2),)
     id = world.submit(stage_times=declared)
     world.tell(Stepped(world.now, id, 0.5, StageTimes(0.9, 0.9, 0.9)))
@@ -563,7 +562,7 @@ def test_its_owner_knows_the_stage_times_better_than_the_job():
 
 
 def test_step_times_in_company_or_of_the_dead_are_not_believed():
-    world = Server(gpus=1)
+    world = FakeServer(gpus=1)
     first = world.submit()
     trains(world, first)
     world.pass_time(40)
@@ -599,7 +598,7 @@ class Splitting:
     ],
 )
 def test_only_batches_that_may_be_split_evenly_are(batch, parts, starts):
-    world = Server(gpus=1, policy=GuardedPolicy(Splitting(parts)))
+    world = FakeServer(gpus=1, policy=GuardedPolicy(Splitting(parts)))
     id = world.submit(batch_size=batch)
     assert (world.job(id).state is S.STARTING) == starts
     if starts:
@@ -617,7 +616,7 @@ def test_a_split_batch_is_promised_less_memory():
     assert fixed.accumulating(4) is fixed
     job = a_job(estimate=whole, accumulation=4)
     assert job.need.safe_mib == 6_000
-    world = Server(gpus=1, policy=Splitting(4))
+    world = FakeServer(gpus=1, policy=Splitting(4))
     id = world.submit(batch_size=64, memory_mib=8_000)
     assert world.job(id).need.mib == 8_000  # its owner's word says nothing of batches
     free = _view(world, 0).free_mib
@@ -626,7 +625,7 @@ def test_a_split_batch_is_promised_less_memory():
 
 def test_a_preempted_job_starts_unsplit_in_the_line():
     settings = Settings(limits=Limits(preemption=True))
-    world = Server(gpus=1, settings=settings, policy=Splitting(4))
+    world = FakeServer(gpus=1, settings=settings, policy=Splitting(4))
     id = world.submit(batch_size=64)
     world.exit(id, Exit(Cause.LOST))
     again = world.last(id)
@@ -636,6 +635,8 @@ def test_a_preempted_job_starts_unsplit_in_the_line():
 
 
 def test_policies_that_never_ask_are_as_before():
-    world = Server(gpus=1, policy=builtin.exclusive(SETTINGS), recovery=ladder.exclusive(SETTINGS))
+    world = FakeServer(
+        gpus=1, policy=builtin.exclusive(SETTINGS), recovery=ladder.exclusive(SETTINGS)
+    )
     id = world.submit()
     assert (world.job(id).profiling, world.job(id).accumulation) == (None, 1)

@@ -15,8 +15,8 @@ from carmad.core.types import JobState
 from carmad.daemon.reload import AT_ONCE, reloaded
 from carmad.sim.shadow import reproduce
 from carmad.store import journal
+from carmad.testing import FakeServer
 from tests.daemon import NO_KERNELS, Carmad, until
-from tests.world import Server
 
 ONE = "[collocation]\nmax_jobs_per_gpu = 1\n"
 TWO = 'policy = "rr"\n\n[collocation]\nmax_jobs_per_gpu = 2\n'
@@ -90,9 +90,9 @@ def test_the_rest_stays() -> None:
 
 def test_the_core_judges_by_the_new_settings_at_once() -> None:
     settings = Settings(collocation=Collocation(max_jobs_per_gpu=1))
-    server = Server(gpus=1, settings=settings)
+    server = FakeServer(gpus=1, settings=settings)
     first = server.submit()
-    server.kernel(first)
+    server.run_kernel(first)
     server.pass_time(32)
     second = server.submit()
     assert server.why(second) == ({0: ["jobs_per_gpu"]}, [])

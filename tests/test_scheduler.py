@@ -42,10 +42,10 @@ from carmad.core.types import (
     WarnSignal,
 )
 from carmad.guards import GuardedPolicy, GuardedRecovery
-from carmad.testing import a_gpu, a_job, a_spec
+from carmad.testing import FakeServer, a_gpu, a_job, a_spec
+from carmad.testing.fake_world import FakeProcess
 from policies import baselines, builtin
 from recovery import ladder
-from tests.world import Server
 
 OOM = Exit(Cause.GPU_OOM, 1, evidence="torch.OutOfMemoryError: CUDA out of memory.")
 S = JobState
@@ -53,13 +53,13 @@ S = JobState
 
 def settled(server, id, mib=1000):
     """Let the job run its first kernel, and a whole monitoring window pass."""
-    server.kernel(id, mib)
+    server.run_kernel(id, mib)
     server.pass_time(32)
 
 
 def test_the_bookkeeping_table_of_the_paper_steps_0_to_3():
     """CARMA paper, Table 2."""
-    server = Server(gpus=2)
+    server = FakeServer(gpus=2)
     view = server.scheduler.view(0.0)
     assert [g.settling for g in view.gpus] == [None, None]  # step 0: both take jobs
 
@@ -73,7 +73,7 @@ def test_the_bookkeeping_table_of_the_paper_steps_0_to_3():
     third = server.submit()
     assert server.why(third) == ({0: ["first_kernel"], 1: ["first_kernel"]}, [])
 
-    server.kernel(first)  # step 2: the first kernel is seen
+    server.run_kernel(first)  # step 2: the first kernel is seen
     server.sample(1)
     assert server.job(first).state is S.RUNNING
     seen_at = server.now
@@ -87,7 +87,7 @@ def test_the_bookkeeping_table_of_the_paper_steps_0_to_3():
 
 def test_a_job_that_never_touches_its_gpu_does_not_close_it_for_ever():
     settings = Settings(monitor=Monitor(first_kernel_timeout_s=100))
-    server = Server(gpus=1, settings=settings)
+    server = FakeServer(gpus=1, settings=settings)
     idle = server.submit()
     second = server.submit()
     server.pass_time(99)
@@ -98,15 +98,15 @@ def test_a_job_that_never_touches_its_gpu_does_not_close_it_for_ever():
 
 
 def test_a_presence_without_a_kernel_is_no_first_kernel():
-    server = Server(gpus=1)
+    server = FakeServer(gpus=1)
     id = server.submit()
-    server.alive[id, 1][1] = 500  # a context, no kernel
+    server.alive[id, 1].memory_mib = 500  # a context, no kernel
     server.pass_time(3)
     assert server.job(id).state is S.STARTING
 
 
 def test_the_recovery_queue_goes_first_and_alone():
-    server = Server(gpus=1)
+    server = FakeServer(gpus=1)
     first = server.submit()
     settled(server, first)
     second = server.submit()
@@ -126,7 +126,7 @@ def test_the_recovery_queue_goes_first_and_alone():
 
 def test_out_of_memory_ends_after_the_retries_with_the_evidence():
     settings = Settings(recovery=Recovery(retries=2))
-    server = Server(gpus=1, settings=settings, recovery=StubbornRecovery())
+    server = FakeServer(gpus=1, settings=settings, recovery=StubbornRecovery())
     id = server.submit()
     for _ in range(2):
         server.exit(id, OOM)
@@ -145,7 +145,7 @@ class StubbornRecovery:
 
 
 def test_a_job_that_was_alone_is_not_tried_again():
-    server = Server(gpus=1)
+    server = FakeServer(gpus=1)
     id = server.submit()
     server.exit(id, OOM)
     assert server.last(id).state is S.OUT_OF_MEMORY
@@ -153,8 +153,8 @@ def test_a_job_that_was_alone_is_not_tried_again():
 
 
 def test_external_processes_count_as_company():
-    server = Server(gpus=1)
-    server.used[server.gpus[0].id] = 30_000
+    server = FakeServer(gpus=1)
+    server.used_mib[server.gpus[0].id] = 30_000
     server.sample(1)
     id = server.submit()
     server.exit(id, OOM)
@@ -163,7 +163,7 @@ def test_external_processes_count_as_company():
 
 
 def test_an_incumbent_that_gets_company_is_shared_too():
-    server = Server(gpus=1)
+    server = FakeServer(gpus=1)
     first = server.submit()
     settled(server, first)
     server.submit()
@@ -173,10 +173,10 @@ def test_an_incumbent_that_gets_company_is_shared_too():
 
 def test_the_adaptive_ladder_tries_another_gpu_first():
     settings = Settings(recovery=Recovery("adaptive", margin_mib=4096))
-    server = Server(gpus=2, settings=settings, recovery=ladder.adaptive(settings))
+    server = FakeServer(gpus=2, settings=settings, recovery=ladder.adaptive(settings))
     ids = [server.submit(), server.submit()]
     for id in ids:
-        server.kernel(id, 5_000)
+        server.run_kernel(id, 5_000)
     server.pass_time(32)
     third = server.submit()
     crashed_on = server.job(third).gpus
@@ -193,7 +193,9 @@ def test_the_adaptive_ladder_tries_another_gpu_first():
 def test_the_adaptive_ladder_needs_an_elsewhere(elsewhere):
     """Else the job would wait for ever, and all others behind it."""
     settings = Settings(recovery=Recovery("adaptive"))
-    server = Server(1 if elsewhere == "missing" else 2, settings, None, ladder.adaptive(settings))
+    server = FakeServer(
+        1 if elsewhere == "missing" else 2, settings, None, ladder.adaptive(settings)
+    )
     first = server.submit()
     other = server.gpus[-1].id
     if elsewhere == "drained":
@@ -212,7 +214,7 @@ def test_the_adaptive_ladder_needs_an_elsewhere(elsewhere):
 def test_a_margin_is_for_neighbours():
     """On a GPU of 4 GiB there are no 2 + 4 GiB free: an empty one must do."""
     settings = Settings(recovery=Recovery("adaptive"))
-    server = Server(2, settings, None, ladder.adaptive(settings), memory_mib=4096)
+    server = FakeServer(2, settings, None, ladder.adaptive(settings), memory_mib=4096)
     first = server.submit()
     settled(server, first, mib=1000)
     server.tell(DrainRequested(server.now, server.gpus[1].id, "a new fan", "root"))
@@ -223,11 +225,11 @@ def test_a_margin_is_for_neighbours():
 
 
 def test_the_evidence_says_who_filled_the_gpu():
-    server = Server(gpus=1)
+    server = FakeServer(gpus=1)
     first = server.submit()
     settled(server, first, mib=30_000)
     second = server.submit()
-    server.kernel(second, 5_000)
+    server.run_kernel(second, 5_000)
     server.sample(1)
     server.exit(second, OOM)
     assert server.job(second).failures[0].neighbours == ("job 1 held 30000 MiB",)
@@ -235,14 +237,14 @@ def test_the_evidence_says_who_filled_the_gpu():
 
 def test_plain_failures_and_host_oom_are_not_retried():
     for cause in (Cause.FAILURE, Cause.HOST_OOM, Cause.LAUNCH_FAILED):
-        server = Server(gpus=1)
+        server = FakeServer(gpus=1)
         id = server.submit()
         server.exit(id, Exit(cause, 1))
         assert (server.last(id).state, server.last(id).exit.cause) == (S.FAILED, cause)
 
 
 def test_a_lost_job_runs_again_once_unless_told_not_to():
-    server = Server(gpus=1)
+    server = FakeServer(gpus=1)
     id = server.submit()
     server.exit(id, Exit(Cause.LOST))
     assert (server.job(id).state, server.job(id).attempt) == (S.STARTING, 2)
@@ -254,7 +256,7 @@ def test_a_lost_job_runs_again_once_unless_told_not_to():
 
 
 def test_cancel_frees_the_gpu_only_when_the_processes_are_gone():
-    server = Server(gpus=1)
+    server = FakeServer(gpus=1)
     first, second = server.submit(), server.submit(exclusive=True)
     server.tell(CancelRequested(server.now, first, "ada"))
     assert server.job(first).state is S.STOPPING
@@ -290,7 +292,9 @@ PREEMPTING = Settings(limits=Limits(preemption=True))
 
 
 def test_a_preempted_job_goes_back_in_line_and_keeps_what_it_ran_for():
-    server = Server(gpus=1, settings=PREEMPTING, policy=Scripted(youngest_first, lambda j: -j.id))
+    server = FakeServer(
+        gpus=1, settings=PREEMPTING, policy=Scripted(youngest_first, lambda j: -j.id)
+    )
     first = server.submit()
     server.pass_time(40)
     second = server.submit()
@@ -308,14 +312,14 @@ def test_a_preempted_job_goes_back_in_line_and_keeps_what_it_ran_for():
 
 
 def test_a_job_that_ends_well_while_it_is_preempted_has_ended():
-    server = Server(gpus=1, settings=PREEMPTING, policy=Scripted(youngest_first))
+    server = FakeServer(gpus=1, settings=PREEMPTING, policy=Scripted(youngest_first))
     first, _ = server.submit(), server.submit()
     server.exit(first)
     assert server.last(first).state is S.SUCCEEDED
 
 
 def test_a_preempted_job_can_still_be_cancelled():
-    server = Server(gpus=1, settings=PREEMPTING, policy=Scripted(youngest_first))
+    server = FakeServer(gpus=1, settings=PREEMPTING, policy=Scripted(youngest_first))
     first, _ = server.submit(), server.submit()
     server.tell(CancelRequested(server.now, first, "ada"))
     server.exit(first, Exit(Cause.FAILURE, None, 15))
@@ -324,7 +328,7 @@ def test_a_preempted_job_can_still_be_cancelled():
 
 def test_the_attempt_of_a_preempted_job_is_told_that_it_was_cancelled():
     """Its own record is what counts if that cannot be committed."""
-    server = Server(gpus=1, settings=PREEMPTING, policy=Scripted(youngest_first))
+    server = FakeServer(gpus=1, settings=PREEMPTING, policy=Scripted(youngest_first))
     first, _ = server.submit(), server.submit()
     step = server.tell(CancelRequested(server.now, first, "ada"))
     assert [action.job.stop for action in step.actions] == [Cause.CANCELLED]
@@ -336,7 +340,7 @@ def test_the_attempt_of_a_preempted_job_is_told_that_it_was_cancelled():
 @pytest.mark.parametrize("exit", [Exit(Cause.FAILURE, None, 15), OOM, Exit(Cause.LOST)])
 @pytest.mark.parametrize("preempted", [False, True])
 def test_a_stop_that_was_never_committed_is_known_from_the_attempt(stop, state, exit, preempted):
-    server = Server(gpus=1, settings=PREEMPTING, policy=Scripted(youngest_first))
+    server = FakeServer(gpus=1, settings=PREEMPTING, policy=Scripted(youngest_first))
     id = server.submit()
     if preempted:
         server.submit()
@@ -347,7 +351,7 @@ def test_a_stop_that_was_never_committed_is_known_from_the_attempt(stop, state, 
 
 
 def test_what_is_committed_of_a_stop_counts_before_what_the_attempt_says():
-    server = Server(gpus=1)
+    server = FakeServer(gpus=1)
     id = server.submit(time_limit_s=10)
     server.pass_time(11)
     server.tell(Exited(server.now, id, 1, Exit(Cause.FAILURE, None, 15), stop=Cause.CANCELLED))
@@ -355,7 +359,7 @@ def test_what_is_committed_of_a_stop_counts_before_what_the_attempt_says():
 
 
 def test_the_time_limit_begins_with_an_attempt_that_was_postponed():
-    server = Server(gpus=1)
+    server = FakeServer(gpus=1)
     id = server.submit(time_limit_s=10)
     server.tell(Postponed(server.now, id, 1))
     server.pass_time(1000)
@@ -368,7 +372,7 @@ def test_the_time_limit_begins_with_an_attempt_that_was_postponed():
 
 
 def test_an_attempt_that_never_began_took_no_time():
-    server = Server(gpus=1)
+    server = FakeServer(gpus=1)
     id = server.submit(time_limit_s=10)
     server.tell(Postponed(server.now, id, 1))
     server.pass_time(1000)
@@ -382,7 +386,7 @@ def test_an_attempt_that_never_began_took_no_time():
     ("settings", "requeue"), [(Settings(), True), (PREEMPTING, False)], ids=["off", "the job's no"]
 )
 def test_nobody_is_preempted_where_that_is_not_allowed(settings, requeue):
-    server = Server(gpus=1, settings=settings, policy=Scripted(youngest_first))
+    server = FakeServer(gpus=1, settings=settings, policy=Scripted(youngest_first))
     first, _ = server.submit(requeue=requeue), server.submit()
     assert server.job(first).state is S.STARTING
     assert server.why(first)[1] == ["not_preemptible"]
@@ -390,7 +394,9 @@ def test_nobody_is_preempted_where_that_is_not_allowed(settings, requeue):
 
 def one_that_was_preempted():
     """It may run for 100 s, did so for 60, and runs again."""
-    server = Server(gpus=1, settings=PREEMPTING, policy=Scripted(youngest_first, lambda j: -j.id))
+    server = FakeServer(
+        gpus=1, settings=PREEMPTING, policy=Scripted(youngest_first, lambda j: -j.id)
+    )
     first = server.submit(time_limit_s=100)
     server.pass_time(60)
     second = server.submit()
@@ -408,7 +414,9 @@ def test_the_time_limit_counts_what_a_preempted_job_ran_for():
 
 
 def test_a_preempted_job_whose_time_is_up_does_not_start_again():
-    server = Server(gpus=1, settings=PREEMPTING, policy=Scripted(youngest_first, lambda j: -j.id))
+    server = FakeServer(
+        gpus=1, settings=PREEMPTING, policy=Scripted(youngest_first, lambda j: -j.id)
+    )
     first = server.submit(time_limit_s=100)
     server.pass_time(90)
     server.submit()
@@ -430,7 +438,7 @@ def test_a_job_that_is_asked_for_again_has_a_clean_slate():
 
 
 def test_a_preempted_job_can_be_held():
-    server = Server(gpus=1, settings=PREEMPTING, policy=Scripted(youngest_first))
+    server = FakeServer(gpus=1, settings=PREEMPTING, policy=Scripted(youngest_first))
     first, second = server.submit(), server.submit()
     server.tell(HoldRequested(server.now, first, True, "ada"))
     server.exit(first, Exit(Cause.FAILURE, None, 15))
@@ -446,7 +454,7 @@ def test_a_policy_that_says_a_thing_twice_does_no_harm(times):
         gpus = (view.gpus[0].id,) * (3 - times)
         return (Placement(view.queue[0].id, gpus),) * times
 
-    server = Server(gpus=1, policy=Scripted(plan))
+    server = FakeServer(gpus=1, policy=Scripted(plan))
     id = server.submit()
     if times == 1:
         assert server.why(id)[1] == ["policy_failed"]
@@ -456,7 +464,7 @@ def test_a_policy_that_says_a_thing_twice_does_no_harm(times):
 
 
 def test_round_robin_keeps_its_place_when_the_core_is_put_back():
-    server = Server(gpus=3, policy=builtin.rr(Settings()))
+    server = FakeServer(gpus=3, policy=builtin.rr(Settings()))
     server.exit(server.submit())
     server.scheduler.restore(())
     id = server.submit()
@@ -464,18 +472,18 @@ def test_round_robin_keeps_its_place_when_the_core_is_put_back():
 
 
 def test_a_reading_that_is_older_than_the_last_is_ignored():
-    server = Server(gpus=1)
-    server.sm[server.gpus[0].id] = 0.6
+    server = FakeServer(gpus=1)
+    server.sm_active[server.gpus[0].id] = 0.6
     server.pass_time(10)
     before = server.scheduler.view(server.now).gpus[0].score
-    old = replace(server.reading(server.gpus[0]), at=server.now - 5, sm_active=0.0)
+    old = replace(server.reading(server.gpus[0], server.now - 5), sm_active=0.0)
     server.tell(Sampled(server.now, (old,)))
     assert server.scheduler.view(server.now).gpus[0].score == before
 
 
 def test_a_policy_s_order_is_the_line_but_recovery_and_niceness_come_first():
     none = Scripted(lambda view: (), order=lambda job: job.spec.expected_s)
-    server = Server(policy=none)
+    server = FakeServer(policy=none)
     long, short, nice = (
         server.submit(expected_s=expected_s, nice=nice)
         for expected_s, nice in ((900, 0), (60, 0), (1, 5))
@@ -490,7 +498,7 @@ def test_what_a_policy_wants_remembered_is_in_its_next_view():
         seen.append(view.memory)
         return (Remember(len(seen)),)
 
-    server = Server(policy=Scripted(plan))
+    server = FakeServer(policy=Scripted(plan))
     server.submit()
     server.submit()
     assert seen == [None, *range(1, len(seen))]
@@ -499,7 +507,7 @@ def test_what_a_policy_wants_remembered_is_in_its_next_view():
 
 
 def test_a_policy_can_ask_to_be_asked_again():
-    server = Server(policy=Scripted(lambda view: (AskAgain(view.now + 5),)))
+    server = FakeServer(policy=Scripted(lambda view: (AskAgain(view.now + 5),)))
     server.now = 3.0
     server.submit()
     assert server.steps[-1].actions == (Wake(8.0),)
@@ -507,7 +515,7 @@ def test_a_policy_can_ask_to_be_asked_again():
 
 def test_of_what_policies_ask_the_first_of_the_last_plan_counts():
     plans = [(AskAgain(20.0), AskAgain(10.0)), (), (), (AskAgain(30.0),)]
-    server = Server(policy=Scripted(lambda view: plans.pop(0)))
+    server = FakeServer(policy=Scripted(lambda view: plans.pop(0)))
     server.submit()
     for _ in range(3):
         server.sample(1.0)
@@ -517,7 +525,7 @@ def test_of_what_policies_ask_the_first_of_the_last_plan_counts():
 
 
 def test_the_time_limit_warns_then_stops():
-    server = Server(gpus=1)
+    server = FakeServer(gpus=1)
     id = server.submit(time_limit_s=100, warn=WarnSignal(12, 30))
     server.pass_time(69)
     assert server.signals == []
@@ -530,7 +538,7 @@ def test_the_time_limit_warns_then_stops():
 
 
 def test_a_repeated_report_of_an_old_attempt_changes_nothing():
-    server = Server(gpus=1)
+    server = FakeServer(gpus=1)
     id = server.submit()
     server.exit(id, Exit(Cause.LOST))
     server.tell(Exited(server.now, id, 1, Exit(Cause.SUCCESS, 0)))
@@ -538,7 +546,7 @@ def test_a_repeated_report_of_an_old_attempt_changes_nothing():
 
 
 def test_an_end_that_is_learned_of_late_keeps_its_own_time():
-    server = Server(gpus=1)
+    server = FakeServer(gpus=1)
     id = server.submit()
     server.pass_time(60)
     job = server.job(id)
@@ -547,7 +555,7 @@ def test_an_end_that_is_learned_of_late_keeps_its_own_time():
 
 
 def test_hold_release_and_requeue():
-    server = Server(gpus=1)
+    server = FakeServer(gpus=1)
     running = server.submit(exclusive=True)
     id = server.submit()
     server.tell(HoldRequested(server.now, id, True, "ada"))
@@ -562,7 +570,7 @@ def test_hold_release_and_requeue():
 
 
 def test_a_job_cancelled_before_its_estimate_is_estimated_when_it_is_requeued():
-    server = Server(gpus=1)
+    server = FakeServer(gpus=1)
     id = JobId(1)
     spec = a_spec(memory_mib=900)
     server.scheduler.handle(Submitted(0.0, id, (spec,)))  # nobody answers
@@ -573,7 +581,7 @@ def test_a_job_cancelled_before_its_estimate_is_estimated_when_it_is_requeued():
 
 
 def test_begin_time():
-    server = Server(gpus=1)
+    server = FakeServer(gpus=1)
     id = server.submit(begin_at=50.0)
     server.pass_time(49)
     assert server.job(id).state is S.QUEUED
@@ -592,7 +600,7 @@ def test_begin_time():
     ],
 )
 def test_dependencies(kind, cause, starts):
-    server = Server(gpus=2)
+    server = FakeServer(gpus=2)
     first = server.submit()
     second = server.submit(after=(After(first, kind),))
     third = server.submit(after=(After(second),))
@@ -606,7 +614,7 @@ def test_dependencies(kind, cause, starts):
 
 
 def test_a_failure_cancels_a_chain_of_any_length():
-    server = Server(gpus=1)
+    server = FakeServer(gpus=1)
     first = server.submit(exclusive=True)
     both = tuple(
         a_spec(after=(After(JobId(n)), After(JobId(n), AfterKind.ANY))) for n in range(1, 2000)
@@ -619,7 +627,7 @@ def test_a_failure_cancels_a_chain_of_any_length():
 
 def test_a_failure_cancels_all_that_wait_for_it_however_many():
     """More than the ends that the core remembers."""
-    server = Server(gpus=1)
+    server = FakeServer(gpus=1)
     first = server.submit(exclusive=True)
     server.scheduler.handle(Submitted(0.0, JobId(2), (a_spec(after=(After(first),)),) * 5000))
     server.exit(first, Exit(Cause.FAILURE, 1))
@@ -627,7 +635,7 @@ def test_a_failure_cancels_all_that_wait_for_it_however_many():
 
 
 def test_a_job_that_waits_for_many_names_a_few():
-    server = Server(gpus=1)
+    server = FakeServer(gpus=1)
     server.tell(Submitted(0.0, JobId(1), (a_spec(),) * 100, held=True))
     server.next_id = 101
     last = server.submit(after=tuple(After(JobId(n)) for n in range(1, 101)))
@@ -639,7 +647,7 @@ def test_a_job_that_waits_for_many_names_a_few():
 
 
 def test_a_dependency_that_failed_just_before_the_submission():
-    server = Server(gpus=2)
+    server = FakeServer(gpus=2)
     first = server.submit()
     server.exit(first, Exit(Cause.FAILURE, 1))
     second = server.submit(after=(After(first),))
@@ -647,7 +655,7 @@ def test_a_dependency_that_failed_just_before_the_submission():
 
 
 def test_an_array_keeps_to_its_limit():
-    server = Server(gpus=4)
+    server = FakeServer(gpus=4)
     specs = tuple(a_spec(array=ArrayTask(JobId(1), n, 2)) for n in range(4))
     server.next_id = 5
     server.tell(Submitted(0.0, JobId(1), specs))
@@ -658,7 +666,7 @@ def test_an_array_keeps_to_its_limit():
 
 
 def test_a_quota_holds_its_user_back_and_nobody_else():
-    server = Server(gpus=4, settings=Settings(limits=Limits(gpus_per_user=2)))
+    server = FakeServer(gpus=4, settings=Settings(limits=Limits(gpus_per_user=2)))
     mine = [server.submit(gpus=1) for _ in range(3)]
     hers = server.submit(user="bob", uid=1001)
     assert [server.job(i).state for i in mine] == [S.STARTING, S.STARTING, S.QUEUED]
@@ -677,7 +685,7 @@ def test_who_the_policy_is_not_shown_is_not_placed():
         return tuple(Placement(JobId(id), (gpu,)) for id, gpu in proposed if len(plans) < 20)
 
     settings = Settings(limits=Limits(gpus_per_user=1))
-    server = Server(gpus=4, settings=settings, policy=Scripted(plan))
+    server = FakeServer(gpus=4, settings=settings, policy=Scripted(plan))
     mine = [server.submit() for _ in range(2)]
     hers = server.submit(user="bob", uid=1001)
     assert [server.job(id).state for id in (*mine, hers)] == [S.STARTING, S.QUEUED, S.STARTING]
@@ -686,7 +694,7 @@ def test_who_the_policy_is_not_shown_is_not_placed():
 
 
 def test_a_drained_gpu_takes_nothing_and_keeps_what_it_has():
-    server = Server(gpus=1)
+    server = FakeServer(gpus=1)
     first = server.submit()
     server.tell(DrainRequested(server.now, server.gpus[0].id, "new fan", "root"))
     settled(server, first)
@@ -698,7 +706,7 @@ def test_a_drained_gpu_takes_nothing_and_keeps_what_it_has():
 
 
 def test_a_faulty_or_silent_gpu_takes_nothing():
-    server = Server(gpus=2)
+    server = FakeServer(gpus=2)
     server.fault[server.gpus[0].id] = "fallen off the bus"
     server.sample(1)
     first, second = server.submit(), server.submit()
@@ -712,7 +720,7 @@ def test_a_faulty_or_silent_gpu_takes_nothing():
 
 
 def test_a_gpu_that_vanishes_is_not_planned_with():
-    server = Server(gpus=2)
+    server = FakeServer(gpus=2)
     gone = server.submit()
     on = server.job(gone).gpus[0]
     left = tuple(gpu for gpu in server.gpus if gpu.id != on)
@@ -724,7 +732,7 @@ def test_a_gpu_that_vanishes_is_not_planned_with():
 
 
 def test_a_declared_need_is_kept_free_for_life_and_a_guess_until_it_is_measured():
-    server = Server(gpus=1)
+    server = FakeServer(gpus=1)
     first = server.submit(memory_mib=30_000)
     settled(server, first, mib=2_000)
     second = server.submit(memory_mib=12_000)
@@ -735,8 +743,8 @@ def test_a_declared_need_is_kept_free_for_life_and_a_guess_until_it_is_measured(
 
 
 def test_external_processes_are_counted_beside_what_is_promised():
-    server = Server(gpus=1)
-    server.used[server.gpus[0].id] = 20_000
+    server = FakeServer(gpus=1)
+    server.used_mib[server.gpus[0].id] = 20_000
     first = server.submit(memory_mib=15_000)
     settled(server, first, mib=1_000)
     assert server.scheduler.view(server.now).gpus[0].free_mib == 40_960 - 20_000 - 15_000
@@ -752,23 +760,23 @@ def test_external_processes_are_counted_beside_what_is_promised():
     ],
 )
 def test_a_guess_must_fit_beside_what_others_hold(make, reason):
-    server = Server(gpus=1, policy=make(Settings()))
-    (gpu,) = server.used
-    server.used[gpu] = 30_000
+    server = FakeServer(gpus=1, policy=make(Settings()))
+    (gpu,) = server.used_mib
+    server.used_mib[gpu] = 30_000
     server.sample(1)
     id = JobId(1)
     guess = Estimated(server.now, id, Estimate(20_000, "trace"))
     server.tell(Submitted(server.now, id, (a_spec(),)), guess)
     assert server.why(id) == ({0: [reason]}, [])
-    server.used[gpu] = 0
+    server.used_mib[gpu] = 0
     server.sample(1)
     assert server.job(id).state is S.STARTING
 
 
 def test_a_guess_larger_than_the_card_does_not_keep_a_job_off_an_idle_one():
-    server = Server(gpus=1)
-    (gpu,) = server.used
-    server.used[gpu] = 400  # a desktop's
+    server = FakeServer(gpus=1)
+    (gpu,) = server.used_mib
+    server.used_mib[gpu] = 400  # a desktop's
     server.sample(1)
     guess = Estimated(server.now, JobId(1), Estimate(60_000, "trace"))
     server.tell(Submitted(server.now, JobId(1), (a_spec(),)), guess)
@@ -776,14 +784,14 @@ def test_a_guess_larger_than_the_card_does_not_keep_a_job_off_an_idle_one():
 
 
 def test_a_risky_gpu_is_left_alone():
-    server = Server(gpus=1)
+    server = FakeServer(gpus=1)
     first = server.submit()
     gpu = server.gpus[0].id
-    server.sm[gpu], server.dram[gpu] = 0.9, 0.5
+    server.sm_active[gpu], server.dram_active[gpu] = 0.9, 0.5
     settled(server, first)
     second = server.submit()
     assert server.why(second) == ({0: ["risk"]}, [])
-    server.dram[gpu] = 0.1  # SMACT alone is no risk
+    server.dram_active[gpu] = 0.1  # SMACT alone is no risk
     server.pass_time(31)
     assert server.job(second).state is S.STARTING
 
@@ -791,7 +799,7 @@ def test_a_risky_gpu_is_left_alone():
 def test_the_line_is_held_by_its_head_and_backfill_is_bounded():
     for backfill, started in ((0, 0), (2, 2)):
         settings = Settings(limits=Limits(backfill=backfill))
-        server = Server(gpus=4, settings=settings, policy=builtin.exclusive(settings))
+        server = FakeServer(gpus=4, settings=settings, policy=builtin.exclusive(settings))
         running = server.submit()
         head = server.submit(gpus=4)
         behind = [server.submit() for _ in range(3)]
@@ -803,11 +811,11 @@ def test_the_line_is_held_by_its_head_and_backfill_is_bounded():
 
 def test_round_robin_goes_round():
     settings = Settings()
-    server = Server(gpus=3, policy=builtin.rr(settings))
+    server = FakeServer(gpus=3, policy=builtin.rr(settings))
     ids = [server.submit() for _ in range(3)]
     assert [server.job(i).gpus[0] for i in ids] == [g.id for g in server.gpus]
     for id in ids:
-        server.kernel(id)
+        server.run_kernel(id)
     server.pass_time(32)
     ids = [server.submit() for _ in range(2)]
     assert [server.job(i).gpus[0] for i in ids] == [g.id for g in server.gpus[:2]]
@@ -817,13 +825,13 @@ def test_most_memory_least_used_best_and_first_fit_choose_as_named():
     expected = {"magm": 2, "lug": 1, "best_fit": 0, "first_fit": 0}
     for name, index in expected.items():
         settings = Settings()
-        server = Server(gpus=3, policy=getattr(builtin, name)(settings))
+        server = FakeServer(gpus=3, policy=getattr(builtin, name)(settings))
         ids = [server.submit() for _ in range(3)]
         for id, mib in zip(ids, (9_000, 6_000, 3_000), strict=True):
             on = server.job(id).gpus[0]
             where = [g.id for g in server.gpus].index(on)
-            server.kernel(id, (9_000, 6_000, 3_000)[where])
-            server.sm[on] = (0.5, 0.1, 0.3)[where]
+            server.run_kernel(id, (9_000, 6_000, 3_000)[where])
+            server.sm_active[on] = (0.5, 0.1, 0.3)[where]
             assert mib
         server.pass_time(32)
         id = server.submit()
@@ -831,17 +839,17 @@ def test_most_memory_least_used_best_and_first_fit_choose_as_named():
 
 
 def test_two_gpu_jobs_take_two_gpus_and_start_when_both_show_a_kernel():
-    server = Server(gpus=2)
+    server = FakeServer(gpus=2)
     id = server.submit(gpus=2)
     assert set(server.job(id).gpus) == {g.id for g in server.gpus}
-    server.kernel(id)
+    server.run_kernel(id)
     server.sample(1)
     assert {g for g, _ in server.job(id).kernels} == set(server.job(id).gpus)
 
 
 def test_mps_keeps_users_and_multi_gpu_jobs_apart():
     settings = Settings(collocation=Collocation(mps=True))
-    server = Server(gpus=2, settings=settings)
+    server = FakeServer(gpus=2, settings=settings)
     first = server.submit()
     assert server.job(first).mode is Mode.MPS
     settled(server, first)
@@ -859,19 +867,21 @@ def test_mps_keeps_users_and_multi_gpu_jobs_apart():
 
 
 def test_mig_instances_are_dispatched_exclusively():
-    server = Server(gpus=2)
+    server = FakeServer(gpus=2)
     slices = tuple(
         replace(a_gpu(n), id=GpuId(f"MIG-{n}"), parent=GpuId("GPU-parent")) for n in range(2)
     )
     server.gpus = slices
-    server.used = server.sm = server.dram = dict.fromkeys((g.id for g in slices), 0)
+    server.used_mib = server.sm_active = server.dram_active = dict.fromkeys(
+        (g.id for g in slices), 0
+    )
     server.tell(Discovered(server.now, slices))
     server.sample(1)
     first, second, third = (server.submit() for _ in range(3))
     assert server.job(first).mode is Mode.MIG
     assert {server.job(first).gpus, server.job(second).gpus} == {(g.id,) for g in slices}
     for id in (first, second):
-        server.kernel(id)
+        server.run_kernel(id)
     server.pass_time(40)
     assert server.why(third)[0] == {0: ["busy"], 1: ["busy"]}
     wide = server.submit(gpus=2)
@@ -917,7 +927,7 @@ NONSENSE = [
     "answer", [ZeroDivisionError("x"), None, "nonsense", [42], *([one] for one in NONSENSE)]
 )
 def test_a_broken_policy_is_reported_not_fatal(answer):
-    server = Server(policy=GuardedPolicy(Broken(answer)))
+    server = FakeServer(policy=GuardedPolicy(Broken(answer)))
     id = server.submit()
     assert server.job(id).state is S.QUEUED
     assert server.why(id)[1] == ["policy_failed"]
@@ -933,7 +943,7 @@ def test_a_policy_cannot_break_a_hard_rule():
         def plan(self, view):
             return [Placement(job.id, (view.gpus[0].id,) * job.spec.gpus) for job in view.queue]
 
-    server = Server(policy=Reckless())
+    server = FakeServer(policy=Reckless())
     first, second = server.submit(), server.submit()
     assert server.job(first).state is S.STARTING
     assert server.why(second)[1] == ["first_kernel"]
@@ -946,7 +956,7 @@ def test_a_policy_cannot_break_a_hard_rule():
     [KeyError("x"), 42, "again", Retry(None), Retry("x", avoid=None), Retry("x", avoid=[])],
 )
 def test_a_broken_recovery_still_tries_again_alone(answer):
-    server = Server(gpus=1, recovery=GuardedRecovery(Broken(answer)))
+    server = FakeServer(gpus=1, recovery=GuardedRecovery(Broken(answer)))
     id = server.submit()
     server.exit(id, OOM)
     assert server.job(id).exclusive
@@ -954,7 +964,7 @@ def test_a_broken_recovery_still_tries_again_alone(answer):
 
 
 def test_what_is_told_of_a_job_that_waits_is_not_forgotten_when_it_starts():
-    server = Server(gpus=1)
+    server = FakeServer(gpus=1)
     id = JobId(1)
     server.tell(
         Submitted(server.now, id, (a_spec(),)), Noticed(server.now, id, "has no estimate: why")
@@ -966,7 +976,7 @@ def test_what_is_told_of_a_job_that_waits_is_not_forgotten_when_it_starts():
 
 
 def test_decisions_are_recorded_when_the_story_changes_not_the_numbers():
-    server = Server(gpus=1)
+    server = FakeServer(gpus=1)
     server.submit()
     id = server.submit()
     server.steps.clear()
@@ -976,10 +986,10 @@ def test_decisions_are_recorded_when_the_story_changes_not_the_numbers():
 
 
 def test_what_a_job_used_is_added_up():
-    server = Server(gpus=1)
+    server = FakeServer(gpus=1)
     id = server.submit()
-    server.kernel(id, 7_000)
-    server.sm[server.gpus[0].id] = 0.5
+    server.run_kernel(id, 7_000)
+    server.sm_active[server.gpus[0].id] = 0.5
     server.pass_time(100)
     server.exit(id)
     usage = server.last(id).usage
@@ -990,17 +1000,17 @@ def test_what_a_job_used_is_added_up():
 
 
 def test_one_that_uses_more_than_its_own_word_is_told_once():
-    server = Server(gpus=1)
+    server = FakeServer(gpus=1)
     id = server.submit(memory_mib=8_000)
-    server.kernel(id, 8_000)
+    server.run_kernel(id, 8_000)
     server.pass_time(3)
     assert server.job(id).notes == ()
     for mib in (8_001, 9_000, 7_000, 9_500):
-        server.kernel(id, mib)
+        server.run_kernel(id, mib)
         server.pass_time(3)
     told = "uses 8001 MiB, more than the 8000 MiB of its --gpu-mem"
     assert server.job(id).notes == (told,)
-    fresh = Server(gpus=1)
+    fresh = FakeServer(gpus=1)
     fresh.scheduler.restore([server.job(id)])
     fresh.alive = server.alive
     fresh.pass_time(3)
@@ -1009,17 +1019,17 @@ def test_one_that_uses_more_than_its_own_word_is_told_once():
 
 
 def test_one_that_uses_more_than_was_guessed_is_not_told():
-    server = Server(gpus=1)
+    server = FakeServer(gpus=1)
     id = JobId(1)
     guess = Estimated(server.now, id, Estimate(8_000, "trace", high=8_500))
     server.tell(Submitted(server.now, id, (a_spec(),)), guess)
-    server.kernel(id, 20_000)
+    server.run_kernel(id, 20_000)
     server.pass_time(3)
     assert server.job(id).notes == ()
 
 
 def test_why_a_job_has_no_estimate_is_told_to_its_owner():
-    server = Server(gpus=0)
+    server = FakeServer(gpus=0)
     server.scheduler.handle(Submitted(server.now, JobId(1), (a_spec(),)))
     server.tell(Estimated(server.now, JobId(1), None, "has no memory estimate: it is no script"))
     assert server.job(JobId(1)).state is S.QUEUED
@@ -1032,21 +1042,21 @@ def test_no_illegal_move():
 
 
 def test_a_warning_that_may_not_have_been_sent_is_sent_again():
-    server = Server(gpus=1)
+    server = FakeServer(gpus=1)
     id = server.submit(time_limit_s=100, warn=WarnSignal(12, 30))
-    server.kernel(id)
+    server.run_kernel(id)
     server.pass_time(60)
-    fresh = Server(gpus=1)
+    fresh = FakeServer(gpus=1)
     assert fresh.scheduler.restore([server.job(id)]) == ()
     server.pass_time(20)
     assert fresh.scheduler.restore([server.job(id)]) == (Signal(server.job(id), 12),)
 
 
 def test_restore_owes_what_was_left_undone():
-    server = Server(gpus=1)
+    server = FakeServer(gpus=1)
     running, waiting = server.submit(), server.submit()
     server.tell(CancelRequested(server.now, running, "ada"))
-    fresh = Server(gpus=1)
+    fresh = FakeServer(gpus=1)
     owed = fresh.scheduler.restore([server.job(running), server.job(waiting)])
     assert [type(a).__name__ for a in owed] == ["Stop"]
     assert fresh.scene.line[0].id == waiting
@@ -1057,13 +1067,13 @@ def test_restore_owes_what_was_left_undone():
 
 def test_what_is_seen_once_a_job_s_processes_died_is_no_company():
     """Its own, dead and not yet gone, is nobody's in that reading; and so is who came after."""
-    server = Server(gpus=1)
+    server = FakeServer(gpus=1)
     gpu = server.gpus[0].id
     id = server.submit()
-    server.kernel(id, 9_000)
+    server.run_kernel(id, 9_000)
     server.sample(1)
-    server.alive[id, 1][1:] = [0, False]
-    server.used[gpu], server.strangers = 30_000, (ProcessUse(77, 30_000),)
+    server.alive[id, 1] = FakeProcess(())
+    server.used_mib[gpu], server.strangers = 30_000, (ProcessUse(77, 30_000),)
     server.sample(1)
     server.exit(id, OOM)
     assert server.last(id).state is S.OUT_OF_MEMORY
@@ -1071,14 +1081,14 @@ def test_what_is_seen_once_a_job_s_processes_died_is_no_company():
 
 
 def test_who_was_seen_beside_a_job_was_there_though_he_is_gone_when_it_ends():
-    server = Server(gpus=1)
+    server = FakeServer(gpus=1)
     gpu = server.gpus[0].id
     id = server.submit()
-    server.kernel(id, 9_000)
-    server.used[gpu], server.strangers = 30_000, (ProcessUse(77, 30_000, user="eve"),)
+    server.run_kernel(id, 9_000)
+    server.used_mib[gpu], server.strangers = 30_000, (ProcessUse(77, 30_000, user="eve"),)
     server.sample(1)
-    server.alive[id, 1][1:] = [0, False]
-    server.used[gpu], server.strangers = 0, ()
+    server.alive[id, 1] = FakeProcess(())
+    server.used_mib[gpu], server.strangers = 0, ()
     server.sample(1)
     server.exit(id, OOM)
     assert server.job(id).retry.exclusive
@@ -1086,14 +1096,14 @@ def test_who_was_seen_beside_a_job_was_there_though_he_is_gone_when_it_ends():
 
 
 def test_what_a_new_daemon_sees_of_a_job_that_died_meanwhile_is_no_company():
-    before = Server(gpus=1)
+    before = FakeServer(gpus=1)
     id = before.submit()
-    before.kernel(id, 9_000)
+    before.run_kernel(id, 9_000)
     before.sample(1)
-    server = Server(gpus=1)
+    server = FakeServer(gpus=1)
     server.scheduler.restore([before.job(id)])
-    server.now, server.alive[id, 1] = before.now, [(), 0, False]
-    server.used[server.gpus[0].id], server.strangers = 30_000, (ProcessUse(77, 30_000),)
+    server.now, server.alive[id, 1] = before.now, FakeProcess(())
+    server.used_mib[server.gpus[0].id], server.strangers = 30_000, (ProcessUse(77, 30_000),)
     server.pass_time(3)
     server.exit(id, OOM)
     assert server.last(id).state is S.OUT_OF_MEMORY
@@ -1114,7 +1124,7 @@ def test_an_end_before_the_gpus_are_known_does_not_make_a_job_exclusive():
 
 
 def test_a_job_is_not_run_again_while_what_it_waits_for_has_failed():
-    server = Server(gpus=1)
+    server = FakeServer(gpus=1)
     first = server.submit()
     second = server.submit(after=(After(first),))
     server.exit(first, Exit(Cause.FAILURE, 1))
@@ -1122,7 +1132,7 @@ def test_a_job_is_not_run_again_while_what_it_waits_for_has_failed():
     assert cancelled.state is S.CANCELLED
     server.tell(RequeueRequested(server.now, cancelled, "ada"))
     assert second not in server.scheduler.jobs
-    forgetful = Server(gpus=1)  # it ended too long ago: the store says how
+    forgetful = FakeServer(gpus=1)  # it ended too long ago: the store says how
     ended = ((first, S.FAILED),)
     forgetful.tell(RequeueRequested(server.now, cancelled, "ada", ended))
     assert second not in forgetful.scheduler.jobs
@@ -1135,11 +1145,11 @@ def test_a_job_is_not_run_again_while_what_it_waits_for_has_failed():
 
 
 def test_a_peak_survives_an_end_that_could_not_be_committed():
-    server = Server(gpus=1)
+    server = FakeServer(gpus=1)
     id = server.submit()
-    server.kernel(id, 9_000)
+    server.run_kernel(id, 9_000)
     server.sample(1)
-    server.kernel(id, 9_001)
+    server.run_kernel(id, 9_001)
     server.sample(1)
     before = server.job(id)
     assert before.usage.peak_mib == 9_000, "one that grew little is not saved at once"
@@ -1152,9 +1162,9 @@ def test_a_peak_survives_an_end_that_could_not_be_committed():
 
 
 def test_a_stop_of_the_daemon_saves_what_was_measured():
-    server = Server(gpus=1)
+    server = FakeServer(gpus=1)
     id = server.submit()
-    server.kernel(id, 9_000)
+    server.run_kernel(id, 9_000)
     server.pass_time(10)
     server.tell(Closing(server.now))
     assert server.job(id).usage == server.scene.usage[id]

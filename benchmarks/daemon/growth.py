@@ -37,14 +37,13 @@ from carmad.core.messages import (
     Action,
     Estimated,
     EstimateMemory,
-    Exited,
     Launch,
     Step,
     Stop,
     Submitted,
 )
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import Cause, Estimate, Exit, Gpu, GpuId, GpuSample, Job, JobId, ProcessUse
+from carmad.core.types import Estimate, Gpu, GpuId, GpuSample, JobId
 from carmad.daemon.monitor import Monitor as MonitorThread
 from carmad.daemon.rollup import Rollup
 from carmad.engine.engine import Engine
@@ -58,6 +57,7 @@ from carmad.learned.models import Models
 from carmad.loop import Follower
 from carmad.store.journal import Journal
 from carmad.store.sql import SqlStore
+from carmad.testing.fake_world import FIRST_PID, FakeWorld
 
 JOBS = 20_000
 SECONDS = 21_600  # pretended ones
@@ -83,44 +83,22 @@ class Time:
 
 
 class Cards:
-    """GPUs on which each job that was launched has one process, until it ends."""
+    """The GPUs of a world in memory, as the monitor reads them."""
 
     name = "pretended"
 
-    def __init__(self) -> None:
-        self.on: dict[GpuId, dict[JobId, int]] = {card.id: {} for card in server.CARDS}
-        self.jobs: dict[int, JobId] = {}  # by pid
-        self._pid = 10_000
-
-    def begin(self, job: Job) -> None:
-        for gpu in job.gpus:
-            self._pid += 1
-            self.on[gpu][job.id] = self._pid
-            self.jobs[self._pid] = job.id
-
-    def end(self, job: Job) -> None:
-        for gpu in job.gpus:
-            self.jobs.pop(self.on[gpu].pop(job.id), None)
+    def __init__(self, world: FakeWorld) -> None:
+        self._world = world
 
     def discover(self) -> tuple[Gpu, ...]:
-        return server.CARDS
+        return self._world.gpus
 
     def sample(self, at: float) -> tuple[GpuSample, ...]:
-        return tuple(
-            GpuSample(
-                gpu,
-                at,
-                memory_used_mib=1000 * len(jobs),
-                memory_free_mib=40_000 - 1000 * len(jobs),
-                sm_active=0.1,
-                power_w=100.0,
-                processes=tuple(ProcessUse(pid, 1000, 0.1) for pid in jobs.values()),
-            )
-            for gpu, jobs in self.on.items()
-        )
+        return tuple(self._world.reading(gpu, at) for gpu in self._world.gpus)
 
     def pids(self, gpu: GpuId) -> frozenset[int]:
-        return frozenset(self.on[gpu].values())
+        alive = self._world.alive.items()
+        return frozenset(FIRST_PID + id for (id, _), process in alive if gpu in process.gpus)
 
     def health(self) -> tuple[Health, ...]:
         return ()
@@ -135,13 +113,13 @@ class Cards:
 class Owners(Evidence):
     """Whose each pretended process is."""
 
-    def __init__(self, cards: Cards) -> None:
+    def __init__(self, world: FakeWorld) -> None:
         super().__init__()
-        self._cards = cards
+        self._world = world
 
     def attempt_of(self, pid: int) -> Key | None:
-        job = self._cards.jobs.get(pid)
-        return (job, 1) if job else None
+        key = JobId(pid - FIRST_PID), 1
+        return key if key in self._world.alive else None
 
 
 class Pretended(Follower):
@@ -152,14 +130,15 @@ class Pretended(Follower):
         settings = Settings(
             monitor=monitor, estimator="declared", access=Access(root_jobs=True), policy="exclusive"
         )
-        self.clock, self.cards = Time(), Cards()
+        self.clock = Time()
         self.store = SqlStore.open(folder / "carma.db")
         self.inbox = Inbox(self.clock, 1)  # type: ignore[arg-type]
+        self.world = FakeWorld(server.CARDS, self.clock, self.inbox.post)
         core = Scheduler(settings, registry.policy(settings), registry.recovery(settings))
         experience = Experience(settings)
         self.rollup = Rollup()
         self.monitor = MonitorThread(
-            self.cards, settings.monitor, self.inbox, Owners(self.cards), self.rollup.add
+            Cards(self.world), settings.monitor, self.inbox, Owners(self.world), self.rollup.add
         )
 
         def asked(spec: object) -> Answer:
@@ -186,7 +165,7 @@ class Pretended(Follower):
             (self.service, self, self.journal),
         )
         engine.restore(History())
-        self._ending: deque[tuple[float, Job]] = deque()
+        self._ending: deque[tuple[float, JobId]] = deque()
         self._core = threading.Thread(target=engine.run, daemon=True)
         listener = socket.socket(socket.AF_UNIX)
         self.path = str(folder / "sock")
@@ -203,8 +182,9 @@ class Pretended(Follower):
             case EstimateMemory(job):
                 self.estimates.put(job)
             case Launch(job):
-                self.cards.begin(job)
-                self._ending.append((self.clock.now + RUNS_S, job))
+                self.world.perform(action)
+                self.world.run_kernel(job.id)
+                self._ending.append((self.clock.now + RUNS_S, job.id))
             case Stop():
                 raise AssertionError(f"nothing is stopped here: {action}")
 
@@ -233,10 +213,8 @@ class Pretended(Follower):
         """Of the pretended time."""
         self.clock.now += 1.0
         while self._ending and self._ending[0][0] <= self.clock.now:
-            _, job = self._ending.popleft()
-            self.cards.end(job)
-            done = Exit(Cause.SUCCESS, 0)
-            self.inbox.post(Exited(self.clock.now, job.id, job.attempt, done))
+            _, id = self._ending.popleft()
+            self.inbox.post(self.world.exited(id))
         self.monitor._read()
         self.inbox.ask(lambda core: None).result(60)
 

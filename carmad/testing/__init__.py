@@ -1,4 +1,5 @@
-"""For plugin authors: builders of jobs, GPUs and views, and the checks that every plugin passes."""
+"""For plugin authors: the checks that every plugin passes, a server in memory to see one at work,
+and builders of jobs, GPUs and views."""
 
 from carmad.testing.builders import (
     ServerStandIn,
@@ -23,9 +24,11 @@ from carmad.testing.checks import (
     predictor_checks,
     recovery_checks,
 )
+from carmad.testing.fake_server import FakeServer
 
 __all__ = [
     "Check",
+    "FakeServer",
     "ServerStandIn",
     "a_gpu",
     "a_gpu_view",
