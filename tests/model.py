@@ -558,7 +558,7 @@ class Model:
 
 
 def _facts(gpu: GpuView) -> tuple[list[Any], object]:
-    told = (field.name for field in fields(gpu) if field.name not in ("recent", "known"))
+    told = (field.name for field in fields(gpu) if field.name not in ("recent", "memo"))
     return [getattr(gpu, name) for name in told], gpu.score
 
 

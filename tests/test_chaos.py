@@ -51,32 +51,27 @@ def test_fifty_kills_lose_no_job_and_start_none_twice(port: Carmad) -> None:
         raise
 
 
-def die_after(port: Carmad, commits: int) -> bool:
-    """A daemon is offered one job, and dies right after a commit. Was the job accepted?"""
+def die_after(port: Carmad, commits: int) -> None:
+    """A daemon is given one job, and dies right after a commit."""
     port.start(crash_after=commits, wait=False)
     accepted = False
     while port.alive:
         with contextlib.suppress(*UNREACHABLE):
             accepted = accepted or bool(port.sh("echo once >> begun; exit 7"))
         time.sleep(0.02)
-    return accepted
 
 
-# In the life of one job: the GPUs' discovery, its submission, its start, its end.
-@pytest.mark.parametrize("commits", [1, 2, 3, 4])
+# In the life of one job: its submission, its start, its end.
+@pytest.mark.parametrize("commits", [1, 2, 3])
 def test_what_a_commit_owes_is_done_after_a_crash(port: Carmad, commits: int) -> None:
-    accepted = die_after(port, commits)
+    die_after(port, commits)
     port.start()
-    if commits == 1:
-        assert not accepted
-        assert not port.get("/v1/jobs")["jobs"]
-    else:
-        job = port.ended(1)
-        assert (job["exit"]["code"], job["attempt"]) == (7, 1)
-        assert (port.work / "begun").read_text() == "once\n"
+    job = port.ended(1)
+    assert (job["exit"]["code"], job["attempt"]) == (7, 1)
+    assert (port.work / "begun").read_text() == "once\n"
 
 
-@pytest.mark.parametrize(("commits", "state"), [(2, "pending"), (3, "starting")])
+@pytest.mark.parametrize(("commits", "state"), [(1, "pending"), (2, "starting")])
 def test_a_daemon_that_forgets_what_is_owed_would_be_noticed(
     port: Carmad, commits: int, state: str
 ) -> None:

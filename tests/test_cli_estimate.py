@@ -365,7 +365,7 @@ def test_the_image_shows_every_part() -> None:
     ("words", "code", "said"),
     [
         ("--vary n prog", 2, "--vary goes with --fit"),
-        ("--fit 24 prog", 2, "without a unit is MiB"),
+        ("--fit 24 prog", 2, "is in MiB; write 24G"),
         ("--fit 24G --vary=--n prog", 2, "without its dashes"),
         ("--fit 24G --wrap true", 2, "--fit does not work with --wrap"),
         ("--plot x.pdf prog", 2, "only .png and .html"),

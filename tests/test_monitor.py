@@ -244,7 +244,7 @@ def test_while_the_driver_hangs_time_limits_hold_and_no_job_is_placed(tmp_path, 
         until(lambda: stopped == [runs], "its time limit")
         inbox.post(Exited(inbox.clock(), runs, 1, Exit(Cause.TIME_LIMIT)))
         waits = submit()
-        decided = lambda core: waits in core.decisions  # noqa: E731
+        decided = lambda core: waits in core.snapshot(inbox.clock()).decisions  # noqa: E731
         until(lambda: inbox.ask(decided).result(20), "a decision on the next")
         assert launched == [runs]
         answers.set()

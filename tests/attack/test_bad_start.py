@@ -189,7 +189,6 @@ def test_a_bad_row_of_an_ended_job_is_left_out_and_named(daemon: Carmad, harm: s
         f"UPDATE jobs SET {harm} WHERE id = {bad}",
         "UPDATE decisions SET body = '{'",
         "UPDATE transitions SET after = 'nowhere' WHERE after = 'queued'",
-        "UPDATE events SET body = 'no'",
         "INSERT INTO drains VALUES ('GPU-x', 'dust', 'root', 'yesterday')",
         "INSERT INTO samples (at, gpu, sm_active) VALUES (1.5, 'GPU-x', 'much')",
     )
