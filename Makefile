@@ -9,7 +9,7 @@ demo: .venv/installed
 
 test: .venv/installed-test
 	$(MAKE) --no-print-directory lint
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest -n 3 --dist loadfile
 
 lint: .venv/installed-test
 	$(BIN)/ruff check .

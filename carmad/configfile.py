@@ -84,7 +84,9 @@ def as_tree(settings: Settings) -> _Tree:
 def load(path: Path | None, environ: Mapping[str, str]) -> Settings:
     """The settings in effect. `path` None: there is no file."""
     tree = {} if path is None else _read(path)
-    variables = {key: name for name in environ if (old := _key_of(name)) and (key := _current(old))}
+    given = [(old, name) for name in environ if (old := _key_of(name))]
+    given.sort(key=lambda each: _current(each[0]) == each[0])  # a present name counts: it is last
+    variables = {key: name for old, name in given if (key := _current(old))}
     sources = _Sources(path, variables)
     _renamed(tree)
     for key, _ in _leaves(tree):

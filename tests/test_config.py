@@ -86,6 +86,12 @@ def test_settings_that_a_plugin_declares(path: Path) -> None:
     assert load(path, {}) == Settings(), "the default, and no preconditions of its own"
 
 
+def test_a_variable_s_present_name_counts() -> None:
+    old, new = {"CARMA_MONITOR__OUTSIDER_MIB": "300"}, {"CARMA_MONITOR__EXTERNAL_MIB": "700"}
+    for environ in (old | new, new | old):
+        assert load(None, environ).monitor.external_mib == 700
+
+
 def test_the_names_of_0_1_0_still_work(path: Path) -> None:
     """Then the settings of these policies were CARMA's own: `[lucid]`, not `[policies.lucid]`."""
     path.write_text("[lucid]\nsharing_capacity = 3\noff_below = 1.0\n[asrpt]\nreserve = true\n")

@@ -170,14 +170,14 @@ def test_a_training_script_is_traced_before_it_is_queued(tmp_path: Path) -> None
 
 
 def test_a_gpu_takes_no_second_job_before_the_first_has_warmed_up(one_gpu: Carmad) -> None:
-    first = one_gpu.submit(*train(sm=0.2, seconds=2, warmup=1))
+    first = one_gpu.submit(*train(sm=0.2, seconds=1000, warmup=1))
     second = one_gpu.submit(*train(sm=0.2, seconds=0.2, warmup=0))
     until(lambda: "first_kernel" in refusals(one_gpu, second), "the second to wait for a kernel")
     assert f"job {first}" in one_gpu.carma("why", str(second))
-    job, before = one_gpu.ended(second), one_gpu.ended(first)
+    one_gpu.ended(second)
+    assert one_gpu.job(first)["state"] == "running", "they did share the GPU"
     kernel_at = moment(one_gpu, first, "running")
     assert moment(one_gpu, second, "starting") > kernel_at + WINDOW_S - 0.002
-    assert job["started_at"] < before["ended_at"], "they did share the GPU"
     assert refusals(one_gpu, second) >= {"first_kernel", "settling"}
 
 

@@ -161,6 +161,16 @@ def test_what_a_job_taught_is_asked_for(asked: Asked) -> None:
     assert len(asked.specs) == 2
 
 
+def test_one_that_fails_leaves_no_job_without_an_answer() -> None:
+    told: list[Answer] = []
+    estimates = Estimates(lambda spec: 1 // 0, lambda job, answer: told.append(answer))  # type: ignore[arg-type,return-value]
+    for id in (1, 2):
+        estimates.put(a_job(id, spec=a_spec()))
+    until(lambda: len(told) == 2)
+    estimates.close()
+    assert all(isinstance(answer, Refusal) and "ZeroDivisionError" in answer.why for answer in told)
+
+
 def test_few_answers_are_kept(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ANSWERS_KEPT", 2)
     asked.go_on.set()

@@ -106,7 +106,7 @@ class TestMig:
         assert "1g.10gb (1, 2)" in caught.value.hint
 
     def test_not_every_gpu_can_be_divided(self) -> None:
-        with pytest.raises(CarmaError, match="V100-32GB has no MIG") as caught:
+        with pytest.raises(CarmaError, match="V100-32GB does not support MIG") as caught:
             parse("1xV100-32GB/7x1g.5gb")
         assert "A30-24GB" in caught.value.hint
 

@@ -124,7 +124,7 @@ def p95(values):
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(drawn=st.lists(tasks, max_size=5))
 def test_what_is_written_is_read_back(tmp_path_factory, suffix, drawn):
     if suffix == "parquet":

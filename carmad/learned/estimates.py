@@ -96,7 +96,7 @@ class _Asked:
 class Estimates:
     """Of waiting jobs: a few at a time, users in turn, and like jobs once.
 
-    `ask` may take long, and must not raise; `tell` gets the answer for each job that was `put`.
+    `ask` may take long; `tell` gets the answer for each job that was `put`.
     Jobs that say themselves what they need are answered apart from the others: they wait for no
     script to be looked at.
     """
@@ -141,7 +141,12 @@ class Estimates:
         asked, new = self._question(_alike(job.spec))
         asked.answer.add_done_callback(lambda done: self._tell(job.id, done.result()))
         if new:
-            asked.answer.set_result(self._ask(job.spec))
+            try:
+                answer = self._ask(job.spec)
+            except Exception as error:  # else all like jobs would wait for good
+                log.exception("an estimate failed")
+                answer = Refusal(f"it failed: {error!r:.200}", "carmad")
+            asked.answer.set_result(answer)
 
     def _next(self) -> Job | None:
         with self._lock:

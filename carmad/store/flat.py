@@ -1,5 +1,6 @@
-"""Jobs as they were written before attempts were values (migration 0004): the last attempt's fields
-were the job's own, and of earlier ones there were only how they crashed and how long they ran."""
+"""Jobs as 0.1.0 wrote them (migration 0004). The last attempt's fields were the job's own, and of
+earlier attempts there were only how they crashed and how long they ran. Stage times were called
+stages."""
 
 from __future__ import annotations
 
@@ -24,15 +25,18 @@ _CAUSES = {
 }
 
 
-def with_attempts(job: Body, moves: Sequence[Move] = (), placed: Sequence[Placed] = ()) -> Body:
-    """The job in its new form; as it is if it is in that, or never ran. Earlier attempts are told
+def current_form(job: Body, moves: Sequence[Move] = (), placed: Sequence[Placed] = ()) -> Body:
+    """The job in its new form; as it is if it is in that. Earlier attempts are told
     as far as its changes of state and the placements, both in order, tell.
 
     Raises LookupError, TypeError or ValueError for what is no job.
     """
     if not isinstance(job, dict):
         raise TypeError("it is no object")
-    if "attempts" in job or not (job.get("attempt") or job["state"] in _HOLDING):
+    if "attempts" in job:
+        return job
+    job = renamed(job) | {"spec": renamed(job["spec"])}
+    if not (job.get("attempt") or job["state"] in _HOLDING):
         return job
     flat = {name: job[name] for name in _FLAT if job.get(name) is not None}
     attempt, served_s = flat.get("attempt", 0), flat.get("served_s", 0.0)
@@ -59,6 +63,11 @@ def with_attempts(job: Body, moves: Sequence[Move] = (), placed: Sequence[Placed
     rest = {name: value for name, value in job.items() if name not in _FLAT}
     attempts = [*earlier, *current][-KEPT:]
     return rest | {"attempts": attempts, "requeued_after": requeued_after}
+
+
+def renamed(body: Body) -> Body:
+    """A job, its spec or a past run, with its stage times under their present name."""
+    return {"stage_times" if name == "stages" else name: value for name, value in body.items()}
 
 
 def _told(moves: Sequence[Move], placed: Sequence[Placed]) -> tuple[list[Body], int]:

@@ -35,7 +35,7 @@ from carmad.errors import CarmaError
 from carmad.loop import Follower
 from carmad.models import Model
 from carmad.store.codec import upgraded_decision
-from carmad.store.flat import with_attempts
+from carmad.store.flat import current_form, renamed
 
 T = TypeVar("T")
 
@@ -304,7 +304,8 @@ def _begin(told: Any) -> Begin:
         if name in settings:
             settings.setdefault("plugins", {})[f"policies.{name}"] = settings.pop(name)
     told["decisions"] = list(map(upgraded_decision, told.get("decisions", ())))
-    told["jobs"] = list(map(with_attempts, told["jobs"]))
+    told["jobs"] = list(map(current_form, told["jobs"]))
+    told["runs"] = list(map(renamed, told.get("runs", ())))
     return _BEGIN.validate_python(told)
 
 
@@ -387,7 +388,9 @@ def _decoded(path: Path, line: tuple[int, bytes], decode: Callable[[Any], T]) ->
 
 def _event(kind: str, body: Any) -> Event:
     if kind == RequeueRequested.__name__:
-        body = body | {"job": with_attempts(body["job"])}
+        body = body | {"job": current_form(body["job"])}
+    elif kind == Submitted.__name__:
+        body = body | {"specs": list(map(renamed, body["specs"]))}
     event: Event = _EVENTS[kind].validate_python(body)
     return event
 

@@ -197,8 +197,16 @@ class SqlStore(Reader):
             return
         if current is None:
             expect_backed_up(self.path)
-        else:
-            self._copy()
+            self._upgrade()
+            return
+        copy = self._copy()
+        try:
+            self._upgrade()
+        except BaseException:
+            copy.unlink(missing_ok=True)  # it is as the database still is, and every try makes one
+            raise
+
+    def _upgrade(self) -> None:
         # Copying a table drops the old one, which would take the rows that refer to it along.
         self._set_foreign_keys("OFF")
         with self._transaction() as connection:

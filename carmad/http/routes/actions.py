@@ -63,13 +63,16 @@ async def requeue(call: Asked, body: SelectIn) -> Response:
     if parse_selection(body.select).all:
         raise CarmaError("`all` would run every past job again", "Name the jobs.")
     jobs = await _chosen(call, body)
-    awaited = {after.job for job in jobs for after in job.spec.after} - {job.id for job in jobs}
+    awaited = {after.job for job in jobs for after in job.spec.after}
     found = await run_in_threadpool(call.service.store.jobs, awaited)
     ended = {job.id: job.state for job in found if job.ended}
 
     def act(job: Job, now: float, by: str) -> tuple[Verdict, Event]:
         its = tuple((a.job, ended[a.job]) for a in job.spec.after if a.job in ended)
-        return control.requeue(job, ended), RequeueRequested(now, job, by, its)
+        verdict = control.requeue(job, ended)
+        if verdict.acts:
+            ended.pop(job.id, None)  # those after it wait for its next end
+        return verdict, RequeueRequested(now, job, by, its)
 
     return await _done(call, body, jobs, act)
 

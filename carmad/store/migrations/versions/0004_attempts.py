@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from alembic import op
 from pydantic_core import from_json, to_json
 
-from carmad.store.flat import Move, Placed, with_attempts
+from carmad.store.flat import Move, Placed, current_form
 
 revision = "0004"
 down_revision = "0003"
@@ -27,24 +27,24 @@ DECISIONS = sa.table("decisions", *map(sa.column, ("id", "at", "job", "body")))
 def upgrade() -> None:
     connection = op.get_bind()
     update = sa.update(JOBS).where(JOBS.c.id == sa.bindparam("job"))
-    for rows in _ran(connection):
+    for rows in _jobs(connection):
         ids = [row.id for row in rows]
         moves, placed = _moves(connection, ids), _placed(connection, ids)
         for row in rows:
             try:
                 old = from_json(row.body)
-                new = with_attempts(old, moves[row.id], placed[row.id])
+                new = current_form(old, moves[row.id], placed[row.id])
             except (ValueError, LookupError, TypeError):
                 continue  # no job: left for who reads it to say
-            if new is not old:
+            if new != old:
                 body = to_json(new).decode()
                 connection.execute(update.values(body=body), {"job": row.id})
 
 
-def _ran(connection: sa.Connection) -> Iterator[Sequence[sa.Row[Any, Any]]]:
+def _jobs(connection: sa.Connection) -> Iterator[Sequence[sa.Row[Any, Any]]]:
     last: int | None = -1
     while last is not None:
-        some = sa.select(JOBS.c.id, JOBS.c.body).where(JOBS.c.id > last, JOBS.c.attempt > 0)
+        some = sa.select(JOBS.c.id, JOBS.c.body).where(JOBS.c.id > last)
         rows = connection.execute(some.order_by(JOBS.c.id).limit(AT_ONCE)).all()
         yield rows
         last = rows[-1].id if rows else None
