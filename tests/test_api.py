@@ -602,6 +602,17 @@ def test_cancel_hold_release_requeue(daemon: Daemon) -> None:
     assert error(daemon.call("POST", "/v1/requeue", {"select": "all"})) == (400, "bad_request")
 
 
+def test_a_job_is_not_requeued_for_one_that_is_refused(daemon: Daemon) -> None:
+    failed = submit(daemon)
+    middle = submit(daemon, after=[{"job": str(failed)}])
+    last = submit(daemon, after=[{"job": str(middle)}])
+    daemon.exit(failed, Exit(Cause.FAILURE, 1))
+    told = act(daemon, "requeue", f"{middle},{last}")
+    assert [told[str(job)][0] for job in (middle, last)] == [False, False]
+    told = act(daemon, "requeue", f"{failed},{middle},{last}")
+    assert {words for _, words in told.values()} == {"queued again"}
+
+
 @pytest.mark.parametrize(
     ("what", "message", "state"),
     [("cancel", "is being stopped", "cancelled"), ("hold", "held", "queued")],

@@ -1080,6 +1080,22 @@ def test_what_is_seen_once_a_job_s_processes_died_is_no_company():
     assert server.last(id).exit.neighbours == ()
 
 
+def test_a_process_of_an_earlier_attempt_is_no_kernel_of_the_next():
+    """The driver may list it for a while after its attempt was reported."""
+    server = FakeServer(gpus=1)
+    id = server.submit()
+    server.run_kernel(id, 9_000)
+    server.sample(1)
+    server.strangers = (ProcessUse(77, 9_000, 0.5, job=id, attempt=1),)
+    server.exit(id, Exit(Cause.LOST))
+    server.pass_time(30)
+    assert (server.job(id).attempt, server.job(id).state) == (2, S.STARTING)
+    assert server.job(id).kernels == ()
+    server.run_kernel(id, 9_000)
+    server.sample(1)
+    assert server.job(id).state is S.RUNNING
+
+
 def test_who_was_seen_beside_a_job_was_there_though_he_is_gone_when_it_ends():
     server = FakeServer(gpus=1)
     gpu = server.gpus[0].id

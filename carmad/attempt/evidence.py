@@ -113,7 +113,7 @@ class Evidence:
         for sample in samples:
             owners = {process.pid: self.attempt_of(process.pid) for process in sample.processes}
             processes = tuple(
-                replace(process, job=owner[0]) if owner else process
+                replace(process, job=owner[0], attempt=owner[1]) if owner else process
                 for process in sample.processes
                 if (owner := owners[process.pid]) or psutil.pid_exists(process.pid)
             )

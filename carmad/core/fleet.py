@@ -73,10 +73,9 @@ class Fleet:
         self.usage.update(usage)
         self._metered.update(dict.fromkeys(usage))
         window.add(sample)
-        seen = {process.job for process in sample.processes}
         for job in residents:
             readings = self._beside.setdefault(job.id, {})
-            if job.id in seen:
+            if any(process.belongs_to(job) for process in sample.processes):
                 readings[sample.gpu] = sample
             elif before and _precedes(before, job):
                 readings.setdefault(sample.gpu, before)

@@ -98,8 +98,14 @@ class FakeWorld:
         if gpu.id in self.fault:
             return GpuSample(gpu.id, at, fault=self.fault[gpu.id])
         jobs = tuple(
-            ProcessUse(FIRST_PID + id, its.memory_mib, 0.5 if its.ran_kernel else 0.0, job=id)
-            for (id, _), its in list(self.alive.items())
+            ProcessUse(
+                FIRST_PID + id,
+                its.memory_mib,
+                0.5 if its.ran_kernel else 0.0,
+                job=id,
+                attempt=attempt,
+            )
+            for (id, attempt), its in list(self.alive.items())
             if gpu.id in its.gpus and (its.memory_mib or its.ran_kernel)
         )
         used_mib = self.used_mib[gpu.id] + sum(each.memory_mib or 0 for each in jobs)
