@@ -466,8 +466,6 @@ def test_every_rule_has_its_words() -> None:
     alone = Reason("array_limit", 1, 1, "tasks")
     assert phrase(alone) == "a task of its array runs, and it wants one at once"
     assert phrase(Reason("few_idle", 1, 0, "GPUs")) == "no GPU is idle that it could have"
-    recorded = Reason("outsiders", 500, 2048, "MiB")  # by release 0.1.0
-    assert phrase(recorded) == phrase(Reason("external", 500, 2048, "MiB"))
     assert phrase(Reason("my_rule", 2, 1, "MiB", "so")) == "my rule: needs 2 MiB, has 1 MiB (so)"
 
 

@@ -74,10 +74,12 @@ def test_settings_of_0_1_0_are_where_they_are_now(tmp_path: Path) -> None:
     begin = to_jsonable_python(Begin("0.1.0", Settings(policy="lucid"), (), (), ()))
     del begin["settings"]["plugins"]
     begin["settings"] |= {"lucid": {"sharing_capacity": 1}, "cuckoo": {"weight": 0.6}}
+    begin["settings"]["monitor"] = {"outsider_mib": 77}
     path = tmp_path / "0.journal"
     path.write_bytes(gzip.compress(to_json(begin) + b"\n"))
     found, _ = journal.read(path)
     assert found.settings.policy == "lucid"
+    assert found.settings.monitor.external_mib == 77
     assert found.settings.plugins["policies.lucid"] == {"sharing_capacity": 1}
     assert registry.bare_policy(found.settings).settings.sharing_capacity == 1
 

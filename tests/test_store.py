@@ -202,6 +202,14 @@ def test_stage_times_of_0_1_0_are_kept(attempt: int) -> None:
     assert new["spec"] == {"stage_times": [stage], "layout": layout}
 
 
+def test_an_attempt_that_0_1_0_was_stopping_was_being_cancelled() -> None:
+    """If it does not say why: an attempt that is stopped has a cause."""
+    old = {"state": "stopping", "attempt": 1, "gpus": ["GPU-1"], "spec": {}}
+    assert current_form(old)["attempts"][-1]["stop"] == "cancelled"
+    preempted = current_form(old | {"stop": "preempted"})
+    assert preempted["attempts"][-1]["stop"] == "preempted"
+
+
 def test_an_upgrade_that_fails_leaves_no_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,12 +224,14 @@ def test_an_upgrade_that_fails_leaves_no_copy(
     assert not [path for path in {*tmp_path.rglob("*")} - before if path.suffix == ".db"]
 
 
-def test_a_decision_of_0_1_0_keeps_its_explanation() -> None:
-    why = Reason("affine", 2, 1, detail="job 7")
-    decision = Decision(1.0, "lucid", Placement(JobId(1), (GpuId("GPU-a"),), explanation=(why,)))
+def test_a_decision_of_0_1_0_is_told_in_the_words_of_today() -> None:
+    why = Reason("affine", 2, 1, detail='job 7 of "code":"outsiders"')
+    beside = Verdict(GpuId("GPU-b"), (Reason("external", 500, 2048, "MiB"),))
+    placement = Placement(JobId(1), (GpuId("GPU-a"),), (beside,), explanation=(why,))
+    decision = Decision(1.0, "lucid", placement)
     text = codec.encode_decision(decision)
-    old = text.replace('"explanation"', '"grounds"')
-    assert old != text
+    old = text.replace('"explanation"', '"grounds"').replace('"external"', '"outsiders"')
+    assert old.count('"grounds"') == old.count(':"outsiders"') == 1
     assert codec.decode_decision(old) == codec.decode_decision(text) == decision
 
 

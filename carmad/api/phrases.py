@@ -13,8 +13,6 @@ from carmad.words import Wording, clock, detail, first_few, gib
 
 log = logging.getLogger(__name__)
 
-_FORMER = {"outsiders": "external"}  # codes of decisions that earlier releases recorded
-
 
 def phrase(reason: Reason) -> str:
     wording = _wording(reason.code)
@@ -36,7 +34,6 @@ def wordings() -> dict[str, Wording]:
 
 
 def _wording(code: str) -> Wording | None:
-    code = _FORMER.get(code, code)
     return CORE.get(code) or registry.wordings().get(code)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from pydantic import Discriminator, TypeAdapter
-from pydantic_core import from_json, to_json
+from pydantic_core import to_json
 
 from carmad.core.decision import Decision
 from carmad.core.messages import Drain
@@ -20,6 +20,11 @@ _DECISION = TypeAdapter(Decision)
 _DRAIN = TypeAdapter(Drain)
 _SAMPLE = TypeAdapter(GpuSample)
 _MODEL: TypeAdapter[Model] = TypeAdapter(Annotated[Model, Discriminator("kind")])
+_FORMER = (
+    (b'"grounds":', b'"explanation":'),
+    (b'"code":"outsiders"', b'"code":"external"'),
+    (b'"outsider_mib":', b'"external_mib":'),
+)
 
 
 # pydantic_core.to_json and not TypeAdapter.dump_json, which turns an infinite rank into null.
@@ -38,15 +43,15 @@ def encode_decision(decision: Decision) -> str:
 
 
 def decode_decision(text: str) -> Decision:
-    return _DECISION.validate_python(upgraded_decision(from_json(text)))
+    return _DECISION.validate_json(in_current_names(text.encode()))
 
 
-def upgraded_decision(told: Any) -> Any:
-    """With `explanation`, which was called `grounds` in 0.1.0."""
-    placement = told.get("placement") if isinstance(told, dict) else None
-    if isinstance(placement, dict) and "grounds" in placement:
-        placement["explanation"] = placement.pop("grounds")
-    return told
+def in_current_names(text: bytes) -> bytes:
+    """A decision, or the journal, as 0.1.0 wrote it, in the names of today. Quotes within strings
+    are escaped, so that nothing else is taken for a name."""
+    for former, name in _FORMER:
+        text = text.replace(former, name)
+    return text
 
 
 def drain_of(row: dict[str, Any]) -> Drain:

@@ -45,6 +45,8 @@ def current_form(job: Body, moves: Sequence[Move] = (), placed: Sequence[Placed]
     if job["state"] in _HOLDING or (job["state"] not in _WAITING and flat.get("gpus")):
         its = {"gpus": []} | {name: flat[name] for name in _ITS if name in flat}
         its |= {"number": attempt, "served_s": served_s, "warned": flat.get("warned", False)}
+        if job["state"] == "stopping":
+            its.setdefault("stop", "cancelled")
         if job["state"] not in _HOLDING:
             its |= {"exit": job.get("exit"), "ended_at": job.get("ended_at"), "profiling": None}
         current = [its]

@@ -34,7 +34,7 @@ from carmad.core.types import Gpu, GpuId, Job, JobId, JobSpec, JobState
 from carmad.errors import CarmaError
 from carmad.loop import Follower
 from carmad.models import Model
-from carmad.store.codec import upgraded_decision
+from carmad.store.codec import in_current_names
 from carmad.store.flat import current_form, renamed
 
 T = TypeVar("T")
@@ -303,7 +303,6 @@ def _begin(told: Any) -> Begin:
     for name in DECLARED_SINCE:
         if name in settings:
             settings.setdefault("plugins", {})[f"policies.{name}"] = settings.pop(name)
-    told["decisions"] = list(map(upgraded_decision, told.get("decisions", ())))
     told["jobs"] = list(map(current_form, told["jobs"]))
     told["runs"] = list(map(renamed, told.get("runs", ())))
     return _BEGIN.validate_python(told)
@@ -376,7 +375,7 @@ def _bare(event: Event) -> Event:
 def _decoded(path: Path, line: tuple[int, bytes], decode: Callable[[Any], T]) -> T:
     number, text = line
     try:
-        return decode(from_json(text))
+        return decode(from_json(in_current_names(text)))
     except (
         ValueError,
         LookupError,
@@ -399,9 +398,5 @@ def _turn(entry: Any) -> Turn:
     events = tuple(_event(kind, body) for kind, body in entry["events"])
     if not events:
         raise ValueError("a step has events")
-    failures = _FAILURES.validate_python(entry.get("failures", ()))
-    return Turn(
-        events,
-        _DECISIONS.validate_python(list(map(upgraded_decision, entry["decisions"]))),
-        failures,
-    )
+    decisions = _DECISIONS.validate_python(entry["decisions"])
+    return Turn(events, decisions, _FAILURES.validate_python(entry.get("failures", ())))
