@@ -284,7 +284,8 @@ class Scheduler:
         """TTFK bookkeeping, step 2 of the CARMA paper's Table 2."""
         if job.state is JobState.STOPPING or gpu in dict(job.kernels):
             return
-        if any(p.belongs_to(job) and p.ran_kernel for p in self._fleet.processes(gpu)):
+        here = self._fleet.processes(gpu)
+        if any((p.job, p.attempt) == (job.id, job.attempt) and p.ran_kernel for p in here):
             attempts = job.attempts_with(kernels=(*job.kernels, (gpu, now)))
             if job.state is JobState.STARTING:
                 self._put(advance(job, JobState.RUNNING, attempts=attempts))
