@@ -158,6 +158,7 @@ class Jobs:
         out["cwd"] = spec.cwd
         out["stdout"], out["stderr"] = self._log_paths(job)
         out["after"] = [{"job": after.job, "kind": after.kind.value} for after in spec.after]
+        out["warn"] = asdict(spec.warn) if spec.warn else None
         out["umask"] = f"{spec.umask:04o}"
         out["energy_j"] = round(usage.energy_j, 3) or None
         out["gpu_seconds"] = round(usage.gpu_seconds, 3)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NotRequired, get_type_hints
 from typing_extensions import TypedDict
 
 from carmad.core.layout import Stage
-from carmad.core.types import StageTimes
+from carmad.core.types import StageTimes, WarnSignal
 from carmad.options import PLAIN, JobOptions
 
 SCHEMA = 1  # raised when a field changes its meaning or goes away
@@ -82,10 +82,13 @@ class ProfileOut(TypedDict):
 if TYPE_CHECKING:
     StageOut = dict[str, Any]
     StageTimesOut = dict[str, Any]
+    WarnOut = dict[str, Any]
 else:
     StageOut = TypedDict("StageOut", get_type_hints(Stage))
     StageTimesOut = TypedDict("StageTimesOut", get_type_hints(StageTimes))
+    WarnOut = TypedDict("WarnOut", get_type_hints(WarnSignal))
     StageOut.__doc__, StageTimesOut.__doc__ = Stage.__doc__, StageTimes.__doc__
+    WarnOut.__doc__ = WarnSignal.__doc__
 
 
 class LayoutOut(TypedDict):
@@ -205,6 +208,7 @@ class JobOut(OptionsOut):
     stdout: NotRequired[str]
     stderr: NotRequired[str]
     after: NotRequired[list[AfterOut]]
+    warn: NotRequired[WarnOut | None]
     umask: NotRequired[str]  # octal
     energy_j: NotRequired[float | None]  # None: nobody measured it
     gpu_seconds: NotRequired[float]
