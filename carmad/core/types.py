@@ -52,6 +52,10 @@ class AfterKind(StrEnum):
     ANY = "afterany"
     NOT_OK = "afternotok"
 
+    def met_by(self, state: JobState) -> bool:
+        """Whether a job that has ended in `state` satisfies it."""
+        return self is AfterKind.ANY or (state is JobState.SUCCEEDED) == (self is AfterKind.OK)
+
 
 @dataclass(frozen=True, slots=True)
 class After:
