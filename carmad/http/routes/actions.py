@@ -131,7 +131,7 @@ async def _chosen(call: Call, body: SelectIn) -> list[Job]:
     if user not in (None, call.peer.user) and not call.peer.admin:
         raise Forbidden("only administrators may touch the jobs of others", "Leave the user out.")
     scene = await call.service.scene()
-    jobs = await lookup.select(call, selection, scene, ended=True)
+    jobs = await lookup.select(call, selection, scene)
     if user is not None:
         if selection.all:
             jobs = [*jobs, *(job for job in scene.live.values() if job.spec.user == user)]
