@@ -31,6 +31,7 @@ from carmad.core.layout import Layout, Stage
 from carmad.core.messages import Discovered, Exited, Step, Tick
 from carmad.core.scene import Scene
 from carmad.core.types import (
+    ArrayTask,
     Cause,
     Exit,
     Job,
@@ -122,6 +123,22 @@ def test_an_array_becomes_tasks_with_labels(daemon: Daemon) -> None:
     assert daemon.call("GET", "/v1/jobs/1_7")[1]["id"] == 3
     assert daemon.call("GET", "/v1/jobs/1_7")[1]["stdout"] == "/tmp/carma-1_7.out"
     assert error(daemon.call("GET", "/v1/jobs/1_3")) == (404, "not_found")
+
+
+def test_tasks_are_made_outside_the_event_loop(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may be ten thousand of them."""
+    threads = []
+
+    def noted(*of: Any) -> ArrayTask:
+        threads.append(threading.current_thread().name)
+        return ArrayTask(*of)
+
+    monkeypatch.setattr(intake, "ArrayTask", noted)
+    submit(daemon, array={"indices": [0, 1]}, held=True)
+    assert len(threads) == 2
+    assert all(name.startswith("api-worker") for name in threads), threads
 
 
 def test_the_environment_is_scrubbed_but_for_what_is_exported(daemon: Daemon) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from carmad.api.outlook import outlook_out
-from carmad.api.requests import SubmitIn
+from carmad.api.requests import ArrayIn, SubmitIn
 from carmad.api.responses import OutlookOut
 from carmad.api.select import parse_selection
 from carmad.attempt.environment import BATCH_SIZE, scrub
@@ -54,13 +54,14 @@ async def submit(service: Service, peer: Peer, body: SubmitIn) -> tuple[JobId, i
     All is checked before an id is taken; when this returns they are on disk.
     """
     spec = await checked(service, peer, body)
-    indices = body.array.indices if body.array else [None]
-    count, bare = len(indices), environments.without(spec)
-    await require_room(service, peer, [bare] * count)
+    count = len(body.array.indices) if body.array else 1
+    specs = (environments.without(spec),) * count
+    await require_room(service, peer, specs)
     first = service.inbox.next_ids(count)
-    specs = tuple(_task(bare, body, first, index) for index in indices)
     service.tally.expect(first, specs)
     try:
+        if body.array:
+            specs = await run_in_threadpool(_tasks, specs[0], body.array, first)
         await service.request(Submitted(service.now(), first, specs, body.held, spec.env))
     except CarmaError:
         service.tally.give_up(first, specs)
@@ -322,10 +323,9 @@ def _spec(body: SubmitIn, peer: Peer, after: tuple[After, ...], gpus: tuple[Gpu,
     )
 
 
-def _task(spec: JobSpec, body: SubmitIn, array: JobId, index: int | None) -> JobSpec:
-    if index is None or body.array is None:
-        return spec
-    return replace(spec, array=ArrayTask(array, index, body.array.limit))
+def _tasks(spec: JobSpec, array: ArrayIn, first: JobId) -> tuple[JobSpec, ...]:
+    tasks = (ArrayTask(first, index, array.limit) for index in array.indices)
+    return tuple(replace(spec, array=task) for task in tasks)
 
 
 def _name(argv: list[str]) -> str:
