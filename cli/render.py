@@ -32,16 +32,9 @@ from cli.format import (
 from cli.known import of_job
 
 if TYPE_CHECKING:
-    from carmad.api.responses import (
-        DoctorOut,
-        DryRunOut,
-        ExitOut,
-        JobOut,
-        ReasonOut,
-        StatsOut,
-        VerdictOut,
-        WhyOut,
-    )
+    from carmad.api.responses.decisions import DryRunOut, ReasonOut, VerdictOut, WhyOut
+    from carmad.api.responses.jobs import ExitOut, JobOut
+    from carmad.api.responses.server import DoctorOut, StatsOut
 
 GAP = "  "
 NARROWEST = 4

@@ -22,7 +22,7 @@ import pytest
 
 from carmad.api.outlook import outlook_out
 from carmad.api.phrases import phrase, short, wordings
-from carmad.api.responses import OutlookOut
+from carmad.api.responses.jobs import OutlookOut
 from carmad.api.select import parse_label, parse_selection
 from carmad.api.times import stamp
 from carmad.config import Access, Collocation, Limits, Monitor, Preconditions, Settings

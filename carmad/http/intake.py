@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from carmad.api.outlook import outlook_out
 from carmad.api.requests import ArrayIn, SubmitIn
-from carmad.api.responses import OutlookOut
+from carmad.api.responses.jobs import OutlookOut
 from carmad.api.select import parse_selection
 from carmad.attempt.environment import BATCH_SIZE, scrub
 from carmad.core.decision import Placement, Reason

@@ -9,7 +9,8 @@ from starlette.responses import Response
 
 from carmad.api.render import label
 from carmad.api.requests import SelectIn
-from carmad.api.responses import SCHEMA, ResultOut, ResultsOut
+from carmad.api.responses import SCHEMA
+from carmad.api.responses.jobs import ResultOut, ResultsOut
 from carmad.api.select import parse_selection
 from carmad.core import control
 from carmad.core.control import Verdict

@@ -14,14 +14,9 @@ from carmad.api.folding import folded
 from carmad.api.outlook import outlook_out
 from carmad.api.render import CODES, attempts_out
 from carmad.api.requests import StepIn, SubmitIn
-from carmad.api.responses import (
-    SCHEMA,
-    DryRunOut,
-    JobOut,
-    JobsOut,
-    SubmittedOut,
-    WhyOut,
-)
+from carmad.api.responses import SCHEMA
+from carmad.api.responses.decisions import DryRunOut, WhyOut
+from carmad.api.responses.jobs import JobOut, JobsOut, SubmittedOut
 from carmad.api.select import parse_selection
 from carmad.api.times import parse_time, stamp
 from carmad.api.why import why_out
