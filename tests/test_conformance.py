@@ -307,6 +307,17 @@ def test_wrong_recoveries(answers: Iterator[object], rule: str) -> None:
         check_recovery(WrongRecovery(answers))
 
 
+def test_a_job_that_is_retried_has_failed_before() -> None:
+    class Counting:
+        name = "counting"
+
+        def decide(self, job: Job, exit: Exit) -> Retry | None:
+            assert bool(job.retry) == bool(job.failures) == (job.attempt > 1)
+            return Retry("out of memory", exclusive=True)
+
+    check_recovery(Counting())
+
+
 @dataclass
 class WrongEstimator:
     answers: Iterator[object]
