@@ -26,6 +26,7 @@ from carmad.api.responses.jobs import OutlookOut
 from carmad.api.select import parse_label, parse_selection
 from carmad.api.times import stamp
 from carmad.config import Access, Collocation, Limits, Monitor, Preconditions, Settings
+from carmad.core import control
 from carmad.core.decision import Placement, Reason
 from carmad.core.layout import Layout, Stage
 from carmad.core.messages import Discovered, Exited, Step, Tick
@@ -594,6 +595,22 @@ def test_a_job_that_ends_while_it_is_listed_is_listed_once(
     monkeypatch.setattr(daemon.store, "history", later)
     listed = daemon.call("GET", "/v1/jobs?since=2020-01-01T00:00:00Z")[1]["jobs"]
     assert [(each["id"], each["state"]) for each in listed] == [(job, "succeeded")]
+
+
+def test_selected_jobs_are_judged_outside_the_event_loop(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = set()
+    cancel = control.cancel
+
+    def noted(job: Job) -> control.Verdict:
+        threads.add(threading.current_thread().name)
+        return cancel(job)
+
+    monkeypatch.setattr(control, "cancel", noted)
+    submit(daemon, held=True)
+    assert daemon.call("POST", "/v1/cancel", {"select": "all"})[0] == 200
+    assert threads and "api" not in threads, threads
 
 
 @pytest.mark.parametrize("label", ["0", "999999999999999", "1_9999999"])

@@ -79,21 +79,7 @@ async def requeue(call: Asked, body: SelectIn) -> Response:
 
 
 async def _done(call: Call, body: SelectIn, jobs: list[Job], act: Act) -> Response:
-    now, by = call.service.now(), call.peer.user
-    events: list[Event] = []
-    results: list[ResultOut] = []
-    for job in jobs:
-        if not call.may_touch(job):
-            results.append(_result(job, False, f"is {job.spec.user}'s, not yours"))
-            continue
-        verdict, event = act(job, now, by)
-        if verdict.acts:
-            events.append(event)
-        results.append(_result(job, not verdict.refused, verdict.words))
-    results += [
-        {"id": id, "label": str(id), "ok": False, "message": "there is no such job"}
-        for id in sorted(parse_selection(body.select).ids - {job.id for job in jobs})
-    ]
+    events, results = await run_in_threadpool(_judged, call, body, jobs, act)
     if again := [event.job.spec for event in events if isinstance(event, RequeueRequested)]:
         await require_room(call.service, call.peer, again)
     # A full disk does not keep a job from being stopped: that is not to fail with the rest.
@@ -114,6 +100,28 @@ async def _done(call: Call, body: SelectIn, jobs: list[Job], act: Act) -> Respon
             ]
     out: ResultsOut = {"schema": SCHEMA, "results": results}
     return answer(out)
+
+
+def _judged(
+    call: Call, body: SelectIn, jobs: list[Job], act: Act
+) -> tuple[list[Event], list[ResultOut]]:
+    """What to tell the core, and the caller, of each job: of ten thousand, perhaps."""
+    now, by = call.service.now(), call.peer.user
+    events: list[Event] = []
+    results: list[ResultOut] = []
+    for job in jobs:
+        if not call.may_touch(job):
+            results.append(_result(job, False, f"is {job.spec.user}'s, not yours"))
+            continue
+        verdict, event = act(job, now, by)
+        if verdict.acts:
+            events.append(event)
+        results.append(_result(job, not verdict.refused, verdict.words))
+    results += [
+        {"id": id, "label": str(id), "ok": False, "message": "there is no such job"}
+        for id in sorted(parse_selection(body.select).ids - {job.id for job in jobs})
+    ]
+    return events, results
 
 
 def _parted(events: list[Event], holding: set[JobId]) -> tuple[list[Event], list[Event]]:
