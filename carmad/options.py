@@ -156,6 +156,7 @@ class JobOptions:
         read="signal_before",
         metavar="SIG[@SECONDS]",
         memory=False,
+        show="signal",
         help="send this signal SECONDS before the time limit (default 60)",
     )
     expected_s: float | None = option(

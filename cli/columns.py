@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from cli.format import NOTHING, clean, clock, exit_code, local_time, memory, number, spread
 
 if TYPE_CHECKING:
-    from carmad.api.responses import JobOut
+    from carmad.api.responses.jobs import JobOut
 
 
 @dataclass(frozen=True, slots=True)

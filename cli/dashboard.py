@@ -13,7 +13,8 @@ from cli import render
 from cli.format import NOTHING, bar, clean, fraction, memory, number, span
 
 if TYPE_CHECKING:
-    from carmad.api.responses import GpuOut, GpusOut, RiskOut, StatusOut
+    from carmad.api.responses.gpus import GpuOut, GpusOut, RiskOut
+    from carmad.api.responses.server import StatusOut
 
 BAR_WIDTH = 10
 ROOM_FOR_BARS = 110

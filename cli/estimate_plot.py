@@ -11,7 +11,7 @@ from cli.format import GIB, clean, command, memory
 from cli.vary import safe_mib
 
 if TYPE_CHECKING:
-    from carmad.api.responses import EstimateOut
+    from carmad.api.responses.estimates import EstimateOut
 
 LONGEST = 110  # characters of a command that fit into an image
 

@@ -15,7 +15,8 @@ from cli.vary import MOST, bounds, safe_mib
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from carmad.api.responses import EstimateOut, EstimatesOut, FitOut, VerdictOut
+    from carmad.api.responses.decisions import VerdictOut
+    from carmad.api.responses.estimates import EstimateOut, EstimatesOut, FitOut
     from cli.vary import Fit
 
 BAR_WIDTH = 60

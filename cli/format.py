@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from carmad.api.responses import ExitOut, MemoryOut
+    from carmad.api.responses.jobs import ExitOut, MemoryOut
 
 NOTHING = "-"
 GIB = 1024

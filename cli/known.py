@@ -12,7 +12,7 @@ from rich.text import Text
 from cli.format import clean, memory, span
 
 if TYPE_CHECKING:
-    from carmad.api.responses import JobOut, PredictionOut, ProfileOut
+    from carmad.api.responses.jobs import JobOut, PredictionOut, ProfileOut
 
 MOST_PARTS = 8  # of a prediction that are listed: the largest
 LEAST_PART = 0.005  # smaller ones would show as zero

@@ -13,13 +13,7 @@ from cli.format import NOTHING, bar, clean, local_time, span
 from cli.render import details, table
 
 if TYPE_CHECKING:
-    from carmad.api.responses import (
-        BinOut,
-        ModelDetailOut,
-        ModelOut,
-        ModelsOut,
-        TrainingOut,
-    )
+    from carmad.api.responses.models import BinOut, ModelDetailOut, ModelOut, ModelsOut, TrainingOut
 
 MOST_BINS = 16  # drawn per curve: --json has all
 WIDTH = 24  # of a bar, in characters

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -13,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from carmad.core.layout_text import OF_STAGE, OF_TIMES, written
-from carmad.options import PLAIN
+from carmad.options import OPTIONS
 from cli.columns import COLUMNS, QUEUE, Column, where
 from cli.format import (
     NOTHING,
@@ -31,22 +32,14 @@ from cli.format import (
 from cli.known import of_job
 
 if TYPE_CHECKING:
-    from carmad.api.responses import (
-        DoctorOut,
-        DryRunOut,
-        ExitOut,
-        JobOut,
-        ReasonOut,
-        StatsOut,
-        VerdictOut,
-        WhyOut,
-    )
+    from carmad.api.responses.decisions import DryRunOut, ReasonOut, VerdictOut, WhyOut
+    from carmad.api.responses.jobs import ExitOut, JobOut
+    from carmad.api.responses.server import DoctorOut, StatsOut
 
 GAP = "  "
 NARROWEST = 4
 SHORT_NOTE = 12  # characters: a note up to this length goes next to the number
 STATES = ("ST", "STATE")
-UNITS: dict[str, Callable[[Any], str]] = {"_at": local_time, "_s": clock, "_mib": memory}
 STATE_STYLE = {
     "PD": "yellow",
     "RQ": "bold yellow",
@@ -215,7 +208,7 @@ def _about(job: JobOut) -> list[tuple[str, str]]:
 
 def _options(job: JobOut) -> Iterator[tuple[str, str]]:
     """Those that were given and have a line of their own."""
-    for name, option in PLAIN.items():
+    for name, option in OPTIONS.items():
         value = cast("Mapping[str, Any]", job).get(name, option.default)
         if option.show and value != option.default:
             yield option.show, _option(name, value)
@@ -224,7 +217,23 @@ def _options(job: JobOut) -> Iterator[tuple[str, str]]:
 def _option(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return next((form(value) for unit, form in UNITS.items() if name.endswith(unit)), clean(value))
+    return next((form(value) for end, form in FORMS.items() if name.endswith(end)), clean(value))
+
+
+def _warning(warn: Mapping[str, Any]) -> str:
+    """A signal before the time limit: USR2, 1:00 before the time limit."""
+    number = warn["signum"]
+    known = {each.value: each.name.removeprefix("SIG") for each in signal.Signals}
+    return f"{known.get(number, number)}, {clock(warn['before_s'])} before the time limit"
+
+
+# How an option is shown, by the end of its name.
+FORMS: dict[str, Callable[[Any], str]] = {
+    "_at": local_time,
+    "_s": clock,
+    "_mib": memory,
+    "warn": _warning,
+}
 
 
 def need(job: JobOut) -> str:

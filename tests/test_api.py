@@ -15,18 +15,24 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
+from carmad.api.outlook import outlook_out
 from carmad.api.phrases import phrase, short, wordings
+from carmad.api.responses.jobs import OutlookOut
 from carmad.api.select import parse_label, parse_selection
 from carmad.api.times import stamp
 from carmad.config import Access, Collocation, Limits, Monitor, Preconditions, Settings
+from carmad.core import control
 from carmad.core.decision import Placement, Reason
 from carmad.core.layout import Layout, Stage
 from carmad.core.messages import Discovered, Exited, Step, Tick
+from carmad.core.scene import Scene
 from carmad.core.types import (
+    ArrayTask,
     Cause,
     Exit,
     Job,
@@ -38,8 +44,10 @@ from carmad.core.types import (
 )
 from carmad.core.view import View
 from carmad.errors import CarmaError
+from carmad.http import intake
 from carmad.http import server as server_module
 from carmad.http.peers import Credentials, Peers
+from carmad.http.routes import jobs as jobs_routes
 from carmad.store.sql import SqlStore, StoreFull
 from carmad.testing import a_gpu, a_job
 from tests.api_server import ROOT_JOBS, Daemon, as_uid, request, running, user_name
@@ -116,6 +124,22 @@ def test_an_array_becomes_tasks_with_labels(daemon: Daemon) -> None:
     assert daemon.call("GET", "/v1/jobs/1_7")[1]["id"] == 3
     assert daemon.call("GET", "/v1/jobs/1_7")[1]["stdout"] == "/tmp/carma-1_7.out"
     assert error(daemon.call("GET", "/v1/jobs/1_3")) == (404, "not_found")
+
+
+def test_tasks_are_made_outside_the_event_loop(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may be ten thousand of them."""
+    threads = []
+
+    def noted(*of: Any) -> ArrayTask:
+        threads.append(threading.current_thread().name)
+        return ArrayTask(*of)
+
+    monkeypatch.setattr(intake, "ArrayTask", noted)
+    submit(daemon, array={"indices": [0, 1]}, held=True)
+    assert len(threads) == 2
+    assert all(name.startswith("api-worker") for name in threads), threads
 
 
 def test_the_environment_is_scrubbed_but_for_what_is_exported(daemon: Daemon) -> None:
@@ -198,6 +222,8 @@ def test_a_job_that_could_never_start_is_refused(daemon: Daemon) -> None:
     assert (status, out["hint"]) == (400, "Ask for 40.0G or less.")
     warn = {"signum": 10, "before_s": 5}
     assert error(daemon.call("POST", "/v1/jobs", JOB | {"warn": warn})) == (400, "bad_request")
+    limited = submit(daemon, warn=warn, time_limit_s=60)
+    assert daemon.call("GET", f"/v1/jobs/{limited}")[1]["warn"] == warn
 
 
 def test_a_job_that_its_users_quota_never_allows_is_refused(open_path: Path) -> None:
@@ -286,6 +312,8 @@ def test_a_dependency_on_an_array_is_one_on_all_its_tasks(daemon: Daemon) -> Non
     last = submit(daemon, after=[{"job": f"{array}_5"}], held=True)
     after = daemon.call("GET", f"/v1/jobs/{last}")[1]["after"]
     assert [one["job"] for one in after] == [array + 1]
+    no_array = JOB | {"after": [{"job": f"{array + 1}_7"}]}
+    assert daemon.call("POST", "/v1/jobs", no_array)[0] == 400, "a task has no tasks"
 
 
 def test_a_dry_run_judges_and_queues_nothing(daemon: Daemon) -> None:
@@ -554,6 +582,37 @@ def test_listings_are_filtered(daemon: Daemon) -> None:
         assert daemon.call("GET", f"/v1/jobs?{wrong}")[0] == 422, wrong
 
 
+def test_a_job_that_ends_while_it_is_listed_is_listed_once(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = submit(daemon)
+    history = daemon.store.history
+
+    def later(**query: Any) -> list[Job]:
+        daemon.exit(job)
+        return history(**query)
+
+    monkeypatch.setattr(daemon.store, "history", later)
+    listed = daemon.call("GET", "/v1/jobs?since=2020-01-01T00:00:00Z")[1]["jobs"]
+    assert [(each["id"], each["state"]) for each in listed] == [(job, "succeeded")]
+
+
+def test_selected_jobs_are_judged_outside_the_event_loop(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = set()
+    cancel = control.cancel
+
+    def noted(job: Job) -> control.Verdict:
+        threads.add(threading.current_thread().name)
+        return cancel(job)
+
+    monkeypatch.setattr(control, "cancel", noted)
+    submit(daemon, held=True)
+    assert daemon.call("POST", "/v1/cancel", {"select": "all"})[0] == 200
+    assert threads and "api" not in threads, threads
+
+
 @pytest.mark.parametrize("label", ["0", "999999999999999", "1_9999999"])
 def test_there_is_no_such_job(daemon: Daemon, label: str) -> None:
     for path in (f"/v1/jobs/{label}", f"/v1/jobs/{label}/why", f"/v1/jobs/{label}/wait"):
@@ -660,6 +719,9 @@ def test_a_running_job_tells_what_its_steps_go_to(daemon: Daemon) -> None:
     assert stored.stage_times == (StageTimes(0.01, 0.037, 0.076, 0.098, "backward", kind),)
     shown = daemon.call("GET", f"/v1/jobs/{runs}")[1]["stage_times"]
     assert shown == [stages | {"sync": "backward", "gpu": kind}]
+    slower = stages | {"sync": "backward", "load_s": 0.02}
+    status, out = daemon.call("POST", f"/v1/jobs/{runs}/step", {"seconds": 0.25, "stages": slower})
+    assert (status, out["stage_times"]) == (200, [slower | {"gpu": kind}]), "what it just told"
     for wrong in ({"load_s": 0.1}, stages | {"load_s": -1.0}, stages | {"sync": "never"}):
         body = {"seconds": 0.25, "stages": wrong}
         assert daemon.call("POST", f"/v1/jobs/{runs}/step", body)[0] == 422
@@ -692,6 +754,27 @@ def test_a_deadline_is_foreseen_when_a_job_is_submitted_and_while_it_waits(
     unknown = daemon.call("POST", "/v1/jobs", JOB | {"deadline_at": ahead(8400)})[1]["outlook"]
     assert unknown["text"].endswith("not known how long it runs: give --expect")
     assert unknown["late_s"] is None
+
+
+def test_outlooks_are_computed_outside_the_event_loop(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They walk the whole line, for which everybody else would have to wait."""
+    threads = []
+
+    def noted(job: Job, scene: Scene) -> OutlookOut | None:
+        threads.append(threading.current_thread().name)
+        return outlook_out(job, scene)
+
+    for module in (intake, jobs_routes):
+        monkeypatch.setattr(module, "outlook_out", noted)
+    want = {"deadline_at": ahead(3600)}
+    job = submit(daemon, **want)
+    assert daemon.call("POST", "/v1/jobs", JOB | want | {"dry_run": True})[0] == 200
+    assert daemon.call("GET", f"/v1/jobs/{job}")[0] == 200
+    assert daemon.call("GET", f"/v1/jobs/{job}/why")[0] == 200
+    assert len(threads) == 4
+    assert all(name.startswith("api-worker") for name in threads), threads
 
 
 def test_the_predictor_is_asked_before_the_job_is_in_line(daemon: Daemon) -> None:

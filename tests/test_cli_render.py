@@ -115,6 +115,15 @@ def test_a_layout_and_stage_times_are_shown_as_they_are_written() -> None:
     assert "gpu=NVIDIA A100" in text
 
 
+def test_the_signal_before_the_time_limit_is_shown() -> None:
+    usr2, realtime = ({"signum": number, "before_s": 60.0} for number in (12, 40))
+    assert "signal       USR2, 1:00 before the time limit\n" in plain(
+        render.show(fake.job(warn=usr2))
+    )
+    assert "40, 1:00 before the time limit" in plain(render.show(fake.job(warn=realtime)))
+    assert "signal" not in plain(render.show(fake.job(warn=None)))
+
+
 def test_an_ended_job_says_how() -> None:
     text = plain(render.show(fake.ended(code=None, signal=9)))
     assert "0:9  failure: ValueError: no such dataset" in text

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from carmad import registry
 from carmad.config import Limits, Monitor, Preconditions, Retention, Risk, Settings
-from carmad.configfile import changed, dump, load
+from carmad.configfile import by_name, changed, dump, load
 from carmad.errors import CarmaError
 from policies.lucid.settings import LucidSettings
 
@@ -232,3 +232,11 @@ def test_a_dump_reads_back_as_it_was(
     path = tmp_path_factory.getbasetemp() / "dumped.toml"
     path.write_text(dump(settings), encoding="utf-8", newline="")
     assert load(path, {}) == settings
+
+
+def test_every_setting_is_named_as_set_takes_it() -> None:
+    settings = changed(Settings(), ["policies.lucid.sharing_capacity=1"])
+    before, after = by_name(Settings()), by_name(settings)
+    assert {name: (before[name], after[name]) for name in after if before[name] != after[name]} == {
+        "policies.lucid.sharing_capacity": (2, 1)
+    }

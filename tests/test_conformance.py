@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
@@ -40,6 +41,7 @@ from carmad.testing import (
     predictor_checks,
     recovery_checks,
 )
+from carmad.testing.builders import random_view
 from policies import builtin
 
 SETTINGS = {
@@ -134,6 +136,14 @@ def altered(plan: tuple[Placement, ...], **changes: object) -> tuple[Placement, 
 
 def test_a_right_policy_passes() -> None:
     check_policy(Policy(good))
+
+
+def test_random_servers_are_of_all_kinds() -> None:
+    views = [random_view(random.Random(seed), Settings()) for seed in range(200)]
+    gpus = [gpu for view in views for gpu in view.gpus]
+    assert any(gpu.gpu.is_mig for gpu in gpus) and any(gpu.external_mib for gpu in gpus)
+    assert any(len(view.nodes) > 1 for view in views)
+    assert any(job.retry and job.retry.avoid for view in views for job in view.queue)
 
 
 def test_a_name_that_is_no_identifier() -> None:
@@ -305,6 +315,17 @@ class WrongRecovery:
 def test_wrong_recoveries(answers: Iterator[object], rule: str) -> None:
     with pytest.raises(AssertionError, match=rule):
         check_recovery(WrongRecovery(answers))
+
+
+def test_a_job_that_is_retried_has_failed_before() -> None:
+    class Counting:
+        name = "counting"
+
+        def decide(self, job: Job, exit: Exit) -> Retry | None:
+            assert bool(job.retry) == bool(job.failures) == (job.attempt > 1)
+            return Retry("out of memory", exclusive=True)
+
+    check_recovery(Counting())
 
 
 @dataclass

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from carmad.api.requests import SubmitIn
-from carmad.api.responses import ANSWERED
+from carmad.api.responses.jobs import ANSWERED
 from carmad.core.types import JobSpec
-from carmad.options import OPTIONS, PLAIN
+from carmad.options import OPTIONS
 from cli import parse, render
 from tests import fake_daemon as fake
 from tests.test_cli_render import plain
@@ -85,13 +85,15 @@ def test_an_entry_is_whole(name: str) -> None:
     assert name in {field.name for field in fields(JobSpec)} | {"held"}
 
 
-@pytest.mark.parametrize("name", ANSWERED)
+@pytest.mark.parametrize("name", (*ANSWERED, "warn"))
 def test_what_was_asked_for_is_shown(name: str) -> None:
+    default = OPTIONS[name].default
     value = {
         "deadline_at": "2026-11-20T12:00:00.000Z",
         "begin_at": "2026-11-20T12:00:00.000Z",
         "conda_env": "ml",
-    }.get(name, not PLAIN[name].default if isinstance(PLAIN[name].default, bool) else 4242)
+        "warn": {"signum": 12, "before_s": 60.0},
+    }.get(name, not default if isinstance(default, bool) else 4242)
     assert plain(render.show(fake.waiting(**{name: value}))) != plain(
-        render.show(fake.waiting(**{name: PLAIN[name].default}))
+        render.show(fake.waiting(**{name: default}))
     )

@@ -64,6 +64,14 @@ def test_the_line_goes_before_in_its_order() -> None:
     assert of(job, *held) == Outlook(NOW, NOW + 100)
 
 
+def test_a_job_on_a_drained_gpu_has_not_ended() -> None:
+    last = running(1, 300.0, 100.0)
+    drained = a_gpu_view(0, residents=(last,), drained="maintenance")
+    follows = waiting(5, after=(After(last.id),))
+    found = outlook(follows, [follows], [drained, a_gpu_view(1)], NOW)
+    assert found == Outlook(NOW + 200, NOW + 300)
+
+
 def test_what_nobody_can_say_is_infinite() -> None:
     unknown = running(1, None), running(2, None)
     assert of(waiting(5), on=(unknown[:1], unknown[1:])) == Outlook(inf, inf)

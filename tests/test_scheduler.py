@@ -5,6 +5,7 @@ from math import inf
 
 import pytest
 
+from carmad.api.render import attempts_out
 from carmad.config import Collocation, Limits, Monitor, Recovery, Settings
 from carmad.core.decision import AskAgain, Placement, Preemption, Reason, Remember, Verdict
 from carmad.core.messages import (
@@ -371,7 +372,7 @@ def test_the_time_limit_begins_with_an_attempt_that_was_postponed():
     assert server.job(id).stop is Cause.TIME_LIMIT
 
 
-def test_an_attempt_that_never_began_took_no_time():
+def test_an_attempt_that_never_began_has_no_start_and_teaches_nothing():
     server = FakeServer(gpus=1)
     id = server.submit(time_limit_s=10)
     server.tell(Postponed(server.now, id, 1))
@@ -379,7 +380,8 @@ def test_an_attempt_that_never_began_took_no_time():
     server.tell(CancelRequested(server.now, id, "ada"))
     server.exit(id, Exit(Cause.LOST))
     job = server.last(id)
-    assert (job.state, job.started_at) == (S.CANCELLED, job.ended_at)
+    assert (job.state, job.started_at, attempts_out(job)) == (S.CANCELLED, None, [])
+    assert not [*server.scheduler.history.runs], "it does not take 0 s"
 
 
 @pytest.mark.parametrize(

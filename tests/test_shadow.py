@@ -14,7 +14,7 @@ import pytest
 from pydantic_core import from_json, to_json
 
 from carmad.api.render import attempts_out
-from carmad.api.responses import AttemptOut
+from carmad.api.responses.jobs import AttemptOut
 from carmad.api.times import iso, stamp
 from carmad.config import Settings
 from carmad.core.messages import Step

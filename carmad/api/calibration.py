@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import ceil
 from statistics import median
 
-from carmad.api.responses import CalibrationOut, ContextOut
+from carmad.api.responses.estimates import CalibrationOut, ContextOut
 from carmad.core.ports import Run
 from carmad.core.types import Estimate
 from estimators.experience import Past, context_mib, judged

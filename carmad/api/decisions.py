@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from carmad.api.phrases import phrase
 from carmad.api.render import labelled
-from carmad.api.responses import DecisionOut, GpuRefOut, ReasonOut, VerdictOut
+from carmad.api.responses.decisions import DecisionOut, GpuRefOut, ReasonOut, VerdictOut
 from carmad.api.times import stamp
 from carmad.core.decision import Decision, Placement, Reason
 from carmad.core.scene import Scene

@@ -4,12 +4,12 @@ rows are shown. Pure."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, islice
+from itertools import islice
 
 from carmad.api.render import Jobs, label, state_code
-from carmad.api.responses import JobOut
+from carmad.api.responses.jobs import JobOut
 from carmad.core.scene import Scene
-from carmad.core.types import Job, JobState
+from carmad.core.types import Job
 
 FIRST_ROWS = 50  # of the line, for everybody
 OWN_ROWS = 50  # and so many of one's own that stand behind these
@@ -34,12 +34,7 @@ def folded(jobs: Iterable[Job], one: Jobs) -> list[Row]:
 
 def waiting(scene: Scene, one: Jobs) -> list[Row]:
     """All that hold no GPUs, the first in line first: the same for everybody who looks."""
-    return scene.memo.recall("waiting", _waiting, scene, one)
-
-
-def _waiting(scene: Scene, one: Jobs) -> list[Row]:
-    pending = (job for job in scene.live.values() if job.state is JobState.PENDING)
-    return folded(chain(scene.line, pending), one)
+    return scene.memo.recall("waiting", lambda: folded(scene.waiting(), one))
 
 
 def seen_by(uid: int, rows: Sequence[Row]) -> tuple[list[Row], int]:

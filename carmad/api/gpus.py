@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from carmad.api.phrases import phrase
 from carmad.api.render import label, labelled
-from carmad.api.responses import GpuOut, RiskOut
+from carmad.api.responses.gpus import GpuOut, RiskOut
 from carmad.core.gpuview import GpuView
 from carmad.core.scene import Scene, memory_by_job
 
@@ -74,11 +74,8 @@ def gpu_state(gpu: GpuView, scene: Scene) -> tuple[str, str]:
         return "faulty", sample.fault
     if gpu.drained:
         return "drained", gpu.drained
-    if sample is None:
-        return "stale", "no reading yet"
-    age = scene.now - sample.at
-    if age > scene.view.settings.monitor.stale_s:
-        return "stale", f"the last reading is {age:.0f} s old"
+    if gpu.stale:
+        return "stale", phrase(gpu.stale)
     if gpu.settling:
         return "settling", phrase(labelled(gpu.settling, scene.live))
     return "ok", ""

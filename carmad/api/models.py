@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from carmad.api.responses import SCHEMA, BinOut, CurveOut, ModelDetailOut, ModelOut
+from carmad.api.responses import SCHEMA
+from carmad.api.responses.models import BinOut, CurveOut, ModelDetailOut, ModelOut
 from carmad.api.times import iso
 from carmad.models import Additive, Model, Shape, Tree
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from math import inf, isfinite
 
-from carmad.api.responses import OutlookOut
+from carmad.api.responses.jobs import OutlookOut
 from carmad.api.times import iso
 from carmad.core.outlook import Outlook, outlook
 from carmad.core.scene import Scene
-from carmad.core.types import Job, JobState
+from carmad.core.types import Job
 from carmad.words import duration
 
 SOON_S = 1.0
@@ -21,7 +21,7 @@ def outlook_out(job: Job, scene: Scene) -> OutlookOut | None:
     deadline_at = job.spec.deadline_at
     if deadline_at is None or job.ended:
         return None
-    found = outlook(job, _waiting(scene), scene.view.gpus, scene.now)
+    found = outlook(job, scene.waiting(), scene.view.gpus, scene.now)
     late_s = found.ends_at - deadline_at
     return {
         "starts_at": iso(found.starts_at) if isfinite(found.starts_at) else None,
@@ -29,12 +29,6 @@ def outlook_out(job: Job, scene: Scene) -> OutlookOut | None:
         "late_s": round(late_s, 3) if isfinite(late_s) else None,
         "text": _text(job, found, deadline_at, scene),
     }
-
-
-def _waiting(scene: Scene) -> list[Job]:
-    """Those whose memory is not estimated yet join the line later."""
-    pending = (job for job in scene.live.values() if job.state is JobState.PENDING)
-    return [*scene.line, *pending]
 
 
 def _text(job: Job, found: Outlook, deadline_at: float, scene: Scene) -> str:

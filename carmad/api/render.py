@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import cast
 
 from carmad.api.phrases import short
-from carmad.api.responses import (
+from carmad.api.responses.jobs import (
     ANSWERED,
     AttemptOut,
     ExitOut,
@@ -121,8 +121,8 @@ class Jobs:
             ],
             "gpus_wanted": job.spec.gpus,
             "submitted_at": stamp(job.submitted_at),
-            "started_at": iso(_started_at(job)),
-            "elapsed_s": elapsed_s(job, self._scene.now),
+            "started_at": iso(job.started_at),
+            "elapsed_s": _seconds(job.current.ran_s(self._scene.now)) if job.current else 0.0,
             "memory": self._memory(job),
         }
 
@@ -158,6 +158,7 @@ class Jobs:
         out["cwd"] = spec.cwd
         out["stdout"], out["stderr"] = self._log_paths(job)
         out["after"] = [{"job": after.job, "kind": after.kind.value} for after in spec.after]
+        out["warn"] = asdict(spec.warn) if spec.warn else None
         out["umask"] = f"{spec.umask:04o}"
         out["energy_j"] = round(usage.energy_j, 3) or None
         out["gpu_seconds"] = round(usage.gpu_seconds, 3)
@@ -167,7 +168,7 @@ class Jobs:
 
     def moving(self, job: Job) -> MovingOut:
         """What changes of a waiting job though nothing is done to it."""
-        until = _started_at(job) or job.ended_at or self._scene.now
+        until = job.started_at or job.ended_at or self._scene.now
         return {
             "wait_s": _seconds(until - job.submitted_at),
             "position": self._scene.place(job.id),
@@ -269,17 +270,6 @@ def _need(estimate: Estimate) -> NeedOut:
         "notes": list(estimate.notes),
         "parts": dict(estimate.parts),
     }
-
-
-def elapsed_s(job: Job, now: float) -> float:
-    """How long the current or last attempt has run."""
-    started_at = _started_at(job)
-    return 0.0 if started_at is None else _seconds((job.ended_at or now) - started_at)
-
-
-def _started_at(job: Job) -> float | None:
-    """None also while it waits for another attempt: then it has no GPUs."""
-    return job.started_at if job.gpus else None
 
 
 def _advice(job: Job) -> str | None:

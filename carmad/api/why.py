@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from carmad.api.decisions import decision_out, reason_out, verdicts_out
 from carmad.api.phrases import phrase
 from carmad.api.render import Jobs, label, labelled
-from carmad.api.responses import SCHEMA, JobOut, JobRefOut, WhyOut
+from carmad.api.responses import SCHEMA
+from carmad.api.responses.decisions import JobRefOut, WhyOut
+from carmad.api.responses.jobs import JobOut
 from carmad.api.times import iso
 from carmad.core.decision import Decision, Reason, Verdict
 from carmad.core.scene import Scene

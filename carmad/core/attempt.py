@@ -78,7 +78,7 @@ class Attempt:
     number: int  # counted from 1, over all attempts of the job
     gpus: tuple[GpuId, ...]
     mode: Mode | None = None  # None: not on record, as of old rows
-    started_at: float | None = None  # None: it is yet to begin
+    started_at: float | None = None  # None: it is yet to begin, or never began
     kernels: tuple[tuple[GpuId, float], ...] = ()  # when its first kernel was seen, per GPU
     accumulation: int = 1  # parts that it splits each batch into
     served_s: float = 0.0  # what earlier, preempted attempts ran for

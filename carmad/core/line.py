@@ -10,7 +10,7 @@ from itertools import islice
 from typing import TypeVar
 
 from carmad.core.decision import Reason
-from carmad.core.types import AfterKind, Job, JobId, JobState
+from carmad.core.types import Job, JobId, JobState
 
 FEW = 8  # of the jobs that one waits for, so many are named
 
@@ -106,8 +106,6 @@ def never_satisfied(job: Job, ended: Mapping[JobId, JobState]) -> JobId | None:
     """A job that this one waits for and that ended the wrong way, if there is one."""
     for after in job.spec.after:
         state = ended.get(after.job)
-        if state is None or after.kind is AfterKind.ANY:
-            continue
-        if (state is JobState.SUCCEEDED) != (after.kind is AfterKind.OK):
+        if state is not None and not after.kind.met_by(state):
             return after.job
     return None

@@ -29,12 +29,13 @@ def outlook(job: Job, line: Iterable[Job], gpus: Iterable[GpuView], now: float) 
     """`line` has those who wait, the first one first; a job that is not there comes last."""
     if job.holds_gpus:
         return Outlook(job.started_at or now, now + _left_s(job, now))
-    waiting = tuple(line)
-    usable = [gpu for gpu in gpus if _takes_jobs(gpu)]
+    waiting, there = tuple(line), tuple(gpus)
     ends_at = dict.fromkeys((each.id for each in waiting), inf)
-    ends_at |= {each.id: now + _at_most_s(each, now) for gpu in usable for each in gpu.residents}
+    ends_at |= {each.id: now + _at_most_s(each, now) for gpu in there for each in gpu.residents}
     free_at = sorted(
-        max((ends_at[each.id] for each in gpu.residents), default=now) for gpu in usable
+        max((ends_at[each.id] for each in gpu.residents), default=now)
+        for gpu in there
+        if _takes_jobs(gpu)
     )
     for before in takewhile(lambda each: each.id != job.id, waiting):
         ready_at, at = _ready_at(before, ends_at), _free_at(before, free_at)

@@ -40,6 +40,11 @@ class Scene:
         quota = self.view.settings.limits.gpus_per_user
         return blocked_by(job, self.now, self.live, self.held, quota, self.unread)
 
+    def waiting(self) -> tuple[Job, ...]:
+        """The line, and those that join it once their memory is estimated."""
+        pending = (job for job in self.live.values() if job.state is JobState.PENDING)
+        return *self.line, *pending
+
     def place(self, job: JobId) -> int | None:
         """In line, from 1."""
         return self.memo.recall("places", _places, self.line).get(job)

@@ -332,8 +332,6 @@ class Scheduler:
             return  # a stale or repeated report
         if event.stop and job.stop not in FOR_GOOD:  # there was no room to record it before
             job = self._stopping(job, event.stop)
-        if job.started_at is None:  # it never began
-            job = job.with_attempt(started_at=min(event.at, event.ended_at or event.at))
         monitor, recovery = self.settings.monitor, self.settings.recovery
         trying = Trying(
             lambda job, exit: self._asked.ask(DECIDE, lambda: self.recovery.decide(job, exit)),

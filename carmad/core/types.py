@@ -52,6 +52,10 @@ class AfterKind(StrEnum):
     ANY = "afterany"
     NOT_OK = "afternotok"
 
+    def met_by(self, state: JobState) -> bool:
+        """Whether a job that has ended in `state` satisfies it."""
+        return self is AfterKind.ANY or (state is JobState.SUCCEEDED) == (self is AfterKind.OK)
+
 
 @dataclass(frozen=True, slots=True)
 class After:
@@ -315,7 +319,7 @@ class Job:
 
     @property
     def started_at(self) -> float | None:
-        """None: it waits, or is yet to begin."""
+        """None: it waits, is yet to begin, or ended before it began."""
         its = self.attempts[-1] if self.attempts else None
         return its.started_at if its and its.ended_at == self.ended_at else None
 

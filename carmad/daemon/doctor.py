@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 
 from carmad.api.gpus import gpu_state
-from carmad.api.responses import CheckOut
+from carmad.api.responses.server import CheckOut
 from carmad.attempt import folders
 from carmad.attempt.environment import HOOKS
 from carmad.config import Settings

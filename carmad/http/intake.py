@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os.path
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from carmad.api.outlook import outlook_out
-from carmad.api.requests import SubmitIn
-from carmad.api.responses import OutlookOut
-from carmad.api.select import parse_label
+from carmad.api.requests import ArrayIn, SubmitIn
+from carmad.api.responses.jobs import OutlookOut
+from carmad.api.select import parse_selection
 from carmad.attempt.environment import BATCH_SIZE, scrub
 from carmad.core.decision import Placement, Reason
-from carmad.core.line import never_satisfied
 from carmad.core.messages import Submitted
 from carmad.core.recurrence import group
 from carmad.core.scene import Scene
@@ -32,6 +31,7 @@ from carmad.core.types import (
 )
 from carmad.engine.threads import run_in_threadpool
 from carmad.errors import CarmaError
+from carmad.http import lookup
 from carmad.http.layouts import layout, stage_times
 from carmad.http.peers import Peer
 from carmad.http.problems import Conflict, Forbidden, TooLarge
@@ -54,13 +54,14 @@ async def submit(service: Service, peer: Peer, body: SubmitIn) -> tuple[JobId, i
     All is checked before an id is taken; when this returns they are on disk.
     """
     spec = await checked(service, peer, body)
-    indices = body.array.indices if body.array else [None]
-    count, bare = len(indices), environments.without(spec)
-    await require_room(service, peer, [bare] * count)
+    count = len(body.array.indices) if body.array else 1
+    specs = (environments.without(spec),) * count
+    await require_room(service, peer, specs)
     first = service.inbox.next_ids(count)
-    specs = tuple(_task(bare, body, first, index) for index in indices)
     service.tally.expect(first, specs)
     try:
+        if body.array:
+            specs = await run_in_threadpool(_tasks, specs[0], body.array, first)
         await service.request(Submitted(service.now(), first, specs, body.held, spec.env))
     except CarmaError:
         service.tally.give_up(first, specs)
@@ -80,7 +81,7 @@ async def foreseen(service: Service, id: JobId) -> OutlookOut | None:
         return job, core.snapshot(now)
 
     job, scene = await service.ask(look)
-    return outlook_out(job, scene) if job else None
+    return await run_in_threadpool(outlook_out, job, scene) if job else None
 
 
 async def foretold(
@@ -96,7 +97,7 @@ async def foretold(
         return *judged(core, job, scene), job, scene
 
     placement, starts, job, scene = await service.ask(look)
-    return scene, placement, starts, outlook_out(job, scene)
+    return scene, placement, starts, await run_in_threadpool(outlook_out, job, scene)
 
 
 async def require_room(service: Service, peer: Peer, specs: Sequence[JobSpec]) -> None:
@@ -272,54 +273,33 @@ def _within_the_quota(body: SubmitIn, quota: int | None) -> None:
 async def _dependencies(service: Service, peer: Peer, body: SubmitIn) -> tuple[After, ...]:
     """Each named job, or all tasks of a named array, unless it has ended as was hoped."""
     wanted = list(dict.fromkeys((one.job, AfterKind(one.kind)) for one in body.after))
-    live: Mapping[JobId, Job] = await service.ask(lambda core: dict(core.jobs))
-    return await run_in_threadpool(_resolved, service, peer, wanted, live)
+    scene = await service.scene()
+    return await run_in_threadpool(_resolved, service, peer, wanted, scene)
 
 
 def _resolved(
-    service: Service, peer: Peer, wanted: list[tuple[str, AfterKind]], live: Mapping[JobId, Job]
+    service: Service, peer: Peer, wanted: list[tuple[str, AfterKind]], scene: Scene
 ) -> tuple[After, ...]:
     kept: dict[After, None] = {}
     for label, kind in wanted:
-        for job in _named(service, label, live):
+        named = lookup.selected(service.store, peer, parse_selection(label), scene)
+        if not named:
+            raise CarmaError(f"there is no job {label} to wait for", "See `carma queue`.")
+        for job in named:
             if job.spec.uid != peer.uid and not peer.admin:
                 raise Forbidden(
                     f"job {label} is not yours, so yours cannot wait for it",
                     "Name jobs of your own.",
                     code="not_yours",
                 )
-            after = After(job.id, kind)
             if not job.ended:
-                kept[after] = None
-            elif never_satisfied(_waiting_for(job, after), {job.id: job.state}) is not None:
+                kept[After(job.id, kind)] = None
+            elif not kind.met_by(job.state):
                 raise CarmaError(
                     f"job {label} has already ended as {job.state}: {kind} can never be met",
                     "Leave the dependency out, or run that job again first.",
                 )
     return tuple(kept)
-
-
-def _named(service: Service, label: str, live: Mapping[JobId, Job]) -> list[Job]:
-    id, index = parse_label(label)
-    job = live.get(id) or service.store.job(id)
-    array = job.spec.array if job else None
-    if job is None or (index is not None and array is None):
-        raise CarmaError(f"there is no job {label} to wait for", "See `carma queue`.")
-    if array is None or array.array != id:
-        return [job]
-    stored = service.store.history(array=id, limit=10_000)
-    tasks = [live.get(task.id, task) for task in reversed(stored)]
-    if index is None:
-        return tasks
-    return [t for t in tasks if t.spec.array and t.spec.array.index == index] or _no_task(label)
-
-
-def _no_task(label: str) -> list[Job]:
-    raise CarmaError(f"there is no job {label} to wait for", "See `carma queue`.")
-
-
-def _waiting_for(job: Job, after: After) -> Job:
-    return replace(job, spec=replace(job.spec, after=(after,)))
 
 
 def _spec(body: SubmitIn, peer: Peer, after: tuple[After, ...], gpus: tuple[Gpu, ...]) -> JobSpec:
@@ -343,10 +323,9 @@ def _spec(body: SubmitIn, peer: Peer, after: tuple[After, ...], gpus: tuple[Gpu,
     )
 
 
-def _task(spec: JobSpec, body: SubmitIn, array: JobId, index: int | None) -> JobSpec:
-    if index is None or body.array is None:
-        return spec
-    return replace(spec, array=ArrayTask(array, index, body.array.limit))
+def _tasks(spec: JobSpec, array: ArrayIn, first: JobId) -> tuple[JobSpec, ...]:
+    tasks = (ArrayTask(first, index, array.limit) for index in array.indices)
+    return tuple(replace(spec, array=task) for task in tasks)
 
 
 def _name(argv: list[str]) -> str:

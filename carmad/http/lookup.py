@@ -11,6 +11,7 @@ from carmad.core.types import Job, JobId
 from carmad.engine.threads import run_in_threadpool
 from carmad.errors import CarmaError
 from carmad.http.answers import Call
+from carmad.http.peers import Peer
 from carmad.http.problems import NotFound
 from carmad.store.sql import SqlStore
 
@@ -41,25 +42,20 @@ def _is(job: Job, id: JobId, index: int | None) -> bool:
     return array is not None and (array.array, array.index) == (id, index)
 
 
-async def select(call: Call, selection: Selection, scene: Scene, ended: bool) -> list[Job]:
-    """The selected jobs, in id order; `ended`: also those that have ended.
-
-    `all` means the caller's own, live jobs.
-    """
-    return await run_in_threadpool(_select, call, selection, scene, ended)
+async def select(call: Call, selection: Selection, scene: Scene) -> list[Job]:
+    return await run_in_threadpool(selected, call.service.store, call.peer, selection, scene)
 
 
-def _select(call: Call, selection: Selection, scene: Scene, ended: bool) -> list[Job]:
-    store, peer = call.service.store, call.peer
+def selected(store: SqlStore, peer: Peer, selection: Selection, scene: Scene) -> list[Job]:
+    """The selected jobs, live and ended, in id order. `all` means the peer's own live jobs."""
     found = {job.id: job for job in _live(selection, scene)}
     if selection.all:
         found |= {job.id: job for job in scene.live.values() if job.spec.uid == peer.uid}
     if selection.last:
         for job in _newest(store, peer.user):
             found[job.id] = scene.live.get(job.id, job)
-    if ended:
-        for job in _stored(store, selection):
-            found.setdefault(job.id, job)
+    for job in _stored(store, selection):
+        found.setdefault(job.id, job)
     return sorted(found.values(), key=lambda job: job.id)
 
 
@@ -85,7 +81,7 @@ def _newest(store: SqlStore, user: str) -> list[Job]:
 
 
 def _stored(store: SqlStore, selection: Selection) -> Iterable[Job]:
-    newest = next((job.id for job in store.history(limit=1)), 0)
+    newest = next((job.id for job in store.history(limit=1)), 0) if selection.ranges else 0
     spans = [range(ids.start, min(ids.stop, newest + 1)) for ids in selection.ranges]
     wanted = len(selection.ids) + sum(map(len, spans))
     if wanted > MAX_IDS:

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from carmad.api.responses import CheckOut
+from carmad.api.responses.server import CheckOut
 from carmad.config import Settings
 from carmad.core.messages import Event, Step
 from carmad.core.scene import Scene

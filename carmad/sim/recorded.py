@@ -12,7 +12,8 @@ from itertools import groupby
 from operator import attrgetter, itemgetter
 from statistics import median
 
-from carmad.api.responses import AttemptOut, GpuOut, JobOut
+from carmad.api.responses.gpus import GpuOut
+from carmad.api.responses.jobs import AttemptOut, JobOut
 from carmad.api.times import moment
 from carmad.config import Settings
 from carmad.core.types import Cause, GpuId, JobId, JobState, Mode

@@ -127,9 +127,13 @@ def a_view(
 
 
 def random_view(rng: random.Random, settings: Settings) -> View:
-    """Up to 6 GPUs, some of them shared, and up to 11 jobs in line."""
+    """Up to 6 GPUs or MIG instances on one or two servers, some of them shared, and up to 11 jobs
+    in line."""
     gpus = []
+    servers = rng.choice((1, 1, 2))
     for index in range(rng.randint(1, 6)):
+        divided = GpuId("GPU-divided") if rng.random() < 0.15 else None
+        external_mib = 0 if rng.random() < 0.85 else 5_000
         residents = tuple(
             a_job(
                 100 + 10 * index + n,
@@ -145,9 +149,11 @@ def random_view(rng: random.Random, settings: Settings) -> View:
         gpus.append(
             a_gpu_view(
                 index,
+                gpu=a_gpu(index, parent=divided, node=f"node{index % servers}"),
                 stale=rng.choice((None, None, None, None, Reason("stale", 5, 3600, "s"))),
                 residents=residents,
-                free_mib=rng.randrange(0, 40_960) if residents else 40_960,
+                free_mib=(rng.randrange(0, 40_960) if residents else 40_960) - external_mib,
+                external_mib=external_mib,
                 score=Score(busy, busy / 2, busy / 2, "sm_active", busy, 30),
                 drained="maintenance" if rng.random() < 0.1 else None,
             )
@@ -156,7 +162,9 @@ def random_view(rng: random.Random, settings: Settings) -> View:
     for id in range(1, rng.randint(2, 12)):
         mib = rng.choice((None, 500, 8_000, 39_000, 60_000))
         estimate = Estimate(mib, "declared", firm=rng.random() < 0.5) if mib else None
-        retry = Retry("oom", exclusive=True) if rng.random() < 0.1 else None
+        retry = None
+        if rng.random() < 0.2:
+            retry = rng.choice((Retry("oom", exclusive=True), Retry("oom", avoid=(a_gpu().id,))))
         spec = a_spec(
             gpus=rng.choice((1, 1, 2)),
             uid=rng.choice((1000, 1000, 1001)),

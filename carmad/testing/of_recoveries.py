@@ -36,7 +36,11 @@ class Trials:
         found = []
         for shared, before in product((False, True), EARLIER):
             job = a_job(
-                state=JobState.RUNNING, gpus=(a_gpu().id,), attempt=1, shared=shared, retry=before
+                state=JobState.RUNNING,
+                gpus=(a_gpu().id,),
+                shared=shared,
+                retry=before,
+                failures=(exit,) if before else (),
             )
             found.append(Trial(decide(job, exit), decide(job, exit)))
         return found

@@ -18,7 +18,7 @@ from cli import client, output
 from cli.commands.options import Json
 
 if TYPE_CHECKING:
-    from carmad.api.responses import CheckOut
+    from carmad.api.responses.server import CheckOut
 
 LOW_DISK_BYTES = 1 << 30
 NOBODY = 65534  # an ordinary user, on every machine

@@ -18,7 +18,7 @@ from cli.problems import Problem, Usage
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from carmad.api.responses import EstimateOut, EstimatesOut
+    from carmad.api.responses.estimates import EstimateOut, EstimatesOut
     from cli.vary import Fit
 
 ESTIMATE_S = 600.0  # the job's script runs for its first steps, and other users' may go first

@@ -10,7 +10,7 @@ from cli.commands.options import Json
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from carmad.api.responses import EstimatorsOut
+    from carmad.api.responses.estimates import EstimatorsOut
 
 
 def estimators(json: Json = False) -> None:

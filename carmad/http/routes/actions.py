@@ -9,7 +9,8 @@ from starlette.responses import Response
 
 from carmad.api.render import label
 from carmad.api.requests import SelectIn
-from carmad.api.responses import SCHEMA, ResultOut, ResultsOut
+from carmad.api.responses import SCHEMA
+from carmad.api.responses.jobs import ResultOut, ResultsOut
 from carmad.api.select import parse_selection
 from carmad.core import control
 from carmad.core.control import Verdict
@@ -78,21 +79,7 @@ async def requeue(call: Asked, body: SelectIn) -> Response:
 
 
 async def _done(call: Call, body: SelectIn, jobs: list[Job], act: Act) -> Response:
-    now, by = call.service.now(), call.peer.user
-    events: list[Event] = []
-    results: list[ResultOut] = []
-    for job in jobs:
-        if not call.may_touch(job):
-            results.append(_result(job, False, f"is {job.spec.user}'s, not yours"))
-            continue
-        verdict, event = act(job, now, by)
-        if verdict.acts:
-            events.append(event)
-        results.append(_result(job, not verdict.refused, verdict.words))
-    results += [
-        {"id": id, "label": str(id), "ok": False, "message": "there is no such job"}
-        for id in sorted(parse_selection(body.select).ids - {job.id for job in jobs})
-    ]
+    events, results = await run_in_threadpool(_judged, call, body, jobs, act)
     if again := [event.job.spec for event in events if isinstance(event, RequeueRequested)]:
         await require_room(call.service, call.peer, again)
     # A full disk does not keep a job from being stopped: that is not to fail with the rest.
@@ -115,6 +102,28 @@ async def _done(call: Call, body: SelectIn, jobs: list[Job], act: Act) -> Respon
     return answer(out)
 
 
+def _judged(
+    call: Call, body: SelectIn, jobs: list[Job], act: Act
+) -> tuple[list[Event], list[ResultOut]]:
+    """What to tell the core, and the caller, of each job: of ten thousand, perhaps."""
+    now, by = call.service.now(), call.peer.user
+    events: list[Event] = []
+    results: list[ResultOut] = []
+    for job in jobs:
+        if not call.may_touch(job):
+            results.append(_result(job, False, f"is {job.spec.user}'s, not yours"))
+            continue
+        verdict, event = act(job, now, by)
+        if verdict.acts:
+            events.append(event)
+        results.append(_result(job, not verdict.refused, verdict.words))
+    results += [
+        {"id": id, "label": str(id), "ok": False, "message": "there is no such job"}
+        for id in sorted(parse_selection(body.select).ids - {job.id for job in jobs})
+    ]
+    return events, results
+
+
 def _parted(events: list[Event], holding: set[JobId]) -> tuple[list[Event], list[Event]]:
     """The cancels of jobs that hold GPUs, and all else."""
     stops: list[Event] = []
@@ -131,7 +140,7 @@ async def _chosen(call: Call, body: SelectIn) -> list[Job]:
     if user not in (None, call.peer.user) and not call.peer.admin:
         raise Forbidden("only administrators may touch the jobs of others", "Leave the user out.")
     scene = await call.service.scene()
-    jobs = await lookup.select(call, selection, scene, ended=True)
+    jobs = await lookup.select(call, selection, scene)
     if user is not None:
         if selection.all:
             jobs = [*jobs, *(job for job in scene.live.values() if job.spec.user == user)]

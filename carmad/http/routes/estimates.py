@@ -9,7 +9,8 @@ from carmad import registry
 from carmad.api.calibration import calibrations, contexts
 from carmad.api.decisions import reason_out, verdicts_out
 from carmad.api.requests import SubmitIn
-from carmad.api.responses import SCHEMA, EstimateOut, EstimatesOut, EstimatorsOut
+from carmad.api.responses import SCHEMA
+from carmad.api.responses.estimates import EstimateOut, EstimatesOut, EstimatorsOut
 from carmad.core.types import Estimate
 from carmad.engine.threads import run_in_threadpool
 from carmad.http import intake

@@ -10,7 +10,8 @@ from starlette.responses import Response
 
 from carmad.api.gpus import gpu_out
 from carmad.api.requests import DrainIn
-from carmad.api.responses import SCHEMA, GpuOut, GpuResultsOut, GpusOut
+from carmad.api.responses import SCHEMA
+from carmad.api.responses.gpus import GpuOut, GpuResultsOut, GpusOut
 from carmad.core.messages import DrainRequested
 from carmad.core.scene import Scene
 from carmad.core.types import Gpu

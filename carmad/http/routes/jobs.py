@@ -14,14 +14,9 @@ from carmad.api.folding import folded
 from carmad.api.outlook import outlook_out
 from carmad.api.render import CODES, attempts_out
 from carmad.api.requests import StepIn, SubmitIn
-from carmad.api.responses import (
-    SCHEMA,
-    DryRunOut,
-    JobOut,
-    JobsOut,
-    SubmittedOut,
-    WhyOut,
-)
+from carmad.api.responses import SCHEMA
+from carmad.api.responses.decisions import DryRunOut, WhyOut
+from carmad.api.responses.jobs import JobOut, JobsOut, SubmittedOut
 from carmad.api.select import parse_selection
 from carmad.api.times import parse_time, stamp
 from carmad.api.why import why_out
@@ -113,11 +108,12 @@ async def jobs(
     past = since_at is not None or bool(wanted and wanted & ENDED)
     if select is not None:
         async with service.listings:
-            found = await lookup.select(call, parse_selection(select), scene, ended=True)
+            found = await lookup.select(call, parse_selection(select), scene)
     elif past:
         async with service.listings:
             old = await ended(call, user, since_at, None, wanted or ENDED, limit)
-        found = [*scene.live.values(), *old]
+        # One that has ended since the scene was taken is in both.
+        found = {job.id: job for job in (*scene.live.values(), *old)}.values()
     else:
         found = scene.live.values()
 
@@ -206,9 +202,12 @@ async def ended(
 async def show(call: Asked, label: Label) -> Response:
     """One job, with every change of its state."""
     job, scene = await _mine(call, label)
+    return await run_in_threadpool(_shown, call, job, scene)
+
+
+def _shown(call: Call, job: Job, scene: Scene) -> Response:
     out = call.renderer(scene)(job)
     out["outlook"] = outlook_out(job, scene)
-    moves = await run_in_threadpool(call.service.store.transitions, job.id)
     out["history"] = [
         {
             "at": stamp(move.at),
@@ -216,7 +215,7 @@ async def show(call: Asked, label: Label) -> Response:
             "after": move.after.value,
             "attempt": move.attempt,
         }
-        for move in moves
+        for move in call.service.store.transitions(job.id)
     ]
     return answer(out)
 
@@ -225,7 +224,11 @@ async def show(call: Asked, label: Label) -> Response:
 async def why(call: Asked, label: Label) -> Response:
     """Why the job waits, or why it runs where it does."""
     job, scene = await _mine(call, label)
-    past = await run_in_threadpool(call.service.store.decisions, job.id, PAST_DECISIONS)
+    return await run_in_threadpool(_explained, call, job, scene)
+
+
+def _explained(call: Call, job: Job, scene: Scene) -> Response:
+    past = call.service.store.decisions(job.id, PAST_DECISIONS)
     out = why_out(job, scene, past, call.renderer(scene))
     out["job"]["outlook"] = outlook_out(job, scene)
     return answer(out)
@@ -244,6 +247,7 @@ async def step(call: Asked, label: Label, body: StepIn) -> Response:
         )
     stages = StageTimes(**body.stages.model_dump()) if body.stages else None
     await call.service.request(Stepped(call.service.now(), job.id, body.seconds, stages))
+    job, scene = await _mine(call, str(job.id))
     return answer(call.renderer(scene)(job))
 
 

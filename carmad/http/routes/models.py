@@ -9,7 +9,8 @@ from fastapi import APIRouter, Path, Query
 from starlette.responses import Response
 
 from carmad.api.models import detail_out, model_out
-from carmad.api.responses import SCHEMA, ModelDetailOut, ModelsOut, PastOut, TrainingOut
+from carmad.api.responses import SCHEMA
+from carmad.api.responses.models import ModelDetailOut, ModelsOut, PastOut, TrainingOut
 from carmad.api.times import iso, parse_time
 from carmad.core.types import ENDED
 from carmad.engine.threads import run_in_threadpool

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import count, groupby
 from typing import Any
 
 from carmad.config import Settings
-from carmad.configfile import as_tree
+from carmad.configfile import by_name
 from carmad.sim.experiment import Experiment, Physics
 from carmad.sim.hardware import Cluster, Node
 from carmad.sim.metrics import Bounds, Figures, bounds, figures
@@ -70,10 +70,7 @@ def clean(text: str) -> str:
 
 def _changed(experiment: Experiment) -> dict[str, str]:
     """The changed settings, without policy and estimator, which have columns of their own."""
-    own = dict(_leaves(as_tree(experiment.settings)))
-    own |= _leaves({"physics": asdict(experiment.physics)})
-    usual = dict(_leaves(as_tree(Settings())))
-    usual |= _leaves({"physics": asdict(Physics())})
+    own, usual = _all(experiment.settings, experiment.physics), _all(Settings(), Physics())
     apart = ("policy", "estimator")
     return {
         name: clean(str(value))
@@ -82,12 +79,8 @@ def _changed(experiment: Experiment) -> dict[str, str]:
     }
 
 
-def _leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{above}{name}.")
-        else:
-            yield f"{above}{name}", value
+def _all(settings: Settings, physics: Physics) -> dict[str, Any]:
+    return by_name(settings) | {f"physics.{name}": its for name, its in asdict(physics).items()}
 
 
 def _facets(outcome: Outcome, changed: Mapping[str, str]) -> dict[str, str]:

@@ -1,0 +1,69 @@
+"""Answers about decisions on jobs: the placement policy's verdicts and their reasons."""
+
+from __future__ import annotations
+
+from typing import NotRequired
+
+from typing_extensions import TypedDict
+
+from carmad.api.responses.jobs import JobOut, OutlookOut
+
+
+class JobRefOut(TypedDict):
+    id: int
+    label: str
+
+
+class GpuRefOut(TypedDict):
+    id: str
+    index: int | None
+
+
+class ReasonOut(TypedDict):
+    code: str
+    need: float
+    have: float
+    unit: str
+    detail: str
+    text: str
+
+
+class VerdictOut(TypedDict):
+    gpu: GpuRefOut
+    refused: list[ReasonOut]
+    rank: float | None
+
+
+class DecisionOut(TypedDict):
+    policy: str
+    decided_at: str
+    chosen: list[str]
+    verdicts: list[VerdictOut]
+    reasons: list[ReasonOut]
+    grounds: list[ReasonOut]  # what spoke for the chosen GPUs
+
+
+class WhyOut(TypedDict):
+    schema: int
+    job: JobOut
+    headline: str
+    position: int | None
+    behind: JobRefOut | None
+    policy: str | None
+    decided_at: str | None
+    verdicts: list[VerdictOut]
+    reasons: list[ReasonOut]
+    grounds: list[ReasonOut]  # what spoke for the chosen GPUs
+    remedies: list[str]
+    chosen: list[str]
+    past: list[DecisionOut]
+
+
+class DryRunOut(TypedDict):
+    schema: int
+    would_start: bool
+    verdicts: list[VerdictOut]
+    reasons: list[ReasonOut]
+    chosen: list[str]
+    warnings: list[str]
+    outlook: NotRequired[OutlookOut | None]  # of a job with a deadline

@@ -1,0 +1,62 @@
+"""Answers about memory estimates, and how accurate they have been."""
+
+from __future__ import annotations
+
+from typing_extensions import TypedDict
+
+from carmad.api.responses.decisions import ReasonOut, VerdictOut
+
+
+class EstimateOut(TypedDict):
+    """One estimator's answer: a number, or `why` it has none."""
+
+    source: str
+    mib: int | None  # per GPU, of the whole process
+    low: int | None
+    high: int | None  # a GPU with this much free is safe; null: no other than `mib`
+    seconds: float
+    chosen: bool
+    why: str | None
+    notes: list[str]
+    parts: dict[str, int]  # what it is made of, in MiB; empty if the estimator cannot tell
+
+
+class FitOut(TypedDict):
+    gpu: int
+    free_mib: int
+    fits: bool | None
+
+
+class EstimatesOut(TypedDict):
+    schema: int
+    estimates: list[EstimateOut]
+    fits: list[FitOut]
+    verdicts: list[VerdictOut]
+    reasons: list[ReasonOut]
+
+
+class CalibrationOut(TypedDict):
+    """Errors are those of `mib` against the measured peak; the bias is their median."""
+
+    name: str
+    jobs: int
+    bias_mib: float | None  # above 0: it says too much
+    p50_mib: int | None
+    p95_mib: int | None
+    under: float | None  # share of jobs that used more than `high`
+
+
+class ContextOut(TypedDict):
+    """What the trace estimator adds to what it can trace."""
+
+    stack: str  # GPU, driver, torch
+    jobs: int
+    context_mib: int | None  # null: too few to tell, and the setting holds
+
+
+class EstimatorsOut(TypedDict):
+    schema: int
+    estimator: str  # the one in use
+    jobs: int
+    estimators: list[CalibrationOut]
+    contexts: list[ContextOut]

@@ -1,0 +1,92 @@
+"""Answers about the daemon and the server: health, status, statistics, settings, diagnosis."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from typing_extensions import TypedDict
+
+from carmad.api.responses.gpus import GpuOut
+from carmad.api.responses.jobs import JobOut
+
+
+class DaemonOut(TypedDict):
+    status: str
+    version: str
+    pid: int
+    uptime_s: float
+    policy: str
+    troubles: list[str]  # what affects the whole server, in words
+
+
+class HealthOut(DaemonOut):
+    schema: int
+
+
+class ServerOut(DaemonOut):
+    source: str
+    mps: bool
+
+
+class CountsOut(TypedDict):
+    running: int
+    queued: int
+    recovering: int
+
+
+class MeOut(TypedDict):
+    user: str
+    uid: int
+    admin: bool
+
+
+class StatusOut(TypedDict):
+    """`jobs`, folded: all that run, the first in line, one's own up to a number, and those of them
+    that have just ended."""
+
+    schema: int
+    server: ServerOut
+    gpus: list[GpuOut]
+    jobs: list[JobOut]
+    more: int  # jobs that wait and are in no row
+    counts: CountsOut
+    me: MeOut
+
+
+class UserTotalsOut(TypedDict):
+    user: str
+    jobs: int
+    succeeded: int
+    failed: int
+    oom: int
+    gpu_hours: float
+    energy_kwh: float
+    wait_mean_s: float | None
+    wait_p95_s: float | None
+    run_mean_s: float | None
+
+
+class StatsOut(TypedDict):
+    schema: int
+    since: str | None
+    users: list[UserTotalsOut]
+    total: UserTotalsOut
+
+
+class ConfigOut(TypedDict):
+    schema: int
+    settings: dict[str, Any]
+    path: str | None
+    toml: str | None
+
+
+class CheckOut(TypedDict):
+    name: str
+    ok: bool | None  # None: it works, and could be better
+    detail: str
+    hint: str
+
+
+class DoctorOut(TypedDict):
+    schema: int
+    checks: list[CheckOut]
