@@ -199,7 +199,7 @@ class Launcher:
 
 
 def launch_fields(job: Job, env: Mapping[str, str], grace_s: float) -> bytes:
-    """What a process that has to start `job` reads (`supervisor.Launch`). Raises CarmaError when
+    """What a process that has to start `job` reads (`starting.Launch`). Raises CarmaError when
     the job can never start."""
     spec = job.spec
     if os.geteuid() not in (0, spec.uid):
