@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from carmad import configfile, paths, registry
+from carmad import configfile, paths, registry, units
 from carmad.attempt.evidence import Evidence
-from carmad.attempt.launcher import Launcher, has_systemd
+from carmad.attempt.launcher import Launcher
 from carmad.config import Settings
 from carmad.core.history import History
 from carmad.core.messages import CancelRequested, Reconfigured, Step, Trained
@@ -87,7 +87,7 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
         clock = Clock(store.keep_time(boot_id(), wall_ahead()))
         experience = _experience(settings, store)
         scheduler, troubles = _core(settings, experience)
-        own_units, grace_s = has_systemd(), settings.limits.kill_grace_s
+        own_units, grace_s = units.available(), settings.limits.kill_grace_s
         launcher = Launcher(state_dir, systemd=own_units, kill_grace_s=grace_s)
         inbox = Inbox(clock, _next_id(store, launcher))
         mps = _mps(settings, state_dir, own_units)
