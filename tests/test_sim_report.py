@@ -20,12 +20,13 @@ from rich.console import Console, RenderableType
 from carmad.config import Collocation, Settings
 from carmad.core.types import Cause, JobId, JobState
 from carmad.errors import CarmaError
+from carmad.readable import time_unit
 from carmad.sim.hardware import parse
 from carmad.sim.outcome import Outcome
 from carmad.sim.report import compare, export, gantt, html
 from carmad.sim.report.distributions import cdfs
 from carmad.sim.report.measures import MEASURES, SIMULATOR
-from carmad.sim.report.numbers import change, number, time_unit
+from carmad.sim.report.numbers import change, number
 from carmad.sim.report.rows import Row, rows
 from carmad.sim.report.runs import Run, gpus, runs
 from carmad.sim.report.style import BAD, RC, image
