@@ -364,8 +364,7 @@ class GpusOut(TypedDict):
     thresholds: dict[str, Any]
 
 
-class HealthOut(TypedDict):
-    schema: int
+class DaemonOut(TypedDict):
     status: str
     version: str
     pid: int
@@ -374,15 +373,13 @@ class HealthOut(TypedDict):
     troubles: list[str]  # what affects the whole server, in words
 
 
-class ServerOut(TypedDict):
-    status: str
-    version: str
-    pid: int
-    uptime_s: float
-    policy: str
+class HealthOut(DaemonOut):
+    schema: int
+
+
+class ServerOut(DaemonOut):
     source: str
     mps: bool
-    troubles: list[str]  # likewise
 
 
 class CountsOut(TypedDict):
