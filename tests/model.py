@@ -349,8 +349,11 @@ class Model:
         alive = self.alive()
         samples = []
         for gpu in GPUS:
-            here = [id for (id, _), job in alive.items() if gpu.id in job.gpus]
-            uses = tuple(ProcessUse(9000 + id, 100, float(kernels), id) for id in here)
+            uses = tuple(
+                ProcessUse(9000 + id, 100, float(kernels), id, attempt=attempt)
+                for (id, attempt), job in alive.items()
+                if gpu.id in job.gpus
+            )
             free = gpu.memory_mib - used
             fault = "GPU is lost" if gpu.id in self.lost else None
             level = None if fault else busy

@@ -304,7 +304,7 @@ def test_what_was_measured_is_saved_when_the_daemon_stops(daemon):
     id = daemon.start()
     job = daemon.inbox.ask(lambda core: core.jobs[id]).result(10)
     for at, mib, mj in ((2.0, 1000, 0), (3.0, 1001, 7000)):
-        use = ProcessUse(77, mib, 0.5, job=id)
+        use = ProcessUse(77, mib, 0.5, job=id, attempt=1)
         sample = GpuSample(job.gpus[0], at, mib, 40_000, energy_mj=mj, processes=(use,))
         daemon.inbox.post(Sampled(at, (sample,)))
     settle(daemon)

@@ -65,7 +65,7 @@ def sampled(at: float, running: Iterable[Job] = ()) -> Sampled:
     uses: dict[GpuId, list[ProcessUse]] = {card.id: [] for card in CARDS}
     for each in running:
         for gpu in each.gpus:
-            uses[gpu].append(ProcessUse(10_000 + each.id, HOLDS_MIB, 0.2, each.id))
+            uses[gpu].append(ProcessUse(10_000 + each.id, HOLDS_MIB, 0.2, each.id, attempt=1))
     return Sampled(
         at,
         tuple(

@@ -132,6 +132,8 @@ def _sample(card: Gpu, at: float, jobs: list[Job]) -> GpuSample:
         busy,
         power_w=200.0,
         energy_mj=round(at * 200_000),
-        processes=tuple(ProcessUse(10_000 + job.id, mib, 0.2, JobId(job.id)) for job, mib in uses),
+        processes=tuple(
+            ProcessUse(10_000 + job.id, mib, 0.2, JobId(job.id), attempt=1) for job, mib in uses
+        ),
         memory_utilization=busy / 2,
     )

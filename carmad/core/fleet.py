@@ -73,9 +73,10 @@ class Fleet:
         self.usage.update(usage)
         self._metered.update(dict.fromkeys(usage))
         window.add(sample)
+        seen = {(process.job, process.attempt) for process in sample.processes}
         for job in residents:
             readings = self._beside.setdefault(job.id, {})
-            if any(process.belongs_to(job) for process in sample.processes):
+            if (job.id, job.attempt) in seen:
                 readings[sample.gpu] = sample
             elif before and _precedes(before, job):
                 readings.setdefault(sample.gpu, before)

@@ -335,12 +335,7 @@ class ProcessUse:
     job: JobId | None = None  # filled in by the daemon's monitor
     user: str = ""
     command: str = ""
-    attempt: int | None = None  # of that job; None: any, as in a world where none lingers
-
-    def belongs_to(self, job: Job) -> bool:
-        """Whether it is of the job's current attempt: the driver may list those of an earlier one
-        for a while."""
-        return self.job == job.id and self.attempt in (None, job.attempt)
+    attempt: int = 0  # of that job: the driver may list one of an earlier attempt for a while
 
     @property
     def ran_kernel(self) -> bool:

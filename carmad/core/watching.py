@@ -64,7 +64,8 @@ class Watch:
         """TTFK bookkeeping, step 2 of the CARMA paper's Table 2."""
         if job.state is JobState.STOPPING or gpu in dict(job.kernels):
             return
-        if any(p.belongs_to(job) and p.ran_kernel for p in self._fleet.processes(gpu)):
+        here = self._fleet.processes(gpu)
+        if any((p.job, p.attempt) == (job.id, job.attempt) and p.ran_kernel for p in here):
             seen = job.with_attempt(kernels=(*job.kernels, (gpu, now)))
             starting = job.state is JobState.STARTING
             self._ledger.put(advance(seen, JobState.RUNNING) if starting else seen)

@@ -224,7 +224,7 @@ class World:
         lost_mib = self._physics.fragmentation_mib
         over = run.limit_mib is not None and need > run.limit_mib
         short = [card for card in run.cards if over or not card.fits(need, lost_mib)]
-        process = ProcessUse(run.job, need, 0.0 if short else 1.0, run.job)
+        process = ProcessUse(run.job, need, 0.0 if short else 1.0, run.job, attempt=run.attempt)
         for card in run.cards:
             if card not in short:
                 card.hold(now, run.job, process)
