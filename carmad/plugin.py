@@ -44,7 +44,8 @@ from carmad.core.types import (
 )
 from carmad.core.view import NodeView, View
 from carmad.models import Additive, Boosted, Lookup, Model, Tree
-from carmad.words import Wording, clock, detail, duration, first_few, gib
+from carmad.readable import duration, gib
+from carmad.words import Wording, clock, detail, first_few
 
 __all__ = [
     "ANSWER_FD",

@@ -1,4 +1,4 @@
-"""How a reason is put into words, and how numbers are written in it. Plugins declare the words of
+"""How a reason is put into words, and how times are written in it. Plugins declare the words of
 their own reasons; `carmad.api.phrases` has those of the core's."""
 
 from __future__ import annotations
@@ -19,23 +19,6 @@ class Wording:
     name: str  # for tables: GpuMemory
     sentence: Callable[[Reason], str]  # for `carma why`; of a GPU, it goes on after "GPU 1: "
     brief: Callable[[Reason], str] | None = None  # what a table has room for after the name
-
-
-def gib(mib: float) -> str:
-    """MiB as GiB: 30.0G."""
-    return f"{mib / 1024:.1f}G"
-
-
-def duration(seconds: float) -> str:
-    """To two digits or so: 45 s, 12 min, 3.5 h, 2.0 days."""
-    seconds = max(0.0, seconds)
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if seconds < 90 * 60:
-        return f"{seconds / 60:.0f} min"
-    if seconds < 36 * 3600:
-        return f"{seconds / 3600:.1f} h"
-    return f"{seconds / 86_400:.1f} days"
 
 
 def clock(at: float) -> str:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from carmad.readable import clean as clean
+from carmad.readable import duration
+
 if TYPE_CHECKING:
     from carmad.api.responses.jobs import ExitOut, MemoryOut
 
@@ -39,13 +42,7 @@ def clock(seconds: float | None) -> str:
 
 
 def span(seconds: float | None) -> str:
-    """A rounded duration: 12 s, 5 min, 3.5 h, 2.0 days."""
-    if seconds is None:
-        return NOTHING
-    for limit, unit, name in ((90, 1, "s"), (5400, 60, "min")):
-        if seconds < limit:
-            return f"{seconds / unit:.0f} {name}"
-    return f"{seconds / 3600:.1f} h" if seconds < 129_600 else f"{seconds / 86_400:.1f} days"
+    return NOTHING if seconds is None else duration(seconds)
 
 
 def fraction(value: float | None) -> str:
@@ -67,11 +64,6 @@ def bar(share: float | None, width: int, ascii_only: bool = False) -> str:
     full, empty = ("#", ".") if ascii_only else ("█", "░")
     filled = round(min(1.0, max(0.0, share or 0.0)) * width)
     return full * filled + empty * (width - filled)
-
-
-def clean(text: object) -> str:
-    """Without control characters: names and commands are untrusted."""
-    return "".join(c if c.isprintable() else "?" for c in str(text))
 
 
 def command(argv: list[str]) -> str:

@@ -258,18 +258,19 @@ def stage(text: str) -> dict[str, Any]:
     """2x forward=20ms backward=40ms in=12M out=12M weights=320M: a stage of a layout."""
     from carmad.core import layout_text
 
-    try:
-        return layout_text.stage(text)
-    except ValueError as error:
-        raise ArgumentTypeError(str(error)) from None
+    return _read(layout_text.stage, text)
 
 
 def stage_times(text: str) -> dict[str, Any]:
     """load=10ms forward=37ms backward=76ms communication=98ms sync=forward gpu=NAME"""
     from carmad.core import layout_text
 
+    return _read(layout_text.stage_times, text)
+
+
+def _read(read: Callable[[str], dict[str, Any]], text: str) -> dict[str, Any]:
     try:
-        return layout_text.stage_times(text)
+        return read(text)
     except ValueError as error:
         raise ArgumentTypeError(str(error)) from None
 

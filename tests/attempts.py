@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pwd
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ from carmad.attempt import supervisor
 from carmad.attempt.environment import job_environment
 from carmad.attempt.launcher import Launcher, attempt_dir
 from carmad.core.types import Attempt, Job, JobId, JobSpec, JobState
+from tests.waiting import until as until
 
 ME = pwd.getpwuid(os.getuid())
 # An `exit` as release 0.1.0's supervisors write it.
@@ -39,16 +38,6 @@ def make_job(cwd: Path, *argv: str, id: int = 1, attempt: int = 1, **spec: Any) 
         submitted_at=0.0,
         attempts=(Attempt(attempt, ()),),
     )
-
-
-def until(done: Callable[[], Any], what: str, within_s: float = 20.0) -> Any:
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        value = done()
-        if value:
-            return value
-        time.sleep(0.01)
-    raise AssertionError(f"waited {within_s} s in vain: {what}")
 
 
 def is_gone(pid: int) -> bool:

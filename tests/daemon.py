@@ -10,8 +10,7 @@ import select
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,8 @@ from carmad.attempt.launcher import ATTEMPT_VARIABLE
 from carmad.core.types import ENDED
 from carmad.gpu.card import Card, paths
 from tests.api_server import request
+from tests.waiting import PATIENCE_S, until
 
-PATIENCE_S = 60.0  # a deadline, not a duration: machines that run tests can be very busy
 ROOT = Path(__file__).parent.parent
 CARMAD = [sys.executable, "-m", "carmad.daemon.main"]
 CARMA = [str(Path(sys.executable).with_name("carma"))]
@@ -37,16 +36,6 @@ OVER = frozenset(state.value for state in ENDED)
 UNREACHABLE = (OSError, http.client.HTTPException)  # nobody there, or killed while answering
 
 Json = dict[str, Any]
-
-
-def until(done: Callable[[], Any], what: str, within_s: float = PATIENCE_S) -> Any:
-    """The first value that counts as true."""
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        if value := done():
-            return value
-        time.sleep(0.02)
-    raise AssertionError(f"waited {within_s} s in vain: {what}")
 
 
 def train(**options: object) -> list[str]:

@@ -19,7 +19,7 @@ import pytest
 from cli.commands.submit import VERBS as GUARDED
 from cli.main import run
 from tests.attack.users import needs_root
-from tests.fake_daemon import ANSWERS, FakeDaemon, ended, job, serving
+from tests.fake_daemon import ANSWERS, FakeDaemon, ended, job
 
 ROOT = Path(__file__).parents[1]
 CARMA = [sys.executable, "-c", "from cli.main import main; main()"]
@@ -52,14 +52,6 @@ VERBS: list[tuple[str, tuple[str, str], str]] = [
     ("estimate prog", ("POST", "/v1/estimate"), "7 runs"),
 ]
 ASKING = [words for words, _, _ in VERBS] + ["wait 42", "logs 42", "top --once"]
-
-
-@pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDaemon]:
-    monkeypatch.setenv("CARMA_SOCKET", str(tmp_path / "carmad.sock"))
-    monkeypatch.chdir(tmp_path)
-    with serving(tmp_path / "carmad.sock") as daemon:
-        yield daemon
 
 
 def with_json(words: str) -> list[str]:

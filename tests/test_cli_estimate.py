@@ -6,21 +6,21 @@ import html
 import io
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console, RenderableType
 
 from cli import estimate_plot, vary
 from cli import estimate_view as view
 from cli.commands import estimate as command
 from cli.main import run
 from cli.problems import Usage
-from tests.fake_daemon import ANSWERS, REFUSALS, FakeDaemon, serving
+from tests.fake_daemon import ANSWERS, REFUSALS, FakeDaemon
+from tests.terminal import plain
 
 PARTS = {"parameters": 100, "gradients": 100, "activations": 400, "context": 400}
 PNG = b"\x89PNG\r\n"
@@ -45,14 +45,6 @@ def traced(mib: int, **changes: Any) -> Any:
     return an_answer(an_estimate("history", None, "no like job ran"), found)
 
 
-@pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDaemon]:
-    monkeypatch.setenv("CARMA_SOCKET", str(tmp_path / "carmad.sock"))
-    monkeypatch.chdir(tmp_path)
-    with serving(tmp_path / "carmad.sock") as daemon:
-        yield daemon
-
-
 def answering(fake: FakeDaemon, say: Callable[[list[str]], Any]) -> list[list[str]]:
     """From now on `say` answers, about the command that is sent. Answers with what it was asked."""
     asked = []
@@ -68,13 +60,6 @@ def answering(fake: FakeDaemon, say: Callable[[list[str]], Any]) -> list[list[st
 
 def of_batch(per_sample: float, fixed: int = 1000) -> Callable[[list[str]], Any]:
     return lambda argv: traced(fixed + round(per_sample * int(argv[-1])))
-
-
-def plain(renderable: RenderableType) -> list[str]:
-    console = Console(file=io.StringIO(), width=200, color_system=None)
-    with console.capture() as captured:
-        console.print(renderable)
-    return [line.rstrip() for line in captured.get().splitlines()]
 
 
 # which number is varied
@@ -304,7 +289,7 @@ def test_what_the_memory_is_for(fake: FakeDaemon, capsys: pytest.CaptureFixture[
 @given(st.lists(st.integers(0, 90_000), min_size=1, max_size=7).filter(any))
 def test_the_bar_is_as_long_as_all_its_parts(sizes: list[int]) -> None:
     parts = dict(zip(view.LOOKS, sizes, strict=False))
-    lines = plain(view.explanation(an_estimate("trace", sum(sizes), parts=parts)))
+    lines = plain(view.explanation(an_estimate("trace", sum(sizes), parts=parts))).splitlines()
     assert len(lines[1]) == view.BAR_WIDTH
     for name, size in parts.items():
         cells = lines[1].count(view.LOOKS[name][0])

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import asdict
 from typing import Any
 
 import pytest
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 
 from carmad.core.layout import Stage
 from carmad.core.types import StageTimes
 from cli import columns, dashboard, format, render
 from cli.output import Color, wants_color
 from tests import fake_daemon as fake
-
-
-def plain(renderable: RenderableType, width: int = 200) -> str:
-    console = Console(file=io.StringIO(), width=width, color_system=None)
-    with console.capture() as captured:
-        console.print(renderable)
-    return "\n".join(line.rstrip() for line in captured.get().splitlines())
+from tests.terminal import plain
 
 
 @pytest.mark.parametrize(

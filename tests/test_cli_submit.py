@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from argparse import ArgumentTypeError
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -22,18 +22,10 @@ from cli import parse
 from cli.commands.submit import submit
 from cli.commands.submit_options import build_parser
 from cli.main import run
-from tests.fake_daemon import FakeDaemon, ended, serving
+from tests.fake_daemon import FakeDaemon, ended
 
 ROOT = Path(__file__).parents[1]
 HEAVY = ("typer", "rich", "http.client", "sqlalchemy", "pydantic", "asyncio", "typing", "shutil")
-
-
-@pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDaemon]:
-    monkeypatch.setenv("CARMA_SOCKET", str(tmp_path / "carmad.sock"))
-    monkeypatch.chdir(tmp_path)
-    with serving(tmp_path / "carmad.sock") as daemon:
-        yield daemon
 
 
 def script(path: Path, text: str, mode: int = 0o644) -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from carmad.core.types import Gpu, GpuId
 from carmad.gpu import dcgm
 from carmad.gpu.dcgm import DcgmProfiler, Entity, Place, parse_discovery, parse_row
 from carmad.gpu.profiler import Activity, Unit
+from tests.waiting import until
 
 A, B = GpuId("GPU-aaaa"), GpuId("GPU-bbbb")
 MIG, MIG2 = GpuId("MIG-1111"), GpuId("MIG-2222")
@@ -131,15 +131,6 @@ def opened(
         assert threading.active_count() == before
 
 
-def eventually(read: Callable[[], object], wanted: Callable[[object], bool] = bool) -> object:
-    for _ in range(1000):
-        value = read()
-        if wanted(value):
-            return value
-        time.sleep(0.01)
-    raise AssertionError(f"never came: {value}")
-
-
 # --- parsing ---
 
 
@@ -192,7 +183,7 @@ def test_discovery_finds_mig_instances_by_the_drivers_ids() -> None:
 def test_readings_come_by_uuid_past_repeated_headers(dcgmi: FakeDcgmi, header: str) -> None:
     dcgmi.keep_printing(header + ROWS + header)
     with opened(dcgmi) as profiler:
-        assert eventually(profiler.read, lambda read: len(read) == 2) == {A: TWO, B: ONE}
+        assert until(profiler.read, wanted=lambda read: len(read) == 2) == {A: TWO, B: ONE}
         assert profiler.missing() == ()
     assert dcgmi.calls("dmon") == [f"dmon -e {ALL} -d 60000 -i 1,0"]
 
@@ -202,7 +193,7 @@ def test_pipes_and_traffic_are_read_beside(dcgmi: FakeDcgmi) -> None:
         "GPU 1  0.5 0.4 0.3  0.9 0.25 0.8 N/A  1048576 524288 9223372036... 140737488355328\n"
     )
     with opened(dcgmi) as profiler:
-        found = eventually(profiler.read)
+        found = until(profiler.read)
     assert isinstance(found, dict)
     assert found[A].sm_active == 0.5
     assert dict(found[A].more) == {
@@ -219,7 +210,7 @@ def test_where_all_at_once_is_too_much_the_three_are_read(dcgmi: FakeDcgmi) -> N
     dcgmi.tell("rows", ROWS)
     dcgmi.tell("dmon", refuses + "while cat rows; do sleep 0.01; done\n")
     with opened(dcgmi) as profiler:
-        assert eventually(profiler.read, lambda read: len(read) == 2) == {A: TWO, B: ONE}
+        assert until(profiler.read, wanted=lambda read: len(read) == 2) == {A: TWO, B: ONE}
         assert profiler.missing() == ()
     assert [line.split()[2] for line in dcgmi.calls("dmon")] == [ALL, "1002,1003,1005"]
 
@@ -227,28 +218,30 @@ def test_where_all_at_once_is_too_much_the_three_are_read(dcgmi: FakeDcgmi) -> N
 def test_the_last_reading_counts(dcgmi: FakeDcgmi) -> None:
     dcgmi.keep_printing(ROWS)
     with opened(dcgmi) as profiler:
-        eventually(lambda: profiler.read().get(A) == TWO)
+        until(lambda: profiler.read().get(A) == TWO)
         dcgmi.tell("rows", "GPU 1 0.1 0.2 0.3\n")
-        eventually(lambda: profiler.read().get(A) == Activity(0.1, 0.2, 0.3))
+        until(lambda: profiler.read().get(A) == Activity(0.1, 0.2, 0.3))
 
 
 def test_old_readings_are_none(dcgmi: FakeDcgmi) -> None:
     dcgmi.tell("dmon", f"cat <<EOF\n{ROWS}EOF\nexec sleep 100\n")
     with opened(dcgmi, period_s=0.1) as profiler:
-        eventually(profiler.read)
-        eventually(profiler.read, lambda read: not read)
+        until(profiler.read)
+        until(profiler.read, wanted=lambda read: not read)
 
 
 def test_dmon_is_started_again_when_it_dies(dcgmi: FakeDcgmi) -> None:
     dcgmi.tell("dmon", "echo 'Error setting watches. Result: -29: requires root'; exit 1\n")
     with opened(dcgmi) as profiler:
-        why = eventually(lambda: dict(profiler.missing())["sm_active"], lambda w: "root" in str(w))
+        why = until(
+            lambda: dict(profiler.missing())["sm_active"], wanted=lambda w: "root" in str(w)
+        )
         assert why == "dcgmi: Error setting watches. Result: -29: requires root"
         assert profiler.read() == {}
         # The host engine was restarted, and numbers its GPUs anew.
         dcgmi.tell("list", LIST.replace(A, "X").replace(B, A).replace("X", B))
         dcgmi.keep_printing(ROWS)
-        eventually(lambda: profiler.read().get(A) == ONE)
+        until(lambda: profiler.read().get(A) == ONE)
     assert len(dcgmi.calls("dmon")) > 1
 
 
@@ -269,7 +262,7 @@ def test_waits_grow_while_dmon_keeps_dying(
 
     monkeypatch.setattr(profiler, "_stopping", Stopping())
     profiler.open(UNITS)
-    eventually(lambda: len(waits) == 4)
+    until(lambda: len(waits) == 4)
     profiler.close()
     assert waits == [1.0, 2.0, 3.0, 3.0]
 
@@ -277,7 +270,7 @@ def test_waits_grow_while_dmon_keeps_dying(
 def test_values_that_are_not_to_be_had_are_explained(dcgmi: FakeDcgmi) -> None:
     dcgmi.keep_printing("GPU 1  N/A  N/A  N/A\n")
     with opened(dcgmi) as profiler:
-        assert eventually(profiler.read) == {A: Activity()}
+        assert until(profiler.read) == {A: Activity()}
         assert "cannot profile" in dict(profiler.missing())["sm_active"]
 
 
@@ -290,14 +283,14 @@ def test_a_mig_instance_takes_its_sms_from_ci_and_its_memory_from_gi(dcgmi: Fake
     )
     wanted = {MIG: Activity(0.4, 0.2, 0.5), MIG2: Activity(0.3, 0.6, 0.5)}
     with opened(dcgmi, (first, second)) as profiler:
-        eventually(lambda: profiler.read() == wanted)
+        until(lambda: profiler.read() == wanted)
     assert dcgmi.calls("dmon")[0].endswith("-i ci:9,i:7,ci:10")
 
 
 def test_no_dcgmi_is_no_trouble_but_said(tmp_path: Path) -> None:
     profiler = DcgmProfiler(1.0, str(tmp_path / "dcgmi"))
     profiler.open(UNITS)
-    eventually(lambda: "No such file" in dict(profiler.missing())["dram_active"])
+    until(lambda: "No such file" in dict(profiler.missing())["dram_active"])
     assert profiler.read() == {}
     profiler.close()
 
@@ -305,12 +298,12 @@ def test_no_dcgmi_is_no_trouble_but_said(tmp_path: Path) -> None:
 def test_close_ends_a_silent_dmon_and_open_starts_anew(dcgmi: FakeDcgmi) -> None:
     dcgmi.tell("dmon", "echo $$ >pid; exec sleep 100\n")
     with opened(dcgmi):
-        eventually((dcgmi.folder / "pid").exists)
+        until((dcgmi.folder / "pid").exists)
     pid = (dcgmi.folder / "pid").read_text().strip()
     assert not Path(f"/proc/{pid}").exists()
     dcgmi.keep_printing(ROWS)
     with opened(dcgmi) as profiler:
-        eventually(profiler.read)
+        until(profiler.read)
 
 
 def test_a_host_engine_that_hangs_is_given_up_on(
@@ -320,4 +313,4 @@ def test_a_host_engine_that_hangs_is_given_up_on(
     script = Path(dcgmi.command)
     script.write_text("#!/bin/sh\nexec sleep 100\n")
     with opened(dcgmi) as profiler:
-        eventually(lambda: "does not answer" in dict(profiler.missing())["sm_active"])
+        until(lambda: "does not answer" in dict(profiler.missing())["sm_active"])

@@ -5,8 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import fields, replace
 
 import pytest
@@ -30,6 +29,7 @@ from carmad.learned import estimates as module
 from carmad.learned.estimates import Answer, Estimates, ask, guesses
 from carmad.options import OPTIONS, Option
 from carmad.testing import a_job, a_server, a_spec
+from tests.waiting import until
 
 
 class Asked:
@@ -60,14 +60,6 @@ def asked() -> Iterator[Asked]:
     yield asked
     asked.go_on.set()
     asked.estimates.close()
-
-
-def until(true: Callable[[], object]) -> None:
-    for _ in range(2000):
-        if true():
-            return
-        time.sleep(0.005)
-    raise AssertionError("not in time")
 
 
 @pytest.mark.parametrize("memory_mib", [None, 4000])

@@ -15,12 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from carmad import units
 from carmad.attempt import launcher as launcher_module
 from carmad.attempt import shepherd as shepherd_module
 from carmad.attempt import supervisor
 from carmad.attempt.environment import job_environment
 from carmad.attempt.evidence import Evidence
-from carmad.attempt.launcher import Launcher, NotNow, has_systemd
+from carmad.attempt.launcher import Launcher, NotNow
 from carmad.attempt.shepherd import Ended, Shepherd
 from carmad.core.types import Cause, Job, JobId
 from carmad.errors import CarmaError
@@ -594,4 +595,4 @@ def test_a_launch_that_found_no_room_may_be_repeated(
 
 def test_systemd_is_used_only_where_it_runs() -> None:
     if not Path("/run/systemd/system").is_dir():
-        assert not has_systemd()
+        assert not units.available()

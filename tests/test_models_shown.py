@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import csv
-import io
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console, Group, RenderableType
+from rich.console import Group
 
 from carmad.core.decision import Decision, Placement, Reason
 from carmad.core.messages import Step, Tick, Trained
@@ -33,6 +32,7 @@ from cli.app import run_app
 from estimators.duration.recurrence import unseen
 from tests import fake_daemon as fake
 from tests.api_server import Daemon, Untrained, as_uid, running, user_name
+from tests.terminal import plain
 from tests.test_api import ADA, needs_root, open_path  # noqa: F401 - a fixture
 
 TREE = Tree(
@@ -62,13 +62,6 @@ ADDITIVE = Additive(
     rows=10,
     trained_at=1e9,
 )
-
-
-def plain(renderable: RenderableType) -> str:
-    console = Console(file=io.StringIO(), width=200, color_system=None)
-    with console.capture() as captured:
-        console.print(renderable)
-    return "\n".join(line.rstrip() for line in captured.get().splitlines())
 
 
 @pytest.fixture

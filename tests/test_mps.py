@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from carmad.core.types import GpuId
 from carmad.errors import CarmaError
 from carmad.gpu import mps as mps_module
 from carmad.gpu.mps import Mps, ServerState
+from tests.waiting import until
 
 FAKE = Path(__file__).with_name("fake_mps") / "nvidia-cuda-mps-control"
 GPU = GpuId("GPU-5d5e1b0a-7f31-4e11-9a3e-0123456789ab")
@@ -92,13 +93,6 @@ def impatient() -> Iterator[None]:
         patch.setattr(mps_module, "ANSWER_WITHIN_S", 0.2)
         patch.setattr(mps_module, "START_WITHIN_S", 0.2)
         yield
-
-
-def until(done: Callable[[], bool], within_s: float = 5.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not done():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
 
 
 def mode(path: Path) -> int:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +25,7 @@ from carmad.gpu.gpm import GpmProfiler
 from carmad.gpu.nvml import NvmlSource
 from carmad.gpu.profiler import ActivityReader, Unprofiled
 from carmad.gpu.source import Health, TelemetrySource
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from tests.fake_nvml import FakeNvml
@@ -83,15 +84,6 @@ def only(source: NvmlSource, at: float = T) -> GpuSample:
 
 def processes(sample: GpuSample) -> dict[int, ProcessUse]:
     return {process.pid: process for process in sample.processes}
-
-
-def eventually(read: Callable[[], object], wanted: Callable[[object], bool] = bool) -> object:
-    for _ in range(1000):
-        value = read()
-        if wanted(value):
-            return value
-        time.sleep(0.01)
-    raise AssertionError(f"never came: {value}")
 
 
 # --- discovery ---
@@ -178,7 +170,7 @@ def test_looking_again_without_change_keeps_everything_going(nvml: FakeNvml) -> 
         found = source.discover()
         nvml.show(gpu(A, f"event 1 {XID} 79 -"), gpu(B))
         assert source.discover() == found
-        assert eventually(source.health)
+        assert until(source.health)
         assert nvml.references == 1
         assert len(nvml.calls("nvmlEventSetCreate")) == 1
 
@@ -189,7 +181,7 @@ def test_looking_again_finds_a_new_mig_layout(nvml: FakeNvml) -> None:
         nvml.show(mig("gpm 1 1 1", "hole", instance(MIG2, 5, "gpm 10 20 30")))
         assert [g.id for g in source.discover()] == [MIG2]
         assert [s.fault for s in source.sample(T)] == [None]
-        eventually(lambda: only(source).sm_active)
+        until(lambda: only(source).sm_active)
 
 
 def test_a_known_gpu_that_cannot_be_opened_now_is_at_fault_not_gone(nvml: FakeNvml) -> None:
@@ -334,7 +326,7 @@ def test_processes_are_named(nvml: FakeNvml) -> None:
 
 def test_a_pid_that_is_used_again_is_named_anew(nvml: FakeNvml) -> None:
     sleeper = subprocess.Popen(["sleep", "100"])
-    eventually(lambda: Path(f"/proc/{sleeper.pid}/comm").read_text() == "sleep\n")
+    until(lambda: Path(f"/proc/{sleeper.pid}/comm").read_text() == "sleep\n")
     nvml.show(gpu(A, f"compute {sleeper.pid} 10"))
     with opened() as source:
         assert only(source).processes[0].command == "sleep"
@@ -532,7 +524,7 @@ def test_a_driver_restarted_unseen_is_reconnected_to(nvml: FakeNvml) -> None:
         assert only(source, T + 1).fault == "the NVIDIA driver was restarted"
         assert only(source, T + 10).fault is None
         nvml.show("epoch 1", gpu(A, f"event 1 {XID} 79 -"))
-        assert eventually(source.health), "the new session hears no events"
+        assert until(source.health), "the new session hears no events"
 
 
 def test_a_clock_set_back_does_not_put_off_the_next_try(nvml: FakeNvml) -> None:
@@ -574,7 +566,7 @@ def test_news_come_once_and_earlier_events_are_not_news(nvml: FakeNvml) -> None:
             gpu(B, f"event 2 {XID} 45 -", f"event 3 {XID} 79 -"),
         )
         news: list[Health] = []
-        eventually(lambda: news.extend(source.health()) or len(news) >= 2)
+        until(lambda: news.extend(source.health()) or len(news) >= 2)
         assert [(h.gpu, h.drain) for h in news] == [(B, False), (B, True)]
         assert news[1].message == "Xid 79: the GPU has fallen off the bus; reboot the machine"
         assert source.health() == ()
@@ -584,14 +576,14 @@ def test_events_are_masked_by_what_the_gpu_supports(nvml: FakeNvml) -> None:
     nvml.show(gpu(A, "event_types 8"))
     with opened() as source:
         nvml.show(gpu(A, "event_types 8", f"event 1 {XID} 79 -"))
-        assert eventually(source.health)
+        assert until(source.health)
 
 
 def test_a_lost_gpu_still_tells_its_xid(nvml: FakeNvml) -> None:
     nvml.show(gpu(A), gpu(B))
     with opened() as source:
         nvml.show(gpu(A), gpu(B, "fail * 15", f"event 1 {XID} 79 -"))
-        [news] = eventually(source.health)
+        [news] = until(source.health)
         assert news.gpu == B
 
 
@@ -609,7 +601,7 @@ def test_other_events(nvml: FakeNvml, line: str, drain: bool, words: str) -> Non
     nvml.show(gpu(A))
     with opened() as source:
         nvml.show(gpu(A, line))
-        [news] = eventually(source.health)
+        [news] = until(source.health)
         assert (news.drain, words in news.message) == (drain, True)
 
 
@@ -619,10 +611,10 @@ def test_an_xid_is_told_of_its_mig_instance_and_a_grave_one_of_all(nvml: FakeNvm
     with opened() as source:
         event = f"event 1 {XID} 13 5"
         nvml.show(mig(event, *instances))
-        [news] = eventually(source.health)
+        [news] = until(source.health)
         assert (news.gpu, news.drain) == (MIG2, False)
         nvml.show(mig(event, f"event 2 {XID} 48 5", *instances))
-        news = eventually(source.health, lambda news: len(news) == 2)
+        news = until(source.health, wanted=lambda news: len(news) == 2)
         assert {(h.gpu, h.drain) for h in news} == {(MIG1, True), (MIG2, True)}
 
 
@@ -667,10 +659,10 @@ def test_gpm_needs_two_samples_and_gives_fractions(nvml: FakeNvml) -> None:
         assert profiled(only(source)) == (None, None, None)
         # Asked again at once, it must not compare samples that lie too close.
         assert profiled(only(source)) == (None, None, None)
-        found = eventually(lambda: profiled(only(source)), lambda value: value[0] is not None)
+        found = until(lambda: profiled(only(source)), wanted=lambda value: value[0] is not None)
         assert found == (0.125, 0.5, 1.0)
         nvml.show(gpu(A, "gpm 0 25 75"))
-        eventually(lambda: profiled(only(source)), lambda value: value == (0.0, 0.25, 0.75))
+        until(lambda: profiled(only(source)), wanted=lambda value: value == (0.0, 0.25, 0.75))
         assert "sm_active" in source.capabilities().provides
     assert len(nvml.calls("nvmlGpmSampleAlloc")) == len(nvml.calls("nvmlGpmSampleFree")) == 2
 
@@ -680,7 +672,7 @@ def test_gpm_tells_of_pipes_and_traffic_where_it_can(nvml: FakeNvml) -> None:
     traffic = ("gpm_metric 20 1500", "gpm_metric 21 250", "gpm_metric 60 7", "gpm_metric 61 9")
     nvml.show(gpu(A, "gpm 10 20 30", *pipes, *traffic))
     with opened(GpmProfiler()) as source:
-        found = eventually(lambda: only(source).more, bool)
+        found = until(lambda: only(source).more)
     assert dict(found) == {  # without fp16_active: this GPU does not count it
         "graphics_active": 0.8,
         "tensor_active": 0.3,
@@ -695,7 +687,7 @@ def test_gpm_tells_of_pipes_and_traffic_where_it_can(nvml: FakeNvml) -> None:
 def test_each_gpm_metric_may_fail_alone(nvml: FakeNvml) -> None:
     nvml.show(gpu(A, "gpm 10 nan 30", "gpm_fail 2 3"))
     with opened(GpmProfiler()) as source:
-        found = eventually(lambda: profiled(only(source)), lambda value: value[2] is not None)
+        found = until(lambda: profiled(only(source)), wanted=lambda value: value[2] is not None)
     assert found == (None, None, 0.3)
 
 
@@ -704,9 +696,9 @@ def test_gpm_reads_mig_instances(nvml: FakeNvml) -> None:
         mig("gpm 90 90 90", instance(MIG1, 3, "gpm 10 20 30"), instance(MIG2, 5, "gpm 40 50 60"))
     )
     with opened(GpmProfiler()) as source:
-        found = eventually(
+        found = until(
             lambda: [profiled(sample) for sample in source.sample(T)],
-            lambda values: values[0][0] is not None,
+            wanted=lambda values: values[0][0] is not None,
         )
     assert found == [(0.1, 0.2, 0.3), (0.4, 0.5, 0.6)]
 
@@ -714,9 +706,9 @@ def test_gpm_reads_mig_instances(nvml: FakeNvml) -> None:
 def test_a_gpu_without_gpm_is_told_of(nvml: FakeNvml) -> None:
     nvml.show(gpu(A), gpu(B, "gpm 10 20 30"))
     with opened(GpmProfiler()) as source:
-        found = eventually(
+        found = until(
             lambda: [profiled(sample) for sample in source.sample(T)],
-            lambda values: values[1][0] is not None,
+            wanted=lambda values: values[1][0] is not None,
         )
         assert found == [(None, None, None), (0.1, 0.2, 0.3)]
         missing = dict(source.capabilities().missing)
@@ -726,13 +718,13 @@ def test_a_gpu_without_gpm_is_told_of(nvml: FakeNvml) -> None:
 def test_a_gap_in_gpm_is_not_averaged_over(nvml: FakeNvml) -> None:
     nvml.show(gpu(A, "gpm 10 20 30"))
     with opened(GpmProfiler()) as source:
-        eventually(lambda: only(source).sm_active)
+        until(lambda: only(source).sm_active)
         nvml.show(gpu(A, "gpm 10 20 30", "fail nvmlGpmSampleGet 999"))
-        eventually(lambda: only(source), lambda sample: sample.sm_active is None)
+        until(lambda: only(source), wanted=lambda sample: sample.sm_active is None)
         assert "Unknown" in dict(source.capabilities().missing)["sm_active"]
         nvml.show(gpu(A, "gpm 10 20 30"))
         assert only(source).sm_active is None
-        eventually(lambda: only(source).sm_active)
+        until(lambda: only(source).sm_active)
         assert "sm_active" not in dict(source.capabilities().missing)
 
 

@@ -15,17 +15,17 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib import rc_context
-from rich.console import Console, RenderableType
 
 from carmad.config import Collocation, Settings
 from carmad.core.types import Cause, JobId, JobState
 from carmad.errors import CarmaError
+from carmad.readable import time_unit
 from carmad.sim.hardware import parse
 from carmad.sim.outcome import Outcome
 from carmad.sim.report import compare, export, gantt, html
 from carmad.sim.report.distributions import cdfs
 from carmad.sim.report.measures import MEASURES, SIMULATOR
-from carmad.sim.report.numbers import change, number, time_unit
+from carmad.sim.report.numbers import change, number
 from carmad.sim.report.rows import Row, rows
 from carmad.sim.report.runs import Run, gpus, runs
 from carmad.sim.report.style import BAD, RC, image
@@ -33,17 +33,11 @@ from carmad.sim.report.table import Comparison, Overview, comparison
 from carmad.sim.report.timelines import means
 from carmad.sim.task import Rejected
 from tests.outcomes import attempt, experiment, gpu, job, made_up, outcome
+from tests.terminal import plain
 
 
 def of(*outcomes: Outcome, **more: Any) -> tuple[Run, ...]:
     return runs([(experiment(made, **more), made) for made in outcomes])
-
-
-def plain(renderable: RenderableType, width: int) -> list[str]:
-    console = Console(file=io.StringIO(), width=width, color_system=None)
-    with console.capture() as captured:
-        console.print(renderable)
-    return [line.rstrip() for line in captured.get().splitlines()]
 
 
 def row(found: tuple[Row, ...], label: str) -> Row:
@@ -229,9 +223,9 @@ def test_nobody_is_compared_with_a_first_run_that_leaves_jobs_undone() -> None:
 def test_which_runs_are_not_compared_and_why_is_told() -> None:
     why = "time, energy and fairness are not compared if fewer jobs finished: lossy, stuck"
     why += "; there is no makespan, nor anything derived from it, if some jobs never end: stuck"
-    assert plain(Comparison(of(ALL, LOSSY, STUCK)), 200)[-1] == why
+    assert plain(Comparison(of(ALL, LOSSY, STUCK))).splitlines()[-1] == why
     assert why in html.page(of(ALL, LOSSY, STUCK))
-    assert "fewer jobs" not in "".join(plain(Comparison(of(ALL, BETTER)), 100))
+    assert "fewer jobs" not in plain(Comparison(of(ALL, BETTER)), 100)
     assert "fewer jobs" not in html.page(of(ALL, BETTER))
 
 
@@ -240,7 +234,7 @@ def test_which_runs_are_not_compared_and_why_is_told() -> None:
 
 @pytest.mark.parametrize("width", [80, 100, 160])
 def test_the_table_fits_and_begins_every_block_with_the_first_run(width: int) -> None:
-    lines = plain(Comparison(of(*FIVE)), width)
+    lines = plain(Comparison(of(*FIVE)), width).splitlines()
     assert max(map(len, lines)) <= width
     headers = [line.split() for line in lines if line.lstrip().startswith("exclusive")]
     assert all(header[0] == "exclusive" for header in headers)
@@ -249,7 +243,7 @@ def test_the_table_fits_and_begins_every_block_with_the_first_run(width: int) ->
 
 
 def test_four_policies_are_beside_each_other_in_a_terminal_of_80_columns() -> None:
-    lines = plain(Comparison(of(*FIVE[:4])), 80)
+    lines = plain(Comparison(of(*FIVE[:4])), 80).splitlines()
     assert [line.split() for line in lines if line.lstrip().startswith("exclusive")] == [
         ["exclusive", "magm", "lug", "lucid"]
     ]
@@ -260,7 +254,7 @@ def test_many_runs_are_a_line_each_in_one_table() -> None:
     many = [replace(SLOW, policy="slow"), replace(FAST, policy="fast"), BETTER, ALL]
     found = comparison(of(*FIVE, *many))
     assert isinstance(found, Overview)
-    lines = [line.split() for line in plain(found, 200)]
+    lines = [line.split() for line in plain(found).splitlines()]
     titles, units = lines[0], lines[1]
     assert titles[:3] == ["makespan", "JCT", "mean"]
     assert units[0] in ("s", "min", "h")
@@ -270,7 +264,7 @@ def test_many_runs_are_a_line_each_in_one_table() -> None:
 
 
 def test_the_best_is_seen_without_colour() -> None:
-    lines = plain(Comparison(of(SLOW, FAST)), 80)
+    lines = plain(Comparison(of(SLOW, FAST)), 80).splitlines()
     assert next(line for line in lines if line.startswith("JCT mean")).split() == (
         ["JCT", "mean", "h", "2.00", "1.50*", "-25%"]
     )
@@ -278,12 +272,12 @@ def test_the_best_is_seen_without_colour() -> None:
 
 
 def test_one_run_has_nothing_to_be_compared_with() -> None:
-    lines = plain(Comparison(of(SLOW)), 80)
+    lines = plain(Comparison(of(SLOW)), 80).splitlines()
     assert not any("*" in line or "%" in line.split()[-1:] for line in lines)
 
 
 def test_names_are_shown_as_they_are_and_control_nothing() -> None:
-    text = "\n".join(plain(Comparison(of(replace(SLOW, policy="[red]\x1b[2Jx"))), 80))
+    text = plain(Comparison(of(replace(SLOW, policy="[red]\x1b[2Jx"))), 80)
     assert "[red]?[2Jx" in text
 
 

@@ -7,7 +7,7 @@ import pwd
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from threading import Event, Timer
 
@@ -20,6 +20,7 @@ from carmad.learned import trial as trial_module
 from carmad.learned.attendant import NICE
 from carmad.learned.trial import MOST_ANSWER_BYTES, TAIL_BYTES, tried
 from carmad.testing import a_spec
+from tests.waiting import until
 
 ROOT = os.geteuid() == 0
 NEVER = Event()
@@ -45,14 +46,6 @@ def bash(words: str, spec: JobSpec | None = None, within_s: float = ENOUGH_S) ->
 
 def python(words: str, within_s: float = ENOUGH_S) -> Trial:
     return tried(mine(), (sys.executable, "-c", words), within_s, NEVER)
-
-
-def until(true: Callable[[], object]) -> None:
-    for _ in range(1000):
-        if true():
-            return
-        time.sleep(0.01)
-    raise AssertionError("not in time")
 
 
 def gone(pid_file: Path) -> bool:
@@ -265,7 +258,7 @@ def test_a_trial_that_is_about_to_begin_keeps_its_cgroup(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There is no process in it yet when another trial clears away what earlier ones left."""
-    monkeypatch.setattr(bounds, "_write", lambda path, data: None)
+    monkeypatch.setattr(bounds, "write_file", lambda path, data: None)
     monkeypatch.setattr(bounds, "tell_kernel", lambda path, data: None)
     left = tmp_path / "trial-9"
     left.mkdir()

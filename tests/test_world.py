@@ -23,6 +23,7 @@ from carmad.daemon.world import DaemonWorld
 from carmad.errors import CarmaError
 from carmad.gpu.mps import ServerState
 from carmad.testing import a_gpu_view, a_job, a_spec
+from tests.waiting import until
 
 GPU = GpuId("GPU-0")
 
@@ -118,14 +119,6 @@ def performed(world, *actions):
     for action in actions:
         world.perform(action)
     world.close()
-
-
-def until(true):
-    for _ in range(400):
-        if true():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError("not in time")
 
 
 def running(mode=Mode.STREAMS, **spec):

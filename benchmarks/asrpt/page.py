@@ -31,7 +31,7 @@ from benchmarks.asrpt.runs import (
 )
 from benchmarks.asrpt.workload import SERVERS, SIZE
 from benchmarks.harness.report import Report
-from benchmarks.harness.rows import verdict
+from benchmarks.harness.rows import columns, verdict
 from carmad.sim.report import markdown
 
 POLICIES = (*OURS, *BASELINES)
@@ -136,13 +136,13 @@ def _claims(runs: Runs) -> Iterator[tuple[str, float, Sequence[float], str]]:
 # -- all figures
 
 
-def _totals(runs: Runs, columns: Mapping[str, Case]) -> str:
+def _totals(runs: Runs, cases: Mapping[str, Case]) -> str:
     """Total completion time, and A-SRPT's change against it."""
-    headings = ("thousand hours", *chain.from_iterable((name, "A-SRPT's") for name in columns))
+    headings = ("thousand hours", *chain.from_iterable((name, "A-SRPT's") for name in cases))
     rows = []
     for policy in POLICIES:
         cells: list[str] = []
-        for case in columns.values():
+        for case in cases.values():
             its = replace(case, policy=policy)
             total = f"{runs.of[its].total / 1000:,.1f}"
             cells += [total, "" if policy == PAPER else f"{runs.change(case, its):+.0f} %"]
@@ -165,31 +165,23 @@ def _crowd(runs: Runs) -> str:
 
 
 def _whole(runs: Runs) -> str:
-    headings = (
-        *("", "servers", "jobs", "thousand h", "A-SRPT's", "mean h", "in line h"),
-        *("slow-down", "most in line", "makespan, days"),
+    def change(result: Result) -> str:
+        paper = replace(result.case, policy=PAPER)
+        return "" if paper == result.case else f"{runs.change(paper, result.case):+.0f} %"
+
+    return columns(
+        [runs.of[Case(ALL, policy, part)] for part in (1, PART) for policy in ON_ALL],
+        ("", "{0.case.policy}"),
+        ("servers", lambda result: f"{SERVERS // result.case.part}"),
+        ("jobs", "{0.jobs:,}"),
+        ("thousand h", lambda result: f"{result.total / 1000:,.1f}"),
+        ("A-SRPT's", change),
+        ("mean h", "{0.mean:.1f}"),
+        ("in line h", "{0.wait:.1f}"),
+        ("slow-down", "{0.slowdown:.2f}"),
+        ("most in line", "{0.queue_max:,}"),
+        ("makespan, days", lambda result: f"{result.makespan / 24:.0f}"),
     )
-    rows = []
-    for part in (1, PART):
-        for policy in ON_ALL:
-            case = Case(ALL, policy, part)
-            result = runs.of[case]
-            change = runs.change(replace(case, policy=PAPER), case)
-            rows.append(
-                (
-                    policy,
-                    f"{SERVERS // part}",
-                    f"{result.jobs:,}",
-                    f"{result.total / 1000:,.1f}",
-                    "" if policy == PAPER else f"{change:+.0f} %",
-                    f"{result.mean:.1f}",
-                    f"{result.wait:.1f}",
-                    f"{result.slowdown:.2f}",
-                    f"{result.queue_max:,}",
-                    f"{result.makespan / 24:.0f}",
-                )
-            )
-    return markdown.table(headings, rows, numbers=range(1, len(headings)))
 
 
 def _slowdowns(runs: Runs) -> str:
@@ -233,30 +225,25 @@ _SUFFERED = ("thousand h", "slow-down", "in line h")
 
 
 def _overhead(runs: Runs) -> str:
-    headings = (
-        *("", "GPUs", "jobs", "plans", "ms a plan", "worst", "ms a job", "paper"),
-        *("whole run s", "wanted", ""),
-    )
     cases = [
         *(Case(ALL, policy, 1) for policy in ON_ALL),
         *(Case(SIZES[-1], policy) for policy in POLICIES),
     ]
-    rows = [_planning(runs.of[case]) for case in cases]
-    return markdown.table(headings, rows, numbers=range(1, len(headings) - 1))
-
-
-def _planning(result: Result) -> tuple[str, ...]:
-    case = result.case
-    return (
-        case.policy,
-        f"{SERVERS // case.part * SIZE:,}",
-        f"{result.jobs:,}",
-        f"{result.plans:,}",
-        f"{1000 * result.plan_s / result.plans:.2f}",
-        f"{1000 * result.longest_plan_s:.0f}",
-        f"{1000 * result.plan_s / result.jobs:.1f}",
-        f"≤ {1000 * OVERHEAD_S:,.0f}",
-        f"{result.run_s:.0f}",
-        f"≤ {SIMULATED_S:.0f}" if case.part == 1 else "",
-        verdict(result.run_s <= SIMULATED_S if case.part == 1 else None),
+    return columns(
+        [runs.of[case] for case in cases],
+        ("", "{0.case.policy}"),
+        ("GPUs", lambda result: f"{SERVERS // result.case.part * SIZE:,}"),
+        ("jobs", "{0.jobs:,}"),
+        ("plans", "{0.plans:,}"),
+        ("ms a plan", lambda result: f"{1000 * result.plan_s / result.plans:.2f}"),
+        ("worst", lambda result: f"{1000 * result.longest_plan_s:.0f}"),
+        ("ms a job", lambda result: f"{1000 * result.plan_s / result.jobs:.1f}"),
+        ("paper", lambda _: f"≤ {1000 * OVERHEAD_S:,.0f}"),
+        ("whole run s", "{0.run_s:.0f}"),
+        ("wanted", lambda result: f"≤ {SIMULATED_S:.0f}" if result.case.part == 1 else ""),
+        (
+            "",
+            lambda result: verdict(result.run_s <= SIMULATED_S if result.case.part == 1 else None),
+        ),
+        text=(0, 10),
     )

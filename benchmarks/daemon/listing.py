@@ -14,8 +14,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from benchmarks.daemon import history, http, server
@@ -171,16 +173,11 @@ def _share(
 
 
 def _at_once(daemon: Daemon, name: str, what: str, path: str, each: int) -> Row:
-    taken: list[float] = []
+    def ask(_: int) -> list[float]:
+        return [_get_ms(daemon, path) for _ in range(each)]
 
-    def ask() -> None:
-        taken.extend(_get_ms(daemon, path) for _ in range(each))
-
-    threads = [threading.Thread(target=ask) for _ in range(CROWD)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(CROWD) as pool:
+        taken = list(chain.from_iterable(pool.map(ask, range(CROWD))))
     note = f"slowest {max(taken):,.0f} ms"
     return of_runs(name, f"{what}: {CROWD} clients at once, p50", taken, "ms", note=note)
 

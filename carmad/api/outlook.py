@@ -10,7 +10,7 @@ from carmad.api.times import iso
 from carmad.core.outlook import Outlook, outlook
 from carmad.core.scene import Scene
 from carmad.core.types import Job
-from carmad.words import duration
+from carmad.readable import duration
 
 SOON_S = 1.0
 LEFT_OUT = frozenset({"quota", "array_limit"})  # who waits for these does not for GPUs alone

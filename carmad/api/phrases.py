@@ -9,7 +9,8 @@ from functools import cache
 
 from carmad import registry
 from carmad.core.decision import Reason
-from carmad.words import Wording, clock, detail, first_few, gib
+from carmad.readable import gib
+from carmad.words import Wording, clock, detail, first_few
 
 log = logging.getLogger(__name__)
 

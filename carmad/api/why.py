@@ -19,7 +19,7 @@ from carmad.api.times import iso
 from carmad.core.decision import Decision, Reason, Verdict
 from carmad.core.scene import Scene
 from carmad.core.types import Job, JobId, JobState
-from carmad.words import duration
+from carmad.readable import duration
 
 GIB = 1024
 PASSING = frozenset({"first_kernel", "settling"})  # over soon, whatever people do

@@ -13,12 +13,12 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+from carmad import units
 from carmad.attempt import folders, supervisor
 from carmad.attempt.environment import REPORT_FD, command, log_paths
 from carmad.core.types import FOR_GOOD, Job, JobId
 from carmad.errors import CarmaError
 
-SYSTEMD_WITHIN_S = 30.0
 UNIT_EXISTS = ("already loaded", "already exists")  # as systemd puts it, now and formerly
 ATTEMPT_VARIABLE = "CARMA_ATTEMPT_DIR"  # in the job's environment: tells whose process it is
 
@@ -30,15 +30,6 @@ class NotNow(CarmaError):
 
 def attempt_dir(state_dir: Path, job: JobId, attempt: int) -> Path:
     return state_dir / "jobs" / f"{job}.{attempt}"
-
-
-def has_systemd() -> bool:
-    """Whether this process may ask systemd for a unit per job."""
-    if not Path("/run/systemd/system").is_dir() or shutil.which("systemd-run") is None:
-        return False
-    if os.geteuid() == 0:
-        return True
-    return (Path(os.environ.get("XDG_RUNTIME_DIR", "/nonexistent")) / "systemd/private").exists()
 
 
 class Launcher:
@@ -160,46 +151,25 @@ class Launcher:
     def _run_unit(self, job: Job, directory: Path) -> None:
         """Whatever systemd objects to, it would object to in every job's unit."""
         hint = "see `systemctl status` and `journalctl -b -p err`"
-        try:
-            asked = subprocess.run(
-                [*self._unit_options(job), *supervisor.command(str(directory))],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=SYSTEMD_WITHIN_S,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise NotNow("systemd does not answer", hint) from error
-        said = asked.stderr.strip()
-        # A second launch of the same attempt finds its unit there already: all is well.
-        if asked.returncode != 0 and not any(words in said for words in UNIT_EXISTS):
-            raise NotNow(f"systemd did not start the unit: {said[:300]}", hint)
-
-    def _unit_options(self, job: Job) -> list[str]:
         properties = {
             "KillMode": "mixed",
-            "OOMPolicy": "continue",
             "Delegate": "yes",  # the supervisor puts the job into a cgroup below its own
             "TimeoutStopSec": f"{self._kill_grace_s + 30:.0f}",
-            "TasksMax": "infinity",
             "LimitNOFILE": "65536",
-            "LimitMEMLOCK": "infinity",
         }
-        return [
-            "systemd-run",
-            *(["--user"] if os.geteuid() != 0 else []),
-            "--quiet",
-            "--collect",
-            f"--unit=carma-job-{job.id}-{job.attempt}",
-            "--slice=carma.slice",
-            f"--description=CARMA job {job.id} of {job.spec.user}, attempt {job.attempt}",
-            *(f"--property={key}={value}" for key, value in properties.items()),
-        ]
+        name = f"carma-job-{job.id}-{job.attempt}"
+        about = f"CARMA job {job.id} of {job.spec.user}, attempt {job.attempt}"
+        try:
+            said = units.start(name, about, properties, supervisor.command(str(directory)))
+        except subprocess.TimeoutExpired as error:
+            raise NotNow("systemd does not answer", hint) from error
+        # A second launch of the same attempt finds its unit there already: all is well.
+        if said and not any(words in said for words in UNIT_EXISTS):
+            raise NotNow(f"systemd did not start the unit: {said[:300]}", hint)
 
 
 def launch_fields(job: Job, env: Mapping[str, str], grace_s: float) -> bytes:
-    """What a process that has to start `job` reads (`supervisor.Launch`). Raises CarmaError when
+    """What a process that has to start `job` reads (`starting.Launch`). Raises CarmaError when
     the job can never start."""
     spec = job.spec
     if os.geteuid() not in (0, spec.uid):

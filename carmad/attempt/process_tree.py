@@ -2,8 +2,8 @@
 
 Part of the supervisor's program, so imports are few (see there).
 """
-# pathlib would cost more to import than the supervisor takes to start a job:
-# ruff: noqa: PTH102, PTH110, PTH119, PTH208
+# pathlib and contextlib would cost more to import than the supervisor takes to start a job:
+# ruff: noqa: PTH102, PTH110, PTH119, PTH208, SIM105
 
 from __future__ import annotations
 
@@ -25,14 +25,19 @@ def read_file(path: str) -> bytes:
         os.close(fd)
 
 
+def write_file(path: str, data: bytes) -> None:
+    """Into a file that is there."""
+    fd = os.open(path, os.O_WRONLY)
+    try:
+        os.write(fd, data)
+    finally:
+        os.close(fd)
+
+
 def tell_kernel(path: str, data: bytes) -> None:
     """Write to a cgroup file. Cgroups only help: what they cannot do is done without them."""
     try:
-        fd = os.open(path, os.O_WRONLY)
-        try:
-            os.write(fd, data)
-        finally:
-            os.close(fd)
+        write_file(path, data)
     except OSError:
         pass
 

@@ -12,7 +12,7 @@ from typing import Annotated, TypeVar
 
 from pydantic import ConfigDict, Field, TypeAdapter, with_config
 
-from carmad.attempt import supervisor
+from carmad.attempt import starting, supervisor
 
 T = TypeVar("T")
 
@@ -23,7 +23,7 @@ TAIL_BYTES = 2 * supervisor.TAIL_BYTES  # both logs' ends
 
 _SOUND = ConfigDict(strict=True, allow_inf_nan=False)
 _Seconds = Annotated[float, Field(ge=0, lt=1e11)]  # whoever shows a time can show these
-_Text = Annotated[str, Field(max_length=2 * supervisor.REPORT_BYTES)]
+_Text = Annotated[str, Field(max_length=2 * starting.REPORT_BYTES)]
 
 
 @with_config(_SOUND)

@@ -24,8 +24,6 @@ import, so `signal` and `json` come in after the fork. In the attempt directory:
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import fcntl
 import os
 import select
@@ -44,6 +42,21 @@ from carmad.attempt.process_tree import (
     read_file,
     tell_kernel,
 )
+from carmad.attempt.starting import (
+    REPORT_BYTES,
+    SIG_IGN,
+    CannotStart,
+    Launch,
+    adopt_orphans,
+    become_job,
+    become_user,
+    block,
+    fork,
+    libc,
+    shown,
+    start_program,
+    write_all,
+)
 
 LOCK, LAUNCH, STARTED, CONTROL, STOP, TAIL, EXIT = (
     "lock",
@@ -56,67 +69,9 @@ LOCK, LAUNCH, STARTED, CONTROL, STOP, TAIL, EXIT = (
 )
 TAIL_BYTES = 64 * 1024
 TAIL_WITHIN_S = 5.0
-REPORT_BYTES = 4096
 LOGS = b"logs"  # begins the line that the child reports first
-PR_SET_CHILD_SUBREAPER = 36
-SIG_DFL, SIG_IGN = 0, 1
-SIGHUP, SIGINT, SIGCHLD = 1, 2, 17
-SIG_SETMASK = 2
+SIGHUP, SIGINT = 1, 2
 REVOKED = "revoked"  # the cause of a stop: the daemon has given the attempt up
-
-HINTS = {
-    errno.ENOENT: "check the spelling, a script's #! line, and the PATH you submit with",
-    errno.EACCES: "make it executable (chmod +x) and reachable, or name its interpreter",
-    errno.ENOEXEC: "give the script a #! line, or name its interpreter: bash SCRIPT",
-    errno.E2BIG: "the kernel limits arguments and environment; put the long ones in a file",
-}
-
-libc = ctypes.CDLL(None, use_errno=True)
-libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
-libc.signal.restype = ctypes.c_void_p
-
-
-class Launch:
-    """What to run: `key=value` fields, each ended by NUL, holding the very bytes execve gets."""
-
-    def __init__(self, raw: bytes) -> None:
-        self.argv: list[bytes] = []
-        self.env: dict[str, str] = {}
-        fields: dict[bytes, bytes] = {}
-        for field in raw.split(b"\0")[:-1]:
-            key, _, value = field.partition(b"=")
-            if key == b"arg":
-                self.argv.append(value)
-            elif key == b"env":
-                name, _, content = os.fsdecode(value).partition("=")
-                self.env[name] = content
-            else:
-                fields[key] = value
-        self.uid = int(fields[b"uid"])
-        self.gid = int(fields[b"gid"])
-        self.groups = [int(group) for group in fields[b"groups"].split(b",") if group]
-        self.umask = int(fields[b"umask"])
-        self.cwd = fields[b"cwd"]
-        self.stdout = fields[b"stdout"]
-        self.stderr = fields[b"stderr"]
-        self.grace_s = float(fields[b"grace_s"])
-        # Where the program itself may still report that it could not start (the conda wrapper).
-        self.report_fd = int(fields[b"report_fd"]) if b"report_fd" in fields else None
-
-
-def block(*signums: int) -> None:
-    """Block these signals and no others, whatever the daemon had blocked when it started us."""
-    mask = sum(1 << signum - 1 for signum in signums)
-    libc.sigprocmask(SIG_SETMASK, mask.to_bytes(128, "little"), None)
-
-
-class CannotStart(Exception):
-    """The job's own fault, found before exec: the message and the hint."""
-
-
-def write_all(fd: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(fd, data) :]
 
 
 def write_durably(name: str, data: bytes) -> None:
@@ -137,57 +92,6 @@ def sync_directory(path: str) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def become_user(launch: Launch) -> None:
-    if os.geteuid() == 0 and launch.uid != 0:
-        os.setgroups(launch.groups)
-        os.setresgid(launch.gid, launch.gid, launch.gid)
-        os.setresuid(launch.uid, launch.uid, launch.uid)
-
-
-def shown(name: bytes) -> str:
-    return name[:200].decode("utf-8", "replace")
-
-
-def execute(argv: list[bytes], env: dict[str, str]) -> None:
-    """os.execvpe, but without its imports: Python's files may not be the user's to read."""
-    name = argv[0]
-    if b"/" in name:
-        os.execve(name, argv, env)
-    failure = OSError(errno.ENOENT, os.strerror(errno.ENOENT))
-    for directory in os.fsencode(env.get("PATH", os.defpath)).split(b":"):
-        try:
-            os.execve(os.path.join(directory, name), argv, env)
-        except (FileNotFoundError, NotADirectoryError):
-            pass
-        except OSError as error:
-            if failure.errno == errno.ENOENT:
-                failure = error
-    raise failure
-
-
-def enter(cwd: bytes) -> None:
-    try:
-        os.chdir(cwd)
-    except OSError as error:
-        raise CannotStart(
-            f"cannot enter the working directory {shown(cwd)}: {error.strerror}",
-            "submit from a directory that exists and that you may enter on this machine",
-        ) from error
-
-
-def start_program(launch: Launch) -> None:
-    """Become the user's program. Returns only by raising."""
-    for signum in range(1, 65):
-        libc.signal(signum, SIG_DFL)  # Python itself ignores SIGPIPE, and we more
-    block()
-    try:
-        execute(launch.argv, launch.env)
-    except OSError as error:
-        what = "command not found" if error.errno == errno.ENOENT else error.strerror
-        hint = HINTS.get(error.errno or 0, "")
-        raise CannotStart(f"cannot run {shown(launch.argv[0])}: {what}", hint) from error
 
 
 def open_log(path: bytes, target: int, title: bytes) -> int:
@@ -224,10 +128,7 @@ def run_job(launch: Launch, cgroup: str | None, title: bytes, report: int) -> No
     os.setsid()
     if cgroup is not None:
         tell_kernel(f"{cgroup}/cgroup.procs", b"0")
-    become_user(launch)
-    os.umask(launch.umask)
-    enter(launch.cwd)
-    os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
+    become_job(launch)
     begin = open_log(launch.stdout, 1, title)
     if launch.stderr == launch.stdout:
         os.dup2(1, 2)
@@ -235,30 +136,7 @@ def run_job(launch: Launch, cgroup: str | None, title: bytes, report: int) -> No
     else:
         begins = [begin, open_log(launch.stderr, 2, title)]
     write_all(report, b"%s %s\n" % (LOGS, b" ".join(b"%d" % each for each in begins)))
-    if launch.report_fd is not None:
-        os.dup2(report, launch.report_fd)
-        os.set_inheritable(launch.report_fd, True)
-    start_program(launch)
-
-
-def start_job(launch: Launch, cgroup: str | None) -> tuple[int, int]:
-    """Fork the job. Returns its pid and the pipe on which it says where its part of each log
-    begins, and then why it could not start, if it could not."""
-    report_in, report_out = os.pipe()
-    title = attempt_title()
-    pid = os.fork()
-    if pid:
-        os.close(report_out)
-        os.set_blocking(report_in, False)
-        return pid, report_in
-    try:
-        run_job(launch, cgroup, title, report_out)
-    except CannotStart as error:
-        write_all(report_out, "\n".join(error.args).encode())
-    except BaseException as error:  # noqa: BLE001  (a forked child must never return)
-        write_all(report_out, f"cannot start the job: {error!r}"[:REPORT_BYTES].encode())
-    finally:
-        os._exit(127)
+    start_program(launch, report)
 
 
 def watch(tree: Tree, control: int, report: int, grace_s: float) -> bytes:
@@ -378,13 +256,9 @@ def supervise() -> None:
     block(SIGTERM)  # until `watch` can heed it
     for signum in (SIGHUP, SIGINT):
         libc.signal(signum, SIG_IGN)
-    libc.signal(
-        SIGCHLD, SIG_DFL
-    )  # were it ignored, as it may be in the daemon, none could be reaped
     if os.getsid(0) != os.getpid():
         os.setsid()
-    if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "cannot become a subreaper")
+    adopt_orphans()
     launch = Launch(read_file(LAUNCH))
     control = os.open(CONTROL, os.O_RDWR | os.O_NONBLOCK)  # read-write: it never reads as ended
     started_at = time.time()
@@ -409,7 +283,8 @@ def supervise() -> None:
         tree.stopped, killed_by = True, SIGTERM
         tree.cause = why_stopped()
     else:
-        tree.main, report = start_job(launch, tree.cgroup)
+        title = attempt_title()
+        tree.main, report = fork(lambda report: run_job(launch, tree.cgroup, title, report))
         said = watch(tree, control, report, launch.grace_s)
         assert tree.status is not None
         if os.WIFSIGNALED(tree.status):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NewType
 
+JobId = NewType("JobId", int)
 GpuId = NewType("GpuId", str)  # the UUID the driver gives: GPU-… or MIG-…
 
 KEPT = 100  # attempts of a job: a policy may preempt one any number of times

@@ -22,6 +22,7 @@ BIN_S = 600.0
 BINS = 8 * 144  # eight days: a week ago is seen whole
 
 
+K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 Submission = tuple[float, int]  # when, and how many GPUs it asked for
 
@@ -76,10 +77,9 @@ class Durations:
         return self._kinds.keys()
 
     def add(self, kind: Hashable, seconds: float) -> None:
-        self._kinds.setdefault(kind, deque(maxlen=PER_KIND)).append(seconds)
-        self._kinds.move_to_end(kind)
-        if len(self._kinds) > self._most:
-            self._kinds.popitem(last=False)
+        durations = self._kinds.get(kind, deque(maxlen=PER_KIND))
+        durations.append(seconds)
+        _keep(self._kinds, kind, durations, self._most)
 
     def of(self, kind: Hashable) -> Sequence[float]:
         """The newest last."""
@@ -102,10 +102,9 @@ class Votes:
         self._kinds: OrderedDict[Hashable, Durations] = OrderedDict()
 
     def add(self, kind: Hashable, user: str, seconds: float) -> None:
-        self._kinds.setdefault(kind, Durations(VOTERS)).add(user, seconds)
-        self._kinds.move_to_end(kind)
-        if len(self._kinds) > KINDS:
-            self._kinds.popitem(last=False)
+        durations = self._kinds.get(kind, Durations(VOTERS))
+        durations.add(user, seconds)
+        _keep(self._kinds, kind, durations)
 
     def median(self, kind: Hashable) -> float | None:
         """The median of the users' means; None if fewer than `ENOUGH_VOTERS` are known."""
@@ -194,8 +193,9 @@ class History:
         return [(c[0], c[1]) for n in range(first, last + 1) for c in (bins.get(n, nothing),)]
 
 
-def _keep(latest: OrderedDict[str, T], group: str, what: T) -> None:
-    latest[group] = what
-    latest.move_to_end(group)
-    if len(latest) > KINDS:
+def _keep(latest: OrderedDict[K, T], key: K, value: T, most: int = KINDS) -> None:
+    """Of so many keys, those that were kept last."""
+    latest[key] = value
+    latest.move_to_end(key)
+    if len(latest) > most:
         latest.popitem(last=False)

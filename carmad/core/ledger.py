@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from carmad.core.line import Held, Place, is_conditional, place_in_line
 from carmad.core.types import GpuId, Job, JobId, JobState
@@ -61,6 +62,12 @@ class Ledger:
             self._join_line(job)
         elif job.holds_gpus:
             self._hold(job)
+
+    def note(self, id: JobId, note: str) -> None:
+        """Tell the owner of a live job, once."""
+        job = self.jobs.get(id)
+        if job and note not in job.notes:
+            self.put(replace(job, notes=(*job.notes, note)))
 
     def reorder(self, jobs: Iterable[Job]) -> None:
         """Ask anew for the places of these, which stand in line."""

@@ -24,7 +24,7 @@ from carmad.core.history import History
 from carmad.core.ledger import Ledger
 from carmad.core.line import blocked_by
 from carmad.core.messages import Action, Launch, Stop, Wake
-from carmad.core.states import advance
+from carmad.core.states import advance, stopping
 from carmad.core.types import Cause, GpuId, Job, JobId, JobState
 from carmad.core.view import View
 from carmad.models import Model
@@ -179,9 +179,9 @@ class Placer:
         self._decide(Decision(now, by, Placement(job.id, reasons=(why,))))
         if not allowed:
             return []
-        stopping = advance(job, JobState.STOPPING, attempts=job.attempts_with(stop=Cause.PREEMPTED))
-        self._ledger.put(stopping)
-        return [Stop(stopping)]
+        stopped = stopping(job, Cause.PREEMPTED)
+        self._ledger.put(stopped)
+        return [Stop(stopped)]
 
     def _renewed(self, now: float) -> View:
         """For another policy than the one before: it has an order of its own, and no memory."""

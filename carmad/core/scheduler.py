@@ -12,7 +12,7 @@ from carmad.core.deciders import Deciders
 from carmad.core.endings import Trying, ending, in_vain, placeable
 from carmad.core.fleet import Fleet
 from carmad.core.history import History, past
-from carmad.core.knowledge import Knowledge, sharing_profiles, with_report
+from carmad.core.knowledge import Knowledge, sharing_profiles
 from carmad.core.ledger import Ledger
 from carmad.core.messages import (
     Action,
@@ -31,7 +31,6 @@ from carmad.core.messages import (
     Reconfigured,
     RequeueRequested,
     Sampled,
-    Signal,
     Step,
     Stepped,
     Stop,
@@ -43,10 +42,9 @@ from carmad.core.placing import Placer
 from carmad.core.ports import Policy, Predictor, Recovery
 from carmad.core.recurrence import group
 from carmad.core.scene import Scene
-from carmad.core.states import advance
+from carmad.core.states import advance, stopping
 from carmad.core.types import (
     FOR_GOOD,
-    Attempt,
     Cause,
     Exit,
     Gpu,
@@ -56,9 +54,7 @@ from carmad.core.types import (
     JobState,
 )
 from carmad.core.view import View
-
-USAGE_SAVED_EVERY_S = 60.0
-PEAK_SAVED_AT = 1.25  # times the one that was saved: at once
+from carmad.core.watching import Watch
 
 
 class Scheduler:
@@ -78,9 +74,7 @@ class Scheduler:
         self._fleet = Fleet(settings)
         self.knowledge = Knowledge(settings, self._fleet, predictor, self._asked)
         self._counted = JobId(0)  # up to here, submissions are in the history
-        self._ledger = Ledger(self._deciders.order)
-        self._placer = self._new_placer()
-        self._usage_saved_at = 0.0
+        self._take_up(Ledger(self._deciders.order))
         self._begin()
 
     # -- the two ways in
@@ -95,7 +89,7 @@ class Scheduler:
         for event in events:
             self._take(event)
         now = events[-1].at
-        self._expire(now)
+        self._actions += self._watch.expire(now)
         if not all(isinstance(event, Submitted) for event in events):
             self._actions += self._placer.plan(now)
         self.check()
@@ -121,10 +115,10 @@ class Scheduler:
         `last_placed` is round-robin's place; None, as for `history`: what this core has.
         """
         self.knowledge.history = history or self.history
-        self._ledger = Ledger(self._deciders.order, sharing_profiles(jobs), ended)
-        for job in self._ledger.running():
+        ledger = Ledger(self._deciders.order, sharing_profiles(jobs), ended)
+        for job in ledger.running():
             self.history.learn(job)
-        self._placer = self._new_placer(last_placed or self._placer.last_placed)
+        self._take_up(ledger, last_placed or self._placer.last_placed)
         self._fleet.drains = {drain.gpu: drain for drain in drains}
         self._fleet.look_again()
         return tuple(action for job in self.jobs.values() if (action := owed(job)))
@@ -208,7 +202,7 @@ class Scheduler:
             case Estimated():
                 self._on_estimated(event)
             case Sampled():
-                self._on_sampled(event)
+                self._watch.sampled(event)
             case Postponed():
                 self._on_postponed(event)
             case Exited():
@@ -222,13 +216,13 @@ class Scheduler:
             case DrainRequested():
                 self._on_drain_requested(event)
             case Noticed():
-                self._note(event.job, event.note)
+                self._ledger.note(event.job, event.note)
             case Stepped():
-                self._on_stepped(event)
+                self._watch.stepped(event)
             case Trained():
                 self.knowledge.models.update(event.models)
             case Closing():
-                self._save_usage()
+                self._watch.save_usage()
             case Reconfigured():
                 self.settings = event.settings
                 self._placer.reconfigure(event.settings)
@@ -264,61 +258,7 @@ class Scheduler:
             joining = advance(job, JobState.QUEUED, estimate=event.estimate)
             self._put(self.knowledge.with_history(joining, event.at))
             if event.note:
-                self._note(event.job, event.note)
-
-    def _on_sampled(self, event: Sampled) -> None:
-        for sample in event.samples:
-            residents = self._ledger.residents(sample.gpu)
-            before = self._fleet.add(sample, residents)
-            self.knowledge.profiler.add(residents, before, sample, self.settings.monitor.stale_s)
-            for job in residents:
-                self._note_kernel(job, sample.gpu, event.at)
-                self._note_overrun(self.jobs[job.id])
-                self._note_profile(self.jobs[job.id], event.at)
-                self._note_peak(self.jobs[job.id])
-        if event.at - self._usage_saved_at >= USAGE_SAVED_EVERY_S:
-            self._usage_saved_at = event.at
-            self._save_usage()
-
-    def _note_kernel(self, job: Job, gpu: GpuId, now: float) -> None:
-        """TTFK bookkeeping, step 2 of the CARMA paper's Table 2."""
-        if job.state is JobState.STOPPING or gpu in dict(job.kernels):
-            return
-        here = self._fleet.processes(gpu)
-        if any((p.job, p.attempt) == (job.id, job.attempt) and p.ran_kernel for p in here):
-            attempts = job.attempts_with(kernels=(*job.kernels, (gpu, now)))
-            if job.state is JobState.STARTING:
-                self._put(advance(job, JobState.RUNNING, attempts=attempts))
-            else:
-                self._put(replace(job, attempts=attempts))
-
-    def _note_overrun(self, job: Job) -> None:
-        """Note, once, that the job exceeds its declared memory; the usage is stored with it."""
-        if job.estimate is None or not job.estimate.firm:
-            return
-        promised, metered = job.estimate.mib, self._fleet.with_usage(job)
-        if job.usage.peak_mib <= promised < metered.usage.peak_mib:
-            self._put(metered)
-            used = metered.usage.peak_mib
-            self._note(job.id, f"uses {used} MiB, more than the {promised} MiB of its --gpu-mem")
-
-    def _note_peak(self, job: Job) -> None:
-        """One that has grown much is saved at once: nobody can measure it again."""
-        usage = self._fleet.usage.get(job.id, job.usage)
-        if usage.peak_mib > job.usage.peak_mib * PEAK_SAVED_AT:
-            self._put(replace(job, usage=usage))
-
-    def _save_usage(self) -> None:
-        for id in self._fleet.newly_metered():
-            if holder := self._ledger.holders.get(id):
-                self._put(self._fleet.with_usage(holder))
-
-    def _note_profile(self, job: Job, now: float) -> None:
-        """The job has run alone long enough for a profile, with or without a profiling run."""
-        unknown = not job.profiled and job.profiling is None and job.state is JobState.RUNNING
-        if unknown and self.knowledge.watched_enough(job):
-            self._put(self.knowledge.profiled(job))
-            self._inform_others(self.jobs[job.id], now)
+                self._ledger.note(event.job, event.note)
 
     def _on_postponed(self, event: Postponed) -> None:
         """Until it begins, neither its time limit nor the wait for its first kernel does."""
@@ -331,7 +271,8 @@ class Scheduler:
         if job is None or not job.holds_gpus or job.attempt != event.attempt:
             return  # a stale or repeated report
         if event.stop and job.stop not in FOR_GOOD:  # there was no room to record it before
-            job = self._stopping(job, event.stop)
+            job = stopping(job, event.stop)
+            self._put(job)
         monitor, recovery = self.settings.monitor, self.settings.recovery
         trying = Trying(
             lambda job, exit: self._asked.ask(DECIDE, lambda: self.recovery.decide(job, exit)),
@@ -343,9 +284,8 @@ class Scheduler:
         if end.state is JobState.QUEUED:
             self._put(
                 advance(
-                    self._fleet.with_usage(job),
+                    _closed(self._fleet.with_usage(job), end.exit, end.at),
                     JobState.QUEUED,
-                    attempts=_closed(job, end.exit, end.at),
                     retry=end.retry,
                     overtaken=0,
                 )
@@ -395,103 +335,19 @@ class Scheduler:
             self._fleet.drain(event.gpu, drain)
         self._drained = True
 
-    def _on_stepped(self, event: Stepped) -> None:
-        """Ignores reports while the job shares GPUs, and changes of less than 1 %."""
-        job = self._ledger.holders.get(event.job)
-        if job is None or any(len(self._ledger.residents(gpu)) > 1 for gpu in job.gpus):
-            return
-        gpu = self.gpus.get(job.gpus[0])
-        if gpu and (known := with_report(job, event, gpu.name)) is not job:
-            self._put(known)
-            if known.stage_times and not job.stage_times:
-                self._inform_others(known, event.at)
-
-    # -- time
-
-    def _expire(self, now: float) -> None:
-        for job in tuple(self._ledger.watched.values()):
-            if job.state is not JobState.STOPPING and job.started_at is not None:
-                self._note_untouched(job, now - job.started_at)
-                self._limit(self.jobs[job.id], job.attained_s(now))
-                self._end_profiling(self.jobs[job.id], now)
-
-    def _limit(self, job: Job, elapsed: float) -> None:
-        if job.spec.time_limit_s is None:
-            return
-        left = job.spec.time_limit_s - elapsed
-        warn = job.spec.warn
-        if left <= 0:
-            self._stop(job, Cause.TIME_LIMIT)
-        elif warn and not job.warned and left <= warn.before_s:
-            warned = job.with_attempt(warned=True)
-            self._put(warned)
-            self._actions.append(Signal(warned, warn.signum))
-
-    def _end_profiling(self, job: Job, now: float) -> None:
-        """End a profiling run: the job stays, or is requeued if it was on a profiling GPU."""
-        run = job.profiling
-        if run is None or now < run.until or job.state is JobState.STOPPING:
-            return
-        # Long over: nobody was here to end it, and what it has done since is not to be lost.
-        late = now - run.until > self.settings.profiling.run_s
-        evicted = run.evict and job.spec.requeue and job.profile is None and not late
-        known = job.with_attempt(profiling=None)
-        if evicted or self.knowledge.profiler.watched_s(job) > 0:
-            known = self.knowledge.profiled(known)
-        self._put(self.knowledge.predicted(known, now))
-        self._inform_others(known, now)
-        if evicted:
-            self._stop(self.jobs[job.id], Cause.PROFILED)
-
-    def _inform_others(self, job: Job, now: float) -> None:
-        """Those in line that are the same job need not be profiled any more, nor watched."""
-        profiled = job.profiled and job.profile is not None and job.profile.of is None
-        if not (profiled or job.stage_times):
-            return
-        self.history.learn(job)
-        for waiting in self._ledger.alike(job.group):
-            if (profiled and waiting.profile is None) or (
-                job.stage_times and not waiting.stage_times
-            ):
-                self._put(self.knowledge.with_history(waiting, now))
-
-    def _note_untouched(self, job: Job, elapsed: float) -> None:
-        """TTFK timeout: its GPUs take jobs again, and its owner gets a note."""
-        patience = self.settings.monitor.first_kernel_timeout_s
-        if elapsed < patience:
-            return
-        seen = {gpu for gpu, _ in job.kernels}
-        for gpu in job.gpus:
-            if gpu not in seen:
-                where = f"GPU {self.gpus[gpu].index}" if gpu in self.gpus else gpu
-                self._note(job.id, f"ran no kernel on {where} in its first {patience:g} s")
-
-    def _note(self, id: JobId, note: str) -> None:
-        job = self.jobs.get(id)
-        if job and note not in job.notes:
-            self._put(replace(job, notes=(*job.notes, note)))
-
     # -- endings
 
     def _stop(self, job: Job, cause: Cause) -> None:
-        self._actions.append(Stop(self._stopping(job, cause)))
-
-    def _stopping(self, job: Job, cause: Cause) -> Job:
-        """Of a job that was to be sent back, another cause is all that is new."""
-        attempts = job.attempts_with(stop=cause)
-        if job.state is JobState.STOPPING:
-            stopping = replace(job, attempts=attempts)
-        else:
-            stopping = advance(job, JobState.STOPPING, attempts=attempts)
-        self._put(stopping)
-        return stopping
+        stopped = stopping(job, cause)
+        self._put(stopped)
+        self._actions.append(Stop(stopped))
 
     def _end(self, job: Job, state: JobState, exit: Exit, now: float) -> None:
         """End the job; cancel jobs whose dependency on it cannot be met any more, transitively."""
         job = self.knowledge.seen_to_end(self._fleet.with_usage(job), state)
-        attempts = _closed(job, exit, now) if job.holds_gpus else job.attempts
-        self._put(advance(job, state, attempts=attempts, exit=exit, ended_at=now))
-        self._inform_others(job, now)
+        closed = _closed(job, exit, now) if job.holds_gpus else job
+        self._put(advance(closed, state, exit=exit, ended_at=now))
+        self._watch.inform_others(job, now)
         ends = [(job.id, state)]
         for id, how in ends:  # it grows: a chain of jobs may be longer than our stack is deep
             for waiting in self._ledger.waiting_for(id):
@@ -501,11 +357,14 @@ class Scheduler:
 
     # -- bookkeeping
 
-    def _new_placer(self, last_placed: GpuId | None = None) -> Placer:
-        return Placer(
+    def _take_up(self, ledger: Ledger, last_placed: GpuId | None = None) -> None:
+        """From here on, these are the jobs."""
+        self._ledger = ledger
+        self._watch = Watch(self.settings, ledger, self._fleet, self.knowledge)
+        self._placer = Placer(
             self.settings,
             self._deciders,
-            self._ledger,
+            ledger,
             self._fleet,
             self.history,
             self.knowledge.models,
@@ -534,6 +393,6 @@ class Scheduler:
                 self.history.remember(run)
 
 
-def _closed(job: Job, exit: Exit, at: float) -> tuple[Attempt, ...]:
-    """Its attempts, the current one over."""
-    return job.attempts_with(exit=exit, ended_at=at, profiling=None)
+def _closed(job: Job, exit: Exit, at: float) -> Job:
+    """The job with its current attempt over."""
+    return job.with_attempt(exit=exit, ended_at=at, profiling=None)

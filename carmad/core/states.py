@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from carmad.core.types import ENDED, Job, JobState
+from carmad.core.types import ENDED, Cause, Job, JobState
 
 S = JobState
 
@@ -35,3 +35,9 @@ def advance(job: Job, to: JobState, **changes: Any) -> Job:
     if to not in TRANSITIONS[job.state]:
         raise IllegalTransition(job, to)
     return replace(job, state=to, **changes)
+
+
+def stopping(job: Job, cause: Cause) -> Job:
+    """The job told to stop. If it was to be sent back, only the cause is new."""
+    told = job.with_attempt(stop=cause)
+    return told if job.state is JobState.STOPPING else advance(told, JobState.STOPPING)

@@ -24,9 +24,9 @@ from carmad.core.types import Mode
 from carmad.gpu.mps import Mps, ServerState
 from carmad.gpu.source import Capabilities
 from carmad.guards import Trouble
+from carmad.readable import gib
 from carmad.store.damage import FOLDER
 from carmad.store.sql import SqlStore
-from carmad.words import gib
 
 MIB = 1 << 20
 LITTLE_SPACE = 1024 * MIB

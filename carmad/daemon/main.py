@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from carmad import configfile, paths, registry
+from carmad import configfile, paths, registry, units
 from carmad.attempt.evidence import Evidence
-from carmad.attempt.launcher import Launcher, has_systemd
+from carmad.attempt.launcher import Launcher
 from carmad.config import Settings
 from carmad.core.history import History
 from carmad.core.messages import CancelRequested, Reconfigured, Step, Trained
@@ -87,7 +87,7 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
         clock = Clock(store.keep_time(boot_id(), wall_ahead()))
         experience = _experience(settings, store)
         scheduler, troubles = _core(settings, experience)
-        own_units, grace_s = has_systemd(), settings.limits.kill_grace_s
+        own_units, grace_s = units.available(), settings.limits.kill_grace_s
         launcher = Launcher(state_dir, systemd=own_units, kill_grace_s=grace_s)
         inbox = Inbox(clock, _next_id(store, launcher))
         mps = _mps(settings, state_dir, own_units)
@@ -135,29 +135,18 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
         _take_over(scheduler, launcher, world)
         _end_unreadable(scheduler, inbox)
         stack.callback(world.close)
-        monitor.start()
-        stack.callback(monitor.stop)
+        _start(stack, monitor)
         if mps:
-            watch = MpsWatch(mps, inbox, evidence)
-            watch.start()
-            stack.callback(watch.stop)
-
+            _start(stack, MpsWatch(mps, inbox, evidence))
         flush = _flush(journal, store, rollup)
         chores = Housekeeping(store, settings.retention, state_dir, flush, models.train_if_due)
-        chores.start()
-        stack.callback(chores.stop)
+        _start(stack, chores)
         stack.callback(models.stop)
-        server.start()
-        stack.callback(server.stop)
+        _start(stack, server)
         stack.callback(experience.close)  # first: the others wait for the trials under way
 
-        def reconfigure(new: Settings) -> None:
-            inbox.post(Reconfigured(inbox.clock(), new))
-            service.settings, service.config_toml = new, configfile.dump(new)
-            chores.retention = new.retention
-
+        reconfigure = _reconfigure(inbox, service, chores)
         reloader.start(settings, lambda: read(options, state_dir)[0], reconfigure)
-
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, lambda *_: inbox.close())
         systemd.notify("READY=1")
@@ -165,6 +154,12 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
         engine.run()
         systemd.notify("STOPPING=1")
         log.info("stopping; running jobs go on")
+
+
+def _start(stack: contextlib.ExitStack, part: Monitor | MpsWatch | Housekeeping | Server) -> None:
+    """It is stopped when the stack is closed."""
+    part.start()
+    stack.callback(part.stop)
 
 
 def _experience(settings: Settings, store: SqlStore) -> Experience:
@@ -348,6 +343,17 @@ def _on_trained(inbox: Inbox) -> Callable[[Mapping[str, Model]], None]:
             inbox.post(Trained(inbox.clock(), tuple(models.items())))
 
     return trained
+
+
+def _reconfigure(
+    inbox: Inbox, service: Service, chores: Housekeeping
+) -> Callable[[Settings], None]:
+    def reconfigure(new: Settings) -> None:
+        inbox.post(Reconfigured(inbox.clock(), new))
+        service.settings, service.config_toml = new, configfile.dump(new)
+        chores.retention = new.retention
+
+    return reconfigure
 
 
 def _flush(journal: Journal, store: SqlStore, rollup: Rollup) -> Callable[[], None]:

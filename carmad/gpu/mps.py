@@ -18,12 +18,12 @@ from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 
+from carmad import units
 from carmad.core.types import GpuId
 from carmad.errors import CarmaError
 
 START_WITHIN_S = 10.0
 ANSWER_WITHIN_S = 5.0
-SYSTEMD_WITHIN_S = 30.0
 POLL_S = 0.05
 
 OPEN_FILES = 65_536  # NVIDIA asks for 16,384: each client's shared memory takes some
@@ -168,8 +168,8 @@ class Mps:
         """Kill a daemon without clients: one that was told to quit, or never came up."""
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             if self._systemd:
-                stop = ["systemctl", *self._manager(), "stop", self._unit(gpu)]
-                subprocess.run(stop, capture_output=True, timeout=SYSTEMD_WITHIN_S)
+                stop = ["systemctl", *units.manager(), "stop", self._unit(gpu)]
+                subprocess.run(stop, capture_output=True, timeout=units.WITHIN_S)
             elif child := self._children.pop(gpu, None):
                 child.kill()
                 child.wait(ANSWER_WITHIN_S)
@@ -212,36 +212,12 @@ class Mps:
     def _run_unit(self, gpu: GpuId, control: str) -> None:
         properties = {
             "KillMode": "process",  # jobs survive without the daemon, but not without a server
-            "OOMPolicy": "continue",
-            "TasksMax": "infinity",
             "LimitNOFILE": str(OPEN_FILES),
-            "LimitMEMLOCK": "infinity",
         }
-        asked = subprocess.run(
-            [
-                "systemd-run",
-                *self._manager(),
-                "--quiet",
-                "--collect",
-                f"--unit={self._unit(gpu)}",
-                "--slice=carma.slice",
-                f"--description=MPS for CARMA's jobs on {gpu}",
-                *(f"--property={key}={value}" for key, value in properties.items()),
-                *(f"--setenv={name}={value}" for name, value in self._environment(gpu).items()),
-                control,
-                *self._flags,
-            ],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=SYSTEMD_WITHIN_S,
-        )
-        if asked.returncode != 0:
-            raise OSError(f"systemd-run: {asked.stderr.strip()}")
-
-    def _manager(self) -> list[str]:
-        return ["--user"] if os.geteuid() != 0 else []
+        about = f"MPS for CARMA's jobs on {gpu}"
+        argv = (control, *self._flags)
+        if said := units.start(self._unit(gpu), about, properties, argv, self._environment(gpu)):
+            raise OSError(f"systemd-run: {said}")
 
     def _environment(self, gpu: GpuId) -> dict[str, str]:
         """Nothing of carmad's own environment: its CUDA_MPS_… would apply to every job."""
@@ -341,7 +317,7 @@ class Mps:
 
     def _where_it_speaks(self, gpu: GpuId) -> str:
         if self._systemd:
-            return " ".join(["journalctl", *self._manager(), "-u", self._unit(gpu)])
+            return " ".join(["journalctl", *units.manager(), "-u", self._unit(gpu)])
         return str(self._console(gpu))
 
     def _flags_file(self, gpu: GpuId) -> Path:

@@ -38,8 +38,8 @@ from carmad.http.problems import Conflict, Forbidden, TooLarge
 from carmad.http.service import Service
 from carmad.http.tally import Tally
 from carmad.options import PLAIN
+from carmad.readable import duration, gib
 from carmad.store import environments
-from carmad.words import duration, gib
 
 MAX_ARGV_BYTES = 1 << 17  # kept in memory for as long as the job waits
 MAX_ENV_BYTES = 1 << 20

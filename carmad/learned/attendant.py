@@ -4,7 +4,7 @@ Standard library only, and little of it, as in `supervisor`. Its words are the f
 which the program answers, the one that the program is to know it by, the seconds and the bytes of
 memory it has, and its cgroup, if it has one (`bounds`). Of its other file descriptors are
 
-- 0  what to run (`supervisor.Launch`)
+- 0  what to run (`starting.Launch`)
 - 1  where the program's stdout and stderr go
 - 2  where it says at last how that went: `code N`, `signal N` or `late`, `beyond` and which bound
      it broke, or `error` and why it could not be started. When nobody is there to hear it any
@@ -20,14 +20,14 @@ import sys
 import time
 
 from carmad.attempt.process_tree import SIGKILL, Tree, read_file, tell_kernel
-from carmad.attempt.supervisor import (
-    PR_SET_CHILD_SUBREAPER,
+from carmad.attempt.starting import (
     REPORT_BYTES,
-    CannotStart,
+    SIGCHLD,
     Launch,
-    become_user,
+    adopt_orphans,
+    become_job,
     block,
-    enter,
+    fork,
     libc,
     start_program,
     write_all,
@@ -36,7 +36,6 @@ from carmad.learned import bounds
 
 GRACE_S = 0.5  # for what the program leaves behind, to tidy up
 NICE = 10
-SIGCHLD = 17
 CLONE_NEWNS, MS_NOSUID, MS_NODEV, MS_REC, MS_SLAVE = 0x20000, 2, 4, 0x4000, 0x80000
 
 
@@ -47,14 +46,9 @@ def run_program(launch: Launch, report: int, memory: int, cgroup: str | None) ->
     own_shared_memory(memory)
     os.setpriority(os.PRIO_PROCESS, 0, NICE)
     tell_kernel("/proc/self/oom_score_adj", b"1000")  # rather this one than a job
-    become_user(launch)
-    os.umask(launch.umask)
-    enter(launch.cwd)
-    os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
+    become_job(launch)
     os.dup2(1, 2)
-    if launch.report_fd is not None:
-        os.dup2(report, launch.report_fd)
-    start_program(launch)
+    start_program(launch, report)
 
 
 def own_shared_memory(memory: int) -> None:
@@ -71,26 +65,6 @@ def own_shared_memory(memory: int) -> None:
         libc.mount(b"carma", b"/dev/shm", b"tmpfs", MS_NOSUID | MS_NODEV, size)
 
 
-def start(launch: Launch, answer: int, memory: int, cgroup: str | None) -> tuple[int, int]:
-    """Fork the program. Returns its pid and the pipe on which it says why it could not start."""
-    report_in, report_out = os.pipe()
-    pid = os.fork()
-    if pid:
-        os.close(report_out)
-        os.close(answer)
-        os.close(1)
-        os.set_blocking(report_in, False)
-        return pid, report_in
-    try:
-        run_program(launch, report_out, memory, cgroup)
-    except CannotStart as error:
-        write_all(report_out, error.args[0].encode())
-    except BaseException as error:  # noqa: BLE001  (a forked child must never return)
-        write_all(report_out, f"cannot start it: {error!r}"[:REPORT_BYTES].encode())
-    finally:
-        os._exit(127)
-
-
 def main() -> None:
     answer, known_as, within_s = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
     memory, cgroup = int(sys.argv[4]), sys.argv[5] or None
@@ -99,12 +73,12 @@ def main() -> None:
         os.dup2(answer, known_as)
         os.close(answer)
     block(SIGCHLD)  # it is asked for
-    libc.signal(SIGCHLD, 0)  # were it ignored, as it may be in the daemon, none could be reaped
-    if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        raise OSError("cannot become a subreaper")
+    adopt_orphans()
     launch = Launch(read_file("/proc/self/fd/0"))
     tree = Tree(0, cgroup)
-    tree.main, report = start(launch, known_as, memory, cgroup)
+    tree.main, report = fork(lambda report: run_program(launch, report, memory, cgroup))
+    os.close(known_as)
+    os.close(1)
     ended, beyond = _await_end(tree.main, deadline, memory, cgroup)
     _end(tree, 0.0 if beyond else GRACE_S)
     try:

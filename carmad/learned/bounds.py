@@ -20,6 +20,7 @@ from carmad.attempt.process_tree import (
     own_cgroup,
     read_file,
     tell_kernel,
+    write_file,
 )
 
 MOST_TASKS = 512  # processes and threads
@@ -41,8 +42,8 @@ def home() -> str | None:
     try:
         os.mkdir(f"{own}/{LEAF}")
         for pid in read_file(f"{own}/cgroup.procs").split():
-            _write(f"{own}/{LEAF}/cgroup.procs", pid)
-        _write(f"{own}/cgroup.subtree_control", b"+pids +memory")
+            write_file(f"{own}/{LEAF}/cgroup.procs", pid)
+        write_file(f"{own}/cgroup.subtree_control", b"+pids +memory")
     except OSError:
         return None
     tell_kernel(f"{own}/cgroup.subtree_control", b"+cpu")
@@ -68,8 +69,8 @@ def make(home: str, name: str, memory: int) -> str | None:
     _in_use.add(cgroup)  # the process that it is for is yet to enter
     try:
         os.mkdir(cgroup)
-        _write(f"{cgroup}/pids.max", b"%d" % MOST_TASKS)
-        _write(f"{cgroup}/memory.max", b"%d" % memory)
+        write_file(f"{cgroup}/pids.max", b"%d" % MOST_TASKS)
+        write_file(f"{cgroup}/memory.max", b"%d" % memory)
     except OSError:
         _in_use.discard(cgroup)
         _drop(cgroup)
@@ -94,18 +95,10 @@ def _drop(cgroup: str) -> None:
         pass
 
 
-def _write(path: str, data: bytes) -> None:
-    fd = os.open(path, os.O_WRONLY)
-    try:
-        os.write(fd, data)
-    finally:
-        os.close(fd)
-
-
 def enter(cgroup: str | None, memory: int, uid: int) -> None:
     """In the process that is to be bounded, as long as it may set its own bounds."""
     if cgroup is not None:
-        _write(f"{cgroup}/cgroup.procs", b"0")
+        write_file(f"{cgroup}/cgroup.procs", b"0")
         return
     _limit(resource.RLIMIT_DATA, memory)
     _limit(resource.RLIMIT_NPROC, _tasks(uid) + MOST_TASKS)  # the kernel counts all of a user's

@@ -129,12 +129,7 @@ def simulate(
     with _as_usage():
         base = _changed(base, config, words, gpus, interference)
         experiments = list(_variants(base, policies, estimators, seeds, tuned or ()))
-    if len(set(seeds or ())) > 1 and not any(map(_has_errors, experiments)):
-        output.note(
-            "the seeds make no difference, since estimates have no errors: see --estimator and"
-            " --set physics.estimate_error or physics.duration_error."
-            " For another workload, change the seed of the trace, as in generate:NAME?seed=1"
-        )
+    _tell_of_seeds(seeds or (), experiments)
     _tell_of_pairs(base)
     _tell_of_too_large(base)
     results += _swept(experiments, jobs, cached=not no_cache)
@@ -253,13 +248,6 @@ def _each(tuned: str) -> list[str]:
     return [f"{name}={value}" for value in dict.fromkeys(values.split(","))]
 
 
-def _has_errors(experiment: Experiment) -> bool:
-    """Whether the seed makes a difference."""
-    physics = experiment.physics
-    of_memory = physics.estimate_error and experiment.estimator != "none"
-    return bool(of_memory or physics.duration_error)
-
-
 def _physics(base: Physics, words: Iterable[str]) -> Physics:
     """`--set physics.NAME=NUMBER`: parameters of the simulator, not settings of carmad."""
     values = asdict(base)
@@ -287,6 +275,22 @@ def _check_files(json: bool, *files: Path | None) -> None:
     for file in files:
         if file is not None and file != STDOUT:
             output.check_writable(file)
+
+
+def _tell_of_seeds(seeds: Sequence[int], experiments: Sequence[Experiment]) -> None:
+    """Note where they make no difference."""
+
+    def has_errors(experiment: Experiment) -> bool:
+        physics = experiment.physics
+        of_memory = physics.estimate_error and experiment.estimator != "none"
+        return bool(of_memory or physics.duration_error)
+
+    if len(set(seeds)) > 1 and not any(map(has_errors, experiments)):
+        output.note(
+            "the seeds make no difference, since estimates have no errors: see --estimator and"
+            " --set physics.estimate_error or physics.duration_error."
+            " For another workload, change the seed of the trace, as in generate:NAME?seed=1"
+        )
 
 
 def _tell_of_pairs(base: Experiment) -> None:

@@ -11,10 +11,11 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
+from carmad.readable import clean
 from carmad.sim.metrics import crashes, finished, in_time, preemptions, times
 from carmad.sim.outcome import Attempt, JobOutcome
 from carmad.sim.report.measures import MEASURES, SIMULATOR
-from carmad.sim.report.runs import Run, clean
+from carmad.sim.report.runs import Run
 
 FORMAT = 1  # of the JSON; incremented when a key changes its meaning or is removed
 

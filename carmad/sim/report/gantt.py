@@ -17,8 +17,8 @@ from matplotlib.patheffects import withStroke
 from numpy.typing import NDArray
 
 from carmad.core.types import Cause, GpuId, JobId
+from carmad.readable import TimeUnit
 from carmad.sim.outcome import Attempt, Outcome
-from carmad.sim.report.numbers import TimeUnit
 from carmad.sim.report.style import BAD, WIDTH_IN, colour, time_axis, time_label
 
 MOST_GPUS = 64  # with bars

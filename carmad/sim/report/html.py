@@ -8,9 +8,10 @@ from itertools import groupby
 from typing import TYPE_CHECKING, TypeVar
 
 from carmad.errors import CarmaError
+from carmad.readable import clean
 from carmad.sim.report.measures import SIMULATOR
 from carmad.sim.report.rows import caveat, rows
-from carmad.sim.report.runs import Run, clean
+from carmad.sim.report.runs import Run
 
 if TYPE_CHECKING:
     from carmad.sim.outcome import JobOutcome

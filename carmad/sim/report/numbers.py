@@ -1,29 +1,8 @@
-"""Formats numbers for people: unit, digits, and change relative to another."""
+"""Formats numbers for people: digits, and change relative to another."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 NOTHING = "-"
-
-
-@dataclass(frozen=True, slots=True)
-class TimeUnit:
-    name: str
-    seconds: float
-
-
-_TIME_UNITS = (  # with the number of seconds up to which each is used
-    (90.0, TimeUnit("s", 1.0)),
-    (5400.0, TimeUnit("min", 60.0)),
-    (129_600.0, TimeUnit("h", 3600.0)),
-)
-_DAYS = TimeUnit("days", 86_400.0)
-
-
-def time_unit(seconds: float) -> TimeUnit:
-    """The most readable unit for this many seconds."""
-    return next((unit for limit, unit in _TIME_UNITS if seconds < limit), _DAYS)
 
 
 def number(value: float) -> str:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from carmad.readable import time_unit
 from carmad.sim.report.measures import BOUNDS, MEASURES, TIME, Better, Measure
-from carmad.sim.report.numbers import NOTHING, change, number, time_unit
+from carmad.sim.report.numbers import NOTHING, change, number
 from carmad.sim.report.runs import Run
 
 

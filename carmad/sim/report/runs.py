@@ -9,6 +9,7 @@ from typing import Any
 
 from carmad.config import Settings
 from carmad.configfile import by_name
+from carmad.readable import clean
 from carmad.sim.experiment import Experiment, Physics
 from carmad.sim.hardware import Cluster, Node
 from carmad.sim.metrics import Bounds, Figures, bounds, figures
@@ -63,17 +64,12 @@ def _counted(words: Iterable[str]) -> list[str]:
     return [word if number == 1 else f"{number}x{word}" for word, number in runs]
 
 
-def clean(text: str) -> str:
-    """Without control characters: names are untrusted, and are shown in terminals and pages."""
-    return "".join(c if c.isprintable() else "?" for c in text)
-
-
 def _changed(experiment: Experiment) -> dict[str, str]:
     """The changed settings, without policy and estimator, which have columns of their own."""
     own, usual = _all(experiment.settings, experiment.physics), _all(Settings(), Physics())
     apart = ("policy", "estimator")
     return {
-        name: clean(str(value))
+        name: clean(value)
         for name, value in own.items()
         if name not in apart and usual.get(name) != value
     }

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from carmad.sim.report.numbers import TimeUnit, time_unit
+from carmad.readable import TimeUnit, time_unit
 
 WIDTH_IN = 10.0
 DPI = 144  # of pixel graphics: twice a screen's 72 points

@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from carmad.sim.report.numbers import TimeUnit, number
+from carmad.readable import TimeUnit
+from carmad.sim.report.numbers import number
 from carmad.sim.report.runs import Run
 from carmad.sim.report.style import WIDTH_IN, colour, time_axis, time_label
 

@@ -1,0 +1,161 @@
+"""Starts a user's program in a child process, for a job's supervisor and a trial's attendant.
+
+Part of both programs, so imports are few (see `supervisor`).
+"""
+# pathlib and contextlib would cost more to import than the supervisor takes to start a job:
+# ruff: noqa: PTH118
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+REPORT_BYTES = 4096
+PR_SET_CHILD_SUBREAPER = 36
+SIG_DFL, SIG_IGN = 0, 1
+SIGCHLD = 17
+SIG_SETMASK = 2
+
+HINTS = {
+    errno.ENOENT: "check the spelling, a script's #! line, and the PATH you submit with",
+    errno.EACCES: "make it executable (chmod +x) and reachable, or name its interpreter",
+    errno.ENOEXEC: "give the script a #! line, or name its interpreter: bash SCRIPT",
+    errno.E2BIG: "the kernel limits arguments and environment; put the long ones in a file",
+}
+
+libc = ctypes.CDLL(None, use_errno=True)
+libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+libc.signal.restype = ctypes.c_void_p
+
+
+class Launch:
+    """What to run: `key=value` fields, each ended by NUL, holding the very bytes execve gets."""
+
+    def __init__(self, raw: bytes) -> None:
+        self.argv: list[bytes] = []
+        self.env: dict[str, str] = {}
+        fields: dict[bytes, bytes] = {}
+        for field in raw.split(b"\0")[:-1]:
+            key, _, value = field.partition(b"=")
+            if key == b"arg":
+                self.argv.append(value)
+            elif key == b"env":
+                name, _, content = os.fsdecode(value).partition("=")
+                self.env[name] = content
+            else:
+                fields[key] = value
+        self.uid = int(fields[b"uid"])
+        self.gid = int(fields[b"gid"])
+        self.groups = [int(group) for group in fields[b"groups"].split(b",") if group]
+        self.umask = int(fields[b"umask"])
+        self.cwd = fields[b"cwd"]
+        self.stdout = fields[b"stdout"]
+        self.stderr = fields[b"stderr"]
+        self.grace_s = float(fields[b"grace_s"])
+        # Where the program itself may still report that it could not start (the conda wrapper).
+        self.report_fd = int(fields[b"report_fd"]) if b"report_fd" in fields else None
+
+
+def block(*signums: int) -> None:
+    """Block these signals and no others, whatever the daemon had blocked when it started us."""
+    mask = sum(1 << signum - 1 for signum in signums)
+    libc.sigprocmask(SIG_SETMASK, mask.to_bytes(128, "little"), None)
+
+
+def adopt_orphans() -> None:
+    """Whatever our descendants leave behind becomes our child, to be reaped."""
+    # Were it ignored, as it may be in the daemon, none could be reaped.
+    libc.signal(SIGCHLD, SIG_DFL)
+    if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "cannot become a subreaper")
+
+
+class CannotStart(Exception):
+    """The job's own fault, found before exec: the message and the hint."""
+
+
+def write_all(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+def fork(run: Callable[[int], None]) -> tuple[int, int]:
+    """Call `run` in a child; it returns only by raising. Returns the child's pid, and the pipe on
+    which it says why it could not start: `run` may say more on it first."""
+    report_in, report_out = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(report_out)
+        os.set_blocking(report_in, False)
+        return pid, report_in
+    try:
+        run(report_out)
+    except CannotStart as error:
+        write_all(report_out, "\n".join(error.args).encode())
+    except BaseException as error:  # noqa: BLE001  (a forked child must never return)
+        write_all(report_out, f"cannot start the job: {error!r}"[:REPORT_BYTES].encode())
+    finally:
+        os._exit(127)
+
+
+def become_user(launch: Launch) -> None:
+    if os.geteuid() == 0 and launch.uid != 0:
+        os.setgroups(launch.groups)
+        os.setresgid(launch.gid, launch.gid, launch.gid)
+        os.setresuid(launch.uid, launch.uid, launch.uid)
+
+
+def become_job(launch: Launch) -> None:
+    """Become its user, in its directory, with nothing to read."""
+    become_user(launch)
+    os.umask(launch.umask)
+    try:
+        os.chdir(launch.cwd)
+    except OSError as error:
+        raise CannotStart(
+            f"cannot enter the working directory {shown(launch.cwd)}: {error.strerror}",
+            "submit from a directory that exists and that you may enter on this machine",
+        ) from error
+    os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
+
+
+def shown(name: bytes) -> str:
+    return name[:200].decode("utf-8", "replace")
+
+
+def execute(argv: list[bytes], env: dict[str, str]) -> None:
+    """os.execvpe, but without its imports: Python's files may not be the user's to read."""
+    name = argv[0]
+    if b"/" in name:
+        os.execve(name, argv, env)
+    failure = OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+    for directory in os.fsencode(env.get("PATH", os.defpath)).split(b":"):
+        try:
+            os.execve(os.path.join(directory, name), argv, env)
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except OSError as error:
+            if failure.errno == errno.ENOENT:
+                failure = error
+    raise failure
+
+
+def start_program(launch: Launch, report: int) -> None:
+    """Become the user's program. Returns only by raising."""
+    if launch.report_fd is not None:
+        os.dup2(report, launch.report_fd)
+        os.set_inheritable(launch.report_fd, True)
+    for signum in range(1, 65):
+        libc.signal(signum, SIG_DFL)  # Python itself ignores SIGPIPE, and we more
+    block()
+    try:
+        execute(launch.argv, launch.env)
+    except OSError as error:
+        what = "command not found" if error.errno == errno.ENOENT else error.strerror
+        hint = HINTS.get(error.errno or 0, "")
+        raise CannotStart(f"cannot run {shown(launch.argv[0])}: {what}", hint) from error

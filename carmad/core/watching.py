@@ -1,0 +1,166 @@
+"""What is learned of jobs while they hold GPUs: from readings, from what they report, and as time
+passes. New versions of them go to the ledger."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from carmad.config import Settings
+from carmad.core.fleet import Fleet
+from carmad.core.knowledge import Knowledge, with_report
+from carmad.core.ledger import Ledger
+from carmad.core.messages import Action, Sampled, Signal, Stepped, Stop
+from carmad.core.states import advance, stopping
+from carmad.core.types import Cause, GpuId, Job, JobState
+
+USAGE_SAVED_EVERY_S = 60.0
+PEAK_SAVED_AT = 1.25  # times the one that was saved: at once
+
+
+class Watch:
+    def __init__(
+        self, settings: Settings, ledger: Ledger, fleet: Fleet, knowledge: Knowledge
+    ) -> None:
+        self._settings = settings
+        self._ledger = ledger
+        self._fleet = fleet
+        self._knowledge = knowledge
+        self._usage_saved_at = 0.0
+
+    # -- readings and reports
+
+    def sampled(self, event: Sampled) -> None:
+        for sample in event.samples:
+            residents = self._ledger.residents(sample.gpu)
+            before = self._fleet.add(sample, residents)
+            profiler, gap_s = self._knowledge.profiler, self._settings.monitor.stale_s
+            profiler.add(residents, before, sample, gap_s)
+            for job in residents:
+                self._note_kernel(job, sample.gpu, event.at)
+                self._note_overrun(self._ledger.jobs[job.id])
+                self._note_profile(self._ledger.jobs[job.id], event.at)
+                self._note_peak(self._ledger.jobs[job.id])
+        if event.at - self._usage_saved_at >= USAGE_SAVED_EVERY_S:
+            self._usage_saved_at = event.at
+            self.save_usage()
+
+    def save_usage(self) -> None:
+        for id in self._fleet.newly_metered():
+            if holder := self._ledger.holders.get(id):
+                self._ledger.put(self._fleet.with_usage(holder))
+
+    def stepped(self, event: Stepped) -> None:
+        """Ignores reports while the job shares GPUs, and changes of less than 1 %."""
+        job = self._ledger.holders.get(event.job)
+        if job is None or any(len(self._ledger.residents(gpu)) > 1 for gpu in job.gpus):
+            return
+        gpu = self._fleet.gpus.get(job.gpus[0])
+        if gpu and (known := with_report(job, event, gpu.name)) is not job:
+            self._ledger.put(known)
+            if known.stage_times and not job.stage_times:
+                self.inform_others(known, event.at)
+
+    def _note_kernel(self, job: Job, gpu: GpuId, now: float) -> None:
+        """TTFK bookkeeping, step 2 of the CARMA paper's Table 2."""
+        if job.state is JobState.STOPPING or gpu in dict(job.kernels):
+            return
+        here = self._fleet.processes(gpu)
+        if any((p.job, p.attempt) == (job.id, job.attempt) and p.ran_kernel for p in here):
+            seen = job.with_attempt(kernels=(*job.kernels, (gpu, now)))
+            starting = job.state is JobState.STARTING
+            self._ledger.put(advance(seen, JobState.RUNNING) if starting else seen)
+
+    def _note_overrun(self, job: Job) -> None:
+        """Note, once, that the job exceeds its declared memory; the usage is stored with it."""
+        if job.estimate is None or not job.estimate.firm:
+            return
+        promised, metered = job.estimate.mib, self._fleet.with_usage(job)
+        if job.usage.peak_mib <= promised < metered.usage.peak_mib:
+            self._ledger.put(metered)
+            used = metered.usage.peak_mib
+            self._ledger.note(
+                job.id, f"uses {used} MiB, more than the {promised} MiB of its --gpu-mem"
+            )
+
+    def _note_peak(self, job: Job) -> None:
+        """One that has grown much is saved at once: nobody can measure it again."""
+        usage = self._fleet.usage.get(job.id, job.usage)
+        if usage.peak_mib > job.usage.peak_mib * PEAK_SAVED_AT:
+            self._ledger.put(replace(job, usage=usage))
+
+    def _note_profile(self, job: Job, now: float) -> None:
+        """The job has run alone long enough for a profile, with or without a profiling run."""
+        unknown = not job.profiled and job.profiling is None and job.state is JobState.RUNNING
+        if unknown and self._knowledge.watched_enough(job):
+            profiled = self._knowledge.profiled(job)
+            self._ledger.put(profiled)
+            self.inform_others(profiled, now)
+
+    def inform_others(self, job: Job, now: float) -> None:
+        """Those in line that are the same job need not be profiled any more, nor watched."""
+        profiled = job.profiled and job.profile is not None and job.profile.of is None
+        if not (profiled or job.stage_times):
+            return
+        self._knowledge.history.learn(job)
+        for waiting in self._ledger.alike(job.group):
+            if (profiled and waiting.profile is None) or (
+                job.stage_times and not waiting.stage_times
+            ):
+                self._ledger.put(self._knowledge.with_history(waiting, now))
+
+    # -- time
+
+    def expire(self, now: float) -> list[Action]:
+        """Time limits and their warnings, ends of profiling runs, and GPUs that were never used."""
+        actions: list[Action] = []
+        for job in tuple(self._ledger.watched.values()):
+            if job.state is not JobState.STOPPING and job.started_at is not None:
+                self._note_untouched(job, now - job.started_at)
+                actions += self._limit(self._ledger.jobs[job.id], job.attained_s(now))
+                actions += self._end_profiling(self._ledger.jobs[job.id], now)
+        return actions
+
+    def _note_untouched(self, job: Job, elapsed: float) -> None:
+        """TTFK timeout: its GPUs take jobs again, and its owner gets a note."""
+        patience = self._settings.monitor.first_kernel_timeout_s
+        if elapsed < patience:
+            return
+        seen, gpus = dict(job.kernels), self._fleet.gpus
+        for gpu in job.gpus:
+            if gpu not in seen:
+                where = f"GPU {gpus[gpu].index}" if gpu in gpus else gpu
+                self._ledger.note(job.id, f"ran no kernel on {where} in its first {patience:g} s")
+
+    def _limit(self, job: Job, elapsed: float) -> list[Action]:
+        if job.spec.time_limit_s is None:
+            return []
+        left = job.spec.time_limit_s - elapsed
+        warn = job.spec.warn
+        if left <= 0:
+            return [self._stop(job, Cause.TIME_LIMIT)]
+        if warn and not job.warned and left <= warn.before_s:
+            warned = job.with_attempt(warned=True)
+            self._ledger.put(warned)
+            return [Signal(warned, warn.signum)]
+        return []
+
+    def _end_profiling(self, job: Job, now: float) -> list[Action]:
+        """End a profiling run: the job stays, or is requeued if it was on a profiling GPU."""
+        run = job.profiling
+        if run is None or now < run.until or job.state is JobState.STOPPING:
+            return []
+        # Long over: nobody was here to end it, and what it has done since is not to be lost.
+        late = now - run.until > self._settings.profiling.run_s
+        evicted = run.evict and job.spec.requeue and job.profile is None and not late
+        known = job.with_attempt(profiling=None)
+        if evicted or self._knowledge.profiler.watched_s(job) > 0:
+            known = self._knowledge.profiled(known)
+        predicted = self._knowledge.predicted(known, now)
+        self._ledger.put(predicted)
+        self.inform_others(known, now)
+        return [self._stop(predicted, Cause.PROFILED)] if evicted else []
+
+    def _stop(self, job: Job, cause: Cause) -> Action:
+        stopped = stopping(job, cause)
+        self._ledger.put(stopped)
+        return Stop(stopped)

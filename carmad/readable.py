@@ -1,0 +1,41 @@
+"""Sizes, durations and untrusted text as people read them, in terminals, pages and messages."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class TimeUnit(NamedTuple):
+    name: str
+    seconds: float
+    digits: int  # after the point
+
+
+_TIME_UNITS = (  # with the number of seconds up to which each is used
+    (90.0, TimeUnit("s", 1.0, 0)),
+    (5400.0, TimeUnit("min", 60.0, 0)),
+    (129_600.0, TimeUnit("h", 3600.0, 1)),
+)
+_DAYS = TimeUnit("days", 86_400.0, 1)
+
+
+def time_unit(seconds: float) -> TimeUnit:
+    """The most readable unit for this many seconds."""
+    return next((unit for limit, unit in _TIME_UNITS if seconds < limit), _DAYS)
+
+
+def duration(seconds: float) -> str:
+    """To two digits or so: 45 s, 12 min, 3.5 h, 2.0 days."""
+    seconds = max(0.0, seconds)
+    unit = time_unit(seconds)
+    return f"{seconds / unit.seconds:.{unit.digits}f} {unit.name}"
+
+
+def gib(mib: float) -> str:
+    """MiB as GiB: 30.0G."""
+    return f"{mib / 1024:.1f}G"
+
+
+def clean(text: object) -> str:
+    """Without control characters: names and commands are untrusted."""
+    return "".join(c if c.isprintable() else "?" for c in str(text))
