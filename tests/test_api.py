@@ -26,6 +26,7 @@ from carmad.api.responses.jobs import OutlookOut
 from carmad.api.select import parse_label, parse_selection
 from carmad.api.times import stamp
 from carmad.config import Access, Collocation, Limits, Monitor, Preconditions, Settings
+from carmad.configfile import from_tree
 from carmad.core import control
 from carmad.core.decision import Placement, Reason
 from carmad.core.layout import Layout, Stage
@@ -512,7 +513,10 @@ def test_gpus_tell_their_state(daemon: Daemon) -> None:
 
 def test_the_daemon_tells_about_itself(daemon: Daemon) -> None:
     assert daemon.call("GET", "/v1/health")[1]["status"] == "ok"
-    assert daemon.call("GET", "/v1/config")[1]["settings"]["policy"] == "magm"
+    settings = daemon.call("GET", "/v1/config")[1]["settings"]
+    assert settings["policy"] == "magm"
+    assert settings["policies"]["lucid"]["sharing_capacity"] == 2, "a plugin's, as in the file"
+    assert from_tree(settings) == daemon.settings
     checks = {check["name"]: check for check in daemon.call("GET", "/v1/doctor")[1]["checks"]}
     assert checks["gpu 0"]["ok"] is True
     assert checks["telemetry: sm_active"]["ok"] is None
