@@ -81,6 +81,12 @@ def as_tree(settings: Settings) -> _Tree:
     return tree
 
 
+def from_tree(tree: _Tree) -> Settings:
+    """The settings of which this is the tree, also under the names of earlier releases."""
+    _renamed(tree)
+    return _checked(tree, _Sources(None, {}))
+
+
 def load(path: Path | None, environ: Mapping[str, str]) -> Settings:
     """The settings in effect. `path` None: there is no file."""
     tree = {} if path is None else _read(path)

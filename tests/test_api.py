@@ -26,13 +26,13 @@ from carmad.api.responses.jobs import OutlookOut
 from carmad.api.select import parse_label, parse_selection
 from carmad.api.times import stamp
 from carmad.config import Access, Collocation, Limits, Monitor, Preconditions, Settings
+from carmad.configfile import from_tree
 from carmad.core import control
 from carmad.core.decision import Placement, Reason
 from carmad.core.layout import Layout, Stage
-from carmad.core.messages import Discovered, Exited, Step, Tick
+from carmad.core.messages import Discovered, Exited, Step, Submitted, Tick
 from carmad.core.scene import Scene
 from carmad.core.types import (
-    ArrayTask,
     Cause,
     Exit,
     Job,
@@ -126,20 +126,27 @@ def test_an_array_becomes_tasks_with_labels(daemon: Daemon) -> None:
     assert error(daemon.call("GET", "/v1/jobs/1_3")) == (404, "not_found")
 
 
-def test_tasks_are_made_outside_the_event_loop(
-    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """There may be ten thousand of them."""
-    threads = []
+def test_the_core_hears_of_submissions_in_the_order_of_their_ids(daemon: Daemon) -> None:
+    """It counts those above the last one that it has counted."""
+    heard: list[int] = []
+    committed = daemon.service.tally.note
 
-    def noted(*of: Any) -> ArrayTask:
-        threads.append(threading.current_thread().name)
-        return ArrayTask(*of)
+    def noted(step: Step) -> None:
+        heard.extend(event.first for event in step.events if isinstance(event, Submitted))
+        committed(step)
 
-    monkeypatch.setattr(intake, "ArrayTask", noted)
-    submit(daemon, array={"indices": [0, 1]}, held=True)
-    assert len(threads) == 2
-    assert all(name.startswith("api-worker") for name in threads), threads
+    daemon.service.tally.note = noted  # type: ignore[method-assign]
+    indices = [*range(400)]
+    threads = [
+        threading.Thread(target=submit, args=(daemon,), kwargs={"held": True} | array)
+        for array in ({"array": {"indices": indices}}, {}) * 4
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(heard) == 8
+    assert heard == sorted(heard)
 
 
 def test_the_environment_is_scrubbed_but_for_what_is_exported(daemon: Daemon) -> None:
@@ -512,7 +519,10 @@ def test_gpus_tell_their_state(daemon: Daemon) -> None:
 
 def test_the_daemon_tells_about_itself(daemon: Daemon) -> None:
     assert daemon.call("GET", "/v1/health")[1]["status"] == "ok"
-    assert daemon.call("GET", "/v1/config")[1]["settings"]["policy"] == "magm"
+    settings = daemon.call("GET", "/v1/config")[1]["settings"]
+    assert settings["policy"] == "magm"
+    assert settings["policies"]["lucid"]["sharing_capacity"] == 2, "a plugin's, as in the file"
+    assert from_tree(settings) == daemon.settings
     checks = {check["name"]: check for check in daemon.call("GET", "/v1/doctor")[1]["checks"]}
     assert checks["gpu 0"]["ok"] is True
     assert checks["telemetry: sm_active"]["ok"] is None

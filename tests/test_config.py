@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from carmad import registry
 from carmad.config import Limits, Monitor, Preconditions, Retention, Risk, Settings
-from carmad.configfile import by_name, changed, dump, load
+from carmad.configfile import by_name, changed, dump, from_tree, load
 from carmad.errors import CarmaError
 from policies.lucid.settings import LucidSettings
 
@@ -240,3 +240,9 @@ def test_every_setting_is_named_as_set_takes_it() -> None:
     assert {name: (before[name], after[name]) for name in after if before[name] != after[name]} == {
         "policies.lucid.sharing_capacity": (2, 1)
     }
+
+
+def test_a_tree_of_an_earlier_release_is_read_under_the_names_of_today() -> None:
+    found = from_tree({"monitor": {"outsider_mib": 700}, "lucid": {"sharing_capacity": 1}})
+    assert found.monitor.external_mib == 700
+    assert found.plugins == {"policies.lucid": {"sharing_capacity": 1}}

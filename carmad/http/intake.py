@@ -54,14 +54,12 @@ async def submit(service: Service, peer: Peer, body: SubmitIn) -> tuple[JobId, i
     All is checked before an id is taken; when this returns they are on disk.
     """
     spec = await checked(service, peer, body)
-    count = len(body.array.indices) if body.array else 1
-    specs = (environments.without(spec),) * count
-    await require_room(service, peer, specs)
-    first = service.inbox.next_ids(count)
+    bare, count = environments.without(spec), len(body.array.indices) if body.array else 1
+    await require_room(service, peer, [bare] * count)
+    first = service.inbox.next_ids(count)  # from here on no `await`: the core hears of ids in order
+    specs = _tasks(bare, body.array, first) if body.array else (bare,)
     service.tally.expect(first, specs)
     try:
-        if body.array:
-            specs = await run_in_threadpool(_tasks, specs[0], body.array, first)
         await service.request(Submitted(service.now(), first, specs, body.held, spec.env))
     except CarmaError:
         service.tally.give_up(first, specs)

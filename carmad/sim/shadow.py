@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from carmad import registry
-from carmad.config import Settings
+from carmad.configfile import from_tree
 from carmad.core.decision import Decision
 from carmad.core.history import History as CoreHistory
 from carmad.core.messages import Discovered, Trained
@@ -130,6 +128,6 @@ def from_history(
     while page := get("/v1/history", **query, limit=PAGE)["jobs"]:
         ended += page
         query["before"] = page[-1]["id"]
-    settings = TypeAdapter(Settings).validate_python(get("/v1/config")["settings"])
+    settings = from_tree(get("/v1/config")["settings"])
     live = get("/v1/jobs")["jobs"]
     return recorded.history(ended, live, get("/v1/gpus")["gpus"], settings)

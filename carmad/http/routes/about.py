@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import asdict
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -25,6 +24,7 @@ from carmad.api.responses.server import (
     UserTotalsOut,
 )
 from carmad.api.times import iso, parse_time
+from carmad.configfile import as_tree
 from carmad.core.decision import Reason
 from carmad.core.scene import Scene
 from carmad.core.types import ENDED, Job, JobState
@@ -163,7 +163,7 @@ async def config(call: Asked) -> Response:
     service = call.service
     out: ConfigOut = {
         "schema": SCHEMA,
-        "settings": asdict(service.settings),
+        "settings": as_tree(service.settings),
         "path": service.config_path,
         "toml": service.config_toml,
     }
