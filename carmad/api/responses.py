@@ -364,7 +364,8 @@ class GpusOut(TypedDict):
     thresholds: dict[str, Any]
 
 
-class DaemonOut(TypedDict):
+class HealthOut(TypedDict):
+    schema: int
     status: str
     version: str
     pid: int
@@ -373,13 +374,15 @@ class DaemonOut(TypedDict):
     troubles: list[str]  # what affects the whole server, in words
 
 
-class HealthOut(DaemonOut):
-    schema: int
-
-
-class ServerOut(DaemonOut):
+class ServerOut(TypedDict):
+    status: str
+    version: str
+    pid: int
+    uptime_s: float
+    policy: str
     source: str
     mps: bool
+    troubles: list[str]  # likewise
 
 
 class CountsOut(TypedDict):

@@ -17,7 +17,6 @@ from carmad.api.responses import (
     CheckOut,
     ConfigOut,
     CountsOut,
-    DaemonOut,
     DoctorOut,
     HealthOut,
     StatsOut,
@@ -46,8 +45,18 @@ JOULES_PER_KWH = 3.6e6
 @router.get("/health", responses={200: {"model": HealthOut}})
 async def health(call: Asked) -> Response:
     """The health of the daemon. Answers only if the core does."""
-    scene = await call.service.scene()
-    out: HealthOut = {"schema": SCHEMA, **_daemon(call.service, scene)}
+    service = call.service
+    scene = await service.scene()
+    troubles = _troubles(service, scene.unread)
+    out: HealthOut = {
+        "schema": SCHEMA,
+        "status": "degraded" if troubles else "ok",
+        "version": VERSION,
+        "pid": os.getpid(),
+        "uptime_s": round(service.now() - service.started_at, 1),
+        "policy": scene.policy,
+        "troubles": troubles,
+    }
     return answer(out)
 
 
@@ -70,34 +79,27 @@ def _status(call: Call, scene: Scene) -> StatusOut:
         limit=MOST_RECENT,
     )
     ended = [job for job in recent if job.id not in scene.live and call.may_touch(job)]
-    one = call.renderer(scene)
+    one, troubles = call.renderer(scene), _troubles(service, scene.unread)
     waits, more = seen_by(peer.uid, waiting(scene, one))
     rows: list[Row] = [[job] for job in scene.view.running]
     rows += [*waits, *([job] for job in reversed(ended))]
     return {
         "schema": SCHEMA,
         "server": {
-            **_daemon(service, scene),
+            "status": "degraded" if troubles else "ok",
+            "version": VERSION,
+            "pid": os.getpid(),
+            "uptime_s": round(scene.now - service.started_at, 1),
+            "policy": service.settings.policy,
             "source": service.capabilities().source,
             "mps": service.settings.collocation.mps,
+            "troubles": troubles,
         },
         "gpus": gpus_out(call, scene),
         "jobs": [row_out(row, one) for row in rows],
         "more": more,
         "counts": _counts(scene.live.values()),
         "me": {"user": peer.user, "uid": peer.uid, "admin": peer.admin},
-    }
-
-
-def _daemon(service: Service, scene: Scene) -> DaemonOut:
-    troubles = _troubles(service, scene.unread)
-    return {
-        "status": "degraded" if troubles else "ok",
-        "version": VERSION,
-        "pid": os.getpid(),
-        "uptime_s": round(scene.now - service.started_at, 1),
-        "policy": scene.policy,
-        "troubles": troubles,
     }
 
 
