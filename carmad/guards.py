@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from carmad.core.decision import Proposal
 from carmad.core.history import History
@@ -233,14 +233,21 @@ N = TypeVar("N", bound=_Plugin)
 
 
 class _Guarded(Generic[N]):
-    """A plugin that the core asks. `make`: another of the same; `without`: what becomes of jobs
-    while it cannot answer."""
+    """A plugin that the core asks. `make`: another of the same."""
+
+    kind: ClassVar[str]
+    without: ClassVar[str] = ""  # what becomes of jobs while it cannot answer
 
     def __init__(
-        self, kind: str, plugin: N, timeout_s: float, make: Callable[[], N] | None, without: str
+        self,
+        plugin: N,
+        timeout_s: float = CORE_WAITS_S,
+        make: Callable[[], N] | None = None,
+        without: str = "",
     ) -> None:
         self.name = plugin.name
-        self._guard = _Guard(plugin, f"{kind} {plugin.name}", timeout_s, make, without)
+        what, without = f"{self.kind} {plugin.name}", without or self.without
+        self._guard = _Guard(plugin, what, timeout_s, make, without)
 
     @property
     def trouble(self) -> Trouble | None:
@@ -248,6 +255,8 @@ class _Guarded(Generic[N]):
 
 
 class GuardedPolicy(_Guarded[Policy]):
+    kind = "policy"
+
     def __init__(
         self,
         policy: Policy,
@@ -257,7 +266,7 @@ class GuardedPolicy(_Guarded[Policy]):
     ) -> None:
         """`deputy`: who decides while this one cannot."""
         without = f"{deputy} decides meanwhile" if deputy else "no job is started meanwhile"
-        super().__init__("policy", policy, timeout_s, make, without)
+        super().__init__(policy, timeout_s, make, without)
 
     def order(self, job: Job) -> float:
         return self._guard.ask(
@@ -276,14 +285,8 @@ def _are_proposals(plan: tuple[object, ...]) -> bool:
 
 
 class GuardedPredictor(_Guarded[Predictor]):
-    def __init__(
-        self,
-        predictor: Predictor,
-        timeout_s: float = CORE_WAITS_S,
-        make: Callable[[], Predictor] | None = None,
-    ) -> None:
-        without = "jobs join the line without a predicted duration"
-        super().__init__("predictor", predictor, timeout_s, make, without)
+    kind = "predictor"
+    without = "jobs join the line without a predicted duration"
 
     def predict(
         self, job: Job, history: History, models: Mapping[str, Model], now: float
@@ -296,14 +299,8 @@ class GuardedPredictor(_Guarded[Predictor]):
 
 
 class GuardedRecovery(_Guarded[Recovery]):
-    def __init__(
-        self,
-        recovery: Recovery,
-        timeout_s: float = CORE_WAITS_S,
-        make: Callable[[], Recovery] | None = None,
-    ) -> None:
-        without = "jobs that ran out of memory are tried again alone"
-        super().__init__("recovery", recovery, timeout_s, make, without)
+    kind = "recovery"
+    without = "jobs that ran out of memory are tried again alone"
 
     def decide(self, job: Job, exit: Exit) -> Retry | None:
         return self._guard.ask(

@@ -2,7 +2,7 @@
 
 Part of both programs, so imports are few (see `supervisor`).
 """
-# pathlib and contextlib would cost more to import than the supervisor takes to start a job:
+# pathlib would cost more to import than the supervisor takes to start a job:
 # ruff: noqa: PTH118
 
 from __future__ import annotations

@@ -376,12 +376,7 @@ def _decoded(path: Path, line: tuple[int, bytes], decode: Callable[[Any], T]) ->
     number, text = line
     try:
         return decode(from_json(in_current_names(text)))
-    except (
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-    ) as error:  # ValueError: pydantic's own, too
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise CarmaError(f"line {number} of {path} is not a journal's: {error!s:.500}") from error
 
 

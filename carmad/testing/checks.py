@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 from carmad.config import Settings
 from carmad.core.ports import Estimator, Policy, Predictor, Recovery, Server
 from carmad.testing import of_estimators, of_policies, of_predictors, of_recoveries
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 Failures = Mapping[str, str]  # checks that are expected to fail, by name: why
@@ -77,29 +78,20 @@ def predictor_checks(
     return _checks(of_predictors.CHECKS, of_predictors.Trials(predictor), expected_failures)
 
 
-def check_policy(
-    policy: Policy,
-    settings: Settings | None = None,
-    views: int = 200,
-    expected_failures: Failures | None = None,
-) -> None:
-    _run(policy_checks(policy, settings, views, expected_failures))
+def _all_of(checks: Callable[P, Iterator[Check]]) -> Callable[P, None]:
+    """Runs them, up to the first that fails."""
+
+    def check(*args: P.args, **kwargs: P.kwargs) -> None:
+        for each in checks(*args, **kwargs):
+            each()
+
+    return check
 
 
-def check_recovery(recovery: Recovery, expected_failures: Failures | None = None) -> None:
-    _run(recovery_checks(recovery, expected_failures))
-
-
-def check_estimator(
-    make: Callable[[Settings, Server], Estimator],
-    settings: Settings | None = None,
-    expected_failures: Failures | None = None,
-) -> None:
-    _run(estimator_checks(make, settings, expected_failures))
-
-
-def check_predictor(predictor: Predictor, expected_failures: Failures | None = None) -> None:
-    _run(predictor_checks(predictor, expected_failures))
+check_policy = _all_of(policy_checks)
+check_recovery = _all_of(recovery_checks)
+check_estimator = _all_of(estimator_checks)
+check_predictor = _all_of(predictor_checks)
 
 
 def _checks(
@@ -111,8 +103,3 @@ def _checks(
     if expected:
         raise ValueError(f"there is no check {min(expected)}: {', '.join(map(str, checks))}")
     return iter(checks)
-
-
-def _run(checks: Iterable[Check]) -> None:
-    for check in checks:
-        check()

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Annotated, Any
 
+import psutil
 import typer
 
 from carmad import paths
@@ -100,7 +101,7 @@ def stop(socket: Socket = None) -> None:
         hint = "ask its owner; for the system daemon: sudo systemctl stop carmad"
         raise Denied(f"you may not stop the carmad at {where}", hint) from None
     deadline = time.monotonic() + STOP_S
-    while _alive(health["pid"]):
+    while psutil.pid_exists(health["pid"]):
         if time.monotonic() > deadline:
             raise Problem(f"carmad, process {health['pid']}, has not stopped in {STOP_S:.0f} s")
         time.sleep(LOOK_S)
@@ -221,11 +222,3 @@ def _started(health: dict[str, Any], where: Path, log: Path) -> str:
 def _tell_troubles(health: dict[str, Any]) -> None:
     for trouble in health.get("troubles", ()):  # an older carmad does not send it
         print(f"but {trouble}")
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from carmad.plugin import Wording, duration
+from carmad.plugin import Reason, Wording, duration
+
+
+def _beside(reason: Reason, end: str) -> str:
+    return (
+        f"beside {reason.detail} both {end} after {duration(reason.have)} on average,"
+        f" one after the other after {duration(reason.need)}"
+    )
+
 
 REASONS = {
-    "no_benefit": Wording(
-        "NoBenefit",
-        lambda r: (
-            f"beside {r.detail} both would end after {duration(r.have)} on average,"
-            f" one after the other after {duration(r.need)}"
-        ),
-    ),
+    "no_benefit": Wording("NoBenefit", lambda r: _beside(r, "would end")),
     # why it was placed as it was
-    "sharing_benefit": Wording(
-        "SharingBenefit",
-        lambda r: (
-            f"beside {r.detail} both end after {duration(r.have)} on average,"
-            f" one after the other after {duration(r.need)}"
-        ),
-    ),
+    "sharing_benefit": Wording("SharingBenefit", lambda r: _beside(r, "end")),
     "split_batch": Wording(
         "SplitBatch",
         lambda r: f"batches of {r.need:.0f} are split into {r.detail} of {r.have:.0f}",
