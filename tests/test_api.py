@@ -583,8 +583,8 @@ def act(daemon: Daemon, what: str, select: object, **more: object) -> dict[str, 
 def test_cancel_hold_release_requeue(daemon: Daemon) -> None:
     runs, waits = submit(daemon), submit(daemon, held=True)
     assert act(daemon, "hold", f"{runs},{waits}") == {
-        "1": (False, "is starting: only a job that waits can be held"),
-        "2": (True, "was held already"),
+        "1": (False, "is starting: only a waiting job can be held"),
+        "2": (True, "was already held"),
     }
     assert act(daemon, "release", waits) == {"2": (True, "released")}
     assert act(daemon, "cancel", f"{runs}-{waits},77") == {
@@ -595,7 +595,7 @@ def test_cancel_hold_release_requeue(daemon: Daemon) -> None:
     for label in ("1", "2"):
         assert daemon.call("GET", f"/v1/jobs/{label}/wait")[1]["state"] == "cancelled"
     assert act(daemon, "cancel", "1") == {"1": (False, "has already ended: cancelled")}
-    assert act(daemon, "requeue", "1") == {"1": (True, "queued again")}
+    assert act(daemon, "requeue", "1") == {"1": (True, "requeued")}
     assert act(daemon, "requeue", "1")["1"][0] is False
     assert error(daemon.call("POST", "/v1/requeue", {"select": "all"})) == (400, "bad_request")
 
@@ -608,7 +608,7 @@ def test_a_job_is_not_requeued_for_one_that_is_refused(daemon: Daemon) -> None:
     told = act(daemon, "requeue", f"{middle},{last}")
     assert [told[str(job)][0] for job in (middle, last)] == [False, False]
     told = act(daemon, "requeue", f"{failed},{middle},{last}")
-    assert {words for _, words in told.values()} == {"queued again"}
+    assert {words for _, words in told.values()} == {"requeued"}
 
 
 @pytest.mark.parametrize(

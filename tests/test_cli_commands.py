@@ -77,7 +77,7 @@ def test_a_job_reports_what_its_steps_go_to(
     times = {"load_s": 0.01, "forward_s": 0.037, "backward_s": 0.076, "communication_s": 0.098}
     assert fake.body == {"seconds": 0.25, "stages": times | {"sync": "backward"}}
     assert run(["report-step", "0.25", "42", "--forward", "37"]) == 2
-    assert "'37' is not the time of a stage" in capsys.readouterr().err
+    assert "'37' is not a valid stage time" in capsys.readouterr().err
     assert run(["report", "0.25", "42"]) == 0, "its first name, which --help does not list"
     assert fake.body == {"seconds": 0.25}
     assert run(["--help"]) == 0

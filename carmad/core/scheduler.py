@@ -1,4 +1,4 @@
-"""The scheduler: feed it events in time order, commit and carry out the steps it returns."""
+"""The scheduler: takes events in time order, returns steps to commit and carry out."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ from carmad.core.types import (
 from carmad.core.view import View
 
 USAGE_SAVED_EVERY_S = 60.0
-PEAK_SAVED_AT = 1.25  # times the one that was saved: at once
+PEAK_SAVED_AT = 1.25  # times the saved peak: then it is saved at once
 
 
 class Scheduler:
@@ -77,7 +77,7 @@ class Scheduler:
         self._deciders = Deciders(policy, fallback, self._asked)
         self._fleet = Fleet(settings)
         self.knowledge = Knowledge(settings, self._fleet, predictor, self._asked)
-        self._counted = JobId(0)  # up to here, submissions are in the history
+        self._counted = JobId(0)  # the last submission that the history has counted
         self._ledger = Ledger(self._deciders.order)
         self._placer = self._new_placer()
         self._usage_saved_at = 0.0
@@ -86,10 +86,10 @@ class Scheduler:
     # -- the two ways in
 
     def handle(self, *events: Event) -> Step:
-        """Take in a batch of events that happened up to the last one's `at`, then plan once.
+        """Process a batch of events, in time order, then plan once.
 
-        Submissions alone change nothing for those in line, and nobody is to wait for a plan to
-        hear that his job is safe: it joins them once it is estimated.
+        Submissions alone need no plan, as a job joins the queue only once it is estimated. So a
+        user need not wait for a plan to learn that a job is safely stored.
         """
         self._begin()
         for event in events:
@@ -118,7 +118,7 @@ class Scheduler:
     ) -> tuple[Action, ...]:
         """Restore the state from a store; returns actions that may not have been carried out.
 
-        `last_placed` is round-robin's place; None, as for `history`: what this core has.
+        `last_placed` is round-robin's position. None for it or `history`: keep this core's.
         """
         self.knowledge.history = history or self.history
         self._ledger = Ledger(self._deciders.order, sharing_profiles(jobs), ended)
@@ -129,16 +129,16 @@ class Scheduler:
         self._fleet.look_again()
         return tuple(action for job in self.jobs.values() if (action := owed(job)))
 
-    # -- what others may look at
+    # -- read access
 
     @property
     def jobs(self) -> Mapping[JobId, Job]:
-        """Those that have not ended."""
+        """The jobs that have not ended."""
         return self._ledger.jobs
 
     @property
     def ended(self) -> Mapping[JobId, JobState]:
-        """How the most recent ones ended."""
+        """How the most recent jobs ended."""
         return self._ledger.ended
 
     @property
@@ -147,7 +147,7 @@ class Scheduler:
 
     @property
     def acting(self) -> Policy:
-        """The policy that decides now: that one, or who stands in for it."""
+        """The policy that decides now: `policy`, or its fallback."""
         return self._deciders.acting
 
     @property
@@ -164,11 +164,11 @@ class Scheduler:
         return self._fleet.unread
 
     def view(self, now: float, joining: Job | None = None) -> View:
-        """What the policy is shown; with `joining`, as if that job stood in line, too."""
+        """What the policy sees; with `joining`, as if that job were queued."""
         return self._placer.view(now, joining)
 
     def snapshot(self, now: float) -> Scene:
-        """All that others may look at: references are taken, nothing is rendered."""
+        """A snapshot for other threads: only references are taken, nothing is rendered."""
         return Scene(
             self.view(now),
             dict(self.gpus),
@@ -184,7 +184,7 @@ class Scheduler:
         )
 
     def check(self) -> None:
-        """Assert what must hold after every step, of what the last one changed."""
+        """Assert the invariants for all jobs that the last step changed."""
         for id in {job.id for job in self._ledger.changed()}:
             job = self.jobs.get(id)
             if job is None or not job.holds_gpus:
@@ -234,7 +234,7 @@ class Scheduler:
                 self._placer.reconfigure(event.settings)
                 self._fleet.look_again()
             case _:
-                pass  # a tick: time alone
+                pass  # a tick: only time has passed
 
     def _on_discovered(self, event: Discovered) -> None:
         self._fleet.discover(event.gpus, event.unread)
@@ -249,7 +249,7 @@ class Scheduler:
             job = Job(
                 JobId(id), spec, JobState.PENDING, event.at, held=event.held, group=group(spec)
             )
-            if id > self._counted:  # after a commit that failed it is told again
+            if id > self._counted:  # after a failed commit, the same event comes again
                 self._counted = JobId(id)
                 self.history.note_submission(event.at, spec.gpus)
             self._put(job)
@@ -302,7 +302,7 @@ class Scheduler:
             self._note(job.id, f"uses {used} MiB, more than the {promised} MiB of its --gpu-mem")
 
     def _note_peak(self, job: Job) -> None:
-        """One that has grown much is saved at once: nobody can measure it again."""
+        """Save a peak at once if it has grown much: it cannot be measured again."""
         usage = self._fleet.usage.get(job.id, job.usage)
         if usage.peak_mib > job.usage.peak_mib * PEAK_SAVED_AT:
             self._put(replace(job, usage=usage))
@@ -313,14 +313,14 @@ class Scheduler:
                 self._put(self._fleet.with_usage(holder))
 
     def _note_profile(self, job: Job, now: float) -> None:
-        """The job has run alone long enough for a profile, with or without a profiling run."""
+        """Profile a job that has run alone long enough, even without a profiling run."""
         unknown = not job.profiled and job.profiling is None and job.state is JobState.RUNNING
         if unknown and self.knowledge.watched_enough(job):
             self._put(self.knowledge.profiled(job))
             self._inform_others(self.jobs[job.id], now)
 
     def _on_postponed(self, event: Postponed) -> None:
-        """Until it begins, neither its time limit nor the wait for its first kernel does."""
+        """Neither its time limit nor the wait for its first kernel begins before the attempt."""
         job = self._ledger.holders.get(event.job)
         if job and job.attempt == event.attempt and job.state is not JobState.STOPPING:
             self._put(job.with_attempt(started_at=event.at if event.over else None))
@@ -329,9 +329,9 @@ class Scheduler:
         job = self.jobs.get(event.job)
         if job is None or not job.holds_gpus or job.attempt != event.attempt:
             return  # a stale or repeated report
-        if event.stop and job.stop not in FOR_GOOD:  # there was no room to record it before
+        if event.stop and job.stop not in FOR_GOOD:  # the disk was full when it was stopped
             job = self._stopping(job, event.stop)
-        if job.started_at is None:  # it never began
+        if job.started_at is None:  # it never started
             job = job.with_attempt(started_at=min(event.at, event.ended_at or event.at))
         monitor, recovery = self.settings.monitor, self.settings.recovery
         trying = Trying(
@@ -433,7 +433,7 @@ class Scheduler:
         run = job.profiling
         if run is None or now < run.until or job.state is JobState.STOPPING:
             return
-        # Long over: nobody was here to end it, and what it has done since is not to be lost.
+        # Long over: no daemon was running to end it, and its work since then should not be lost.
         late = now - run.until > self.settings.profiling.run_s
         evicted = run.evict and job.spec.requeue and job.profile is None and not late
         known = job.with_attempt(profiling=None)
@@ -445,7 +445,7 @@ class Scheduler:
             self._stop(self.jobs[job.id], Cause.PROFILED)
 
     def _inform_others(self, job: Job, now: float) -> None:
-        """Those in line that are the same job need not be profiled any more, nor watched."""
+        """Give queued runs of the same job its profile and stage times."""
         profiled = job.profiled and job.profile is not None and job.profile.of is None
         if not (profiled or job.stage_times):
             return
@@ -457,7 +457,7 @@ class Scheduler:
                 self._put(self.knowledge.with_history(waiting, now))
 
     def _note_untouched(self, job: Job, elapsed: float) -> None:
-        """TTFK timeout: its GPUs take jobs again, and its owner gets a note."""
+        """TTFK timeout: the job gets a note, and its GPUs take other jobs again."""
         patience = self.settings.monitor.first_kernel_timeout_s
         if elapsed < patience:
             return
@@ -478,7 +478,7 @@ class Scheduler:
         self._actions.append(Stop(self._stopping(job, cause)))
 
     def _stopping(self, job: Job, cause: Cause) -> Job:
-        """Of a job that was to be sent back, another cause is all that is new."""
+        """The job, stopping for this cause; it replaces the cause of one to be requeued."""
         attempts = job.attempts_with(stop=cause)
         if job.state is JobState.STOPPING:
             stopping = replace(job, attempts=attempts)
@@ -488,13 +488,13 @@ class Scheduler:
         return stopping
 
     def _end(self, job: Job, state: JobState, exit: Exit, now: float) -> None:
-        """End the job; cancel jobs whose dependency on it cannot be met any more, transitively."""
+        """End the job; cancel jobs whose dependency on it can no longer be met, transitively."""
         job = self.knowledge.seen_to_end(self._fleet.with_usage(job), state)
         attempts = _closed(job, exit, now) if job.holds_gpus else job.attempts
         self._put(advance(job, state, attempts=attempts, exit=exit, ended_at=now))
         self._inform_others(job, now)
         ends = [(job.id, state)]
-        for id, how in ends:  # it grows: a chain of jobs may be longer than our stack is deep
+        for id, how in ends:  # it grows while iterating: recursion could exhaust the stack
             for waiting in self._ledger.waiting_for(id):
                 if why := in_vain(waiting, {id: how}):
                     self._put(advance(waiting, JobState.CANCELLED, exit=why, ended_at=now))
@@ -514,8 +514,8 @@ class Scheduler:
         )
 
     def _begin(self) -> None:
-        """Forget what the last step changed, and of attempts that are over what was measured: had
-        that step not been committed, `restore` would have been called."""
+        """Forget the last step's changes, and the measurements of attempts that are over: that step
+        is on disk, or `restore` would have been called."""
         for job in self._ledger.changed():
             if not job.holds_gpus:
                 self._fleet.forget(job.id)
@@ -536,5 +536,5 @@ class Scheduler:
 
 
 def _closed(job: Job, exit: Exit, at: float) -> tuple[Attempt, ...]:
-    """Its attempts, the current one over."""
+    """The job's attempts, with the current one ended."""
     return job.attempts_with(exit=exit, ended_at=at, profiling=None)
