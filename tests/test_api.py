@@ -401,7 +401,7 @@ def test_an_oom_is_told_and_the_job_waits_in_the_recovery_queue(open_path: Path)
         assert out["failures"][0]["fragmented"] is True
         assert out["exclusive"] is True
         assert (out["started_at"], out["mode"], out["advice"]) == (None, None, None)
-        assert out["retry"] == "fragmented memory beside other jobs, tried next alone"
+        assert out["retry"] == "fragmented memory beside other jobs; retried alone"
         assert daemon.call("GET", "/v1/status")[1]["counts"]["recovering"] == 1
 
 

@@ -297,7 +297,7 @@ def test_what_happens_on_a_full_disk_is_recorded_once_there_is_room(
     until(lambda: refused(daemon), "a full disk to be noticed")
     os.kill(daemon.supervisor(killed), signal.SIGKILL)
     (daemon.work / "go").touch()
-    until(lambda: "cannot record what happens" in daemon.log.read_text(), "an end not recorded")
+    until(lambda: "cannot record events" in daemon.log.read_text(), "an end not recorded")
     daemon.kill()
     daemon.start()
     assert refused(daemon)

@@ -133,12 +133,12 @@ def test_a_job_s_troubles_are_told_by_show_and_why() -> None:
     oom = {"cause": "gpu_oom", "evidence": "out!", "neighbours": ["job 7 held 900 MiB"]}
     trouble = {
         "failures": [fake.ended(code=1)["exit"] | oom],
-        "retry": "tried next alone",
+        "retry": "retried alone",
         "notes": ["runs without MPS"],
     }
     why = {**fake.WHY, "job": fake.waiting(**trouble)}
     for text in (plain(render.show(fake.waiting(**trouble))), plain(render.why(why))):
-        assert "gpu oom: out! (on the same GPUs, job 7 held 900 MiB)\n  next: tried next" in text
+        assert "gpu oom: out! (on the same GPUs, job 7 held 900 MiB)\n  next: retried" in text
         assert "notes\n  · runs without MPS" in text
     assert "try a smaller batch" in plain(render.show(fake.job(advice="try a smaller batch")))
 

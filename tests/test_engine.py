@@ -281,7 +281,7 @@ def test_an_end_that_the_core_stumbles_over_is_a_failure(daemon, monkeypatch, ca
     daemon.inbox.post(Exited(2.0, id, 1, Exit(Cause.GPU_OOM, 3, evidence="odd")))
     daemon.await_state(id, JobState.FAILED)
     assert daemon.store.store.job(id).exit == Exit(Cause.FAILURE, 3)
-    assert caplog.text.count("dropped news") == 1
+    assert caplog.text.count("dropped events") == 1
 
 
 def test_an_end_that_cannot_be_handled_is_tried_until_it_can(daemon, monkeypatch, caplog):

@@ -57,7 +57,7 @@ def test_what_is_no_stage(text: str, why: str) -> None:
         ("forward=1s backward=2s sync=never", "backward or forward"),
         ("load=0s forward=0s backward=0ms sync=backward", "cannot all be 0"),
         ("forward=1s backward=2s gpu=", "needs the name of a GPU"),
-        ("forward=1s backward=2s weights=1M", "unknown 'weights=1M'"),
+        ("forward=1s backward=2s weights=1M", "unknown 'weights=1m'"),
     ],
 )
 def test_what_are_no_stage_times(text: str, why: str) -> None:

@@ -66,7 +66,7 @@ def test_a_job_is_cancelled_and_that_is_recorded_once_there_is_room(
     both: list[Json] = daemon.post("/v1/cancel", {"select": f"{queued},{runs[1]}"})["results"]
     assert {each["id"]: each["ok"] for each in both} == {queued: False, runs[1]: True}
     until(lambda: not alive(daemon, runs[1]), "its processes to end")
-    assert daemon.log.read_text().count("cannot record what happens") <= 1
+    assert daemon.log.read_text().count("cannot record events") <= 1
 
     daemon.kill()  # and with it all that it knew
     daemon.start()
