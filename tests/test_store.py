@@ -684,7 +684,7 @@ def test_an_environment_goes_with_the_last_job_that_had_it(store: SqlStore) -> N
     store.commit(step(replace(ended, id=JobId(2))))
     store.purge(100 * DAY, Retention(ended_days=1))
     reopened_store = reopened(store)
-    with pytest.raises(CarmaError, match="not kept any more"):
+    with pytest.raises(CarmaError, match="no longer stored"):
         reopened_store.whole(spec)
     reopened_store.close()
 

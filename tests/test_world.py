@@ -171,14 +171,14 @@ def test_a_job_is_started_with_the_whole_of_its_environment(tmp_path):
 
 def test_a_job_whose_environment_is_gone_ends_and_says_so(tmp_path):
     def gone(spec):
-        raise CarmaError("the job's environment is not kept any more", "Submit the job again.")
+        raise CarmaError("the job's environment is no longer stored", "Submit the job again.")
 
     world, inbox, launcher = a_world(tmp_path)
     world._whole = gone
     performed(world, Launch(running()))
     (exited,) = [event for event in inbox.events if isinstance(event, Exited)]
     assert exited.exit.cause is Cause.LAUNCH_FAILED
-    assert "not kept any more; Submit the job again" in exited.exit.evidence
+    assert "no longer stored; Submit the job again" in exited.exit.evidence
     assert launcher.calls == []
 
 

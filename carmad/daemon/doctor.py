@@ -226,7 +226,7 @@ def _state(state_dir: Path) -> Iterator[CheckOut]:
 def _damage(store: SqlStore) -> Iterator[CheckOut]:
     for what, why in store.damage.found().items():
         hint = "It is left out of what is shown. A backup may have it intact."
-        yield _check("damage", None, f"{what} cannot be read in the database: {why}", hint)
+        yield _check("damage", None, f"{what} in the database cannot be read: {why}", hint)
     for path in sorted((store.path.parent / FOLDER).glob("*.json")):
         detail = f"a job that had not ended could not be read; its record is {path}"
         yield _check("damage", None, detail, "Let its owner submit it again, then remove the file.")
