@@ -244,7 +244,7 @@ REFUSALS = [
                 "have": 0.84,
                 "unit": "",
                 "detail": "",
-                "text": "is too busy to be shared: SM activity 0.84 (limit 0.80)",
+                "text": "is too busy to share: SM activity 0.84 (limit 0.80)",
             },
             {
                 "code": "memory",
@@ -252,7 +252,7 @@ REFUSALS = [
                 "have": 27000,
                 "unit": "MiB",
                 "detail": "",
-                "text": "needs 82.0G of free memory, and 26.4G is left",
+                "text": "needs 82.0G of free memory; only 26.4G is neither used nor promised",
             },
         ],
         "rank": None,

@@ -464,8 +464,8 @@ def test_every_rule_has_its_words() -> None:
         assert short(reason, "GPU1")
     assert phrase(Reason("busy", detail="job 3, job 4")).endswith("job 3, job 4 are there")
     alone = Reason("array_limit", 1, 1, "tasks")
-    assert phrase(alone) == "a task of its array runs, and it wants one at once"
-    assert phrase(Reason("few_idle", 1, 0, "GPUs")) == "no GPU is idle that it could have"
+    assert phrase(alone) == "one task of its array is running, which is its limit"
+    assert phrase(Reason("few_idle", 1, 0, "GPUs")) == "no GPU that it could use is idle"
     assert phrase(Reason("my_rule", 2, 1, "MiB", "so")) == "my rule: needs 2 MiB, has 1 MiB (so)"
 
 

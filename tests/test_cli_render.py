@@ -162,7 +162,7 @@ def test_why_shows_every_gpu_and_every_number() -> None:
     assert "Job 43 waits: no GPU can take it now" in text
     assert "place in line: 3, behind job 40" in text
     assert "SM activity 0.84 (limit 0.80)" in text
-    assert "needs 82.0G of free memory, and 26.4G is left" in text
+    assert "needs 82.0G of free memory; only 26.4G" in text
     assert text.splitlines()[7] == "GPU 1  would do", "a rank means nothing to people"
     assert "fits GPU 0 now with --gpu-mem 26G" in text
 

@@ -161,7 +161,7 @@ def test_words_that_raise_do_no_harm(installed: None, caplog) -> None:
     assert short(Reason("fails"), "GPU1") == "Fails: GPU1"
     assert phrase(Reason("wordless")) == "7"
     logged = [record.getMessage() for record in caplog.records]
-    assert logged.count("the words for the reason 'fails' fail") == 1
+    assert logged.count("the wording of the reason 'fails' failed") == 1
 
 
 # -- Guards ----------------------------------------------------------------------------------------

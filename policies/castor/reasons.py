@@ -1,4 +1,4 @@
-"""The words for Castor's own reasons."""
+"""Wording of Castor's own reasons."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ REASONS = {
     "no_benefit": Wording(
         "NoBenefit",
         lambda r: (
-            f"beside {r.detail} both would end after {duration(r.have)} on average,"
-            f" one after the other after {duration(r.need)}"
+            f"sharing, it and {r.detail} would end after {duration(r.have)} on average;"
+            f" one after the other, after {duration(r.need)}"
         ),
     ),
-    # why it was placed as it was
+    # why it was placed there
     "sharing_benefit": Wording(
         "SharingBenefit",
         lambda r: (
-            f"beside {r.detail} both end after {duration(r.have)} on average,"
-            f" one after the other after {duration(r.need)}"
+            f"sharing, it and {r.detail} end after {duration(r.have)} on average;"
+            f" one after the other, after {duration(r.need)}"
         ),
     ),
     "split_batch": Wording(
