@@ -249,9 +249,9 @@ def test_a_full_disk_takes_no_job_and_loses_none(small_disk: Path, daemon: Carma
     status, out = until(lambda: refused(daemon), "a full disk to be noticed")
     assert status == 503
     assert "carma.db" in out["error"]
-    assert "Make room" in out["hint"]
+    assert "Free space" in out["hint"]
     told = daemon.carma("submit", "true", rc=1)
-    assert "Make room" in told and "Traceback" not in told
+    assert "Free space" in told and "Traceback" not in told
     (daemon.work / "go").touch()
     daemon.await_output(goes_on, "over")
     assert daemon.get("/v1/health")["status"] == "ok"
@@ -313,7 +313,7 @@ def test_a_daemon_that_may_write_nothing_goes_on_when_it_may(daemon: Carmad) -> 
     free = resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, (0, free[1]))
     told = refused(daemon)
-    assert told and told[0] == 503 and "Make room" in told[1]["hint"]
+    assert told and told[0] == 503 and "Free space" in told[1]["hint"]
     (daemon.work / "go").touch()
     until(lambda: (daemon.attempt(goes_on) / "exit").exists(), "the job to end")
     for _ in range(3):

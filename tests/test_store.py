@@ -401,7 +401,7 @@ def test_a_full_database_refuses_and_recovers(store: SqlStore) -> None:
     for _ in range(2):
         with pytest.raises(StoreFull, match="full") as caught:
             store.commit(step(job(3), big))
-        assert "Make room" in caught.value.hint
+        assert "Free space" in caught.value.hint
     assert [found.id for found in store.history()] == [1]
     allow(1_000_000)
     store.commit(step(job(3), big))
