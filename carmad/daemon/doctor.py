@@ -219,7 +219,9 @@ def _state(state_dir: Path) -> Iterator[CheckOut]:
         yield _check("disk", False, f"{state_dir}: {error.strerror}")
         return
     detail = f"{free // MIB} MiB free for {state_dir}"
-    hint = "Make room: without any, no job can be accepted." if free < LITTLE_SPACE else ""
+    hint = (
+        "Free some: when the disk is full, no job can be accepted." if free < LITTLE_SPACE else ""
+    )
     yield _check("disk", False if free < NO_SPACE else None if hint else True, detail, hint)
 
 

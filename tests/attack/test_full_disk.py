@@ -62,7 +62,7 @@ def test_a_job_is_cancelled_and_that_is_recorded_once_there_is_room(
     assert "is being stopped" in told
     until(lambda: not alive(daemon, runs[0]), "its processes to end")
     status, out = daemon.call("POST", "/v1/cancel", {"select": str(queued)})
-    assert status == 503 and "Make room" in out["hint"]
+    assert status == 503 and "Free space" in out["hint"]
     both: list[Json] = daemon.post("/v1/cancel", {"select": f"{queued},{runs[1]}"})["results"]
     assert {each["id"]: each["ok"] for each in both} == {queued: False, runs[1]: True}
     until(lambda: not alive(daemon, runs[1]), "its processes to end")
