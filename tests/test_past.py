@@ -129,7 +129,7 @@ def test_a_killed_daemon_knows_the_job_when_it_is_back(tmp_path: Path) -> None:
     assert again["profile"]["of"] == first
     assert again["profile"]["peak_mib"] == 2000
     assert "leaf" in names and "broken" not in names
-    assert "broken.json is no model" in carmad.log.read_text()
+    assert "broken.json is not a model" in carmad.log.read_text()
 
 
 # -- the journal

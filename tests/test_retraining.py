@@ -218,7 +218,7 @@ def test_a_damaged_model_is_ignored_and_replaced(
     (tmp_path / "duration.json").write_text("nonsense")
     (tmp_path / "leaf.json").write_text(codec.encode_model(LEAF))
     assert Models(tmp_path, store, 7.0, lambda found: None).load() == {"leaf": LEAF}
-    assert "duration.json is no model" in caplog.text
+    assert "duration.json is not a model" in caplog.text
     assert retraining._read(tmp_path / "duration.json") is None
 
 

@@ -223,7 +223,7 @@ def test_an_attendant_that_dies_is_told(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(trial_module.supervisor, "program", lambda name: ["/bin/ls", "/nowhere"])
     assert "the trial failed: " in bash("true").error
     monkeypatch.setattr(trial_module.supervisor, "program", lambda name: ["/no/such/python"])
-    assert "no process can be started: No such file" in bash("true").error
+    assert "cannot start a process: No such file" in bash("true").error
 
 
 @pytest.mark.skipif(not ROOT, reason="has it to itself as root only")
@@ -247,7 +247,7 @@ def test_what_it_takes_with_all_that_it_started() -> None:
     assert alone.code or alone.beyond
     words = " & ".join([one.format(120)] * 3) + " & wait"
     together = tried(mine(), ("bash", "-c", words), ENOUGH_S, NEVER, 200)
-    assert together.beyond == "it took more than 200 MiB of memory, with all that it started"
+    assert together.beyond == "it used more than 200 MiB of memory, with all that it started"
     assert tried(mine(), ("bash", "-c", one.format(120)), 1.0, NEVER, 200).timed_out
 
 

@@ -200,7 +200,7 @@ def _gpus(options: argparse.Namespace) -> int:
     spread: int = sum(stage.get("replicas", 1) * stage.get("tensor", 1) for stage in options.layout)
     if wanted not in (None, spread):
         hint = f"--gpus {spread}, or leave it out; a stage has a GPU per replica and tensor slice"
-        raise Usage(f"its --layout is one of {spread} GPUs, and --gpus says {wanted}", hint)
+        raise Usage(f"its --layout needs {spread} GPUs, but --gpus says {wanted}", hint)
     return spread
 
 

@@ -104,6 +104,6 @@ def test_a_fork_bomb_has_so_many_processes_and_leaves_none(tried: Tried) -> None
 
 
 def test_processes_that_take_too_much_memory_together_are_ended(tried: Tried) -> None:
-    assert tried(HOG) == "it took more than 2112 MiB of memory, with all that it started"
+    assert tried(HOG) == "it used more than 2112 MiB of memory, with all that it started"
     assert not tried.left()
     assert tried.answers()
