@@ -1,5 +1,5 @@
-"""How a reason is put into words, and how numbers are written in it. Plugins declare the words of
-their own reasons; `carmad.api.phrases` has those of the core's."""
+"""The wording of reasons, and helpers to format numbers in it. Plugins declare the wording of their
+own reasons; `carmad.api.phrases` has that of the core's."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from datetime import datetime
 
 from carmad.core.decision import Reason
 
-MOST_NAMED = 4  # of the jobs that one waits for
+MOST_NAMED = 4  # dependencies of a job
 
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """The words for one reason code."""
+    """The wording of one reason code."""
 
     name: str  # for tables: GpuMemory
-    sentence: Callable[[Reason], str]  # for `carma why`; of a GPU, it goes on after "GPU 1: "
-    brief: Callable[[Reason], str] | None = None  # what a table has room for after the name
+    sentence: Callable[[Reason], str]  # for `carma why`; about a GPU, it continues "GPU 1: "
+    brief: Callable[[Reason], str] | None = None  # a few words for tables, after the name
 
 
 def gib(mib: float) -> str:
@@ -27,7 +27,7 @@ def gib(mib: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """To two digits or so: 45 s, 12 min, 3.5 h, 2.0 days."""
+    """To about two digits: 45 s, 12 min, 3.5 h, 2.0 days."""
     seconds = max(0.0, seconds)
     if seconds < 90:
         return f"{seconds:.0f} s"
@@ -52,5 +52,5 @@ def first_few(names: str) -> str:
 
 
 def detail(reason: Reason) -> str:
-    """A `brief` for reasons whose detail is short: a job, a user, an admin's few words."""
+    """A `brief` for reasons whose detail is short: a job, a user, an administrator's reason."""
     return reason.detail

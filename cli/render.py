@@ -158,7 +158,7 @@ def show(job: JobOut) -> RenderableType:
 
 
 def _aside(job: JobOut) -> list[RenderableType]:
-    """What else the owner should know: earlier attempts and notes."""
+    """Earlier attempts and notes."""
     parts: list[RenderableType] = []
     if failures := job.get("failures"):
         parts += [Text("\nearlier attempts", style="bold")]
@@ -214,7 +214,7 @@ def _about(job: JobOut) -> list[tuple[str, str]]:
 
 
 def _options(job: JobOut) -> Iterator[tuple[str, str]]:
-    """Those that were given and have a line of their own."""
+    """The given options that have their own line."""
     for name, option in PLAIN.items():
         value = cast("Mapping[str, Any]", job).get(name, option.default)
         if option.show and value != option.default:

@@ -183,7 +183,7 @@ def test_the_search_for_programs(fake: FakeDaemon, capsys: pytest.CaptureFixture
 def test_what_does_not_depend_is_told(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
     asked = answering(fake, of_batch(0))
     assert run(["estimate", "--fit", "2G", "p"]) == 1
-    assert "--batch-size does not change what it needs" in capsys.readouterr().out
+    assert "--batch-size does not affect its memory" in capsys.readouterr().out
     assert [argv[1:] for argv in asked] == [["--batch-size", n] for n in ("16", "32", "2048")]
 
 

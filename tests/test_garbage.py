@@ -240,7 +240,7 @@ def test_a_policy_that_cannot_be_loaded(tmp_path: Path, packages: Path, policy: 
     assert_refused(
         tmp_path,
         error=f"'{policy}' of policies cannot be loaded",
-        hint="is everything that it needs installed? For CARMA's own that is carma[policies] or "
+        hint="are its dependencies installed? For CARMA's own, these are carma[policies] or "
         "carma[estimators]",
         CARMA_POLICY=policy,
         PYTHONPATH=str(packages),

@@ -132,7 +132,7 @@ def test_settings_that_are_declared_wrongly_are_left_out(installed: None, caplog
     mine = {key for key in registry.declared_settings() if key[1].startswith("carma_test")}
     assert mine == {("policies", "carma_test_good"), ("recoveries", "carma_test_any")}
     assert {record.getMessage() for record in caplog.records} == {
-        "carma_test_plugin:WithoutDefaults is no dataclass whose fields all have defaults",
+        "carma_test_plugin:WithoutDefaults is not a dataclass whose fields all have defaults",
         "every policy has a setting min_free_mib already: carma_test_plugin:OfEveryPolicy",
         "'carma_test_kindless' is not KIND.NAME, as in policies.magm: carma_test_plugin:Knobs",
     }
