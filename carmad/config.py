@@ -93,7 +93,7 @@ class Links:
 class Learning:
     """Training of models from this server's own past jobs; needs `carma[policies]`."""
 
-    retrain_days: float = 7.0  # how often they are trained (0.04: hourly); 0: only when asked to
+    retrain_days: float = 7.0  # how often they are trained (0.04: hourly); 0: only on request
 
 
 @dataclass(frozen=True, slots=True)

@@ -293,7 +293,7 @@ def test_a_trouble_with_another_plugin_leaves_the_policy_well() -> None:
     trouble = Trouble("predictor x", "KeyError()", 0.0, 1.0, 3, "jobs are unpredicted")
     settings = Settings(policy_fallback="rr")
     policy, recovery, predictor = doctor._deciding(settings, [trouble])
-    assert (policy["ok"], policy["detail"]) == (True, "magm decides; rr would if it failed")
+    assert (policy["ok"], policy["detail"]) == (True, "magm decides; rr takes over if it fails")
     assert (recovery["ok"], recovery["name"]) == (True, "recovery")
     assert predictor["ok"] is False and "policy_fallback" not in predictor["hint"]
 
@@ -301,7 +301,7 @@ def test_a_trouble_with_another_plugin_leaves_the_policy_well() -> None:
 def test_doctor_names_everything_that_the_core_asks_and_counts_what_is_installed() -> None:
     found = {check["name"]: check["detail"] for check in doctor._deciding(Settings(), [])}
     assert found.keys() == {"policy", "predictor", "recovery"}
-    assert found["predictor"] == "history says how long jobs take"
+    assert found["predictor"] == "history predicts how long jobs take"
     installed = doctor._plugins()
     assert installed["ok"] is True
     for kind in registry.KINDS:

@@ -14,5 +14,5 @@ _NotNegative = Annotated[float, Ge(0)]
 class AsrptSettings:
     """`policy = "asrpt"` (A-SRPT paper, IV)."""
 
-    reserve: bool = False  # may GPUs stand idle for shorter jobs to come, as in the paper?
-    patience: _NotNegative = 0.5  # τ: waits so long for GPUs close together, relative to its share
+    reserve: bool = False  # keep GPUs idle for shorter jobs that may come, as in the paper
+    patience: _NotNegative = 0.5  # τ: wait for GPUs close together, relative to work per GPU of all

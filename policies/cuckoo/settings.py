@@ -14,4 +14,4 @@ _Share = Annotated[float, Interval(ge=0, le=1)]
 class CuckooSettings:
     """`policy = "cuckoo"` (Cuckoo paper, 3)."""
 
-    weight: _Share = 0.6  # w: of two jobs' efficiency together; close deadlines have the rest
+    weight: _Share = 0.6  # w: of a pair's efficiency; the rest is for close deadlines

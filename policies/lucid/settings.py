@@ -13,5 +13,5 @@ class LucidSettings:
     """`policy = "lucid"` (Lucid paper, 3.2 to 3.4)."""
 
     sharing_capacity: Annotated[int, Ge(0)] = 2  # GSS: limit for the sum of sharing scores on a GPU
-    apathetic_below: Annotated[float, Ge(0)] = 0.0  # GPUs requested in 10 min below which it is 1
-    off_below: Annotated[float, Ge(0)] = 0.0  # and below which sharing is off
+    apathetic_below: Annotated[float, Ge(0)] = 0.0  # GPUs requested in 10 min: below, it is 1
+    off_below: Annotated[float, Ge(0)] = 0.0  # GPUs requested in 10 min: below, sharing is off
