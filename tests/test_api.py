@@ -787,7 +787,7 @@ def test_a_layout_and_stage_times_are_kept(daemon: Daemon) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"layout": {"stages": [{"replicas": 3}]}}, "one of 3 GPUs, and it wants 1"),
+        ({"layout": {"stages": [{"replicas": 3}]}}, "needs 3 GPUs, but it asks for 1"),
         ({"stage_times": ["H100"]}, "this server has no GPU that matches 'H100'"),
         ({"stage_times": ["A100", "NVIDIA A100-PCIE-40GB"]}, "twice for NVIDIA A100-PCIE-40GB"),
         ({"stage_times": ["", ""]}, "twice for any GPU"),

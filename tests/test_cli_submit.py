@@ -310,7 +310,7 @@ def test_a_layout_says_how_many_gpus(
     assert fake.body["gpus"] == 5
     assert submit([*stages, "-G", "5", "prog"]) == 0
     assert submit([*stages, "-G", "4", "prog"]) == 2
-    assert "one of 5 GPUs, and --gpus says 4" in capsys.readouterr().err
+    assert "needs 5 GPUs, but --gpus says 4" in capsys.readouterr().err
     assert submit(["--allreduce", "tree", "prog"]) == 2
     lines = "#CARMA --layout '3x forward=1ms' --allreduce tree\n"
     lines += "#CARMA --stages 'forward=1s backward=2s'"

@@ -334,7 +334,7 @@ def test_no_id_is_given_twice_after_an_old_backup_was_put_back(daemon: Carmad) -
     assert daemon.output(new) == "new\n"
     (told,) = check(daemon, "records")
     assert f"{runs}.1 belongs to no job in the database" in told
-    assert f"new ids begin at {runs + 1}" in daemon.log.read_text()
+    assert f"new ids start at {runs + 1}" in daemon.log.read_text()
 
     # And of jobs that left no record, newer backups know.
     daemon.stop()
