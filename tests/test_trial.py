@@ -189,7 +189,7 @@ def test_an_answer_of_the_largest_size_and_one_over_it() -> None:
     assert len(python(words.format(MOST_ANSWER_BYTES)).answer) == MOST_ANSWER_BYTES
     done = python(words.format(MOST_ANSWER_BYTES + (1 << 20)))
     assert done.answer == b""
-    assert "more than 8 MiB" in done.error
+    assert "exceeded 8 MiB" in done.error
 
 
 def test_one_that_closes_everything_is_awaited_all_the_same(folder: Path) -> None:
