@@ -1,4 +1,4 @@
-"""How Hypothesis tries examples: a busy machine is not a fault."""
+"""Hypothesis settings: a busy machine must not fail tests."""
 
 from hypothesis import settings
 

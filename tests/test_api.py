@@ -789,7 +789,10 @@ def test_a_layout_and_stage_times_are_kept(daemon: Daemon) -> None:
     [
         ({"layout": {"stages": [{"replicas": 3}]}}, "needs 3 GPUs, but it asks for 1"),
         ({"stage_times": ["H100"]}, "this server has no GPU that matches 'H100'"),
-        ({"stage_times": ["A100", "NVIDIA A100-PCIE-40GB"]}, "for NVIDIA A100-PCIE-40GB are given twice"),
+        (
+            {"stage_times": ["A100", "NVIDIA A100-PCIE-40GB"]},
+            "A100-PCIE-40GB are given twice",
+        ),
         ({"stage_times": ["", ""]}, "for any GPU are given twice"),
     ],
 )

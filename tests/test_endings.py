@@ -1,4 +1,4 @@
-"""What the end of an attempt means, and what an owner may have done to a job."""
+"""What the end of an attempt means, and what owners may do to a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finding plugins by name, and plugins that raise, hang or dawdle."""
+"""Finding plugins by name, and plugins that raise, hang or are slow."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ carma_test_silent = carma_test_plugin:NO_WORDS
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A package with policies, as pip would have installed it."""
+    """A package with policies, as installed by pip."""
     (tmp_path / "carma_test_plugin.py").write_text(MODULE)
     info = tmp_path / "carma_test_plugin-1.0.dist-info"
     info.mkdir()
@@ -199,7 +199,7 @@ def later(released: threading.Event) -> Callable[[], tuple[Placement, ...]]:
 
 
 def plan_when_ready(guarded: GuardedPolicy) -> tuple[Placement, ...]:
-    """Ask until the policy is no longer busy with an earlier question."""
+    """Retry until the policy is no longer busy with an earlier call."""
     for _ in range(1000):
         try:
             return guarded.plan(VIEW)
@@ -267,7 +267,7 @@ def test_a_policy_that_hangs_and_then_raises() -> None:
 
 
 class Hanging:
-    """A recovery and an estimator that does not answer before it is released."""
+    """A recovery and estimator that does not answer until released."""
 
     def __init__(self) -> None:
         self.name = "hanging"
@@ -372,7 +372,7 @@ def test_an_estimator_that_leaves_or_times_out_itself() -> None:
 
 
 def test_what_comes_by_name_is_guarded(installed: None) -> None:
-    """The core's thread asks policies and recoveries, and must come back."""
+    """The core's thread calls policies and recoveries, and must not be blocked."""
     assert isinstance(registry.policy(Settings()), GuardedPolicy)
     assert isinstance(registry.recovery(Settings()), GuardedRecovery)
     assert isinstance(registry.estimator("declared", Settings(), a_server()), GuardedEstimator)

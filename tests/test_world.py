@@ -1,4 +1,4 @@
-"""Actions carried out, and what becomes of them; MPS looked after."""
+"""Carrying out actions and reporting their outcomes; watching MPS."""
 
 import os
 import threading
@@ -267,7 +267,7 @@ def test_every_end_has_its_cause(tmp_path, ended, cause):
 
 @pytest.mark.parametrize(("stopped", "cause"), [(False, Cause.SUCCESS), (True, Cause.CANCELLED)])
 def test_a_job_that_ends_well_because_it_was_told_to_is_not_done(tmp_path, stopped, cause):
-    """It saved its work; one that is preempted goes on from there."""
+    """It saved its work; a preempted job continues from there."""
     world, inbox, _ = a_world(tmp_path)
     world._ended(running(), Ended(code=0, ended_at=1.0, stopped=stopped))
     assert inbox.events[0].exit.cause is cause
@@ -297,7 +297,7 @@ def test_the_word_of_the_attempt_on_why_it_was_stopped_is_passed_on(tmp_path):
 
 
 def test_only_what_is_not_owed_anything_is_adopted_at_the_start():
-    """A launch that is owed may have to be postponed: nobody is to wait for its supervisor yet."""
+    """An owed launch may be postponed, so its supervisor must not be awaited yet."""
     adopted = []
     jobs = [
         a_job(id, state=state, gpus=(GPU,), attempt=1)
@@ -366,7 +366,7 @@ def test_an_mps_server_that_has_faulted_or_hangs_is_told():
 
 @pytest.fixture
 def installed():
-    """Where all may come, unlike pytest's own folders."""
+    """In a directory that everyone can access, unlike pytest's own."""
     with TemporaryDirectory(dir="/tmp") as folder:
         yield Path(folder)
 
