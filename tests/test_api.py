@@ -53,7 +53,7 @@ JOB = {"argv": ["python", "train.py", "--lr", "0.1"], "cwd": "/tmp"}
 
 @pytest.fixture
 def open_path() -> Iterator[Path]:
-    """Others can reach the socket in it, which they could not below pytest's own directories."""
+    """Makes the socket accessible to others, unlike pytest's own directories."""
     with tempfile.TemporaryDirectory(prefix="carma-api-") as folder:
         Path(folder).chmod(0o755)
         yield Path(folder)
@@ -211,7 +211,7 @@ def test_a_job_that_its_users_quota_never_allows_is_refused(open_path: Path) -> 
 
 
 def test_a_task_is_called_by_its_label_wherever_a_reason_names_it(daemon: Daemon) -> None:
-    """Its id alone may be that of the whole array: who cancels that cancels all of it."""
+    """Its plain id may be that of the whole array, and cancelling that cancels all of it."""
     array = submit(daemon, array={"indices": [4, 5, 6]}, exclusive=True)
     waits = submit(daemon, exclusive=True, memory_mib=1000)
     said = daemon.call("GET", f"/v1/jobs/{waits}/why")[1]

@@ -1,4 +1,4 @@
-"""Every verb against a daemon of canned answers: people, programs, pipes, and what goes wrong."""
+"""Every verb against a daemon with canned answers: for people, programs and pipes, with errors."""
 
 from __future__ import annotations
 
@@ -338,7 +338,7 @@ def test_logs_of_one_job_where_several_write_to_the_file(
     capfdbinary: pytest.CaptureFixture[bytes],
     block: int,
 ) -> None:
-    """Each attempt that finds text has a title; the first job has none, nor has a shell."""
+    """Each attempt that finds text has a header; the first job has none, nor does a shell."""
     monkeypatch.setattr("cli.commands.logs.BLOCK", block)
     log = tmp_path / "log"
     parts = [b"1\n2\n", title(43, 1) + b"oops\n", title(42, 2) + b"3\n", title(44, 1) + b"4"]
@@ -439,7 +439,7 @@ def test_history_filters_and_csv(fake: FakeDaemon, capsys: pytest.CaptureFixture
 
 @pytest.fixture
 def open_python(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """It stands in for ours, and every user can run it. The real one may be below /root."""
+    """Replaces our Python by one that every user can run. The real one may be below /root."""
     with tempfile.TemporaryDirectory(prefix="carma-python-") as folder:
         Path(folder).chmod(0o755)
         python = Path(folder, "python")

@@ -1,4 +1,4 @@
-"""What the terminal shows, from the API's answers alone."""
+"""Terminal output, rendered from the API's answers alone."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_what_never_ran_has_no_exit_code() -> None:
 
 
 def test_a_job_s_troubles_are_told_by_show_and_why() -> None:
-    """Those of its owner's job: earlier attempts with their neighbours, notes, what may help."""
+    """For its owner: earlier attempts with their neighbours, notes, what may help."""
     oom = {"cause": "gpu_oom", "evidence": "out!", "neighbours": ["job 7 held 900 MiB"]}
     trouble = {
         "failures": [fake.ended(code=1)["exit"] | oom],

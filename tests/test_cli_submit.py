@@ -1,4 +1,4 @@
-"""`carma submit`: what people may write, what is sent, what comes back; and that it stays light."""
+"""`carma submit`: its options, requests and output; and that it stays light."""
 
 from __future__ import annotations
 
@@ -693,7 +693,7 @@ def test_an_interrupt_leaves_the_job_alone(
 
 
 def test_submitting_imports_nothing_heavy(fake: FakeDaemon) -> None:
-    """Importing typer alone costs more than the whole of `carma submit` may."""
+    """Importing typer alone takes longer than all of `carma submit` may."""
     code = (
         "import sys; before = set(sys.modules); from cli.main import run;"
         "code = run(['submit', '-G', '2', '-t', '2h', '--gpu-mem', '4G', 'prog']);"

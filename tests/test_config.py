@@ -1,4 +1,4 @@
-"""Settings from file and environment: what wins, and what is said about mistakes."""
+"""Settings from file and environment: precedence and error messages."""
 
 from __future__ import annotations
 

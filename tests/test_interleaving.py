@@ -1,4 +1,4 @@
-"""How long a round of collocated jobs takes: table 4 of the Cuckoo paper, and by hand."""
+"""The duration of a round of collocated jobs: table 4 of the Cuckoo paper, and by hand."""
 
 import numpy as np
 import pytest

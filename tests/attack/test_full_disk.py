@@ -1,4 +1,4 @@
-"""A full state disk: jobs can be stopped all the same, by their owners and by their limits."""
+"""A full state disk: jobs can still be stopped, by their owners and by their limits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def daemon(tmp_path: Path, disk: Path) -> Iterator[Carmad]:
 
 
 def leave_no_room(disk: Path, daemon: Carmad) -> Path:
-    """Neither to the file system nor to SQLite in the blocks that it has."""
+    """Neither in the file system nor in SQLite's existing blocks."""
     held = daemon.sh("true", held=True)
     ballast = fill(disk)
 
