@@ -1,5 +1,5 @@
 """CARMA's own settings and their defaults. Plain values: `carmad.configfile` reads files, and
-plugins declare what they can be set to."""
+plugins declare their own settings."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ DECLARED_SINCE = ("lucid", "asrpt", "cuckoo")  # in 0.1.0 their settings were CA
 
 @dataclass(frozen=True, slots=True)
 class Monitor:
-    """How the GPUs are watched (CARMA paper, 3.1 and 3.2)."""
+    """How the GPUs are monitored (CARMA paper, 3.1 and 3.2)."""
 
     source: str = "auto"  # auto, nvml, gpm, dcgm, emulated:DIR
     period_s: float = 1.0
     window_s: float = 30.0  # sliding window of the risk analysis, and the settling time
-    stale_s: float = 5.0  # an older sample is no ground to place a job on
+    stale_s: float = 5.0  # no job is placed by an older sample
     first_kernel_timeout_s: float = 600.0  # then a GPU stops waiting for a job's first kernel
-    external_mib: int = 500  # memory of external processes, below which a GPU counts as idle
+    external_mib: int = 500  # a GPU with less memory used by external processes counts as idle
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +39,18 @@ class Risk:
 
 @dataclass(frozen=True, slots=True)
 class Preconditions:
-    """What a policy asks of a GPU before it shares it (CARMA paper, 3.4 and 3.6)."""
+    """A policy's conditions for sharing a GPU (CARMA paper, 3.4 and 3.6)."""
 
     min_free_mib: int = 2048
     utilization: bool = True  # apply the risk test
-    margin_mib: int = 0  # wanted free on top of a job's estimate
+    margin_mib: int = 0  # must be free on top of a job's estimate
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
     name: str = "exclusive"
-    retries: int = 2  # attempts after the first, for one job, before it ends OUT_OF_MEMORY
-    margin_mib: int = 4096  # the adaptive ladder's first rung: this much more free memory
+    retries: int = 2  # retries of a job before it ends as OUT_OF_MEMORY
+    margin_mib: int = 4096  # additional free memory for the adaptive recovery's first retry
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,34 +66,34 @@ class Estimation:
 
     within_s: float = 10.0  # a script that has not done two steps by then is given up
     host_memory_mib: int = 8192  # for the process that traces a script
-    context_mib: int = 544  # CUDA context and libraries, until this server has taught better
+    context_mib: int = 544  # CUDA context and libraries, until measured on this server
     faketensor_margin_mib: int = 4096  # on top of FakeTensor's number (the paper's 2.2)
 
 
 @dataclass(frozen=True, slots=True)
 class Profiling:
-    """Running new jobs alone for a while to know them (Lucid paper, 3.2; Castor paper, section 7).
-    Of no effect under a policy that does not ask for it."""
+    """Running new jobs alone for a while, to profile them (Lucid paper, 3.2; Castor paper, section
+    7). Has no effect under policies that do not request it."""
 
     run_s: float = 200.0  # T_prof; `--cold-start` adds to it
-    gpus: int = 0  # C_prof: so many, the last ones, are for that alone; 0: jobs stay where they are
-    largest: int = 8  # N_prof: jobs of more GPUs are not made to be profiled
+    gpus: int = 0  # C_prof: the last N GPUs are reserved for it; 0: jobs stay where they are
+    largest: int = 8  # N_prof: jobs with more GPUs get no profiling run
 
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Bandwidth between GPUs, for policies that place a job's parts by what they say to each other
-    (A-SRPT paper, III)."""
+    """Bandwidth between GPUs, for policies that place a job's parts by their communication (A-SRPT
+    paper, III)."""
 
-    within_mib_s: float = 280_000.0  # two GPUs of one island; here an NVLink of 300 GB/s
-    between_mib_s: float = 19_000.0  # what an island's GPUs share to reach others; here PCIe 4.0
+    within_mib_s: float = 280_000.0  # between two GPUs of an island; here NVLink with 300 GB/s
+    between_mib_s: float = 19_000.0  # shared by an island's GPUs to reach others; here PCIe 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class Learning:
     """Training of models from this server's own past jobs; needs `carma[policies]`."""
 
-    retrain_days: float = 7.0  # how often they are trained (0.04: hourly); 0: only when asked to
+    retrain_days: float = 7.0  # how often they are trained (0.04: hourly); 0: only on request
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,23 +102,23 @@ class Limits:
     queued_per_user: int = 10_000
     queued_mib_per_user: int = 32
     kill_grace_s: float = 30.0  # between SIGTERM and SIGKILL
-    preemption: bool = False  # may a policy take GPUs back? Jobs go on from what they saved
-    backfill: int = 0  # how often a job that waits may be overtaken by one behind it; 0: never
+    preemption: bool = False  # let policies take GPUs back; jobs resume from what they saved
+    backfill: int = 0  # how often a waiting job may be overtaken by later ones; 0: never
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
     ended_days: float = 90.0
-    mib_per_user: int = 256  # disk for one user's jobs; beyond it the oldest ended are forgotten
+    mib_per_user: int = 256  # disk for one user's jobs; beyond it, the oldest ended are deleted
     samples_hours: float = 48.0
     backups: int = 7  # daily copies kept; 0: none
-    journal_mib: int = 64  # disk for the record that `carmad.sim.shadow` replays; 0: none is kept
+    journal_mib: int = 64  # disk for the journal, for `carma daemon replay`; 0: none is kept
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
     admin_group: str = "carma-admin"
-    root_jobs: bool = False  # may root submit jobs to a system-wide daemon?
+    root_jobs: bool = False  # let root submit jobs to a system-wide daemon
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class Settings:
     risk: Risk = field(default_factory=Risk)
     preconditions: Preconditions = field(default_factory=Preconditions)
     policies: dict[str, Preconditions] = field(default_factory=dict)  # by policy, instead
-    # Of plugins what is not their default: "policies.lucid": {"sharing_capacity": 1}
+    # Plugins' settings that differ from the default: "policies.lucid": {"sharing_capacity": 1}
     plugins: dict[str, dict[str, Any]] = field(default_factory=dict)
     estimation: Estimation = field(default_factory=Estimation)
     profiling: Profiling = field(default_factory=Profiling)

@@ -1,8 +1,9 @@
-"""Settings from a TOML file and the environment, checked; and back to TOML for `carma config show`.
+"""Reads and checks settings from a TOML file and the environment; writes TOML for `carma config
+show`.
 
-The environment wins over the file: CARMA_POLICY=rr, CARMA_MONITOR__WINDOW_S=5. What plugins can be
-set to they declare, and it is checked as CARMA's own settings are. What a policy, estimator or
-telemetry source is called is for those who look it up to check.
+The environment overrides the file: CARMA_POLICY=rr, CARMA_MONITOR__WINDOW_S=5. Plugins declare
+their settings, which are checked like CARMA's own. Names of policies, estimators and telemetry
+sources are checked where they are looked up.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def _leaves(tree: _Tree, above: _Key = ()) -> Iterator[tuple[_Key, Any]]:
 
 _POLICY_KEYS = {field.name for field in fields(Preconditions)}  # below policies.NAME
 _WEIGHTS = [("risk", name) for name in ("mean", "median", "p95", "ema")]
-# What settings were called in earlier releases; None: they are gone, and change nothing.
+# Names of settings in earlier releases; None: removed, and ignored.
 _FORMER: dict[_Key, _Key | None] = {
     ("monitor", "outsider_mib"): ("monitor", "external_mib"),
     ("retention", "events_days"): None,
@@ -72,7 +73,7 @@ def _of_plugins() -> set[_Key]:
 
 
 def as_tree(settings: Settings) -> _Tree:
-    """Nested tables, as a settings file has them: plugins' settings are below kind and name."""
+    """Nested tables, as in a settings file: plugins' settings are below kind and name."""
     tree = asdict(settings)
     given = tree.pop("plugins")
     for (kind, name), declared in registry.declared_settings().items():
@@ -105,14 +106,14 @@ def load(path: Path | None, environ: Mapping[str, str]) -> Settings:
 
 
 def changed(settings: Settings, words: Iterable[str]) -> Settings:
-    """`settings` with the words of `--set WORD` over them: monitor.window_s=5."""
+    """`settings` changed by `--set` arguments: monitor.window_s=5."""
     tree = as_tree(settings)
     options = dict(map(_assignment, words))
     sources = _Sources(None, {}, options)
     for key, value in options.items():
         sources.expect_setting(key)
         if key in _sections():
-            raise sources.error(key, "is a group of settings, and not one of them")
+            raise sources.error(key, "is a group of settings, not a setting")
         _put(tree, key, value)
     return _checked(tree, sources)
 
@@ -130,7 +131,7 @@ def dump(settings: Settings) -> str:
 
 
 class _Sources:
-    """Where each setting was given, to name it when it is wrong."""
+    """Where each setting was given, for error messages."""
 
     def __init__(
         self, path: Path | None, variables: Mapping[_Key, str], options: Collection[_Key] = ()
@@ -159,7 +160,7 @@ class _Sources:
         raise CarmaError(f"{self._where(key)} is not a setting", hint)
 
     def validated(self, validate: Callable[[], T], below: _Key = ()) -> T:
-        """`below`: where in the settings the value belongs."""
+        """`below`: the value's place in the settings."""
         try:
             return validate()
         except ValidationError as error:
@@ -168,7 +169,7 @@ class _Sources:
             what = first["msg"].removeprefix("Input ")
             if first["type"] in {"dataclass_type", "dict_type"}:
                 what = "should be a table"
-            raise self.error(key, f"{what}, and not {first['input']!r}") from None
+            raise self.error(key, f"{what}, not {first['input']!r}") from None
 
     def _where(self, key: _Key) -> str:
         if name := self._variables.get(key):
@@ -190,7 +191,7 @@ def _read(path: Path) -> _Tree:
 
 
 def _key_of(variable: str) -> _Key | None:
-    """The setting that a variable is meant for; None for CARMA_SOCKET, CARMA_JOB_ID and others."""
+    """The setting of a variable; None for CARMA_SOCKET, CARMA_JOB_ID and others."""
     name = variable.removeprefix(_PREFIX)
     key = tuple(name.lower().split("__"))
     meant = name != variable and (len(key) > 1 or key in _defaults())
@@ -198,7 +199,7 @@ def _key_of(variable: str) -> _Key | None:
 
 
 def _current(key: _Key) -> _Key | None:
-    """What a setting is called now; None if it is gone."""
+    """A setting's current name; None if it was removed."""
     for length in (len(key), 1):
         if key[:length] in _FORMER:
             now = _FORMER[key[:length]]
@@ -222,7 +223,7 @@ def _checked(tree: _Tree, sources: _Sources) -> Settings:
 
 
 def _typed(tree: _Tree, sources: _Sources, strict: bool) -> Settings:
-    """Of plugins' settings those are kept that are not the default."""
+    """Only those settings of plugins that differ from the default are kept."""
     rest = {**tree}
     plugins: dict[str, _Tree] = {}
     for (kind, name), declared in registry.declared_settings().items():
@@ -247,7 +248,7 @@ def _of_type(type_: type, tree: _Tree, sources: _Sources, strict: bool, at: _Key
     adapter = _adapter(type_)
     if not strict:
         return sources.validated(lambda: adapter.validate_python(tree), at)
-    # As JSON, where a strict dataclass may be a table.
+    # As JSON, from which even a strict dataclass accepts a table.
     text = json.dumps(tree, default=str)
     return sources.validated(lambda: adapter.validate_json(text, strict=True), at)
 
@@ -264,8 +265,8 @@ def _put(tree: _Tree, key: _Key, value: str) -> None:
 
 
 def _renamed(tree: _Tree) -> None:
-    """What earlier releases called otherwise gets its name of today. One that is there under that
-    name counts."""
+    """Rename settings from earlier releases. If the current name is also given, it takes
+    precedence."""
     for (*above, name), now in _FORMER.items():
         group = _table(tree, above)
         if group is None or name not in group:
@@ -288,33 +289,33 @@ def _table(tree: _Tree, path: Iterable[str], make: bool = False) -> _Tree | None
 
 
 def _faults(settings: Settings) -> Iterator[tuple[_Key, str]]:
-    """What types cannot say."""
+    """Checks beyond types."""
     values = dict(_leaves(as_tree(settings)))
     if settings.policy_fallback and settings.policy_fallback == settings.policy:
-        yield ("policy_fallback",), "is the policy itself, and should be another"
+        yield ("policy_fallback",), "is the policy itself, but should be another"
     for key, value in values.items():
         if not isinstance(value, int | float):
             continue
         if not math.isfinite(value):
-            yield key, f"is {value}, and should be a finite number"
+            yield key, f"is {value}, but should be a finite number"
         if key in _of_plugins():  # their types have the limits
             continue
         if value < 0 or (value == 0 and key in _POSITIVE):
             least = "more than 0" if key in _POSITIVE else "0 or more"
-            yield key, f"is {value}, and should be {least}"
+            yield key, f"is {value}, but should be {least}"
         if key[0] == "risk" and value > 1:
-            yield key, f"is {value}, and should be between 0 and 1"
+            yield key, f"is {value}, but should be between 0 and 1"
     weights = sum(values[key] for key in _WEIGHTS)
     if not math.isclose(weights, 1.0, abs_tol=1e-6):
         names = ", ".join(name for _, name in _WEIGHTS)
-        yield ("risk",), f"has weights ({names}) that add up to {weights:g}, and should to 1"
+        yield ("risk",), f"has weights ({names}) that add up to {weights:g} instead of 1"
     period = settings.monitor.period_s
     for name in ("window_s", "stale_s"):
         value = values["monitor", name]
         if value < period:
             yield (
                 ("monitor", name),
-                f"is {value}, and should be no less than monitor.period_s, {period}",
+                f"is {value}, but should be at least monitor.period_s, {period}",
             )
 
 
@@ -323,7 +324,7 @@ def _write(table: _Tree, name: _Key, lines: list[str]) -> None:
     if name and values:
         lines.append(f"\n[{'.'.join(map(_bare, name))}]")
     for key, value in values.items():
-        # TOML has no null: a setting that has no value is one that is not there.
+        # TOML has no null: a setting without a value is left out.
         lines.append(f"# {key} is not set" if value is None else f"{key} = {_value(value)}")
     for key, value in table.items():
         if isinstance(value, dict):
@@ -340,7 +341,7 @@ def _value(value: object) -> str:
         case bool():
             return str(value).lower()
         case str():
-            # JSON's escapes are TOML's, but for one control character that JSON leaves as it is.
+            # JSON's escapes are valid in TOML, except that JSON leaves one control character as is.
             return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
         case _:
             return str(value)

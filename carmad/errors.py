@@ -13,4 +13,4 @@ class CarmaError(Exception):
 
 
 class Hopeless(CarmaError):
-    """A restart would fail in the same way: a person has to mend something first."""
+    """A restart would fail in the same way: somebody must repair something first."""

@@ -1,5 +1,5 @@
-"""Guards: they ask plugins so that one that raises, hangs or answers nonsense does no harm. What
-went wrong is logged, and kept in `trouble`."""
+"""Guards call plugins so that one that raises, hangs or returns invalid answers does no harm.
+Failures are logged, and kept in `trouble`."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ P = TypeVar("P")
 log = logging.getLogger(__name__)
 
 CORE_WAITS_S = 2.0  # for a policy, a predictor or a recovery: nothing else is decided meanwhile
-LONGEST_REST = 30  # times that wait: one that hung is not asked for so long, at most
-MOST_STUCK = 3  # threads of a plugin that are given up: they cannot be killed
+LONGEST_REST = 30  # times that: the longest time for which a plugin that hung is not called
+MOST_STUCK = 3  # abandoned threads per plugin: they cannot be killed
 LOG_EVERY_S = 60.0
-MOST_UNANSWERED = 8  # questions of a user: an estimator that hangs is not to take every thread
+MOST_UNANSWERED = 8  # calls per user: an estimator that hangs must not take every thread
 
 _ROOM: dict[tuple[str, int], threading.Semaphore] = {}  # by estimator and user
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """A plugin that fails, or failed lately."""
+    """A plugin that fails, or failed recently."""
 
     plugin: str  # "policy lucid"
     error: str  # the latest
@@ -47,12 +47,12 @@ class Trouble:
     until: float  # the latest failure, likewise
     times: int
     without: str  # what happens to jobs meanwhile
-    over: bool = False  # it has answered since
+    over: bool = False  # it has worked since
 
 
 class _Answer:
-    """What a thread will have said. A `Future` takes ten times as long, and every change of a job
-    in line is a question."""
+    """A thread's future answer. A `Future` takes ten times as long, and every change of a queued
+    job is a call."""
 
     def __init__(self) -> None:
         self._unsaid = threading.Lock()
@@ -69,21 +69,21 @@ class _Answer:
         return not self._unsaid.locked()
 
     def await_it(self, within_s: float) -> bool:
-        """False: it is not there yet."""
+        """False: there is no answer yet."""
         there = self._unsaid.acquire(timeout=within_s)
         if there:
             self._unsaid.release()
         return there
 
     def result(self) -> Any:
-        """Once it is said. Raises what was raised."""
+        """The answer, once there is one. Raises what the plugin raised."""
         if self._error is not None:
             raise self._error
         return self._value
 
 
 class _Worker(Generic[P]):
-    """A thread that a plugin answers in, one question after the other."""
+    """A thread in which a plugin runs, one call after the other."""
 
     def __init__(self, name: str, make: Callable[[], P]) -> None:
         self._questions: SimpleQueue[tuple[Callable[[P], object], _Answer] | None]
@@ -97,11 +97,11 @@ class _Worker(Generic[P]):
         return answer
 
     def leave(self) -> None:
-        """It ends once it comes back, if it does."""
+        """Abandon the thread: it ends when the plugin returns, if it does."""
         self._questions.put(None)
 
     def where(self) -> str:
-        """What it is doing, for the log."""
+        """Its stack, for the log."""
         frame = sys._current_frames().get(self._thread.ident or 0)
         return "".join(traceback.format_stack(frame)) if frame else "it has just come back"
 
@@ -114,16 +114,16 @@ class _Worker(Generic[P]):
                 answer.say(question(plugin))
             except BaseException as error:  # noqa: BLE001 - foreign code, which may call sys.exit
                 answer.say(None, _as_exception(error))
-            del question, answer, asked  # or they would be kept until the next one
+            del question, answer, asked  # otherwise they would be kept until the next call
 
 
 class _Guard(Generic[P]):
-    """Asks a plugin that may raise or hang without stopping the daemon.
+    """Calls a plugin that may raise or hang, without stopping the daemon.
 
-    It answers in a thread of its own. An answer that is not there in time is refused, and so is
-    every later question until that thread is back, and for a while longer: twice as long each
-    time. A thread that stays away is given up for a new one with a new plugin (`make`), as often
-    as `MOST_STUCK` allows; then it takes a restart of the daemon.
+    The plugin runs in its own thread. A call that takes too long fails, and so does every later
+    call until the thread returns, and for a while after that: twice as long each time. A thread
+    that does not return is replaced by a new one with a new plugin (`make`), as often as
+    `MOST_STUCK` allows; after that, the daemon must be restarted.
     """
 
     def __init__(
@@ -141,16 +141,16 @@ class _Guard(Generic[P]):
         self._without = without
         self._one_at_a_time = threading.Lock()
         self._worker = self._new_worker(lambda: plugin)
-        self._late: _Answer | None = None  # what it has not answered
-        self._stuck: list[_Answer] = []  # what those that were given up have not
+        self._late: _Answer | None = None  # the call that has not returned
+        self._stuck: list[_Answer] = []  # those of abandoned threads
         self._hung_at = -math.inf  # monotonic, as are the next two
         self._rest_s = timeout_s
         self._logged_at = -math.inf
-        self._logged = False  # the trouble at hand
-        self._fails_at = ""  # the question that it began with: it is over once that is answered
+        self._logged = False  # the current trouble was logged
+        self._fails_at = ""  # the kind of call it began with: it is over once that succeeds
 
     def ask(self, question: Callable[[P], T], what: str, valid: Callable[[T], bool]) -> T:
-        """Raises what the plugin raises, TimeoutError, or TypeError for nonsense."""
+        """Raises what the plugin raises, TimeoutError, or TypeError for an invalid answer."""
         with self._one_at_a_time:
             try:
                 answer = self._answer(question, what)
@@ -264,7 +264,7 @@ class GuardedPolicy(_Guarded[Policy]):
         make: Callable[[], Policy] | None = None,
         deputy: str = "",
     ) -> None:
-        """`deputy`: who decides while this one cannot."""
+        """`deputy`: the policy that decides while this one fails."""
         without = f"{deputy} decides meanwhile" if deputy else "no job is started meanwhile"
         super().__init__(policy, timeout_s, make, without)
 
@@ -280,7 +280,7 @@ class GuardedPolicy(_Guarded[Policy]):
 def _are_proposals(plan: tuple[object, ...]) -> bool:
     for answer in plan:
         if not is_proposal(answer):
-            raise TypeError(f"it answered {answer!r:.200}")  # which is not said by all of them
+            raise TypeError(f"it answered {answer!r:.200}")  # only the invalid one
     return True
 
 
@@ -311,8 +311,8 @@ class GuardedRecovery(_Guarded[Recovery]):
 
 
 class GuardedEstimator:
-    """Its caller must be able to wait: an estimate may take long. One is made for each question,
-    which is answered in a thread of its own."""
+    """Its caller must be able to wait: an estimate may take long. There is one guard per call,
+    which runs in a new thread."""
 
     def __init__(self, estimator: Estimator, timeout_s: float) -> None:
         self._estimator = estimator
@@ -323,7 +323,7 @@ class GuardedEstimator:
         return self._estimator.name
 
     def estimate(self, spec: JobSpec) -> Estimate | Refusal:
-        """Raises what the estimator raises, TimeoutError, or TypeError for nonsense."""
+        """Raises what the estimator raises, TimeoutError, or TypeError for an invalid answer."""
         key = self.name, spec.uid
         room = _ROOM.setdefault(key, threading.Semaphore(MOST_UNANSWERED))
         if not room.acquire(blocking=False):
@@ -340,7 +340,7 @@ class GuardedEstimator:
 
         try:
             threading.Thread(target=find, name=f"estimator-{self.name}", daemon=True).start()
-        except RuntimeError:  # there are too many
+        except RuntimeError:  # no thread can be started
             room.release()
             raise
         if not wait([answer], self._timeout_s).done:

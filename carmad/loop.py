@@ -1,4 +1,4 @@
-"""The one loop body: the daemon and the simulator both run exactly this."""
+"""The loop body that the daemon and the simulator share."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class Follower:
     __slots__ = ()
 
     def hear(self, events: Sequence[Event]) -> None:
-        """The core is about to be fed these."""
+        """The core is about to handle these."""
 
     def committed(self, step: Step) -> None:
         """This step is on disk. If this raises, `restored` is called."""
 
     def restored(self) -> None:
-        """Steps may be missing: the core was put back to what is on disk."""
+        """Steps may be missing: the core was reset to what is on disk."""
 
 
 def turn(
@@ -32,8 +32,8 @@ def turn(
     committed: Callable[[Step], None] = lambda step: None,
     refused: Callable[[Step], None] = lambda step: None,
 ) -> None:
-    """Handle a batch of events: commit, then tell, then act. What is not committed is no fact:
-    `refused` is told of a step that the store did not take."""
+    """Handle a batch of events: commit, then notify, then act. If the commit fails, `refused` gets
+    the step, and nothing else is done."""
     step = scheduler.handle(*events)
     try:
         store.commit(step)

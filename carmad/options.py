@@ -1,4 +1,4 @@
-"""The options of a job, each stated once: flags, value, limits, help, default, and what it affects.
+"""The options of a job, each defined once: flags, value, limits, help, default, what it affects.
 
 Derived from this table: the command line and `#CARMA` lines (`cli.commands.submit_options`), the
 request (`carmad.api.requests`), the stored form (`JobSpec`), the answer (`carmad.api.render`),
@@ -34,7 +34,7 @@ RUN = "execution"
 
 
 class Option:
-    """One option. The end of its name is its unit: `_s` seconds, `_mib` MiB, `_at` a time."""
+    """One option. The suffix of its name is its unit: `_s` seconds, `_mib` MiB, `_at` a time."""
 
     name = ""  # the field in the request, in `JobSpec` and in the answer
 
@@ -57,16 +57,16 @@ class Option:
         self.default = default  # a bool makes the option a switch
         self.section = section
         self.help = help
-        self.read = read  # the function of `cli.parse` for its value
+        self.read = read  # the function in `cli.parse` that parses its value
         self.metavar = metavar
         self.limits: dict[str, Any] = {"ge": ge, "gt": gt, "le": le}
-        self.show = show  # its line in `carma show`; "": another line has the value already
-        self.memory = memory  # False: it does not change how much GPU memory the job needs
+        self.show = show  # its label in `carma show`; "": another line has the value already
+        self.memory = memory  # False: it does not affect how much GPU memory the job needs
         self.repeated = repeated  # each use of the flag adds a value to a list
 
 
 OPTIONS: dict[str, Option] = {}  # in the order of the help text
-PLAIN: dict[str, Option] = {}  # of these, the ones with the same value in request and `JobSpec`
+PLAIN: dict[str, Option] = {}  # those with the same value in the request and in `JobSpec`
 
 
 def option(*flags: str, default: Any, **stated: Any) -> Any:
@@ -75,8 +75,8 @@ def option(*flags: str, default: Any, **stated: Any) -> Any:
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(option,))
 def table(cls: type[T]) -> type[T]:
-    """Collect the options of a class. Those with a type become fields: their defaults remain in
-    the class, which `carmad.core.types` makes a dataclass, the base of `JobSpec`."""
+    """Collect the options of a class. Those with a type become fields: their defaults stay in the
+    class, which `carmad.core.types` turns into a dataclass, the base of `JobSpec`."""
     for name, stated in list(vars(cls).items()):
         if isinstance(stated, Option):
             stated.name = name
@@ -91,8 +91,8 @@ def table(cls: type[T]) -> type[T]:
 
 @table
 class JobOptions:
-    """An option without a type here has different forms in the request and in `JobSpec`, which
-    state them."""
+    """Options without a type here have different forms in the request and in `JobSpec`, and are
+    defined there."""
 
     __slots__ = ()
 
@@ -126,7 +126,7 @@ class JobOptions:
         metavar="N",
         ge=1,
         le=MAX_BATCH,
-        help="batch size per GPU, of a job that can accumulate gradients: CARMA may start it with"
+        help="batch size per GPU of a job that can accumulate gradients: CARMA may start it with"
         " a fraction of N, passed as CARMA_BATCH_SIZE, CARMA_ACCUMULATION_STEPS and in place of"
         " {batch_size} in the command",
     )
@@ -221,7 +221,7 @@ class JobOptions:
         memory=False,
         help="how long the parts of an iteration take when the job runs alone: 'load=10ms"
         " forward=37ms backward=76ms communication=98ms'; sync=backward if an iteration waits for"
-        " its own gradients; last, gpu=NAME. Give one for each type of GPU",
+        " its own gradients; optionally, at the end, gpu=NAME. Give one for each type of GPU",
     )
     watch_stages: bool = option(
         "--watch-stages",

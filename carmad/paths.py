@@ -8,7 +8,7 @@ SYSTEM_SOCKET = "/run/carma/carmad.sock"
 
 
 def socket_path() -> str:
-    """Where `carma` asks: CARMA_SOCKET, else the user's own daemon's if there is one, else the
+    """The socket for `carma`: CARMA_SOCKET, or the user's own daemon's if there is one, or the
     system's.
     """
     if given := os.environ.get("CARMA_SOCKET"):
@@ -18,8 +18,8 @@ def socket_path() -> str:
 
 
 def _is_ours(path: str) -> bool:
-    """Below /tmp anybody could have put a socket there, to be sent other people's environments;
-    where the directory is theirs, what lies in it can change at any moment."""
+    """Whether both the socket and its directory belong to the user: in /tmp, anybody could create a
+    socket to receive other people's environments, or replace it at any moment."""
     try:
         directory, there = os.lstat(os.path.dirname(path)), os.lstat(path)  # noqa: PTH120
     except OSError:
@@ -49,7 +49,7 @@ def user_cache_dir() -> str:
 
 
 def state_dir() -> str:
-    """CARMA_STATE_DIR, else systemd's STATE_DIRECTORY, else /var/lib/carma for root."""
+    """CARMA_STATE_DIR, or systemd's STATE_DIRECTORY, or /var/lib/carma for root."""
     if given := os.environ.get("CARMA_STATE_DIR") or os.environ.get("STATE_DIRECTORY"):
         return given
     return "/var/lib/carma" if os.getuid() == 0 else user_state_dir()

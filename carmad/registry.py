@@ -1,5 +1,5 @@
-"""Finds plugins by name among the installed entry points, and puts guards around them. Finds what
-they declare, too: settings of their own, and the words for their reasons."""
+"""Finds plugins by name among the installed entry points, and puts guards around them. Also finds
+what they declare: their settings, and the wording of their reasons."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def policy(settings: Settings) -> GuardedPolicy:
 
 
 def fallback(settings: Settings) -> GuardedPolicy | None:
-    """What decides while the policy fails, if the settings name anything."""
+    """The policy that decides while the configured one fails, if any."""
     name = settings.policy_fallback
     return _policy(name, settings) if name else None
 
@@ -75,8 +75,8 @@ def names(kind: str) -> list[str]:
 def declared_settings() -> Mapping[tuple[str, str], type]:
     """The dataclass of each plugin that has settings of its own, by kind and name.
 
-    Found as entry points of the group `carma.settings`, called KIND.NAME. What is wrong with one is
-    logged, and that one left out: it must not keep a daemon from starting that does not use it.
+    They are entry points of the group `carma.settings`, called KIND.NAME. A faulty one is logged
+    and skipped: it must not keep a daemon from starting that does not use it.
     """
     found: dict[tuple[str, str], type] = {}
     for point in _points("settings"):
@@ -86,7 +86,7 @@ def declared_settings() -> Mapping[tuple[str, str], type]:
             declared()
             names = {field.name for field in fields(declared)}
         except Exception:  # foreign code
-            log.exception("%s is no dataclass whose fields all have defaults", point.value)
+            log.exception("%s is not a dataclass whose fields all have defaults", point.value)
             continue
         if kind not in KINDS or not name:
             log.error("%r is not KIND.NAME, as in policies.magm: %s", point.name, point.value)
@@ -99,8 +99,8 @@ def declared_settings() -> Mapping[tuple[str, str], type]:
 
 @cache
 def wordings() -> Mapping[str, Wording]:
-    """The words for the reasons of all installed plugins, by code: entry points of the group
-    `carma.reasons`. CARMA's own come first where two declare the same code."""
+    """The wording of the reasons of all installed plugins, by code: entry points of the group
+    `carma.reasons`. If two declare the same code, CARMA's own wins."""
     found: dict[str, Wording] = {}
     for point in _points("reasons"):
         try:
@@ -131,7 +131,7 @@ def _load(kind: str, name: str, settings: Settings, *given: object) -> object:
     except Exception as error:  # foreign code
         raise CarmaError(
             f"{name!r} of {kind} cannot be loaded: {error}",
-            "is everything that it needs installed? For CARMA's own that is carma[policies] or "
+            "are its dependencies installed? For CARMA's own, these are carma[policies] or "
             "carma[estimators]",
         ) from error
     if not isinstance(getattr(plugin, "name", None), str):
@@ -139,7 +139,7 @@ def _load(kind: str, name: str, settings: Settings, *given: object) -> object:
     return plugin
 
 
-@cache  # looking through all that is installed takes long, and estimators are made for every job
+@cache  # searching the installed packages is slow, and estimators are made for every job
 def _factory(kind: str, name: str) -> Callable[..., object]:
     found = entry_points(group=f"carma.{kind}", name=name)
     if not found:

@@ -1,4 +1,4 @@
-"""Checks a plugin's answer against its type, all the way down: nobody ran a type checker on it.
+"""Checks a plugin's answer against its type, recursively, as no type checker may have run on it.
 
 By hand, because a strict pydantic `TypeAdapter` takes longer (docs/architecture.md).
 """
@@ -12,7 +12,7 @@ from typing import TypeGuard
 from carmad.core.decision import AskAgain, Placement, Preemption, Reason, Remember, Verdict
 from carmad.core.types import Estimate, Prediction, ProfilingRun, Refusal, Retry
 
-# What the store can keep, and people would read. A script that is looked at may forge an answer.
+# Limits for storing and showing answers. A traced script may forge one.
 MOST_LETTERS = 4096
 MOST_NOTES = 64
 MOST_PARTS = 64
@@ -23,7 +23,7 @@ MOST_S = 1e9
 
 def is_proposal(answer: object) -> bool:
     if isinstance(answer, Remember):
-        return True  # it stays within the policy
+        return True  # it is returned only to the policy itself
     if isinstance(answer, AskAgain):
         return isinstance(answer.at, float | int) and isfinite(answer.at)
     if isinstance(answer, Preemption):

@@ -9,16 +9,16 @@ from datetime import datetime
 
 from carmad.core.decision import Reason
 
-MOST_NAMED = 4  # of the jobs that one waits for
+MOST_NAMED = 4  # dependencies of a job
 
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """The words for one reason code."""
+    """The wording of one reason code."""
 
     name: str  # for tables: GpuMemory
-    sentence: Callable[[Reason], str]  # for `carma why`; of a GPU, it goes on after "GPU 1: "
-    brief: Callable[[Reason], str] | None = None  # what a table has room for after the name
+    sentence: Callable[[Reason], str]  # for `carma why`; about a GPU, it continues "GPU 1: "
+    brief: Callable[[Reason], str] | None = None  # a few words for tables, after the name
 
 
 def clock(at: float) -> str:
@@ -35,5 +35,5 @@ def first_few(names: str) -> str:
 
 
 def detail(reason: Reason) -> str:
-    """A `brief` for reasons whose detail is short: a job, a user, an admin's few words."""
+    """A `brief` for reasons whose detail is short: a job, a user, an administrator's reason."""
     return reason.detail

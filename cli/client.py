@@ -116,7 +116,7 @@ def _exchange(request: bytes, within_s: float) -> bytes:
         try:
             _connect(connection, where, time.monotonic() + within_s)
         except PermissionError:
-            raise Refused(f"you may not use {where}", "ask its owner", "forbidden") from None
+            raise Refused(f"you may not connect to {where}", "ask its owner", "forbidden") from None
         except OSError as error:
             why = error.strerror or str(error)
             raise Unreachable(f"no answer at {where}: {why}", _where_hint(where)) from None
@@ -177,7 +177,7 @@ def _read(response: bytes) -> Answer:
     try:
         status = int(head.split(None, 2)[1])
     except (IndexError, ValueError):
-        raise Refused("what answered is not carmad", "", "error") from None
+        raise Refused("the answer is not from carmad", "", "error") from None
     later = head.lower().partition(b"\r\nretry-after: ")[2].split(b"\r\n", 1)[0]
     again_s = float(later) if later.isdigit() else None
     try:

@@ -21,7 +21,7 @@ class Column:
 
 
 def where(job: JobOut) -> str:
-    """The GPUs it has, or why it has none."""
+    """Its GPUs, or why it has none."""
     if job["gpus"]:
         return ",".join("?" if g["index"] is None else str(g["index"]) for g in job["gpus"])
     if reason := job.get("reason"):

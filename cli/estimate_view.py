@@ -127,7 +127,7 @@ def fitted(fit: Fit) -> RenderableType:
     largest, over = bounds(fit.mib, fit.limit_mib)
     shown = [value for value in (largest, over) if value]
     if fit.steady and largest:
-        head = f"It fits into {limit}, but {option} does not change what it needs."
+        head = f"It fits into {limit}, but {option} does not affect its memory."
         shown = sorted(tried)
     elif not largest:
         head = f"Not even {option} 1 fits into {limit}."

@@ -1,4 +1,4 @@
-"""The words of the command line turned into values: times, sizes, arrays, dependencies.
+"""Parses the values of options: times, sizes, arrays, dependencies.
 
 The formats are Slurm's where Slurm has one. Imports stay light: `carma submit` needs this.
 """
@@ -62,7 +62,7 @@ def _clock(match: re.Match[str]) -> float:
 
 
 def _span(word: str) -> float | None:
-    """2h30m, 1.5h, 90s, 3 days; a unit is known by how it begins."""
+    """2h30m, 1.5h, 90s, 3 days; units are recognised by their beginning."""
     total, end = 0.0, 0
     for match in re.finditer(_SPAN, word):
         number, unit = match.groups()
@@ -78,7 +78,7 @@ def _span(word: str) -> float | None:
 def mebibytes(text: str) -> int:
     """12G, 12GiB, 900M, or MiB as a bare number. Units are powers of 1024, as in Slurm.
 
-    A small bare number was meant to be GiB, and nothing on a GPU runs in so few MiB.
+    A small bare number is refused: it was probably meant to be GiB.
     """
     match = re.fullmatch(_SIZE, text.strip().lower())
     if match is None:
@@ -89,11 +89,11 @@ def mebibytes(text: str) -> int:
         raise ArgumentTypeError(f"{text!r} is in MiB; write {number}G, or {number}M")
     if not 1 <= mib <= MAX_MIB:
         raise ArgumentTypeError(f"{text!r} is out of range for the memory of a GPU")
-    return int(-(-mib // 1))  # rounded up: never promise less than was asked for
+    return int(-(-mib // 1))  # rounded up: never promise less than requested
 
 
 def gpu_count(text: str) -> int:
-    """N, or Slurm's TYPE:N; a server's GPUs are of one type, so the type is not looked at."""
+    """N, or Slurm's TYPE:N; the type is ignored, as a server's GPUs are of one type."""
     number = text.rpartition(":")[2]
     if not re.fullmatch(_COUNT, number) or not 1 <= int(number) <= MAX_GPUS:
         raise ArgumentTypeError(f"{text!r} is not a number of GPUs from 1 to {MAX_GPUS}")
@@ -101,7 +101,7 @@ def gpu_count(text: str) -> int:
 
 
 def whole(low: int, high: int) -> Callable[[str], int]:
-    """A reader of whole numbers in that range."""
+    """A parser of whole numbers in that range."""
 
     def read(text: str) -> int:
         if not re.fullmatch(rf"-?{_COUNT}", text) or not low <= int(text) <= high:
@@ -126,7 +126,7 @@ def gres(text: str) -> int:
 
 
 def array(text: str) -> dict[str, Any]:
-    """0-15, 0-15:4, 1,3,7, and any of these with %N, the most tasks to run at once."""
+    """0-15, 0-15:4, 1,3,7, and any of these with %N, the limit of tasks running at once."""
     body, _, limit = text.partition("%")
     if "%" in text and not (re.fullmatch(_COUNT, limit) and int(limit)):
         raise ArgumentTypeError(f"{text!r}: % takes the number of tasks that may run at once")
@@ -146,7 +146,7 @@ def array(text: str) -> dict[str, Any]:
 
 
 def dependency(text: str) -> list[dict[str, str]]:
-    """afterok:ID[:ID],afterany:ID,…; every one of them must hold."""
+    """afterok:ID[:ID],afterany:ID,…; all of them must be met."""
     if "?" in text:
         raise ArgumentTypeError("'?' (any of several) is not supported; ',' means all of them")
     found = []
@@ -170,7 +170,7 @@ def _jobs(ids: list[str], text: str) -> list[str]:
 
 
 def signal_before(text: str) -> dict[str, int]:
-    """USR2@60: this signal, so many seconds before the time limit."""
+    """USR2@60: this signal, 60 seconds before the time limit."""
     import signal
 
     match = re.fullmatch(_SIGNAL, text.upper())
@@ -187,22 +187,22 @@ def signal_before(text: str) -> dict[str, int]:
         raise ArgumentTypeError(f"{text!r}: no program can react to {number.name}; try USR2@60")
     seconds_before = int(match[2]) if match and match[2] else DEFAULT_WARNING_S
     if seconds_before == 0:
-        raise ArgumentTypeError(f"{text!r}: 0 seconds before the end leave no time to react")
+        raise ArgumentTypeError(f"{text!r}: 0 seconds before the limit leave no time to react")
     return {"signum": number.value, "before_s": seconds_before}
 
 
 def moment(text: str) -> str:
-    """now+2h, HH:MM[:SS] (the next one to come) or ISO 8601, local time; answers in UTC."""
+    """now+2h, HH:MM[:SS] (the next one) or ISO 8601, in local time; returns UTC."""
     return _utc(text, _moment, "now+2h, 22:30 or 2026-11-20T22:30")
 
 
 def deadline(text: str) -> str:
-    """A time to finish by: 8h (from now), or as `moment` reads it; answers in UTC."""
+    """A time to finish by: 8h (from now), or as in `moment`; returns UTC."""
     return _utc(text, _ahead, "8h, 22:30 or 2026-11-22T08:00")
 
 
 def since(text: str) -> str:
-    """Start or end of a period: 7d or 12h (ago), or ISO 8601 in local time; answers in UTC."""
+    """Start or end of a period: 7d or 12h (ago), or ISO 8601 in local time; returns UTC."""
     return _utc(text, _ago, "7d or 2026-11-20")
 
 
@@ -245,7 +245,7 @@ def _ago(word: str, now: datetime) -> datetime:
 
 
 def _offset(rest: str) -> float:
-    """What follows `now`: nothing, or + and seconds or a span."""
+    """The part after `now`: nothing, or + and seconds or a span."""
     if not rest:
         return 0.0
     span = float(rest[1:]) if rest[1:].isdecimal() else _span(rest[1:])
@@ -276,7 +276,7 @@ def _read(read: Callable[[str], dict[str, Any]], text: str) -> dict[str, Any]:
 
 
 def export(text: str) -> list[str]:
-    """NAME=VALUE[,NAME=VALUE…], with ALL or NONE alone or in front. A value may hold commas."""
+    """NAME=VALUE[,NAME=VALUE…], or ALL or NONE, alone or first. Values may contain commas."""
     words: list[str] = []
     for part in re.split(_NEXT_EXPORT, text):
         words += [part] if "=" in part else part.split(",")

@@ -151,7 +151,7 @@ def show(job: JobOut) -> RenderableType:
 
 
 def _aside(job: JobOut) -> list[RenderableType]:
-    """What else the owner should know: earlier attempts and notes."""
+    """Earlier attempts and notes."""
     parts: list[RenderableType] = []
     if failures := job.get("failures"):
         parts += [Text("\nearlier attempts", style="bold")]

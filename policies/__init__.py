@@ -1,1 +1,1 @@
-"""Placement policies. Most are values: an order, filters that may refuse a GPU, then a rank."""
+"""Placement policies. Most are values: an order, filters that may refuse a GPU, and a rank."""

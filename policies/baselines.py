@@ -1,7 +1,7 @@
-"""Baseline policies from the papers, one value each. If a paper leaves a choice open, or measures
-what CARMA cannot, the policy's docstring says what it does instead.
+"""Baseline policies from the papers, one value each. Where a paper leaves a choice open, or uses
+measurements that CARMA lacks, the policy's docstring says what is done instead.
 
-`fifo` is `exclusive`, and `qssf` is `ssf`, under the name that papers use.
+`fifo` is `exclusive`, and `qssf` is `ssf`, under the names that papers use.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from policies.filters import fits_memory, min_free, unoccupied
 from policies.preemptive import Preemptive
 from policies.ranked import Filter, Fit, Order, Rank, Ranked, by_arrival
 
-ROUNDING_S = 1e-3  # what is left of a queue's limit below this is a float's doing
+ROUNDING_S = 1e-3  # a smaller remainder of a queue's limit is a rounding error
 
 # Tiresias: two queues, and their limit in GPU-seconds, are what its authors simulate with
 # (SymbioticLab/Tiresias, simulator/jobs.py). Lucid's simulator has 18,000.
@@ -27,8 +27,8 @@ FIRST_QUEUE_GPU_S = 3250.0
 # it (matthewygf/GPUSchedule, core/scheduling/horus.py and infra/device.py).
 MEMORY_WEIGHT = 1.3
 HORUS_JOBS = 3
-# What it would predict of a job: here the mean of the 66 configurations that Lucid's authors
-# measured alone (their artifact's profiles on an RTX 3090), for every job.
+# The utilisation that it predicts for every job: here the mean of the 66 configurations that
+# Lucid's authors measured alone (their artifact's profiles on an RTX 3090).
 NEWCOMER_UTILIZATION = 0.51
 
 CASTOR_JOBS = 2  # on a GPU at once (Castor paper, 5.2.2)
@@ -53,8 +53,8 @@ def ssf(settings: Settings) -> Ranked:
 
 
 def qssf(settings: Settings) -> Ranked:
-    """Quasi-shortest service first (Hu et al., Helios, SC 2021): ssf, under the name that it has
-    where durations are predicted. A policy predicts nothing itself: the predictor does."""
+    """Quasi-shortest service first (Hu et al., Helios, SC 2021): the name of ssf with predicted
+    durations, which come from the predictor, not from the policy."""
     return replace(ssf(settings), name="qssf")
 
 
@@ -64,8 +64,8 @@ def qssf(settings: Settings) -> Ranked:
 def srtf(settings: Settings) -> Preemptive:
     """Shortest remaining time first (Schrage, Operations Research 1968; A-SRPT paper, IV).
 
-    A job that is told to stop may run on for `kill_grace_s`: it is not preempted for one that is
-    ahead of it by less, or it would be first in line again.
+    A job that is told to stop may run on for `kill_grace_s`. So it is not preempted for a job that
+    is ahead of it by less, or it could be first in line again.
     """
     unshared = _unshared("srtf", settings)
     return Preemptive("srtf", unshared, remaining_s, margin=settings.limits.kill_grace_s)
@@ -75,10 +75,10 @@ def tiresias(settings: Settings) -> Preemptive:
     """Discretised 2D-LAS with two queues (Gu et al., NSDI 2019, 3.2).
 
     All jobs begin in the first queue, and a job whose attained service reaches the queue's limit
-    goes to the second. Within a queue they go by arrival, which is the order in which they first
-    start, as in the paper: what waits in the second queue has come through the first one in that
-    order. Only a job of the first queue preempts, and only ones of the second. The paper's
-    promotion of starving jobs is left out.
+    moves to the second. Within a queue, jobs are in order of arrival, which is also the order in
+    which they first start, as in the paper: jobs reach the second queue in that order. Only jobs of
+    the first queue preempt, and only jobs of the second. The paper's promotion of starving jobs is
+    left out.
     """
     unshared = _unshared("tiresias", settings)
     return Preemptive("tiresias", unshared, queue_number, worse_at=demoted_at)
@@ -88,8 +88,8 @@ def tiresias(settings: Settings) -> Preemptive:
 
 
 def sjf_ffs(settings: Settings) -> Ranked:
-    """Shortest job first with first-fit sharing (Castor paper, 9.1): where too few GPUs are idle,
-    a job joins others on the first ones with enough memory, however busy these are."""
+    """Shortest job first with first-fit sharing (Castor paper, 9.1): if too few GPUs are idle, a
+    job joins others on the first GPUs with enough memory, however busy they are."""
     filters = (*_memory("sjf_ffs", settings), jobs_below(CASTOR_JOBS))
     return IdleFirst("sjf_ffs", filters, occupied(settings), shortest)
 
@@ -97,10 +97,10 @@ def sjf_ffs(settings: Settings) -> Ranked:
 def horus(settings: Settings) -> Ranked:
     """Utilisation-aware packing (Yeung et al., TPDS 2022), in order of arrival.
 
-    A job joins others only where the utilisation adds up to no more than 1, and goes where the
-    cost is least. Horus predicts a job's utilisation from its model's graph; CARMA measures the
-    GPU's (SMACT stands for it) and takes every newcomer for an average one. The five jobs that
-    Horus looks ahead are `limits.backfill`.
+    A job joins others only if their utilisation adds up to at most 1, and goes where the cost is
+    lowest. Horus predicts a job's utilisation from its model's graph; CARMA measures the GPU's
+    (as SMACT) and assumes that every newcomer is average. Horus's look-ahead of five jobs is
+    `limits.backfill`.
     """
     utilization = utilization_with_newcomer(settings)
     filters = (*_memory("horus", settings), jobs_below(HORUS_JOBS), not_overfull(utilization))
@@ -117,7 +117,7 @@ class IdleFirst(Ranked):
         return Ranked.choose(self, idle, gpus, view) or Ranked.choose(self, fits, gpus, view)
 
 
-# -- orders and priorities: the lowest goes first; without an expected duration a job goes last
+# -- orders and priorities: lowest first; jobs without an expected duration go last
 
 
 def shortest(job: Job) -> float:
@@ -138,9 +138,9 @@ def queue_number(job: Job, now: float) -> float:
 
 
 def demoted_at(job: Job) -> float:
-    """When its attained service reaches the first queue's limit; infinite while it waits.
+    """When its attained service will reach the first queue's limit; infinite while it waits.
 
-    An instant rather than a duration, so that the policy, asked at it, finds it reached.
+    A time rather than a duration, so that a policy called at that time finds it reached.
     """
     left_s = FIRST_QUEUE_GPU_S / job.spec.gpus - job.served_s
     if left_s < ROUNDING_S:
@@ -154,13 +154,13 @@ def demoted_at(job: Job) -> float:
 
 
 def occupied(settings: Settings) -> Rank:
-    """1 for a GPU that somebody uses, 0 for an idle one."""
+    """1 for a GPU in use, 0 for an idle one."""
     return lambda gpu: float(idle(gpu, settings) is not None)
 
 
 def utilization_with_newcomer(settings: Settings) -> Rank:
-    """What Horus would expect of the GPU with one more job. On an idle GPU the window still tells
-    of who was there before."""
+    """The GPU's expected utilisation with one more job. On an idle GPU, only the newcomer counts:
+    the window still shows earlier jobs."""
 
     def expected(gpu: GpuView) -> float:
         unused = idle(gpu, settings) is None

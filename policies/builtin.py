@@ -1,6 +1,6 @@
 """The policies of the CARMA paper (3.4 and 4.2), one line each.
 
-Every factory takes the settings, for the preconditions that the admin set for that policy.
+Every factory takes the settings, for the preconditions configured for that policy.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from policies.ranked import Ranked, RoundRobin
 
 
 def exclusive(settings: Settings) -> Ranked:
-    """As many unoccupied GPUs as the job asks for, and nobody else on them."""
+    """As many unoccupied GPUs as the job asks for, all to itself."""
     return Ranked("exclusive", (unoccupied(settings),), in_order)
 
 

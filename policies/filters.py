@@ -1,4 +1,4 @@
-"""The preconditions that a policy may ask of a GPU before it lets a job share it."""
+"""The preconditions under which a policy lets a job share a GPU."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from policies.ranked import Filter
 
 
 def preconditions(policy: str, settings: Settings) -> tuple[Filter, ...]:
-    """The filters that `policy`'s settings switch on (CARMA paper, 3.3 to 3.6)."""
+    """The filters that `policy`'s settings enable (CARMA paper, 3.3 to 3.6)."""
     chosen = settings.preconditions_for(policy)
     filters = [fits_memory(chosen, settings)]
     if chosen.min_free_mib > 0:
@@ -28,9 +28,10 @@ def unoccupied(settings: Settings) -> Filter:
 
 
 def fits_memory(conditions: Preconditions, settings: Settings) -> Filter:
-    """The estimate, if there is one, fits what is free, whoever holds the rest.
+    """The estimate, if there is one, fits into the free memory.
 
-    A mere guess does not keep a job off an idle GPU: no other could give it more.
+    An estimate that is not declared does not keep a job off an idle GPU: it may be too high, and no
+    other GPU would have more room.
     """
 
     def refuse(wanted: Demand, gpu: GpuView) -> Reason | None:
@@ -47,7 +48,7 @@ def fits_memory(conditions: Preconditions, settings: Settings) -> Filter:
 
 
 def min_free(conditions: Preconditions, settings: Settings) -> Filter:
-    """At least so much memory is free (2 GB by default): what no estimate protects."""
+    """At least `min_free_mib` is free (2 GB by default), to protect jobs without estimates."""
 
     def refuse(wanted: Demand, gpu: GpuView) -> Reason | None:
         need = conditions.min_free_mib
@@ -59,8 +60,8 @@ def min_free(conditions: Preconditions, settings: Settings) -> Filter:
 
 
 def not_risky(settings: Settings) -> Filter:
-    """The GPU is not saturated already (CARMA paper, 3.3). One that nobody is on any longer is
-    no risk, whatever its last half minute was like."""
+    """The GPU is not saturated (CARMA paper, 3.3). An idle GPU is no risk, whatever its load was in
+    the last half minute."""
     limits = settings.risk
 
     def refuse(wanted: Demand, gpu: GpuView) -> Reason | None:

@@ -1,4 +1,4 @@
-"""What a job takes of each of its GPUs' memory, by estimate and by measurement."""
+"""How much memory a job needs on each of its GPUs, by estimate and by measurement."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from carmad.plugin import GpuView, Job, Preconditions, Reason, Retry
 
 
 def need_mib(job: Job, passes: int = 1) -> int:
-    """The larger of what was estimated and what was measured; 0 if it was neither.
+    """The larger of its estimated and its measured memory, in `passes` per batch; 0 if both are
+    unknown.
 
-    Of a measured peak it is not known what the batch takes: parts save what the estimate says that
-    they do, if it says so.
+    A measured peak does not show how much is due to the batch; only an estimate may say what more
+    passes save.
     """
     measured = job.profile.peak_mib if job.profile else 0
     if job.estimate is None:
@@ -19,11 +20,11 @@ def need_mib(job: Job, passes: int = 1) -> int:
 
 
 def margin_mib(retry: Retry | None, conditions: Preconditions) -> int:
-    """What an admin wants to be left, or what a job recovers with if that is more."""
+    """The larger of the configured margin and the job's own after a crash."""
     return max(conditions.margin_mib, retry.margin_mib if retry else 0)
 
 
 def lacking(need: int, job: Job, gpu: GpuView, conditions: Preconditions) -> Reason | None:
-    """Whether `need` MiB, and the margin wanted free on top, are not left on the GPU."""
+    """Why `need` MiB, plus the margins, do not fit on the GPU; None if they do."""
     need += margin_mib(job.retry, conditions)
     return Reason("memory", need, gpu.free_mib, "MiB") if need > gpu.free_mib else None

@@ -1,6 +1,6 @@
-"""Jobs of higher priority take GPUs back from running ones: the shape of the preemptive policies.
+"""The base of preemptive policies: jobs of higher priority take GPUs back from running ones.
 
-Nobody shares a GPU under them.
+Jobs do not share GPUs under them.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ Occupied = tuple[GpuView, frozenset[JobId]]
 
 
 class Room(NamedTuple):
-    """The GPUs that a job waits for, and the jobs that must leave for it to have them."""
+    """The GPUs that a job waits for, and the jobs that must leave them first."""
 
     gpus: tuple[GpuId, ...]
     preempted: tuple[Job, ...]
-    reason: Reason  # of the wait
+    reason: Reason  # why it waits
 
 
 def never(job: Job) -> float:
@@ -45,23 +45,23 @@ def never(job: Job) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Preemptive:
-    """Jobs in the order of their priorities: the lowest number goes first, ties go by arrival.
+    """Jobs in order of priority: lowest number first, ties by arrival.
 
-    A job that finds too few GPUs free waits for those that stopping jobs leave. Are these too few,
-    it preempts running jobs whose number is higher by more than `margin`, the last in line first;
-    no more of them than it needs, and none unless it can start when they are gone. The GPUs that
-    it waits for are kept for it. A job for which there is no room even so holds the line, as in
+    A job that finds too few free GPUs waits for those that stopping jobs will leave. If these are
+    too few, it preempts running jobs whose number is higher by more than `margin`, the last in line
+    first; no more of them than it needs, and none unless it can start when they are gone. The GPUs
+    that it waits for are kept for it. A job that cannot start even so blocks the queue, as in
     `Ranked`.
 
-    Neither niceness nor recovery is a reason to preempt. Both are a reason not to: a job that goes
-    first by them would be back in line before the one that it made room for.
+    Niceness and recovery never cause a preemption. But they prevent one: a job that goes first
+    because of them would be requeued ahead of the one that it made room for.
     """
 
     name: str
-    unshared: Ranked  # how a job takes GPUs that are free
-    priority: Priority  # of a job in line or running, at an instant
+    unshared: Ranked  # how a job takes free GPUs
+    priority: Priority  # of a queued or running job, at a given time
     margin: float = 0.0
-    worse_at: Instant = never  # when a running job's number next goes up at once
+    worse_at: Instant = never  # when a running job's number next jumps up
 
     def order(self, job: Job) -> float:
         return self.priority(job, job.submitted_at)
@@ -88,7 +88,7 @@ class Preemptive:
         return down_the_line(view, turn)
 
     def _room(self, head: Job, view: View, leaving: set[JobId]) -> Room | None:
-        """None: it cannot start, whoever it may preempt."""
+        """None: it cannot start, whatever it preempts."""
         if not view.settings.limits.preemption:
             return None
         lower = self._lower(head, view, leaving)
@@ -124,7 +124,7 @@ class Preemptive:
         return [job for *_, job in sorted(lower, reverse=True)]
 
     def _suitable(self, head: Job, view: View) -> list[Occupied]:
-        """The GPUs that would do if nobody were on them."""
+        """The GPUs that would be suitable if no job were on them."""
         wanted = view.demand(head)
         question = (self, wanted)
         return [
@@ -149,7 +149,7 @@ class Preemptive:
         return not any(refuse(wanted, vacated) for refuse in self.unshared.filters)
 
     def _next_chance(self, head: Job, view: View) -> tuple[AskAgain, ...]:
-        """When the next running job comes to stand behind `head`."""
+        """Ask again when the next running job falls behind `head`."""
         if not view.settings.limits.preemption:
             return ()
         bar = self.priority(head, view.now) + self.margin
@@ -165,7 +165,7 @@ class Preemptive:
 
 
 def _yields(job: Job, head: Job) -> bool:
-    """May `job` be preempted, and would it stand behind `head` then if its number is higher?"""
+    """Whether `job` may be preempted, and would be behind `head` then if its number is higher."""
     return (
         job.holds_gpus
         and job.stop is None
@@ -176,7 +176,7 @@ def _yields(job: Job, head: Job) -> bool:
 
 
 def _fewest(jobs: list[Job], enough: Callable[[Sequence[Job]], bool]) -> list[Job] | None:
-    """The first of `jobs` that together are enough, less those that the others make needless."""
+    """The first of `jobs` that together are enough, without those that are not needed."""
     if not enough(jobs):
         return None
     number = bisect_left(range(len(jobs)), True, key=lambda n: enough(jobs[:n]))

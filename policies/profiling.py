@@ -1,11 +1,11 @@
-"""GPUs that are for profiling alone, and which jobs go there to be known (Lucid paper, 3.2; Castor
-paper, section 7).
+"""GPUs reserved for profiling, and which jobs are profiled there (Lucid paper, 3.2; Castor paper,
+section 7).
 
-With `profiling.gpus` at 0 there are none: jobs have their turn as ever, and stay where they were
-profiled. Else the last so many GPUs that are fit for use are the profiler's (C_prof), one less than
-all of them at most, and from these jobs go back in line after T_prof, to start from their
-beginning. N_prof is `profiling.largest`, or what the profiler has on one node if that is less;
-larger jobs are known once they have run alone for long enough.
+With `profiling.gpus` at 0 there are none: jobs wait their turn as usual, and stay where they were
+profiled. Otherwise the last that many usable GPUs are the profiler's (C_prof), but never all, and
+jobs there are requeued after T_prof, to start from their beginning. N_prof is `profiling.largest`,
+or what the profiler has on one node if that is less; larger jobs are profiled when they have run
+alone for long enough.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from policies.reasons import expected
 
 
 class ProfilingPool(NamedTuple):
-    """The GPUs that jobs are profiled on, if there are any for that alone."""
+    """The GPUs reserved for profiling, if any."""
 
     own: frozenset[GpuId]
     lent: frozenset[GpuId]
@@ -34,8 +34,8 @@ class ProfilingPool(NamedTuple):
         return self.own | self.lent
 
     def takes(self, job: Job) -> bool:
-        """One that must not be started twice is profiled where it stays; so is one that would keep
-        these GPUs from others for long before there is anything to see."""
+        """Whether the job is profiled on these GPUs. A job that must not be restarted is profiled
+        where it stays, and so is one whose setup would occupy these GPUs for long."""
         spec, promised = job.spec, job.estimate if job.estimate and job.estimate.firm else None
         fits = spec.gpus <= self.largest and spec.requeue and spec.cold_start_s <= self.run_s
         too_large = promised is not None and promised.safe_mib > self.memory_mib
@@ -43,7 +43,8 @@ class ProfilingPool(NamedTuple):
 
 
 def profiled(placement: Placement, job: Job, view: View, run_s: float, evict: bool) -> Placement:
-    """As a run to profile the job for so long, told why; with `evict` it goes back in line then."""
+    """The placement as a profiling run of `run_s`, with a reason; with `evict`, the job is requeued
+    then."""
     run_s += job.spec.cold_start_s
     explanation = (*expected(job), Reason("profiled_there", run_s, unit="s"))
     run = ProfilingRun(view.now + run_s, evict)
@@ -51,7 +52,7 @@ def profiled(placement: Placement, job: Job, view: View, run_s: float, evict: bo
 
 
 def set_aside(view: View) -> ProfilingPool:
-    """As the settings have it."""
+    """The profiling pool according to the settings."""
     knobs, own = view.settings.profiling, _own(view)
     least_mib = min((view.gpu(gpu).gpu.memory_mib for gpu in own), default=0)
     largest = min(knobs.largest, widest(own, view))
@@ -59,7 +60,7 @@ def set_aside(view: View) -> ProfilingPool:
 
 
 def widest(gpus: frozenset[GpuId], view: View) -> int:
-    """The most that are on one node."""
+    """The largest number of these GPUs on one node."""
     return max(Counter(view.node_of[gpu] for gpu in gpus).values(), default=0)
 
 
@@ -74,13 +75,13 @@ def _own(view: View) -> frozenset[GpuId]:
 
 @lru_cache(maxsize=64)
 def _one_set(gpus: tuple[GpuId, ...]) -> frozenset[GpuId]:
-    """The same one each time: what nodes know is found again by it."""
+    """The same object for equal GPUs, since it is a key in the nodes' `memo`."""
     return frozenset(gpus)
 
 
 def _usable(gpu: GpuView, view: View) -> bool:
-    """Not one that is out of order, or that somebody else uses; nor a MIG instance, of which NVML
-    tells no utilisation."""
+    """Excludes faulty and drained GPUs, those that external processes use, and MIG instances, for
+    which NVML reports no utilisation."""
     broken = gpu.drained or gpu.stale or (gpu.sample and gpu.sample.fault)
     others = gpu.external_mib > view.settings.monitor.external_mib
     return not broken and not others and not gpu.gpu.is_mig

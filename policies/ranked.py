@@ -1,4 +1,4 @@
-"""Filter, rank, take the best: the shape of every policy that looks at one job at a time."""
+"""Filter, rank, take the best: the base of policies that place one job at a time."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from carmad.plugin import (
 Filter = Callable[[Demand, GpuView], Reason | None]
 Rank = Callable[[GpuView], float]
 Order = Callable[[Job], float]
-Turn = tuple[tuple[GpuId, ...], Sequence[Proposal]]  # the GPUs a job takes, and all it comes to
+Turn = tuple[tuple[GpuId, ...], Sequence[Proposal]]  # the GPUs that a job takes, and all proposals
 
 
 class Fit(NamedTuple):
-    """What one node has for a demand: its GPUs that fit, best first, and the verdicts on all."""
+    """A node's GPUs that fit a demand, best first, and the verdicts on all of its GPUs."""
 
     ranks: tuple[float, ...]
     gpus: tuple[GpuId, ...]
@@ -40,9 +40,9 @@ def by_arrival(job: Job) -> float:
 
 
 def down_the_line(view: View, turn: Callable[[Job, View], Turn]) -> tuple[Proposal, ...]:
-    """What `turn` proposes for each job in order; what one gets the next ones do not.
+    """The proposals of `turn` for each job in order, each seeing the placements before it.
 
-    The first job that gets no GPUs holds the line, as in the CARMA paper. With backfill set to k,
+    The first job that gets no GPUs blocks the queue, as in the CARMA paper. With backfill set to k,
     the k jobs behind it may start before it, until it has been overtaken k times.
     """
     plan: list[Proposal] = []
@@ -65,10 +65,10 @@ def down_the_line(view: View, turn: Callable[[Job, View], Turn]) -> tuple[Propos
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ranked:
-    """Jobs go down the line; each takes its best-ranked GPUs, and ties go to the lower index.
+    """Places jobs in queue order, each on its best-ranked GPUs; ties go to the lower index.
 
-    A job gets its GPUs on one node if any has enough, and of nodes that rank alike on the one with
-    the fewest that fit, so that room for larger jobs stays; else on as few nodes as can be.
+    A job gets its GPUs on one node if any has enough, and among nodes of equal rank on the one with
+    the fewest that fit, to keep room for larger jobs; otherwise on as few nodes as possible.
     """
 
     name: str
@@ -83,7 +83,7 @@ class Ranked:
         return down_the_line(view, self._turn)
 
     def choose(self, fits: Sequence[Fit], gpus: int, view: View) -> tuple[GpuId, ...]:
-        """The GPUs to take of those that fit, node by node; none when there are too few."""
+        """The GPUs to take among those that fit, node by node; none if there are too few."""
         enough = [fit for fit in fits if len(fit.gpus) >= gpus]
         if enough:
             return min(enough, key=itemgetter(0)).gpus[:gpus]
@@ -120,7 +120,7 @@ class Ranked:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RoundRobin(Ranked):
-    """Ranked by index, and gone through in a cycle: the next after the GPU given out last."""
+    """Cycles through the GPUs by index, continuing after the one used last."""
 
     def choose(self, fits: Sequence[Fit], gpus: int, view: View) -> tuple[GpuId, ...]:
         last = view.last_placed

@@ -1,4 +1,4 @@
-"""Reasons that several of CARMA's own policies give, in words."""
+"""Wording of reasons that several of CARMA's own policies give."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from carmad.plugin import Job, Reason, Wording, duration, gib
 
 
 def expected(job: Job) -> tuple[Reason, ...]:
-    """How long the job should run, and who says so; nothing if nobody does."""
+    """The job's expected duration and its source; empty if unknown."""
     if job.expected_s is None:
         return ()
     source = job.prediction.source if job.prediction else "its owner"
@@ -15,8 +15,8 @@ def expected(job: Job) -> tuple[Reason, ...]:
 
 def _memory(reason: Reason) -> str:
     return (
-        f"needs {gib(reason.need)} of free memory, and {gib(reason.have)} is left"
-        " that is neither used nor promised"
+        f"needs {gib(reason.need)} of free memory;"
+        f" only {gib(reason.have)} is neither used nor promised"
     )
 
 
@@ -26,22 +26,20 @@ def _free(reason: Reason) -> str:
 
 def _min_free(reason: Reason) -> str:
     return (
-        f"{gib(reason.have)} of memory is free, and {gib(reason.need)} must be before"
-        " another job may join"
+        f"only {gib(reason.have)} of memory is free;"
+        f" another job may join if at least {gib(reason.need)} is"
     )
 
 
 def _risk(reason: Reason) -> str:
-    """The detail has the two metrics that go with SM activity."""
+    """The detail has the other metrics."""
     parts = f"; {reason.detail}" if reason.detail else ""
-    return (
-        f"is too busy to be shared: SM activity {reason.have:.2f} (limit {reason.need:.2f}){parts}"
-    )
+    return f"is too busy to share: SM activity {reason.have:.2f} (limit {reason.need:.2f}){parts}"
 
 
 def _unstable(reason: Reason) -> str:
     if not reason.need:
-        return f"{reason.detail or 'it'} used its GPU unevenly beside others before"
+        return f"{reason.detail or 'it'} used its GPU unevenly when it last shared it"
     numbers = f"variance {reason.have:.2f}, limit {reason.need:.2f}"
     return f"{reason.detail} uses its GPU unevenly ({numbers})"
 
@@ -53,26 +51,27 @@ REASONS = {
     "risk": Wording("GpuBusy", _risk),
     "unprofiled": Wording(
         "Unprofiled",
-        lambda r: f"{r.detail} has no profile yet: nobody knows what it would disturb",
+        lambda r: f"{r.detail} has no profile yet, so its effect on others is unknown",
     ),
-    "unpredicted": Wording("Unpredicted", lambda r: f"nobody can say how long {r.detail} takes"),
+    "unpredicted": Wording("Unpredicted", lambda r: f"it is not known how long {r.detail} takes"),
     "unstable": Wording("Unstable", _unstable),
     # of the job
     "preempted": Wording("Preempted", lambda r: f"gives its GPUs back: {r.detail}"),
     "making_room": Wording(
         "MakingRoom",
-        lambda r: f"has {r.have:.0f} of {r.need:.0f} GPUs; {r.detail} must go first",
+        lambda r: f"has {r.have:.0f} of {r.need:.0f} GPUs; {r.detail} must leave first",
     ),
     "profiling_gpus": Wording(
         "ProfilingGpus",
         lambda r: f"it waits to be profiled: {r.have:.0f} of {r.need:.0f} profiling GPUs are free",
     ),
     "no_room": Wording(
-        "NoRoom", lambda r: f"{r.have:.0f} of {r.need:.0f} GPUs are idle, and it has no neighbour"
+        "NoRoom",
+        lambda r: f"{r.have:.0f} of {r.need:.0f} GPUs are idle, and there is no job to share with",
     ),
     # why it was placed as it was
     "profiled_there": Wording(
-        "Profiled", lambda r: f"it is profiled for {duration(r.need)}, alone"
+        "Profiled", lambda r: f"it runs alone for {duration(r.need)}, to be profiled"
     ),
     "predicted": Wording(
         "Predicted", lambda r: f"it is expected to take {duration(r.have)} ({r.detail})"

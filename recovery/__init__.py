@@ -1,1 +1,1 @@
-"""What follows a crash: telling its cause from its traces, and how to try again."""
+"""What follows a crash: finding its cause, and deciding on a retry."""

@@ -1,10 +1,10 @@
-"""From how a process ended and what it last printed to the cause of its end. Pure and total.
+"""Finds out why a process ended, from its exit status and the end of its log. Pure; never raises.
 
-The exit status comes first: a job that ended well did not run out of memory, whatever its log
-says. Our own kills are known to the core, which asked for them, and are not looked for here.
+The exit status comes first: a job that succeeded did not run out of memory, whatever its log says.
+Stops by CARMA are the core's business and are not looked for here.
 
-What is read here is any user's to write, and is read in the daemon. So each pattern begins with
-literal text and repeats nothing without a bound: the time grows with the text and no faster.
+The log is written by untrusted users and read in the daemon. So each pattern begins with literal
+text and has no unbounded repetition: matching takes linear time.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 from carmad.plugin import Cause, Exit
 
-HEAD_LINE = 300  # of an evidence line, in characters
-AROUND = 2048  # of a telling line, what is looked at before and after its clue, in characters
+HEAD_LINE = 300  # characters kept of an evidence line
+AROUND = 2048  # characters of a line that are read before and after its clue
 
 
 @dataclass(frozen=True, slots=True)
 class Clue:
-    """Words of one line that name a cause. `if_full`: ambiguous, count only on a full GPU."""
+    """Text in a line that indicates a cause. `if_full`: ambiguous, counts only on a full GPU."""
 
     pattern: re.Pattern[str]
     cause: Cause
@@ -36,7 +36,7 @@ CLUES: tuple[Clue, ...] = (
     _clue(
         r"CUDA out of memory\. Allocation was preemptively rejected because it would exceed"
         r" per_process_memory_fraction",
-        Cause.FAILURE,  # the program's own cap, not the GPU's end
+        Cause.FAILURE,  # the program's own limit, not the GPU's
     ),
     _clue(r"OutOfMemoryError: CUDA out of memory\."),
     _clue(r"RuntimeError: CUDA out of memory\. Tried to allocate"),
@@ -81,10 +81,10 @@ def classify(
     host_oom: bool | None = None,
     gpu_full: bool = False,
 ) -> Exit:
-    """The end of an attempt: `code`, or the `signal` that ended it, and its log's tail.
+    """How an attempt ended, from its `code`, or the `signal` that ended it, and its log's tail.
 
-    `host_oom` says that the kernel's OOM killer struck in the job's cgroup (None: it cannot be
-    told); `gpu_full` says that a GPU of the job had next to nothing free at its last sample.
+    `host_oom`: whether the kernel's OOM killer struck in the job's cgroup (None: unknown);
+    `gpu_full`: whether a GPU of the job was full in the job's last sample.
     """
     if code == 0:
         return Exit(Cause.SUCCESS, code)
@@ -106,7 +106,7 @@ def classify(
 
 
 def _last_clue(tail: str, gpu_full: bool) -> tuple[Clue, str] | None:
-    """The last telling line, as far as it surrounds its clue; on one line the table decides."""
+    """The last line with a clue, cut to `AROUND`; of several clues in it, the first in `CLUES`."""
     found: tuple[Clue, re.Match[str]] | None = None
     latest = -1  # where that line begins
     for clue in CLUES:
@@ -125,7 +125,7 @@ def _last_clue(tail: str, gpu_full: bool) -> tuple[Clue, str] | None:
 
 
 def head(said: str, most: int = HEAD_LINE) -> str:
-    """The beginning of what a job said, as one line that may be stored, logged and shown."""
+    """The beginning of a job's output, as one line that is safe to store, log and show."""
     line = "".join(
         " " if c.isspace() else c if c.isprintable() else "\ufffd" for c in said[: most + 1]
     )

@@ -1,4 +1,4 @@
-"""How a job that ran out of GPU memory is tried again. The core bounds how often."""
+"""How a job that ran out of GPU memory is retried. The core limits how often."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Adaptive:
 
     def decide(self, job: Job, exit: Exit) -> Retry | None:
         if job.shared and job.retry is None:
-            why = f"out of memory, tried next with {self.margin_mib} MiB more to spare"
+            why = f"out of memory; retried elsewhere with {self.margin_mib} MiB more free"
             return Retry(why, avoid=job.gpus, margin_mib=self.margin_mib)
         return _alone(job, exit)
 
@@ -40,8 +40,8 @@ def adaptive(settings: Settings) -> Adaptive:
 
 
 def _alone(job: Job, exit: Exit) -> Retry | None:
-    """A job that had its GPUs to itself all along would only crash again."""
+    """None for a job that had its GPUs to itself all along, which would only crash again."""
     if not job.shared:
         return None
     cause = "fragmented memory" if exit.fragmented else "out of memory"
-    return Retry(f"{cause} beside other jobs, tried next alone", exclusive=True)
+    return Retry(f"{cause} beside other jobs; retried alone", exclusive=True)

@@ -1,4 +1,4 @@
-"""A daemon without processes: the real core, store, engine and server, and a world that obeys."""
+"""A daemon without processes: the real core, store, engine and server, and a simulated world."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Daemon:
         self._core = threading.Thread(target=engine.run, daemon=True)
 
     def perform(self, action: Action) -> None:
-        """A job that is told to stop ends at once."""
+        """Stopped jobs end at once."""
         self.world.perform(action)
         if isinstance(action, Stop) and (action.job.id, action.job.attempt) in self.world.alive:
             self.inbox.post(self.world.exited(action.job.id, Exit(Cause.CANCELLED, signal=15)))
@@ -114,7 +114,7 @@ class Daemon:
         return JobId(job)
 
     def call(self, method: str, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
-        """As this process's own user."""
+        """Call it as this process's user."""
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         return request(self.path, method, path, data)
 
@@ -162,7 +162,7 @@ def request(path: str, method: str, target: str, body: bytes | None) -> tuple[in
 
 
 def as_user(uid: int, attack: Callable[[], Any]) -> Any:
-    """What `attack` returns, done by a process of that user. It must be JSON."""
+    """Run `attack` in a process of that user, and return its result, which must be JSON."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -185,14 +185,14 @@ def as_user(uid: int, attack: Callable[[], Any]) -> Any:
 
 
 def as_uid(uid: int, path: str, method: str, target: str, body: object = None) -> Any:
-    """What `request` returns to a process of another user."""
+    """Run `request` in a process of another user, and return its result."""
     data = None if body is None else json.dumps(body).encode()
     status, out = as_user(uid, lambda: request(path, method, target, data))
     return status, out
 
 
 class AsUser:
-    """The app without a socket, asked by `uid`."""
+    """The app without a socket, called by `uid`."""
 
     def __init__(self, app: Any, uid: int) -> None:
         self.app = app

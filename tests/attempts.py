@@ -1,4 +1,4 @@
-"""Builders for tests that run real processes: jobs, a place to run them, and patience."""
+"""Helpers for tests that run real processes: jobs, directories, and waiting."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def is_gone(pid: int) -> bool:
 
 
 class Bench:
-    """A state directory, a launcher, and what a test asks of an attempt by hand."""
+    """A state directory, a launcher, and helpers to inspect an attempt."""
 
     def __init__(self, state: Path) -> None:
         self.state = state

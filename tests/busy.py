@@ -1,4 +1,4 @@
-"""A server on which some of everything happens, at random and the same each time."""
+"""A server on which a bit of everything happens, at random but reproducibly."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OOM = Exit(Cause.GPU_OOM, 1, evidence="CUDA out of memory", tried_mib=2000, free
 
 class Busy(FakeServer):
     def submit(self, **spec: object) -> JobId:
-        """With its environment as the daemon takes it in: apart from the job."""
+        """Like the daemon: with the environment separate from the job."""
         whole = a_spec(**spec)
         bare = environments.without(whole)
         id = JobId(self.next_id)
@@ -31,7 +31,7 @@ class Busy(FakeServer):
         return id
 
     def busy_day(self, seconds: int, seed: int = 0) -> Iterator[int]:
-        """Some of everything that happens, second by second."""
+        """A bit of everything, second by second."""
         rng = random.Random(seed)
         ended: list[JobId] = []
         for second in range(seconds):

@@ -1,4 +1,4 @@
-"""A real carmad on emulated GPUs in a test's directory: started, killed, asked, cleared away."""
+"""Starts, kills, queries and cleans up a real carmad on emulated GPUs in a test's directory."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ class Carmad:
     # its life
 
     def start(self, crash_after: int = 0, forgetful: bool = False, wait: bool = True) -> None:
-        """`crash_after` so many commits; `forgetful` of what an earlier daemon left undone.
+        """`crash_after`: a number of commits; `forgetful`: skip actions owed by an earlier daemon.
 
-        It is up when this returns, unless `wait` says no.
+        Returns when it is up, unless `wait` is False.
         """
         zygote = _zygote()
         assert zygote.stdin and zygote.stdout
@@ -80,8 +80,8 @@ class Carmad:
             self.await_ready()
 
     def start_cold(self, *under: str) -> None:
-        """From nothing, so that its interpreter sees the whole environment; by way of a command
-        that becomes it."""
+        """In a new interpreter, which sees the whole environment; optionally through a command that
+        execs it."""
         with self.log.open("ab") as log:
             process = subprocess.Popen(
                 [*under, *CARMAD, *self.argv],
@@ -113,7 +113,7 @@ class Carmad:
         until(up, "carmad to come up")
 
     def await_death(self, within_s: float = PATIENCE_S) -> bool:
-        """False: it lives on."""
+        """False: it is still alive."""
         if self._pidfd is None:
             return True
         if not select.select([self._pidfd], [], [], within_s)[0]:
@@ -136,7 +136,7 @@ class Carmad:
         assert self.await_death(), "carmad did not heed SIGTERM"
 
     def clear_away(self) -> None:
-        """Leave no process, whatever the test came to."""
+        """Leave no process behind, however the test ended."""
         self.kill()
         for pid in self.supervisors() + self.processes():
             with contextlib.suppress(ProcessLookupError):
@@ -218,7 +218,7 @@ class Carmad:
         return [pid for pid, words in _read_all("cmdline") if mark in words]
 
     def processes(self) -> list[int]:
-        """Of all its jobs."""
+        """The processes of all its jobs."""
         mark = f"{ATTEMPT_VARIABLE}={self.state}/".encode()
         return [pid for pid, words in _read_all("environ") if mark in words]
 
@@ -259,7 +259,7 @@ def clean_environment() -> dict[str, str]:
 
 
 def run_carmad(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """For starts that fail."""
+    """Run carmad in the foreground, for starts that fail."""
     return subprocess.run(
         [*CARMAD, "--config", os.devnull, *argv],
         env=clean_environment() | env,
@@ -271,7 +271,7 @@ def run_carmad(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 @cache
 def _zygote() -> subprocess.Popen[str]:
-    """It ends when its standard input is closed: with us."""
+    """It ends with this process, when its standard input is closed."""
     return subprocess.Popen(
         [sys.executable, "-m", "tests.warm"],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""A carmad of canned answers on a unix socket: what the API promises, and nothing behind it."""
+"""A fake carmad on a unix socket, with canned answers that conform to the API."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOW = "2026-11-20T12:00:00.000Z"
 
 
 def job(**changes: Any) -> dict[str, Any]:
-    """A running job; `changes` says what is different about this one."""
+    """A running job with these `changes`."""
     made = {
         "id": 42,
         "label": "42",
@@ -126,7 +126,7 @@ def ended(code: int | None = 0, signal: int | None = None, **changes: Any) -> di
 
 
 def private(theirs: dict[str, Any]) -> dict[str, Any]:
-    """What others see of a job."""
+    """A job as other users see it."""
     public = [
         "id",
         "label",
@@ -188,7 +188,7 @@ def gpu(index: int = 0, **changes: Any) -> dict[str, Any]:
 
 
 def blank_gpu(index: int) -> dict[str, Any]:
-    """A GPU of which next to nothing can be measured."""
+    """A GPU with hardly any measurements."""
     unknown = [
         "memory_used_mib",
         "memory_free_mib",
@@ -244,7 +244,7 @@ REFUSALS = [
                 "have": 0.84,
                 "unit": "",
                 "detail": "",
-                "text": "is too busy to be shared: SM activity 0.84 (limit 0.80)",
+                "text": "is too busy to share: SM activity 0.84 (limit 0.80)",
             },
             {
                 "code": "memory",
@@ -252,7 +252,7 @@ REFUSALS = [
                 "have": 27000,
                 "unit": "MiB",
                 "detail": "",
-                "text": "needs 82.0G of free memory, and 26.4G is left",
+                "text": "needs 82.0G of free memory; only 26.4G is neither used nor promised",
             },
         ],
         "rank": None,
@@ -392,7 +392,7 @@ class FakeDaemon:
 
     @property
     def body(self) -> Any:
-        """What was last sent."""
+        """The body of the last request."""
         return self.asked[-1][3]
 
     @property

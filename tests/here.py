@@ -1,4 +1,4 @@
-"""A server for estimators that runs what they try, but a script whose outcome is given."""
+"""A server for estimators that really runs their trials, except for scripts with a given result."""
 
 from __future__ import annotations
 

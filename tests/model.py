@@ -1,9 +1,9 @@
-"""A server in a model: the real core and engine, a world that does what it is told late, twice or
-not at all, and a disk in memory that may be full. Nothing may be lost or doubled, whatever happens.
+"""A modelled server: the real core and engine, a world that carries out actions late, twice or not
+at all, and an in-memory disk that may be full. Nothing may be lost or duplicated.
 
-`STEPS` names what may happen; each takes dice, so that Hypothesis and a plain seed can throw them.
-After each, `check` holds the core against the world; `settle` makes everything well again, and then
-every job must end.
+`STEPS` names what may happen; each takes dice, so that Hypothesis or a plain seed can drive them.
+After each, `check` compares the core with the world; `settle` repairs everything, and then every
+job must end.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Killed(BaseException):
 
 
 class Disk:
-    """As `SqlStore`. No version of a job gets onto it that the table of states forbids."""
+    """Like `SqlStore`. Rejects transitions that the state table does not allow."""
 
     def __init__(self) -> None:
         self.jobs: dict[JobId, Job] = {}
@@ -137,7 +137,7 @@ class Disk:
 
 
 class Hanging:
-    """A plugin as the guard shows it to the core: while it hangs, it raises."""
+    """A guarded plugin: while it hangs, calls raise."""
 
     def __init__(self, plugin: Any, model: Model) -> None:
         self._plugin, self._model, self.name = plugin, model, plugin.name
@@ -160,7 +160,7 @@ class Hanging:
 
 @dataclass
 class Attempt:
-    """What was really started, once."""
+    """An attempt that was really started, once."""
 
     job: Job
     exit: Exit | None = None  # None: its processes live
@@ -188,7 +188,7 @@ class Model:
     # -- the daemon's life
 
     def _boot(self) -> None:
-        """A daemon takes over what there is. What an earlier one had in memory is gone."""
+        """Start a daemon on the existing state. Its predecessor's memory is lost."""
         self.hands: deque[Launch | Stop | Signal] = deque()
         self.unestimated: list[JobId] = []
         self.reports: list[Key] = []
@@ -211,7 +211,7 @@ class Model:
         self.tell(Discovered(self.now, GPUS))
 
     def perform(self, action: Action) -> None:
-        """The core's world: nothing is done at once."""
+        """Nothing is done at once."""
         self.acts_left -= 1
         if self.acts_left < 0:
             return
@@ -221,12 +221,12 @@ class Model:
             self.hands.append(action)
 
     def tell(self, *events: Event) -> None:
-        """News: they must get in, sooner or later."""
+        """Send events, which must be handled sooner or later."""
         self.inbox.post(*events)
         self._turn()
 
     def ask(self, *events: Event) -> Future[None]:
-        """A user's wish: granted, refused, or not answered by a daemon that died."""
+        """A user's request: accepted, refused, or unanswered by a daemon that died."""
         done = self.inbox.request(*events)
         self._turn()
         return done
@@ -242,7 +242,7 @@ class Model:
             self._boot()
 
     def _noting_faults(self, handle: Callable[..., Step]) -> Callable[..., Step]:
-        """The engine goes on whatever the core raises; here it must raise nothing."""
+        """The engine survives whatever the core raises; here the core must not raise."""
 
         def noting(*events: Event) -> Step:
             try:
@@ -256,7 +256,7 @@ class Model:
     # -- what the daemon's other threads do
 
     def carry_out(self, dice: Dice) -> None:
-        """Some of what is owed, in order; a part of it twice."""
+        """Carry out some of the pending actions, in order, and some of them twice."""
         for _ in range(dice.randint(1, 4)):
             if self.hands:
                 action = self.hands.popleft()
@@ -317,7 +317,7 @@ class Model:
             self.tell(Estimated(self.now, job, estimate))
 
     def report(self, dice: Dice) -> None:
-        """In any order, and late."""
+        """Report ends, in any order, and late."""
         if self.reports:
             at = dice.randrange(len(self.reports))
             self.seen["report overtaken"] += at > 0
@@ -423,7 +423,7 @@ class Model:
         self.tell(Noticed(self.now, self._anyone(dice), "a note"))
 
     def postponed(self, dice: Dice) -> None:
-        """Also of an attempt that ended long ago, or has begun."""
+        """Also for an attempt that ended long ago, or has started."""
         job, attempt = self._anyone(dice), dice.randint(1, 3)
         self.tell(Postponed(self.now, job, attempt, over=dice.random() < 0.5))
 
@@ -442,7 +442,7 @@ class Model:
         self.reports.append(key)
 
     def gpu_lost(self, dice: Dice) -> None:
-        """It takes its jobs along, and the driver tells of an Xid, or not."""
+        """Its jobs die, and the driver may or may not report an Xid."""
         gpu = dice.choice(GPUS).id
         if gpu in self.lost:
             self.lost.remove(gpu)
@@ -456,7 +456,7 @@ class Model:
             self.tell(DrainRequested(self.now, gpu, "Xid 79", "carmad"))
 
     def gpu_goes(self, dice: Dice) -> None:
-        """A MIG instance does, or comes back; what runs on it goes on."""
+        """A MIG instance disappears or comes back; its jobs keep running."""
         gone = dice.choice((None, None, *GPUS))
         self.tell(Discovered(self.now, tuple(gpu for gpu in GPUS if gpu is not gone)))
 
@@ -473,7 +473,7 @@ class Model:
         self.tell(Tick(self.now))
 
     def restart(self, dice: Dice) -> None:
-        """And the clock may have been set meanwhile."""
+        """The clock may have been changed meanwhile."""
         jump = dice.choice((0.0, 0.0, 3.0, 7200.0, -7200.0))
         self.seen["clock set by two hours"] += abs(jump) > 3
         self.seen["report lost with the daemon"] += len(self.reports)
@@ -481,7 +481,7 @@ class Model:
         self._boot()
 
     def kill(self, dice: Dice) -> None:
-        """Before the next commit, or after it and so many actions."""
+        """Kill it before the next commit, or after it and some of its actions."""
         if dice.random() < 0.5:
             self.disk.killed_before = True
         else:
@@ -508,7 +508,7 @@ class Model:
             assert (job.attempt, job.gpus) == (number, started.gpus)
 
     def check_what_was_kept(self) -> None:
-        """Views stand until something changes them; the indexes of the ledger follow its jobs."""
+        """Views are valid until something changes; the ledger's indices match its jobs."""
         core = self.scheduler
         kept = [_facts(gpu) for gpu in core.view(self.now).gpus]
         core._fleet.look_again()
@@ -527,7 +527,7 @@ class Model:
             assert set(ledger.residents(gpu.id)) == {job for job in running if gpu.id in job.gpus}
 
     def settle(self) -> None:
-        """Everything is well again, and everybody patient: then every job ends and is told of."""
+        """Repair everything and wait: then every job ends, and its end is recorded."""
         self.disk.refuses, self.disk.killed_before, self.acts_left = 0, False, 10**9
         self.hanging, self.lost = set(), set()
         self.now += 100_000

@@ -1,4 +1,4 @@
-"""Builders of simulated runs for tests: by hand, or many jobs made up at random."""
+"""Builders of simulated runs for tests: by hand, or with many random jobs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def gpu(id: str, node: str = "node0", kind: str = "A100-40GB", **totals: float) 
 
 
 def timeline(rows: Iterable[Sequence[float]] = ((0.0, 0.0),), *fields: str) -> Timeline:
-    """Rows of an instant and the values of `fields` (at first `queued`) from then on."""
+    """Rows with a time and the values of `fields` (`queued` first) from then on."""
     named = fields or ("queued",)
     columns = {name: array("d") for name in ("at", *FIELDS)}
     for at, *values in rows:
@@ -92,7 +92,7 @@ def outcome(*jobs: JobOutcome, **changed: Any) -> Outcome:
 def experiment(
     made: Outcome, settings: Settings | None = None, rejected: tuple[Rejected, ...] = ()
 ) -> Experiment:
-    """One that could have had this outcome."""
+    """An experiment that could have had this outcome."""
     return Experiment(
         trace=Trace(made.trace, tuple(job.task for job in made.jobs), rejected),
         cluster=made.cluster,

@@ -1,4 +1,4 @@
-"""Builders for tests of policies: jobs that wait and run, GPUs with jobs on them, plans by job."""
+"""Builders for tests of policies: queued and running jobs, GPUs with jobs, plans by job."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ OF_SPEC = {field.name for field in fields(JobSpec)} - {
 
 
 def queued(id: int, wants: int = 1, **changes: Any) -> Job:
-    """A job in line for so many GPUs; fields of its spec may be given, too."""
+    """A queued job with this many GPUs; further arguments are fields of its spec."""
     spec = {name: changes.pop(name) for name in OF_SPEC & changes.keys()}
     return a_job(id, spec=a_spec(gpus=wants, **spec), **changes)
 
 
 def running_on(*gpus: int) -> dict[str, Any]:
-    """The fields of a job that has run on these GPUs, by index, since 0."""
+    """The fields of a job that has been running on these GPUs, by index, since time 0."""
     ids = tuple(a_gpu(n).id for n in gpus)
     return {"state": JobState.RUNNING, "gpus": ids, "started_at": 0.0}
 
@@ -46,23 +46,23 @@ def gpu_views(
 
 
 def half_free(jobs: int) -> int:
-    """Of 40 GiB, as soon as a job is there."""
+    """Half of 40 GiB is free once a job is there."""
     return 20_000 if jobs else 40_960
 
 
 def placements(policy: Policy, view: View) -> dict[int, Placement]:
-    """By job."""
+    """The placements, by job."""
     return {each.job: each for each in policy.plan(view) if isinstance(each, Placement)}
 
 
 def where(plan: Mapping[int, Placement] | Iterable[Proposal]) -> dict[int, tuple[int, ...]]:
-    """Each job's GPUs, by index; () for one that waits."""
+    """Each job's GPUs, by index; () if it waits."""
     proposals = plan.values() if isinstance(plan, Mapping) else plan
     placed = (each for each in proposals if isinstance(each, Placement))
     return {each.job: tuple(int(gpu.removeprefix("GPU-")) for gpu in each.gpus) for each in placed}
 
 
 def refused(placement: Placement) -> dict[int, list[str]]:
-    """The codes of the reasons that speak against each GPU, by index."""
+    """The codes of the reasons against each GPU, by index."""
     verdicts = enumerate(placement.verdicts)
     return {n: [reason.code for reason in verdict.refused] for n, verdict in verdicts}

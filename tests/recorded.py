@@ -1,4 +1,4 @@
-"""A busy server whose journal is kept, for the tests of what is written and of what is read."""
+"""A busy server with a journal, for tests of writing and reading it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Clients that submit and cancel while the daemon is killed again and again; and the reckoning.
+"""Clients that submit and cancel while the daemon is killed again and again; and the final check.
 
-Every job appends a line "id attempt pid gpu" to a file of its own as its first act, and ends in a
-way that follows from its kind and its id. So the files and the database must tell one story.
+Every job first appends a line "id attempt pid gpu" to its own file, and ends in a way that follows
+from its kind and its id. So the files and the database must agree.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def expected(kind: str, id: int) -> End:
 
 @dataclass
 class Storm:
-    """`forgetful`: with daemons that leave out what earlier ones owe, to see that it is noticed."""
+    """`forgetful`: daemons skip actions owed by earlier ones, to show that the check notices."""
 
     daemon: Carmad
     seed: int
@@ -117,7 +117,7 @@ class Storm:
                 thread.join()
 
     def settle(self, within_s: float) -> None:
-        """Wait until no job is left. Those that go on for ever and were not yet, are cancelled."""
+        """Wait until no job is left, cancelling those that would run for ever."""
 
         def none_left() -> bool:
             live = self.daemon.get("/v1/jobs")["jobs"]
@@ -129,7 +129,7 @@ class Storm:
         until(none_left, "every job to end", within_s)
 
     def check(self) -> None:
-        """With the daemon down."""
+        """Call it while the daemon is down."""
         store = SqlStore.open(self.daemon.state / "carma.db")
         try:
             jobs = {job.id: job for job in store.history(limit=1_000_000)}
@@ -172,7 +172,7 @@ class Storm:
         return [line.split() for line in lines]
 
     def _ended_while_down(self, jobs: object) -> list[int]:
-        """Jobs that wrote their last line while there was no daemon."""
+        """Jobs that wrote their last line while no daemon ran."""
         logs = [self.daemon.work / f"carma-{job.id}.out" for job in jobs if job.spec.name == "code"]
         ends = [log.stat().st_mtime for log in logs]
         return [end for end in ends if any(since < end < till for since, till in self.down)]
@@ -195,7 +195,7 @@ class Storm:
     # the clients
 
     def _client(self, number: int) -> None:
-        """Deal the whole deck at least once, and go on until the storm is over."""
+        """Go through all requests at least once, and continue until the storm is over."""
         dice = random.Random(f"{self.seed}/{number}")
         deck: list[str] = []
         dealt, to_cancel = 0, []

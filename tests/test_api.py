@@ -61,7 +61,7 @@ JOB = {"argv": ["python", "train.py", "--lr", "0.1"], "cwd": "/tmp"}
 
 @pytest.fixture
 def open_path() -> Iterator[Path]:
-    """Others can reach the socket in it, which they could not below pytest's own directories."""
+    """Makes the socket accessible to others, unlike pytest's own directories."""
     with tempfile.TemporaryDirectory(prefix="carma-api-") as folder:
         Path(folder).chmod(0o755)
         yield Path(folder)
@@ -244,7 +244,7 @@ def test_a_job_that_its_users_quota_never_allows_is_refused(open_path: Path) -> 
 
 
 def test_a_task_is_called_by_its_label_wherever_a_reason_names_it(daemon: Daemon) -> None:
-    """Its id alone may be that of the whole array: who cancels that cancels all of it."""
+    """Its plain id may be that of the whole array, and cancelling that cancels all of it."""
     array = submit(daemon, array={"indices": [4, 5, 6]}, exclusive=True)
     waits = submit(daemon, exclusive=True, memory_mib=1000)
     said = daemon.call("GET", f"/v1/jobs/{waits}/why")[1]
@@ -436,7 +436,7 @@ def test_an_oom_is_told_and_the_job_waits_in_the_recovery_queue(open_path: Path)
         assert out["failures"][0]["fragmented"] is True
         assert out["exclusive"] is True
         assert (out["started_at"], out["mode"], out["advice"]) == (None, None, None)
-        assert out["retry"] == "fragmented memory beside other jobs, tried next alone"
+        assert out["retry"] == "fragmented memory beside other jobs; retried alone"
         assert daemon.call("GET", "/v1/status")[1]["counts"]["recovering"] == 1
 
 
@@ -499,8 +499,8 @@ def test_every_rule_has_its_words() -> None:
         assert short(reason, "GPU1")
     assert phrase(Reason("busy", detail="job 3, job 4")).endswith("job 3, job 4 are there")
     alone = Reason("array_limit", 1, 1, "tasks")
-    assert phrase(alone) == "a task of its array runs, and it wants one at once"
-    assert phrase(Reason("few_idle", 1, 0, "GPUs")) == "no GPU is idle that it could have"
+    assert phrase(alone) == "one task of its array is running, which is its limit"
+    assert phrase(Reason("few_idle", 1, 0, "GPUs")) == "no GPU that it could use is idle"
     assert phrase(Reason("my_rule", 2, 1, "MiB", "so")) == "my rule: needs 2 MiB, has 1 MiB (so)"
 
 
@@ -652,8 +652,8 @@ def act(daemon: Daemon, what: str, select: object, **more: object) -> dict[str, 
 def test_cancel_hold_release_requeue(daemon: Daemon) -> None:
     runs, waits = submit(daemon), submit(daemon, held=True)
     assert act(daemon, "hold", f"{runs},{waits}") == {
-        "1": (False, "is starting: only a job that waits can be held"),
-        "2": (True, "was held already"),
+        "1": (False, "is starting: only a waiting job can be held"),
+        "2": (True, "was already held"),
     }
     assert act(daemon, "release", waits) == {"2": (True, "released")}
     assert act(daemon, "cancel", f"{runs}-{waits},77") == {
@@ -664,7 +664,7 @@ def test_cancel_hold_release_requeue(daemon: Daemon) -> None:
     for label in ("1", "2"):
         assert daemon.call("GET", f"/v1/jobs/{label}/wait")[1]["state"] == "cancelled"
     assert act(daemon, "cancel", "1") == {"1": (False, "has already ended: cancelled")}
-    assert act(daemon, "requeue", "1") == {"1": (True, "queued again")}
+    assert act(daemon, "requeue", "1") == {"1": (True, "requeued")}
     assert act(daemon, "requeue", "1")["1"][0] is False
     assert error(daemon.call("POST", "/v1/requeue", {"select": "all"})) == (400, "bad_request")
 
@@ -677,7 +677,7 @@ def test_a_job_is_not_requeued_for_one_that_is_refused(daemon: Daemon) -> None:
     told = act(daemon, "requeue", f"{middle},{last}")
     assert [told[str(job)][0] for job in (middle, last)] == [False, False]
     told = act(daemon, "requeue", f"{failed},{middle},{last}")
-    assert {words for _, words in told.values()} == {"queued again"}
+    assert {words for _, words in told.values()} == {"requeued"}
 
 
 @pytest.mark.parametrize(
@@ -880,10 +880,13 @@ def test_a_layout_and_stage_times_are_kept(daemon: Daemon) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"layout": {"stages": [{"replicas": 3}]}}, "one of 3 GPUs, and it wants 1"),
-        ({"stage_times": ["H100"]}, "this server has no GPU called 'H100'"),
-        ({"stage_times": ["A100", "NVIDIA A100-PCIE-40GB"]}, "twice for NVIDIA A100-PCIE-40GB"),
-        ({"stage_times": ["", ""]}, "twice for any GPU"),
+        ({"layout": {"stages": [{"replicas": 3}]}}, "needs 3 GPUs, but it asks for 1"),
+        ({"stage_times": ["H100"]}, "this server has no GPU that matches 'H100'"),
+        (
+            {"stage_times": ["A100", "NVIDIA A100-PCIE-40GB"]},
+            "A100-PCIE-40GB are given twice",
+        ),
+        ({"stage_times": ["", ""]}, "for any GPU are given twice"),
     ],
 )
 def test_a_layout_that_does_not_fit_is_refused(

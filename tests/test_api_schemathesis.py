@@ -1,4 +1,4 @@
-"""The API keeps its OpenAPI promises, whatever is sent to it."""
+"""The API conforms to its OpenAPI schema, whatever is sent to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A-SRPT as a policy: the virtual machine, the line, patience and places, by hand and simulated."""
+"""A-SRPT as a policy: virtual machine, queue, patience and placement, by hand and simulated."""
 
 import math
 from dataclasses import replace
@@ -31,7 +31,7 @@ LIGHT = Layout((Stage(2, 0.1, 0.2, weights_mib=5.0),))
 
 
 def queued(id, seconds=None, wants=1, **changes):
-    """A job that is predicted to run for so long."""
+    """A job with this predicted duration."""
     told = None if seconds is None else Prediction(seconds, "forest")
     return planning.queued(id, wants, **{"prediction": told, **changes})
 
@@ -55,7 +55,7 @@ def plan(view, **changes):
 
 
 def remembered(view):
-    """What the view's next one has in memory."""
+    """The memory of the next view."""
     told = [p.memory for p in made(view.settings).plan(view) if isinstance(p, Remember)]
     return told[0] if told else view.memory
 
@@ -151,7 +151,7 @@ STORIES = st.lists(  # arrival, work, whether it leaves, after how long
 
 
 def by_steps(story, until):
-    """Brute force: unit by unit of time, the least first. Returns what is left and done then."""
+    """Brute force: serves the smallest job unit by unit. Returns what is left and done."""
     work, done = {}, {}
     for now in range(until + 1):
         for id, (arrival, units, leaves, after) in enumerate(story, 1):
@@ -171,7 +171,7 @@ def by_steps(story, until):
 
 @given(STORIES, st.lists(st.integers(0, 60)), st.integers(0, 60))
 def test_it_is_what_stepping_from_zero_comes_to(story, looks, until):
-    """However often it is looked at meanwhile."""
+    """However often it is updated meanwhile."""
     jobs = {id: queued(id, float(told[1])) for id, told in enumerate(story, 1)}
     ends = {id: a + after if leaves else 999 for id, (a, _, leaves, after) in enumerate(story, 1)}
     instants = {a for a, *_ in story} | set(ends.values()) | set(looks) | {until}
@@ -292,7 +292,7 @@ def test_backfill_lets_a_few_pass_who_waits_for_gpus():
 
 
 def test_the_papers_baselines():
-    """In an order of their own, the line held or not."""
+    """With their own order, with and without blocking the queue."""
     jobs = [queued(1, 10.0, wants=3), queued(2, 20.0), queued(3, 25.0, wants=1)]
     by_length = view_of(3, jobs, running(9, 2))
     assert where(plan(by_length, by=shortest)) == {1: (), 2: (), 3: ()}
@@ -330,7 +330,7 @@ def test_who_says_nothing_of_its_parts_is_kept_together_in_the_smallest_place():
 
 
 def test_gpus_are_given_in_the_order_of_the_slots():
-    """The second stage talks much: it gets the island with two GPUs, the first one the other."""
+    """The second stage communicates much, so it gets the island with two GPUs."""
     layout = Layout((Stage(1, out_mib=1.0), Stage(2, in_mib=0.5, weights_mib=50.0)))
     job = queued(1, 10.0, 3, layout=layout)
     view = view_of(4, [job], running(9, 3), islands="baab")

@@ -1,4 +1,4 @@
-"""A-SRPT's benchmark: its baselines are the paper's, and its page tells what was found."""
+"""A-SRPT's benchmark: the paper's baselines, and the results page."""
 
 from __future__ import annotations
 

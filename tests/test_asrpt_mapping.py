@@ -1,4 +1,4 @@
-"""What `python -m benchmarks.asrpt.mapping` calls the optimum, against all mappings there are."""
+"""The optimum of `python -m benchmarks.asrpt.mapping`, checked against all mappings."""
 
 from itertools import permutations
 

@@ -1,4 +1,4 @@
-"""The policies that papers compare theirs with: orders and costs by hand, preemption in a core."""
+"""The papers' baseline policies: orders and costs by hand, preemption in a core."""
 
 import math
 import random
@@ -312,7 +312,7 @@ def test_who_is_never_preempted(settings, victim, head):
 
 
 def test_a_recovering_job_gives_way_to_recovering_ones_only():
-    """It would be back in line before the job that it was stopped for."""
+    """It would be requeued ahead of the job that it was stopped for."""
     policy = baselines.srtf(PREEMPTING)
     retry = Retry("oom")
     recovering = running(9, 0, expected_s=1000, retry=retry)
@@ -434,7 +434,7 @@ def drive(make, tasks, gpus, stop_s, kill_grace_s=30.0):
 
 
 def shortest_remaining_ends(tasks):
-    """When the tasks end on one GPU, worked out second by second."""
+    """When the tasks end on one GPU, computed second by second."""
     left, ends, now = {}, [], 0
     while len(ends) < len(tasks):
         left |= {task: task[1] for task in tasks if task[0] == now}
@@ -478,7 +478,7 @@ def test_every_job_comes_to_its_end_and_no_work_is_done_twice(make, stop_s):
 
 
 def test_plans_that_preempt_pass_the_checks():
-    """Random servers and queues, and priorities that have nothing to do with either."""
+    """Random servers and queues, with unrelated priorities."""
     settings = Settings(limits=Limits(preemption=True, backfill=2))
     unshared = baselines.fifo(settings)
     policy = Preemptive("any", unshared, lambda job, now: job.id * 7 % 13)

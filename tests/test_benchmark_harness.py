@@ -1,4 +1,4 @@
-"""What all benchmarks share: the entry point, reports and their files, tables, processes."""
+"""Shared parts of benchmarks: entry point, reports and their files, tables, processes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def measured(every: int = 1) -> Report:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    """Runs `measured` with these arguments; answers with the result files' texts by name."""
+    """Runs `measured` with these arguments; returns the texts of the result files by name."""
 
     def run(*arguments: str, needs: Path | None = None) -> dict[str, str]:
         module = ModuleType("__main__", "How fast it is.")
@@ -138,7 +138,7 @@ def _told() -> set[str]:
 
 
 def test_every_command_that_is_written_down_is_there() -> None:
-    """Commands that this file makes up are not."""
+    """Except for commands invented in this file."""
     for name in sorted(_told() - {"benchmarks.speed"}):
         spec = find_spec(name)
         assert spec is not None and spec.origin is not None, name

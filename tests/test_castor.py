@@ -1,4 +1,4 @@
-"""Castor as a policy: who shares GPUs with whom and in what parts, by hand and simulated."""
+"""Castor as a policy: which jobs share GPUs, and split batches, by hand and simulated."""
 
 import math
 from dataclasses import replace
@@ -45,7 +45,7 @@ MILD = (1.1, 1.1)
 
 
 def queued(id, left_s=100.0, wants=1, **changes):
-    """A profiled job that will run for so long."""
+    """A profiled job with this duration."""
     known = {"profile": PROFILE, "prediction": left_s and Prediction(left_s, "history")}
     return planning.queued(id, wants, **{**known, **changes})
 
@@ -61,7 +61,7 @@ def view_of(gpus, queue, *residents, settings=SETTINGS, now=0.0, nodes="a" * 16,
 
 
 def with_ratios(pairs=None, settings=SETTINGS):
-    """The policy, which is told the ratios of a running job and a new one by their ids."""
+    """The policy, with given ratios for a running and a new job by their ids."""
 
     def told(one, new, memory_mib, models):
         return (pairs or {}).get((one.id, new.id), MILD)
@@ -376,7 +376,7 @@ def test_a_long_line_is_explained_in_front_and_ends_where_nothing_is_to_be_had()
 
 
 def model(feature, below, above, threshold=0.5):
-    """One split; a feature that is missing counts as above."""
+    """One split; a missing feature counts as above."""
     stage = Stage(
         (0, -1, -1),
         (threshold, 0.0, 0.0),
@@ -520,7 +520,7 @@ def test_a_twin_that_cannot_be_split_waits(simulated_castor):
 
 
 def test_what_a_batch_of_another_size_took_teaches_nothing():
-    """Neither its profile nor its duration: it is another job, though the command is the same."""
+    """Neither profile nor duration: it is a different job, with the same command."""
     command = ("train", "--batch={batch_size}")
     groups = {group(a_spec(argv=command, batch_size=size)) for size in (None, 32, 64, 64)}
     assert len(groups) == 3

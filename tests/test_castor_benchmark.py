@@ -1,4 +1,4 @@
-"""What `python -m benchmarks.castor` computes from simulated runs, against figures by hand."""
+"""What `python -m benchmarks.castor` computes from simulated runs, checked by hand."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_what_a_neighbour_has_left_counts_in_its_own_seconds() -> None:
 
 
 def test_a_job_waits_for_as_many_gpus_as_it_wants() -> None:
-    """Of two jobs that hold a GPU each the longer one decides; both GPUs slow the third alike."""
+    """Of two jobs with a GPU each, the longer one decides; both slow the third job equally."""
     tasks = (a_task(0, 400), a_task(0, 1000), a_task(200, 100, gpus=2))
     made = shared("2xA100-40GB", *tasks)
     (found,) = decisions(made, simulate(made))

@@ -1,4 +1,4 @@
-"""Castor's mathematics: the step time, theorem 1 and algorithm 2, the model of interference."""
+"""Castor's mathematics: step time, theorem 1, algorithm 2, interference model."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ class TestBoosted:
 class TestInterference:
     @pytest.fixture
     def rows(self) -> list[Beside]:
-        """Pairs that slow each other by what they want of the GPU beyond all of it."""
+        """Pairs that slow each other down by their demand beyond the whole GPU."""
         levels = [n / 11 for n in range(1, 12)]
         return [
             Beside(

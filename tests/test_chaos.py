@@ -1,4 +1,4 @@
-"""What may go down while jobs run: the daemon at any moment, supervisors, the machine, the disk."""
+"""Failures while jobs run: of the daemon at any moment, supervisors, the machine, the disk."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_fifty_kills_lose_no_job_and_start_none_twice(port: Carmad) -> None:
 
 
 def die_after(port: Carmad, commits: int) -> None:
-    """A daemon is given one job, and dies right after a commit."""
+    """Gives a daemon one job, and lets it die right after a commit."""
     port.start(crash_after=commits, wait=False)
     accepted = False
     while port.alive:
@@ -75,7 +75,7 @@ def test_what_a_commit_owes_is_done_after_a_crash(port: Carmad, commits: int) ->
 def test_a_daemon_that_forgets_what_is_owed_would_be_noticed(
     port: Carmad, commits: int, state: str
 ) -> None:
-    """The teeth of the tests above: they fail when `Engine.restore` performs no action."""
+    """Shows that the tests above fail if `Engine.restore` performs no actions."""
     die_after(port, commits)
     port.start(forgetful=True)
     assert port.ended(port.sh("exit 0"))["state"] == "succeeded"
@@ -107,7 +107,7 @@ SHORT_THE_SECOND_TIME = "echo up $CARMA_RESTART_COUNT; [ $CARMA_RESTART_COUNT = 
 
 
 def power_cut(daemon: Carmad, *jobs: int) -> None:
-    """As far as one can be had: what is CARMA's is gone at once, the jobs' processes stay."""
+    """As close as possible: all of CARMA is gone at once, but the jobs' processes stay."""
     supervisors = [daemon.supervisor(job) for job in jobs]
     daemon.kill()
     for pid in supervisors:
@@ -140,7 +140,7 @@ def test_a_reboot_requeues_what_it_ended_but_only_once(daemon: Carmad) -> None:
 
 
 def test_a_power_cut_in_the_middle_of_a_launch(daemon: Carmad) -> None:
-    """Its supervisor wrote that it began, and no more: it is not known to have done nothing."""
+    """Its supervisor recorded its start and no more: whether it did anything is not known."""
     job = daemon.sh("echo up; sleep 1000")
     daemon.await_output(job, "up")
     power_cut(daemon, job)
@@ -221,14 +221,14 @@ def small_file_system(disk: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own for the state directory."""
+    """A separate file system for the state directory."""
     with small_file_system(tmp_path / "state") as disk:
         yield disk
 
 
 @pytest.fixture
 def small_disk_for_jobs(tmp_path: Path) -> Iterator[Path]:
-    """One for the attempts' directories alone: the database has room, a launch has not."""
+    """One for the attempts' directories only: the database has space, but launches have none."""
     with small_file_system(tmp_path / "state/jobs") as disk:
         yield disk
 
@@ -249,9 +249,9 @@ def test_a_full_disk_takes_no_job_and_loses_none(small_disk: Path, daemon: Carma
     status, out = until(lambda: refused(daemon), "a full disk to be noticed")
     assert status == 503
     assert "carma.db" in out["error"]
-    assert "Make room" in out["hint"]
+    assert "Free space" in out["hint"]
     told = daemon.carma("submit", "true", rc=1)
-    assert "Make room" in told and "Traceback" not in told
+    assert "Free space" in told and "Traceback" not in told
     (daemon.work / "go").touch()
     daemon.await_output(goes_on, "over")
     assert daemon.get("/v1/health")["status"] == "ok"
@@ -263,7 +263,7 @@ def test_a_full_disk_takes_no_job_and_loses_none(small_disk: Path, daemon: Carma
 
 
 def refused(daemon: Carmad) -> tuple[int, Json] | None:
-    """SQLite has some room left in the blocks that it has."""
+    """SQLite has some space left in its existing blocks."""
     status, out = daemon.call("POST", "/v1/jobs", daemon.submission("true", held=True))
     return (status, out) if status >= 400 else None
 
@@ -288,7 +288,7 @@ def test_a_full_disk_does_not_fail_the_jobs_that_wait(
 def test_what_happens_on_a_full_disk_is_recorded_once_there_is_room(
     small_disk: Path, daemon: Carmad
 ) -> None:
-    """Ends that could not be committed, and a daemon that is killed meanwhile."""
+    """Ends of attempts that could not be committed, and a daemon that is killed meanwhile."""
     ends = daemon.sh("echo up; while [ ! -e go ]; do sleep 0.05; done; exit 6")
     killed = daemon.sh("echo up; sleep 1000", requeue=False)
     for job in (ends, killed):
@@ -297,7 +297,7 @@ def test_what_happens_on_a_full_disk_is_recorded_once_there_is_room(
     until(lambda: refused(daemon), "a full disk to be noticed")
     os.kill(daemon.supervisor(killed), signal.SIGKILL)
     (daemon.work / "go").touch()
-    until(lambda: "cannot record what happens" in daemon.log.read_text(), "an end not recorded")
+    until(lambda: "cannot record events" in daemon.log.read_text(), "an end not recorded")
     daemon.kill()
     daemon.start()
     assert refused(daemon)
@@ -307,13 +307,13 @@ def test_what_happens_on_a_full_disk_is_recorded_once_there_is_room(
 
 
 def test_a_daemon_that_may_write_nothing_goes_on_when_it_may(daemon: Carmad) -> None:
-    """The same without a file system to spare; its log and the attempts' files fail as well."""
+    """The same without a separate file system; its log and attempts' files fail as well."""
     goes_on = daemon.sh("echo up; while [ ! -e go ]; do sleep 0.05; done; exit 9")
     daemon.await_output(goes_on, "up")
     free = resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, (0, free[1]))
     told = refused(daemon)
-    assert told and told[0] == 503 and "Make room" in told[1]["hint"]
+    assert told and told[0] == 503 and "Free space" in told[1]["hint"]
     (daemon.work / "go").touch()
     until(lambda: (daemon.attempt(goes_on) / "exit").exists(), "the job to end")
     for _ in range(3):

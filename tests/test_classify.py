@@ -1,4 +1,4 @@
-"""The cause of a job's end, told from its traces."""
+"""Finding the cause of a job's end."""
 
 import re
 from re import _constants as sre  # type: ignore[attr-defined]
@@ -143,7 +143,7 @@ def patterns():
 
 
 def repeats(parsed, times=1):
-    """How often each repeat in a parsed pattern may be gone through, with those around it."""
+    """The maximum count of each repetition in a parsed pattern, including enclosing ones."""
     for kind, argument in parsed:
         inner = times
         if kind in (sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT):

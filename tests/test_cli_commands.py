@@ -1,4 +1,4 @@
-"""Every verb against a daemon of canned answers: people, programs, pipes, and what goes wrong."""
+"""Every verb against a daemon with canned answers: for people, programs and pipes, with errors."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_job_reports_what_its_steps_go_to(
     times = {"load_s": 0.01, "forward_s": 0.037, "backward_s": 0.076, "communication_s": 0.098}
     assert fake.body == {"seconds": 0.25, "stages": times | {"sync": "backward"}}
     assert run(["report-step", "0.25", "42", "--forward", "37"]) == 2
-    assert "'37' is not the time of a stage" in capsys.readouterr().err
+    assert "'37' is not a valid stage time" in capsys.readouterr().err
     assert run(["report", "0.25", "42"]) == 0, "its first name, which --help does not list"
     assert fake.body == {"seconds": 0.25}
     assert run(["--help"]) == 0
@@ -330,7 +330,7 @@ def test_logs_of_one_job_where_several_write_to_the_file(
     capfdbinary: pytest.CaptureFixture[bytes],
     block: int,
 ) -> None:
-    """Each attempt that finds text has a title; the first job has none, nor has a shell."""
+    """Each attempt that finds text has a header; the first job has none, nor does a shell."""
     monkeypatch.setattr("cli.commands.logs.BLOCK", block)
     log = tmp_path / "log"
     parts = [b"1\n2\n", title(43, 1) + b"oops\n", title(42, 2) + b"3\n", title(44, 1) + b"4"]
@@ -431,7 +431,7 @@ def test_history_filters_and_csv(fake: FakeDaemon, capsys: pytest.CaptureFixture
 
 @pytest.fixture
 def open_python(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """It stands in for ours, and every user can run it. The real one may be below /root."""
+    """Replaces our Python by one that every user can run. The real one may be below /root."""
     with tempfile.TemporaryDirectory(prefix="carma-python-") as folder:
         Path(folder).chmod(0o755)
         python = Path(folder, "python")

@@ -1,4 +1,4 @@
-"""`carma estimate`: which command is asked about, the search for what fits, and what is shown."""
+"""`carma estimate`: the requested command, the search for what fits, and the output."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def an_answer(*estimates: Any) -> Any:
 
 
 def traced(mib: int, **changes: Any) -> Any:
-    """What a server says whose trace is chosen, and off by 1 MiB at most."""
+    """The answer of a server that chooses the trace, which is off by at most 1 MiB."""
     found = an_estimate("trace", mib, low=mib - 1, high=mib + 1, chosen=True, **changes)
     return an_answer(an_estimate("history", None, "no like job ran"), found)
 
 
 def answering(fake: FakeDaemon, say: Callable[[list[str]], Any]) -> list[list[str]]:
-    """From now on `say` answers, about the command that is sent. Answers with what it was asked."""
+    """Lets `say` answer from now on, given the command sent. Returns the list of requests."""
     asked = []
 
     def answer(method: str, target: str, body: Any) -> tuple[int, Any]:
@@ -136,7 +136,7 @@ def test_there_is_an_end_to_what_is_tried() -> None:
 
 
 def test_blocks_of_memory_are_told_from_what_does_not_depend() -> None:
-    """A small model takes the same for 16 and 32, as the allocator gives out 2 MiB at least."""
+    """A small model needs the same for 16 and 32, as the allocator hands out at least 2 MiB."""
     assert list(searched(lambda value: 5, 16, 10)) == [16, 32, 2048]
     tried = searched(lambda value: 4 + value // 100, 16, 10)
     assert vary.bounds(tried, 10) == (699, 700)
@@ -168,7 +168,7 @@ def test_the_search_for_programs(fake: FakeDaemon, capsys: pytest.CaptureFixture
 def test_what_does_not_depend_is_told(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
     asked = answering(fake, of_batch(0))
     assert run(["estimate", "--fit", "2G", "p"]) == 1
-    assert "--batch-size does not change what it needs" in capsys.readouterr().out
+    assert "--batch-size does not affect its memory" in capsys.readouterr().out
     assert [argv[1:] for argv in asked] == [["--batch-size", n] for n in ("16", "32", "2048")]
 
 
@@ -200,7 +200,7 @@ def test_a_search_ends_where_nobody_has_an_answer(
 def test_one_estimator_counts_all_the_way(
     fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """History tells of the batch that ran, and a guess beside the trace is another scale."""
+    """History is about the batch that ran, and other estimators have a different scale."""
 
     def say(argv: list[str]) -> Any:
         batch = int(argv[-1])

@@ -1,4 +1,4 @@
-"""What the terminal shows, from the API's answers alone."""
+"""Terminal output, rendered from the API's answers alone."""
 
 from __future__ import annotations
 
@@ -131,16 +131,16 @@ def test_what_never_ran_has_no_exit_code() -> None:
 
 
 def test_a_job_s_troubles_are_told_by_show_and_why() -> None:
-    """Those of its owner's job: earlier attempts with their neighbours, notes, what may help."""
+    """For its owner: earlier attempts with their neighbours, notes, what may help."""
     oom = {"cause": "gpu_oom", "evidence": "out!", "neighbours": ["job 7 held 900 MiB"]}
     trouble = {
         "failures": [fake.ended(code=1)["exit"] | oom],
-        "retry": "tried next alone",
+        "retry": "retried alone",
         "notes": ["runs without MPS"],
     }
     why = {**fake.WHY, "job": fake.waiting(**trouble)}
     for text in (plain(render.show(fake.waiting(**trouble))), plain(render.why(why))):
-        assert "gpu oom: out! (on the same GPUs, job 7 held 900 MiB)\n  next: tried next" in text
+        assert "gpu oom: out! (on the same GPUs, job 7 held 900 MiB)\n  next: retried" in text
         assert "notes\n  · runs without MPS" in text
     assert "try a smaller batch" in plain(render.show(fake.job(advice="try a smaller batch")))
 
@@ -164,7 +164,7 @@ def test_why_shows_every_gpu_and_every_number() -> None:
     assert "Job 43 waits: no GPU can take it now" in text
     assert "place in line: 3, behind job 40" in text
     assert "SM activity 0.84 (limit 0.80)" in text
-    assert "needs 82.0G of free memory, and 26.4G is left" in text
+    assert "needs 82.0G of free memory; only 26.4G" in text
     assert text.splitlines()[7] == "GPU 1  would do", "a rank means nothing to people"
     assert "fits GPU 0 now with --gpu-mem 26G" in text
 

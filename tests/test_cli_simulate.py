@@ -1,4 +1,4 @@
-"""`carma simulate`: its words, what it prints and writes, its cache, and what can go wrong."""
+"""`carma simulate`: its arguments, output, files, cache and errors."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_settings_are_the_defaults_and_not_the_servers(
 
 
 def test_settings_and_physics_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
-    """10 s of settling are over at 20."""
+    """The 10 s of settling end at 20."""
     words = ["--set", "monitor.window_s=10", "--set", "physics.first_kernel_s=20"]
     assert figures(capsys, *words[:2]) == [(20 + 110, (110 + 130) / 2)]
     assert figures(capsys, *words) == [(30 + 120, (120 + 150) / 2)]
@@ -117,7 +117,7 @@ def test_settings_and_physics_of_a_run(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_estimates_by_name(capsys: pytest.CaptureFixture[str]) -> None:
-    """By the guess, the second job needs 40,000 MiB; that is free when the first has ended."""
+    """By the estimate, the second job needs 40,000 MiB, which is free when the first has ended."""
     words = ["--estimator", "none", "--estimator", "oracle", "--estimator", "guess"]
     runs = answer(capsys, *words)
     assert [one["estimator"] for one in runs] == ["none", "oracle", "guess"]
@@ -240,7 +240,7 @@ def test_a_page(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
 
 
 def test_history(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under its own policy first, and on its own GPUs with its own settings."""
+    """First under its own policy, on its own GPUs, with its own settings."""
     settings = Settings(policy="rr", monitor=Monitor(window_s=10.0))
     past = Experiment(sources.load("two.csv"), parse("1xA100-40GB"), settings, "guess", "none")
     outcome = replace(simulate(past), policy="recorded", makespan_s=1000.0)
@@ -313,8 +313,8 @@ def test_nothing_is_simulated_twice(
         ("two.csv --set window_s", "--set window_s has no value"),
         ("two.csv --set risk=3", "--set risk is a group of settings"),
         ("two.csv --set physics.gravity=9.81", "first_kernel_s"),
-        ("two.csv --set physics.oom_s=soon", "a number of 0 or more, and not 'soon'"),
-        ("two.csv --set physics.oom_s=inf", "a number of 0 or more, and not 'inf'"),
+        ("two.csv --set physics.oom_s=soon", "a number of 0 or more, not 'soon'"),
+        ("two.csv --set physics.oom_s=inf", "a number of 0 or more, not 'inf'"),
         ("two.csv --tune monitor.windows_s=3,4", "Did you mean monitor.window_s?"),
         ("two.csv --tune monitor.window_s=3,", "should be a valid number"),
         ("two.csv --tune monitor.window_s", "should be a valid number"),
@@ -477,7 +477,7 @@ def test_interrupted(
     send: Callable[[int, signal.Signals], None],
     number: signal.Signals,
 ) -> None:
-    """By a terminal's Ctrl-C every process of the group gets the signal, by `kill` just one."""
+    """With Ctrl-C, every process of the group gets the signal; with `kill`, only one."""
     info = tmp_path / "slow-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Name: slow\nVersion: 1\n", encoding="utf-8")

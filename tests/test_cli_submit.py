@@ -1,4 +1,4 @@
-"""`carma submit`: what people may write, what is sent, what comes back; and that it stays light."""
+"""`carma submit`: its options, requests and output; and that it stays light."""
 
 from __future__ import annotations
 
@@ -302,7 +302,7 @@ def test_a_layout_says_how_many_gpus(
     assert fake.body["gpus"] == 5
     assert submit([*stages, "-G", "5", "prog"]) == 0
     assert submit([*stages, "-G", "4", "prog"]) == 2
-    assert "one of 5 GPUs, and --gpus says 4" in capsys.readouterr().err
+    assert "needs 5 GPUs, but --gpus says 4" in capsys.readouterr().err
     assert submit(["--allreduce", "tree", "prog"]) == 2
     lines = "#CARMA --layout '3x forward=1ms' --allreduce tree\n"
     lines += "#CARMA --stages 'forward=1s backward=2s'"
@@ -685,7 +685,7 @@ def test_an_interrupt_leaves_the_job_alone(
 
 
 def test_submitting_imports_nothing_heavy(fake: FakeDaemon) -> None:
-    """Importing typer alone costs more than the whole of `carma submit` may."""
+    """Importing typer alone takes longer than all of `carma submit` may."""
     code = (
         "import sys; before = set(sys.modules); from cli.main import run;"
         "code = run(['submit', '-G', '2', '-t', '2h', '--gpu-mem', '4G', 'prog']);"

@@ -1,4 +1,4 @@
-"""What `carma` says, and does again, when carmad dies over a question or is not there."""
+"""What `carma` reports and repeats when carmad dies during a request or is not running."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def die_unheard(connection: socket.socket) -> None:
 
 
 class Dying:
-    """Treats each connection as the next behaviour says; then nobody is there."""
+    """Handles each connection by the next behaviour; after the last, nobody listens."""
 
     def __init__(self, path: Path) -> None:
         self.connections = 0

@@ -1,4 +1,4 @@
-"""What `carma` does where carmad has no time for it, or no place left to wait in."""
+"""What `carma` does when carmad is too busy or has no room for more requests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DONE = b'HTTP/1.1 200 OK\r\n\r\n{"id": 1}'
 
 
 def answering(path: Path, *answers: bytes) -> list[bytes]:
-    """What the daemon was asked, answered in this order."""
+    """The requests to the daemon, answered in this order."""
     asked: list[bytes] = []
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
@@ -54,7 +54,7 @@ def test_but_not_for_longer_than_one_waits_for_an_answer(path: Path) -> None:
 
 
 def test_a_refusal_that_says_nothing_of_later_is_final(path: Path) -> None:
-    """It may have been done all the same."""
+    """The request may have been carried out."""
     busy = b'HTTP/1.1 503 X\r\n\r\n{"error": "too busy", "code": "unavailable"}'
     asked = answering(path, busy, DONE)
     with pytest.raises(Refused, match="too busy"):
@@ -63,7 +63,7 @@ def test_a_refusal_that_says_nothing_of_later_is_final(path: Path) -> None:
 
 
 def test_an_answer_to_what_was_not_read_counts(path: Path) -> None:
-    """The daemon refuses a long request, and closes: the rest of it meets nobody."""
+    """The daemon refuses a long request and closes the connection without reading the rest."""
     refusal = b'HTTP/1.1 413 X\r\n\r\n{"error": "too large", "code": "too_large"}'
     answering(path, refusal)
     with pytest.raises(Refused, match="too large"):

@@ -1,4 +1,4 @@
-"""The daemon's clock, and what a restart after the wall clock was set makes of running jobs."""
+"""The daemon's clock, and running jobs after the wall clock was changed and carmad restarted."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_boot_has_a_name() -> None:
 
 
 class Machine:
-    """Daemons of one boot, one after the other, on one state directory."""
+    """Successive daemons of one boot with one state directory."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "carma.db"
@@ -150,7 +150,7 @@ def test_all_that_is_measured_of_a_job_moves_and_what_its_owner_said_does_not(
 
 
 def test_a_wall_that_was_not_set_moves_nothing_however_often_it_is_read(tmp_path: Path) -> None:
-    """Two clocks are never read at the very same moment."""
+    """Two clocks are never read at exactly the same moment."""
     machine = Machine(tmp_path)
     machine.running(time_limit_s=HOUR)
     before = machine.store.restore().jobs
@@ -174,7 +174,7 @@ def test_after_a_reboot_the_wall_is_read_anew(tmp_path: Path) -> None:
 def test_a_shift_that_cannot_be_recorded_is_not_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a full disk, or killed half way: the earlier daemon's time goes on."""
+    """On a full disk, or if killed halfway, the earlier daemon's time is kept."""
     machine = Machine(tmp_path)
     machine.running(time_limit_s=HOUR)
     before = machine.store.restore().jobs

@@ -1,4 +1,4 @@
-"""CARMA's own plugins pass the checks that it ships, and plugins that are wrong do not."""
+"""CARMA's own plugins pass the checks that it ships, and faulty plugins do not."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def fails(plan: Plan, rule: str) -> None:
 
 
 def altered(plan: tuple[Placement, ...], **changes: object) -> tuple[Placement, ...]:
-    """The same, but for what is said of jobs that start."""
+    """The same, but with changed placements of jobs that start."""
     return tuple(replace(p, **changes) if p.gpus else p for p in plan)  # type: ignore[arg-type]
 
 
@@ -161,7 +161,7 @@ def test_chance() -> None:
 
 
 def test_memory_of_earlier_plans() -> None:
-    """Asked twice in a row it answers alike; asked again later it does not."""
+    """Called twice in a row, it answers the same; called again later, it does not."""
 
     @dataclass
     class Forgetful:
@@ -181,7 +181,7 @@ def test_memory_of_earlier_plans() -> None:
 
 
 def test_no_gpu_is_too_full_for_it() -> None:
-    """Judges every job by the view it was given, as if it had placed none."""
+    """Judges every job by the original view, ignoring its own placements."""
 
     def plan(view: View) -> tuple[Placement, ...]:
         plans = [good(replace(view, queue=(job,))) for job in view.queue]
@@ -254,7 +254,7 @@ def test_a_silent_wait() -> None:
 
 
 def test_a_wait_while_gpus_are_willing() -> None:
-    """One GPU's refusal does not say why the job was not given another."""
+    """One GPU's refusal does not say why the job did not get another."""
 
     def plan(view: View) -> tuple[Placement, ...]:
         return tuple(replace(p, gpus=()) for p in good(view))

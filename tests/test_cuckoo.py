@@ -1,4 +1,4 @@
-"""Cuckoo as a policy: who is packed with whom, and whose turn is when; by hand and simulated."""
+"""Cuckoo as a policy: which jobs are packed, and when they run; by hand and simulated."""
 
 import math
 from dataclasses import replace
@@ -58,7 +58,7 @@ NOTHING_LEFT = (StageTimes(0.0, 3.0, 7.0),)  # whoever is beside it gains little
 
 
 def queued(id, left_s=100.0, wants=1, deadline=None, stages=COMPUTES, **changes):
-    """A job of known stages that will run for so long."""
+    """A job with known stages and this duration."""
     told = {
         "deadline_at": deadline,
         "stage_times": stages,
@@ -73,7 +73,7 @@ def running(id, *gpus, left_s=1000.0, **changes):
 
 
 def view_of(gpus, queue, *residents, settings=SETTINGS, now=0.0, kinds="a" * 16, **looks):
-    """`kinds` has a letter for each GPU. The queue is put in order."""
+    """`kinds` has a letter for each GPU. The queue is sorted."""
     cards = [a_gpu(n, name=kinds[n]) for n in range(gpus)]
     order = made(settings).order
     line = sorted(queue, key=lambda job: (not job.retry, job.spec.nice, order(job), job.id))
@@ -85,7 +85,7 @@ def made(settings):
 
 
 def in_turns(settings, **variant):
-    """Two who compute at once take turns, as in the paper's example: none of them gains by that."""
+    """Two jobs that compute at once take turns, as in the paper's example, and do not gain."""
     policy = made(settings)
     packer = replace(policy.packer, model=Asynchronous(gpu=2.0))
     return replace(policy, **{"packer": packer, **variant})
@@ -141,7 +141,7 @@ def test_the_heaviest_matching_is_not_the_heaviest_edge():
 
 
 def test_a_job_that_all_would_like_to_have_leaves_the_others_theirs():
-    """Everybody's best edges all lead to the first ten; still nobody is left without a partner."""
+    """All jobs' best edges lead to the first ten; still no job is left without a partner."""
     rng = np.random.default_rng(0)
     liked = np.concatenate((np.full(10, 5.0), np.zeros(50)))
     weights = 1 + rng.random((60, 60)) / 10 + liked[:, None] + liked
@@ -241,7 +241,7 @@ def test_between_equals_it_is_who_is_before_in_line():
 
 
 def test_a_place_goes_to_who_is_late_without_it():
-    """The second group takes longer there, but the first one is in time anyway."""
+    """The second group takes longer there, but the first meets its deadline anyway."""
     place = [Window(0, end_s=NEVER)]
     groups = groups_of([[2.0], [3.0]], [9, 9], windows=1, late_s=np.array([0.0, 1.5]))
     assert [slot and slot.order for slot in min_cost(groups, place)] == [None, 1]
@@ -320,7 +320,7 @@ def test_passes_are_scaled_as_other_jobs_have_it_and_nothing_else_is():
 
 
 def test_one_owner_s_slip_moves_nobody_else_s_plan():
-    """Job 1 says that on kind b it computes for ever, or never; job 2 is known on kind a alone."""
+    """Job 1 claims to compute for ever, or never, on kind b; job 2 is known only on kind a."""
     known_on_a = (StageTimes(0.0, 1.0, 1.0, gpu="a"),)
     for slip in (StageTimes(1.0, 0.0, 0.0, gpu="b"), StageTimes(0.0, 0.0, 3e8, gpu="b")):
         jobs = [queued(1, stages=(*known_on_a, slip)), queued(2, stages=known_on_a)]
@@ -385,7 +385,7 @@ def test_on_another_kind_it_takes_as_much_longer_as_its_iterations():
 
 
 def beside(*residents, queue=None, **changes):
-    """Who joins whom on one GPU each."""
+    """Which jobs join, with one GPU each."""
     return plan(view_of(len(residents), queue or [queued(1, stages=LOADS)], *residents, **changes))
 
 
@@ -400,7 +400,7 @@ def test_a_job_joins_the_one_it_is_most_efficient_with():
 
 
 def test_of_two_it_joins_the_one_that_has_time_for_it():
-    """Job 8 is the better company (1.5 times as long, not 1.6), as long as it has time for that."""
+    """Job 8 is the better partner (1.5 times as long, not 1.6), if it has time for that."""
     mixed = (StageTimes(5.0, 1.6, 3.4),)
     for deadline, found in ((2000.0, 0), (1000.0, 1)):
         residents = running(8, 0, stages=LOADS, deadline=deadline), running(9, 1)
@@ -531,7 +531,7 @@ def test_of_a_pair_in_line_the_one_with_the_earlier_deadline_starts_and_the_othe
 
 
 def test_close_deadlines_weigh_as_much_as_the_admin_wants():
-    """Job 2 is the better company for job 1, and job 3's deadline is as close as can be."""
+    """Job 2 is the more efficient partner for job 1; job 3 has the same deadline."""
     mixed = (StageTimes(5.0, 1.6, 3.4),)
     jobs = [
         queued(1, stages=LOADS, deadline=5000.0),
@@ -829,7 +829,7 @@ def task(name, submit_s, duration_s, **changes):
 
 
 def test_joining_jobs_do_not_keep_off_whose_turn_is_next(simulated_with):
-    """One of 40 that come one after the other could always join, and never let the GPU go."""
+    """One of 40 successive jobs could always join, so that the GPU would never become free."""
     stream = [task(f"{n}", 500.0 * n, 1000.0, stages=(LOADS, COMPUTES)[n % 2]) for n in range(40)]
     alone = task("alone", 10.0, 1000.0, exclusive=True, deadline_s=5000.0)
     [_, alone, *_] = simulated_with(in_turns, stream[0], alone, *stream[1:])

@@ -1,4 +1,4 @@
-"""What Cuckoo's benchmark takes for the truth, and how it judges models."""
+"""The ground truth of Cuckoo's benchmark, and how it rates models."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ TWO = Activity(1.0, 0.25, 0.8)
 
 
 class FakeDcgmi:
-    """A command that answers from files, which a test may replace while it runs."""
+    """A command whose answers are files that a test may replace while it runs."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -1,4 +1,4 @@
-"""The documentation against the code: generated pages, commands, settings, links, shell lines."""
+"""Checks the documentation against the code: generated pages, commands, settings, links."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_every_state_and_path_is_documented() -> None:
 
 
 def _anchors(text: str) -> set[str]:
-    """As GitHub makes them of headings."""
+    """As GitHub derives them from headings."""
     bare = FENCE.sub("", text)
     titles = re.findall(r"^#+ (.+)$", bare, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}

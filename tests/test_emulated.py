@@ -1,4 +1,4 @@
-"""Emulated cards, the source that reads them, the job that runs on them, and the demo's trace."""
+"""Emulated GPUs, the source that reads them, the job that uses them, and the demo's trace."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def start_job(directory: Path, *argv: str, gpus: str = "0") -> subprocess.Popen[
 
 
 def wait_for(source: EmulatedSource, wanted: Callable[[GpuSample], bool]) -> GpuSample:
-    """The first sample of the first card that is as wanted."""
+    """The first sample of the first GPU that satisfies the condition."""
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         sample = source.sample(0.0)[0]

@@ -84,7 +84,7 @@ def test_a_job_larger_than_the_card_ends_out_of_memory_with_evidence(one_gpu: Ca
 
 
 def test_what_a_job_used_is_known_when_it_comes_again(tmp_path: Path) -> None:
-    """By the daemon that watched it, and by the next."""
+    """Known to the daemon that watched it, and to the next."""
     with running(tmp_path, "1xA100-40GB", CARMA_ESTIMATOR="history") as daemon:
         words = train(memory_mib=7_000, seconds=1, warmup=0.1)
         first = daemon.ended(daemon.submit(*words))
@@ -133,7 +133,7 @@ def test_a_daemon_that_stops_leaves_the_look_at_a_script_to_the_next(tmp_path: P
 
 
 def at_work_in(folder: Path) -> list[int]:
-    """The processes whose directory it is."""
+    """The processes with this working directory."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -184,7 +184,7 @@ def test_a_gpu_takes_no_second_job_before_the_first_has_warmed_up(one_gpu: Carma
 
 
 def moment(daemon: Carmad, job: int, state: str) -> float:
-    """When it first came into a state, to the millisecond."""
+    """When it first entered a state, to the millisecond."""
     moves = daemon.job(job)["history"]
     first = next(move["at"] for move in moves if move["after"] == state)
     return datetime.fromisoformat(first).timestamp()
@@ -247,7 +247,7 @@ def test_what_cannot_start_says_why_and_what_to_do(daemon: Carmad) -> None:
 
 
 def a_conda(daemon: Carmad) -> Path:
-    """One that has no environments."""
+    """A conda without environments."""
     conda = daemon.folder / "conda"
     conda.write_text("#!/bin/sh\necho 'conda() { echo EnvironmentNameNotFound >&2; return 1; }'\n")
     conda.chmod(0o755)
@@ -271,7 +271,7 @@ def system_wide() -> Iterator[Carmad]:
 
 
 class User:
-    """Somebody with a directory to work in."""
+    """A user with a working directory."""
 
     def __init__(self, daemon: Carmad, name: str) -> None:
         self.entry = pwd.getpwnam(name)
@@ -350,7 +350,7 @@ def test_submit_and_wait_answers_with_the_jobs_exit_code(daemon: Carmad) -> None
 
 
 def test_a_job_makes_its_files_as_its_submitters_umask_says(daemon: Carmad) -> None:
-    """And its log is made so, too."""
+    """That includes its log."""
     run = ["--wait", "--gpu-mem", "1G", "--wrap", "umask; touch checkpoint"]
     daemon.carma("submit", *run, umask=0o077)
     made = [daemon.work / "carma-1.out", daemon.work / "checkpoint"]
@@ -425,7 +425,7 @@ def test_logs_are_followed_to_the_end(daemon: Carmad) -> None:
 
 
 def test_logs_show_one_job_and_old_text_decides_nothing(daemon: Carmad) -> None:
-    """Of two jobs with one log, the first has run out of memory."""
+    """The first of two jobs with the same log ran out of memory."""
     oom = daemon.sh("echo torch.OutOfMemoryError: CUDA out of memory. >&2; exit 1", stdout="log")
     assert daemon.ended(oom)["exit"]["cause"] == "gpu_oom"
     id = daemon.sh("echo ModuleNotFoundError; exit 1", stdout="log")
@@ -469,7 +469,7 @@ def test_what_has_been_is_listed_and_summed_up(daemon: Carmad) -> None:
 
 
 def test_an_idle_daemon_writes_nothing(daemon: Carmad) -> None:
-    """However many jobs have ended, and with one that waits: periods pass, the files stay."""
+    """With ended jobs and a waiting one, time passes without any file changing."""
     jobs = daemon.post("/v1/jobs", daemon.submission("true", array={"indices": list(range(30))}))
     waits = daemon.submit("true", held=True)
     for id in jobs["ids"]:

@@ -1,4 +1,4 @@
-"""What the end of an attempt means, and what an owner may have done to a job."""
+"""What the end of an attempt means, and what owners may do to a job."""
 
 from __future__ import annotations
 
@@ -120,18 +120,18 @@ def test_what_may_be_done_depends_on_the_state() -> None:
     assert control.cancel(running()) == Verdict("is being stopped")
     assert control.cancel(over) == Verdict("has already ended: timed out", **refused)
     again = control.cancel(stopping(Cause.TIME_LIMIT))
-    assert again == Verdict("is being stopped already", acts=False)
-    assert control.hold(a_job(held=True), True) == Verdict("was held already", acts=False)
+    assert again == Verdict("is already being stopped", acts=False)
+    assert control.hold(a_job(held=True), True) == Verdict("was already held", acts=False)
     assert control.hold(a_job(), False) == Verdict("was not held", acts=False)
-    why = "is running: only a job that waits can be released"
+    why = "is running: only a waiting job can be released"
     assert control.hold(running(), False) == Verdict(why, **refused)
     assert control.requeue(running(), {}) == Verdict("has not ended: it is running", **refused)
-    assert control.requeue(over, {}) == Verdict("queued again")
+    assert control.requeue(over, {}) == Verdict("requeued")
 
 
 def test_a_job_that_would_wait_in_vain_is_not_requeued() -> None:
     spec = a_spec(after=(After(JobId(7), AfterKind.OK),))
     job = a_job(8, spec=spec, state=JobState.CANCELLED, ended_at=1.0)
     verdict = control.requeue(job, {JobId(7): JobState.TIMED_OUT})
-    assert verdict == Verdict("waits for job 7, which ended as timed out", False, True)
+    assert verdict == Verdict("depends on job 7, which ended as timed out", False, True)
     assert control.requeue(job, {JobId(7): JobState.SUCCEEDED}).acts

@@ -37,7 +37,7 @@ GPU = a_gpu()
 
 
 class FullStore:
-    """The real store, whose disk can be filled."""
+    """The real store, with a disk that can be filled."""
 
     def __init__(self, store):
         self.store = store
@@ -92,7 +92,7 @@ class Daemon:
         return id
 
     def fill(self, full=True):
-        """The real database: it may not grow, and nothing fits into the pages that it has."""
+        """Fill the real database: it may not grow, and its pages are full."""
         with closing(self.store.store._engine.raw_connection()) as connection:
             connection.cursor().execute(f"PRAGMA max_page_count = {1 if full else 1_000_000}")
         big = a_job(10_000, spec=a_spec(argv=("x" * 1_000_000,)))
@@ -242,7 +242,7 @@ def test_on_a_full_disk_nobody_is_preempted(daemon):
     [(Cause.CANCELLED, JobState.CANCELLED), (Cause.TIME_LIMIT, JobState.TIMED_OUT)],
 )
 def test_a_stop_that_was_not_committed_survives_the_daemon(tmp_path, cause, state):
-    """It is killed before there is room; the next one learns from the attempt why it ended."""
+    """It is killed before there is space; the next one learns the cause from the attempt."""
     first = Daemon(tmp_path)
     id = first.start(time_limit_s=60)
     first.fill()
@@ -281,7 +281,7 @@ def test_an_end_that_the_core_stumbles_over_is_a_failure(daemon, monkeypatch, ca
     daemon.inbox.post(Exited(2.0, id, 1, Exit(Cause.GPU_OOM, 3, evidence="odd")))
     daemon.await_state(id, JobState.FAILED)
     assert daemon.store.store.job(id).exit == Exit(Cause.FAILURE, 3)
-    assert caplog.text.count("dropped news") == 1
+    assert caplog.text.count("dropped events") == 1
 
 
 def test_an_end_that_cannot_be_handled_is_tried_until_it_can(daemon, monkeypatch, caplog):
@@ -300,7 +300,7 @@ def test_an_end_that_cannot_be_handled_is_tried_until_it_can(daemon, monkeypatch
 
 
 def test_what_was_measured_is_saved_when_the_daemon_stops(daemon):
-    """A little more than was saved already: nothing else is a reason to save it."""
+    """The peak has hardly grown, so there is no other reason to save it."""
     id = daemon.start()
     job = daemon.inbox.ask(lambda core: core.jobs[id]).result(10)
     for at, mib, mj in ((2.0, 1000, 0), (3.0, 1001, 7000)):
@@ -315,7 +315,7 @@ def test_what_was_measured_is_saved_when_the_daemon_stops(daemon):
 
 
 def test_time_passes_though_nobody_has_news(daemon):
-    """As when the driver hangs, and with it the monitor: time limits hold all the same."""
+    """When the driver hangs, and the monitor with it, time limits still hold."""
     id = daemon.start(time_limit_s=60.0)
     until(lambda: daemon.world.stops, "the job to be stopped")
     assert daemon.world.stops[0] == (id, 1, Cause.TIME_LIMIT)
@@ -363,7 +363,7 @@ def test_the_clock_does_not_jump(monkeypatch):
 
 
 def test_restore_does_what_was_left_undone(tmp_path):
-    """Killed after the commit and before the act: the next daemon acts."""
+    """Killed between commit and action: the next daemon carries the action out."""
     store = SqlStore.open(tmp_path / "carma.db")
     settings = Settings()
     core = Scheduler(settings, builtin.magm(settings), ladder.exclusive(settings))

@@ -1,4 +1,4 @@
-"""What jobs are given: the environment, the command line, the names of their logs."""
+"""What jobs get: the environment, the command line, the names of their logs."""
 
 from __future__ import annotations
 

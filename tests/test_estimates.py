@@ -1,4 +1,4 @@
-"""Waiting jobs and the estimators: whose turn it is, what is asked once, what goes wrong."""
+"""Estimating waiting jobs: users in turn, identical jobs once, and failures."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.waiting import until
 
 
 class Asked:
-    """An estimator that answers when it is told to, and a record of what became of its answers."""
+    """An estimator that answers on request, and a record of its delivered answers."""
 
     def __init__(self) -> None:
         self.specs: list[JobSpec] = []
@@ -98,7 +98,7 @@ def test_what_may_need_other_memory_is_asked_anew(asked: Asked, other: dict[str,
 
 
 def changed(option: Option) -> object:
-    """A value that is not the default."""
+    """A value other than the default."""
     parts = {
         "after": (After(JobId(7)),),
         "array": ArrayTask(JobId(1), 3),
@@ -133,7 +133,7 @@ def test_jobs_with_unlike_deadlines_are_traced_once(asked: Asked) -> None:
 
 
 def test_an_answer_ages(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The script may be another one by now."""
+    """The script may have changed by now."""
     asked.go_on.set()
     asked.put(1)
     until(lambda: len(asked.told) == 1)

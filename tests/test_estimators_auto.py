@@ -1,4 +1,4 @@
-"""Who is asked, who is believed, and what is said when nobody knows."""
+"""Which estimators `auto` asks, which it chooses, and its refusal if none has an estimate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which runs are runs of the same job, and what their peaks say of the next one."""
+"""Recognising runs of the same job, and estimating the next one from their peaks."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_the_estimate_is_the_95th_percentile() -> None:
 
 
 def test_it_looks_at_no_file_itself(tmp_path: Path) -> None:
-    """As the daemon is root: only what the user's own process said of them counts."""
+    """Because the daemon is root: only what the user's own process reports counts."""
     (tmp_path / "train.py").touch()
     server = a_server(runs=[a_run(cwd=str(tmp_path), ended_at=900.0)])
     estimate = history(Settings(), server).estimate(a_spec(cwd=str(tmp_path)))

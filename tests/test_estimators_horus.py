@@ -1,4 +1,4 @@
-"""The formula against the paper's numbers, and the tables that it can be fed with."""
+"""The formula checked against the paper's numbers, and its input tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a look's numbers to an estimate, and what past runs add to it."""
+"""From a trace's numbers to an estimate, and the effect of past runs."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_the_context_is_learned() -> None:
 
 
 def test_what_was_learned_with_another_context_is_the_same() -> None:
-    """The peak less what was traced counts, not the error of the estimate as a whole."""
+    """The peak minus the traced part counts, not the error of the whole estimate."""
     wrong = Estimate(4000, "trace", parts=(("activations", 3000), ("context", 1000)), stack=STACK)
     assert estimated(*[a_run(3800, wrong)] * 3).mib == 3800
 
@@ -90,7 +90,7 @@ def test_runs_that_never_grew_teach_nothing() -> None:
 
 
 def test_the_margin_is_learned() -> None:
-    """One in ten was at three times what was traced."""
+    """One in ten used three times the traced amount."""
     runs = [past(3500)] * 18 + [past(9500)] * 2
     assert estimated(*runs).mib == 3500
     assert estimated(*runs).safe_mib == 9500
@@ -120,12 +120,12 @@ def test_small_jobs_do_not_teach_large_ones_a_large_share() -> None:
 
 
 def forged(uid: int, n: int = 4) -> list[Run]:
-    """Jobs of which hardly anything was to be traced, and which took 30 GiB for some seconds."""
+    """Jobs with next to nothing to trace that used 30 GiB for some seconds."""
     return [past(30_000, body_mib=10, uid=uid)] * n
 
 
 def test_four_forged_jobs_move_nobody_elses_estimate() -> None:
-    """1.5G became 30.3G for everybody."""
+    """It used to turn everyone's 1.5G into 30.3G."""
     assert estimated(*forged(666)) == estimated()
     assert estimated(*forged(666, 200)) == estimated()
     assert estimated(*forged(666), *[past(3800)] * 3).mib == 3800, "one's own runs count first"
@@ -156,7 +156,7 @@ lies = st.lists(st.tuples(st.integers(1, 80_000), st.integers(1, 80_000)), max_s
 def test_one_among_several_users_moves_nothing_beyond_the_others(
     users: list[list[int]], lies: list[tuple[int, int]]
 ) -> None:
-    """Neither the context nor the margin, however many runs he has, whatever they show."""
+    """Neither the context nor the margin, however many runs they have and whatever these show."""
     others = [[Judged(3_000, peak) for peak in peaks] for peaks in users]
     liar = [Judged(body, peak) for body, peak in lies]
     contexts = [(context_mib(Past(runs)) or (0, ""))[0] for runs in others]

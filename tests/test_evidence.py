@@ -1,4 +1,4 @@
-"""Whose a process is, and what was read of an attempt's GPUs, also after it has ended."""
+"""Which attempt a process belongs to, and readings of an attempt's GPUs, also after its end."""
 
 import subprocess
 import sys
@@ -60,7 +60,7 @@ def test_a_process_that_has_just_died_is_still_its_attempt_s():
 
 
 def test_a_process_that_died_before_anybody_asked_is_not_an_external_one():
-    """The reading shows it; whose it was cannot be told any more."""
+    """The reading shows it, but its owner can no longer be found."""
     evidence = Evidence()
     with supervisor() as (pid, child):
         evidence.supervised(FIRST, pid)
@@ -91,7 +91,7 @@ def test_an_attempt_s_running_processes_are_those_that_use_a_gpu_and_live():
 
 @pytest.mark.parametrize(("until_s", "full"), [(2.5, True), (9.0, False), (0.5, False)])
 def test_a_gpu_was_full_if_it_was_when_the_main_process_ended(until_s, full):
-    """What that leaves behind may be seen there for some seconds, on a GPU that is empty again."""
+    """Its leftovers may be seen for some seconds, on a GPU whose memory is free again."""
     evidence = Evidence()
     with supervisor() as (pid, child):
         evidence.supervised(FIRST, pid)

@@ -1,4 +1,4 @@
-"""The example of a third-party policy: installed as its users would, found by name, and at work."""
+"""The example of a third-party policy: installed like a user would, found by name, and used."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ assert short(crowded, "GPU1") == "Crowded: GPU1"
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where pip has put the built package."""
+    """Where pip installed the package."""
     target = tmp_path_factory.mktemp("site")
     offline = ["--no-index", "--disable-pip-version-check", "--no-deps", "--no-build-isolation"]
     pip = [sys.executable, "-m", "pip", "install", "--quiet", *offline]

@@ -1,4 +1,4 @@
-"""The example of a training loop that CARMA may split: it learns what it would have, unsplit."""
+"""The example of a training loop that CARMA may split: it learns the same as unsplit."""
 
 from __future__ import annotations
 

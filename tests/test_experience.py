@@ -1,4 +1,4 @@
-"""What finished jobs teach, from a committed step to an estimator, and over a restart."""
+"""Learning from finished jobs, from a committed step to an estimator, and across restarts."""
 
 from __future__ import annotations
 

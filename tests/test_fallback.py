@@ -1,4 +1,4 @@
-"""A policy that raises, hangs, recovers or answers nonsense, and the one that stands in for it."""
+"""A policy that raises, hangs, recovers or returns invalid answers, and its fallback."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def hanging() -> Iterator[Callable[[], None]]:
 def served(
     fake: Fake, fallback: bool = True, timeout_s: float = LONG, **more: object
 ) -> FakeServer:
-    """Under the fake, with a busy GPU so that whoever comes next waits in line."""
+    """With the fake policy, and a busy GPU, so that further jobs wait."""
     settings = Settings(policy="fake", policy_fallback="magm" if fallback else "")
     deputy = GuardedPolicy(builtin.magm(settings), LONG) if fallback else None
     policy = GuardedPolicy(fake, timeout_s, deputy=settings.policy_fallback)
@@ -172,7 +172,7 @@ def test_one_that_goes_on_failing_is_asked_ever_more_seldom() -> None:
 
 
 def test_one_that_comes_and_goes_is_not_asked_more_often_for_that() -> None:
-    """Each change of the guard sorts the whole line anew."""
+    """Each switch of policies sorts the whole queue again."""
     fake = Fake()
     server = served(fake)
     server.submit()
@@ -293,7 +293,7 @@ def test_a_trouble_with_another_plugin_leaves_the_policy_well() -> None:
     trouble = Trouble("predictor x", "KeyError()", 0.0, 1.0, 3, "jobs are unpredicted")
     settings = Settings(policy_fallback="rr")
     policy, recovery, predictor = doctor._deciding(settings, [trouble])
-    assert (policy["ok"], policy["detail"]) == (True, "magm decides; rr would if it failed")
+    assert (policy["ok"], policy["detail"]) == (True, "magm decides; rr takes over if it fails")
     assert (recovery["ok"], recovery["name"]) == (True, "recovery")
     assert predictor["ok"] is False and "policy_fallback" not in predictor["hint"]
 
@@ -301,7 +301,7 @@ def test_a_trouble_with_another_plugin_leaves_the_policy_well() -> None:
 def test_doctor_names_everything_that_the_core_asks_and_counts_what_is_installed() -> None:
     found = {check["name"]: check["detail"] for check in doctor._deciding(Settings(), [])}
     assert found.keys() == {"policy", "predictor", "recovery"}
-    assert found["predictor"] == "history says how long jobs take"
+    assert found["predictor"] == "history predicts how long jobs take"
     installed = doctor._plugins()
     assert installed["ok"] is True
     for kind in registry.KINDS:
@@ -320,7 +320,7 @@ def test_a_fallback_is_another_policy() -> None:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
-    """The guards', in seconds; it moves when the test says so."""
+    """The guards' clock, in seconds, controlled by the test."""
     now = [1000.0]
     monkeypatch.setattr(guards, "time", SimpleNamespace(monotonic=lambda: now[0], time=time.time))
     yield now
@@ -342,7 +342,7 @@ def asked(guarded: GuardedPredictor | GuardedRecovery | GuardedPolicy) -> str:
 
 @pytest.mark.parametrize("kind", [GuardedPredictor, GuardedRecovery, GuardedPolicy])
 def test_one_that_hangs_costs_its_time_once(kind, clock, hanging) -> None:
-    """Whichever question it hangs at; and once it is back it is left alone for a while."""
+    """Whichever call hangs; and after it returns, the plugin is not called for a while."""
     fake = Fake()
     fake.act = hanging
     guarded = kind(fake, SHORT)
@@ -369,7 +369,7 @@ def test_a_policy_that_hangs_at_one_question_is_asked_no_other(hanging) -> None:
 
 
 def test_one_that_is_always_late_is_asked_ever_more_seldom(clock) -> None:
-    """Of an hour it may take a few minutes."""
+    """It may take at most a few minutes of an hour."""
     guarded = GuardedPredictor(Fake(), SHORT)
     tries, begin = 0, clock[0]
     while clock[0] < begin + 3_600 * SHORT / guards.CORE_WAITS_S:
@@ -425,7 +425,7 @@ def test_one_loaded_anew_decides(clock, hanging) -> None:
 
 
 def replayed(server: FakeServer, settings: Settings, policy, fallback) -> list[Step]:
-    """What a new core makes of the same events, with plugins that are well."""
+    """The decisions of a new core for the same events, with working plugins."""
     from carmad.core.scheduler import Scheduler
     from recovery import ladder
 

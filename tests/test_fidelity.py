@@ -1,4 +1,4 @@
-"""The fidelity benchmark's own arithmetic. Whether the two agree it measures itself."""
+"""The fidelity benchmark's arithmetic; the benchmark itself measures the agreement."""
 
 from __future__ import annotations
 

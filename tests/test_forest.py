@@ -1,4 +1,4 @@
-"""How long recurring jobs run: the forest, the table that it becomes, and who predicts with it."""
+"""Durations of recurring jobs: the forest, the table made of it, and its predictors."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def test_of_each_group_it_says_about_the_mean() -> None:
 
 
 def test_groups_stay_apart_whose_hashes_are_near() -> None:
-    """As 32-bit floats these were one number."""
+    """As 32-bit floats these would be equal."""
     near = {"ffffffffffe0": [100.0] * 20, "ffffffffffff": [900.0] * 20}
     told = forest.grown(*columns(near))
     assert told["ffffffffffe0"] < 200 and told["ffffffffffff"] > 800
 
 
 def test_nobodys_jobs_move_what_is_told_of_anothers() -> None:
-    """In every third tree a group that ran once is told what its neighbour by name took."""
+    """In every third tree, a group that ran once would get its neighbour's duration."""
     runs = {"b": [100.0], "c": [90.0, 120.0], **{f"a{n}": [1e6] for n in range(20)}, "d": [1e6]}
     assert forest.grown(*columns(runs))["b"] > 10_000, "as the paper has it"
     told = forest.within_own(*columns(runs))
@@ -95,7 +95,7 @@ def test_errors_are_of_jobs_that_ran_before() -> None:
 
 
 def test_the_newest_fifth_judges() -> None:
-    """Whose durations have changed; the order of the rows does not matter."""
+    """Its durations have changed; the order of the rows does not matter."""
     old = [row(n, f"g{n % 4}", 100.0) for n in range(80)]
     new = [row(100 + n, f"g{n % 4}", 140.0) for n in range(20)]
     nobody = [row(300, "", 1e9)]

@@ -1,4 +1,4 @@
-"""What a daemon may find when it starts, and what may be installed into it. See also test_api."""
+"""Invalid state that a daemon may find at startup, and broken plugins. See also test_api."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def rubbish(database: Path) -> None:
 
 
 def torn(database: Path) -> None:
-    """The head is good, and the pages behind it are not."""
+    """The header is intact, but the pages after it are not."""
     content = bytearray(database.read_bytes())
     content[4096:] = bytes(255 for _ in content[4096:])
     database.write_bytes(content)
@@ -192,7 +192,7 @@ def broken(settings):
 
 @pytest.fixture
 def packages(tmp_path: Path) -> Path:
-    """A directory with a package of policies, as pip would leave it."""
+    """A directory with a package of policies, as installed by pip."""
     folder = tmp_path / "packages"
     about = folder / "wild-1.0.dist-info"
     about.mkdir(parents=True)
@@ -240,7 +240,7 @@ def test_a_policy_that_cannot_be_loaded(tmp_path: Path, packages: Path, policy: 
     assert_refused(
         tmp_path,
         error=f"'{policy}' of policies cannot be loaded",
-        hint="is everything that it needs installed? For CARMA's own that is carma[policies] or "
+        hint="are its dependencies installed? For CARMA's own, these are carma[policies] or "
         "carma[estimators]",
         CARMA_POLICY=policy,
         PYTHONPATH=str(packages),
@@ -248,7 +248,7 @@ def test_a_policy_that_cannot_be_loaded(tmp_path: Path, packages: Path, policy: 
 
 
 def test_nothing_is_loaded_from_the_directory_it_is_started_in(tmp_path: Path) -> None:
-    """Root may stand in a user's directory when it starts the daemon."""
+    """Root may start the daemon from a user's directory."""
     (tmp_path / "fastapi.py").write_text("open('loaded', 'w')\nraise SystemExit(42)\n")
     carma = Path(sys.executable).with_name("carma")
     where = ["--state-dir", str(tmp_path / "state"), "--socket", str(tmp_path / "sock")]

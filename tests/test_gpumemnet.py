@@ -1,4 +1,4 @@
-"""GPUMemNet as an estimator: what it sees of a network, when it refuses, what it answers."""
+"""GPUMemNet as an estimator: its features, refusals and estimates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Making GPUMemNet's weights: networks drawn, built, labelled and learned from."""
+"""Making GPUMemNet's weights: generating, building and labelling networks, and training."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_networks_that_do_not_fit_are_passed_over_but_not_for_ever() -> None:
 
 @pytest.fixture(scope="module")
 def samples() -> list[Sample]:
-    """Of which the memory follows a simple law."""
+    """Samples whose memory follows a simple law."""
     made = []
     for drawn in islice(synthesise("mlp", 0), 240):
         assert isinstance(drawn, Mlp)

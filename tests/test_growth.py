@@ -1,4 +1,4 @@
-"""What the daemon remembers of jobs that have ended is bounded in bytes, and not only in number."""
+"""What the daemon remembers about ended jobs is bounded in bytes, not only in number."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def grown() -> object:
-    """What Python has allocated since, in bytes."""
+    """The growth of Python's allocations, in bytes."""
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
     yield lambda: tracemalloc.get_traced_memory()[0] - before
@@ -30,7 +30,7 @@ def grown() -> object:
 
 
 def test_long_commands_are_not_kept(grown) -> None:
-    """They may have a MiB each, and each user may submit and cancel as many as there are ids."""
+    """They may have 1 MiB each, and a user may submit and cancel any number of them."""
     for n in range(300):
         argv = ("python", f"{n}.py", *(f"--{'x' * 1000}{m}={n}" for m in range(100)))
         assert len(group(a_spec(argv=argv))) > 0

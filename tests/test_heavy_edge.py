@@ -20,7 +20,7 @@ FIGURE_2 = Layout(
 
 
 def rooms(gpus):
-    """Servers with so many GPUs for a job in all."""
+    """Random servers with this total number of GPUs."""
     parts = st.lists(st.integers(1, 8), min_size=1, max_size=gpus)
     return parts.map(lambda room: cut(room, gpus))
 

@@ -1,4 +1,4 @@
-"""The chores: what they remove, what they leave, and that a failing one harms no other."""
+"""The chores: what they remove and keep, and that a failing one does not affect others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a round of collocated jobs takes: table 4 of the Cuckoo paper, and by hand."""
+"""The duration of a round of collocated jobs: table 4 of the Cuckoo paper, and by hand."""
 
 import numpy as np
 import pytest
@@ -100,7 +100,7 @@ def test_muri_takes_the_slowest_of_each_stage_in_the_better_order():
     """10 | 363, 113 | 10, 133 | 98: the two orders are one cycle apart from the other."""
     one_way, other_way = lasts(Exclusive(), RESNET, BERT), lasts(Exclusive(), BERT, RESNET)
     assert (one_way, other_way) == (363 + 113 + 133, 98 + 133 + 363)
-    with pytest.raises(ValueError, match="three resources"):
+    with pytest.raises(ValueError, match="of three resources"):
         lasts(Exclusive(), *[RESNET] * 4)
 
 

@@ -49,7 +49,7 @@ from tests.recorded import PLENTY, Recorded
 
 
 def plain(directory: Path) -> str:
-    """All the text that is in there."""
+    """All text in the journal."""
     return "".join(gzip.open(path, "rt").read() for path in journal.segments(directory))
 
 
@@ -251,7 +251,7 @@ def test_text_that_is_no_unicode_costs_a_segment_and_no_more(tmp_path: Path) -> 
 
 
 def test_a_core_that_was_put_back_begins_a_segment(tmp_path: Path) -> None:
-    """What it decided in a commit that failed is no part of it."""
+    """Decisions whose commit failed are not part of it."""
     server = Recorded(tmp_path)
     id = server.submit(memory_mib=30_000)
     server.exit(id)
@@ -282,7 +282,7 @@ def test_memory_stays_bounded_when_nobody_writes(
 
 
 def test_what_waits_to_be_written_holds_no_environments(tmp_path: Path) -> None:
-    """They may be 1 MiB each, and a disk that hangs may take none for long."""
+    """They may be 1 MiB each, and a disk may hang for long."""
     server = Recorded(tmp_path)
     id = server.submit(env=(("TOKEN", "hush-hush"),))
     server.exit(id)
@@ -329,7 +329,7 @@ def test_a_line_that_was_not_finished_is_not_there(tmp_path: Path) -> None:
 def test_jobs_that_are_run_again_and_again_fill_no_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each was read from the disk with a command of its own."""
+    """Each was read from disk with its own copy of the command."""
     monkeypatch.setattr(journal, "MOST_PENDING_LETTERS", 1000)
     server = Recorded(tmp_path)
     id = server.submit(argv=("sh", "x" * 400))
@@ -368,7 +368,7 @@ def broken(*_: object) -> None:
 
 
 def test_samples_whose_commit_failed_are_what_the_next_segment_begins_with(tmp_path: Path) -> None:
-    """They stay in the core's windows, and the next decisions go by them."""
+    """They stay in the core's windows, and the next decisions use them."""
     settings = Settings(monitor=Monitor(stale_s=60))
     core = Scheduler(settings, builtin.magm(settings), ladder.exclusive(settings))
     log = Journal(tmp_path / "journal", core, "1.2.3", PLENTY)
@@ -410,7 +410,7 @@ class FullOnce:
 
 
 def test_samples_that_the_core_did_not_get_to_are_not_among_them(tmp_path: Path) -> None:
-    """Of a batch in which an event raises; then it is fed one by one."""
+    """An event in the batch raises, so the events are then handled one by one."""
     server = Recorded(tmp_path)
     id = server.submit(memory_mib=39_000)
     server.exit(id)
@@ -435,7 +435,7 @@ def test_samples_that_the_core_did_not_get_to_are_not_among_them(tmp_path: Path)
 
 
 def told(*followers: Any) -> Callable[[Step], None]:
-    """Tells them of a step as the engine does."""
+    """Notifies followers of a step, like the engine."""
     return Engine(*[cast("Any", None)] * 4, followers)._notify
 
 

@@ -1,5 +1,5 @@
-"""Launcher and shepherd together: every attempt is started once and its end is reported, whoever
-was alive when it came."""
+"""Launcher and shepherd together: every attempt is started once and its end is reported, whichever
+processes were alive at that time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.attempts import EXIT_0_1_0, Bench, is_gone, until
 
 
 class Farm(Bench):
-    """A bench with a shepherd, which can be replaced as when the daemon restarts."""
+    """A bench with a shepherd, which can be replaced, as by a restart of the daemon."""
 
     def __init__(self, state: Path) -> None:
         super().__init__(state)
@@ -226,7 +226,7 @@ def test_an_attempt_that_was_never_launched_is_reported(
 def test_an_attempt_that_was_given_up_is_never_launched(
     farm: Farm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when the launch, in a queue behind slow ones, comes after the next attempt has begun."""
+    """When a launch, queued behind slow ones, comes after the next attempt has begun."""
     monkeypatch.setattr(shepherd_module, "START_WITHIN_S", 0.1)
     job = farm.job("touch", "ran")
     farm.shepherd.watch(job)
@@ -239,7 +239,7 @@ def test_an_attempt_that_was_given_up_is_never_launched(
 def test_that_an_attempt_was_given_up_survives_the_daemon(
     farm: Farm, monkeypatch: pytest.MonkeyPatch, late: bool
 ) -> None:
-    """It died before it recorded that. To the next one it has never started, and has not failed."""
+    """It died before recording that. For the next one, the attempt never started or failed."""
     monkeypatch.setattr(shepherd_module, "START_WITHIN_S", 0.1)
     job = farm.job("touch", "ran")
     with monkeypatch.context() as patch:
@@ -327,7 +327,7 @@ def test_ended_jobs_leave_nothing(farm: Farm) -> None:
 def test_a_supervisor_that_comes_late_finds_nothing_to_run(
     farm: Farm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two may have been started around a restart; this one wakes up in the midst of the release."""
+    """Two may have been started around a restart; this one wakes up during the release."""
     job = farm.launch(farm.job("/bin/sh", "-c", "echo once >> ran"))
     farm.ended(job)
 
@@ -371,7 +371,7 @@ def test_a_daemon_without_rights_runs_its_own_users_jobs_only(
 
 
 class FakeSystemdRun:
-    """Stands in for subprocess.run: what systemd-run was asked, and what it answers."""
+    """Replaces subprocess.run: records calls of systemd-run, and returns given answers."""
 
     def __init__(self, returncode: int, stderr: str = "") -> None:
         self.asked: list[list[str]] = []
@@ -416,7 +416,7 @@ def test_a_unit_that_is_there_already_is_no_error(
 def test_what_systemd_does_not_start_now_it_may_start_later(
     farm: Farm, monkeypatch: pytest.MonkeyPatch, said: str
 ) -> None:
-    """And if it had the unit queued when it stopped answering, the job runs once all the same."""
+    """If it had queued the unit before it stopped answering, the job still runs only once."""
     systemd = FakeSystemdRun(1, said)
     launcher = Launcher(farm.state, systemd=True, kill_grace_s=30)
     job = farm.job("sh", "-c", "echo ran; exec sleep 600")
@@ -448,7 +448,7 @@ def test_a_systemd_that_does_not_answer_is_asked_again(
 
 
 def test_a_stop_says_why_in_a_line_that_supervisors_of_0_1_0_pass_over(farm: Farm) -> None:
-    """They read `stop GRACE_S`, all after the verb as a number, and drop what they do not know."""
+    """They parse everything after `stop` as a number, and ignore unknown lines."""
     job = farm.job("true")
     farm.directory(job).mkdir()
     os.mkfifo(farm.directory(job) / supervisor.CONTROL)
@@ -539,7 +539,7 @@ def test_a_record_of_the_last_release_is_read(farm: Farm) -> None:
 def test_a_record_that_is_not_sound_is_none(
     farm: Farm, record: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Torn, or mangled by a dying disk: the attempt has ended, and that is reported, once."""
+    """Incomplete, or corrupted by a dying disk: the attempt has ended, which is reported once."""
     job = farm.job("true")
     farm.directory(job).mkdir()
     (farm.directory(job) / supervisor.STARTED).write_text(ELSEWHERE)
@@ -554,7 +554,7 @@ def test_a_record_that_is_not_sound_is_none(
     "record", ["", "{}", '{"pid": "1"}', ELSEWHERE.replace("5.0", "NaN"), ELSEWHERE[:-3]]
 )
 def test_who_supervises_it_may_be_unreadable(farm: Farm, record: str) -> None:
-    """What it runs is ended then, so that its GPUs are free when it is said to be lost."""
+    """Its processes are killed then, so that its GPUs are free when it is reported as lost."""
     job = farm.launch(farm.job("sh", "-c", "echo $$; exec sleep 600"))
     (pid,) = until(farm.lines, "the job to speak")
     (farm.directory(job) / supervisor.STARTED).write_text(record)

@@ -1,4 +1,4 @@
-"""How long an iteration takes, against the A-SRPT paper's equations 4 to 7 by hand."""
+"""Iteration times, checked by hand against equations 4 to 7 of the A-SRPT paper."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_experts_exchange_tokens_with_all_others() -> None:
 
 
 def test_gpus_are_counted_without_naming_each() -> None:
-    """Anybody may ask the daemon for a billion of them, and is to be refused in no time."""
+    """Anybody may ask the daemon for a billion of them, which must be refused quickly."""
     layout = Layout((Stage(1024, tensor=1024), Stage(2, tensor=3)))
     assert layout.gpus == 1024 * 1024 + 6
     assert "slots" not in vars(layout)

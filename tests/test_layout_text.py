@@ -35,14 +35,14 @@ def test_stage_times_are_read() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("forward=20", "not the time of a stage; try 20ms"),
-        ("forward=20min", "not the time of a stage"),
-        ("in=12", "not a size; try 12M"),
-        ("tensor=0", "not a number for tensor"),
-        ("0x forward=1s", "not a number for its replicas"),
-        ("2 forward=1s", "'2' is not known here; there are forward, backward"),
-        ("fwd=1s", "'fwd=1s' is not known here"),
-        ("in=1M in=2M", "in= is there twice"),
+        ("forward=20", "not a valid stage time; try 20ms"),
+        ("forward=20min", "not a valid stage time"),
+        ("in=12", "not a valid size; try 12M"),
+        ("tensor=0", "not a valid number for tensor"),
+        ("0x forward=1s", "not a valid number for its replicas"),
+        ("2 forward=1s", "unknown '2'; use NAME=VALUE, where NAME is forward, backward"),
+        ("fwd=1s", "unknown 'fwd=1s'"),
+        ("in=1M in=2M", "in= is given twice"),
     ],
 )
 def test_what_is_no_stage(text: str, why: str) -> None:
@@ -55,9 +55,9 @@ def test_what_is_no_stage(text: str, why: str) -> None:
     [
         ("load=1s forward=2s", "lacks backward="),
         ("forward=1s backward=2s sync=never", "backward or forward"),
-        ("load=0s forward=0s backward=0ms sync=backward", "more than no time"),
-        ("forward=1s backward=2s gpu=", "names a kind of GPU"),
-        ("forward=1s backward=2s weights=1M", "is not known here"),
+        ("load=0s forward=0s backward=0ms sync=backward", "cannot all be 0"),
+        ("forward=1s backward=2s gpu=", "needs the name of a GPU"),
+        ("forward=1s backward=2s weights=1M", "unknown 'weights=1m'"),
     ],
 )
 def test_what_are_no_stage_times(text: str, why: str) -> None:

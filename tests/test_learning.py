@@ -1,4 +1,4 @@
-"""Trainers: that values predict what the libraries do, and learn what there is to be learned."""
+"""Trainers: exported models predict the same as the libraries, and learn what they should."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ORIGIN = Origin("what", "nowhere", 7.0)
 
 @pytest.fixture(autouse=True, scope="module")
 def brief() -> Iterator[None]:
-    """Little is to be learned here."""
+    """Reduces the training effort."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(additive, "ROUNDS", 60)
         patch.setattr(additive, "BAGS", 4)

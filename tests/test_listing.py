@@ -1,4 +1,4 @@
-"""Long queues: what is worked out once for all who look, what is folded, and what is kept."""
+"""Long queues: shared results, folding, and caching."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def array(daemon: Daemon, tasks: int = ARRAY, **limit: int) -> int:
 
 
 def wait_until_queued(daemon: Daemon, job: int) -> None:
-    """Its estimate is posted by the thread that answers: that step is done when this one is."""
+    """Its estimate is posted by the answering thread, so that step is done when this one is."""
     for _ in range(100):
         daemon.sample()
         if daemon.inbox.ask(lambda core: core.jobs[JobId(job)].state).result(5) != "pending":
@@ -272,7 +272,7 @@ def test_every_task_is_listed_unless_folded(daemon: Daemon, counted: Counter[str
 
 
 def test_a_long_listing_is_sent_in_pieces_of_a_known_length(daemon: Daemon) -> None:
-    """A client of HTTP/1.0, as `carma` is one, cannot read chunks."""
+    """An HTTP/1.0 client, such as `carma`, cannot read chunks."""
     array(daemon, PIECES)
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(daemon.path)

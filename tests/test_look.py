@@ -1,4 +1,4 @@
-"""From a job's command line to a tracer's, and from what became of it to a report or a refusal."""
+"""From a job's command line to the tracer's, and from its outcome to a report or a refusal."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_what_cannot_be_looked_at_is_refused_without_a_process(argv: list[str], 
 
 
 def found(tmp_path: Path, *argv: str, **env: str) -> str:
-    """Why a command that has to be found was refused, or what became of its Python."""
+    """Why a command was refused, or the Python that was found for it."""
     server = Here(tmp_path / "answer")
     one = spec(*argv, cwd=str(tmp_path), env=tuple(env.items()))
     answer = look(one, Settings(estimation=Estimation(within_s=60.0)), server)
@@ -112,7 +112,7 @@ exit 7
 
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
-    """One that starts itself, by a Python that only says what it is to run."""
+    """A script whose Python only prints what it should run."""
     python = tmp_path / "bin" / "python3"
     python.parent.mkdir()
     python.write_text(PYTHON)

@@ -1,4 +1,4 @@
-"""Lucid, rule by rule on views that turn on the rule, and from end to end in the simulator."""
+"""Lucid, rule by rule on views made for each rule, and end to end in the simulator."""
 
 import math
 import random
@@ -98,7 +98,7 @@ def plan(*args, policy=None, **kwargs):
 
 
 def refused(plan, id=1, gpu=0):
-    """What was said of one GPU to one job."""
+    """The reasons against one GPU for one job."""
     (placement,) = (p for p in placements(plan) if p.job == id)
     return next(v.refused for v in placement.verdicts if v.gpu == a_gpu(gpu).id)
 
@@ -428,7 +428,7 @@ def test_a_promise_that_no_gpu_can_keep():
 
 
 def history(*gpus_per_interval):
-    """The last of them is of the interval that is just over."""
+    """The last count is for the interval that has just ended."""
     made = History()
     for n, gpus in enumerate(gpus_per_interval):
         made.note_submission(NOW - 600 * (len(gpus_per_interval) - n), gpus)
@@ -718,7 +718,7 @@ def test_many_gpus_are_told_of_to_a_few():
 
 
 def test_of_a_line_behind_full_gpus_nothing_is_missed():
-    """The quick way and the careful one agree: whoever waits has an objection on every GPU."""
+    """The quick and the careful check agree: every waiting job has an objection on every GPU."""
     rng = random.Random(5)
     for _ in range(200):
         residents, n = [], 0
@@ -772,7 +772,7 @@ def test_without_the_estimator_no_duration_keeps_a_pair_apart():
 
 
 def test_a_pair_that_changes_is_parted_and_stays_parted():
-    """In a core: the same program thrice, which is calm in its first run and busy later."""
+    """In a core: three runs of a program that is calm in its first run and busy later."""
     tree = replace(TREE, features=("sm_active", "amp"))
     server = FakeServer(gpus=1, settings=PREEMPTING, policy=Lucid())
     server.tell(Trained(server.now, (("packing", tree),)))
@@ -811,7 +811,7 @@ def task(name, submit_s, duration_s, gpus=1, sm_active=0.3):
 
 
 def run(tasks, cluster, profiling):
-    """The predictor is each job's owner."""
+    """Durations are predicted by each job's owner."""
     settings = Settings(policy="lucid", profiling=profiling, predictor="declared")
     trace, models = Trace("by hand", tuple(tasks)), (("packing", TREE),)
     return simulate(Experiment(trace, parse(cluster), settings, interference="none", models=models))

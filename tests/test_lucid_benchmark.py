@@ -1,4 +1,4 @@
-"""What the benchmark of Lucid feeds the simulator, and what it makes of the outcomes."""
+"""The input of Lucid's benchmark to the simulator, and how it evaluates the outcomes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What models predict, why, and that they survive being written down."""
+"""What models predict, why, and that they survive serialisation."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_a_name_falls_to_the_nearest_exemplar() -> None:
 
 
 def test_traffic_looks_back_from_the_interval_foretold() -> None:
-    """Counts that name their interval show which ones were taken."""
+    """Counts that encode their interval show which ones were used."""
     last = 2000
     counts = [(n, 10 * n) for n in range(last + 1)]
     found = features(counts, (last + 1.5) * INTERVAL_S)

@@ -1,4 +1,4 @@
-"""What was learned, shown: over the API, in `carma models`, in `carma why`, and as a table."""
+"""Showing models and profiles: in the API, `carma models`, `carma why`, and as a table."""
 
 from __future__ import annotations
 

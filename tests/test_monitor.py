@@ -77,7 +77,7 @@ class Source:
 
 
 class Posts:
-    """An inbox that nobody empties."""
+    """An inbox that is never emptied."""
 
     def __init__(self):
         self.events = []
@@ -179,7 +179,7 @@ def test_a_driver_that_cannot_tell_who_is_there_holds_nobody_up(parts, broken):
 
 @pytest.mark.parametrize("call", ["sample", "pids"])
 def test_a_call_that_hangs_holds_nobody_up(parts, call):
-    """Neither those who ask for capabilities, nor who waits for memory to come back."""
+    """Neither callers of `capabilities` nor those waiting for memory to be freed."""
     monitor, source, inbox, _ = parts
     monitor._settings = replace(monitor._settings, period_s=0.0)
     source.processes = (ProcessUse(os.getpid(), 500),)
@@ -205,7 +205,7 @@ def test_a_call_that_hangs_holds_nobody_up(parts, call):
 
 
 def test_while_the_driver_hangs_time_limits_hold_and_no_job_is_placed(tmp_path, monkeypatch):
-    """The whole way from the source to the core."""
+    """All the way from the source to the core."""
     monkeypatch.setattr(engine_module, "TICK_S", 0.05)
     monkeypatch.setattr(engine_module, "RETRY_S", 0.02)
     source, inbox, launched, stopped = Source(), Inbox(Clock(), 1), [], []

@@ -1,4 +1,4 @@
-"""MPS daemons, with a stand-in for NVIDIA's control program (fake_mps)."""
+"""MPS daemons, with a fake of NVIDIA's control program (fake_mps)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ subprocess.Popen(command, env=env, start_new_session=True, stdin=-3, stdout=-3, 
 
 
 class Bench:
-    """A short directory (sockets!) with a copy of the fake, and what a test asks of it."""
+    """A short directory (sockets!) with a copy of the fake, and helpers for it."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -51,7 +51,7 @@ class Bench:
         self.control.chmod(0o755)
 
     def mps(self, *, multiuser: bool = False, systemd: bool = False) -> Mps:
-        """As a carmad makes it that has just started."""
+        """As created by a carmad that has just started."""
         return Mps(
             self.root / "mps", multiuser=multiuser, systemd=systemd, control=str(self.control)
         )
@@ -172,7 +172,7 @@ def test_a_dead_daemon_is_found_out_and_replaced(bench: Bench) -> None:
 
 
 def test_an_impostor_is_not_believed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever may add a file to the pipe directory may bind a socket where the daemon's was."""
+    """A user who may write to the pipe directory could bind a socket in place of the daemon's."""
     mps = bench.mps()
     mps.start(GPU)
     monkeypatch.setattr(os, "geteuid", lambda: 4711)
@@ -199,7 +199,7 @@ def test_a_silent_daemon_is_left_to_its_jobs(bench: Bench) -> None:
 
 
 def test_a_daemon_that_refuses_is_not_taken_for_a_dead_one(bench: Bench) -> None:
-    """After a driver upgrade, say: the jobs under it are better left alone."""
+    """After a driver upgrade, for example, the jobs under it are better left alone."""
     mps = bench.mps()
     mps.start(GPU)
     (bench.root / "mismatch").touch()

@@ -362,7 +362,7 @@ def test_a_process_without_a_sample_ran_no_kernel(nvml: FakeNvml) -> None:
 
 
 def test_an_mps_client_without_a_sample_may_be_busy(nvml: FakeNvml) -> None:
-    """Else its GPU would stay closed until the time-out, should the driver blame the server."""
+    """Otherwise its GPU would stay closed until the timeout if the driver blames the server."""
     nvml.show(gpu(A, "compute 11 30", "mps 12 9", "mps 13 9", f"sample 12 {us(0.1)} 40"))
     with opened() as source:
         found = processes(only(source))

@@ -1,4 +1,4 @@
-"""The table of options: that one entry is all that an option needs, and that entries are whole."""
+"""The table of options: one entry is all that an option needs, and entries are complete."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def made_up() -> dict[str, Any]:
-    """What became of the option that `one_more_option` states."""
+    """The effects of the option that `one_more_option` adds."""
     ran = subprocess.run(
         [sys.executable, "-m", "tests.one_more_option"],
         cwd=ROOT,

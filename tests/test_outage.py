@@ -1,4 +1,4 @@
-"""What the machine cannot start now is started later: by a systemd that fails for a while."""
+"""Launches that are postponed while systemd fails."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ EXIT = EXIT_0_1_0 | {"code": 0}
 
 
 class Soon:
-    """A timer that is due at once, and remembers when it was to be due."""
+    """A timer that fires at once, and records its interval."""
 
     delays: list[float]
 
@@ -137,7 +137,7 @@ def test_an_outage_of_systemd_fails_no_job(
 def test_launches_behind_one_that_hangs_are_not_given_up(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A supervisor is waited for only once systemd has been asked for it."""
+    """A supervisor is awaited only once systemd has been asked to start it."""
     monkeypatch.setattr(shepherd, "START_WITHIN_S", 0.0)
     os.mkfifo(machine.bin / "hangs")
     for id in (1, 2):
@@ -174,7 +174,7 @@ def test_the_next_outage_is_looked_at_as_soon_as_the_first(machine: Machine) -> 
 def test_a_job_that_alone_cannot_be_started_keeps_no_other_waiting(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when its directory is a damaged file: the others get their turn."""
+    """For example, because its directory is a damaged file: the others get their turn."""
     monkeypatch.setattr(Soon, "start", lambda timer: waiting.append(timer))
     waiting: list[Any] = []
     attempt_dir(machine.state, JobId(1), 1).write_text("no directory")
@@ -212,7 +212,7 @@ def test_an_outage_that_follows_upon_another_is_waited_for_by_one_timer(
 def test_an_outage_in_which_no_thread_can_be_started_passes_like_any_other(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when somebody has taken all processes of the machine: that is why no launch succeeds."""
+    """When a user has exhausted the machine's processes, no launch succeeds."""
 
     def refuse(_thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")

@@ -1,4 +1,4 @@
-"""When a job would start and end if nobody shared, and what its owner is told."""
+"""When a job would start and end if nobody shared, in words for its owner."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def running(id: int, expected_s: float | None = 100.0, ran_s: float = 40.0, **sp
 
 
 def of(job: Job, *line: Job, on: tuple[tuple[Job, ...], ...] = ((), ())) -> Outlook:
-    """`on`: who is on each GPU."""
+    """`on`: the jobs on each GPU."""
     gpus = [a_gpu_view(n, residents=residents) for n, residents in enumerate(on)]
     return outlook(job, line, gpus, NOW)
 
@@ -134,7 +134,7 @@ def told(job: Job, *residents: Job) -> str | None:
 
 
 def test_those_whose_memory_is_being_estimated_stand_in_line() -> None:
-    """Two that are submitted one after the other: nobody has estimated the first one yet."""
+    """Two jobs submitted one after the other, while the first has no estimate yet."""
     first = a_job(4, spec=a_spec(expected_s=3600.0), state=JobState.PENDING)
     spec = a_spec(expected_s=60.0, deadline_at=NOW + 7200, after=(After(first.id),))
     second = a_job(5, spec=spec, state=JobState.PENDING)

@@ -1,4 +1,4 @@
-"""What the core has learned from the past outlives the daemon, and is in the journal."""
+"""What the core has learned survives the daemon, and is in the journal."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ LEAF = Tree("a class", "a test", ("x",), ("tiny",), (Node((1,)),), 1, 0.0)
 
 
 class Plain(Busy):
-    """No job that has ended is run again: then the store would know the last end only."""
+    """No ended job is requeued, as the store would know only its last end."""
 
     def _whim(self, rng: random.Random, ended: list[JobId]) -> None:
         pass
 
 
 def seen(history: History, now: float) -> object:
-    """All that a policy can ask of it."""
+    """Everything that a policy can read from it."""
     runs = list(history.runs)
     return (
         runs,
@@ -109,7 +109,7 @@ def test_a_profiling_run_ends_though_the_daemon_was_down_when_it_was_over(evict:
 
 
 def test_a_killed_daemon_knows_the_job_when_it_is_back(tmp_path: Path) -> None:
-    """And the models: real processes, real files."""
+    """And it has the models. With real processes and files."""
     carmad = Carmad(tmp_path, "1xA100-40GB", CARMA_PROFILING__RUN_S="0.5")
     carmad.start()
     try:
@@ -129,7 +129,7 @@ def test_a_killed_daemon_knows_the_job_when_it_is_back(tmp_path: Path) -> None:
     assert again["profile"]["of"] == first
     assert again["profile"]["peak_mib"] == 2000
     assert "leaf" in names and "broken" not in names
-    assert "broken.json is no model" in carmad.log.read_text()
+    assert "broken.json is not a model" in carmad.log.read_text()
 
 
 # -- the journal
@@ -137,7 +137,7 @@ def test_a_killed_daemon_knows_the_job_when_it_is_back(tmp_path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """Says with each placement what it knows of the past."""
+    """Records with each placement what it knows about the past."""
 
     policy: Policy
     name: str = "learned"
@@ -191,7 +191,7 @@ def test_every_segment_has_the_past_and_the_models(
 def test_a_segment_without_them_would_be_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That is, the test above can fail."""
+    """Shows that the test above can fail."""
     monkeypatch.setattr(builtin, "magm", learned)
     monkeypatch.setattr(registry, "policy", learned)
     server = Recorded(tmp_path)

@@ -1,4 +1,4 @@
-"""Whose daemon `carma` asks: never one that another user could have put in the way."""
+"""Which daemon `carma` connects to: never one that another user could have planted."""
 
 from __future__ import annotations
 

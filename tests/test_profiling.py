@@ -1,4 +1,4 @@
-"""Profiles, predictions and history: what the core learns of jobs, and what it does with that."""
+"""Profiles, predictions and history: what the core learns about jobs, and how it is used."""
 
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -50,7 +50,7 @@ SETTINGS = Settings(profiling=Profiling(run_s=RUN_S))
 
 @dataclass
 class Inquisitive:
-    """Whom it does not know it profiles on the last GPU; all others go to the first with room."""
+    """Profiles unknown jobs on the last GPU; others go to the first with room."""
 
     evict: bool = True
     name = "profiling"
@@ -240,7 +240,7 @@ def test_a_job_that_ends_sooner_leaves_what_was_seen_of_a_whole_window():
 
 
 def test_after_a_long_absence_nobody_is_evicted():
-    """What a job has done while no daemon was there is not lost."""
+    """A job's work while no daemon was running is not lost."""
     world = server()
     id = world.submit()
     trains(world, id)
@@ -415,7 +415,7 @@ honest = st.dictionaries(
 
 @given(honest, st.lists(st.floats(0, 1e9), max_size=200))
 def test_one_user_among_several_does_not_decide_what_newcomers_are_told(users, lies):
-    """However many jobs he runs, and whatever they take."""
+    """However many jobs they run, and however long these take."""
     history = History()
     runs = [(user, seconds) for user, times in users.items() for seconds in times]
     for number, (user, seconds) in enumerate([*runs, *(("eve", lie) for lie in lies)], 1):
@@ -532,7 +532,7 @@ def test_runs_of_the_job_that_wait_learn_its_stage_times_once():
 
 
 def test_stage_times_that_are_no_news_change_nothing():
-    """A job may tell them at every step, and each change is a row on disk."""
+    """A job may report them at every step, and each change is a row on disk."""
     world = FakeServer(gpus=1)
     id = world.submit()
     known = None

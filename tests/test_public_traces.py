@@ -1,4 +1,4 @@
-"""Every public trace, from its file to a report; skipped where the data are not at hand."""
+"""Every public trace, from its file to a report; skipped if the data are not available."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Finding plugins by name, and plugins that raise, hang or dawdle."""
+"""Finding plugins by name, and plugins that raise, hang or are slow."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ carma_test_silent = carma_test_plugin:NO_WORDS
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A package with policies, as pip would have installed it."""
+    """A package with policies, as installed by pip."""
     (tmp_path / "carma_test_plugin.py").write_text(MODULE)
     info = tmp_path / "carma_test_plugin-1.0.dist-info"
     info.mkdir()
@@ -132,7 +132,7 @@ def test_settings_that_are_declared_wrongly_are_left_out(installed: None, caplog
     mine = {key for key in registry.declared_settings() if key[1].startswith("carma_test")}
     assert mine == {("policies", "carma_test_good"), ("recoveries", "carma_test_any")}
     assert {record.getMessage() for record in caplog.records} == {
-        "carma_test_plugin:WithoutDefaults is no dataclass whose fields all have defaults",
+        "carma_test_plugin:WithoutDefaults is not a dataclass whose fields all have defaults",
         "every policy has a setting min_free_mib already: carma_test_plugin:OfEveryPolicy",
         "'carma_test_kindless' is not KIND.NAME, as in policies.magm: carma_test_plugin:Knobs",
     }
@@ -161,7 +161,7 @@ def test_words_that_raise_do_no_harm(installed: None, caplog) -> None:
     assert short(Reason("fails"), "GPU1") == "Fails: GPU1"
     assert phrase(Reason("wordless")) == "7"
     logged = [record.getMessage() for record in caplog.records]
-    assert logged.count("the words for the reason 'fails' fail") == 1
+    assert logged.count("the wording of the reason 'fails' failed") == 1
 
 
 # -- Guards ----------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ def later(released: threading.Event) -> Callable[[], tuple[Placement, ...]]:
 
 
 def plan_when_ready(guarded: GuardedPolicy) -> tuple[Placement, ...]:
-    """Ask until the policy is no longer busy with an earlier question."""
+    """Retry until the policy is no longer busy with an earlier call."""
     for _ in range(1000):
         try:
             return guarded.plan(VIEW)
@@ -267,7 +267,7 @@ def test_a_policy_that_hangs_and_then_raises() -> None:
 
 
 class Hanging:
-    """A recovery and an estimator that does not answer before it is released."""
+    """A recovery and estimator that does not answer until released."""
 
     def __init__(self) -> None:
         self.name = "hanging"
@@ -372,7 +372,7 @@ def test_an_estimator_that_leaves_or_times_out_itself() -> None:
 
 
 def test_what_comes_by_name_is_guarded(installed: None) -> None:
-    """The core's thread asks policies and recoveries, and must come back."""
+    """The core's thread calls policies and recoveries, and must not be blocked."""
     assert isinstance(registry.policy(Settings()), GuardedPolicy)
     assert isinstance(registry.recovery(Settings()), GuardedRecovery)
     assert isinstance(registry.estimator("declared", Settings(), a_server()), GuardedEstimator)

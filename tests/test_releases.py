@@ -1,4 +1,4 @@
-"""The state of every earlier release, with jobs under way, is taken over by this one."""
+"""This release takes over the state of every earlier one, including running jobs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ME = pwd.getpwuid(os.getuid())
 
 
 def unpack(release: Path, daemon: Carmad) -> None:
-    """The state directory as that release left it, with its supervisors at work."""
+    """The state directory as that release left it, with its supervisors running."""
     daemon.state.mkdir(mode=0o711)
     with zipfile.ZipFile(release) as kept:
         for name in kept.namelist():

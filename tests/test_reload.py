@@ -1,4 +1,4 @@
-"""Settings that are read anew while the daemon runs."""
+"""Reloading settings while the daemon runs."""
 
 from __future__ import annotations
 

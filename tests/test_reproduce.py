@@ -1,4 +1,4 @@
-"""The journal is read again, and what was decided is decided again."""
+"""Replaying a journal reproduces its decisions."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_the_command_says_whether_a_journal_is_made_again(
 
 
 def test_a_core_that_raises_is_a_difference(segment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of another version, say."""
+    """For example, one of another version."""
 
     def refuse(core: Scheduler, event: Event) -> None:
         raise KeyError(f"at {event.at}")

@@ -1,4 +1,4 @@
-"""Models from the server's own past: what they are trained from, when, and what comes of them."""
+"""Models trained on the server's own past: their data, schedule and results."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_too_little_is_told_of(store: SqlStore, tmp_path: Path) -> None:
 
 
 def test_a_process_of_its_own_trains_what_predicts(store: SqlStore, tmp_path: Path) -> None:
-    """From the daemon's side: its files come and go, and it is told of the models."""
+    """From the daemon's side: files appear and disappear, and it receives the models."""
     now = time.time()
     commit(store, past(begin=now - 6 * DAY_S))
     told: list[Mapping[str, Model]] = []
@@ -218,12 +218,12 @@ def test_a_damaged_model_is_ignored_and_replaced(
     (tmp_path / "duration.json").write_text("nonsense")
     (tmp_path / "leaf.json").write_text(codec.encode_model(LEAF))
     assert Models(tmp_path, store, 7.0, lambda found: None).load() == {"leaf": LEAF}
-    assert "duration.json is no model" in caplog.text
+    assert "duration.json is not a model" in caplog.text
     assert retraining._read(tmp_path / "duration.json") is None
 
 
 def always(value: float, at: float) -> Additive:
-    """A model that knows but one answer, and that is 10 % off, or 2."""
+    """A model with only one answer, which is off by 10 %, or by a factor of 2."""
     model = Additive("", "a test", log(value), (), (), "log", 240, at)
     name = duration.measured(model, [{}], [{"duration_s": 1.0}])[-1][0]
     return replace(model, errors=((name, 0.1), ("MAE", 2.0)))

@@ -53,7 +53,7 @@ S = JobState
 
 
 def settled(server, id, mib=1000):
-    """Let the job run its first kernel, and a whole monitoring window pass."""
+    """Let the job run its first kernel, and a full monitoring window pass."""
     server.run_kernel(id, mib)
     server.pass_time(32)
 
@@ -192,7 +192,7 @@ def test_the_adaptive_ladder_tries_another_gpu_first():
 
 @pytest.mark.parametrize("elsewhere", ["missing", "drained", "at fault"])
 def test_the_adaptive_ladder_needs_an_elsewhere(elsewhere):
-    """Else the job would wait for ever, and all others behind it."""
+    """Otherwise the job would wait for ever, and all others behind it."""
     settings = Settings(recovery=Recovery("adaptive"))
     server = FakeServer(
         1 if elsewhere == "missing" else 2, settings, None, ladder.adaptive(settings)
@@ -328,7 +328,7 @@ def test_a_preempted_job_can_still_be_cancelled():
 
 
 def test_the_attempt_of_a_preempted_job_is_told_that_it_was_cancelled():
-    """Its own record is what counts if that cannot be committed."""
+    """Its own record counts if that cannot be committed."""
     server = FakeServer(gpus=1, settings=PREEMPTING, policy=Scripted(youngest_first))
     first, _ = server.submit(), server.submit()
     step = server.tell(CancelRequested(server.now, first, "ada"))
@@ -395,7 +395,7 @@ def test_nobody_is_preempted_where_that_is_not_allowed(settings, requeue):
 
 
 def one_that_was_preempted():
-    """It may run for 100 s, did so for 60, and runs again."""
+    """Its time limit is 100 s; it ran for 60 s and runs again."""
     server = FakeServer(
         gpus=1, settings=PREEMPTING, policy=Scripted(youngest_first, lambda j: -j.id)
     )
@@ -677,7 +677,7 @@ def test_a_quota_holds_its_user_back_and_nobody_else():
 
 
 def test_who_the_policy_is_not_shown_is_not_placed():
-    """One in line whom a quota holds back, and one that does not wait."""
+    """One job waits for a quota, and one is not waiting at all."""
     plans = []
 
     def plan(view):
@@ -1068,7 +1068,7 @@ def test_restore_owes_what_was_left_undone():
 
 
 def test_what_is_seen_once_a_job_s_processes_died_is_no_company():
-    """Its own, dead and not yet gone, is nobody's in that reading; and so is who came after."""
+    """In that reading its own dead process has no owner, and neither has a newcomer."""
     server = FakeServer(gpus=1)
     gpu = server.gpus[0].id
     id = server.submit()
@@ -1128,7 +1128,7 @@ def test_what_a_new_daemon_sees_of_a_job_that_died_meanwhile_is_no_company():
 
 
 def test_an_end_before_the_gpus_are_known_does_not_make_a_job_exclusive():
-    """As after a restart."""
+    """This happens after a restart."""
     settings = Settings(recovery=Recovery("adaptive", margin_mib=4096))
     job = a_job(1, state=S.RUNNING, gpus=(a_gpu(0).id,), started_at=0.0, shared=True)
     for gpus, where in ((1, ()), (2, (a_gpu(0).id,))):

@@ -41,7 +41,7 @@ A, B = GpuId("GPU-a"), GpuId("GPU-b")
 
 
 class Halved:
-    """Whoever shares trains at half speed, under MPS at three quarters."""
+    """Jobs that share train at half speed, or under MPS at three quarters."""
 
     def speeds(self, loads: Sequence[Load], mode: Mode) -> tuple[float, ...]:
         alone = len(loads) == 1 or mode is Mode.EXCLUSIVE
@@ -104,7 +104,7 @@ def test_lost_work_does_not_count_and_saved_work_does() -> None:
 
 
 def test_activity_is_told_apart_by_who_was_there_when() -> None:
-    """One does 0.6 and the other 0.2; they share half of their time."""
+    """One causes 0.6 and the other 0.2; they share half of their time."""
     found = activity(ran(attempt(0, 0, 100), sm=0.7), ran(attempt(50, 50, 150), sm=0.5))
     assert found == pytest.approx([0.6, 0.2])
 
@@ -146,7 +146,7 @@ def tried(started: float, kernel: float | None, ended: float, *gpus: str, **othe
 
 
 def past_job(id: int, submitted: float, *attempts: Json, **other: Any) -> Json:
-    """As /v1/history has it."""
+    """A job as in /v1/history."""
     made: Json = {
         "id": id,
         "name": f"job{id}",

@@ -1,4 +1,4 @@
-"""What is refused before it is parsed, and what is not."""
+"""What is refused before parsing, and what is not."""
 
 from __future__ import annotations
 

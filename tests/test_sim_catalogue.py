@@ -1,4 +1,4 @@
-"""The catalogue of training jobs: how loads are found, and whether it is true to its sources."""
+"""The catalogue of training jobs: looking up loads, and agreement with its sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of GPUs, what people write for a cluster, and what a GPU draws."""
+"""The table of GPUs, cluster specifications, and GPU power."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interference models: what they answer, and what every one of them must not get wrong."""
+"""The interference models: their predictions, and properties that all must have."""
 
 from __future__ import annotations
 

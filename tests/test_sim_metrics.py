@@ -1,4 +1,4 @@
-"""What runs come to in numbers, against hand-computed ones, and against bounds that must hold."""
+"""Metrics of runs, checked against hand-computed numbers and bounds that must hold."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def seeds(*numbers: int) -> list[Experiment]:
 
 
 def outcome(experiment: Experiment) -> Outcome:
-    """Nothing happens in it; it tells which experiment it is of."""
+    """An empty outcome that identifies its experiment."""
     return Outcome(
         trace=experiment.trace.name,
         policy=experiment.settings.policy,
@@ -51,7 +51,7 @@ def outcome(experiment: Experiment) -> Outcome:
 
 
 class Simulator:
-    """Counts what it is asked, in this process."""
+    """Counts its calls, in this process."""
 
     def __init__(self) -> None:
         self.seeds: list[int] = []
@@ -138,7 +138,7 @@ def test_a_file_of_measured_pairs_counts_by_its_content(tmp_path: Path) -> None:
 
 
 def test_other_code_means_other_outcomes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A plugin's author edits a policy and wants to see what that changes."""
+    """The author of a plugin edits a policy and wants to see the effect."""
     without = keys([ONE])
     module = plugin(tmp_path, monkeypatch, "def mine(settings): ...")
     before = keys([ONE])

@@ -194,8 +194,8 @@ def test_a_layout_that_makes_no_sense_is_no_task(tmp_path):
     assert [task.layout for task in trace.tasks] == [Layout((Stage(2, 0.02),))]
     assert trace.tasks[0].stages == (StageTimes(0.001, 0.002, 0.003),)
     words = [rejected.why for rejected in trace.rejected]
-    assert words[0] == "its layout is one of 3 GPUs, and it asks for 2"
-    assert words[1].startswith("layout: '20' is not the time")
+    assert words[0] == "its layout needs 3 GPUs, but it asks for 2"
+    assert words[1].startswith("layout: '20' is not a valid stage time")
     assert words[2].startswith("stages: 'load=1ms' lacks forward=")
 
 

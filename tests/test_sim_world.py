@@ -261,7 +261,7 @@ def test_a_job_that_fails_by_itself():
 
 
 class LatestFirst:
-    """The job that came last has the GPU."""
+    """The latest job gets the GPU."""
 
     name = "latest_first"
 
@@ -407,7 +407,7 @@ def test_a_policy_that_fails_ends_the_simulation(monkeypatch):
 
 
 class Restless(LatestFirst):
-    """Always prefers the job that waits."""
+    """Always prefers the waiting job."""
 
     name = "restless"
 
@@ -461,7 +461,7 @@ def test_a_policy_that_asks_for_ever_does_not_keep_the_simulation_from_its_end(m
 
 
 class Diary(Clock):
-    """Remembers when it was to call."""
+    """Records when it was asked to call."""
 
     def __init__(self):
         super().__init__()

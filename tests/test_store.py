@@ -192,7 +192,7 @@ def test_a_step_of_nothing_costs_no_transaction(
 
 @pytest.mark.parametrize("attempt", [0, 1])
 def test_stage_times_of_0_1_0_are_kept(attempt: int) -> None:
-    """Also those of jobs that never ran."""
+    """Including those of jobs that never ran."""
     stage = {"load_s": 0.1, "forward_s": 0.2, "backward_s": 0.3}
     layout = {"stages": [{"replicas": 2}]}
     state = "succeeded" if attempt else "queued"
@@ -203,7 +203,7 @@ def test_stage_times_of_0_1_0_are_kept(attempt: int) -> None:
 
 
 def test_an_attempt_that_0_1_0_was_stopping_was_being_cancelled() -> None:
-    """If it does not say why: an attempt that is stopped has a cause."""
+    """If no cause is recorded: a stopped attempt must have one."""
     old = {"state": "stopping", "attempt": 1, "gpus": ["GPU-1"], "spec": {}}
     assert current_form(old)["attempts"][-1]["stop"] == "cancelled"
     preempted = current_form(old | {"stop": "preempted"})
@@ -213,7 +213,7 @@ def test_an_attempt_that_0_1_0_was_stopping_was_being_cancelled() -> None:
 def test_an_upgrade_that_fails_leaves_no_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is tried again every few seconds."""
+    """It is retried every few seconds."""
     SqlStore.open(tmp_path / "carma.db").close()
     with contextlib.closing(sqlite3.connect(tmp_path / "carma.db")) as connection, connection:
         connection.execute("UPDATE alembic_version SET version_num = '0004'")
@@ -401,7 +401,7 @@ def test_a_full_database_refuses_and_recovers(store: SqlStore) -> None:
     for _ in range(2):
         with pytest.raises(StoreFull, match="full") as caught:
             store.commit(step(job(3), big))
-        assert "Make room" in caught.value.hint
+        assert "Free space" in caught.value.hint
     assert [found.id for found in store.history()] == [1]
     allow(1_000_000)
     store.commit(step(job(3), big))
@@ -643,7 +643,7 @@ LONG = tuple((f"VARIABLE_{n}", "x" * 1000) for n in range(100))
 
 
 def submitted(number: int, env: tuple[tuple[str, str], ...], user: str = "ada") -> Step:
-    """As the daemon does it: the core's jobs have none of it but its name."""
+    """Like the daemon: the core's jobs have only a reference to their environment."""
     bare = environments.without(replace(job(number, user=user).spec, env=env))
     waiting = replace(job(number), spec=bare)
     return step(waiting, event=Submitted(1.0, waiting.id, (bare,), env=env))
@@ -684,13 +684,13 @@ def test_an_environment_goes_with_the_last_job_that_had_it(store: SqlStore) -> N
     store.commit(step(replace(ended, id=JobId(2))))
     store.purge(100 * DAY, Retention(ended_days=1))
     reopened_store = reopened(store)
-    with pytest.raises(CarmaError, match="not kept any more"):
+    with pytest.raises(CarmaError, match="no longer stored"):
         reopened_store.whole(spec)
     reopened_store.close()
 
 
 def of_0_1_0(path: Path, jobs: list[Job]) -> None:
-    """A database as the first release left it: whole environments within the jobs."""
+    """A database as the first release left it, with complete environments in the jobs."""
     path.parent.mkdir()
     engine = connect(path)
     config = migrate._config()

@@ -29,7 +29,7 @@ def bench(tmp_path: Path) -> Bench:
 
 @pytest.fixture
 def nobody() -> Iterator[tuple[Bench, pwd.struct_passwd]]:
-    """A bench whose working directory belongs to the user nobody, and can be reached."""
+    """A bench with an accessible working directory that belongs to the user nobody."""
     user = pwd.getpwnam("nobody")
     state = Path(tempfile.mkdtemp(prefix="carma-test-"))
     state.chmod(0o755)
@@ -58,7 +58,7 @@ def test_the_signal_is_exact(bench: Bench, name: str) -> None:
 
 
 def test_python_may_go_away_while_the_job_runs(bench: Bench) -> None:
-    """As in an upgrade: what the supervisor needs at the end, it has to have loaded by then."""
+    """As in an upgrade: the supervisor must already have loaded what it needs at the end."""
     gone = (
         "import os, sys\n"
         "class Gone:\n"
@@ -127,7 +127,7 @@ def test_logs_are_appended_to_and_their_ends_kept(bench: Bench) -> None:
 
 @pytest.mark.parametrize("stderr", [None, "err"])
 def test_the_tail_is_of_this_attempt_alone(bench: Bench, stderr: str | None) -> None:
-    """And of this job, where another has the same log."""
+    """And of this job alone, if another has the same log."""
     say = ("sh", "-c", "echo CUDA error: out of memory >&2; exit 1")
     bench.ended(bench.launch(bench.job(*say, stdout="log", stderr=stderr)))
     bench.ended(bench.launch(bench.job(*say, stdout="log", stderr=stderr, id=2)))
@@ -147,7 +147,7 @@ def test_the_tail_of_a_log_that_the_job_writes_anew_is_all_of_it(bench: Bench) -
 
 
 def test_when_the_main_process_ended_is_recorded(bench: Bench) -> None:
-    """What it leaves behind may live longer."""
+    """Its leftovers may live longer."""
     lives_on = "trap 'sleep 0.3; exit' TERM; while :; do sleep 0.05; done"
     end = bench.run("sh", "-c", f'setsid sh -c "{lives_on}" & exit 5', stderr=QUIET)
     assert 0 < end["main_ended_boot_s"] < end["ended_boot_s"]
@@ -256,7 +256,7 @@ def test_a_daemonised_child_dies_with_the_main_process(bench: Bench) -> None:
 
 
 def test_the_exit_waits_for_leftovers(bench: Bench) -> None:
-    """They get a SIGTERM and some seconds; the exit is the main process's all the same."""
+    """They get a SIGTERM and some seconds; the exit is still that of the main process."""
     leftover = "trap 'sleep 0.3; echo leftover done; exit' TERM; while :; do sleep 0.05; done"
     end = bench.run("sh", "-c", f'setsid sh -c "{leftover}" & sleep 0.3; exit 5', stderr=QUIET)
     assert (end["code"], end["stopped"]) == (5, False)
@@ -290,7 +290,7 @@ def test_a_process_that_keeps_forking_is_killed(bench: Bench) -> None:
 
 
 def test_a_signal_reaches_those_that_catch_it(bench: Bench) -> None:
-    """The batch script's shell does not catch it, and would die of it."""
+    """The job script's shell does not catch it, and would die of it."""
     python = (
         "import signal, sys\n"
         "signal.signal(signal.SIGUSR2, lambda *_: (print('caught'), sys.exit(0)))\n"
@@ -452,7 +452,7 @@ def test_the_attempt_is_none_of_the_users_business(
 def test_a_unit_of_its_own_lets_the_kernel_kill_the_job(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As under systemd: the job goes into a cgroup below the unit's, and is killed by it."""
+    """As under systemd: the job is in a cgroup below the unit's, and is killed through it."""
     mounts = [Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified")]
     root = next((mount for mount in mounts if (mount / "cgroup.procs").exists()), None)
     if root is None:

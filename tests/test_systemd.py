@@ -1,4 +1,4 @@
-"""The words between carmad and systemd, against real sockets; and the unit files, as shipped."""
+"""The protocol between carmad and systemd, on real sockets; and the unit files as shipped."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_listen_fds() -> None:
-    """In a process of its own: the fds and its pid have to be the real ones."""
+    """In a separate process: the fds and its pid must be real."""
     child = (
         "import os\n"
         "from carmad.daemon.systemd import listen_fds\n"

@@ -1,4 +1,4 @@
-"""What is known of each user's waiting jobs, and the bytes that they come to."""
+"""The tally of each user's waiting jobs, and their size in bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads that are there before they are needed."""
+"""Thread pools that start all their threads at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model of the caching allocator: PyTorch's documented rules, and what must hold of any."""
+"""The model of the caching allocator: PyTorch's documented rules, and general invariants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs tried out as a job's user: what comes back, in time, and that nothing is left."""
+"""Trials as a job's user: their results, time limits, and that nothing is left."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ENOUGH_S = 60.0
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Any user may write there."""
+    """A directory that any user may write to."""
     with tempfile.TemporaryDirectory(prefix="carma-trial-") as name:
         Path(name).chmod(0o777)
         yield Path(name)
@@ -49,7 +49,7 @@ def python(words: str, within_s: float = ENOUGH_S) -> Trial:
 
 
 def gone(pid_file: Path) -> bool:
-    """The process that wrote its id there is no more; a zombie of nobody's is none."""
+    """Whether the process that wrote its id there has ended; an orphaned zombie has."""
     return not Path(f"/proc/{pid_file.read_text().strip()}").exists()
 
 
@@ -138,7 +138,7 @@ time.sleep(10000)
 
 
 def a_daemon(pid_file: Path) -> str:
-    """Words for bash: start a process that hides behind two forks, and await it."""
+    """A bash command that starts a process detached by two forks, and waits for it."""
     started = f"{sys.executable} -c '{DAEMON}' {pid_file}"
     return f"{started}; until [ -s {pid_file} ]; do sleep 0.01; done"
 
@@ -156,7 +156,7 @@ def test_a_daemon_that_it_started_is_killed_at_the_deadline(folder: Path) -> Non
 
 
 def test_what_outlives_it_may_tidy_up(folder: Path) -> None:
-    """As one does that removes its scratch files."""
+    """As a process that removes its scratch files."""
     (folder / "scratch").touch()
     (folder / "watch").write_text(
         f"trap '' TERM; while kill -0 $PPID; do sleep 0.01; done; rm {folder}/scratch"
@@ -182,7 +182,7 @@ def test_an_answer_of_the_largest_size_and_one_over_it() -> None:
     assert len(python(words.format(MOST_ANSWER_BYTES)).answer) == MOST_ANSWER_BYTES
     done = python(words.format(MOST_ANSWER_BYTES + (1 << 20)))
     assert done.answer == b""
-    assert "more than 8 MiB" in done.error
+    assert "exceeded 8 MiB" in done.error
 
 
 def test_one_that_closes_everything_is_awaited_all_the_same(folder: Path) -> None:
@@ -216,12 +216,12 @@ def test_an_attendant_that_dies_is_told(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(trial_module.supervisor, "program", lambda name: ["/bin/ls", "/nowhere"])
     assert "the trial failed: " in bash("true").error
     monkeypatch.setattr(trial_module.supervisor, "program", lambda name: ["/no/such/python"])
-    assert "no process can be started: No such file" in bash("true").error
+    assert "cannot start a process: No such file" in bash("true").error
 
 
 @pytest.mark.skipif(not ROOT, reason="has it to itself as root only")
 def test_what_it_leaves_in_shared_memory_goes_with_it() -> None:
-    """And it does not get at what is there."""
+    """And it cannot access what is there."""
     name = f"carma-test-{os.getpid()}"
     mine_there = Path("/dev/shm") / f"{name}-mine"
     mine_there.touch()
@@ -234,18 +234,18 @@ def test_what_it_leaves_in_shared_memory_goes_with_it() -> None:
 
 
 def test_what_it_takes_with_all_that_it_started() -> None:
-    """One process is limited by itself, several by what they take together."""
+    """A single process is limited individually, several by their total."""
     one = "dd if=/dev/zero of=/dev/null bs={}M count=1000000"
     alone = tried(mine(), ("bash", "-c", one.format(300)), ENOUGH_S, NEVER, 200)
     assert alone.code or alone.beyond
     words = " & ".join([one.format(120)] * 3) + " & wait"
     together = tried(mine(), ("bash", "-c", words), ENOUGH_S, NEVER, 200)
-    assert together.beyond == "it took more than 200 MiB of memory, with all that it started"
+    assert together.beyond == "it used more than 200 MiB of memory, with all that it started"
     assert tried(mine(), ("bash", "-c", one.format(120)), 1.0, NEVER, 200).timed_out
 
 
 def test_what_is_shared_counts_once() -> None:
-    """As after a fork, which a loader's workers do."""
+    """As after a fork, like a data loader's workers."""
     words = (
         "import os, time; data = bytearray(120 << 20); pids = [os.fork() for _ in range(3)];"
         "time.sleep(1); 0 in pids or os.waitpid(pids[0], 0)"

@@ -1,4 +1,4 @@
-"""Each user's share: in turns, paced, and bounded; nobody's wait is another's."""
+"""Each user's share: turns, pace and limits; users do not wait for each other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = 0
 
 
 class Clock:
-    """Sleeps pass at once, and are counted."""
+    """Sleeps return at once, and are counted."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.slept: list[float] = []
@@ -34,7 +34,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def of_a_burst(share: Share, count: int, size: int = 0) -> int:
-    """How many of so many are let in."""
+    """How many of a burst are admitted."""
 
     async def ask() -> int:
         let_in = 0
@@ -162,7 +162,7 @@ def test_only_so_many_of_a_user_are_there() -> None:
 
 
 class Known(Peers):
-    """All of them have names."""
+    """Peers that all have names."""
 
     def __init__(self) -> None:
         super().__init__("nobody")

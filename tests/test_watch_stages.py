@@ -1,4 +1,4 @@
-"""`--watch-stages`: a job's own Python finds out what its iterations go to, and nothing else."""
+"""`--watch-stages`: a job's own Python measures its stages, and does nothing else."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_a_job_that_ends_while_it_is_watched_ends_as_ever(
 
 @needs_torch
 def test_a_step_that_is_compiled_is_let_alone(fake: FakeDaemon) -> None:
-    """Dynamo reads what runs in it, and fails where it does not understand that."""
+    """Dynamo traces what runs in it, and fails on code that it does not understand."""
     compiled = "\nstep = torch.compile(step, backend='eager')\n"
     ran = run(fake, f"{LOOP}{compiled}for _ in range(30): step()\nprint('done')")
     assert (ran.returncode, ran.stdout) == (0, "done\n"), ran.stderr

@@ -55,7 +55,7 @@ def test_percentile_and_ema_agree_with_their_definitions(values):
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.integers(1, 9)), min_size=1, max_size=12))
 def test_a_long_sample_counts_as_that_many_short_ones(runs):
-    """What lets a simulator send a sample only when something changes."""
+    """This lets a simulator send a sample only when something changes."""
     watched = Monitor(stale_s=math.inf)
     long, short = Window(watched, Risk()), Window(watched, Risk())
     at = 0

@@ -1,4 +1,4 @@
-"""Actions carried out, and what becomes of them; MPS looked after."""
+"""Carrying out actions and reporting their outcomes; watching MPS."""
 
 import os
 import threading
@@ -164,14 +164,14 @@ def test_a_job_is_started_with_the_whole_of_its_environment(tmp_path):
 
 def test_a_job_whose_environment_is_gone_ends_and_says_so(tmp_path):
     def gone(spec):
-        raise CarmaError("the job's environment is not kept any more", "Submit the job again.")
+        raise CarmaError("the job's environment is no longer stored", "Submit the job again.")
 
     world, inbox, launcher = a_world(tmp_path)
     world._whole = gone
     performed(world, Launch(running()))
     (exited,) = [event for event in inbox.events if isinstance(event, Exited)]
     assert exited.exit.cause is Cause.LAUNCH_FAILED
-    assert "not kept any more; Submit the job again" in exited.exit.evidence
+    assert "no longer stored; Submit the job again" in exited.exit.evidence
     assert launcher.calls == []
 
 
@@ -260,7 +260,7 @@ def test_every_end_has_its_cause(tmp_path, ended, cause):
 
 @pytest.mark.parametrize(("stopped", "cause"), [(False, Cause.SUCCESS), (True, Cause.CANCELLED)])
 def test_a_job_that_ends_well_because_it_was_told_to_is_not_done(tmp_path, stopped, cause):
-    """It saved its work; one that is preempted goes on from there."""
+    """It saved its work; a preempted job continues from there."""
     world, inbox, _ = a_world(tmp_path)
     world._ended(running(), Ended(code=0, ended_at=1.0, stopped=stopped))
     assert inbox.events[0].exit.cause is cause
@@ -290,7 +290,7 @@ def test_the_word_of_the_attempt_on_why_it_was_stopped_is_passed_on(tmp_path):
 
 
 def test_only_what_is_not_owed_anything_is_adopted_at_the_start():
-    """A launch that is owed may have to be postponed: nobody is to wait for its supervisor yet."""
+    """An owed launch may be postponed, so its supervisor must not be awaited yet."""
     adopted = []
     jobs = [
         a_job(id, state=state, gpus=(GPU,), attempt=1)
@@ -359,7 +359,7 @@ def test_an_mps_server_that_has_faulted_or_hangs_is_told():
 
 @pytest.fixture
 def installed():
-    """Where all may come, unlike pytest's own folders."""
+    """In a directory that everyone can access, unlike pytest's own."""
     with TemporaryDirectory(dir="/tmp") as folder:
         yield Path(folder)
 

@@ -1,7 +1,7 @@
-"""Forks carmads from a process that has imported them already: 0.1 s for a start, and not a second.
+"""Forks carmads from a process that has imported everything: a start takes 0.1 s instead of 1 s.
 
-`python -m tests.warm` reads an order per line, JSON: argv, env, log, and how this carmad is to be
-spoiled. It answers each with a pid.
+`python -m tests.warm` reads one JSON request per line: argv, env, log, and the faults to inject. It
+answers each with a pid.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def become(
 
 
 def crash(commits: int) -> None:
-    """Die as by kill -9 just after so many commits: what they owe has not been done."""
+    """Die as by kill -9 just after this many commits, before their actions are carried out."""
     commit = SqlStore.commit
     left = commits
 

@@ -1,5 +1,5 @@
-"""Reasons in words: a sentence for `carma why`, a word or two for a table. The core's reasons have
-their words here; those of policies come with the plugins."""
+"""The wording of reasons: a sentence for `carma why`, a word or two for a table. The core's reasons
+are worded here; policies bring the wording of their own."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def short(reason: Reason, gpu: str = "") -> str:
 
 
 def wordings() -> dict[str, Wording]:
-    """Those of the core, then those of the installed plugins. No plugin can redefine the core's."""
+    """The core's wordings, then those of installed plugins, which cannot redefine the core's."""
     return {**CORE, **{code: its for code, its in registry.wordings().items() if code not in CORE}}
 
 
@@ -39,7 +39,7 @@ def _wording(code: str) -> Wording | None:
 
 
 def _said(words: Callable[[Reason], str] | None, reason: Reason) -> str:
-    """Empty if there are no words, or they fail."""
+    """Empty if there is no wording, or it raises."""
     try:
         return str(words(reason)) if words else ""
     except Exception:  # noqa: BLE001 - foreign code
@@ -47,13 +47,13 @@ def _said(words: Callable[[Reason], str] | None, reason: Reason) -> str:
         return ""
 
 
-@cache  # once: a job that waits is shown again and again
+@cache  # once: a waiting job is shown again and again
 def _log_failure(code: str) -> None:
-    log.exception("the words for the reason %r fail", code)
+    log.exception("the wording of the reason %r failed", code)
 
 
 def _generic(reason: Reason) -> str:
-    """For codes that nobody declared words for."""
+    """For codes without a wording."""
     words = reason.code.replace("_", " ")
     if reason.need or reason.have:
         unit = f" {reason.unit}" if reason.unit else ""
@@ -65,9 +65,9 @@ def _settling(reason: Reason) -> str:
     if reason.detail.startswith("job "):
         return (
             f"{reason.detail} started computing {reason.have:.0f} s ago;"
-            f" the GPU is judged after {reason.need:.0f} s"
+            f" the GPU's load is known after {reason.need:.0f} s"
         )
-    return f"has been watched for {reason.have:.0f} s only; it is judged after {reason.need:.0f} s"
+    return f"has been watched for {reason.have:.0f} s of the {reason.need:.0f} s needed"
 
 
 def _busy(reason: Reason) -> str:
@@ -77,8 +77,8 @@ def _busy(reason: Reason) -> str:
 
 def _array_limit(reason: Reason) -> str:
     if reason.have > 1:
-        return f"{reason.have:.0f} tasks of its array run, the most it wants at once"
-    return "a task of its array runs, and it wants one at once"
+        return f"{reason.have:.0f} tasks of its array are running, which is its limit"
+    return "one task of its array is running, which is its limit"
 
 
 CORE: dict[str, Wording] = {
@@ -91,7 +91,7 @@ CORE: dict[str, Wording] = {
     "drained": Wording("Drained", lambda r: f"is drained: {r.detail}", detail),
     "stale": Wording("NoReading", lambda r: r.detail or f"its last reading is {r.have:.0f} s old"),
     "mig_single": Wording(
-        "MigSingle", lambda r: "is a MIG instance, and a job can use one of those only"
+        "MigSingle", lambda r: "is a MIG instance, and a job can use only one of those"
     ),
     "busy": Wording("Busy", _busy, detail),
     "external": Wording(
@@ -100,11 +100,11 @@ CORE: dict[str, Wording] = {
     ),
     "exclusive": Wording("Exclusive", lambda r: f"{r.detail} has it to itself", detail),
     "profiling": Wording(
-        "Profiling", lambda r: f"{r.detail} is profiled alone there until {clock(r.need)}"
+        "Profiling", lambda r: f"{r.detail} runs alone there until {clock(r.need)}, to be profiled"
     ),
     "first_kernel": Wording(
         "FirstKernel",
-        lambda r: f"the first kernel of {r.detail or 'a job'} has not been seen yet",
+        lambda r: f"no kernel of {r.detail or 'a job'} has been seen yet",
         detail,
     ),
     "settling": Wording("Settling", _settling, lambda r: f"{max(0.0, r.need - r.have):.0f}s left"),
@@ -113,7 +113,7 @@ CORE: dict[str, Wording] = {
     ),
     "mps_user": Wording(
         "MpsUser",
-        lambda r: f"its MPS server serves {r.detail}, and it can serve one user only",
+        lambda r: f"its MPS server serves {r.detail}, and can serve only one user",
         detail,
     ),
     "avoid": Wording("Avoided", lambda r: f"is avoided: the job {r.detail or 'failed there'}"),
@@ -133,6 +133,6 @@ CORE: dict[str, Wording] = {
     ),
     "policy_failed": Wording("PolicyFailed", lambda r: f"the placement policy failed: {r.detail}"),
     "policy_fallback": Wording(
-        "PolicyFallback", lambda r: f"decided in place of the policy {r.detail}, which fails"
+        "PolicyFallback", lambda r: f"decided by the fallback, as the policy {r.detail} fails"
     ),
 }

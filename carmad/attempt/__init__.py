@@ -1,1 +1,1 @@
-"""One run of a job on this machine: started, watched, stopped, and what is left of it on disk."""
+"""One run of a job on this machine: starting, watching and stopping it, and its records on disk."""

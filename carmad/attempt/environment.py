@@ -1,6 +1,6 @@
-"""What a job's process is given: its environment, its command line, and the names of its logs.
+"""A job's environment, command line and log file names.
 
-Nothing here starts or reads a process; the passwd database is all that is looked up.
+Nothing here starts or reads a process; only the passwd database is read.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from pathlib import Path
 from carmad import hooks
 from carmad.core.types import GpuId, Job, Mode
 
-# Where the conda wrapper says why it could not start the program; the supervisor listens there.
+# Where the conda wrapper reports why it could not start the program, for the supervisor.
 REPORT_FD = 9
 
 HOOKS = str(Path(hooks.__file__).parent)  # with a `sitecustomize` for the job's Python
 
-BATCH_SIZE = "{batch_size}"  # in the command of a job that told its batch size
+BATCH_SIZE = "{batch_size}"  # in the command of a job that declared its batch size
 
-# A directory that is never there: a program that finds no MPS daemon runs without MPS, while one
-# that is left to the default, /tmp/nvidia-mps, would join whatever server happens to live there.
+# A directory that never exists: a program that finds no MPS daemon runs without MPS, while with the
+# default, /tmp/nvidia-mps, it would join whatever server happens to run there.
 NO_MPS = "/nonexistent/carma-without-mps"
 
 _SECRET = re.compile(
@@ -42,7 +42,7 @@ _NOT_OURS = re.compile(
     r"|NOTIFY_SOCKET|WATCHDOG_.*|LISTEN_(FDS|PID|FDNAMES)|INVOCATION_ID|JOURNAL_STREAM"
     r"|MAINPID|MANAGERPID|SYSTEMD_EXEC_PID|(RUNTIME|STATE|CACHE|LOGS|CONFIGURATION)_DIRECTORY"
 )
-# The user's own thread percentage or priority can only lower what a client gets, and may stay.
+# The user's own thread percentage or priority can only lower a client's share, and is kept.
 _MPS = _PIPE, _LOG, _LIMIT = (
     "CUDA_MPS_PIPE_DIRECTORY",
     "CUDA_MPS_LOG_DIRECTORY",
@@ -62,9 +62,9 @@ hook=$("${CONDA_EXE:-conda}" shell.posix hook) || fail "conda was not found or d
   "submit from a shell in which conda works, or add --export CONDA_EXE=/path/to/bin/conda"
 eval "$hook"
 conda activate "$conda_env" || fail "cannot activate the conda environment $conda_env" \\
-  "conda env list shows those you have; conda's own words are in the job's log"
+  "conda env list shows those you have; conda's own message is in the job's log"
 type -P -- "$1" >/dev/null || fail "cannot run $1: command not found" \\
-  "it is not in the conda environment $conda_env, nor elsewhere on PATH"
+  "it is neither in the conda environment $conda_env nor elsewhere on PATH"
 unset -f fail; unset hook conda_env
 exec 9>&-
 exec -- "$@"
@@ -72,9 +72,9 @@ exec -- "$@"
 
 
 def scrub(env: Mapping[str, str]) -> dict[str, str]:
-    """The part of a submitter's environment that is kept with the job.
+    """The part of a submitter's environment that is stored with the job.
 
-    Dropped, because it would be stored, shown or wrong by the time the job runs:
+    Dropped, because it should not be stored or would be wrong by the time the job runs:
 
     - secrets: names with TOKEN (not TOKENS or TOKENIZER), SECRET, PASSWORD, PASSWD, PASSPHRASE,
       CREDENTIAL, API_KEY, ACCESS_KEY or PRIVATE_KEY in them, AWS_*, MYSQL_PWD;
@@ -83,11 +83,11 @@ def scrub(env: Mapping[str, str]) -> dict[str, str]:
     - the choice of GPUs: CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER, NVIDIA_VISIBLE_DEVICES,
       CUDA_MPS_*;
     - other jobs and services: CARMA_*, SLURM_*, SBATCH_*, SRUN_*, SALLOC_*, PBS_*, PMI_*, PMIX_*,
-      what systemd gives to a service, and on PYTHONPATH what watches the stages of a job that
-      submits this one.
+      what systemd sets for a service, and the PYTHONPATH entry of `--watch-stages`, if a watched
+      job submits this one.
 
-    LD_PRELOAD and LD_LIBRARY_PATH stay: the job runs as its user, and allocators are chosen so.
-    Whoever needs a dropped variable in the job says so: `--export NAME=VALUE`.
+    LD_PRELOAD and LD_LIBRARY_PATH are kept: the job runs as its user, and they select allocators.
+    To pass a dropped variable on: `--export NAME=VALUE`.
     """
     kept = {
         name: value
@@ -106,12 +106,13 @@ def job_environment(
     mps_pipe: Path | None = None,
     mps_log: Path | None = None,
 ) -> dict[str, str]:
-    """The whole environment of the job's current attempt on `gpus`.
+    """The complete environment of the job's current attempt on `gpus`.
 
     `mps_pipe`: the pipe directory of the MPS daemon that serves these GPUs; None: without MPS.
-    HOME and SHELL are the user's own unless the job brings others; USER, LOGNAME and everything
-    about GPUs and ids are CARMA's word. A GPU-less job sees no GPU. SLURM_JOBID, SLURM_NTASKS and
-    the like are left out on purpose: MPI and Lightning would take them for a real allocation.
+    HOME and SHELL are the user's own unless the job sets others; USER, LOGNAME and everything
+    about GPUs and ids are set by CARMA. Without `gpus`, the job sees no GPU. SLURM_JOBID,
+    SLURM_NTASKS and the like are left out on purpose: MPI and Lightning would take them for a real
+    allocation.
     """
     spec = job.spec
     env = {"PATH": "/usr/local/bin:/usr/bin:/bin", **_user(spec.uid), **dict(spec.env)}
@@ -138,12 +139,12 @@ def job_environment(
     if (part := _sub_batch(job)) is not None:
         env["CARMA_ACCUMULATION_STEPS"] = str(job.accumulation)
         env["CARMA_BATCH_SIZE"] = str(part)
-    if spec.watch_stages and gpus:  # without GPUs it is only tried out
+    if spec.watch_stages and gpus:  # without GPUs it is only a trial
         env["PYTHONPATH"] = os.pathsep.join(filter(None, (HOOKS, env.get("PYTHONPATH"))))
-        # The last line of the job's standard error may say why it failed: none of the profiler's.
+        # The last line of the job's standard error may say why it failed, so silence the profiler.
         env.setdefault("KINETO_LOG_LEVEL", "7")
     if job.mode not in (Mode.EXCLUSIVE, Mode.MIG) and not job.exclusive:
-        # Both take nearly the whole card at start unless told otherwise.
+        # Both take nearly all of the GPU's memory at startup unless told otherwise.
         if not any(name in env for name in _XLA_MEMORY):
             env["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
         env.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
@@ -167,17 +168,17 @@ def _mps(job: Job, gpus: Sequence[GpuId], pipe: Path | None, log: Path | None) -
     if log is not None:
         env[_LOG] = str(log)
     if (limit_mib := job.limit_mib) is not None:
-        # Per client, and only for visible GPUs: one entry for another lifts every limit.
+        # Per client, and only for visible GPUs: an entry for any other GPU disables all limits.
         env[_LIMIT] = ",".join(f"{gpu}={limit_mib}M" for gpu in gpus)
     return env
 
 
 def command(job: Job) -> tuple[str, ...]:
-    """The argv to execute: the user's own, inside its conda environment where it names one.
+    """The argv to execute: the user's own, inside the conda environment if one is named.
 
-    A shell function of conda's must activate the environment; `exec "$@"` then keeps every
-    argument as it was given. Where its owner told its batch size, `{batch_size}` stands for the
-    part of it that this attempt runs at once.
+    Only a shell function of conda's can activate the environment; `exec "$@"` then keeps every
+    argument as given. If the job declared its batch size, `{batch_size}` is replaced by this
+    attempt's micro-batch size.
     """
     argv, part = job.spec.argv, _sub_batch(job)
     if part is not None:
@@ -188,7 +189,7 @@ def command(job: Job) -> tuple[str, ...]:
 
 
 def _sub_batch(job: Job) -> int | None:
-    """None for a job that may not be split: nothing about it is touched."""
+    """The micro-batch size; None for a job that declared no batch size."""
     size = job.spec.batch_size
     return None if size is None else size // job.accumulation
 
@@ -211,7 +212,7 @@ def expand(pattern: str, job: Job) -> str:
 
 
 def log_paths(job: Job) -> tuple[str, str]:
-    """Where the job's stdout and stderr go, as absolute paths; often one and the same."""
+    """Where the job's stdout and stderr go, as absolute paths; often the same."""
     stdout = str(Path(job.spec.cwd) / expand(job.spec.stdout, job))
     if job.spec.stderr is None:
         return stdout, stdout

@@ -1,7 +1,7 @@
-"""What is known of each attempt: whose a process is, and what was last read of its GPUs while its
-processes were there. Outlives the attempt's processes, so that its end can be judged by it.
+"""What is known about each attempt: its processes, and the last readings of its GPUs that showed
+them. Kept for a while after the attempt's end, so that the end can be explained.
 
-The shepherd and the monitor feed it; nothing here asks a GPU, so nobody who asks waits for one.
+The shepherd and the monitor update it. Nothing here queries a GPU, so no caller waits for one.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import psutil
 
 from carmad.core.types import GpuId, GpuSample, Job, JobId
 
-KEPT_S = 20.0  # readings: what its main process leaves behind may outlive it by some seconds
-KNOWN_S = 60.0  # an attempt after its end: the driver may list its processes for a while
-FULL = 0.03  # of a GPU's memory: less than this free is none
+KEPT_S = 20.0  # of readings: child processes may outlive the main process by some seconds
+KNOWN_S = 60.0  # of an ended attempt: the driver may still list its processes for a while
+FULL = 0.03  # a GPU is full if a smaller share of its memory is free
 
 Key = tuple[JobId, int]  # a job and the number of its attempt
 
@@ -27,33 +27,33 @@ Key = tuple[JobId, int]  # a job and the number of its attempt
 @dataclass(frozen=True, slots=True)
 class _Reading:
     at: float
-    full: bool  # one of the GPUs on which the attempt's processes were seen
+    full: bool  # whether one of the GPUs that showed the attempt's processes was full
 
 
 @dataclass(slots=True)
 class _Attempt:
     processes: dict[int, psutil.Process] = field(default_factory=dict)  # that used a GPU, by pid
-    readings: deque[_Reading] = field(default_factory=deque)  # with its processes
-    waited_since: float | None = None  # monotonic; for its memory to leave its GPUs
+    readings: deque[_Reading] = field(default_factory=deque)  # that showed its processes
+    waited_since: float | None = None  # monotonic; for the driver to free its memory
     ended_at: float | None = None  # monotonic
 
 
 class Evidence:
-    """Of the attempts whose supervisors are known, and for a minute of those that ended."""
+    """Covers attempts whose supervisor is known, until a minute after their end."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._attempts: dict[Key, _Attempt] = {}
         self._supervisors: dict[int, Key] = {}
-        self._owners: dict[int, Key] = {}  # of the processes that used a GPU
-        self._looks: dict[GpuId, tuple[float, frozenset[int]]] = {}  # when it began; who was there
+        self._owners: dict[int, Key] = {}  # of processes that used a GPU, by pid
+        self._looks: dict[GpuId, tuple[float, frozenset[int]]] = {}  # when begun; pids on the GPU
         self._asked: set[GpuId] = set()
         self._questions: queue.SimpleQueue[GpuId | None] = queue.SimpleQueue()
 
     # -- for the shepherd
 
     def supervised(self, attempt: Key, pid: int) -> None:
-        """Process `pid` supervises the attempt: its descendants are the attempt's."""
+        """Process `pid` supervises the attempt: its descendants belong to the attempt."""
         with self._lock:
             self._supervisors[pid] = attempt
             self._attempts.setdefault(attempt, _Attempt())
@@ -67,7 +67,7 @@ class Evidence:
     def memory_gone(self, job: Job) -> bool:
         """Whether no process of the job's current attempt, which has ended, holds GPU memory.
 
-        Never waits: False until a look that was begun after the first call says so.
+        Does not block: False until a reading begun after the first call shows it.
         """
         with self._lock:
             attempt = self._attempts.get((job.id, job.attempt))
@@ -90,25 +90,25 @@ class Evidence:
     # -- for the monitor
 
     def question(self, within_s: float) -> GpuId | None:
-        """A GPU on which processes are waited for to go; None: nobody has asked in that time."""
+        """A GPU whose processes someone wants to know; None: nobody has asked in that time."""
         try:
             return self._questions.get(timeout=within_s)
         except queue.Empty:
             return None
 
     def answer(self, gpu: GpuId, began: float, pids: frozenset[int] | None) -> None:
-        """Who holds memory there, as of a look begun at `began` (monotonic); None: unknown."""
+        """The pids that hold memory there, read from `began` on (monotonic); None: unknown."""
         with self._lock:
             self._asked.discard(gpu)
             self._looks[gpu] = began, pids or frozenset()
 
     def interrupt(self) -> None:
-        """Let `question` return at once."""
+        """Make `question` return at once."""
         self._questions.put(None)
 
     def add(self, samples: Iterable[GpuSample]) -> tuple[GpuSample, ...]:
-        """Take in a reading. Returns it with the jobs behind the processes, and without processes
-        that are gone by now and that nobody knew: whose they were cannot be told any more."""
+        """Add a reading. Returns it with the job of each process, and without unknown processes
+        that are gone by now, whose owner can no longer be found."""
         named, own = [], dict[Key, list[GpuSample]]()
         for sample in samples:
             owners = {process.pid: self.attempt_of(process.pid) for process in sample.processes}
@@ -139,10 +139,11 @@ class Evidence:
                     if self._owners.get(pid) == key:
                         del self._owners[pid]
 
-    # -- for whoever asks
+    # -- queries
 
     def attempt_of(self, pid: int) -> Key | None:
-        """The attempt that a process belongs, or belonged, to: its supervisor is an ancestor."""
+        """The attempt that a process belongs or belonged to: that of the supervisor among its
+        ancestors."""
         with self._lock:
             known = self._owners.get(pid)
             was = self._attempts[known].processes.get(pid) if known else None
@@ -166,15 +167,15 @@ class Evidence:
         return owner
 
     def running(self, attempt: Key) -> frozenset[int]:
-        """The pids of its processes that use a GPU, and live."""
+        """The pids of its live processes that use a GPU."""
         with self._lock:
             known = self._attempts.get(attempt)
             processes = list(known.processes.values()) if known else []
         return frozenset(process.pid for process in processes if process.is_running())
 
     def was_full(self, attempt: Key, until: float) -> bool:
-        """Whether next to nothing was free on one of its GPUs, by the last reading that showed its
-        processes there and was begun before `until` (Unix seconds), when its main process ended."""
+        """Whether one of its GPUs was full in the last reading that showed its processes and was
+        taken before `until` (Unix seconds), when its main process ended."""
         with self._lock:
             known = self._attempts.get(attempt)
             readings = list(known.readings) if known else []

@@ -1,6 +1,6 @@
-"""Starts, stops and signals attempts by way of their supervisors, and clears up after them.
+"""Starts, stops and signals attempts through their supervisors, and cleans up after them.
 
-The supervisor does the work (`supervisor`); `shepherd` learns how it went. Nothing here waits
+The supervisor does the work (`supervisor`); the `shepherd` reports how it ended. Nothing here waits
 for a job, and every call may be repeated after a crash.
 """
 
@@ -24,8 +24,8 @@ ATTEMPT_VARIABLE = "CARMA_ATTEMPT_DIR"  # in the job's environment: tells whose 
 
 
 class NotNow(CarmaError):
-    """The machine cannot start an attempt, for a reason other than the job: no room, no answer on
-    systemd's bus. The launch may be retried, even if it has succeeded without our knowing."""
+    """The machine cannot start an attempt, through no fault of the job: disk full, no answer from
+    systemd. The launch may be retried, even if it succeeded without our knowing."""
 
 
 def attempt_dir(state_dir: Path, job: JobId, attempt: int) -> Path:
@@ -33,9 +33,9 @@ def attempt_dir(state_dir: Path, job: JobId, attempt: int) -> Path:
 
 
 class Launcher:
-    """`systemd`: give each attempt a transient unit, so that it outlives the daemon's own unit.
+    """`systemd`: run each attempt in a transient unit, so that it outlives the daemon's own unit.
 
-    Without, supervisors are plain children in sessions of their own.
+    Otherwise supervisors are plain children in their own sessions.
     """
 
     def __init__(self, state_dir: Path, *, systemd: bool, kill_grace_s: float) -> None:
@@ -50,10 +50,10 @@ class Launcher:
             raise CarmaError(f"cannot make the directory {jobs}: {error.strerror}") from error
 
     def launch(self, job: Job, env: Mapping[str, str]) -> None:
-        """Start a supervisor for the job's current attempt, unless one has begun it or it was
+        """Start a supervisor for the job's current attempt, unless one has started it or it was
         revoked.
 
-        Raises NotNow; any other CarmaError when the attempt can never start.
+        Raises NotNow, or another CarmaError if the attempt can never start.
         """
         directory = attempt_dir(self._state_dir, job.id, job.attempt)
         if self.begun(job) or supervisor.why_stopped(directory) == supervisor.REVOKED:
@@ -71,12 +71,12 @@ class Launcher:
                 self._run_child(directory)
         except OSError as error:
             why = error.strerror or str(error)
-            hint = f"check the free space in {self._state_dir}, the memory and the processes"
+            hint = f"check the free space in {self._state_dir}, memory and the process limit"
             raise NotNow(f"cannot start a supervisor: {why}", hint) from error
 
     def stop(self, job: Job, grace_s: float) -> None:
-        """SIGTERM to all the job's processes, SIGKILL after the grace; never lost, even when the
-        supervisor is only about to start. Needs no room on the disk."""
+        """SIGTERM all the job's processes, and SIGKILL them after `grace_s`. Takes effect even if
+        the supervisor is only just starting. Needs no disk space."""
         cause = job.stop.value if job.stop in FOR_GOOD else ""
         lines = f"because {cause}\nstop {grace_s}\n" if cause else f"stop {grace_s}\n"
         if self._tell(job, lines):
@@ -85,11 +85,11 @@ class Launcher:
         if directory.exists():
             with contextlib.suppress(FileExistsError):
                 (directory / supervisor.STOP).symlink_to(cause or "-")
-            self._tell(job, lines)  # it may have come up meanwhile, and not seen the link
+            self._tell(job, lines)  # it may have started meanwhile without seeing the link
 
     def revoke(self, job: Job) -> bool:
-        """Forbid the job's current attempt to any supervisor that is still to come: it finds that
-        on disk before it runs anything. False: one has begun, and may run it."""
+        """Prevent any supervisor that has not started yet from running the job's current attempt:
+        it checks this before it runs anything. False: one has started, and may run it."""
         directory = attempt_dir(self._state_dir, job.id, job.attempt)
         directory.mkdir(mode=0o700, exist_ok=True)
         with contextlib.suppress(FileExistsError):
@@ -97,28 +97,28 @@ class Launcher:
         return not self.begun(job)
 
     def begun(self, job: Job) -> bool:
-        """Whether a supervisor has taken up the job's current attempt, be it long ago."""
+        """Whether a supervisor has ever started the job's current attempt."""
         directory = attempt_dir(self._state_dir, job.id, job.attempt)
         return (directory / supervisor.STARTED).exists()
 
     def signal(self, job: Job, signum: int) -> bool:
-        """Send one signal to the job's processes. False: it has none (yet, or any more)."""
+        """Send a signal to the job's processes. False: it has none, yet or any more."""
         return self._tell(job, f"signal {signum}\n")
 
     def release(self, job: JobId) -> None:
-        """Remove what the attempts of an ended job left in the state directory."""
+        """Remove the directories of an ended job's attempts."""
         for directory in (self._state_dir / "jobs").glob(f"{job}.*"):
-            # First: a supervisor that comes late must not find something to run, but not `started`.
+            # First: a late supervisor must not find this, but not `started`.
             with contextlib.suppress(OSError):
                 (directory / supervisor.LAUNCH).unlink()
             shutil.rmtree(directory, ignore_errors=True)
 
     def launched(self) -> set[JobId]:
-        """The jobs that have something in the state directory."""
+        """The jobs that have directories of attempts."""
         return set(folders.found(self._state_dir / "jobs").values())
 
     def reap(self) -> None:
-        """Collect supervisors that have ended, so that none stays a zombie."""
+        """Reap supervisors that have ended, so that none stays a zombie."""
         self._children = [child for child in self._children if child.poll() is None]
 
     def _tell(self, job: Job, line: str) -> bool:
@@ -136,7 +136,7 @@ class Launcher:
         return True
 
     def _run_child(self, directory: Path) -> None:
-        # What the supervisor itself has to say is a bug's traceback.
+        # Anything that the supervisor itself prints is the traceback of a bug.
         with (directory / "supervisor.log").open("ab") as log:
             child = subprocess.Popen(
                 supervisor.command(str(directory)),
@@ -149,7 +149,7 @@ class Launcher:
         self._children.append(child)
 
     def _run_unit(self, job: Job, directory: Path) -> None:
-        """Whatever systemd objects to, it would object to in every job's unit."""
+        """Every failure here is NotNow: systemd would refuse any other job's unit, too."""
         hint = "see `systemctl status` and `journalctl -b -p err`"
         properties = {
             "KillMode": "mixed",
@@ -196,15 +196,15 @@ def launch_fields(job: Job, env: Mapping[str, str], grace_s: float) -> bytes:
         fields.append(("report_fd", str(REPORT_FD)))
     for key, value in fields:
         if "\0" in value:
-            raise CarmaError(f"a NUL character in the job's {key}", "no program can take one")
+            raise CarmaError(f"a NUL character in the job's {key}", "no program accepts one")
     try:
         return b"".join(os.fsencode(f"{key}={value}\0") for key, value in fields)
     except UnicodeEncodeError as error:
-        raise CarmaError(f"the job's words are not valid text: {error}") from error
+        raise CarmaError(f"the job's command or environment is not valid text: {error}") from error
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Replace a file as a whole. Not forced to disk: a power cut leaves no job that needs it."""
+    """Replace a file atomically. Not synced: after a power cut, no job needs it."""
     part = path.with_name(path.name + ".part")
     part.touch(mode=0o600)
     part.write_bytes(data)

@@ -1,4 +1,4 @@
-"""A job's processes: every descendant of this process, and how to signal, end and reap them all.
+"""A job's processes, which are all descendants of this one: signals, ends and reaps them.
 
 Part of the supervisor's program, so imports are few (see there).
 """
@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import time
 
-LEFTOVER_GRACE_S = 5.0  # for what the job leaves behind when its main process ends
-SIGKILL, SIGTERM, SIGCONT, SIGSTOP = 9, 15, 18, 19  # importing signal has to wait
+LEFTOVER_GRACE_S = 5.0  # for processes that outlive the job's main process
+SIGKILL, SIGTERM, SIGCONT, SIGSTOP = 9, 15, 18, 19  # `signal` is imported only later
 
 
 def read_file(path: str) -> bytes:
@@ -35,7 +35,7 @@ def write_file(path: str, data: bytes) -> None:
 
 
 def tell_kernel(path: str, data: bytes) -> None:
-    """Write to a cgroup file. Cgroups only help: what they cannot do is done without them."""
+    """Write to a kernel file, ignoring errors: everything also works without cgroups."""
     try:
         write_file(path, data)
     except OSError:
@@ -43,9 +43,9 @@ def tell_kernel(path: str, data: bytes) -> None:
 
 
 def process_stat(pid: int) -> tuple[int, int] | None:
-    """(parent pid, start time in ticks since boot), or None when there is no such process."""
+    """(parent pid, start time in ticks since boot), or None if there is no such process."""
     try:
-        # The command's name stands in parentheses and may hold any character, `)` too.
+        # The command's name is in parentheses and may contain any character, even `)`.
         fields = read_file(f"/proc/{pid}/stat").rpartition(b")")[2].split()
     except OSError:
         return None
@@ -53,7 +53,7 @@ def process_stat(pid: int) -> tuple[int, int] | None:
 
 
 def own_cgroup() -> str | None:
-    """Where our cgroup (v2) is mounted."""
+    """The path of our cgroup (v2)."""
     for line in read_file("/proc/self/cgroup").decode().splitlines():
         if line.startswith("0::"):
             for mount in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified"):
@@ -63,9 +63,9 @@ def own_cgroup() -> str | None:
 
 
 def job_cgroup(unit: str | None) -> str | None:
-    """A cgroup for the job alone, inside our unit's. None when we have no unit of our own.
+    """A cgroup for the job alone, below our unit's. None if we have no unit of our own.
 
-    Killing the unit's own cgroup would kill us too, before we can say how the job ended.
+    Killing the unit's own cgroup would kill us too, before we could record how the job ended.
     """
     if unit is None or not os.path.basename(unit).startswith("carma-job-"):
         return None
@@ -93,7 +93,7 @@ def oom_kills(cgroup: str | None) -> int | None:
 
 
 def descendants() -> dict[int, int]:
-    """Every process below us: pid and start time. Orphans come to us, so nobody is missed."""
+    """Every descendant of ours: pid and start time. As a subreaper, we inherit orphans, too."""
     children: dict[int, list[tuple[int, int]]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -111,7 +111,7 @@ def descendants() -> dict[int, int]:
 
 
 def send(pid: int, start: int, signum: int) -> None:
-    """Signal this very process, not another that got its pid since."""
+    """Signal this process, but not another one that has reused its pid."""
     from signal import pidfd_send_signal
 
     try:
@@ -123,7 +123,7 @@ def send(pid: int, start: int, signum: int) -> None:
         if found is not None and found[1] == start:
             pidfd_send_signal(fd, signum)
     except OSError:
-        pass  # gone, or a setuid program that is not ours to signal
+        pass  # gone, or a setuid program that we may not signal
     finally:
         os.close(fd)
 
@@ -146,14 +146,14 @@ class Tree:
         self.status: int | None = None  # of the main process, as wait() gives it
         self.main_ended_boot_s: float | None = None
         self.stopped = False
-        self.cause = ""  # why, in the daemon's word
+        self.cause = ""  # why it was stopped, as given by the daemon
         self.interrupted = False
         self.cgroup = cgroup
         self._deadline: float | None = None  # monotonic; SIGKILL from then on
         self._pause_s = 0.02
 
     def reap(self) -> bool:
-        """Collect the dead. True when none is left alive."""
+        """Reap ended processes. True when none is left alive."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -168,7 +168,7 @@ class Tree:
                 self.main_ended_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def obey(self, line: bytes) -> None:
-        """Carry out one line of `control`; a torn or unknown one changes nothing."""
+        """Carry out one line of `control`; an incomplete or unknown one is ignored."""
         verb, _, value = line.partition(b" ")
         try:
             if verb == b"because" and self.status is None:
@@ -182,9 +182,10 @@ class Tree:
             pass
 
     def signal(self, signum: int) -> None:
-        """Signal those that catch it; if none does, all.
+        """Signal the processes that catch it; if none does, all.
 
-        A batch script's shell does not catch SIGUSR2 and would die of it, and the job with it.
+        A shell that runs a job script does not catch SIGUSR2 and would die of it, and so would the
+        job.
         """
         if not 0 < signum <= 64:
             return
@@ -194,7 +195,7 @@ class Tree:
             send(pid, everyone[pid], signum)
 
     def end(self, grace_s: float) -> None:
-        """SIGTERM to all, SIGKILL after the grace. Asking again can only shorten the grace."""
+        """SIGTERM all, SIGKILL them after `grace_s`. A repeated call can only shorten the grace."""
         if self._deadline is None:
             for pid, start in descendants().items():
                 send(pid, start, SIGTERM)
@@ -203,7 +204,7 @@ class Tree:
         self._deadline = min(self._deadline, time.monotonic() + grace_s)
 
     def press(self) -> float | None:
-        """Kill what has outlived its grace. Returns in how many seconds to press again."""
+        """Kill what has outlived its grace. Returns after how many seconds to call this again."""
         if self._deadline is None:
             return None
         left = self._deadline - time.monotonic()
@@ -216,7 +217,7 @@ class Tree:
     def _kill(self) -> None:
         if self.cgroup is not None:
             tell_kernel(f"{self.cgroup}/cgroup.kill", b"1")
-        # Freeze before killing: a process that forks faster than we read /proc would get away.
+        # Freeze before killing: a process that forks faster than we read /proc would escape.
         frozen: dict[int, int] = {}
         for _ in range(10):
             fresh = {pid: start for pid, start in descendants().items() if pid not in frozen}

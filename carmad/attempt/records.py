@@ -1,6 +1,6 @@
-"""What a supervisor wrote into its attempt's directory, read by somebody who trusts nothing.
+"""Reads what a supervisor wrote into its attempt's directory, and trusts none of it.
 
-A record is sound as a whole or it is none: no reader has to expect an odd one.
+A record is either entirely valid or rejected, so no reader has to expect an odd one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from carmad.attempt import starting, supervisor
 
 T = TypeVar("T")
 
-# These tell of our own shortage, and nothing of the file or process in question.
+# These errors are due to our own lack of resources and say nothing about the file or process.
 SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 MOST_BYTES = 1 << 20  # of a record: a supervisor writes some kilobytes
 TAIL_BYTES = 2 * supervisor.TAIL_BYTES  # both logs' ends
@@ -29,7 +29,7 @@ _Text = Annotated[str, Field(max_length=2 * starting.REPORT_BYTES)]
 @with_config(_SOUND)
 @dataclass(frozen=True, slots=True)
 class Started:
-    """That an attempt was begun, and by which process."""
+    """The start of an attempt: by which process, and when."""
 
     pid: Annotated[int, Field(ge=1, lt=1 << 31)]
     start_ticks: Annotated[int, Field(ge=0, lt=1 << 63)]
@@ -40,7 +40,7 @@ class Started:
 @with_config(_SOUND)
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """How an attempt ended. The last three are not in a record of release 0.1.0."""
+    """How an attempt ended. Records of release 0.1.0 lack the last three fields."""
 
     code: Annotated[int, Field(ge=0, le=255)] | None
     signal: Annotated[int, Field(ge=1, le=64)] | None
@@ -61,17 +61,17 @@ _EXITED = TypeAdapter(Exited)
 
 
 def started(directory: Path) -> Started | None:
-    """None: there is no record. Raises ValueError for one that is not sound."""
+    """None: there is no record. Raises ValueError for an invalid one."""
     return _read(directory / supervisor.STARTED, _STARTED)
 
 
 def exited(directory: Path) -> Exited | None:
-    """None: there is no record. Raises ValueError for one that is not sound."""
+    """None: there is no record. Raises ValueError for an invalid one."""
     return _read(directory / supervisor.EXIT, _EXITED)
 
 
 def tail(directory: Path) -> str:
-    """The log's end as a terminal would show it: a progress bar leaves its last state."""
+    """The log's end as a terminal would show it: only the last state of a progress bar."""
     text = (_bytes(directory / supervisor.TAIL, TAIL_BYTES) or b"").decode("utf-8", "replace")
     if "\r" not in text:
         return text

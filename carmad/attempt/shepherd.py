@@ -1,4 +1,5 @@
-"""Watches every supervisor, a child of ours or an adopted one, and reports how its attempt ended.
+"""Watches every supervisor, launched by this daemon or an earlier one, and reports how its attempt
+ended.
 
 One thread, a pidfd per supervisor. It starts nothing, and kills only what a killed supervisor left
 running.
@@ -26,8 +27,8 @@ from carmad.attempt.process_tree import process_stat
 from carmad.core.types import FOR_GOOD, Cause, Job, JobId
 from carmad.engine.clock import boot_id, boottime
 
-START_WITHIN_S = 10.0  # a supervisor that has not begun by then never will
-CLEAR_WITHIN_S = 10.0  # how long a job's memory may take to leave its GPUs
+START_WITHIN_S = 10.0  # a supervisor that has not started by then is given up
+CLEAR_WITHIN_S = 10.0  # how long the driver may take to free a job's memory
 PAUSE_S = 0.05
 
 log = logging.getLogger(__name__)
@@ -35,23 +36,23 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How an attempt ended, and nothing of what that means. Times are Unix seconds: the start by
-    the wall, the end by the daemon's clock."""
+    """How an attempt ended, without interpretation. Times are Unix seconds: the start by the wall
+    clock, the ends by the daemon's clock."""
 
     code: int | None = None  # of the main process; None when `signal` ended it
     signal: int | None = None
     error: str = ""  # why the program could not be started at all
     hint: str = ""
-    lost: bool = False  # its supervisor died, or was told to go by a system shutting down
-    never_started: bool = False  # no supervisor began, and none will
+    lost: bool = False  # its supervisor died, or was ended by a system shutdown
+    never_started: bool = False  # no supervisor started, and none will
     started_at: float | None = None
     ended_at: float
     main_ended_at: float | None = None  # its main process; the others may live a little longer
-    stopped: bool = False  # the daemon asked for it before the job ended by itself
-    cause: Cause | None = None  # why, if it was for good
-    host_oom: bool | None = None  # the kernel's OOM killer struck; None: it cannot be known
+    stopped: bool = False  # the daemon stopped it before it ended by itself
+    cause: Cause | None = None  # why it was stopped, if for good
+    host_oom: bool | None = None  # the kernel's OOM killer struck; None: unknown
     log_tail: str = ""  # the end of stdout, then of stderr
-    memory_held: bool = False  # its GPU memory had not come back in the time that was given
+    memory_held: bool = False  # its GPU memory was not freed in time
 
 
 @dataclass(slots=True)
@@ -63,12 +64,12 @@ class _Attempt:
     pidfd: int | None = None
     ended: Ended | None = None
     clear_by: float = 0.0  # monotonic
-    stumbled: bool = False  # an error was logged
+    stumbled: bool = False  # an error with it was logged
 
 
 class Shepherd:
-    """Calls `on_exit(job, ended)` in its own thread, once the attempt's memory has left its GPUs,
-    or ten seconds after its end. `clock` is the daemon's.
+    """Calls `on_exit(job, ended)` in its own thread, once the driver has freed the attempt's GPU
+    memory, or ten seconds after its end. `clock` is the daemon's.
     """
 
     def __init__(
@@ -93,13 +94,13 @@ class Shepherd:
         self._thread = threading.Thread(target=self._run, name="shepherd", daemon=True)
 
     def start(self) -> None:
-        """When this returns, whose processes are whose is known of all that is watched already."""
+        """When this returns, the processes of all attempts watched so far are known."""
         os.eventfd_write(self._wake, 1)
         self._turn()
         self._thread.start()
 
     def close(self) -> None:
-        """Stop watching. The jobs go on."""
+        """Stop watching. Jobs keep running."""
         self._closing = True
         os.eventfd_write(self._wake, 1)
         self._thread.join()
@@ -109,9 +110,10 @@ class Shepherd:
         os.close(self._wake)
 
     def watch(self, job: Job) -> None:
-        """Report the end of the job's current attempt, also one that ended while we were down.
+        """Report the end of the job's current attempt, even if it ended while no daemon ran.
 
-        Watching twice changes nothing; watching an attempt again after its report repeats it.
+        Watching twice changes nothing; watching an attempt again after its report repeats the
+        report.
         """
         self._arrivals.put(job)
         os.eventfd_write(self._wake, 1)
@@ -121,7 +123,7 @@ class Shepherd:
             try:
                 self._turn()
             except Exception:
-                log.exception("the shepherd stumbled and goes on")
+                log.exception("the shepherd failed and continues")
                 time.sleep(1.0)
 
     def _turn(self) -> None:
@@ -139,9 +141,9 @@ class Shepherd:
         for attempt in list(self._attempts.values()):
             try:
                 self._follow(attempt, attempt.pidfd in ready)
-            except Exception:  # the others must be followed all the same
+            except Exception:  # must not affect the others
                 if not attempt.stumbled:
-                    log.exception("the shepherd failed at job %d", attempt.job.id)
+                    log.exception("the shepherd failed on job %d", attempt.job.id)
                 attempt.stumbled = stumbled = True
         if stumbled:
             time.sleep(1.0)
@@ -155,16 +157,16 @@ class Shepherd:
             self._report_when_clear(attempt)
 
     def _find_supervisor(self, attempt: _Attempt) -> None:
-        """Open a pidfd of the attempt's supervisor, or learn that it has ended."""
+        """Open a pidfd of the attempt's supervisor, or find that it has ended."""
         revoked = supervisor.why_stopped(attempt.directory) == supervisor.REVOKED
         try:
             started = records.started(attempt.directory)
-        except ValueError as error:  # whoever wrote it cannot be found: it is as good as gone
+        except ValueError as error:  # without its pid, the supervisor counts as gone
             log.error("job %d: the record of its start cannot be read: %s", attempt.job.id, error)
             self._end(attempt, self._read_end(attempt))
             return
         if started is None:
-            # Whoever begins from now on finds that it was revoked, and runs nothing.
+            # A supervisor that starts after the attempt was revoked runs nothing.
             if revoked or time.monotonic() > attempt.since + START_WITHIN_S:
                 self._give_up(attempt)
             return
@@ -177,14 +179,14 @@ class Shepherd:
             self._evidence.supervised((attempt.job.id, attempt.job.attempt), started.pid)
 
     def _give_up(self, attempt: _Attempt) -> None:
-        """Report that no supervisor began, unless one does this very moment."""
+        """Report that no supervisor started, unless one has started just now."""
         if self._launcher.revoke(attempt.job):
             cause = _for_good(supervisor.why_stopped(attempt.directory))
             ended = Ended(never_started=True, cause=cause, ended_at=self._clock())
             self._end(attempt, ended)
 
     def _close(self, attempt: _Attempt) -> None:
-        """The supervisor has ended: let go of it, and read what it left."""
+        """The supervisor has ended: close its pidfd, and read its records."""
         assert attempt.pidfd is not None and attempt.started is not None
         self._poller.unregister(attempt.pidfd)
         os.close(attempt.pidfd)
@@ -198,7 +200,7 @@ class Shepherd:
         attempt.clear_by = time.monotonic() + CLEAR_WITHIN_S
 
     def _report_when_clear(self, attempt: _Attempt) -> None:
-        """Report the end once nothing of the attempt is left, or waiting longer helps nobody."""
+        """Report the end once nothing of the attempt is left, or the deadline has passed."""
         assert attempt.ended is not None
         late = time.monotonic() >= attempt.clear_by
         try:
@@ -233,7 +235,7 @@ class Shepherd:
             signal=record.signal,
             error=record.error,
             hint=record.hint,
-            # A job that ended well while the system went down has ended well.
+            # A job that succeeded during a system shutdown has succeeded.
             lost=record.interrupted and not record.stopped and record.code != 0,
             started_at=record.started_at,
             ended_at=ended_at,
@@ -245,7 +247,7 @@ class Shepherd:
         )
 
     def _at(self, boot_s: float | None) -> float | None:
-        """The same instant, given in seconds since the boot, by the daemon's clock."""
+        """A time in seconds since boot, on the daemon's clock."""
         return None if boot_s is None else self._clock() - max(0.0, boottime() - boot_s)
 
 
@@ -254,7 +256,7 @@ def _for_good(cause: str) -> Cause | None:
 
 
 def _open_pidfd(started: records.Started) -> int | None:
-    """A pidfd of that supervisor; None when it is gone. Raises OSError when we cannot tell."""
+    """A pidfd of that supervisor; None if it has ended. Raises OSError if that is unknown."""
     try:
         pidfd = os.pidfd_open(started.pid)
     except OSError as error:
@@ -263,7 +265,7 @@ def _open_pidfd(started: records.Started) -> int | None:
         return None
     alive = False
     try:
-        # Only now: the pid cannot change hands any more between this look and the next.
+        # Checked after opening: from then on, the pidfd cannot refer to another process.
         alive = _is_alive(started)
     finally:
         if not alive:
@@ -272,13 +274,13 @@ def _open_pidfd(started: records.Started) -> int | None:
 
 
 def _is_alive(started: records.Started) -> bool:
-    """Whether the pid still is that supervisor: same boot, same start, not a zombie."""
+    """Whether the pid is still that supervisor: same boot, same start time, not a zombie."""
     found = process_stat(started.pid)
     return started.boot_id == boot_id() and found is not None and found[1] == started.start_ticks
 
 
 def _kill_leftovers(directory: Path) -> bool:
-    """SIGKILL the processes whose environment names this attempt. True if there was any."""
+    """SIGKILL the processes whose environment names this attempt. True if there were any."""
     found = False
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):

@@ -1,25 +1,25 @@
-"""The process that starts one attempt of a job, outlives the daemon, and writes down how it ended.
+"""The process that starts one attempt of a job, outlives the daemon, and records how it ended.
 
 `command(ATTEMPT_DIR)` runs it. Standard library only, and little of it: the job waits for every
-import, so `signal` and `json` come in after the fork. In the attempt directory:
+import, so `signal` and `json` are imported after the fork. In the attempt directory:
 
 - `launch`   what to run (`Launch`), written by the launcher
 - `lock`     held (flock) for as long as a supervisor lives
-- `started`  JSON: pid, start_ticks, boot_id, at. On disk before the job is forked; where it exists,
+- `started`  JSON: pid, start_ticks, boot_id, at. On disk before the job is forked; if it exists,
              no supervisor starts the job again
-- `control`  FIFO; lines `signal NUMBER`, `stop GRACE_S` and, before a stop, `because CAUSE`: a line
-             of its own, as supervisors of 0.1.0 pass over what they do not know
-- `stop`     where it exists, the job is not started: a stop that came before we read `control`, or
-             the attempt was revoked. A symbolic link to nowhere, its target the cause: a full
-             disk has room for one
-- `tail`     the last 64 KiB of what this attempt's logs have gained
+- `control`  FIFO; lines `signal NUMBER`, `stop GRACE_S` and, before a stop, `because CAUSE`: a
+             separate line, as supervisors of 0.1.0 ignore lines that they do not know
+- `stop`     if it exists, the job is not started: a stop that came before we read `control`, or
+             the attempt was revoked. A dangling symbolic link whose target is the cause: even a
+             full disk has room for one
+- `tail`     the last 64 KiB that this attempt added to its logs
 - `exit`     JSON: code, signal, error, hint, started_at, ended_at, ended_boot_s and
-             main_ended_boot_s (seconds since the boot; the latter of the main process),
-             host_oom_kills, stopped (by the daemon), cause (why, if it said so),
-             interrupted (by a SIGTERM to us: the machine goes down).
+             main_ended_boot_s (seconds since boot; the latter of the main process),
+             host_oom_kills, stopped (by the daemon), cause (why, if given),
+             interrupted (by a SIGTERM to us: the machine is shutting down).
              Written once no descendant of the job is left
 """
-# pathlib and contextlib would cost more to import than this program takes to start a job:
+# pathlib and contextlib would take longer to import than this program takes to start a job:
 # ruff: noqa: PTH104, PTH109, PTH110, PTH115, PTH118, PTH119, PTH120, SIM105
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ REVOKED = "revoked"  # the cause of a stop: the daemon has given the attempt up
 
 
 def write_durably(name: str, data: bytes) -> None:
-    """Replace `name` in the current directory; whole and on disk when this returns."""
+    """Replace `name` in the current directory; complete and on disk when this returns."""
     fd = os.open(name + ".tmp", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
         write_all(fd, data)
@@ -103,27 +103,27 @@ def open_log(path: bytes, target: int, title: bytes) -> int:
     except OSError as error:
         raise CannotStart(
             f"cannot open the log file {shown(path)}: {error.strerror}",
-            "name a file in an existing directory that you may write (-o, -e)",
+            "name a file in an existing directory that you can write to (-o, -e)",
         ) from error
     status = os.fstat(target)
     if not stat.S_ISREG(status.st_mode) or status.st_size == 0:
         return 0
     try:
-        write_all(target, title)
+        write_all(target, header)
     except OSError:
-        pass  # its disk is full
+        pass  # the disk is full
     return os.fstat(target).st_size
 
 
-def attempt_title() -> bytes:
-    """The line before an attempt's part of a log that it shares with others. `carma logs` goes by
-    it. Called in the attempt's directory."""
+def attempt_header() -> bytes:
+    """The line before an attempt's output in a log that it shares with others. `carma logs` relies
+    on it. Called in the attempt's directory."""
     job, _, attempt = os.path.basename(os.getcwd()).partition(".")
     now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     return f"\n=== carma job {job}, attempt {attempt}, {now} ===\n".encode()
 
 
-def run_job(launch: Launch, cgroup: str | None, title: bytes, report: int) -> None:
+def run_job(launch: Launch, cgroup: str | None, header: bytes, report: int) -> None:
     """In the child: become the user, then the user's program. Returns only by raising."""
     os.setsid()
     if cgroup is not None:
@@ -134,14 +134,14 @@ def run_job(launch: Launch, cgroup: str | None, title: bytes, report: int) -> No
         os.dup2(1, 2)
         begins = [begin]
     else:
-        begins = [begin, open_log(launch.stderr, 2, title)]
+        begins = [begin, open_log(launch.stderr, 2, header)]
     write_all(report, b"%s %s\n" % (LOGS, b" ".join(b"%d" % each for each in begins)))
     start_program(launch, report)
 
 
 def watch(tree: Tree, control: int, report: int, grace_s: float) -> bytes:
-    """Serve the job until nothing of it is left. Returns what came over `report`."""
-    import json  # noqa: F401 - wanted at the end, and by then Python may have been upgraded
+    """Serve the job until none of its processes is left. Returns what came over `report`."""
+    import json  # noqa: F401 - needed at the end, when Python may have been upgraded
     import signal
 
     wake_in, wake_out = os.pipe()
@@ -179,7 +179,7 @@ def watch(tree: Tree, control: int, report: int, grace_s: float) -> bytes:
 
 
 def split_report(said: bytes) -> tuple[list[int], bytes]:
-    """Where the attempt's part of each log begins, and why it could not start."""
+    """Where the attempt's part of each log begins, and why it could not start, if so."""
     line, _, rest = said.partition(b"\n")
     if line.startswith(LOGS):
         return [int(word) for word in line.split()[1:]], rest
@@ -187,7 +187,7 @@ def split_report(said: bytes) -> tuple[list[int], bytes]:
 
 
 def read_tail(path: bytes, begin: int) -> bytes:
-    """The end of the part of a log that begins there; of the whole, if it was written anew."""
+    """The end of a log's part that begins there; of all of it, if the log was truncated since."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError:
@@ -203,8 +203,8 @@ def read_tail(path: bytes, begin: int) -> bytes:
 def read_tails(launch: Launch, begins: list[int]) -> bytes:
     """The ends of the job's logs, stdout's first, read by a child that has become the user.
 
-    As root we could be led to a file that is not the user's to read, and could not read an
-    NFS home at all; and a child that hangs on a dead server can be left behind.
+    Root could be tricked into reading a file that the user may not read, and cannot read an NFS
+    home at all; and a child that hangs on a dead server can be abandoned.
     """
     tail_in, tail_out = os.pipe()
     pid = os.fork()
@@ -236,12 +236,12 @@ def why_stopped(directory: str | os.PathLike[str] = ".") -> str:
     """The cause in `stop`; "" if there is none."""
     try:
         return os.readlink(os.path.join(directory, STOP))
-    except OSError:  # not there, or a file: an earlier release's
+    except OSError:  # it does not exist, or is a file, as in an earlier release
         return ""
 
 
 def keep(name: str, data: bytes) -> None:
-    """Write `name`, however long the disk stays full, unless its directory was taken away."""
+    """Write `name`, retrying for as long as the disk is full, unless its directory is removed."""
     while True:
         try:
             return write_durably(name, data)
@@ -253,14 +253,14 @@ def keep(name: str, data: bytes) -> None:
 
 def supervise() -> None:
     """Run the attempt in the current directory, from `started` to `exit`."""
-    block(SIGTERM)  # until `watch` can heed it
+    block(SIGTERM)  # until `watch` can handle it
     for signum in (SIGHUP, SIGINT):
         libc.signal(signum, SIG_IGN)
     if os.getsid(0) != os.getpid():
         os.setsid()
     adopt_orphans()
     launch = Launch(read_file(LAUNCH))
-    control = os.open(CONTROL, os.O_RDWR | os.O_NONBLOCK)  # read-write: it never reads as ended
+    control = os.open(CONTROL, os.O_RDWR | os.O_NONBLOCK)  # read-write: it never reaches its end
     started_at = time.time()
     own = process_stat(os.getpid())
     assert own is not None
@@ -270,7 +270,7 @@ def supervise() -> None:
         f'{{"pid": {os.getpid()}, "start_ticks": {own[1]}, '
         f'"boot_id": "{boot_id}", "at": {started_at}}}\n'.encode(),
     )
-    sync_directory("..")  # the launcher made our directory, and did not wait for the disk
+    sync_directory("..")  # the launcher made our directory without syncing it
 
     unit = own_cgroup()
     kills_before = oom_kills(unit)
@@ -278,7 +278,7 @@ def supervise() -> None:
     code: int | None = None
     killed_by: int | None = None
     tree = Tree(0, job_cgroup(unit))
-    # `control` is open, so a stop is either here by now or will come through the FIFO.
+    # `control` is open, so a stop has either left `stop` by now or will come through the FIFO.
     if os.path.lexists(STOP):
         tree.stopped, killed_by = True, SIGTERM
         tree.cause = why_stopped()
@@ -300,7 +300,7 @@ def supervise() -> None:
     try:
         write_durably(TAIL, read_tails(launch, begins))
     except OSError:
-        pass  # evidence is welcome, the exit is owed
+        pass  # the tail is optional, `exit` is not
     record = {
         "code": code,
         "signal": killed_by,
@@ -326,17 +326,17 @@ def main() -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return  # another supervisor is at it
+        return  # another supervisor is running
     if not os.path.exists(STARTED):
         supervise()
 
 
 def program(module: str) -> list[str]:
-    """The argv that calls `main` of a module of CARMA: this very code, without site-packages'
-    start-up work, which would double the time until a job starts."""
+    """The argv that calls `main` of a module of this CARMA, without importing `site`, which would
+    double the time until a job starts."""
     root = os.path.dirname(__file__).removesuffix("/carmad/attempt")
-    words = f"import sys; sys.path.append({root!r}); import {module} as m; m.main()"
-    return [sys.executable, "-I", "-S", "-c", words]
+    code = f"import sys; sys.path.append({root!r}); import {module} as m; m.main()"
+    return [sys.executable, "-I", "-S", "-c", code]
 
 
 def command(directory: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The hard rules: which GPUs a job may be placed on at all. Policies only choose among those.
+"""The hard rules: which GPUs a job may be placed on at all. Policies choose only among those.
 
 A rule sees only a job's `Demand`, so that equal demands are judged only once.
 """
@@ -17,12 +17,12 @@ from carmad.core.types import Estimate, Job, Mode, Retry
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Demand:
-    """Everything about a job that determines which GPUs it can have. Made by `demand`, which
+    """Everything about a job that determines which GPUs it may use. Made by `demand`, which
     interns equal ones."""
 
     gpus: int
-    alone: bool  # it must have them to itself
-    mps_uid: int | None  # whose MPS server it needs, where one serves one user only
+    alone: bool  # it must have its GPUs to itself
+    mps_uid: int | None  # whose MPS server it needs, if a server serves only one user
     estimate: Estimate | None
     retry: Retry | None
 
@@ -48,14 +48,14 @@ def refusals(wanted: Demand, gpu: GpuView, settings: Settings) -> tuple[Reason, 
 def alone(job: Job, settings: Settings) -> bool:
     """Whether this job must have its GPUs to itself.
 
-    Under MPS a job of several GPUs must: each GPU has an MPS server of its own, and a process
-    can be the client of only one.
+    Under MPS a multi-GPU job must: each GPU has its own MPS server, and a process can be the
+    client of only one.
     """
     return job.exclusive or (settings.collocation.mps and job.spec.gpus > 1)
 
 
 def mode(job: Job, gpus: list[GpuView], settings: Settings) -> Mode:
-    """How a job is launched on the GPUs it was given (CARMA paper, 3.6)."""
+    """How a job is launched on its GPUs (CARMA paper, 3.6)."""
     if any(gpu.gpu.is_mig for gpu in gpus):
         return Mode.MIG
     if alone(job, settings):

@@ -1,7 +1,7 @@
 """Calls to plugins in a step: how many of each kind, and which failed.
 
-Failures are not a function of the inputs: a plugin may time out. With the recorded failures, a step
-can be reproduced.
+Whether a call fails does not follow from the inputs, since a plugin may time out. A replay needs
+the recorded failures to reproduce a step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Asked:
         self._failures: list[Failure] = []
 
     def ask(self, question: str, put: Callable[[], T]) -> T:
-        """What `put` answers; raises what it raises."""
+        """Call `put`, counting the call and recording its failure, which is raised."""
         self._numbers[question] += 1
         try:
             return put()

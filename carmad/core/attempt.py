@@ -33,14 +33,14 @@ class Cause(StrEnum):
     LAUNCH_FAILED = "launch_failed"  # never started: cwd, environment, command
     LOST = "lost"  # its supervisor vanished: a reboot, a kill -9
     DEPENDENCY = "dependency"  # a job it waited for ended the wrong way
-    PREEMPTED = "preempted"  # the policy took its GPUs back; it goes on later
-    PROFILED = "profiled"  # its profiling run is over; it starts again in its turn
+    PREEMPTED = "preempted"  # the policy took its GPUs back; it continues later
+    PROFILED = "profiled"  # its profiling run is over; it is requeued
 
 
 # Final stops, by the owner or a limit: the attempt itself records them, in case the job's row
 # could not be written.
 FOR_GOOD = frozenset({Cause.CANCELLED, Cause.TIME_LIMIT})
-SENT_BACK = frozenset({Cause.PREEMPTED, Cause.PROFILED})  # stopped, and back in line
+SENT_BACK = frozenset({Cause.PREEMPTED, Cause.PROFILED})  # stopped to be requeued
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ class Exit:
     signal: int | None = None
     evidence: str = ""  # the line that proves the cause, for people
     tried_mib: int | None = None  # the allocation that failed
-    free_mib: int | None = None  # what the GPU still had then
-    unused_mib: int | None = None  # what the job's own allocator held and did not use
+    free_mib: int | None = None  # free on the GPU at that time
+    unused_mib: int | None = None  # reserved by the job's own allocator, but unused
     neighbours: tuple[str, ...] = ()  # who else held memory on its GPUs
 
     @property
@@ -66,26 +66,26 @@ class Exit:
 
 @dataclass(frozen=True, slots=True)
 class ProfilingRun:
-    """An attempt that is alone on its GPUs until then, so that it can be profiled."""
+    """Keeps an attempt alone on its GPUs until a given time, so that it can be profiled."""
 
     until: float
-    evict: bool  # it goes back in line then; else it stays, and others may join it
+    evict: bool  # requeue it then; otherwise it stays, and others may join it
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """From the placement until all its processes are gone. Instants are the core's."""
+    """From the placement until all its processes are gone. Times are the core's."""
 
     number: int  # counted from 1, over all attempts of the job
     gpus: tuple[GpuId, ...]
     mode: Mode | None = None  # None: not on record, as of old rows
     started_at: float | None = None  # None: it is yet to begin, or never began
     kernels: tuple[tuple[GpuId, float], ...] = ()  # when its first kernel was seen, per GPU
-    accumulation: int = 1  # parts that it splits each batch into
-    served_s: float = 0.0  # what earlier, preempted attempts ran for
-    profiling: ProfilingRun | None = None  # it is to profile the job, and that is not over yet
+    accumulation: int = 1  # micro-batches per batch
+    served_s: float = 0.0  # total run time of earlier, preempted attempts
+    profiling: ProfilingRun | None = None  # while it is being profiled
     shared: bool = False  # another job was on one of its GPUs
-    warned: bool = False  # of its time limit
+    warned: bool = False  # the signal before its time limit was sent
     stop: Cause | None = None  # why it was told to stop
     exit: Exit | None = None
     ended_at: float | None = None
@@ -96,11 +96,11 @@ class Attempt:
         return 0.0 if self.started_at is None else until - self.started_at
 
     def attained_s(self, now: float) -> float:
-        """With what earlier attempts ran for whose work is not lost."""
+        """Its run time, plus that of earlier attempts whose work is not lost."""
         return self.served_s + self.ran_s(now)
 
     def shifted(self, by_s: float) -> Attempt:
-        """The same by a clock that is ahead by so much."""
+        """With all times moved `by_s` later."""
         run = self.profiling
         return replace(
             self,
@@ -112,7 +112,7 @@ class Attempt:
 
 
 def appended(attempts: tuple[Attempt, ...], new: Attempt) -> tuple[Attempt, ...]:
-    """With the new one; of too many, the oldest that was sent back is forgotten."""
+    """With `new` appended; beyond `KEPT`, the oldest one that was sent back is dropped."""
     if len(attempts) >= KEPT:
         sent_back = (n for n, each in enumerate(attempts) if each.stop in SENT_BACK)
         oldest = next(sent_back, 0)

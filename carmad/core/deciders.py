@@ -1,4 +1,4 @@
-"""Chooses who decides: the policy, or its configured fallback while it fails."""
+"""Chooses who decides: the policy, or the configured fallback while the policy fails."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from carmad.core.ports import Policy
 from carmad.core.types import Job, JobId
 from carmad.core.view import View
 
-FIRST_TRY_S = 5.0  # until a policy that failed is asked again; twice as long each time it fails
+FIRST_TRY_S = 5.0  # until a failed policy is retried; doubled at each further failure
 LAST_TRY_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     by: str  # the policy that made it
-    view: View  # what it is about
+    view: View  # the view it was made from
     proposals: tuple[Proposal, ...]
 
 
@@ -50,8 +50,8 @@ class Deciders:
             return inf
 
     def plan(self, view: View, renewed: Callable[[], View]) -> Plan:
-        """`renewed` reorders the queue for the policy that then decides, and returns the new view.
-        If no policy has a plan, jobs wait, and the first one has the reason."""
+        """`renewed` reorders the queue for the policy that takes over, and returns the new view.
+        If no policy has a plan, all jobs wait, and the first one gets the reason."""
         if not self._standing_in:
             plan = self._of(self.policy, PLAN, view)
             if not self._fallback or isinstance(plan, tuple):
@@ -59,7 +59,7 @@ class Deciders:
             self._stand_in(view.now)
             view = renewed()
         elif view.now >= self._ask_at:
-            if isinstance(self._of(self.policy, PLAN, view), tuple):  # it is back
+            if isinstance(self._of(self.policy, PLAN, view), tuple):  # it works again
                 self._standing_in = False
                 return self.plan(renewed(), renewed)
             self._wait_longer(view.now)

@@ -37,9 +37,9 @@ class Placement:
     job: JobId
     gpus: tuple[GpuId, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
-    reasons: tuple[Reason, ...] = ()  # why it waits, when that is not about any one GPU
-    profiling: ProfilingRun | None = None  # with GPUs: it is to be alone there for so long
-    accumulation: int = 1  # with GPUs: parts that it is to split each batch into
+    reasons: tuple[Reason, ...] = ()  # why it waits, apart from any single GPU
+    profiling: ProfilingRun | None = None  # with GPUs: run it alone there, to profile it
+    accumulation: int = 1  # with GPUs: micro-batches per batch
     explanation: tuple[Reason, ...] = ()  # with GPUs: why those
 
 
@@ -53,8 +53,8 @@ class Preemption:
 
 @dataclass(frozen=True, slots=True)
 class AskAgain:
-    """A policy's request to be asked at this instant, even if nothing happens until then. A later
-    plan's request replaces it; in one plan the first counts."""
+    """A policy's request to be called at this time, even if nothing happens until then. A later
+    plan's request replaces it; within a plan, the earliest counts."""
 
     at: float
 
@@ -72,15 +72,15 @@ Proposal = Placement | Preemption | AskAgain | Remember
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A placement as it was decided. Recorded when its choice or its reasons change."""
+    """A placement as decided. Recorded when its choice or its reasons change."""
 
     at: float
     policy: str
     placement: Placement
 
     def same_story(self, other: Decision) -> bool:
-        """Whether choice and reasons are equal. Changing numbers do not count, or a waiting job
-        would write a row per second."""
+        """Whether choice and reasons are equal. Numbers are ignored, or a waiting job would write
+        a row per second."""
         mine, its = self.placement, other.placement
         return (
             mine.gpus == its.gpus
@@ -102,5 +102,5 @@ def _story(reasons: tuple[Reason, ...]) -> tuple[tuple[str, str], ...]:
 
 
 def refuse(placement: Placement, reason: Reason) -> Placement:
-    """The same judgement, turned into a wait."""
+    """The placement turned into a wait, with this reason added."""
     return replace(placement, gpus=(), reasons=(*placement.reasons, reason))

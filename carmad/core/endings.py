@@ -1,4 +1,5 @@
-"""What the end of an attempt means: evidence and attempt in, `Ending` out."""
+"""What the end of an attempt means for its job: takes the attempt and evidence, returns an
+`Ending`."""
 
 from __future__ import annotations
 
@@ -26,24 +27,24 @@ from carmad.core.types import (
 class Ending:
     """What becomes of a job whose attempt is over."""
 
-    state: JobState  # QUEUED: it goes back in line
+    state: JobState  # QUEUED: it is requeued
     exit: Exit
     at: float
-    retry: Retry | None = None  # how its next attempt is to be placed
+    retry: Retry | None = None  # constraints on its next attempt
 
 
 @dataclass(frozen=True, slots=True)
 class Trying:
-    """Whether a job that ran out of memory is tried again, and where it can be."""
+    """Whether a job that ran out of memory is retried, and where it may run."""
 
     decide: Callable[[Job, Exit], Retry | None]  # the recovery: foreign code, may raise
     retries: int
-    external_mib: int  # processes of no job that hold more than this count as company
-    usable: Set[GpuId]  # GPUs that it might be given; empty while none are known
+    external_mib: int  # external processes that hold more than this count as neighbours
+    usable: Set[GpuId]  # GPUs that it might get; empty while none are known
 
 
 def ending(job: Job, event: Exited, beside: Sequence[GpuSample], trying: Trying) -> Ending:
-    """`beside`: what shows who held memory beside the job, see `Fleet.beside`."""
+    """`beside`: the readings that show who held memory beside the job, see `Fleet.beside`."""
     exit, at = event.exit, min(event.at, event.ended_at or event.at)
     if exit.cause is Cause.GPU_OOM:
         exit = replace(exit, neighbours=_neighbours(job, beside))
@@ -70,7 +71,7 @@ def ending(job: Job, event: Exited, beside: Sequence[GpuSample], trying: Trying)
 
 
 def _sent_back(job: Job, exit: Exit, at: float) -> Ending:
-    """It goes on in its turn, or begins anew after a profiling run; its time limit counts on."""
+    """Requeue a job that was preempted or profiled, unless its time limit has expired."""
     limit_s = job.spec.time_limit_s
     if job.stop is Cause.PREEMPTED and limit_s is not None and job.attained_s(at) >= limit_s:
         return Ending(JobState.TIMED_OUT, replace(exit, cause=Cause.TIME_LIMIT), at)
@@ -80,7 +81,7 @@ def _sent_back(job: Job, exit: Exit, at: float) -> Ending:
 
 
 def _neighbours(job: Job, beside: Sequence[GpuSample]) -> tuple[str, ...]:
-    """Who else held memory, for people. A job that shared nothing may follow one that is gone."""
+    """Who else held memory, as text. Jobs that did not overlap with this one do not count."""
     held = []
     for reading in beside:
         for p in reading.processes:
@@ -91,9 +92,9 @@ def _neighbours(job: Job, beside: Sequence[GpuSample]) -> tuple[str, ...]:
 
 
 def _external_mib(reading: GpuSample) -> int:
-    """Held by processes of no job, as `gpuview.free_memory` counts it."""
+    """Memory held by external processes, as `gpuview.free_memory` counts it."""
     if any(p.memory_mib is None for p in reading.processes):
-        return 0  # this GPU does not say who holds what
+        return 0  # this GPU does not report memory per process
     owned = sum(p.memory_mib or 0 for p in reading.processes if p.job)
     return (reading.memory_used_mib or 0) - owned
 
@@ -105,13 +106,13 @@ def _retried(job: Job, exit: Exit, trying: Trying) -> Retry | None:
     try:
         retry = trying.decide(job, exit)
     except Exception as error:  # noqa: BLE001 - foreign code
-        why = f"the recovery failed, tried next alone: it raised {said(error)}"
+        why = f"the recovery failed, so the job is retried alone: it raised {said(error)}"
         return Retry(why, exclusive=True)
     return retry and placeable(retry, job.spec.gpus, trying.usable)
 
 
 def placeable(retry: Retry, gpus: int, usable: Set[GpuId]) -> Retry:
-    """Exclusive instead of elsewhere, if there is no elsewhere; while no GPU is known, as it is."""
+    """Exclusive instead if `avoid` leaves too few GPUs; unchanged while no GPU is known."""
     if usable and len(usable - set(retry.avoid)) < gpus:
         return replace(retry, avoid=(), exclusive=True)
     return retry
@@ -122,7 +123,7 @@ def _lost_before(job: Job) -> bool:
 
 
 def in_vain(job: Job, ended: Mapping[JobId, JobState]) -> Exit | None:
-    """The end of a job whose dependency can no longer be met; None if it still can."""
+    """The exit of a job whose dependency can no longer be met; None if it still can."""
     culprit = never_satisfied(job, ended)
     if culprit is None or job.holds_gpus:
         return None

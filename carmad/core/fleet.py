@@ -23,14 +23,14 @@ class Fleet:
         self._settings = settings
         self._windows: dict[GpuId, Window] = {}
         self.gpus: dict[GpuId, Gpu] = {}
-        self.unread = ""  # why they are not known yet
+        self.unread = ""  # why the GPUs are not known yet
         self.drains: dict[GpuId, Drain] = {}
-        self.usage: dict[JobId, Usage] = {}  # fresher than the jobs' own
+        self.usage: dict[JobId, Usage] = {}  # newer than `Job.usage`
         self.node_of: dict[GpuId, int] = {}
         self._nodes: tuple[NodeView, ...] = ()
-        self._outdated: set[GpuId] = set()  # something about them changed since they were viewed
-        self._stands_until: dict[GpuId, float] = {}  # those whose view time alone will change
-        self._metered: dict[JobId, None] = {}  # whose usage has changed since it was saved
+        self._outdated: set[GpuId] = set()  # changed since their view was made
+        self._stands_until: dict[GpuId, float] = {}  # when a view expires by time alone
+        self._metered: dict[JobId, None] = {}  # jobs whose usage changed since it was saved
         self._beside: dict[JobId, dict[GpuId, GpuSample]] = {}  # see `beside`
 
     def discover(self, gpus: Iterable[Gpu], unread: str = "") -> None:
@@ -62,8 +62,8 @@ class Fleet:
     def add(self, sample: GpuSample, residents: tuple[Job, ...]) -> GpuSample | None:
         """Add a reading of a GPU with these `residents`; returns the previous one.
 
-        One of an unknown GPU is ignored, and so is one that is older than the last: after a commit
-        that failed the core may be told again what it has seen.
+        A reading of an unknown GPU is ignored, and so is one older than the last: after a failed
+        commit, the core may be given the same reading again.
         """
         window = self._windows.get(sample.gpu)
         if window is None or (window.last and sample.at < window.last.at):
@@ -94,13 +94,13 @@ class Fleet:
         return job if usage is None or usage == job.usage else replace(job, usage=usage)
 
     def processes(self, gpu: GpuId) -> tuple[ProcessUse, ...]:
-        """Those of the last reading."""
+        """The processes in the last reading of a GPU."""
         window = self._windows.get(gpu)
         return window.last.processes if window and window.last else ()
 
     def beside(self, job: Job) -> tuple[GpuSample, ...]:
-        """Of each of its GPUs, the last reading that shows its own processes, or if none does the
-        last before it was placed there: what is seen once they have died may be their remains."""
+        """For each of its GPUs, the last reading that shows the job's own processes, or else the
+        last one before it was placed there: what a later one shows may be the job's leftovers."""
         readings = self._beside.get(job.id, {})
         windows = {gpu: self._windows[gpu] for gpu in job.gpus if gpu in self._windows}
         found = []
@@ -112,12 +112,12 @@ class Fleet:
         return tuple(found)
 
     def forget(self, job: JobId) -> None:
-        """Its attempt is over, and that is on disk."""
+        """Drop a job's measurements. Call it once the end of the attempt is on disk."""
         self.usage.pop(job, None)
         self._beside.pop(job, None)
 
     def usable(self) -> set[GpuId]:
-        """Those that are neither drained nor at fault."""
+        """The GPUs that are neither drained nor faulty."""
         faulty = {gpu for gpu, window in self._windows.items() if window.last and window.last.fault}
         return self.gpus.keys() - self.drains.keys() - faulty
 
@@ -142,8 +142,8 @@ class Fleet:
         window, monitor = self._windows[gpu], self._settings.monitor
         fresh = settling(gpu, residents, window.since, now, monitor)
         if fresh:
-            # Renewed whenever it is looked at: how long it has waited is part of a decision, which
-            # must not depend on who else has looked since the last one.
+            # Renewed at every call: the view says how long it has been settling. Decisions include
+            # that, and must not depend on when the view was last made.
             self._stands_until[gpu] = -math.inf
         elif window.last is None or monitor.stale_s == math.inf:
             self._stands_until.pop(gpu, None)
@@ -165,5 +165,5 @@ class Fleet:
 
 
 def _precedes(reading: GpuSample, job: Job) -> bool:
-    """Was it taken before the job was placed?"""
+    """Whether the reading was taken before the job was placed."""
     return job.started_at is None or reading.at <= job.started_at

@@ -20,7 +20,7 @@ class GpuView:
     free_mib: int  # memory neither used nor promised to a resident
     external_mib: int  # memory of external processes: those of no job
     settling: Reason | None  # why it is too early to add a job (TTFK), if it is
-    stale: Reason | None  # why its last reading is no ground to decide on, if it is not
+    stale: Reason | None  # why its last reading is too old to use, if it is
     drained: str | None  # the admin's reason
     memo: Memo = field(default_factory=Memo, init=False, repr=False, compare=False)
 
@@ -33,7 +33,7 @@ class GpuView:
         return self.recent.score
 
     def with_resident(self, job: Job) -> GpuView:
-        """This GPU just after `job` was given to it."""
+        """This GPU just after `job` was placed on it."""
         return replace(
             self,
             residents=(*self.residents, job),
@@ -45,7 +45,7 @@ class GpuView:
 def free_memory(
     gpu: Gpu, sample: GpuSample | None, residents: tuple[Job, ...], settled: bool
 ) -> tuple[int, int]:
-    """Free memory, and that of external processes, in MiB.
+    """Free memory, and the memory of external processes, in MiB.
 
     External processes count as measured; a resident counts with the larger of its measured and
     its promised memory. An estimate is promised only until the GPU has settled, after which the
@@ -55,14 +55,14 @@ def free_memory(
     used = sample.memory_used_mib or 0 if sample else 0
     processes = sample.processes if sample else ()
     by_job: dict[JobId, int] = dict.fromkeys((job.id for job in residents), 0)
-    left = used  # by those of whom it is known who they are
+    left = used  # minus the memory of jobs' processes
     for process in processes:
         left -= process.memory_mib or 0 if process.job else 0
         if process.job in by_job:
             by_job[process.job] += process.memory_mib or 0
     held = sum(max(by_job[job.id], promised(job, settled)) for job in residents)
     if residents and any(process.memory_mib is None for process in processes):
-        # This GPU does not say who holds what: all of it may be the residents' own.
+        # This GPU does not report memory per process: all of it may be the residents' own.
         return gpu.memory_mib - max(used, held), 0
     external = max(0, left)
     return gpu.memory_mib - external - held, external
@@ -88,7 +88,7 @@ def settling(
 ) -> Reason | None:
     """Whether a resident started too recently to judge the GPU's load (CARMA paper, Table 2).
 
-    A job that has shown no kernel for `first_kernel_timeout_s` is waited for no longer.
+    A job that has run no kernel for `first_kernel_timeout_s` no longer keeps others away.
     """
     window_s, patience_s = monitor.window_s, monitor.first_kernel_timeout_s
     for job in residents:

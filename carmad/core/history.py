@@ -13,13 +13,13 @@ from typing import TypeVar
 
 from carmad.core.types import Job, JobId, JobState, Profile, StageTimes, StepTime
 
-RUNS = 4096  # the latest that ended
-PER_KIND = 64  # durations kept of a group, of a user, of a user's jobs of one GPU demand
-VOTERS = 64  # users whose durations are kept of a GPU demand
-ENOUGH_VOTERS = 3  # the median of three survives one that is far off
-KINDS = 4096  # groups, users and demands of which any are kept
+RUNS = 4096  # ended runs kept, the latest
+PER_KIND = 64  # durations kept per group, per user, and per user and number of GPUs
+VOTERS = 64  # users kept per number of GPUs
+ENOUGH_VOTERS = 3  # the median of three survives one outlier
+KINDS = 4096  # groups, users or numbers of GPUs kept
 BIN_S = 600.0
-BINS = 8 * 144  # eight days: a week ago is seen whole
+BINS = 8 * 144  # eight days, so that the same day last week is covered
 
 
 K = TypeVar("K", bound=Hashable)
@@ -38,7 +38,7 @@ class Past:
     name: str
     gpus: int
     submitted_at: float
-    duration_s: float  # that it held its GPUs for, in attempts that were not lost
+    duration_s: float  # how long it held its GPUs, in attempts that were not lost
     state: JobState
     profile: Profile | None
     steps: tuple[StepTime, ...]
@@ -66,7 +66,7 @@ def past(job: Job) -> Past | None:
 
 
 class Durations:
-    """The latest of each kind, in seconds."""
+    """The latest durations of each kind, in seconds."""
 
     def __init__(self, most: int = KINDS) -> None:
         self._most = most
@@ -82,7 +82,7 @@ class Durations:
         _keep(self._kinds, kind, durations, self._most)
 
     def of(self, kind: Hashable) -> Sequence[float]:
-        """The newest last."""
+        """The durations of this kind, the newest last."""
         return tuple(self._kinds.get(kind, ()))
 
     def mean(self, kind: Hashable) -> float | None:
@@ -95,8 +95,8 @@ class Durations:
 
 
 class Votes:
-    """The latest of each kind, in seconds, by user: for whoever is told of others' jobs. A user has
-    one vote, however many jobs, so that no one of them decides what the others are told."""
+    """The latest durations of each kind, in seconds, by user, for predictions from other users'
+    jobs. Each user has one vote, however many jobs, so that nobody can skew the others' results."""
 
     def __init__(self) -> None:
         self._kinds: OrderedDict[Hashable, Durations] = OrderedDict()
@@ -132,7 +132,7 @@ class History:
 
     @property
     def runs(self) -> Iterable[Past]:
-        """The latest, the newest last."""
+        """The latest runs, the newest last."""
         return self._runs.values()
 
     def remember(self, run: Past) -> None:
@@ -153,15 +153,15 @@ class History:
         self._learn(job.id, job)
 
     def profile(self, group: str) -> Profile | None:
-        """The latest of a run of the job."""
+        """The latest profile of a run of the job."""
         return self._profiles.get(group)
 
     def steps(self, group: str) -> tuple[StepTime, ...]:
-        """Step times reported by the latest run of the job, or inherited by it."""
+        """Step times reported, or inherited, by the latest run of the job."""
         return self._steps.get(group, ())
 
     def stage_times(self, group: str) -> tuple[StageTimes, ...]:
-        """Likewise."""
+        """Stage times reported, or inherited, by the latest run of the job."""
         return self._stages.get(group, ())
 
     def note_submission(self, at: float, gpus: int) -> None:
@@ -182,8 +182,8 @@ class History:
             _keep(self._stages, group, seen.stage_times)
 
     def traffic(self, now: float) -> Sequence[tuple[int, int]]:
-        """Jobs and GPUs asked for in each ten minutes, from the first that is known or `BINS` ago
-        to the last that is over by `now`."""
+        """Jobs and GPUs requested in each ten minutes, from the first known one, or `BINS` ago, to
+        the last that is over by `now`."""
         last = int(now // BIN_S) - 1
         if not self._bins:
             return ()

@@ -23,7 +23,7 @@ from carmad.core.types import (
 from carmad.models import Model
 
 UNPREDICTED = "its duration could not be predicted"
-NEWS = 0.01  # a step time that differs by more of it is worth a row
+NEWS = 0.01  # a relative change of a step time that is worth saving
 
 
 class Knowledge:
@@ -32,7 +32,7 @@ class Knowledge:
     ) -> None:
         self.predictor = predictor
         self.history = History()
-        self.models: dict[str, Model] = {}  # what was learned, by name
+        self.models: dict[str, Model] = {}  # trained models, by name
         self.profiler = UsageProfiler()
         self._settings = settings
         self._fleet = fleet
@@ -117,12 +117,12 @@ def _alike(new: StageTimes, known: StageTimes) -> bool:
 
 
 def _with(new: StageTimes, known: tuple[StageTimes, ...]) -> tuple[StageTimes, ...]:
-    """One for each kind of GPU."""
+    """`known`, with `new` in place of the one for its kind of GPU."""
     return (*(each for each in known if each.gpu != new.gpu), new)
 
 
 def sharing_profiles(jobs: Iterable[Job]) -> Iterator[Job]:
-    """Of runs of one job those that are equal are one again: a policy may know them by that."""
+    """The jobs, with equal profiles made the same object: policies may compare them by identity."""
     known: dict[Profile, Profile] = {}
     for job in jobs:
         profile = job.profile

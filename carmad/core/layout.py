@@ -1,7 +1,7 @@
-"""How a job is spread over its GPUs, and how long an iteration takes where these are (A-SRPT paper,
-III). No placement is sought here.
+"""How a job is split over its GPUs, and its iteration time for a given mapping (A-SRPT paper, III).
+Nothing here looks for a mapping.
 
-Times are seconds, sizes MiB, bandwidths MiB/s; all are of one iteration.
+Times are in seconds, sizes in MiB, bandwidths in MiB/s; times and sizes are per iteration.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from carmad.config import Links
 class Stage:
     """A pipeline stage: a part of the model. Each of its replicas trains on a part of the batch.
 
-    A replica has one GPU, or with tensor parallelism one for each of its slices.
+    A replica has one GPU, or with tensor parallelism one per slice.
     """
 
     replicas: int = 1
-    forward_s: float = 0.0  # of a replica's mini-batch
+    forward_s: float = 0.0  # for a replica's mini-batch
     backward_s: float = 0.0
-    in_mib: float = 0.0  # activations that a replica takes; as much in gradients goes back
-    out_mib: float = 0.0  # and passes on
+    in_mib: float = 0.0  # activations that a replica receives; gradients of that size go back
+    out_mib: float = 0.0  # activations that it passes on
     weights_mib: float = 0.0  # trainable parameters
-    tensor: int = 1  # slices of a replica
-    tensor_mib: float = 0.0  # that they all-reduce among themselves
-    experts_mib: float = 0.0  # that each pair of replicas exchanges, on average
+    tensor: int = 1  # slices per replica
+    tensor_mib: float = 0.0  # all-reduced among the slices
+    experts_mib: float = 0.0  # exchanged by each pair of replicas, on average
 
 
 class Slot(NamedTuple):
-    """What one GPU of a job is for."""
+    """What one of the job's GPUs runs."""
 
     stage: int
     replica: int
@@ -44,14 +44,14 @@ class Slot(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """By default, a job is one stage with a replica on each GPU."""
+    """A job without a layout counts as one stage with a replica on each GPU."""
 
     stages: tuple[Stage, ...]
     allreduce: Literal["ring", "tree"] = "ring"
 
     @cached_property
     def slots(self) -> tuple[Slot, ...]:
-        """One for each GPU, in the order in which the job sees its GPUs."""
+        """One slot per GPU, in the order in which the job sees its GPUs."""
         return tuple(
             Slot(s, replica, slice)
             for s, stage in enumerate(self.stages)
@@ -65,11 +65,11 @@ class Layout:
 
 
 def iteration_s(layout: Layout, servers: Sequence[Hashable], links: Links, size: int) -> float:
-    """α, the time of an iteration under an asynchronous pipeline: that of its slowest stage on the
-    server where it takes longest (equations 4 to 7).
+    """α, the iteration time of an asynchronous pipeline: that of its slowest stage, on the server
+    where that takes longest (equations 4 to 7).
 
-    `servers[v]` is where the layout's slot v is. `size` is g, the GPUs of a server: each of them
-    that a stage has there entitles it to a g-th of the server's bandwidth.
+    `servers[v]` is the server of slot v. `size` is g, the number of GPUs of a server: each GPU that
+    a stage has there entitles it to 1/g of the server's bandwidth.
     """
     on = [
         Counter(server for _, server in members)
@@ -85,7 +85,7 @@ def iteration_s(layout: Layout, servers: Sequence[Hashable], links: Links, size:
 
 
 def slowest_s(layout: Layout, links: Links, size: int) -> float:
-    """α_max: every replica on a server of its own. The slices of one stay together (VI)."""
+    """α_max: every replica on its own server, with its slices together (VI)."""
     servers = [(slot.stage, slot.replica) for slot in layout.slots]
     return iteration_s(layout, servers, links, size)
 
@@ -98,18 +98,18 @@ def _stage_s(
     links: Links,
     size: int,
 ) -> float:
-    """β. `on` has how many GPUs each stage has on each server."""
+    """β. `on` counts the GPUs of each stage on each server."""
     stage, here, everywhere = stages[s], on[s][server], on[s].total()
-    outside = inside = 0.0  # MiB of one replica, there and back
+    outside = inside = 0.0  # MiB per replica, both ways
     for mib, other in ((stage.in_mib, s - 1), (stage.out_mib, s + 1)):
         if 0 <= other < len(stages):
             near = on[other][server] / on[other].total()
             outside += 2 * mib * (1 - near)
             inside += 2 * mib * near
     outside += stage.experts_mib * (everywhere - here) / stage.tensor
-    inside += stage.experts_mib * max(0.0, here / stage.tensor - 1)  # of torn slices: none
-    # The replicas here have as many times as much bandwidth as one of them: their number is in both
-    # the size and the bandwidth.
+    inside += stage.experts_mib * max(0.0, here / stage.tensor - 1)  # 0 for split slices
+    # With n replicas here, both the data and the bandwidth are n times that of one replica, so n
+    # cancels out.
     between_mib_s = stage.tensor / size * links.between_mib_s
     communication_s = outside / between_mib_s + inside / links.within_mib_s
     return (
@@ -121,9 +121,9 @@ def _stage_s(
 
 
 def _allreduce_s(stage: Stage, here: int, everywhere: int, links: Links, size: int) -> float:
-    """Equation 6 for the weights; and what a replica's slices all-reduce, all on one server.
+    """Equation 6 for the weights, plus the all-reduce of a replica's slices, all on one server.
 
-    Each slice all-reduces its own part of the weights: the parts share the way out."""
+    Each slice all-reduces its own part of the weights; the parts share the server's bandwidth."""
     k, t = stage.replicas, stage.tensor
     slices_s = 2 * (t - 1) / t * stage.tensor_mib / links.within_mib_s
     mib = 2 * (k - 1) / k * stage.weights_mib

@@ -1,9 +1,9 @@
 """Pipeline stages and stage times as people write them, and back.
 
 `2x forward=20ms backward=40ms in=12M weights=320M` is a `Stage`, `load=10ms forward=37ms
-sync=backward` a `StageTimes`. Both are read into the names of fields and their values, so that
-`carma submit`, which must start quickly, needs none of the types. ValueError says what is wrong in
-words for whoever wrote it.
+sync=backward` a `StageTimes`. Both are parsed into field names and values, so that `carma submit`,
+which must start quickly, needs neither type. The ValueError of a bad text has a message for its
+author.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-UNITS_S = {"us": 1e6, "ms": 1e3, "s": 1.0}  # of them in a second
-UNITS_MIB = {"k": 1024.0, "m": 1.0, "g": 1 / 1024}  # of them in a MiB
+UNITS_S = {"us": 1e6, "ms": 1e3, "s": 1.0}  # per second
+UNITS_MIB = {"k": 1024.0, "m": 1.0, "g": 1 / 1024}  # per MiB
 _TIME = r"(\d{1,9}(?:\.\d{1,20})?(?:e-\d{1,3})?)(us|ms|s)"
 _SIZE = r"(\d{1,9}(?:\.\d{1,20})?(?:e-\d{1,3})?)([kmg])(?:i?b)?"
 _COUNT = r"\d{1,4}"
 
-# What each word is called in the type; what it counts, its ending says.
+# The field for each word; its suffix is its unit.
 OF_STAGE = {
     "forward": "forward_s",
     "backward": "backward_s",
@@ -40,7 +40,7 @@ OF_TIMES = {
     "sync": "sync",
 }
 SYNCS = ("backward", "forward")
-GPU = "gpu="  # the last word: the names of GPUs have spaces in them
+GPU = "gpu="  # must come last, since names of GPUs contain spaces
 BETWEEN = "|"  # the stages of a layout
 
 
@@ -61,16 +61,16 @@ def stage_times(text: str) -> dict[str, Any]:
         if OF_TIMES[name] not in fields:
             raise ValueError(f"{text!r} lacks {name}=, as in forward=37ms")
     if not any(value for name, value in fields.items() if name.endswith("_s")):
-        raise ValueError(f"{text!r}: an iteration takes more than no time")
+        raise ValueError(f"{text!r}: the times of an iteration cannot all be 0")
     if named and not gpu.strip():
-        raise ValueError(f"{text!r}: {GPU} names a kind of GPU, as `carma gpus` does")
+        raise ValueError(f"{text!r}: {GPU} needs the name of a GPU, as `carma gpus` shows it")
     return {"load_s": 0.0} | fields | ({"gpu": gpu.strip()} if named else {})
 
 
 def written(fields: Mapping[str, Any], words: dict[str, str]) -> str:
-    """The fields of a `Stage` (`OF_STAGE`) or a `StageTimes`, so that reading gives the very same.
+    """A `Stage` (`OF_STAGE`) or `StageTimes`, given by its fields, as text that parses to the same.
 
-    Of a stage, what has its default is left out.
+    Defaults of a stage are left out.
     """
     said = [f"{word}={_said(field, fields[field])}" for word, field in words.items()]
     if words is OF_STAGE:
@@ -83,20 +83,20 @@ def time_s(text: str) -> float:
     """20ms, 0.02s, 350us."""
     match = re.fullmatch(_TIME, text.lower())
     if match is None:
-        raise ValueError(f"{text!r} is not the time of a stage; try 20ms, 0.02s or 350us")
+        raise ValueError(f"{text!r} is not a valid stage time; try 20ms, 0.02s or 350us")
     return float(match[1]) / UNITS_S[match[2]]
 
 
 def _mib(text: str) -> float:
     match = re.fullmatch(_SIZE, text.lower())
     if match is None:
-        raise ValueError(f"{text!r} is not a size; try 12M, 1.5G or 300K")
+        raise ValueError(f"{text!r} is not a valid size; try 12M, 1.5G or 300K")
     return float(match[1]) / UNITS_MIB[match[2]]
 
 
 def _count(what: str, text: str) -> int:
     if not re.fullmatch(_COUNT, text) or not int(text):
-        raise ValueError(f"{text!r} is not a number for {what}; try 2")
+        raise ValueError(f"{text!r} is not a valid number for {what}; try 2")
     return int(text)
 
 
@@ -105,9 +105,9 @@ def _fields(words: list[str], known: dict[str, str]) -> dict[str, Any]:
     for word in words:
         name, given, value = word.partition("=")
         if not given or name not in known:
-            raise ValueError(f"{word!r} is not known here; there are {', '.join(known)}, with =")
+            raise ValueError(f"unknown {word!r}; use NAME=VALUE, where NAME is {', '.join(known)}")
         if known[name] in fields:
-            raise ValueError(f"{name}= is there twice")
+            raise ValueError(f"{name}= is given twice")
         fields[known[name]] = _read(name, known[name], value)
     return fields
 
@@ -119,7 +119,7 @@ def _read(name: str, field: str, value: str) -> Any:
         return _mib(value)
     if field == "sync":
         if value not in SYNCS:
-            raise ValueError(f"sync={value} is not known; it is {' or '.join(SYNCS)}")
+            raise ValueError(f"unknown sync={value}; use {' or '.join(SYNCS)}")
         return value
     return _count(name, value)
 

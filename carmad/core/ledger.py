@@ -24,18 +24,18 @@ class Ledger:
         self._order = order
         self.jobs: dict[JobId, Job] = {}
         self.holders: dict[JobId, Job] = {}  # those that hold GPUs
-        self.watched: dict[JobId, Job] = {}  # holders to which something happens as time passes
+        self.watched: dict[JobId, Job] = {}  # holders that the passing of time may affect
         self.conditional: dict[JobId, Job] = {}  # queued ones that may be blocked
         self.ended: dict[JobId, JobState] = dict(ended)  # the most recent ones
         self.held = Held()
         self._places: dict[JobId, Place] = {}  # of the queued jobs
-        self._line: list[Place] = []  # these, in order
-        self._queued: list[Job] = []  # the jobs at them
-        self._queue: tuple[Job, ...] | None = None  # the same, as long as it stands
+        self._line: list[Place] = []  # the same, sorted
+        self._queued: list[Job] = []  # the jobs, in that order
+        self._queue: tuple[Job, ...] | None = None  # `_queued` as a tuple; None: outdated
         self._running: tuple[Job, ...] | None = None
         self._residents: dict[GpuId, dict[JobId, Job]] = {}
-        self._followers: dict[JobId, dict[JobId, None]] = {}  # who waits for a job, in id order
-        self._groups: dict[str, dict[JobId, None]] = {}  # who stands in line
+        self._followers: dict[JobId, dict[JobId, None]] = {}  # a job's dependents, in id order
+        self._groups: dict[str, dict[JobId, None]] = {}  # queued jobs by group
         self._changed: list[Job] = []
         self._touched: set[GpuId] = set()
         for job in jobs:
@@ -70,13 +70,13 @@ class Ledger:
             self.put(replace(job, notes=(*job.notes, note)))
 
     def reorder(self, jobs: Iterable[Job]) -> None:
-        """Ask anew for the places of these, which stand in line."""
+        """Recompute the places of these queued jobs."""
         for job in tuple(jobs):
             self._leave_line(job)
             self._join_line(job)
 
     def changed(self) -> tuple[Job, ...]:
-        """Every version put since the last `forget`, in order."""
+        """Every version put since the last `forget_changes`, in order."""
         return tuple(self._changed)
 
     def forget_changes(self) -> None:
@@ -88,24 +88,24 @@ class Ledger:
         return touched
 
     def line(self) -> tuple[Job, ...]:
-        """The queued jobs in order, also those that may not start yet."""
+        """The queued jobs in order, including those that may not start yet."""
         if self._queue is None:
             self._queue = tuple(self._queued)
         return self._queue
 
     def line_with(self, job: Job) -> tuple[Job, ...]:
-        """The queue as if `job` were in it, too."""
+        """The queue as if `job` were in it."""
         at = bisect_left(self._line, place_in_line(job, self._order(job)))
         return (*self._queued[:at], job, *self._queued[at:])
 
     def running(self) -> tuple[Job, ...]:
-        """Those that hold GPUs, by id."""
+        """The jobs that hold GPUs, by id."""
         if self._running is None:
             self._running = tuple([self.holders[id] for id in sorted(self.holders)])
         return self._running
 
     def residents(self, gpu: GpuId) -> tuple[Job, ...]:
-        """Those that hold this GPU, by id: the same after a restart."""
+        """The jobs that hold this GPU, by id, so that the order survives a restart."""
         residents = self._residents.get(gpu, {})
         return tuple([residents[id] for id in sorted(residents)])
 

@@ -1,4 +1,4 @@
-"""The queue: its order, and what keeps a job from being considered at all."""
+"""The queue: its order, and what keeps a job from being shown to the policy at all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TypeVar
 from carmad.core.decision import Reason
 from carmad.core.types import Job, JobId, JobState
 
-FEW = 8  # of the jobs that one waits for, so many are named
+FEW = 8  # dependencies of a job that are named
 
 
 K = TypeVar("K")
@@ -27,7 +27,7 @@ def place_in_line(job: Job, order: float) -> Place:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What running jobs hold: GPU places per user, tasks per array."""
+    """What running jobs hold: GPUs per user, tasks per array."""
 
     gpus: Counter[str] = field(default_factory=Counter)
     tasks: Counter[JobId] = field(default_factory=Counter)
@@ -54,7 +54,7 @@ def _add(counts: Counter[K], key: K, number: int) -> None:
 
 
 def is_conditional(job: Job) -> bool:
-    """Whether anything besides GPUs and quotas can keep it waiting, which is rare."""
+    """Whether anything besides GPUs and quotas may keep it waiting, which is rare."""
     spec = job.spec
     limited = spec.array is not None and spec.array.limit is not None
     return job.held or spec.begin_at is not None or bool(spec.after) or limited
@@ -68,11 +68,11 @@ def blocked_by(
     gpus_per_user: int | None,
     unread: str,
 ) -> Reason | None:
-    """Why a queued job may not start yet, whatever the GPUs look like. `unread`: why they cannot be
-    looked at.
+    """Why a queued job may not start yet, whatever the state of the GPUs. `unread`: why the GPUs
+    cannot be read.
 
-    A job that it waits for and that is not live has ended well: had it ended otherwise, that
-    same step would have cancelled this one.
+    A dependency that is not live has been met: otherwise the step in which it ended would have
+    cancelled this job.
     """
     spec = job.spec
     if job.held:
@@ -92,18 +92,18 @@ def blocked_by(
 
 @lru_cache
 def _array_limit(limit: int, active: int) -> Reason:
-    """One for all of an array's tasks, of which there may be ten thousand."""
+    """Shared by all of an array's tasks, of which there may be ten thousand."""
     return Reason("array_limit", limit, active, "tasks")
 
 
 def _named(jobs: Iterable[JobId]) -> str:
-    """The first few of them: they may be a whole array."""
+    """The first few of them, as text: there may be a whole array."""
     names = [f"job {job}" for job in islice(jobs, FEW + 1)]
     return ", ".join(names if len(names) <= FEW else [*names[:FEW], "…"])
 
 
 def never_satisfied(job: Job, ended: Mapping[JobId, JobState]) -> JobId | None:
-    """A job that this one waits for and that ended the wrong way, if there is one."""
+    """A dependency of the job that ended the wrong way, if any."""
     for after in job.spec.after:
         state = ended.get(after.job)
         if state is not None and not after.kind.met_by(state):

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-REMEMBERED = 64  # answers about one value
+REMEMBERED = 64  # results per value
 
 
 class Memo:

@@ -24,9 +24,9 @@ from carmad.models import Model
 
 @dataclass(frozen=True, slots=True)
 class Discovered:
-    """The GPUs there are now: at every start, and when MIG instances come or go.
+    """The GPUs that exist now: sent at every start, and when MIG instances come or go.
 
-    `unread`: why nobody can tell yet, as when the driver is loaded late; then `gpus` is empty."""
+    `unread`: why they are not known yet, such as a driver loaded late; then `gpus` is empty."""
 
     at: float
     gpus: tuple[Gpu, ...]
@@ -41,7 +41,7 @@ class Submitted:
     first: JobId
     specs: tuple[JobSpec, ...]
     held: bool = False
-    env: tuple[tuple[str, str], ...] = ()  # theirs, whole: for the store alone
+    env: tuple[tuple[str, str], ...] = ()  # their complete environment, for the store only
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class Postponed:
-    """The attempt cannot start now, through no fault of the job; `over`: it has now started."""
+    """The attempt cannot start now, through no fault of the job; `over`: it has started at last."""
 
     at: float
     job: JobId
@@ -78,8 +78,8 @@ class Exited:
     job: JobId
     attempt: int
     exit: Exit
-    ended_at: float | None = None  # when that was, if it was a while ago
-    stop: Cause | None = None  # why it was told to stop for good, as the attempt itself recorded
+    ended_at: float | None = None  # when it ended, if that was earlier than `at`
+    stop: Cause | None = None  # why it was stopped for good, as recorded by the attempt itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class CancelRequested:
 
 @dataclass(frozen=True, slots=True)
 class HoldRequested:
-    """Hold (`held`) or release a job that waits."""
+    """Hold (`held`) or release a waiting job."""
 
     at: float
     job: JobId
@@ -104,14 +104,14 @@ class RequeueRequested:
     """Run an ended job again, under the same id."""
 
     at: float
-    job: Job  # as the store has it: the core forgets ended jobs
+    job: Job  # from the store: the core forgets ended jobs
     by: str
-    ended: tuple[tuple[JobId, JobState], ...] = ()  # how those ended that it waits for
+    ended: tuple[tuple[JobId, JobState], ...] = ()  # how its dependencies ended
 
 
 @dataclass(frozen=True, slots=True)
 class DrainRequested:
-    """Give `gpu` no further job, or (`reason` None) give it jobs again."""
+    """Drain `gpu`, or (`reason` None) resume it."""
 
     at: float
     gpu: GpuId
@@ -148,7 +148,7 @@ class Trained:
 
 @dataclass(frozen=True, slots=True)
 class Reconfigured:
-    """The settings from now on. Plugins keep what they were made with."""
+    """New settings. Plugins keep those that they were made with."""
 
     at: float
     settings: Settings
@@ -156,14 +156,14 @@ class Reconfigured:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed: limits and begin times are looked at."""
+    """Time has passed: time limits and begin times are checked."""
 
     at: float
 
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """The daemon stops; jobs go on. What they were measured to use so far is saved."""
+    """The daemon is stopping while jobs keep running: save their usage so far."""
 
     at: float
 
@@ -215,8 +215,8 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """Send a `Tick` at this instant, and not at the one asked for before; infinite: at none. A
-    world that samples every second need not."""
+    """Send a `Tick` at this time instead of the one requested before; infinite: send none. A world
+    that samples every second may ignore it."""
 
     at: float
 
@@ -241,7 +241,7 @@ def owed(job: Job) -> Action | None:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """A GPU that takes no further job, and why."""
+    """A GPU that takes no new jobs, and why."""
 
     gpu: GpuId
     reason: str
@@ -253,21 +253,21 @@ class Drain:
 class Failure:
     """A call to a plugin that failed."""
 
-    question: str  # what kind of question: see `carmad.core.asking`
-    number: int  # which of its kind in the step, from 1
+    question: str  # the kind of call: see `carmad.core.asking`
+    number: int  # which call of this kind in the step, from 1
     error: str
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Everything a batch of events changed: committed as one transaction, then acted on.
+    """Everything that a batch of events changed: committed as one transaction, then acted on.
 
-    `jobs` has every version that a job went through, in order.
+    `jobs` has every version of each changed job, in order.
     """
 
     events: tuple[Event, ...]
     jobs: tuple[Job, ...]
     decisions: tuple[Decision, ...]
     actions: tuple[Action, ...]
-    drains: tuple[Drain, ...] | None = None  # all of them, when they changed
-    failures: tuple[Failure, ...] = ()  # of plugins: what else the core went by, besides events
+    drains: tuple[Drain, ...] | None = None  # all of them, if any changed
+    failures: tuple[Failure, ...] = ()  # of plugins: the core's only input besides events

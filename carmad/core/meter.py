@@ -1,4 +1,4 @@
-"""Adds up the usage of jobs from samples: peak memory, energy, SM activity."""
+"""Meters the usage of jobs from samples: peak memory, energy, SM activity."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ def metered(
     sample: GpuSample,
     max_gap_s: float,
 ) -> dict[JobId, Usage]:
-    """The usage of `residents` of one GPU after `sample`; `before` is the one it follows.
+    """The usage of the `residents` of one GPU after `sample`; `before` is the previous sample.
 
-    A GPU's energy is split evenly: the driver counts it per GPU, never per process. Across a gap
-    in the samples nothing is counted.
+    A GPU's energy is split evenly: the driver counts it per GPU, never per process. Nothing is
+    counted across a gap in the samples.
     """
     seconds = sample.at - before.at if before else 0.0
     if not 0 < seconds <= max_gap_s:

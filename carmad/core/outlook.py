@@ -1,9 +1,8 @@
 """Predicts for its owner when a job would start and end without sharing; policies do not use it.
 
-List scheduling: those who wait take, in the order of the line, the GPUs that are free first, and
-one that runs leaves its own when it is expected to end. A policy may do better by sharing, or
-worse for this job by another order. Quotas, limits of arrays, and that a MIG instance is too little
-for some are left out.
+List scheduling: waiting jobs take, in queue order, the GPUs that are free first, and running jobs
+release theirs when they are expected to end. A policy may do better by sharing, or worse for this
+job by another order. Quotas, array limits and the small memory of MIG instances are ignored.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class Outlook:
 
 
 def outlook(job: Job, line: Iterable[Job], gpus: Iterable[GpuView], now: float) -> Outlook:
-    """`line` has those who wait, the first one first; a job that is not there comes last."""
+    """`line` has the waiting jobs in order; a job that is not in it comes last."""
     if job.holds_gpus:
         return Outlook(job.started_at or now, now + _left_s(job, now))
     waiting, there = tuple(line), tuple(gpus)
@@ -40,15 +39,15 @@ def outlook(job: Job, line: Iterable[Job], gpus: Iterable[GpuView], now: float) 
     for before in takewhile(lambda each: each.id != job.id, waiting):
         ready_at, at = _ready_at(before, ends_at), _free_at(before, free_at)
         ends_at[before.id] = max(ready_at, at) + _at_most_s(before, now)
-        if ready_at <= at and ready_at < inf:  # else those behind it go first
+        if ready_at <= at and ready_at < inf:  # otherwise the jobs behind it go first
             _occupy(free_at, before.spec.gpus, ends_at[before.id])
     starts_at = max(_ready_at(job, ends_at), _free_at(job, free_at))
     return Outlook(starts_at, starts_at + _left_s(job, now))
 
 
 def _ready_at(job: Job, ends_at: Mapping[JobId, float]) -> float:
-    """When nothing but GPUs keeps it waiting. What it waits for and is in neither place has ended;
-    when those end that are behind it in line, nobody can say."""
+    """When it waits for nothing but GPUs. A dependency that neither waits nor runs has ended; the
+    end of one that is behind it in line is unknown."""
     if job.held:
         return inf
     waits_for = (ends_at.get(after.job, 0.0) for after in job.spec.after)
@@ -60,7 +59,7 @@ def _free_at(job: Job, free_at: list[float]) -> float:
 
 
 def _occupy(free_at: list[float], gpus: int, until: float) -> None:
-    """Give away those that are free first."""
+    """Occupy the GPUs that become free first."""
     free_at[:gpus] = [until] * len(free_at[:gpus])
     free_at.sort()
 
@@ -70,12 +69,12 @@ def _takes_jobs(gpu: GpuView) -> bool:
 
 
 def _left_s(job: Job, now: float) -> float:
-    """How long it goes on, as predicted; 0 when that is over."""
+    """Its predicted remaining run time; 0 when it has run longer than predicted."""
     return inf if job.expected_s is None else max(0.0, job.expected_s - job.attained_s(now))
 
 
 def _at_most_s(job: Job, now: float) -> float:
-    """Of others the time limit, too, says when they are gone."""
+    """Another job's remaining run time, which its time limit bounds as well."""
     limit_s = job.spec.time_limit_s
     left_s = _left_s(job, now)
     return left_s if limit_s is None else min(left_s, max(0.0, limit_s - job.attained_s(now)))

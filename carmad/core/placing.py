@@ -29,11 +29,11 @@ from carmad.core.types import Cause, GpuId, Job, JobId, JobState
 from carmad.core.view import View
 from carmad.models import Model
 
-FEW = 64  # places asked for again in a step: nobody is to wait for all of them
+FEW = 64  # jobs whose `order` is asked for again per step: all of them could take too long
 
 
 class Placer:
-    """`decisions` has the latest on each job that was judged and has not ended."""
+    """`decisions` has the latest decision on each job that has one and has not ended."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Placer:
         self._models = models
         self.last_placed = last_placed
         self._memory: object = None  # the policy's
-        self._asks_at = inf  # when the last plan wants to be followed by another
+        self._asks_at = inf  # when the last plan asked to be called again
         self._news: list[Decision] = []
         self.decisions: dict[JobId, Decision] = {}
 
@@ -61,7 +61,7 @@ class Placer:
         self._settings = settings
 
     def view(self, now: float, joining: Job | None = None) -> View:
-        """The policy's view; with `joining`, as if that job were queued, too."""
+        """The policy's view; with `joining`, as if that job were queued."""
         line = self._ledger.line_with(joining) if joining else self._ledger.line()
         return View(
             now,
@@ -83,7 +83,7 @@ class Placer:
         return blocked_by(job, now, jobs, held, quota, self._fleet.unread)
 
     def plan(self, now: float) -> list[Action]:
-        """Start what the policy says may start, and stop what it preempts."""
+        """Ask the policy, start the jobs that it places and stop those that it preempts."""
         actions: list[Action] = []
         if not self._ledger.line():
             return actions
@@ -103,16 +103,16 @@ class Placer:
     def _ready(self, line: tuple[Job, ...], now: float) -> tuple[Job, ...]:
         """The queue without blocked jobs."""
         if self._fleet.unread:
-            return ()  # no policy is asked about GPUs that nobody knows
+            return ()  # policies are not asked while the GPUs are unknown
         doubtful = self._ledger.conditional
         if self._settings.limits.gpus_per_user is not None:
-            return tuple(job for job in line if not self.blocked_by(job, now))  # it may hold up any
+            return tuple(job for job in line if not self.blocked_by(job, now))  # may block any job
         if not doubtful:
             return line
         return tuple(job for job in line if job.id not in doubtful or not self.blocked_by(job, now))
 
     def _order_the_unordered(self) -> None:
-        """A few of those whose place the policy could not say before: perhaps now it can."""
+        """Retry `order` for a few of the jobs for which it failed."""
         for id in tuple(islice(self._deciders.unordered, FEW)):
             job = self._ledger.jobs.get(id)
             if job and job.state is JobState.QUEUED:
@@ -121,15 +121,15 @@ class Placer:
                 del self._deciders.unordered[id]
 
     def _hidden(self, view: View) -> Set[JobId]:
-        """Those in line that the view does not show."""
+        """Queued jobs that the view does not show."""
         line = self._ledger.line()
         if view.queue is line:
             return frozenset()
         return {job.id for job in line} - {job.id for job in view.queue}
 
     def _plan_once(self, now: float, actions: list[Action]) -> bool:
-        """Do as planned. True: a job started whose quota or array is exhausted by that, and
-        what follows in the plan counted on others that now may not start."""
+        """Carry out one plan. True: a start has exhausted a quota or an array's limit, so later
+        placements of the plan are blocked, and another plan is needed."""
         self._asks_at = inf
         view = self.view(now)
         if not view.queue:
@@ -137,7 +137,7 @@ class Placer:
         made = self._deciders.plan(view, lambda: self._renewed(now))
         view, plan = made.view, made.proposals
         hidden = self._hidden(view)
-        waiting: list[JobId] = []  # judged, and passed over by those that start below
+        waiting: list[JobId] = []  # refused, and overtaken by the jobs that start below
         starts = [n for n, each in enumerate(plan) if isinstance(each, Placement) and each.gpus]
         for n, proposal in enumerate(plan):
             if isinstance(proposal, AskAgain):
@@ -184,13 +184,13 @@ class Placer:
         return [Stop(stopped)]
 
     def _renewed(self, now: float) -> View:
-        """For another policy than the one before: it has an order of its own, and no memory."""
+        """A view for another policy than before: in its order, and without a memory."""
         self._ledger.reorder(self._ledger.line())
         self._memory = None
         return self.view(now)
 
     def _checked(self, job: Job, placement: Placement, view: View) -> Placement:
-        """The placement, or a wait that says which hard rule its GPUs would have broken."""
+        """The placement, or a wait with the hard rule that it would have broken."""
         if not placement.gpus:
             return placement
         chosen = placement.gpus
@@ -221,7 +221,7 @@ class Placer:
             profiling=placement.profiling,
             shared=any(view.gpu(gpu).residents for gpu in gpus),
         )
-        # Notes from before its first attempt are about the job.
+        # Notes made before its first attempt are about the job, so they are kept.
         notes = () if job.attempt else job.notes
         started = advance(placed, JobState.STARTING, notes=notes)
         for gpu in gpus:
@@ -240,6 +240,6 @@ class Placer:
 
 
 def _splits(job: Job, parts: int) -> bool:
-    """Whether its batches may be split like this: only if the owner declared a batch size."""
+    """Whether its batches may be split into so many parts: only if it declared a batch size."""
     batch = job.spec.batch_size
     return parts == 1 or (batch is not None and 1 < parts <= batch and batch % parts == 0)

@@ -1,4 +1,4 @@
-"""What the core asks of others. Policy, Estimator and Recovery are the plugin protocols."""
+"""The core's interfaces. Policy, Predictor, Estimator and Recovery are the plugin protocols."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from carmad.models import Model
 
 
 class Policy(Protocol):
-    """Chooses GPUs for queued jobs. Pure: same view, same plan. What one plan has to tell the next
-    it proposes to `Remember`."""
+    """Chooses GPUs for queued jobs. Pure: same view, same plan. State for the next plan is passed
+    on with `Remember`."""
 
     @property
     def name(self) -> str: ...
 
     def order(self, job: Job) -> float:
-        """A queued job's place in line: lowest first, ties by arrival. Asked once per change of
-        the job. Jobs that recover, and less nice ones, go first in any case."""
+        """A queued job's sort key: lowest first, ties by arrival. Called once per change of
+        the job. Jobs in the recovery queue, and those with a lower `nice`, always go first."""
         ...
 
     def plan(self, view: View) -> tuple[Proposal, ...]:
-        """Proposals, in the order they are to be carried out, for the jobs it judged.
+        """Proposals, in the order in which to carry them out.
 
-        A placement without GPUs says why that job waits. Jobs left out wait in line. What a
-        preempted job held is free only in a later view, when its processes are gone.
+        A placement without GPUs says why that job waits. Jobs left out wait in line. The GPUs of
+        a preempted job are free only in a later view, when its processes are gone.
         """
         ...
 
 
 class Predictor(Protocol):
-    """Says how long a job will run alone. Pure and quick: every job that joins the line waits for
-    it, and is asked about again once it has a profile."""
+    """Predicts how long a job will run alone. Pure and quick: called for every job that joins the
+    queue, and again once the job has a profile."""
 
     @property
     def name(self) -> str: ...
@@ -45,16 +45,16 @@ class Predictor(Protocol):
     def predict(
         self, job: Job, history: History, models: Mapping[str, Model], now: float
     ) -> Prediction | None:
-        """None: it cannot say. Then the owner's word stands, if there is one. 0 s: it has never
-        seen the job; `job.expected_s` is None then."""
+        """None: no prediction, so the declared duration counts, if any. 0 s: it has never seen the
+        job; then `job.expected_s` is None."""
         ...
 
 
 class Estimator(Protocol):
-    """Predicts a job's peak memory per GPU. May take seconds and may fail; keeps no job waiting
-    for long: without an answer, the job is placed without an estimate.
+    """Predicts a job's peak memory per GPU. May take seconds and may fail; a job does not wait for
+    it for long: without an answer, it is placed without an estimate.
 
-    Its factory takes the settings and a `Server`, and is called for every job anew.
+    Its factory takes the settings and a `Server`, and is called anew for every job.
     """
 
     @property
@@ -65,7 +65,7 @@ class Estimator(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A job that ended well, and what it was measured to use."""
+    """A job that succeeded, and its measured memory."""
 
     spec: JobSpec
     peak_mib: int  # per GPU
@@ -77,26 +77,26 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What became of a program that was tried."""
+    """The result of a trial run of a program."""
 
     answer: bytes  # what it wrote to file descriptor `ANSWER_FD`
     output: str  # the end of its stdout and stderr
     code: int | None = None  # None when a signal ended it
     signal: int | None = None
     timed_out: bool = False
-    beyond: str = ""  # which bound it was ended for: too many processes, too much memory
-    error: str = ""  # why it could not be started, or not be heard to its end
+    beyond: str = ""  # the limit that it was killed for: too many processes, too much memory
+    error: str = ""  # why it could not be started, or its answer not be read to the end
 
 
 ANSWER_FD = 3
 
 
 class Server(Protocol):
-    """What an estimator may ask of the machine that a job is for, while it looks at that job."""
+    """What an estimator may use of the machine that a job will run on."""
 
     @property
     def gpu(self) -> str:
-        """The model of its GPUs, the commonest if they differ; "" if it is not known."""
+        """The model of its GPUs, the most common one if they differ; "" if unknown."""
         ...
 
     @property
@@ -105,34 +105,34 @@ class Server(Protocol):
         ...
 
     def users(self) -> Collection[int]:
-        """The uids of those whose jobs ended well here lately."""
+        """The uids of users whose jobs succeeded here recently."""
         ...
 
     def runs(self, uid: int) -> Sequence[Run]:
-        """What ended well here lately of one user, the newest first. What it shows of others is
-        that user's word: take no more from it than one vote among many."""
+        """A user's jobs that succeeded here recently, the newest first. Users control what is
+        measured of their jobs: give another user no more than one vote among many."""
         ...
 
     def trial(self, spec: JobSpec, argv: Sequence[str], within_s: float) -> Trial:
-        """Run a program as the job's user, in its directory and environment, with no GPU to be
-        seen, and kill all that is left of it after `within_s`. Never raises. The same question
-        gets the same answer, without a second run."""
+        """Run a program as the job's user, in the job's directory and environment, without access
+        to GPUs, and kill all that is left of it after `within_s`. Never raises. The result is
+        cached: the same question is not run again."""
         ...
 
 
 class Recovery(Protocol):
-    """Says what follows an attempt that ran out of memory. Pure."""
+    """Decides what follows an attempt that ran out of memory. Pure."""
 
     @property
     def name(self) -> str: ...
 
     def decide(self, job: Job, exit: Exit) -> Retry | None:
-        """How to try again; None to give up. `job.failures` has the earlier attempts."""
+        """How to retry; None to give up. `job.failures` has the ends of earlier attempts."""
         ...
 
 
 class Store(Protocol):
-    """Makes a step durable: all of it, or none (then it raises)."""
+    """Makes a step durable: all of it, or, if it raises, nothing."""
 
     def commit(self, step: Step) -> None: ...
 

@@ -1,6 +1,6 @@
 """Profiles jobs from samples of GPUs that they have to themselves, without touching the jobs.
 
-What a sample says holds for the time since the one before it. Several GPUs of a job count together.
+A sample describes the time since the previous one. All GPUs of a job count together.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from carmad.core.types import GpuSample, Indicator, Job, JobId, Profile
 
 @dataclass(slots=True)
 class _Sums:
-    """Of one indicator, weighted by time."""
+    """Time-weighted sums of one indicator."""
 
     seconds: float = 0.0
     mean: float = 0.0
-    squares: float = 0.0  # of the distances from the mean
+    squares: float = 0.0  # sum of squared deviations from the mean
 
     def add(self, value: float, seconds: float) -> None:
         self.seconds += seconds
@@ -40,7 +40,7 @@ class UsageProfiler:
     def add(
         self, residents: tuple[Job, ...], before: GpuSample | None, sample: GpuSample, gap_s: float
     ) -> None:
-        """Take in a reading of a GPU that follows `before`; no more than `gap_s` after it."""
+        """Add a reading of a GPU; it counts only if it follows `before` by at most `gap_s`."""
         if len(residents) != 1 or before is None or residents[0].profiled:
             return
         job, seconds = residents[0], sample.at - before.at
@@ -56,7 +56,7 @@ class UsageProfiler:
         return watched.gpu_seconds / len(job.gpus) if watched and job.gpus else 0.0
 
     def profile(self, job: Job, peak_mib: int) -> Profile:
-        """What is known of it by now."""
+        """The job's profile so far."""
         seconds = self.watched_s(job)
         watched = self._jobs.get(job.id, _Watched())
         indicators = (
@@ -70,5 +70,5 @@ class UsageProfiler:
 
 
 def _trained_since(at: float, job: Job, sample: GpuSample) -> bool:
-    """Was its first kernel seen by then? What it did before is no training."""
+    """Whether its first kernel on this GPU was seen by then: before that, it did not train."""
     return any(gpu == sample.gpu and kernel_at <= at for gpu, kernel_at in job.kernels)

@@ -1,6 +1,5 @@
-"""Which jobs are runs of the same one: the same user's, from the same directory, in the same
-Python environment, on as many GPUs, with the same command but for what changes neither memory nor
-speed nor how long it takes."""
+"""Which jobs are runs of the same one: same user, directory, Python environment, number of GPUs and
+command, ignoring arguments that affect neither memory nor speed nor duration."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ def telling(env: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
 
 
 def group(spec: JobSpec) -> str:
-    """A short name for all runs of the job, good across restarts."""
+    """A short id shared by all runs of the job, stable across restarts."""
     env = dict(spec.env)
     python = tuple(env.get(name, "") for name in PYTHON)
     where = (spec.user, spec.cwd, spec.conda_env, *python)
@@ -30,7 +29,7 @@ def group(spec: JobSpec) -> str:
     return grouped(where, spec.argv, spec.gpus, spec.batch_size)
 
 
-@lru_cache(maxsize=1)  # of the last array: its tasks come one after the other
+@lru_cache(maxsize=1)  # for the tasks of an array, which come one after the other
 def _group(
     where: tuple[str | None, ...], argv: tuple[str, ...], gpus: int, batch_size: int | None
 ) -> str:

@@ -1,4 +1,4 @@
-"""What the core knew at one moment."""
+"""A snapshot of what the core knows, for other threads."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from carmad.core.view import View
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Taken in the core's thread by `Scheduler.snapshot`, looked at in others."""
+    """Taken in the core's thread by `Scheduler.snapshot`, read in others."""
 
     view: View
     gpus: Mapping[GpuId, Gpu]
     live: Mapping[JobId, Job]
     usage: Mapping[JobId, Usage]
-    line: tuple[Job, ...]  # all queued jobs, the first in line first
+    line: tuple[Job, ...]  # all queued jobs, in order
     decisions: Mapping[JobId, Decision] = field(default_factory=dict)
     held: Held = field(default_factory=Held)
     unread: str = ""  # why the GPUs are not known yet
     drains: Mapping[GpuId, Drain] = field(default_factory=dict)
-    ended: Mapping[JobId, JobState] = field(default_factory=dict)  # how the most recent ones did
+    ended: Mapping[JobId, JobState] = field(default_factory=dict)  # how recent jobs ended
     policy: str = ""  # its name
     memo: Memo = field(default_factory=Memo, init=False, repr=False, compare=False)
 
@@ -36,7 +36,7 @@ class Scene:
         return self.view.now
 
     def blocked_by(self, job: Job) -> Reason | None:
-        """What keeps a queued job out of the policy's sight, if anything does."""
+        """Why a queued job is not shown to the policy; None if it is."""
         quota = self.view.settings.limits.gpus_per_user
         return blocked_by(job, self.now, self.live, self.held, quota, self.unread)
 
@@ -46,24 +46,24 @@ class Scene:
         return *self.line, *pending
 
     def place(self, job: JobId) -> int | None:
-        """In line, from 1."""
+        """A job's place in line, from 1."""
         return self.memo.recall("places", _places, self.line).get(job)
 
     def used_mib(self, job: JobId) -> int | None:
-        """What it holds now, on the GPU where it holds most."""
+        """The memory that a job holds now, on the GPU where it holds most."""
         return self.memo.recall("used", memory_by_job, self.view.gpus).get(job)
 
     def tasks(self, array: JobId) -> Sequence[Job]:
-        """Those of an array that have not ended."""
+        """The tasks of an array that have not ended."""
         return self.memo.recall("arrays", _arrays, self.live).get(array, ())
 
     @property
     def head(self) -> JobId | None:
-        """The first in line of those that may start: it holds the line when it has to wait."""
+        """The first job that may start: it blocks the queue while it has to wait."""
         return self.view.queue[0].id if self.view.queue else None
 
     def current(self, job: JobId) -> Decision | None:
-        """The last decision on a waiting job, unless the policy has since stopped at another."""
+        """The last decision on a waiting job, unless the policy has since stopped before it."""
         mine = self.decisions.get(job)
         if mine is None or self.head is None:
             return mine

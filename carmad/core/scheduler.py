@@ -1,4 +1,4 @@
-"""The scheduler: feed it events in time order, commit and carry out the steps it returns."""
+"""The scheduler: takes events in time order, returns steps to commit and carry out."""
 
 from __future__ import annotations
 
@@ -80,10 +80,10 @@ class Scheduler:
     # -- the two ways in
 
     def handle(self, *events: Event) -> Step:
-        """Take in a batch of events that happened up to the last one's `at`, then plan once.
+        """Process a batch of events, in time order, then plan once.
 
-        Submissions alone change nothing for those in line, and nobody is to wait for a plan to
-        hear that his job is safe: it joins them once it is estimated.
+        Submissions alone need no plan, as a job joins the queue only once it is estimated. So a
+        user need not wait for a plan to learn that a job is safely stored.
         """
         self._begin()
         for event in events:
@@ -112,7 +112,7 @@ class Scheduler:
     ) -> tuple[Action, ...]:
         """Restore the state from a store; returns actions that may not have been carried out.
 
-        `last_placed` is round-robin's place; None, as for `history`: what this core has.
+        `last_placed` is round-robin's position. None for it or `history`: keep this core's.
         """
         self.knowledge.history = history or self.history
         ledger = Ledger(self._deciders.order, sharing_profiles(jobs), ended)
@@ -123,16 +123,16 @@ class Scheduler:
         self._fleet.look_again()
         return tuple(action for job in self.jobs.values() if (action := owed(job)))
 
-    # -- what others may look at
+    # -- read access
 
     @property
     def jobs(self) -> Mapping[JobId, Job]:
-        """Those that have not ended."""
+        """The jobs that have not ended."""
         return self._ledger.jobs
 
     @property
     def ended(self) -> Mapping[JobId, JobState]:
-        """How the most recent ones ended."""
+        """How the most recent jobs ended."""
         return self._ledger.ended
 
     @property
@@ -141,7 +141,7 @@ class Scheduler:
 
     @property
     def acting(self) -> Policy:
-        """The policy that decides now: that one, or who stands in for it."""
+        """The policy that decides now: `policy`, or its fallback."""
         return self._deciders.acting
 
     @property
@@ -158,11 +158,11 @@ class Scheduler:
         return self._fleet.unread
 
     def view(self, now: float, joining: Job | None = None) -> View:
-        """What the policy is shown; with `joining`, as if that job stood in line, too."""
+        """What the policy sees; with `joining`, as if that job were queued."""
         return self._placer.view(now, joining)
 
     def snapshot(self, now: float) -> Scene:
-        """All that others may look at: references are taken, nothing is rendered."""
+        """A snapshot for other threads: only references are taken, nothing is rendered."""
         return Scene(
             self.view(now),
             dict(self.gpus),
@@ -178,7 +178,7 @@ class Scheduler:
         )
 
     def check(self) -> None:
-        """Assert what must hold after every step, of what the last one changed."""
+        """Assert the invariants for all jobs that the last step changed."""
         for id in {job.id for job in self._ledger.changed()}:
             job = self.jobs.get(id)
             if job is None or not job.holds_gpus:
@@ -228,7 +228,7 @@ class Scheduler:
                 self._placer.reconfigure(event.settings)
                 self._fleet.look_again()
             case _:
-                pass  # a tick: time alone
+                pass  # a tick: only time has passed
 
     def _on_discovered(self, event: Discovered) -> None:
         self._fleet.discover(event.gpus, event.unread)
@@ -243,7 +243,7 @@ class Scheduler:
             job = Job(
                 JobId(id), spec, JobState.PENDING, event.at, held=event.held, group=group(spec)
             )
-            if id > self._counted:  # after a commit that failed it is told again
+            if id > self._counted:  # after a failed commit, the same event comes again
                 self._counted = JobId(id)
                 self.history.note_submission(event.at, spec.gpus)
             self._put(job)
@@ -261,7 +261,7 @@ class Scheduler:
                 self._ledger.note(event.job, event.note)
 
     def _on_postponed(self, event: Postponed) -> None:
-        """Until it begins, neither its time limit nor the wait for its first kernel does."""
+        """Neither its time limit nor the wait for its first kernel begins before the attempt."""
         job = self._ledger.holders.get(event.job)
         if job and job.attempt == event.attempt and job.state is not JobState.STOPPING:
             self._put(job.with_attempt(started_at=event.at if event.over else None))
@@ -343,13 +343,13 @@ class Scheduler:
         self._actions.append(Stop(stopped))
 
     def _end(self, job: Job, state: JobState, exit: Exit, now: float) -> None:
-        """End the job; cancel jobs whose dependency on it cannot be met any more, transitively."""
+        """End the job; cancel jobs whose dependency on it can no longer be met, transitively."""
         job = self.knowledge.seen_to_end(self._fleet.with_usage(job), state)
         closed = _closed(job, exit, now) if job.holds_gpus else job
         self._put(advance(closed, state, exit=exit, ended_at=now))
         self._watch.inform_others(job, now)
         ends = [(job.id, state)]
-        for id, how in ends:  # it grows: a chain of jobs may be longer than our stack is deep
+        for id, how in ends:  # it grows while iterating: recursion could exhaust the stack
             for waiting in self._ledger.waiting_for(id):
                 if why := in_vain(waiting, {id: how}):
                     self._put(advance(waiting, JobState.CANCELLED, exit=why, ended_at=now))
@@ -372,8 +372,8 @@ class Scheduler:
         )
 
     def _begin(self) -> None:
-        """Forget what the last step changed, and of attempts that are over what was measured: had
-        that step not been committed, `restore` would have been called."""
+        """Forget the last step's changes, and the measurements of attempts that are over: that step
+        is on disk, or `restore` would have been called."""
         for job in self._ledger.changed():
             if not job.holds_gpus:
                 self._fleet.forget(job.id)

@@ -16,7 +16,7 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
         {S.RUNNING, S.QUEUED, S.STOPPING, S.SUCCEEDED, S.FAILED, S.OUT_OF_MEMORY}
     ),
     S.RUNNING: frozenset({S.QUEUED, S.STOPPING, S.SUCCEEDED, S.FAILED, S.OUT_OF_MEMORY}),
-    # A preempted job goes back in line, unless it was through just then.
+    # A preempted job is requeued, unless it had just finished.
     S.STOPPING: frozenset({S.CANCELLED, S.TIMED_OUT, S.QUEUED, S.SUCCEEDED}),
     # Only a user's requeue brings a job back; it is PENDING while it has no estimate.
     **dict.fromkeys(ENDED, frozenset({S.QUEUED, S.PENDING})),
@@ -24,7 +24,7 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
 
 
 class IllegalTransition(Exception):
-    """A job was asked to move between two states that the table does not connect."""
+    """A job was asked to make a transition that is not in the table."""
 
     def __init__(self, job: Job, to: JobState) -> None:
         super().__init__(f"job {job.id} cannot go from {job.state} to {to}")

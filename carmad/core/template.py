@@ -1,12 +1,12 @@
 """Recognises runs of the same job: commands that differ only in what does not affect memory.
 
-An argument that is not known here matters. So do positional arguments, in their order, and the
-command's own name; the order of options does not. `--batch-size 64`, `--batch_size=64` and
-`batch_size=64` (Hydra, OmegaConf) are one.
+Unknown arguments count. So do positional arguments, in their order, and the command's own name; the
+order of options does not. `--batch-size 64`, `--batch_size=64` and `batch_size=64` (Hydra,
+OmegaConf) are the same.
 
-- FREE arguments are left out: seeds, learning rates, how often it logs, ports.
-- LENGTHS, how long it trains, are kept apart: they change neither memory nor speed.
-- PLACES are left out unless their value is a number: directories, names, notes. (`--output 10`
+- FREE arguments are ignored: seeds, learning rates, logging intervals, ports.
+- LENGTHS, how long it trains, are separate: they change neither memory nor speed.
+- PLACES are ignored unless their value is a number: directories, names, notes. (`--output 10`
   may well be a layer.)
 - RATES count as on or off: dropout keeps a mask whatever its rate, momentum a buffer.
 """
@@ -45,32 +45,32 @@ RATES = _names("""
     weight-decay wd momentum dropout attn-dropout hidden-dropout drop drop-rate drop-path
     label-smoothing clip-grad grad-clip max-grad-norm gradient-clip-val mixup cutmix ema-decay
 """)
-LONGEST = 2000  # words and letters of an ordinary command
+LONGEST = 2000  # words plus characters of an ordinary command
 SETTING = re.compile(r"[+~]{0,2}([A-Za-z_][\w./@]*)=(.*)", re.DOTALL)
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """What is left of a command: equal for runs of the same job."""
+    """The part of a command that is equal for runs of the same job."""
 
     words: tuple[str, ...]  # the command, its script, other positional arguments
     options: frozenset[str]  # name=value
-    lengths: frozenset[str] = field(default=frozenset(), compare=False)  # so, too
+    lengths: frozenset[str] = field(default=frozenset(), compare=False)  # name=value
 
     def values(self) -> Iterator[str]:
-        """All that may be the name of a file. A module (`-m pkg.train`) is named as its file."""
+        """All values that may be file names. A module (`-m pkg.train`) counts as its file."""
         yield from self.words
         for name, _, value in (option.partition("=") for option in self.options):
             yield value.replace(".", "/") + ".py" if name == "m" else value
 
     def differs_in(self, other: Template) -> frozenset[str]:
-        """The names of the options that set two commands apart, as this one has them."""
+        """The names of the options in which two commands differ."""
         return frozenset(option.partition("=")[0] for option in self.options ^ other.options)
 
 
 def ordinary(argv: tuple[str, ...]) -> bool:
-    """Whether what follows from a command may be remembered: thousands of long ones may not."""
+    """Whether results for a command may be cached: for thousands of long ones they may not."""
     return len(argv) + sum(map(len, argv)) <= LONGEST
 
 
@@ -108,8 +108,8 @@ def _is_option(word: str) -> bool:
 
 
 def _option(name: str, value: str) -> set[str]:
-    """Nothing for one that does not matter. `-b` and `-B` are two; `trainer.max_epochs` is known
-    by its last part, and all of `hydra.…` is about places."""
+    """Empty for an option that is ignored. `-b` and `-B` differ; `trainer.max_epochs` is recognised
+    by its last part, and all of `hydra.…` counts as places."""
     known = name.rpartition(".")[2].lower()
     is_number = NUMBER.fullmatch(value) is not None
     if known in FREE or name.startswith("hydra.") or (known in PLACES and not is_number):

@@ -1,4 +1,4 @@
-"""The nouns of CARMA. Every value here is frozen; sharing one is always safe."""
+"""CARMA's domain values. All are frozen, so sharing one is always safe."""
 
 from __future__ import annotations
 
@@ -91,23 +91,23 @@ class WarnSignal:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """The name of an environment that the store has, and what it takes there."""
+    """A reference to an environment in the store, and its size there."""
 
     id: str
     bytes: int
 
 
-# Not where it stands: `carma submit` reads it, too, and cannot wait for dataclasses.
+# Not done in `options`: `carma submit` imports that, too, and cannot wait for dataclasses.
 dataclass(frozen=True, kw_only=True)(JobOptions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec(JobOptions):
-    """What the user asked for. Never changes. More fields are stated in `carmad.options`.
+    """What the user asked for. Never changes. More fields are defined in `carmad.options`.
 
-    Of its environment, `env` has only what tells recurring jobs apart (`core.recurrence`): the
-    whole, up to 1 MiB, is in the store as `environment`. Estimators and whoever starts the job
-    are given a spec whose `env` is whole.
+    `env` has only the variables that identify recurring jobs (`core.recurrence`): the complete
+    environment, up to 1 MiB, is in the store as `environment`. Estimators and the launcher
+    get a spec whose `env` is complete.
     """
 
     argv: tuple[str, ...]
@@ -119,27 +119,27 @@ class JobSpec(JobOptions):
     env: tuple[tuple[str, str], ...] = ()  # captured at submission, secrets scrubbed
     environment: Environment | None = None  # None: `env` is all there is
     stdout: str = "carma-%j.out"  # relative to cwd
-    layout: Layout | None = None  # over its GPUs; None: as many replicas, nothing known of them
-    stage_times: tuple[StageTimes, ...] = ()  # the user's own word, one per kind of GPU
+    layout: Layout | None = None  # None: one replica per GPU, with unknown times and sizes
+    stage_times: tuple[StageTimes, ...] = ()  # declared by the user, one per kind of GPU
     warn: WarnSignal | None = None
     after: tuple[After, ...] = ()
     array: ArrayTask | None = None
-    umask: int = 0o022  # for whatever it makes, its logs included
+    umask: int = 0o022  # for all files that it creates, including its logs
 
     @property
     def declared(self) -> Estimate | None:
-        """The user's own word on memory, as an estimate."""
+        """The declared memory, as an estimate."""
         return Estimate(self.memory_mib, "declared", firm=True) if self.memory_mib else None
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """How the next attempt is to be placed. A job with one waits in the recovery queue."""
+    """Constraints on a job's next attempt. A job with a `Retry` waits in the recovery queue."""
 
     why: str
     exclusive: bool = False
     avoid: tuple[GpuId, ...] = ()
-    margin_mib: int = 0  # free memory wanted on top of the estimate
+    margin_mib: int = 0  # free memory required on top of the estimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +153,10 @@ class Job:
     estimate: Estimate | None = None
     prediction: Prediction | None = None
     profile: Profile | None = None
-    steps: tuple[StepTime, ...] = ()  # as it, or an earlier run of the job, has told; one per parts
-    stage_times: tuple[StageTimes, ...] = ()  # likewise, or as stated; one per type of GPU
+    steps: tuple[StepTime, ...] = ()  # reported by it or an earlier run; one per `parts`
+    stage_times: tuple[StageTimes, ...] = ()  # likewise, or declared; one per kind of GPU
     attempts: tuple[Attempt, ...] = ()  # in order; `attempt.KEPT` at most
-    requeued_after: int = 0  # attempts up to this one were before its owner had it queued again
+    requeued_after: int = 0  # the last attempt before its owner last requeued it
     retry: Retry | None = None
     overtaken: int = 0  # jobs behind it that started first
     exit: Exit | None = None  # how it ended: as its last attempt did, or while it waited
@@ -174,12 +174,12 @@ class Job:
 
     @property
     def current(self) -> Attempt | None:
-        """The attempt that it is in, or that it ended with; None while it waits."""
+        """The attempt in progress, or the one that the job ended with; None while it waits."""
         attempts = self.attempts
         return attempts[-1] if attempts and attempts[-1].ended_at == self.ended_at else None
 
     def placed(self, gpus: tuple[GpuId, ...], now: float, **its: Any) -> Job:
-        """With another attempt, on these GPUs; `its` other fields."""
+        """With a new attempt on these GPUs; `its` are further fields of the attempt."""
         number, served_s = self.attempt + 1, self.served_s
         new = Attempt(number, gpus, started_at=now, served_s=served_s, **its)
         return replace(self, attempts=appended(self.attempts, new))
@@ -190,8 +190,8 @@ class Job:
         return replace(self, attempts=(*earlier, replace(last, **changes)))
 
     def shifted(self, by_s: float) -> Job:
-        """The same job by a clock that is ahead by so much. What its owner said of times, such as
-        when it may begin, is meant by the new one."""
+        """With all recorded times moved `by_s` later. Times that its owner gave, such as the begin
+        time, are wall-clock times and stay."""
         return replace(
             self,
             submitted_at=self.submitted_at + by_s,
@@ -212,7 +212,7 @@ class Job:
 
     @property
     def gpus(self) -> tuple[GpuId, ...]:
-        attempts = self.attempts  # `current`, as it is here and below: policies ask very often
+        attempts = self.attempts  # `current`, inlined here and below: policies ask very often
         its = attempts[-1] if attempts else None
         return its.gpus if its and its.ended_at == self.ended_at else ()
 
@@ -234,12 +234,12 @@ class Job:
 
     @property
     def accumulation(self) -> int:
-        """Parts that it splits each batch into."""
+        """Micro-batches per batch."""
         return its.accumulation if (its := self.current) else 1
 
     @property
     def profiling(self) -> ProfilingRun | None:
-        """Until it is over."""
+        """The current profiling run, if any."""
         return its.profiling if (its := self.current) else None
 
     @property
@@ -256,11 +256,11 @@ class Job:
         """Why it was told to stop."""
         return its.stop if (its := self.current) else None
 
-    # -- of earlier attempts, since its owner had it queued
+    # -- of earlier attempts, since its owner last queued it
 
     @property
     def failures(self) -> tuple[Exit, ...]:
-        """How those ended that were tried again."""
+        """How the attempts that were retried ended."""
         earlier = self.attempts[:-1] if self.current else self.attempts
         return tuple(
             each.exit
@@ -270,7 +270,7 @@ class Job:
 
     @property
     def served_s(self) -> float:
-        """What they ran for, of those that were preempted."""
+        """Total run time of the preempted ones."""
         last = self.attempts[-1] if self.attempts else None
         if last is None or last.number <= self.requeued_after:
             return 0.0
@@ -280,28 +280,28 @@ class Job:
 
     @property
     def profiled(self) -> bool:
-        """A run to profile it may have come to its end before the first kernel."""
+        """False also if its profiling run ended before its first kernel."""
         return self.profile is not None and self.profile.seconds > 0
 
     @property
     def expected_s(self) -> float | None:
-        """How long it runs alone: as predicted, else in its owner's word. A prediction of 0 says
-        that the predictor has not seen it: None, as where there is neither."""
+        """How long it runs alone: as predicted, or else as declared. None if neither is known; a
+        prediction of 0 means that the predictor has never seen the job."""
         if self.prediction is None:
             return self.spec.expected_s
         return self.prediction.seconds or None
 
     @property
     def need(self) -> Estimate | None:
-        """Its estimate as it was started."""
+        """Its estimate, given its current micro-batches."""
         return self.estimate and self.estimate.accumulating(self.accumulation)
 
     @property
     def limit_mib(self) -> int | None:
-        """What each of its processes may allocate on a GPU, in MiB; None: whatever is free.
+        """What each of its processes may allocate on a GPU, in MiB; None: no limit.
 
-        MPS enforces it. Only its owner's word is a limit: an estimate that is too low would end a
-        job that has room.
+        MPS enforces it. Only declared memory is a limit: an estimate that is too low would crash
+        a job that has room.
         """
         if self.mode is not Mode.MPS or self.need is None or not self.need.firm:
             return None
@@ -322,7 +322,7 @@ class Gpu:
     memory_mib: int
     parent: GpuId | None = None
     node: str = "local"
-    island: str = ""  # GPUs of a node with the same one are near each other: NVLink, or one socket
+    island: str = ""  # a node's GPUs with the same value are close: by NVLink, or on one socket
 
     @property
     def is_mig(self) -> bool:
@@ -331,7 +331,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class ProcessUse:
-    """One process on one GPU. None: this source cannot tell."""
+    """One process on one GPU. None: the source does not report it."""
 
     pid: int
     memory_mib: int | None
@@ -343,13 +343,13 @@ class ProcessUse:
 
     @property
     def ran_kernel(self) -> bool:
-        """A source without per-process utilisation falls back on presence."""
+        """Without per-process utilisation, presence counts."""
         return self.sm_util is None or self.sm_util > 0
 
 
 @dataclass(frozen=True, slots=True)
 class GpuSample:
-    """One reading of one GPU. Fractions are 0–1; None means not to be had, never zero."""
+    """One reading of one GPU. Fractions are 0–1; None means not available, never zero."""
 
     gpu: GpuId
     at: float
@@ -365,10 +365,10 @@ class GpuSample:
     processes: tuple[ProcessUse, ...] = ()
     fault: str | None = None  # lost, driver gone, …: the GPU takes no job
     memory_utilization: float | None = None  # NVML's: time in which memory was read or written
-    more: tuple[tuple[str, float], ...] = ()  # what else this source can tell, by name
+    more: tuple[tuple[str, float], ...] = ()  # further metrics of this source, by name
 
     def indicators(self) -> tuple[tuple[str, float], ...]:
-        """What of it profiles a job: those that are to be had."""
+        """The metrics that profile a job, as far as they are available."""
         named = (
             ("gpu_utilization", self.utilization),
             ("memory_utilization", self.memory_utilization),

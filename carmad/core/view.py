@@ -18,8 +18,8 @@ from carmad.models import Model
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """One server's GPUs. As long as nothing on it changes, every view has the same NodeView, and
-    as long as nothing on a GPU does, the same GpuView: what is `known` of them stands."""
+    """One server's GPUs. A node or a GPU on which nothing has changed is the same object in every
+    view, so what its `memo` has cached stays valid."""
 
     name: str
     gpus: tuple[GpuView, ...]
@@ -29,7 +29,7 @@ class NodeView:
         return next(g for g in self.gpus if g.id == gpu)
 
     def with_resident(self, gpu: GpuId, job: Job) -> NodeView:
-        """This node just after `job` was given `gpu`."""
+        """This node just after `job` was placed on `gpu`."""
         given = (g.with_resident(job) if g.id == gpu else g for g in self.gpus)
         return NodeView(self.name, tuple(given))
 
@@ -38,22 +38,22 @@ class NodeView:
 class View:
     now: float
     nodes: tuple[NodeView, ...]
-    node_of: Mapping[GpuId, int]  # where in `nodes` a GPU's node stands
-    queue: tuple[Job, ...]  # those that may start now, in line order
-    running: tuple[Job, ...]  # those that hold GPUs
+    node_of: Mapping[GpuId, int]  # the index in `nodes` of a GPU's node
+    queue: tuple[Job, ...]  # jobs that may start now, in order
+    running: tuple[Job, ...]  # jobs that hold GPUs
     settings: Settings
     history: History
-    models: Mapping[str, Model]  # what was learned, by name
-    last_placed: GpuId | None = None  # the GPU given out last (round-robin's place)
-    memory: object = None  # what the policy last wished to be remembered, since the daemon started
+    models: Mapping[str, Model]  # trained models, by name
+    last_placed: GpuId | None = None  # the GPU used last (round-robin's position)
+    memory: object = None  # the policy's last `Remember`; None after a restart
 
     @property
     def gpus(self) -> tuple[GpuView, ...]:
-        """All of them, node by node."""
+        """All GPUs, node by node."""
         return tuple(chain.from_iterable(node.gpus for node in self.nodes))
 
     def demand(self, job: Job, profiling: bool = False) -> Demand:
-        """All of `job` that decides which GPUs it can have, as it is or to be profiled."""
+        """What determines which GPUs the job may use; with `profiling`, for a profiling run."""
         return demand(job, self.settings, alone_for_now=profiling)
 
     def refusals(self, wanted: Demand, gpu: GpuView) -> tuple[Reason, ...]:
@@ -61,7 +61,7 @@ class View:
         return refusals(wanted, gpu, self.settings)
 
     def judge(self, job: Job) -> tuple[tuple[GpuView, ...], tuple[Verdict, ...]]:
-        """The GPUs that no hard rule keeps `job` off, and the verdict on each of the others."""
+        """The GPUs that the hard rules allow for `job`, and a verdict on each of the others."""
         wanted = self.demand(job)
         judged = [(gpu, self.refusals(wanted, gpu)) for gpu in self.gpus]
         return (
@@ -76,7 +76,7 @@ class View:
         profiling: ProfilingRun | None = None,
         accumulation: int = 1,
     ) -> View:
-        """The view after `job` was given `gpus`."""
+        """The view after `job` was placed on `gpus`."""
         placed = job.placed(gpus, self.now, profiling=profiling, accumulation=accumulation)
         nodes = list(self.nodes)
         for gpu in gpus:
@@ -103,7 +103,7 @@ class View:
 
 
 def by_node(gpus: Iterable[GpuView]) -> tuple[tuple[NodeView, ...], dict[GpuId, int]]:
-    """The GPUs as nodes, in the order in which these first appear, and each GPU's place there."""
+    """The nodes, in order of first appearance, and the index of each GPU's node."""
     nodes: dict[str, list[GpuView]] = {}
     for view in gpus:
         nodes.setdefault(view.gpu.node, []).append(view)
@@ -112,6 +112,6 @@ def by_node(gpus: Iterable[GpuView]) -> tuple[tuple[NodeView, ...], dict[GpuId, 
 
 
 def _without(queue: tuple[Job, ...], job: JobId) -> tuple[Job, ...]:
-    """Cut, not filtered: queues are long, and those placed mostly stand in front."""
+    """Sliced, not filtered: queues are long, and placed jobs are mostly near the front."""
     at = next((n for n, each in enumerate(queue) if each.id == job), len(queue))
     return queue[:at] + queue[at + 1 :]

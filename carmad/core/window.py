@@ -1,7 +1,7 @@
 """The sliding window of a GPU's samples, and its collocation risk.
 
-A sample tells of the time since the one before it, so each counts for as long as that was: a
-monitor's samples all the same, a simulator's, which come only when something changes, by length.
+A sample describes the time since the previous one and is weighted by it: a monitor's samples count
+equally, a simulator's, which come only when something changes, by how long they stood.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from carmad.core.types import GpuSample
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Risk per metric, 0–1; None where the GPU does not tell."""
+    """Risk per metric, 0–1; None where the GPU does not report it."""
 
     sm_active: float | None = None
     sm_occupancy: float | None = None
     dram_active: float | None = None
     sm_source: str | None = None  # "sm_active", or "utilization" standing in for it
-    sm_mean: float = 0.0  # what "least utilised" goes by (LUG)
+    sm_mean: float = 0.0  # for "least utilised" (LUG)
     samples: int = 0
 
     def risky(self, limits: Risk) -> bool:
@@ -39,26 +39,26 @@ class Score:
         ) >= limits.dram_active
 
 
-Level = tuple[float, float]  # a value, and the seconds for which it stood
+Level = tuple[float, float]  # a value, and for how many seconds it held
 
 
 class Recent:
-    """A window's samples as they once stood. Their score is worked out when it is asked for: most
-    of a simulator's never are."""
+    """A snapshot of a window's samples. Their score is computed on demand: in a simulation, most
+    are never needed."""
 
     __slots__ = ("_monitor", "_samples", "_score", "_weights")
 
     def __init__(
         self, samples: Iterable[tuple[GpuSample, float]], monitor: Monitor, weights: Risk
     ) -> None:
-        self._samples = tuple(samples)  # each with the seconds that it tells of
+        self._samples = tuple(samples)  # each with the seconds that it covers
         self._monitor = monitor
         self._weights = weights
         self._score: Score | None = None
 
     @classmethod
     def scored(cls, score: Score) -> Self:
-        """Samples that amount to this, for tests."""
+        """Samples with this score, for tests."""
         recent = cls((), Monitor(), Risk())
         recent._score = score
         return recent
@@ -70,7 +70,7 @@ class Recent:
         return self._score
 
     def risky(self, limits: Risk) -> bool:
-        """`score.risky(limits)`; without the score where none of its averages can be so high."""
+        """`score.risky(limits)`, without computing the score if it cannot be that high."""
         if self._score is None:
             weights = self._weights
             highest = max((_sm_activity(sample) for sample, _ in self._samples), default=0.0)
@@ -94,7 +94,7 @@ class Recent:
         )
 
     def _levels(self, metric: str) -> list[Level]:
-        """Cut where the window begins: the oldest may have begun before it."""
+        """Values with their durations; the oldest is cut off where the window begins."""
         if not self._samples:
             return []
         begin = self._samples[-1][0].at - self._monitor.window_s
@@ -113,13 +113,13 @@ def _sm_activity(sample: GpuSample) -> float:
 
 
 class Window:
-    """The last `window_s` seconds of one GPU. Fed in time order."""
+    """The last `window_s` seconds of one GPU. Samples are added in time order."""
 
     def __init__(self, monitor: Monitor, weights: Risk) -> None:
         self._monitor = monitor
         self._weights = weights
         self._samples: deque[tuple[GpuSample, float]] = deque()
-        self.since: float | None = None  # when this GPU was first watched without a gap
+        self.since: float | None = None  # start of the readings without a gap
 
     @property
     def last(self) -> GpuSample | None:
@@ -127,7 +127,7 @@ class Window:
 
     @property
     def recent(self) -> Recent:
-        """The samples as they stand now."""
+        """A snapshot of the samples."""
         return Recent(self._samples, self._monitor, self._weights)
 
     @property
@@ -167,14 +167,14 @@ def mean(levels: Sequence[Level]) -> float:
     for value, seconds in levels:
         total += seconds
         weighted += value * seconds
-    return weighted / total if total else levels[-1][0]  # of several at one instant, the last
+    return weighted / total if total else levels[-1][0]  # all at one time: the last
 
 
 def percentile(ordered: Sequence[Level], q: float, period_s: float) -> float:
     """The value below which a GPU was for a share `q` (0–1) of the time.
 
-    Of samples of one period each it is the linear interpolation between the two nearest; longer
-    ones count as that many. `ordered` is by value.
+    For samples of one period each, it is the linear interpolation between the two nearest; longer
+    samples count as that many. `ordered` is sorted by value.
     """
     total = sum([seconds for _, seconds in ordered])
     at = q * max(0.0, total - period_s) + min(period_s, total) / 2
@@ -193,8 +193,8 @@ def percentile(ordered: Sequence[Level], q: float, period_s: float) -> float:
 
 
 def ema(levels: Sequence[Level], monitor: Monitor) -> float:
-    """Exponential moving average, begun at the first value: α = 2 / (n + 1) for each period, of
-    which the window has n."""
+    """Exponential moving average, starting at the first value: α = 2 / (n + 1) per period, where n
+    is the number of periods in the window."""
     alpha = 2 / (max(1, round(monitor.window_s / monitor.period_s)) + 1)
     average = levels[0][0]
     for value, seconds in islice(levels, 1, None):

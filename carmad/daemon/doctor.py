@@ -1,4 +1,4 @@
-"""`carma doctor`: what this server has, what is missing, and what follows from it."""
+"""`carma doctor`: checks what this server has and what is missing, with hints."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ WAL_FIX = ((3, 51, 3), (3, 50, 7), (3, 44, 6))
 
 PLUGINS = ("policies", "recoveries", "predictors", "estimators")
 
-# A child loads the plugins, and what they declare: the daemon must not import what they import.
+# Plugins and their declarations are loaded in a child: the daemon must not import what they import.
 LOAD_PLUGINS = """
 import json
 from importlib.metadata import entry_points
@@ -89,15 +89,15 @@ def checks(
 
 
 def _deciding(settings: Settings, troubles: Sequence[Trouble]) -> Iterator[CheckOut]:
-    """Do the plugins that the core asks answer?"""
+    """Whether the plugins that the core calls work."""
     fallback = settings.policy_fallback
     recent = [each for each in troubles if not each.over or time.time() - each.until < RECENT_S]
     failing = {each.plugin.split(" ")[0] for each in recent}
-    deputy = f"; {fallback} would if it failed" if fallback else ""
+    deputy = f"; {fallback} takes over if it fails" if fallback else ""
     for kind, detail in (
         ("policy", f"{settings.policy} decides{deputy}"),
-        ("predictor", f"{settings.predictor} says how long jobs take"),
-        ("recovery", f"{settings.recovery.name} decides after a GPU ran out of memory"),
+        ("predictor", f"{settings.predictor} predicts how long jobs take"),
+        ("recovery", f"{settings.recovery.name} decides after out-of-memory crashes"),
     ):
         if kind not in failing:
             yield _check(kind, True, detail)
@@ -110,7 +110,7 @@ def _deciding(settings: Settings, troubles: Sequence[Trouble]) -> Iterator[Check
         if each.over:
             yield _check(each.plugin, None, f"answers again, after {what}", hint.strip())
         else:
-            hint += "Repair it or choose another, and restart carmad: running jobs go on."
+            hint += "Repair it or choose another, and restart carmad: running jobs continue."
             yield _check(each.plugin, False, f"fails, so {each.without}: {what}", hint)
 
 
@@ -127,7 +127,7 @@ def _identity() -> CheckOut:
 
 
 def _hooks(folder: Path) -> Iterator[CheckOut]:
-    """A Python passes over what it may not read on its PYTHONPATH, and says nothing."""
+    """Python silently ignores directories on PYTHONPATH that it may not read."""
     wanted = dict.fromkeys(reversed(folder.parents), stat.S_IXOTH)
     wanted |= dict.fromkeys((folder, *folder.glob("*.py")), stat.S_IROTH)
     closed = [path for path, bit in wanted.items() if not path.stat().st_mode & bit]
@@ -144,7 +144,7 @@ def _telemetry(capabilities: Capabilities) -> Iterator[CheckOut]:
     provides = ", ".join(capabilities.provides) or "nothing"
     yield _check("telemetry", True, f"{capabilities.source} provides {provides}")
     for what, why in capabilities.missing:
-        yield _check(f"telemetry: {what}", None, f"not to be had: {why}")
+        yield _check(f"telemetry: {what}", None, f"not available: {why}")
     for note in capabilities.notes:
         yield _check("telemetry: note", None, note)
 
@@ -173,13 +173,13 @@ def _gpus(scene: Scene, capabilities: Capabilities) -> Iterator[CheckOut]:
 
 
 def _islands(scene: Scene) -> Iterator[CheckOut]:
-    """Which GPUs are near each other, where not all are."""
+    """Which GPUs are close to each other, unless all are."""
     members: dict[str, list[str]] = {}
     for gpu in scene.view.gpus:
         members.setdefault(gpu.gpu.island, []).append(str(gpu.gpu.index))
     if len(members) > 1:
         detail = "; ".join(f"{name}: GPU {', '.join(its)}" for name, its in members.items())
-        yield _check("islands", True, f"of GPUs near each other, {detail}")
+        yield _check("islands", True, f"GPUs close to each other: {detail}")
 
 
 def _mps(settings: Settings, scene: Scene, mps: Mps | None) -> Iterator[CheckOut]:
@@ -201,7 +201,7 @@ def _mps(settings: Settings, scene: Scene, mps: Mps | None) -> Iterator[CheckOut
                 name, False, "its control daemon does not answer", f"See {mps.log(gpu.id)}"
             )
         elif mps.server_state(gpu.id) is ServerState.FAULT:
-            detail = "a job's fault: new jobs start without MPS until those it hit have ended"
+            detail = "a job's fault: new jobs start without MPS until the affected ones have ended"
             yield _check(name, False, detail, f"See {mps.log(gpu.id)}/server.log")
 
 
@@ -219,27 +219,29 @@ def _state(state_dir: Path) -> Iterator[CheckOut]:
         yield _check("disk", False, f"{state_dir}: {error.strerror}")
         return
     detail = f"{free // MIB} MiB free for {state_dir}"
-    hint = "Make room: without any, no job can be accepted." if free < LITTLE_SPACE else ""
+    hint = (
+        "Free some: when the disk is full, no job can be accepted." if free < LITTLE_SPACE else ""
+    )
     yield _check("disk", False if free < NO_SPACE else None if hint else True, detail, hint)
 
 
 def _damage(store: SqlStore) -> Iterator[CheckOut]:
     for what, why in store.damage.found().items():
-        hint = "It is left out of what is shown. A backup may have it intact."
-        yield _check("damage", None, f"{what} cannot be read in the database: {why}", hint)
+        hint = "It is skipped in all output. A backup may have it intact."
+        yield _check("damage", None, f"{what} in the database cannot be read: {why}", hint)
     for path in sorted((store.path.parent / FOLDER).glob("*.json")):
         detail = f"a job that had not ended could not be read; its record is {path}"
         yield _check("damage", None, detail, "Let its owner submit it again, then remove the file.")
 
 
 def _records(store: SqlStore) -> Iterator[CheckOut]:
-    """What in `jobs` has no job: a backup was restored, or somebody made a folder there."""
+    """Entries in `jobs` without a job: a backup was restored, or somebody created them."""
     jobs = store.path.parent / "jobs"
     left = folders.found(jobs)
     known = store.existing(set(left.values()))
     for path in [path for path, job in left.items() if job not in known][:MOST_NAMED]:
         unit = f"carma-job-{path.name.replace('.', '-')}"
-        hint = f"CARMA does not manage it. If {unit} still runs, let it end or stop it."
+        hint = f"CARMA does not manage it. If {unit} is still running, let it finish or stop it."
         yield _check("records", None, f"{path} belongs to no job in the database", hint)
     for path in folders.strange(jobs)[:MOST_NAMED]:
         yield _check("records", None, f"{path} is not a record of an attempt", "Remove it.")
@@ -247,7 +249,7 @@ def _records(store: SqlStore) -> Iterator[CheckOut]:
 
 def _systemd(systemd: bool) -> CheckOut:
     if systemd:
-        return _check("systemd", True, "each job has a unit of its own and outlives carmad's")
+        return _check("systemd", True, "each job has its own unit, and outlives carmad's")
     return _check(
         "systemd",
         None,
@@ -265,7 +267,7 @@ def _unit() -> CheckOut:
     return _check(
         "unit",
         None,
-        "carmad.service is not installed: carmad does not come back after a reboot",
+        "carmad.service is not installed: carmad does not start after a reboot",
         "Install it as root: carma daemon install.",
     )
 
@@ -276,7 +278,7 @@ def _cgroup() -> CheckOut:
     return _check(
         "cgroup",
         None,
-        "version 1 or none: a job's processes are found by descent only",
+        "version 1 or none: a job's processes are found only by their ancestry",
         "Boot with systemd.unified_cgroup_hierarchy=1.",
     )
 
@@ -288,8 +290,8 @@ def _clock(now: float) -> CheckOut:
     return _check(
         "clock",
         None,
-        f"the system's clock was set since carmad started: they differ by {off:.0f} s",
-        "Restart carmad; running jobs go on.",
+        f"the system's clock was changed since carmad started: they differ by {off:.0f} s",
+        "Restart carmad; running jobs continue.",
     )
 
 
@@ -305,7 +307,7 @@ def _plugins() -> CheckOut:
         )
         found: dict[str, dict[str, str]] = json.loads(child.stdout.strip().splitlines()[-1])
     except (OSError, ValueError, IndexError, subprocess.SubprocessError) as error:
-        return _check("plugins", None, f"could not be tried: {error}")
+        return _check("plugins", None, f"could not be checked: {error}")
     wrong = [
         f"{kind}: {name} ({error})"
         for kind, its in found.items()
@@ -314,6 +316,6 @@ def _plugins() -> CheckOut:
     ]
     if wrong:
         detail = f"cannot be loaded: {'; '.join(wrong)}"
-        return _check("plugins", None, detail, "Install what they need.")
+        return _check("plugins", None, detail, "Install their dependencies.")
     counts = ", ".join(f"{len(found[kind])} {kind}" for kind in PLUGINS)
     return _check("plugins", True, f"all can be loaded: {counts}")

@@ -1,4 +1,4 @@
-"""What is done now and then: forgetting old jobs, backups, and keeping the daemon's files small."""
+"""Regular chores: deleting old jobs, backups, and keeping the daemon's files small."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 _FLUSH_S = 30
 _TRIM_MIN = 1
 _PURGE_H = 1
-_TRAIN_H = 1  # to ask whether it is time
+_TRAIN_H = 1  # how often to check whether training is due
 _BACKUP_HOUR = 3  # local time
 _SOON = timedelta(minutes=2)  # a daemon that never lives an hour has to purge, too
 _LOG_BYTES = 16 * 1024**2
@@ -31,7 +31,7 @@ _SETTLED_S = 86_400.0
 
 
 class Housekeeping:
-    """A thread that does each chore when it is due. A chore that fails is tried again next time.
+    """A thread that does each chore when it is due. A failed chore is retried the next time.
     `retention` may be replaced while it runs."""
 
     def __init__(
@@ -68,7 +68,7 @@ class Housekeeping:
         self._scheduler.start()
 
     def stop(self) -> None:
-        """Wait for the chore at hand, and flush once more. The store may be closed after that."""
+        """Wait for the current chore, and flush once more. The store may be closed after that."""
         self._scheduler.shutdown(wait=True)
         _guarded("flush", self._flush)()
 
@@ -87,9 +87,9 @@ class Housekeeping:
 
 
 def remove_attempts(directory: Path, store: SqlStore) -> int:
-    """Remove the `<id>.<attempt>` directories of jobs that the store has no more; how many.
+    """Remove the `<id>.<attempt>` directories of jobs that the store no longer has; how many.
 
-    Those touched of late stay: after an older backup was restored, one may be a running job's.
+    Recently used ones stay: after an older backup was restored, they may belong to running jobs.
     """
     settled = time.time() - _SETTLED_S
     found = {
@@ -105,9 +105,9 @@ def remove_attempts(directory: Path, store: SqlStore) -> int:
 
 
 def shorten_logs(directory: Path) -> None:
-    """Move the end of a log that grew too long to `NAME.1`, and let it start anew.
+    """Move the end of a log that has grown too long to `NAME.1`, and truncate it.
 
-    In place, as whoever writes it keeps it open. A job's own directory is left alone.
+    In place, as its writer keeps it open. Jobs' directories are left alone.
     """
     for folder, below, names in os.walk(directory):
         if "jobs" in below:
@@ -117,7 +117,7 @@ def shorten_logs(directory: Path) -> None:
                 continue
             with _open(path, os.O_RDWR) as log:
                 status = os.fstat(log.fileno())
-                # Blocks, as one who does not append leaves a hole where the old text was.
+                # Blocks, as a writer that does not append leaves a hole where the old text was.
                 if status.st_blocks * 512 > _LOG_BYTES:
                     log.seek(max(0, status.st_size - _LOG_BYTES))
                     rest = path.with_name(path.name + ".1")
@@ -127,7 +127,7 @@ def shorten_logs(directory: Path) -> None:
 
 
 def _open(path: Path, flags: int) -> BinaryIO:
-    """Not even by way of a link made just now, and without waiting at a pipe."""
+    """Open a file without following links, and without waiting for a pipe."""
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     return os.fdopen(descriptor, "r+b" if flags & os.O_RDWR else "wb")
 

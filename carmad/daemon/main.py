@@ -153,7 +153,7 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
         log.info("ready: policy %s, telemetry %s", settings.policy, source.name)
         engine.run()
         systemd.notify("STOPPING=1")
-        log.info("stopping; running jobs go on")
+        log.info("stopping; running jobs continue")
 
 
 def _start(stack: contextlib.ExitStack, part: Monitor | MpsWatch | Housekeeping | Server) -> None:
@@ -173,7 +173,7 @@ def _experience(settings: Settings, store: SqlStore) -> Experience:
 def _core(
     settings: Settings, experience: Experience
 ) -> tuple[Scheduler, Callable[[], list[Trouble]]]:
-    """The scheduler with its plugins, and what asks for the troubles that these have."""
+    """The scheduler with its plugins, and a function that returns the plugins' troubles."""
     with _for_a_person():
         registry.estimator(settings.estimator, settings, experience.server())  # is it there?
         policy, fallback = registry.policy(settings), registry.fallback(settings)
@@ -186,7 +186,7 @@ def _core(
 def _estimate(
     settings: Settings, experience: Experience, store: SqlStore
 ) -> Callable[[JobSpec], Answer]:
-    """Asks about a job that waits. Never raises."""
+    """A function that estimates a waiting job. It never raises."""
 
     def estimate(spec: JobSpec) -> Answer:
         try:
@@ -200,7 +200,7 @@ def _estimate(
 
 @contextlib.contextmanager
 def _for_a_person() -> Iterator[None]:
-    """An error in here is one of the settings, which only a person can mend."""
+    """An error in here is in the settings, which only a person can fix."""
     try:
         yield
     except CarmaError as error:
@@ -208,12 +208,12 @@ def _for_a_person() -> Iterator[None]:
 
 
 def _next_id(store: SqlStore, launcher: Launcher) -> JobId:
-    """Also after a restore of a backup that is older than others, or than records of jobs."""
+    """The first free id, also if the database is older than a backup or than records of jobs."""
     known, recorded = store.restore().next_id, launcher.launched()
     next_id = max(known, store.last_id_backed_up() + 1, max(recorded, default=0) + 1)
     if next_id > known:
         log.warning(
-            "the database has no job from %d on, but there were some: new ids begin at %d."
+            "the database has no job from %d on, but there were such jobs: new ids start at %d."
             " Was a backup restored? See carma doctor",
             known,
             next_id,
@@ -222,8 +222,8 @@ def _next_id(store: SqlStore, launcher: Launcher) -> JobId:
 
 
 def _take_over(scheduler: Scheduler, launcher: Launcher, world: DaemonWorld) -> None:
-    """What an earlier daemon left: attempts that still run, and records of those that ended. Those
-    that were about to start or stop are owed that, and are watched from then on."""
+    """Take over running attempts from an earlier daemon, and remove records of ended ones. Attempts
+    that were about to start or stop are watched once that owed action has been repeated."""
     for ended in launcher.launched() & scheduler.ended.keys():
         world.release(ended)
     for job in scheduler.jobs.values():
@@ -233,7 +233,7 @@ def _take_over(scheduler: Scheduler, launcher: Launcher, world: DaemonWorld) -> 
 
 
 def _end_unreadable(scheduler: Scheduler, inbox: Inbox) -> None:
-    """Jobs that wait, and whose records are damaged, never start; those that run are watched."""
+    """Cancel waiting jobs whose records are damaged. Running ones are watched as usual."""
     for job in scheduler.jobs.values():
         if stands_in(job) and not job.holds_gpus:
             by = "carmad: its record in the database was damaged"
@@ -274,13 +274,13 @@ def _settings(options: argparse.Namespace, state_dir: Path) -> tuple[Settings, P
 
 
 def _cards(settings: Settings) -> str:
-    """The directory of the emulated cards, if that is what there is."""
+    """The directory of the emulated GPUs, or "" for real ones."""
     kind, _, directory = settings.monitor.source.partition(":")
     return directory if kind == "emulated" else ""
 
 
 def _job_env(settings: Settings, where: str) -> dict[str, str]:
-    """What goes into the environment of every job."""
+    """Variables for the environment of every job."""
     env = {"CARMA_SOCKET": os.path.abspath(where)}  # noqa: PTH100 - a link stays one
     if cards := _cards(settings):
         env["CARMA_EMULATED_DIR"] = cards
@@ -295,26 +295,26 @@ def _mps(settings: Settings, state_dir: Path, own_units: bool) -> Mps | None:
 
 
 def _socket(path: str) -> socket.socket:
-    """One of our own at `path`. Raises CarmaError if another daemon answers there."""
+    """A new socket at `path`. Raises CarmaError if another daemon answers there."""
     if _answers(path):
         raise CarmaError(f"another carmad answers at {path}", "stop it first: carma daemon stop")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     mode = 0o755 if os.geteuid() == 0 else 0o700
     try:
         Path(path).parent.mkdir(mode=mode, parents=True, exist_ok=True)
-        if Path(path).is_socket():  # a dead daemon's; anything else is not ours to remove
+        if Path(path).is_socket():  # a dead daemon's; never remove anything else
             Path(path).unlink()
         listener.bind(path)
     except OSError as error:
         why = error.strerror or str(error)
         raise CarmaError(f"cannot listen at {path}: {why}", "choose --socket") from error
-    # Anybody may connect to root's: who they are is asked of the kernel, not of them.
+    # Anybody may connect to root's: the kernel identifies them.
     Path(path).chmod(0o666 if os.geteuid() == 0 else 0o600)
     return listener
 
 
 def _answers(path: str) -> bool:
-    """Whether somebody listens there, be it too busily or not to us."""
+    """Whether somebody listens there, even if too busy or not permitting us."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(PROBE_S)
         try:
@@ -357,7 +357,7 @@ def _reconfigure(
 
 
 def _flush(journal: Journal, store: SqlStore, rollup: Rollup) -> Callable[[], None]:
-    """What is gathered in memory, to disk: each, whatever becomes of the other."""
+    """A function that writes both buffers to disk, each even if the other fails."""
 
     def flush() -> None:
         try:
@@ -369,7 +369,7 @@ def _flush(journal: Journal, store: SqlStore, rollup: Rollup) -> Callable[[], No
 
 
 def _watchdog() -> Callable[[], None]:
-    """To be called once a second or so by the thread whose health matters."""
+    """A function for the monitored thread to call about once a second."""
     interval_s = systemd.watchdog_interval_s()
     last = 0.0
 

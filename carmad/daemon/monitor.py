@@ -1,4 +1,4 @@
-"""Reads the GPUs once a period, and passes the readings on to the evidence and to the core."""
+"""Reads the GPUs once per period, and passes the readings on to `Evidence` and to the core."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ PATIENCE_S = 10.0  # a hanging driver must not keep the queue from being served
 
 
 class Monitor:
-    """Its thread alone calls the telemetry source, which may hang: everybody else sees the last
-    readings. `recorded` is given each.
+    """Only its thread calls the telemetry source, which may hang; all others see the last readings.
+    `recorded` gets each reading.
     """
 
     def __init__(
@@ -48,8 +48,8 @@ class Monitor:
         self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
 
     def start(self) -> None:
-        """Look once before the first placement, then every period. GPUs that cannot be read yet,
-        as their driver is loaded late, are waited for, and nobody has to wait for that."""
+        """Read once before the first placement, then every period. If the GPUs cannot be read yet,
+        because the driver is loaded late, it retries without blocking anyone."""
         self._thread.start()
         if not self._looked.wait(PATIENCE_S):
             with self._telling:
@@ -57,13 +57,13 @@ class Monitor:
                     self._tell((), "the driver has not answered yet")
 
     def stop(self) -> None:
-        """And let go of the driver, unless a call of it hangs."""
+        """Stop, and close the driver, unless a call to it hangs."""
         self._stopped.set()
         self._evidence.interrupt()
         self._thread.join(timeout=5)
 
     def capabilities(self) -> Capabilities:
-        """As of the last reading: whoever asks does not wait for a driver that hangs."""
+        """As of the last reading, so that no caller waits for a hanging driver."""
         return self._capabilities
 
     def _run(self) -> None:
@@ -91,7 +91,7 @@ class Monitor:
             self._looked.set()
 
     def _answer_until(self, due: float) -> bool:
-        """Look at the GPUs that jobs have just left until the next reading is due. False: stop."""
+        """Until the next reading is due, list processes on GPUs that jobs left. False: stop."""
         until = time.monotonic() + due - self._inbox.clock()
         while gpu := self._evidence.question(max(0.0, until - time.monotonic())):
             began = time.monotonic()
@@ -105,14 +105,14 @@ class Monitor:
 
     @property
     def _unknown(self) -> bool:
-        """Is it not known yet which GPUs there are?"""
+        """Whether the GPUs are not known yet."""
         return self._found is None or bool(self._found.unread)
 
     def _discover(self) -> None:
         try:
             gpus = self._source.discover()
         except CarmaError as error:
-            if not self._unknown:  # those that are known show their fault
+            if not self._unknown:  # known GPUs show their fault
                 log.error("%s; %s", error, error.hint)
                 return
             with self._telling:
@@ -122,7 +122,7 @@ class Monitor:
                 self._tell(gpus)
 
     def _tell(self, gpus: tuple[Gpu, ...], unread: str = "", hint: str = "") -> None:
-        """To the core, if it has changed."""
+        """Tell the core, if it is news."""
         found = Discovered(self._inbox.clock(), gpus, unread)
         before, self._found = self._found, found
         if before is not None and (before.gpus, before.unread) == (gpus, unread):

@@ -1,5 +1,5 @@
-"""Looks after MPS while jobs run: daemons that are gone, servers that have faulted, jobs that run
-outside their server."""
+"""Watches MPS while jobs run: daemons that are gone, servers with faults, jobs that run outside
+their server."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class MpsWatch:
         self._thread.join(timeout=5)
 
     def look(self) -> None:
-        """One round over the GPUs that have a job under MPS."""
+        """Check all GPUs with jobs under MPS."""
         outside = set()
         for job in self._inbox.ask(_running_under_mps).result():
             gpu = job.gpus[0]
@@ -50,15 +50,15 @@ class MpsWatch:
         self._outside = outside
 
     def _runs_outside(self, job: Job) -> bool:
-        """Whether its processes use the GPU, and none of them is a client. Noted the second time:
-        one that has just started may be about to connect."""
+        """Whether its processes use the GPU, but none of them is a client. Reported the second
+        time, since a process that has just started may be about to connect."""
         attempt = (job.id, job.attempt)
         clients = self._mps.clients(job.gpus[0])
-        running = self._evidence.running(attempt)  # asked last: who has ended is no client
+        running = self._evidence.running(attempt)  # last: an ended process is not a client
         if not running or running & clients:
             return False
         if attempt in self._outside:
-            self._notice(job, "runs outside MPS: it takes turns with its neighbours")
+            self._notice(job, "runs outside MPS: it is time-sliced with its neighbours")
         return True
 
     def _run(self) -> None:
@@ -68,14 +68,14 @@ class MpsWatch:
             except CarmaError as error:
                 log.error("%s; %s", error, error.hint)
             except Exception:
-                log.exception("looking after MPS failed")
+                log.exception("the MPS watch failed")
 
     def _notice(self, job: Job, note: str) -> None:
         self._inbox.post(Noticed(self._inbox.clock(), job.id, note))
 
 
 def _running_under_mps(core: Scheduler) -> list[Job]:
-    """Jobs that were launched under MPS and have run a kernel: by then they are clients, or not."""
+    """Jobs that were launched under MPS and have run a kernel, so should be clients by now."""
     return [
         job
         for job in core.jobs.values()

@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 
 EMULATED = "emulated"  # below the state directory
 
-# What is read from the settings each time it is needed. All else is built from them once, by
-# plugins above all, and changes with a restart.
+# Settings that are read at each use. All others are used only at startup, especially by plugins,
+# and need a restart.
 AT_ONCE = {
     "limits": ("gpus_per_user", "queued_per_user", "queued_mib_per_user", "preemption", "backfill"),
     "collocation": ("max_jobs_per_gpu",),
@@ -31,7 +31,7 @@ AT_ONCE = {
 
 
 def read(options: argparse.Namespace, state_dir: Path) -> tuple[Settings, Path | None]:
-    """The settings as they are now, and the file that they came from. Raises CarmaError."""
+    """The current settings, and the file that they came from. Raises CarmaError."""
     given = options.config or os.environ.get("CARMA_CONFIG")
     default = Path(paths.config_path())
     file = Path(given) if given else default if default.exists() else None
@@ -46,19 +46,19 @@ def read(options: argparse.Namespace, state_dir: Path) -> tuple[Settings, Path |
 
 
 class Reloader:
-    """A thread that reads the settings each time it is asked to. Wrong ones change nothing."""
+    """A thread that rereads the settings on request. Invalid settings change nothing."""
 
     def __init__(self) -> None:
         self._asked: SimpleQueue[None] = SimpleQueue()
 
     def ask(self) -> None:
-        """Also from a signal handler, and before `start`."""
+        """May be called from a signal handler, and before `start`."""
         self._asked.put(None)
 
     def start(
         self, settings: Settings, read: Callable[[], Settings], apply: Callable[[Settings], None]
     ) -> None:
-        """`settings` are those in effect; `read` gets new ones, and raises CarmaError."""
+        """`settings` are those in effect; `read` returns new ones, or raises CarmaError."""
         threading.Thread(
             target=self._serve, args=(settings, read, apply), name="reload", daemon=True
         ).start()
@@ -84,7 +84,7 @@ class Reloader:
 
 
 def reloaded(settings: Settings, wanted: Settings) -> Settings:
-    """`settings` with what can change at once as it is in `wanted`."""
+    """`settings` with those that can change at once taken from `wanted`."""
     sections: dict[str, Any] = {}
     for section, names in AT_ONCE.items():
         new = getattr(wanted, section)

@@ -12,7 +12,7 @@ AVERAGED = ("sm_active", "sm_occupancy", "dram_active", "utilization", "power_w"
 
 
 class Rollup:
-    """Fed by the monitor's thread, emptied by housekeeping's."""
+    """Filled by the monitor's thread, emptied by housekeeping's."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

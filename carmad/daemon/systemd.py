@@ -1,4 +1,4 @@
-"""What carmad says to systemd and gets from it, and the unit files it is installed with."""
+"""carmad's communication with systemd, and its unit files."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def notify(message: str) -> bool:
             speaker.connect(address)
             speaker.sendall(message.encode())
         except OSError:
-            return False  # a daemon that works matters more than one that says so
+            return False  # the daemon works without it
     return True
 
 
 def watchdog_interval_s() -> float | None:
-    """How often to send `WATCHDOG=1`: half of what systemd allows. None: it does not watch us."""
+    """How often to send `WATCHDOG=1`: half of what systemd allows. None: no watchdog."""
     allowed_us = os.environ.get("WATCHDOG_USEC", "")
     if not allowed_us.isdigit() or os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(
         os.getpid()
@@ -48,8 +48,8 @@ def watchdog_interval_s() -> float | None:
 
 
 def listen_fds() -> list[int]:
-    """The sockets systemd opened for us; [] without socket activation. Only the first call has
-    them: the variables go, so that no child takes the sockets for its own."""
+    """The sockets that systemd opened for us; [] without socket activation. Only the first call
+    returns them: the variables are removed, so that no child takes the sockets for its own."""
     pid, count = os.environ.pop("LISTEN_PID", ""), os.environ.pop("LISTEN_FDS", "")
     os.environ.pop("LISTEN_FDNAMES", None)
     if pid != str(os.getpid()) or not count.isdigit():
@@ -94,7 +94,7 @@ def render() -> dict[Path, str]:
 
 
 def install(root: Path = Path("/")) -> list[Path]:
-    """Write the unit files below `root` and say where. Starting them is left to the admin."""
+    """Write the unit files below `root`, and return their paths. It does not start anything."""
     written = []
     for where, text in render().items():
         path = root / where

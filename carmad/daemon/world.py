@@ -1,4 +1,4 @@
-"""Carries out the core's actions on this machine, and reports what became of them."""
+"""Carries out the core's actions on this machine, and reports the outcomes."""
 
 from __future__ import annotations
 
@@ -49,18 +49,18 @@ from recovery.classify import classify, head
 
 log = logging.getLogger(__name__)
 
-# How long until a launch that the machine could not make is retried: at first, and at most.
+# Delay before a postponed launch is retried: at first, and at most.
 AGAIN_AFTER_S, AGAIN_AFTER_AT_MOST_S = 1.0, 60.0
 MOST_SAID = 2000  # characters of why a launch failed: a path in it may be long
 BEFORE_THE_KILL_S = 1.0  # an MPS client leaves its server this long before it is killed
 
 
 class DaemonWorld(Follower):
-    """Actions are queued to one thread, so that a stop never overtakes its own launch; estimates,
-    which may take long, to others.
+    """Actions go to one thread, so that a stop never overtakes its own launch; estimates, which
+    may take long, go to others.
 
-    `estimate` answers for one job; `whole` fills a job's environment in; `extra_env` goes to
-    every job (the directory of the emulated cards).
+    `estimate` answers for one job; `whole` adds the job's complete environment; `extra_env` goes
+    to every job (the directory of the emulated GPUs).
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class DaemonWorld(Follower):
         self._extra_env = extra_env
         self._hands = Threads(1, "hands")
         self._estimates = Estimates(estimate, self._estimated)
-        # Launches to be retried, and what prevents them. Used by the hands alone.
+        # Launches to retry, and what prevents them. Used only by the thread "hands".
         self._postponed: OrderedDict[JobId, Job] = OrderedDict()
         self._outage: CarmaError | None = None
         self._again_after_s = AGAIN_AFTER_S
@@ -93,10 +93,10 @@ class DaemonWorld(Follower):
         self.shepherd = Shepherd(state_dir, launcher, evidence, self._ended, inbox.clock)
 
     def perform(self, action: Action) -> None:
-        """Never raises: what goes wrong comes back as an event."""
+        """Never raises: failures come back as events."""
         if isinstance(action, EstimateMemory):
             self._estimates.put(action.job)
-        elif not isinstance(action, Wake):  # the engine lets no second or two pass without an event
+        elif not isinstance(action, Wake):  # the engine handles an event every second or two anyway
             self._hands.submit(self._do, action)
 
     def committed(self, step: Step) -> None:
@@ -105,7 +105,7 @@ class DaemonWorld(Follower):
                 self.release(job.id)
 
     def release(self, job: JobId) -> None:
-        """Clear up after a job that has ended."""
+        """Clean up after an ended job."""
         self._estimates.ended(job)
         self._hands.submit(self._launcher.release, job)
 
@@ -114,7 +114,7 @@ class DaemonWorld(Follower):
         self.shepherd.watch(job)
 
     def close(self) -> None:
-        """Finish what was begun; the jobs go on, and the next daemon asks for the estimates."""
+        """Finish what was begun. Jobs keep running, and the next daemon requests the estimates."""
         self._closed.set()
         self._estimates.close()
         self._hands.shutdown()
@@ -139,10 +139,10 @@ class DaemonWorld(Follower):
                 case Stop(job):
                     self._stop(job)
         except Exception:
-            # Not the action itself: it holds the job's command.
+            # Not the action itself: it contains the job's command.
             log.exception("could not %s job %d", type(action).__name__.lower(), action.job.id)
             if isinstance(action, Launch | Stop):
-                self.shepherd.watch(action.job)  # it will say so if none started
+                self.shepherd.watch(action.job)  # it reports an attempt that never started
 
     def _launch(self, job: Job) -> None:
         if self._outage:  # a try may take half a minute, and stops wait behind it
@@ -170,7 +170,7 @@ class DaemonWorld(Follower):
             self.shepherd.watch(job)
 
     def _postpone(self, job: Job, error: CarmaError) -> None:
-        """Failing it would fail the whole queue, one job after the other."""
+        """Failing the job instead would fail the whole queue, one job after the other."""
         if job.id not in self._postponed:
             self._inbox.post(Postponed(self._inbox.clock(), job.id, job.attempt))
             self._notice(job.id, f"could not start at once: {error}; it will be retried")
@@ -184,13 +184,13 @@ class DaemonWorld(Follower):
         self._again_after_s = min(2 * self._again_after_s, AGAIN_AFTER_AT_MOST_S)
 
     def _pause(self, seconds: float) -> None:
-        """In a thread of its own from the start: threads may be what there is no room for."""
+        """Runs in a thread that exists from the start: a new one may be impossible to start."""
         if not self._closed.wait(seconds):
             self._later(self._try_again)
 
     def _try_again(self) -> None:
-        """One launch tells whether the outage is over. If it fails, the next try is another job's,
-        in case only this one cannot start."""
+        """Retry one launch, to find out whether the outage is over. If it fails, the next try is
+        another job's, in case only this one cannot start."""
         self._outage = None
         if not self._postponed:
             self._again_after_s = AGAIN_AFTER_S
@@ -207,7 +207,7 @@ class DaemonWorld(Follower):
             self._later(self._go_on)
 
     def _go_on(self) -> None:
-        """With the next in line, unless another outage has begun: it is tried again then."""
+        """Retry the next one, unless another outage has begun, whose end triggers that."""
         if not self._outage:
             self._try_again()
 
@@ -219,7 +219,7 @@ class DaemonWorld(Follower):
         waited = self._postponed.pop(job.id, None) is not None
         self._launcher.stop(job, self._kill_grace_s)
         if waited and not self._launcher.begun(job):
-            exit = Exit(Cause.LOST, evidence="it was not started yet")
+            exit = Exit(Cause.LOST, evidence="it had not started yet")
             stop = job.stop if job.stop in FOR_GOOD else None
             self._report(job, exit, stop=stop)
             return
@@ -234,22 +234,22 @@ class DaemonWorld(Follower):
     def _leave_mps(self, job: Job, mps: Mps) -> None:
         for gpu in job.gpus:
             for pid in mps.clients(gpu):
-                # Not of a later attempt: one that was preempted may be back by now.
+                # Not of a later attempt: a preempted job may be running again by now.
                 if self._evidence.attempt_of(pid) == (job.id, job.attempt):
                     mps.terminate(gpu, pid)
 
     def _ended(self, job: Job, ended: Ended) -> None:
         if ended.memory_held:
-            log.warning("GPU memory of job %d has not come back after its end", job.id)
-            note = "its GPU memory had not come back when its processes were gone"
+            log.warning("the GPU memory of job %d was not freed after its end", job.id)
+            note = "its processes ended, but nobody saw its GPU memory being freed"
             self._notice(job.id, note)
         try:
             exit = self._judged(job, ended)
-        except Exception:  # it is over all the same, and its GPUs are free
+        except Exception:  # it has ended all the same, and its GPUs are free
             log.exception("cannot tell why job %d ended", job.id)
             exit = Exit(Cause.FAILURE, ended.code, ended.signal)
         if ended.stopped and exit.cause is Cause.SUCCESS:
-            # One that saves its work when it is told to stop, and then ends well, is not done.
+            # A job that saves its work when stopped, and exits with 0, has not finished.
             exit = replace(exit, cause=Cause.CANCELLED)
         self._report(job, exit, ended.ended_at, ended.cause)
 
@@ -257,7 +257,7 @@ class DaemonWorld(Follower):
         if ended.error:
             return _not_launched(ended.error, ended.hint)
         if ended.never_started:
-            return Exit(Cause.LOST, evidence="it was not started: no supervisor began in time")
+            return Exit(Cause.LOST, evidence="it did not start: no supervisor started in time")
         if ended.lost:
             return Exit(Cause.LOST, evidence="its supervisor is gone: a reboot, or it was killed")
         until = ended.main_ended_at or ended.ended_at
@@ -284,6 +284,6 @@ class DaemonWorld(Follower):
 
 
 def _not_launched(message: str, hint: str) -> Exit:
-    """Part of it may be what the job's own shell said."""
+    """Part of the message may come from the job's own shell."""
     evidence = head(f"{message}; {hint}" if hint else message, most=MOST_SAID)
     return Exit(Cause.LAUNCH_FAILED, evidence=evidence)

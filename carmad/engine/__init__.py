@@ -1,1 +1,1 @@
-"""The thread that drives the core, and the way into it."""
+"""The thread that drives the core, and its inbox."""

@@ -1,4 +1,4 @@
-"""The daemon's clock: the wall's time, which never jumps while an attempt runs."""
+"""The daemon's clock: wall-clock time that never jumps while an attempt runs."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from pathlib import Path
 
 
 def boottime() -> float:
-    """Seconds since the boot: counted through a suspend, and not to be set by anybody."""
+    """Seconds since boot, including suspends. Nobody can set it."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def boot_id() -> str:
-    """Of which boot `boottime` tells."""
+    """The id of the current boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def wall_ahead() -> float:
-    """How far the wall clock is ahead of `boottime` at this moment, in seconds."""
+    """How far the wall clock is ahead of `boottime` now, in seconds."""
     return time.time() - boottime()
 
 
 class Clock:
-    """Unix seconds. The wall is read once, or by an earlier daemon (`ahead_s`); from then on it
-    is only counted on."""
+    """Unix seconds. The wall clock is read once, here or by an earlier daemon (`ahead_s`), and
+    advanced by `boottime` from then on."""
 
     def __init__(self, ahead_s: float | None = None) -> None:
         self._ahead_s = wall_ahead() if ahead_s is None else ahead_s

@@ -30,17 +30,17 @@ from carmad.store.sql import SqlStore, StoreFull
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
-RETRY_END_S = 60.0  # an end that the core cannot handle
+RETRY_END_S = 60.0  # for the end of an attempt that the core cannot handle
 TICK_S = 2.0  # longer than a monitor's usual period, so that a tick is seldom needed
 COMPLAIN_EVERY_S = 60.0
 
 
 class Engine:
-    """Runs until the inbox is closed, and calls `alive` about once a second. Time passes for the
-    core whether there is news or not: it gets a tick if there is none.
+    """Runs until the inbox is closed, and calls `alive` about once a second. Without other events,
+    the core gets ticks.
 
-    While the disk is full, a job is stopped for good without a commit: that is what makes room,
-    and the attempt itself keeps why until its end can be recorded.
+    While the disk is full, jobs can be stopped for good without a commit, since that may free
+    space; the attempt itself keeps the cause until its end can be recorded.
     """
 
     def __init__(
@@ -59,15 +59,15 @@ class Engine:
         self._followers = followers
         self._alive = alive
         self._tick_at = time.monotonic() + TICK_S
-        self._kept: list[Delivery] = []  # news that could not be committed yet
-        self._keep_until = 0.0  # monotonic; when they are tried again, unless a request comes
-        self._stuck: list[Delivery] = []  # ends that the core raised at, each on its own
+        self._kept: list[Delivery] = []  # events that could not be committed yet
+        self._keep_until = 0.0  # monotonic; when they are retried, unless a request comes
+        self._stuck: list[Delivery] = []  # ends of attempts on which the core raised, one each
         self._stuck_until = 0.0  # monotonic
-        self._stopped: dict[JobId, int] = {}  # the attempts that were stopped without a commit
+        self._stopped: dict[JobId, int] = {}  # attempts stopped without a commit
         self._complain_at = 0.0  # monotonic
 
     def restore(self, history: History | None = None) -> None:
-        """Take over where the last daemon stopped, and do what it may have left undone."""
+        """Continue where the last daemon stopped, and do what it may have left undone."""
         for action in self._reload(history):
             self._world.perform(action)
 
@@ -90,18 +90,19 @@ class Engine:
         self._handle([Delivery((Closing(self._inbox.clock()),), None)])
 
     def _due(self, batch: list[Delivery]) -> bool:
-        """Whoever asks is answered at once; but a full disk is not tried at every sample."""
+        """Whether to try now: always for a request, but a full disk is not retried at every
+        sample."""
         return any(each.done for each in batch) or time.monotonic() >= self._keep_until
 
     def _handle(self, batch: list[Delivery]) -> None:
-        """One step for the whole batch; if that fails, one each, to find who is to blame."""
+        """One step for the whole batch; if that fails, one per delivery, to find the culprit."""
         if not batch:
             return
         self._alive()
         stops: list[Stop] = []
         try:
             self._turn(batch, stops)
-        except StoreFull as error:  # nobody is to blame, and each try costs a reload
+        except StoreFull as error:  # no delivery is to blame, and each try costs a reload
             self._reload()
             self._keep_until = time.monotonic() + RETRY_S
             self._stop_uncommitted(stops)
@@ -118,7 +119,7 @@ class Engine:
                 self._failed(batch[0], error)
 
     def _turn(self, batch: list[Delivery], stops: list[Stop]) -> None:
-        """`stops` gets what a step that is not committed would stop for good."""
+        """If the step is not committed, `stops` gets its final stops."""
 
         def committed(step: Step) -> None:
             self._stopped.clear()
@@ -142,7 +143,7 @@ class Engine:
         turn(self._scheduler, store, world, *events, committed=committed, refused=refused)
 
     def _notify(self, step: Step) -> None:
-        """The step stands, whatever becomes of this."""
+        """Errors here are only logged: the step is committed."""
         for follower in self._followers:
             try:
                 follower.committed(step)
@@ -151,7 +152,7 @@ class Engine:
                 follower.restored()
 
     def _stop_uncommitted(self, stops: Sequence[Stop]) -> None:
-        """Each once, although every try comes to the same stops again."""
+        """Carry out each stop once, although every retry of the step repeats it."""
         for stop in stops:
             if self._stopped.get(stop.job.id) != stop.job.attempt:
                 self._stopped[stop.job.id] = stop.job.attempt
@@ -164,7 +165,7 @@ class Engine:
                 self._kept.append(Delivery(delivery.events, None))
         elif delivery.done:
             delivery.done.set_exception(error)
-        elif isinstance(error, CarmaError):  # the disk is full: there will be room again
+        elif isinstance(error, CarmaError):  # the disk is full: retry later
             self._complain(error)
             if not _transient(delivery):
                 self._kept.append(delivery)
@@ -172,15 +173,15 @@ class Engine:
             self._keep_ends(delivery)
 
     def _keep_ends(self, delivery: Delivery) -> None:
-        """Of news that the core raised at: bare first, and if that is it, to be tried now and then:
-        a job whose end got lost would hold its GPUs for good."""
+        """Keep the ends of attempts among events on which the core raised: retry them bare, and if
+        they fail again, once a minute. A job whose end is lost would hold its GPUs for good."""
         bare = _bare_ends(delivery)
         if bare == list(delivery.events):
             log.critical("the core cannot handle the end of an attempt: %.2000r", delivery.events)
             self._stuck.append(delivery)
             self._stuck_until = time.monotonic() + RETRY_END_S
         else:
-            log.critical("dropped news that the core cannot handle: %.2000r", delivery.events)
+            log.critical("dropped events that the core cannot handle: %.2000r", delivery.events)
             self._kept += [Delivery((end,), None) for end in bare]
 
     def _try_stuck(self) -> None:
@@ -190,19 +191,19 @@ class Engine:
                 self._handle([delivery])
 
     def _carried_out(self, delivery: Delivery) -> bool:
-        """Whether all that was asked for is done, and only not on record yet."""
+        """Whether the whole request has been carried out, though it is not on disk yet."""
         cancelled = _cancelled(delivery)
         return len(cancelled) == len(delivery.events) and cancelled <= self._stopped.keys()
 
     def _complain(self, error: CarmaError) -> None:
-        """Not at every try: the log may be on that very disk."""
+        """Log it, but not at every try: the log may be on the same disk."""
         if time.monotonic() >= self._complain_at:
             self._complain_at = time.monotonic() + COMPLAIN_EVERY_S
-            log.error("cannot record what happens: %s; %s", error, error.hint)
+            log.error("cannot record events: %s; %s", error, error.hint)
 
     def _reload(self, history: History | None = None) -> tuple[Action, ...]:
-        """Put the core back to what is on disk: it may be ahead of a commit that failed. Its
-        history stays, unless there is another."""
+        """Reset the core to what is on disk: after a failed commit, it may be ahead of it. Its
+        history stays, unless another one is given."""
         saved = self._store.restore()
         owed = self._scheduler.restore(saved.jobs, saved.ended, saved.drains, history=history)
         for follower in self._followers:
@@ -212,17 +213,17 @@ class Engine:
     def _answer(self, question: Question) -> None:
         try:
             question.answer.set_result(question.ask(self._scheduler))
-        except Exception as error:  # noqa: BLE001 - whoever asked gets it
+        except Exception as error:  # noqa: BLE001 - passed on to the caller
             question.answer.set_exception(error)
 
 
 def _transient(delivery: Delivery) -> bool:
-    """Only samples and ticks: a fresh one is worth more than an old one."""
+    """Whether it has only samples and ticks, which newer ones will replace."""
     return all(isinstance(event, Sampled | Tick) for event in delivery.events)
 
 
 def _bare_ends(delivery: Delivery) -> list[Exited]:
-    """That attempts ended gets in, whatever it is in their ends that the core stumbles over."""
+    """The ends of attempts, without the details on which the core may have failed."""
     return [
         replace(event, exit=Exit(Cause.FAILURE, event.exit.code, event.exit.signal))
         for event in delivery.events

@@ -1,4 +1,4 @@
-"""The one way into the core's thread: events to handle, and questions to answer between them."""
+"""The only way into the core's thread: events to handle, and questions to answer in between."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from carmad.engine.clock import Clock
 
 T = TypeVar("T")
 
-MOST_AT_ONCE = 256  # deliveries in a batch: questions are answered between two of them
+MOST_AT_ONCE = 256  # deliveries per batch: questions are answered between batches
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """Events that belong together. `done` is None for news from the world, which must get in."""
+    """Events that belong together. `done` is None for events from the world, which are retried
+    until they are handled."""
 
     events: tuple[Event, ...]
     done: Future[None] | None
@@ -44,24 +45,25 @@ class Inbox:
         self._ids = threading.Lock()
 
     def next_ids(self, n: int) -> JobId:
-        """Reserve `n` ids in a row; returns the first. A reserved id that is not used is a gap."""
+        """Reserve `n` consecutive ids; returns the first. Unused ones leave a gap."""
         with self._ids:
             first = self._next_id
             self._next_id += n
         return JobId(first)
 
     def post(self, *events: Event) -> None:
-        """News from the world. Kept until it can be committed."""
+        """Send events from the world. They are kept until they can be committed."""
         self._queue.put(Delivery(events, None))
 
     def request(self, *events: Event) -> Future[None]:
-        """A user's wish: done when durable, or failed with the CarmaError that prevented it."""
+        """Send a user's request. The future is done when it is durable, or has the CarmaError that
+        prevented it."""
         done: Future[None] = Future()
         self._queue.put(Delivery(events, done))
         return done
 
     def ask(self, question: Callable[[Scheduler], T]) -> Future[T]:
-        """Run `question` in the core's thread: it must be quick and change nothing."""
+        """Run `question` in the core's thread. It must be quick and change nothing."""
         answer: Future[T] = Future()
         self._queue.put(Question(question, answer))
         return answer
@@ -70,8 +72,8 @@ class Inbox:
         self._queue.put(None)
 
     def take(self, timeout_s: float) -> tuple[list[Delivery], list[Question], bool]:
-        """A batch of what is waiting, all questions, and whether to go on. Waits for a first item.
-        The last batch is of all that is left."""
+        """A batch of deliveries, all questions, and whether the inbox is open. Waits for a first
+        item. The last batch has everything that is left."""
         backlog, questions, open = self._backlog, list[Question](), True
         with contextlib.suppress(queue.Empty):
             item = self._queue.get(timeout=0 if backlog else timeout_s)

@@ -1,5 +1,5 @@
-"""Threads that are there before they are needed, and stay: once somebody has taken all processes
-of the machine, none can be started, and the daemon has to go on with those that it has."""
+"""Thread pools that start all their threads at once and keep them: once a user has exhausted the
+machine's processes, no thread can be started, and the daemon must go on with those it has."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ API_THREADS = 32
 
 
 class Threads(ThreadPoolExecutor):
-    """`count` of them from the start, where the base class starts one when it has work for it."""
+    """Starts all `count` threads at once; the base class starts them on demand."""
 
     def __init__(self, count: int, name: str) -> None:
         super().__init__(count, thread_name_prefix=name)
@@ -25,7 +25,7 @@ class Threads(ThreadPoolExecutor):
         try:
             for _ in range(count):
                 self.submit(all_there.wait)
-        except RuntimeError:  # there is no room for all: those that wait would keep us from ending
+        except RuntimeError:  # not all could be started: release the others, so that we can exit
             all_there.abort()
             raise
         all_there.wait()
@@ -37,6 +37,6 @@ def api_threads() -> Threads:
 
 
 async def run_in_threadpool(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """As starlette's, which starts threads when it needs them and ends them soon after."""
+    """Replaces starlette's, which starts threads on demand and ends them soon after."""
     loop = asyncio.get_running_loop()
     return await loop.run_in_executor(api_threads(), partial(call, *args, **kwargs))

@@ -64,7 +64,7 @@ def refusal(
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The caller of a request, and the service it is for."""
+    """The caller of a request, and the service."""
 
     service: Service
     peer: Peer

@@ -1,4 +1,4 @@
-"""From a request to run something to the specs of its jobs, or the reason why it may not run."""
+"""Turns a submission into the specs of its jobs, or into the error that says why it is refused."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ from carmad.options import PLAIN
 from carmad.readable import duration, gib
 from carmad.store import environments
 
-MAX_ARGV_BYTES = 1 << 17  # kept in memory for as long as the job waits
+MAX_ARGV_BYTES = 1 << 17  # kept in memory while the job waits
 MAX_ENV_BYTES = 1 << 20
-MAX_WAITS = 100_000  # tasks × jobs that each of them waits for
+MAX_WAITS = 100_000  # tasks × dependencies of each
 MAX_WORD_BYTES = (1 << 17) - 1  # the kernel's limit for one (MAX_ARG_STRLEN)
 INTERPRETERS = re.compile(r"(python[0-9.]*|bash|sh|zsh|torchrun|accelerate)")
 
 
 async def submit(service: Service, peer: Peer, body: SubmitIn) -> tuple[JobId, int]:
-    """Queue the job or the tasks of the array; returns the first id and how many there are.
+    """Queue the job or the tasks of the array; returns the first id and the number of jobs.
 
-    All is checked before an id is taken; when this returns they are on disk.
+    Everything is checked before ids are reserved; when this returns, the jobs are on disk.
     """
     spec = await checked(service, peer, body)
     bare, count = environments.without(spec), len(body.array.indices) if body.array else 1
@@ -68,8 +68,7 @@ async def submit(service: Service, peer: Peer, body: SubmitIn) -> tuple[JobId, i
 
 
 async def foreseen(service: Service, id: JobId) -> OutlookOut | None:
-    """Whether a job that was just submitted will meet its deadline, as it will join the line once
-    its memory is estimated."""
+    """Whether a job that was just submitted will meet its deadline, as if it were queued now."""
     now = service.now()
 
     def look(core: Scheduler) -> tuple[Job | None, Scene]:
@@ -85,8 +84,8 @@ async def foreseen(service: Service, id: JobId) -> OutlookOut | None:
 async def foretold(
     service: Service, spec: JobSpec
 ) -> tuple[Scene, Placement, bool, OutlookOut | None]:
-    """What there is now, and of a job that is only tried: what would be decided, whether it would
-    start at once, and whether it would meet its deadline."""
+    """For a dry run: the scene, the decision that would be made, whether the job would start at
+    once, and whether it would meet its deadline."""
     now = service.now()
 
     def look(core: Scheduler) -> tuple[Placement, bool, Job, Scene]:
@@ -139,7 +138,7 @@ async def checked(service: Service, peer: Peer, body: SubmitIn) -> JobSpec:
         _fits_the_server(body, gpus)
     elif any(one.gpu for one in body.stage_times):
         raise CarmaError(
-            f"it is not known yet which kinds of GPU there are: {unread}",
+            f"the kinds of GPU are not known yet: {unread}",
             "Leave gpu= out of the stage times, or submit the job later.",
         )
     _within_the_quota(body, service.settings.limits.gpus_per_user)
@@ -147,37 +146,37 @@ async def checked(service: Service, peer: Peer, body: SubmitIn) -> JobSpec:
     tasks = len(body.array.indices) if body.array else 1
     if tasks * len(after) > MAX_WAITS:
         raise TooLarge(
-            f"{tasks} tasks that wait for {len(after)} jobs each: at most {MAX_WAITS} waits in all",
-            "Let them wait for one job that waits for the others.",
+            f"{tasks} tasks with {len(after)} dependencies each: at most {MAX_WAITS} in all",
+            "Let them depend on one job that depends on the others.",
         )
     return _spec(body, peer, after, gpus)
 
 
 def warnings(body: SubmitIn, now: float) -> list[str]:
-    """What is odd but allowed."""
+    """Warnings about what is odd but allowed."""
     found = []
     begin_at, deadline_at = body.begin_at, body.deadline_at
     if begin_at is not None and begin_at <= now:
-        found.append("the time to begin is in the past: the job may start at once")
+        found.append("the begin time is in the past: the job may start at once")
     if begin_at is not None and deadline_at is not None and begin_at >= deadline_at:
         found.append("it may begin only after its deadline")
     if body.array and body.array.limit and body.array.limit >= len(body.array.indices) > 1:
-        found.append("the array's limit is not below its number of tasks: it limits nothing")
+        found.append("the array's limit has no effect: there are no more tasks than that")
     if body.warn and body.time_limit_s and body.warn.before_s >= body.time_limit_s:
-        found.append("the warning comes as soon as the job starts: its time limit is that short")
+        found.append("the time limit is so short that the warning comes as soon as the job starts")
     if body.batch_size is None and any(BATCH_SIZE in word for word in body.argv):
-        found.append(f"{BATCH_SIZE} stays as it is in the command: give --batch-size to fill it in")
+        found.append(f"{BATCH_SIZE} in the command is not replaced without --batch-size")
     return found
 
 
 def tried(core: Scheduler, spec: JobSpec, estimate: Estimate | None, now: float) -> Job:
-    """The job that would stand in line now, with what is known of earlier runs of it."""
+    """The job as if it were queued now, with what is known from earlier runs of it."""
     job = Job(JobId(0), spec, JobState.QUEUED, now, group=group(spec), estimate=estimate)
     return core.knowledge.with_history(job, now)
 
 
 def judged(core: Scheduler, job: Job, scene: Scene) -> tuple[Placement, bool]:
-    """What would be decided if the job stood in line now, and whether it would start at once.
+    """What would be decided if the job were queued now, and whether it would start at once.
 
     Runs in the core's thread, and changes nothing there.
     """
@@ -204,7 +203,7 @@ def _may_submit(service: Service, peer: Peer, body: SubmitIn) -> None:
     if not peer.named:
         raise Forbidden(
             f"uid {peer.uid} has no name on this machine, so no job can run as it",
-            "Submit as a user that the machine knows: getent passwd.",
+            "Submit as a user that is known on this machine; see `getent passwd`.",
         )
     if service.uid == 0 and peer.uid == 0 and not service.settings.access.root_jobs:
         raise Forbidden(
@@ -212,7 +211,7 @@ def _may_submit(service: Service, peer: Peer, body: SubmitIn) -> None:
             "Submit as a normal user, or set root_jobs = true in [access] of carmad's settings.",
         )
     if body.nice < 0 and not peer.admin:
-        raise Forbidden("only administrators may use a negative niceness", "Use 0 or more.")
+        raise Forbidden("only administrators may use a negative --nice", "Use 0 or more.")
 
 
 def _fits_the_kernel(body: SubmitIn) -> None:
@@ -224,15 +223,15 @@ def _fits_the_kernel(body: SubmitIn) -> None:
         sizes = [len(word.encode()) + 1 for word in words]
         if sum(sizes) > most or max(sizes, default=0) > MAX_WORD_BYTES:
             raise TooLarge(
-                f"the job's {what}: {sum(sizes)} bytes, the longest {max(sizes)}; at most {most}"
-                f" in all and {MAX_WORD_BYTES} each can be passed on",
-                "Put what is long into a file, and give the job its name.",
+                f"the job's {what}: {sum(sizes)} bytes, the longest {max(sizes)}; the limits are"
+                f" {most} in all and {MAX_WORD_BYTES} each",
+                "Put long values into a file, and give the job its name.",
             )
 
 
 def _in_time(body: SubmitIn, now: float) -> None:
     if body.warn and body.time_limit_s is None:
-        raise CarmaError("a warning before the time limit needs a time limit", "Add --time.")
+        raise CarmaError("--signal needs a time limit", "Add --time.")
     if body.deadline_at is not None and body.deadline_at <= now:
         raise CarmaError(
             f"the deadline was {duration(now - body.deadline_at)} ago",
@@ -241,14 +240,14 @@ def _in_time(body: SubmitIn, now: float) -> None:
 
 
 def _fits_the_server(body: SubmitIn, gpus: tuple[Gpu, ...]) -> None:
-    """A job that could never start is refused now, not left waiting for ever."""
+    """Refuse a job that could never start, instead of letting it wait for ever."""
     whole = [gpu for gpu in gpus if not gpu.is_mig]
     usable = len(gpus) if body.gpus == 1 else len(whole)
     if body.gpus > usable:
         kind = " that are not MIG instances" if body.gpus > 1 and len(whole) < len(gpus) else ""
         raise CarmaError(
             f"the job wants {body.gpus} GPUs, and this server has {usable}{kind}",
-            f"Ask for {usable} or fewer." if usable else "See what is wrong: carma doctor",
+            f"Ask for {usable} or fewer." if usable else "Run `carma doctor` to find out why.",
         )
     candidates = gpus if body.gpus == 1 else whole
     sizes = sorted((gpu.memory_mib for gpu in candidates), reverse=True)
@@ -264,12 +263,12 @@ def _within_the_quota(body: SubmitIn, quota: int | None) -> None:
     if quota is not None and body.gpus > quota:
         raise CarmaError(
             f"the job wants {body.gpus} GPUs, and a user may hold {quota} at once",
-            "The administrator's limits.gpus_per_user says so.",
+            "That is limits.gpus_per_user, set by the administrator.",
         )
 
 
 async def _dependencies(service: Service, peer: Peer, body: SubmitIn) -> tuple[After, ...]:
-    """Each named job, or all tasks of a named array, unless it has ended as was hoped."""
+    """Each named job, or all tasks of a named array, except those that are met already."""
     wanted = list(dict.fromkeys((one.job, AfterKind(one.kind)) for one in body.after))
     scene = await service.scene()
     return await run_in_threadpool(_resolved, service, peer, wanted, scene)
@@ -286,8 +285,8 @@ def _resolved(
         for job in named:
             if job.spec.uid != peer.uid and not peer.admin:
                 raise Forbidden(
-                    f"job {label} is not yours, so yours cannot wait for it",
-                    "Name jobs of your own.",
+                    f"job {label} is not yours, so your job cannot depend on it",
+                    "Name your own jobs.",
                     code="not_yours",
                 )
             if not job.ended:
@@ -295,7 +294,7 @@ def _resolved(
             elif not kind.met_by(job.state):
                 raise CarmaError(
                     f"job {label} has already ended as {job.state}: {kind} can never be met",
-                    "Leave the dependency out, or run that job again first.",
+                    "Leave the dependency out, or requeue that job first.",
                 )
     return tuple(kept)
 

@@ -1,1 +1,1 @@
-"""What estimators and policies are told of earlier runs, and how they are asked."""
+"""Asking estimators, and what they and policies can learn from earlier runs."""

@@ -1,8 +1,8 @@
-"""The process that tries a program out for `trial`, and sees that nothing of it is left.
+"""The process that runs a program for `trial`, and makes sure that nothing of it is left.
 
-Standard library only, and little of it, as in `supervisor`. Its words are the file descriptor to
-which the program answers, the one that the program is to know it by, the seconds and the bytes of
-memory it has, and its cgroup, if it has one (`bounds`). Of its other file descriptors are
+Standard library only, and little of it, as in `supervisor`. Its arguments are the file descriptor
+for the program's answer, the number of it in the program, the limits in seconds and in bytes of
+memory, and the cgroup, if any (`bounds`). Its other file descriptors are
 
 - 0  what to run (`starting.Launch`)
 - 1  where the program's stdout and stderr go
@@ -34,7 +34,7 @@ from carmad.attempt.starting import (
 )
 from carmad.learned import bounds
 
-GRACE_S = 0.5  # for what the program leaves behind, to tidy up
+GRACE_S = 0.5  # for processes that the program leaves behind, to clean up
 NICE = 10
 CLONE_NEWNS, MS_NOSUID, MS_NODEV, MS_REC, MS_SLAVE = 0x20000, 2, 4, 0x4000, 0x80000
 
@@ -52,9 +52,10 @@ def run_program(launch: Launch, report: int, memory: int, cgroup: str | None) ->
 
 
 def own_shared_memory(memory: int) -> None:
-    """An empty /dev/shm that goes with the last process of the trial. Only root can have that.
+    """Mount an empty /dev/shm that disappears with the trial's last process. Only root can do that.
 
-    A slave's mounts come from outside, but do not show there: an automounter still works.
+    As a slave, the namespace receives mounts but does not propagate its own: automounters still
+    work.
     """
     if (
         os.geteuid() == 0
@@ -103,8 +104,8 @@ def main() -> None:
 
 
 def _await_end(pid: int, deadline: float, memory: int, cgroup: str | None) -> tuple[bool, str]:
-    """Whether it ended in time, and which bound it broke. Returns as well when nobody waits for
-    our word any more."""
+    """Whether it ended in time, and which limit it exceeded, if any. Also returns when nobody waits
+    for the outcome any more."""
     ended = os.pidfd_open(pid)
     poller = select.poll()
     poller.register(ended, select.POLLIN)
@@ -119,11 +120,11 @@ def _await_end(pid: int, deadline: float, memory: int, cgroup: str | None) -> tu
 
 
 def _end(tree: Tree, grace_s: float) -> None:
-    """Kill the program, and the rest when it has had its grace: a script's own SIGTERM handler
-    may want to save a checkpoint, but what outlives it may have to remove its files."""
+    """Kill the program at once, as its SIGTERM handler may want to save a checkpoint, and the rest
+    after a grace period, as those processes may have to remove files."""
     from signal import sigtimedwait
 
-    os.kill(tree.main, SIGKILL)  # it is ours and not reaped yet: its pid is nobody else's
+    os.kill(tree.main, SIGKILL)  # our child, not reaped yet, so the pid has not been reused
     tree.end(grace_s)
     while not tree.reap():
         sigtimedwait([SIGCHLD], tree.press() or 0.0)

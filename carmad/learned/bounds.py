@@ -1,12 +1,12 @@
-"""How many processes and how much memory a trial may take, with all that it starts.
+"""Limits on the processes and memory of a trial, including all that it starts.
 
-Where systemd has delegated carmad's cgroup to it (Delegate=yes, cgroup v2), each trial has one of
-its own below it, and the kernel enforces the bounds. Elsewhere each process is limited by itself,
-and the attendant checks now and then what they take together (`broken`).
+If systemd has delegated carmad's cgroup to it (Delegate=yes, cgroup v2), each trial has its own
+cgroup below it, and the kernel enforces the limits. Otherwise each process is limited individually,
+and the attendant regularly checks their total (`broken`).
 
 Part of the attendant's program, so imports are few (see `supervisor`).
 """
-# pathlib and contextlib would cost more to import than all of this:
+# pathlib and contextlib would take longer to import than all of this:
 # ruff: noqa: PTH102, PTH106, PTH116, PTH208, SIM105
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from carmad.attempt.process_tree import (
 )
 
 MOST_TASKS = 512  # processes and threads
-LOOK_S = 0.25  # between two checks, where there is no cgroup
-CPU_WEIGHT = 10  # of 100 for the daemon and the jobs
+LOOK_S = 0.25  # between two checks, without a cgroup
+CPU_WEIGHT = 10  # the daemon and jobs have 100
 MIB = 1 << 20
 SERVICE, LEAF, TRIAL = "/carmad.service", "carmad", "trial-"
-_in_use: set[str] = set()  # of the cgroups that were made here
+_in_use: set[str] = set()  # cgroups of current trials
 
 
 def home() -> str | None:
-    """carmad's own cgroup, made ready to have bounded ones below it; None where that cannot be.
+    """carmad's own cgroup, prepared for limited cgroups below it; None if that is impossible.
 
-    A cgroup that bounds others has no processes itself: the daemon moves to a leaf.
+    A cgroup with controlled children must not have processes itself: the daemon moves to a leaf.
     """
     own = own_cgroup()
     if own is None or not own.endswith(SERVICE) or not _delegated(own):
@@ -51,7 +51,7 @@ def home() -> str | None:
 
 
 def _delegated(cgroup: str) -> bool:
-    """Whether systemd leaves it to us, and will not undo what we do there."""
+    """Whether systemd has delegated it to us, and will not undo what we do there."""
     for name in ("trusted.delegate", "user.delegate"):
         try:
             return os.getxattr(cgroup, name) == b"1"
@@ -61,12 +61,12 @@ def _delegated(cgroup: str) -> bool:
 
 
 def make(home: str, name: str, memory: int) -> str | None:
-    """A trial's cgroup. None if it cannot be made: then the trial is bounded without."""
+    """Create a trial's cgroup. None if that fails: then the trial is limited without one."""
     for left in os.listdir(home):
         if left.startswith(TRIAL) and f"{home}/{left}" not in _in_use:
-            _drop(f"{home}/{left}")  # not one with processes in it
+            _drop(f"{home}/{left}")  # fails if there are still processes in it
     cgroup = f"{home}/{TRIAL}{name}"
-    _in_use.add(cgroup)  # the process that it is for is yet to enter
+    _in_use.add(cgroup)  # its process has not entered it yet
     try:
         os.mkdir(cgroup)
         write_file(f"{cgroup}/pids.max", b"%d" % MOST_TASKS)
@@ -82,7 +82,7 @@ def make(home: str, name: str, memory: int) -> str | None:
 
 
 def remove(cgroup: str) -> None:
-    """Kill what is left in it. It stays until the last is gone: then the next trial removes it."""
+    """Kill what is left in it, and remove it. If processes remain, a later trial removes it."""
     tell_kernel(f"{cgroup}/cgroup.kill", b"1")
     _in_use.discard(cgroup)
     _drop(cgroup)
@@ -96,20 +96,20 @@ def _drop(cgroup: str) -> None:
 
 
 def enter(cgroup: str | None, memory: int, uid: int) -> None:
-    """In the process that is to be bounded, as long as it may set its own bounds."""
+    """Limit the calling process, while it still has the privileges for that."""
     if cgroup is not None:
         write_file(f"{cgroup}/cgroup.procs", b"0")
         return
     _limit(resource.RLIMIT_DATA, memory)
-    _limit(resource.RLIMIT_NPROC, _tasks(uid) + MOST_TASKS)  # the kernel counts all of a user's
+    _limit(resource.RLIMIT_NPROC, _tasks(uid) + MOST_TASKS)  # the kernel counts all the user's
 
 
 def broken(cgroup: str | None, memory: int) -> str:
-    """Which bound the descendants of this process have broken, in words; "" if none."""
+    """Which limit the descendants of this process have exceeded, in words; "" if none."""
     if cgroup is not None:
         return _too_much(memory) if oom_kills(cgroup) else ""
     found = descendants()
-    if len(found) > MOST_TASKS:  # root's processes are not limited
+    if len(found) > MOST_TASKS:  # RLIMIT_NPROC does not apply to root
         return f"it started more than {MOST_TASKS} processes"
     if sum(map(_resident, found)) > memory and sum(map(_share, found)) > memory:
         return _too_much(memory)
@@ -117,7 +117,7 @@ def broken(cgroup: str | None, memory: int) -> str:
 
 
 def _too_much(memory: int) -> str:
-    return f"it took more than {memory // MIB} MiB of memory, with all that it started"
+    return f"it used more than {memory // MIB} MiB of memory, with all that it started"
 
 
 def _limit(which: int, most: int) -> None:
@@ -127,7 +127,7 @@ def _limit(which: int, most: int) -> None:
 
 
 def _tasks(uid: int) -> int:
-    """How many a user has now: a process's task directory has a link for each."""
+    """How many tasks a user has: a process's task directory has a link for each thread."""
     count = 0
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -141,7 +141,7 @@ def _tasks(uid: int) -> int:
 
 
 def _resident(pid: int) -> int:
-    """Its memory in bytes, including all that it shares: cheap to read."""
+    """Its memory in bytes, including all shared memory: cheap to read."""
     try:
         return int(read_file(f"/proc/{pid}/statm").split()[1]) * resource.getpagesize()
     except (OSError, IndexError):  # it has ended
@@ -149,7 +149,7 @@ def _resident(pid: int) -> int:
 
 
 def _share(pid: int) -> int:
-    """Its memory in bytes, with its part of what it shares: expensive to read."""
+    """Its memory in bytes, with its share of shared memory: expensive to read."""
     try:
         for line in read_file(f"/proc/{pid}/smaps_rollup").splitlines():
             if line.startswith(b"Pss:"):

@@ -1,4 +1,4 @@
-"""Asks estimators: about a job that is only thought of, and about waiting ones, in turn."""
+"""Asks estimators, about waiting jobs and about jobs that are not submitted."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from carmad.options import OPTIONS
 log = logging.getLogger(__name__)
 
 AT_ONCE = 2
-FRESH_S = 60.0  # an answer is good for like jobs: a script may be edited after that
+FRESH_S = 60.0  # how long an answer is reused for identical jobs: scripts may be edited
 ANSWERS_KEPT = 256
-MOST_LETTERS = 1000  # of what an exception says
+MOST_LETTERS = 1000  # characters of an exception's message
 
-# The options that do not change how much memory a job needs, at their defaults.
+# The options that do not affect how much memory a job needs, at their defaults.
 NEUTRAL: dict[str, Any] = {
     field.name: "" if field.default is MISSING else field.default
     for field in fields(JobSpec)
@@ -38,8 +38,8 @@ Answer = Estimate | Refusal
 
 
 def ask(name: str, settings: Settings, server: Server, spec: JobSpec) -> Answer:
-    """One estimator about one job. Never raises. Whatever happens to auto, the user's own word
-    stands."""
+    """Ask one estimator about one job. Never raises. If auto has no estimate, declared memory is
+    used."""
     answer = _asked(name, settings, server, spec)
     if name == "auto" and isinstance(answer, Refusal) and spec.declared:
         return replace(spec.declared, seconds=answer.seconds, notes=(answer.why,))
@@ -55,13 +55,13 @@ def _asked(name: str, settings: Settings, server: Server, spec: JobSpec) -> Answ
     except Exception as error:
         log.exception("the estimator %s failed", name)
         why = f"{name} failed: {error!r:.200}"
-    why = why[:MOST_LETTERS].encode("utf-8", "replace").decode()  # it may be a script's own words
+    why = why[:MOST_LETTERS].encode("utf-8", "replace").decode()  # it may come from a script
     return Refusal(why, name, time.perf_counter() - begun)
 
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """What one estimator said about a job, and whether jobs would be placed by its word."""
+    """One estimator's answer about a job, and whether it would be used to place the job."""
 
     source: str
     answer: Answer
@@ -70,14 +70,14 @@ class Guess:
 
 
 def guesses(settings: Settings, server: Server, spec: JobSpec) -> list[Guess]:
-    """All installed estimators about one job, but auto, which only chooses among them."""
+    """The answers of all installed estimators but auto, which only chooses among them."""
     answers: dict[str, tuple[Answer, float]] = {}
     for name in registry.names("estimators"):
         if name != "auto":
             begun = time.perf_counter()
             answer = ask(name, settings, server, spec)
             answers[name] = answer, answer.seconds or time.perf_counter() - begun
-    # Last: a script is looked at once, and whose question that was is told how long it took.
+    # Last: a script is traced only once, and the estimator that caused it shows how long it took.
     mine = answers.get(settings.estimator)
     decisive = mine[0] if mine else ask(settings.estimator, settings, server, spec)
     deciding = {settings.estimator, decisive.source} if isinstance(decisive, Estimate) else set()
@@ -94,11 +94,11 @@ class _Asked:
 
 
 class Estimates:
-    """Of waiting jobs: a few at a time, users in turn, and like jobs once.
+    """Estimates waiting jobs: a few at a time, users in turn, and identical jobs once.
 
     `ask` may take long; `tell` gets the answer for each job that was `put`.
-    Jobs that say themselves what they need are answered apart from the others: they wait for no
-    script to be looked at.
+    Jobs with declared memory are answered separately, so that they do not wait for scripts to be
+    traced.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Estimates:
         self._tell = tell
         self._declared = Threads(1, "declared")
         self._others = Threads(AT_ONCE, "estimates")
-        # By user; the first user's turn is next.
+        # By user; the first user is next.
         self._waiting: OrderedDict[int, OrderedDict[JobId, Job]] = OrderedDict()
         self._asked: dict[bytes, _Asked] = {}
         self._lock = Lock()
@@ -122,14 +122,14 @@ class Estimates:
         self._others.submit(self._one)
 
     def ended(self, job: JobId) -> None:
-        """It needs no answer any more, and others may be answered better by what it taught."""
+        """The job needs no answer any more, and others may get a better one thanks to it."""
         with self._lock:
             self._asked.clear()
             for jobs in self._waiting.values():
                 jobs.pop(job, None)
 
     def close(self) -> None:
-        """Jobs that have no answer yet stay as they are: the next daemon asks for them."""
+        """Jobs without an answer stay as they are: the next daemon requests their estimates."""
         for pool in (self._declared, self._others):
             pool.shutdown(cancel_futures=True)
 
@@ -143,7 +143,7 @@ class Estimates:
         if new:
             try:
                 answer = self._ask(job.spec)
-            except Exception as error:  # else all like jobs would wait for good
+            except Exception as error:  # otherwise all identical jobs would wait for ever
                 log.exception("an estimate failed")
                 answer = Refusal(f"it failed: {error!r:.200}", "carmad")
             asked.answer.set_result(answer)
@@ -159,7 +159,7 @@ class Estimates:
             return None
 
     def _question(self, alike: bytes) -> tuple[_Asked, bool]:
-        """The one question for all jobs alike, and whether it is new: then it is to be asked."""
+        """The shared question of identical jobs, and whether it is new and must be asked."""
         now = time.monotonic()
         with self._lock:
             known = self._asked.get(alike)
@@ -173,6 +173,6 @@ class Estimates:
 
 
 def _alike(spec: JobSpec) -> bytes:
-    """The same for all jobs that need the same memory. A digest, as answers outlive the jobs."""
+    """A key that is equal for jobs that need the same memory. A digest, as it outlives the jobs."""
     what = replace(spec, **NEUTRAL)
     return blake2b(repr(what).encode(errors="surrogatepass"), digest_size=20).digest()

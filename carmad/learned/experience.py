@@ -1,4 +1,4 @@
-"""What finished jobs taught, and the `Server` that estimators may ask about it."""
+"""What can be learned from finished jobs, and the `Server` through which estimators access it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from carmad.core.ports import Run, Server, Trial
 from carmad.core.types import Gpu, GpuId, Job, JobSpec, JobState
 from carmad.learned.trial import tried
 
-JOBS_PER_USER = 200  # remembered: so no array makes the server forget what others taught
-FILES_MIB = 2048  # which a traced script may write, in memory (estimators.tracer.scratch)
+JOBS_PER_USER = 200  # remembered: a large array must not displace other users' jobs
+FILES_MIB = 2048  # what a traced script may write, in memory (estimators.tracer.scratch)
 PERIODS = 5  # of sampling: a shorter job's peak may have been missed
-GPUS_WITHIN_S = 5.0  # after a start, jobs may be asked about before the GPUs are found
+GPUS_WITHIN_S = 5.0  # at startup, estimates may be requested before the GPUs are found
 DRIVER = Path("/sys/module/nvidia/version")
 
 
 class Experience:
-    """Fed with every step by the core's thread; asked by any."""
+    """Updated with every step in the core's thread; read in any."""
 
     def __init__(self, settings: Settings, driver: str = "", trials: str | None = None) -> None:
-        """`trials`: the cgroup below which they get theirs."""
+        """`trials`: the cgroup below which each trial gets its own."""
         self.trials = trials
         self.trial_mib = settings.estimation.host_memory_mib + FILES_MIB
         self._shortest_s = PERIODS * settings.monitor.period_s
@@ -38,7 +38,7 @@ class Experience:
         self._stop = Event()
 
     def remember(self, jobs: Iterable[Job]) -> None:
-        """What the store has, the newest last."""
+        """Add jobs from the store, the newest last."""
         with self._lock:
             for job in jobs:
                 if self._teaches(job):
@@ -53,21 +53,21 @@ class Experience:
         self.remember(step.jobs)
 
     def close(self) -> None:
-        """Trials under way are given up."""
+        """Abort running trials."""
         self._stop.set()
         self._discovered.set()
 
     def server(self) -> Server:
-        """For one question, whoever is asked it."""
+        """A `Server` for one question, shared by all estimators that are asked."""
         return _OneQuestion(self, self._driver, self._stop)
 
     def await_gpus(self) -> None:
-        """In an estimator's thread: until they are known; if that takes long, never again."""
+        """In an estimator's thread: wait until the GPUs are known, but time out only once."""
         self._discovered.wait(self._patience_s)
         self._patience_s = 0.0
 
     def gpu(self) -> str:
-        """The commonest model."""
+        """The most common model."""
         models = Counter(gpu.name for gpu in self._gpus.values())
         return models.most_common(1)[0][0] if models else ""
 
@@ -82,8 +82,8 @@ class Experience:
         return [self._run(job) for job in found]
 
     def _teaches(self, job: Job) -> bool:
-        """It did all that it was meant to, in one go, with its batches whole, and was watched for
-        long enough."""
+        """Whether its peak is useful: it succeeded in one attempt, with unsplit batches, and was
+        watched for long enough."""
         return (
             job.state is JobState.SUCCEEDED
             and job.usage.peak_mib > 0
@@ -109,7 +109,7 @@ class Experience:
 
 
 class _OneQuestion:
-    """A `Server` whose trials are remembered: several estimators share one look."""
+    """A `Server` that caches trials, so that several estimators share them."""
 
     def __init__(self, experience: Experience, driver: str, stop: Event) -> None:
         self.driver = driver
@@ -146,7 +146,7 @@ class _OneQuestion:
 
 
 def driver_version() -> str:
-    """Of the NVIDIA driver that is loaded."""
+    """The version of the loaded NVIDIA driver; "" if there is none."""
     with contextlib.suppress(OSError):
         return DRIVER.read_text().strip()
     return ""

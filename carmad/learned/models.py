@@ -1,5 +1,5 @@
-"""The models that policies and predictors use: those that their packages bring along, and those
-that were trained from this server's past, by a process of its own (`carmad.learning`)."""
+"""The models that policies and predictors use: those shipped with their packages, and those trained
+on this server's past jobs, by a separate process (`carmad.learning`)."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from carmad.store.sql import SqlStore
 log = logging.getLogger(__name__)
 
 NEEDED = {"interpret": "interpret-core", "sklearn": "scikit-learn"}  # of `carma[policies]`
-TRAINED = "trained"  # a file that is as old as the last training
-APART = "training"  # where a copy of the database is while it is under way
+TRAINED = "trained"  # a file whose modification time is that of the last training
+APART = "training"  # the directory of the database's copy during training
 DAY_S = 86_400.0
-LOOK_S = 0.2  # between two looks at whether the daemon stops
+LOOK_S = 0.2  # between two checks whether the daemon is stopping
 
 
 @cache
 def shipped() -> Mapping[str, Model]:
-    """What CARMA's policies bring along, as policies/POLICY/NAME.json."""
+    """The models shipped with CARMA's policies, as policies/POLICY/NAME.json."""
     return {
         file.name.removesuffix(".json"): codec.decode_model(file.read_text(encoding="utf-8"))
         for policy in files("policies").iterdir()
@@ -44,13 +44,13 @@ def shipped() -> Mapping[str, Model]:
 
 
 def lacking() -> str:
-    """What of the packages that training needs is not installed; "" if nothing is."""
+    """The packages for training that are not installed; "" if all are."""
     return ", ".join(package for module, package in NEEDED.items() if find_spec(module) is None)
 
 
 class Models:
-    """Models trained here are files in `directory`. `tell` gets all of them after each training,
-    in the thread that trained, and `last_words` are what that training had to say."""
+    """Models trained here are files in `directory`. `tell` gets all of them after each training, in
+    the training's thread; `last_words` has the output of the last training."""
 
     def __init__(
         self,
@@ -69,11 +69,11 @@ class Models:
         self.last_words: tuple[str, ...] = ()
 
     def load(self) -> Mapping[str, Model]:
-        """And clear away what a training that was killed has left."""
+        """Read the trained models, and remove leftovers of a training that was killed."""
         if not self.under_way:
             shutil.rmtree(self._directory / APART, ignore_errors=True)
             for draft in self._directory.glob("*.new"):
-                with contextlib.suppress(OSError):  # it is in nobody's way
+                with contextlib.suppress(OSError):  # it does no harm
                     draft.unlink()
         return dict(self._read())
 
@@ -83,14 +83,14 @@ class Models:
 
     @property
     def trained_at(self) -> float | None:
-        """When it last came to its end (Unix s)."""
+        """When the last training was completed (Unix s)."""
         try:
             return (self._directory / TRAINED).stat().st_mtime
         except OSError:
             return None
 
     def train_if_due(self) -> None:
-        """To be called now and then."""
+        """Call it regularly."""
         last = self.trained_at
         due = last is None or time.time() - last >= self._retrain_days * DAY_S
         failed = self._failed_at is not None and time.monotonic() - self._failed_at < DAY_S
@@ -98,13 +98,13 @@ class Models:
             self.train()
 
     def begin(self) -> None:
-        """Train in a thread of its own. Raises CarmaError where that cannot be."""
+        """Train in a new thread. Raises CarmaError if packages are missing."""
         if packages := lacking():
             raise CarmaError(f"{packages} is not installed", "pip install 'carma[policies]'")
         threading.Thread(target=self.train, name="training", daemon=True).start()
 
     def train(self) -> None:
-        """One at a time; a second is none. What goes wrong is logged."""
+        """Train, unless a training is running. Errors are logged."""
         if not self._at_it.acquire(blocking=False):
             return
         try:
@@ -123,7 +123,7 @@ class Models:
             self._at_it.release()
 
     def stop(self) -> None:
-        """What is under way is given up."""
+        """Abort a running training."""
         self._stopping.set()
         with self._at_it:
             pass
@@ -133,11 +133,11 @@ class Models:
             try:
                 yield path.stem, codec.decode_model(path.read_text(encoding="utf-8"))
             except (OSError, ValueError) as error:
-                log.error("%s is no model, and is ignored: %.200s", path, error)
+                log.error("%s is not a model, and is ignored: %.200s", path, error)
 
     def _trained(self) -> bool:
-        """Whether the process ended well."""
-        apart = self._directory / APART  # a process that was killed leaves files of SQLite's
+        """Whether the process succeeded."""
+        apart = self._directory / APART  # a killed process leaves SQLite files there
         shutil.rmtree(apart, ignore_errors=True)
         apart.mkdir(mode=0o700)
         try:
@@ -155,7 +155,7 @@ class Models:
         return code == 0
 
     def _run(self, copy: Path) -> tuple[int, list[str], list[str]]:
-        held_by_it, held = os.pipe()  # while we hold our end, it goes on
+        held_by_it, held = os.pipe()  # it runs as long as we hold our end
         process = subprocess.Popen(
             [sys.executable, "-m", "carmad.learning", str(copy), str(self._directory)],
             stdin=held_by_it,

@@ -1,10 +1,9 @@
-"""Tries a program out as a job's user, for estimators: bounded in time, with nothing left behind.
+"""Runs a program briefly as a job's user, for estimators, and leaves nothing of it behind.
 
-The program is the child of an attendant (`attendant`), which kills it at the deadline with all
-that it started, and does the same should this daemon die. It has the job's own environment,
-directory, user and groups, no GPU, a low priority, so many processes and so much memory (`bounds`),
-and is the first to go when memory runs out.
-What it may write or send is up to whoever chose it: the job itself could do as much.
+The program is the child of an attendant (`attendant`), which kills it with all that it started at
+the deadline, or if this daemon dies. It has the job's environment, directory, user and groups, no
+GPU, a low priority and limits on processes and memory (`bounds`), and is killed first when memory
+runs out. What it writes or sends is not restricted here: the job itself could do as much.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ MOST_ANSWER_BYTES = 8 << 20
 TAIL_BYTES = 64 << 10
 MOST_MEMORY_MIB = 10 << 10
 _NUMBERS = itertools.count(1)
-KILLED_WITHIN_S = 0.5  # on top of the grace: the attendant is given up then
-MOST_LEFT_BYTES = 1 << 20  # in a pipe, when the last of the program has ended
-LOOK_S = 0.2  # between two looks at whether the daemon stops
-BREATH_S = 0.001  # between two reads: a program that prints all it can must not keep us busy
+KILLED_WITHIN_S = 0.5  # on top of the grace: then the attendant is given up
+MOST_LEFT_BYTES = 1 << 20  # in a pipe, when the program has ended
+LOOK_S = 0.2  # between two checks whether the daemon is stopping
+BREATH_S = 0.001  # between two reads: a program that floods its output must not keep us busy
 
 
 def tried(
@@ -46,8 +45,8 @@ def tried(
     memory_mib: int = MOST_MEMORY_MIB,
     home: str | None = None,
 ) -> Trial:
-    """What became of `argv`. Never raises; comes back at most 1 s after `within_s`, and soon after
-    `stop` is set. `home`: the cgroup below which it is to have one."""
+    """Run `argv`, and return the outcome. Never raises; returns at most 1 s after `within_s`, and
+    soon after `stop` is set. `home`: the cgroup below which to create the trial's."""
     spec = replace(spec, argv=tuple(argv))
     job = Job(JobId(0), spec, JobState.STARTING, 0.0, attempts=(Attempt(1, ()),))
     deadline = time.monotonic() + within_s + GRACE_S + KILLED_WITHIN_S
@@ -58,7 +57,7 @@ def tried(
     except CarmaError as error:
         return _failed(error.message)
     except OSError as error:
-        return _failed(f"no process can be started: {error.strerror or error}")
+        return _failed(f"cannot start a process: {error.strerror or error}")
 
 
 def _failed(why: str, output: str = "") -> Trial:
@@ -67,7 +66,7 @@ def _failed(why: str, output: str = "") -> Trial:
 
 @contextlib.contextmanager
 def _bounded(home: str | None, memory: int) -> Iterator[tuple[int, str]]:
-    """Gives the bytes and the cgroup that a trial has ("": none)."""
+    """Yields the trial's memory limit in bytes, and its cgroup ("": none)."""
     cgroup = bounds.make(home, str(next(_NUMBERS)), memory) if home else None
     try:
         yield memory, cgroup or ""
@@ -80,8 +79,8 @@ def _bounded(home: str | None, memory: int) -> Iterator[tuple[int, str]]:
 def _attended(
     fields: bytes, within_s: float, bound: tuple[int, str]
 ) -> Iterator[tuple[int, int, int]]:
-    """Start the program. Gives the pipes of its answer, its output and its attendant's verdict:
-    while the last is open, it goes on."""
+    """Start the program. Yields the pipes of its answer, its output and its attendant's verdict. It
+    runs only while the last one is open."""
     with contextlib.ExitStack() as readers, contextlib.ExitStack() as writers:
         request = os.memfd_create("carma-trial")
         writers.callback(os.close, request)
@@ -113,7 +112,7 @@ def _attended(
         try:
             yield from_answer, from_output, from_verdict
         finally:
-            readers.close()  # if it still is at it, it ends now
+            readers.close()  # if it is still running, this ends it
             with contextlib.suppress(subprocess.TimeoutExpired):
                 attendant.wait(KILLED_WITHIN_S)
 
@@ -132,22 +131,22 @@ def _heard(answer: int, output: int, verdict: int, deadline: float, stop: Event)
                     selector.unregister(key.fd)
             del heard[output][:-TAIL_BYTES]
             if len(heard[answer]) > MOST_ANSWER_BYTES:
-                return _failed(f"it answered more than {MOST_ANSWER_BYTES >> 20} MiB")
+                return _failed(f"its answer exceeded {MOST_ANSWER_BYTES >> 20} MiB")
             time.sleep(BREATH_S)
     if stop.is_set():
         return _failed("carmad is stopping")
-    for pipe in (answer, output):  # another may hold it open, and go on writing
+    for pipe in (answer, output):  # another process may hold it open, and go on writing
         left = len(heard[pipe]) + MOST_LEFT_BYTES
         while len(heard[pipe]) < left and _read(pipe, heard[pipe]):
             pass
     if len(heard[answer]) > MOST_ANSWER_BYTES:
-        return _failed(f"it answered more than {MOST_ANSWER_BYTES >> 20} MiB")
+        return _failed(f"its answer exceeded {MOST_ANSWER_BYTES >> 20} MiB")
     printed = heard[output][-TAIL_BYTES:].decode("utf-8", "replace")
     return _told(heard[verdict].decode("utf-8", "replace"), bytes(heard[answer]), printed)
 
 
 def _read(pipe: int, data: bytearray) -> bool:
-    """False at its end, or when there is nothing more at the moment."""
+    """False at the end, or if there is nothing to read at the moment."""
     try:
         chunk = os.read(pipe, TAIL_BYTES)
     except BlockingIOError:
@@ -157,7 +156,7 @@ def _read(pipe: int, data: bytearray) -> bool:
 
 
 def _told(verdict: str, answer: bytes, output: str) -> Trial:
-    """From the attendant's own words."""
+    """The trial, from the attendant's verdict."""
     match verdict.split(" ", 1):
         case ["code", number]:
             return Trial(answer, output, code=int(number))

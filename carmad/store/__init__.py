@@ -1,5 +1,5 @@
-"""The durable side of CARMA: one SQLite file that holds every job and how it got there.
+"""CARMA's durable state: one SQLite file with every job and its history.
 
-`sql.SqlStore` is the door: it writes, and `reading.Reader` below it reads.
-Nothing here decides anything about jobs.
+`sql.SqlStore` is the entry point: it writes, and its base class `reading.Reader` reads.
+Nothing here makes decisions about jobs.
 """

@@ -1,7 +1,7 @@
 """Copies of the database, kept in `backups/` beside it.
 
-The file itself is never opened by any other means than SQLite: closing a second descriptor of it
-would drop the locks that this process holds.
+The file is opened only through SQLite: closing another descriptor of it would drop the locks that
+this process holds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PAGES = 256  # 1 MiB at a time
 
 
 def make(engine: Engine, state_dir: Path) -> Path:
-    """A checked copy, under its final name only once it is whole and on disk."""
+    """A verified copy, renamed to its final name once it is complete and on disk."""
     directory = state_dir / "backups"
     directory.mkdir(mode=0o700, exist_ok=True)
     partial = directory / "partial"
@@ -33,20 +33,20 @@ def make(engine: Engine, state_dir: Path) -> Path:
 
 
 def copy(engine: Engine, path: Path) -> None:
-    """A checked copy at `path`, which nobody else may read, or none."""
+    """A verified copy at `path`, readable only by its owner. If it fails, none is left."""
     path.unlink(missing_ok=True)
     path.touch(mode=0o600)
     try:
         _copy(engine, path)
     except BaseException:
-        path.unlink()  # when the disk is full, its room is needed
+        path.unlink()  # the disk may be full
         raise
 
 
 def _copy(engine: Engine, path: Path) -> None:
-    """Between two pieces the connection goes back to the pool: commits need not wait for it all.
+    """Returns the connection to the pool between pieces, so that commits need not wait for all.
 
-    SQLite carries what they change over to the copy, as they use the same connection.
+    As they use the same connection, SQLite applies their changes to the copy as well.
     """
     held = engine.raw_connection()
 
@@ -71,18 +71,18 @@ def _copy(engine: Engine, path: Path) -> None:
 
 
 def prune(state_dir: Path, keep: int) -> None:
-    """Leave the newest `keep`."""
+    """Delete all but the newest `keep`."""
     for old in _all(state_dir)[:-keep]:
         old.unlink()
 
 
 def newest(state_dir: Path) -> Path | None:
-    """Of those that are whole. Slow: they are read."""
+    """The newest undamaged copy. Slow: copies are read completely."""
     return next((copy for copy in reversed(_all(state_dir)) if _is_whole(copy)), None)
 
 
 def last_id(state_dir: Path) -> int:
-    """The last that had been given to a job when the newest readable copy was made; 0: none was."""
+    """The last job id when the newest readable copy was made; 0 if there was none."""
     query = "SELECT seq FROM sqlite_sequence WHERE name = 'jobs'"
     answers = (_asked(copy, query) for copy in reversed(_all(state_dir)))
     return next((int(row[0]) for row in answers if row), 0)
@@ -94,7 +94,7 @@ def _is_whole(copy: Path) -> bool:
 
 
 def _asked(copy: Path, query: str) -> tuple[Any, ...] | None:
-    """The first row of the answer, if there is any."""
+    """The first row of the result, if any."""
     with contextlib.suppress(sqlite3.Error):
         uri = f"file:{quote(str(copy))}?mode=ro&immutable=1"
         with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
@@ -104,7 +104,7 @@ def _asked(copy: Path, query: str) -> tuple[Any, ...] | None:
 
 
 def _all(state_dir: Path) -> list[Path]:
-    return sorted((state_dir / "backups").glob("carma-*.db"))  # their names hold the time
+    return sorted((state_dir / "backups").glob("carma-*.db"))  # names contain the time
 
 
 def _sync(directory: Path) -> None:

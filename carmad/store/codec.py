@@ -1,6 +1,6 @@
-"""Jobs and decisions as JSON text, derived from their dataclasses by pydantic.
+"""Converts jobs and decisions to and from JSON text; pydantic derives it from their dataclasses.
 
-Old rows stay readable as long as a new field has a default; fields since removed are skipped.
+Old rows stay readable as long as new fields have defaults; fields that were removed are ignored.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ def decode_decision(text: str) -> Decision:
 
 
 def in_current_names(text: bytes) -> bytes:
-    """A decision, or the journal, as 0.1.0 wrote it, in the names of today. Quotes within strings
-    are escaped, so that nothing else is taken for a name."""
+    """JSON of a decision or the journal by 0.1.0, with today's names. Strings cannot match, as
+    quotes in them are escaped."""
     for former, name in _FORMER:
         text = text.replace(former, name)
     return text
 
 
 def drain_of(row: dict[str, Any]) -> Drain:
-    """A table's row. Raises ValueError, as all that decodes here."""
+    """From a table's row. Raises ValueError, as all decoding here."""
     return _DRAIN.validate_python(row)
 
 
@@ -68,5 +68,5 @@ def encode_model(model: Model) -> str:
 
 
 def decode_model(text: str) -> Model:
-    """Raises ValueError where it is none."""
+    """Raises ValueError if it is not a model."""
     return _MODEL.validate_json(text)

@@ -1,5 +1,5 @@
-"""Rows that cannot be read: each is named once and left out of what is read. For a job that has
-not ended another stands in, made from the row's columns: what holds GPUs is still watched."""
+"""Unreadable rows: each is logged once and skipped. A job that has not ended is replaced by one
+made from the row's columns, so that a job that holds GPUs is still watched."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ from carmad.core.types import HOLDING, Attempt, Cause, GpuId, Job, JobId, JobSpe
 
 log = logging.getLogger(__name__)
 
-FOLDER = "set-aside"  # beside the database: what could not be read of jobs that had not ended
-MOST_NAMED = 100  # a list is to be read
+FOLDER = "set-aside"  # beside the database: unreadable rows of jobs that had not ended
+MOST_NAMED = 100  # longer lists are of no use to people
 NOTE = "its record in the database was damaged: its command is no longer known"
 NOBODY = 65534
-_NO_COMMAND = ("(unknown: the job's record was damaged)",)  # no such program: it can never run
+_NO_COMMAND = ("(unknown: the job's record was damaged)",)  # not a program, so it can never run
 
 
 class Damage:
-    """What of the database could not be read. Any thread may note it."""
+    """What in the database could not be read. Thread-safe."""
 
     def __init__(self) -> None:
         self._found: dict[str, str] = {}
         self._lock = threading.Lock()
 
     def note(self, what: str, error: Exception) -> None:
-        """`what` cannot be read, and is left out."""
-        what = as_text(what)  # it may be a column's, and is for the log
+        """Record that `what` cannot be read and is skipped."""
+        what = as_text(what)  # it may contain a column's value, and is logged
         with self._lock:
             if what in self._found or len(self._found) >= MOST_NAMED:
                 return
             self._found[what] = why = reason(error)
-        log.error("%s cannot be read in the database, and is left out: %s", what, why)
+        log.error("%s in the database cannot be read, and is skipped: %s", what, why)
 
     def found(self) -> Mapping[str, str]:
-        """Why, by what was found first: at most a hundred."""
+        """The reason for each, in order of discovery: at most `MOST_NAMED`."""
         with self._lock:
             return dict(self._found)
 
 
 def reason(error: Exception) -> str:
-    """Without the text that could not be read: environments are not for the log."""
+    """The error without the unreadable text: environments must not be logged."""
     if isinstance(error, ValidationError):
         first = error.errors(include_input=False, include_url=False, include_context=False)[0]
         where = ".".join(map(str, first["loc"]))
@@ -56,7 +56,7 @@ def reason(error: Exception) -> str:
 
 
 def expect(job: Job, id: JobId, ended: bool) -> Job:
-    """The job, if it is the one of this row, and whole. Raises ValueError."""
+    """The job, if it matches its row. Raises ValueError."""
     if job.id != id:
         raise ValueError(f"it says that it is job {job.id}")
     if job.ended is not ended:
@@ -65,19 +65,19 @@ def expect(job: Job, id: JobId, ended: bool) -> Job:
 
 
 def expect_live(job: Job, id: JobId) -> Job:
-    """Likewise, of one that the core is to go on with."""
+    """Likewise, for a job that the core will continue."""
     if job.holds_gpus and len(set(job.gpus)) != job.spec.gpus:
         raise ValueError(f"it wants {job.spec.gpus} GPUs, and holds {len(set(job.gpus))}")
     return expect(job, id, ended=False)
 
 
 def set_aside(state_dir: Path, row: Mapping[str, Any], error: Exception) -> None:
-    """Keep the row of a job that has not ended: its place is taken by what stands in for it."""
+    """Keep the row of a job that has not ended, since its stand-in will overwrite it."""
     path = state_dir / FOLDER / f"job-{row['id']}.json"
     if path.exists():
         return
     log.error(
-        "job %s cannot be read in the database (%s): it is ended, its record kept as %s",
+        "job %s in the database cannot be read (%s): it is ended, and its record kept as %s",
         row["id"],
         reason(error),
         path,
@@ -91,7 +91,8 @@ def set_aside(state_dir: Path, row: Mapping[str, Any], error: Exception) -> None
 
 
 def is_text(value: object) -> TypeGuard[str]:
-    """What is no UTF-8 in the file is read with surrogates in it, which no other place takes."""
+    """Whether it is valid Unicode: bytes that are not UTF-8 are read as surrogates, which nothing
+    else accepts."""
     return isinstance(value, str) and not any("\ud800" <= each <= "\udfff" for each in value)
 
 
@@ -100,8 +101,8 @@ def as_text(value: object) -> str:
 
 
 def stand_in(row: Mapping[str, Any]) -> Job:
-    """What the columns tell of a job that has not ended. One that holds GPUs goes on holding them
-    until its processes are gone; none is ever run by what is known here."""
+    """A replacement for an unreadable job that has not ended, made from its columns. If it holds
+    GPUs, it keeps them until its processes are gone. It is never launched."""
     gpus = tuple(GpuId(gpu) for gpu in as_text(row["gpus"]).split(",") if gpu)
     holds = row["state"] in HOLDING and bool(gpus)
     stopping = holds and row["state"] == JobState.STOPPING
@@ -135,7 +136,7 @@ def stand_in(row: Mapping[str, Any]) -> Job:
 
 
 def stands_in(job: Job) -> bool:
-    """Is it one of those that were made here?"""
+    """Whether the job is a stand-in."""
     return job.spec.argv == _NO_COMMAND
 
 

@@ -1,4 +1,4 @@
-"""Opens the SQLite file the way CARMA needs it, and says what its errors mean."""
+"""Opens the SQLite file the way CARMA needs it, and explains its errors."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from sqlalchemy.exc import DBAPIError
 from carmad.errors import CarmaError, Hopeless
 from carmad.store import backups
 
-DatabaseErrors = (sqlite3.Error, DBAPIError)  # bare while connecting, wrapped from then on
+DatabaseErrors = (sqlite3.Error, DBAPIError)  # raw while connecting, wrapped from then on
 
 
 class StoreFull(CarmaError):
-    """Nothing was written; the next commit works again once there is room."""
+    """Nothing was written; commits work again once there is space."""
 
 
 def connect(path: Path) -> Engine:
@@ -24,8 +24,8 @@ def connect(path: Path) -> Engine:
 
     Its lock on the file is exclusive and held until it closes. That keeps a second daemon out, and
     with a single connection SQLite's WAL-reset bug (before 3.51.3, 3.50.7 and 3.44.6) cannot
-    strike. It is so on fixed builds too: one behaviour to test, and nobody else has business in
-    the file of a running daemon; a backup can be read by anyone who may.
+    strike. The same applies to fixed builds: it is one behaviour to test, and nobody else needs the
+    file of a running daemon, as there are backups to read.
     """
     engine = create_engine(
         URL.create("sqlite", database=str(path)),
@@ -33,7 +33,7 @@ def connect(path: Path) -> Engine:
         max_overflow=0,
         pool_timeout=300.0,
         connect_args={"isolation_level": None, "timeout": 1.0},
-        hide_parameters=True,  # errors are logged, and jobs' environments are not for the log
+        hide_parameters=True,  # errors are logged, and jobs' environments must not be
     )
     event.listen(engine, "connect", _prepare)
     event.listen(engine, "begin", _begin)
@@ -41,7 +41,7 @@ def connect(path: Path) -> Engine:
 
 
 def _prepare(connection: sqlite3.Connection, _record: object) -> None:
-    # What is no text makes one row unreadable, not the whole answer.
+    # Invalid text makes one row unreadable, not the whole result.
     connection.text_factory = lambda raw: raw.decode(errors="surrogateescape")
     connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # before WAL: then it needs no -shm file
     connection.execute("PRAGMA journal_mode = WAL")
@@ -50,23 +50,23 @@ def _prepare(connection: sqlite3.Connection, _record: object) -> None:
 
 
 def _begin(connection: Any) -> None:
-    connection.exec_driver_sql("BEGIN IMMEDIATE")  # the driver itself begins nothing here
+    connection.exec_driver_sql("BEGIN IMMEDIATE")  # in this mode, the driver does not do it
 
 
 def explain(error: Exception, path: Path) -> CarmaError | None:
-    """What an error means to the person who runs CARMA; None when it is CARMA's own fault."""
+    """An error in terms of its administrator; None if it is a bug in CARMA."""
     cause = error.orig if isinstance(error, DBAPIError) else error
     code = getattr(cause, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF  # without the detail
     match code:
         case sqlite3.SQLITE_FULL | sqlite3.SQLITE_IOERR:
             return StoreFull(
                 f"cannot write {path}: {cause}",
-                f"Make room on the file system of {path.parent}; `df` and `dmesg` tell more.",
+                f"Free space on the file system of {path.parent}; see `df` and `dmesg`.",
             )
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
             return CarmaError(
                 f"another process has {path} open",
-                f"Is a carmad running already? `fuser {path}` names it.",
+                f"Is another carmad running? `fuser {path}` shows it.",
             )
         case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
             return damaged(path, str(cause))
@@ -78,10 +78,11 @@ def explain(error: Exception, path: Path) -> CarmaError | None:
 
 def damaged(path: Path, how: str) -> Hopeless:
     newest = backups.newest(path.parent)
-    aside = f"mv {path} {path}.damaged && rm -f {path}-wal"  # the old log would spoil the new file
+    # The old write-ahead log would damage the restored file.
+    aside = f"mv {path} {path}.damaged && rm -f {path}-wal"
     return Hopeless(
         f"the database {path} is damaged: {how}",
-        f"The newest backup is {newest}. To go back to it, stop carmad and run: "
+        f"The newest backup is {newest}. To restore it, stop carmad and run: "
         f"{aside} && cp -p {newest} {path}"
         if newest
         else f"There is no backup. To start with an empty one, stop carmad and run: {aside}",
@@ -89,8 +90,8 @@ def damaged(path: Path, how: str) -> Hopeless:
 
 
 def expect(path: Path) -> None:
-    """Raises Hopeless if there is no database, and there was one: to begin with an empty one would
-    lose the queue, and SQLite would throw away the log that waits for its file."""
+    """Raises Hopeless if the database is missing but once existed: an empty one would lose the
+    queue, and SQLite would delete the write-ahead log that still belongs to it."""
     log = path.with_name(f"{path.name}-wal")
     if path.exists() and path.stat().st_size:
         return
@@ -100,7 +101,7 @@ def expect(path: Path) -> None:
 
 
 def expect_backed_up(path: Path) -> None:
-    """Raises Hopeless if the database, which is an empty one, was not always."""
+    """Raises Hopeless if there is a backup, so that an empty database is not the original one."""
     newest = backups.newest(path.parent)
     if newest:
         folder = newest.parent
@@ -111,8 +112,8 @@ def _missing(path: Path, proof: str, anew: str) -> Hopeless:
     newest = backups.newest(path.parent)
     back = f"cp -p {newest} {path}"
     return Hopeless(
-        f"the database {path} is missing or empty, but there was one: {proof}",
+        f"the database {path} is missing or empty, but it once existed: {proof}",
         "Put it back where it was."
-        + (f" To go back to the newest backup: rm -f {path}-wal && {back}." if newest else "")
-        + f" To begin with an empty queue: {anew}",
+        + (f" To restore the newest backup: rm -f {path}-wal && {back}." if newest else "")
+        + f" To start with an empty queue: {anew}",
     )

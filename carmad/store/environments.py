@@ -1,7 +1,7 @@
-"""The environments of jobs: each content of a user once, beside the jobs and not within them.
+"""The environments of jobs, in a table of their own: equal ones of a user are stored once.
 
-They may hold what is nobody else's business: so they are in the file that root alone may read,
-and in memory only while a job is started or looked at.
+They may contain secrets, so they are only in the database, which root alone can read, and in memory
+only while a job is launched or estimated.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ _DELETE_UNUSED_OF = _DELETE_UNUSED.where(ENVIRONMENTS.c.user == bindparam("name"
 
 
 def without(spec: JobSpec) -> JobSpec:
-    """The spec as the core and its row have it: its environment is named, and no part of it."""
+    """The spec as the core and its row have it: with a reference in place of its environment."""
     if not spec.env:
         return spec
     body = to_json(spec.env)
-    # One user's is not another's, even where they are equal: each counts for whose it is.
+    # Users do not share equal environments: each counts against its user's quota.
     id = blake2b(b"%d " % spec.uid + body, digest_size=_DIGEST_BYTES).hexdigest()
     return replace(spec, env=telling(spec.env), environment=Environment(id, len(body)))
 
 
 def keep(connection: Connection, events: Iterable[Event]) -> None:
-    """Those of new jobs, in the transaction that takes the jobs in."""
+    """Store the environments of new jobs, in the transaction that adds the jobs."""
     if rows := [row for event in events if isinstance(event, Submitted) for row in _rows(event)]:
         connection.execute(_INSERT, rows)
 
 
 def _rows(event: Submitted) -> Iterable[dict[str, Any]]:
-    spec = event.specs[0] if event.specs else None  # the tasks of an array have the same one
+    spec = event.specs[0] if event.specs else None  # all tasks of an array share one
     if spec and spec.environment and event.env:
         size, body = spec.environment.bytes, to_json(event.env).decode()
         yield {"id": spec.environment.id, "user": spec.user, "bytes": size, "body": body}
@@ -58,12 +58,12 @@ def _rows(event: Submitted) -> Iterable[dict[str, Any]]:
 def read(connection: Connection, environment: Environment) -> Env:
     body = connection.scalar(_BODY, {"wanted": environment.id})
     if body is None:
-        raise CarmaError("the job's environment is not kept any more", "Submit the job again.")
+        raise CarmaError("the job's environment is no longer stored", "Submit the job again.")
     return tuple((name, value) for name, value in from_json(body))
 
 
 def forget_unused(connection: Connection, user: str | None = None) -> None:
-    """Those of no job that is still known; `user`: only theirs."""
+    """Delete environments that no stored job uses; `user`: only this user's."""
     if user is None:
         connection.execute(_DELETE_UNUSED)
     else:

@@ -1,5 +1,5 @@
-"""Jobs as 0.1.0 wrote them (migration 0004). The last attempt's fields were the job's own, and of
-earlier attempts there were only how they crashed and how long they ran. Stage times were called
+"""Converts jobs written by 0.1.0 (migration 0004). The last attempt's fields were the job's own; of
+earlier attempts, only crashes and the total run time were recorded. Stage times were called
 stages."""
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _CAUSES = {
 
 
 def current_form(job: Body, moves: Sequence[Move] = (), placed: Sequence[Placed] = ()) -> Body:
-    """The job in its new form; as it is if it is in that. Earlier attempts are told
-    as far as its changes of state and the placements, both in order, tell.
+    """The job in its current form; unchanged if it already has that. Earlier attempts are
+    reconstructed from its changes of state and its placements, both in order, as far as possible.
 
-    Raises LookupError, TypeError or ValueError for what is no job.
+    Raises LookupError, TypeError or ValueError for anything that is not a job.
     """
     if not isinstance(job, dict):
-        raise TypeError("it is no object")
+        raise TypeError("it is not an object")
     if "attempts" in job:
         return job
     job = renamed(job) | {"spec": renamed(job["spec"])}
@@ -68,12 +68,12 @@ def current_form(job: Body, moves: Sequence[Move] = (), placed: Sequence[Placed]
 
 
 def renamed(body: Body) -> Body:
-    """A job, its spec or a past run, with its stage times under their present name."""
+    """A job, its spec or a past run, with its stage times under their current name."""
     return {"stage_times" if name == "stages" else name: value for name, value in body.items()}
 
 
 def _told(moves: Sequence[Move], placed: Sequence[Placed]) -> tuple[list[Body], int]:
-    """The attempts that are over, and the number of the last before the job was queued again."""
+    """The attempts that have ended, and the number of the last one before the job's requeue."""
     found: list[Body] = []
     requeued_after = 0
     started: float | None = None
@@ -100,7 +100,7 @@ def _told(moves: Sequence[Move], placed: Sequence[Placed]) -> tuple[list[Body], 
 
 
 def _cause(before: str | None, after: str) -> str:
-    """Of the end of an attempt, as far as the change of state tells."""
+    """The cause of an attempt's end, as far as the change of state shows it."""
     if after in _WAITING:
         return "preempted" if before == "stopping" else "gpu_oom"
     return _CAUSES.get(after, "failure")
@@ -111,8 +111,8 @@ def _closed(number: int, exit: Body, at: float = 0.0) -> Body:
 
 
 def _served(earlier: list[Body], attempt: int, served_s: float) -> list[Body]:
-    """Of a job that waits, the last attempt tells what it has been served: with its own time if it
-    was preempted, and without if it was to profile the job, which no change of state tells."""
+    """The attempts of a waiting job, with `served_s` set on the last one. That includes its own run
+    time if it was preempted, but not if it was a profiling run, which no change of state shows."""
     if not earlier or earlier[-1]["number"] != attempt:
         earlier = [*earlier, _closed(attempt, {"cause": "profiled"}) | {"stop": "profiled"}]
     last = earlier[-1]

@@ -1,8 +1,8 @@
-"""The journal: what the core was fed and what it decided, so that both can be gone through again.
+"""The journal: the core's inputs and decisions, which can be replayed.
 
-It is for study, not for safety: nothing is restored from it, and what cannot be written is lost. A
-segment is a file of gzip members of JSON lines: a `Begin`, then a `Turn` for each step that was
-committed. Environments of jobs are left out, as they may hold secrets: the core has none of them.
+It is for analysis, not recovery: nothing is restored from it, and what cannot be written is lost. A
+segment is a file of gzip members with JSON lines: a `Begin`, then a `Turn` for each committed step.
+Jobs' environments are left out, as they may contain secrets; the core does not have them either.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-SEGMENTS = 8  # that share the cap: the oldest eighth is forgotten at a time
-MOST_PENDING = 5000  # steps: a disk that hangs is to fill no memory
-MOST_PENDING_LETTERS = 16 << 20  # of commands that were submitted
-MEMBER_BYTES = 1 << 20  # of text, after which a gzip member ends
+SEGMENTS = 8  # each takes at most this fraction of the cap, and is deleted as a whole
+MOST_PENDING = 5000  # steps: a hanging disk must not exhaust memory
+MOST_PENDING_LETTERS = 16 << 20  # characters of submitted commands
+MEMBER_BYTES = 1 << 20  # of text per gzip member
 COMPLAIN_EVERY_S = 60.0
 DIGITS = 8  # of a segment's number
 _EVENTS = {kind.__name__: TypeAdapter[Any](kind) for kind in get_args(Event)}
@@ -52,27 +52,27 @@ _EVENTS = {kind.__name__: TypeAdapter[Any](kind) for kind in get_args(Event)}
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """All that determines what the core does from here on. Of a daemon that has just started the
-    GPUs, and what comes after them, are empty."""
+    """The core's complete state. When the daemon has just started, `gpus` and the fields after it
+    are empty."""
 
     carma: str  # its version
     settings: Settings
-    jobs: tuple[Job, ...]  # with all that they were measured to use so far
+    jobs: tuple[Job, ...]  # with their usage so far
     ended: tuple[tuple[JobId, JobState], ...]
     drains: tuple[Drain, ...]
-    runs: tuple[Past, ...] = ()  # the latest that ended
-    submissions: tuple[Submission, ...] = ()  # of the latest days
+    runs: tuple[Past, ...] = ()  # the latest ones
+    submissions: tuple[Submission, ...] = ()  # of the last days
     gpus: tuple[Gpu, ...] = ()
-    samples: tuple[Sampled, ...] = ()  # enough of the latest to fill the windows anew
-    decisions: tuple[Decision, ...] = ()  # the latest on each job
-    last_placed: GpuId | None = None  # round-robin's place
+    samples: tuple[Sampled, ...] = ()  # enough recent ones to refill the windows
+    decisions: tuple[Decision, ...] = ()  # the latest one on each job
+    last_placed: GpuId | None = None  # round-robin's position
     models: tuple[tuple[str, Model], ...] = ()
     unread: str = ""  # why the GPUs are not known yet
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One step of the core: what it was given, which plugins failed it, and what it decided."""
+    """One step of the core: its events, its decisions, and the failures of plugins."""
 
     events: tuple[Event, ...]
     decisions: tuple[Decision, ...]
@@ -85,13 +85,13 @@ _FAILURES = TypeAdapter(tuple[Failure, ...])
 
 
 class Journal(Follower):
-    """Told of every step in the core's thread; writes in the thread that calls `flush`.
+    """Notified of every step in the core's thread; writes in the thread that calls `flush`.
 
-    It hears what the core is fed, too: samples stay in its windows, and submissions in its history,
-    if their step is not committed. `submissions` is what that history begins with.
-    After anything that breaks the chain of steps (a commit that failed, a write that failed, a
-    segment that is full) a new segment begins with the core's state. The oldest are removed once
-    all take more than `cap_bytes`; 0: nothing is recorded, and what there is goes away.
+    It also sees events before they are committed: the core keeps their samples in its windows, and
+    their submissions in its history, even if the commit fails. `submissions` initialises that
+    history. After anything that breaks the chain of steps (a failed commit, a failed write, a full
+    segment), a new segment begins with the core's state. The oldest segments are removed once all
+    take more than `cap_bytes`; 0: nothing is recorded, and existing ones are removed.
     """
 
     def __init__(
@@ -107,15 +107,15 @@ class Journal(Follower):
         self._version = version
         self._cap_bytes = cap_bytes
         self._recent: deque[Sampled] = deque()
-        self._submissions: Counter[Submission] = Counter()  # in the order of their ten minutes
+        self._submissions: Counter[Submission] = Counter()  # per ten minutes, in order of time
         self._count(submissions)
-        self._now = 0.0  # of the core
-        self._lock = threading.Lock()  # of the next four
+        self._now = 0.0  # the core's time
+        self._lock = threading.Lock()  # for the next four
         self._pending: list[Begin | Turn] = []
-        self._letters = 0  # in it
-        self._begun: int | None = None  # where in `_pending` a segment begins, if one does
-        self._full = False  # the segment, or the disk: begin another
-        self._segment: Path | None = None  # None: what comes before the next `Begin` is of no use
+        self._letters = 0  # in `_pending`
+        self._begun: int | None = None  # index in `_pending` of the last `Begin`, if any
+        self._full = False  # the segment or the disk is full: begin another segment
+        self._segment: Path | None = None  # None: everything up to the next `Begin` is dropped
         self._complain_at = 0.0  # monotonic
 
     def hear(self, events: Sequence[Event]) -> None:
@@ -123,7 +123,7 @@ class Journal(Follower):
             self._remember(events)
 
     def restored(self) -> None:
-        """A new segment begins."""
+        """Begin a new segment."""
         if self._cap_bytes:
             self._forget_unseen()
             with self._lock:
@@ -144,9 +144,9 @@ class Journal(Follower):
                 self._begin()
 
     def flush(self) -> None:
-        """Write what was recorded since the last call. Never raises for want of room.
+        """Write what was recorded since the last call. Does not raise if the disk is full.
 
-        Whatever it raises, a new segment begins: what was to be written is missing.
+        If it raises, a new segment begins, since steps are missing.
         """
         with self._lock:
             pending, self._pending, self._begun = self._pending, [], None
@@ -156,14 +156,14 @@ class Journal(Follower):
         except Exception as error:
             self._segment = None
             self._begin_another()
-            if not isinstance(error, (OSError, ValueError)):  # ValueError: text that is no Unicode
+            if not isinstance(error, (OSError, ValueError)):  # ValueError: invalid Unicode
                 raise
             self._complain(error)
 
     # -- in the core's thread
 
     def _remember(self, events: Sequence[Event]) -> None:
-        """Keep samples for two windows: the first fills it, and over both none may be missing."""
+        """Keep samples for two windows, so that a replayed window is full and without a gap."""
         monitor = self._core.settings.monitor
         self._now = events[-1].at
         self._recent.extend(event for event in events if isinstance(event, Sampled))
@@ -173,7 +173,8 @@ class Journal(Follower):
         self._remember_submissions(events)
 
     def _remember_submissions(self, events: Sequence[Event]) -> None:
-        """And the last before the days that count, which tell that these were quiet."""
+        """Also keep the last one before the period that counts, to show that recording began
+        earlier."""
         for event in events:
             if isinstance(event, Submitted):
                 self._count((event.at, spec.gpus) for spec in event.specs)
@@ -182,19 +183,20 @@ class Journal(Follower):
             del self._submissions[next(iter(self._submissions))]
 
     def _count(self, submissions: Iterable[Submission]) -> None:
-        """By ten minutes, as the history does: in eight days there may be millions."""
+        """Count per ten minutes, as the history does: in eight days there may be millions."""
         for at, gpus in submissions:
             self._submissions[at // BIN_S * BIN_S, gpus] += 1
 
     def _forget_unseen(self) -> None:
-        """Of a batch that it could not handle, the core has not seen what follows the culprit."""
+        """Drop samples that the core has not seen: those after the culprit in a failed batch."""
         gpus = self._core.view(self._now).gpus
         seen = max((gpu.sample.at for gpu in gpus if gpu.sample), default=-math.inf)
         while self._recent and self._recent[-1].at > seen:
             self._recent.pop()
 
     def _begin(self) -> None:
-        """At most one between two flushes, the latest: commits may fail many times a second."""
+        """Add a `Begin`. Only the latest since the last flush is kept: commits may fail many times
+        a second."""
         if self._begun is not None:
             del self._pending[self._begun :]
         self._begun, self._full = len(self._pending), False
@@ -245,7 +247,7 @@ class Journal(Follower):
         number = int(there[-1].name[:DIGITS]) + 1 if there else 1
         name = f"{number:0{DIGITS}}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.jsonl.gz"
         path = self._directory / name
-        path.touch(mode=0o600)  # who ran what, everyone's
+        path.touch(mode=0o600)  # it has everyone's commands
         return path
 
     def _append(self, pieces: Sequence[bytes]) -> None:
@@ -253,7 +255,7 @@ class Journal(Follower):
             return
         assert self._segment is not None
         member = gzip.compress(b"".join(pieces), compresslevel=6)
-        with self._segment.open("r+b") as file:  # "ab" would make one that was removed anew
+        with self._segment.open("r+b") as file:  # "ab" would recreate one that was removed
             file.seek(0, os.SEEK_END)
             file.write(member)
             if file.tell() >= self._cap_bytes // SEGMENTS:
@@ -264,7 +266,7 @@ class Journal(Follower):
             self._full = True
 
     def _trim(self) -> None:
-        """Forget the oldest segments, never the one at hand."""
+        """Delete the oldest segments, but never the current one."""
         sizes = {path: path.stat().st_size for path in segments(self._directory)}
         excess = sum(sizes.values()) - self._cap_bytes
         for path, size in sizes.items():
@@ -280,15 +282,15 @@ class Journal(Follower):
 
 
 def segments(directory: Path) -> list[Path]:
-    """The oldest first."""
-    # They are numbered, as a clock may be set back.
+    """All segments, oldest first."""
+    # By number, since the clock may be set back.
     return sorted(directory.glob("[0-9]" * DIGITS + "-*.jsonl.gz"))
 
 
 def read(path: Path) -> tuple[Begin, Iterator[Turn]]:
-    """A segment. Its end may be missing: the daemon was killed, or still writes it.
+    """Read a segment. Its end may be missing if the daemon was killed or is still writing it.
 
-    Raises CarmaError for what is no segment, also from the iterator.
+    Raises CarmaError, also from the iterator, if it is not a segment.
     """
     lines = enumerate(_lines(path), 1)
     begin = next(lines, None)
@@ -319,9 +321,9 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 
 def _encoded(entry: Begin | Turn) -> Iterator[bytes]:
-    """Its line, in pieces: all commands of a queue may be more than there is memory for, and in one
-    call the core's thread would wait for it."""
-    # pydantic_core.to_json, as in `codec`: an infinite rank stays one.
+    """Its line, in pieces: all commands of a queue may not fit into memory at once, and a single
+    call would make the core's thread wait."""
+    # pydantic_core.to_json, as in `codec`: it preserves infinite ranks.
     if isinstance(entry, Begin):
         yield from _spread(entry, jobs=entry.jobs, runs=entry.runs)
     else:
@@ -341,7 +343,7 @@ def _encoded(entry: Begin | Turn) -> Iterator[bytes]:
 
 
 def _spread(value: Begin | Submitted, **fields: Iterable[object]) -> Iterator[bytes]:
-    """As JSON, of some fields, in their order, one member at a time."""
+    """The value as JSON, with the given fields, in their order, one member at a time."""
     rest = to_json(replace(value, **dict.fromkeys(fields, ())))  # type: ignore[arg-type]
     for name, members in fields.items():
         head, empty, rest = rest.partition(b'"%b":[]' % name.encode())
@@ -353,7 +355,7 @@ def _spread(value: Begin | Submitted, **fields: Iterable[object]) -> Iterator[by
 
 
 def _letters(step: Step) -> int:
-    """Tasks of an array share their command; a job that is run again has one of its own."""
+    """Characters of the commands that a step brought; the tasks of an array share theirs."""
     specs = [spec for event in step.events for spec in _brought(event)]
     return sum(len(word) for spec in specs for word in spec.argv)
 

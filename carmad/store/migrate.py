@@ -1,4 +1,4 @@
-"""Brings a database's tables up to this release, or refuses one that is ahead of it."""
+"""Upgrades a database's tables to this release, or refuses those of a newer one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SCRIPTS = "carmad.store:migrations"
 
 
 def revision(connection: Connection) -> str | None:
-    """The one that the tables are at; None for a database without tables."""
+    """The revision of the tables; None for a database without tables."""
     return MigrationContext.configure(connection).get_current_revision()
 
 
@@ -30,7 +30,7 @@ def pending(current: str | None) -> bool:
 
 
 def upgrade(connection: Connection) -> None:
-    """Inside the caller's transaction: a migration that fails leaves no trace."""
+    """Runs in the caller's transaction: a failed migration leaves no trace."""
     config = _config()
     config.attributes["connection"] = connection
     command.upgrade(config, "head")

@@ -1,4 +1,4 @@
-"""What only reads: jobs and what happened to them, as they are in the tables."""
+"""The store's read access: jobs and their history, from the tables."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ from carmad.store.values import Remembered, Restored, Statistics, Transition
 R = TypeVar("R")
 T = TypeVar("T")
 
-MAX_ID = 10**12  # a thousand jobs a second for thirty years: no job has an id beyond
+MAX_ID = 10**12  # a thousand jobs a second for thirty years: ids stay below
 
 _LIVE = [state.value for state in JobState if state not in ENDED]
-_MOST_READ = 64 << 20  # letters of jobs' bodies at a time
+_MOST_READ = 64 << 20  # characters of jobs' bodies at a time
 
 # SQLAlchemy compiles each of these once. Ids travel as one JSON list: an IN has a limit.
 GIVEN_IDS = select(func.json_each(bindparam("ids")).table_valued("value").c.value)
-# AUTOINCREMENT's own memory, and the rows: it may be of a file that somebody has patched together.
+# AUTOINCREMENT's counter and the rows, as somebody may have patched the file together.
 _LAST_ID = text(
     "SELECT max(n) FROM (SELECT seq AS n FROM sqlite_sequence WHERE name = 'jobs'"
     " UNION ALL SELECT max(id) FROM jobs WHERE id < :below) WHERE n < :below"
 )
 STATES = select(JOBS.c.id, JOBS.c.state).where(JOBS.c.id.in_(GIVEN_IDS))
-_JOB_ROWS = select(JOBS.c.id, JOBS.c.ended_at, JOBS.c.body)  # all that a job is made of
+_JOB_ROWS = select(JOBS.c.id, JOBS.c.ended_at, JOBS.c.body)  # enough to make a job
 _GIVEN_JOBS = _JOB_ROWS.where(JOBS.c.id.in_(GIVEN_IDS)).order_by(JOBS.c.id)
 LIVE_JOBS = _JOB_ROWS.where(JOBS.c.state.in_(_LIVE)).order_by(JOBS.c.id)
 
 
 class Reader:
-    """Of the one connection, in turns. Rows that cannot be read are noted in `damage`."""
+    """Readers take turns with the one connection. Unreadable rows are recorded in `damage`."""
 
     def __init__(self, path: Path, engine: Engine) -> None:
         self.path = path
@@ -83,7 +83,7 @@ class Reader:
         )
 
     def past(self, now: float) -> Remembered:
-        """What the core's history is made of."""
+        """What the core's history is built from."""
         latest = (
             _JOB_ROWS.where(JOBS.c.ended_at.is_not(None), JOBS.c.started_at.is_not(None))
             .order_by(JOBS.c.ended_at.desc(), JOBS.c.id.desc())
@@ -96,7 +96,8 @@ class Reader:
         return Remembered(runs, tuple(self.submissions(now - BINS * BIN_S)))
 
     def submissions(self, since: float = 0.0) -> list[Submission]:
-        """In order, from the last one before `since` on: so the quiet is told from the unknown."""
+        """In order, beginning with the last one before `since`, which shows that recording began
+        earlier."""
         before = select(func.max(JOBS.c.submitted_at)).where(JOBS.c.submitted_at < since)
         valid = func.json_valid(JOBS.c.body)
         gpus = case((valid, func.json_extract(JOBS.c.body, "$.spec.gpus")))
@@ -110,31 +111,31 @@ class Reader:
         return [(at, gpus) for at, gpus in rows if isinstance(at, float) and isinstance(gpus, int)]
 
     def whole(self, spec: JobSpec) -> JobSpec:
-        """With all of its environment. Raises CarmaError where that is not kept any more."""
+        """The spec with its complete environment. Raises CarmaError if that is no longer stored."""
         named = spec.environment
         return spec if named is None else replace(spec, env=self._environment(named))
 
     def job(self, job_id: JobId) -> Job | None:
-        """Raises CarmaError for one whose row cannot be read."""
+        """Raises CarmaError if its row cannot be read."""
         found = next(iter(self.jobs([job_id])), None)
         if found is None and self.existing([job_id]):
             raise CarmaError(
-                f"the record of job {job_id} is damaged", "The log of carmad says how."
+                f"the record of job {job_id} is damaged", "See carmad's log for details."
             )
         return found
 
     def jobs(self, ids: Collection[JobId]) -> list[Job]:
-        """Those of them that there are, in id order."""
+        """Those that exist, in id order."""
         return self._read_jobs(_GIVEN_JOBS, {"ids": json.dumps(list(ids))})
 
     def existing(self, ids: Collection[JobId]) -> set[JobId]:
-        """Those of them that have a row."""
+        """Those that have a row."""
         with self._reading() as connection:
             rows = connection.execute(STATES, {"ids": json.dumps(list(ids))}).all()
         return {JobId(row.id) for row in rows}
 
     def users(self) -> list[str]:
-        """Whose jobs there are."""
+        """All users who have jobs."""
         with self._reading() as connection:
             users = connection.scalars(select(JOBS.c.user).distinct()).all()
         return [user for user in users if is_text(user)]
@@ -151,10 +152,10 @@ class Reader:
         before: JobId | None = None,
         limit: int = 100,
     ) -> list[Job]:
-        """The newest jobs first, of those that existed at some time in `since` ≤ t < `until`.
+        """Jobs that existed at some time in `since` ≤ t < `until`, newest first.
 
-        `before`: only those submitted before this one, to go on where a limit cut the last answer:
-        it may be cut sooner, too, where commands are very long.
+        `before`: only those submitted before this one, to continue a result cut off by the limit.
+        With very long commands, a result may be cut off sooner.
         """
         query = _JOB_ROWS.order_by(JOBS.c.id.desc()).limit(limit)
         if user is not None:
@@ -174,7 +175,7 @@ class Reader:
         return self._read_jobs(query, {})
 
     def decisions(self, job_id: JobId, limit: int) -> list[Decision]:
-        """The newest first."""
+        """The decisions on a job, newest first."""
         query = (
             select(DECISIONS.c.id, DECISIONS.c.body)
             .where(DECISIONS.c.job == job_id)
@@ -201,7 +202,7 @@ class Reader:
         )
 
     def samples(self, since: float) -> list[GpuSample]:
-        """In order of time."""
+        """Samples from `since` on, in order of time."""
         query = select(SAMPLES).where(SAMPLES.c.at >= since).order_by(SAMPLES.c.at)
         with self._reading() as connection:
             rows = [dict(row) for row in connection.execute(query).mappings()]
@@ -212,23 +213,23 @@ class Reader:
         )
 
     def totals(self, since: float, user: str | None = None) -> Statistics:
-        """Sums over the jobs that ended from `since` on."""
+        """Totals over the jobs that ended from `since` on."""
         with self._reading() as connection:
             rows = connection.execute(statistics.query(since, user)).all()
         return statistics.summarise(rows)
 
-    # -- within
+    # -- internals
 
     def _environment(self, named: Environment) -> environments.Env:
         last = self._last_read
         if last is None or last[0] != named.id:
-            with self._transaction() as connection:  # no `_reading`: a launch waits for no listing
+            with self._transaction() as connection:  # not `_reading`: launches skip that queue
                 last = self._last_read = named.id, environments.read(connection, named)
         return last[1]
 
     def _read_jobs(self, query: Select[Any], values: Mapping[str, str]) -> list[Job]:
-        """As many as `_MOST_READ` allows: a command may be long, and a listing have 10,000."""
-        with self._readers:  # decoding takes the longest
+        """As many as `_MOST_READ` allows: commands may be long, and listings have 10,000 jobs."""
+        with self._readers:  # also for decoding, which takes longest
             with self._transaction() as connection:
                 rows: list[Found[Any]] = []
                 left = _MOST_READ
@@ -240,13 +241,13 @@ class Reader:
             return list(self._decoded(rows))
 
     def _decoded(self, rows: Iterable[Any]) -> Iterator[Job]:
-        """The jobs of `_JOB_ROWS`."""
+        """The jobs in rows of `_JOB_ROWS`."""
         return self._readable(rows, job_of, lambda row: f"job {row.id}")
 
     def _readable(
         self, rows: Iterable[R], decode: Callable[[R], T], name: Callable[[R], str]
     ) -> Iterator[T]:
-        """Those that can be decoded; the others are named, and left out."""
+        """The rows that can be decoded; the others are recorded and skipped."""
         for row in rows:
             try:
                 yield decode(row)
@@ -254,7 +255,7 @@ class Reader:
                 self.damage.note(name(row), error)
 
     def _live(self, row: Row) -> Job:
-        """A job that has not ended, or one that stands in for it."""
+        """A job that has not ended, or its stand-in."""
         try:
             return expect_live(codec.decode_job(row["body"]), row["id"])
         except (ValueError, TypeError) as error:
@@ -262,16 +263,16 @@ class Reader:
             return stand_in(row)
 
     def _drain(self, row: Row) -> Drain:
-        """Whatever it says, this GPU is to take no job."""
+        """A drain; an unreadable one still drains its GPU."""
         try:
             return codec.drain_of(row)
         except ValueError as error:
             self.damage.note(f"the drain of GPU {row['gpu']}", error)
-            return Drain(GpuId(as_text(row["gpu"])), "its drain's record is damaged", "carmad", 0.0)
+            return Drain(GpuId(as_text(row["gpu"])), "the drain's record is damaged", "carmad", 0.0)
 
     @contextmanager
     def _reading(self) -> Iterator[Connection]:
-        """One reader at a time, so that the core, which writes, waits behind one and not all."""
+        """One reader at a time, so that the core, which writes, waits for one and not for all."""
         with self._readers, self._transaction() as connection:
             yield connection
 

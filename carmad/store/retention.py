@@ -1,4 +1,4 @@
-"""What is forgotten: jobs that ended long ago, and the oldest of a user who has too many."""
+"""Deletes jobs that ended long ago, and the oldest ended jobs of users who have too many."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from carmad.store.values import Purged
 
 Transaction = Callable[[], AbstractContextManager[Connection]]
 
-CHUNK = 500  # jobs forgotten in one transaction: commits go between
+CHUNK = 500  # jobs deleted per transaction, so that commits can go in between
 DAY = 86_400.0
 
 _USER: BindParameter[str] = bindparam("name")
@@ -42,7 +42,7 @@ _TAKEN = [
 
 
 def purge(transaction: Transaction, now: float, retention: Retention) -> Purged:
-    """Forget what is older than it need be kept. Jobs take their history with them."""
+    """Delete jobs, with their history, and samples that have been kept for long enough."""
     before = {"before": now - retention.ended_days * DAY}
     jobs, chunk = 0, CHUNK
     while chunk == CHUNK:
@@ -59,7 +59,8 @@ def purge(transaction: Transaction, now: float, retention: Retention) -> Purged:
 
 
 def trim(transaction: Transaction, user: str, most_bytes: int) -> int:
-    """Forget the oldest of a user's ended jobs until all take no more; how many."""
+    """Delete a user's oldest ended jobs until all together take at most `most_bytes`; returns how
+    many."""
     forgotten, chunk = 0, 1
     while chunk:
         with transaction() as connection:
@@ -69,7 +70,8 @@ def trim(transaction: Transaction, user: str, most_bytes: int) -> int:
 
 
 def _trim_some(connection: Connection, user: str, most_bytes: int) -> int:
-    """Jobs that share an environment free it only together: so there may be more to forget."""
+    """Returns how many were deleted. More may be needed, since a shared environment is freed only
+    with the last job that uses it."""
     whose = {"name": user}
     excess = sum(connection.scalar(taken, whose) or 0 for taken in _TAKEN) - most_bytes
     ids = []

@@ -1,4 +1,4 @@
-"""Values of the core as rows of the tables, and back."""
+"""Converts the core's values to rows of the tables, and back."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def decision_row(decision: Decision) -> Row:
 
 
 def moves(step: Step, states: dict[JobId, str]) -> Iterator[Row]:
-    """A row for each change of state, of each version of each job. Leaves `states` updated."""
+    """A row for each change of state in all versions of all jobs. Updates `states`."""
     for job in step.jobs:
         before, after = states.get(job.id), job.state.value
         if before != after:

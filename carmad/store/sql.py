@@ -1,7 +1,7 @@
 """The store: every job, what happened to it and why, in one SQLite file.
 
-Any thread may call it; the one connection makes them take turns. Writing raises `StoreFull` when
-the disk has no room, and then nothing of that write is kept.
+Thread-safe: threads take turns with its one connection. Writing raises `StoreFull` when the disk is
+full, and then writes nothing.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from carmad.store.values import Purged
 
 __all__ = ["MAX_ID", "SqlStore", "StoreFull"]
 
-_VERSION_BYTES = 256  # what tells of a change of a job
-SET_S = 1.0  # a wall clock that is off by less was read at another moment, and not set
+_VERSION_BYTES = 256  # disk space for the rows that record a change of a job
+SET_S = 1.0  # a smaller difference of the wall clock does not count as a change
 
 _INSERT_JOB = insert(JOBS)
 _NEW = _INSERT_JOB.excluded
@@ -62,12 +62,12 @@ class SqlStore(Reader):
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Check and upgrade the database at `path`, or make it when there is none."""
+        """Check and upgrade the database at `path`, or create it if there is none."""
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             expect(path)
             path.touch(mode=0o600)
-            path.chmod(0o600)  # it holds the environments of everyone's jobs
+            path.chmod(0o600)  # it contains the environments of everyone's jobs
         except OSError as error:
             raise CarmaError(f"cannot open the database {path}: {error.strerror}") from error
         store = cls(path, connect(path))
@@ -87,7 +87,7 @@ class SqlStore(Reader):
     # -- writing
 
     def commit(self, step: Step) -> None:
-        """All of `step`, in one transaction; none at all when nothing in it is to be kept."""
+        """Write `step` in one transaction; without one if there is nothing to write."""
         if not (step.jobs or step.decisions) and step.drains is None:
             return
         last = {job.id: job for job in step.jobs}
@@ -112,19 +112,19 @@ class SqlStore(Reader):
                     connection.execute(_INSERT_DRAIN, [asdict(drain) for drain in step.drains])
 
     def record_samples(self, samples: Iterable[GpuSample]) -> None:
-        """Averages over some time, one per GPU; processes and faults are not kept."""
+        """Write averages over some time, one per GPU; processes and faults are not stored."""
         rows = [{name: getattr(sample, name) for name in _SAMPLE_FIELDS} for sample in samples]
         if rows:
             with self._transaction() as connection:
                 connection.execute(_REPLACE_SAMPLE, rows)
 
     def keep_time(self, boot_id: str, ahead_s: float) -> float:
-        """How far the daemon's clock is to be ahead of the time since that boot, in seconds.
+        """How far the daemon's clock should be ahead of the time since boot, in seconds.
 
-        `ahead_s` is how far the wall clock is. If it was set since an earlier daemon of this boot
-        read it, jobs that have not ended are given their instants anew, as if it had always shown
-        what it shows now: so what has passed since stays the same. Else, and where there is no room
-        to record that, the earlier daemon's time goes on.
+        `ahead_s` is how far the wall clock is ahead. If it was changed since an earlier daemon of
+        this boot read it, all times of jobs that have not ended are shifted by as much, so that
+        elapsed times stay the same. Otherwise, or if the disk is full, the earlier daemon's time
+        is kept.
         """
         with self._transaction() as connection:
             known: float | None = connection.scalar(
@@ -143,38 +143,38 @@ class SqlStore(Reader):
         return ahead_s
 
     def purge(self, now: float, keep: Retention) -> Purged:
-        """Forget what is older than it need be kept. Jobs take their history with them."""
+        """Delete jobs, with their history, and samples that have been kept for long enough."""
         return retention.purge(self._transaction, now, keep)
 
     def trim(self, keep: Retention) -> int:
-        """Forget the oldest ended jobs of those users, of whom anything has been written since
-        the last call, that take more than they may; how many."""
+        """Delete the oldest ended jobs of users who exceed their disk quota; returns how many.
+        Only users whose jobs have changed since the last call are checked."""
         forgotten = 0
         for user in tuple(self._written):  # the core adds to it meanwhile
             self._written.discard(user)
             try:
                 forgotten += retention.trim(self._transaction, user, keep.mib_per_user << 20)
             except BaseException:
-                self._written.add(user)  # and those that were not reached are still there
+                self._written.add(user)  # the remaining users are still in the set
                 raise
         return forgotten
 
     def backup(self, keep: int) -> Path:
-        """A copy in `backups/` beside the database; only the newest `keep` stay there."""
+        """Make a copy in `backups/` beside the database, and keep only the newest `keep`."""
         copy = self._copy()
         backups.prune(self.path.parent, keep)
         return copy
 
     def last_id_backed_up(self) -> JobId:
-        """0: there is no backup, or none of any job."""
+        """The last job id in the newest readable backup; 0: there is none."""
         return JobId(backups.last_id(self.path.parent))
 
     def copy_to(self, path: Path) -> None:
-        """A copy for another process to read, as nobody else can read this one."""
+        """Make a copy for another process, since no other process can read this one."""
         with self._explained():
             backups.copy(self._engine, path)
 
-    # -- within
+    # -- internals
 
     def _shift(self, connection: Connection, by_s: float) -> None:
         live = self._decoded(connection.execute(LIVE_JOBS).all())
@@ -203,11 +203,11 @@ class SqlStore(Reader):
         try:
             self._upgrade()
         except BaseException:
-            copy.unlink(missing_ok=True)  # it is as the database still is, and every try makes one
+            copy.unlink(missing_ok=True)  # equal to the database, and every try makes one
             raise
 
     def _upgrade(self) -> None:
-        # Copying a table drops the old one, which would take the rows that refer to it along.
+        # Copying a table drops the old one, which would also delete the rows that refer to it.
         self._set_foreign_keys("OFF")
         with self._transaction() as connection:
             migrate.upgrade(connection)
@@ -217,7 +217,7 @@ class SqlStore(Reader):
         self._set_foreign_keys("ON")
 
     def _set_foreign_keys(self, mode: str) -> None:
-        """Outside any transaction: inside one, SQLite ignores it."""
+        """Must be called outside a transaction: inside one, SQLite ignores it."""
         with closing(self._engine.raw_connection()) as connection:
             connection.cursor().execute(f"PRAGMA foreign_keys = {mode}")
 

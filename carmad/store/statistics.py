@@ -1,4 +1,4 @@
-"""Sums over ended jobs, for `carma stats`."""
+"""Totals over ended jobs, for `carma stats`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _Row(NamedTuple):
     user: str
     state: str
     submitted_at: float
-    first_start: float | None  # null: ended while it waited
+    first_start: float | None  # null: it ended without having started
     started_at: float | None
     ended_at: float
     gpu_seconds: float
@@ -27,7 +27,7 @@ class _Row(NamedTuple):
 
 
 def query(since: float, user: str | None) -> Select[*tuple[Any, ...]]:
-    """The jobs that ended from `since` on, one `_Row` each."""
+    """Selects the jobs that ended from `since` on, as one `_Row` each."""
     first_start = (
         select(func.min(TRANSITIONS.c.at))
         .where(TRANSITIONS.c.job == JOBS.c.id, TRANSITIONS.c.after == JobState.STARTING.value)
@@ -58,7 +58,7 @@ def summarise(rows: Iterable[Sequence[object]]) -> Statistics:
 
 
 def _sound(row: Sequence[object]) -> bool:
-    """The columns of `query`: a row that somebody has broken counts for nothing."""
+    """Whether a row of `query` has valid columns: damaged rows are ignored."""
     user, state, *numbers = row
     right = is_text(user) and state in ENDED
     return right and all(number is None or isinstance(number, float) for number in numbers)

@@ -11,11 +11,11 @@ Cell = str | float | int | bool | None
 
 
 def row(job: Job) -> Mapping[str, Cell]:
-    """One job that has ended. Times are Unix s, durations s, memory MiB per GPU; None: not known.
+    """One ended job. Times are in Unix s, durations in s, memory in MiB per GPU; None: unknown.
 
-    `duration_s` is how long it held its GPUs, in the attempts that were not lost; None: it never
-    ran. Of each indicator of its profile, which may have been taken from an earlier run, there is
-    NAME, the mean, and NAME_variance; fractions are 0–1. Which there are is up to the GPUs.
+    `duration_s` is how long it held its GPUs, in attempts that were not lost; None: it never
+    ran. Each indicator of its profile, which may be from an earlier run, has the columns NAME, the
+    mean, and NAME_variance; fractions are 0–1. Which indicators there are depends on the GPUs.
     """
     spec, run = job.spec, past(job)
     cells: dict[str, Cell] = {
@@ -37,7 +37,7 @@ def row(job: Job) -> Mapping[str, Cell]:
         "estimate_mib": job.estimate.mib if job.estimate else None,
         "predicted_s": job.prediction.seconds if job.prediction else None,
         "profiled_s": job.profile.seconds if job.profile else None,
-        "profile_of": job.profile.of if job.profile else None,  # the earlier run, if it is of one
+        "profile_of": job.profile.of if job.profile else None,  # the earlier run measured, if any
         "profile_peak_mib": job.profile.peak_mib if job.profile else None,
     }
     for indicator in job.profile.indicators if job.profile else ():

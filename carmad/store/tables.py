@@ -1,6 +1,6 @@
-"""The tables, as SQLAlchemy Core sees them. A change here needs a migration beside it.
+"""The tables, for SQLAlchemy Core. A change here needs a migration.
 
-`body` is the whole value as JSON (`codec`); the other columns repeat what queries look for.
+`body` is the complete value as JSON (`codec`); the other columns repeat fields that queries use.
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ JOBS = Table(
     Column("started_at", Float),
     Column("ended_at", Float),  # null unless the job has ended
     Column("attempt", Integer, nullable=False),
-    Column("gpus", Text, nullable=False),  # ids, comma between
+    Column("gpus", Text, nullable=False),  # ids, separated by commas
     Column("cause", Text),
     Column("gpu_seconds", Float, nullable=False),
     Column("energy_j", Float, nullable=False),
     Column("body", Text, nullable=False),
-    Column("environment", Text),  # null: it is within the body, if there is any
-    Column("bytes", Integer, nullable=False, server_default="0"),  # of its rows, about
+    Column("environment", Text),  # null: it is in the body, if there is one
+    Column("bytes", Integer, nullable=False, server_default="0"),  # approximate size of its rows
     Index(None, "state"),
     Index(None, "user", "id"),
     Index(None, "user", "ended_at", "bytes"),
     Index(None, "array"),
     Index(None, "environment"),
     Index(None, "ended_at"),
-    # An id is never given twice, not even after a purge. A migration that copies this table has
-    # to carry its row of sqlite_sequence over.
+    # Ids are never reused, not even after a purge. A migration that copies this table must carry
+    # its row of sqlite_sequence over.
     sqlite_autoincrement=True,
 )
 
 ENVIRONMENTS = Table(
     "environments",
     METADATA,
-    Column("id", Text, primary_key=True),  # a digest of its content and of whose it is
+    Column("id", Text, primary_key=True),  # a digest of user and content
     Column("user", Text, nullable=False),
     Column("bytes", Integer, nullable=False),
     Column("body", Text, nullable=False),
@@ -99,7 +99,7 @@ DRAINS = Table(
     Column("at", Float, nullable=False),
 )
 
-# One row: what the instants in the other tables were read off.
+# One row: the clock that the times in the other tables refer to.
 CLOCK = Table(
     "clock",
     METADATA,

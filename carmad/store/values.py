@@ -1,4 +1,4 @@
-"""What the store answers with, besides the core's own values."""
+"""What the store returns, besides the core's own values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from carmad.core.types import Job, JobId, JobState
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """All that the core needs to go on where it was."""
+    """All that the core needs to continue where it was."""
 
     jobs: tuple[Job, ...]  # not ended, in id order
     ended: tuple[tuple[JobId, JobState], ...]  # the last few thousand, the latest at the end
@@ -21,9 +21,9 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """What `carmad.core.history.History` is made of, both in order of time."""
+    """What `carmad.core.history.History` is built from, both in order of time."""
 
-    runs: tuple[Past, ...]  # the latest that ended
+    runs: tuple[Past, ...]  # the latest ones
     submissions: tuple[Submission, ...]
 
 
@@ -46,7 +46,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sums over jobs that ended."""
+    """Totals over ended jobs."""
 
     jobs: tuple[tuple[JobState, int], ...]  # how many ended in each state
     gpu_hours: float

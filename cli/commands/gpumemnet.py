@@ -54,7 +54,7 @@ def generate(
 
     if measure and not torch.cuda.is_available():
         raise Problem("torch finds no GPU here", "leave out --measure to trace the networks")
-    torch.set_num_threads(1)  # more of them only wait
+    torch.set_num_threads(1)  # more would only wait
     label = labels.measured if measure else labels.traced
     with _told():
         origin = labels.origin(str(family), seed, measure)
@@ -76,7 +76,7 @@ def train(
 
     from estimators.gpumemnet.training import train as trained
 
-    torch.set_num_threads(1)  # more of them only wait
+    torch.set_num_threads(1)  # more would only wait
     cards = []
     for origin, samples in _datasets(data):
         output.note(f"{origin.family}: training on {len(samples)} networks")

@@ -1,7 +1,7 @@
 """`carma logs`: prints a job's output, reading the file as the calling user, not as the daemon.
 
-An attempt whose log has text already begins with a title (`carmad.attempt.supervisor`). What
-follows it, up to the next title, is that job's part.
+An attempt that finds text in its log writes a header line (`carmad.attempt.supervisor`). What
+follows, up to the next header, is that job's output.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from cli.jobs import ENDED, resolve
 from cli.problems import Problem
 
 BLOCK = 65536
-LOOK_S = 0.2  # between looks for new output
-ASK_S = 2.0  # between questions whether the job has ended
-TITLE = re.compile(rb"=== carma job (\d+), attempt (\d+), \S+ ===\n")
-MOST_TITLE = 100  # bytes
+LOOK_S = 0.2  # between checks for new output
+ASK_S = 2.0  # between checks whether the job has ended
+HEADER = re.compile(rb"=== carma job (\d+), attempt (\d+), \S+ ===\n")
+MOST_HEADER = 100  # bytes
 
 
 def logs(
@@ -69,11 +69,11 @@ def _await_start(job: dict[str, Any], path: Path) -> None:
 def _show(file: BinaryIO, job: dict[str, Any], lines: int | None, follow: bool) -> None:
     log = Log(file)
     parts = [(owner, at, len(text)) for owner, at, text in log.read()]
-    # What has no title before it was written by the first job to use the file.
-    untitled = job["id"] not in log.begun and (job["attempt"] > 0 or not parts)
+    # Text before any header was written by the first job that used the file.
+    is_first = job["id"] not in log.begun and (job["attempt"] > 0 or not parts)
 
     def is_own(owner: int | None) -> bool:
-        return untitled if owner is None else owner == job["id"]
+        return is_first if owner is None else owner == job["id"]
 
     end = file.tell()
     own = [(at, size) for owner, at, size in parts if is_own(owner)]
@@ -86,26 +86,26 @@ def _show(file: BinaryIO, job: dict[str, Any], lines: int | None, follow: bool) 
 
 
 class Log:
-    """A log file, read from its beginning to its end, and on as it grows."""
+    """A log file, read from its beginning to its end, and further as it grows."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
-        self.begun: set[int] = set()  # jobs with a title before their first attempt
-        self._owner: int | None = None  # the job whose part is being read; None: before any title
+        self.begun: set[int] = set()  # jobs whose first attempt has a header
+        self._owner: int | None = None  # the job whose part is being read; None: before any header
 
     def read(self) -> Iterator[tuple[int | None, int, bytes]]:
-        """What there is since the last time: whose, at which offset, the text."""
+        """What was added since the last call: the job, the offset, the text."""
         if os.fstat(self.file.fileno()).st_size < self.file.tell():  # it was truncated
             self.file.seek(0)
             self._owner = None
         while block := self.file.read(BLOCK):
             at = self.file.tell() - len(block)
-            block += self.file.readline(MOST_TITLE)  # so that no title is cut in two
+            block += self.file.readline(MOST_HEADER)  # so that no header is cut in two
             begin = 0
-            for title in TITLE.finditer(block):
-                yield self._owner, at + begin, block[begin : title.start()]
-                self._owner, begin = int(title[1]), title.start()
-                if title[2] == b"1":
+            for header in HEADER.finditer(block):
+                yield self._owner, at + begin, block[begin : header.start()]
+                self._owner, begin = int(header[1]), header.start()
+                if header[2] == b"1":
                     self.begun.add(self._owner)
             yield self._owner, at + begin, block[begin:]
 

@@ -55,7 +55,7 @@ def user_of(user: str | None, mine: bool) -> str | None:
 
 
 def states_of(text: str | None) -> tuple[str | None, frozenset[str]]:
-    """The states to ask the daemon for, and the codes to keep: H and RQ are kinds of waiting."""
+    """The states to request, and the codes to keep: H and RQ are kinds of waiting."""
     if text is None:
         return None, frozenset()
     if text == "all":
@@ -63,7 +63,7 @@ def states_of(text: str | None) -> tuple[str | None, frozenset[str]]:
     states, codes = set(), set()
     for word in text.lower().split(","):
         if word not in CODES and word not in NAMES:
-            raise Usage(f"{word!r} is no state", f"states: {', '.join(NAMES)}; or their codes")
+            raise Usage(f"{word!r} is not a state", f"states: {', '.join(NAMES)}; or their codes")
         states.update(CODES.get(word, word).split(","))
         codes.update([word.upper()] if word in CODES else _codes_of(word))
     return ",".join(sorted(states)), frozenset(codes)
@@ -74,7 +74,7 @@ def _codes_of(state: str) -> list[str]:
 
 
 def checked(read: Callable[[str], Any], text: str | None) -> Any:
-    """One of cli.parse's readers, with its complaint as a usage error."""
+    """The result of one of cli.parse's parsers, with its error as a usage error."""
     from argparse import ArgumentTypeError
 
     if text is None:

@@ -56,14 +56,14 @@ def queue(
 
     output.show(render.JobTable(answer["jobs"], shown, noheader))
     if more := answer.get("more"):
-        output.note(f"and {more} more: name a user with -u, or some jobs with -j")
+        output.note(f"and {more} more: select a user with -u, or jobs with -j")
 
 
 def _fields(text: str) -> tuple[str, ...]:
     fields = tuple(text.lower().split(","))
     for field in fields:
         if field not in COLUMNS:
-            raise Usage(f"there is no field {field!r}", f"fields: {', '.join(COLUMNS)}")
+            raise Usage(f"there is no column {field!r}", f"columns: {', '.join(COLUMNS)}")
     return fields
 
 

@@ -158,7 +158,7 @@ def replay(
             told = first.error or f"{first.made!r:.500}"
             print(f"  at {first.at:.3f} (step {first.step}) not {first.recorded!r:.500} but {told}")
     if differs:
-        raise Problem("the decisions differ", "CARMA or a plugin was a different version then")
+        raise Problem("the decisions differ", "CARMA or a plugin may have been a different version")
 
 
 def _listen_at(socket: Path | None) -> Path:

@@ -261,7 +261,7 @@ def _physics(base: Physics, words: Iterable[str]) -> Physics:
         except ValueError:
             values[key] = -1
         if not 0 <= values[key] < math.inf:
-            raise CarmaError(f"--set {name} should be a number of 0 or more, and not {text!r}")
+            raise CarmaError(f"--set {name} should be a number of 0 or more, not {text!r}")
     return replace(base, **values)
 
 

@@ -73,7 +73,7 @@ def report_step(
     Castor uses it to decide how far to split batches, Cuckoo to choose which jobs share a GPU.
     """
     if job is None:
-        raise Usage("which job?", "Name one; in a job, CARMA_JOB_ID does.")
+        raise Usage("which job?", "Give its id; inside a job, CARMA_JOB_ID is used.")
     body: dict[str, object] = {"seconds": seconds}
     parts = {"load": load, "forward": forward, "backward": backward, "communication": communication}
     told = [f"{name}={text}" for name, text in {**parts, "sync": sync}.items() if text is not None]

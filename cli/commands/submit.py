@@ -23,7 +23,7 @@ TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from typing import Any
 
-# What `carma X` means; a test holds this against the app.
+# The verbs of `carma`; a test compares them with the app's.
 VERBS = frozenset(
     {
         *("cancel", "completion", "config", "daemon", "demo", "doctor", "drain", "estimate"),
@@ -37,7 +37,7 @@ HELP_HINT = "see `carma submit --help`"
 
 
 def submit(args: list[str]) -> int:
-    """Everything behind `carma submit`. Answers with the exit code."""
+    """Everything behind `carma submit`. Returns the exit code."""
     try:
         options, body = read(args)
         if options.dry_run:
@@ -65,7 +65,7 @@ def _submit(body: dict[str, Any], options: argparse.Namespace) -> int:
 
 
 def _warn(answer: dict[str, Any]) -> None:
-    """Of what is odd; and of a job with a deadline, whether it will be met."""
+    """Print warnings, and for a job with a deadline, whether it is expected to meet it."""
     outlook = answer.get("outlook")
     for text in (*answer.get("warnings", ()), *([outlook["text"]] if outlook else [])):
         print(f"carma: {text}", file=sys.stderr)
@@ -76,7 +76,7 @@ def _wait(jobs: list[str], label: str) -> int:
     try:
         codes = [exit_code(wait_for(job)) for job in jobs]
     except KeyboardInterrupt:
-        hint = f"job {label} goes on; `carma wait {label}` waits, `carma cancel {label}` ends it"
+        hint = f"job {label} continues; `carma wait {label}` waits, `carma cancel {label}` ends it"
         print(f"\ncarma: {hint}", file=sys.stderr)
         return INTERRUPTED
     return next((code for code in codes if code), 0)
@@ -102,13 +102,13 @@ def wants_json(args: list[str]) -> bool:
 def read(
     args: list[str], parser: Parser | None = None
 ) -> tuple[argparse.Namespace, dict[str, Any]]:
-    """The options, and the request that they ask for. `parser`: of a verb that takes the same
-    words and more."""
+    """The options, and the resulting request. `parser`: that of a verb that takes the same options
+    and more."""
     parser = parser or build_parser()
     words, command, marked = parser.split(args)
     options = given = parser.parse_args(words)
     script = None if options.wrap is not None or not command else find_script(command[0])
-    if script is not None:  # directives first: the command line's word counts more
+    if script is not None:  # directives first: the command line overrides them
         options = parser.parse_args(words, _directives(parser, script, options.quiet))
         for name in (option.name for option in OPTIONS.values() if option.repeated):
             setattr(options, name, getattr(given, name) or getattr(options, name))
@@ -118,13 +118,13 @@ def read(
             f"did you mean `carma {command[0]}`? if not, put -- in front of the command",
         )
     if command and not _may_be_there(command[0], options):
-        hint = "give the path of a program or a job script as seen from here, or --chdir"
+        hint = "give the path of a program or job script relative to this directory, or --chdir"
         raise Usage(f"there is no {command[0]}", hint)
     return options, _request(options, _argv(options, command, script), script)
 
 
 def _may_be_there(word: str, options: argparse.Namespace) -> bool:
-    """Whether a program given by its path is there, or a job before this one may yet make it."""
+    """Whether a program given by its path exists, or an earlier job may still create it."""
     later = options.chdir or options.after or options.after_ok
     return "/" not in word or bool(later) or os.path.exists(word)  # noqa: PTH110
 
@@ -149,7 +149,7 @@ def _directives(parser: Parser, script: Script, quiet: bool) -> argparse.Namespa
 def _argv(options: argparse.Namespace, command: list[str], script: Script | None) -> list[str]:
     if options.wrap is not None:
         if command:
-            raise Usage("--wrap and a command: give one of them", HELP_HINT)
+            raise Usage("give either --wrap or a command, not both", HELP_HINT)
         return ["/bin/sh", "-c", options.wrap]
     if not command:
         raise Usage("nothing to run: give a command or a job script", HELP_HINT)
@@ -160,10 +160,10 @@ def _argv(options: argparse.Namespace, command: list[str], script: Script | None
 
 def _request(options: argparse.Namespace, argv: list[str], script: Script | None) -> dict[str, Any]:
     if not all(map(_is_text, argv)):
-        raise Usage("the command is not valid UTF-8", "give the file a name that is")
+        raise Usage("the command is not valid UTF-8", "rename the file")
     cwd = os.path.abspath(options.chdir or ".")  # noqa: PTH100 - pathlib is slow to import
     if not os.path.isdir(cwd):  # noqa: PTH112
-        raise Usage(f"{cwd} is no directory", "give -D the directory to run in")
+        raise Usage(f"{cwd} is not a directory", "give the directory to run in with -D")
     exports = [word for words in options.export or () for word in words]
     own_name = "wrap" if options.wrap is not None else script.name if script else None
     body = {
@@ -186,21 +186,21 @@ def _request(options: argparse.Namespace, argv: list[str], script: Script | None
 
 
 def _umask() -> str:
-    """This process's, which has one thread: to set it is the only way to ask for it."""
+    """This process's umask. Setting it is the only way to read it, and safe with one thread."""
     mask = os.umask(0o077)
     os.umask(mask)
     return f"{mask:03o}"
 
 
 def _gpus(options: argparse.Namespace) -> int:
-    """As many as its layout has, where that says it."""
+    """The number of GPUs, from the layout if there is one."""
     wanted: int | None = options.gpus
     if not options.layout:
         return 1 if wanted is None else wanted
     spread: int = sum(stage.get("replicas", 1) * stage.get("tensor", 1) for stage in options.layout)
     if wanted not in (None, spread):
         hint = f"--gpus {spread}, or leave it out; a stage has a GPU per replica and tensor slice"
-        raise Usage(f"its --layout is one of {spread} GPUs, and --gpus says {wanted}", hint)
+        raise Usage(f"--layout needs {spread} GPUs, but --gpus says {wanted}", hint)
     return spread
 
 
@@ -208,7 +208,7 @@ def _layout(options: argparse.Namespace) -> dict[str, Any] | None:
     if options.layout:
         return {"stages": options.layout, "allreduce": options.allreduce or "ring"}
     if options.allreduce:
-        raise Usage("--allreduce is about a --layout, and there is none", HELP_HINT)
+        raise Usage("--allreduce needs a --layout", HELP_HINT)
     return None
 
 
@@ -218,13 +218,13 @@ def _after(options: argparse.Namespace) -> list[dict[str, str]]:
 
 
 def _whole(word: str) -> str:
-    """Of an array, the last job is its last task: `last` means all of them."""
+    """The array of the last job, if it is a task: `last` means all of its tasks."""
     return resolve(word).partition("_")[0] if word == "last" else word
 
 
 def _captured(exports: list[str]) -> dict[str, str]:
-    """This shell's variables. The daemon keeps no secrets of them: what a job needs of those is
-    named with `--export`."""
+    """This shell's variables. The daemon drops those that look like secrets unless `--export` names
+    them."""
     names = MINIMAL_ENV if "NONE" in exports else tuple(os.environ)
     env = {name: os.environ[name] for name in names if name in os.environ}
     return {name: value for name, value in env.items() if _is_text(name + value)}
@@ -239,7 +239,7 @@ def _exported(exports: list[str]) -> dict[str, str]:
         elif word in os.environ:
             env[word] = os.environ[word]
         elif word not in ("ALL", "NONE"):
-            raise Usage(f"--export {word}: there is no such variable here", "give NAME=VALUE")
+            raise Usage(f"--export {word}: no such variable here", "give NAME=VALUE")
     return env
 
 

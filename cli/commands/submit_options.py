@@ -1,4 +1,4 @@
-"""The options of `carma submit`, which `carma estimate` takes, too."""
+"""The options of `carma submit`, which `carma estimate` also takes."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ class Parser(argparse.ArgumentParser):
         return f"see `{self.prog} --help`"
 
     def split(self, args: list[str]) -> tuple[list[str], list[str], bool]:
-        """Options, the command that follows them, and whether `--` stood between.
+        """The options, the command that follows them, and whether `--` separates them.
 
-        argparse.REMAINDER would do this differently in every Python version, and looks at
-        options that belong to the command.
+        argparse.REMAINDER behaves differently in every Python version, and parses options that
+        belong to the command.
         """
         at = 0
         while at < len(args) and args[at].startswith("-") and args[at] not in ("-", "--"):
@@ -91,7 +91,7 @@ def build_parser() -> Parser:
 
 
 def _add(group: argparse._ArgumentGroup, option: Option) -> None:
-    """One that is not given is None, so that the request has the default."""
+    """An option that is not given is None, so that the request uses the default."""
     about: dict[str, Any] = {
         "dest": option.name,
         "default": None,
@@ -113,7 +113,7 @@ def _reader(option: Option) -> Callable[[str], Any]:
 
 
 def _add_other_forms(sections: dict[str, argparse._ArgumentGroup]) -> None:
-    """Other forms of an option, and what is carried out here, before the request is sent."""
+    """Other forms of options, and options handled here, before the request is sent."""
     sections[RESOURCES].add_argument(
         "--gres",
         type=parse.gres,

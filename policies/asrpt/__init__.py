@@ -1,4 +1,4 @@
-"""A-SRPT: queue order from a virtual single machine, placement from communication between parts."""
+"""A-SRPT: queue order from a virtual single machine, placement by communication between parts."""
 
 from policies.asrpt.policy import asrpt
 

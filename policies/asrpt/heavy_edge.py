@@ -22,17 +22,17 @@ Pair = tuple[int, int]  # slots, the lower one first
 
 
 class Graph(NamedTuple):
-    edges: tuple[Pair, ...]  # heaviest first; of equal ones that of the lowest slots
-    weights: tuple[dict[int, float], ...]  # by slot, those to its neighbours
-    slices: tuple[range, ...]  # by slot, those of its replica: they go together (VI)
+    edges: tuple[Pair, ...]  # heaviest first; ties by lowest slots
+    weights: tuple[dict[int, float], ...]  # per slot, the weights of edges to its neighbours
+    slices: tuple[range, ...]  # per slot, the slices of its replica, which stay together (VI)
 
 
 class Extremes(NamedTuple):
-    """The fastest and slowest iteration of a job, depending on the placement of its parts."""
+    """The fastest and slowest iteration of a job over all mappings."""
 
     fastest_s: float  # α̃_min
     slowest_s: float  # α_max
-    width: int  # GPUs that must be on one server together; 1: also if none could hold them
+    width: int  # GPUs that must be on one server; 1 also if no server could hold them
 
     @property
     def heavy(self) -> bool:
@@ -41,16 +41,16 @@ class Extremes(NamedTuple):
 
 
 class Mapping(NamedTuple):
-    servers: tuple[int, ...]  # by slot
+    servers: tuple[int, ...]  # per slot
     iteration_s: float  # α
-    whole: bool  # no replica's tensor slices are torn apart
+    whole: bool  # no replica's tensor slices are split over servers
 
 
 def heavy_edge(layout: Layout, room: Sequence[int]) -> tuple[int, ...]:
-    """For each slot the index of its server in `room`, the GPUs taken on each server.
+    """For each slot the index of its server in `room`, which has the GPUs taken on each server.
 
-    They must add up to the layout's. A replica's slices are torn apart only where it seems that
-    they cannot but be.
+    These must add up to the layout's. A replica's slices are split over servers only if no
+    alternative was found.
     """
     by_room = sorted(range(len(room)), key=lambda server: -room[server])
     mapped = _mapped(layout, tuple(room[server] for server in by_room))
@@ -66,7 +66,7 @@ def whole(layout: Layout, servers: Sequence[int]) -> bool:
 
 @lru_cache(maxsize=4096)
 def extremes(layout: Layout, links: Links, size: int) -> Extremes:
-    """On servers of `size` GPUs."""
+    """The extremes on servers of `size` GPUs."""
     best = _best(layout, links, size)
     width = _width(layout) if best.whole else 1
     return Extremes(best.iteration_s, slowest_s(layout, links, size), width)
@@ -80,8 +80,8 @@ def mapping(layout: Layout, room: tuple[int, ...], links: Links, size: int) -> M
 
 
 def _best(layout: Layout, links: Links, size: int) -> Mapping:
-    """On the fewest servers, all full but the last. One is full when no more slices fit that belong
-    together."""
+    """The mapping to the fewest servers, all full but the last. A server is full if no further
+    replica's slices fit."""
     usable = size // _width(layout) * _width(layout) or size
     room, left = [], layout.gpus
     while left:
@@ -98,7 +98,7 @@ def _width(layout: Layout) -> int:
 def _mapped(layout: Layout, room: tuple[int, ...]) -> tuple[int, ...]:
     """`room` is in descending order."""
     graph = _graph(layout)
-    edges = iter(graph.edges)  # one that is passed over for a server is of no use to a later one
+    edges = iter(graph.edges)  # an edge skipped for one server is of no use to later ones
     free = dict.fromkeys(range(layout.gpus))  # the slots that have no server yet
     mapped = [0] * layout.gpus
     for server, gpus in enumerate(room):
@@ -111,8 +111,8 @@ def _mapped(layout: Layout, room: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _packed(graph: Graph, room: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The widest replicas first, each where it leaves the least room, whoever it talks to: for
-    when the heaviest edges lead to where a replica no longer fits. None: nor does it here."""
+    """Best-fit, widest replicas first, ignoring communication: for when following the heaviest
+    edges leaves a replica without room. None if that fails, too."""
     left = list(room)
     mapped = [0] * len(graph.slices)
     for replica in sorted(set(graph.slices), key=lambda slots: (-len(slots), slots.start)):
@@ -162,7 +162,7 @@ def _next(graph: Graph, reach: dict[int, float], free: Iterable[int], left: int)
 
 
 def _fitting(graph: Graph, free: Iterable[int], left: int) -> list[int]:
-    """Those whose whole replica fits; all, if none does."""
+    """The slots whose whole replica fits; all, if none does."""
     return [slot for slot in free if len(graph.slices[slot]) <= left] or list(free)
 
 
@@ -195,7 +195,7 @@ def _between(
 ) -> Iterator[tuple[Pair, float]]:
     """Activations and gradients, spread evenly over all pairs of replicas (and of their slices).
 
-    What a stage passes on is what the next one takes; of a user's two figures the larger counts.
+    A stage's output is the next one's input; of the user's two figures, the larger counts.
     """
     mib = 2 * max(before.out_mib / after.replicas, after.in_mib / before.replicas)
     for sender, taker in product(senders, takers):
@@ -204,7 +204,7 @@ def _between(
 
 
 def _within(stage: Stage, replicas: list[range], allreduce: str) -> Iterator[tuple[Pair, float]]:
-    """The all-reduce, of like slices, and what experts exchange."""
+    """The all-reduce among equal slices, and the exchange between experts."""
     k = stage.replicas
     mib = 2 * (k - 1) / k * stage.weights_mib / stage.tensor
     pairs = _ring(k) if allreduce == "ring" else _trees(k)
@@ -218,7 +218,7 @@ def _within(stage: Stage, replicas: list[range], allreduce: str) -> Iterator[tup
 
 
 def _ring(k: int) -> Iterator[Pair]:
-    """Two replicas have one edge, not two: its weight is what each of them sends."""
+    """Two replicas have one edge, not two; its weight is what each of them sends."""
     for one in range(k - 1):
         yield one, one + 1
     if k > 2:
@@ -226,8 +226,8 @@ def _ring(k: int) -> Iterator[Pair]:
 
 
 def _trees(k: int) -> Iterator[Pair]:
-    """Double binary trees: the second one is the first, mirrored where k is even and shifted by
-    one where it is odd, so that who is a leaf in one is inside the other (NCCL 2.4)."""
+    """Double binary trees: the second is the first, mirrored if k is even and shifted by one if it
+    is odd, so that a leaf of one is an inner node of the other (NCCL 2.4)."""
     for child in range(1, k):
         edge = child, _parent(child, k)
         if k % 2 == 0:
@@ -239,8 +239,8 @@ def _trees(k: int) -> Iterator[Pair]:
 
 
 def _parent(rank: int, k: int) -> int:
-    """In the binary tree whose root is 0 and whose leaves are the odd ranks: the lowest bit set
-    goes one to the left, and where that is outside it just goes."""
+    """The parent in the binary tree with root 0 whose leaves are the odd ranks: the lowest set bit
+    moves one to the left, or is cleared if that leads outside."""
     bit = rank & -rank
     up = (rank ^ bit) | (bit << 1)
     return up if up < k else rank ^ bit

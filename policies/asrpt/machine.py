@@ -63,8 +63,8 @@ class Machine:
     speed: float = 0.0  # GPUs
     served: tuple[Served, ...] = ()  # in order; only the first gets less
     done: tuple[Done, ...] = ()  # in order
-    queue: tuple[Job, ...] = ()  # the line as it was last seen
-    gone: frozenset[JobId] = frozenset()  # who had left it then
+    queue: tuple[Job, ...] = ()  # the queue when last seen
+    gone: frozenset[JobId] = frozenset()  # jobs that had left it then
 
     def followed(self, queue: tuple[Job, ...], now: float, speed: float) -> Machine:
         """The machine at `now` with this queue; the same object if nothing changed."""
@@ -77,7 +77,7 @@ class Machine:
         changed = {job.id: job for job in new if job.id in old}
         came = [job for job in new if job.id not in old]
         served, done = [*self.served], [*self.done]
-        # Who left was started or cancelled: nothing of what went before was theirs.
+        # Jobs that left were started or cancelled, and did not get any of the service since then.
         _taken_out(served, gone - {each.id for each in _taken_out(done, gone)})
         at = _serve(served, done, self.at, self.speed, now)
         for job in came:

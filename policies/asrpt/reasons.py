@@ -1,4 +1,4 @@
-"""The words for A-SRPT's own reasons."""
+"""Wording of A-SRPT's own reasons."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from carmad.plugin import Reason, Wording, clock, detail, duration
 
 def _few_idle(reason: Reason) -> str:
     if reason.need > 1:
-        return f"{reason.have:.0f} of the {reason.need:.0f} GPUs that it wants are idle"
-    return "no GPU is idle that it could have"
+        return f"{reason.have:.0f} of the {reason.need:.0f} GPUs that it needs are idle"
+    return "no GPU that it could use is idle"
 
 
 REASONS = {
     "few_idle": Wording("FewIdle", _few_idle),
     "line_held": Wording(
-        "LineHeld", lambda r: f"{r.detail} is before it and waits for GPUs", detail
+        "LineHeld", lambda r: f"{r.detail} is ahead of it and waits for GPUs", detail
     ),
     "better_gpus": Wording(
         "BetterGpus",
@@ -26,15 +26,15 @@ REASONS = {
     "slices_apart": Wording(
         "SlicesApart",
         lambda r: (
-            f"the slices of a replica must be together: {r.need:.0f} GPUs, and no server has more"
+            f"the slices of a replica need {r.need:.0f} GPUs on one server, and no server has more"
             f" than {r.have:.0f} free"
         ),
     ),
     "reserved": Wording(
         "Reserved",
-        lambda r: f"GPUs are kept for shorter jobs; if none comes, for {duration(r.need)} more",
+        lambda r: f"GPUs are kept for shorter jobs, for {duration(r.need)} more if none comes",
     ),
-    # why it was placed as it was
+    # why it was placed there
     "mapped": Wording(
         "Mapped",
         lambda r: (

@@ -13,12 +13,12 @@ from typing import NamedTuple
 from carmad.plugin import Demand, GpuId, GpuView, NodeView, Settings, View, idle
 from policies.ranked import Ranked
 
-Server = tuple[GpuId, ...]  # its GPUs that a job can have, by index
+Server = tuple[GpuId, ...]  # the GPUs that a job can use, by index
 
 
 class Totals(NamedTuple):
-    usable: int  # G: GPUs that are neither drained nor at fault
-    idle: int  # of them, that nobody is on
+    usable: int  # G: GPUs that are neither drained nor faulty
+    idle: int  # the unused ones among them
     size: int  # g: GPUs of the largest server
 
 

@@ -1,4 +1,4 @@
-"""What `policy = "asrpt"` can be set to."""
+"""Settings of `policy = "asrpt"`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NotNegative = Annotated[float, Ge(0)]
 
 @dataclass(frozen=True, slots=True)
 class AsrptSettings:
-    """Of `policy = "asrpt"` (A-SRPT paper, IV)."""
+    """`policy = "asrpt"` (A-SRPT paper, IV)."""
 
-    reserve: bool = False  # may GPUs stand idle for shorter jobs to come, as in the paper?
-    patience: _NotNegative = 0.5  # τ: waits so long for GPUs close together, relative to its share
+    reserve: bool = False  # keep GPUs idle for shorter jobs that may come, as in the paper
+    patience: _NotNegative = 0.5  # τ: wait for GPUs close together, relative to work per GPU of all

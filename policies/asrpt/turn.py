@@ -20,8 +20,8 @@ from policies.asrpt.servers import (
 )
 from policies.reasons import expected
 
-EXPLAINED = 4  # of the jobs that wait: the first in line are told why, the very first per GPU
-READABLE = 64  # GPUs: where thousands are simulated, only the first is told, and not about each
+EXPLAINED = 4  # the first waiting jobs, which get reasons; the very first gets them per GPU
+READABLE = 64  # GPUs; with more, only the first job gets reasons, and none per GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Aside:
     """A communication-heavy job that waits for better GPUs than it found first."""
 
     until: float
-    iteration_s: float  # κ: to be beaten
+    iteration_s: float  # κ: the time to beat
 
 
 class Place(NamedTuple):
@@ -52,14 +52,14 @@ class Turn:
     def __init__(
         self, unshared: Unshared, patience: float, view: View, aside: dict[JobId, Aside]
     ) -> None:
-        self.view = replace(view, queue=())  # to take who starts out of a long line takes long
+        self.view = replace(view, queue=())  # removing started jobs from a long queue is slow
         self.totals = totals(view)
         self.idle = self.totals.idle
         self.aside = aside
         self.explained = EXPLAINED if self._readable else 1
         self._unshared = unshared
         self._patience = patience
-        self._servers: dict[Demand, list[Server]] = {}  # as long as nobody starts
+        self._servers: dict[Demand, list[Server]] = {}  # valid until a job starts
 
     def of(self, job: Job, explain: bool) -> Placement:
         """Its GPUs, or why it waits; with `explain`, the verdict on every GPU."""

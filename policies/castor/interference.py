@@ -11,11 +11,11 @@ from carmad.models.boosted import Stage
 from carmad.plugin import Boosted, Job, Model, Profile
 from policies.castor.pairing import Ratios
 
-NAME = "interference"  # of the model, among those that were learned
+NAME = "interference"  # of the trained model
 REMEMBERED = 65_536  # pairs
 
-# The ratios of a running job and of one that would join it on GPUs of so many MiB; both have a
-# profile. What was learned by now comes last.
+# The ratios of a running job and of one that would join it on GPUs with this many MiB, both of
+# which have a profile; the trained models are the last argument.
 Interference = Callable[[Job, Job, int, Mapping[str, Model]], Ratios]
 
 
@@ -50,7 +50,7 @@ class Predicted:
 
 
 def ratios(model: Boosted, running: Profile, new: Profile, memory_mib: int) -> Ratios:
-    """At least 1 each: sharing never speeds a job up, whatever a model extrapolates."""
+    """Both at least 1: sharing never speeds a job up, whatever a model extrapolates."""
     return _ratio(model, running, new, memory_mib), _ratio(model, new, running, memory_mib)
 
 
@@ -60,7 +60,7 @@ def _ratio(model: Boosted, own: Profile, other: Profile, memory_mib: int) -> flo
 
 
 def _features(whose: str, profile: Profile, memory_mib: int) -> Iterator[tuple[str, float]]:
-    """As `carmad.learning.interference` has them."""
+    """The features, as in `carmad.learning.interference`."""
     for indicator in profile.indicators:
         yield f"{whose}.{indicator.name}.mean", indicator.mean
         yield f"{whose}.{indicator.name}.variance", indicator.variance
@@ -69,7 +69,7 @@ def _features(whose: str, profile: Profile, memory_mib: int) -> Iterator[tuple[s
 
 @cache
 def shipped() -> Boosted:
-    """What `python -m benchmarks.castor.models` trained."""
+    """The model trained by `python -m benchmarks.castor.models`."""
     fields = json.loads(files("policies.castor").joinpath("interference.json").read_text("utf-8"))
     stages = tuple(
         Stage(**{name: tuple(column) for name, column in stage.items()})

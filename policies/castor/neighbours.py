@@ -9,13 +9,13 @@ from carmad.plugin import GpuView, Job, View
 from policies.castor.pairing import accumulations
 from policies.castor.steps import StepModel
 
-# A job that has outlived its prediction is taken to have so much of what it ran for still to go:
-# were it about to end, as predicted, nobody would ever join it.
+# A job that has outlived its prediction is assumed to have this share of its run time left: if it
+# counted as about to end, no job would ever join it.
 OVERRUN = 0.1
 
 
 class Neighbour(NamedTuple):
-    """A running job, and those of its GPUs that it is alone on, the one with most memory first."""
+    """A running job, and the GPUs that it has to itself, largest memory first."""
 
     job: Job
     left_s: float
@@ -37,7 +37,8 @@ def neighbours(view: View) -> tuple[Neighbour, ...]:
 
 
 def unknown(job: Job) -> str:
-    """The reason code of what is missing for the job to share GPUs; empty if nothing is."""
+    """The reason code of what must be known before the job may share GPUs; empty if nothing is
+    missing."""
     profile = job.profile
     if profile is None or not profile.seconds or not profile.peak_mib:
         return "unprofiled"
@@ -45,17 +46,17 @@ def unknown(job: Job) -> str:
 
 
 def steps(job: Job) -> StepModel:
-    """As reported by runs of the job (`carma report-step`). Without reports, a step counts as one
-    second: only the ratio of durations matters."""
+    """The step model from reports by runs of the job (`carma report-step`). Without reports, a step
+    counts as one second: only the ratio of durations matters."""
     return StepModel.told(job.steps, batch(job)) or StepModel.assumed(1.0, batch(job))
 
 
 def left_s(job: Job, now: float) -> float:
-    """What it would still run for alone, at the rate that its accumulation leaves it, which it
-    keeps; infinite without a prediction, nothing once it was told to stop.
+    """Its remaining run time alone, given the slowdown by its accumulation, which stays; infinite
+    without a prediction, 0 once it was told to stop.
 
-    All that it ran for counts in full: how far it got in company is not known. So a job that was
-    slowed comes up short, and is taken to end too soon.
+    Its past run time counts in full: its progress while sharing is not known. So the remaining time
+    of a job that was slowed down is underestimated.
     """
     if job.expected_s is None:
         return math.inf

@@ -1,20 +1,20 @@
 """Decides whether a new job starts at once next to a running one, or when that has ended.
 
 Castor paper, theorem 1 (5.1) and algorithm 2 (5.2.3). A is the running job, B the new one; xi is
-what a job's steps take in company over what they take alone (equations 4 and 5). All times are
-seconds from now, remaining ones if the job runs alone.
+the duration of a job's steps when sharing, relative to alone (equations 4 and 5). All times are in
+seconds from now; remaining times are those of the job running alone.
 
-**The theorem holds**, for every xi ≥ 1, but the paper's proof is short of half a case. Its case 1
-(B ends first) is for kappa = 0 only; with kappa, A's end does not depend on it at all, and
+**The theorem holds**, for every xi ≥ 1, but the paper's proof lacks half a case. Its case 1
+(B ends first) covers kappa = 0 only; with kappa, A's end does not depend on it at all, and
 
     T_A = t_A i_A + xi_B t_B i_B (1 − 1/xi_A),    T_B = kappa + xi_B t_B i_B.
 
 So the mean over both rises with kappa (slope 1/2) as long as B would end first, which is up to
 kappa = t_A i_A − xi_B t_B i_B / xi_A. From there on it is the paper's case 2, linear again with
-half the slope 2 − 2 xi_A + xi_A / xi_B, which is never above 2 − xi_A ≤ 1: of two straight pieces
-the second is no steeper, the mean is concave in kappa, and a concave function is least at an end.
-The paper's condition, the sign of case 2's slope, decides where all of it is case 2. Where B would
-end first it does not; there both ends are to be compared, as they always are here.
+half the slope 2 − 2 xi_A + xi_A / xi_B, which is never above 2 − xi_A ≤ 1: of the two linear pieces
+the second is no steeper, so the mean is concave in kappa, and a concave function has its minimum at
+an end. The paper's condition, the sign of case 2's slope, is decisive only if all of it is case 2.
+If B would end first, it is not, and both ends must be compared, as is always done here.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ Ratios = tuple[float, float]  # xi of the running job and of the new one, each �
 class Start:
     """When to start the new job, and the resulting completion times."""
 
-    share: bool  # now, beside the running one; else when that has ended
+    share: bool  # start now, beside the running job; otherwise when that has ended
     running_jct_s: float
     new_jct_s: float
-    waiting_jct_s: float  # the new one's if it waits
-    accumulation: int = 1  # passes that the new job runs each batch in
+    waiting_jct_s: float  # of the new job if it waits
+    accumulation: int = 1  # passes per batch of the new job
 
     @property
     def pair_jct_s(self) -> float:
@@ -48,7 +48,7 @@ class Start:
 
 
 def sharing_benefit(waiting_jct_s: float, jct_s: float) -> float:
-    """Equation 24: how many times sooner the new job ends than if it waits for GPUs of its own."""
+    """Equation 24: how many times sooner the new job ends than if it waits for its own GPUs."""
     return waiting_jct_s / jct_s
 
 
@@ -63,7 +63,7 @@ def ends(running_s: float, new_s: float, ratios: Ratios, kappa_s: float) -> tupl
 
 
 def later(running_s: float, new_s: float) -> Start:
-    """kappa = t_A i_A: the new job waits, and has its whole batch then."""
+    """kappa = t_A i_A: the new job waits, and then runs its whole batch in one pass."""
     end_s = running_s + new_s
     return Start(False, running_s, end_s, end_s)
 
@@ -71,14 +71,14 @@ def later(running_s: float, new_s: float) -> Start:
 def at_once(
     running_s: float, new_s: float, ratios: Ratios, slowdown: float = 1.0, accumulation: int = 1
 ) -> Start:
-    """kappa = 0. The new job keeps its passes to its end, and with them the `slowdown` (≥ 1)."""
+    """kappa = 0. The new job keeps its passes, and thus the `slowdown` (≥ 1), until its end."""
     running_end_s, new_end_s = ends(running_s, new_s * slowdown, ratios, 0.0)
     return Start(True, running_end_s, new_end_s, running_s + new_s, accumulation)
 
 
 def best_start(running_s: float, new_s: float, ratios: Ratios) -> Start:
-    """Theorem 1. Between equals the new job waits, as in its "otherwise": sharing would gain
-    nothing, and is a risk."""
+    """Theorem 1. In a tie the new job waits, as in its "otherwise": sharing would gain nothing, and
+    is a risk."""
     return _sooner((later(running_s, new_s), at_once(running_s, new_s, ratios)))
 
 
@@ -90,14 +90,15 @@ def best_split(
     ratios: Callable[[int], Ratios],
     fits: Callable[[int], bool],
 ) -> Start:
-    """Algorithm 2. `ratios`, and `fits` (into the memory left), are asked by number of passes.
+    """Algorithm 2. `ratios`, and `fits` (into the free memory), are functions of the number of
+    passes.
 
-    Without the listing's slips: `return` stands inside the loop there, so that only the whole
-    batch would ever be looked at; a sub-batch of 1 is never tried; and half a sample is rounded up.
-    There, too, a start with a sub-batch now is compared with one with that sub-batch later; but a
-    job that waits needs none, and so it would share where waiting is better.
-    Between equals it is the larger sub-batch (there, by its "≤", the smaller): no job is taken
-    apart for nothing. Where `ratios` always says the same, that is the largest one that fits.
+    The listing's errors are corrected: its `return` is inside the loop, so that only the whole
+    batch would ever be tried; a sub-batch of 1 is never tried; and half a sample is rounded up. It
+    also compares a start now with the same sub-batch later; but a job that waits needs no
+    sub-batches, so it would share where waiting is better. In a tie the larger sub-batch wins (in
+    the listing, with its "≤", the smaller), so that no batch is split for nothing. If `ratios` is
+    constant, that is the largest one that fits.
     """
     starts = [later(running_s, new_s)]
     for passes in accumulations(batch):
@@ -108,12 +109,12 @@ def best_split(
 
 
 def _sooner(starts: Iterable[Start]) -> Start:
-    """The one with the least mean JCT; of equals the first."""
+    """The start with the lowest mean JCT; in a tie, the first."""
     return min(starts, key=attrgetter("pair_jct_s"))
 
 
 def accumulations(batch: int) -> Iterator[int]:
-    """1, 2, 4 … passes, while they divide `batch` evenly: so all gradients weigh the same, and
+    """1, 2, 4 … passes, while they divide `batch` evenly: then all gradients have equal weight, and
     their mean over the passes is that of the whole batch."""
     passes = 1
     while passes <= batch and batch % passes == 0:

@@ -1,12 +1,12 @@
 """SJF-BSBF: shortest job first, best sharing benefit first (Castor paper, 5.2, algorithm 1).
 
-A job is profiled before it may share with others (section 7): on the GPUs that `profiling.gpus`
-sets aside, from which it goes back in line; without such, or if it is too large for them, or must
-not be started twice, on idle GPUs, where it stays. It is profiled once, with as many GPUs as it
-asks for: the paper tries 1, 2, 4 and 8, but then no job is given another number than its own.
-One of which nobody can say how long it takes shares with nobody, either.
+A job is profiled before it may share with others (section 7): on the GPUs reserved by
+`profiling.gpus`, from which it is requeued; if there are none, or it is too large for them or must
+not be restarted, on idle GPUs, where it stays. It is profiled once, with as many GPUs as it asks
+for: the paper profiles with 1, 2, 4 and 8, but no job ever gets another number than its own.
+Jobs of unknown duration do not share either.
 
-Jobs behind one that waits have their turn all the same, as in line 2: large ones may wait for long.
+A waiting job does not block those behind it, as in line 2, so large jobs may wait for long.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from policies.profiling import profiled, set_aside
 from policies.ranked import Ranked
 from policies.reasons import expected
 
-EXPLAINED = 4  # of the jobs that wait: the first in line are told about each GPU
-TURNS = 500  # of jobs that wait, in one plan: a line of thousands is not gone through every second
+EXPLAINED = 4  # the first waiting jobs, which get a verdict on each GPU
+TURNS = 500  # waiting jobs tried per plan: not thousands every second
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,14 +64,14 @@ class Castor:
             *self._profiles(profiler, new, aside.run_s),
             *self._places(main, [job for job in known if job.spec.gpus <= most]),
         )
-        # Who wants more than the other GPUs may have all, or it could never start.
+        # A job that needs more than the other GPUs may use all, or it could never start.
         wide = [job for job in known if job.spec.gpus > most]
         if any(placement.gpus for placement in plan):
             return plan
         return (*plan, *self._places(view, wide))
 
     def _profiles(self, view: View, jobs: Sequence[Job], run_s: float) -> Iterator[Placement]:
-        """On the GPUs set aside for it: each that fits, in the order of the line."""
+        """Profiling runs on the reserved GPUs: each job that fits, in queue order."""
         free = len(look(view).idle)
         for job in jobs:
             placement = self.unshared.place(job, view)
@@ -85,7 +85,7 @@ class Castor:
             yield placement
 
     def _places(self, view: View, jobs: Sequence[Job]) -> tuple[Placement, ...]:
-        """Gives each job its turn while there are GPUs to place it on."""
+        """Tries each job in turn while there are GPUs left."""
         plan: list[Placement] = []
         room, waiting = look(view), 0
         for job in jobs:
@@ -140,7 +140,7 @@ class Castor:
         )
 
     def _verdicts(self, job: Job, new: Newcomer | None, room: Room) -> tuple[Verdict, ...]:
-        """As for a job that must be alone; of GPUs that it might share, what speaks for that."""
+        """As for a job that must be alone, except for GPUs that it might share."""
         alone = self.unshared.place(job, room.view).verdicts
         if new is None:
             return alone
@@ -158,7 +158,7 @@ def castor(settings: Settings) -> Castor:
 
 
 def _only(view: View, keep: Callable[[GpuId], bool]) -> View:
-    """The view as if there were no other GPUs. Nodes that lose none stay the same ones."""
+    """The view as if there were no other GPUs. Nodes that lose none stay the same objects."""
     nodes = []
     for node in view.nodes:
         kept = tuple(gpu for gpu in node.gpus if keep(gpu.id))
@@ -167,7 +167,7 @@ def _only(view: View, keep: Callable[[GpuId], bool]) -> View:
 
 
 def _obstacles(job: Job, verdicts: tuple[Verdict, ...]) -> tuple[Reason, ...]:
-    """What is unknown about the job itself, otherwise the neighbour that came closest to a gain."""
+    """What is unknown about the job itself, or else the neighbour that came closest to a gain."""
     if missing := unknown(job):
         return (Reason(missing, detail="this job"),)
     reasons = (reason for verdict in verdicts for reason in verdict.refused)

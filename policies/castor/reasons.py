@@ -1,4 +1,4 @@
-"""The words for Castor's own reasons."""
+"""Wording of Castor's own reasons."""
 
 from __future__ import annotations
 

@@ -2,12 +2,12 @@
 
 Where the listing and its text leave something open:
 
-- The GPUs of neighbours come first, and idle ones make up what is missing: line 9 counts both, and
-  "we do not pick the free GPUs at first for this case" (5.2.2).
-- With several neighbours the job has one accumulation, the largest that any of them asks for, and
-  the worst of its ratios; each of the pairs must still gain by that.
-- A sub-batch fits where what the GPU has left is enough for what was estimated or measured.
-- How a batch is split changes no ratio: no model knows of that.
+- The GPUs of neighbours are used first, and idle ones fill the rest: line 9 counts both, and "we do
+  not pick the free GPUs at first for this case" (5.2.2).
+- With several neighbours the job has one accumulation, the largest that any of them requires, and
+  the worst of its ratios; each of the pairs must still gain with these.
+- A sub-batch fits if the GPU's free memory is enough for the estimated or measured need.
+- Ratios do not depend on how a batch is split: no model covers that.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ class Newcomer(NamedTuple):
     job: Job
     wanted: Demand
     left_s: float
-    least_mib: int  # with its batches in as many parts as can be
+    least_mib: int  # memory with its batches in as many parts as possible
 
 
 def newcomer(job: Job, view: View) -> Newcomer | None:
-    """None for one that may not."""
+    """None for a job that may not share."""
     wanted = view.demand(job)
     if wanted.alone or unknown(job):
         return None
@@ -76,7 +76,7 @@ def newcomer(job: Job, view: View) -> Newcomer | None:
 
 
 class Pair(NamedTuple):
-    """A neighbour, those of its GPUs that the job could use, and the resulting completion times."""
+    """A neighbour, the GPUs of it that the job could use, and the resulting completion times."""
 
     neighbour: Neighbour
     gpus: tuple[GpuView, ...]
@@ -96,8 +96,8 @@ class Sharing:
     interference: Interference
 
     def choose(self, new: Newcomer, room: Room) -> Choice | None:
-        """Neighbours in the order of their pairs' mean completion times, until the job has enough
-        GPUs. None if none of them gains."""
+        """Neighbours in order of their pairs' mean completion times, until the job has enough GPUs.
+        None if there is no gain with any of them."""
         view, wanted = room.view, new.wanted.gpus
         pairs = [pair for each in room.neighbours if (pair := self._gaining(new, each, view))]
         pairs.sort(key=lambda pair: pair.start.pair_jct_s)
@@ -116,9 +116,9 @@ class Sharing:
         return Choice(tuple(gpus), passes, (*benefits, *_split(new.job, passes)))
 
     def verdicts(self, new: Newcomer, alone: Sequence[Verdict], room: Room) -> tuple[Verdict, ...]:
-        """`alone` are those on all GPUs for a job that must be alone: they stand for idle ones.
+        """`alone` has the verdicts for a job that must be alone, which are used for idle GPUs.
 
-        A node on which there is no neighbour is looked at once, as long as nothing on it changes.
+        Verdicts on a node without neighbours are cached until something on it changes.
         """
         view, question = room.view, (self, new.wanted, new.least_mib)
         known = {gpu.id: each for each in room.neighbours for gpu in each.gpus}
@@ -161,7 +161,8 @@ class Sharing:
         return Verdict(gpu.id, (_reason("no_benefit", new, neighbour, both),))
 
     def _closed(self, new: Newcomer, gpu: GpuView, view: View) -> tuple[Reason, ...]:
-        """Of one without a neighbour: it has two jobs already, or one that is not known enough."""
+        """Why a GPU without a neighbour cannot be shared: it has two jobs, or not enough is known
+        about its job."""
         refused = self._refusals(new, gpu, view)
         if len(gpu.residents) >= CASTOR_JOBS:
             why = Reason("jobs_per_gpu", CASTOR_JOBS, len(gpu.residents), "jobs")
@@ -174,7 +175,7 @@ class Sharing:
         """Lines 11 and 12."""
         if neighbour.gpus[0].free_mib < new.least_mib:
             return None
-        # Theorem 1 with the whole batch first, which is quick: parts only make the job slower.
+        # First theorem 1 with the whole batch, which is quick: splitting only slows the job down.
         ratios = self._ratios(new, neighbour, view)
         if sum(ends(neighbour.left_s, new.left_s, ratios, 0.0)) >= _waiting_s(new, neighbour):
             return None
@@ -188,8 +189,8 @@ class Sharing:
     def _pair(
         self, new: Newcomer, neighbour: Neighbour, gpus: tuple[GpuView, ...], view: View
     ) -> Pair:
-        """Algorithm 2. As the ratios are the same for all sub-batches, it is the largest one that
-        fits: the others need not be tried."""
+        """Algorithm 2. As the ratios are the same for all sub-batches, the largest one that fits is
+        best, and the others need not be tried."""
         ratios = self._ratios(new, neighbour, view)
         fewest = self._fewest(new.job, gpus)
         start = best_split(
@@ -218,7 +219,7 @@ class Sharing:
         return (*refused, too_full) if too_full else refused
 
     def _fewest(self, job: Job, gpus: Sequence[GpuView]) -> int:
-        """Passes with which a batch fits into all of these: with the most it does."""
+        """The fewest passes with which a batch fits on all of these GPUs; the most always do."""
         every = accumulations(batch(job))
         return next(passes for passes in every if self._fit(need_mib(job, passes), job, gpus))
 
@@ -227,7 +228,7 @@ class Sharing:
 
 
 def _together(new: Newcomer, pairs: Sequence[Pair], passes: int) -> tuple[Reason, ...] | None:
-    """What each neighbour gains; None if one gains nothing by what the others ask of the job."""
+    """The gain with each neighbour; None if the passes that others require leave one without."""
     worst = max(pair.ratios[1] for pair in pairs)
     benefits = []
     for neighbour, _, (ratio, _), _ in pairs:

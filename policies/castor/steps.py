@@ -1,4 +1,4 @@
-"""How long a training step takes, in one pass or with its batch in parts (Castor paper, 3.1)."""
+"""How long a training step takes, in one pass or in several (Castor paper, 3.1)."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ FIXED_SHARE = 0.25  # see `StepModel.assumed`
 
 @dataclass(frozen=True, slots=True)
 class StepModel:
-    """Equations 1 to 3 of one job on one placement.
+    """Equations 1 to 3 for one job and placement.
 
-    Equation 2, alpha_comm + beta_comm · M, is one number here: a job's gradients are always as
-    large, M, so on one placement no measurement could tell its two parts from each other.
+    Equation 2, alpha_comm + beta_comm · M, is one number here: the size of a job's gradients, M, is
+    constant, so no measurement of one placement could separate the two terms.
     """
 
-    alpha_comp_s: float  # of each pass, whatever its batch
+    alpha_comp_s: float  # per pass, whatever its batch
     beta_comp_s: float  # per sample
-    comm_s: float = 0.0  # of the gradients' all-reduce, if nothing hid it
-    delta: float = 1.0  # ≥ 1: 1, computing and communicating one after the other; ∞, all at once
+    comm_s: float = 0.0  # all-reduce of the gradients, without overlap
+    delta: float = 1.0  # ≥ 1; 1: communication does not overlap computation; ∞: it does fully
 
     @classmethod
     def assumed(cls, step_s: float, batch: int) -> StepModel:
-        """Of a job of which no more than a step's duration is known: FIXED_SHARE of it is alpha.
+        """For a job with only a known step duration: FIXED_SHARE of it is alpha.
 
         That is the median share of the six applications on four kinds of GPU that the Sia
         artifact measured, each at its largest batch that fits (`python -m
-        benchmarks.castor.models`). Communication counts as computing: parts never save any of it.
+        benchmarks.castor.models`). Communication counts as computation: splitting never saves any.
         """
         return cls(FIXED_SHARE * step_s, (1 - FIXED_SHARE) * step_s / batch)
 
     @classmethod
     def told(cls, steps: Sequence[StepTime], batch: int) -> StepModel | None:
-        """From what runs of the job have told with their batches in various parts: every further
-        part costs another alpha. Of communication only a part that nothing hides would show, and
-        it counts as computing. None if all had the same parts."""
+        """Fitted to step times that runs of the job reported with different numbers of parts: each
+        further part costs another alpha. Only communication without overlap would show, and it
+        counts as computation. None if all had the same number of parts."""
         first, last = min(steps, key=_parts, default=None), max(steps, key=_parts, default=None)
         if first is None or last is None or first.parts == last.parts:
             return None
@@ -46,19 +46,19 @@ class StepModel:
         return cls(alpha_s, (whole_s - alpha_s) / batch)
 
     def compute_s(self, samples: float) -> float:
-        """One pass forwards and backwards over `samples` on each GPU (equation 1)."""
+        """A forward and backward pass over `samples` on each GPU (equation 1)."""
         return self.alpha_comp_s + self.beta_comp_s * samples
 
     def step_s(self, batch: int, accumulation: int = 1) -> float:
         """A step over `batch` samples on each GPU, in `accumulation` passes (equation 3).
 
-        Only the last pass has gradients to exchange."""
+        Gradients are exchanged only in the last pass."""
         compute = self.compute_s(batch / accumulation)
         return (accumulation - 1) * compute + _overlapped(compute, self.comm_s, self.delta)
 
     def slowdown(self, batch: int, accumulation: int) -> float:
-        """≥ 1, and the more passes the larger: each costs another alpha, and the last one, being
-        shorter, hides less of the communication."""
+        """≥ 1, and growing with the number of passes: each costs another alpha, and the last one,
+        being shorter, hides less of the communication."""
         whole_s = self.step_s(batch)
         return self.step_s(batch, accumulation) / whole_s if whole_s else 1.0
 

@@ -1,2 +1,2 @@
-"""Cuckoo: which two jobs share GPUs, and in what order groups take them, for deadlines' sake. What
-it needs (numpy, scipy, rustworkx) is loaded with `policies.cuckoo.policy`."""
+"""Cuckoo: which two jobs share GPUs, and in what order groups run, to meet deadlines. Its
+dependencies (numpy, scipy, rustworkx) are loaded with `policies.cuckoo.policy`."""

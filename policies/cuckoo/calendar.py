@@ -1,4 +1,4 @@
-"""When which GPUs are free, and whom they are promised to. Times are seconds from now."""
+"""When GPUs are free, and to which jobs they are promised. Times are in seconds from now."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Alike = Callable[[GpuView], object]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One GPU. An idle one may be promised to a job that waits for others beside it: till then
-    somebody else may use it."""
+    """One GPU. An idle one may be promised to a job that waits for more GPUs; until then, another
+    job may use it."""
 
     gpu: GpuView
     free_s: float
-    after: tuple[JobId, ...] = ()  # who uses it until then
-    lent_s: float = 0.0  # it is idle, and may be had for so long
+    after: tuple[JobId, ...] = ()  # the jobs that use it until then
+    lent_s: float = 0.0  # how long it is idle and may be used
 
     @property
     def idle(self) -> bool:
@@ -30,7 +30,7 @@ class Entry:
 
 
 class Seats(NamedTuple):
-    """GPUs for one group, and when it may have them."""
+    """GPUs for one group, and when it may use them."""
 
     gpus: tuple[GpuView, ...]
     window: Window
@@ -47,8 +47,8 @@ class Calendar:
         self._entries = {entry.gpu.id: entry for entry in entries}
 
     def seats(self, count: int, barred: Set[GpuId]) -> list[Seats]:
-        """Sets of so many GPUs, without the barred ones: of one kind on one node, else of one kind,
-        else any. Those that are free at about the same time go together."""
+        """Sets of `count` GPUs, without the barred ones: of one kind on one node, or else of one
+        kind, or else any. GPUs that become free at about the same time form a set."""
         entries = [entry for id, entry in self._entries.items() if id not in barred]
         for alike in (_node_and_kind, _kind, _any):
             found = [*self._whole(entries, count, alike), *self._lent(entries, count, alike)]
@@ -57,10 +57,10 @@ class Calendar:
         return []
 
     def take(self, seats: Seats, begin_s: float, length_s: float, jobs: tuple[JobId, ...]) -> None:
-        """Promise the GPUs from then on."""
+        """Promise the GPUs from `begin_s` on."""
         for gpu in seats.gpus:
             entry = self._entries[gpu.id]
-            if not seats.window.whole:  # in time for whom it is promised to
+            if not seats.window.whole:  # it ends in time for the job it is promised to
                 self._entries[gpu.id] = replace(entry, lent_s=0.0)
                 continue
             lent_s = begin_s if entry.idle else entry.lent_s

@@ -1,4 +1,4 @@
-"""All jobs in line as groups: pairs and single ones."""
+"""All queued jobs as groups: pairs and single jobs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from policies.cuckoo.groups import Group, Memory, Node, Packer, user
 from policies.cuckoo.members import Member, Site, memory_mib
 from policies.cuckoo.packing import taken_apart
 
-TOGETHER = 500  # jobs are matched by so many, in line order: those with close deadlines
+TOGETHER = 500  # jobs matched at a time, in queue order, so that their deadlines are close
 
 
 def grouped(
@@ -20,7 +20,7 @@ def grouped(
     where: Site,
     packer: Packer | None,
 ) -> list[Group]:
-    """In the order of their first in line. Those who run are only asked how fast GPUs are."""
+    """Groups in the order of their first jobs. Running jobs only show how fast GPUs are."""
     pairs = _pairs(view, line, where, packer) if packer else []
     packed = {member.job.id for pair in pairs for member in pair.members}
     single = [member for member in line if member.job.id not in packed]
@@ -36,8 +36,8 @@ def grouped(
 
 
 def capacity(where: Site, told: Sequence[Member]) -> float:
-    """In GPUs of the slowest kind (3.3.4): how often faster the others are, as the median of jobs
-    whose stages are known has it."""
+    """In GPUs of the slowest kind (3.3.4): a faster GPU counts by its speed-up, the median over
+    jobs with known stages."""
     known = {member.stages: member.alone for member in told if member.stages}
     paces = [
         median(alone[kind] / alone[0] for alone in known.values()) if known else 1.0
@@ -47,10 +47,10 @@ def capacity(where: Site, told: Sequence[Member]) -> float:
 
 
 def _pairs(view: View, line: Sequence[Member], where: Site, packer: Packer) -> list[Group]:
-    """Each number of GPUs for itself.
+    """Pairs, for each number of GPUs separately.
 
-    The kind that a pair is rated for is the best for it of those with an idle GPU, and of all where
-    none is idle (3.3.2).
+    A pair is rated on its best kind of GPU among those with an idle GPU, or among all if no GPU is
+    idle (3.3.2).
     """
     shared = [gpu for gpu in where.gpus if not gpu.gpu.is_mig]
     free = {where.kind(gpu) for gpu in shared if idle(gpu, view.settings) is None}
@@ -68,7 +68,7 @@ def _pairs(view: View, line: Sequence[Member], where: Site, packer: Packer) -> l
 
 
 def packable(view: View, line: Iterable[Member]) -> Iterator[Node]:
-    """Those in line of whom enough is known, and who may be beside others."""
+    """Queued jobs that may share, and about which enough is known."""
     for member in line:
         wanted, retry = view.demand(member.job), member.job.retry
         if not member.missing and not wanted.alone and not (retry and retry.avoid):
@@ -76,7 +76,7 @@ def packable(view: View, line: Iterable[Member]) -> Iterator[Node]:
 
 
 def _least_mib(where: Site) -> list[int]:
-    """Of the GPUs of each kind, what the smallest has."""
+    """The memory of the smallest GPU of each kind."""
     return [
         min(memory_mib(gpu) for gpu in where.gpus if where.kind(gpu) == kind)
         for kind in range(len(where.kinds))

@@ -1,4 +1,4 @@
-"""Groups of jobs: who is to share GPUs with whom, and how long that takes (Cuckoo paper, 3.3)."""
+"""Groups of jobs: which jobs share GPUs, and how long that takes (Cuckoo paper, 3.3)."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from policies.cuckoo.value import ddl_values, eff_values, rounds, standalone, to
 from policies.memory import margin_mib
 
 Stages = tuple[StageTimes, ...]  # by kind
-Slowed = tuple[tuple[float, float], ...]  # a pair's iterations, times those alone, by kind
+Slowed = tuple[tuple[float, float], ...]  # slowdowns of a pair's iterations, by kind
 
-ANYONE = -1  # instead of a user: without MPS all share with all
-GAIN = 1e-6  # by how much an eff_value has to be above 1: less is rounding
+ANYONE = -1  # instead of a user: without MPS, all users may share
+GAIN = 1e-6  # an eff_value must exceed 1 by this: less is rounding
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One job, or two. Of two in line the first one starts first: it is before the other there, by
-    its deadline mostly."""
+    """One job, or two. Of two queued jobs, the first one, usually the one with the earlier
+    deadline, starts first."""
 
     members: tuple[Member, ...]
     slowed: Slowed = ()  # of a pair
@@ -44,62 +44,62 @@ class Group:
         return self.members[0].job.holds_gpus
 
     def ends_s(self, kind: int) -> tuple[float, ...]:
-        """When each of them is done, if they begin together now. Who is left over goes on alone."""
+        """When each job is done if both begin now. The one that is left continues alone."""
         lefts = tuple(member.left_s[kind] for member in self.members)
         if not self.slowed:
             return lefts
         return ends(lefts[0], lefts[1], self.slowed[kind], 0.0)
 
     def latest_s(self, kind: int) -> float:
-        """When they have to begin, so that each is done by its deadline."""
+        """When they must begin for each to meet its deadline."""
         ends_s = self.ends_s(kind)
         return min(m.deadline_s - end_s for m, end_s in zip(self.members, ends_s, strict=True))
 
 
 class Node(NamedTuple):
-    """A job that waits and may be packed."""
+    """A waiting job that may be packed."""
 
     member: Member
-    uid: int  # under MPS, whose server it is a client of
+    uid: int  # under MPS, the user of its server
 
 
 def user(wanted: Demand) -> int:
-    """With whom it may share: `ANYONE`, or the clients of its user's MPS server."""
+    """The user whose jobs it may share with under MPS; otherwise `ANYONE`."""
     return ANYONE if wanted.mps_uid is None else wanted.mps_uid
 
 
 class Memory(NamedTuple):
-    """What there is on the GPUs of each kind, and what an admin wants of it."""
+    """The memory of each kind of GPU, and the preconditions on it."""
 
-    by_kind: Sequence[int]  # MiB, of the smallest
+    by_kind: Sequence[int]  # MiB, of the smallest GPU
     conditions: Preconditions
 
 
 class Company(NamedTuple):
-    """What some jobs come to beside others, in tables of rows beside columns."""
+    """How jobs (rows) run beside others (columns), as tables."""
 
     efficiency: Numbers  # eff_value
-    slowed: Numbers  # an iteration of the row's, times that alone
-    slows: Numbers  # one of the column's
+    slowed: Numbers  # slowdown of the row's iterations
+    slows: Numbers  # slowdown of the column's
 
 
 @dataclass(frozen=True, slots=True)
 class Packer:
     """`in_step`: the jobs of a group do one iteration each per round, as under the paper's (and
-    Muri's) executor. Nothing keeps them in step on CARMA's GPUs: there the one with the shorter
-    iterations does as many more of them, and is modelled as if they were one."""
+    Muri's) executor. On CARMA's GPUs nothing keeps them in step: the job with the shorter
+    iterations does more of them, which are modelled as one."""
 
     model: Model
     weight: float
     in_step: bool = False
 
     def together(self, one: Member, other: Member) -> Group:
-        """Two that are packed, whatever they gain."""
+        """The two jobs as a group, whatever the gain."""
         return Group((one, other), _slowed(self, one.stages, other.stages))
 
     def pairs(self, nodes: Sequence[Node], open_to: Iterable[int], memory: Memory) -> list[Group]:
-        """The matching of nodes that ask for as many GPUs as each other. `open_to` are the kinds
-        that they may be packed for."""
+        """The matching of nodes that ask for equally many GPUs. `open_to` has the kinds that they
+        may be packed for."""
         if len(nodes) < 2:
             return []
         eff = self._efficiencies(nodes, open_to, memory)
@@ -115,7 +115,8 @@ class Packer:
         ]
 
     def company(self, rows: Sequence[Member], columns: Sequence[Member], kind: int) -> Company:
-        """Runs of the same job, of which there are many, are looked at once."""
+        """The tables of rows beside columns. Runs of the same job, which are many, are computed
+        once."""
         row, one = _distinct(rows, kind)
         column, other = _distinct(columns, kind)
         there = np.ix_(row, column)
@@ -124,7 +125,7 @@ class Packer:
     def _efficiencies(
         self, nodes: Sequence[Node], open_to: Iterable[int], memory: Memory
     ) -> Numbers:
-        """eff_values of each with each, where it is highest; 0 for those who cannot be packed."""
+        """Highest eff_values of each with each; 0 for jobs that cannot be packed."""
         best = np.zeros((len(nodes), len(nodes)))
         members = [node.member for node in nodes]
         for kind in open_to:
@@ -135,12 +136,12 @@ class Packer:
         return best
 
     def phases(self, stages: Sequence[StageTimes]) -> Phases:
-        """What they do in a round."""
+        """Their phases in a round."""
         phases = Phases.of(stages)
         return phases if self.in_step else phases.slower(1 / standalone(self.model, phases))
 
     def slowed(self, ones: Sequence[Stages], others: Sequence[Stages]) -> list[Slowed]:
-        """By how much longer an iteration of either takes, of each pair."""
+        """For each pair, by how much longer an iteration of either takes."""
         if not ones:
             return []
         a, b = (self.phases([on for each in jobs for on in each]) for jobs in (ones, others))
@@ -154,13 +155,13 @@ class Packer:
 
 @lru_cache(maxsize=4096)
 def _slowed(packer: Packer, one: Stages, other: Stages) -> Slowed:
-    """Pairs stay together for many plans."""
+    """Cached, as pairs stay together for many plans."""
     return packer.slowed([one], [other])[0]
 
 
 @lru_cache(maxsize=64)
 def _each_with_each(packer: Packer, rows: Stages, columns: Stages) -> Company:
-    """The same jobs stay in line from plan to plan."""
+    """Cached, as the same jobs stay queued from plan to plan."""
     one = packer.phases(rows)
     other = one if columns == rows else packer.phases(columns)
     round_s = rounds(packer.model, one, other)
@@ -173,14 +174,14 @@ def _each_with_each(packer: Packer, rows: Stages, columns: Stages) -> Company:
 
 
 def _distinct(members: Sequence[Member], kind: int) -> tuple[list[int], Stages]:
-    """Which of the stages that there are on that kind are each one's, and these."""
+    """The distinct stages on this kind, and each member's index among them."""
     places: dict[StageTimes, int] = {}
     place = [places.setdefault(member.stages[kind], len(places)) for member in members]
     return place, tuple(places)
 
 
 def _allowed(nodes: Sequence[Node], whole_mib: int, conditions: Preconditions) -> NDArray[np.bool_]:
-    """Who may be packed with whom on GPUs of so much memory: whichever of them is the second."""
+    """Which jobs may be packed together on GPUs with this much memory, whichever comes second."""
     room = np.array([whole_mib - node.member.need_mib for node in nodes])
     uid = np.array([node.uid for node in nodes])
     fits = admitted(nodes, room, conditions)
@@ -192,14 +193,14 @@ def _allowed(nodes: Sequence[Node], whole_mib: int, conditions: Preconditions) -
 def admitted(
     nodes: Sequence[Node], room_mib: NDArray[np.int_], conditions: Preconditions
 ) -> NDArray[np.bool_]:
-    """Whether each of them may join where there is so much room: rows, columns."""
+    """Whether each job (row) may join where this much room is left (column)."""
     members = [node.member for node in nodes]
     need = np.array([m.need_mib + margin_mib(m.job.retry, conditions) for m in members])
     return (need[:, None] <= room_mib) & (room_mib >= conditions.min_free_mib)
 
 
 def _first_first(one: Member, other: Member) -> tuple[Member, Member]:
-    """Who is before the other in line, by deadline among equals."""
+    """The two in queue order, ties by deadline."""
     return (other, one) if _turn(other) < _turn(one) else (one, other)
 
 

@@ -1,24 +1,24 @@
-"""How long a round takes in which each of some jobs, collocated, does one iteration.
+"""The duration of a round, in which each of several collocated jobs does one iteration.
 
 The asynchronous-invocation model (Cuckoo paper, 3.2, algorithms 1 and 2), and Muri's, which it is
-compared with. The listings came to us garbled; what follows is what table 4 says, to the
-millisecond:
+compared with. The listings are garbled in our copy; this reproduces table 4 to the millisecond:
 
-- A job goes through three stages: it loads, computes, communicates. Each job is one stage behind
-  the one before it, so a round of n jobs has n + 2 stages. (The text speaks of three stages, and
-  listing 1 adds up four: these are those of two jobs.)
-- A stage lasts until all have what they wait for in it: one that loads its batch; one that computes
-  its forward pass; one that communicates its backward pass and gradients, if its iteration ends
-  only then. Else, as ResNet, it goes on, and they are ready by the end of the round: the paper has
-  "before the next forward pass", but in table 4 ResNet's 98 ms make the round's last stage.
-- So a round leaves nothing over, all rounds are alike, and the first one is the answer: listing 1's
-  loop until two of them are close is not needed.
-- The backward pass begins when the forward pass is done, in the same stage if that lasts; the
-  communication with the job's third stage, and not before (c_0 is 0 in table 4's second row).
-- Who uses the GPU or the network in a stage in which others do takes λ times as long for all of it
-  there, overlapping or not (f_0, b_0 and b_1 in the second row); with m of them
-  1 + (m − 1)(λ − 1) times, which is in turns for λ = 2. What does not get done is left for the next
-  stage. Loading is not contended for.
+- A job goes through three stages: loading, computing, communicating. Each job is one stage behind
+  the one before it, so a round of n jobs has n + 2 stages. (The text says three stages, and listing
+  1 adds up four: those of two jobs.)
+- A stage lasts until every job has what it waits for: a loading job its batch; a computing job its
+  forward pass; a communicating job its backward pass and gradients, if its iteration ends only
+  then. Otherwise, as for ResNet, it goes on, and they are ready by the end of the round: the paper
+  says "before the next forward pass", but in table 4 ResNet's 98 ms are the round's last stage.
+- So no work is left over after a round, all rounds are equal, and the first is the result: listing
+  1's loop until two rounds are close is not needed.
+- The backward pass begins after the forward pass, in the same stage if that lasts long enough;
+  communication begins with the job's third stage, and not before (c_0 is 0 in table 4's second
+  row).
+- A job that uses the GPU or the network in the same stage as others takes λ times as long for all
+  of that work, overlapping or not (f_0, b_0 and b_1 in the second row); with m jobs,
+  1 + (m − 1)(λ − 1) times, which means taking turns if λ = 2. Work that is not done is left for the
+  next stage. There is no contention for loading.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ NOTHING: Numbers = np.zeros(())
 
 
 class Phases(NamedTuple):
-    """What an iteration takes alone: of one job, or of many, in arrays that go with those of the
-    jobs beside them. Seconds, or whatever unit all of them are in."""
+    """The parts of an iteration alone: of one job, or of many as arrays, parallel to those of the
+    jobs beside them. In seconds, or any unit that all of them use."""
 
     load: Numbers
     forward: Numbers
     backward: Numbers
     communication: Numbers
-    awaited: NDArray[np.bool_]  # the iteration ends with its gradients
+    awaited: NDArray[np.bool_]  # the iteration waits for its own gradients
 
     @classmethod
     def of(cls, jobs: Sequence[StageTimes]) -> Phases:
@@ -64,13 +64,13 @@ class Phases(NamedTuple):
         return Phases(load, forward, backward, communication, self.awaited)
 
     def at(self, index: object) -> Phases:
-        """These of the jobs, as arrays are indexed."""
+        """The jobs at this array index."""
         return Phases(*(column[index] for column in self))  # type: ignore[call-overload]
 
 
 class Step(NamedTuple):
-    """One stage of a round: a row of table 4. How much of it each job computes forwards and
-    backwards and communicates, and how long it lasts."""
+    """One stage of a round, a row of table 4: each job's forward, backward and communication time
+    in it, and its duration."""
 
     used: tuple[tuple[Numbers, Numbers, Numbers], ...]
     length: Numbers
@@ -78,14 +78,14 @@ class Step(NamedTuple):
 
 class Model(Protocol):
     def iteration_s(self, jobs: Sequence[Phases]) -> Numbers:
-        """Of jobs that begin one after the other, in this order."""
+        """The duration of a round of jobs that begin one after the other, in this order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asynchronous:
-    """AM. λ of the GPU is fitted to the pairs that Lucid's authors measured, as the policy counts
-    them (`python -m benchmarks.cuckoo`); of the network, of which nobody measured pairs, it is the
-    working example's, which has 2 for both."""
+    """AM. The GPU's λ is fitted to the pairs that Lucid's authors measured, as the policy models
+    them (`python -m benchmarks.cuckoo`). The network's λ, for which there are no measured pairs, is
+    that of the working example, which uses 2 for both."""
 
     gpu: float = 1.3
     network: float = 2.0
@@ -126,14 +126,14 @@ class Asynchronous:
 
 
 def _slowed(factor: float, work: Sequence[Numbers]) -> Numbers:
-    """How much longer a resource takes with all these at once."""
+    """The slowdown of a resource that does all this work at once."""
     users = sum((np.greater(each, 0).astype(float) for each in work), start=NOTHING)
     return 1.0 + (factor - 1.0) * np.maximum(users - 1.0, 0.0)
 
 
 def _work(todo: Numbers, slow: Numbers, length: Numbers) -> tuple[Numbers, Numbers]:
-    """What is left of it, and what it takes of a stage. Nothing is left by rounding only: it would
-    count as a user."""
+    """The work left over, and the time spent in the stage. Rounding must not leave any, as it would
+    count as use of the resource."""
     needs = todo * slow
     return np.where(needs <= length, 0.0, todo - length / slow), np.minimum(needs, length)
 
@@ -141,13 +141,13 @@ def _work(todo: Numbers, slow: Numbers, length: Numbers) -> tuple[Numbers, Numbe
 @dataclass(frozen=True, slots=True)
 class Exclusive:
     """Muri's (Zhao et al., SIGCOMM 2022; the paper's Muri-P): each stage uses one resource and
-    nothing overlaps, so jobs go round the three of them, one ahead of the other, and each time wait
-    for the slowest."""
+    nothing overlaps, so jobs rotate over the three resources, one ahead of the other, and each time
+    wait for the slowest."""
 
     def iteration_s(self, jobs: Sequence[Phases]) -> Numbers:
         rows = [(job.load, job.compute, job.communication) for job in jobs]
         if len(rows) > 3:
-            raise ValueError("there are three resources, and no two jobs may use the same one")
+            raise ValueError("at most three jobs: no two may use the same of three resources")
         total = NOTHING
         for stage in range(3):
             busy = (row[(stage - n) % 3] for n, row in enumerate(rows))

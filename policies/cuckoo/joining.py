@@ -1,11 +1,11 @@
-"""Who of those that wait longer joins one that runs alone.
+"""Which waiting jobs join jobs that run alone.
 
-On CARMA's GPUs a job may join another at any time, so a place beside one that runs is a slot of
-the plan like any other. It costs what equations 13 and 14 say of both: when the one that joins
-ends, by how much later than alone the other does, and by how much more either misses its deadline.
-Who does not get one keeps its turn, which costs its lateness: when it ends then does not count, as
-all move up by as much whoever leaves the line, if all take the average time (3.3.3). Whose turn is
-next on the GPUs is not to be put off by that: only who is before it in line may make them busy for
+On CARMA's GPUs a job may join another at any time, so a place beside a running job is a slot of the
+plan like any other. Its cost follows equations 13 and 14 for both jobs: when the joining job ends,
+by how much the other is delayed, and by how much more either misses its deadline. A job without a
+place keeps its turn, at the cost of its lateness; its end does not count then, since whichever job
+leaves the queue, all others move up by as much, if all take the average time (3.3.3). Joining must
+not delay the next turn on the GPUs: only jobs ahead of that one in the queue may keep them busy for
 longer than planned.
 """
 
@@ -32,19 +32,19 @@ from policies.cuckoo.value import ddl_values
 
 
 class Place(NamedTuple):
-    """Beside a job that is alone on its GPUs."""
+    """A place beside a job that is alone on its GPUs."""
 
     member: Member
     kind: int
     room_mib: int
     uid: int
-    # Whose turn is next there (`Planned.rank`), and when: who is behind it must be done by then.
+    # The rank of the next turn there (`Planned.rank`), and when: later jobs must be done by then.
     rank: float = math.inf
     until_s: float = math.inf
 
 
 class Cost(NamedTuple):
-    """Of each row beside each column, in seconds; what the column has to bear is in it."""
+    """The cost of each row beside each column, in seconds, including that of the column's job."""
 
     complete_s: Numbers
     late_s: Numbers
@@ -53,7 +53,7 @@ class Cost(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Who may join, and its turn if it does not."""
+    """A job that may join, and its turn if it does not."""
 
     node: Node
     planned: Planned
@@ -67,8 +67,8 @@ def joins(
     packer: Packer,
     planner: Planner,
 ) -> Iterator[Turn]:
-    """Of those who are planned for later, or for the second place on GPUs that they start on now.
-    Both are to gain: their efficiency is above 1, and waiting costs more."""
+    """Joins of jobs that are planned for later, or as the second of a group that starts now. Both
+    jobs must gain: the efficiency is above 1, and waiting costs more."""
     by_id = {gpu.id: gpu for gpu in where.gpus}
     conditions = view.settings.preconditions_for("cuckoo")
     free = list(_kept(_places(view, running, where), planned))
@@ -97,7 +97,7 @@ def joins(
 
 
 def _waiting(planned: Mapping[JobId, Planned]) -> Iterator[Member]:
-    """Those who do not start now."""
+    """The jobs that do not start now."""
     for job, plan in planned.items():
         starts = plan.ends_s and plan.begin_s <= 0 and plan.group.members[0].job.id == job
         if not starts:
@@ -105,7 +105,7 @@ def _waiting(planned: Mapping[JobId, Planned]) -> Iterator[Member]:
 
 
 def _places(view: View, running: Sequence[Member], where: Site) -> Iterator[Place]:
-    """Those that somebody may take, be it later."""
+    """The places that a job may take, now or later."""
     by_id = {gpu.id: gpu for gpu in where.gpus}
     for member in running:
         job, wanted = member.job, view.demand(member.job)
@@ -119,7 +119,7 @@ def _places(view: View, running: Sequence[Member], where: Site) -> Iterator[Plac
 
 
 def _kept(places: Iterable[Place], planned: Mapping[JobId, Planned]) -> Iterator[Place]:
-    """With whose turn it is there afterwards, so that joining jobs do not keep it off for ever."""
+    """The places with the next turn on their GPUs, which joining jobs must not delay for ever."""
     following: dict[GpuId, Planned] = {}
     for plan in planned.values():
         if plan.order == 1 and plan.begin_s > 0:
@@ -137,14 +137,14 @@ def _kept(places: Iterable[Place], planned: Mapping[JobId, Planned]) -> Iterator
 def _table(
     rows: Sequence[Row], places: Sequence[Place], packer: Packer, conditions: Preconditions
 ) -> tuple[Groups, Numbers]:
-    """Each place as a kind of its own, and the eff_values."""
+    """The groups, with each place as a separate kind, and the eff_values."""
     shape = len(rows), len(places)
     complete_s, late_s, efficiency = (np.zeros(shape) for _ in range(3))
     fits = np.zeros(shape, dtype=bool)
     members = [row.node.member for row in rows]
     deadline_s = np.array([member.deadline_s for member in members])
     ends_s = [row.planned.end_s(row.node.member) for row in rows]
-    kept_s = np.minimum(ends_s, NEVER)  # who has no turn in the plan waits for ever
+    kept_s = np.minimum(ends_s, NEVER)  # a job without a turn in the plan waits for ever
     later_s = _late_s(kept_s, deadline_s)
     for kind in {place.kind for place in places}:
         columns = [n for n, place in enumerate(places) if place.kind == kind]
@@ -188,7 +188,7 @@ def _costs(
 def _ends_s(
     joining: Sequence[Member], alone_s: Numbers, kind: int, company: Company
 ) -> tuple[Numbers, Numbers]:
-    """As `Group.ends_s`, of each row beside each column."""
+    """`Group.ends_s`, for each row beside each column."""
     left_s = np.array([member.left_s[kind] for member in joining])[:, None]
     together_s = np.minimum(left_s * company.slowed, alone_s * company.slows)
     return (

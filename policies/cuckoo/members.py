@@ -1,4 +1,4 @@
-"""The jobs that a plan is about, and what has to be known of each."""
+"""The jobs in a plan, and what is known about each."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from policies.cuckoo.value import standalone
 from policies.memory import need_mib
 
 NOTHING: frozenset[GpuId] = frozenset()
-UNHEARD_S = 3600.0  # what a job takes where nobody knows how long any takes
-LEAST_S = 1.0  # what one that runs takes, and has left, also if it was told to stop
+UNHEARD_S = 3600.0  # assumed duration if none is known for any job
+LEAST_S = 1.0  # least duration and remaining time of a running job, even one told to stop
 
 
 class Site(NamedTuple):
-    """The GPUs that are planned for."""
+    """The GPUs that a plan covers."""
 
     gpus: tuple[GpuView, ...]
     kinds: tuple[str, ...]  # in the order in which they first appear
@@ -27,9 +27,9 @@ class Site(NamedTuple):
     whole: bool  # none of them is a MIG instance
 
     def barred(self, job: Job) -> frozenset[GpuId]:
-        """The GPUs that it cannot have even when they are empty: by its owner's word on memory (a
-        guess keeps nobody off an empty GPU), after a failure there, or as a process sees one MIG
-        instance."""
+        """The GPUs that the job cannot use even when they are empty: because of its declared memory
+        (an estimate does not keep it off an empty GPU), after a failure there, or because a process
+        can use only one MIG instance."""
         need_mib = job.estimate.safe_mib if job.estimate and job.estimate.firm else 0
         avoid, several = job.retry.avoid if job.retry else (), job.spec.gpus > 1
         if not avoid and need_mib <= self.least_mib and (self.whole or not several):
@@ -45,12 +45,12 @@ class Site(NamedTuple):
         return job.spec.gpus <= len(self.gpus) - len(self.barred(job))
 
     def kind(self, gpu: GpuView) -> int:
-        """As one of `kinds`. With a single one, all are taken for that."""
+        """The GPU's index in `kinds`. If there is only one kind, all GPUs count as that."""
         return self.kinds.index(gpu.gpu.name) if len(self.kinds) > 1 else 0
 
 
 def site(view: View, aside: frozenset[str], heterogeneous: bool) -> Site:
-    """Those that jobs may be given some time, but for the ones set aside."""
+    """All GPUs that jobs may use at some time, except those reserved for profiling."""
     gpus = tuple(gpu for gpu in view.gpus if gpu.id not in aside and usable(gpu, view.settings))
     kinds = tuple(dict.fromkeys(gpu.gpu.name for gpu in gpus))
     least_mib = min(map(memory_mib, gpus), default=0)
@@ -59,27 +59,27 @@ def site(view: View, aside: frozenset[str], heterogeneous: bool) -> Site:
 
 
 def memory_mib(gpu: GpuView) -> int:
-    """All that is ours to give."""
+    """The memory that jobs may use."""
     return gpu.gpu.memory_mib - gpu.external_mib
 
 
 def usable(gpu: GpuView, settings: Settings) -> bool:
-    """Neither out of order nor in somebody else's use."""
+    """Whether it is neither out of service nor used by external processes."""
     broken = gpu.drained or gpu.stale or (gpu.sample and gpu.sample.fault)
     return not broken and (bool(gpu.residents) or idle(gpu, settings) is None)
 
 
 class Member(NamedTuple):
-    """A job in line or on GPUs. Times are seconds from now, as if it were alone."""
+    """A queued or running job. Times are in seconds from now, as if it were alone."""
 
     job: Job
-    stages: tuple[StageTimes, ...]  # one per kind of the site; none: not known
-    alone: tuple[float, ...]  # what an iteration takes, by kind
-    whole_s: tuple[float, ...]  # what it takes, by kind
-    left_s: tuple[float, ...]  # of that
+    stages: tuple[StageTimes, ...]  # one per kind of the site; empty: unknown
+    alone: tuple[float, ...]  # duration of an iteration, by kind
+    whole_s: tuple[float, ...]  # duration of the job, by kind
+    left_s: tuple[float, ...]  # the part of it that remains
     deadline_s: float  # infinite: none
     need_mib: int
-    missing: str  # the code of what must be known of it before it is packed; "": all of it is
+    missing: str  # the reason code of what must be known before it is packed; "": nothing
 
 
 def unknown(job: Job, stages: Sequence[StageTimes]) -> str:
@@ -89,7 +89,7 @@ def unknown(job: Job, stages: Sequence[StageTimes]) -> str:
 
 
 def members(jobs: Sequence[Job], where: Site, model: Model, now: float) -> list[Member]:
-    """Of one of which nobody knows how long it takes, it is taken to be the mean of the others."""
+    """The jobs as members. A job of unknown duration is assumed to take the mean of the others."""
     speeds, first = Speeds.told(jobs), where.kinds[0]
     told = [known(job, first) for job in jobs]
     on_kinds = {
@@ -104,7 +104,7 @@ def members(jobs: Sequence[Job], where: Site, model: Model, now: float) -> list[
     found = []
     for job, stages in zip(jobs, told, strict=True):
         paces, deadline_at = alone.get(stages, everywhere), job.spec.deadline_at
-        # Predictions are taken to be for the first kind.
+        # Predictions are assumed to be for the first kind.
         first_s = mean_s if job.expected_s is None else job.expected_s
         whole_s = tuple(first_s * pace / paces[0] for pace in paces)
         found.append(
@@ -123,7 +123,7 @@ def members(jobs: Sequence[Job], where: Site, model: Model, now: float) -> list[
 
 
 def _alone(jobs: Sequence[tuple[StageTimes, ...]], model: Model) -> list[tuple[float, ...]]:
-    """What an iteration of each takes alone, by kind."""
+    """The duration of an iteration of each alone, by kind."""
     if not jobs:
         return []
     columns = [standalone(model, Phases.of(times)).tolist() for times in zip(*jobs, strict=True)]
@@ -131,8 +131,8 @@ def _alone(jobs: Sequence[tuple[StageTimes, ...]], model: Model) -> list[tuple[f
 
 
 def left_s(job: Job, now: float, whole_s: float) -> float:
-    """What it would still run for alone. One that has outlived its prediction goes on for a tenth
-    of what it has run, as for Castor."""
+    """Its remaining run time alone. A job that has outlived its prediction is assumed to continue
+    for a tenth of its run time, as in Castor."""
     if job.stop is not None:
         return 0.0
     attained_s = job.attained_s(now)
@@ -140,8 +140,8 @@ def left_s(job: Job, now: float, whole_s: float) -> float:
 
 
 def due_at(job: Job, now: float, whole_s: float) -> float:
-    """When one that runs should end alone; that past, when a tenth more has, and so on. The same
-    instant in every plan until then."""
+    """When a running job should end alone; once that has passed, a tenth later, and so on. The same
+    time in every plan until then."""
     started_at = now if job.started_at is None else job.started_at
     due_s, attained_s = max(whole_s, LEAST_S), job.attained_s(now)
     while due_s <= attained_s:

@@ -1,7 +1,6 @@
-"""Which group of jobs takes which GPUs, and when (Cuckoo paper, 3.3.3).
+"""Which group of jobs uses which GPUs, and when (Cuckoo paper, 3.3.3).
 
-Only groups that ask for as many GPUs as each other are planned together. Times are seconds from
-now.
+Only groups with equal numbers of GPUs are planned together. Times are in seconds from now.
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ from scipy.optimize import linear_sum_assignment
 
 from policies.cuckoo.interleaving import Numbers
 
-NEVER = 1e12  # the cost of what cannot be, in seconds: an assignment needs finite ones
-SPARE_SLOTS = 1.5  # so many are looked at per group: some sets of GPUs are better left to the last
-BETWEEN_EQUALS = 1e-6  # by so much more the costs count of who is before in line
-EXACT = 200  # groups: behind those that have to begin first, the others follow in that order
+NEVER = 1e12  # the cost of an impossible slot, in seconds: assignments need finite costs
+SPARE_SLOTS = 1.5  # slots considered per group: some sets of GPUs are better left unused
+BETWEEN_EQUALS = 1e-6  # extra weight of the costs of groups that are earlier in the queue
+EXACT = 200  # groups assigned exactly, those that must begin first; the others follow in order
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """When a set of GPUs of one kind is free, or a place beside one who runs there."""
+    """When a set of GPUs of one kind is free, or a place beside a job that runs there."""
 
     kind: int
-    begin_s: float = 0.0  # busy sets: when those who are there are predicted to end
-    end_s: float = math.inf  # then it is promised to others: one group at most, if it is done
+    begin_s: float = 0.0  # of busy sets: when the jobs there are predicted to end
+    end_s: float = math.inf  # when promised to others: at most one group fits, if done by then
 
     @property
     def whole(self) -> bool:
@@ -38,18 +37,18 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """What is to be planned, one row per group, in arrays. Each place beside one who runs is a kind
-    of its own."""
+    """The groups to plan, as arrays with one row per group. Each place beside a running job is a
+    separate kind."""
 
-    time_s: Numbers  # (groups, kinds): how long it takes there
-    latest_s: Numbers  # (groups, kinds): when it has to begin there to meet its deadlines
+    time_s: Numbers  # (groups, kinds): its duration there
+    latest_s: Numbers  # (groups, kinds): when it must begin there to meet its deadlines
     fits: NDArray[np.bool_]  # (groups, windows)
     submitted_at: Numbers
     deadline_s: Numbers  # the earliest one
-    late_s: Numbers  # by how much it is late without any of these windows
+    late_s: Numbers  # how late it is without any of these windows
 
     def of(self, some: NDArray[np.intp]) -> Groups:
-        """These of them."""
+        """Only the groups with these indices."""
         return Groups(
             self.time_s[some],
             self.latest_s[some],
@@ -67,18 +66,18 @@ class Groups:
 class Slot(NamedTuple):
     window: int
     order: int  # from 1
-    begin_s: float  # as if all groups took the average time
+    begin_s: float  # if all groups take the average time
 
 
 Planner = Callable[[Groups, Sequence[Window]], list[Slot | None]]
 
 
 def min_cost(groups: Groups, windows: Sequence[Window]) -> list[Slot | None]:
-    """The paper's: the cheapest assignment of groups to (GPUs, order).
+    """The paper's plan: the cheapest assignment of groups to (GPUs, order).
 
-    Of a long line it is that of the groups that have to begin first. On one kind of GPU that is
-    no loss: there a cheapest order is that of `latest_s`, for what is late costs the more, the
-    later it is, and all take the average time. Places for one group each are few.
+    Of a long queue, only the groups that must begin first are assigned. With one kind of GPU that
+    loses nothing: the order of `latest_s` is a cheapest one, since cost grows with lateness and all
+    take the average time. There are few places for only one group.
     """
     turns = np.argsort(groups.latest_s.max(axis=1), kind="stable")
     exact = EXACT if any(window.whole for window in windows) else len(turns)
@@ -86,8 +85,8 @@ def min_cost(groups: Groups, windows: Sequence[Window]) -> list[Slot | None]:
     plan: list[Slot | None] = [None] * len(turns)
     slots = first_slots(groups, windows, len(first))
     table = costs(groups.of(first), windows, slots)
-    # On one kind of GPU, without deadlines, all assignments cost the same. Table 6, too, has two
-    # that cost 6: the paper takes that which is better for its first group.
+    # With one kind of GPU and no deadlines, all assignments cost the same. Table 6, too, has two
+    # with cost 6: the paper takes the one that is better for its first group.
     before = 1 - first / len(turns)
     table *= 1 + BETWEEN_EQUALS * before[:, None]
     for row, column in zip(*linear_sum_assignment(table), strict=True):
@@ -97,10 +96,10 @@ def min_cost(groups: Groups, windows: Sequence[Window]) -> list[Slot | None]:
 
 
 def costs(groups: Groups, windows: Sequence[Window], slots: Sequence[Slot]) -> Numbers:
-    """Equations 13 and 14, for each group and slot, but for what having none costs.
+    """Equations 13 and 14 for each group and slot, minus the cost of having no slot.
 
-    A group is late by as much as the one of its jobs that is most: with one job, or two of the same
-    deadline and duration, that is the paper's D.
+    A group is as late as the latest of its jobs: with one job, or two with the same deadline and
+    duration, that is the paper's D.
     """
     window = np.array([slot.window for slot in slots], dtype=int)
     begin_s = np.array([slot.begin_s for slot in slots])
@@ -113,8 +112,8 @@ def costs(groups: Groups, windows: Sequence[Window], slots: Sequence[Slot]) -> N
 
 
 def first_slots(groups: Groups, windows: Sequence[Window], count: int) -> list[Slot]:
-    """For so many groups the slots that are done first, if average ones take all of them: as many
-    as groups, some more, and the first one of each window."""
+    """The slots for `count` groups that end first if all groups take the average time: one per
+    group, some more, and the first one of each window."""
     average_s = groups.average_s().tolist()
     done: list[tuple[float, Slot]] = []
     for n, window in enumerate(windows):
@@ -141,8 +140,8 @@ def _in_turn(
     turns: NDArray[np.intp],
     planned: Sequence[Slot | None] = (),
 ) -> list[Slot | None]:
-    """Each of these takes the window that is free first, of several the one where it is quickest;
-    after those that are planned."""
+    """Assigns each of these, after those that are planned, to the window that is free first, and
+    among several to the one where it is fastest."""
     plan = list(planned) or [None] * len(groups.time_s)
     free_s = [window.begin_s for window in windows]
     orders = [0] * len(windows)

@@ -1,16 +1,16 @@
-"""Cuckoo (Zhang et al., SoCC 2025): pairs of jobs by efficiency and deadlines, and which group
-takes which GPUs when, at the least cost.
+"""Cuckoo (Zhang et al., SoCC 2025): pairs jobs by efficiency and deadlines, and plans which group
+uses which GPUs when, at the lowest cost.
 
-The paper packs jobs and starts both at once. On CARMA's GPUs the second of them may join only when
-the first has shown its first kernel and settled. So of a pair in line the one with the earlier
-deadline starts, and every plan is made anew: who waits is packed with others that wait, and a place
-beside one that runs alone goes to whom it saves most (`joining`). It is also how a plan follows
-what really happens: a job that has outlived its prediction is taken to go on, and its successors
-are planned for later.
+The paper packs jobs and starts both at once. On CARMA's GPUs the second job may join only when the
+first has run its first kernel and settled. So the job of a pair with the earlier deadline starts,
+and planning starts over each time: waiting jobs are packed with each other, and a place beside a
+job that runs alone goes to the job that saves most by it (`joining`). That also adapts plans to
+what really happens: a job that has outlived its prediction is assumed to continue, and its
+successors are planned for later.
 
-A job of which nobody can say what its iterations take is profiled: on the GPUs that
-`profiling.gpus` sets aside, from which it goes back in line; without such, or if it is too large
-for them, or must not be started twice, on idle GPUs, where it stays.
+A job with unknown iteration times is profiled: on the GPUs reserved by `profiling.gpus`, from which
+it is requeued; if there are none, or it is too large for them or must not be restarted, on idle
+GPUs, where it stays.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ from policies.memory import lacking, need_mib
 from policies.profiling import ProfilingPool, profiled, set_aside
 from policies.ranked import Ranked
 
-TURNS = 2000  # of jobs in line, in one plan: those behind have their turn when some have started
-TOLD = 100  # of the jobs that wait: the first in line are told what is planned for them
-EXPLAINED = 4  # and these about each GPU
+TURNS = 2000  # queued jobs per plan: later ones are planned when some have started
+TOLD = 100  # the first waiting jobs, which get reasons with their plan
+EXPLAINED = 4  # the first ones, which also get a verdict on each GPU
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cuckoo:
-    """`unshared` judges GPUs for one that is to be alone there."""
+    """`unshared` judges GPUs for a job that will be alone there."""
 
     name: str
     conditions: Preconditions
@@ -65,7 +65,7 @@ class Cuckoo:
     packer: Packer
     planner: Planner = min_cost
     packs: bool = True
-    heterogeneous: bool = True  # else all GPUs are taken for the first one's kind
+    heterogeneous: bool = True  # False: all GPUs count as the first one's kind
 
     def order(self, job: Job) -> float:
         """Earliest deadline first."""
@@ -79,7 +79,7 @@ class Cuckoo:
         known: list[Job] = []
         for job in view.queue:
             (new if aside.takes(job) and not job.stage_times else known).append(job)
-        # None are, while the first in line who can ever start could not do so on the others.
+        # None are reserved while the first job that can ever start could not do so on the others.
         with_them, without = (site(view, gpus, self.heterogeneous) for gpus in (NOTHING, aside.own))
         first = next(filter(with_them.holds, known), None)
         if first and not without.holds(first):
@@ -89,7 +89,7 @@ class Cuckoo:
     def _profiles(
         self, view: View, jobs: Sequence[Job], aside: ProfilingPool
     ) -> Iterator[Placement]:
-        """On the GPUs set aside for it: each that fits, in the order of the line."""
+        """Profiling runs on the reserved GPUs: each job that fits, in queue order."""
         free = sum(1 for gpu in aside.own if not view.gpu(gpu).residents)
         for n, job in enumerate(jobs):
             verdicts = self.unshared.place(job, view).verdicts
@@ -109,7 +109,7 @@ class Cuckoo:
     def _plan(
         self, view: View, jobs: Sequence[Job], closed: frozenset[GpuId]
     ) -> Iterator[Proposal]:
-        """On all GPUs but the closed ones."""
+        """Placements on all GPUs but the closed ones."""
         if not jobs:
             return
         where = site(view, closed, self.heterogeneous)
@@ -151,7 +151,7 @@ class Cuckoo:
         return self.packs and view.settings.collocation.max_jobs_per_gpu > 1
 
     def _starting(self, turn: Turn, view: View) -> Placement:
-        """The first of a group, on GPUs that nobody is on; there it is profiled if need be."""
+        """Place the first job of a group on idle GPUs, and profile it there if necessary."""
         member, gpus = turn.planned.group.members[0], tuple(gpu.id for gpu in turn.gpus)
         job, profiling = member.job, view.settings.profiling
         placement = Placement(job.id, gpus, self.unshared.place(job, view).verdicts)
@@ -161,7 +161,7 @@ class Cuckoo:
         return replace(placement, explanation=explanation(member, turn.planned))
 
     def _joining(self, turn: Turn, view: View) -> Placement:
-        """The second of a group whose first one runs, if its GPUs admit it by now."""
+        """Place the second job of a group beside the first, if the GPUs there can take it now."""
         joins, there = turn.planned.group.members[1], {gpu.id for gpu in turn.gpus}
         verdicts = tuple(
             self._judged(joins.job, view.gpu(v.gpu), view) if v.gpu in there else v
@@ -209,7 +209,7 @@ def cuckoo(settings: Settings, own: CuckooSettings) -> Cuckoo:
 
 
 def _on_one_node(gpus: Sequence[GpuId], job: Job, view: View) -> tuple[GpuId, ...]:
-    """The first so many on one node; none if no node has enough."""
+    """As many as the job needs, all on one node; none if no node has enough."""
     for place in range(len(view.nodes)):
         there = [gpu for gpu in gpus if view.node_of[gpu] == place]
         if len(there) >= job.spec.gpus:

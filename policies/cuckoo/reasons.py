@@ -1,4 +1,4 @@
-"""The words for Cuckoo's own reasons."""
+"""Wording of Cuckoo's own reasons."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from carmad.plugin import Reason, Wording, duration, first_few
 def _planned_start(reason: Reason) -> str:
     turn = "" if reason.need <= 1 else f", as number {reason.need:.0f} on its GPUs"
     after = f", after {first_few(reason.detail)}" if reason.detail else ""
-    return f"its turn is planned in {duration(reason.have)}{turn}{after}"
+    return f"its start is planned in {duration(reason.have)}{turn}{after}"
 
 
 def _deadline(reason: Reason) -> str:
@@ -18,14 +18,14 @@ def _deadline(reason: Reason) -> str:
 
 REASONS = {
     "partner": Wording(
-        "Partner", lambda r: f"it joins {r.detail} as soon as the GPUs there admit it"
+        "Partner", lambda r: f"it will join {r.detail} as soon as the GPUs there can take it"
     ),
     "no_partner": Wording(
-        "NoPartner", lambda r: "nobody to be packed with: none would gain, or it must be alone"
+        "NoPartner", lambda r: "no job to pack it with: none would gain, or it must be alone"
     ),
     "planned_start": Wording("Planned", _planned_start),
     "deadline": Wording("Deadline", _deadline),
-    # why it was placed as it was
+    # why it was placed there
     "packed": Wording(
         "Packed",
         lambda r: (
@@ -35,7 +35,10 @@ REASONS = {
     ),
     "close_deadlines": Wording(
         "CloseDeadlines",
-        lambda r: f"of {r.detail}'s deadline and its own the nearer is {r.have:.2f} of the other",
+        lambda r: (
+            f"of its deadline and {r.detail}'s, the nearer is {r.have:.2f} times as far off as the"
+            " other"
+        ),
     ),
     "planned_end": Wording(
         "PlannedEnd",

@@ -1,9 +1,9 @@
-"""When each group has its turn, and where: plans for each number of GPUs, one after the other.
+"""When and where each group has its turn: plans for each number of GPUs, one after the other.
 
-Where jobs ask for different numbers of GPUs, those are planned first whose first in line is before
-the others'. What the first group on each set of GPUs waits for is kept for it; meanwhile others may
-have it if they are done in time. So neither do many small jobs keep a large one out for good, nor
-do GPUs stand idle for it that somebody could use.
+If jobs ask for different numbers of GPUs, those whose first job is earlier in the queue are planned
+first. GPUs that the first group on a set waits for are kept for it; meanwhile others may use them
+if they are done in time. So many small jobs cannot keep a large one out for good, and no usable
+GPUs stay idle for it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from policies.cuckoo.telling import Planned
 
 
 class Turn(NamedTuple):
-    """Of a group that begins now, or of one who joins another."""
+    """A group that begins now, or a job that joins another."""
 
     planned: Planned
     gpus: tuple[GpuView, ...]
@@ -31,8 +31,8 @@ class Turn(NamedTuple):
 
 class Schedule(NamedTuple):
     turns: Sequence[Turn] = ()
-    planned: Mapping[JobId, Planned] = MappingProxyType({})  # of all in line
-    due_at: float | None = None  # when a plan will look different, if nothing happens until then
+    planned: Mapping[JobId, Planned] = MappingProxyType({})  # for all queued jobs
+    due_at: float | None = None  # when the plan will change even if nothing happens until then
 
 
 def schedule(
@@ -42,7 +42,7 @@ def schedule(
     packer: Packer,
     planner: Planner,
 ) -> Schedule:
-    """Of groups in line order."""
+    """The schedule of groups, which are in queue order."""
     calendar = Calendar(where, list(_entries(running, where, packer)))
     starts: list[Turn] = []
     planned: list[Planned] = []
@@ -66,16 +66,15 @@ def schedule(
 
 
 def first_due(running: Sequence[Member], where: Site, now: float) -> float | None:
-    """When the first of those who run should have ended."""
+    """When the first of the running jobs should have ended."""
     kinds = {job.id: where.kind(gpu) for gpu in where.gpus for job in gpu.residents}
     ends = (due_at(m.job, now, m.whole_s[kinds[m.job.id]]) for m in running if not m.job.stop)
     return min(ends, default=None)
 
 
 def classes(groups: Sequence[Group], where: Site) -> Iterator[Sequence[Group]]:
-    """Groups that ask for as many GPUs, of several out of the same ones, in the order of their
-    first in line. Before those whose owners yield to others come all the others, and jobs that are
-    to recover before all."""
+    """Groups with the same number of GPUs and, for several GPUs, the same usable ones, in the order
+    of their first jobs. Recovering jobs come first, and nice ones last."""
     alike: dict[tuple[bool, int, int, frozenset[GpuId]], list[Group]] = {}
     for group in groups:
         job = group.members[0].job
@@ -86,8 +85,8 @@ def classes(groups: Sequence[Group], where: Site) -> Iterator[Sequence[Group]]:
 
 
 def _entries(running: Sequence[Member], where: Site, packer: Packer) -> Iterator[Entry]:
-    """When those who run are predicted to end: two as the model has it, more as if each were alone,
-    for who runs beside two is not Cuckoo's doing."""
+    """When running jobs are predicted to end: two that share by the model, more as if each were
+    alone, since Cuckoo does not place more than two together."""
     by_id = {member.job.id: member for member in running}
     for gpu in where.gpus:
         there = [by_id[job.id] for job in gpu.residents]
@@ -101,7 +100,7 @@ def _entries(running: Sequence[Member], where: Site, packer: Packer) -> Iterator
 
 
 def _table(groups: Sequence[Group], seats: Sequence[Seats], where: Site) -> Groups:
-    """What the second of a pair needs is seen to when it joins."""
+    """The needs of a pair's second job are checked only when it joins."""
     kinds = range(len(where.kinds))
     fits = np.ones((len(groups), len(seats)), dtype=bool)
     for n, group in enumerate(groups):

@@ -1,4 +1,4 @@
-"""What `policy = "cuckoo"` can be set to."""
+"""Settings of `policy = "cuckoo"`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ _Share = Annotated[float, Interval(ge=0, le=1)]
 
 @dataclass(frozen=True, slots=True)
 class CuckooSettings:
-    """Of `policy = "cuckoo"` (Cuckoo paper, 3)."""
+    """`policy = "cuckoo"` (Cuckoo paper, 3)."""
 
-    weight: _Share = 0.6  # w: of two jobs' efficiency together; close deadlines have the rest
+    weight: _Share = 0.6  # w: of a pair's efficiency; the rest is for close deadlines

@@ -1,4 +1,4 @@
-"""What an iteration of a job takes on each kind of GPU (Cuckoo paper, 3.1's profiler)."""
+"""A job's stage times on each kind of GPU (the profiler of the Cuckoo paper, 3.1)."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from statistics import median
 
 from carmad.plugin import Job, Profile, StageTimes
 
-FORWARD = 1 / 3  # of what computing takes; the backward pass is two matrix products for its one
-SHORTEST_S = 1e-6  # an iteration: whoever says less is mistaken
-FASTER = 100.0  # times: kinds that are said to differ by more do not tell of others
-ASSUMED_S = 1.0  # of a step, where nobody knows: between two such jobs only ratios matter
+FORWARD = 1 / 3  # of the computing time: the backward pass has two matrix products per forward one
+SHORTEST_S = 1e-6  # shortest credible iteration
+FASTER = 100.0  # largest credible ratio of the speeds of two kinds
+ASSUMED_S = 1.0  # step time if unknown: between two such jobs only ratios matter
 
 
 def known(job: Job, measured_on: str) -> tuple[StageTimes, ...]:
-    """What is known of it, by kind; nothing for a job that was neither told nor profiled, or whose
-    iterations are said to take next to no time.
+    """Known stage times, by kind; empty if the job has neither stage times nor a profile, or if its
+    iterations are implausibly short.
 
-    A profile does not say where it was taken: `measured_on` stands for that.
+    A profile does not say on which kind it was taken: `measured_on` is assumed.
     """
     if job.stage_times:
         return job.stage_times if min(map(_total_s, job.stage_times)) >= SHORTEST_S else ()
@@ -34,9 +34,9 @@ def _total_s(stages: StageTimes) -> float:
 
 @lru_cache(maxsize=4096)
 def _derived(profile: Profile, step_s: float) -> StageTimes | None:
-    """From the share of time in which a kernel ran. While none did, it is taken to have loaded:
-    utilisation does not tell a wait for data from one for the network, which NCCL's kernels would
-    fill anyway, and on one server data is the likelier."""
+    """Stage times from the share of time in which a kernel ran. The rest counts as loading:
+    utilisation cannot distinguish waiting for data from waiting for the network, but NCCL's kernels
+    run during the latter, and on one server data is more likely."""
     busy = profile.mean("gpu_utilization")
     if busy is None:
         return None
@@ -48,11 +48,11 @@ def _derived(profile: Profile, step_s: float) -> StageTimes | None:
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """How much longer the passes take on one kind of GPU than on another: the median over the jobs
-    that were told on both, as one owner's slip must not move all others' plans. Kinds that no job
-    connects are taken to be as fast as each other."""
+    """How much longer passes take on one kind of GPU than on another: the median over jobs with
+    stage times on both, so that one owner's mistake does not affect everyone's plans. Kinds that no
+    job connects count as equally fast."""
 
-    ratios: Mapping[tuple[str, str], float]  # from a kind to another
+    ratios: Mapping[tuple[str, str], float]  # from one kind to another
 
     @classmethod
     def told(cls, jobs: Iterable[Job]) -> Speeds:
@@ -66,8 +66,8 @@ class Speeds:
         return cls({kinds: median(ratios) for kinds, ratios in seen.items()})
 
     def on(self, stages: tuple[StageTimes, ...], kind: str) -> StageTimes:
-        """As told of the kind, or of any; else of the first kind told, its passes scaled: neither
-        disk nor network is another one for another GPU."""
+        """The stage times given for this kind, or for any kind; otherwise those of the first kind
+        given, with passes scaled: disk and network do not depend on the GPU."""
         by_kind = {each.gpu: each for each in stages}
         there = by_kind.get(kind) or by_kind.get("")
         if there is not None:

@@ -1,4 +1,4 @@
-"""What a job's owner is told: why it starts there, and what a job that waits is waiting for."""
+"""Reasons for owners: why a job starts there, and what a waiting job is waiting for."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from policies.reasons import expected
 
 
 class Planned(NamedTuple):
-    """What a plan has for a group. Times are seconds from now."""
+    """A group's place in a plan. Times are in seconds from now."""
 
     group: Group
-    rank: int = 0  # 0: nobody was before it in line
+    rank: int = 0  # 0: it was first in the queue
     begin_s: float = 0.0
-    ends_s: tuple[float, ...] = ()  # of each of its jobs; none: it has no GPUs in the plan
+    ends_s: tuple[float, ...] = ()  # of each of its jobs; empty: it has no GPUs in the plan
     gpus: tuple[GpuId, ...] = ()
     order: int = 1  # on these GPUs
-    after: tuple[JobId, ...] = ()  # who uses them until then
+    after: tuple[JobId, ...] = ()  # the jobs that use them until then
 
     def partner(self, member: Member) -> Member | None:
         return next((each for each in self.group.members if each is not member), None)
@@ -31,12 +31,12 @@ class Planned(NamedTuple):
 
 
 def explanation(member: Member, planned: Planned) -> tuple[Reason, ...]:
-    """Of one that starts."""
+    """For a job that starts."""
     return (*expected(member.job), *_pair(member, planned), *_deadline(member, planned))
 
 
 def waiting(job: Job, planned: Planned, packs: bool) -> tuple[Reason, ...]:
-    """Of one that does not: when its turn is, and its partner, or why it has none."""
+    """For a waiting job: when its turn is, and its partner, or why it has none."""
     member = next(each for each in planned.group.members if each.job.id == job.id)
     return (
         *_turn(planned),
@@ -47,7 +47,7 @@ def waiting(job: Job, planned: Planned, packs: bool) -> tuple[Reason, ...]:
 
 def _partner(member: Member, planned: Planned, packs: bool) -> Iterator[Reason]:
     if partner := planned.partner(member):
-        # Who starts first waits for no partner.
+        # A job that starts first does not wait for a partner.
         code = "partner" if member is planned.group.members[1] else "packed"
         yield Reason(code, 1.0, planned.group.efficiency, detail=_name(partner.job.id))
     elif member.missing:
@@ -57,7 +57,7 @@ def _partner(member: Member, planned: Planned, packs: bool) -> Iterator[Reason]:
 
 
 def _pair(member: Member, planned: Planned) -> Iterator[Reason]:
-    """With whom it is packed, and how close their deadlines are, if they have any."""
+    """The job that it is packed with, and how close their deadlines are, if any."""
     partner = planned.partner(member)
     if partner is None:
         return
@@ -68,7 +68,8 @@ def _pair(member: Member, planned: Planned) -> Iterator[Reason]:
 
 
 def _turn(planned: Planned) -> Iterator[Reason]:
-    """Who uses its GPUs before it is named if it is next: further on that changes all the time."""
+    """Its turn. The jobs before it on its GPUs are named only if it is next: otherwise they would
+    change all the time."""
     if planned.ends_s and planned.begin_s > 0:
         next_one = planned.order == 1
         after = ", ".join(map(_name, planned.after)) if next_one else ""
@@ -76,7 +77,7 @@ def _turn(planned: Planned) -> Iterator[Reason]:
 
 
 def _deadline(member: Member, planned: Planned, late: bool = False) -> Iterator[Reason]:
-    """Whether the plan keeps it; with `late`, only if it does not."""
+    """Whether the plan meets its deadline; with `late`, only if it does not."""
     end_s = planned.end_s(member)
     if not math.isfinite(member.deadline_s) or not math.isfinite(end_s):
         return

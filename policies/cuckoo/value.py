@@ -6,16 +6,16 @@ import numpy as np
 
 from policies.cuckoo.interleaving import Model, Numbers, Phases
 
-AT_ONCE = 16_384  # pairs: a block of the table, which stays in the processor's cache
+AT_ONCE = 16_384  # pairs per block of the table, which fits into the processor's cache
 
 
 def standalone(model: Model, jobs: Phases) -> Numbers:
-    """What an iteration of each takes alone: a round of one."""
+    """The duration of an iteration of each alone: a round of one."""
     return model.iteration_s((jobs,))
 
 
 def rounds(model: Model, rows: Phases, columns: Phases) -> Numbers:
-    """How long a round takes of each row with each column, in the better of their two orders."""
+    """The duration of a round of each row with each column, in the better of both orders."""
     round_s = np.empty((len(rows.load), len(columns.load)))
     at_once = max(1, AT_ONCE // max(1, len(columns.load)))
     other = columns.at((None, slice(None)))
@@ -29,16 +29,16 @@ def rounds(model: Model, rows: Phases, columns: Phases) -> Numbers:
 
 
 def eff_values(row_s: Numbers, column_s: Numbers, round_s: Numbers) -> Numbers:
-    """Equation 1, of each row with each column."""
+    """Equation 1, for each row with each column."""
     return (row_s[:, None] + column_s) / round_s
 
 
 def ddl_values(one_s: Numbers | float, other_s: Numbers | float) -> Numbers:
-    """Equation 11, of deadlines in so many seconds. One that has passed is due now.
+    """Equation 11, for deadlines in seconds from now. One that has passed counts as due now.
 
-    Equal deadlines are as close as can be, also if both have passed or neither is ever: 1. With
-    that, nothing but efficiency counts among jobs without deadlines, as the paper wants it (5.2).
-    Beside none any deadline is as far as can be: 0.
+    Equal deadlines have the value 1, even if both have passed or neither exists. So only efficiency
+    counts among jobs without deadlines, as in the paper (5.2). A deadline beside none has the value
+    0.
     """
     one, other = np.maximum(one_s, 0.0), np.maximum(other_s, 0.0)
     later, sooner = np.maximum(one, other), np.minimum(one, other)

@@ -1,4 +1,5 @@
-"""Lucid (Hu et al., ASPLOS 2023): jobs are profiled, foretold and packed by what can be read."""
+"""Lucid (Hu et al., ASPLOS 2023): profiles jobs, predicts durations and packs jobs, with
+interpretable models."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
 """The Affine-jobpair Binder: which running job a new one joins, if any (Lucid paper, 3.3).
 
 The paper's rules: (1) both jobs' memory fits, (2) both want the same number of GPUs, and get the
-same ones, (3) no more than two are on a set of GPUs, (4) jobs whose use of a GPU is unstable are
-not packed (and evicted if they are: `stability`), (5) nor are jobs that run on several nodes. The
-sharing scores add up to no more than the capacity.
+same ones, (3) at most two jobs are on a set of GPUs, (4) jobs with unstable GPU usage are not
+packed (and evicted if they are: `stability`), (5) nor are jobs that run on several nodes. The
+sharing scores must not add up to more than the capacity.
 
-"Time-aware" (3.1, C) is in the artifact (simulation/policy/lucid.py): a job joins none whose
-priority value is less than half of its own, for that one would be held up to its end and the job
-longer still. Of several that would do the artifact takes the first of its list of running jobs, and
-so it is here: the one that has run for longest.
+"Time-aware" (3.1, C) is in the artifact (simulation/policy/lucid.py): a job does not join one whose
+priority value is less than half of its own, since that one would be slowed down until its end. Of
+several suitable partners, the artifact takes the first in its list of running jobs; so does this:
+the one that has run longest.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from policies.lucid.packing import WORDS
 from policies.lucid.room import refusals
 from policies.lucid.traits import Traits, TraitsOf
 
-PAIR = 2  # jobs on a set of GPUs
-OUTLASTS = 2.0  # times the other's priority value
+PAIR = 2  # jobs per set of GPUs
+OUTLASTS = 2.0  # times the partner's priority value
 COMPANY = Demand(1, alone=False, mps_uid=None, estimate=None, retry=None)
 
 
 class Partner(NamedTuple):
-    """A job that is alone on its GPUs, all on one node, and could be joined by somebody."""
+    """A job that is alone on its GPUs, all on one node, and could be joined."""
 
     job: Job
     gpus: tuple[GpuView, ...]
-    memory_mib: int  # that each of its GPUs has, at least
-    free_mib: int  # and has left
+    memory_mib: int  # of the smallest of its GPUs
+    free_mib: int  # on the fullest of its GPUs
     score: int
     priority: float
 
@@ -43,14 +43,14 @@ class Peers(NamedTuple):
     """Partners with the same sharing score, the one that has run for longest first."""
 
     score: int
-    bar: float  # nobody with a higher priority value joins any of them
-    free_mib: int  # the most that any of them leaves
+    bar: float  # no job with a higher priority value may join any of them
+    free_mib: int  # the most that any of them leaves free
     partners: list[Partner]
-    in_vain: dict[int, tuple[float, int]]  # by user: priority value and need of one who asked
+    in_vain: dict[int, tuple[float, int]]  # by user: priority value and need of a job that failed
 
 
 class Binder:
-    """For one plan. GPUs that are `reserved` are no place for pairs."""
+    """For one plan. Pairs are not formed on `reserved` GPUs."""
 
     def __init__(
         self, view: View, capacity: int, traits: TraitsOf, reserved: frozenset[GpuId]
@@ -62,8 +62,8 @@ class Binder:
         self._partners = self._found(reserved)
 
     def partner(self, job: Job) -> Partner | None:
-        """Whom `job` is to join. Nearly all jobs of a long line fail here, so that it must be
-        quick: `objections` is asked only of whom nothing simple speaks against."""
+        """The partner that `job` should join, if any. Nearly all jobs of a long queue fail here, so
+        it must be quick: `objections` is called only for partners that pass simple checks."""
         found: list[Partner] = []
         for memory_mib, groups in self._partners.get(job.spec.gpus, ()):
             mine = self._traits(job, memory_mib)
@@ -78,7 +78,7 @@ class Binder:
         return min(found, key=_seniority) if found else None
 
     def bind(self, partner: Partner) -> None:
-        """Somebody has joined it."""
+        """Record that a job has joined this partner."""
         for _, groups in self._partners[len(partner.gpus)]:
             for peers in groups:
                 if partner in peers.partners:
@@ -90,7 +90,7 @@ class Binder:
         return Reason("affine", self._capacity, total, detail=_scores(mine, its))
 
     def objections(self, job: Job, gpu: GpuView) -> Iterator[Reason]:
-        """Why `job` may not join who is on `gpu`."""
+        """Why `job` may not join the job on `gpu`."""
         if len(gpu.residents) >= PAIR:
             yield Reason("jobs_per_gpu", PAIR, len(gpu.residents), "jobs")
             return
@@ -119,12 +119,12 @@ class Binder:
             yield Reason("sharing_score", self._capacity, total, detail=_scores(mine, its))
         bar = OUTLASTS * its.priority
         if mine.priority > bar:
-            known = 0.0 if mine.priority == math.inf else mine.priority  # what JSON has no word for
+            known = 0.0 if mine.priority == math.inf else mine.priority  # JSON has no infinity
             yield Reason("outlasts", bar, known, "GPU-s", f"job {its.job.id}")
 
     def _first(self, mine: Traits, peers: Peers) -> Partner | None:
-        """The first of them that will do. Where none would for a job of the same user that asks
-        for no more, none will for this one."""
+        """The first suitable one. If none was suitable for a job of the same user that needs no
+        more, none is for this one."""
         job = mine.job
         if mine.aloof or job.exclusive:
             return None
@@ -153,10 +153,10 @@ class Binder:
         memory_mib = gpu.gpu.memory_mib
         return self._traits(job, memory_mib), self._traits(gpu.residents[0], memory_mib)
 
-    # -- who could be joined
+    # -- jobs that could be joined
 
     def _found(self, reserved: frozenset[GpuId]) -> dict[int, list[tuple[int, list[Peers]]]]:
-        """By number of GPUs, and by the memory of the smallest of these."""
+        """Partners by number of GPUs, and by the memory of the smallest of them."""
         question = (self._traits, reserved)
         alike: dict[int, dict[int, dict[int, list[Partner]]]] = {}
         for node in self._view.nodes:
@@ -203,7 +203,7 @@ def _seniority(partner: Partner) -> tuple[float, JobId]:
 
 
 def _free_mib(gpu: GpuView, its: Traits) -> int:
-    """Less what who is there may take yet."""
+    """Free memory, minus what the job there may still allocate."""
     return min(gpu.free_mib, gpu.gpu.memory_mib - gpu.external_mib - its.need_mib)
 
 

@@ -1,9 +1,9 @@
-"""How much is shared at the moment (Lucid paper, 3.3, "Dynamic Strategy").
+"""How much sharing is allowed at the moment (Lucid paper, 3.3, "Dynamic Strategy").
 
-The paper forecasts how many jobs will be submitted, and how many GPUs asked for; its artifact goes
-by the jobs. Here it is the GPUs: ten jobs of one GPU take less room than two of eight. The paper
-wants the throughput to be low now *and* not about to rise, so it is the larger of the last hour's
-mean and the forecast.
+The paper forecasts how many jobs will be submitted and how many GPUs requested; its artifact uses
+the jobs. Here it is the GPUs: ten one-GPU jobs take less room than two eight-GPU jobs. The paper
+requires the throughput to be low now *and* not about to rise, so the larger of the last hour's mean
+and the forecast counts.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from carmad.models.traffic import HOUR, INTERVAL_S, features
 from carmad.plugin import Additive, AskAgain, Reason, View
 from policies.lucid.settings import LucidSettings
 
-NAME = "throughput"  # of the model, among those that were learned
+NAME = "throughput"  # of the trained model
 APATHETIC = 1  # sharing capacity
 
 
 def sharing_capacity(view: View, knobs: LucidSettings) -> int | Reason:
-    """GSS: what the sharing scores on a GPU may add up to; or why nobody shares."""
+    """GSS: the limit for the sum of sharing scores on a GPU, or why sharing is off."""
     if not _is_dynamic(knobs):
         return knobs.sharing_capacity
     gpus = throughput(view)
@@ -31,7 +31,7 @@ def sharing_capacity(view: View, knobs: LucidSettings) -> int | Reason:
 
 
 def next_change(view: View, knobs: LucidSettings) -> tuple[AskAgain, ...]:
-    """When the capacity may change although nothing happens until then."""
+    """Ask again when the capacity may change, even if nothing else happens until then."""
     if not _is_dynamic(knobs):
         return ()
     return (AskAgain((view.now // INTERVAL_S + 1) * INTERVAL_S),)
@@ -42,7 +42,7 @@ def _is_dynamic(knobs: LucidSettings) -> bool:
 
 
 def throughput(view: View) -> float:
-    """GPUs asked for in ten minutes, lately or soon, whichever is more."""
+    """GPUs requested in ten minutes, recently or as forecast, whichever is more."""
     counts = view.history.traffic(view.now)
     lately = fmean([gpus for _, gpus in counts[-HOUR:]]) if counts else 0.0
     model = view.models.get(NAME)

@@ -1,7 +1,7 @@
-"""Sharing scores: how much a job suffers and harms beside another one (Lucid paper, 3.2 and 3.5.1).
+"""Sharing scores: how much two jobs that share slow each other down (Lucid paper, 3.2 and 3.5.1).
 
-Tiny, Medium or Jumbo is told from a job's profile by the Packing Analyze Model: the one that was
-learned here if there is one, else the one that CARMA ships.
+The Packing Analyze Model classifies a job as Tiny, Medium or Jumbo by its profile. It is the model
+trained here, if there is one, or else the one shipped with CARMA.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from importlib.resources import files
 from carmad.models import Node
 from carmad.plugin import Job, Model, Tree
 
-NAME = "packing"  # of the model, among those that were learned
+NAME = "packing"  # of the trained model
 SCORES = {"tiny": 0, "medium": 1, "jumbo": 2}
 WORDS = ("Tiny", "Medium", "Jumbo")  # by score
 
@@ -25,12 +25,12 @@ def model(models: Mapping[str, Model]) -> Tree:
 
 
 def score(tree: Tree, job: Job, memory_mib: int) -> int | None:
-    """On a GPU with so much memory; None for a job whose profile does not tell.
+    """The sharing score on a GPU with this much memory; None if the profile lacks what it needs.
 
-    Where a figure is missing a tree goes with most of its training jobs. That would be a guess, and
-    to pack is to risk something: the profile must have all that the tree asks for. It has not if
-    the job showed no kernel while it was profiled, or on a MIG instance, which has no utilisation
-    of NVML's. SMACT cannot stand in for that: it is lower, so that everybody would look Tiny.
+    With a value missing, a tree follows most of its training jobs. That would be a guess, and
+    packing is a risk: the profile must have all the values that the tree uses. It does not if the
+    job ran no kernel while it was profiled, or on a MIG instance, for which NVML reports no
+    utilisation. SMACT cannot replace it: it is lower, so every job would look Tiny.
     """
     if job.profile is None:
         return None
@@ -44,7 +44,7 @@ def score(tree: Tree, job: Job, memory_mib: int) -> int | None:
 
 @cache
 def shipped() -> Tree:
-    """What `python -m benchmarks.lucid.models` trained."""
+    """The model trained by `python -m benchmarks.lucid.models`."""
     fields = json.loads(files("policies.lucid").joinpath("packing.json").read_text("utf-8"))
     fields |= {name: tuple(fields[name]) for name in ("features", "classes")}
     fields["nodes"] = tuple(

@@ -1,4 +1,5 @@
-"""Lucid: who is profiled, who is packed with whom, and who comes first (Lucid paper, section 3)."""
+"""Lucid: which jobs are profiled, which are packed together, and in what order jobs start (Lucid
+paper, section 3)."""
 
 from __future__ import annotations
 
@@ -27,9 +28,9 @@ class Lucid:
     name: str = "lucid"
     settings: LucidSettings = field(default_factory=LucidSettings)
     sharing: Literal["affine", "naive", "off"] = "affine"  # naive: wherever memory allows it
-    estimated: bool = True  # False: no predicted duration counts, neither in line nor in packing
+    estimated: bool = True  # False: ignore predicted durations, for both order and packing
     space_aware: bool = True  # False: jobs are profiled in order of arrival
-    time_aware: bool = True  # False: the profiler stays as it is, whatever waits
+    time_aware: bool = True  # False: the profiler never borrows GPUs
     known: Known = field(default_factory=Known, init=False, repr=False)
 
     def order(self, job: Job) -> float:
@@ -46,7 +47,7 @@ class Lucid:
         return (*evictions(view), *turn.plan, *next_change(view, self.settings))
 
     def _binder(self, view: View, reserved: frozenset[GpuId]) -> Binder | Reason:
-        """Or why nobody shares."""
+        """The binder, or why sharing is off."""
         tree = packing.model(view.models)
         if self.sharing == "naive":
             return Binder(view, ANY_SCORES, self.known.traits(tree, by_arrival), reserved)

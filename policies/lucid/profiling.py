@@ -1,14 +1,14 @@
-"""The Non-intrusive Job Profiler: which jobs run where to be known (Lucid paper, 3.2).
+"""The Non-intrusive Job Profiler: which jobs are profiled on which GPUs (Lucid paper, 3.2).
 
-**Space-aware** (algorithm 1): least GPUs first; the first job that does not fit ends the turn.
+**Space-aware** (algorithm 1): fewest GPUs first; the first job that does not fit ends the turn.
 
 **Time-aware**, as in the artifact (simulation/profiler/lgf.py): when more than ten jobs wait to be
-profiled, a node of the main ones is lent, or, on a single server, as many GPUs again, until fewer
-than five wait and the forecast has fallen. Only idle GPUs are lent, so that nobody has to leave.
-The artifact returns the node when less than five times N_prof are asked for; here it is what the
-profiler can take in without the loan. T_prof is halved meanwhile: the paper says that it is
-reduced, not to what. N_prof follows from what is lent. Nothing of that is remembered: a loan shows
-in the view, by the jobs that are being profiled on GPUs which are not the profiler's own.
+profiled, the profiler borrows one of the main nodes or, on a single server, as many GPUs as it has,
+until fewer than five jobs wait and the forecast has fallen. Only idle GPUs are lent, so no job has
+to leave. The artifact returns the node when fewer than five times N_prof GPUs are requested; here
+the limit is what the profiler can hold without the loan. T_prof is halved meanwhile: the paper says
+that it is reduced, but not by how much. N_prof follows from the loan. No state is kept: a loan is
+visible in the view, as jobs that are being profiled on GPUs which are not the profiler's own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from policies.lucid.mode import throughput
 from policies.lucid.room import idle_of
 from policies.profiling import ProfilingPool, set_aside, widest
 
-MANY, FEW = 10, 5  # jobs that wait to be profiled
+MANY, FEW = 10, 5  # jobs waiting to be profiled
 
 
 def profiler(view: View, time_aware: bool) -> ProfilingPool:
@@ -32,7 +32,7 @@ def profiler(view: View, time_aware: bool) -> ProfilingPool:
 
 
 def _burst(alone: ProfilingPool, view: View) -> bool:
-    # At least so many: where GPUs are idle jobs go at once.
+    # A lower bound: where GPUs are idle, jobs start at once.
     waiting = sum(map(alone.takes, view.queue)) - idle_of(alone.own, view).free
     if waiting > MANY:
         return True

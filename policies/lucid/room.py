@@ -1,4 +1,4 @@
-"""Idle GPUs, and how a job takes some of them: consolidated (Lucid paper, 3.4)."""
+"""Idle GPUs, and consolidated placement on them (Lucid paper, 3.4)."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Room:
     def choose(
         self, wanted: Demand, view: View, fits: Filter, spread: bool = True
     ) -> tuple[GpuView, ...]:
-        """On the node with the fewest idle GPUs that has enough of them, so that room for larger
-        jobs stays; else, with `spread`, on as few nodes as can be. None if there are too few."""
+        """GPUs on the node with the fewest idle GPUs that has enough, to keep room for larger jobs;
+        otherwise, with `spread`, on as few nodes as possible. None if there are too few."""
         for node in sorted(self._nodes, key=len):
             if len(node) >= wanted.gpus:
                 gpus = _first(wanted, node, view, fits)
@@ -34,7 +34,7 @@ class Room:
         return _first(wanted, chain.from_iterable(fullest_first), view, fits)
 
     def without(self, gpus: Iterable[GpuView]) -> None:
-        """They were given to somebody."""
+        """Remove GPUs that were given to a job."""
         taken = {gpu.id for gpu in gpus}
         left = ([gpu for gpu in node if gpu.id not in taken] for node in self._nodes)
         self._nodes = [node for node in left if node]
@@ -42,8 +42,8 @@ class Room:
 
 
 def idle_but(apart: frozenset[GpuId], view: View) -> Room:
-    """All but these. They are idle if somebody could have them to himself; whether a certain job
-    can depends on the job."""
+    """All idle GPUs but these: those that some job could have to itself. Whether a certain job can
+    depends on the job."""
     return Room(
         node.memo.recall((idle_but, apart), _idle_on, node, view, lambda gpu: gpu.id not in apart)
         for node in view.nodes
@@ -51,7 +51,7 @@ def idle_but(apart: frozenset[GpuId], view: View) -> Room:
 
 
 def idle_of(gpus: frozenset[GpuId], view: View) -> Room:
-    """Of these few."""
+    """Those of `gpus` that are idle."""
     nodes = sorted({view.node_of[gpu] for gpu in gpus})
     return Room(_idle_on(view.nodes[n], view, lambda gpu: gpu.id in gpus) for n in nodes)
 
@@ -65,14 +65,14 @@ def _idle_on(node: NodeView, view: View, counts: Callable[[GpuView], bool]) -> t
 
 
 def refusals(wanted: Demand, gpu: GpuView, view: View) -> tuple[Reason, ...]:
-    """Every hard rule that keeps `wanted` off `gpu`, worked out once."""
+    """Every hard rule that keeps `wanted` off `gpu`, cached."""
     return gpu.memo.recall((refusals, wanted), view.refusals, wanted, gpu)
 
 
 def _first(
     wanted: Demand, gpus: Iterable[GpuView], view: View, fits: Filter
 ) -> tuple[GpuView, ...]:
-    """As many as are wanted; none if there are too few."""
+    """The first that fit, as many as wanted; none if there are too few."""
     found = []
     for gpu in gpus:
         if not refusals(wanted, gpu, view) and not fits(wanted, gpu):

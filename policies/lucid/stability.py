@@ -1,4 +1,4 @@
-"""Pairs that use their GPU otherwise than they were profiled to (Lucid paper, 3.3, rule 4)."""
+"""Pairs whose GPU usage deviates from their profiles (Lucid paper, 3.3, rule 4)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from carmad.plugin import GpuView, Job, NodeView, Preemption, Reason, View
 from policies.lucid.traits import UNSTABLE
 
-# The indicator of what a score is about.
+# The indicator that scores are based on.
 PROFILED_AS: Mapping[str | None, str] = {
     "sm_active": "sm_active",
     "utilization": "gpu_utilization",
@@ -15,7 +15,7 @@ PROFILED_AS: Mapping[str | None, str] = {
 
 
 def evictions(view: View) -> tuple[Preemption, ...]:
-    """One of each such pair: the one that came later. It shares with nobody after that."""
+    """Evicts the later job of each such pair. It does not share again."""
     if not view.settings.limits.preemption:
         return ()
     found: dict[int, Preemption] = {}
@@ -39,14 +39,14 @@ def _pairs_on(node: NodeView) -> tuple[GpuView, ...]:
 
 
 def _deviation(gpu: GpuView) -> float:
-    """The square of how much busier the GPU was lately than its jobs' profiles add up to: a
-    variance about what was foretold. To be less busy is what jobs do that slow each other."""
+    """The square of how much busier the GPU recently was than the sum of its jobs' profiles: a
+    variance about the prediction. Being less busy is normal for jobs that slow each other down."""
     score = gpu.score
     name = PROFILED_AS.get(score.sm_source)
     profiles = [job.profile for job in gpu.residents if job.profile]
     means = [mean for each in profiles if name and (mean := each.mean(name)) is not None]
     if len(means) < len(gpu.residents):
-        return 0.0  # nobody knows
+        return 0.0  # unknown
     return max(0.0, score.sm_mean - sum(means)) ** 2
 
 

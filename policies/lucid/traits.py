@@ -1,4 +1,4 @@
-"""What decides how a job is packed, worked out once per version of the job."""
+"""The properties of a job that packing depends on, computed once per version of the job."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from carmad.plugin import Job, JobId, Reason, Tree
 from policies.lucid import packing
 from policies.memory import need_mib
 
-# What "an unstable resource utilization pattern" (Lucid paper, 3.3, rule 4) is, the paper does not
-# say. Here it is a utilisation (0–1) whose standard deviation is beyond 0.3: it swings between idle
-# and busy. A job that was evicted for it once stays alone.
+# The paper does not define "an unstable resource utilization pattern" (Lucid paper, 3.3, rule 4).
+# Here it is a utilisation (0–1) whose standard deviation exceeds 0.3: it swings between idle and
+# busy. A job that was evicted for it stays alone from then on.
 UNSTABLE = 0.3**2
 UTILIZATION = ("gpu_utilization", "memory_utilization")
 REMEMBERED = 16_384  # jobs
@@ -20,31 +20,31 @@ REMEMBERED = 16_384  # jobs
 
 class Traits(NamedTuple):
     job: Job  # this version of it
-    priority: float  # GPUs × predicted duration, GPU-seconds; the lowest goes first
-    need_mib: int  # of each GPU's memory
+    priority: float  # GPUs × predicted duration, GPU-seconds; lowest first
+    need_mib: int  # memory on each GPU
     score: int  # sharing score, 0 to 2
-    aloof: Reason | None  # why it shares with nobody, said of "this job"
+    aloof: Reason | None  # why it does not share, with "this job" as its detail
 
 
 Priority = Callable[[Job], float]
-TraitsOf = Callable[[Job, int], Traits]  # on GPUs of so much memory, in MiB
+TraitsOf = Callable[[Job, int], Traits]  # for GPUs with this much memory, in MiB
 
 
 def service(job: Job) -> float:
-    """Algorithm 2, line 4. A job of which nobody knows how long it takes goes last."""
+    """Algorithm 2, line 4. Jobs of unknown duration go last."""
     return math.inf if job.expected_s is None else job.spec.gpus * job.expected_s
 
 
 class Known:
-    """Remembers traits. That a job is still the same version is told by its identity: to compare
-    two takes longer than to work the traits out anew."""
+    """Caches traits. Versions of a job are compared by identity: comparing values would take longer
+    than computing the traits again."""
 
     def __init__(self) -> None:
         self._tree: Tree | None = None
         self._traits: TraitsOf
 
     def traits(self, tree: Tree, priority: Priority) -> TraitsOf:
-        """The same function as long as the tree is the same; so must `priority` be."""
+        """A caching function, the same one as long as the tree, and with it `priority`, is."""
         if tree is not self._tree:
             self._tree, self._traits = tree, _remembering(tree, priority)
         return self._traits

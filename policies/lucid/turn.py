@@ -1,9 +1,9 @@
-"""One plan of Lucid's in the making: algorithms 1 and 2, and what is told of each choice.
+"""Builds one of Lucid's plans: algorithms 1 and 2, and the reasons for each choice.
 
-In algorithm 2 a job joins an affine one if there is one, else it takes idle GPUs; the one behind it
-has its turn whatever became of it. That idle GPUs come second is the paper's way: where many are
-idle, it is the mode that makes packing rarer. With sharing off, the first job that does not fit
-ends the turn (line 16, as the artifact has it).
+In algorithm 2 a job joins an affine one if there is one, and otherwise takes idle GPUs; either way,
+the next job has its turn. Idle GPUs come second as in the paper: when many are idle, the mode makes
+packing rarer. With sharing off, the first job that does not fit ends the turn (line 16, as in the
+artifact).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from policies.lucid.room import Room, idle_but, idle_of, refusals
 from policies.profiling import ProfilingPool
 from policies.reasons import expected
 
-# A line may be long, and there may be many GPUs: a plan says why the first REPORTED jobs that wait
-# do so, and what each GPU says of a job, until that makes VERDICTS.
+# A queue may be long, and there may be many GPUs: a plan gives reasons for the first REPORTED
+# waiting jobs, and verdicts per GPU until there are VERDICTS.
 REPORTED = 8
 VERDICTS = 128
 
@@ -49,7 +49,7 @@ class Turn:
     # -- the profiler's line (algorithm 1)
 
     def profile(self, line: Sequence[Job]) -> None:
-        """The first job that does not fit ends it."""
+        """Place jobs on the profiler's GPUs, up to the first that does not fit."""
         if not line:
             return
         gpus = [gpu for gpu in self._view.node_of if gpu in self._profiler.gpus]
@@ -85,7 +85,7 @@ class Turn:
                 break
 
     def _join(self, job: Job) -> bool:
-        """On the GPUs of an affine job."""
+        """Place the job on the GPUs of an affine one."""
         binder = self._binder
         if isinstance(binder, Reason) or (partner := binder.partner(job)) is None:
             return False
@@ -95,7 +95,7 @@ class Turn:
         return True
 
     def _settle(self, job: Job, room: Room) -> bool:
-        """On idle GPUs, where it is profiled if it never was."""
+        """Place the job on idle GPUs, and profile it there if it has no profile."""
         main = self._apart(job) == self._profiler.own
         idle_gpus = room if main else idle_but(NOTHING, self._view)
         if job.spec.gpus > idle_gpus.free:
@@ -119,7 +119,7 @@ class Turn:
         self.plan.append(Placement(job.id, (), verdicts, tuple(reasons)))
 
     def _apart(self, job: Job) -> Set[GpuId]:
-        """The profiler's GPUs, but for a job that wants more than there are others."""
+        """The GPUs closed to the job: the profiler's, unless the others are too few for it."""
         own = self._profiler.own
         return own if job.spec.gpus <= len(self._view.node_of) - len(own) else NOTHING
 
@@ -146,7 +146,7 @@ class Turn:
         )
         self._view = self._view.with_placement(job, gpus, profiling)
 
-    # -- what each GPU says
+    # -- verdicts
 
     def _main_verdicts(self, job: Job, wanted: Demand) -> tuple[Verdict, ...]:
         return self._verdicts(job, wanted, self._view.node_of, self._apart(job))

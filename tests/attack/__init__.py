@@ -1,1 +1,1 @@
-"""What hostile users and bad days did to CARMA, through the real daemon."""
+"""What hostile users and bad days do to CARMA, with the real daemon."""

@@ -93,7 +93,7 @@ class Machine:
     folder: Path  # on both sides
 
     def run(self, *words: str, user: str = "", check: bool = True, stdin: str = "") -> str:
-        """What a command inside prints."""
+        """The output of a command inside."""
         enter = ["nsenter", f"--target={self.pid1}", "--mount", "--pid", "--cgroup"]
         enter += ["--uts", "--ipc", "--wd=/"]
         if user:
@@ -143,7 +143,7 @@ class Machine:
         return path.read_text()[-4000:] if path.exists() else ""
 
     def install(self, **settings: str) -> None:
-        """As an administrator does, with emulated GPUs and settings by a drop-in."""
+        """Like an administrator, with emulated GPUs and settings in a drop-in."""
         self.run(*CARMA, "daemon", "install")
         carmad = Path(sys.executable).with_name("carmad")
         lines = [f"Environment={name}={value}" for name, value in (QUICK | settings).items()]
@@ -157,7 +157,7 @@ class Machine:
 
 @contextlib.contextmanager
 def booted(folder: Path, **settings: str) -> Iterator[Machine]:
-    """With CARMA installed, and its socket open. carmad has not been started."""
+    """A machine with CARMA installed and its socket open; carmad has not been started."""
     if os.geteuid() != 0:
         pytest.skip("only root can boot a machine in namespaces")
     if not SYSTEMD.exists() or shutil.which("unshare") is None or shutil.which("nsenter") is None:
@@ -203,7 +203,7 @@ def _mounts() -> dict[str, str]:
 
 
 def _pid1(around: subprocess.Popen[bytes], log: Path) -> int:
-    """As we number it. Skips the test when systemd does not come up here."""
+    """Its pid here. Skips the test if systemd does not start on this machine."""
 
     def up() -> int | None:
         assert around.poll() is None, "it ended"

@@ -1,4 +1,4 @@
-"""A bad day begins: what a daemon finds when it starts, and what it makes of that."""
+"""Bad conditions at startup, and how the daemon handles them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOT_LOADED = "9"  # NVML_ERROR_DRIVER_NOT_LOADED
 
 
 class Driver:
-    """A fake of NVIDIA's, for daemons: installed, loaded, and taken away again."""
+    """A fake NVIDIA driver for daemons: installed, loaded, and removed again."""
 
     def __init__(self, library: Path, folder: Path) -> None:
         self._library = library
@@ -54,7 +54,7 @@ def driver(nvml_library: Path, tmp_path: Path) -> Driver:
 
 @contextmanager
 def on_real_gpus(folder: Path, **settings: str) -> Iterator[Carmad]:
-    """A daemon that asks NVML, as far as it can tell."""
+    """A daemon that believes it is using the real NVML."""
     daemon = Carmad(folder, **NO_KERNELS, CARMA_ACCESS__ROOT_JOBS="true", **settings)
     daemon.argv = daemon.argv[2:]  # without --emulated
     try:
@@ -71,7 +71,7 @@ def daemon(tmp_path: Path) -> Iterator[Carmad]:
 
 
 def patch(daemon: Carmad, *statements: str) -> None:
-    """Change the database of a daemon that does not run."""
+    """Change the database of a daemon that is not running."""
     with sqlite3.connect(daemon.state / "carma.db") as connection:
         for statement in statements:
             connection.execute(statement)
@@ -79,7 +79,7 @@ def patch(daemon: Carmad, *statements: str) -> None:
 
 
 def check(daemon: Carmad, name: str) -> list[str]:
-    """What doctor says under that name."""
+    """The check of this name in doctor's output."""
     found = daemon.get("/v1/doctor")["checks"]
     return [f"{each['detail']} {each['hint']}" for each in found if each["name"] == name]
 
@@ -267,7 +267,7 @@ def test_a_state_that_there_is_not_keeps_no_job_from_its_turn(daemon: Carmad) ->
 
 
 def refused(daemon: Carmad) -> str:
-    """carmad does not start, and starting again would not help; what it says."""
+    """Asserts that carmad does not start, and that retrying would not help; returns its output."""
     said = len(daemon.log.read_text()) if daemon.log.exists() else 0
     ran = run_carmad(*daemon.argv)
     assert ran.returncode == EX_CONFIG, ran
@@ -334,7 +334,7 @@ def test_no_id_is_given_twice_after_an_old_backup_was_put_back(daemon: Carmad) -
     assert daemon.output(new) == "new\n"
     (told,) = check(daemon, "records")
     assert f"{runs}.1 belongs to no job in the database" in told
-    assert f"new ids begin at {runs + 1}" in daemon.log.read_text()
+    assert f"new ids start at {runs + 1}" in daemon.log.read_text()
 
     # And of jobs that left no record, newer backups know.
     daemon.stop()
@@ -378,7 +378,7 @@ def test_wrong_settings_are_not_tried_again_and_other_troubles_are(tmp_path: Pat
 
 
 def test_who_waits_for_a_daemon_that_cannot_start_is_told(tmp_path: Path) -> None:
-    """As under systemd, which starts carmad for whoever asks, again and again."""
+    """As under systemd, which starts carmad for every client, again and again."""
     daemon = Carmad(tmp_path)
     daemon.argv += ["--config", str(tmp_path / "none.toml")]
     with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:

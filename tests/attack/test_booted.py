@@ -1,4 +1,4 @@
-"""carmad under systemd, in its unit as shipped: what the sandbox holds, and what it must not."""
+"""carmad under systemd, in its unit as shipped: what the sandbox blocks, and what it must allow."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def main_pid(machine: Machine) -> str:
 
 
 def in_sandbox(machine: Machine, *words: str, check: bool = True) -> str:
-    """A root shell with carmad's mounts, to look at what it sees."""
+    """A root shell with carmad's mounts, to see what it sees."""
     return machine.run("nsenter", f"--target={main_pid(machine)}", "--mount", *words, check=check)
 
 
 def start(machine: Machine) -> None:
-    """By a user's first request, unless it is up."""
+    """Start carmad by a user's first request, unless it is running."""
     machine.call("GET", "/v1/health")
 
 
@@ -110,7 +110,7 @@ def test_the_daemon_can_write_nothing_but_its_own_directories(machine: Machine) 
 
 
 def test_the_daemon_sees_every_device(machine: Machine) -> None:
-    """A device list would hide those that the driver makes later; ProtectClock= brings one."""
+    """A device list would hide those that the driver creates later; ProtectClock= implies one."""
     start(machine)
     assert machine.show("carmad.service", "DevicePolicy") == "auto"
     assert machine.show("carmad.service", "DeviceAllow") == ""

@@ -1,4 +1,4 @@
-"""Somebody has taken all processes: the daemon goes on answering, and has lost nothing after."""
+"""A user has exhausted all processes: the daemon keeps answering, and loses nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PLACES = (Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup"))  # version 1, ver
 
 @pytest.fixture
 def group() -> Iterator[Path]:
-    """A cgroup that can limit processes, also root's."""
+    """A cgroup that can limit processes, even root's."""
     for place in PLACES:
         path = place / f"carma-test-{os.getpid()}"
         try:

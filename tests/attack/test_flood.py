@@ -136,7 +136,7 @@ def test_a_head_that_trickles_in_does_not_live_on(
 
 
 def test_a_connection_takes_little_at_a_time(tmp_path: Path) -> None:
-    """Of a body that waits for its turn."""
+    """While its body waits for its turn."""
     with api_server.running(tmp_path) as served:
         read: list[int] = []
         monitored = server.PeerProtocol.on_body

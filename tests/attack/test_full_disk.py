@@ -1,4 +1,4 @@
-"""A full state disk: jobs can be stopped all the same, by their owners and by their limits."""
+"""A full state disk: jobs can still be stopped, by their owners and by their limits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def daemon(tmp_path: Path, disk: Path) -> Iterator[Carmad]:
 
 
 def leave_no_room(disk: Path, daemon: Carmad) -> Path:
-    """Neither to the file system nor to SQLite in the blocks that it has."""
+    """Neither in the file system nor in SQLite's existing blocks."""
     held = daemon.sh("true", held=True)
     ballast = fill(disk)
 
@@ -62,11 +62,11 @@ def test_a_job_is_cancelled_and_that_is_recorded_once_there_is_room(
     assert "is being stopped" in told
     until(lambda: not alive(daemon, runs[0]), "its processes to end")
     status, out = daemon.call("POST", "/v1/cancel", {"select": str(queued)})
-    assert status == 503 and "Make room" in out["hint"]
+    assert status == 503 and "Free space" in out["hint"]
     both: list[Json] = daemon.post("/v1/cancel", {"select": f"{queued},{runs[1]}"})["results"]
     assert {each["id"]: each["ok"] for each in both} == {queued: False, runs[1]: True}
     until(lambda: not alive(daemon, runs[1]), "its processes to end")
-    assert daemon.log.read_text().count("cannot record what happens") <= 1
+    assert daemon.log.read_text().count("cannot record events") <= 1
 
     daemon.kill()  # and with it all that it knew
     daemon.start()

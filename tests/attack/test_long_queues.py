@@ -1,4 +1,4 @@
-"""A long queue, and many who look at it at once: what they are answered and what it takes."""
+"""A long queue, and many users who list it at once: the answers and their cost."""
 
 from __future__ import annotations
 

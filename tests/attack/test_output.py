@@ -1,4 +1,4 @@
-"""One user's output: whatever a job prints, its end is reported and its GPU is free again."""
+"""Hostile output: whatever a job prints, its end is reported and its GPU is freed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The daemon is root, and users name paths: it must neither open one nor say what is there."""
+"""The daemon is root, and users name paths: it must neither open them nor reveal what is there."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ STRACE += ("-e", "trace=%file,clone,clone3,fork,vfork,setresuid")
 
 @contextlib.contextmanager
 def a_folder() -> Iterator[Path]:
-    """Any user may come through."""
+    """A directory that any user may enter."""
     folder = Path(tempfile.mkdtemp(prefix="carma-test-"))
     folder.chmod(0o755)
     try:
@@ -61,7 +61,7 @@ def daemon() -> Iterator[Carmad]:
 
 
 class User:
-    """A stranger with a directory of their own."""
+    """Another user with their own directory."""
 
     def __init__(self, daemon: Carmad) -> None:
         self.daemon = daemon
@@ -83,7 +83,7 @@ class User:
         return int(self.call("POST", "/v1/jobs", self.body(*argv, **fields))["id"])
 
     def estimated(self, *argv: object, **fields: object) -> str:
-        """What is answered, without what is different each time."""
+        """The answer, without the parts that differ each time."""
         out = self.call("POST", "/v1/estimate", self.body(*argv, **fields))
         for one in out["estimates"]:
             del one["seconds"]
@@ -133,7 +133,7 @@ def a_life_of_jobs(user: User) -> None:
 
 
 def of_roots(trace: str, mark: str) -> list[str]:
-    """The lines with `mark` in them of processes that were still root, of what strace saw."""
+    """The lines of strace's output with `mark`, from processes that were still root."""
     lines = [line.split(maxsplit=1) for line in trace.splitlines() if " " in line]
     became: dict[str, int] = {}  # the user, by pid: at which line
     began: dict[str, int] = {}  # the fork that a pid is in
@@ -159,7 +159,7 @@ def of_roots(trace: str, mark: str) -> list[str]:
 
 @dataclass
 class Watched:
-    """What a daemon was seen doing in a life of jobs."""
+    """What a daemon was seen doing while serving jobs."""
 
     state: str
     audited: str
@@ -185,7 +185,7 @@ def watched() -> Iterator[Watched]:
 
 
 def test_the_daemons_python_touches_no_path_that_a_user_named(watched: Watched) -> None:
-    """By Python's own audit events, which every `open`, `listdir` or `mkdir` raises."""
+    """According to Python's audit events, which every `open`, `listdir` or `mkdir` raises."""
     assert watched.audited == "it listens\n"
 
 

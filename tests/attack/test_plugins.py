@@ -1,4 +1,4 @@
-"""A placement policy that breaks at work, in a real daemon: jobs go on, and everybody is told."""
+"""A policy that fails at run time, in a real daemon: jobs continue, and users are told."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A user chooses what a trial runs: a bomb there must stay its own affair."""
+"""A user chooses what a trial runs: a bomb there must not affect anything else."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Tried:
         self.daemon, self.uid, self.home = daemon, uid, home
 
     def __call__(self, program: str) -> str:
-        """Why a program that is taken for a Python got no estimate."""
+        """Why a program that poses as Python got no estimate."""
         (self.home / "python").write_text(program)
         (self.home / "python").chmod(0o755)
         body = self.daemon.submission("./python", "train.py", cwd=str(self.home))
@@ -77,7 +77,7 @@ class Tried:
         return str(trace["why"])
 
     def left(self) -> list[Path]:
-        """Processes in its directory."""
+        """Processes left in its directory."""
         found = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
@@ -89,7 +89,7 @@ class Tried:
         return found
 
     def answers(self) -> Json:
-        """The daemon does, and it can start processes and threads."""
+        """Whether the daemon answers, and can start processes and threads."""
         job = self.daemon.sh("echo fine")
         self.daemon.ended(job)
         assert self.daemon.output(job) == "fine\n"
@@ -104,6 +104,6 @@ def test_a_fork_bomb_has_so_many_processes_and_leaves_none(tried: Tried) -> None
 
 
 def test_processes_that_take_too_much_memory_together_are_ended(tried: Tried) -> None:
-    assert tried(HOG) == "it took more than 2112 MiB of memory, with all that it started"
+    assert tried(HOG) == "it used more than 2112 MiB of memory, with all that it started"
     assert not tried.left()
     assert tried.answers()

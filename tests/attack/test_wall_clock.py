@@ -1,4 +1,4 @@
-"""The wall clock is set while carmad is down: jobs may run for as long as they were allowed."""
+"""The wall clock is changed while carmad is down: time limits stay the same."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HOURS_2 = 7200.0
 
 
 def set_the_wall(daemon: Carmad, by_s: float) -> None:
-    """As it looks to the next daemon: the last one read its times off a wall that was behind."""
+    """As seen by the next daemon: the wall clock of the last one was behind."""
     with closing(sqlite3.connect(daemon.state / "carma.db")) as database, database:
         database.execute("UPDATE clock SET ahead_s = ahead_s - ?", (by_s,))
         rows = database.execute("SELECT id, body FROM jobs WHERE ended_at IS NULL").fetchall()

@@ -1,4 +1,4 @@
-"""Hostile users: processes of other uids, which attack the daemon and say what came of it."""
+"""Hostile users: processes with other uids that attack the daemon and report the result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be othe
 
 
 def raw(path: str, sent: bytes) -> tuple[int, bytes]:
-    """The status and the whole answer to bytes that are a request, or are to be taken for one."""
+    """The status and the complete answer to raw bytes sent as a request."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(60)
         connection.connect(path)
@@ -31,14 +31,14 @@ def raw(path: str, sent: bytes) -> tuple[int, bytes]:
 
 
 def request(path: str, body: bytes, size: int | None = None) -> bytes:
-    """`size`: what the head says of the body, which may be less or more."""
+    """`size`: the declared size of the body, which may be wrong."""
     length = len(body) if size is None else size
     head = f"POST {path} HTTP/1.0\r\nHost: c\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {length}\r\n\r\n".encode() + body
 
 
 def peak_rss_mib(daemon: Carmad) -> float:
-    """At its highest so far."""
+    """The peak so far."""
     status = Path(f"/proc/{daemon.pid}/status").read_text()
     (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
     return int(line.split()[1]) / 1024

@@ -1,4 +1,4 @@
-"""Cancelling, holding, releasing and running again: one selection of jobs, one transaction."""
+"""Cancelling, holding, releasing and requeueing jobs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ router = APIRouter(
     default_response_class=Response,
 )
 
-# What is said of it, and what the core is told if that acts.
+# Returns the verdict, and the event for the core if the verdict acts.
 Act = Callable[[Job, float, str], tuple[Verdict, Event]]
 
 
@@ -62,7 +62,7 @@ async def _held(call: Call, body: SelectIn, held: bool) -> Response:
 @router.post("/requeue")
 async def requeue(call: Asked, body: SelectIn) -> Response:
     if parse_selection(body.select).all:
-        raise CarmaError("`all` would run every past job again", "Name the jobs.")
+        raise CarmaError("`all` would requeue every past job", "Name the jobs.")
     jobs = await _chosen(call, body)
     awaited = {after.job for job in jobs for after in job.spec.after}
     found = await run_in_threadpool(call.service.store.jobs, awaited)
@@ -72,7 +72,7 @@ async def requeue(call: Asked, body: SelectIn) -> Response:
         its = tuple((a.job, ended[a.job]) for a in job.spec.after if a.job in ended)
         verdict = control.requeue(job, ended)
         if verdict.acts:
-            ended.pop(job.id, None)  # those after it wait for its next end
+            ended.pop(job.id, None)  # its dependents wait for its next end
         return verdict, RequeueRequested(now, job, by, its)
 
     return await _done(call, body, jobs, act)
@@ -82,7 +82,7 @@ async def _done(call: Call, body: SelectIn, jobs: list[Job], act: Act) -> Respon
     events, results = await run_in_threadpool(_judged, call, body, jobs, act)
     if again := [event.job.spec for event in events if isinstance(event, RequeueRequested)]:
         await require_room(call.service, call.peer, again)
-    # A full disk does not keep a job from being stopped: that is not to fail with the rest.
+    # Jobs can be stopped even on a full disk, so stops must not fail with the rest.
     holding = {job.id for job in jobs if job.holds_gpus}
     stops, rest = _parted(events, holding)
     if stops:
@@ -125,7 +125,7 @@ def _judged(
 
 
 def _parted(events: list[Event], holding: set[JobId]) -> tuple[list[Event], list[Event]]:
-    """The cancels of jobs that hold GPUs, and all else."""
+    """The cancels of jobs that hold GPUs, and all other events."""
     stops: list[Event] = []
     rest: list[Event] = []
     for event in events:
@@ -135,10 +135,11 @@ def _parted(events: list[Event], holding: set[JobId]) -> tuple[list[Event], list
 
 
 async def _chosen(call: Call, body: SelectIn) -> list[Job]:
-    """Those that exist; if none is the caller's to touch, that is an error."""
+    """The selected jobs. Raises NotFound if there are none, Forbidden if the caller may touch
+    none."""
     selection, user = parse_selection(body.select), body.user
     if user not in (None, call.peer.user) and not call.peer.admin:
-        raise Forbidden("only administrators may touch the jobs of others", "Leave the user out.")
+        raise Forbidden("only administrators may change others' jobs", "Leave the user out.")
     scene = await call.service.scene()
     jobs = await lookup.select(call, selection, scene)
     if user is not None:

@@ -51,7 +51,7 @@ async def model(call: Asked, name: Name) -> Response:
 @router.post("/models/train", status_code=202, responses={202: {"model": TrainingOut}})
 async def train(call: Asked) -> Response:
     """Start training models on this server's past jobs. It takes minutes."""
-    call.require_admin("have models trained")
+    call.require_admin("train models")
     if call.service.models.under_way:
         raise Conflict("models are already being trained", "See `carma models`.")
     call.service.models.begin()

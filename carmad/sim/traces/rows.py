@@ -156,7 +156,7 @@ def check(task: Task) -> None:
     if task.iteration_s < 0:
         raise Unusable(f"iteration_s is {task.iteration_s:g}, but must be 0 or more")
     if task.layout and task.layout.gpus != task.gpus:
-        raise Unusable(f"its layout is one of {task.layout.gpus} GPUs, and it asks for {task.gpus}")
+        raise Unusable(f"its layout needs {task.layout.gpus} GPUs, but it asks for {task.gpus}")
     if task.load.memory_mib < 0:
         raise Unusable(f"memory_mib is {task.load.memory_mib}, but must be 0 or more")
     for what, share in (
