@@ -119,7 +119,7 @@ def changed(settings: Settings, words: Iterable[str]) -> Settings:
 
 
 def by_name(settings: Settings) -> dict[str, Any]:
-    """Every setting under its whole name, such as "monitor.window_s"."""
+    """Every setting by its full name, such as "monitor.window_s"."""
     return {".".join(key): value for key, value in _leaves(as_tree(settings))}
 
 

@@ -286,7 +286,7 @@ def _are_proposals(plan: tuple[object, ...]) -> bool:
 
 class GuardedPredictor(_Guarded[Predictor]):
     kind = "predictor"
-    without = "jobs join the line without a predicted duration"
+    without = "jobs are queued without a predicted duration"
 
     def predict(
         self, job: Job, history: History, models: Mapping[str, Model], now: float
@@ -300,7 +300,7 @@ class GuardedPredictor(_Guarded[Predictor]):
 
 class GuardedRecovery(_Guarded[Recovery]):
     kind = "recovery"
-    without = "jobs that ran out of memory are tried again alone"
+    without = "jobs that ran out of memory are retried alone"
 
     def decide(self, job: Job, exit: Exit) -> Retry | None:
         return self._guard.ask(

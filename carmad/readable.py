@@ -25,7 +25,7 @@ def time_unit(seconds: float) -> TimeUnit:
 
 
 def duration(seconds: float) -> str:
-    """To two digits or so: 45 s, 12 min, 3.5 h, 2.0 days."""
+    """To about two digits: 45 s, 12 min, 3.5 h, 2.0 days."""
     seconds = max(0.0, seconds)
     unit = time_unit(seconds)
     return f"{seconds / unit.seconds:.{unit.digits}f} {unit.name}"

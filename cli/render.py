@@ -207,7 +207,7 @@ def _about(job: JobOut) -> list[tuple[str, str]]:
 
 
 def _options(job: JobOut) -> Iterator[tuple[str, str]]:
-    """Those that were given and have a line of their own."""
+    """The given options that have their own line."""
     for name, option in OPTIONS.items():
         value = cast("Mapping[str, Any]", job).get(name, option.default)
         if option.show and value != option.default:

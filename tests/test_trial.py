@@ -257,7 +257,7 @@ def test_what_is_shared_counts_once() -> None:
 def test_a_trial_that_is_about_to_begin_keeps_its_cgroup(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is no process in it yet when another trial clears away what earlier ones left."""
+    """It has no process yet when another trial cleans up after earlier ones."""
     monkeypatch.setattr(bounds, "write_file", lambda path, data: None)
     monkeypatch.setattr(bounds, "tell_kernel", lambda path, data: None)
     left = tmp_path / "trial-9"

@@ -19,8 +19,8 @@ from carmad.attempt.environment import REPORT_FD, command, log_paths
 from carmad.core.types import FOR_GOOD, Job, JobId
 from carmad.errors import CarmaError
 
-UNIT_EXISTS = ("already loaded", "already exists")  # as systemd puts it, now and formerly
-ATTEMPT_VARIABLE = "CARMA_ATTEMPT_DIR"  # in the job's environment: tells whose process it is
+UNIT_EXISTS = ("already loaded", "already exists")  # systemd's wording, now and in the past
+ATTEMPT_VARIABLE = "CARMA_ATTEMPT_DIR"  # in the job's environment: identifies its processes
 
 
 class NotNow(CarmaError):
@@ -163,7 +163,7 @@ class Launcher:
             said = units.start(name, about, properties, supervisor.command(str(directory)))
         except subprocess.TimeoutExpired as error:
             raise NotNow("systemd does not answer", hint) from error
-        # A second launch of the same attempt finds its unit there already: all is well.
+        # A second launch of the same attempt finds that its unit exists, which is fine.
         if said and not any(words in said for words in UNIT_EXISTS):
             raise NotNow(f"systemd did not start the unit: {said[:300]}", hint)
 

@@ -22,7 +22,7 @@ MOST_BYTES = 1 << 20  # of a record: a supervisor writes some kilobytes
 TAIL_BYTES = 2 * supervisor.TAIL_BYTES  # both logs' ends
 
 _SOUND = ConfigDict(strict=True, allow_inf_nan=False)
-_Seconds = Annotated[float, Field(ge=0, lt=1e11)]  # whoever shows a time can show these
+_Seconds = Annotated[float, Field(ge=0, lt=1e11)]  # any such time can be displayed
 _Text = Annotated[str, Field(max_length=2 * starting.REPORT_BYTES)]
 
 

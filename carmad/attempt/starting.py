@@ -2,7 +2,7 @@
 
 Part of both programs, so imports are few (see `supervisor`).
 """
-# pathlib would cost more to import than the supervisor takes to start a job:
+# pathlib would take longer to import than the supervisor takes to start a job:
 # ruff: noqa: PTH118
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ libc.signal.restype = ctypes.c_void_p
 
 
 class Launch:
-    """What to run: `key=value` fields, each ended by NUL, holding the very bytes execve gets."""
+    """What to run: NUL-terminated `key=value` fields, with the exact bytes that execve gets."""
 
     def __init__(self, raw: bytes) -> None:
         self.argv: list[bytes] = []
@@ -57,7 +57,7 @@ class Launch:
         self.stdout = fields[b"stdout"]
         self.stderr = fields[b"stderr"]
         self.grace_s = float(fields[b"grace_s"])
-        # Where the program itself may still report that it could not start (the conda wrapper).
+        # Where a wrapper (conda's) can report that the program could not be started.
         self.report_fd = int(fields[b"report_fd"]) if b"report_fd" in fields else None
 
 
@@ -69,7 +69,7 @@ def block(*signums: int) -> None:
 
 def adopt_orphans() -> None:
     """Whatever our descendants leave behind becomes our child, to be reaped."""
-    # Were it ignored, as it may be in the daemon, none could be reaped.
+    # The daemon may ignore it, and then children could not be reaped.
     libc.signal(SIGCHLD, SIG_DFL)
     if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "cannot become a subreaper")
@@ -119,7 +119,7 @@ def become_job(launch: Launch) -> None:
     except OSError as error:
         raise CannotStart(
             f"cannot enter the working directory {shown(launch.cwd)}: {error.strerror}",
-            "submit from a directory that exists and that you may enter on this machine",
+            "submit from a directory that exists and that you can access on this machine",
         ) from error
     os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
 
@@ -129,7 +129,7 @@ def shown(name: bytes) -> str:
 
 
 def execute(argv: list[bytes], env: dict[str, str]) -> None:
-    """os.execvpe, but without its imports: Python's files may not be the user's to read."""
+    """os.execvpe without its imports: the user may not be allowed to read Python's files."""
     name = argv[0]
     if b"/" in name:
         os.execve(name, argv, env)
@@ -151,7 +151,7 @@ def start_program(launch: Launch, report: int) -> None:
         os.dup2(report, launch.report_fd)
         os.set_inheritable(launch.report_fd, True)
     for signum in range(1, 65):
-        libc.signal(signum, SIG_DFL)  # Python itself ignores SIGPIPE, and we more
+        libc.signal(signum, SIG_DFL)  # Python ignores SIGPIPE, and we ignore others
     block()
     try:
         execute(launch.argv, launch.env)

@@ -69,7 +69,7 @@ LOCK, LAUNCH, STARTED, CONTROL, STOP, TAIL, EXIT = (
 )
 TAIL_BYTES = 64 * 1024
 TAIL_WITHIN_S = 5.0
-LOGS = b"logs"  # begins the line that the child reports first
+LOGS = b"logs"  # the first word of the child's first line
 SIGHUP, SIGINT = 1, 2
 REVOKED = "revoked"  # the cause of a stop: the daemon has given the attempt up
 
@@ -94,9 +94,9 @@ def sync_directory(path: str) -> None:
         os.close(fd)
 
 
-def open_log(path: bytes, target: int, title: bytes) -> int:
-    """Append what is written to `target` to this file. Returns where that begins: after the title,
-    which goes into a file that has text already."""
+def open_log(path: bytes, target: int, header: bytes) -> int:
+    """Append what is written to `target` to this file. Returns the offset at which that begins,
+    after the header, which is written only if the file is not empty."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOCTTY
     try:
         os.dup2(os.open(path, flags, 0o666), target)
@@ -129,7 +129,7 @@ def run_job(launch: Launch, cgroup: str | None, header: bytes, report: int) -> N
     if cgroup is not None:
         tell_kernel(f"{cgroup}/cgroup.procs", b"0")
     become_job(launch)
-    begin = open_log(launch.stdout, 1, title)
+    begin = open_log(launch.stdout, 1, header)
     if launch.stderr == launch.stdout:
         os.dup2(1, 2)
         begins = [begin]
@@ -283,8 +283,8 @@ def supervise() -> None:
         tree.stopped, killed_by = True, SIGTERM
         tree.cause = why_stopped()
     else:
-        title = attempt_title()
-        tree.main, report = fork(lambda report: run_job(launch, tree.cgroup, title, report))
+        header = attempt_header()
+        tree.main, report = fork(lambda report: run_job(launch, tree.cgroup, header, report))
         said = watch(tree, control, report, launch.grace_s)
         assert tree.status is not None
         if os.WIFSIGNALED(tree.status):

@@ -29,20 +29,20 @@ class Estimate:
     source: str
     low: int | None = None
     high: int | None = None
-    firm: bool = False  # the user's own word: promised for the job's whole life
-    seconds: float = 0.0  # what it took
-    notes: tuple[str, ...] = ()  # for people: what it rests on, what it leaves out
+    firm: bool = False  # declared by the user: promised for the job's whole life
+    seconds: float = 0.0  # how long estimating took
+    notes: tuple[str, ...] = ()  # for people: what it is based on, what it leaves out
     parts: tuple[tuple[str, int], ...] = ()  # what the memory is for, in MiB; they add up to `mib`
     stack: str = ""  # what "context" among the parts depends on: the job's torch, driver, GPU
-    batch_mib: int = 0  # of `mib`, what is in proportion to the batch size
-    others: tuple[Estimate, ...] = ()  # what the other estimators said, to be judged by the outcome
+    batch_mib: int = 0  # the part of `mib` that is proportional to the batch size
+    others: tuple[Estimate, ...] = ()  # by the other estimators, to compare with the outcome
 
     @property
     def safe_mib(self) -> int:
         return self.mib if self.high is None else self.high
 
     def accumulating(self, steps: int) -> Estimate:
-        """The same job when it splits each batch into so many parts (gradient accumulation)."""
+        """The estimate if the job splits each batch into `steps` parts (gradient accumulation)."""
         if steps == 1 or not self.batch_mib:
             return self
         less = self.batch_mib - self.batch_mib // steps
@@ -53,7 +53,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why an estimator has no number for a job, in words for its owner."""
+    """Why an estimator has no estimate for a job, in words for its owner."""
 
     why: str
     source: str
@@ -62,17 +62,17 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a job was measured to use, over all its attempts; 0: nobody measured it."""
+    """A job's measured resource usage, over all its attempts; 0: never measured."""
 
     peak_mib: int = 0  # the largest seen on any one of its GPUs
     energy_j: float = 0.0  # its share of its GPUs' energy, split evenly among residents
-    sm_seconds: float = 0.0  # integral of its GPUs' SM activity while it was there
+    sm_seconds: float = 0.0  # integral of its GPUs' SM activity while it ran there
     gpu_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Indicator:
-    """One figure of a GPU over the time that a job was alone on it."""
+    """One metric of a GPU over the time that a job was alone on it."""
 
     name: str  # as in `GpuSample.indicators`
     mean: float
@@ -81,12 +81,12 @@ class Indicator:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What a job asks of each of its GPUs when it trains alone there."""
+    """A job's load on each of its GPUs when it trains alone there."""
 
     seconds: float  # that it was watched for; 0: it showed no kernel
     peak_mib: int = 0
     indicators: tuple[Indicator, ...] = ()
-    of: JobId | None = None  # the earlier job that it was taken from; None: this one itself
+    of: JobId | None = None  # the earlier job that was measured; None: this one itself
 
     def mean(self, name: str) -> float | None:
         return next((each.mean for each in self.indicators if each.name == name), None)
@@ -94,7 +94,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """How long a training step of a job takes alone, with each batch in so many parts."""
+    """How long a training step of a job takes alone, with each batch in `parts` parts."""
 
     parts: int
     seconds: float
@@ -102,9 +102,9 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """How long a job runs alone, from its first attempt's begin to its end."""
+    """How long a job runs alone, from the start of its first attempt to its end."""
 
     seconds: float  # 0: the source has never seen the job
     source: str
-    parts: tuple[tuple[str, float], ...] = ()  # what each feature contributed, as the source counts
-    notes: tuple[str, ...] = ()  # for people: what it rests on
+    parts: tuple[tuple[str, float], ...] = ()  # each feature's contribution, in the source's units
+    notes: tuple[str, ...] = ()  # for people: what it is based on

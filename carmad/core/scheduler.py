@@ -73,7 +73,7 @@ class Scheduler:
         self._deciders = Deciders(policy, fallback, self._asked)
         self._fleet = Fleet(settings)
         self.knowledge = Knowledge(settings, self._fleet, predictor, self._asked)
-        self._counted = JobId(0)  # up to here, submissions are in the history
+        self._counted = JobId(0)  # the last submission that the history has counted
         self._take_up(Ledger(self._deciders.order))
         self._begin()
 
@@ -270,7 +270,7 @@ class Scheduler:
         job = self.jobs.get(event.job)
         if job is None or not job.holds_gpus or job.attempt != event.attempt:
             return  # a stale or repeated report
-        if event.stop and job.stop not in FOR_GOOD:  # there was no room to record it before
+        if event.stop and job.stop not in FOR_GOOD:  # the disk was full when it was stopped
             job = stopping(job, event.stop)
             self._put(job)
         monitor, recovery = self.settings.monitor, self.settings.recovery

@@ -185,7 +185,7 @@ class Job:
         return replace(self, attempts=appended(self.attempts, new))
 
     def with_attempt(self, **changes: Any) -> Job:
-        """With these fields of its last attempt changed."""
+        """With these fields of the last attempt changed."""
         *earlier, last = self.attempts
         return replace(self, attempts=(*earlier, replace(last, **changes)))
 

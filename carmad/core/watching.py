@@ -14,7 +14,7 @@ from carmad.core.states import advance, stopping
 from carmad.core.types import Cause, GpuId, Job, JobState
 
 USAGE_SAVED_EVERY_S = 60.0
-PEAK_SAVED_AT = 1.25  # times the one that was saved: at once
+PEAK_SAVED_AT = 1.25  # times the saved peak: then it is saved at once
 
 
 class Watch:
@@ -83,13 +83,13 @@ class Watch:
             )
 
     def _note_peak(self, job: Job) -> None:
-        """One that has grown much is saved at once: nobody can measure it again."""
+        """Save a peak at once if it has grown much: it cannot be measured again."""
         usage = self._fleet.usage.get(job.id, job.usage)
         if usage.peak_mib > job.usage.peak_mib * PEAK_SAVED_AT:
             self._ledger.put(replace(job, usage=usage))
 
     def _note_profile(self, job: Job, now: float) -> None:
-        """The job has run alone long enough for a profile, with or without a profiling run."""
+        """Profile a job that has run alone long enough, even without a profiling run."""
         unknown = not job.profiled and job.profiling is None and job.state is JobState.RUNNING
         if unknown and self._knowledge.watched_enough(job):
             profiled = self._knowledge.profiled(job)
@@ -97,7 +97,7 @@ class Watch:
             self.inform_others(profiled, now)
 
     def inform_others(self, job: Job, now: float) -> None:
-        """Those in line that are the same job need not be profiled any more, nor watched."""
+        """Give queued runs of the same job its profile and stage times."""
         profiled = job.profiled and job.profile is not None and job.profile.of is None
         if not (profiled or job.stage_times):
             return
@@ -121,7 +121,7 @@ class Watch:
         return actions
 
     def _note_untouched(self, job: Job, elapsed: float) -> None:
-        """TTFK timeout: its GPUs take jobs again, and its owner gets a note."""
+        """TTFK timeout: the job gets a note, and its GPUs take other jobs again."""
         patience = self._settings.monitor.first_kernel_timeout_s
         if elapsed < patience:
             return
@@ -149,7 +149,7 @@ class Watch:
         run = job.profiling
         if run is None or now < run.until or job.state is JobState.STOPPING:
             return []
-        # Long over: nobody was here to end it, and what it has done since is not to be lost.
+        # Long over: no daemon was running to end it, and its work since then should not be lost.
         late = now - run.until > self._settings.profiling.run_s
         evicted = run.evict and job.spec.requeue and job.profile is None and not late
         known = job.with_attempt(profiling=None)

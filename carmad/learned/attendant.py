@@ -5,10 +5,10 @@ for the program's answer, the number of it in the program, the limits in seconds
 memory, and the cgroup, if any (`bounds`). Its other file descriptors are
 
 - 0  what to run (`starting.Launch`)
-- 1  where the program's stdout and stderr go
-- 2  where it says at last how that went: `code N`, `signal N` or `late`, `beyond` and which bound
-     it broke, or `error` and why it could not be started. When nobody is there to hear it any
-     more, all is ended at once.
+- 1  the program's stdout and stderr
+- 2  the outcome, written at the end: `code N`, `signal N`, `late`, `beyond` and the limit that was
+     exceeded, or `error` and why the program could not be started. When its reader is gone, the
+     program is ended at once.
 """
 # ruff: noqa: SIM105 - contextlib would cost more to import than all of this
 
@@ -45,7 +45,7 @@ def run_program(launch: Launch, report: int, memory: int, cgroup: str | None) ->
     bounds.enter(cgroup, memory, launch.uid)
     own_shared_memory(memory)
     os.setpriority(os.PRIO_PROCESS, 0, NICE)
-    tell_kernel("/proc/self/oom_score_adj", b"1000")  # rather this one than a job
+    tell_kernel("/proc/self/oom_score_adj", b"1000")  # killed before any job
     become_job(launch)
     os.dup2(1, 2)
     start_program(launch, report)
@@ -73,7 +73,7 @@ def main() -> None:
     if answer != known_as:
         os.dup2(answer, known_as)
         os.close(answer)
-    block(SIGCHLD)  # it is asked for
+    block(SIGCHLD)  # `sigtimedwait` receives it
     adopt_orphans()
     launch = Launch(read_file("/proc/self/fd/0"))
     tree = Tree(0, cgroup)

@@ -379,7 +379,7 @@ def _decoded(path: Path, line: tuple[int, bytes], decode: Callable[[Any], T]) ->
     try:
         return decode(from_json(in_current_names(text)))
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise CarmaError(f"line {number} of {path} is not a journal's: {error!s:.500}") from error
+        raise CarmaError(f"line {number} of {path} is invalid: {error!s:.500}") from error
 
 
 def _event(kind: str, body: Any) -> Event:

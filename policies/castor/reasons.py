@@ -7,14 +7,14 @@ from carmad.plugin import Reason, Wording, duration
 
 def _beside(reason: Reason, end: str) -> str:
     return (
-        f"beside {reason.detail} both {end} after {duration(reason.have)} on average,"
-        f" one after the other after {duration(reason.need)}"
+        f"sharing, it and {reason.detail} {end} after {duration(reason.have)} on average;"
+        f" one after the other, after {duration(reason.need)}"
     )
 
 
 REASONS = {
     "no_benefit": Wording("NoBenefit", lambda r: _beside(r, "would end")),
-    # why it was placed as it was
+    # why it was placed there
     "sharing_benefit": Wording("SharingBenefit", lambda r: _beside(r, "end")),
     "split_batch": Wording(
         "SplitBatch",
