@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 import tempfile
 import time
@@ -33,6 +34,7 @@ def run(
 ) -> Report:
     """Each of the stages, until so many minutes have passed. Of several, one that fails does not
     keep the others from being measured: what they raised is raised at the end."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to stop"))  # and leave no MPS behind
     until = time.monotonic() + 60 * minutes - ENDING_S
     done, lacking, errors = [], [], []
     with _visit(rehearse, device, results) as (visit, facts):
