@@ -36,27 +36,37 @@ def run(
     keep the others from being measured: what they raised is raised at the end."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to stop"))  # and leave no MPS behind
     until = time.monotonic() + 60 * minutes - ENDING_S
-    done, lacking, errors = [], [], []
+    here, lacking = _loaded(names)
+    if not here:
+        raise SystemExit("\n\n".join(lacking))
+    done, errors = [], []
     with _visit(rehearse, device, results) as (visit, facts):
-        for name in names:
+        for stage in here:
+            if time.monotonic() >= until:
+                break
             try:
-                stage = stages.load(name)
-                if time.monotonic() < until:
-                    done.append(_run(stage, visit, facts, until))
-            except Lacking as error:
-                lacking.append(str(error))
+                done.append(_run(stage, visit, facts, until))
             except Exception as error:
                 if not several:
                     raise
                 errors.append(error)
-                print(f"stage {name} failed: {error!r}", file=sys.stderr, flush=True)
-    if lacking and not done:
-        raise SystemExit("\n\n".join(lacking))
+                print(f"stage {stage.name} failed: {error!r}", file=sys.stderr, flush=True)
     if errors:
         raise ExceptionGroup("stages failed; what the others measured is kept", errors)
     blocks = [block for each in done for block in (f"# {each.title}", *each.blocks)]
     left_out = ["## Left out", bullets(lacking)] if lacking else []
     return Report(facts["gpu"], [*blocks, *left_out], {}, kept=False)
+
+
+def _loaded(names: Sequence[str]) -> tuple[list[Stage], list[str]]:
+    """The stages that this machine has the packages for, and what the others lack."""
+    here, lacking = [], []
+    for name in names:
+        try:
+            here.append(stages.load(name))
+        except Lacking as error:
+            lacking.append(str(error))
+    return here, lacking
 
 
 def _run(stage: Stage, visit: Visit, facts: Entry, until: float) -> Report:

@@ -112,7 +112,8 @@ def blocks(visit: Visit) -> list[str]:
     rows = catalogue_rows(visit)
     return [
         f"{len(good)} training runs, each alone while the others waited, loaded. Means of a window "
-        f"of {WINDOW_S:g} s. The idle GPU took {_number(idle.get('power_w'), '{:.0f}')} W.",
+        f"of {WINDOW_S:g} s. With all of them loaded and none training, the GPU took "
+        f"{_number(idle.get('power_w'), '{:.0f}')} W.",
         *([_table(good)] if good else []),
         *(["## Not measured", bullets(failures)] if failures else []),
         *(["## As rows of the simulator's catalogue", f"```csv\n{rows}```"] if rows else []),
