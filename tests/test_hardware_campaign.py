@@ -177,7 +177,7 @@ def test_of_several_stages_one_that_fails_does_not_keep_the_next_from_being_meas
     }
     monkeypatch.setattr(stages, "load", known.__getitem__)
     with pytest.raises(ExceptionGroup):
-        campaign.run(("cost", "loads"), True, 1.0, rehearse=True, device="", results=tmp_path)
+        campaign.run(("cost", "loads"), 1.0, rehearse=True, results=tmp_path)
     folder = tmp_path / "rehearsal"
     assert set(visit(folder).entries("cost")) == {"first"}
     assert (folder / "loads.md").read_text().endswith("Seen.\n")
@@ -191,7 +191,7 @@ def test_a_stage_is_not_begun_when_the_time_is_over(
     begun: list[str] = []
     stage = Stage("loads", "", 1.0, (), lambda visit: begun.append(visit.stage), lambda visit: [])
     monkeypatch.setattr(stages, "load", lambda name: stage)
-    campaign.run(("loads",), True, 0.0, rehearse=True, device="", results=tmp_path)
+    campaign.run(("loads",), 0.0, rehearse=True, results=tmp_path)
     assert begun == []
 
 
@@ -354,7 +354,7 @@ def test_a_missing_package_is_told_with_the_wheels_to_carry(
 def test_a_bare_python_is_told_what_to_bring(tmp_path: Path) -> None:
     """Before anything is imported that needs it."""
     bare = (
-        "import runpy, sys; sys.modules['sqlalchemy'] = None; sys.argv = ['hardware', *sys.argv[1:]];"
+        "import runpy, sys; sys.modules['sqlalchemy'] = None; sys.argv[0] = 'hardware';"
         "runpy.run_module('benchmarks.hardware', run_name='__main__', alter_sys=True)"
     )
     command = [sys.executable, "-c", bare, "loads", "--rehearse", f"--results={tmp_path}"]

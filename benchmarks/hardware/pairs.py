@@ -22,7 +22,7 @@ from carmad.errors import CarmaError
 from carmad.gpu.mps import Mps
 
 FAKE_MPS = ROOT / "tests" / "fake_mps" / "nvidia-cuda-mps-control"
-WINDOW_S, REHEARSED_S = 1.0, 0.3  # alone; longer for more
+WINDOW_S, REHEARSED_S = 0.8, 0.3  # alone; longer for more
 APART = (1, 2, 3, 5)  # of two in the list that are paired: with 16, each is in eight of 64 pairs
 
 
@@ -146,7 +146,7 @@ def blocks(visit: Visit) -> list[str]:
 STAGE = Stage(
     "pairs",
     "Training runs that share a GPU, beside alone",
-    8.0,
+    7.0,
     ("torch", "timm", "transformers"),
     measure,
     blocks,
