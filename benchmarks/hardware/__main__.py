@@ -1,9 +1,9 @@
 """Measure what CARMA relies on, costs and foretells, on the GPU of this machine.
 
 WHAT is a stage (facts, cost, memory, loads, pairs, trace, faults), several with commas between, or
-`all` of them in this order. Without a GPU: `plan`, how a short visit is spent; `page STAGE`, the page
-made again from what was kept; `estimates`, what the memory estimators say of the runs of stage
-`memory`.
+`all` of them in this order. Without a GPU: `plan`, how a short visit is spent; `page STAGE`, the
+page made again from what was kept; `estimates`, what the memory estimators say of the runs of
+stage `memory`.
 
 Results are added to benchmarks/results/hardware/GPU/STAGE.jsonl at once, and a second run goes on
 where the first ended. `--rehearse` goes through all without a GPU and keeps nothing there.

@@ -140,7 +140,7 @@ def _visits(visit: Visit) -> list[str]:
 
 def estimates(gpu: str, rehearse: bool, results: Path | None) -> Report:
     """Of the workloads of stage `memory`, on a GPU of this name."""
-    from benchmarks.hardware import memory
+    from benchmarks.hardware import loads
     from benchmarks.hardware.estimates import STAGE, estimate
     from benchmarks.hardware.workloads import WORKLOADS
 
@@ -150,7 +150,8 @@ def estimates(gpu: str, rehearse: bool, results: Path | None) -> Report:
     with tempfile.TemporaryDirectory(prefix="carma-rehearsal-") as forgotten:
         root = results or (Path(forgotten) if rehearse else _kept())
         visit = Visit(root / folder, STAGE, rehearse)
-        estimate(visit, memory.REHEARSED if rehearse else tuple(WORKLOADS), gpu or "NVIDIA H200")
+        names = loads.REHEARSED[:1] if rehearse else tuple(WORKLOADS)
+        estimate(visit, names, gpu or "NVIDIA H200")
         entries = visit.entries()
     refused = [
         f"{name}: {entry['refused']}" for name, entry in entries.items() if "refused" in entry
