@@ -16,7 +16,17 @@ from typing import Any
 
 import pytest
 
-from benchmarks.hardware import campaign, loads, memory, pairs, pairs_page, plan, stages, training
+from benchmarks.hardware import (
+    campaign,
+    loads,
+    memory,
+    pairs,
+    pairs_page,
+    plan,
+    pool,
+    stages,
+    training,
+)
 from benchmarks.hardware.plan import Planned
 from benchmarks.hardware.pool import Pool, common
 from benchmarks.hardware.stages import Lacking
@@ -141,10 +151,25 @@ def test_what_was_measured_is_not_measured_again(
     assert (folder / f"{stage.name}.jsonl").read_text() == before
 
 
-def test_a_run_that_fails_is_kept_with_what_it_said(tmp_path: Path) -> None:
-    with Pool(["nobody"], {}, rehearse=True) as held:
-        assert held.train(["nobody"], 0.1) == {}
-    assert "argument NAME: invalid choice: 'nobody'" in held.lost["nobody"]
+READY = """echo '{"event": "ready"}'; read seconds"""
+TRAINED = """echo '{"event": "steps", "began": 1.0, "ended": [2.0]}'; read more"""
+
+
+def test_a_run_that_fails_takes_no_other_with_it_and_is_quoted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scripts = {
+        "good": f"{READY}; {TRAINED}",
+        "late": f"{READY}; echo torch.OutOfMemoryError: CUDA out of memory >&2",
+        "mute": "exit 1",
+    }
+    monkeypatch.setattr(pool, "command", lambda name, rehearse: ["sh", "-c", scripts[name], name])
+    with Pool(scripts, {}, rehearse=True) as held:
+        assert held.lost == {"mute": "it ended without a word"}
+        assert held.train(["good", "late"], 0.1) == {}
+        assert held.train(["good", "mute"], 0.1) == {}
+    assert held.lost["late"] == "torch.OutOfMemoryError: CUDA out of memory"
+    assert "good" not in held.lost
 
 
 # -- entries ---------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ REHEARSED = ("mlp4096x8-b256", "mlp1024x4-b128")
 IDLE = "idle"
 ACTIVITY = ("sm_active", "sm_occupancy", "dram_active")
 SIZES = ((0.7, "heavy"), (0.3, "medium"), (0.0, "light"))  # by utilisation, as Lucid's
-WINDOW_S, REHEARSED_S = 2.0, 0.6
+WINDOW_S, REHEARSED_S = 2.0, 1.0
 
 
 def measure(visit: Visit) -> None:

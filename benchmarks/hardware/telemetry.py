@@ -20,7 +20,7 @@ from carmad.gpu.choose import choose
 from carmad.gpu.driver import MIB, connect, disconnect
 from carmad.gpu.source import Capabilities, Health, TelemetrySource
 
-PERIOD_S = 0.05
+PERIOD_S, REHEARSED_S = 0.05, 0.2
 SETTLED_S = 0.2  # after the begin of a window: a sample's activity is that of up to 0.1 s before
 FIGURES = ("sm_active", "sm_occupancy", "dram_active", "utilization", "power_w")
 
@@ -72,6 +72,7 @@ class Watch:
 
     def __init__(self, visit: Visit) -> None:
         self._source = _source(visit.rehearse)
+        self._period_s = REHEARSED_S if visit.rehearse else PERIOD_S
         self._wanted = visit.gpu
         self._samples: list[GpuSample] = []
         self._peaks: dict[int, int] = {}  # MiB, by the pid that is the tree's root
@@ -121,13 +122,13 @@ class Watch:
         wanted = len(self._samples) + count
         deadline = time.monotonic() + within_s
         while len(self._samples) < wanted and time.monotonic() < deadline:
-            time.sleep(PERIOD_S / 2)
+            time.sleep(self._period_s / 2)
 
     def _since(self, at: float) -> list[GpuSample]:
         return [sample for sample in self._samples if sample.at >= at]
 
     def _run(self) -> None:
-        while not self._stop.wait(PERIOD_S):
+        while not self._stop.wait(self._period_s):
             at = time.monotonic()
             sample = next(s for s in self._source.sample(at) if s.gpu == self.gpu.id)
             self._note_peaks(sample.processes)
