@@ -11,6 +11,8 @@ where the first ended. `--rehearse` goes through all without a GPU and keeps not
 
 from __future__ import annotations
 
+import signal
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -45,6 +47,7 @@ def measure(
     if what == "estimates":
         return campaign.estimates(device, rehearse, results)
     names = _stages(what)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to stop"))  # and leave no MPS behind
     return campaign.run(names, minutes, rehearse=rehearse, device=device, results=results)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import sys
 import tempfile
 import time
@@ -34,7 +33,6 @@ def run(
     """Each of the stages, until so many minutes have passed. Of several, none takes longer than it
     is expected to, and one that fails does not keep the others from being measured: what they
     raised is raised at the end."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to stop"))  # and leave no MPS behind
     until, several = time.monotonic() + 60 * minutes - ENDING_S, len(names) > 1
     here, lacking = _loaded(names)
     if not here:

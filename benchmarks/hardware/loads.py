@@ -59,7 +59,7 @@ def measure(visit: Visit) -> None:
     """All are loaded at once, and train in turn: contexts that are idle take no time of the GPU."""
     seconds = REHEARSED_S if visit.rehearse else WINDOW_S
     names = REHEARSED if visit.rehearse else (*PAIRED, *MORE)
-    missing = [name for name in names if name not in visit.entries()]
+    missing = list(visit.todo(names, str, pool.START_S))
     if not missing:
         return
     with Watch(visit) as watch, Pool(missing, pool.on(watch.gpu.id), visit.rehearse) as held:

@@ -99,9 +99,8 @@ def _constants(visit: Visit, watch: Watch) -> Entry:
     found: dict[str, Entry] = {}
     try:
         while (line := worker.next(pool.READY_WITHIN_S))["event"] == "constant":
-            watch.seen()
-            peak = watch.peak_mib(worker.pid)
-            line["nvml_mib"] = watch.used_now() - before if peak is None else peak
+            now = watch.mib(worker.pid)
+            line["nvml_mib"] = watch.used_now() - before if now is None else now
             found[line["what"]] = line
             worker.tell("")
     except Lost as error:

@@ -76,7 +76,8 @@ def cases(setting: Setting, rehearse: bool) -> list[Case]:
 def measure(visit: Visit) -> None:
     with Watch(visit) as watch, _mps(visit, watch.gpu.id) as mps:
         for setting in SETTINGS:
-            todo = list(visit.todo(cases(setting, visit.rehearse), lambda case: case.key))
+            wanted = cases(setting, visit.rehearse)
+            todo = list(visit.todo(wanted, lambda case: case.key, pool.START_S))
             if todo:
                 _measure(setting, todo, visit, watch, mps)
 

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from benchmarks.hardware.training import Trained, Window, command, event, parse, window
 from carmad.attempt.environment import NO_MPS
 
+START_S = 30.0  # that two dozen take to load, by estimate
 READY_WITHIN_S = 150.0
 REST_WITHIN_S = 60.0  # on top of the window
 END_WITHIN_S = 20.0

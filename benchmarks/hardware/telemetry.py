@@ -75,7 +75,8 @@ class Watch:
         self._period_s = REHEARSED_S if visit.rehearse else PERIOD_S
         self._wanted = visit.gpu
         self._samples: list[GpuSample] = []
-        self._peaks: dict[int, int] = {}  # MiB, by the pid that is the tree's root
+        self._now: dict[int, int] = {}  # MiB, by the pid that is the tree's root
+        self._peaks: dict[int, int] = {}  # the same
         self._roots: dict[int, int] = {}  # by pid
         self._stop = Event()
         self._thread = Thread(target=self._run, daemon=True)
@@ -99,6 +100,11 @@ class Watch:
         """Of `root` and all that it started; None if the driver never listed them: in a container
         it may list the pids of the host."""
         return self._peaks.get(root)
+
+    def mib(self, root: int) -> int | None:
+        """As `peak_mib`, but now; None also if it has left."""
+        self.seen()
+        return self._now.get(root)
 
     def used_mib(self, since: float) -> int:
         """The most that the whole GPU had in use."""
@@ -131,14 +137,15 @@ class Watch:
         while not self._stop.wait(self._period_s):
             at = time.monotonic()
             sample = next(s for s in self._source.sample(at) if s.gpu == self.gpu.id)
-            self._note_peaks(sample.processes)
+            self._note(sample.processes)
             self._samples.append(sample)
 
-    def _note_peaks(self, processes: Iterable[ProcessUse]) -> None:
+    def _note(self, processes: Iterable[ProcessUse]) -> None:
         now: dict[int, int] = {}
         for process in processes:
             root = self._root(process.pid)
             now[root] = now.get(root, 0) + (process.memory_mib or 0)
+        self._now = now
         for root, mib in now.items():
             self._peaks[root] = max(mib, self._peaks.get(root, 0))
 
