@@ -27,7 +27,6 @@ from benchmarks.hardware import (
     stages,
     training,
 )
-from benchmarks.hardware.plan import Planned
 from benchmarks.hardware.pool import Pool, common
 from benchmarks.hardware.stages import Lacking
 from benchmarks.hardware.telemetry import Watch
@@ -384,7 +383,10 @@ def test_estimators_are_judged_by_models_that_did_not_give_the_constant(tmp_path
         said = {"trace_mib": traced, "high_mib": traced + 512, "faketensor_mib": traced - 1000}
         visit(tmp_path, "estimates").keep(name, {**said, "horus_mib": traced + 1624})
         visit(tmp_path).keep(name, {"memory_mib": traced + 600})
+    visit(tmp_path, "memory").keep("resnet101-b32", {"failed": "CUDA out of memory"})
+    visit(tmp_path, "estimates").keep("resnet101-b32", {"trace_mib": 1, "high_mib": 2})
     page = "\n".join(stages.load("memory").blocks(visit(tmp_path, "memory")))
+    assert "## Not measured\n- resnet101-b32: CUDA out of memory" in page
     assert "context and libraries, 600 MiB, is the median of 2 runs of other models" in page
     rows = [[cell.strip() for cell in line.split("|")] for line in page.splitlines()]
     medians = {row[1]: row[3] for row in rows if len(row) == 13}
@@ -414,10 +416,38 @@ def test_a_measured_load_is_a_row_of_the_catalogue(
 # -- the plan --------------------------------------------------------------------------------------
 
 
-def test_stages_follow_one_another_through_the_commands() -> None:
-    rows = [Planned(name, "", minutes, None) for name, minutes in (("a", 5), ("b", 9), ("c", 5))]
-    found = plan.packed([*rows, Planned("d", "", None, None, "no torch")])
-    assert [row.commands for row in found] == [(1,), (1, 2), (2,), ()]
+def _stage(name: str, minutes: float, measure: Callable[[Visit], None] = print) -> Stage:
+    return Stage(name, "", minutes, (), measure, lambda visit: [])
+
+
+def test_the_stages_are_cut_into_commands_of_about_the_same_length() -> None:
+    minutes = {"facts": 4, "cost": 6, "memory": 4, "loads": 2, "pairs": 7, "trace": 9, "faults": 5}
+    groups = plan.commands([_stage(name, each) for name, each in minutes.items()])
+    names = [[stage.name for stage in group] for group in groups]
+    assert names == [["facts", "cost"], ["memory", "loads", "pairs"], ["trace", "faults"]]
+    assert sum(plan.share(stage, groups[1]) for stage in groups[1]) == plan.COMMAND_MIN
+    assert plan.share(groups[1][0], groups[1][:2]) == 4, "no more than it needs"
+    alone = [_stage("loads", 2)]
+    assert plan.commands(alone) == [alone]
+
+
+def test_stages_share_the_time_and_leave_the_rest_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    ends: list[float] = []
+
+    def one_minute(visit: Visit) -> None:
+        nonlocal now
+        ends.append(visit.until - now)
+        now += 60
+
+    known = {name: _stage(name, minutes, one_minute) for name, minutes in (("a", 6), ("b", 3))}
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    monkeypatch.setattr(stages, "load", known.__getitem__)
+    minutes = 6 + campaign.ENDING_S / 60
+    campaign.run(("a", "b"), minutes, rehearse=True, results=tmp_path)
+    assert ends == pytest.approx([4 * 60, 5 * 60])
 
 
 def test_the_stages_of_a_visit_are_short_enough_for_a_command() -> None:

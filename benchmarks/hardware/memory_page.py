@@ -55,7 +55,8 @@ def blocks(visit: Visit) -> list[str]:
         *_runs(measured),
         *_benchmark(measured),
         *_constants(entries.get("constants", {})),
-        *_failures({**entries, **visit.entries(estimates.STAGE)}),
+        *_whys("Not measured", "failed", entries),
+        *_whys("Not looked at", "refused", visit.entries(estimates.STAGE)),
     ]
 
 
@@ -180,10 +181,6 @@ def _constants(entry: Entry) -> list[str]:
     ]
 
 
-def _failures(entries: Mapping[str, Entry]) -> list[str]:
-    whys = [
-        f"{name}: {why}"
-        for name, entry in entries.items()
-        if (why := entry.get("failed") or entry.get("refused"))
-    ]
-    return ["## Not measured, or not looked at", bullets(whys)] if whys else []
+def _whys(title: str, key: str, entries: Mapping[str, Entry]) -> list[str]:
+    whys = [f"{name}: {entry[key]}" for name, entry in entries.items() if key in entry]
+    return [f"## {title}", bullets(whys)] if whys else []

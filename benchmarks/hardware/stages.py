@@ -47,6 +47,17 @@ def load(name: str) -> Stage:
     return stage
 
 
+def loaded(names: Iterable[str]) -> tuple[list[Stage], list[str]]:
+    """The stages that this machine has the packages for, and what the others lack."""
+    here, lacking = [], []
+    for name in names:
+        try:
+            here.append(load(name))
+        except Lacking as error:
+            lacking.append(str(error))
+    return here, lacking
+
+
 def _own() -> list[str]:
     """The distributions that CARMA itself needs."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
