@@ -240,7 +240,8 @@ class Job:
     @property
     def profiling(self) -> ProfilingRun | None:
         """The current profiling run, if any."""
-        return its.profiling if (its := self.current) else None
+        its = self.attempts[-1] if self.attempts else None
+        return its.profiling if its and its.ended_at == self.ended_at else None
 
     @property
     def shared(self) -> bool:
