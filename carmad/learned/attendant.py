@@ -1,7 +1,7 @@
 """The process that runs a program for `trial`, and makes sure that nothing of it is left.
 
 Standard library only, and little of it, as in `supervisor`. Its arguments are the file descriptor
-for the program's answer, the number of it in the program, the limits in seconds and in bytes of
+for the program's answer, its number inside the program, the limits in seconds and in bytes of
 memory, and the cgroup, if any (`bounds`). Its other file descriptors are
 
 - 0  what to run (`starting.Launch`)

@@ -228,7 +228,7 @@ class Sharing:
 
 
 def _together(new: Newcomer, pairs: Sequence[Pair], passes: int) -> tuple[Reason, ...] | None:
-    """The gain with each neighbour; None if the passes that others require leave one without."""
+    """The gain with each neighbour; None if one has none with the passes that others require."""
     worst = max(pair.ratios[1] for pair in pairs)
     benefits = []
     for neighbour, _, (ratio, _), _ in pairs:

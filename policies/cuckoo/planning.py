@@ -17,7 +17,7 @@ from scipy.optimize import linear_sum_assignment
 from policies.cuckoo.interleaving import Numbers
 
 NEVER = 1e12  # the cost of an impossible slot, in seconds: assignments need finite costs
-SPARE_SLOTS = 1.5  # slots considered per group: some sets of GPUs are better left unused
+SPARE_SLOTS = 1.5  # slots considered per group: some sets of GPUs are better used last
 BETWEEN_EQUALS = 1e-6  # extra weight of the costs of groups that are earlier in the queue
 EXACT = 200  # groups assigned exactly, those that must begin first; the others follow in order
 
