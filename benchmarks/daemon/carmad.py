@@ -1,4 +1,5 @@
-"""A real carmad on emulated GPUs: started, asked, stopped, and what it takes of the machine."""
+"""A real carmad, on emulated GPUs or the machine's own: started, asked, killed, stopped, and what it
+takes of the machine."""
 
 from __future__ import annotations
 
@@ -24,6 +25,7 @@ from cli.problems import Problem, Unreachable
 GPUS = 8
 SPEC = f"{GPUS}xA100-40GB"
 START_S = 60.0
+MPS_QUITS_S = 10.0
 SLEEPER = ["/bin/sleep", "100000"]
 KIB = 1024
 
@@ -35,7 +37,8 @@ def plain_environment() -> dict[str, str]:
 
 
 class Daemon:
-    """`directory` given: a database may be there already, and all of it stays."""
+    """`directory` given: a database may be there already, and all of it stays. `gpus` "": the
+    machine's own."""
 
     def __init__(
         self, directory: Path | None = None, gpus: str = SPEC, settings: Settings | None = None
@@ -48,11 +51,17 @@ class Daemon:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        config = self.directory / "config.toml"
-        config.write_text(configfile.dump(self._settings))
-        words = [sys.executable, "-m", "carmad.daemon.main", "--emulated", self._gpus]
+        (self.directory / "config.toml").write_text(configfile.dump(self._settings))
+        self.start()
+        return self
+
+    def start(self) -> None:
+        """It is up when this returns. Again after a `kill`: on the same state."""
+        words = [sys.executable, "-m", "carmad.daemon.main"]
+        words += ["--emulated", self._gpus] if self._gpus else []
         words += ["--state-dir", str(self.directory), "--socket", self.socket]
-        words += ["--config", str(config), "--log-file", str(self.directory / "carmad.log")]
+        words += ["--config", str(self.directory / "config.toml")]
+        words += ["--log-file", str(self.directory / "carmad.log")]
         self._process = subprocess.Popen(
             words, env=plain_environment(), stdin=subprocess.DEVNULL, start_new_session=True
         )
@@ -60,9 +69,15 @@ class Daemon:
         while time.monotonic() < deadline and self._process.poll() is None:
             with contextlib.suppress(Unreachable):
                 self.get("/v1/health")
-                return self
+                return
             time.sleep(0.05)
         raise SystemExit(f"carmad did not start; see {self.directory}/carmad.log")
+
+    def kill(self) -> None:
+        """As a crash would: its jobs go on."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
 
     def __exit__(
         self,
@@ -74,10 +89,22 @@ class Daemon:
         with contextlib.suppress(Problem, Unreachable):
             self.post("/v1/cancel", {"select": "all"})
             self.await_idle()
+            self._quit_mps()
         self._process.send_signal(signal.SIGTERM)
         self._process.wait(timeout=30)
         if self._temporary:
             shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _quit_mps(self) -> None:
+        """Its control daemons are meant to outlive it."""
+        folder = Path("/run/carma/mps") if os.geteuid() == 0 else self.directory / "mps"
+        for pipe in folder.glob("*/pipe") if self._settings.collocation.mps else ():
+            env = plain_environment() | {"CUDA_MPS_PIPE_DIRECTORY": str(pipe)}
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                control = ["nvidia-cuda-mps-control"]
+                subprocess.run(
+                    control, env=env, input=b"quit\n", capture_output=True, timeout=MPS_QUITS_S
+                )
 
     @property
     def pid(self) -> int:

@@ -1,0 +1,283 @@
+"""The cases of stage `faults`: what is done to jobs and daemon, and what is expected then."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.daemon.carmad import Daemon
+from benchmarks.hardware.visit import Entry
+from benchmarks.harness.data import ROOT
+from carmad.api.times import moment
+from carmad.attempt.launcher import has_systemd
+from carmad.config import Collocation, Limits, Monitor, Preconditions, Settings
+from carmad.core.types import ENDED
+from cli import render
+
+PATIENCE_S = 120.0  # a deadline: a first `import torch` from a cold disk takes a while
+LOOK_S = 0.1
+GRACE_S = 2.0
+SHARE = 0.6  # of the GPU's memory, for each job of a storm: no two fit
+CGROUPS = Path("/sys/fs/cgroup")
+OVER = frozenset(state.value for state in ENDED)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    name: str
+    about: str
+    run: Callable[[Lab], None]
+    mps: bool = False
+
+
+def settings(mps: bool) -> Settings:
+    """Nothing but recovery keeps jobs from each other (CARMA paper, 4.3: RR without conditions)."""
+    return Settings(
+        policy="rr",
+        estimator="declared",
+        monitor=Monitor(period_s=0.2, window_s=0.6, first_kernel_timeout_s=20.0),
+        preconditions=Preconditions(min_free_mib=0, utilization=False),
+        limits=Limits(kill_grace_s=GRACE_S),
+        collocation=Collocation(mps=mps),
+    )
+
+
+@dataclass(slots=True)
+class Lab:
+    """Submits victims, waits for them, and notes what was expected, observed and told."""
+
+    rehearse: bool
+    checks: list[Entry] = field(default_factory=list)
+    told: list[Entry] = field(default_factory=list)
+    _daemon: Daemon | None = None
+
+    @property
+    def daemon(self) -> Daemon:
+        assert self._daemon is not None
+        return self._daemon
+
+    @daemon.setter
+    def daemon(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+
+    @property
+    def seconds(self) -> float:
+        """How long a victim trains."""
+        return 1.0 if self.rehearse else 5.0
+
+    def submit(self, how: str, *, share: float = 0.1, seconds: float = 0, **storm: Any) -> int:
+        options: dict[str, Any] = {"share": share, "seconds": seconds or self.seconds, **storm}
+        words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        argv = [sys.executable, "-m", "benchmarks.hardware.victim", how, *words]
+        logs = str(self.daemon.directory / "%j.out")
+        return self.daemon.run(argv, name=how, cwd=str(ROOT), stdout=logs)
+
+    def job(self, id: int) -> Any:
+        return self.daemon.get(f"/v1/jobs/{id}")
+
+    def await_training(self, *jobs: int) -> None:
+        """Until they run on the GPU, by their own word."""
+        for id in jobs:
+            log = self.daemon.directory / f"{id}.out"
+            self.until(lambda log=log: log.exists() and "trains" in log.read_text(), f"job {id}")
+
+    def until(self, done: Callable[[], object], what: str) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not done():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"waited {PATIENCE_S:.0f} s in vain for {what}")
+            time.sleep(LOOK_S)
+
+    def ended(self, id: int, who: str) -> Any:
+        """The job once it is over; what is told of it is noted."""
+        self.until(lambda: self.job(id)["state"] in OVER, f"the end of job {id}")
+        job = self.job(id)
+        how = job["exit"]
+        self.told.append(
+            {
+                "who": who,
+                "state": job["state"],
+                "attempts": [each["cause"] for each in (*job["failures"], how)],
+                "evidence": how["evidence"],
+                "neighbours": [n for each in job["failures"] for n in each["neighbours"]],
+                "advice": job["advice"] or "",
+                "notes": job["notes"],
+                "shown": _shown(job),
+            }
+        )
+        return job
+
+    def expect(self, who: str, expected: str, observed: str, met: bool | None) -> None:
+        check = {"who": who, "expected": expected, "observed": observed, "met": met}
+        self.checks.append(check)
+
+    def expect_end(self, id: int, who: str, state: str, cause: str = "success") -> Any:
+        """In that state, by that cause of its last attempt."""
+        job = self.ended(id, who)
+        found = job["state"], job["exit"]["cause"]
+        observed = f"{found[0]} ({found[1]})"
+        self.expect(who, f"{state} ({cause})", observed, found == (state, cause))
+        return job
+
+
+def _shown(job: Any) -> str:
+    """What `carma show` prints."""
+    console = Console(file=StringIO(), width=160)
+    console.print(render.show(job))
+    assert isinstance(console.file, StringIO)
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
+
+
+# -- out of memory
+
+
+def storm(lab: Lab, company: int) -> None:
+    """All hold a little, meet, and want `SHARE` of the GPU at once: one gets it."""
+    meet = lab.daemon.directory / "meet"
+    meet.mkdir()
+    ids = [
+        lab.submit("storm", share=SHARE, company=company, meet=str(meet)) for _ in range(company)
+    ]
+    jobs = [lab.ended(id, f"job {id}") for id in ids]
+    recovered = sum(job["state"] == "succeeded" for job in jobs)
+    lab.expect(
+        "all", f"{company} succeed", f"{recovered} of {company} succeeded", recovered == company
+    )
+    ooms = [each for job in jobs for each in job["failures"] if each["cause"] == "gpu_oom"]
+    lost = company - 1
+    lab.expect("first attempts", f"{lost} run out of memory", f"{len(ooms)} did", len(ooms) == lost)
+    failed = [each["cause"] for job in jobs for each in job["failures"]]
+    others = sorted(set(failed) - {"gpu_oom"})
+    lab.expect("other failures", "none", ", ".join(others) or "none", not others)
+    named = sum(bool(each["neighbours"]) for each in ooms)
+    lab.expect("who held the memory", "named in each", f"in {named} of {len(ooms)}", named == lost)
+    modes = {job["mode"] for job in jobs if job["failures"]}
+    lab.expect("second attempts", "exclusive", ", ".join(sorted(modes)), modes == {"exclusive"})
+
+
+def too_large(lab: Lab) -> None:
+    """Nobody is beside it: to try again would be in vain."""
+    job = lab.expect_end(
+        lab.submit("train", share=1.1), "a job larger than the GPU", "out_of_memory", "gpu_oom"
+    )
+    tries = 1 + len(job["failures"])
+    lab.expect("attempts", "1", str(tries), tries == 1)
+
+
+# -- crashes and stops
+
+
+def crash(lab: Lab) -> None:
+    """Time-sliced: a fault is its context's alone."""
+    beside = lab.submit("train", seconds=3 * lab.seconds)
+    lab.await_training(beside)
+    lab.expect_end(lab.submit("crash"), "the job that crashed", "failed", "failure")
+    lab.expect_end(beside, "its neighbour", "succeeded")
+
+
+def crash_mps(lab: Lab) -> None:
+    """One server: its clients on that GPU end with the one that faulted; the next job gets a
+    server that works."""
+    beside = lab.submit("train", seconds=3 * lab.seconds)
+    lab.await_training(beside)
+    crashed = lab.expect_end(lab.submit("crash"), "the job that crashed", "failed", "failure")
+    lab.expect("its mode", "mps", crashed["mode"], crashed["mode"] == "mps")
+    lab.expect_end(beside, "its neighbour", "failed", "failure")
+    after = lab.expect_end(lab.submit("train"), "a job submitted afterwards", "succeeded")
+    lab.expect("its mode", "mps", after["mode"], after["mode"] == "mps")
+
+
+def cancel(lab: Lab, how: str = "train") -> None:
+    victim = lab.submit(how, seconds=1000)
+    beside = lab.submit("train", seconds=lab.seconds + 2 * GRACE_S)
+    lab.await_training(victim, beside)
+    asked = time.time()
+    lab.daemon.post("/v1/cancel", {"select": str(victim)})
+    job = lab.expect_end(victim, f"the job that was cancelled ({how})", "cancelled", "cancelled")
+    took_s = moment(job["ended_at"]).timestamp() - asked
+    signal = job["exit"]["signal"]
+    if how == "deaf":
+        lab.expect("its end", "SIGKILL", f"signal {signal}", signal == 9)
+        lab.expect("grace", f"≥ {GRACE_S:g} s", f"{took_s:.1f} s", took_s >= GRACE_S - LOOK_S)
+    else:
+        lab.expect("its end", f"< {GRACE_S:g} s", f"{took_s:.1f} s", took_s < GRACE_S)
+    lab.expect_end(beside, "its neighbour", "succeeded")
+    drained = [gpu["state_detail"] for gpu in lab.daemon.get("/v1/gpus")["gpus"] if _drained(gpu)]
+    lab.expect("the GPU", "takes jobs", "; ".join(drained) or "takes jobs", not drained)
+
+
+def _drained(gpu: Any) -> bool:
+    return "drain" in gpu["state"]
+
+
+def killed_daemon(lab: Lab) -> None:
+    """kill -9 amid training, and right after a job was accepted."""
+    running = lab.submit("train", seconds=4 * lab.seconds)
+    lab.await_training(running)
+    accepted = lab.submit("train")
+    lab.daemon.kill()
+    time.sleep(lab.seconds)
+    lab.daemon.start()
+    for id, who in ((running, "the job that ran"), (accepted, "the job accepted just before")):
+        job = lab.expect_end(id, who, "succeeded")
+        lab.expect(f"{who}: attempts", "1", str(job["attempt"]), job["attempt"] == 1)
+        begun = (lab.daemon.directory / f"{id}.out").read_text().count("trains")
+        lab.expect(f"{who}: it began", "once", f"{begun} times", begun == 1)
+
+
+# -- the host's memory
+
+
+def host_oom(lab: Lab) -> None:
+    """The kernel's OOM killer strikes in the job's cgroup."""
+    if not has_systemd():
+        _bound(lab.daemon)
+    job = lab.ended(lab.submit("host-oom"), "the job")
+    if job["exit"]["code"] == 3:
+        lab.expect("the job", "failed (host_oom)", job["exit"]["evidence"], None)
+        return
+    found = job["state"], job["exit"]["cause"]
+    observed = f"{found[0]} ({found[1]})"
+    lab.expect("the job", "failed (host_oom)", observed, found == ("failed", "host_oom"))
+    alive = lab.daemon.get("/v1/health")["status"]
+    lab.expect("the daemon", "lives", alive, alive == "ok")
+
+
+def _bound(daemon: Daemon) -> None:
+    """A cgroup for the daemon and all that it starts, as a container would have; where none can be
+    made, the job says so."""
+    cgroup = CGROUPS / f"carma-visit-{daemon.pid}"
+    try:
+        cgroup.mkdir()
+        (cgroup / "cgroup.procs").write_text(str(daemon.pid))
+    except OSError as error:
+        print(f"no cgroup of its own: {error}", file=sys.stderr)
+
+
+def host_alloc(lab: Lab) -> None:
+    lab.expect_end(lab.submit("host-alloc"), "the job", "failed", "host_oom")
+
+
+CASES: Sequence[Case] = (
+    *(
+        Case(f"storm of {n}", f"{n} jobs that together do not fit", partial(storm, company=n))
+        for n in (2, 3, 4)
+    ),
+    Case("too large", "a job that needs more than the GPU has", too_large),
+    Case("crash", "a fault on the GPU beside a neighbour, time-sliced", crash),
+    Case("crash under MPS", "a fault on the GPU beside a client of the same server", crash_mps, True),
+    Case("cancel", "a busy job is cancelled beside a neighbour", cancel),
+    Case("cancel under MPS", "the same beside a client of the same server", cancel, True),
+    Case("deaf", "a job that ignores SIGTERM is cancelled", partial(cancel, how="deaf")),
+    Case("daemon killed", "kill -9 of carmad amid training", killed_daemon),
+    Case("host memory refused", "PyTorch's allocator on the host fails", host_alloc),
+    Case("host OOM", "the kernel kills a job that takes the host's memory", host_oom),
+)
