@@ -16,35 +16,48 @@ Case = TypeVar("Case")
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """To one GPU. `folder` is results/hardware/GPU: a stage adds to STAGE.jsonl there, a line an
-    entry, at once, so that a second visit goes on where the first ended."""
+    """To one GPU. A stage adds to `folder`/STAGE.jsonl, a line an entry, at once, so that a second
+    visit goes on where the first ended: a file that `folder` lacks is that of `earlier` visits."""
 
     folder: Path
     stage: str
     rehearse: bool  # without a GPU: small models on the CPU, emulated cards, fakes of the driver
     until: float = field(default=float("inf"))  # monotonic: nothing is begun after it
+    gpu: str = ""  # its UUID; "": the first
+    earlier: Path | None = None
 
-    def todo(self, cases: Iterable[Case], key: Callable[[Case], str]) -> Iterator[Case]:
-        """Those without an entry, as long as there is time to begin one."""
+    def todo(
+        self, cases: Iterable[Case], key: Callable[[Case], str], takes_s: float = 0.0
+    ) -> Iterator[Case]:
+        """Those without an entry, as long as there is time for one that `takes_s`."""
         done = self.entries()
         for case in cases:
             if key(case) in done:
                 continue
-            if time.monotonic() >= self.until:
+            if time.monotonic() + takes_s >= self.until:
                 return
             yield case
 
     def keep(self, key: str, entry: Entry) -> None:
         """A later entry of the same key counts."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        kept = self._read(self.stage)
+        cut_off = "" if not kept or kept.endswith("\n") else "\n"
         with self._file(self.stage).open("a") as file:
-            file.write(json.dumps({"key": key} | entry) + "\n")
+            if not file.tell():
+                file.write(kept)
+            file.write(cut_off + json.dumps({"key": key} | entry) + "\n")
 
     def entries(self, stage: str = "") -> dict[str, Entry]:
         """What was kept, by key: by this stage, or by an earlier one."""
-        file = self._file(stage or self.stage)
-        lines = file.read_text().splitlines() if file.exists() else ()
+        lines = self._read(stage or self.stage).splitlines()
         return {entry.pop("key"): entry for entry in map(_entry, lines) if entry}
+
+    def _read(self, stage: str) -> str:
+        for folder in (self.folder, self.earlier):
+            if folder and (file := folder / f"{stage}.jsonl").exists():
+                return file.read_text()
+        return ""
 
     def _file(self, stage: str) -> Path:
         return self.folder / f"{stage}.jsonl"
