@@ -1,5 +1,5 @@
-"""A real carmad, on emulated GPUs or the machine's own: started, asked, killed, stopped, and what it
-takes of the machine."""
+"""A real carmad, on emulated GPUs or the machine's own: started, asked, killed, stopped, and what
+it takes of the machine."""
 
 from __future__ import annotations
 

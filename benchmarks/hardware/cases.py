@@ -23,7 +23,7 @@ from carmad.core.types import ENDED
 from cli import render
 
 PATIENCE_S = 120.0  # a deadline: a first `import torch` from a cold disk takes a while
-LOOK_S = 0.1
+LOOK_S = 0.05
 GRACE_S = 2.0
 SHARE = 0.6  # of the GPU's memory, for each job of a storm: no two fit
 CGROUPS = Path("/sys/fs/cgroup")
@@ -71,7 +71,7 @@ class Lab:
     @property
     def seconds(self) -> float:
         """How long a victim trains."""
-        return 1.0 if self.rehearse else 5.0
+        return 0.5 if self.rehearse else 5.0
 
     def submit(self, how: str, *, share: float = 0.1, seconds: float = 0, **storm: Any) -> int:
         options: dict[str, Any] = {"share": share, "seconds": seconds or self.seconds, **storm}
@@ -230,7 +230,7 @@ def killed_daemon(lab: Lab) -> None:
         job = lab.expect_end(id, who, "succeeded")
         lab.expect(f"{who}: attempts", "1", str(job["attempt"]), job["attempt"] == 1)
         begun = (lab.daemon.directory / f"{id}.out").read_text().count("trains")
-        lab.expect(f"{who}: it began", "once", f"{begun} times", begun == 1)
+        lab.expect(f"{who}: it began", "1 time", f"{begun} time(s)", begun == 1)
 
 
 # -- the host's memory
@@ -272,8 +272,8 @@ CASES: Sequence[Case] = (
         for n in (2, 3, 4)
     ),
     Case("too large", "a job that needs more than the GPU has", too_large),
-    Case("crash", "a fault on the GPU beside a neighbour, time-sliced", crash),
-    Case("crash under MPS", "a fault on the GPU beside a client of the same server", crash_mps, True),
+    Case("crash", "a fault beside a neighbour, time-sliced", crash),
+    Case("crash under MPS", "a fault beside a client of the same server", crash_mps, True),
     Case("cancel", "a busy job is cancelled beside a neighbour", cancel),
     Case("cancel under MPS", "the same beside a client of the same server", cancel, True),
     Case("deaf", "a job that ignores SIGTERM is cancelled", partial(cancel, how="deaf")),

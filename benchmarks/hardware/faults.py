@@ -1,4 +1,4 @@
-"""Stage `faults`: jobs that run out of memory together, crash, do not heed signals, exhaust the host;
+"""Stage `faults`: jobs that run out of memory together, crash, ignore signals or exhaust the host,
 and a daemon that is killed. What was expected beside what was observed and told."""
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ def _verdict(met: bool | None) -> str:
 
 def _told(job: Entry) -> tuple[str, str, str, str]:
     said = [job["evidence"], *job["neighbours"], job["advice"], *job["notes"]]
-    words = dict.fromkeys(word for word in said if word)
+    smooth = job["attempts"] == ["success"]
+    words = dict.fromkeys(word for word in said if word and not smooth)
     return job["who"], job["state"], ", ".join(job["attempts"]), "; ".join(words)
 
 

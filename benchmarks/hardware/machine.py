@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from benchmarks.daemon.carmad import Daemon
@@ -11,7 +13,14 @@ from carmad.config import Access, Settings
 EMULATED = "1xA100-40GB"
 
 
-def running(visit: Visit, settings: Settings) -> Daemon:
-    """A daemon that is run by root takes root's jobs: on a visit there is nobody else."""
+@contextmanager
+def running(visit: Visit, settings: Settings) -> Iterator[Daemon]:
+    """It places jobs on the visit's GPU only, and takes root's, as on a visit there is nobody
+    else."""
     settings = replace(settings, access=Access(root_jobs=True))
-    return Daemon(gpus=EMULATED if visit.rehearse else "", settings=settings)
+    with Daemon(gpus=EMULATED if visit.rehearse else "", settings=settings) as daemon:
+        gpus = daemon.get("/v1/gpus")["gpus"]
+        for gpu in gpus:
+            if gpu["id"] != (visit.gpu or gpus[0]["id"]):
+                daemon.post(f"/v1/gpus/{gpu['index']}/drain", {"reason": "not this visit's"})
+        yield daemon

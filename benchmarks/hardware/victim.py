@@ -7,18 +7,19 @@ On an emulated card where the daemon has one, else with torch.
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Protocol
-
-import typer
+from typing import Protocol
 
 from carmad.attempt.process_tree import own_cgroup
 
+HOW = ("train", "storm", "crash", "deaf", "host-oom", "host-alloc")
 FIRST = 0.1  # of the GPU's memory: what each of a storm holds before they all grow
 MEET_WITHIN_S = 60.0
 LOOK_S = 0.02
@@ -89,30 +90,30 @@ class Emulated:
         raise RuntimeError(CUDA_ERROR)
 
 
-def main(
-    how: str,
-    share: float = 0.1,
-    seconds: float = 3.0,
-    company: Annotated[int, typer.Option(help="of a storm: how many meet before they grow")] = 1,
-    meet: Annotated[str, typer.Option(help="of a storm: the directory in which they meet")] = "",
-) -> None:
-    """HOW: train, storm, crash, deaf, host-oom, host-alloc."""
-    if how == "host-oom":
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Meet a fault on a GPU.")
+    parser.add_argument("how", choices=HOW)
+    parser.add_argument("--share", type=float, default=0.1, help="of the GPU's memory")
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--company", type=int, default=1, help="how many meet before they grow")
+    parser.add_argument("--meet", type=Path, help="the directory in which they meet")
+    given = parser.parse_args()
+    if given.how == "host-oom":
         exhaust()
-    if how == "host-alloc":
+    if given.how == "host-alloc":
         import torch
 
         torch.empty(1 << 60, dtype=torch.uint8)
-    if how == "deaf":
+    if given.how == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     device: Device = Emulated() if "CARMA_EMULATED_DIR" in os.environ else Cuda()
-    device.hold(min(FIRST, share))
-    if how == "storm":
-        device.work(met(Path(meet), company))
-    device.hold(share)
+    device.hold(min(FIRST, given.share))
+    if given.how == "storm":
+        device.work(met(given.meet, given.company))
+    device.hold(given.share)
     print("trains", flush=True)
-    device.work(after(seconds))
-    if how == "crash":
+    device.work(after(given.seconds))
+    if given.how == "crash":
         device.crash()
     print("done", flush=True)
 
@@ -130,16 +131,17 @@ def met(folder: Path, company: int) -> Callable[[], bool]:
 
 
 def exhaust() -> None:
-    """Take more host memory than the job's cgroup has, so that the kernel kills it and nobody
-    else. Only in a cgroup of CARMA's: another may be the whole machine's."""
-    cgroup = Path(own_cgroup() or "/")
-    limit = cgroup / "memory.max"
-    if "carma" not in str(cgroup) or not limit.exists():
+    """Take more host memory than CARMA's cgroup has, so that the kernel kills this process and no
+    other. Not in a cgroup that may be the whole machine's."""
+    own = Path(own_cgroup() or "/")
+    bounded = [each for each in (own, *own.parents) if (each / "memory.max").exists()]
+    if not bounded or "carma" not in bounded[0].as_posix():
         print("there is no cgroup v2 of CARMA's whose memory can be limited", flush=True)
         sys.exit(UNTOLD)
     Path("/proc/self/oom_score_adj").write_text("1000")
-    (cgroup / "memory.swap.max").write_text("0")
-    limit.write_text(f"{HOST_MIB << 20}")
+    with contextlib.suppress(OSError):  # there is no swap
+        (bounded[0] / "memory.swap.max").write_text("0")
+    (bounded[0] / "memory.max").write_text(f"{HOST_MIB << 20}")
     held = []
     for _ in range(2 * HOST_MIB):
         held.append(os.urandom(1 << 20))
@@ -148,4 +150,4 @@ def exhaust() -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    main()

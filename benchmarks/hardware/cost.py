@@ -1,0 +1,292 @@
+"""Stage `cost`: what CARMA takes of a training step, of the processor, and of a job's start.
+
+A tick a second is too short to see in the time of one step, so a training is watched while the
+daemon is stopped and continued in turn (SIGSTOP), and what is compared are the mean steps of
+neighbouring phases. That keeps clocks, memory and kernels the same; the daemon's session with the
+driver stays open in both. What a process of its own makes a difference to, the supervisor and MPS,
+is compared over whole runs, in turn.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from random import Random
+
+from benchmarks.daemon.carmad import Daemon, plain_environment
+from benchmarks.hardware import training
+from benchmarks.hardware.machine import running
+from benchmarks.hardware.training import Trained
+from benchmarks.hardware.visit import Entry, Stage, Visit
+from benchmarks.harness.rows import Row, of_runs, summary, table
+from carmad.api.times import moment
+from carmad.config import Collocation, Monitor, Settings
+
+GOAL = 0.5  # % of a step
+SHORT, LONG = "resnet18-b32", "vit_base_patch16_224-b32"
+REHEARSED = "mlp1024x4-b128"
+PHASE_S, PAIRS = 2.0, 12
+EDGE_S = 0.1  # of a phase, that is left out: the signal, and the step under way
+TICKS_S = 20.0
+RUN_S, ROUNDS = 8.0, 3
+MPS = "nvidia-cuda-mps-control"
+RESAMPLED = 4000
+START = 'date +%s%N; exec "$@"'  # the job's first act
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    phase_s: float = PHASE_S
+    pairs: int = PAIRS
+    ticks_s: float = TICKS_S
+    run_s: float = RUN_S
+    rounds: int = ROUNDS
+
+
+def measure(visit: Visit) -> None:
+    times = Times(0.5, 2, 1.0, 0.5, 1) if visit.rehearse else Times()
+    names = (REHEARSED,) if visit.rehearse else (SHORT, LONG)
+    pauses = [(name, source) for name in names for source in sources(visit.rehearse)]
+    takes_s = 2 * times.pairs * times.phase_s + times.ticks_s + 20
+    for name, source in visit.todo(pauses, "paused/{0[0]}/{0[1]}".format, takes_s):
+        print(f"cost: {name}, {source}", file=sys.stderr, flush=True)
+        visit.keep(f"paused/{name}/{source}", paused(visit, times, name, source))
+    turns = [(how, turn) for turn in range(times.rounds) for how in runs(visit.rehearse)]
+    for how, turn in visit.todo(turns, "run/{0[0]}/{0[1]}".format, times.run_s + 20):
+        print(f"cost: {how}, {turn + 1} of {times.rounds}", file=sys.stderr, flush=True)
+        visit.keep(f"run/{how}/{turn}", one_run(visit, times, how))
+
+
+def sources(rehearse: bool) -> Sequence[str]:
+    """Of telemetry, that the daemon reads once a second."""
+    if rehearse:
+        return ("emulated",)
+    return ("nvml", "gpm", *(["dcgm"] if shutil.which("dcgmi") else []))
+
+
+def runs(rehearse: bool) -> Sequence[str]:
+    return ("alone", "job", *(["job under MPS"] if shutil.which(MPS) and not rehearse else []))
+
+
+def settings(source: str = "auto", mps: bool = False) -> Settings:
+    """The daemon looks once a second, as it does by default."""
+    monitor = Monitor(source="auto" if source == "emulated" else source)
+    return Settings(estimator="declared", monitor=monitor, collocation=Collocation(mps=mps))
+
+
+# -- one training, the daemon stopped and continued
+
+
+def paused(visit: Visit, times: Times, name: str, source: str) -> Entry:
+    seconds = (2 * times.pairs + 1) * times.phase_s
+    command = training.command(name, seconds=seconds, rehearse=visit.rehearse)
+    with running(visit, settings(source)) as daemon, tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(command, env=plain_environment(), stdout=output)
+        try:
+            await_ready(process, output.fileno())
+            phases = list(alternate(daemon, times))
+            process.wait(timeout=seconds + 60)
+            output.seek(0)
+            trained = training.parse(output.read())
+        finally:
+            process.kill()
+            process.wait()
+        cpu_s = per_tick(daemon, times.ticks_s)
+        provides = daemon.get("/v1/gpus")["source"]["provides"]
+    return {
+        "workload": name,
+        "source": source,
+        "provides": provides,
+        "step_s": trained.step_s,
+        "stopped_s": [mean_step_s(trained, *phase) for phase in phases[0::2]],
+        "running_s": [mean_step_s(trained, *phase) for phase in phases[1::2]],
+        "cpu_ms_per_tick": 1000 * cpu_s,
+    }
+
+
+def await_ready(process: subprocess.Popen[bytes], output: int) -> None:
+    """Until its first window is under way."""
+    while b'"ready"' not in os.pread(output, 1 << 20, 0):
+        if process.poll() is not None:
+            raise RuntimeError(f"the training ended with {process.returncode}")
+        time.sleep(0.05)
+
+
+def alternate(daemon: Daemon, times: Times) -> Iterator[tuple[float, float]]:
+    """Stopped, running, stopped, …: when each phase began and ended (monotonic). What the daemon
+    has started, such as dcgmi, stops and goes on with it."""
+    try:
+        for _ in range(times.pairs):
+            for signum in (signal.SIGSTOP, signal.SIGCONT):
+                os.killpg(daemon.pid, signum)
+                begun = time.monotonic()
+                time.sleep(times.phase_s)
+                yield begun + EDGE_S, time.monotonic()
+    finally:
+        os.killpg(daemon.pid, signal.SIGCONT)
+
+
+def mean_step_s(trained: Trained, begun: float, ended: float) -> float:
+    """Of the steps within that time. The mean, for a tick slows one step of many, which no median
+    would show. The first step of a window, which begins with an empty queue, is left out."""
+    steps = [
+        after - before
+        for window in trained.windows
+        for before, after in pairwise(window.ended)
+        if begun <= before and after <= ended
+    ]
+    if not steps:
+        raise RuntimeError("no step fits into a phase: the workload is too slow")
+    return statistics.fmean(steps)
+
+
+def per_tick(daemon: Daemon, seconds: float) -> float:
+    """Seconds of processor time of the daemon's for each reading of the GPUs."""
+    time.sleep(1.0)
+    before, begun = daemon.cpu_s(), time.monotonic()
+    time.sleep(seconds)
+    return (daemon.cpu_s() - before) / (time.monotonic() - begun) * Monitor().period_s
+
+
+# -- whole runs
+
+
+def one_run(visit: Visit, times: Times, how: str) -> Entry:
+    """Of the short workload: its steps, and for a job when its program and its first kernel
+    began."""
+    name = REHEARSED if visit.rehearse else SHORT
+    command = training.command(name, seconds=times.run_s, rehearse=visit.rehearse)
+    argv = ["/bin/sh", "-c", START, "sh", *command]
+    if how == "alone":
+        sent = time.time()
+        ran = subprocess.run(
+            argv, env=plain_environment(), stdout=subprocess.PIPE, text=True, check=True
+        )
+        return steps_of(ran.stdout, sent)
+    with running(visit, settings(mps=how == "job under MPS")) as daemon:
+        log = daemon.directory / "log"
+        sent = time.time()
+        id = daemon.run(argv, stdout=str(log), stderr="/dev/null")
+        daemon.await_idle(within_s=120)
+        job = daemon.get(f"/v1/jobs/{id}")
+        if job["state"] != "succeeded":
+            raise RuntimeError(f"the training ended as {job['state']}: {job['exit']['evidence']}")
+        kernel = job["gpus"][0]["first_kernel_at"]
+        seen_s = moment(kernel).timestamp() - sent if kernel else None
+        return {**steps_of(log.read_text(), sent), "mode": job["mode"], "seen_s": seen_s}
+
+
+def steps_of(output: str, sent: float) -> Entry:
+    """`sent`: when it was started or submitted, by the wall clock."""
+    trained = training.parse(output)
+    begun = int(output.partition("\n")[0]) / 1e9
+    warm = trained.windows[0].began + time.time() - time.monotonic()
+    return {
+        "step_s": trained.step_s,
+        "mean_s": statistics.fmean(trained.steps),
+        "program_s": begun - sent,
+        "warm_s": warm - sent,
+    }
+
+
+# -- the page
+
+
+def blocks(visit: Visit) -> list[str]:
+    kept = visit.entries()
+    rows = [
+        row for key, entry in kept.items() if key.startswith("paused/") for row in _paused(entry)
+    ]
+    rows += _runs(kept)
+    return [
+        "## What CARMA takes",
+        table(rows),
+        summary(rows),
+        "Steps are compared by their means over neighbouring phases (the daemon stopped, and"
+        " running) or over whole runs, in turn; the interval is the bootstrap's, 95 %, of the"
+        " median of the ratios.",
+    ]
+
+
+def _paused(entry: Entry) -> Iterator[Row]:
+    what = f"{entry['source']} once a second, beside {entry['workload']}"
+    ratios = _ratios(entry["running_s"], entry["stopped_s"])
+    yield _slower("of a step", what, ratios, entry["step_s"])
+    yield Row("processor", f"{what}: a tick", entry["cpu_ms_per_tick"], "ms")
+
+
+def _runs(kept: dict[str, Entry]) -> Iterator[Row]:
+    def of(how: str, what: str) -> list[float]:
+        found = (entry for key, entry in kept.items() if key.startswith(f"run/{how}/"))
+        return [entry[what] for entry in found if entry[what] is not None]
+
+    alone = of("alone", "mean_s")
+    for how in ("job", "job under MPS"):
+        if not (its := of(how, "mean_s")) or not alone:
+            continue
+        yield _slower("of a step", f"{how}, against alone", _ratios(its, alone), alone[0])
+        group = f"start of a {how}"
+        yield of_runs(group, "submit to its program", _ms(of(how, "program_s")), "ms")
+        yield of_runs(group, "program to warm: its own", _ms(_warm(kept, how)), "ms")
+        if seen := of(how, "seen_s"):
+            note = "first kernel as the daemon sees it, once a second"
+            yield of_runs(group, "submit to RUNNING", _ms(seen), "ms", note=note)
+
+
+def _warm(kept: dict[str, Entry], how: str) -> list[float]:
+    its = (entry for key, entry in kept.items() if key.startswith(f"run/{how}/"))
+    return [entry["warm_s"] - entry["program_s"] for entry in its]
+
+
+def _ms(seconds: Sequence[float]) -> list[float]:
+    return [1000 * value for value in seconds]
+
+
+def _slower(group: str, what: str, ratios: Sequence[float], step_s: float) -> Row:
+    low, high = interval(ratios)
+    return Row(
+        group,
+        what,
+        _percent(statistics.median(ratios)),
+        "%",
+        bound=GOAL,
+        spread=(_percent(low), _percent(high)),
+        note=f"{len(ratios)} pairs, a step takes {1000 * step_s:.1f} ms",
+    )
+
+
+def _percent(ratio: float) -> float:
+    return 100 * (ratio - 1)
+
+
+def _ratios(some: Sequence[float], others: Sequence[float]) -> list[float]:
+    """Of neighbours in time."""
+    return [one / other for one, other in zip(some, others, strict=False)]
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """The bootstrap's 95 % confidence interval of their median."""
+    dice = Random(0)
+    medians = sorted(
+        statistics.median(dice.choices(values, k=len(values))) for _ in range(RESAMPLED)
+    )
+    return medians[int(0.025 * RESAMPLED)], medians[int(0.975 * RESAMPLED)]
+
+
+STAGE = Stage(
+    "cost",
+    "what CARMA takes of a training step, of the processor, and of a job's start",
+    8.0,
+    ("torch", "timm"),
+    measure,
+    blocks,
+)
