@@ -76,6 +76,17 @@ class Stage:
     blocks: Callable[[Visit], list[str]]
 
 
+VISITS = "visits"  # the file that says which stage was measured when, and where
+
+
+def provenance(visit: Visit) -> str:
+    """Of a stage's entries: "measured: GPU, driver, date", by the last visit to it."""
+    facts = [each for each in visit.entries(VISITS).values() if each["stage"] == visit.stage]
+    if not facts:
+        return "measured: nobody noted where"
+    return "measured: {gpu}, driver {driver}, {date}".format(**facts[-1])
+
+
 def _entry(line: str) -> Entry:
     try:
         entry: Entry = json.loads(line)

@@ -20,7 +20,7 @@ def read(path: str | Path) -> Iterator[Row]:
         yield from csv.DictReader(file)
 
 
-def folds(names: Sequence[str], seed: int) -> list[set[str]]:
-    """The names, shuffled and dealt into quarters, each to be held out in turn."""
+def folds(names: Sequence[str], seed: int, count: int = FOLDS) -> list[set[str]]:
+    """The names, shuffled and dealt into so many parts, each to be held out in turn."""
     shuffled = Random(seed).sample(names, len(names))
-    return [set(shuffled[n::FOLDS]) for n in range(FOLDS)]
+    return [set(shuffled[n::count]) for n in range(count)]

@@ -222,9 +222,16 @@ def _folds(samples: Samples) -> list[set[str]]:
     return [fold for seed in SEEDS for fold in folds(models, seed)]
 
 
-def compare(name: str, mode: Mode, samples: Samples, pairs: Samples) -> list[dict[str, object]]:
-    """Every model on `samples`; the learned one is fitted on `pairs`."""
-    held_out = _folds(samples)
+def compare(
+    name: str,
+    mode: Mode,
+    samples: Samples,
+    pairs: Samples,
+    held_out: Sequence[set[str]] | None = None,
+) -> list[dict[str, object]]:
+    """Every model on `samples`; the learned one is fitted on `pairs`. `held_out`: the models that
+    are, in turn; by default folds of them."""
+    held_out = held_out or _folds(samples)
     trains: dict[str, Train] = {
         "mean of the training pairs": _mean,
         "none": _fixed(Unslowed(), mode),
@@ -286,20 +293,23 @@ def _fitted(data: str, licence: str, samples: Samples, dropped: Counter[str]) ->
     }
 
 
+def table(compared: Sequence[Mapping[str, object]]) -> str:
+    """Of what `compare` found."""
+    return columns(
+        compared,
+        ("data", "{0[data]}"),
+        ("mode", "{0[mode]}"),
+        ("sides of pairs", "{0[sides]}"),
+        ("model", "{0[model]}"),
+        ("RMSE of the speed", "{0[rmse]:.3f}"),
+        ("R²", "{0[r2]:.2f}"),
+        text=(0, 1, 3),
+    )
+
+
 def _blocks(found: Mapping[str, Any]) -> list[str]:
     mapped = found["mapping"]
-    blocks = [
-        columns(
-            found["held_out"],
-            ("data", "{0[data]}"),
-            ("mode", "{0[mode]}"),
-            ("sides of pairs", "{0[sides]}"),
-            ("model", "{0[model]}"),
-            ("RMSE of the speed", "{0[rmse]:.3f}"),
-            ("R²", "{0[r2]:.2f}"),
-            text=(0, 1, 3),
-        ),
-    ]
+    blocks = [table(found["held_out"])]
     for mode, fitted in found["modes"].items():
         blocks += [
             f"## Shipped for {mode}: {fitted['sm']}",

@@ -87,6 +87,14 @@ class Mps:
                 f"{self.log(gpu)}/server.log lists them",
             )
 
+    def stop(self, gpu: GpuId) -> bool:
+        """Stop the daemon, if it runs, once its last clients have left. False if they stay, or the
+        daemon does."""
+        with self._lock:
+            if not self._answers(gpu):
+                return True
+            return self._wait(lambda: not self.clients(gpu)) and self._quit(gpu)
+
     def healthy(self, gpu: GpuId) -> bool:
         """Whether the daemon answers."""
         try:

@@ -1,7 +1,8 @@
 """The load of well-known training jobs on a GPU, for traces that only name a model.
 
 The table is `coefficients/catalogue.csv`: memory (MiB, of the whole process) and durations (alone)
-as published, and utilisation on NVML's scale, each row with its source:
+as published, and utilisation on NVML's scale, each row with its source. A row that was measured
+with GPM (`python -m benchmarks.hardware loads`) also has SMACT, SMOCC and DRAMA, which count.
 - Lucid's artifact measured it alone on an RTX 3090 (no mixed precision).
 - The CARMA paper prints none. For ImageNet it follows from table 4: with the same input, all other
   models have longer epochs than MobileNetV2, so the GPU must be their bottleneck. They are assumed
@@ -81,7 +82,7 @@ def _profiles() -> tuple[Profile, ...]:
 
 
 def _profile(row: dict[str, str]) -> Profile:
-    sm, occupancy, dram = activity(float(row["gpu_util"]), float(row["gmem_util"]))
+    sm, occupancy, dram = _activity(row)
     load = Load(
         model=row["model"],
         batch_size=int(row["batch_size"]),
@@ -98,6 +99,12 @@ def _profile(row: dict[str, str]) -> Profile:
         duration_s=float(row["duration_s"]) if row["duration_s"] else None,
         source=row["source"],
     )
+
+
+def _activity(row: dict[str, str]) -> tuple[float, float, float]:
+    if row["sm_active"]:
+        return float(row["sm_active"]), float(row["sm_occupancy"]), float(row["dram_active"])
+    return activity(float(row["gpu_util"]), float(row["gmem_util"]))
 
 
 def _by_model(profiles: tuple[Profile, ...]) -> dict[str, list[Profile]]:

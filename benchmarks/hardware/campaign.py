@@ -1,0 +1,150 @@
+"""Runs stages on the GPU of this machine, notes where and when, and makes their pages."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from benchmarks.hardware import stages
+from benchmarks.hardware.stages import Lacking
+from benchmarks.hardware.visit import VISITS, Entry, Stage, Visit
+from benchmarks.harness import report
+from benchmarks.harness.report import Report, bullets, circumstances
+from carmad.errors import CarmaError
+
+STAGE_MIN = 9.0  # at most
+ENDING_S = 15.0  # to stop processes and write the page
+
+
+def run(
+    names: Sequence[str],
+    several: bool,
+    minutes: float,
+    *,
+    rehearse: bool,
+    device: str,
+    results: Path | None,
+) -> Report:
+    """Each of the stages, until so many minutes have passed. Of several, one that fails does not
+    keep the others from being measured: what they raised is raised at the end."""
+    until = time.monotonic() + 60 * minutes - ENDING_S
+    done, lacking, errors = [], [], []
+    with _visit(rehearse, device, results) as (visit, facts):
+        for name in names:
+            try:
+                stage = stages.load(name)
+                if time.monotonic() < until:
+                    done.append(_run(stage, visit, facts, until))
+            except Lacking as error:
+                lacking.append(str(error))
+            except Exception as error:
+                if not several:
+                    raise
+                errors.append(error)
+                print(f"stage {name} failed: {error!r}", file=sys.stderr, flush=True)
+    if lacking and not done:
+        raise SystemExit("\n\n".join(lacking))
+    if errors:
+        raise ExceptionGroup("stages failed; what the others measured is kept", errors)
+    blocks = [block for each in done for block in (f"# {each.title}", *each.blocks)]
+    left_out = ["## Left out", bullets(lacking)] if lacking else []
+    return Report(facts["gpu"], [*blocks, *left_out], {}, kept=False)
+
+
+def _run(stage: Stage, visit: Visit, facts: Entry, until: float) -> Report:
+    begun = time.monotonic()
+    visit = replace(visit, stage=stage.name, until=min(until, begun + 60 * STAGE_MIN))
+    notes = replace(visit, stage=VISITS)
+    facts = {"stage": stage.name, **circumstances(), **facts}
+    key = f"{facts['date']} {stage.name}"
+    notes.keep(key, facts)
+    try:
+        stage.measure(visit)
+    finally:
+        notes.keep(key, {**facts, "minutes": round((time.monotonic() - begun) / 60, 2)})
+    return _page(stage, visit)
+
+
+@contextlib.contextmanager
+def _visit(rehearse: bool, device: str, results: Path | None) -> Iterator[tuple[Visit, Entry]]:
+    """Without a stage. A rehearsal without `results` is forgotten."""
+    from benchmarks.hardware.telemetry import here
+
+    try:
+        found = here(device, rehearse)
+    except CarmaError as error:
+        raise SystemExit(f"{error.message}\n{error.hint}\nWithout a GPU: --rehearse") from None
+    facts = {"gpu": found.gpu.name, "driver": found.driver, "torch": _torch()}
+    with tempfile.TemporaryDirectory(prefix="carma-rehearsal-") as forgotten:
+        root = results or (Path(forgotten) if rehearse else _kept())
+        earlier = None if rehearse or root == _kept() else _kept() / found.folder
+        yield Visit(root / found.folder, "", rehearse, gpu=found.gpu.id, earlier=earlier), facts
+
+
+def _kept() -> Path:
+    return report.RESULTS / "hardware"
+
+
+def _torch() -> str:
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return "none"
+
+
+def pages(names: Sequence[str], results: Path | None) -> Report:
+    """Of every GPU that has entries of these stages."""
+    blocks = []
+    for name in names:
+        for entries in sorted((results or _kept()).glob(f"*/{name}.jsonl")):
+            page = _page(stages.load(name), Visit(entries.parent, name, rehearse=False))
+            blocks += [f"# {entries.parent.name}: {page.title}", *page.blocks]
+    return Report("Pages made again", blocks or ["There are no entries."], {}, kept=False)
+
+
+def _page(stage: Stage, visit: Visit) -> Report:
+    """STAGE.md beside the entries, with where and when they were measured."""
+    page = Report(stage.about, stage.blocks(visit), {})
+    text = page.page({"measured": "; ".join(_visits(visit)) or "nobody noted where and when"})
+    (visit.folder / f"{stage.name}.md").write_text(text)
+    return page
+
+
+def _visits(visit: Visit) -> list[str]:
+    return [
+        "{date} on {gpu}, driver {driver}, torch {torch}, commit {commit}".format(**facts)
+        + (f", {facts['minutes']:g} minutes" if "minutes" in facts else ", cut short")
+        for facts in visit.entries(VISITS).values()
+        if facts["stage"] == visit.stage
+    ]
+
+
+def estimates(gpu: str, rehearse: bool, results: Path | None) -> Report:
+    """Of the workloads of stage `memory`, on a GPU of this name."""
+    from benchmarks.hardware import memory
+    from benchmarks.hardware.estimates import STAGE, estimate
+    from benchmarks.hardware.workloads import WORKLOADS
+
+    if not gpu and not rehearse:
+        raise SystemExit("say for which GPU, as the driver names it: --device 'NVIDIA H200'")
+    folder = "rehearsal" if rehearse else "-".join(gpu.lower().split())
+    with tempfile.TemporaryDirectory(prefix="carma-rehearsal-") as forgotten:
+        root = results or (Path(forgotten) if rehearse else _kept())
+        visit = Visit(root / folder, STAGE, rehearse)
+        estimate(visit, memory.REHEARSED if rehearse else tuple(WORKLOADS), gpu or "NVIDIA H200")
+        entries = visit.entries()
+    refused = [
+        f"{name}: {entry['refused']}" for name, entry in entries.items() if "refused" in entry
+    ]
+    return Report(
+        "Estimates",
+        [f"{len(entries) - len(refused)} of {len(entries)} runs were looked at.", bullets(refused)],
+        {},
+        kept=False,
+    )

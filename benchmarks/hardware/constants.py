@@ -1,0 +1,95 @@
+"""What a stack takes beside tensors: a script that `memory` runs on an otherwise idle GPU.
+
+It prints a JSON line for each probe ("constant"), with what the allocator and the device say, and
+then waits for a line on standard input, so that NVML can be asked as well. Imports torch only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+MIB = 2**20
+SIDE, CHANNELS, BATCH = 56, 128, 64  # of the convolutions
+TOKENS, WIDTH = 4096, 1024  # of what is normalised
+
+
+class Probe:
+    """Prints what `do` took."""
+
+    def __init__(self, device: str) -> None:
+        self._cuda = device == "cuda"
+
+    def __call__(self, what: str, do: Callable[[], Any]) -> None:
+        before = self._allocated()
+        if self._cuda:
+            torch.cuda.reset_peak_memory_stats()
+        kept = do()  # referenced until it was counted
+        if self._cuda:
+            torch.cuda.synchronize()
+        found = {
+            "what": what,
+            "kept_mib": round(self._allocated() - before, 3),
+            "peak_mib": round(self._peak() - before, 3),
+            "reserved_mib": self._reserved(),
+        }
+        print(json.dumps({"event": "constant", **found}), flush=True)
+        sys.stdin.readline()
+        del kept
+
+    def _allocated(self) -> float:
+        return torch.cuda.memory_allocated() / MIB if self._cuda else 0.0
+
+    def _peak(self) -> float:
+        return torch.cuda.max_memory_allocated() / MIB if self._cuda else 0.0
+
+    def _reserved(self) -> float:
+        return torch.cuda.memory_reserved() / MIB if self._cuda else 0.0
+
+
+def product(device: str) -> None:
+    """Its operands are freed: what stays is cuBLAS's workspace."""
+    torch.ones(512, 512, device=device) @ torch.ones(512, 512, device=device)
+
+
+def convolution(device: str, benchmark: bool) -> None:
+    torch.backends.cudnn.benchmark = benchmark
+    layer = torch.nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1).to(device)
+    images = torch.randn(BATCH, CHANNELS, SIDE, SIDE, device=device, requires_grad=True)
+    layer(images).sum().backward()
+
+
+def normalised(kind: str, device: str, dtype: torch.dtype) -> Any:
+    """The output, which holds what the backward pass needs of it, and the input. The layer's own
+    parameters are counted too: 4 KiB."""
+    layer = getattr(torch.nn, kind)(WIDTH).to(device, dtype)
+    inputs = torch.randn(TOKENS, WIDTH, device=device, dtype=dtype, requires_grad=True)
+    return layer(inputs), inputs
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Probe what this stack takes beside tensors.")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    device = parser.parse_args().device
+    probe = Probe(device)
+    probe("context", lambda: torch.ones(1, device=device))
+    probe("cublas", lambda: product(device))
+    probe("cublas again", lambda: product(device))
+    for benchmark in (False, True):
+        name = f"convolution, cudnn.benchmark {'on' if benchmark else 'off'}"
+        probe(name, lambda: convolution(device, benchmark))  # noqa: B023
+        probe(f"{name}, again", lambda: convolution(device, benchmark))  # noqa: B023
+    for dtype in (torch.float32, torch.bfloat16):
+        for kind in ("LayerNorm", "RMSNorm"):
+            name = f"{kind}, {str(dtype).removeprefix('torch.')}"
+            probe(name, lambda: normalised(kind, device, dtype))  # noqa: B023
+    print(json.dumps({"event": "done"}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""Stage `loads`: what training runs ask of the GPU alone: SMACT, SMOCC, DRAMA, power, step time."""
+
+from __future__ import annotations
+
+import csv
+import io
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+
+from benchmarks.hardware import pool
+from benchmarks.hardware.pool import Pool
+from benchmarks.hardware.telemetry import Watch
+from benchmarks.hardware.visit import Entry, Stage, Visit, provenance
+from benchmarks.hardware.workloads import WORKLOADS
+from benchmarks.harness.report import bullets
+from benchmarks.harness.rows import columns
+from carmad.gpu.source import utilization
+from carmad.sim.task import Load
+
+# Of networks that ask for little to all of the GPU. Those of PAIRED come first, and are of a dozen
+# models.
+PAIRED = (
+    "resnet50-b64",
+    "mobilenetv3_small_100-b64",
+    "bert_base-b32-t128",
+    "mlp1024x4-b128",
+    "vit_base_patch16_224-b32",
+    "efficientnet_b0-b32",
+    "gpt2-b4-t512",
+    "resnet18-b32",
+    "vgg16-b32",
+    "vit_tiny_patch16_224-b64",
+    "mlp4096x8-b2048",
+    "mobilenetv2_100-b32",
+    "resnet50-b64-fp16-cl",
+    "bert_small-b64-t128",
+    "densenet121-b32",
+    "swin_tiny_patch4_window7_224-b32",
+)
+MORE = (
+    "resnet50-b16",
+    "resnet50-b128",
+    "efficientnet_b0-b128",
+    "convnext_tiny-b32-adamw",
+    "bert_large-b8-t128",
+    "gpt2_medium-b4-t512",
+    "vit_small_patch16_224-b64",
+    "mlp4096x8-b256",
+)
+REHEARSED = ("mlp4096x8-b256", "mlp1024x4-b128", "mlp8192x4-b512")
+IDLE = "idle"
+ACTIVITY = ("sm_active", "sm_occupancy", "dram_active")
+SIZES = ((0.7, "heavy"), (0.3, "medium"), (0.0, "light"))  # by utilisation, as Lucid's
+WINDOW_S, REHEARSED_S = 3.0, 0.6
+
+
+def measure(visit: Visit) -> None:
+    """All are loaded at once, and train in turn: contexts that are idle take no time of the GPU."""
+    seconds = REHEARSED_S if visit.rehearse else WINDOW_S
+    names = REHEARSED if visit.rehearse else (*PAIRED, *MORE)
+    missing = [name for name in names if name not in visit.entries()]
+    if not missing:
+        return
+    with Watch(visit) as watch, Pool(missing, pool.on(watch.gpu.id), visit.rehearse) as held:
+        for name in visit.todo((IDLE, *missing), str, seconds):
+            visit.keep(name, _one(name, seconds, held, watch))
+
+
+def _one(name: str, seconds: float, held: Pool, watch: Watch) -> Entry:
+    if name == IDLE:
+        begun = time.monotonic()
+        time.sleep(seconds)
+        return {**watch.means(begun, time.monotonic())}
+    windows = held.train([name], seconds)
+    if not windows:
+        return {"failed": held.lost[name]}
+    window = windows[name]
+    if len(window.ended) < 2:
+        return {"failed": "too few steps"}
+    return {
+        "batch": WORKLOADS[name].batch,
+        "step_s": round(median(window.steps[1:]), 6),
+        "steps": len(window.ended),
+        **watch.means(window.began, window.ended[-1]),
+        "memory_mib": watch.peak_mib(held.workers[name].pid),
+    }
+
+
+def loads(visit: Visit) -> dict[str, Load]:
+    """As the simulator has them, by workload: those of which the GPU told enough."""
+    return {
+        name: Load(
+            WORKLOADS[name].model,
+            WORKLOADS[name].batch,
+            memory_mib=entry.get("memory_mib") or 0,
+            **{what: entry[what] for what in ACTIVITY},
+        )
+        for name, entry in visit.entries("loads").items()
+        if name != IDLE and None not in [entry.get(what) for what in ACTIVITY]
+    }
+
+
+# -- the page --------------------------------------------------------------------------------------
+
+
+def blocks(visit: Visit) -> list[str]:
+    entries = visit.entries("loads")
+    idle = entries.pop(IDLE, {})
+    good = [(name, entry) for name, entry in entries.items() if "failed" not in entry]
+    failures = [f"{name}: {why}" for name, entry in entries.items() if (why := entry.get("failed"))]
+    rows = catalogue_rows(visit)
+    return [
+        f"{len(good)} training runs, each alone while the others waited, loaded. Means of a window "
+        f"of {WINDOW_S:g} s. The idle GPU took {_number(idle.get('power_w'), '{:.0f}')} W.",
+        *([_table(good)] if good else []),
+        *(["## Not measured", bullets(failures)] if failures else []),
+        *(["## As rows of the simulator's catalogue", f"```csv\n{rows}```"] if rows else []),
+    ]
+
+
+def _table(good: Sequence[tuple[str, Entry]]) -> str:
+    return columns(
+        good,
+        ("run", "{0[0]}"),
+        *((title, _cell(key, form)) for title, key, form in SHOWN),
+    )
+
+
+SHOWN = (
+    ("SMACT", "sm_active", "{:.3f}"),
+    ("SMOCC", "sm_occupancy", "{:.3f}"),
+    ("DRAMA", "dram_active", "{:.3f}"),
+    ("NVML's utilisation", "utilization", "{:.2f}"),
+    ("power W", "power_w", "{:.0f}"),
+    ("step s", "step_s", "{:.4f}"),
+    ("steps", "steps", "{}"),
+    ("NVML MiB", "memory_mib", "{}"),
+)
+
+
+def _cell(key: str, form: str) -> Callable[[tuple[str, Entry]], str]:
+    return lambda row: _number(row[1].get(key), form)
+
+
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None else form.format(value)
+
+
+def catalogue_rows(visit: Visit) -> str:
+    """CSV rows for `carmad/sim/coefficients/catalogue.csv`, with where they are from; "" if the GPU
+    told no activity. What NVML's utilisation would be follows from it, as in the emulation."""
+    lines = io.StringIO()
+    table = csv.writer(lines, lineterminator="\n")
+    source = provenance(visit)
+    for name, load in loads(visit).items():
+        util, memory = utilization(load.sm_active, load.dram_active)
+        size = next(size for least, size in SIZES if util >= least)
+        told = (round(util, 3), round(memory, 3), f"{source}; {name}")
+        measured = (load.sm_active, load.sm_occupancy, load.dram_active)
+        table.writerow(
+            (load.model, "", load.batch_size, 1, size, "", load.memory_mib, *told, *measured)
+        )
+    return lines.getvalue()
+
+
+STAGE = Stage(
+    "loads",
+    "What training runs ask of the GPU, alone",
+    2.5,
+    ("torch", "timm", "transformers"),
+    measure,
+    blocks,
+)

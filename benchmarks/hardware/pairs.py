@@ -1,0 +1,149 @@
+"""Stage `pairs`: step times of training runs that share the GPU, time-sliced and under MPS, beside
+those alone: the truth about interference."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from statistics import median
+
+from benchmarks.hardware import loads, pool
+from benchmarks.hardware.pool import Pool, common
+from benchmarks.hardware.telemetry import Watch
+from benchmarks.hardware.visit import Entry, Stage, Visit
+from benchmarks.harness.data import ROOT
+from carmad.core.types import GpuId
+from carmad.errors import CarmaError
+from carmad.gpu.mps import Mps
+
+FAKE_MPS = ROOT / "tests" / "fake_mps" / "nvidia-cuda-mps-control"
+WINDOW_S, REHEARSED_S = 1.0, 0.3  # alone; longer for more
+APART = (1, 2, 3, 5)  # of two in the list that are paired: with 16, each is in eight of 64 pairs
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How processes share the GPU. `percentage`: of the SMs, for each client of MPS."""
+
+    name: str
+    mps: bool = False
+    percentage: int = 100
+    sizes: tuple[int, ...] = (1, 2, 3)  # of the groups that are measured so; 1: alone
+
+
+SETTINGS = (
+    Setting("streams"),
+    Setting("mps"),
+    Setting("mps 50 %", mps=True, percentage=50, sizes=(2,)),
+    Setting("mps 33 %", mps=True, percentage=33, sizes=(3,)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Runs that train at the same time."""
+
+    setting: Setting
+    names: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        return f"{self.setting.name}: {' + '.join(self.names)}"
+
+
+def groups(names: Sequence[str]) -> list[tuple[str, ...]]:
+    """Each alone, then pairs and triples, so that each is in about as many."""
+    count = len(names)
+    if count < 4:  # a rehearsal
+        return [*((name,) for name in names), *combinations(names, 2), tuple(names)]
+    return [
+        *((name,) for name in names),
+        *((names[n], names[(n + apart) % count]) for apart in APART for n in range(count)),
+        *((names[n], names[(n + 4) % count], names[(n + 9) % count]) for n in range(0, count, 4)),
+        *((names[n], names[(n + 2) % count], names[(n + 7) % count]) for n in range(0, count, 2)),
+    ]
+
+
+def cases(setting: Setting, rehearse: bool) -> list[Case]:
+    names = loads.REHEARSED if rehearse else loads.PAIRED
+    return [Case(setting, each) for each in groups(names) if len(each) in setting.sizes]
+
+
+def measure(visit: Visit) -> None:
+    with Watch(visit) as watch, _mps(visit, watch.gpu.id) as mps:
+        for setting in SETTINGS:
+            todo = list(visit.todo(cases(setting, visit.rehearse), lambda case: case.key))
+            if todo:
+                _measure(setting, todo, visit, watch, mps)
+
+
+def _measure(setting: Setting, todo: Sequence[Case], visit: Visit, watch: Watch, mps: Mps) -> None:
+    """With all runs of `todo` loaded, each group in turn."""
+    seconds = REHEARSED_S if visit.rehearse else WINDOW_S
+    names = dict.fromkeys(name for case in todo for name in case.names)
+    env = pool.on(watch.gpu.id)
+    if setting.mps:
+        try:
+            mps.start(watch.gpu.id)
+        except CarmaError as error:
+            visit.keep(f"{setting.name}: not measured", {"failed": error.message})
+            return
+        env = pool.on(watch.gpu.id, str(mps.pipe(watch.gpu.id)), setting.percentage)
+    with Pool(names, env, visit.rehearse) as held:
+        for case in visit.todo(todo, lambda case: case.key, seconds):
+            visit.keep(case.key, _together(case, seconds, held, watch))
+
+
+def _together(case: Case, seconds: float, held: Pool, watch: Watch) -> Entry:
+    """The median step of each in the time in which all of them train."""
+    known = {"setting": case.setting.name, "names": case.names}
+    windows = held.train(case.names, seconds * len(case.names) ** 0.5)
+    if not windows:
+        whys = (f"{name}: {held.lost[name]}" for name in case.names if name in held.lost)
+        return known | {"failed": "; ".join(whys)}
+    steps = common(windows.values())
+    if not all(steps):
+        return known | {"failed": "too few steps while all trained"}
+    began = max(window.began for window in windows.values())
+    ended = min(window.ended[-1] for window in windows.values())
+    return {
+        **known,
+        "step_s": [round(median(each), 6) for each in steps],
+        "steps": [len(each) for each in steps],
+        **watch.means(began, ended),
+    }
+
+
+@contextlib.contextmanager
+def _mps(visit: Visit, gpu: GpuId) -> Iterator[Mps]:
+    """Daemons in a directory of their own, which is gone with them afterwards."""
+    with tempfile.TemporaryDirectory(prefix="carma-mps-") as folder:
+        control = "nvidia-cuda-mps-control"
+        if visit.rehearse:  # it writes beside itself
+            control = shutil.copy(FAKE_MPS, folder)
+        mps = Mps(Path(folder), multiuser=False, systemd=False, control=control)
+        try:
+            yield mps
+        finally:
+            mps.stop(gpu)
+
+
+def blocks(visit: Visit) -> list[str]:
+    from benchmarks.hardware import pairs_page
+
+    return pairs_page.blocks(visit)
+
+
+STAGE = Stage(
+    "pairs",
+    "Training runs that share a GPU, beside alone",
+    8.0,
+    ("torch", "timm", "transformers"),
+    measure,
+    blocks,
+)
