@@ -18,14 +18,16 @@ from typing import Any, Self
 import psutil
 
 from carmad import configfile
+from carmad.attempt.launcher import has_systemd
 from carmad.config import Settings
+from carmad.errors import CarmaError
+from carmad.gpu.mps import Mps
 from cli import client
-from cli.problems import Problem, Unreachable
+from cli.problems import Unreachable
 
 GPUS = 8
 SPEC = f"{GPUS}xA100-40GB"
 START_S = 60.0
-MPS_QUITS_S = 10.0
 SLEEPER = ["/bin/sleep", "100000"]
 KIB = 1024
 
@@ -86,25 +88,22 @@ class Daemon:
         trace: TracebackType | None,
     ) -> None:
         assert self._process is not None
-        with contextlib.suppress(Problem, Unreachable):
+        with contextlib.suppress(CarmaError):
             self.post("/v1/cancel", {"select": "all"})
             self.await_idle()
-            self._quit_mps()
+            self._stop_mps()
         self._process.send_signal(signal.SIGTERM)
         self._process.wait(timeout=30)
         if self._temporary:
             shutil.rmtree(self.directory, ignore_errors=True)
 
-    def _quit_mps(self) -> None:
+    def _stop_mps(self) -> None:
         """Its control daemons are meant to outlive it."""
-        folder = Path("/run/carma/mps") if os.geteuid() == 0 else self.directory / "mps"
-        for pipe in folder.glob("*/pipe") if self._settings.collocation.mps else ():
-            env = plain_environment() | {"CUDA_MPS_PIPE_DIRECTORY": str(pipe)}
-            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-                control = ["nvidia-cuda-mps-control"]
-                subprocess.run(
-                    control, env=env, input=b"quit\n", capture_output=True, timeout=MPS_QUITS_S
-                )
+        if self._settings.collocation.mps:
+            folder = Path("/run/carma/mps") if os.geteuid() == 0 else self.directory / "mps"
+            mps = Mps(folder, multiuser=False, systemd=has_systemd())
+            for gpu in self.get("/v1/gpus")["gpus"]:
+                mps.stop(gpu["id"])
 
     @property
     def pid(self) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.daemon.carmad import Daemon
+from benchmarks.hardware.machine import VICTIM
 from benchmarks.hardware.visit import Entry
 from benchmarks.harness.data import ROOT
 from carmad.api.times import moment
@@ -71,12 +72,12 @@ class Lab:
     @property
     def seconds(self) -> float:
         """How long a victim trains."""
-        return 0.5 if self.rehearse else 5.0
+        return 0.5 if self.rehearse else 3.0
 
     def submit(self, how: str, *, share: float = 0.1, seconds: float = 0, **storm: Any) -> int:
         options: dict[str, Any] = {"share": share, "seconds": seconds or self.seconds, **storm}
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        argv = [sys.executable, "-m", "benchmarks.hardware.victim", how, *words]
+        argv = [*VICTIM, how, *words]
         logs = str(self.daemon.directory / "%j.out")
         return self.daemon.run(argv, name=how, cwd=str(ROOT), stdout=logs)
 

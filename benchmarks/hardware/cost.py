@@ -23,8 +23,8 @@ from itertools import pairwise
 from random import Random
 
 from benchmarks.daemon.carmad import Daemon, plain_environment
-from benchmarks.hardware import training
-from benchmarks.hardware.machine import running
+from benchmarks.hardware import pool, training
+from benchmarks.hardware.machine import has_mps, running
 from benchmarks.hardware.training import Trained
 from benchmarks.hardware.visit import Entry, Stage, Visit
 from benchmarks.harness.rows import Row, of_runs, summary, table
@@ -34,11 +34,10 @@ from carmad.config import Collocation, Monitor, Settings
 GOAL = 0.5  # % of a step
 SHORT, LONG = "resnet18-b32", "vit_base_patch16_224-b32"
 REHEARSED = "mlp1024x4-b128"
-PHASE_S, PAIRS = 2.0, 12
+PHASE_S, PAIRS = 2.0, 10
 EDGE_S = 0.1  # of a phase, that is left out: the signal, and the step under way
-TICKS_S = 20.0
+TICKS_S = 10.0
 RUN_S, ROUNDS = 8.0, 3
-MPS = "nvidia-cuda-mps-control"
 RESAMPLED = 4000
 START = 'date +%s%N; exec "$@"'  # the job's first act
 
@@ -54,27 +53,32 @@ class Times:
 
 def measure(visit: Visit) -> None:
     times = Times(0.5, 2, 1.0, 0.5, 1) if visit.rehearse else Times()
-    names = (REHEARSED,) if visit.rehearse else (SHORT, LONG)
-    pauses = [(name, source) for name in names for source in sources(visit.rehearse)]
+    pauses = watched(visit)
     takes_s = 2 * times.pairs * times.phase_s + times.ticks_s + 20
     for name, source in visit.todo(pauses, "paused/{0[0]}/{0[1]}".format, takes_s):
         print(f"cost: {name}, {source}", file=sys.stderr, flush=True)
         visit.keep(f"paused/{name}/{source}", paused(visit, times, name, source))
-    turns = [(how, turn) for turn in range(times.rounds) for how in runs(visit.rehearse)]
+    turns = [(how, turn) for turn in range(times.rounds) for how in runs(visit)]
     for how, turn in visit.todo(turns, "run/{0[0]}/{0[1]}".format, times.run_s + 20):
         print(f"cost: {how}, {turn + 1} of {times.rounds}", file=sys.stderr, flush=True)
         visit.keep(f"run/{how}/{turn}", one_run(visit, times, how))
 
 
-def sources(rehearse: bool) -> Sequence[str]:
-    """Of telemetry, that the daemon reads once a second."""
-    if rehearse:
-        return ("emulated",)
-    return ("nvml", "gpm", *(["dcgm"] if shutil.which("dcgmi") else []))
+def outside(visit: Visit) -> dict[str, str]:
+    """The environment of a training that is no job."""
+    return plain_environment() | pool.on(visit.gpu)
 
 
-def runs(rehearse: bool) -> Sequence[str]:
-    return ("alone", "job", *(["job under MPS"] if shutil.which(MPS) and not rehearse else []))
+def watched(visit: Visit) -> list[tuple[str, str]]:
+    """Trainings, and the source of telemetry that the daemon reads once a second meanwhile."""
+    if visit.rehearse:
+        return [(REHEARSED, "emulated")]
+    sources = ("nvml", "gpm", *(["dcgm"] if shutil.which("dcgmi") else []))
+    return [*((SHORT, source) for source in sources), (LONG, "auto")]
+
+
+def runs(visit: Visit) -> Sequence[str]:
+    return ("alone", "job", *(["job under MPS"] if has_mps(visit) else []))
 
 
 def settings(source: str = "auto", mps: bool = False) -> Settings:
@@ -90,7 +94,7 @@ def paused(visit: Visit, times: Times, name: str, source: str) -> Entry:
     seconds = (2 * times.pairs + 1) * times.phase_s
     command = training.command(name, seconds=seconds, rehearse=visit.rehearse)
     with running(visit, settings(source)) as daemon, tempfile.TemporaryFile("w+") as output:
-        process = subprocess.Popen(command, env=plain_environment(), stdout=output)
+        process = subprocess.Popen(command, env=outside(visit), stdout=output)
         try:
             await_ready(process, output.fileno())
             phases = list(alternate(daemon, times))
@@ -152,9 +156,11 @@ def mean_step_s(trained: Trained, begun: float, ended: float) -> float:
 def per_tick(daemon: Daemon, seconds: float) -> float:
     """Seconds of processor time of the daemon's for each reading of the GPUs."""
     time.sleep(1.0)
-    before, begun = daemon.cpu_s(), time.monotonic()
+    clock = ~daemon.pid << 3 | 2  # clock_getcpuclockid(3): psutil counts in hundredths of a second
+    before, begun = time.clock_gettime(clock), time.monotonic()
     time.sleep(seconds)
-    return (daemon.cpu_s() - before) / (time.monotonic() - begun) * Monitor().period_s
+    took_s = time.clock_gettime(clock) - before
+    return took_s / (time.monotonic() - begun) * Monitor().period_s
 
 
 # -- whole runs
@@ -169,7 +175,7 @@ def one_run(visit: Visit, times: Times, how: str) -> Entry:
     if how == "alone":
         sent = time.time()
         ran = subprocess.run(
-            argv, env=plain_environment(), stdout=subprocess.PIPE, text=True, check=True
+            argv, env=outside(visit), stdout=subprocess.PIPE, text=True, check=True
         )
         return steps_of(ran.stdout, sent)
     with running(visit, settings(mps=how == "job under MPS")) as daemon:
@@ -208,7 +214,6 @@ def blocks(visit: Visit) -> list[str]:
     ]
     rows += _runs(kept)
     return [
-        "## What CARMA takes",
         table(rows),
         summary(rows),
         "Steps are compared by their means over neighbouring phases (the daemon stopped, and"
@@ -285,7 +290,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 STAGE = Stage(
     "cost",
     "what CARMA takes of a training step, of the processor, and of a job's start",
-    8.0,
+    6.0,
     ("torch", "timm"),
     measure,
     blocks,

@@ -54,11 +54,10 @@ def blocks(visit: Visit) -> list[str]:
     untold = f", {found.count(None)} cannot be told here" if None in found else ""
     left = [case.name for case in CASES if case.name not in kept]
     return [
-        "## Faults",
         f"{found.count(True)} of {len(found) - found.count(None)} expectations met{untold}."
         + (f" Not tried yet: {', '.join(left)}." if left else ""),
         markdown.table(HEADINGS, rows),
-        "### What was told",
+        "## What was told",
         "From `carma show`: how each job ended, and why its earlier attempts did.",
         markdown.table(
             ("case", "job", "state", "attempts ended with", "said"),
@@ -90,7 +89,7 @@ def _told(job: Entry) -> tuple[str, str, str, str]:
 STAGE = Stage(
     "faults",
     "OOM storms, crashes beside neighbours, a killed daemon, deaf jobs, host OOM",
-    6.0,
+    5.0,
     ("torch",),
     measure,
     blocks,

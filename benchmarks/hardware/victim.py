@@ -19,7 +19,7 @@ from typing import Protocol
 
 from carmad.attempt.process_tree import own_cgroup
 
-HOW = ("train", "storm", "crash", "deaf", "host-oom", "host-alloc")
+HOW = ("train", "storm", "crash", "deaf", "host-oom", "host-alloc", "ballast")
 FIRST = 0.1  # of the GPU's memory: what each of a storm holds before they all grow
 MEET_WITHIN_S = 60.0
 LOOK_S = 0.02
@@ -51,6 +51,12 @@ class Cuda:
     def hold(self, share: float) -> None:
         missing = int(share * self._total) - sum(each.numel() for each in self._held)
         self._held.append(self._torch.empty(missing, dtype=self._torch.uint8, device="cuda"))
+
+    def fill(self, leave_mib: int) -> None:
+        free = self._torch.cuda.mem_get_info()[0]
+        size = max(0, free - (leave_mib << 20))
+        self._held.append(self._torch.empty(size, dtype=self._torch.uint8, device="cuda"))
+        print(f"holds {size >> 20} MiB", flush=True)
 
     def work(self, done: Callable[[], bool]) -> None:
         while not done():
@@ -96,6 +102,7 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.1, help="of the GPU's memory")
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--company", type=int, default=1, help="how many meet before they grow")
+    parser.add_argument("--leave-mib", type=int, default=0, help="what a ballast leaves free")
     parser.add_argument("--meet", type=Path, help="the directory in which they meet")
     given = parser.parse_args()
     if given.how == "host-oom":
@@ -104,6 +111,10 @@ def main() -> None:
         import torch
 
         torch.empty(1 << 60, dtype=torch.uint8)
+    if given.how == "ballast":
+        Cuda().fill(given.leave_mib)
+        sys.stdin.read()  # until whoever asked for it has ended
+        return
     if given.how == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     device: Device = Emulated() if "CARMA_EMULATED_DIR" in os.environ else Cuda()
