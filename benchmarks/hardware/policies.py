@@ -1,4 +1,4 @@
-"""The policies and estimators of stage `trace`, and the settings of each in daemon and simulator."""
+"""The policies and estimators of stage `trace`, with the settings of daemon and simulator."""
 
 from __future__ import annotations
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from statistics import median
+from unittest import mock
 
 from benchmarks.hardware import policies
 from benchmarks.hardware.policies import Run
 from benchmarks.hardware.visit import Entry
-from benchmarks.simulator.emulation import Overheads
+from benchmarks.simulator.emulation import EmulatedCard, Overheads
 from carmad.core.types import Cause
+from carmad.sim import interference
 from carmad.sim.experiment import Experiment, Physics
 from carmad.sim.hardware import Cluster, Node
 from carmad.sim.outcome import Outcome
@@ -60,15 +62,16 @@ def simulated(run: Run, kept: Entry, measured: Overheads) -> Outcome:
     kind = replace(kind_of(kept["gpu"], kept["memory_mib"]), memory_mib=kept["memory_mib"])
     trace = Trace("heavy", tuple(_task(job, measured.end_s) for job in kept["jobs"]))
     said = any(task.estimates for task in trace.tasks)
-    return simulate(
-        Experiment(
-            trace,
-            Cluster((Node("node0", kind, 1),)),
-            policies.settings(run, kept["window_s"], kept["mps"]),
-            SAID if said else "none",
-            physics=Physics(first_kernel_s=measured.first_kernel_s, oom_s=measured.oom_s),
-        )
+    experiment = Experiment(
+        trace,
+        Cluster((Node("node0", kind, 1),)),
+        policies.settings(run, kept["window_s"], kept["mps"]),
+        SAID if said else "none",
+        kept["interference"],
+        physics=Physics(first_kernel_s=measured.first_kernel_s, oom_s=measured.oom_s),
     )
+    with mock.patch.dict(interference.MODELS, emulated=EmulatedCard):
+        return simulate(experiment)
 
 
 def _task(job: Entry, end_s: float) -> Task:

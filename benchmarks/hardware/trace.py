@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from benchmarks.daemon.carmad import Daemon
@@ -33,20 +33,32 @@ WARMUP_S = 0.2  # of an emulated job
 SLACK_MIB = 1024  # what users declare beyond the measured peak: under MPS it is a limit
 
 
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How far the trace is shrunk."""
+
+    tasks: int
+    mean_s: float  # of training alone
+    window_s: float  # of the monitor: half a minute, if it shrank with the jobs, would be nothing
+    runs: int
+
+
+VISITED = Scale(len(HEAVY), 4.0, 1.0, len(RUNS))
+REHEARSED = Scale(6, 1.0, 0.2, 4)  # of the runs, one that looks at scripts
+
+
 def measure(visit: Visit) -> None:
     its = measured(visit)
     if not its:
         print("trace: stage `loads` has measured nothing yet", file=sys.stderr)
         return
-    played = parts(its, *((0.4, 5) if visit.rehearse else (MEAN_S, len(HEAVY))))
-    for run in visit.todo(RUNS, lambda run: run.name, 0.0 if visit.rehearse else RUN_S):
+    scale = REHEARSED if visit.rehearse else VISITED
+    played = parts(its, scale.mean_s, scale.tasks)
+    for run in visit.todo(RUNS[: scale.runs], lambda run: run.name, RUN_S):
         print(f"trace: {run.name}", file=sys.stderr, flush=True)
         try:
-            found = play(visit, run, played)
-        except (
-            RuntimeError,
-            TimeoutError,
-        ) as error:  # the daemon did not start, or jobs do not end
+            found = play(visit, run, played, scale.window_s)
+        except (RuntimeError, TimeoutError) as error:  # no daemon, or jobs that do not end
             found = {"failed": f"{error}"[:300]}
         visit.keep(run.name, found)
 
@@ -86,6 +98,7 @@ def play(visit: Visit, run: Run, played: Sequence[Part], window_s: float) -> Ent
         "memory_mib": gpu["memory_mib"] - held_mib,
         "mps": mps,
         "window_s": window_s,
+        "interference": "emulated" if visit.rehearse else "learned",
         "energy_j": round(spent_j),
         "jobs": jobs,
     }

@@ -135,7 +135,7 @@ def _fidelity(kept: Mapping[Run, Entry]) -> Iterator[str]:
         "The simulator is told the loads and step times of stage `loads`, the daemon's estimates"
         " and, from the exclusive run, what a job takes around its steps:"
         f" {costs.first_kernel_s:.2f} s to its first kernel, {costs.end_s:+.2f} s beyond its steps."
-        " Interference is `learned`, as it ships."
+        f" Interference is `{kept[ALONE]['interference']}`."
     )
 
 
