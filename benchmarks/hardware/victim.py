@@ -22,6 +22,7 @@ from carmad.attempt.process_tree import own_cgroup
 HOW = ("train", "storm", "crash", "deaf", "host-oom", "host-alloc", "ballast")
 FIRST = 0.1  # of the GPU's memory: what each of a storm holds before they all grow
 MEET_WITHIN_S = 60.0
+SHOWN_S = 1.0
 LOOK_S = 0.02
 HOST_MIB = 1024  # what the cgroup of a job that exhausts it is given
 UNTOLD = 3  # the exit code of one that cannot do what it was asked for on this machine
@@ -135,10 +136,18 @@ def after(seconds: float) -> Callable[[], bool]:
 
 
 def met(folder: Path, company: int) -> Callable[[], bool]:
-    """Whether all of a storm have come; nobody waits for one that never will."""
+    """Whether all of a storm have come, and a reading of the GPU has shown them; nobody waits for
+    one that never will."""
     (folder / os.environ["CARMA_JOB_ID"]).touch()
     late = after(MEET_WITHIN_S)
-    return lambda: late() or len(list(folder.iterdir())) >= company
+    shown: list[Callable[[], bool]] = []
+
+    def done() -> bool:
+        if not shown and (late() or len(list(folder.iterdir())) >= company):
+            shown.append(after(SHOWN_S))
+        return bool(shown) and shown[0]()
+
+    return done
 
 
 def exhaust() -> None:
