@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from io import StringIO
 from pathlib import Path
+from signal import SIGKILL, SIGTERM
 from typing import Any
 
 from rich.console import Console
@@ -25,7 +26,6 @@ from cli import render
 
 PATIENCE_S = 120.0  # a deadline: a first `import torch` from a cold disk takes a while
 LOOK_S = 0.05
-GRACE_S = 2.0
 SHARE = 0.6  # of the GPU's memory, for each job of a storm: no two fit
 CGROUPS = Path("/sys/fs/cgroup")
 OVER = frozenset(state.value for state in ENDED)
@@ -39,14 +39,14 @@ class Case:
     mps: bool = False
 
 
-def settings(mps: bool) -> Settings:
+def settings(lab: Lab, mps: bool) -> Settings:
     """Nothing but recovery keeps jobs from each other (CARMA paper, 4.3: RR without conditions)."""
     return Settings(
         policy="rr",
         estimator="declared",
         monitor=Monitor(period_s=0.2, window_s=0.6, first_kernel_timeout_s=20.0),
         preconditions=Preconditions(min_free_mib=0, utilization=False),
-        limits=Limits(kill_grace_s=GRACE_S),
+        limits=Limits(kill_grace_s=lab.grace_s),
         collocation=Collocation(mps=mps),
     )
 
@@ -74,6 +74,11 @@ class Lab:
         """How long a victim trains."""
         return 0.5 if self.rehearse else 3.0
 
+    @property
+    def grace_s(self) -> float:
+        """Between SIGTERM and SIGKILL."""
+        return 0.5 if self.rehearse else 2.0
+
     def submit(self, how: str, *, share: float = 0.1, seconds: float = 0, **storm: Any) -> int:
         options: dict[str, Any] = {"share": share, "seconds": seconds or self.seconds, **storm}
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
@@ -86,9 +91,11 @@ class Lab:
 
     def await_training(self, *jobs: int) -> None:
         """Until they run on the GPU, by their own word."""
-        for id in jobs:
-            log = self.daemon.directory / f"{id}.out"
-            self.until(lambda log=log: log.exists() and "trains" in log.read_text(), f"job {id}")
+        logs = [self.daemon.directory / f"{id}.out" for id in jobs]
+        self.until(
+            lambda: all(log.exists() and "trains" in log.read_text() for log in logs),
+            f"jobs {jobs} to train",
+        )
 
     def until(self, done: Callable[[], object], what: str) -> None:
         deadline = time.monotonic() + PATIENCE_S
@@ -198,18 +205,17 @@ def crash_mps(lab: Lab) -> None:
 
 def cancel(lab: Lab, how: str = "train") -> None:
     victim = lab.submit(how, seconds=1000)
-    beside = lab.submit("train", seconds=lab.seconds + 2 * GRACE_S)
+    beside = lab.submit("train", seconds=lab.seconds + 2 * lab.grace_s)
     lab.await_training(victim, beside)
     asked = time.time()
     lab.daemon.post("/v1/cancel", {"select": str(victim)})
     job = lab.expect_end(victim, f"the job that was cancelled ({how})", "cancelled", "cancelled")
     took_s = moment(job["ended_at"]).timestamp() - asked
-    signal = job["exit"]["signal"]
+    signal, due = job["exit"]["signal"], SIGKILL if how == "deaf" else SIGTERM
+    lab.expect("ended by", f"signal {due}", f"signal {signal} after {took_s:.1f} s", signal == due)
     if how == "deaf":
-        lab.expect("its end", "SIGKILL", f"signal {signal}", signal == 9)
-        lab.expect("grace", f"≥ {GRACE_S:g} s", f"{took_s:.1f} s", took_s >= GRACE_S - LOOK_S)
-    else:
-        lab.expect("its end", f"< {GRACE_S:g} s", f"{took_s:.1f} s", took_s < GRACE_S)
+        enough = took_s >= lab.grace_s - LOOK_S
+        lab.expect("its grace", f"≥ {lab.grace_s:g} s", f"{took_s:.1f} s", enough)
     lab.expect_end(beside, "its neighbour", "succeeded")
     drained = [gpu["state_detail"] for gpu in lab.daemon.get("/v1/gpus")["gpus"] if _drained(gpu)]
     lab.expect("the GPU", "takes jobs", "; ".join(drained) or "takes jobs", not drained)

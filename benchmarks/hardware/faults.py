@@ -28,7 +28,7 @@ def tried(case: Case, visit: Visit) -> Entry:
         lab.expect("MPS", "clients of one server", "emulated cards have no MPS", None)
     else:
         try:
-            with running(visit, settings(case.mps)) as lab.daemon:
+            with running(visit, settings(lab, case.mps)) as lab.daemon:
                 case.run(lab)
         except (Exception, SystemExit) as raised:  # noqa: BLE001 - whatever it is, it is a finding
             error = f"{type(raised).__name__}: {raised}"[:300]

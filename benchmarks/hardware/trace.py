@@ -44,7 +44,7 @@ class Scale:
 
 
 VISITED = Scale(len(HEAVY), 4.0, 1.0, len(RUNS))
-REHEARSED = Scale(6, 1.0, 0.2, 4)  # of the runs, one that looks at scripts
+REHEARSED = Scale(5, 1.0, 0.2, 4)  # of the runs, one that looks at scripts
 
 
 def measure(visit: Visit) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -87,18 +87,20 @@ def _table(kept: Mapping[Run, Entry]) -> str:
     rows = [measured(run, entry) for run, entry in kept.items()]
     alone = rows[0] if ALONE in kept else None
 
-    def against(value: float, base: float | None) -> str:
-        return f"{100 * (value / base - 1):+.1f} %" if base else "–"
+    def change(figure: str) -> Callable[[Figures], str]:
+        """Against the exclusive run."""
+        base = getattr(alone, figure) if alone else 0.0
+        return lambda row: f"{100 * (getattr(row, figure) / base - 1):+.1f} %" if base else "–"
 
     return columns(
         rows,
         ("run", "{0.name}"),
         ("makespan s", "{0.makespan_s:.1f}"),
-        ("change", lambda row: against(row.makespan_s, alone and alone.makespan_s)),
+        ("change", change("makespan_s")),
         ("mean JCT s", "{0.jct_s:.1f}"),
-        ("change", lambda row: against(row.jct_s, alone and alone.jct_s)),
+        ("change", change("jct_s")),
         ("energy kJ", "{0.energy_kj:.1f}"),
-        ("change", lambda row: against(row.energy_kj, alone and alone.energy_kj)),
+        ("change", change("energy_kj")),
         ("OOM", "{0.ooms}"),
         ("recovered", "{0.recovered}"),
         ("finished", "{0.finished} of {0.jobs}"),
