@@ -136,6 +136,28 @@ def test_every_user_reaches_the_pipe_and_none_can_take_it_away(bench: Bench) -> 
         assert mode(directory) == 0o755
 
 
+def test_a_daemon_that_is_stopped_leaves_nothing_behind(bench: Bench) -> None:
+    mps = bench.mps()
+    assert mps.stop(GPU), "there was none"
+    mps.start(GPU)
+    assert mps.stop(GPU)
+    assert not mps.healthy(GPU)
+    until(lambda: not Path(f"/proc/{bench.pid}").exists())
+    mps.start(GPU)
+    assert mps.healthy(GPU)
+
+
+def test_a_daemon_whose_clients_stay_is_not_stopped(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mps = bench.mps()
+    mps.start(GPU)
+    bench.serve(s100=("ACTIVE", [11]))
+    monkeypatch.setattr(mps_module, "START_WITHIN_S", 0.1)
+    assert not mps.stop(GPU)
+    assert mps.healthy(GPU)
+
+
 def test_starting_twice_starts_once(bench: Bench) -> None:
     mps = bench.mps()
     mps.start(GPU)

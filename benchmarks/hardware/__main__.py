@@ -1,8 +1,9 @@
 """Measure what CARMA relies on, costs and foretells, on the GPU of this machine.
 
-WHAT is a stage (facts, cost, memory, loads, pairs, trace, faults), `all` of them in this order, or
-`plan`: how a short visit is spent; `page STAGE`: make the page again from what was kept, without a
-GPU; `estimates`: what the memory estimators say of the runs of stage `memory`, without a GPU.
+WHAT is a stage (facts, cost, memory, loads, pairs, trace, faults), several with commas between, or
+`all` of them in this order. Without a GPU: `plan`, how a short visit is spent; `page STAGE`, the page
+made again from what was kept; `estimates`, what the memory estimators say of the runs of stage
+`memory`.
 
 Results are added to benchmarks/results/hardware/GPU/STAGE.jsonl at once, and a second run goes on
 where the first ended. `--rehearse` goes through all without a GPU and keeps nothing there.
@@ -23,7 +24,7 @@ stages.bring()
 
 
 def measure(
-    what: Annotated[str, typer.Argument(help="a stage, all, plan, page or estimates")],
+    what: Annotated[str, typer.Argument(help="stages, all, plan, page or estimates")],
     stage: Annotated[str, typer.Argument(help="of page: a stage, or all")] = "all",
     minutes: Annotated[float, typer.Option(help="begin nothing that would end later")] = 9.5,
     rehearse: Annotated[bool, typer.Option("--rehearse", help="without a GPU")] = False,
@@ -43,17 +44,18 @@ def measure(
         return campaign.pages(_stages(stage), results)
     if what == "estimates":
         return campaign.estimates(device, rehearse, results)
-    return campaign.run(
-        _stages(what), what == "all", minutes, rehearse=rehearse, device=device, results=results
-    )
+    names = _stages(what)
+    return campaign.run(names, minutes, rehearse=rehearse, device=device, results=results)
 
 
 def _stages(what: str) -> tuple[str, ...]:
     if what == "all":
         return stages.ORDER
-    if what in stages.ORDER:
-        return (what,)
-    raise SystemExit(f"there is no stage {what}: it is one of {', '.join(stages.ORDER)}, or all")
+    names = tuple(what.split(","))
+    if unknown := set(names).difference(stages.ORDER):
+        known = ", ".join(stages.ORDER)
+        raise SystemExit(f"there is no stage {' '.join(unknown)}: there are {known}, and all")
+    return names
 
 
 if __name__ == "__main__":

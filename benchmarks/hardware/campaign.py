@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 import tempfile
 import time
@@ -18,38 +19,40 @@ from benchmarks.harness import report
 from benchmarks.harness.report import Report, bullets, circumstances
 from carmad.errors import CarmaError
 
-STAGE_MIN = 9.0  # at most
+STAGE_MIN = 9.0  # at most, for a stage that is run alone
 ENDING_S = 15.0  # to stop processes and write the page
 
 
 def run(
     names: Sequence[str],
-    several: bool,
     minutes: float,
     *,
     rehearse: bool,
-    device: str,
-    results: Path | None,
+    device: str = "",
+    results: Path | None = None,
 ) -> Report:
-    """Each of the stages, until so many minutes have passed. Of several, one that fails does not
-    keep the others from being measured: what they raised is raised at the end."""
-    until = time.monotonic() + 60 * minutes - ENDING_S
-    done, lacking, errors = [], [], []
+    """Each of the stages, until so many minutes have passed. Of several, none takes longer than it
+    is expected to, and one that fails does not keep the others from being measured: what they
+    raised is raised at the end."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to stop"))  # and leave no MPS behind
+    until, several = time.monotonic() + 60 * minutes - ENDING_S, len(names) > 1
+    here, lacking = _loaded(names)
+    if not here:
+        raise SystemExit("\n\n".join(lacking))
+    done, errors = [], []
     with _visit(rehearse, device, results) as (visit, facts):
-        for name in names:
+        for stage in here:
+            if time.monotonic() >= until:
+                break
             try:
-                stage = stages.load(name)
-                if time.monotonic() < until:
-                    done.append(_run(stage, visit, facts, until))
-            except Lacking as error:
-                lacking.append(str(error))
+                its = min(STAGE_MIN, stage.minutes) if several else STAGE_MIN
+                end = min(until, time.monotonic() + 60 * its)
+                done.append(_run(stage, replace(visit, stage=stage.name, until=end), facts))
             except Exception as error:
                 if not several:
                     raise
                 errors.append(error)
-                print(f"stage {name} failed: {error!r}", file=sys.stderr, flush=True)
-    if lacking and not done:
-        raise SystemExit("\n\n".join(lacking))
+                print(f"stage {stage.name} failed: {error!r}", file=sys.stderr, flush=True)
     if errors:
         raise ExceptionGroup("stages failed; what the others measured is kept", errors)
     blocks = [block for each in done for block in (f"# {each.title}", *each.blocks)]
@@ -57,9 +60,19 @@ def run(
     return Report(facts["gpu"], [*blocks, *left_out], {}, kept=False)
 
 
-def _run(stage: Stage, visit: Visit, facts: Entry, until: float) -> Report:
+def _loaded(names: Sequence[str]) -> tuple[list[Stage], list[str]]:
+    """The stages that this machine has the packages for, and what the others lack."""
+    here, lacking = [], []
+    for name in names:
+        try:
+            here.append(stages.load(name))
+        except Lacking as error:
+            lacking.append(str(error))
+    return here, lacking
+
+
+def _run(stage: Stage, visit: Visit, facts: Entry) -> Report:
     begun = time.monotonic()
-    visit = replace(visit, stage=stage.name, until=min(until, begun + 60 * STAGE_MIN))
     notes = replace(visit, stage=VISITS)
     facts = {"stage": stage.name, **circumstances(), **facts}
     key = f"{facts['date']} {stage.name}"

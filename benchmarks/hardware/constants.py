@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 MIB = 2**20
-SIDE, CHANNELS, BATCH = 56, 128, 64  # of the convolutions
+SIDE, CHANNELS = 56, 128  # of the convolutions
+BATCH = {"cuda": 64, "cpu": 1}
 TOKENS, WIDTH = 4096, 1024  # of what is normalised
 
 
@@ -60,7 +61,7 @@ def product(device: str) -> None:
 def convolution(device: str, benchmark: bool) -> None:
     torch.backends.cudnn.benchmark = benchmark
     layer = torch.nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1).to(device)
-    images = torch.randn(BATCH, CHANNELS, SIDE, SIDE, device=device, requires_grad=True)
+    images = torch.randn(BATCH[device], CHANNELS, SIDE, SIDE, device=device, requires_grad=True)
     layer(images).sum().backward()
 
 

@@ -52,7 +52,7 @@ REHEARSED = ("mlp4096x8-b256", "mlp1024x4-b128", "mlp8192x4-b512")
 IDLE = "idle"
 ACTIVITY = ("sm_active", "sm_occupancy", "dram_active")
 SIZES = ((0.7, "heavy"), (0.3, "medium"), (0.0, "light"))  # by utilisation, as Lucid's
-WINDOW_S, REHEARSED_S = 3.0, 0.6
+WINDOW_S, REHEARSED_S = 2.0, 0.6
 
 
 def measure(visit: Visit) -> None:
@@ -112,7 +112,8 @@ def blocks(visit: Visit) -> list[str]:
     rows = catalogue_rows(visit)
     return [
         f"{len(good)} training runs, each alone while the others waited, loaded. Means of a window "
-        f"of {WINDOW_S:g} s. The idle GPU took {_number(idle.get('power_w'), '{:.0f}')} W.",
+        f"of {WINDOW_S:g} s. With all of them loaded and none training, the GPU took "
+        f"{_number(idle.get('power_w'), '{:.0f}')} W.",
         *([_table(good)] if good else []),
         *(["## Not measured", bullets(failures)] if failures else []),
         *(["## As rows of the simulator's catalogue", f"```csv\n{rows}```"] if rows else []),
@@ -167,7 +168,7 @@ def catalogue_rows(visit: Visit) -> str:
 STAGE = Stage(
     "loads",
     "What training runs ask of the GPU, alone",
-    2.5,
+    2.0,
     ("torch", "timm", "transformers"),
     measure,
     blocks,

@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from threading import Thread
 from types import TracebackType
 from typing import Any, TypeVar
@@ -133,7 +134,7 @@ class Pool:
         deadline = time.monotonic() + READY_WITHIN_S
         for name in self._names:
             left = max(1.0, deadline - time.monotonic())
-            self._ask(name, lambda worker, left=left: worker.hear("ready", left))
+            self._ask(name, partial(Worker.hear, what="ready", within_s=left))
         return self
 
     def __exit__(
@@ -153,7 +154,7 @@ class Pool:
             self.workers[name].tell(json.dumps(seconds))
         windows: dict[str, Window] = {}
         for name in names:
-            if found := self._ask(name, lambda worker: worker.rest(seconds)):
+            if found := self._ask(name, partial(Worker.rest, seconds=seconds)):
                 windows[name] = found
         return windows if len(windows) == len(names) else {}
 

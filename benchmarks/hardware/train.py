@@ -111,7 +111,8 @@ def optimizer(workload: Workload, network: torch.nn.Module) -> torch.optim.Optim
 
 def window(step: Training, cuda: bool, seconds: float, steps: float) -> int:
     """Steps for so long, and not more than so many. Prints when each ended, answers how many."""
-    events, ended = [], []
+    events: list[Any] = []
+    ended: list[float] = []
     if cuda:
         torch.cuda.synchronize()
         base = torch.cuda.Event(enable_timing=True)

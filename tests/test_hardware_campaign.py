@@ -1,0 +1,376 @@
+"""The campaign of a visit to a GPU machine, rehearsed without one: memory, loads and pairs."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.hardware import campaign, loads, memory, pairs, pairs_page, plan, stages, training
+from benchmarks.hardware.plan import Planned
+from benchmarks.hardware.pool import Pool, common
+from benchmarks.hardware.stages import Lacking
+from benchmarks.hardware.telemetry import Watch
+from benchmarks.hardware.training import Window
+from benchmarks.hardware.visit import VISITS, Stage, Visit
+from benchmarks.hardware.workloads import WORKLOADS
+from benchmarks.harness import report
+from benchmarks.harness.data import ROOT
+from carmad.sim import catalogue
+
+pytest_plugins = ("tests.fake_nvml",)
+
+
+def visit(folder: Path, stage: str = "loads") -> Visit:
+    return Visit(folder, stage, rehearse=True)
+
+
+# -- rehearsals ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The entries of a rehearsal, as the command makes them; one process is shared by all tests."""
+    results = tmp_path_factory.mktemp("results")
+    before = sorted(report.RESULTS.rglob("*"))
+    for words in (["loads"], ["memory"], ["pairs"], ["estimates"]):
+        command = [sys.executable, "-m", "benchmarks.hardware", *words, "--rehearse"]
+        told = subprocess.run(
+            [*command, f"--results={results}"], cwd=ROOT, capture_output=True, text=True
+        )
+        assert told.returncode == 0, told.stderr
+    assert sorted(report.RESULTS.rglob("*")) == before, "a rehearsal is not a result"
+    return results / "rehearsal"
+
+
+def test_a_rehearsal_of_loads_keeps_the_load_of_each_run(rehearsed: Path) -> None:
+    kept = visit(rehearsed).entries()
+    assert set(kept) == {loads.IDLE, *loads.REHEARSED}
+    for name in loads.REHEARSED:
+        assert kept[name]["step_s"] > 0 and kept[name]["steps"] > 1
+        assert 0 < kept[name]["sm_active"] <= 1
+        assert kept[name]["memory_mib"] > 50, "of a process with torch"
+    assert kept[loads.IDLE]["sm_active"] < 0.5
+
+
+def test_a_rehearsal_of_memory_keeps_runs_and_constants(rehearsed: Path) -> None:
+    kept = visit(rehearsed, "memory").entries()
+    assert set(kept) == {"constants", *memory.REHEARSED}
+    for name in memory.REHEARSED:
+        assert kept[name]["by"] == "process" and kept[name]["nvml_mib"] > 50
+    probes = {probe["what"] for probe in kept["constants"]["probes"]}
+    assert {"context", "cublas", "RMSNorm, bfloat16"} <= probes
+    assert {"convolution, cudnn.benchmark on", "convolution, cudnn.benchmark off"} <= probes
+
+
+def test_a_rehearsal_of_pairs_keeps_every_group_in_every_setting(rehearsed: Path) -> None:
+    kept = visit(rehearsed, "pairs").entries()
+    wanted = [case for each in pairs.SETTINGS for case in pairs.cases(each, rehearse=True)]
+    assert set(kept) == {case.key for case in wanted}
+    assert {case.setting.name for case in wanted} >= {"streams", "mps", "mps 50 %"}
+    for case in wanted:
+        assert len(kept[case.key]["step_s"]) == len(case.names)
+        assert min(kept[case.key]["steps"]) > 0
+    assert max(map(len, (case.names for case in wanted))) == 3
+
+
+def test_an_estimator_has_looked_at_the_training_script(rehearsed: Path) -> None:
+    kept = visit(rehearsed, "estimates").entries()
+    assert set(kept) == set(memory.REHEARSED)
+    for entry in kept.values():
+        assert entry["trace_mib"] >= entry["low_mib"] > 0
+        assert entry["horus_mib"] > 0
+
+
+@pytest.mark.parametrize(
+    ("stage", "headings"),
+    [
+        ("memory", ["## Estimators", "## Runs", "## What the stack takes beside tensors"]),
+        ("loads", ["## As rows of the simulator's catalogue"]),
+        ("pairs", ["## Interference models", "Triples", "## Groups"]),
+    ],
+)
+def test_a_page_is_made_again_from_entries_alone(
+    rehearsed: Path, stage: str, headings: list[str]
+) -> None:
+    page = rehearsed / f"{stage}.md"
+    page.unlink()
+    found = campaign.pages([stage], rehearsed.parent)
+    assert f"# rehearsal: {stages.load(stage).about}" in found.blocks
+    text = page.read_text()
+    assert text.count("on rehearsal, driver none, torch") == 1, "where it was measured"
+    for heading in headings:
+        assert heading in text
+    assert "## Not measured" not in text
+
+
+@pytest.mark.parametrize("stage", [loads.STAGE, memory.STAGE, pairs.STAGE])
+def test_what_was_measured_is_not_measured_again(
+    rehearsed: Path, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begun(*_: object, **__: object) -> None:
+        raise AssertionError("a process was started")
+
+    before = (rehearsed / f"{stage.name}.jsonl").read_text()
+    monkeypatch.setattr(subprocess, "Popen", begun)
+    stage.measure(visit(rehearsed, stage.name))
+    assert (rehearsed / f"{stage.name}.jsonl").read_text() == before
+
+
+def test_a_run_that_fails_is_kept_with_what_it_said(tmp_path: Path) -> None:
+    with Pool(["nobody"], {}, rehearse=True) as held:
+        assert held.train(["nobody"], 0.1) == {}
+    assert "argument NAME: invalid choice: 'nobody'" in held.lost["nobody"]
+
+
+# -- entries ---------------------------------------------------------------------------------------
+
+
+def test_after_a_line_that_was_cut_off_the_next_begins_on_its_own(tmp_path: Path) -> None:
+    one = visit(tmp_path)
+    one.keep("a", {"value": 1})
+    with (tmp_path / "loads.jsonl").open("a") as file:
+        file.write('{"key": "b", "val')
+    one.keep("c", {"value": 3})
+    assert one.entries() == {"a": {"value": 1}, "c": {"value": 3}}
+
+
+def test_another_folder_goes_on_from_what_earlier_visits_kept(tmp_path: Path) -> None:
+    visit(tmp_path / "earlier").keep("a", {"value": 1})
+    now = replace(visit(tmp_path / "now"), earlier=tmp_path / "earlier")
+    assert list(now.todo("ab", str)) == ["b"]
+    now.keep("b", {"value": 2})
+    assert now.entries() == {"a": {"value": 1}, "b": {"value": 2}}
+    assert visit(tmp_path / "now").entries() == now.entries(), "the file is whole by itself"
+    assert set(visit(tmp_path / "earlier").entries()) == {"a"}
+
+
+def test_nothing_is_begun_that_would_end_too_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.monotonic", lambda: 100.0)
+    one = replace(visit(tmp_path), until=110.0)
+    assert list(one.todo("ab", str, takes_s=9.0)) == ["a", "b"]
+    assert list(one.todo("ab", str, takes_s=11.0)) == []
+
+
+def test_of_several_stages_one_that_fails_does_not_keep_the_next_from_being_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(visit: Visit) -> None:
+        visit.keep("first", {})
+        raise RuntimeError("no such kernel")
+
+    known = {
+        "cost": Stage("cost", "What it costs", 1.0, (), fails, lambda visit: []),
+        "loads": Stage(
+            "loads", "Loads", 1.0, (), lambda visit: visit.keep("a", {}), lambda visit: ["Seen."]
+        ),
+    }
+    monkeypatch.setattr(stages, "load", known.__getitem__)
+    with pytest.raises(ExceptionGroup):
+        campaign.run(("cost", "loads"), 1.0, rehearse=True, results=tmp_path)
+    folder = tmp_path / "rehearsal"
+    assert set(visit(folder).entries("cost")) == {"first"}
+    assert (folder / "loads.md").read_text().endswith("Seen.\n")
+    told = [each["stage"] for each in visit(folder).entries(VISITS).values()]
+    assert told == ["cost", "loads"]
+
+
+def test_a_stage_is_not_begun_when_the_time_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+    stage = Stage("loads", "", 1.0, (), lambda visit: begun.append(visit.stage), lambda visit: [])
+    monkeypatch.setattr(stages, "load", lambda name: stage)
+    campaign.run(("loads",), 0.0, rehearse=True, results=tmp_path)
+    assert begun == []
+
+
+# -- what is trained -------------------------------------------------------------------------------
+
+
+def test_there_are_enough_runs_of_every_kind() -> None:
+    assert len(WORKLOADS) >= 60
+    kinds = Counter(each.kind for each in WORKLOADS.values())
+    assert min(kinds.values()) >= 5
+    ways = list(WORKLOADS.values())
+    for way in ("amp", "checkpoint", "compile", "channels_last"):
+        assert any(getattr(each, way) for each in ways), way
+    assert {each.optimizer for each in ways} == {"sgd", "adam", "adamw"}
+    first = list(WORKLOADS.values())[:5]
+    assert {each.kind for each in first} == set(kinds), "a short visit sees all kinds"
+
+
+def test_enough_groups_and_none_of_them_twice() -> None:
+    names = (*loads.PAIRED, *loads.MORE)
+    assert len(set(names)) == len(names) >= 20 and set(names) <= set(WORKLOADS)
+    found = pairs.groups(loads.PAIRED)
+    by_size = Counter(map(len, found))
+    assert by_size[2] >= 60 and by_size[3] >= 10
+    assert len({frozenset(each) for each in found}) == len(found)
+    assert all(len(set(each)) == len(each) for each in found)
+    partners = Counter(name for each in found if len(each) == 2 for name in each)
+    assert len(set(partners.values())) == 1, "each in as many pairs"
+    assert len({WORKLOADS[name].model for name in loads.PAIRED}) >= 12
+
+
+def test_what_a_run_printed_is_read_even_if_it_was_cut_off() -> None:
+    lines = [
+        "some library's warning",
+        json.dumps({"event": "ready", "name": "a", "pid": 1, "seconds": 2.0}),
+        json.dumps({"event": "steps", "began": 10.0, "ended": [11.0, 11.5, 12.0]}),
+        json.dumps({"event": "steps", "began": 13.0, "ended": [14.0, 14.7]}),
+        json.dumps({"event": "done", "allocated_mib": 5.0, "reserved_mib": 6.0}),
+    ]
+    whole = training.parse("\n".join(lines))
+    assert (whole.name, whole.ready_s, whole.done) == ("a", 2.0, True)
+    assert (whole.allocated_mib, whole.reserved_mib) == (5.0, 6.0)
+    assert whole.steps == pytest.approx([0.5, 0.5, 0.7]), "without the first of each window"
+    assert whole.step_s == pytest.approx(0.5)
+    cut = training.parse("\n".join(lines)[:-20])
+    assert not cut.done and cut.windows == whole.windows
+    with pytest.raises(ValueError, match="never became ready"):
+        training.parse("Traceback: no GPU")
+
+
+def test_steps_count_only_while_all_train() -> None:
+    long = Window(0.0, (1.0, 2.0, 3.0, 4.0))
+    short = Window(0.5, (1.5, 2.5, 3.5))
+    assert common([long, short]) == [[1.0, 1.0], [1.0, 1.0]]
+    assert common([long, Window(10.0, (11.0,))]) == [[], []]
+
+
+# -- the driver ------------------------------------------------------------------------------------
+
+
+def test_a_process_tree_has_the_memory_of_all_that_it_started(nvml: Any, tmp_path: Path) -> None:
+    """Through NVML and GPM, with a fake driver."""
+    command = ["sh", "-c", "sleep 60 & echo $!; wait"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+        assert child.stdout
+        below = int(child.stdout.readline())
+        basics = """
+            gpu GPU-aaaa
+            name NVIDIA H200
+            pci 0 41 0
+            memory 143771 500 4000
+            util 37 12
+            power 250500
+            gpm 60 30 20
+        """
+        nvml.show(
+            basics,
+            *(f"compute {pid} {mib}" for pid, mib in ((child.pid, 3000), (below, 500), (1, 70))),
+        )
+        try:
+            with Watch(Visit(tmp_path, "memory", rehearse=False)) as watch:
+                watch.seen(6, within_s=10.0)
+                assert watch.peak_mib(child.pid) == 3500
+                assert watch.peak_mib(1) == 70 and watch.peak_mib(os.getpid()) is None
+                means = watch.means(0.0, float("inf"))
+        finally:
+            os.kill(below, 9)
+    assert (watch.gpu.id, watch.gpu.name) == ("GPU-aaaa", "NVIDIA H200")
+    assert means["power_w"] == 250.5
+    assert (means["sm_active"], means["dram_active"]) == (0.6, 0.2)
+
+
+# -- pages -----------------------------------------------------------------------------------------
+
+
+def _group(setting: str, steps: dict[str, float]) -> dict[str, Any]:
+    return {"setting": setting, "names": list(steps), "step_s": list(steps.values())}
+
+
+def test_speeds_are_relative_to_alone_with_the_whole_gpu() -> None:
+    entries = [
+        _group("streams", {"a": 1.0}),
+        _group("streams", {"b": 2.0}),
+        _group("mps", {"a": 1.1}),
+        _group("mps", {"b": 2.2}),
+        _group("streams", {"a": 2.0, "b": 4.0}),
+        _group("mps", {"a": 1.1, "b": 4.4}),
+        _group("mps 50 %", {"a": 2.2, "b": 2.2}),
+        _group("streams", {"a": 1.0, "c": 1.0}),  # c alone is not known
+        {"setting": "mps", "names": ["a", "b"], "failed": "out of memory"},
+    ]
+    found = {group.setting: group.speeds for group in pairs_page.groups(entries)}
+    assert found == {"streams": (0.5, 0.5), "mps": (1.0, 0.5), "mps 50 %": (0.5, 1.0)}
+
+
+def test_a_measured_load_is_a_row_of_the_catalogue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = {"sm_active": 0.61, "sm_occupancy": 0.2, "dram_active": 0.33, "memory_mib": 9000}
+    visit(tmp_path).keep("resnet50-b64", {**entry, "step_s": 0.04})
+    facts = {"stage": "loads", "gpu": "NVIDIA H200", "driver": "580.1", "date": "2026-11-22"}
+    visit(tmp_path, VISITS).keep("1", facts)
+    told = loads.catalogue_rows(visit(tmp_path))
+    head = Path(catalogue.__file__).with_name("coefficients").joinpath("catalogue.csv")
+    [row] = csv.DictReader([head.read_text().splitlines()[0], *told.splitlines()])
+    profile = catalogue._profile(row)
+    assert profile.source == "measured: NVIDIA H200, driver 580.1, 2026-11-22; resnet50-b64"
+    load = profile.load
+    assert (load.sm_active, load.sm_occupancy, load.dram_active) == (0.61, 0.2, 0.33)
+    assert (load.model, load.batch_size, load.memory_mib) == ("resnet50", 64, 9000)
+
+
+# -- the plan --------------------------------------------------------------------------------------
+
+
+def test_stages_follow_one_another_through_the_commands() -> None:
+    rows = [Planned(name, "", minutes, None) for name, minutes in (("a", 5), ("b", 9), ("c", 5))]
+    found = plan.packed([*rows, Planned("d", "", None, None, "no torch")])
+    assert [row.commands for row in found] == [(1,), (1, 2), (2,), ()]
+
+
+def test_the_stages_of_a_visit_are_short_enough_for_a_command() -> None:
+    for name in ("memory", "loads", "pairs"):
+        assert stages.load(name).minutes <= campaign.STAGE_MIN
+
+
+def test_a_missing_package_is_told_with_the_wheels_to_carry(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    present = stages.find_spec
+    monkeypatch.setattr(stages, "find_spec", lambda name: None if name == "timm" else present(name))
+    with pytest.raises(Lacking) as lacking:
+        stages.load("memory")
+    pins = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = next(line for line in pins if line.startswith("timm"))
+    assert f"--constraint constraints.txt {pinned}\n" in str(lacking.value)
+    assert str(stages.WHEELS) in str(lacking.value) and "PYTHONPATH" in str(lacking.value)
+
+
+def test_a_bare_python_is_told_what_to_bring(tmp_path: Path) -> None:
+    """Before anything is imported that needs it."""
+    bare = (
+        "import runpy, sys; sys.modules['sqlalchemy'] = None; sys.argv[0] = 'hardware';"
+        "runpy.run_module('benchmarks.hardware', run_name='__main__', alter_sys=True)"
+    )
+    command = [sys.executable, "-c", bare, "loads", "--rehearse", f"--results={tmp_path}"]
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert told.returncode == 1
+    assert "stage loads needs packages that this Python lacks: SQLAlchemy==" in told.stderr
+    assert "Traceback" not in told.stderr
+
+
+def test_carried_packages_are_found_here_and_in_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "wheels").mkdir()
+    monkeypatch.setattr(stages, "WHEELS", tmp_path / "wheels")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("PYTHONPATH", "/mine")
+    stages.bring()
+    assert sys.path[-1] == str(tmp_path / "wheels")
+    assert os.environ["PYTHONPATH"] == f"/mine{os.pathsep}{tmp_path / 'wheels'}"
