@@ -88,9 +88,10 @@ class Daemon:
         trace: TracebackType | None,
     ) -> None:
         assert self._process is not None
-        with contextlib.suppress(CarmaError):
+        with contextlib.suppress(CarmaError):  # there is no job
             self.post("/v1/cancel", {"select": "all"})
             self.await_idle()
+        with contextlib.suppress(CarmaError):
             self._stop_mps()
         self._process.send_signal(signal.SIGTERM)
         self._process.wait(timeout=30)
