@@ -19,7 +19,7 @@ def test_a_rehearsal_keeps_all_and_its_page_can_be_made(tmp_path: Path) -> None:
     STAGE.measure(visit)
     kept = visit.entries()
     watched = kept[f"paused/{cost.REHEARSED}/emulated"]
-    assert len(watched["stopped_s"]) == len(watched["running_s"]) == 2
+    assert (len(watched["stopped_s"]), len(watched["running_s"])) == (3, 2)
     assert "sm_active" in watched["provides"]
     assert watched["cpu_ms_per_tick"] > 0
     alone, job = kept["run/alone/0"], kept["run/job/0"]
@@ -60,13 +60,24 @@ def test_the_interval_holds_the_median_and_narrows_with_agreement() -> None:
     assert interval(apart) == (low, high), "the dice are the same each time"
 
 
+def test_a_drift_of_the_gpu_is_not_taken_for_the_daemon_s_cost() -> None:
+    """Each step is longer than the last, whoever runs."""
+    phases = [0.010 + n * 0.0001 for n in range(7)]
+    entry = {"workload": "w", "source": "gpm", "step_s": 0.01, "cpu_ms_per_tick": 2.5}
+    entry |= {"stopped_s": phases[0::2], "running_s": phases[1::2]}
+    cost_of_a_step, _ = cost._paused(entry)
+    assert cost_of_a_step.value == pytest.approx(0.0, abs=1e-9)
+
+
 def test_the_page_judges_the_cost_by_the_goal(tmp_path: Path) -> None:
     visit = Visit(tmp_path, STAGE.name, rehearse=False)
     paused = {"workload": "w", "source": "gpm", "step_s": 0.01, "cpu_ms_per_tick": 2.5}
-    visit.keep("paused/w/gpm", {**paused, "stopped_s": [0.01] * 3, "running_s": [0.01003] * 3})
+    visit.keep("paused/w/gpm", {**paused, "stopped_s": [0.01] * 4, "running_s": [0.01003] * 3})
     visit.keep("run/alone/0", {"mean_s": 0.01, "step_s": 0.01, "program_s": 0.0, "warm_s": 9.0})
     job = {"mean_s": 0.0102, "step_s": 0.01, "program_s": 0.03, "warm_s": 9.03, "seen_s": 8.0}
     visit.keep("run/job/0", {**job, "mode": "streams"})
-    table, summary, *_ = STAGE.blocks(visit)
+    visit.keep("paused/w/dcgm", {"failed": "RuntimeError: carmad did not start"})
+    table, summary, *more = STAGE.blocks(visit)
+    assert "- paused/w/dcgm: RuntimeError: carmad did not start" in more
     assert summary == "1 of 2 targets met; MISSED: of a step: job, against alone"
     assert "0.300 %" in table and "2.00 %" in table and "2.50 ms" in table

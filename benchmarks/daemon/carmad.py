@@ -38,6 +38,10 @@ def plain_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
 
 
+class NotStarted(SystemExit):
+    """carmad did not come up. A benchmark ends with that, unless it has more to measure."""
+
+
 class Daemon:
     """`directory` given: a database may be there already, and all of it stays. `gpus` "": the
     machine's own."""
@@ -73,7 +77,8 @@ class Daemon:
                 self.get("/v1/health")
                 return
             time.sleep(0.05)
-        raise SystemExit(f"carmad did not start; see {self.directory}/carmad.log")
+        self.kill()
+        raise NotStarted(f"carmad did not start; see {self.directory}/carmad.log")
 
     def kill(self) -> None:
         """As a crash would: its jobs go on."""

@@ -56,18 +56,9 @@ class Lab:
     """Submits victims, waits for them, and notes what was expected, observed and told."""
 
     rehearse: bool
+    daemon: Daemon = field(init=False)
     checks: list[Entry] = field(default_factory=list)
     told: list[Entry] = field(default_factory=list)
-    _daemon: Daemon | None = None
-
-    @property
-    def daemon(self) -> Daemon:
-        assert self._daemon is not None
-        return self._daemon
-
-    @daemon.setter
-    def daemon(self, daemon: Daemon) -> None:
-        self._daemon = daemon
 
     @property
     def seconds(self) -> float:

@@ -17,8 +17,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from random import Random
 
@@ -27,9 +28,12 @@ from benchmarks.hardware import pool, training
 from benchmarks.hardware.machine import has_mps, running
 from benchmarks.hardware.training import Trained
 from benchmarks.hardware.visit import Entry, Stage, Visit
+from benchmarks.harness.report import bullets
 from benchmarks.harness.rows import Row, of_runs, summary, table
 from carmad.api.times import moment
 from carmad.config import Collocation, Monitor, Settings
+from carmad.core.types import ENDED, JobState
+from carmad.errors import CarmaError
 
 GOAL = 0.5  # % of a step
 SHORT, LONG = "resnet18-b32", "vit_base_patch16_224-b32"
@@ -38,7 +42,10 @@ PHASE_S, PAIRS = 2.0, 10
 EDGE_S = 0.1  # of a phase, that is left out: the signal, and the step under way
 TICKS_S = 10.0
 RUN_S, ROUNDS = 8.0, 3
+END_WITHIN_S = 120.0
+LIVE = frozenset(set(JobState) - ENDED)
 RESAMPLED = 4000
+FAILURES = (CarmaError, OSError, RuntimeError, ValueError, subprocess.SubprocessError)
 START = 'date +%s%N; exec "$@"'  # the job's first act
 
 
@@ -53,15 +60,22 @@ class Times:
 
 def measure(visit: Visit) -> None:
     times = Times(0.5, 2, 1.0, 0.5, 1) if visit.rehearse else Times()
-    pauses = watched(visit)
     takes_s = 2 * times.pairs * times.phase_s + times.ticks_s + 20
-    for name, source in visit.todo(pauses, "paused/{0[0]}/{0[1]}".format, takes_s):
-        print(f"cost: {name}, {source}", file=sys.stderr, flush=True)
-        visit.keep(f"paused/{name}/{source}", paused(visit, times, name, source))
+    for name, source in visit.todo(watched(visit), "paused/{0[0]}/{0[1]}".format, takes_s):
+        keep(visit, f"paused/{name}/{source}", partial(paused, visit, times, name, source))
     turns = [(how, turn) for turn in range(times.rounds) for how in runs(visit)]
     for how, turn in visit.todo(turns, "run/{0[0]}/{0[1]}".format, times.run_s + 20):
-        print(f"cost: {how}, {turn + 1} of {times.rounds}", file=sys.stderr, flush=True)
-        visit.keep(f"run/{how}/{turn}", one_run(visit, times, how))
+        keep(visit, f"run/{how}/{turn}", partial(one_run, visit, times, how))
+
+
+def keep(visit: Visit, key: str, measured: Callable[[], Entry]) -> None:
+    """One that fails does not keep the others from being measured."""
+    print(f"cost: {key}", file=sys.stderr, flush=True)
+    try:
+        found = measured()
+    except FAILURES as error:
+        found = {"failed": f"{type(error).__name__}: {error}"[:300]}
+    visit.keep(key, found)
 
 
 def outside(visit: Visit) -> dict[str, str]:
@@ -91,7 +105,7 @@ def settings(source: str = "auto", mps: bool = False) -> Settings:
 
 
 def paused(visit: Visit, times: Times, name: str, source: str) -> Entry:
-    seconds = (2 * times.pairs + 1) * times.phase_s
+    seconds = (2 * times.pairs + 2) * times.phase_s
     command = training.command(name, seconds=seconds, rehearse=visit.rehearse)
     with running(visit, settings(source)) as daemon, tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(command, env=outside(visit), stdout=output)
@@ -126,15 +140,14 @@ def await_ready(process: subprocess.Popen[bytes], output: int) -> None:
 
 
 def alternate(daemon: Daemon, times: Times) -> Iterator[tuple[float, float]]:
-    """Stopped, running, stopped, …: when each phase began and ended (monotonic). What the daemon
+    """Stopped, running, …, stopped: when each phase began and ended (monotonic). What the daemon
     has started, such as dcgmi, stops and goes on with it."""
     try:
-        for _ in range(times.pairs):
-            for signum in (signal.SIGSTOP, signal.SIGCONT):
-                os.killpg(daemon.pid, signum)
-                begun = time.monotonic()
-                time.sleep(times.phase_s)
-                yield begun + EDGE_S, time.monotonic()
+        for phase in range(2 * times.pairs + 1):
+            os.killpg(daemon.pid, signal.SIGCONT if phase % 2 else signal.SIGSTOP)
+            begun = time.monotonic()
+            time.sleep(times.phase_s)
+            yield begun + EDGE_S, time.monotonic()
     finally:
         os.killpg(daemon.pid, signal.SIGCONT)
 
@@ -182,13 +195,20 @@ def one_run(visit: Visit, times: Times, how: str) -> Entry:
         log = daemon.directory / "log"
         sent = time.time()
         id = daemon.run(argv, stdout=str(log), stderr="/dev/null")
-        daemon.await_idle(within_s=120)
+        await_end(daemon, id)
         job = daemon.get(f"/v1/jobs/{id}")
         if job["state"] != "succeeded":
             raise RuntimeError(f"the training ended as {job['state']}: {job['exit']['evidence']}")
         kernel = job["gpus"][0]["first_kernel_at"]
         seen_s = moment(kernel).timestamp() - sent if kernel else None
         return {**steps_of(log.read_text(), sent), "mode": job["mode"], "seen_s": seen_s}
+
+
+def await_end(daemon: Daemon, id: int) -> None:
+    """Asking seldom: the daemon's answers are not what is measured."""
+    deadline = time.monotonic() + END_WITHIN_S
+    while daemon.state(id) in LIVE and time.monotonic() < deadline:
+        time.sleep(1.0)
 
 
 def steps_of(output: str, sent: float) -> Entry:
@@ -208,23 +228,30 @@ def steps_of(output: str, sent: float) -> Entry:
 
 
 def blocks(visit: Visit) -> list[str]:
-    kept = visit.entries()
+    entries = visit.entries()
+    kept = {key: entry for key, entry in entries.items() if "failed" not in entry}
+    failed = [f"{key}: {entry['failed']}" for key, entry in entries.items() if key not in kept]
     rows = [
         row for key, entry in kept.items() if key.startswith("paused/") for row in _paused(entry)
     ]
     rows += _runs(kept)
     return [
-        table(rows),
-        summary(rows),
-        "Steps are compared by their means over neighbouring phases (the daemon stopped, and"
-        " running) or over whole runs, in turn; the interval is the bootstrap's, 95 %, of the"
-        " median of the ratios.",
+        *((table(rows), summary(rows)) if rows else ()),
+        *(("## Not measured", bullets(failed)) if failed else ()),
+        METHOD,
     ]
+
+
+METHOD = """\
+`runs` of a step's cost is the 95 % interval (bootstrap) of the median ratio. A phase with the
+daemon running is compared with the phases before and after it, in which the daemon was stopped, by
+the mean step; whole runs are compared in turn."""
 
 
 def _paused(entry: Entry) -> Iterator[Row]:
     what = f"{entry['source']} once a second, beside {entry['workload']}"
-    ratios = _ratios(entry["running_s"], entry["stopped_s"])
+    between = [statistics.fmean(both) for both in pairwise(entry["stopped_s"])]
+    ratios = _ratios(entry["running_s"], between)
     yield _slower("of a step", what, ratios, entry["step_s"])
     yield Row("processor", f"{what}: a tick", entry["cpu_ms_per_tick"], "ms")
 

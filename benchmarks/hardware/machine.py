@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
-from benchmarks.daemon.carmad import Daemon, plain_environment
+from benchmarks.daemon.carmad import Daemon, NotStarted, plain_environment
 from benchmarks.hardware import pool
 from benchmarks.hardware.visit import Visit
 from benchmarks.harness.data import ROOT
@@ -30,7 +30,7 @@ def running(visit: Visit, settings: Settings) -> Iterator[Daemon]:
             daemon = stack.enter_context(
                 Daemon(gpus=EMULATED if visit.rehearse else "", settings=settings)
             )
-        except SystemExit as error:  # other stages are to be measured all the same
+        except NotStarted as error:  # there is more to measure
             raise RuntimeError(error.code) from error
         for gpu in daemon.get("/v1/gpus")["gpus"]:
             if not visit.rehearse and visit.gpu not in ("", gpu["id"]):

@@ -23,6 +23,7 @@ from benchmarks.hardware.policies import RUNS, Run
 from benchmarks.hardware.visit import Entry, Stage, Visit
 from benchmarks.harness.data import ROOT
 from carmad.api.times import moment
+from carmad.errors import CarmaError
 from cli.demo_trace import argv
 
 RUN_S = 120.0  # the longest run
@@ -58,7 +59,7 @@ def measure(visit: Visit) -> None:
         print(f"trace: {run.name}", file=sys.stderr, flush=True)
         try:
             found = play(visit, run, played, scale.window_s)
-        except (RuntimeError, TimeoutError) as error:  # no daemon, or jobs that do not end
+        except (CarmaError, RuntimeError, TimeoutError) as error:  # no daemon, or no end
             found = {"failed": f"{error}"[:300]}
         visit.keep(run.name, found)
 
