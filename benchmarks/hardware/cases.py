@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from io import StringIO
@@ -16,6 +17,7 @@ from rich.console import Console
 
 from benchmarks.daemon.carmad import Daemon
 from benchmarks.hardware.machine import VICTIM
+from benchmarks.hardware.victim import UNTOLD
 from benchmarks.hardware.visit import Entry
 from benchmarks.harness.data import ROOT
 from carmad.api.times import moment
@@ -235,11 +237,11 @@ def killed_daemon(lab: Lab) -> None:
 
 
 def host_oom(lab: Lab) -> None:
-    """The kernel's OOM killer strikes in the job's cgroup."""
-    if not has_systemd():
-        _bound(lab.daemon)
-    job = lab.ended(lab.submit("host-oom"), "the job")
-    if job["exit"]["code"] == 3:
+    """The kernel's OOM killer strikes in the job's cgroup: its unit's, or one for the daemon and
+    all that it starts, as a container has it."""
+    with contextlib.nullcontext() if has_systemd() else bounded(lab.daemon):
+        job = lab.ended(lab.submit("host-oom"), "the job")
+    if job["exit"]["code"] == UNTOLD:
         lab.expect("the job", "failed (host_oom)", job["exit"]["evidence"], None)
         return
     found = job["state"], job["exit"]["cause"]
@@ -249,15 +251,24 @@ def host_oom(lab: Lab) -> None:
     lab.expect("the daemon", "lives", alive, alive == "ok")
 
 
-def _bound(daemon: Daemon) -> None:
-    """A cgroup for the daemon and all that it starts, as a container would have; where none can be
-    made, the job says so."""
+@contextlib.contextmanager
+def bounded(daemon: Daemon) -> Iterator[None]:
+    """The daemon in a cgroup of its own, where one can be made: elsewhere the job says so."""
     cgroup = CGROUPS / f"carma-visit-{daemon.pid}"
     try:
-        cgroup.mkdir()
-        (cgroup / "cgroup.procs").write_text(str(daemon.pid))
+        if (CGROUPS / "cgroup.controllers").exists():  # else it is no cgroup v2
+            cgroup.mkdir()
+            (CGROUPS / "cgroup.subtree_control").write_text("+memory")
+            (cgroup / "cgroup.procs").write_text(str(daemon.pid))
     except OSError as error:
-        print(f"no cgroup of its own: {error}", file=sys.stderr)
+        print(f"the daemon has no cgroup of its own: {error}", file=sys.stderr)
+    try:
+        yield
+    finally:
+        if cgroup.exists():
+            with contextlib.suppress(OSError):
+                (CGROUPS / "cgroup.procs").write_text(str(daemon.pid))
+            cgroup.rmdir()
 
 
 def host_alloc(lab: Lab) -> None:
