@@ -268,7 +268,7 @@ def bounded(daemon: Daemon) -> Iterator[None]:
         if cgroup.exists():
             with contextlib.suppress(OSError):
                 (CGROUPS / "cgroup.procs").write_text(str(daemon.pid))
-            cgroup.rmdir()
+                cgroup.rmdir()
 
 
 def host_alloc(lab: Lab) -> None:

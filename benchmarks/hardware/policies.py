@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from carmad.config import Collocation, Limits, Monitor, Preconditions, Settings
+from carmad.config import Collocation, Estimation, Limits, Monitor, Preconditions, Settings
 
 # The paper's 4.2 to 4.4: 2 GB to spare beyond an estimate; 5 GB free without; RR without either.
 KNOWN = Preconditions(min_free_mib=0, margin_mib=2048)
@@ -51,6 +51,7 @@ def settings(run: Run, window_s: float, mps: bool, external_mib: int = 0) -> Set
             first_kernel_timeout_s=30.0,
             external_mib=external_mib + Monitor().external_mib,
         ),
+        estimation=Estimation(within_s=60.0),  # what they say is compared, not how soon
         limits=Limits(kill_grace_s=5.0),
         preconditions=run.preconditions,
         collocation=Collocation(mps=mps),
