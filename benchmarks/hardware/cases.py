@@ -28,6 +28,8 @@ from cli import render
 
 PATIENCE_S = 120.0  # a deadline: a first `import torch` from a cold disk takes a while
 LOOK_S = 0.05
+FAULT_S = 2.0  # in which a fault reaches the other clients of its server
+GO = "go"
 SHARE = 0.6  # of the GPU's memory, for each job of a storm: no two fit
 CGROUPS = Path("/sys/fs/cgroup")
 OVER = frozenset(state.value for state in ENDED)
@@ -72,12 +74,19 @@ class Lab:
         """Between SIGTERM and SIGKILL."""
         return 0.5 if self.rehearse else 2.0
 
-    def submit(self, how: str, *, share: float = 0.1, seconds: float = 0, **storm: Any) -> int:
-        options: dict[str, Any] = {"share": share, "seconds": seconds or self.seconds, **storm}
+    def submit(self, how: str, *, share: float = 0.1, seconds: float = 0, **more: str) -> int:
+        options = {"share": share, "seconds": seconds or self.seconds, **more}
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
         argv = [*VICTIM, how, *words]
         logs = str(self.daemon.directory / "%j.out")
         return self.daemon.run(argv, name=how, cwd=str(ROOT), stdout=logs)
+
+    def submit_neighbour(self) -> int:
+        """It trains until `let_go`."""
+        return self.submit("train", until=str(self.daemon.directory / GO))
+
+    def let_go(self) -> None:
+        (self.daemon.directory / GO).touch()
 
     def job(self, id: int) -> Any:
         return self.daemon.get(f"/v1/jobs/{id}")
@@ -145,7 +154,8 @@ def storm(lab: Lab, company: int) -> None:
     meet = lab.daemon.directory / "meet"
     meet.mkdir()
     ids = [
-        lab.submit("storm", share=SHARE, company=company, meet=str(meet)) for _ in range(company)
+        lab.submit("storm", share=SHARE, company=str(company), meet=str(meet))
+        for _ in range(company)
     ]
     jobs = [lab.ended(id, f"job {id}") for id in ids]
     recovered = sum(job["state"] == "succeeded" for job in jobs)
@@ -178,19 +188,22 @@ def too_large(lab: Lab) -> None:
 
 def crash(lab: Lab) -> None:
     """Time-sliced: a fault is its context's alone."""
-    beside = lab.submit("train", seconds=3 * lab.seconds)
+    beside = lab.submit_neighbour()
     lab.await_training(beside)
     lab.expect_end(lab.submit("crash"), "the job that crashed", "failed", "failure")
+    lab.let_go()
     lab.expect_end(beside, "its neighbour", "succeeded")
 
 
 def crash_mps(lab: Lab) -> None:
     """One server: its clients on that GPU end with the one that faulted; the next job gets a
     server that works."""
-    beside = lab.submit("train", seconds=3 * lab.seconds)
+    beside = lab.submit_neighbour()
     lab.await_training(beside)
     crashed = lab.expect_end(lab.submit("crash"), "the job that crashed", "failed", "failure")
     lab.expect("its mode", "mps", crashed["mode"], crashed["mode"] == "mps")
+    time.sleep(FAULT_S)
+    lab.let_go()
     lab.expect_end(beside, "its neighbour", "failed", "failure")
     after = lab.expect_end(lab.submit("train"), "a job submitted afterwards", "succeeded")
     lab.expect("its mode", "mps", after["mode"], after["mode"] == "mps")
@@ -198,7 +211,7 @@ def crash_mps(lab: Lab) -> None:
 
 def cancel(lab: Lab, how: str = "train") -> None:
     victim = lab.submit(how, seconds=1000)
-    beside = lab.submit("train", seconds=lab.seconds + 2 * lab.grace_s)
+    beside = lab.submit_neighbour()
     lab.await_training(victim, beside)
     asked = time.time()
     lab.daemon.post("/v1/cancel", {"select": str(victim)})
@@ -209,6 +222,7 @@ def cancel(lab: Lab, how: str = "train") -> None:
     if how == "deaf":
         enough = took_s >= lab.grace_s - LOOK_S
         lab.expect("its grace", f"≥ {lab.grace_s:g} s", f"{took_s:.1f} s", enough)
+    lab.let_go()
     lab.expect_end(beside, "its neighbour", "succeeded")
     drained = [gpu["state_detail"] for gpu in lab.daemon.get("/v1/gpus")["gpus"] if _drained(gpu)]
     lab.expect("the GPU", "takes jobs", "; ".join(drained) or "takes jobs", not drained)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from typing import Any
 
 from benchmarks.daemon.carmad import Daemon, NotStarted, plain_environment
 from benchmarks.hardware import pool
@@ -32,10 +33,17 @@ def running(visit: Visit, settings: Settings) -> Iterator[Daemon]:
             )
         except NotStarted as error:  # there is more to measure
             raise RuntimeError(error.code) from error
+        chosen = its_gpu(visit, daemon)["id"]
         for gpu in daemon.get("/v1/gpus")["gpus"]:
-            if not visit.rehearse and visit.gpu not in ("", gpu["id"]):
+            if gpu["id"] != chosen:
                 daemon.post(f"/v1/gpus/{gpu['index']}/drain", {"reason": "not this visit's"})
         yield daemon
+
+
+def its_gpu(visit: Visit, daemon: Daemon) -> Any:
+    """The visit's GPU, as the daemon sees it; the emulated one."""
+    gpus = daemon.get("/v1/gpus")["gpus"]
+    return next((gpu for gpu in gpus if gpu["id"] == visit.gpu), gpus[0])
 
 
 def has_mps(visit: Visit) -> bool:

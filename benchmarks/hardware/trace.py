@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.daemon.carmad import Daemon
 from benchmarks.hardware import loads, policies, trace_page, training
-from benchmarks.hardware.machine import ballast, has_mps, running
+from benchmarks.hardware.machine import ballast, has_mps, its_gpu, running
 from benchmarks.hardware.mix import HEAVY, Measured, Part, as_published, parts
 from benchmarks.hardware.policies import RUNS, Run
 from benchmarks.hardware.visit import Entry, Stage, Visit
@@ -82,7 +82,7 @@ def play(visit: Visit, run: Run, played: Sequence[Part], window_s: float) -> Ent
         running(visit, policies.settings(run, window_s, mps, held_mib)) as daemon,
     ):
         ids = submitted_ahead(visit, daemon, run, played) if run.looks else []
-        before_j, begun = energy_j(daemon), time.time()
+        before_j, begun = its_gpu(visit, daemon)["energy_j"], time.time()
         for number, part in enumerate(played):
             time.sleep(max(0.0, begun + part.task.submit_s - time.time()))
             if run.looks:
@@ -90,9 +90,8 @@ def play(visit: Visit, run: Run, played: Sequence[Part], window_s: float) -> Ent
             else:
                 ids.append(submit(visit, daemon, run, number, part))
         await_end(daemon)
-        spent_j = energy_j(daemon) - before_j
+        gpu = its_gpu(visit, daemon)
         found = {job["id"]: job for job in daemon.get("/v1/history", attempts=True)["jobs"]}
-        gpu = daemon.get("/v1/gpus")["gpus"][0]
         jobs = [entry(found[id], part, begun) for id, part in zip(ids, played, strict=True)]
     return {
         "gpu": gpu["name"],
@@ -100,7 +99,7 @@ def play(visit: Visit, run: Run, played: Sequence[Part], window_s: float) -> Ent
         "mps": mps,
         "window_s": window_s,
         "interference": "emulated" if visit.rehearse else "learned",
-        "energy_j": round(spent_j),
+        "energy_j": None if before_j is None else round(gpu["energy_j"] - before_j),
         "jobs": jobs,
     }
 
@@ -136,11 +135,6 @@ def await_end(daemon: Daemon) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"the jobs do not end in {PATIENCE_S:.0f} s")
         time.sleep(LOOK_S)
-
-
-def energy_j(daemon: Daemon) -> float:
-    """Of all GPUs, as the driver counts it."""
-    return sum(gpu["energy_j"] or 0.0 for gpu in daemon.get("/v1/gpus")["gpus"])
 
 
 def entry(job: Any, part: Part, begun: float) -> Entry:

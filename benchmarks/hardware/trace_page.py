@@ -71,7 +71,7 @@ def measured(run: Run, entry: Entry) -> Figures:
         run.name,
         max(attempts(job)[-1].ended_s for job in jobs if job["attempts"]),
         fmean(attempts(job)[-1].ended_s - job["submit_s"] for job in done) if done else 0.0,
-        entry["energy_j"] / KJ,
+        (entry["energy_j"] or 0.0) / KJ,
         sum(map(_ooms, jobs)),
         sum(job in done for job in crashed),
         len(done),

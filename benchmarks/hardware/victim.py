@@ -22,7 +22,7 @@ from carmad.attempt.process_tree import own_cgroup
 HOW = ("train", "storm", "crash", "deaf", "host-oom", "host-alloc", "ballast")
 FIRST = 0.1  # of the GPU's memory: what each of a storm holds before they all grow
 MEET_WITHIN_S = 60.0
-SHOWN_S = 1.0
+SHOWN_S = 2.0
 LOOK_S = 0.02
 HOST_MIB = 1024  # what the cgroup of a job that exhausts it is given
 UNTOLD = 3  # the exit code of one that cannot do what it was asked for on this machine
@@ -102,6 +102,7 @@ def main() -> None:
     parser.add_argument("how", choices=HOW)
     parser.add_argument("--share", type=float, default=0.1, help="of the GPU's memory")
     parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--until", type=Path, help="train until this file is there")
     parser.add_argument("--company", type=int, default=1, help="how many meet before they grow")
     parser.add_argument("--leave-mib", type=int, default=0, help="what a ballast leaves free")
     parser.add_argument("--meet", type=Path, help="the directory in which they meet")
@@ -124,7 +125,7 @@ def main() -> None:
         device.work(met(given.meet, given.company))
     device.hold(given.share)
     print("trains", flush=True)
-    device.work(after(given.seconds))
+    device.work(given.until.exists if given.until else after(given.seconds))
     if given.how == "crash":
         device.crash()
     print("done", flush=True)
@@ -155,7 +156,7 @@ def exhaust() -> None:
     other. Not in a cgroup that may be the whole machine's."""
     own = Path(own_cgroup() or "/")
     bounded = [each for each in (own, *own.parents) if (each / "memory.max").exists()]
-    if not bounded or "carma" not in bounded[0].as_posix():
+    if not bounded or not bounded[0].name.startswith(("carma-job-", "carma-visit-")):
         print("there is no cgroup v2 of CARMA's whose memory can be limited", flush=True)
         sys.exit(UNTOLD)
     Path("/proc/self/oom_score_adj").write_text("1000")
