@@ -127,6 +127,12 @@ def test_the_page_compares_with_the_simulator_and_names_who_did_not_recover(tmp_
     assert figures[8:11] == ["2", "1", "2 of 3"]  # OOM, recovered, finished
 
 
+def test_the_page_can_be_made_although_no_job_ended_well(tmp_path: Path) -> None:
+    visit = Visit(tmp_path, STAGE.name, rehearse=False)
+    visit.keep("exclusive, no estimate", a_run(a_job("a", 0.0, (0.0, None, 9.0, "gpu_oom"))))
+    assert "needs a job of the run exclusive" in "\n".join(STAGE.blocks(visit))
+
+
 def test_without_loads_nothing_is_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     visit = Visit(tmp_path, STAGE.name, rehearse=False)
     STAGE.measure(visit)

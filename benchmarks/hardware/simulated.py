@@ -11,7 +11,7 @@ from benchmarks.hardware import policies
 from benchmarks.hardware.policies import Run
 from benchmarks.hardware.visit import Entry
 from benchmarks.simulator.emulation import EmulatedCard, Overheads
-from carmad.core.types import Cause
+from carmad.core.types import Cause, JobState
 from carmad.sim import interference
 from carmad.sim.experiment import Experiment, Physics
 from carmad.sim.hardware import Cluster, Node
@@ -40,8 +40,12 @@ def attempts(job: Entry) -> list[Attempt]:
 
 def overheads(alone: Entry, runs: Iterable[Entry]) -> Overheads:
     """Of jobs that nobody shared a GPU with: `alone` is the exclusive run. The time that one takes
-    to run out of memory is from all runs."""
-    one_each = [(job, attempts(job)[0]) for job in alone["jobs"] if len(job["attempts"]) == 1]
+    to run out of memory is from all runs. Raises ValueError if no job of `alone` ended well."""
+    one_each = [
+        (job, attempts(job)[0])
+        for job in alone["jobs"]
+        if len(job["attempts"]) == 1 and job["state"] == JobState.SUCCEEDED
+    ]
     kernels = [a.kernel_s - a.launched_s for _, a in one_each if a.kernel_s is not None]
     first_kernel_s = median(kernels) if kernels else 0.0
     end_s = median(

@@ -124,7 +124,11 @@ def _fidelity(kept: Mapping[Run, Entry]) -> Iterator[str]:
     if ALONE not in kept:
         yield f"It needs the run {ALONE.name}, by which jobs alone are known."
         return
-    costs = overheads(kept[ALONE], kept.values())
+    try:
+        costs = overheads(kept[ALONE], kept.values())
+    except ValueError:
+        yield f"It needs a job of the run {ALONE.name} that ended well."
+        return
     rows = [
         row
         for run, entry in kept.items()
