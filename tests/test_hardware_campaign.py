@@ -8,14 +8,25 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.hardware import campaign, loads, memory, pairs, pairs_page, plan, stages, training
-from benchmarks.hardware.plan import Planned
+from benchmarks.hardware import (
+    campaign,
+    loads,
+    memory,
+    pairs,
+    pairs_page,
+    plan,
+    pool,
+    stages,
+    training,
+)
 from benchmarks.hardware.pool import Pool, common
 from benchmarks.hardware.stages import Lacking
 from benchmarks.hardware.telemetry import Watch
@@ -24,7 +35,9 @@ from benchmarks.hardware.visit import VISITS, Stage, Visit
 from benchmarks.hardware.workloads import WORKLOADS
 from benchmarks.harness import report
 from benchmarks.harness.data import ROOT
+from carmad.core.types import Mode
 from carmad.sim import catalogue
+from carmad.sim.interference import Learned
 
 pytest_plugins = ("tests.fake_nvml",)
 
@@ -37,22 +50,33 @@ def visit(folder: Path, stage: str = "loads") -> Visit:
 
 
 @pytest.fixture(scope="module")
-def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The entries of a rehearsal, as the command makes them; one process is shared by all tests."""
-    results = tmp_path_factory.mktemp("results")
-    before = sorted(report.RESULTS.rglob("*"))
-    for words in (["loads"], ["memory"], ["pairs"], ["estimates"]):
-        command = [sys.executable, "-m", "benchmarks.hardware", *words, "--rehearse"]
-        told = subprocess.run(
-            [*command, f"--results={results}"], cwd=ROOT, capture_output=True, text=True
-        )
-        assert told.returncode == 0, told.stderr
-    assert sorted(report.RESULTS.rglob("*")) == before, "a rehearsal is not a result"
-    return results / "rehearsal"
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("results")
 
 
-def test_a_rehearsal_of_loads_keeps_the_load_of_each_run(rehearsed: Path) -> None:
-    kept = visit(rehearsed).entries()
+Rehearse = Callable[[str], Path]
+
+
+@pytest.fixture
+def rehearsed(results: Path) -> Rehearse:
+    """The folder with what a rehearsal of a stage kept, as the command makes it, once."""
+
+    def rehearsed(stage: str) -> Path:
+        folder = results / "rehearsal"
+        if not (folder / f"{stage}.jsonl").exists():
+            before = sorted(report.RESULTS.rglob("*"))
+            command = [sys.executable, "-m", "benchmarks.hardware", stage, "--rehearse"]
+            command += [f"--results={results}"]
+            told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+            assert told.returncode == 0, told.stderr
+            assert sorted(report.RESULTS.rglob("*")) == before, "a rehearsal is not a result"
+        return folder
+
+    return rehearsed
+
+
+def test_a_rehearsal_of_loads_keeps_the_load_of_each_run(rehearsed: Rehearse) -> None:
+    kept = visit(rehearsed("loads")).entries()
     assert set(kept) == {loads.IDLE, *loads.REHEARSED}
     for name in loads.REHEARSED:
         assert kept[name]["step_s"] > 0 and kept[name]["steps"] > 1
@@ -61,30 +85,30 @@ def test_a_rehearsal_of_loads_keeps_the_load_of_each_run(rehearsed: Path) -> Non
     assert kept[loads.IDLE]["sm_active"] < 0.5
 
 
-def test_a_rehearsal_of_memory_keeps_runs_and_constants(rehearsed: Path) -> None:
-    kept = visit(rehearsed, "memory").entries()
-    assert set(kept) == {"constants", *memory.REHEARSED}
-    for name in memory.REHEARSED:
+def test_a_rehearsal_of_memory_keeps_runs_and_constants(rehearsed: Rehearse) -> None:
+    kept = visit(rehearsed("memory"), "memory").entries()
+    assert set(kept) == {"constants", *loads.REHEARSED}
+    for name in loads.REHEARSED:
         assert kept[name]["by"] == "process" and kept[name]["nvml_mib"] > 50
     probes = {probe["what"] for probe in kept["constants"]["probes"]}
     assert {"context", "cublas", "RMSNorm, bfloat16"} <= probes
     assert {"convolution, cudnn.benchmark on", "convolution, cudnn.benchmark off"} <= probes
 
 
-def test_a_rehearsal_of_pairs_keeps_every_group_in_every_setting(rehearsed: Path) -> None:
-    kept = visit(rehearsed, "pairs").entries()
+def test_a_rehearsal_of_pairs_keeps_every_group_in_every_setting(rehearsed: Rehearse) -> None:
+    kept = visit(rehearsed("pairs"), "pairs").entries()
     wanted = [case for each in pairs.SETTINGS for case in pairs.cases(each, rehearse=True)]
     assert set(kept) == {case.key for case in wanted}
     assert {case.setting.name for case in wanted} >= {"streams", "mps", "mps 50 %"}
     for case in wanted:
         assert len(kept[case.key]["step_s"]) == len(case.names)
         assert min(kept[case.key]["steps"]) > 0
-    assert max(map(len, (case.names for case in wanted))) == 3
+    assert {len(case.names) for case in wanted} == {1, 2}
 
 
-def test_an_estimator_has_looked_at_the_training_script(rehearsed: Path) -> None:
-    kept = visit(rehearsed, "estimates").entries()
-    assert set(kept) == set(memory.REHEARSED)
+def test_an_estimator_has_looked_at_the_training_script(rehearsed: Rehearse) -> None:
+    kept = visit(rehearsed("estimates"), "estimates").entries()
+    assert set(kept) == {loads.REHEARSED[0]}
     for entry in kept.values():
         assert entry["trace_mib"] >= entry["low_mib"] > 0
         assert entry["horus_mib"] > 0
@@ -93,17 +117,17 @@ def test_an_estimator_has_looked_at_the_training_script(rehearsed: Path) -> None
 @pytest.mark.parametrize(
     ("stage", "headings"),
     [
-        ("memory", ["## Estimators", "## Runs", "## What the stack takes beside tensors"]),
+        ("memory", ["## Runs", "## What the stack takes beside tensors"]),
         ("loads", ["## As rows of the simulator's catalogue"]),
-        ("pairs", ["## Interference models", "Triples", "## Groups"]),
+        ("pairs", ["| streams, 2 ", "## Groups"]),
     ],
 )
 def test_a_page_is_made_again_from_entries_alone(
-    rehearsed: Path, stage: str, headings: list[str]
+    rehearsed: Rehearse, stage: str, headings: list[str]
 ) -> None:
-    page = rehearsed / f"{stage}.md"
+    page = rehearsed(stage) / f"{stage}.md"
     page.unlink()
-    found = campaign.pages([stage], rehearsed.parent)
+    found = campaign.pages([stage], page.parents[1])
     assert f"# rehearsal: {stages.load(stage).about}" in found.blocks
     text = page.read_text()
     assert text.count("on rehearsal, driver none, torch") == 1, "where it was measured"
@@ -114,21 +138,37 @@ def test_a_page_is_made_again_from_entries_alone(
 
 @pytest.mark.parametrize("stage", [loads.STAGE, memory.STAGE, pairs.STAGE])
 def test_what_was_measured_is_not_measured_again(
-    rehearsed: Path, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    rehearsed: Rehearse, stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def begun(*_: object, **__: object) -> None:
         raise AssertionError("a process was started")
 
-    before = (rehearsed / f"{stage.name}.jsonl").read_text()
+    folder = rehearsed(stage.name)
+    before = (folder / f"{stage.name}.jsonl").read_text()
     monkeypatch.setattr(subprocess, "Popen", begun)
-    stage.measure(visit(rehearsed, stage.name))
-    assert (rehearsed / f"{stage.name}.jsonl").read_text() == before
+    stage.measure(visit(folder, stage.name))
+    assert (folder / f"{stage.name}.jsonl").read_text() == before
 
 
-def test_a_run_that_fails_is_kept_with_what_it_said(tmp_path: Path) -> None:
-    with Pool(["nobody"], {}, rehearse=True) as held:
-        assert held.train(["nobody"], 0.1) == {}
-    assert "argument NAME: invalid choice: 'nobody'" in held.lost["nobody"]
+READY = """echo '{"event": "ready"}'; read seconds"""
+TRAINED = """echo '{"event": "steps", "began": 1.0, "ended": [2.0]}'; read more"""
+
+
+def test_a_run_that_fails_takes_no_other_with_it_and_is_quoted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scripts = {
+        "good": f"{READY}; {TRAINED}",
+        "late": f"{READY}; echo torch.OutOfMemoryError: CUDA out of memory >&2",
+        "mute": "exit 1",
+    }
+    monkeypatch.setattr(pool, "command", lambda name, rehearse: ["sh", "-c", scripts[name], name])
+    with Pool(scripts, {}, rehearse=True) as held:
+        assert held.lost == {"mute": "it ended without a word"}
+        assert held.train(["good", "late"], 0.1) == {}
+        assert held.train(["good", "mute"], 0.1) == {}
+    assert held.lost["late"] == "torch.OutOfMemoryError: CUDA out of memory"
+    assert "good" not in held.lost
 
 
 # -- entries ---------------------------------------------------------------------------------------
@@ -307,6 +347,55 @@ def test_speeds_are_relative_to_alone_with_the_whole_gpu() -> None:
     assert found == {"streams": (0.5, 0.5), "mps": (1.0, 0.5), "mps 50 %": (0.5, 1.0)}
 
 
+def _measured(folder: Path) -> Visit:
+    """Of six models: what `learned` foretells of pairs and of a triple, taken for measured."""
+    names = ("resnet50-b64", "vgg16-b32", "gpt2-b4-t512", "resnet18-b32", "densenet121-b32")
+    names = (*names, "mlp1024x4-b128")
+    for n, name in enumerate(names):
+        activity = {"sm_active": 0.9 - 0.1 * n, "sm_occupancy": 0.3, "dram_active": 0.4}
+        visit(folder).keep(name, {**activity, "memory_mib": 3000 + n, "step_s": 0.1})
+    known, model = loads.loads(visit(folder)), Learned({Mode.STREAMS: 0.6})
+    several = [*combinations(names, 2), names[:3]]
+    for group in (*((name,) for name in names), *several):
+        speeds = model.speeds([known[name] for name in group], Mode.STREAMS)
+        steps = {name: 0.1 / speed for name, speed in zip(group, speeds, strict=True)}
+        visit(folder, "pairs").keep(" + ".join(group), _group("streams", steps))
+    return visit(folder, "pairs")
+
+
+def test_the_interference_models_are_judged_on_unseen_models_and_on_triples(
+    tmp_path: Path,
+) -> None:
+    page = "\n".join(pairs_page.blocks(_measured(tmp_path)))
+    assert "15 pairs and 1 triples" in page
+    rows = [[cell.strip() for cell in line.split("|")] for line in page.splitlines()]
+    errors = {row[4]: float(row[5]) for row in rows if row[1:4] == ["streams", "streams", "30"]}
+    assert errors["learned"] == 0.0 < errors["additive"] < errors["none"]
+    assert ["", "streams", "3", "learned, from pairs", "0.000", ""] in rows
+    assert "from all pairs: streams 0.600" in page
+
+
+def test_estimators_are_judged_by_models_that_did_not_give_the_constant(tmp_path: Path) -> None:
+    runs = {"resnet50-b64": 5000, "vgg16-b32": 7000, "gpt2-b4-t512": 9000, "resnet18-b32": 2000}
+    for name, traced in runs.items():
+        measured = {"by": "process", "allocated_mib": 1.0, "reserved_mib": traced, "step_s": 0.1}
+        visit(tmp_path, "memory").keep(name, {"nvml_mib": traced + 600, **measured})
+        said = {"trace_mib": traced, "high_mib": traced + 512, "faketensor_mib": traced - 1000}
+        visit(tmp_path, "estimates").keep(name, {**said, "horus_mib": traced + 1624})
+        visit(tmp_path).keep(name, {"memory_mib": traced + 600})
+    visit(tmp_path, "memory").keep("resnet101-b32", {"failed": "CUDA out of memory"})
+    visit(tmp_path, "estimates").keep("resnet101-b32", {"trace_mib": 1, "high_mib": 2})
+    page = "\n".join(stages.load("memory").blocks(visit(tmp_path, "memory")))
+    assert "## Not measured\n- resnet101-b32: CUDA out of memory" in page
+    assert "context and libraries, 600 MiB, is the median of 2 runs of other models" in page
+    rows = [[cell.strip() for cell in line.split("|")] for line in page.splitlines()]
+    medians = {row[1]: row[3] for row in rows if len(row) == 13}
+    assert medians["trace, expected"] == "0.00" and medians["trace, high"] == "0.50"
+    assert medians["FakeTensor"] == "1.56" and medians["Horus"] == "1.00"
+    assert medians["history, after one run"] == "0.00"
+    assert "GPUMemNet, where it answers" not in medians, "it answered nothing"
+
+
 def test_a_measured_load_is_a_row_of_the_catalogue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -327,10 +416,38 @@ def test_a_measured_load_is_a_row_of_the_catalogue(
 # -- the plan --------------------------------------------------------------------------------------
 
 
-def test_stages_follow_one_another_through_the_commands() -> None:
-    rows = [Planned(name, "", minutes, None) for name, minutes in (("a", 5), ("b", 9), ("c", 5))]
-    found = plan.packed([*rows, Planned("d", "", None, None, "no torch")])
-    assert [row.commands for row in found] == [(1,), (1, 2), (2,), ()]
+def _stage(name: str, minutes: float, measure: Callable[[Visit], None] = print) -> Stage:
+    return Stage(name, "", minutes, (), measure, lambda visit: [])
+
+
+def test_the_stages_are_cut_into_commands_of_about_the_same_length() -> None:
+    minutes = {"facts": 4, "cost": 6, "memory": 4, "loads": 2, "pairs": 7, "trace": 9, "faults": 5}
+    groups = plan.commands([_stage(name, each) for name, each in minutes.items()])
+    names = [[stage.name for stage in group] for group in groups]
+    assert names == [["facts", "cost"], ["memory", "loads", "pairs"], ["trace", "faults"]]
+    assert sum(plan.share(stage, groups[1]) for stage in groups[1]) == plan.COMMAND_MIN
+    assert plan.share(groups[1][0], groups[1][:2]) == 4, "no more than it needs"
+    alone = [_stage("loads", 2)]
+    assert plan.commands(alone) == [alone]
+
+
+def test_stages_share_the_time_and_leave_the_rest_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    ends: list[float] = []
+
+    def one_minute(visit: Visit) -> None:
+        nonlocal now
+        ends.append(visit.until - now)
+        now += 60
+
+    known = {name: _stage(name, minutes, one_minute) for name, minutes in (("a", 6), ("b", 3))}
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    monkeypatch.setattr(stages, "load", known.__getitem__)
+    minutes = 6 + campaign.ENDING_S / 60
+    campaign.run(("a", "b"), minutes, rehearse=True, results=tmp_path)
+    assert ends == pytest.approx([4 * 60, 5 * 60])
 
 
 def test_the_stages_of_a_visit_are_short_enough_for_a_command() -> None:

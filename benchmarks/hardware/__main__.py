@@ -1,9 +1,9 @@
 """Measure what CARMA relies on, costs and foretells, on the GPU of this machine.
 
 WHAT is a stage (facts, cost, memory, loads, pairs, trace, faults), several with commas between, or
-`all` of them in this order. Without a GPU: `plan`, how a short visit is spent; `page STAGE`, the page
-made again from what was kept; `estimates`, what the memory estimators say of the runs of stage
-`memory`.
+`all` of them in this order. Without a GPU: `plan`, how a short visit is spent; `page STAGE`, the
+page made again from what was kept; `estimates`, what the memory estimators say of the runs of
+stage `memory`.
 
 Results are added to benchmarks/results/hardware/GPU/STAGE.jsonl at once, and a second run goes on
 where the first ended. `--rehearse` goes through all without a GPU and keeps nothing there.
@@ -11,6 +11,8 @@ where the first ended. `--rehearse` goes through all without a GPU and keeps not
 
 from __future__ import annotations
 
+import signal
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -45,6 +47,7 @@ def measure(
     if what == "estimates":
         return campaign.estimates(device, rehearse, results)
     names = _stages(what)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to stop"))  # and leave no MPS behind
     return campaign.run(names, minutes, rehearse=rehearse, device=device, results=results)
 
 

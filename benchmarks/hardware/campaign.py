@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import sys
 import tempfile
 import time
@@ -13,13 +12,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from benchmarks.hardware import stages
-from benchmarks.hardware.stages import Lacking
 from benchmarks.hardware.visit import VISITS, Entry, Stage, Visit
 from benchmarks.harness import report
 from benchmarks.harness.report import Report, bullets, circumstances
 from carmad.errors import CarmaError
 
-STAGE_MIN = 9.0  # at most, for a stage that is run alone
+STAGE_MIN = 9.0  # of one stage, at most
 ENDING_S = 15.0  # to stop processes and write the page
 
 
@@ -31,25 +29,25 @@ def run(
     device: str = "",
     results: Path | None = None,
 ) -> Report:
-    """Each of the stages, until so many minutes have passed. Of several, none takes longer than it
-    is expected to, and one that fails does not keep the others from being measured: what they
-    raised is raised at the end."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to stop"))  # and leave no MPS behind
-    until, several = time.monotonic() + 60 * minutes - ENDING_S, len(names) > 1
-    here, lacking = _loaded(names)
+    """Each of the stages, until so many minutes have passed, which are shared out as the stages are
+    expected to take them: what one leaves is for the next. Of several, one that fails does not keep
+    the others from being measured: what they raised is raised at the end."""
+    until = time.monotonic() + 60 * minutes - ENDING_S
+    here, lacking = stages.loaded(names)
     if not here:
         raise SystemExit("\n\n".join(lacking))
     done, errors = [], []
     with _visit(rehearse, device, results) as (visit, facts):
-        for stage in here:
-            if time.monotonic() >= until:
+        for n, stage in enumerate(here):
+            now = time.monotonic()
+            if now >= until:
                 break
+            share = stage.minutes / sum(each.minutes for each in here[n:])
+            end = now + min(60 * STAGE_MIN, share * (until - now))
             try:
-                its = min(STAGE_MIN, stage.minutes) if several else STAGE_MIN
-                end = min(until, time.monotonic() + 60 * its)
                 done.append(_run(stage, replace(visit, stage=stage.name, until=end), facts))
             except Exception as error:
-                if not several:
+                if len(here) == 1:
                     raise
                 errors.append(error)
                 print(f"stage {stage.name} failed: {error!r}", file=sys.stderr, flush=True)
@@ -58,17 +56,6 @@ def run(
     blocks = [block for each in done for block in (f"# {each.title}", *each.blocks)]
     left_out = ["## Left out", bullets(lacking)] if lacking else []
     return Report(facts["gpu"], [*blocks, *left_out], {}, kept=False)
-
-
-def _loaded(names: Sequence[str]) -> tuple[list[Stage], list[str]]:
-    """The stages that this machine has the packages for, and what the others lack."""
-    here, lacking = [], []
-    for name in names:
-        try:
-            here.append(stages.load(name))
-        except Lacking as error:
-            lacking.append(str(error))
-    return here, lacking
 
 
 def _run(stage: Stage, visit: Visit, facts: Entry) -> Report:
@@ -140,7 +127,7 @@ def _visits(visit: Visit) -> list[str]:
 
 def estimates(gpu: str, rehearse: bool, results: Path | None) -> Report:
     """Of the workloads of stage `memory`, on a GPU of this name."""
-    from benchmarks.hardware import memory
+    from benchmarks.hardware import loads
     from benchmarks.hardware.estimates import STAGE, estimate
     from benchmarks.hardware.workloads import WORKLOADS
 
@@ -150,7 +137,8 @@ def estimates(gpu: str, rehearse: bool, results: Path | None) -> Report:
     with tempfile.TemporaryDirectory(prefix="carma-rehearsal-") as forgotten:
         root = results or (Path(forgotten) if rehearse else _kept())
         visit = Visit(root / folder, STAGE, rehearse)
-        estimate(visit, memory.REHEARSED if rehearse else tuple(WORKLOADS), gpu or "NVIDIA H200")
+        names = loads.REHEARSED[:1] if rehearse else tuple(WORKLOADS)
+        estimate(visit, names, gpu or "NVIDIA H200")
         entries = visit.entries()
     refused = [
         f"{name}: {entry['refused']}" for name, entry in entries.items() if "refused" in entry

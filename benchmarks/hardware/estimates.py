@@ -15,7 +15,7 @@ from benchmarks.memory.scripts import PATIENT, Here
 from benchmarks.memory.truth import MIB
 from carmad.core.types import JobSpec
 from carmad.plugin import Estimate, Refusal
-from carmad.testing import a_run, a_server
+from carmad.testing import a_run, a_server, a_spec
 from estimators.gpumemnet.answer import answer
 from estimators.history import History
 from estimators.horus import formula
@@ -56,15 +56,15 @@ def by_history(name: str, peak_mib: int) -> int | None:
     """What `history` says of a second run, after one with this peak."""
     argv = tuple(command(name))
     history = History(a_server(runs=[a_run(peak_mib, argv=argv)]), outdated=True, asks=False)
-    found = history.estimate(_spec(name, rehearse=False, user="ada", uid=1000))
+    found = history.estimate(a_spec(argv=argv))
     return found.mib if isinstance(found, Estimate) else None
 
 
-def _spec(name: str, rehearse: bool, **who: object) -> JobSpec:
+def _spec(name: str, rehearse: bool) -> JobSpec:
     """A rehearsal's network is small, too, but the trace is of CUDA."""
     argv = [word for word in command(name, rehearse=rehearse) if word != "--device=cpu"]
     me = pwd.getpwuid(os.getuid())
-    spec = JobSpec(
+    return JobSpec(
         argv=tuple(argv),
         user=me.pw_name,
         uid=me.pw_uid,
@@ -75,4 +75,3 @@ def _spec(name: str, rehearse: bool, **who: object) -> JobSpec:
             (name, os.environ[name]) for name in ("PATH", "PYTHONPATH") if name in os.environ
         ),
     )
-    return replace(spec, **who)  # type: ignore[arg-type]

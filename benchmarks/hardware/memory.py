@@ -10,14 +10,13 @@ from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
-from benchmarks.hardware import pool
+from benchmarks.hardware import loads, pool
 from benchmarks.hardware.pool import Lost, Worker
 from benchmarks.hardware.telemetry import Watch
 from benchmarks.hardware.visit import Entry, Stage, Visit
 from benchmarks.hardware.workloads import WORKLOADS
 
 CONSTANTS = Path(__file__).with_name("constants.py")
-REHEARSED = ("mlp4096x8-b256", "mlp1024x4-b128")
 EACH_MIB = 14_000  # of the GPU for each of those that run at once: more than they take on average
 SECONDS = 0.4  # that each trains for, once it is warm
 TAKES_S = 40.0  # the slowest, which is compiled
@@ -27,7 +26,7 @@ def measure(visit: Visit) -> None:
     with Watch(visit) as watch:
         for _ in visit.todo(["constants"], str, TAKES_S):
             visit.keep("constants", _constants(visit, watch))
-        names = REHEARSED if visit.rehearse else tuple(WORKLOADS)
+        names = loads.REHEARSED if visit.rehearse else tuple(WORKLOADS)
         todo = visit.todo(names, str, TAKES_S)
         for name in todo:  # one alone, to learn whether the driver lists its processes by our pids
             found = _run(name, visit, watch, alone=True)
@@ -100,9 +99,8 @@ def _constants(visit: Visit, watch: Watch) -> Entry:
     found: dict[str, Entry] = {}
     try:
         while (line := worker.next(pool.READY_WITHIN_S))["event"] == "constant":
-            watch.seen()
-            peak = watch.peak_mib(worker.pid)
-            line["nvml_mib"] = watch.used_now() - before if peak is None else peak
+            now = watch.mib(worker.pid)
+            line["nvml_mib"] = watch.used_now() - before if now is None else now
             found[line["what"]] = line
             worker.tell("")
     except Lost as error:

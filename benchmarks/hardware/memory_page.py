@@ -55,21 +55,24 @@ def blocks(visit: Visit) -> list[str]:
         *_runs(measured),
         *_benchmark(measured),
         *_constants(entries.get("constants", {})),
-        *_failures({**entries, **visit.entries(estimates.STAGE)}),
+        *_whys("Not measured", "failed", entries),
+        *_whys("Not looked at", "refused", visit.entries(estimates.STAGE)),
     ]
 
 
 def _measured(visit: Visit, entries: Mapping[str, Entry]) -> list[Measured]:
     said, loads = visit.entries(estimates.STAGE), visit.entries("loads")
     return [
-        Measured(name, entry["nvml_mib"], entry, said.get(name, {}), _again(loads.get(name, {})))
+        Measured(
+            name,
+            entry["nvml_mib"],
+            entry,
+            said.get(name, {}),
+            loads.get(name, {}).get("memory_mib"),
+        )
         for name, entry in entries.items()
         if entry.get("nvml_mib") is not None
     ]
-
-
-def _again(load: Entry) -> int | None:
-    return load.get("memory_mib")
 
 
 def _accuracies(measured: Sequence[Measured]) -> list[str]:
@@ -117,7 +120,6 @@ def _runs(measured: Sequence[Measured]) -> list[str]:
             ("NVML − reserved", lambda one: _mib(_beside(one))),
             *((name, _saying(key)) for name, key in ESTIMATORS.items()),
             ("NVML, again", lambda one: _mib(one.again)),
-            ("step ms", lambda one: f"{1000 * one.entry['step_s']:.1f}"),
             text=(0, 2),
         ),
     ]
@@ -154,8 +156,6 @@ def _benchmark(measured: Sequence[Measured]) -> list[str]:
             ("NVML, on", "{0[0].peak}"),
             ("off", "{0[1].peak}"),
             ("GiB more", lambda pair: f"{(pair[0].peak - pair[1].peak) / GIB:+.2f}"),
-            ("step ms, on", lambda pair: f"{1000 * pair[0].entry['step_s']:.1f}"),
-            ("off ", lambda pair: f"{1000 * pair[1].entry['step_s']:.1f}"),
         ),
     ]
 
@@ -181,10 +181,6 @@ def _constants(entry: Entry) -> list[str]:
     ]
 
 
-def _failures(entries: Mapping[str, Entry]) -> list[str]:
-    whys = [
-        f"{name}: {why}"
-        for name, entry in entries.items()
-        if (why := entry.get("failed") or entry.get("refused"))
-    ]
-    return ["## Not measured, or not looked at", bullets(whys)] if whys else []
+def _whys(title: str, key: str, entries: Mapping[str, Entry]) -> list[str]:
+    whys = [f"{name}: {entry[key]}" for name, entry in entries.items() if key in entry]
+    return [f"## {title}", bullets(whys)] if whys else []

@@ -8,7 +8,6 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from pathlib import Path
 from statistics import median
 
@@ -68,20 +67,17 @@ def groups(names: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def cases(setting: Setting, rehearse: bool) -> list[Case]:
-    some = rehearsed(setting) if rehearse else groups(loads.PAIRED)
+    """A rehearsal has two runs and no triple: each process takes seconds to start."""
+    pair = loads.REHEARSED
+    some = [*((name,) for name in pair), pair] if rehearse else groups(loads.PAIRED)
     return [Case(setting, each) for each in some if len(each) in setting.sizes]
-
-
-def rehearsed(setting: Setting) -> list[tuple[str, ...]]:
-    """All groups of three on streams, and few under MPS: each process takes seconds to start."""
-    names = loads.REHEARSED[: 2 if setting.mps else 3]
-    return [group for size in (1, 2, 3) for group in combinations(names, size)]
 
 
 def measure(visit: Visit) -> None:
     with Watch(visit) as watch, _mps(visit, watch.gpu.id) as mps:
         for setting in SETTINGS:
-            todo = list(visit.todo(cases(setting, visit.rehearse), lambda case: case.key))
+            wanted = cases(setting, visit.rehearse)
+            todo = list(visit.todo(wanted, lambda case: case.key, pool.START_S))
             if todo:
                 _measure(setting, todo, visit, watch, mps)
 

@@ -1,15 +1,15 @@
-"""The plan of a visit: which stage runs in which command, and how long it takes."""
+"""The plan of a visit: which stages run in which command, and how long each takes."""
 
 from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations, pairwise
 from pathlib import Path
 
 from benchmarks.hardware import stages
-from benchmarks.hardware.stages import Lacking
 from benchmarks.hardware.visit import Stage, Visit
 from benchmarks.harness.report import Report, bullets
 from benchmarks.harness.rows import columns
@@ -19,38 +19,47 @@ COMMANDS, COMMAND_MIN = 3, 9.5  # of a visit of 30 minutes
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    name: str
-    about: str
-    minutes: float | None  # None: it cannot be run here
+    """A stage, in minutes: what it takes by estimate, and its share of a command."""
+
+    command: int
+    stage: Stage
+    share: float
     rehearsed_s: float | None
-    lacking: str = ""
-    commands: tuple[int, ...] = ()
 
 
 def plan(rehearse: bool) -> Report:
     """With `rehearse`, each stage is rehearsed and timed."""
-    rows = packed([_planned(name, rehearse) for name in stages.ORDER])
-    total = sum(row.minutes or 0 for row in rows)
-    have = COMMANDS * COMMAND_MIN
-    fits = (
-        "fits" if total <= have else f"is {total - have:.1f} minutes too long: stages go on later"
-    )
-    lacking = [row.lacking for row in rows if row.lacking]
+    here, lacking = stages.loaded(stages.ORDER)
+    if not here:
+        raise SystemExit("\n\n".join(lacking))
+    groups = commands(here)
+    rows = [
+        Planned(n, stage, share(stage, group), rehearsed_s(stage) if rehearse else None)
+        for n, group in enumerate(groups, 1)
+        for stage in group
+    ]
+    words = [
+        f"`python -m benchmarks.hardware {','.join(stage.name for stage in group)} "
+        f"--minutes {COMMAND_MIN:g} --results DIR`"
+        for group in groups
+    ]
     return Report(
         "The plan of a visit",
         [
             columns(
                 rows,
-                ("stage", "{0.name}"),
-                ("about", "{0.about}"),
-                ("minutes, estimated", lambda row: _number(row.minutes, "{:.1f}")),
-                ("rehearsed s", lambda row: _number(row.rehearsed_s, "{:.1f}")),
-                ("in command", lambda row: ", ".join(map(str, row.commands)) or "–"),
-                text=(0, 1),
+                ("command", "{0.command}"),
+                ("stage", "{0.stage.name}"),
+                ("about", "{0.stage.about}"),
+                ("minutes, by estimate", "{0.stage.minutes:.1f}"),
+                ("of the command", "{0.share:.1f}"),
+                ("rehearsed s", lambda row: _number(row.rehearsed_s)),
+                text=(1, 2),
             ),
-            f"{total:.1f} minutes of {have:g}: it {fits}. {COMMANDS} times "
-            f"`python -m benchmarks.hardware all --minutes {COMMAND_MIN:g}`, each of which goes on "
-            "where the last one ended.",
+            f"{sum(stage.minutes for stage in here):.1f} minutes by estimate, in {COMMANDS} "
+            f"commands of {COMMAND_MIN:g}. A stage that does not finish in its share measures what "
+            "tells most, and goes on when it is run again:",
+            bullets(words),
             *(["## Cannot be run here", bullets(lacking)] if lacking else []),
         ],
         {},
@@ -58,37 +67,36 @@ def plan(rehearse: bool) -> Report:
     )
 
 
-def packed(rows: Sequence[Planned]) -> list[Planned]:
-    """With the commands that each runs in: one after the other, and a stage that does not fit goes
-    on in the next."""
-    done, at = [], 0.0
-    for row in rows:
-        end = at + (row.minutes or 0.0)
-        first, last = int(at // COMMAND_MIN), int(max(at, end - 1e-6) // COMMAND_MIN)
-        commands = tuple(range(first + 1, last + 2)) if row.minutes else ()
-        done.append(
-            Planned(row.name, row.about, row.minutes, row.rehearsed_s, row.lacking, commands)
-        )
-        at = end
-    return done
+def commands(here: Sequence[Stage]) -> list[Sequence[Stage]]:
+    """The stages in order, cut into commands so that the longest is as short as can be."""
+    places = range(1, len(here))
+    cuts = min(
+        combinations(places, min(COMMANDS, len(here)) - 1),
+        key=lambda cuts: max(map(_minutes, _cut(here, cuts))),
+    )
+    return _cut(here, cuts)
 
 
-def _planned(name: str, rehearse: bool) -> Planned:
-    try:
-        stage = stages.load(name)
-    except Lacking as error:
-        return Planned(name, "", None, None, str(error))
-    took = rehearsed_s(stage) if rehearse else None
-    return Planned(name, stage.about, stage.minutes, took)
+def _cut(here: Sequence[Stage], cuts: Sequence[int]) -> list[Sequence[Stage]]:
+    return [here[begin:end] for begin, end in pairwise((0, *cuts, len(here)))]
 
 
-def rehearsed_s(stage: Stage, clock: Callable[[], float] = time.monotonic) -> float:
+def _minutes(group: Sequence[Stage]) -> float:
+    return sum(stage.minutes for stage in group)
+
+
+def share(stage: Stage, group: Sequence[Stage]) -> float:
+    """Minutes that it has in a command with these."""
+    return min(stage.minutes, COMMAND_MIN * stage.minutes / _minutes(group))
+
+
+def rehearsed_s(stage: Stage) -> float:
     """How long a rehearsal of it takes on this machine."""
     with tempfile.TemporaryDirectory(prefix="carma-rehearsal-") as folder:
-        begun = clock()
+        begun = time.monotonic()
         stage.measure(Visit(Path(folder), stage.name, rehearse=True))
-        return clock() - begun
+        return time.monotonic() - begun
 
 
-def _number(value: float | None, form: str) -> str:
-    return "–" if value is None else form.format(value)
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}"

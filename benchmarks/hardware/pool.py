@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from benchmarks.hardware.training import Trained, Window, command, event, parse, window
 from carmad.attempt.environment import NO_MPS
 
+START_S = 30.0  # that two dozen take to load, by estimate
 READY_WITHIN_S = 150.0
 REST_WITHIN_S = 60.0  # on top of the window
 END_WITHIN_S = 20.0
@@ -124,13 +125,12 @@ class Pool:
     """Held workers by name, all on one GPU. Those that did not come up are in `lost`, with why."""
 
     def __init__(self, names: Iterable[str], env: Env, rehearse: bool) -> None:
-        self._make = lambda name: held(name, env, rehearse)
-        self._names = tuple(names)
+        self._names, self._env, self._rehearse = tuple(names), env, rehearse
         self.workers: dict[str, Worker] = {}
         self.lost: dict[str, str] = {}
 
     def __enter__(self) -> Pool:
-        self.workers = {name: self._make(name) for name in self._names}
+        self.workers = {name: held(name, self._env, self._rehearse) for name in self._names}
         deadline = time.monotonic() + READY_WITHIN_S
         for name in self._names:
             left = max(1.0, deadline - time.monotonic())

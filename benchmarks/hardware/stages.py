@@ -41,10 +41,21 @@ def load(name: str) -> Stage:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("benchmarks"):
             raise Lacking(f"stage {name} is not part of this checkout: no {error.name}") from None
-        raise Lacking(_advice(name, [error.name or "?"])) from error
+        raise Lacking(_advice(name, [(error.name or "?").partition(".")[0]])) from error
     if missing := [package for package in stage.packages if not _here(package)]:
         raise Lacking(_advice(name, missing))
     return stage
+
+
+def loaded(names: Iterable[str]) -> tuple[list[Stage], list[str]]:
+    """The stages that this machine has the packages for, and what the others lack."""
+    here, lacking = [], []
+    for name in names:
+        try:
+            here.append(load(name))
+        except Lacking as error:
+            lacking.append(str(error))
+    return here, lacking
 
 
 def _own() -> list[str]:

@@ -20,7 +20,7 @@ from carmad.gpu.choose import choose
 from carmad.gpu.driver import MIB, connect, disconnect
 from carmad.gpu.source import Capabilities, Health, TelemetrySource
 
-PERIOD_S = 0.05
+PERIOD_S, REHEARSED_S = 0.05, 0.2
 SETTLED_S = 0.2  # after the begin of a window: a sample's activity is that of up to 0.1 s before
 FIGURES = ("sm_active", "sm_occupancy", "dram_active", "utilization", "power_w")
 
@@ -72,9 +72,11 @@ class Watch:
 
     def __init__(self, visit: Visit) -> None:
         self._source = _source(visit.rehearse)
+        self._period_s = REHEARSED_S if visit.rehearse else PERIOD_S
         self._wanted = visit.gpu
         self._samples: list[GpuSample] = []
-        self._peaks: dict[int, int] = {}  # MiB, by the pid that is the tree's root
+        self._now: dict[int, int] = {}  # MiB, by the pid that is the tree's root
+        self._peaks: dict[int, int] = {}  # the same
         self._roots: dict[int, int] = {}  # by pid
         self._stop = Event()
         self._thread = Thread(target=self._run, daemon=True)
@@ -99,6 +101,11 @@ class Watch:
         it may list the pids of the host."""
         return self._peaks.get(root)
 
+    def mib(self, root: int) -> int | None:
+        """As `peak_mib`, but now; None also if it has left."""
+        self.seen()
+        return self._now.get(root)
+
     def used_mib(self, since: float) -> int:
         """The most that the whole GPU had in use."""
         return max(sample.memory_used_mib or 0 for sample in self._since(since))
@@ -121,23 +128,24 @@ class Watch:
         wanted = len(self._samples) + count
         deadline = time.monotonic() + within_s
         while len(self._samples) < wanted and time.monotonic() < deadline:
-            time.sleep(PERIOD_S / 2)
+            time.sleep(self._period_s / 2)
 
     def _since(self, at: float) -> list[GpuSample]:
         return [sample for sample in self._samples if sample.at >= at]
 
     def _run(self) -> None:
-        while not self._stop.wait(PERIOD_S):
+        while not self._stop.wait(self._period_s):
             at = time.monotonic()
             sample = next(s for s in self._source.sample(at) if s.gpu == self.gpu.id)
-            self._note_peaks(sample.processes)
+            self._note(sample.processes)
             self._samples.append(sample)
 
-    def _note_peaks(self, processes: Iterable[ProcessUse]) -> None:
+    def _note(self, processes: Iterable[ProcessUse]) -> None:
         now: dict[int, int] = {}
         for process in processes:
             root = self._root(process.pid)
             now[root] = now.get(root, 0) + (process.memory_mib or 0)
+        self._now = now
         for root, mib in now.items():
             self._peaks[root] = max(mib, self._peaks.get(root, 0))
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 Entry = dict[str, Any]
 Case = TypeVar("Case")
+VISITS = "visits"  # the file that says which stage was measured when, and where
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +75,6 @@ class Stage:
     packages: tuple[str, ...]  # that it imports beside CARMA's own
     measure: Callable[[Visit], None]
     blocks: Callable[[Visit], list[str]]
-
-
-VISITS = "visits"  # the file that says which stage was measured when, and where
 
 
 def provenance(visit: Visit) -> str:
