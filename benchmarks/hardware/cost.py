@@ -316,7 +316,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 STAGE = Stage(
     "cost",
-    "what CARMA takes of a training step, of the processor, and of a job's start",
+    "What CARMA takes of a training step, of the processor, and of a job's start",
     6.0,
     ("torch", "timm"),
     measure,
