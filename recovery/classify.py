@@ -27,8 +27,14 @@ class Clue:
     if_full: bool = False
 
 
+def _words(pattern: str) -> re.Pattern[str]:
+    """Where it has a space, the text may have a line's end: rich, which prints the tracebacks of
+    many programs, wraps messages."""
+    return re.compile(pattern.replace(" ", "[ \n]{1,2}"))
+
+
 def _clue(pattern: str, cause: Cause = Cause.GPU_OOM, if_full: bool = False) -> Clue:
-    return Clue(re.compile(pattern), cause, if_full)
+    return Clue(_words(pattern), cause, if_full)
 
 
 # What PyTorch, CUDA and the libraries around them print; see docs/concepts/recovery.md.
@@ -66,10 +72,10 @@ CLUES: tuple[Clue, ...] = (
 )
 
 _SIZE = r"([0-9]{1,9}(?:\.[0-9]{1,4})?) (B|[KMGT]iB|bytes)"
-_TRIED = re.compile(rf"Tried to allocate {_SIZE}")
-_FREE = re.compile(rf"of which {_SIZE} is free")
-_FREE_BEFORE_2_0 = re.compile(rf"; {_SIZE} free;")
-_UNUSED = re.compile(rf" {_SIZE} is reserved by PyTorch but unallocated")
+_TRIED = _words(rf"Tried to allocate {_SIZE}")
+_FREE = _words(rf"of which {_SIZE} is free")
+_FREE_BEFORE_2_0 = _words(rf"; {_SIZE} free;")
+_UNUSED = _words(rf"and {_SIZE} is reserved by PyTorch but unallocated")
 _MIB = {"B": 2**-20, "bytes": 2**-20, "KiB": 2**-10, "MiB": 1.0, "GiB": 2.0**10, "TiB": 2.0**20}
 
 
@@ -93,20 +99,21 @@ def classify(
     found = _last_clue(tail, gpu_full)
     if found is None:
         return Exit(Cause.FAILURE, code, signal, head(tail.rstrip().rpartition("\n")[2].lstrip()))
-    clue, line = found
+    clue, line, around = found
     return Exit(
         clue.cause,
         code,
         signal,
         head(line.strip()),
-        tried_mib=_mib(line, _TRIED),
-        free_mib=_mib(line, _FREE, _FREE_BEFORE_2_0),
-        unused_mib=_mib(line, _UNUSED),
+        tried_mib=_mib(around, _TRIED),
+        free_mib=_mib(around, _FREE, _FREE_BEFORE_2_0),
+        unused_mib=_mib(around, _UNUSED),
     )
 
 
-def _last_clue(tail: str, gpu_full: bool) -> tuple[Clue, str] | None:
-    """The last line with a clue, cut to `AROUND`; of several clues in it, the first in `CLUES`."""
+def _last_clue(tail: str, gpu_full: bool) -> tuple[Clue, str, str] | None:
+    """The last line with a clue, cut to `AROUND`, and the same with the lines after it, on which a
+    wrapped message goes on; of several clues in it, the first in `CLUES`."""
     found: tuple[Clue, re.Match[str]] | None = None
     latest = -1  # where that line begins
     for clue in CLUES:
@@ -120,8 +127,10 @@ def _last_clue(tail: str, gpu_full: bool) -> tuple[Clue, str] | None:
     if found is None:
         return None
     clue, last = found
-    begin = max(latest, last.start() - AROUND)
-    return clue, tail[begin : last.end() + AROUND].partition("\n")[0]
+    begin, end = max(latest, last.start() - AROUND), last.end() + AROUND
+    around = tail[begin:end]
+    line = around[: last.end() - begin] + around[last.end() - begin :].partition("\n")[0]
+    return clue, line, around
 
 
 def head(said: str, most: int = HEAD_LINE) -> str:

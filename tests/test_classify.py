@@ -101,6 +101,36 @@ def test_sizes_are_read_and_fragmentation_is_recognised():
     assert classify(1, None, own).fragmented
 
 
+RICH = """\
+│    9 │   loss.backward()                                                   │
+╰──────────────────────────────────────────────────────────────────────────────╯
+OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a\x20
+total capacity of 39.39 GiB of which 512.00 MiB is free. Process 71 has 20.00\x20
+GiB memory in use. Of the allocated memory 18.00 GiB is allocated by PyTorch, and
+300.00 MiB is reserved by PyTorch but unallocated.
+"""
+RICH_HOST = """\
+RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator:
+can't allocate memory: you tried to allocate 1152921504606846976 bytes. Error\x20
+code 12 (Cannot allocate memory)
+"""
+
+
+@pytest.mark.parametrize("broken", ["\n", " \n"])
+def test_a_message_is_recognised_wherever_rich_wraps_it(broken):
+    found = classify(1, None, RICH)
+    assert (found.tried_mib, found.free_mib, found.unused_mib) == (2048, 512, 300)
+    host = classify(1, None, RICH_HOST)
+    assert host.cause is Cause.HOST_OOM
+    assert host.evidence.startswith("RuntimeError: [enforce fail")
+    assert "DefaultCPUAllocator: can't allocate memory: you tried" in host.evidence
+    for n, letter in enumerate(TORCH_24):
+        if letter == " ":
+            exit = classify(1, None, TORCH_24[:n] + broken + TORCH_24[n + 1 :])
+            sizes = exit.tried_mib, exit.free_mib, exit.unused_mib
+            assert (exit.cause, sizes) == (Cause.GPU_OOM, (2048, 512, 300))
+
+
 def test_a_plain_failure_keeps_its_last_line_as_evidence():
     assert classify(1, None, "boom\n\nValueError: no\n\n").evidence == "ValueError: no"
 

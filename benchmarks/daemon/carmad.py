@@ -1,4 +1,5 @@
-"""A real carmad on emulated GPUs: started, asked, stopped, and what it takes of the machine."""
+"""A real carmad, on emulated GPUs or the machine's own: started, asked, killed, stopped, and what
+it takes of the machine."""
 
 from __future__ import annotations
 
@@ -17,9 +18,12 @@ from typing import Any, Self
 import psutil
 
 from carmad import configfile
+from carmad.attempt.launcher import has_systemd
 from carmad.config import Settings
+from carmad.errors import CarmaError
+from carmad.gpu.mps import Mps
 from cli import client
-from cli.problems import Problem, Unreachable
+from cli.problems import Unreachable
 
 GPUS = 8
 SPEC = f"{GPUS}xA100-40GB"
@@ -34,8 +38,13 @@ def plain_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
 
 
+class NotStarted(SystemExit):
+    """carmad did not come up. A benchmark ends with that, unless it has more to measure."""
+
+
 class Daemon:
-    """`directory` given: a database may be there already, and all of it stays."""
+    """`directory` given: a database may be there already, and all of it stays. `gpus` "": the
+    machine's own."""
 
     def __init__(
         self, directory: Path | None = None, gpus: str = SPEC, settings: Settings | None = None
@@ -48,11 +57,17 @@ class Daemon:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        config = self.directory / "config.toml"
-        config.write_text(configfile.dump(self._settings))
-        words = [sys.executable, "-m", "carmad.daemon.main", "--emulated", self._gpus]
+        (self.directory / "config.toml").write_text(configfile.dump(self._settings))
+        self.start()
+        return self
+
+    def start(self) -> None:
+        """It is up when this returns. Again after a `kill`: on the same state."""
+        words = [sys.executable, "-m", "carmad.daemon.main"]
+        words += ["--emulated", self._gpus] if self._gpus else []
         words += ["--state-dir", str(self.directory), "--socket", self.socket]
-        words += ["--config", str(config), "--log-file", str(self.directory / "carmad.log")]
+        words += ["--config", str(self.directory / "config.toml")]
+        words += ["--log-file", str(self.directory / "carmad.log")]
         self._process = subprocess.Popen(
             words, env=plain_environment(), stdin=subprocess.DEVNULL, start_new_session=True
         )
@@ -60,9 +75,16 @@ class Daemon:
         while time.monotonic() < deadline and self._process.poll() is None:
             with contextlib.suppress(Unreachable):
                 self.get("/v1/health")
-                return self
+                return
             time.sleep(0.05)
-        raise SystemExit(f"carmad did not start; see {self.directory}/carmad.log")
+        self.kill()
+        raise NotStarted(f"carmad did not start; see {self.directory}/carmad.log")
+
+    def kill(self) -> None:
+        """As a crash would: its jobs go on."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
 
     def __exit__(
         self,
@@ -71,13 +93,23 @@ class Daemon:
         trace: TracebackType | None,
     ) -> None:
         assert self._process is not None
-        with contextlib.suppress(Problem, Unreachable):
+        with contextlib.suppress(CarmaError):  # there is no job
             self.post("/v1/cancel", {"select": "all"})
             self.await_idle()
+        with contextlib.suppress(CarmaError):
+            self._stop_mps()
         self._process.send_signal(signal.SIGTERM)
         self._process.wait(timeout=30)
         if self._temporary:
             shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _stop_mps(self) -> None:
+        """Its control daemons are meant to outlive it."""
+        if self._settings.collocation.mps:
+            folder = Path("/run/carma/mps") if os.geteuid() == 0 else self.directory / "mps"
+            mps = Mps(folder, multiuser=False, systemd=has_systemd())
+            for gpu in self.get("/v1/gpus")["gpus"]:
+                mps.stop(gpu["id"])
 
     @property
     def pid(self) -> int:

@@ -1,0 +1,324 @@
+"""Stage `cost`: what CARMA takes of a training step, of the processor, and of a job's start.
+
+A tick a second is too short to see in the time of one step, so a training is watched while the
+daemon is stopped and continued in turn (SIGSTOP), and what is compared are the mean steps of
+neighbouring phases. That keeps clocks, memory and kernels the same; the daemon's session with the
+driver stays open in both. What a process of its own makes a difference to, the supervisor and MPS,
+is compared over whole runs, in turn.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from random import Random
+
+from benchmarks.daemon.carmad import Daemon, plain_environment
+from benchmarks.hardware import pool, training
+from benchmarks.hardware.machine import has_mps, running
+from benchmarks.hardware.training import Trained
+from benchmarks.hardware.visit import Entry, Stage, Visit
+from benchmarks.harness.report import bullets
+from benchmarks.harness.rows import Row, of_runs, summary, table
+from carmad.api.times import moment
+from carmad.config import Collocation, Monitor, Settings
+from carmad.core.types import ENDED, JobState
+from carmad.errors import CarmaError
+
+GOAL = 0.5  # % of a step
+SHORT, LONG = "resnet18-b32", "vit_base_patch16_224-b32"
+REHEARSED = "mlp1024x4-b128"
+PHASE_S, PAIRS = 2.0, 10
+EDGE_S = 0.1  # of a phase, that is left out: the signal, and the step under way
+TICKS_S = 10.0
+RUN_S, ROUNDS = 8.0, 3
+END_WITHIN_S = 120.0
+LIVE = frozenset(set(JobState) - ENDED)
+RESAMPLED = 4000
+FAILURES = (CarmaError, OSError, RuntimeError, ValueError, subprocess.SubprocessError)
+START = 'date +%s%N; exec "$@"'  # the job's first act
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    phase_s: float = PHASE_S
+    pairs: int = PAIRS
+    ticks_s: float = TICKS_S
+    run_s: float = RUN_S
+    rounds: int = ROUNDS
+
+
+def measure(visit: Visit) -> None:
+    times = Times(0.5, 2, 1.0, 0.5, 1) if visit.rehearse else Times()
+    takes_s = 2 * times.pairs * times.phase_s + times.ticks_s + 20
+    for name, source in visit.todo(watched(visit), "paused/{0[0]}/{0[1]}".format, takes_s):
+        keep(visit, f"paused/{name}/{source}", partial(paused, visit, times, name, source))
+    turns = [(how, turn) for turn in range(times.rounds) for how in runs(visit)]
+    for how, turn in visit.todo(turns, "run/{0[0]}/{0[1]}".format, times.run_s + 20):
+        keep(visit, f"run/{how}/{turn}", partial(one_run, visit, times, how))
+
+
+def keep(visit: Visit, key: str, measured: Callable[[], Entry]) -> None:
+    """One that fails does not keep the others from being measured."""
+    print(f"cost: {key}", file=sys.stderr, flush=True)
+    try:
+        found = measured()
+    except FAILURES as error:
+        found = {"failed": f"{type(error).__name__}: {error}"[:300]}
+    visit.keep(key, found)
+
+
+def outside(visit: Visit) -> dict[str, str]:
+    """The environment of a training that is no job."""
+    return plain_environment() | pool.on(visit.gpu)
+
+
+def watched(visit: Visit) -> list[tuple[str, str]]:
+    """Trainings, and the source of telemetry that the daemon reads once a second meanwhile."""
+    if visit.rehearse:
+        return [(REHEARSED, "emulated")]
+    sources = ("nvml", "gpm", *(["dcgm"] if shutil.which("dcgmi") else []))
+    return [*((SHORT, source) for source in sources), (LONG, "auto")]
+
+
+def runs(visit: Visit) -> Sequence[str]:
+    return ("alone", "job", *(["job under MPS"] if has_mps(visit) else []))
+
+
+def settings(source: str = "auto", mps: bool = False) -> Settings:
+    """The daemon looks once a second, as it does by default."""
+    monitor = Monitor(source="auto" if source == "emulated" else source)
+    return Settings(estimator="declared", monitor=monitor, collocation=Collocation(mps=mps))
+
+
+# -- one training, the daemon stopped and continued
+
+
+def paused(visit: Visit, times: Times, name: str, source: str) -> Entry:
+    seconds = (2 * times.pairs + 2) * times.phase_s
+    command = training.command(name, seconds=seconds, rehearse=visit.rehearse)
+    with running(visit, settings(source)) as daemon, tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(command, env=outside(visit), stdout=output)
+        try:
+            await_ready(process, output.fileno())
+            phases = list(alternate(daemon, times))
+            process.wait(timeout=seconds + 60)
+            output.seek(0)
+            trained = training.parse(output.read())
+        finally:
+            process.kill()
+            process.wait()
+        cpu_s = per_tick(daemon, times.ticks_s)
+        provides = daemon.get("/v1/gpus")["source"]["provides"]
+    return {
+        "workload": name,
+        "source": source,
+        "provides": provides,
+        "step_s": trained.step_s,
+        "stopped_s": [mean_step_s(trained, *phase) for phase in phases[0::2]],
+        "running_s": [mean_step_s(trained, *phase) for phase in phases[1::2]],
+        "cpu_ms_per_tick": 1000 * cpu_s,
+    }
+
+
+def await_ready(process: subprocess.Popen[bytes], output: int) -> None:
+    """Until its first window is under way."""
+    while b'"ready"' not in os.pread(output, 1 << 20, 0):
+        if process.poll() is not None:
+            raise RuntimeError(f"the training ended with {process.returncode}")
+        time.sleep(0.05)
+
+
+def alternate(daemon: Daemon, times: Times) -> Iterator[tuple[float, float]]:
+    """Stopped, running, …, stopped: when each phase began and ended (monotonic). What the daemon
+    has started, such as dcgmi, stops and goes on with it."""
+    try:
+        for phase in range(2 * times.pairs + 1):
+            os.killpg(daemon.pid, signal.SIGCONT if phase % 2 else signal.SIGSTOP)
+            begun = time.monotonic()
+            time.sleep(times.phase_s)
+            yield begun + EDGE_S, time.monotonic()
+    finally:
+        os.killpg(daemon.pid, signal.SIGCONT)
+
+
+def mean_step_s(trained: Trained, begun: float, ended: float) -> float:
+    """Of the steps within that time. The mean, for a tick slows one step of many, which no median
+    would show. The first step of a window, which begins with an empty queue, is left out."""
+    steps = [
+        after - before
+        for window in trained.windows
+        for before, after in pairwise(window.ended)
+        if begun <= before and after <= ended
+    ]
+    if not steps:
+        raise RuntimeError("no step fits into a phase: the workload is too slow")
+    return statistics.fmean(steps)
+
+
+def per_tick(daemon: Daemon, seconds: float) -> float:
+    """Seconds of processor time of the daemon's for each reading of the GPUs."""
+    time.sleep(1.0)
+    clock = ~daemon.pid << 3 | 2  # clock_getcpuclockid(3): psutil counts in hundredths of a second
+    before, begun = time.clock_gettime(clock), time.monotonic()
+    time.sleep(seconds)
+    took_s = time.clock_gettime(clock) - before
+    return took_s / (time.monotonic() - begun) * Monitor().period_s
+
+
+# -- whole runs
+
+
+def one_run(visit: Visit, times: Times, how: str) -> Entry:
+    """Of the short workload: its steps, and for a job when its program and its first kernel
+    began."""
+    name = REHEARSED if visit.rehearse else SHORT
+    command = training.command(name, seconds=times.run_s, rehearse=visit.rehearse)
+    argv = ["/bin/sh", "-c", START, "sh", *command]
+    if how == "alone":
+        sent = time.time()
+        ran = subprocess.run(
+            argv, env=outside(visit), stdout=subprocess.PIPE, text=True, check=True
+        )
+        return steps_of(ran.stdout, sent)
+    with running(visit, settings(mps=how == "job under MPS")) as daemon:
+        log = daemon.directory / "log"
+        sent = time.time()
+        id = daemon.run(argv, stdout=str(log), stderr="/dev/null")
+        await_end(daemon, id)
+        job = daemon.get(f"/v1/jobs/{id}")
+        if job["state"] != "succeeded":
+            raise RuntimeError(f"the training ended as {job['state']}: {job['exit']['evidence']}")
+        kernel = job["gpus"][0]["first_kernel_at"]
+        seen_s = moment(kernel).timestamp() - sent if kernel else None
+        return {**steps_of(log.read_text(), sent), "mode": job["mode"], "seen_s": seen_s}
+
+
+def await_end(daemon: Daemon, id: int) -> None:
+    """Asking seldom: the daemon's answers are not what is measured."""
+    deadline = time.monotonic() + END_WITHIN_S
+    while daemon.state(id) in LIVE and time.monotonic() < deadline:
+        time.sleep(1.0)
+
+
+def steps_of(output: str, sent: float) -> Entry:
+    """`sent`: when it was started or submitted, by the wall clock."""
+    trained = training.parse(output)
+    begun = int(output.partition("\n")[0]) / 1e9
+    warm = trained.windows[0].began + time.time() - time.monotonic()
+    return {
+        "step_s": trained.step_s,
+        "mean_s": statistics.fmean(trained.steps),
+        "program_s": begun - sent,
+        "warm_s": warm - sent,
+    }
+
+
+# -- the page
+
+
+def blocks(visit: Visit) -> list[str]:
+    entries = visit.entries()
+    kept = {key: entry for key, entry in entries.items() if "failed" not in entry}
+    failed = [f"{key}: {entry['failed']}" for key, entry in entries.items() if key not in kept]
+    rows = [
+        row for key, entry in kept.items() if key.startswith("paused/") for row in _paused(entry)
+    ]
+    rows += _runs(kept)
+    return [
+        *((table(rows), summary(rows)) if rows else ()),
+        *(("## Not measured", bullets(failed)) if failed else ()),
+        METHOD,
+    ]
+
+
+METHOD = """\
+`runs` of a step's cost is the 95 % interval (bootstrap) of the median ratio. A phase with the
+daemon running is compared with the phases before and after it, in which the daemon was stopped, by
+the mean step; whole runs are compared in turn."""
+
+
+def _paused(entry: Entry) -> Iterator[Row]:
+    what = f"{entry['source']} once a second, beside {entry['workload']}"
+    between = [statistics.fmean(both) for both in pairwise(entry["stopped_s"])]
+    ratios = _ratios(entry["running_s"], between)
+    yield _slower("of a step", what, ratios, entry["step_s"])
+    yield Row("processor", f"{what}: a tick", entry["cpu_ms_per_tick"], "ms")
+
+
+def _runs(kept: dict[str, Entry]) -> Iterator[Row]:
+    def of(how: str, what: str) -> list[float]:
+        found = (entry for key, entry in kept.items() if key.startswith(f"run/{how}/"))
+        return [entry[what] for entry in found if entry[what] is not None]
+
+    alone = of("alone", "mean_s")
+    for how in ("job", "job under MPS"):
+        if not (its := of(how, "mean_s")) or not alone:
+            continue
+        yield _slower("of a step", f"{how}, against alone", _ratios(its, alone), alone[0])
+        group = f"start of a {how}"
+        yield of_runs(group, "submit to its program", _ms(of(how, "program_s")), "ms")
+        yield of_runs(group, "program to warm: its own", _ms(_warm(kept, how)), "ms")
+        if seen := of(how, "seen_s"):
+            note = "first kernel as the daemon sees it, once a second"
+            yield of_runs(group, "submit to RUNNING", _ms(seen), "ms", note=note)
+
+
+def _warm(kept: dict[str, Entry], how: str) -> list[float]:
+    its = (entry for key, entry in kept.items() if key.startswith(f"run/{how}/"))
+    return [entry["warm_s"] - entry["program_s"] for entry in its]
+
+
+def _ms(seconds: Sequence[float]) -> list[float]:
+    return [1000 * value for value in seconds]
+
+
+def _slower(group: str, what: str, ratios: Sequence[float], step_s: float) -> Row:
+    low, high = interval(ratios)
+    return Row(
+        group,
+        what,
+        _percent(statistics.median(ratios)),
+        "%",
+        bound=GOAL,
+        spread=(_percent(low), _percent(high)),
+        note=f"{len(ratios)} pairs, a step takes {1000 * step_s:.1f} ms",
+    )
+
+
+def _percent(ratio: float) -> float:
+    return 100 * (ratio - 1)
+
+
+def _ratios(some: Sequence[float], others: Sequence[float]) -> list[float]:
+    """Of neighbours in time."""
+    return [one / other for one, other in zip(some, others, strict=False)]
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """The bootstrap's 95 % confidence interval of their median."""
+    dice = Random(0)
+    medians = sorted(
+        statistics.median(dice.choices(values, k=len(values))) for _ in range(RESAMPLED)
+    )
+    return medians[int(0.025 * RESAMPLED)], medians[int(0.975 * RESAMPLED)]
+
+
+STAGE = Stage(
+    "cost",
+    "What CARMA takes of a training step, of the processor, and of a job's start",
+    6.0,
+    ("torch", "timm"),
+    measure,
+    blocks,
+)

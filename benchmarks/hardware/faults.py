@@ -1,0 +1,97 @@
+"""Stage `faults`: jobs that run out of memory together, crash, ignore signals or exhaust the host,
+and a daemon that is killed. What was expected beside what was observed and told."""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+
+from benchmarks.daemon.carmad import NotStarted
+from benchmarks.hardware.cases import CASES, Case, Lab, settings
+from benchmarks.hardware.machine import running
+from benchmarks.hardware.visit import Entry, Stage, Visit
+from benchmarks.harness.rows import verdict
+from carmad.sim.report import markdown
+
+TAKES_S = 50.0  # the longest, a storm of four
+HEADINGS = ("case", "who", "expected", "observed", "")
+
+
+def measure(visit: Visit) -> None:
+    for case in visit.todo(CASES, lambda case: case.name, TAKES_S):
+        print(f"faults: {case.name}", file=sys.stderr, flush=True)
+        visit.keep(case.name, tried(case, visit))
+
+
+def tried(case: Case, visit: Visit) -> Entry:
+    """An error of the case's own is an answer, too: the others go on."""
+    begun, error = time.monotonic(), ""
+    lab = Lab(visit.rehearse)
+    if case.mps and visit.rehearse:
+        lab.expect("MPS", "clients of one server", "emulated cards have no MPS", None)
+    else:
+        try:
+            with running(visit, settings(lab, case.mps)) as lab.daemon:
+                case.run(lab)
+        except (Exception, NotStarted) as raised:  # noqa: BLE001 - whatever it is, it is a finding
+            error = f"{type(raised).__name__}: {raised}"[:300]
+            traceback.print_exc()
+    return {
+        "about": case.about,
+        "checks": lab.checks,
+        "jobs": lab.told,
+        "error": error,
+        "seconds": round(time.monotonic() - begun, 1),
+    }
+
+
+def blocks(visit: Visit) -> list[str]:
+    kept = visit.entries()
+    done = [(case, kept[case.name]) for case in CASES if case.name in kept]
+    rows = [
+        (case.name, check["who"], check["expected"], check["observed"], _verdict(check["met"]))
+        for case, entry in done
+        for check in [*entry["checks"], *_failed(entry)]
+    ]
+    found = [check["met"] for _, entry in done for check in [*entry["checks"], *_failed(entry)]]
+    untold = f", {found.count(None)} cannot be told here" if None in found else ""
+    left = [case.name for case in CASES if case.name not in kept]
+    return [
+        f"{found.count(True)} of {len(found) - found.count(None)} expectations met{untold}."
+        + (f" Not tried yet: {', '.join(left)}." if left else ""),
+        markdown.table(HEADINGS, rows),
+        "## What was told",
+        "From `carma show`: how each job ended, and why its earlier attempts did.",
+        markdown.table(
+            ("case", "job", "state", "attempts ended with", "said"),
+            [(case.name, *_told(job)) for case, entry in done for job in entry["jobs"]],
+        ),
+    ]
+
+
+def _failed(entry: Entry) -> list[Entry]:
+    if not entry["error"]:
+        return []
+    return [{"who": "the case", "expected": "ends", "observed": entry["error"], "met": False}]
+
+
+def _verdict(met: bool | None) -> str:
+    return "cannot be told" if met is None else verdict(met)
+
+
+def _told(job: Entry) -> tuple[str, str, str, str]:
+    said = [job["evidence"], *job["neighbours"], job["advice"], *job["notes"]]
+    smooth = job["attempts"] == ["success"]
+    words = dict.fromkeys(word for word in said if word and not smooth)
+    return job["who"], job["state"], ", ".join(job["attempts"]), "; ".join(words)
+
+
+STAGE = Stage(
+    "faults",
+    "OOM storms, crashes beside neighbours, a killed daemon, deaf jobs, host OOM",
+    5.5,
+    ("torch",),
+    measure,
+    blocks,
+)

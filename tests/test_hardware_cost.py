@@ -1,0 +1,83 @@
+"""The campaign's stage `cost`, rehearsed, and its arithmetic."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from pathlib import Path
+
+import pytest
+
+from benchmarks.hardware import cost
+from benchmarks.hardware.cost import STAGE, interval, mean_step_s
+from benchmarks.hardware.training import Trained, Window
+from benchmarks.hardware.visit import Visit
+
+
+def test_a_rehearsal_keeps_all_and_its_page_can_be_made(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    visit = Visit(tmp_path, STAGE.name, rehearse=True)
+    STAGE.measure(visit)
+    kept = visit.entries()
+    watched = kept[f"paused/{cost.REHEARSED}/emulated"]
+    assert (len(watched["stopped_s"]), len(watched["running_s"])) == (3, 2)
+    assert "sm_active" in watched["provides"]
+    assert watched["cpu_ms_per_tick"] > 0
+    alone, job = kept["run/alone/0"], kept["run/job/0"]
+    for run in (alone, job):
+        assert 0 < run["program_s"] < run["warm_s"]
+        assert run["step_s"] > 0
+    assert job["mode"] == "streams"
+    table = STAGE.blocks(visit)[0]
+    for what in ("emulated once a second", "a tick", "job, against alone", "submit to its program"):
+        assert what in table
+    STAGE.measure(visit)
+    assert visit.entries() == kept, "nothing is measured twice"
+
+
+def trained(*windows: tuple[float, list[float]]) -> Trained:
+    """Windows by when they began and how long each step took."""
+    return Trained(
+        "made up",
+        1.0,
+        tuple(Window(began, tuple(list(accumulate(s, initial=began))[1:])) for began, s in windows),
+    )
+
+
+def test_a_phase_has_the_steps_that_lie_wholly_in_it() -> None:
+    run = trained((10.0, [0.9, 0.1, 0.2, 0.3]), (20.0, [0.9, 0.5, 0.7]))
+    # The first step of a window began with an empty queue; a step across an edge is nobody's.
+    assert mean_step_s(run, 10.0, 11.25) == pytest.approx(0.15)
+    assert mean_step_s(run, 10.0, 30.0) == pytest.approx((0.1 + 0.2 + 0.3 + 0.5 + 0.7) / 5)
+    with pytest.raises(RuntimeError, match="too slow"):
+        mean_step_s(run, 10.0, 10.5)
+
+
+def test_the_interval_holds_the_median_and_narrows_with_agreement() -> None:
+    apart = [1.0, 1.02, 0.99, 1.05, 1.01, 0.98, 1.03]
+    low, high = interval(apart)
+    assert low <= 1.01 <= high and high - low > 0.01
+    assert interval([1.004] * 5) == (1.004, 1.004)
+    assert interval(apart) == (low, high), "the dice are the same each time"
+
+
+def test_a_drift_of_the_gpu_is_not_taken_for_the_daemon_s_cost() -> None:
+    """Each step is longer than the last, whoever runs."""
+    phases = [0.010 + n * 0.0001 for n in range(7)]
+    entry = {"workload": "w", "source": "gpm", "step_s": 0.01, "cpu_ms_per_tick": 2.5}
+    entry |= {"stopped_s": phases[0::2], "running_s": phases[1::2]}
+    cost_of_a_step, _ = cost._paused(entry)
+    assert cost_of_a_step.value == pytest.approx(0.0, abs=1e-9)
+
+
+def test_the_page_judges_the_cost_by_the_goal(tmp_path: Path) -> None:
+    visit = Visit(tmp_path, STAGE.name, rehearse=False)
+    paused = {"workload": "w", "source": "gpm", "step_s": 0.01, "cpu_ms_per_tick": 2.5}
+    visit.keep("paused/w/gpm", {**paused, "stopped_s": [0.01] * 4, "running_s": [0.01003] * 3})
+    visit.keep("run/alone/0", {"mean_s": 0.01, "step_s": 0.01, "program_s": 0.0, "warm_s": 9.0})
+    job = {"mean_s": 0.0102, "step_s": 0.01, "program_s": 0.03, "warm_s": 9.03, "seen_s": 8.0}
+    visit.keep("run/job/0", {**job, "mode": "streams"})
+    visit.keep("paused/w/dcgm", {"failed": "RuntimeError: carmad did not start"})
+    table, summary, *more = STAGE.blocks(visit)
+    assert "- paused/w/dcgm: RuntimeError: carmad did not start" in more
+    assert summary == "1 of 2 targets met; MISSED: of a step: job, against alone"
+    assert "0.300 %" in table and "2.00 %" in table and "2.50 ms" in table

@@ -1,0 +1,63 @@
+"""The campaign's stage `faults`, rehearsed on emulated cards: what is expected is what happens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.hardware.cases import CASES, Case
+from benchmarks.hardware.faults import STAGE, tried
+from benchmarks.hardware.visit import Visit
+
+NEEDS_TORCH = {"host memory refused"}
+
+
+def visit(folder: Path) -> Visit:
+    return Visit(folder, STAGE.name, rehearse=True)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_rehearsed_fault_ends_as_expected(case: Case, tmp_path: Path) -> None:
+    if case.name in NEEDS_TORCH:
+        pytest.importorskip("torch")
+    found = tried(case, visit(tmp_path))
+    assert not found["error"], found
+    assert found["checks"], "it expects nothing"
+    assert not [check for check in found["checks"] if check["met"] is False], found
+    # What emulated cards, or this machine's cgroups, cannot show is said to be untold.
+    untold = [check for check in found["checks"] if check["met"] is None]
+    assert not untold or case.mps or case.name == "host OOM"
+    visit(tmp_path).keep(case.name, found)
+    page = "\n".join(STAGE.blocks(visit(tmp_path)))
+    assert case.name in page
+    assert all(job["shown"] for job in found["jobs"])
+
+
+def test_the_page_tells_what_was_missed_what_failed_and_what_is_left(tmp_path: Path) -> None:
+    kept = visit(tmp_path)
+    check = {"who": "all", "expected": "2 succeed", "observed": "1 of 2 succeeded", "met": False}
+    told = {
+        "who": "job 1",
+        "state": "out_of_memory",
+        "attempts": ["gpu_oom", "gpu_oom"],
+        "evidence": "CUDA out of memory",
+        "neighbours": ["job 2 held 24576 MiB"],
+        "advice": "",
+        "notes": [],
+        "shown": "",
+    }
+    kept.keep("storm of 2", {"checks": [check], "jobs": [told], "error": "", "seconds": 1.0})
+    kept.keep("deaf", {"checks": [], "jobs": [], "error": "TimeoutError: in vain", "seconds": 1.0})
+    summary, checks, *_, said = STAGE.blocks(kept)
+    assert summary.startswith("0 of 2 expectations met.")
+    assert "Not tried yet: storm of 3" in summary and "deaf" not in summary
+    assert checks.count("MISSED") == 2 and "TimeoutError: in vain" in checks
+    assert "gpu_oom, gpu_oom" in said and "job 2 held 24576 MiB" in said
+
+
+def test_what_was_kept_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for case in CASES:
+        visit(tmp_path).keep(case.name, {"checks": [], "jobs": [], "error": "", "seconds": 0.0})
+    monkeypatch.setattr("benchmarks.hardware.faults.tried", lambda *_: pytest.fail("tried"))
+    STAGE.measure(visit(tmp_path))
