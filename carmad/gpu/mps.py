@@ -87,6 +87,12 @@ class Mps:
                 f"{self.log(gpu)}/server.log lists them",
             )
 
+    def stop(self, gpu: GpuId) -> bool:
+        """Stop the daemon and its idle server. False if it has clients, or does not stop. Raises
+        CarmaError if it does not answer."""
+        with self._lock:
+            return self._quit(gpu)
+
     def healthy(self, gpu: GpuId) -> bool:
         """Whether the daemon answers."""
         try:
