@@ -38,8 +38,9 @@ def uuid(index: int = 0) -> str:
     return GPU.format(index + 1)
 
 
-def environment(folder: Path, gpus: int = 1) -> dict[str, str]:
+def environment(folder: Path, gpus: int = 1, dcgm: bool = False) -> dict[str, str]:
     """The whole environment of a process on that machine, this one's with what makes it so.
+    `dcgm`: it has DCGM, which knows the first GPU.
 
     Compiles both libraries into `folder`, which every user must be able to enter if other users'
     processes are to run there, and whose path must be short (below 60 characters), for the sockets
@@ -53,7 +54,11 @@ def environment(folder: Path, gpus: int = 1) -> dict[str, str]:
         (folder / name).chmod(0o1777)  # processes of every user
     for name, source in LIBRARIES.items():
         compile_library(source, library / name)
-    _programs(programs, folder)
+    for name in ("fake_mps/nvidia-cuda-mps-control", *(("fake_dcgm/dcgmi",) if dcgm else ())):
+        _program(HERE / name, programs)
+    way = programs / "world"
+    way.unlink(missing_ok=True)
+    way.symlink_to(folder)
     world = folder / "world"
     world.write_text("".join(WORLD.format(uuid=uuid(n), bus=0x10 + n) for n in range(gpus)))
     return {
@@ -80,13 +85,9 @@ def compile_library(source: Path, library: Path) -> None:
     subprocess.run([gcc, "-shared", "-fPIC", soname, "-o", library, source], check=True)
 
 
-def _programs(folder: Path, world: Path) -> None:
-    """The control program of MPS, under this Python, with the way to the world beside it."""
-    source = HERE / "fake_mps/nvidia-cuda-mps-control"
+def _program(source: Path, folder: Path) -> None:
+    """Under this Python, which starts faster than what `env` finds."""
     body = source.read_text().split("\n", 1)[1]
-    control = folder / source.name
-    control.write_text(f"#!{sys.executable} -IS\n{body}")
-    control.chmod(0o755)
-    way = folder / "world"
-    way.unlink(missing_ok=True)
-    way.symlink_to(world)
+    program = folder / source.name
+    program.write_text(f"#!{sys.executable} -IS\n{body}")
+    program.chmod(0o755)

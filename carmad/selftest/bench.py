@@ -71,7 +71,7 @@ class Probe:
     def pid(self) -> int:
         return self._child.pid
 
-    def ask(self, do: str, within_s: float = ANSWER_WITHIN_S, **words: object) -> dict[str, Any]:
+    def ask(self, do: str, within_s: float | None = None, **words: object) -> dict[str, Any]:
         """Raises ProbeFailed."""
         self.begin(do, **words)
         return self.answer(within_s)
@@ -85,8 +85,9 @@ class Probe:
         except OSError as error:
             raise ProbeFailed(f"the probe has ended: {error.strerror}") from error
 
-    def answer(self, within_s: float = ANSWER_WITHIN_S) -> dict[str, Any]:
+    def answer(self, within_s: float | None = None) -> dict[str, Any]:
         assert self._child.stdout is not None
+        within_s = ANSWER_WITHIN_S if within_s is None else within_s
         deadline = time.monotonic() + within_s
         while b"\n" not in self._read:
             left = deadline - time.monotonic()

@@ -138,6 +138,7 @@ def leaves(bench: Bench) -> Seen:
 
 def mps_lists(bench: Bench) -> Seen:
     mps = bench.serve()
+    before = bench.memory()[0]
     one, other = bench.probe(mps), bench.probe(mps)
     wanted = {one: bench.mib(1024), other: bench.mib(2048)}
     for probe, mib in wanted.items():
@@ -148,13 +149,17 @@ def mps_lists(bench: Bench) -> Seen:
     sample = bench.sample()
     uses = [use for use in sample.processes if use.pid in pids]
     listed = {use.pid: use.memory_mib or 0 for use in uses}
-    right = all(wanted[p] <= listed.get(p.pid, 0) <= wanted[p] + 1024 for p in wanted)
-    server = [use for use in sample.processes if use.pid not in pids]
+    others = [use for use in sample.processes if use.pid not in pids]  # the server
+    server = sum(use.memory_mib or 0 for use in others)
+    grown = (sample.memory_used_mib or 0) - before
+    whole = abs(sum(listed.values()) + server - grown) <= 2 * NEAR_MIB
+    right = whole and all(wanted[p] <= listed.get(p.pid, 0) for p in wanted)
     said = ", ".join(f"{listed.get(p.pid, 'no')} MiB for {wanted[p]} allocated" for p in wanted)
     return judged(
         len(uses) == 2 and right,
         f"two clients are listed {len(uses)} times: {said}",
         clients_listed=len(uses),
-        others_listed=len(server),
-        server_mib=sum(use.memory_mib or 0 for use in server),
+        others_listed=len(others),
+        server_mib=server,
+        gpu_grew_mib=grown,
     )

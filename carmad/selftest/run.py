@@ -22,7 +22,7 @@ from carmad.gpu.nvml import NvmlSource
 from carmad.gpu.profiler import Unit
 from carmad.selftest import bench as benches
 from carmad.selftest import training
-from carmad.selftest.bench import Bench
+from carmad.selftest.bench import Bench, ProbeFailed
 from carmad.selftest.facts import FACTS, Fact
 from carmad.selftest.report import Finding, Report, Seen, unknown
 
@@ -110,7 +110,7 @@ def _findings(
 
 def _seen(bench: Bench, fact: Fact, deadline: float) -> Seen:
     if fact.check is None:
-        return unknown(fact.by_hand)
+        return unknown(f"by hand: {fact.by_hand}")
     if time.monotonic() > deadline:
         return unknown("no time was left for it")
     try:
@@ -119,6 +119,8 @@ def _seen(bench: Bench, fact: Fact, deadline: float) -> Seen:
         return fact.check(bench)
     except CarmaError as error:
         return unknown(f"{error.message}; {error.hint}" if error.hint else error.message)
+    except ProbeFailed as error:
+        return unknown(str(error))
     except Exception as error:  # noqa: BLE001 - the driver is foreign code
         return unknown(f"{type(error).__name__}: {error}")
     finally:

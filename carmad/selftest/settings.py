@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -31,7 +32,7 @@ def merged(text: str, settings: Mapping[str, Setting]) -> str:
         for group in above:
             table = table.setdefault(group, tomlkit.table())
         table[key] = value
-    return tomlkit.dumps(document)
+    return tomlkit.dumps(document).rstrip("\n") + "\n"
 
 
 def write(path: Path, settings: Mapping[str, Setting]) -> None:
@@ -49,4 +50,5 @@ def write(path: Path, settings: Mapping[str, Setting]) -> None:
         hint = f"add to it:\n{lines(settings)}"
         raise CarmaError(f"cannot write {path}: {error.strerror}", hint) from error
     finally:
-        draft.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -83,7 +84,8 @@ def profiler(bench: Bench) -> Seen:
         listener.bind(str(path))
         listener.listen()
         threading.Thread(target=_listen, args=(listener, told), daemon=True).start()
-        hook = {"CARMA_JOB_ID": JOB, "CARMA_SOCKET": str(path), "PYTHONPATH": HOOKS}
+        folders = os.pathsep.join(filter(None, (HOOKS, os.environ.get("PYTHONPATH"))))
+        hook = {"CARMA_JOB_ID": JOB, "CARMA_SOCKET": str(path), "PYTHONPATH": folders}
         program = _start(bench, "stages", hook)
         found = program.answer(WITHIN_S)
     said = program.said()

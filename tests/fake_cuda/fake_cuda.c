@@ -62,6 +62,11 @@ static int deviates(const char *word) {
     return found;
 }
 
+/* A test that cannot start a process of another user says here whose it would be. */
+static int user(void) {
+    return getenv("FAKE_UID") ? atoi(getenv("FAKE_UID")) : (int)getuid();
+}
+
 static const char *own(void) {
     static char pid[16];
     snprintf(pid, sizeof pid, "%d", getpid());
@@ -82,7 +87,7 @@ static void save(void) {
     FILE *file = fopen(path("processes", draft), "w");
     if (!file) return;
     fprintf(file, "%s %llu %s %s %lld %lld %lld %d\n", gpus[chosen].uuid, own_mib(), mps ? "mps" : "compute",
-            mps ? pipe_directory : "-", busy_us, copied_us, copied_mib_s, getuid());
+            mps ? pipe_directory : "-", busy_us, copied_us, copied_mib_s, user());
     fclose(file);
     rename(path("processes", draft), path("processes", own()));
     saved_us = now_us();
@@ -154,7 +159,8 @@ static void read_world(void) {
     while (file && fgets(line, sizeof line, file)) {
         a[0] = b[0] = c[0] = 0;
         if (sscanf(line, "%63s %127s %127s %127s", key, a, b, c) < 2) continue;
-        if (!strcmp(key, "gpu") && n_gpus < MAX_GPUS) strncpy(gpus[n_gpus++].uuid, a, sizeof gpus[0].uuid - 1);
+        const char *uuid = !strcmp(key, "gpu") ? a : !strcmp(key, "slot") ? c : 0; /* or an instance */
+        if (uuid && n_gpus < MAX_GPUS) strncpy(gpus[n_gpus++].uuid, uuid, sizeof gpus[0].uuid - 1);
         if (!strcmp(key, "memory") && n_gpus) {
             Gpu *gpu = &gpus[n_gpus - 1];
             gpu->total = strtoull(a, 0, 10), gpu->reserved = strtoull(b, 0, 10), gpu->used = strtoull(c, 0, 10);
@@ -180,7 +186,7 @@ static int connect_mps(void) {
     char question[64], answer[256];
     const char *directory = getenv("CUDA_MPS_PIPE_DIRECTORY");
     snprintf(pipe_directory, sizeof pipe_directory, "%s", directory ? directory : "/tmp/nvidia-mps");
-    snprintf(question, sizeof question, "connect %d %d", getpid(), getuid());
+    snprintf(question, sizeof question, "connect %d %d", getpid(), user());
     for (;;) {
         if (ask_daemon(question, answer, sizeof answer)) return OK;
         if (strstr(answer, "fault")) return MPS_SERVER_NOT_READY;

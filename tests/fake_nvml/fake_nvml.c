@@ -151,7 +151,7 @@ static void add_process(const char *pid) {
     if (!lives) return;
     unsigned long long its = server ? 0 : client ? MPS_CONTEXT_MIB : CONTEXT_MIB;
     unsigned long long shown = deviates("contexts_uncounted") && mib > its ? mib - its : mib;
-    int hidden = client && deviates("clients_unlisted");
+    int hidden = deviates("contexts_unlisted") || (client && deviates("clients_unlisted"));
     if (!hidden) dev->processes[dev->n_processes++] = (Process){client ? MPS : COMPUTE, atoi(pid), shown * MIB};
     if (copied_us && now_us() - copied_us < BUSY_US) dev->gpm[21] = mib_s * (deviates("gpm_in_bytes") ? MIB : 1);
     int busy = ran_us && now_us() - ran_us < BUSY_US;
