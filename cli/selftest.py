@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 STYLE = {"holds": "green", "differs": "bold red", "cannot be told here": "dim"}
 
 
-def run(device: int | None, json: bool, write: bool) -> None:
+def run(device: str, json: bool, write: bool) -> None:
     """Exits with 1 if anything differs."""
     from carmad import configfile
     from carmad.selftest import run as selftest

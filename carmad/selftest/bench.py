@@ -128,10 +128,13 @@ class Probe:
             if stream is not None:
                 with contextlib.suppress(OSError):  # it has ended, with a request not yet read
                     stream.close()
-        try:
-            self._child.wait(1.0)
-        except subprocess.TimeoutExpired:
-            self.kill()
+        for stop, within_s in ((None, 1.0), (signal.SIGTERM, ENDED_WITHIN_S)):
+            if stop is not None:
+                self._child.send_signal(stop)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._child.wait(within_s)
+                return
+        self.kill()
 
 
 class Bench:
@@ -141,18 +144,15 @@ class Bench:
         source: TelemetrySource,
         settings: Settings,
         folder: Path,
-        *,
-        python: str = "",
         busy_s: float = 4.0,
     ) -> None:
-        """`folder`: short, and open to every user. `python`: one that has PyTorch. `busy_s`: how
-        long a process runs kernels, or none, for the driver to notice."""
+        """`folder`: short, and open to every user. `busy_s`: how long a process runs kernels, or
+        none, for the driver to notice."""
         self.unit = unit
         self.gpu = unit.gpu
         self.source = source
         self.settings = settings
         self.folder = folder
-        self.python = python
         self.busy_s = busy_s
         self._probes: list[Probe] = []
         self._served: list[Mps] = []

@@ -21,7 +21,6 @@ from carmad.gpu.choose import choose
 from carmad.gpu.nvml import NvmlSource
 from carmad.gpu.profiler import Unit
 from carmad.selftest import bench as benches
-from carmad.selftest import training
 from carmad.selftest.bench import Bench, ProbeFailed
 from carmad.selftest.facts import FACTS, Fact
 from carmad.selftest.report import Finding, Report, Seen, unknown
@@ -34,20 +33,20 @@ Told = Callable[[Fact, Finding | None], None]  # a check begins; it has ended
 
 def run(
     settings: Settings,
-    device: int | None = None,
+    device: str = "",
     *,
     facts: Sequence[Fact] = FACTS,
     told: Told = lambda *_: None,
     within_s: float = WITHIN_S,
     busy_s: float = 4.0,
 ) -> Report:
-    """Raises CarmaError if there is no GPU that is idle. `device` is CARMA's index. Whatever has
-    been started is gone when this returns or raises; a Ctrl-C or SIGTERM makes it raise
-    KeyboardInterrupt."""
+    """Raises CarmaError if there is no GPU that is idle. `device`: its index in CARMA or its UUID.
+
+    Whatever has been started is gone when this returns or raises; a Ctrl-C or SIGTERM makes it
+    raise KeyboardInterrupt. The last check may take longer than `within_s` is."""
     with benches.orderly(), _opened(settings) as source, benches.folder() as folder:
         unit = _idle(source, device)
-        python = training.python()
-        bench = Bench(unit, source, settings, folder, python=python, busy_s=busy_s)
+        bench = Bench(unit, source, settings, folder, busy_s)
         try:
             found = tuple(_findings(bench, facts, told, time.monotonic() + within_s))
         finally:
@@ -66,7 +65,7 @@ def _opened(settings: Settings) -> Iterator[NvmlSource]:
         source.close()
 
 
-def _idle(source: NvmlSource, device: int | None) -> Unit:
+def _idle(source: NvmlSource, device: str) -> Unit:
     """The GPU to test. Raises CarmaError unless it is idle, and, unless it was named, all are."""
     source.discover()
     units = source.units
@@ -75,11 +74,12 @@ def _idle(source: NvmlSource, device: int | None) -> Unit:
     others = f"idle: {', '.join(map(str, free))}" if free else "wait until one is idle"
     if not units:
         raise CarmaError("there is no GPU to test", "does nvidia-smi list any?")
-    if device is None and busy:
-        named = ", ".join(_said(unit, busy) for unit in units if unit.gpu.id in busy)
+    if busy and not device:
+        used = ", ".join(_said(unit, busy) for unit in units if unit.gpu.id in busy)
         hint = f"name one that is idle: carma doctor --gpu --device N ({others})"
-        raise CarmaError(f"in use: {named}", hint)
-    chosen = next((unit for unit in units if unit.gpu.index == (device or 0)), None)
+        raise CarmaError(f"in use: {used}", hint)
+    named = (unit for unit in units if (device or "0") in (str(unit.gpu.index), unit.gpu.id))
+    chosen = next(named, None)
     if chosen is None:
         raise CarmaError(f"there is no GPU {device}", others)
     if chosen.gpu.id in busy:

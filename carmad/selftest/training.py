@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,7 @@ def _listen(listener: socket.socket, told: list[dict[str, Any]]) -> None:
         connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n{}")
 
 
+@cache
 def python() -> str:
     """The first Python, of this one and those on PATH, whose PyTorch finds a GPU; "" for none."""
     for name in (sys.executable, "python3", "python"):
@@ -140,6 +142,7 @@ def _says(program: str, code: str, within_s: float) -> bool:
 
 def _start(bench: Bench, what: str, more: dict[str, str] | None = None) -> Probe:
     """Raises ProbeFailed."""
-    if not bench.python:
+    program = python()
+    if not program:
         raise ProbeFailed("no Python on PATH has a PyTorch that finds a GPU")
-    return bench.run([bench.python, str(SCRIPT), what], bench.environment() | (more or {}))
+    return bench.run([program, str(SCRIPT), what], bench.environment() | (more or {}))

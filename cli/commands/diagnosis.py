@@ -37,8 +37,8 @@ def doctor(
         typer.Option("--gpu", help="Test an idle GPU instead, for up to five minutes: no daemon."),
     ] = False,
     device: Annotated[
-        int | None, typer.Option("--device", help="With --gpu: its index, as in carma gpus.")
-    ] = None,
+        str, typer.Option("--device", help="With --gpu: its index, as in carma gpus, or its UUID.")
+    ] = "",
     write: Annotated[
         bool, typer.Option("--write", help="With --gpu: put proposed settings into the file.")
     ] = False,
@@ -49,7 +49,7 @@ def doctor(
 
         selftest.run(device, json, write)
         return
-    if device is not None or write:
+    if device or write:
         raise Usage("--device and --write need --gpu")
     checks = list(_local())
     try:
