@@ -22,6 +22,8 @@ import psutil
 import pynvml
 import pytest
 
+from benchmarks.hardware import facts
+from benchmarks.hardware.visit import Visit
 from carmad.config import Settings
 from carmad.configfile import by_name, load
 from carmad.errors import CarmaError
@@ -32,6 +34,7 @@ from carmad.selftest.bench import Bench, Probe
 from carmad.selftest.facts import FACTS, SECTIONS
 from carmad.selftest.report import Finding, Verdict
 from cli.main import run as carma
+from docs.pages import hardware
 from tests import fake_gpu
 
 BUSY_S = 0.7
@@ -319,8 +322,8 @@ def test_a_process_that_comes_meanwhile_is_left_alone(machine: Machine) -> None:
             if found is not None and not came:
                 came.append(stack.enter_context(somebody(machine)))
 
-        facts = [fact for fact in FACTS if fact.name in ("context_unsampled", "busy_sampled")]
-        first, second = run.run(Settings(), facts=facts, busy_s=BUSY_S, told=told).findings
+        two = [fact for fact in FACTS if fact.name in ("context_unsampled", "busy_sampled")]
+        first, second = run.run(Settings(), facts=two, busy_s=BUSY_S, told=told).findings
         assert first.verdict is Verdict.HOLDS
         assert second.verdict is Verdict.UNKNOWN
         assert str(came[0]) in second.detail
@@ -386,16 +389,16 @@ def test_every_fact_has_a_check_or_says_how_to_find_out() -> None:
         "host_oom",
     }
     assert checked == {fact.name for fact in FACTS if fact.check}, "each is tried both ways here"
-    assert [len(facts) > 0 for facts in SECTIONS.values()]
+    assert all(SECTIONS.values())
 
 
 @pytest.fixture
 def few(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """Of the checks only two, and quickly."""
     whole = run.run
-    facts = [fact for fact in FACTS if fact.name in ("gpm_activity", "managed_memory")]
+    two = [fact for fact in FACTS if fact.name in ("gpm_activity", "managed_memory")]
     monkeypatch.setattr(
-        run, "run", lambda *args, **named: whole(*args, **named, facts=facts, busy_s=BUSY_S)
+        run, "run", lambda *args, **named: whole(*args, **named, facts=two, busy_s=BUSY_S)
     )
     monkeypatch.setenv("CARMA_CONFIG", str(machine.folder / "carma.toml"))
     return machine
@@ -470,3 +473,64 @@ def _file(folder: Path, text: str) -> Path:
     file = folder / "carma.toml"
     file.write_text(text)
     return file
+
+
+# --- the stage of the campaign, and the page ---
+
+
+def test_the_stage_keeps_an_entry_per_fact_and_goes_on_where_it_ended(
+    libraries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = ("context_unsampled", "mps_uuid", "islands")
+    monkeypatch.setattr(facts, "CHECKED", [fact for fact in FACTS if fact.name in few])
+    visit = Visit(tmp_path / "h100", "facts", rehearse=True)
+    visit.keep("mps_uuid", {"verdict": "differs", "detail": "as | it was"})
+    facts.measure(visit)
+    entries = visit.entries()
+    assert {name: entry["verdict"] for name, entry in entries.items()} == {
+        "mps_uuid": "differs",
+        "context_unsampled": "holds",
+        "islands": "cannot be told here",
+    }
+    kept = entries["context_unsampled"]
+    assert kept["gpu"] == "NVIDIA H100 80GB HBM3" and kept["driver"] and kept["date"]
+    about, table = facts.blocks(visit)
+    assert "1 hold and 1 differ" in about
+    assert table.count("\n") == 4 and "as \\| it was" in table
+    facts.measure(dataclasses.replace(visit, until=0.0))
+    assert len((tmp_path / "h100/facts.jsonl").read_text().splitlines()) == 3
+
+
+def test_a_fact_whose_check_hangs_is_not_kept(
+    libraries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = ("context_unsampled", "islands")
+    monkeypatch.setattr(facts, "CHECKED", [fact for fact in FACTS if fact.name in few])
+    monkeypatch.setattr(facts, "FACT_S", 0.0)
+    visit = Visit(tmp_path / "h100", "facts", rehearse=True)
+    facts.measure(visit)
+    assert visit.entries() == {}
+
+
+def test_the_page_says_where_each_fact_was_seen(tmp_path: Path) -> None:
+    assert "no report of a real GPU has been committed" in hardware.page(tmp_path)
+    where = {"gpu": "NVIDIA H200", "driver": "580.1", "date": "2026-12-01T10:00:00Z"}
+    visit = Visit(tmp_path / "h200", "facts", rehearse=False)
+    for name, verdict in (
+        ("energy", Verdict.DIFFERS),
+        ("energy", Verdict.HOLDS),  # a later visit's
+        ("mps_fault", Verdict.DIFFERS),
+        ("islands", Verdict.UNKNOWN),
+    ):
+        visit.keep(name, {**where, "fact": name, "verdict": verdict, "detail": "it fell"})
+    page = hardware.page(tmp_path)
+    assert "- NVIDIA H200, driver 580.1, 2026-12-01\n" in page
+    seen = {name: _row(page, name) for name in ("energy", "mps_fault", "islands", "contexts")}
+    assert seen["energy"].endswith("| NVIDIA H200, driver 580.1, 2026-12-01 |")
+    assert "**differs** on NVIDIA H200, driver 580.1, 2026-12-01: it fell" in seen["mps_fault"]
+    assert seen["islands"].endswith("| not yet |")
+    assert seen["contexts"].endswith("| not yet |")
+
+
+def _row(page: str, name: str) -> str:
+    return next(line for line in page.splitlines() if f"| `{name}` |" in line)

@@ -29,8 +29,8 @@ Most can be checked on an idle GPU in a few minutes, as root or as a user, witho
 carma doctor --gpu
 ```
 
-The column *Check* has the name that a fact has there. Where a self-test on one server cannot tell, it
-says what to try by hand. What the self-test does, and what it leaves alone, is in the
+The column *Check* has the name that a fact has there. Where a self-test on one server cannot tell,
+it says what to try by hand. What the self-test does, and what it leaves alone, is in the
 [administrators' guide](admins.md#test-the-gpu). Please send us what `--json` prints.
 
 Sources are abbreviated: *nvml.h* is the header of the NVML API, v13; *MPS manual* is
