@@ -358,3 +358,16 @@ def test_systemd_that_refuses(bench: Bench, systemd: Path) -> None:
     (systemd / "systemd-run").write_text("#!/bin/sh\necho no bus >&2; exit 1\n")
     with pytest.raises(CarmaError, match="no bus"):
         bench.mps(systemd=True).start(GPU)
+
+
+def test_a_daemon_without_clients_can_be_stopped(bench: Bench) -> None:
+    mps = bench.mps()
+    mps.start(GPU)
+    bench.serve(s100=("ACTIVE", [11]))
+    assert not mps.stop(GPU)
+    assert mps.healthy(GPU)
+    bench.serve(s100=("ACTIVE", []))
+    assert mps.stop(GPU)
+    assert not mps.healthy(GPU)
+    with pytest.raises(CarmaError):
+        mps.stop(GPU)

@@ -18,12 +18,12 @@ from recovery.classify import classify
 
 LIMIT = "64M"
 ENDS_WITHIN_S = 30.0
-# A page is touched only when the limit is set: `go` says so.
+# Takes the memory when its unit has a limit: `go` says so.
 GREEDY = """\
 import os, time
 while not os.path.exists("go"):
     time.sleep(0.05)
-taken = bytearray(512 << 20)
+taken = b"x" * (512 << 20)
 """
 
 
@@ -85,6 +85,6 @@ def _starved(launcher: Launcher, job: Job, folder: Path) -> Seen:
     return judged(
         bool(kills),
         f"a job that took more than {LIMIT} ended with the cause {end.cause.value}",
-        oom_kills=-1 if kills is None else kills,
+        oom_kills=kills,
         cause=end.cause.value,
     )

@@ -16,11 +16,11 @@ def busy(bench: Bench) -> Seen:
     probe = bench.probe()
     begun = time.monotonic()
     probe.begin("spin", s=bench.busy_s)
-    highest, after_s = 0.0, -1.0
+    highest, after_s = 0.0, None
     for sample in bench.samples(bench.busy_s, PERIOD_S):
         use = bench.use(probe, sample)
         highest = max(highest, (use.sm_util if use else 0.0) or 0.0)
-        if highest and after_s < 0:
+        if highest and after_s is None:
             after_s = time.monotonic() - begun
     probe.answer()
     detail = f"kernels ran for {bench.busy_s:g} s: its highest sample is {highest:.0%}"

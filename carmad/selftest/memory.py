@@ -42,7 +42,7 @@ def used(bench: Bench) -> Seen:
         free_cuda_mib=told,
         free_can_be_allocated=fits,
         used_nvml_mib=used,
-        used_nvidia_smi_mib=-1 if smi is None else smi,
+        used_nvidia_smi_mib=smi,
     )
 
 
@@ -113,21 +113,22 @@ def leaves(bench: Bench) -> Seen:
     time.sleep(bench.busy_s / 4)
     probe.kill()
     killed = time.monotonic()
-    left_s = back_s = held_mib = -1.0
-    while time.monotonic() - killed < GONE_WITHIN_S and min(left_s, back_s) < 0:
+    left_s = back_s = held_mib = None
+    while time.monotonic() - killed < GONE_WITHIN_S and None in (left_s, back_s):
         pids, more = bench.source.pids(bench.gpu.id), bench.memory()[0] - before
         after = time.monotonic() - killed
-        if left_s < 0 and pids is not None and probe.pid not in pids:
-            left_s, held_mib = after, bench.memory()[0] - before
-        if back_s < 0 and more <= NEAR_MIB:
+        if left_s is None and pids is not None and probe.pid not in pids:
+            left_s, held_mib = after, more
+        if back_s is None and more <= NEAR_MIB:
             back_s = after
         time.sleep(LOOK_S)
-    detail = f"killed while busy, it left the list after {left_s:.2f} s"
-    detail += f", with its memory free after {back_s:.2f} s" if back_s >= 0 else ""
-    if left_s < 0:
+    if left_s is None or held_mib is None:
         detail = f"killed while busy, it is still listed after {GONE_WITHIN_S:g} s"
+        return judged(False, detail, allocated_mib=mib, memory_back_s=back_s)
+    detail = f"killed while busy, it left the list after {left_s:.2f} s"
+    detail += "" if back_s is None else f", and its memory was free after {back_s:.2f} s"
     return judged(
-        left_s >= 0 and held_mib <= NEAR_MIB,
+        held_mib <= NEAR_MIB,
         detail,
         allocated_mib=mib,
         left_list_s=left_s,

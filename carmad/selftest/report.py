@@ -83,11 +83,16 @@ def read(text: str) -> Report:
 
 
 def judged(
-    holds: bool, detail: str, settings: Mapping[str, Setting] | None = None, /, **observed: Value
+    holds: bool,
+    detail: str,
+    settings: Mapping[str, Setting] | None = None,
+    /,
+    **observed: Value | None,
 ) -> Seen:
-    """`settings` to change where it does not hold."""
+    """`settings` to change where it does not hold. None is not observed."""
     verdict = Verdict.HOLDS if holds else Verdict.DIFFERS
-    rounded = {name: round(v, 3) if type(v) is float else v for name, v in observed.items()}
+    seen = {name: its for name, its in observed.items() if its is not None}
+    rounded = {name: round(v, 3) if type(v) is float else v for name, v in seen.items()}
     return Seen(verdict, detail, rounded, {} if holds else settings or {})
 
 

@@ -59,7 +59,7 @@ def _activity(bench: Bench, reader: ActivityReader) -> Seen:
         missing = "; ".join(why for _, why in reader.missing())
     finally:
         reader.close()
-    at_rest, at_work = _sm(idle), _sm(busy)
+    at_rest, at_work = (_middle([a.sm_active for a in its]) for its in (idle, busy))
     if at_work is None:
         return judged(False, f"no SM activity: {missing or 'no reading'}", WITHOUT)
     detail = f"SM activity {at_work:.2f} with every SM busy"
@@ -69,7 +69,7 @@ def _activity(bench: Bench, reader: ActivityReader) -> Seen:
         detail,
         WITHOUT,
         sm_active_busy=at_work,
-        sm_active_idle=at_rest if at_rest is not None else -1.0,
+        sm_active_idle=at_rest,
         sm_occupancy_busy=_middle([a.sm_occupancy for a in busy]),
         dram_active_busy=_middle([a.dram_active for a in busy]),
     )
@@ -88,7 +88,7 @@ def _traffic(bench: Bench, reader: ActivityReader) -> Seen:
     copied = probe.answer()["mib_s"]
     to_gpu = _middle([dict(a.more).get("pcie_rx_mib_s") for a in seen])
     from_gpu = _middle([dict(a.more).get("pcie_tx_mib_s") for a in seen])
-    if to_gpu < 0:
+    if to_gpu is None:
         return unknown("the GPU does not count PCIe traffic", copied_mib_s=round(copied))
     return judged(
         0.5 * copied <= to_gpu <= 2 * copied,
@@ -112,12 +112,6 @@ def _read(bench: Bench, reader: ActivityReader) -> list[Activity]:
     return found[len(found) // 2 :]
 
 
-def _sm(readings: list[Activity]) -> float | None:
-    known = [its.sm_active for its in readings if its.sm_active is not None]
-    return median(known) if known else None
-
-
-def _middle(values: list[float | None]) -> float:
-    """-1: there are none."""
+def _middle(values: list[float | None]) -> float | None:
     known = [value for value in values if value is not None]
-    return median(known) if known else -1.0
+    return median(known) if known else None

@@ -144,10 +144,12 @@ def _report(unit: Unit, found: tuple[Finding, ...]) -> Report:
 
 def _commit() -> str:
     """Of the checkout that this is run from; "" without one."""
-    here = Path(__file__).parent
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():
+        return ""  # installed; git might find somebody else's repository further up
     try:
         asked = subprocess.run(
-            ["git", "-C", str(here), "describe", "--always", "--dirty", "--exclude=*"],
+            ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*"],
             capture_output=True,
             text=True,
             timeout=10,

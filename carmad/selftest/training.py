@@ -70,8 +70,8 @@ def oom_text(bench: Bench) -> Seen:
         end.cause is Cause.GPU_OOM and end.tried_mib == 1024,
         f"read as {end.cause.value}: {line}",
         cause=end.cause.value,
-        tried_mib=-1 if end.tried_mib is None else end.tried_mib,
-        free_mib=-1 if end.free_mib is None else end.free_mib,
+        tried_mib=end.tried_mib,
+        free_mib=end.free_mib,
         text=line,
     )
 
@@ -84,6 +84,7 @@ def profiler(bench: Bench) -> Seen:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen()
+        listener.settimeout(WITHIN_S)
         threading.Thread(target=_listen, args=(listener, told), daemon=True).start()
         folders = os.pathsep.join(filter(None, (HOOKS, os.environ.get("PYTHONPATH"))))
         hook = {"CARMA_JOB_ID": JOB, "CARMA_SOCKET": str(path), "PYTHONPATH": folders}
@@ -110,7 +111,7 @@ def _listen(listener: socket.socket, told: list[dict[str, Any]]) -> None:
     """As carmad: takes one report."""
     try:
         connection = listener.accept()[0]
-    except OSError:  # closed: nobody came
+    except OSError:  # nobody came
         return
     with connection:
         request = b""

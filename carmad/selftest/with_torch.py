@@ -60,7 +60,7 @@ def stages(torch: Any) -> None:
     layers = [torch.nn.Linear(2048, 2048) for _ in range(8)]
     model = torch.nn.Sequential(*layers).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    data = torch.randn(512, 2048, device="cuda")
+    data = torch.randn(2048, 2048, device="cuda")
     events = []
     for step in range(STEPS):
         if step in MEASURED:
