@@ -1,284 +1,41 @@
-"""The self-test behind `carma doctor --gpu`, on a machine with fake GPUs (fake_gpu): each check
-holds on one that does as documented, and differs on one that does not."""
+"""The self-test behind `carma doctor --gpu`: which GPU, what it leaves behind, what it reports,
+the settings that it writes, the stage of the campaign, and the page."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import psutil
-import pynvml
 import pytest
 
 from benchmarks.hardware import facts
 from benchmarks.hardware.visit import Visit
 from carmad.config import Settings
-from carmad.configfile import by_name, load
+from carmad.configfile import load
 from carmad.errors import CarmaError
-from carmad.gpu import events
 from carmad.selftest import bench as benches
-from carmad.selftest import faults, jobs, report, run, settings, training
+from carmad.selftest import report, run, settings
 from carmad.selftest.bench import Bench, Probe
-from carmad.selftest.facts import FACTS, SECTIONS
+from carmad.selftest.facts import FACTS
 from carmad.selftest.report import Finding, Verdict
 from cli.main import run as carma
 from docs.pages import hardware
 from tests import fake_gpu
 
-BUSY_S = 0.7
-TORCH = Path(__file__).with_name("fake_torch")
+if TYPE_CHECKING:
+    from tests.fake_machine import Machine
 
-
-class Machine:
-    """With one GPU, two, or one that is cut into MIG instances."""
-
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.folder = folder
-        self._monkeypatch = monkeypatch
-
-    def have(self, gpus: int = 1, dcgm: bool = False, words: tuple[str, ...] = ()) -> None:
-        env = fake_gpu.environment(self.folder, gpus, dcgm)
-        for name in ("FAKE_GPU", "FAKE_NVML_WORLD", "LD_LIBRARY_PATH", "PATH"):
-            self._monkeypatch.setenv(name, env[name])
-        fake_gpu.deviate(self.folder, *words)
-
-    def world(self, *lines: str) -> None:
-        (self.folder / "world").write_text("".join(f"{line}\n" for line in lines))
-
-    def program(self, name: str, text: str) -> None:
-        path = self.folder / "bin" / name
-        path.write_text(text)
-        path.chmod(0o755)
-
-    def pids(self) -> list[int]:
-        return [int(path.name) for path in (self.folder / "processes").glob("[0-9]*")]
-
-    def check(self, name: str) -> Finding:
-        fact = next(fact for fact in FACTS if fact.name == name)
-        (found,) = run.run(Settings(), facts=[fact], busy_s=BUSY_S).findings
-        return found
-
-
-@pytest.fixture(scope="session")
-def libraries() -> Iterator[Path]:
-    if shutil.which("gcc") is None:
-        pytest.skip("no gcc to compile the fake driver with")
-    with tempfile.TemporaryDirectory(prefix="fake-", dir="/tmp") as folder:
-        fake_gpu.environment(Path(folder))
-        yield Path(folder, "lib")
-
-
-@pytest.fixture
-def machine(libraries: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    monkeypatch.setattr(events, "_WAIT_MS", 20)
-    monkeypatch.setattr(faults, "NEWS_WITHIN_S", 0.7)
-    monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(libraries / "libnvidia-ml.so.1")))
-    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
-    monkeypatch.delenv("PYTHONPATH", raising=False)
-    monkeypatch.setattr(training, "python", lambda: "")
-    with tempfile.TemporaryDirectory(prefix="gpu-", dir="/tmp") as name:
-        folder = Path(name)
-        folder.chmod(0o755)
-        (folder / "lib").symlink_to(libraries)
-        made = Machine(folder, monkeypatch)
-        made.have()
-        yield made
-
-
-@pytest.fixture
-def two_users(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another user may not run this Python: the process only says that it is the other's."""
-    if os.geteuid() != 0:
-        pytest.skip("only root runs these checks")
-    start = Probe.__init__
-
-    def as_if(probe: Probe, command: Any, env: dict[str, str], uid: int | None = None) -> None:
-        start(probe, command, env | ({} if uid is None else {"FAKE_UID": str(uid)}))
-
-    monkeypatch.setattr(Probe, "__init__", as_if)
-
-
-@pytest.fixture
-def torch(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(TORCH))
-    monkeypatch.setattr(training, "python", lambda: sys.executable)
-
-
-BOTH_WAYS = [
-    ("memory_used", "reserved_is_free"),
-    ("process_memory", "contexts_uncounted"),
-    ("process_lists", "clients_unlisted"),
-    ("process_leaves", "memory_lags"),
-    ("busy_sampled", "kernels_unsampled"),
-    ("mps_clients_sampled", "clients_unsampled"),
-    ("mps_clients_sampled", "clients_alike"),
-    ("context_unsampled", "contexts_sampled"),
-    ("gpm_activity", "gpm_in_ratios"),
-    ("gpm_traffic", "gpm_in_bytes"),
-    ("mps_daemon", "no_mps"),
-    ("mps_uuid", "no_uuids_under_mps"),
-    ("mps_limit", "limit_ignored"),
-    ("mps_fault", "fault_alone"),
-    ("mps_fault", "fault_spreads"),
-    ("mps_fault", "faults_unseen"),
-    ("mps_terminate", "terminate_spreads"),
-    ("contexts", "large_contexts"),
-    ("own_kills", "kills_look_like_faults"),
-    ("energy", "energy_doubled"),
-]
-
-
-@pytest.mark.parametrize("name", dict.fromkeys(name for name, _ in BOTH_WAYS))
-def test_a_check_holds_where_the_driver_does_as_documented(machine: Machine, name: str) -> None:
-    found = machine.check(name)
-    assert found.verdict is Verdict.HOLDS, found
-    assert not found.settings
-    assert machine.pids() == []
-
-
-@pytest.mark.parametrize(("name", "word"), BOTH_WAYS)
-def test_a_check_differs_where_it_does_not(machine: Machine, name: str, word: str) -> None:
-    machine.have(words=(word,))
-    found = machine.check(name)
-    assert found.verdict is Verdict.DIFFERS, found
-    assert found.settings.keys() <= by_name(Settings()).keys()
-    assert machine.pids() == []
-
-
-@pytest.mark.parametrize(
-    ("name", "word"), [("mps_multiuser", "no_multiuser"), ("mps_two_users", "users_mixed")]
-)
-def test_checks_with_two_users(machine: Machine, two_users: None, name: str, word: str) -> None:
-    assert machine.check(name).verdict is Verdict.HOLDS
-    machine.have(words=(word,))
-    assert machine.check(name).verdict is Verdict.DIFFERS
-
-
-@pytest.mark.parametrize(
-    ("name", "word"), [("dcgm_activity", "dcgm_in_percent"), ("dcgm_traffic", "dcgm_in_mib")]
-)
-def test_checks_of_dcgm(machine: Machine, name: str, word: str) -> None:
-    assert machine.check(name).verdict is Verdict.UNKNOWN
-    machine.have(dcgm=True)
-    assert machine.check(name).verdict is Verdict.HOLDS
-    machine.have(dcgm=True, words=(word,))
-    assert machine.check(name).verdict is Verdict.DIFFERS
-
-
-@pytest.mark.parametrize(
-    ("name", "word"),
-    [
-        ("torch_context", "heavy"),
-        ("allocator", "small_segments"),
-        ("oom_text", "reworded"),
-        ("profiler", "unwatched"),
-        ("profiler", "host_times"),
-    ],
-)
-def test_checks_with_torch(
-    machine: Machine, torch: None, monkeypatch: pytest.MonkeyPatch, name: str, word: str
-) -> None:
-    assert machine.check(name).verdict is Verdict.HOLDS
-    monkeypatch.setenv("FAKE_TORCH", word)
-    assert machine.check(name).verdict is Verdict.DIFFERS
-    monkeypatch.setenv("FAKE_TORCH", "no_gpu")
-    found = machine.check(name)
-    assert found.verdict is Verdict.UNKNOWN
-    assert "finds no GPU" in found.detail
-
-
-def test_a_large_context_of_torch_is_proposed(
-    machine: Machine, torch: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FAKE_TORCH", "heavy")
-    assert machine.check("torch_context").settings == {"estimation.context_mib": 2550}
-
-
-def test_the_order_of_gpus(machine: Machine) -> None:
-    assert machine.check("index_order").verdict is Verdict.UNKNOWN
-    machine.have(gpus=2)
-    assert machine.check("index_order").verdict is Verdict.HOLDS
-    lines = (machine.folder / "world").read_text().splitlines()
-    machine.world(*(line.replace("pci 0 10", "pci 0 90") for line in lines))
-    assert machine.check("index_order").verdict is Verdict.DIFFERS
-
-
-TOPOLOGY = "\x1b[4m\tGPU0\tGPU1\tCPU Affinity\x1b[0m\nGPU0\t X \t{}\t0-15\nGPU1\t{}\t X \t0-15\n"
-
-
-def test_islands_beside_what_nvidia_smi_shows(machine: Machine) -> None:
-    assert machine.check("islands").verdict is Verdict.UNKNOWN
-    machine.have(gpus=2)
-    lines = (machine.folder / "world").read_text().splitlines()
-    apart = [*lines, "node 1"]
-    for link, world, verdict in (
-        ("NV18", [*lines, f"nvlink {fake_gpu.uuid(0)}"], Verdict.HOLDS),
-        ("SYS", apart, Verdict.HOLDS),
-        ("NV18", apart, Verdict.DIFFERS),
-    ):
-        machine.world(*world)
-        machine.program("nvidia-smi", f"#!/bin/sh\nprintf '%b' {TOPOLOGY.format(link, link)!r}\n")
-        assert machine.check("islands").verdict is verdict, (link, world)
-
-
-def test_links_in_what_nvidia_smi_shows() -> None:
-    assert faults.links_of(TOPOLOGY.format("NV18", "NV18"), 2) == [(0, 1)]
-    assert faults.links_of(TOPOLOGY.format("PIX", "PIX"), 2) == []
-    assert faults.links_of("no matrix", 2) is None
-
-
-def test_a_process_on_a_mig_instance(machine: Machine) -> None:
-    assert machine.check("mig_utilization").verdict is Verdict.UNKNOWN
-    instance = "MIG-7a5e1b0a-7f31-4e11-9a3e-0123456789ab"
-    world = [f"gpu {fake_gpu.uuid()}", "name H100", "pci 0 10 0", "memory 81559 600 0", "mig"]
-    machine.world(*world, f"slot 1 0 {instance}", "name H100 MIG 1g.10gb", "memory 9856 0 0")
-    assert machine.check("mig_utilization").verdict is Verdict.HOLDS
-    fake_gpu.deviate(machine.folder, "contexts_unlisted")
-    assert machine.check("mig_utilization").verdict is Verdict.DIFFERS
-
-
-SYSTEMD_RUN = """\
-#!{python} -IS
-import subprocess, sys
-command = [word for n, word in enumerate(sys.argv[1:]) if not word.startswith("--")]
-subprocess.Popen(command, start_new_session=True, stdin=-3, stdout=-3, stderr=-3)
-"""
-
-
-def test_the_kernels_kills_for_memory(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "has_systemd", lambda: False)
-    assert machine.check("host_oom").verdict is Verdict.UNKNOWN
-    monkeypatch.setattr(jobs, "has_systemd", lambda: True)
-    machine.program("systemd-run", SYSTEMD_RUN.format(python=sys.executable))
-    machine.program("systemctl", "#!/bin/sh\n")
-    killed = (
-        "import os, time\nwhile not os.path.exists('go'): time.sleep(0.05)\nos.kill(os.getpid(), 9)"
-    )
-    monkeypatch.setattr(jobs, "GREEDY", killed)
-    found = machine.check("host_oom")  # there is no cgroup: nobody counts
-    assert found.verdict is Verdict.DIFFERS, found
-    exited = jobs.records.exited
-
-    def counted(directory: Path) -> Any:
-        record = exited(directory)
-        return record and dataclasses.replace(record, host_oom_kills=1)
-
-    monkeypatch.setattr(jobs.records, "exited", counted)
-    found = machine.check("host_oom")
-    assert found.verdict is Verdict.HOLDS, found
-    assert found.observed["cause"] == "host_oom"
+pytest_plugins = ("tests.fake_machine",)
 
 
 # --- which GPU, and what is left ---
@@ -323,7 +80,7 @@ def test_a_process_that_comes_meanwhile_is_left_alone(machine: Machine) -> None:
                 came.append(stack.enter_context(somebody(machine)))
 
         two = [fact for fact in FACTS if fact.name in ("context_unsampled", "busy_sampled")]
-        first, second = run.run(Settings(), facts=two, busy_s=BUSY_S, told=told).findings
+        first, second = run.run(Settings(), facts=two, busy_s=machine.busy_s, told=told).findings
         assert first.verdict is Verdict.HOLDS
         assert second.verdict is Verdict.UNKNOWN
         assert str(came[0]) in second.detail
@@ -380,25 +137,13 @@ def test_nothing_is_left_when_it_is_interrupted(machine: Machine, number: int) -
 # --- its report, and the settings ---
 
 
-def test_every_fact_has_a_check_or_says_how_to_find_out() -> None:
-    assert len({fact.name for fact in FACTS}) == len(FACTS)
-    assert all(fact.check or fact.by_hand for fact in FACTS)
-    checked = {name for name, _ in BOTH_WAYS} | {
-        *("mps_multiuser", "mps_two_users", "dcgm_activity", "dcgm_traffic", "torch_context"),
-        *("allocator", "oom_text", "profiler", "index_order", "islands", "mig_utilization"),
-        "host_oom",
-    }
-    assert checked == {fact.name for fact in FACTS if fact.check}, "each is tried both ways here"
-    assert all(SECTIONS.values())
-
-
 @pytest.fixture
 def few(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """Of the checks only two, and quickly."""
     whole = run.run
     two = [fact for fact in FACTS if fact.name in ("gpm_activity", "managed_memory")]
     monkeypatch.setattr(
-        run, "run", lambda *args, **named: whole(*args, **named, facts=two, busy_s=BUSY_S)
+        run, "run", lambda *args, **named: whole(*args, **named, facts=two, busy_s=machine.busy_s)
     )
     monkeypatch.setenv("CARMA_CONFIG", str(machine.folder / "carma.toml"))
     return machine

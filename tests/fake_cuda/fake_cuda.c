@@ -32,8 +32,8 @@ typedef struct { unsigned long long bytes; int used; } Block;
 static Gpu gpus[MAX_GPUS];
 static Block blocks[MAX_BLOCKS];
 static int n_gpus, chosen, initialized, context, mps, faulting;
-static unsigned long long limit_mib, pending_ns;
-static long long busy_us, copied_us, copied_mib_s, saved_us;
+static unsigned long long limit_mib, pending_ns, copied_bytes;
+static long long busy_us, first_copy_us, copied_us, copied_mib_s, saved_us;
 static char pipe_directory[512];
 
 static long long now_us(void) {
@@ -293,10 +293,10 @@ int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes) {
     (void)to, (void)from;
     int code = lost();
     if (code) return code;
-    long long before = copied_us && now_us() - copied_us < 100000 ? copied_us : now_us();
+    if (now_us() - copied_us > 1000000) first_copy_us = now_us(), copied_bytes = 0;
     usleep(bytes / MIB * 1000000 / COPIED_MIB_S);
-    copied_us = now_us();
-    copied_mib_s = (long long)(bytes / MIB) * 1000000 / (copied_us - before ? copied_us - before : 1);
+    copied_us = now_us(), copied_bytes += bytes;
+    copied_mib_s = (long long)(copied_bytes / MIB) * 1000000 / (copied_us - first_copy_us + 1);
     save();
     return OK;
 }

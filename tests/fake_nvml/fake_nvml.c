@@ -81,7 +81,7 @@ static unsigned long long mib_or_none(const char *word) {
 
 /* --- what fake_cuda's processes do to the world --- */
 
-enum { BUSY_US = 300000, LAG_US = 2000000, BUSY_MW = 300000, CONTEXT_MIB = 400, MPS_CONTEXT_MIB = 200 };
+enum { BUSY_US = 600000, LAG_US = 2000000, BUSY_MW = 300000, CONTEXT_MIB = 400, MPS_CONTEXT_MIB = 200 };
 
 static long long now_us(void) {
     struct timespec now;
