@@ -136,6 +136,21 @@ def test_a_large_context_of_torch_is_proposed(
     assert machine.check("torch_context").settings == {"estimation.context_mib": 2550}
 
 
+def test_without_the_programs_of_mps_nothing_can_be_told(machine: Machine) -> None:
+    (machine.folder / "bin/nvidia-cuda-mps-control").unlink()
+    for name in ("mps_daemon", "mps_fault"):
+        found = machine.check(name)
+        assert found.verdict is Verdict.UNKNOWN
+        assert "nvidia-cuda-mps-control is not on PATH" in found.detail
+
+
+def test_what_an_mps_daemon_says_is_told(machine: Machine) -> None:
+    machine.have(words=("no_mps",))
+    found = machine.check("mps_daemon")
+    assert "unrecognized option" in found.detail
+    assert not found.settings, "mps is off already"
+
+
 def test_the_order_of_gpus(machine: Machine) -> None:
     assert machine.check("index_order").verdict is Verdict.UNKNOWN
     machine.have(gpus=2)

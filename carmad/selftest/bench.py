@@ -193,7 +193,14 @@ class Bench:
         """An MPS control daemon of this GPU. Raises CarmaError."""
         mps = Mps(self.folder / "mps", multiuser=multiuser, systemd=False)
         self._served.append(mps)
-        mps.start(self.gpu.id)
+        try:
+            mps.start(self.gpu.id)
+        except CarmaError as error:
+            # Its files are gone when the self-test ends.
+            logs = sorted(mps.log(self.gpu.id).glob("*.log"))
+            words = [log.read_text(errors="replace").strip().rpartition("\n")[2] for log in logs]
+            said = "; ".join(filter(None, words))
+            raise CarmaError(error.message, said or error.hint) from error
         return mps
 
     def clear(self) -> None:

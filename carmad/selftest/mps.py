@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Sequence
 
@@ -12,6 +13,7 @@ from carmad.selftest.bench import NEAR_MIB, Bench, Probe, ProbeFailed, Silent
 from carmad.selftest.memory import OOM
 from carmad.selftest.report import Seen, judged, unknown
 
+CONTROL = "nvidia-cuda-mps-control"
 NOBODY = 65534
 REFUSED_WITHIN_S = 5.0  # a client of another user is expected to wait at least so long
 WITHOUT = {"collocation.mps": False}
@@ -19,6 +21,8 @@ CLIENTS = 4
 
 
 def daemon(bench: Bench) -> Seen:
+    if shutil.which(CONTROL) is None:
+        return unknown(f"{CONTROL} is not on PATH")
     try:
         mps = bench.serve()
     except CarmaError as error:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pynvml
 
 from carmad.config import Settings
+from carmad.configfile import by_name
 from carmad.core.types import GpuId, GpuSample
 from carmad.errors import CarmaError
 from carmad.gpu.choose import choose
@@ -100,10 +101,12 @@ def _said(unit: Unit, busy: Mapping[GpuId, GpuSample]) -> str:
 def _findings(
     bench: Bench, facts: Sequence[Fact], told: Told, deadline: float
 ) -> Iterator[Finding]:
+    current = by_name(bench.settings)
     for fact in facts:
         told(fact, None)
         seen = _seen(bench, fact, deadline)
-        found = Finding(fact.name, seen.verdict, seen.detail, seen.observed, seen.settings)
+        changes = {name: its for name, its in seen.settings.items() if current.get(name) != its}
+        found = Finding(fact.name, seen.verdict, seen.detail, seen.observed, changes)
         told(fact, found)
         yield found
 
