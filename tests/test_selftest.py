@@ -112,6 +112,18 @@ def test_a_check_that_raises_cannot_be_told(
     assert told.detail == "no time was left for it"
 
 
+def test_a_gpu_that_is_lost_meanwhile_costs_no_report(machine: Machine) -> None:
+    def told(fact: object, found: Finding | None) -> None:
+        if found is None:
+            world = (machine.folder / "world").read_text()
+            (machine.folder / "world").write_text(f"{world}fail nvmlDeviceGetMemoryInfo_v2 15\n")
+
+    two = [fact for fact in FACTS if fact.name in ("context_unsampled", "busy_sampled")]
+    found = run.run(Settings(), facts=two, busy_s=machine.busy_s, told=told).findings
+    assert {each.verdict for each in found} == {Verdict.UNKNOWN}
+    assert "fallen off the bus" in found[0].detail
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_nothing_is_left_when_it_is_interrupted(machine: Machine, number: int) -> None:
     code = (

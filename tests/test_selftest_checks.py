@@ -13,7 +13,7 @@ import pytest
 
 from carmad.config import Settings
 from carmad.configfile import by_name
-from carmad.selftest import faults, jobs, training
+from carmad.selftest import faults, jobs, risk, training
 from carmad.selftest.bench import Probe
 from carmad.selftest.facts import FACTS, SECTIONS
 from carmad.selftest.report import Verdict
@@ -105,6 +105,24 @@ def test_checks_of_dcgm(machine: Machine, name: str, word: str) -> None:
     assert machine.check(name).verdict is Verdict.HOLDS
     machine.have(dcgm=True, words=(word,))
     assert machine.check(name).verdict is Verdict.DIFFERS
+
+
+def test_a_dcgm_that_is_not_running_is_no_difference(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(risk, "ANSWERS_WITHIN_S", 1.0)
+    machine.program("dcgmi", "#!/bin/sh\necho 'Error: unable to establish a connection'\nexit 1\n")
+    found = machine.check("dcgm_activity")
+    assert found.verdict is Verdict.UNKNOWN
+    assert "unable to establish a connection" in found.detail
+
+
+def test_where_dcgm_differs_gpm_is_still_read(machine: Machine) -> None:
+    machine.have(dcgm=True, words=("dcgm_in_percent",))
+    assert not machine.check("dcgm_activity").settings
+    machine.have(dcgm=True, words=("dcgm_in_percent", "no_gpm"))
+    assert machine.check("dcgm_activity").settings == {"monitor.source": "nvml"}
+    assert "has no GPM" in machine.check("gpm_activity").detail
 
 
 @pytest.mark.parametrize(

@@ -205,21 +205,23 @@ class Bench:
 
     def clear(self) -> None:
         """End what runs, MPS last: a client that outlives its server may hang."""
+        if not self._probes and not self._served:
+            return
         for probe in self._probes:
             probe.end()
         for mps in self._served:
             with contextlib.suppress(CarmaError):
-                if mps.stop(self.gpu.id):
-                    continue
-        self._probes.clear()
-        self._served.clear()
-        for process in self.leftovers():
+                mps.stop(self.gpu.id)
+        for process in self._leftovers():
             with contextlib.suppress(psutil.Error):
                 process.kill()
                 process.wait(ENDED_WITHIN_S)
-        self.until(lambda sample: not sample.processes, ENDED_WITHIN_S)
+        self._probes.clear()
+        self._served.clear()
+        with contextlib.suppress(CarmaError):  # the next check will say that the GPU is lost
+            self.until(lambda sample: not sample.processes, ENDED_WITHIN_S)
 
-    def leftovers(self) -> list[psutil.Process]:
+    def _leftovers(self) -> list[psutil.Process]:
         """Those of our processes that still live: an MPS server has its daemon's environment."""
         ours = {MARK: str(self.folder)}
         pipes = str(self.folder / "mps")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Mapping
 from statistics import median
 
 from carmad.gpu import gpm
@@ -11,7 +12,7 @@ from carmad.gpu.dcgm import DcgmProfiler
 from carmad.gpu.gpm import GpmProfiler
 from carmad.gpu.profiler import Activity, ActivityReader
 from carmad.selftest.bench import Bench
-from carmad.selftest.report import Seen, judged, unknown
+from carmad.selftest.report import Seen, Setting, judged, unknown
 
 BUSY, IDLE = 0.6, 0.2  # SM activity of a GPU whose every SM spins, and of one without kernels
 ANSWERS_WITHIN_S = 15.0  # DCGM, from its start
@@ -24,13 +25,14 @@ NO_DCGM = "dcgmi is not installed"
 def gpm_activity(bench: Bench) -> Seen:
     if why := _no_gpm(bench):
         return unknown(why)
-    return _activity(bench, GpmProfiler())
+    return _activity(bench, GpmProfiler(), WITHOUT)
 
 
 def dcgm_activity(bench: Bench) -> Seen:
     if shutil.which("dcgmi") is None:
         return unknown(NO_DCGM)
-    return _activity(bench, DcgmProfiler(DCGM_PERIOD_S))
+    # Where there is GPM, nobody reads DCGM.
+    return _activity(bench, DcgmProfiler(DCGM_PERIOD_S), WITHOUT if _no_gpm(bench) else {})
 
 
 def gpm_traffic(bench: Bench) -> Seen:
@@ -49,25 +51,27 @@ def _no_gpm(bench: Bench) -> str:
     return next(iter(gpm.lacking([bench.unit]).values()), "")
 
 
-def _activity(bench: Bench, reader: ActivityReader) -> Seen:
+def _activity(bench: Bench, reader: ActivityReader, settings: Mapping[str, Setting]) -> Seen:
     probe = bench.probe()
     reader.open((bench.unit,))
     try:
         idle = _read(bench, reader)
+        missing = "; ".join({why for _, why in reader.missing()}) or "it does not say why"
+        if not idle and reader.name == DcgmProfiler.name:
+            return unknown(f"DCGM gives no reading: {missing}")
         probe.begin("spin", s=2 * bench.busy_s + ANSWERS_WITHIN_S)
         busy = _read(bench, reader)
-        missing = "; ".join(why for _, why in reader.missing())
     finally:
         reader.close()
     at_rest, at_work = (_middle([a.sm_active for a in its]) for its in (idle, busy))
     if at_work is None:
-        return judged(False, f"no SM activity: {missing or 'no reading'}", WITHOUT)
+        return judged(False, f"no SM activity: {missing}", settings)
     detail = f"SM activity {at_work:.2f} with every SM busy"
     detail += "" if at_rest is None else f", {at_rest:.2f} without kernels"
     return judged(
         at_work >= BUSY and (at_rest or 0.0) <= IDLE,
         detail,
-        WITHOUT,
+        settings,
         sm_active_busy=at_work,
         sm_active_idle=at_rest,
         sm_occupancy_busy=_middle([a.sm_occupancy for a in busy]),

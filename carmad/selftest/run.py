@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -47,12 +48,13 @@ def run(
     raise KeyboardInterrupt. The last check may take longer than `within_s` is."""
     with benches.orderly(), _opened(settings) as source, benches.folder() as folder:
         unit = _idle(source, device)
+        report = _blank(unit)  # now: a driver may be lost on the way
         bench = Bench(unit, source, settings, folder, busy_s)
         try:
             found = tuple(_findings(bench, facts, told, time.monotonic() + within_s))
         finally:
             bench.clear()
-        return _report(unit, found)
+        return replace(report, findings=found)
 
 
 @contextmanager
@@ -130,7 +132,7 @@ def _seen(bench: Bench, fact: Fact, deadline: float) -> Seen:
         bench.clear()
 
 
-def _report(unit: Unit, found: tuple[Finding, ...]) -> Report:
+def _blank(unit: Unit) -> Report:
     version = pynvml.nvmlSystemGetCudaDriverVersion()
     return Report(
         gpu=unit.gpu.name,
@@ -141,7 +143,7 @@ def _report(unit: Unit, found: tuple[Finding, ...]) -> Report:
         carma=importlib.metadata.version("carma"),
         commit=_commit(),
         user="root" if os.geteuid() == 0 else "user",
-        findings=found,
+        findings=(),
     )
 
 

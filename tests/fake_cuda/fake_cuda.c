@@ -19,12 +19,13 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "../fake_gpu.h"
+
 enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100,
        INVALID_CONTEXT = 201, NOT_FOUND = 500, ILLEGAL_ADDRESS = 700, LAUNCH_FAILED = 719,
        MPS_SERVER_NOT_READY = 807, MPS_CLIENT_TERMINATED = 810 };
-enum { CONTEXT_MIB = 400, MPS_CONTEXT_MIB = 200, MAX_GPUS = 8, MAX_BLOCKS = 4096, PIECE_US = 10000,
+enum { MAX_GPUS = 8, MAX_BLOCKS = 4096, PIECE_US = 10000,
        COPIED_MIB_S = 8000 };
-#define MIB (1024ULL * 1024ULL)
 
 typedef struct { char uuid[96]; unsigned long long total, reserved, used; } Gpu;
 typedef struct { unsigned long long bytes; int used; } Block;
@@ -35,32 +36,6 @@ static int n_gpus, chosen, initialized, context, mps, faulting;
 static unsigned long long limit_mib, pending_ns, copied_bytes;
 static long long busy_us, first_copy_us, copied_us, copied_mib_s, saved_us;
 static char pipe_directory[512];
-
-static long long now_us(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    return now.tv_sec * 1000000LL + now.tv_nsec / 1000;
-}
-
-static const char *path(const char *name, const char *of) {
-    static char text[2][1024];
-    static int turn;
-    char *out = text[turn++ % 2];
-    snprintf(out, sizeof text[0], "%s/%s%s%s", getenv("FAKE_GPU") ? getenv("FAKE_GPU") : "", name, of ? "/" : "", of ? of : "");
-    return out;
-}
-
-static int deviates(const char *word) {
-    char line[128];
-    int found = 0;
-    FILE *file = fopen(path("deviations", 0), "r");
-    while (file && fgets(line, sizeof line, file)) {
-        line[strcspn(line, "\n")] = 0;
-        if (!strcmp(line, word)) found = 1;
-    }
-    if (file) fclose(file);
-    return found;
-}
 
 /* A test that cannot start a process of another user says here whose it would be. */
 static int user(void) {
@@ -121,19 +96,12 @@ __attribute__((destructor)) static void end(void) {
     if (initialized) unlink(path("processes", own()));
 }
 
-static void tell_xid(int number) {
-    FILE *file = fopen(path("events", 0), "a");
-    if (!file) return;
-    fprintf(file, "%s %lld %d\n", gpus[chosen].uuid, now_us(), number);
-    fclose(file);
-}
-
 /* A fault takes along all clients of the same server; without MPS, nobody. */
 static void fault(void) {
     DIR *folder = opendir(path("processes", 0));
     struct dirent *entry;
     lose(own());
-    tell_xid(31);
+    tell_xid(gpus[chosen].uuid, 31);
     while (folder && (entry = readdir(folder))) {
         char uuid[96], mode[16], pipe[512];
         FILE *file = entry->d_name[0] == '.' ? 0 : fopen(path("processes", entry->d_name), "r");

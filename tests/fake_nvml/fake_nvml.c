@@ -38,12 +38,13 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "../fake_gpu.h"
+
 enum { OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6,
        INSUFFICIENT_SIZE = 7, TIMEOUT = 10, GPU_IS_LOST = 15, VERSION_MISMATCH = 25 };
 enum { COMPUTE, MPS, GRAPHICS };
 enum { NEAR = 30, SYSTEM = 50, NO_NVLINK = 5, MAX_LINKS = 16 };
 enum { GPM_METRICS = 64, MAX_DEVICES = 64, MAX_LINES = 128, MIG_SLOTS = 7, NO_INSTANCE = -1 };
-#define MIB (1024ULL * 1024ULL)
 
 typedef struct { int list; unsigned pid; unsigned long long bytes; } Process;
 typedef struct { unsigned pid; unsigned long long at_us; unsigned sm; } Sample;
@@ -81,33 +82,7 @@ static unsigned long long mib_or_none(const char *word) {
 
 /* --- what fake_cuda's processes do to the world --- */
 
-enum { BUSY_US = 600000, LAG_US = 2000000, BUSY_MW = 300000, CONTEXT_MIB = 400, MPS_CONTEXT_MIB = 200 };
-
-static long long now_us(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    return now.tv_sec * 1000000LL + now.tv_nsec / 1000;
-}
-
-static const char *path(const char *name, const char *of) {
-    static __thread char text[2][1024];
-    static __thread int turn;
-    char *out = text[turn++ % 2];
-    snprintf(out, sizeof text[0], "%s/%s%s%s", getenv("FAKE_GPU"), name, of ? "/" : "", of ? of : "");
-    return out;
-}
-
-static int deviates(const char *word) {
-    char line[128];
-    int found = 0;
-    FILE *file = fopen(path("deviations", 0), "r");
-    while (file && fgets(line, sizeof line, file)) {
-        line[strcspn(line, "\n")] = 0;
-        if (!strcmp(line, word)) found = 1;
-    }
-    if (file) fclose(file);
-    return found;
-}
+enum { BUSY_US = 600000, LAG_US = 2000000, BUSY_MW = 300000 };
 
 static int alive(const char *pid) {
     char name[64], state = 'X';
@@ -129,10 +104,7 @@ static int bury(const char *pid, const char *uuid, long long ran_us) {
     struct stat its;
     if (stat(path("processes", pid), &its)) return 0;
     if (deviates("memory_lags") && now_us() - its.st_mtim.tv_sec * 1000000LL < LAG_US) return 1;
-    if (!unlink(path("processes", pid)) && ran_us) {
-        FILE *file = fopen(path("events", 0), "a");
-        if (file) fprintf(file, "%s %lld %d\n", uuid, now_us(), deviates("kills_look_like_faults") ? 79 : 45), fclose(file);
-    }
+    if (!unlink(path("processes", pid)) && ran_us) tell_xid(uuid, deviates("kills_look_like_faults") ? 79 : 45);
     return 0;
 }
 
