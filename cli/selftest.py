@@ -50,11 +50,12 @@ def table(report: Report) -> RenderableType:
     from rich.text import Text
 
     from carmad.selftest.facts import FACTS
+    from cli.format import clean
 
     followed = {fact.name: fact.otherwise for fact in FACTS}
     made = Table(box=None, pad_edge=False, show_header=False)
     for found in report.findings:
-        text = found.detail
+        text = clean(found.detail)
         if found.verdict.value == "differs":
             text += f"\n→ {followed.get(found.fact, '')}"
         style = STYLE[found.verdict.value]

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
+from benchmarks.hardware.visit import Entry, Visit
 from carmad.selftest.facts import SECTIONS, Fact
 from carmad.selftest.report import Verdict
 from docs.pages.text import cell
 
 REPORTS = Path(__file__).parents[2] / "benchmarks/results/hardware"
-
-Entry = dict[str, Any]
 
 HEAD = """\
 # Verified on hardware, or not yet
@@ -59,13 +56,9 @@ def page(reports: Path = REPORTS) -> str:
 
 
 def _entries(reports: Path) -> Iterator[Entry]:
-    """The last of each fact and server."""
-    for file in sorted(reports.glob("*/facts.jsonl")):
-        last = {}
-        for line in file.read_text(encoding="utf-8").splitlines():
-            entry = json.loads(line)
-            last[entry["key"], entry["driver"]] = entry
-        yield from last.values()
+    """The last of each fact and GPU."""
+    for folder in sorted(reports.glob("*/")):
+        yield from Visit(folder, "facts", rehearse=False).entries().values()
 
 
 def _row(fact: Fact, entries: Iterable[Entry]) -> str:
