@@ -65,9 +65,14 @@ def environment(folder: Path, gpus: int = 1, dcgm: bool = False) -> dict[str, st
         **{name: value for name, value in os.environ.items() if not name.startswith("CUDA_")},
         "FAKE_GPU": str(folder),
         "FAKE_NVML_WORLD": str(world),
-        "LD_LIBRARY_PATH": str(library),
-        "PATH": f"{programs}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+        "LD_LIBRARY_PATH": _first(library, "LD_LIBRARY_PATH"),
+        "PATH": _first(programs, "PATH"),
     }
+
+
+def _first(folder: Path, variable: str) -> str:
+    """Where to look, and then wherever this process looks."""
+    return os.pathsep.join(filter(None, (str(folder), os.environ.get(variable))))
 
 
 def deviate(folder: Path, *words: str) -> None:

@@ -105,10 +105,9 @@ def test_a_check_that_raises_cannot_be_told(
         raise RuntimeError("the driver is odd")
 
     fact = dataclasses.replace(FACTS[0], check=broken)  # type: ignore[arg-type]
-    late = dataclasses.replace(FACTS[1])
     told = run.run(Settings(), facts=[fact]).findings[0]
     assert (told.verdict, told.detail) == (Verdict.UNKNOWN, "RuntimeError: the driver is odd")
-    told = run.run(Settings(), facts=[late], within_s=-1.0).findings[0]
+    told = run.run(Settings(), facts=FACTS[1:2], within_s=-1.0).findings[0]
     assert told.detail == "no time was left for it"
 
 
