@@ -1,4 +1,5 @@
-"""Generates docs/reference/*.md from the code: `python docs/generate.py`; `--check` only compares.
+"""Generates pages of docs from the code, and hardware.md also from the reports in
+benchmarks/results/hardware: `python docs/generate.py`; `--check` only compares.
 
 Each page is a module in `docs/pages`, which also has the text that is not in the code, such as
 the remedy for each reason. `tests/test_docs` checks that nothing is missing.
@@ -12,22 +13,23 @@ import sys
 import time
 from pathlib import Path
 
-from docs.pages import commands, http_api, reasons, settings, states
+from docs.pages import commands, hardware, http_api, reasons, settings, states
 
-REFERENCE = Path(__file__).parent / "reference"
+DOCS = Path(__file__).parent
 NOTICE = "<!-- Written by docs/generate.py from the code. Do not edit. -->\n\n"
 
 
 def pages() -> dict[str, str]:
-    """Every generated page, by its file name."""
+    """Every generated page, by its path below docs."""
     os.environ["TZ"] = "UTC"  # one of the examples has a time of day
     time.tzset()
     made = {
-        "settings.md": settings.page,
-        "commands.md": commands.page,
-        "http-api.md": http_api.page,
-        "reasons.md": reasons.page,
-        "states.md": states.page,
+        "reference/settings.md": settings.page,
+        "reference/commands.md": commands.page,
+        "reference/http-api.md": http_api.page,
+        "reference/reasons.md": reasons.page,
+        "reference/states.md": states.page,
+        "hardware.md": hardware.page,
     }
     return {name: NOTICE + page().rstrip() + "\n" for name, page in made.items()}
 
@@ -38,13 +40,13 @@ def main() -> int:
     check = parser.parse_args().check
     stale = []
     for name, text in pages().items():
-        path = REFERENCE / name
+        path = DOCS / name
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             stale.append(name)
             if not check:
                 path.write_text(text, encoding="utf-8")
     for name in stale:
-        print(f"docs/reference/{name} {'is not up to date' if check else 'written'}")
+        print(f"docs/{name} {'is not up to date' if check else 'written'}")
     return int(check and bool(stale))
 
 

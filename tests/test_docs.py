@@ -42,12 +42,13 @@ def _ids(path: Path) -> str:
 
 @pytest.mark.parametrize("name", generate.pages())
 def test_a_generated_page_is_up_to_date(name: str) -> None:
-    written = (REFERENCE / name).read_text(encoding="utf-8")
+    written = (ROOT / "docs" / name).read_text(encoding="utf-8")
     assert written == generate.pages()[name], "run: .venv/bin/python docs/generate.py"
 
 
 def test_no_generated_page_is_left_over() -> None:
-    assert {path.name for path in REFERENCE.iterdir()} == set(generate.pages())
+    reference = {f"reference/{path.name}" for path in REFERENCE.iterdir()}
+    assert reference == set(generate.pages()) - {"hardware.md"}
 
 
 def test_every_command_is_documented() -> None:

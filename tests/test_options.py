@@ -62,8 +62,10 @@ def test_it_is_answered_and_shown(made_up: dict[str, Any]) -> None:
 
 def test_it_is_in_the_reference(made_up: dict[str, Any]) -> None:
     pages = made_up["pages"]
-    assert "| `--warm-up TIME` | a made-up option |" in pages["commands.md"]
-    assert pages["http-api.md"].count("`warm_up_s`") == 2, "in a request, and in an answer"
+    assert "| `--warm-up TIME` | a made-up option |" in pages["reference/commands.md"]
+    assert pages["reference/http-api.md"].count("`warm_up_s`") == 2, (
+        "in a request, and in an answer"
+    )
 
 
 def test_jobs_that_differ_in_it_share_an_estimate(made_up: dict[str, Any]) -> None:

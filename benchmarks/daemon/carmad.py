@@ -17,8 +17,7 @@ from typing import Any, Self
 
 import psutil
 
-from carmad import configfile
-from carmad.attempt.launcher import has_systemd
+from carmad import configfile, units
 from carmad.config import Settings
 from carmad.errors import CarmaError
 from carmad.gpu.mps import Mps
@@ -107,7 +106,7 @@ class Daemon:
         """Its control daemons are meant to outlive it."""
         if self._settings.collocation.mps:
             folder = Path("/run/carma/mps") if os.geteuid() == 0 else self.directory / "mps"
-            mps = Mps(folder, multiuser=False, systemd=has_systemd())
+            mps = Mps(folder, multiuser=False, systemd=units.available())
             for gpu in self.get("/v1/gpus")["gpus"]:
                 mps.stop(gpu["id"])
 

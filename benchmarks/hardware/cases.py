@@ -20,8 +20,8 @@ from benchmarks.hardware.machine import VICTIM
 from benchmarks.hardware.victim import UNTOLD
 from benchmarks.hardware.visit import Entry
 from benchmarks.harness.data import ROOT
+from carmad import units
 from carmad.api.times import moment
-from carmad.attempt.launcher import has_systemd
 from carmad.config import Collocation, Limits, Monitor, Preconditions, Settings
 from carmad.core.types import ENDED
 from cli import render
@@ -253,7 +253,7 @@ def killed_daemon(lab: Lab) -> None:
 def host_oom(lab: Lab) -> None:
     """The kernel's OOM killer strikes in the job's cgroup: its unit's, or one for the daemon and
     all that it starts, as a container has it."""
-    with contextlib.nullcontext() if has_systemd() else bounded(lab.daemon):
+    with contextlib.nullcontext() if units.available() else bounded(lab.daemon):
         job = lab.ended(lab.submit("host-oom"), "the job")
     if job["exit"]["code"] == UNTOLD:
         lab.expect("the job", "failed (host_oom)", job["exit"]["evidence"], None)

@@ -150,7 +150,7 @@ def job_environment(
         env.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     for name in _MPS:
         env.pop(name, None)
-    return env | _mps(job, gpus, mps_pipe, mps_log)
+    return env | mps_environment(gpus, mps_pipe, mps_log, job.limit_mib)
 
 
 def _user(uid: int) -> dict[str, str]:
@@ -161,13 +161,16 @@ def _user(uid: int) -> dict[str, str]:
     return {"HOME": entry.pw_dir, "SHELL": entry.pw_shell or "/bin/sh"}
 
 
-def _mps(job: Job, gpus: Sequence[GpuId], pipe: Path | None, log: Path | None) -> dict[str, str]:
+def mps_environment(
+    gpus: Sequence[GpuId], pipe: Path | None, log: Path | None, limit_mib: int | None
+) -> dict[str, str]:
+    """What makes a process a client of the MPS daemon at `pipe`; None: of none."""
     if pipe is None:
         return {_PIPE: NO_MPS}
     env = {_PIPE: str(pipe)}
     if log is not None:
         env[_LOG] = str(log)
-    if (limit_mib := job.limit_mib) is not None:
+    if limit_mib is not None:
         # Per client, and only for visible GPUs: an entry for any other GPU disables all limits.
         env[_LIMIT] = ",".join(f"{gpu}={limit_mib}M" for gpu in gpus)
     return env

@@ -73,6 +73,11 @@ class NvmlSource:
     def name(self) -> str:
         return f"nvml+{self._profiler.name}" if self._profiler.name else "nvml"
 
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        """What was discovered last, with the driver's ids, by index."""
+        return self._units
+
     def discover(self) -> tuple[Gpu, ...]:
         """Cheap if nothing has changed: the daemon calls it repeatedly."""
         connected = self._watcher is not None

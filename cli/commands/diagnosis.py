@@ -16,6 +16,7 @@ from carmad import paths
 from carmad.errors import CarmaError
 from cli import client, output
 from cli.commands.options import Json
+from cli.problems import Usage
 
 if TYPE_CHECKING:
     from carmad.api.responses.server import CheckOut
@@ -29,8 +30,27 @@ config = typer.Typer(
 )
 
 
-def doctor(json: Json = False) -> None:
+def doctor(
+    json: Json = False,
+    gpu: Annotated[
+        bool,
+        typer.Option("--gpu", help="Test an idle GPU instead, for up to five minutes: no daemon."),
+    ] = False,
+    device: Annotated[
+        str, typer.Option("--device", help="With --gpu: its index, as in carma gpus, or its UUID.")
+    ] = "",
+    write: Annotated[
+        bool, typer.Option("--write", help="With --gpu: put proposed settings into the file.")
+    ] = False,
+) -> None:
     """Check this machine and, if one is running, the daemon. Exits with 1 if a check fails."""
+    if gpu:
+        from cli import selftest
+
+        selftest.run(device, json, write)
+        return
+    if device or write:
+        raise Usage("--device and --write need --gpu")
     checks = list(_local())
     try:
         checks += client.get("/v1/doctor")["checks"]

@@ -1,1 +1,1 @@
-"""The generated pages of docs/reference, one module each: `page()` has its text."""
+"""The generated pages of docs, one module each: `page()` has its text."""

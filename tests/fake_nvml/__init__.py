@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import shutil
-import subprocess
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +12,7 @@ import pynvml
 import pytest
 
 from carmad.gpu import events
-
-_SOURCE = Path(__file__).with_name("fake_nvml.c")
+from tests.fake_gpu import LIBRARIES, compile_library
 
 
 class FakeNvml:
@@ -53,14 +50,11 @@ class FakeNvml:
 
 @pytest.fixture(scope="session")
 def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    gcc = shutil.which("gcc")
-    if gcc is None:
-        pytest.skip("no gcc to compile the fake NVML library with")
     library = tmp_path_factory.mktemp("nvml") / "libnvidia-ml.so.1"
-    subprocess.run(
-        [gcc, "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1", "-o", library, _SOURCE],
-        check=True,
-    )
+    try:
+        compile_library(LIBRARIES[library.name], library)
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
     return library
 
 

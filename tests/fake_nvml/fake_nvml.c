@@ -22,22 +22,29 @@
  *   hole                      the next MIG slot is empty
  *   slot GI CI UUID           the next MIG slot; the lines below describe the instance
  *
- * Each call is written to $FAKE_NVML_LOG, if set, as "FUNCTION UUID". */
+ * Each call is written to $FAKE_NVML_LOG, if set, as "FUNCTION UUID".
+ *
+ * With $FAKE_GPU (tests/fake_gpu.py) the processes of fake_cuda.c are added to this: their memory,
+ * their places in the lists, their samples, and the load, power, energy and Xids that come of them. */
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "../fake_gpu.h"
 
 enum { OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6,
        INSUFFICIENT_SIZE = 7, TIMEOUT = 10, GPU_IS_LOST = 15, VERSION_MISMATCH = 25 };
 enum { COMPUTE, MPS, GRAPHICS };
 enum { NEAR = 30, SYSTEM = 50, NO_NVLINK = 5, MAX_LINKS = 16 };
 enum { GPM_METRICS = 64, MAX_DEVICES = 64, MAX_LINES = 128, MIG_SLOTS = 7, NO_INSTANCE = -1 };
-#define MIB (1024ULL * 1024ULL)
 
 typedef struct { int list; unsigned pid; unsigned long long bytes; } Process;
 typedef struct { unsigned pid; unsigned long long at_us; unsigned sm; } Sample;
@@ -50,7 +57,7 @@ typedef struct {
     unsigned domain, bus, device;
     unsigned long long total, reserved, used, energy, event_types;
     unsigned util, util_memory, power, temperature, recovery;
-    int has_util, has_power, has_energy, has_temperature, has_gpm, stale_samples;
+    int busy, has_util, has_power, has_energy, has_temperature, has_gpm, stale_samples;
     double gpm[GPM_METRICS];
     int gpm_code[GPM_METRICS];
     char links[MAX_LINKS][96]; int n_links;
@@ -71,6 +78,100 @@ static int n_handles, references, session, session_epoch;
 
 static unsigned long long mib_or_none(const char *word) {
     return strcmp(word, "none") ? strtoull(word, 0, 10) * MIB : ~0ULL;
+}
+
+/* --- what fake_cuda's processes do to the world --- */
+
+enum { BUSY_US = 600000, LAG_US = 2000000, BUSY_MW = 300000 };
+
+static int alive(const char *pid) {
+    char name[64], state = 'X';
+    snprintf(name, sizeof name, "/proc/%.32s/stat", pid);
+    FILE *file = fopen(name, "r");
+    if (!file) return 0;
+    if (fscanf(file, "%*d (%*[^)]) %c", &state) != 1) state = 'X';
+    fclose(file);
+    return state != 'Z' && state != 'X';
+}
+
+static Device *named(const char *uuid) {
+    for (int i = 0; i < world.n; i++) if (!strcmp(world.devices[i].uuid, uuid)) return &world.devices[i];
+    return 0;
+}
+
+/* A dead process's memory is free at once, unless the driver lags; its kernels were torn down. */
+static int bury(const char *pid, const char *uuid, long long ran_us) {
+    struct stat its;
+    if (stat(path("processes", pid), &its)) return 0;
+    if (deviates("memory_lags") && now_us() - its.st_mtim.tv_sec * 1000000LL < LAG_US) return 1;
+    if (!unlink(path("processes", pid)) && ran_us) tell_xid(uuid, deviates("kills_look_like_faults") ? 79 : 45);
+    return 0;
+}
+
+static void add_process(const char *pid) {
+    char uuid[96], mode[16], pipe[512];
+    unsigned long long mib;
+    long long ran_us, copied_us, mib_s;
+    FILE *file = fopen(path("processes", pid), "r");
+    int fields = file ? fscanf(file, "%95s %llu %15s %511s %lld %lld %lld", uuid, &mib, mode, pipe, &ran_us, &copied_us, &mib_s) : 0;
+    if (file) fclose(file);
+    Device *dev = fields == 7 ? named(uuid) : 0;
+    if (!dev || dev->n_processes == MAX_LINES) return;
+    int client = !strcmp(mode, "mps"), server = !strcmp(mode, "server"), lives = alive(pid);
+    if (!lives && !bury(pid, uuid, ran_us)) return;
+    dev->used += mib * MIB;
+    if (!lives) return;
+    unsigned long long its = server ? 0 : client ? MPS_CONTEXT_MIB : CONTEXT_MIB;
+    unsigned long long shown = deviates("contexts_uncounted") && mib > its ? mib - its : mib;
+    int hidden = deviates("contexts_unlisted") || (client && deviates("clients_unlisted"));
+    if (!hidden) dev->processes[dev->n_processes++] = (Process){client ? MPS : COMPUTE, atoi(pid), shown * MIB};
+    if (copied_us && now_us() - copied_us < BUSY_US) dev->gpm[21] = mib_s * (deviates("gpm_in_bytes") ? MIB : 1);
+    int busy = ran_us && now_us() - ran_us < BUSY_US;
+    if (busy) dev->busy = 1;
+    int sampled = busy && !deviates("kernels_unsampled") && !(client && deviates("clients_unsampled"));
+    if (deviates("contexts_sampled") || (client && deviates("clients_alike"))) sampled = 1, ran_us = now_us();
+    if (sampled && !server) dev->samples[dev->n_samples++] = (Sample){atoi(pid), ran_us, 98};
+}
+
+static void add_processes(void) {
+    DIR *folder = opendir(path("processes", 0));
+    struct dirent *entry;
+    while (folder && (entry = readdir(folder))) if (entry->d_name[0] != '.') add_process(entry->d_name);
+    if (folder) closedir(folder);
+    for (int i = 0; i < world.n; i++) {
+        Device *dev = &world.devices[i];
+        if (deviates("no_gpm")) dev->has_gpm = 0;
+        if (!dev->busy) continue;
+        double full = deviates("gpm_in_ratios") ? 1 : 100;
+        dev->util = 100, dev->power = BUSY_MW;
+        dev->gpm[1] = dev->gpm[2] = 0.98 * full, dev->gpm[3] = 0.5 * full, dev->gpm[10] = 0.01 * full;
+    }
+    char uuid[96];
+    unsigned long long seq, xid;
+    FILE *file = fopen(path("events", 0), "r");
+    while (file && fscanf(file, "%95s %llu %llu", uuid, &seq, &xid) == 3) {
+        Device *dev = named(uuid);
+        if (dev && dev->n_events < MAX_LINES) dev->events[dev->n_events++] = (Event){seq, 8, xid, (unsigned)NO_INSTANCE};
+    }
+    if (file) fclose(file);
+}
+
+/* The counter goes on by the present power; whoever reads power or energy moves it. */
+static unsigned long long energy(const Device *dev) {
+    char name[128];
+    long long at_us = now_us();
+    double millijoules = dev->energy;
+    snprintf(name, sizeof name, "energy-%s", dev->uuid);
+    FILE *file = fopen(path(name, 0), "a+");
+    if (!file) return dev->energy;
+    flock(fileno(file), LOCK_EX);
+    rewind(file);
+    if (fscanf(file, "%lld %lf", &at_us, &millijoules) != 2) at_us = now_us();
+    long long now = now_us();
+    if (now > at_us) millijoules += dev->power / 1e6 * (now - at_us) * (deviates("energy_doubled") ? 2 : 1);
+    if (!ftruncate(fileno(file), 0)) fprintf(file, "%lld %f\n", now > at_us ? now : at_us, millijoules);
+    fclose(file);
+    return millijoules;
 }
 
 static void read_world(void) {
@@ -138,6 +239,7 @@ static void read_world(void) {
             dev->events[dev->n_events++] = (Event){NUM(a), HEX(b), NUM(c), strcmp(d, "-") ? NUM(d) : (unsigned)NO_INSTANCE};
     }
     fclose(file);
+    if (getenv("FAKE_GPU")) add_processes();
 }
 
 static void note(const char *function, const char *uuid) {
@@ -342,7 +444,8 @@ int nvmlDeviceGetMemoryInfo(Handle *handle, Memory *out) {
 int nvmlDeviceGetMemoryInfo_v2(Handle *handle, MemoryV2 *out) {
     DEVICE(handle);
     if (out->version != 0x02000028) RETURN(VERSION_MISMATCH);
-    *out = (MemoryV2){out->version, dev->total, dev->reserved, dev->total - dev->reserved - dev->used, dev->used};
+    unsigned long long set_aside = getenv("FAKE_GPU") && deviates("reserved_is_free") ? 0 : dev->reserved;
+    *out = (MemoryV2){out->version, dev->total, dev->reserved, dev->total - set_aside - dev->used, dev->used};
     RETURN(OK);
 }
 
@@ -352,8 +455,8 @@ int nvmlDeviceGetUtilizationRates(Handle *handle, unsigned out[2]) {
     out[0] = dev->util, out[1] = dev->util_memory;
     RETURN(OK);
 }
-int nvmlDeviceGetPowerUsage(Handle *handle, unsigned *out) { DEVICE(handle); *out = dev->power; RETURN(dev->has_power ? OK : NOT_SUPPORTED); }
-int nvmlDeviceGetTotalEnergyConsumption(Handle *handle, unsigned long long *out) { DEVICE(handle); *out = dev->energy; RETURN(dev->has_energy ? OK : NOT_SUPPORTED); }
+int nvmlDeviceGetPowerUsage(Handle *handle, unsigned *out) { DEVICE(handle); if (getenv("FAKE_GPU")) energy(dev); *out = dev->power; RETURN(dev->has_power ? OK : NOT_SUPPORTED); }
+int nvmlDeviceGetTotalEnergyConsumption(Handle *handle, unsigned long long *out) { DEVICE(handle); *out = getenv("FAKE_GPU") ? energy(dev) : dev->energy; RETURN(dev->has_energy ? OK : NOT_SUPPORTED); }
 int nvmlDeviceGetTemperature(Handle *handle, unsigned sensor, unsigned *out) { DEVICE(handle); *out = dev->temperature; RETURN(dev->has_temperature && !sensor ? OK : NOT_SUPPORTED); }
 
 /* What gpustat and nvitop print beside. */

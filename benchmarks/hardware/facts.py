@@ -1,0 +1,120 @@
+"""Stage `facts`: the self-test of `carma doctor --gpu`, an entry per fact.
+
+The checks are run by a child, which this module is as a program, too: a driver that hangs costs one
+fact, and in a rehearsal the child finds the fake libraries where the driver's would be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.hardware.visit import Stage, Visit
+from carmad import paths
+from carmad.configfile import load
+from carmad.errors import CarmaError
+from carmad.selftest.bench import Probe, ProbeFailed, Silent
+from carmad.selftest.facts import FACTS
+from carmad.selftest.run import run
+
+FACT_S = 180.0  # the longest takes half a minute; a first import of PyTorch some more
+BUSY_S = 4.0
+REHEARSED_BUSY_S = 0.7
+CHECKED = [fact for fact in FACTS if fact.check is not None]
+
+
+def measure(visit: Visit) -> None:
+    """Raises CarmaError if no GPU is idle."""
+    busy_s = REHEARSED_BUSY_S if visit.rehearse else BUSY_S
+    device = "" if visit.rehearse else visit.gpu
+    with _environment(visit) as env:
+        child: Probe | None = None
+        try:
+            for fact in visit.todo(CHECKED, lambda fact: fact.name):
+                child = child or Probe([sys.executable, "-m", "benchmarks.hardware.facts"], env)
+                try:
+                    visit.keep(
+                        fact.name, child.ask(fact.name, FACT_S, busy_s=busy_s, device=device)
+                    )
+                except Silent:  # the next gets a new child
+                    child.end()
+                    child = None
+                except ProbeFailed as error:
+                    raise CarmaError(str(error)) from error
+        finally:
+            if child is not None:
+                child.end()
+
+
+@contextlib.contextmanager
+def _environment(visit: Visit) -> Iterator[dict[str, str]]:
+    root = str(Path(__file__).parents[2])
+    here = {"PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
+    if not visit.rehearse:
+        yield dict(os.environ) | here
+        return
+    from tests.fake_gpu import environment
+
+    with tempfile.TemporaryDirectory(prefix="gpu-", dir="/tmp") as folder:
+        Path(folder).chmod(0o755)  # some checks are of two users
+        yield environment(Path(folder)) | here
+
+
+def answer(name: str, busy_s: float, device: str) -> dict[str, Any]:
+    """One fact's finding, and where and when it was found."""
+    path = Path(paths.config_path())
+    settings = load(path if path.exists() else None, os.environ)
+    try:
+        facts = [fact for fact in FACTS if fact.name == name]
+        report = run(settings, device, facts=facts, busy_s=busy_s)
+    except CarmaError as error:
+        return {"error": error.message, "call": f"{error.message}; {error.hint}"}
+    (finding,) = report.findings
+    where = asdict(report)
+    del where["findings"]
+    return where | asdict(finding)
+
+
+def blocks(visit: Visit) -> list[str]:
+    found = visit.entries()
+    rows = [
+        f"| {fact.relies_on} | {entry['verdict']} | {_cell(entry['detail'])} |"
+        for fact in CHECKED
+        if (entry := found.get(fact.name))
+    ]
+    counts = [sum(e["verdict"] == word for e in found.values()) for word in ("holds", "differs")]
+    return [
+        f"Of {len(CHECKED)} facts with a check, {counts[0]} hold and {counts[1]} differ.",
+        "\n".join(["| CARMA relies on | | seen |", "|---|---|---|", *rows]),
+    ]
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def main() -> None:
+    """As `carmad.selftest.probe`: a line in, a line out."""
+    for line in sys.stdin:
+        request = json.loads(line)
+        print(json.dumps(answer(request["do"], request["busy_s"], request["device"])), flush=True)
+
+
+STAGE = Stage(
+    name="facts",
+    about="what CARMA relies on, checked on this GPU",
+    minutes=5.0,
+    packages=(),
+    measure=measure,
+    blocks=blocks,
+)
+
+if __name__ == "__main__":
+    main()

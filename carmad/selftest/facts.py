@@ -1,0 +1,384 @@
+"""What CARMA relies on and has read, not seen: one entry per fact, with the check of it, or how to
+find out where no self-test can. `docs/hardware.md` is made of this table and of reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from carmad.selftest import faults, jobs, kernels, memory, mps, risk, training
+from carmad.selftest.bench import Bench
+from carmad.selftest.report import Seen
+
+Check = Callable[[Bench], Seen]
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    name: str
+    relies_on: str
+    source: str
+    otherwise: str  # what follows where it is not so; a setting that helps is in backticks
+    check: Check | None = None
+    by_hand: str = ""  # without a check, or beside it: how to find out
+
+
+SECTIONS: dict[str, tuple[Fact, ...]] = {
+    "Memory and processes (NVML)": (
+        Fact(
+            "memory_used",
+            "memory used, version 2, is what `nvidia-smi` shows and what was allocated, and `free`"
+            " is what can be allocated",
+            "NVML bindings; reports on gpustat#141. nvml.h contradicts itself",
+            "free memory is off by the reserved part (hundreds of MiB)",
+            memory.used,
+        ),
+        Fact(
+            "process_memory",
+            "memory per process covers context, allocator and libraries",
+            "nvml.h",
+            "a job counts for less memory than it uses, the rest as external",
+            memory.of_process,
+        ),
+        Fact(
+            "process_lists",
+            "the process lists for compute and MPS, united by pid, contain every client exactly"
+            " once",
+            "MPS manual; its pages disagree",
+            "a client is missed: its memory counts as external",
+            memory.mps_lists,
+        ),
+        Fact(
+            "process_leaves",
+            "a process disappears from the list when its memory has been freed",
+            "design",
+            "the next job is placed too early or 10 s late",
+            memory.leaves,
+        ),
+        Fact(
+            "managed_memory",
+            "`cudaMallocManaged` memory is mostly not in the list",
+            "pynvml#63",
+            "it counts as external, or as the job's",
+            by_hand="run a job that uses it (no more than is free: beyond that a GPU may hang)",
+        ),
+    ),
+    "Time to first kernel": (
+        Fact(
+            "busy_sampled",
+            "a process that runs kernels has a utilisation sample above 0 within seconds",
+            "nvml.h",
+            "the job stays `ST` and keeps others off its GPU for ten minutes"
+            " (`monitor.first_kernel_timeout_s`)",
+            kernels.busy,
+        ),
+        Fact(
+            "mps_clients_sampled",
+            "utilisation is reported per MPS client",
+            "undocumented; a client without a sample counts as busy",
+            "under MPS a job becomes `R` as soon as it has a context, before its first kernel",
+            kernels.mps_clients,
+        ),
+        Fact(
+            "context_unsampled",
+            "a context without kernels, as after `import torch`, gives no sample",
+            "inference",
+            "a job is judged too early",
+            kernels.idle,
+        ),
+        Fact(
+            "mig_utilization",
+            "MIG instances do not report utilisation per process; a process on the instance has to"
+            " be enough",
+            "nvml.h",
+            "a job on an instance becomes `R` before its first kernel",
+            kernels.mig,
+        ),
+    ),
+    "Risk (GPM and DCGM)": (
+        Fact(
+            "gpm_activity",
+            "GPM can be read by the daemon, and gives percent",
+            "nvml.h, DCGM's source",
+            "no SMACT on Hopper, or 100 times too small: `monitor.source`",
+            risk.gpm_activity,
+        ),
+        Fact(
+            "gpm_traffic",
+            "GPM reports PCIe traffic in MiB/s, and receiving is from the host",
+            "nvml.h, DCGM's source",
+            "profiles have these indicators in other units",
+            risk.gpm_traffic,
+        ),
+        Fact(
+            "dcgm_activity",
+            "`dcgmi dmon` prints what its source suggests, with DCGM 3 and 4, in fractions",
+            "DCGM 4.6 source",
+            "no SMACT on A100; `carma doctor` says so",
+            risk.dcgm_activity,
+        ),
+        Fact(
+            "dcgm_traffic",
+            "DCGM reports traffic in bytes/s, and multiplexes all eleven fields before Hopper, or"
+            " ends without a row",
+            "DCGM's source and guide",
+            "profiles lack these indicators, or have them in other units",
+            risk.dcgm_traffic,
+        ),
+        Fact(
+            "gpm_pipes",
+            "GPM reports pipes (tensor, FP32, FP16) in percent and NVLink traffic in MiB/s",
+            "nvml.h, DCGM's source and guide",
+            "profiles have these indicators in other units",
+            by_hand="`carma why` of a profiled job beside `dcgmi dmon -e 1001,1004,1007,1011`, on"
+            " an A100 and an H100",
+        ),
+        Fact(
+            "privileges",
+            "the driver takes `CAP_SYS_ADMIN` for root, and carmad's unit denies nothing that GPM"
+            " and the process lists need",
+            "NVIDIA's open kernel modules (`NV_IS_SUSER`)",
+            "no SMACT, or other users' processes are missing, but only in the unit",
+            by_hand="`carma gpus` with the unit and with `sudo carmad` by hand, with a second"
+            " user's job",
+        ),
+        Fact(
+            "device_files",
+            "after a boot without `nvidia-persistenced`, carmad's NVML makes the device files"
+            " inside the unit, once `modprobe@nvidia.service` has loaded the driver",
+            "`nvidia-modprobe`",
+            "carmad finds no GPU until root has run `nvidia-smi`",
+            by_hand="reboot with it disabled; `ls -l /dev/nvidia*`",
+        ),
+        Fact(
+            "host_engine",
+            "DCGM needs `nv-hostengine` as root, and CARMA's `dmon` beside dcgm-exporter is fine",
+            "DCGM guide",
+            "blank values",
+            by_hand="with dcgm-exporter running",
+        ),
+        Fact(
+            "thresholds",
+            "thresholds 0.80, 0.45, 0.40 fit other GPUs than the paper's A100 40 GB",
+            "the paper measured there only",
+            "too much or too little sharing",
+            by_hand="the benchmark trace on your GPU, with two sets of thresholds",
+        ),
+    ),
+    "MPS": (
+        Fact(
+            "mps_daemon",
+            "a control daemon with a pipe directory of its own serves the clients of its GPU",
+            "MPS manual",
+            "jobs run without MPS, with a note: `collocation.mps`",
+            mps.daemon,
+        ),
+        Fact(
+            "mps_daemons",
+            "several daemons, one per GPU, work at once",
+            "MPS manual",
+            "jobs on all but one GPU run without MPS, with a note",
+            by_hand="`mps = true`, a job on each GPU; `ps` of each daemon names its client",
+        ),
+        Fact(
+            "mps_node",
+            "one daemon for all GPUs serves clients of each, and a fault on one GPU refuses new"
+            " clients on all of them",
+            "NVIDIA forum 238139; CARMA uses a daemon per GPU instead",
+            "a daemon per GPU is stricter than necessary",
+            by_hand="on two idle GPUs: one daemon, a client on each, an illegal address in one,"
+            " then a new client on the other",
+        ),
+        Fact(
+            "mps_uuid",
+            "clients find the server with the UUID in `CUDA_VISIBLE_DEVICES`",
+            "MPS manual",
+            '"no CUDA device"',
+            mps.names_gpu,
+        ),
+        Fact(
+            "mps_multiuser",
+            "`-multiuser-server` is how this driver spells the option, and such a server takes"
+            " several users' clients",
+            "MPS manual, r550 and 615",
+            "the daemon does not start, and jobs run without MPS: `collocation.mps_multiuser`",
+            mps.multiuser,
+        ),
+        Fact(
+            "mps_two_users",
+            "a second user's client hangs while a first user's is there",
+            "MPS manual",
+            "CARMA is stricter than necessary",
+            mps.two_users,
+        ),
+        Fact(
+            "mps_limit",
+            "`CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=GPU-…=8192M` limits the client; beyond, it gets the"
+            " ordinary out-of-memory error",
+            "MPS manual, Dynamo docs (driver 615.71)",
+            "`--gpu-mem` is advisory under MPS too",
+            mps.limit,
+        ),
+        Fact(
+            "mps_fault",
+            "a fault ends all clients of that server and no others; state FAULT is seen; when they"
+            " are gone, new clients are served",
+            "MPS manual; NVIDIA forum 238139",
+            "recovery classifies the others' end as their own failure, or other jobs end, too:"
+            " `collocation.mps`",
+            mps.fault,
+        ),
+        Fact(
+            "mps_terminate",
+            "`terminate_client` before SIGKILL protects the others",
+            "MPS manual, r550",
+            "cancel harms neighbours: `collocation.mps`",
+            mps.terminate,
+        ),
+        Fact(
+            "contexts",
+            "a context, with MPS or without, takes no more than `estimation.context_mib`",
+            "not measured",
+            "estimates are too low, and `preconditions.min_free_mib` is too small",
+            mps.contexts,
+        ),
+    ),
+    "Stages and islands": (
+        Fact(
+            "profiler",
+            "PyTorch's profiler, started in the middle of a run for four iterations, sees the"
+            " kernels of each, with no more privileges than the job has",
+            'tried without a GPU only; CUPTI documentation, "Limitations"',
+            "the host's times are reported instead, which are those of the launches",
+            training.profiler,
+            by_hand="for other models: `carma submit --watch-stages`, then `carma show`",
+        ),
+        Fact(
+            "profiler_mps",
+            "it works for a client of MPS",
+            "not documented",
+            "as above",
+            by_hand="a watched job with `mps = true`",
+        ),
+        Fact(
+            "profiler_cost",
+            "it slows down a few iterations, and leaves nothing behind that would slow down the"
+            " rest or keep GPU memory",
+            "design",
+            "a watched job is slower, or larger than estimated",
+            by_hand="time of a step and memory of the job, before iteration 15, from 16 to 20, and"
+            " after",
+        ),
+        Fact(
+            "profiler_conflict",
+            "an external profiler of the job (Nsight Systems) conflicts with it, and neither ends"
+            " the job",
+            "PyTorch issues 112389, 117935: CUPTI has one subscriber",
+            "a watched job fails",
+            by_hand="a watched job under `nsys profile`",
+        ),
+        Fact(
+            "nccl_names",
+            "NCCL's kernels have `nccl` in their names, and their waiting for each other counts as"
+            " communication",
+            "names seen in traces",
+            "communication counts as forward or backward",
+            by_hand="a watched job of two GPUs with DistributedDataParallel",
+        ),
+        Fact(
+            "islands",
+            "the status of peer-to-peer over NVLink is OK exactly for GPUs connected by NVLink or"
+            " NVSwitch",
+            "nvml.h",
+            "islands are too large or too small: A-SRPT maps jobs badly",
+            faults.nearness,
+        ),
+        Fact(
+            "sockets",
+            'the common ancestor of two GPUs is "node" or nearer below one NUMA node, and "system"'
+            " across",
+            "nvml.h",
+            "as above",
+            by_hand="`nvidia-smi topo -m` beside `carma gpus`, on a server with two sockets and no"
+            " NVLink",
+        ),
+    ),
+    "Faults": (
+        Fact(
+            "own_kills",
+            "Xid 45 is caused by our own kills, other Xids by a program's faults, and none of them"
+            " is a reason to drain",
+            "Xid catalog",
+            "healthy GPUs are drained",
+            faults.kills,
+        ),
+        Fact(
+            "gpu_lost",
+            "a lost GPU is reported as such, while others go on",
+            "nvml.h",
+            "all GPUs show a fault",
+            by_hand="unbind one from the driver, where that is safe",
+        ),
+        Fact(
+            "reset",
+            "stopping carmad, DCGM and persistenced is enough for a reset",
+            "reports (NVSentinel#1690, gpu-operator#118)",
+            '"in use by another client"',
+            by_hand="`nvidia-smi --gpu-reset` as in the administrators' guide",
+        ),
+        Fact(
+            "index_order",
+            "the order of indices is the PCI bus order",
+            "nvml.h: no guarantee",
+            "`carma` and `nvidia-smi` number GPUs differently; UUIDs are right anyway",
+            faults.order,
+        ),
+        Fact(
+            "energy",
+            "the energy counter counts mJ since the driver was loaded",
+            "nvml.h",
+            "energy per job is wrong",
+            faults.energy,
+        ),
+    ),
+    "Jobs": (
+        Fact(
+            "host_oom",
+            "transient units with `Delegate=yes` let the supervisor make a cgroup below its own,"
+            " whose kills for memory are counted",
+            "systemd manual",
+            "host-memory kills are not recognised",
+            jobs.host_oom,
+        ),
+        Fact(
+            "oom_text",
+            "the wording of out-of-memory errors",
+            "wheels of torch 1.13 to 2.15, CUDA headers",
+            "an OOM counts as a plain failure and is not retried",
+            training.oom_text,
+        ),
+        Fact(
+            "torch_context",
+            "PyTorch's context and libraries take about `estimation.context_mib`",
+            "reports; not measured",
+            "estimates are off by the difference, until jobs of this server have taught better",
+            training.context,
+        ),
+        Fact(
+            "allocator",
+            "PyTorch reserves segments of 2 MiB, 20 MiB and multiples of 2 MiB",
+            "c10/core/AllocatorConfig.h",
+            "estimates of the tracer are off",
+            training.allocator,
+        ),
+        Fact(
+            "full",
+            "a GPU counts as full with less than 3 % free",
+            "guess",
+            "ambiguous errors are misclassified",
+            by_hand="an out-of-memory error of cuBLAS or NCCL beside other jobs",
+        ),
+    ),
+}
+
+FACTS: tuple[Fact, ...] = tuple(fact for its in SECTIONS.values() for fact in its)

@@ -1,0 +1,114 @@
+"""Checks of health, energy and the order and nearness of GPUs."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import time
+
+from carmad.gpu.driver import list_boards
+from carmad.gpu.topology import islands
+from carmad.selftest.bench import Bench, ProbeFailed
+from carmad.selftest.report import Seen, judged, unknown
+
+NEWS_WITHIN_S = 3.0
+ENERGY_OFF = 0.15  # power is an average over a second or less, read now and then
+POWER_PERIOD_S = 0.1
+MJ = 1000
+
+
+def kills(bench: Bench) -> Seen:
+    missing = dict(bench.source.capabilities().missing)
+    if "health" in missing:
+        return unknown(f"the driver tells of no Xids: {missing['health']}")
+    bench.source.health()  # what was before
+    busy = bench.probe()
+    busy.begin("spin", s=60)
+    time.sleep(bench.busy_s / 2)
+    busy.kill()
+    faulty = bench.probe()
+    try:
+        faulty.ask("fault")
+        return unknown("an illegal address was no error")
+    except ProbeFailed:
+        faulty.end()
+    news = bench.news(NEWS_WITHIN_S)
+    drained = [each.message for each in news if each.drain]
+    said = "; ".join(each.message for each in news) or "no Xid"
+    return judged(
+        not drained,
+        f"a busy process was killed, and one made a fault: {said}",
+        xids=len(news),
+        would_drain="; ".join(drained),
+    )
+
+
+def energy(bench: Bench) -> Seen:
+    probe = bench.probe()
+    first = bench.sample()
+    if first.energy_mj is None or first.power_w is None:
+        return unknown("the GPU does not count energy, or does not tell its power")
+    probe.begin("spin", s=3 * bench.busy_s)
+    time.sleep(bench.busy_s / 2)  # let the average settle
+    last = begun = bench.sample()
+    joules = 0.0
+    for sample in bench.samples(2 * bench.busy_s, POWER_PERIOD_S):
+        joules += (sample.at - last.at) * ((sample.power_w or 0.0) + (last.power_w or 0.0)) / 2
+        last = sample
+    counted = ((last.energy_mj or 0) - (begun.energy_mj or 0)) / MJ
+    seconds = last.at - begun.at
+    return judged(
+        abs(counted - joules) <= ENERGY_OFF * joules,
+        f"in {seconds:.1f} s, {counted:.0f} J were counted; power adds up to {joules:.0f} J",
+        counted_j=counted,
+        integrated_j=joules,
+        mean_power_w=joules / seconds,
+        idle_power_w=first.power_w,
+    )
+
+
+def order(bench: Bench) -> Seen:
+    boards = list_boards()[0]
+    if len(boards) < 2:
+        return unknown("there is one GPU")
+    buses = [board.bus for board in boards]
+    said = ", ".join(f"{domain:x}:{bus:02x}:{device:02x}" for domain, bus, device in buses)
+    return judged(buses == sorted(buses), f"NVML lists them in this order: {said}")
+
+
+def nearness(bench: Bench) -> Seen:
+    """Beside what `nvidia-smi topo -m` shows."""
+    boards = [board.id for board in list_boards()[0]]
+    if len(boards) < 2:
+        return unknown("there is one GPU")
+    if shutil.which("nvidia-smi") is None:
+        return unknown("nvidia-smi is not on PATH")
+    asked = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True, timeout=30)
+    links = links_of(asked.stdout, len(boards))
+    if links is None:
+        return unknown("nvidia-smi topo -m shows no matrix that can be read")
+    linked = {n for pair in links for n in pair}
+    found = islands(boards)
+    ours = [found[gpu] for gpu in boards]
+    apart = [pair for pair in links if ours[pair[0]] != ours[pair[1]]]
+    # Where only some are linked, the others are no part of their islands.
+    taken = {ours[n] for n in linked}
+    strangers = [n for n in range(len(boards)) if n not in linked and ours[n] in taken]
+    said = ", ".join(f"GPU {n}: {name or 'the only island'}" for n, name in enumerate(ours))
+    return judged(not apart and not strangers, said, links=len(links), islands=len(set(ours)))
+
+
+def links_of(matrix: str, count: int) -> list[tuple[int, int]] | None:
+    """The pairs that are connected by NVLink, of the output of `nvidia-smi topo -m`."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", matrix)
+    rows = re.findall(r"^GPU(\d+)\s+(.+)$", plain, re.MULTILINE)
+    cells = {int(number): words.split()[:count] for number, words in rows}
+    if sorted(cells) != list(range(count)) or any(len(row) < count for row in cells.values()):
+        return None
+    return [
+        (one, other)
+        for one in range(count)
+        for other in range(one + 1, count)
+        if re.fullmatch(r"NV\d+", cells[one][other])
+    ]

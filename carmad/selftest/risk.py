@@ -1,0 +1,121 @@
+"""Checks of GPM and DCGM: are they there, and in which units?"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Mapping
+from statistics import median
+
+from carmad.gpu import gpm
+from carmad.gpu.dcgm import DcgmProfiler
+from carmad.gpu.gpm import GpmProfiler
+from carmad.gpu.profiler import Activity, ActivityReader
+from carmad.selftest.bench import Bench
+from carmad.selftest.report import Seen, Setting, judged, unknown
+
+BUSY, IDLE = 0.6, 0.2  # SM activity of a GPU whose every SM spins, and of one without kernels
+ANSWERS_WITHIN_S = 15.0  # DCGM, from its start
+PERIOD_S = 0.5
+DCGM_PERIOD_S = 1.0
+WITHOUT = {"monitor.source": "nvml"}
+NO_DCGM = "dcgmi is not installed"
+
+
+def gpm_activity(bench: Bench) -> Seen:
+    if why := _no_gpm(bench):
+        return unknown(why)
+    return _activity(bench, GpmProfiler(), WITHOUT)
+
+
+def dcgm_activity(bench: Bench) -> Seen:
+    if shutil.which("dcgmi") is None:
+        return unknown(NO_DCGM)
+    # Where there is GPM, nobody reads DCGM.
+    return _activity(bench, DcgmProfiler(DCGM_PERIOD_S), WITHOUT if _no_gpm(bench) else {})
+
+
+def gpm_traffic(bench: Bench) -> Seen:
+    if why := _no_gpm(bench):
+        return unknown(why)
+    return _traffic(bench, GpmProfiler())
+
+
+def dcgm_traffic(bench: Bench) -> Seen:
+    if shutil.which("dcgmi") is None:
+        return unknown(NO_DCGM)
+    return _traffic(bench, DcgmProfiler(DCGM_PERIOD_S))
+
+
+def _no_gpm(bench: Bench) -> str:
+    return next(iter(gpm.lacking([bench.unit]).values()), "")
+
+
+def _activity(bench: Bench, reader: ActivityReader, settings: Mapping[str, Setting]) -> Seen:
+    probe = bench.probe()
+    reader.open((bench.unit,))
+    try:
+        idle = _read(bench, reader)
+        missing = "; ".join({why for _, why in reader.missing()}) or "it does not say why"
+        if not idle and reader.name == DcgmProfiler.name:
+            return unknown(f"DCGM gives no reading: {missing}")
+        probe.begin("spin", s=2 * bench.busy_s + ANSWERS_WITHIN_S)
+        busy = _read(bench, reader)
+    finally:
+        reader.close()
+    at_rest, at_work = (_middle([a.sm_active for a in its]) for its in (idle, busy))
+    if at_work is None:
+        return judged(False, f"no SM activity: {missing}", settings)
+    detail = f"SM activity {at_work:.2f} with every SM busy"
+    detail += "" if at_rest is None else f", {at_rest:.2f} without kernels"
+    return judged(
+        at_work >= BUSY and (at_rest or 0.0) <= IDLE,
+        detail,
+        settings,
+        sm_active_busy=at_work,
+        sm_active_idle=at_rest,
+        sm_occupancy_busy=_middle([a.sm_occupancy for a in busy]),
+        dram_active_busy=_middle([a.dram_active for a in busy]),
+    )
+
+
+def _traffic(bench: Bench, reader: ActivityReader) -> Seen:
+    probe = bench.probe()
+    reader.open((bench.unit,))
+    try:
+        _read(bench, reader)
+        probe.begin("copy", s=2 * bench.busy_s)
+        time.sleep(bench.busy_s / 4)  # the first copy has to make its buffers
+        seen = _read(bench, reader)
+    finally:
+        reader.close()
+    copied = probe.answer()["mib_s"]
+    to_gpu = _middle([dict(a.more).get("pcie_rx_mib_s") for a in seen])
+    from_gpu = _middle([dict(a.more).get("pcie_tx_mib_s") for a in seen])
+    if to_gpu is None:
+        return unknown("the GPU does not count PCIe traffic", copied_mib_s=round(copied))
+    return judged(
+        0.5 * copied <= to_gpu <= 2 * copied,
+        f"{copied:.0f} MiB/s were copied to the GPU, {to_gpu:.0f} MiB/s are reported as received",
+        copied_mib_s=copied,
+        pcie_rx_mib_s=to_gpu,
+        pcie_tx_mib_s=from_gpu,
+    )
+
+
+def _read(bench: Bench, reader: ActivityReader) -> list[Activity]:
+    """The readings of `busy_s`, from the first one; without that which began before."""
+    deadline = time.monotonic() + ANSWERS_WITHIN_S
+    while bench.gpu.id not in reader.read() and time.monotonic() < deadline:
+        time.sleep(PERIOD_S)
+    found = []
+    until = time.monotonic() + bench.busy_s
+    while time.monotonic() < until:
+        time.sleep(PERIOD_S)
+        found += [its] if (its := reader.read().get(bench.gpu.id)) else []
+    return found[len(found) // 2 :]
+
+
+def _middle(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None

@@ -1,0 +1,305 @@
+/* A stand-in for libcuda.so.1: the functions that carmad.selftest.cuda calls, in the world of
+ * tests/fake_gpu.py. What a process has on a GPU stands in $FAKE_GPU/processes/PID, where
+ * fake_nvml.c and fake_mps read it:
+ *   UUID MIB compute|mps PIPE BUSY_US COPIED_US MIB_S UID
+ * BUSY_US: when it last ran a kernel; COPIED_US: when it last copied to the GPU, at MIB_S.
+ *
+ * faults/PID and terminated/PID: its context is lost. $FAKE_GPU/deviations has the words of what
+ * this driver does otherwise than documented. */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <errno.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "../fake_gpu.h"
+
+enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100,
+       INVALID_CONTEXT = 201, NOT_FOUND = 500, ILLEGAL_ADDRESS = 700, LAUNCH_FAILED = 719,
+       MPS_SERVER_NOT_READY = 807, MPS_CLIENT_TERMINATED = 810 };
+enum { MAX_GPUS = 8, MAX_BLOCKS = 4096, PIECE_US = 10000,
+       COPIED_MIB_S = 8000 };
+
+typedef struct { char uuid[96]; unsigned long long total, reserved, used; } Gpu;
+typedef struct { unsigned long long bytes; int used; } Block;
+
+static Gpu gpus[MAX_GPUS];
+static Block blocks[MAX_BLOCKS];
+static int n_gpus, chosen, initialized, context, mps, faulting;
+static unsigned long long limit_mib, pending_ns, copied_bytes;
+static long long busy_us, first_copy_us, copied_us, copied_mib_s, saved_us;
+static char pipe_directory[512];
+
+/* A test that cannot start a process of another user says here whose it would be. */
+static int user(void) {
+    return getenv("FAKE_UID") ? atoi(getenv("FAKE_UID")) : (int)getuid();
+}
+
+static const char *own(void) {
+    static char pid[16];
+    snprintf(pid, sizeof pid, "%d", getpid());
+    return pid;
+}
+
+static unsigned long long own_mib(void) {
+    unsigned long long bytes = 0;
+    for (int i = 0; i < MAX_BLOCKS; i++) if (blocks[i].used) bytes += blocks[i].bytes;
+    int big = deviates("large_contexts");
+    unsigned long long its = (mps ? MPS_CONTEXT_MIB : CONTEXT_MIB) + (big ? 4000 : 0);
+    return bytes / MIB + (context ? its : 0);
+}
+
+static void save(void) {
+    char draft[64];
+    snprintf(draft, sizeof draft, ".%s", own());
+    FILE *file = fopen(path("processes", draft), "w");
+    if (!file) return;
+    fprintf(file, "%s %llu %s %s %lld %lld %lld %d\n", gpus[chosen].uuid, own_mib(), mps ? "mps" : "compute",
+            mps ? pipe_directory : "-", busy_us, copied_us, copied_mib_s, user());
+    fclose(file);
+    rename(path("processes", draft), path("processes", own()));
+    saved_us = now_us();
+}
+
+/* MiB that all processes have on a GPU. The dead count until fake_nvml has noticed, as there. */
+static unsigned long long taken_mib(const char *uuid) {
+    unsigned long long sum = 0, mib;
+    char its[96];
+    DIR *folder = opendir(path("processes", 0));
+    struct dirent *entry;
+    while (folder && (entry = readdir(folder))) {
+        char stat[300];
+        if (entry->d_name[0] == '.') continue;
+        snprintf(stat, sizeof stat, "/proc/%.200s", entry->d_name);
+        FILE *file = access(stat, F_OK) ? 0 : fopen(path("processes", entry->d_name), "r");
+        if (file && fscanf(file, "%95s %llu", its, &mib) == 2 && !strcmp(its, uuid)) sum += mib;
+        if (file) fclose(file);
+    }
+    if (folder) closedir(folder);
+    return sum;
+}
+
+static void lose(const char *pid) {
+    FILE *file = fopen(path("faults", pid), "w");
+    if (file) fclose(file);
+}
+
+/* A process that ends by itself leaves nothing to tear down. */
+__attribute__((destructor)) static void end(void) {
+    if (initialized) unlink(path("processes", own()));
+}
+
+/* A fault takes along all clients of the same server; without MPS, nobody. */
+static void fault(void) {
+    DIR *folder = opendir(path("processes", 0));
+    struct dirent *entry;
+    lose(own());
+    tell_xid(gpus[chosen].uuid, 31);
+    while (folder && (entry = readdir(folder))) {
+        char uuid[96], mode[16], pipe[512];
+        FILE *file = entry->d_name[0] == '.' ? 0 : fopen(path("processes", entry->d_name), "r");
+        if (!file) continue;
+        if (fscanf(file, "%95s %*s %15s %511s", uuid, mode, pipe) == 3) {
+            int together = mps && !strcmp(pipe, pipe_directory) && !deviates("fault_alone");
+            if (together || deviates("fault_spreads")) lose(entry->d_name);
+        }
+        fclose(file);
+    }
+    if (folder) closedir(folder);
+}
+
+static int lost(void) {
+    if (!access(path("terminated", own()), F_OK)) return MPS_CLIENT_TERMINATED;
+    if (!access(path("faults", own()), F_OK)) return faulting ? ILLEGAL_ADDRESS : LAUNCH_FAILED;
+    return OK;
+}
+
+static void read_world(void) {
+    char line[512], key[64], a[128], b[128], c[128];
+    FILE *file = fopen(getenv("FAKE_NVML_WORLD") ? getenv("FAKE_NVML_WORLD") : "", "r");
+    while (file && fgets(line, sizeof line, file)) {
+        a[0] = b[0] = c[0] = 0;
+        if (sscanf(line, "%63s %127s %127s %127s", key, a, b, c) < 2) continue;
+        const char *uuid = !strcmp(key, "gpu") ? a : !strcmp(key, "slot") ? c : 0; /* or an instance */
+        if (uuid && n_gpus < MAX_GPUS) strncpy(gpus[n_gpus++].uuid, uuid, sizeof gpus[0].uuid - 1);
+        if (!strcmp(key, "memory") && n_gpus) {
+            Gpu *gpu = &gpus[n_gpus - 1];
+            gpu->total = strtoull(a, 0, 10), gpu->reserved = strtoull(b, 0, 10), gpu->used = strtoull(c, 0, 10);
+        }
+    }
+    if (file) fclose(file);
+}
+
+static int ask_daemon(const char *question, char *answer, size_t room) {
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    if ((size_t)snprintf(address.sun_path, sizeof address.sun_path, "%s/control", pipe_directory) >= sizeof address.sun_path) return -1;
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    ssize_t got = -1;
+    if (!connect(fd, (struct sockaddr *)&address, sizeof address) && write(fd, question, strlen(question)) > 0)
+        got = read(fd, answer, room - 1);
+    close(fd);
+    answer[got > 0 ? got : 0] = 0;
+    return got > 0 ? 0 : -1;
+}
+
+/* A client whose daemon cannot be reached runs without MPS; one of another user waits. */
+static int connect_mps(void) {
+    char question[64], answer[256];
+    const char *directory = getenv("CUDA_MPS_PIPE_DIRECTORY");
+    snprintf(pipe_directory, sizeof pipe_directory, "%s", directory ? directory : "/tmp/nvidia-mps");
+    snprintf(question, sizeof question, "connect %d %d", getpid(), user());
+    for (;;) {
+        if (ask_daemon(question, answer, sizeof answer)) return OK;
+        if (strstr(answer, "fault")) return MPS_SERVER_NOT_READY;
+        if (!strstr(answer, "wait")) break;
+        usleep(50000);
+    }
+    mps = 1;
+    const char *limit = getenv("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"), *equals = limit ? strchr(limit, '=') : 0;
+    if (equals && !deviates("limit_ignored"))
+        limit_mib = strtoull(equals + 1, 0, 10) * (limit[strlen(limit) - 1] == 'G' ? 1024 : 1);
+    return OK;
+}
+
+/* --- the library --- */
+
+int cuInit(unsigned flags) {
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    if (initialized) return OK;
+    read_world();
+    for (chosen = 0; chosen < n_gpus && visible && strcmp(visible, gpus[chosen].uuid); chosen++) {}
+    if (flags || chosen >= n_gpus) return flags ? INVALID_VALUE : NO_DEVICE;
+    int code = connect_mps();
+    if (code) return code;
+    if (mps && deviates("no_uuids_under_mps")) return NO_DEVICE;
+    initialized = 1;
+    return OK;
+}
+
+int cuDriverGetVersion(int *out) { *out = 13040; return OK; }
+int cuDeviceGetCount(int *out) { *out = 1; return initialized ? OK : NOT_INITIALIZED; }
+int cuDeviceGet(int *out, int ordinal) { *out = 0; return !initialized ? NOT_INITIALIZED : ordinal ? INVALID_VALUE : OK; }
+int cuDeviceGetAttribute(int *out, int attribute, int device) { (void)device; *out = attribute == 16 ? 4 : 0; return OK; }
+
+int cuDeviceGetUuid_v2(unsigned char out[16], int device) {
+    (void)device;
+    int digits = 0;
+    memset(out, 0, 16);
+    for (const char *c = strchr(gpus[chosen].uuid, '-'); c && *c && digits < 32; c++) {
+        char digit[2] = {*c, 0};
+        if (*c != '-') out[digits / 2] |= strtoul(digit, 0, 16) << (digits % 2 ? 0 : 4), digits++;
+    }
+    return OK;
+}
+
+int cuGetErrorName(int code, const char **out) {
+    static const struct { int code; const char *name; } names[] = {
+        {OK, "CUDA_SUCCESS"}, {INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE"}, {OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY"},
+        {NOT_INITIALIZED, "CUDA_ERROR_NOT_INITIALIZED"}, {NO_DEVICE, "CUDA_ERROR_NO_DEVICE"},
+        {INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT"}, {NOT_FOUND, "CUDA_ERROR_NOT_FOUND"},
+        {ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS"}, {LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED"},
+        {MPS_SERVER_NOT_READY, "CUDA_ERROR_MPS_SERVER_NOT_READY"}, {MPS_CLIENT_TERMINATED, "CUDA_ERROR_MPS_CLIENT_TERMINATED"}};
+    for (unsigned i = 0; i < sizeof names / sizeof *names; i++)
+        if (names[i].code == code) { *out = names[i].name; return OK; }
+    *out = 0;
+    return INVALID_VALUE;
+}
+
+int cuDevicePrimaryCtxRetain(void **out, int device) {
+    (void)device;
+    if (!initialized) return NOT_INITIALIZED;
+    context = 1;
+    *out = &context;
+    save();
+    return OK;
+}
+int cuDevicePrimaryCtxRelease_v2(int device) { (void)device; context = 0; save(); return OK; }
+int cuCtxSetCurrent(void *its) { return its ? OK : INVALID_CONTEXT; }
+
+int cuMemGetInfo_v2(size_t *free, size_t *total) {
+    Gpu *gpu = &gpus[chosen];
+    int code = context ? lost() : INVALID_CONTEXT;
+    if (code) return code;
+    unsigned long long taken = gpu->reserved + gpu->used + taken_mib(gpu->uuid);
+    unsigned long long left = gpu->total > taken ? gpu->total - taken : 0;
+    if (limit_mib && limit_mib - own_mib() < left) left = limit_mib - own_mib();
+    *free = left * MIB, *total = gpu->total * MIB;
+    return OK;
+}
+
+int cuMemAlloc_v2(uint64_t *out, size_t bytes) {
+    size_t free, total;
+    int code = cuMemGetInfo_v2(&free, &total), i = 0;
+    if (code) return code;
+    if (bytes > free || (limit_mib && own_mib() + bytes / MIB > limit_mib)) return OUT_OF_MEMORY;
+    while (i < MAX_BLOCKS && blocks[i].used) i++;
+    if (i == MAX_BLOCKS) return OUT_OF_MEMORY;
+    blocks[i] = (Block){bytes, 1};
+    *out = (uint64_t)(i + 1) << 32;
+    save();
+    return OK;
+}
+
+int cuMemFree_v2(uint64_t address) {
+    int code = lost();
+    uint64_t i = (address >> 32) - 1;
+    if (code) return code;
+    if (i >= MAX_BLOCKS || !blocks[i].used) return INVALID_VALUE;
+    blocks[i].used = 0;
+    save();
+    return OK;
+}
+
+int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes) {
+    (void)to, (void)from;
+    int code = lost();
+    if (code) return code;
+    if (now_us() - copied_us > 1000000) first_copy_us = now_us(), copied_bytes = 0;
+    usleep(bytes / MIB * 1000000 / COPIED_MIB_S);
+    copied_us = now_us(), copied_bytes += bytes;
+    copied_mib_s = (long long)(copied_bytes / MIB) * 1000000 / (copied_us - first_copy_us + 1);
+    save();
+    return OK;
+}
+
+int cuModuleLoadData(void **out, const char *image) {
+    if (!strstr(image, ".entry spin") || !strstr(image, ".entry fault")) return INVALID_VALUE;
+    *out = &context;
+    return context ? lost() : INVALID_CONTEXT;
+}
+
+int cuModuleGetFunction(const char **out, void *module, const char *name) {
+    (void)module;
+    *out = !strcmp(name, "spin") ? "spin" : !strcmp(name, "fault") ? "fault" : 0;
+    return *out ? OK : NOT_FOUND;
+}
+
+int cuLaunchKernel(const char *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                   unsigned shared, void *stream, void **parameters, void **extra) {
+    (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared, (void)stream, (void)extra;
+    int code = lost();
+    if (code) return code;
+    if (!strcmp(function, "fault")) faulting = 1;
+    else pending_ns += *(uint64_t *)parameters[0];
+    return OK;
+}
+
+int cuCtxSynchronize(void) {
+    if (faulting && !lost()) fault();
+    while (deviates("kernels_hang")) usleep(PIECE_US);
+    for (; pending_ns; pending_ns -= pending_ns > PIECE_US * 1000 ? PIECE_US * 1000 : pending_ns) {
+        busy_us = now_us();
+        if (busy_us - saved_us > 50000) save();
+        usleep(pending_ns > PIECE_US * 1000 ? PIECE_US : pending_ns / 1000);
+        if (lost()) pending_ns = 0;
+        if (!pending_ns) break;
+    }
+    return lost();
+}
