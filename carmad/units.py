@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-WITHIN_S = 30.0  # in which systemd has to answer
+WITHIN_S = 30.0  # how long systemd may take to answer
 
 
 def available() -> bool:

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cli.format import NOTHING, clean, clock, exit_code, local_time, memory, number, spread
+from carmad.readable import clean
+from cli.format import NOTHING, clock, exit_code, local_time, memory, number, spread
 
 if TYPE_CHECKING:
     from carmad.api.responses.jobs import JobOut

@@ -9,8 +9,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from carmad.readable import clean
 from cli import render
-from cli.format import NOTHING, bar, clean, fraction, memory, number, span
+from cli.format import NOTHING, bar, fraction, memory, number, span
 
 if TYPE_CHECKING:
     from carmad.api.responses.gpus import GpuOut, GpusOut, RiskOut

@@ -6,8 +6,9 @@ from html import escape
 from io import BytesIO
 from typing import TYPE_CHECKING
 
+from carmad.readable import clean
 from cli.estimate_view import LOOKS, OTHER
-from cli.format import GIB, clean, command, memory
+from cli.format import GIB, command, memory
 from cli.vary import safe_mib
 
 if TYPE_CHECKING:

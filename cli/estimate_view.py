@@ -8,7 +8,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cli.format import NOTHING, clean, memory, number
+from carmad.readable import clean
+from cli.format import NOTHING, memory, number
 from cli.render import refusal, table
 from cli.vary import MOST, bounds, safe_mib
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from carmad.readable import clean as clean
-from carmad.readable import duration
+from carmad.readable import clean, duration
 
 if TYPE_CHECKING:
     from carmad.api.responses.jobs import ExitOut, MemoryOut

@@ -9,7 +9,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cli.format import clean, memory, span
+from carmad.readable import clean
+from cli.format import memory, span
 
 if TYPE_CHECKING:
     from carmad.api.responses.jobs import JobOut, PredictionOut, ProfileOut

@@ -9,7 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cli.format import NOTHING, bar, clean, local_time, span
+from carmad.readable import clean
+from cli.format import NOTHING, bar, local_time, span
 from cli.render import details, table
 
 if TYPE_CHECKING:

@@ -49,8 +49,8 @@ def table(report: Report) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
+    from carmad.readable import clean
     from carmad.selftest.facts import FACTS
-    from cli.format import clean
 
     followed = {fact.name: fact.otherwise for fact in FACTS}
     made = Table(box=None, pad_edge=False, show_header=False)

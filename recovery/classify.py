@@ -28,7 +28,7 @@ class Clue:
 
 
 def _words(pattern: str) -> re.Pattern[str]:
-    """Where it has a space, the text may have a line's end: rich, which prints the tracebacks of
+    """Compile a pattern whose spaces also match line breaks: rich, which prints the tracebacks of
     many programs, wraps messages."""
     return re.compile(pattern.replace(" ", "[ \n]{1,2}"))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import logging
+import re
 import stat
 from collections.abc import Callable
 from dataclasses import replace
@@ -68,6 +69,23 @@ def test_every_segment_alone_leads_to_the_same_decisions(
     assert [each.first for each in found] == [None] * len(found)
     assert sum(each.steps for each in found) == len(server.decided)
     assert sum(each.decisions for each in found) == sum(server.decided) > 150
+
+
+def test_a_journal_whose_readings_tell_no_attempts_leads_to_the_same_decisions(
+    tmp_path: Path,
+) -> None:
+    """As 0.1.0 wrote them."""
+    server = Recorded(tmp_path)
+    for _ in server.busy_day(100):
+        pass
+    server.journal.flush()
+    (path,) = journal.segments(tmp_path)
+    text = gzip.decompress(path.read_bytes())
+    old = re.sub(rb',"attempt":[0-9]+(?=}[],])', b"", text)
+    assert old.count(b'"command":""}') > 100
+    path.write_bytes(gzip.compress(old))
+    found = reproduce(path)
+    assert (found.first, found.decisions) == (None, sum(server.decided))
 
 
 def test_settings_of_0_1_0_are_where_they_are_now(tmp_path: Path) -> None:

@@ -190,7 +190,8 @@ def test_who_waits_for_more_than_gpus_is_told_no_start(held: Held) -> None:
         (
             waiting(5, 10.0, deadline_at=NOW + 60),
             (running(1, None),),
-            "whether it meets its deadline is not predicted: nobody knows when those before it end",
+            "whether it meets its deadline is not predicted: "
+            "it is not known when the jobs ahead of it end",
         ),
         (waiting(5, 10.0, deadline_at=NOW - 60), (), "its deadline was 60 s ago"),
         (waiting(5, 10.0), (), None),

@@ -36,7 +36,7 @@ def _text(job: Job, found: Outlook, deadline_at: float, scene: Scene) -> str:
     if deadline_at <= now:
         return f"its deadline was {duration(now - deadline_at)} ago"
     if job.held:
-        return "it is held: nobody can say whether it meets its deadline"
+        return "it is held, so its end is not known"
     told = job.holds_gpus or (blocked_by and blocked_by.code in LEFT_OUT)
     when = "" if told else f" ({_start(found, now)})"
     late_s = found.ends_at - deadline_at
@@ -48,7 +48,7 @@ def _text(job: Job, found: Outlook, deadline_at: float, scene: Scene) -> str:
         return f"predicted to miss its deadline{when}"
     unknown = "not known how long it runs: give --expect"
     if job.expected_s is not None:
-        unknown = "nobody knows when those before it end"
+        unknown = "it is not known when the jobs ahead of it end"
     return f"whether it meets its deadline is not predicted: {unknown}"
 
 

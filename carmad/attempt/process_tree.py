@@ -26,7 +26,7 @@ def read_file(path: str) -> bytes:
 
 
 def write_file(path: str, data: bytes) -> None:
-    """Into a file that is there."""
+    """Write to an existing file."""
     fd = os.open(path, os.O_WRONLY)
     try:
         os.write(fd, data)

@@ -52,7 +52,7 @@ class Ended:
     cause: Cause | None = None  # why it was stopped, if for good
     host_oom: bool | None = None  # the kernel's OOM killer struck; None: unknown
     log_tail: str = ""  # the end of stdout, then of stderr
-    memory_held: bool = False  # its GPU memory was not freed in time
+    memory_held: bool = False  # its GPU memory was not seen to be freed in time
 
 
 @dataclass(slots=True)

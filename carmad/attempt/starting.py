@@ -98,7 +98,7 @@ def fork(run: Callable[[int], None]) -> tuple[int, int]:
     except CannotStart as error:
         write_all(report_out, "\n".join(error.args).encode())
     except BaseException as error:  # noqa: BLE001  (a forked child must never return)
-        write_all(report_out, f"cannot start the job: {error!r}"[:REPORT_BYTES].encode())
+        write_all(report_out, f"cannot start the program: {error!r}"[:REPORT_BYTES].encode())
     finally:
         os._exit(127)
 
@@ -111,7 +111,7 @@ def become_user(launch: Launch) -> None:
 
 
 def become_job(launch: Launch) -> None:
-    """Become its user, in its directory, with nothing to read."""
+    """Become its user, in its directory, with an empty standard input."""
     become_user(launch)
     os.umask(launch.umask)
     try:

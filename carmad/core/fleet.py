@@ -76,7 +76,7 @@ class Fleet:
         seen = {(process.job, process.attempt) for process in sample.processes}
         for job in residents:
             readings = self._beside.setdefault(job.id, {})
-            if (job.id, job.attempt) in seen:
+            if not seen.isdisjoint(((job.id, job.attempt), (job.id, None))):
                 readings[sample.gpu] = sample
             elif before and _precedes(before, job):
                 readings.setdefault(sample.gpu, before)

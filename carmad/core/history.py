@@ -194,7 +194,7 @@ class History:
 
 
 def _keep(latest: OrderedDict[K, T], key: K, value: T, most: int = KINDS) -> None:
-    """Of so many keys, those that were kept last."""
+    """Store the value; beyond `most` keys, drop the oldest."""
     latest[key] = value
     latest.move_to_end(key)
     if len(latest) > most:

@@ -74,7 +74,9 @@ class Scheduler:
         self._fleet = Fleet(settings)
         self.knowledge = Knowledge(settings, self._fleet, predictor, self._asked)
         self._counted = JobId(0)  # the last submission that the history has counted
-        self._take_up(Ledger(self._deciders.order))
+        ledger = Ledger(self._deciders.order)
+        self._watch = Watch(settings, ledger, self._fleet, self.knowledge)
+        self._take_up(ledger)
         self._begin()
 
     # -- the two ways in
@@ -358,9 +360,8 @@ class Scheduler:
     # -- bookkeeping
 
     def _take_up(self, ledger: Ledger, last_placed: GpuId | None = None) -> None:
-        """From here on, these are the jobs."""
-        self._ledger = ledger
-        self._watch = Watch(self.settings, ledger, self._fleet, self.knowledge)
+        """Replace the ledger, and the placer that is built on it."""
+        self._ledger = self._watch.ledger = ledger
         self._placer = Placer(
             self.settings,
             self._deciders,

@@ -340,7 +340,7 @@ class ProcessUse:
     job: JobId | None = None  # filled in by the daemon's monitor
     user: str = ""
     command: str = ""
-    attempt: int = 0  # of that job: the driver may list one of an earlier attempt for a while
+    attempt: int | None = None  # of that job; the driver may list an earlier one's for a while
 
     @property
     def ran_kernel(self) -> bool:

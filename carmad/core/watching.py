@@ -22,7 +22,7 @@ class Watch:
         self, settings: Settings, ledger: Ledger, fleet: Fleet, knowledge: Knowledge
     ) -> None:
         self._settings = settings
-        self._ledger = ledger
+        self.ledger = ledger
         self._fleet = fleet
         self._knowledge = knowledge
         self._usage_saved_at = 0.0
@@ -31,32 +31,32 @@ class Watch:
 
     def sampled(self, event: Sampled) -> None:
         for sample in event.samples:
-            residents = self._ledger.residents(sample.gpu)
+            residents = self.ledger.residents(sample.gpu)
             before = self._fleet.add(sample, residents)
             profiler, gap_s = self._knowledge.profiler, self._settings.monitor.stale_s
             profiler.add(residents, before, sample, gap_s)
             for job in residents:
                 self._note_kernel(job, sample.gpu, event.at)
-                self._note_overrun(self._ledger.jobs[job.id])
-                self._note_profile(self._ledger.jobs[job.id], event.at)
-                self._note_peak(self._ledger.jobs[job.id])
+                self._note_overrun(self.ledger.jobs[job.id])
+                self._note_profile(self.ledger.jobs[job.id], event.at)
+                self._note_peak(self.ledger.jobs[job.id])
         if event.at - self._usage_saved_at >= USAGE_SAVED_EVERY_S:
             self._usage_saved_at = event.at
             self.save_usage()
 
     def save_usage(self) -> None:
         for id in self._fleet.newly_metered():
-            if holder := self._ledger.holders.get(id):
-                self._ledger.put(self._fleet.with_usage(holder))
+            if holder := self.ledger.holders.get(id):
+                self.ledger.put(self._fleet.with_usage(holder))
 
     def stepped(self, event: Stepped) -> None:
         """Ignores reports while the job shares GPUs, and changes of less than 1 %."""
-        job = self._ledger.holders.get(event.job)
-        if job is None or any(len(self._ledger.residents(gpu)) > 1 for gpu in job.gpus):
+        job = self.ledger.holders.get(event.job)
+        if job is None or any(len(self.ledger.residents(gpu)) > 1 for gpu in job.gpus):
             return
         gpu = self._fleet.gpus.get(job.gpus[0])
         if gpu and (known := with_report(job, event, gpu.name)) is not job:
-            self._ledger.put(known)
+            self.ledger.put(known)
             if known.stage_times and not job.stage_times:
                 self.inform_others(known, event.at)
 
@@ -64,11 +64,11 @@ class Watch:
         """TTFK bookkeeping, step 2 of the CARMA paper's Table 2."""
         if job.state is JobState.STOPPING or gpu in dict(job.kernels):
             return
-        here = self._fleet.processes(gpu)
-        if any((p.job, p.attempt) == (job.id, job.attempt) and p.ran_kernel for p in here):
+        here, own = self._fleet.processes(gpu), (job.attempt, None)
+        if any(p.job == job.id and p.attempt in own and p.ran_kernel for p in here):
             seen = job.with_attempt(kernels=(*job.kernels, (gpu, now)))
             starting = job.state is JobState.STARTING
-            self._ledger.put(advance(seen, JobState.RUNNING) if starting else seen)
+            self.ledger.put(advance(seen, JobState.RUNNING) if starting else seen)
 
     def _note_overrun(self, job: Job) -> None:
         """Note, once, that the job exceeds its declared memory; the usage is stored with it."""
@@ -76,9 +76,9 @@ class Watch:
             return
         promised, metered = job.estimate.mib, self._fleet.with_usage(job)
         if job.usage.peak_mib <= promised < metered.usage.peak_mib:
-            self._ledger.put(metered)
+            self.ledger.put(metered)
             used = metered.usage.peak_mib
-            self._ledger.note(
+            self.ledger.note(
                 job.id, f"uses {used} MiB, more than the {promised} MiB of its --gpu-mem"
             )
 
@@ -86,14 +86,14 @@ class Watch:
         """Save a peak at once if it has grown much: it cannot be measured again."""
         usage = self._fleet.usage.get(job.id, job.usage)
         if usage.peak_mib > job.usage.peak_mib * PEAK_SAVED_AT:
-            self._ledger.put(replace(job, usage=usage))
+            self.ledger.put(replace(job, usage=usage))
 
     def _note_profile(self, job: Job, now: float) -> None:
         """Profile a job that has run alone long enough, even without a profiling run."""
         unknown = not job.profiled and job.profiling is None and job.state is JobState.RUNNING
         if unknown and self._knowledge.watched_enough(job):
             profiled = self._knowledge.profiled(job)
-            self._ledger.put(profiled)
+            self.ledger.put(profiled)
             self.inform_others(profiled, now)
 
     def inform_others(self, job: Job, now: float) -> None:
@@ -102,22 +102,22 @@ class Watch:
         if not (profiled or job.stage_times):
             return
         self._knowledge.history.learn(job)
-        for waiting in self._ledger.alike(job.group):
+        for waiting in self.ledger.alike(job.group):
             if (profiled and waiting.profile is None) or (
                 job.stage_times and not waiting.stage_times
             ):
-                self._ledger.put(self._knowledge.with_history(waiting, now))
+                self.ledger.put(self._knowledge.with_history(waiting, now))
 
     # -- time
 
     def expire(self, now: float) -> list[Action]:
         """Time limits and their warnings, ends of profiling runs, and GPUs that were never used."""
         actions: list[Action] = []
-        for job in tuple(self._ledger.watched.values()):
+        for job in tuple(self.ledger.watched.values()):
             if job.state is not JobState.STOPPING and job.started_at is not None:
                 self._note_untouched(job, now - job.started_at)
-                actions += self._limit(self._ledger.jobs[job.id], job.attained_s(now))
-                actions += self._end_profiling(self._ledger.jobs[job.id], now)
+                actions += self._limit(self.ledger.jobs[job.id], job.attained_s(now))
+                actions += self._end_profiling(self.ledger.jobs[job.id], now)
         return actions
 
     def _note_untouched(self, job: Job, elapsed: float) -> None:
@@ -129,7 +129,7 @@ class Watch:
         for gpu in job.gpus:
             if gpu not in seen:
                 where = f"GPU {gpus[gpu].index}" if gpu in gpus else gpu
-                self._ledger.note(job.id, f"ran no kernel on {where} in its first {patience:g} s")
+                self.ledger.note(job.id, f"ran no kernel on {where} in its first {patience:g} s")
 
     def _limit(self, job: Job, elapsed: float) -> list[Action]:
         if job.spec.time_limit_s is None:
@@ -140,7 +140,7 @@ class Watch:
             return [self._stop(job, Cause.TIME_LIMIT)]
         if warn and not job.warned and left <= warn.before_s:
             warned = job.with_attempt(warned=True)
-            self._ledger.put(warned)
+            self.ledger.put(warned)
             return [Signal(warned, warn.signum)]
         return []
 
@@ -156,11 +156,11 @@ class Watch:
         if evicted or self._knowledge.profiler.watched_s(job) > 0:
             known = self._knowledge.profiled(known)
         predicted = self._knowledge.predicted(known, now)
-        self._ledger.put(predicted)
+        self.ledger.put(predicted)
         self.inform_others(known, now)
         return [self._stop(predicted, Cause.PROFILED)] if evicted else []
 
     def _stop(self, job: Job, cause: Cause) -> Action:
         stopped = stopping(job, cause)
-        self._ledger.put(stopped)
+        self.ledger.put(stopped)
         return Stop(stopped)

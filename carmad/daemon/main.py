@@ -157,7 +157,7 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
 
 
 def _start(stack: contextlib.ExitStack, part: Monitor | MpsWatch | Housekeeping | Server) -> None:
-    """It is stopped when the stack is closed."""
+    """Start `part`, and stop it when the stack closes."""
     part.start()
     stack.callback(part.stop)
 

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 EMULATED = "emulated"  # below the state directory
 
 # Settings that are read at each use. All others are used only at startup, especially by plugins,
-# and need a restart.
+# and need a restart. Watch and Fleet keep those that they were made with.
 AT_ONCE = {
     "limits": ("gpus_per_user", "queued_per_user", "queued_mib_per_user", "preemption", "backfill"),
     "collocation": ("max_jobs_per_gpu",),

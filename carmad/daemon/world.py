@@ -240,7 +240,7 @@ class DaemonWorld(Follower):
 
     def _ended(self, job: Job, ended: Ended) -> None:
         if ended.memory_held:
-            log.warning("the GPU memory of job %d was not freed after its end", job.id)
+            log.warning("the GPU memory of job %d was not seen to be freed after its end", job.id)
             note = "its processes ended, but nobody saw its GPU memory being freed"
             self._notice(job.id, note)
         try:

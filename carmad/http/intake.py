@@ -56,7 +56,7 @@ async def submit(service: Service, peer: Peer, body: SubmitIn) -> tuple[JobId, i
     spec = await checked(service, peer, body)
     bare, count = environments.without(spec), len(body.array.indices) if body.array else 1
     await require_room(service, peer, [bare] * count)
-    first = service.inbox.next_ids(count)  # from here on no `await`: the core hears of ids in order
+    first = service.inbox.next_ids(count)  # no `await` from here on: the core needs them in order
     specs = _tasks(bare, body.array, first) if body.array else (bare,)
     service.tally.expect(first, specs)
     try:

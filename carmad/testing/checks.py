@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from typing import ParamSpec, TypeVar
 
 from carmad.config import Settings
@@ -81,6 +81,7 @@ def predictor_checks(
 def _all_of(checks: Callable[P, Iterator[Check]]) -> Callable[P, None]:
     """Runs them, up to the first that fails."""
 
+    @wraps(checks)
     def check(*args: P.args, **kwargs: P.kwargs) -> None:
         for each in checks(*args, **kwargs):
             each()

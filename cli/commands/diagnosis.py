@@ -34,20 +34,26 @@ def doctor(
     json: Json = False,
     gpu: Annotated[
         bool,
-        typer.Option("--gpu", help="Test an idle GPU instead, for up to five minutes: no daemon."),
+        typer.Option(
+            "--gpu", help="Test an idle GPU instead: takes up to five minutes, needs no daemon."
+        ),
     ] = False,
     device: Annotated[
-        str, typer.Option("--device", help="With --gpu: its index, as in carma gpus, or its UUID.")
-    ] = "",
+        str | None,
+        typer.Option("--device", help="With --gpu: its index, as in carma gpus, or its UUID."),
+    ] = None,
     write: Annotated[
-        bool, typer.Option("--write", help="With --gpu: put proposed settings into the file.")
+        bool,
+        typer.Option(
+            "--write", help="With --gpu: write the proposed settings to the settings file."
+        ),
     ] = False,
 ) -> None:
     """Check this machine and, if one is running, the daemon. Exits with 1 if a check fails."""
     if gpu:
         from cli import selftest
 
-        selftest.run(device, json, write)
+        selftest.run(device or "", json, write)
         return
     if device or write:
         raise Usage("--device and --write need --gpu")

@@ -31,7 +31,8 @@ def report(answer: EstimatorsOut) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    from cli.format import NOTHING, clean, memory
+    from carmad.readable import clean
+    from cli.format import NOTHING, memory
     from cli.render import table
 
     made = table("ESTIMATOR JOBS> BIAS> P50> P95> UNDER>")

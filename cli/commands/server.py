@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 from typing import Annotated, Any
 
-import psutil
 import typer
 
 from carmad import paths
@@ -93,6 +92,8 @@ def run(
 @daemon.command()
 def stop(socket: Socket = None) -> None:
     """Stop the daemon. Running jobs continue; the next daemon takes them over."""
+    import psutil
+
     where = _listen_at(socket)
     health = client.get("/v1/health")
     try:

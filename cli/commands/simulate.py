@@ -19,9 +19,9 @@ import typer
 
 from carmad import paths
 from carmad.errors import CarmaError
+from carmad.readable import clean
 from cli import output
 from cli.commands.options import checked
-from cli.format import clean
 from cli.problems import Problem, Usage
 
 if TYPE_CHECKING:
@@ -278,7 +278,7 @@ def _check_files(json: bool, *files: Path | None) -> None:
 
 
 def _tell_of_seeds(seeds: Sequence[int], experiments: Sequence[Experiment]) -> None:
-    """Note where they make no difference."""
+    """Tell the user if the seeds make no difference."""
 
     def has_errors(experiment: Experiment) -> bool:
         physics = experiment.physics

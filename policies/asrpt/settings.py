@@ -15,4 +15,4 @@ class AsrptSettings:
     """`policy = "asrpt"` (A-SRPT paper, IV)."""
 
     reserve: bool = False  # keep GPUs idle for shorter jobs that may come, as in the paper
-    patience: _NotNegative = 0.5  # τ: wait for GPUs close together, relative to work per GPU of all
+    patience: _NotNegative = 0.5  # τ: wait for GPUs close together, × the server's time for the job

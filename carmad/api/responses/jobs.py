@@ -44,15 +44,15 @@ class MemoryOut(TypedDict):
     estimate_high: int | None
     estimate_source: str | None
     used_mib: int | None
-    peak_mib: int | None  # None: nobody measured it
+    peak_mib: int | None  # None: not measured
 
 
 class NeedOut(TypedDict):
     """The rest of a job's estimate, for its owner."""
 
     seconds: float
-    firm: bool  # the owner's own word
-    notes: list[str]  # what it rests on, and why no better estimator was chosen
+    firm: bool  # declared by the owner
+    notes: list[str]  # what it is based on, and why no better estimator was chosen
     parts: dict[str, int]  # what it is made of, in MiB
 
 
@@ -63,7 +63,7 @@ class IndicatorOut(TypedDict):
 
 
 class ProfileOut(TypedDict):
-    """What the job asks of each of its GPUs when it trains alone there."""
+    """The job's load on each of its GPUs when it trains alone there."""
 
     seconds: float  # that it was watched for; 0: it showed no kernel
     peak_mib: int
@@ -91,11 +91,11 @@ class LayoutOut(TypedDict):
 
 
 class OutlookOut(TypedDict):
-    """Of a job with a deadline: what would come of it if nobody shared."""
+    """Whether a job would meet its deadline if no jobs shared GPUs."""
 
-    starts_at: str | None  # null: nobody can say
+    starts_at: str | None  # null: unknown
     ends_at: str | None
-    late_s: float | None  # after its deadline; below 0: so long before it
+    late_s: float | None  # after its deadline; negative: early
     text: str
 
 
@@ -104,7 +104,7 @@ class PredictionOut(TypedDict):
 
     seconds: float
     source: str
-    parts: dict[str, float]  # what each feature contributed, as the source counts
+    parts: dict[str, float]  # each feature's contribution, in the source's units
     notes: list[str]
 
 
@@ -153,7 +153,7 @@ else:
 
 
 class JobOut(OptionsOut):
-    """Of other users' jobs non-admins see only the first fields, and "-" for the name.
+    """Non-admins see only the first fields of other users' jobs, and "-" for the name.
 
     In a folded listing, one with `count` is the first of that many tasks of its array."""
 
@@ -202,7 +202,7 @@ class JobOut(OptionsOut):
     after: NotRequired[list[AfterOut]]
     warn: NotRequired[WarnOut | None]
     umask: NotRequired[str]  # octal
-    energy_j: NotRequired[float | None]  # None: nobody measured it
+    energy_j: NotRequired[float | None]  # None: not measured
     gpu_seconds: NotRequired[float]
     sm_active_mean: NotRequired[float | None]
     history: NotRequired[list[MoveOut]]

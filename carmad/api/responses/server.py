@@ -74,6 +74,8 @@ class StatsOut(TypedDict):
 
 
 class ConfigOut(TypedDict):
+    """`settings` follows the settings file, whose names `schema` does not cover."""
+
     schema: int
     settings: dict[str, Any]
     path: str | None

@@ -105,7 +105,7 @@ async def _done(call: Call, body: SelectIn, jobs: list[Job], act: Act) -> Respon
 def _judged(
     call: Call, body: SelectIn, jobs: list[Job], act: Act
 ) -> tuple[list[Event], list[ResultOut]]:
-    """What to tell the core, and the caller, of each job: of ten thousand, perhaps."""
+    """Events for the core, and results for the caller. Runs in a thread: jobs may be many."""
     now, by = call.service.now(), call.peer.user
     events: list[Event] = []
     results: list[ResultOut] = []
