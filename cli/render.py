@@ -15,10 +15,10 @@ from rich.text import Text
 
 from carmad.core.layout_text import OF_STAGE, OF_TIMES, written
 from carmad.options import OPTIONS
+from carmad.readable import clean
 from cli.columns import COLUMNS, QUEUE, Column, where
 from cli.format import (
     NOTHING,
-    clean,
     clock,
     command,
     exit_code,

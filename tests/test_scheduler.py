@@ -1179,6 +1179,23 @@ def test_a_peak_survives_an_end_that_could_not_be_committed():
     assert server.scene.usage == {}
 
 
+def test_what_was_measured_is_saved_once_a_minute_on_a_full_disk_too():
+    """Each try that fails costs a restore."""
+    server = FakeServer(gpus=1)
+    id = server.submit()
+    server.run_kernel(id, 9_000)
+    server.pass_time(120)
+    stored, saved = server.job(id), 0
+    for _ in range(90):
+        server.run_kernel(id, 9_000)
+        step = server.scheduler.handle(server.sampled())
+        if step.jobs:
+            saved += 1
+            server.scheduler.restore([stored])
+        server.now += 1
+    assert saved == 1
+
+
 def test_a_stop_of_the_daemon_saves_what_was_measured():
     server = FakeServer(gpus=1)
     id = server.submit()
