@@ -202,10 +202,10 @@ def test_a_bad_row_of_an_ended_job_is_left_out_and_named(daemon: Carmad, harm: s
     status, out = daemon.call("GET", f"/v1/jobs/{bad}")
     assert (status, f"job {bad} is damaged" in out["error"]) == (400, True)
     told = check(daemon, "damage")
-    assert any(line.startswith(f"job {bad} cannot be read") for line in told)
+    assert any(line.startswith(f"job {bad} in the database cannot be read") for line in told)
     assert any("the drain of GPU GPU-x" in line for line in told)
     log = daemon.log.read_text()
-    assert log.count(f"job {bad} cannot be read") == 1
+    assert log.count(f"job {bad} in the database cannot be read") == 1
     assert "Traceback" not in log
     assert daemon.ended(daemon.sh("true"))["state"] == "succeeded"
 
