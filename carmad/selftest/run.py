@@ -140,15 +140,25 @@ def _blank(unit: Unit) -> Report:
         driver=pynvml.nvmlSystemGetDriverVersion(),
         cuda=f"{version // 1000}.{version % 1000 // 10}",
         date=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        carma=importlib.metadata.version("carma"),
+        carma=_version(),
         commit=_commit(),
         user="root" if os.geteuid() == 0 else "user",
         findings=(),
     )
 
 
+def _version() -> str:
+    try:
+        return importlib.metadata.version("carma")
+    except importlib.metadata.PackageNotFoundError:
+        return "source"
+
+
 def _commit() -> str:
-    """Of the checkout that this is run from; "" without one."""
+    """Of the checkout that this is run from; "" without one. CARMA_COMMIT names that of a copy
+    without its repository."""
+    if told := os.environ.get("CARMA_COMMIT"):
+        return told
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         return ""  # installed; git might find somebody else's repository further up
