@@ -109,6 +109,7 @@ def test_a_check_that_raises_cannot_be_told(
     fact = dataclasses.replace(FACTS[0], check=broken)  # type: ignore[arg-type]
     told = run.run(Settings(), facts=[fact]).findings[0]
     assert (told.verdict, told.detail) == (Verdict.UNKNOWN, "RuntimeError: the driver is odd")
+    assert told.failed, "it may be told another time"
     told = run.run(Settings(), facts=FACTS[1:2], within_s=-1.0).findings[0]
     assert told.detail == "no time was left for it"
 
@@ -263,6 +264,7 @@ def test_the_stage_keeps_an_entry_per_fact_and_goes_on_where_it_ended(
         "context_unsampled": "holds",
         "islands": "cannot be told here",
     }
+    assert not [entry for entry in entries.values() if "failed" in entry]
     kept = entries["context_unsampled"]
     assert kept["gpu"] == "NVIDIA H100 80GB HBM3" and kept["driver"] and kept["date"]
     about, table = facts.blocks(visit)
@@ -333,6 +335,14 @@ def _mark(process: psutil.Process) -> str:
     with contextlib.suppress(psutil.Error, OSError):
         return process.environ().get(benches.MARK, "")
     return ""
+
+
+def test_a_check_that_was_not_completed_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    where = report.Report("NVIDIA H200", 1, "580.1", "13.0", "", "", "", "root", ())
+    broken = Finding("islands", Verdict.UNKNOWN, "it hangs", failed=True)
+    told = dataclasses.replace(where, findings=(broken,))
+    monkeypatch.setattr(facts, "run", lambda *_, **__: told)
+    assert facts.answer("islands", 1.0, "")["failed"] == "it hangs"
 
 
 def test_what_a_driver_raises_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,9 +88,9 @@ def answer(name: str, busy_s: float, device: str) -> dict[str, Any]:
     except Exception as error:  # noqa: BLE001 - the driver is foreign code
         return {"error": type(error).__name__, "call": f"{type(error).__name__}: {error}"}
     (finding,) = report.findings
-    where = asdict(report)
-    del where["findings"]
-    return where | asdict(finding)
+    found = asdict(report) | asdict(finding)
+    del found["findings"], found["failed"]
+    return found | ({"failed": finding.detail} if finding.failed else {})
 
 
 def blocks(visit: Visit) -> list[str]:
