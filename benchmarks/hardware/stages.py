@@ -89,9 +89,8 @@ def _name(requirement: str) -> str:
 
 @cache
 def _minimums() -> dict[str, str]:
-    """Of CARMA's dependencies, also the optional ones."""
-    optional = _project()["optional-dependencies"].values()
-    needed = [*_project()["dependencies"], *(each for extra in optional for each in extra)]
+    """Of what CARMA and its estimators need."""
+    needed = _project()["dependencies"] + _project()["optional-dependencies"]["estimators"]
     return {_name(each): least[1] for each in needed if (least := re.search(r">=([\d.]+)", each))}
 
 
