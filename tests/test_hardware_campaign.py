@@ -183,6 +183,15 @@ def test_after_a_line_that_was_cut_off_the_next_begins_on_its_own(tmp_path: Path
     assert one.entries() == {"a": {"value": 1}, "c": {"value": 3}}
 
 
+def test_what_failed_is_tried_again_after_what_was_not_tried(tmp_path: Path) -> None:
+    one = visit(tmp_path)
+    one.keep("a", {"failed": "the GPU is in use"})
+    one.keep("b", {"value": 2})
+    assert list(one.todo("abc", str)) == ["c", "a"]
+    one.keep("a", {"value": 1})
+    assert list(one.todo("abc", str)) == ["c"]
+
+
 def test_another_folder_goes_on_from_what_earlier_visits_kept(tmp_path: Path) -> None:
     visit(tmp_path / "earlier").keep("a", {"value": 1})
     now = replace(visit(tmp_path / "now"), earlier=tmp_path / "earlier")
@@ -468,6 +477,59 @@ def test_a_missing_package_is_told_with_the_wheels_to_carry(
     assert str(stages.WHEELS) in str(lacking.value) and "PYTHONPATH" in str(lacking.value)
 
 
+def test_a_checkout_without_metadata_is_told_to_bring_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    _versions(monkeypatch, carma=None)
+    with pytest.raises(Lacking) as lacking:
+        stages.load("loads")
+    assert "site-packages/carma-*.dist-info wheels/" in str(lacking.value)
+    assert "pip install" not in str(lacking.value)
+
+
+@pytest.mark.parametrize(("package", "old"), [("SQLAlchemy", "2.0.9"), ("torch", "1.13.1+cu117")])
+def test_a_package_that_is_too_old_is_missing(
+    package: str, old: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _versions(monkeypatch, **{package.lower(): old})
+    with pytest.raises(Lacking, match=f"too old: {package}=="):
+        stages.load("loads")
+    _versions(monkeypatch, **{package.lower(): "900.1"})
+    stages.load("loads")
+
+
+def _versions(monkeypatch: pytest.MonkeyPatch, **others: str | None) -> None:
+    monkeypatch.setattr(stages, "_version", lambda name: others.get(name.lower(), "900"))
+
+
+@pytest.mark.parametrize("error", [ImportError, AttributeError])
+def test_a_stage_that_cannot_be_loaded_leaves_the_others(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = stages.import_module
+
+    def broken(name: str) -> object:
+        if name.endswith("memory"):
+            raise error("no such name in torch")
+        return whole(name)
+
+    monkeypatch.setattr(stages, "import_module", broken)
+    here, lacking = stages.loaded(("memory", "loads"))
+    assert [stage.name for stage in here] == ["loads"]
+    assert lacking == ["stage memory cannot be loaded by this Python: no such name in torch"]
+
+
+def test_the_plan_names_commit_results_and_what_to_bring(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CARMA_COMMIT", "0123abc")
+    monkeypatch.setattr(stages, "load", lambda name: _stage(name, 5.0))
+    told = "\n".join(plan.plan(rehearse=False).blocks)
+    lines = told.splitlines()
+    commands = [n for n, line in enumerate(lines) if line.startswith("CARMA_COMMIT=0123abc ")]
+    assert len(commands) == plan.COMMANDS
+    for n in commands:
+        assert lines[n].endswith("--results $OUT")
+        assert lines[n + 1].endswith("cp -r $OUT/. benchmarks/results/hardware/")
+    assert "carma-*.dist-info wheels/" in told
+
+
 def test_a_bare_python_is_told_what_to_bring(tmp_path: Path) -> None:
     """Before anything is imported that needs it."""
     bare = (
@@ -477,7 +539,8 @@ def test_a_bare_python_is_told_what_to_bring(tmp_path: Path) -> None:
     command = [sys.executable, "-c", bare, "loads", "--rehearse", f"--results={tmp_path}"]
     told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert told.returncode == 1
-    assert "stage loads needs packages that this Python lacks: SQLAlchemy==" in told.stderr
+    needed = "stage loads needs packages that this Python lacks, or has too old: SQLAlchemy=="
+    assert needed in told.stderr
     assert "Traceback" not in told.stderr
 
 
@@ -488,6 +551,20 @@ def test_carried_packages_are_found_here_and_in_children(
     monkeypatch.setattr(stages, "WHEELS", tmp_path / "wheels")
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("PYTHONPATH", "/mine")
+    _versions(monkeypatch)
     stages.bring()
     assert sys.path[-1] == str(tmp_path / "wheels")
     assert os.environ["PYTHONPATH"] == f"/mine{os.pathsep}{tmp_path / 'wheels'}"
+
+
+def test_carried_packages_come_first_where_those_of_the_machine_are_too_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "wheels").mkdir()
+    monkeypatch.setattr(stages, "WHEELS", tmp_path / "wheels")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("PYTHONPATH", "/mine")
+    _versions(monkeypatch, pydantic="1.10.2")
+    stages.bring()
+    assert sys.path[0] == str(tmp_path / "wheels")
+    assert os.environ["PYTHONPATH"] == f"{tmp_path / 'wheels'}{os.pathsep}/mine"

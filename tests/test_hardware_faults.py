@@ -25,7 +25,7 @@ def test_a_rehearsed_fault_ends_as_expected(case: Case, tmp_path: Path) -> None:
     if case.name in NEEDS_TORCH:
         pytest.importorskip("torch")
     found = tried(case, visit(tmp_path))
-    assert not found["error"], found
+    assert "failed" not in found, found
     assert found["checks"], "it expects nothing"
     assert not [check for check in found["checks"] if check["met"] is False], found
     # What emulated cards, or this machine's cgroups, cannot show is said to be untold.
@@ -50,8 +50,8 @@ def test_the_page_tells_what_was_missed_what_failed_and_what_is_left(tmp_path: P
         "notes": [],
         "shown": "",
     }
-    kept.keep("storm of 2", {"checks": [check], "jobs": [told], "error": "", "seconds": 1.0})
-    kept.keep("deaf", {"checks": [], "jobs": [], "error": "TimeoutError: in vain", "seconds": 1.0})
+    kept.keep("storm of 2", {"checks": [check], "jobs": [told], "seconds": 1.0})
+    kept.keep("deaf", {"checks": [], "jobs": [], "failed": "TimeoutError: in vain", "seconds": 1.0})
     summary, checks, *_, said = STAGE.blocks(kept)
     assert summary.startswith("0 of 2 expectations met.")
     assert "Not tried yet: storm of 3" in summary and "deaf" not in summary
@@ -61,6 +61,6 @@ def test_the_page_tells_what_was_missed_what_failed_and_what_is_left(tmp_path: P
 
 def test_what_was_kept_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for case in CASES:
-        visit(tmp_path).keep(case.name, {"checks": [], "jobs": [], "error": "", "seconds": 0.0})
+        visit(tmp_path).keep(case.name, {"checks": [], "jobs": [], "seconds": 0.0})
     monkeypatch.setattr("benchmarks.hardware.faults.tried", lambda *_: pytest.fail("tried"))
     STAGE.measure(visit(tmp_path))

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ import pytest
 
 from benchmarks.hardware import facts
 from benchmarks.hardware.visit import Visit
+from benchmarks.harness.report import circumstances
 from carmad.config import Settings
 from carmad.configfile import load
 from carmad.errors import CarmaError
@@ -107,6 +109,7 @@ def test_a_check_that_raises_cannot_be_told(
     fact = dataclasses.replace(FACTS[0], check=broken)  # type: ignore[arg-type]
     told = run.run(Settings(), facts=[fact]).findings[0]
     assert (told.verdict, told.detail) == (Verdict.UNKNOWN, "RuntimeError: the driver is odd")
+    assert told.failed, "it may be told another time"
     told = run.run(Settings(), facts=FACTS[1:2], within_s=-1.0).findings[0]
     assert told.detail == "no time was left for it"
 
@@ -146,6 +149,19 @@ def test_nothing_is_left_when_it_is_interrupted(machine: Machine, number: int) -
 
 
 # --- its report, and the settings ---
+
+
+def test_a_bare_checkout_has_a_report_and_names_its_commit(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.version", unknown)
+    monkeypatch.setenv("CARMA_COMMIT", "0123abc")
+    found = run.run(Settings(), facts=[])
+    assert (found.carma, found.commit) == ("source", "0123abc")
+    assert circumstances()["commit"] == "0123abc"
 
 
 @pytest.fixture
@@ -248,6 +264,7 @@ def test_the_stage_keeps_an_entry_per_fact_and_goes_on_where_it_ended(
         "context_unsampled": "holds",
         "islands": "cannot be told here",
     }
+    assert not [entry for entry in entries.values() if "failed" in entry]
     kept = entries["context_unsampled"]
     assert kept["gpu"] == "NVIDIA H100 80GB HBM3" and kept["driver"] and kept["date"]
     about, table = facts.blocks(visit)
@@ -257,7 +274,7 @@ def test_the_stage_keeps_an_entry_per_fact_and_goes_on_where_it_ended(
     assert len((tmp_path / "h100/facts.jsonl").read_text().splitlines()) == 3
 
 
-def test_a_fact_whose_check_hangs_is_not_kept(
+def test_a_fact_whose_check_hangs_is_tried_again(
     libraries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few = ("context_unsampled", "islands")
@@ -265,7 +282,78 @@ def test_a_fact_whose_check_hangs_is_not_kept(
     monkeypatch.setattr(facts, "FACT_S", 0.0)
     visit = Visit(tmp_path / "h100", "facts", rehearse=True)
     facts.measure(visit)
-    assert visit.entries() == {}
+    assert {each["verdict"] for each in visit.entries().values()} == {"cannot be told here"}
+    assert {each["failed"] for each in visit.entries().values()} == {
+        "the probe has not answered in 0 s"
+    }
+    assert [fact.name for fact in visit.todo(facts.CHECKED, lambda fact: fact.name)] == list(few)
+    assert "0 hold and 0 differ" in facts.blocks(visit)[0]
+
+
+CHILD = """\
+import json, os, subprocess, sys
+for line in sys.stdin:
+    fact = json.loads(line)["do"]
+    if fact == "islands":
+        print(json.dumps({"error": "NVMLError", "call": "NVMLError: unknown"}), flush=True)
+    elif fact == "energy":
+        print(json.dumps({"verdict": "holds", "detail": ""}), flush=True)
+    else:
+        subprocess.Popen(["sleep", "1000"], stdout=2, start_new_session=True)
+        sys.exit("the driver is gone")
+"""
+
+
+def test_a_fact_whose_check_breaks_costs_no_other_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = ("context_unsampled", "islands", "energy")
+    chosen = sorted((fact for fact in FACTS if fact.name in few), key=lambda f: few.index(f.name))
+    monkeypatch.setattr(facts, "CHECKED", chosen)
+    ended: list[Path] = []
+    kill_leftovers = benches.kill_leftovers
+
+    def ends(folder: Path) -> None:
+        kill_leftovers(folder)
+        ended.append(folder)
+        assert str(folder) not in {_mark(process) for process in psutil.process_iter()}
+
+    monkeypatch.setattr(benches, "kill_leftovers", ends)
+    monkeypatch.setattr(
+        facts, "Probe", lambda command, env: Probe([sys.executable, "-c", CHILD], env)
+    )
+    visit = Visit(tmp_path / "h100", "facts", rehearse=False)
+    facts.measure(visit)
+    kept = visit.entries()
+    assert kept["context_unsampled"]["failed"] == "the probe has ended: the driver is gone"
+    assert kept["islands"]["failed"] == "NVMLError: unknown"
+    assert kept["energy"]["verdict"] == "holds"
+    assert len(ended) == 3 and not ended[0].exists()
+
+
+def _mark(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error, OSError):
+        return process.environ().get(benches.MARK, "")
+    return ""
+
+
+def test_a_check_that_was_not_completed_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    where = report.Report("NVIDIA H200", 1, "580.1", "13.0", "", "", "", "root", ())
+    broken = Finding("islands", Verdict.UNKNOWN, "it hangs", failed=True)
+    told = dataclasses.replace(where, findings=(broken,))
+    monkeypatch.setattr(facts, "run", lambda *_, **__: told)
+    assert facts.answer("islands", 1.0, "")["failed"] == "it hangs"
+
+
+def test_what_a_driver_raises_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise OSError("libnvidia-ml.so.1 is broken")
+
+    monkeypatch.setattr(facts, "run", broken)
+    assert facts.answer("islands", 1.0, "") == {
+        "error": "OSError",
+        "call": "OSError: libnvidia-ml.so.1 is broken",
+    }
 
 
 def test_the_page_says_where_each_fact_was_seen(tmp_path: Path) -> None:

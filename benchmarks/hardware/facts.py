@@ -20,37 +20,46 @@ from benchmarks.hardware.visit import Stage, Visit
 from carmad import paths
 from carmad.configfile import load
 from carmad.errors import CarmaError
-from carmad.selftest.bench import Probe, ProbeFailed, Silent
+from carmad.selftest import bench
+from carmad.selftest.bench import MARK, Probe, ProbeFailed
 from carmad.selftest.facts import FACTS
+from carmad.selftest.report import Verdict
 from carmad.selftest.run import run
 
 FACT_S = 180.0  # the longest takes half a minute; a first import of PyTorch some more
+END_S = 40.0  # for the child to end its own processes, MPS last
 BUSY_S = 4.0
 REHEARSED_BUSY_S = 0.7
 CHECKED = [fact for fact in FACTS if fact.check is not None]
 
 
 def measure(visit: Visit) -> None:
-    """Raises CarmaError if no GPU is idle."""
+    """A fact whose check fails is kept as such; the next gets a new child."""
     busy_s = REHEARSED_BUSY_S if visit.rehearse else BUSY_S
     device = "" if visit.rehearse else visit.gpu
-    with _environment(visit) as env:
+    with _environment(visit) as env, bench.folder() as folder:
+        env[MARK] = str(folder)
         child: Probe | None = None
         try:
             for fact in visit.todo(CHECKED, lambda fact: fact.name):
                 child = child or Probe([sys.executable, "-m", "benchmarks.hardware.facts"], env)
                 try:
-                    visit.keep(
-                        fact.name, child.ask(fact.name, FACT_S, busy_s=busy_s, device=device)
-                    )
-                except Silent:  # the next gets a new child
-                    child.end()
-                    child = None
+                    found = child.ask(fact.name, FACT_S, busy_s=busy_s, device=device)
                 except ProbeFailed as error:
-                    raise CarmaError(str(error)) from error
+                    said = str(error)
+                    found = {"verdict": Verdict.UNKNOWN, "detail": said, "failed": said}
+                    _end(child, folder)
+                    child = None
+                visit.keep(fact.name, found)
         finally:
             if child is not None:
-                child.end()
+                _end(child, folder)
+
+
+def _end(child: Probe, folder: Path) -> None:
+    """With all that it started: one that hangs in the driver cannot do that itself."""
+    child.end(END_S)
+    bench.kill_leftovers(folder)
 
 
 @contextlib.contextmanager
@@ -76,10 +85,12 @@ def answer(name: str, busy_s: float, device: str) -> dict[str, Any]:
         report = run(settings, device, facts=facts, busy_s=busy_s)
     except CarmaError as error:
         return {"error": error.message, "call": f"{error.message}; {error.hint}"}
+    except Exception as error:  # noqa: BLE001 - the driver is foreign code
+        return {"error": type(error).__name__, "call": f"{type(error).__name__}: {error}"}
     (finding,) = report.findings
-    where = asdict(report)
-    del where["findings"]
-    return where | asdict(finding)
+    found = asdict(report) | asdict(finding)
+    del found["findings"], found["failed"]
+    return found | ({"failed": finding.detail} if finding.failed else {})
 
 
 def blocks(visit: Visit) -> list[str]:

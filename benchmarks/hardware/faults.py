@@ -41,7 +41,7 @@ def tried(case: Case, visit: Visit) -> Entry:
         "about": case.about,
         "checks": lab.checks,
         "jobs": lab.told,
-        "error": error,
+        **({"failed": error} if error else {}),
         "seconds": round(time.monotonic() - begun, 1),
     }
 
@@ -71,9 +71,9 @@ def blocks(visit: Visit) -> list[str]:
 
 
 def _failed(entry: Entry) -> list[Entry]:
-    if not entry["error"]:
+    if "failed" not in entry:
         return []
-    return [{"who": "the case", "expected": "ends", "observed": entry["error"], "met": False}]
+    return [{"who": "the case", "expected": "ends", "observed": entry["failed"], "met": False}]
 
 
 def _verdict(met: bool | None) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.hardware import stages
 from benchmarks.hardware.visit import Stage, Visit
-from benchmarks.harness.report import Report, bullets
+from benchmarks.harness.report import Report, bullets, circumstances
 from benchmarks.harness.rows import columns
 
 COMMANDS, COMMAND_MIN = 3, 9.5  # of a visit of 30 minutes
@@ -38,11 +38,6 @@ def plan(rehearse: bool) -> Report:
         for n, group in enumerate(groups, 1)
         for stage in group
     ]
-    words = [
-        f"`python -m benchmarks.hardware {','.join(stage.name for stage in group)} "
-        f"--minutes {COMMAND_MIN:g} --results DIR`"
-        for group in groups
-    ]
     return Report(
         "The plan of a visit",
         [
@@ -58,12 +53,27 @@ def plan(rehearse: bool) -> Report:
             ),
             f"{sum(stage.minutes for stage in here):.1f} minutes by estimate, in {COMMANDS} "
             f"commands of {COMMAND_MIN:g}. A stage that does not finish in its share measures what "
-            "tells most, and goes on when it is run again:",
-            bullets(words),
+            "tells most, and goes on when it is run again. $OUT is a folder whose files come back; "
+            "each command needs what those before it have kept, so copy it back before the next:",
+            f"```sh\n{words(groups)}\n```",
+            "## To bring",
+            f"```\n{stages.METADATA}\n```",
             *(["## Cannot be run here", bullets(lacking)] if lacking else []),
         ],
         {},
         kept=False,
+    )
+
+
+def words(groups: Sequence[Sequence[Stage]]) -> str:
+    """The shell's: each command, and the copy of what it kept. The commit is named, for the tree
+    may travel without its repository."""
+    commit = circumstances()["commit"]
+    return "\n".join(
+        f"CARMA_COMMIT={commit} python -m benchmarks.hardware "
+        f"{','.join(stage.name for stage in group)} --minutes {COMMAND_MIN:g} --results $OUT\n"
+        "mkdir -p benchmarks/results/hardware && cp -r $OUT/. benchmarks/results/hardware/"
+        for group in groups
     )
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from benchmarks.hardware.visit import Stage
 
@@ -17,6 +20,9 @@ ORDER = ("facts", "cost", "memory", "loads", "pairs", "trace", "faults")
 ROOT = Path(__file__).parents[2]
 WHEELS = ROOT / "wheels"  # packages that were carried here, unpacked
 MODULES = {"nvidia-ml-py": "pynvml", "scikit-learn": "sklearn"}  # where it is not the name
+METADATA = """\
+CARMA's own metadata, by which it finds its policies and estimators, goes into wheels/ as well:
+  mkdir -p wheels && cp -r .venv/lib/python3.*/site-packages/carma-*.dist-info wheels/"""
 
 
 class Lacking(Exception):
@@ -24,16 +30,22 @@ class Lacking(Exception):
 
 
 def bring() -> None:
-    """Look for packages in WHEELS, too: what this Python has itself comes first. Children as well:
-    a PYTHONPATH comes first there, but holds only what was missing."""
-    if WHEELS.is_dir():
+    """Look for packages in WHEELS, too, and in children as well. What this Python has itself comes
+    first, unless some of it is too old."""
+    if not WHEELS.is_dir():
+        return
+    known = list(filter(None, [os.environ.get("PYTHONPATH")]))
+    if any(map(_too_old, _minimums())):
+        sys.path.insert(0, str(WHEELS))
+        path = [str(WHEELS), *known]
+    else:
         sys.path.append(str(WHEELS))
-        known = os.environ.get("PYTHONPATH", "")
-        os.environ["PYTHONPATH"] = f"{known}{os.pathsep if known else ''}{WHEELS}"
+        path = [*known, str(WHEELS)]
+    os.environ["PYTHONPATH"] = os.pathsep.join(path)
 
 
 def load(name: str) -> Stage:
-    """Raises Lacking, with the wheels to carry."""
+    """Raises Lacking, with what to carry."""
     if missing := [package for package in _own() if not _here(package)]:
         raise Lacking(_advice(name, missing))
     try:
@@ -42,6 +54,8 @@ def load(name: str) -> Stage:
         if (error.name or "").startswith("benchmarks"):
             raise Lacking(f"stage {name} is not part of this checkout: no {error.name}") from None
         raise Lacking(_advice(name, [(error.name or "?").partition(".")[0]])) from error
+    except (ImportError, AttributeError) as error:  # as of a package that is too old, or broken
+        raise Lacking(f"stage {name} cannot be loaded by this Python: {error}") from error
     if missing := [package for package in stage.packages if not _here(package)]:
         raise Lacking(_advice(name, missing))
     return stage
@@ -59,29 +73,72 @@ def loaded(names: Iterable[str]) -> tuple[list[Stage], list[str]]:
 
 
 def _own() -> list[str]:
-    """The distributions that CARMA itself needs."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return [_bare(requirement) for requirement in project["dependencies"]]
+    """The distributions that CARMA itself needs, and its own, by which it finds its plugins."""
+    return ["carma", *map(_name, _project()["dependencies"])]
 
 
-def _bare(requirement: str) -> str:
-    return requirement.split(">")[0].split("=")[0].split("<")[0].strip()
+@cache
+def _project() -> dict[str, Any]:
+    project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return project
+
+
+def _name(requirement: str) -> str:
+    return re.split(r"[\[<>=!~; ]", requirement)[0]
+
+
+@cache
+def _minimums() -> dict[str, str]:
+    """Of what CARMA and its estimators need."""
+    needed = _project()["dependencies"] + _project()["optional-dependencies"]["estimators"]
+    return {_name(each): least[1] for each in needed if (least := re.search(r">=([\d.]+)", each))}
 
 
 def _here(package: str) -> bool:
-    return find_spec(MODULES.get(package, package.replace("-", "_").lower())) is not None
+    if package == "carma":
+        return _version(package) is not None
+    module = MODULES.get(package, package.replace("-", "_").lower())
+    return find_spec(module) is not None and not _too_old(package)
 
 
-def _advice(stage: str, missing: Iterable[str]) -> str:
-    pinned = " ".join(_pinned(package) for package in missing)
+def _too_old(package: str) -> bool:
+    least, its = _minimums().get(package), _version(package)
+    return least is not None and its is not None and _release(its) < _release(least)
+
+
+def _version(package: str) -> str | None:
+    """None: there is no metadata."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """2.13.0a1+cpu is (2, 13); zeros at the end mean nothing."""
+    told = re.match(r"[\d.]*", version)
+    numbers = re.findall(r"\d+", told[0] if told else "")
+    while numbers and int(numbers[-1]) == 0:
+        numbers.pop()
+    return tuple(map(int, numbers))
+
+
+def _advice(stage: str, missing: Sequence[str]) -> str:
+    """Of `missing`, "carma" is no wheel: it comes with the checkout."""
+    names = ["carma's metadata" if package == "carma" else _pinned(package) for package in missing]
+    wheels = " ".join(_pinned(package) for package in missing if package != "carma")
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return (
-        f"stage {stage} needs packages that this Python lacks: {pinned}\n"
-        "On a machine with a network, in the project's folder:\n"
+    install = (
         f"  pip install --target wheels --python-version {python} --only-binary=:all: "
-        f"--constraint constraints.txt {pinned}\n"
-        f"and bring the folder here as {WHEELS}; PYTHONPATH is searched, too."
+        f"--constraint constraints.txt {wheels}"
     )
+    lines = [
+        f"stage {stage} needs packages that this Python lacks, or has too old: {' '.join(names)}",
+        *(["On a machine with a network, in the project's folder:", install] if wheels else []),
+        *([METADATA] if "carma" in missing else []),
+        f"and bring the folder here as {WHEELS}; PYTHONPATH is searched, too.",
+    ]
+    return "\n".join(lines)
 
 
 @cache

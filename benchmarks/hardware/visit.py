@@ -30,17 +30,18 @@ class Visit:
     def todo(
         self, cases: Iterable[Case], key: Callable[[Case], str], takes_s: float = 0.0
     ) -> Iterator[Case]:
-        """Those without an entry, as long as there is time for one that `takes_s`."""
-        done = self.entries()
-        for case in cases:
-            if key(case) in done:
-                continue
+        """Those without an entry, then those that failed in an earlier command, as long as there
+        is time for one that `takes_s`."""
+        kept = self.entries()
+        done = {name for name, entry in kept.items() if "failed" not in entry}
+        undone = [case for case in cases if key(case) not in done]
+        for case in sorted(undone, key=lambda case: key(case) in kept):
             if time.monotonic() + takes_s >= self.until:
                 return
             yield case
 
     def keep(self, key: str, entry: Entry) -> None:
-        """A later entry of the same key counts."""
+        """A later entry of the same key counts. One that failed says why as `failed`."""
         self.folder.mkdir(parents=True, exist_ok=True)
         kept = self._read(self.stage)
         cut_off = "" if not kept or kept.endswith("\n") else "\n"

@@ -113,6 +113,9 @@ def _processor() -> str:
 
 
 def _commit() -> str:
+    """CARMA_COMMIT, for a copy without its repository, or what git says."""
+    if told := os.environ.get("CARMA_COMMIT"):
+        return told
     words = ["git", "describe", "--always", "--dirty", "--exclude=*"]
     try:
         found = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)

@@ -32,7 +32,7 @@ ANSWER_WITHIN_S = 30.0  # a first context may take many seconds without persiste
 ENDED_WITHIN_S = 10.0
 POLL_S = 0.1
 NEAR_MIB = 64  # what the driver may round or keep; contexts and allocations are larger
-MARK = "CARMA_SELFTEST"  # in the environment of every process of the self-test
+MARK = "CARMA_SELFTEST"  # in the environment of every process of the self-test: its folder
 
 
 class ProbeFailed(Exception):
@@ -122,17 +122,17 @@ class Probe:
         with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the driver
             self._child.wait(ENDED_WITHIN_S)
 
-    def end(self) -> None:
-        """In an orderly way where it obeys."""
+    def end(self, within_s: float = ENDED_WITHIN_S) -> None:
+        """In an orderly way where it obeys a SIGTERM within this time."""
         for stream in (self._child.stdin, self._child.stdout):
             if stream is not None:
                 with contextlib.suppress(OSError):  # it has ended, with a request not yet read
                     stream.close()
-        for stop, within_s in ((None, 1.0), (signal.SIGTERM, ENDED_WITHIN_S)):
+        for stop, wait_s in ((None, 1.0), (signal.SIGTERM, within_s)):
             if stop is not None:
                 self._child.send_signal(stop)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._child.wait(within_s)
+                self._child.wait(wait_s)
                 return
         self.kill()
 
@@ -212,27 +212,11 @@ class Bench:
         for mps in self._served:
             with contextlib.suppress(CarmaError):
                 mps.stop(self.gpu.id)
-        for process in self._leftovers():
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-                process.wait(ENDED_WITHIN_S)
+        kill_leftovers(self.folder)
         self._probes.clear()
         self._served.clear()
         with contextlib.suppress(CarmaError):  # the next check will say that the GPU is lost
             self.until(lambda sample: not sample.processes, ENDED_WITHIN_S)
-
-    def _leftovers(self) -> list[psutil.Process]:
-        """Those of our processes that still live: an MPS server has its daemon's environment."""
-        ours = {MARK: str(self.folder)}
-        pipes = str(self.folder / "mps")
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error, OSError):
-                env = process.environ()
-                its = env.get("CUDA_MPS_PIPE_DIRECTORY", "").startswith(pipes)
-                if process.pid != os.getpid() and (its or ours.items() <= env.items()):
-                    found.append(process)
-        return found
 
     def others(self) -> str:
         """The pids on the GPU, when none of ours is there."""
@@ -282,10 +266,23 @@ class Bench:
         return min(wanted, self.gpu.memory_mib // 16)
 
 
+def kill_leftovers(folder: Path) -> None:
+    """Kill what still lives of the self-tests that run in `folder` or below it."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            env = process.environ()
+            # An MPS server has its daemon's environment, which has no mark.
+            its = (env.get(MARK, ""), env.get("CUDA_MPS_PIPE_DIRECTORY", ""))
+            if process.pid != os.getpid() and any(each.startswith(str(folder)) for each in its):
+                process.kill()
+                process.wait(ENDED_WITHIN_S)
+
+
 @contextlib.contextmanager
 def folder() -> Iterator[Path]:
-    """With a short path: sockets of MPS lie below."""
-    with tempfile.TemporaryDirectory(prefix="carma-", dir="/tmp") as name:
+    """With a short path: sockets of MPS lie below. It is in the folder of whoever started this
+    self-test, if they have one: they can find its processes by it."""
+    with tempfile.TemporaryDirectory(prefix="carma-", dir=os.environ.get(MARK, "/tmp")) as name:
         Path(name).chmod(0o755)
         yield Path(name)
 

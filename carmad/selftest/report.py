@@ -32,6 +32,7 @@ class Seen:
     detail: str
     observed: Mapping[str, Value] = field(default_factory=dict)
     settings: Mapping[str, Setting] = field(default_factory=dict)
+    failed: bool = False  # the check was not completed: it may be another time
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class Finding:
     detail: str
     observed: Mapping[str, Value] = field(default_factory=dict)
     settings: Mapping[str, Setting] = field(default_factory=dict)
+    failed: bool = False  # the check was not completed: it may be another time
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,10 @@ def judged(
     seen = {name: its for name, its in observed.items() if its is not None}
     rounded = {name: round(v, 3) if type(v) is float else v for name, v in seen.items()}
     return Seen(verdict, detail, rounded, {} if holds else settings or {})
+
+
+def not_completed(why: str) -> Seen:
+    return Seen(Verdict.UNKNOWN, why, failed=True)
 
 
 def unknown(why: str, **observed: Value) -> Seen:

@@ -25,7 +25,7 @@ from carmad.gpu.profiler import Unit
 from carmad.selftest import bench as benches
 from carmad.selftest.bench import Bench, ProbeFailed
 from carmad.selftest.facts import FACTS, Fact
-from carmad.selftest.report import Finding, Report, Seen, unknown
+from carmad.selftest.report import Finding, Report, Seen, not_completed, unknown
 
 WITHIN_S = 300.0
 SOURCE = "auto"
@@ -108,7 +108,7 @@ def _findings(
         told(fact, None)
         seen = _seen(bench, fact, deadline)
         changes = {name: its for name, its in seen.settings.items() if current.get(name) != its}
-        found = Finding(fact.name, seen.verdict, seen.detail, seen.observed, changes)
+        found = Finding(fact.name, seen.verdict, seen.detail, seen.observed, changes, seen.failed)
         told(fact, found)
         yield found
 
@@ -117,17 +117,17 @@ def _seen(bench: Bench, fact: Fact, deadline: float) -> Seen:
     if fact.check is None:
         return unknown(f"by hand: {fact.by_hand}")
     if time.monotonic() > deadline:
-        return unknown("no time was left for it")
+        return not_completed("no time was left for it")
     try:
         if others := bench.others():
-            return unknown(f"another process has come to the GPU: {others}")
+            return not_completed(f"another process has come to the GPU: {others}")
         return fact.check(bench)
     except CarmaError as error:
-        return unknown(f"{error.message}; {error.hint}" if error.hint else error.message)
+        return not_completed(f"{error.message}; {error.hint}" if error.hint else error.message)
     except ProbeFailed as error:
-        return unknown(str(error))
+        return not_completed(str(error))
     except Exception as error:  # noqa: BLE001 - the driver is foreign code
-        return unknown(f"{type(error).__name__}: {error}")
+        return not_completed(f"{type(error).__name__}: {error}")
     finally:
         bench.clear()
 
@@ -140,15 +140,25 @@ def _blank(unit: Unit) -> Report:
         driver=pynvml.nvmlSystemGetDriverVersion(),
         cuda=f"{version // 1000}.{version % 1000 // 10}",
         date=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        carma=importlib.metadata.version("carma"),
+        carma=_version(),
         commit=_commit(),
         user="root" if os.geteuid() == 0 else "user",
         findings=(),
     )
 
 
+def _version() -> str:
+    try:
+        return importlib.metadata.version("carma")
+    except importlib.metadata.PackageNotFoundError:
+        return "source"
+
+
 def _commit() -> str:
-    """Of the checkout that this is run from; "" without one."""
+    """Of the checkout that this is run from; "" without one. CARMA_COMMIT names that of a copy
+    without its repository."""
+    if told := os.environ.get("CARMA_COMMIT"):
+        return told
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         return ""  # installed; git might find somebody else's repository further up
