@@ -104,7 +104,7 @@ def loads(visit: Visit) -> dict[str, Load]:
     }
 
 
-def _activity(entry: Entry) -> dict[str, float]:
+def _activity(entry: Entry) -> Entry:
     """As the driver tells it, or else by NVML's utilisation; {} without either."""
     if not _derived(entry):
         return {what: entry[what] for what in ACTIVITY}
