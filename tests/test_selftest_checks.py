@@ -232,6 +232,8 @@ def test_a_process_on_a_mig_instance(machine: Machine) -> None:
     world = [f"gpu {fake_gpu.uuid()}", "name H100", "pci 0 10 0", "memory 81559 600 0", "mig"]
     machine.world(*world, f"slot 1 0 {instance}", "name H100 MIG 1g.10gb", "memory 9856 0 0")
     assert machine.check("mig_utilization").verdict is Verdict.HOLDS
+    fake_gpu.deviate(machine.folder, "foreign_pids")
+    assert machine.check("mig_utilization").verdict is Verdict.UNKNOWN
     fake_gpu.deviate(machine.folder, "contexts_unlisted")
     assert machine.check("mig_utilization").verdict is Verdict.DIFFERS
 

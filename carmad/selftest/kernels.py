@@ -83,6 +83,8 @@ def mig(bench: Bench) -> Seen:
     probe.begin("spin", s=bench.busy_s)
     use = bench.until(lambda sample: bench.use(probe, sample), bench.busy_s)
     probe.answer()
+    if use is None and bench.sample().processes:
+        return unknown(PIDS_HIDDEN)
     if use is None:
         return judged(False, "a process on the instance is not listed there")
     held = use.memory_mib or 0
