@@ -36,6 +36,7 @@ static inline int deviates(const char *word) {
 }
 
 static inline void tell_xid(const char *uuid, int number) {
+    if (deviates("xids_unseen")) return;
     FILE *file = fopen(path("events", 0), "a");
     if (!file) return;
     fprintf(file, "%s %lld %d\n", uuid, now_us(), number);

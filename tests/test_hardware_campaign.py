@@ -14,6 +14,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from benchmarks.hardware import (
@@ -25,6 +26,7 @@ from benchmarks.hardware import (
     plan,
     pool,
     stages,
+    telemetry,
     training,
 )
 from benchmarks.hardware.pool import Pool, common
@@ -35,7 +37,8 @@ from benchmarks.hardware.visit import VISITS, Stage, Visit
 from benchmarks.hardware.workloads import WORKLOADS
 from benchmarks.harness import report
 from benchmarks.harness.data import ROOT
-from carmad.core.types import Mode
+from carmad.core.types import GpuId, GpuSample, Mode
+from carmad.errors import CarmaError
 from carmad.sim import catalogue
 from carmad.sim.interference import Learned
 
@@ -333,6 +336,114 @@ def test_a_process_tree_has_the_memory_of_all_that_it_started(nvml: Any, tmp_pat
     assert (means["sm_active"], means["dram_active"]) == (0.6, 0.2)
 
 
+WORLD = """
+    gpu GPU-aaaa
+    name NVIDIA H200
+    pci 0 41 0
+    memory 143771 500 {used}
+    util 37 12
+    power 250500
+"""
+
+
+@pytest.mark.parametrize(
+    ("used", "processes", "said"),
+    [(300, ("compute 1 70",), "processes 1"), (2000, (), "2000 MiB")],
+)
+def test_a_gpu_in_use_is_not_measured(
+    nvml: Any, tmp_path: Path, used: int, processes: tuple[str, ...], said: str
+) -> None:
+    nvml.show(WORLD.format(used=used), *processes)
+    with (
+        pytest.raises(SystemExit, match=f"in use: {said}"),
+        campaign._visit(rehearse=False, device="", results=tmp_path),
+    ):
+        pass
+
+
+def test_an_idle_gpu_is_measured(nvml: Any, tmp_path: Path) -> None:
+    nvml.show(WORLD.format(used=300))
+    with campaign._visit(rehearse=False, device="", results=tmp_path) as (found, _):
+        assert found.gpu == "GPU-aaaa"
+
+
+def test_a_watch_that_has_ended_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*_: object) -> None:
+        raise OSError("the GPU is lost")
+
+    monkeypatch.setattr(telemetry.Host, "sample", lost)
+    with Watch(visit(tmp_path)) as watch:
+        with pytest.raises(RuntimeError, match="the GPU is lost"):
+            watch.seen(within_s=60.0)
+        for ask in (lambda: watch.means(0.0, 1.0), lambda: watch.peak_mib(1), watch.used_now):
+            with pytest.raises(RuntimeError, match="the GPU is lost"):
+                ask()
+
+
+def test_power_is_by_the_energy_counter_and_what_lags_has_to_settle(tmp_path: Path) -> None:
+    watch = Watch(visit(tmp_path))
+    gpu = GpuId("GPU-aaaa")
+    watch._samples = [
+        GpuSample(gpu, n / 10, energy_mj=30_000 * n, power_w=90.0, utilization=0.5, sm_active=0.4)
+        for n in range(21)
+    ]
+    assert watch.means(0.0, 0.8) | {"sm_active": 0.4} == watch.means(0.0, 0.8)
+    assert watch.means(0.0, 0.8)["power_w"] == pytest.approx(300.0)
+    assert watch.means(0.0, 0.8)["utilization"] is None
+    assert watch.means(0.0, 2.0)["utilization"] == 0.5
+    watch._samples = [replace(each, energy_mj=None) for each in watch._samples]
+    assert watch.means(0.0, 0.8)["power_w"] is None
+    assert watch.means(0.0, 2.0)["power_w"] == 90.0
+
+
+def test_workers_end_with_a_pool_that_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pool, "command", lambda name, rehearse: ["sleep", "60"])
+    monkeypatch.setattr(pool.Worker, "hear", interrupted)
+    held = Pool(["a", "b"], {}, rehearse=True)
+    with pytest.raises(KeyboardInterrupt), held:
+        pass
+    assert len(held.workers) == 2
+    assert not any(psutil.pid_exists(worker.pid) for worker in held.workers.values())
+
+
+@pytest.mark.parametrize("answer", [False, CarmaError("silent", "")])
+def test_an_mps_daemon_that_stays_is_killed_and_the_stages_error_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: bool | CarmaError
+) -> None:
+    def stop(*_: object) -> bool:
+        if isinstance(answer, CarmaError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(pairs.Mps, "stop", stop)
+    gpu = GpuId("GPU-rehearsal")
+    with pytest.raises(ZeroDivisionError), pairs._mps(visit(tmp_path), gpu) as mps:
+        env = os.environ | {"CUDA_MPS_PIPE_DIRECTORY": str(mps.pipe(gpu))}
+        child = subprocess.Popen(["sleep", "60"], env=env)
+        while not psutil.Process(child.pid).environ().get("CUDA_MPS_PIPE_DIRECTORY"):
+            pass  # not yet executed
+        raise ZeroDivisionError
+    assert not psutil.pid_exists(child.pid)  # killed and reaped
+
+
+def test_a_run_that_met_a_full_gpu_is_measured_again_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(name: str, visit: Visit, watch: Watch, alone: bool) -> dict[str, Any]:
+        return {"gpu_used": 0.95 if name == "full" else 0.5, "alone": alone}
+
+    monkeypatch.setattr(memory, "_run", run)
+    one = visit(tmp_path, "memory")
+    memory._several(iter(["full", "fits"]), 2, one, Watch(one))
+    assert {name: entry["alone"] for name, entry in one.entries().items()} == {
+        "full": True,
+        "fits": False,
+    }
+
+
 # -- pages -----------------------------------------------------------------------------------------
 
 
@@ -356,8 +467,39 @@ def test_speeds_are_relative_to_alone_with_the_whole_gpu() -> None:
     assert found == {"streams": (0.5, 0.5), "mps": (1.0, 0.5), "mps 50 %": (0.5, 1.0)}
 
 
+def test_alone_is_the_median_of_its_measurements_and_their_spread_the_noise_floor(
+    tmp_path: Path,
+) -> None:
+    entries = [_group("streams", {name: step}) for name in "ab" for step in (1.0, 1.2)]
+    entries.append(_group("streams", {"a": 2.2, "b": 1.1}))
+    [group] = pairs_page.groups(entries)
+    assert group.speeds == pytest.approx((0.5, 1.0))
+    for n, entry in enumerate(entries):
+        visit(tmp_path, "pairs").keep(str(n), entry)
+    page = "\n".join(pairs_page.blocks(visit(tmp_path, "pairs")))
+    assert "streams: median 20.0%, most 20.0% of 2 runs" in page
+
+
+def test_without_smact_loads_follow_from_nvmls_utilisation(tmp_path: Path) -> None:
+    one = visit(tmp_path)
+    smact = {"sm_active": None, "sm_occupancy": None, "dram_active": None}
+    entry = smact | {"utilization": 0.9, "memory_utilization": 0.4, "memory_mib": None}
+    one.keep("resnet50-b64", {**entry, "step_s": 0.04})
+    one.keep("vgg16-b32", {**entry, "memory_utilization": None, "step_s": 0.04})
+    visit(tmp_path, "memory").keep("resnet50-b64", {"nvml_mib": 9000})
+    assert set(loads.loads(one)) == {"resnet50-b64"}
+    load = loads.loads(one)["resnet50-b64"]
+    found = (load.sm_active, load.sm_occupancy, load.dram_active)
+    assert found == pytest.approx(catalogue.activity(0.9, 0.4), abs=1e-4)
+    assert load.memory_mib == 9000, "of stage memory: the driver hides the process"
+    page = "\n".join(loads.blocks(one))
+    assert "tells no SMACT, SMOCC and DRAMA of 2 runs. Those of 1 are derived" in page
+    assert "does not list 2 runs by their pids" in page
+    assert "resnet50-b64, activity derived" in page
+
+
 def _measured(folder: Path) -> Visit:
-    """Of six models: what `learned` foretells of pairs and of a triple, taken for measured."""
+    """Of six models: what `learned` predicts of pairs and of a triple, taken for measured."""
     names = ("resnet50-b64", "vgg16-b32", "gpt2-b4-t512", "resnet18-b32", "densenet121-b32")
     names = (*names, "mlp1024x4-b128")
     for n, name in enumerate(names):

@@ -89,6 +89,29 @@ def test_a_check_differs_where_it_does_not(machine: Machine, name: str, word: st
 
 
 @pytest.mark.parametrize(
+    "name",
+    [
+        *("process_memory", "process_lists", "process_leaves"),
+        *("busy_sampled", "mps_clients_sampled", "context_unsampled", "torch_context"),
+    ],
+)
+def test_where_pids_are_hidden_what_is_said_of_a_process_is_not_known(
+    machine: Machine, torch: None, name: str
+) -> None:
+    machine.have(words=("foreign_pids",))
+    found = machine.check(name)
+    assert found.verdict is Verdict.UNKNOWN, found
+    assert "pids" in found.detail
+    assert machine.pids() == []
+
+
+def test_where_no_xid_is_told_it_is_not_known_which_drain(machine: Machine) -> None:
+    machine.have(words=("xids_unseen",))
+    found = machine.check("own_kills")
+    assert found.verdict is Verdict.UNKNOWN, found
+
+
+@pytest.mark.parametrize(
     ("name", "word"), [("mps_multiuser", "no_multiuser"), ("mps_two_users", "users_mixed")]
 )
 def test_checks_with_two_users(machine: Machine, two_users: None, name: str, word: str) -> None:
@@ -209,6 +232,8 @@ def test_a_process_on_a_mig_instance(machine: Machine) -> None:
     world = [f"gpu {fake_gpu.uuid()}", "name H100", "pci 0 10 0", "memory 81559 600 0", "mig"]
     machine.world(*world, f"slot 1 0 {instance}", "name H100 MIG 1g.10gb", "memory 9856 0 0")
     assert machine.check("mig_utilization").verdict is Verdict.HOLDS
+    fake_gpu.deviate(machine.folder, "foreign_pids")
+    assert machine.check("mig_utilization").verdict is Verdict.UNKNOWN
     fake_gpu.deviate(machine.folder, "contexts_unlisted")
     assert machine.check("mig_utilization").verdict is Verdict.DIFFERS
 

@@ -1,4 +1,4 @@
-"""Measure what CARMA relies on, costs and foretells, on the GPU of this machine.
+"""Measure what CARMA relies on, costs and predicts, on the GPU of this machine.
 
 WHAT is a stage (facts, cost, memory, loads, pairs, trace, faults), several with commas between, or
 `all` of them in this order. Without a GPU: `plan`, how a short visit is spent; `page STAGE`, the

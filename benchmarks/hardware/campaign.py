@@ -80,6 +80,12 @@ def _visit(rehearse: bool, device: str, results: Path | None) -> Iterator[tuple[
         found = here(device, rehearse)
     except CarmaError as error:
         raise SystemExit(f"{error.message}\n{error.hint}\nWithout a GPU: --rehearse") from None
+    if found.in_use:
+        raise SystemExit(
+            f"GPU {found.gpu.index} is in use: {found.in_use}\n"
+            "What others run there would be measured, too: wait until it is idle, or name another"
+            " GPU with --device"
+        )
     facts = {"gpu": found.gpu.name, "driver": found.driver, "torch": _torch()}
     with tempfile.TemporaryDirectory(prefix="carma-rehearsal-") as forgotten:
         root = results or (Path(forgotten) if rehearse else _kept())

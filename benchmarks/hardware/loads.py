@@ -16,6 +16,7 @@ from benchmarks.hardware.workloads import WORKLOADS
 from benchmarks.harness.report import bullets
 from benchmarks.harness.rows import columns
 from carmad.gpu.source import utilization
+from carmad.sim.catalogue import activity
 from carmad.sim.task import Load
 
 # Of networks that ask for little to all of the GPU. Those of PAIRED come first, and are of a dozen
@@ -51,6 +52,7 @@ MORE = (
 REHEARSED = ("mlp4096x8-b256", "mlp1024x4-b128")
 IDLE = "idle"
 ACTIVITY = ("sm_active", "sm_occupancy", "dram_active")
+UTILIZATION = ("utilization", "memory_utilization")
 SIZES = ((0.7, "heavy"), (0.3, "medium"), (0.0, "light"))  # by utilisation, as Lucid's
 WINDOW_S, REHEARSED_S = 2.0, 1.0
 
@@ -89,16 +91,34 @@ def _one(name: str, seconds: float, held: Pool, watch: Watch) -> Entry:
 
 def loads(visit: Visit) -> dict[str, Load]:
     """As the simulator has them, by workload: those of which the GPU told enough."""
+    in_memory = visit.entries("memory")
     return {
         name: Load(
             WORKLOADS[name].model,
             WORKLOADS[name].batch,
-            memory_mib=entry.get("memory_mib") or 0,
-            **{what: entry[what] for what in ACTIVITY},
+            memory_mib=_memory_mib(entry, in_memory.get(name, {})) or 0,
+            **found,
         )
         for name, entry in visit.entries("loads").items()
-        if name != IDLE and None not in [entry.get(what) for what in ACTIVITY]
+        if name != IDLE and (found := _activity(entry))
     }
+
+
+def _activity(entry: Entry) -> Entry:
+    """As the driver tells it, or else by NVML's utilisation; {} without either."""
+    if not _derived(entry):
+        return {what: entry[what] for what in ACTIVITY}
+    gpu, memory = (entry.get(what) for what in UTILIZATION)
+    if gpu is None or memory is None:
+        return {}
+    return {what: round(its, 4) for what, its in zip(ACTIVITY, activity(gpu, memory), strict=True)}
+
+
+def _memory_mib(entry: Entry, in_memory: Entry) -> int | None:
+    """Of the process; where the driver hides it, what stage `memory` found alone on the GPU: here
+    all are loaded at once."""
+    mib: int | None = entry.get("memory_mib")
+    return in_memory.get("nvml_mib") if mib is None else mib
 
 
 # -- the page --------------------------------------------------------------------------------------
@@ -114,10 +134,34 @@ def blocks(visit: Visit) -> list[str]:
         f"{len(good)} training runs, each alone while the others waited, loaded. Means of a window "
         f"of {WINDOW_S:g} s. With all of them loaded and none training, the GPU took "
         f"{_number(idle.get('power_w'), '{:.0f}')} W.",
+        *_notes(visit, good),
         *([_table(good)] if good else []),
         *(["## Not measured", bullets(failures)] if failures else []),
         *(["## As rows of the simulator's catalogue", f"```csv\n{rows}```"] if rows else []),
     ]
+
+
+def _notes(visit: Visit, good: Sequence[tuple[str, Entry]]) -> list[str]:
+    """What the driver does not tell, and what is taken instead."""
+    notes = []
+    if derived := [name for name, entry in good if _derived(entry)]:
+        known = sum(bool(_activity(entry)) for name, entry in good if name in derived)
+        notes.append(
+            f"The driver tells no SMACT, SMOCC and DRAMA of {len(derived)} runs. Those of {known} "
+            "are derived from NVML's utilisation (`carmad.sim.catalogue.activity`)."
+        )
+    if hidden := [name for name, entry in good if entry.get("memory_mib") is None]:
+        in_memory = visit.entries("memory")
+        known = sum(in_memory.get(name, {}).get("nvml_mib") is not None for name in hidden)
+        notes.append(
+            f"The driver does not list {len(hidden)} runs by their pids, so their memory is "
+            f"unknown here. That of {known} is taken from stage `memory`; of the others, run it."
+        )
+    return notes
+
+
+def _derived(entry: Entry) -> bool:
+    return None in [entry.get(what) for what in ACTIVITY]
 
 
 def _table(good: Sequence[tuple[str, Entry]]) -> str:
@@ -153,11 +197,12 @@ def catalogue_rows(visit: Visit) -> str:
     told no activity. What NVML's utilisation would be follows from it, as in the emulation."""
     lines = io.StringIO()
     table = csv.writer(lines, lineterminator="\n")
-    source = provenance(visit)
+    source, entries = provenance(visit), visit.entries("loads")
     for name, load in loads(visit).items():
         util, memory = utilization(load.sm_active, load.dram_active)
         size = next(size for least, size in SIZES if util >= least)
-        told = (round(util, 3), round(memory, 3), f"{source}; {name}")
+        how = f"{name}, activity derived" if _derived(entries[name]) else name
+        told = (round(util, 3), round(memory, 3), f"{source}; {how}")
         measured = (load.sm_active, load.sm_occupancy, load.dram_active)
         table.writerow(
             (load.model, "", load.batch_size, 1, size, "", load.memory_mib, *told, *measured)

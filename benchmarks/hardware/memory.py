@@ -18,6 +18,7 @@ from benchmarks.hardware.workloads import WORKLOADS
 
 CONSTANTS = Path(__file__).with_name("constants.py")
 EACH_MIB = 14_000  # of the GPU for each of those that run at once: more than they take on average
+FULL = 0.9  # share of the GPU's memory in use
 SECONDS = 0.4  # that each trains for, once it is warm
 TAKES_S = 40.0  # the slowest, which is compiled
 
@@ -37,14 +38,16 @@ def measure(visit: Visit) -> None:
 
 
 def _several(todo: Iterator[str], at_once: int, visit: Visit, watch: Watch) -> None:
-    """Those that run out of memory beside others are run again, alone."""
+    """Those that run out of memory beside others are run again, alone; so are those that met a GPU
+    so full that PyTorch's allocator may have freed what it would have kept."""
     running: dict[Future[Entry], str] = {}
     again: list[str] = []
 
     def collect() -> None:
         for future in wait(running, return_when=FIRST_COMPLETED).done:
             name, found = running.pop(future), future.result()
-            if "out of memory" in found.get("failed", ""):
+            full = at_once > 1 and found.get("gpu_used", 0.0) > FULL
+            if full or "out of memory" in found.get("failed", ""):
                 again.append(name)
             else:
                 visit.keep(name, found)
@@ -71,8 +74,9 @@ def _run(name: str, visit: Visit, watch: Watch, alone: bool) -> Entry:
         worker.rest(SECONDS)
         watch.seen()
         peak, by = watch.peak_mib(worker.pid), "process"
+        most = watch.used_mib(begun)
         if peak is None and before is not None:
-            peak, by = watch.used_mib(begun) - before, "device"
+            peak, by = most - before, "device"
         done = worker.end()
     except Lost as error:
         return {"failed": str(error)}
@@ -82,6 +86,7 @@ def _run(name: str, visit: Visit, watch: Watch, alone: bool) -> Entry:
     return {
         "nvml_mib": peak,
         "by": by,
+        "gpu_used": round(most / watch.gpu.memory_mib, 4),
         "allocated_mib": done.allocated_mib,
         "reserved_mib": done.reserved_mib,
         "step_s": round(statistics.median(steps), 6),

@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
+import psutil
+
 from benchmarks.hardware import loads, pool
-from benchmarks.hardware.pool import Pool, common
+from benchmarks.hardware.pool import KILLED_WITHIN_S, Pool, common
 from benchmarks.hardware.telemetry import Watch
 from benchmarks.hardware.visit import Entry, Stage, Visit
 from benchmarks.harness.data import ROOT
@@ -49,10 +52,12 @@ class Case:
 
     setting: Setting
     names: tuple[str, ...]
+    again: bool = False  # alone once more, after the groups: the GPU is warm then
 
     @property
     def key(self) -> str:
-        return f"{self.setting.name}: {' + '.join(self.names)}"
+        again = ", again" if self.again else ""
+        return f"{self.setting.name}: {' + '.join(self.names)}{again}"
 
 
 def groups(names: Sequence[str]) -> list[tuple[str, ...]]:
@@ -67,10 +72,12 @@ def groups(names: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def cases(setting: Setting, rehearse: bool) -> list[Case]:
-    """A rehearsal has two runs and no triple: each process takes seconds to start."""
+    """A rehearsal has two runs and no triple: each process takes seconds to start. What is alone
+    is the denominator of many speeds, so it is measured before the groups and after them."""
     pair = loads.REHEARSED
     some = [*((name,) for name in pair), pair] if rehearse else groups(loads.PAIRED)
-    return [Case(setting, each) for each in some if len(each) in setting.sizes]
+    wanted = [Case(setting, each) for each in some if len(each) in setting.sizes]
+    return wanted + [replace(case, again=True) for case in wanted if len(case.names) == 1]
 
 
 def measure(visit: Visit) -> None:
@@ -130,7 +137,25 @@ def _mps(visit: Visit, gpu: GpuId) -> Iterator[Mps]:
         try:
             yield mps
         finally:
-            mps.stop(gpu)
+            _stop(mps, gpu)
+
+
+def _stop(mps: Mps, gpu: GpuId) -> None:
+    """A daemon that stays is killed, with its server and clients: its directory will be gone. An
+    error here would replace that of the stage."""
+    try:
+        said = "" if mps.stop(gpu) else "it has clients, or does not stop"
+    except CarmaError as error:
+        said = error.message
+    if not said:
+        return
+    print(f"pairs: the MPS daemon is killed: {said}", file=sys.stderr, flush=True)
+    pipe = str(mps.pipe(gpu))
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get("CUDA_MPS_PIPE_DIRECTORY") == pipe:
+                process.kill()
+                process.wait(KILLED_WITHIN_S)
 
 
 def blocks(visit: Visit) -> list[str]:

@@ -42,8 +42,10 @@ def blocks(visit: Visit) -> list[str]:
         f"{sum(len(group.names) == 2 for group in found)} pairs and "
         f"{sum(len(group.names) == 3 for group in found)} triples, counted in each setting. A "
         "speed is the median step alone over the median step in the time in which all train; "
-        "under MPS, also with percentages, alone is under MPS without.",
+        "under MPS, also with percentages, alone is under MPS without. Alone is measured before "
+        "the groups and after them, and the median counts.",
         *([_summary(found)] if found else []),
+        *_noise(entries.values()),
         *_judged(found, loads.loads(visit)),
         *(["## Groups", _groups(found)] if found else []),
         *(["## Not measured", bullets(failures)] if failures else []),
@@ -53,11 +55,7 @@ def blocks(visit: Visit) -> list[str]:
 def groups(entries: Iterable[Entry]) -> list[Group]:
     """Those of which each run was measured alone, too."""
     good = [entry for entry in entries if "failed" not in entry]
-    alone = {
-        (entry["setting"], entry["names"][0]): entry["step_s"][0]
-        for entry in good
-        if len(entry["names"]) == 1
-    }
+    alone = {key: median(steps) for key, steps in _alone(good).items()}
     found = []
     for entry in good:
         bare = str(_mode(entry["setting"]))
@@ -66,6 +64,33 @@ def groups(entries: Iterable[Entry]) -> list[Group]:
             speeds = (alone[bare, name] / s for name, s in zip(names, steps, strict=True))
             found.append(Group(entry["setting"], tuple(names), tuple(speeds)))
     return found
+
+
+def _alone(entries: Iterable[Entry]) -> dict[tuple[str, str], list[float]]:
+    """The steps of each measurement alone, by setting and run."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for entry in entries:
+        if "failed" not in entry and len(entry["names"]) == 1:
+            found.setdefault((entry["setting"], entry["names"][0]), []).append(entry["step_s"][0])
+    return found
+
+
+def _noise(entries: Iterable[Entry]) -> list[str]:
+    """How far measurements of the same run alone are apart, by setting."""
+    spreads: dict[str, list[float]] = {}
+    for (setting, _), steps in _alone(entries).items():
+        if len(steps) > 1:
+            spreads.setdefault(setting, []).append(max(steps) / min(steps) - 1)
+    if not spreads:
+        return ["The noise floor is unknown: nothing was measured alone twice."]
+    said = "; ".join(
+        f"{setting}: median {median(each):.1%}, most {max(each):.1%} of {len(each)} runs"
+        for setting, each in spreads.items()
+    )
+    return [
+        f"Noise floor, by how far the two measurements of a run alone are apart: {said}. "
+        "Differences in speed below that mean nothing."
+    ]
 
 
 def _mode(setting: str) -> Mode:
@@ -139,7 +164,7 @@ def _judged(found: Sequence[Group], known: Mapping[str, Load]) -> list[str]:
 def _triples(
     found: Sequence[Group], known: Mapping[str, Load], coefficients: Mapping[str, float]
 ) -> list[str]:
-    """How well what pairs taught foretells triples, whose models it has seen."""
+    """How well what pairs taught predicts triples, whose models it has seen."""
     cells = []
     for setting, some in _settings(found, 3).items():
         mode = _mode(setting)

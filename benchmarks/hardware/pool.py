@@ -25,6 +25,7 @@ START_S = 30.0  # that two dozen take to load, by estimate
 READY_WITHIN_S = 150.0
 REST_WITHIN_S = 60.0  # on top of the window
 END_WITHIN_S = 20.0
+KILLED_WITHIN_S = 10.0
 
 Env = Mapping[str, str]
 Answer = TypeVar("Answer")
@@ -91,7 +92,8 @@ class Worker:
 
     def kill(self) -> None:
         self._process.kill()
-        self._process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the driver
+            self._process.wait(KILLED_WITHIN_S)
         self._errors.close()
 
     def _read(self) -> None:
@@ -130,11 +132,16 @@ class Pool:
         self.lost: dict[str, str] = {}
 
     def __enter__(self) -> Pool:
-        self.workers = {name: held(name, self._env, self._rehearse) for name in self._names}
-        deadline = time.monotonic() + READY_WITHIN_S
-        for name in self._names:
-            left = max(1.0, deadline - time.monotonic())
-            self._ask(name, partial(Worker.hear, what="ready", within_s=left))
+        try:
+            for name in self._names:
+                self.workers[name] = held(name, self._env, self._rehearse)
+            deadline = time.monotonic() + READY_WITHIN_S
+            for name in self._names:
+                left = max(1.0, deadline - time.monotonic())
+                self._ask(name, partial(Worker.hear, what="ready", within_s=left))
+        except BaseException:
+            self._kill()
+            raise
         return self
 
     def __exit__(
@@ -143,6 +150,9 @@ class Pool:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._kill()
+
+    def _kill(self) -> None:
         for worker in self.workers.values():
             worker.kill()
 

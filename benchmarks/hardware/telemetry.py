@@ -22,7 +22,11 @@ from carmad.gpu.source import Capabilities, Health, TelemetrySource
 
 PERIOD_S, REHEARSED_S = 0.05, 0.2
 SETTLED_S = 0.2  # after the begin of a window: a sample's activity is that of up to 0.1 s before
-FIGURES = ("sm_active", "sm_occupancy", "dram_active", "utilization", "power_w")
+FIGURES = ("sm_active", "sm_occupancy", "dram_active", "utilization", "memory_utilization")
+LAGS_S = 1.0  # NVML averages power and utilisation over up to so much
+LAGGING = ("utilization", "memory_utilization", "power_w")
+COUNTED_S = 0.3  # the energy counter advances in steps of about 0.1 s
+IDLE_MIB = 1024  # of an idle GPU, the driver itself takes less
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,7 @@ class Here:
 
     gpu: Gpu
     driver: str
+    in_use: str = ""  # by whom, or with how much; "": it is idle
 
     @property
     def folder(self) -> str:
@@ -43,7 +48,9 @@ def here(visit_gpu: str, rehearse: bool) -> Here:
     source = _source(rehearse)
     try:
         gpu = _chosen(source.discover(), visit_gpu)
-        return Here(gpu, "none" if rehearse else _driver())
+        if rehearse:
+            return Here(gpu, "none")
+        return Here(gpu, _driver(), _in_use(_sample_of(source, gpu)))
     finally:
         source.close()
 
@@ -53,6 +60,18 @@ def _chosen(gpus: Iterable[Gpu], wanted: str) -> Gpu:
         if wanted in ("", gpu.id, str(gpu.index)):
             return gpu
     raise CarmaError(f"there is no GPU {wanted}", "name one by its index or UUID: nvidia-smi -L")
+
+
+def _sample_of(source: TelemetrySource, gpu: Gpu) -> GpuSample:
+    return next(each for each in source.sample(time.monotonic()) if each.gpu == gpu.id)
+
+
+def _in_use(sample: GpuSample) -> str:
+    """In a container, the processes of others may be hidden, but not what they hold."""
+    if pids := ", ".join(str(process.pid) for process in sample.processes):
+        return f"processes {pids}"
+    used = sample.memory_used_mib or 0
+    return f"{used} MiB of its memory are taken" if used > IDLE_MIB else ""
 
 
 def _driver() -> str:
@@ -78,6 +97,7 @@ class Watch:
         self._now: dict[int, int] = {}  # MiB, by the pid that is the tree's root
         self._peaks: dict[int, int] = {}  # the same
         self._roots: dict[int, int] = {}  # by pid
+        self._error: Exception | None = None  # that ended the thread
         self._stop = Event()
         self._thread = Thread(target=self._run, daemon=True)
 
@@ -99,6 +119,7 @@ class Watch:
     def peak_mib(self, root: int) -> int | None:
         """Of `root` and all that it started; None if the driver never listed them: in a container
         it may list the pids of the host."""
+        self._check()
         return self._peaks.get(root)
 
     def mib(self, root: int) -> int | None:
@@ -108,37 +129,45 @@ class Watch:
 
     def used_mib(self, since: float) -> int:
         """The most that the whole GPU had in use."""
-        return max(sample.memory_used_mib or 0 for sample in self._since(since))
+        self._check()
+        return max((s.memory_used_mib or 0 for s in self._samples if s.at >= since), default=0)
 
     def used_now(self) -> int:
         self.seen()
         return self._samples[-1].memory_used_mib or 0
 
     def means(self, began: float, ended: float) -> dict[str, float | None]:
-        """FIGURES over a window; None: this source does not tell."""
+        """FIGURES and `power_w` over a window; None: this source does not tell, or the window is
+        too short for what lags."""
+        self._check()
         samples = [s for s in self._samples if began + SETTLED_S <= s.at <= ended]
-        found: dict[str, float | None] = {}
-        for name in FIGURES:
-            values = [v for sample in samples if (v := getattr(sample, name)) is not None]
-            found[name] = round(fmean(values), 4) if values else None
-        return found
+        settled = [s for s in samples if s.at >= began + LAGS_S]
+        found = {name: _mean(settled if name in LAGGING else samples, name) for name in FIGURES}
+        counted = counted_w(samples)
+        return found | {"power_w": _mean(settled, "power_w") if counted is None else counted}
 
     def seen(self, count: int = 2, within_s: float = 2.0) -> None:
         """Wait until the GPU was looked at so often, as it is now."""
         wanted = len(self._samples) + count
         deadline = time.monotonic() + within_s
+        self._check()
         while len(self._samples) < wanted and time.monotonic() < deadline:
             time.sleep(self._period_s / 2)
+            self._check()
 
-    def _since(self, at: float) -> list[GpuSample]:
-        return [sample for sample in self._samples if sample.at >= at]
+    def _check(self) -> None:
+        """Raises RuntimeError if nobody watches any more."""
+        if self._error is not None:
+            raise RuntimeError(f"the GPU is no longer watched: {self._error!r}") from self._error
 
     def _run(self) -> None:
-        while not self._stop.wait(self._period_s):
-            at = time.monotonic()
-            sample = next(s for s in self._source.sample(at) if s.gpu == self.gpu.id)
-            self._note(sample.processes)
-            self._samples.append(sample)
+        try:
+            while not self._stop.wait(self._period_s):
+                sample = _sample_of(self._source, self.gpu)
+                self._note(sample.processes)
+                self._samples.append(sample)
+        except Exception as error:  # noqa: BLE001 - a thread's top: those who ask are told
+            self._error = error
 
     def _note(self, processes: Iterable[ProcessUse]) -> None:
         now: dict[int, int] = {}
@@ -159,6 +188,20 @@ class Watch:
             me = os.getpid()
             self._roots[pid] = line[line.index(me) - 1] if me in line[1:] else pid
         return self._roots[pid]
+
+
+def _mean(samples: Iterable[GpuSample], name: str) -> float | None:
+    values = [value for sample in samples if (value := getattr(sample, name)) is not None]
+    return round(fmean(values), 4) if values else None
+
+
+def counted_w(samples: Iterable[GpuSample]) -> float | None:
+    """The mean power by the energy counter; None if there is none, or the time is too short."""
+    counts = [(each.at, each.energy_mj) for each in samples if each.energy_mj is not None]
+    if not counts or counts[-1][0] - counts[0][0] < COUNTED_S:
+        return None
+    (began, first), (ended, last) = counts[0], counts[-1]
+    return round((last - first) / 1000 / (ended - began), 4) if last > first else None
 
 
 class Host:

@@ -1,4 +1,4 @@
-"""The page of stage `trace`: what each policy came to, and whether the simulator foretells it."""
+"""The page of stage `trace`: what each policy came to, and whether the simulator predicts it."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class Visit:
     folder: Path
     stage: str
     rehearse: bool  # without a GPU: small models on the CPU, emulated cards, fakes of the driver
-    until: float = field(default=float("inf"))  # monotonic: nothing is begun after it
+    until: float = field(default=float("inf"))  # monotonic: see `todo`
     gpu: str = ""  # its UUID; "": the first
     earlier: Path | None = None
 

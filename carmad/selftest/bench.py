@@ -30,8 +30,10 @@ T = TypeVar("T")
 
 ANSWER_WITHIN_S = 30.0  # a first context may take many seconds without persistence mode
 ENDED_WITHIN_S = 10.0
+LISTED_WITHIN_S = 2.0
 POLL_S = 0.1
 NEAR_MIB = 64  # what the driver may round or keep; contexts and allocations are larger
+PIDS_HIDDEN = "the driver does not list our processes by their pids: is this a container?"
 MARK = "CARMA_SELFTEST"  # in the environment of every process of the self-test: its folder
 
 
@@ -154,6 +156,7 @@ class Bench:
         self.settings = settings
         self.folder = folder
         self.busy_s = busy_s
+        self._lists_pids: bool | None = None  # not looked yet
         self._probes: list[Probe] = []
         self._served: list[Mps] = []
 
@@ -255,6 +258,19 @@ class Bench:
         """The probe's line in the list of processes."""
         its = (sample or self.sample()).processes
         return next((use for use in its if use.pid == probe.pid), None)
+
+    def lists_pids(self) -> bool:
+        """Whether the driver lists a process with a context by the pid that it has here. In a
+        container it may list those of the host, or none."""
+        if self._lists_pids is None:
+            before = self.memory()[0]
+            probe = self.probe()
+            found = self.until(lambda sample: self.use(probe, sample), LISTED_WITHIN_S)
+            self._lists_pids = found is not None
+            probe.end()
+            back = before + NEAR_MIB
+            self.until(lambda sample: (sample.memory_used_mib or 0) <= back, ENDED_WITHIN_S)
+        return self._lists_pids
 
     def news(self, seconds: float) -> list[Health]:
         """Xids and other events of this GPU."""

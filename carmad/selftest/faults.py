@@ -34,8 +34,10 @@ def kills(bench: Bench) -> Seen:
     except ProbeFailed:
         faulty.end()
     news = bench.news(NEWS_WITHIN_S)
+    if not news:
+        return unknown("an illegal address caused no Xid: the driver tells this process of none")
     drained = [each.message for each in news if each.drain]
-    said = "; ".join(each.message for each in news) or "no Xid"
+    said = "; ".join(each.message for each in news)
     return judged(
         not drained,
         f"a busy process was killed, and one made a fault: {said}",

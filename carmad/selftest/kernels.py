@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from carmad.selftest.bench import Bench, Probe
+from carmad.selftest.bench import PIDS_HIDDEN, Bench, Probe
 from carmad.selftest.report import Seen, judged, unknown
 
 PERIOD_S = 0.5  # between readings; the daemon's are a second apart
@@ -13,6 +13,8 @@ PERIOD_S = 0.5  # between readings; the daemon's are a second apart
 def busy(bench: Bench) -> Seen:
     if bench.gpu.is_mig:
         return unknown("MIG instances do not report utilisation per process")
+    if not bench.lists_pids():
+        return unknown(PIDS_HIDDEN)
     probe = bench.probe()
     begun = time.monotonic()
     probe.begin("spin", s=bench.busy_s)
@@ -30,6 +32,8 @@ def busy(bench: Bench) -> Seen:
 def idle(bench: Bench) -> Seen:
     if bench.gpu.is_mig:
         return unknown("MIG instances do not report utilisation per process")
+    if not bench.lists_pids():
+        return unknown(PIDS_HIDDEN)
     probe = bench.probe()
     highest = _highest(bench, probe)
     if highest is None:
@@ -50,6 +54,8 @@ def _highest(bench: Bench, probe: Probe) -> float | None:
 def mps_clients(bench: Bench) -> Seen:
     if bench.gpu.is_mig:
         return unknown("MIG instances do not report utilisation per process")
+    if not bench.lists_pids():
+        return unknown(PIDS_HIDDEN)
     mps = bench.serve()
     working, sleeping = bench.probe(mps), bench.probe(mps)
     working.begin("spin", s=3 * bench.busy_s)
@@ -77,6 +83,8 @@ def mig(bench: Bench) -> Seen:
     probe.begin("spin", s=bench.busy_s)
     use = bench.until(lambda sample: bench.use(probe, sample), bench.busy_s)
     probe.answer()
+    if use is None and bench.sample().processes:
+        return unknown(PIDS_HIDDEN)
     if use is None:
         return judged(False, "a process on the instance is not listed there")
     held = use.memory_mib or 0

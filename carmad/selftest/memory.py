@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import time
 
-from carmad.selftest.bench import NEAR_MIB, Bench, ProbeFailed
+from carmad.selftest.bench import NEAR_MIB, PIDS_HIDDEN, Bench, ProbeFailed
 from carmad.selftest.report import Seen, judged, unknown
 
 LARGE_MIB = 4096
@@ -83,6 +83,8 @@ def _nvidia_smi(bench: Bench) -> int | None:
 
 
 def of_process(bench: Bench) -> Seen:
+    if not bench.lists_pids():
+        return unknown(PIDS_HIDDEN)
     before = bench.memory()[0]
     probe = bench.probe()
     context = bench.memory()[0] - before
@@ -104,12 +106,15 @@ def of_process(bench: Bench) -> Seen:
 
 
 def leaves(bench: Bench) -> Seen:
+    if not bench.lists_pids():
+        return unknown(PIDS_HIDDEN)
     before = bench.memory()[0]
     probe = bench.probe()
     mib = bench.mib(2 * LARGE_MIB)
     probe.ask("allocate", mib=mib)
     probe.begin("spin", s=60)
-    bench.until(lambda sample: bench.use(probe, sample), bench.busy_s)
+    if bench.until(lambda sample: bench.use(probe, sample), bench.busy_s) is None:
+        return unknown(f"the probe was not listed within {bench.busy_s:g} s")
     time.sleep(bench.busy_s / 4)
     probe.kill()
     killed = time.monotonic()
@@ -138,6 +143,8 @@ def leaves(bench: Bench) -> Seen:
 
 
 def mps_lists(bench: Bench) -> Seen:
+    if not bench.lists_pids():
+        return unknown(PIDS_HIDDEN)
     mps = bench.serve()
     before = bench.memory()[0]
     one, other = bench.probe(mps), bench.probe(mps)

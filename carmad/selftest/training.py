@@ -15,8 +15,8 @@ from typing import Any
 
 from carmad.attempt.environment import HOOKS
 from carmad.plugin import Cause
-from carmad.selftest.bench import Bench, Probe, ProbeFailed
-from carmad.selftest.report import Seen, judged
+from carmad.selftest.bench import PIDS_HIDDEN, Bench, Probe, ProbeFailed
+from carmad.selftest.report import Seen, judged, unknown
 from recovery.classify import classify
 
 SCRIPT = Path(__file__).with_name("with_torch.py")
@@ -30,6 +30,8 @@ FINDS_GPU = "import sys, torch; sys.exit(not torch.cuda.is_available())"
 
 
 def context(bench: Bench) -> Seen:
+    if not bench.lists_pids():
+        return unknown(PIDS_HIDDEN)
     program = _start(bench, "context")
     found = program.answer(WITHIN_S)
     use = bench.use(program)

@@ -82,7 +82,7 @@ static unsigned long long mib_or_none(const char *word) {
 
 /* --- what fake_cuda's processes do to the world --- */
 
-enum { BUSY_US = 600000, LAG_US = 2000000, BUSY_MW = 300000 };
+enum { BUSY_US = 600000, LAG_US = 2000000, BUSY_MW = 300000, FOREIGN = 10000000 }; /* beyond any pid */
 
 static int alive(const char *pid) {
     char name[64], state = 'X';
@@ -121,16 +121,17 @@ static void add_process(const char *pid) {
     if (!lives && !bury(pid, uuid, ran_us)) return;
     dev->used += mib * MIB;
     if (!lives) return;
+    int shown_pid = atoi(pid) + (deviates("foreign_pids") ? FOREIGN : 0);
     unsigned long long its = server ? 0 : client ? MPS_CONTEXT_MIB : CONTEXT_MIB;
     unsigned long long shown = deviates("contexts_uncounted") && mib > its ? mib - its : mib;
     int hidden = deviates("contexts_unlisted") || (client && deviates("clients_unlisted"));
-    if (!hidden) dev->processes[dev->n_processes++] = (Process){client ? MPS : COMPUTE, atoi(pid), shown * MIB};
+    if (!hidden) dev->processes[dev->n_processes++] = (Process){client ? MPS : COMPUTE, shown_pid, shown * MIB};
     if (copied_us && now_us() - copied_us < BUSY_US) dev->gpm[21] = mib_s * (deviates("gpm_in_bytes") ? MIB : 1);
     int busy = ran_us && now_us() - ran_us < BUSY_US;
     if (busy) dev->busy = 1;
     int sampled = busy && !deviates("kernels_unsampled") && !(client && deviates("clients_unsampled"));
     if (deviates("contexts_sampled") || (client && deviates("clients_alike"))) sampled = 1, ran_us = now_us();
-    if (sampled && !server) dev->samples[dev->n_samples++] = (Sample){atoi(pid), ran_us, 98};
+    if (sampled && !server) dev->samples[dev->n_samples++] = (Sample){shown_pid, ran_us, 98};
 }
 
 static void add_processes(void) {
