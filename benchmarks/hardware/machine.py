@@ -7,17 +7,21 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from threading import Timer
 from typing import Any
 
 from benchmarks.daemon.carmad import Daemon, NotStarted, plain_environment
 from benchmarks.hardware import pool
+from benchmarks.hardware.telemetry import Watch
 from benchmarks.hardware.visit import Visit
 from benchmarks.harness.data import ROOT
 from carmad.config import Access, Settings
 
 EMULATED = "1xA100-40GB"
+LAID_WITHIN_S = 120.0
+GONE_WITHIN_S = 10.0
 VICTIM = [sys.executable, "-m", "benchmarks.hardware.victim"]  # to be run in ROOT
 
 
@@ -53,8 +57,8 @@ def has_mps(visit: Visit) -> bool:
 
 @contextmanager
 def ballast(visit: Visit, leave_mib: int) -> Iterator[int]:
-    """A process that holds all of the GPU's free memory but that much. Gives what it holds, in
-    MiB. An emulated card is as small as it is."""
+    """A process that holds all of the GPU's free memory but that much. Gives the MiB that the
+    driver then reports as used, contexts included. An emulated card is as small as it is."""
     if visit.rehearse:
         yield 0
         return
@@ -68,10 +72,30 @@ def ballast(visit: Visit, leave_mib: int) -> Iterator[int]:
     )
     try:
         assert process.stdout
-        held = process.stdout.readline().partition("holds ")[2]
-        if not held:
-            raise RuntimeError("the ballast could not be laid: see its traceback above")
-        yield int(held.split()[0])
+        with deadline(process, LAID_WITHIN_S):
+            said = process.stdout.readline()
+        if not said.startswith("holds "):
+            raise RuntimeError("the ballast could not be laid: see its traceback above, if any")
+        with Watch(visit) as watch:
+            used_mib = watch.used_now()
+        yield used_mib
     finally:
-        process.kill()
-        process.wait()
+        end(process)
+
+
+@contextmanager
+def deadline(process: subprocess.Popen[Any], within_s: float) -> Iterator[None]:
+    """Kill the process unless the block ends in time, so that reading from it ends, too."""
+    timer = Timer(within_s, process.kill)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def end(process: subprocess.Popen[Any]) -> None:
+    """Kill it. One that hangs in the driver is left behind: there is more to measure."""
+    process.kill()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=GONE_WITHIN_S)
