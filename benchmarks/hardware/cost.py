@@ -25,7 +25,7 @@ from random import Random
 
 from benchmarks.daemon.carmad import Daemon, plain_environment
 from benchmarks.hardware import pool, training
-from benchmarks.hardware.machine import end, has_mps, running
+from benchmarks.hardware.machine import end, has_mps, refuse_beside_another, running
 from benchmarks.hardware.training import Trained
 from benchmarks.hardware.visit import Entry, Stage, Visit
 from benchmarks.harness.report import bullets
@@ -60,6 +60,7 @@ class Times:
 
 
 def measure(visit: Visit) -> None:
+    refuse_beside_another(visit)
     times = Times(0.5, 2, 1.0, 0.5, 1) if visit.rehearse else Times()
     takes_s = 2 * times.pairs * times.phase_s + times.ticks_s + 20
     for name, source in visit.todo(watched(visit), "paused/{0[0]}/{0[1]}".format, takes_s):

@@ -4,11 +4,13 @@ of its memory, or a part."""
 from __future__ import annotations
 
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from errno import ECONNREFUSED, ENOENT
 from threading import Timer
 from typing import Any
 
@@ -17,12 +19,29 @@ from benchmarks.hardware import pool
 from benchmarks.hardware.telemetry import Watch
 from benchmarks.hardware.visit import Visit
 from benchmarks.harness.data import ROOT
+from carmad import paths
 from carmad.config import Access, Settings
+from carmad.errors import CarmaError
 
 EMULATED = "1xA100-40GB"
 LAID_WITHIN_S = 120.0
 GONE_WITHIN_S = 10.0
 VICTIM = [sys.executable, "-m", "benchmarks.hardware.victim"]  # to be run in ROOT
+
+
+def refuse_beside_another(visit: Visit) -> None:
+    """Raises CarmaError if the machine's own carmad answers: root's share their MPS daemons, which
+    are stopped at the end, and nobody else's jobs are to be measured."""
+    if visit.rehearse:
+        return
+    for path in (paths.SYSTEM_SOCKET, f"{paths.user_runtime_dir()}/carmad.sock"):
+        with socket.socket(socket.AF_UNIX) as probe:
+            if probe.connect_ex(path) not in (ENOENT, ECONNREFUSED):
+                raise CarmaError(
+                    f"a carmad answers at {path}, and stage {visit.stage} starts one of its own",
+                    "when its jobs have ended, stop it: carma daemon stop, or systemctl stop"
+                    " carmad.socket carmad",
+                )
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.daemon.carmad import Daemon
 from benchmarks.hardware import loads, policies, trace_page, training
-from benchmarks.hardware.machine import ballast, has_mps, its_gpu, running
+from benchmarks.hardware.machine import ballast, has_mps, its_gpu, refuse_beside_another, running
 from benchmarks.hardware.mix import HEAVY, Measured, Part, as_published, parts
 from benchmarks.hardware.policies import RUNS, Run
 from benchmarks.hardware.visit import Entry, Stage, Visit
@@ -54,6 +54,7 @@ def measure(visit: Visit) -> None:
     if not its:
         print("trace: stage `loads` has measured nothing yet", file=sys.stderr)
         return
+    refuse_beside_another(visit)
     scale = REHEARSED if visit.rehearse else VISITED
     played = parts(its, scale.mean_s, scale.tasks)
     for run in visit.todo(RUNS[: scale.runs], lambda run: run.name, RUN_S):
