@@ -13,7 +13,7 @@ from benchmarks.hardware import machine
 from benchmarks.hardware.visit import Visit
 from carmad import paths
 from carmad.errors import CarmaError
-from tests.daemon import until
+from tests.waiting import until
 
 ONE = "1xA100-40GB"
 

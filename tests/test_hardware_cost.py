@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace
@@ -105,7 +106,7 @@ def test_without_the_clock_of_another_process_its_seconds_are_taken(
     def refuse(clock: int) -> float:
         raise OSError(22, "Invalid argument")
 
-    monkeypatch.setattr(cost.time, "clock_gettime", refuse)
+    monkeypatch.setattr(time, "clock_gettime", refuse)
     daemon = SimpleNamespace(pid=1, cpu_s=lambda: 1.25)
     assert cost.cpu_s(cast(Daemon, daemon)) == 1.25
 
