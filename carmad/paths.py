@@ -55,6 +55,11 @@ def state_dir() -> str:
     return "/var/lib/carma" if os.getuid() == 0 else user_state_dir()
 
 
+def mps_dir(state_dir: str) -> str:
+    """Where MPS daemons have their pipes and logs; root's can be reached by every user's jobs."""
+    return "/run/carma/mps" if os.geteuid() == 0 else f"{state_dir}/mps"
+
+
 def config_path() -> str:
     if given := os.environ.get("CARMA_CONFIG"):
         return given

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import time
 from itertools import accumulate
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from benchmarks.daemon.carmad import Daemon
 from benchmarks.hardware import cost
 from benchmarks.hardware.cost import STAGE, interval, mean_step_s
 from benchmarks.hardware.training import Trained, Window
@@ -79,5 +84,42 @@ def test_the_page_judges_the_cost_by_the_goal(tmp_path: Path) -> None:
     visit.keep("paused/w/dcgm", {"failed": "RuntimeError: carmad did not start"})
     table, summary, *more = STAGE.blocks(visit)
     assert "- paused/w/dcgm: RuntimeError: carmad did not start" in more
-    assert summary == "1 of 2 targets met; MISSED: of a step: job, against alone"
+    assert summary == "1 of 1 targets met", "so few whole runs are not judged"
     assert "0.300 %" in table and "2.00 %" in table and "2.50 ms" in table
+
+
+def test_whole_runs_are_compared_with_those_of_the_same_turn() -> None:
+    def run(mean_s: float) -> dict[str, float | None]:
+        return {"mean_s": mean_s, "program_s": 0.0, "warm_s": 9.0, "seen_s": None}
+
+    kept = {"run/alone/0": run(0.010), "run/alone/2": run(0.020)}
+    kept |= {"run/job/0": run(0.0101), "run/job/1": run(9.9), "run/job/2": run(0.0204)}
+    slower = next(cost._runs(kept))
+    assert slower.value == pytest.approx(1.5)
+    assert slower.spread == pytest.approx((1.0, 2.0)) and slower.note.startswith("range of 2 pairs")
+    assert slower.met is None
+
+
+def test_without_the_clock_of_another_process_its_seconds_are_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(clock: int) -> float:
+        raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(time, "clock_gettime", refuse)
+    daemon = SimpleNamespace(pid=1, cpu_s=lambda: 1.25)
+    assert cost.cpu_s(cast(Daemon, daemon)) == 1.25
+
+
+def test_a_training_that_never_becomes_ready_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(cost, "READY_WITHIN_S", 0.0)
+    monkeypatch.setattr(cost, "END_WITHIN_S", 0.0)
+    silent = ["/bin/sleep", "100"]
+    with subprocess.Popen(silent) as process, (tmp_path / "out").open("w+") as output:
+        with pytest.raises(RuntimeError, match="not ready"):
+            cost.await_ready(process, output.fileno())
+        process.kill()
+    with pytest.raises(subprocess.TimeoutExpired):
+        cost.output_of(silent, {})

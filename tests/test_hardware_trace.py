@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from benchmarks.hardware import simulated, trace
+from benchmarks.daemon.carmad import Daemon
+from benchmarks.hardware import machine, simulated, trace
 from benchmarks.hardware.mix import GPUS, HEAVY, LOAD, Measured, as_published, nearest, parts
-from benchmarks.hardware.policies import RUNS
+from benchmarks.hardware.policies import RUNS, Run
 from benchmarks.hardware.trace import STAGE
 from benchmarks.hardware.visit import Visit
 from benchmarks.harness.data import DATA, read
+from carmad.config import Settings
 from carmad.sim.task import Load
 
 
@@ -131,6 +136,57 @@ def test_the_page_can_be_made_although_no_job_ended_well(tmp_path: Path) -> None
     visit = Visit(tmp_path, STAGE.name, rehearse=False)
     visit.keep("exclusive, no estimate", a_run(a_job("a", 0.0, (0.0, None, 9.0, "gpu_oom"))))
     assert "needs a job of the run exclusive" in "\n".join(STAGE.blocks(visit))
+
+
+def test_what_the_ballast_takes_leaves_the_gpu_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver counts contexts as well as what was allocated."""
+    held_mib = 102_400
+    given: list[Settings] = []
+
+    @contextmanager
+    def ballast(*_: object) -> Iterator[int]:
+        yield held_mib
+
+    @contextmanager
+    def running(_: Visit, settings: Settings) -> Iterator[Any]:
+        given.append(settings)
+        raise RuntimeError("far enough")
+        yield
+
+    monkeypatch.setattr(trace, "ballast", ballast)
+    monkeypatch.setattr(trace, "running", running)
+    with pytest.raises(RuntimeError, match="far enough"):
+        trace.play(Visit(Path(), STAGE.name, rehearse=True), RUNS[0], [], 1.0)
+    assert given[0].monitor.external_mib == held_mib + trace.MPS_MIB
+
+
+def test_no_run_outlasts_the_visit_and_none_keeps_the_others_from_being_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def play(_visit: Visit, run: Run, *_: object) -> Any:
+        if run == RUNS[0]:
+            raise KeyError("whatever it is")
+        raise TimeoutError
+
+    monkeypatch.setattr(trace, "play", play)
+    visit = Visit(tmp_path, STAGE.name, rehearse=True)
+    STAGE.measure(visit)
+    assert len(visit.entries()) == trace.REHEARSED.runs
+    assert all("failed" in entry for entry in visit.entries().values())
+
+
+def test_jobs_that_do_not_end_are_given_up_when_the_visit_ends() -> None:
+    busy = SimpleNamespace(get=lambda _: {"jobs": ["one"]})
+    with pytest.raises(TimeoutError):
+        trace.await_end(cast(Daemon, busy), end=0.0)
+
+
+def test_a_silent_ballast_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "VICTIM", ["/bin/sh", "-c", "exec sleep 100"])
+    monkeypatch.setattr(machine, "LAID_WITHIN_S", 0.0)
+    visit = Visit(Path(), STAGE.name, rehearse=False)
+    with pytest.raises(RuntimeError, match="could not be laid"), machine.ballast(visit, 1024):
+        pass
 
 
 def test_without_loads_nothing_is_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

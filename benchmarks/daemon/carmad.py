@@ -17,16 +17,19 @@ from typing import Any, Self
 
 import psutil
 
-from carmad import configfile, units
+from carmad import configfile, paths, units
 from carmad.config import Settings
+from carmad.core.types import GpuId
 from carmad.errors import CarmaError
 from carmad.gpu.mps import Mps
 from cli import client
-from cli.problems import Unreachable
+from cli.problems import Refused, Unreachable
 
 GPUS = 8
 SPEC = f"{GPUS}xA100-40GB"
 START_S = 60.0
+STOP_S = 30.0
+LOG_LINES = 100  # of its log that are shown when something went wrong
 SLEEPER = ["/bin/sleep", "100000"]
 KIB = 1024
 
@@ -77,6 +80,7 @@ class Daemon:
                 return
             time.sleep(0.05)
         self.kill()
+        self._show_log()
         raise NotStarted(f"carmad did not start; see {self.directory}/carmad.log")
 
     def kill(self) -> None:
@@ -91,24 +95,61 @@ class Daemon:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        assert self._process is not None
-        with contextlib.suppress(CarmaError):  # there is no job
-            self.post("/v1/cancel", {"select": "all"})
-            self.await_idle()
-        with contextlib.suppress(CarmaError):
+        """Nothing of it is left on the machine, however it went."""
+        try:
+            if kind is not None:
+                self._show_log()
+            self._stop()
+        except (CarmaError, TimeoutError, subprocess.TimeoutExpired):
+            if kind is None:
+                self._show_log()
+                raise
+        finally:
+            self._kill_all()
             self._stop_mps()
+            if self._temporary:
+                shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _stop(self) -> None:
+        """Raises TimeoutError or TimeoutExpired if its jobs or it do not end."""
+        assert self._process is not None
+        with contextlib.suppress(Refused):  # there is no job
+            self.post("/v1/cancel", {"select": "all"})
+        self.await_idle()
         self._process.send_signal(signal.SIGTERM)
-        self._process.wait(timeout=30)
-        if self._temporary:
-            shutil.rmtree(self.directory, ignore_errors=True)
+        self._process.wait(timeout=STOP_S)
+
+    def _kill_all(self) -> None:
+        """It and its jobs, which are meant to outlive it, if they are still there."""
+        assert self._process is not None
+        if self._process.poll() is None:
+            os.killpg(self.pid, signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=STOP_S)
+        socket = str(Path(self.socket).absolute())
+        left = [
+            process
+            for process in psutil.process_iter(["environ"])
+            if (process.info["environ"] or {}).get("CARMA_SOCKET") == socket
+        ]
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(left, timeout=STOP_S)
 
     def _stop_mps(self) -> None:
-        """Its control daemons are meant to outlive it."""
-        if self._settings.collocation.mps:
-            folder = Path("/run/carma/mps") if os.geteuid() == 0 else self.directory / "mps"
+        """Its control daemons are meant to outlive it, too."""
+        folder = Path(paths.mps_dir(str(self.directory)))
+        if self._settings.collocation.mps and folder.exists():
             mps = Mps(folder, multiuser=False, systemd=units.available())
-            for gpu in self.get("/v1/gpus")["gpus"]:
-                mps.stop(gpu["id"])
+            for home in folder.iterdir():
+                with contextlib.suppress(CarmaError):
+                    mps.stop(GpuId(home.name))
+
+    def _show_log(self) -> None:
+        with contextlib.suppress(OSError):
+            lines = (self.directory / "carmad.log").read_text(errors="replace").splitlines()
+            print(*lines[-LOG_LINES:], sep="\n", file=sys.stderr, flush=True)
 
     @property
     def pid(self) -> int:
@@ -137,8 +178,11 @@ class Daemon:
         return state
 
     def await_idle(self, within_s: float = 30.0) -> None:
+        """Raises TimeoutError if jobs are left."""
         deadline = time.monotonic() + within_s
-        while time.monotonic() < deadline and self.get("/v1/jobs")["jobs"]:
+        while self.get("/v1/jobs")["jobs"]:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"its jobs have not ended in {within_s:g} s")
             time.sleep(0.05)
 
     def cpu_s(self) -> float:

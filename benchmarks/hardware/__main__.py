@@ -21,6 +21,7 @@ import typer
 from benchmarks.hardware import stages
 from benchmarks.harness.main import main
 from benchmarks.harness.report import Report
+from carmad.errors import CarmaError
 
 stages.bring()
 
@@ -48,7 +49,10 @@ def measure(
         return campaign.estimates(device, rehearse, results)
     names = _stages(what)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to stop"))  # and leave no MPS behind
-    return campaign.run(names, minutes, rehearse=rehearse, device=device, results=results)
+    try:
+        return campaign.run(names, minutes, rehearse=rehearse, device=device, results=results)
+    except CarmaError as error:
+        raise SystemExit(f"{error.message}\n{error.hint}") from None
 
 
 def _stages(what: str) -> tuple[str, ...]:

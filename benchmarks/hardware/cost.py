@@ -4,7 +4,7 @@ A tick a second is too short to see in the time of one step, so a training is wa
 daemon is stopped and continued in turn (SIGSTOP), and what is compared are the mean steps of
 neighbouring phases. That keeps clocks, memory and kernels the same; the daemon's session with the
 driver stays open in both. What a process of its own makes a difference to, the supervisor and MPS,
-is compared over whole runs, in turn.
+is compared over whole runs, in turn; they are too few for an interval, or for a verdict.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from random import Random
 
 from benchmarks.daemon.carmad import Daemon, plain_environment
 from benchmarks.hardware import pool, training
-from benchmarks.hardware.machine import has_mps, running
+from benchmarks.hardware.machine import end, has_mps, refuse_beside_another, running
 from benchmarks.hardware.training import Trained
 from benchmarks.hardware.visit import Entry, Stage, Visit
 from benchmarks.harness.report import bullets
@@ -33,19 +33,20 @@ from benchmarks.harness.rows import Row, of_runs, summary, table
 from carmad.api.times import moment
 from carmad.config import Collocation, Monitor, Settings
 from carmad.core.types import ENDED, JobState
-from carmad.errors import CarmaError
 
 GOAL = 0.5  # % of a step
 SHORT, LONG = "resnet18-b32", "vit_base_patch16_224-b32"
+WHOLE = "resnet50-b64-nobench"  # cudnn.benchmark may choose other kernels in each process
 REHEARSED = "mlp1024x4-b128"
 PHASE_S, PAIRS = 2.0, 10
 EDGE_S = 0.1  # of a phase, that is left out: the signal, and the step under way
+SETTLE_S = 1.0  # after it was continued: it catches up
 TICKS_S = 10.0
 RUN_S, ROUNDS = 8.0, 3
+READY_WITHIN_S = 120.0
 END_WITHIN_S = 120.0
 LIVE = frozenset(set(JobState) - ENDED)
 RESAMPLED = 4000
-FAILURES = (CarmaError, OSError, RuntimeError, ValueError, subprocess.SubprocessError)
 START = 'date +%s%N; exec "$@"'  # the job's first act
 
 
@@ -59,6 +60,7 @@ class Times:
 
 
 def measure(visit: Visit) -> None:
+    refuse_beside_another(visit)
     times = Times(0.5, 2, 1.0, 0.5, 1) if visit.rehearse else Times()
     takes_s = 2 * times.pairs * times.phase_s + times.ticks_s + 20
     for name, source in visit.todo(watched(visit), "paused/{0[0]}/{0[1]}".format, takes_s):
@@ -73,7 +75,7 @@ def keep(visit: Visit, key: str, measured: Callable[[], Entry]) -> None:
     print(f"cost: {key}", file=sys.stderr, flush=True)
     try:
         found = measured()
-    except FAILURES as error:
+    except Exception as error:  # noqa: BLE001 - it is told on the page
         found = {"failed": f"{type(error).__name__}: {error}"[:300]}
     visit.keep(key, found)
 
@@ -105,20 +107,19 @@ def settings(source: str = "auto", mps: bool = False) -> Settings:
 
 
 def paused(visit: Visit, times: Times, name: str, source: str) -> Entry:
-    seconds = (2 * times.pairs + 2) * times.phase_s
+    seconds = (2 * times.pairs + 2) * times.phase_s + SETTLE_S + times.ticks_s
     command = training.command(name, seconds=seconds, rehearse=visit.rehearse)
     with running(visit, settings(source)) as daemon, tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(command, env=outside(visit), stdout=output)
         try:
             await_ready(process, output.fileno())
             phases = list(alternate(daemon, times))
+            tick_s = per_tick(daemon, times.ticks_s)
             process.wait(timeout=seconds + 60)
             output.seek(0)
             trained = training.parse(output.read())
         finally:
-            process.kill()
-            process.wait()
-        cpu_s = per_tick(daemon, times.ticks_s)
+            end(process)
         provides = daemon.get("/v1/gpus")["source"]["provides"]
     return {
         "workload": name,
@@ -127,13 +128,16 @@ def paused(visit: Visit, times: Times, name: str, source: str) -> Entry:
         "step_s": trained.step_s,
         "stopped_s": [mean_step_s(trained, *phase) for phase in phases[0::2]],
         "running_s": [mean_step_s(trained, *phase) for phase in phases[1::2]],
-        "cpu_ms_per_tick": 1000 * cpu_s,
+        "cpu_ms_per_tick": 1000 * tick_s,
     }
 
 
 def await_ready(process: subprocess.Popen[bytes], output: int) -> None:
     """Until its first window is under way."""
+    deadline = time.monotonic() + READY_WITHIN_S
     while b'"ready"' not in os.pread(output, 1 << 20, 0):
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"the training is not ready after {READY_WITHIN_S:g} s")
         if process.poll() is not None:
             raise RuntimeError(f"the training ended with {process.returncode}")
         time.sleep(0.05)
@@ -168,29 +172,32 @@ def mean_step_s(trained: Trained, begun: float, ended: float) -> float:
 
 def per_tick(daemon: Daemon, seconds: float) -> float:
     """Seconds of processor time of the daemon's for each reading of the GPUs."""
-    time.sleep(1.0)
-    clock = ~daemon.pid << 3 | 2  # clock_getcpuclockid(3): psutil counts in hundredths of a second
-    before, begun = time.clock_gettime(clock), time.monotonic()
+    time.sleep(SETTLE_S)
+    before, begun = cpu_s(daemon), time.monotonic()
     time.sleep(seconds)
-    took_s = time.clock_gettime(clock) - before
+    took_s = cpu_s(daemon) - before
     return took_s / (time.monotonic() - begun) * Monitor().period_s
+
+
+def cpu_s(daemon: Daemon) -> float:
+    """By its clock, or where a sandbox has none of other processes, in hundredths of a second."""
+    try:
+        return time.clock_gettime(~daemon.pid << 3 | 2)  # clock_getcpuclockid(3)
+    except OSError:
+        return daemon.cpu_s()
 
 
 # -- whole runs
 
 
 def one_run(visit: Visit, times: Times, how: str) -> Entry:
-    """Of the short workload: its steps, and for a job when its program and its first kernel
-    began."""
-    name = REHEARSED if visit.rehearse else SHORT
+    """Its steps, and for a job when its program and its first kernel began."""
+    name = REHEARSED if visit.rehearse else WHOLE
     command = training.command(name, seconds=times.run_s, rehearse=visit.rehearse)
     argv = ["/bin/sh", "-c", START, "sh", *command]
     if how == "alone":
         sent = time.time()
-        ran = subprocess.run(
-            argv, env=outside(visit), stdout=subprocess.PIPE, text=True, check=True
-        )
-        return steps_of(ran.stdout, sent)
+        return steps_of(output_of(argv, outside(visit)), sent)
     with running(visit, settings(mps=how == "job under MPS")) as daemon:
         log = daemon.directory / "log"
         sent = time.time()
@@ -198,10 +205,21 @@ def one_run(visit: Visit, times: Times, how: str) -> Entry:
         await_end(daemon, id)
         job = daemon.get(f"/v1/jobs/{id}")
         if job["state"] != "succeeded":
-            raise RuntimeError(f"the training ended as {job['state']}: {job['exit']['evidence']}")
+            raise RuntimeError(f"the training ended as {job['state']}: {job['exit']}")
         kernel = job["gpus"][0]["first_kernel_at"]
         seen_s = moment(kernel).timestamp() - sent if kernel else None
         return {**steps_of(log.read_text(), sent), "mode": job["mode"], "seen_s": seen_s}
+
+
+def output_of(argv: Sequence[str], env: dict[str, str]) -> str:
+    process = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True)
+    try:
+        output, _ = process.communicate(timeout=END_WITHIN_S)
+    finally:
+        end(process)
+    if process.returncode:
+        raise RuntimeError(f"the training ended with {process.returncode}")
+    return output
 
 
 def await_end(daemon: Daemon, id: int) -> None:
@@ -243,9 +261,9 @@ def blocks(visit: Visit) -> list[str]:
 
 
 METHOD = """\
-`runs` of a step's cost is the 95 % interval (bootstrap) of the median ratio. A phase with the
-daemon running is compared with the phases before and after it, in which the daemon was stopped, by
-the mean step; whole runs are compared in turn."""
+A phase with the daemon running is compared with the phases before and after it, in which the daemon
+was stopped, by the mean step; `runs` is the 95 % interval (bootstrap) of the median ratio. A whole
+run is compared with that alone of the same turn; `runs` is the range, and nothing is judged."""
 
 
 def _paused(entry: Entry) -> Iterator[Row]:
@@ -258,14 +276,17 @@ def _paused(entry: Entry) -> Iterator[Row]:
 
 def _runs(kept: dict[str, Entry]) -> Iterator[Row]:
     def of(how: str, what: str) -> list[float]:
-        found = (entry for key, entry in kept.items() if key.startswith(f"run/{how}/"))
-        return [entry[what] for entry in found if entry[what] is not None]
+        return [entry[what] for entry in _turns(kept, how).values() if entry[what] is not None]
 
-    alone = of("alone", "mean_s")
+    alone = _turns(kept, "alone")
     for how in ("job", "job under MPS"):
-        if not (its := of(how, "mean_s")) or not alone:
+        its = _turns(kept, how)
+        both = [turn for turn in its if turn in alone]
+        if not both:
             continue
-        yield _slower("of a step", f"{how}, against alone", _ratios(its, alone), alone[0])
+        slower = [_percent(its[turn]["mean_s"] / alone[turn]["mean_s"]) for turn in both]
+        note = f"range of {len(both)} pairs, a step takes {1000 * alone[both[0]]['mean_s']:.1f} ms"
+        yield of_runs("of a step", f"{how}, against alone", slower, "%", note=note)
         group = f"start of a {how}"
         yield of_runs(group, "submit to its program", _ms(of(how, "program_s")), "ms")
         yield of_runs(group, "program to warm: its own", _ms(_warm(kept, how)), "ms")
@@ -275,8 +296,13 @@ def _runs(kept: dict[str, Entry]) -> Iterator[Row]:
 
 
 def _warm(kept: dict[str, Entry], how: str) -> list[float]:
-    its = (entry for key, entry in kept.items() if key.startswith(f"run/{how}/"))
-    return [entry["warm_s"] - entry["program_s"] for entry in its]
+    return [entry["warm_s"] - entry["program_s"] for entry in _turns(kept, how).values()]
+
+
+def _turns(kept: dict[str, Entry], how: str) -> dict[str, Entry]:
+    """The runs of that kind, by turn."""
+    prefix = f"run/{how}/"
+    return {key.removeprefix(prefix): kept[key] for key in kept if key.startswith(prefix)}
 
 
 def _ms(seconds: Sequence[float]) -> list[float]:
@@ -292,7 +318,7 @@ def _slower(group: str, what: str, ratios: Sequence[float], step_s: float) -> Ro
         "%",
         bound=GOAL,
         spread=(_percent(low), _percent(high)),
-        note=f"{len(ratios)} pairs, a step takes {1000 * step_s:.1f} ms",
+        note=f"95 % interval of {len(ratios)} pairs, a step takes {1000 * step_s:.1f} ms",
     )
 
 

@@ -9,7 +9,7 @@ import traceback
 
 from benchmarks.daemon.carmad import NotStarted
 from benchmarks.hardware.cases import CASES, Case, Lab, settings
-from benchmarks.hardware.machine import running
+from benchmarks.hardware.machine import refuse_beside_another, running
 from benchmarks.hardware.visit import Entry, Stage, Visit
 from benchmarks.harness.rows import verdict
 from carmad.sim.report import markdown
@@ -19,6 +19,7 @@ HEADINGS = ("case", "who", "expected", "observed", "")
 
 
 def measure(visit: Visit) -> None:
+    refuse_beside_another(visit)
     for case in visit.todo(CASES, lambda case: case.name, TAKES_S):
         print(f"faults: {case.name}", file=sys.stderr, flush=True)
         visit.keep(case.name, tried(case, visit))

@@ -40,8 +40,10 @@ RUNS = (
 )
 
 
-def settings(run: Run, window_s: float, mps: bool, external_mib: int = 0) -> Settings:
-    """`external_mib`: what a process of no job may hold of a GPU that counts as idle."""
+def settings(
+    run: Run, window_s: float, mps: bool, external_mib: int = Monitor().external_mib
+) -> Settings:
+    """`external_mib`: memory that processes of no job may hold of a GPU that counts as idle."""
     return Settings(
         policy=run.policy,
         estimator=run.estimator or "declared",
@@ -49,7 +51,7 @@ def settings(run: Run, window_s: float, mps: bool, external_mib: int = 0) -> Set
             period_s=window_s / 5,
             window_s=window_s,
             first_kernel_timeout_s=30.0,
-            external_mib=external_mib + Monitor().external_mib,
+            external_mib=external_mib,
         ),
         estimation=Estimation(within_s=60.0),  # what they say is compared, not how soon
         limits=Limits(kill_grace_s=5.0),

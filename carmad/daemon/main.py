@@ -290,7 +290,7 @@ def _job_env(settings: Settings, where: str) -> dict[str, str]:
 def _mps(settings: Settings, state_dir: Path, own_units: bool) -> Mps | None:
     if not settings.collocation.mps:
         return None
-    runtime = Path("/run/carma/mps") if os.geteuid() == 0 else state_dir / "mps"
+    runtime = Path(paths.mps_dir(str(state_dir)))
     return Mps(runtime, multiuser=settings.collocation.mps_multiuser, systemd=own_units)
 
 

@@ -1,0 +1,82 @@
+"""A benchmark's own carmad leaves nothing behind."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import psutil
+import pytest
+
+from benchmarks.daemon.carmad import SLEEPER, Daemon
+from benchmarks.hardware import machine
+from benchmarks.hardware.visit import Visit
+from carmad import paths
+from carmad.errors import CarmaError
+from tests.waiting import until
+
+ONE = "1xA100-40GB"
+
+
+@pytest.fixture(autouse=True)
+def own_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A `Daemon` sets it for the client."""
+    monkeypatch.setenv("CARMA_SOCKET", "/nowhere")
+
+
+def running(daemon: Daemon) -> psutil.Process:
+    """Its only job's process."""
+    daemon.run(SLEEPER)
+
+    def found() -> list[psutil.Process]:
+        return [
+            each
+            for each in psutil.process_iter(["environ", "cmdline"])
+            if each.info["cmdline"] == SLEEPER
+            and (each.info["environ"] or {}).get("CARMA_SOCKET") == daemon.socket
+        ]
+
+    return until(found)[0]
+
+
+def test_jobs_of_a_carmad_that_died_are_killed_and_its_log_is_shown(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(CarmaError), Daemon(gpus=ONE) as daemon:
+        job = running(daemon)
+        daemon.kill()
+    assert not job.is_running()
+    assert "ready: policy" in capfd.readouterr().err
+    assert not daemon.directory.exists()
+
+
+def test_a_carmad_that_does_not_stop_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(self: Daemon, within_s: float = 0.0) -> None:
+        raise TimeoutError("its jobs have not ended")
+
+    monkeypatch.setattr(Daemon, "await_idle", never)
+    with pytest.raises(TimeoutError), Daemon(gpus=ONE) as daemon:
+        pid = daemon.pid
+    assert not psutil.pid_exists(pid)
+
+
+def test_what_a_benchmark_raised_is_not_hidden(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(KeyError), Daemon(gpus=ONE):
+        raise KeyError
+    assert "ready: policy" in capfd.readouterr().err
+
+
+def test_the_campaign_starts_no_carmad_beside_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "sock")
+    monkeypatch.setattr(paths, "SYSTEM_SOCKET", path)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    visit = Visit(tmp_path, "cost", rehearse=False)
+    machine.refuse_beside_another(visit)
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(path)
+        machine.refuse_beside_another(visit)  # a dead one's
+        other.listen()
+        with pytest.raises(CarmaError, match="a carmad answers"):
+            machine.refuse_beside_another(visit)
