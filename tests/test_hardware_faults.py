@@ -28,9 +28,9 @@ def test_a_rehearsed_fault_ends_as_expected(case: Case, tmp_path: Path) -> None:
     assert "failed" not in found, found
     assert found["checks"], "it expects nothing"
     assert not [check for check in found["checks"] if check["met"] is False], found
-    # What emulated cards, or this machine's cgroups, cannot show is said to be untold.
-    untold = [check for check in found["checks"] if check["met"] is None]
-    assert not untold or case.mps or case.name == "host OOM"
+    # What emulated cards, or this machine's cgroups, cannot show is said to be unknown.
+    unknown = [check for check in found["checks"] if check["met"] is None]
+    assert not unknown or case.mps or case.name == "host OOM"
     visit(tmp_path).keep(case.name, found)
     page = "\n".join(STAGE.blocks(visit(tmp_path)))
     assert case.name in page

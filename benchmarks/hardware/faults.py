@@ -56,10 +56,10 @@ def blocks(visit: Visit) -> list[str]:
         for check in [*entry["checks"], *_failed(entry)]
     ]
     found = [check["met"] for _, entry in done for check in [*entry["checks"], *_failed(entry)]]
-    untold = f", {found.count(None)} cannot be told here" if None in found else ""
+    unknown = f", {found.count(None)} cannot be told here" if None in found else ""
     left = [case.name for case in CASES if case.name not in kept]
     return [
-        f"{found.count(True)} of {len(found) - found.count(None)} expectations met{untold}."
+        f"{found.count(True)} of {len(found) - found.count(None)} expectations met{unknown}."
         + (f" Not tried yet: {', '.join(left)}." if left else ""),
         markdown.table(HEADINGS, rows),
         "## What was told",
