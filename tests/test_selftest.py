@@ -297,6 +297,7 @@ for line in sys.stdin:
     if fact == "islands":
         print(json.dumps({"error": "NVMLError", "call": "NVMLError: unknown"}), flush=True)
     elif fact == "energy":
+        print("a library is loaded")
         print(json.dumps({"verdict": "holds", "detail": ""}), flush=True)
     else:
         subprocess.Popen(["sleep", "1000"], stdout=2, start_new_session=True)
@@ -339,7 +340,7 @@ def _mark(process: psutil.Process) -> str:
 
 def test_a_check_that_was_not_completed_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     where = report.Report("NVIDIA H200", 1, "580.1", "13.0", "", "", "", "root", ())
-    broken = Finding("islands", Verdict.UNKNOWN, "it hangs", failed=True)
+    broken = Finding(Verdict.UNKNOWN, "it hangs", fact="islands", failed=True)
     told = dataclasses.replace(where, findings=(broken,))
     monkeypatch.setattr(facts, "run", lambda *_, **__: told)
     assert facts.answer("islands", 1.0, "")["failed"] == "it hangs"

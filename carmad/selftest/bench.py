@@ -50,7 +50,8 @@ class Silent(ProbeFailed):
 
 
 class Probe:
-    """A process of its own on the GPU, which answers in lines of JSON."""
+    """A child process that uses the GPU and answers requests in lines of JSON. What else it prints
+    (libraries do) is passed over."""
 
     def __init__(self, command: Sequence[str], env: dict[str, str], uid: int | None = None) -> None:
         as_user: dict[str, Any] = {}
@@ -91,7 +92,7 @@ class Probe:
         assert self._child.stdout is not None
         within_s = ANSWER_WITHIN_S if within_s is None else within_s
         deadline = time.monotonic() + within_s
-        while b"\n" not in self._read:
+        while (answer := self._next()) is None:
             left = deadline - time.monotonic()
             if left <= 0 or not select.select([self._child.stdout], [], [], left)[0]:
                 raise Silent(f"the probe has not answered in {within_s:g} s")
@@ -100,11 +101,18 @@ class Probe:
                 words = self.said().rpartition("\n")[2] or "it does not say why"
                 raise ProbeFailed(f"the probe has ended: {words}")
             self._read += part
-        line, _, self._read = self._read.partition(b"\n")
-        answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise ProbeFailed(answer["call"], answer["error"])
         return answer
+
+    def _next(self) -> dict[str, Any] | None:
+        """The first answer among the lines that have been read."""
+        while b"\n" in self._read:
+            line, _, self._read = self._read.partition(b"\n")
+            with contextlib.suppress(ValueError):
+                if isinstance(answer := json.loads(line), dict):
+                    return answer
+        return None
 
     def said(self) -> str:
         """Its standard error."""
