@@ -35,16 +35,11 @@ class Seen:
     failed: bool = False  # the check was not completed: it may be another time
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What was found of one fact (`facts`), which `fact` names."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding(Seen):
+    """What the check of one fact (`facts`) found."""
 
-    fact: str
-    verdict: Verdict
-    detail: str
-    observed: Mapping[str, Value] = field(default_factory=dict)
-    settings: Mapping[str, Setting] = field(default_factory=dict)
-    failed: bool = False  # the check was not completed: it may be another time
+    fact: str  # its name
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -108,7 +108,7 @@ def _findings(
         told(fact, None)
         seen = _seen(bench, fact, deadline)
         changes = {name: its for name, its in seen.settings.items() if current.get(name) != its}
-        found = Finding(fact.name, seen.verdict, seen.detail, seen.observed, changes, seen.failed)
+        found = Finding(fact=fact.name, **asdict(replace(seen, settings=changes)))
         told(fact, found)
         yield found
 
