@@ -61,12 +61,12 @@ _EXITED = TypeAdapter(Exited)
 
 
 def started(directory: Path) -> Started | None:
-    """None: there is no record. Raises ValueError for an invalid one."""
+    """None if there is no record. Raises ValueError if it is invalid."""
     return _read(directory / supervisor.STARTED, _STARTED)
 
 
 def exited(directory: Path) -> Exited | None:
-    """None: there is no record. Raises ValueError for an invalid one."""
+    """None if there is no record. Raises ValueError if it is invalid."""
     return _read(directory / supervisor.EXIT, _EXITED)
 
 

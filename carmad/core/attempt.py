@@ -112,7 +112,7 @@ class Attempt:
 
 
 def appended(attempts: tuple[Attempt, ...], new: Attempt) -> tuple[Attempt, ...]:
-    """With `new` appended; beyond `KEPT`, the oldest one that was sent back is dropped."""
+    """`attempts` and `new`. Of more than `KEPT`, the oldest that was sent back is dropped."""
     if len(attempts) >= KEPT:
         sent_back = (n for n, each in enumerate(attempts) if each.stop in SENT_BACK)
         oldest = next(sent_back, 0)

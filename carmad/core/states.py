@@ -38,6 +38,6 @@ def advance(job: Job, to: JobState, **changes: Any) -> Job:
 
 
 def stopping(job: Job, cause: Cause) -> Job:
-    """The job told to stop. If it was to be sent back, only the cause is new."""
+    """The job, asked to stop. One that is already stopping only takes the new cause."""
     told = job.with_attempt(stop=cause)
     return told if job.state is JobState.STOPPING else advance(told, JobState.STOPPING)

@@ -60,7 +60,7 @@ class AfterKind(StrEnum):
     NOT_OK = "afternotok"
 
     def met_by(self, state: JobState) -> bool:
-        """Whether a job that has ended in `state` satisfies it."""
+        """Whether the dependency is satisfied by a job that ended in `state`."""
         return self is AfterKind.ANY or (state is JobState.SUCCEEDED) == (self is AfterKind.OK)
 
 
@@ -294,7 +294,7 @@ class Job:
 
     @property
     def need(self) -> Estimate | None:
-        """Its estimate, given its current micro-batches."""
+        """The estimate, at the present number of micro-batches."""
         return self.estimate and self.estimate.accumulating(self.accumulation)
 
     @property

@@ -173,7 +173,7 @@ def _experience(settings: Settings, store: SqlStore) -> Experience:
 def _core(
     settings: Settings, experience: Experience
 ) -> tuple[Scheduler, Callable[[], list[Trouble]]]:
-    """The scheduler with its plugins, and a function that returns the plugins' troubles."""
+    """The scheduler with its plugins, and a function that returns what has gone wrong in them."""
     with _for_a_person():
         registry.estimator(settings.estimator, settings, experience.server())  # is it there?
         policy, fallback = registry.policy(settings), registry.fallback(settings)

@@ -109,7 +109,7 @@ class Cuckoo:
     def _plan(
         self, view: View, jobs: Sequence[Job], closed: frozenset[GpuId]
     ) -> Iterator[Proposal]:
-        """Placements on all GPUs but the closed ones."""
+        """Placements on the GPUs that are not closed."""
         if not jobs:
             return
         where = site(view, closed, self.heterogeneous)

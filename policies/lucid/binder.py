@@ -50,7 +50,7 @@ class Peers(NamedTuple):
 
 
 class Binder:
-    """For one plan. Pairs are not formed on `reserved` GPUs."""
+    """Lives for one planning round. It forms no pairs on `reserved` GPUs."""
 
     def __init__(
         self, view: View, capacity: int, traits: TraitsOf, reserved: frozenset[GpuId]
