@@ -1,0 +1,68 @@
+"""A paper's main claims, with our figures: `benchmarks.reproduce` collects them from the results."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from carmad.sim.report import markdown
+from carmad.sim.report.numbers import number
+
+CLOSE = 0.25  # of the paper's effect
+
+
+class Verdict(StrEnum):
+    REPRODUCED = "reproduced"
+    DIRECTION = "direction only"
+    NOT = "not reproduced"
+    UNTESTED = "cannot be tested here"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """`ours`: a value per seed or sample; none if it cannot be tested here. `null`: the value that
+    would mean no effect, such as 1 for a ratio. `why`: a sentence on the cause of the difference,
+    or on what is missing."""
+
+    source: str  # the paper
+    what: str
+    paper: float
+    ours: tuple[float, ...]
+    unit: str
+    why: str = ""
+    null: float = 0.0
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.ours)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Not reproduced: one of ours lies on the other side of `null` than the paper's figure.
+        Reproduced: the median is within a quarter of the paper's effect, or the paper's figure
+        within the range of ours."""
+        if not self.ours:
+            return Verdict.UNTESTED
+        effect = self.paper - self.null
+        if any((value - self.null) * effect <= 0 for value in self.ours):
+            return Verdict.NOT
+        near = abs(self.median - self.paper) <= CLOSE * abs(effect)
+        if near or min(self.ours) <= self.paper <= max(self.ours):
+            return Verdict.REPRODUCED
+        return Verdict.DIRECTION
+
+    def cells(self) -> tuple[str, ...]:
+        ours = ""
+        if self.ours:
+            ours = f"{number(self.median)} {self.unit}".rstrip()
+            if len(self.ours) > 1:
+                ours += f" ({number(min(self.ours))} to {number(max(self.ours))})"
+        paper = f"{number(self.paper)} {self.unit}".rstrip()
+        return self.what, paper, ours, self.verdict, self.why
+
+
+def table(claims: Iterable[Claim]) -> str:
+    headings = ("claim", "paper", "ours: median (range)", "verdict", "why")
+    return markdown.table(headings, [claim.cells() for claim in claims], (1, 2))
