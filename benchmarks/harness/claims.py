@@ -1,4 +1,4 @@
-"""A paper's main claims, with our figures: `benchmarks.reproduce` collects them from the results."""
+"""The main claims of a paper, with our figures beside them, and a verdict on each."""
 
 from __future__ import annotations
 
