@@ -48,7 +48,8 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
         monkeypatch.setattr(entry, "circumstances", lambda: {"date": "today"})
         with pytest.raises(SystemExit) as ended:
             main("speed_test", measured, needs)
-        assert ended.value.code in (0, f"the public data are not here: {needs}")
+        where = f"the public data are not here: {needs}; where to get them: benchmarks/DATA.md"
+        assert ended.value.code in (0, where)
         return {path.name: path.read_text() for path in tmp_path.glob("results/*")}
 
     return run

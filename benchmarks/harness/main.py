@@ -26,7 +26,9 @@ def main(name: str, measure: Callable[..., Report], needs: Path | None = None) -
     @wraps(measure)
     def run(**options: object) -> None:
         if needs is not None and not needs.exists():
-            sys.exit(f"the public data are not here: {needs}")
+            sys.exit(
+                f"the public data are not here: {needs}; where to get them: benchmarks/DATA.md"
+            )
         facts = circumstances()
         facts["command"] = f"`{shlex.join([*command, *sys.argv[1:]])}`"
         report = measure(**options)
