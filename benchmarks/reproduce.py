@@ -1,37 +1,44 @@
 """The main claims of the five papers on one page: the paper's figure, ours, and a verdict.
 
-Nothing is run. The claims come from the committed results, where each paper's benchmark keeps them
-under `claims`; to renew one, run its benchmark.
+Nothing is run: our figures are read from the committed results. To renew them, run the papers'
+benchmarks.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
-from pydantic import TypeAdapter
-
-from benchmarks.harness import claims, report
-from benchmarks.harness.claims import CLOSE, Claim, Verdict
+import benchmarks.asrpt.claims
+import benchmarks.carma.claims
+import benchmarks.castor.claims
+import benchmarks.cuckoo.claims
+import benchmarks.lucid.claims
+from benchmarks.harness import report
+from benchmarks.harness.claims import CLOSE, Claim, Verdict, table
 from benchmarks.harness.main import main
 from benchmarks.harness.report import Report
 from carmad.sim.report import markdown
 
-PAPERS = ("CARMA", "Lucid", "A-SRPT", "Cuckoo", "Castor")
-_CLAIMS = TypeAdapter(list[Claim])
+Read = Callable[[str], Any]  # a result by its name
+
+PAPERS: Mapping[str, Callable[[Read], Iterable[Claim]]] = {
+    "CARMA": benchmarks.carma.claims.claims,
+    "Lucid": benchmarks.lucid.claims.claims,
+    "A-SRPT": benchmarks.asrpt.claims.claims,
+    "Cuckoo": benchmarks.cuckoo.claims.claims,
+    "Castor": benchmarks.castor.claims.claims,
+}
 
 
 def measure() -> Report:
-    found = list(collected(report.RESULTS))
-    counts = {
-        paper: Counter(claim.verdict for claim, _ in found if claim.source == paper)
-        for paper in PAPERS
-    }
+    sections = {name: _section(name, claims) for name, claims in PAPERS.items()}
+    counts = {name: Counter(claim.verdict for claim in its) for name, (its, _) in sections.items()}
     return Report(
         "The papers' main claims",
-        [_counted(counts), *(block for paper in PAPERS for block in _section(paper, found))],
+        [_counted(counts), *(block for _, blocks in sections.values() for block in blocks)],
         {"counts": counts},
         notes=[
             f"reproduced: our median is within {CLOSE:.0%} of the paper's effect, or the paper's"
@@ -41,23 +48,25 @@ def measure() -> Report:
     )
 
 
-def collected(results: Path) -> Iterator[tuple[Claim, str]]:
-    """Each claim, and the name of the result that it is in."""
-    for file in sorted(results.glob("*.json")):
-        for claim in _CLAIMS.validate_python(json.loads(file.read_text()).get("claims", [])):
-            yield claim, file.stem
+def _section(
+    name: str, claims: Callable[[Read], Iterable[Claim]]
+) -> tuple[Sequence[Claim], Sequence[str]]:
+    """The claims of a paper, and the blocks that show them."""
+    files: dict[str, Any] = {}
+
+    def read(file: str) -> Any:
+        if file not in files:
+            files[file] = json.loads((report.RESULTS / f"{file}.json").read_text())
+        return files[file]
+
+    its = list(claims(read))
+    links = [f"[{file}]({file}.md) of {data['facts']['date'][:10]}" for file, data in files.items()]
+    return its, (f"## {name}", f"From {', '.join(links)}.", table(its))
 
 
 def _counted(counts: Mapping[str, Counter[Verdict]]) -> str:
-    rows = [(paper, *(str(its[verdict]) for verdict in Verdict)) for paper, its in counts.items()]
+    rows = [(name, *(str(its[verdict]) for verdict in Verdict)) for name, its in counts.items()]
     return markdown.table(("", *Verdict), rows, range(1, len(Verdict) + 1))
-
-
-def _section(paper: str, found: Sequence[tuple[Claim, str]]) -> Sequence[str]:
-    its = [claim for claim, _ in found if claim.source == paper]
-    files = sorted({file for claim, file in found if claim.source == paper})
-    links = ", ".join(f"[{file}]({file}.md)" for file in files)
-    return f"## {paper}", f"From {links or 'no result'}.", claims.table(its)
 
 
 if __name__ == "__main__":

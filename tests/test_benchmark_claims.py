@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,8 +13,8 @@ from benchmarks.harness import report
 from benchmarks.harness.claims import Claim, Verdict
 
 
-def claim(paper: float, *ours: float, null: float = 0.0, source: str = "CARMA") -> Claim:
-    return Claim(source, "makespan", paper, ours, "%", "a cause", null)
+def claim(paper: float, *ours: float, null: float = 0.0) -> Claim:
+    return Claim("makespan", paper, ours, "%", "a cause", null)
 
 
 @pytest.mark.parametrize(
@@ -36,20 +36,20 @@ def test_a_verdict_is_of_the_effect(its: Claim, verdict: Verdict) -> None:
     assert its.verdict is verdict
 
 
-def test_the_page_has_the_claims_of_all_results(
+def test_the_page_has_each_papers_claims_and_where_they_come_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(report, "RESULTS", tmp_path)
-    kept = {
-        "carma": [claim(-36.0, -30.2, -28.0), claim(-12.0)],
-        "lucid": [claim(2.0, source="Lucid")],
-    }
-    for name, its in kept.items():
-        (tmp_path / f"{name}.json").write_text(json.dumps({"claims": [asdict(c) for c in its]}))
-    (tmp_path / "speed.json").write_text(json.dumps({"rows": []}))
+    kept = {"facts": {"date": "2026-11-22T11:00:00Z"}, "makespan": [-30.2, -28.0]}
+    (tmp_path / "tables.json").write_text(json.dumps(kept))
+
+    def claims(read: reproduce.Read) -> Iterator[Claim]:
+        yield claim(-36.0, *read("tables")["makespan"])
+        yield claim(-12.0)
+
+    monkeypatch.setattr(reproduce, "PAPERS", {"CARMA": claims})
     page = reproduce.measure()
     text = page.page({})
-    assert "From [carma](carma.md)." in text
+    assert "From [tables](tables.md) of 2026-11-22." in text
     assert "-29.1 % (-30.2 to -28.0)" in text
-    assert page.data["counts"]["CARMA"] == {Verdict.REPRODUCED: 1, Verdict.UNTESTED: 1}  # type: ignore[index]
-    assert "## Castor\n\nFrom no result." in text
+    assert page.data["counts"] == {"CARMA": {Verdict.REPRODUCED: 1, Verdict.UNTESTED: 1}}

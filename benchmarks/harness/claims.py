@@ -26,7 +26,6 @@ class Claim:
     would mean no effect, such as 1 for a ratio. `why`: a sentence on the cause of the difference,
     or on what is missing."""
 
-    source: str  # the paper
     what: str
     paper: float
     ours: tuple[float, ...]
