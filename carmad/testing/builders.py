@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 from typing import Any
 
 from carmad.config import Settings
@@ -126,9 +127,16 @@ def a_view(
     )
 
 
-def random_view(rng: random.Random, settings: Settings) -> View:
+def random_view(seed: int, settings: Settings) -> View:
     """Up to 6 GPUs or MIG instances on one or two servers, some of them shared, and up to 11 jobs
     in line."""
+    gpus, queue = _random_server(seed)
+    return a_view(map(replace, gpus), queue, settings)  # new GPUs: nothing in their caches
+
+
+@lru_cache(maxsize=256)
+def _random_server(seed: int) -> tuple[Sequence[GpuView], Sequence[Job]]:
+    rng = random.Random(seed)
     gpus = []
     servers = rng.choice((1, 1, 2))
     for index in range(rng.randint(1, 6)):
@@ -173,7 +181,7 @@ def random_view(rng: random.Random, settings: Settings) -> View:
         job = a_job(id, spec=spec, estimate=estimate, retry=retry)
         known = replace(job, profile=_random_profile(rng), prediction=_random_prediction(rng))
         queue.append(known)
-    return a_view(gpus, queue, settings)
+    return gpus, queue
 
 
 def _random_profile(rng: random.Random) -> Profile | None:
