@@ -144,8 +144,8 @@ def test_what_the_ballast_takes_leaves_the_gpu_idle(monkeypatch: pytest.MonkeyPa
     given: list[Settings] = []
 
     @contextmanager
-    def ballast(*_: object) -> Iterator[int]:
-        yield held_mib
+    def ballast(*_: object) -> Iterator[machine.Ballast]:
+        yield machine.Ballast(held_mib, "auto")
 
     @contextmanager
     def running(_: Visit, settings: Settings) -> Iterator[Any]:

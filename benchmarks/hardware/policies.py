@@ -41,13 +41,18 @@ RUNS = (
 
 
 def settings(
-    run: Run, window_s: float, mps: bool, external_mib: int = Monitor().external_mib
+    run: Run,
+    window_s: float,
+    mps: bool,
+    external_mib: int = Monitor().external_mib,
+    source: str = "auto",
 ) -> Settings:
     """`external_mib`: memory that processes of no job may hold of a GPU that counts as idle."""
     return Settings(
         policy=run.policy,
         estimator=run.estimator or "declared",
         monitor=Monitor(
+            source=source,
             period_s=window_s / 5,
             window_s=window_s,
             first_kernel_timeout_s=30.0,

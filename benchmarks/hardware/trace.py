@@ -82,8 +82,11 @@ def play(visit: Visit, run: Run, played: Sequence[Part], window_s: float) -> Ent
     mps = has_mps(visit)
     end = min(time.monotonic() + PATIENCE_S, visit.until + GRACE_S)
     with (
-        ballast(visit, LEFT_MIB) as held_mib,
-        running(visit, policies.settings(run, window_s, mps, held_mib + MPS_MIB)) as daemon,
+        ballast(visit, LEFT_MIB) as held,
+        running(
+            visit,
+            policies.settings(run, window_s, mps, held.held_mib + MPS_MIB, held.source),
+        ) as daemon,
     ):
         ids = submitted_ahead(visit, daemon, run, played, end) if run.looks else []
         before_j, begun = its_gpu(visit, daemon)["energy_j"], time.time()
@@ -100,7 +103,7 @@ def play(visit: Visit, run: Run, played: Sequence[Part], window_s: float) -> Ent
         jobs = [entry(found[id], part, begun) for id, part in zip(ids, played, strict=True)]
     return {
         "gpu": gpu["name"],
-        "memory_mib": gpu["memory_mib"] - held_mib,
+        "memory_mib": gpu["memory_mib"] - held.held_mib,
         "mps": mps,
         "window_s": window_s,
         "interference": "emulated" if visit.rehearse else "learned",
