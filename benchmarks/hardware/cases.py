@@ -43,15 +43,20 @@ class Case:
     mps: bool = False
 
 
-def settings(lab: Lab, mps: bool) -> Settings:
+def settings(lab: Lab) -> Settings:
     """Nothing but recovery keeps jobs from each other (CARMA paper, 4.3: RR without conditions)."""
     return Settings(
         policy="rr",
         estimator="declared",
-        monitor=Monitor(period_s=0.2, window_s=0.6, first_kernel_timeout_s=20.0),
+        monitor=Monitor(
+            source="nvml" if lab.faked else "auto",
+            period_s=0.2,
+            window_s=0.6,
+            first_kernel_timeout_s=20.0,
+        ),
         preconditions=Preconditions(min_free_mib=0, utilization=False),
         limits=Limits(kill_grace_s=lab.grace_s),
-        collocation=Collocation(mps=mps),
+        collocation=Collocation(mps=lab.mps),
     )
 
 
@@ -60,9 +65,15 @@ class Lab:
     """Submits victims, waits for them, and notes what was expected, observed and told."""
 
     rehearse: bool
+    mps: bool = False
     daemon: Daemon = field(init=False)
     checks: list[Entry] = field(default_factory=list)
     told: list[Entry] = field(default_factory=list)
+
+    @property
+    def faked(self) -> bool:
+        """Whether the GPU is that of the tests' fake driver."""
+        return self.rehearse and self.mps
 
     @property
     def seconds(self) -> float:
@@ -77,7 +88,7 @@ class Lab:
     def submit(self, how: str, *, share: float = 0.1, seconds: float = 0, **more: str) -> int:
         options = {"share": share, "seconds": seconds or self.seconds, **more}
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        argv = [*VICTIM, how, *words]
+        argv = [*VICTIM, how, *words, *(["--driver"] if self.faked else [])]
         logs = str(self.daemon.directory / "%j.out")
         return self.daemon.run(argv, name=how, cwd=str(ROOT), stdout=logs)
 

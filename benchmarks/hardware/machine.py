@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Timer
 from typing import Any
+from uuid import uuid4
 
 import psutil
 
@@ -86,6 +87,22 @@ def its_gpu(visit: Visit, daemon: Daemon) -> Any:
 def has_mps(visit: Visit) -> bool:
     """Emulated cards have none."""
     return not visit.rehearse and shutil.which("nvidia-cuda-mps-control") is not None
+
+
+@contextmanager
+def fake_driver() -> Iterator[dict[str, str]]:
+    """For rehearsals: the environment of a process that finds the tests' fake driver, with one GPU.
+    Its UUID is new, as the MPS daemons of all of root's carmads share a folder. Raises
+    FileNotFoundError without gcc."""
+    from tests import fake_gpu
+
+    with TemporaryDirectory(prefix="gpu-", dir="/tmp") as name:  # short: sockets of MPS
+        folder = Path(name)
+        folder.chmod(0o755)  # some facts are of two users
+        env = fake_gpu.environment(folder)
+        world = folder / "world"
+        world.write_text(world.read_text().replace(fake_gpu.uuid(), f"GPU-{uuid4()}"))
+        yield env
 
 
 @dataclass(frozen=True, slots=True)
