@@ -17,6 +17,7 @@ from typing import Any
 
 from benchmarks.daemon.carmad import Daemon
 from benchmarks.hardware import loads, policies, trace_page, training
+from benchmarks.hardware.interference import EMULATED
 from benchmarks.hardware.machine import ballast, has_mps, its_gpu, refuse_beside_another, running
 from benchmarks.hardware.mix import HEAVY, Measured, Part, as_published, parts
 from benchmarks.hardware.policies import RUNS, Run
@@ -106,7 +107,7 @@ def play(visit: Visit, run: Run, played: Sequence[Part], window_s: float) -> Ent
         "memory_mib": gpu["memory_mib"] - held.held_mib,
         "mps": mps,
         "window_s": window_s,
-        "interference": "emulated" if visit.rehearse else "learned",
+        "interference": EMULATED if visit.rehearse else "",
         "energy_j": None if before_j is None else round(gpu["energy_j"] - before_j),
         "jobs": jobs,
     }
