@@ -40,6 +40,7 @@ class Case:
     name: str
     about: str
     run: Callable[[Lab], None]
+    minutes: float = 0.5  # on a GPU, by estimate
     mps: bool = False
 
 
@@ -301,17 +302,17 @@ def host_alloc(lab: Lab) -> None:
 
 
 CASES: Sequence[Case] = (
-    *(
-        Case(f"storm of {n}", f"{n} jobs that together do not fit", partial(storm, company=n))
-        for n in (2, 3, 4)
-    ),
-    Case("too large", "a job that needs more than the GPU has", too_large),
-    Case("crash", "a fault beside a neighbour, time-sliced", crash),
-    Case("crash under MPS", "a fault beside a client of the same server", crash_mps, True),
-    Case("cancel", "a busy job is cancelled beside a neighbour", cancel),
-    Case("cancel under MPS", "the same beside a client of the same server", cancel, True),
-    Case("deaf", "a job that ignores SIGTERM is cancelled", partial(cancel, how="deaf")),
+    Case("storm of 2", "2 jobs that together do not fit", partial(storm, company=2)),
+    Case("crash", "a fault beside a neighbour, time-sliced", crash, 0.4),
+    Case("crash under MPS", "a fault beside a client of the same server", crash_mps, mps=True),
     Case("daemon killed", "kill -9 of carmad amid training", killed_daemon),
+    Case("deaf", "a job that ignores SIGTERM is cancelled", partial(cancel, how="deaf")),
+    Case("cancel", "a busy job is cancelled beside a neighbour", cancel),
+    Case("cancel under MPS", "the same beside a client of the same server", cancel, mps=True),
+    Case("too large", "a job that needs more than the GPU has", too_large),
     Case("host memory refused", "PyTorch's allocator on the host fails", host_alloc),
     Case("host OOM", "the kernel kills a job that takes the host's memory", host_oom),
+    Case("storm of 3", "3 jobs that together do not fit", partial(storm, company=3), 0.7),
+    Case("storm of 4", "4 jobs that together do not fit", partial(storm, company=4), 0.9),
 )
+FIRST = CASES[:2]  # of a first visit

@@ -12,19 +12,18 @@ from contextlib import contextmanager
 from unittest import mock
 
 from benchmarks.daemon.carmad import NotStarted
-from benchmarks.hardware.cases import CASES, Case, Lab, settings
+from benchmarks.hardware.cases import CASES, FIRST, Case, Lab, settings
 from benchmarks.hardware.machine import fake_driver, refuse_beside_another, running
-from benchmarks.hardware.visit import Entry, Stage, Visit
+from benchmarks.hardware.visit import Entry, Portion, Stage, Visit
 from benchmarks.harness.rows import verdict
 from carmad.sim.report import markdown
 
-TAKES_S = 50.0  # the longest, a storm of four
 HEADINGS = ("case", "who", "expected", "observed", "")
 
 
 def measure(visit: Visit) -> None:
     refuse_beside_another(visit)
-    for case in visit.todo(CASES, lambda case: case.name, TAKES_S):
+    for case in visit.todo(CASES, lambda case: case.name, lambda case: 60 * case.minutes):
         print(f"faults: {case.name}", file=sys.stderr, flush=True)
         visit.keep(case.name, tried(case, visit))
 
@@ -102,7 +101,7 @@ def _told(job: Entry) -> tuple[str, str, str, str]:
 STAGE = Stage(
     "faults",
     "OOM storms, crashes beside neighbours, a killed daemon, deaf jobs, host OOM",
-    5.5,
+    tuple(Portion(case.name, case.minutes, case not in FIRST) for case in CASES),
     ("torch",),
     measure,
     blocks,

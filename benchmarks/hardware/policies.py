@@ -22,6 +22,11 @@ class Run:
         return f"{self.policy}, {self.estimator or 'no estimate'}"
 
     @property
+    def minutes(self) -> float:
+        """On a GPU, by estimate: jobs in turn, or scripts looked at, take longest."""
+        return 2.0 if self.policy == "exclusive" or self.looks else 1.2
+
+    @property
     def looks(self) -> bool:
         """Whether it looks at scripts, which takes as long as jobs do here."""
         return self.estimator not in ("", "declared", "history")

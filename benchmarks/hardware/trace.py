@@ -21,12 +21,11 @@ from benchmarks.hardware.interference import EMULATED
 from benchmarks.hardware.machine import ballast, has_mps, its_gpu, refuse_beside_another, running
 from benchmarks.hardware.mix import HEAVY, Measured, Part, as_published, parts
 from benchmarks.hardware.policies import RUNS, Run
-from benchmarks.hardware.visit import Entry, Stage, Visit
+from benchmarks.hardware.visit import Entry, Portion, Stage, Visit
 from benchmarks.harness.data import ROOT
 from carmad.api.times import moment
 from cli.demo_trace import argv
 
-RUN_S = 120.0  # the longest run
 PATIENCE_S = 400.0
 GRACE_S = 20.0  # by which a run may outlast the visit's time for the stage
 LOOK_S = 0.2
@@ -43,11 +42,14 @@ class Scale:
     tasks: int
     mean_s: float  # of training alone
     window_s: float  # of the monitor: half a minute, if it shrank with the jobs, would be nothing
-    runs: int
+    runs: tuple[Run, ...]
 
 
-VISITED = Scale(len(HEAVY), 4.0, 1.0, len(RUNS))
-REHEARSED = Scale(5, 1.0, 0.2, 4)  # of the runs, one that looks at scripts
+FIRST = RUNS[:2]  # of a first visit
+VISITED = Scale(len(HEAVY), 4.0, 1.0, RUNS)
+REHEARSED = Scale(
+    3, 0.5, 0.2, tuple(run for run in RUNS if run.name in ("exclusive, no estimate", "magm, auto"))
+)
 
 
 def measure(visit: Visit) -> None:
@@ -58,7 +60,7 @@ def measure(visit: Visit) -> None:
     refuse_beside_another(visit)
     scale = REHEARSED if visit.rehearse else VISITED
     played = parts(its, scale.mean_s, scale.tasks)
-    for run in visit.todo(RUNS[: scale.runs], lambda run: run.name, RUN_S):
+    for run in visit.todo(scale.runs, lambda run: run.name, lambda run: 60 * run.minutes):
         print(f"trace: {run.name}", file=sys.stderr, flush=True)
         try:
             found = play(visit, run, played, scale.window_s)
@@ -182,8 +184,9 @@ def entry(job: Any, part: Part, begun: float) -> Entry:
 STAGE = Stage(
     "trace",
     "One job mix under several policies and estimators, and in the simulator",
-    9.0,
+    tuple(Portion(run.name, run.minutes, run not in FIRST) for run in RUNS),
     ("torch", "timm", "transformers"),
     measure,
     trace_page.blocks,
+    needs=("loads",),
 )
