@@ -81,8 +81,8 @@ def test_a_stage_that_is_stopped_leaves_its_results_and_no_process(
         whole = results.read_text().splitlines() if results.exists() else []
         return [json.loads(line)["key"] for line in whole]
 
-    def stopped(number: Signals, after: int) -> None:
-        """Once so many entries are kept, and more are to come."""
+    def stopped(number: Signals, after: int) -> str:
+        """In the midst of a case, once so many entries are kept. Returns its standard error."""
         command = [sys.executable, "-c", CAMPAIGN, str(folder / "train.py"), stage]
         command += ["--rehearse", f"--results={folder}"]
         env = os.environ | {"TMPDIR": str(folder)}
@@ -94,9 +94,11 @@ def test_a_stage_that_is_stopped_leaves_its_results_and_no_process(
         assert campaign.returncode == (-SIGKILL if number == SIGKILL else 1), said
         until(lambda: not of(folder), "all of its processes to end")
         assert not list(folder.glob("cv-*")), "nor does it leave files"
+        return said
 
     stopped(SIGTERM, after=1)
     first = keys()
-    stopped(SIGKILL, after=len(first) + 1)
+    said = stopped(SIGKILL, after=len(first))
     assert keys()[: len(first)] == first
     assert set(Counter(keys()).values()) == {1}, "what was measured is not measured again"
+    assert not [key for key in first if f"{stage}: {key}\n" in said], "nor begun"

@@ -23,25 +23,32 @@ from carmad.core.types import Mode
 from carmad.sim.interference import Learned
 from carmad.sim.task import Load
 
+pytest_plugins = ("tests.forked_carmad",)
 
-def test_a_rehearsal_finishes_every_job_and_its_page_can_be_made(tmp_path: Path) -> None:
+
+def test_a_rehearsal_finishes_every_job_and_its_page_can_be_made(
+    forked: None, tmp_path: Path
+) -> None:
     visit = Visit(tmp_path, STAGE.name, rehearse=True)
     STAGE.measure(visit)
     kept = visit.entries()
-    assert list(kept) == [run.name for run in RUNS[: trace.REHEARSED.runs]]
+    assert list(kept) == [run.name for run in trace.REHEARSED.runs]
     for name, entry in kept.items():
         jobs = entry["jobs"]
         assert len(jobs) == trace.REHEARSED.tasks
         # Whatever ran out of memory has recovered.
         assert {job["state"] for job in jobs} == {"succeeded"}, (name, jobs)
-        assert entry["energy_j"] > 0 and entry["memory_mib"] == 40_960
+        assert entry["energy_j"] > 0
+        assert entry["gpu"] == "Emulated A100-SXM4-80GB", "of which a ballast leaves half"
+        assert entry["memory_mib"] == 40_960
     assert all(job["estimate_mib"] for job in kept["magm, declared"]["jobs"])
     modes = {
         each["mode"] for job in kept["exclusive, no estimate"]["jobs"] for each in job["attempts"]
     }
     assert len(modes) == 1
     page = "\n".join(STAGE.blocks(visit))
-    assert "Every job finished." in page and "Not run yet: magm, trace" in page
+    assert "Every job finished." in page and "Not run yet: rr, no estimate" in page
+    assert "Interference is that of emulated cards." in page
     assert page.count("makespan") > len(kept), "each is compared with the simulator"
     STAGE.measure(visit)
     assert visit.entries() == kept, "nothing is run twice"
@@ -232,7 +239,7 @@ def test_no_run_outlasts_the_visit_and_none_keeps_the_others_from_being_tried(
     monkeypatch.setattr(trace, "play", play)
     visit = Visit(tmp_path, STAGE.name, rehearse=True)
     STAGE.measure(visit)
-    assert len(visit.entries()) == trace.REHEARSED.runs
+    assert len(visit.entries()) == len(trace.REHEARSED.runs)
     assert all("failed" in entry for entry in visit.entries().values())
 
 
