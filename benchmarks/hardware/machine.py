@@ -65,10 +65,9 @@ def running(visit: Visit, settings: Settings) -> Iterator[Daemon]:
     settings = replace(settings, access=Access(root_jobs=True))
     with ExitStack() as stack:
         try:
-            emulated = visit.rehearse and settings.monitor.source == "auto"
-            daemon = stack.enter_context(
-                Daemon(gpus=EMULATED if emulated else "", settings=settings)
-            )
+            made_up = visit.rehearse and settings.monitor.source == "auto"
+            gpus = EMULATED if made_up else ""
+            daemon = stack.enter_context(Daemon(gpus=gpus, settings=settings))
         except NotStarted as error:  # there is more to measure
             raise RuntimeError(error.code) from error
         chosen = its_gpu(visit, daemon)["id"]

@@ -160,7 +160,7 @@ def without_compiler() -> None:
     stub: Any = types.ModuleType("torch._dynamo")
     stub.disable = lambda function, *_, **__: function
     stub.graph_break = lambda *_, **__: None
-    sys.modules["torch._dynamo"] = torch._dynamo = stub  # type: ignore[attr-defined]
+    sys.modules["torch._dynamo"] = torch._dynamo = stub
 
 
 def main() -> None:
