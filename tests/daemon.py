@@ -71,7 +71,7 @@ class Carmad:
         Returns when it is up, unless `wait` is False.
         """
         faults = {"crash_after": crash_after, "forgetful": forgetful}
-        self._watch(_fork(self.argv, self.env, self.log, self.log, **faults))
+        self._watch(fork(self.argv, self.env, self.log, self.log, **faults))
         if wait:
             self.await_ready()
 
@@ -259,7 +259,7 @@ def run_carmad(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
     argv = ("--config", os.devnull, *argv)
     with tempfile.TemporaryDirectory() as folder:
         out, err, status = (Path(folder, name) for name in ("out", "err", "status"))
-        pid = _fork(argv, clean_environment() | env, out, err, status=str(status))
+        pid = fork(argv, clean_environment() | env, out, err, status=str(status))
         try:
             code = int(until(lambda: status.exists() and status.read_text(), "carmad to end"))
         except BaseException:
@@ -268,7 +268,7 @@ def run_carmad(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(argv, code, out.read_text(), err.read_text())
 
 
-def _fork(argv: Sequence[str], env: dict[str, str], out: Path, err: Path, **options: object) -> int:
+def fork(argv: Sequence[str], env: dict[str, str], out: Path, err: Path, **options: object) -> int:
     """The pid of a carmad that has imported everything."""
     zygote = _zygote()
     assert zygote.stdin and zygote.stdout

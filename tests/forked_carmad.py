@@ -4,30 +4,25 @@ tests.warm, which takes a tenth of the processor time."""
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
 import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from benchmarks.daemon import carmad
-from tests.daemon import _zygote
+from tests.daemon import fork
 
 
 class Forked:
     """What a `Daemon` needs of `subprocess.Popen`; it is no child of this process."""
 
     def __init__(self, words: list[str], env: dict[str, str]) -> None:
-        zygote = _zygote()
-        assert zygote.stdin and zygote.stdout
-        order = {"argv": words[3:], "env": env, "log": os.devnull}
-        zygote.stdin.write(json.dumps(order | {"crash_after": 0, "forgetful": False}) + "\n")
-        zygote.stdin.flush()
-        self.pid = int(zygote.stdout.readline())
+        self.pid = fork(words[3:], env, Path(os.devnull), Path(os.devnull))
         with contextlib.suppress(ProcessLookupError):
             self._pidfd = os.pidfd_open(self.pid)
 
