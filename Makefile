@@ -4,6 +4,9 @@ BIN := .venv/bin
 # Compiling what nobody imports, most of torch, would take longer than the rest.
 INSTALL = $(BIN)/pip install --quiet --no-compile --constraint constraints.txt
 
+# It is compiled when first imported instead, once for all of the tests' processes.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test pytest bench lint clean
 
 demo: .venv/installed
@@ -30,9 +33,10 @@ bench: .venv/installed-test
 	$(INSTALL) --editable .
 	touch $@
 
-.venv/installed-test: .venv/installed
+.venv/installed-test: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
 	$(INSTALL) --editable '.[test]'
-	touch $@
+	touch .venv/installed $@
 
 clean:
 	rm -rf .venv

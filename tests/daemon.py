@@ -10,7 +10,8 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -69,13 +70,8 @@ class Carmad:
 
         Returns when it is up, unless `wait` is False.
         """
-        zygote = _zygote()
-        assert zygote.stdin and zygote.stdout
-        order = {"argv": self.argv, "env": self.env, "log": str(self.log)}
-        order |= {"crash_after": crash_after, "forgetful": forgetful}
-        zygote.stdin.write(json.dumps(order) + "\n")
-        zygote.stdin.flush()
-        self._watch(int(zygote.stdout.readline()))
+        faults = {"crash_after": crash_after, "forgetful": forgetful}
+        self._watch(fork(self.argv, self.env, self.log, self.log, **faults))
         if wait:
             self.await_ready()
 
@@ -260,13 +256,26 @@ def clean_environment() -> dict[str, str]:
 
 def run_carmad(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run carmad in the foreground, for starts that fail."""
-    return subprocess.run(
-        [*CARMAD, "--config", os.devnull, *argv],
-        env=clean_environment() | env,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
+    argv = ("--config", os.devnull, *argv)
+    with tempfile.TemporaryDirectory() as folder:
+        out, err, status = (Path(folder, name) for name in ("out", "err", "status"))
+        pid = fork(argv, clean_environment() | env, out, err, status=str(status))
+        try:
+            code = int(until(lambda: status.exists() and status.read_text(), "carmad to end"))
+        except BaseException:
+            os.killpg(pid, signal.SIGKILL)
+            raise
+        return subprocess.CompletedProcess(argv, code, out.read_text(), err.read_text())
+
+
+def fork(argv: Sequence[str], env: dict[str, str], out: Path, err: Path, **options: object) -> int:
+    """The pid of a carmad that has imported everything."""
+    zygote = _zygote()
+    assert zygote.stdin and zygote.stdout
+    order = {"argv": argv, "env": env, "out": str(out), "err": str(err), **options}
+    zygote.stdin.write(json.dumps(order) + "\n")
+    zygote.stdin.flush()
+    return int(zygote.stdout.readline())
 
 
 @cache

@@ -43,7 +43,7 @@ def test_every_answer_is_as_documented(daemon: Daemon, who: str, mode: Generatio
         tried += 1
 
         @settings(
-            max_examples=20,
+            max_examples=10,
             deadline=None,
             derandomize=True,
             database=None,

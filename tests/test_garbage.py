@@ -208,7 +208,7 @@ def test_a_policy_that_misbehaves_is_told_of_and_stops_nobody_else(
 ) -> None:
     carmad = Carmad(tmp_path, CARMA_POLICY="wild", PYTHONPATH=str(packages), **NO_KERNELS)
     try:
-        carmad.start_cold()
+        carmad.start()
         assert carmad.ended(carmad.sh("exit 3", name="good"))["exit"]["code"] == 3
         carmad.post("/v1/gpus/0/drain", {"reason": "a new fan"})
         for name, told in (

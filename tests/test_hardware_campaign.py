@@ -33,7 +33,7 @@ from benchmarks.hardware.pool import Pool, common
 from benchmarks.hardware.stages import Lacking
 from benchmarks.hardware.telemetry import Watch
 from benchmarks.hardware.training import Window
-from benchmarks.hardware.visit import VISITS, Stage, Visit
+from benchmarks.hardware.visit import VISITS, Portion, Stage, Visit
 from benchmarks.hardware.workloads import WORKLOADS
 from benchmarks.harness import report
 from benchmarks.harness.data import ROOT
@@ -45,6 +45,9 @@ from carmad.sim.interference import Learned
 pytest_plugins = ("tests.fake_nvml",)
 
 
+ONE = (Portion("all", 1.0),)
+
+
 def visit(folder: Path, stage: str = "loads") -> Visit:
     return Visit(folder, stage, rehearse=True)
 
@@ -52,54 +55,62 @@ def visit(folder: Path, stage: str = "loads") -> Visit:
 # -- rehearsals ------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("results")
+def rehearsed(stage: str, results: Path) -> Visit:
+    """A rehearsal as the command makes it. Its page can be made again, nothing is measured twice,
+    and no result is kept elsewhere."""
+    before = sorted(report.RESULTS.rglob("*"))
+    campaign.run((stage,), 9.5, rehearse=True, results=results)
+    folder = results / "rehearsal"
+    kept = (folder / f"{stage}.jsonl").read_text()
+    (folder / f"{stage}.md").unlink()
+    told = campaign.pages([stage], results)
+    assert f"# rehearsal: {stages.load(stage).about}" in told.blocks
+    page = (folder / f"{stage}.md").read_text()
+    assert page.count("on rehearsal, driver none, torch") == 1, "where it was measured"
+    assert "## Not measured" not in page
+
+    def begun(*_: object, **__: object) -> None:
+        raise AssertionError("a process was started")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess, "Popen", begun)
+        stages.load(stage).measure(visit(folder, stage))
+    assert (folder / f"{stage}.jsonl").read_text() == kept
+    assert sorted(report.RESULTS.rglob("*")) == before, "a rehearsal is not a result"
+    return visit(folder, stage)
 
 
-Rehearse = Callable[[str], Path]
+def page_of(one: Visit) -> str:
+    return (one.folder / f"{one.stage}.md").read_text()
 
 
-@pytest.fixture
-def rehearsed(results: Path) -> Rehearse:
-    """The folder with what a rehearsal of a stage kept, as the command makes it, once."""
-
-    def rehearsed(stage: str) -> Path:
-        folder = results / "rehearsal"
-        if not (folder / f"{stage}.jsonl").exists():
-            before = sorted(report.RESULTS.rglob("*"))
-            command = [sys.executable, "-m", "benchmarks.hardware", stage, "--rehearse"]
-            command += [f"--results={results}"]
-            told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-            assert told.returncode == 0, told.stderr
-            assert sorted(report.RESULTS.rglob("*")) == before, "a rehearsal is not a result"
-        return folder
-
-    return rehearsed
-
-
-def test_a_rehearsal_of_loads_keeps_the_load_of_each_run(rehearsed: Rehearse) -> None:
-    kept = visit(rehearsed("loads")).entries()
+def test_a_rehearsal_of_loads_keeps_the_load_of_each_run(tmp_path: Path) -> None:
+    one = rehearsed("loads", tmp_path)
+    kept = one.entries()
     assert set(kept) == {loads.IDLE, *loads.REHEARSED}
     for name in loads.REHEARSED:
         assert kept[name]["step_s"] > 0 and kept[name]["steps"] > 1
         assert 0 < kept[name]["sm_active"] <= 1
         assert kept[name]["memory_mib"] > 50, "of a process with torch"
     assert kept[loads.IDLE]["sm_active"] < 0.5
+    assert "## As rows of the simulator's catalogue" in page_of(one)
 
 
-def test_a_rehearsal_of_memory_keeps_runs_and_constants(rehearsed: Rehearse) -> None:
-    kept = visit(rehearsed("memory"), "memory").entries()
+def test_a_rehearsal_of_memory_keeps_runs_and_constants(tmp_path: Path) -> None:
+    one = rehearsed("memory", tmp_path)
+    kept = one.entries()
     assert set(kept) == {"constants", *loads.REHEARSED}
     for name in loads.REHEARSED:
         assert kept[name]["by"] == "process" and kept[name]["nvml_mib"] > 50
     probes = {probe["what"] for probe in kept["constants"]["probes"]}
     assert {"context", "cublas", "RMSNorm, bfloat16"} <= probes
     assert {"convolution, cudnn.benchmark on", "convolution, cudnn.benchmark off"} <= probes
+    assert "## Runs" in page_of(one) and "## What the stack takes beside tensors" in page_of(one)
 
 
-def test_a_rehearsal_of_pairs_keeps_every_group_in_every_setting(rehearsed: Rehearse) -> None:
-    kept = visit(rehearsed("pairs"), "pairs").entries()
+def test_a_rehearsal_of_pairs_keeps_every_group_in_every_setting(tmp_path: Path) -> None:
+    one = rehearsed("pairs", tmp_path)
+    kept = one.entries()
     wanted = [case for each in pairs.SETTINGS for case in pairs.cases(each, rehearse=True)]
     assert set(kept) == {case.key for case in wanted}
     assert {case.setting.name for case in wanted} >= {"streams", "mps", "mps 50 %"}
@@ -107,50 +118,16 @@ def test_a_rehearsal_of_pairs_keeps_every_group_in_every_setting(rehearsed: Rehe
         assert len(kept[case.key]["step_s"]) == len(case.names)
         assert min(kept[case.key]["steps"]) > 0
     assert {len(case.names) for case in wanted} == {1, 2}
+    assert "| streams, 2 " in page_of(one) and "## Groups" in page_of(one)
 
 
-def test_an_estimator_has_looked_at_the_training_script(rehearsed: Rehearse) -> None:
-    kept = visit(rehearsed("estimates"), "estimates").entries()
+def test_an_estimator_has_looked_at_the_training_script(tmp_path: Path) -> None:
+    campaign.estimates("", rehearse=True, results=tmp_path)
+    kept = visit(tmp_path / "rehearsal", "estimates").entries()
     assert set(kept) == {loads.REHEARSED[0]}
     for entry in kept.values():
         assert entry["trace_mib"] >= entry["low_mib"] > 0
         assert entry["horus_mib"] > 0
-
-
-@pytest.mark.parametrize(
-    ("stage", "headings"),
-    [
-        ("memory", ["## Runs", "## What the stack takes beside tensors"]),
-        ("loads", ["## As rows of the simulator's catalogue"]),
-        ("pairs", ["| streams, 2 ", "## Groups"]),
-    ],
-)
-def test_a_page_is_made_again_from_entries_alone(
-    rehearsed: Rehearse, stage: str, headings: list[str]
-) -> None:
-    page = rehearsed(stage) / f"{stage}.md"
-    page.unlink()
-    found = campaign.pages([stage], page.parents[1])
-    assert f"# rehearsal: {stages.load(stage).about}" in found.blocks
-    text = page.read_text()
-    assert text.count("on rehearsal, driver none, torch") == 1, "where it was measured"
-    for heading in headings:
-        assert heading in text
-    assert "## Not measured" not in text
-
-
-@pytest.mark.parametrize("stage", [loads.STAGE, memory.STAGE, pairs.STAGE])
-def test_what_was_measured_is_not_measured_again(
-    rehearsed: Rehearse, stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def begun(*_: object, **__: object) -> None:
-        raise AssertionError("a process was started")
-
-    folder = rehearsed(stage.name)
-    before = (folder / f"{stage.name}.jsonl").read_text()
-    monkeypatch.setattr(subprocess, "Popen", begun)
-    stage.measure(visit(folder, stage.name))
-    assert (folder / f"{stage.name}.jsonl").read_text() == before
 
 
 READY = """echo '{"event": "ready"}'; read seconds"""
@@ -222,9 +199,9 @@ def test_of_several_stages_one_that_fails_does_not_keep_the_next_from_being_meas
         raise RuntimeError("no such kernel")
 
     known = {
-        "cost": Stage("cost", "What it costs", 1.0, (), fails, lambda visit: []),
+        "cost": Stage("cost", "What it costs", ONE, (), fails, lambda visit: []),
         "loads": Stage(
-            "loads", "Loads", 1.0, (), lambda visit: visit.keep("a", {}), lambda visit: ["Seen."]
+            "loads", "Loads", ONE, (), lambda visit: visit.keep("a", {}), lambda visit: ["Seen."]
         ),
     }
     monkeypatch.setattr(stages, "load", known.__getitem__)
@@ -241,7 +218,7 @@ def test_a_stage_is_not_begun_when_the_time_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[str] = []
-    stage = Stage("loads", "", 1.0, (), lambda visit: begun.append(visit.stage), lambda visit: [])
+    stage = Stage("loads", "", ONE, (), lambda visit: begun.append(visit.stage), lambda visit: [])
     monkeypatch.setattr(stages, "load", lambda name: stage)
     campaign.run(("loads",), 0.0, rehearse=True, results=tmp_path)
     assert begun == []
@@ -567,19 +544,52 @@ def test_a_measured_load_is_a_row_of_the_catalogue(
 # -- the plan --------------------------------------------------------------------------------------
 
 
-def _stage(name: str, minutes: float, measure: Callable[[Visit], None] = print) -> Stage:
-    return Stage(name, "", minutes, (), measure, lambda visit: [])
+def _stage(
+    name: str,
+    *minutes: float,
+    later: tuple[float, ...] = (),
+    needs: tuple[str, ...] = (),
+    measure: Callable[[Visit], None] = print,
+) -> Stage:
+    portions = [Portion(f"{each:g}", each, each in later) for each in (*minutes, *later)]
+    return Stage(name, "", tuple(portions), (), measure, lambda visit: [], needs)
 
 
-def test_the_stages_are_cut_into_commands_of_about_the_same_length() -> None:
-    minutes = {"facts": 4, "cost": 6, "memory": 4, "loads": 2, "pairs": 7, "trace": 9, "faults": 5}
-    groups = plan.commands([_stage(name, each) for name, each in minutes.items()])
-    names = [[stage.name for stage in group] for group in groups]
-    assert names == [["facts", "cost"], ["memory", "loads", "pairs"], ["trace", "faults"]]
-    assert sum(plan.share(stage, groups[1]) for stage in groups[1]) == plan.COMMAND_MIN
-    assert plan.share(groups[1][0], groups[1][:2]) == 4, "no more than it needs"
-    alone = [_stage("loads", 2)]
-    assert plan.commands(alone) == [alone]
+def test_a_visit_has_what_a_first_one_needs_and_names_what_is_left() -> None:
+    here = [
+        _stage("facts", 5),
+        _stage("cost", 3.7, 2.3, later=(1.2,)),
+        _stage("memory", 4),
+        _stage("pairs", 8, 6, needs=("memory",)),
+        _stage("faults", 0.5),
+    ]
+
+    def planned(minutes: float) -> tuple[list[dict[str, float]], list[str]]:
+        found, left = plan.commands(here, minutes)
+        assert all(command.minutes <= plan.COMMAND_MIN for command in found)
+        assert sum(command.minutes for command in found) <= minutes - plan.AROUND_MIN
+        return [command.shares for command in found], [part.name for _, part in left]
+
+    assert planned(30) == (
+        [{"facts": 5, "cost": 3.7, "faults": 0.5}, {"cost": 3.5, "memory": 4}, {"pairs": 8}],
+        ["6"],
+    )
+    assert planned(10) == ([{"facts": 5, "faults": 0.5}], ["3.7", "2.3", "4", "8", "6", "1.2"])
+    whole, left = planned(60)
+    assert left == [] and whole[1] == {"cost": 3.5, "memory": 4}
+
+
+def test_the_stages_as_they_are_fit_into_a_visit_of_half_an_hour() -> None:
+    found, left = plan.commands([stages.load(name) for name in stages.ORDER], plan.VISIT_MIN)
+    assert sum(command.minutes for command in found) <= 28
+    assert max(command.minutes for command in found) <= 9.5
+    shares = [command.shares for command in found]
+    assert {name for each in shares for name in each} == set(stages.ORDER), "each has begun"
+    whole = ("facts", "memory", "loads")
+    assert not [stage.name for stage, _ in left if stage.name in whole]
+    assert {part.name for stage, part in left if stage.name == "pairs"} == {"mps 33 %"}
+    order = [name for each in shares for name in each]
+    assert order.index("loads") < order.index("pairs") < order.index("trace")
 
 
 def test_stages_share_the_time_and_leave_the_rest_to_the_next(
@@ -593,30 +603,40 @@ def test_stages_share_the_time_and_leave_the_rest_to_the_next(
         ends.append(visit.until - now)
         now += 60
 
-    known = {name: _stage(name, minutes, one_minute) for name, minutes in (("a", 6), ("b", 3))}
+    known = {name: _stage(name, each, measure=one_minute) for name, each in (("a", 6), ("b", 3))}
     monkeypatch.setattr("time.monotonic", lambda: now)
     monkeypatch.setattr(stages, "load", known.__getitem__)
     minutes = 6 + campaign.ENDING_S / 60
     campaign.run(("a", "b"), minutes, rehearse=True, results=tmp_path)
     assert ends == pytest.approx([4 * 60, 5 * 60])
+    ends.clear()
+    campaign.run(("a", "b"), minutes, rehearse=True, results=tmp_path, shares={"a": 1.5, "b": 4.5})
+    assert ends == pytest.approx([1.5 * 60, 5 * 60]), "as the plan shares them out"
 
 
-def test_the_stages_of_a_visit_are_short_enough_for_a_command() -> None:
-    for name in ("memory", "loads", "pairs"):
-        assert stages.load(name).minutes <= campaign.STAGE_MIN
+def test_what_a_stage_measures_in_a_row_is_short_enough_for_a_command() -> None:
+    for name in stages.ORDER:
+        assert max(each.minutes for each in stages.load(name).parts) <= campaign.STAGE_MIN
 
 
+@pytest.mark.parametrize("missing", ["timm", "torch"])
 def test_a_missing_package_is_told_with_the_wheels_to_carry(
-    monkeypatch: pytest.MonkeyPatch,
+    missing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    present = stages.find_spec
-    monkeypatch.setattr(stages, "find_spec", lambda name: None if name == "timm" else present(name))
+    there = stages.find_spec
+    monkeypatch.setattr(stages, "find_spec", lambda name: None if name == missing else there(name))
+    _versions(monkeypatch, torch="2.8.0+cu128")
     with pytest.raises(Lacking) as lacking:
         stages.load("memory")
+    told = str(lacking.value)
     pins = (ROOT / "constraints.txt").read_text().splitlines()
-    pinned = next(line for line in pins if line.startswith("timm"))
-    assert f"--constraint constraints.txt {pinned}\n" in str(lacking.value)
-    assert str(stages.WHEELS) in str(lacking.value) and "PYTHONPATH" in str(lacking.value)
+    pinned = next(line for line in pins if line.startswith(f"{missing}=="))
+    assert str(stages.WHEELS) in told and "PYTHONPATH" in told
+    if missing == "torch":
+        assert f"--constraint constraints.txt {pinned}\n" in told and "rm -rf" not in told
+    else:  # one that pip brings must not replace the machine's
+        assert f"--constraint pins.txt {pinned} torch==2.8.0\n" in told
+        assert "(cd wheels && rm -rf torch torch-*.dist-info" in told
 
 
 def test_a_checkout_without_metadata_is_told_to_bring_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -662,13 +682,15 @@ def test_a_stage_that_cannot_be_loaded_leaves_the_others(
 def test_the_plan_names_commit_results_and_what_to_bring(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CARMA_COMMIT", "0123abc")
     monkeypatch.setattr(stages, "load", lambda name: _stage(name, 5.0))
-    told = "\n".join(plan.plan(rehearse=False).blocks)
+    told = "\n".join(plan.plan(rehearse=False, minutes=18.0).blocks)
     lines = told.splitlines()
     commands = [n for n, line in enumerate(lines) if line.startswith("CARMA_COMMIT=0123abc ")]
-    assert len(commands) == plan.COMMANDS
+    assert len(commands) == 3
     for n in commands:
-        assert lines[n].endswith("--results $OUT")
+        assert lines[n].endswith(" --minutes 5.3 --results $OUT")
         assert lines[n + 1].endswith("cp -r $OUT/. benchmarks/results/hardware/")
+    assert "Left for the next visit: 20.0 minutes" in told
+    assert "`python -m benchmarks.hardware loads,pairs,trace,faults --results $OUT`" in told
     assert "carma-*.dist-info wheels/" in told
 
 
@@ -686,27 +708,33 @@ def test_a_bare_python_is_told_what_to_bring(tmp_path: Path) -> None:
     assert "Traceback" not in told.stderr
 
 
-def test_carried_packages_are_found_here_and_in_children(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("old", "first"), [({}, False), ({"pydantic": "1.10.2"}, True)], ids=["as last", "as first"]
+)
+def test_carried_packages_come_last_unless_those_of_the_machine_are_too_old(
+    old: dict[str, str], first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "wheels").mkdir()
-    monkeypatch.setattr(stages, "WHEELS", tmp_path / "wheels")
+    """Here and in children."""
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    monkeypatch.setattr(stages, "WHEELS", wheels)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("PYTHONPATH", "/mine")
-    _versions(monkeypatch)
+    _versions(monkeypatch, **old)
     stages.bring()
-    assert sys.path[-1] == str(tmp_path / "wheels")
-    assert os.environ["PYTHONPATH"] == f"/mine{os.pathsep}{tmp_path / 'wheels'}"
+    assert sys.path[0 if first else -1] == str(wheels)
+    both = [str(wheels), "/mine"] if first else ["/mine", str(wheels)]
+    assert os.environ["PYTHONPATH"] == os.pathsep.join(both)
 
 
-def test_carried_packages_come_first_where_those_of_the_machine_are_too_old(
+def test_a_page_without_results_or_packages_is_an_error_with_a_hint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "wheels").mkdir()
-    monkeypatch.setattr(stages, "WHEELS", tmp_path / "wheels")
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setenv("PYTHONPATH", "/mine")
-    _versions(monkeypatch, pydantic="1.10.2")
-    stages.bring()
-    assert sys.path[0] == str(tmp_path / "wheels")
-    assert os.environ["PYTHONPATH"] == f"{tmp_path / 'wheels'}{os.pathsep}/mine"
+    with pytest.raises(CarmaError, match="has no results of trace") as error:
+        campaign.pages(["trace"], tmp_path)
+    assert "python -m benchmarks.hardware trace" in error.value.hint
+    visit(tmp_path / "h200").keep("a", {"failed": "no memory"})
+    assert "# h200: " in campaign.pages(["trace", "loads"], tmp_path).blocks[0]
+    _versions(monkeypatch, torch="1.0")
+    with pytest.raises(SystemExit, match="stage loads needs packages"):
+        campaign.pages(["loads"], tmp_path)

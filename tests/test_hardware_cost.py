@@ -17,8 +17,10 @@ from benchmarks.hardware.cost import STAGE, interval, mean_step_s
 from benchmarks.hardware.training import Trained, Window
 from benchmarks.hardware.visit import Visit
 
+pytest_plugins = ("tests.forked_carmad",)
 
-def test_a_rehearsal_keeps_all_and_its_page_can_be_made(tmp_path: Path) -> None:
+
+def test_a_rehearsal_keeps_all_and_its_page_can_be_made(forked: None, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     visit = Visit(tmp_path, STAGE.name, rehearse=True)
     STAGE.measure(visit)

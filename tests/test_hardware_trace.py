@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,34 +12,43 @@ from typing import Any, cast
 import pytest
 
 from benchmarks.daemon.carmad import Daemon
-from benchmarks.hardware import machine, simulated, trace
+from benchmarks.hardware import interference, loads, machine, simulated, trace
 from benchmarks.hardware.mix import GPUS, HEAVY, LOAD, Measured, as_published, nearest, parts
 from benchmarks.hardware.policies import RUNS, Run
 from benchmarks.hardware.trace import STAGE
 from benchmarks.hardware.visit import Visit
 from benchmarks.harness.data import DATA, read
 from carmad.config import Settings
+from carmad.core.types import Mode
+from carmad.sim.interference import Learned
 from carmad.sim.task import Load
 
+pytest_plugins = ("tests.forked_carmad",)
 
-def test_a_rehearsal_finishes_every_job_and_its_page_can_be_made(tmp_path: Path) -> None:
+
+def test_a_rehearsal_finishes_every_job_and_its_page_can_be_made(
+    forked: None, tmp_path: Path
+) -> None:
     visit = Visit(tmp_path, STAGE.name, rehearse=True)
     STAGE.measure(visit)
     kept = visit.entries()
-    assert list(kept) == [run.name for run in RUNS[: trace.REHEARSED.runs]]
+    assert list(kept) == [run.name for run in trace.REHEARSED.runs]
     for name, entry in kept.items():
         jobs = entry["jobs"]
         assert len(jobs) == trace.REHEARSED.tasks
         # Whatever ran out of memory has recovered.
         assert {job["state"] for job in jobs} == {"succeeded"}, (name, jobs)
-        assert entry["energy_j"] > 0 and entry["memory_mib"] == 40_960
+        assert entry["energy_j"] > 0
+        assert entry["gpu"] == "Emulated A100-SXM4-80GB", "of which a ballast leaves half"
+        assert entry["memory_mib"] == 40_960
     assert all(job["estimate_mib"] for job in kept["magm, declared"]["jobs"])
     modes = {
         each["mode"] for job in kept["exclusive, no estimate"]["jobs"] for each in job["attempts"]
     }
     assert len(modes) == 1
     page = "\n".join(STAGE.blocks(visit))
-    assert "Every job finished." in page and "Not run yet: magm, trace" in page
+    assert "Every job finished." in page and "Not run yet: rr, no estimate" in page
+    assert "Interference is that of emulated cards." in page
     assert page.count("makespan") > len(kept), "each is compared with the simulator"
     STAGE.measure(visit)
     assert visit.entries() == kept, "nothing is run twice"
@@ -99,7 +109,7 @@ def a_job(name: str, submit_s: float, *attempts: tuple[float, float | None, floa
 
 def a_run(*jobs: Any) -> Any:
     machine = {"gpu": "NVIDIA H200", "memory_mib": 40_960, "mps": False, "window_s": 1.0}
-    return {**machine, "interference": "learned", "energy_j": 5000, "jobs": list(jobs)}
+    return {**machine, "interference": "", "energy_j": 5000, "jobs": list(jobs)}
 
 
 ALONE = a_run(
@@ -132,6 +142,64 @@ def test_the_page_compares_with_the_simulator_and_names_who_did_not_recover(tmp_
     assert figures[8:11] == ["2", "1", "2 of 3"]  # OOM, recovered, finished
 
 
+def test_the_simulator_takes_the_interference_that_pairs_measured_here(tmp_path: Path) -> None:
+    visit = Visit(tmp_path, STAGE.name, rehearse=False)
+    visit.keep("exclusive, no estimate", ALONE)
+    together = a_run(
+        a_job("a", 0.0, (0.0, 5.0, 20.5, "success")), a_job("b", 1.0, (1.0, 6.0, 21.5, "success"))
+    )
+    for job in together["jobs"]:
+        job["load"]["memory_mib"] = 5_000  # both fit
+    visit.keep("rr, no estimate", together)
+    shipped, simulated_s = fidelity(visit)
+    assert "`learned` as CARMA ships it" in shipped
+    pairs = Visit(tmp_path, "pairs", rehearse=False)
+    for setting, step_s in (("streams", 0.4), ("mps", 9.9), ("mps 50 %", 9.9)):
+        for names, steps in ((["a"], [0.1]), (["b"], [0.1]), (["b", "a"], [step_s, step_s])):
+            key = f"{setting}: {' + '.join(names)}"
+            pairs.keep(key, {"setting": setting, "names": names, "step_s": steps})
+    measured, slower_s = fidelity(visit)
+    assert "the 2 groups that stage `pairs` measured on this GPU" in measured
+    assert "(streams as shipped, mps as shipped)" in measured, "no loads: nothing to fit"
+    # A quarter of the speed for most of their 10 s, far less than learned on streams says.
+    assert slower_s > 1.5 * simulated_s
+
+
+def fidelity(visit: Visit) -> tuple[str, float]:
+    """The page, and the makespan of rr in the simulator."""
+    page = "\n".join(STAGE.blocks(visit))
+    rows = [[cell.strip() for cell in line.split("|")] for line in page.splitlines()]
+    row = next(row for row in rows if row[1:3] == ["rr, no estimate", "makespan"])
+    return page, float(row[4].split()[0])
+
+
+def test_groups_have_their_measured_speeds_in_any_order_and_others_a_fitted_model(
+    tmp_path: Path,
+) -> None:
+    names = ("resnet50-b64", "vgg16-b32", "resnet50-b64-fp16-cl")  # two of them of one model
+    for n, name in enumerate(names):
+        activity = {"sm_active": 0.8 - 0.2 * n, "sm_occupancy": 0.3, "dram_active": 0.4}
+        entry = {**activity, "memory_mib": 3000, "step_s": 0.1}
+        Visit(tmp_path, "loads", rehearse=False).keep(name, entry)
+    pairs = Visit(tmp_path, "pairs", rehearse=False)
+    known = loads.loads(pairs)
+    for name in names:
+        pairs.keep(name, {"setting": "streams", "names": [name], "step_s": [0.1]})
+    said = Learned({Mode.STREAMS: 0.7})
+    for one, other in (names[:2], names[1:]):
+        speeds = said.speeds([known[one], known[other]], Mode.STREAMS)
+        steps = [0.1 / speed for speed in speeds]
+        pairs.keep(one + other, {"setting": "streams", "names": [one, other], "step_s": steps})
+    pairs.keep("triple", {"setting": "streams", "names": names, "step_s": [0.2, 0.05, 0.4]})
+    model = interference.chosen(pairs, "").model
+    a, b, c = (replace(known[name], model=name) for name in names)
+    assert model.speeds([c, a, b], Mode.STREAMS) == (0.25, 0.5, 1.0), "no faster than alone"
+    assert model.speeds([b, a], Mode.STREAMS) == pytest.approx(said.speeds([b, a], Mode.STREAMS))
+    unmeasured = model.speeds([a, c], Mode.STREAMS)
+    assert unmeasured == pytest.approx(said.speeds([a, c], Mode.STREAMS)), "by the fit"
+    assert model.speeds([a, c], Mode.MPS) == Learned().speeds([a, c], Mode.MPS), "as shipped"
+
+
 def test_the_page_can_be_made_although_no_job_ended_well(tmp_path: Path) -> None:
     visit = Visit(tmp_path, STAGE.name, rehearse=False)
     visit.keep("exclusive, no estimate", a_run(a_job("a", 0.0, (0.0, None, 9.0, "gpu_oom"))))
@@ -144,8 +212,8 @@ def test_what_the_ballast_takes_leaves_the_gpu_idle(monkeypatch: pytest.MonkeyPa
     given: list[Settings] = []
 
     @contextmanager
-    def ballast(*_: object) -> Iterator[int]:
-        yield held_mib
+    def ballast(*_: object) -> Iterator[machine.Ballast]:
+        yield machine.Ballast(held_mib, "auto")
 
     @contextmanager
     def running(_: Visit, settings: Settings) -> Iterator[Any]:
@@ -171,7 +239,7 @@ def test_no_run_outlasts_the_visit_and_none_keeps_the_others_from_being_tried(
     monkeypatch.setattr(trace, "play", play)
     visit = Visit(tmp_path, STAGE.name, rehearse=True)
     STAGE.measure(visit)
-    assert len(visit.entries()) == trace.REHEARSED.runs
+    assert len(visit.entries()) == len(trace.REHEARSED.runs)
     assert all("failed" in entry for entry in visit.entries().values())
 
 

@@ -22,7 +22,7 @@ from carmad.errors import CarmaError
 from carmad.readable import time_unit
 from carmad.sim.hardware import parse
 from carmad.sim.outcome import Outcome
-from carmad.sim.report import compare, export, gantt, html
+from carmad.sim.report import charts, compare, export, gantt, html
 from carmad.sim.report.distributions import cdfs
 from carmad.sim.report.measures import MEASURES, SIMULATOR
 from carmad.sim.report.numbers import change, number
@@ -220,7 +220,13 @@ def test_nobody_is_compared_with_a_first_run_that_leaves_jobs_undone() -> None:
     assert row(found, "finished").cells[1].change == "+200%"
 
 
-def test_which_runs_are_not_compared_and_why_is_told() -> None:
+@pytest.fixture
+def no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing them takes seconds."""
+    monkeypatch.setattr(charts, "charts", lambda runs: ())
+
+
+def test_which_runs_are_not_compared_and_why_is_told(no_charts: None) -> None:
     why = "time, energy and fairness are not compared if fewer jobs finished: lossy, stuck"
     why += "; there is no makespan, nor anything derived from it, if some jobs never end: stuck"
     assert plain(Comparison(of(ALL, LOSSY, STUCK))).splitlines()[-1] == why
@@ -473,7 +479,7 @@ def test_runs_in_which_all_jobs_crashed_are_drawn_all_the_same() -> None:
     assert page.count("<img") == 2, "over time, and which job was where"
 
 
-def test_the_page_has_a_thousand_of_the_rows_that_were_left_out() -> None:
+def test_the_page_has_a_thousand_of_the_rows_that_were_left_out(no_charts: None) -> None:
     found = tuple(Rejected(line, "no\x1b duration") for line in range(1, 1102))
     page = html.page(of(SLOW, rejected=found))
     assert '<td class="value">line 1000</td><td>no? duration</td>' in page

@@ -1,7 +1,7 @@
 """Forks carmads from a process that has imported everything: a start takes 0.1 s instead of 1 s.
 
-`python -m tests.warm` reads one JSON request per line: argv, env, log, and the faults to inject. It
-answers each with a pid.
+`python -m tests.warm` reads one JSON request per line: argv, env, where output goes, and the faults
+to inject. It answers each with a pid.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 from carmad.core.messages import Step
@@ -30,21 +31,38 @@ def serve() -> None:
 
 
 def become(
-    argv: list[str], env: dict[str, str], log: str, crash_after: int, forgetful: bool
+    argv: list[str],
+    env: dict[str, str],
+    out: str,
+    err: str,
+    crash_after: int = 0,
+    forgetful: bool = False,
+    status: str = "",
 ) -> None:
+    """`status`: a file for the exit status."""
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    if status:
+        tell_status(status)
     os.environ.clear()
     os.environ.update(env)
-    nothing = os.open(os.devnull, os.O_RDWR)
-    written = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    for target, fd in enumerate((nothing, written, written)):
-        os.dup2(fd, target)
+    if path := env.get("PYTHONPATH"):
+        sys.path[1:1] = path.split(os.pathsep)
+    os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+    for target, path in ((1, out), (2, err)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), target)
     if crash_after:
         crash(crash_after)
     if forgetful:
         leave_owed_actions_out()
     sys.exit(carmad.main(argv))
+
+
+def tell_status(path: str) -> None:
+    """Goes on in a child, and writes how that ends."""
+    if pid := os.fork():
+        Path(path).write_text(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
+        os._exit(0)
 
 
 def crash(commits: int) -> None:

@@ -53,6 +53,7 @@ class Daemon:
     ) -> None:
         self._gpus = gpus
         self._settings = settings or Settings()
+        self._ids: frozenset[str] = frozenset()  # of its GPUs
         self._temporary = directory is None
         self.directory = directory or Path(tempfile.mkdtemp(prefix="carma-bench-"))
         self.socket = str(self.directory / "sock")
@@ -76,7 +77,7 @@ class Daemon:
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline and self._process.poll() is None:
             with contextlib.suppress(Unreachable):
-                self.get("/v1/health")
+                self._ids = frozenset(gpu["id"] for gpu in self.get("/v1/gpus")["gpus"])
                 return
             time.sleep(0.05)
         self.kill()
@@ -143,13 +144,15 @@ class Daemon:
         psutil.wait_procs(left, timeout=STOP_S)
 
     def _stop_mps(self) -> None:
-        """Its control daemons are meant to outlive it, too."""
+        """Its control daemons are meant to outlive it, too. Only those of its GPUs: root's share a
+        folder."""
         folder = Path(paths.mps_dir(str(self.directory)))
         if self._settings.collocation.mps and folder.exists():
             mps = Mps(folder, multiuser=False, systemd=units.available())
-            for home in folder.iterdir():
+            for gpu in map(GpuId, self._ids):
                 with contextlib.suppress(CarmaError):
-                    mps.stop(GpuId(home.name))
+                    if mps.stop(gpu):
+                        shutil.rmtree(mps.pipe(gpu).parent, ignore_errors=True)
 
     def _show_log(self) -> None:
         with contextlib.suppress(OSError):

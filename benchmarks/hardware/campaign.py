@@ -6,12 +6,13 @@ import contextlib
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from benchmarks.hardware import stages
+from benchmarks.hardware.janitor import looked_after
 from benchmarks.hardware.visit import VISITS, Entry, Stage, Visit
 from benchmarks.harness import report
 from benchmarks.harness.report import Report, bullets, circumstances
@@ -28,21 +29,23 @@ def run(
     rehearse: bool,
     device: str = "",
     results: Path | None = None,
+    shares: Mapping[str, float] | None = None,
 ) -> Report:
-    """Each of the stages, until so many minutes have passed, which are shared out as the stages are
-    expected to take them: what one leaves is for the next. Of several, one that fails does not keep
-    the others from being measured: what they raised is raised at the end."""
+    """Each of the stages, until so many minutes have passed, which are shared out by `shares`, or
+    as the stages are expected to take them: what one leaves is for the next. Of several, one that
+    fails does not keep the others from being measured: what they raised is raised at the end."""
     until = time.monotonic() + 60 * minutes - ENDING_S
     here, lacking = stages.loaded(names)
     if not here:
         raise SystemExit("\n\n".join(lacking))
+    weights = {stage.name: stage.minutes for stage in here} | dict(shares or {})
     done, errors = [], []
-    with _visit(rehearse, device, results) as (visit, facts):
+    with looked_after(), _visit(rehearse, device, results) as (visit, facts):
         for n, stage in enumerate(here):
             now = time.monotonic()
             if now >= until:
                 break
-            share = stage.minutes / sum(each.minutes for each in here[n:])
+            share = weights[stage.name] / sum(weights[each.name] for each in here[n:])
             end = now + min(60 * STAGE_MIN, share * (until - now))
             try:
                 done.append(_run(stage, replace(visit, stage=stage.name, until=end), facts))
@@ -105,13 +108,25 @@ def _torch() -> str:
 
 
 def pages(names: Sequence[str], results: Path | None) -> Report:
-    """Of every GPU that has entries of these stages."""
+    """Of every GPU that has entries of these stages. Raises CarmaError if none has."""
+    folder = results or _kept()
+    kept = [(name, each) for name in names for each in sorted(folder.glob(f"*/{name}.jsonl"))]
+    if not kept:
+        raise CarmaError(
+            f"{folder} has no results of {' and '.join(names)}",
+            f"measure first: python -m benchmarks.hardware {','.join(names)}; or name the folder"
+            " that has a folder for each GPU: --results",
+        )
+    here, lacking = stages.loaded(dict.fromkeys(name for name, _ in kept))
+    if not here:
+        raise SystemExit("\n\n".join(lacking))
     blocks = []
-    for name in names:
-        for entries in sorted((results or _kept()).glob(f"*/{name}.jsonl")):
-            page = _page(stages.load(name), Visit(entries.parent, name, rehearse=False))
+    for stage in here:
+        for entries in (each for name, each in kept if name == stage.name):
+            page = _page(stage, Visit(entries.parent, stage.name, rehearse=False))
             blocks += [f"# {entries.parent.name}: {page.title}", *page.blocks]
-    return Report("Pages made again", blocks or ["There are no entries."], {}, kept=False)
+    left_out = ["## Left out", bullets(lacking)] if lacking else []
+    return Report("Pages made again", [*blocks, *left_out], {}, kept=False)
 
 
 def _page(stage: Stage, visit: Visit) -> Report:

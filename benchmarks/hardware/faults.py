@@ -3,24 +3,27 @@ and a daemon that is killed. What was expected beside what was observed and told
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
 
 from benchmarks.daemon.carmad import NotStarted
-from benchmarks.hardware.cases import CASES, Case, Lab, settings
-from benchmarks.hardware.machine import refuse_beside_another, running
-from benchmarks.hardware.visit import Entry, Stage, Visit
+from benchmarks.hardware.cases import CASES, FIRST, Case, Lab, settings
+from benchmarks.hardware.machine import fake_driver, refuse_beside_another, running
+from benchmarks.hardware.visit import Entry, Portion, Stage, Visit
 from benchmarks.harness.rows import verdict
 from carmad.sim.report import markdown
 
-TAKES_S = 50.0  # the longest, a storm of four
 HEADINGS = ("case", "who", "expected", "observed", "")
 
 
 def measure(visit: Visit) -> None:
     refuse_beside_another(visit)
-    for case in visit.todo(CASES, lambda case: case.name, TAKES_S):
+    for case in visit.todo(CASES, lambda case: case.name, lambda case: 60 * case.minutes):
         print(f"faults: {case.name}", file=sys.stderr, flush=True)
         visit.keep(case.name, tried(case, visit))
 
@@ -28,16 +31,13 @@ def measure(visit: Visit) -> None:
 def tried(case: Case, visit: Visit) -> Entry:
     """An error of the case's own is an answer, too: the others go on."""
     begun, error = time.monotonic(), ""
-    lab = Lab(visit.rehearse)
-    if case.mps and visit.rehearse:
-        lab.expect("MPS", "clients of one server", "emulated cards have no MPS", None)
-    else:
-        try:
-            with running(visit, settings(lab, case.mps)) as lab.daemon:
-                case.run(lab)
-        except (Exception, NotStarted) as raised:  # noqa: BLE001 - whatever it is, it is a finding
-            error = f"{type(raised).__name__}: {raised}"[:300]
-            traceback.print_exc()
+    lab = Lab(visit.rehearse, case.mps)
+    try:
+        with _driver(lab), running(visit, settings(lab)) as lab.daemon:
+            case.run(lab)
+    except (Exception, NotStarted) as raised:  # noqa: BLE001 - whatever it is, it is a finding
+        error = f"{type(raised).__name__}: {raised}"[:300]
+        traceback.print_exc()
     return {
         "about": case.about,
         "checks": lab.checks,
@@ -45,6 +45,16 @@ def tried(case: Case, visit: Visit) -> Entry:
         **({"failed": error} if error else {}),
         "seconds": round(time.monotonic() - begun, 1),
     }
+
+
+@contextmanager
+def _driver(lab: Lab) -> Iterator[None]:
+    """Emulated cards have no MPS: a rehearsal of what needs it has the fake driver of the tests."""
+    if not lab.faked:
+        yield
+        return
+    with fake_driver() as env, mock.patch.dict(os.environ, env):
+        yield
 
 
 def blocks(visit: Visit) -> list[str]:
@@ -91,7 +101,7 @@ def _told(job: Entry) -> tuple[str, str, str, str]:
 STAGE = Stage(
     "faults",
     "OOM storms, crashes beside neighbours, a killed daemon, deaf jobs, host OOM",
-    5.5,
+    tuple(Portion(case.name, case.minutes, case not in FIRST) for case in CASES),
     ("torch",),
     measure,
     blocks,

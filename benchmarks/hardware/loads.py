@@ -11,7 +11,7 @@ from statistics import median
 from benchmarks.hardware import pool
 from benchmarks.hardware.pool import Pool
 from benchmarks.hardware.telemetry import Watch
-from benchmarks.hardware.visit import Entry, Stage, Visit, provenance
+from benchmarks.hardware.visit import Entry, Portion, Stage, Visit, provenance
 from benchmarks.hardware.workloads import WORKLOADS
 from benchmarks.harness.report import bullets
 from benchmarks.harness.rows import columns
@@ -213,7 +213,7 @@ def catalogue_rows(visit: Visit) -> str:
 STAGE = Stage(
     "loads",
     "What training runs ask of the GPU, alone",
-    2.0,
+    (Portion(f"{len(PAIRED) + len(MORE)} training runs", 2.0),),
     ("torch", "timm", "transformers"),
     measure,
     blocks,

@@ -4,15 +4,18 @@ of its memory, or a part."""
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
-from errno import ECONNREFUSED, ENOENT
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Timer
 from typing import Any
+from uuid import uuid4
+
+import psutil
 
 from benchmarks.daemon.carmad import Daemon, NotStarted, plain_environment
 from benchmarks.hardware import pool
@@ -22,26 +25,37 @@ from benchmarks.harness.data import ROOT
 from carmad import paths
 from carmad.config import Access, Settings
 from carmad.errors import CarmaError
+from carmad.gpu import emulated
 
-EMULATED = "1xA100-40GB"
+EMULATED, EMULATED_LARGE = "1xA100-40GB", "1xA100-80GB"
 LAID_WITHIN_S = 120.0
 GONE_WITHIN_S = 10.0
 VICTIM = [sys.executable, "-m", "benchmarks.hardware.victim"]  # to be run in ROOT
 
 
 def refuse_beside_another(visit: Visit) -> None:
-    """Raises CarmaError if the machine's own carmad answers: root's share their MPS daemons, which
+    """Raises CarmaError if the machine's own carmad runs: root's share their MPS daemons, which
     are stopped at the end, and nobody else's jobs are to be measured."""
     if visit.rehearse:
         return
     for path in (paths.SYSTEM_SOCKET, f"{paths.user_runtime_dir()}/carmad.sock"):
-        with socket.socket(socket.AF_UNIX) as probe:
-            if probe.connect_ex(path) not in (ENOENT, ECONNREFUSED):
-                raise CarmaError(
-                    f"a carmad answers at {path}, and stage {visit.stage} starts one of its own",
-                    "when its jobs have ended, stop it: carma daemon stop, or systemctl stop"
-                    " carmad.socket carmad",
-                )
+        if who := listener(path):
+            raise CarmaError(
+                f"a carmad listens at {path} ({who}), and stage {visit.stage} starts its own",
+                "when its jobs have ended, stop it: carma daemon stop, or systemctl stop"
+                " carmad.socket carmad",
+            )
+
+
+def listener(path: str) -> str:
+    """Who has a Unix socket bound to `path`; "" if nobody has, or only systemd, which would start a
+    carmad for the first client. Connects to nothing."""
+    pids = {each.pid for each in psutil.net_connections("unix") if each.laddr == path}
+    if None in pids:
+        return "of another user"
+    with suppress(psutil.NoSuchProcess):
+        pids = {pid for pid in pids if psutil.Process(pid).name() != "systemd"}
+    return ", ".join(f"pid {pid}" for pid in sorted(pids))
 
 
 @contextmanager
@@ -51,9 +65,9 @@ def running(visit: Visit, settings: Settings) -> Iterator[Daemon]:
     settings = replace(settings, access=Access(root_jobs=True))
     with ExitStack() as stack:
         try:
-            daemon = stack.enter_context(
-                Daemon(gpus=EMULATED if visit.rehearse else "", settings=settings)
-            )
+            made_up = visit.rehearse and settings.monitor.source == "auto"
+            gpus = EMULATED if made_up else ""
+            daemon = stack.enter_context(Daemon(gpus=gpus, settings=settings))
         except NotStarted as error:  # there is more to measure
             raise RuntimeError(error.code) from error
         chosen = its_gpu(visit, daemon)["id"]
@@ -75,31 +89,56 @@ def has_mps(visit: Visit) -> bool:
 
 
 @contextmanager
-def ballast(visit: Visit, leave_mib: int) -> Iterator[int]:
-    """A process that holds all of the GPU's free memory but that much. Gives the MiB that the
-    driver then reports as used, contexts included. An emulated card is as small as it is."""
-    if visit.rehearse:
-        yield 0
-        return
-    process = subprocess.Popen(
-        [*VICTIM, "ballast", "--leave-mib", str(leave_mib)],
-        cwd=ROOT,
-        env=plain_environment() | pool.on(visit.gpu),
-        stdin=subprocess.PIPE,  # it ends with us
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
+def fake_driver() -> Iterator[dict[str, str]]:
+    """For rehearsals: the environment of a process that finds the tests' fake driver, with one GPU.
+    Its UUID is new, as the MPS daemons of all of root's carmads share a folder. Raises
+    FileNotFoundError without gcc."""
+    from tests import fake_gpu
+
+    with TemporaryDirectory(prefix="gpu-", dir="/tmp") as name:  # short: sockets of MPS
+        folder = Path(name)
+        folder.chmod(0o755)  # some facts are of two users
+        env = fake_gpu.environment(folder)
+        world = folder / "world"
+        world.write_text(world.read_text().replace(fake_gpu.uuid(), f"GPU-{uuid4()}"))
+        yield env
+
+
+@dataclass(frozen=True, slots=True)
+class Ballast:
+    """What a process of no job holds of the GPU."""
+
+    held_mib: int  # as the driver reports it, contexts included
+    source: str  # `monitor.source` of a daemon on that GPU
+
+
+@contextmanager
+def ballast(visit: Visit, leave_mib: int) -> Iterator[Ballast]:
+    """A process that holds all of the GPU's free memory but `leave_mib`; in a rehearsal, of an
+    emulated card that is larger than that. Raises RuntimeError."""
+    with ExitStack() as stack:
+        source, env = "auto", pool.on(visit.gpu)
+        if visit.rehearse:
+            cards = stack.enter_context(TemporaryDirectory(prefix="carma-cards-"))
+            emulated.create(Path(cards), EMULATED_LARGE)
+            source, env = f"emulated:{cards}", {"CARMA_EMULATED_DIR": cards}
+        process = subprocess.Popen(
+            [*VICTIM, "ballast", "--leave-mib", str(leave_mib)],
+            cwd=ROOT,
+            env=plain_environment() | env,
+            stdin=subprocess.PIPE,  # it ends with us
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        stack.callback(end, process)
         assert process.stdout
         with deadline(process, LAID_WITHIN_S):
             said = process.stdout.readline()
         if not said.startswith("holds "):
             raise RuntimeError("the ballast could not be laid: see its traceback above, if any")
-        with Watch(visit) as watch:
-            used_mib = watch.used_now()
-        yield used_mib
-    finally:
-        end(process)
+        with Watch(visit, source) as watch:
+            held_mib = watch.used_now()
+        yield Ballast(held_mib, source)
 
 
 @contextmanager

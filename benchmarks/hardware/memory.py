@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.hardware import loads, pool
 from benchmarks.hardware.pool import Lost, Worker
 from benchmarks.hardware.telemetry import Watch
-from benchmarks.hardware.visit import Entry, Stage, Visit
+from benchmarks.hardware.visit import Entry, Portion, Stage, Visit
 from benchmarks.hardware.workloads import WORKLOADS
 
 CONSTANTS = Path(__file__).with_name("constants.py")
@@ -127,7 +127,7 @@ def blocks(visit: Visit) -> list[str]:
 STAGE = Stage(
     "memory",
     "Peak memory of training runs, as measured and as estimated",
-    4.0,
+    (Portion(f"{len(WORKLOADS)} training runs", 4.0),),
     ("torch", "timm", "transformers"),
     measure,
     blocks,

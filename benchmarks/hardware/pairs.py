@@ -4,11 +4,13 @@ those alone: the truth about interference."""
 from __future__ import annotations
 
 import contextlib
+import math
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -17,14 +19,14 @@ import psutil
 from benchmarks.hardware import loads, pool
 from benchmarks.hardware.pool import KILLED_WITHIN_S, Pool, common
 from benchmarks.hardware.telemetry import Watch
-from benchmarks.hardware.visit import Entry, Stage, Visit
+from benchmarks.hardware.visit import Entry, Portion, Stage, Visit
 from benchmarks.harness.data import ROOT
 from carmad.core.types import GpuId
 from carmad.errors import CarmaError
 from carmad.gpu.mps import Mps
 
 FAKE_MPS = ROOT / "tests" / "fake_mps" / "nvidia-cuda-mps-control"
-WINDOW_S, REHEARSED_S = 0.8, 0.3  # alone; longer for more
+WINDOW_S, REHEARSED_S = 0.7, 0.3  # alone; longer for more
 APART = (1, 2, 3, 5)  # of two in the list that are paired: with 16, each is in eight of 64 pairs
 
 
@@ -36,13 +38,14 @@ class Setting:
     mps: bool = False
     percentage: int = 100
     sizes: tuple[int, ...] = (1, 2, 3)  # of the groups that are measured so; 1: alone
+    later: bool = False  # not needed of a first visit
 
 
 SETTINGS = (
     Setting("streams"),
     Setting("mps"),
     Setting("mps 50 %", mps=True, percentage=50, sizes=(2,)),
-    Setting("mps 33 %", mps=True, percentage=33, sizes=(3,)),
+    Setting("mps 33 %", mps=True, percentage=33, sizes=(3,), later=True),
 )
 
 
@@ -102,14 +105,14 @@ def _measure(setting: Setting, todo: Sequence[Case], visit: Visit, watch: Watch,
             return
         env = pool.on(watch.gpu.id, str(mps.pipe(watch.gpu.id)), setting.percentage)
     with Pool(names, env, visit.rehearse) as held:
-        for case in visit.todo(todo, lambda case: case.key, seconds):
+        for case in visit.todo(todo, lambda case: case.key, partial(lasts_s, seconds)):
             visit.keep(case.key, _together(case, seconds, held, watch))
 
 
 def _together(case: Case, seconds: float, held: Pool, watch: Watch) -> Entry:
     """The median step of each in the time in which all of them train."""
     known = {"setting": case.setting.name, "names": case.names}
-    windows = held.train(case.names, seconds * len(case.names) ** 0.5)
+    windows = held.train(case.names, lasts_s(seconds, case))
     if not windows:
         whys = (f"{name}: {held.lost[name]}" for name in case.names if name in held.lost)
         return known | {"failed": "; ".join(whys)}
@@ -126,10 +129,21 @@ def _together(case: Case, seconds: float, held: Pool, watch: Watch) -> Entry:
     }
 
 
+def lasts_s(alone_s: float, case: Case) -> float:
+    """How long a group trains, where one alone does for `alone_s`."""
+    return alone_s * len(case.names) ** 0.5
+
+
+def minutes(setting: Setting) -> float:
+    """By estimate, on a GPU."""
+    trained_s = sum(lasts_s(WINDOW_S, case) for case in cases(setting, rehearse=False))
+    return math.ceil((pool.START_S + trained_s) / 6) / 10
+
+
 @contextlib.contextmanager
 def _mps(visit: Visit, gpu: GpuId) -> Iterator[Mps]:
     """Daemons in a directory of their own, which is gone with them afterwards."""
-    with tempfile.TemporaryDirectory(prefix="carma-mps-") as folder:
+    with tempfile.TemporaryDirectory(prefix="mps-") as folder:
         control = "nvidia-cuda-mps-control"
         if visit.rehearse:  # it writes beside itself
             control = shutil.copy(FAKE_MPS, folder)
@@ -167,8 +181,9 @@ def blocks(visit: Visit) -> list[str]:
 STAGE = Stage(
     "pairs",
     "Training runs that share a GPU, beside alone",
-    7.0,
+    tuple(Portion(each.name, minutes(each), each.later) for each in SETTINGS),
     ("torch", "timm", "transformers"),
     measure,
     blocks,
+    needs=("loads",),
 )

@@ -22,6 +22,11 @@ class Run:
         return f"{self.policy}, {self.estimator or 'no estimate'}"
 
     @property
+    def minutes(self) -> float:
+        """On a GPU, by estimate: jobs in turn, or scripts looked at, take longest."""
+        return 2.0 if self.policy == "exclusive" or self.looks else 1.2
+
+    @property
     def looks(self) -> bool:
         """Whether it looks at scripts, which takes as long as jobs do here."""
         return self.estimator not in ("", "declared", "history")
@@ -41,13 +46,18 @@ RUNS = (
 
 
 def settings(
-    run: Run, window_s: float, mps: bool, external_mib: int = Monitor().external_mib
+    run: Run,
+    window_s: float,
+    mps: bool,
+    external_mib: int = Monitor().external_mib,
+    source: str = "auto",
 ) -> Settings:
     """`external_mib`: memory that processes of no job may hold of a GPU that counts as idle."""
     return Settings(
         policy=run.policy,
         estimator=run.estimator or "declared",
         monitor=Monitor(
+            source=source,
             period_s=window_s / 5,
             window_s=window_s,
             first_kernel_timeout_s=30.0,

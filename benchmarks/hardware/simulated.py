@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from statistics import median
 from unittest import mock
 
 from benchmarks.hardware import policies
+from benchmarks.hardware.interference import Chosen
 from benchmarks.hardware.policies import Run
 from benchmarks.hardware.visit import Entry
-from benchmarks.simulator.emulation import EmulatedCard, Overheads
+from benchmarks.simulator.emulation import Overheads
 from carmad.core.types import Cause, JobState
 from carmad.sim import interference
 from carmad.sim.experiment import Experiment, Physics
@@ -20,6 +21,7 @@ from carmad.sim.recorded import kind_of
 from carmad.sim.run import simulate
 from carmad.sim.task import Load, Task, Trace
 
+CHOSEN = "chosen"  # the interference
 SAID = "as said"  # the estimates that the daemon's estimator gave of these very jobs
 
 
@@ -61,7 +63,7 @@ def overheads(alone: Entry, runs: Iterable[Entry]) -> Overheads:
     return Overheads(first_kernel_s, end_s, max(0.0, median(crashed)) if crashed else 0.0)
 
 
-def simulated(run: Run, kept: Entry, measured: Overheads) -> Outcome:
+def simulated(run: Run, kept: Entry, measured: Overheads, chosen: Chosen) -> Outcome:
     """Each job trains for the time that its steps take alone, as stage `loads` measured them."""
     kind = replace(kind_of(kept["gpu"], kept["memory_mib"]), memory_mib=kept["memory_mib"])
     trace = Trace("heavy", tuple(_task(job, measured.end_s) for job in kept["jobs"]))
@@ -71,10 +73,10 @@ def simulated(run: Run, kept: Entry, measured: Overheads) -> Outcome:
         Cluster((Node("node0", kind, 1),)),
         policies.settings(run, kept["window_s"], kept["mps"]),
         SAID if said else "none",
-        kept["interference"],
+        CHOSEN,
         physics=Physics(first_kernel_s=measured.first_kernel_s, oom_s=measured.oom_s),
     )
-    with mock.patch.dict(interference.MODELS, emulated=EmulatedCard):
+    with mock.patch.dict(interference.MODELS, {CHOSEN: lambda: chosen.model}):
         return simulate(experiment)
 
 
@@ -84,10 +86,6 @@ def _task(job: Entry, end_s: float) -> Task:
         name=job["name"],
         submit_s=job["submit_s"],
         duration_s=max(0.01, job["alone_s"] + end_s),
-        load=_load(job["load"]),
+        load=Load(**{**job["load"], "model": job["name"]}),  # by which interference knows it
         estimates=((SAID, mib),) if mib else (),
     )
-
-
-def _load(fields: Mapping[str, float]) -> Load:
-    return Load(**fields)  # type: ignore[arg-type]

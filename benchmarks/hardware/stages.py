@@ -89,8 +89,9 @@ def _name(requirement: str) -> str:
 
 @cache
 def _minimums() -> dict[str, str]:
-    """Of what CARMA and its estimators need."""
-    needed = _project()["dependencies"] + _project()["optional-dependencies"]["estimators"]
+    """Of what CARMA, its estimators and its tests need."""
+    extras = _project()["optional-dependencies"]
+    needed = _project()["dependencies"] + extras["estimators"] + extras["test"]
     return {_name(each): least[1] for each in needed if (least := re.search(r">=([\d.]+)", each))}
 
 
@@ -128,13 +129,22 @@ def _advice(stage: str, missing: Sequence[str]) -> str:
     names = ["carma's metadata" if package == "carma" else _pinned(package) for package in missing]
     wheels = " ".join(_pinned(package) for package in missing if package != "carma")
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    install = (
+    install = [
         f"  pip install --target wheels --python-version {python} --only-binary=:all: "
         f"--constraint constraints.txt {wheels}"
-    )
+    ]
+    own = None if "torch" in missing else _version("torch")
+    if own:  # pip would bring another, which must not come before it
+        release = own.partition("+")[0]
+        install = [
+            "  grep -v ^torch constraints.txt > pins.txt",
+            install[0].replace("constraints.txt", "pins.txt") + f" torch=={release}",
+            "  (cd wheels && rm -rf torch torch-*.dist-info torchgen functorch triton* nvidia*)",
+            f"The last line matters: this machine's own torch {own} must not be replaced.",
+        ]
     lines = [
         f"stage {stage} needs packages that this Python lacks, or has too old: {' '.join(names)}",
-        *(["On a machine with a network, in the project's folder:", install] if wheels else []),
+        *(["On a machine with a network, in the project's folder:", *install] if wheels else []),
         *([METADATA] if "carma" in missing else []),
         f"and bring the folder here as {WHEELS}; PYTHONPATH is searched, too.",
     ]

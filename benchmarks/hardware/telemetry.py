@@ -89,10 +89,12 @@ def _source(rehearse: bool) -> TelemetrySource:
 class Watch:
     """Samples the GPU of a visit in a thread, for as long as its `with` lasts."""
 
-    def __init__(self, visit: Visit) -> None:
-        self._source = _source(visit.rehearse)
+    def __init__(self, visit: Visit, source: str = "auto") -> None:
+        """`source`: as in the settings; an emulated card is not the visit's GPU."""
         self._period_s = REHEARSED_S if visit.rehearse else PERIOD_S
-        self._wanted = visit.gpu
+        emulated = source != "auto"
+        self._source = choose(source, PERIOD_S) if emulated else _source(visit.rehearse)
+        self._wanted = "" if emulated else visit.gpu
         self._samples: list[GpuSample] = []
         self._now: dict[int, int] = {}  # MiB, by the pid that is the tree's root
         self._peaks: dict[int, int] = {}  # the same

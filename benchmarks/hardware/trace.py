@@ -17,15 +17,15 @@ from typing import Any
 
 from benchmarks.daemon.carmad import Daemon
 from benchmarks.hardware import loads, policies, trace_page, training
+from benchmarks.hardware.interference import EMULATED
 from benchmarks.hardware.machine import ballast, has_mps, its_gpu, refuse_beside_another, running
 from benchmarks.hardware.mix import HEAVY, Measured, Part, as_published, parts
 from benchmarks.hardware.policies import RUNS, Run
-from benchmarks.hardware.visit import Entry, Stage, Visit
+from benchmarks.hardware.visit import Entry, Portion, Stage, Visit
 from benchmarks.harness.data import ROOT
 from carmad.api.times import moment
 from cli.demo_trace import argv
 
-RUN_S = 120.0  # the longest run
 PATIENCE_S = 400.0
 GRACE_S = 20.0  # by which a run may outlast the visit's time for the stage
 LOOK_S = 0.2
@@ -42,11 +42,12 @@ class Scale:
     tasks: int
     mean_s: float  # of training alone
     window_s: float  # of the monitor: half a minute, if it shrank with the jobs, would be nothing
-    runs: int
+    runs: tuple[Run, ...]
 
 
-VISITED = Scale(len(HEAVY), 4.0, 1.0, len(RUNS))
-REHEARSED = Scale(5, 1.0, 0.2, 4)  # of the runs, one that looks at scripts
+FIRST = RUNS[:2]  # of a first visit
+VISITED = Scale(len(HEAVY), 4.0, 1.0, RUNS)
+REHEARSED = Scale(3, 0.5, 0.2, (*FIRST, Run("magm", "auto")))  # the last looks at scripts
 
 
 def measure(visit: Visit) -> None:
@@ -57,7 +58,7 @@ def measure(visit: Visit) -> None:
     refuse_beside_another(visit)
     scale = REHEARSED if visit.rehearse else VISITED
     played = parts(its, scale.mean_s, scale.tasks)
-    for run in visit.todo(RUNS[: scale.runs], lambda run: run.name, RUN_S):
+    for run in visit.todo(scale.runs, lambda run: run.name, lambda run: 60 * run.minutes):
         print(f"trace: {run.name}", file=sys.stderr, flush=True)
         try:
             found = play(visit, run, played, scale.window_s)
@@ -82,8 +83,11 @@ def play(visit: Visit, run: Run, played: Sequence[Part], window_s: float) -> Ent
     mps = has_mps(visit)
     end = min(time.monotonic() + PATIENCE_S, visit.until + GRACE_S)
     with (
-        ballast(visit, LEFT_MIB) as held_mib,
-        running(visit, policies.settings(run, window_s, mps, held_mib + MPS_MIB)) as daemon,
+        ballast(visit, LEFT_MIB) as held,
+        running(
+            visit,
+            policies.settings(run, window_s, mps, held.held_mib + MPS_MIB, held.source),
+        ) as daemon,
     ):
         ids = submitted_ahead(visit, daemon, run, played, end) if run.looks else []
         before_j, begun = its_gpu(visit, daemon)["energy_j"], time.time()
@@ -100,10 +104,10 @@ def play(visit: Visit, run: Run, played: Sequence[Part], window_s: float) -> Ent
         jobs = [entry(found[id], part, begun) for id, part in zip(ids, played, strict=True)]
     return {
         "gpu": gpu["name"],
-        "memory_mib": gpu["memory_mib"] - held_mib,
+        "memory_mib": gpu["memory_mib"] - held.held_mib,
         "mps": mps,
         "window_s": window_s,
-        "interference": "emulated" if visit.rehearse else "learned",
+        "interference": EMULATED if visit.rehearse else "",
         "energy_j": None if before_j is None else round(gpu["energy_j"] - before_j),
         "jobs": jobs,
     }
@@ -178,8 +182,9 @@ def entry(job: Any, part: Part, begun: float) -> Entry:
 STAGE = Stage(
     "trace",
     "One job mix under several policies and estimators, and in the simulator",
-    9.0,
+    tuple(Portion(run.name, run.minutes, run not in FIRST) for run in RUNS),
     ("torch", "timm", "transformers"),
     measure,
     trace_page.blocks,
+    needs=("loads",),
 )

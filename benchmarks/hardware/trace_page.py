@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 
-from benchmarks.hardware import simulated
+from benchmarks.hardware import interference, simulated
 from benchmarks.hardware.policies import RUNS, Run
 from benchmarks.hardware.simulated import attempts, overheads
 from benchmarks.hardware.visit import Entry, Visit
@@ -58,7 +58,7 @@ def blocks(visit: Visit) -> list[str]:
         *(["## Failed", bullets(failed)] if failed else []),
         *([f"Not run yet: {'; '.join(missing)}."] if missing else []),
         "## Fidelity",
-        *_fidelity(kept),
+        *_fidelity(kept, visit),
     ]
 
 
@@ -120,7 +120,7 @@ def _unrecovered(kept: Mapping[Run, Entry]) -> list[str]:
 # -- fidelity
 
 
-def _fidelity(kept: Mapping[Run, Entry]) -> Iterator[str]:
+def _fidelity(kept: Mapping[Run, Entry], visit: Visit) -> Iterator[str]:
     if ALONE not in kept:
         yield f"It needs the run {ALONE.name}, by which jobs alone are known."
         return
@@ -129,10 +129,11 @@ def _fidelity(kept: Mapping[Run, Entry]) -> Iterator[str]:
     except ValueError:
         yield f"It needs a job of the run {ALONE.name} that ended well."
         return
+    chosen = interference.chosen(visit, kept[ALONE]["interference"])
     rows = [
         row
         for run, entry in kept.items()
-        for row in _compared(measured(run, entry), simulated.simulated(run, entry, costs))
+        for row in _compared(measured(run, entry), simulated.simulated(run, entry, costs, chosen))
     ]
     judged = [row for row in rows if row.met is not None]
     yield markdown.table(HEADINGS, [row.cells for row in rows])
@@ -141,7 +142,7 @@ def _fidelity(kept: Mapping[Run, Entry]) -> Iterator[str]:
         "The simulator is told the loads and step times of stage `loads`, the daemon's estimates"
         " and, from the exclusive run, what a job takes around its steps:"
         f" {costs.first_kernel_s:.2f} s to its first kernel, {costs.end_s:+.2f} s beyond its steps."
-        f" Interference is `{kept[ALONE]['interference']}`."
+        f" {chosen.about}"
     )
 
 

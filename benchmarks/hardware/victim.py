@@ -33,6 +33,9 @@ class Device(Protocol):
     def hold(self, share: float) -> None:
         """Allocate until the job holds that share of the GPU's memory."""
 
+    def fill(self, leave_mib: int) -> int:
+        """Allocate all of the GPU's memory but that much. Returns the MiB allocated."""
+
     def work(self, done: Callable[[], bool]) -> None:
         """Run kernels until `done`."""
 
@@ -53,11 +56,11 @@ class Cuda:
         missing = int(share * self._total) - sum(each.numel() for each in self._held)
         self._held.append(self._torch.empty(missing, dtype=self._torch.uint8, device="cuda"))
 
-    def fill(self, leave_mib: int) -> None:
+    def fill(self, leave_mib: int) -> int:
         free = self._torch.cuda.mem_get_info()[0]
         size = max(0, free - (leave_mib << 20))
         self._held.append(self._torch.empty(size, dtype=self._torch.uint8, device="cuda"))
-        print(f"holds {size >> 20} MiB", flush=True)
+        return size >> 20
 
     def work(self, done: Callable[[], bool]) -> None:
         while not done():
@@ -70,6 +73,35 @@ class Cuda:
         beyond = self._torch.full((1,), 1 << 40, device="cuda")
         self._matrix.view(-1)[beyond]
         self._torch.cuda.synchronize()
+
+
+class Driver:
+    """By the driver's API alone: a rehearsal's fake driver knows no more."""
+
+    def __init__(self) -> None:
+        from carmad.selftest.cuda import Cuda
+
+        self._cuda = Cuda()
+        self._held_mib = 0
+
+    def hold(self, share: float) -> None:
+        _, total_mib = self._cuda.memory_mib()
+        missing = int(share * total_mib) - self._held_mib
+        self._cuda.allocate(missing)
+        self._held_mib += missing
+
+    def fill(self, leave_mib: int) -> int:
+        free_mib, _ = self._cuda.memory_mib()
+        missing = max(0, free_mib - leave_mib)
+        self._cuda.allocate(missing)
+        return missing
+
+    def work(self, done: Callable[[], bool]) -> None:
+        while not done():
+            self._cuda.spin(LOOK_S)
+
+    def crash(self) -> None:
+        self._cuda.fault()
 
 
 class Emulated:
@@ -86,6 +118,13 @@ class Emulated:
         missing = int(share * self._cards[0].memory_mib) - self._held_mib
         self._job.allocate(self._cards, missing)
         self._held_mib += missing
+
+    def fill(self, leave_mib: int) -> int:
+        reading = self._cards[0].read()
+        taken_mib = sum(tenant.memory_mib for tenant in reading.tenants)
+        missing = max(0, self._cards[0].memory_mib - taken_mib - leave_mib)
+        self._job.allocate(self._cards, missing)
+        return missing
 
     def work(self, done: Callable[[], bool]) -> None:
         for card in self._cards:
@@ -106,6 +145,7 @@ def main() -> None:
     parser.add_argument("--company", type=int, default=1, help="how many meet before they grow")
     parser.add_argument("--leave-mib", type=int, default=0, help="what a ballast leaves free")
     parser.add_argument("--meet", type=Path, help="the directory in which they meet")
+    parser.add_argument("--driver", action="store_true", help="by the driver's API, without torch")
     given = parser.parse_args()
     if given.how == "host-oom":
         exhaust()
@@ -113,13 +153,13 @@ def main() -> None:
         import torch
 
         torch.empty(1 << 60, dtype=torch.uint8)
-    if given.how == "ballast":
-        Cuda().fill(given.leave_mib)
-        sys.stdin.read()  # until whoever asked for it has ended
-        return
     if given.how == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    device: Device = Emulated() if "CARMA_EMULATED_DIR" in os.environ else Cuda()
+    device = here(given.driver)
+    if given.how == "ballast":
+        print(f"holds {device.fill(given.leave_mib)} MiB", flush=True)
+        sys.stdin.read()  # until whoever asked for it has ended
+        return
     device.hold(min(FIRST, given.share))
     if given.how == "storm":
         device.work(met(given.meet, given.company))
@@ -129,6 +169,12 @@ def main() -> None:
     if given.how == "crash":
         device.crash()
     print("done", flush=True)
+
+
+def here(driver: bool) -> Device:
+    if driver:
+        return Driver()
+    return Emulated() if "CARMA_EMULATED_DIR" in os.environ else Cuda()
 
 
 def after(seconds: float) -> Callable[[], bool]:

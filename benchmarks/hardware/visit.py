@@ -28,15 +28,19 @@ class Visit:
     earlier: Path | None = None
 
     def todo(
-        self, cases: Iterable[Case], key: Callable[[Case], str], takes_s: float = 0.0
+        self,
+        cases: Iterable[Case],
+        key: Callable[[Case], str],
+        takes_s: float | Callable[[Case], float] = 0.0,
     ) -> Iterator[Case]:
         """Those without an entry, then those that failed in an earlier command, as long as there
-        is time for one that `takes_s`."""
+        is time for the next, which `takes_s`."""
         kept = self.entries()
         done = {name for name, entry in kept.items() if "failed" not in entry}
         undone = [case for case in cases if key(case) not in done]
         for case in sorted(undone, key=lambda case: key(case) in kept):
-            if time.monotonic() + takes_s >= self.until:
+            its_s = takes_s(case) if callable(takes_s) else takes_s
+            if time.monotonic() + its_s >= self.until:
                 return
             yield case
 
@@ -66,16 +70,30 @@ class Visit:
 
 
 @dataclass(frozen=True, slots=True)
+class Portion:
+    """Of a stage: what it measures in a row."""
+
+    name: str
+    minutes: float  # on a GPU, by estimate
+    later: bool = False  # not needed of a first visit
+
+
+@dataclass(frozen=True, slots=True)
 class Stage:
     """`measure` fills the visit; `blocks` tells what was found, from the entries alone, as Markdown
     (so that a page can be made again without a GPU)."""
 
     name: str
     about: str
-    minutes: float  # on a GPU, at most nine
+    parts: tuple[Portion, ...]  # in the order in which they are measured
     packages: tuple[str, ...]  # that it imports beside CARMA's own
     measure: Callable[[Visit], None]
     blocks: Callable[[Visit], list[str]]
+    needs: tuple[str, ...] = ()  # stages that must have been measured before
+
+    @property
+    def minutes(self) -> float:
+        return sum(part.minutes for part in self.parts)
 
 
 def provenance(visit: Visit) -> str:

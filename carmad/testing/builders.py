@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 from typing import Any
 
 from carmad.config import Settings
@@ -46,8 +47,8 @@ def a_spec(**changes: object) -> JobSpec:
 
 
 def a_job(id: int = 1, **changes: object) -> Job:
-    """A queued job, unless `state` is given. Takes what `changed` does, and `gpus_wanted`, which
-    is its spec's `gpus`."""
+    """A job, queued unless `state` is given. Takes the fields that `changed` does, and
+    `gpus_wanted`: its spec's `gpus`."""
     wanted = changes.pop("gpus_wanted", 1)
     spec = changes.pop("spec", None) or a_spec(gpus=wanted)
     return changed(Job(JobId(id), spec, JobState.QUEUED, float(id)), **changes)  # type: ignore[arg-type]
@@ -126,9 +127,16 @@ def a_view(
     )
 
 
-def random_view(rng: random.Random, settings: Settings) -> View:
+def random_view(seed: int, settings: Settings) -> View:
     """Up to 6 GPUs or MIG instances on one or two servers, some of them shared, and up to 11 jobs
     in line."""
+    gpus, queue = _random_server(seed)
+    return a_view(map(replace, gpus), queue, settings)  # new GPUs: nothing in their caches
+
+
+@lru_cache(maxsize=256)
+def _random_server(seed: int) -> tuple[Sequence[GpuView], Sequence[Job]]:
+    rng = random.Random(seed)
     gpus = []
     servers = rng.choice((1, 1, 2))
     for index in range(rng.randint(1, 6)):
@@ -173,7 +181,7 @@ def random_view(rng: random.Random, settings: Settings) -> View:
         job = a_job(id, spec=spec, estimate=estimate, retry=retry)
         known = replace(job, profile=_random_profile(rng), prediction=_random_prediction(rng))
         queue.append(known)
-    return a_view(gpus, queue, settings)
+    return gpus, queue
 
 
 def _random_profile(rng: random.Random) -> Profile | None:
@@ -216,12 +224,12 @@ def a_server(
     gpu: str = "NVIDIA A100-PCIE-40GB",
     driver: str = "570.124.06",
 ) -> ServerStandIn:
-    """What an estimator's factory is given. By default, no program can be started there."""
+    """The server passed to an estimator's factory. By default, no program can be started on it."""
     return ServerStandIn(outcome or Trial(b"", "", error="no such user"), tuple(runs), gpu, driver)
 
 
 def a_run(peak_mib: int = 8_000, estimate: Estimate | None = None, **changes: object) -> Run:
-    """One that ended well, of `a_spec`; fields of its spec may be given too."""
+    """A successful run of `a_spec`. Takes fields of the spec, too."""
     gpu = str(changes.pop("gpu", "NVIDIA A100-PCIE-40GB"))
     ended_at = float(changes.pop("ended_at", 1e9))  # type: ignore[arg-type]
     started_at = float(changes.pop("started_at", ended_at))  # type: ignore[arg-type]
@@ -229,7 +237,7 @@ def a_run(peak_mib: int = 8_000, estimate: Estimate | None = None, **changes: ob
 
 
 def a_report(**changes: object) -> Report:
-    """What a look at a script finds: 3,000 MiB reserved for a model of two layers."""
+    """The trace of a script: 3,000 MiB reserved for a model of two layers."""
     mib = 2**20
     sizes = (400 * mib, 400 * mib, 800 * mib, 1000 * mib, 300 * mib, 100 * mib)
     layers = (Layer("Linear", 4096, 100 * mib), Layer("GELU", 4096, 0))
@@ -265,7 +273,7 @@ def outcomes() -> Iterator[Trial]:
 
 
 def histories() -> Iterator[tuple[Run, ...]]:
-    """What a server may remember of earlier runs."""
+    """Histories of earlier runs."""
     yield ()
     yield (a_run(),)
     estimate = Estimate(7_000, "trace", 5_000, 8_000, parts=(("context", 500),), stack="another")

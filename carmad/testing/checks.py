@@ -49,7 +49,7 @@ def policy_checks(
     views: int = 200,
     expected_failures: Failures | None = None,
 ) -> Iterator[Check]:
-    """Of a placement policy, tried on so many random servers and queues."""
+    """Checks of a placement policy, on `views` random servers and queues."""
     trials = of_policies.Trials(policy, settings or Settings(), views)
     return _checks(of_policies.CHECKS, trials, expected_failures)
 
@@ -65,8 +65,8 @@ def estimator_checks(
     settings: Settings | None = None,
     expected_failures: Failures | None = None,
 ) -> Iterator[Check]:
-    """Of an estimator's factory, tried on jobs of many kinds and on servers where running a
-    program fails in every way."""
+    """Checks of an estimator's factory, on jobs of many kinds and on servers where programs fail
+    in every way."""
     trials = of_estimators.Trials(make, settings or Settings())
     return _checks(of_estimators.CHECKS, trials, expected_failures)
 
@@ -74,12 +74,12 @@ def estimator_checks(
 def predictor_checks(
     predictor: Predictor, expected_failures: Failures | None = None
 ) -> Iterator[Check]:
-    """Of a predictor, tried on jobs that the history knows and on others."""
+    """Checks of a predictor, on jobs that the history knows and on others."""
     return _checks(of_predictors.CHECKS, of_predictors.Trials(predictor), expected_failures)
 
 
 def _all_of(checks: Callable[P, Iterator[Check]]) -> Callable[P, None]:
-    """Runs them, up to the first that fails."""
+    """Runs the checks and stops at the first that fails."""
 
     @wraps(checks)
     def check(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -98,7 +98,7 @@ check_predictor = _all_of(predictor_checks)
 def _checks(
     rules: Iterable[Callable[[T], None]], trials: T, expected_failures: Failures | None
 ) -> Iterator[Check]:
-    """A check of each rule, which is called as the function is. The trials are shared."""
+    """A check per rule, with the name of its function. They share the trials."""
     expected = dict(expected_failures or {})
     checks = [Check(r.__name__, expected.pop(r.__name__, ""), partial(r, trials)) for r in rules]
     if expected:

@@ -17,7 +17,7 @@ from carmad.testing.fake_world import FakeWorld
 class FakeServer(FakeWorld):
     """Nothing happens by itself: `pass_time` moves the clock, `run_kernel` and `exit` a job.
 
-    By default the policy and the recovery are those that the settings name, and nobody predicts.
+    Policy and recovery default to those that the settings name; durations are not predicted.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class FakeServer(FakeWorld):
         self.sample()
 
     def tell(self, *events: Event) -> Step:
-        """What the core makes of these; what follows from that is in `steps`, too."""
+        """Give events to the core; returns its step. `steps` also has those that follow from it."""
         made = len(self.steps)
         turn(self.scheduler, self, self, *events)
         return self.steps[made]
@@ -56,14 +56,14 @@ class FakeServer(FakeWorld):
         self.steps.append(step)
 
     def submit(self, **spec: object) -> JobId:
-        """A job; takes what `a_spec` does, such as `gpus` and `memory_mib`."""
+        """Submit a job; takes what `a_spec` does, such as `gpus` and `memory_mib`."""
         id = JobId(self.next_id)
         self.next_id += 1
         self.tell(Submitted(self.now, id, (a_spec(**spec),)))
         return id
 
     def sample(self, seconds: float = 0.0) -> None:
-        """The GPUs are read, `seconds` later."""
+        """Advance the clock and sample the GPUs."""
         self.now += seconds
         self.tell(self.sampled())
 
@@ -72,7 +72,7 @@ class FakeServer(FakeWorld):
             self.sample(period)
 
     def exit(self, id: JobId, exit: Exit | None = None) -> None:
-        """The job ends, by default well."""
+        """End the job, successfully unless `exit` is given."""
         self.tell(self.exited(id, exit))
 
     @property
@@ -80,7 +80,7 @@ class FakeServer(FakeWorld):
         return self.scheduler.snapshot(self.now)
 
     def job(self, id: JobId) -> Job:
-        """One that has not ended."""
+        """A job that has not ended."""
         return self.scheduler.jobs[id]
 
     def last(self, id: JobId) -> Job:

@@ -25,7 +25,7 @@ POWER_MW = 100_000
 
 @dataclass(slots=True)
 class FakeProcess:
-    """An attempt that is alive. It is seen on its GPUs once it holds memory or runs kernels."""
+    """A running attempt. It shows on its GPUs once it holds memory or runs kernels."""
 
     gpus: tuple[GpuId, ...]
     memory_mib: int = 0  # on each of them
@@ -33,8 +33,8 @@ class FakeProcess:
 
 
 class FakeWorld:
-    """Carries out the core's actions: a job's estimate is what it declared, an attempt lives until
-    the test ends it, also when it was told to stop. `post` takes the news.
+    """Carries out the core's actions. A job's estimate is what it declared; an attempt runs until
+    the test ends it, even if it was told to stop. Events go to `post`.
 
     What the GPUs show is set by hand: `used_mib` (apart from the jobs'), `sm_active`,
     `dram_active`, `fault`, and `strangers`, processes of no job, on every GPU.
@@ -69,28 +69,28 @@ class FakeWorld:
 
     @property
     def stopping(self) -> set[Key]:
-        """The attempts that were told to stop, and are alive."""
+        """Running attempts that were told to stop."""
         return {(id, attempt) for id, attempt, _ in self.stops if (id, attempt) in self.alive}
 
     def attempt(self, id: JobId) -> Key:
-        """The one that is alive."""
+        """The job's running attempt."""
         alive = [key for key in list(self.alive) if key[0] == id]
         assert alive, f"job {id} is not running"
         return alive[0]
 
     def run_kernel(self, id: JobId, memory_mib: int = 1000) -> None:
-        """From now on the job runs kernels and holds `memory_mib` on each of its GPUs."""
+        """Let the job run kernels and hold `memory_mib` on each of its GPUs."""
         process = self.alive[self.attempt(id)]
         process.memory_mib, process.ran_kernel = memory_mib, True
 
     def exited(self, id: JobId, exit: Exit | None = None) -> Exited:
-        """The job's attempt ends, by default well."""
+        """End the job's attempt, successfully unless `exit` is given."""
         key = self.attempt(id)
         del self.alive[key]
         return Exited(self._clock(), *key, exit or Exit(Cause.SUCCESS, 0))
 
     def sampled(self) -> Sampled:
-        """A reading of every GPU."""
+        """Sample every GPU."""
         at = self._clock()
         return Sampled(at, tuple(self.reading(gpu, at) for gpu in self.gpus))
 

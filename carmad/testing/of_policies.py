@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from functools import cached_property
 from typing import NamedTuple
@@ -37,9 +36,7 @@ class Trials:
 
     @cached_property
     def random(self) -> list[Trial]:
-        seeds = (random.Random(seed) for seed in range(self._views))
-        views = (random_view(seed, self._settings) for seed in seeds)
-        return [self._trial(view) for view in views]
+        return [self._trial(random_view(seed, self._settings)) for seed in range(self._views)]
 
     @cached_property
     def impossible(self) -> Trial:
@@ -49,8 +46,12 @@ class Trials:
     def all(self) -> list[Trial]:
         return [*self.random, self.impossible]
 
-    def placements(self) -> Iterator[tuple[View, Job, Placement]]:
+    @cached_property
+    def placements(self) -> list[tuple[View, Job, Placement]]:
         """Each with its job and the view as the placements before it leave it."""
+        return list(self._placements())
+
+    def _placements(self) -> Iterator[tuple[View, Job, Placement]]:
         for view, plan, _ in self.all:
             for placement in plan:
                 if not isinstance(placement, Placement):
@@ -137,36 +138,36 @@ def verdicts_are_on_gpus_of_the_view(trials: Trials) -> None:
 
 
 def each_gpu_is_given_once(trials: Trials) -> None:
-    for _, _, placement in trials.placements():
+    for _, _, placement in trials.placements:
         assert len(set(placement.gpus)) == len(placement.gpus), "each GPU is given once"
 
 
 def a_job_gets_as_many_gpus_as_it_wants(trials: Trials) -> None:
-    for _, job, placement in trials.placements():
+    for _, job, placement in trials.placements:
         assert len(placement.gpus) in (0, job.spec.gpus), "as many GPUs as the job wants"
 
 
 def only_admissible_gpus_are_given(trials: Trials) -> None:
-    for view, job, placement in trials.placements():
+    for view, job, placement in trials.placements:
         wanted = view.demand(job, profiling=placement.profiling is not None)
         admissible = {gpu.id for gpu in view.gpus if not view.refusals(wanted, gpu)}
         assert admissible.issuperset(placement.gpus), "only admissible GPUs"
 
 
 def no_gpu_is_refused_and_given(trials: Trials) -> None:
-    for _, _, placement in trials.placements():
+    for _, _, placement in trials.placements:
         refused = {verdict.gpu for verdict in placement.verdicts if verdict.refused}
         assert refused.isdisjoint(placement.gpus), "no GPU is refused and given"
 
 
 def a_batch_is_split_into_equal_parts(trials: Trials) -> None:
-    for _, job, placement in trials.placements():
+    for _, job, placement in trials.placements:
         parts, batch = placement.accumulation, job.spec.batch_size
         assert parts == 1 or (batch and batch % parts == 0), "parts of a batch are equal"
 
 
 def a_job_that_waits_is_told_why(trials: Trials) -> None:
-    for view, job, placement in trials.placements():
+    for view, job, placement in trials.placements:
         refused = {verdict.gpu for verdict in placement.verdicts if verdict.refused}
         too_few = len(view.gpus) - len(refused) < job.spec.gpus
         told = placement.gpus or placement.reasons or too_few

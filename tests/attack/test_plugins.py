@@ -49,7 +49,7 @@ class Moody:
         chosen = {"CARMA_POLICY": "carma_test_moody", "CARMA_POLICY_FALLBACK": fallback}
         where = {"PYTHONPATH": str(self.site)}
         self.carmad = Carmad(folder, "1xA100-40GB", **chosen, **where, **NO_KERNELS)
-        self.carmad.start_cold()
+        self.carmad.start()
 
     def be(self, mode: str) -> None:
         draft = self.site / "draft"
