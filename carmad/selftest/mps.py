@@ -8,7 +8,8 @@ import time
 from collections.abc import Sequence
 
 from carmad.errors import CarmaError
-from carmad.gpu.mps import Mps, ServerState
+from carmad.gpu.mps import Mps
+from carmad.gpu.mps_daemon import ServerState
 from carmad.selftest.bench import NEAR_MIB, Bench, Probe, ProbeFailed, Silent
 from carmad.selftest.memory import OOM
 from carmad.selftest.report import Seen, judged, unknown
