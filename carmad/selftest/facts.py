@@ -195,16 +195,16 @@ SECTIONS: dict[str, tuple[Fact, ...]] = {
             " their UUIDs, and its memory limit holds on each",
             "MPS manual; the CARMA artifact's jobs of two GPUs",
             "jobs of several GPUs fail under `collocation.mps_scope` = node",
-            by_hand='`mps_scope = "node"`, a run with `--gpus 2 --gpu-mem`: `carma show` has no note,'
-            " and `nvidia-smi` shows it as `M+C` on both GPUs",
+            by_hand='`mps_scope = "node"`, a run with `--gpus 2 --gpu-mem`: `carma show` has no'
+            " note, and `nvidia-smi` shows it as `M+C` on both GPUs",
         ),
         Fact(
             "mps_beside",
             "a process outside MPS and an MPS server can use a GPU at the same time, taking turns",
             "MPS manual (compute mode `DEFAULT`)",
             "under `collocation.mps_scope` = gpu, jobs of several GPUs fail beside others",
-            by_hand="`mps_fault` has a process beside the clients; how they share the time: the step"
-            " times of a pair, one of them with `CUDA_MPS_PIPE_DIRECTORY=/x`",
+            by_hand="`mps_fault` has a process beside the clients; how they share the time: the"
+            " step times of a pair, one of them with `CUDA_MPS_PIPE_DIRECTORY=/x`",
         ),
         Fact(
             "mps_uuid",
