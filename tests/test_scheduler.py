@@ -5,6 +5,7 @@ from math import inf
 
 import pytest
 
+from carmad.api import why
 from carmad.api.render import attempts_out
 from carmad.config import Collocation, Limits, Monitor, Recovery, Settings
 from carmad.core.decision import AskAgain, Placement, Preemption, Reason, Remember, Verdict
@@ -953,8 +954,10 @@ def test_an_mps_server_per_node_serves_one_user_on_all_its_gpus():
     assert server.why(third)[0] == refused | {1: ["exclusive", "mps_user"]}
     server.exit(outside)
     assert server.why(third)[0] == refused | {1: ["mps_user"]}
-    reason = server.scene.decisions[third].placement.verdicts[1].refused[0]
-    assert reason == Reason("mps_user", detail="ada")
+    verdict = server.scene.decisions[third].placement.verdicts[1]
+    assert verdict.refused == (Reason("mps_user", detail="ada"),)
+    remedies = why._gpu_remedies(server.job(third), verdict, server.scene)
+    assert remedies == ["may start when all jobs of ada under MPS have ended"]
     server.exit(first)
     assert server.job(third).state is S.STARTING
 
