@@ -50,8 +50,8 @@ def is_client(job: Job) -> bool:
 
 
 def with_server(gpus: Iterable[GpuView], settings: Settings) -> tuple[GpuView, ...]:
-    """A node's GPUs, each with a client of the MPS server, if they share one that serves one user. A
-    view that names another client of the same user stays the same object."""
+    """A node's GPUs, each with a client of their MPS server if they share one that serves one user.
+    A view that names another client of the same user stays the same object."""
     gpus, shared = tuple(gpus), settings.collocation
     if not shared.mps or shared.mps_scope == "gpu" or shared.mps_multiuser:
         return gpus
