@@ -986,7 +986,7 @@ def test_a_client_that_comes_or_goes_changes_the_views_of_its_node_alone():
     server = two_nodes(policy="magm")
     before = server.scene.view.gpus
     first = server.submit()
-    assert server.scene.view.gpus[1].mps_client.user == "ada"
+    assert server.scene.view.gpus[1].mps_user == (1000, "ada")
     assert server.scene.view.gpus[2] is before[2]
     settled(server, first)
     for gpu in server.gpus[2:]:
@@ -996,7 +996,7 @@ def test_a_client_that_comes_or_goes_changes_the_views_of_its_node_alone():
     now = server.scene.view.gpus
     assert now[1].residents and now[0] is between[0], "it is the same user's server"
     server.exit(first)
-    assert server.scene.view.gpus[0].mps_client, "one of GPU 1 is left"
+    assert server.scene.view.gpus[0].mps_user, "the client on GPU 1 is left"
 
 
 def test_mig_instances_are_dispatched_exclusively():
