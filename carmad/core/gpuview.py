@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from carmad.config import Monitor
+from carmad.config import Monitor, Settings
 from carmad.core.decision import Reason
 from carmad.core.memo import Memo
-from carmad.core.types import Gpu, GpuId, GpuSample, Job, JobId, JobState
+from carmad.core.types import Gpu, GpuId, GpuSample, Job, JobId, JobState, Mode
 from carmad.core.window import Recent, Score
 
 
@@ -22,6 +23,7 @@ class GpuView:
     settling: Reason | None  # why it is too early to add a job (TTFK), if it is
     stale: Reason | None  # why its last reading is too old to use, if it is
     drained: str | None  # the admin's reason
+    mps_user: tuple[int, str] | None = None  # uid and name, if the node has one user's MPS server
     memo: Memo = field(default_factory=Memo, init=False, repr=False, compare=False)
 
     @property
@@ -40,6 +42,22 @@ class GpuView:
             free_mib=self.free_mib - (job.need.safe_mib if job.need else 0),
             settling=Reason("first_kernel", detail=f"job {job.id}"),
         )
+
+
+def is_client(job: Job) -> bool:
+    """Whether this resident may be a client of MPS: the mode of old attempts is not on record."""
+    return job.mode is Mode.MPS or job.mode is None
+
+
+def with_server(gpus: Iterable[GpuView], settings: Settings) -> tuple[GpuView, ...]:
+    """A node's GPUs, each with the user of the MPS server that they share, if they do, and if it
+    serves one user only."""
+    gpus, shared = tuple(gpus), settings.collocation
+    if not shared.mps or shared.mps_scope == "gpu" or shared.mps_multiuser:
+        return gpus
+    clients = (job.spec for gpu in gpus for job in gpu.residents if is_client(job))
+    user = next(((spec.uid, spec.user) for spec in clients), None)
+    return tuple(gpu if gpu.mps_user == user else replace(gpu, mps_user=user) for gpu in gpus)
 
 
 def free_memory(
