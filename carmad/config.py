@@ -4,7 +4,7 @@ plugins declare their own settings."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 DECLARED_SINCE = ("lucid", "asrpt", "cuckoo")  # in 0.1.0 their settings were CARMA's own
 
@@ -55,7 +55,8 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True)
 class Collocation:
-    mps: bool = False  # start one MPS control daemon per GPU and launch jobs under it
+    mps: bool = False  # launch jobs under MPS
+    mps_scope: Literal["gpu", "node"] = "gpu"  # whether each GPU has an MPS server, or a node
     mps_multiuser: bool = False  # let users share one MPS server: faults and logs are shared too
     max_jobs_per_gpu: int = 8
 

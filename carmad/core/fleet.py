@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from carmad.config import Settings
-from carmad.core.gpuview import GpuView, free_memory, settling, stale
+from carmad.core.gpuview import GpuView, free_memory, settling, stale, with_server
 from carmad.core.ledger import Ledger
 from carmad.core.messages import Drain
 from carmad.core.meter import metered
@@ -134,7 +134,7 @@ class Fleet:
                     self._view(old.id, ledger.residents(old.id), now) if old.id in outdated else old
                     for old in nodes[at].gpus
                 )
-                nodes[at] = NodeView(nodes[at].name, tuple(gpus))
+                nodes[at] = NodeView(nodes[at].name, with_server(gpus, self._settings))
             self._nodes = tuple(nodes)
         return self._nodes
 
