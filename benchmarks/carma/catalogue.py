@@ -107,7 +107,6 @@ def measure() -> Report:
             "SMACT in the figures: mean of the task alone on its GPU, run heavy-60 (exclusive)",
             "SMACT of the row: the same SM-busy seconds in the time of Table 4",
         ],
-        name="carma_catalogue",
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from math import inf
-from statistics import fmean
+from statistics import fmean, median
 
 from benchmarks.harness.data import DATA, read
 
@@ -19,6 +19,8 @@ STEP_GB = 0.5  # a change of memory between two readings that is more than one t
 NEAR_GB = 0.3  # how far a plateau may be from the memory of its task
 STEP_S = 39.53  # between two readings
 BLURRED_S = 100.0  # on either side of a change of tasks
+SMOOTHED = 3  # readings, likewise
+LIGHT_GB = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,23 @@ def whole(run: str) -> Run:
     gpus = len({reading.gpu for reading in shown})
     power_w = gpus * fmean(reading.power_w or 0.0 for reading in shown)
     return Run(end, fmean(reading.smact or 0.0 for reading in shown), power_w * end / 1e6)
+
+
+def power_by_smact() -> list[tuple[float, float]]:
+    """SMACT and power, medians of readings that the smoothing does not mix: on plateaus, by steps
+    of SMACT; at rest; and of the only light task, whose plateaus are too short for that."""
+    shown = readings("exclusive")
+    inner = [
+        (each.smact or 0.0, each.power_w or 0.0)
+        for _, curve in groupby(shown, key=lambda reading: reading.gpu)
+        for part in _between_steps(list(curve))
+        for each in (part if part[0].memory_gb < LIGHT_GB else part[SMOOTHED:-SMOOTHED])
+    ]
+    points = []
+    for low, high in pairwise((-0.01, 0.03, 0.08, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.01)):
+        within = [pair for pair in inner if low < pair[0] <= high]
+        points.append((median(pair[0] for pair in within), median(pair[1] for pair in within)))
+    return points
 
 
 def busy_seconds() -> dict[str, list[float]]:

@@ -17,11 +17,14 @@ from carmad.sim.catalogue import find
 from carmad.sim.task import Load, Task, Trace
 from carmad.sim.traces.rows import Row, Unusable, collect, read_rows
 
-_TABLE_4 = (
+_TABLE_4: tuple[str, ...] = (
     *("task", "model", "dataset", "batch_size", "gpus", "duration_s", "mem_mib"),
     *("horus_mib", "faketensor_mib", "gpumemnet_mib"),
 )
-_MEASURED = ("task", "model", "batch_size", "gpus", "smact", "duration_s", "memory_gb")
+_MEASURED: tuple[str, ...] = (
+    *("task", "model", "batch_size", "gpus"),
+    *("smact", "duration_s", "memory_gb"),
+)
 _ESTIMATORS = ("horus", "faketensor", "gpumemnet")
 _NO_ESTIMATE_MIB = 40_000
 _REFERENCE = "DGX-Station-A100-40GB"
