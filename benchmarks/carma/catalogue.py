@@ -88,16 +88,12 @@ class Found:
 
 
 def measure() -> Report:
-    found = list(_found())
-    before = {
-        (profile.load.model, profile.dataset, profile.load.batch_size): profile.load.sm_active
-        for profile in catalogue.PROFILES
-    }
-    rewrite(found)
+    found = list(from_figures())
+    ROWS.write_text(rewritten(ROWS.read_text(), found))
     return Report(
         "The CARMA paper's tasks on its GPUs, from the artifact's figures",
         [
-            _table(found, before),
+            _table(found),
             _checked(found),
             "## Power of the DGX Station's GPUs",
             *_power(),
@@ -110,7 +106,7 @@ def measure() -> Report:
     )
 
 
-def _found() -> Iterator[Found]:
+def from_figures() -> Iterator[Found]:
     shown = {row["task"]: row for row in read(figures.TASKS)}
     seen = figures.busy_seconds()
     for row in read("carma/tasks.csv"):
@@ -133,10 +129,10 @@ def _found() -> Iterator[Found]:
         )
 
 
-def rewrite(found: Sequence[Found]) -> None:
-    """Replace these rows of Table 4 in the catalogue; other lines stay as they are."""
+def rewritten(table: str, found: Sequence[Found]) -> str:
+    """The catalogue with these rows of Table 4 replaced; other lines stay as they are."""
     new = {(each.model, each.dataset, str(each.batch_size)): each.fields for each in found}
-    head, *lines = ROWS.read_text().splitlines()
+    head, *lines = table.splitlines()
     names = head.split(",")
     written = [head]
     for line in lines:
@@ -148,10 +144,10 @@ def rewrite(found: Sequence[Found]) -> None:
             csv.DictWriter(text, names, lineterminator="").writerow({**row, **fields})
             line = text.getvalue()
         written.append(line)
-    ROWS.write_text("\n".join(written) + "\n")
+    return "\n".join(written) + "\n"
 
 
-def _table(found: Sequence[Found], before: dict[tuple[str, str, int], float]) -> str:
+def _table(found: Sequence[Found]) -> str:
     return columns(
         found,
         ("task", "{0.task}"),
