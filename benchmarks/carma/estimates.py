@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from benchmarks.carma.paper import FREE_5GB, GPUS, KNOWN, TRACE, shuffled, simulated
+from benchmarks.carma.paper import FREE_5GB, GPUS, KNOWN, TRACE, in_orders, simulated
 from benchmarks.carma.paper import Run as Simulated
 from benchmarks.harness.main import main
 from benchmarks.harness.report import RESULTS, Report
@@ -55,7 +55,7 @@ RUNS = tuple(
 
 def measure() -> Report:
     first = with_our_estimates(load(f"carma:{TRACE}"), our_estimates())
-    orders = (first, *(shuffled(first, seed) for seed in range(1, ORDERS)))
+    orders = in_orders(first, ORDERS)
     return Report(
         "Memory estimators in the scheduler",
         [
