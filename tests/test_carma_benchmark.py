@@ -12,10 +12,15 @@ from benchmarks.carma import figures, heavy60
 from benchmarks.carma.catalogue import ROWS, from_figures, rewritten
 from benchmarks.carma.paper import MAGM, before_the_figures, compared, light_times, wide_alone
 from benchmarks.harness.data import read
+from benchmarks.simulator import emulation
+from carmad.config import Monitor, Settings
+from carmad.sim import metrics
 from carmad.sim.catalogue import find
+from carmad.sim.experiment import Physics
 from carmad.sim.task import Load, Task, Trace
 from carmad.sim.traces.sources import load
-from cli.demo_run import Replay
+from cli.demo_run import GPUS, Replay
+from cli.demo_trace import demo_trace
 
 needs_data = pytest.mark.skipif(
     not figures.FIGURES.is_file(), reason="the public data are not there"
@@ -29,7 +34,7 @@ class TestFigures:
         found = {task: len(runs) for task, runs in figures.busy_seconds().items()}
         assert found == submitted
 
-    def test_the_runs_are_as_the_issue_quotes_them(self) -> None:
+    def test_the_runs_as_a_whole(self) -> None:
         alone, magm = figures.whole("exclusive"), figures.whole("magm")
         assert alone.makespan_s / 3600 == pytest.approx(10.64, abs=0.005)
         assert magm.makespan_s / alone.makespan_s == pytest.approx(1 - 0.297, abs=0.0005)
@@ -83,6 +88,27 @@ def test_an_ablation_changes_the_tasks_it_names_and_no_others() -> None:
     assert replace(guessed[1], sm_active=0, sm_occupancy=0, dram_active=0) == replace(
         large, sm_active=0, sm_occupancy=0, dram_active=0
     )
+
+
+def test_sharing_saves_time_and_energy_in_the_demo() -> None:
+    trace = Trace("demo", demo_trace())
+    alone, together = (
+        metrics.figures(
+            emulation.simulated(
+                trace,
+                GPUS,
+                Settings(policy=policy, monitor=Monitor(period_s=0.1, window_s=1.0)),
+                declared=False,
+                end_s=0.0,
+                physics=Physics(first_kernel_s=0.8, oom_s=0.3, stop_s=0.2),
+            )
+        )
+        for policy in ("exclusive", "magm")
+    )
+    assert together.makespan_s and alone.makespan_s
+    assert together.makespan_s < 0.85 * alone.makespan_s
+    assert together.energy_mj < 0.95 * alone.energy_mj
+    assert together.oom_crashes
 
 
 def test_the_demo_counts_the_energy_of_a_replay_until_its_last_job_ends(tmp_path: Path) -> None:

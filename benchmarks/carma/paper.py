@@ -60,9 +60,7 @@ class Assumed:
     """What the paper does not tell, and our answer to it."""
 
     interference: str = "learned"
-    scope: Scope = (
-        "node"  # one MPS server for all GPUs, as the artifact's MPS_enabling.sh starts it
-    )
+    scope: Scope = "node"  # as the artifact's MPS_enabling.sh: one MPS server for all GPUs
     mps: bool = True  # False: streams
     first_kernel_s: float = 10.0
     gpus: str = GPUS

@@ -73,7 +73,7 @@ _MEASURED = (
     GpuKind("RTX4090-24GB", 24_564, 17, 450, 0.83, _lambda(0.82, 0.77, 0.83)),
     GpuKind("V100-16GB", 16_384, 40, 300, 0.29, _lambda(0.42, 0.23, 0.23)),
     GpuKind("V100-32GB", 32_768, 40, 300, 0.29, _lambda(0.42, 0.23, 0.23)),
-    # The CARMA paper: its Table 4 has the durations that others are scaled from
+    # The CARMA paper; 279 W is where the fit ends, the highest reading was 280
     GpuKind("DGX-Station-A100-40GB", 40_960, 52, 279, 1.0, peak=1.0),
     # Sia
     GpuKind(

@@ -2,7 +2,7 @@
 
 The table is `coefficients/catalogue.csv`: memory (MiB, of the whole process) and durations (alone)
 as published, and utilisation on NVML's scale, each row with its source. Where a row also has SMACT,
-SMOCC and DRAMA, these count (measured with GPM: `python -m benchmarks.hardware loads`).
+SMOCC and DRAMA, these count. Some are measured with GPM (`python -m benchmarks.hardware loads`).
 - Lucid's artifact measured it alone on an RTX 3090 (no mixed precision).
 - CARMA's larger tasks: SMACT as the artifact's figures show it on an A100, with the durations of
   the paper's Table 4 (`python -m benchmarks.carma.catalogue` derives the rows). SMOCC and DRAMA,
