@@ -46,6 +46,9 @@ class Preconditions:
     margin_mib: int = 0  # must be free on top of a job's estimate
 
 
+NO_PRECONDITIONS = Preconditions(min_free_mib=0, utilization=False)
+
+
 @dataclass(frozen=True, slots=True)
 class Recovery:
     name: str = "exclusive"
@@ -145,4 +148,9 @@ class Settings:
     access: Access = field(default_factory=Access)
 
     def preconditions_for(self, policy: str) -> Preconditions:
-        return self.policies.get(policy, self.preconditions)
+        """Those set for the policy, or else for all; `rr` has none by default (CARMA paper,
+        4.3)."""
+        usual = self.preconditions
+        if policy == "rr" and usual == Preconditions():
+            usual = NO_PRECONDITIONS
+        return self.policies.get(policy, usual)

@@ -79,6 +79,7 @@ ROUNDS = 100  # of a world that is well again, until the last job must have ende
 PATIENT = Monitor(window_s=3, stale_s=60, first_kernel_timeout_s=20)
 SHARED = Settings(monitor=PATIENT, limits=Limits(backfill=1, gpus_per_user=5))
 UNDER_MPS = Settings(monitor=PATIENT, collocation=Collocation(mps=True, max_jobs_per_gpu=2))
+UNDER_ONE_SERVER = replace(UNDER_MPS, collocation=replace(UNDER_MPS.collocation, mps_scope="node"))
 PREEMPTING = replace(SHARED, limits=Limits(preemption=True))
 SERVERS: tuple[tuple[str, Settings], ...] = (
     ("magm", SHARED),
@@ -86,6 +87,7 @@ SERVERS: tuple[tuple[str, Settings], ...] = (
     ("exclusive", SHARED),
     ("rr", UNDER_MPS),
     ("best_fit", SHARED),
+    ("magm", UNDER_ONE_SERVER),
     ("tiresias", PREEMPTING),
     ("srtf", PREEMPTING),
     ("lucid", PREEMPTING),

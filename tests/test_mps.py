@@ -20,8 +20,9 @@ import pytest
 
 from carmad.core.types import GpuId
 from carmad.errors import CarmaError
-from carmad.gpu import mps as mps_module
-from carmad.gpu.mps import Mps, ServerState
+from carmad.gpu import mps_daemon
+from carmad.gpu.mps import Mps
+from carmad.gpu.mps_daemon import ServerState
 from tests.waiting import until
 
 FAKE = Path(__file__).with_name("fake_mps") / "nvidia-cuda-mps-control"
@@ -50,10 +51,20 @@ class Bench:
         self.control.write_text(f"#!{sys.executable} -IS\n{body}")
         self.control.chmod(0o755)
 
-    def mps(self, *, multiuser: bool = False, systemd: bool = False) -> Mps:
+    def mps(
+        self,
+        *,
+        multiuser: bool = False,
+        systemd: bool = False,
+        node: tuple[GpuId, ...] | None = None,
+    ) -> Mps:
         """As created by a carmad that has just started."""
         return Mps(
-            self.root / "mps", multiuser=multiuser, systemd=systemd, control=str(self.control)
+            self.root / "mps",
+            multiuser=multiuser,
+            systemd=systemd,
+            control=str(self.control),
+            node=None if node is None else lambda: node,
         )
 
     @property
@@ -65,13 +76,13 @@ class Bench:
     def pid(self) -> int:
         return int(self.starts[-1]["pid"])
 
-    def serve(self, **servers: tuple[str, list[int]]) -> None:
-        """What the daemon of GPU has: s100=("ACTIVE", [11])."""
+    def serve(self, of: str = GPU, **servers: tuple[str, list[int]]) -> None:
+        """What the daemon `of` has: s100=("ACTIVE", [11])."""
         state = {
             name.removeprefix("s"): {"status": status, "clients": clients}
             for name, (status, clients) in servers.items()
         }
-        (self.mps().log(GPU) / "fake.json").write_text(json.dumps(state))
+        (self.root / "mps" / of / "log" / "fake.json").write_text(json.dumps(state))
 
 
 @pytest.fixture
@@ -90,8 +101,8 @@ def bench() -> Iterator[Bench]:
 @contextlib.contextmanager
 def impatient() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mps_module, "ANSWER_WITHIN_S", 0.2)
-        patch.setattr(mps_module, "START_WITHIN_S", 0.2)
+        patch.setattr(mps_daemon, "ANSWER_WITHIN_S", 0.2)
+        patch.setattr(mps_daemon, "START_WITHIN_S", 0.2)
         yield
 
 
@@ -116,6 +127,72 @@ def test_each_gpu_has_a_daemon_of_its_own(bench: Bench, monkeypatch: pytest.Monk
     assert one["flags"] == ["-f"]
     assert two["env"]["CUDA_VISIBLE_DEVICES"] == OTHER
     assert mps.pipe(OTHER) != mps.pipe(GPU)
+
+
+def test_one_daemon_serves_the_whole_node(bench: Bench) -> None:
+    mps = bench.mps(node=(GPU, OTHER))
+    mps.start(OTHER)
+    mps.start(GPU, OTHER)
+    assert [start["env"]["CUDA_VISIBLE_DEVICES"] for start in bench.starts] == [f"{GPU},{OTHER}"]
+    assert mps.pipe(GPU) == mps.pipe(OTHER) == bench.root / "mps/node/pipe"
+    bench.serve("node", s100=("FAULT", [11]))
+    assert mps.clients(GPU) == mps.clients(OTHER) == {11}
+    assert mps.server_state(OTHER) is ServerState.FAULT
+    assert mps.terminate(OTHER, 11)
+    assert mps.stop(GPU)
+    assert not mps.healthy(OTHER)
+
+
+def test_a_gpu_that_came_later_is_served_once_nobody_needs_the_old_daemon(bench: Bench) -> None:
+    """MIG was switched off, for example; or the driver had not told all of them yet."""
+    bench.mps(node=()).start(GPU)
+    assert bench.starts[0]["env"]["CUDA_VISIBLE_DEVICES"] == GPU, "the job's, if nothing is known"
+    bench.serve("node", s100=("ACTIVE", [11]))
+    mps = bench.mps(node=(GPU, OTHER))
+    mps.start(GPU)
+    with pytest.raises(CarmaError, match=f"without {OTHER}, and is in use"):
+        mps.start(GPU, OTHER)
+    bench.serve("node")
+    mps.start(GPU, OTHER)
+    served = [start["env"]["CUDA_VISIBLE_DEVICES"] for start in bench.starts]
+    assert served == [GPU, f"{GPU},{OTHER}"]
+
+
+@pytest.mark.parametrize("before", ["gpu", "node"])
+def test_a_changed_scope_waits_for_the_last_client(bench: Bench, before: str) -> None:
+    """Until then, it is the old daemon that knows the clients."""
+    node = (GPU, OTHER)
+    old, new = (bench.mps(node=its) for its in ((node, None) if before == "node" else (None, node)))
+    home = "node" if before == "node" else GPU
+    old.start(GPU)
+    bench.serve(home, s100=("ACTIVE", [11]))
+    with pytest.raises(CarmaError, match="mps_scope, and is in use"):
+        new.start(GPU)
+    assert new.healthy(GPU) and new.clients(GPU) == {11}
+    assert new.log(GPU) == old.log(GPU)
+    bench.serve(home)
+    new.start(GPU)
+    assert not (bench.root / "mps" / home / "pipe").exists()
+    served = [start["env"]["CUDA_VISIBLE_DEVICES"] for start in bench.starts]
+    assert sorted(served) == [GPU, f"{GPU},{OTHER}"]
+
+
+def test_a_daemon_of_the_other_scope_that_has_died_is_in_nobody_s_way(bench: Bench) -> None:
+    old, new = bench.mps(), bench.mps(node=(GPU, OTHER))
+    old.start(GPU)
+    os.kill(bench.pid, signal.SIGKILL)
+    until(lambda: not old.healthy(GPU))
+    new.start(GPU)
+    assert new.healthy(GPU)
+
+
+def test_a_daemon_of_an_earlier_release_is_adopted(bench: Bench) -> None:
+    """It noted only its flags."""
+    mps = bench.mps()
+    mps.start(GPU)
+    (bench.root / "mps" / GPU / "flags").write_text("-f")
+    bench.mps().start(GPU)
+    assert len(bench.starts) == 1
 
 
 def test_every_user_reaches_the_pipe_and_none_can_take_it_away(bench: Bench) -> None:
@@ -147,7 +224,7 @@ def test_a_daemon_whose_clients_stay_is_not_stopped(
     mps = bench.mps()
     mps.start(GPU)
     bench.serve(s100=("ACTIVE", [11]))
-    monkeypatch.setattr(mps_module, "START_WITHIN_S", 0.1)
+    monkeypatch.setattr(mps_daemon, "START_WITHIN_S", 0.1)
     assert not mps.stop(GPU)
     assert mps.healthy(GPU)
 

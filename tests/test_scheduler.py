@@ -5,6 +5,7 @@ from math import inf
 
 import pytest
 
+from carmad.api import why
 from carmad.api.render import attempts_out
 from carmad.config import Collocation, Limits, Monitor, Recovery, Settings
 from carmad.core.decision import AskAgain, Placement, Preemption, Reason, Remember, Verdict
@@ -823,6 +824,36 @@ def test_round_robin_goes_round():
     assert [server.job(i).gpus[0] for i in ids] == [g.id for g in server.gpus[:2]]
 
 
+@pytest.mark.parametrize("name", ["rr", "magm", "lug", "first_fit", "best_fit"])
+def test_idle_gpus_are_filled_before_any_is_shared_and_why_says_so(name):
+    """GPU 0 has more free memory, and GPU 2 had a job until just now."""
+    server = FakeServer(policy=getattr(builtin, name)(Settings()), gpus=3)
+    server.tell(DrainRequested(server.now, server.gpus[1].id, "x", "root"))
+    first, second = server.submit(), server.submit()
+    settled(server, first, 10)
+    server.used_mib[server.gpus[2].id], server.sm_active[server.gpus[2].id] = 450, 0.9
+    server.run_kernel(second)
+    server.pass_time(31)
+    server.exit(second)
+    third, fourth = server.submit(), server.submit()
+    assert server.job(third).gpus == (server.gpus[2].id,)
+    told = [server.scene.decisions[id].placement.explanation for id in (first, third, fourth)]
+    assert [[reason.code for reason in each] for each in told] == [[], ["idle_first"], []]
+
+
+def test_round_robin_goes_round_the_idle_gpus_first():
+    server = FakeServer(gpus=4, policy=builtin.rr(Settings()))
+    ids = [server.submit() for _ in range(4)]
+    for id in ids:
+        server.run_kernel(id)
+    server.pass_time(32)
+    for id in ids[1::2]:
+        server.exit(id)
+    index = {gpu.id: gpu.index for gpu in server.gpus}
+    placed = [index[server.job(server.submit()).gpus[0]] for _ in range(4)]
+    assert placed == [1, 3, 0, 2]
+
+
 def test_most_memory_least_used_best_and_first_fit_choose_as_named():
     expected = {"magm": 2, "lug": 1, "best_fit": 0, "first_fit": 0}
     for name, index in expected.items():
@@ -923,8 +954,10 @@ def test_an_mps_server_per_node_serves_one_user_on_all_its_gpus():
     assert server.why(third)[0] == refused | {1: ["exclusive", "mps_user"]}
     server.exit(outside)
     assert server.why(third)[0] == refused | {1: ["mps_user"]}
-    reason = server.scene.decisions[third].placement.verdicts[1].refused[0]
-    assert reason == Reason("mps_user", detail="ada")
+    verdict = server.scene.decisions[third].placement.verdicts[1]
+    assert verdict.refused == (Reason("mps_user", detail="ada"),)
+    remedies = why._gpu_remedies(server.job(third), verdict, server.scene)
+    assert remedies == ["may start when all jobs of ada under MPS have ended"]
     server.exit(first)
     assert server.job(third).state is S.STARTING
 
@@ -945,15 +978,15 @@ def test_users_share_a_multiuser_server_of_a_node():
     server = two_nodes(mps_multiuser=True)
     first = server.submit()
     settled(server, first)
-    other = server.submit(user="bob", uid=1001)
-    assert server.job(other).gpus == (server.gpus[0].id,)
+    other = server.submit(gpus=4, user="bob", uid=1001)
+    assert server.job(other).mode is Mode.MPS
 
 
 def test_a_client_that_comes_or_goes_changes_the_views_of_its_node_alone():
     server = two_nodes(policy="magm")
     before = server.scene.view.gpus
     first = server.submit()
-    assert server.scene.view.gpus[1].mps_client.user == "ada"
+    assert server.scene.view.gpus[1].mps_user == (1000, "ada")
     assert server.scene.view.gpus[2] is before[2]
     settled(server, first)
     for gpu in server.gpus[2:]:
@@ -963,7 +996,7 @@ def test_a_client_that_comes_or_goes_changes_the_views_of_its_node_alone():
     now = server.scene.view.gpus
     assert now[1].residents and now[0] is between[0], "it is the same user's server"
     server.exit(first)
-    assert server.scene.view.gpus[0].mps_client, "one of GPU 1 is left"
+    assert server.scene.view.gpus[0].mps_user, "the client on GPU 1 is left"
 
 
 def test_mig_instances_are_dispatched_exclusively():

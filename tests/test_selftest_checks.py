@@ -105,6 +105,33 @@ def test_where_pids_are_hidden_what_is_said_of_a_process_is_not_known(
     assert machine.pids() == []
 
 
+BOTH_SCOPES = [
+    ("mps_daemons", "one_daemon"),
+    ("mps_node", "no_mps"),
+    ("mps_node", "fault_alone"),
+    ("mps_node", "fault_crosses"),
+    ("mps_node", "faults_forgiven"),
+]
+
+
+@pytest.mark.parametrize("name", dict.fromkeys(name for name, _ in BOTH_SCOPES))
+def test_checks_of_a_daemon_per_gpu_and_of_one_per_node(machine: Machine, name: str) -> None:
+    assert machine.check(name).verdict is Verdict.UNKNOWN, "there is one GPU"
+    machine.have(gpus=2)
+    found = machine.check(name)
+    assert found.verdict is Verdict.HOLDS, found
+    assert not found.settings
+    assert machine.pids() == []
+
+
+@pytest.mark.parametrize(("name", "word"), BOTH_SCOPES)
+def test_they_differ_where_the_driver_does(machine: Machine, name: str, word: str) -> None:
+    machine.have(gpus=2, words=(word,))
+    found = machine.check(name)
+    assert found.verdict is Verdict.DIFFERS, found
+    assert machine.pids() == []
+
+
 def test_where_no_xid_is_told_it_is_not_known_which_drain(machine: Machine) -> None:
     machine.have(words=("xids_unseen",))
     found = machine.check("own_kills")
@@ -273,7 +300,7 @@ def test_the_kernels_kills_for_memory(machine: Machine, monkeypatch: pytest.Monk
 def test_every_fact_has_a_check_or_says_how_to_find_out() -> None:
     assert len({fact.name for fact in FACTS}) == len(FACTS)
     assert all(fact.check or fact.by_hand for fact in FACTS)
-    checked = {name for name, _ in BOTH_WAYS} | {
+    checked = {name for name, _ in (*BOTH_WAYS, *BOTH_SCOPES)} | {
         *("mps_multiuser", "mps_two_users", "dcgm_activity", "dcgm_traffic", "torch_context"),
         *("allocator", "oom_text", "profiler", "index_order", "islands", "mig_utilization"),
         "host_oom",

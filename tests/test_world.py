@@ -21,11 +21,12 @@ from carmad.daemon.main import _take_over
 from carmad.daemon.mpswatch import MpsWatch
 from carmad.daemon.world import DaemonWorld
 from carmad.errors import CarmaError
-from carmad.gpu.mps import ServerState
+from carmad.gpu.mps_daemon import ServerState
 from carmad.testing import a_gpu_view, a_job, a_spec
+from carmad.testing.builders import changed
 from tests.waiting import until
 
-GPU = GpuId("GPU-0")
+GPU, OTHER_GPU = GpuId("GPU-0"), GpuId("GPU-1")
 
 
 class Inbox:
@@ -73,8 +74,10 @@ class Mps:
         self.pids = frozenset()
         self.state = ServerState.ACTIVE
         self.left = []
+        self.started = ()
 
-    def start(self, gpu):
+    def start(self, *gpus):
+        self.started = gpus
         if self.broken:
             raise CarmaError("nvidia-cuda-mps-control is not installed")
 
@@ -218,6 +221,19 @@ def test_under_mps_a_job_is_given_its_gpu_s_pipe(tmp_path):
     assert launcher.calls[0][2]["CUDA_MPS_PIPE_DIRECTORY"] == "/run/carma/mps/pipe"
 
 
+def test_a_client_on_several_gpus_has_one_server_and_a_limit_on_each(tmp_path):
+    mps = Mps()
+    world, _, launcher = a_world(tmp_path, mps)
+    estimate = Estimate(900, "declared", firm=True)
+    job = changed(running(Mode.MPS), gpus=(GPU, OTHER_GPU), estimate=estimate)
+    performed(world, Launch(job))
+    env = launcher.calls[0][2]
+    assert mps.started == (GPU, OTHER_GPU)
+    assert env["CUDA_MPS_PIPE_DIRECTORY"] == "/run/carma/mps/pipe"
+    assert env["CUDA_VISIBLE_DEVICES"] == f"{GPU},{OTHER_GPU}"
+    assert env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == f"{GPU}=900M,{OTHER_GPU}=900M"
+
+
 def test_without_its_mps_daemon_a_job_runs_all_the_same_and_is_told(tmp_path):
     world, inbox, launcher = a_world(tmp_path, Mps(broken=True))
     performed(world, Launch(running(Mode.MPS)))
@@ -354,7 +370,7 @@ def test_an_mps_server_that_has_faulted_or_hangs_is_told():
     inbox.events.clear()
     mps.broken = True
     watch.look()
-    assert [event.note for event in inbox.events] == ["its GPU's MPS daemon does not answer"]
+    assert [event.note for event in inbox.events] == ["its MPS daemon does not answer"]
 
 
 @pytest.fixture
@@ -398,3 +414,18 @@ def test_the_doctor_asks_every_mps_daemon_that_has_jobs():
     mps.state = ServerState.FAULT
     found = {check["name"]: check["ok"] for check in doctor._mps(settings, scene, mps)}
     assert found["mps on gpu 1"] is False
+    node = Settings(collocation=Collocation(mps=True, mps_scope="node"))
+    found = {check["name"]: check["ok"] for check in doctor._mps(node, scene, mps)}
+    assert {name for name, ok in found.items() if ok is False} - {"mps"} == {"mps server"}
+
+
+@pytest.mark.parametrize(
+    ("shared", "words"),
+    [
+        (Collocation(mps=True), "one user share a GPU"),
+        (Collocation(mps=True, mps_scope="node"), "one user run at a time, on all GPUs"),
+        (Collocation(mps=True, mps_scope="node", mps_multiuser=True), "several users"),
+    ],
+)
+def test_the_doctor_says_whose_jobs_share_an_mps_server(shared, words):
+    assert words in doctor._mps_users(Settings(collocation=shared))["detail"]

@@ -121,11 +121,11 @@ def _mps_user(wanted: Demand, gpu: GpuView, settings: Settings) -> Reason | None
     """One MPS server serves one user; a second user's job would hang in cuInit."""
     if wanted.mps_uid is None:
         return None
-    clients = [job.spec for job in gpu.residents if is_client(job)]
-    if gpu.mps_client:
-        clients.append(gpu.mps_client)
-    other = next((spec for spec in clients if spec.uid != wanted.mps_uid), None)
-    return Reason("mps_user", detail=other.user) if other else None
+    users = [(job.spec.uid, job.spec.user) for job in gpu.residents if is_client(job)]
+    if gpu.mps_user:
+        users.append(gpu.mps_user)
+    other = next((name for uid, name in users if uid != wanted.mps_uid), None)
+    return Reason("mps_user", detail=other) if other is not None else None
 
 
 def _avoid(wanted: Demand, gpu: GpuView, settings: Settings) -> Reason | None:

@@ -27,7 +27,7 @@ class Verdict:
 
     gpu: GpuId
     refused: tuple[Reason, ...] = ()
-    rank: float | None = None  # the policy's own measure; lowest is taken first
+    rank: float | None = None  # the policy's own measure; of GPUs otherwise equal, the lowest wins
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from carmad.config import Monitor, Settings
 from carmad.core.decision import Reason
 from carmad.core.memo import Memo
-from carmad.core.types import Gpu, GpuId, GpuSample, Job, JobId, JobSpec, JobState, Mode
+from carmad.core.types import Gpu, GpuId, GpuSample, Job, JobId, JobState, Mode
 from carmad.core.window import Recent, Score
 
 
@@ -23,7 +23,7 @@ class GpuView:
     settling: Reason | None  # why it is too early to add a job (TTFK), if it is
     stale: Reason | None  # why its last reading is too old to use, if it is
     drained: str | None  # the admin's reason
-    mps_client: JobSpec | None = None  # a job under the node's MPS server, if GPUs share one
+    mps_user: tuple[int, str] | None = None  # uid and name, if the node has one user's MPS server
     memo: Memo = field(default_factory=Memo, init=False, repr=False, compare=False)
 
     @property
@@ -50,18 +50,14 @@ def is_client(job: Job) -> bool:
 
 
 def with_server(gpus: Iterable[GpuView], settings: Settings) -> tuple[GpuView, ...]:
-    """A node's GPUs, each with a client of the MPS server that they share, if they do. A view that
-    names another client of the same user stays the same object."""
+    """A node's GPUs, each with the user of the MPS server that they share, if they do, and if it
+    serves one user only."""
     gpus, shared = tuple(gpus), settings.collocation
-    if not shared.mps or shared.mps_scope == "gpu":
+    if not shared.mps or shared.mps_scope == "gpu" or shared.mps_multiuser:
         return gpus
     clients = (job.spec for gpu in gpus for job in gpu.residents if is_client(job))
-    client = next(clients, None)
-    uid = client and client.uid
-    return tuple(
-        gpu if (gpu.mps_client and gpu.mps_client.uid) == uid else replace(gpu, mps_client=client)
-        for gpu in gpus
-    )
+    user = next(((spec.uid, spec.user) for spec in clients), None)
+    return tuple(gpu if gpu.mps_user == user else replace(gpu, mps_user=user) for gpu in gpus)
 
 
 def free_memory(

@@ -19,9 +19,11 @@ from carmad.api.responses.server import CheckOut
 from carmad.attempt import folders
 from carmad.attempt.environment import HOOKS
 from carmad.config import Settings
+from carmad.core.gpuview import GpuView
 from carmad.core.scene import Scene
 from carmad.core.types import Mode
-from carmad.gpu.mps import Mps, ServerState
+from carmad.gpu.mps import Mps
+from carmad.gpu.mps_daemon import ServerState
 from carmad.gpu.source import Capabilities
 from carmad.guards import Trouble
 from carmad.readable import gib
@@ -189,20 +191,37 @@ def _mps(settings: Settings, scene: Scene, mps: Mps | None) -> Iterator[CheckOut
     if shutil.which("nvidia-cuda-mps-control") is None:
         hint = "Install the driver's MPS programs, or set mps = false."
         yield _check("mps", False, "nvidia-cuda-mps-control is not on PATH", hint)
-    elif settings.collocation.mps_multiuser:
-        detail = "on, for several users at once: a fault of one job ends the others on its GPU"
-        yield _check("mps", None, detail)
     else:
-        yield _check("mps", True, "on: only jobs of one user share a GPU at a time")
-    for gpu in scene.view.gpus:
-        name = f"mps on gpu {gpu.gpu.index}"
-        if any(job.mode is Mode.MPS for job in gpu.residents) and not mps.healthy(gpu.id):
-            yield _check(
-                name, False, "its control daemon does not answer", f"See {mps.log(gpu.id)}"
-            )
-        elif mps.server_state(gpu.id) is ServerState.FAULT:
+        yield _mps_users(settings)
+    for name, gpus in _mps_servers(settings, scene.view.gpus):
+        gpu = gpus[0].id
+        used = any(job.mode is Mode.MPS for each in gpus for job in each.residents)
+        if used and not mps.healthy(gpu):
+            yield _check(name, False, "its control daemon does not answer", f"See {mps.log(gpu)}")
+        elif mps.server_state(gpu) is ServerState.FAULT:
             detail = "a job's fault: new jobs start without MPS until the affected ones have ended"
-            yield _check(name, False, detail, f"See {mps.log(gpu.id)}/server.log")
+            yield _check(name, False, detail, f"See {mps.log(gpu)}/server.log")
+
+
+def _mps_users(settings: Settings) -> CheckOut:
+    shared = settings.collocation
+    if shared.mps_multiuser:
+        detail = "on, for several users at once: a fault of one job ends the others on its GPU"
+        return _check("mps", None, detail)
+    if shared.mps_scope == "node":
+        hint = 'For several users, set mps_multiuser = true or mps_scope = "gpu".'
+        return _check("mps", None, "on: only jobs of one user run at a time, on all GPUs", hint)
+    return _check("mps", True, "on: only jobs of one user share a GPU at a time")
+
+
+def _mps_servers(
+    settings: Settings, gpus: tuple[GpuView, ...]
+) -> Iterator[tuple[str, tuple[GpuView, ...]]]:
+    """A name for each control daemon, and its GPUs."""
+    if settings.collocation.mps_scope == "gpu":
+        yield from ((f"mps on gpu {gpu.gpu.index}", (gpu,)) for gpu in gpus)
+    elif gpus:
+        yield "mps server", gpus
 
 
 def _state(state_dir: Path) -> Iterator[CheckOut]:

@@ -20,7 +20,7 @@ from carmad.config import Settings
 from carmad.core.history import History
 from carmad.core.messages import CancelRequested, Reconfigured, Step, Trained
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import JobId, JobSpec, JobState, Refusal
+from carmad.core.types import GpuId, JobId, JobSpec, JobState, Refusal
 from carmad.daemon import doctor, systemd
 from carmad.daemon.housekeeping import Housekeeping
 from carmad.daemon.monitor import Monitor
@@ -90,10 +90,10 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
         own_units, grace_s = units.available(), settings.limits.kill_grace_s
         launcher = Launcher(state_dir, systemd=own_units, kill_grace_s=grace_s)
         inbox = Inbox(clock, _next_id(store, launcher))
-        mps = _mps(settings, state_dir, own_units)
         where = options.socket or paths.daemon_socket()
         evidence, rollup = Evidence(), Rollup()
         monitor = Monitor(source, settings.monitor, inbox, evidence, rollup.add)
+        mps = _mps(settings, state_dir, own_units, monitor)
         world = DaemonWorld(
             state_dir,
             inbox,
@@ -287,11 +287,20 @@ def _job_env(settings: Settings, where: str) -> dict[str, str]:
     return env
 
 
-def _mps(settings: Settings, state_dir: Path, own_units: bool) -> Mps | None:
-    if not settings.collocation.mps:
+def _mps(settings: Settings, state_dir: Path, own_units: bool, monitor: Monitor) -> Mps | None:
+    shared = settings.collocation
+    if not shared.mps:
         return None
-    runtime = Path(paths.mps_dir(str(state_dir)))
-    return Mps(runtime, multiuser=settings.collocation.mps_multiuser, systemd=own_units)
+
+    def whole() -> list[GpuId]:
+        return [gpu.id for gpu in monitor.gpus() if not gpu.is_mig]
+
+    return Mps(
+        Path(paths.mps_dir(str(state_dir))),
+        multiuser=shared.mps_multiuser,
+        systemd=own_units,
+        node=whole if shared.mps_scope == "node" else None,
+    )
 
 
 def _socket(path: str) -> socket.socket:

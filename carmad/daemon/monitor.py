@@ -66,6 +66,10 @@ class Monitor:
         """As of the last reading, so that no caller waits for a hanging driver."""
         return self._capabilities
 
+    def gpus(self) -> tuple[Gpu, ...]:
+        """As the core was told last."""
+        return self._found.gpus if self._found else ()
+
     def _run(self) -> None:
         try:
             self._read_until_stopped()

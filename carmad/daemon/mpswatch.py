@@ -12,7 +12,8 @@ from carmad.core.scheduler import Scheduler
 from carmad.core.types import Job, JobState, Mode
 from carmad.engine.inbox import Inbox
 from carmad.errors import CarmaError
-from carmad.gpu.mps import Mps, ServerState
+from carmad.gpu.mps import Mps
+from carmad.gpu.mps_daemon import ServerState
 
 log = logging.getLogger(__name__)
 
@@ -36,17 +37,17 @@ class MpsWatch:
         self._thread.join(timeout=5)
 
     def look(self) -> None:
-        """Check all GPUs with jobs under MPS."""
+        """Check all jobs under MPS, and their servers."""
         outside = set()
         for job in self._inbox.ask(_running_under_mps).result():
-            gpu = job.gpus[0]
+            gpu = job.gpus[0]  # all its GPUs have the same server
             if not self._mps.healthy(gpu):
-                self._notice(job, "its GPU's MPS daemon does not answer")
+                self._notice(job, "its MPS daemon does not answer")
                 continue
             if self._runs_outside(job):
                 outside.add((job.id, job.attempt))
             if (state := self._mps.server_state(gpu)) is ServerState.FAULT:
-                self._notice(job, f"its GPU's MPS server is in state {state}: a neighbour crashed")
+                self._notice(job, f"its MPS server is in state {state}: one of its clients crashed")
         self._outside = outside
 
     def _runs_outside(self, job: Job) -> bool:

@@ -151,7 +151,7 @@ class DaemonWorld(Follower):
         pipe = logs = None
         if job.mode is Mode.MPS and self._mps:
             try:
-                self._mps.start(job.gpus[0])
+                self._mps.start(*job.gpus)
                 pipe, logs = self._mps.pipe(job.gpus[0]), self._mps.log(job.gpus[0])
             except CarmaError as error:
                 self._notice(job.id, f"runs without MPS: {error}")
@@ -232,11 +232,11 @@ class DaemonWorld(Follower):
             timer.start()
 
     def _leave_mps(self, job: Job, mps: Mps) -> None:
-        for gpu in job.gpus:
-            for pid in mps.clients(gpu):
-                # Not of a later attempt: a preempted job may be running again by now.
-                if self._evidence.attempt_of(pid) == (job.id, job.attempt):
-                    mps.terminate(gpu, pid)
+        gpu = job.gpus[0]  # all its GPUs have the same server
+        for pid in mps.clients(gpu):
+            # Not of a later attempt: a preempted job may be running again by now.
+            if self._evidence.attempt_of(pid) == (job.id, job.attempt):
+                mps.terminate(gpu, pid)
 
     def _ended(self, job: Job, ended: Ended) -> None:
         if ended.memory_held:

@@ -20,7 +20,7 @@ import psutil
 
 from carmad.attempt.environment import mps_environment
 from carmad.config import Settings
-from carmad.core.types import GpuSample, ProcessUse
+from carmad.core.types import GpuId, GpuSample, ProcessUse
 from carmad.errors import CarmaError
 from carmad.gpu.mps import Mps
 from carmad.gpu.profiler import Unit
@@ -158,7 +158,7 @@ class Bench:
         self.busy_s = busy_s
         self._lists_pids: bool | None = None  # not looked yet
         self._probes: list[Probe] = []
-        self._served: list[Mps] = []
+        self._served: list[tuple[Mps, GpuId]] = []
 
     # -- what runs on the GPU ---------------------------------------------------------------------
 
@@ -168,10 +168,12 @@ class Bench:
         limit_mib: int | None = None,
         uid: int | None = None,
         context: bool = True,
+        gpu: GpuId | None = None,
     ) -> Probe:
-        """A process with a context, under `mps` or without any. Raises ProbeFailed."""
+        """A process with a context, under `mps` or without any, on `gpu` or else the GPU under
+        test. Raises ProbeFailed."""
         command = [sys.executable, "-m", "carmad.selftest.probe"]
-        probe = self.run(command, self.environment(mps, limit_mib), uid)
+        probe = self.run(command, self.environment(mps, limit_mib, gpu), uid)
         probe.ask("context" if context else "hello")
         return probe
 
@@ -180,31 +182,41 @@ class Bench:
         self._probes.append(probe)
         return probe
 
-    def environment(self, mps: Mps | None = None, limit_mib: int | None = None) -> dict[str, str]:
+    def environment(
+        self, mps: Mps | None = None, limit_mib: int | None = None, gpu: GpuId | None = None
+    ) -> dict[str, str]:
         """As a job's: so the GPU, the pipes and the limit are named."""
+        gpu = gpu or self.gpu.id
         kept = {name: its for name, its in os.environ.items() if not name.startswith("CUDA_")}
-        pipe, log = (mps.pipe(self.gpu.id), mps.log(self.gpu.id)) if mps else (None, None)
+        pipe, log = (mps.pipe(gpu), mps.log(gpu)) if mps else (None, None)
         return {
             **kept,
-            "CUDA_VISIBLE_DEVICES": self.gpu.id,
+            "CUDA_VISIBLE_DEVICES": gpu,
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
             MARK: str(self.folder),
-            **mps_environment([self.gpu.id], pipe, log, limit_mib),
+            **mps_environment([gpu], pipe, log, limit_mib),
         }
 
-    def serve(self, multiuser: bool = False) -> Mps:
-        """An MPS control daemon of this GPU. Raises CarmaError."""
-        mps = Mps(self.folder / "mps", multiuser=multiuser, systemd=False)
-        self._served.append(mps)
+    def serve(self, *gpus: GpuId, multiuser: bool = False, one: bool = False) -> Mps:
+        """An MPS control daemon for each of these GPUs, or for the GPU under test; `one`: one for
+        all of them. Raises CarmaError."""
+        gpus = gpus or (self.gpu.id,)
+        node = (lambda: gpus) if one else None
+        mps = Mps(self.folder / "mps", multiuser=multiuser, systemd=False, node=node)
+        for gpu in gpus[:1] if one else gpus:
+            self._start(mps, gpu)
+        return mps
+
+    def _start(self, mps: Mps, gpu: GpuId) -> None:
+        self._served.append((mps, gpu))
         try:
-            mps.start(self.gpu.id)
+            mps.start(gpu)
         except CarmaError as error:
             # Its files are gone when the self-test ends.
-            logs = sorted(mps.log(self.gpu.id).glob("*.log"))
+            logs = sorted(mps.log(gpu).glob("*.log"))
             words = [log.read_text(errors="replace").strip().rpartition("\n")[2] for log in logs]
             said = "; ".join(filter(None, words))
             raise CarmaError(error.message, said or error.hint) from error
-        return mps
 
     def clear(self) -> None:
         """End what runs, MPS last: a client that outlives its server may hang."""
@@ -212,9 +224,9 @@ class Bench:
             return
         for probe in self._probes:
             probe.end()
-        for mps in self._served:
+        for mps, gpu in self._served:
             with contextlib.suppress(CarmaError):
-                mps.stop(self.gpu.id)
+                mps.stop(gpu)
         kill_leftovers(self.folder)
         self._probes.clear()
         self._served.clear()
@@ -224,6 +236,13 @@ class Bench:
     def others(self) -> str:
         """The pids on the GPU, when none of ours is there."""
         return ", ".join(str(use.pid) for use in self.sample().processes)
+
+    def second(self) -> GpuId | None:
+        """Another GPU that is idle, if there is one and neither it nor this one is divided."""
+        idle = {s.gpu for s in self.source.sample(time.time()) if not s.processes and not s.fault}
+        others = (gpu for gpu in self.source.discover() if gpu.id in idle - {self.gpu.id})
+        whole = (gpu.id for gpu in others if not gpu.is_mig and not self.gpu.is_mig)
+        return next(whole, None)
 
     # -- what the daemon reads --------------------------------------------------------------------
 

@@ -75,8 +75,8 @@ SECTIONS: dict[str, tuple[Fact, ...]] = {
         Fact(
             "mps_clients_sampled",
             "utilisation is reported per MPS client",
-            "undocumented; a client without a sample counts as busy",
-            "under MPS a job becomes `R` as soon as it has a context, before its first kernel",
+            "undocumented; without a sample, the GPU's activity and the job's memory decide",
+            "under MPS a job may become `R` a window late, or when a neighbour's load rises",
             kernels.mps_clients,
         ),
         Fact(
@@ -88,8 +88,8 @@ SECTIONS: dict[str, tuple[Fact, ...]] = {
         ),
         Fact(
             "mig_utilization",
-            "MIG instances do not report utilisation per process; a process on the instance has to"
-            " be enough",
+            "MIG instances do not report utilisation per process; activity and memory of the"
+            " instance have to do",
             "nvml.h",
             "a job on an instance becomes `R` before its first kernel",
             kernels.mig,
@@ -178,16 +178,33 @@ SECTIONS: dict[str, tuple[Fact, ...]] = {
             "several daemons, one per GPU, work at once",
             "MPS manual",
             "jobs on all but one GPU run without MPS, with a note",
-            by_hand="`mps = true`, a job on each GPU; `ps` of each daemon names its client",
+            mps.daemons,
         ),
         Fact(
             "mps_node",
-            "one daemon for all GPUs serves clients of each, and a fault on one GPU refuses new"
-            " clients on all of them",
-            "NVIDIA forum 238139; CARMA uses a daemon per GPU instead",
-            "a daemon per GPU is stricter than necessary",
-            by_hand="on two idle GPUs: one daemon, a client on each, an illegal address in one,"
-            " then a new client on the other",
+            "one daemon for all GPUs serves clients of each; a fault ends the clients that share"
+            " its GPU and no others, and until they are gone, new clients are refused on all GPUs",
+            "NVIDIA forum 238139; the CARMA artifact has one daemon",
+            "a fault under `collocation.mps_scope` = node takes more along than the docs say, or"
+            " less",
+            mps.node,
+        ),
+        Fact(
+            "mps_several_gpus",
+            "one process can be the client of a node's server on several GPUs, which it finds by"
+            " their UUIDs, and its memory limit holds on each",
+            "MPS manual; the CARMA artifact's jobs of two GPUs",
+            "jobs of several GPUs fail under `collocation.mps_scope` = node",
+            by_hand='`mps_scope = "node"`, a run with `--gpus 2 --gpu-mem`: `carma show` has no'
+            " note, and `nvidia-smi` shows it as `M+C` on both GPUs",
+        ),
+        Fact(
+            "mps_beside",
+            "a process outside MPS and an MPS server can use a GPU at the same time, taking turns",
+            "MPS manual (compute mode `DEFAULT`)",
+            "under `collocation.mps_scope` = gpu, jobs of several GPUs fail beside others",
+            by_hand="`mps_fault` has a process beside the clients; how they share the time: the"
+            " step times of a pair, one of them with `CUDA_MPS_PIPE_DIRECTORY=/x`",
         ),
         Fact(
             "mps_uuid",

@@ -7,8 +7,10 @@ import shutil
 import time
 from collections.abc import Sequence
 
+from carmad.core.types import GpuId
 from carmad.errors import CarmaError
-from carmad.gpu.mps import Mps, ServerState
+from carmad.gpu.mps import Mps
+from carmad.gpu.mps_daemon import ServerState
 from carmad.selftest.bench import NEAR_MIB, Bench, Probe, ProbeFailed, Silent
 from carmad.selftest.memory import OOM
 from carmad.selftest.report import Seen, judged, unknown
@@ -17,6 +19,8 @@ CONTROL = "nvidia-cuda-mps-control"
 NOBODY = 65534
 REFUSED_WITHIN_S = 5.0  # a client of another user is expected to wait at least so long
 WITHOUT = {"collocation.mps": False}
+PER_GPU = {"collocation.mps_scope": "gpu"}
+ONE_GPU = "no second GPU is idle"
 CLIENTS = 4
 
 
@@ -37,6 +41,64 @@ def daemon(bench: Bench) -> Seen:
     if not clients:
         return judged(False, "the process runs without MPS, and nothing says so", WITHOUT)
     return judged(clients == {probe.pid}, detail, WITHOUT, clients=len(clients))
+
+
+def daemons(bench: Bench) -> Seen:
+    other = bench.second()
+    if other is None:
+        return unknown(ONE_GPU)
+    try:
+        mps = bench.serve(bench.gpu.id, other)
+    except CarmaError as error:
+        return judged(False, f"{error.message}; {error.hint}", WITHOUT)
+    here, there = bench.probe(mps), bench.probe(mps, gpu=other)
+    for probe in (here, there):
+        probe.ask("spin", s=bench.busy_s / 4)
+    served = mps.clients(bench.gpu.id) == {here.pid} and mps.clients(other) == {there.pid}
+    detail = (
+        f"the daemons of two GPUs {'each serve' if served else 'do not serve'} their own client"
+    )
+    return judged(served, detail, WITHOUT)
+
+
+def node(bench: Bench) -> Seen:
+    other = bench.second()
+    if other is None:
+        return unknown(ONE_GPU)
+    try:
+        mps = bench.serve(bench.gpu.id, other, one=True)
+    except CarmaError as error:
+        return judged(False, f"{error.message}; {error.hint}", PER_GPU)
+    faulty, neighbour = bench.probe(mps), bench.probe(mps)
+    elsewhere = bench.probe(mps, gpu=other)
+    served = mps.clients(other)
+    if served != {faulty.pid, neighbour.pid, elsewhere.pid}:
+        detail = f"of three clients on two GPUs, one daemon serves {len(served)}"
+        return judged(False, detail, PER_GPU, clients=len(served))
+    neighbour.begin("spin", s=4 * bench.busy_s)
+    elsewhere.begin("spin", s=bench.busy_s)
+    time.sleep(bench.busy_s / 4)
+    _error(faulty, "fault")
+    near, far = _answer(neighbour), _answer(elsewhere)
+    refused = not _served(bench, mps, other)
+    for probe in (faulty, neighbour):
+        probe.end()
+    recovered = _comes_back(bench, mps, other)
+    detail = (
+        f"a fault on one GPU ended {'the other client' if near else 'no other client'} there and"
+        f" {'the' if far else 'not the'} one on the other GPU; meanwhile, a new client on the other"
+        f" GPU was {'refused' if refused else 'served'}, and afterwards it is"
+        f" {'served' if recovered else 'refused'}"
+    )
+    return judged(
+        bool(near) and not far and refused and recovered,
+        detail,
+        PER_GPU if far or not recovered else None,
+        neighbour_error=near,
+        elsewhere_error=far,
+        refused=refused,
+        recovered=recovered,
+    )
 
 
 def names_gpu(bench: Bench) -> Seen:
@@ -135,17 +197,23 @@ def fault(bench: Bench) -> Seen:
     )
 
 
-def _comes_back(bench: Bench, mps: Mps) -> bool:
+def _comes_back(bench: Bench, mps: Mps, gpu: GpuId | None = None) -> bool:
     """Whether a new client is served once all that the fault has hit are gone."""
     deadline = time.monotonic() + 2 * REFUSED_WITHIN_S
     while time.monotonic() < deadline:
-        try:
-            bench.probe(mps).ask("spin", s=0.1)
-        except ProbeFailed:
-            time.sleep(0.5)
-        else:
+        if _served(bench, mps, gpu):
             return True
+        time.sleep(0.5)
     return False
+
+
+def _served(bench: Bench, mps: Mps, gpu: GpuId | None) -> bool:
+    """Whether a new client runs kernels."""
+    try:
+        bench.probe(mps, gpu=gpu).ask("spin", s=0.1)
+    except ProbeFailed:
+        return False
+    return True
 
 
 def terminate(bench: Bench) -> Seen:

@@ -96,7 +96,7 @@ __attribute__((destructor)) static void end(void) {
     if (initialized) unlink(path("processes", own()));
 }
 
-/* A fault takes along all clients of the same server; without MPS, nobody. */
+/* A fault takes along all clients of the same server on this GPU; without MPS, nobody. */
 static void fault(void) {
     DIR *folder = opendir(path("processes", 0));
     struct dirent *entry;
@@ -107,7 +107,8 @@ static void fault(void) {
         FILE *file = entry->d_name[0] == '.' ? 0 : fopen(path("processes", entry->d_name), "r");
         if (!file) continue;
         if (fscanf(file, "%95s %*s %15s %511s", uuid, mode, pipe) == 3) {
-            int together = mps && !strcmp(pipe, pipe_directory) && !deviates("fault_alone");
+            int here = !strcmp(uuid, gpus[chosen].uuid) || deviates("fault_crosses");
+            int together = mps && here && !strcmp(pipe, pipe_directory) && !deviates("fault_alone");
             if (together || deviates("fault_spreads")) lose(entry->d_name);
         }
         fclose(file);
