@@ -66,6 +66,10 @@ def _read(field: str, scale: float) -> Figure:
     return figure
 
 
+def _energy_kj(replay: Replay, figures: Figures) -> float:
+    return replay.energy_j(_makespan(replay, figures)) / 1000
+
+
 FIGURES: tuple[tuple[str, str, Figure], ...] = (
     ("makespan", "s", _makespan),
     ("wait, average", "s", _mean(lambda found: found.wait)),
@@ -77,5 +81,5 @@ FIGURES: tuple[tuple[str, str, Figure], ...] = (
     ("OOM crashes", "", lambda _, found: found.oom_crashes),
     ("GPU memory used", "MiB", _read("memory_used_mib", 1)),
     ("SM activity", "%", _read("sm_active", 100)),
-    ("GPU energy", "kJ", lambda replay, _: replay.energy_j / 1000),
+    ("GPU energy", "kJ", _energy_kj),
 )

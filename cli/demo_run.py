@@ -19,7 +19,7 @@ from cli import client
 from cli.demo_trace import argv
 from cli.problems import Problem, Unreachable
 
-GPUS = "3xA100-40GB"
+GPUS = "3xDGX-Station-A100-40GB"  # the CARMA paper's
 SETTINGS = {  # the paper's times, compressed like the trace as far as real processes allow
     "CARMA_ESTIMATOR": "declared",  # and nothing is declared, as in the paper's runs (4.3)
     "CARMA_MONITOR__PERIOD_S": "0.1",
@@ -110,10 +110,12 @@ class Replay:
     def done(self) -> int:
         return sum(job["code"] in SETTLED for job in self.jobs)
 
-    @property
-    def energy_j(self) -> float:
-        after: float = sum(gpu["energy_j"] for gpu in self.readings[-1][1])
-        return after - self.energy_before_j
+    def energy_j(self, until_s: float) -> float:
+        """What the GPUs used until the first reading from `until_s` on. A replay that is done goes
+        on idling until the other one is, too."""
+        after = next((gpus for at, gpus in self.readings if at >= until_s), self.readings[-1][1])
+        total: float = sum(gpu["energy_j"] for gpu in after)
+        return total - self.energy_before_j
 
     def stop(self) -> None:
         if self._daemon is None:

@@ -1,7 +1,8 @@
 """The workload of `carma demo`: jobs as in the first trace of the CARMA evaluation, but faster.
 
-Durations, numbers of GPUs and memory are published; the load on the GPUs is partly assumed
-(`carmad.sim.catalogue`). Do not quote it as measured.
+Durations, numbers of GPUs and memory are published. The load on the GPUs is read off the paper's
+figures for the larger models, and assumed for the light ones (`carmad.sim.catalogue`). Do not quote
+the latter as measured.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from carmad.sim.traces import generators
 WARMUP_S = 0.3  # of loading data, so that the first kernel is always some time after the launch
 
 
-def demo_trace(seed: int = 72, jobs: int = 20, compress: float = 320.0) -> tuple[Task, ...]:
+def demo_trace(seed: int = 68, jobs: int = 20, compress: float = 320.0) -> tuple[Task, ...]:
     """`jobs` submissions in order of time, `compress` times as fast as the paper's.
 
-    With the defaults and one job per GPU, three A100-40GB take a little over a minute. Simulated
-    with 120 seeds, magm saved a seventh of that in the median, as it does with the default seed.
-    With that one, some job runs out of memory however the delays are set. Such a replay shows
-    how CARMA behaves, not how much it gains.
+    With the defaults and one job per GPU, the paper's three A100s take a little over a minute.
+    Simulated with 120 seeds, magm saved 21 % of that in the median, and 10 % of the energy, as it
+    does with the default seed. With that one, some job runs out of memory however the delays are
+    set. Such a replay shows how CARMA behaves, not how much it gains.
     """
     return tuple(
         replace(task, submit_s=task.submit_s / compress, duration_s=task.duration_s / compress)

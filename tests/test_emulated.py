@@ -20,6 +20,7 @@ from carmad.errors import CarmaError
 from carmad.gpu import card as card_module
 from carmad.gpu.card import DRAM_CONTENTION, SUFFIX, Card, CardLost, OutOfMemory
 from carmad.gpu.emulated import EmulatedSource, create
+from carmad.gpu.kinds import KINDS
 from carmad.gpu.source import utilization
 from cli.demo_trace import argv, demo_trace
 
@@ -188,7 +189,7 @@ def test_a_reused_pid_is_not_the_old_process(
 def test_fragmentation_leaves_free_memory_that_cannot_be_had(tmp_path: Path) -> None:
     path = str(tmp_path / f"GPU-0{SUFFIX}")
     card_module.create(
-        path, index=0, name="V100", memory_mib=16_384, idle_w=40, peak_w=300, fragmentation=0.25
+        path, index=0, name="V100", memory_mib=16_384, idle_w=40, busy_w=300, fragmentation=0.25
     )
     first, second = Card(path), Card(path)
     first.attach()
@@ -223,10 +224,24 @@ def test_sharing_slows_down_by_the_stated_model(
     assert shared.sm_occupancy == pytest.approx(0.4)
     assert shared.dram_active == pytest.approx(0.4)
     assert [use.sm_util for use in shared.processes] == pytest.approx([0.6, 0.4])
-    assert (shared.power_w, idle.power_w) == (400.0, 55.0)
+    assert (shared.power_w, idle.power_w) == (347.5, 50.0)
     second.close()
     assert first.rate() == 1.0
     first.close()
+
+
+@pytest.mark.parametrize("kind", ["DGX-Station-A100-40GB", "L40S-48GB"])
+def test_an_emulated_card_draws_the_power_of_a_simulated_one(tmp_path: Path, kind: str) -> None:
+    create(tmp_path, kind)
+    opened = EmulatedSource(tmp_path)
+    (gpu,) = opened.discover()
+    card = Card(str(tmp_path / f"{gpu.id}{SUFFIX}"))
+    card.attach()
+    for sm, dram in ((0.0, 0.0), (0.3, 0.1), (0.1, 0.3), (1.0, 0.4)):
+        card.launch(sm, 0.1, dram)
+        assert opened.sample(0.0)[0].power_w == pytest.approx(KINDS[kind].power_w(sm, dram))
+    card.close()
+    opened.close()
 
 
 def test_a_shared_job_takes_longer(source: EmulatedSource, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from carmad.sim.traces.sources import load
 DATA = Path(__file__).parents[2] / "shared" / "data"
 SOURCES = [
     ("carma:carma/trace1.csv", "3xA100-40GB"),
+    ("carma:carma/heavy60.csv", "4xDGX-Station-A100-40GB"),
     *((f"muri:muri/trace{n}.csv?tasks=150", "8x8xV100-32GB") for n in (1, 2, 3)),
     ("philly:philly/philly.csv?tasks=150", "16x8xV100-32GB"),
     *((f"sia:sia/workloads/philly-workload-{n}.csv", "16x4xA100-40GB") for n in range(1, 7)),

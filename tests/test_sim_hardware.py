@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carmad.errors import CarmaError
-from carmad.sim.hardware import KINDS, GpuKind, parse, power_w
+from carmad.sim.hardware import KINDS, GpuKind, parse
 from carmad.sim.report.runs import gpus
 
 A100 = KINDS["A100-40GB"]
@@ -80,12 +80,12 @@ class TestMig:
     @pytest.mark.parametrize("text", ["7x1g.5gb", "3g.20gb+2g.10gb", "2x3g.20gb", "7g.40gb"])
     def test_at_rest_they_draw_what_the_gpu_does(self, text: str) -> None:
         instances = parse(f"1xA100-40GB/{text}").nodes[0].instances
-        assert sum(power_w(i, 0.0, 0.0) for i in instances) == pytest.approx(50)
+        assert sum(i.power_w(0.0, 0.0) for i in instances) == pytest.approx(50)
 
     def test_busy_ones_draw_their_share_of_the_rest(self) -> None:
         # 50 W · 3/6 at rest, and 3/7 of 0.85 · 350 W
         instance, _ = parse("1xA100-40GB/2x3g.20gb").nodes[0].instances
-        assert power_w(instance, 1.0, 0.5) == pytest.approx(25 + 127.5)
+        assert instance.power_w(1.0, 0.5) == pytest.approx(25 + 127.5)
 
     @pytest.mark.parametrize(
         "text",
@@ -179,20 +179,25 @@ def test_speeds_are_relative_to_the_a100() -> None:
 
 class TestPower:
     def test_at_rest(self) -> None:
-        assert power_w(A100, 0.0, 0.0) == 50
+        assert A100.power_w(0.0, 0.0) == 50
 
     @pytest.mark.parametrize(
-        ("sm", "dram", "watts"), [(0.25, 0.1, 198.75), (0.1, 0.25, 198.75), (1.0, 1.0, 347.5)]
+        ("sm", "dram", "watts"), [(0.25, 0.1, 179.49), (0.1, 0.25, 179.49), (1.0, 1.0, 347.5)]
     )
     def test_by_the_busier_of_both(self, sm: float, dram: float, watts: float) -> None:
-        # 50 + 0.85 · 350 · √0.25 = 198.75
-        assert power_w(A100, sm, dram) == pytest.approx(watts)
+        # 50 + 0.85 · 350 · 0.25^0.6
+        assert A100.power_w(sm, dram) == pytest.approx(watts, abs=0.01)
+
+    def test_the_dgx_station_is_as_its_figures_show(self) -> None:
+        station = KINDS["DGX-Station-A100-40GB"]
+        for sm in (0.0, 0.35, 0.9, 1.0):
+            assert station.power_w(sm, 0.0) == pytest.approx(52 + 227 * sm**0.6)
 
     def test_no_more_than_everything_at_once(self) -> None:
-        assert power_w(A100, 2.7, 0.5) == power_w(A100, 1.0, 0.5)
+        assert A100.power_w(2.7, 0.5) == A100.power_w(1.0, 0.5)
 
     @given(fractions, fractions)
     def test_the_first_step_costs_the_most(self, one: float, other: float) -> None:
-        between = power_w(A100, (one + other) / 2, 0.0)
-        mean = (power_w(A100, one, 0.0) + power_w(A100, other, 0.0)) / 2
+        between = A100.power_w((one + other) / 2, 0.0)
+        mean = (A100.power_w(one, 0.0) + A100.power_w(other, 0.0)) / 2
         assert between >= mean - 1e-9

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from carmad.core.layout import Layout, Stage
 from carmad.core.types import StageTimes
 from carmad.errors import CarmaError
-from carmad.sim.catalogue import Profile
+from carmad.sim.catalogue import Profile, find
 from carmad.sim.task import Load, Rejected, Task, Trace
 from carmad.sim.traces import carma, helios, muri, native, pai, philly, sia
 from carmad.sim.traces.assign import assign
@@ -438,6 +438,27 @@ def test_carma(tmp_path):
         Rejected(4, "is of 'none', which is not in tasks.csv"),
         Rejected(5, "tasks.csv, line 4: duration_s is 'soon', but must be a number"),
     )
+
+
+def test_carma_where_a_run_has_measured_its_own_tasks(tmp_path):
+    path = file(tmp_path, "heavy60.csv", "seconds,task\n0,vgg3\n73,mnist\n80,none\n")
+    file(
+        tmp_path,
+        "heavy60_tasks.csv",
+        "task,model,batch_size,gpus,smact,duration_s,memory_gb\n"
+        "vgg3,vgg16,128,1,0.426,2607,15.87\n"
+        "mnist,mnist,,2,0.07,132,2.26\n",
+    )
+    trace = carma.read(path)
+    vgg, mnist = trace.tasks
+    assert (vgg.duration_s, vgg.gpus, vgg.load.memory_mib) == (2607, 1, 15_870)
+    assert (mnist.submit_s, mnist.duration_s, mnist.gpus, mnist.load.batch_size) == (73, 132, 2, 0)
+    known = find("vgg16", 128, "imagenet")
+    assert known.sm_active == 0.852
+    assert vgg.load.sm_active == 0.426
+    assert vgg.load.dram_active == pytest.approx(known.dram_active / 2)
+    assert vgg.load.sm_occupancy == pytest.approx(known.sm_occupancy / 2)
+    assert trace.rejected == (Rejected(4, "is of 'none', which is not in heavy60_tasks.csv"),)
 
 
 # Models for traces that name none

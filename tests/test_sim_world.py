@@ -24,7 +24,7 @@ from carmad.errors import CarmaError
 from carmad.sim import interference
 from carmad.sim.clock import Clock, not_before
 from carmad.sim.experiment import Experiment, Physics
-from carmad.sim.hardware import KINDS, Cluster, GpuKind, Node, parse, power_w
+from carmad.sim.hardware import KINDS, Cluster, GpuKind, Node, parse
 from carmad.sim.run import simulate
 from carmad.sim.task import Load, Task, Trace
 from carmad.sim.workload import Workload
@@ -95,7 +95,7 @@ def test_one_job_alone():
     assert gpu.sm_active_s == pytest.approx(40.0)
     assert gpu.sm_occupancy_s == pytest.approx(20.0)
     assert gpu.dram_active_s == pytest.approx(10.0)
-    assert gpu.energy_j == pytest.approx(50.0 * 10 + power_w(FAST, 0.4, 0.1) * 100)
+    assert gpu.energy_j == pytest.approx(50.0 * 10 + FAST.power_w(0.4, 0.1) * 100)
     assert job.energy_j == pytest.approx(gpu.energy_j)
 
 
@@ -112,7 +112,7 @@ def test_the_timeline_has_a_row_per_change():
     assert list(timeline.busy_gpus) == [1, 1, 0]
     assert list(timeline.memory) == [0, 4_000 / 40_960, 0]
     assert list(timeline.sm_active) == [0, 0.4, 0]
-    assert list(timeline.power_w) == pytest.approx([50, power_w(FAST, 0.4, 0.1), 50])
+    assert list(timeline.power_w) == pytest.approx([50, FAST.power_w(0.4, 0.1), 50])
 
 
 def test_an_instant_has_one_row():
@@ -134,7 +134,7 @@ def test_a_slowed_job_asks_less_of_the_gpu_and_neighbours_share_its_energy(half_
     # 0.4 while alone (10–50, 110–140), and 2 × 0.4 × 0.5 while shared (50–110)
     assert gpu.sm_active_s == pytest.approx(0.4 * 130)
     assert gpu.memory_mib_s == 4_000 * (140 - 10) + 4_000 * (110 - 50)
-    watts = power_w(FAST, 0.4, 0.1)
+    watts = FAST.power_w(0.4, 0.1)
     assert gpu.energy_j == pytest.approx(50 * 10 + watts * 130)
     assert second.energy_j == pytest.approx(watts * 70 / 2)  # from its launch at 40 on
     assert first.energy_j + second.energy_j == pytest.approx(gpu.energy_j)
@@ -361,7 +361,7 @@ def test_a_neighbour_on_one_gpu_slows_the_whole_job(half_speed):
     _, other = outcome.gpus  # the one without a neighbour
     assert other.sm_active_s == pytest.approx(0.4 * (40 + 20 + 40))
     assert other.energy_j == pytest.approx(
-        50 * 10 + power_w(FAST, 0.4, 0.1) * 80 + power_w(FAST, 0.2, 0.05) * 40
+        50 * 10 + FAST.power_w(0.4, 0.1) * 80 + FAST.power_w(0.2, 0.05) * 40
     )
 
 

@@ -12,9 +12,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from random import Random
 
-from benchmarks.carma.paper import FREE_5GB, GPUS, KNOWN, TRACE, simulated
+from benchmarks.carma.paper import FREE_5GB, GPUS, KNOWN, TRACE, in_orders, simulated
+from benchmarks.carma.paper import Run as Simulated
 from benchmarks.harness.main import main
 from benchmarks.harness.report import RESULTS, Report
 from carmad.sim import metrics
@@ -55,7 +55,7 @@ RUNS = tuple(
 
 def measure() -> Report:
     first = with_our_estimates(load(f"carma:{TRACE}"), our_estimates())
-    orders = (first, *(shuffled(first, seed) for seed in range(1, ORDERS)))
+    orders = in_orders(first, ORDERS)
     return Report(
         "Memory estimators in the scheduler",
         [
@@ -70,7 +70,8 @@ def measure() -> Report:
 
 
 NOTES = (
-    f"the CARMA paper's first trace, 60 tasks, {GPUS}, MPS, interference `learned`",
+    f"the CARMA paper's first trace, 60 tasks, {GPUS}, MPS with one server for the node,"
+    " interference `learned`",
     "estimates of horus, faketensor and gpumemnet are the paper's own; none: 5 GB must"
     " be free; with an estimate: 2 GB beyond it (the paper's 4.2 to 4.4)",
     "gain: how much shorter the makespan is than with exclusive GPUs; kept: of the"
@@ -100,20 +101,11 @@ def with_our_estimates(trace: Trace, ours: Mapping[str, int]) -> Trace:
     return replace(trace, tasks=tuple(tasks))
 
 
-def shuffled(trace: Trace, seed: int) -> Trace:
-    """Other tasks at the same moments."""
-    moments = [task.submit_s for task in trace.tasks]
-    tasks = list(trace.tasks)
-    Random(seed).shuffle(tasks)
-    moved = (replace(task, submit_s=at) for task, at in zip(tasks, moments, strict=True))
-    return Trace(f"{trace.name}-{seed}", tuple(moved))
-
-
 @cache
 def outcome(trace: Trace, run: Run) -> Result:
     conditions = FREE_5GB if run.estimator == "none" else KNOWN
     conditions = replace(conditions, utilization=run.risk_test)
-    made = simulated(trace, run.policy, run.estimator, conditions)
+    made = simulated(trace, Simulated("", run.policy, run.estimator, conditions))
     return Result(made.makespan_s, metrics.figures(made).oom_crashes)
 
 

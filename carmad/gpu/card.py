@@ -31,12 +31,12 @@ from time import monotonic
 
 SUFFIX = ".card"
 DRAM_CONTENTION = 0.2  # a neighbour that saturates DRAM costs a job a sixth of its speed
-POWER_EXPONENT = 0.75  # power rises steeply at first: half of the range is used at 40 % SM activity
+POWER_EXPONENT = 0.6  # as measured (`carmad.gpu.kinds`): 43 % of the range at 25 % activity
 REAP_S = 0.25  # how long the demand of a dead job may still slow down its neighbours
 
 # The file is an array of 8-byte words: a header, then SLOTS entries of SLOT words.
 MAGIC = int.from_bytes(b"CARMA\0\0\1", "little")  # the last byte is the layout's version
-_MAGIC, _INDEX, _TOTAL, _LOST, _FRAGMENTATION, _IDLE_W, _PEAK_W = range(7)
+_MAGIC, _INDEX, _TOTAL, _LOST, _FRAGMENTATION, _IDLE_W, _BUSY_W = range(7)
 _ENERGY_MJ, _ENERGY_AT, _REAPED_AT, _ISLAND = range(7, 11)
 NAME_AT, NAME_LENGTH = 128, 64  # bytes
 HEADER = (NAME_AT + NAME_LENGTH) // 8
@@ -122,6 +122,12 @@ class _Lock:
         fcntl.flock(self._fd, fcntl.LOCK_UN)
 
 
+def power_w(idle_w: float, busy_w: float, sm_active: float, dram_active: float) -> float:
+    """Power of a GPU by the busier of its SMs and its DRAM (0–1)."""
+    busy = min(1.0, max(sm_active, dram_active))
+    return idle_w + (busy_w - idle_w) * math.pow(busy, POWER_EXPONENT)
+
+
 def create(
     path: str,
     *,
@@ -129,7 +135,7 @@ def create(
     name: str,
     memory_mib: int,
     idle_w: float,
-    peak_w: float,
+    busy_w: float,
     fragmentation: float = 0.0,
     island: int = 0,
 ) -> None:
@@ -138,7 +144,7 @@ def create(
     ints, floats = memoryview(words).cast("q"), memoryview(words).cast("d")
     ints[_MAGIC], ints[_INDEX], ints[_TOTAL] = MAGIC, index, memory_mib
     ints[_ISLAND] = island
-    floats[_FRAGMENTATION], floats[_IDLE_W], floats[_PEAK_W] = fragmentation, idle_w, peak_w
+    floats[_FRAGMENTATION], floats[_IDLE_W], floats[_BUSY_W] = fragmentation, idle_w, busy_w
     floats[_ENERGY_AT] = monotonic()
     encoded = name.encode()[:NAME_LENGTH]
     words[NAME_AT : NAME_AT + len(encoded)] = encoded
@@ -277,7 +283,7 @@ class Card:
                 sm,
                 occupancy,
                 dram,
-                self._power(sm),
+                self._power(sm, dram),
                 int(self._floats[_ENERGY_MJ]),
             )
 
@@ -311,9 +317,8 @@ class Card:
         dram = share * sum(tenant.dram for tenant in running)
         return min(1.0, sm), min(1.0, occupancy), min(1.0, dram)
 
-    def _power(self, sm_active: float) -> float:
-        idle, peak = self._floats[_IDLE_W], self._floats[_PEAK_W]
-        return idle + (peak - idle) * math.pow(sm_active, POWER_EXPONENT)
+    def _power(self, sm_active: float, dram_active: float) -> float:
+        return power_w(self._floats[_IDLE_W], self._floats[_BUSY_W], sm_active, dram_active)
 
     def _account(self, now: float) -> None:
         """Add the energy used since the last call. Call it before the load changes."""
@@ -321,7 +326,8 @@ class Card:
         elapsed = now - floats[_ENERGY_AT]
         floats[_ENERGY_AT] = now  # first: dying here must not count energy twice
         if elapsed > 0:  # the clock restarts with the machine
-            floats[_ENERGY_MJ] += 1000 * elapsed * self._power(self._load()[0])
+            sm, _, dram = self._load()
+            floats[_ENERGY_MJ] += 1000 * elapsed * self._power(sm, dram)
 
     def _reap(self, now: float) -> None:
         """Remove the entries of dead processes."""

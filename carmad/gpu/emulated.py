@@ -4,36 +4,22 @@ from __future__ import annotations
 
 import re
 import uuid
-from dataclasses import dataclass
 from pathlib import Path
 
 from carmad.core.types import Gpu, GpuId, GpuSample, ProcessUse
 from carmad.errors import CarmaError
 from carmad.gpu import card
 from carmad.gpu.card import Card, Reading
+from carmad.gpu.kinds import KINDS, GpuKind
 from carmad.gpu.source import Capabilities, Health, utilization
 
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A GPU model. Peak power is the vendor's limit; idle power is a round figure."""
-
-    name: str
-    memory_mib: int
-    idle_w: float
-    peak_w: float
-
-
-KINDS: dict[str, Kind] = {
-    "A100-40GB": Kind("Emulated A100-SXM4-40GB", 40_960, 55, 400),
-    "A100-80GB": Kind("Emulated A100-SXM4-80GB", 81_920, 60, 400),
-    "H100-80GB": Kind("Emulated H100-SXM5-80GB", 81_920, 70, 700),
-    "V100-16GB": Kind("Emulated V100-SXM2-16GB", 16_384, 40, 300),
-    "V100-32GB": Kind("Emulated V100-SXM2-32GB", 32_768, 40, 300),
-    "T4-16GB": Kind("Emulated T4-16GB", 16_384, 10, 70),
-    "L40S-48GB": Kind("Emulated L40S-48GB", 49_152, 35, 350),
-    "RTX3090-24GB": Kind("Emulated RTX3090-24GB", 24_576, 25, 350),
-    "RTX4090-24GB": Kind("Emulated RTX4090-24GB", 24_576, 20, 450),
+# As drivers call them, where that is known; the others are called as the kind is.
+_PRODUCTS = {
+    "A100-40GB": "A100-SXM4-40GB",
+    "A100-80GB": "A100-SXM4-80GB",
+    "H100-80GB": "H100-SXM5-80GB",
+    "V100-16GB": "V100-SXM2-16GB",
+    "V100-32GB": "V100-SXM2-32GB",
 }
 
 ISLANDS = "+"  # separates islands of one server
@@ -57,10 +43,10 @@ def create(directory: Path, spec: str) -> None:
                 card.create(
                     str(path),
                     index=index,
-                    name=kind.name,
+                    name=name_of(kind),
                     memory_mib=kind.memory_mib,
                     idle_w=kind.idle_w,
-                    peak_w=kind.peak_w,
+                    busy_w=kind.busy_w,
                     island=island_of[index],
                 )
         there = len(card.paths(str(directory)))
@@ -72,9 +58,9 @@ def create(directory: Path, spec: str) -> None:
         )
 
 
-def parse(spec: str) -> tuple[Kind, ...]:
+def parse(spec: str) -> tuple[GpuKind, ...]:
     """The GPUs in a text like `2xA100-40GB,1xV100-16GB`, regardless of islands."""
-    kinds: list[Kind] = []
+    kinds: list[GpuKind] = []
     for part in spec.replace(ISLANDS, ",").split(","):
         match = re.fullmatch(r"\s*(?:(\d+)x)?(\S+)\s*", part)
         if match is None or match[2] not in KINDS:
@@ -85,9 +71,13 @@ def parse(spec: str) -> tuple[Kind, ...]:
     return tuple(kinds)
 
 
-def uuid_of(kind: Kind, index: int) -> GpuId:
+def name_of(kind: GpuKind) -> str:
+    return f"Emulated {_PRODUCTS.get(kind.name, kind.name)}"
+
+
+def uuid_of(kind: GpuKind, index: int) -> GpuId:
     """A deterministic UUID: GPU-e0000001-…, e for emulated and then the index."""
-    made_up = str(uuid.uuid5(uuid.NAMESPACE_DNS, f"{kind.name}/{index}"))
+    made_up = str(uuid.uuid5(uuid.NAMESPACE_DNS, f"{name_of(kind)}/{index}"))
     return GpuId(f"GPU-e{index:07x}{made_up[8:]}")
 
 

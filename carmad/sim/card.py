@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Sequence
 
 from carmad.core.types import Gpu, GpuSample, JobId, Mode, ProcessUse
+from carmad.gpu.kinds import GpuKind
 from carmad.gpu.source import utilization
-from carmad.sim.hardware import GpuKind, power_w
 from carmad.sim.interference import Interference, speeds_by_mode
 from carmad.sim.outcome import GpuTotals
 from carmad.sim.task import Load
@@ -70,7 +70,7 @@ class Card:
         self.paces: dict[JobId, float] = {}
         self.used_mib = 0
         self.sm_active = self.sm_occupancy = self.dram_active = 0.0  # the level since changed_at
-        self.power_w = power_w(kind, 0.0, 0.0)
+        self.power_w = kind.power_w(0.0, 0.0)
         self.changed_at = 0.0
         self.settles_at = -math.inf  # until then the core places no job here, whatever the readings
         self.history: deque[GpuSample] = deque()  # the readings in the window, and one before it
@@ -165,7 +165,7 @@ class Card:
         self.sm_active = min(1.0, sm_active)
         self.sm_occupancy = min(1.0, sm_occupancy)
         self.dram_active = min(1.0, dram_active)
-        self.power_w = power_w(self.kind, self.sm_active, self.dram_active)
+        self.power_w = self.kind.power_w(self.sm_active, self.dram_active)
         gauges = self._gauges
         gauges.sm_active += self.sm_active - before[0]
         gauges.sm_occupancy += self.sm_occupancy - before[1]

@@ -1,21 +1,22 @@
 """The load of well-known training jobs on a GPU, for traces that only name a model.
 
 The table is `coefficients/catalogue.csv`: memory (MiB, of the whole process) and durations (alone)
-as published, and utilisation on NVML's scale, each row with its source. A row that was measured
-with GPM (`python -m benchmarks.hardware loads`) also has SMACT, SMOCC and DRAMA, which count.
+as published, and utilisation on NVML's scale, each row with its source. Where a row also has SMACT,
+SMOCC and DRAMA, these count. Some are measured with GPM (`python -m benchmarks.hardware loads`).
 - Lucid's artifact measured it alone on an RTX 3090 (no mixed precision).
-- The CARMA paper prints none. For ImageNet it follows from table 4: with the same input, all other
-  models have longer epochs than MobileNetV2, so the GPU must be their bottleneck. They are assumed
-  to keep it busy (0.97) at batch size 128, and less in proportion to their rate below. MobileNetV2
-  needs EfficientNet-B0's GPU time over the ratio of their rates in timm's training benchmark
-  (1.26). Memory utilisation has the ratio that Lucid measured for the family.
+- CARMA's larger tasks: SMACT as the artifact's figures show it on an A100, with the durations of
+  the paper's Table 4 (`python -m benchmarks.carma.catalogue` derives the rows). SMOCC and DRAMA,
+  which no figure shows, are derived from it; memory utilisation has the ratio to that of the GPU
+  that Lucid measured for the family.
 - Muri's is the share of an iteration that its GPU stage takes, Sia's the rate on a DGX A100 over
   that at the best batch size.
 - "assumed" is only a guess by analogy. CARMA's light tasks (CIFAR-100) are assumed to be low: they
-  feed 32-pixel images to networks made for 224, so that kernels are tiny and launches dominate.
+  feed 32-pixel images to networks made for 224, so that kernels are tiny and launches dominate. The
+  one light task in the figures, MNIST, has a SMACT of 0.07.
 
-`activity` converts utilisation to SMACT, SMOCC and DRAMA. Expect errors of ±0.1 in SMACT where
-utilisation was measured and ±0.2 where it was not, and as much in DRAMA.
+`activity` converts utilisation to SMACT, SMOCC and DRAMA. Expect errors of ±0.05 in SMACT where it
+was measured, ±0.1 where utilisation was, and more where neither was: the guesses that the figures
+replaced were wrong by up to 0.32. Expect ±0.2 in DRAMA.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from carmad.sim.outcome import Outcome
     from carmad.sim.recorded import History
 
-GPUS = "3xA100-40GB"  # the server of the CARMA paper
+GPUS = "3xA100-40GB"
 PHYSICS = "physics."
 ALL = "all"  # instead of a policy's name
 TOLD_REJECTED = 3
