@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain
 
 from carmad.plugin import Demand, GpuId, GpuView, NodeView, Reason, View
@@ -33,12 +33,16 @@ class Room:
         fullest_first = sorted(self._nodes, key=lambda node: -len(node))
         return _first(wanted, chain.from_iterable(fullest_first), view, fits)
 
-    def without(self, gpus: Iterable[GpuView]) -> None:
+    def without(self, gpus: Collection[GpuView]) -> None:
         """Remove GPUs that were given to a job."""
         taken = {gpu.id for gpu in gpus}
-        left = ([gpu for gpu in node if gpu.id not in taken] for node in self._nodes)
+        nodes = {gpu.gpu.node for gpu in gpus}
+        left = (
+            [gpu for gpu in node if gpu.id not in taken] if node[0].gpu.node in nodes else node
+            for node in self._nodes
+        )
         self._nodes = [node for node in left if node]
-        self.free = sum(map(len, self._nodes))
+        self.free -= len(taken)
 
 
 def idle_but(apart: frozenset[GpuId], view: View) -> Room:

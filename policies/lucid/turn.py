@@ -40,7 +40,8 @@ NOTHING = frozenset[GpuId]()
 class Turn:
     def __init__(self, view: View, profiler: ProfilingPool, binder: Binder | Reason) -> None:
         self.plan: list[Placement] = []
-        self._view = view
+        self._view = view  # without the placements in `_unseen`
+        self._unseen: list[tuple[Job, tuple[GpuId, ...], ProfilingRun | None]] = []
         self._profiler = profiler
         self._binder = binder
         self._fits = fits_memory(view.settings.preconditions_for("lucid"), view.settings)
@@ -52,12 +53,11 @@ class Turn:
         """Place jobs on the profiler's GPUs, up to the first that does not fit."""
         if not line:
             return
-        gpus = [gpu for gpu in self._view.node_of if gpu in self._profiler.gpus]
         room = idle_of(self._profiler.gpus, self._view)
         waiting = 0
         for job in line:
             wanted = self._view.demand(job, profiling=True)
-            verdicts = self._verdicts(job, wanted, gpus)
+            verdicts = self._verdicts(job, wanted, self._profiler.gpus)
             if not waiting and (taken := room.choose(wanted, self._view, self._fits, spread=False)):
                 room.without(taken)
                 run = self._run(job, self._profiler.run_s, evict=True)
@@ -72,22 +72,27 @@ class Turn:
     # -- the main line (algorithm 2)
 
     def place(self, line: Iterable[Job]) -> None:
-        own = self._profiler.own
-        room, kept = idle_but(own, self._view), idle_of(own, self._view).free
+        own, view = self._profiler.own, self._view_now()
+        room, kept = idle_but(own, view), idle_of(own, view).free
+        binder = None if isinstance(self._binder, Reason) else self._binder
         waiting = 0
         for job in line:
-            if self._join(job) or (job.spec.gpus <= room.free + kept and self._settle(job, room)):
+            if binder and self._join(job, binder):
+                continue
+            if job.spec.gpus <= room.free + kept and self._settle(job, room):
                 continue
             waiting += 1
             if waiting <= REPORTED:
                 self._wait(job, room)
-            if isinstance(self._binder, Reason):
+            elif not (binder or room.free or kept):
+                break  # no job behind can start
+            if binder is None:
                 break
 
-    def _join(self, job: Job) -> bool:
+    def _join(self, job: Job, binder: Binder) -> bool:
         """Place the job on the GPUs of an affine one."""
-        binder = self._binder
-        if isinstance(binder, Reason) or (partner := binder.partner(job)) is None:
+        partner = binder.partner(job)
+        if partner is None:
             return False
         verdicts = self._main_verdicts(job, self._view.demand(job))
         self._give(job, partner.gpus, verdicts, binder.explanation(job, partner))
@@ -97,7 +102,7 @@ class Turn:
     def _settle(self, job: Job, room: Room) -> bool:
         """Place the job on idle GPUs, and profile it there if it has no profile."""
         main = self._apart(job) == self._profiler.own
-        idle_gpus = room if main else idle_but(NOTHING, self._view)
+        idle_gpus = room if main else idle_but(NOTHING, self._view_now())
         if job.spec.gpus > idle_gpus.free:
             return False
         knobs = self._view.settings.profiling
@@ -144,7 +149,15 @@ class Turn:
         self.plan.append(
             Placement(job.id, gpus, verdicts, profiling=profiling, explanation=tuple(told))
         )
-        self._view = self._view.with_placement(job, gpus, profiling)
+        self._unseen.append((job, gpus, profiling))
+
+    def _view_now(self) -> View:
+        """With all placements so far. Most plans place few jobs and most placements need no
+        verdicts on others, so the view is only brought up to date where it is looked at."""
+        for placed in self._unseen:
+            self._view = self._view.with_placement(*placed)
+        self._unseen.clear()
+        return self._view
 
     # -- verdicts
 
@@ -152,16 +165,17 @@ class Turn:
         return self._verdicts(job, wanted, self._view.node_of, self._apart(job))
 
     def _verdicts(
-        self, job: Job, wanted: Demand, gpus: Collection[GpuId], apart: Set[GpuId] = NOTHING
+        self, job: Job, wanted: Demand, among: Collection[GpuId], apart: Set[GpuId] = NOTHING
     ) -> tuple[Verdict, ...]:
-        if len(gpus) > self._verdicts_left:
+        if len(among) > self._verdicts_left:
             return ()
-        self._verdicts_left -= len(gpus)
+        self._verdicts_left -= len(among)
         return tuple(
-            Verdict(gpu, (Reason("kept_for_profiling"),))
-            if gpu in apart
-            else self._verdict(job, wanted, self._view.gpu(gpu))
-            for gpu in gpus
+            Verdict(gpu.id, (Reason("kept_for_profiling"),))
+            if gpu.id in apart
+            else self._verdict(job, wanted, gpu)
+            for gpu in self._view_now().gpus
+            if gpu.id in among
         )
 
     def _verdict(self, job: Job, wanted: Demand, gpu: GpuView) -> Verdict:
