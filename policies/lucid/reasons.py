@@ -28,7 +28,7 @@ REASONS = {
     "busy_pair": Wording(
         "BusyPair",
         lambda r: (
-            f"together with {r.detail} the GPU would be {r.have:.0%} utilised (limit {r.need:.0%})"
+            f"GPU utilisation would add up to {r.have:.2f} with {r.detail} (limit {r.need:.2f})"
         ),
     ),
     "gpu_demand": Wording(
