@@ -60,17 +60,23 @@ class Peers:
 
     def remove(self, partner: Partner) -> bool:
         """True if it was one of them."""
-        if partner not in self.partners:
+        left = [each for each in self.partners if each is not partner]
+        if len(left) == len(self.partners):
             return False
-        self.partners.remove(partner)
-        self._measure()
+        self.partners, its = left, partner.its
+        allowed_most = (
+            OUTLASTS * its.priority == self.bar
+            or partner.free_mib == self.free_mib
+            or its.utilization == self.utilization
+        )
+        if left and allowed_most:
+            self._measure()
         return True
 
     def _measure(self) -> None:
-        all_of_them = self.partners
-        self.bar = OUTLASTS * max((each.its.priority for each in all_of_them), default=-math.inf)
-        self.free_mib = max((each.free_mib for each in all_of_them), default=0)
-        self.utilization = min((each.its.utilization for each in all_of_them), default=math.inf)
+        self.bar = OUTLASTS * max(each.its.priority for each in self.partners)
+        self.free_mib = max(each.free_mib for each in self.partners)
+        self.utilization = min(each.its.utilization for each in self.partners)
 
 
 class Binder:
@@ -83,18 +89,15 @@ class Binder:
         self._capacity = capacity
         self._traits = traits
         self._margin_mib = view.settings.preconditions_for("lucid").margin_mib
-        self._partners = self._found(reserved)
-
-    def __bool__(self) -> bool:
-        """Whether any job is left that could be joined."""
-        return bool(self._partners)
+        # By number of GPUs, and by the memory of the smallest of them; none is empty.
+        self.partners = self._found(reserved)
 
     def partner(self, job: Job) -> Partner | None:
         """The partner that `job` should join, if any. Nearly all jobs of a long queue fail here, so
         it must be quick."""
         found: list[Partner] = []
         score, utilization = self._capacity
-        for memory_mib, groups in self._partners.get(job.spec.gpus, ()):
+        for memory_mib, groups in self.partners.get(job.spec.gpus, ()):
             mine = self._traits(job, memory_mib)
             for peers in groups:
                 if (
@@ -110,13 +113,14 @@ class Binder:
     def bind(self, partner: Partner) -> None:
         """Record that a job has joined this partner."""
         count = len(partner.gpus)
-        for _, groups in self._partners[count]:
+        for _, groups in self.partners[count]:
             for peers in groups:
-                if peers.remove(partner) and not peers.partners:
-                    groups.remove(peers)
+                if peers.remove(partner):
+                    if not peers.partners:
+                        groups.remove(peers)
                     break
-        if not any(groups for _, groups in self._partners[count]):
-            del self._partners[count]
+        if not any(groups for _, groups in self.partners[count]):
+            del self.partners[count]
 
     def explanation(self, job: Job, partner: Partner) -> Reason:
         mine, its = self._both(job, partner.gpus[0])
@@ -198,7 +202,6 @@ class Binder:
     # -- jobs that could be joined
 
     def _found(self, reserved: frozenset[GpuId]) -> dict[int, list[tuple[int, list[Peers]]]]:
-        """Partners by number of GPUs, and by the memory of the smallest of them."""
         question = (self._traits, reserved)
         alike: dict[int, dict[int, dict[int, list[Partner]]]] = {}
         for node in self._view.nodes:

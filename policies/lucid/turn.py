@@ -74,25 +74,26 @@ class Turn:
     def place(self, line: Iterable[Job]) -> None:
         own, view = self._profiler.own, self._view_now()
         room, kept = idle_but(own, view), idle_of(own, view).free
-        binder = None if isinstance(self._binder, Reason) else self._binder
+        off = isinstance(self._binder, Reason)
+        partners = {} if isinstance(self._binder, Reason) else self._binder.partners
         waiting = 0
         for job in line:
-            if binder and self._join(job, binder):
+            if job.spec.gpus in partners and self._join(job):
                 continue
             if job.spec.gpus <= room.free + kept and self._settle(job, room):
                 continue
             waiting += 1
             if waiting <= REPORTED:
                 self._wait(job, room)
-            elif not (binder or room.free or kept):
+            elif not (partners or room.free or kept):
                 break  # no job behind can start
-            if binder is None:
+            if off:
                 break
 
-    def _join(self, job: Job, binder: Binder) -> bool:
+    def _join(self, job: Job) -> bool:
         """Place the job on the GPUs of an affine one."""
-        partner = binder.partner(job)
-        if partner is None:
+        binder = self._binder
+        if isinstance(binder, Reason) or (partner := binder.partner(job)) is None:
             return False
         verdicts = self._main_verdicts(job, self._view.demand(job))
         self._give(job, partner.gpus, verdicts, binder.explanation(job, partner))
