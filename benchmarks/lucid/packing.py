@@ -18,6 +18,7 @@ from benchmarks.harness.data import SEEDS, folds
 from benchmarks.harness.pairs import Job, lucid_alone, lucid_pairs
 from carmad.learning import packing
 from carmad.learning.packing import CLASSES, Pair, Row
+from carmad.models import Tree
 
 CARD_MIB = 24_576  # RTX 3090
 FREE = 0.85  # the speed that counts as free of interference (3.3)
@@ -65,7 +66,11 @@ def authors_label(job: Job) -> str:
     return CLASSES[int(lucid_alone()[job]["label"])]
 
 
-def rows(average: Average = packing.average_speeds, without: Sequence[str] = ()) -> list[Row]:
+def rows(
+    average: Average = packing.average_speeds,
+    without: Sequence[str] = (),
+    thresholds: tuple[float, float] = (packing.TINY, packing.MEDIUM),
+) -> list[Row]:
     """All configurations but those of the networks `without`, whose pairs do not count either.
 
     Nothing was measured of ten, those of BERT, ResNet-50 and Transformer: they keep the authors'
@@ -81,11 +86,18 @@ def rows(average: Average = packing.average_speeds, without: Sequence[str] = ())
             "memory_utilization": float(row["gmem_util"]) / 100,
             "memory_share": float(row["gmem"]) / CARD_MIB,
             "amp": float(job[2]),
-            "label": packing.label(speeds[job]) if job in speeds else authors_label(job),
+            "label": (
+                packing.label(speeds[job], *thresholds) if job in speeds else authors_label(job)
+            ),
         }
         for job, row in lucid_alone().items()
         if job[0] not in without
     ]
+
+
+@cache
+def by_thresholds(tiny: float, medium: float) -> Tree:
+    return packing.fit(rows(thresholds=(tiny, medium)), "", 0.0)
 
 
 @dataclass(frozen=True, slots=True)

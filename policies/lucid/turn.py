@@ -53,11 +53,12 @@ class Turn:
         """Place jobs on the profiler's GPUs, up to the first that does not fit."""
         if not line:
             return
+        gpus = [gpu for gpu in self._view.node_of if gpu in self._profiler.gpus]
         room = idle_of(self._profiler.gpus, self._view)
         waiting = 0
         for job in line:
             wanted = self._view.demand(job, profiling=True)
-            verdicts = self._verdicts(job, wanted, self._profiler.gpus)
+            verdicts = self._verdicts(job, wanted, gpus)
             if not waiting and (taken := room.choose(wanted, self._view, self._fits, spread=False)):
                 room.without(taken)
                 run = self._run(job, self._profiler.run_s, evict=True)
@@ -166,17 +167,17 @@ class Turn:
         return self._verdicts(job, wanted, self._view.node_of, self._apart(job))
 
     def _verdicts(
-        self, job: Job, wanted: Demand, among: Collection[GpuId], apart: Set[GpuId] = NOTHING
+        self, job: Job, wanted: Demand, gpus: Collection[GpuId], apart: Set[GpuId] = NOTHING
     ) -> tuple[Verdict, ...]:
-        if len(among) > self._verdicts_left:
+        if len(gpus) > self._verdicts_left:
             return ()
-        self._verdicts_left -= len(among)
+        self._verdicts_left -= len(gpus)
+        view = self._view_now()
         return tuple(
-            Verdict(gpu.id, (Reason("kept_for_profiling"),))
-            if gpu.id in apart
-            else self._verdict(job, wanted, gpu)
-            for gpu in self._view_now().gpus
-            if gpu.id in among
+            Verdict(gpu, (Reason("kept_for_profiling"),))
+            if gpu in apart
+            else self._verdict(job, wanted, view.gpu(gpu))
+            for gpu in gpus
         )
 
     def _verdict(self, job: Job, wanted: Demand, gpu: GpuView) -> Verdict:
