@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("interpret", reason="needs carma[policies]")
 
 from benchmarks.harness.data import DATA
-from benchmarks.lucid import page, runs, timing, workload
+from benchmarks.lucid import packing, page, runs, timing, workload
 from carmad.core.types import Cause, JobId, JobState, Mode
 from carmad.sim import interference
 from carmad.sim.outcome import Attempt, JobOutcome
@@ -135,6 +135,17 @@ def _attempt(begin: float, end: float) -> Attempt:
 def _job(*attempts: Attempt) -> JobOutcome:
     task = Task(name="t", submit_s=0.0, duration_s=100.0)
     return JobOutcome(JobId(1), task, JobState.SUCCEEDED, attempts, 110.0, 0.0)
+
+
+@public
+def test_pairs_whose_utilisations_fit_are_nearly_all_free_of_interference() -> None:
+    guarded, careful, anyhow = (
+        packing._packing("none", lambda _: 0, None, guard)
+        for guard in (packing.GUARD, packing.ALL_OF_IT, None)
+    )
+    assert (round(guarded.free, 3), round(guarded.found, 3)) == (0.976, 0.882)
+    assert (round(careful.free, 3), round(careful.found, 3)) == (0.995, 0.694)
+    assert anyhow.free < 0.85
 
 
 def test_plans_are_made_for_a_full_line() -> None:
