@@ -200,13 +200,40 @@ def test_scores_add_up_to_the_capacity_at_most(mine, its, together):
 def test_why_two_do_not_match():
     made = plan(1, [job(utilization=JUMBO)], [running(7, 0)])
     detail = "job 7 is Medium, this one Jumbo"
-    assert refused(made) == (Reason("sharing_score", 2, 3, detail=detail),)
+    assert refused(made) == (
+        Reason("sharing_score", 2, 3, detail=detail),
+        Reason("busy_pair", 1.2, 1.5, detail="job 7"),
+    )
     assert placements(made)[0].reasons == (Reason("no_room", 1, 0, "GPUs"),)
 
 
 def test_the_capacity_is_a_knob():
-    policy = Lucid(settings=LucidSettings(sharing_capacity=4))
+    policy = Lucid(settings=LucidSettings(sharing_capacity=4, utilization_capacity=2.0))
     assert where(plan(1, [job(utilization=JUMBO)], [running(7, 0)], policy=policy)) == {1: (0,)}
+
+
+def test_two_jobs_share_only_if_the_gpu_has_time_for_both():
+    """Two Medium jobs, whatever the tree says of them."""
+    residents = [running(7, 0)]  # 0.6 of the time
+    assert where(plan(1, [job(utilization=0.6)], residents)) == {1: (0,)}
+    made = plan(1, [job(utilization=0.61)], residents)
+    assert refused(made) == (Reason("busy_pair", 1.2, 1.21, detail="job 7"),)
+    spared = Lucid(settings=LucidSettings(utilization_capacity=1.0))
+    assert where(plan(1, [job(utilization=0.5)], residents, policy=spared)) == {1: ()}
+
+
+def test_it_joins_the_first_partner_that_leaves_the_gpu_enough_time():
+    residents = [running(7, 0, utilization=0.7), running(8, 1, utilization=0.5)]
+    made = plan(2, [job(1, utilization=0.7), job(2, utilization=0.5)], residents)
+    assert where(made) == {1: (1,), 2: (0,)}
+
+
+def test_a_job_whose_utilisation_is_not_known_stays_alone():
+    """A tree that asks for something else classifies it, but the GPU's time is not known."""
+    by_memory = {"packing": replace(TREE, features=("memory_utilization", "amp"))}
+    told = Profile(200.0, 4_000, (Indicator("memory_utilization", 0.3, 0.0),))
+    made = plan(1, [job(profile=told)], [running(7, 0)], models=by_memory)
+    assert refused(made) == (Reason("unprofiled", detail="this job"),)
 
 
 def test_rule_1_memory():
@@ -771,11 +798,17 @@ def test_without_the_estimator_no_duration_keeps_a_pair_apart():
 # -- from end to end
 
 
+class UtilizedServer(FakeServer):
+    """NVML's utilisation is as high as SMACT."""
+
+    def reading(self, gpu, at):
+        return replace(super().reading(gpu, at), utilization=self.sm_active[gpu.id])
+
+
 def test_a_pair_that_changes_is_parted_and_stays_parted():
     """In a core: three runs of a program that is calm in its first run and busy later."""
-    tree = replace(TREE, features=("sm_active", "amp"))
-    server = FakeServer(gpus=1, settings=PREEMPTING, policy=Lucid())
-    server.tell(Trained(server.now, (("packing", tree),)))
+    server = UtilizedServer(gpus=1, settings=PREEMPTING, policy=Lucid())
+    server.tell(Trained(server.now, (("packing", TREE),)))
     (gpu,) = server.gpus
 
     def starts(sm_active):

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("interpret", reason="needs carma[policies]")
 
 from benchmarks.harness.data import DATA
-from benchmarks.lucid import page, runs, timing, workload
+from benchmarks.lucid import packing, page, runs, timing, workload
 from carmad.core.types import Cause, JobId, JobState, Mode
 from carmad.sim import interference
 from carmad.sim.outcome import Attempt, JobOutcome
@@ -37,6 +37,34 @@ def test_the_week_is_the_papers_and_its_long_jobs_are_the_busy_ones() -> None:
     assert over_time > 1.2 * over_jobs
     assert all(task.load.model and task.load.memory_mib < 24_576 for task in week.tasks)
     assert week == workload.week(workload.TEST)
+    assert week != workload.week(workload.TEST, seed=1)
+
+
+@public
+def test_each_sample_gets_gpus_by_what_its_jobs_ask_for() -> None:
+    samples = [workload.sample(workload.TEST, number) for number in workload.SAMPLES]
+    assert [round(workload.asked(each.tasks), 1) for each in samples] == [*workload.ASKED]
+    assert max(task.gpus for each in samples for task in each.tasks) <= runs.WIDEST
+    assert len({task.name for task in samples[0].tasks}) == len(samples[0].tasks)
+    assert round(workload.service_rate(864 / workload.PARTS), 2) == runs.OFF_BELOW
+
+
+@public
+def test_figure_12_leaves_out_the_busiest_or_the_least_busy_configurations() -> None:
+    low, median, high = (
+        workload.busy(workload.sample(workload.TEST, 0, busy))[0]
+        for busy in ("low", "median", "high")
+    )
+    assert low < 0.8 * median < 0.8 * high
+
+
+def test_work_beyond_the_week_is_not_asked_for_within_it() -> None:
+    week_s = 7 * 86_400.0
+    tasks = [
+        Task(name="", submit_s=0.0, duration_s=2 * week_s, gpus=2),
+        Task(name="", submit_s=week_s / 2, duration_s=week_s / 4, gpus=4),
+    ]
+    assert workload.asked(tasks) == 3.0
 
 
 @public
@@ -65,7 +93,7 @@ def test_an_ablation_changes_the_policy_and_nothing_else(monkeypatch: pytest.Mon
         for n in range(6)
     )
     monkeypatch.setattr(runs, "trace", lambda name: Trace("six", tasks))
-    made = runs.settings("lucid", replace(runs.SMALL, gpus=1))
+    made = runs.settings("lucid", replace(runs.PROFILER, gpus=1))
     case = runs.Case("", "", "", "1x2xRTX3090-24GB", made, "truth", measured=False)
     whole, alone = runs.run(case), runs.run(replace(case, ablation={"sharing": "off"}))
     assert whole.finished == alone.finished == 6
@@ -75,8 +103,8 @@ def test_an_ablation_changes_the_policy_and_nothing_else(monkeypatch: pytest.Mon
 
 
 def test_only_the_policies_paper_gives_what_a_policy_is_told() -> None:
-    cases = runs.cases()
-    knows = {(case.settings.policy, case.knows) for case in cases if "nodes" not in case.what}
+    cases = runs.cases() + [case for case in runs.sensitivity() if case.table != "muri"]
+    knows = {(case.settings.policy, case.knows) for case in cases}
     assert {policy for policy, known in knows if known == "profiled"} == {"lucid"}
     assert {known for policy, known in knows if policy in ("fifo", "horus", "tiresias")} == {
         "nothing"
@@ -84,12 +112,14 @@ def test_only_the_policies_paper_gives_what_a_policy_is_told() -> None:
     assert all(
         case.settings.limits.preemption == (case.settings.policy == "tiresias") for case in cases
     )
-    gpus = {case.gpus for case in cases if case.table == cases[0].table}
-    assert len(gpus) == 1, "all policies have the same GPUs"
+    headline = [case for case in cases if case.table == "headline"]
+    assert len({(case.trace, case.gpus) for case in headline}) == len(workload.SAMPLES), (
+        "all policies have the same GPUs"
+    )
 
 
 def test_who_ended_while_profiled() -> None:
-    profiling = replace(runs.SMALL, run_s=200.0)
+    profiling = replace(runs.PROFILER, gpus=8)
     short, long = _attempt(0, 150), _attempt(0, 250)
     sent_back = replace(short, cause=Cause.PROFILED)
     assert runs._ended_profiled(_job(short), profiling)
@@ -107,6 +137,17 @@ def _job(*attempts: Attempt) -> JobOutcome:
     return JobOutcome(JobId(1), task, JobState.SUCCEEDED, attempts, 110.0, 0.0)
 
 
+@public
+def test_pairs_whose_utilisations_fit_are_nearly_all_free_of_interference() -> None:
+    guarded, careful, anyhow = (
+        packing._packing("none", lambda _: 0, None, guard)
+        for guard in (packing.GUARD, packing.ALL_OF_IT, None)
+    )
+    assert (round(guarded.free, 3), round(guarded.found, 3)) == (0.976, 0.882)
+    assert (round(careful.free, 3), round(careful.found, 3)) == (0.995, 0.694)
+    assert anyhow.free < 0.85
+
+
 def test_plans_are_made_for_a_full_line() -> None:
     idle, joined, one, full = timing.latencies(plans=1)
     assert idle.placed >= 30 and joined.placed > 0
@@ -115,19 +156,39 @@ def test_plans_are_made_for_a_full_line() -> None:
 
 
 def test_the_page_sets_ours_beside_the_papers() -> None:
+    """The samples' JCTs are 1 to 5 hours under the first policy, 6 to 10 under the next."""
     results = [_result(case, jct=1.0 + n) for n, case in enumerate(runs.cases())]
     found = page.Runs(results)
     claims = list(page.against_table_4(found))
-    assert [claim.paper for claim in claims[:6]] == [36.85, 9.41, 9.03, 10.49, 9.02, 6.84]
-    assert [claim.ours for claim in claims[:6]] == [7.0, 8.0, 9.0, 10.0, 11.0, 12.0]
-    assert [claim.ours for claim in claims[12:14]] == [63.0, 72.0]
+    assert [each.claim.paper for each in claims[:6]] == [36.85, 9.41, 9.03, 10.49, 9.02, 6.84]
+    assert [each.claim.ours for each in claims[:6]] == [3.0, 8.0, 13.0, 18.0, 23.0, 28.0]
+    assert (claims[1].low, claims[1].high) == (6.0, 10.0)
     ratios = list(page.against_lucid(found))
-    assert ratios[0].ours == pytest.approx(7.0 / 12.0)
-    assert ratios[0].paper == pytest.approx(36.85 / 6.84)
+    assert ratios[0].claim.ours == pytest.approx(3 / 28)  # formed sample by sample
+    assert (ratios[0].low, ratios[0].high) == (pytest.approx(1 / 26), pytest.approx(5 / 30))
+    assert ratios[0].claim.paper == pytest.approx(36.85 / 6.84)
+
+
+@public
+def test_the_pages_have_a_table_for_every_case() -> None:
+    cases = runs.cases()
+    main = page.report([_result(case, 1.0 + n) for n, case in enumerate(cases)], [], {})
+    assert all(f"| {case.what} " in main.page({}) for case in cases if case.table != "loads")
+    claims = main.data["claims"]
+    assert isinstance(claims, dict)
+    assert claims["figure 11: queue, without binder : whole"].claim.paper == 1.4
+
+    cases = [*runs.sensitivity(), *runs.tuned(runs.TUNED[0])]
+    results = [_result(case, 1.0 + n) for n, case in enumerate(cases)]
+    other = page.sensitivity(results, runs.TUNED[0])
+    assert all(f"| {case.what} " in other.page({}) for case in cases if case.table == "muri")
+    claims = other.data["claims"]
+    assert isinstance(claims, dict)
+    assert len(claims) == 1 + 3 + len(runs.THRESHOLDS) + 4 * len(runs.LIMITS_S)
 
 
 def _result(case: runs.Case, jct: float) -> runs.Result:
     return runs.Result(
         case.table, case.what, case.trace, case.gpus, 10, 10, jct, jct / 2, jct * 9, 0.0, 1.0,
-        0, 0, 3, 0.5, 20.0, 0.2, 30.0, 1.0,
+        0, 0, 1.5, 3, 0.5, 20.0, 0.2, 30.0, 1.0,
     )  # fmt: skip

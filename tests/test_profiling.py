@@ -19,6 +19,7 @@ from carmad.core.history import (
     Past,
     past,
 )
+from carmad.core.knowledge import sharing_profiles
 from carmad.core.messages import CancelRequested, Discovered, HoldRequested, Stepped, Trained
 from carmad.core.profiling import UsageProfiler
 from carmad.core.recurrence import group
@@ -640,3 +641,13 @@ def test_policies_that_never_ask_are_as_before():
     )
     id = world.submit()
     assert (world.job(id).profiling, world.job(id).accumulation) == (None, 1)
+
+
+def test_a_restart_shares_equal_profiles_and_keeps_other_jobs_as_they_are():
+    """Policies remember what they worked out for a version of a job, by identity."""
+    first, again, other = (Profile(60.0, mib) for mib in (1_000, 1_000, 2_000))
+    jobs = [a_job(1, profile=first), a_job(2, profile=again), a_job(3, profile=other), a_job(4)]
+    shared = list(sharing_profiles(jobs))
+    assert shared == jobs
+    assert shared[1].profile is first
+    assert [new is old for new, old in zip(shared, jobs, strict=True)] == [True, False, True, True]

@@ -10,10 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from carmad.config import Settings
 from carmad.core.layout import Layout, Stage
 from carmad.core.types import StageTimes
 from carmad.errors import CarmaError
 from carmad.sim.catalogue import Profile, find
+from carmad.sim.experiment import Experiment
+from carmad.sim.hardware import parse
+from carmad.sim.run import simulate
 from carmad.sim.task import Load, Rejected, Task, Trace
 from carmad.sim.traces import carma, helios, muri, native, pai, philly, sia
 from carmad.sim.traces.assign import assign
@@ -269,8 +273,8 @@ def test_philly(tmp_path):
     )
     trace = philly.read(path)
     assert trace.tasks == (
-        Task(name="philly-3", submit_s=0, duration_s=2951.5, gpus=8, user="6214e9"),
-        Task(name="philly-2", submit_s=3600, duration_s=66, user="11cb48"),
+        Task(name="", submit_s=0, duration_s=2951.5, gpus=8, user="6214e9"),
+        Task(name="", submit_s=3600, duration_s=66, user="11cb48"),
     )
     assert trace.rejected == (
         Rejected(4, "timestamp is 'yesterday', but must be a date and time"),
@@ -297,9 +301,9 @@ def test_helios(tmp_path):
     trace = helios.read(file(tmp_path, "Venus/cluster_log.csv", HELIOS))
     assert trace.name == "Venus"
     assert trace.tasks == (
-        Task(name="1", submit_s=0, duration_s=36848, user="u1"),
-        Task(name="2", submit_s=26, duration_s=249, gpus=4, user="u2", fails=True),
-        Task(name="3", submit_s=27, duration_s=10, gpus=8, user="u3"),
+        Task(name="", submit_s=0, duration_s=36848, user="u1"),
+        Task(name="", submit_s=26, duration_s=249, gpus=4, user="u2", fails=True),
+        Task(name="", submit_s=27, duration_s=10, gpus=8, user="u3"),
     )
     assert [(bad.line, bad.why.partition(",")[0]) for bad in trace.rejected] == [
         (5, "asks for no GPU"),
@@ -372,6 +376,7 @@ def test_muri(tmp_path):
     trace = muri.read(file(tmp_path, "trace1.csv", MURI))
     known, novel = trace.tasks
     assert (known.submit_s, known.duration_s, known.gpus) == (0, 1_453_510, 16)
+    assert (known.name, novel.name) == ("vgg16-b16", "novel-b64")
     assert (known.load.model, known.load.batch_size) == ("vgg16", 16)
     assert known.load.memory_mib > Load().memory_mib  # it comes from the catalogue
     assert (novel.submit_s, novel.load) == (27_069.5, Load("novel", 64))
@@ -395,7 +400,8 @@ def test_sia(tmp_path):
     trace = sia.read(path)
     # a: 32 for each GPU in 4 parts of 8, and gradients wait once: 2 + 3 × 1.6 s
     # b: 6 for each GPU, half way between 4 and 8: 1.5 s
-    assert [(t.name, t.submit_s, t.gpus) for t in trace.tasks] == [("a", 0, 2), ("b", 50.5, 12)]
+    assert [(t.submit_s, t.gpus) for t in trace.tasks] == [(0, 2), (50.5, 12)]
+    assert {t.name for t in trace.tasks} == {"yolov3-b64"}
     assert trace.tasks[0].duration_s == pytest.approx(14_577 * 6.8)
     assert trace.tasks[1].duration_s == pytest.approx(14_577 * 1.5)
     assert {task.reference for task in trace.tasks} == {"A100-40GB"}
@@ -505,6 +511,23 @@ def test_a_recurring_job_keeps_its_model_and_a_known_load_stays():
     assert drawn.tasks[0] == known
     assert len({task.load.model for task in drawn.tasks[1:10]}) == 1
     assert len({task.load.model for task in drawn.tasks[10:]}) > 1
+
+
+def test_jobs_without_names_draw_one_model_each_and_are_named_by_it():
+    unnamed = [Task(name="", submit_s=float(n), duration_s=5.0**n) for n in range(9)]
+    drawn = assign(Trace("t", tuple(unnamed)), profiles=ONE_EACH).tasks
+    assert {task.load.model for task in drawn} == {"light", "medium", "heavy"}
+    assert all(t.name == f"{t.load.model}-b{t.load.batch_size}" for t in drawn)
+
+
+@pytest.mark.parametrize("policy", ["lucid", "castor"])
+def test_imported_jobs_that_recur_share_profiles_and_gpus(tmp_path, policy):
+    jobs = [f"{n},1,{3600_000 * n},9,dcgan,64,7200000,1,0\n" for n in range(8)]
+    path = file(tmp_path, "trace.csv", MURI.partition("\n")[0] + "\n" + "".join(jobs))
+    settings = Settings(policy=policy)
+    outcome = simulate(Experiment(load(f"muri:{path}"), parse("1xV100-32GB"), settings))
+    stays = [attempt for job in outcome.jobs for attempt in job.attempts]
+    assert any(a.launched_at < b.launched_at < a.ended_at for a in stays for b in stays)
 
 
 # Generators

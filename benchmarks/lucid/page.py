@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from itertools import chain
-from statistics import fmean
+from statistics import median
 from typing import Any
 
 from benchmarks.harness.report import Report
@@ -14,30 +14,35 @@ from benchmarks.lucid import notes
 from benchmarks.lucid.runs import (
     BUSY,
     LIMITS_S,
+    LOADS,
     MURI,
     POLICIES,
-    SMALL,
-    TIMELESS,
+    PROFILER,
+    THRESHOLDS,
     WHOLE,
     Knobs,
     Known,
     Result,
-    cluster,
     knobs_told,
+    thresholds_told,
 )
 from benchmarks.lucid.timing import Latency
 from benchmarks.lucid.workload import (
     BEFORE,
+    PARTS,
+    SAMPLES,
     TEST,
     Models,
+    asked,
     busy,
-    load,
     mean_duration,
     nearest_week,
+    sample,
     week,
 )
 from carmad.sim.report import compare, markdown
 from carmad.sim.report.compare import Claim
+from carmad.sim.report.numbers import number
 
 # Lucid paper, table 4 on Philly: JCT, queueing and its 99.9th percentile in hours
 PAPER = {
@@ -58,41 +63,89 @@ PAPER_LIMITS = {
 }
 PLAN_MS = 3.0
 
+Row = tuple[str, str]  # table and what
+Figure = Callable[[Result], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A claim, with the lowest and highest of the samples."""
+
+    claim: Claim
+    low: float
+    high: float
+
+    def noted(self) -> Claim:
+        spread = f"{number(self.low)} to {number(self.high)}"
+        return replace(self.claim, note="; ".join(filter(None, (spread, self.claim.note))))
+
 
 class Runs:
-    """Results by table and row, each the mean of its samples."""
+    """Results by table and row: those of a row are one for each sample of the week."""
 
     def __init__(self, results: Sequence[Result]) -> None:
-        self._samples: dict[tuple[str, str], list[Result]] = {}
+        self.rows: dict[Row, list[Result]] = {}
         for result in results:
             table = result.trace if result.table == "muri" else result.table
-            self._samples.setdefault((table, result.what), []).append(result)
+            self.rows.setdefault((table, result.what), []).append(result)
 
     def of(self, table: str, what: str) -> Result:
-        return _mean(self._samples[table, what])
+        """The median of each figure."""
+        return _median(self.rows[table, what])
 
-    def rows(self, table: str) -> list[Result]:
-        return [_mean(found) for (name, _), found in self._samples.items() if name == table]
+    def finding(
+        self, what: str, paper: float, unit: str, note: str, figure: Figure, row: Row
+    ) -> Finding:
+        values = [figure(result) for result in self.rows[row]]
+        return _found(Claim(what, paper, median(values), unit, note), values)
 
-    def table(self, name: str) -> str:
+    def ratio(
+        self, what: str, paper: float, note: str, figure: Figure, over: Row, under: Row
+    ) -> Finding:
+        """Of one row to another, sample by sample."""
+        pairs = zip(self.rows[over], self.rows[under], strict=True)
+        values = [figure(one) / figure(other) for one, other in pairs if figure(other)]
+        return _found(Claim(what, paper, median(values), "times", note), values)
+
+    def table(self, *rows: Row) -> str:
         return columns(
-            self.rows(name),
-            ("", _what),
-            ("JCT h", "{0.jct:.2f}"),
-            ("queue h", "{0.queue:.2f}"),
-            ("p99.9 queue h", "{0.queue_p999:.1f}"),
-            ("slowdown", "{0.slowdown:.2f}"),
-            ("lost s", "{0.lost_s:.0f}"),
-            ("longest queue", "{0.queue_max:.0f}"),
-            ("preempted", "{0.preemptions:.0f}"),
-            ("OOM", "{0.oom_crashes:.0f}"),
-            ("makespan h", "{0.makespan:.0f}"),
+            [self.rows[row] for row in rows],
+            ("", lambda found: _what(found[0])),
+            ("JCT h", _spread(lambda one: one.jct, ".2f")),
+            ("queue h", _spread(lambda one: one.queue, ".2f")),
+            ("p99.9 queue h", _spread(lambda one: one.queue_p999, ".1f")),
+            ("slowdown", _middle(lambda one: one.slowdown, ".2f")),
+            ("lost s", _middle(lambda one: one.lost_s, ".0f")),
+            ("mean queue", _spread(lambda one: one.queue_mean, ".1f")),
+            ("longest queue", _spread(lambda one: one.queue_max, ".0f")),
+            ("preempted", _middle(lambda one: one.preemptions, ".0f")),
+            ("OOM", _middle(lambda one: one.oom_crashes, ".0f")),
+            ("makespan h", _middle(lambda one: one.makespan, ".0f")),
         )
 
 
-def _mean(results: Sequence[Result]) -> Result:
+def _found(claim: Claim, values: Sequence[float]) -> Finding:
+    return Finding(claim, min(values), max(values))
+
+
+def _spread(figure: Figure, form: str) -> Callable[[Sequence[Result]], str]:
+    """The median, and the lowest and highest if there are several."""
+
+    def told(found: Sequence[Result]) -> str:
+        values = sorted(map(figure, found))
+        middle = f"{median(values):{form}}"
+        return middle if len(values) == 1 else f"{middle} ({values[0]:{form}}–{values[-1]:{form}})"
+
+    return told
+
+
+def _middle(figure: Figure, form: str) -> Callable[[Sequence[Result]], str]:
+    return lambda found: f"{median(map(figure, found)):{form}}"
+
+
+def _median(results: Sequence[Result]) -> Result:
     numbers: dict[str, Any] = {
-        each.name: fmean(getattr(result, each.name) for result in results)
+        each.name: median(getattr(result, each.name) for result in results)
         for each in fields(Result)
         if each.type in ("int", "float")
     }
@@ -100,37 +153,32 @@ def _mean(results: Sequence[Result]) -> Result:
 
 
 def report(
-    results: Sequence[Result],
-    taken: Sequence[Latency],
-    models: Mapping[Known, Models],
-    best: Knobs,
+    results: Sequence[Result], taken: Sequence[Latency], models: Mapping[Known, Models]
 ) -> Report:
     runs = Runs(results)
+    found = {
+        "table 4": list(against_table_4(runs)),
+        "ratios": list(against_lucid(runs)),
+        "figure 11": list(_ablations(runs)),
+    }
+    tables = _tables(found)
+    headline = [("headline", policy) for policy in POLICIES]
+    ablations = [row for row in runs.rows if row[0] == "ablations"]
+    whole = ("whole", "fifo"), ("loads", f"load {WHOLE}"), ("whole", "lucid, off_below")
     sections: tuple[tuple[str, ...], ...] = (
         ("## The trace", notes.TRACE, _trace()),
-        ("## As many GPUs as in the paper", notes.WHOLE_TOLD, runs.table(cluster(WHOLE))),
-        (
-            "## As long a queue as in the paper",
-            notes.BUSY_TOLD,
-            compare.table(list(against_table_4(runs))),
-        ),
-        (runs.table(cluster(BUSY)),),
-        (
-            "## Lucid against each other policy",
-            notes.RATIOS,
-            compare.table([*against_lucid(runs)]),
-        ),
+        ("## How many GPUs", notes.LOADS_TOLD, _by_load(runs)),
+        ("## Table 4", notes.HEADLINE, tables["table 4"], runs.table(*headline)),
+        ("## Lucid against each other policy", notes.RATIOS, tables["ratios"]),
+        ("## As many GPUs as in the paper", notes.WHOLE_TOLD, runs.table(*whole)),
         ("## Durations foretold", notes.FORETOLD, foretold(models)),
-        ("## Muri's traces, 64 V100", notes.MURI_TOLD, *(_muri(runs, number) for number in MURI)),
-        ("## Ablations (figure 11)", notes.FEW_TOLD, runs.table("ablations")),
-        (compare.table(list(_ablations(runs))), notes.ABLATIONS_TOLD),
-        ("## What the result hangs on", notes.VARIANTS, runs.table("variants")),
-        ("## T_prof (table 6)", notes.LIMITS, _limits(runs)),
+        ("## Ablations (figure 11)", notes.FIGURE_11, runs.table(headline[-1], *ablations)),
+        (_against_whole(runs), tables["figure 11"], notes.ABLATIONS_TOLD),
         ("## How long a plan takes (4.4)", notes.PLANS_TOLD, _plans(taken)),
-        ("## Knobs tuned on the week before (3.6.1)", notes.TUNER, *_tuner(runs, best)),
-        ("## Likely causes of the differences", notes.CAUSES),
+        ("## Causes of the differences", notes.CAUSES),
     )
     data = {
+        "claims": _claims(found),
         "runs": results,
         "models": {name: dict(dict(m)["duration"].errors) for name, m in models.items()},
         "plans": taken,
@@ -140,44 +188,100 @@ def report(
     )
 
 
+def sensitivity(results: Sequence[Result], best: Knobs) -> Report:
+    runs = Runs(results)
+    found = {
+        "profiler": [_space_aware(runs)],
+        "figure 12": list(_loads(runs)),
+        "thresholds": list(_thresholds(runs)),
+        "table 6": list(_limits(runs)),
+    }
+    tables = _tables(found)
+    sections: tuple[tuple[str, ...], ...] = (
+        ("## Space-aware profiling (figure 11 b)", tables["profiler"]),
+        ("## Busier and less busy jobs (figure 12)", notes.FIGURE_12, tables["figure 12"]),
+        ("## Thresholds of Tiny and Medium (4.5)", notes.THRESHOLDS_TOLD, tables["thresholds"]),
+        ("## T_prof (table 6)", notes.LIMITS, tables["table 6"]),
+        ("## Knobs tuned on the week before (3.6.1)", notes.TUNER, *_tuner(runs, best)),
+        ("## Muri's traces, 64 V100", notes.MURI_TOLD, *(_muri(runs, number) for number in MURI)),
+    )
+    return Report(
+        "What Lucid's results depend on, simulated",
+        [notes.TRACE, *chain.from_iterable(sections)],
+        {"claims": _claims(found), "runs": results},
+    )
+
+
+def _tables(found: Mapping[str, Sequence[Finding]]) -> dict[str, str]:
+    return {name: compare.table([each.noted() for each in all]) for name, all in found.items()}
+
+
+def _claims(found: Mapping[str, Sequence[Finding]]) -> dict[str, Finding]:
+    return {f"{name}: {each.claim.what}": each for name, all in found.items() for each in all}
+
+
 def _trace() -> str:
     ours, near = week(TEST), nearest_week(PAPER_JOBS, PAPER_MEAN_S)
-    over_jobs, over_time = busy(ours)
     claims = (
         Claim("jobs", PAPER_JOBS, len(ours.tasks), ""),
         Claim("mean duration", PAPER_MEAN_S, mean_duration(ours), "s"),
         Claim("jobs, nearest week", PAPER_JOBS, len(near.tasks), "", near.name),
         Claim("mean duration, nearest week", PAPER_MEAN_S, mean_duration(near), "s", near.name),
     )
+    shares = [busy(sample(TEST, number)) for number in SAMPLES]
+    over_jobs, over_time = (median(column) for column in zip(*shares, strict=True))
     told = (
-        f"GPU time asked for in the week: {100 * load(ours, 8 * WHOLE):.0f} % of what {8 * WHOLE}"
-        f" GPUs have, {100 * load(ours, 8 * BUSY):.0f} % of {8 * BUSY}. The models that jobs drew"
-        f" keep a GPU busy {100 * over_jobs:.0f} % of the time on average over jobs, and"
-        f" {100 * over_time:.0f} % over GPU time."
+        f"The models that jobs drew keep a GPU busy {100 * over_jobs:.0f} % of the time on average"
+        f" over jobs, and {100 * over_time:.0f} % over GPU time (median of the samples)."
     )
     return f"{compare.table(claims)}\n\n{told}"
 
 
-def against_table_4(runs: Runs) -> Iterator[Claim]:
-    """Table 4."""
-    for n, what in enumerate(("JCT", "queue", "p99.9 queue")):
+def _by_load(runs: Runs) -> str:
+    def row(load: float) -> list[Result]:
+        return runs.rows[("headline", "lucid") if load == BUSY else ("loads", f"load {load}")]
+
+    def queue(one: Result) -> float:
+        return PARTS * one.queue_mean
+
+    def longest(one: Result) -> float:
+        return PARTS * one.queue_max
+
+    whole = asked(week(TEST).tasks)
+    return columns(
+        LOADS,
+        ("load", "{0:.2f}"),
+        ("GPUs for the whole week", lambda load: f"{whole / load:.0f}"),
+        (f"mean queue, times {PARTS}", lambda load: _spread(queue, ".0f")(row(load))),
+        (f"longest queue, times {PARTS}", lambda load: _spread(longest, ".0f")(row(load))),
+        ("JCT h", lambda load: _spread(lambda one: one.jct, ".2f")(row(load))),
+        ("queue h", lambda load: _spread(lambda one: one.queue, ".2f")(row(load))),
+    )
+
+
+def against_table_4(runs: Runs) -> Iterator[Finding]:
+    figures: tuple[tuple[str, Figure], ...] = (
+        ("JCT", lambda one: one.jct),
+        ("queue", lambda one: one.queue),
+        ("p99.9 queue", lambda one: one.queue_p999),
+    )
+    for n, (what, figure) in enumerate(figures):
         for policy in POLICIES:
-            mine = runs.of(cluster(BUSY), policy)
-            ours = (mine.jct, mine.queue, mine.queue_p999)[n]
-            note = notes.NOTES.get((what, policy), "")
-            yield Claim(f"{what}, {policy}", PAPER[policy][n], ours, "h", note)
+            paper, note = PAPER[policy][n], notes.NOTES.get((what, policy), "")
+            yield runs.finding(f"{what}, {policy}", paper, "h", note, figure, ("headline", policy))
 
 
-def against_lucid(runs: Runs) -> Iterator[Claim]:
-    lucid = runs.of(cluster(BUSY), "lucid")
-    for policy in POLICIES[:-1]:
-        other = runs.of(cluster(BUSY), policy)
-        paper = PAPER[policy][0] / PAPER["lucid"][0]
-        yield Claim(f"JCT, {policy} : lucid", paper, other.jct / lucid.jct, "times")
-    for policy in POLICIES[:-1]:
-        other = runs.of(cluster(BUSY), policy)
-        paper = PAPER[policy][1] / PAPER["lucid"][1]
-        yield Claim(f"queue, {policy} : lucid", paper, other.queue / lucid.queue, "times")
+def against_lucid(runs: Runs) -> Iterator[Finding]:
+    figures: tuple[tuple[str, Figure], ...] = (
+        ("JCT", lambda one: one.jct),
+        ("queue", lambda one: one.queue),
+        ("p99.9 queue", lambda one: one.queue_p999),
+    )
+    for n, (what, figure) in enumerate(figures):
+        for policy in POLICIES[:-1]:
+            paper = PAPER[policy][n] / PAPER["lucid"][n]
+            rows = ("headline", policy), ("headline", "lucid")
+            yield runs.ratio(f"{what}, {policy} : lucid", paper, "", figure, *rows)
 
 
 def foretold(models: Mapping[Known, Models]) -> str:
@@ -192,45 +296,85 @@ def foretold(models: Mapping[Known, Models]) -> str:
 
 def _muri(runs: Runs, number: int) -> str:
     name = f"muri {number}"
-    jobs = runs.of(name, "fifo").jobs
-    return f"Trace {number}, {jobs:.0f} jobs:\n\n{runs.table(name)}"
+    rows = [row for row in runs.rows if row[0] == name]
+    return f"Trace {number}, {runs.of(*rows[0]).jobs:.0f} jobs:\n\n{runs.table(*rows)}"
 
 
-def _ablations(runs: Runs) -> Iterator[Claim]:
-    whole = runs.of("ablations", "lucid").queue
+def _ablations(runs: Runs) -> Iterator[Finding]:
+    def queue(one: Result) -> float:
+        return one.queue
+
+    lucid = ("headline", "lucid")
     for what, paper, note in (
         ("without binder", 1.4, "naive: wherever memory allows it"),
-        ("without estimator", 2.2, "in order of arrival"),
+        ("without estimator", 2.2, "in order of arrival, nor does a duration keep a pair apart"),
     ):
-        ours = runs.of("ablations", what).queue / whole
-        yield Claim(f"queue, {what} : whole", paper, ours, "times", note)
-    timeless = runs.of("ablations", TIMELESS).queue
-    for what, paper in (("without binder", 1.4), ("without estimator", 2.2)):
-        ours = runs.of("ablations", what).queue / timeless
-        yield Claim(f"queue, {what} : no time-aware rule", paper, ours, "times")
-    unshared = runs.of("ablations", "without sharing").queue
-    qssf = runs.of("ablations", "qssf").queue / unshared
-    yield Claim("queue, qssf : without sharing", 2.0, qssf, "times", "paper: over 2.0")
-    first, last = (runs.of("profiler", w) for w in ("in order of arrival", "space-aware"))
-    ratio = first.profiling_queue_s / last.profiling_queue_s
-    yield Claim(
-        "profiling queue, by arrival : space-aware", 11.6, ratio, "times", notes.PROFILER_NOTE
+        row = ("ablations", what)
+        yield runs.ratio(f"queue, {what} : whole", paper, note, queue, row, lucid)
+    rows = ("headline", "qssf"), ("ablations", "without sharing")
+    yield runs.ratio("queue, qssf : without sharing", 2.0, "paper: over 2.0", queue, *rows)
+
+
+def _space_aware(runs: Runs) -> Finding:
+    rows = ("profiler", "in order of arrival"), ("profiler", "space-aware")
+    what = "profiling queue, by arrival : space-aware"
+    return runs.ratio(what, 11.6, notes.PROFILER_NOTE, lambda one: one.profiling_queue_s, *rows)
+
+
+def _against_whole(runs: Runs) -> str:
+    """The paper has no such figures."""
+    lucid = ("headline", "lucid")
+    found = [
+        runs.ratio(row[1], 1.0, "", lambda one: one.jct, row, lucid)
+        for row in runs.rows
+        if row[0] == "ablations"
+    ]
+    return columns(
+        found,
+        ("JCT over Lucid's", "{0.claim.what}"),
+        ("median", "{0.claim.ours:.3f}"),
+        ("lowest", "{0.low:.3f}"),
+        ("highest", "{0.high:.3f}"),
     )
 
 
-def _limits(runs: Runs) -> str:
-    claims = []
+def _loads(runs: Runs) -> Iterator[Finding]:
+    for told, table in (("low", "busy, low"), ("median", "headline"), ("high", "busy, high")):
+        rows = (table, "tiresias"), (table, "lucid")
+        what = f"queue, tiresias : lucid, {told}"
+        paper, note = PAPER_LOADS[told]
+        yield runs.ratio(what, paper, note, lambda one: one.queue, *rows)
+
+
+PAPER_LOADS = {
+    "low": (4.2, "paper: 1.8 to 4.2; that the least busy gains most is assumed"),
+    "median": (0.82 / 0.25, "Venus, table 4"),
+    "high": (1.8, "as the first"),
+}
+
+
+def _thresholds(runs: Runs) -> Iterator[Finding]:
+    for thresholds in THRESHOLDS:
+        what = thresholds_told(*thresholds)
+        rows = ("thresholds", what), ("headline", "lucid")
+        yield runs.ratio(
+            f"JCT, {what} : default", 1.0, "paper: within 3.6 %", lambda one: one.jct, *rows
+        )
+
+
+def _limits(runs: Runs) -> Iterator[Finding]:
+    figures: tuple[tuple[str, str, Figure], ...] = (
+        ("end while profiled", "%", lambda one: 100 * one.profiled),
+        ("profiling queue", "s", lambda one: one.profiling_queue_s),
+        ("JCT", "s", lambda one: 3600 * one.jct),
+        ("queue", "s", lambda one: 3600 * one.queue),
+    )
     for run_s in LIMITS_S:
-        row = ("ablations", "lucid") if run_s == SMALL.run_s else ("limits", f"{run_s:.0f} s")
-        ours, paper = runs.of(*row), PAPER_LIMITS[run_s]
-        at = f"T_prof {run_s:.0f} s"
-        claims += [
-            Claim(f"{at}: end while profiled", paper[0], 100 * ours.profiled, "%"),
-            Claim(f"{at}: profiling queue", paper[1], ours.profiling_queue_s, "s"),
-            Claim(f"{at}: JCT", paper[2], 3600 * ours.jct, "s"),
-            Claim(f"{at}: queue", paper[3], 3600 * ours.queue, "s"),
-        ]
-    return compare.table(claims)
+        default = run_s == PROFILER.run_s
+        row = ("headline", "lucid") if default else ("limits", f"{run_s:.0f} s")
+        for n, (what, unit, figure) in enumerate(figures):
+            told = f"T_prof {run_s:.0f} s: {what}"
+            yield runs.finding(told, PAPER_LIMITS[run_s][n], unit, "", figure, row)
 
 
 def _plans(taken: Sequence[Latency]) -> str:
@@ -248,14 +392,15 @@ def _plans(taken: Sequence[Latency]) -> str:
 
 def _tuner(runs: Runs, best: Knobs) -> tuple[str, str, str]:
     found = replace(runs.of("tuned", "tuned knobs"), what=knobs_told(*best))
-    default = replace(runs.of("ablations", "lucid"), what="defaults")
+    default = replace(runs.of("headline", "lucid"), what="defaults")
     change = 100 * (found.jct / default.jct - 1)
     better = "better" if change < 0 else "no better"
     told = (
         "The knobs that were best on the week before change the JCT by"
         f" {change:+.1f} %: they are {better}."
     )
-    return _knobs(BEFORE, runs.rows("tuner")), _knobs(TEST, [default, found]), told
+    tried = [runs.of(*row) for row in runs.rows if row[0] == "tuner"]
+    return _knobs(BEFORE, tried), _knobs(TEST, [default, found]), told
 
 
 def _knobs(week: str, rows: Sequence[Result]) -> str:

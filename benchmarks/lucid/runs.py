@@ -12,32 +12,52 @@ from unittest import mock
 
 from benchmarks.harness.policies import simulate_with
 from benchmarks.harness.processes import in_processes
-from benchmarks.lucid.workload import BEFORE, TEST, Models, muri_trace, pairs, trained, week
+from benchmarks.lucid import packing
+from benchmarks.lucid.workload import (
+    ASKED,
+    BEFORE,
+    SAMPLES,
+    TEST,
+    Busy,
+    Models,
+    muri_trace,
+    pairs,
+    sample,
+    trained,
+)
 from carmad import registry
 from carmad.config import Limits, Profiling, Settings
 from carmad.sim import metrics
-from carmad.sim.experiment import Experiment
+from carmad.sim.experiment import Experiment, Physics
 from carmad.sim.hardware import parse
 from carmad.sim.outcome import JobOutcome, Outcome
 from carmad.sim.task import Trace
-from carmad.sim.traces.rows import ordered
-from policies.lucid import binder
+from policies.lucid import binder, turn
 
 POLICIES = ("fifo", "sjf", "qssf", "horus", "tiresias", "lucid")
-# Nodes of eight: the paper's; those on which FIFO's mean queueing comes nearest to the paper's, as
-# trying has shown; a third of them.
-WHOLE, BUSY, FEW = 108, 43, 14
-SAMPLES = 3  # with FEW nodes: every so many-th job, from the first, the second …
-MURI, MURI_GPUS = (1, 2, 3), "8x8xV100-32GB"  # as in its artifact
-PROFILER = Profiling(run_s=200.0, gpus=16, largest=8)  # two nodes, as the artifact has for Philly
+# The share of the GPUs that the samples keep busy within the week, if no job waits: on the paper's
+# 864; that at which Lucid's queue is as long as in the paper, as trying LOADS has shown; and on the
+# 344 GPUs on which FIFO's is.
+WHOLE, BUSY, FULL = 0.42, 0.70, 1.05
+LOADS = (WHOLE, BUSY, FULL)
+WIDEST = 32  # GPUs of a job, and the fewest of a cluster
+MURI, MURI_GPUS = (3,), "8x8xV100-32GB"  # as in its artifact
+# A tenth of the 16 GPUs that the artifact has for Philly.
+PROFILER = Profiling(run_s=200.0, gpus=2, largest=8)
 IN_PLACE = replace(PROFILER, gpus=0)
-SMALL = replace(PROFILER, gpus=8)  # of FEW nodes: one is as little as can be
+MURI_PROFILER = replace(PROFILER, gpus=8)
+OFF_BELOW = 1.87  # `service_rate(86.4)`: below, a cluster of so many keeps up without sharing
 LOOKS_AHEAD = 5  # Horus, jobs in line
-LIMITS_S = (100.0, 200.0, 300.0, 600.0)  # T_prof of table 6
-TUNED = tuple(product((100.0, 200.0), (8, 16), (1, 2)))  # T_prof, its GPUs, GSS; with the defaults
+LIMITS_S = (100.0, 200.0, 600.0)  # T_prof of table 6
+# Saving, loading and starting again, as Tiresias's authors measured it (Lucid paper, 4.8).
+PREEMPTION_S = 62.0
+PHYSICS = Physics(checkpoint_s=PREEMPTION_S - Physics().first_kernel_s)
+THRESHOLDS = ((0.90, 0.75), (0.97, 0.85))  # Tiny's and Medium's: the lowest and highest of 4.5
+TUNED = tuple(product((100.0, 200.0), (2,), (1, 2)))  # T_prof, its GPUs, GSS; with the defaults
 HOUR = 3600.0
 NEVER = 1e9  # times as long: never too long for a pair
 TIMELESS = "lucid, no time-aware rule"
+UNGUARDED = "lucid, no guard on utilisation"
 
 Knobs = tuple[float, int, int]
 Known = Literal["nothing", "truth", "plain", "profiled"]  # of durations: see `Case`
@@ -58,6 +78,7 @@ class Case:
     ablation: Mapping[str, Any] = field(default_factory=dict)
     outlasts: float = binder.OUTLASTS  # of the time-aware rule
     measured: bool = True  # interference by measured pairs, else as `learned`
+    thresholds: tuple[float, float] | None = None  # of another packing tree than the shipped one
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +98,7 @@ class Result:
     slowdown: float
     preemptions: int
     oom_crashes: int
+    queue_mean: float  # jobs, over the makespan
     queue_max: int
     busy: float  # share of GPU time with any job
     makespan: float
@@ -86,13 +108,19 @@ class Result:
 
 
 def cases() -> list[Case]:
-    found = (_headline(), _muri(), _ablations(), _variants(), _limits(), _tuner())
-    return list(chain.from_iterable(found))
+    """Those of `benchmarks.lucid`."""
+    return list(chain(_headline(), _loads(), _ablations()))
+
+
+def sensitivity() -> list[Case]:
+    """Those of `benchmarks.lucid.sensitivity`."""
+    found = (_headline(("tiresias", "lucid")), _profiler(), _busy(), _limits(), _thresholds())
+    return list(chain.from_iterable((*found, _tuner(), _muri())))
 
 
 def tuned(best: Knobs) -> list[Case]:
     """The knobs that were best on the week before, on the test week."""
-    return list(_few("tuned", "tuned knobs", TEST, _knobs(*best)))
+    return list(_samples("tuned", "tuned knobs", _knobs(*best)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,35 +147,105 @@ def results(cases: Sequence[Case], given: Given) -> Iterator[Result]:
 # -- which runs there are
 
 
-def settings(
-    policy: str, profiling: Profiling = PROFILER, capacity: int = 2, window_s: float = 30.0
-) -> Settings:
-    """CARMA's defaults, but for what the policy's paper asks for."""
-    base = Settings()
+def settings(policy: str, profiling: Profiling = PROFILER, **lucid: float) -> Settings:
+    """CARMA's defaults, but for what the policy's paper asks for. `lucid`: its own settings."""
     return replace(
-        base,
+        Settings(),
         policy=policy,
         predictor="additive",
         limits=Limits(
             preemption=policy == "tiresias", backfill=LOOKS_AHEAD if policy == "horus" else 0
         ),
         profiling=profiling,
-        plugins={"policies.lucid": {"sharing_capacity": capacity}},
-        monitor=replace(base.monitor, window_s=window_s),
+        plugins={"policies.lucid": dict(lucid)},
     )
 
 
-def cluster(nodes: int) -> str:
+def cluster(number: int, load: float) -> str:
+    """Nodes of eight GPUs for a sample of the week."""
+    nodes = max(WIDEST // 8, round(ASKED[number] / load / 8))
     return f"{nodes}x8xRTX3090-24GB"
 
 
-def _headline() -> Iterator[Case]:
-    for gpus in (cluster(WHOLE), cluster(BUSY)):
-        for policy in POLICIES:
+def _samples(
+    table: str,
+    what: str,
+    made: Settings,
+    knows: Known = "profiled",
+    *,
+    load: float = BUSY,
+    busy: Busy = "median",
+    **more: Any,
+) -> Iterator[Case]:
+    for number in SAMPLES:
+        trace = f"philly {TEST} {number} {busy}"
+        yield Case(table, what, trace, cluster(number, load), made, knows, **more)
+
+
+def _headline(policies: Sequence[str] = POLICIES) -> Iterator[Case]:
+    for policy in policies:
+        yield from _samples("headline", policy, settings(policy), KNOWS.get(policy, "nothing"))
+
+
+def _loads() -> Iterator[Case]:
+    """The load of the headline is there."""
+    made = settings("lucid")
+    for load in set(LOADS) - {BUSY}:
+        yield from _samples("loads", f"load {load}", made, load=load)
+    yield from _samples("whole", "fifo", settings("fifo"), "nothing", load=WHOLE)
+    made = settings("lucid", off_below=OFF_BELOW)
+    yield from _samples("whole", "lucid, off_below", made, load=WHOLE)
+
+
+def _ablations() -> Iterator[Case]:
+    made = settings("lucid")
+    for what, ablation in (
+        ("without binder", {"sharing": "naive"}),
+        ("without sharing", {"sharing": "off"}),
+        ("without estimator", {"estimated": False}),
+    ):
+        yield from _samples("ablations", what, made, ablation=ablation)
+    yield from _samples("ablations", TIMELESS, made, outlasts=NEVER)
+    unguarded = settings("lucid", utilization_capacity=2.0)
+    yield from _samples("ablations", UNGUARDED, unguarded)
+
+
+def _profiler() -> Iterator[Case]:
+    made = settings("lucid", replace(PROFILER, run_s=500.0))  # as in 4.5
+    for what, space_aware in (("space-aware", True), ("in order of arrival", False)):
+        ablation = {"time_aware": False, "space_aware": space_aware}
+        yield from _samples("profiler", what, made, ablation=ablation)
+
+
+def _busy() -> Iterator[Case]:
+    """Figure 12. The median load is the headline's."""
+    loads: tuple[Busy, ...] = ("low", "high")
+    for busy in loads:
+        for policy in ("tiresias", "lucid"):
             knows = KNOWS.get(policy, "nothing")
-            yield Case(gpus, policy, f"philly {TEST}", gpus, settings(policy), knows)
-    timeless = Case(gpus, TIMELESS, f"philly {TEST}", gpus, settings("lucid"), "profiled")
-    yield replace(timeless, outlasts=NEVER)
+            yield from _samples(f"busy, {busy}", policy, settings(policy), knows, busy=busy)
+
+
+def _limits() -> Iterator[Case]:
+    """The default is the headline's."""
+    for run_s in set(LIMITS_S) - {PROFILER.run_s}:
+        made = settings("lucid", replace(PROFILER, run_s=run_s))
+        yield from _samples("limits", f"{run_s:.0f} s", made)
+
+
+def _thresholds() -> Iterator[Case]:
+    """The default is the headline's."""
+    for thresholds in THRESHOLDS:
+        what = thresholds_told(*thresholds)
+        yield from _samples("thresholds", what, settings("lucid"), thresholds=thresholds)
+
+
+def _tuner() -> Iterator[Case]:
+    """One sample of the week before: 40 runs would take too long."""
+    for knobs in TUNED:
+        trace = f"philly {BEFORE} 0 median"
+        what = knobs_told(*knobs)
+        yield Case("tuner", what, trace, cluster(0, BUSY), _knobs(*knobs), "profiled")
 
 
 def _muri() -> Iterator[Case]:
@@ -155,70 +253,24 @@ def _muri() -> Iterator[Case]:
     for number in MURI:
         for policy in POLICIES:
             knows: Known = "truth" if policy in KNOWS else "nothing"
-            made = settings(policy, SMALL)
+            made = settings(policy, MURI_PROFILER)
             yield Case("muri", policy, f"muri {number}", MURI_GPUS, made, knows, measured=False)
     made = settings("lucid", IN_PLACE)
     trace = f"muri {MURI[-1]}"  # the smallest
     yield Case("muri", "lucid, profiled in place", trace, MURI_GPUS, made, "truth", measured=False)
 
 
-def _few(
-    table: str, what: str, day: str, made: Settings, knows: Known = "profiled", **ablation: Any
-) -> Iterator[Case]:
-    """A third of the jobs on a third of the nodes, for each third: a row is the mean of the three.
-
-    In one alone much hangs on when its one job of eight GPUs and 26 days starts."""
-    for sample in range(SAMPLES):
-        trace = f"philly {day} {sample}"
-        yield Case(table, what, trace, cluster(FEW), made, knows, ablation)
-
-
-def _ablations() -> Iterator[Case]:
-    made = settings("lucid", SMALL)
-    yield from _few("ablations", "qssf", TEST, settings("qssf"), "plain")
-    yield from _few("ablations", "lucid", TEST, made)
-    yield from _few("ablations", "without binder", TEST, made, sharing="naive")
-    yield from _few("ablations", "without sharing", TEST, made, sharing="off")
-    yield from _few("ablations", "without estimator", TEST, made, estimated=False)
-    for case in _few("ablations", TIMELESS, TEST, made):
-        yield replace(case, outlasts=NEVER)
-    made = settings("lucid", replace(SMALL, run_s=500.0))  # as in 4.5
-    for what, space_aware in (("space-aware", True), ("in order of arrival", False)):
-        yield from _few("profiler", what, TEST, made, time_aware=False, space_aware=space_aware)
-
-
-def _variants() -> Iterator[Case]:
-    """What of the differences other assumptions could explain."""
-    made = settings("lucid", SMALL)
-    for policy in ("fifo", "tiresias"):
-        yield from _few("variants", policy, TEST, settings(policy), "nothing")
-    for policy in ("sjf", "qssf"):
-        told = f"{policy}, durations known"
-        yield from _few("variants", told, TEST, settings(policy), "truth")
-    yield from _few("variants", "lucid, durations known", TEST, made, "truth")
-    yield from _few("variants", "lucid, foretold without the profile", TEST, made, "plain")
-    quick = settings("lucid", SMALL, window_s=1.0)
-    yield from _few("variants", "lucid, window of 1 s", TEST, quick)
-
-
-def _limits() -> Iterator[Case]:
-    """The default is among the ablations."""
-    for run_s in set(LIMITS_S) - {SMALL.run_s}:
-        made = settings("lucid", replace(SMALL, run_s=run_s))
-        yield from _few("limits", f"{run_s:.0f} s", TEST, made)
-
-
-def _tuner() -> Iterator[Case]:
-    for knobs in TUNED:
-        yield from _few("tuner", knobs_told(*knobs), BEFORE, _knobs(*knobs))
-
-
 def _knobs(run_s: float, gpus: int, capacity: int) -> Settings:
-    return settings("lucid", replace(PROFILER, run_s=run_s, gpus=gpus), capacity)
+    made = replace(PROFILER, run_s=run_s, gpus=gpus)
+    return settings("lucid", made, sharing_capacity=capacity)
 
 
 def knobs_told(run_s: float, gpus: int, capacity: int) -> str:
     return f"T_prof {run_s:.0f} s, {gpus} GPUs, GSS {capacity}"
+
+
+def thresholds_told(tiny: float, medium: float) -> str:
+    return f"Tiny {tiny:.2f}, Medium {medium:.2f}"
 
 
 # -- one of them, in a process of its own
@@ -236,20 +288,20 @@ def _take(given: Given) -> None:
 
 
 def trace(name: str) -> Trace:
-    """`muri N`, `philly DAY`, or `philly DAY N` for its N-th third."""
-    kind, day, *sample = name.split()
+    """`muri N`, or `philly DAY N BUSY` for the week's N-th sample."""
+    kind, first, *more = name.split()
     if kind == "muri":
-        return muri_trace(int(day))
-    whole = week(day)
-    if not sample:
-        return whole
-    fitting = [task for task in whole.tasks if task.gpus <= 8 * FEW]
-    return ordered(name, fitting[int(sample[0]) :: SAMPLES])
+        return muri_trace(int(first))
+    number, busy = more
+    return sample(first, int(number), busy)
 
 
 def run(case: Case) -> Result:
     policy = case.settings.policy
     given = _GIVEN[0]
+    models = given.models.get(case.knows, ())
+    if case.thresholds:
+        models = (*models, ("packing", packing.by_thresholds(*case.thresholds)))
     experiment = Experiment(
         trace(case.trace),
         parse(case.gpus),
@@ -257,20 +309,24 @@ def run(case: Case) -> Result:
         estimator="oracle" if policy == "horus" else "none",  # Horus predicts it
         interference=given.interference if case.measured else "learned",
         expected=case.knows == "truth",
-        models=given.models.get(case.knows, ()),
+        physics=PHYSICS,
+        models=models,
     )
     made = registry.bare_policy(case.settings)
     if case.ablation:
         made = replace(made, **case.ablation)  # type: ignore[type-var]
-    with mock.patch.object(binder, "OUTLASTS", case.outlasts):
+    unread = mock.patch.object(turn, "VERDICTS", 0)  # they take half of the time
+    with unread, mock.patch.object(binder, "OUTLASTS", case.outlasts):
         return _result(case, simulate_with(made, experiment))
 
 
 def _result(case: Case, outcome: Outcome) -> Result:
     figures = metrics.figures(outcome)
     assert figures.jct and figures.wait and figures.lost and figures.slowdown
-    new = [job for job in outcome.jobs if job.task.gpus <= case.settings.profiling.largest]
-    done = [job for job in new if _ended_profiled(job, case.settings.profiling)]
+    profiling = case.settings.profiling
+    largest = min(profiling.largest, profiling.gpus or profiling.largest)
+    new = [job for job in outcome.jobs if job.task.gpus <= largest]
+    done = [job for job in new if _ended_profiled(job, profiling)]
     waits = [job.attempts[0].launched_at - job.task.submit_s for job in new if job.attempts]
     return Result(
         case.table,
@@ -286,6 +342,7 @@ def _result(case: Case, outcome: Outcome) -> Result:
         figures.slowdown.mean,
         figures.preemptions,
         figures.oom_crashes,
+        figures.queue_mean or 0.0,
         figures.queue_max,
         figures.gpus_busy or 0.0,
         outcome.makespan_s / HOUR,

@@ -33,7 +33,7 @@ from carmad.sim.catalogue import activity
 from carmad.testing import a_gpu, a_job, a_spec
 
 NODES, PER_NODE, CARD_MIB = 16, 8, 24_576
-QUEUED, PLANS = 2048, 200
+QUEUED, PLANS = 2048, 100
 BEGUN = 1_000_000.0
 SIZES = (1, 1, 1, 1, 1, 1, 2, 4, 8, 16)
 CARDS = tuple(

@@ -125,5 +125,5 @@ def sharing_profiles(jobs: Iterable[Job]) -> Iterator[Job]:
     """The jobs, with equal profiles made the same object: policies may compare them by identity."""
     known: dict[Profile, Profile] = {}
     for job in jobs:
-        profile = job.profile
-        yield replace(job, profile=known.setdefault(profile, profile)) if profile else job
+        shared = known.setdefault(job.profile, job.profile) if job.profile else None
+        yield job if shared is job.profile else replace(job, profile=shared)

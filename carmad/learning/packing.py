@@ -46,10 +46,10 @@ def average_speeds(pairs: Iterable[Pair]) -> dict[Hashable, float]:
     return {job: fmean(found) for job, found in speeds.items()}
 
 
-def label(speed: float) -> str:
-    if speed >= TINY:
+def label(speed: float, tiny: float = TINY, medium: float = MEDIUM) -> str:
+    if speed >= tiny:
         return CLASSES[0]
-    return CLASSES[1] if speed >= MEDIUM else CLASSES[2]
+    return CLASSES[1] if speed >= medium else CLASSES[2]
 
 
 def train(rows: Sequence[Row], source: str, at: float) -> Tree:

@@ -97,6 +97,10 @@ HELP: dict[str, tuple[Reason, str]] = {
         Reason("sharing_score", 2, 3, detail="job 7 is Medium, this one Jumbo"),
         "Wait; `policies.lucid.sharing_capacity` is the limit.",
     ),
+    "busy_pair": (
+        Reason("busy_pair", 1.2, 1.4, detail="job 7"),
+        "Wait; `policies.lucid.utilization_capacity` is the limit.",
+    ),
     "gpu_demand": (
         Reason("gpu_demand", 1, 2, "GPUs", "job 7"),
         "Wait: under Lucid only jobs with the same number of GPUs share.",
@@ -221,8 +225,8 @@ OF_THE_JOB = (
     *("slices_apart", "reserved", "partner", "no_partner", "planned_start", "deadline"),
 )
 POLICYS = (
-    *("memory", "min_free", "risk", "unprofiled", "sharing_score", "gpu_demand", "distributed"),
-    *("unpredicted", "unstable", "outlasts", "kept_for_profiling", "no_benefit"),
+    *("memory", "min_free", "risk", "unprofiled", "sharing_score", "busy_pair", "gpu_demand"),
+    *("distributed", "unpredicted", "unstable", "outlasts", "kept_for_profiling", "no_benefit"),
 )
 GROUNDS = (
     *("idle_first", "affine", "sharing_benefit", "split_batch", "profiled_there", "predicted"),

@@ -5,6 +5,10 @@ same ones, (3) at most two jobs are on a set of GPUs, (4) jobs with unstable GPU
 packed (and evicted if they are: `stability`), (5) nor are jobs that run on several nodes. The
 sharing scores must not add up to more than the capacity.
 
+Nor must the GPU utilisations that the two have alone. In the paper, utilisation "should be
+sufficient" for packing decisions (2.3) and weighs most in the tree (figure 6); the tree trained
+here on the labels that follow from the measured pairs does not use it (`benchmarks.lucid.models`).
+
 "Time-aware" (3.1, C) is in the artifact (simulation/policy/lucid.py): a job does not join one whose
 priority value is less than half of its own, since that one would be slowed down until its end. Of
 several suitable partners, the artifact takes the first in its list of running jobs; so does this:
@@ -19,6 +23,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from carmad.plugin import Demand, GpuId, GpuView, Job, JobId, NodeView, Reason, View
+from policies.lucid.mode import Capacity
 from policies.lucid.packing import WORDS
 from policies.lucid.room import refusals
 from policies.lucid.traits import Traits, TraitsOf
@@ -29,48 +34,76 @@ COMPANY = Demand(1, alone=False, mps_uid=None, estimate=None, retry=None)
 
 
 class Partner(NamedTuple):
-    """A job that is alone on its GPUs, all on one node, and could be joined."""
+    """A job that could be joined: alone on its GPUs, all on one node, with a stable profile."""
 
-    job: Job
+    its: Traits
     gpus: tuple[GpuView, ...]
     memory_mib: int  # of the smallest of its GPUs
     free_mib: int  # on the fullest of its GPUs
-    score: int
-    priority: float
 
 
-class Peers(NamedTuple):
-    """Partners with the same sharing score, the one that has run for longest first."""
+class Peers:
+    """Partners with the same sharing score, the one that has run for longest first.
 
-    score: int
-    bar: float  # no job with a higher priority value may join any of them
-    free_mib: int  # the most that any of them leaves free
-    partners: list[Partner]
-    in_vain: dict[int, tuple[float, int]]  # by user: priority value and need of a job that failed
+    `bar`, `free_mib` and `utilization` are those of the partners that allow the most: a job that
+    exceeds one of them can join none.
+    """
+
+    __slots__ = ("bar", "free_mib", "in_vain", "partners", "score", "utilization")
+
+    def __init__(self, score: int, partners: list[Partner]) -> None:
+        self.score = score
+        self.partners = sorted(partners, key=_seniority)
+        # By user: what a job asked for that could join none of them.
+        self.in_vain: dict[int, Traits] = {}
+        self._measure()
+
+    def remove(self, partner: Partner) -> bool:
+        """True if it was one of them."""
+        left = [each for each in self.partners if each is not partner]
+        if len(left) == len(self.partners):
+            return False
+        self.partners, its = left, partner.its
+        allowed_most = (
+            OUTLASTS * its.priority == self.bar
+            or partner.free_mib == self.free_mib
+            or its.utilization == self.utilization
+        )
+        if left and allowed_most:
+            self._measure()
+        return True
+
+    def _measure(self) -> None:
+        self.bar = OUTLASTS * max(each.its.priority for each in self.partners)
+        self.free_mib = max(each.free_mib for each in self.partners)
+        self.utilization = min(each.its.utilization for each in self.partners)
 
 
 class Binder:
     """Lives for one planning round. It forms no pairs on `reserved` GPUs."""
 
     def __init__(
-        self, view: View, capacity: int, traits: TraitsOf, reserved: frozenset[GpuId]
+        self, view: View, capacity: Capacity, traits: TraitsOf, reserved: frozenset[GpuId]
     ) -> None:
         self._view = view
         self._capacity = capacity
         self._traits = traits
         self._margin_mib = view.settings.preconditions_for("lucid").margin_mib
-        self._partners = self._found(reserved)
+        # By number of GPUs, and by the memory of the smallest of them; none is empty.
+        self.partners = self._found(reserved)
 
     def partner(self, job: Job) -> Partner | None:
         """The partner that `job` should join, if any. Nearly all jobs of a long queue fail here, so
-        it must be quick: `objections` is called only for partners that pass simple checks."""
+        it must be quick."""
         found: list[Partner] = []
-        for memory_mib, groups in self._partners.get(job.spec.gpus, ()):
+        score, utilization = self._capacity
+        for memory_mib, groups in self.partners.get(job.spec.gpus, ()):
             mine = self._traits(job, memory_mib)
             for peers in groups:
                 if (
-                    mine.score + peers.score <= self._capacity
+                    mine.score + peers.score <= score
                     and mine.priority <= peers.bar
+                    and mine.utilization + peers.utilization <= utilization
                     and mine.need_mib <= peers.free_mib
                     and (partner := self._first(mine, peers))
                 ):
@@ -79,15 +112,20 @@ class Binder:
 
     def bind(self, partner: Partner) -> None:
         """Record that a job has joined this partner."""
-        for _, groups in self._partners[len(partner.gpus)]:
+        count = len(partner.gpus)
+        for _, groups in self.partners[count]:
             for peers in groups:
-                if partner in peers.partners:
-                    peers.partners.remove(partner)
+                if peers.remove(partner):
+                    if not peers.partners:
+                        groups.remove(peers)
+                    break
+        if not any(groups for _, groups in self.partners[count]):
+            del self.partners[count]
 
     def explanation(self, job: Job, partner: Partner) -> Reason:
         mine, its = self._both(job, partner.gpus[0])
         total = mine.score + its.score
-        return Reason("affine", self._capacity, total, detail=_scores(mine, its))
+        return Reason("affine", self._capacity.score, total, detail=_scores(mine, its))
 
     def objections(self, job: Job, gpu: GpuView) -> Iterator[Reason]:
         """Why `job` may not join the job on `gpu`."""
@@ -103,51 +141,59 @@ class Binder:
         if its.job.stop is not None:
             yield Reason("busy", 0, 1, "jobs", name)
         if mine.aloof:
-            yield replace(mine.aloof, detail="this job")
+            yield mine.aloof
         if its.aloof:
             yield replace(its.aloof, detail=name)
         if not mine.aloof and not its.aloof:
-            yield from self._mismatch(mine, its)
-        retry_mib = job.retry.margin_mib if job.retry else 0
-        need_mib = mine.need_mib + max(self._margin_mib, retry_mib)
+            yield from self._mismatch(mine, its, name)
+        need_mib = self._need_mib(mine)
         if need_mib > (free_mib := _free_mib(gpu, its)):
             yield Reason("memory", need_mib, free_mib, "MiB")
 
-    def _mismatch(self, mine: Traits, its: Traits) -> Iterator[Reason]:
+    def _mismatch(self, mine: Traits, its: Traits, name: str) -> Iterator[Reason]:
         total = mine.score + its.score
-        if total > self._capacity:
-            yield Reason("sharing_score", self._capacity, total, detail=_scores(mine, its))
+        if total > self._capacity.score:
+            yield Reason("sharing_score", self._capacity.score, total, detail=_scores(mine, its))
+        busy = mine.utilization + its.utilization
+        if busy > self._capacity.utilization:
+            yield Reason("busy_pair", self._capacity.utilization, busy, detail=name)
         bar = OUTLASTS * its.priority
         if mine.priority > bar:
             known = 0.0 if mine.priority == math.inf else mine.priority  # JSON has no infinity
-            yield Reason("outlasts", bar, known, "GPU-s", f"job {its.job.id}")
+            yield Reason("outlasts", bar, known, "GPU-s", name)
 
     def _first(self, mine: Traits, peers: Peers) -> Partner | None:
-        """The first suitable one. If none was suitable for a job of the same user that needs no
+        """The first suitable one. If none was suitable for a job of the same user that asked for no
         more, none is for this one."""
         job = mine.job
         if mine.aloof or job.exclusive:
             return None
         asked = peers.in_vain.get(job.spec.uid)
-        if asked and mine.priority >= asked[0] and mine.need_mib >= asked[1]:
+        if (
+            asked
+            and mine.priority >= asked.priority
+            and mine.utilization >= asked.utilization
+            and mine.need_mib >= asked.need_mib
+        ):
             return None
-        wanted = self._view.demand(job)
+        wanted, need_mib = self._view.demand(job), self._need_mib(mine)
         for partner in peers.partners:
+            its = partner.its
             if (
-                mine.priority <= OUTLASTS * partner.priority
-                and mine.need_mib <= partner.free_mib
-                and self._may_join(job, wanted, partner)
+                mine.priority <= OUTLASTS * its.priority
+                and mine.utilization + its.utilization <= self._capacity.utilization
+                and need_mib <= partner.free_mib
+                and not any(refusals(wanted, gpu, self._view) for gpu in partner.gpus)
             ):
                 return partner
         if job.retry is None:
-            peers.in_vain[job.spec.uid] = mine.priority, mine.need_mib
+            peers.in_vain[job.spec.uid] = mine
         return None
 
-    def _may_join(self, job: Job, wanted: Demand, partner: Partner) -> bool:
-        return not any(
-            refusals(wanted, gpu, self._view) or any(self.objections(job, gpu))
-            for gpu in partner.gpus
-        )
+    def _need_mib(self, mine: Traits) -> int:
+        """With a margin."""
+        retry = mine.job.retry
+        return mine.need_mib + max(self._margin_mib, retry.margin_mib if retry else 0)
 
     def _both(self, job: Job, gpu: GpuView) -> tuple[Traits, Traits]:
         memory_mib = gpu.gpu.memory_mib
@@ -156,16 +202,15 @@ class Binder:
     # -- jobs that could be joined
 
     def _found(self, reserved: frozenset[GpuId]) -> dict[int, list[tuple[int, list[Peers]]]]:
-        """Partners by number of GPUs, and by the memory of the smallest of them."""
         question = (self._traits, reserved)
         alike: dict[int, dict[int, dict[int, list[Partner]]]] = {}
         for node in self._view.nodes:
             for each in node.memo.recall(question, _partners_on, node, self._view, *question):
                 by_score = alike.setdefault(len(each.gpus), {}).setdefault(each.memory_mib, {})
-                by_score.setdefault(each.score, []).append(each)
+                by_score.setdefault(each.its.score, []).append(each)
         return {
             count: [
-                (memory_mib, [_peers(score, partners) for score, partners in by_score.items()])
+                (memory_mib, [Peers(score, partners) for score, partners in by_score.items()])
                 for memory_mib, by_score in by_memory.items()
             ]
             for count, by_memory in alike.items()
@@ -187,19 +232,12 @@ def _partners_on(
         its = traits(gpus[0].residents[0], memory_mib)
         if not its.aloof and len(gpus) == len(its.job.gpus):
             free_mib = min(_free_mib(gpu, its) for gpu in gpus)
-            place = tuple(gpus), memory_mib, free_mib
-            found.append(Partner(its.job, *place, its.score, its.priority))
+            found.append(Partner(its, tuple(gpus), memory_mib, free_mib))
     return tuple(found)
 
 
-def _peers(score: int, partners: list[Partner]) -> Peers:
-    partners.sort(key=_seniority)
-    bar = OUTLASTS * max(partner.priority for partner in partners)
-    return Peers(score, bar, max(partner.free_mib for partner in partners), partners, {})
-
-
 def _seniority(partner: Partner) -> tuple[float, JobId]:
-    return partner.job.started_at or 0.0, partner.job.id
+    return partner.its.job.started_at or 0.0, partner.its.job.id
 
 
 def _free_mib(gpu: GpuView, its: Traits) -> int:

@@ -9,6 +9,7 @@ and the forecast counts.
 from __future__ import annotations
 
 from statistics import fmean
+from typing import NamedTuple
 
 from carmad.models.traffic import HOUR, INTERVAL_S, features
 from carmad.plugin import Additive, AskAgain, Reason, View
@@ -18,16 +19,24 @@ NAME = "throughput"  # of the trained model
 APATHETIC = 1  # sharing capacity
 
 
-def sharing_capacity(view: View, knobs: LucidSettings) -> int | Reason:
-    """GSS: the limit for the sum of sharing scores on a GPU, or why sharing is off."""
+class Capacity(NamedTuple):
+    """What two jobs on a GPU may add up to."""
+
+    score: int  # GSS, of sharing scores
+    utilization: float  # of the GPU, 0-1 each
+
+
+def sharing_capacity(view: View, knobs: LucidSettings) -> Capacity | Reason:
+    """The capacity now, or why sharing is off."""
+    whole = Capacity(knobs.sharing_capacity, knobs.utilization_capacity)
     if not _is_dynamic(knobs):
-        return knobs.sharing_capacity
+        return whole
     gpus = throughput(view)
     if gpus < knobs.off_below:
         return Reason("sharing_off", knobs.off_below, gpus, "GPUs")
     if gpus < knobs.apathetic_below:
-        return min(APATHETIC, knobs.sharing_capacity)
-    return knobs.sharing_capacity
+        return whole._replace(score=min(APATHETIC, whole.score))
+    return whole
 
 
 def next_change(view: View, knobs: LucidSettings) -> tuple[AskAgain, ...]:

@@ -3,6 +3,7 @@ paper, section 3)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -10,7 +11,7 @@ from typing import Literal
 from carmad.plugin import GpuId, Job, Proposal, Reason, View
 from policies.lucid import packing
 from policies.lucid.binder import Binder
-from policies.lucid.mode import next_change, sharing_capacity
+from policies.lucid.mode import Capacity, next_change, sharing_capacity
 from policies.lucid.profiling import profiler
 from policies.lucid.settings import LucidSettings
 from policies.lucid.stability import evictions
@@ -18,7 +19,7 @@ from policies.lucid.traits import Known, service
 from policies.lucid.turn import Turn
 from policies.ranked import by_arrival
 
-ANY_SCORES = 2 * packing.SCORES["jumbo"]
+ANY = Capacity(2 * packing.SCORES["jumbo"], math.inf)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,7 +51,7 @@ class Lucid:
         """The binder, or why sharing is off."""
         tree = packing.model(view.models)
         if self.sharing == "naive":
-            return Binder(view, ANY_SCORES, self.known.traits(tree, by_arrival), reserved)
+            return Binder(view, ANY, self.known.traits(tree, by_arrival), reserved)
         if self.sharing == "off":
             return Reason("sharing_off")
         capacity = sharing_capacity(view, self.settings)

@@ -25,6 +25,12 @@ REASONS = {
         "SharingScore",
         lambda r: f"the sharing scores add up to {r.have:.0f} (limit {r.need:.0f}): {r.detail}",
     ),
+    "busy_pair": Wording(
+        "BusyPair",
+        lambda r: (
+            f"GPU utilisation would add up to {r.have:.2f} with {r.detail} (limit {r.need:.2f})"
+        ),
+    ),
     "gpu_demand": Wording(
         "GpuDemand",
         lambda r: f"{r.detail} uses {r.have:.0f} GPUs, but the job wants {r.need:.0f}",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain
 
 from carmad.plugin import Demand, GpuId, GpuView, NodeView, Reason, View
@@ -33,17 +33,19 @@ class Room:
         fullest_first = sorted(self._nodes, key=lambda node: -len(node))
         return _first(wanted, chain.from_iterable(fullest_first), view, fits)
 
-    def without(self, gpus: Iterable[GpuView], view: View) -> None:
+    def without(self, gpus: Collection[GpuView], view: View) -> None:
         """Remove GPUs that were given to a job. `view` is the one after that: the job may also have
         closed other GPUs of its node to some jobs."""
         taken = {gpu.id for gpu in gpus}
+        nodes = {gpu.gpu.node for gpu in gpus}
 
         def left(node: Sequence[GpuView]) -> Sequence[GpuView]:
-            others = [gpu.id for gpu in node if gpu.id not in taken]
-            return node if len(others) == len(node) else [view.gpu(gpu) for gpu in others]
+            if node[0].gpu.node not in nodes:
+                return node
+            return [view.gpu(gpu.id) for gpu in node if gpu.id not in taken]
 
         self._nodes = [node for node in map(left, self._nodes) if node]
-        self.free = sum(map(len, self._nodes))
+        self.free -= len(taken)
 
 
 def idle_but(apart: frozenset[GpuId], view: View) -> Room:

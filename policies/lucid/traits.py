@@ -23,6 +23,7 @@ class Traits(NamedTuple):
     priority: float  # GPUs × predicted duration, GPU-seconds; lowest first
     need_mib: int  # memory on each GPU
     score: int  # sharing score, 0 to 2
+    utilization: float  # of the GPU while it ran alone, 0–1
     aloof: Reason | None  # why it does not share, with "this job" as its detail
 
 
@@ -66,13 +67,18 @@ def _remembering(tree: Tree, priority: Priority) -> TraitsOf:
 
 def _traits(job: Job, memory_mib: int, tree: Tree, priority: float) -> Traits:
     mib, score = need_mib(job), packing.score(tree, job, memory_mib)
-    aloof = _unstable(job) if mib and score is not None else Reason("unprofiled")
-    return Traits(job, priority, mib, packing.SCORES["jumbo"] if score is None else score, aloof)
+    utilization = job.profile.mean("gpu_utilization") if job.profile else None
+    if not mib or score is None or utilization is None:
+        aloof = Reason("unprofiled", detail="this job")
+        return Traits(job, priority, mib, packing.SCORES["jumbo"], 1.0, aloof)
+    return Traits(job, priority, mib, score, utilization, _unstable(job))
 
 
 def _unstable(job: Job) -> Reason | None:
     if job.served_s > 0:
-        return Reason("unstable")
+        return Reason("unstable", detail="this job")
     indicators = job.profile.indicators if job.profile else ()
     variance = max((each.variance for each in indicators if each.name in UTILIZATION), default=0.0)
-    return Reason("unstable", UNSTABLE, variance) if variance > UNSTABLE else None
+    if variance > UNSTABLE:
+        return Reason("unstable", UNSTABLE, variance, detail="this job")
+    return None

@@ -40,7 +40,8 @@ NOTHING = frozenset[GpuId]()
 class Turn:
     def __init__(self, view: View, profiler: ProfilingPool, binder: Binder | Reason) -> None:
         self.plan: list[Placement] = []
-        self._view = view
+        self._view = view  # without the placements in `_unseen`
+        self._unseen: list[tuple[Job, tuple[GpuId, ...], ProfilingRun | None]] = []
         self._profiler = profiler
         self._binder = binder
         self._fits = fits_memory(view.settings.preconditions_for("lucid"), view.settings)
@@ -72,16 +73,22 @@ class Turn:
     # -- the main line (algorithm 2)
 
     def place(self, line: Iterable[Job]) -> None:
-        own = self._profiler.own
-        room, kept = idle_but(own, self._view), idle_of(own, self._view).free
+        own, view = self._profiler.own, self._view_now()
+        room, kept = idle_but(own, view), idle_of(own, view).free
+        off = isinstance(self._binder, Reason)
+        partners = {} if isinstance(self._binder, Reason) else self._binder.partners
         waiting = 0
         for job in line:
-            if self._join(job) or (job.spec.gpus <= room.free + kept and self._settle(job, room)):
+            if job.spec.gpus in partners and self._join(job):
+                continue
+            if job.spec.gpus <= room.free + kept and self._settle(job, room):
                 continue
             waiting += 1
             if waiting <= REPORTED:
                 self._wait(job, room)
-            if isinstance(self._binder, Reason):
+            elif not (partners or room.free or kept):
+                break  # no job behind can start
+            if off:
                 break
 
     def _join(self, job: Job) -> bool:
@@ -97,7 +104,7 @@ class Turn:
     def _settle(self, job: Job, room: Room) -> bool:
         """Place the job on idle GPUs, and profile it there if it has no profile."""
         main = self._apart(job) == self._profiler.own
-        idle_gpus = room if main else idle_but(NOTHING, self._view)
+        idle_gpus = room if main else idle_but(NOTHING, self._view_now())
         if job.spec.gpus > idle_gpus.free:
             return False
         knobs = self._view.settings.profiling
@@ -144,7 +151,15 @@ class Turn:
         self.plan.append(
             Placement(job.id, gpus, verdicts, profiling=profiling, explanation=tuple(told))
         )
-        self._view = self._view.with_placement(job, gpus, profiling)
+        self._unseen.append((job, gpus, profiling))
+
+    def _view_now(self) -> View:
+        """With all placements so far. Most plans place few jobs and most placements need no
+        verdicts on others, so the view is only brought up to date where it is looked at."""
+        for placed in self._unseen:
+            self._view = self._view.with_placement(*placed)
+        self._unseen.clear()
+        return self._view
 
     # -- verdicts
 
@@ -157,10 +172,11 @@ class Turn:
         if len(gpus) > self._verdicts_left:
             return ()
         self._verdicts_left -= len(gpus)
+        view = self._view_now()
         return tuple(
             Verdict(gpu, (Reason("kept_for_profiling"),))
             if gpu in apart
-            else self._verdict(job, wanted, self._view.gpu(gpu))
+            else self._verdict(job, wanted, view.gpu(gpu))
             for gpu in gpus
         )
 

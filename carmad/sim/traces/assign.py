@@ -12,6 +12,7 @@ from random import Random
 
 from carmad.sim.catalogue import PROFILES, Profile
 from carmad.sim.task import Load, Task, Trace
+from carmad.sim.traces.rows import configuration
 
 # The mix of CARMA's evaluation (4.1): the shares up to which tasks are light and medium.
 _LIGHT, _MEDIUM = 0.3, 0.9
@@ -24,10 +25,10 @@ def assign(trace: Trace, seed: int = 0, profiles: Sequence[Profile] = PROFILES) 
 
     Tasks are sorted by GPU time, with some blur: then the first 30 % draw a light model,
     the next 60 % a medium one and the last 10 % a heavy one. A user's tasks with the same name and
-    number of GPUs share one draw.
+    number of GPUs share one draw; those without a name draw one each, and are named by it.
     """
     dice = Random(f"assign/{seed}")
-    groups: dict[tuple[str, str, int], Load] = {}
+    groups: dict[tuple[str, str | int, int], Load] = {}
     unknown = [i for i, task in enumerate(trace.tasks) if task.load == _UNKNOWN]
     unknown.sort(key=lambda i: trace.tasks[i].gpus * trace.tasks[i].duration_s)
     far = _BLUR * len(unknown)
@@ -36,8 +37,10 @@ def assign(trace: Trace, seed: int = 0, profiles: Sequence[Profile] = PROFILES) 
     for place, i in enumerate(sorted(unknown, key=blurred.__getitem__)):
         task = tasks[i]
         choice = _choice(task, (place + 0.5) / len(unknown), profiles)
-        load = groups.setdefault((task.user, task.name, task.gpus), dice.choice(choice).load)
-        tasks[i] = replace(task, load=load)
+        group = task.user, task.name or i, task.gpus
+        load = groups.setdefault(group, dice.choice(choice).load)
+        name = task.name or configuration(load.model, load.batch_size)
+        tasks[i] = replace(task, name=name, load=load)
     return replace(trace, tasks=tuple(tasks))
 
 

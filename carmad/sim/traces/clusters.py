@@ -2,7 +2,7 @@
 
 Jobs per month, mean durations and numbers of GPUs are Lucid's (table 2). What it does not print was
 measured on public data: for Philly on the trace prepared by the Sia artifact, for Venus on the
-submission counts in the Lucid artifact. No models are named.
+submission counts in the Lucid artifact. Neither jobs nor models are named.
 """
 
 from __future__ import annotations
@@ -104,15 +104,13 @@ def _like(cluster: _Cluster, seed: int, tasks: int, gpus: int) -> Trace:
         cluster.name,
         (
             Task(
-                name=f"{cluster.name}-{number}",
+                name="",
                 submit_s=round(_by_clock(moment, cluster.hours)),
                 duration_s=max(1.0, round(duration, 1)),
                 gpus=min(size.gpus, gpus),
                 user=f"user{user + 1}",
             )
-            for number, (moment, duration, size, user) in enumerate(
-                zip(moments, durations, sizes, users, strict=True), start=1
-            )
+            for moment, duration, size, user in zip(moments, durations, sizes, users, strict=True)
         ),
     )
 

@@ -11,7 +11,7 @@ from carmad.sim.catalogue import PROFILES, Profile, find
 from carmad.sim.task import Load, Task, Trace
 from carmad.sim.traces import clusters
 from carmad.sim.traces.draws import Points, log_normal, quantile, scaled, strata
-from carmad.sim.traces.rows import ordered
+from carmad.sim.traces.rows import configuration, ordered
 
 # Durations of whole jobs are published in CARMA's table 4.
 _TABLE_4 = [profile for profile in PROFILES if profile.duration_s is not None]
@@ -109,7 +109,7 @@ def _of(dice: Random, profile: Profile, submit_s: float) -> Task:
     assert profile.duration_s is not None
     [user] = dice.choices(_USERS, [1 / (rank + 1) for rank in range(len(_USERS))])
     return Task(
-        name=f"{profile.load.model}-b{profile.load.batch_size}",
+        name=configuration(profile.load.model, profile.load.batch_size),
         submit_s=submit_s,
         duration_s=profile.duration_s,
         gpus=profile.gpus,
@@ -142,7 +142,7 @@ def _cuckoo_moments(dice: Random, count: int) -> list[float]:
 def _cuckoo_task(dice: Random, submit_s: float, duration_s: float) -> Task:
     model, batch_size = dice.choice(_CUCKOO_MODELS)
     return Task(
-        name=f"{model}-b{batch_size}",
+        name=configuration(model, batch_size),
         submit_s=submit_s,
         duration_s=round(duration_s, 1),
         gpus=2,

@@ -1,6 +1,7 @@
 """Imports SenseTime's Helios traces (Hu et al., SC '21): `cluster_log.csv` of a cluster.
 
-The columns are those of the README in S-Lab-System-Group/HeliosData. It names no models.
+The columns are those of the README in S-Lab-System-Group/HeliosData. Neither jobs nor
+models are named.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from pathlib import Path
 from carmad.sim.task import Task, Trace
 from carmad.sim.traces.rows import Row, Unusable, collect, read_rows
 
-_COLUMNS = ("job_id", "user", "gpu_num", "state", "submit_time", "start_time", "end_time")
+_COLUMNS = ("user", "gpu_num", "state", "submit_time", "start_time", "end_time")
 # As counted by the traces' authors: the last two are failures, too.
 _FAILED = {"COMPLETED": False, "CANCELLED": False, "FAILED": True, "TIMEOUT": True}
 _FAILED["NODE_FAIL"] = True
@@ -32,7 +33,7 @@ def _task(row: Row) -> Task:
     if ended < started:
         raise Unusable("ends before it starts")
     return Task(
-        name=row.text("job_id"),
+        name="",
         submit_s=submitted,
         duration_s=ended - started,
         gpus=gpus,

@@ -1,4 +1,7 @@
-"""Imports the traces of the Muri artifact (Zhao et al., SIGCOMM '22), made from Philly's."""
+"""Imports the traces of the Muri artifact (Zhao et al., SIGCOMM '22), made from Philly's.
+
+Jobs are named by model and batch size, since runs of the same configuration recur.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,9 @@ from pathlib import Path
 
 from carmad.sim.catalogue import find
 from carmad.sim.task import Load, Task, Trace
-from carmad.sim.traces.rows import Row, collect, read_rows
+from carmad.sim.traces.rows import Row, collect, configuration, read_rows
 
-_COLUMNS = ("job_id", "num_gpu", "submit_time", "model_name", "batch_size", "duration")
+_COLUMNS = ("num_gpu", "submit_time", "model_name", "batch_size", "duration")
 _REFERENCE = "V100-32GB"  # 8 nodes of 8 V100 (the artifact's cluster_exp/README.md)
 
 
@@ -20,7 +23,7 @@ def read(path: Path) -> Trace:
 def _task(row: Row) -> Task:
     model, batch_size = row.text("model_name"), row.whole("batch_size")
     return Task(
-        name=f"{model}-{row.text('job_id')}",
+        name=configuration(model, batch_size),
         submit_s=row.number("submit_time") / 1000,
         duration_s=row.number("duration") / 1000,
         gpus=row.gpus("num_gpu"),

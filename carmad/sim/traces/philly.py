@@ -1,6 +1,7 @@
 """Imports Microsoft's Philly trace (Jeon et al., ATC '19) as the Sia artifact prepared it.
 
-Times are in the cluster's time zone, ignoring the end of summer time. It names no models.
+Times are in the cluster's time zone, ignoring the end of summer time. Neither jobs
+nor models are named.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def read(path: Path) -> Trace:
 
 def _task(row: Row) -> Task:
     return Task(
-        name=f"philly-{row.line}",
+        name="",
         submit_s=row.moment("timestamp"),
         duration_s=row.number("duration"),
         gpus=row.gpus("num_gpus"),

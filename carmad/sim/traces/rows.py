@@ -117,6 +117,12 @@ def places(
     return {name: place for place, name in enumerate(header)}
 
 
+def configuration(model: str, batch_size: int) -> str:
+    """The name of a job where a trace has none: profiles and durations are learned by name, so runs
+    of the same configuration share it."""
+    return f"{model}-b{batch_size}"
+
+
 def collect(name: str, rows: Iterable[Row], to_task: Callable[[Row], Task]) -> Trace:
     """`to_task` may count `submit_s` from any instant, and raise Unusable."""
     tasks: list[Task] = []

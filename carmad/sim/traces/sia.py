@@ -3,7 +3,8 @@
 A job lasts as many steps as Pollux's own training runs took to their last epoch at its batch size
 (the `iteration` column of `validation-BATCH.csv` in petuum/adaptdl, folders simulator/traces and
 sched/traces): bert 2 epochs, cifar10 100, deepspeech2 80, imagenet 90, yolov3 50. A step takes as
-long as measured on a DGX A100 (`throughput/APPLICATION-placements-dgx.csv`).
+long as measured on a DGX A100 (`throughput/APPLICATION-placements-dgx.csv`). Jobs are named by
+application and batch size, since the artifact's names are unique.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from pathlib import Path
 from carmad.errors import CarmaError
 from carmad.sim.catalogue import find
 from carmad.sim.task import Load, Task, Trace
-from carmad.sim.traces.rows import Row, Unusable, collect, read_rows
+from carmad.sim.traces.rows import Row, Unusable, collect, configuration, read_rows
 
-_COLUMNS = ("name", "time", "application", "num_replicas", "batch_size")
+_COLUMNS = ("time", "application", "num_replicas", "batch_size")
 _STEPS = {
     ("bert", 384): 480,
     ("cifar10", 2048): 3_178,
@@ -56,7 +57,7 @@ def _task(row: Row, measured: Callable[[str], _Measured]) -> Task:
         raise Unusable(f"is {application} at batch size {batch_size}: its steps are unknown")
     step_s, per_gpu = _step(measured(application), gpus, batch_size)
     return Task(
-        name=row.text("name"),
+        name=configuration(application, batch_size),
         submit_s=row.number("time"),
         duration_s=steps * step_s,
         gpus=gpus,
