@@ -26,9 +26,14 @@ def read(path: Path) -> Trace:
     """Times are in seconds, memory in MiB per GPU."""
     table = path.parent / "tasks.csv"
     try:
-        tasks = {row.text("task"): row for row in read_rows(table, _TASKS)}
+        rows = [(row.text("task"), row) for row in read_rows(table, _TASKS)]
     except Unusable as error:
         raise CarmaError(f"{table}: a row {error}") from None
+    tasks = dict(rows)
+    for name, row in rows:
+        if tasks[name] is not row:
+            lines = f"lines {row.line} and {tasks[name].line}"
+            raise CarmaError(f"{table} has two tasks called {name!r}: {lines}", "rename one")
     submissions = read_rows(path, ("submit_s", "task"))
     return collect(f"carma-{path.stem}", submissions, lambda row: _task(row, tasks))
 
