@@ -4,7 +4,7 @@ plugins declare their own settings."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 DECLARED_SINCE = ("lucid", "asrpt", "cuckoo")  # in 0.1.0 their settings were CARMA's own
 
@@ -46,6 +46,9 @@ class Preconditions:
     margin_mib: int = 0  # must be free on top of a job's estimate
 
 
+NO_PRECONDITIONS = Preconditions(min_free_mib=0, utilization=False)
+
+
 @dataclass(frozen=True, slots=True)
 class Recovery:
     name: str = "exclusive"
@@ -55,7 +58,8 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True)
 class Collocation:
-    mps: bool = False  # start one MPS control daemon per GPU and launch jobs under it
+    mps: bool = False  # launch jobs under MPS
+    mps_scope: Literal["gpu", "node"] = "gpu"  # whether each GPU has an MPS server, or a node
     mps_multiuser: bool = False  # let users share one MPS server: faults and logs are shared too
     max_jobs_per_gpu: int = 8
 
@@ -144,4 +148,9 @@ class Settings:
     access: Access = field(default_factory=Access)
 
     def preconditions_for(self, policy: str) -> Preconditions:
-        return self.policies.get(policy, self.preconditions)
+        """Those set for the policy, or else for all; `rr` has none by default (CARMA paper,
+        4.3)."""
+        usual = self.preconditions
+        if policy == "rr" and usual == Preconditions():
+            usual = NO_PRECONDITIONS
+        return self.policies.get(policy, usual)

@@ -7,7 +7,6 @@ measurements that CARMA lacks, the policy's docstring says what is done instead.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -91,7 +90,7 @@ def sjf_ffs(settings: Settings) -> Ranked:
     """Shortest job first with first-fit sharing (Castor paper, 9.1): if too few GPUs are idle, a
     job joins others on the first GPUs with enough memory, however busy they are."""
     filters = (*_memory("sjf_ffs", settings), jobs_below(CASTOR_JOBS))
-    return IdleFirst("sjf_ffs", filters, occupied(settings), shortest)
+    return OnlyIdle("sjf_ffs", filters, in_order, shortest, idle_first=True)
 
 
 def horus(settings: Settings) -> Ranked:
@@ -108,13 +107,12 @@ def horus(settings: Settings) -> Ranked:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class IdleFirst(Ranked):
-    """A rank of 0 means idle. Uses only idle GPUs if there are enough."""
+class OnlyIdle(Ranked):
+    """Uses only idle GPUs if there are enough, even on several nodes."""
 
     def choose(self, fits: Sequence[Fit], gpus: int, view: View) -> tuple[GpuId, ...]:
-        ends = [bisect_right(fit.ranks, 0.0) for fit in fits]
-        idle = [Fit(f.ranks[:end], f.gpus[:end], ()) for f, end in zip(fits, ends, strict=True)]
-        return Ranked.choose(self, idle, gpus, view) or Ranked.choose(self, fits, gpus, view)
+        idle_ones = [fit.idle() for fit in fits]
+        return Ranked.choose(self, idle_ones, gpus, view) or Ranked.choose(self, fits, gpus, view)
 
 
 # -- orders and priorities: lowest first; jobs without an expected duration go last
@@ -151,11 +149,6 @@ def demoted_at(job: Job) -> float:
 
 
 # -- of a GPU
-
-
-def occupied(settings: Settings) -> Rank:
-    """1 for a GPU in use, 0 for an idle one."""
-    return lambda gpu: float(idle(gpu, settings) is not None)
 
 
 def utilization_with_newcomer(settings: Settings) -> Rank:

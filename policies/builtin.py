@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from carmad.plugin import GpuView, Settings
 from policies.filters import preconditions, unoccupied
-from policies.ranked import Ranked, RoundRobin
+from policies.ranked import Rank, Ranked, RoundRobin
 
 
 def exclusive(settings: Settings) -> Ranked:
@@ -17,26 +17,31 @@ def exclusive(settings: Settings) -> Ranked:
 
 def rr(settings: Settings) -> RoundRobin:
     """Round-robin: the next GPU in a fixed cycle."""
-    return RoundRobin("rr", preconditions("rr", settings), in_order)
+    return RoundRobin("rr", preconditions("rr", settings), in_order, idle_first=True)
 
 
 def magm(settings: Settings) -> Ranked:
     """Most available GPU memory."""
-    return Ranked("magm", preconditions("magm", settings), most_free_memory)
+    return _sharing("magm", settings, most_free_memory)
 
 
 def lug(settings: Settings) -> Ranked:
     """Least utilised GPU, by SMACT over the window."""
-    return Ranked("lug", preconditions("lug", settings), least_utilised)
+    return _sharing("lug", settings, least_utilised)
 
 
 def first_fit(settings: Settings) -> Ranked:
-    return Ranked("first_fit", preconditions("first_fit", settings), in_order)
+    return _sharing("first_fit", settings, in_order)
 
 
 def best_fit(settings: Settings) -> Ranked:
     """The GPU with the least memory left, to pack tightly."""
-    return Ranked("best_fit", preconditions("best_fit", settings), least_free_memory)
+    return _sharing("best_fit", settings, least_free_memory)
+
+
+def _sharing(name: str, settings: Settings, rank: Rank) -> Ranked:
+    """As in the paper's artifact, idle GPUs are filled before any is shared."""
+    return Ranked(name, preconditions(name, settings), rank, idle_first=True)
 
 
 def in_order(gpu: GpuView) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -19,6 +20,7 @@ from carmad.plugin import (
     Reason,
     Verdict,
     View,
+    idle,
 )
 
 Filter = Callable[[Demand, GpuView], Reason | None]
@@ -27,12 +29,20 @@ Order = Callable[[Job], float]
 Turn = tuple[tuple[GpuId, ...], Sequence[Proposal]]  # the GPUs that a job takes, and all proposals
 
 
+IDLE_FIRST = Reason("idle_first")
+
+
 class Fit(NamedTuple):
     """A node's GPUs that fit a demand, best first, and the verdicts on all of its GPUs."""
 
-    ranks: tuple[float, ...]
+    ranks: tuple[tuple[bool, float], ...]  # whether it comes after the idle ones, and its rank
     gpus: tuple[GpuId, ...]
     verdicts: tuple[Verdict, ...]
+
+    def idle(self) -> Fit:
+        """Those that are idle."""
+        end = bisect_left(self.ranks, (True,))
+        return Fit(self.ranks[:end], self.gpus[:end], ())
 
 
 def by_arrival(job: Job) -> float:
@@ -69,12 +79,15 @@ class Ranked:
 
     A job gets its GPUs on one node if any has enough, and among nodes of equal rank on the one with
     the fewest that fit, to keep room for larger jobs; otherwise on as few nodes as possible.
+
+    `idle_first`: a node's idle GPUs come before those that are in use, whatever their rank.
     """
 
     name: str
     filters: tuple[Filter, ...]
     rank: Rank
     ordered: Order = by_arrival
+    idle_first: bool = False
 
     def order(self, job: Job) -> float:
         return self.ordered(job)
@@ -96,19 +109,34 @@ class Ranked:
         question = (self, wanted)
         fits = [node.memo.recall(question, self._fit, node, wanted, view) for node in view.nodes]
         verdicts = tuple(chain.from_iterable(map(itemgetter(2), fits)))
-        return Placement(job.id, self.choose(fits, wanted.gpus, view), verdicts)
+        gpus = self.choose(fits, wanted.gpus, view)
+        why = (IDLE_FIRST,) if gpus and self._preferred_idle(gpus, fits, view) else ()
+        return Placement(job.id, gpus, verdicts, explanation=why)
 
     def _turn(self, job: Job, view: View) -> Turn:
         placement = self.place(job, view)
         return placement.gpus, (placement,)
+
+    def _preferred_idle(self, gpus: Sequence[GpuId], fits: Sequence[Fit], view: View) -> bool:
+        """Whether these GPUs are idle, and others that fit are not."""
+        return any(fit.ranks and fit.ranks[-1][0] for fit in fits) and all(
+            idle(view.gpu(gpu), view.settings) is None for gpu in gpus
+        )
 
     def _fit(self, node: NodeView, wanted: Demand, view: View) -> Fit:
         question = (self, wanted)
         verdicts = tuple(
             gpu.memo.recall(question, self._verdict, gpu, wanted, view) for gpu in node.gpus
         )
-        index = {gpu.id: gpu.gpu.index for gpu in node.gpus}
-        best = sorted((v.rank, index[v.gpu], v.gpu) for v in verdicts if v.rank is not None)
+        best = sorted(
+            (
+                (self.idle_first and idle(gpu, view.settings) is not None, v.rank),
+                gpu.gpu.index,
+                v.gpu,
+            )
+            for gpu, v in zip(node.gpus, verdicts, strict=True)
+            if v.rank is not None
+        )
         return Fit(tuple(rank for rank, _, _ in best), tuple(gpu for _, _, gpu in best), verdicts)
 
     def _verdict(self, gpu: GpuView, wanted: Demand, view: View) -> Verdict:
@@ -120,12 +148,18 @@ class Ranked:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RoundRobin(Ranked):
-    """Cycles through the GPUs by index, continuing after the one used last."""
+    """Cycles through the GPUs by index, continuing after the one used last: first through the idle
+    ones."""
 
     def choose(self, fits: Sequence[Fit], gpus: int, view: View) -> tuple[GpuId, ...]:
         last = view.last_placed
         if last is None or last not in view.node_of:
             return Ranked.choose(self, fits, gpus, view)
+        among_idle = self._next([fit.idle() for fit in fits], gpus, view, last)
+        in_turn = among_idle or self._next(fits, gpus, view, last)
+        return in_turn or Ranked.choose(self, fits, gpus, view)
+
+    def _next(self, fits: Sequence[Fit], gpus: int, view: View, last: GpuId) -> tuple[GpuId, ...]:
         at = view.node_of[last]
         order = [gpu.id for gpu in view.nodes[at].gpus]
         begin = order.index(last) + 1
@@ -135,4 +169,4 @@ class RoundRobin(Ranked):
         for candidates in (later, *others, [*later, *earlier]):
             if len(candidates) >= gpus:
                 return tuple(candidates[:gpus])
-        return Ranked.choose(self, fits, gpus, view)
+        return ()

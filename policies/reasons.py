@@ -74,6 +74,7 @@ REASONS = {
         lambda r: f"{r.have:.0f} of {r.need:.0f} GPUs are idle, and there is no job to share with",
     ),
     # why it was placed as it was
+    "idle_first": Wording("IdleFirst", lambda r: "idle GPUs are taken before any is shared"),
     "profiled_there": Wording(
         "Profiled", lambda r: f"it runs alone for {duration(r.need)}, to be profiled"
     ),

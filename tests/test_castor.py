@@ -236,11 +236,12 @@ def test_who_must_be_alone_does_not_share():
     assert where(plan(view_of(1, [queued(1)], profiled))) == {1: ()}
 
 
-def test_under_mps_jobs_of_several_gpus_do_not_share_and_in_streams_they_do():
-    mps = replace(SETTINGS, collocation=Collocation(mps=True))
-    for settings, found in ((SETTINGS, (0, 1)), (mps, ())):
-        view = view_of(2, [queued(1, wants=2)], running(9, 0, 1), settings=settings)
-        assert where(plan(view)) == {1: found}
+@pytest.mark.parametrize("scope", [None, "gpu", "node"])
+def test_jobs_of_several_gpus_share_with_mps_and_without(scope):
+    shared = Collocation(mps=True, mps_scope=scope) if scope else Collocation()
+    settings = replace(SETTINGS, collocation=shared)
+    view = view_of(2, [queued(1, wants=2)], running(9, 0, 1), settings=settings)
+    assert where(plan(view)) == {1: (0, 1)}
 
 
 # -- beside several

@@ -57,7 +57,26 @@ def test_the_environment_wins_over_the_file_over_the_defaults(path: Path) -> Non
     assert found.collocation.mps is True
     assert found.access.admin_group == "1001"
     assert found.preconditions_for("first_fit") == Preconditions(7, utilization=False)
-    assert found.preconditions_for("rr") == Preconditions()
+    assert found.preconditions_for("lug") == Preconditions()
+
+
+def test_round_robin_has_no_preconditions_unless_they_are_set(path: Path) -> None:
+    def of_rr(text: str) -> Preconditions:
+        path.write_text(text)
+        return load(path, {}).preconditions_for("rr")
+
+    assert of_rr("") == Preconditions(min_free_mib=0, utilization=False)
+    assert of_rr("[preconditions]\nmargin_mib = 5") == Preconditions(margin_mib=5)
+    assert of_rr("[policies.rr]\nmargin_mib = 6") == Preconditions(margin_mib=6)
+    assert of_rr("[policies.rr]") == Preconditions()
+
+
+def test_the_scope_of_mps_is_a_gpu_or_a_node(path: Path) -> None:
+    assert load(None, {}).collocation.mps_scope == "gpu"
+    path.write_text('[collocation]\nmps_scope = "node"')
+    assert load(path, {}).collocation.mps_scope == "node"
+    with pytest.raises(CarmaError, match="MPS_SCOPE should be 'gpu' or 'node', not 'rack'"):
+        load(path, {"CARMA_COLLOCATION__MPS_SCOPE": "rack"})
 
 
 def test_other_variables_are_not_settings() -> None:

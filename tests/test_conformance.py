@@ -47,6 +47,7 @@ from policies import builtin
 SETTINGS = {
     "default": Settings(),
     "mps": Settings(collocation=Collocation(mps=True)),
+    "MPS server per node": Settings(collocation=Collocation(mps=True, mps_scope="node")),
     "backfill": Settings(limits=Limits(backfill=2)),
     "preemption": Settings(limits=Limits(preemption=True)),
     "profiling GPUs": Settings(profiling=Profiling(gpus=1)),

@@ -450,10 +450,11 @@ def test_only_jobs_of_as_many_gpus():
     assert where(plan(view)) == {1: (0, 1)}
 
 
-def test_under_mps_jobs_of_several_gpus_do_not_share_nor_do_two_users():
-    mps = replace(SETTINGS, collocation=Collocation(mps=True))
+@pytest.mark.parametrize("scope", ["gpu", "node"])
+def test_under_mps_jobs_of_several_gpus_share_and_two_users_do_not(scope):
+    mps = replace(SETTINGS, collocation=Collocation(mps=True, mps_scope=scope))
     wide = view_of(2, [queued(1, wants=2, stages=LOADS)], running(9, 0, 1), settings=mps)
-    assert where(plan(wide)) == {1: ()}
+    assert where(plan(wide)) == {1: (0, 1)}
     for uid, found in ((1000, (0,)), (1001, ())):
         queue = [queued(1, stages=LOADS, uid=uid)]
         assert where(beside(running(9, 0), queue=queue, settings=mps)) == {1: found}

@@ -269,9 +269,9 @@ def test_the_first_kernel_comes_after_the_warm_up(source: EmulatedSource, tmp_pa
     job = start_job(tmp_path, "--warmup", "0.5", "--seconds", "60", "--memory-mib", "8000")
     loading = wait_for(source, lambda sample: bool(sample.memory_used_mib))
     assert (loading.memory_used_mib, loading.sm_active) == (2_000, 0.0)
-    assert [use.ran_kernel for use in loading.processes] == [False]
+    assert [use.sm_util for use in loading.processes] == [0.0]
     working = wait_for(source, lambda sample: bool(sample.sm_active))
-    assert [use.ran_kernel for use in working.processes] == [True]
+    assert all(use.sm_util for use in working.processes)
     wait_for(source, lambda sample: sample.memory_used_mib == 8_000)
     job.send_signal(signal.SIGUSR2)
     assert job.stdout is not None

@@ -823,6 +823,36 @@ def test_round_robin_goes_round():
     assert [server.job(i).gpus[0] for i in ids] == [g.id for g in server.gpus[:2]]
 
 
+@pytest.mark.parametrize("name", ["rr", "magm", "lug", "first_fit", "best_fit"])
+def test_idle_gpus_are_filled_before_any_is_shared_and_why_says_so(name):
+    """GPU 0 has more free memory, and GPU 2 had a job until just now."""
+    server = FakeServer(policy=getattr(builtin, name)(Settings()), gpus=3)
+    server.tell(DrainRequested(server.now, server.gpus[1].id, "x", "root"))
+    first, second = server.submit(), server.submit()
+    settled(server, first, 10)
+    server.used_mib[server.gpus[2].id], server.sm_active[server.gpus[2].id] = 450, 0.9
+    server.run_kernel(second)
+    server.pass_time(31)
+    server.exit(second)
+    third, fourth = server.submit(), server.submit()
+    assert server.job(third).gpus == (server.gpus[2].id,)
+    told = [server.scene.decisions[id].placement.explanation for id in (first, third, fourth)]
+    assert [[reason.code for reason in each] for each in told] == [[], ["idle_first"], []]
+
+
+def test_round_robin_goes_round_the_idle_gpus_first():
+    server = FakeServer(gpus=4, policy=builtin.rr(Settings()))
+    ids = [server.submit() for _ in range(4)]
+    for id in ids:
+        server.run_kernel(id)
+    server.pass_time(32)
+    for id in ids[1::2]:
+        server.exit(id)
+    index = {gpu.id: gpu.index for gpu in server.gpus}
+    placed = [index[server.job(server.submit()).gpus[0]] for _ in range(4)]
+    assert placed == [1, 3, 0, 2]
+
+
 def test_most_memory_least_used_best_and_first_fit_choose_as_named():
     expected = {"magm": 2, "lug": 1, "best_fit": 0, "first_fit": 0}
     for name, index in expected.items():
@@ -849,15 +879,12 @@ def test_two_gpu_jobs_take_two_gpus_and_start_when_both_show_a_kernel():
     assert {g for g, _ in server.job(id).kernels} == set(server.job(id).gpus)
 
 
-def test_mps_keeps_users_and_multi_gpu_jobs_apart():
+def test_an_mps_server_per_gpu_keeps_users_apart():
     settings = Settings(collocation=Collocation(mps=True))
     server = FakeServer(gpus=2, settings=settings)
     first = server.submit()
     assert server.job(first).mode is Mode.MPS
     settled(server, first)
-    wide = server.submit(gpus=2)
-    assert server.why(wide)[0][0] == ["busy"]
-    server.tell(CancelRequested(server.now, wide, "ada"))
     hers = server.submit(user="bob", uid=1001)
     assert server.job(hers).gpus == (server.gpus[1].id,)
     third = server.submit(user="bob", uid=1001)
@@ -866,6 +893,107 @@ def test_mps_keeps_users_and_multi_gpu_jobs_apart():
     server.tell(DrainRequested(server.now, server.gpus[1].id, "x", "root"))
     other = server.submit(user="bob", uid=1001)
     assert server.why(other)[0][0] == ["mps_user"]
+
+
+def test_with_an_mps_server_per_gpu_jobs_of_several_gpus_run_outside_beside_any_user():
+    server = FakeServer(gpus=2, settings=Settings(collocation=Collocation(mps=True)))
+    narrow = server.submit()
+    settled(server, narrow)
+    wide = server.submit(gpus=2, user="bob", uid=1001, memory_mib=5_000)
+    assert server.job(wide).mode is Mode.STREAMS and server.job(wide).limit_mib is None
+    settled(server, wide)
+    last = server.submit(user="bob", uid=1001)
+    assert server.job(last).mode is Mode.MPS
+    assert server.job(last).gpus == (server.gpus[1].id,), "the server of GPU 0 is ada's"
+
+
+def test_a_multi_gpu_job_of_an_earlier_release_stays_alone():
+    server = FakeServer(gpus=1, settings=Settings(collocation=Collocation(mps=True)))
+    first = server.submit()
+    settled(server, first)
+    server.scheduler._ledger.put(server.job(first).with_attempt(mode=Mode.EXCLUSIVE))
+    assert server.why(server.submit())[0] == {0: ["exclusive"]}
+
+
+def two_nodes(policy="first_fit", **collocation):
+    """GPUs 0 and 1 with one MPS server, and 2 and 3 with another."""
+    shared = Collocation(mps=True, mps_scope="node", **collocation)
+    server = FakeServer(gpus=4, settings=Settings(policy=policy, collocation=shared))
+    server.gpus = tuple(replace(gpu, node="ab"[gpu.index // 2]) for gpu in server.gpus)
+    server.tell(Discovered(server.now, server.gpus))
+    server.sample()
+    return server
+
+
+def test_with_an_mps_server_per_node_jobs_of_several_gpus_are_clients_too():
+    server = two_nodes()
+    for gpu in server.gpus[2:]:
+        server.tell(DrainRequested(server.now, gpu.id, "x", "root"))
+    narrow = server.submit()
+    settled(server, narrow)
+    wide = server.submit(gpus=2, memory_mib=5_000)
+    assert server.job(wide).mode is Mode.MPS and server.job(wide).limit_mib == 5_000
+    assert [job.id for job in server.scene.view.gpus[0].residents] == [narrow, wide]
+
+
+def test_an_mps_server_per_node_serves_one_user_on_all_its_gpus():
+    server = two_nodes()
+    first = server.submit()
+    settled(server, first)
+    theirs = server.submit(user="bob", uid=1001)
+    assert server.job(theirs).gpus == (server.gpus[2].id,)
+    settled(server, theirs)
+    outside = server.submit(exclusive=True, user="eve", uid=1002)
+    assert server.job(outside).gpus == (server.gpus[1].id,), "it needs no server"
+    for gpu in server.gpus[2:]:
+        server.tell(DrainRequested(server.now, gpu.id, "x", "root"))
+    third = server.submit(user="bob", uid=1001)
+    refused = {0: ["mps_user"], 1: ["exclusive"], 2: ["drained"], 3: ["drained"]}
+    settled(server, outside)
+    assert server.why(third)[0] == refused | {1: ["exclusive", "mps_user"]}
+    server.exit(outside)
+    assert server.why(third)[0] == refused | {1: ["mps_user"]}
+    reason = server.scene.decisions[third].placement.verdicts[1].refused[0]
+    assert reason == Reason("mps_user", detail="ada")
+    server.exit(first)
+    assert server.job(third).state is S.STARTING
+
+
+def test_within_a_plan_too_an_mps_server_per_node_serves_one_user():
+    server = two_nodes()
+    holder = server.submit(gpus=4, exclusive=True)
+    mine, theirs, also_mine = (
+        server.submit(user=user, uid=uid)
+        for user, uid in (("ada", 1000), ("bob", 1001), ("ada", 1000))
+    )
+    server.exit(holder)
+    placed = [server.job(id).gpus for id in (mine, theirs, also_mine)]
+    assert placed == [(gpu.id,) for gpu in (server.gpus[0], server.gpus[2], server.gpus[1])]
+
+
+def test_users_share_a_multiuser_server_of_a_node():
+    server = two_nodes(mps_multiuser=True)
+    first = server.submit()
+    settled(server, first)
+    other = server.submit(gpus=4, user="bob", uid=1001)
+    assert server.job(other).mode is Mode.MPS
+
+
+def test_a_client_that_comes_or_goes_changes_the_views_of_its_node_alone():
+    server = two_nodes(policy="magm")
+    before = server.scene.view.gpus
+    first = server.submit()
+    assert server.scene.view.gpus[1].mps_client.user == "ada"
+    assert server.scene.view.gpus[2] is before[2]
+    settled(server, first)
+    for gpu in server.gpus[2:]:
+        server.tell(DrainRequested(server.now, gpu.id, "x", "root"))
+    between = server.scene.view.gpus
+    server.submit()
+    now = server.scene.view.gpus
+    assert now[1].residents and now[0] is between[0], "it is the same user's server"
+    server.exit(first)
+    assert server.scene.view.gpus[0].mps_client, "one of GPU 1 is left"
 
 
 def test_mig_instances_are_dispatched_exclusively():

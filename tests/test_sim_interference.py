@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 
 from carmad.core.types import Mode
 from carmad.errors import CarmaError
-from carmad.sim.interference import Additive, Interference, Learned, Measured, Unslowed, make
+from carmad.sim.interference import (
+    Additive,
+    Interference,
+    Learned,
+    Measured,
+    Unslowed,
+    make,
+    speeds_by_mode,
+)
 from carmad.sim.task import Load
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
@@ -87,6 +95,44 @@ class TestEvery:
         before = model.speeds(neighbours, mode)[:-1]
         after = model.speeds([*others, busier], mode)[:-1]
         assert all(now <= then + 1e-12 for now, then in zip(after, before, strict=True))
+
+
+class TestByMode:
+    """An MPS server takes turns with the processes outside it."""
+
+    model = Learned({Mode.MPS: 0.5, Mode.STREAMS: 1.0})
+
+    def test_one_mode_is_the_model_s_own(self) -> None:
+        pair = [load(0.8), load(0.6)]
+        for mode in Mode:
+            assert speeds_by_mode(self.model, pair, [mode] * 2) == self.model.speeds(pair, mode)
+        assert speeds_by_mode(self.model, [], []) == ()
+
+    def test_one_client_beside_one_outside_is_a_pair_that_takes_turns(self) -> None:
+        pair = [load(0.8), load(0.6)]
+        found = speeds_by_mode(self.model, pair, [Mode.MPS, Mode.STREAMS])
+        assert found == self.model.speeds(pair, Mode.STREAMS)
+
+    def test_two_clients_are_one_load_to_the_process_outside(self) -> None:
+        """Clients of 0.5 each at 1 / (1 + 0.5 · 0.5 · 0.5) = 1/1.125: a load of 1/1.125."""
+        found = speeds_by_mode(
+            self.model, [load(0.5), load(0.6), load(0.5)], [Mode.MPS, Mode.STREAMS, Mode.MPS]
+        )
+        server = 1 / (1 + 0.6 / 1.125)
+        assert found == pytest.approx([server / 1.125, server, server / 1.125])
+
+    @given(neighbours=neighbourhoods, data=st.data(), shift=st.integers(1, 5))
+    def test_order_does_not_matter(
+        self, neighbours: list[Load], data: st.DataObject, shift: int
+    ) -> None:
+        modes = data.draw(st.lists(st.sampled_from(SHARED), min_size=6, max_size=6))
+        modes, at = modes[: len(neighbours)], shift % len(neighbours)
+        speeds = speeds_by_mode(self.model, neighbours, modes)
+        turned = speeds_by_mode(
+            self.model, neighbours[at:] + neighbours[:at], modes[at:] + modes[:at]
+        )
+        assert turned == pytest.approx(speeds[at:] + speeds[:at])
+        assert all(0 < speed <= 1 for speed in speeds)
 
 
 def test_none_slows_nobody() -> None:

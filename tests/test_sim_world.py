@@ -505,6 +505,16 @@ def test_under_mps_jobs_share_in_that_mode():
     assert modes == [Mode.MPS, Mode.MPS]
 
 
+@pytest.mark.parametrize(("scope", "wide"), [("gpu", Mode.STREAMS), ("node", Mode.MPS)])
+def test_under_mps_a_job_of_two_gpus_shares_as_the_scope_says(scope, wide):
+    settings = Settings(collocation=Collocation(mps=True, mps_scope=scope))
+    tasks = a_task(), a_task(gpus=2)
+    outcome = run(*tasks, settings=settings, cluster=parse("2xA100-40GB"))
+    (narrow,), (other,) = (job.attempts for job in outcome.jobs)
+    assert (narrow.mode, other.mode) == (Mode.MPS, wide)
+    assert other.launched_at < narrow.ended_at
+
+
 def test_mig_instances_belong_to_their_gpu():
     cluster = parse("1xA100-40GB,2xA30-24GB/2x2g.12gb")
     discovered, _ = a_world(cluster).opening()

@@ -5,13 +5,13 @@ A rule sees only a job's `Demand`, so that equal demands are judged only once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
 from carmad.config import Settings
 from carmad.core.decision import Reason
-from carmad.core.gpuview import GpuView
+from carmad.core.gpuview import GpuView, is_client
 from carmad.core.types import Estimate, Job, Mode, Retry
 
 
@@ -28,10 +28,9 @@ class Demand:
 
 
 def demand(job: Job, settings: Settings, alone_for_now: bool = False) -> Demand:
-    shared = settings.collocation
-    uid = job.spec.uid if shared.mps and not shared.mps_multiuser else None
-    has_to_be_alone = alone_for_now or alone(job, settings)
-    return _demand(job.spec.gpus, has_to_be_alone, uid, job.estimate, job.retry)
+    one_user = under_mps(job, settings) and not settings.collocation.mps_multiuser
+    uid = job.spec.uid if one_user else None
+    return _demand(job.spec.gpus, alone_for_now or job.exclusive, uid, job.estimate, job.retry)
 
 
 _demand = lru_cache(maxsize=1024)(Demand)  # an estimate takes some KiB with all its notes
@@ -45,22 +44,24 @@ def refusals(wanted: Demand, gpu: GpuView, settings: Settings) -> tuple[Reason, 
     return tuple(reason for rule in RULES if (reason := rule(wanted, gpu, settings)))
 
 
-def alone(job: Job, settings: Settings) -> bool:
-    """Whether this job must have its GPUs to itself.
+def under_mps(job: Job, settings: Settings) -> bool:
+    """Whether the job is to be a client of an MPS server.
 
-    Under MPS a multi-GPU job must: each GPU has its own MPS server, and a process can be the
-    client of only one.
+    A process can be the client of one server only. Where each GPU has its own, a multi-GPU job runs
+    outside, time-sliced with the servers.
     """
-    return job.exclusive or (settings.collocation.mps and job.spec.gpus > 1)
+    shared = settings.collocation
+    served = job.spec.gpus == 1 or shared.mps_scope == "node"
+    return shared.mps and served and not job.exclusive
 
 
-def mode(job: Job, gpus: list[GpuView], settings: Settings) -> Mode:
+def mode(job: Job, gpus: Iterable[GpuView], settings: Settings) -> Mode:
     """How a job is launched on its GPUs (CARMA paper, 3.6)."""
     if any(gpu.gpu.is_mig for gpu in gpus):
         return Mode.MIG
-    if alone(job, settings):
+    if job.exclusive:
         return Mode.EXCLUSIVE
-    return Mode.MPS if settings.collocation.mps else Mode.STREAMS
+    return Mode.MPS if under_mps(job, settings) else Mode.STREAMS
 
 
 def idle(gpu: GpuView, settings: Settings) -> Reason | None:
@@ -98,7 +99,7 @@ def _exclusive(wanted: Demand, gpu: GpuView, settings: Settings) -> Reason | Non
     if wanted.alone:
         return idle(gpu, settings)
     for resident in gpu.residents:
-        if alone(resident, settings):
+        if resident.exclusive or resident.mode is Mode.EXCLUSIVE:
             return Reason("exclusive", detail=f"job {resident.id}")
         if resident.profiling:
             return Reason("profiling", resident.profiling.until, detail=f"job {resident.id}")
@@ -120,8 +121,11 @@ def _mps_user(wanted: Demand, gpu: GpuView, settings: Settings) -> Reason | None
     """One MPS server serves one user; a second user's job would hang in cuInit."""
     if wanted.mps_uid is None:
         return None
-    other = next((j for j in gpu.residents if j.spec.uid != wanted.mps_uid), None)
-    return Reason("mps_user", detail=other.spec.user) if other else None
+    clients = [job.spec for job in gpu.residents if is_client(job)]
+    if gpu.mps_client:
+        clients.append(gpu.mps_client)
+    other = next((spec for spec in clients if spec.uid != wanted.mps_uid), None)
+    return Reason("mps_user", detail=other.user) if other else None
 
 
 def _avoid(wanted: Demand, gpu: GpuView, settings: Settings) -> Reason | None:

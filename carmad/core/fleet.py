@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from carmad.config import Settings
-from carmad.core.gpuview import GpuView, free_memory, settling, stale
+from carmad.core.gpuview import GpuView, free_memory, settling, stale, with_server
 from carmad.core.ledger import Ledger
 from carmad.core.messages import Drain
 from carmad.core.meter import metered
-from carmad.core.types import Gpu, GpuId, GpuSample, Job, JobId, ProcessUse, Usage
+from carmad.core.types import Gpu, GpuId, GpuSample, Job, JobId, Usage
 from carmad.core.view import NodeView, by_node
 from carmad.core.window import Window
 
@@ -93,10 +93,10 @@ class Fleet:
         usage = self.usage.get(job.id)
         return job if usage is None or usage == job.usage else replace(job, usage=usage)
 
-    def processes(self, gpu: GpuId) -> tuple[ProcessUse, ...]:
-        """The processes in the last reading of a GPU."""
+    def readings(self, gpu: GpuId) -> tuple[tuple[GpuSample, float], ...]:
+        """Those in a GPU's window, in order, each with the seconds that it covers."""
         window = self._windows.get(gpu)
-        return window.last.processes if window and window.last else ()
+        return window.readings if window else ()
 
     def beside(self, job: Job) -> tuple[GpuSample, ...]:
         """For each of its GPUs, the last reading that shows the job's own processes, or else the
@@ -134,7 +134,7 @@ class Fleet:
                     self._view(old.id, ledger.residents(old.id), now) if old.id in outdated else old
                     for old in nodes[at].gpus
                 )
-                nodes[at] = NodeView(nodes[at].name, tuple(gpus))
+                nodes[at] = NodeView(nodes[at].name, with_server(gpus, self._settings))
             self._nodes = tuple(nodes)
         return self._nodes
 

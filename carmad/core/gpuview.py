@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from carmad.config import Monitor
+from carmad.config import Monitor, Settings
 from carmad.core.decision import Reason
 from carmad.core.memo import Memo
-from carmad.core.types import Gpu, GpuId, GpuSample, Job, JobId, JobState
+from carmad.core.types import Gpu, GpuId, GpuSample, Job, JobId, JobSpec, JobState, Mode
 from carmad.core.window import Recent, Score
 
 
@@ -22,6 +23,7 @@ class GpuView:
     settling: Reason | None  # why it is too early to add a job (TTFK), if it is
     stale: Reason | None  # why its last reading is too old to use, if it is
     drained: str | None  # the admin's reason
+    mps_client: JobSpec | None = None  # a job under the node's MPS server, if GPUs share one
     memo: Memo = field(default_factory=Memo, init=False, repr=False, compare=False)
 
     @property
@@ -40,6 +42,26 @@ class GpuView:
             free_mib=self.free_mib - (job.need.safe_mib if job.need else 0),
             settling=Reason("first_kernel", detail=f"job {job.id}"),
         )
+
+
+def is_client(job: Job) -> bool:
+    """Whether this resident may be a client of MPS: the mode of old attempts is not on record."""
+    return job.mode is Mode.MPS or job.mode is None
+
+
+def with_server(gpus: Iterable[GpuView], settings: Settings) -> tuple[GpuView, ...]:
+    """A node's GPUs, each with a client of the MPS server that they share, if they do. A view that
+    names another client of the same user stays the same object."""
+    gpus, shared = tuple(gpus), settings.collocation
+    if not shared.mps or shared.mps_scope == "gpu":
+        return gpus
+    clients = (job.spec for gpu in gpus for job in gpu.residents if is_client(job))
+    client = next(clients, None)
+    uid = client and client.uid
+    return tuple(
+        gpu if (gpu.mps_client and gpu.mps_client.uid) == uid else replace(gpu, mps_client=client)
+        for gpu in gpus
+    )
 
 
 def free_memory(

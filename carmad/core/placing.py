@@ -216,7 +216,7 @@ class Placer:
         placed = job.placed(
             gpus,
             view.now,
-            mode=mode(job, [view.gpu(gpu) for gpu in gpus], self._settings),
+            mode=mode(job, map(view.gpu, gpus), self._settings),
             accumulation=placement.accumulation,
             profiling=placement.profiling,
             shared=any(view.gpu(gpu).residents for gpu in gpus),

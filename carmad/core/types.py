@@ -342,11 +342,6 @@ class ProcessUse:
     command: str = ""
     attempt: int | None = None  # of that job; the driver may list an earlier one's for a while
 
-    @property
-    def ran_kernel(self) -> bool:
-        """Without per-process utilisation, presence counts."""
-        return self.sm_util is None or self.sm_util > 0
-
 
 @dataclass(frozen=True, slots=True)
 class GpuSample:
@@ -367,6 +362,11 @@ class GpuSample:
     fault: str | None = None  # lost, driver gone, …: the GPU takes no job
     memory_utilization: float | None = None  # NVML's: time in which memory was read or written
     more: tuple[tuple[str, float], ...] = ()  # further metrics of this source, by name
+
+    @property
+    def activity(self) -> float | None:
+        """SMACT, or else NVML's utilisation."""
+        return self.utilization if self.sm_active is None else self.sm_active
 
     def indicators(self) -> tuple[tuple[str, float], ...]:
         """The metrics that profile a job, as far as they are available."""

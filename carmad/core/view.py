@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from carmad.config import Settings
-from carmad.core.admission import Demand, demand, refusals
+from carmad.core.admission import Demand, demand, mode, refusals
 from carmad.core.decision import Reason, Verdict
-from carmad.core.gpuview import GpuView
+from carmad.core.gpuview import GpuView, with_server
 from carmad.core.history import History
 from carmad.core.memo import Memo
 from carmad.core.types import GpuId, Job, JobId, ProfilingRun
@@ -28,10 +28,10 @@ class NodeView:
     def gpu(self, gpu: GpuId) -> GpuView:
         return next(g for g in self.gpus if g.id == gpu)
 
-    def with_resident(self, gpu: GpuId, job: Job) -> NodeView:
+    def with_resident(self, gpu: GpuId, job: Job, settings: Settings) -> NodeView:
         """This node just after `job` was placed on `gpu`."""
         given = (g.with_resident(job) if g.id == gpu else g for g in self.gpus)
-        return NodeView(self.name, tuple(given))
+        return NodeView(self.name, with_server(given, settings))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +77,17 @@ class View:
         accumulation: int = 1,
     ) -> View:
         """The view after `job` was placed on `gpus`."""
-        placed = job.placed(gpus, self.now, profiling=profiling, accumulation=accumulation)
+        placed = job.placed(
+            gpus,
+            self.now,
+            mode=mode(job, map(self.gpu, gpus), self.settings),
+            profiling=profiling,
+            accumulation=accumulation,
+        )
         nodes = list(self.nodes)
         for gpu in gpus:
             at = self.node_of[gpu]
-            nodes[at] = nodes[at].with_resident(gpu, placed)
+            nodes[at] = nodes[at].with_resident(gpu, placed, self.settings)
         return View(
             self.now,
             tuple(nodes),

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from carmad.config import Settings
+from carmad.core import first_kernel
 from carmad.core.fleet import Fleet
 from carmad.core.knowledge import Knowledge, with_report
 from carmad.core.ledger import Ledger
@@ -36,7 +37,7 @@ class Watch:
             profiler, gap_s = self._knowledge.profiler, self._settings.monitor.stale_s
             profiler.add(residents, before, sample, gap_s)
             for job in residents:
-                self._note_kernel(job, sample.gpu, event.at)
+                self._note_kernel(job, sample.gpu, len(residents) == 1, event.at)
                 self._note_overrun(self.ledger.jobs[job.id])
                 self._note_profile(self.ledger.jobs[job.id], event.at)
                 self._note_peak(self.ledger.jobs[job.id])
@@ -60,12 +61,12 @@ class Watch:
             if known.stage_times and not job.stage_times:
                 self.inform_others(known, event.at)
 
-    def _note_kernel(self, job: Job, gpu: GpuId, now: float) -> None:
+    def _note_kernel(self, job: Job, gpu: GpuId, alone: bool, now: float) -> None:
         """TTFK bookkeeping, step 2 of the CARMA paper's Table 2."""
         if job.state is JobState.STOPPING or gpu in dict(job.kernels):
             return
-        here, own = self._fleet.processes(gpu), (job.attempt, None)
-        if any(p.job == job.id and p.attempt in own and p.ran_kernel for p in here):
+        readings = self._fleet.readings(gpu)
+        if readings and first_kernel.ran(job, readings, alone, self._settings.monitor):
             seen = job.with_attempt(kernels=(*job.kernels, (gpu, now)))
             starting = job.state is JobState.STARTING
             self.ledger.put(advance(seen, JobState.RUNNING) if starting else seen)

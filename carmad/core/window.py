@@ -73,7 +73,7 @@ class Recent:
         """`score.risky(limits)`, without computing the score if it cannot be that high."""
         if self._score is None:
             weights = self._weights
-            highest = max((_sm_activity(sample) for sample, _ in self._samples), default=0.0)
+            highest = max((sample.activity or 0.0 for sample, _ in self._samples), default=0.0)
             whole = weights.mean + weights.median + weights.p95 + weights.ema
             if highest * whole < limits.sm_active:
                 return False
@@ -108,10 +108,6 @@ class Recent:
         return risk(levels, self._monitor, self._weights) if levels else None
 
 
-def _sm_activity(sample: GpuSample) -> float:
-    return sample.sm_active if sample.sm_active is not None else sample.utilization or 0.0
-
-
 class Window:
     """The last `window_s` seconds of one GPU. Samples are added in time order."""
 
@@ -124,6 +120,11 @@ class Window:
     @property
     def last(self) -> GpuSample | None:
         return self._samples[-1][0] if self._samples else None
+
+    @property
+    def readings(self) -> tuple[tuple[GpuSample, float], ...]:
+        """The samples, in order, each with the seconds that it covers."""
+        return tuple(self._samples)
 
     @property
     def recent(self) -> Recent:

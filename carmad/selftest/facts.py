@@ -75,8 +75,8 @@ SECTIONS: dict[str, tuple[Fact, ...]] = {
         Fact(
             "mps_clients_sampled",
             "utilisation is reported per MPS client",
-            "undocumented; a client without a sample counts as busy",
-            "under MPS a job becomes `R` as soon as it has a context, before its first kernel",
+            "undocumented; without a sample, the GPU's activity and the job's memory decide",
+            "under MPS a job may become `R` a window late, or when a neighbour's load rises",
             kernels.mps_clients,
         ),
         Fact(

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 
 from carmad.core.types import Gpu, GpuSample, JobId, Mode, ProcessUse
 from carmad.gpu.source import utilization
 from carmad.sim.hardware import GpuKind, power_w
-from carmad.sim.interference import Interference
+from carmad.sim.interference import Interference, speeds_by_mode
 from carmad.sim.outcome import GpuTotals
 from carmad.sim.task import Load
 
@@ -113,10 +114,10 @@ class Card:
             del self.speeds[job], self.paces[job]
         return True
 
-    def contend(self, interference: Interference, mode: Mode) -> None:
-        """Recompute how fast the jobs here train while sharing."""
+    def contend(self, interference: Interference, modes: Sequence[Mode]) -> None:
+        """Recompute how fast the jobs here train while sharing; `modes` are those of `loads`."""
         if len(self.loads) > 1:
-            speeds = interference.speeds(tuple(self.loads.values()), mode)
+            speeds = speeds_by_mode(interference, tuple(self.loads.values()), modes)
             self.speeds = dict(zip(self.loads, speeds, strict=True))
         else:
             self.speeds = dict.fromkeys(self.loads, 1.0)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from carmad.core.types import Cause, GpuId
-from carmad.sim.interference import Interference
+from carmad.sim.interference import Interference, speeds_by_mode
 from carmad.sim.outcome import Attempt
 from carmad.sim.task import Load
 
@@ -121,9 +121,9 @@ def alone_s(
         here: dict[Stay, list[tuple[float, float, float]]] = defaultdict(list)
         for stretch in found:
             together = [loads[number] for number, _ in stretch.training]
-            for place, (number, which) in enumerate(stretch.training):
-                mode = jobs[number].attempts[which].mode
-                speed = interference.speeds(together, mode)[place]
+            modes = [jobs[number].attempts[which].mode for number, which in stretch.training]
+            speeds = speeds_by_mode(interference, together, modes)
+            for (number, which), speed in zip(stretch.training, speeds, strict=True):
                 here[number, which].append((stretch.begin, stretch.end, speed))
         for stay, pieces in here.items():
             paces[stay].append(pieces)

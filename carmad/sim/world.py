@@ -276,8 +276,8 @@ class World:
         changed = self._disturbed
         for card in changed.values():
             if card.loads:
-                mode = self._executions[next(iter(card.loads))].mode
-                card.contend(self._interference, mode)
+                modes = [self._executions[job].mode for job in card.loads]
+                card.contend(self._interference, modes)
                 affected.update(dict.fromkeys(card.loads))
         self._disturbed = {}
         for job in affected:

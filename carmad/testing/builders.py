@@ -9,7 +9,7 @@ from typing import Any
 
 from carmad.config import Settings
 from carmad.core.decision import Reason
-from carmad.core.gpuview import GpuView
+from carmad.core.gpuview import GpuView, with_server
 from carmad.core.history import History
 from carmad.core.ports import Run, Trial
 from carmad.core.types import (
@@ -29,7 +29,7 @@ from carmad.core.types import (
     Profile,
     Retry,
 )
-from carmad.core.view import View, by_node
+from carmad.core.view import NodeView, View, by_node
 from carmad.core.window import Recent, Score
 from carmad.models import Model
 from estimators.tracer.report import PARTS, Layer, Report, refusal
@@ -110,9 +110,10 @@ def a_view(
     models: Mapping[str, Model] | None = None,
     memory: object = None,
 ) -> View:
-    nodes, node_of = by_node(gpus)
-    running = {job.id: job for node in nodes for gpu in node.gpus for job in gpu.residents}
     settings = settings or Settings()
+    nodes, node_of = by_node(gpus)
+    nodes = tuple(NodeView(node.name, with_server(node.gpus, settings)) for node in nodes)
+    running = {job.id: job for node in nodes for gpu in node.gpus for job in gpu.residents}
     return View(
         now,
         nodes,

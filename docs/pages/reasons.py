@@ -192,6 +192,7 @@ HELP: dict[str, tuple[Reason, str]] = {
         Reason("profiled_there", 200),
         "Nothing: afterwards it has a profile. See `profiling.run_s`.",
     ),
+    "idle_first": (Reason("idle_first"), "Nothing: that is why it got a GPU to itself."),
     "predicted": (
         Reason("predicted", 0, 5400, "s", "history"),
         "`--expect` is more reliable.",
@@ -227,7 +228,7 @@ POLICYS = (
     *("unpredicted", "unstable", "outlasts", "kept_for_profiling", "no_benefit"),
 )
 GROUNDS = (
-    *("affine", "sharing_benefit", "split_batch", "profiled_there", "predicted"),
+    *("idle_first", "affine", "sharing_benefit", "split_batch", "profiled_there", "predicted"),
     *("packed", "close_deadlines", "planned_end", "mapped", "policy_fallback"),
 )
 

@@ -155,6 +155,8 @@ class Cuckoo:
         member, gpus = turn.planned.group.members[0], tuple(gpu.id for gpu in turn.gpus)
         job, profiling = member.job, view.settings.profiling
         placement = Placement(job.id, gpus, self.unshared.place(job, view).verdicts)
+        if any(verdict.refused for verdict in placement.verdicts if verdict.gpu in gpus):
+            return replace(placement, gpus=())  # another user's job has just started on the node
         new = member.missing == "unprofiled" and job.profile is None
         if new and job.spec.gpus <= profiling.largest:
             return profiled(placement, job, view, profiling.run_s, evict=False)

@@ -33,11 +33,16 @@ class Room:
         fullest_first = sorted(self._nodes, key=lambda node: -len(node))
         return _first(wanted, chain.from_iterable(fullest_first), view, fits)
 
-    def without(self, gpus: Iterable[GpuView]) -> None:
-        """Remove GPUs that were given to a job."""
+    def without(self, gpus: Iterable[GpuView], view: View) -> None:
+        """Remove GPUs that were given to a job. `view` is the one after that: the job may also have
+        closed other GPUs of its node to some jobs."""
         taken = {gpu.id for gpu in gpus}
-        left = ([gpu for gpu in node if gpu.id not in taken] for node in self._nodes)
-        self._nodes = [node for node in left if node]
+
+        def left(node: Sequence[GpuView]) -> Sequence[GpuView]:
+            others = [gpu.id for gpu in node if gpu.id not in taken]
+            return node if len(others) == len(node) else [view.gpu(gpu) for gpu in others]
+
+        self._nodes = [node for node in map(left, self._nodes) if node]
         self.free = sum(map(len, self._nodes))
 
 

@@ -59,9 +59,9 @@ class Turn:
             wanted = self._view.demand(job, profiling=True)
             verdicts = self._verdicts(job, wanted, gpus)
             if not waiting and (taken := room.choose(wanted, self._view, self._fits, spread=False)):
-                room.without(taken)
                 run = self._run(job, self._profiler.run_s, evict=True)
                 self._give(job, taken, verdicts, profiling=run)
+                room.without(taken, self._view)
                 continue
             waiting += 1
             reason = Reason("profiling_gpus", wanted.gpus, room.free, "GPUs")
@@ -106,9 +106,9 @@ class Turn:
         taken = idle_gpus.choose(wanted, self._view, self._fits)
         if not taken:
             return False
-        room.without(taken)
         run = self._run(job, knobs.run_s, evict=False) if new else None
         self._give(job, taken, self._main_verdicts(job, wanted), profiling=run)
+        room.without(taken, self._view)
         return True
 
     def _wait(self, job: Job, room: Room) -> None:

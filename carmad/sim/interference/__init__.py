@@ -7,11 +7,19 @@ from pathlib import Path
 
 from carmad.errors import CarmaError
 from carmad.sim.interference.additive import Additive
-from carmad.sim.interference.base import Interference, Unslowed
+from carmad.sim.interference.base import Interference, Unslowed, speeds_by_mode
 from carmad.sim.interference.learned import Learned
 from carmad.sim.interference.measured import Measured
 
-__all__ = ["Additive", "Interference", "Learned", "Measured", "Unslowed", "make"]
+__all__ = [
+    "Additive",
+    "Interference",
+    "Learned",
+    "Measured",
+    "Unslowed",
+    "make",
+    "speeds_by_mode",
+]
 
 MODELS: dict[str, Callable[[], Interference]] = {
     "none": Unslowed,

@@ -1,0 +1,112 @@
+"""When the driver does not say who keeps a GPU busy, as under MPS."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from carmad.config import Collocation, Monitor, Settings
+from carmad.core.first_kernel import Reading, ran
+from carmad.core.types import GpuId, GpuSample, Job, JobState, ProcessUse
+from carmad.testing import FakeServer, a_job
+
+MONITOR = Monitor(window_s=5.0)
+HERE = GpuId("GPU-a")
+
+
+def job() -> Job:
+    return a_job(7, state=JobState.STARTING, gpus=(HERE,), started_at=0.0, attempt=2)
+
+
+def readings(
+    activity: list[float | None],
+    memory: list[int | None] | None = None,
+    util: float | None = None,
+    **changes: object,
+) -> list[Reading]:
+    """One a second. `memory`: the job's from when it is first seen on; 500 MiB throughout if not
+    given, and -1 where it has no process."""
+    memory = memory or [500] * len(activity)
+    found = []
+    for at, (active, mib) in enumerate(zip(activity, memory, strict=True)):
+        own = ProcessUse(1, mib, util, job=job().id, attempt=2)
+        sample = GpuSample(HERE, float(at), 900, sm_active=active)
+        there = () if mib == -1 else (replace(own, **changes),)  # type: ignore[arg-type]
+        found.append((replace(sample, processes=there), 1.0))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("activity", "alone", "seen"),
+    [
+        ([0.0, 0.0], True, False),
+        ([0.0, 0.04], True, False),  # it may be anything
+        ([0.9, 0.06], True, True),  # the 0.9 was the load of one that has left
+        ([0.4, 0.3, 0.44], False, False),  # its neighbour's own ups and downs
+        ([0.4, 0.3, 0.46], False, True),
+        ([0.46], False, False),  # nothing to compare with
+    ],
+)
+def test_a_rise_of_the_gpu_s_activity_is_a_first_kernel(activity, alone, seen):
+    assert ran(job(), readings(activity), alone, MONITOR) is seen
+
+
+@pytest.mark.parametrize(
+    ("memory", "seen"),
+    [
+        ([800, 800, 805, 800, 800], True),
+        ([800, 800, 900, 900, 900], False),
+        ([-1, 800, 800, 800, 800], False),  # not yet for a whole window
+        ([800, 800, 800], False),
+        ([None, None, None, None, None], True),  # by the whole GPU's 900
+    ],
+)
+def test_beside_a_busy_neighbour_steady_memory_is_one_too(memory, seen):
+    assert ran(job(), readings([1.0] * len(memory), memory), False, MONITOR) is seen
+
+
+def test_on_an_idle_gpu_no_kernel_has_run_however_steady_the_memory():
+    assert not ran(job(), readings([0.0] * 5), True, MONITOR)
+    assert ran(job(), readings([0.01] * 5), True, MONITOR)
+
+
+def test_without_activity_memory_decides_and_without_either_presence():
+    unknown: list[float | None] = [None] * 5
+    assert ran(job(), readings(unknown), False, MONITOR)
+    assert not ran(job(), readings(unknown, [1, 2, 3, 4, 5]), False, MONITOR)
+    blind = [(replace(s, memory_used_mib=None), 1.0) for s, _ in readings([None], [None])]
+    assert ran(job(), blind, False, MONITOR)
+
+
+def test_a_sample_of_the_process_itself_decides():
+    assert ran(job(), readings([0.0], util=0.2), False, MONITOR)
+    assert not ran(job(), readings([0.1, 0.9], util=0.0), False, MONITOR)
+
+
+@pytest.mark.parametrize("changes", [{"job": 8}, {"attempt": 1}, {"job": None}])
+def test_other_processes_do_not_count(changes):
+    assert not ran(job(), readings([0.1, 0.9], **changes), False, MONITOR)
+
+
+def test_an_mps_client_s_context_does_not_open_its_gpu():
+    """It loads data for longer than a window; then its kernels are seen, and a window passes."""
+    server = FakeServer(gpus=1, settings=Settings(collocation=Collocation(mps=True)))
+    shown = server.reading
+
+    def blaming_the_server(gpu, at):
+        sample = shown(gpu, at)
+        return replace(sample, processes=tuple(replace(p, sm_util=None) for p in sample.processes))
+
+    server.reading = blaming_the_server
+    first, second = server.submit(), server.submit()
+    server.run_kernel(first, 500)  # only a context, for all the driver says
+    server.pass_time(60)
+    assert server.job(first).state is JobState.STARTING
+    assert server.why(second)[0] == {0: ["first_kernel"]}
+    server.sm_active[server.gpus[0].id] = 0.3
+    server.sample(1)
+    assert server.job(first).state is JobState.RUNNING
+    assert server.why(second)[0] == {0: ["settling"]}
+    server.pass_time(31)
+    assert server.job(second).state is JobState.STARTING
