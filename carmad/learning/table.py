@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
+from operator import itemgetter
 from statistics import median_low
 
+from carmad.core.company import beside
 from carmad.core.history import Submission
-from carmad.core.types import ENDED
+from carmad.core.types import ENDED, Job
 from carmad.learning.duration import Row
+from carmad.learning.interference import Beside
 from carmad.models.traffic import INTERVAL_S
 from carmad.models.workload import PROFILE
 from carmad.store.sql import SqlStore
@@ -33,6 +36,20 @@ def runs(store: SqlStore) -> list[Row]:
     return sorted(found, key=lambda one: float(one["submitted_at"]))[-MOST_RUNS:]
 
 
+def companies(store: SqlStore) -> list[tuple[float, Beside]]:
+    """Slowdowns that jobs reported beside others, and when these jobs ended, the oldest first;
+    limited per user."""
+    found: list[tuple[float, Beside]] = []
+    for user in store.users():
+        jobs = _jobs(store, user)
+        told = ((job, each) for job in jobs for each in job.company)
+        for job, each in islice(told, MOST_OF_USER):
+            pair = "-".join(map(str, sorted((job.id, each.neighbour))))
+            values = beside(each.own, each.other, each.mps)
+            found.append((job.ended_at or 0.0, Beside(values, each.ratio, pair)))
+    return sorted(found, key=itemgetter(0))
+
+
 def counts(submissions: Sequence[Submission], now: float) -> tuple[list[tuple[int, int]], float]:
     """Jobs submitted, and GPUs that they asked for, in each complete interval from the first
     submission on; and when the first interval began. `submissions` are in order."""
@@ -48,10 +65,15 @@ def counts(submissions: Sequence[Submission], now: float) -> tuple[list[tuple[in
 
 
 def _newest_first(store: SqlStore, user: str) -> Iterator[Row]:
+    cells = map(row, _jobs(store, user))
+    return (_as_known(each) for each in cells if each["duration_s"] is not None)
+
+
+def _jobs(store: SqlStore, user: str) -> Iterator[Job]:
+    """A user's ended jobs, the newest first."""
     page = store.history(user=user, states=ENDED, limit=PAGE)
     while page:
-        cells = map(row, page)
-        yield from (_as_known(each) for each in cells if each["duration_s"] is not None)
+        yield from page
         page = store.history(user=user, states=ENDED, before=page[-1].id, limit=PAGE)
 
 
