@@ -22,6 +22,8 @@ def need_mib(job: Job, passes: int = 1) -> int:
 def peak_mib(job: Job, passes: int) -> int:
     """The measured memory of a run in one pass per batch, less what more passes save."""
     measured = job.profile.peak_mib if job.profile else 0
+    if passes == 1:
+        return measured
     return max(1, measured - need_mib(job) + need_mib(job, passes))
 
 

@@ -141,7 +141,7 @@ class Castor:
     def _beside(self, new: Newcomer, room: Room) -> Placement | None:
         """A placement on neighbours' GPUs, and on idle ones for the rest."""
         choice = self.sharing.choose(new, room)
-        if choice is None:
+        if choice is None or len(choice.gpus) + len(room.idle) < new.wanted.gpus:
             return None
         job, verdicts = new.job, self._verdicts(new.job, new, room)
         idle = {gpu.id for gpu in room.idle}

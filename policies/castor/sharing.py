@@ -99,6 +99,8 @@ class Sharing:
         """Neighbours in order of their pairs' mean completion times, until the job has enough GPUs.
         None if there is no gain with any of them."""
         view, wanted = room.view, new.wanted.gpus
+        if len(room.idle) + sum(len(each.gpus) for each in room.neighbours) < wanted:
+            return None
         pairs = [pair for each in room.neighbours if (pair := self._gaining(new, each, view))]
         pairs.sort(key=lambda pair: pair.start.pair_jct_s)
         chosen: list[Pair] = []
@@ -124,12 +126,13 @@ class Sharing:
         known = {gpu.id: each for each in room.neighbours for gpu in each.gpus}
         with_neighbours = {view.node_of[gpu] for gpu in known}
         found: list[Verdict] = []
+        judged: dict[object, Pair] = {}
         for place, node in enumerate(view.nodes):
             idle = alone[len(found) : len(found) + len(node.gpus)]
             if place in with_neighbours:
-                found += self._of_node(new, node, idle, known, view)
+                found += self._of_node(new, node, idle, known, judged, view)
             else:
-                found += node.memo.recall(question, self._of_node, new, node, idle, {}, view)
+                found += node.memo.recall(question, self._of_node, new, node, idle, {}, {}, view)
         return tuple(found)
 
     def _of_node(
@@ -138,22 +141,34 @@ class Sharing:
         node: NodeView,
         idle: Sequence[Verdict],
         known: Mapping[GpuId, Neighbour],
+        judged: dict[object, Pair],
         view: View,
     ) -> list[Verdict]:
+        """`judged` has the pairs so far: all GPUs of a neighbour with as much memory are alike."""
         found = []
         for gpu, verdict in zip(node.gpus, idle, strict=True):
             if neighbour := known.get(gpu.id):
-                verdict = self._verdict(new, neighbour, gpu, view)
+                verdict = self._verdict(new, neighbour, gpu, judged, view)
             elif gpu.residents:
                 verdict = Verdict(gpu.id, self._closed(new, gpu, view))
             found.append(verdict)
         return found
 
-    def _verdict(self, new: Newcomer, neighbour: Neighbour, gpu: GpuView, view: View) -> Verdict:
+    def _verdict(
+        self,
+        new: Newcomer,
+        neighbour: Neighbour,
+        gpu: GpuView,
+        judged: dict[object, Pair],
+        view: View,
+    ) -> Verdict:
         """Ranked by the pair's mean completion time."""
         if refused := self._refusals(new, gpu, view):
             return Verdict(gpu.id, refused)
-        pair = self._pair(new, neighbour, (gpu,), view)
+        alike = neighbour.job.id, gpu.free_mib, gpu.gpu.memory_mib
+        pair = judged.get(alike)
+        if pair is None:
+            pair = judged[alike] = self._pair(new, neighbour, (gpu,), view)
         if pair.start.share:
             return Verdict(gpu.id, rank=pair.start.pair_jct_s)
         passes = self._fewest(new.job, (gpu,))
