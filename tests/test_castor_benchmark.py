@@ -120,6 +120,7 @@ def test_known_ratios_are_those_of_the_simulator() -> None:
         for who, job in (("own", idle), ("other", BUSY))
         for what in ("sm_active", "dram_active")
     }
+    values |= {"own.memory.share": 0.1, "other.memory.share": 0.1, "mode.mps": 0.0}
     slowed, _ = Learned().speeds((idle, BUSY), Mode.STREAMS)
     assert model.predict(values) == pytest.approx(1 / slowed)
 

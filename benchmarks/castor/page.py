@@ -9,11 +9,14 @@ from math import nan
 from statistics import fmean, median
 
 from benchmarks.castor import notes
-from benchmarks.castor.paper import PAPERS, SIMULATED, TESTBED, sums
+from benchmarks.castor.paper import PAPERS, SIMULATED, sums
 from benchmarks.castor.runs import (
     FAMILIES,
     FEW,
+    FULL,
+    GAVEL_POLICIES,
     GPUS,
+    GROWING,
     INTENSITIES,
     MURI_TRACES,
     POLICIES,
@@ -65,6 +68,7 @@ def report(results: Sequence[Result], taken: Sequence[Taken]) -> Report:
         ("## Sharing benefit (equation 24)", notes.BENEFIT, _benefits(runs)),
         ("## Ratios foretold, and known (figure 13)", notes.PREDICTION, _predictions(runs)),
         ("## Splitting batches (algorithm 2)", notes.SPLITS, _splits(runs)),
+        ("## Where sharing often loses: Gavel's pairs (figure 14)", notes.GAVEL, _gavel(runs)),
         ("## How long a decision takes (5.2.4)", notes.DECISIONS, _decisions(taken)),
         ("## Likely causes of the differences", notes.CAUSES),
     )
@@ -96,13 +100,11 @@ def _against(runs: Runs) -> str:
 
 
 CAUSE_OF = {
-    "makespan": "the longest job decides",
     "wait": "the load: with two jobs on each GPU hardly anybody waits",
 }
 CAUSE = {
     "fifo": "the load",
     "sjf": "the load; milder interference",
-    "ssf": "the load; milder interference",
     "tiresias": "cheap preemption, many short jobs",
     "lucid": "it knows durations here, and packs beside idle GPUs",
 }
@@ -110,16 +112,12 @@ CAUSE = {
 
 def _told(family: str) -> Iterator[tuple[str, str, str, float]]:
     """What the paper says of Castor against another policy, in %."""
-    testbed, simulated = TESTBED[family], SIMULATED[family]
+    simulated = SIMULATED[family]
     for other in POLICIES:
         if other in simulated and other != "castor":
             mine, its = simulated["castor"], simulated[other]
-            yield other, "JCT, simulated", "jct", _change(mine.jct[0], its.jct[0])
-            yield other, "queueing, simulated", "wait", _change(mine.wait[0], its.wait[0])
-        if other in testbed and other != "castor":
-            pairs = list(zip(testbed["castor"], testbed[other], strict=True))
-            yield other, "makespan, testbed", "makespan", _change(*pairs[0])
-            yield other, "JCT, testbed", "jct", _change(*pairs[1])
+            yield other, "JCT", "jct", _change(mine.jct[0], its.jct[0])
+            yield other, "queueing", "wait", _change(mine.wait[0], its.wait[0])
 
 
 def _best(runs: Runs) -> str:
@@ -191,7 +189,7 @@ def _policies(runs: Runs, family: str, size: str) -> str:
     )
     variants = ("sjf, line not held", "sjf_ffs, line not held", "castor, profiling online")
     rows = []
-    for what in (*POLICIES, *variants):
+    for what in (*POLICIES, *(variants if size == FULL else ())):
         row = ("policies", family, size, what)
         jct, wait, large_jct, large_wait, share, makespan, slowdown = (
             runs.mean(of, *row)
@@ -238,7 +236,7 @@ def _intensity(runs: Runs, family: str) -> str:
         f"{INTENSITIES[-1]} over {INTENSITIES[0]}",
     )
     rows = []
-    for policy in POLICIES:
+    for policy in GROWING:
         hours = [_jct_at(runs, family, jobs, policy) for jobs in INTENSITIES]
         rows.append((policy, *(f"{h:.2f}" for h in hours), f"×{hours[-1] / hours[0]:.1f}"))
     return markdown.table(headings, rows, numbers=range(1, len(headings)))
@@ -256,7 +254,7 @@ def _techniques(runs: Runs) -> str:
     rows = []
     for workload in (*FAMILIES, "muri"):
         first = None
-        for what in ("streams (temporal)", "MPS, a server per GPU", "MPS, if all could share"):
+        for what in ("streams (temporal)", "MPS, a server per GPU", "MPS, one per node"):
             row = ("techniques", workload, "", what)
             jct = runs.mean("jct", *row)
             first = first or jct
@@ -302,12 +300,11 @@ def _predictions(runs: Runs) -> str:
     )
     rows = []
     for family in FAMILIES:
-        for size in GPUS:
-            few = runs.at("policies", family, size, "castor")[: len(FEW)]
-            rows.append(_foretold(family, size, few, runs))
-            pairs = f"{family}, Lucid's models"
-            found = runs.at("predictions", pairs, size, "castor, ratios foretold")
-            rows.append(_foretold(pairs, size, found, runs))
+        few = runs.at("policies", family, FULL, "castor")[: len(FEW)]
+        rows.append(_foretold(family, FULL, few, runs))
+        pairs = f"{family}, Lucid's models"
+        found = runs.at("predictions", pairs, FULL, "castor, ratios foretold")
+        rows.append(_foretold(pairs, FULL, found, runs))
     return markdown.table(headings, rows, numbers=range(1, len(headings)))
 
 
@@ -324,6 +321,24 @@ def _foretold(workload: str, size: str, foretold: Sequence[Result], runs: Runs) 
         f"{_change(*benefits):+.1f} %",
         "< 10 %",
     )
+
+
+def _gavel(runs: Runs) -> str:
+    headings = (
+        *("64 V100, Philly", "makespan h", "JCT h", "range", "queueing h", "slow-down"),
+        "against sjf_ffs",
+    )
+    base = runs.mean("jct", "gavel", "philly", "64", "sjf_ffs")
+    rows = []
+    for what in (*GAVEL_POLICIES, "castor, trained", "castor, ratios known"):
+        row = ("gavel", "philly", "64", what)
+        jcts = [result.jct for result in runs.at(*row)]
+        hours = (runs.mean(of, *row) for of in ("makespan", "jct", "wait", "slowdown"))
+        makespan, jct, wait, slowdown = (f"{value:.2f}" for value in hours)
+        span = f"{min(jcts):.2f}–{max(jcts):.2f}"
+        change = f"{_change(runs.mean('jct', *row), base):+.0f} %"
+        rows.append((what, makespan, jct, span, wait, slowdown, change))
+    return markdown.table(headings, rows, numbers=range(1, len(headings)))
 
 
 def _splits(runs: Runs) -> str:
