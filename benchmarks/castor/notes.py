@@ -23,7 +23,7 @@ Of five samples, on 128 GPUs, hours; 240 jobs are the paper's baseline. The figu
 Its claim: Castor's JCT grows the least."""
 
 TECHNIQUES = """\
-Castor, on 64 A6000, Muri's 240 busiest jobs on 128 V100. A process can be the client of one MPS
+Castor, on 64 A6000. A process can be the client of one MPS
 server only. With a server per GPU (`collocation.mps_scope = "gpu"`, the default) a job of several
 GPUs shares by time slices, beside the servers; with one per node it is a client, as on the paper's
 testbed. All of Sia's jobs have four GPUs or more. The interference under MPS is `learned`, which
@@ -53,11 +53,11 @@ steps to its end; theorem 1 weighs that against waiting for the neighbour. Where
 would have become free before, it was not worth it."""
 
 GAVEL = """\
-Five of Philly's samples on 64 V100, under MPS with a server per node; each job trains one of the
-configurations of which Gavel measured pairs, and pairs slow down as measured: by up to 11, a quarter
-by more than 2. SJF never shares: beside it, the others show what sharing costs. "Castor" has the
-model that it ships with, which knows an RTX 3090 on streams; "trained" has one learned from half of
-these pairs, as reports of steps alone and beside others tell them on site; "known" has the
+Five of Philly's samples, 160 jobs on 64 V100, under MPS with a server per node; each job trains one
+of the configurations of which Gavel measured pairs, and pairs slow down as measured: by up to 11, a
+quarter by more than 2. SJF never shares: beside it, the others show what sharing costs. "Castor"
+has the model that it ships with, which knows an RTX 3090 on streams; "trained" has one learned from
+half of these pairs, as reports of steps alone and beside others tell them on site; "known" has the
 simulator's ratios. The paper's figure 14, without numbers: SJF-FFS falls into traps that Castor
 avoids."""
 

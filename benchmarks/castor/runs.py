@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from math import hypot
@@ -14,7 +14,6 @@ from benchmarks.castor.sharing import crowded, decisions
 from benchmarks.castor.workload import (
     BEGIN_S,
     JOBS,
-    files,
     muri,
     profiled_before,
     resizable,
@@ -43,12 +42,13 @@ FAMILIES = ("philly", "saturn")
 GPUS = {"128": "16x8xA6000-48GB", "64": "8x8xA6000-48GB"}  # the paper's, and half of them
 FULL = "64"  # where jobs queue
 MURI_GPUS = "16x8xV100-32GB"
-GAVEL_POLICIES = ("sjf", "lucid", "sjf_ffs", "castor")
+GAVEL_JOBS = 160
+GAVEL_POLICIES = ("sjf", "sjf_ffs", "castor")
 GAVEL_GPUS = f"8x8x{gavel.GPU}"
 SCARCE = {"philly": "RTX6000-24GB", "muri": "RTX2080Ti-11GB"}  # GPUs with little memory
 INTENSITIES = (120, 240, 480)  # jobs in the same eight hours: the paper's 0.5, 1 and 2
 GROWING = ("fifo", "tiresias", "lucid", "sjf_ffs", "castor")
-FEW = range(5)  # samples of each family, where not all are needed
+FEW = range(5)  # samples of each family
 MURI_TRACES, MURI_JOBS = (1, 2, 3), 480
 LARGE = 8  # a large job has more GPUs (9.4)
 PAIRS = f"measured:{DATA}/lucid/colocated_pairs_rtx3090.csv"
@@ -134,17 +134,18 @@ class Result:
     benefits: tuple[float, ...] = field(default=())  # of each decision to share (eq. 24)
 
 
-def cases() -> list[Case]:
-    return [
-        *_policies(),
-        *_variants(),
-        *_muri(),
-        *_intensities(),
-        *_techniques(),
-        *_predictions(),
-        *_splits(),
-        *_gavel(),
-    ]
+def cases(tables: Collection[str] = ()) -> list[Case]:
+    """Of these tables, or of all."""
+    made = {
+        "policies": _policies,
+        "muri": _muri,
+        "intensities": _intensities,
+        "techniques": _techniques,
+        "predictions": _predictions,
+        "splits": _splits,
+        "gavel": _gavel,
+    }
+    return [case for name in tables or made for case in made[name]()]
 
 
 def results(cases: Sequence[Case]) -> Iterator[Result]:
@@ -224,7 +225,7 @@ def with_mps(made: Experiment, scope: Any) -> Experiment:
 
 
 def _samples(family: str) -> list[Trace]:
-    return [sampled(family, n) for n in range(len(files(family)))]
+    return [sampled(family, n) for n in FEW]
 
 
 def _policies() -> Iterator[Case]:
@@ -234,15 +235,9 @@ def _policies() -> Iterator[Case]:
                 for policy in POLICIES:
                     made = experiment(trace, gpus, policy)
                     yield Case("policies", family, size, policy, made)
-
-
-def _variants() -> Iterator[Case]:
-    """Castor's listing lets all have their turn; CARMA's other policies hold the line."""
-    for family in FAMILIES:
-        for trace in _samples(family):
-            for policy in ("sjf", "sjf_ffs"):
-                made = experiment(trace, GPUS[FULL], policy, UNHELD)
-                yield Case("policies", family, FULL, f"{policy}, line not held", made)
+            # Castor's listing lets all have their turn; CARMA's other policies hold the line.
+            made = experiment(trace, GPUS[FULL], "sjf_ffs", UNHELD)
+            yield Case("policies", family, FULL, "sjf_ffs, line not held", made)
             made = unprofiled(trace, GPUS[FULL])
             yield Case("policies", family, FULL, "castor, profiling online", made, False)
 
@@ -266,14 +261,12 @@ def _intensities() -> Iterator[Case]:
 
 
 def _techniques() -> Iterator[Case]:
-    for family in (*FAMILIES, "muri"):
-        for n in FEW[: len(MURI_TRACES)] if family == "muri" else FEW:
-            trace = muri(n + 1, JOBS) if family == "muri" else sampled(family, n)
-            gpus = MURI_GPUS if family == "muri" else GPUS["64"]
-            streams = experiment(trace, gpus, "castor")
-            yield Case("techniques", family, "", "streams (temporal)", streams)
+    """On streams Castor is among the policies."""
+    for family in FAMILIES:
+        for trace in _samples(family):
+            streams = experiment(trace, GPUS[FULL], "castor")
             for scope, what in (("gpu", "MPS, a server per GPU"), ("node", "MPS, one per node")):
-                yield Case("techniques", family, "", what, with_mps(streams, scope))
+                yield Case("techniques", family, FULL, what, with_mps(streams, scope))
 
 
 def _predictions() -> Iterator[Case]:
@@ -293,7 +286,7 @@ def _gavel() -> Iterator[Case]:
     learned = ((INTERFERENCE, gavel.trained()),)
     for family in FAMILIES[:1]:
         for n in FEW:
-            trace = gavel.with_gavels_models(sampled(family, n, JOBS, gavel.GPU), n)
+            trace = gavel.with_gavels_models(sampled(family, n, GAVEL_JOBS, gavel.GPU), n)
             for policy in GAVEL_POLICIES:
                 made = experiment(trace, GAVEL_GPUS, policy, simulated=gavel.pairs())
                 made = with_mps(made, "node")
