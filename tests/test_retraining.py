@@ -205,6 +205,18 @@ def test_the_ratio_of_jobs_that_share_is_learned_here(store: SqlStore, tmp_path:
     assert model.predict(hard) > 1.5 > 1.2 > model.predict(calm)
 
 
+def test_nobodys_reports_drown_the_others(store: SqlStore) -> None:
+    dice = Random(0)
+    ten = tuple(met(dice, lambda own, other: 99.0) for _ in range(10))
+    jobs = past(60)  # of ada and bob in turn
+    commit(
+        store, [changed(job, company=ten if job.spec.user == "ada" else ten[:2]) for job in jobs]
+    )
+    told = table.companies(store)
+    assert len(told) == 60 + 60, "bob has 60 of his own"
+    assert max(row.ratio for _, row in told) == 20
+
+
 def test_a_ratio_that_nothing_explains_is_not_modelled(store: SqlStore, tmp_path: Path) -> None:
     dice = Random(0)
     jobs = [

@@ -52,8 +52,8 @@ class Watch:
                 self.ledger.put(self._fleet.with_usage(holder))
 
     def stepped(self, event: Stepped) -> None:
-        """A report while the job shares all its GPUs with one other tells how much that slows it.
-        Ignores reports in other company, and changes of less than 1 %."""
+        """From a job that shares all its GPUs with one other, a report tells how much that slows
+        it. Ignores reports in other company, and changes of less than 1 %."""
         job = self.ledger.holders.get(event.job)
         gpu = self._fleet.gpus.get(job.gpus[0]) if job else None
         if job is None or gpu is None:

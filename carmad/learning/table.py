@@ -19,6 +19,8 @@ from carmad.store.table import Cell, row
 
 MOST_RUNS = 50_000  # the latest ones, to limit memory and time
 MOST_OF_USER = 1_000  # unless the median user has more: no user may dominate
+MOST_RATIO = 20.0  # reports are the users' own words; the largest ever measured is 11 (Gavel, V100)
+MOST_MET, LEAST_MET = 1_000, 50  # step times of a user beside others, if the median user has fewer
 PAGE = 500  # jobs read at a time: their environments are large
 KEPT = ("user", "group", "name", "gpus", "submitted_at", "ended_at", "duration_s")
 
@@ -37,17 +39,13 @@ def runs(store: SqlStore) -> list[Row]:
 
 
 def companies(store: SqlStore) -> list[tuple[float, Beside]]:
-    """Slowdowns that jobs reported beside others, and when these jobs ended, the oldest first;
-    limited per user."""
-    found: list[tuple[float, Beside]] = []
-    for user in store.users():
-        jobs = _jobs(store, user)
-        told = ((job, each) for job in jobs for each in job.company)
-        for job, each in islice(told, MOST_OF_USER):
-            pair = "-".join(map(str, sorted((job.id, each.neighbour))))
-            values = beside(each.own, each.other, each.mps)
-            found.append((job.ended_at or 0.0, Beside(values, each.ratio, pair)))
-    return sorted(found, key=itemgetter(0))
+    """Slowdowns that jobs reported beside others, and when these jobs ended, the oldest first; of
+    each user the latest, as many as the median user has."""
+    by_user = [
+        told for user in store.users() if (told := list(islice(_met(store, user), MOST_MET)))
+    ]
+    most = max(LEAST_MET, median_low(map(len, by_user))) if by_user else 0
+    return sorted((row for told in by_user for row in told[:most]), key=itemgetter(0))
 
 
 def counts(submissions: Sequence[Submission], now: float) -> tuple[list[tuple[int, int]], float]:
@@ -62,6 +60,15 @@ def counts(submissions: Sequence[Submission], now: float) -> tuple[list[tuple[in
             jobs[n] += 1
             gpus[n] += wanted
     return list(zip(jobs, gpus, strict=True)), first * INTERVAL_S
+
+
+def _met(store: SqlStore, user: str) -> Iterator[tuple[float, Beside]]:
+    """The newest first."""
+    for job in _jobs(store, user):
+        for each in job.company:
+            pair = "-".join(map(str, sorted((job.id, each.neighbour))))
+            ratio = min(each.ratio, MOST_RATIO)
+            yield job.ended_at or 0.0, Beside(beside(each.own, each.other, each.mps), ratio, pair)
 
 
 def _newest_first(store: SqlStore, user: str) -> Iterator[Row]:
