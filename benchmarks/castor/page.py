@@ -50,9 +50,9 @@ class Runs:
         return _change(castor, others)
 
 
-def report(results: Sequence[Result], taken: Sequence[Taken]) -> Report:
+def report(results: Sequence[Result], taken: Sequence[Taken], name: str = "") -> Report:
     runs = Runs(results)
-    sections: list[tuple[str | None, Callable[[], Iterable[str]]]] = [
+    sections: list[tuple[str, Callable[[], Iterable[str]]]] = [
         ("policies", lambda: _of_the_paper(runs)),
         *(("policies", partial(_of_family, runs, family)) for family in FAMILIES),
         ("muri", lambda: ("## Muri's traces, 128 V100 (32 GB)", notes.MURI, _muri(runs))),
@@ -69,7 +69,7 @@ def report(results: Sequence[Result], taken: Sequence[Taken]) -> Report:
             lambda: ("## Streams and MPS (figure 15)", notes.TECHNIQUES, _techniques(runs)),
         ),
         (
-            "policies",
+            "benefits",
             lambda: ("## Sharing benefit (equation 24)", notes.BENEFIT, _benefits(runs)),
         ),
         (
@@ -93,17 +93,18 @@ def report(results: Sequence[Result], taken: Sequence[Taken]) -> Report:
             ),
         ),
         (
-            None,
+            "decisions",
             lambda: ("## How long a decision takes (5.2.4)", notes.DECISIONS, _decisions(taken)),
         ),
         ("policies", lambda: ("## Likely causes of the differences", notes.CAUSES)),
     ]
-    there = {None, *(result.table for result in results)}
+    there = {*(result.table for result in results), *(["decisions"] if taken else [])}
     data = {"decisions": taken, "runs": results}
     return Report(
         "Castor beside other schedulers, simulated",
         [block for table, blocks in sections if table in there for block in blocks()],
         data,
+        name=name,
     )
 
 
@@ -297,12 +298,11 @@ def _jct_at(runs: Runs, family: str, jobs: int, policy: str) -> float:
 def _techniques(runs: Runs) -> str:
     headings = ("", "workload", "makespan h", "JCT h", "queueing h", "slow-down", "JCT")
     rows = []
-    streams = "streams (temporal)"
+    techniques = ("streams (temporal)", "MPS, a server per GPU", "MPS, one per node")
     for workload in FAMILIES:
-        first = runs.mean("jct", "policies", workload, FULL, "castor")
-        for what in (streams, "MPS, a server per GPU", "MPS, one per node"):
-            own = ("policies", workload, FULL, "castor")
-            row = own if what == streams else ("techniques", workload, FULL, what)
+        first = runs.mean("jct", "techniques", workload, FULL, techniques[0])
+        for what in techniques:
+            row = ("techniques", workload, FULL, what)
             hours = (f"{runs.mean(of, *row):.2f}" for of in ("makespan", "jct", "wait", "slowdown"))
             change = _change(runs.mean("jct", *row), first)
             rows.append((what, workload, *hours, f"{change:+.0f} %"))
@@ -319,10 +319,9 @@ def _benefits(runs: Runs) -> str:
     )
     rows = []
     for family in FAMILIES:
-        for size in GPUS:
-            for policy in SHARING:
-                found = _all_benefits(runs.at("policies", family, size, policy))
-                rows.append((policy, family, size, *_spread(found)))
+        for policy in SHARING:
+            found = _all_benefits(runs.at("benefits", family, FULL, policy))
+            rows.append((policy, family, FULL, *_spread(found)))
     return markdown.table(headings, rows, numbers=range(2, len(headings)))
 
 
@@ -346,8 +345,8 @@ def _predictions(runs: Runs) -> str:
     )
     rows = []
     for family in FAMILIES:
-        few = runs.at("policies", family, FULL, "castor")[: len(FEW)]
-        rows.append(_foretold(family, FULL, few, runs))
+        foretold = runs.at("benefits", family, FULL, "castor")
+        rows.append(_foretold(family, FULL, foretold, runs))
         pairs = f"{family}, Lucid's models"
         found = runs.at("predictions", pairs, FULL, "castor, ratios foretold")
         rows.append(_foretold(pairs, FULL, found, runs))

@@ -138,6 +138,7 @@ def cases(tables: Collection[str] = ()) -> list[Case]:
     """Of these tables, or of all."""
     made = {
         "policies": _policies,
+        "benefits": _benefits,
         "muri": _muri,
         "intensities": _intensities,
         "techniques": _techniques,
@@ -168,7 +169,7 @@ def result(case: Case, outcome: Outcome) -> Result:
         told = [getattr(t, of) for gpus, t in done if gpus > LARGE or not large]
         return float(sum(told)) / len(done) / HOUR
 
-    wanted = case.table in ("policies", "predictions") and case.what.split(",")[0] in SHARING
+    wanted = case.table in ("benefits", "predictions")
     shared = decisions(case.experiment, outcome) if wanted else []
     return Result(
         case.table,
@@ -242,6 +243,13 @@ def _policies() -> Iterator[Case]:
             yield Case("policies", family, FULL, "castor, profiling online", made, False)
 
 
+def _benefits() -> Iterator[Case]:
+    for family in FAMILIES:
+        for trace in _samples(family):
+            for policy in SHARING:
+                yield Case("benefits", family, FULL, policy, experiment(trace, GPUS[FULL], policy))
+
+
 def _muri() -> Iterator[Case]:
     for number in MURI_TRACES:
         trace = muri(number, MURI_JOBS)
@@ -261,10 +269,10 @@ def _intensities() -> Iterator[Case]:
 
 
 def _techniques() -> Iterator[Case]:
-    """On streams Castor is among the policies."""
     for family in FAMILIES:
         for trace in _samples(family):
             streams = experiment(trace, GPUS[FULL], "castor")
+            yield Case("techniques", family, FULL, "streams (temporal)", streams)
             for scope, what in (("gpu", "MPS, a server per GPU"), ("node", "MPS, one per node")):
                 yield Case("techniques", family, FULL, what, with_mps(streams, scope))
 

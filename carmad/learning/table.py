@@ -41,9 +41,8 @@ def runs(store: SqlStore) -> list[Row]:
 def companies(store: SqlStore) -> list[tuple[float, Beside]]:
     """Slowdowns that jobs reported beside others, and when these jobs ended, the oldest first; of
     each user the latest, as many as the median user has."""
-    by_user = [
-        told for user in store.users() if (told := list(islice(_met(store, user), MOST_MET)))
-    ]
+    everybodys = (list(islice(_met(store, user), MOST_MET)) for user in store.users())
+    by_user = [told for told in everybodys if told]
     most = max(LEAST_MET, median_low(map(len, by_user))) if by_user else 0
     return sorted((row for told in by_user for row in told[:most]), key=itemgetter(0))
 
