@@ -2,6 +2,7 @@
 
 from carmad.config import Estimation, Links, Preconditions, Settings
 from carmad.core.admission import Demand, idle
+from carmad.core.company import beside
 from carmad.core.decision import (
     AskAgain,
     Placement,
@@ -34,6 +35,7 @@ from carmad.core.types import (
     Job,
     JobId,
     JobSpec,
+    Loaded,
     Prediction,
     Profile,
     ProfilingRun,
@@ -67,6 +69,7 @@ __all__ = [
     "JobSpec",
     "Layout",
     "Links",
+    "Loaded",
     "Lookup",
     "Model",
     "NodeView",
@@ -98,6 +101,7 @@ __all__ = [
     "Verdict",
     "View",
     "Wording",
+    "beside",
     "clock",
     "detail",
     "duration",

@@ -19,6 +19,14 @@ def need_mib(job: Job, passes: int = 1) -> int:
     return max(whole, measured) - (whole - job.estimate.accumulating(passes).safe_mib)
 
 
+def peak_mib(job: Job, passes: int) -> int:
+    """The measured memory of a run in one pass per batch, less what more passes save."""
+    measured = job.profile.peak_mib if job.profile else 0
+    if passes == 1:
+        return measured
+    return max(1, measured - need_mib(job) + need_mib(job, passes))
+
+
 def margin_mib(retry: Retry | None, conditions: Preconditions) -> int:
     """The larger of the configured margin and the job's own after a crash."""
     return max(conditions.margin_mib, retry.margin_mib if retry else 0)

@@ -19,6 +19,7 @@ from carmad.plugin import (
     Job,
     JobId,
     NodeView,
+    Placement,
     Preemption,
     Proposal,
     Reason,
@@ -77,6 +78,7 @@ class Preemptive:
                 return placement.gpus, (placement,)
             room = self._room(job, view, leaving)
             if room is None:
+                placement = self._refused(job, view, placement)
                 chance = () if has_head else self._next_chance(job, view)
                 has_head = True
                 return (), (placement, *chance)
@@ -86,6 +88,12 @@ class Preemptive:
             return room.gpus, (*preemptions, replace(placement, reasons=(room.reason,)))
 
         return down_the_line(view, turn)
+
+    def _refused(self, head: Job, view: View, placement: Placement) -> Placement:
+        """The placement, with a reason if only `limits.preemption` protects running jobs."""
+        if view.settings.limits.preemption or not self._lower(head, view, set()):
+            return placement
+        return replace(placement, reasons=(*placement.reasons, Reason("preemption_off")))
 
     def _room(self, head: Job, view: View, leaving: set[JobId]) -> Room | None:
         """None: it cannot start, whatever it preempts."""

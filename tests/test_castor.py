@@ -20,7 +20,7 @@ from carmad.core.types import (
 )
 from carmad.models import Boosted
 from carmad.models.boosted import Stage
-from carmad.plugin import Reason
+from carmad.plugin import Loaded, Placement, Reason, Remember
 from carmad.sim import interference as simulated
 from carmad.sim.experiment import Experiment, Physics
 from carmad.sim.hardware import Cluster, GpuKind, Node
@@ -32,6 +32,7 @@ from carmad.testing import a_gpu, a_gpu_view, a_job, a_spec, a_view, changed, ch
 from policies.castor import castor
 from policies.castor.interference import Predicted, ratios, shipped
 from policies.castor.neighbours import OVERRUN, left_s
+from policies.castor.progress import Pace, Paces
 from policies.castor.steps import FIXED_SHARE
 from policies.memory import need_mib
 from policies.profiling import set_aside
@@ -63,7 +64,7 @@ def view_of(gpus, queue, *residents, settings=SETTINGS, now=0.0, nodes="a" * 16,
 def with_ratios(pairs=None, settings=SETTINGS):
     """The policy, with given ratios for a running and a new job by their ids."""
 
-    def told(one, new, memory_mib, models):
+    def told(one, new, memory_mib, view, passes=None):
         return (pairs or {}).get((one.id, new.id), MILD)
 
     policy = castor(settings)
@@ -88,12 +89,57 @@ def test_the_shortest_remaining_job_goes_first():
 def test_what_a_running_job_has_left():
     job = running(7, 0, left_s=1000.0)
     assert left_s(job, 400.0) == 600
-    assert left_s(changed(job, served_s=100.0), 400.0) == 500
     late = left_s(job, 4000.0)
     assert late == OVERRUN * 4000 > 0, "who outlives a prediction goes on for a while"
     assert left_s(changed(job, stop=Cause.CANCELLED), 400.0) == 0
     slow = running(7, 0, batch_size=64, accumulation=4)
     assert left_s(slow, 400.0) == pytest.approx(1000 * (1 + 3 * FIXED_SHARE) - 400)
+
+
+# -- progress
+
+
+def memory_after(policy, view):
+    (told,) = (each.memory for each in policy.plan(view) if isinstance(each, Remember))
+    assert isinstance(told, Paces)
+    return told
+
+
+def test_time_beside_another_counts_divided_by_its_ratio():
+    """Alone for 100 s, then beside one that doubles its steps for 200 s, then alone again."""
+    policy = with_ratios({(1, 2): (2.0, 4.0)})
+    one, two, waits = running(1, 0), running(2, 0), queued(3, left_s=None)
+    told = memory_after(policy, view_of(1, [waits], one, now=100.0))
+    for now, residents in ((100.0, (one, two)), (300.0, (one,)), (350.0, (one,))):
+        view = replace(view_of(1, [waits], *residents, now=now), memory=told)
+        told = memory_after(policy, view)
+    assert told.worked(view)[1] == 100 + 200 / 2 + 50
+
+
+def test_a_job_that_was_just_placed_is_slowed_from_then_on():
+    policy = with_ratios({(9, 1): (1.25, 1.5)})
+    view = view_of(1, [queued(1)], running(9, 0), now=40.0)
+    told = memory_after(policy, view)
+    assert (told.by_job[9].rate, told.by_job[1].rate) == (1 / 1.25, 1 / 1.5)
+    assert (told.by_job[9].worked_s, told.by_job[1].worked_s) == (40.0, 0.0)
+
+
+def test_what_is_left_of_a_slowed_neighbour_decides():
+    """By the clock it has 10 s left, by its work 505: only then is it worth joining."""
+
+    def joins(memory):
+        view = view_of(1, [queued(1, left_s=300.0)], running(9, 0), now=990.0)
+        placed = with_ratios({(9, 1): (2.0, 1.5)}).plan(replace(view, memory=memory))
+        return any(each.gpus for each in placed if isinstance(each, Placement))
+
+    assert not joins(None)
+    assert joins(Paces({9: Pace(1, 990.0, 495.0, 0.5)}))
+
+
+def test_another_attempt_begins_anew():
+    told = Paces({1: Pace(1, 0.0, 500.0, 1.0)})
+    again = changed(running(1, 0), attempt=2, started_at=900.0)
+    assert told.worked(view_of(1, [], again, now=1000.0)) == {1: 100.0}
 
 
 def test_those_behind_one_that_waits_have_their_turn():
@@ -394,27 +440,45 @@ def profile(mean, variance=0.0, peak_mib=4_000):
     return Profile(200.0, peak_mib, (Indicator("gpu_utilization", mean, variance),))
 
 
+def load(mean, variance=0.0, memory_share=0.1):
+    return Loaded((Indicator("gpu_utilization", mean, variance),), memory_share)
+
+
+def seeing(**models):
+    return replace(view_of(1, []), models=models)
+
+
 def test_each_is_told_by_its_own_and_the_other_s_profile():
-    busy, calm = profile(0.9), profile(0.1)
+    busy, calm = load(0.9), load(0.1)
     other = model("other.gpu_utilization.mean", 0.0, 0.8)
-    assert ratios(other, busy, calm, 40_000) == (1.0, 1.8)
+    assert ratios(other, busy, calm, False) == (1.0, 1.8)
     own = model("own.gpu_utilization.mean", 0.0, 0.8)
-    assert ratios(own, busy, calm, 40_000) == (1.8, 1.0)
+    assert ratios(own, busy, calm, False) == (1.8, 1.0)
     variance = model("own.gpu_utilization.variance", 0.0, 0.8, threshold=0.1)
-    assert ratios(variance, profile(0.5, 0.2), calm, 40_000) == (1.8, 1.0)
+    assert ratios(variance, load(0.5, 0.2), calm, False) == (1.8, 1.0)
     share = model("own.memory.share", 0.0, 0.8, threshold=0.2)
-    assert ratios(share, profile(0.5, peak_mib=4_000), calm, 10_000) == (1.8, 1.8)
-    assert ratios(share, profile(0.5, peak_mib=4_000), calm, 40_000) == (1.0, 1.0)
-    assert ratios(model("own.memory.share", -0.5, -0.5), busy, calm, 40_000) == (1.0, 1.0)
+    assert ratios(share, load(0.5, memory_share=0.4), calm, False) == (1.8, 1.0)
+    assert ratios(model("own.memory.share", -0.5, -0.5), busy, calm, False) == (1.0, 1.0)
+    by_mode = model("mode.mps", 0.8, 0.2)
+    assert ratios(by_mode, busy, calm, mps=False) == (1.8, 1.8)
+    assert ratios(by_mode, busy, calm, mps=True) == (1.2, 1.2)
 
 
 def test_what_was_learned_here_goes_before_what_is_shipped():
     told = Predicted(model("own.memory.share", 0.2, 0.2))
     one, two = running(1, 0), queued(2)
-    assert told(one, two, 40_000, {}) == (1.2, 1.2)
-    learned = {"interference": model("own.memory.share", 0.7, 0.7)}
+    assert told(one, two, 40_000, seeing()) == (1.2, 1.2)
+    learned = seeing(interference=model("own.memory.share", 0.7, 0.7))
     assert told(one, two, 40_000, learned) == (1.7, 1.7)
-    assert told(one, two, 40_000, {}) == (1.2, 1.2), "nothing of it sticks"
+    assert told(one, two, 40_000, seeing()) == (1.2, 1.2), "nothing of it sticks"
+
+
+def test_a_split_batch_slows_its_neighbour_by_less_memory():
+    told = Predicted(model("other.memory.share", 0.1, 0.9, threshold=0.2))
+    known = {"estimate": Estimate(10_000, "by hand", batch_mib=8_000), "batch_size": 64}
+    one, two = running(1, 0), queued(2, **known)
+    assert told(one, two, 40_000, seeing(), passes=1)[0] == 1.9
+    assert told(one, two, 40_000, seeing(), passes=4)[0] == 1.1
 
 
 def test_a_pair_is_worked_out_once_and_another_one_anew(monkeypatch):
@@ -424,25 +488,23 @@ def test_a_pair_is_worked_out_once_and_another_one_anew(monkeypatch):
     told = Predicted(model("own.memory.share", 0.0, 0.0))
     one, two = running(1, 0, profile=profile(0.1)), queued(2, profile=profile(0.2))
     for _ in range(3):
-        assert told(one, two, 40_000, {}) == (1.5, 1.5)
+        assert told(one, two, 40_000, seeing()) == (1.5, 1.5)
     assert len(asked) == 2
-    told(one, two, 20_000, {})
-    told(two, one, 40_000, {})
-    told(one, queued(3, profile=profile(0.3)), 40_000, {})
+    told(one, two, 20_000, seeing())
+    told(two, one, 40_000, seeing())
+    told(one, queued(3, profile=profile(0.3)), 40_000, seeing())
     assert len(asked) == 8
     again = replace(two.profile, of=7)
-    told(one, replace(two, profile=again), 40_000, {})
+    told(one, replace(two, profile=again), 40_000, seeing())
     assert len(asked) == 8, "another run of the same job"
-    told(one, replace(two, profile=replace(again, peak_mib=1)), 40_000, {})
+    told(one, replace(two, profile=replace(again, peak_mib=1)), 40_000, seeing())
     assert len(asked) == 10
 
 
 def test_the_shipped_model_is_read_as_it_was_written():
     text = files("policies.castor").joinpath("interference.json").read_text("utf-8")
     assert shipped() == decode_model(text)
-    two_busy = ratios(
-        shipped(), profile(0.95, peak_mib=9_000), profile(0.95, peak_mib=9_000), 24_000
-    )
+    two_busy = ratios(shipped(), load(0.95, 0.0, 0.375), load(0.95, 0.0, 0.375), mps=False)
     assert min(two_busy) > 1.2, "two that fill a GPU are slow together"
 
 
@@ -483,7 +545,7 @@ def simulated_castor(monkeypatch):
 
     def policy(settings):
         made = castor(settings)
-        known = replace(made.sharing, interference=lambda *_: (1.25, 1.25))
+        known = replace(made.sharing, interference=lambda *_, **__: (1.25, 1.25))
         return replace(made, sharing=known)
 
     monkeypatch.setattr(simulated, "make", lambda name: Mild())
@@ -558,7 +620,7 @@ def test_a_job_that_wants_more_than_the_other_gpus_may_have_all():
     gpus = [a_gpu_view(n) for n in range(4)]
     wide = queued(1, wants=4)
     view = one_aside(gpus, [wide])
-    (placement,) = castor(view.settings).plan(view)
+    placement, _ = castor(view.settings).plan(view)
     assert len(placement.gpus) == 4
 
 
@@ -578,7 +640,7 @@ def test_who_could_never_be_profiled_there_or_would_block_it_stays_in_the_main_l
     job = replace(a_job(1), **changes)
     view = one_aside([a_gpu_view(n) for n in range(4)], [job])
     assert set_aside(view).takes(job) == taken
-    (placement,) = castor(view.settings).plan(view)
+    placement, _ = castor(view.settings).plan(view)
     assert (placement.gpus == (a_gpu(3).id,)) == taken
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from operator import itemgetter
 
 import pytest
 
+from benchmarks.castor import gavel
 from benchmarks.castor.page import report
 from benchmarks.castor.paper import SIMULATED
 from benchmarks.castor.runs import Case, Known, Result, cases, experiment, knowing, result
@@ -29,7 +31,7 @@ from carmad.core.recurrence import group
 from carmad.core.types import JobId, Mode
 from carmad.sim.experiment import Experiment
 from carmad.sim.hardware import parse
-from carmad.sim.interference import Learned
+from carmad.sim.interference import Learned, make
 from carmad.sim.run import simulate
 from carmad.sim.task import Load, Task, Trace
 from carmad.sim.traces.sources import load
@@ -120,6 +122,7 @@ def test_known_ratios_are_those_of_the_simulator() -> None:
         for who, job in (("own", idle), ("other", BUSY))
         for what in ("sm_active", "dram_active")
     }
+    values |= {"own.memory.share": 0.1, "other.memory.share": 0.1, "mode.mps": 0.0}
     slowed, _ = Learned().speeds((idle, BUSY), Mode.STREAMS)
     assert model.predict(values) == pytest.approx(1 / slowed)
 
@@ -138,6 +141,16 @@ def test_samples_are_whole_ones_and_part_of_the_next(family: str) -> None:
     # An A6000 is 0.6 of an A100; half as many jobs again, of which none can be longer.
     assert max(t.duration_s for t in trace.tasks) >= max(t.duration_s for t in whole) / 0.6 - 1
     assert {task.reference for task in trace.tasks} == {"A6000-48GB"}
+
+
+@needs_data
+def test_gavels_pairs_are_what_the_simulator_does() -> None:
+    (one, other), speed = min(gavel.speeds().items(), key=itemgetter(1))
+    assert 1 / speed > 10, "sharing may cost that much"
+    assert make(gavel.pairs()).speeds((one, other), Mode.MPS)[0] == pytest.approx(speed)
+    trace = gavel.with_gavels_models(sampled("philly", 0, 20, gavel.GPU), 0)
+    assert {task.load for task in trace.tasks} <= set(gavel.loads().values())
+    assert len({task.name for task in trace.tasks}) == len({task.load for task in trace.tasks})
 
 
 @needs_data

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from carmad.sim.recorded import History
 from carmad.sim.run import simulate
 from carmad.sim.traces import sources
 from cli import client
+from cli.commands.simulate import POLICIES
 from cli.main import run
 
 ROOT = Path(__file__).parents[1]
@@ -71,6 +73,22 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 # -- what it comes to
+
+
+def test_the_help_names_the_policies() -> None:
+    """Other people's plugins need not be named."""
+    with (Path(__file__).parent.parent / "pyproject.toml").open("rb") as file:
+        ours = tomllib.load(file)["project"]["entry-points"]["carma.policies"]
+    assert sorted(POLICIES) == sorted(ours)
+
+
+def test_a_name_of_several_jobs_that_are_not_the_same_is_noted(
+    capsys: pytest.CaptureFixture[str], trace: Path
+) -> None:
+    trace.write_text(TRACE.replace("second", "first").replace("ben,8000", "ada,9000"), "utf-8")
+    run(["simulate", "two.csv", *ONE_GPU])
+    said = capsys.readouterr().err
+    assert "differ in load: 1 names, such as first" in said
 
 
 def test_policies_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
@@ -282,7 +300,7 @@ def test_nothing_is_simulated_twice(
 ) -> None:
     before = answer(capsys)
 
-    def fail(_: object) -> None:
+    def fail(*_: object) -> None:
         raise CarmaError("simulated")
 
     monkeypatch.setattr(sweep, "simulate", fail)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carmad.config import Limits, Monitor, Profiling, Settings
+from carmad.core.company import beside, loaded
 from carmad.core.decision import Placement
 from carmad.core.history import (
     BIN_S,
@@ -575,6 +576,49 @@ def test_step_times_in_company_or_of_the_dead_are_not_believed():
 
 
 # -- batches in parts
+
+
+def two_together(world):
+    """Two jobs that were profiled, and reported a step of 0.2 s, in earlier runs."""
+    for name in ("a", "b"):
+        id = world.submit(argv=(name,))
+        trains(world, id, mib=4096)
+        world.pass_time(RUN_S)
+        world.tell(Stepped(world.now, id, 0.2))
+        world.exit(id)
+    ids = []
+    for name in ("a", "b"):
+        ids.append(world.submit(argv=(name,)))
+        trains(world, ids[-1], mib=4096)
+        world.pass_time(RUN_S)
+    assert {world.job(id).state for id in ids} == {S.RUNNING}
+    return ids
+
+
+def test_a_step_beside_another_is_kept_as_a_ratio_with_both_profiles():
+    world = FakeServer(gpus=1, settings=SETTINGS, policy=Inquisitive(evict=False))
+    one, two = two_together(world)
+    world.tell(Stepped(world.now, one, 0.3))
+    (met,) = world.job(one).company
+    assert (met.neighbour, met.ratio, met.mps) == (two, pytest.approx(1.5), False)
+    assert met.other == loaded(world.job(two), 40_960)
+    assert met.own.memory_share == 4096 / 40_960
+    assert world.job(one).steps == (StepTime(1, 0.2),), "that is still the time alone"
+    before = world.job(one)
+    world.tell(Stepped(world.now, one, 0.301))
+    assert world.job(one) is before, "a hundredth is no news"
+    world.tell(Stepped(world.now, one, 0.4))
+    assert [met.ratio for met in world.job(one).company] == [pytest.approx(2.0)]
+    assert beside(met.own, met.other, mps=True)["mode.mps"] == 1.0
+
+
+def test_no_ratio_is_kept_without_a_step_alone():
+    world = FakeServer(gpus=1, settings=SETTINGS, policy=Inquisitive(evict=False))
+    one, two = two_together(world)
+    for id in (one, two):
+        world.scheduler._ledger.put(replace(world.job(id), steps=()))
+        world.tell(Stepped(world.now, id, 0.3))
+        assert world.job(id).company == ()
 
 
 @dataclass

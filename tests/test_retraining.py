@@ -6,23 +6,25 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from math import log
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
 from carmad.config import Settings
+from carmad.core.company import beside
 from carmad.core.history import History
 from carmad.core.messages import Step, Tick
 from carmad.core.recurrence import group
-from carmad.core.types import GpuId, Indicator, Job, JobId, JobState, Profile
+from carmad.core.types import Company, GpuId, Indicator, Job, JobId, JobState, Loaded, Profile
 from carmad.learned import models
 from carmad.learned.models import Models, lacking, shipped
-from carmad.models import Additive, Lookup, Model, Node, Tree
+from carmad.models import Additive, Boosted, Lookup, Model, Node, Tree
 from carmad.models.traffic import INTERVAL_S
 from carmad.store import codec
 from carmad.store.sql import SqlStore
@@ -137,6 +139,7 @@ def test_too_little_is_told_of(store: SqlStore, tmp_path: Path) -> None:
         "throughput: 3.0 days are on record; 14 are needed",
         "duration: 10 jobs have run; 200 are needed",
         "forest: 10 jobs have run; 200 are needed",
+        "interference: 0 step times beside others; 200 are needed",
     ]
     assert not list(tmp_path.glob("*.json"))
 
@@ -154,7 +157,8 @@ def test_a_process_of_its_own_trains_what_predicts(store: SqlStore, tmp_path: Pa
     there = {path.name for path in (tmp_path / "models").iterdir()}
     assert there == {"duration.json", "forest.json", "trained"}
     assert keeper.load() == told[0]
-    not_trained, trained, of_groups = keeper.last_words
+    not_trained, trained, of_groups, without_pairs = keeper.last_words
+    assert without_pairs == "interference: 0 step times beside others; 200 are needed"
     assert trained.startswith("duration: trained on 240 rows; R² ")
     assert of_groups.startswith("forest: trained on 240 rows; median error (s) ")
     assert not_trained == "throughput: 6.0 days are on record; 14 are needed"
@@ -175,6 +179,56 @@ def test_a_process_of_its_own_trains_what_predicts(store: SqlStore, tmp_path: Pa
     assert dict(of_bob.parts)["user_mean_s"] > 0 > dict(of_ada.parts)["user_mean_s"]
 
 
+def met(dice: Random, busy: Callable[[float, float], float]) -> Company:
+    """Beside a random other job, with the ratio that `busy` has of their SM activities."""
+    loads = [Loaded((Indicator("sm_active", dice.random(), 0.0),), 0.1) for _ in range(2)]
+    own, other = (load.indicators[0].mean for load in loads)
+    neighbour = JobId(dice.randrange(1, 200))
+    return Company(neighbour, busy(own, other), loads[0], loads[1], mps=False)
+
+
+def test_the_ratio_of_jobs_that_share_is_learned_here(store: SqlStore, tmp_path: Path) -> None:
+    dice = Random(0)
+    jobs = [
+        changed(job, company=tuple(met(dice, lambda own, other: 1 + own * other) for _ in "ab"))
+        for job in past(150)
+    ]
+    commit(store, jobs)
+    said = [each.text for each in retrain(store, tmp_path, BEGIN + 6 * DAY_S)]
+    assert any(text.startswith("interference: trained on 300 rows; RMSE ") for text in said), said
+    model = codec.decode_model((tmp_path / "interference.json").read_text("utf-8"))
+    assert isinstance(model, Boosted)
+    calm, hard = (
+        beside(load, load, mps=False)
+        for load in (Loaded((Indicator("sm_active", x, 0.0),), 0.1) for x in (0.1, 0.9))
+    )
+    assert model.predict(hard) > 1.5 > 1.2 > model.predict(calm)
+
+
+def test_nobodys_reports_drown_the_others(store: SqlStore) -> None:
+    dice = Random(0)
+    ten = tuple(met(dice, lambda own, other: 99.0) for _ in range(10))
+    jobs = past(60)  # of ada and bob in turn
+    commit(
+        store, [changed(job, company=ten if job.spec.user == "ada" else ten[:2]) for job in jobs]
+    )
+    told = table.companies(store)
+    assert len(told) == 60 + 60, "bob has 60 of his own"
+    assert max(row.ratio for _, row in told) == 20
+
+
+def test_a_ratio_that_nothing_explains_is_not_modelled(store: SqlStore, tmp_path: Path) -> None:
+    dice = Random(0)
+    jobs = [
+        changed(job, company=(met(dice, lambda own, other: 1 + dice.random()),))
+        for job in past(240)
+    ]
+    commit(store, jobs)
+    *_, said = retrain(store, tmp_path, BEGIN + 6 * DAY_S)
+    assert said.text.startswith("interference: on pairs that it has not seen, a model is no better")
+    assert not (tmp_path / "interference.json").exists()
+
+
 def test_a_model_that_no_longer_holds_is_reported(
     store: SqlStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,17 +239,17 @@ def test_a_model_that_no_longer_holds_is_reported(
     monkeypatch.setitem(SECONDS, "bob", 110.0)
     commit(store, past())
     first = list(retrain(store, tmp_path, BEGIN + 5 * DAY_S))
-    assert [each.alarming for each in first] == [False, False, False]
+    assert not any(each.alarming for each in first)
     assert "the last model's" not in first[1].text
 
     commit(store, past(20, days=1, first=1000, begin=BEGIN + 6 * DAY_S))
     too_soon = list(retrain(store, tmp_path, BEGIN + 5 * DAY_S + 1))
-    assert [each.alarming for each in too_soon] == [False, False, False]  # 20 prove nothing
+    assert not any(each.alarming for each in too_soon)  # 20 prove nothing
 
     monkeypatch.setitem(SECONDS, "ada", 1000.0)
     monkeypatch.setitem(SECONDS, "bob", 900.0)
     commit(store, past(60, days=2, first=2000, begin=BEGIN + 7 * DAY_S))
-    of_throughput, alarm, of_duration, other, of_forest = retrain(
+    of_throughput, alarm, of_duration, other, of_forest, _ = retrain(
         store, tmp_path, BEGIN + 9 * DAY_S
     )
     assert other.alarming and not of_forest.alarming

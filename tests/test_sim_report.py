@@ -26,7 +26,7 @@ from carmad.sim.report import charts, compare, export, gantt, html
 from carmad.sim.report.distributions import cdfs
 from carmad.sim.report.measures import MEASURES, SIMULATOR
 from carmad.sim.report.numbers import change, number
-from carmad.sim.report.rows import Row, rows
+from carmad.sim.report.rows import Row, notes, rows
 from carmad.sim.report.runs import Run, gpus, runs
 from carmad.sim.report.style import BAD, RC, image
 from carmad.sim.report.table import Comparison, Overview, comparison
@@ -95,7 +95,7 @@ def test_every_measure_is_found_under_a_key_of_its_own() -> None:
     (run,) = of(made_up(30, "3xA100-40GB", seats=2))
     values = {measure.key: measure.of(run) for measure in MEASURES}
     assert len(values) == len(MEASURES)
-    assert {key for key, value in values.items() if value is None} == {"deadlines_met"}
+    assert {key for key, value in values.items() if value is None} == {"deadlines_met", "profiled"}
     assert run.figures.wait is not None
     assert values["wait_p999_s"] == run.figures.wait.p999
     assert values["bound_makespan_s"] == run.bounds.makespan_s
@@ -227,10 +227,12 @@ def no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_which_runs_are_not_compared_and_why_is_told(no_charts: None) -> None:
-    why = "time, energy and fairness are not compared if fewer jobs finished: lossy, stuck"
-    why += "; there is no makespan, nor anything derived from it, if some jobs never end: stuck"
-    assert plain(Comparison(of(ALL, LOSSY, STUCK))).splitlines()[-1] == why
-    assert why in html.page(of(ALL, LOSSY, STUCK))
+    shown = plain(Comparison(of(ALL, LOSSY, STUCK))), html.page(of(ALL, LOSSY, STUCK))
+    for why in (
+        "time, energy and fairness are not compared if fewer jobs finished: lossy, stuck",
+        "there is no makespan, nor anything derived from it, if some jobs never end: stuck",
+    ):
+        assert all(why in each for each in shown)
     assert "fewer jobs" not in plain(Comparison(of(ALL, BETTER)), 100)
     assert "fewer jobs" not in html.page(of(ALL, BETTER))
 
@@ -261,12 +263,39 @@ def test_many_runs_are_a_line_each_in_one_table() -> None:
     found = comparison(of(*FIVE, *many))
     assert isinstance(found, Overview)
     lines = [line.split() for line in plain(found).splitlines()]
-    titles, units = lines[0], lines[1]
-    assert titles[:3] == ["makespan", "JCT", "mean"]
+    titles, statistics, units = lines[:3]
+    assert titles[:3] == ["makespan", "JCT", "JCT"]
+    assert statistics[:2] == ["mean", "p99"]
     assert units[0] in ("s", "min", "h")
     slow, fast = (next(line for line in lines if line[0] == name) for name in ("slow", "fast"))
     assert float(slow[2]) / float(fast[2].rstrip("*")) == pytest.approx(2 / 1.5)
     assert len(lines) > 2 + len(found.runs)
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_the_overview_fits_and_no_measure_is_left_out(width: int) -> None:
+    many = [replace(made, policy=f"a_long_name_{n}") for n in range(2) for made in FIVE]
+    lines = plain(Overview(of(*many)), width).splitlines()
+    assert max(map(len, lines)) <= width
+    words = " ".join(lines).split()
+    assert words.count("JCT") == words.count("wait") == 2
+    assert words.count("makespan") == words.count("slowdown") == words.count("busy") == 1
+
+
+def test_a_note_names_the_runs_that_shared_nothing_knew_no_profile_or_could_not_preempt() -> None:
+    beside = outcome(job(0, attempt(0, 60), id=1), job(0, attempt(9, 70), id=2), policy="magm")
+    after = outcome(job(0, attempt(0, 60), id=1), job(0, attempt(60, 70), id=2), policy="sjf")
+    blind = replace(after, policy="castor", profiled=0)
+    bound = replace(beside, policy="srtf", reasons=frozenset({"preemption_off"}))
+    assert [run.figures.shared for run in of(beside, after)] == [2, 0]
+    said = plain(Comparison(of(beside, after, blind, bound)), 80)
+    assert "no GPU was shared: sjf, castor" in said
+    assert (
+        "no job started with a known profile, and a policy that needs one does not share: castor"
+        in " ".join(said.split())
+    )
+    assert "no job could be preempted (limits.preemption is off): srtf" in said
+    assert not notes(of(beside))
 
 
 def test_the_best_is_seen_without_colour() -> None:
@@ -274,7 +303,7 @@ def test_the_best_is_seen_without_colour() -> None:
     assert next(line for line in lines if line.startswith("JCT mean")).split() == (
         ["JCT", "mean", "h", "2.00", "1.50*", "-25%"]
     )
-    assert lines[-1] == "* best of all runs; changes against exclusive"
+    assert "* best of all runs; changes against exclusive" in lines
 
 
 def test_one_run_has_nothing_to_be_compared_with() -> None:

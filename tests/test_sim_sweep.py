@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import time
 from array import array
@@ -11,15 +12,18 @@ from multiprocessing import active_children
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from carmad.config import Collocation, Settings
 from carmad.errors import CarmaError
-from carmad.sim import sweep
+from carmad.sim import run, sweep
 from carmad.sim.cache import KEPT_DAYS, Cache, keys
 from carmad.sim.experiment import Experiment, Physics
 from carmad.sim.hardware import Cluster, GpuKind, Node
 from carmad.sim.outcome import Outcome, Timeline
+from carmad.sim.run import Progress
 from carmad.sim.task import Rejected, Task, Trace
+from cli import progress
 
 CARD = GpuKind("card", memory_mib=40_960, idle_w=50, max_w=400, speed=1.0)
 CLUSTER = Cluster((Node("node", CARD, 2),))
@@ -56,7 +60,7 @@ class Simulator:
     def __init__(self) -> None:
         self.seeds: list[int] = []
 
-    def __call__(self, experiment: Experiment) -> Outcome:
+    def __call__(self, experiment: Experiment, watch: object) -> Outcome:
         self.seeds.append(experiment.seed)
         return outcome(experiment)
 
@@ -188,11 +192,52 @@ def test_what_nobody_asks_for_is_forgotten(simulator: Simulator, tmp_path: Path)
     assert {path.name for path in tmp_path.iterdir()} == set(keys(seeds(1, 3)))
 
 
+# -- progress
+
+
+def test_progress_is_in_simulated_time_and_in_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "REPORTED_S", 0.0)
+    seen: list[Progress | None] = []
+    list(sweep.sweep([ONE], 1, watch=lambda _, now: seen.append(now)))
+    *told, last = seen
+    assert last is None, "it has ended"
+    assert [now for now in told if now] == sorted(now for now in told if now)
+    assert [(now.ended, now.jobs) for now in (told[0], told[-1]) if now] == [(0, 3), (3, 3)]
+
+
+def test_processes_tell_of_their_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = (
+        "import time\nfrom policies.builtin import exclusive\n"
+        "def mine(settings):\n    time.sleep(0.6)\n    return exclusive(settings)\n"
+    )
+    plugin(tmp_path, monkeypatch, slow)
+    seen: list[tuple[str, bool]] = []
+    asked = under("mine", "magm")
+    watch = lambda e, now: seen.append((e.settings.policy, now is None))  # noqa: E731
+    list(sweep.sweep(asked, 2, watch=watch))
+    assert [end for policy, end in seen if policy == "mine"][-1] is True
+    assert ("mine", False) in seen and ("magm", True) in seen
+
+
+def test_progress_is_drawn_only_on_a_terminal() -> None:
+    def drawn(terminal: bool) -> str:
+        screen = Console(file=io.StringIO(), force_terminal=terminal, width=80)
+        with progress.shown(2, screen) as watch:
+            watch(ONE, Progress(3 * 86_400.0, 1234, 5755))
+            watch(replace(ONE, seed=1), None)
+        assert isinstance(screen.file, io.StringIO)
+        return " ".join(screen.file.getvalue().split())
+
+    text = drawn(terminal=True)
+    assert "1,234/5,755 jobs" in text and "at 3.0 days" in text and "1/2 runs" in text
+    assert drawn(terminal=False) == ""
+
+
 # -- failures
 
 
 def test_an_experiment_that_fails_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(experiment: Experiment) -> Outcome:
+    def fail(experiment: Experiment, watch: object) -> Outcome:
         if experiment.seed == 2:
             raise CarmaError("the policy failed", "mend it")
         return outcome(experiment)
@@ -207,7 +252,7 @@ def test_an_experiment_that_fails_says_which(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_defect_keeps_its_traceback_and_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
-    def stumble(experiment: Experiment) -> Outcome:
+    def stumble(experiment: Experiment, watch: object) -> Outcome:
         raise ZeroDivisionError
 
     monkeypatch.setattr(sweep, "simulate", stumble)

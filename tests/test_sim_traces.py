@@ -14,6 +14,7 @@ from carmad.config import Settings
 from carmad.core.layout import Layout, Stage
 from carmad.core.types import StageTimes
 from carmad.errors import CarmaError
+from carmad.options import MAX_TIME_S
 from carmad.sim.catalogue import Profile, find
 from carmad.sim.experiment import Experiment
 from carmad.sim.hardware import parse
@@ -31,7 +32,7 @@ LAB_DAY = PROJECT / "examples" / "traces" / "lab_day.csv"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the public data are not here")
 
 words = st.text(st.characters(exclude_categories=["C"], include_characters="\n"))
-positive = st.floats(min_value=1e-300, allow_infinity=False)
+positive = st.floats(1e-300, MAX_TIME_S)
 shares = st.floats(0, 1)
 loads = st.builds(
     Load,
@@ -44,7 +45,7 @@ loads = st.builds(
 )
 tasks = st.builds(
     Task,
-    name=words,
+    name=words.filter(bool),
     submit_s=st.floats(0, 1e9),
     duration_s=positive,
     gpus=st.integers(1, 4096),
@@ -465,6 +466,30 @@ def test_carma_where_a_run_has_measured_its_own_tasks(tmp_path):
     assert vgg.load.dram_active == pytest.approx(known.dram_active / 2)
     assert vgg.load.sm_occupancy == pytest.approx(known.sm_occupancy / 2)
     assert trace.rejected == (Rejected(4, "is of 'none', which is not in heavy60_tasks.csv"),)
+
+
+def test_two_tasks_of_one_name_are_an_error(tmp_path):
+    path = file(tmp_path, "trace1.csv", "submit_s,task\n0,bert\n")
+    header = "task,model,dataset,batch_size,gpus,duration_s,mem_mib,"
+    row = "bert,BERT_base,wiki,32,1,895.2,19828.0,17456.9,40000.0,32000.0\n"
+    file(tmp_path, "tasks.csv", f"{header}horus_mib,faketensor_mib,gpumemnet_mib\n{row}{row}")
+    with pytest.raises(CarmaError, match="two tasks called 'bert': lines 2 and 3"):
+        carma.read(path)
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ("a,0,1e300", "duration_s is 1e+300, but must be at most 10 years"),
+        ("a,1e300,60", "submit_s is 1e+300, but must be at most 1e+10"),
+        (",0,60", "has no name"),
+    ],
+)
+def test_a_row_that_no_simulation_can_use_says_why(tmp_path, row, why):
+    path = file(tmp_path, "t.csv", f"name,submit_s,duration_s\nb,0,60\n{row}\n")
+    trace = native.read(path)
+    assert [task.name for task in trace.tasks] == ["b"]
+    assert trace.rejected == (Rejected(3, why),)
 
 
 # Models for traces that name none

@@ -2,8 +2,9 @@
 
 SETTING = """\
 Castor's mean against the other policy's; "apart" is ours less the paper's. The paper's numbers are
-from its tables 5 and 6 (simulated: 128 A6000, 240 jobs) and table 4 (testbed: 32 A6000, 30 or 60
-jobs of minutes). Ours are 240 jobs on 128 and on 64 A6000: which load the paper's had is not known.
+from its tables 5 and 6 (simulated: 128 A6000, 240 jobs). Ours are 240 jobs on 128 and on 64 A6000:
+which load the paper's had is not known. Table 4 is of a testbed, with 30 or 60 jobs of minutes that
+are not described well enough to repeat it.
 
 - SJF, SSF, SJF-FFS, Lucid and Castor know how long each job takes alone: the paper's know the
   iterations, but its Lucid predicts. Tiresias knows nothing, and alone preempts. All know what
@@ -18,15 +19,16 @@ MURI = """\
 Of each trace the 480 jobs that follow each other the fastest. Hours."""
 
 INTENSITY = """\
-Of three samples, on 128 GPUs, hours; 240 jobs are the paper's baseline. The figure has no numbers.
+Of five samples, on 128 GPUs, hours; 240 jobs are the paper's baseline. The figure has no numbers.
 Its claim: Castor's JCT grows the least."""
 
 TECHNIQUES = """\
-Castor, on 64 A6000, Muri's 240 busiest jobs on 128 V100. Under MPS CARMA gives a job of several
-GPUs these alone, as each GPU has an MPS server of its own and a process can be the client of only
-one. All of Sia's jobs have four GPUs or more: none of them shares. "If all could share" has the
-interference that was fitted to MPS, and no such rule: what the paper's testbed did. The figure has
-no numbers for JCT; its claim is that MPS does better in everything."""
+Castor, on 64 A6000. A process can be the client of one MPS
+server only. With a server per GPU (`collocation.mps_scope = "gpu"`, the default) a job of several
+GPUs shares by time slices, beside the servers; with one per node it is a client, as on the paper's
+testbed. All of Sia's jobs have four GPUs or more. The interference under MPS is `learned`, which
+explains nothing there (interference.md). The figure has no numbers for JCT; its claim is that MPS
+does better in everything."""
 
 BENEFIT = """\
 For each job that started beside others: how long until its end had it waited for idle GPUs, over
@@ -36,7 +38,7 @@ large because short jobs join ones of many hours; the paper prints none."""
 
 PREDICTION = """\
 Castor with the ratios that its model foretells, and with those that the simulator has (the paper's
-"mathematical fitting"), on three samples. "Lucid's models" has the same jobs train what Lucid's
+"mathematical fitting"), on five samples. "Lucid's models" has the same jobs train what Lucid's
 authors measured, and each pair slowed as they measured it (`measured`): there the model has seen
 the pairs, elsewhere it was never told of the law. For unseen pairs see castor_models.md. On 64 GPUs
 one decision taken otherwise changes all that follow: both signs occur."""
@@ -47,8 +49,17 @@ proportion to its batch follows from Lucid's and GPUMemNet's measurements at sev
 (their median for other models), and each part takes a quarter of a step again, the median of what
 was fitted to Sia's steps. "Starts in parts": with whole batches the memory would not have done. The
 paper has no figures for it alone. Splitting makes more pairs possible, whose newer job has slower
-steps to its end; theorem 1 weighs that against waiting for the neighbour, and where GPUs of other
-jobs would have become free before, it was not worth it."""
+steps to its end; theorem 1 weighs that against waiting for the neighbour. Where GPUs of other jobs
+would have become free before, it was not worth it."""
+
+GAVEL = """\
+Five of Philly's samples, 160 jobs on 64 V100, under MPS with a server per node; each job trains one
+of the configurations of which Gavel measured pairs, and pairs slow down as measured: by up to 11, a
+quarter by more than 2. SJF never shares: beside it, the others show what sharing costs. "Castor"
+has the model that it ships with, which knows an RTX 3090 on streams; "trained" has one learned from
+half of these pairs, as reports of steps alone and beside others tell them on site; "known" has the
+simulator's ratios. The paper's figure 14, without numbers: SJF-FFS falls into traps that Castor
+avoids."""
 
 DECISIONS = """\
 Processor time of a plan for all jobs in line, in the states of a simulated run with 50 to 150 of
@@ -66,8 +77,6 @@ CAUSES = """\
   are above 1 more often, and that counts little beside whose turn it is: at high load single
   decisions send runs of one sample different ways, by more than the policies differ on average.
   Theorem 1, too, compares with waiting for the neighbour as if nobody else waited for its GPUs.
-- **Makespan.** It ends with the longest job, which takes ten hours and comes at any time. On the
-  testbed all jobs took minutes.
 - **Tiresias** pays 20 s for each preemption here, and most jobs are over before they are demoted.
   In the paper it is hardly better than FIFO.
 - **Lucid** packs where it may, whether GPUs are idle or not: its benefits are the lowest, and with

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from functools import partial
 from math import nan
 from statistics import fmean, median
 
 from benchmarks.castor import notes
-from benchmarks.castor.paper import PAPERS, SIMULATED, TESTBED, sums
+from benchmarks.castor.paper import PAPERS, SIMULATED, sums
 from benchmarks.castor.runs import (
     FAMILIES,
     FEW,
+    FULL,
+    GAVEL_POLICIES,
     GPUS,
+    GROWING,
     INTENSITIES,
     MURI_TRACES,
     POLICIES,
@@ -47,34 +50,81 @@ class Runs:
         return _change(castor, others)
 
 
-def report(results: Sequence[Result], taken: Sequence[Taken]) -> Report:
+def report(results: Sequence[Result], taken: Sequence[Taken], name: str = "") -> Report:
     runs = Runs(results)
-    sections = (
+    sections: list[tuple[str, Callable[[], Iterable[str]]]] = [
+        ("policies", lambda: _of_the_paper(runs)),
+        *(("policies", partial(_of_family, runs, family)) for family in FAMILIES),
+        ("muri", lambda: ("## Muri's traces, 128 V100 (32 GB)", notes.MURI, _muri(runs))),
         (
-            "## The paper's figures and ours",
-            notes.SETTING,
-            _against(runs),
-            _best(runs),
-            _congestion(runs),
+            "intensities",
+            lambda: (
+                "## Intensity (figure 16)",
+                notes.INTENSITY,
+                *(_intensity(runs, f) for f in FAMILIES),
+            ),
         ),
-        ("## The paper's tables 5 and 6 add up", sums()),
-        *((f"## {_workload(family)}", *_by_size(runs, family)) for family in FAMILIES),
-        ("## Muri's traces, 128 V100 (32 GB)", notes.MURI, _muri(runs)),
-        ("## Intensity (figure 16)", notes.INTENSITY, *(_intensity(runs, f) for f in FAMILIES)),
-        ("## Streams and MPS (figure 15)", notes.TECHNIQUES, _techniques(runs)),
-        ("## Sharing benefit (equation 24)", notes.BENEFIT, _benefits(runs)),
-        ("## Ratios foretold, and known (figure 13)", notes.PREDICTION, _predictions(runs)),
-        ("## Splitting batches (algorithm 2)", notes.SPLITS, _splits(runs)),
-        ("## How long a decision takes (5.2.4)", notes.DECISIONS, _decisions(taken)),
-        ("## Likely causes of the differences", notes.CAUSES),
-    )
+        (
+            "techniques",
+            lambda: ("## Streams and MPS (figure 15)", notes.TECHNIQUES, _techniques(runs)),
+        ),
+        (
+            "benefits",
+            lambda: ("## Sharing benefit (equation 24)", notes.BENEFIT, _benefits(runs)),
+        ),
+        (
+            "predictions",
+            lambda: (
+                "## Ratios foretold, and known (figure 13)",
+                notes.PREDICTION,
+                _predictions(runs),
+            ),
+        ),
+        (
+            "splits",
+            lambda: ("## Splitting batches (algorithm 2)", notes.SPLITS, _splits(runs)),
+        ),
+        (
+            "gavel",
+            lambda: (
+                "## Where sharing often loses: Gavel's pairs (figure 14)",
+                notes.GAVEL,
+                _gavel(runs),
+            ),
+        ),
+        (
+            "decisions",
+            lambda: ("## How long a decision takes (5.2.4)", notes.DECISIONS, _decisions(taken)),
+        ),
+        ("policies", lambda: ("## Likely causes of the differences", notes.CAUSES)),
+    ]
+    there = {*(result.table for result in results), *(["decisions"] if taken else [])}
     data = {"decisions": taken, "runs": results}
     return Report(
-        "Castor beside other schedulers, simulated", [*chain.from_iterable(sections)], data
+        "Castor beside other schedulers, simulated",
+        [block for table, blocks in sections if table in there for block in blocks()],
+        data,
+        name=name,
     )
 
 
 # -- beside the paper
+
+
+def _of_the_paper(runs: Runs) -> tuple[str, ...]:
+    return (
+        "## The paper's figures and ours",
+        notes.SETTING,
+        _against(runs),
+        _best(runs),
+        _congestion(runs),
+        "## The paper's tables 5 and 6 add up",
+        sums(),
+    )
+
+
+def _of_family(runs: Runs, family: str) -> tuple[str, ...]:
+    return f"## {_workload(family)}", *_by_size(runs, family)
 
 
 def _against(runs: Runs) -> str:
@@ -96,13 +146,11 @@ def _against(runs: Runs) -> str:
 
 
 CAUSE_OF = {
-    "makespan": "the longest job decides",
     "wait": "the load: with two jobs on each GPU hardly anybody waits",
 }
 CAUSE = {
     "fifo": "the load",
     "sjf": "the load; milder interference",
-    "ssf": "the load; milder interference",
     "tiresias": "cheap preemption, many short jobs",
     "lucid": "it knows durations here, and packs beside idle GPUs",
 }
@@ -110,16 +158,12 @@ CAUSE = {
 
 def _told(family: str) -> Iterator[tuple[str, str, str, float]]:
     """What the paper says of Castor against another policy, in %."""
-    testbed, simulated = TESTBED[family], SIMULATED[family]
+    simulated = SIMULATED[family]
     for other in POLICIES:
         if other in simulated and other != "castor":
             mine, its = simulated["castor"], simulated[other]
-            yield other, "JCT, simulated", "jct", _change(mine.jct[0], its.jct[0])
-            yield other, "queueing, simulated", "wait", _change(mine.wait[0], its.wait[0])
-        if other in testbed and other != "castor":
-            pairs = list(zip(testbed["castor"], testbed[other], strict=True))
-            yield other, "makespan, testbed", "makespan", _change(*pairs[0])
-            yield other, "JCT, testbed", "jct", _change(*pairs[1])
+            yield other, "JCT", "jct", _change(mine.jct[0], its.jct[0])
+            yield other, "queueing", "wait", _change(mine.wait[0], its.wait[0])
 
 
 def _best(runs: Runs) -> str:
@@ -189,9 +233,9 @@ def _policies(runs: Runs, family: str, size: str) -> str:
         *("policy", "makespan", "JCT", "queueing", "JCT: large +", "small", "queueing: large +"),
         *("small", "mean JCT: large", "small", "slow-down", "castor's JCT"),
     )
-    variants = ("sjf, line not held", "sjf_ffs, line not held", "castor, profiling online")
+    variants = ("sjf_ffs, line not held", "castor, profiling online")
     rows = []
-    for what in (*POLICIES, *variants):
+    for what in (*POLICIES, *(variants if size == FULL else ())):
         row = ("policies", family, size, what)
         jct, wait, large_jct, large_wait, share, makespan, slowdown = (
             runs.mean(of, *row)
@@ -238,7 +282,7 @@ def _intensity(runs: Runs, family: str) -> str:
         f"{INTENSITIES[-1]} over {INTENSITIES[0]}",
     )
     rows = []
-    for policy in POLICIES:
+    for policy in GROWING:
         hours = [_jct_at(runs, family, jobs, policy) for jobs in INTENSITIES]
         rows.append((policy, *(f"{h:.2f}" for h in hours), f"×{hours[-1] / hours[0]:.1f}"))
     return markdown.table(headings, rows, numbers=range(1, len(headings)))
@@ -254,14 +298,14 @@ def _jct_at(runs: Runs, family: str, jobs: int, policy: str) -> float:
 def _techniques(runs: Runs) -> str:
     headings = ("", "workload", "makespan h", "JCT h", "queueing h", "slow-down", "JCT")
     rows = []
-    for workload in (*FAMILIES, "muri"):
-        first = None
-        for what in ("streams (temporal)", "MPS, a server per GPU", "MPS, if all could share"):
-            row = ("techniques", workload, "", what)
-            jct = runs.mean("jct", *row)
-            first = first or jct
+    techniques = ("streams (temporal)", "MPS, a server per GPU", "MPS, one per node")
+    for workload in FAMILIES:
+        first = runs.mean("jct", "techniques", workload, FULL, techniques[0])
+        for what in techniques:
+            row = ("techniques", workload, FULL, what)
             hours = (f"{runs.mean(of, *row):.2f}" for of in ("makespan", "jct", "wait", "slowdown"))
-            rows.append((what, workload, *hours, f"{_change(jct, first):+.0f} %"))
+            change = _change(runs.mean("jct", *row), first)
+            rows.append((what, workload, *hours, f"{change:+.0f} %"))
     return markdown.table(headings, rows, numbers=range(2, len(headings)))
 
 
@@ -275,10 +319,9 @@ def _benefits(runs: Runs) -> str:
     )
     rows = []
     for family in FAMILIES:
-        for size in GPUS:
-            for policy in SHARING:
-                found = _all_benefits(runs.at("policies", family, size, policy))
-                rows.append((policy, family, size, *_spread(found)))
+        for policy in SHARING:
+            found = _all_benefits(runs.at("benefits", family, FULL, policy))
+            rows.append((policy, family, FULL, *_spread(found)))
     return markdown.table(headings, rows, numbers=range(2, len(headings)))
 
 
@@ -302,12 +345,11 @@ def _predictions(runs: Runs) -> str:
     )
     rows = []
     for family in FAMILIES:
-        for size in GPUS:
-            few = runs.at("policies", family, size, "castor")[: len(FEW)]
-            rows.append(_foretold(family, size, few, runs))
-            pairs = f"{family}, Lucid's models"
-            found = runs.at("predictions", pairs, size, "castor, ratios foretold")
-            rows.append(_foretold(pairs, size, found, runs))
+        foretold = runs.at("benefits", family, FULL, "castor")
+        rows.append(_foretold(family, FULL, foretold, runs))
+        pairs = f"{family}, Lucid's models"
+        found = runs.at("predictions", pairs, FULL, "castor, ratios foretold")
+        rows.append(_foretold(pairs, FULL, found, runs))
     return markdown.table(headings, rows, numbers=range(1, len(headings)))
 
 
@@ -324,6 +366,24 @@ def _foretold(workload: str, size: str, foretold: Sequence[Result], runs: Runs) 
         f"{_change(*benefits):+.1f} %",
         "< 10 %",
     )
+
+
+def _gavel(runs: Runs) -> str:
+    headings = (
+        *("64 V100, Philly", "makespan h", "JCT h", "range", "queueing h", "slow-down"),
+        "against sjf_ffs",
+    )
+    base = runs.mean("jct", "gavel", "philly", "64", "sjf_ffs")
+    rows = []
+    for what in (*GAVEL_POLICIES, "castor, trained", "castor, ratios known"):
+        row = ("gavel", "philly", "64", what)
+        jcts = [result.jct for result in runs.at(*row)]
+        hours = (runs.mean(of, *row) for of in ("makespan", "jct", "wait", "slowdown"))
+        makespan, jct, wait, slowdown = (f"{value:.2f}" for value in hours)
+        span = f"{min(jcts):.2f}–{max(jcts):.2f}"
+        change = f"{_change(runs.mean('jct', *row), base):+.0f} %"
+        rows.append((what, makespan, jct, span, wait, slowdown, change))
+    return markdown.table(headings, rows, numbers=range(1, len(headings)))
 
 
 def _splits(runs: Runs) -> str:

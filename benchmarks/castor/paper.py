@@ -1,4 +1,8 @@
-"""The Castor paper's tables 4 to 6, and whether the latter two mean what they seem to."""
+"""The Castor paper's tables 5 and 6, and whether they mean what they seem to.
+
+Table 4 is of a testbed of 32 GPUs with 30 or 60 jobs of minutes, "sampled and scaled down": which
+jobs, how far apart, is not said, so that it cannot be repeated.
+"""
 
 from __future__ import annotations
 
@@ -17,25 +21,6 @@ class Told:
     wait: Hours
 
 
-# Makespan and mean JCT in seconds, on the paper's testbed (table 4).
-TESTBED: Mapping[str, Mapping[str, tuple[float, float]]] = {
-    "philly": {
-        "fifo": (1404, 448.3),
-        "sjf": (1306, 234.2),
-        "ssf": (1224, 237.3),
-        "tiresias": (1393, 281.1),
-        "lucid": (1207, 201.1),
-        "castor": (928.1, 185.1),
-    },
-    "saturn": {
-        "fifo": (2493, 1005.7),
-        "sjf": (2448, 408.2),
-        "ssf": (2326, 337.8),
-        "tiresias": (2312, 390.4),
-        "lucid": (2113, 240.1),
-        "castor": (1618, 158.6),
-    },
-}
 # Simulated, hours (tables 5 and 6).
 SIMULATED: Mapping[str, Mapping[str, Told]] = {
     "philly": {

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from math import hypot
 from statistics import fmean
-from unittest import mock
+from typing import Any
 
+from benchmarks.castor import gavel
 from benchmarks.castor.sharing import crowded, decisions
 from benchmarks.castor.workload import (
     BEGIN_S,
     JOBS,
-    files,
     muri,
     profiled_before,
     resizable,
@@ -28,8 +28,7 @@ from carmad.models import Boosted
 from carmad.sim import interference
 from carmad.sim.experiment import Experiment
 from carmad.sim.hardware import parse
-from carmad.sim.interference import Interference, Learned
-from carmad.sim.interference.base import Sharing
+from carmad.sim.interference import Interference
 from carmad.sim.metrics import crashes, finished, preemptions, times
 from carmad.sim.outcome import Outcome
 from carmad.sim.run import simulate
@@ -37,27 +36,24 @@ from carmad.sim.task import Load, Trace
 from policies.castor.interference import NAME as INTERFERENCE
 from policies.castor.interference import shipped
 
-POLICIES = ("fifo", "sjf", "ssf", "tiresias", "lucid", "sjf_ffs", "castor")
+POLICIES = ("fifo", "sjf", "tiresias", "lucid", "sjf_ffs", "castor")
 SHARING = ("lucid", "sjf_ffs", "castor")
 FAMILIES = ("philly", "saturn")
 GPUS = {"128": "16x8xA6000-48GB", "64": "8x8xA6000-48GB"}  # the paper's, and half of them
+FULL = "64"  # where jobs queue
 MURI_GPUS = "16x8xV100-32GB"
+GAVEL_JOBS = 160
+GAVEL_POLICIES = ("sjf", "sjf_ffs", "castor")
+GAVEL_GPUS = f"8x8x{gavel.GPU}"
 SCARCE = {"philly": "RTX6000-24GB", "muri": "RTX2080Ti-11GB"}  # GPUs with little memory
-INTENSITIES = (120, 240, 360, 480)  # jobs in the same eight hours: the paper's 0.5 to 2
-FEW = range(3)  # samples of each family, where not all are needed
+INTENSITIES = (120, 240, 480)  # jobs in the same eight hours: the paper's 0.5, 1 and 2
+GROWING = ("fifo", "tiresias", "lucid", "sjf_ffs", "castor")
+FEW = range(5)  # samples of each family
 MURI_TRACES, MURI_JOBS = (1, 2, 3), 480
 LARGE = 8  # a large job has more GPUs (9.4)
 PAIRS = f"measured:{DATA}/lucid/colocated_pairs_rtx3090.csv"
 UNHELD = 10_000  # `limits.backfill`: no job holds the line
 HOUR = 3600.0
-
-
-class MpsOnStreams(Sharing):
-    """MPS's interference where streams are simulated: what would be without CARMA's rule that
-    under MPS a job of several GPUs has these alone."""
-
-    def shared(self, loads: tuple[Load, ...], mode: Mode) -> tuple[float, ...]:
-        return Learned().shared(loads, Mode.MPS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +64,20 @@ class Known(Boosted):
 
     simulated: str = "learned"
     loads: tuple[Load, ...] = ()  # of all jobs
+    memory_mib: int = 1  # of a GPU
 
     def predict(self, values: Mapping[str, float]) -> float:
         own, other = (
-            _nearest(self.loads, values[f"{who}.sm_active.mean"], values[f"{who}.dram_active.mean"])
+            _nearest(
+                self.loads,
+                values[f"{who}.sm_active.mean"],
+                values[f"{who}.dram_active.mean"],
+                round(values[f"{who}.memory.share"] * self.memory_mib),
+            )
             for who in ("own", "other")
         )
-        return 1 / _simulated(self.simulated).speeds((own, other), Mode.STREAMS)[0]
+        mode = Mode.MPS if values["mode.mps"] else Mode.STREAMS
+        return 1 / _simulated(self.simulated).speeds((own, other), mode)[0]
 
 
 @cache
@@ -83,8 +86,16 @@ def _simulated(name: str) -> Interference:
 
 
 @cache
-def _nearest(loads: tuple[Load, ...], sm_active: float, dram_active: float) -> Load:
-    return min(loads, key=lambda x: hypot(x.sm_active - sm_active, x.dram_active - dram_active))
+def _nearest(
+    loads: tuple[Load, ...], sm_active: float, dram_active: float, memory_mib: int
+) -> Load:
+    """Memory decides between loads that keep a GPU equally busy."""
+
+    def apart(load: Load) -> tuple[float, int]:
+        busy = hypot(load.sm_active - sm_active, load.dram_active - dram_active)
+        return round(busy, 3), abs(load.memory_mib - memory_mib)
+
+    return min(loads, key=apart)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,16 +134,19 @@ class Result:
     benefits: tuple[float, ...] = field(default=())  # of each decision to share (eq. 24)
 
 
-def cases() -> list[Case]:
-    return [
-        *_policies(),
-        *_variants(),
-        *_muri(),
-        *_intensities(),
-        *_techniques(),
-        *_predictions(),
-        *_splits(),
-    ]
+def cases(tables: Collection[str] = ()) -> list[Case]:
+    """Of these tables, or of all."""
+    made = {
+        "policies": _policies,
+        "benefits": _benefits,
+        "muri": _muri,
+        "intensities": _intensities,
+        "techniques": _techniques,
+        "predictions": _predictions,
+        "splits": _splits,
+        "gavel": _gavel,
+    }
+    return [case for name in tables or made for case in made[name]()]
 
 
 def results(cases: Sequence[Case]) -> Iterator[Result]:
@@ -142,8 +156,7 @@ def results(cases: Sequence[Case]) -> Iterator[Result]:
 
 
 def run(case: Case) -> Result:
-    with mock.patch.dict(interference.MODELS, mps_on_streams=MpsOnStreams):
-        return result(case, simulate(case.experiment))
+    return result(case, simulate(case.experiment))
 
 
 def result(case: Case, outcome: Outcome) -> Result:
@@ -156,7 +169,7 @@ def result(case: Case, outcome: Outcome) -> Result:
         told = [getattr(t, of) for gpus, t in done if gpus > LARGE or not large]
         return float(sum(told)) / len(done) / HOUR
 
-    wanted = case.table in ("policies", "predictions") and case.what.split(",")[0] in SHARING
+    wanted = case.table in ("benefits", "predictions")
     shared = decisions(case.experiment, outcome) if wanted else []
     return Result(
         case.table,
@@ -202,12 +215,18 @@ def knowing(experiment: Experiment) -> Experiment:
     """Castor is told the ratios that the simulator has."""
     loads = tuple({task.load: None for task in experiment.trace.tasks})
     same = {each.name: getattr(shipped(), each.name) for each in fields(Boosted)}
-    known = Known(**same, simulated=experiment.interference, loads=loads)
+    memory_mib = min(node.kind.memory_mib for node in experiment.cluster.nodes)
+    known = Known(**same, simulated=experiment.interference, loads=loads, memory_mib=memory_mib)
     return replace(experiment, models=((INTERFERENCE, known),))
 
 
+def with_mps(made: Experiment, scope: Any) -> Experiment:
+    mps = Collocation(mps=True, mps_multiuser=True, mps_scope=scope)
+    return replace(made, settings=replace(made.settings, collocation=mps))
+
+
 def _samples(family: str) -> list[Trace]:
-    return [sampled(family, n) for n in range(len(files(family)))]
+    return [sampled(family, n) for n in FEW]
 
 
 def _policies() -> Iterator[Case]:
@@ -217,18 +236,18 @@ def _policies() -> Iterator[Case]:
                 for policy in POLICIES:
                     made = experiment(trace, gpus, policy)
                     yield Case("policies", family, size, policy, made)
+            # Castor's listing lets all have their turn; CARMA's other policies hold the line.
+            made = experiment(trace, GPUS[FULL], "sjf_ffs", UNHELD)
+            yield Case("policies", family, FULL, "sjf_ffs, line not held", made)
+            made = unprofiled(trace, GPUS[FULL])
+            yield Case("policies", family, FULL, "castor, profiling online", made, False)
 
 
-def _variants() -> Iterator[Case]:
-    """Castor's listing lets all have their turn; CARMA's other policies hold the line."""
+def _benefits() -> Iterator[Case]:
     for family in FAMILIES:
         for trace in _samples(family):
-            for size, gpus in GPUS.items():
-                for policy in ("sjf", "sjf_ffs"):
-                    made = experiment(trace, gpus, policy, UNHELD)
-                    yield Case("policies", family, size, f"{policy}, line not held", made)
-                made = unprofiled(trace, gpus)
-                yield Case("policies", family, size, "castor, profiling online", made, False)
+            for policy in SHARING:
+                yield Case("benefits", family, FULL, policy, experiment(trace, GPUS[FULL], policy))
 
 
 def _muri() -> Iterator[Case]:
@@ -244,24 +263,18 @@ def _intensities() -> Iterator[Case]:
         for jobs in set(INTENSITIES) - {JOBS}:  # those are among the policies
             for n in FEW:
                 trace = sampled(family, n, jobs)
-                for policy in POLICIES:
+                for policy in GROWING:
                     made = experiment(trace, GPUS["128"], policy)
                     yield Case("intensities", family, str(jobs), policy, made)
 
 
 def _techniques() -> Iterator[Case]:
-    mps = Collocation(mps=True, mps_multiuser=True)
-    for family in (*FAMILIES, "muri"):
-        for n in FEW:
-            trace = muri(n + 1, JOBS) if family == "muri" else sampled(family, n)
-            gpus = MURI_GPUS if family == "muri" else GPUS["64"]
-            streams = experiment(trace, gpus, "castor")
-            settings = replace(streams.settings, collocation=mps)
-            yield Case("techniques", family, "", "streams (temporal)", streams)
-            per_gpu = replace(streams, settings=settings)
-            yield Case("techniques", family, "", "MPS, a server per GPU", per_gpu)
-            everywhere = replace(streams, interference="mps_on_streams")
-            yield Case("techniques", family, "", "MPS, if all could share", everywhere)
+    for family in FAMILIES:
+        for trace in _samples(family):
+            streams = experiment(trace, GPUS[FULL], "castor")
+            yield Case("techniques", family, FULL, "streams (temporal)", streams)
+            for scope, what in (("gpu", "MPS, a server per GPU"), ("node", "MPS, one per node")):
+                yield Case("techniques", family, FULL, what, with_mps(streams, scope))
 
 
 def _predictions() -> Iterator[Case]:
@@ -269,18 +282,30 @@ def _predictions() -> Iterator[Case]:
     for family in FAMILIES:
         for n in FEW:
             trace = sampled(family, n)
-            for size, gpus in GPUS.items():
-                known = knowing(experiment(trace, gpus, "castor"))
-                yield Case("predictions", family, size, "castor, ratios known", known)
-                made = experiment(lucids(trace, n), gpus, "castor", simulated=PAIRS)
-                pairs = f"{family}, Lucid's models"
-                yield Case("predictions", pairs, size, "castor, ratios foretold", made)
-                yield Case("predictions", pairs, size, "castor, ratios known", knowing(made))
+            known = knowing(experiment(trace, GPUS[FULL], "castor"))
+            yield Case("predictions", family, FULL, "castor, ratios known", known)
+            made = experiment(lucids(trace, n), GPUS[FULL], "castor", simulated=PAIRS)
+            pairs = f"{family}, Lucid's models"
+            yield Case("predictions", pairs, FULL, "castor, ratios foretold", made)
+            yield Case("predictions", pairs, FULL, "castor, ratios known", knowing(made))
+
+
+def _gavel() -> Iterator[Case]:
+    learned = ((INTERFERENCE, gavel.trained()),)
+    for family in FAMILIES[:1]:
+        for n in FEW:
+            trace = gavel.with_gavels_models(sampled(family, n, GAVEL_JOBS, gavel.GPU), n)
+            for policy in GAVEL_POLICIES:
+                made = experiment(trace, GAVEL_GPUS, policy, simulated=gavel.pairs())
+                made = with_mps(made, "node")
+                yield Case("gavel", family, "64", policy, made)
+            yield Case("gavel", family, "64", "castor, trained", replace(made, models=learned))
+            yield Case("gavel", family, "64", "castor, ratios known", knowing(made))
 
 
 def _splits() -> Iterator[Case]:
     for family, gpu in SCARCE.items():
-        for n in FEW:
+        for n in FEW[: len(MURI_TRACES)] if family == "muri" else FEW:
             muris = family == "muri"
             trace = muri(n + 1, JOBS, gpu) if muris else sampled(family, n, JOBS, gpu)
             for what, one in (("nobody", trace), ("everybody", resizable(trace))):

@@ -101,6 +101,25 @@ class StepTime:
 
 
 @dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a job alone does to each of its GPUs."""
+
+    indicators: tuple[Indicator, ...]
+    memory_share: float  # its peak, of the GPU's memory
+
+
+@dataclass(frozen=True, slots=True)
+class Company:
+    """How much a job's steps were slowed by one other job on its GPUs."""
+
+    neighbour: JobId
+    ratio: float  # xi: its step time beside the neighbour over that alone
+    own: Loaded
+    other: Loaded
+    mps: bool  # how they shared: by MPS, or by time slices
+
+
+@dataclass(frozen=True, slots=True)
 class Prediction:
     """How long a job runs alone, from the start of its first attempt to its end."""
 

@@ -17,8 +17,10 @@ from carmad.core.attempt import JobId as JobId
 from carmad.core.attempt import Mode as Mode
 from carmad.core.attempt import ProfilingRun as ProfilingRun
 from carmad.core.attempt import appended
+from carmad.core.findings import Company as Company
 from carmad.core.findings import Estimate as Estimate
 from carmad.core.findings import Indicator as Indicator
+from carmad.core.findings import Loaded as Loaded
 from carmad.core.findings import Prediction as Prediction
 from carmad.core.findings import Profile as Profile
 from carmad.core.findings import Refusal as Refusal
@@ -155,6 +157,7 @@ class Job:
     profile: Profile | None = None
     steps: tuple[StepTime, ...] = ()  # reported by it or an earlier run; one per `parts`
     stage_times: tuple[StageTimes, ...] = ()  # likewise, or declared; one per kind of GPU
+    company: tuple[Company, ...] = ()  # how much others slowed it, as it reported
     attempts: tuple[Attempt, ...] = ()  # in order; `attempt.KEPT` at most
     requeued_after: int = 0  # the last attempt before its owner last requeued it
     retry: Retry | None = None

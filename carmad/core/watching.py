@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from carmad.config import Settings
 from carmad.core import first_kernel
+from carmad.core.company import with_company
 from carmad.core.fleet import Fleet
 from carmad.core.knowledge import Knowledge, with_report
 from carmad.core.ledger import Ledger
@@ -51,15 +52,32 @@ class Watch:
                 self.ledger.put(self._fleet.with_usage(holder))
 
     def stepped(self, event: Stepped) -> None:
-        """Ignores reports while the job shares GPUs, and changes of less than 1 %."""
+        """From a job that shares all its GPUs with one other, a report tells how much that slows
+        it. Ignores reports in other company, and changes of less than 1 %."""
         job = self.ledger.holders.get(event.job)
-        if job is None or any(len(self.ledger.residents(gpu)) > 1 for gpu in job.gpus):
+        gpu = self._fleet.gpus.get(job.gpus[0]) if job else None
+        if job is None or gpu is None:
             return
-        gpu = self._fleet.gpus.get(job.gpus[0])
-        if gpu and (known := with_report(job, event, gpu.name)) is not job:
+        if any(len(self.ledger.residents(id)) > 1 for id in job.gpus):
+            neighbour = self._only_neighbour(job)
+            if neighbour and neighbour.state is JobState.RUNNING:
+                known = with_company(job, event.seconds, neighbour, gpu.memory_mib)
+                if known is not job:
+                    self.ledger.put(known)
+            return
+        if (known := with_report(job, event, gpu.name)) is not job:
             self.ledger.put(known)
             if known.stage_times and not job.stage_times:
                 self.inform_others(known, event.at)
+
+    def _only_neighbour(self, job: Job) -> Job | None:
+        """The job that it shares each of its GPUs with; None if there are several, or it has a GPU
+        to itself: then its slowest GPU decides, and one pair's ratio cannot be told."""
+        found = [{each.id: each for each in self.ledger.residents(gpu)} for gpu in job.gpus]
+        first = found[0]
+        if len(first) != 2 or any(each.keys() != first.keys() for each in found):
+            return None
+        return next(each for each in first.values() if each.id != job.id)
 
     def _note_kernel(self, job: Job, gpu: GpuId, alone: bool, now: float) -> None:
         """TTFK bookkeeping, step 2 of the CARMA paper's Table 2."""

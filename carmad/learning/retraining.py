@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from carmad.errors import CarmaError
-from carmad.learning import duration, forest, table, throughput
+from carmad.learning import duration, forest, interference, table, throughput
 from carmad.learning.duration import Row
-from carmad.models import Additive, Lookup, Model
+from carmad.learning.interference import Beside
+from carmad.models import Additive, Boosted, Lookup, Model
 from carmad.models.traffic import INTERVAL_S, WEEK
 from carmad.models.workload import exemplars_of
 from carmad.store import codec
@@ -18,6 +19,7 @@ from carmad.store.sql import SqlStore
 SOURCE = "this server's own jobs"
 LEAST_RUNS = 200  # with fewer, the rules for unknown jobs are as good
 LEAST_INTERVALS = 2 * WEEK  # a week's worth of features that look a week back
+LEAST_COMPANY = 200  # about ten configurations in pairs, each twice
 LEAST_NEW = 50  # rows since the old model was trained that it takes to check it
 DRIFTED = 1.5  # times its error when it was trained, from which a warning is given
 
@@ -42,7 +44,13 @@ class Subject:
 def retrain(store: SqlStore, directory: Path, now: float) -> Iterator[Said]:
     """Train all models with enough data, and report the results. `now` is in Unix s."""
     rows = table.runs(store)
-    for subject in (_traffic(store, now), _durations(rows, now), _recurring(rows, now)):
+    subjects = (
+        _traffic(store, now),
+        _durations(rows, now),
+        _recurring(rows, now),
+        _sharing(table.companies(store), now),
+    )
+    for subject in subjects:
         path = directory / f"{subject.name}.json"
         try:
             model = subject.train()
@@ -119,6 +127,24 @@ def _traffic(store: SqlStore, now: float) -> Subject:
         return "MAE", sum(off) / len(known)
 
     return Subject("throughput", train, since)
+
+
+def _sharing(told: Sequence[tuple[float, Beside]], now: float) -> Subject:
+    """The interference ratio of jobs that share GPUs."""
+
+    def train() -> Model:
+        rows = [row for _, row in told]
+        if len(rows) < LEAST_COMPANY:
+            raise CarmaError(f"{len(rows)} step times beside others; {LEAST_COMPANY} are needed")
+        return interference.judged(rows, SOURCE, now)
+
+    def since(old: Model) -> Error | None:
+        new = [row for at, row in told if at > old.trained_at]
+        if not isinstance(old, Boosted) or len(new) < LEAST_NEW:
+            return None
+        return interference.RMSE, interference.rmse(old, new)
+
+    return Subject("interference", train, since)
 
 
 def _enough(rows: Sequence[Row]) -> None:

@@ -11,7 +11,9 @@ from itertools import pairwise
 from statistics import fmean, median, quantiles
 
 from carmad.core.types import ENDED, Cause, JobState
+from carmad.sim import past
 from carmad.sim.outcome import JobOutcome, Outcome
+from carmad.sim.past import Ran
 
 MJ = 1e6  # joules
 
@@ -99,6 +101,8 @@ class Figures:
     energy_mj: float  # megajoules, of all GPUs
     oom_crashes: int  # attempts that ran out of GPU memory
     preemptions: int
+    shared: int  # jobs that were on a GPU at the same time as another
+    profiled: int | None  # jobs whose profile was known when they started
     deadlines: int  # jobs that have one
     deadlines_met: float | None  # share of those that finished in time
     slowdown: Spread | None
@@ -203,6 +207,8 @@ def figures(outcome: Outcome) -> Figures:
         energy_mj=sum(gpu.energy_j for gpu in outcome.gpus) / MJ,
         oom_crashes=sum(map(crashes, jobs)),
         preemptions=sum(map(preemptions, jobs)),
+        shared=len(past.sharers(past.stretches([Ran(job.attempts, None) for job in jobs]))),
+        profiled=outcome.profiled,
         deadlines=len(promises),
         deadlines_met=_per(sum(promises), len(promises)),
         slowdown=spread(s for t in measured if (s := t.slowdown) is not None),

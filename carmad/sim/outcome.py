@@ -86,3 +86,5 @@ class Outcome:
     events: int  # that the core was fed
     decisions: int  # that it recorded
     wall_s: float
+    profiled: int | None = None  # jobs whose profile was known when they started; None: not known
+    reasons: frozenset[str] = frozenset()  # codes of all reasons why jobs waited

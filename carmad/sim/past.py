@@ -70,6 +70,12 @@ def _between(marks: Sequence[tuple[float, int, Stay]]) -> Iterator[Stretch]:
             yield Stretch(at, until, tuple(present), tuple(training))
 
 
+def sharers(on_gpu: Mapping[GpuId, Sequence[Stretch]]) -> set[int]:
+    """The indices of the jobs that were on a GPU at the same time as another."""
+    met = (s.present for found in on_gpu.values() for s in found if len(s.present) > 1)
+    return {number for present in met for number, _ in present}
+
+
 def activity(jobs: Sequence[Ran], on_gpu: Mapping[GpuId, Sequence[Stretch]]) -> list[float | None]:
     """Each job's own SM activity, 0–1; None if nothing was measured.
 

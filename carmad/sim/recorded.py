@@ -91,12 +91,11 @@ def history(
     estimator = ESTIMATE if any(task.estimates for task in trace.tasks) else "none"
     experiment = Experiment(trace, _cluster(kinds), settings, estimator, _MODEL, physics)
     found = [stretch for stretches in met.values() for stretch in stretches]
-    met_others = {n for s in found if len(s.present) > 1 for n, _ in s.present}
     slowed = {n for s in found if len(s.training) > 1 for n, _ in s.training}
     return History(
         experiment,
         _run(experiment, outcomes, past.stretches(ran), kinds),
-        tuple(_notes(ended, live, jobs, brief, loads, met_others, slowed)),
+        tuple(_notes(ended, live, jobs, brief, loads, past.sharers(met), slowed)),
     )
 
 

@@ -6,7 +6,7 @@ from array import array
 
 from carmad.core.asking import ORDER
 from carmad.core.messages import Step
-from carmad.core.types import Job, JobId, JobState
+from carmad.core.types import ENDED, Job, JobId, JobState
 from carmad.errors import CarmaError
 from carmad.sim.card import Gauges
 from carmad.sim.outcome import Attempt, Timeline
@@ -20,6 +20,9 @@ class Recorder:
         self.events = 0
         self.decisions = 0
         self.last_end = 0.0
+        self.ended = 0
+        self.profiled: set[JobId] = set()  # those whose profile was known when they started
+        self.reasons: set[str] = set()  # codes
         self._holders: set[JobId] = set()  # those that hold GPUs
 
     def commit(self, step: Step) -> None:
@@ -34,6 +37,7 @@ class Recorder:
                 )
         for decision in step.decisions:
             for reason in decision.placement.reasons:
+                self.reasons.add(reason.code)
                 if reason.code == "policy_failed":
                     raise CarmaError(
                         f"the policy {decision.policy!r} failed: {reason.detail}",
@@ -46,7 +50,10 @@ class Recorder:
         old, new = self.states.get(job.id), job.state
         self.queued += (new is JobState.QUEUED) - (old is JobState.QUEUED)
         self.states[job.id] = new
+        self.ended += job.ended and old not in ENDED
         if job.holds_gpus:
+            if job.id not in self._holders and job.profile is not None:
+                self.profiled.add(job.id)
             self._holders.add(job.id)
         elif job.id in self._holders:
             self._holders.remove(job.id)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter
+from typing import NamedTuple
 
 from carmad import registry
 from carmad.core.scheduler import Scheduler
@@ -21,14 +22,27 @@ from carmad.sim.recorder import Recorder, TimelineKeeper
 from carmad.sim.workload import Workload
 from carmad.sim.world import World
 
+REPORTED_S = 0.5  # between two reports of a run's progress, by the wall clock
 
-def simulate(experiment: Experiment) -> Outcome:
-    """Run the whole trace. In the outcome, jobs that can never start are still queued.
+
+class Progress(NamedTuple):
+    at_s: float  # since the first submission, in simulated time
+    ended: int
+    jobs: int
+
+
+Watch = Callable[[Progress], None]
+
+
+def simulate(experiment: Experiment, watch: Watch | None = None) -> Outcome:
+    """Run the whole trace. In the outcome, jobs that can never start are still queued. `watch` is
+    called every `REPORTED_S`.
 
     Raises CarmaError for an unknown policy, recovery, interference or reference GPU, and if the
     policy fails.
     """
     began = perf_counter()
+    due = began + REPORTED_S
     # Modelled GPUs report every change, so a reading is valid until the next one.
     monitor = replace(experiment.settings.monitor, stale_s=math.inf)
     settings = replace(experiment.settings, monitor=monitor)
@@ -51,6 +65,9 @@ def simulate(experiment: Experiment) -> Outcome:
             if recorder.queued:
                 world.look_ahead()
             keeper.row(clock.now, recorder.queued, recorder.holding)
+            if watch is not None and perf_counter() >= due:
+                watch(Progress(clock.now, recorder.ended, len(workload.tasks)))
+                due = perf_counter() + REPORTED_S
 
     return Outcome(
         trace=experiment.trace.name,
@@ -66,6 +83,8 @@ def simulate(experiment: Experiment) -> Outcome:
         events=recorder.events,
         decisions=recorder.decisions,
         wall_s=perf_counter() - began,
+        profiled=len(recorder.profiled),
+        reasons=frozenset(recorder.reasons),
     )
 
 

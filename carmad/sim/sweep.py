@@ -9,8 +9,9 @@ import signal
 import sys
 import traceback
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -19,13 +20,23 @@ from carmad.errors import CarmaError
 from carmad.sim.cache import Cache, keys
 from carmad.sim.experiment import Experiment
 from carmad.sim.outcome import Outcome
-from carmad.sim.run import simulate
+from carmad.sim.run import Progress, simulate
+
+Watch = Callable[[Experiment, Progress | None], None]  # None: it has ended
+
+
+def unwatched(experiment: Experiment, progress: Progress | None) -> None:
+    pass
 
 
 def sweep(
-    experiments: Sequence[Experiment], jobs: int, cache: Cache | None = None
+    experiments: Sequence[Experiment],
+    jobs: int,
+    cache: Cache | None = None,
+    watch: Watch = unwatched,
 ) -> Iterator[tuple[Experiment, Outcome]]:
-    """Each experiment and its outcome, in the order given; at most `jobs` run at once.
+    """Each experiment and its outcome, in the order given; at most `jobs` run at once. `watch` is
+    told how far each of them is.
 
     If one fails, raises CarmaError, which names it. That ends the others, and so do Ctrl-C and
     SIGTERM, so with `jobs` above 1 it must be called in the main thread.
@@ -38,7 +49,7 @@ def sweep(
         if outcome is None
     ]
     jobs = min(jobs, len(due))
-    fresh = _in_parallel(due, jobs) if jobs > 1 else (_run(*one) for one in due)
+    fresh = _in_parallel(due, jobs, watch) if jobs > 1 else _in_turn(due, watch)
     for experiment, outcome in zip(experiments, known, strict=True):
         yield experiment, next(fresh) if outcome is None else outcome
 
@@ -51,9 +62,18 @@ def title(experiment: Experiment) -> str:
 _Due = tuple[Experiment, Cache | None, str]
 
 
-def _run(experiment: Experiment, cache: Cache | None, key: str) -> Outcome:
+def _in_turn(due: Sequence[_Due], watch: Watch) -> Iterator[Outcome]:
+    for one in due:
+        outcome = _run(*one, partial(watch, one[0]))
+        watch(one[0], None)
+        yield outcome
+
+
+def _run(
+    experiment: Experiment, cache: Cache | None, key: str, watch: Callable[[Progress], None]
+) -> Outcome:
     try:
-        outcome = simulate(experiment)
+        outcome = simulate(experiment, watch)
     except CarmaError as error:
         raise CarmaError(f"{title(experiment)}: {error.message}", error.hint) from error
     except Exception as error:
@@ -69,7 +89,7 @@ def _run(experiment: Experiment, cache: Cache | None, key: str) -> Outcome:
 # in vain. (Under a ProcessPoolExecutor they share both.)
 
 
-def _in_parallel(due: Sequence[_Due], jobs: int) -> Iterator[Outcome]:
+def _in_parallel(due: Sequence[_Due], jobs: int, watch: Watch) -> Iterator[Outcome]:
     workers: dict[Connection, SpawnProcess] = {}
     before = signal.signal(signal.SIGTERM, _leave)
     try:
@@ -78,7 +98,7 @@ def _in_parallel(due: Sequence[_Due], jobs: int) -> Iterator[Outcome]:
             for _ in range(jobs):
                 connection, process = _start()
                 workers[connection] = process
-        yield from _answers(due, list(workers))
+        yield from _answers(due, list(workers), watch)
     finally:
         with _undisturbed():
             for connection, process in workers.items():
@@ -113,7 +133,7 @@ def _start() -> tuple[Connection, SpawnProcess]:
 
 
 def _work(connection: Connection) -> None:
-    """Returns outcomes and errors over the connection, until it is closed.
+    """Returns progress, outcomes and errors over the connection, until it is closed.
 
     A terminal's Ctrl-C goes to all processes, but only the parent should react: SIGINT stays
     blocked here.
@@ -124,7 +144,7 @@ def _work(connection: Connection) -> None:
             due: _Due = connection.recv()
             answer: Outcome | Exception
             try:
-                answer = _run(*due)
+                answer = _run(*due, connection.send)
             except CarmaError as error:
                 answer = error
             except Exception:  # noqa: BLE001 - of any kind; its text is sent
@@ -132,7 +152,7 @@ def _work(connection: Connection) -> None:
             connection.send(answer)
 
 
-def _answers(due: Sequence[_Due], idle: list[Connection]) -> Iterator[Outcome]:
+def _answers(due: Sequence[_Due], idle: list[Connection], watch: Watch) -> Iterator[Outcome]:
     """In the order of `due`; errors are raised as soon as they occur."""
     waiting = deque(range(len(due)))
     at_work: dict[Connection, int] = {}
@@ -146,11 +166,16 @@ def _answers(due: Sequence[_Due], idle: list[Connection]) -> Iterator[Outcome]:
                 at_work[connection] = number
             ready = wait(at_work)
             for connection in [one for one in at_work if one in ready]:
-                number = at_work.pop(connection)
+                number = at_work[connection]
                 with _alive(due[number]):
-                    answer: Outcome | Exception = connection.recv()
+                    answer: Outcome | Exception | Progress = connection.recv()
                 if isinstance(answer, Exception):
                     raise answer
+                if isinstance(answer, Progress):
+                    watch(due[number][0], answer)
+                    continue
+                watch(due[number][0], None)
+                del at_work[connection]
                 found[number] = answer
                 idle.append(connection)
         yield found.pop(turn)

@@ -20,7 +20,7 @@ import typer
 from carmad import paths
 from carmad.errors import CarmaError
 from carmad.readable import clean
-from cli import output
+from cli import cautions, output
 from cli.commands.options import checked
 from cli.problems import Problem, Usage
 
@@ -30,11 +30,14 @@ if TYPE_CHECKING:
     from carmad.sim.recorded import History
 
 GPUS = "3xA100-40GB"
+POLICIES = (
+    *("exclusive", "rr", "magm", "lug", "first_fit", "best_fit", "horus", "fifo", "sjf", "ssf"),
+    *("qssf", "srtf", "tiresias", "sjf_ffs", "lucid", "castor", "asrpt", "cuckoo"),
+)
 PHYSICS = "physics."
 ALL = "all"  # instead of a policy's name
 TOLD_REJECTED = 3
 STDOUT = Path("-")
-OF_A_NODE = 8  # GPUs per node, as in most large servers
 
 
 def simulate(
@@ -52,7 +55,10 @@ def simulate(
     policies: Annotated[
         list[str] | None,
         typer.Option(
-            "--policy", "-p", metavar="NAME", help="Policy to simulate; repeat, or all, to compare."
+            "--policy",
+            "-p",
+            metavar="NAME",
+            help=f"Policy to simulate; repeat, or all, to compare: {', '.join(POLICIES)}.",
         ),
     ] = None,
     gpus: Annotated[
@@ -129,9 +135,10 @@ def simulate(
     with _as_usage():
         base = _changed(base, config, words, gpus, interference)
         experiments = list(_variants(base, policies, estimators, seeds, tuned or ()))
-    _tell_of_seeds(seeds or (), experiments)
-    _tell_of_pairs(base)
-    _tell_of_too_large(base)
+    cautions.tell_of_seeds(seeds or (), experiments)
+    cautions.tell_of_pairs(base)
+    cautions.tell_of_names(base)
+    cautions.tell_of_too_large(base)
     results += _swept(experiments, jobs, cached=not no_cache)
     _report(results, json, html, csv, csv_jobs, tuned=bool(tuned))
 
@@ -277,78 +284,20 @@ def _check_files(json: bool, *files: Path | None) -> None:
             output.check_writable(file)
 
 
-def _tell_of_seeds(seeds: Sequence[int], experiments: Sequence[Experiment]) -> None:
-    """Tell the user if the seeds make no difference."""
-
-    def has_errors(experiment: Experiment) -> bool:
-        physics = experiment.physics
-        of_memory = physics.estimate_error and experiment.estimator != "none"
-        return bool(of_memory or physics.duration_error)
-
-    if len(set(seeds)) > 1 and not any(map(has_errors, experiments)):
-        output.note(
-            "the seeds make no difference, since estimates have no errors: see --estimator and"
-            " --set physics.estimate_error or physics.duration_error."
-            " For another workload, change the seed of the trace, as in generate:NAME?seed=1"
-        )
-
-
-def _tell_of_pairs(base: Experiment) -> None:
-    """Note how much of the trace a file of measured pairs covers."""
-    from carmad.core.types import Mode
-    from carmad.sim import interference as models
-
-    model = models.make(base.interference)
-    if isinstance(model, models.Measured):
-        mode = Mode.MPS if base.settings.collocation.mps else Mode.STREAMS
-        known, asked = model.coverage((task.load for task in base.trace.tasks), mode)
-        if known < asked or not asked:
-            _, _, file = base.interference.partition(":")
-            output.note(
-                f"{known:,} of {asked:,} models of the trace, at their batch sizes, have pairs"
-                f" measured under {mode.value} in {file}; for the others: learned"
-            )
-
-
-def _tell_of_too_large(base: Experiment) -> None:
-    nodes, tasks = base.cluster.nodes, base.trace.tasks
-    gpus = max(1, sum(node.gpus for node in nodes if not node.instances))
-    if wide := [task for task in tasks if task.gpus > gpus]:
-        most = max(wide, key=lambda task: task.gpus)
-        whole = math.ceil(most.gpus / OF_A_NODE)
-        shape = f"{most.gpus}x" if whole == 1 else f"{whole}x{OF_A_NODE}x"
-        output.note(
-            f"jobs that want more GPUs than there are: {len(wide):,}; the largest,"
-            f" {clean(most.name)}, wants {most.gpus}: --gpus {shape}{nodes[0].kind.name}"
-        )
-    mib = max(unit.memory_mib for node in nodes for unit in node.units)
-    if big := [task for task in tasks if task.load.memory_mib > mib]:
-        most = max(big, key=lambda task: task.load.memory_mib)
-        output.note(
-            f"jobs that want more memory than any GPU has: {len(big):,}; the largest,"
-            f" {clean(most.name)}, wants {most.load.memory_mib:,} MiB"
-        )
-
-
 # -- running and reporting
 
 
 def _swept(
     experiments: Sequence[Experiment], jobs: int | None, cached: bool
 ) -> list[tuple[Experiment, Outcome]]:
-    from rich.console import Console
-    from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TimeElapsedColumn
-
     from carmad.sim.cache import Cache
     from carmad.sim.sweep import sweep
+    from cli import progress
 
     cache = Cache(Path(paths.user_cache_dir()) / "simulations") if cached else None
     processes = jobs or len(os.sched_getaffinity(0))
-    columns = (SpinnerColumn(), "simulated", MofNCompleteColumn(), TimeElapsedColumn())
-    screen = Console(stderr=True)
-    hidden = not sys.stderr.isatty()
-    with Progress(*columns, console=screen, transient=True, disable=hidden) as progress:
-        return list(progress.track(sweep(experiments, processes, cache), total=len(experiments)))
+    with progress.shown(len(experiments)) as watch:
+        return list(sweep(experiments, processes, cache, watch))
 
 
 def _report(

@@ -71,6 +71,7 @@ def report_step(
     """Report how long a training step of a running job takes, and its parts.
 
     Castor uses it to decide how far to split batches, Cuckoo to choose which jobs share a GPU.
+    Reports alone and beside another job together show how much the two slow each other.
     """
     if job is None:
         raise Usage("which job?", "Give its id; inside a job, CARMA_JOB_ID is used.")

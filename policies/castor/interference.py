@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from importlib.resources import files
+from typing import Protocol
 
 from carmad.models.boosted import Stage
-from carmad.plugin import Boosted, Job, Model, Profile
+from carmad.plugin import Boosted, Job, Loaded, View, beside
 from policies.castor.pairing import Ratios
+from policies.memory import peak_mib
 
 NAME = "interference"  # of the trained model
 REMEMBERED = 65_536  # pairs
 
-# The ratios of a running job and of one that would join it on GPUs with this many MiB, both of
-# which have a profile; the trained models are the last argument.
-Interference = Callable[[Job, Job, int, Mapping[str, Model]], Ratios]
+
+class Interference(Protocol):
+    """The ratios of a running job and of one beside it on GPUs with this many MiB, both of which
+    have a profile."""
+
+    def __call__(
+        self, running: Job, new: Job, memory_mib: int, view: View, passes: int | None = None
+    ) -> Ratios:
+        """`passes`: of the new job, if it has yet to start."""
+        ...
 
 
 class Predicted:
@@ -32,39 +40,37 @@ class Predicted:
         self._known: dict[tuple[int, ...], tuple[Ratios, object]] = {}
 
     def __call__(
-        self, running: Job, new: Job, memory_mib: int, models: Mapping[str, Model]
+        self, running: Job, new: Job, memory_mib: int, view: View, passes: int | None = None
     ) -> Ratios:
         one, other = running.profile, new.profile
         assert one is not None and other is not None
-        trained = models.get(NAME)
+        trained = view.models.get(NAME)
         model = trained if isinstance(trained, Boosted) else self._shipped
-        peaks = one.peak_mib, other.peak_mib, memory_mib
-        pair = id(one.indicators), id(other.indicators), *peaks, id(model)
+        mps = view.settings.collocation.mps
+        peaks = (
+            peak_mib(running, running.accumulation),
+            peak_mib(new, new.accumulation if passes is None else passes),
+        )
+        pair = id(one.indicators), id(other.indicators), *peaks, memory_mib, mps, id(model)
         known = self._known.get(pair)
         if known is None:
             if len(self._known) >= REMEMBERED:
                 self._known.clear()
-            known = ratios(model, one, other, memory_mib), (one.indicators, other.indicators, model)
+            here, there = (
+                Loaded(profile.indicators, mib / memory_mib)
+                for profile, mib in zip((one, other), peaks, strict=True)
+            )
+            known = ratios(model, here, there, mps), (one.indicators, other.indicators, model)
             self._known[pair] = known
         return known[0]
 
 
-def ratios(model: Boosted, running: Profile, new: Profile, memory_mib: int) -> Ratios:
+def ratios(model: Boosted, running: Loaded, new: Loaded, mps: bool) -> Ratios:
     """Both at least 1: sharing never speeds a job up, whatever a model extrapolates."""
-    return _ratio(model, running, new, memory_mib), _ratio(model, new, running, memory_mib)
-
-
-def _ratio(model: Boosted, own: Profile, other: Profile, memory_mib: int) -> float:
-    named = (*_features("own", own, memory_mib), *_features("other", other, memory_mib))
-    return max(1.0, model.predict(dict(named)))
-
-
-def _features(whose: str, profile: Profile, memory_mib: int) -> Iterator[tuple[str, float]]:
-    """The features, as in `carmad.learning.interference`."""
-    for indicator in profile.indicators:
-        yield f"{whose}.{indicator.name}.mean", indicator.mean
-        yield f"{whose}.{indicator.name}.variance", indicator.variance
-    yield f"{whose}.memory.share", profile.peak_mib / memory_mib
+    return (
+        max(1.0, model.predict(beside(running, new, mps))),
+        max(1.0, model.predict(beside(new, running, mps))),
+    )
 
 
 @cache

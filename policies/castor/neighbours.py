@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from carmad.plugin import GpuView, Job, View
 from policies.castor.pairing import accumulations
+from policies.castor.progress import Worked
 from policies.castor.steps import StepModel
 
 # A job that has outlived its prediction is assumed to have this share of its run time left: if it
@@ -22,7 +23,7 @@ class Neighbour(NamedTuple):
     gpus: tuple[GpuView, ...]
 
 
-def neighbours(view: View) -> tuple[Neighbour, ...]:
+def neighbours(view: View, worked: Worked) -> tuple[Neighbour, ...]:
     """Running jobs whose slowdown can be predicted, in the order of their first GPUs."""
     alone: dict[int, list[GpuView]] = {}
     for gpu in view.gpus:
@@ -32,7 +33,8 @@ def neighbours(view: View) -> tuple[Neighbour, ...]:
     for gpus in alone.values():
         job = gpus[0].residents[0]
         gpus.sort(key=lambda gpu: -gpu.free_mib)
-        found.append(Neighbour(job, left_s(job, view.now), tuple(gpus)))
+        worked_s = worked.get(job.id, job.served_s)
+        found.append(Neighbour(job, left_s(job, worked_s), tuple(gpus)))
     return tuple(found)
 
 
@@ -51,20 +53,15 @@ def steps(job: Job) -> StepModel:
     return StepModel.told(job.steps, batch(job)) or StepModel.assumed(1.0, batch(job))
 
 
-def left_s(job: Job, now: float) -> float:
-    """Its remaining run time alone, given the slowdown by its accumulation, which stays; infinite
-    without a prediction, 0 once it was told to stop.
-
-    Its past run time counts in full: its progress while sharing is not known. So the remaining time
-    of a job that was slowed down is underestimated.
-    """
+def left_s(job: Job, worked_s: float) -> float:
+    """Its remaining run time alone after `worked_s` alone, given the slowdown by its accumulation,
+    which stays; infinite without a prediction, 0 once it was told to stop."""
     if job.expected_s is None:
         return math.inf
     if job.stop is not None:
         return 0.0
     whole_s = job.expected_s * steps(job).slowdown(batch(job), job.accumulation)
-    attained_s = job.attained_s(now)
-    return whole_s - attained_s if attained_s < whole_s else OVERRUN * attained_s
+    return whole_s - worked_s if worked_s < whole_s else OVERRUN * worked_s
 
 
 def batch(job: Job) -> int:

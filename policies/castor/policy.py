@@ -21,6 +21,7 @@ from carmad.plugin import (
     Placement,
     Proposal,
     Reason,
+    Remember,
     Settings,
     Verdict,
     View,
@@ -28,6 +29,7 @@ from carmad.plugin import (
 from policies.builtin import in_order
 from policies.castor.interference import Predicted, shipped
 from policies.castor.neighbours import left_s, unknown
+from policies.castor.progress import Worked, paces, remembered
 from policies.castor.sharing import Newcomer, Room, Sharing, look, newcomer
 from policies.filters import fits_memory, unoccupied
 from policies.profiling import profiled, set_aside
@@ -47,12 +49,24 @@ class Castor:
     sharing: Sharing
 
     def order(self, job: Job) -> float:
-        return left_s(job, job.submitted_at)
+        return left_s(job, job.served_s)
 
     def plan(self, view: View) -> tuple[Proposal, ...]:
+        if not view.queue:
+            return ()
+        worked = remembered(view).worked(view)
+        plan = self._plan(view, worked)
+        waiting = {job.id: job for job in view.queue}
+        for placed in plan:
+            if placed.gpus:
+                job, passes = waiting[placed.job], placed.accumulation
+                view = view.with_placement(job, placed.gpus, placed.profiling, passes)
+        return (*plan, Remember(paces(view, worked, self.sharing.interference)))
+
+    def _plan(self, view: View, worked: Worked) -> tuple[Placement, ...]:
         aside = set_aside(view)
         if not aside.own:
-            return self._places(view, view.queue)
+            return self._places(view, view.queue, worked)
         new: list[Job] = []
         known: list[Job] = []
         for job in view.queue:
@@ -62,17 +76,17 @@ class Castor:
         most = len(view.node_of) - len(aside.own)
         plan = (
             *self._profiles(profiler, new, aside.run_s),
-            *self._places(main, [job for job in known if job.spec.gpus <= most]),
+            *self._places(main, [job for job in known if job.spec.gpus <= most], worked),
         )
         # A job that needs more than the other GPUs may use all, or it could never start.
         wide = [job for job in known if job.spec.gpus > most]
         if any(placement.gpus for placement in plan):
             return plan
-        return (*plan, *self._places(view, wide))
+        return (*plan, *self._places(view, wide, worked))
 
     def _profiles(self, view: View, jobs: Sequence[Job], run_s: float) -> Iterator[Placement]:
         """Profiling runs on the reserved GPUs: each job that fits, in queue order."""
-        free = len(look(view).idle)
+        free = len(look(view, {}).idle)
         for job in jobs:
             placement = self.unshared.place(job, view)
             if placement.gpus:
@@ -84,10 +98,10 @@ class Castor:
                 placement = replace(placement, reasons=(wait,))
             yield placement
 
-    def _places(self, view: View, jobs: Sequence[Job]) -> tuple[Placement, ...]:
+    def _places(self, view: View, jobs: Sequence[Job], worked: Worked) -> tuple[Placement, ...]:
         """Tries each job in turn while there are GPUs left."""
         plan: list[Placement] = []
-        room, waiting = look(view), 0
+        room, waiting = look(view, worked), 0
         for job in jobs:
             if waiting >= (TURNS if room.idle or room.neighbours else EXPLAINED):
                 break
@@ -98,7 +112,8 @@ class Castor:
                 waiting += 1
             elif job is not jobs[-1]:
                 profiling, passes = placement.profiling, placement.accumulation
-                room = look(room.view.with_placement(job, placement.gpus, profiling, passes))
+                view = room.view.with_placement(job, placement.gpus, profiling, passes)
+                room = look(view, worked)
         return tuple(plan)
 
     def _turn(self, job: Job, room: Room, explain: bool) -> Placement:
@@ -126,7 +141,7 @@ class Castor:
     def _beside(self, new: Newcomer, room: Room) -> Placement | None:
         """A placement on neighbours' GPUs, and on idle ones for the rest."""
         choice = self.sharing.choose(new, room)
-        if choice is None:
+        if choice is None or len(choice.gpus) + len(room.idle) < new.wanted.gpus:
             return None
         job, verdicts = new.job, self._verdicts(new.job, new, room)
         idle = {gpu.id for gpu in room.idle}

@@ -7,7 +7,7 @@ Where the listing and its text leave something open:
 - With several neighbours the job has one accumulation, the largest that any of them requires, and
   the worst of its ratios; each of the pairs must still gain with these.
 - A sub-batch fits if the GPU's free memory is enough for the estimated or measured need.
-- Ratios do not depend on how a batch is split: no model covers that.
+- How a batch is split changes the ratios through its memory alone: no model covers more.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from policies.castor.neighbours import (
     unknown,
 )
 from policies.castor.pairing import Ratios, Start, accumulations, at_once, best_split, ends, later
+from policies.castor.progress import Worked
 from policies.filters import min_free
 from policies.memory import lacking, need_mib
 
@@ -53,9 +54,9 @@ class Room(NamedTuple):
     neighbours: tuple[Neighbour, ...]
 
 
-def look(view: View) -> Room:
+def look(view: View, worked: Worked) -> Room:
     unoccupied = tuple(gpu for gpu in view.gpus if idle(gpu, view.settings) is None)
-    return Room(view, unoccupied, neighbours(view))
+    return Room(view, unoccupied, neighbours(view, worked))
 
 
 class Newcomer(NamedTuple):
@@ -72,7 +73,7 @@ def newcomer(job: Job, view: View) -> Newcomer | None:
     wanted = view.demand(job)
     if wanted.alone or unknown(job):
         return None
-    return Newcomer(job, wanted, left_s(job, view.now), need_mib(job, most_passes(job)))
+    return Newcomer(job, wanted, left_s(job, job.served_s), need_mib(job, most_passes(job)))
 
 
 class Pair(NamedTuple):
@@ -80,7 +81,6 @@ class Pair(NamedTuple):
 
     neighbour: Neighbour
     gpus: tuple[GpuView, ...]
-    ratios: Ratios
     start: Start
 
 
@@ -99,6 +99,8 @@ class Sharing:
         """Neighbours in order of their pairs' mean completion times, until the job has enough GPUs.
         None if there is no gain with any of them."""
         view, wanted = room.view, new.wanted.gpus
+        if len(room.idle) + sum(len(each.gpus) for each in room.neighbours) < wanted:
+            return None
         pairs = [pair for each in room.neighbours if (pair := self._gaining(new, each, view))]
         pairs.sort(key=lambda pair: pair.start.pair_jct_s)
         chosen: list[Pair] = []
@@ -110,7 +112,7 @@ class Sharing:
         if not chosen:
             return None
         passes = max(pair.start.accumulation for pair in chosen)
-        benefits = _together(new, chosen, passes)
+        benefits = self._together(new, chosen, passes, view)
         if benefits is None:
             return None
         return Choice(tuple(gpus), passes, (*benefits, *_split(new.job, passes)))
@@ -124,12 +126,13 @@ class Sharing:
         known = {gpu.id: each for each in room.neighbours for gpu in each.gpus}
         with_neighbours = {view.node_of[gpu] for gpu in known}
         found: list[Verdict] = []
+        judged: dict[object, Pair] = {}
         for place, node in enumerate(view.nodes):
             idle = alone[len(found) : len(found) + len(node.gpus)]
             if place in with_neighbours:
-                found += self._of_node(new, node, idle, known, view)
+                found += self._of_node(new, node, idle, known, judged, view)
             else:
-                found += node.memo.recall(question, self._of_node, new, node, idle, {}, view)
+                found += node.memo.recall(question, self._of_node, new, node, idle, {}, {}, view)
         return tuple(found)
 
     def _of_node(
@@ -138,26 +141,38 @@ class Sharing:
         node: NodeView,
         idle: Sequence[Verdict],
         known: Mapping[GpuId, Neighbour],
+        judged: dict[object, Pair],
         view: View,
     ) -> list[Verdict]:
+        """`judged` has the pairs so far: all GPUs of a neighbour with as much memory are alike."""
         found = []
         for gpu, verdict in zip(node.gpus, idle, strict=True):
             if neighbour := known.get(gpu.id):
-                verdict = self._verdict(new, neighbour, gpu, view)
+                verdict = self._verdict(new, neighbour, gpu, judged, view)
             elif gpu.residents:
                 verdict = Verdict(gpu.id, self._closed(new, gpu, view))
             found.append(verdict)
         return found
 
-    def _verdict(self, new: Newcomer, neighbour: Neighbour, gpu: GpuView, view: View) -> Verdict:
+    def _verdict(
+        self,
+        new: Newcomer,
+        neighbour: Neighbour,
+        gpu: GpuView,
+        judged: dict[object, Pair],
+        view: View,
+    ) -> Verdict:
         """Ranked by the pair's mean completion time."""
         if refused := self._refusals(new, gpu, view):
             return Verdict(gpu.id, refused)
-        pair = self._pair(new, neighbour, (gpu,), view)
+        alike = neighbour.job.id, gpu.free_mib, gpu.gpu.memory_mib
+        pair = judged.get(alike)
+        if pair is None:
+            pair = judged[alike] = self._pair(new, neighbour, (gpu,), view)
         if pair.start.share:
             return Verdict(gpu.id, rank=pair.start.pair_jct_s)
         passes = self._fewest(new.job, (gpu,))
-        both = _at_once(new, neighbour, pair.ratios, passes)
+        both = _at_once(new, neighbour, self._ratios(new, neighbour, passes, view), passes)
         return Verdict(gpu.id, (_reason("no_benefit", new, neighbour, both),))
 
     def _closed(self, new: Newcomer, gpu: GpuView, view: View) -> tuple[Reason, ...]:
@@ -175,10 +190,10 @@ class Sharing:
         """Lines 11 and 12."""
         if neighbour.gpus[0].free_mib < new.least_mib:
             return None
-        # First theorem 1 with the whole batch, which is quick: splitting only slows the job down.
-        ratios = self._ratios(new, neighbour, view)
-        if sum(ends(neighbour.left_s, new.left_s, ratios, 0.0)) >= _waiting_s(new, neighbour):
-            return None
+        if batch(new.job) == 1:  # first theorem 1 alone, which is quick
+            ratios = self._ratios(new, neighbour, 1, view)
+            if sum(ends(neighbour.left_s, new.left_s, ratios, 0.0)) >= _waiting_s(new, neighbour):
+                return None
         fit = (gpu for gpu in neighbour.gpus if not self._refusals(new, gpu, view))
         gpus = tuple(islice(fit, new.wanted.gpus))
         if not gpus:
@@ -189,23 +204,36 @@ class Sharing:
     def _pair(
         self, new: Newcomer, neighbour: Neighbour, gpus: tuple[GpuView, ...], view: View
     ) -> Pair:
-        """Algorithm 2. As the ratios are the same for all sub-batches, the largest one that fits is
-        best, and the others need not be tried."""
-        ratios = self._ratios(new, neighbour, view)
-        fewest = self._fewest(new.job, gpus)
+        """Algorithm 2."""
+        job = new.job
         start = best_split(
             neighbour.left_s,
             new.left_s,
-            batch(new.job),
-            steps(new.job),
-            ratios=lambda passes: ratios,
-            fits=lambda passes: passes == fewest,
+            batch(job),
+            steps(job),
+            ratios=lambda passes: self._ratios(new, neighbour, passes, view),
+            fits=lambda passes: self._fit(need_mib(job, passes), job, gpus),
         )
-        return Pair(neighbour, gpus, ratios, start)
+        return Pair(neighbour, gpus, start)
 
-    def _ratios(self, new: Newcomer, neighbour: Neighbour, view: View) -> Ratios:
+    def _ratios(self, new: Newcomer, neighbour: Neighbour, passes: int, view: View) -> Ratios:
         memory_mib = neighbour.gpus[0].gpu.memory_mib
-        return self.interference(neighbour.job, new.job, memory_mib, view.models)
+        return self.interference(neighbour.job, new.job, memory_mib, view, passes)
+
+    def _together(
+        self, new: Newcomer, pairs: Sequence[Pair], passes: int, view: View
+    ) -> tuple[Reason, ...] | None:
+        """The gain with each neighbour; None if one has none with the passes that others require.
+        The job goes at the pace of the GPU that slows it most."""
+        ratios = [self._ratios(new, pair.neighbour, passes, view) for pair in pairs]
+        worst = max(own for _, own in ratios)
+        benefits = []
+        for pair, (ratio, _) in zip(pairs, ratios, strict=True):
+            both = _at_once(new, pair.neighbour, (ratio, worst), passes)
+            if 2 * both.pair_jct_s >= _waiting_s(new, pair.neighbour):
+                return None
+            benefits.append(_reason("sharing_benefit", new, pair.neighbour, both))
+        return tuple(benefits)
 
     def _refusals(self, new: Newcomer, gpu: GpuView, view: View) -> tuple[Reason, ...]:
         question = (self, new.wanted)
@@ -225,18 +253,6 @@ class Sharing:
 
     def _fit(self, need: int, job: Job, gpus: Sequence[GpuView]) -> bool:
         return not any(lacking(need, job, gpu, self.conditions) for gpu in gpus)
-
-
-def _together(new: Newcomer, pairs: Sequence[Pair], passes: int) -> tuple[Reason, ...] | None:
-    """The gain with each neighbour; None if one has none with the passes that others require."""
-    worst = max(pair.ratios[1] for pair in pairs)
-    benefits = []
-    for neighbour, _, (ratio, _), _ in pairs:
-        both = _at_once(new, neighbour, (ratio, worst), passes)
-        if 2 * both.pair_jct_s >= _waiting_s(new, neighbour):
-            return None
-        benefits.append(_reason("sharing_benefit", new, neighbour, both))
-    return tuple(benefits)
 
 
 def _at_once(new: Newcomer, neighbour: Neighbour, ratios: Ratios, passes: int) -> Start:

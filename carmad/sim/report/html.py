@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from carmad.errors import CarmaError
 from carmad.readable import clean
 from carmad.sim.report.measures import SIMULATOR
-from carmad.sim.report.rows import caveat, rows
+from carmad.sim.report.rows import notes, rows
 from carmad.sim.report.runs import Run
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def page(runs: Sequence[Run], made_at: str = "") -> str:
         title=f"CARMA: {_told(runs, _trace)}, simulated",
         about=_about(runs, made_at),
         runs=runs,
-        caveat=caveat(runs),
+        notes=notes(runs),
         colours=[colour(n) for n in range(len(runs))],
         groups=_grouped(found, lambda row: row.measure.group),
         sections=_grouped(charts(runs), lambda chart: chart.section),

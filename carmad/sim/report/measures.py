@@ -59,7 +59,7 @@ _STATISTICS = {  # of a Spread, with their labels
     "p999": "p99.9",
     "worst": "worst",
 }
-_MOST = ("mean", "median", "p95", "p999")
+_MOST = ("mean", "median", "p95", "p99", "p999")
 _TAIL = ("mean", "p95", "worst")
 
 
@@ -193,6 +193,15 @@ _JOBS = (
         "unfinished", "Jobs", "unfinished", "jobs", "lower", "never ended, or ended otherwise", True
     ),
     _one("preemptions", "Jobs", "preemptions", "", "lower", "attempts ended by the policy", True),
+    _one("shared", "Jobs", "shared a GPU", "jobs", "", "were on a GPU together with another job"),
+    _one(
+        "profiled",
+        "Jobs",
+        "profile known",
+        "jobs",
+        "",
+        "started with a profile, from an earlier run of the same job or their own profiling run",
+    ),
     _one("deadlines", "Jobs", "with deadline", "jobs", "", "with a deadline", True),
     _one("deadlines_met", "Jobs", "deadlines met", "share", "higher", "of jobs with a deadline"),
 )

@@ -42,17 +42,27 @@ def rows(runs: Sequence[Run]) -> tuple[Row, ...]:
     return tuple(found)
 
 
-def caveat(runs: Sequence[Run]) -> str:
-    """Runs for which some rows have no best, change or value, and why; "" if there are none."""
+def notes(runs: Sequence[Run]) -> tuple[str, ...]:
+    """What the figures of some runs do not show by themselves, and which runs."""
+    unshared = [run for run in runs if not run.figures.shared]
     told = {
         "time, energy and fairness are not compared if fewer jobs finished": [
-            run.name for run in runs if not _did_most(run, runs)
+            run for run in runs if not _did_most(run, runs)
         ],
         "there is no makespan, nor anything derived from it, if some jobs never end": [
-            run.name for run in runs if run.figures.makespan_s is None
+            run for run in runs if run.figures.makespan_s is None
+        ],
+        "no GPU was shared": unshared,
+        "no job started with a known profile, and a policy that needs one does not share": [
+            run for run in unshared if run.figures.profiled == 0
+        ],
+        "no job could be preempted (limits.preemption is off)": [
+            run for run in runs if "preemption_off" in run.outcome.reasons
         ],
     }
-    return "; ".join(f"{why}: {', '.join(names)}" for why, names in told.items() if names)
+    return tuple(
+        f"{why}: {', '.join(run.name for run in these)}" for why, these in told.items() if these
+    )
 
 
 def _did_most(run: Run, runs: Sequence[Run]) -> bool:

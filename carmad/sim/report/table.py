@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from carmad.sim.report.rows import Cell, Row, caveat, rows
+from carmad.sim.report.rows import Cell, Row, notes, rows
 from carmad.sim.report.runs import Run
 
 _GAP = 2
 _BEST = "*"  # visible without colour, too
 _LONGEST_NAME = 24
 _MOST_COLUMNS = 8  # with more runs, each has a line
-_OVERVIEW = (
-    *("makespan_s", "jct_mean_s", "jct_p999_s", "wait_mean_s", "gpus_busy", "energy_mj"),
-    *("finished", "oom_crashes", "preemptions", "deadlines_met", "slowdown_mean"),
+_OVERVIEW = (  # the most important first: what does not fit goes to another table
+    *("makespan_s", "jct_mean_s", "jct_p99_s", "wait_mean_s", "wait_p99_s", "energy_mj"),
+    *("oom_crashes", "finished", "preemptions", "deadlines_met", "slowdown_mean", "gpus_busy"),
 )
 
 
@@ -30,29 +30,36 @@ def comparison(runs: Sequence[Run]) -> Comparison | Overview:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """Many runs in one table, rendered by rich, with the most important measures."""
+    """Many runs, a line each, rendered by rich, with the most important measures.
+
+    If these do not all fit, another table follows with the rest.
+    """
 
     runs: Sequence[Run]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        found = [row for row in rows(self.runs) if row.measure.key in _OVERVIEW]
-        table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+        by_key = {row.measure.key: row for row in rows(self.runs)}
+        left = [by_key[key] for key in _OVERVIEW if key in by_key]
+        names = max(cell_len(run.name) for run in self.runs)
+        while left:
+            room = options.max_width - names
+            ends = accumulate(_width(row) + 1 for row in left)
+            fitting = max(1, sum(end <= room for end in ends))
+            yield self._table(left[:fitting])
+            left = left[fitting:]
+        yield from _footer(self.runs, "all figures: --csv, --html")
+
+    def _table(self, found: Sequence[Row]) -> Table:
+        table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
         table.add_column("", no_wrap=True)
+        lines = max(len(_title(row)) for row in found)
         for row in found:
-            title = Text(row.measure.label)
-            title.append(f"\n{row.unit}", style="not bold dim")
-            table.add_column(title, justify="right")
+            title = Text("\n".join(_title(row)))
+            title.append("\n" * (1 + lines - len(_title(row))) + row.unit, style="not bold dim")
+            table.add_column(title, justify="right", no_wrap=True)
         for n, run in enumerate(self.runs):
-            cells = [row.cells[n] for row in found]
-            marked = (
-                Text(f"{cell.text}{_BEST}", style="bold green") if cell.best else f"{cell.text} "
-                for cell in cells
-            )
-            table.add_row(run.name, *marked)
-        yield table
-        yield Text(f"{_BEST} best of all runs; all figures: --csv, --html", style="dim")
-        if note := caveat(self.runs):
-            yield Text(note, style="dim")
+            table.add_row(run.name, *(_marked(row.cells[n]) for row in found))
+        return table
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +83,29 @@ class Comparison:
         for block in _blocks(columns, room):
             yield _table(found, block)
             yield Text()
-        if len(columns) > 1:
-            yield Text(f"{_BEST} best of all runs; changes against {columns[0].name}", style="dim")
-        if note := caveat(self.runs):
-            yield Text(note, style="dim")
+        yield from _footer(self.runs, f"changes against {columns[0].name}")
+
+
+def _footer(runs: Sequence[Run], more: str) -> Iterator[Text]:
+    if len(runs) > 1:
+        yield Text(f"{_BEST} best of all runs; {more}", style="dim")
+    for note in notes(runs):
+        yield Text(note, style="dim")
+
+
+def _title(row: Row) -> list[str]:
+    """A word per line."""
+    return row.measure.label.split()
+
+
+def _marked(cell: Cell) -> Text:
+    return Text(f"{cell.text}{_BEST}", style="bold green") if cell.best else Text(f"{cell.text} ")
+
+
+def _width(row: Row) -> int:
+    """Of its column in an overview."""
+    cells = (_marked(cell).plain for cell in row.cells)
+    return max(map(cell_len, (*_title(row), row.unit, *cells)))
 
 
 class _Column:

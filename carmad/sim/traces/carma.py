@@ -41,9 +41,14 @@ def read(path: Path) -> Trace:
         table = path.with_name("tasks.csv")
         columns, submit_column, to_task = _TABLE_4, "submit_s", _of_table_4
     try:
-        tasks = {row.text("task"): row for row in read_rows(table, columns)}
+        rows = [(row.text("task"), row) for row in read_rows(table, columns)]
     except Unusable as error:
         raise CarmaError(f"{table}: a row {error}") from None
+    tasks = dict(rows)
+    for name, row in rows:
+        if tasks[name] is not row:
+            lines = f"lines {row.line} and {tasks[name].line}"
+            raise CarmaError(f"{table} has two tasks called {name!r}: {lines}", "rename one")
     made = partial(_task, tasks=tasks, table=table.name, at=submit_column, to_task=to_task)
     return collect(f"carma-{path.stem}", read_rows(path, (submit_column, "task")), made)
 

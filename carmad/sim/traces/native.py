@@ -138,6 +138,8 @@ def _task(row: Row) -> Task:
     of_task: dict[str, Any] = {}
     of_load: dict[str, Any] = {}
     estimates: list[tuple[str, int]] = []
+    if not row.text("name"):
+        raise Unusable("has no name")
     for column in row.where:
         reader = _READERS.get(column, Row.whole)
         if row.text(column) == "" and reader is not Row.text and column not in _REQUIRED:

@@ -14,7 +14,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from carmad.errors import CarmaError
+from carmad.options import MAX_TIME_S
 from carmad.sim.task import Rejected, Task, Trace
+
+LATEST_S = 1e10  # Unix time in the year 2286
 
 
 class Unusable(Exception):
@@ -159,6 +162,10 @@ def check(task: Task) -> None:
     ):
         if value is not None and value <= 0:
             raise Unusable(f"{what} is {value:g}, but must be more than 0")
+        if value is not None and what.endswith("_s") and value > MAX_TIME_S:
+            raise Unusable(f"{what} is {value:g}, but must be at most 10 years")
+    if abs(task.submit_s) > LATEST_S:
+        raise Unusable(f"submit_s is {task.submit_s:g}, but must be at most {LATEST_S:g}")
     if task.iteration_s < 0:
         raise Unusable(f"iteration_s is {task.iteration_s:g}, but must be 0 or more")
     if task.layout and task.layout.gpus != task.gpus:
