@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carmad import registry
-from carmad.config import Collocation, Limits, Preconditions, Profiling, Settings
+from carmad.config import Collocation, Limits, Links, Preconditions, Profiling, Settings
 from carmad.core.types import (
     Cause,
     Estimate,
@@ -36,6 +36,7 @@ from policies.cuckoo.planning import (
     NEVER,
     Groups,
     Slot,
+    Slots,
     Window,
     costs,
     earliest_deadline_first,
@@ -43,7 +44,7 @@ from policies.cuckoo.planning import (
     first_slots,
     min_cost,
 )
-from policies.cuckoo.policy import cuckoo
+from policies.cuckoo.policy import TOLD, cuckoo
 from policies.cuckoo.settings import CuckooSettings
 from policies.cuckoo.stages import FORWARD, Speeds, known
 from policies.cuckoo.value import ddl_values, total_values
@@ -200,10 +201,11 @@ TABLE_6 = {  # cost by GPU and order
 
 
 def test_table_6_and_its_optimum():
-    slots = [Slot(0, 1, 0), Slot(0, 2, 2.5), Slot(1, 1, 0), Slot(1, 2, 3.5)]
-    assert sorted(first_slots(TABLE_5, A_AND_B, 2)) == slots
+    slots = first_slots(TABLE_5, A_AND_B)
+    found = [Slot(*each) for each in zip(*slots, strict=True)]
+    assert found == [Slot(0, 1, 0), Slot(0, 2, 2.5), Slot(1, 1, 0), Slot(1, 2, 3.5)]
     cells = costs(TABLE_5, A_AND_B, slots)
-    for column, slot in enumerate(slots):
+    for column, slot in enumerate(found):
         assert tuple(cells[:, column]) == TABLE_6[slot.window, slot.order]
     assert [slot[:2] for slot in min_cost(TABLE_5, A_AND_B)] == [(0, 1), (1, 1)]
 
@@ -250,8 +252,7 @@ def test_a_place_goes_to_who_is_late_without_it():
     assert [slot and slot.order for slot in first_in_first_out(groups, place)] == [1, None]
 
 
-def test_however_many_want_the_few_places_none_is_passed_over(monkeypatch):
-    monkeypatch.setattr("policies.cuckoo.planning.EXACT", 1)
+def test_however_many_want_the_few_places_none_is_passed_over():
     groups = groups_of([[3.0], [2.0], [1.0]], [9, 8, 7], windows=1)
     planned = min_cost(groups, [Window(0, end_s=NEVER)])
     assert [slot is not None for slot in planned] == [False, False, True]
@@ -272,7 +273,7 @@ def test_no_other_assignment_costs_less(jobs, begins):
         Slot(n, order, windows[n].begin_s + (order - 1) * average[n])
         for n, order in product((0, 1), range(1, len(jobs) + 1))
     ]
-    cells = costs(groups, windows, slots)
+    cells = costs(groups, windows, Slots(*map(np.array, zip(*slots, strict=True))))
     least = min(
         sum(cells[row, column] for row, column in enumerate(chosen))
         for chosen in permutations(range(len(slots)), len(jobs))
@@ -281,18 +282,14 @@ def test_no_other_assignment_costs_less(jobs, begins):
     assert sum(cells[row, column] for row, column in enumerate(chosen)) <= least + 1e-2
 
 
-def test_a_long_line_is_planned_in_full(monkeypatch):
-    monkeypatch.setattr("policies.cuckoo.planning.EXACT", 3)
-    groups = groups_of([[1.0, 1.0]] * 9, [9 - n for n in range(9)])
-    slots = min_cost(groups, A_AND_B)
-    assert len({slot[:2] for slot in slots}) == 9
-    assert sorted(slots[n].order for n in (6, 7, 8)) == [1, 1, 2], "those that have to begin first"
-    assert [slot.order for slot in slots[:6]] == sorted((s.order for s in slots[:6]), reverse=True)
-    assert cells_finite(groups, slots)
-
-
-def cells_finite(groups, slots):
-    return (np.diag(costs(groups, A_AND_B, slots)) < NEVER).all()
+@given(st.integers(1, 40), st.integers(1, 12), st.floats(0.0, 9.0))
+def test_slots_are_as_many_as_groups_and_a_few_more(count, windows, time_s):
+    """Also if all groups take no time at all, and all slots end at once."""
+    groups = groups_of([[time_s]] * count, [9] * count, windows=windows)
+    there = [Window(0, begin_s=n % 3) for n in range(windows)]
+    slots = first_slots(groups, there)
+    assert count <= len(slots.window) <= min(count * windows, 1.5 * count + 1 + 2 * windows)
+    assert {(n, 1) for n in range(windows)} <= set(zip(slots.window, slots.order, strict=True))
 
 
 # -- the stages of a job
@@ -332,16 +329,16 @@ def test_one_owner_s_slip_moves_nobody_else_s_plan():
 
 
 def test_an_iteration_of_next_to_no_time_is_not_known():
-    assert known(queued(1, stages=(StageTimes(1e-320, 0.0, 0.0),)), "a") == ()
+    assert known(queued(1, stages=(StageTimes(1e-320, 0.0, 0.0),)), "a", Links()) == ()
 
 
 def test_stages_from_utilisation():
     profile = Profile(200.0, 9_000, (Indicator("gpu_utilization", 0.6, 0.01),))
     job = queued(1, stages=(), profile=profile, steps=(StepTime(2, 9.0), StepTime(1, 5.0)))
-    (found,) = known(job, "a")
+    (found,) = known(job, "a", Links())
     assert found == StageTimes(2.0, pytest.approx(1.0), pytest.approx(2.0), gpu="a")
     assert found.forward_s / (found.forward_s + found.backward_s) == pytest.approx(FORWARD)
-    (assumed,) = known(replace(job, steps=()), "a")
+    (assumed,) = known(replace(job, steps=()), "a", Links())
     assert assumed.load_s == pytest.approx(0.4)
 
 
@@ -350,7 +347,7 @@ def test_stages_from_utilisation():
     [{}, {"profile": Profile(200.0, 9_000)}, {"stages": (StageTimes(0, 0, 0),)}],
 )
 def test_of_others_nothing_is_known(changes):
-    assert known(queued(1, **{"stages": (), **changes}), "a") == ()
+    assert known(queued(1, **{"stages": (), **changes}), "a", Links()) == ()
 
 
 # -- how long a job has left
@@ -741,19 +738,27 @@ def test_gpus_set_aside_are_for_profiling_and_nothing_else():
 def test_a_long_line_is_told_in_front():
     jobs = [queued(n, exclusive=True) for n in range(1, 151)]
     placements = plan(view_of(1, jobs))
-    assert len(placements) == 101 and placements[1].gpus
+    assert len(placements) == 1 + TOLD and placements[1].gpus
     assert sum(bool(p.verdicts) for p in placements.values()) == 5
     assert all(p.reasons for p in placements.values() if not p.gpus)
 
 
-def test_a_line_of_thousands_is_not_gone_through_to_its_end(monkeypatch):
-    monkeypatch.setattr("policies.cuckoo.policy.TURNS", 2)
-    jobs = [queued(n, exclusive=True) for n in range(1, 5)]
-    placements = plan(view_of(3, jobs))
-    assert where(placements) == {1: (0,), 2: (1,), 3: (), 4: ()}
-    never = [queued(n, wants=8) for n in range(5, 8)]
-    placements = plan(view_of(3, [*never, *jobs]))
-    assert placements[1].gpus and placements[2].gpus, "who can never start is no turn"
+@pytest.mark.parametrize("length", [100, 400])
+def test_a_line_of_thousands_is_not_gone_through_to_its_end(length, monkeypatch):
+    """What a plan weighs depends on the number of GPUs, not on how many jobs wait."""
+    weighed = []
+
+    def counted(groups, windows):
+        weighed.append(len(groups.time_s))
+        return min_cost(groups, windows)
+
+    wide = [queued(n, wants=2, exclusive=True) for n in range(1, length)]
+    jobs = [queued(n, exclusive=True) for n in range(length, 2 * length)]
+    never = [queued(n, wants=8) for n in range(2 * length, 3 * length)]
+    placements = plan(view_of(3, [*never, *wide, *jobs]), planner=counted)
+    assert weighed == [64, 64], "and who can never start is no turn"
+    assert where(placements)[1] == (0, 1) and where(placements)[length] == (2,)
+    assert len(placements) == 2 + TOLD
 
 
 # -- variants that the benchmark compares
