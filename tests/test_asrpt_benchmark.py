@@ -69,7 +69,7 @@ def test_the_line_is_held_or_not(monkeypatch: pytest.MonkeyPatch, policy: str, a
 
 
 @pytest.mark.parametrize(
-    ("policy", "gpus"), [("SPJF", [0, 1]), ("SPJF" + ADAPTIVE, [6, 7]), (PAPER, [6, 7])]
+    ("policy", "gpus"), [("SPJF", [0, 1]), ("SPJF" + ADAPTIVE, [6, 7]), (DEFAULT, [6, 7])]
 )
 def test_baselines_fill_servers_in_order_and_a_srpt_the_fullest_first(
     monkeypatch: pytest.MonkeyPatch, policy: str, gpus: list[int]

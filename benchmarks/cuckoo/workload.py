@@ -39,9 +39,9 @@ KINDS_THERE = ("A100-80GB", "RTX4090-24GB", "A10-24GB")
 REFERENCE = KINDS_THERE[0]
 MEASURED_ON = "V100-32GB"  # Muri's
 FORWARD_SHARE = 1 / 3  # of the GPU time
-# Durations, which are not published: log-normal, with the σ with which the variant that packs
-# nothing meets table 1's share of deadlines, and with the mean (s) of each seed with which it has table 1's
-# mean JCT. Nothing else was looked at.
+# Durations are not published. They are log-normal, with the σ with which the variant that packs
+# nothing meets table 1's share of deadlines in the median of the seeds, and with the mean (s) of
+# each seed with which it has table 1's mean JCT. Nothing else was looked at.
 SIGMA = 0.6
 MEANS_S = {
     "Muri": (484.0, 508.0, 506.0, 529.0, 520.0),

@@ -18,8 +18,6 @@ class CuckooSettings:
     """`policy = "cuckoo"` (Cuckoo paper, 3)."""
 
     weight: _Share = 0.6  # w: of a pair's efficiency; the rest is for close deadlines
-    # Who may join a running job: any job that gains, or only its partner in the queue, as in the
-    # paper.
-    joins: Joins = "any"
-    lambda_gpu: _Slowdown = 1.3  # λ: how much slower two jobs compute at the same time
-    lambda_network: _Slowdown = 2.0  # λ: how much slower they communicate at the same time
+    joins: Joins = "any"  # who may join a job: any that gains, or only its partner (the paper)
+    lambda_gpu: _Slowdown = 1.3  # λ: how many times as long two jobs take that compute at once
+    lambda_network: _Slowdown = 2.0  # λ: how many times as long if they communicate at once
