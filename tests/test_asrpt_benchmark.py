@@ -117,11 +117,13 @@ def test_the_page_has_every_figure_of_complete_results() -> None:
     found = [_result(case, hours.get(case.policy, 1000.0)) for case in cases()]
     text = report(found).page({"machine": "none"})
     assert "nan" not in text
-    (row,) = (line for line in text.splitlines() if "50 Gb/s: against WCS-duration" in line)
+    (row,) = (line for line in text.splitlines() if "50 Gb/s, against WCS-duration" in line)
     cells = [cell.strip() for cell in row.split("|")]
     assert cells[2:5] == ["-12 %", "-40 % (-40 to -40)", "+20 % (+20 to +20)"]
     (row,) = (line for line in text.splitlines() if line.startswith("| against perfect"))
     assert [cell.strip() for cell in row.split("|")][3].startswith("+0 %")
+    few = report([_result(case, 1.0) for case in cases(few=True)])
+    assert "## Load" in few.page({}) and "## Network" not in few.page({})
 
 
 def _run(

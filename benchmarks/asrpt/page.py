@@ -52,6 +52,13 @@ class Runs:
 
     of: Mapping[Case, Result]
 
+    def has(self, *cases: Case) -> bool:
+        return all(case in self.of for case in cases)
+
+    def there(self, cases: Mapping[str, Case]) -> dict[str, Case]:
+        """Those columns that were run."""
+        return {name: case for name, case in cases.items() if self.has(case)}
+
     def seeds(self, case: Case) -> list[Result]:
         return [self.of[replace(case, seed=seed)] for seed in range(SEEDS)]
 
@@ -67,14 +74,21 @@ class Runs:
 def report(results: Sequence[Result]) -> Report:
     runs = Runs({result.case: result for result in results})
     beside = list(_claims(runs))
+    columns = (
+        ("## Load", notes.LOAD, BY_LOAD, _totals, _crowd),
+        ("## Number of jobs (figure 6)", notes.JOBS, BY_SIZE, _totals),
+        ("## Jobs of a single GPU (figure 7)", notes.SHARE, BY_SHARE, _totals),
+        ("## Baselines on A-SRPT's servers", notes.SERVERS, BY_SHARE, _adaptive),
+        ("## Network (figure 8)", notes.NETWORK, BY_NETWORK, _totals, _slowdowns),
+        ("## Where no job is slowed", notes.UNSLOWED, UNSLOWED, _totals),
+    )
     sections = (
         ("## The paper's figures and ours", notes.SETTING, _beside(beside)),
-        ("## Load", notes.LOAD, _totals(runs, BY_LOAD), _crowd(runs, BY_LOAD)),
-        ("## Number of jobs (figure 6)", notes.JOBS, _totals(runs, BY_SIZE)),
-        ("## Jobs of a single GPU (figure 7)", notes.SHARE, _totals(runs, BY_SHARE)),
-        ("## Baselines on A-SRPT's servers", notes.SERVERS, _adaptive(runs)),
-        ("## Network (figure 8)", notes.NETWORK, _totals(runs, BY_NETWORK), _slowdowns(runs)),
-        ("## Where no job is slowed", notes.UNSLOWED, _totals(runs, UNSLOWED)),
+        *(
+            (title, note, *(table(runs, found) for table in tables))
+            for title, note, cases, *tables in columns
+            if (found := runs.there(cases))
+        ),
         ("## Testbed (figure 5)", notes.TESTBED, _testbed(runs)),
         ("## Predictions (figure 9)", notes.PREDICTED, _predictions(runs)),
         ("## Scheduling overhead", notes.OVERHEAD, _overhead(runs)),
@@ -91,13 +105,20 @@ def report(results: Sequence[Result]) -> Report:
 def _claims(runs: Runs) -> Iterator[Beside]:
     shares = [Case(MIDDLE, single_gpu=share) for share in SHARES]
     slow, fast = (replace(SEVERAL, gbit=gbit) for gbit in (NICS[0], 50.0))
-    ranges = (("number of jobs", -31, -91, BY_SIZE.values()), ("single-GPU jobs", -16, -57, shares))
-    for what, least, most, cases in ranges:
-        yield _extreme(runs, f"{what}: against any baseline, least", least, cases, max)
-        yield _extreme(runs, f"{what}: against any baseline, most", most, cases, min)
-    yield _extreme(runs, "1 Gb/s: against any baseline, most", -92, [slow], min)
-    yield _extreme(runs, "50 Gb/s: against WCS-duration", -12, [fast], max, ("WCS-duration",))
-    yield _extreme(runs, "testbed: against any baseline, most", -44, [SMALL], min)
+    every = tuple(BASELINES)
+    for what, paper, cases, pick, baselines in (
+        ("Philly's jobs, against any baseline: least", -31, [Case(MIDDLE)], max, every),
+        ("Philly's jobs, against any baseline: most", -91, [Case(MIDDLE)], min, every),
+        ("number of jobs, against any baseline: least", -31, [*BY_SIZE.values()], max, every),
+        ("number of jobs, against any baseline: most", -91, [*BY_SIZE.values()], min, every),
+        ("single-GPU jobs, against any baseline: least", -16, shares, max, every),
+        ("single-GPU jobs, against any baseline: most", -57, shares, min, every),
+        ("1 Gb/s, against any baseline: most", -92, [slow], min, every),
+        ("50 Gb/s, against WCS-duration", -12, [fast], max, ("WCS-duration",)),
+        ("testbed, against any baseline: most", -44, [SMALL], min, every),
+    ):
+        if runs.has(*cases):
+            yield _extreme(runs, what, paper, cases, pick, baselines)
     perfect = replace(SMALL, prediction=PERFECT)
     yield Beside(
         "testbed: against perfect prediction", 7, {PAPER: _range(runs.changes(SMALL, perfect))}
@@ -123,7 +144,7 @@ def _extreme(
     paper: float,
     cases: Iterable[Case],
     pick: Callable[[Iterable[float]], float],
-    baselines: Iterable[str] = BASELINES,
+    baselines: Iterable[str],
 ) -> Beside:
     """Of each seed, the least or the most that A-SRPT is ahead, of all cases and baselines."""
     pairs = [(case, replace(case, policy=name)) for case in cases for name in baselines]
@@ -161,8 +182,8 @@ def _totals(runs: Runs, cases: Mapping[str, Case]) -> str:
     return _table(runs, cases, POLICIES)
 
 
-def _adaptive(runs: Runs) -> str:
-    return _table(runs, BY_SHARE, (PAPER, *(f"{name}{ADAPTIVE}" for name in BASELINES)))
+def _adaptive(runs: Runs, cases: Mapping[str, Case]) -> str:
+    return _table(runs, cases, (PAPER, *(f"{name}{ADAPTIVE}" for name in BASELINES)))
 
 
 def _table(runs: Runs, cases: Mapping[str, Case], policies: Sequence[str]) -> str:
@@ -196,11 +217,11 @@ def _crowd(runs: Runs, cases: Mapping[str, Case]) -> str:
     return markdown.table(headings, rows, numbers=range(1, len(headings)))
 
 
-def _slowdowns(runs: Runs) -> str:
-    headings = ("slow-down by spreading: mean, worst", *BY_NETWORK)
+def _slowdowns(runs: Runs, cases: Mapping[str, Case]) -> str:
+    headings = ("slow-down by spreading: mean, worst", *cases)
     rows = []
     for policy in POLICIES:
-        its = [replace(case, policy=policy) for case in BY_NETWORK.values()]
+        its = [replace(case, policy=policy) for case in cases.values()]
         rows.append(
             (
                 policy,

@@ -130,17 +130,17 @@ UNSLOWED = {name: replace(BY_SHARE[name], gbit=NO_LIMIT) for name in ("Philly's 
 SMALL = Case(TESTBED_JOBS, testbed=True, patience=0.0)
 
 
-def cases() -> list[Case]:
+def cases(few: bool = False) -> list[Case]:
     """Each once; all of a seed together."""
-    columns = [*BY_SIZE.values(), *BY_SHARE.values(), *BY_NETWORK.values(), *BY_LOAD.values()]
+    shares = [*BY_SHARE.values()]
+    columns = [*shares, *BY_SIZE.values(), *BY_NETWORK.values(), *BY_LOAD.values()]
     columns += [*UNSLOWED.values(), SMALL]
+    if few:
+        shares = shares[:1]
+        columns = [*shares, *BY_LOAD.values(), SMALL]
     found = [
         *(replace(case, policy=policy) for case in columns for policy in (*OURS, *BASELINES)),
-        *(
-            replace(case, policy=policy + ADAPTIVE)
-            for case in BY_SHARE.values()
-            for policy in BASELINES
-        ),
+        *(replace(case, policy=policy + ADAPTIVE) for case in shares for policy in BASELINES),
         *(
             Case(MIDDLE, policy, prediction=prediction)
             for policy in OURS

@@ -22,7 +22,6 @@ from benchmarks.cuckoo.runs import (
     HEADLINE,
     SEEDS,
     SENDING,
-    SETTINGS,
     WEIGHTS,
     Result,
     Setting,
@@ -69,13 +68,16 @@ def report(results: Sequence[Result], found: Sequence[Found]) -> Report:
         "table 3's stages": list(_variants(runs, SENDING)),
         "pairs": list(_errors(found)),
     }
+    beside = {name: rows for name, rows in beside.items() if rows}
+    settings = dict.fromkeys(result.setting for result in results)
+    weighed = all(runs.of(what) for what in WEIGHTS)
     sections = (
         ("## What is simulated", notes.SETTING),
         *((f"## Paper and ours: {name}", _beside(rows)) for name, rows in beside.items()),
-        *((f"## {_title(setting)}", _table(runs, setting)) for setting in SETTINGS),
-        ("## The weight w (figure 12)", _weights(runs), notes.WEIGHTS),
+        *((f"## {_title(setting)}", _table(runs, setting)) for setting in settings),
+        ("## The weight w (figure 12)", _weights(runs), notes.WEIGHTS) if weighed else (),
         ("## Deadlines predicted (table 11, figure 11)", _predicted(runs), notes.PREDICTED),
-        ("## Throughput of pairs (figure 10)", _pairs(found), notes.PAIRS),
+        ("## Throughput of pairs (figure 10)", _pairs(found), notes.PAIRS) if found else (),
         ("## Causes of the differences", notes.CAUSES),
     )
     data = {"beside": beside, "runs": results, "pairs": found}
@@ -97,6 +99,8 @@ def _unshared(runs: Runs) -> Iterator[Beside]:
 
 
 def _variants(runs: Runs, setting: Setting) -> Iterator[Beside]:
+    if not runs.of("Cuckoo", setting):
+        return
     met = [100 * r.met for r in runs.of("Cuckoo", setting)]
     yield _of("tables 9-14: Cuckoo, deadlines met", "%", CUCKOO_MET, met)
     for number, rows in TABLES.items():
@@ -112,6 +116,8 @@ def _variants(runs: Runs, setting: Setting) -> Iterator[Beside]:
 
 def _prediction(runs: Runs) -> Iterator[Beside]:
     for what, (precision, f1) in PREDICTED.items():
+        if not runs.of(what):
+            continue
         name = f"figure 11: {'AM' if what == 'Cuckoo' else what}"
         scores = [_scores([run]) for run in runs.of(what)]
         yield _of(f"{name}, precision", "%", precision, [each[0] for each in scores])
@@ -207,7 +213,7 @@ def _weights(runs: Runs) -> str:
 
 def _predicted(runs: Runs) -> str:
     rows = []
-    for what in PREDICTED:
+    for what in filter(runs.of, PREDICTED):
         of = runs.of(what)
         counts = (sum(getattr(r, n) for r in of) for n in ("kept", "broken", "late", "lucky"))
         scores = (f"{score:.2f} %" for score in _scores(of))
