@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 pytest.importorskip("sklearn", reason="carma[policies] is not installed")
 
-from benchmarks.asrpt import runs
+from benchmarks.asrpt import layouts, runs, workload
 from benchmarks.asrpt.page import report
-from benchmarks.asrpt.runs import DEFAULT, PAPER, PERFECT, UNHELD, Case, Result, cases
+from benchmarks.asrpt.runs import ADAPTIVE, DEFAULT, PAPER, PERFECT, UNHELD, Case, Result, cases
+from carmad.core.layout import Layout, Stage
 from carmad.sim.outcome import JobOutcome
 from carmad.sim.task import Task, Trace
 
+LIGHT = Layout((Stage(2, 0.3, 0.7),))  # parts that do not communicate
 PART = 125  # of the servers that leaves two
 # Of their 16 GPUs the first job leaves four until it ends; by GPU time the others are in the order
 # short, wide, small and long.
@@ -39,7 +42,7 @@ TASKS = (
 def test_baselines_start_jobs_in_their_order(
     monkeypatch: pytest.MonkeyPatch, policy: str, order: list[str]
 ) -> None:
-    jobs = _run(monkeypatch, Case(len(TASKS), policy, PART, prediction=PERFECT))
+    jobs = _run(monkeypatch, Case(len(TASKS), policy, part=PART, prediction=PERFECT))
     started = sorted(jobs, key=lambda job: (job.attempts[0].launched_at, job.id))
     assert [job.task.name for job in started] == order
 
@@ -48,7 +51,7 @@ def test_baselines_start_jobs_in_their_order(
 def test_the_paper_has_a_job_wait_for_its_turn_on_idle_gpus(
     monkeypatch: pytest.MonkeyPatch, policy: str, at: float
 ) -> None:
-    (job,) = _run(monkeypatch, Case(1, policy, PART, prediction=PERFECT), TASKS[:1])
+    (job,) = _run(monkeypatch, Case(1, policy, part=PART, prediction=PERFECT), TASKS[:1])
     assert job.attempts[0].launched_at == pytest.approx(at, abs=1)
 
 
@@ -61,15 +64,51 @@ def test_the_line_is_held_or_not(monkeypatch: pytest.MonkeyPatch, policy: str, a
         Task(name="wide", submit_s=0, duration_s=700, gpus=12),
         Task(name="narrow", submit_s=0, duration_s=2200, gpus=4),
     )
-    *_, narrow = _run(monkeypatch, Case(3, policy, PART, prediction=PERFECT), tasks)
+    *_, narrow = _run(monkeypatch, Case(3, policy, part=PART, prediction=PERFECT), tasks)
     assert narrow.attempts[0].launched_at == pytest.approx(at, abs=2)
 
 
-def test_no_case_is_run_twice_and_the_longest_are_first() -> None:
+@pytest.mark.parametrize(
+    ("policy", "gpus"), [("SPJF", [0, 1]), ("SPJF" + ADAPTIVE, [6, 7]), (DEFAULT, [6, 7])]
+)
+def test_baselines_fill_servers_in_order_and_a_srpt_the_fullest_first(
+    monkeypatch: pytest.MonkeyPatch, policy: str, gpus: list[int]
+) -> None:
+    """Two servers of 8; the first two jobs leave 8 on the first, then 2 on the second."""
+    tasks = (
+        Task(name="long", submit_s=0, duration_s=900, gpus=8),
+        Task(name="most", submit_s=0, duration_s=9_000, gpus=6),
+        Task(name="few", submit_s=2_000, duration_s=100, gpus=2, layout=LIGHT, iteration_s=1.0),
+    )
+    *_, few = _run(monkeypatch, Case(3, policy, part=PART, prediction=PERFECT), tasks)
+    assert [int(gpu.rpartition("/")[2]) for gpu in few.attempts[0].gpus] == gpus
+
+
+def test_replicas_share_a_mini_batch() -> None:
+    """Section III-A: the more there are, the less each computes and passes on."""
+    one, four = (dict(layouts.options(gpus))["vgg19"][0].stages[0] for gpus in (1, 4))
+    assert four.replicas == 4
+    assert four.forward_s == pytest.approx(one.forward_s / 4)
+
+
+def test_jobs_come_as_often_and_last_as_long_as_pai_s() -> None:
+    jobs = workload.whole(jobs=20_000)
+    assert jobs.duration_s.mean() == pytest.approx(5_039)
+    part = workload.whole(jobs=20_000, part=5)
+    assert part.at_s.tolist() == pytest.approx((5 * jobs.at_s[:4_000]).tolist())
+
+
+def test_a_load_is_reached_by_arrivals_alone() -> None:
+    trace = Trace("", TASKS)
+    asked = runs._submitted(Case(len(TASKS), part=PART, load=2.0), trace)
+    assert runs.load(asked, 16) == pytest.approx(2.0)
+    assert [t.duration_s for t in asked.tasks] == [t.duration_s for t in TASKS]
+
+
+def test_no_case_is_run_twice_and_all_seeds_have_the_same() -> None:
     asked = cases()
     assert len(asked) == len(set(asked))
-    sizes = [case.jobs / case.part for case in asked]
-    assert sizes == sorted(sizes, reverse=True)
+    assert {replace(case, seed=1) for case in asked} == {c for c in asked if c.seed == 1}
 
 
 def test_the_page_has_every_figure_of_complete_results() -> None:
@@ -80,9 +119,11 @@ def test_the_page_has_every_figure_of_complete_results() -> None:
     assert "nan" not in text
     (row,) = (line for line in text.splitlines() if "50 Gb/s, against WCS-duration" in line)
     cells = [cell.strip() for cell in row.split("|")]
-    assert cells[2:7] == ["-12 %", "-40 %", "-28 points", "+20 %", "+0 %"]
-    (row,) = (line for line in text.splitlines() if "against perfect prediction" in line)
-    assert [cell.strip() for cell in row.split("|")][3] == "+0 %"
+    assert cells[2:5] == ["-12 %", "-40 % (-40 to -40)", "+20 % (+20 to +20)"]
+    (row,) = (line for line in text.splitlines() if line.startswith("| against perfect"))
+    assert [cell.strip() for cell in row.split("|")][3].startswith("+0 %")
+    few = report([_result(case, 1.0) for case in cases(few=True)])
+    assert "## Load" in few.page({}) and "## Network" not in few.page({})
 
 
 def _run(
@@ -102,7 +143,7 @@ def _run(
 def _result(case: Case, hours: float) -> Result:
     return Result(
         case=case,
-        jobs=case.jobs // case.part,
+        jobs=case.jobs,
         load=3.0,
         total=hours,
         wait=1.0,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carmad import registry
-from carmad.config import Collocation, Limits, Preconditions, Profiling, Settings
+from carmad.config import Collocation, Limits, Links, Preconditions, Profiling, Settings
 from carmad.core.types import (
     Cause,
     Estimate,
@@ -22,7 +22,7 @@ from carmad.core.types import (
     Retry,
     StepTime,
 )
-from carmad.plugin import AskAgain, Reason, StageTimes
+from carmad.plugin import AskAgain, Reason, Remember, StageTimes
 from carmad.sim import interference as simulated
 from carmad.sim.experiment import Experiment, Physics
 from carmad.sim.hardware import Cluster, GpuKind, Node
@@ -32,10 +32,12 @@ from carmad.testing import a_gpu, a_view, changed, check_policy
 from policies.cuckoo.interleaving import Asynchronous, Exclusive
 from policies.cuckoo.members import UNHEARD_S, due_at, left_s
 from policies.cuckoo.packing import best_edges, matched, taken_apart
+from policies.cuckoo.partners import Partners
 from policies.cuckoo.planning import (
     NEVER,
     Groups,
     Slot,
+    Slots,
     Window,
     costs,
     earliest_deadline_first,
@@ -43,7 +45,7 @@ from policies.cuckoo.planning import (
     first_slots,
     min_cost,
 )
-from policies.cuckoo.policy import cuckoo
+from policies.cuckoo.policy import TOLD, cuckoo
 from policies.cuckoo.settings import CuckooSettings
 from policies.cuckoo.stages import FORWARD, Speeds, known
 from policies.cuckoo.value import ddl_values, total_values
@@ -200,10 +202,11 @@ TABLE_6 = {  # cost by GPU and order
 
 
 def test_table_6_and_its_optimum():
-    slots = [Slot(0, 1, 0), Slot(0, 2, 2.5), Slot(1, 1, 0), Slot(1, 2, 3.5)]
-    assert sorted(first_slots(TABLE_5, A_AND_B, 2)) == slots
+    slots = first_slots(TABLE_5, A_AND_B)
+    found = [Slot(*each) for each in zip(*slots, strict=True)]
+    assert found == [Slot(0, 1, 0), Slot(0, 2, 2.5), Slot(1, 1, 0), Slot(1, 2, 3.5)]
     cells = costs(TABLE_5, A_AND_B, slots)
-    for column, slot in enumerate(slots):
+    for column, slot in enumerate(found):
         assert tuple(cells[:, column]) == TABLE_6[slot.window, slot.order]
     assert [slot[:2] for slot in min_cost(TABLE_5, A_AND_B)] == [(0, 1), (1, 1)]
 
@@ -250,8 +253,7 @@ def test_a_place_goes_to_who_is_late_without_it():
     assert [slot and slot.order for slot in first_in_first_out(groups, place)] == [1, None]
 
 
-def test_however_many_want_the_few_places_none_is_passed_over(monkeypatch):
-    monkeypatch.setattr("policies.cuckoo.planning.EXACT", 1)
+def test_however_many_want_the_few_places_none_is_passed_over():
     groups = groups_of([[3.0], [2.0], [1.0]], [9, 8, 7], windows=1)
     planned = min_cost(groups, [Window(0, end_s=NEVER)])
     assert [slot is not None for slot in planned] == [False, False, True]
@@ -272,7 +274,7 @@ def test_no_other_assignment_costs_less(jobs, begins):
         Slot(n, order, windows[n].begin_s + (order - 1) * average[n])
         for n, order in product((0, 1), range(1, len(jobs) + 1))
     ]
-    cells = costs(groups, windows, slots)
+    cells = costs(groups, windows, Slots(*map(np.array, zip(*slots, strict=True))))
     least = min(
         sum(cells[row, column] for row, column in enumerate(chosen))
         for chosen in permutations(range(len(slots)), len(jobs))
@@ -281,18 +283,14 @@ def test_no_other_assignment_costs_less(jobs, begins):
     assert sum(cells[row, column] for row, column in enumerate(chosen)) <= least + 1e-2
 
 
-def test_a_long_line_is_planned_in_full(monkeypatch):
-    monkeypatch.setattr("policies.cuckoo.planning.EXACT", 3)
-    groups = groups_of([[1.0, 1.0]] * 9, [9 - n for n in range(9)])
-    slots = min_cost(groups, A_AND_B)
-    assert len({slot[:2] for slot in slots}) == 9
-    assert sorted(slots[n].order for n in (6, 7, 8)) == [1, 1, 2], "those that have to begin first"
-    assert [slot.order for slot in slots[:6]] == sorted((s.order for s in slots[:6]), reverse=True)
-    assert cells_finite(groups, slots)
-
-
-def cells_finite(groups, slots):
-    return (np.diag(costs(groups, A_AND_B, slots)) < NEVER).all()
+@given(st.integers(1, 40), st.integers(1, 12), st.floats(0.0, 9.0))
+def test_slots_are_as_many_as_groups_and_a_few_more(count, windows, time_s):
+    """Also if all groups take no time at all, and all slots end at once."""
+    groups = groups_of([[time_s]] * count, [9] * count, windows=windows)
+    there = [Window(0, begin_s=n % 3) for n in range(windows)]
+    slots = first_slots(groups, there)
+    assert count <= len(slots.window) <= min(count * windows, 1.5 * count + 1 + 2 * windows)
+    assert {(n, 1) for n in range(windows)} <= set(zip(slots.window, slots.order, strict=True))
 
 
 # -- the stages of a job
@@ -332,17 +330,51 @@ def test_one_owner_s_slip_moves_nobody_else_s_plan():
 
 
 def test_an_iteration_of_next_to_no_time_is_not_known():
-    assert known(queued(1, stages=(StageTimes(1e-320, 0.0, 0.0),)), "a") == ()
+    assert known(queued(1, stages=(StageTimes(1e-320, 0.0, 0.0),)), "a", Links()) == ()
 
 
 def test_stages_from_utilisation():
     profile = Profile(200.0, 9_000, (Indicator("gpu_utilization", 0.6, 0.01),))
     job = queued(1, stages=(), profile=profile, steps=(StepTime(2, 9.0), StepTime(1, 5.0)))
-    (found,) = known(job, "a")
+    (found,) = known(job, "a", Links())
     assert found == StageTimes(2.0, pytest.approx(1.0), pytest.approx(2.0), gpu="a")
     assert found.forward_s / (found.forward_s + found.backward_s) == pytest.approx(FORWARD)
-    (assumed,) = known(replace(job, steps=()), "a")
+    (assumed,) = known(replace(job, steps=()), "a", Links())
     assert assumed.load_s == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize(
+    ("sent", "wants", "forward_s", "backward_s", "communication_s"),
+    [
+        ({"nvlink_tx_mib_s": 100.0}, 2, 1.0, 2.0, 0.5),
+        ({"pcie_tx_mib_s": 4.0}, 2, 1.0, 2.0, 0.5),
+        ({"pcie_rx_mib_s": 40.0}, 2, 1.0, 2.0, 0.0),  # data
+        ({"nvlink_tx_mib_s": 100.0}, 1, 1.0, 2.0, 0.0),  # whom should it send to?
+        ({"nvlink_tx_mib_s": 500.0}, 2, 0.5, 1.0, 2.5),  # does not fit beside the backward pass
+        ({"nvlink_tx_mib_s": 9e9}, 2, 0.0, 0.0, 3.0),
+    ],
+)
+def test_communication_by_what_the_links_counted(
+    sent, wants, forward_s, backward_s, communication_s
+):
+    """Of steps of 5 s, kernels run for 3 s, NCCL's among them."""
+    told = {"gpu_utilization": 0.6, **sent}
+    profile = Profile(
+        200.0, 9_000, tuple(Indicator(name, mean, 0.0) for name, mean in told.items())
+    )
+    job = queued(1, wants=wants, stages=(), profile=profile, steps=(StepTime(1, 5.0),))
+    (found,) = known(job, "a", Links(within_mib_s=1000.0, between_mib_s=40.0))
+    assert found.load_s == pytest.approx(2.0)
+    times = found.forward_s, found.backward_s, found.communication_s
+    assert times == pytest.approx((forward_s, backward_s, communication_s))
+
+
+def test_a_profile_is_of_the_kind_that_it_was_taken_on():
+    profile = Profile(200.0, 9_000, (Indicator("gpu_utilization", 0.6, 0.01),), gpu="b")
+    (found,) = known(queued(1, stages=(), profile=profile), "a", Links())
+    assert found.gpu == "b"
+    (found,) = known(queued(1, stages=(), profile=replace(profile, gpu="")), "a", Links())
+    assert found.gpu == "a", "released ones do not say"
 
 
 @pytest.mark.parametrize(
@@ -350,7 +382,7 @@ def test_stages_from_utilisation():
     [{}, {"profile": Profile(200.0, 9_000)}, {"stages": (StageTimes(0, 0, 0),)}],
 )
 def test_of_others_nothing_is_known(changes):
-    assert known(queued(1, **{"stages": (), **changes}), "a") == ()
+    assert known(queued(1, **{"stages": (), **changes}), "a", Links()) == ()
 
 
 # -- how long a job has left
@@ -529,6 +561,59 @@ def test_of_a_pair_in_line_the_one_with_the_earlier_deadline_starts_and_the_othe
     assert waits.gpus == () and refused(waits) == {0: ["settling"]}
     assert codes(waits.reasons)["partner"].detail == "job 2"
     assert where(plan(view_of(1, jobs[:1], fresh, now=40.0))) == {1: (0,)}
+
+
+PARTNERS = replace(SETTINGS, plugins={"policies.cuckoo": {"joins": "partner"}})
+
+
+def test_only_the_partner_joins_if_the_admin_wants_it_as_in_the_paper():
+    """Job 3 would gain as much, and is ahead of job 1 in the queue."""
+    jobs = [queued(n, stages=LOADS, deadline=5000.0 - n) for n in (1, 3)]
+    resident = running(9, 0, deadline=9000.0)
+    view = view_of(1, jobs, resident, settings=PARTNERS)
+    assert where(plan(view)) == {3: (), 1: ()}, "nobody was packed with it"
+    view = replace(view, memory=Partners(((9, 1),)))
+    assert where(plan(view)) == {1: (0,), 3: ()}
+    assert codes(plan(view)[1].explanation)["packed"].detail == "job 9"
+    assert where(plan(replace(view, settings=SETTINGS))) == {3: (0,), 1: ()}
+
+
+def test_partners_are_remembered_until_one_has_joined_or_cannot_any_more():
+    jobs = [queued(1, stages=LOADS, deadline=5000.0), queued(2, deadline=4000.0)]
+
+    def remembered(view):
+        return [each.memory for each in in_turns(PARTNERS).plan(view) if isinstance(each, Remember)]
+
+    promised = Partners(((2, 1),))
+    assert remembered(view_of(1, jobs, settings=PARTNERS)) == [promised]
+    first = changed(jobs[1], state=JobState.RUNNING, gpus=(a_gpu(0).id,), started_at=0.0)
+    settling = {"settling": Reason("settling", 30, 10, "s", "job 2")}
+    waits = view_of(1, [jobs[0], queued(3)], first, settings=PARTNERS, gpu0=settling)
+    waits = replace(waits, memory=promised)
+    assert remembered(waits) == [], "nothing has changed"
+    assert codes(plan(waits)[1].reasons)["partner"].detail == "job 2"
+    assert "packed" not in codes(plan(waits)[3].reasons), "job 1 has a partner"
+    joins = replace(view_of(1, jobs[:1], first, settings=PARTNERS), memory=promised)
+    assert remembered(joins) == [Partners()]
+    over = replace(view_of(1, jobs[:1], settings=PARTNERS), memory=promised)
+    assert where(plan(over)) == {1: (0,)} and remembered(over) == [Partners()]
+
+
+def test_the_next_turn_is_when_both_partners_are_done():
+    """Two of a kind that only compute gain nothing: together they take longer than 1400 s."""
+    second, later = queued(1, 400.0, stages=NOTHING_LEFT), queued(3, stages=NOTHING_LEFT)
+    resident = running(9, 0, stages=NOTHING_LEFT)
+    settling = {"settling": Reason("settling", 30, 10, "s", "job 9")}
+    view = view_of(1, [second, later], resident, settings=PARTNERS, gpu0=settling)
+    planned = codes(plan(replace(view, memory=Partners(((9, 1),))))[3].reasons)["planned_start"]
+    assert planned.need == 1 and planned.have > 1400
+    assert codes(plan(replace(view, queue=(later,)))[3].reasons)["planned_start"].have == 1000
+
+
+def test_lambda_is_the_admin_s():
+    told = CuckooSettings(lambda_gpu=1.7, lambda_network=1.2)
+    assert cuckoo(SETTINGS, told).packer.model == Asynchronous(gpu=1.7, network=1.2)
+    assert made(SETTINGS).packer.model == Asynchronous()
 
 
 def test_close_deadlines_weigh_as_much_as_the_admin_wants():
@@ -742,19 +827,27 @@ def test_gpus_set_aside_are_for_profiling_and_nothing_else():
 def test_a_long_line_is_told_in_front():
     jobs = [queued(n, exclusive=True) for n in range(1, 151)]
     placements = plan(view_of(1, jobs))
-    assert len(placements) == 101 and placements[1].gpus
+    assert len(placements) == 1 + TOLD and placements[1].gpus
     assert sum(bool(p.verdicts) for p in placements.values()) == 5
     assert all(p.reasons for p in placements.values() if not p.gpus)
 
 
-def test_a_line_of_thousands_is_not_gone_through_to_its_end(monkeypatch):
-    monkeypatch.setattr("policies.cuckoo.policy.TURNS", 2)
-    jobs = [queued(n, exclusive=True) for n in range(1, 5)]
-    placements = plan(view_of(3, jobs))
-    assert where(placements) == {1: (0,), 2: (1,), 3: (), 4: ()}
-    never = [queued(n, wants=8) for n in range(5, 8)]
-    placements = plan(view_of(3, [*never, *jobs]))
-    assert placements[1].gpus and placements[2].gpus, "who can never start is no turn"
+@pytest.mark.parametrize("length", [100, 400])
+def test_a_line_of_thousands_is_not_gone_through_to_its_end(length, monkeypatch):
+    """What a plan weighs depends on the number of GPUs, not on how many jobs wait."""
+    weighed = []
+
+    def counted(groups, windows):
+        weighed.append(len(groups.time_s))
+        return min_cost(groups, windows)
+
+    wide = [queued(n, wants=2, exclusive=True) for n in range(1, length)]
+    jobs = [queued(n, exclusive=True) for n in range(length, 2 * length)]
+    never = [queued(n, wants=8) for n in range(2 * length, 3 * length)]
+    placements = plan(view_of(3, [*never, *wide, *jobs]), planner=counted)
+    assert weighed == [64, 64], "and who can never start is no turn"
+    assert where(placements)[1] == (0, 1) and where(placements)[length] == (2,)
+    assert len(placements) == 2 + TOLD
 
 
 # -- variants that the benchmark compares
@@ -786,6 +879,7 @@ def test_muri_s_model_and_jobs_kept_in_step():
         Settings(limits=Limits(preemption=True)),
         Settings(profiling=Profiling(gpus=2)),
         SETTINGS,
+        PARTNERS,
     ],
 )
 def test_it_is_a_sound_policy(settings):
@@ -835,6 +929,22 @@ def test_joining_jobs_do_not_keep_off_whose_turn_is_next(simulated_with):
     alone = task("alone", 10.0, 1000.0, exclusive=True, deadline_s=5000.0)
     [_, alone, *_] = simulated_with(in_turns, stream[0], alone, *stream[1:])
     assert alone.attempts[0].launched_at == pytest.approx(1010.0)
+
+
+def test_nobody_joins_the_one_that_is_left_of_a_pair(simulated_with):
+    """The first plan packs both; the third comes while the longer one is left alone."""
+    tasks = (
+        task("long", 0.0, 1000.0, deadline_s=1.0),
+        task("short", 0.0, 50.0, stages=LOADS, deadline_s=2.0),
+        task("third", 300.0, 50.0, stages=LOADS),
+    )
+    for settings, third_at in ((PARTNERS, 1022.5), (SETTINGS, 300.0)):
+        long, short, third = (
+            job.attempts[0]
+            for job in simulated_with(lambda _, settings=settings: in_turns(settings), *tasks)
+        )
+        assert short.launched_at == 40.0 and short.ended_at < 300
+        assert third.launched_at == pytest.approx(third_at), long.ended_at
 
 
 def test_a_pair_is_seen_and_a_deadline_kept_that_fifo_misses(simulated_with):

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from math import isclose
+import json
+from dataclasses import asdict, replace
+from math import isclose, log
+from statistics import fmean, stdev
 
 import pytest
 
 from benchmarks.cuckoo import pairs, truth
 from benchmarks.cuckoo.page import report
 from benchmarks.cuckoo.paper import PREDICTED, TABLES
-from benchmarks.cuckoo.runs import ALL, HEADLINE, Case, Result, Variant, cases, run
-from benchmarks.cuckoo.timing import Pruned, Taken
-from benchmarks.cuckoo.workload import GPUS, KINDS_THERE, alone_s, load, trace
+from benchmarks.cuckoo.runs import ALL, HEADLINE, VARIANTS, Case, Result, Variant, cases, run
+from benchmarks.cuckoo.workload import GPUS, KINDS_THERE, MEANS_S, SIGMA, alone_s, load, trace
 from benchmarks.harness.data import DATA
 from carmad.config import Settings
 from carmad.core.types import Mode, StageTimes
 from carmad.sim.hardware import parse
+from carmad.sim.traces.generators import cuckoo as cuckoo_trace
 from policies.cuckoo.interleaving import Asynchronous, Phases
 from policies.cuckoo.policy import cuckoo
 from policies.cuckoo.settings import CuckooSettings
@@ -141,17 +143,37 @@ def test_pairs_of_the_simulated_world_are_those_of_its_stages() -> None:
 def test_the_page_tells_of_every_run_and_how_far_it_is_from_the_paper() -> None:
     results = [_result(case) for case in cases()]
     found = [pairs.Found("Lucid", model, 10, 1.5, 0.2, None, 0.3) for model in pairs.MODELS]
-    taken = [Taken("8xA100-80GB", 100, 3, 10.0, 301.0)]
-    pruned = [Pruned(100, 400, 4950, 0.001, 0.1, 2.0)]
-    text = report(results, found, taken, pruned).page({"date": "today"})
+    made = report(results, found)
+    text = made.page({"date": "today"})
     for what in ALL:
         assert what.removeprefix("w = ") in text
-    assert "| MISSED |" in text
-    line = next(line for line in text.splitlines() if "Muri-P, JCT over" in line)
-    assert "1.07 ×" in line and "2.00 ×" in line  # all others take twice as long as Cuckoo
+    line = next(line for line in text.splitlines() if "Muri-P, JCT" in line)
+    assert "1.07" in line and "+0.93" in line  # all others take twice as long as Cuckoo
+    few = report([_result(case) for case in cases(few=True)], []).page({})
+    assert "table 12: None" in few and "figure 12" not in few
+    assert len(json.loads(json.dumps(made.data["beside"], default=asdict))["headline"]) > 20
 
 
 def _result(case: Case) -> Result:
     jct = 100.0 if case.what == "Cuckoo" else 200.0
     numbers = (jct, 2 * jct, 0.5, 1.0, 1.1)
     return Result(case.setting, case.what, case.seed, 4, 4, *numbers, 2, 1, 1, 0, 9, 1.0)
+
+
+def test_groups_start_whole_and_nobody_else_joins() -> None:
+    for variant in VARIANTS.values():
+        assert variant.made(Settings(policy="cuckoo")).joins == "partner"
+    assert ALL["Cuckoo, joins anyone"].made(Settings(policy="cuckoo")).joins == "any"
+
+
+@needs_data
+@pytest.mark.parametrize("source", list(MEANS_S))
+def test_durations_have_the_calibrated_mean_and_deadlines_follow_them(source: str) -> None:
+    jobs, as_generated = trace(source, 0), cuckoo_trace(0)
+    durations = [task.duration_s for task in jobs.tasks]
+    assert fmean(durations) == pytest.approx(MEANS_S[source][0])
+    assert stdev(map(log, durations)) == pytest.approx(SIGMA, rel=0.05)
+    for task, before in zip(jobs.tasks, as_generated.tasks, strict=True):
+        assert task.deadline_s and before.deadline_s
+        shares = task.deadline_s / task.duration_s, before.deadline_s / before.duration_s
+        assert shares[0] == pytest.approx(shares[1])

@@ -98,6 +98,7 @@ def test_a_profiling_run_ends_with_a_profile_and_the_job_back_in_line():
     assert job.profile.mean("sm_active") == pytest.approx(0.5)
     assert job.profile.seconds == pytest.approx(RUN_S - 1)  # from its first kernel on
     assert job.profile.peak_mib == 3000
+    assert job.profile.gpu == a_gpu(0).name
     world.exit(id, Exit(Cause.FAILURE, signal=15))
     job = world.job(id)
     assert job.state is S.STARTING  # it was in line, and had its turn at once
@@ -177,7 +178,7 @@ def test_without_a_kernel_there_is_nothing_to_know():
     world = server()
     id = world.submit()
     world.pass_time(RUN_S)
-    assert world.job(id).profile == Profile(0.0)
+    assert world.job(id).profile == Profile(0.0, gpu=a_gpu(0).name)
     world.exit(id, Exit(Cause.FAILURE, signal=15))
     assert world.scheduler.history.profile(group(a_spec())) is None
 

@@ -9,9 +9,9 @@ The paper profiled them on a V100 and prints no times. Here they follow from pub
 - Transformers: 2 operations a parameter and token, and 4·tokens·width a token and layer for
   attention (Megatron-LM paper); layers and widths as in the models' papers. 512 tokens, as the
   paper has it for T5 and GPT; 384, usual for SQuAD, for BERT and XLNet.
-- Parameters and mini-batches are table I's. A mini-batch is what one replica of the whole model
-  trains on in an iteration; the paper could be read as one for all replicas together, which for
-  its 4 samples on 8 GPUs cannot be. Values are 4 bytes.
+- Parameters and mini-batches are table I's. "The processing of a single mini-batch by a stage is
+  distributed over the GPUs" (III-A): replicas share one, also where that is less than a sample for
+  each. Values are 4 bytes.
 
 The paper's configurations come from a pipeline planner that it cites. Here: every equal split into
 stages, with as many replicas of each as there are GPUs for, whose parameters fit; of VGG19, whose
@@ -47,7 +47,7 @@ class Part:
 @dataclass(frozen=True, slots=True)
 class Network:
     name: str
-    batch: int  # samples of a replica's mini-batch
+    batch: int  # samples of a mini-batch, which the replicas of a stage share
     parts: tuple[Part, ...]
     layers: int = 1  # equal ones, that `parts`, then a single one, may be cut into
 
@@ -136,11 +136,10 @@ def _slice(whole: Part, stages: int) -> Part:
 
 def _layout(batch: int, split: Sequence[tuple[Part, int]]) -> Layout:
     """In an iteration each stage sees all samples, shared among its replicas."""
-    samples = batch * max(replicas for _, replicas in split)
     stages = []
     before = 0.0
     for n, (part, replicas) in enumerate(split):
-        share = samples / replicas
+        share = batch / replicas
         forward_s = share * part.operations / FLOPS
         after = part.values if n + 1 < len(split) else 0.0
         stages.append(

@@ -20,7 +20,7 @@ from carmad.sim.experiment import Experiment, Physics
 from carmad.sim.hardware import parse
 from carmad.sim.metrics import Times, finished, times
 from carmad.sim.outcome import Outcome
-from carmad.sim.task import Trace
+from carmad.sim.task import Task, Trace
 from policies.asrpt.heavy_edge import extremes
 from policies.asrpt.policy import asrpt
 from policies.asrpt.settings import AsrptSettings
@@ -29,24 +29,26 @@ from policies.ranked import Order, by_arrival
 GBIT_MIB = 1e9 / 8 / (1 << 20)
 PATIENCE = 0.5  # τ, as CARMA has it: the paper does not say which it simulated
 
-ALL = 75_000  # jobs, on the whole cluster
-# To have all policies do that takes hours. So the others are on a part of it, every fifth job on a
-# fifth of the servers, and for fewer days.
+# All policies, columns and seeds on the whole cluster would take days. So it is a part of it: a
+# fifth of the servers, and as many of the jobs.
 PART = 5
 LARGEST = 128  # GPUs of a job, on the whole cluster; on a part, as large a share of it
-SIZES = (10_000, 20_000, 40_000)
-MIDDLE = 20_000  # jobs, where it is not their number that varies
+SIZES = (750, 1_500, 3_000)  # jobs
+MIDDLE = 1_500  # where it is not their number that varies
 SHARES = (0.8, 0.4, 0.0)  # of jobs of a single GPU
-NICS = (1.0, 10.0, 50.0)  # Gb/s
+NICS = (1.0, 10.0, 50.0, 80.0)  # Gb/s
 NO_LIMIT = 20_000.0  # Gb/s: an eighth of it is more than what there is within a server
-PATIENCES = (0.0, 0.5, 5.0, 50.0)
+LOADS = (0.7, 1.0, 1.5, 2.0, 3.0)
+SEEDS = 5
+# The testbed of figure 5: 14 GPUs on one server, sets of 75 jobs, and all times a tenth.
+TESTBED, TESTBED_JOBS, TESTBED_SCALE = 14, 75, 0.1
 
 # As in the paper jobs train from their start on. Nobody shares a GPU: how one looks just after its
 # job began is of no interest, and to watch it for long takes half of a run's time.
 PHYSICS, MONITOR = Physics(first_kernel_s=0.0), Monitor(window_s=1.0)
 
 # As in the paper; as CARMA has it; and as in the paper, but whoever fits starts.
-PAPER, DEFAULT, UNHELD = "A-SRPT", "A-SRPT, nothing reserved", "A-SRPT, line not held"
+PAPER, DEFAULT, UNHELD = "A-SRPT", "CARMA's variant", "A-SRPT, queue not held"
 OURS = (PAPER, DEFAULT, UNHELD)
 HOUR = 3600.0
 
@@ -73,15 +75,18 @@ LEARNERS: Mapping[str, forest.Learner] = {
     "mean": forest.means,
 }
 PERFECT = "perfect"
-ON_ALL = (PAPER, DEFAULT)  # policies on the whole cluster
+ADAPTIVE = ", A-SRPT's servers"  # baselines that take A-SRPT's choice of servers
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
     """One run. Two tables that need the same have the same."""
 
-    jobs: int  # of which are every `part`-th
+    jobs: int
     policy: str = PAPER
+    seed: int = 0
+    load: float | None = None  # while jobs arrive; None: as it is
+    testbed: bool = False
     part: int = PART
     single_gpu: float | None = None  # None: Philly's own share
     gbit: float = 10.0
@@ -114,29 +119,36 @@ class Result:
 
 
 SEVERAL = Case(MIDDLE, single_gpu=0.0)  # no job of a single GPU: the paper's set for networks
-# The tables of all policies, by column.
+# The tables of all policies, by column, of the first seed.
 BY_SIZE = {f"{jobs:,}": Case(jobs) for jobs in SIZES}
 BY_SHARE = {"Philly's 93%": Case(MIDDLE)} | {
     f"{share:.0%}": Case(MIDDLE, single_gpu=share) for share in SHARES
 }
 BY_NETWORK = {f"{gbit:g} Gb/s": replace(SEVERAL, gbit=gbit) for gbit in NICS}
-UNSLOWED = {name: replace(case, gbit=NO_LIMIT) for name, case in BY_SHARE.items()}
+BY_LOAD = {f"load {load:g}": Case(MIDDLE, load=load) for load in LOADS}
+UNSLOWED = {name: replace(BY_SHARE[name], gbit=NO_LIMIT) for name in ("Philly's 93%", "0%")}
+SMALL = Case(TESTBED_JOBS, testbed=True, patience=0.0)
 
 
-def cases() -> list[Case]:
-    """Each once. The longest first, so that no process is left alone with one at the end."""
-    columns = [*BY_SIZE.values(), *BY_SHARE.values(), *BY_NETWORK.values(), *UNSLOWED.values()]
+def cases(few: bool = False) -> list[Case]:
+    """Each once; all of a seed together."""
+    shares = [*BY_SHARE.values()]
+    columns = [*shares, *BY_SIZE.values(), *BY_NETWORK.values(), *BY_LOAD.values()]
+    columns += [*UNSLOWED.values(), SMALL]
+    if few:
+        shares = shares[:1]
+        columns = [*shares, *BY_LOAD.values(), SMALL]
     found = [
         *(replace(case, policy=policy) for case in columns for policy in (*OURS, *BASELINES)),
-        *(Case(ALL, policy, part) for policy in ON_ALL for part in (1, PART)),
-        *(replace(SEVERAL, policy=policy, patience=p) for policy in OURS for p in PATIENCES),
+        *(replace(case, policy=policy + ADAPTIVE) for case in shares for policy in BASELINES),
         *(
             Case(MIDDLE, policy, prediction=prediction)
             for policy in OURS
             for prediction in (*LEARNERS, PERFECT)
         ),
+        replace(SMALL, prediction=PERFECT),
     ]
-    return sorted(dict.fromkeys(found), key=lambda case: -case.jobs / case.part)
+    return [replace(case, seed=seed) for seed in range(SEEDS) for case in dict.fromkeys(found)]
 
 
 def results(cases: Sequence[Case]) -> Iterator[Result]:
@@ -150,10 +162,11 @@ def results(cases: Sequence[Case]) -> Iterator[Result]:
 def experiment(case: Case, model: Lookup | None) -> Experiment:
     """`model`: what is learned from the jobs before; None: users know how long theirs take."""
     links = Links(LINKS.within_mib_s, case.gbit * GBIT_MIB)
+    servers, size = (1, TESTBED) if case.testbed else (SERVERS // case.part, SIZE)
     settings = Settings(policy="asrpt", predictor="forest", links=links, monitor=MONITOR)
     return Experiment(
-        _trace(case.jobs, case.single_gpu, case.part, links),
-        parse(f"{SERVERS // case.part}x{SIZE}xV100-32GB"),
+        _submitted(case, _trace(case.jobs, case.seed, case.single_gpu, case.part, links)),
+        parse(f"{servers}x{size}xV100-32GB"),
         settings,
         interference="none",
         physics=PHYSICS,
@@ -165,9 +178,11 @@ def experiment(case: Case, model: Lookup | None) -> Experiment:
 def policy(case: Case) -> Callable[[Settings], Policy]:
     def made(settings: Settings) -> Policy:
         plain = asrpt(settings, AsrptSettings())
-        if case.policy in BASELINES:
-            by, conserving = BASELINES[case.policy]
-            return replace(plain, patience=0.0, by=by, conserving=conserving)
+        name, adaptive, _ = case.policy.partition(ADAPTIVE)
+        if name in BASELINES:
+            by, conserving = BASELINES[name]
+            its = {"by": by, "conserving": conserving, "adaptive": bool(adaptive)}
+            return replace(plain, patience=0.0, **its)
         return replace(
             plain,
             patience=case.patience,
@@ -210,30 +225,47 @@ def _run(due: tuple[Case, Lookup | None]) -> Result:
     return result(case, outcome, [plan_s for _, plan_s in timed.plans], run_s)
 
 
-_Lesson = tuple[str, float | None]
+_Lesson = tuple[str, float | None, int]
 
 
 def _lesson(case: Case) -> _Lesson:
-    return case.prediction, None if case.prediction == PERFECT else case.single_gpu
+    perfect = case.prediction == PERFECT
+    return case.prediction, None if perfect else case.single_gpu, case.part
 
 
 def _learn(lesson: _Lesson) -> Lookup | None:
-    prediction, single_gpu = lesson
+    prediction, single_gpu, part = lesson
     if prediction == PERFECT:
         return None
-    return learned(single_gpu=single_gpu, how=LEARNERS[prediction])
+    return learned(single_gpu, LEARNERS[prediction], part)
+
+
+def _submitted(case: Case, trace: Trace) -> Trace:
+    """The trace as the case submits it."""
+    if case.testbed:
+        few = [task for task in trace.tasks if task.gpus <= TESTBED]
+        return replace(trace, tasks=tuple(_scaled(t, TESTBED_SCALE, TESTBED_SCALE) for t in few))
+    if case.load is None:
+        return trace
+    slower = load(trace, SERVERS // case.part * SIZE) / case.load
+    return replace(trace, tasks=tuple(_scaled(task, slower, 1.0) for task in trace.tasks))
+
+
+def _scaled(task: Task, submitted: float, lasting: float) -> Task:
+    duration_s = lasting * task.duration_s
+    return replace(task, submit_s=submitted * task.submit_s, duration_s=duration_s)
 
 
 @cache
-def _trace(jobs: int, single_gpu: float | None, part: int, links: Links) -> Trace:
+def _trace(jobs: int, seed: int, single_gpu: float | None, part: int, links: Links) -> Trace:
     """Durations are those on the fewest servers, whatever the network: only who is spread wider
     than that is slowed by it."""
-    trace = made(jobs, single_gpu=single_gpu)
+    trace = made(jobs, seed, single_gpu, part=part)
     tasks = (
         replace(task, iteration_s=extremes(task.layout, links, SIZE).fastest_s)
         if task.layout
         else task
-        for task in trace.tasks[::part]
+        for task in trace.tasks
         if task.gpus * part <= LARGEST
     )
     return Trace(trace.name, tuple(tasks))

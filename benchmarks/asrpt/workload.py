@@ -5,7 +5,8 @@ after cleaning, which is not at hand. What is made instead:
 
 - **Jobs** are Philly's, one after the other as often as it takes: arrivals, durations, GPUs and
   virtual clusters are its own. Time between arrivals is shrunk, alike for all, to PAI's mean of
-  7 s (62 days for 758,223 jobs): that is the paper's load, the jobs of 6,000 GPUs on 2,000.
+  7 s (62 days for 758,223 jobs), and durations to PAI's mean of 5,039 s: that is the paper's load,
+  the jobs of 6,000 GPUs on 2,000. A `part` of the cluster has as large a part of the jobs.
 - **Groups** are jobs of one user with one demand for GPUs. Their sizes follow a power law whose
   exponent is such that 65 % of the jobs are of a group of five or more, as PAI's; nothing else is
   printed of PAI's sizes. Runs of a group are anywhere in the two months.
@@ -49,6 +50,7 @@ PHILLY = DATA / "philly" / "philly.csv"
 
 JOBS = 758_223  # of the whole trace, in so many days
 DAYS = 62
+MEAN_S = 5_039.0  # PAI's duration
 PAST = 0.8  # of the jobs, to learn from
 USERS = 1_300
 PASSED = 0.693
@@ -99,11 +101,16 @@ class Jobs:
 
 
 def made(
-    jobs: int = 75_000, seed: int = 0, single_gpu: float | None = None, layouts: bool = True
+    jobs: int = 75_000,
+    seed: int = 0,
+    single_gpu: float | None = None,
+    layouts: bool = True,
+    part: int = 1,
 ) -> Trace:
-    """So many consecutive jobs, from a place that `seed` draws. `single_gpu`: their share; None for
-    Philly's 93 %. Without `layouts` nothing is known of how jobs are spread over their GPUs."""
-    all_jobs = whole(seed, single_gpu)
+    """So many consecutive jobs, from a place that `seed` draws, as in the paper. `single_gpu`:
+    their share; None for Philly's 93 %. Without `layouts` nothing is known of how jobs are spread
+    over their GPUs."""
+    all_jobs = whole(0, single_gpu, part=part)
     first = all_jobs.known
     first += Random(seed).randrange(len(all_jobs.at_s) - first - jobs + 1)
     begin_s = float(all_jobs.at_s[first])
@@ -127,11 +134,11 @@ def made(
 
 
 def learned(
-    seed: int = 0, single_gpu: float | None = None, how: forest.Learner = forest.grown
+    single_gpu: float | None = None, how: forest.Learner = forest.grown, part: int = 1
 ) -> Lookup:
     """What the jobs before those of `made` teach, as the predictor `forest` asks for it under the
     name `forest`. `how`: also `forest.means` or `forest.medians`, for the paper's comparison."""
-    jobs = whole(seed, single_gpu)
+    jobs = whole(0, single_gpu, part=part)
     known = slice(jobs.known)
     groups = [jobs.ids[g] for g in jobs.group[known]]
     users = [jobs.users[g] for g in jobs.group[known]]
@@ -150,12 +157,14 @@ def whole(
     seed: int = 0,
     single_gpu: float | None = None,
     jobs: int = JOBS,
+    part: int = 1,
     spread: float = SPREAD,
     passed: float = PASSED,
 ) -> Jobs:
-    """The two months."""
+    """The two months; with `part`, of as large a part of the cluster."""
     random = np.random.default_rng(seed)
-    at_s, duration_s, gpus, cluster = _philly(jobs)
+    at_s, duration_s, gpus, cluster = _philly(jobs // part)
+    at_s = at_s * part
     if single_gpu is not None:
         several = gpus[gpus > 1]
         drawn_gpus = random.choice(several, len(gpus))
@@ -186,7 +195,7 @@ def _philly(jobs: int) -> tuple[Array, Array, Array, Array]:
     _, cluster = np.unique([task.user for task in tasks], return_inverse=True)
     columns = ([task.duration_s for task in tasks], [task.gpus for task in tasks], cluster)
     duration_s, gpus, clusters = (np.tile(column, passes)[:jobs] for column in columns)
-    return at_s, duration_s, gpus, clusters
+    return at_s, duration_s * (MEAN_S / duration_s.mean()), gpus, clusters
 
 
 def _grouped(duration_s: Array, spread: float, passed: float, random: Any) -> Array:

@@ -18,12 +18,17 @@ from benchmarks.cuckoo.paper import (
     PREDICTED,
     TABLES,
 )
-from benchmarks.cuckoo.runs import HEADLINE, HEAVY, SETTINGS, WEIGHTS, Result, Setting
-from benchmarks.cuckoo.timing import LIMITS_S, Pruned, Taken
+from benchmarks.cuckoo.runs import (
+    HEADLINE,
+    SEEDS,
+    SENDING,
+    WEIGHTS,
+    Result,
+    Setting,
+)
 from benchmarks.harness.report import Report
-from benchmarks.harness.rows import columns, verdict
-from carmad.sim.report import compare, markdown
-from carmad.sim.report.compare import Claim
+from benchmarks.harness.rows import columns
+from carmad.sim.report import markdown
 
 LINE = "\n\n"
 
@@ -38,75 +43,110 @@ class Runs:
     def median(self, of: str, what: str, setting: Setting = HEADLINE) -> float:
         return float(median(getattr(result, of) for result in self.of(what, setting)))
 
-    def ratio(self, of: str, what: str, setting: Setting) -> float:
+    def ratios(self, of: str, what: str, setting: Setting) -> list[float]:
         """Over Cuckoo's, seed by seed."""
         pairs = zip(self.of(what, setting), self.of("Cuckoo", setting), strict=True)
-        return float(median(getattr(one, of) / getattr(cuckoo, of) for one, cuckoo in pairs))
+        return [getattr(one, of) / getattr(cuckoo, of) for one, cuckoo in pairs]
 
 
-def report(
-    results: Sequence[Result],
-    found: Sequence[Found],
-    taken: Sequence[Taken],
-    pruned: Sequence[Pruned],
-) -> Report:
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A figure of the paper's beside ours: the median of the seeds, and their range."""
+
+    what: str
+    unit: str
+    paper: float
+    ours: float
+    low: float
+    high: float
+
+
+def report(results: Sequence[Result], found: Sequence[Found]) -> Report:
     runs = Runs(results)
+    beside = {
+        "headline": [*_unshared(runs), *_variants(runs, HEADLINE), *_prediction(runs)],
+        "table 3's stages": list(_variants(runs, SENDING)),
+        "pairs": list(_errors(found)),
+    }
+    beside = {name: rows for name, rows in beside.items() if rows}
+    settings = dict.fromkeys(result.setting for result in results)
+    weighed = all(runs.of(what) for what in WEIGHTS)
     sections = (
         ("## What is simulated", notes.SETTING),
-        ("## The paper's figures and ours", compare.table(list(_claims(runs, found)))),
-        ("### At twice the load", compare.table(list(_variants(runs, HEAVY)))),
-        *((f"## {_title(setting)}", _table(runs, setting)) for setting in SETTINGS),
-        ("## The weight w (figure 12)", _weights(runs), notes.WEIGHTS),
-        ("## Deadlines foretold (table 11, figure 11)", _predicted(runs), notes.PREDICTED),
-        ("## Throughput of pairs (figure 10)", _pairs(found), notes.PAIRS),
-        ("## How long a plan takes", _taken(taken), _pruned(pruned), notes.PLANS),
-        ("## Likely causes of the differences", notes.CAUSES),
+        *((f"## Paper and ours: {name}", _beside(rows)) for name, rows in beside.items()),
+        *((f"## {_title(setting)}", _table(runs, setting)) for setting in settings),
+        ("## The weight w (figure 12)", _weights(runs), notes.WEIGHTS) if weighed else (),
+        ("## Deadlines predicted (table 11, figure 11)", _predicted(runs), notes.PREDICTED),
+        ("## Throughput of pairs (figure 10)", _pairs(found), notes.PAIRS) if found else (),
+        ("## Causes of the differences", notes.CAUSES),
     )
-    data = {"runs": results, "pairs": found, "plans": taken, "pruned": pruned}
+    data = {"beside": beside, "runs": results, "pairs": found}
     return Report("Cuckoo beside other schedulers", [*chain.from_iterable(sections)], data)
 
 
 # -- beside the paper
 
 
-def _claims(runs: Runs, found: Sequence[Found]) -> Iterator[Claim]:
-    unshared = runs.median("jct", "fifo")
-    yield Claim("table 1: non-packing, mean JCT", FIFO_JCT_S, unshared, "s", notes.FITTED)
-    met = 100 * runs.median("met", "fifo")
-    yield Claim("table 1: non-packing, deadlines met", FIFO_MET, met, "%", notes.FIFO)
-    yield from _variants(runs, HEADLINE)
+def _of(what: str, unit: str, paper: float, ours: Sequence[float]) -> Beside:
+    return Beside(what, unit, paper, median(ours), min(ours), max(ours))
+
+
+def _unshared(runs: Runs) -> Iterator[Beside]:
+    alone = runs.of("None")
+    yield _of("table 1: not packed, mean JCT (calibrated)", "s", FIFO_JCT_S, [r.jct for r in alone])
+    met = [100 * r.met for r in alone]
+    yield _of("table 1: not packed, deadlines met (calibrated)", "%", FIFO_MET, met)
+
+
+def _variants(runs: Runs, setting: Setting) -> Iterator[Beside]:
+    if not runs.of("Cuckoo", setting):
+        return
+    met = [100 * r.met for r in runs.of("Cuckoo", setting)]
+    yield _of("tables 9-14: Cuckoo, deadlines met", "%", CUCKOO_MET, met)
+    for number, rows in TABLES.items():
+        for what, told in rows.items():
+            if not runs.of(what, setting):
+                continue
+            name = f"{number}: {what}"
+            met = [100 * r.met for r in runs.of(what, setting)]
+            yield _of(f"{name}, deadlines met", "%", told.met, met)
+            yield _of(f"{name}, JCT", "x", told.jct, runs.ratios("jct", what, setting))
+            yield _of(f"{name}, p99 JCT", "x", told.tail, runs.ratios("tail", what, setting))
+
+
+def _prediction(runs: Runs) -> Iterator[Beside]:
     for what, (precision, f1) in PREDICTED.items():
+        if not runs.of(what):
+            continue
         name = f"figure 11: {'AM' if what == 'Cuckoo' else what}"
-        ours = _scores(runs, what)
-        yield Claim(f"{name}, precision", precision, ours[0], "%", notes.PRECISION)
-        yield Claim(f"{name}, F1", f1, ours[2], "%", notes.PRECISION)
+        scores = [_scores([run]) for run in runs.of(what)]
+        yield _of(f"{name}, precision", "%", precision, [each[0] for each in scores])
+        yield _of(f"{name}, F1", "%", f1, [each[2] for each in scores])
+
+
+def _errors(found: Sequence[Found]) -> Iterator[Beside]:
     for model, paper in ERRORS.items():
         for each in found:
             if each.model == model:
                 name = f"figure 10: {model}, error of throughput: {each.data}"
-                yield Claim(name, paper, 100 * each.group, "%", notes.ERROR)
+                yield _of(name, "%", paper, [100 * each.group])
 
 
-def _told(runs: Runs, what: str) -> list[Result]:
-    return [*runs.of(what), *runs.of(what, HEAVY)]
+def _beside(rows: Sequence[Beside]) -> str:
+    return columns(
+        rows,
+        ("", "{0.what}"),
+        ("unit", "{0.unit}"),
+        ("paper", "{0.paper:,.4g}"),
+        ("ours", "{0.ours:,.4g}"),
+        ("seeds", lambda each: f"{each.low:,.4g}–{each.high:,.4g}"),
+        ("difference", lambda each: f"{each.ours - each.paper:+,.3g}"),
+        text=range(2),
+    )
 
 
-def _variants(runs: Runs, setting: Setting) -> Iterator[Claim]:
-    met = 100 * runs.median("met", "Cuckoo", setting)
-    yield Claim("tables 9–14: Cuckoo, deadlines met", CUCKOO_MET, met, "%", notes.MET)
-    for number, rows in TABLES.items():
-        for what, told in rows.items():
-            name, cause = f"{number}: {what}", notes.CAUSE[what]
-            met = 100 * runs.median("met", what, setting)
-            jct, tail = (runs.ratio(of, what, setting) for of in ("jct", "tail"))
-            yield Claim(f"{name}, deadlines met", told.met, met, "%", cause)
-            yield Claim(f"{name}, JCT over Cuckoo's", told.jct, jct, "×", cause)
-            yield Claim(f"{name}, 99th percentile", told.tail, tail, "×", cause)
-
-
-def _scores(runs: Runs, what: str) -> tuple[float, float, float]:
-    """Precision, recall and F1 of "done in time", in %, over all seeds and both loads."""
-    of = _told(runs, what)
+def _scores(of: Sequence[Result]) -> tuple[float, float, float]:
+    """Precision, recall and F1 of "done in time", in %."""
     kept, broken, lucky = (sum(getattr(r, n) for r in of) for n in ("kept", "broken", "lucky"))
     precision, recall = kept / max(1, kept + broken), kept / max(1, kept + lucky)
     f1 = 2 * precision * recall / max(1e-9, precision + recall)
@@ -145,24 +185,24 @@ def _table(runs: Runs, setting: Setting) -> str:
             )
         )
     unfinished = sum(r.jobs - r.finished for r in runs.results if r.setting == setting)
-    note = f"Medians of {SETTINGS[setting][1]} seeds. Jobs that never finished: {unfinished}."
+    note = f"Medians of {SEEDS} seeds. Jobs that never finished: {unfinished}."
     return markdown.table(headings, rows, numbers=range(1, len(headings))) + LINE + note
 
 
 def _weights(runs: Runs) -> str:
-    """At twice the load. 0.6 and 1 have other names among the variants."""
+    """0.6 and 1 have other names among the variants."""
     named = {**{float(what.split()[-1]): what for what in WEIGHTS}, 0.6: "Cuckoo", 1.0: "Blossom"}
     rows = [
         (
             f"{weight:g}",
-            f"{100 * runs.median('met', named[weight], HEAVY):.1f} %",
-            f"{runs.median('jct', named[weight], HEAVY):,.0f}",
-            f"{runs.median('tail', named[weight], HEAVY):,.0f}",
+            f"{100 * runs.median('met', named[weight]):.1f} %",
+            f"{runs.median('jct', named[weight]):,.0f}",
+            f"{runs.median('tail', named[weight]):,.0f}",
         )
         for weight in sorted(named)
     ]
-    best = max(named, key=lambda weight: runs.median("met", named[weight], HEAVY))
-    quick = min(named, key=lambda weight: runs.median("jct", named[weight], HEAVY))
+    best = max(named, key=lambda weight: runs.median("met", named[weight]))
+    quick = min(named, key=lambda weight: runs.median("jct", named[weight]))
     headings = ("w", "deadlines met", "mean JCT s", "99th percentile s")
     low, high = BEST_WEIGHTS
     return (
@@ -173,10 +213,10 @@ def _weights(runs: Runs) -> str:
 
 def _predicted(runs: Runs) -> str:
     rows = []
-    for what in PREDICTED:
-        of = _told(runs, what)
+    for what in filter(runs.of, PREDICTED):
+        of = runs.of(what)
         counts = (sum(getattr(r, n) for r in of) for n in ("kept", "broken", "late", "lucky"))
-        scores = (f"{score:.2f} %" for score in _scores(runs, what))
+        scores = (f"{score:.2f} %" for score in _scores(of))
         rows.append(("AM" if what == "Cuckoo" else what, *(f"{n:,}" for n in counts), *scores))
     headings = (
         *("", "in time, and was", "and was not", "late, and was", "and was not"),
@@ -196,31 +236,4 @@ def _pairs(found: Sequence[Found]) -> str:
         ("iterations alike", lambda e: "" if e.alike is None else f"{100 * e.alike:.1f} %"),
         ("of each job's", lambda each: f"{100 * each.job:.1f} %"),
         text=range(2),
-    )
-
-
-def _taken(taken: Sequence[Taken]) -> str:
-    return columns(
-        taken,
-        ("GPUs", "{0.gpus}"),
-        ("jobs in line", "{0.queued:,}"),
-        ("plans", "{0.plans}"),
-        ("median ms", "{0.median_ms:,.0f}"),
-        ("worst ms", "{0.worst_ms:,.0f}"),
-        ("at most ms", lambda each: f"{1000 * LIMITS_S[each.queued]:,.0f}"),
-        ("", lambda each: verdict(each.worst_ms <= 1000 * LIMITS_S[each.queued])),
-        text=(0, 6),
-    )
-
-
-def _pruned(pruned: Sequence[Pruned]) -> str:
-    return columns(
-        pruned,
-        ("jobs", "{0.jobs:,}"),
-        ("edges", "{0.full_edges:,}"),
-        ("kept", "{0.edges:,}"),
-        ("weight lost", lambda each: f"{100 * each.lost:.3f} %"),
-        ("matched in s", "{0.full_s:.2f}"),
-        ("pruned, in s", "{0.took_s:.3f}"),
-        text=(),
     )

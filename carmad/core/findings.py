@@ -87,6 +87,7 @@ class Profile:
     peak_mib: int = 0
     indicators: tuple[Indicator, ...] = ()
     of: JobId | None = None  # the earlier job that was measured; None: this one itself
+    gpu: str = ""  # the kind of GPU; "": not recorded
 
     def mean(self, name: str) -> float | None:
         return next((each.mean for each in self.indicators if each.name == name), None)

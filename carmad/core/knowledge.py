@@ -72,7 +72,9 @@ class Knowledge:
         if job.profiled:
             return job
         peak_mib = self._fleet.with_usage(job).usage.peak_mib
-        return replace(job, profile=self.profiler.profile(job, peak_mib))
+        profile = self.profiler.profile(job, peak_mib)
+        there = next((self._fleet.gpus[gpu] for gpu in job.gpus if gpu in self._fleet.gpus), None)
+        return replace(job, profile=replace(profile, gpu=there.name) if there else profile)
 
     def seen_to_end(self, job: Job, state: JobState) -> Job:
         """The ended job with the peak of the whole run, and with a profile even if it ended before

@@ -99,10 +99,13 @@ class Machine:
 
 def rebuilt(queue: tuple[Job, ...], now: float, speed: float) -> Machine:
     """A machine rebuilt as if only these jobs had existed, each since its submission."""
+    finished, others = [], []
+    for job in queue:
+        (finished if _finished(job) else others).append(job)
     served: list[Served] = []
-    done: list[Done] = []
+    done = sorted(_done(job, min(job.submitted_at, now)) for job in finished)
     at = -math.inf
-    for job in sorted(queue, key=attrgetter("submitted_at", "id")):
+    for job in sorted(others, key=attrgetter("submitted_at", "id")):
         at = _serve(served, done, at, speed, min(job.submitted_at, now))
         _arrive(served, done, job, at)
     at = _serve(served, done, at, speed, now)
@@ -133,11 +136,16 @@ def _taken_out(jobs: list[Entry], ids: Set[JobId]) -> list[Entry]:
 
 
 def _arrive(served: list[Served], done: list[Done], job: Job, at: float) -> None:
-    """Add a job. One that was started before counts as finished."""
-    if job.attempt or not work(job):
+    if _finished(job):
         insort(done, _done(job, job.submitted_at if job.attempt else at))
     else:
         insort(served, Served(job.spec.nice, work(job), at, job.id, job))
+
+
+def _finished(job: Job) -> bool:
+    """Whether the machine has no work to do for it: it was started before, or its duration is
+    unknown."""
+    return bool(job.attempts) or not job.expected_s
 
 
 def _done(job: Job, at: float) -> Done:

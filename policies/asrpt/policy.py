@@ -42,14 +42,15 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Asrpt:
-    """`by` replaces the machine's order, and with `conserving` the queue is never blocked: the
-    paper's baselines."""
+    """`by` replaces the machine's order, without `adaptive` servers are filled in order of index
+    whatever the job, and with `conserving` the queue is never blocked: the paper's baselines."""
 
     name: str
     unshared: Unshared
     patience: float
     reserve: bool
     by: Order | None = None
+    adaptive: bool = True
     conserving: bool = False
 
     def order(self, job: Job) -> float:
@@ -60,7 +61,7 @@ class Asrpt:
         if not view.queue:
             return ()
         before = view.memory if isinstance(view.memory, Memory) else Memory(Machine())
-        turn = Turn(self.unshared, self.patience, view, dict(before.aside))
+        turn = Turn(self.unshared, self.patience, view, dict(before.aside), self.adaptive)
         machine = before.machine if self.by else self._followed(before.machine, view, turn)
         plan, held = self._placements(self._line(machine, view), turn)
         if self.reserve and not self.by:

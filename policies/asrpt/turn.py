@@ -50,7 +50,12 @@ class Turn:
     wait for better GPUs, or have waited long enough."""
 
     def __init__(
-        self, unshared: Unshared, patience: float, view: View, aside: dict[JobId, Aside]
+        self,
+        unshared: Unshared,
+        patience: float,
+        view: View,
+        aside: dict[JobId, Aside],
+        adaptive: bool = True,
     ) -> None:
         self.view = replace(view, queue=())  # removing started jobs from a long queue is slow
         self.totals = totals(view)
@@ -59,6 +64,7 @@ class Turn:
         self.explained = EXPLAINED if self._readable else 1
         self._unshared = unshared
         self._patience = patience
+        self._adaptive = adaptive
         self._servers: dict[Demand, list[Server]] = {}  # valid until a job starts
 
     def of(self, job: Job, explain: bool) -> Placement:
@@ -88,12 +94,13 @@ class Turn:
         together as possible, and does not wait for a better place."""
         servers, layout, gpus = self._servers_for(job), job.spec.layout, job.spec.gpus
         if layout is None:
-            parts = taken(closest(servers, gpus), gpus)
+            parts = taken(closest(servers, gpus) if self._adaptive else servers, gpus)
             return Place(tuple(chain.from_iterable(parts))) if parts else None
         links, size = self.view.settings.links, self.totals.size
         known = extremes(layout, links, size)
-        ordered = most_available(servers) if known.heavy else least_available(servers)
-        parts = taken(ordered, gpus, known.width)
+        if self._adaptive:
+            servers = (most_available if known.heavy else least_available)(servers)
+        parts = taken(servers, gpus, known.width)
         if not parts:
             return None
         found = mapping(layout, tuple(map(len, parts)), links, size)

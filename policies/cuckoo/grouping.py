@@ -10,8 +10,6 @@ from policies.cuckoo.groups import Group, Memory, Node, Packer, user
 from policies.cuckoo.members import Member, Site, memory_mib
 from policies.cuckoo.packing import taken_apart
 
-TOGETHER = 500  # jobs matched at a time, in queue order, so that their deadlines are close
-
 
 def grouped(
     view: View,
@@ -59,12 +57,7 @@ def _pairs(view: View, line: Sequence[Member], where: Site, packer: Packer) -> l
     for node in packable(view, line):
         by_gpus.setdefault(node.member.job.spec.gpus, []).append(node)
     open_to = free or {where.kind(gpu) for gpu in shared}
-    return [
-        pair
-        for nodes in by_gpus.values()
-        for at in range(0, len(nodes), TOGETHER)
-        for pair in packer.pairs(nodes[at : at + TOGETHER], open_to, memory)
-    ]
+    return [pair for nodes in by_gpus.values() for pair in packer.pairs(nodes, open_to, memory)]
 
 
 def packable(view: View, line: Iterable[Member]) -> Iterator[Node]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -22,6 +22,7 @@ Stages = tuple[StageTimes, ...]  # by kind
 Slowed = tuple[tuple[float, float], ...]  # slowdowns of a pair's iterations, by kind
 
 ANYONE = -1  # instead of a user: without MPS, all users may share
+KNOWN = 512  # stages remembered with how they go together
 GAIN = 1e-6  # an eff_value must exceed 1 by this: less is rounding
 
 
@@ -49,11 +50,6 @@ class Group:
         if not self.slowed:
             return lefts
         return ends(lefts[0], lefts[1], self.slowed[kind], 0.0)
-
-    def latest_s(self, kind: int) -> float:
-        """When they must begin for each to meet its deadline."""
-        ends_s = self.ends_s(kind)
-        return min(m.deadline_s - end_s for m, end_s in zip(self.members, ends_s, strict=True))
 
 
 class Node(NamedTuple):
@@ -93,9 +89,11 @@ class Packer:
     weight: float
     in_step: bool = False
 
-    def together(self, one: Member, other: Member) -> Group:
-        """The two jobs as a group, whatever the gain."""
-        return Group((one, other), _slowed(self, one.stages, other.stages))
+    def together(self, one: Member, other: Member, kind: int) -> Group:
+        """The two jobs as a group, whatever the gain, rated on this kind."""
+        slowed = self._slowed(one, other)
+        closeness = float(ddl_values(one.deadline_s, other.deadline_s))
+        return Group((one, other), slowed, sum(1 / by for by in slowed[kind]), closeness)
 
     def pairs(self, nodes: Sequence[Node], open_to: Iterable[int], memory: Memory) -> list[Group]:
         """The matching of nodes that ask for equally many GPUs. `open_to` has the kinds that they
@@ -108,19 +106,16 @@ class Packer:
         table = np.where(eff > 1 + GAIN, total_values(eff, ddl, self.weight), 0.0)
         found = matched(best_edges(table))
         pairs = [_first_first(nodes[low].member, nodes[high].member) for low, high in found]
-        slowed = self.slowed([one.stages for one, _ in pairs], [two.stages for _, two in pairs])
         return [
-            Group(pair, each, float(eff[low, high]), float(ddl[low, high]))
-            for (low, high), pair, each in zip(found, pairs, slowed, strict=True)
+            Group(pair, self._slowed(*pair), float(eff[low, high]), float(ddl[low, high]))
+            for (low, high), pair in zip(found, pairs, strict=True)
         ]
 
     def company(self, rows: Sequence[Member], columns: Sequence[Member], kind: int) -> Company:
-        """The tables of rows beside columns. Runs of the same job, which are many, are computed
-        once."""
-        row, one = _distinct(rows, kind)
-        column, other = _distinct(columns, kind)
-        there = np.ix_(row, column)
-        return Company(*(table[there] for table in _each_with_each(self, one, other)))
+        """The tables of rows beside columns."""
+        return _known_to(self).table(
+            [member.stages[kind] for member in rows], [member.stages[kind] for member in columns]
+        )
 
     def _efficiencies(
         self, nodes: Sequence[Node], open_to: Iterable[int], memory: Memory
@@ -140,44 +135,60 @@ class Packer:
         phases = Phases.of(stages)
         return phases if self.in_step else phases.slower(1 / standalone(self.model, phases))
 
-    def slowed(self, ones: Sequence[Stages], others: Sequence[Stages]) -> list[Slowed]:
-        """For each pair, by how much longer an iteration of either takes."""
-        if not ones:
-            return []
-        a, b = (self.phases([on for each in jobs for on in each]) for jobs in (ones, others))
-        round_s = np.minimum(self.model.iteration_s((a, b)), self.model.iteration_s((b, a)))
-        one, other = (
-            np.maximum(1.0, round_s / standalone(self.model, jobs)).reshape(len(ones), -1).tolist()
-            for jobs in (a, b)
-        )
-        return [tuple(zip(*both, strict=True)) for both in zip(one, other, strict=True)]
+    def _slowed(self, one: Member, other: Member) -> Slowed:
+        """By kind, by how much longer an iteration of each takes."""
+        known = _known_to(self)
+        return tuple(known.pair(*kind) for kind in zip(one.stages, other.stages, strict=True))
 
 
-@lru_cache(maxsize=4096)
-def _slowed(packer: Packer, one: Stages, other: Stages) -> Slowed:
-    """Cached, as pairs stay together for many plans."""
-    return packer.slowed([one], [other])[0]
+class _Known:
+    """The table of each with each of the stages seen so far. Jobs stay queued from plan to plan,
+    and many are runs of the same one: only what is new is computed."""
+
+    def __init__(self, packer: Packer) -> None:
+        self._packer = packer
+        self._places: dict[StageTimes, int] = {}
+        self._efficiency = self._slowed = np.zeros((0, 0))
+
+    def pair(self, one: StageTimes, other: StageTimes) -> tuple[float, float]:
+        """The slowdown of each."""
+        places = self._with((one, other))
+        low, high = places[one], places[other]
+        return float(self._slowed[low, high]), float(self._slowed[high, low])
+
+    def table(self, rows: Sequence[StageTimes], columns: Sequence[StageTimes]) -> Company:
+        places = self._with((*rows, *columns))
+        there = np.ix_([places[each] for each in rows], [places[each] for each in columns])
+        return Company(self._efficiency[there], self._slowed[there], self._slowed.T[there])
+
+    def _with(self, wanted: Iterable[StageTimes]) -> Mapping[StageTimes, int]:
+        """The places of all that are known, with these."""
+        new = [stages for stages in dict.fromkeys(wanted) if stages not in self._places]
+        if not new:
+            return self._places
+        if len(self._places) + len(new) > KNOWN:
+            self._places.clear()
+            new = list(dict.fromkeys(wanted))
+        old = len(self._places)
+        self._places |= {stages: old + n for n, stages in enumerate(new)}
+        count = len(self._places)
+        mine, everyone = self._packer.phases(new), self._packer.phases(tuple(self._places))
+        mine_s, all_s = (standalone(self._packer.model, each) for each in (mine, everyone))
+        round_s = rounds(self._packer.model, mine, everyone)
+        efficiency, slowed = np.empty((count, count)), np.empty((count, count))
+        efficiency[:old, :old] = self._efficiency[:old, :old]
+        slowed[:old, :old] = self._slowed[:old, :old]
+        efficiency[old:] = eff_values(mine_s, all_s, round_s)
+        efficiency[:, old:] = efficiency[old:].T
+        slowed[old:] = np.maximum(1.0, round_s / mine_s[:, None])
+        slowed[:, old:] = np.maximum(1.0, round_s / all_s).T
+        self._efficiency, self._slowed = efficiency, slowed
+        return self._places
 
 
-@lru_cache(maxsize=64)
-def _each_with_each(packer: Packer, rows: Stages, columns: Stages) -> Company:
-    """Cached, as the same jobs stay queued from plan to plan."""
-    one = packer.phases(rows)
-    other = one if columns == rows else packer.phases(columns)
-    round_s = rounds(packer.model, one, other)
-    one_s, other_s = standalone(packer.model, one), standalone(packer.model, other)
-    return Company(
-        eff_values(one_s, other_s, round_s),
-        np.maximum(1.0, round_s / one_s[:, None]),
-        np.maximum(1.0, round_s / other_s),
-    )
-
-
-def _distinct(members: Sequence[Member], kind: int) -> tuple[list[int], Stages]:
-    """The distinct stages on this kind, and each member's index among them."""
-    places: dict[StageTimes, int] = {}
-    place = [places.setdefault(member.stages[kind], len(places)) for member in members]
-    return place, tuple(places)
+@lru_cache(maxsize=8)
+def _known_to(packer: Packer) -> _Known:
+    return _Known(packer)
 
 
 def _allowed(nodes: Sequence[Node], whole_mib: int, conditions: Preconditions) -> NDArray[np.bool_]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -28,7 +27,6 @@ from policies.cuckoo.members import Member, Site
 from policies.cuckoo.planning import NEVER, Groups, Planner, Window
 from policies.cuckoo.schedule import Turn, classes
 from policies.cuckoo.telling import Planned
-from policies.cuckoo.value import ddl_values
 
 
 class Place(NamedTuple):
@@ -49,7 +47,6 @@ class Cost(NamedTuple):
     complete_s: Numbers
     late_s: Numbers
     possible: NDArray[np.bool_]
-    efficiency: Numbers
 
 
 class Row(NamedTuple):
@@ -81,17 +78,13 @@ def joins(
         if not there:
             continue
         asking = [rows[group.members[0].job.id] for group in alike]
-        table, efficiency = _table(asking, there, packer, conditions)
+        table = _table(asking, there, packer, conditions)
         windows = [Window(n, end_s=NEVER) for n in range(len(there))]
         for n, slot in enumerate(planner(table, windows)):
             if slot:
                 place, joins = there[slot.window], asking[n].node.member
                 free.remove(place)
-                group = replace(
-                    packer.together(place.member, joins),
-                    efficiency=float(efficiency[n, slot.window]),
-                    closeness=float(ddl_values(place.member.deadline_s, joins.deadline_s)),
-                )
+                group = packer.together(place.member, joins, place.kind)
                 gpus = tuple(by_id[gpu] for gpu in place.member.job.gpus)
                 yield Turn(Planned(group, ends_s=group.ends_s(place.kind)), gpus)
 
@@ -136,10 +129,10 @@ def _kept(places: Iterable[Place], planned: Mapping[JobId, Planned]) -> Iterator
 
 def _table(
     rows: Sequence[Row], places: Sequence[Place], packer: Packer, conditions: Preconditions
-) -> tuple[Groups, Numbers]:
-    """The groups, with each place as a separate kind, and the eff_values."""
+) -> Groups:
+    """The groups, with each place as a separate kind."""
     shape = len(rows), len(places)
-    complete_s, late_s, efficiency = (np.zeros(shape) for _ in range(3))
+    complete_s, late_s = np.zeros(shape), np.zeros(shape)
     fits = np.zeros(shape, dtype=bool)
     members = [row.node.member for row in rows]
     deadline_s = np.array([member.deadline_s for member in members])
@@ -151,10 +144,9 @@ def _table(
         cost = _costs(rows, [places[n] for n in columns], kind, packer, conditions)
         sooner = cost.complete_s + cost.late_s < (kept_s + later_s)[:, None]
         complete_s[:, columns], late_s[:, columns] = cost.complete_s, cost.late_s
-        fits[:, columns], efficiency[:, columns] = cost.possible & sooner, cost.efficiency
+        fits[:, columns] = cost.possible & sooner
     submitted_at = np.array([member.job.submitted_at for member in members])
-    table = Groups(complete_s, -late_s, fits, submitted_at, deadline_s, later_s)
-    return table, efficiency
+    return Groups(complete_s, -late_s, fits, submitted_at, deadline_s, later_s)
 
 
 def _costs(
@@ -181,7 +173,6 @@ def _costs(
         ends_s + delayed_s,
         _late_s(ends_s, deadline_s) + more_late_s,
         room & uid & (before | in_time) & (company.efficiency > 1 + GAIN),
-        company.efficiency,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from carmad.plugin import GpuId, GpuView, Job, Settings, StageTimes, View, idle
@@ -82,52 +83,51 @@ class Member(NamedTuple):
     missing: str  # the reason code of what must be known before it is packed; "": nothing
 
 
-def unknown(job: Job, stages: Sequence[StageTimes]) -> str:
-    if not stages or not need_mib(job):
-        return "unprofiled"
-    return "unpredicted" if job.expected_s is None else ""
-
-
-def members(jobs: Sequence[Job], where: Site, model: Model, now: float) -> list[Member]:
+def members(jobs: Sequence[Job], where: Site, model: Model, view: View) -> list[Member]:
     """The jobs as members. A job of unknown duration is assumed to take the mean of the others."""
-    speeds, first = Speeds.told(jobs), where.kinds[0]
-    told = [known(job, first) for job in jobs]
+    speeds, now = Speeds.told(jobs), view.now
+    told = [known(job, where.kinds[0], view.settings.links) for job in jobs]
     on_kinds = {
         stages: tuple(speeds.on(stages, kind) for kind in where.kinds)
         for stages in dict.fromkeys(told)
         if stages
     }
-    alone = dict(zip(on_kinds, _alone(tuple(on_kinds.values()), model), strict=True))
-    expected = [job.expected_s for job in jobs if job.expected_s is not None]
-    mean_s = math.fsum(expected) / len(expected) if expected else UNHEARD_S
+    alone = {stages: _alone(times, model) for stages, times in on_kinds.items()}
+    expected = [job.expected_s for job in jobs]
+    heard = [seconds for seconds in expected if seconds is not None]
+    mean_s = math.fsum(heard) / len(heard) if heard else UNHEARD_S
     everywhere = (1.0,) * len(where.kinds)
     found = []
-    for job, stages in zip(jobs, told, strict=True):
+    for job, stages, expected_s in zip(jobs, told, expected, strict=True):
         paces, deadline_at = alone.get(stages, everywhere), job.spec.deadline_at
         # Predictions are assumed to be for the first kind.
-        first_s = mean_s if job.expected_s is None else job.expected_s
-        whole_s = tuple(first_s * pace / paces[0] for pace in paces)
+        first_s = mean_s if expected_s is None else expected_s
+        whole_s = tuple([first_s * pace / paces[0] for pace in paces])
+        lefts_s = [left_s(job, now, each_s) for each_s in whole_s] if job.attempts else whole_s
+        need = need_mib(job)
         found.append(
             Member(
                 job,
                 on_kinds.get(stages, ()),
                 paces,
                 whole_s,
-                tuple(left_s(job, now, each_s) for each_s in whole_s),
+                tuple(lefts_s),
                 math.inf if deadline_at is None else deadline_at - now,
-                need_mib(job),
-                unknown(job, stages),
+                need,
+                _missing(bool(stages and need), expected_s is not None),
             )
         )
     return found
 
 
-def _alone(jobs: Sequence[tuple[StageTimes, ...]], model: Model) -> list[tuple[float, ...]]:
-    """The duration of an iteration of each alone, by kind."""
-    if not jobs:
-        return []
-    columns = [standalone(model, Phases.of(times)).tolist() for times in zip(*jobs, strict=True)]
-    return list(zip(*columns, strict=True))
+def _missing(profiled: bool, predicted: bool) -> str:
+    return "" if profiled and predicted else "unpredicted" if profiled else "unprofiled"
+
+
+@lru_cache(maxsize=4096)
+def _alone(times: tuple[StageTimes, ...], model: Model) -> tuple[float, ...]:
+    """The duration of an iteration alone, by kind."""
+    return tuple(standalone(model, Phases.of(times)).tolist())
 
 
 def left_s(job: Job, now: float, whole_s: float) -> float:

@@ -3,10 +3,13 @@ uses which GPUs when, at the lowest cost.
 
 The paper packs jobs and starts both at once. On CARMA's GPUs the second job may join only when the
 first has run its first kernel and settled. So the job of a pair with the earlier deadline starts,
-and planning starts over each time: waiting jobs are packed with each other, and a place beside a
-job that runs alone goes to the job that saves most by it (`joining`). That also adapts plans to
-what really happens: a job that has outlived its prediction is assumed to continue, and its
-successors are planned for later.
+and its partner follows (`partners`); or, with `joins = "any"`, a place beside a job that runs alone
+goes to the job that saves most by it, whoever it was packed with (`joining`). Planning starts over
+each time, and so adapts to what really happens: a job that has outlived its prediction is assumed
+to continue, and its successors are planned for later.
+
+A plan covers a few jobs for each set of GPUs, so that its cost depends on the number of GPUs and
+not on the length of the queue (`reach`).
 
 A job with unknown iteration times is profiled: on the GPUs reserved by `profiling.gpus`, from which
 it is requeued; if there are none, or it is too large for them or must not be restarted, on idle
@@ -16,7 +19,7 @@ GPUs, where it stays.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -30,6 +33,7 @@ from carmad.plugin import (
     Preconditions,
     Proposal,
     Reason,
+    Remember,
     Settings,
     Verdict,
     View,
@@ -41,17 +45,18 @@ from policies.cuckoo.groups import Packer
 from policies.cuckoo.interleaving import Asynchronous
 from policies.cuckoo.joining import joins
 from policies.cuckoo.members import NOTHING, Site, members, site
+from policies.cuckoo.partners import Partners, awaiting, remembered, turns
 from policies.cuckoo.planning import Planner, min_cost
+from policies.cuckoo.reach import in_reach, joinable
 from policies.cuckoo.schedule import Schedule, Turn, first_due, schedule
-from policies.cuckoo.settings import CuckooSettings
+from policies.cuckoo.settings import CuckooSettings, Joins
 from policies.cuckoo.telling import explanation, waiting
 from policies.filters import fits_memory, min_free, unoccupied
 from policies.memory import lacking, need_mib
 from policies.profiling import ProfilingPool, profiled, set_aside
 from policies.ranked import Ranked
 
-TURNS = 2000  # queued jobs per plan: later ones are planned when some have started
-TOLD = 100  # the first waiting jobs, which get reasons with their plan
+TOLD = 32  # the first waiting jobs, which get reasons with their plan
 EXPLAINED = 4  # the first ones, which also get a verdict on each GPU
 
 
@@ -63,6 +68,7 @@ class Cuckoo:
     conditions: Preconditions
     unshared: Ranked
     packer: Packer
+    joins: Joins
     planner: Planner = min_cost
     packs: bool = True
     heterogeneous: bool = True  # False: all GPUs count as the first one's kind
@@ -113,39 +119,59 @@ class Cuckoo:
         if not jobs:
             return
         where = site(view, closed, self.heterogeneous)
-        plan = self._schedule(view, jobs, where)
-        left, refused = {job.id: job for job in jobs}, {}
+        partners = awaiting(view, jobs, where)
+        plan = self._schedule(view, jobs, where, partners)
+        pairs = {first: second.id for first, second in partners.items()}
+        started: set[JobId] = set()
+        refused = {}
         for turn in plan.turns:
+            first, *others = turn.planned.group.members
             joins = turn.planned.group.running
             placement = self._joining(turn, view) if joins else self._starting(turn, view)
-            if placement.gpus:
-                yield placement
-                job = left.pop(placement.job)
-                view = view.with_placement(job, placement.gpus, placement.profiling)
-            else:
+            if not placement.gpus:
                 refused[placement.job] = placement
-        if left:
-            yield from self._waiting(list(left.values()), refused, plan, view)
+                continue
+            yield placement
+            started.add(placement.job)
+            job = others[0].job if joins else first.job
+            view = view.with_placement(job, placement.gpus, placement.profiling)
+            if joins:
+                pairs.pop(first.job.id, None)
+            elif others and self.joins == "partner":
+                pairs[first.job.id] = others[0].job.id
+        if pairs != remembered(view):
+            yield Remember(Partners(tuple(pairs.items())))
+        if len(jobs) > len(started):
+            left = (job for job in jobs if job.id not in started)
+            yield from self._waiting(islice(left, TOLD), refused, plan, view)
             if plan.due_at is not None:
                 yield AskAgain(plan.due_at)
 
-    def _schedule(self, view: View, jobs: Sequence[Job], where: Site) -> Schedule:
-        line = list(islice(filter(where.holds, jobs), TURNS))
-        if not line:
+    def _schedule(
+        self, view: View, jobs: Sequence[Job], where: Site, partners: Mapping[JobId, Job]
+    ) -> Schedule:
+        joining = {job.id for job in partners.values()}
+        others = [job for job in jobs if job.id not in joining] if joining else jobs
+        line = in_reach(others, where, joinable(view, where) if self.joins == "any" else ())
+        if not line and not partners:
             return Schedule()
         there = {job.id for gpu in where.gpus for job in gpu.residents}
         running = [job for job in view.running if job.id in there]
-        known = members([*line, *running], where, self.packer.model, view.now)
-        in_line, on_gpus = known[: len(line)], known[len(line) :]
+        known = iter(members([*line, *partners.values(), *running], where, self.packer.model, view))
+        in_line = list(islice(known, len(line)))
+        awaited = dict(zip(partners, known, strict=False))
+        on_gpus = list(known)
         packs = self._packs(view)
         groups = grouped(view, in_line, on_gpus, where, self.packer if packs else None)
-        plan = schedule(groups, on_gpus, where, self.packer, self.planner)
+        plan = schedule(groups, on_gpus, awaited, where, self.packer, self.planner)
         plan = plan._replace(due_at=first_due(on_gpus, where, view.now))
         if not packs:
             return plan
-        joining = tuple(joins(view, plan.planned, on_gpus, where, self.packer, self.planner))
-        joined = {turn.planned.group.members[1].job.id: turn.planned for turn in joining}
-        return plan._replace(turns=(*plan.turns, *joining), planned={**plan.planned, **joined})
+        if self.joins == "any":
+            more = joins(view, plan.planned, on_gpus, where, self.packer, self.planner)
+        else:
+            more = turns(awaited, on_gpus, where, self.packer)
+        return plan.with_joins(tuple(more))
 
     def _packs(self, view: View) -> bool:
         return self.packs and view.settings.collocation.max_jobs_per_gpu > 1
@@ -184,9 +210,9 @@ class Cuckoo:
         return Verdict(gpu.id, refused, None if refused else 0.0)
 
     def _waiting(
-        self, jobs: Sequence[Job], refused: Mapping[JobId, Placement], plan: Schedule, view: View
+        self, jobs: Iterable[Job], refused: Mapping[JobId, Placement], plan: Schedule, view: View
     ) -> Iterator[Placement]:
-        for n, job in enumerate(jobs[:TOLD]):
+        for n, job in enumerate(jobs):
             planned = plan.planned.get(job.id)
             reasons = waiting(job, planned, self._packs(view)) if planned else ()
             if job.id in refused:
@@ -206,7 +232,8 @@ def cuckoo(settings: Settings, own: CuckooSettings) -> Cuckoo:
         "cuckoo",
         conditions,
         Ranked("cuckoo", filters, in_order),
-        Packer(Asynchronous(), own.weight),
+        Packer(Asynchronous(own.lambda_gpu, own.lambda_network), own.weight),
+        own.joins,
     )
 
 

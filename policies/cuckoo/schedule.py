@@ -9,6 +9,7 @@ GPUs stay idle for it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from operator import sub
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -20,6 +21,8 @@ from policies.cuckoo.groups import Group, Packer
 from policies.cuckoo.members import LEAST_S, NOTHING, Member, Site, due_at
 from policies.cuckoo.planning import Groups, Planner, Slot
 from policies.cuckoo.telling import Planned
+
+Ends = Sequence[Sequence[tuple[float, ...]]]  # by group and kind, when each job is done
 
 
 class Turn(NamedTuple):
@@ -34,26 +37,34 @@ class Schedule(NamedTuple):
     planned: Mapping[JobId, Planned] = MappingProxyType({})  # for all queued jobs
     due_at: float | None = None  # when the plan will change even if nothing happens until then
 
+    def with_joins(self, joins: tuple[Turn, ...]) -> Schedule:
+        joined = {turn.planned.group.members[1].job.id: turn.planned for turn in joins}
+        return self._replace(turns=(*self.turns, *joins), planned={**self.planned, **joined})
+
 
 def schedule(
     groups: Sequence[Group],
     running: Sequence[Member],
+    awaited: Mapping[JobId, Member],
     where: Site,
     packer: Packer,
     planner: Planner,
 ) -> Schedule:
-    """The schedule of groups, which are in queue order."""
-    calendar = Calendar(where, list(_entries(running, where, packer)))
+    """The schedule of groups, which are in queue order. `awaited` has, by running job, the queued
+    one that will join it."""
+    calendar = Calendar(where, list(_entries(running, awaited, where, packer)))
     starts: list[Turn] = []
     planned: list[Planned] = []
     for alike in classes(groups, where):
         barred = where.barred(alike[0].members[0].job) if alike[0].gpus > 1 else NOTHING
         seats = calendar.seats(alike[0].gpus, barred)
         slots: list[Slot | None] = [None] * len(alike)
+        ends_s = [[group.ends_s(kind) for kind in range(len(where.kinds))] for group in alike]
         if seats:
-            slots = planner(_table(alike, seats, where), [each.window for each in seats])
-        for group, slot in zip(alike, slots, strict=True):
-            plan = _plan(group, slot, seats, rank=len(planned))
+            table = _table(alike, ends_s, seats, where)
+            slots = planner(table, [each.window for each in seats])
+        for group, ends, slot in zip(alike, ends_s, slots, strict=True):
+            plan = _plan(group, ends, slot, seats, rank=len(planned))
             planned.append(plan)
             if slot and slot.order == 1:
                 chosen = seats[slot.window]
@@ -84,42 +95,56 @@ def classes(groups: Sequence[Group], where: Site) -> Iterator[Sequence[Group]]:
     yield from (alike[rank] for rank in sorted(alike, key=lambda rank: rank[:2]))
 
 
-def _entries(running: Sequence[Member], where: Site, packer: Packer) -> Iterator[Entry]:
-    """When running jobs are predicted to end: two that share by the model, more as if each were
-    alone, since Cuckoo does not place more than two together."""
+def _entries(
+    running: Sequence[Member], awaited: Mapping[JobId, Member], where: Site, packer: Packer
+) -> Iterator[Entry]:
+    """When running jobs are predicted to end: two that share, or will, by the model, more as if
+    each were alone, since Cuckoo does not place more than two together."""
     by_id = {member.job.id: member for member in running}
     for gpu in where.gpus:
         there = [by_id[job.id] for job in gpu.residents]
+        there += [awaited[job.id] for job in gpu.residents if job.id in awaited]
         kind = where.kind(gpu)
         if len(there) == 2 and not any(member.missing for member in there):
-            free_s = max(packer.together(*there).ends_s(kind))
+            free_s = max(packer.together(*there, kind).ends_s(kind))
         else:
             free_s = max((member.left_s[kind] for member in there), default=0.0)
         free_s = max(free_s, LEAST_S) if there else 0.0
         yield Entry(gpu, free_s, tuple(member.job.id for member in there))
 
 
-def _table(groups: Sequence[Group], seats: Sequence[Seats], where: Site) -> Groups:
+def _table(groups: Sequence[Group], ends_s: Ends, seats: Sequence[Seats], where: Site) -> Groups:
     """The needs of a pair's second job are checked only when it joins."""
-    kinds = range(len(where.kinds))
+    deadlines_s = [[member.deadline_s for member in group.members] for group in groups]
     fits = np.ones((len(groups), len(seats)), dtype=bool)
     for n, group in enumerate(groups):
         if barred := where.barred(group.members[0].job):
             fits[n] = [barred.isdisjoint(gpu.id for gpu in each.gpus) for each in seats]
     return Groups(
-        np.array([[max(group.ends_s(kind)) for kind in kinds] for group in groups]),
-        np.array([[group.latest_s(kind) for kind in kinds] for group in groups]),
+        np.array([[max(ends) for ends in kinds] for kinds in ends_s]),
+        np.array(
+            [
+                [min(map(sub, due_s, ends)) for ends in kinds]
+                for due_s, kinds in zip(deadlines_s, ends_s, strict=True)
+            ]
+        ),
         fits,
         np.array([min(member.job.submitted_at for member in group.members) for group in groups]),
-        np.array([min(member.deadline_s for member in group.members) for group in groups]),
+        np.array([min(due_s) for due_s in deadlines_s]),
         np.zeros(len(groups)),
     )
 
 
-def _plan(group: Group, slot: Slot | None, seats: Sequence[Seats], rank: int) -> Planned:
+def _plan(
+    group: Group,
+    kinds: Sequence[tuple[float, ...]],
+    slot: Slot | None,
+    seats: Sequence[Seats],
+    rank: int,
+) -> Planned:
     if slot is None:
         return Planned(group, rank)
     chosen = seats[slot.window]
-    ends_s = tuple(slot.begin_s + end_s for end_s in group.ends_s(chosen.window.kind))
+    ends_s = tuple(slot.begin_s + end_s for end_s in kinds[chosen.window.kind])
     gpus = tuple(gpu.id for gpu in chosen.gpus)
     return Planned(group, rank, slot.begin_s, ends_s, gpus, slot.order, chosen.after)

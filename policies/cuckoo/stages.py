@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import median
 
-from carmad.plugin import Job, Profile, StageTimes
+from carmad.plugin import Job, Links, Profile, StageTimes
 
 FORWARD = 1 / 3  # of the computing time: the backward pass has two matrix products per forward one
 SHORTEST_S = 1e-6  # shortest credible iteration
@@ -15,17 +15,19 @@ FASTER = 100.0  # largest credible ratio of the speeds of two kinds
 ASSUMED_S = 1.0  # step time if unknown: between two such jobs only ratios matter
 
 
-def known(job: Job, measured_on: str) -> tuple[StageTimes, ...]:
+def known(job: Job, measured_on: str, links: Links) -> tuple[StageTimes, ...]:
     """Known stage times, by kind; empty if the job has neither stage times nor a profile, or if its
     iterations are implausibly short.
 
-    A profile does not say on which kind it was taken: `measured_on` is assumed.
+    `measured_on`: the kind assumed for profiles of releases that did not record it.
     """
     if job.stage_times:
         return job.stage_times if min(map(_total_s, job.stage_times)) >= SHORTEST_S else ()
+    if job.profile is None:
+        return ()
     step_s = min((step.seconds for step in job.steps if step.parts == 1), default=ASSUMED_S)
-    derived = _derived(job.profile, step_s or ASSUMED_S) if job.profile else None
-    return (replace(derived, gpu=measured_on),) if derived else ()
+    derived = _derived(job.profile, step_s or ASSUMED_S, links if job.spec.gpus > 1 else None)
+    return (replace(derived, gpu=job.profile.gpu or measured_on),) if derived else ()
 
 
 def _total_s(stages: StageTimes) -> float:
@@ -33,17 +35,29 @@ def _total_s(stages: StageTimes) -> float:
 
 
 @lru_cache(maxsize=4096)
-def _derived(profile: Profile, step_s: float) -> StageTimes | None:
-    """Stage times from the share of time in which a kernel ran. The rest counts as loading:
-    utilisation cannot distinguish waiting for data from waiting for the network, but NCCL's kernels
-    run during the latter, and on one server data is more likely."""
+def _derived(profile: Profile, step_s: float, links: Links | None) -> StageTimes | None:
+    """Stage times from the share of time in which a kernel ran, and, if `links` are given, what the
+    GPUs sent. The rest counts as loading: utilisation cannot distinguish waiting for data from
+    waiting for the network, but NCCL's kernels run during the latter.
+
+    What overlaps the backward pass takes no time of its own; if more is sent than fits there, the
+    passes are shorter by the excess.
+    """
     busy = profile.mean("gpu_utilization")
     if busy is None:
         return None
-    busy = min(1.0, max(0.0, busy))
-    computing_s = busy * step_s
-    forward_s = FORWARD * computing_s
-    return StageTimes(step_s - computing_s, forward_s, computing_s - forward_s)
+    computing_s = min(1.0, max(0.0, busy)) * step_s
+    sending_s = min(computing_s, _sending(profile, links) * step_s) if links else 0.0
+    forward_s = min(FORWARD * computing_s, computing_s - sending_s)
+    backward_s = forward_s / FORWARD - forward_s
+    return StageTimes(step_s - computing_s, forward_s, backward_s, sending_s)
+
+
+def _sending(profile: Profile, links: Links) -> float:
+    """The share of time that the GPU's links need for what it sent, by NVLink's and PCIe's
+    counters. What it received over PCIe is mostly data, so only the other direction counts."""
+    nvlink, pcie = (profile.mean(f"{link}_tx_mib_s") or 0.0 for link in ("nvlink", "pcie"))
+    return nvlink / links.within_mib_s + pcie / links.between_mib_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,61 @@
+"""Pairs whose first job runs and is still to be joined by its partner, with `joins = "partner"`.
+
+In the paper both jobs of a group start at once. Here the second one joins when the GPU has settled,
+and until then nobody else may be paired with either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from carmad.plugin import Job, JobId, View
+from policies.cuckoo.groups import Packer
+from policies.cuckoo.members import Member, Site
+from policies.cuckoo.schedule import Turn
+from policies.cuckoo.telling import Planned
+
+
+@dataclass(frozen=True, slots=True)
+class Partners:
+    """The policy's memory: by running job, the queued one that will join it."""
+
+    joining: tuple[tuple[JobId, JobId], ...] = ()
+
+
+def remembered(view: View) -> Mapping[JobId, JobId]:
+    return dict(view.memory.joining) if isinstance(view.memory, Partners) else {}
+
+
+def awaiting(view: View, jobs: Sequence[Job], where: Site) -> dict[JobId, Job]:
+    """By running job, the partner among the queued `jobs` that can still join it."""
+    pairs = remembered(view)
+    if not pairs:
+        return {}
+    wanted = set(pairs.values())
+    queued = {job.id: job for job in jobs if job.id in wanted}
+    return {
+        first: queued[pairs[first]] for first in _alone(view, where) if pairs.get(first) in queued
+    }
+
+
+def _alone(view: View, where: Site) -> Iterator[JobId]:
+    """The jobs that have their GPUs to themselves and have not been told to stop."""
+    residents = {gpu.id: len(gpu.residents) for gpu in where.gpus}
+    for job in view.running:
+        if job.stop is None and all(residents.get(gpu) == 1 for gpu in job.gpus):
+            yield job.id
+
+
+def turns(
+    partners: Mapping[JobId, Member], running: Sequence[Member], where: Site, packer: Packer
+) -> Iterator[Turn]:
+    """The joins of partners, whether or not their GPUs can take them yet."""
+    by_id = {gpu.id: gpu for gpu in where.gpus}
+    for first in running:
+        second = partners.get(first.job.id)
+        if second:
+            gpus = tuple(by_id[gpu] for gpu in first.job.gpus)
+            kind = where.kind(gpus[0])
+            group = packer.together(first, second, kind)
+            yield Turn(Planned(group, ends_s=group.ends_s(kind)), gpus)
