@@ -7,7 +7,8 @@ The rules (what each is worth: docs/policies/carma.md):
 - **Company.** A job joins others if all of them end sooner, in sum, than if it waits until the
   first of them has ended, and joins where it delays them least.
 - **Hold.** The first job of several GPUs that waits is promised the GPUs that are expected to be
-  empty first. Until then others may use them if they are expected to end in time (EASY backfilling).
+  empty first. Until then others may use them only if they are expected to end in time (EASY
+  backfilling).
 
 Memory must be certain: estimated, or measured in an earlier run. A job whose duration or memory is
 unknown is placed as by MAGM, and so is any beside one of unknown duration if the GPU is risky.
