@@ -37,7 +37,7 @@ SHARING = ("magm", "first_fit")  # FIFO, shared
 RIVALS = ("sjf_ffs", "lucid", "castor", "asrpt", "cuckoo", "tiresias")
 QUICK = ("sjf_ffs", "lucid", "castor")  # with less known: the rivals that predictions matter to
 ONCE = ("cuckoo",)  # takes seconds: on the first trace of each family only
-FEW = 2  # traces of a family where less is known, and for ablations
+FEW = 1  # traces of a family where less is known, for ablations, and to show those tuned on
 
 MAKESPAN, P99, WAITS = 1.01, 1.05, 2.0
 JCT = {KNOWN: 0.65, PREDICTED: 0.75, WRONG: 0.9}
@@ -90,7 +90,7 @@ Ratios, medians over a family's traces (lowest to highest).
 
 - JCT: mean, to the best rival's, all with the same knowledge. Rivals: {", ".join(RIVALS)}
   ({", ".join(ONCE)} on the first trace of each family only); where less is known, and on the traces
-  for tuning, {", ".join(QUICK)}, on the first {FEW} traces.
+  for tuning, {", ".join(QUICK)}, on the first trace.
 - Bound: what no policy's JCT can fall below (`benchmarks.own.bound`). Where it is above the goal,
   this cannot be reached; a bound below it does not say that it can.
 - Makespan: to the best of all, {" and ".join(SHARING)} (FIFO, shared) among them.
@@ -129,13 +129,11 @@ def _listed(families: Sequence[Family]) -> str:
 
 
 def _judged(families: Sequence[Family], condition: Condition) -> dict[Family, list[Judged]]:
-    all_known = condition is KNOWN
+    rivals = RIVALS if condition is KNOWN and families is JUDGING else QUICK
     return {
         family: [
-            _judge(
-                family, number, condition, RIVALS if all_known and families is JUDGING else QUICK
-            )
-            for number in range(len(family.cases) if all_known else min(FEW, len(family.cases)))
+            _judge(family, number, condition, rivals)
+            for number in range(len(family.cases) if rivals is RIVALS else FEW)
         ]
         for family in families
     }
@@ -190,7 +188,7 @@ def _table(found: Mapping[Family, list[Judged]], goal: float | None) -> str:
 
 def _ablated() -> str:
     """Variants, relative to the policy as it is; and how it compares under another truth."""
-    cases = [case(family, n) for family in JUDGING for n in range(min(FEW, len(family.cases)))]
+    cases = [case(family, n) for family in JUDGING for n in range(FEW)]
     whole = [run(this, OURS, KNOWN) for this in cases]
     rows = [
         (name, *_means([run(this, variant, KNOWN) for this in cases], whole))

@@ -1,7 +1,7 @@
 """The traces on which `policy = "carma"` was tuned, and others on which it is judged.
 
-They are cut to size, so that all policies' runs fit into minutes. A cluster's trace keeps its load:
-every k-th job, on 1/k of the GPUs, without jobs that are wider than that. Where both halves come
+They are cut to size, so that all policies' runs fit into minutes: 100 jobs of each cluster's, every
+k-th, on a server or two, without jobs that are wider than that. Where both halves come
 from one trace, no job is in both, but its configurations may be.
 """
 
@@ -43,11 +43,12 @@ class Family:
     cases: Cases
 
 
-def thinned(source: str, every: int, first: int, gpus: str, jobs: int = 150) -> Case:
+def thinned(source: str, every: int, first: int, gpus: str, jobs: int = 100) -> Case:
     cluster = parse(gpus)
     widest = sum(node.gpus for node in cluster.nodes)
-    kept = [task for task in load(source).tasks[first::every] if task.gpus <= widest][:jobs]
-    return Case(ordered(source, kept), cluster)
+    trace = load(source)
+    kept = [task for task in trace.tasks[first::every] if task.gpus <= widest][:jobs]
+    return Case(ordered(trace.name, kept), cluster)
 
 
 def whole(source: str, gpus: str) -> Case:
@@ -74,7 +75,7 @@ def heavy60() -> Case:
 
 def of_cuckoo(seed: int) -> Case:
     """Jobs as in `benchmarks.cuckoo`, stages declared; interference is as in the other families."""
-    made = cuckoo.trace("Muri", seed, 150)
+    made = cuckoo.trace("Muri", seed, 100)
     tasks = [
         replace(
             task, load=replace(task.load, sm_active=cuckoo.load(task, cuckoo.REFERENCE).sm_active)
@@ -130,7 +131,7 @@ JUDGING = (
     Family("lab", "60 jobs, 2 A100", _generated("lab", 2, 11, 12, 13, 14, 15)),
     Family("trace 1", "the CARMA paper's, 3 A100", (partial(whole, TRACE_1, A100.format(3)),)),
     Family("heavy-60", "the CARMA artifact's, 4 A100", (heavy60,)),
-    Family("Cuckoo", "150 jobs like its own, its 16 GPUs", _cuckoo(0, 1, 2)),
+    Family("Cuckoo", "100 jobs like its own, its 16 GPUs", _cuckoo(0, 1, 2)),
 )
 
 

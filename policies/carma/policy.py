@@ -37,6 +37,7 @@ from carmad.plugin import (
     Verdict,
     View,
     first_few,
+    idle,
 )
 from policies.baselines import NEWCOMER_UTILIZATION
 from policies.builtin import magm, most_free_memory
@@ -94,23 +95,24 @@ class Carma:
         plan: list[Proposal] = []
         if not view.queue:
             return ()
-        refused: dict[tuple[Demand, float], float] = {}  # the shortest job of each kind
+        refused: dict[tuple[Demand, int, float], float] = {}  # the shortest job of each kind
         held: Held | None = None
         waiting = 0
         for job in view.queue:
             new = _newcomer(job, view)
-            kind = new.wanted, new.activity
+            kind = new.wanted, new.need_mib, new.activity
             if kind not in refused or new.left_s < refused[kind]:
                 placement = self._place(new, view, held)
                 if placement.gpus:
                     plan.append(placement)
                     view = view.with_placement(job, placement.gpus)
                     continue
-                if waiting < EXPLAINED:
-                    plan.append(placement)
                 refused[kind] = new.left_s
                 if held is None and 0 < self.hold <= job.spec.gpus:
                     held = self._hold(new, view)
+                    placement = replace(placement, reasons=_promise(held, view.now))
+                if waiting < EXPLAINED:
+                    plan.append(placement)
             waiting += 1
             if waiting >= TRIED:
                 break
@@ -148,9 +150,9 @@ class Carma:
 
     def _verdict(self, new: Newcomer, gpu: GpuView, view: View, held: Held | None) -> Verdict:
         refused = gpu.memo.recall((self, new.wanted), self._unfit, new.wanted, gpu, view)
-        if not refused and gpu.residents:
+        if not refused and idle(gpu, view.settings):
             short = lacking(new.need_mib, new.job, gpu, self.conditions) if new.need_mib else None
-            certain = new.known and all(map(_predicted, gpu.residents))
+            certain = new.known and gpu.residents and all(map(_predicted, gpu.residents))
             refused = _given(short, None if certain else self.risk(new.wanted, gpu))
         if not refused and held and gpu.id in held.gpus:
             refused = (Reason("held_for", held.at - view.now, unit="s", detail=_job(held.job)),)
@@ -193,6 +195,8 @@ def carma(settings: Settings) -> Carma:
 def remaining_s(job: Job, now: float) -> float:
     """As predicted, running alone; infinite if unknown. Its past run time counts in full, as its
     progress beside others is not known."""
+    if job.stop is not None:
+        return LEAST_S
     if job.expected_s is None:
         return math.inf
     attained_s = job.attained_s(now)
@@ -224,7 +228,9 @@ def _members(gpu: GpuView, now: float) -> list[Member]:
     return [
         Member(
             share if own is None else own,
-            remaining_s(job, now) if _predicted(job) else max(LEAST_S, job.attained_s(now)),
+            left
+            if (left := remaining_s(job, now)) < math.inf
+            else max(LEAST_S, job.attained_s(now)),
         )
         for job, own in zip(gpu.residents, known, strict=True)
     ]
@@ -255,6 +261,12 @@ def _fit(node: NodeView, verdicts: tuple[Verdict, ...]) -> Fit:
         if verdict.rank is not None
     )
     return Fit(tuple(r for r, _, _ in ranked), tuple(id for _, _, id in ranked), verdicts)
+
+
+def _promise(held: Held | None, now: float) -> tuple[Reason, ...]:
+    if held is None:
+        return ()
+    return (Reason("promised", held.at - now, len(held.gpus), "s"),)
 
 
 def _given(*reasons: Reason | None) -> tuple[Reason, ...]:

@@ -23,6 +23,11 @@ REASONS = {
             " job would end"
         ),
     ),
+    # of the job
+    "promised": Wording(
+        "Promised",
+        lambda r: f"{r.have:.0f} GPUs are kept for it, expected to be free in {duration(r.need)}",
+    ),
     # why it was placed there
     "sooner_together": Wording(
         "SoonerTogether",
