@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from operator import itemgetter
 from typing import NamedTuple
@@ -66,11 +66,25 @@ def down_the_line(view: View, turn: Callable[[Job, View], Turn]) -> tuple[Propos
                 view = view.with_placement(job, gpus)
         elif steps_past_the_head is None:
             steps_past_the_head = view.settings.limits.backfill - job.overtaken
+            if steps_past_the_head <= 0 and job is not queue[-1]:
+                plan = [_holding_the_line(each, job, view) for each in plan]
         if steps_past_the_head is not None:
             if steps_past_the_head <= 0:
                 break
             steps_past_the_head -= 1
     return tuple(plan)
+
+
+def _holding_the_line(proposal: Proposal, head: Job, view: View) -> Proposal:
+    """The head's placement, with a reason if GPUs stay idle for it that others behind could use."""
+    if not isinstance(proposal, Placement) or proposal.job != head.id:
+        return proposal
+    willing = {verdict.gpu for verdict in proposal.verdicts if not verdict.refused}
+    unused = sum(gpu.id in willing and not idle(gpu, view.settings) for gpu in view.gpus)
+    if not unused:
+        return proposal
+    kept = Reason("holds_line", head.spec.gpus, unused, "GPUs")
+    return replace(proposal, reasons=(*proposal.reasons, kept))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -69,6 +69,13 @@ REASONS = {
         "ProfilingGpus",
         lambda r: f"it waits to be profiled: {r.have:.0f} of {r.need:.0f} profiling GPUs are free",
     ),
+    "holds_line": Wording(
+        "HoldsLine",
+        lambda r: (
+            f"it needs {r.need:.0f} GPUs; the {r.have:.0f} that are idle are kept for it"
+            " (limits.backfill)"
+        ),
+    ),
     "no_room": Wording(
         "NoRoom",
         lambda r: f"{r.have:.0f} of {r.need:.0f} GPUs are idle, and there is no job to share with",

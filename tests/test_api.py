@@ -472,6 +472,20 @@ def test_why_names_each_gpus_reasons_and_what_would_help(daemon: Daemon) -> None
     assert daemon.call("GET", f"/v1/jobs/{id}/why")[1]["chosen"] != []
 
 
+def test_why_says_which_gpus_stay_idle_for_the_head_of_the_line(daemon: Daemon) -> None:
+    """Only where somebody behind it could use them, and nobody may overtake it."""
+    submit(daemon, exclusive=True)
+    head = submit(daemon, gpus=3)
+    kept = "it needs 3 GPUs; the 2 that are idle are kept for it (limits.backfill)"
+    out = daemon.call("GET", f"/v1/jobs/{head}/why")[1]
+    assert out["headline"] == "waits: it wants 3 GPUs, and 2 could take it now"
+    behind = submit(daemon)
+    out = daemon.call("GET", f"/v1/jobs/{head}/why")[1]
+    assert out["headline"] == f"waits: {kept}"
+    out = daemon.call("GET", f"/v1/jobs/{behind}/why")[1]
+    assert out["headline"] == f"waits: job {head} is before it in line; {kept}"
+
+
 def test_why_knows_what_keeps_a_job_out_of_the_line(daemon: Daemon) -> None:
     first = submit(daemon)
     cases = {

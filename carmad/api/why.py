@@ -39,7 +39,13 @@ def why_out(job: Job, scene: Scene, past: Sequence[Decision], jobs: Jobs) -> Why
     return {
         "schema": SCHEMA,
         "job": out,
-        "headline": _headline(job, [labelled(each, scene.live) for each in reasons], now, behind),
+        "headline": _headline(
+            job,
+            [labelled(each, scene.live) for each in reasons],
+            now,
+            behind,
+            _kept_idle(scene) if behind else None,
+        ),
         "position": out.get("position"),
         "behind": behind,
         "policy": now.policy if now else None,
@@ -67,8 +73,19 @@ def _behind(job: Job, scene: Scene) -> JobRefOut | None:
     return {"id": head.id, "label": label(head)}
 
 
+def _kept_idle(scene: Scene) -> Reason | None:
+    """What the head of the line said of GPUs that stay idle for it."""
+    head = scene.decisions.get(scene.head) if scene.head is not None else None
+    reasons = head.placement.reasons if head else ()
+    return next((reason for reason in reasons if reason.code == "holds_line"), None)
+
+
 def _headline(
-    job: Job, reasons: Sequence[Reason], decision: Decision | None, behind: JobRefOut | None
+    job: Job,
+    reasons: Sequence[Reason],
+    decision: Decision | None,
+    behind: JobRefOut | None,
+    kept: Reason | None,
 ) -> str:
     match job.state:
         case JobState.PENDING:
@@ -88,7 +105,8 @@ def _headline(
     if reasons:
         return f"waits: {phrase(reasons[0])}"
     if behind:
-        return f"waits: job {behind['label']} is before it in line"
+        before = f"waits: job {behind['label']} is before it in line"
+        return f"{before}; {phrase(kept)}" if kept else before
     if decision is None:
         return "waits: it has not been looked at yet"
     wanted = "a GPU" if job.spec.gpus == 1 else f"{job.spec.gpus} GPUs"

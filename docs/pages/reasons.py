@@ -181,6 +181,23 @@ HELP: dict[str, tuple[Reason, str]] = {
         Reason("no_room", 2, 1, "GPUs"),
         "Wait until jobs end.",
     ),
+    "holds_line": (
+        Reason("holds_line", 4, 3, "GPUs"),
+        "Wait; an administrator can let later jobs start first with `limits.backfill`.",
+    ),
+    "later_together": (
+        Reason("later_together", 7_200, 10_800, "s", "job 7"),
+        "Wait; it joins as soon as that helps, or takes an idle GPU.",
+    ),
+    "held_for": (
+        Reason("held_for", 3_600, unit="s", detail="job 7"),
+        "Wait; a shorter `--expect`, if that is true, lets it start before that job.",
+    ),
+    "promised": (Reason("promised", 3_600, 4, "s"), "Wait until then."),
+    "sooner_together": (
+        Reason("sooner_together", detail="job 7"),
+        "Nothing: that is why it was placed there.",
+    ),
     "affine": (
         Reason("affine", 2, 1, detail="job 7 is Tiny, this one Medium"),
         "Nothing: that is why Lucid placed it there.",
@@ -226,14 +243,24 @@ OF_THE_JOB = (
     *("held", "begin", "dependency", "array_limit", "quota"),
     *("preempted", "making_room", "not_preemptible", "policy_failed"),
     *("profiling_gpus", "sharing_off", "no_room", "few_idle", "line_held", "better_gpus"),
+    *("holds_line", "promised"),
     *("slices_apart", "reserved", "partner", "no_partner", "planned_start", "deadline"),
 )
 POLICYS = (
     *("memory", "min_free", "risk", "unprofiled", "sharing_score", "busy_pair", "gpu_demand"),
     *("distributed", "unpredicted", "unstable", "outlasts", "kept_for_profiling", "no_benefit"),
+    *("later_together", "held_for"),
 )
 GROUNDS = (
-    *("idle_first", "affine", "sharing_benefit", "split_batch", "profiled_there", "predicted"),
+    *(
+        "idle_first",
+        "sooner_together",
+        "affine",
+        "sharing_benefit",
+        "split_batch",
+        "profiled_there",
+    ),
+    "predicted",
     *("packed", "close_deadlines", "planned_end", "mapped", "policy_fallback"),
 )
 
