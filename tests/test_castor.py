@@ -464,6 +464,16 @@ def test_each_is_told_by_its_own_and_the_other_s_profile():
     assert ratios(by_mode, busy, calm, mps=True) == (1.2, 1.2)
 
 
+def test_the_ratio_is_that_of_the_way_they_will_share():
+    told = Predicted(model("mode.mps", 0.1, 0.9))
+    one, wide = running(1, 0), running(2, 0, 1)
+    for scope, of_wide in (("gpu", 1.1), ("node", 1.9)):
+        settings = Settings(collocation=Collocation(mps=True, mps_scope=scope))
+        view = view_of(2, [], settings=settings)
+        assert told(one, queued(3), 40_000, view) == (1.9, 1.9)
+        assert told(one, wide, 40_000, view) == (of_wide, of_wide)
+
+
 def test_what_was_learned_here_goes_before_what_is_shipped():
     told = Predicted(model("own.memory.share", 0.2, 0.2))
     one, two = running(1, 0), queued(2)

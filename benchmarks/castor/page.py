@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
-from math import nan
-from statistics import fmean, median
+from statistics import fmean
 
-from benchmarks.castor import notes
-from benchmarks.castor.paper import PAPERS, SIMULATED, sums
+from benchmarks.castor import against, notes
+from benchmarks.castor.found import Runs, named, relative
+from benchmarks.castor.paper import sums
 from benchmarks.castor.runs import (
     FAMILIES,
     FEW,
@@ -27,27 +26,6 @@ from benchmarks.castor.timing import Taken
 from benchmarks.harness.report import Report
 from benchmarks.harness.rows import columns, percentile
 from carmad.sim.report import markdown
-
-
-@dataclass(frozen=True, slots=True)
-class Runs:
-    """All results, found by row."""
-
-    results: Sequence[Result]
-
-    def at(self, table: str, workload: str, size: str, what: str) -> Sequence[Result]:
-        row = (table, workload, size, what)
-        return [r for r in self.results if (r.table, r.workload, r.size, r.what) == row]
-
-    def mean(self, of: str, *row: str) -> float:
-        return fmean(getattr(result, of) for result in self.at(*row))
-
-    def change(self, of: str, family: str, size: str, other: str) -> float:
-        """Castor's against the other policy's, in %."""
-        castor, others = (
-            self.mean(of, "policies", family, size, policy) for policy in ("castor", other)
-        )
-        return _change(castor, others)
 
 
 def report(results: Sequence[Result], taken: Sequence[Taken], name: str = "") -> Report:
@@ -115,100 +93,16 @@ def _of_the_paper(runs: Runs) -> tuple[str, ...]:
     return (
         "## The paper's figures and ours",
         notes.SETTING,
-        _against(runs),
-        _best(runs),
-        _congestion(runs),
+        against.against(runs),
+        against.best(runs),
+        against.congestion(runs),
         "## The paper's tables 5 and 6 add up",
         sums(),
     )
 
 
 def _of_family(runs: Runs, family: str) -> tuple[str, ...]:
-    return f"## {_workload(family)}", *_by_size(runs, family)
-
-
-def _against(runs: Runs) -> str:
-    headings = (
-        *("castor against", "", "paper"),
-        *(heading for gpus in GPUS for heading in (f"{gpus} GPUs", "apart")),
-        "likely cause",
-    )
-    rows = []
-    for family in FAMILIES:
-        for other, what, of, paper in _told(family):
-            ours = [runs.change(of, family, size, other) for size in GPUS]
-            apart = (
-                cell for each in ours for cell in (f"{each:+.0f} %", f"{each - paper:+.0f} points")
-            )
-            cause = CAUSE_OF.get(of) or CAUSE[other]
-            rows.append((f"{other}, {_workload(family)}", what, f"{paper:+.0f} %", *apart, cause))
-    return markdown.table(headings, rows, numbers=range(2, len(headings) - 1))
-
-
-CAUSE_OF = {
-    "wait": "the load: with two jobs on each GPU hardly anybody waits",
-}
-CAUSE = {
-    "fifo": "the load",
-    "sjf": "the load; milder interference",
-    "tiresias": "cheap preemption, many short jobs",
-    "lucid": "it knows durations here, and packs beside idle GPUs",
-}
-
-
-def _told(family: str) -> Iterator[tuple[str, str, str, float]]:
-    """What the paper says of Castor against another policy, in %."""
-    simulated = SIMULATED[family]
-    for other in POLICIES:
-        if other in simulated and other != "castor":
-            mine, its = simulated["castor"], simulated[other]
-            yield other, "JCT", "jct", _change(mine.jct[0], its.jct[0])
-            yield other, "queueing", "wait", _change(mine.wait[0], its.wait[0])
-
-
-def _best(runs: Runs) -> str:
-    """Against SJF-FFS the paper prints no more than "up to 20 %"."""
-    gains = []
-    for castor in runs.results:
-        if castor.what == "castor" and castor.table in ("policies", "muri", "intensities"):
-            row = (castor.table, castor.workload, castor.size, "sjf_ffs")
-            other = next(r for r in runs.at(*row) if r.sample == castor.sample)
-            gains.append((_change(castor.jct, other.jct), castor))
-    (best, where), (worst, elsewhere) = min(gains, key=_first), max(gains, key=_first)
-    middle = median(gain for gain, _ in gains)
-    return (
-        f"Castor's JCT against SJF-FFS (paper: up to 20 % less, on {PAPERS['saturn']}): from"
-        f" {best:+.0f} % ({_where(where)}) to {worst:+.0f} % ({_where(elsewhere)}), median"
-        f" {middle:+.0f} %, of {len(gains)} runs; in {sum(g < 0 for g, _ in gains)} it is less."
-    )
-
-
-def _congestion(runs: Runs) -> str:
-    """By how much a workload is more than its cluster can take."""
-    shares = []
-    for family in FAMILIES:
-        ours = (
-            f"{_share(*(runs.mean(of, 'policies', family, n, 'fifo') for of in ('wait', 'jct')))}"
-            f" on {n} GPUs"
-            for n in GPUS
-        )
-        told = SIMULATED[family]["fifo"]
-        paper = _share(told.wait[0], told.jct[0])
-        shares.append(f"{_workload(family)}: {', '.join(ours)}; in the paper {paper}")
-    return f"Of FIFO's JCT is queueing: {'. '.join(shares)}."
-
-
-def _share(part: float, whole: float) -> str:
-    return f"{100 * part / whole:.0f} %"
-
-
-def _first(pair: tuple[float, Result]) -> float:
-    return pair[0]
-
-
-def _where(result: Result) -> str:
-    of = "jobs" if result.table == "intensities" else "GPUs"
-    return f"{result.sample}, {result.size} {of}"
+    return f"## {named(family)}", *_by_size(runs, family)
 
 
 # -- all figures
@@ -254,7 +148,7 @@ def _policies(runs: Runs, family: str, size: str) -> str:
                 what,
                 *(f"{value:.2f}" for value in hours),
                 f"{slowdown:.2f}",
-                "" if what == "castor" else f"{_change(castor, jct):+.0f} %",
+                "" if what == "castor" else f"{relative(castor, jct):+.0f} %",
             )
         )
     return markdown.table(headings, rows, numbers=range(1, len(headings)))
@@ -277,7 +171,7 @@ _WHAT = ("makespan", "JCT", "queueing")
 
 def _intensity(runs: Runs, family: str) -> str:
     headings = (
-        f"{_workload(family)}, mean JCT",
+        f"{named(family)}, mean JCT",
         *(f"{jobs} jobs" for jobs in INTENSITIES),
         f"{INTENSITIES[-1]} over {INTENSITIES[0]}",
     )
@@ -304,7 +198,7 @@ def _techniques(runs: Runs) -> str:
         for what in techniques:
             row = ("techniques", workload, FULL, what)
             hours = (f"{runs.mean(of, *row):.2f}" for of in ("makespan", "jct", "wait", "slowdown"))
-            change = _change(runs.mean("jct", *row), first)
+            change = relative(runs.mean("jct", *row), first)
             rows.append((what, workload, *hours, f"{change:+.0f} %"))
     return markdown.table(headings, rows, numbers=range(2, len(headings)))
 
@@ -361,9 +255,9 @@ def _foretold(workload: str, size: str, foretold: Sequence[Result], runs: Runs) 
         workload,
         size,
         *(f"{jct:.3f}" for jct in jcts),
-        f"{_change(*jcts):+.1f} %",
+        f"{relative(*jcts):+.1f} %",
         *(f"{benefit:.2f}" for benefit in benefits),
-        f"{_change(*benefits):+.1f} %",
+        f"{relative(*benefits):+.1f} %",
         "< 10 %",
     )
 
@@ -381,7 +275,7 @@ def _gavel(runs: Runs) -> str:
         hours = (runs.mean(of, *row) for of in ("makespan", "jct", "wait", "slowdown"))
         makespan, jct, wait, slowdown = (f"{value:.2f}" for value in hours)
         span = f"{min(jcts):.2f}–{max(jcts):.2f}"
-        change = f"{_change(runs.mean('jct', *row), base):+.0f} %"
+        change = f"{relative(runs.mean('jct', *row), base):+.0f} %"
         rows.append((what, makespan, jct, span, wait, slowdown, change))
     return markdown.table(headings, rows, numbers=range(1, len(headings)))
 
@@ -404,7 +298,7 @@ def _splits(runs: Runs) -> str:
             counts = (
                 f"{sum(getattr(r, of) for r in runs.at(*row))}" for of in ("crowded", "oom_crashes")
             )
-            rows.append((workload, gpu, what, *hours, *counts, f"{_change(jct, first):+.1f} %"))
+            rows.append((workload, gpu, what, *hours, *counts, f"{relative(jct, first):+.1f} %"))
     return markdown.table(headings, rows, numbers=range(3, len(headings)))
 
 
@@ -420,13 +314,3 @@ def _decisions(taken: Sequence[Taken]) -> str:
         ("worst ms", "{0.worst_ms:.2f}"),
         ("paper ms", lambda e: "≤ 20" if (e.policy, e.gpus) == ("castor", 16) else ""),
     )
-
-
-def _change(value: float, before: float) -> float:
-    """In %; not a number where there was nothing."""
-    return 100 * (value / before - 1) if before else nan
-
-
-def _workload(family: str) -> str:
-    ours = {"philly": "Philly", "saturn": "Saturn (the paper: Venus)"}
-    return ours[family]

@@ -46,7 +46,9 @@ class Predicted:
         assert one is not None and other is not None
         trained = view.models.get(NAME)
         model = trained if isinstance(trained, Boosted) else self._shipped
-        mps = view.settings.collocation.mps
+        shared = view.settings.collocation
+        single = running.spec.gpus == new.spec.gpus == 1  # others need one MPS server for the node
+        mps = shared.mps and (single or shared.mps_scope == "node")
         peaks = (
             peak_mib(running, running.accumulation),
             peak_mib(new, new.accumulation if passes is None else passes),
