@@ -29,6 +29,7 @@ from carmad.sim.hardware import Cluster, GpuKind, Node
 from carmad.sim.run import simulate
 from carmad.sim.task import Load, Task, Trace
 from carmad.testing import a_gpu, a_view, changed, check_policy
+from policies.cuckoo.groups import _Known
 from policies.cuckoo.interleaving import Asynchronous, Exclusive
 from policies.cuckoo.members import UNHEARD_S, due_at, left_s
 from policies.cuckoo.packing import best_edges, matched, taken_apart
@@ -177,6 +178,23 @@ def test_a_hundred_jobs_on_seventy_gpus():
     assert taken_apart(efficiencies, [1] * 50, 70 - 50) == set(range(20))
     assert taken_apart(efficiencies, [1] * 50, 0) == set()
     assert taken_apart([1.1, 1.2, 1.3], [4, 1, 1], 2.5) == {1, 2}, "as many as find room"
+
+
+def test_what_is_known_of_pairs_does_not_depend_on_when_they_were_seen(monkeypatch):
+    """The table grows as jobs come, and starts over when it is full."""
+    monkeypatch.setattr("policies.cuckoo.groups.KNOWN", 4)
+    packer = in_turns(SETTINGS).packer
+    jobs = [StageTimes(n / 2, 1.0, 2.0, (n % 3) / 2) for n in range(7)]
+    fresh = _Known(packer).table(jobs, jobs)
+    growing = _Known(packer)
+    for few in (jobs[:1], jobs[:3], jobs[4:6], jobs[2:5]):
+        for other in (few, jobs[:2]):
+            found = growing.table(few, other)
+            at = np.ix_([jobs.index(each) for each in few], [jobs.index(each) for each in other])
+            for mine, whole in zip(found, fresh, strict=True):
+                assert mine == pytest.approx(whole[at])
+    assert growing.pair(jobs[0], jobs[6]) == pytest.approx((fresh.slowed[0, 6], fresh.slowed[6, 0]))
+    assert (fresh.slowed == fresh.slows.T).all()
 
 
 # -- planning: table 6

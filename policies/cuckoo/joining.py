@@ -69,6 +69,8 @@ def joins(
     by_id = {gpu.id: gpu for gpu in where.gpus}
     conditions = view.settings.preconditions_for("cuckoo")
     free = list(_kept(_places(view, running, where), planned))
+    if not free:
+        return
     rows = {
         node.member.job.id: Row(node, planned[node.member.job.id])
         for node in packable(view, _waiting(planned))

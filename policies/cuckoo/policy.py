@@ -56,7 +56,7 @@ from policies.memory import lacking, need_mib
 from policies.profiling import ProfilingPool, profiled, set_aside
 from policies.ranked import Ranked
 
-TOLD = 32  # the first waiting jobs, which get reasons with their plan
+TOLD = 16  # the first waiting jobs, which get reasons with their plan
 EXPLAINED = 4  # the first ones, which also get a verdict on each GPU
 
 
