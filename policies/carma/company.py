@@ -13,6 +13,8 @@ from typing import NamedTuple
 # MPS: Gavel's).
 TIME_SLICED, MPS = 0.69, 0.60
 
+OUTLASTS = 16  # times what all others would run, one after the other: no slowdown is as much
+
 
 class Member(NamedTuple):
     """A job on a GPU: its SM activity alone (0–1), and how long it would still run alone."""
@@ -85,3 +87,11 @@ def joining(there: Company, new: Member, cost: float) -> Joining:
         later[n] = there.first_s + end_s
     now = ends([*there.members, new], cost)
     return Joining(now, (*later, there.first_s + new_s))
+
+
+def outlasting(there: Company, activity: float, cost: float) -> Joining:
+    """The same for a newcomer that runs for longer than all others. How much longer makes no
+    difference to them, so its own ends are given less its remaining time."""
+    left_s = OUTLASTS * sum([member.left_s for member in there.members])
+    now, later = joining(there, Member(activity, left_s), cost)
+    return Joining((*now[:-1], now[-1] - left_s), (*later[:-1], later[-1] - left_s))

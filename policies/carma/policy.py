@@ -41,7 +41,16 @@ from carmad.plugin import (
 )
 from policies.baselines import NEWCOMER_UTILIZATION
 from policies.builtin import magm, most_free_memory
-from policies.carma.company import MPS, TIME_SLICED, Company, Member, company, joining
+from policies.carma.company import (
+    MPS,
+    TIME_SLICED,
+    Company,
+    Joining,
+    Member,
+    company,
+    joining,
+    outlasting,
+)
 from policies.filters import fits_memory, min_free, not_risky
 from policies.memory import lacking, need_mib
 from policies.ranked import Filter, Fit, Ranked
@@ -166,8 +175,7 @@ class Carma:
 
     def _beside(self, new: Newcomer, gpu: GpuView, view: View) -> Verdict:
         """Ranked by the sum of all ends with the newcomer, less that of the others without it."""
-        there = gpu.memo.recall((_company, view.now), _company, gpu, view)
-        found = joining(there, Member(new.activity, new.left_s), _cost(view))
+        there, found = _joining(new, gpu, view)
         wanted = new.wanted.gpus
         # A job is counted once, over the GPUs that both are on.
         counts = [1 / min(job.spec.gpus, wanted) for job in gpu.residents]
@@ -221,6 +229,16 @@ def _activity(job: Job) -> float | None:
 
 def _company(gpu: GpuView, view: View) -> Company:
     return company(_members(gpu, view.now), _cost(view))
+
+
+def _joining(new: Newcomer, gpu: GpuView, view: View) -> tuple[Company, Joining]:
+    """What becomes of the jobs there and of the newcomer. Most that wait outlast all others."""
+    there = gpu.memo.recall((_company, view.now), _company, gpu, view)
+    question = (outlasting, view.now, new.activity)
+    now, later = gpu.memo.recall(question, outlasting, there, new.activity, _cost(view))
+    if new.left_s < max(*now[:-1], *later[:-1]):
+        return there, joining(there, Member(new.activity, new.left_s), _cost(view))
+    return there, Joining(*((*each[:-1], each[-1] + new.left_s) for each in (now, later)))
 
 
 def _members(gpu: GpuView, now: float) -> list[Member]:
