@@ -11,7 +11,7 @@ from carmad.core.window import Score
 from carmad.plugin import Reason
 from carmad.testing import FakeServer, a_gpu, a_view
 from policies.carma import carma
-from policies.carma.company import TIME_SLICED, Member, ends, joining, speed
+from policies.carma.company import TIME_SLICED, Member, company, ends, joining, outlasting, speed
 from policies.carma.policy import EXPLAINED, LEAST_S, TRIED, remaining_s
 from tests.planning import gpu_views, half_free, placements, queued, refused, running_on, where
 
@@ -89,10 +89,22 @@ def test_what_is_asked_for_beyond_one_gpu_waits_in_full():
 
 
 def test_joining_now_and_later():
-    found = joining([Member(1.0, HOUR)], Member(1.0, 2 * HOUR), TIME_SLICED)
-    assert found.never == (HOUR,)
+    there = company([Member(1.0, HOUR)], TIME_SLICED)
+    found = joining(there, Member(1.0, 2 * HOUR), TIME_SLICED)
+    assert there.ends_s == (HOUR,)
     assert found.later == pytest.approx((HOUR, 3 * HOUR))
     assert found.now == pytest.approx((1.69 * HOUR, 2.69 * HOUR))
+
+
+@pytest.mark.parametrize("left_s", [20 * HOUR, 2000 * HOUR])
+def test_how_much_longer_a_newcomer_runs_makes_no_difference_to_the_others(left_s):
+    there = company([Member(0.9, HOUR), Member(0.5, 3 * HOUR)], TIME_SLICED)
+    short, long = (
+        outlasting(there, 0.8, TIME_SLICED),
+        joining(there, Member(0.8, left_s), TIME_SLICED),
+    )
+    for any_s, its_s in zip(short, long, strict=True):
+        assert its_s == pytest.approx((*any_s[:-1], any_s[-1] + left_s))
 
 
 # -- company

@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from importlib.metadata import entry_points
 from typing import NamedTuple
 
@@ -17,7 +18,8 @@ from benchmarks.daemon import server
 from benchmarks.harness.rows import Row, of_runs
 from carmad.core.messages import Launch
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import Job
+from carmad.core.types import Estimate, Indicator, Job, Profile
+from carmad.testing import a_spec
 
 GROUP = "planning, 2,048 queued"
 QUEUED = 2048
@@ -41,6 +43,9 @@ def measure() -> list[Row]:
                 label = f"{name}, backfill {backfill}, {what}"
                 rows.append(of_runs(GROUP, label, [run.cpu_ms for run in runs], "ms", bound=3))
                 walls.append(statistics.median(run.wall_ms for run in runs))
+    runs = [unlike() for _ in range(RUNS)]
+    label = "carma, all wait, each of another kind and its duration known"
+    rows.append(of_runs(GROUP, label, [run.cpu_ms for run in runs], "ms", bound=3))
     return [*rows, of_runs(GROUP, "by the wall clock: median of all these", walls, "ms")]
 
 
@@ -48,6 +53,28 @@ def blocked(policy: str, backfill: int) -> Tick:
     """Eight busy GPUs, and a line of jobs that fit none of them: a median tick."""
     running = server.residents(1)
     core = _core(policy, backfill, running, server.line(100, QUEUED, TOO_MUCH_MIB))
+    return _median(_tick(core, server.BEGUN + 100 + n, running, placed=0) for n in range(TICKS))
+
+
+def unlike() -> Tick:
+    """The most that `carma` has to think about: jobs that differ in memory, and would all fit, but
+    end sooner if they wait for those on the GPUs."""
+    hour = 3600.0
+    busy = Profile(600.0, server.HOLDS_MIB, (Indicator("sm_active", 0.95, 0.0),))
+    running = [
+        replace(job, spec=replace(job.spec, expected_s=hour), profile=busy)
+        for job in server.residents(1)
+    ]
+    line = [
+        server.job(
+            id,
+            spec=a_spec(env=server.ENV, memory_mib=1000 + id, expected_s=100 * hour + id),
+            estimate=Estimate(1000 + id, "declared", firm=True),
+            profile=busy,
+        )
+        for id in range(100, 100 + QUEUED)
+    ]
+    core = _core("carma", 0, running, line)
     return _median(_tick(core, server.BEGUN + 100 + n, running, placed=0) for n in range(TICKS))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from statistics import geometric_mean, median
 
 from benchmarks.harness.data import DATA
@@ -35,9 +36,9 @@ from policies.ranked import Ranked
 OURS = "carma"
 SHARING = ("magm", "first_fit")  # FIFO, shared
 RIVALS = ("sjf_ffs", "lucid", "castor", "asrpt", "cuckoo", "tiresias")
-QUICK = ("sjf_ffs", "lucid", "castor")  # with less known: the rivals that predictions matter to
-ONCE = ("cuckoo",)  # takes seconds: on the first trace of each family only
-FEW = 1  # traces of a family where less is known, for ablations, and to show those tuned on
+QUICK = ("sjf_ffs", "castor")  # with less known: the rivals that predictions matter to
+SLOW = "cuckoo"  # takes minutes on some clusters: only in these families
+FOR_SLOW = ("lab", "trace 1", "heavy-60", "Cuckoo")
 
 MAKESPAN, P99, WAITS = 1.01, 1.05, 2.0
 JCT = {KNOWN: 0.65, PREDICTED: 0.75, WRONG: 0.9}
@@ -66,7 +67,6 @@ ABLATIONS: Mapping[str, Variant] = {
     "joins whoever has the memory": _without(selective=False),
     "never shares": _unshared,
     "holds no GPUs": _without(hold=0),
-    "holds GPUs for jobs of one, too": _without(hold=1),
     "the floor: one line of `Ranked`": _floor,
 }
 
@@ -89,8 +89,8 @@ EXPLANATION = f"""\
 Ratios, medians over a family's traces (lowest to highest).
 
 - JCT: mean, to the best rival's, all with the same knowledge. Rivals: {", ".join(RIVALS)}
-  ({", ".join(ONCE)} on the first trace of each family only); where less is known, and on the traces
-  for tuning, {", ".join(QUICK)}, on the first trace.
+  ({SLOW}: only for {", ".join(FOR_SLOW)}); where less is known, {", ".join(QUICK)}, on each
+  family's first trace.
 - Bound: what no policy's JCT can fall below (`benchmarks.own.bound`). Where it is above the goal,
   this cannot be reached; a bound below it does not say that it can.
 - Makespan: to the best of all, {" and ".join(SHARING)} (FIFO, shared) among them.
@@ -99,29 +99,21 @@ Ratios, medians over a family's traces (lowest to highest).
 - Waits: the user who waits longest, on average, relative to the same under magm."""
 
 
-def measure() -> Report:
-    judged = {each: _judged(JUDGING, each) for each in (KNOWN, PREDICTED, WRONG, NOTHING)}
-    tuned = _judged(TUNING, KNOWN)
-    ablations = _ablated()
-    tables = [
-        (f"Judged: {condition.what}", _table(found, JCT.get(condition)))
-        for condition, found in judged.items()
-    ]
-    tables += [(f"Tuned: {KNOWN.what}", _table(tuned, None)), ("Ablations", ablations)]
-    tables += [("Traces to judge by", _listed(JUDGING)), ("Traces for tuning", _listed(TUNING))]
-    blocks = [EXPLANATION]
-    for heading, table in tables:
-        blocks += [f"## {heading}", table]
+def measure(tuning: bool = False) -> Report:
+    """With --tuning, the same on the traces for tuning; not kept."""
+    families = TUNING if tuning else JUDGING
+    judged = {each: _judged(families, each) for each in (KNOWN, PREDICTED, WRONG, NOTHING)}
+    tables = {each.what.capitalize(): _table(judged[each], JCT.get(each)) for each in judged}
+    tables["Ablations, on the first trace of each family"] = _ablated(families)
+    tables["Traces to judge by"] = _listed(JUDGING)
+    tables["Traces for tuning"] = _listed(TUNING)
+    sections = (block for heading, table in tables.items() for block in (f"## {heading}", table))
     data = {
-        "judged": {condition.name: _plain(found) for condition, found in judged.items()},
-        "tuned": _plain(tuned),
+        each.name: {family.name: runs for family, runs in judged[each].items()} for each in judged
     }
-    return Report(
-        "A policy of our own",
-        blocks,
-        data,
-        ["simulated; no MPS, no preemption (but for tiresias), `limits.backfill` 0"],
-    )
+    notes = ["simulated; no MPS, no preemption (but for tiresias), `limits.backfill` 0"]
+    blocks = [EXPLANATION, *sections]
+    return Report("A policy of our own", blocks, {"judged": data}, notes, kept=not tuning)
 
 
 def _listed(families: Sequence[Family]) -> str:
@@ -129,21 +121,26 @@ def _listed(families: Sequence[Family]) -> str:
 
 
 def _judged(families: Sequence[Family], condition: Condition) -> dict[Family, list[Judged]]:
-    rivals = RIVALS if condition is KNOWN and families is JUDGING else QUICK
+    rivals = RIVALS if condition is KNOWN else QUICK
     return {
         family: [
             _judge(family, number, condition, rivals)
-            for number in range(len(family.cases) if rivals is RIVALS else FEW)
+            for number in range(len(family.cases) if rivals is RIVALS else 1)
         ]
         for family in families
     }
 
 
+@cache
+def _ran(family: Family, number: int, policy: str | Variant, condition: Condition) -> Ran:
+    return run(case(family, number), policy, condition)
+
+
 def _judge(family: Family, number: int, condition: Condition, rivals: Sequence[str]) -> Judged:
     this = case(family, number)
-    names = [name for name in (*SHARING, *rivals) if number == 0 or name not in ONCE]
-    others = {name: run(this, name, condition) for name in names}
-    ours = run(this, OURS, condition)
+    names = [name for name in (*SHARING, *rivals) if name != SLOW or family.name in FOR_SLOW]
+    others = {name: _ran(family, number, name, condition) for name in names}
+    ours = _ran(family, number, OURS, condition)
     rival = min(
         (name for name in names if name not in SHARING), key=lambda name: others[name].jct_s
     )
@@ -186,16 +183,16 @@ def _table(found: Mapping[Family, list[Judged]], goal: float | None) -> str:
     )
 
 
-def _ablated() -> str:
+def _ablated(families: Sequence[Family]) -> str:
     """Variants, relative to the policy as it is; and how it compares under another truth."""
-    cases = [case(family, n) for family in JUDGING for n in range(FEW)]
-    whole = [run(this, OURS, KNOWN) for this in cases]
-    rows = [
-        (name, *_means([run(this, variant, KNOWN) for this in cases], whole))
-        for name, variant in ABLATIONS.items()
-    ]
-    ours, theirs = ([run(this, name, ADDITIVE) for this in cases] for name in (OURS, "sjf_ffs"))
-    rows.append((f"sjf_ffs = 1; {ADDITIVE.what}", *_means(ours, theirs)))
+
+    def runs(policy: str | Variant, condition: Condition = KNOWN) -> list[Ran]:
+        return [_ran(family, 0, policy, condition) for family in families]
+
+    rows = [(name, *_means(runs(variant), runs(OURS))) for name, variant in ABLATIONS.items()]
+    rows.append((f"sjf_ffs = 1; {KNOWN.what}", *_means(runs(OURS), runs("sjf_ffs"))))
+    other = _means(runs(OURS, ADDITIVE), runs("sjf_ffs", ADDITIVE))
+    rows.append((f"sjf_ffs = 1; {ADDITIVE.what}", *other))
     return columns(
         rows,
         ("all rules = 1, geometric means", "{0[0]}"),
@@ -209,10 +206,6 @@ def _means(runs: Sequence[Ran], base: Sequence[Ran]) -> Iterator[float]:
     for name in ("jct_s", "makespan_s", "p99_s"):
         pairs = zip(runs, base, strict=True)
         yield geometric_mean(getattr(one, name) / getattr(other, name) for one, other in pairs)
-
-
-def _plain(found: Mapping[Family, list[Judged]]) -> dict[str, list[Judged]]:
-    return {family.name: each for family, each in found.items()}
 
 
 if __name__ == "__main__":

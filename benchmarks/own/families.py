@@ -101,7 +101,7 @@ def _generated(name: str, gpus: int, *seeds: int) -> Cases:
 
 
 def _sia(*names: str) -> Cases:
-    return tuple(partial(thinned, SIA.format(name), 1, 0, "4x8xA100-40GB", 160) for name in names)
+    return tuple(partial(thinned, SIA.format(name), 2, 0, "2x8xA100-40GB") for name in names)
 
 
 def _cuckoo(*seeds: int) -> Cases:
@@ -112,7 +112,7 @@ TUNING = (
     Family("Muri 1", "every 8th job, 8 V100", _muri(1, 8, 1, 1, 2, 3)),
     Family("Muri 2", "every 16th job, 8 V100", _muri(2, 16, 1, 1, 2)),
     Family("Philly", "8,000 jobs drawn, every 40th, 8 V100", _philly(1, 2, 3)),
-    Family("Sia", "a Saturn sample, 32 A100", _sia("saturn-workload-2")),
+    Family("Sia", "every 2nd job, 16 A100", _sia("saturn-workload-2")),
     Family("lab", "60 jobs, 2 A100", _generated("lab", 2, 1, 2, 3, 4)),
     Family(
         "carma-1", "60 jobs like those of trace 1, 3 A100", _generated("carma-1", 3, 1, 2, 3, 4)
@@ -120,18 +120,14 @@ TUNING = (
 )
 JUDGING = (
     Family("Muri 1", "other jobs of it, 8 V100", _muri(1, 8, 1, 4, 5, 6)),
-    Family("Muri 2", "other jobs of it, 8 V100", _muri(2, 16, 1, 5, 9, 13)),
-    Family("Muri 3", "every 4th job, 16 V100", _muri(3, 4, 2, 1, 2, 3)),
+    Family("Muri 2", "other jobs of it, 8 V100", _muri(2, 16, 1, 5, 9)),
+    Family("Muri 3", "every 4th job, 16 V100", _muri(3, 4, 2, 1, 2)),
     Family("Philly", "other stretches, 8 V100", _philly(11, 12, 13, 14, 15)),
-    Family(
-        "Sia",
-        "three samples, 32 A100",
-        _sia("philly-workload-2", "saturn-workload-5", "saturn-workload-6"),
-    ),
+    Family("Sia", "every 2nd job, 16 A100", _sia("philly-workload-2", "saturn-workload-5")),
     Family("lab", "60 jobs, 2 A100", _generated("lab", 2, 11, 12, 13, 14, 15)),
     Family("trace 1", "the CARMA paper's, 3 A100", (partial(whole, TRACE_1, A100.format(3)),)),
     Family("heavy-60", "the CARMA artifact's, 4 A100", (heavy60,)),
-    Family("Cuckoo", "100 jobs like its own, its 16 GPUs", _cuckoo(0, 1, 2)),
+    Family("Cuckoo", "100 jobs like its own, its 16 GPUs", _cuckoo(0, 1)),
 )
 
 

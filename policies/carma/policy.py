@@ -41,7 +41,16 @@ from carmad.plugin import (
 )
 from policies.baselines import NEWCOMER_UTILIZATION
 from policies.builtin import magm, most_free_memory
-from policies.carma.company import MPS, TIME_SLICED, Member, ends, joining
+from policies.carma.company import (
+    MPS,
+    TIME_SLICED,
+    Company,
+    Joining,
+    Member,
+    company,
+    joining,
+    outlasting,
+)
 from policies.filters import fits_memory, min_free, not_risky
 from policies.memory import lacking, need_mib
 from policies.ranked import Filter, Fit, Ranked
@@ -166,14 +175,13 @@ class Carma:
 
     def _beside(self, new: Newcomer, gpu: GpuView, view: View) -> Verdict:
         """Ranked by the sum of all ends with the newcomer, less that of the others without it."""
-        found = joining(_members(gpu, view.now), Member(new.activity, new.left_s), _cost(view))
+        there, found = _joining(new, gpu, view)
         wanted = new.wanted.gpus
         # A job is counted once, over the GPUs that both are on.
         counts = [1 / min(job.spec.gpus, wanted) for job in gpu.residents]
-        now, later, never = (
-            sum(map(mul, (*counts, 1 / wanted), each))
-            for each in (found.now, found.later, (*found.never, 0.0))
-        )
+        never = sum(map(mul, counts, there.ends_s))
+        counts.append(1 / wanted)
+        now, later = (sum(map(mul, counts, each)) for each in found)
         if self.selective and now >= later:
             detail = _names(job.id for job in gpu.residents)
             return Verdict(gpu.id, (Reason("later_together", later, now, "s", detail),))
@@ -219,6 +227,20 @@ def _activity(job: Job) -> float | None:
     return job.profile.mean("sm_active") if job.profile else None
 
 
+def _company(gpu: GpuView, view: View) -> Company:
+    return company(_members(gpu, view.now), _cost(view))
+
+
+def _joining(new: Newcomer, gpu: GpuView, view: View) -> tuple[Company, Joining]:
+    """What becomes of the jobs there and of the newcomer. Most that wait outlast all others."""
+    there = gpu.memo.recall((_company, view.now), _company, gpu, view)
+    question = (outlasting, view.now, new.activity)
+    now, later = gpu.memo.recall(question, outlasting, there, new.activity, _cost(view))
+    if new.left_s < max(*now[:-1], *later[:-1]):
+        return there, joining(there, Member(new.activity, new.left_s), _cost(view))
+    return there, Joining(*((*each[:-1], each[-1] + new.left_s) for each in (now, later)))
+
+
 def _members(gpu: GpuView, now: float) -> list[Member]:
     """The jobs there. Those not measured alone share what the GPU shows beyond the others; one of
     unknown duration is expected to run for as long again as it has."""
@@ -246,7 +268,9 @@ def _cost(view: View) -> float:
 
 def _empty_s(gpu: GpuView, view: View) -> float:
     """When the jobs there have ended, in seconds from now."""
-    return max(ends(_members(gpu, view.now), _cost(view)), default=0.0)
+    if not gpu.residents:
+        return 0.0
+    return max(gpu.memo.recall((_company, view.now), _company, gpu, view).ends_s)
 
 
 def _emptied(gpu: GpuView) -> GpuView:
