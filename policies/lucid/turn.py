@@ -46,6 +46,7 @@ class Turn:
         self._binder = binder
         self._fits = fits_memory(view.settings.preconditions_for("lucid"), view.settings)
         self._verdicts_left = VERDICTS
+        self._server_per_node = view.settings.collocation.mps_scope == "node"
 
     # -- the profiler's line (algorithm 1)
 
@@ -62,7 +63,7 @@ class Turn:
             if not waiting and (taken := room.choose(wanted, self._view, self._fits, spread=False)):
                 run = self._run(job, self._profiler.run_s, evict=True)
                 self._give(job, taken, verdicts, profiling=run)
-                room.without(taken, self._view)
+                room.without(taken, self._view_for_the_room())
                 continue
             waiting += 1
             reason = Reason("profiling_gpus", wanted.gpus, room.free, "GPUs")
@@ -115,7 +116,7 @@ class Turn:
             return False
         run = self._run(job, knobs.run_s, evict=False) if new else None
         self._give(job, taken, self._main_verdicts(job, wanted), profiling=run)
-        room.without(taken, self._view)
+        room.without(taken, self._view_for_the_room())
         return True
 
     def _wait(self, job: Job, room: Room) -> None:
@@ -160,6 +161,11 @@ class Turn:
             self._view = self._view.with_placement(*placed)
         self._unseen.clear()
         return self._view
+
+    def _view_for_the_room(self) -> View:
+        """A client of a node's MPS server closes the node's other GPUs to other users' jobs; apart
+        from that, a job changes nothing but its own GPUs."""
+        return self._view_now() if self._server_per_node else self._view
 
     # -- verdicts
 
