@@ -547,7 +547,7 @@ def test_jobs_without_names_draw_one_model_each_and_are_named_by_it():
 
 @pytest.mark.parametrize("policy", ["lucid", "castor"])
 def test_imported_jobs_that_recur_share_profiles_and_gpus(tmp_path, policy):
-    jobs = [f"{n},1,{3600_000 * n},9,dcgan,64,7200000,1,0\n" for n in range(8)]
+    jobs = [f"{n},1,{3600_000 * n},9,dqn,128,7200000,1,0\n" for n in range(8)]
     path = file(tmp_path, "trace.csv", MURI.partition("\n")[0] + "\n" + "".join(jobs))
     settings = Settings(policy=policy)
     outcome = simulate(Experiment(load(f"muri:{path}"), parse("1xV100-32GB"), settings))

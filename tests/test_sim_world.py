@@ -33,6 +33,7 @@ from carmad.sim.world import World
 FAST = GpuKind("fast", 40_960, 50.0, 400.0, 1.0)
 SLOW = GpuKind("slow", 40_960, 30.0, 300.0, 0.5, speeds=(("vgg16", 0.25),))
 LIGHT = Load("light", 32, 4_000, sm_active=0.4, sm_occupancy=0.2, dram_active=0.1)
+QUIET = Load("quiet", 32, 4_000, sm_active=0.0, sm_occupancy=0.0, dram_active=0.0)
 HEAVY = Load("heavy", 32, 4_000, sm_active=1.0, sm_occupancy=1.0, dram_active=0.0)
 
 
@@ -195,8 +196,7 @@ def test_memory_taken_elsewhere_is_held_until_the_crash_is_over():
 
 
 def test_a_saturated_gpu_takes_the_next_job_when_the_risk_has_fallen_below_its_limit():
-    quiet = Load("quiet", 32, 4_000, sm_active=0.0, sm_occupancy=0.0, dram_active=0.0)
-    tasks = a_task(load=quiet, duration_s=1000.0), a_task(load=HEAVY), a_task()
+    tasks = a_task(load=QUIET, duration_s=1000.0), a_task(load=HEAVY), a_task()
     _, heavy, third = run(*tasks).jobs
     assert spans(heavy) == [(40.0, 50.0, 150.0, Cause.SUCCESS)]
     # x s after the end, with half of the window still full: 0.2·(1 − x/30) + 0.3 + 0.3 + 0.2·EMA,
@@ -222,11 +222,14 @@ def test_the_risk_is_judged_by_the_time_each_level_stood():
 
 @pytest.mark.parametrize(("after_s", "gpu"), [(17.0, "n1/0"), (19.0, "n0/0")])
 def test_a_job_that_comes_between_two_changes_finds_the_scores_of_that_instant(after_s, gpu):
-    """After x s of rest the mean SMACT of the first GPU is 1 − x/30, below 0.4 from 18 s on."""
-    tasks = a_task(load=HEAVY), a_task(duration_s=500.0), a_task(submit_s=110.0 + after_s)
+    """x s after the heavy job the mean SMACT of its GPU is 1 − x/30, below 0.4 from 18 s on. A
+    quiet one stays there: an idle GPU would come first whatever its score."""
+    quiet, light = a_task(load=QUIET, duration_s=1000.0), a_task(duration_s=500.0)
+    tasks = quiet, light, a_task(load=HEAVY, submit_s=50.0), a_task(submit_s=160.0 + after_s)
     jobs = run(*tasks, cluster=one_node(FAST, FAST), settings=Settings(policy="lug")).jobs
-    assert [job.attempts[0].gpus for job in jobs] == [("n0/0",), ("n1/0",), (gpu,)]
-    assert jobs[2].attempts[0].launched_at == 110.0 + after_s
+    assert [job.attempts[0].gpus for job in jobs] == [("n0/0",), ("n1/0",), ("n0/0",), (gpu,)]
+    assert spans(jobs[2]) == [(50.0, 60.0, 160.0, Cause.SUCCESS)]
+    assert jobs[3].attempts[0].launched_at == 160.0 + after_s
 
 
 def test_a_time_limit():
