@@ -1,7 +1,7 @@
 """Forks tracers from a process that has imported torch, which takes longer than most traces.
 
 Run as a script, this reads a JSON request per line and answers each with the exit status. The
-tracers are confined as usual: only `import torch` comes before that, not after.
+tracers are confined as usual: only imports come before that, not after.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ class Tracers:
 
 
 def serve() -> None:
+    import sympy  # noqa: F401  part of torch that is imported as late as it can be
     import torch  # noqa: F401
 
     del sys.path[0]  # this folder
