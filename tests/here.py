@@ -65,8 +65,6 @@ class Here:
     def _forked(self, cwd: str, argv: Sequence[str], within_s: float) -> Trial:
         assert self._tracers
         output = self._answer.with_name("output")
-        for file in (self._answer, output):
-            file.write_bytes(b"")
         code = self._tracers.run(argv, cwd, self._answer, output, within_s)
         return self._trial(output.read_bytes(), code, late=code is None)
 

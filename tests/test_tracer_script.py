@@ -38,11 +38,11 @@ def job(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def tracers() -> Iterator[Tracers]:
-    """For the tests in this module."""
+def warm() -> Iterator[None]:
+    """Fork what the tests in this module trace."""
     global _tracers
     with closing(Tracers()) as _tracers:
-        yield _tracers
+        yield
 
 
 @pytest.fixture

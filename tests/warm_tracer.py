@@ -77,8 +77,9 @@ def become(argv: list[str], cwd: str, env: dict[str, str], answer: str, output: 
     os.environ.update(env)
     os.chdir(cwd)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    for target, path in ((1, output), (2, output), (3, answer)):
-        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), target)
+    for target, path in ((1, output), (3, answer)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), target)
+    os.dup2(1, 2)
     sys.argv[:] = argv
     runpy.run_path(argv[0], run_name="__main__")
     sys.exit()
