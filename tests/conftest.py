@@ -1,7 +1,9 @@
-"""What all tests share: fixtures, and how Hypothesis tries examples."""
+"""What all tests share: fixtures, how they are collected, and how Hypothesis tries examples."""
 
 from __future__ import annotations
 
+import fcntl
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +15,22 @@ from tests.fake_daemon import FakeDaemon, serving
 # No deadline: a busy machine is not a fault.
 settings.register_profile("carma", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("carma")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
+    """One worker imports the tests before the others do, which then find all of it compiled."""
+    if not hasattr(session.config, "workerinput"):
+        return (yield)
+    lock = os.open(Path(__file__).parent, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+    try:
+        return (yield)
+    finally:
+        os.close(lock)
 
 
 @pytest.fixture

@@ -1,13 +1,16 @@
-"""Unmodified scripts, traced cold: a process each, as the daemon would start it.
+"""Unmodified scripts, traced in a process each.
 
 The shapes of popular training scripts are in `scripts/`. Each is traced, or refused with a reason;
-so are scripts that mean no good.
+so are scripts that mean no good. Most are forked from a process that has imported torch; those of
+`cold` tests start as the daemon would start them.
 """
 
 from __future__ import annotations
 
 import sys
 import textwrap
+from collections.abc import Iterator
+from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,10 +22,12 @@ from carmad.testing import a_spec
 from estimators.look import look
 from estimators.tracer.report import Report
 from tests.here import Here
+from tests.warm_tracer import Tracers
 
 SCRIPTS = Path(__file__).parent / "scripts"
 PATIENT = Estimation(within_s=120.0)  # these machines may be busy
 MIB = 2**20
+_tracers: Tracers | None = None
 
 
 @pytest.fixture
@@ -32,9 +37,23 @@ def job(tmp_path: Path) -> Path:
     return tmp_path / "job"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def warm() -> Iterator[None]:
+    """Fork what the tests in this module trace."""
+    global _tracers
+    with closing(Tracers()) as _tracers:
+        yield
+
+
+@pytest.fixture
+def cold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start everything as the daemon would."""
+    monkeypatch.setitem(globals(), "_tracers", None)
+
+
 def looked(job: Path, *words: str, estimation: Estimation = PATIENT, **fields: object) -> object:
     fields = {"argv": (sys.executable, *words), "cwd": str(job), **fields}
-    here = Here(job.parent / "answer")
+    here = Here(job.parent / "answer", tracers=_tracers)
     return look(a_spec(**fields), Settings(estimation=estimation), here)
 
 
@@ -135,6 +154,7 @@ def test_popular_scripts(words: list[str], batch: int, kinds: set[str], job: Pat
     assert told.parts["parameters"] > 0
 
 
+@pytest.mark.usefixtures("cold")
 def test_the_steps_are_those_of_the_script(job: Path) -> None:
     """The second step holds parameters, gradients, Adam's two moments, and for a while another."""
     told = report(job, written(job, loop("while True: step()")))
@@ -146,6 +166,7 @@ def test_sparse_gradients_are_refused(job: Path) -> None:
     assert "sparse gradients" in refusal(job, str(SCRIPTS / "dlrm.py"))
 
 
+@pytest.mark.usefixtures("cold")
 def test_a_module_and_a_command(job: Path) -> None:
     (job.parent / "training.py").write_text(loop("while True: step()"))
     by_name = report(job, "-m", "training", env=(("PYTHONPATH", str(job.parent)),))
@@ -214,7 +235,7 @@ def test_a_step_that_accumulates_is_one_step(job: Path) -> None:
             optimizer.step()
         """
     few = report(job, written(job, loop(text.format(3))))
-    many = report(job, written(job, loop(text.format(2_000))))
+    many = report(job, written(job, loop(text.format(200))))
     assert (few.floor, few.reserved) == (many.floor, many.reserved)
     assert any("repeat" in note for note in many.notes)
     assert not any("repeat" in note for note in few.notes)
