@@ -175,7 +175,7 @@ def report(
         ("## Ablations (figure 11)", notes.FIGURE_11, runs.table(headline[-1], *ablations)),
         (_against_whole(runs), tables["figure 11"], notes.ABLATIONS_TOLD),
         ("## How long a plan takes (4.4)", notes.PLANS_TOLD, _plans(taken)),
-        ("## Causes of the differences", notes.CAUSES),
+        ("## Likely causes of the differences", notes.CAUSES),
     )
     data = {
         "claims": _claims(found),
