@@ -38,7 +38,8 @@ def with_company(job: Job, seconds: float, neighbour: Job, memory_mib: int) -> J
     whole = job.accumulation == neighbour.accumulation == 1  # profiles are of whole batches
     if not alone_s or own is None or other is None or not whole:
         return job
-    new = Company(neighbour.id, seconds / alone_s, own, other, job.mode is Mode.MPS)
+    mps = job.mode is neighbour.mode is Mode.MPS
+    new = Company(neighbour.id, seconds / alone_s, own, other, mps)
     before = next((each for each in job.company if each.neighbour == new.neighbour), None)
     if before and abs(before.ratio - new.ratio) < 0.01 * before.ratio:
         return job
