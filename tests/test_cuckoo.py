@@ -617,6 +617,12 @@ def test_partners_are_remembered_until_one_has_joined_or_cannot_any_more():
     assert where(plan(over)) == {1: (0,)} and remembered(over) == [Partners()]
 
 
+def test_a_partner_of_which_nothing_is_known_any_more_waits_for_the_first_to_end():
+    resident = running(9, 0)
+    view = view_of(1, [queued(1, stages=())], resident, settings=PARTNERS)
+    assert where(plan(replace(view, memory=Partners(((9, 1),))))) == {1: ()}
+
+
 def test_the_next_turn_is_when_both_partners_are_done():
     """Two of a kind that only compute gain nothing: together they take longer than 1400 s."""
     second, later = queued(1, 400.0, stages=NOTHING_LEFT), queued(3, stages=NOTHING_LEFT)

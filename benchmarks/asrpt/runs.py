@@ -181,8 +181,8 @@ def policy(case: Case) -> Callable[[Settings], Policy]:
         name, adaptive, _ = case.policy.partition(ADAPTIVE)
         if name in BASELINES:
             by, conserving = BASELINES[name]
-            its = {"by": by, "conserving": conserving, "adaptive": bool(adaptive)}
-            return replace(plain, patience=0.0, **its)
+            plain = replace(plain, patience=0.0, adaptive=bool(adaptive))
+            return replace(plain, by=by, conserving=conserving)
         return replace(
             plain,
             patience=case.patience,

@@ -7,6 +7,8 @@ the paper's mean JCT and deadlines met; nothing else is fitted to the paper's re
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from benchmarks.cuckoo.page import report
 from benchmarks.cuckoo.pairs import judged
 from benchmarks.cuckoo.runs import cases, results
@@ -16,8 +18,9 @@ from benchmarks.harness.report import Report
 
 
 def measure(few: bool = False) -> Report:
-    """`few`: the main variants alone, in a quarter of the time."""
-    return report(list(results(cases(few))), [] if few else list(judged()))
+    """`few`: the main variants alone, in a quarter of the time; kept under another name."""
+    found = report(list(results(cases(few))), [] if few else list(judged()))
+    return replace(found, name="cuckoo_few") if few else found
 
 
 if __name__ == "__main__":

@@ -99,13 +99,14 @@ class Machine:
 
 def rebuilt(queue: tuple[Job, ...], now: float, speed: float) -> Machine:
     """A machine rebuilt as if only these jobs had existed, each since its submission."""
-    finished, others = [], []
+    finished: list[Job] = []
+    working: list[Job] = []
     for job in queue:
-        (finished if _finished(job) else others).append(job)
+        (finished if _finished(job) else working).append(job)
     served: list[Served] = []
     done = sorted(_done(job, min(job.submitted_at, now)) for job in finished)
     at = -math.inf
-    for job in sorted(others, key=attrgetter("submitted_at", "id")):
+    for job in sorted(working, key=attrgetter("submitted_at", "id")):
         at = _serve(served, done, at, speed, min(job.submitted_at, now))
         _arrive(served, done, job, at)
     at = _serve(served, done, at, speed, now)

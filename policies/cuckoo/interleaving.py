@@ -77,6 +77,8 @@ class Step(NamedTuple):
 
 
 class Model(Protocol):
+    def __hash__(self) -> int: ...
+
     def iteration_s(self, jobs: Sequence[Phases]) -> Numbers:
         """The duration of a round of jobs that begin one after the other, in this order."""
 

@@ -54,7 +54,7 @@ def turns(
     by_id = {gpu.id: gpu for gpu in where.gpus}
     for first in running:
         second = partners.get(first.job.id)
-        if second:
+        if second and not (first.missing or second.missing):
             gpus = tuple(by_id[gpu] for gpu in first.job.gpus)
             kind = where.kind(gpus[0])
             group = packer.together(first, second, kind)

@@ -106,7 +106,8 @@ def _entries(
         there += [awaited[job.id] for job in gpu.residents if job.id in awaited]
         kind = where.kind(gpu)
         if len(there) == 2 and not any(member.missing for member in there):
-            free_s = max(packer.together(*there, kind).ends_s(kind))
+            one, other = there
+            free_s = max(packer.together(one, other, kind).ends_s(kind))
         else:
             free_s = max((member.left_s[kind] for member in there), default=0.0)
         free_s = max(free_s, LEAST_S) if there else 0.0
