@@ -108,8 +108,6 @@ TUNER = f"""\
 What the System Tuner is to do: every combination of T_prof, profiling GPUs and sharing capacity on
 one sample of the week before ({BEFORE}), and the best by mean JCT then on the test week."""
 
-NOTES: dict[tuple[str, str], str] = {}
-
 PROFILER_NOTE = "paper: up to; T_prof 500 s, no time-aware scaling"
 
 CAUSES = f"""\
