@@ -40,17 +40,14 @@ class Claim:
     @property
     def verdict(self) -> Verdict:
         """Not reproduced: one of ours lies on the other side of `null` than the paper's figure.
-        Reproduced: the median is within a quarter of the paper's effect, or the paper's figure
-        within the range of ours."""
+        Reproduced: the median is within a quarter of the paper's effect."""
         if not self.ours:
             return Verdict.UNTESTED
         effect = self.paper - self.null
         if any((value - self.null) * effect <= 0 for value in self.ours):
             return Verdict.NOT
         near = abs(self.median - self.paper) <= CLOSE * abs(effect)
-        if near or min(self.ours) <= self.paper <= max(self.ours):
-            return Verdict.REPRODUCED
-        return Verdict.DIRECTION
+        return Verdict.REPRODUCED if near else Verdict.DIRECTION
 
     def cells(self) -> tuple[str, ...]:
         ours = ""
