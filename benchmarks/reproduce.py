@@ -41,9 +41,9 @@ def measure() -> Report:
         [_counted(counts), *(block for _, blocks in sections.values() for block in blocks)],
         {"counts": counts},
         notes=[
-            f"reproduced: our median is within {CLOSE:.0%} of the paper's effect; direction only: all"
-            " of ours show the effect, of another size; not reproduced: not all do",
-            "a range is over samples, loads or orders of the same jobs, as the benchmark's page says",
+            f"reproduced: our median is within {CLOSE:.0%} of the paper's effect; direction only:"
+            " all of ours show the effect, of another size; not reproduced: not all do",
+            "a range is over samples, loads or orders of the same jobs: see the benchmark's page",
         ],
     )
 
