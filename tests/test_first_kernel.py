@@ -46,10 +46,26 @@ def readings(
         ([0.4, 0.3, 0.44], False, False),  # its neighbour's own ups and downs
         ([0.4, 0.3, 0.46], False, True),
         ([0.46], False, False),  # nothing to compare with
+        ([None, 0.46], False, False),
     ],
 )
 def test_a_rise_of_the_gpu_s_activity_is_a_first_kernel(activity, alone, seen):
     assert ran(job(), readings(activity), alone, MONITOR) is seen
+
+
+def test_a_change_of_metric_is_no_rise():
+    """NVML's utilisation stands in for SMACT while that cannot be read, and is far higher."""
+    steps: list[tuple[dict[str, float], bool]] = [
+        ({"sm_active": 0.4, "utilization": 0.98}, False),
+        ({"utilization": 0.98}, False),
+        ({"utilization": 1.0}, False),
+        ({"sm_active": 0.44, "utilization": 1.0}, False),
+        ({"sm_active": 0.5, "utilization": 1.0}, True),
+    ]
+    found: list[Reading] = []
+    for (sample, seconds), (its, seen) in zip(readings([None] * 5), steps, strict=True):
+        found.append((replace(sample, **its), seconds))  # type: ignore[arg-type]
+        assert ran(job(), found, False, replace(MONITOR, window_s=60.0)) is seen
 
 
 @pytest.mark.parametrize(

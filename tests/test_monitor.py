@@ -109,6 +109,18 @@ def test_the_first_reading_is_there_before_start_returns(parts):
     assert inbox.of(Sampled)[0].samples == seen[0]
 
 
+def test_gpus_with_a_fault_are_not_among_those_that_work(parts):
+    monitor, source, _, _ = parts
+    assert monitor.working() == ()
+    sample = source.sample
+    source.sample = lambda at: (sample(at)[0], replace(sample(at)[1], fault="GPU is lost"))
+    monitor.start()
+    assert monitor.working() == source.gpus[:1]
+    source.sample = sample
+    monitor._read()
+    assert monitor.working() == source.gpus
+
+
 def test_a_driver_that_is_loaded_late_is_waited_for_and_told_of_once(parts, monkeypatch, caplog):
     monitor, source, inbox, _ = parts
     there, source.gpus, source.error = source.gpus, (), CarmaError("no driver", "load it")

@@ -962,6 +962,37 @@ def test_an_mps_server_per_node_serves_one_user_on_all_its_gpus():
     assert server.job(third).state is S.STARTING
 
 
+def test_a_job_on_a_mig_instance_needs_no_mps_server():
+    server = two_nodes()
+    whole, *others = server.gpus
+    divided = GpuId("GPU-divided")
+    slices = tuple(replace(gpu, node=whole.node, parent=divided) for gpu in others)
+    server.gpus = (whole, *slices)
+    server.tell(Discovered(server.now, server.gpus))
+    server.sample()
+    settled(server, server.submit())
+    theirs = server.submit(user="bob", uid=1001)
+    assert server.job(theirs).gpus == (slices[0].id,)
+    assert server.job(theirs).mode is Mode.MIG
+
+
+def test_whose_mps_jobs_have_to_end_is_the_one_that_the_gpu_was_refused_for():
+    """After a change of scope, the old servers of two GPUs may be of two users."""
+    server = FakeServer(gpus=2, settings=Settings(collocation=Collocation(mps=True)))
+    for user, uid in (("ada", 1000), ("bob", 1001)):
+        settled(server, server.submit(user=user, uid=uid))
+    server.tell(DrainRequested(server.now, server.gpus[0].id, "x", "root"))
+    hers = server.submit()
+    scene = server.scene
+    verdict = scene.decisions[hers].placement.verdicts[1]
+    assert verdict.refused == (Reason("mps_user", detail="bob"),)
+    views = tuple(replace(view, mps_user=(1000, "ada")) for view in scene.view.gpus)
+    node = replace(scene.view.nodes[0], gpus=views)
+    scene = replace(scene, view=replace(scene.view, nodes=(node,)))
+    remedies = why._gpu_remedies(server.job(hers), verdict, scene)
+    assert remedies == ["may start when all jobs of bob under MPS have ended"]
+
+
 def test_within_a_plan_too_an_mps_server_per_node_serves_one_user():
     server = two_nodes()
     holder = server.submit(gpus=4, exclusive=True)

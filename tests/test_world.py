@@ -49,6 +49,10 @@ class Inbox:
 class Launcher:
     def __init__(self):
         self.calls = []
+        self.has_begun = False
+
+    def begun(self, job):
+        return self.has_begun
 
     def launch(self, job, env):
         self.calls.append(("launch", job.id, env))
@@ -232,6 +236,18 @@ def test_a_client_on_several_gpus_has_one_server_and_a_limit_on_each(tmp_path):
     assert env["CUDA_MPS_PIPE_DIRECTORY"] == "/run/carma/mps/pipe"
     assert env["CUDA_VISIBLE_DEVICES"] == f"{GPU},{OTHER_GPU}"
     assert env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == f"{GPU}=900M,{OTHER_GPU}=900M"
+
+
+def test_the_mps_daemon_of_an_attempt_that_has_begun_is_left_alone(tmp_path):
+    """Each launch is repeated after a restart, until a kernel is seen. With another scope by now,
+    its daemon would be stopped before it connects; with a fault, it would be told that it runs
+    without MPS."""
+    mps = Mps(broken=True)
+    world, inbox, launcher = a_world(tmp_path, mps)
+    launcher.has_begun = True
+    performed(world, Launch(running(Mode.MPS)))
+    assert mps.started == () and inbox.events == []
+    assert [call[0] for call in launcher.calls] == ["launch"]
 
 
 def test_without_its_mps_daemon_a_job_runs_all_the_same_and_is_told(tmp_path):

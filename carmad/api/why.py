@@ -186,8 +186,9 @@ def _less(job: Job, have: float) -> str | None:
 def _ends(verdict: Verdict, scene: Scene, name: str) -> list[str]:
     """The residents whose end would free this GPU, with the latest time that they can take."""
     view = next((view for view in scene.view.gpus if view.id == verdict.gpu), None)
-    if view and view.mps_user and any(reason.code == "mps_user" for reason in verdict.refused):
-        return [f"may start when all jobs of {view.mps_user[1]} under MPS have ended"]
+    users = [reason.detail for reason in verdict.refused if reason.code == "mps_user"]
+    if view and view.mps_user and users:
+        return [f"may start when all jobs of {users[0]} under MPS have ended"]
     named = {
         JobId(int(id))
         for reason in verdict.refused

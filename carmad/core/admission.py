@@ -119,7 +119,7 @@ def _jobs_per_gpu(wanted: Demand, gpu: GpuView, settings: Settings) -> Reason | 
 
 def _mps_user(wanted: Demand, gpu: GpuView, settings: Settings) -> Reason | None:
     """One MPS server serves one user; a second user's job would hang in cuInit."""
-    if wanted.mps_uid is None:
+    if wanted.mps_uid is None or gpu.gpu.is_mig:  # jobs on an instance run outside MPS
         return None
     users = [(job.spec.uid, job.spec.user) for job in gpu.residents if is_client(job)]
     if gpu.mps_user:

@@ -32,8 +32,16 @@ def ran(job: Job, readings: Sequence[Reading], alone: bool, monitor: Monitor) ->
         return _memory(job, latest) is None or _steady(job, readings, monitor)
     if activity == 0:
         return False
-    before = 0.0 if alone else max((s.activity or 0.0 for s, _ in readings[:-1]), default=1.0)
+    before = 0.0 if alone else _highest_before(readings)
     return activity >= before + RISE or _steady(job, readings, monitor)
+
+
+def _highest_before(readings: Sequence[Reading]) -> float:
+    """The highest earlier activity in the latest reading's metric; 1 if there is none, as nothing
+    rises above that."""
+    metric = "utilization" if readings[-1][0].sm_active is None else "sm_active"
+    earlier = (getattr(sample, metric) for sample, _ in readings[:-1])
+    return max((value for value in earlier if value is not None), default=1.0)
 
 
 def _steady(job: Job, readings: Sequence[Reading], monitor: Monitor) -> bool:

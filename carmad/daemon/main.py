@@ -293,7 +293,8 @@ def _mps(settings: Settings, state_dir: Path, own_units: bool, monitor: Monitor)
         return None
 
     def whole() -> list[GpuId]:
-        return [gpu.id for gpu in monitor.gpus() if not gpu.is_mig]
+        # CUDA ignores all devices in a list that come after one that it does not find.
+        return [gpu.id for gpu in monitor.working() if not gpu.is_mig]
 
     return Mps(
         Path(paths.mps_dir(str(state_dir))),

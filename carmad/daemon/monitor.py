@@ -10,7 +10,7 @@ from collections.abc import Callable
 from carmad.attempt.evidence import Evidence
 from carmad.config import Monitor as Settings
 from carmad.core.messages import Discovered, DrainRequested, Sampled
-from carmad.core.types import Gpu, GpuSample
+from carmad.core.types import Gpu, GpuId, GpuSample
 from carmad.engine.inbox import Inbox
 from carmad.errors import CarmaError
 from carmad.gpu.source import Capabilities, TelemetrySource
@@ -42,6 +42,7 @@ class Monitor:
         self._recorded = recorded
         self._found: Discovered | None = None  # as the core was told last
         self._capabilities = source.capabilities()
+        self._faulty: frozenset[GpuId] = frozenset()
         self._telling = threading.Lock()
         self._looked = threading.Event()
         self._stopped = threading.Event()
@@ -66,9 +67,10 @@ class Monitor:
         """As of the last reading, so that no caller waits for a hanging driver."""
         return self._capabilities
 
-    def gpus(self) -> tuple[Gpu, ...]:
-        """As the core was told last."""
-        return self._found.gpus if self._found else ()
+    def working(self) -> tuple[Gpu, ...]:
+        """The GPUs without a fault, as of the last reading."""
+        known = self._found.gpus if self._found else ()
+        return tuple(gpu for gpu in known if gpu.id not in self._faulty)
 
     def _run(self) -> None:
         try:
@@ -141,6 +143,7 @@ class Monitor:
         samples = self._evidence.add(self._source.sample(self._inbox.clock()))
         news = self._source.health()
         self._capabilities = self._source.capabilities()
+        self._faulty = frozenset(sample.gpu for sample in samples if sample.fault)
         self._recorded(samples)
         now = self._inbox.clock()  # a reading may have taken long
         self._inbox.post(Sampled(now, samples))

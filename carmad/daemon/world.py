@@ -149,7 +149,8 @@ class DaemonWorld(Follower):
             self._postpone(job, self._outage)
             return
         pipe = logs = None
-        if job.mode is Mode.MPS and self._mps:
+        # Launches are repeated after a restart: what has begun keeps the daemon that it was given.
+        if job.mode is Mode.MPS and self._mps and not self._launcher.begun(job):
             try:
                 self._mps.start(*job.gpus)
                 pipe, logs = self._mps.pipe(job.gpus[0]), self._mps.log(job.gpus[0])
