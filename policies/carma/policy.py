@@ -280,7 +280,7 @@ def _emptied(gpu: GpuView) -> GpuView:
 
 def _fit(node: NodeView, verdicts: tuple[Verdict, ...]) -> Fit:
     ranked = sorted(
-        (verdict.rank, gpu.gpu.index, gpu.id)
+        ((False, verdict.rank), gpu.gpu.index, gpu.id)  # idle ones do not come first
         for gpu, verdict in zip(node.gpus, verdicts, strict=True)
         if verdict.rank is not None
     )
