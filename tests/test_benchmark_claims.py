@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,8 @@ def claim(paper: float, *ours: float, null: float = 0.0) -> Claim:
         (claim(1.5, 1.2, null=1.0), Verdict.DIRECTION),
         (claim(1.5, 0.9, null=1.0), Verdict.NOT),
         (claim(-36.0), Verdict.UNTESTED),
+        (replace(claim(3.0, 0.4), at_most=True), Verdict.REPRODUCED),
+        (replace(claim(3.0, 4.0), at_most=True), Verdict.NOT),
     ],
 )
 def test_a_verdict_is_of_the_effect(its: Claim, verdict: Verdict) -> None:

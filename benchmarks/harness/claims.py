@@ -32,6 +32,7 @@ class Claim:
     unit: str
     why: str = ""
     null: float = 0.0
+    at_most: bool = False  # the paper's figure is a bound
 
     @property
     def median(self) -> float:
@@ -40,9 +41,11 @@ class Claim:
     @property
     def verdict(self) -> Verdict:
         """Not reproduced: one of ours lies on the other side of `null` than the paper's figure.
-        Reproduced: the median is within a quarter of the paper's effect."""
+        Reproduced: the median is within a quarter of the paper's effect, or keeps its bound."""
         if not self.ours:
             return Verdict.UNTESTED
+        if self.at_most:
+            return Verdict.REPRODUCED if self.median <= self.paper else Verdict.NOT
         effect = self.paper - self.null
         if any((value - self.null) * effect <= 0 for value in self.ours):
             return Verdict.NOT
@@ -55,7 +58,7 @@ class Claim:
             ours = f"{number(self.median)} {self.unit}".rstrip()
             if len(self.ours) > 1:
                 ours += f" ({number(min(self.ours))} to {number(max(self.ours))})"
-        paper = f"{number(self.paper)} {self.unit}".rstrip()
+        paper = f"{'≤ ' * self.at_most}{number(self.paper)} {self.unit}".rstrip()
         return self.what, paper, ours, self.verdict, self.why
 
 
