@@ -38,7 +38,7 @@ def measure() -> Report:
     counts = {name: Counter(claim.verdict for claim in its) for name, (its, _) in sections.items()}
     return Report(
         "The papers' main claims",
-        [_counted(counts), *(block for _, blocks in sections.values() for block in blocks)],
+        [counted(counts), *(block for _, blocks in sections.values() for block in blocks)],
         {"counts": counts},
         notes=[
             f"reproduced: our median is within {CLOSE:.0%} of the paper's effect; direction only:"
@@ -64,8 +64,11 @@ def _section(
     return its, (f"## {name}", f"From {', '.join(links)}.", table(its))
 
 
-def _counted(counts: Mapping[str, Counter[Verdict]]) -> str:
-    rows = [(name, *(str(its[verdict]) for verdict in Verdict)) for name, its in counts.items()]
+def counted(counts: Mapping[str, Mapping[str, int]]) -> str:
+    """How many claims of each paper got which verdict."""
+    rows = [
+        (name, *(str(its.get(verdict, 0)) for verdict in Verdict)) for name, its in counts.items()
+    ]
     return markdown.table(("", *Verdict), rows, range(1, len(Verdict) + 1))
 
 

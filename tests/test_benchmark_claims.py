@@ -12,6 +12,7 @@ import pytest
 from benchmarks import reproduce
 from benchmarks.harness import report
 from benchmarks.harness.claims import Claim, Verdict
+from benchmarks.harness.data import ROOT
 
 
 def claim(paper: float, *ours: float, null: float = 0.0) -> Claim:
@@ -56,3 +57,10 @@ def test_the_page_has_each_papers_claims_and_where_they_come_from(
     assert "From [tables](tables.md) of 2026-11-22." in text
     assert "-29.1 % (-30.2 to -28.0)" in text
     assert page.data["counts"] == {"CARMA": {Verdict.REPRODUCED: 1, Verdict.UNTESTED: 1}}
+
+
+def test_the_committed_page_and_the_readme_are_of_the_committed_results() -> None:
+    kept = json.loads((report.RESULTS / "reproduce.json").read_text())["counts"]
+    assert reproduce.measure().data["counts"] == kept, "run python -m benchmarks.reproduce"
+    readme = (ROOT / "README.md").read_text()
+    assert reproduce.counted(kept) in readme
