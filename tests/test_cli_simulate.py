@@ -321,7 +321,7 @@ def test_nothing_is_simulated_twice(
         ("", "give either TRACE or --history"),
         ("two.csv --history", "give either TRACE or --history"),
         ("two.csv --since 7d", "--since goes with --history"),
-        ("two.csv --policy nope", "choose one of asrpt, best_fit, castor, "),
+        ("two.csv --policy nope", "choose one of asrpt, best_fit, carma, castor, "),
         ("two.csv --recovery nope", "among the installed recoveries"),
         ("two.csv --gpus 3xAbacus", "A100-40GB"),
         ("two.csv --estimator nope", "choose one of none, oracle, guess"),

@@ -98,7 +98,9 @@ def test_settings_that_a_plugin_declares(path: Path) -> None:
     found = load(path, {"CARMA_POLICIES__LUCID__OFF_BELOW": "2"})
     assert found.plugins == {"policies.lucid": {"sharing_capacity": 3, "off_below": 2.0}}
     assert found.policies == {"lucid": Preconditions(utilization=False)}
-    assert registry.bare_policy(replace(found, policy="lucid")).settings == LucidSettings(3, 0, 2)
+    assert registry.bare_policy(replace(found, policy="lucid")).settings == LucidSettings(
+        sharing_capacity=3, off_below=2
+    )
     path.write_text(dump(found))
     assert load(path, {}) == found
     path.write_text("[policies.lucid]\nsharing_capacity = 2\n")

@@ -54,14 +54,17 @@ def energy(bench: Bench) -> Seen:
     probe.begin("spin", s=3 * bench.busy_s)
     time.sleep(bench.busy_s / 2)  # let the average settle
     last = begun = bench.sample()
+    begun_late_s = last_late_s = time.time() - begun.at  # by how much the counter was read later
     joules = 0.0
     for sample in bench.samples(2 * bench.busy_s, POWER_PERIOD_S):
+        last_late_s = time.time() - sample.at
         joules += (sample.at - last.at) * ((sample.power_w or 0.0) + (last.power_w or 0.0)) / 2
         last = sample
     counted = ((last.energy_mj or 0) - (begun.energy_mj or 0)) / MJ
     seconds = last.at - begun.at
+    uncertain = (begun_late_s + last_late_s) / seconds
     return judged(
-        abs(counted - joules) <= ENERGY_OFF * joules,
+        abs(counted - joules) <= (ENERGY_OFF + uncertain) * joules,
         f"in {seconds:.1f} s, {counted:.0f} J were counted; power adds up to {joules:.0f} J",
         counted_j=counted,
         integrated_j=joules,

@@ -16,6 +16,7 @@ from carmad.selftest.report import Seen, Setting, judged, unknown
 
 BUSY, IDLE = 0.6, 0.2  # SM activity of a GPU whose every SM spins, and of one without kernels
 ANSWERS_WITHIN_S = 15.0  # DCGM, from its start
+STARTS_WITHIN_S = 5.0  # a kernel, on a loaded machine
 PERIOD_S = 0.5
 DCGM_PERIOD_S = 1.0
 WITHOUT = {"monitor.source": "nvml"}
@@ -59,7 +60,8 @@ def _activity(bench: Bench, reader: ActivityReader, settings: Mapping[str, Setti
         missing = "; ".join({why for _, why in reader.missing()}) or "it does not say why"
         if not idle and reader.name == DcgmProfiler.name:
             return unknown(f"DCGM gives no reading: {missing}")
-        probe.begin("spin", s=2 * bench.busy_s + ANSWERS_WITHIN_S)
+        probe.begin("spin", s=2 * bench.busy_s + ANSWERS_WITHIN_S + STARTS_WITHIN_S)
+        _await_kernels(bench, reader)
         busy = _read(bench, reader)
     finally:
         reader.close()
@@ -77,6 +79,15 @@ def _activity(bench: Bench, reader: ActivityReader, settings: Mapping[str, Setti
         sm_occupancy_busy=_middle([a.sm_occupancy for a in busy]),
         dram_active_busy=_middle([a.dram_active for a in busy]),
     )
+
+
+def _await_kernels(bench: Bench, reader: ActivityReader) -> None:
+    deadline = time.monotonic() + STARTS_WITHIN_S
+    while time.monotonic() < deadline:
+        its = reader.read().get(bench.gpu.id)
+        if its is not None and (its.sm_active or 0.0) > IDLE:
+            return
+        time.sleep(PERIOD_S)
 
 
 def _traffic(bench: Bench, reader: ActivityReader) -> Seen:

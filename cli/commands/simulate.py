@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 GPUS = "3xA100-40GB"
 POLICIES = (
     *("exclusive", "rr", "magm", "lug", "first_fit", "best_fit", "horus", "fifo", "sjf", "ssf"),
-    *("qssf", "srtf", "tiresias", "sjf_ffs", "lucid", "castor", "asrpt", "cuckoo"),
+    *("qssf", "srtf", "tiresias", "sjf_ffs", "lucid", "castor", "asrpt", "cuckoo", "carma"),
 )
 PHYSICS = "physics."
 ALL = "all"  # instead of a policy's name
