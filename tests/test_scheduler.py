@@ -96,7 +96,7 @@ def test_a_job_that_never_touches_its_gpu_does_not_close_it_for_ever():
     assert server.job(second).state is S.QUEUED
     server.pass_time(2)
     assert server.job(second).state is S.STARTING
-    assert server.job(idle).notes == ("ran no kernel on GPU 0 in its first 100 s",)
+    assert server.job(idle).notes == ("showed no kernel on GPU 0 in its first 100 s",)
 
 
 def test_a_presence_without_a_kernel_is_no_first_kernel():
