@@ -854,6 +854,21 @@ def test_round_robin_goes_round_the_idle_gpus_first():
     assert placed == [1, 3, 0, 2]
 
 
+def test_round_robin_leaves_no_gpu_idle_that_a_wide_job_can_use():
+    """GPU 0 is idle and was used last; 1 to 3 have jobs."""
+    server = FakeServer(gpus=4, policy=builtin.rr(Settings()))
+    first, *others = (server.submit() for _ in range(4))
+    for id in (first, *others):
+        server.run_kernel(id)
+    server.pass_time(32)
+    server.exit(first)
+    last = server.submit()
+    settled(server, last)
+    server.exit(last)
+    wide = server.submit(gpus=2)
+    assert server.job(wide).gpus == tuple(gpu.id for gpu in server.gpus[:2])
+
+
 def test_most_memory_least_used_best_and_first_fit_choose_as_named():
     expected = {"magm": 2, "lug": 1, "best_fit": 0, "first_fit": 0}
     for name, index in expected.items():
