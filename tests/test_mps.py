@@ -194,6 +194,10 @@ def test_a_daemon_of_the_other_scope_that_has_died_is_in_nobody_s_way(bench: Ben
     until(lambda: not old.healthy(GPU))
     new.start(GPU)
     assert new.healthy(GPU)
+    bench.serve("node", s100=("ACTIVE", [11]))
+    with pytest.raises(CarmaError, match="in use"):
+        old.start(GPU)
+    assert old.healthy(GPU) and old.clients(GPU) == {11}, "no pipe of the dead one misleads"
 
 
 def test_a_daemon_of_an_earlier_release_is_adopted(bench: Bench) -> None:

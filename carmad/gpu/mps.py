@@ -60,6 +60,7 @@ class Mps:
             for other in self._of_the_other_scope(wanted):
                 if other.answers():
                     _make_way(other, "with another mps_scope")
+                other.clear()
             running = wanted.answers()
             if running and (unlike := wanted.unlike(gpus)):
                 _make_way(wanted, unlike)
