@@ -169,9 +169,9 @@ class RoundRobin(Ranked):
         last = view.last_placed
         if last is None or last not in view.node_of:
             return Ranked.choose(self, fits, gpus, view)
-        among_idle = self._next([fit.idle() for fit in fits], gpus, view, last)
-        in_turn = among_idle or self._next(fits, gpus, view, last)
-        return in_turn or Ranked.choose(self, fits, gpus, view)
+        idle_ones = [fit.idle() for fit in fits]
+        cycle = idle_ones if any(fit.gpus for fit in idle_ones) else fits
+        return self._next(cycle, gpus, view, last) or Ranked.choose(self, fits, gpus, view)
 
     def _next(self, fits: Sequence[Fit], gpus: int, view: View, last: GpuId) -> tuple[GpuId, ...]:
         at = view.node_of[last]

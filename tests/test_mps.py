@@ -144,9 +144,8 @@ def test_one_daemon_serves_the_whole_node(bench: Bench) -> None:
 
 
 def test_a_gpu_that_came_later_is_served_once_nobody_needs_the_old_daemon(bench: Bench) -> None:
-    """MIG was switched off, for example; or the driver had not told all of them yet."""
-    bench.mps(node=()).start(GPU)
-    assert bench.starts[0]["env"]["CUDA_VISIBLE_DEVICES"] == GPU, "the job's, if nothing is known"
+    """MIG was switched off, for example."""
+    bench.mps(node=(GPU,)).start(GPU)
     bench.serve("node", s100=("ACTIVE", [11]))
     mps = bench.mps(node=(GPU, OTHER))
     mps.start(GPU)
@@ -156,6 +155,17 @@ def test_a_gpu_that_came_later_is_served_once_nobody_needs_the_old_daemon(bench:
     mps.start(GPU, OTHER)
     served = [start["env"]["CUDA_VISIBLE_DEVICES"] for start in bench.starts]
     assert served == [GPU, f"{GPU},{OTHER}"]
+
+
+def test_a_daemon_for_the_node_waits_until_its_gpus_are_known(bench: Bench) -> None:
+    """After a restart, an owed launch may come before the first reading. With a daemon for its GPU
+    alone, jobs on all others would run without MPS for as long as it has a client."""
+    with pytest.raises(CarmaError, match="not known yet"):
+        bench.mps(node=()).start(GPU)
+    assert not bench.starts
+    bench.mps(node=(GPU, OTHER)).start(GPU)
+    bench.mps(node=()).start(GPU)
+    assert len(bench.starts) == 1, "one that runs will do"
 
 
 @pytest.mark.parametrize("before", ["gpu", "node"])
@@ -184,6 +194,10 @@ def test_a_daemon_of_the_other_scope_that_has_died_is_in_nobody_s_way(bench: Ben
     until(lambda: not old.healthy(GPU))
     new.start(GPU)
     assert new.healthy(GPU)
+    bench.serve("node", s100=("ACTIVE", [11]))
+    with pytest.raises(CarmaError, match="in use"):
+        old.start(GPU)
+    assert old.healthy(GPU) and old.clients(GPU) == {11}, "no pipe of the dead one misleads"
 
 
 def test_a_daemon_of_an_earlier_release_is_adopted(bench: Bench) -> None:

@@ -96,7 +96,7 @@ def test_a_job_that_never_touches_its_gpu_does_not_close_it_for_ever():
     assert server.job(second).state is S.QUEUED
     server.pass_time(2)
     assert server.job(second).state is S.STARTING
-    assert server.job(idle).notes == ("ran no kernel on GPU 0 in its first 100 s",)
+    assert server.job(idle).notes == ("showed no kernel on GPU 0 in its first 100 s",)
 
 
 def test_a_presence_without_a_kernel_is_no_first_kernel():
@@ -852,6 +852,21 @@ def test_round_robin_goes_round_the_idle_gpus_first():
     index = {gpu.id: gpu.index for gpu in server.gpus}
     placed = [index[server.job(server.submit()).gpus[0]] for _ in range(4)]
     assert placed == [1, 3, 0, 2]
+
+
+def test_round_robin_leaves_no_gpu_idle_that_a_wide_job_can_use():
+    """GPU 0 is idle and was used last; 1 to 3 have jobs."""
+    server = FakeServer(gpus=4, policy=builtin.rr(Settings()))
+    first, *others = (server.submit() for _ in range(4))
+    for id in (first, *others):
+        server.run_kernel(id)
+    server.pass_time(32)
+    server.exit(first)
+    last = server.submit()
+    settled(server, last)
+    server.exit(last)
+    wide = server.submit(gpus=2)
+    assert server.job(wide).gpus == tuple(gpu.id for gpu in server.gpus[:2])
 
 
 def test_most_memory_least_used_best_and_first_fit_choose_as_named():

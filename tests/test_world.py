@@ -435,6 +435,17 @@ def test_the_doctor_asks_every_mps_daemon_that_has_jobs():
     assert {name for name, ok in found.items() if ok is False} - {"mps"} == {"mps server"}
 
 
+def test_after_a_change_of_scope_the_doctor_asks_the_daemon_that_has_the_job():
+    """A job on GPU 1 runs under that GPU's own daemon, and the node has none yet."""
+    mps = Mps()
+    mps.healthy = lambda gpu: gpu == "GPU-00000001"
+    job = changed(running(Mode.MPS), gpus=(GpuId("GPU-00000001"),))
+    views = tuple(a_gpu_view(n, residents=(job,) * n) for n in range(2))
+    scene = SimpleNamespace(view=SimpleNamespace(gpus=views))
+    node = Settings(collocation=Collocation(mps=True, mps_scope="node"))
+    assert not [each for each in doctor._mps(node, scene, mps) if each["name"] == "mps server"]
+
+
 @pytest.mark.parametrize(
     ("shared", "words"),
     [

@@ -148,7 +148,7 @@ class Watch:
         for gpu in job.gpus:
             if gpu not in seen:
                 where = f"GPU {gpus[gpu].index}" if gpu in gpus else gpu
-                self.ledger.note(job.id, f"ran no kernel on {where} in its first {patience:g} s")
+                self.ledger.note(job.id, f"showed no kernel on {where} in its first {patience:g} s")
 
     def _limit(self, job: Job, elapsed: float) -> list[Action]:
         if job.spec.time_limit_s is None:

@@ -194,9 +194,9 @@ def _mps(settings: Settings, scene: Scene, mps: Mps | None) -> Iterator[CheckOut
     else:
         yield _mps_users(settings)
     for name, gpus in _mps_servers(settings, scene.view.gpus):
-        gpu = gpus[0].id
-        used = any(job.mode is Mode.MPS for each in gpus for job in each.residents)
-        if used and not mps.healthy(gpu):
+        used = [each.id for each in gpus if any(job.mode is Mode.MPS for job in each.residents)]
+        gpu = used[0] if used else gpus[0].id
+        if used and not any(map(mps.healthy, used)):  # they may still have several
             yield _check(name, False, "its control daemon does not answer", f"See {mps.log(gpu)}")
         elif mps.server_state(gpu) is ServerState.FAULT:
             detail = "a job's fault: new jobs start without MPS until the affected ones have ended"

@@ -60,6 +60,7 @@ class Mps:
             for other in self._of_the_other_scope(wanted):
                 if other.answers():
                     _make_way(other, "with another mps_scope")
+                other.clear()
             running = wanted.answers()
             if running and (unlike := wanted.unlike(gpus)):
                 _make_way(wanted, unlike)
@@ -127,7 +128,15 @@ class Mps:
                 yield self._daemon(home.parent.name)
 
     def _served(self, gpus: Sequence[GpuId]) -> tuple[GpuId, ...]:
-        return tuple(dict.fromkeys((*self._node(), *gpus))) if self._node else tuple(gpus)
+        if self._node is None:
+            return tuple(gpus)
+        known = tuple(self._node())
+        if not known:
+            raise CarmaError(
+                "the GPUs that the MPS daemon is to serve are not known yet",
+                "later jobs run under MPS: one for the GPUs of this job alone would keep them out",
+            )
+        return tuple(dict.fromkeys((*known, *gpus)))
 
     def _daemon(self, name: str) -> MpsDaemon:
         if name not in self._daemons:

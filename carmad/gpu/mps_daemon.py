@@ -99,8 +99,11 @@ class MpsDaemon:
         gone = self.wait(lambda: not self._alive() and (self._ended() or not ours))
         if gone:
             self._end()
-            shutil.rmtree(self.pipe, ignore_errors=True)
         return gone
+
+    def clear(self) -> None:
+        """Remove the pipes of a daemon that has ended."""
+        shutil.rmtree(self.pipe, ignore_errors=True)
 
     def wait(self, done: Callable[[], bool]) -> bool:
         """Whether it was done in time."""
