@@ -64,7 +64,7 @@ def _section(
     return its, (f"## {name}", f"From {', '.join(links)}.", table(its))
 
 
-def counted(counts: Mapping[str, Mapping[str, int]]) -> str:
+def counted(counts: Mapping[str, Mapping[Verdict, int]]) -> str:
     """How many claims of each paper got which verdict."""
     rows = [
         (name, *(str(its.get(verdict, 0)) for verdict in Verdict)) for name, its in counts.items()

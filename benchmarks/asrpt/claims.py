@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from benchmarks.asrpt.page import OURS
+from benchmarks.asrpt.runs import OURS
 from benchmarks.harness.claims import Claim
 
 WINDOWS = "five windows of jobs; baselines take servers in index order, as in the paper"
