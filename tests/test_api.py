@@ -727,7 +727,7 @@ def test_a_running_job_tells_of_its_steps(daemon: Daemon) -> None:
     status, out = daemon.call("POST", f"/v1/jobs/{runs}/step", {"seconds": 0.25})
     assert (status, out["id"]) == (200, runs)
     stored = daemon.store.job(runs)
-    assert stored is not None and stored.steps == (StepTime(1, 0.25),)
+    assert stored is not None and stored.steps == (StepTime(1, 0.25, daemon.gpus[0].name),)
     told = daemon.call("POST", f"/v1/jobs/{waits}/step", {"seconds": 0.25})
     assert error(told) == (409, "conflict")
     for seconds in (0.0, 5e-324, -1.0, "fast"):
@@ -762,7 +762,7 @@ def test_a_job_that_shares_its_gpus_with_one_other_tells_how_much_that_slows_it(
         daemon.inbox.ask(profile).result(5)
         assert step(first, 0.3)[0] == 200
         stored = daemon.store.job(first)
-        assert stored is not None and stored.steps == (StepTime(1, 0.2),)
+        assert stored is not None and stored.steps == (StepTime(1, 0.2, daemon.gpus[0].name),)
         assert [(met.neighbour, met.ratio) for met in stored.company] == [
             (second, pytest.approx(1.5))
         ]

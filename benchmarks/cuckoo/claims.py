@@ -24,21 +24,22 @@ BESIDE = "Cuckoo's over the variant's, in the paper's set-up"
 def claims(read: Callable[[str], Any]) -> Iterator[Claim]:
     few = read("cuckoo_few")
     headline, met = few["beside"]["headline"], _met(few["runs"])
-    paper = {its["what"]: its["paper"] for its in headline}
+    told = {its["what"]: its["paper"] for its in headline}
     for its in headline:
         what = its["what"]
         if any(each in what for each in LEFT_OUT):
             continue
         if what == CUCKOO:
-            yield Claim(what, paper[what], met["Cuckoo"], "%", EASY, paper[UNPACKED])
+            yield Claim(what, told[what], met["Cuckoo"], "%", EASY, told[UNPACKED])
         elif its["unit"] == "x":
             ours = (its["low"], its["ours"], its["high"])
             yield Claim(what, its["paper"], ours, "×", BESIDE, 1.0)
         else:
             variant = what.partition(": ")[2].partition(",")[0]
-            lead = tuple(mine - its for mine, its in zip(met["Cuckoo"], met[variant], strict=True))
+            both = zip(met["Cuckoo"], met[variant], strict=True)
+            lead = tuple(mine - other for mine, other in both)
             what = f"{what}: Cuckoo's lead"
-            yield Claim(what, paper[CUCKOO] - its["paper"], lead, "points", EASY)
+            yield Claim(what, told[CUCKOO] - its["paper"], lead, "points", EASY)
     yield Claim(
         "figure 11: precision of AM", 98.7, (), "%", "durations are known exactly in the simulator"
     )
