@@ -32,13 +32,16 @@ from carmad.core.decision import Placement, Reason
 from carmad.core.layout import Layout, Stage
 from carmad.core.messages import Discovered, Exited, Step, Submitted, Tick
 from carmad.core.scene import Scene
+from carmad.core.scheduler import Scheduler
 from carmad.core.types import (
     Cause,
     Exit,
+    Indicator,
     Job,
     JobId,
     JobState,
     Prediction,
+    Profile,
     StageTimes,
     StepTime,
 )
@@ -724,12 +727,47 @@ def test_a_running_job_tells_of_its_steps(daemon: Daemon) -> None:
     status, out = daemon.call("POST", f"/v1/jobs/{runs}/step", {"seconds": 0.25})
     assert (status, out["id"]) == (200, runs)
     stored = daemon.store.job(runs)
-    assert stored is not None and stored.steps == (StepTime(1, 0.25),)
+    assert stored is not None and stored.steps == (StepTime(1, 0.25, daemon.gpus[0].name),)
     told = daemon.call("POST", f"/v1/jobs/{waits}/step", {"seconds": 0.25})
     assert error(told) == (409, "conflict")
     for seconds in (0.0, 5e-324, -1.0, "fast"):
         assert daemon.call("POST", f"/v1/jobs/{runs}/step", {"seconds": seconds})[0] == 422
     assert daemon.call("POST", "/v1/jobs/77/step", {"seconds": 0.25})[0] == 404
+
+
+def test_a_job_that_shares_its_gpus_with_one_other_tells_how_much_that_slows_it(
+    open_path: Path,
+) -> None:
+    measured = Profile(60.0, 1000, (Indicator("sm_active", 0.2, 0.0),))
+
+    def profile(core: Scheduler) -> None:
+        for job in list(core._ledger.jobs.values()):
+            core._ledger.put(replace(job, profile=measured))
+
+    settled_at_once = replace(ROOT_JOBS, monitor=Monitor(window_s=0.001))
+    with running(open_path, settled_at_once, gpus=1) as daemon:
+
+        def step(job: int, seconds: float) -> tuple[int, dict[str, Any]]:
+            return daemon.call("POST", f"/v1/jobs/{job}/step", {"seconds": seconds})
+
+        def beside() -> int:
+            id = submit(daemon)
+            daemon.sample()
+            daemon.run_kernel(id)
+            return id
+
+        first = beside()
+        assert step(first, 0.2)[0] == 200
+        second = beside()
+        daemon.inbox.ask(profile).result(5)
+        assert step(first, 0.3)[0] == 200
+        stored = daemon.store.job(first)
+        assert stored is not None and stored.steps == (StepTime(1, 0.2, daemon.gpus[0].name),)
+        assert [(met.neighbour, met.ratio) for met in stored.company] == [
+            (second, pytest.approx(1.5))
+        ]
+        beside()
+        assert error(step(first, 0.4)) == (409, "conflict"), "which of the two slows it?"
 
 
 def test_a_running_job_tells_what_its_steps_go_to(daemon: Daemon) -> None:

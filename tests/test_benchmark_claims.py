@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import reproduce
+from benchmarks.cuckoo import claims as cuckoo
 from benchmarks.harness import report
 from benchmarks.harness.claims import Claim, Verdict
 from benchmarks.harness.data import ROOT
@@ -34,10 +35,45 @@ def claim(paper: float, *ours: float, null: float = 0.0) -> Claim:
         (claim(-36.0), Verdict.UNTESTED),
         (replace(claim(3.0, 0.4), at_most=True), Verdict.REPRODUCED),
         (replace(claim(3.0, 4.0), at_most=True), Verdict.NOT),
+        (replace(claim(3.0, 0.4, 0.5, 4.0), at_most=True), Verdict.NOT),  # one beyond the bound
     ],
 )
 def test_a_verdict_is_of_the_effect(its: Claim, verdict: Verdict) -> None:
     assert its.verdict is verdict
+
+
+def test_deadlines_met_are_judged_by_cuckoos_lead() -> None:
+    """No variant meets less than none, so that the share itself would always be an effect."""
+
+    def row(what: str, paper: float) -> dict[str, object]:
+        return {"what": what, "unit": "%", "paper": paper, "ours": 0, "low": 0, "high": 0}
+
+    def run(what: str, seed: int, met: float) -> dict[str, object]:
+        return {"setting": cuckoo.HEADLINE, "what": what, "seed": seed, "met": met}
+
+    seeds = ((0, 0.8, 0.5), (1, 0.7, 0.7))
+    files = {
+        "cuckoo_few": {
+            "beside": {
+                "headline": [
+                    row(cuckoo.UNPACKED, 49.0),
+                    row(cuckoo.CUCKOO, 77.0),
+                    row("table 12: Blossom, deadlines met", 47.0),
+                ]
+            },
+            "runs": [
+                *(run("Cuckoo", seed, met) for seed, met, _ in seeds),
+                *(run("Blossom", seed, met) for seed, _, met in seeds),
+            ],
+        },
+        "cuckoo": {"pairs": [], "plans": []},
+    }
+    found = cuckoo.claims(files.__getitem__)
+    own, lead = next(found), next(found)
+    assert (own.paper, own.null, own.verdict) == (77.0, 49.0, Verdict.REPRODUCED)
+    assert (lead.paper, lead.unit) == (30.0, "points")
+    assert lead.ours == pytest.approx((30.0, 0.0))
+    assert lead.verdict is Verdict.NOT
 
 
 def test_the_page_has_each_papers_claims_and_where_they_come_from(

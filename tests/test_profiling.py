@@ -46,6 +46,7 @@ from policies import builtin
 from recovery import ladder
 
 S = JobState
+KIND = a_gpu(0).name
 RUN_S = 60.0
 SETTINGS = Settings(profiling=Profiling(run_s=RUN_S))
 
@@ -495,13 +496,13 @@ def test_step_times_are_kept_per_number_of_parts_and_for_the_next_run():
         world.tell(Stepped(world.now, id, seconds))
         news = [job for step in world.steps[steps:] for job in step.jobs]
         assert bool(news) == (seconds != 0.502)  # a hundredth is no news
-    assert world.job(id).steps == (StepTime(2, 0.6),)
+    assert world.job(id).steps == (StepTime(2, 0.6, KIND),)
     world.exit(id)
     world.scheduler.policy.parts = 1
     again = world.submit(batch_size=64)
-    assert world.job(again).steps == (StepTime(2, 0.6),)
+    assert world.job(again).steps == (StepTime(2, 0.6, KIND),)
     world.tell(Stepped(world.now, again, 0.4))
-    assert world.job(again).steps == (StepTime(1, 0.4), StepTime(2, 0.6))
+    assert world.job(again).steps == (StepTime(1, 0.4, KIND), StepTime(2, 0.6, KIND))
 
 
 def test_stage_times_are_kept_per_kind_of_gpu_and_for_the_next_run():
@@ -604,13 +605,33 @@ def test_a_step_beside_another_is_kept_as_a_ratio_with_both_profiles():
     assert (met.neighbour, met.ratio, met.mps) == (two, pytest.approx(1.5), False)
     assert met.other == loaded(world.job(two), 40_960)
     assert met.own.memory_share == 4096 / 40_960
-    assert world.job(one).steps == (StepTime(1, 0.2),), "that is still the time alone"
+    assert world.job(one).steps == (StepTime(1, 0.2, KIND),), "that is still the time alone"
     before = world.job(one)
     world.tell(Stepped(world.now, one, 0.301))
     assert world.job(one) is before, "a hundredth is no news"
     world.tell(Stepped(world.now, one, 0.4))
     assert [met.ratio for met in world.job(one).company] == [pytest.approx(2.0)]
     assert beside(met.own, met.other, mps=True)["mode.mps"] == 1.0
+
+
+def test_no_ratio_is_kept_of_steps_on_two_kinds_of_gpu():
+    world = FakeServer(gpus=1, settings=SETTINGS, policy=Inquisitive(evict=False))
+    one, _ = two_together(world)
+    (step,) = world.job(one).steps
+    for kind in ("another", ""):  # "": not recorded
+        elsewhere = replace(world.job(one), steps=(replace(step, gpu=kind),))
+        world.scheduler._ledger.put(elsewhere)
+        world.tell(Stepped(world.now, one, 0.3))
+        assert world.job(one).company == ()
+
+
+def test_a_step_on_another_kind_of_gpu_is_news_even_if_it_takes_as_long():
+    world = FakeServer(gpus=1)
+    id = world.submit()
+    trains(world, id)
+    world.scheduler._ledger.put(replace(world.job(id), steps=(StepTime(1, 0.2),)))
+    world.tell(Stepped(world.now, id, 0.2))
+    assert world.job(id).steps == (StepTime(1, 0.2, KIND),)
 
 
 def test_no_ratio_is_kept_without_a_step_alone():

@@ -217,6 +217,16 @@ def test_nobodys_reports_drown_the_others(store: SqlStore) -> None:
     assert max(row.ratio for _, row in told) == 20
 
 
+def test_runs_of_the_same_two_jobs_are_one_pair(store: SqlStore) -> None:
+    """Or a model would be judged by pairs that it has seen."""
+    dice = Random(0)
+    pair = met(dice, lambda own, other: 1.5)
+    back = replace(pair, own=pair.other, other=pair.own)
+    first, again, *_ = past(10)
+    commit(store, [changed(first, company=(pair,)), changed(again, company=(back,))])
+    assert len({row.pair for _, row in table.companies(store)}) == 1
+
+
 def test_a_ratio_that_nothing_explains_is_not_modelled(store: SqlStore, tmp_path: Path) -> None:
     dice = Random(0)
     jobs = [

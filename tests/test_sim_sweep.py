@@ -219,6 +219,13 @@ def test_processes_tell_of_their_progress(tmp_path: Path, monkeypatch: pytest.Mo
     assert ("mine", False) in seen and ("magm", True) in seen
 
 
+def test_known_outcomes_count_as_progress(simulator: Simulator, tmp_path: Path) -> None:
+    list(sweep.sweep(seeds(1), 1, Cache(tmp_path)))
+    ended: list[int] = []
+    list(sweep.sweep(seeds(1, 2), 1, Cache(tmp_path), lambda one, now: ended.append(one.seed)))
+    assert ended == [1, 2]
+
+
 def test_progress_is_drawn_only_on_a_terminal() -> None:
     def drawn(terminal: bool) -> str:
         screen = Console(file=io.StringIO(), force_terminal=terminal, width=80)

@@ -17,7 +17,7 @@ JCT = {
 }
 WAIT = {"philly": -78, "saturn": -74}
 WHY = {
-    "fifo": "the paper's load is not known: 128 and 64 GPUs, five samples each",
+    "fifo": "the paper's load is not known: ours are on 128 and on 64 GPUs",
     "sjf": "the load, as above",
     "tiresias": "preemption costs little in our samples, which have many short jobs",
     "lucid": "our Lucid knows durations, the paper's predicts them",

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from carmad.core.types import Company, Job, Loaded, Mode
+from carmad.core.types import Company, Gpu, Job, Loaded, Mode
 
 KEPT = 16  # of one job: the latest
 
@@ -27,14 +27,15 @@ def beside(own: Loaded, other: Loaded, mps: bool) -> dict[str, float]:
     return dict((*_features("own", own), *_features("other", other), ("mode.mps", float(mps))))
 
 
-def with_company(job: Job, seconds: float, neighbour: Job, memory_mib: int) -> Job:
-    """The job with the ratio of a step time beside `neighbour` to that reported alone; the same
-    object if one of the two is not known well enough.
+def with_company(job: Job, seconds: float, neighbour: Job, gpu: Gpu) -> Job:
+    """The job with the ratio of a step time beside `neighbour` to that reported alone on the same
+    kind of GPU; the same object if one of the two is not known well enough.
 
     A job that reports again beside the same one replaces its earlier ratio.
     """
-    alone_s = next((step.seconds for step in job.steps if step.parts == job.accumulation), 0.0)
-    own, other = loaded(job, memory_mib), loaded(neighbour, memory_mib)
+    alone = (job.accumulation, gpu.name)
+    alone_s = next((each.seconds for each in job.steps if (each.parts, each.gpu) == alone), 0.0)
+    own, other = loaded(job, gpu.memory_mib), loaded(neighbour, gpu.memory_mib)
     whole = job.accumulation == neighbour.accumulation == 1  # profiles are of whole batches
     if not alone_s or own is None or other is None or not whole:
         return job

@@ -99,6 +99,7 @@ class StepTime:
 
     parts: int
     seconds: float
+    gpu: str = ""  # the kind of GPU; "": not recorded
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,17 +92,23 @@ class Knowledge:
 
 def with_report(job: Job, event: Stepped, kind: str) -> Job:
     """The job with the step times reported for this kind of GPU; the same object if unchanged."""
-    known = {step.parts: step.seconds for step in job.steps}
-    before = known.get(job.accumulation, 0.0)
-    if abs(event.seconds - before) > NEWS * before:
-        known[job.accumulation] = event.seconds
-        steps = (StepTime(parts, seconds) for parts, seconds in sorted(known.items()))
-        job = replace(job, steps=tuple(steps))
+    known = {each.parts: each for each in job.steps}
+    step = StepTime(job.accumulation, event.seconds, kind)
+    if not _as_long(step, known.get(step.parts)):
+        known[step.parts] = step
+        job = replace(job, steps=tuple(known[parts] for parts in sorted(known)))
     if event.stages and not job.spec.stage_times and job.accumulation == 1:
         new = replace(event.stages, gpu=kind)
         if not any(_alike(new, each) for each in job.stage_times):
             job = replace(job, stage_times=_with(new, job.stage_times))
     return job
+
+
+def _as_long(new: StepTime, known: StepTime | None) -> bool:
+    """Whether both are for the same kind of GPU and nearly equal."""
+    if known is None or new.gpu != known.gpu:
+        return False
+    return abs(new.seconds - known.seconds) <= NEWS * known.seconds
 
 
 def _alike(new: StageTimes, known: StageTimes) -> bool:

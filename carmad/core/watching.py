@@ -61,7 +61,7 @@ class Watch:
         if any(len(self.ledger.residents(id)) > 1 for id in job.gpus):
             neighbour = self._only_neighbour(job)
             if neighbour and neighbour.state is JobState.RUNNING:
-                known = with_company(job, event.seconds, neighbour, gpu.memory_mib)
+                known = with_company(job, event.seconds, neighbour, gpu)
                 if known is not job:
                     self.ledger.put(known)
             return

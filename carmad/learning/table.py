@@ -65,7 +65,8 @@ def _met(store: SqlStore, user: str) -> Iterator[tuple[float, Beside]]:
     """The newest first."""
     for job in _jobs(store, user):
         for each in job.company:
-            pair = "-".join(map(str, sorted((job.id, each.neighbour))))
+            # Recurring jobs share a profile: their later runs are the same pair.
+            pair = "|".join(sorted((repr(each.own), repr(each.other))))
             ratio = min(each.ratio, MOST_RATIO)
             yield job.ended_at or 0.0, Beside(beside(each.own, each.other, each.mps), ratio, pair)
 

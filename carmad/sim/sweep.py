@@ -51,7 +51,11 @@ def sweep(
     jobs = min(jobs, len(due))
     fresh = _in_parallel(due, jobs, watch) if jobs > 1 else _in_turn(due, watch)
     for experiment, outcome in zip(experiments, known, strict=True):
-        yield experiment, next(fresh) if outcome is None else outcome
+        if outcome is None:
+            outcome = next(fresh)
+        else:
+            watch(experiment, None)
+        yield experiment, outcome
 
 
 def title(experiment: Experiment) -> str:

@@ -240,10 +240,12 @@ async def step(call: Asked, label: Label, body: StepIn) -> Response:
     job, scene = await _mine(call, label)
     if not job.holds_gpus:
         raise Conflict(f"job {label} is not running", "Only a running job can report its steps.")
-    if any(set(other.gpus) & set(job.gpus) for other in scene.view.running if other.id != job.id):
+    gpus = set(job.gpus)
+    others = [it for it in scene.view.running if it.id != job.id and gpus.intersection(it.gpus)]
+    if len(others) > 1 or any(gpus.difference(other.gpus) for other in others):
         raise Conflict(
-            f"job {label} shares its GPUs",
-            "It can report its steps while it is alone on its GPUs.",
+            f"job {label} shares some of its GPUs, or shares them with several jobs",
+            "It can report its steps while it is alone, or shares all its GPUs with one other job.",
         )
     stages = StageTimes(**body.stages.model_dump()) if body.stages else None
     await call.service.request(Stepped(call.service.now(), job.id, body.seconds, stages))
