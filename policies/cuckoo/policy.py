@@ -130,6 +130,8 @@ class Cuckoo:
             placement = self._joining(turn, view) if joins else self._starting(turn, view)
             if not placement.gpus:
                 refused[placement.job] = placement
+                if joins and _full(placement, turn):
+                    pairs.pop(first.job.id, None)
                 continue
             yield placement
             started.add(placement.job)
@@ -235,6 +237,14 @@ def cuckoo(settings: Settings, own: CuckooSettings) -> Cuckoo:
         Packer(Asynchronous(own.lambda_gpu, own.lambda_network), own.weight),
         own.joins,
     )
+
+
+def _full(placement: Placement, turn: Turn) -> bool:
+    """Whether the GPUs of the job to join have settled and leave too little memory, so that it may
+    have to wait until that job ends."""
+    there = {gpu.id for gpu in turn.gpus}
+    reasons = [r for each in placement.verdicts if each.gpu in there for r in each.refused]
+    return all(reason.code in ("memory", "min_free") for reason in reasons)
 
 
 def _on_one_node(gpus: Sequence[GpuId], job: Job, view: View) -> tuple[GpuId, ...]:
