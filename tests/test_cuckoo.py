@@ -842,6 +842,16 @@ def test_an_unknown_job_is_profiled_where_it_stays_and_one_that_was_told_of_is_n
     assert wide.gpus and wide.profiling is None
 
 
+def test_a_job_profiled_aside_closes_its_node_s_server_to_other_users():
+    settings = replace(
+        SETTINGS, profiling=Profiling(gpus=1), collocation=Collocation(mps=True, mps_scope="node")
+    )
+    jobs = [queued(1, stages=(), uid=1000), queued(2, uid=2000)]
+    placements = plan(view_of(2, jobs, settings=settings))
+    assert where(placements) == {1: (1,), 2: ()}
+    assert refused(placements[2])[0] == ["mps_user"]
+
+
 def test_gpus_set_aside_are_for_profiling_and_nothing_else():
     aside = replace(SETTINGS, profiling=Profiling(gpus=1))
     jobs = [queued(1), queued(2, **NEW), queued(3, **NEW), queued(4, exclusive=True)]

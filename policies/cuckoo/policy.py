@@ -90,7 +90,12 @@ class Cuckoo:
         first = next(filter(with_them.holds, known), None)
         if first and not without.holds(first):
             return tuple(self._plan(view, view.queue, NOTHING))
-        return (*self._profiles(view, new, aside), *self._plan(view, known, aside.own))
+        profiles = tuple(self._profiles(view, new, aside))
+        queued = {job.id: job for job in new}
+        for each in profiles:
+            if each.gpus:
+                view = view.with_placement(queued[each.job], each.gpus, each.profiling)
+        return (*profiles, *self._plan(view, known, aside.own))
 
     def _profiles(
         self, view: View, jobs: Sequence[Job], aside: ProfilingPool
