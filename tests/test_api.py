@@ -479,14 +479,14 @@ def test_why_says_which_gpus_stay_idle_for_the_head_of_the_line(daemon: Daemon) 
     """Only where somebody behind it could use them, and nobody may overtake it."""
     submit(daemon, exclusive=True)
     head = submit(daemon, gpus=3)
-    kept = "it needs 3 GPUs; the 2 that are idle are kept for it (limits.backfill)"
+    kept = "needs 3 GPUs; the 2 that are idle are kept for it (limits.backfill)"
     out = daemon.call("GET", f"/v1/jobs/{head}/why")[1]
     assert out["headline"] == "waits: it wants 3 GPUs, and 2 could take it now"
     behind = submit(daemon)
     out = daemon.call("GET", f"/v1/jobs/{head}/why")[1]
     assert out["headline"] == f"waits: {kept}"
     out = daemon.call("GET", f"/v1/jobs/{behind}/why")[1]
-    assert out["headline"] == f"waits: job {head} is before it in line; {kept}"
+    assert out["headline"] == f"waits: job {head} is before it in line and {kept}"
 
 
 def test_why_knows_what_keeps_a_job_out_of_the_line(daemon: Daemon) -> None:

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from carmad.api.phrases import phrase
-from carmad.config import Settings
-from carmad.core.types import Cause, Estimate, Indicator, Profile, Retry
+from carmad.config import Collocation, Settings
+from carmad.core.types import Cause, Estimate, Indicator, Mode, Profile, Retry
 from carmad.core.window import Score
 from carmad.plugin import Reason
 from carmad.testing import FakeServer, a_gpu, a_view
@@ -180,6 +180,59 @@ def test_gpus_are_held_for_a_wide_job_but_not_idle_meanwhile():
 def test_nothing_is_held_for_a_job_that_could_never_start():
     queue = [waits(1, 1, wants=3), waits(2, 50)]
     assert where(planned(queue, gpus=2)) == {1: (), 2: (0,)}
+
+
+def one_and_another(wants_empty, **looks):
+    """This job of one GPU waits for the only one, where a job has two hours left, and a long but
+    light job could join that one."""
+    return planned([wants_empty, waits(2, 50, activity=0.1)], [runs(9, 2, 0)], **looks)
+
+
+def test_a_gpu_is_held_for_an_exclusive_job_of_one_gpu():
+    plan = one_and_another(waits(1, 1, exclusive=True))
+    assert plan[1].reasons == (Reason("promised", 2 * HOUR, 1, "s"),)
+    assert refused(plan[2]) == {0: ["held_for"]}
+
+
+@pytest.mark.parametrize("scope", ["gpu", "node"])
+def test_gpus_are_held_for_a_user_kept_out_by_another_user_s_mps_server(scope):
+    settings = Settings(collocation=Collocation(mps=True, mps_scope=scope))
+    resident = runs(9, 2, 0, mode=Mode.MPS, uid=1000)
+    views = gpu_views([a_gpu(0)], [resident], half_free)
+    own, other = waits(2, 50, activity=0.1, uid=1000), waits(1, 1, uid=2000)
+    plan = placements(carma(settings), a_view(views, [other, own], settings))
+    assert refused(plan[1]) == {0: ["mps_user"]}
+    assert refused(plan[2]) == {0: ["held_for"]}
+
+
+def test_another_user_s_mps_server_is_gone_when_its_node_is_empty():
+    settings = Settings(collocation=Collocation(mps=True, mps_scope="node"))
+    residents = [runs(8, 1, 0, mode=Mode.MPS, uid=1000), runs(9, 2, 1, mode=Mode.MPS, uid=1000)]
+    views = gpu_views([a_gpu(n) for n in range(3)], residents, half_free)
+    queue = [waits(1, 1, uid=2000), waits(2, 1.9, uid=1000), waits(3, 50, activity=0.1, uid=1000)]
+    plan = placements(carma(settings), a_view(views, queue, settings))
+    assert plan[1].reasons == (Reason("promised", 2 * HOUR, 3, "s"),)
+    assert where(plan) == {1: (), 2: (2,), 3: ()}
+
+
+def test_gpus_that_others_use_are_not_held():
+    """Its memory is known from an earlier run only, and somebody outside CARMA has most of it."""
+    large = Profile(600.0, 30_000, (Indicator("sm_active", 0.9, 0.0),))
+    wide = waits(1, 1, wants=2, estimate=None, profile=large)
+    used = {"external_mib": 20_000, "free_mib": 20_960}
+    plan = planned([wide], gpus=2, gpu0=used, gpu1=used)
+    assert plan[1].reasons == ()
+
+
+def test_jobs_wider_than_what_is_in_service_do_not_hide_the_others():
+    too_wide = [waits(n, 1, wants=2) for n in range(1, TRIED + 1)]
+    drained = {"gpu1": {"drained": "repair"}}
+    assert where(planned([*too_wide, waits(99, 1)], gpus=2, **drained))[99] == (0,)
+
+
+def test_the_first_that_wait_are_told_why_even_if_they_are_alike():
+    plan = planned([waits(1, 10), waits(2, 10), waits(3, 11)], [runs(9, 1, 0)])
+    assert [refused(plan[n]) for n in (1, 2, 3)] == [{0: ["later_together"]}] * 3
 
 
 # -- what is not known

@@ -623,6 +623,20 @@ def test_a_partner_of_which_nothing_is_known_any_more_waits_for_the_first_to_end
     assert where(plan(replace(view, memory=Partners(((9, 1),))))) == {1: ()}
 
 
+def test_a_partner_whose_memory_no_longer_fits_is_let_go():
+    """Job 9 takes more than expected, so that job 1 could only wait for its end."""
+    jobs, full = [queued(1)], {"free_mib": 9_000}
+    view = view_of(2, jobs, running(9, 0), settings=PARTNERS, gpu0=full)
+    view = replace(view, memory=Partners(((9, 1),)))
+    [told] = [each for each in in_turns(PARTNERS).plan(view) if isinstance(each, Remember)]
+    assert told.memory == Partners()
+    assert where(plan(replace(view, memory=told.memory))) == {1: (1,)}
+    settling = full | {"settling": Reason("settling", 30, 10, "s", "job 9")}
+    early = view_of(2, jobs, running(9, 0), settings=PARTNERS, gpu0=settling)
+    early = replace(early, memory=Partners(((9, 1),)))
+    assert not [each for each in in_turns(PARTNERS).plan(early) if isinstance(each, Remember)]
+
+
 def test_the_next_turn_is_when_both_partners_are_done():
     """Two of a kind that only compute gain nothing: together they take longer than 1400 s."""
     second, later = queued(1, 400.0, stages=NOTHING_LEFT), queued(3, stages=NOTHING_LEFT)
@@ -826,6 +840,16 @@ def test_an_unknown_job_is_profiled_where_it_stays_and_one_that_was_told_of_is_n
     settings = replace(SETTINGS, profiling=Profiling(largest=1))
     wide = plan(view_of(2, [queued(1, wants=2, **NEW)], settings=settings))[1]
     assert wide.gpus and wide.profiling is None
+
+
+def test_a_job_profiled_aside_closes_its_node_s_server_to_other_users():
+    settings = replace(
+        SETTINGS, profiling=Profiling(gpus=1), collocation=Collocation(mps=True, mps_scope="node")
+    )
+    jobs = [queued(1, stages=(), uid=1000), queued(2, uid=2000)]
+    placements = plan(view_of(2, jobs, settings=settings))
+    assert where(placements) == {1: (1,), 2: ()}
+    assert refused(placements[2])[0] == ["mps_user"]
 
 
 def test_gpus_set_aside_are_for_profiling_and_nothing_else():

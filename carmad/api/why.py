@@ -106,7 +106,7 @@ def _headline(
         return f"waits: {phrase(reasons[0])}"
     if behind:
         before = f"waits: job {behind['label']} is before it in line"
-        return f"{before}; {phrase(kept)}" if kept else before
+        return f"{before} and {phrase(kept)}" if kept else before
     if decision is None:
         return "waits: it has not been looked at yet"
     wanted = "a GPU" if job.spec.gpus == 1 else f"{job.spec.gpus} GPUs"

@@ -6,9 +6,9 @@ The rules (what each is worth: docs/policies/carma.md):
   go first, but nothing submitted later than a job's service after it overtakes the job.
 - **Company.** A job joins others if all of them end sooner, in sum, than if it waits until the
   first of them has ended, and joins where it delays them least.
-- **Hold.** The first job of several GPUs that waits is promised the GPUs that are expected to be
-  empty first. Until then others may use them only if they are expected to end in time (EASY
-  backfilling).
+- **Hold.** The first waiting job that needs empty GPUs is promised those that are expected to be
+  empty first: a job of several GPUs, or one that may not join whoever is there. Until then others
+  may use them only if they are expected to end in time (EASY backfilling).
 
 Memory must be certain: estimated, or measured in an earlier run. A job whose duration or memory is
 unknown is placed as by MAGM, and so is any beside one of unknown duration if the GPU is risky.
@@ -17,7 +17,7 @@ unknown is placed as by MAGM, and so is any beside one of unknown duration if th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import mul
 from typing import NamedTuple
@@ -39,6 +39,7 @@ from carmad.plugin import (
     first_few,
     idle,
 )
+from policies.asrpt.servers import totals
 from policies.baselines import NEWCOMER_UTILIZATION
 from policies.builtin import magm, most_free_memory
 from policies.carma.company import (
@@ -93,7 +94,7 @@ class Carma:
     magm: Ranked
     ageing: float = 1.0  # the weight of service in the order; infinite: nothing else counts
     selective: bool = True  # False: join whoever leaves enough memory
-    hold: int = 2  # from this number of GPUs on; 0: nothing is held
+    hold: int = 2  # jobs from this number of GPUs on always need empty ones; 0: nothing is held
 
     def order(self, job: Job) -> float:
         left_s = remaining_s(job, job.submitted_at)
@@ -106,21 +107,24 @@ class Carma:
             return ()
         refused: dict[tuple[Demand, int, float], float] = {}  # the shortest job of each kind
         held: Held | None = None
-        waiting = 0
+        waiting, usable = 0, totals(view).usable
         for job in view.queue:
+            told = waiting < EXPLAINED
+            if job.spec.gpus > usable and not told:
+                continue  # it must not keep jobs that can start from being tried
             new = _newcomer(job, view)
             kind = new.wanted, new.need_mib, new.activity
-            if kind not in refused or new.left_s < refused[kind]:
+            if told or kind not in refused or new.left_s < refused[kind]:
                 placement = self._place(new, view, held)
                 if placement.gpus:
                     plan.append(placement)
                     view = view.with_placement(job, placement.gpus)
                     continue
-                refused[kind] = new.left_s
-                if held is None and 0 < self.hold <= job.spec.gpus:
+                refused[kind] = min(new.left_s, refused.get(kind, math.inf))
+                if held is None and self._needs_empty(new, placement.verdicts):
                     held = self._hold(new, view)
                     placement = replace(placement, reasons=_promise(held, view.now))
-                if waiting < EXPLAINED:
+                if told:
                     plan.append(placement)
             waiting += 1
             if waiting >= TRIED:
@@ -136,18 +140,38 @@ class Carma:
         why = (Reason("sooner_together", detail=_names(beside)),) if beside and new.known else ()
         return Placement(new.job.id, gpus, verdicts, explanation=(*expected(new.job), *why))
 
+    def _needs_empty(self, new: Newcomer, verdicts: Sequence[Verdict]) -> bool:
+        """Whether it would wait for ever if others kept joining whoever is there."""
+        if not self.hold:
+            return False
+        return (
+            new.wanted.gpus >= self.hold
+            or new.wanted.alone
+            or any(reason.code == "mps_user" for each in verdicts for reason in each.refused)
+        )
+
     def _hold(self, new: Newcomer, view: View) -> Held | None:
         """The GPUs that will be empty first; none if no GPUs would do even then."""
 
         def empty(gpu: GpuView) -> Verdict:
-            gone = _emptied(gpu)
-            refused = view.refusals(new.wanted, gone) or self._full(new.wanted, gone)
-            return Verdict(gpu.id, refused, None if refused else _empty_s(gpu, view))
+            found = self._verdict(new, _emptied(gpu), view, None)
+            if found.refused:
+                return found
+            return replace(found, rank=max(_empty_s(each, view) for each in in_use(gpu)))
+
+        def in_use(gpu: GpuView) -> tuple[GpuView, ...]:
+            """What must be empty before: another user's MPS server may be the whole node's."""
+            uid, server = new.wanted.mps_uid, gpu.mps_user
+            if uid is None or server is None or server[0] == uid:
+                return (gpu,)
+            return view.nodes[view.node_of[gpu.id]].gpus
 
         gpus, verdicts = self._best(new, view, empty)
+        if not gpus:
+            return None
         at_s = {verdict.gpu: verdict.rank or 0.0 for verdict in verdicts}
-        last_s = max((at_s[gpu] for gpu in gpus), default=0.0)
-        return Held(new.job.id, gpus, view.now + last_s) if gpus else None
+        held = dict.fromkeys(each.id for gpu in gpus for each in in_use(view.gpu(gpu)))
+        return Held(new.job.id, tuple(held), view.now + max(at_s[gpu] for gpu in gpus))
 
     def _best(
         self, new: Newcomer, view: View, judged: Callable[[GpuView], Verdict]
@@ -274,8 +298,9 @@ def _empty_s(gpu: GpuView, view: View) -> float:
 
 
 def _emptied(gpu: GpuView) -> GpuView:
+    """With its node, if an MPS server serves all of that."""
     free_mib = gpu.gpu.memory_mib - gpu.external_mib
-    return replace(gpu, residents=(), settling=None, free_mib=free_mib)
+    return replace(gpu, residents=(), settling=None, free_mib=free_mib, mps_user=None)
 
 
 def _fit(node: NodeView, verdicts: tuple[Verdict, ...]) -> Fit:

@@ -90,7 +90,12 @@ class Cuckoo:
         first = next(filter(with_them.holds, known), None)
         if first and not without.holds(first):
             return tuple(self._plan(view, view.queue, NOTHING))
-        return (*self._profiles(view, new, aside), *self._plan(view, known, aside.own))
+        profiles = tuple(self._profiles(view, new, aside))
+        queued = {job.id: job for job in new}
+        for each in profiles:
+            if each.gpus:
+                view = view.with_placement(queued[each.job], each.gpus, each.profiling)
+        return (*profiles, *self._plan(view, known, aside.own))
 
     def _profiles(
         self, view: View, jobs: Sequence[Job], aside: ProfilingPool
@@ -130,6 +135,8 @@ class Cuckoo:
             placement = self._joining(turn, view) if joins else self._starting(turn, view)
             if not placement.gpus:
                 refused[placement.job] = placement
+                if joins and _full(placement, turn):
+                    pairs.pop(first.job.id, None)
                 continue
             yield placement
             started.add(placement.job)
@@ -235,6 +242,14 @@ def cuckoo(settings: Settings, own: CuckooSettings) -> Cuckoo:
         Packer(Asynchronous(own.lambda_gpu, own.lambda_network), own.weight),
         own.joins,
     )
+
+
+def _full(placement: Placement, turn: Turn) -> bool:
+    """Whether the GPUs of the job to join have settled and leave too little memory, so that it may
+    have to wait until that job ends."""
+    there = {gpu.id for gpu in turn.gpus}
+    reasons = [r for each in placement.verdicts if each.gpu in there for r in each.refused]
+    return all(reason.code in ("memory", "min_free") for reason in reasons)
 
 
 def _on_one_node(gpus: Sequence[GpuId], job: Job, view: View) -> tuple[GpuId, ...]:
