@@ -194,6 +194,13 @@ def test_a_gpu_is_held_for_an_exclusive_job_of_one_gpu():
     assert refused(plan[2]) == {0: ["held_for"]}
 
 
+def test_a_gpu_is_held_for_a_large_job_that_small_ones_would_keep_out():
+    plan = one_and_another(waits(1, 1, estimate=Estimate(30_000, "oracle")))
+    assert refused(plan[1]) == {0: ["memory"]}
+    assert plan[1].reasons == (Reason("promised", 2 * HOUR, 1, "s"),)
+    assert refused(plan[2]) == {0: ["held_for"]}
+
+
 @pytest.mark.parametrize("scope", ["gpu", "node"])
 def test_gpus_are_held_for_a_user_kept_out_by_another_user_s_mps_server(scope):
     settings = Settings(collocation=Collocation(mps=True, mps_scope=scope))

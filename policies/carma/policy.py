@@ -61,6 +61,7 @@ OVERRUN = 0.25  # of its run time is assumed to be left of a job that has outliv
 LEAST_S = 1.0  # that is left of any job
 TRIED = 64  # waiting jobs per plan
 EXPLAINED = 4  # the first of them, which get a verdict on each GPU
+FULL = frozenset({"memory", "min_free", "exclusive", "busy", "jobs_per_gpu"})  # only an end helps
 
 
 class Newcomer(NamedTuple):
@@ -148,6 +149,7 @@ class Carma:
             new.wanted.gpus >= self.hold
             or new.wanted.alone
             or any(reason.code == "mps_user" for each in verdicts for reason in each.refused)
+            or all(any(reason.code in FULL for reason in each.refused) for each in verdicts)
         )
 
     def _hold(self, new: Newcomer, view: View) -> Held | None:
