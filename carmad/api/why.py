@@ -74,7 +74,7 @@ def _behind(job: Job, scene: Scene) -> JobRefOut | None:
 
 
 def _kept_idle(scene: Scene) -> Reason | None:
-    """What the head of the line said of GPUs that stay idle for it."""
+    """Why GPUs stay idle for the head of the line; None if none do."""
     head = scene.decisions.get(scene.head) if scene.head is not None else None
     reasons = head.placement.reasons if head else ()
     return next((reason for reason in reasons if reason.code == "holds_line"), None)

@@ -45,7 +45,7 @@ class GpuView:
 
 
 def is_client(job: Job) -> bool:
-    """Whether this resident may be a client of MPS: the mode of old attempts is not on record."""
+    """Whether this resident may be an MPS client. Old attempts have no mode on record."""
     return job.mode is Mode.MPS or job.mode is None
 
 

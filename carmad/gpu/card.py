@@ -123,7 +123,7 @@ class _Lock:
 
 
 def power_w(idle_w: float, busy_w: float, sm_active: float, dram_active: float) -> float:
-    """Power of a GPU by the busier of its SMs and its DRAM (0–1)."""
+    """Power of a GPU in W, from the busier of its SMs and its DRAM (0–1)."""
     busy = min(1.0, max(sm_active, dram_active))
     return idle_w + (busy_w - idle_w) * math.pow(busy, POWER_EXPONENT)
 

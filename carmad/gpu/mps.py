@@ -103,7 +103,7 @@ class Mps:
         return False
 
     def server_state(self, gpu: GpuId) -> ServerState | None:
-        """The worst state of the daemon's servers; None if it has none yet, or does not answer."""
+        """The worst state among the daemon's servers. None if it has none, or does not answer."""
         return self._serving(gpu).state()
 
     # -- which daemon -----------------------------------------------------------------------------
@@ -118,7 +118,7 @@ class Mps:
         return other if other.pipe.exists() and not wanted.pipe.exists() else wanted
 
     def _of_the_other_scope(self, wanted: MpsDaemon) -> Iterator[MpsDaemon]:
-        """Two servers must not have the same GPU."""
+        """The daemons of the other scope for these GPUs: no GPU may have two servers."""
         node = self._daemon(NODE)
         if wanted is not node:
             yield node
@@ -134,7 +134,7 @@ class Mps:
         if not known:
             raise CarmaError(
                 "the GPUs that the MPS daemon is to serve are not known yet",
-                "later jobs run under MPS: one for the GPUs of this job alone would keep them out",
+                "nothing to do: later jobs run under MPS, once the GPUs have been read",
             )
         return tuple(dict.fromkeys((*known, *gpus)))
 

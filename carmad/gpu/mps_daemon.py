@@ -102,7 +102,7 @@ class MpsDaemon:
         return gone
 
     def clear(self) -> None:
-        """Remove the pipes of a daemon that has ended."""
+        """Remove the pipe directory of a daemon that has ended."""
         shutil.rmtree(self.pipe, ignore_errors=True)
 
     def wait(self, done: Callable[[], bool]) -> bool:

@@ -202,7 +202,7 @@ SECTIONS: dict[str, tuple[Fact, ...]] = {
             "mps_beside",
             "a process outside MPS and an MPS server can use a GPU at the same time, taking turns",
             "MPS manual (compute mode `DEFAULT`)",
-            "under `collocation.mps_scope` = gpu, jobs of several GPUs fail beside others",
+            'with `collocation.mps_scope = "gpu"`, jobs of several GPUs fail beside others',
             by_hand="`mps_fault` has a process beside the clients; how they share the time: the"
             " step times of a pair, one of them with `CUDA_MPS_PIPE_DIRECTORY=/x`",
         ),

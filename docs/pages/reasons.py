@@ -166,7 +166,7 @@ HELP: dict[str, tuple[Reason, str]] = {
     ),
     "packed": (
         Reason("packed", 1, 1.4, detail="job 7"),
-        "Nothing: that is why Cuckoo packed them.",
+        "Nothing to do: this is why Cuckoo packed them.",
     ),
     "close_deadlines": (
         Reason("close_deadlines", 1, 0.8, detail="job 7"),
@@ -175,7 +175,7 @@ HELP: dict[str, tuple[Reason, str]] = {
     "planned_end": (Reason("planned_end", 7200, 5400, "s"), "Nothing: it meets its deadline."),
     "mapped": (
         Reason("mapped", 0.3, 0.4, "s", "communication-heavy"),
-        "Nothing: that is why A-SRPT placed it there.",
+        "Nothing to do: this is why A-SRPT placed it there.",
     ),
     "no_room": (
         Reason("no_room", 2, 1, "GPUs"),
@@ -187,7 +187,7 @@ HELP: dict[str, tuple[Reason, str]] = {
     ),
     "later_together": (
         Reason("later_together", 7_200, 10_800, "s", "job 7"),
-        "Wait; it joins as soon as that helps, or takes an idle GPU.",
+        "Wait: the job starts once sharing helps, or once a GPU is idle.",
     ),
     "held_for": (
         Reason("held_for", 3_600, unit="s", detail="job 7"),
@@ -196,15 +196,15 @@ HELP: dict[str, tuple[Reason, str]] = {
     "promised": (Reason("promised", 3_600, 4, "s"), "Wait until then."),
     "sooner_together": (
         Reason("sooner_together", detail="job 7"),
-        "Nothing: that is why it was placed there.",
+        "Nothing to do: this is why it was placed there.",
     ),
     "affine": (
         Reason("affine", 2, 1, detail="job 7 is Tiny, this one Medium"),
-        "Nothing: that is why Lucid placed it there.",
+        "Nothing to do: this is why Lucid placed it there.",
     ),
     "sharing_benefit": (
         Reason("sharing_benefit", 7200, 5400, "s", "job 7"),
-        "Nothing: that is why Castor placed it there.",
+        "Nothing to do: this is why Castor placed it there.",
     ),
     "split_batch": (
         Reason("split_batch", 64, 16, detail="4 parts"),
@@ -214,7 +214,7 @@ HELP: dict[str, tuple[Reason, str]] = {
         Reason("profiled_there", 200),
         "Nothing: afterwards it has a profile. See `profiling.run_s`.",
     ),
-    "idle_first": (Reason("idle_first"), "Nothing: that is why it got a GPU to itself."),
+    "idle_first": (Reason("idle_first"), "Nothing to do: this is why it got a GPU to itself."),
     "predicted": (
         Reason("predicted", 0, 5400, "s", "history"),
         "`--expect` is more reliable.",

@@ -17,7 +17,7 @@ OUTLASTS = 16  # times what all others would run, one after the other: no slowdo
 
 
 class Member(NamedTuple):
-    """A job on a GPU: its SM activity alone (0–1), and how long it would still run alone."""
+    """A job on a GPU: its SM activity when alone (0–1), and the time it needs to finish alone."""
 
     activity: float
     left_s: float

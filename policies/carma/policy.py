@@ -249,7 +249,7 @@ def _newcomer(job: Job, view: View) -> Newcomer:
 
 
 def _activity(job: Job) -> float | None:
-    """Its SM activity alone, if that was measured."""
+    """The job's SM activity when alone; None if it was not measured."""
     return job.profile.mean("sm_active") if job.profile else None
 
 

@@ -90,7 +90,7 @@ class Packer:
     in_step: bool = False
 
     def together(self, one: Member, other: Member, kind: int) -> Group:
-        """The two jobs as a group, whatever the gain, rated on this kind."""
+        """The two jobs as a group, rated on this kind of GPU, even if it gains nothing."""
         slowed = self._slowed(one, other)
         closeness = float(ddl_values(one.deadline_s, other.deadline_s))
         return Group((one, other), slowed, sum(1 / by for by in slowed[kind]), closeness)
@@ -136,7 +136,7 @@ class Packer:
         return phases if self.in_step else phases.slower(1 / standalone(self.model, phases))
 
     def _slowed(self, one: Member, other: Member) -> Slowed:
-        """By kind, by how much longer an iteration of each takes."""
+        """For each kind of GPU, how many times as long the iterations of both take."""
         known = _known_to(self)
         return tuple(known.pair(*kind) for kind in zip(one.stages, other.stages, strict=True))
 

@@ -126,7 +126,7 @@ def _missing(profiled: bool, predicted: bool) -> str:
 
 @lru_cache(maxsize=4096)
 def _alone(times: tuple[StageTimes, ...], model: Model) -> tuple[float, ...]:
-    """The duration of an iteration alone, by kind."""
+    """The iteration time alone, for each kind of GPU."""
     return tuple(standalone(model, Phases.of(times)).tolist())
 
 

@@ -120,7 +120,7 @@ class Cuckoo:
     def _plan(
         self, view: View, jobs: Sequence[Job], closed: frozenset[GpuId]
     ) -> Iterator[Proposal]:
-        """Placements on the GPUs that are not closed."""
+        """Placements on the GPUs outside `closed`."""
         if not jobs:
             return
         where = site(view, closed, self.heterogeneous)

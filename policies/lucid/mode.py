@@ -20,7 +20,7 @@ APATHETIC = 1  # sharing capacity
 
 
 class Capacity(NamedTuple):
-    """What two jobs on a GPU may add up to."""
+    """Limits on the sums over two jobs that share a GPU."""
 
     score: int  # GSS, of sharing scores
     utilization: float  # of the GPU, 0-1 each
