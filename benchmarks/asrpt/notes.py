@@ -29,7 +29,7 @@ The GPU time that jobs ask for, of what there is while they arrive. At their own
 paper's cluster is about full; here arrivals are spread or shrunk, alike for all."""
 
 JOBS = """\
-The paper has 37,500 to 150,000 jobs on five times as many GPUs: windows here are ten times
+The paper has 37,500 to 150,000 jobs on five times as many GPUs: windows here are fifteen times
 shorter."""
 
 SHARE = """\

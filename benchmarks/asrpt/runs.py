@@ -33,8 +33,8 @@ PATIENCE = 0.5  # τ, as CARMA has it: the paper does not say which it simulated
 # fifth of the servers, and as many of the jobs.
 PART = 5
 LARGEST = 128  # GPUs of a job, on the whole cluster; on a part, as large a share of it
-SIZES = (750, 1_500, 3_000)  # jobs
-MIDDLE = 1_500  # where it is not their number that varies
+SIZES = (500, 1_000, 2_000)  # jobs
+MIDDLE = 1_000  # where it is not their number that varies
 SHARES = (0.8, 0.4, 0.0)  # of jobs of a single GPU
 NICS = (1.0, 10.0, 50.0, 80.0)  # Gb/s
 NO_LIMIT = 20_000.0  # Gb/s: an eighth of it is more than what there is within a server
