@@ -327,3 +327,13 @@ def test_what_jobs_told_of_their_steps_becomes_a_model() -> None:
     assert nothing is not None and nothing.slowdown(64, 4) == 1.0
     absurd = StepModel.told([StepTime(1, 0.1), StepTime(2, 0.9)], 64)
     assert absurd is not None and absurd.beta_comp_s == 0.0
+
+
+def test_step_times_on_two_kinds_of_gpu_are_not_mixed() -> None:
+    """A whole batch on a slow GPU, and parts on a fast one, would say that parts cost nothing."""
+    true = StepModel(0.1, 0.01)
+    slow = StepTime(1, 10 * true.step_s(64), "slow")
+    fast = [StepTime(parts, true.step_s(64, parts), "fast") for parts in (2, 4)]
+    assert StepModel.told((slow, fast[1]), 64) is None
+    found = StepModel.told((slow, *fast), 64)
+    assert found is not None and found.alpha_comp_s == pytest.approx(0.1)

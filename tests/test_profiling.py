@@ -505,6 +505,15 @@ def test_step_times_are_kept_per_number_of_parts_and_for_the_next_run():
     assert world.job(again).steps == (StepTime(1, 0.4, KIND), StepTime(2, 0.6, KIND))
 
 
+def test_step_times_are_kept_per_kind_of_gpu():
+    world = FakeServer(gpus=1)
+    id = world.submit()
+    elsewhere = StepTime(1, 0.9, "another kind")
+    world.scheduler._ledger.put(replace(world.job(id), steps=(elsewhere, StepTime(1, 0.2))))
+    world.tell(Stepped(world.now, id, 0.5))
+    assert set(world.job(id).steps) == {elsewhere, StepTime(1, 0.5, KIND)}, "and of unknown ones"
+
+
 def test_stage_times_are_kept_per_kind_of_gpu_and_for_the_next_run():
     world = FakeServer(gpus=1)
     id = world.submit()
