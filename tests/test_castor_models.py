@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from pydantic_core import to_json
 
 from carmad.core.types import GpuId, GpuSample, StepTime
-from carmad.learning.interference import ROBUST, Beside, converted, mae, train
+from carmad.learning.interference import Beside, agreed, converted, mae, train
 from carmad.learning.steps import Measured, fit
 from carmad.models import Boosted, Model
 from policies.castor.pairing import (
@@ -242,10 +242,16 @@ class TestInterference:
         assert mae(model, [row for row in rows if row.pair in held_out]) < 0.1
         assert model.source == "made up" and model.rows < len(rows)
 
-    def test_a_minority_of_lies_does_not_bend_a_robust_model(self, rows: list[Beside]) -> None:
-        lies = [replace(row, ratio=20.0, pair=f"of a liar {row.pair}") for row in rows[::3]]
-        assert mae(train([*rows, *lies]), rows) > 3
-        assert mae(train([*rows, *lies], objective=ROBUST), rows) < 0.3
+    def test_who_reports_nonsense_is_outvoted(self, rows: list[Beside]) -> None:
+        """A third of all reports."""
+        lies = [replace(row, ratio=20.0, pair=f"of a liar {row.pair}") for row in rows[2::3]]
+        honest = [rows[::3], rows[1::3]]
+        assert mae(train([*honest[0], *honest[1], *lies]), rows) > 3
+        told = agreed([*honest, lies])
+        assert mae(train([row for each in told for row in each]), rows) < 0.3
+
+    def test_who_alone_reports_of_a_pair_is_believed(self, rows: list[Beside]) -> None:
+        assert agreed([rows[:1], [], rows[-1:]]) == [rows[:1], [], rows[-1:]]
 
     def test_below_1_is_noise(self, rows: list[Beside]) -> None:
         idle = next(row for row in rows if row.ratio < 1)

@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 from benchmarks.simulator.interference import gavel
 from carmad.core.company import beside
 from carmad.core.findings import Indicator, Loaded
-from carmad.learning.interference import ROBUST, Beside, train
+from carmad.learning.interference import Beside, train
 from carmad.models import Boosted
 from carmad.sim.catalogue import Profile, Size
 from carmad.sim.hardware import KINDS
@@ -88,7 +88,7 @@ def trained() -> Boosted:
         for (own, other), speed in speeds().items()
         if frozenset((own, other)) in seen
     ]
-    return train(rows, "half of Gavel's pairs on V100", ROBUST)
+    return train(rows, "half of Gavel's pairs on V100")
 
 
 def _profile(load: Load) -> Loaded:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, nan
 from random import Random
-from statistics import fmean, median
+from statistics import fmean, median, median_low
 from typing import Any
 
 import numpy as np
@@ -25,8 +25,7 @@ ERROR = "MAE"  # of the ratio
 ROUNDS = 100
 # Compact, as the paper asks. Eight settings tried on Lucid's pairs were about equally good.
 PARAMETERS = {"max_depth": 4, "eta": 0.1, "nthread": 1}
-# Of ratios that users report: it predicts medians, which a minority cannot move at will.
-ROBUST = "reg:absoluteerror"
+NEAR = 0.3  # the distance of two pairs' features up to which their ratios should agree
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class Beside:
         return max(1.0, self.ratio)
 
 
-def train(rows: Sequence[Beside], source: str = "", objective: str = "reg:squarederror") -> Boosted:
+def train(rows: Sequence[Beside], source: str = "") -> Boosted:
     """Gradient-boosted regression trees over all features that any row has."""
     features = tuple(sorted({name for row in rows for name in row.values}))
     whole = np.array([[row.values.get(name, nan) for name in features] for row in rows])
@@ -52,17 +51,17 @@ def train(rows: Sequence[Beside], source: str = "", objective: str = "reg:square
         label=np.tile([row.target for row in rows], 1 + len(gaps)),
         weight=np.repeat([1.0, *[1 / len(gaps)] * len(gaps)], len(rows)),
     )
-    base, stages = converted(xgboost.train({**PARAMETERS, "objective": objective}, matrix, ROUNDS))
+    base, stages = converted(xgboost.train(PARAMETERS, matrix, ROUNDS))
     return Boosted(ABOUT, source, features, base, stages, rows=len(rows), trained_at=0.0)
 
 
 def judged(rows: Sequence[Beside], source: str, now: float) -> Boosted:
-    """A model of the median ratio, with its error on a fifth of the pairs, on which another one was
+    """Like `train`, with its error on a fifth of the pairs, on which another one was
     not trained. Raises CarmaError if that is no better there than the median of all."""
     pairs = sorted({row.pair for row in rows})
     unseen = set(Random(0).sample(pairs, max(1, len(pairs) // 5)))
     seen, tested = ([row for row in rows if (row.pair in unseen) is held] for held in (False, True))
-    error = mae(train(seen, objective=ROBUST), tested) if seen else inf
+    error = mae(train(seen), tested) if seen else inf
     middle = median(row.target for row in seen or rows)
     constant = fmean(abs(middle - row.target) for row in tested)
     if error >= constant:
@@ -70,7 +69,33 @@ def judged(rows: Sequence[Beside], source: str, now: float) -> Boosted:
             f"on pairs that it has not seen, a model is no better ({error:.3g}) than the median"
             f" ({constant:.3g})"
         )
-    return replace(train(rows, source, ROBUST), trained_at=now, errors=((ERROR, error),))
+    return replace(train(rows, source), trained_at=now, errors=((ERROR, error),))
+
+
+def agreed(by_user: Sequence[Sequence[Beside]]) -> list[list[Beside]]:
+    """Each row with the median over users of what they report of a pair like it: each with the
+    ratio of their nearest, if it is within `NEAR`. So a user who reports nonsense is outvoted
+    wherever two others report."""
+    everybodys = [row for rows in by_user for row in rows]
+    names = sorted({name for row in everybodys for name in row.values})
+    points = [
+        np.array([[row.values.get(name, -1.0) for name in names] for row in rows])
+        for rows in by_user
+    ]
+    found = []
+    for rows, mine in zip(by_user, points, strict=True):
+        votes: list[list[float]] = [[] for _ in rows]
+        for others, theirs in zip(by_user, points, strict=True):
+            if not others:
+                continue
+            for row, point in zip(votes, mine, strict=True):
+                apart = np.linalg.norm(theirs - point, axis=1)
+                nearest = int(apart.argmin())
+                if apart[nearest] <= NEAR:
+                    row.append(others[nearest].ratio)
+        told = zip(rows, votes, strict=True)
+        found.append([replace(row, ratio=median_low(each)) for row, each in told])
+    return found
 
 
 def mae(model: Boosted, rows: Sequence[Beside]) -> float:

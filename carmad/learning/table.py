@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from operator import itemgetter
 from statistics import median_low
 
@@ -12,7 +12,7 @@ from carmad.core.company import beside
 from carmad.core.history import Submission
 from carmad.core.types import ENDED, Job
 from carmad.learning.duration import Row
-from carmad.learning.interference import Beside
+from carmad.learning.interference import Beside, agreed
 from carmad.models.traffic import INTERVAL_S
 from carmad.models.workload import PROFILE
 from carmad.store.sql import SqlStore
@@ -44,12 +44,15 @@ def companies(store: SqlStore) -> list[tuple[float, Beside]]:
 
     Reports are the users' own words. Of each user every pair counts once, with the median of its
     ratios, and of these the latest, as many as the user has who is a third of the way up: from
-    three users on, nobody has more than a third of all, or `LEAST_MET`.
+    three users on, nobody has more than a third of all, or `LEAST_MET`. Then users vote: `agreed`.
     """
     everybodys = (_medians(islice(_met(store, user), MOST_MET)) for user in store.users())
     by_user = sorted((told for told in everybodys if told), key=len)
     most = max(LEAST_MET, len(by_user[(len(by_user) - 1) // 3])) if by_user else 0
-    return sorted((row for told in by_user for row in told[:most]), key=itemgetter(0))
+    counted = [told[:most] for told in by_user]
+    rows = agreed([[row for _, row in told] for told in counted])
+    times = [[at for at, _ in told] for told in counted]
+    return sorted(zip(chain(*times), chain(*rows), strict=True), key=itemgetter(0))
 
 
 def counts(submissions: Sequence[Submission], now: float) -> tuple[list[tuple[int, int]], float]:
