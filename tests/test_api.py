@@ -759,8 +759,15 @@ def test_a_job_that_shares_its_gpus_with_one_other_tells_how_much_that_slows_it(
         first = beside()
         assert step(first, 0.2)[0] == 200
         second = beside()
+        told = step(first, 0.3)
+        assert (told[0], told[1]["unused"]) == (200, f"job {first} has no profile")
         daemon.inbox.ask(profile).result(5)
-        assert step(first, 0.3)[0] == 200
+        told = step(second, 0.3)
+        kind = daemon.gpus[0].name
+        why = f"no step time of it alone on {kind} is known, to compare with"
+        assert (told[0], told[1]["unused"]) == (200, why)
+        told = step(first, 0.3)
+        assert (told[0], told[1]["unused"]) == (200, "")
         stored = daemon.store.job(first)
         assert stored is not None and stored.steps == (StepTime(1, 0.2, daemon.gpus[0].name),)
         assert [(met.neighbour, met.ratio) for met in stored.company] == [

@@ -108,20 +108,36 @@ def memory_after(policy, view):
 def test_time_beside_another_counts_divided_by_its_ratio():
     """Alone for 100 s, then beside one that doubles its steps for 200 s, then alone again."""
     policy = with_ratios({(1, 2): (2.0, 4.0)})
-    one, two, waits = running(1, 0), running(2, 0), queued(3, left_s=None)
-    told = memory_after(policy, view_of(1, [waits], one, now=100.0))
-    for now, residents in ((100.0, (one, two)), (300.0, (one,)), (350.0, (one,))):
+    one, waits = running(1, 0), queued(3, left_s=None)
+    two = changed(running(2, 0), started_at=100.0)
+    told = memory_after(policy, view_of(1, [waits], one, now=60.0))
+    for now, residents in ((150.0, (one, two)), (300.0, (one,)), (350.0, (one,))):
         view = replace(view_of(1, [waits], *residents, now=now), memory=told)
         told = memory_after(policy, view)
-    assert told.worked(view)[1] == 100 + 200 / 2 + 50
+    assert told.worked[1] == 100 + 200 / 2 + 50
 
 
-def test_a_job_that_was_just_placed_is_slowed_from_then_on():
+def test_a_proposed_neighbour_slows_nobody_before_it_runs():
+    """The core may refuse what is proposed; what it accepts counts from its start."""
     policy = with_ratios({(9, 1): (1.25, 1.5)})
-    view = view_of(1, [queued(1)], running(9, 0), now=40.0)
-    told = memory_after(policy, view)
-    assert (told.by_job[9].rate, told.by_job[1].rate) == (1 / 1.25, 1 / 1.5)
-    assert (told.by_job[9].worked_s, told.by_job[1].worked_s) == (40.0, 0.0)
+    before = view_of(1, [queued(1), queued(2, left_s=None)], running(9, 0), now=40.0)
+    assert where(placements(policy, before))[1] == (0,)
+    told = memory_after(policy, before)
+    assert told == Paces({9: Pace(1, 40.0, 40.0, 1.0)})
+    new, waits = changed(running(1, 0), started_at=40.0), queued(2, left_s=None)
+    for residents, worked in (
+        ((running(9, 0),), {9: 90.0}),
+        ((running(9, 0), new), {9: 40 + 50 / 1.25, 1: 50 / 1.5}),
+    ):
+        later = replace(view_of(1, [waits], *residents, now=90.0), memory=told)
+        assert memory_after(policy, later).worked == pytest.approx(worked)
+
+
+def test_of_two_neighbours_the_one_that_slows_it_most_counts():
+    policy = with_ratios({(1, 2): (1.25, 1.0), (1, 3): (2.0, 1.0)})
+    two, three = (changed(running(n, n - 2), started_at=at) for n, at in ((2, 0.0), (3, 60.0)))
+    view = view_of(2, [queued(4, left_s=None)], running(1, 0, 1), two, three, now=100.0)
+    assert memory_after(policy, view).worked == pytest.approx({1: 60 + 40 / 2, 2: 100, 3: 40})
 
 
 def test_what_is_left_of_a_slowed_neighbour_decides():
@@ -139,7 +155,8 @@ def test_what_is_left_of_a_slowed_neighbour_decides():
 def test_another_attempt_begins_anew():
     told = Paces({1: Pace(1, 0.0, 500.0, 1.0)})
     again = changed(running(1, 0), attempt=2, started_at=900.0)
-    assert told.worked(view_of(1, [], again, now=1000.0)) == {1: 100.0}
+    view = replace(view_of(1, [queued(2, wants=2)], again, now=1000.0), memory=told)
+    assert memory_after(with_ratios(), view).worked == {1: 100.0}
 
 
 def test_those_behind_one_that_waits_have_their_turn():
@@ -209,6 +226,25 @@ def test_who_cannot_be_profiled_aside_is_profiled_in_place():
         placement = plan(view_of(3, [job], settings=ASIDE))[job.id]
         assert where({job.id: placement}) == {job.id: found}
         assert placement.profiling == ProfilingRun(200.0, evict=False)
+
+
+ONE_SERVER = replace(ASIDE, collocation=Collocation(mps=True, mps_scope="node"))
+
+
+def test_a_job_profiled_aside_closes_its_node_s_server_to_other_users():
+    jobs = [queued(1, profile=None), queued(2, uid=2000)]
+    placements = plan(view_of(2, jobs, settings=ONE_SERVER))
+    assert where(placements) == {1: (1,), 2: ()}
+    assert refused(placements[2])[0] == ["mps_user"]
+
+
+def test_a_server_that_serves_the_profiler_s_gpus_stays_its_user_s():
+    """Job 1, outside of MPS, goes before job 2, which needs the server of job 9's user."""
+    guest = running(9, 2, profiling=ProfilingRun(250.0, evict=True))
+    jobs = [queued(1, exclusive=True, uid=2000), queued(2, 200.0, uid=2000)]
+    placements = plan(view_of(3, jobs, guest, settings=ONE_SERVER))
+    assert where(placements) == {1: (0,), 2: ()}
+    assert "mps_user" in refused(placements[2])[1]
 
 
 # -- beside others
@@ -528,6 +564,7 @@ def test_the_shipped_model_is_read_as_it_was_written():
         Settings(collocation=Collocation(mps=True)),
         Settings(limits=Limits(preemption=True)),
         Settings(profiling=Profiling(gpus=2)),
+        Settings(profiling=Profiling(gpus=1), collocation=Collocation(mps=True, mps_scope="node")),
         SETTINGS,
     ],
 )

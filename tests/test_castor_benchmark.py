@@ -6,13 +6,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from operator import itemgetter
+from pathlib import Path
 
 import pytest
 
 from benchmarks.castor import gavel
 from benchmarks.castor.page import report
 from benchmarks.castor.paper import SIMULATED
-from benchmarks.castor.runs import Case, Known, Result, cases, experiment, knowing, result
+from benchmarks.castor.runs import (
+    OF_THE_PAPER,
+    Case,
+    Known,
+    Result,
+    cases,
+    experiment,
+    knowing,
+    result,
+)
 from benchmarks.castor.sharing import crowded, decisions
 from benchmarks.castor.timing import Taken
 from benchmarks.castor.workload import (
@@ -148,6 +158,8 @@ def test_gavels_pairs_are_what_the_simulator_does() -> None:
     (one, other), speed = min(gavel.speeds().items(), key=itemgetter(1))
     assert 1 / speed > 10, "sharing may cost that much"
     assert make(gavel.pairs()).speeds((one, other), Mode.MPS)[0] == pytest.approx(speed)
+    file = Path(gavel.pairs().removeprefix("measured:"))
+    assert file.parent.stat().st_mode & 0o777 == 0o700, "nobody else can have put it there"
     trace = gavel.with_gavels_models(sampled("philly", 0, 20, gavel.GPU), 0)
     assert {task.load for task in trace.tasks} <= set(gavel.loads().values())
     assert len({task.name for task in trace.tasks}) == len({task.load for task in trace.tasks})
@@ -186,7 +198,7 @@ def a_result(case: Case, jct: float) -> Result:
 
 @needs_data
 def test_the_page_tells_of_every_table() -> None:
-    asked = cases()
+    asked = cases((*OF_THE_PAPER, "gavel"))
     results = [a_result(case, 0.8 if case.what == "castor" else 1.0) for case in asked]
     taken = [Taken("castor", 16, 10, 1.0, 1.2, 2.0, 3.0)]
     text = report(results, taken).page({"date": "today"})

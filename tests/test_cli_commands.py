@@ -72,6 +72,11 @@ def test_a_job_reports_what_its_steps_go_to(
     assert "'37' is not a valid stage time" in capsys.readouterr().err
     assert run(["report", "0.25", "42"]) == 0, "its first name, which --help does not list"
     assert fake.body == {"seconds": 0.25}
+    capsys.readouterr()
+    why = "job 41 has no profile"
+    fake.answers["POST", "/v1/jobs/42/step"] = job(unused=why)
+    assert run(["report-step", "0.25", "42"]) == 0
+    assert capsys.readouterr().out == f"job 42: 0.25 s a step, but that has no effect: {why}\n"
     assert run(["--help"]) == 0
     assert [word for word in capsys.readouterr().out.split() if word.startswith("report")] == [
         "report-step"

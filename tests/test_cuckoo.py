@@ -357,6 +357,8 @@ def test_stages_from_utilisation():
     (found,) = known(job, "a", Links())
     assert found == StageTimes(2.0, pytest.approx(1.0), pytest.approx(2.0), gpu="a")
     assert found.forward_s / (found.forward_s + found.backward_s) == pytest.approx(FORWARD)
+    elsewhere = StepTime(1, 2.0, "b")
+    assert known(replace(job, steps=(StepTime(1, 5.0, "a"), elsewhere)), "a", Links()) == (found,)
     (assumed,) = known(replace(job, steps=()), "a", Links())
     assert assumed.load_s == pytest.approx(0.4)
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carmad.config import Limits, Monitor, Profiling, Settings
-from carmad.core.company import beside, loaded
+from carmad.core.company import beside, loaded, with_company
 from carmad.core.decision import Placement
 from carmad.core.history import (
     BIN_S,
@@ -29,6 +29,7 @@ from carmad.core.types import (
     Estimate,
     Exit,
     GpuSample,
+    Indicator,
     JobId,
     JobState,
     Mode,
@@ -40,6 +41,7 @@ from carmad.core.types import (
 )
 from carmad.guards import GuardedPolicy, GuardedPredictor
 from carmad.models import Boosted
+from carmad.store.codec import encode_job
 from carmad.testing import FakeServer, a_gpu, a_job, a_spec, changed
 from estimators.duration.history import Recurring
 from policies import builtin
@@ -505,6 +507,15 @@ def test_step_times_are_kept_per_number_of_parts_and_for_the_next_run():
     assert world.job(again).steps == (StepTime(1, 0.4, KIND), StepTime(2, 0.6, KIND))
 
 
+def test_step_times_are_kept_per_kind_of_gpu():
+    world = FakeServer(gpus=1)
+    id = world.submit()
+    elsewhere = StepTime(1, 0.9, "another kind")
+    world.scheduler._ledger.put(replace(world.job(id), steps=(elsewhere, StepTime(1, 0.2))))
+    world.tell(Stepped(world.now, id, 0.5))
+    assert set(world.job(id).steps) == {elsewhere, StepTime(1, 0.5, KIND)}, "and of unknown ones"
+
+
 def test_stage_times_are_kept_per_kind_of_gpu_and_for_the_next_run():
     world = FakeServer(gpus=1)
     id = world.submit()
@@ -612,6 +623,20 @@ def test_a_step_beside_another_is_kept_as_a_ratio_with_both_profiles():
     world.tell(Stepped(world.now, one, 0.4))
     assert [met.ratio for met in world.job(one).company] == [pytest.approx(2.0)]
     assert beside(met.own, met.other, mps=True)["mode.mps"] == 1.0
+
+
+def test_what_a_job_keeps_of_its_neighbours_stays_small():
+    """It is written with every change of the job."""
+    world = FakeServer(gpus=1, settings=SETTINGS, policy=Inquisitive(evict=False))
+    one, two = (world.job(id) for id in two_together(world))
+    names = [f"indicator_{n}" for n in range(10)]
+    told = Profile(200.0, 4096, tuple(Indicator(name, 1 / 3, 1 / 7) for name in names))
+    one = met = replace(one, profile=told)
+    for n in range(50):
+        neighbour = replace(two, id=JobId(100 + n), profile=told)
+        met = with_company(met, 0.3, neighbour, world.gpus[0])
+    assert [each.neighbour for each in met.company] == [146, 147, 148, 149]
+    assert len(encode_job(met)) - len(encode_job(one)) < 8_000
 
 
 def test_no_ratio_is_kept_of_steps_on_two_kinds_of_gpu():

@@ -33,7 +33,7 @@ from estimators.duration.additive import additive
 
 pytest.importorskip("interpret", reason="training needs carma[policies]")
 
-from carmad.learning import duration, forest, retraining, table, throughput
+from carmad.learning import duration, forest, interference, retraining, table, throughput
 from carmad.learning.retraining import retrain
 
 DAY_S = 86_400.0
@@ -195,7 +195,7 @@ def test_the_ratio_of_jobs_that_share_is_learned_here(store: SqlStore, tmp_path:
     ]
     commit(store, jobs)
     said = [each.text for each in retrain(store, tmp_path, BEGIN + 6 * DAY_S)]
-    assert any(text.startswith("interference: trained on 300 rows; RMSE ") for text in said), said
+    assert any(text.startswith("interference: trained on 300 rows; MAE ") for text in said), said
     model = codec.decode_model((tmp_path / "interference.json").read_text("utf-8"))
     assert isinstance(model, Boosted)
     calm, hard = (
@@ -205,16 +205,49 @@ def test_the_ratio_of_jobs_that_share_is_learned_here(store: SqlStore, tmp_path:
     assert model.predict(hard) > 1.5 > 1.2 > model.predict(calm)
 
 
-def test_nobodys_reports_drown_the_others(store: SqlStore) -> None:
+def test_nobodys_reports_drown_the_others(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From three users on, nobody has more than a third."""
+    monkeypatch.setattr(table, "LEAST_MET", 1)
     dice = Random(0)
-    ten = tuple(met(dice, lambda own, other: 99.0) for _ in range(10))
-    jobs = past(60)  # of ada and bob in turn
-    commit(
-        store, [changed(job, company=ten if job.spec.user == "ada" else ten[:2]) for job in jobs]
-    )
+    many = {"ada": 100, "bob": 100, "eve": 5}
+    jobs = [ended(n, BEGIN + n, list(many)[n % 3], 10.0) for n in range(1, 4)]
+
+    def met_by(user: str) -> tuple[Company, ...]:
+        return tuple(met(dice, lambda own, other: 99.0) for _ in range(many[user]))
+
+    commit(store, [changed(job, company=met_by(job.spec.user)) for job in jobs])
     told = table.companies(store)
-    assert len(told) == 60 + 60, "bob has 60 of his own"
+    assert len(told) == 3 * 5
     assert max(row.ratio for _, row in told) == 20
+
+
+def test_a_pair_counts_once_for_a_user_with_its_median(store: SqlStore) -> None:
+    pair = met(Random(0), lambda own, other: 1.5)
+    jobs = [ended(n, BEGIN + n, "ada", 10.0) for n in range(1, 6)]
+    ratios = (1.4, 1.5, 1.6, 19.0, 1.5)
+    met_there = [(replace(pair, ratio=ratio),) for ratio in ratios]
+    commit(store, [changed(job, company=its) for job, its in zip(jobs, met_there, strict=True)])
+    ((_, row),) = table.companies(store)
+    assert row.ratio == 1.5
+
+
+def test_a_user_who_lies_does_not_bend_the_model(store: SqlStore) -> None:
+    """Half of all reports, and as many as anyone's: all as high as a ratio can be."""
+    dice = Random(0)
+    jobs = [
+        ended(n, BEGIN + n, user, 10.0)
+        for n, user in enumerate(["ada", "bob", "eve", "eve"] * 60, 1)
+    ]
+
+    def ratio(user: str) -> Callable[[float, float], float]:
+        return lambda own, other: 99.0 if user == "eve" else 1 + own * other
+
+    by_job = [tuple(met(dice, ratio(job.spec.user)) for _ in "ab") for job in jobs]
+    commit(store, [changed(job, company=its) for job, its in zip(jobs, by_job, strict=True)])
+    model = interference.judged([row for _, row in table.companies(store)], "", BEGIN)
+    for level in (0.2, 0.5, 0.8):
+        load = Loaded((Indicator("sm_active", level, 0.0),), 0.1)
+        assert model.predict(beside(load, load, mps=False)) == pytest.approx(1 + level**2, abs=0.5)
 
 
 def test_runs_of_the_same_two_jobs_are_one_pair(store: SqlStore) -> None:

@@ -10,12 +10,12 @@ much.
 from __future__ import annotations
 
 import csv
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 
 from benchmarks.simulator.interference import gavel
 from carmad.core.company import beside
@@ -47,9 +47,15 @@ def speeds() -> Mapping[tuple[Load, Load], float]:
 
 
 @cache
+def _folder() -> TemporaryDirectory[str]:
+    """Removed at the end of the process that began the runs."""
+    return TemporaryDirectory(prefix="carma-gavel-")
+
+
+@cache
 def pairs() -> str:
     """The interference model of the measured pairs; others slow down as `learned` has it."""
-    path = Path(tempfile.gettempdir()) / "carma-gavel-v100.csv"
+    path = Path(_folder().name) / "v100.csv"
     with path.open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(_COLUMNS)

@@ -52,6 +52,15 @@ FEW = range(5)  # samples of each family
 MURI_TRACES, MURI_JOBS = (1, 2, 3), 480
 LARGE = 8  # a large job has more GPUs (9.4)
 PAIRS = f"measured:{DATA}/lucid/colocated_pairs_rtx3090.csv"
+OF_THE_PAPER = (
+    "policies",
+    "benefits",
+    "muri",
+    "intensities",
+    "techniques",
+    "predictions",
+    "splits",
+)
 UNHELD = 10_000  # `limits.backfill`: no job holds the line
 HOUR = 3600.0
 
@@ -134,8 +143,8 @@ class Result:
     benefits: tuple[float, ...] = field(default=())  # of each decision to share (eq. 24)
 
 
-def cases(tables: Collection[str] = ()) -> list[Case]:
-    """Of these tables, or of all."""
+def cases(tables: Collection[str]) -> list[Case]:
+    """Of these tables."""
     made = {
         "policies": _policies,
         "benefits": _benefits,
@@ -146,7 +155,7 @@ def cases(tables: Collection[str] = ()) -> list[Case]:
         "splits": _splits,
         "gavel": _gavel,
     }
-    return [case for name in tables or made for case in made[name]()]
+    return [case for name in tables for case in made[name]()]
 
 
 def results(cases: Sequence[Case]) -> Iterator[Result]:

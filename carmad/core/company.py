@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from carmad.core.types import Company, Gpu, Job, Loaded, Mode
+from carmad.core.types import Company, Gpu, Job, JobState, Loaded, Mode
 
-KEPT = 16  # of one job: the latest
+KEPT = 4  # of one job, the latest: each takes a KiB of its row, which is written at every change
 
 
 def loaded(job: Job, memory_mib: int) -> Loaded | None:
@@ -27,25 +27,43 @@ def beside(own: Loaded, other: Loaded, mps: bool) -> dict[str, float]:
     return dict((*_features("own", own), *_features("other", other), ("mode.mps", float(mps))))
 
 
+def untold(job: Job, neighbour: Job, gpu: Gpu) -> str:
+    """Why a step time of `job` beside `neighbour` says nothing of how much that slows it; empty if
+    it does."""
+    if neighbour.state is not JobState.RUNNING:
+        return f"job {neighbour.id}, beside it, has yet to begin, or is ending"
+    if job.accumulation > 1 or neighbour.accumulation > 1:  # profiles are of whole batches
+        return f"its batches, or those of job {neighbour.id}, are split"
+    for each in (job, neighbour):
+        if loaded(each, gpu.memory_mib) is None:
+            return f"job {each.id} has no profile"
+    if not _alone_s(job, gpu):
+        return f"no step time of it alone on {gpu.name} is known, to compare with"
+    return ""
+
+
 def with_company(job: Job, seconds: float, neighbour: Job, gpu: Gpu) -> Job:
     """The job with the ratio of a step time beside `neighbour` to that reported alone on the same
-    kind of GPU; the same object if one of the two is not known well enough.
+    kind of GPU; the same object if that is `untold`, or was known to 1 %.
 
     A job that reports again beside the same one replaces its earlier ratio.
     """
-    alone = (job.accumulation, gpu.name)
-    alone_s = next((each.seconds for each in job.steps if (each.parts, each.gpu) == alone), 0.0)
     own, other = loaded(job, gpu.memory_mib), loaded(neighbour, gpu.memory_mib)
-    whole = job.accumulation == neighbour.accumulation == 1  # profiles are of whole batches
-    if not alone_s or own is None or other is None or not whole:
+    if untold(job, neighbour, gpu) or own is None or other is None:
         return job
     mps = job.mode is neighbour.mode is Mode.MPS
-    new = Company(neighbour.id, seconds / alone_s, own, other, mps)
+    new = Company(neighbour.id, seconds / _alone_s(job, gpu), own, other, mps)
     before = next((each for each in job.company if each.neighbour == new.neighbour), None)
     if before and abs(before.ratio - new.ratio) < 0.01 * before.ratio:
         return job
     others = [each for each in job.company if each is not before]
     return replace(job, company=(*others, new)[-KEPT:])
+
+
+def _alone_s(job: Job, gpu: Gpu) -> float:
+    """The time of a whole step alone on this kind of GPU; 0 if it is not known."""
+    alone = (1, gpu.name)
+    return next((each.seconds for each in job.steps if (each.parts, each.gpu) == alone), 0.0)
 
 
 def _features(whose: str, load: Loaded) -> Iterator[tuple[str, float]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from operator import attrgetter
 
 from carmad.config import Settings
 from carmad.core.asking import PREDICT, Asked
@@ -92,11 +93,12 @@ class Knowledge:
 
 def with_report(job: Job, event: Stepped, kind: str) -> Job:
     """The job with the step times reported for this kind of GPU; the same object if unchanged."""
-    known = {each.parts: each for each in job.steps}
     step = StepTime(job.accumulation, event.seconds, kind)
-    if not _as_long(step, known.get(step.parts)):
-        known[step.parts] = step
-        job = replace(job, steps=tuple(known[parts] for parts in sorted(known)))
+    known = {each.gpu: each for each in job.steps if each.parts == step.parts}
+    if kind not in known or not _as_long(step, known[kind]):
+        outdated = known.get(kind), known.get("")  # "": of an unknown kind, so perhaps of this one
+        steps = (*(each for each in job.steps if each not in outdated), step)
+        job = replace(job, steps=tuple(sorted(steps, key=attrgetter("parts", "gpu"))))
     if event.stages and not job.spec.stage_times and job.accumulation == 1:
         new = replace(event.stages, gpu=kind)
         if not any(_alike(new, each) for each in job.stage_times):
@@ -104,10 +106,7 @@ def with_report(job: Job, event: Stepped, kind: str) -> Job:
     return job
 
 
-def _as_long(new: StepTime, known: StepTime | None) -> bool:
-    """Whether both are for the same kind of GPU and nearly equal."""
-    if known is None or new.gpu != known.gpu:
-        return False
+def _as_long(new: StepTime, known: StepTime) -> bool:
     return abs(new.seconds - known.seconds) <= NEWS * known.seconds
 
 

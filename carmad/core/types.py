@@ -155,7 +155,7 @@ class Job:
     estimate: Estimate | None = None
     prediction: Prediction | None = None
     profile: Profile | None = None
-    steps: tuple[StepTime, ...] = ()  # reported by it or an earlier run; one per `parts`
+    steps: tuple[StepTime, ...] = ()  # reported by it or an earlier run; per `parts`, `gpu`
     stage_times: tuple[StageTimes, ...] = ()  # likewise, or declared; one per kind of GPU
     company: tuple[Company, ...] = ()  # how much others slowed it, as it reported
     attempts: tuple[Attempt, ...] = ()  # in order; `attempt.KEPT` at most

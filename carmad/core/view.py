@@ -29,9 +29,13 @@ class NodeView:
         return next(g for g in self.gpus if g.id == gpu)
 
     def with_resident(self, gpu: GpuId, job: Job, settings: Settings) -> NodeView:
-        """This node just after `job` was placed on `gpu`."""
-        given = (g.with_resident(job) if g.id == gpu else g for g in self.gpus)
-        return NodeView(self.name, with_server(given, settings))
+        """This node just after `job` was placed on `gpu`.
+
+        An MPS server stays its user's: its clients may be on GPUs that this view leaves out.
+        """
+        given = tuple(g.with_resident(job) if g.id == gpu else g for g in self.gpus)
+        taken = any(g.mps_user for g in given)
+        return NodeView(self.name, given if taken else with_server(given, settings))
 
 
 @dataclass(frozen=True, slots=True)

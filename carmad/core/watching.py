@@ -60,7 +60,7 @@ class Watch:
             return
         if any(len(self.ledger.residents(id)) > 1 for id in job.gpus):
             neighbour = self._only_neighbour(job)
-            if neighbour and neighbour.state is JobState.RUNNING:
+            if neighbour:
                 known = with_company(job, event.seconds, neighbour, gpu)
                 if known is not job:
                     self.ledger.put(known)

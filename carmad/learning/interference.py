@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf, nan, sqrt
+from math import inf, nan
 from random import Random
+from statistics import fmean, median, median_low
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,11 @@ from carmad.models import Boosted
 from carmad.models.boosted import LEAF, Stage
 
 ABOUT = "interference ratio: a job's step time beside another over that alone, at least 1"
-RMSE = "RMSE"  # of the ratio
+ERROR = "MAE"  # of the ratio
 ROUNDS = 100
 # Compact, as the paper asks. Eight settings tried on Lucid's pairs were about equally good.
 PARAMETERS = {"max_depth": 4, "eta": 0.1, "nthread": 1}
+NEAR = 0.3  # the distance of two pairs' features up to which their ratios should agree
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,24 +56,50 @@ def train(rows: Sequence[Beside], source: str = "") -> Boosted:
 
 
 def judged(rows: Sequence[Beside], source: str, now: float) -> Boosted:
-    """Like `train`, with its error on a fifth of the pairs that it was not trained on. Raises
-    CarmaError if it is no better there than the mean."""
+    """Like `train`, with its error on a fifth of the pairs, on which another one was
+    not trained. Raises CarmaError if that is no better there than the median of all."""
     pairs = sorted({row.pair for row in rows})
     unseen = set(Random(0).sample(pairs, max(1, len(pairs) // 5)))
     seen, tested = ([row for row in rows if (row.pair in unseen) is held] for held in (False, True))
-    error = rmse(train(seen), tested) if seen else inf
-    mean = sum(row.target for row in seen) / max(1, len(seen))
-    constant = sqrt(np.mean([(mean - row.target) ** 2 for row in tested]))
+    error = mae(train(seen), tested) if seen else inf
+    middle = median(row.target for row in seen or rows)
+    constant = fmean(abs(middle - row.target) for row in tested)
     if error >= constant:
         raise CarmaError(
-            f"on pairs that it has not seen, a model is no better ({error:.3g}) than the mean"
+            f"on pairs that it has not seen, a model is no better ({error:.3g}) than the median"
             f" ({constant:.3g})"
         )
-    return replace(train(rows, source), trained_at=now, errors=((RMSE, error),))
+    return replace(train(rows, source), trained_at=now, errors=((ERROR, error),))
 
 
-def rmse(model: Boosted, rows: Sequence[Beside]) -> float:
-    return sqrt(np.mean([(model.predict(row.values) - row.target) ** 2 for row in rows]))
+def agreed(by_user: Sequence[Sequence[Beside]]) -> list[list[Beside]]:
+    """Each row with the median over users of what they report of a pair like it: each with the
+    ratio of their nearest, if it is within `NEAR`. So a user who reports nonsense is outvoted
+    wherever two others report."""
+    everybodys = [row for rows in by_user for row in rows]
+    names = sorted({name for row in everybodys for name in row.values})
+    points = [
+        np.array([[row.values.get(name, -1.0) for name in names] for row in rows])
+        for rows in by_user
+    ]
+    found = []
+    for rows, mine in zip(by_user, points, strict=True):
+        votes: list[list[float]] = [[] for _ in rows]
+        for others, theirs in zip(by_user, points, strict=True):
+            if not others:
+                continue
+            for row, point in zip(votes, mine, strict=True):
+                apart = np.linalg.norm(theirs - point, axis=1)
+                nearest = int(apart.argmin())
+                if apart[nearest] <= NEAR:
+                    row.append(others[nearest].ratio)
+        told = zip(rows, votes, strict=True)
+        found.append([replace(row, ratio=median_low(each)) for row, each in told])
+    return found
+
+
+def mae(model: Boosted, rows: Sequence[Beside]) -> float:
+    return fmean(abs(model.predict(row.values) - row.target) for row in rows)
 
 
 def converted(booster: xgboost.Booster) -> tuple[float, tuple[Stage, ...]]:

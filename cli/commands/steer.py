@@ -85,7 +85,9 @@ def report_step(
     if json:
         output.print_json(answer)
     else:
-        print(f"job {label}: {seconds:g} s a step")
+        unused = answer.get("unused")
+        effect = f", but that has no effect: {unused}" if unused else ""
+        print(f"job {label}: {seconds:g} s a step{effect}")
 
 
 def wait(jobs: Select, json: Json = False) -> None:

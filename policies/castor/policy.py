@@ -29,7 +29,7 @@ from carmad.plugin import (
 from policies.builtin import in_order
 from policies.castor.interference import Predicted, shipped
 from policies.castor.neighbours import left_s, unknown
-from policies.castor.progress import Worked, paces, remembered
+from policies.castor.progress import Worked, remembered
 from policies.castor.sharing import Newcomer, Room, Sharing, look, newcomer
 from policies.filters import fits_memory, unoccupied
 from policies.profiling import profiled, set_aside
@@ -54,14 +54,8 @@ class Castor:
     def plan(self, view: View) -> tuple[Proposal, ...]:
         if not view.queue:
             return ()
-        worked = remembered(view).worked(view)
-        plan = self._plan(view, worked)
-        waiting = {job.id: job for job in view.queue}
-        for placed in plan:
-            if placed.gpus:
-                job, passes = waiting[placed.job], placed.accumulation
-                view = view.with_placement(job, placed.gpus, placed.profiling, passes)
-        return (*plan, Remember(paces(view, worked, self.sharing.interference)))
+        paces = remembered(view).now(view, self.sharing.interference)
+        return (*self._plan(view, paces.worked), Remember(paces))
 
     def _plan(self, view: View, worked: Worked) -> tuple[Placement, ...]:
         aside = set_aside(view)
@@ -71,11 +65,15 @@ class Castor:
         known: list[Job] = []
         for job in view.queue:
             (new if aside.takes(job) else known).append(job)
-        profiler = _only(view, aside.own.__contains__)
-        main = _only(view, lambda gpu: gpu not in aside.own)
         most = len(view.node_of) - len(aside.own)
+        profiles = tuple(self._profiles(_only(view, aside.own.__contains__), new, aside.run_s))
+        by_id = {job.id: job for job in new}
+        for each in profiles:
+            if each.gpus:  # its user may take the MPS server of a whole node
+                view = view.with_placement(by_id[each.job], each.gpus, each.profiling)
+        main = _only(view, lambda gpu: gpu not in aside.own)
         plan = (
-            *self._profiles(profiler, new, aside.run_s),
+            *profiles,
             *self._places(main, [job for job in known if job.spec.gpus <= most], worked),
         )
         # A job that needs more than the other GPUs may use all, or it could never start.

@@ -24,41 +24,48 @@ class Pace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Paces:
-    """What Castor remembers. Castor is asked only while jobs wait, so a neighbour that leaves
-    meanwhile counts until the next plan."""
+    """Of the jobs that ran at the last plan: what Castor remembers.
+
+    Castor is asked only while jobs wait, so a neighbour that has left counts until the next plan.
+    One that has come counts from its start.
+    """
 
     by_job: Mapping[JobId, Pace]
 
-    def worked(self, view: View) -> Worked:
-        """By every running job. What came before the first plan that saw it counts in full."""
+    def now(self, view: View, interference: Interference) -> Paces:
+        """Those of the jobs that run in this view, beside the neighbours that they have in it."""
+        slowed = _slowed(view, interference)
         found = {}
         for job in view.running:
+            begun_at = view.now if job.started_at is None else job.started_at
             pace = self.by_job.get(job.id)
-            if pace and pace.attempt == job.attempt:
-                found[job.id] = pace.worked_s + max(0.0, view.now - pace.at) * pace.rate
-            else:
-                found[job.id] = job.attained_s(view.now)
-        return found
+            if pace is None or pace.attempt != job.attempt:
+                pace = Pace(job.attempt, begun_at, job.served_s, 1.0)
+            rate, since = slowed.get(job.id, (1.0, view.now))
+            since = min(max(pace.at, since), view.now)
+            before_s, beside_s = since - pace.at, view.now - since
+            worked_s = pace.worked_s + max(0.0, before_s) * pace.rate + beside_s * rate
+            found[job.id] = Pace(job.attempt, view.now, worked_s, rate)
+        return Paces(found)
+
+    @property
+    def worked(self) -> Worked:
+        return {job: pace.worked_s for job, pace in self.by_job.items()}
 
 
 def remembered(view: View) -> Paces:
     return view.memory if isinstance(view.memory, Paces) else Paces({})
 
 
-def paces(view: View, worked: Worked, interference: Interference) -> Paces:
-    """From now on, with the neighbours that jobs have in this view."""
-    rates: dict[JobId, float] = {}
+def _slowed(view: View, interference: Interference) -> Mapping[JobId, tuple[float, float]]:
+    """The rate of each job beside the neighbour that slows it most, and since when it is there."""
+    found: dict[JobId, tuple[float, float]] = {}
     for gpu in view.gpus:
         if len(gpu.residents) != 2 or any(job.profile is None for job in gpu.residents):
             continue
-        ratios = interference(*gpu.residents, gpu.gpu.memory_mib, view)
-        for job, ratio in zip(gpu.residents, ratios, strict=True):
-            rates[job.id] = min(rates.get(job.id, 1.0), 1 / ratio)
-    return Paces(
-        {
-            job.id: Pace(
-                job.attempt, view.now, worked.get(job.id, job.served_s), rates.get(job.id, 1.0)
-            )
-            for job in view.running
-        }
-    )
+        one, other = gpu.residents
+        ratios = interference(one, other, gpu.gpu.memory_mib, view)
+        for job, neighbour, ratio in ((one, other, ratios[0]), (other, one, ratios[1])):
+            since = view.now if neighbour.started_at is None else neighbour.started_at
+            found[job.id] = min(found.get(job.id, (1.0, view.now)), (1 / ratio, since))
+    return found

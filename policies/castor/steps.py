@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 
 from carmad.plugin import StepTime
 
@@ -35,11 +37,16 @@ class StepModel:
 
     @classmethod
     def told(cls, steps: Sequence[StepTime], batch: int) -> StepModel | None:
-        """Fitted to step times that runs of the job reported with different numbers of parts: each
-        further part costs another alpha. Only communication without overlap would show, and it
-        counts as computation. None if all had the same number of parts."""
-        first, last = min(steps, key=_parts, default=None), max(steps, key=_parts, default=None)
-        if first is None or last is None or first.parts == last.parts:
+        """Fitted to step times that runs of the job reported with different numbers of parts on
+        one kind of GPU, that with the widest range of parts: each further part costs another alpha.
+        Only communication without overlap would show, and it counts as computation. None if there
+        is no such kind."""
+        if len(steps) < 2:  # mostly, and this is asked of every job in line
+            return None
+        by_kind = groupby(sorted(steps, key=attrgetter("gpu", "parts")), attrgetter("gpu"))
+        ends = [(each[0], each[-1]) for _, its in by_kind if (each := list(its))]
+        first, last = max(ends, key=_range)
+        if first.parts == last.parts:
             return None
         alpha_s = max(0.0, (last.seconds - first.seconds) / (last.parts - first.parts))
         whole_s = max(alpha_s, first.seconds - (first.parts - 1) * alpha_s)
@@ -63,8 +70,8 @@ class StepModel:
         return self.step_s(batch, accumulation) / whole_s if whole_s else 1.0
 
 
-def _parts(step: StepTime) -> int:
-    return step.parts
+def _range(ends: tuple[StepTime, StepTime]) -> int:
+    return ends[1].parts - ends[0].parts
 
 
 def _overlapped(compute_s: float, comm_s: float, delta: float) -> float:

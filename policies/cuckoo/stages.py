@@ -25,9 +25,11 @@ def known(job: Job, measured_on: str, links: Links) -> tuple[StageTimes, ...]:
         return job.stage_times if min(map(_total_s, job.stage_times)) >= SHORTEST_S else ()
     if job.profile is None:
         return ()
-    step_s = min((step.seconds for step in job.steps if step.parts == 1), default=ASSUMED_S)
-    derived = _derived(job.profile, step_s or ASSUMED_S, links if job.spec.gpus > 1 else None)
-    return (replace(derived, gpu=job.profile.gpu or measured_on),) if derived else ()
+    kind = job.profile.gpu or measured_on
+    steps = {step.gpu: step.seconds for step in job.steps if step.parts == 1}
+    step_s = steps.get(kind) or min(steps.values(), default=ASSUMED_S) or ASSUMED_S
+    derived = _derived(job.profile, step_s, links if job.spec.gpus > 1 else None)
+    return (replace(derived, gpu=kind),) if derived else ()
 
 
 def _total_s(stages: StageTimes) -> float:

@@ -209,6 +209,10 @@ class JobOut(OptionsOut):
     attempts: NotRequired[list[AttemptOut]]
 
 
+class StepOut(JobOut):
+    unused: str  # why a report of its steps has no effect; "": it has one
+
+
 class JobsOut(TypedDict):
     schema: int
     jobs: list[JobOut]

@@ -16,10 +16,11 @@ from carmad.api.render import CODES, attempts_out
 from carmad.api.requests import StepIn, SubmitIn
 from carmad.api.responses import SCHEMA
 from carmad.api.responses.decisions import DryRunOut, WhyOut
-from carmad.api.responses.jobs import JobOut, JobsOut, SubmittedOut
+from carmad.api.responses.jobs import JobOut, JobsOut, StepOut, SubmittedOut
 from carmad.api.select import parse_selection
 from carmad.api.times import parse_time, stamp
 from carmad.api.why import why_out
+from carmad.core.company import untold
 from carmad.core.messages import Stepped
 from carmad.core.scene import Scene
 from carmad.core.types import ENDED, Job, JobId, JobState, StageTimes
@@ -234,15 +235,15 @@ def _explained(call: Call, job: Job, scene: Scene) -> Response:
     return answer(out)
 
 
-@router.post("/jobs/{label}/step", responses={200: {"model": JobOut}})
+@router.post("/jobs/{label}/step", responses={200: {"model": StepOut}})
 async def step(call: Asked, label: Label, body: StepIn) -> Response:
-    """Report how long a running job's training step and its stages take."""
+    """Report how long a running job's training step and its stages take. `unused` says why that has
+    no effect, if it has none."""
     job, scene = await _mine(call, label)
     if not job.holds_gpus:
         raise Conflict(f"job {label} is not running", "Only a running job can report its steps.")
-    gpus = set(job.gpus)
-    others = [it for it in scene.view.running if it.id != job.id and gpus.intersection(it.gpus)]
-    if len(others) > 1 or any(gpus.difference(other.gpus) for other in others):
+    others = _neighbours(job, scene)
+    if len(others) > 1 or any(set(job.gpus).difference(other.gpus) for other in others):
         raise Conflict(
             f"job {label} shares some of its GPUs, or shares them with several jobs",
             "It can report its steps while it is alone, or shares all its GPUs with one other job.",
@@ -250,7 +251,23 @@ async def step(call: Asked, label: Label, body: StepIn) -> Response:
     stages = StageTimes(**body.stages.model_dump()) if body.stages else None
     await call.service.request(Stepped(call.service.now(), job.id, body.seconds, stages))
     job, scene = await _mine(call, str(job.id))
-    return answer(call.renderer(scene)(job))
+    out: StepOut = {**call.renderer(scene)(job), "unused": _unused(job, scene)}
+    return answer(out)
+
+
+def _neighbours(job: Job, scene: Scene) -> Sequence[Job]:
+    gpus = set(job.gpus)
+    return [it for it in scene.view.running if it.id != job.id and gpus.intersection(it.gpus)]
+
+
+def _unused(job: Job, scene: Scene) -> str:
+    """Why a report of the job's steps had no effect; empty if it had one."""
+    if not scene.view.node_of.keys() >= set(job.gpus[:1]):
+        return "its GPU is no longer there"
+    return next(
+        (untold(job, other, scene.view.gpu(job.gpus[0]).gpu) for other in _neighbours(job, scene)),
+        "",
+    )
 
 
 @router.get("/jobs/{label}/wait", responses={200: {"model": JobOut}})
