@@ -92,9 +92,9 @@ class Binder:
         # By number of GPUs, and by the memory of the smallest of them; none is empty.
         self.partners = self._found(reserved)
 
-    def partner(self, job: Job) -> Partner | None:
-        """The partner that `job` should join, if any. Nearly all jobs of a long queue fail here, so
-        it must be quick."""
+    def partner(self, job: Job, view: View) -> Partner | None:
+        """The partner that `job` should join, if any. `view` shows which GPUs the jobs placed since
+        have closed. Nearly all jobs of a long queue fail here, so it must be quick."""
         found: list[Partner] = []
         score, utilization = self._capacity
         for memory_mib, groups in self.partners.get(job.spec.gpus, ()):
@@ -105,7 +105,7 @@ class Binder:
                     and mine.priority <= peers.bar
                     and mine.utilization + peers.utilization <= utilization
                     and mine.need_mib <= peers.free_mib
-                    and (partner := self._first(mine, peers))
+                    and (partner := self._first(mine, peers, view))
                 ):
                     found.append(partner)
         return min(found, key=_seniority) if found else None
@@ -162,7 +162,7 @@ class Binder:
             known = 0.0 if mine.priority == math.inf else mine.priority  # JSON has no infinity
             yield Reason("outlasts", bar, known, "GPU-s", name)
 
-    def _first(self, mine: Traits, peers: Peers) -> Partner | None:
+    def _first(self, mine: Traits, peers: Peers, view: View) -> Partner | None:
         """The first suitable one. If none was suitable for a job of the same user that asked for no
         more, none is for this one."""
         job = mine.job
@@ -176,14 +176,14 @@ class Binder:
             and mine.need_mib >= asked.need_mib
         ):
             return None
-        wanted, need_mib = self._view.demand(job), self._need_mib(mine)
+        wanted, need_mib = view.demand(job), self._need_mib(mine)
         for partner in peers.partners:
             its = partner.its
             if (
                 mine.priority <= OUTLASTS * its.priority
                 and mine.utilization + its.utilization <= self._capacity.utilization
                 and need_mib <= partner.free_mib
-                and not any(refusals(wanted, gpu, self._view) for gpu in partner.gpus)
+                and not any(refusals(wanted, view.gpu(gpu.id), view) for gpu in partner.gpus)
             ):
                 return partner
         if job.retry is None:

@@ -34,8 +34,8 @@ class Room:
         return _first(wanted, chain.from_iterable(fullest_first), view, fits)
 
     def without(self, gpus: Collection[GpuView], view: View) -> None:
-        """Remove GPUs that were given to a job. `view` is the one after that: the job may also have
-        closed other GPUs of its node to some jobs."""
+        """Remove GPUs that were given to a job, if they are here. `view` is the one after that: the
+        job may also have closed other GPUs of its node to some jobs."""
         taken = {gpu.id for gpu in gpus}
         nodes = {gpu.gpu.node for gpu in gpus}
 
@@ -45,7 +45,7 @@ class Room:
             return [view.gpu(gpu.id) for gpu in node if gpu.id not in taken]
 
         self._nodes = [node for node in map(left, self._nodes) if node]
-        self.free -= len(taken)
+        self.free = sum(map(len, self._nodes))
 
 
 def idle_but(apart: frozenset[GpuId], view: View) -> Room:
