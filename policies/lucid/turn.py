@@ -63,7 +63,7 @@ class Turn:
             if not waiting and (taken := room.choose(wanted, self._view, self._fits, spread=False)):
                 run = self._run(job, self._profiler.run_s, evict=True)
                 self._give(job, taken, verdicts, profiling=run)
-                room.without(taken, self._view_within_node())
+                self._take(room, taken)
                 continue
             waiting += 1
             reason = Reason("profiling_gpus", wanted.gpus, room.free, "GPUs")
@@ -97,13 +97,13 @@ class Turn:
         binder = self._binder
         if isinstance(binder, Reason):
             return False
-        partner = binder.partner(job, self._view_within_node())
+        partner = binder.partner(job)
         if partner is None:
             return False
         verdicts = self._main_verdicts(job, self._view.demand(job))
         self._give(job, partner.gpus, verdicts, binder.explanation(job, partner))
         binder.bind(partner)
-        room.without(partner.gpus, self._view_within_node())
+        self._take(room, partner.gpus)
         return True
 
     def _settle(self, job: Job, room: Room) -> bool:
@@ -120,7 +120,7 @@ class Turn:
             return False
         run = self._run(job, knobs.run_s, evict=False) if new else None
         self._give(job, taken, self._main_verdicts(job, wanted), profiling=run)
-        room.without(taken, self._view_within_node())
+        self._take(room, taken)
         return True
 
     def _wait(self, job: Job, room: Room) -> None:
@@ -166,10 +166,15 @@ class Turn:
         self._unseen.clear()
         return self._view
 
-    def _view_within_node(self) -> View:
-        """A client of a node's MPS server closes the node's other GPUs to other users' jobs; apart
-        from that, a job changes nothing but its own GPUs."""
-        return self._view_now() if self._server_per_node else self._view
+    def _take(self, room: Room, gpus: Sequence[GpuView]) -> None:
+        """Take a placed job's GPUs out of the room. A client of a node's MPS server also closes the
+        node's other GPUs to other users' jobs; otherwise a job changes only its own."""
+        room.without(gpus)
+        if self._server_per_node:
+            view = self._view_now()
+            room.renew(view)
+            if isinstance(self._binder, Binder):
+                self._binder.view = view
 
     # -- verdicts
 
