@@ -54,9 +54,10 @@ def plan(view, **changes):
     return placements(replace(made(view.settings), **changes), view)
 
 
-def remembered(view):
+def remembered(view, **changes):
     """The memory of the next view."""
-    told = [p.memory for p in made(view.settings).plan(view) if isinstance(p, Remember)]
+    policy = replace(made(view.settings), **changes)
+    told = [p.memory for p in policy.plan(view) if isinstance(p, Remember)]
     return told[0] if told else view.memory
 
 
@@ -443,10 +444,11 @@ def test_it_waits_neither_without_patience_nor_without_a_prediction():
     assert where(plan(scattered(unknown))) == {1: (0, 3, 7)}
 
 
-def test_who_is_gone_is_forgotten():
-    memory = remembered(scattered(CHOOSY))
+@pytest.mark.parametrize("by", [None, shortest])
+def test_who_is_gone_is_forgotten(by):
+    memory = remembered(scattered(CHOOSY), by=by)
     assert [id for id, _ in memory.aside] == [1]
-    assert remembered(scattered(HASTY, now=1.0, memory=memory)).aside == ()
+    assert remembered(scattered(HASTY, now=1.0, memory=memory), by=by).aside == ()
 
 
 # -- as a whole

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 pytest.importorskip("sklearn", reason="carma[policies] is not installed")
 
-from benchmarks.asrpt import layouts, runs, workload
+from benchmarks.asrpt import claims, layouts, runs, workload
 from benchmarks.asrpt.page import report
 from benchmarks.asrpt.runs import ADAPTIVE, DEFAULT, PAPER, PERFECT, UNHELD, Case, Result, cases
+from benchmarks.harness import report as harness
+from benchmarks.harness.claims import Claim, Verdict
 from carmad.core.layout import Layout, Stage
 from carmad.sim.outcome import JobOutcome
 from carmad.sim.task import Task, Trace
@@ -122,6 +126,9 @@ def test_the_page_has_every_figure_of_complete_results() -> None:
     assert cells[2:5] == ["-12 %", "-40 % (-40 to -40)", "+20 % (+20 to +20)"]
     (row,) = (line for line in text.splitlines() if line.startswith("| against perfect"))
     assert [cell.strip() for cell in row.split("|")][3].startswith("+0 %")
+    told = {claim.what: claim for claim in _claims(found)}
+    assert told["50 Gb/s, against WCS-duration"].ours == pytest.approx((-40.0, -40.0, -40.0))
+    assert told["against perfect prediction"].verdict is Verdict.NOT
     few = report([_result(case, 1.0) for case in cases(few=True)])
     assert "## Load" in few.page({}) and "## Network" not in few.page({})
 
@@ -138,6 +145,17 @@ def _run(
     monkeypatch.setattr(runs, "result", kept)
     runs._run((case, None))
     return outcomes[0].jobs
+
+
+def _claims(found: Sequence[Result]) -> list[Claim]:
+    """From what the command would write, and the other committed results."""
+
+    def read(name: str) -> Any:
+        if name == "asrpt":
+            return json.loads(harness._json(report(found).data))
+        return json.loads((harness.RESULTS / f"{name}.json").read_text())
+
+    return list(claims.claims(read))
 
 
 def _result(case: Case, hours: float) -> Result:

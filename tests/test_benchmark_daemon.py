@@ -11,10 +11,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from benchmarks.daemon import planning
 from benchmarks.daemon.carmad import SLEEPER, Daemon
 from benchmarks.hardware import machine
 from benchmarks.hardware.visit import Visit
-from carmad import paths
+from carmad import paths, registry
+from carmad.core.messages import Sampled
+from carmad.core.scheduler import Scheduler
 from carmad.errors import CarmaError
 from tests.waiting import until
 
@@ -99,3 +102,21 @@ def test_the_campaign_starts_no_carmad_beside_another(
     finally:
         manager.kill()
         manager.wait()
+
+
+@pytest.mark.parametrize("policy", registry.names("policies"))
+def test_the_tick_that_starts_jobs_is_not_the_policy_s_first(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "QUEUED", 16)
+    monkeypatch.setattr(planning, "RESTORED", 1)
+    started = []
+    timed = planning._timed
+
+    def noted(core: Scheduler, event: Sampled, placed: int) -> planning.Tick:
+        started.append(placed)
+        return timed(core, event, placed)  # fails unless so many start
+
+    monkeypatch.setattr(planning, "_timed", noted)
+    planning.placing(policy, backfill=0)
+    assert started == [0, 8]

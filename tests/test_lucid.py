@@ -17,6 +17,7 @@ from carmad.core.types import (
     GpuSample,
     Indicator,
     JobState,
+    Mode,
     Prediction,
     Profile,
     Retry,
@@ -422,6 +423,35 @@ def test_idle_gpus_are_taken_on_the_node_that_has_the_fewest_that_suffice():
     assert where(made) == {1: (5, 6)}
     made = plan([3, 4, 4], [job(1, wants=3, utilization=JUMBO)], residents)
     assert where(made) == {1: (0, 1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("line", "residents", "where_to"),
+    [
+        # The first joins a job outside MPS, and its server closes the idle GPU beside it.
+        ([1000, 2000], {0: MEDIUM}, {1: (0,), 2: ()}),
+        # It closes the other partner, too.
+        ([1000, 2000], {0: MEDIUM, 1: MEDIUM}, {1: (0,), 2: ()}),
+        # The first finds no partner and takes the idle GPU: that closes the partner.
+        ([1000, 2000], {0: JUMBO}, {1: (1,), 2: ()}),
+        # The same user's jobs share the server.
+        ([1000, 1000], {0: MEDIUM}, {1: (0,), 2: (1,)}),
+    ],
+)
+def test_within_a_plan_a_node_s_server_is_one_user_s(line, residents, where_to):
+    settings = Settings(collocation=Collocation(mps=True, mps_scope="node"))
+    jobs = [job(n + 1, uid=uid, utilization=MEDIUM - 0.4 * n) for n, uid in enumerate(line)]
+    outside = [
+        running(7 + gpu, gpu, utilization=load, mode=Mode.STREAMS)
+        for gpu, load in residents.items()
+    ]
+    assert where(plan(2, jobs, outside, settings=settings)) == where_to
+
+
+def test_a_job_on_the_profiler_s_gpus_leaves_the_rest_of_the_room():
+    settings = Settings(profiling=Profiling(gpus=2, largest=1))
+    line = [job(1, 7, utilization=JUMBO), job(2, utilization=JUMBO, seconds=9_000)]
+    assert len(where(plan([2, 6], line, settings=settings))[2]) == 1
 
 
 def test_a_large_job_takes_as_few_nodes_as_can_be():

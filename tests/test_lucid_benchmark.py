@@ -11,7 +11,8 @@ import pytest
 pytest.importorskip("interpret", reason="needs carma[policies]")
 
 from benchmarks.harness.data import DATA
-from benchmarks.lucid import packing, page, runs, timing, workload
+from benchmarks.lucid import packing, page, runs, sensitivity_page, timing, workload
+from benchmarks.lucid.findings import Runs
 from carmad.core.types import Cause, JobId, JobState, Mode
 from carmad.sim import interference
 from carmad.sim.outcome import Attempt, JobOutcome
@@ -158,7 +159,7 @@ def test_plans_are_made_for_a_full_line() -> None:
 def test_the_page_sets_ours_beside_the_papers() -> None:
     """The samples' JCTs are 1 to 5 hours under the first policy, 6 to 10 under the next."""
     results = [_result(case, jct=1.0 + n) for n, case in enumerate(runs.cases())]
-    found = page.Runs(results)
+    found = Runs(results)
     claims = list(page.against_table_4(found))
     assert [each.claim.paper for each in claims[:6]] == [36.85, 9.41, 9.03, 10.49, 9.02, 6.84]
     assert [each.claim.ours for each in claims[:6]] == [3.0, 8.0, 13.0, 18.0, 23.0, 28.0]
@@ -180,7 +181,7 @@ def test_the_pages_have_a_table_for_every_case() -> None:
 
     cases = [*runs.sensitivity(), *runs.tuned(runs.TUNED[0])]
     results = [_result(case, 1.0 + n) for n, case in enumerate(cases)]
-    other = page.sensitivity(results, runs.TUNED[0])
+    other = sensitivity_page.report(results, runs.TUNED[0])
     assert all(f"| {case.what} " in other.page({}) for case in cases if case.table == "muri")
     claims = other.data["claims"]
     assert isinstance(claims, dict)

@@ -283,7 +283,7 @@ CORRECT = (
     "passed, as PAI's may after the paper's cleaning, it is right about twice as often (below)"
 )
 ITERATIONS = (
-    "other jobs: Philly's last 13,000 s on average, a few of them weeks, and the error is mostly "
+    "other jobs: these last 5,039 s on average, a few of them weeks, and the error is mostly "
     "theirs; the paper's iterations are of its own profiles"
 )
 RATIO = (

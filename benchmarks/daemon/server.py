@@ -60,20 +60,25 @@ def line(first: int, count: int, mib: int = HOLDS_MIB) -> list[Job]:
     return [job(id, mib) for id in range(first, first + count)]
 
 
-def sampled(at: float, running: Iterable[Job] = ()) -> Sampled:
-    """A reading of all GPUs, on each of which its jobs hold their memory."""
+def sampled(at: float, running: Iterable[Job] = (), external_mib: int = 0) -> Sampled:
+    """A reading of all GPUs, on each of which its jobs hold their memory, and maybe a process of no
+    job holds some."""
     uses: dict[GpuId, list[ProcessUse]] = {card.id: [] for card in CARDS}
     for each in running:
         for gpu in each.gpus:
             uses[gpu].append(ProcessUse(10_000 + each.id, HOLDS_MIB, 0.2, each.id, attempt=1))
+    if external_mib:
+        for processes in uses.values():
+            processes.append(ProcessUse(9_999, external_mib, 0.2))
+    held = {gpu: sum(each.memory_mib or 0 for each in its) for gpu, its in uses.items()}
     return Sampled(
         at,
         tuple(
             GpuSample(
                 card.id,
                 at,
-                memory_used_mib=HOLDS_MIB * len(uses[card.id]),
-                memory_free_mib=card.memory_mib - HOLDS_MIB * len(uses[card.id]),
+                memory_used_mib=held[card.id],
+                memory_free_mib=card.memory_mib - held[card.id],
                 sm_active=0.2,
                 sm_occupancy=0.1,
                 dram_active=0.1,

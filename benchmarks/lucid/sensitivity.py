@@ -12,18 +12,19 @@ from tempfile import TemporaryDirectory
 from benchmarks.harness.data import DATA
 from benchmarks.harness.main import main
 from benchmarks.harness.report import Report
-from benchmarks.lucid import page
+from benchmarks.lucid.findings import Runs
 from benchmarks.lucid.runs import TUNED, knobs_told, prepared, results, sensitivity, tuned
+from benchmarks.lucid.sensitivity_page import report
 
 
 def measure() -> Report:
     with TemporaryDirectory() as directory:
         given = prepared(Path(directory))
         found = list(results(sensitivity(), given))
-        runs = page.Runs(found)
+        runs = Runs(found)
         best = min(TUNED, key=lambda knobs: runs.of("tuner", knobs_told(*knobs)).jct)
         found += results(tuned(best), given)
-    return page.sensitivity(found, best)
+    return report(found, best)
 
 
 if __name__ == "__main__":

@@ -64,7 +64,6 @@ class Machine:
     served: tuple[Served, ...] = ()  # in order; only the first gets less
     done: tuple[Done, ...] = ()  # in order
     queue: tuple[Job, ...] = ()  # the queue when last seen
-    gone: frozenset[JobId] = frozenset()  # jobs that had left it then
 
     def followed(self, queue: tuple[Job, ...], now: float, speed: float) -> Machine:
         """The machine at `now` with this queue; the same object if nothing changed."""
@@ -73,7 +72,7 @@ class Machine:
         before, after = _differing(self.queue, queue)
         old = {job.id: job for job in before}
         new = [job for job in after if old.get(job.id) is not job]
-        gone = frozenset(old.keys() - {job.id for job in after})
+        gone = old.keys() - {job.id for job in after}
         changed = {job.id: job for job in new if job.id in old}
         came = [job for job in new if job.id not in old]
         served, done = [*self.served], [*self.done]
@@ -84,7 +83,7 @@ class Machine:
             _arrive(served, done, job, at)
         _update(served, done, old, changed)
         at = _serve(served, done, at, speed, now)
-        return Machine(at, speed, tuple(served), tuple(done), queue, gone)
+        return Machine(at, speed, tuple(served), tuple(done), queue)
 
     def ends_at(self, first: int) -> list[float]:
         """When it will finish each of the `first` next jobs, if no other arrives."""

@@ -8,7 +8,7 @@ a place. Jobs never share a GPU.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 
@@ -67,7 +67,7 @@ class Asrpt:
         if self.reserve and not self.by:
             told = sum(not placement.gpus for placement in plan)
             plan += _unserved(machine, turn, max(0, turn.explained - told))
-        aside = tuple(each for each in turn.aside.items() if each[0] not in machine.gone)
+        aside = _still(turn.aside, view)
         if turn.idle != turn.totals.idle and not (self.reserve or self.by):
             machine = self._followed(machine, view, turn)
         after = Memory(machine, aside)
@@ -124,6 +124,12 @@ class Asrpt:
             instants += machine.ends_at(1)
         first = min((at for at in instants if turn.view.now < at < math.inf), default=None)
         return () if first is None else (AskAgain(float(math.ceil(first))),)
+
+
+def _still(aside: Mapping[JobId, Aside], view: View) -> tuple[tuple[JobId, Aside], ...]:
+    """Without the jobs that have left the queue, such as cancelled ones."""
+    queued = {job.id for job in view.queue} if aside else ()
+    return tuple(each for each in aside.items() if each[0] in queued)
 
 
 def _unserved(machine: Machine, turn: Turn, first: int) -> list[Placement]:

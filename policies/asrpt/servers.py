@@ -8,18 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple
 
-from carmad.plugin import Demand, GpuId, GpuView, NodeView, Settings, View, idle
+from carmad.plugin import Demand, GpuId, NodeView, View
 from policies.ranked import Ranked
 
 Server = tuple[GpuId, ...]  # the GPUs that a job can use, by index
-
-
-class Totals(NamedTuple):
-    usable: int  # G: GPUs that are neither drained nor faulty
-    idle: int  # the unused ones among them
-    size: int  # g: GPUs of the largest server
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,24 +34,6 @@ class Unshared(Ranked):
         for gpu in fit.gpus:
             servers.setdefault(island[gpu], []).append(gpu)
         return tuple(map(tuple, servers.values()))
-
-
-def totals(view: View) -> Totals:
-    settings = view.settings
-    counted = [node.memo.recall(_counted, _counted, node, settings) for node in view.nodes]
-    usable, idle, sizes = zip(Totals(0, 0, 0), *counted, strict=True)
-    return Totals(sum(usable), sum(idle), max(sizes))
-
-
-def _counted(node: NodeView, settings: Settings) -> Totals:
-    usable = [gpu for gpu in node.gpus if not _out_of_service(gpu)]
-    islands = [gpu.gpu.island for gpu in node.gpus]
-    free = sum(idle(gpu, settings) is None for gpu in usable)
-    return Totals(len(usable), free, max(map(islands.count, islands)))
-
-
-def _out_of_service(gpu: GpuView) -> bool:
-    return gpu.drained is not None or bool(gpu.sample and gpu.sample.fault)
 
 
 def most_available(servers: Iterable[Server]) -> list[Server]:

@@ -16,9 +16,9 @@ from policies.asrpt.servers import (
     least_available,
     most_available,
     taken,
-    totals,
 )
 from policies.reasons import expected
+from policies.totals import totals
 
 EXPLAINED = 4  # the first waiting jobs, which get reasons; the very first gets them per GPU
 READABLE = 64  # GPUs; with more, only the first job gets reasons, and none per GPU

@@ -39,7 +39,6 @@ from carmad.plugin import (
     first_few,
     idle,
 )
-from policies.asrpt.servers import totals
 from policies.baselines import NEWCOMER_UTILIZATION
 from policies.builtin import magm, most_free_memory
 from policies.carma.company import (
@@ -56,6 +55,7 @@ from policies.filters import fits_memory, min_free, not_risky
 from policies.memory import lacking, need_mib
 from policies.ranked import Filter, Fit, Ranked
 from policies.reasons import expected
+from policies.totals import totals
 
 OVERRUN = 0.25  # of its run time is assumed to be left of a job that has outlived its prediction
 LEAST_S = 1.0  # that is left of any job

@@ -80,12 +80,13 @@ class Peers:
 
 
 class Binder:
-    """Lives for one planning round. It forms no pairs on `reserved` GPUs."""
+    """Lives for one planning round. It forms no pairs on `reserved` GPUs. `view` must show what the
+    jobs placed since have closed."""
 
     def __init__(
         self, view: View, capacity: Capacity, traits: TraitsOf, reserved: frozenset[GpuId]
     ) -> None:
-        self._view = view
+        self.view = view
         self._capacity = capacity
         self._traits = traits
         self._margin_mib = view.settings.preconditions_for("lucid").margin_mib
@@ -136,7 +137,7 @@ class Binder:
         name = f"job {its.job.id}"
         if its.job.spec.gpus != job.spec.gpus:
             yield Reason("gpu_demand", job.spec.gpus, its.job.spec.gpus, "GPUs", name)
-        if len({self._view.node_of.get(id) for id in its.job.gpus}) > 1:
+        if len({self.view.node_of.get(id) for id in its.job.gpus}) > 1:
             yield Reason("distributed", detail=name)
         if its.job.stop is not None:
             yield Reason("busy", 0, 1, "jobs", name)
@@ -176,14 +177,16 @@ class Binder:
             and mine.need_mib >= asked.need_mib
         ):
             return None
-        wanted, need_mib = self._view.demand(job), self._need_mib(mine)
+        wanted, need_mib = self.view.demand(job), self._need_mib(mine)
         for partner in peers.partners:
             its = partner.its
             if (
                 mine.priority <= OUTLASTS * its.priority
                 and mine.utilization + its.utilization <= self._capacity.utilization
                 and need_mib <= partner.free_mib
-                and not any(refusals(wanted, gpu, self._view) for gpu in partner.gpus)
+                and not any(
+                    refusals(wanted, self.view.gpu(gpu.id), self.view) for gpu in partner.gpus
+                )
             ):
                 return partner
         if job.retry is None:
@@ -204,8 +207,8 @@ class Binder:
     def _found(self, reserved: frozenset[GpuId]) -> dict[int, list[tuple[int, list[Peers]]]]:
         question = (self._traits, reserved)
         alike: dict[int, dict[int, dict[int, list[Partner]]]] = {}
-        for node in self._view.nodes:
-            for each in node.memo.recall(question, _partners_on, node, self._view, *question):
+        for node in self.view.nodes:
+            for each in node.memo.recall(question, _partners_on, node, self.view, *question):
                 by_score = alike.setdefault(len(each.gpus), {}).setdefault(each.memory_mib, {})
                 by_score.setdefault(each.its.score, []).append(each)
         return {

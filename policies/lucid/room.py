@@ -33,19 +33,19 @@ class Room:
         fullest_first = sorted(self._nodes, key=lambda node: -len(node))
         return _first(wanted, chain.from_iterable(fullest_first), view, fits)
 
-    def without(self, gpus: Collection[GpuView], view: View) -> None:
-        """Remove GPUs that were given to a job. `view` is the one after that: the job may also have
-        closed other GPUs of its node to some jobs."""
+    def without(self, gpus: Collection[GpuView]) -> None:
+        """Remove GPUs that were given to a job."""
         taken = {gpu.id for gpu in gpus}
-        nodes = {gpu.gpu.node for gpu in gpus}
+        names = {gpu.gpu.node for gpu in gpus}
+        for at, node in enumerate(self._nodes):
+            if node[0].gpu.node in names:
+                self._nodes[at] = [gpu for gpu in node if gpu.id not in taken]
+        self._nodes = [node for node in self._nodes if node]
+        self.free = sum(map(len, self._nodes))
 
-        def left(node: Sequence[GpuView]) -> Sequence[GpuView]:
-            if node[0].gpu.node not in nodes:
-                return node
-            return [view.gpu(gpu.id) for gpu in node if gpu.id not in taken]
-
-        self._nodes = [node for node in map(left, self._nodes) if node]
-        self.free -= len(taken)
+    def renew(self, view: View) -> None:
+        """See the same GPUs in a later view."""
+        self._nodes = [[view.gpu(gpu.id) for gpu in node] for node in self._nodes]
 
 
 def idle_but(apart: frozenset[GpuId], view: View) -> Room:

@@ -63,7 +63,7 @@ class Turn:
             if not waiting and (taken := room.choose(wanted, self._view, self._fits, spread=False)):
                 run = self._run(job, self._profiler.run_s, evict=True)
                 self._give(job, taken, verdicts, profiling=run)
-                room.without(taken, self._view_for_the_room())
+                self._take(room, taken)
                 continue
             waiting += 1
             reason = Reason("profiling_gpus", wanted.gpus, room.free, "GPUs")
@@ -80,7 +80,7 @@ class Turn:
         partners = {} if isinstance(self._binder, Reason) else self._binder.partners
         waiting = 0
         for job in line:
-            if job.spec.gpus in partners and self._join(job):
+            if job.spec.gpus in partners and self._join(job, room):
                 continue
             if job.spec.gpus <= room.free + kept and self._settle(job, room):
                 continue
@@ -92,14 +92,18 @@ class Turn:
             if off:
                 break
 
-    def _join(self, job: Job) -> bool:
+    def _join(self, job: Job, room: Room) -> bool:
         """Place the job on the GPUs of an affine one."""
         binder = self._binder
-        if isinstance(binder, Reason) or (partner := binder.partner(job)) is None:
+        if isinstance(binder, Reason):
+            return False
+        partner = binder.partner(job)
+        if partner is None:
             return False
         verdicts = self._main_verdicts(job, self._view.demand(job))
         self._give(job, partner.gpus, verdicts, binder.explanation(job, partner))
         binder.bind(partner)
+        self._take(room, partner.gpus)
         return True
 
     def _settle(self, job: Job, room: Room) -> bool:
@@ -116,7 +120,7 @@ class Turn:
             return False
         run = self._run(job, knobs.run_s, evict=False) if new else None
         self._give(job, taken, self._main_verdicts(job, wanted), profiling=run)
-        room.without(taken, self._view_for_the_room())
+        self._take(room, taken)
         return True
 
     def _wait(self, job: Job, room: Room) -> None:
@@ -162,10 +166,15 @@ class Turn:
         self._unseen.clear()
         return self._view
 
-    def _view_for_the_room(self) -> View:
-        """A client of a node's MPS server closes the node's other GPUs to other users' jobs; apart
-        from that, a job changes nothing but its own GPUs."""
-        return self._view_now() if self._server_per_node else self._view
+    def _take(self, room: Room, gpus: Sequence[GpuView]) -> None:
+        """Take a placed job's GPUs out of the room. A client of a node's MPS server also closes the
+        node's other GPUs to other users' jobs; otherwise a job changes only its own."""
+        room.without(gpus)
+        if self._server_per_node:
+            view = self._view_now()
+            room.renew(view)
+            if isinstance(self._binder, Binder):
+                self._binder.view = view
 
     # -- verdicts
 
