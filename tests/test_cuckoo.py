@@ -617,10 +617,16 @@ def test_partners_are_remembered_until_one_has_joined_or_cannot_any_more():
     assert where(plan(over)) == {1: (0,)} and remembered(over) == [Partners()]
 
 
-def test_a_partner_of_which_nothing_is_known_any_more_waits_for_the_first_to_end():
-    resident = running(9, 0)
-    view = view_of(1, [queued(1, stages=())], resident, settings=PARTNERS)
-    assert where(plan(replace(view, memory=Partners(((9, 1),))))) == {1: ()}
+@pytest.mark.parametrize(
+    ("first", "second"), [({}, {"stages": ()}), ({}, {"prediction": None}), ({"stages": ()}, {})]
+)
+def test_a_partner_is_let_go_once_too_little_is_known_of_either(first, second):
+    """It could only wait for the other's end, although GPU 1 is idle."""
+    view = view_of(2, [queued(1, **second)], running(9, 0, **first), settings=PARTNERS)
+    view = replace(view, memory=Partners(((9, 1),)))
+    assert where(plan(view)) == {1: (1,)}
+    told = [each.memory for each in in_turns(PARTNERS).plan(view) if isinstance(each, Remember)]
+    assert told == [Partners()]
 
 
 def test_a_partner_whose_memory_no_longer_fits_is_let_go():

@@ -104,7 +104,6 @@ def members(jobs: Sequence[Job], where: Site, model: Model, view: View) -> list[
         first_s = mean_s if expected_s is None else expected_s
         whole_s = tuple([first_s * pace / paces[0] for pace in paces])
         lefts_s = [left_s(job, now, each_s) for each_s in whole_s] if job.attempts else whole_s
-        need = need_mib(job)
         found.append(
             Member(
                 job,
@@ -113,15 +112,22 @@ def members(jobs: Sequence[Job], where: Site, model: Model, view: View) -> list[
                 whole_s,
                 tuple(lefts_s),
                 math.inf if deadline_at is None else deadline_at - now,
-                need,
-                _missing(bool(stages and need), expected_s is not None),
+                need_mib(job),
+                _missing(job, stages),
             )
         )
     return found
 
 
-def _missing(profiled: bool, predicted: bool) -> str:
-    return "" if profiled and predicted else "unpredicted" if profiled else "unprofiled"
+def is_known(job: Job, where: Site, view: View) -> bool:
+    """Whether enough is known about it to pack it."""
+    return not _missing(job, known(job, where.kinds[0], view.settings.links))
+
+
+def _missing(job: Job, stages: tuple[StageTimes, ...]) -> str:
+    if not (stages and need_mib(job)):
+        return "unprofiled"
+    return "unpredicted" if job.expected_s is None else ""
 
 
 @lru_cache(maxsize=4096)
