@@ -7,24 +7,18 @@ and until then nobody else may be paired with either.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from carmad.plugin import Job, JobId, View
 from policies.cuckoo.groups import Packer
 from policies.cuckoo.members import Member, Site, is_known
+from policies.cuckoo.remembering import Memory
 from policies.cuckoo.schedule import Turn
 from policies.cuckoo.telling import Planned
 
 
-@dataclass(frozen=True, slots=True)
-class Partners:
-    """The policy's memory: by running job, the queued one that will join it."""
-
-    joining: tuple[tuple[JobId, JobId], ...] = ()
-
-
 def remembered(view: View) -> Mapping[JobId, JobId]:
-    return dict(view.memory.joining) if isinstance(view.memory, Partners) else {}
+    """By running job, the queued one that was to join it when the last plan was made."""
+    return dict(view.memory.joining) if isinstance(view.memory, Memory) else {}
 
 
 def awaiting(view: View, jobs: Sequence[Job], where: Site) -> dict[JobId, Job]:

@@ -31,6 +31,9 @@ class Turn(NamedTuple):
     planned: Planned
     gpus: tuple[GpuView, ...]
 
+    def later(self, by_s: float) -> Turn:
+        return self._replace(planned=self.planned.later(by_s)) if by_s else self
+
 
 class Schedule(NamedTuple):
     turns: Sequence[Turn] = ()
