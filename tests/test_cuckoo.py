@@ -882,6 +882,47 @@ def test_gpus_set_aside_are_for_profiling_and_nothing_else():
     assert where(plan(behind)) == {1: (), 2: (1,)}, "done before job 9, and then job 1 has all"
 
 
+# -- one MPS server per node, which serves one user at a time
+
+NODE = replace(SETTINGS, collocation=Collocation(mps=True, mps_scope="node"))
+
+
+def nodes_of(queue, *residents, **looks):
+    """Two nodes with two GPUs each; the first one's server is the user's of job 9."""
+    cards = [a_gpu(n, node=f"node{n // 2}") for n in range(4)]
+    served = {f"gpu{n}": {"mps_user": (1000, "ada")} for n in (0, 1)} if residents else {}
+    return a_view(gpu_views(cards, residents, half_free, **{**served, **looks}), queue, NODE, 0.0)
+
+
+def test_a_node_is_for_the_user_of_its_mps_server_and_the_other_for_anyone():
+    """Jobs 1 and 2 may not start beside job 9, so they do not take the place of job 3."""
+    jobs = [queued(n, uid=2000, stages=NOTHING_LEFT) for n in (1, 2)]
+    own = queued(3, uid=1000, stages=NOTHING_LEFT)
+    resident = running(9, 0, uid=1000, stages=NOTHING_LEFT)
+    assert where(plan(nodes_of([*jobs, own], resident))) == {1: (2,), 2: (3,), 3: (1,)}
+    exclusive = [replace(job, spec=replace(job.spec, exclusive=True)) for job in jobs]
+    assert where(plan(nodes_of(exclusive[:1], resident))) == {1: (1,)}, "it is no client"
+
+
+def test_on_an_idle_node_the_first_job_s_user_has_the_server():
+    """Jobs 1 and 2 of different users would otherwise both be planned for the first node, where the
+    core refuses the second one."""
+    jobs = [queued(n, uid=1000 * n, stages=NOTHING_LEFT) for n in (1, 2)]
+    assert where(plan(nodes_of(jobs))) == {1: (0,), 2: (2,)}
+
+
+def test_another_user_waits_for_the_last_client_and_idle_gpus_are_used_until_then():
+    resident = running(9, 0, left_s=500.0, uid=1000, stages=NOTHING_LEFT)
+    broken = {f"gpu{n}": {"drained": "x"} for n in (2, 3)}
+    first = queued(1, uid=2000, stages=NOTHING_LEFT)
+    short, long = (queued(n, s, uid=1000, stages=NOTHING_LEFT) for n, s in ((2, 400.0), (3, 600.0)))
+    told = plan(nodes_of([first, long], resident, **broken))
+    assert where(told) == {1: (), 3: ()}, "job 3 would keep job 1 waiting for longer"
+    planned = codes(told[1].reasons)["planned_start"]
+    assert (planned.have, planned.detail) == (500.0, "job 9")
+    assert where(plan(nodes_of([first, short], resident, **broken))) == {1: (), 2: (1,)}
+
+
 # -- while nothing changes, a plan remains valid
 
 

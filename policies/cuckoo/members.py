@@ -26,6 +26,11 @@ class Site(NamedTuple):
     kinds: tuple[str, ...]  # in the order in which they first appear
     least_mib: int  # of the smallest GPU
     whole: bool  # none of them is a MIG instance
+    one_user: bool  # all clients on a node share an MPS server that serves one user at a time
+
+    def server(self, job: Job) -> int | None:
+        """The user whose clients alone may be on a node's server beside the job; None: anyone's."""
+        return job.spec.uid if self.one_user and not job.exclusive else None
 
     def barred(self, job: Job) -> frozenset[GpuId]:
         """The GPUs that the job cannot use even when they are empty: because of its declared memory
@@ -56,7 +61,9 @@ def site(view: View, aside: frozenset[str], heterogeneous: bool) -> Site:
     kinds = tuple(dict.fromkeys(gpu.gpu.name for gpu in gpus))
     least_mib = min(map(memory_mib, gpus), default=0)
     whole = not any(gpu.gpu.is_mig for gpu in gpus)
-    return Site(gpus, kinds if heterogeneous else kinds[:1], least_mib, whole)
+    shared = view.settings.collocation
+    one_user = shared.mps and shared.mps_scope == "node" and not shared.mps_multiuser
+    return Site(gpus, kinds if heterogeneous else kinds[:1], least_mib, whole, one_user)
 
 
 def memory_mib(gpu: GpuView) -> int:
