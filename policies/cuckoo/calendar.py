@@ -46,13 +46,22 @@ class Span(NamedTuple):
 class Seats(NamedTuple):
     """GPUs for one group, and when it may use them."""
 
-    gpus: tuple[GpuView, ...]
+    entries: Sequence[Entry]
+    ids: tuple[GpuId, ...]
     window: Window
-    after: tuple[JobId, ...]
+
+    @property
+    def gpus(self) -> tuple[GpuView, ...]:
+        return tuple(entry.gpu for entry in self.entries)
 
     @property
     def idle(self) -> bool:
         return self.window.begin_s <= 0
+
+    def after(self) -> tuple[JobId, ...]:
+        """The jobs that use them until then."""
+        last = (entry for entry in self.entries if entry.free_s == self.window.begin_s)
+        return tuple(dict.fromkeys(job for entry in last for job in entry.after))
 
 
 class Calendar:
@@ -119,20 +128,18 @@ class Calendar:
 
     def _whole(self, entries: Sequence[Entry], count: int, alike: Alike) -> Iterator[Seats]:
         for chosen in _in_sets(entries, count, alike, lambda entry: (entry.free_s, entry.after)):
-            begin_s = max(entry.free_s for entry in chosen)
-            after = dict.fromkeys(job for e in chosen if e.free_s == begin_s for job in e.after)
-            yield self._seats(chosen, max(0.0, begin_s), math.inf, tuple(after))
+            begin_s = max([entry.free_s for entry in chosen])
+            yield self._seats(chosen, max(0.0, begin_s), math.inf)
 
     def _lent(self, entries: Sequence[Entry], count: int, alike: Alike) -> Iterator[Seats]:
         idle = [entry for entry in entries if entry.lent_s > 0]
         for chosen in _in_sets(idle, count, alike, lambda entry: (-entry.lent_s, ())):
-            yield self._seats(chosen, 0.0, min(entry.lent_s for entry in chosen), ())
+            yield self._seats(chosen, 0.0, min(entry.lent_s for entry in chosen))
 
-    def _seats(
-        self, chosen: Sequence[Entry], begin_s: float, end_s: float, after: tuple[JobId, ...]
-    ) -> Seats:
-        gpus = tuple(entry.gpu for entry in chosen)
-        return Seats(gpus, Window(self._where.kind(gpus[0]), begin_s, end_s), after)
+    def _seats(self, chosen: Sequence[Entry], begin_s: float, end_s: float) -> Seats:
+        kind = self._where.kind(chosen[0].gpu)
+        ids = tuple([entry.gpu.gpu.id for entry in chosen])
+        return Seats(chosen, ids, Window(kind, begin_s, end_s))
 
 
 def _in_sets(

@@ -126,7 +126,7 @@ def _table(groups: Sequence[Group], ends_s: Ends, seats: Sequence[Seats], where:
     fits = np.ones((len(groups), len(seats)), dtype=bool)
     for n, group in enumerate(groups):
         if barred := where.barred(group.members[0].job):
-            fits[n] = [barred.isdisjoint(gpu.id for gpu in each.gpus) for each in seats]
+            fits[n] = [barred.isdisjoint(each.ids) for each in seats]
     return Groups(
         np.array([[max(ends) for ends in kinds] for kinds in ends_s]),
         np.array(
@@ -153,5 +153,5 @@ def _plan(
         return Planned(group, rank)
     chosen = seats[slot.window]
     ends_s = tuple(slot.begin_s + end_s for end_s in kinds[chosen.window.kind])
-    gpus = tuple(gpu.id for gpu in chosen.gpus)
-    return Planned(group, rank, slot.begin_s, ends_s, gpus, slot.order, chosen.after)
+    after = chosen.after() if slot.order == 1 and slot.begin_s > 0 else ()  # told of nobody else
+    return Planned(group, rank, slot.begin_s, ends_s, chosen.ids, slot.order, after)
