@@ -5,8 +5,8 @@ The paper packs jobs and starts both at once. On CARMA's GPUs the second job may
 first has run its first kernel and settled. So the job of a pair with the earlier deadline starts,
 and its partner follows (`partners`); or, with `joins = "any"`, a place beside a job that runs alone
 goes to the job that saves most by it, whoever it was packed with (`joining`). Planning starts over
-each time, and so adapts to what really happens: a job that has outlived its prediction is assumed
-to continue, and its successors are planned for later.
+when something has changed (`remembering`), and so adapts to what really happens: a job that has
+outlived its prediction is assumed to continue, and its successors are planned for later.
 
 A plan covers a few jobs for each set of GPUs, so that its cost depends on the number of GPUs and
 not on the length of the queue (`reach`).
