@@ -923,6 +923,18 @@ def test_another_user_waits_for_the_last_client_and_idle_gpus_are_used_until_the
     assert where(plan(nodes_of([first, short], resident, **broken))) == {1: (), 2: (1,)}
 
 
+def test_gpus_kept_for_a_user_are_not_lent_to_the_same_user_beside_another_s_clients():
+    """Jobs 1 and 2 both wait for job 9, so the idle GPU is left to job 3."""
+    resident = running(9, 0, left_s=500.0, uid=1000, stages=NOTHING_LEFT)
+    broken = {f"gpu{n}": {"drained": "x"} for n in (2, 3)}
+    jobs = [
+        queued(1, wants=2, uid=2000, stages=NOTHING_LEFT),
+        queued(2, uid=2000, stages=NOTHING_LEFT),
+        queued(3, uid=1000, stages=NOTHING_LEFT),
+    ]
+    assert where(plan(nodes_of(jobs, resident, **broken))) == {1: (), 2: (), 3: (1,)}
+
+
 # -- while nothing changes, a plan remains valid
 
 

@@ -113,18 +113,18 @@ class Calendar:
         self._spans.setdefault(gpu.gpu.node, []).append(span)
 
     def _open_to(self, uid: int | None, entry: Entry) -> Entry:
-        """The entry for jobs of this user, who waits for the others' clients on the node; until the
-        first of those, an idle GPU may be used."""
+        """The entry for jobs of this user, which wait for other users' clients on the node; an idle
+        GPU is lent to them until the first of those."""
         spans = self._spans.get(entry.gpu.gpu.node)
         if uid is None or not spans or entry.gpu.gpu.is_mig:
             return entry
         others = [span for span in spans if span.uid != uid]
-        last = max(others, key=attrgetter("end_s"), default=None)
-        if last is None or last.end_s <= entry.free_s:
+        if not others:
             return entry
-        begin_s = min(span.begin_s for span in others)
+        begin_s, last = min(span.begin_s for span in others), max(others, key=attrgetter("end_s"))
         lent_s = begin_s if entry.idle else min(entry.lent_s, begin_s)
-        return replace(entry, free_s=last.end_s, after=last.jobs, lent_s=lent_s)
+        free_s, after = max((entry.free_s, entry.after), (last.end_s, last.jobs))
+        return replace(entry, free_s=free_s, after=after, lent_s=lent_s)
 
     def _whole(self, entries: Sequence[Entry], count: int, alike: Alike) -> Iterator[Seats]:
         for chosen in _in_sets(entries, count, alike, lambda entry: (entry.free_s, entry.after)):

@@ -18,25 +18,21 @@ from policies.cuckoo.schedule import Schedule
 
 
 class Look(NamedTuple):
-    """What matters of a GPU."""
+    """What matters of a GPU. No third job joins two, so what room they leave does not."""
 
     id: GpuId
     residents: tuple[Job, ...]
-    free_mib: int
     external_mib: int
-    settled: bool
     mps_user: tuple[int, str] | None
+    free_mib: int = 0
+    settled: bool = False
 
     @classmethod
     def at(cls, gpu: GpuView) -> Look:
-        return cls(
-            gpu.gpu.id,
-            gpu.residents,
-            gpu.free_mib,
-            gpu.external_mib,
-            gpu.settling is None,
-            gpu.mps_user,
-        )
+        look = cls(gpu.gpu.id, gpu.residents, gpu.external_mib, gpu.mps_user)
+        if len(gpu.residents) > 1:
+            return look
+        return look._replace(free_mib=gpu.free_mib, settled=gpu.settling is None)
 
 
 class Basis(NamedTuple):
