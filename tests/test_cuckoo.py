@@ -33,7 +33,6 @@ from policies.cuckoo.groups import _Known
 from policies.cuckoo.interleaving import Asynchronous, Exclusive
 from policies.cuckoo.members import UNHEARD_S, due_at, left_s
 from policies.cuckoo.packing import best_edges, matched, taken_apart
-from policies.cuckoo.partners import Partners
 from policies.cuckoo.planning import (
     NEVER,
     Groups,
@@ -47,6 +46,8 @@ from policies.cuckoo.planning import (
     min_cost,
 )
 from policies.cuckoo.policy import TOLD, cuckoo
+from policies.cuckoo.remembering import Memory
+from policies.cuckoo.schedule import schedule
 from policies.cuckoo.settings import CuckooSettings
 from policies.cuckoo.stages import FORWARD, Speeds, known
 from policies.cuckoo.value import ddl_values, total_values
@@ -586,13 +587,24 @@ def test_of_a_pair_in_line_the_one_with_the_earlier_deadline_starts_and_the_othe
 PARTNERS = replace(SETTINGS, plugins={"policies.cuckoo": {"joins": "partner"}})
 
 
+def after(view, **changes):
+    """The view with what the policy remembers of its plan."""
+    told = [each for each in in_turns(view.settings).plan(view) if isinstance(each, Remember)]
+    return replace(view, memory=told[-1].memory if told else view.memory, **changes)
+
+
+def joining(view):
+    """Who is to join whom by the next plan."""
+    return dict(after(view).memory.joining)
+
+
 def test_only_the_partner_joins_if_the_admin_wants_it_as_in_the_paper():
     """Job 3 would gain as much, and is ahead of job 1 in the queue."""
     jobs = [queued(n, stages=LOADS, deadline=5000.0 - n) for n in (1, 3)]
     resident = running(9, 0, deadline=9000.0)
     view = view_of(1, jobs, resident, settings=PARTNERS)
     assert where(plan(view)) == {3: (), 1: ()}, "nobody was packed with it"
-    view = replace(view, memory=Partners(((9, 1),)))
+    view = replace(view, memory=Memory(((9, 1),)))
     assert where(plan(view)) == {1: (0,), 3: ()}
     assert codes(plan(view)[1].explanation)["packed"].detail == "job 9"
     assert where(plan(replace(view, settings=SETTINGS))) == {3: (0,), 1: ()}
@@ -601,42 +613,43 @@ def test_only_the_partner_joins_if_the_admin_wants_it_as_in_the_paper():
 def test_partners_are_remembered_until_one_has_joined_or_cannot_any_more():
     jobs = [queued(1, stages=LOADS, deadline=5000.0), queued(2, deadline=4000.0)]
 
-    def remembered(view):
-        return [each.memory for each in in_turns(PARTNERS).plan(view) if isinstance(each, Remember)]
-
-    promised = Partners(((2, 1),))
-    assert remembered(view_of(1, jobs, settings=PARTNERS)) == [promised]
+    promised = Memory(((2, 1),))
+    assert joining(view_of(1, jobs, settings=PARTNERS)) == {2: 1}
     first = changed(jobs[1], state=JobState.RUNNING, gpus=(a_gpu(0).id,), started_at=0.0)
     settling = {"settling": Reason("settling", 30, 10, "s", "job 2")}
     waits = view_of(1, [jobs[0], queued(3)], first, settings=PARTNERS, gpu0=settling)
     waits = replace(waits, memory=promised)
-    assert remembered(waits) == [], "nothing has changed"
+    assert joining(waits) == {2: 1}, "nothing has changed"
     assert codes(plan(waits)[1].reasons)["partner"].detail == "job 2"
     assert "packed" not in codes(plan(waits)[3].reasons), "job 1 has a partner"
     joins = replace(view_of(1, jobs[:1], first, settings=PARTNERS), memory=promised)
-    assert remembered(joins) == [Partners()]
+    assert joining(joins) == {}
     over = replace(view_of(1, jobs[:1], settings=PARTNERS), memory=promised)
-    assert where(plan(over)) == {1: (0,)} and remembered(over) == [Partners()]
+    assert where(plan(over)) == {1: (0,)} and joining(over) == {}
 
 
-def test_a_partner_of_which_nothing_is_known_any_more_waits_for_the_first_to_end():
-    resident = running(9, 0)
-    view = view_of(1, [queued(1, stages=())], resident, settings=PARTNERS)
-    assert where(plan(replace(view, memory=Partners(((9, 1),))))) == {1: ()}
+@pytest.mark.parametrize(
+    ("first", "second"), [({}, {"stages": ()}), ({}, {"prediction": None}), ({"stages": ()}, {})]
+)
+def test_a_partner_is_let_go_once_too_little_is_known_of_either(first, second):
+    """It could only wait for the other's end, although GPU 1 is idle."""
+    view = view_of(2, [queued(1, **second)], running(9, 0, **first), settings=PARTNERS)
+    view = replace(view, memory=Memory(((9, 1),)))
+    assert where(plan(view)) == {1: (1,)}
+    assert joining(view) == {}
 
 
 def test_a_partner_whose_memory_no_longer_fits_is_let_go():
     """Job 9 takes more than expected, so that job 1 could only wait for its end."""
     jobs, full = [queued(1)], {"free_mib": 9_000}
     view = view_of(2, jobs, running(9, 0), settings=PARTNERS, gpu0=full)
-    view = replace(view, memory=Partners(((9, 1),)))
-    [told] = [each for each in in_turns(PARTNERS).plan(view) if isinstance(each, Remember)]
-    assert told.memory == Partners()
-    assert where(plan(replace(view, memory=told.memory))) == {1: (1,)}
+    view = replace(view, memory=Memory(((9, 1),)))
+    assert joining(view) == {}
+    assert where(plan(after(view))) == {1: (1,)}
     settling = full | {"settling": Reason("settling", 30, 10, "s", "job 9")}
     early = view_of(2, jobs, running(9, 0), settings=PARTNERS, gpu0=settling)
-    early = replace(early, memory=Partners(((9, 1),)))
-    assert not [each for each in in_turns(PARTNERS).plan(early) if isinstance(each, Remember)]
+    early = replace(early, memory=Memory(((9, 1),)))
+    assert joining(early) == {9: 1}
 
 
 def test_the_next_turn_is_when_both_partners_are_done():
@@ -645,7 +658,7 @@ def test_the_next_turn_is_when_both_partners_are_done():
     resident = running(9, 0, stages=NOTHING_LEFT)
     settling = {"settling": Reason("settling", 30, 10, "s", "job 9")}
     view = view_of(1, [second, later], resident, settings=PARTNERS, gpu0=settling)
-    planned = codes(plan(replace(view, memory=Partners(((9, 1),))))[3].reasons)["planned_start"]
+    planned = codes(plan(replace(view, memory=Memory(((9, 1),))))[3].reasons)["planned_start"]
     assert planned.need == 1 and planned.have > 1400
     assert codes(plan(replace(view, queue=(later,)))[3].reasons)["planned_start"].have == 1000
 
@@ -869,6 +882,98 @@ def test_gpus_set_aside_are_for_profiling_and_nothing_else():
     assert where(plan(never)) == {1: (), 2: (1,)}, "who can never start keeps nobody off them"
     behind = view_of(3, [queued(1, wants=3), queued(2)], running(9, 0), settings=aside)
     assert where(plan(behind)) == {1: (), 2: (1,)}, "done before job 9, and then job 1 has all"
+
+
+# -- one MPS server per node, which serves one user at a time
+
+NODE = replace(SETTINGS, collocation=Collocation(mps=True, mps_scope="node"))
+
+
+def nodes_of(queue, *residents, **looks):
+    """Two nodes with two GPUs each; the first one's server is the user's of job 9."""
+    cards = [a_gpu(n, node=f"node{n // 2}") for n in range(4)]
+    served = {f"gpu{n}": {"mps_user": (1000, "ada")} for n in (0, 1)} if residents else {}
+    return a_view(gpu_views(cards, residents, half_free, **{**served, **looks}), queue, NODE, 0.0)
+
+
+def test_a_node_is_for_the_user_of_its_mps_server_and_the_other_for_anyone():
+    """Jobs 1 and 2 may not start beside job 9, so they do not take the place of job 3."""
+    jobs = [queued(n, uid=2000, stages=NOTHING_LEFT) for n in (1, 2)]
+    own = queued(3, uid=1000, stages=NOTHING_LEFT)
+    resident = running(9, 0, uid=1000, stages=NOTHING_LEFT)
+    assert where(plan(nodes_of([*jobs, own], resident))) == {1: (2,), 2: (3,), 3: (1,)}
+    exclusive = [replace(job, spec=replace(job.spec, exclusive=True)) for job in jobs]
+    assert where(plan(nodes_of(exclusive[:1], resident))) == {1: (1,)}, "it is no client"
+
+
+def test_on_an_idle_node_the_first_job_s_user_has_the_server():
+    """Jobs 1 and 2 of different users would otherwise both be planned for the first node, where the
+    core refuses the second one."""
+    jobs = [queued(n, uid=1000 * n, stages=NOTHING_LEFT) for n in (1, 2)]
+    assert where(plan(nodes_of(jobs))) == {1: (0,), 2: (2,)}
+
+
+def test_another_user_waits_for_the_last_client_and_idle_gpus_are_used_until_then():
+    resident = running(9, 0, left_s=500.0, uid=1000, stages=NOTHING_LEFT)
+    broken = {f"gpu{n}": {"drained": "x"} for n in (2, 3)}
+    first = queued(1, uid=2000, stages=NOTHING_LEFT)
+    short, long = (queued(n, s, uid=1000, stages=NOTHING_LEFT) for n, s in ((2, 400.0), (3, 600.0)))
+    told = plan(nodes_of([first, long], resident, **broken))
+    assert where(told) == {1: (), 3: ()}, "job 3 would keep job 1 waiting for longer"
+    planned = codes(told[1].reasons)["planned_start"]
+    assert (planned.have, planned.detail) == (500.0, "job 9")
+    assert where(plan(nodes_of([first, short], resident, **broken))) == {1: (), 2: (1,)}
+
+
+def test_gpus_kept_for_a_user_are_not_lent_to_the_same_user_beside_another_s_clients():
+    """Jobs 1 and 2 both wait for job 9, so the idle GPU is left to job 3."""
+    resident = running(9, 0, left_s=500.0, uid=1000, stages=NOTHING_LEFT)
+    broken = {f"gpu{n}": {"drained": "x"} for n in (2, 3)}
+    jobs = [
+        queued(1, wants=2, uid=2000, stages=NOTHING_LEFT),
+        queued(2, uid=2000, stages=NOTHING_LEFT),
+        queued(3, uid=1000, stages=NOTHING_LEFT),
+    ]
+    assert where(plan(nodes_of(jobs, resident, **broken))) == {1: (), 2: (), 3: (1,)}
+
+
+# -- while nothing changes, a plan remains valid
+
+
+def planned_s(view):
+    """By job, when its turn is."""
+    told = {id: codes(each.reasons) for id, each in plan(view).items()}
+    return {id: why["planned_start"].have for id, why in told.items() if "planned_start" in why}
+
+
+@pytest.mark.parametrize("joins", ["any", "partner"])
+def test_nothing_is_planned_anew_before_something_changes(joins, monkeypatch):
+    """But a later job's owner is told how long it still is."""
+    settings = replace(SETTINGS, plugins={"policies.cuckoo": {"joins": joins}})
+    plans = []
+    monkeypatch.setattr(
+        "policies.cuckoo.policy.schedule", lambda *a: plans.append(a) or schedule(*a)
+    )
+    residents = [running(9, 0, left_s=500.0, stages=NOTHING_LEFT)]
+    line = [queued(1, deadline=700.0, stages=NOTHING_LEFT)]
+    first = view_of(1, line, *residents, settings=settings)
+    later = after(first, now=100.0)
+    assert planned_s(first) == {1: 500.0}
+    plans.clear()
+    assert planned_s(later) == {1: 400.0} and not plans
+    due = codes(plan(later)[1].reasons)
+    fresh = codes(plan(replace(later, memory=None))[1].reasons)
+    assert due == fresh and len(plans) == 1
+    another = replace(later, queue=(*line, queued(2)))
+    free = replace(later, nodes=view_of(1, line, *residents, gpu0={"free_mib": 1}).nodes)
+    for changed_view in (
+        another,
+        free,
+        replace(later, now=500.0),
+        replace(later, settings=SETTINGS),
+    ):
+        plans.clear()
+        assert plan(changed_view) and len(plans) == 1
 
 
 # -- what is said, and how much

@@ -26,6 +26,11 @@ class Site(NamedTuple):
     kinds: tuple[str, ...]  # in the order in which they first appear
     least_mib: int  # of the smallest GPU
     whole: bool  # none of them is a MIG instance
+    one_user: bool  # all clients on a node share an MPS server that serves one user at a time
+
+    def server(self, job: Job) -> int | None:
+        """The user whose clients alone may be on a node's server beside the job; None: anyone's."""
+        return job.spec.uid if self.one_user and not job.exclusive else None
 
     def barred(self, job: Job) -> frozenset[GpuId]:
         """The GPUs that the job cannot use even when they are empty: because of its declared memory
@@ -56,7 +61,9 @@ def site(view: View, aside: frozenset[str], heterogeneous: bool) -> Site:
     kinds = tuple(dict.fromkeys(gpu.gpu.name for gpu in gpus))
     least_mib = min(map(memory_mib, gpus), default=0)
     whole = not any(gpu.gpu.is_mig for gpu in gpus)
-    return Site(gpus, kinds if heterogeneous else kinds[:1], least_mib, whole)
+    shared = view.settings.collocation
+    one_user = shared.mps and shared.mps_scope == "node" and not shared.mps_multiuser
+    return Site(gpus, kinds if heterogeneous else kinds[:1], least_mib, whole, one_user)
 
 
 def memory_mib(gpu: GpuView) -> int:
@@ -104,7 +111,6 @@ def members(jobs: Sequence[Job], where: Site, model: Model, view: View) -> list[
         first_s = mean_s if expected_s is None else expected_s
         whole_s = tuple([first_s * pace / paces[0] for pace in paces])
         lefts_s = [left_s(job, now, each_s) for each_s in whole_s] if job.attempts else whole_s
-        need = need_mib(job)
         found.append(
             Member(
                 job,
@@ -113,15 +119,22 @@ def members(jobs: Sequence[Job], where: Site, model: Model, view: View) -> list[
                 whole_s,
                 tuple(lefts_s),
                 math.inf if deadline_at is None else deadline_at - now,
-                need,
-                _missing(bool(stages and need), expected_s is not None),
+                need_mib(job),
+                _missing(job, stages),
             )
         )
     return found
 
 
-def _missing(profiled: bool, predicted: bool) -> str:
-    return "" if profiled and predicted else "unpredicted" if profiled else "unprofiled"
+def is_known(job: Job, where: Site, view: View) -> bool:
+    """Whether enough is known about it to pack it."""
+    return not _missing(job, known(job, where.kinds[0], view.settings.links))
+
+
+def _missing(job: Job, stages: tuple[StageTimes, ...]) -> str:
+    if not (stages and need_mib(job)):
+        return "unprofiled"
+    return "unpredicted" if job.expected_s is None else ""
 
 
 @lru_cache(maxsize=4096)

@@ -7,44 +7,41 @@ and until then nobody else may be paired with either.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from carmad.plugin import Job, JobId, View
 from policies.cuckoo.groups import Packer
-from policies.cuckoo.members import Member, Site
+from policies.cuckoo.members import Member, Site, is_known
+from policies.cuckoo.remembering import Memory
 from policies.cuckoo.schedule import Turn
 from policies.cuckoo.telling import Planned
 
 
-@dataclass(frozen=True, slots=True)
-class Partners:
-    """The policy's memory: by running job, the queued one that will join it."""
-
-    joining: tuple[tuple[JobId, JobId], ...] = ()
-
-
 def remembered(view: View) -> Mapping[JobId, JobId]:
-    return dict(view.memory.joining) if isinstance(view.memory, Partners) else {}
+    """By running job, the queued one that was to join it when the last plan was made."""
+    return dict(view.memory.joining) if isinstance(view.memory, Memory) else {}
 
 
 def awaiting(view: View, jobs: Sequence[Job], where: Site) -> dict[JobId, Job]:
-    """By running job, the partner among the queued `jobs` that can still join it."""
+    """By running job, the partner among the queued `jobs` that can still join it: as long as enough
+    is known about both. Otherwise the partner is planned like any other job."""
     pairs = remembered(view)
     if not pairs:
         return {}
     wanted = set(pairs.values())
-    queued = {job.id: job for job in jobs if job.id in wanted}
+    queued = {job.id: job for job in jobs if job.id in wanted and is_known(job, where, view)}
     return {
-        first: queued[pairs[first]] for first in _alone(view, where) if pairs.get(first) in queued
+        first.id: queued[pairs[first.id]]
+        for first in _alone(view, where)
+        if pairs.get(first.id) in queued and is_known(first, where, view)
     }
 
 
-def _alone(view: View, where: Site) -> Iterator[JobId]:
+def _alone(view: View, where: Site) -> Iterator[Job]:
     """The jobs that have their GPUs to themselves and have not been told to stop."""
     residents = {gpu.id: len(gpu.residents) for gpu in where.gpus}
     for job in view.running:
         if job.stop is None and all(residents.get(gpu) == 1 for gpu in job.gpus):
-            yield job.id
+            yield job
 
 
 def turns(
@@ -54,7 +51,7 @@ def turns(
     by_id = {gpu.id: gpu for gpu in where.gpus}
     for first in running:
         second = partners.get(first.job.id)
-        if second and not (first.missing or second.missing):
+        if second:
             gpus = tuple(by_id[gpu] for gpu in first.job.gpus)
             kind = where.kind(gpus[0])
             group = packer.together(first, second, kind)

@@ -5,8 +5,8 @@ The paper packs jobs and starts both at once. On CARMA's GPUs the second job may
 first has run its first kernel and settled. So the job of a pair with the earlier deadline starts,
 and its partner follows (`partners`); or, with `joins = "any"`, a place beside a job that runs alone
 goes to the job that saves most by it, whoever it was packed with (`joining`). Planning starts over
-each time, and so adapts to what really happens: a job that has outlived its prediction is assumed
-to continue, and its successors are planned for later.
+when something has changed (`remembering`), and so adapts to what really happens: a job that has
+outlived its prediction is assumed to continue, and its successors are planned for later.
 
 A plan covers a few jobs for each set of GPUs, so that its cost depends on the number of GPUs and
 not on the length of the queue (`reach`).
@@ -45,9 +45,10 @@ from policies.cuckoo.groups import Packer
 from policies.cuckoo.interleaving import Asynchronous
 from policies.cuckoo.joining import joins
 from policies.cuckoo.members import NOTHING, Site, members, site
-from policies.cuckoo.partners import Partners, awaiting, remembered, turns
+from policies.cuckoo.partners import awaiting, turns
 from policies.cuckoo.planning import Planner, min_cost
 from policies.cuckoo.reach import in_reach, joinable
+from policies.cuckoo.remembering import Basis, Made, Memory, still_valid
 from policies.cuckoo.schedule import Schedule, Turn, first_due, schedule
 from policies.cuckoo.settings import CuckooSettings, Joins
 from policies.cuckoo.telling import explanation, waiting
@@ -125,11 +126,12 @@ class Cuckoo:
             return
         where = site(view, closed, self.heterogeneous)
         partners = awaiting(view, jobs, where)
-        plan = self._schedule(view, jobs, where, partners)
+        made = self._made(view, jobs, where, partners)
+        plan, since_s = made.schedule, view.now - made.at
         pairs = {first: second.id for first, second in partners.items()}
         started: set[JobId] = set()
         refused = {}
-        for turn in plan.turns:
+        for turn in [turn.later(since_s) for turn in plan.turns]:
             first, *others = turn.planned.group.members
             joins = turn.planned.group.running
             placement = self._joining(turn, view) if joins else self._starting(turn, view)
@@ -146,20 +148,29 @@ class Cuckoo:
                 pairs.pop(first.job.id, None)
             elif others and self.joins == "partner":
                 pairs[first.job.id] = others[0].job.id
-        if pairs != remembered(view):
-            yield Remember(Partners(tuple(pairs.items())))
+        memory = Memory(tuple(pairs.items()), None if started else made)
+        if memory != (view.memory or Memory()):
+            yield Remember(memory)
         if len(jobs) > len(started):
             left = (job for job in jobs if job.id not in started)
-            yield from self._waiting(islice(left, TOLD), refused, plan, view)
+            yield from self._waiting(islice(left, TOLD), refused, made, view)
             if plan.due_at is not None:
                 yield AskAgain(plan.due_at)
 
-    def _schedule(
+    def _made(
         self, view: View, jobs: Sequence[Job], where: Site, partners: Mapping[JobId, Job]
-    ) -> Schedule:
+    ) -> Made:
+        """The last plan if nothing has changed since, otherwise a new one."""
         joining = {job.id for job in partners.values()}
         others = [job for job in jobs if job.id not in joining] if joining else jobs
         line = in_reach(others, where, joinable(view, where) if self.joins == "any" else ())
+        basis = Basis.of(view, line, partners, where)
+        made = still_valid(view, basis)
+        return made or Made(view.now, basis, self._schedule(view, line, where, partners))
+
+    def _schedule(
+        self, view: View, line: Sequence[Job], where: Site, partners: Mapping[JobId, Job]
+    ) -> Schedule:
         if not line and not partners:
             return Schedule()
         there = {job.id for gpu in where.gpus for job in gpu.residents}
@@ -217,10 +228,11 @@ class Cuckoo:
         return Verdict(gpu.id, refused, None if refused else 0.0)
 
     def _waiting(
-        self, jobs: Iterable[Job], refused: Mapping[JobId, Placement], plan: Schedule, view: View
+        self, jobs: Iterable[Job], refused: Mapping[JobId, Placement], made: Made, view: View
     ) -> Iterator[Placement]:
         for n, job in enumerate(jobs):
-            planned = plan.planned.get(job.id)
+            planned = made.schedule.planned.get(job.id)
+            planned = planned and planned.later(view.now - made.at)
             reasons = waiting(job, planned, self._packs(view)) if planned else ()
             if job.id in refused:
                 yield replace(refused[job.id], reasons=reasons)

@@ -31,6 +31,9 @@ class Turn(NamedTuple):
     planned: Planned
     gpus: tuple[GpuView, ...]
 
+    def later(self, by_s: float) -> Turn:
+        return self._replace(planned=self.planned.later(by_s)) if by_s else self
+
 
 class Schedule(NamedTuple):
     turns: Sequence[Turn] = ()
@@ -56,8 +59,10 @@ def schedule(
     starts: list[Turn] = []
     planned: list[Planned] = []
     for alike in classes(groups, where):
-        barred = where.barred(alike[0].members[0].job) if alike[0].gpus > 1 else NOTHING
-        seats = calendar.seats(alike[0].gpus, barred)
+        first = alike[0].members[0].job
+        barred = where.barred(first) if first.spec.gpus > 1 else NOTHING
+        uid = where.server(first)
+        seats = calendar.seats(first.spec.gpus, barred, uid)
         slots: list[Slot | None] = [None] * len(alike)
         ends_s = [[group.ends_s(kind) for kind in range(len(where.kinds))] for group in alike]
         if seats:
@@ -69,7 +74,7 @@ def schedule(
             if slot and slot.order == 1:
                 chosen = seats[slot.window]
                 jobs = tuple(member.job.id for member in group.members)
-                calendar.take(chosen, plan.begin_s, max(plan.ends_s) - plan.begin_s, jobs)
+                calendar.take(chosen, plan.begin_s, max(plan.ends_s) - plan.begin_s, jobs, uid)
                 if chosen.idle:
                     starts.append(Turn(plan, chosen.gpus))
     by_job = {member.job.id: plan for plan in planned for member in plan.group.members}
@@ -84,13 +89,14 @@ def first_due(running: Sequence[Member], where: Site, now: float) -> float | Non
 
 
 def classes(groups: Sequence[Group], where: Site) -> Iterator[Sequence[Group]]:
-    """Groups with the same number of GPUs and, for several GPUs, the same usable ones, in the order
-    of their first jobs. Recovering jobs come first, and nice ones last."""
-    alike: dict[tuple[bool, int, int, frozenset[GpuId]], list[Group]] = {}
+    """Groups with the same number of GPUs and, for several GPUs, the same usable ones, and of the
+    same user where a node's MPS server serves only one, in the order of their first jobs.
+    Recovering jobs come first, and nice ones last."""
+    alike: dict[tuple[bool, int, int, frozenset[GpuId], int | None], list[Group]] = {}
     for group in groups:
         job = group.members[0].job
         barred = where.barred(job) if group.gpus > 1 else NOTHING
-        rank = (job.retry is None, job.spec.nice, group.gpus, barred)
+        rank = (job.retry is None, job.spec.nice, group.gpus, barred, where.server(job))
         alike.setdefault(rank, []).append(group)
     yield from (alike[rank] for rank in sorted(alike, key=lambda rank: rank[:2]))
 
@@ -120,7 +126,7 @@ def _table(groups: Sequence[Group], ends_s: Ends, seats: Sequence[Seats], where:
     fits = np.ones((len(groups), len(seats)), dtype=bool)
     for n, group in enumerate(groups):
         if barred := where.barred(group.members[0].job):
-            fits[n] = [barred.isdisjoint(gpu.id for gpu in each.gpus) for each in seats]
+            fits[n] = [barred.isdisjoint(each.ids) for each in seats]
     return Groups(
         np.array([[max(ends) for ends in kinds] for kinds in ends_s]),
         np.array(
@@ -147,5 +153,5 @@ def _plan(
         return Planned(group, rank)
     chosen = seats[slot.window]
     ends_s = tuple(slot.begin_s + end_s for end_s in kinds[chosen.window.kind])
-    gpus = tuple(gpu.id for gpu in chosen.gpus)
-    return Planned(group, rank, slot.begin_s, ends_s, gpus, slot.order, chosen.after)
+    after = chosen.after() if slot.order == 1 and slot.begin_s > 0 else ()  # told of nobody else
+    return Planned(group, rank, slot.begin_s, ends_s, chosen.ids, slot.order, after)
