@@ -841,6 +841,20 @@ def test_idle_gpus_are_filled_before_any_is_shared_and_why_says_so(name):
     assert [[reason.code for reason in each] for each in told] == [[], ["idle_first"], []]
 
 
+def test_a_wide_job_takes_idle_gpus_of_one_node_before_it_shares_on_another():
+    """Node a's idle GPU has more free memory than any of node b's."""
+    server = FakeServer(gpus=4, policy=builtin.magm(Settings()))
+    server.gpus = tuple(replace(gpu, node="ab"[gpu.index // 2]) for gpu in server.gpus)
+    server.tell(Discovered(server.now, server.gpus))
+    server.sample()
+    settled(server, server.submit(), 10)
+    for gpu in server.gpus[2:]:
+        server.used_mib[gpu.id] = 450
+    server.sample(1)
+    wide = server.submit(gpus=2)
+    assert server.job(wide).gpus == tuple(gpu.id for gpu in server.gpus[2:])
+
+
 def test_round_robin_goes_round_the_idle_gpus_first():
     server = FakeServer(gpus=4, policy=builtin.rr(Settings()))
     ids = [server.submit() for _ in range(4)]
