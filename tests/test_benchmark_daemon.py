@@ -16,6 +16,7 @@ from benchmarks.hardware import machine
 from benchmarks.hardware.visit import Visit
 from carmad import paths
 from carmad.errors import CarmaError
+from tests import forked_carmad
 from tests.waiting import until
 
 ONE = "1xA100-40GB"
@@ -99,3 +100,14 @@ def test_the_campaign_starts_no_carmad_beside_another(
     finally:
         manager.kill()
         manager.wait()
+
+
+def test_a_forked_carmad_may_have_ended_before_it_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    monkeypatch.setattr(forked_carmad, "fork", lambda *given: gone.pid)
+    ended = forked_carmad.Forked(["python", "-m", "carmad"], {})
+    ended.kill()
+    assert (ended.poll(), ended.wait()) == (0, 0)
