@@ -1034,6 +1034,31 @@ def test_within_a_plan_too_an_mps_server_per_node_serves_one_user():
     assert placed == [(gpu.id,) for gpu in (server.gpus[0], server.gpus[2], server.gpus[1])]
 
 
+@pytest.mark.parametrize("ended", [True, False])
+@pytest.mark.parametrize("scope", ["gpu", "node"])
+def test_a_client_left_on_an_mps_server_keeps_other_users_off_it(scope, ended):
+    """Its job may be known still, as one that has ended, or no longer."""
+    settings = Settings(collocation=Collocation(mps=True, mps_scope=scope))
+    server = FakeServer(gpus=2, settings=settings)
+    server.tell(DrainRequested(server.now, server.gpus[0].id, "x", "root"))
+    left = ProcessUse(77, 300, 0.0, JobId(9) if ended else None, "ada", mps_uid=1000)
+    shown = server.reading
+    server.reading = lambda gpu, at: (
+        replace(shown(gpu, at), processes=(left,)) if gpu.index == 1 else shown(gpu, at)
+    )
+    server.sample(1)
+    theirs = server.submit(user="bob", uid=1001)
+    refused = {0: ["drained", "mps_user"] if scope == "node" else ["drained"], 1: ["mps_user"]}
+    assert server.why(theirs)[0] == refused
+    verdict = server.scene.decisions[theirs].placement.verdicts[1]
+    assert verdict.refused == (Reason("mps_user", detail="pid 77 of ada"),)
+    remedies = why._gpu_remedies(server.job(theirs), verdict, server.scene)
+    assert remedies == ["may start when pid 77 of ada has ended"]
+    server.reading = shown
+    server.sample(1)
+    assert server.job(theirs).state is S.STARTING
+
+
 def test_users_share_a_multiuser_server_of_a_node():
     server = two_nodes(mps_multiuser=True)
     first = server.submit()
