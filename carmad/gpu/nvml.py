@@ -48,6 +48,7 @@ _READINGS = (
 )
 
 _NO_INSTANCE = "{} takes no job: MIG is on and it has no instance"
+MPS_SERVER = "nvidia-cuda-mps-server"[:15]  # as the kernel shortens it
 
 
 class NvmlSource:
@@ -281,7 +282,8 @@ class NvmlSource:
             sm_util = None if busy is None else busy.get(pid, idle)
             # More than the GPU has: the binding and early R535 drivers disagree on a struct.
             believed = None if mib is None or mib > gpu.memory_mib else mib
-            client = uid if pid in mps_clients else None
+            # A server stays when its user's last client has left; it keeps nobody waiting.
+            client = uid if pid in mps_clients and command != MPS_SERVER else None
             uses.append(
                 ProcessUse(pid, believed, sm_util, user=user, command=command, mps_uid=client)
             )
