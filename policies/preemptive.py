@@ -114,7 +114,7 @@ class Preemptive:
         free_first = sorted(left_by(preempted), key=lambda each: len(each[1]))
         taken = free_first[: head.spec.gpus]
         free = sum(not there for _, there in taken)
-        before = sorted(frozenset().union(*(there for _, there in taken)))
+        before = sorted({id for _, there in taken for id in there})
         names = ", ".join(f"job {id}" for id in before)
         reason = Reason("making_room", head.spec.gpus, free, "GPUs", names)
         return Room(tuple(gpu.id for gpu, _ in taken), tuple(preempted), reason)
