@@ -133,7 +133,7 @@ class Settings:
     predictor: str = "history"
     monitor: Monitor = field(default_factory=Monitor)
     risk: Risk = field(default_factory=Risk)
-    preconditions: Preconditions = field(default_factory=Preconditions)
+    preconditions: Preconditions | None = None  # of all policies; None: each has its own default
     policies: dict[str, Preconditions] = field(default_factory=dict)  # by policy, instead
     # Plugins' settings that differ from the default: "policies.lucid": {"sharing_capacity": 1}
     plugins: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -148,9 +148,7 @@ class Settings:
     access: Access = field(default_factory=Access)
 
     def preconditions_for(self, policy: str) -> Preconditions:
-        """Those set for the policy, or else for all; `rr` has none by default (CARMA paper,
-        4.3)."""
-        usual = self.preconditions
-        if policy == "rr" and usual == Preconditions():
-            usual = NO_PRECONDITIONS
-        return self.policies.get(policy, usual)
+        """Those set for the policy, or else for all policies. By default, `rr` has none (CARMA
+        paper, 4.3)."""
+        usual = NO_PRECONDITIONS if policy == "rr" else Preconditions()
+        return self.policies.get(policy, self.preconditions or usual)

@@ -57,7 +57,7 @@ _POSITIVE = {
 
 @cache
 def _defaults() -> dict[_Key, Any]:
-    return dict(_leaves(as_tree(Settings())))
+    return dict(_leaves(as_tree(Settings(preconditions=Preconditions()))))
 
 
 @cache
@@ -260,7 +260,9 @@ def _adapter(type_: type) -> TypeAdapter[Any]:
 
 def _put(tree: _Tree, key: _Key, value: str) -> None:
     for name in key[:-1]:
-        tree = tree.setdefault(name, {})
+        if tree.get(name) is None:
+            tree[name] = {}
+        tree = tree[name]
     tree[key[-1]] = value
 
 

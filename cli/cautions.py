@@ -1,4 +1,4 @@
-"""Notes on what `carma simulate` was asked: what will not have the effect that it seems to have."""
+"""Notes about parts of a simulation that will not have the effect that they seem to have."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 OF_A_NODE = 8  # GPUs per node, as in most large servers
 
 
-def tell_of_seeds(seeds: Sequence[int], experiments: Sequence[Experiment]) -> None:
-    """Tell the user if the seeds make no difference."""
+def note_idle_seeds(seeds: Sequence[int], experiments: Sequence[Experiment]) -> None:
+    """Note that the seeds make no difference, if no estimate has an error."""
 
     def has_errors(experiment: Experiment) -> bool:
         physics = experiment.physics
@@ -32,7 +32,7 @@ def tell_of_seeds(seeds: Sequence[int], experiments: Sequence[Experiment]) -> No
         )
 
 
-def tell_of_pairs(base: Experiment) -> None:
+def note_missing_pairs(base: Experiment) -> None:
     """Note how much of the trace a file of measured pairs covers."""
     from carmad.core.types import Mode
     from carmad.sim import interference as models
@@ -49,7 +49,7 @@ def tell_of_pairs(base: Experiment) -> None:
             )
 
 
-def tell_of_names(base: Experiment) -> None:
+def note_mixed_names(base: Experiment) -> None:
     """Note jobs that policies take for runs of the same job, although they are not."""
     loads: dict[tuple[str, str, int], set[Load]] = {}
     for task in base.trace.tasks:
@@ -61,7 +61,8 @@ def tell_of_names(base: Experiment) -> None:
         )
 
 
-def tell_of_too_large(base: Experiment) -> None:
+def note_oversized(base: Experiment) -> None:
+    """Note jobs that want more GPUs, or more memory, than the cluster has."""
     nodes, tasks = base.cluster.nodes, base.trace.tasks
     gpus = max(1, sum(node.gpus for node in nodes if not node.instances))
     if wide := [task for task in tasks if task.gpus > gpus]:

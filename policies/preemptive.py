@@ -104,20 +104,20 @@ class Preemptive:
             return None
         suitable = self._suitable(head, view)
 
-        def left_by(jobs: Sequence[Job]) -> list[GpuView]:
+        def left_by(jobs: Sequence[Job]) -> list[Occupied]:
             gone = leaving.union(job.id for job in jobs)
-            return [gpu for gpu, there in suitable if there <= gone]
+            return [(gpu, there) for gpu, there in suitable if there <= gone]
 
         preempted = _fewest(lower, lambda jobs: len(left_by(jobs)) >= head.spec.gpus)
         if preempted is None:
             return None
-        idle_first = sorted(left_by(preempted), key=lambda gpu: len(gpu.residents))
-        taken = idle_first[: head.spec.gpus]
-        idle = sum(not gpu.residents for gpu in taken)
-        before = sorted({job.id for gpu in taken for job in gpu.residents})
+        free_first = sorted(left_by(preempted), key=lambda each: len(each[1]))
+        taken = free_first[: head.spec.gpus]
+        free = sum(not there for _, there in taken)
+        before = sorted({id for _, there in taken for id in there})
         names = ", ".join(f"job {id}" for id in before)
-        reason = Reason("making_room", head.spec.gpus, idle, "GPUs", names)
-        return Room(tuple(gpu.id for gpu in taken), tuple(preempted), reason)
+        reason = Reason("making_room", head.spec.gpus, free, "GPUs", names)
+        return Room(tuple(gpu.id for gpu, _ in taken), tuple(preempted), reason)
 
     def _lower(self, head: Job, view: View, leaving: set[JobId]) -> list[Job]:
         """The running jobs that `head` may preempt, the last in line first."""
@@ -132,7 +132,7 @@ class Preemptive:
         return [job for *_, job in sorted(lower, reverse=True)]
 
     def _suitable(self, head: Job, view: View) -> list[Occupied]:
-        """The GPUs that would be suitable if no job were on them."""
+        """The GPUs that would be suitable without the jobs that are in the way."""
         wanted = view.demand(head)
         question = (self, wanted)
         return [
@@ -142,16 +142,22 @@ class Preemptive:
         ]
 
     def _suitable_of(self, node: NodeView, wanted: Demand, view: View) -> tuple[Occupied, ...]:
+        """With the jobs in the way: those on the GPU, and other users' clients if an MPS server
+        serves the whole node."""
         question = (self, wanted)
+        others = node.clients_of_others(wanted.mps_uid)
         return tuple(
-            (gpu, frozenset(job.id for job in gpu.residents))
+            (
+                gpu,
+                frozenset(job.id for job in gpu.residents).union(() if gpu.gpu.is_mig else others),
+            )
             for gpu in node.gpus
             if gpu.memo.recall(question, self._would_do, gpu, wanted, view)
         )
 
     def _would_do(self, gpu: GpuView, wanted: Demand, view: View) -> bool:
         free_mib = gpu.gpu.memory_mib - gpu.external_mib
-        vacated = replace(gpu, residents=(), settling=None, free_mib=free_mib)
+        vacated = replace(gpu, residents=(), settling=None, free_mib=free_mib, mps_user=None)
         if view.refusals(wanted, vacated):
             return False
         return not any(refuse(wanted, vacated) for refuse in self.unshared.filters)

@@ -39,6 +39,10 @@ class Fit(NamedTuple):
     gpus: tuple[GpuId, ...]
     verdicts: tuple[Verdict, ...]
 
+    def after_idle(self, gpus: int) -> int:
+        """How many of the first `gpus` come after the idle ones."""
+        return sum(after for after, _ in self.ranks[:gpus])
+
     def idle(self) -> Fit:
         """Those that are idle."""
         end = bisect_left(self.ranks, (True,))
@@ -113,7 +117,7 @@ class Ranked:
         """The GPUs to take among those that fit, node by node; none if there are too few."""
         enough = [fit for fit in fits if len(fit.gpus) >= gpus]
         if enough:
-            return min(enough, key=itemgetter(0)).gpus[:gpus]
+            return min(enough, key=lambda fit: (fit.after_idle(gpus), fit.ranks)).gpus[:gpus]
         fullest_first = sorted(fits, key=lambda fit: -len(fit.gpus))
         spread = tuple(chain.from_iterable(fit.gpus for fit in fullest_first))
         return spread[:gpus] if len(spread) >= gpus else ()

@@ -72,7 +72,7 @@ REASONS = {
     "holds_line": Wording(
         "HoldsLine",
         lambda r: (
-            f"needs {r.need:.0f} GPUs; the {r.have:.0f} that are idle are kept for it"
+            f"needs {r.need:.0f} GPUs; idle GPUs that are kept for it: {r.have:.0f}"
             " (limits.backfill)"
         ),
     ),

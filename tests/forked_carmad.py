@@ -23,21 +23,26 @@ class Forked:
 
     def __init__(self, words: list[str], env: dict[str, str]) -> None:
         self.pid = fork(words[3:], env, Path(os.devnull), Path(os.devnull))
+        self._pidfd: int | None = None  # it may have ended already
         with contextlib.suppress(ProcessLookupError):
             self._pidfd = os.pidfd_open(self.pid)
 
     def poll(self) -> int | None:
         """0 once it has ended: nobody knows how."""
-        return 0 if select.select([self._pidfd], [], [], 0)[0] else None
+        return 0 if self._ended(0.0) else None
 
     def wait(self, timeout: float | None = None) -> int:
-        if not select.select([self._pidfd], [], [], timeout)[0]:
+        if not self._ended(timeout):
             raise subprocess.TimeoutExpired("carmad", timeout or 0.0)
         return 0
 
+    def _ended(self, within_s: float | None) -> bool:
+        return self._pidfd is None or bool(select.select([self._pidfd], [], [], within_s)[0])
+
     def send_signal(self, signum: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pidfd, signum)
+        if self._pidfd is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signum)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)

@@ -479,7 +479,7 @@ def test_why_says_which_gpus_stay_idle_for_the_head_of_the_line(daemon: Daemon) 
     """Only where somebody behind it could use them, and nobody may overtake it."""
     submit(daemon, exclusive=True)
     head = submit(daemon, gpus=3)
-    kept = "needs 3 GPUs; the 2 that are idle are kept for it (limits.backfill)"
+    kept = "needs 3 GPUs; idle GPUs that are kept for it: 2 (limits.backfill)"
     out = daemon.call("GET", f"/v1/jobs/{head}/why")[1]
     assert out["headline"] == "waits: it wants 3 GPUs, and 2 could take it now"
     behind = submit(daemon)

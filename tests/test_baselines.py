@@ -2,12 +2,13 @@
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
-from carmad.config import Limits, Monitor, Preconditions, Settings
+from carmad.config import Collocation, Limits, Monitor, Preconditions, Settings
 from carmad.core.messages import DrainRequested, Tick, Wake
-from carmad.core.types import Cause, Estimate, Exit, JobState, Retry
+from carmad.core.types import Cause, Estimate, Exit, JobState, ProcessUse, Retry
 from carmad.core.window import Score
 from carmad.plugin import AskAgain, Placement, Preemption
 from carmad.testing import FakeServer, a_gpu, a_gpu_view, a_view, check_policy
@@ -224,6 +225,37 @@ def test_the_last_in_line_are_preempted_and_no_more_than_are_needed():
     assert stopping(server) == [jobs[1], jobs[3]]
     server.sample(1.0)  # and they are not gone yet
     assert stopping(server) == [jobs[1], jobs[3]]
+
+
+def served_by_one(gpus):
+    """Their MPS server serves one user at a time."""
+    collocation = Collocation(mps=True, mps_scope="node")
+    return srtf(gpus, replace(PREEMPTING, collocation=collocation))
+
+
+def test_for_another_user_all_clients_of_a_node_s_mps_server_make_room():
+    server = served_by_one(3)
+    first, second = server.submit(expected_s=1000), server.submit(expected_s=2000)
+    theirs = server.submit(expected_s=10, user="bob", uid=1001)
+    assert stopping(server) == [first, second]
+    assert server.why(theirs)[1] == ["making_room"]
+    server.exit(first, GONE)
+    assert server.job(theirs).state is S.QUEUED
+    server.exit(second, GONE)
+    assert server.job(theirs).state is S.STARTING
+
+
+def test_nobody_is_preempted_while_a_process_is_left_on_the_mps_server():
+    server = served_by_one(2)
+    first = server.submit(expected_s=1000)
+    server.strangers = (ProcessUse(77, 300, 0.0, user="eve", mps_uid=1002),)
+    server.sample(1.0)
+    theirs = server.submit(expected_s=10, user="bob", uid=1001)
+    assert stopping(server) == []
+    server.strangers = ()
+    server.sample(1.0)
+    assert stopping(server) == [first]
+    assert server.job(theirs).state is S.QUEUED
 
 
 def test_one_that_leaves_enough_spares_the_others():

@@ -19,6 +19,7 @@ from carmad import paths, registry
 from carmad.core.messages import Sampled
 from carmad.core.scheduler import Scheduler
 from carmad.errors import CarmaError
+from tests import forked_carmad
 from tests.waiting import until
 
 ONE = "1xA100-40GB"
@@ -120,3 +121,14 @@ def test_the_tick_that_starts_jobs_is_not_the_policy_s_first(
     monkeypatch.setattr(planning, "_timed", noted)
     planning.placing(policy, backfill=0)
     assert started == [0, 8]
+
+
+def test_a_forked_carmad_may_have_ended_before_it_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    monkeypatch.setattr(forked_carmad, "fork", lambda *given: gone.pid)
+    ended = forked_carmad.Forked(["python", "-m", "carmad"], {})
+    ended.kill()
+    assert (ended.poll(), ended.wait()) == (0, 0)

@@ -67,8 +67,15 @@ def test_round_robin_has_no_preconditions_unless_they_are_set(path: Path) -> Non
 
     assert of_rr("") == Preconditions(min_free_mib=0, utilization=False)
     assert of_rr("[preconditions]\nmargin_mib = 5") == Preconditions(margin_mib=5)
+    assert of_rr("[preconditions]\nmin_free_mib = 2048") == Preconditions(), "the default, but set"
+    assert of_rr("[preconditions]") == Preconditions()
     assert of_rr("[policies.rr]\nmargin_mib = 6") == Preconditions(margin_mib=6)
     assert of_rr("[policies.rr]") == Preconditions()
+    assert of_rr(dump(Settings())) == of_rr(""), "a dump sets nothing that was not set"
+    assert of_rr(dump(Settings(preconditions=Preconditions()))) == Preconditions()
+    some = changed(Settings(), ["preconditions.margin_mib=5"])
+    assert some.preconditions_for("rr") == Preconditions(margin_mib=5)
+    assert changed(some, ["policy=rr"]).preconditions_for("rr") == Preconditions(margin_mib=5)
 
 
 def test_the_scope_of_mps_is_a_gpu_or_a_node(path: Path) -> None:

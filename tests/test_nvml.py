@@ -368,6 +368,20 @@ def test_an_mps_client_without_a_sample_may_be_busy(nvml: FakeNvml) -> None:
     assert (found[11].sm_util, found[12].sm_util, found[13].sm_util) == (0.0, 0.4, None)
 
 
+def test_a_client_of_an_mps_server_has_its_user(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = os.getpid()
+    nvml.show(gpu(A, f"compute {own} 30", "mps 99999999 9"))
+    with opened() as source:
+        assert {p.mps_uid for p in only(source).processes} == {None}
+        nvml.show(gpu(A, f"mps {own} 30"))
+        assert [p.mps_uid for p in only(source).processes] == [os.getuid()]
+    monkeypatch.setattr("carmad.gpu.nvml.MPS_SERVER", Path("/proc/self/comm").read_text().strip())
+    with opened() as source:
+        assert [p.mps_uid for p in only(source).processes] == [None]
+
+
 def test_junk_samples_are_dropped(nvml: FakeNvml) -> None:
     nvml.show(
         gpu(

@@ -841,6 +841,20 @@ def test_idle_gpus_are_filled_before_any_is_shared_and_why_says_so(name):
     assert [[reason.code for reason in each] for each in told] == [[], ["idle_first"], []]
 
 
+def test_a_wide_job_takes_idle_gpus_of_one_node_before_it_shares_on_another():
+    """Node a's idle GPU has more free memory than any of node b's."""
+    server = FakeServer(gpus=4, policy=builtin.magm(Settings()))
+    server.gpus = tuple(replace(gpu, node="ab"[gpu.index // 2]) for gpu in server.gpus)
+    server.tell(Discovered(server.now, server.gpus))
+    server.sample()
+    settled(server, server.submit(), 10)
+    for gpu in server.gpus[2:]:
+        server.used_mib[gpu.id] = 450
+    server.sample(1)
+    wide = server.submit(gpus=2)
+    assert server.job(wide).gpus == tuple(gpu.id for gpu in server.gpus[2:])
+
+
 def test_round_robin_goes_round_the_idle_gpus_first():
     server = FakeServer(gpus=4, policy=builtin.rr(Settings()))
     ids = [server.submit() for _ in range(4)]
@@ -1018,6 +1032,31 @@ def test_within_a_plan_too_an_mps_server_per_node_serves_one_user():
     server.exit(holder)
     placed = [server.job(id).gpus for id in (mine, theirs, also_mine)]
     assert placed == [(gpu.id,) for gpu in (server.gpus[0], server.gpus[2], server.gpus[1])]
+
+
+@pytest.mark.parametrize("ended", [True, False])
+@pytest.mark.parametrize("scope", ["gpu", "node"])
+def test_a_client_left_on_an_mps_server_keeps_other_users_off_it(scope, ended):
+    """Its job may be known still, as one that has ended, or no longer."""
+    settings = Settings(collocation=Collocation(mps=True, mps_scope=scope))
+    server = FakeServer(gpus=2, settings=settings)
+    server.tell(DrainRequested(server.now, server.gpus[0].id, "x", "root"))
+    left = ProcessUse(77, 300, 0.0, JobId(9) if ended else None, "ada", mps_uid=1000)
+    shown = server.reading
+    server.reading = lambda gpu, at: (
+        replace(shown(gpu, at), processes=(left,)) if gpu.index == 1 else shown(gpu, at)
+    )
+    server.sample(1)
+    theirs = server.submit(user="bob", uid=1001)
+    refused = {0: ["drained", "mps_user"] if scope == "node" else ["drained"], 1: ["mps_user"]}
+    assert server.why(theirs)[0] == refused
+    verdict = server.scene.decisions[theirs].placement.verdicts[1]
+    assert verdict.refused == (Reason("mps_user", detail="pid 77 of ada"),)
+    remedies = why._gpu_remedies(server.job(theirs), verdict, server.scene)
+    assert remedies == ["may start when pid 77 of ada has ended"]
+    server.reading = shown
+    server.sample(1)
+    assert server.job(theirs).state is S.STARTING
 
 
 def test_users_share_a_multiuser_server_of_a_node():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from carmad import units
-from carmad.config import Settings
+from carmad.config import Preconditions, Settings
 from carmad.configfile import by_name
 from carmad.selftest import faults, jobs, risk, training
 from carmad.selftest.bench import Probe
@@ -84,7 +84,7 @@ def test_a_check_differs_where_it_does_not(machine: Machine, name: str, word: st
     machine.have(words=(word,))
     found = machine.check(name)
     assert found.verdict is Verdict.DIFFERS, found
-    assert found.settings.keys() <= by_name(Settings()).keys()
+    assert found.settings.keys() <= by_name(Settings(preconditions=Preconditions())).keys()
     assert machine.pids() == []
 
 

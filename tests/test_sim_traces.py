@@ -15,7 +15,7 @@ from carmad.core.layout import Layout, Stage
 from carmad.core.types import StageTimes
 from carmad.errors import CarmaError
 from carmad.options import MAX_TIME_S
-from carmad.sim.catalogue import Profile, find
+from carmad.sim.catalogue import Profile, find, load_of
 from carmad.sim.experiment import Experiment
 from carmad.sim.hardware import parse
 from carmad.sim.run import simulate
@@ -466,6 +466,11 @@ def test_carma_where_a_run_has_measured_its_own_tasks(tmp_path):
     assert vgg.load.dram_active == pytest.approx(known.dram_active / 2)
     assert vgg.load.sm_occupancy == pytest.approx(known.sm_occupancy / 2)
     assert trace.rejected == (Rejected(4, "is of 'none', which is not in heavy60_tasks.csv"),)
+
+
+def test_the_load_of_an_unknown_model_is_the_default():
+    assert load_of("vgg16", 128, "imagenet") == find("vgg16", 128, "imagenet")
+    assert load_of("of_my_own", 7) == Load("of_my_own", 7)
 
 
 def test_two_tasks_of_one_name_are_an_error(tmp_path):

@@ -187,6 +187,8 @@ def _ends(verdict: Verdict, scene: Scene, name: str) -> list[str]:
     """The residents whose end would free this GPU, with the latest time that they can take."""
     view = next((view for view in scene.view.gpus if view.id == verdict.gpu), None)
     users = [reason.detail for reason in verdict.refused if reason.code == "mps_user"]
+    if view and view.mps_stray and view.mps_stray[1] in users:
+        return [f"may start when {users[0]} has ended"]
     if view and view.mps_user and users:
         return [f"may start when all jobs of {users[0]} under MPS have ended"]
     named = {

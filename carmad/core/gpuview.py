@@ -24,6 +24,7 @@ class GpuView:
     stale: Reason | None  # why its last reading is too old to use, if it is
     drained: str | None  # the admin's reason
     mps_user: tuple[int, str] | None = None  # uid and name, if the node has one user's MPS server
+    mps_stray: tuple[int, str] | None = None  # uid and name of a client of the server, of no job
     memo: Memo = field(default_factory=Memo, init=False, repr=False, compare=False)
 
     @property
@@ -50,14 +51,33 @@ def is_client(job: Job) -> bool:
 
 
 def with_server(gpus: Iterable[GpuView], settings: Settings) -> tuple[GpuView, ...]:
-    """A node's GPUs, each with the user of the MPS server that they share, if they do, and if it
-    serves one user only."""
+    """A node's GPUs, each with who uses its MPS server, if that serves one user only: the user of
+    the server that they share, if they do, and a client that belongs to none of the residents."""
     gpus, shared = tuple(gpus), settings.collocation
-    if not shared.mps or shared.mps_scope == "gpu" or shared.mps_multiuser:
+    if not shared.mps or shared.mps_multiuser:
         return gpus
+    if shared.mps_scope == "gpu":
+        return tuple(_served(gpu, None, _stray(gpu)) for gpu in gpus)
     clients = (job.spec for gpu in gpus for job in gpu.residents if is_client(job))
     user = next(((spec.uid, spec.user) for spec in clients), None)
-    return tuple(gpu if gpu.mps_user == user else replace(gpu, mps_user=user) for gpu in gpus)
+    stray = next(filter(None, map(_stray, gpus)), None)
+    return tuple(_served(gpu, user, stray) for gpu in gpus)
+
+
+def _served(gpu: GpuView, user: tuple[int, str] | None, stray: tuple[int, str] | None) -> GpuView:
+    if (gpu.mps_user, gpu.mps_stray) == (user, stray):
+        return gpu
+    return replace(gpu, mps_user=user, mps_stray=stray)
+
+
+def _stray(gpu: GpuView) -> tuple[int, str] | None:
+    """An MPS client in the last reading that is no resident's, such as a process that hangs in the
+    driver after its job has ended."""
+    jobs = {job.id for job in gpu.residents}
+    for process in gpu.sample.processes if gpu.sample else ():
+        if process.mps_uid is not None and process.job not in jobs:
+            return process.mps_uid, f"pid {process.pid} of {process.user}"
+    return None
 
 
 def free_memory(

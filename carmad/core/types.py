@@ -344,6 +344,7 @@ class ProcessUse:
     user: str = ""
     command: str = ""
     attempt: int | None = None  # of that job; the driver may list an earlier one's for a while
+    mps_uid: int | None = None  # its user, if it is the client of an MPS server
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,7 +84,7 @@ class Watch:
         if job.state is JobState.STOPPING or gpu in dict(job.kernels):
             return
         readings = self._fleet.readings(gpu)
-        if readings and first_kernel.ran(job, readings, alone, self._settings.monitor):
+        if readings and first_kernel.ran(job, readings, alone, self._settings):
             seen = job.with_attempt(kernels=(*job.kernels, (gpu, now)))
             starting = job.state is JobState.STARTING
             self.ledger.put(advance(seen, JobState.RUNNING) if starting else seen)

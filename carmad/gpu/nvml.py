@@ -48,6 +48,7 @@ _READINGS = (
 )
 
 _NO_INSTANCE = "{} takes no job: MIG is on and it has no instance"
+MPS_SERVER = "nvidia-cuda-mps-server"[:15]  # as the kernel shortens it
 
 
 class NvmlSource:
@@ -60,7 +61,7 @@ class NvmlSource:
         self._islands: dict[GpuId, str] = {}  # also of these; queried again when units change
         self._notes: tuple[str, ...] = ()
         self._news: queue.SimpleQueue[Health] = queue.SimpleQueue()
-        self._people: dict[int, tuple[str, str]] = {}
+        self._people: dict[int, tuple[str, str, int | None]] = {}
         self._watcher: EventWatcher | None = None  # None: not connected
         self._faults: dict[GpuId, str] = {}  # while not connected
         self._retry_after: float | None = None  # the `at` of the failure; None: do not retry
@@ -275,13 +276,17 @@ class NvmlSource:
         busy = self._ask(gpu.id, "process_sm_util", lambda: self._busy_by_pid(gpu.id))
         uses = []
         for pid, mib in memory.items():
-            user, command = self._who(pid)
+            user, command, uid = self._who(pid)
             # The driver may not sample each MPS client: one may be busy without a sample.
             idle = None if pid in mps_clients else 0.0
             sm_util = None if busy is None else busy.get(pid, idle)
             # More than the GPU has: the binding and early R535 drivers disagree on a struct.
             believed = None if mib is None or mib > gpu.memory_mib else mib
-            uses.append(ProcessUse(pid, believed, sm_util, user=user, command=command))
+            # A server stays when its user's last client has left; it keeps nobody waiting.
+            client = uid if pid in mps_clients and command != MPS_SERVER else None
+            uses.append(
+                ProcessUse(pid, believed, sm_util, user=user, command=command, mps_uid=client)
+            )
         return tuple(uses)
 
     def _listed(self, gpu: GpuId) -> tuple[dict[int, int | None], frozenset[int]] | None:
@@ -335,13 +340,14 @@ class NvmlSource:
         self._utilization_seen_us[gpu] = newest_us
         return busy
 
-    def _who(self, pid: int) -> tuple[str, str]:
-        """User and command; empty if the process is gone or in another pid namespace."""
+    def _who(self, pid: int) -> tuple[str, str, int | None]:
+        """User, command and uid; empty if the process is gone or in another pid namespace."""
         if pid not in self._people:
             try:
                 # Not psutil's name(): it may read the arguments, which a process can make hang.
                 command = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
-                self._people[pid] = psutil.Process(pid).username(), command
+                process = psutil.Process(pid)
+                self._people[pid] = process.username(), command, process.uids().real
             except (OSError, psutil.Error):
-                self._people[pid] = "", ""
+                self._people[pid] = "", "", None
         return self._people[pid]

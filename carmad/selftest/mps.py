@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Sequence
 
+from carmad.config import Preconditions
 from carmad.core.types import GpuId
 from carmad.errors import CarmaError
 from carmad.gpu.mps import Mps
@@ -252,7 +253,7 @@ def contexts(bench: Bench) -> Seen:
     expected = bench.settings.estimation.context_mib
     largest = max([*alone, *served[1:]])
     settings = {"estimation.context_mib": _rounded(largest)}
-    if largest > bench.settings.preconditions.min_free_mib:
+    if largest > (bench.settings.preconditions or Preconditions()).min_free_mib:
         settings["preconditions.min_free_mib"] = 2 * _rounded(largest)
     return judged(
         largest <= expected,

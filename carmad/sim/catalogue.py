@@ -59,6 +59,11 @@ def find(model: str, batch_size: int = 0, dataset: str = "") -> Load | None:
     return min(rows, key=lambda row: abs(row.load.batch_size - batch_size)).load
 
 
+def load_of(model: str, batch_size: int = 0, dataset: str = "") -> Load:
+    """As `find`; an unknown model gets the defaults of `Load`: a GPU that is half busy."""
+    return find(model, batch_size, dataset) or Load(model, batch_size)
+
+
 def key(name: str) -> str:
     """`name` in the form used for comparison: lower-case letters and digits only."""
     return "".join(char for char in name.lower() if char.isalnum())

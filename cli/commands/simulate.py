@@ -135,10 +135,10 @@ def simulate(
     with _as_usage():
         base = _changed(base, config, words, gpus, interference)
         experiments = list(_variants(base, policies, estimators, seeds, tuned or ()))
-    cautions.tell_of_seeds(seeds or (), experiments)
-    cautions.tell_of_pairs(base)
-    cautions.tell_of_names(base)
-    cautions.tell_of_too_large(base)
+    cautions.note_idle_seeds(seeds or (), experiments)
+    cautions.note_missing_pairs(base)
+    cautions.note_mixed_names(base)
+    cautions.note_oversized(base)
     results += _swept(experiments, jobs, cached=not no_cache)
     _report(results, json, html, csv, csv_jobs, tuned=bool(tuned))
 

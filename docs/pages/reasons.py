@@ -70,8 +70,8 @@ HELP: dict[str, tuple[Reason, str]] = {
     ),
     "mps_user": (
         Reason("mps_user", detail="ada"),
-        'Wait until that user\'s jobs there end (with `mps_scope = "node"`, on all GPUs), or see'
-        " `collocation.mps_multiuser`.",
+        'Wait until that user\'s jobs there end (with `mps_scope = "node"`, on all GPUs), or the'
+        " process, if one is named; or see `collocation.mps_multiuser`.",
     ),
     "avoid": (
         Reason("avoid", detail="ran out of memory there"),

@@ -6,7 +6,7 @@ import inspect
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from carmad import config, registry
 from carmad.daemon.reload import AT_ONCE
@@ -62,12 +62,13 @@ MORE = {
 def settings() -> list[Setting]:
     """All settings, in the order of `carmad/config.py`, then those that plugins declare."""
     found: list[Setting] = []
-    for section, kind in [("", config.Settings), *_sections()]:
+    sections = dict(_sections())
+    for section, kind in {"": config.Settings, **sections}.items():
         defaults = kind()
         comments = comments_of(sys.modules[kind.__module__])
         for field in fields(kind):
             default = getattr(defaults, field.name)
-            if is_dataclass(default) or field.name in ("policies", "plugins"):
+            if not section and field.name in {*sections, "policies", "plugins"}:
                 continue
             found.append(
                 Setting(
@@ -84,8 +85,9 @@ def settings() -> list[Setting]:
 def _sections() -> Iterator[tuple[str, type]]:
     hints = get_type_hints(config.Settings)
     for field in fields(config.Settings):
-        if is_dataclass(hints[field.name]):
-            yield field.name, hints[field.name]
+        for kind in (hints[field.name], *get_args(hints[field.name])):
+            if is_dataclass(kind) and isinstance(kind, type) and field.name != "policies":
+                yield field.name, kind
     for key, declared in registry.declared_settings().items():
         yield ".".join(key), declared
 

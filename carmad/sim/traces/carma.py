@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 
 from carmad.errors import CarmaError
-from carmad.sim.catalogue import find
-from carmad.sim.task import Load, Task, Trace
+from carmad.sim.catalogue import load_of
+from carmad.sim.task import Task, Trace
 from carmad.sim.traces.rows import Row, Unusable, collect, read_rows
 
 _TABLE_4: tuple[str, ...] = (
@@ -65,7 +65,7 @@ def _task(row: Row, tasks: Mapping[str, Row], table: str, at: str, to_task: ToTa
 
 def _of_table_4(row: Row, submit_s: float) -> Task:
     model, batch_size = row.text("model"), row.whole("batch_size")
-    load = find(model, batch_size, row.text("dataset")) or Load(model)
+    load = load_of(model, batch_size, row.text("dataset"))
     answers = [(name, round(row.number(f"{name}_mib"))) for name in _ESTIMATORS]
     return Task(
         name=row.text("task"),
@@ -82,7 +82,7 @@ def _measured(row: Row, submit_s: float) -> Task:
     """SMOCC and DRAMA are the catalogue's, in proportion: the same kernels in more or less time."""
     model = row.text("model")
     batch_size = row.whole("batch_size") if row.text("batch_size") else 0
-    load = find(model, batch_size) or Load(model)
+    load = load_of(model, batch_size)
     busier = row.number("smact") / load.sm_active
     return Task(
         name=row.text("task"),

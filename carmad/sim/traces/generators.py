@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from random import Random
 
-from carmad.sim.catalogue import PROFILES, Profile, find
-from carmad.sim.task import Load, Task, Trace
+from carmad.sim.catalogue import PROFILES, Profile, load_of
+from carmad.sim.task import Task, Trace
 from carmad.sim.traces import clusters
 from carmad.sim.traces.draws import Points, log_normal, quantile, scaled, strata
 from carmad.sim.traces.rows import configuration, ordered
@@ -146,7 +146,7 @@ def _cuckoo_task(dice: Random, submit_s: float, duration_s: float) -> Task:
         submit_s=submit_s,
         duration_s=round(duration_s, 1),
         gpus=2,
-        load=find(model, batch_size) or Load(model, batch_size),
+        load=load_of(model, batch_size),
         reference="A100-80GB",  # as its A800, the fastest there
         deadline_s=round(duration_s * max(1.0, dice.gauss(8, 2))),
     )

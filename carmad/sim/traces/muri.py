@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from carmad.sim.catalogue import find
-from carmad.sim.task import Load, Task, Trace
+from carmad.sim.catalogue import load_of
+from carmad.sim.task import Task, Trace
 from carmad.sim.traces.rows import Row, collect, configuration, read_rows
 
 _COLUMNS = ("num_gpu", "submit_time", "model_name", "batch_size", "duration")
@@ -27,6 +27,6 @@ def _task(row: Row) -> Task:
         submit_s=row.number("submit_time") / 1000,
         duration_s=row.number("duration") / 1000,
         gpus=row.gpus("num_gpu"),
-        load=find(model, batch_size) or Load(model, batch_size),
+        load=load_of(model, batch_size),
         reference=_REFERENCE,
     )

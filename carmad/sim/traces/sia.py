@@ -16,8 +16,8 @@ from functools import cache
 from pathlib import Path
 
 from carmad.errors import CarmaError
-from carmad.sim.catalogue import find
-from carmad.sim.task import Load, Task, Trace
+from carmad.sim.catalogue import load_of
+from carmad.sim.task import Task, Trace
 from carmad.sim.traces.rows import Row, Unusable, collect, configuration, read_rows
 
 _COLUMNS = ("time", "application", "num_replicas", "batch_size")
@@ -61,7 +61,7 @@ def _task(row: Row, measured: Callable[[str], _Measured]) -> Task:
         submit_s=row.number("time"),
         duration_s=steps * step_s,
         gpus=gpus,
-        load=find(application, per_gpu) or Load(application, per_gpu),
+        load=load_of(application, per_gpu),
         reference=_REFERENCE,
     )
 
