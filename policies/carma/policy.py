@@ -134,7 +134,8 @@ class Carma:
             alike = refused[new.kind(view.demand(new.sized))]
             harder = any(mib <= new.mib and left_s <= new.left_s for mib, left_s in alike)
             settled = held is not None and not preempts  # only GPUs to start on are looked for
-            if told or not (behind or harder or (settled and _too_large(new, view))):
+            skipped = harder or (settled and _too_large(new, view))
+            if not behind and (told or not skipped):
                 outlasts = held is not None and view.now + new.left_s > held.at
                 placement = _place(new, view, kept if outlasts else self.rules)
                 if placement.gpus:
