@@ -294,6 +294,12 @@ def test_strangers_are_in_order_of_arrival():
     assert where(planned([large, small, known], [runs(9, 10, 0)])) == {1: (), 3: (0,)}
 
 
+def test_a_stranger_wider_than_what_is_in_service_does_not_keep_others_waiting():
+    strangers = [waits(n, 1, expected_s=None, wants=wants) for n, wants in ((1, 2), (2, 1))]
+    drained = {"gpu1": {"drained": "repair"}}
+    assert where(planned(strangers, gpus=2, **drained)) == {1: (), 2: (0,)}
+
+
 def test_a_stranger_takes_an_idle_gpu_first():
     """As under MAGM, although the other has more memory free."""
     stranger = waits(1, 1, expected_s=None)

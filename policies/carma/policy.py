@@ -144,7 +144,7 @@ class Carma:
                     continue
                 tried += 1
                 alike.append((new.mib, new.left_s))
-                stranger_waits = stranger_waits or not new.known
+                stranger_waits |= not new.known and job.spec.gpus <= usable
                 if preempts and (victims := self._victims(new, view, placement.verdicts)):
                     preempts = False
                     plan += [_preemption(victim, job) for victim in victims]
