@@ -44,7 +44,7 @@ SHARING = ("magm", "first_fit")  # FIFO, shared
 RIVALS = ("sjf_ffs", "lucid", "castor", "asrpt", "cuckoo", "tiresias")
 QUICK = ("sjf_ffs", "castor")  # with less known: the rivals that predictions matter to
 SLOW = "cuckoo"  # takes minutes on some clusters: only in these families
-FOR_SLOW = ("trace 1", "heavy-60", "Cuckoo")
+FOR_SLOW = ("lab", "trace 1", "heavy-60", "Cuckoo")
 
 MAKESPAN, P99, WAITS = 1.01, 1.05, 2.0
 JCT = {KNOWN: 0.65, PREDICTED: 0.75, WRONG: 0.9}
@@ -87,7 +87,7 @@ ABLATIONS: Mapping[str, Variant] = {
 }
 
 
-RETRIED = ("ranks by free memory",)  # under other truths
+RETRIED = ("ranks by free memory", "never shares")  # under other truths
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ def measure(tuning: bool = False) -> Report:
     """With --tuning, the same on the traces for tuning; not kept."""
     families = TUNING if tuning else JUDGING
     conditions = [*product((OURS,), (KNOWN, PREDICTED, WRONG, NOTHING))]
-    conditions += product((PREEMPTING,), (KNOWN, WRONG))
+    conditions += product((PREEMPTING,), (KNOWN, PREDICTED, WRONG))
     judged = {each: _judged(families, *each) for each in conditions}
     tables = {
         f"{condition.what.capitalize()}: {ours}": _table(

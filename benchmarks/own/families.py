@@ -116,16 +116,16 @@ TUNING = (
     ),
 )
 JUDGING = (
-    Family("Muri 1", "other jobs of it, 8 V100", _muri(1, 8, 1, 4, 5)),
-    Family("Muri 2", "other jobs of it, 8 V100", _muri(2, 16, 1, 5)),
-    Family("Muri 3", "every 4th job, 16 V100", _muri(3, 4, 2, 1)),
-    Family("Philly", "other stretches, 8 V100", _philly(11, 14)),
+    Family("Muri 1", "other jobs of it, 8 V100", _muri(1, 8, 1, 4, 5, 6)),
+    Family("Muri 2", "other jobs of it, 8 V100", _muri(2, 16, 1, 5, 9)),
+    Family("Muri 3", "every 4th job, 16 V100", _muri(3, 4, 2, 1, 2)),
+    Family("Philly", "other stretches, 8 V100", _philly(11, 12, 13, 14, 15)),
     Family("Sia", "every 2nd job, 16 A100", _sia("philly-workload-2", "saturn-workload-5")),
-    Family("lab", "60 jobs, 2 A100", _generated("lab", 2, 11, 12)),
+    Family("lab", "60 jobs, 2 A100", _generated("lab", 2, 11, 12, 13, 14, 15)),
     Family("trace 1", "the CARMA paper's, 3 A100", (partial(whole, TRACE_1, A100.format(3)),)),
     Family("heavy-60", "the CARMA artifact's, 4 A100", (partial(whole, HEAVY_60, A100.format(4)),)),
-    Family("A-SRPT", "150 jobs as in its benchmark, 8 V100", _asrpt(0, 1)),
-    Family("Cuckoo", "100 jobs like its own, its 16 GPUs", _cuckoo(0)),
+    Family("A-SRPT", "150 jobs as in its benchmark, 8 V100", _asrpt(0, 1, 2)),
+    Family("Cuckoo", "100 jobs like its own, its 16 GPUs", _cuckoo(0, 1)),
 )
 
 
