@@ -11,6 +11,7 @@ from carmad.core.types import Cause, Estimate, Indicator, Mode, Profile, Retry
 from carmad.core.window import Score
 from carmad.plugin import Placement, Preemption, Reason
 from carmad.testing import FakeServer, a_gpu, a_view
+from policies.builtin import magm
 from policies.carma import carma
 from policies.carma.policy import EXPLAINED, LEAST_S, SEEN, TRIED, remaining_s
 from tests.planning import gpu_views, half_free, placements, queued, refused, running_on, where
@@ -45,7 +46,7 @@ def planned(queue, residents=(), gpus=1, policy=POLICY, **looks):
 def line(*jobs):
     server = FakeServer(gpus=0, policy=POLICY)
     for spec in jobs:
-        server.submit(**spec)
+        server.submit(memory_mib=4_000, **spec)
     return [job.id for job in server.scene.line]
 
 
@@ -55,15 +56,19 @@ def test_the_least_service_goes_first():
 
 
 def test_nothing_submitted_later_than_its_service_overtakes_a_job():
-    long = queued(1, wants=2, expected_s=HOUR, submitted_at=0.0)
-    in_time = queued(2, expected_s=60.0, submitted_at=2 * HOUR - 61)
-    too_late = queued(3, expected_s=60.0, submitted_at=2 * HOUR)
+    long = waits(1, 1, wants=2, submitted_at=0.0)
+    in_time = waits(2, 1 / 60, submitted_at=2 * HOUR - 61)
+    too_late = waits(3, 1 / 60, submitted_at=2 * HOUR)
     assert POLICY.order(in_time) < POLICY.order(long) < POLICY.order(too_late)
 
 
 def test_jobs_of_unknown_duration_are_in_order_of_arrival():
     assert POLICY.order(queued(1, submitted_at=7.0)) == 7.0
     assert line({}, {"expected_s": HOUR}, {}) == [1, 3, 2]
+
+
+def test_so_are_jobs_of_unknown_memory():
+    assert POLICY.order(waits(1, 1, estimate=None, submitted_at=7.0)) == 7.0
 
 
 # -- place
@@ -171,9 +176,8 @@ def test_another_user_s_mps_server_is_gone_when_its_node_is_empty():
 
 
 def test_gpus_that_others_use_are_not_held():
-    """Its memory is known from an earlier run only, and somebody outside CARMA has most of it."""
-    large = Profile(600.0, 30_000, (Indicator("sm_active", 0.9, 0.0),))
-    wide = waits(1, 1, wants=2, estimate=None, profile=large)
+    """Somebody outside CARMA has most of their memory."""
+    wide = waits(1, 1, wants=2, estimate=Estimate(30_000, "oracle"))
     used = {"external_mib": 20_000, "free_mib": 20_960}
     plan = planned([wide], gpus=2, gpu0=used, gpu1=used)
     assert plan[1].reasons == ()
@@ -278,12 +282,17 @@ def test_beside_a_job_of_unknown_duration_the_risk_counts():
     assert refused(planned([waits(1, 1)], [unknown], **risky)[1]) == {0: ["risk"]}
 
 
-def test_memory_measured_in_an_earlier_run_is_certain():
-    known = waits(1, 1, estimate=None)
-    little = {"gpu0": {"free_mib": 3_900}}
-    assert refused(planned([known], [runs(9, 10, 0)], **little)[1]) == {0: ["memory"]}
-    enough = {"gpu0": {"free_mib": 4_000, "score": RISKY}}
-    assert where(planned([known], [runs(9, 10, 0)], **enough)) == {1: (0,)}
+@pytest.mark.parametrize("unknown", [{"estimate": None}, {"expected_s": None}])
+def test_strangers_are_where_magm_has_them(unknown):
+    queue = [waits(n, 9 - n, **unknown, submitted_at=float(n)) for n in range(1, 6)]
+    residents = [runs(8, 1, 0), runs(9, 1, 1)]
+    looks = {"gpu0": {"score": RISKY}, "gpu1": {"free_mib": 15_000}, "gpu2": {"free_mib": 9_000}}
+    own, magms = (
+        where(planned(queue, residents, gpus=4, policy=policy, **looks))
+        for policy in (POLICY, magm(Settings()))
+    )
+    assert own == magms
+    assert [POLICY.order(job) for job in queue] == [1.0, 2.0, 3.0, 4.0, 5.0]
 
 
 def test_strangers_are_in_order_of_arrival():

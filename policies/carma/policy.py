@@ -10,8 +10,8 @@ The rules (what each is worth: docs/policies/carma.md):
   may use them only if they are expected to end in time (EASY backfilling).
 - **Preempt**, if `limits.preemption` is on: the longest jobs, for one that is much shorter.
 
-Memory must be certain: estimated, or measured in an earlier run. A job whose duration or memory is
-unknown is placed as by MAGM, and so is any beside one of unknown duration if the GPU is risky.
+A job whose duration or memory is unknown is placed as by MAGM, in order of arrival, and the risk
+test applies to all jobs beside one of unknown duration.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from typing import NamedTuple
 
 from carmad.plugin import (
     Demand,
-    Estimate,
     GpuId,
     GpuView,
     Job,
@@ -60,16 +59,12 @@ PREEMPTION_S = 120.0  # … so much more: twice what saving, loading and startin
 
 class Newcomer(NamedTuple):
     job: Job
-    sized: Job  # its estimate is what an earlier run took, if that is more
     left_s: float  # infinite: unknown
-
-    @property
-    def known(self) -> bool:
-        return self.left_s < math.inf and self.sized.estimate is not None
+    known: bool  # its duration and its memory
 
     @property
     def mib(self) -> int:
-        return self.sized.estimate.safe_mib if self.sized.estimate else 0
+        return self.job.estimate.safe_mib if self.job.estimate else 0
 
     def kind(self, wanted: Demand) -> Hashable:
         """Jobs of one kind fit where one fits that needs no less memory, for as long or longer."""
@@ -124,6 +119,7 @@ class Carma:
         held: Held | None = None
         kept = self.rules
         preempts = view.settings.limits.preemption and not any(job.stop for job in view.running)
+        longest_s = _longest_s(view) if preempts else 0.0
         seen, tried, usable, stranger_waits = 0, 0, totals(view).usable, False
         for job in view.queue:
             told = seen < EXPLAINED
@@ -131,10 +127,10 @@ class Carma:
                 continue  # it must not keep jobs that can start from being tried
             new = _newcomer(job, view.now)
             behind = stranger_waits and not new.known  # in order of arrival, as under MAGM
-            alike = refused[new.kind(view.demand(new.sized))]
+            alike = refused[new.kind(view.demand(job))]
             harder = any(mib <= new.mib and left_s <= new.left_s for mib, left_s in alike)
-            settled = held is not None and not preempts  # only GPUs to start on are looked for
-            skipped = harder or (settled and _too_large(new, view))
+            may_preempt = preempts and _much_shorter(new.left_s, longest_s)
+            skipped = harder or (held and not may_preempt and _too_large(new, view))
             if not behind and (told or not skipped):
                 outlasts = held is not None and view.now + new.left_s > held.at
                 placement = _place(new, view, kept if outlasts else self.rules)
@@ -145,7 +141,7 @@ class Carma:
                 tried += 1
                 alike.append((new.mib, new.left_s))
                 stranger_waits |= not new.known and job.spec.gpus <= usable
-                if preempts and (victims := self._victims(new, view, placement.verdicts)):
+                if may_preempt and (victims := self._victims(new, view, placement.verdicts)):
                     preempts = False
                     plan += [_preemption(victim, job) for victim in victims]
                     placement = replace(placement, reasons=(_making_room(job, victims),))
@@ -164,8 +160,7 @@ class Carma:
 
     def _number(self, job: Job, now: float) -> float:
         """Lowest first."""
-        left_s = remaining_s(job, now)
-        service_s = left_s * job.spec.gpus if left_s < math.inf else 0.0
+        service_s = remaining_s(job, now) * job.spec.gpus if _known(job) else 0.0
         return service_s if self.ageing == math.inf else job.submitted_at + self.ageing * service_s
 
     def _needs_empty(self, new: Newcomer, verdicts: Sequence[Verdict]) -> bool:
@@ -194,7 +189,7 @@ class Carma:
             return max(_empty_s(each, view.now) for each in in_use(view.gpu(gpu.id)))
 
         first_empty = replace(self.rules.of(new), rank=empty_s, idle_first=False)
-        gpus = first_empty.place(new.sized, vacated(view, lambda job: True)).gpus
+        gpus = first_empty.place(new.job, vacated(view, lambda job: True)).gpus
         if not gpus:
             return None
         needed = [view.gpu(gpu) for gpu in gpus]
@@ -211,18 +206,19 @@ class Carma:
         longer = []
         for job in view.running:
             left_s = remaining_s(job, view.now)
-            more_s = min(
-                left_s - MUCH_LONGER * new.left_s,
-                left_s * job.spec.gpus - MUCH_LONGER * service_s,
-                self._number(job, view.now) - number,
-            )
-            if PREEMPTION_S < more_s < math.inf and yields(job, new.job):
+            if (
+                _known(job)
+                and _much_shorter(new.left_s, left_s)
+                and _much_shorter(service_s, left_s * job.spec.gpus)
+                and self._number(job, view.now) > number + PREEMPTION_S
+                and yields(job, new.job)
+            ):
                 longer.append((left_s * job.spec.gpus, job.id, job))
 
         def enough(jobs: Sequence[Job]) -> bool:
             gone = {job.id for job in jobs}
             left = vacated(view, lambda job: job.id in gone)
-            return bool(self.rules.known.place(new.sized, left).gpus)
+            return bool(self.rules.known.place(new.job, left).gpus)
 
         return fewest([job for *_, job in sorted(longer, reverse=True)], enough) or []
 
@@ -284,27 +280,36 @@ def _without(gpu: GpuView, leaves: Callable[[Job], bool]) -> GpuView:
 
 
 def _place(new: Newcomer, view: View, rules: Rules) -> Placement:
-    placement = rules.of(new).place(new.sized, view)
+    placement = rules.of(new).place(new.job, view)
     why = expected(new.job) if placement.gpus else ()
     return replace(placement, explanation=(*why, *placement.explanation))
 
 
 def _too_large(new: Newcomer, view: View) -> bool:
     """Whether it fits nowhere, by memory alone."""
-    estimate = new.sized.estimate
+    estimate = new.job.estimate
     if estimate is None:
         return False
     room = (new.mib <= gpu.free_mib or not (estimate.firm or gpu.residents) for gpu in view.gpus)
     return sum(room) < new.job.spec.gpus
 
 
+def _much_shorter(short_s: float, long_s: float) -> bool:
+    return MUCH_LONGER * short_s + PREEMPTION_S < long_s
+
+
+def _longest_s(view: View) -> float:
+    """What is left of the running job of which most is, of those that may be preempted at all."""
+    left = (remaining_s(job, view.now) for job in view.running if _known(job) and job.spec.requeue)
+    return max(left, default=0.0)
+
+
+def _known(job: Job) -> bool:
+    return job.expected_s is not None and job.estimate is not None
+
+
 def _newcomer(job: Job, now: float) -> Newcomer:
-    need = need_mib(job)
-    if need <= (job.estimate.safe_mib if job.estimate else 0):
-        return Newcomer(job, job, remaining_s(job, now))
-    firm = job.estimate is not None and job.estimate.firm
-    measured = Estimate(need, "an earlier run", firm=firm)
-    return Newcomer(job, replace(job, estimate=measured), remaining_s(job, now))
+    return Newcomer(job, remaining_s(job, now), _known(job))
 
 
 def _empty_s(gpu: GpuView, now: float) -> float:
