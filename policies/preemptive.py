@@ -108,7 +108,7 @@ class Preemptive:
             gone = leaving.union(job.id for job in jobs)
             return [(gpu, there) for gpu, there in suitable if there <= gone]
 
-        preempted = _fewest(lower, lambda jobs: len(left_by(jobs)) >= head.spec.gpus)
+        preempted = fewest(lower, lambda jobs: len(left_by(jobs)) >= head.spec.gpus)
         if preempted is None:
             return None
         free_first = sorted(left_by(preempted), key=lambda each: len(each[1]))
@@ -127,7 +127,7 @@ class Preemptive:
             for job in view.running
             if (number := self.priority(job, view.now)) > bar
             and job.id not in leaving
-            and _yields(job, head)
+            and yields(job, head)
         ]
         return [job for *_, job in sorted(lower, reverse=True)]
 
@@ -172,13 +172,13 @@ class Preemptive:
             for job in view.running
             if view.now < (at := self.worse_at(job)) < math.inf
             and self.priority(job, at) > bar
-            and _yields(job, head)
+            and yields(job, head)
         )
         first = min(instants, default=None)
         return () if first is None else (AskAgain(first),)
 
 
-def _yields(job: Job, head: Job) -> bool:
+def yields(job: Job, head: Job) -> bool:
     """Whether `job` may be preempted, and would be behind `head` then if its number is higher."""
     return (
         job.holds_gpus
@@ -189,7 +189,7 @@ def _yields(job: Job, head: Job) -> bool:
     )
 
 
-def _fewest(jobs: list[Job], enough: Callable[[Sequence[Job]], bool]) -> list[Job] | None:
+def fewest(jobs: list[Job], enough: Callable[[Sequence[Job]], bool]) -> list[Job] | None:
     """The first of `jobs` that together are enough, without those that are not needed."""
     if not enough(jobs):
         return None

@@ -1,18 +1,19 @@
 """CARMA's own policy: its order, when jobs join others, which GPUs are held, what is not known."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from carmad.api.phrases import phrase
-from carmad.config import Collocation, Settings
+from carmad.config import Collocation, Limits, Settings
 from carmad.core.types import Cause, Estimate, Indicator, Mode, Profile, Retry
 from carmad.core.window import Score
-from carmad.plugin import Reason
+from carmad.plugin import Placement, Preemption, Reason
 from carmad.testing import FakeServer, a_gpu, a_view
+from policies.builtin import magm
 from policies.carma import carma
-from policies.carma.company import TIME_SLICED, Member, company, ends, joining, outlasting, speed
-from policies.carma.policy import EXPLAINED, LEAST_S, TRIED, remaining_s
+from policies.carma.policy import EXPLAINED, LEAST_S, SEEN, TRIED, remaining_s
 from tests.planning import gpu_views, half_free, placements, queued, refused, running_on, where
 
 HOUR = 3600.0
@@ -45,7 +46,7 @@ def planned(queue, residents=(), gpus=1, policy=POLICY, **looks):
 def line(*jobs):
     server = FakeServer(gpus=0, policy=POLICY)
     for spec in jobs:
-        server.submit(**spec)
+        server.submit(memory_mib=4_000, **spec)
     return [job.id for job in server.scene.line]
 
 
@@ -55,9 +56,9 @@ def test_the_least_service_goes_first():
 
 
 def test_nothing_submitted_later_than_its_service_overtakes_a_job():
-    long = queued(1, wants=2, expected_s=HOUR, submitted_at=0.0)
-    in_time = queued(2, expected_s=60.0, submitted_at=2 * HOUR - 61)
-    too_late = queued(3, expected_s=60.0, submitted_at=2 * HOUR)
+    long = waits(1, 1, wants=2, submitted_at=0.0)
+    in_time = waits(2, 1 / 60, submitted_at=2 * HOUR - 61)
+    too_late = waits(3, 1 / 60, submitted_at=2 * HOUR)
     assert POLICY.order(in_time) < POLICY.order(long) < POLICY.order(too_late)
 
 
@@ -66,87 +67,39 @@ def test_jobs_of_unknown_duration_are_in_order_of_arrival():
     assert line({}, {"expected_s": HOUR}, {}) == [1, 3, 2]
 
 
-# -- when jobs that share end
+def test_so_are_jobs_of_unknown_memory():
+    assert POLICY.order(waits(1, 1, estimate=None, submitted_at=7.0)) == 7.0
 
 
-def test_two_busy_jobs_share_by_the_measured_cost():
-    one = Member(1.0, HOUR)
-    assert ends([one, one], TIME_SLICED) == pytest.approx((1.69 * HOUR, 1.69 * HOUR))
-    assert ends([one, Member(0.0, HOUR)], TIME_SLICED) == (HOUR, HOUR)
-    assert ends([], TIME_SLICED) == ()
+# -- place
 
 
-def test_when_one_has_ended_the_others_go_on_faster():
-    short, long = Member(1.0, HOUR), Member(1.0, 3 * HOUR)
-    both_s = 1.69 * HOUR
-    assert ends([short, long], TIME_SLICED) == pytest.approx((both_s, both_s + 2 * HOUR))
-
-
-def test_what_is_asked_for_beyond_one_gpu_waits_in_full():
-    pair, three = speed(1.0, 1.0, 0.69), speed(1.0, 2.0, 0.69)
-    assert 1 / pair == pytest.approx(1.69)
-    assert 1 / three == pytest.approx(1.69 + 1.0)
-
-
-def test_joining_now_and_later():
-    there = company([Member(1.0, HOUR)], TIME_SLICED)
-    found = joining(there, Member(1.0, 2 * HOUR), TIME_SLICED)
-    assert there.ends_s == (HOUR,)
-    assert found.later == pytest.approx((HOUR, 3 * HOUR))
-    assert found.now == pytest.approx((1.69 * HOUR, 2.69 * HOUR))
-
-
-@pytest.mark.parametrize("left_s", [20 * HOUR, 2000 * HOUR])
-def test_how_much_longer_a_newcomer_runs_makes_no_difference_to_the_others(left_s):
-    there = company([Member(0.9, HOUR), Member(0.5, 3 * HOUR)], TIME_SLICED)
-    short, long = (
-        outlasting(there, 0.8, TIME_SLICED),
-        joining(there, Member(0.8, left_s), TIME_SLICED),
-    )
-    for any_s, its_s in zip(short, long, strict=True):
-        assert its_s == pytest.approx((*any_s[:-1], any_s[-1] + left_s))
-
-
-# -- company
-
-
-def test_a_short_job_joins_a_long_one_but_a_long_one_waits_for_a_short_one():
-    assert where(planned([waits(1, 1)], [runs(9, 10, 0)])) == {1: (0,)}
-    plan = planned([waits(1, 10)], [runs(9, 1, 0)])
-    assert where(plan) == {1: ()}
-    assert refused(plan[1]) == {0: ["later_together"]}
-
-
-def test_how_much_later_is_told():
-    """Both busy with 0.9, 1 h and 10 h: together, each is slowed by 1.56 for 1.56 h."""
-    slower = 1 + 0.9 * TIME_SLICED * 0.9
-    [verdict] = planned([waits(1, 10)], [runs(9, 1, 0)])[1].verdicts
-    [reason] = verdict.refused
-    assert reason.need == pytest.approx((1 + 11) * HOUR)
-    assert reason.have == pytest.approx((slower + slower + 9) * HOUR)
-    assert reason.detail == "job 9"
-
-
-def test_light_jobs_join_whoever_is_there():
-    assert where(planned([waits(1, 10, activity=0.1)], [runs(9, 1, 0)])) == {1: (0,)}
-
-
-def test_an_idle_gpu_is_best_and_then_the_one_where_all_lose_least():
+def test_it_joins_where_the_jobs_keep_the_sms_least_busy():
     residents = [runs(8, 10, 0), runs(9, 10, 1, activity=0.2)]
     assert where(planned([waits(1, 1)], residents, gpus=3)) == {1: (2,)}
     assert where(planned([waits(1, 1)], residents, gpus=2)) == {1: (1,)}
 
 
-def test_a_wide_neighbour_is_delayed_once():
-    """Beside one job on both of its GPUs, a job of two GPUs delays that one, not two."""
-    long = runs(9, 10, 0, 1)
-    assert where(planned([waits(1, 1, wants=2)], [long], gpus=2)) == {1: (0, 1)}
+def test_several_light_jobs_may_be_less_than_a_busy_one():
+    residents = [runs(7, 10, 0), runs(8, 10, 1, activity=0.3), runs(9, 10, 1, activity=0.3)]
+    assert where(planned([waits(1, 1)], residents, gpus=2)) == {1: (1,)}
 
 
-def test_the_newcomer_s_end_counts_with_those_placed_before_it():
+def test_it_joins_however_busy_the_gpu_is():
+    assert where(planned([waits(1, 10)], [runs(9, 1, 0)], gpu0={"score": RISKY})) == {1: (0,)}
+
+
+def test_a_job_without_a_profile_shows_in_what_the_gpu_does():
+    strangers = [runs(8, 1, 0, profile=None), runs(9, 1, 1, activity=0.5)]
+    calm = {"gpu0": {"score": Score(0.1, 0.1, 0.1, "sm_active", 0.1, 30)}}
+    assert where(planned([waits(1, 10)], strangers, gpus=2, **calm)) == {1: (0,)}
+    assert where(planned([waits(1, 10)], strangers, gpus=2, gpu0={"score": RISKY})) == {1: (1,)}
+
+
+def test_later_placements_see_those_before():
     plan = planned([waits(1, 1), waits(2, 1)], gpus=1)
     assert where(plan)[1] == (0,)
-    assert refused(plan[2]) == {0: ["first_kernel"]}  # the hard rules see the first one, too
+    assert refused(plan[2]) == {0: ["first_kernel"]}
 
 
 def test_a_job_that_was_told_to_stop_is_nearly_gone():
@@ -223,23 +176,86 @@ def test_another_user_s_mps_server_is_gone_when_its_node_is_empty():
 
 
 def test_gpus_that_others_use_are_not_held():
-    """Its memory is known from an earlier run only, and somebody outside CARMA has most of it."""
-    large = Profile(600.0, 30_000, (Indicator("sm_active", 0.9, 0.0),))
-    wide = waits(1, 1, wants=2, estimate=None, profile=large)
+    """Somebody outside CARMA has most of their memory."""
+    wide = waits(1, 1, wants=2, estimate=Estimate(30_000, "oracle"))
     used = {"external_mib": 20_000, "free_mib": 20_960}
     plan = planned([wide], gpus=2, gpu0=used, gpu1=used)
     assert plan[1].reasons == ()
 
 
 def test_jobs_wider_than_what_is_in_service_do_not_hide_the_others():
-    too_wide = [waits(n, 1, wants=2) for n in range(1, TRIED + 1)]
+    too_wide = [waits(n, 1, wants=2) for n in range(1, SEEN + 1)]
     drained = {"gpu1": {"drained": "repair"}}
     assert where(planned([*too_wide, waits(99, 1)], gpus=2, **drained))[99] == (0,)
 
 
 def test_the_first_that_wait_are_told_why_even_if_they_are_alike():
-    plan = planned([waits(1, 10), waits(2, 10), waits(3, 11)], [runs(9, 1, 0)])
-    assert [refused(plan[n]) for n in (1, 2, 3)] == [{0: ["later_together"]}] * 3
+    plan = planned([too_large(1), too_large(2), too_large(3)], [runs(9, 1, 0)])
+    assert [refused(plan[n]) for n in (1, 2, 3)] == [{0: ["memory"]}] * 3
+
+
+# -- preempt
+
+PREEMPTS = Settings(limits=Limits(preemption=True))
+
+
+def preempting(queue, residents, gpus=1, settings=PREEMPTS, **looks):
+    """The jobs that are preempted, and the placements."""
+    views = gpu_views([a_gpu(n) for n in range(gpus)], residents, half_free, **looks)
+    plan = carma(settings).plan(a_view(views, queue, settings))
+    stopped = [each.job for each in plan if isinstance(each, Preemption)]
+    return stopped, {each.job: each for each in plan if isinstance(each, Placement)}
+
+
+def too_large(id, hours=1, **changes):
+    """To fit beside anybody."""
+    return waits(id, hours, estimate=Estimate(30_000, "oracle"), **changes)
+
+
+def test_the_longest_job_makes_room_for_one_that_is_much_shorter():
+    residents = [runs(8, 9, 0), runs(9, 10, 1)]
+    stopped, plan = preempting([too_large(1)], residents, gpus=2)
+    assert stopped == [9]
+    assert plan[1].reasons == (Reason("making_room", 1, 0, "GPUs", "job 9"),)
+
+
+def test_nobody_is_preempted_unless_the_admin_allows_it():
+    assert preempting([too_large(1)], [runs(9, 10, 0)], settings=Settings())[0] == []
+
+
+def test_nor_for_a_job_that_is_not_much_shorter():
+    assert preempting([too_large(1, hours=3)], [runs(9, 10, 0)])[0] == []
+
+
+def test_nor_if_the_job_would_go_first_again():
+    """What has waited for as long as the other takes is not behind it."""
+    late = too_large(1, submitted_at=9 * HOUR)
+    assert preempting([late], [runs(9, 10, 0)])[0] == []
+
+
+def test_nor_if_all_that_keeps_it_off_is_soon_over():
+    settles = {"settling": Reason("first_kernel")}
+    stopped, plan = preempting([waits(1, 1)], [runs(9, 10, 0)], gpu0=settles)
+    assert stopped == [] and refused(plan[1]) == {0: ["first_kernel"]}
+
+
+def test_no_more_are_preempted_than_it_takes():
+    """Two of 10 GB each leave 20 GB free; without one of them, 30 GB are."""
+    ten = {"estimate": Estimate(10_000, "oracle")}
+    crowd = [runs(8, 9, 0, **ten), runs(9, 10, 0, **ten)]
+    assert preempting([waits(1, 1, estimate=Estimate(25_000, "oracle"))], crowd)[0] == [9]
+
+
+def test_one_job_at_a_time_is_made_room_for():
+    residents = [runs(8, 9, 0), runs(9, 10, 1)]
+    assert preempting([too_large(1), too_large(2)], residents, gpus=2)[0] == [9]
+    leaving = [runs(8, 9, 0), runs(9, 10, 1, stop=Cause.PREEMPTED)]
+    assert preempting([too_large(1), too_large(2)], leaving, gpus=2)[0] == []
+
+
+def test_a_wide_job_takes_as_many_gpus_as_it_needs():
+    residents = [runs(8, 30, 0), runs(9, 30, 1)]
+    assert sorted(preempting([too_large(1, wants=2)], residents, gpus=2)[0]) == [8, 9]
 
 
 # -- what is not known
@@ -266,34 +282,73 @@ def test_beside_a_job_of_unknown_duration_the_risk_counts():
     assert refused(planned([waits(1, 1)], [unknown], **risky)[1]) == {0: ["risk"]}
 
 
-def test_memory_measured_in_an_earlier_run_is_certain():
-    known = waits(1, 1, estimate=None)
-    little = {"gpu0": {"free_mib": 3_900}}
-    assert refused(planned([known], [runs(9, 10, 0)], **little)[1]) == {0: ["memory"]}
-    enough = {"gpu0": {"free_mib": 4_000, "score": RISKY}}
-    assert where(planned([known], [runs(9, 10, 0)], **enough)) == {1: (0,)}
+@pytest.mark.parametrize("unknown", [{"estimate": None}, {"expected_s": None}])
+def test_strangers_are_where_magm_has_them(unknown):
+    queue = [waits(n, 9 - n, **unknown, submitted_at=float(n)) for n in range(1, 6)]
+    residents = [runs(8, 1, 0), runs(9, 1, 1)]
+    looks = {"gpu0": {"score": RISKY}, "gpu1": {"free_mib": 15_000}, "gpu2": {"free_mib": 9_000}}
+    own, magms = (
+        where(planned(queue, residents, gpus=4, policy=policy, **looks))
+        for policy in (POLICY, magm(Settings()))
+    )
+    assert own == magms
+    assert [POLICY.order(job) for job in queue] == [1.0, 2.0, 3.0, 4.0, 5.0]
 
 
-def test_a_job_without_a_profile_shows_in_what_the_gpu_does():
-    """Beside an idle-looking GPU a long job joins; beside a busy one it waits for the short one."""
-    resident = runs(9, 1, 0, profile=None)
-    calm = {"gpu0": {"score": Score(0.1, 0.1, 0.1, "sm_active", 0.1, 30)}}
-    assert where(planned([waits(1, 10)], [resident], **calm)) == {1: (0,)}
-    assert where(planned([waits(1, 10)], [resident], gpu0={"score": RISKY})) == {1: ()}
+def test_strangers_are_in_order_of_arrival():
+    """As under MAGM, none overtakes another."""
+    both = {"expected_s": None, "profile": None}
+    large = waits(1, 1, estimate=Estimate(30_000, "oracle"), **both)
+    small, known = waits(2, 1, estimate=None, **both), waits(3, 1)
+    assert where(planned([large, small, known], [runs(9, 10, 0)])) == {1: (), 3: (0,)}
+
+
+def test_a_stranger_wider_than_what_is_in_service_does_not_keep_others_waiting():
+    strangers = [waits(n, 1, expected_s=None, wants=wants) for n, wants in ((1, 2), (2, 1))]
+    drained = {"gpu1": {"drained": "repair"}}
+    assert where(planned(strangers, gpus=2, **drained)) == {1: (), 2: (0,)}
+
+
+def test_a_stranger_takes_an_idle_gpu_first():
+    """As under MAGM, although the other has more memory free."""
+    stranger = waits(1, 1, expected_s=None)
+    less = {"gpu0": {"free_mib": 9_000}, "gpu1": {"free_mib": 10_000}}
+    assert where(planned([stranger], [runs(9, 10, 1)], gpus=2, **less)) == {1: (0,)}
 
 
 # -- telling
 
 
-def test_a_long_line_is_not_judged_to_its_end():
-    """Each is of another kind; the residents' ends would make all of them wait."""
-    queue = [waits(n, 10, activity=0.9 + n / 50_000) for n in range(1, 2049)]
-    judged = []
+def considered(queue):
+    """Of these jobs, those for which GPUs are looked for while a job of the user's runs alone."""
+    asked = []
     policy = carma(Settings())
-    order = [job.id for job in queue]
-    plan = planned(queue, [runs(9_999, 1, 0)], policy=policy)
-    judged = [order.index(id) for id in plan]
-    assert judged == list(range(EXPLAINED)) and EXPLAINED < TRIED
+    refuse = policy.rules.known.filters[0]
+
+    def counting(wanted, gpu):
+        asked.append(wanted)
+        return refuse(wanted, gpu)
+
+    known = replace(policy.rules.known, filters=(counting,))
+    policy = replace(policy, rules=policy.rules._replace(known=known))
+    planned(queue, [runs(9_999, 1, 0)], policy=policy)
+    return len(set(asked))
+
+
+def test_a_long_line_is_not_judged_to_its_end():
+    """Each needs less memory than the one before, for a longer time, and none fits."""
+    queue = [waits(n, 1 + n / 10, estimate=Estimate(30_000 - n, "oracle")) for n in range(1, 2049)]
+    assert considered(queue) <= EXPLAINED + TRIED
+
+
+def test_what_needs_no_less_than_a_job_that_was_refused_is_not_tried():
+    alike = [waits(n, n, estimate=Estimate(30_000 + n, "oracle")) for n in range(1, 20)]
+    assert considered(alike) <= EXPLAINED + 1  # and the one for which a GPU is held
+
+
+def test_a_small_job_behind_many_large_ones_is_tried():
+    large = [waits(n, 30 - n, estimate=Estimate(30_000 + n, "oracle")) for n in range(1, SEEN - 1)]
+    assert where(planned([*large, waits(99, 0.5)], [runs(9, 1, 0)]))[99] == (0,)
 
 
 def test_a_retry_keeps_its_rules():
@@ -303,17 +358,12 @@ def test_a_retry_keeps_its_rules():
 
 def test_why_it_is_where_it_is():
     told = planned([waits(1, 1)], [runs(9, 10, 0)])[1].explanation
-    assert [reason.code for reason in told] == ["predicted", "sooner_together"]
-    assert phrase(told[1]) == "beside job 9: so they all end sooner, in sum, than if it waited"
+    assert [reason.code for reason in told] == ["predicted"]
 
 
 @pytest.mark.parametrize(
     ("reason", "words"),
     [
-        (
-            Reason("later_together", 2 * HOUR, 3 * HOUR, "s", "job 9"),
-            "if it joined job 9 now, jobs would end 60 min later, in sum, than if it waits",
-        ),
         (
             Reason("held_for", HOUR, unit="s", detail="job 9"),
             "is kept for job 9, which needs it in 60 min, before this job would end",

@@ -10,7 +10,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterable
-from dataclasses import replace
 from importlib.metadata import entry_points
 from typing import NamedTuple
 
@@ -18,7 +17,7 @@ from benchmarks.daemon import server
 from benchmarks.harness.rows import Row, of_runs
 from carmad.core.messages import Launch, Sampled
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import Estimate, Indicator, Job, Profile
+from carmad.core.types import Estimate, Job
 from carmad.testing import a_spec
 
 GROUP = "planning, 2,048 queued"
@@ -60,20 +59,14 @@ def blocked(policy: str, backfill: int) -> Tick:
 
 
 def unlike() -> Tick:
-    """The most that `carma` has to think about: jobs that differ in memory, and would all fit, but
-    end sooner if they wait for those on the GPUs."""
-    hour = 3600.0
-    busy = Profile(600.0, server.HOLDS_MIB, (Indicator("sm_active", 0.95, 0.0),))
-    running = [
-        replace(job, spec=replace(job.spec, expected_s=hour), profile=busy)
-        for job in server.residents(1)
-    ]
+    """The most that `carma` has to think about: none of the jobs fits beside those that run, and
+    each needs more memory than the one before, but for a shorter time."""
+    running = server.residents(1)
     line = [
         server.job(
             id,
-            spec=a_spec(env=server.ENV, memory_mib=1000 + id, expected_s=100 * hour + id),
-            estimate=Estimate(1000 + id, "declared", firm=True),
-            profile=busy,
+            spec=a_spec(env=server.ENV, memory_mib=TOO_MUCH_MIB + id, expected_s=1e5 - id),
+            estimate=Estimate(TOO_MUCH_MIB + id, "declared", firm=True),
         )
         for id in range(100, 100 + QUEUED)
     ]

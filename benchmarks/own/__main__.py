@@ -8,19 +8,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from statistics import geometric_mean, median
 
 from benchmarks.harness.data import DATA
 from benchmarks.harness.main import main
 from benchmarks.harness.report import Report, bullets
 from benchmarks.harness.rows import columns, verdict
+from benchmarks.lucid.runs import PREEMPTION_S
 from benchmarks.own import bound
 from benchmarks.own.families import JUDGING, TUNING, Family, case
 from benchmarks.own.runs import (
     ADDITIVE,
+    FREE,
     KNOWN,
+    MEASURED,
     NOTHING,
+    OURS,
     PREDICTED,
+    PREEMPTING,
     WRONG,
     Condition,
     Ran,
@@ -29,11 +35,11 @@ from benchmarks.own.runs import (
 )
 from carmad.config import Settings
 from carmad.core.ports import Policy
-from policies.carma.policy import carma
+from policies.builtin import most_free_memory
+from policies.carma.policy import Carma, carma
 from policies.filters import unoccupied
 from policies.ranked import Ranked
 
-OURS = "carma"
 SHARING = ("magm", "first_fit")  # FIFO, shared
 RIVALS = ("sjf_ffs", "lucid", "castor", "asrpt", "cuckoo", "tiresias")
 QUICK = ("sjf_ffs", "castor")  # with less known: the rivals that predictions matter to
@@ -50,25 +56,38 @@ def _without(**fields: object) -> Variant:
     return lambda settings: replace(carma(settings), **fields)  # type: ignore[arg-type]
 
 
-def _floor(settings: Settings) -> Policy:
-    """One line of `Ranked`: ageing order, MAGM's rank and conditions but for the test of risk."""
+def _placing(settings: Settings, **fields: object) -> Carma:
+    """With other rules for jobs of which all is known."""
     ours = carma(settings)
-    return Ranked("floor", ours.memory, ours.magm.rank, ours.order)
+    known = replace(ours.rules.known, **fields)  # type: ignore[arg-type]
+    return replace(ours, rules=ours.rules._replace(known=known))
+
+
+def _most_free(settings: Settings) -> Policy:
+    return _placing(settings, rank=most_free_memory)
 
 
 def _unshared(settings: Settings) -> Policy:
+    return _placing(settings, filters=(unoccupied(settings),))
+
+
+def _floor(settings: Settings) -> Policy:
+    """One line of `Ranked`: ageing order, MAGM's rank and conditions but for the test of risk."""
     ours = carma(settings)
-    return replace(ours, memory=(unoccupied(settings), *ours.memory))
+    return Ranked("floor", ours.rules.known.filters, most_free_memory, ours.order)
 
 
 ABLATIONS: Mapping[str, Variant] = {
     "order by service alone (no ageing)": _without(ageing=float("inf")),
     "order by arrival": _without(ageing=0.0),
-    "joins whoever has the memory": _without(selective=False),
+    "ranks by free memory": _most_free,
     "never shares": _unshared,
     "holds no GPUs": _without(hold=0),
     "the floor: one line of `Ranked`": _floor,
 }
+
+
+RETRIED = ("ranks by free memory", "never shares")  # under other truths
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +97,7 @@ class Judged:
     rival: str
     jct: float
     bound: float  # what no policy's JCT can fall below, to the same
+    free: float  # ours if sharing cost nothing, to the same
     makespan: float
     p99: float
     ooms: int  # more than MAGM's
@@ -93,6 +113,8 @@ Ratios, medians over a family's traces (lowest to highest).
   family's first trace.
 - Bound: what no policy's JCT can fall below (`benchmarks.own.bound`). Where it is above the goal,
   this cannot be reached; a bound below it does not say that it can.
+- Free: the policy's own JCT if sharing slowed nobody down, to the best rival's in this world, with
+  durations known. What is above it is the cost of sharing, not of scheduling.
 - Makespan: to the best of all, {" and ".join(SHARING)} (FIFO, shared) among them.
 - p99 JCT: to magm's.
 - OOM and unfinished: crashes and lost jobs, more than magm's, at most.
@@ -103,16 +125,27 @@ Ratios, medians over a family's traces (lowest to highest).
 def measure(tuning: bool = False) -> Report:
     """With --tuning, the same on the traces for tuning; not kept."""
     families = TUNING if tuning else JUDGING
-    judged = {each: _judged(families, each) for each in (KNOWN, PREDICTED, WRONG, NOTHING)}
-    tables = {each.what.capitalize(): _table(judged[each], JCT.get(each)) for each in judged}
+    conditions = [*product((OURS,), (KNOWN, PREDICTED, WRONG, NOTHING))]
+    conditions += product((PREEMPTING,), (KNOWN, PREDICTED, WRONG))
+    judged = {each: _judged(families, *each) for each in conditions}
+    tables = {
+        f"{condition.what.capitalize()}: {ours}": _table(
+            judged[ours, condition], JCT.get(condition)
+        )
+        for ours, condition in judged
+    }
     tables["Ablations, on the first trace of each family"] = _ablated(families)
     tables["Traces to judge by"] = _listed(JUDGING)
     tables["Traces for tuning"] = _listed(TUNING)
     sections = (block for heading, table in tables.items() for block in (f"## {heading}", table))
     data = {
-        each.name: {family.name: runs for family, runs in judged[each].items()} for each in judged
+        f"{ours}, {condition.name}": {family.name: runs for family, runs in found.items()}
+        for (ours, condition), found in judged.items()
     }
-    notes = ["simulated; no MPS, no preemption (but for tiresias), `limits.backfill` 0"]
+    notes = [
+        "simulated; no MPS, `limits.backfill` 0; tiresias may preempt, at a cost of"
+        f" {PREEMPTION_S:.0f} s, and so may {PREEMPTING}"
+    ]
     blocks = [EXPLANATION, *sections]
     return Report("A policy of our own", blocks, {"judged": data}, notes, kept=not tuning)
 
@@ -121,11 +154,13 @@ def _listed(families: Sequence[Family]) -> str:
     return bullets(f"{family.name}: {family.what}" for family in families)
 
 
-def _judged(families: Sequence[Family], condition: Condition) -> dict[Family, list[Judged]]:
+def _judged(
+    families: Sequence[Family], ours: str, condition: Condition
+) -> dict[Family, list[Judged]]:
     rivals = RIVALS if condition is KNOWN else QUICK
     return {
         family: [
-            _judge(family, number, condition, rivals)
+            _judge(family, number, ours, condition, rivals)
             for number in range(len(family.cases) if rivals is RIVALS else 1)
         ]
         for family in families
@@ -137,11 +172,13 @@ def _ran(family: Family, number: int, policy: str | Variant, condition: Conditio
     return run(case(family, number), policy, condition)
 
 
-def _judge(family: Family, number: int, condition: Condition, rivals: Sequence[str]) -> Judged:
+def _judge(
+    family: Family, number: int, policy: str, condition: Condition, rivals: Sequence[str]
+) -> Judged:
     this = case(family, number)
     names = [name for name in (*SHARING, *rivals) if name != SLOW or family.name in FOR_SLOW]
     others = {name: _ran(family, number, name, condition) for name in names}
-    ours = _ran(family, number, OURS, condition)
+    ours = _ran(family, number, policy, condition)
     rival = min(
         (name for name in names if name not in SHARING), key=lambda name: others[name].jct_s
     )
@@ -150,6 +187,7 @@ def _judge(family: Family, number: int, condition: Condition, rivals: Sequence[s
         rival,
         ours.jct_s / best_s,
         bound.mean_jct_s(this) / best_s,
+        _ran(family, number, policy, FREE).jct_s / best_s,
         ours.makespan_s / min(other.makespan_s for other in others.values()),
         ours.p99_s / fifo.p99_s,
         ours.ooms - fifo.ooms,
@@ -177,6 +215,7 @@ def _table(found: Mapping[Family, list[Judged]], goal: float | None) -> str:
         ("best rival", lambda row: ", ".join(sorted({each.rival for each in row[1]}))),
         (f"JCT ≤ {goal}" if goal else "JCT", cell("jct", goal)),
         ("bound", cell("bound", None)),
+        ("free", cell("free", None)),
         (f"makespan ≤ {MAKESPAN}", cell("makespan", MAKESPAN)),
         (f"p99 ≤ {P99}", cell("p99", P99)),
         ("OOM", lambda row: f"{max(each.ooms for each in row[1]):+d}"),
@@ -187,15 +226,19 @@ def _table(found: Mapping[Family, list[Judged]], goal: float | None) -> str:
 
 
 def _ablated(families: Sequence[Family]) -> str:
-    """Variants, relative to the policy as it is; and how it compares under another truth."""
+    """Variants, relative to the policy as it is; and how they compare under another truth."""
 
     def runs(policy: str | Variant, condition: Condition = KNOWN) -> list[Ran]:
         return [_ran(family, 0, policy, condition) for family in families]
 
     rows = [(name, *_means(runs(variant), runs(OURS))) for name, variant in ABLATIONS.items()]
-    rows.append((f"sjf_ffs = 1; {KNOWN.what}", *_means(runs(OURS), runs("sjf_ffs"))))
-    other = _means(runs(OURS, ADDITIVE), runs("sjf_ffs", ADDITIVE))
-    rows.append((f"sjf_ffs = 1; {ADDITIVE.what}", *other))
+    rows.append((PREEMPTING, *_means(runs(PREEMPTING), runs(OURS))))
+    for truth in (KNOWN, MEASURED, ADDITIVE):
+        base = runs("sjf_ffs", truth)
+        rows.append((f"{truth.what}; sjf_ffs = 1: {OURS}", *_means(runs(OURS, truth), base)))
+        rows += [
+            (f"the same: {name}", *_means(runs(ABLATIONS[name], truth), base)) for name in RETRIED
+        ]
     return columns(
         rows,
         ("all rules = 1, geometric means", "{0[0]}"),

@@ -11,16 +11,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
+from benchmarks.asrpt import workload as asrpt
 from benchmarks.cuckoo import workload as cuckoo
-from benchmarks.harness.data import DATA, read
+from benchmarks.harness.data import DATA
 from carmad.sim.hardware import Cluster, parse
-from carmad.sim.task import Load, Task, Trace
+from carmad.sim.task import Trace
+from carmad.sim.traces.assign import assign
 from carmad.sim.traces.rows import ordered
 from carmad.sim.traces.sources import load
 
 MURI, PHILLY = f"muri:{DATA}/muri/trace{{}}.csv", f"philly:{DATA}/philly/philly.csv"
 SIA, TRACE_1 = f"sia:{DATA}/sia/workloads/{{}}.csv", f"carma:{DATA}/carma/trace1.csv"
+HEAVY_60 = f"carma:{DATA}/carma/heavy60.csv"
 V100, A100 = "{}x8xV100-32GB", "{}xA100-40GB"
+ASRPT_PART = asrpt.SERVERS * asrpt.SIZE // 8  # the part of the paper's cluster that 8 GPUs are
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,22 +59,11 @@ def whole(source: str, gpus: str) -> Case:
     return Case(load(source), parse(gpus))
 
 
-def heavy60() -> Case:
-    """The CARMA artifact's second trace, with loads, times and memory read off its figures."""
-    named = {row["task"]: row for row in read("carma/heavy60_tasks.csv")}
-
-    def task(name: str, submit_s: float) -> Task:
-        row = named[name]
-        sm_active, mib = float(row["smact"]), round(1024 * float(row["memory_gb"]))
-        made = Load(row["model"], 0, mib, sm_active, sm_active / 2, sm_active / 2)
-        seconds = float(row["duration_s"])
-        return Task(
-            name=name, submit_s=submit_s, duration_s=seconds, gpus=int(row["gpus"]), load=made
-        )
-
-    rows = read("carma/heavy60.csv")
-    tasks = [task(row["task"], float(row["seconds"])) for row in rows]
-    return Case(ordered("heavy-60", tasks), parse(A100.format(4)))
+def of_asrpt(seed: int) -> Case:
+    """Jobs as in `benchmarks.asrpt`, of whose GPUs' loads nothing is known: drawn from the
+    catalogue."""
+    made = asrpt.made(150, seed, layouts=False, part=ASRPT_PART)
+    return Case(assign(made, seed), parse(V100.format(1)))
 
 
 def of_cuckoo(seed: int) -> Case:
@@ -104,6 +97,10 @@ def _sia(*names: str) -> Cases:
     return tuple(partial(thinned, SIA.format(name), 2, 0, "2x8xA100-40GB") for name in names)
 
 
+def _asrpt(*seeds: int) -> Cases:
+    return tuple(partial(of_asrpt, seed) for seed in seeds)
+
+
 def _cuckoo(*seeds: int) -> Cases:
     return tuple(partial(of_cuckoo, seed) for seed in seeds)
 
@@ -126,7 +123,8 @@ JUDGING = (
     Family("Sia", "every 2nd job, 16 A100", _sia("philly-workload-2", "saturn-workload-5")),
     Family("lab", "60 jobs, 2 A100", _generated("lab", 2, 11, 12, 13, 14, 15)),
     Family("trace 1", "the CARMA paper's, 3 A100", (partial(whole, TRACE_1, A100.format(3)),)),
-    Family("heavy-60", "the CARMA artifact's, 4 A100", (heavy60,)),
+    Family("heavy-60", "the CARMA artifact's, 4 A100", (partial(whole, HEAVY_60, A100.format(4)),)),
+    Family("A-SRPT", "150 jobs as in its benchmark, 8 V100", _asrpt(0, 1, 2)),
     Family("Cuckoo", "100 jobs like its own, its 16 GPUs", _cuckoo(0, 1)),
 )
 

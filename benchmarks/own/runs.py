@@ -10,16 +10,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
+from benchmarks.castor import gavel
 from benchmarks.harness.policies import simulate_with
+from benchmarks.lucid.runs import PHYSICS
 from benchmarks.own.families import Case
 from carmad import registry
-from carmad.config import Limits, Settings
+from carmad.config import Collocation, Limits, Settings
 from carmad.core.ports import Policy
 from carmad.sim import metrics
-from carmad.sim.experiment import Experiment, Physics
+from carmad.sim.experiment import Experiment
 from carmad.sim.outcome import Outcome
 
-PREEMPTIVE = ("tiresias",)  # pointless without
+OURS = "carma"
+PREEMPTING = "carma, preempting"
+PREEMPTIVE = ("tiresias", PREEMPTING)
+GAVEL = "gavel"  # as interference
 SHORTEST_WAIT_S = 60.0  # to which a user's is compared
 
 
@@ -40,6 +45,12 @@ PREDICTED = Condition("predicted", "durations predicted from earlier runs", decl
 WRONG = Condition("wrong", "durations wrong by a factor of three (σ of the log)", error=math.log(3))
 NOTHING = Condition("nothing", "neither durations nor memory known", declared=False, memory="none")
 ADDITIVE = Condition("additive", "interference is `additive`", interference="additive")
+MEASURED = Condition(
+    "measured",
+    "jobs train what Gavel measured in pairs, and slow each other down as these (MPS)",
+    interference=GAVEL,
+)
+FREE = Condition("free", "sharing slows nobody down", interference="none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +66,24 @@ class Ran:
 
 
 def run(case: Case, policy: str | Callable[[Settings], Policy], condition: Condition) -> Ran:
-    limits = Limits(preemption=policy in PREEMPTIVE)
-    settings = Settings(limits=limits)
+    settings = Settings(limits=Limits(preemption=policy in PREEMPTIVE))
+    trace, interference = case.trace, condition.interference
+    if interference == GAVEL:
+        trace, interference = gavel.with_gavels_models(trace, 0), gavel.pairs()
+        mps = Collocation(mps=True, mps_multiuser=True, mps_scope="node")
+        settings = replace(settings, collocation=mps)
     made = (
-        registry.bare_policy(replace(settings, policy=policy))
+        registry.bare_policy(replace(settings, policy=policy.partition(",")[0]))
         if isinstance(policy, str)
         else policy(settings)
     )
     experiment = Experiment(
-        case.trace,
+        trace,
         case.cluster,
         settings,
         estimator=condition.memory,
-        interference=condition.interference,
-        physics=Physics(duration_error=condition.error),
+        interference=interference,
+        physics=replace(PHYSICS, duration_error=condition.error),
         expected=condition.declared,
     )
     begun = time.process_time()

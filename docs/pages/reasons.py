@@ -185,19 +185,11 @@ HELP: dict[str, tuple[Reason, str]] = {
         Reason("holds_line", 4, 3, "GPUs"),
         "Wait; an administrator can let later jobs start first with `limits.backfill`.",
     ),
-    "later_together": (
-        Reason("later_together", 7_200, 10_800, "s", "job 7"),
-        "Wait: the job starts once sharing helps, or once a GPU is idle.",
-    ),
     "held_for": (
         Reason("held_for", 3_600, unit="s", detail="job 7"),
         "Wait; a shorter `--expect`, if that is true, lets it start before that job.",
     ),
     "promised": (Reason("promised", 3_600, 4, "s"), "Wait until then."),
-    "sooner_together": (
-        Reason("sooner_together", detail="job 7"),
-        "Nothing to do: this is why it was placed there.",
-    ),
     "affine": (
         Reason("affine", 2, 1, detail="job 7 is Tiny, this one Medium"),
         "Nothing to do: this is why Lucid placed it there.",
@@ -249,12 +241,11 @@ OF_THE_JOB = (
 POLICYS = (
     *("memory", "min_free", "risk", "unprofiled", "sharing_score", "busy_pair", "gpu_demand"),
     *("distributed", "unpredicted", "unstable", "outlasts", "kept_for_profiling", "no_benefit"),
-    *("later_together", "held_for"),
+    "held_for",
 )
 GROUNDS = (
     *(
         "idle_first",
-        "sooner_together",
         "affine",
         "sharing_benefit",
         "split_batch",

@@ -1,4 +1,4 @@
-"""CARMA's own policy: least remaining service first, shared where the jobs end sooner."""
+"""CARMA's own policy: least remaining service first, shared wherever memory suffices."""
 
 from policies.carma.policy import carma
 

@@ -1,25 +1,25 @@
-"""Least remaining service first, and beside other jobs only where that ends jobs sooner.
+"""Least remaining service first, beside whoever leaves enough memory.
 
 The rules (what each is worth: docs/policies/carma.md):
 
 - **Order.** By submission plus remaining service, which is predicted time × GPUs. So the shortest
   go first, but nothing submitted later than a job's service after it overtakes the job.
-- **Company.** A job joins others if all of them end sooner, in sum, than if it waits until the
-  first of them has ended, and joins where it delays them least.
+- **Place.** Wherever memory suffices, where the jobs that are there keep the SMs least busy.
 - **Hold.** The first waiting job that needs empty GPUs is promised those that are expected to be
   empty first: a job of several GPUs, or one that may not join whoever is there. Until then others
   may use them only if they are expected to end in time (EASY backfilling).
+- **Preempt**, if `limits.preemption` is on: the longest jobs, for one that is much shorter.
 
-Memory must be certain: estimated, or measured in an earlier run. A job whose duration or memory is
-unknown is placed as by MAGM, and so is any beside one of unknown duration if the GPU is risky.
+A job whose duration or memory is unknown is placed as by MAGM, in order of arrival, and the risk
+test applies to all jobs beside one of unknown duration.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from operator import mul
 from typing import NamedTuple
 
 from carmad.plugin import (
@@ -30,50 +30,46 @@ from carmad.plugin import (
     JobId,
     NodeView,
     Placement,
-    Preconditions,
+    Preemption,
     Proposal,
     Reason,
     Settings,
     Verdict,
     View,
     first_few,
-    idle,
 )
-from policies.baselines import NEWCOMER_UTILIZATION
-from policies.builtin import magm, most_free_memory
-from policies.carma.company import (
-    MPS,
-    TIME_SLICED,
-    Company,
-    Joining,
-    Member,
-    company,
-    joining,
-    outlasting,
-)
-from policies.filters import fits_memory, min_free, not_risky
-from policies.memory import lacking, need_mib
-from policies.ranked import Filter, Fit, Ranked
+from policies.builtin import magm
+from policies.filters import fits_memory, min_free, not_risky, preconditions
+from policies.memory import need_mib
+from policies.preemptive import fewest, yields
+from policies.ranked import Ranked
 from policies.reasons import expected
 from policies.totals import totals
 
 OVERRUN = 0.25  # of its run time is assumed to be left of a job that has outlived its prediction
 LEAST_S = 1.0  # that is left of any job
-TRIED = 64  # waiting jobs per plan
+SEEN = 64  # waiting jobs per plan
+TRIED = 16  # of them, those for which GPUs are looked for
 EXPLAINED = 4  # the first of them, which get a verdict on each GPU
 FULL = frozenset({"memory", "min_free", "exclusive", "busy", "jobs_per_gpu"})  # only an end helps
+SOON = frozenset({"first_kernel", "settling"})  # a minute's wait helps
+MUCH_LONGER = 4.0  # times as much is left of a job that is preempted, and …
+PREEMPTION_S = 120.0  # … so much more: twice what saving, loading and starting again take
 
 
 class Newcomer(NamedTuple):
     job: Job
-    wanted: Demand
     left_s: float  # infinite: unknown
-    need_mib: int  # 0: unknown
-    activity: float
+    known: bool  # its duration and its memory
 
     @property
-    def known(self) -> bool:
-        return self.left_s < math.inf and self.need_mib > 0
+    def mib(self) -> int:
+        return self.job.estimate.safe_mib if self.job.estimate else 0
+
+    def kind(self, wanted: Demand) -> Hashable:
+        """Jobs of one kind fit where one fits that needs no less memory, for as long or longer."""
+        firm = wanted.estimate is not None and wanted.estimate.firm
+        return wanted.gpus, wanted.alone, wanted.mps_uid, wanted.retry, firm, self.known
 
 
 class Held(NamedTuple):
@@ -84,146 +80,161 @@ class Held(NamedTuple):
     at: float
 
 
+class Rules(NamedTuple):
+    """Where jobs may go whose duration and memory are known, and where others may."""
+
+    known: Ranked
+    unknown: Ranked
+
+    def of(self, new: Newcomer) -> Ranked:
+        return self.known if new.known else self.unknown
+
+    def keeping(self, held: Held, now: float) -> Rules:
+        """The same, off the GPUs that are held."""
+        reason = Reason("held_for", held.at - now, unit="s", detail=f"job {held.job}")
+
+        def refuse(wanted: Demand, gpu: GpuView) -> Reason | None:
+            return reason if gpu.id in held.gpus else None
+
+        return Rules(*(replace(each, filters=(*each.filters, refuse)) for each in self))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Carma:
-    """The fields after `magm` are for ablations."""
+    """The last two fields are for ablations."""
 
     name: str
-    conditions: Preconditions
-    memory: tuple[Filter, ...]
-    risk: Filter
-    magm: Ranked
+    rules: Rules
     ageing: float = 1.0  # the weight of service in the order; infinite: nothing else counts
-    selective: bool = True  # False: join whoever leaves enough memory
     hold: int = 2  # jobs from this number of GPUs on always need empty ones; 0: nothing is held
 
     def order(self, job: Job) -> float:
-        left_s = remaining_s(job, job.submitted_at)
-        service = left_s * job.spec.gpus if left_s < math.inf else 0.0
-        return service if self.ageing == math.inf else job.submitted_at + self.ageing * service
+        return self._number(job, job.submitted_at)
 
     def plan(self, view: View) -> tuple[Proposal, ...]:
         plan: list[Proposal] = []
         if not view.queue:
             return ()
-        refused: dict[tuple[Demand, int, float], float] = {}  # the shortest job of each kind
+        refused: dict[Hashable, list[tuple[int, float]]] = defaultdict(list)  # their needs
         held: Held | None = None
-        waiting, usable = 0, totals(view).usable
+        kept = self.rules
+        preempts = view.settings.limits.preemption and not any(job.stop for job in view.running)
+        longest_s = _longest_s(view) if preempts else 0.0
+        seen, tried, usable, stranger_waits = 0, 0, totals(view).usable, False
         for job in view.queue:
-            told = waiting < EXPLAINED
+            told = seen < EXPLAINED
             if job.spec.gpus > usable and not told:
                 continue  # it must not keep jobs that can start from being tried
-            new = _newcomer(job, view)
-            kind = new.wanted, new.need_mib, new.activity
-            if told or kind not in refused or new.left_s < refused[kind]:
-                placement = self._place(new, view, held)
+            new = _newcomer(job, view.now)
+            behind = stranger_waits and not new.known  # in order of arrival, as under MAGM
+            alike = refused[new.kind(view.demand(job))]
+            harder = any(mib <= new.mib and left_s <= new.left_s for mib, left_s in alike)
+            may_preempt = preempts and _much_shorter(new.left_s, longest_s)
+            skipped = harder or (held and not may_preempt and _too_large(new, view))
+            if not behind and (told or not skipped):
+                outlasts = held is not None and view.now + new.left_s > held.at
+                placement = _place(new, view, kept if outlasts else self.rules)
                 if placement.gpus:
                     plan.append(placement)
                     view = view.with_placement(job, placement.gpus)
                     continue
-                refused[kind] = min(new.left_s, refused.get(kind, math.inf))
-                if held is None and self._needs_empty(new, placement.verdicts):
+                tried += 1
+                alike.append((new.mib, new.left_s))
+                stranger_waits |= not new.known and job.spec.gpus <= usable
+                if may_preempt and (victims := self._victims(new, view, placement.verdicts)):
+                    preempts = False
+                    plan += [_preemption(victim, job) for victim in victims]
+                    placement = replace(placement, reasons=(_making_room(job, victims),))
+                elif held is None and self._needs_empty(new, placement.verdicts):
                     held = self._hold(new, view)
-                    placement = replace(placement, reasons=_promise(held, view.now))
+                    if held:
+                        kept = self.rules.keeping(held, view.now)
+                        reason = Reason("promised", held.at - view.now, len(held.gpus), "s")
+                        placement = replace(placement, reasons=(reason,))
                 if told:
                     plan.append(placement)
-            waiting += 1
-            if waiting >= TRIED:
+            seen += 1
+            if seen >= SEEN or tried >= TRIED:
                 break
         return tuple(plan)
 
-    def _place(self, new: Newcomer, view: View, held: Held | None) -> Placement:
-        kept = held if held and view.now + new.left_s > held.at else None
-        gpus, verdicts = self._best(new, view, lambda gpu: self._verdict(new, gpu, view, kept))
-        if not gpus:
-            return Placement(new.job.id, (), verdicts)
-        beside = dict.fromkeys(job.id for gpu in gpus for job in view.gpu(gpu).residents)
-        why = (Reason("sooner_together", detail=_names(beside)),) if beside and new.known else ()
-        return Placement(new.job.id, gpus, verdicts, explanation=(*expected(new.job), *why))
+    def _number(self, job: Job, now: float) -> float:
+        """Lowest first."""
+        service_s = remaining_s(job, now) * job.spec.gpus if _known(job) else 0.0
+        return service_s if self.ageing == math.inf else job.submitted_at + self.ageing * service_s
 
     def _needs_empty(self, new: Newcomer, verdicts: Sequence[Verdict]) -> bool:
         """Whether it would wait for ever if others kept joining whoever is there."""
         if not self.hold:
             return False
+        codes = [{reason.code for reason in each.refused} for each in verdicts]
         return (
-            new.wanted.gpus >= self.hold
-            or new.wanted.alone
-            or any(reason.code == "mps_user" for each in verdicts for reason in each.refused)
-            or all(any(reason.code in FULL for reason in each.refused) for each in verdicts)
+            new.job.spec.gpus >= self.hold
+            or new.job.exclusive
+            or any("mps_user" in each for each in codes)
+            or all(FULL & each for each in codes)
         )
 
     def _hold(self, new: Newcomer, view: View) -> Held | None:
         """The GPUs that will be empty first; none if no GPUs would do even then."""
-
-        def empty(gpu: GpuView) -> Verdict:
-            found = self._verdict(new, _emptied(gpu), view, None)
-            if found.refused:
-                return found
-            return replace(found, rank=max(_empty_s(each, view) for each in in_use(gpu)))
+        uid = view.demand(new.job).mps_uid
 
         def in_use(gpu: GpuView) -> tuple[GpuView, ...]:
             """What must be empty before: another user's MPS server may be the whole node's."""
-            uid, server = new.wanted.mps_uid, gpu.mps_user
-            if uid is None or server is None or server[0] == uid:
+            if uid is None or gpu.mps_user is None or gpu.mps_user[0] == uid:
                 return (gpu,)
             return view.nodes[view.node_of[gpu.id]].gpus
 
-        gpus, verdicts = self._best(new, view, empty)
+        def empty_s(gpu: GpuView) -> float:
+            return max(_empty_s(each, view.now) for each in in_use(view.gpu(gpu.id)))
+
+        first_empty = replace(self.rules.of(new), rank=empty_s, idle_first=False)
+        gpus = first_empty.place(new.job, vacated(view, lambda job: True)).gpus
         if not gpus:
             return None
-        at_s = {verdict.gpu: verdict.rank or 0.0 for verdict in verdicts}
-        held = dict.fromkeys(each.id for gpu in gpus for each in in_use(view.gpu(gpu)))
-        return Held(new.job.id, tuple(held), view.now + max(at_s[gpu] for gpu in gpus))
+        needed = [view.gpu(gpu) for gpu in gpus]
+        held = dict.fromkeys(each.id for gpu in needed for each in in_use(gpu))
+        return Held(new.job.id, tuple(held), view.now + max(map(empty_s, needed)))
 
-    def _best(
-        self, new: Newcomer, view: View, judged: Callable[[GpuView], Verdict]
-    ) -> tuple[tuple[GpuId, ...], tuple[Verdict, ...]]:
-        """The GPUs to take, on as few nodes as possible, and the verdicts on all."""
-        fits = [_fit(node, tuple(map(judged, node.gpus))) for node in view.nodes]
-        gpus = self.magm.choose(fits, new.wanted.gpus, view)
-        return gpus, tuple(verdict for fit in fits for verdict in fit.verdicts)
+    def _victims(self, new: Newcomer, view: View, verdicts: Sequence[Verdict]) -> list[Job]:
+        """The running jobs to preempt for it: the fewest of those of which much more is left."""
+        soon = sum({reason.code for reason in each.refused} <= SOON for each in verdicts)
+        if not new.known or soon >= new.job.spec.gpus:
+            return []
+        number = self._number(new.job, view.now)
+        service_s = new.left_s * new.job.spec.gpus
+        longer = []
+        for job in view.running:
+            left_s = remaining_s(job, view.now)
+            if (
+                _known(job)
+                and _much_shorter(new.left_s, left_s)
+                and _much_shorter(service_s, left_s * job.spec.gpus)
+                and self._number(job, view.now) > number + PREEMPTION_S
+                and yields(job, new.job)
+            ):
+                longer.append((left_s * job.spec.gpus, job.id, job))
 
-    def _verdict(self, new: Newcomer, gpu: GpuView, view: View, held: Held | None) -> Verdict:
-        refused = gpu.memo.recall((self, new.wanted), self._unfit, new.wanted, gpu, view)
-        if not refused and idle(gpu, view.settings):
-            short = lacking(new.need_mib, new.job, gpu, self.conditions) if new.need_mib else None
-            certain = new.known and gpu.residents and all(map(_predicted, gpu.residents))
-            refused = _given(short, None if certain else self.risk(new.wanted, gpu))
-        if not refused and held and gpu.id in held.gpus:
-            refused = (Reason("held_for", held.at - view.now, unit="s", detail=_job(held.job)),)
-        if refused:
-            return Verdict(gpu.id, refused)
-        if not new.known:
-            return Verdict(gpu.id, (), most_free_memory(gpu))
-        if not gpu.residents:
-            return Verdict(gpu.id, (), new.left_s)
-        return self._beside(new, gpu, view)
+        def enough(jobs: Sequence[Job]) -> bool:
+            gone = {job.id for job in jobs}
+            left = vacated(view, lambda job: job.id in gone)
+            return bool(self.rules.known.place(new.job, left).gpus)
 
-    def _beside(self, new: Newcomer, gpu: GpuView, view: View) -> Verdict:
-        """Ranked by the sum of all ends with the newcomer, less that of the others without it."""
-        there, found = _joining(new, gpu, view)
-        wanted = new.wanted.gpus
-        # A job is counted once, over the GPUs that both are on.
-        counts = [1 / min(job.spec.gpus, wanted) for job in gpu.residents]
-        never = sum(map(mul, counts, there.ends_s))
-        counts.append(1 / wanted)
-        now, later = (sum(map(mul, counts, each)) for each in found)
-        if self.selective and now >= later:
-            detail = _names(job.id for job in gpu.residents)
-            return Verdict(gpu.id, (Reason("later_together", later, now, "s", detail),))
-        return Verdict(gpu.id, (), wanted * (now - never))
-
-    def _unfit(self, wanted: Demand, gpu: GpuView, view: View) -> tuple[Reason, ...]:
-        return view.refusals(wanted, gpu) or self._full(wanted, gpu)
-
-    def _full(self, wanted: Demand, gpu: GpuView) -> tuple[Reason, ...]:
-        return _given(*(refuse(wanted, gpu) for refuse in self.memory))
+        return fewest([job for *_, job in sorted(longer, reverse=True)], enough) or []
 
 
 def carma(settings: Settings) -> Carma:
     conditions = settings.preconditions_for("carma")
+    risk = not_risky(settings)
+
+    def beside_strangers(wanted: Demand, gpu: GpuView) -> Reason | None:
+        known = gpu.residents and all(job.expected_s is not None for job in gpu.residents)
+        return None if known else risk(wanted, gpu)
+
     memory = fits_memory(conditions, settings), min_free(conditions, settings)
-    return Carma("carma", conditions, memory, not_risky(settings), magm(settings))
+    known = Ranked("carma", (*memory, beside_strangers), busy, idle_first=True)
+    unknown = replace(magm(settings), filters=preconditions("carma", settings))
+    return Carma("carma", Rules(known, unknown))
 
 
 def remaining_s(job: Job, now: float) -> float:
@@ -237,96 +248,84 @@ def remaining_s(job: Job, now: float) -> float:
     return max(LEAST_S, job.expected_s - attained_s, OVERRUN * attained_s)
 
 
-def _newcomer(job: Job, view: View) -> Newcomer:
-    activity = _activity(job)
-    return Newcomer(
-        job,
-        view.demand(job),
-        remaining_s(job, view.now),
-        need_mib(job),
-        NEWCOMER_UTILIZATION if activity is None else activity,
-    )
+def busy(gpu: GpuView) -> float:
+    """The SM activity of the jobs there, alone, added up; as far as it was not measured, what the
+    GPU shows."""
+    alone = [job.profile.mean("sm_active") if job.profile else None for job in gpu.residents]
+    known = sum(each for each in alone if each is not None)
+    return max(known, gpu.score.sm_mean) if None in alone or not alone else known
 
 
-def _activity(job: Job) -> float | None:
-    """The job's SM activity when alone; None if it was not measured."""
-    return job.profile.mean("sm_active") if job.profile else None
+def vacated(view: View, leaves: Callable[[Job], bool]) -> View:
+    """As it will look without these jobs."""
+    return replace(view, nodes=tuple(_vacated(node, leaves) for node in view.nodes))
 
 
-def _company(gpu: GpuView, view: View) -> Company:
-    return company(_members(gpu, view.now), _cost(view))
+def _vacated(node: NodeView, leaves: Callable[[Job], bool]) -> NodeView:
+    gpus = tuple(_without(gpu, leaves) for gpu in node.gpus)
+    if not any(gpu.residents for gpu in gpus):  # then a user's MPS server is gone, too
+        gpus = tuple(replace(gpu, mps_user=None) for gpu in gpus)
+    return replace(node, gpus=gpus)
 
 
-def _joining(new: Newcomer, gpu: GpuView, view: View) -> tuple[Company, Joining]:
-    """What becomes of the jobs there and of the newcomer. Most that wait outlast all others."""
-    there = gpu.memo.recall((_company, view.now), _company, gpu, view)
-    question = (outlasting, view.now, new.activity)
-    now, later = gpu.memo.recall(question, outlasting, there, new.activity, _cost(view))
-    if new.left_s < max(*now[:-1], *later[:-1]):
-        return there, joining(there, Member(new.activity, new.left_s), _cost(view))
-    return there, Joining(*((*each[:-1], each[-1] + new.left_s) for each in (now, later)))
-
-
-def _members(gpu: GpuView, now: float) -> list[Member]:
-    """The jobs there. Those not measured alone share what the GPU shows beyond the others; one of
-    unknown duration is expected to run for as long again as it has."""
-    known = [_activity(job) for job in gpu.residents]
-    rest = max(0.0, gpu.score.sm_mean - sum(own for own in known if own is not None))
-    share = rest / max(1, known.count(None))
-    return [
-        Member(
-            share if own is None else own,
-            left
-            if (left := remaining_s(job, now)) < math.inf
-            else max(LEAST_S, job.attained_s(now)),
-        )
-        for job, own in zip(gpu.residents, known, strict=True)
-    ]
-
-
-def _predicted(job: Job) -> bool:
-    return job.expected_s is not None
-
-
-def _cost(view: View) -> float:
-    return MPS if view.settings.collocation.mps else TIME_SLICED
-
-
-def _empty_s(gpu: GpuView, view: View) -> float:
-    """When the jobs there have ended, in seconds from now."""
-    if not gpu.residents:
-        return 0.0
-    return max(gpu.memo.recall((_company, view.now), _company, gpu, view).ends_s)
-
-
-def _emptied(gpu: GpuView) -> GpuView:
-    """With its node, if an MPS server serves all of that."""
+def _without(gpu: GpuView, leaves: Callable[[Job], bool]) -> GpuView:
+    gone = [job for job in gpu.residents if leaves(job)]
+    if not gone:
+        return gpu
+    residents = tuple(job for job in gpu.residents if not leaves(job))
     free_mib = gpu.gpu.memory_mib - gpu.external_mib
-    return replace(gpu, residents=(), settling=None, free_mib=free_mib, mps_user=None)
+    if residents:
+        free_mib = gpu.free_mib + sum(map(need_mib, gone))
+    return replace(gpu, residents=residents, settling=None, free_mib=free_mib)
 
 
-def _fit(node: NodeView, verdicts: tuple[Verdict, ...]) -> Fit:
-    ranked = sorted(
-        ((False, verdict.rank), gpu.gpu.index, gpu.id)  # idle ones do not come first
-        for gpu, verdict in zip(node.gpus, verdicts, strict=True)
-        if verdict.rank is not None
-    )
-    return Fit(tuple(r for r, _, _ in ranked), tuple(id for _, _, id in ranked), verdicts)
+def _place(new: Newcomer, view: View, rules: Rules) -> Placement:
+    placement = rules.of(new).place(new.job, view)
+    why = expected(new.job) if placement.gpus else ()
+    return replace(placement, explanation=(*why, *placement.explanation))
 
 
-def _promise(held: Held | None, now: float) -> tuple[Reason, ...]:
-    if held is None:
-        return ()
-    return (Reason("promised", held.at - now, len(held.gpus), "s"),)
+def _too_large(new: Newcomer, view: View) -> bool:
+    """Whether it fits nowhere, by memory alone."""
+    estimate = new.job.estimate
+    if estimate is None:
+        return False
+    room = (new.mib <= gpu.free_mib or not (estimate.firm or gpu.residents) for gpu in view.gpus)
+    return sum(room) < new.job.spec.gpus
 
 
-def _given(*reasons: Reason | None) -> tuple[Reason, ...]:
-    return tuple(reason for reason in reasons if reason)
+def _much_shorter(short_s: float, long_s: float) -> bool:
+    return MUCH_LONGER * short_s + PREEMPTION_S < long_s
 
 
-def _names(jobs: Iterable[JobId]) -> str:
-    return first_few(", ".join(map(_job, jobs)))
+def _longest_s(view: View) -> float:
+    """What is left of the running job of which most is, of those that may be preempted at all."""
+    left = (remaining_s(job, view.now) for job in view.running if _known(job) and job.spec.requeue)
+    return max(left, default=0.0)
 
 
-def _job(id: JobId) -> str:
-    return f"job {id}"
+def _known(job: Job) -> bool:
+    return job.expected_s is not None and job.estimate is not None
+
+
+def _newcomer(job: Job, now: float) -> Newcomer:
+    return Newcomer(job, remaining_s(job, now), _known(job))
+
+
+def _empty_s(gpu: GpuView, now: float) -> float:
+    """When the jobs there have ended, in seconds from now, if they run as if alone. One of unknown
+    duration is expected to run for as long again as it has."""
+    left = [
+        job.attained_s(now) if job.expected_s is None else remaining_s(job, now)
+        for job in gpu.residents
+    ]
+    return max(left, default=0.0)
+
+
+def _preemption(victim: Job, first: Job) -> Preemption:
+    return Preemption(victim.id, Reason("preempted", detail=f"job {first.id} goes first"))
+
+
+def _making_room(job: Job, victims: Iterable[Job]) -> Reason:
+    names = first_few(", ".join(f"job {victim.id}" for victim in victims))
+    return Reason("making_room", job.spec.gpus, 0, "GPUs", names)
