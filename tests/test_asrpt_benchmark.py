@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,12 +12,13 @@ import pytest
 
 pytest.importorskip("sklearn", reason="carma[policies] is not installed")
 
-from benchmarks.asrpt import claims, layouts, runs, workload
+from benchmarks.asrpt import claims, layouts, runs, testbed, workload
 from benchmarks.asrpt.page import report
 from benchmarks.asrpt.runs import ADAPTIVE, DEFAULT, PAPER, PERFECT, UNHELD, Case, Result, cases
 from benchmarks.harness import report as harness
 from benchmarks.harness.claims import Claim, Verdict
 from carmad.core.layout import Layout, Stage
+from carmad.models import Lookup
 from carmad.sim.outcome import JobOutcome
 from carmad.sim.task import Task, Trace
 
@@ -147,12 +149,39 @@ def _run(
     return outcomes[0].jobs
 
 
+def test_on_the_testbed_predictions_are_a_tenth_as_durations_are() -> None:
+    model = Lookup("", "", {"a": 500.0}, 1, 0.0)
+    small = runs.testbed()[0]
+    ((_, asked),) = runs.experiment(small, model).models
+    ((_, whole),) = runs.experiment(replace(small, testbed=False, part=PART), model).models
+    assert (asked.predict("a"), whole.predict("a")) == (50.0, 500.0)
+
+
+def test_the_testbed_s_page_has_all_policies() -> None:
+    text = testbed.report(_testbed()).page({})
+    assert "nan" not in text
+    assert "| testbed, against any baseline: most | -44 % | -40 % (-40 to -40)" in _single(text)
+    assert "| A-SRPT-Perfect | 0.60 | +0 % (+0 to +0)" in _single(text)
+
+
+def _testbed() -> list[Result]:
+    """A-SRPT took 0.6 h, and the others 1 h."""
+    return [_result(it, 0.6 if it.policy == PAPER else 1.0) for it in runs.testbed()]
+
+
+def _single(text: str) -> str:
+    """Without the columns' padding."""
+    return re.sub(" +", " ", text)
+
+
 def _claims(found: Sequence[Result]) -> list[Claim]:
     """From what the command would write, and the other committed results."""
 
     def read(name: str) -> Any:
         if name == "asrpt":
             return json.loads(harness._json(report(found).data))
+        if name == "asrpt_testbed":
+            return json.loads(harness._json(testbed.report(_testbed()).data))
         return json.loads((harness.RESULTS / f"{name}.json").read_text())
 
     return list(claims.claims(read))

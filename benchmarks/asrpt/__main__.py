@@ -1,7 +1,7 @@
 """A-SRPT beside the schedulers of its paper, simulated.
 
 The paper's figures 6 to 9: total completion time by number of jobs, share of jobs of a single GPU,
-network and prediction, and its testbed's figure 5; under several loads; and what scheduling costs.
+network and prediction; under several loads; and what scheduling costs.
 `benchmarks.asrpt.workload` says which jobs, and why. Nothing was tuned to the paper's results.
 """
 

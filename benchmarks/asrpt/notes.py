@@ -49,10 +49,6 @@ UNSLOWED = """\
 Between servers there is as much bandwidth as within: what is left is whose turn it is. Not in the
 paper."""
 
-TESTBED = """\
-The paper's testbed: 14 GPUs at equal distances, 75 consecutive jobs, all times a tenth, no
-patience. Five sets, where the paper has three. Jobs of more than 14 GPUs are left out."""
-
 PREDICTED = """\
 How far each is off is in asrpt_prediction.md."""
 

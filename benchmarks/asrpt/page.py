@@ -24,7 +24,6 @@ from benchmarks.asrpt.runs import (
     SEEDS,
     SEVERAL,
     SHARES,
-    SMALL,
     UNSLOWED,
     Case,
     Result,
@@ -83,13 +82,12 @@ def report(results: Sequence[Result]) -> Report:
         ("## Where no job is slowed", notes.UNSLOWED, UNSLOWED, _totals),
     )
     sections = (
-        ("## The paper's figures and ours", notes.SETTING, _beside(beside)),
+        ("## The paper's figures and ours", notes.SETTING, beside_paper(beside)),
         *(
             (title, note, *(table(runs, found) for table in tables))
             for title, note, cases, *tables in columns
             if (found := runs.there(cases))
         ),
-        ("## Testbed (figure 5)", notes.TESTBED, _testbed(runs)),
         ("## Predictions (figure 9)", notes.PREDICTED, _predictions(runs)),
         ("## Scheduling overhead", notes.OVERHEAD, _overhead(runs)),
         ("## Causes of the differences", notes.CAUSES),
@@ -115,20 +113,15 @@ def _claims(runs: Runs) -> Iterator[Beside]:
         ("single-GPU jobs, against any baseline: most", -57, shares, min, every),
         ("1 Gb/s, against any baseline: most", -92, [slow], min, every),
         ("50 Gb/s, against WCS-duration", -12, [fast], max, ("WCS-duration",)),
-        ("testbed, against any baseline: most", -44, [SMALL], min, every),
     ):
         if runs.has(*cases):
-            yield _extreme(runs, what, paper, cases, pick, baselines)
-    perfect = replace(SMALL, prediction=PERFECT)
-    yield Beside(
-        "testbed: against perfect prediction", 7, {PAPER: _range(runs.changes(SMALL, perfect))}
-    )
+            yield extreme(runs, what, paper, cases, pick, baselines)
     case = Case(MIDDLE)
     yield Beside(
         "against perfect prediction",
         14,
         {
-            mine: _range(
+            mine: extent(
                 runs.changes(
                     replace(case, policy=mine), replace(case, policy=mine, prediction=PERFECT)
                 )
@@ -138,7 +131,7 @@ def _claims(runs: Runs) -> Iterator[Beside]:
     )
 
 
-def _extreme(
+def extreme(
     runs: Runs,
     what: str,
     paper: float,
@@ -151,15 +144,15 @@ def _extreme(
     ours = {}
     for mine in OURS:
         changes = [runs.changes(replace(case, policy=mine), other) for case, other in pairs]
-        ours[mine] = _range([pick(of_seed) for of_seed in zip(*changes, strict=True)])
+        ours[mine] = extent([pick(of_seed) for of_seed in zip(*changes, strict=True)])
     return Beside(what, paper, ours)
 
 
-def _range(values: Sequence[float]) -> tuple[float, float, float]:
+def extent(values: Sequence[float]) -> tuple[float, float, float]:
     return median(values), min(values), max(values)
 
 
-def _beside(rows: Sequence[Beside]) -> str:
+def beside_paper(rows: Sequence[Beside]) -> str:
     def ours(row: Beside, name: str) -> str:
         if name not in row.ours:
             return ""
@@ -194,7 +187,7 @@ def _table(runs: Runs, cases: Mapping[str, Case], policies: Sequence[str]) -> st
         for case in cases.values():
             its = replace(case, policy=policy)
             cells.append(f"{runs.median(its, 'total') / 1000:,.2f}")
-            middle, low, high = _range(runs.changes(case, its))
+            middle, low, high = extent(runs.changes(case, its))
             cells.append("" if policy == PAPER else f"{middle:+.0f} % ({low:+.0f} to {high:+.0f})")
         rows.append((policy, *cells))
     return markdown.table(headings, rows, numbers=range(1, len(headings)))
@@ -231,21 +224,6 @@ def _slowdowns(runs: Runs, cases: Mapping[str, Case]) -> str:
                 ),
             )
         )
-    return markdown.table(headings, rows, numbers=range(1, len(headings)))
-
-
-def _testbed(runs: Runs) -> str:
-    headings = ("", "total hours", "against A-SRPT's", "makespan h", "against A-SRPT's")
-    named = {policy: replace(SMALL, policy=policy) for policy in POLICIES}
-    named["A-SRPT-Perfect"] = replace(SMALL, prediction=PERFECT)
-    rows = []
-    for name, case in named.items():
-        cells = [name]
-        for what in ("total", "makespan"):
-            middle, low, high = _range(runs.changes(case, SMALL, what))
-            cells.append(f"{runs.median(case, what):,.2f}")
-            cells.append("" if case == SMALL else f"{middle:+.0f} % ({low:+.0f} to {high:+.0f})")
-        rows.append(cells)
     return markdown.table(headings, rows, numbers=range(1, len(headings)))
 
 
