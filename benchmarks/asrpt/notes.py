@@ -57,8 +57,11 @@ How long the policy's plans took, by the clock, while other work had the other c
 The paper's 5 s a job are of its testbed, and likely include more than the plan."""
 
 CAUSES = """\
-- **Servers.** With A-SRPT's choice of servers its baselines are not the paper's: the second table
-  of single-GPU jobs shows how much of the lead is the choice alone.
+- **Servers.** The lead is the choice of servers: in order of index, baselines spread jobs over
+  servers, where at 10 Gb/s an iteration takes up to 233 times as long. Where all take A-SRPT's
+  servers, or nobody is slowed, its order, reserve and patience gain or lose little (second table of
+  single-GPU jobs, and the one without slow-downs). The paper does not say which servers its
+  baselines take.
 - **The held queue.** A job of 8 GPUs at its head has up to 7 of them idle, and those of one GPU
   behind it wait, which could all have started. `queue not held` shows what that costs.
 - **Predictions.** A third of Philly's jobs end early, which nobody foresees; PAI's trace was
