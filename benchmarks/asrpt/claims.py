@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.asrpt.runs import OURS
 from benchmarks.harness.claims import Claim
 
-WINDOWS = "five windows of jobs; baselines take servers in index order: the paper does not say which"
+WINDOWS = "five windows of jobs; which servers its baselines take, the paper does not say"
 
 
 def claims(read: Callable[[str], Any]) -> Iterator[Claim]:
