@@ -7,8 +7,6 @@ the paper's mean JCT and deadlines met; nothing else is fitted to the paper's re
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from benchmarks.cuckoo.page import report
 from benchmarks.cuckoo.pairs import judged
 from benchmarks.cuckoo.runs import cases, results
@@ -17,10 +15,8 @@ from benchmarks.harness.main import main
 from benchmarks.harness.report import Report
 
 
-def measure(few: bool = False) -> Report:
-    """`few`: the main variants alone, in a quarter of the time; kept under another name."""
-    found = report(list(results(cases(few))), [] if few else list(judged()))
-    return replace(found, name="cuckoo_few") if few else found
+def measure() -> Report:
+    return report(list(results(cases())), list(judged()))
 
 
 if __name__ == "__main__":

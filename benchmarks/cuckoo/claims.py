@@ -22,8 +22,8 @@ BESIDE = "the variant's over Cuckoo's, in the paper's set-up"
 
 
 def claims(read: Callable[[str], Any]) -> Iterator[Claim]:
-    few = read("cuckoo_few")
-    headline, met = few["beside"]["headline"], _met(few["runs"])
+    tables = read("cuckoo")
+    headline, met = tables["beside"]["headline"], _met(tables["runs"])
     told = {its["what"]: its["paper"] for its in headline}
     for its in headline:
         what = its["what"]
@@ -43,12 +43,12 @@ def claims(read: Callable[[str], Any]) -> Iterator[Claim]:
     yield Claim(
         "figure 11: precision of AM", 98.7, (), "%", "durations are known exactly in the simulator"
     )
-    errors = {row["model"]: row["group"] for row in read("cuckoo")["pairs"][:2]}
+    errors = {row["model"]: row["group"] for row in tables["pairs"][:2]}
     why = "on the pairs that Lucid's authors measured: other models and GPUs"
     for model, paper in (("AM", 13.5), ("Muri-P", 20.2)):
         what = f"figure 10: error of {model}'s iteration times"
         yield Claim(what, paper, (100 * errors[model],), "%", why, at_most=True)
-    plans = read("cuckoo")["plans"]
+    plans = read("cuckoo_plans")["plans"]
     worst_s = tuple(plan["worst_ms"] / 1000 for plan in plans if plan["queued"] == 2000)
     why = "on 16 and on 512 GPUs; another machine"
     yield Claim("time of a plan for 2,000 jobs", 3, worst_s, "s", why, at_most=True)
