@@ -17,6 +17,7 @@ from carmad.core.types import (
     Indicator,
     JobState,
     Prediction,
+    ProcessUse,
     Profile,
     ProfilingRun,
     Retry,
@@ -935,6 +936,25 @@ def test_gpus_kept_for_a_user_are_not_lent_to_the_same_user_beside_another_s_cli
         queued(3, uid=1000, stages=NOTHING_LEFT),
     ]
     assert where(plan(nodes_of(jobs, resident, **broken))) == {1: (), 2: (), 3: (1,)}
+
+
+@pytest.mark.parametrize("scope", ["gpu", "node"])
+def test_a_client_left_on_an_mps_server_takes_no_turn_from_others(scope):
+    """Job 1 may not start there, so its turn is on another GPU, or job 2 has it."""
+    settings = replace(SETTINGS, collocation=Collocation(mps=True, mps_scope=scope))
+    left = ProcessUse(77, 300, 0.0, user="ada", mps_uid=1000)
+    first = queued(1, uid=1001, stages=NOTHING_LEFT)
+    second = queued(2, uid=1000, stages=NOTHING_LEFT)
+    shown = a_view(gpu_views([a_gpu(0)]), [], settings).gpus[0].sample
+    found = {"gpu0": {"sample": replace(shown, processes=(left,))}}
+    for gpus, expected in (
+        (1, {1: (), 2: (0,)}),
+        (2, {1: (1,), 2: (0,)} if scope == "gpu" else {1: (), 2: (0,)}),
+    ):
+        assert where(plan(view_of(gpus, [first, second], settings=settings, **found))) == expected
+    waits = view_of(1, [first], settings=settings, **found)
+    gone = view_of(1, [first], settings=settings)
+    assert where(plan(replace(after(waits), nodes=gone.nodes))) == {1: (0,)}
 
 
 # -- while nothing changes, a plan remains valid

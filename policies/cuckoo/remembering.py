@@ -24,12 +24,13 @@ class Look(NamedTuple):
     residents: tuple[Job, ...]
     external_mib: int
     mps_user: tuple[int, str] | None
+    mps_stray: tuple[int, str] | None
     free_mib: int = 0
     settled: bool = False
 
     @classmethod
     def at(cls, gpu: GpuView) -> Look:
-        look = cls(gpu.gpu.id, gpu.residents, gpu.external_mib, gpu.mps_user)
+        look = cls(gpu.gpu.id, gpu.residents, gpu.external_mib, gpu.mps_user, gpu.mps_stray)
         if len(gpu.residents) > 1:
             return look
         return look._replace(free_mib=gpu.free_mib, settled=gpu.settling is None)
