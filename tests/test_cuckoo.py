@@ -977,10 +977,10 @@ def test_nothing_is_planned_anew_before_something_changes(joins, monkeypatch):
     residents = [running(9, 0, left_s=500.0, stages=NOTHING_LEFT)]
     line = [queued(1, deadline=700.0, stages=NOTHING_LEFT)]
     first = view_of(1, line, *residents, settings=settings)
-    later = after(first, now=100.0)
+    later = after(first, now=50.0)
     assert planned_s(first) == {1: 500.0}
     plans.clear()
-    assert planned_s(later) == {1: 400.0} and not plans
+    assert planned_s(later) == {1: 450.0} and not plans
     due = codes(plan(later)[1].reasons)
     fresh = codes(plan(replace(later, memory=None))[1].reasons)
     assert due == fresh and len(plans) == 1
@@ -989,11 +989,25 @@ def test_nothing_is_planned_anew_before_something_changes(joins, monkeypatch):
     for changed_view in (
         another,
         free,
+        replace(later, now=60.0),
         replace(later, now=500.0),
         replace(later, settings=SETTINGS),
     ):
         plans.clear()
         assert plan(changed_view) and len(plans) == 1
+
+
+def test_time_alone_may_make_a_join_worth_while():
+    """The less is left of job 9, the less job 1 delays it."""
+    resident = running(9, 0, left_s=700.0, stages=(StageTimes(3.0, 2.0, 4.0),))
+    line = [
+        queued(1, 1700.0, stages=(StageTimes(5.0, 1.0, 4.0),)),
+        queued(2, 1200.0, stages=(StageTimes(2.0, 3.0, 1.0),)),
+        queued(3, 200.0, stages=(StageTimes(4.0, 3.0, 5.0),)),
+    ]
+    before = view_of(1, line, resident)
+    assert where(plan(before)) == {1: (), 2: (), 3: ()}
+    assert where(plan(after(before, now=490.0)))[1] == (0,)
 
 
 # -- what is said, and how much
