@@ -115,8 +115,10 @@ class Preemptive:
         taken = free_first[: head.spec.gpus]
         free = sum(not there for _, there in taken)
         before = sorted({id for _, there in taken for id in there})
-        names = ", ".join(f"job {id}" for id in before)
-        reason = Reason("making_room", head.spec.gpus, free, "GPUs", names)
+        clients = dict.fromkeys(gpu.mps_leaving for gpu, _ in taken if gpu.mps_leaving)
+        names = [f"job {id}" for id in before]
+        names += [name for uid, name in clients if uid != head.spec.uid]
+        reason = Reason("making_room", head.spec.gpus, free, "GPUs", ", ".join(names))
         return Room(tuple(gpu.id for gpu, _ in taken), tuple(preempted), reason)
 
     def _lower(self, head: Job, view: View, leaving: set[JobId]) -> list[Job]:
@@ -157,7 +159,9 @@ class Preemptive:
 
     def _would_do(self, gpu: GpuView, wanted: Demand, view: View) -> bool:
         free_mib = gpu.gpu.memory_mib - gpu.external_mib
-        vacated = replace(gpu, residents=(), settling=None, free_mib=free_mib, mps_user=None)
+        vacated = replace(
+            gpu, residents=(), settling=None, free_mib=free_mib, mps_user=None, mps_leaving=None
+        )
         if view.refusals(wanted, vacated):
             return False
         return not any(refuse(wanted, vacated) for refuse in self.unshared.filters)

@@ -258,6 +258,55 @@ def test_nobody_is_preempted_while_a_process_is_left_on_the_mps_server():
     assert server.job(theirs).state is S.QUEUED
 
 
+@pytest.mark.parametrize("scope", ["gpu", "node"])
+def test_a_client_of_a_job_that_has_just_ended_causes_no_further_preemption(scope):
+    """The last reading still shows it. On a node's server, the other job's must leave as well."""
+    collocation = Collocation(mps=True, mps_scope=scope)
+    server = srtf(2, replace(PREEMPTING, collocation=collocation))
+    shown = server.reading
+
+    def reading(gpu, at):
+        seen = shown(gpu, at)
+        return replace(seen, processes=tuple(replace(p, mps_uid=1000) for p in seen.processes))
+
+    server.reading = reading
+    first, second = server.submit(expected_s=1000), server.submit(expected_s=2000)
+    for job in (first, second):
+        server.run_kernel(job)
+    server.sample(1.0)
+    theirs = server.submit(expected_s=10, user="bob", uid=1001)
+    left = [] if scope == "gpu" else [first]
+    assert stopping(server) == [*left, second]
+    server.exit(second, GONE)
+    assert stopping(server) == left
+    assert server.why(theirs)[1] == ["making_room"]
+    (reason,) = server.scene.decisions[theirs].placement.reasons
+    assert "pid" in reason.detail
+    if scope == "node":
+        server.exit(first, GONE)
+        assert server.job(theirs).state is S.QUEUED
+    server.sample(1.0)
+    assert server.job(theirs).state is S.STARTING
+
+
+def test_a_process_that_the_next_reading_still_shows_is_left_for_good():
+    server = srtf(2, replace(PREEMPTING, collocation=Collocation(mps=True)))
+    first, second = server.submit(expected_s=1000), server.submit(expected_s=2000)
+    server.run_kernel(second)
+    shown = server.reading
+    hangs = ProcessUse(77, 1000, 0.0, second, "ada", mps_uid=1000)
+    server.reading = lambda gpu, at: (
+        replace(shown(gpu, at), processes=(hangs,)) if gpu.index == 1 else shown(gpu, at)
+    )
+    server.sample(1.0)
+    server.submit(expected_s=10, user="bob", uid=1001)
+    assert stopping(server) == [second]
+    server.exit(second, GONE)
+    assert stopping(server) == []
+    server.sample(1.0)
+    assert stopping(server) == [first]
+
+
 def test_one_that_leaves_enough_spares_the_others():
     """The last in line has one GPU, the one before it three: the latter alone will do."""
     server = srtf(gpus=4)

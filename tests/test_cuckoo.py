@@ -17,6 +17,7 @@ from carmad.core.types import (
     Indicator,
     JobState,
     Prediction,
+    ProcessUse,
     Profile,
     ProfilingRun,
     Retry,
@@ -937,6 +938,25 @@ def test_gpus_kept_for_a_user_are_not_lent_to_the_same_user_beside_another_s_cli
     assert where(plan(nodes_of(jobs, resident, **broken))) == {1: (), 2: (), 3: (1,)}
 
 
+@pytest.mark.parametrize("scope", ["gpu", "node"])
+def test_a_client_left_on_an_mps_server_takes_no_turn_from_others(scope):
+    """Job 1 may not start there, so its turn is on another GPU, or job 2 has it."""
+    settings = replace(SETTINGS, collocation=Collocation(mps=True, mps_scope=scope))
+    left = ProcessUse(77, 300, 0.0, user="ada", mps_uid=1000)
+    first = queued(1, uid=1001, stages=NOTHING_LEFT)
+    second = queued(2, uid=1000, stages=NOTHING_LEFT)
+    shown = a_view(gpu_views([a_gpu(0)]), [], settings).gpus[0].sample
+    found = {"gpu0": {"sample": replace(shown, processes=(left,))}}
+    for gpus, expected in (
+        (1, {1: (), 2: (0,)}),
+        (2, {1: (1,), 2: (0,)} if scope == "gpu" else {1: (), 2: (0,)}),
+    ):
+        assert where(plan(view_of(gpus, [first, second], settings=settings, **found))) == expected
+    waits = view_of(1, [first], settings=settings, **found)
+    gone = view_of(1, [first], settings=settings)
+    assert where(plan(replace(after(waits), nodes=gone.nodes))) == {1: (0,)}
+
+
 # -- while nothing changes, a plan remains valid
 
 
@@ -957,10 +977,10 @@ def test_nothing_is_planned_anew_before_something_changes(joins, monkeypatch):
     residents = [running(9, 0, left_s=500.0, stages=NOTHING_LEFT)]
     line = [queued(1, deadline=700.0, stages=NOTHING_LEFT)]
     first = view_of(1, line, *residents, settings=settings)
-    later = after(first, now=100.0)
+    later = after(first, now=50.0)
     assert planned_s(first) == {1: 500.0}
     plans.clear()
-    assert planned_s(later) == {1: 400.0} and not plans
+    assert planned_s(later) == {1: 450.0} and not plans
     due = codes(plan(later)[1].reasons)
     fresh = codes(plan(replace(later, memory=None))[1].reasons)
     assert due == fresh and len(plans) == 1
@@ -969,11 +989,25 @@ def test_nothing_is_planned_anew_before_something_changes(joins, monkeypatch):
     for changed_view in (
         another,
         free,
+        replace(later, now=60.0),
         replace(later, now=500.0),
         replace(later, settings=SETTINGS),
     ):
         plans.clear()
         assert plan(changed_view) and len(plans) == 1
+
+
+def test_time_alone_may_make_a_join_worth_while():
+    """The less is left of job 9, the less job 1 delays it."""
+    resident = running(9, 0, left_s=700.0, stages=(StageTimes(3.0, 2.0, 4.0),))
+    line = [
+        queued(1, 1700.0, stages=(StageTimes(5.0, 1.0, 4.0),)),
+        queued(2, 1200.0, stages=(StageTimes(2.0, 3.0, 1.0),)),
+        queued(3, 200.0, stages=(StageTimes(4.0, 3.0, 5.0),)),
+    ]
+    before = view_of(1, line, resident)
+    assert where(plan(before)) == {1: (), 2: (), 3: ()}
+    assert where(plan(after(before, now=490.0)))[1] == (0,)
 
 
 # -- what is said, and how much

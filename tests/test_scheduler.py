@@ -43,8 +43,9 @@ from carmad.core.types import (
     Retry,
     WarnSignal,
 )
+from carmad.core.view import NodeView
 from carmad.guards import GuardedPolicy, GuardedRecovery
-from carmad.testing import FakeServer, a_gpu, a_job, a_spec
+from carmad.testing import FakeServer, a_gpu, a_gpu_view, a_job, a_spec, a_view
 from carmad.testing.fake_world import FakeProcess
 from policies import baselines, builtin
 from recovery import ladder
@@ -1057,6 +1058,20 @@ def test_a_client_left_on_an_mps_server_keeps_other_users_off_it(scope, ended):
     server.reading = shown
     server.sample(1)
     assert server.job(theirs).state is S.STARTING
+
+
+def test_within_a_plan_the_client_left_on_a_gpu_out_of_sight_still_counts():
+    """As in a view without the GPUs that are reserved for profiling."""
+    settings = Settings(collocation=Collocation(mps=True, mps_scope="node"))
+    left = ProcessUse(77, 300, 0.0, user="ada", mps_uid=1000)
+    shown = a_gpu_view(0)
+    shown = replace(shown, sample=replace(shown.sample, processes=(left,)))
+    view = a_view([shown, a_gpu_view(1), a_gpu_view(2)], [], settings)
+    node = NodeView(view.nodes[0].name, view.nodes[0].gpus[1:])
+    job = a_job(spec=a_spec(exclusive=True, uid=1001))
+    alone = job.placed((a_gpu(1).id,), 0.0, mode=Mode.EXCLUSIVE)
+    after = node.with_resident(a_gpu(1).id, alone, settings)
+    assert after.gpus[1].mps_stray == (1000, "pid 77 of ada")
 
 
 def test_users_share_a_multiuser_server_of_a_node():

@@ -187,7 +187,8 @@ def _ends(verdict: Verdict, scene: Scene, name: str) -> list[str]:
     """The residents whose end would free this GPU, with the latest time that they can take."""
     view = next((view for view in scene.view.gpus if view.id == verdict.gpu), None)
     users = [reason.detail for reason in verdict.refused if reason.code == "mps_user"]
-    if view and view.mps_stray and view.mps_stray[1] in users:
+    strays = filter(None, (view.mps_stray, view.mps_leaving)) if view else ()
+    if any(name in users for _, name in strays):
         return [f"may start when {users[0]} has ended"]
     if view and view.mps_user and users:
         return [f"may start when all jobs of {users[0]} under MPS have ended"]

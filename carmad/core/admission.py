@@ -122,7 +122,7 @@ def _mps_user(wanted: Demand, gpu: GpuView, settings: Settings) -> Reason | None
     if wanted.mps_uid is None or gpu.gpu.is_mig:  # jobs on an instance run outside MPS
         return None
     users = [(job.spec.uid, job.spec.user) for job in gpu.residents if is_client(job)]
-    users += filter(None, (gpu.mps_user, gpu.mps_stray))
+    users += filter(None, (gpu.mps_user, gpu.mps_stray, gpu.mps_leaving))
     other = next((name for uid, name in users if uid != wanted.mps_uid), None)
     return Reason("mps_user", detail=other) if other is not None else None
 

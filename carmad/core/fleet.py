@@ -31,6 +31,7 @@ class Fleet:
         self._outdated: set[GpuId] = set()  # changed since their view was made
         self._stands_until: dict[GpuId, float] = {}  # when a view expires by time alone
         self._metered: dict[JobId, None] = {}  # jobs whose usage changed since it was saved
+        self._left: dict[GpuId, dict[JobId, float]] = {}  # since the last reading, and when
         self._beside: dict[JobId, dict[GpuId, GpuSample]] = {}  # see `beside`
 
     def discover(self, gpus: Iterable[Gpu], unread: str = "") -> None:
@@ -130,13 +131,23 @@ class Fleet:
         if outdated:
             nodes = list(self._nodes)
             for at in {self.node_of[gpu] for gpu in outdated}:
-                gpus = (
-                    self._view(old.id, ledger.residents(old.id), now) if old.id in outdated else old
+                gpus = [
+                    self._renewed(old, ledger.residents(old.id), now) if old.id in outdated else old
                     for old in nodes[at].gpus
-                )
+                ]
                 nodes[at] = NodeView(nodes[at].name, with_server(gpus, self._settings))
             self._nodes = tuple(nodes)
         return self._nodes
+
+    def _renewed(self, old: GpuView, residents: tuple[Job, ...], now: float) -> GpuView:
+        here = {job.id for job in residents}
+        left = {job.id: now for job in old.residents if job.id not in here}
+        last = self._windows[old.id].last
+        for job, at in self._left.get(old.id, {}).items():
+            if last and last.at <= at and job not in here:
+                left.setdefault(job, at)
+        self._left[old.id] = left
+        return replace(self._view(old.id, residents, now), left=frozenset(left))
 
     def _view(self, gpu: GpuId, residents: tuple[Job, ...], now: float) -> GpuView:
         window, monitor = self._windows[gpu], self._settings.monitor

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from carmad.config import Monitor, Settings
@@ -25,6 +25,8 @@ class GpuView:
     drained: str | None  # the admin's reason
     mps_user: tuple[int, str] | None = None  # uid and name, if the node has one user's MPS server
     mps_stray: tuple[int, str] | None = None  # uid and name of a client of the server, of no job
+    mps_leaving: tuple[int, str] | None = None  # likewise, but of a job in `left`
+    left: frozenset[JobId] = frozenset()  # jobs that have ended here since the last reading
     memo: Memo = field(default_factory=Memo, init=False, repr=False, compare=False)
 
     @property
@@ -52,32 +54,56 @@ def is_client(job: Job) -> bool:
 
 def with_server(gpus: Iterable[GpuView], settings: Settings) -> tuple[GpuView, ...]:
     """A node's GPUs, each with who uses its MPS server, if that serves one user only: the user of
-    the server that they share, if they do, and a client that belongs to none of the residents."""
+    the server that they share, if they do, and a client that belongs to none of the residents. One
+    of a job that has just ended is told apart: the next reading may no longer show it."""
     gpus, shared = tuple(gpus), settings.collocation
     if not shared.mps or shared.mps_multiuser:
         return gpus
     if shared.mps_scope == "gpu":
-        return tuple(_served(gpu, None, _stray(gpu)) for gpu in gpus)
+        return tuple(_served(gpu, None, _stray(gpu), _leaving(gpu)) for gpu in gpus)
     clients = (job.spec for gpu in gpus for job in gpu.residents if is_client(job))
     user = next(((spec.uid, spec.user) for spec in clients), None)
-    stray = next(filter(None, map(_stray, gpus)), None)
-    return tuple(_served(gpu, user, stray) for gpu in gpus)
+    stray, leaving = (next(filter(None, map(found, gpus)), None) for found in (_stray, _leaving))
+    return tuple(_served(gpu, user, stray, leaving) for gpu in gpus)
 
 
-def _served(gpu: GpuView, user: tuple[int, str] | None, stray: tuple[int, str] | None) -> GpuView:
-    if (gpu.mps_user, gpu.mps_stray) == (user, stray):
+def with_client(gpus: Iterable[GpuView], job: Job, settings: Settings) -> tuple[GpuView, ...]:
+    """A node's GPUs, perhaps not all of them, after `job` was placed on one or more: if it is a
+    client of the server that they share, that is its user's from now on."""
+    gpus, shared = tuple(gpus), settings.collocation
+    one_user = shared.mps and shared.mps_scope == "node" and not shared.mps_multiuser
+    if not one_user or not is_client(job):
+        return gpus
+    user = job.spec.uid, job.spec.user
+    return tuple(_served(gpu, user, gpu.mps_stray, gpu.mps_leaving) for gpu in gpus)
+
+
+def _served(
+    gpu: GpuView,
+    user: tuple[int, str] | None,
+    stray: tuple[int, str] | None,
+    leaving: tuple[int, str] | None,
+) -> GpuView:
+    if (gpu.mps_user, gpu.mps_stray, gpu.mps_leaving) == (user, stray, leaving):
         return gpu
-    return replace(gpu, mps_user=user, mps_stray=stray)
+    return replace(gpu, mps_user=user, mps_stray=stray, mps_leaving=leaving)
 
 
 def _stray(gpu: GpuView) -> tuple[int, str] | None:
-    """An MPS client in the last reading that is no resident's, such as a process that hangs in the
-    driver after its job has ended."""
+    """Such as a process that hangs in the driver after its job has ended."""
+    return next((client for job, client in _clients_left(gpu) if job not in gpu.left), None)
+
+
+def _leaving(gpu: GpuView) -> tuple[int, str] | None:
+    return next((client for job, client in _clients_left(gpu) if job in gpu.left), None)
+
+
+def _clients_left(gpu: GpuView) -> Iterator[tuple[JobId | None, tuple[int, str]]]:
+    """The MPS clients in the last reading that are no resident's, and their jobs."""
     jobs = {job.id for job in gpu.residents}
     for process in gpu.sample.processes if gpu.sample else ():
         if process.mps_uid is not None and process.job not in jobs:
-            return process.mps_uid, f"pid {process.pid} of {process.user}"
-    return None
+            yield process.job, (process.mps_uid, f"pid {process.pid} of {process.user}")
 
 
 def free_memory(

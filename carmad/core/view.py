@@ -9,7 +9,7 @@ from itertools import chain
 from carmad.config import Settings
 from carmad.core.admission import Demand, demand, mode, refusals
 from carmad.core.decision import Reason, Verdict
-from carmad.core.gpuview import GpuView, is_client, with_server
+from carmad.core.gpuview import GpuView, is_client, with_client
 from carmad.core.history import History
 from carmad.core.memo import Memo
 from carmad.core.types import GpuId, Job, JobId, ProfilingRun
@@ -38,13 +38,9 @@ class NodeView:
         return frozenset(job.id for job in clients if job.spec.uid != uid)
 
     def with_resident(self, gpu: GpuId, job: Job, settings: Settings) -> NodeView:
-        """This node just after `job` was placed on `gpu`.
-
-        An MPS server stays its user's: its clients may be on GPUs that this view leaves out.
-        """
-        given = tuple(g.with_resident(job) if g.id == gpu else g for g in self.gpus)
-        taken = any(g.mps_user for g in given)
-        return NodeView(self.name, given if taken else with_server(given, settings))
+        """This node just after `job` was placed on `gpu`, or after that was promised to it."""
+        given = (g.with_resident(job) if g.id == gpu else g for g in self.gpus)
+        return NodeView(self.name, with_client(given, job, settings))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -27,6 +27,7 @@ class Site(NamedTuple):
     least_mib: int  # of the smallest GPU
     whole: bool  # none of them is a MIG instance
     one_user: bool  # all clients on a node share an MPS server that serves one user at a time
+    strays: Mapping[GpuId, int]  # users of clients, of no job, that are left on GPUs' MPS servers
 
     def server(self, job: Job) -> int | None:
         """The user whose clients alone may be on a node's server beside the job; None: anyone's."""
@@ -34,16 +35,21 @@ class Site(NamedTuple):
 
     def barred(self, job: Job) -> frozenset[GpuId]:
         """The GPUs that the job cannot use even when they are empty: because of its declared memory
-        (an estimate does not keep it off an empty GPU), after a failure there, or because a process
-        can use only one MIG instance."""
+        (an estimate does not keep it off an empty GPU), after a failure there, because a process
+        can use only one MIG instance, or because another user's is left on the MPS server."""
         need_mib = job.estimate.safe_mib if job.estimate and job.estimate.firm else 0
         avoid, several = job.retry.avoid if job.retry else (), job.spec.gpus > 1
-        if not avoid and need_mib <= self.least_mib and (self.whole or not several):
+        client = not job.exclusive and (self.one_user or not several)
+        strays = self.strays if client else {}
+        if not (avoid or strays) and need_mib <= self.least_mib and (self.whole or not several):
             return NOTHING
         return frozenset(
             gpu.id
             for gpu in self.gpus
-            if gpu.id in avoid or need_mib > memory_mib(gpu) or (several and gpu.gpu.is_mig)
+            if gpu.id in avoid
+            or need_mib > memory_mib(gpu)
+            or (several and gpu.gpu.is_mig)
+            or strays.get(gpu.id, job.spec.uid) != job.spec.uid
         )
 
     def holds(self, job: Job) -> bool:
@@ -63,7 +69,8 @@ def site(view: View, aside: frozenset[str], heterogeneous: bool) -> Site:
     whole = not any(gpu.gpu.is_mig for gpu in gpus)
     shared = view.settings.collocation
     one_user = shared.mps and shared.mps_scope == "node" and not shared.mps_multiuser
-    return Site(gpus, kinds if heterogeneous else kinds[:1], least_mib, whole, one_user)
+    strays = {gpu.id: gpu.mps_stray[0] for gpu in gpus if gpu.mps_stray and not gpu.gpu.is_mig}
+    return Site(gpus, kinds if heterogeneous else kinds[:1], least_mib, whole, one_user, strays)
 
 
 def memory_mib(gpu: GpuView) -> int:

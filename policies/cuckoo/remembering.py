@@ -1,8 +1,9 @@
 """The policy's memory: who is to join whom, and the last plan, which holds until something changes.
 
-As time passes, all turns come closer, while a job that joins another or starts on a slow GPU would
-end later. So a plan that starts nothing would start nothing later, either, unless one of the jobs
-that it covers or the memory of a GPU changes, or a running job outlives its prediction.
+A plan that starts nothing mostly would start nothing later, either, unless one of the jobs that it
+covers or the memory of a GPU changes, or a running job outlives its prediction. But joining a job
+that is nearly done delays it less, so that time alone may make it worth while: no plan is older
+than `LONGEST_S`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from carmad.plugin import GpuId, GpuView, Job, JobId, Settings, View
 from policies.cuckoo.members import Site
 from policies.cuckoo.schedule import Schedule
 
+LONGEST_S = 60.0  # that a plan is kept
+
 
 class Look(NamedTuple):
     """What matters of a GPU. No third job joins two, so what room they leave does not."""
@@ -24,12 +27,13 @@ class Look(NamedTuple):
     residents: tuple[Job, ...]
     external_mib: int
     mps_user: tuple[int, str] | None
+    mps_stray: tuple[int, str] | None
     free_mib: int = 0
     settled: bool = False
 
     @classmethod
     def at(cls, gpu: GpuView) -> Look:
-        look = cls(gpu.gpu.id, gpu.residents, gpu.external_mib, gpu.mps_user)
+        look = cls(gpu.gpu.id, gpu.residents, gpu.external_mib, gpu.mps_user, gpu.mps_stray)
         if len(gpu.residents) > 1:
             return look
         return look._replace(free_mib=gpu.free_mib, settled=gpu.settling is None)
@@ -70,4 +74,5 @@ def still_valid(view: View, basis: Basis) -> Made | None:
     if made is None or made.basis != basis:
         return None
     due_at = made.schedule.due_at
-    return made if made.at <= view.now < (math.inf if due_at is None else due_at) else None
+    until = min(made.at + LONGEST_S, math.inf if due_at is None else due_at)
+    return made if made.at <= view.now < until else None
