@@ -426,6 +426,15 @@ def test_when_a_job_is_due_is_the_same_in_every_plan():
     assert due_at(job, 50.0, 0.0) > 50
 
 
+def test_when_a_job_is_due_it_has_outlived_its_prediction():
+    """However the time is rounded: otherwise it would be due again at once."""
+    for tenths in range(10, 1000):
+        job = running(7, 0, started_at=1453510.3 + tenths / 7, served_s=0.0)
+        due = due_at(job, 1453510.3, tenths / 10)
+        assert left_s(job, due, tenths / 10) > 0.01 * tenths / 10, tenths
+        assert due_at(job, due, tenths / 10) > due
+
+
 def test_on_another_kind_it_takes_as_much_longer_as_its_iterations():
     stages = (StageTimes(1, 3, 6, gpu="a"), StageTimes(1, 13, 26, gpu="b"))
     job = queued(1, 100.0, deadline=150.0, stages=stages)

@@ -80,9 +80,9 @@ class Calendar:
         """Sets of `count` GPUs, without the barred ones: of one kind on one node, or else of one
         kind, or else any. GPUs that become free at about the same time form a set. `uid`: whose
         MPS server the jobs need."""
-        entries = [
-            self._open_to(uid, entry) for id, entry in self._entries.items() if id not in barred
-        ]
+        entries = [entry for id, entry in self._entries.items() if id not in barred]
+        if uid is not None:
+            entries = [self._open_to(uid, entry) for entry in entries]
         for alike in (_node_and_kind, _kind, _any):
             found = [*self._whole(entries, count, alike), *self._lent(entries, count, alike)]
             if found:
@@ -112,11 +112,11 @@ class Calendar:
     def _serve(self, gpu: GpuView, span: Span) -> None:
         self._spans.setdefault(gpu.gpu.node, []).append(span)
 
-    def _open_to(self, uid: int | None, entry: Entry) -> Entry:
+    def _open_to(self, uid: int, entry: Entry) -> Entry:
         """The entry for jobs of this user, which wait for other users' clients on the node; an idle
         GPU is lent to them until the first of those."""
         spans = self._spans.get(entry.gpu.gpu.node)
-        if uid is None or not spans or entry.gpu.gpu.is_mig:
+        if not spans or entry.gpu.gpu.is_mig:
             return entry
         others = [span for span in spans if span.uid != uid]
         if not others:
@@ -127,13 +127,13 @@ class Calendar:
         return replace(entry, free_s=free_s, after=after, lent_s=lent_s)
 
     def _whole(self, entries: Sequence[Entry], count: int, alike: Alike) -> Iterator[Seats]:
-        for chosen in _in_sets(entries, count, alike, lambda entry: (entry.free_s, entry.after)):
+        for chosen in _in_sets(entries, count, alike, _first_free):
             begin_s = max([entry.free_s for entry in chosen])
             yield self._seats(chosen, max(0.0, begin_s), math.inf)
 
     def _lent(self, entries: Sequence[Entry], count: int, alike: Alike) -> Iterator[Seats]:
         idle = [entry for entry in entries if entry.lent_s > 0]
-        for chosen in _in_sets(idle, count, alike, lambda entry: (-entry.lent_s, ())):
+        for chosen in _in_sets(idle, count, alike, _longest_lent):
             yield self._seats(chosen, 0.0, min(entry.lent_s for entry in chosen))
 
     def _seats(self, chosen: Sequence[Entry], begin_s: float, end_s: float) -> Seats:
@@ -146,15 +146,25 @@ def _in_sets(
     entries: Sequence[Entry],
     count: int,
     alike: Alike,
-    turn: Callable[[Entry], tuple[float, tuple[JobId, ...]]],
+    turn: Callable[[Entry], tuple[object, ...]],
 ) -> Iterator[Sequence[Entry]]:
     by_kind: dict[object, list[Entry]] = {}
     for entry in entries:
         by_kind.setdefault(alike(entry.gpu), []).append(entry)
     for each in by_kind.values():
-        each.sort(key=lambda entry: (turn(entry), entry.gpu.gpu.island))
+        if len(each) < count:
+            continue
+        each.sort(key=turn)
         for at in range(0, len(each) - count + 1, count):
             yield each[at : at + count]
+
+
+def _first_free(entry: Entry) -> tuple[object, ...]:
+    return entry.free_s, entry.after, entry.gpu.gpu.island
+
+
+def _longest_lent(entry: Entry) -> tuple[object, ...]:
+    return -entry.lent_s, entry.gpu.gpu.island
 
 
 def _node_and_kind(gpu: GpuView) -> object:

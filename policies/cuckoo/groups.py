@@ -95,6 +95,11 @@ class Packer:
         closeness = float(ddl_values(one.deadline_s, other.deadline_s))
         return Group((one, other), slowed, sum(1 / by for by in slowed[kind]), closeness)
 
+    def ends_s(self, one: Member, other: Member, kind: int) -> tuple[float, float]:
+        """When each of the two is done on this kind of GPU if both begin now (`Group.ends_s`)."""
+        slowed = _known_to(self).pair(one.stages[kind], other.stages[kind])
+        return ends(one.left_s[kind], other.left_s[kind], slowed, 0.0)
+
     def pairs(self, nodes: Sequence[Node], open_to: Iterable[int], memory: Memory) -> list[Group]:
         """The matching of nodes that ask for equally many GPUs. `open_to` has the kinds that they
         may be packed for."""
@@ -163,7 +168,7 @@ class _Known:
 
     def _with(self, wanted: Iterable[StageTimes]) -> Mapping[StageTimes, int]:
         """The places of all that are known, with these."""
-        new = [stages for stages in dict.fromkeys(wanted) if stages not in self._places]
+        new = list(dict.fromkeys(stages for stages in wanted if stages not in self._places))
         if not new:
             return self._places
         if len(self._places) + len(new) > KNOWN:

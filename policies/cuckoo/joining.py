@@ -81,6 +81,8 @@ def joins(
             continue
         asking = [rows[group.members[0].job.id] for group in alike]
         table = _table(asking, there, packer, conditions)
+        if not table.fits.any():
+            continue
         windows = [Window(n, end_s=NEVER) for n in range(len(there))]
         for n, slot in enumerate(planner(table, windows)):
             if slot:

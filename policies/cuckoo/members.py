@@ -162,8 +162,12 @@ def left_s(job: Job, now: float, whole_s: float) -> float:
 def due_at(job: Job, now: float, whole_s: float) -> float:
     """When a running job should end alone; once that has passed, a tenth later, and so on. The same
     time in every plan until then."""
-    started_at = now if job.started_at is None else job.started_at
     due_s, attained_s = max(whole_s, LEAST_S), job.attained_s(now)
     while due_s <= attained_s:
         due_s *= 1 + OVERRUN
-    return started_at - job.served_s + due_s
+    if job.started_at is None:
+        return now - job.served_s + due_s
+    at = job.started_at - job.served_s + due_s
+    while job.attained_s(at) < due_s:  # rounding: it must not still be due when the time has come
+        at = math.nextafter(at, math.inf)
+    return at

@@ -107,17 +107,22 @@ def _entries(
     """When running jobs are predicted to end: two that share, or will, by the model, more as if
     each were alone, since Cuckoo does not place more than two together."""
     by_id = {member.job.id: member for member in running}
+    free: dict[tuple[int, tuple[JobId, ...]], float] = {}  # by kind and jobs
     for gpu in where.gpus:
-        there = [by_id[job.id] for job in gpu.residents]
+        kind, there = where.kind(gpu), [by_id[job.id] for job in gpu.residents]
         there += [awaited[job.id] for job in gpu.residents if job.id in awaited]
-        kind = where.kind(gpu)
-        if len(there) == 2 and not any(member.missing for member in there):
-            one, other = there
-            free_s = max(packer.together(one, other, kind).ends_s(kind))
-        else:
-            free_s = max((member.left_s[kind] for member in there), default=0.0)
-        free_s = max(free_s, LEAST_S) if there else 0.0
-        yield Entry(gpu, free_s, tuple(member.job.id for member in there))
+        jobs = tuple([member.job.id for member in there])
+        if (kind, jobs) not in free:
+            free[kind, jobs] = _free_s(there, kind, packer)
+        yield Entry(gpu, free[kind, jobs], jobs)
+
+
+def _free_s(there: Sequence[Member], kind: int, packer: Packer) -> float:
+    """When these jobs have ended; 0 if there are none."""
+    if len(there) == 2 and not any(member.missing for member in there):
+        one, other = there
+        return max(*packer.ends_s(one, other, kind), LEAST_S)
+    return max([LEAST_S, *(member.left_s[kind] for member in there)]) if there else 0.0
 
 
 def _table(groups: Sequence[Group], ends_s: Ends, seats: Sequence[Seats], where: Site) -> Groups:
