@@ -247,11 +247,13 @@ class TestInterference:
         lies = [replace(row, ratio=20.0, pair=f"of a liar {row.pair}") for row in rows[2::3]]
         honest = [rows[::3], rows[1::3]]
         assert mae(train([*honest[0], *honest[1], *lies]), rows) > 3
-        told = agreed([*honest, lies])
-        assert mae(train([row for each in told for row in each]), rows) < 0.3
+        by_user = {"ada": honest[0], "bob": honest[1], "eve": lies}
+        told = [replace(row, user=user) for user, its in by_user.items() for row in its]
+        assert mae(train(agreed(told)), rows) < 0.3
 
     def test_who_alone_reports_of_a_pair_is_believed(self, rows: list[Beside]) -> None:
-        assert agreed([rows[:1], [], rows[-1:]]) == [rows[:1], [], rows[-1:]]
+        told = [replace(rows[0], user="ada"), replace(rows[-1], user="eve")]
+        assert agreed(told) == told
 
     def test_below_1_is_noise(self, rows: list[Beside]) -> None:
         idle = next(row for row in rows if row.ratio < 1)

@@ -142,7 +142,7 @@ def _sharing(told: Sequence[tuple[float, Beside]], now: float) -> Subject:
         new = [row for at, row in told if at > old.trained_at]
         if not isinstance(old, Boosted) or len(new) < LEAST_NEW:
             return None
-        return interference.ERROR, interference.mae(old, new)
+        return interference.ERROR, interference.mae(old, interference.agreed(new))
 
     return Subject("interference", train, since)
 

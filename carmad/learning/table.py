@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import islice
 from operator import itemgetter
 from statistics import median_low
 
@@ -12,7 +12,7 @@ from carmad.core.company import beside
 from carmad.core.history import Submission
 from carmad.core.types import ENDED, Job
 from carmad.learning.duration import Row
-from carmad.learning.interference import Beside, agreed
+from carmad.learning.interference import Beside
 from carmad.models.traffic import INTERVAL_S
 from carmad.models.workload import PROFILE
 from carmad.store.sql import SqlStore
@@ -21,7 +21,7 @@ from carmad.store.table import Cell, row
 MOST_RUNS = 50_000  # the latest ones, to limit memory and time
 MOST_OF_USER = 1_000  # unless the median user has more: no user may dominate
 MOST_RATIO = 20.0  # reports are the users' own words; the largest ever measured is 11 (Gavel, V100)
-MOST_MET, LEAST_MET = 1_000, 50  # step times of a user beside others, even if others have fewer
+MOST_MET, LEAST_MET = 300, 50  # step times of a user beside others, even if others have fewer
 PAGE = 500  # jobs read at a time: their environments are large
 KEPT = ("user", "group", "name", "gpus", "submitted_at", "ended_at", "duration_s")
 
@@ -44,15 +44,12 @@ def companies(store: SqlStore) -> list[tuple[float, Beside]]:
 
     Reports are the users' own words. Of each user every pair counts once, with the median of its
     ratios, and of these the latest, as many as the user has who is a third of the way up: from
-    three users on, nobody has more than a third of all, or `LEAST_MET`. Then users vote: `agreed`.
+    three users on, nobody has more than a third of all, or `LEAST_MET`.
     """
     everybodys = (_medians(islice(_met(store, user), MOST_MET)) for user in store.users())
     by_user = sorted((told for told in everybodys if told), key=len)
     most = max(LEAST_MET, len(by_user[(len(by_user) - 1) // 3])) if by_user else 0
-    counted = [told[:most] for told in by_user]
-    rows = agreed([[row for _, row in told] for told in counted])
-    times = [[at for at, _ in told] for told in counted]
-    return sorted(zip(chain(*times), chain(*rows), strict=True), key=itemgetter(0))
+    return sorted((row for told in by_user for row in told[:most]), key=itemgetter(0))
 
 
 def counts(submissions: Sequence[Submission], now: float) -> tuple[list[tuple[int, int]], float]:
@@ -76,7 +73,8 @@ def _met(store: SqlStore, user: str) -> Iterator[tuple[float, Beside]]:
             # Recurring jobs share a profile: their later runs are the same pair.
             pair = "|".join(sorted((repr(each.own), repr(each.other))))
             ratio = min(each.ratio, MOST_RATIO)
-            yield job.ended_at or 0.0, Beside(beside(each.own, each.other, each.mps), ratio, pair)
+            values = beside(each.own, each.other, each.mps)
+            yield job.ended_at or 0.0, Beside(values, ratio, pair, user)
 
 
 def _medians(told: Iterable[tuple[float, Beside]]) -> list[tuple[float, Beside]]:

@@ -264,7 +264,7 @@ def vacated(view: View, leaves: Callable[[Job], bool]) -> View:
 def _vacated(node: NodeView, leaves: Callable[[Job], bool]) -> NodeView:
     gpus = tuple(_without(gpu, leaves) for gpu in node.gpus)
     if not any(gpu.residents for gpu in gpus):  # then a user's MPS server is gone, too
-        gpus = tuple(replace(gpu, mps_user=None) for gpu in gpus)
+        gpus = tuple(replace(gpu, mps_user=None, mps_leaving=None) for gpu in gpus)
     return replace(node, gpus=gpus)
 
 
