@@ -1,4 +1,4 @@
-"""Upgrades a database's tables to this release, or refuses those of a newer one."""
+"""Creates a database's tables, upgrades those of an older release, refuses those of a newer one."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
 
 from carmad.errors import Hopeless
+from carmad.store.tables import METADATA
 
 SCRIPTS = "carmad.store:migrations"
 
@@ -27,6 +28,12 @@ def pending(current: str | None) -> bool:
             "Install that release again, or restore a backup made by this one.",
         )
     return current != scripts.get_current_head()
+
+
+def create(connection: Connection) -> None:
+    """The tables of this release, at once: the same as all migrations make, one after another."""
+    METADATA.create_all(connection, checkfirst=False)
+    MigrationContext.configure(connection).stamp(ScriptDirectory.from_config(_config()), "head")
 
 
 def upgrade(connection: Connection) -> None:
