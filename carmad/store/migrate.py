@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from alembic.util import coerce_resource_to_filename
 from sqlalchemy import Connection
 
 from carmad.errors import Hopeless
@@ -21,7 +24,7 @@ def revision(connection: Connection) -> str | None:
 
 def pending(current: str | None) -> bool:
     """Whether tables at revision `current` have to be upgraded."""
-    scripts = ScriptDirectory.from_config(_config())
+    scripts = _scripts(SCRIPTS)
     if current not in {None, *(script.revision for script in scripts.walk_revisions())}:
         raise Hopeless(
             f"the database was made by a newer release of CARMA (schema {current})",
@@ -31,9 +34,9 @@ def pending(current: str | None) -> bool:
 
 
 def create(connection: Connection) -> None:
-    """The tables of this release, at once: the same as all migrations make, one after another."""
+    """Create the tables of this release, the same that all migrations together make."""
     METADATA.create_all(connection, checkfirst=False)
-    MigrationContext.configure(connection).stamp(ScriptDirectory.from_config(_config()), "head")
+    MigrationContext.configure(connection).stamp(_scripts(SCRIPTS), "head")
 
 
 def upgrade(connection: Connection) -> None:
@@ -41,6 +44,12 @@ def upgrade(connection: Connection) -> None:
     config = _config()
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
+
+
+@cache
+def _scripts(location: str) -> ScriptDirectory:
+    """Once per process, as it imports every migration."""
+    return ScriptDirectory(coerce_resource_to_filename(location))
 
 
 def _config() -> Config:
