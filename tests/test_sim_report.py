@@ -534,14 +534,14 @@ def test_only_the_page_loads_what_draws() -> None:
 # papers
 
 
-CLAIMS = [
-    compare.Claim("mean JCT, Venus", 18.57, 17.0, "h", "FIFO|SJF"),
-    compare.Claim("makespan saved", 35, 31.5, "%"),
+QUOTES = [
+    compare.Quote("mean JCT, Venus", 18.57, 17.0, "h", "FIFO|SJF"),
+    compare.Quote("makespan saved", 35, 31.5, "%"),
 ]
 
 
-def test_claims_as_markdown() -> None:
-    assert compare.table(CLAIMS).splitlines() == [
+def test_quotes_as_markdown() -> None:
+    assert compare.table(QUOTES).splitlines() == [
         r"|                 |  paper |   ours |  difference | note      |",
         r"|-----------------|-------:|-------:|------------:|-----------|",
         r"| mean JCT, Venus | 18.6 h | 17.0 h |       -8.5% | FIFO\|SJF |",

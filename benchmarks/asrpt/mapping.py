@@ -29,7 +29,7 @@ from benchmarks.harness.rows import columns
 from carmad.config import Links
 from carmad.core.layout import Layout, Stage, iteration_s, slowest_s
 from carmad.sim.report import compare, markdown
-from carmad.sim.report.compare import Claim
+from carmad.sim.report.compare import Quote
 from policies.asrpt import heavy_edge
 
 CASES, GPUS = 20, 16
@@ -221,7 +221,7 @@ def report(cases: Sequence[Case], others: Sequence[Case]) -> Report:
         "Heavy-Edge and the optimum",
         [
             "## Paper and ours",
-            compare.table(_claims(cases)),
+            compare.table(_quotes(cases)),
             NOTES,
             "## Each model",
             _models([*cases, *others]),
@@ -267,22 +267,22 @@ _NO_TIMES = "the paper's times, sizes and cases are not printed; see below"
 _OTHER = "another programme (it decides on numbers, not on each GPU), solver and machine"
 
 
-def _claims(cases: Sequence[Case]) -> list[Claim]:
-    claims = []
+def _quotes(cases: Sequence[Case]) -> list[Quote]:
+    quotes = []
     for model, told in PAPER.items():
         mine = [case for case in cases if case.model == model]
         ours, best = fmean(c.ours_ms for c in mine), fmean(c.best_ms for c in mine)
         excess = 100 * (ours / best - 1)
         paper_excess = 100 * (told.ours / told.best - 1)
         took = fmean(c.ours_took_ms for c in mine), fmean(c.best_took_ms for c in mine)
-        claims += [
-            Claim(f"{model}: PITT, Heavy-Edge", told.ours, ours, "ms", _NO_TIMES),
-            Claim(f"{model}: PITT, optimum", told.best, best, "ms", _NO_TIMES),
-            Claim(f"{model}: longer by", paper_excess, excess, "%", "other layouts; see below"),
-            Claim(f"{model}: PCT, Heavy-Edge", told.ours_took, took[0], "ms", "another machine"),
-            Claim(f"{model}: PCT, optimum", told.best_took, took[1], "ms", _OTHER),
+        quotes += [
+            Quote(f"{model}: PITT, Heavy-Edge", told.ours, ours, "ms", _NO_TIMES),
+            Quote(f"{model}: PITT, optimum", told.best, best, "ms", _NO_TIMES),
+            Quote(f"{model}: longer by", paper_excess, excess, "%", "other layouts; see below"),
+            Quote(f"{model}: PCT, Heavy-Edge", told.ours_took, took[0], "ms", "another machine"),
+            Quote(f"{model}: PCT, optimum", told.best_took, took[1], "ms", _OTHER),
         ]
-    return claims
+    return quotes
 
 
 def _models(cases: Sequence[Case]) -> str:

@@ -32,7 +32,7 @@ from benchmarks.harness.rows import columns
 from carmad.core.history import Durations
 from carmad.learning import forest
 from carmad.sim.report import compare
-from carmad.sim.report.compare import Claim
+from carmad.sim.report.compare import Quote
 from policies.asrpt.heavy_edge import extremes
 
 SMALLER = 150_000  # jobs, for what is tried in several ways
@@ -216,7 +216,7 @@ def report(
         "A-SRPT's predictions of recurring jobs",
         [
             "## Paper and ours",
-            compare.table(list(_claims(found))),
+            compare.table(list(_quotes(found))),
             "## All predictors",
             _predictors(found),
             PREDICTORS,
@@ -235,18 +235,18 @@ def report(
     )
 
 
-def _claims(found: Sequence[Judged]) -> Iterator[Claim]:
+def _quotes(found: Sequence[Judged]) -> Iterator[Quote]:
     by_name = {each.learner: each for each in found}
     grown = by_name["forest"]
-    yield Claim("predicted correctly, forest", 60, 100 * grown.right, "%", CORRECT)
+    yield Quote("predicted correctly, forest", 60, 100 * grown.right, "%", CORRECT)
     for name, paper in PAPER_ITERATIONS.items():
         error = by_name[name].iterations
-        yield Claim(f"mean error, {name}", paper, error, "iterations", ITERATIONS)
+        yield Quote(f"mean error, {name}", paper, error, "iterations", ITERATIONS)
     for name in ("mean", "median"):
         share = PAPER_ITERATIONS["forest"] / PAPER_ITERATIONS[name]
         ours = grown.iterations / by_name[name].iterations
-        yield Claim(f"the forest's error, of the {name}'s", share, ours, "", RATIO)
-    yield Claim("training, first 80 % of the jobs", 84, grown.train_s, "s", TRAINING)
+        yield Quote(f"the forest's error, of the {name}'s", share, ours, "", RATIO)
+    yield Quote("training, first 80 % of the jobs", 84, grown.train_s, "s", TRAINING)
 
 
 def _predictors(found: Sequence[Judged]) -> str:

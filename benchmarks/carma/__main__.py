@@ -48,7 +48,7 @@ from benchmarks.harness.rows import columns
 from carmad.sim import metrics
 from carmad.sim.outcome import GpuTotals, Outcome
 from carmad.sim.report import compare
-from carmad.sim.report.compare import Claim
+from carmad.sim.report.compare import Quote
 from carmad.sim.task import Trace
 from carmad.sim.traces.sources import load
 
@@ -105,8 +105,8 @@ def measure() -> Report:
     }
     rests_on = _rests_on(trace)
     orders = [_results(order, Assumed()) for order in in_orders(trace)]
-    claims = [
-        Claim(quoted.what, quoted.paper, quoted.ours(own), "%", spread(map(quoted.ours, orders)))
+    quotes = [
+        Quote(quoted.what, quoted.paper, quoted.ours(own), "%", spread(map(quoted.ours, orders)))
         for quoted in QUOTED
     ]
     return Report(
@@ -115,7 +115,7 @@ def measure() -> Report:
             _table(own),
             _bounds(alone),
             "## Paper and simulation",
-            compare.table(claims),
+            compare.table(quotes),
             f"Note: median and range with the same tasks in {len(orders)} orders, as one trace is"
             " chance.",
             "## The band over the interference models",
@@ -129,7 +129,7 @@ def measure() -> Report:
             _causes(outcomes, band, orders, rests_on),
         ],
         {
-            "claims": [asdict(claim) for claim in claims],
+            "claims": [asdict(quote) for quote in quotes],
             "orders": {quoted.what: [quoted.ours(found) for found in orders] for quoted in QUOTED},
             "runs": {run.name: asdict(found) for run, found in own.items()},
             "band": {

@@ -35,7 +35,7 @@ from benchmarks.harness.report import Report, bullets
 from benchmarks.harness.rows import columns
 from carmad.sim.catalogue import PROFILES
 from carmad.sim.report import compare
-from carmad.sim.report.compare import Claim
+from carmad.sim.report.compare import Quote
 from carmad.sim.task import Task, Trace
 from carmad.sim.traces.sources import load
 
@@ -48,14 +48,14 @@ UNTESTED = replace(MAGM, preconditions=UNLIMITED)
 def measure() -> Report:
     trace = load(f"carma:{TRACE}")
     shown = {run: figures.whole(run) for run in ("exclusive", "magm")}
-    claims = _claims(trace, shown)
+    quotes = _quotes(trace, shown)
     band = _band(trace)
     rests_on = _rests_on(trace)
     orders = [compared(order, MAGM, ASSUMED) for order in in_orders(trace)]
     return Report(
         "The CARMA artifact's run heavy-60, simulated",
         [
-            compare.table(claims),
+            compare.table(quotes),
             _end(shown),
             _in_orders(orders),
             "## Over the interference models, and the policies without a figure",
@@ -66,7 +66,7 @@ def measure() -> Report:
             _causes(rests_on, shown),
         ],
         {
-            "claims": [asdict(claim) for claim in claims],
+            "claims": [asdict(quote) for quote in quotes],
             "orders": {
                 "makespan_change": [found.makespan_change for found in orders],
                 "energy_change": [found.energy_change for found in orders],
@@ -92,30 +92,30 @@ def _end(shown: Mapping[str, figures.Run]) -> str:
     )
 
 
-def _claims(trace: Trace, shown: Mapping[str, figures.Run]) -> list[Claim]:
+def _quotes(trace: Trace, shown: Mapping[str, figures.Run]) -> list[Quote]:
     alone, magm = shown["exclusive"], shown["magm"]
     nobody = compared(trace, EXCLUSIVE, ASSUMED)
     ours = compared(trace, MAGM, ASSUMED)
     return [
-        Claim("exclusive: makespan", alone.makespan_s / 3600, nobody.makespan_h, "h"),
-        Claim("exclusive: SMACT", alone.smact, nobody.smact, "", "of the tasks, read off the run"),
-        Claim("exclusive: energy", alone.energy_mj, nobody.energy_mj, "MJ"),
-        Claim("magm: makespan", magm.makespan_s / 3600, ours.makespan_h, "h"),
-        Claim(
+        Quote("exclusive: makespan", alone.makespan_s / 3600, nobody.makespan_h, "h"),
+        Quote("exclusive: SMACT", alone.smact, nobody.smact, "", "of the tasks, read off the run"),
+        Quote("exclusive: energy", alone.energy_mj, nobody.energy_mj, "MJ"),
+        Quote("magm: makespan", magm.makespan_s / 3600, ours.makespan_h, "h"),
+        Quote(
             "magm: makespan, change",
             _change(magm.makespan_s, alone.makespan_s),
             ours.makespan_change,
             "%",
         ),
-        Claim("magm: SMACT", magm.smact, ours.smact, ""),
-        Claim("magm: energy", magm.energy_mj, ours.energy_mj, "MJ"),
-        Claim(
+        Quote("magm: SMACT", magm.smact, ours.smact, ""),
+        Quote("magm: energy", magm.energy_mj, ours.energy_mj, "MJ"),
+        Quote(
             "magm: energy, change",
             _change(magm.energy_mj, alone.energy_mj),
             ours.energy_change,
             "%",
         ),
-        Claim(
+        Quote(
             "magm: SM-busy seconds kept",
             _busy_kept(shown),
             ours.busy_kept,

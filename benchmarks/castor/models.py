@@ -37,7 +37,7 @@ from benchmarks.harness.rows import columns
 from carmad.learning.interference import train
 from carmad.models import Boosted
 from carmad.sim.report import compare
-from carmad.sim.report.compare import Claim
+from carmad.sim.report.compare import Quote
 
 SHIPPED = ROOT / "policies" / "castor" / "interference.json"
 
@@ -115,7 +115,7 @@ def _blocks(
 ) -> list[str]:
     return [
         "## Paper and ours",
-        compare.table(_claims(rows, noise)),
+        compare.table(_quotes(rows, noise)),
         "## The interference ratio, and what its errors do",
         _ratios(rows),
         RATIOS,
@@ -134,15 +134,15 @@ def _blocks(
     ]
 
 
-def _claims(rows: Sequence[Row], noise: float) -> list[Claim]:
+def _quotes(rows: Sequence[Row], noise: float) -> list[Quote]:
     causes = CAUSES | {"Lucid, RTX 3090": f"{CAUSES['Lucid, RTX 3090']} shows noise of {noise:.3f}"}
     found = {(row.data, row.held_out): row for row in rows if row.model == "boosted trees"}
     errors = [
-        Claim(f"RMSE of xi, pairs held out: {name}", PAPER, found[name, "pairs"].rmse, "", cause)
+        Quote(f"RMSE of xi, pairs held out: {name}", PAPER, found[name, "pairs"].rmse, "", cause)
         for name, cause in causes.items()
     ]
     deviations = [
-        Claim(
+        Quote(
             f"sharing benefit off by, {held_out} held out: {name}",
             10,
             100 * row.decided.deviation,

@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.harness.rows import columns
 from benchmarks.lucid.runs import Result
 from carmad.sim.report import compare
-from carmad.sim.report.compare import Claim
+from carmad.sim.report.compare import Quote
 from carmad.sim.report.numbers import number
 
 Row = tuple[str, str]  # table and what
@@ -19,13 +19,13 @@ Figure = Callable[[Result], float]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A claim, with the lowest and highest of the samples."""
+    """A median beside the paper's, with the lowest and highest of the samples."""
 
-    claim: Claim
+    claim: Quote
     low: float
     high: float
 
-    def noted(self) -> Claim:
+    def noted(self) -> Quote:
         spread = f"{number(self.low)} to {number(self.high)}"
         return replace(self.claim, note="; ".join(filter(None, (spread, self.claim.note))))
 
@@ -47,7 +47,7 @@ class Runs:
         self, what: str, paper: float, unit: str, note: str, figure: Figure, row: Row
     ) -> Finding:
         values = [figure(result) for result in self.rows[row]]
-        return _found(Claim(what, paper, median(values), unit, note), values)
+        return _found(Quote(what, paper, median(values), unit, note), values)
 
     def ratio(
         self, what: str, paper: float, note: str, figure: Figure, over: Row, under: Row
@@ -55,7 +55,7 @@ class Runs:
         """Of one row to another, sample by sample."""
         pairs = zip(self.rows[over], self.rows[under], strict=True)
         values = [figure(one) / figure(other) for one, other in pairs if figure(other)]
-        return _found(Claim(what, paper, median(values), "times", note), values)
+        return _found(Quote(what, paper, median(values), "times", note), values)
 
     def table(self, *rows: Row) -> str:
         return columns(
@@ -74,8 +74,8 @@ class Runs:
         )
 
 
-def _found(claim: Claim, values: Sequence[float]) -> Finding:
-    return Finding(claim, min(values), max(values))
+def _found(quote: Quote, values: Sequence[float]) -> Finding:
+    return Finding(quote, min(values), max(values))
 
 
 def spread(figure: Figure, form: str) -> Callable[[Sequence[Result]], str]:

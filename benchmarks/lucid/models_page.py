@@ -10,7 +10,7 @@ from benchmarks.harness.rows import columns
 from benchmarks.lucid.packing import ALL_OF_IT, GUARD
 from carmad.models import Tree
 from carmad.sim.report import compare, markdown
-from carmad.sim.report.compare import Claim
+from carmad.sim.report.compare import Quote
 
 Found = Mapping[str, Any]
 
@@ -33,7 +33,7 @@ def report(tree: Tree, found: Found) -> Report:
     return Report("Lucid's models on public data", blocks, found)
 
 
-def _packing_model(found: Found) -> list[Claim]:
+def _packing_model(found: Found) -> list[Quote]:
     ours, *_ = found["accuracy"]
     packed = {(row["scores"], row["capacity"], row["utilization"]): row for row in found["packing"]}
     tree = "the tree, neither network seen"
@@ -41,10 +41,10 @@ def _packing_model(found: Found) -> list[Claim]:
     by_hand = packed["the authors' labels", 2, None]
     return [
         *(
-            claim
+            quote
             for row, told in ((guarded, f"≤ {GUARD}"), (careful, f"≤ {ALL_OF_IT:.1f}"))
-            for claim in (
-                Claim(
+            for quote in (
+                Quote(
                     f"packed pairs free of interference, tree and utilisation {told}",
                     98.1,
                     100 * row["free"],
@@ -52,7 +52,7 @@ def _packing_model(found: Found) -> list[Claim]:
                     f"networks held out of the tree; {GUARD} was chosen on these pairs, 1.0 is all "
                     "the time that a GPU has",
                 ),
-                Claim(
+                Quote(
                     "… packing opportunities found",
                     87.0,
                     100 * row["found"],
@@ -61,7 +61,7 @@ def _packing_model(found: Found) -> list[Claim]:
                 ),
             )
         ),
-        Claim(
+        Quote(
             "packing model, accuracy, networks held out",
             94.1,
             100 * ours["each_model"],
@@ -70,14 +70,14 @@ def _packing_model(found: Found) -> list[Claim]:
             "with labels set by hand and the measured average speed among the features. Pairs free "
             "of interference are what counts",
         ),
-        Claim(
+        Quote(
             "… configurations held out at random",
             94.1,
             100 * ours["at_random"],
             "%",
             "labels here are computed from the measured pairs, with no say of the authors' in them",
         ),
-        Claim(
+        Quote(
             "… as in the artifact's script",
             94.1,
             100 * found["accuracy_as_in_the_artifact"],
@@ -85,7 +85,7 @@ def _packing_model(found: Found) -> list[Claim]:
             "66 configurations: a test set has 20, and one split differs from the next by 10 "
             "points; this is the mean of 20",
         ),
-        Claim(
+        Quote(
             "packed pairs free of interference, tree alone, networks held out",
             98.1,
             100 * unseen["free"],
@@ -93,7 +93,7 @@ def _packing_model(found: Found) -> list[Claim]:
             "the tree never looks at GPU utilisation; labels are averages over neighbours of which "
             "four in ten are Tiny, so few jobs become Jumbo, and more is packed",
         ),
-        Claim(
+        Quote(
             "… by the authors' labels, nothing foretold",
             98.1,
             100 * by_hand["free"],
@@ -101,24 +101,24 @@ def _packing_model(found: Found) -> list[Claim]:
             "nearly the paper's, and its 87.0 % comes out exactly: these are its "
             "labels; some of its pairs are not in the data here",
         ),
-        Claim(
+        Quote(
             "packing opportunities found, tree alone, networks held out",
             87.0,
             100 * unseen["found"],
             "%",
             "as above: more is packed",
         ),
-        Claim("… by the authors' labels", 87.0, 100 * by_hand["found"], "%", "none"),
+        Quote("… by the authors' labels", 87.0, 100 * by_hand["found"], "%", "none"),
     ]
 
 
-def _others(found: Found) -> list[Claim]:
+def _others(found: Found) -> list[Quote]:
     """Of the models of throughput and duration."""
     maes = {row["model"]: row["mae"] for row in found["throughput"]["rows"]}
     durations = {row["model"]: row["R²"] for row in found["duration"]["rows"]}
     return [
         *(
-            Claim(f"throughput, MAE, {name}", paper, maes[model], "", cause)
+            Quote(f"throughput, MAE, {name}", paper, maes[model], "", cause)
             for name, model, paper, cause in (
                 (
                     "GA²M",
@@ -132,7 +132,7 @@ def _others(found: Found) -> list[Claim]:
                 ("DNN", "MLP", 5.132, "features as above"),
             )
         ),
-        Claim(
+        Quote(
             "duration, R²: Venus in the paper, Philly here",
             0.413,
             durations["GA²M, monotone in GPUs"],

@@ -32,7 +32,7 @@ from benchmarks.lucid.workload import (
     week,
 )
 from carmad.sim.report import compare, markdown
-from carmad.sim.report.compare import Claim
+from carmad.sim.report.compare import Quote
 
 # Lucid paper, table 4 on Philly: JCT, queueing and its 99.9th percentile in hours
 PAPER = {
@@ -85,11 +85,11 @@ def report(
 
 def _trace() -> str:
     ours, near = week(TEST), nearest_week(PAPER_JOBS, PAPER_MEAN_S)
-    claims = (
-        Claim("jobs", PAPER_JOBS, len(ours.tasks), ""),
-        Claim("mean duration", PAPER_MEAN_S, mean_duration(ours), "s"),
-        Claim("jobs, nearest week", PAPER_JOBS, len(near.tasks), "", near.name),
-        Claim("mean duration, nearest week", PAPER_MEAN_S, mean_duration(near), "s", near.name),
+    quotes = (
+        Quote("jobs", PAPER_JOBS, len(ours.tasks), ""),
+        Quote("mean duration", PAPER_MEAN_S, mean_duration(ours), "s"),
+        Quote("jobs, nearest week", PAPER_JOBS, len(near.tasks), "", near.name),
+        Quote("mean duration, nearest week", PAPER_MEAN_S, mean_duration(near), "s", near.name),
     )
     shares = [busy(sample(TEST, number)) for number in SAMPLES]
     over_jobs, over_time = (median(column) for column in zip(*shares, strict=True))
@@ -97,7 +97,7 @@ def _trace() -> str:
         f"The models that jobs drew keep a GPU busy {100 * over_jobs:.0f} % of the time on average"
         f" over jobs, and {100 * over_time:.0f} % over GPU time (median of the samples)."
     )
-    return f"{compare.table(claims)}\n\n{told}"
+    return f"{compare.table(quotes)}\n\n{told}"
 
 
 def _by_load(runs: Runs) -> str:

@@ -197,7 +197,8 @@ class SqlStore(Reader):
             return
         if current is None:
             expect_backed_up(self.path)
-            self._upgrade()
+            with self._transaction() as connection:
+                migrate.create(connection)
             return
         copy = self._copy()
         try:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from carmad.sim.outcome import Outcome
     from carmad.sim.recorded import History
 
+    Ran = tuple[Experiment, Outcome]
+
 GPUS = "3xA100-40GB"
 POLICIES = (
     *("exclusive", "rr", "magm", "lug", "first_fit", "best_fit", "horus", "fifo", "sjf", "ssf"),
@@ -118,17 +120,10 @@ def simulate(
     ] = False,
 ) -> None:
     """Simulate a trace of jobs under one or more policies, and compare the results."""
-    if (source is None) is not history:
-        raise Usage("give either TRACE or --history", "see `carma simulate --help`")
-    if since is not None and not history:
-        raise Usage("--since goes with --history", "see `carma simulate --help`")
     _check_files(json, html, csv, csv_jobs)
-    if source is None:
-        past = _history(since)
-        base, results = past.experiment, [(past.experiment, past.outcome)]
+    base, results = _source(source, history, since)
+    if history:
         policies = [base.settings.policy, *(policies or ())]
-    else:
-        base, results = _trace(source), []
     words = list(given or ())
     words += ["collocation.mps=true"] if mps else []
     words += [] if recovery is None else [f"recovery.name={recovery}"]
@@ -144,6 +139,18 @@ def simulate(
 
 
 # -- experiments
+
+
+def _source(source: str | None, history: bool, since: str | None) -> tuple[Experiment, list[Ran]]:
+    """What to simulate; with `history`, also how this server ran it."""
+    if (source is None) is not history:
+        raise Usage("give either TRACE or --history", "see `carma simulate --help`")
+    if since is not None and not history:
+        raise Usage("--since goes with --history", "see `carma simulate --help`")
+    if source is None:
+        past = _history(since)
+        return past.experiment, [(past.experiment, past.outcome)]
+    return _trace(source), []
 
 
 def _history(since: str | None) -> History:
@@ -287,9 +294,7 @@ def _check_files(json: bool, *files: Path | None) -> None:
 # -- running and reporting
 
 
-def _swept(
-    experiments: Sequence[Experiment], jobs: int | None, cached: bool
-) -> list[tuple[Experiment, Outcome]]:
+def _swept(experiments: Sequence[Experiment], jobs: int | None, cached: bool) -> list[Ran]:
     from carmad.sim.cache import Cache
     from carmad.sim.sweep import sweep
     from cli import progress
@@ -301,7 +306,7 @@ def _swept(
 
 
 def _report(
-    results: Sequence[tuple[Experiment, Outcome]],
+    results: Sequence[Ran],
     json: bool,
     html: Path | None,
     csv: Path | None,

@@ -13,8 +13,8 @@ _NUMBERS = range(1, 4)  # the right-aligned columns
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """A number from a paper and ours, in the same unit."""
+class Quote:
+    """A number quoted from a paper, and ours beside it in the same unit."""
 
     what: str
     paper: float
@@ -35,5 +35,5 @@ class Claim:
         return self.what, paper, ours, self.difference, self.note
 
 
-def table(claims: Sequence[Claim]) -> str:
-    return markdown.table(_HEADINGS, [claim.cells for claim in claims], _NUMBERS)
+def table(quotes: Sequence[Quote]) -> str:
+    return markdown.table(_HEADINGS, [quote.cells for quote in quotes], _NUMBERS)
