@@ -7,7 +7,7 @@ import pytest
 
 from carmad.api.phrases import phrase
 from carmad.config import Collocation, Limits, Settings
-from carmad.core.types import Cause, Estimate, Indicator, Mode, Profile, Retry
+from carmad.core.types import Cause, Estimate, Mode, Retry
 from carmad.core.window import Score
 from carmad.plugin import Placement, Preemption, Reason
 from carmad.testing import FakeServer, a_gpu, a_view
@@ -21,18 +21,14 @@ POLICY = carma(Settings())
 RISKY = Score(0.95, 0.9, 0.9, "sm_active", 0.95, 30)
 
 
-def busy(activity):
-    return Profile(600.0, 4_000, (Indicator("sm_active", activity, 0.0),))
+def waits(id, hours, **changes):
+    known = {"expected_s": hours * HOUR, "estimate": Estimate(4_000, "oracle")}
+    return queued(id, **{**known, **changes})
 
 
-def waits(id, hours, activity=0.9, **changes):
-    known = {"profile": busy(activity), "estimate": Estimate(4_000, "oracle")}
-    return queued(id, **{"expected_s": hours * HOUR, **known, **changes})
-
-
-def runs(id, hours, *gpus, activity=0.9, **changes):
+def runs(id, hours, *gpus, **changes):
     """So many hours are left of it."""
-    return waits(id, hours, activity, wants=len(gpus), **running_on(*gpus), **changes)
+    return waits(id, hours, wants=len(gpus), **running_on(*gpus), **changes)
 
 
 def planned(queue, residents=(), gpus=1, policy=POLICY, **looks):
@@ -74,26 +70,15 @@ def test_so_are_jobs_of_unknown_memory():
 # -- place
 
 
-def test_it_joins_where_the_jobs_keep_the_sms_least_busy():
-    residents = [runs(8, 10, 0), runs(9, 10, 1, activity=0.2)]
-    assert where(planned([waits(1, 1)], residents, gpus=3)) == {1: (2,)}
-    assert where(planned([waits(1, 1)], residents, gpus=2)) == {1: (1,)}
-
-
-def test_several_light_jobs_may_be_less_than_a_busy_one():
-    residents = [runs(7, 10, 0), runs(8, 10, 1, activity=0.3), runs(9, 10, 1, activity=0.3)]
-    assert where(planned([waits(1, 1)], residents, gpus=2)) == {1: (1,)}
+def test_it_joins_where_most_memory_is_free():
+    full, half = {"free_mib": 10_000}, {"free_mib": 20_000}
+    residents = [runs(8, 10, 0), runs(9, 10, 1)]
+    assert where(planned([waits(1, 1)], residents, gpus=3, gpu0=full, gpu1=half)) == {1: (2,)}
+    assert where(planned([waits(1, 1)], residents, gpus=2, gpu0=full, gpu1=half)) == {1: (1,)}
 
 
 def test_it_joins_however_busy_the_gpu_is():
     assert where(planned([waits(1, 10)], [runs(9, 1, 0)], gpu0={"score": RISKY})) == {1: (0,)}
-
-
-def test_a_job_without_a_profile_shows_in_what_the_gpu_does():
-    strangers = [runs(8, 1, 0, profile=None), runs(9, 1, 1, activity=0.5)]
-    calm = {"gpu0": {"score": Score(0.1, 0.1, 0.1, "sm_active", 0.1, 30)}}
-    assert where(planned([waits(1, 10)], strangers, gpus=2, **calm)) == {1: (0,)}
-    assert where(planned([waits(1, 10)], strangers, gpus=2, gpu0={"score": RISKY})) == {1: (1,)}
 
 
 def test_later_placements_see_those_before():
@@ -138,7 +123,7 @@ def test_nothing_is_held_for_a_job_that_could_never_start():
 def one_and_another(wants_empty, **looks):
     """This job of one GPU waits for the only one, where a job has two hours left, and a long but
     light job could join that one."""
-    return planned([wants_empty, waits(2, 50, activity=0.1)], [runs(9, 2, 0)], **looks)
+    return planned([wants_empty, waits(2, 50)], [runs(9, 2, 0)], **looks)
 
 
 def test_a_gpu_is_held_for_an_exclusive_job_of_one_gpu():
@@ -159,7 +144,7 @@ def test_gpus_are_held_for_a_user_kept_out_by_another_user_s_mps_server(scope):
     settings = Settings(collocation=Collocation(mps=True, mps_scope=scope))
     resident = runs(9, 2, 0, mode=Mode.MPS, uid=1000)
     views = gpu_views([a_gpu(0)], [resident], half_free)
-    own, other = waits(2, 50, activity=0.1, uid=1000), waits(1, 1, uid=2000)
+    own, other = waits(2, 50, uid=1000), waits(1, 1, uid=2000)
     plan = placements(carma(settings), a_view(views, [other, own], settings))
     assert refused(plan[1]) == {0: ["mps_user"]}
     assert refused(plan[2]) == {0: ["held_for"]}
@@ -169,7 +154,7 @@ def test_another_user_s_mps_server_is_gone_when_its_node_is_empty():
     settings = Settings(collocation=Collocation(mps=True, mps_scope="node"))
     residents = [runs(8, 1, 0, mode=Mode.MPS, uid=1000), runs(9, 2, 1, mode=Mode.MPS, uid=1000)]
     views = gpu_views([a_gpu(n) for n in range(3)], residents, half_free)
-    queue = [waits(1, 1, uid=2000), waits(2, 1.9, uid=1000), waits(3, 50, activity=0.1, uid=1000)]
+    queue = [waits(1, 1, uid=2000), waits(2, 1.9, uid=1000), waits(3, 50, uid=1000)]
     plan = placements(carma(settings), a_view(views, queue, settings))
     assert plan[1].reasons == (Reason("promised", 2 * HOUR, 3, "s"),)
     assert where(plan) == {1: (), 2: (2,), 3: ()}

@@ -36,7 +36,7 @@ from benchmarks.own.runs import (
 from carmad.config import Settings
 from carmad.core.ports import Policy
 from policies.builtin import most_free_memory
-from policies.carma.policy import Carma, carma
+from policies.carma.policy import carma
 from policies.filters import unoccupied
 from policies.ranked import Ranked
 
@@ -56,19 +56,10 @@ def _without(**fields: object) -> Variant:
     return lambda settings: replace(carma(settings), **fields)  # type: ignore[arg-type]
 
 
-def _placing(settings: Settings, **fields: object) -> Carma:
-    """With other rules for jobs of which all is known."""
-    ours = carma(settings)
-    known = replace(ours.rules.known, **fields)  # type: ignore[arg-type]
-    return replace(ours, rules=ours.rules._replace(known=known))
-
-
-def _most_free(settings: Settings) -> Policy:
-    return _placing(settings, rank=most_free_memory)
-
-
 def _unshared(settings: Settings) -> Policy:
-    return _placing(settings, filters=(unoccupied(settings),))
+    ours = carma(settings)
+    alone = replace(ours.rules.known, filters=(unoccupied(settings),))
+    return replace(ours, rules=ours.rules._replace(known=alone))
 
 
 def _floor(settings: Settings) -> Policy:
@@ -80,14 +71,10 @@ def _floor(settings: Settings) -> Policy:
 ABLATIONS: Mapping[str, Variant] = {
     "order by service alone (no ageing)": _without(ageing=float("inf")),
     "order by arrival": _without(ageing=0.0),
-    "ranks by free memory": _most_free,
     "never shares": _unshared,
     "holds no GPUs": _without(hold=0),
     "the floor: one line of `Ranked`": _floor,
 }
-
-
-RETRIED = ("ranks by free memory", "never shares")  # under other truths
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,9 +223,7 @@ def _ablated(families: Sequence[Family]) -> str:
     for truth in (KNOWN, MEASURED, ADDITIVE):
         base = runs("sjf_ffs", truth)
         rows.append((f"{truth.what}; sjf_ffs = 1: {OURS}", *_means(runs(OURS, truth), base)))
-        rows += [
-            (f"the same: {name}", *_means(runs(ABLATIONS[name], truth), base)) for name in RETRIED
-        ]
+        rows.append(("the same: never shares", *_means(runs(_unshared, truth), base)))
     return columns(
         rows,
         ("all rules = 1, geometric means", "{0[0]}"),

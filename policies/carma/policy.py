@@ -4,7 +4,7 @@ The rules (what each is worth: docs/policies/carma.md):
 
 - **Order.** By submission plus remaining service, which is predicted time × GPUs. So the shortest
   go first, but nothing submitted later than a job's service after it overtakes the job.
-- **Place.** Wherever memory suffices, where the jobs that are there keep the SMs least busy.
+- **Place.** Wherever memory suffices; idle GPUs first, then the one with the most free memory.
 - **Hold.** The first waiting job that needs empty GPUs is promised those that are expected to be
   empty first: a job of several GPUs, or one that may not join whoever is there. Until then others
   may use them only if they are expected to end in time (EASY backfilling).
@@ -232,7 +232,7 @@ def carma(settings: Settings) -> Carma:
         return None if known else risk(wanted, gpu)
 
     memory = fits_memory(conditions, settings), min_free(conditions, settings)
-    known = Ranked("carma", (*memory, beside_strangers), busy, idle_first=True)
+    known = replace(magm(settings), filters=(*memory, beside_strangers))
     unknown = replace(magm(settings), filters=preconditions("carma", settings))
     return Carma("carma", Rules(known, unknown))
 
@@ -246,14 +246,6 @@ def remaining_s(job: Job, now: float) -> float:
         return math.inf
     attained_s = job.attained_s(now)
     return max(LEAST_S, job.expected_s - attained_s, OVERRUN * attained_s)
-
-
-def busy(gpu: GpuView) -> float:
-    """The SM activity of the jobs there, alone, added up; as far as it was not measured, what the
-    GPU shows."""
-    alone = [job.profile.mean("sm_active") if job.profile else None for job in gpu.residents]
-    known = sum(each for each in alone if each is not None)
-    return max(known, gpu.score.sm_mean) if None in alone or not alone else known
 
 
 def vacated(view: View, leaves: Callable[[Job], bool]) -> View:
