@@ -304,6 +304,21 @@ def test_torch_has_a_gpu(job: Path) -> None:
     assert any("checkpoints" in note for note in notes)
 
 
+def test_torchs_compiler_is_imported_once(job: Path) -> None:
+    """As Lightning and others do: from-imports, while the stub is in place."""
+    text = """
+        import torch._dynamo
+        torch._dynamo.config.suppress_errors = True
+        from torch._dynamo import OptimizedModule
+        from torch._dynamo import OptimizedModule as again, config
+        assert again is OptimizedModule is torch._dynamo.OptimizedModule
+        assert config is torch._dynamo.config
+        torch._dynamo.reset()
+        while True: step()
+        """
+    assert report(job, written(job, loop(text))).steps == 2
+
+
 def test_a_checkpoint_that_is_loaded_takes_memory(job: Path) -> None:
     import torch
 
