@@ -27,6 +27,7 @@ from estimators.tracer.report import Report, loads
 TRACER = Path(__file__).parent / "tracer"
 FIND = (sys.executable, "-I", "-S", str(Path(find.__file__)))
 SHELLS = frozenset(("sh", "bash", "dash", "zsh", "ksh", "fish"))  # refused without a trial
+LONGER = "`carma estimate --within SECONDS` waits longer"
 MOST_LETTERS = 500  # of a refusal, whose text the script controls
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 LAST_OPTION = re.compile(r"-([bBdEiIOPqRsSuvx]*)([mc])(.*)", re.DOTALL)  # -um train
@@ -44,7 +45,13 @@ SHARDED = frozenset({"use-deepspeed", "use-fsdp", "use-megatron-lm", "use-parall
 
 
 class Unreadable(Exception):
-    """The command cannot be tried; the message tells the job's owner why."""
+    """The command cannot be tried; the message tells the job's owner why.
+
+    `late`: it could not be in the time given."""
+
+    def __init__(self, why: str, late: bool = False) -> None:
+        super().__init__(why)
+        self.late = late
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +71,7 @@ def look(spec: JobSpec, settings: Settings, server: Server) -> Report | Refusal:
         program = parse(spec)
         options = Options(
             within_s=settings.estimation.within_s,
+            longest_s=settings.estimation.longest_s,
             host_memory_mib=settings.estimation.host_memory_mib,
             gpu=server.gpu,
             gpus=spec.gpus,
@@ -71,12 +79,12 @@ def look(spec: JobSpec, settings: Settings, server: Server) -> Report | Refusal:
             env=program.env,
         )
         argv = (*program.python, str(TRACER), options.dumps(), *program.script)
-        return report(server.trial(spec, argv, options.within_s), options.within_s)
+        return report(server.trial(spec, argv, options.longest_s), options.longest_s)
     except Unreadable as error:
-        return Refusal(str(error), "look", time.monotonic() - began)
+        return Refusal(str(error), "look", time.monotonic() - began, error.late)
 
 
-def report(trial: Trial, within_s: float) -> Report:
+def report(trial: Trial, longest_s: float) -> Report:
     """The trial's report. Raises Unreadable with the reason if there is none."""
     if trial.error:
         raise Unreadable(f"its Python did not start: {trial.error}")
@@ -87,11 +95,13 @@ def report(trial: Trial, within_s: float) -> Report:
             raise Unreadable("its tracer was cut short") from None
         if isinstance(answer, Report):
             return answer
-        raise Unreadable(answer[:MOST_LETTERS].encode(errors="replace").decode())
+        why = answer.why[:MOST_LETTERS].encode(errors="replace").decode()
+        raise Unreadable(f"{why}; {LONGER}" if answer.late else why, answer.late)
     if trial.beyond:
         raise Unreadable(trial.beyond)
     if trial.timed_out:
-        raise Unreadable(f"it took no two optimizer steps within {within_s:g} s")
+        why = f"it took no two optimizer steps within {longest_s:g} s"
+        raise Unreadable(f"{why}; {LONGER}", late=True)
     said = next((line for line in reversed(trial.output.splitlines()) if line.strip()), "")
     words = f": {said.strip()[:200]}" if said else ""
     if trial.signal is not None:

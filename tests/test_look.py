@@ -172,7 +172,9 @@ def test_what_the_tracer_is_asked() -> None:
     assert argv[:-2] == (*FIND, "python", "torchrun", str(TRACER))
     asked = options.loads(argv[-2])
     assert (asked.processes, asked.gpus, asked.gpu) == (2, 2, "NVIDIA H100 PCIe")
-    assert asked.within_s == Settings().estimation.within_s
+    limits = Settings().estimation
+    assert (asked.within_s, asked.longest_s) == (limits.within_s, limits.longest_s)
+    assert limits.within_s < limits.longest_s
     assert argv[-1] == "t.py"
 
 
@@ -193,7 +195,10 @@ def test_a_timm_model_is_run_by_carmas_own_python(monkeypatch: pytest.MonkeyPatc
         (Trial(refusal("it is a poem"), "", code=0), "it is a poem"),
         (Trial(b'{"torch": "2.', "", code=0), "cut short"),
         (Trial(json.dumps({"torch": "2"}).encode(), "", code=0), "cut short"),
-        (Trial(b"", "", timed_out=True), "within 10 s"),
+        (
+            Trial(b"", "", timed_out=True),
+            "within 30 s; `carma estimate --within SECONDS` waits longer",
+        ),
         (Trial(b"", "a\nboom\n\n", code=3), "status 3 before two optimizer steps: boom"),
         (Trial(b"", "", code=0), "status 0"),
         (Trial(b"", "", signal=11), "SIGSEGV"),
@@ -204,6 +209,15 @@ def test_what_became_of_a_trial(trial: Trial, why: str) -> None:
     answer = look(spec("python", "t.py"), Settings(), a_server(trial))
     assert isinstance(answer, Refusal)
     assert why in answer.why
+    assert answer.late == trial.timed_out
+
+
+def test_a_script_that_was_slow_says_so_and_what_to_do() -> None:
+    trial = Trial(refusal("it took no optimizer step in 12 s", late=True), "", code=0)
+    answer = look(spec("python", "t.py"), Settings(), a_server(trial))
+    assert isinstance(answer, Refusal)
+    assert answer.late
+    assert answer.why.endswith("in 12 s; `carma estimate --within SECONDS` waits longer")
 
 
 def test_a_report_passes_through() -> None:

@@ -409,8 +409,29 @@ def test_scripts_that_cannot_be_traced(text: str, why: str, job: Path) -> None:
 
 def test_an_endless_script_says_where_it_was(job: Path) -> None:
     text = "import time\nwhile True:\n    time.sleep(0.01)"
-    hurried = Estimation(within_s=8.0)
-    assert "optimizer step" in refusal(job, written(job, text), estimation=hurried)
+    hurried = Estimation(within_s=2.0)
+    why = refusal(job, written(job, text), estimation=hurried)
+    assert "no optimizer step" in why and f"{job.parent}/script.py:" in why
+
+
+def test_imports_take_no_time(job: Path) -> None:
+    """That of a processor counts, and not while something is imported."""
+    busy = """
+        import time
+        def work(seconds):
+            until = time.process_time() + seconds
+            while time.process_time() < until: pass
+        """
+    (job.parent / "busy.py").write_text(textwrap.dedent(busy))
+    (job.parent / "slow_to_import.py").write_text("import busy\nbusy.work(3)\nimport json\n")
+    importing = "def step_by_step():\n    import slow_to_import\n    while True: step()\n"
+    hurried = Estimation(within_s=2.0)
+    script = written(job, loop(importing + "step_by_step()"))
+    assert report(job, script, estimation=hurried).steps == 2
+    working = "import busy\nbusy.work(30)\nwhile True: step()"
+    answer = looked(job, written(job, loop(working)), estimation=hurried)
+    assert isinstance(answer, Refusal)
+    assert answer.late and "busy.py" in answer.why
 
 
 def test_children_neither_answer_nor_stay(job: Path) -> None:

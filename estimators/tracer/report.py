@@ -38,17 +38,23 @@ class Report:
         return json.dumps(asdict(self)).encode()
 
 
-def refusal(why: str) -> bytes:
+@dataclass(frozen=True)
+class Refused:
+    why: str
+    late: bool = False  # its time was up
+
+
+def refusal(why: str, late: bool = False) -> bytes:
     """What is sent instead of a report."""
-    return json.dumps({"refused": why}).encode()
+    return json.dumps({"refused": why, "late": late}).encode()
 
 
-def loads(text: bytes) -> Report | str:
+def loads(text: bytes) -> Report | Refused:
     """The report, or why there is none. Raises ValueError for anything else."""
     try:
         fields: dict[str, Any] = json.loads(text)
         if "refused" in fields:
-            return str(fields["refused"])
+            return Refused(str(fields["refused"]), bool(fields["late"]))
         fields["layers"] = tuple(Layer(**layer) for layer in fields["layers"])
         fields["notes"] = tuple(fields["notes"])
         return Report(**fields)

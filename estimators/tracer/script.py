@@ -64,7 +64,6 @@ class Steps:
 class Trace:
     def __init__(self, options: Options, answer: Answer) -> None:
         self._answer = answer
-        self._half_s = options.within_s / 2
         self._steps = Steps()
         compiler.spare()
         self.recorder = Recorder()
@@ -79,7 +78,7 @@ class Trace:
 
     def _stepped(self, optimizer: Any, *_: Any) -> None:
         before = self._steps.rounds
-        last = self._steps.count(optimizer, self._answer.seconds > self._half_s)
+        last = self._steps.count(optimizer, self._answer.hurried)
         self._repeats.stepped()
         self.recorder.label_optimizer(optimizer)
         self._answer.steps = self._steps.rounds
@@ -98,7 +97,7 @@ class Trace:
         if steps < STEPS:
             recorder.note("it ended by itself after one optimizer step: the second may take more")
         recorder.benchmark = bool(torch.backends.cudnn.benchmark)
-        self._answer.report(replay(recorder, self.layers, steps, self._answer.seconds))
+        self._answer.report(replay(recorder, self.layers, steps, self._answer.clock.seconds))
 
 
 def _without_torch() -> str:
