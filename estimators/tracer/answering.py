@@ -23,6 +23,13 @@ from .report import Report, refusal
 ANSWER_FD = 3
 HIGH = 500  # scripts close low descriptors
 SPARE_S = 0.7  # before the daemon's timeout
+OFFLINE = frozenset(  # exceptions of urllib, requests, httpx and Hugging Face's libraries
+    (
+        *("URLError", "gaierror", "ConnectionError", "ConnectError", "ConnectTimeout"),
+        *("LocalEntryNotFoundError", "OfflineModeIsEnabled"),
+    )
+)
+HUBS = ("huggingface.co", "HF_HUB_OFFLINE", "a traced script opens no sockets")
 _OTHERS = (str(Path(__file__).parent), sysconfig.get_path("stdlib"), "<frozen")
 
 
@@ -102,6 +109,20 @@ def what_went_wrong(error: BaseException) -> str:
             place = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}: "
         trace = trace.tb_next
     return f"{place}{type(error).__name__}: {_first_line(error)}"
+
+
+def offline(error: BaseException) -> str:
+    """What to do about it, if the script failed because it has no network; else ""."""
+    cause: BaseException | None = error
+    while cause is not None:
+        mro = {kind.__name__ for kind in type(cause).__mro__}
+        if mro & OFFLINE or any(word in str(cause) for word in HUBS):
+            return (
+                "; a trace has no network, and uses what is in the cache: download models and data "
+                "before, or run the script once"
+            )
+        cause = cause.__cause__ or cause.__context__
+    return ""
 
 
 def _first_line(error: Any) -> str:
