@@ -43,7 +43,7 @@ def look(spec: JobSpec, settings: Settings, server: Server) -> Report | Refusal:
         argv = (*program.python, str(TRACER), options.dumps(), *program.script)
         return report(server.trial(spec, argv, options.longest_s), options.longest_s)
     except Unreadable as error:
-        return Refusal(str(error), "look", time.monotonic() - began, error.late)
+        return Refusal(str(error), "look", time.monotonic() - began, late=error.late)
 
 
 def report(trial: Trial, longest_s: float) -> Report:
@@ -58,7 +58,7 @@ def report(trial: Trial, longest_s: float) -> Report:
         if isinstance(answer, Report):
             return answer
         why = answer.why[:MOST_LETTERS].encode(errors="replace").decode()
-        raise Unreadable(f"{why}; {LONGER}" if answer.late else why, answer.late)
+        raise Unreadable(f"{why}; {LONGER}" if answer.late else why, late=answer.late)
     if trial.beyond:
         raise Unreadable(trial.beyond)
     if trial.timed_out:

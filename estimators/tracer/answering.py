@@ -66,9 +66,9 @@ class Answer:
     def report(self, report: Report) -> None:
         self.give(report.dumps())
 
-    def refuse(self, why: str, late: bool = False) -> None:
+    def refuse(self, why: str, *, late: bool = False) -> None:
         """`late`: with more time there may be a report."""
-        self.give(refusal(why, late))
+        self.give(refusal(why, late=late))
 
     def before_the_deadline(self) -> None:
         """Report how far the script came, if there is no other answer in time."""

@@ -39,7 +39,7 @@ class Unreadable(Exception):
 
     `late`: it could not be in the time given."""
 
-    def __init__(self, why: str, late: bool = False) -> None:
+    def __init__(self, why: str, *, late: bool = False) -> None:
         super().__init__(why)
         self.late = late
 

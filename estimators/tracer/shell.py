@@ -250,7 +250,7 @@ class _Script:
             **dict.fromkeys(("cd", "pushd"), self._cd),
             **dict.fromkeys(("source", "."), self._source),
             **dict.fromkeys(("conda", "mamba", "micromamba"), self._conda),
-            "shift": lambda _: self._args.__delitem__(slice(1, 2)),
+            "shift": self._shift,
         }
         if name in known:
             known[name](rest)
@@ -287,6 +287,9 @@ class _Script:
     def _cd(self, words: list[str]) -> None:
         if words and UNKNOWN not in words[0]:
             self._cwd = os.path.normpath(os.path.join(self._cwd, words[0]))
+
+    def _shift(self, words: list[str]) -> None:
+        del self._args[1:2]
 
     def _source(self, words: list[str]) -> None:
         file = os.path.join(self._cwd, words[0]) if words else ""
