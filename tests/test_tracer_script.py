@@ -8,6 +8,7 @@ so are scripts that mean no good. Most are forked from a process that has import
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -515,24 +516,39 @@ def test_an_endless_script_says_where_it_was(job: Path) -> None:
     assert "no optimizer step" in why and f"{job.parent}/script.py:" in why
 
 
-def test_imports_take_no_time(job: Path) -> None:
-    """That of a processor counts, and not while something is imported."""
-    busy = """
-        import time
-        def work(seconds):
-            until = time.process_time() + seconds
-            while time.process_time() < until: pass
-        """
-    (job.parent / "busy.py").write_text(textwrap.dedent(busy))
-    (job.parent / "slow_to_import.py").write_text("import busy\nbusy.work(3)\nimport json\n")
-    importing = "def step_by_step():\n    import slow_to_import\n    while True: step()\n"
-    hurried = Estimation(within_s=2.0)
-    script = written(job, loop(importing + "step_by_step()"))
-    assert report(job, script, estimation=hurried).steps == 2
-    working = "import busy\nbusy.work(30)\nwhile True: step()"
-    answer = looked(job, written(job, loop(working)), estimation=hurried)
-    assert isinstance(answer, Refusal)
-    assert answer.late and "busy.py" in answer.why
+IMPORTS = """
+import sys, time
+sys.path.insert(0, {root!r})
+from estimators.tracer.clock import Clock
+def work(seconds):
+    until = time.process_time() + seconds
+    while time.process_time() < until: pass
+clock = Clock(time.monotonic())
+clock.install()
+for name in ("slow_to_import", "fails_to_import"):
+    own, all = clock.own_s, time.process_time()
+    try:
+        __import__(name)
+    except ModuleNotFoundError:
+        assert name == "fails_to_import"
+    spent = time.process_time() - all
+    assert spent >= 0.3 > clock.own_s - own + 0.1, (name, spent, clock.own_s - own)
+own = clock.own_s
+work(0.1)
+assert clock.own_s - own >= 0.1
+"""
+
+
+def test_imports_take_no_time(tmp_path: Path) -> None:
+    """Nor do those that they import, or that fail."""
+    work = "import __main__\n__main__.work(0.3)\n"
+    (tmp_path / "slow_to_import.py").write_text("import inside\n" + work)
+    (tmp_path / "inside.py").write_text(work)
+    (tmp_path / "fails_to_import.py").write_text(work + "import not_there\n")
+    script = tmp_path / "script.py"
+    script.write_text(IMPORTS.format(root=str(SCRIPTS.parents[1])))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_children_neither_answer_nor_stay(job: Path) -> None:

@@ -4,7 +4,7 @@ Imports may take a minute from a cold disk, and say little about how long two st
 the clock on a machine that others keep busy.
 """
 
-import _frozen_importlib  # type: ignore[import-not-found]
+import sys
 import threading
 import time
 from typing import Any, Optional
@@ -30,7 +30,8 @@ class Clock:
 
     def install(self) -> None:
         """Notice imports from now on."""
-        find = _frozen_importlib._find_and_load  # the interpreter calls it by this name
+        importlib: Any = sys.modules["_frozen_importlib"]
+        find = importlib._find_and_load  # the interpreter calls it by this name
         main = threading.get_ident()
 
         def find_and_load(*args: Any) -> Any:
@@ -43,4 +44,4 @@ class Clock:
                 self._imports_s += time.process_time() - self._importing
                 self._importing = None
 
-        _frozen_importlib._find_and_load = find_and_load
+        importlib._find_and_load = find_and_load
