@@ -288,6 +288,44 @@ def test_inference_is_traced_to_its_end(job: Path) -> None:
     assert 4 * 1024 * 80 <= many.floor - few.floor <= 4 * 1024 * 120
 
 
+def test_a_ctc_loss(job: Path) -> None:
+    """It keeps a probability for each step, label and blank."""
+    text = """
+        import torch
+        model = torch.nn.Linear(64, 32).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            logp = model(torch.randn(500, 16, 64, device="cuda")).log_softmax(-1)
+            labels = torch.randint(1, 32, (16, {0}))
+            lengths = torch.full((16,), 500), torch.full((16,), {0})
+            torch.nn.functional.ctc_loss(logp, labels, *lengths).backward()
+            optimizer.step()
+        """
+    few, many = (report(job, written(job, text.format(count))).floor for count in (20, 200))
+    assert many - few >= 2 * (4 * 500 * 16 * 2 * 180)
+
+
+@pytest.mark.parametrize(("kind", "each"), [("GRU", 1 + 5), ("LSTM", 2 + 4)])
+def test_single_recurrent_cells(kind: str, each: int, job: Path) -> None:
+    """For each step, a state and what its gates were are kept."""
+    text = f"""
+        import torch
+        cell = torch.nn.{kind}Cell(64, 256).cuda()
+        optimizer = torch.optim.SGD(cell.parameters(), lr=0.1)
+        for _ in range(2):
+            state = None
+            for _ in range(COUNT):
+                state = cell(torch.randn(128, 64, device="cuda"), state)
+            optimizer.zero_grad()
+            (state[0] if isinstance(state, tuple) else state).sum().backward()
+            optimizer.step()
+        """
+    few, many = (
+        report(job, written(job, text.replace("COUNT", str(count)))).floor for count in (10, 60)
+    )
+    assert many - few >= 50 * each * 4 * 128 * 256
+
+
 def test_a_notebook(job: Path) -> None:
     cells = [
         ("markdown", "# training"),

@@ -177,7 +177,7 @@ else:
     )
 
 
-class EstimateIn(SubmitIn):
+class EstimateIn(SubmitIn):  # type: ignore[misc]  # it is frozen
     """`within_s`: processor time for a script's first two steps, instead of
     `estimation.patient_s`."""
 
