@@ -68,10 +68,16 @@ class Collocation:
 class Estimation:
     """How memory needs are predicted (CARMA paper, section 2)."""
 
-    within_s: float = 10.0  # a script that has not done two steps by then is given up
+    within_s: float = 10.0  # processor time for a script's first two steps, without its imports
+    patient_s: float = 60.0  # the same for `carma estimate`, and once a job waits for its turn
     host_memory_mib: int = 8192  # for the process that traces a script
     context_mib: int = 544  # CUDA context and libraries, until measured on this server
     faketensor_margin_mib: int = 4096  # on top of FakeTensor's number (the paper's 2.2)
+
+    @property
+    def longest_s(self) -> float:
+        """Until a script is given up, by the clock: its imports, and waiting for a processor."""
+        return 3 * self.within_s
 
 
 @dataclass(frozen=True, slots=True)

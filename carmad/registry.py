@@ -63,7 +63,7 @@ def bare_recovery(settings: Settings) -> Recovery:
 
 def estimator(name: str, settings: Settings, server: Server) -> Estimator:
     plugin = cast(Estimator, _load("estimators", name, settings, server))
-    return GuardedEstimator(plugin, settings.estimation.within_s + ESTIMATE_SPARE_S)
+    return GuardedEstimator(plugin, settings.estimation.longest_s + ESTIMATE_SPARE_S)
 
 
 def names(kind: str) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from argparse import ArgumentTypeError
 
-from carmad.options import MAX_GPUS, MAX_MIB, MAX_TASKS, MAX_TIME_S
+from carmad.options import MAX_GPUS, MAX_MIB, MAX_TASKS, MAX_TIME_S, MAX_WITHIN_S
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
@@ -47,6 +47,15 @@ def seconds(text: str) -> float | None:
     if span > MAX_TIME_S:
         raise ArgumentTypeError(f"{text!r} is more than ten years; 0 means no limit")
     return span or None
+
+
+def processor_time(text: str) -> float:
+    """Seconds of a processor: 90 or 90s, at most ten minutes."""
+    word = text.strip().lower()
+    span = float(word) if re.fullmatch(_COUNT, word) else _span(word)
+    if not span or span > MAX_WITHIN_S:
+        raise ArgumentTypeError(f"{text!r} is not a time up to {MAX_WITHIN_S:g} seconds; try 120")
+    return span
 
 
 def _clock(match: re.Match[str]) -> float:

@@ -49,7 +49,8 @@ class Auto:
         # The trial's reason comes first: it says most about the job.
         refusals = refusals[len(KNOWN) :] + refusals[: len(KNOWN)]
         whys = "; ".join(dict.fromkeys(no.why for no in refusals))
-        return Refusal(whys, self.name, max(no.seconds for no in refusals))
+        late = any(no.late for no in refusals)
+        return Refusal(whys, self.name, max(no.seconds for no in refusals), late=late)
 
     def _ask(self, make: Make, spec: JobSpec) -> Estimate | Refusal:
         """A failing estimator must not prevent the others' answers: its packages may be missing,

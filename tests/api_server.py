@@ -119,7 +119,7 @@ class Daemon:
         return request(self.path, method, path, data)
 
 
-def _guesses(spec: JobSpec) -> list[Guess]:
+def _guesses(spec: JobSpec, within_s: float | None) -> list[Guess]:
     answer = Declared().estimate(spec)
     other = Estimate(9_000, "guess", 8_000, 12_000, notes=("a guess",), parts=(("all", 9_000),))
     return [

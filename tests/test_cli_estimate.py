@@ -264,6 +264,37 @@ def test_a_model_by_its_name(fake: FakeDaemon) -> None:
     assert fake.body["argv"] == words
 
 
+@pytest.mark.parametrize("words", ["--json timm:m {}", "timm:m --json {}", "timm:m {} --json"])
+def test_options_may_follow_a_models_name(
+    words: str, fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """But those of the model are its own, also where `carma submit` has the same."""
+    own = "--batch-size 64 --amp --optimizer=sgd --img-size 96"
+    assert run(["estimate", *words.format(own).split()]) == 0
+    assert fake.body["argv"] == ["timm:m", *own.split()]
+    assert json.loads(capsys.readouterr().out)["estimates"]
+
+
+def test_options_with_values_may_follow_a_models_name(fake: FakeDaemon) -> None:
+    words = "estimate timm:m --gpus 2 --within=90 --batch-size 8 -t 30"
+    assert run(words.split()) == 0
+    assert fake.body["argv"] == ["timm:m", "--batch-size", "8"]
+    assert (fake.body["gpus"], fake.body["within_s"]) == (2, 90.0)
+    assert run(["estimate", "prog", "--json"]) == 0
+    assert fake.body["argv"] == ["prog", "--json"], "a program's options are its own"
+
+
+def test_how_long_a_script_may_take(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["estimate", "prog"]) == 0
+    assert "within_s" not in fake.body, "the server's own default"
+    for words, seconds in (("90", 90.0), ("90s", 90.0), ("2m", 120.0)):
+        assert run(["estimate", "--within", words, "prog"]) == 0
+        assert fake.body["within_s"] == seconds
+    for words in ("0", "x", "601", "1h"):
+        assert run(["estimate", "--within", words, "prog"]) == 2
+        assert "up to 600 seconds" in capsys.readouterr().err
+
+
 def test_no_estimate_is_an_exit_code(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
     nothing = an_answer(an_estimate("trace", None, "not PyTorch"))
     fake.answers["POST", "/v1/estimate"] = nothing

@@ -37,13 +37,21 @@ class Asked:
 
     def __init__(self) -> None:
         self.specs: list[JobSpec] = []
+        self.late: set[str] = set()  # scripts that take more time than there is
+        self.patiently: list[str] = []
         self.told: list[tuple[JobId, Answer]] = []
-        self.go_on = threading.Event()
+        self.go_on, self.go_on_patiently = threading.Event(), threading.Event()
+        self.go_on_patiently.set()
         self.estimates = Estimates(self.ask, lambda *told: self.told.append(told))
 
-    def ask(self, spec: JobSpec) -> Answer:
-        self.specs.append(spec)
-        assert self.go_on.wait(20)
+    def ask(self, spec: JobSpec, patiently: bool) -> Answer:
+        if patiently:
+            self.patiently.append(spec.argv[-1])
+        else:
+            self.specs.append(spec)
+        assert (self.go_on_patiently if patiently else self.go_on).wait(20)
+        if spec.argv[-1] in self.late and not patiently:
+            return Refusal("it took no step", "look", late=True)
         return Estimate(len(self.specs), spec.argv[-1])
 
     def put(self, id: int, script: str = "a.py", **spec: object) -> None:
@@ -59,6 +67,7 @@ def asked() -> Iterator[Asked]:
     asked = Asked()
     yield asked
     asked.go_on.set()
+    asked.go_on_patiently.set()
     asked.estimates.close()
 
 
@@ -155,12 +164,41 @@ def test_what_a_job_taught_is_asked_for(asked: Asked) -> None:
 
 def test_one_that_fails_leaves_no_job_without_an_answer() -> None:
     told: list[Answer] = []
-    estimates = Estimates(lambda spec: 1 // 0, lambda job, answer: told.append(answer))  # type: ignore[arg-type,return-value]
+    estimates = Estimates(lambda spec, patiently: 1 // 0, lambda job, answer: told.append(answer))  # type: ignore[arg-type,return-value]
     for id in (1, 2):
         estimates.put(a_job(id, spec=a_spec()))
     until(lambda: len(told) == 2)
     estimates.close()
     assert all(isinstance(answer, Refusal) and "ZeroDivisionError" in answer.why for answer in told)
+
+
+def test_a_late_answer_follows_and_nobody_waits_for_it(asked: Asked) -> None:
+    """Identical jobs share the second answer, too."""
+    asked.late = {"slow.py"}
+    asked.go_on.set()
+    for id in (1, 2, 3):
+        asked.put(id, "slow.py")
+    asked.put(4, "quick.py", uid=2)
+    until(lambda: len(asked.told) == 7)
+    assert asked.patiently == ["slow.py"]
+    for id in (1, 2, 3):
+        first, second = (answer for job, answer in asked.told if job == id)
+        assert isinstance(first, Refusal) and isinstance(second, Estimate)
+
+
+def test_a_job_that_ended_is_not_asked_about_patiently(asked: Asked) -> None:
+    asked.late = {"1.py", "2.py"}
+    asked.go_on.set()
+    asked.go_on_patiently.clear()
+    asked.put(1, "1.py")
+    until(lambda: asked.patiently)
+    asked.put(2, "2.py")
+    until(lambda: len(asked.told) == 2)
+    asked.estimates.ended(JobId(2))
+    asked.go_on_patiently.set()
+    asked.put(3, "3.py")
+    until(lambda: len(asked.told) == 4)
+    assert asked.patiently == ["1.py"]
 
 
 def test_few_answers_are_kept(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +223,9 @@ def test_one_users_thousand_jobs_hold_up_nobody_elses_one(asked: Asked) -> None:
 def test_one_that_says_itself_what_it_needs_does_not_wait_for_others(asked: Asked) -> None:
     declared: list[JobId] = []
     estimates = Estimates(
-        lambda spec: Estimate(spec.memory_mib, "declared") if spec.memory_mib else asked.ask(spec),
+        lambda spec, patiently: (
+            Estimate(spec.memory_mib, "declared") if spec.memory_mib else asked.ask(spec, patiently)
+        ),
         lambda job, answer: declared.append(job),
     )
     for id in range(1, 10):

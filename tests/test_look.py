@@ -12,8 +12,9 @@ import pytest
 from carmad.config import Estimation
 from carmad.plugin import JobSpec, Refusal, Settings, Trial
 from carmad.testing import a_report, a_server, a_spec
-from estimators.look import FIND, TRACER, Unreadable, look, parse
+from estimators.look import TRACER, look, parse
 from estimators.tracer import options
+from estimators.tracer.command import FIND, Unreadable
 from estimators.tracer.find import shebang
 from estimators.tracer.report import refusal
 from tests.here import Here
@@ -74,7 +75,6 @@ def test_a_launcher_runs_the_python_beside_it_and_passes_settings_on() -> None:
 @pytest.mark.parametrize(
     ("argv", "why"),
     [
-        (["/bin/bash", "-c", "python train.py"], "bash is no Python command"),
         (["python"], "not from a file"),
         (["python", "-u", "-"], "not from a file"),
         (["env", "-i", "python", "t.py"], "options of env"),
@@ -149,6 +149,47 @@ def test_what_is_no_python_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "ran"),
+    [
+        ("nohup nice -n 5 {bin}/python3 t.py", "t.py"),
+        ("bash run.sh 7", "t.py --n 7"),
+        ("./run.sh", "t.py --n 3"),
+        ("uv run t.py -x", "t.py -x"),
+        ("uv run --extra gpu -- python t.py", "t.py"),
+        ("uv run --no-sync -m pkg.train", "-m pkg.train"),
+        ("{bin}/jupyter nbconvert --execute --to notebook n.ipynb", "n.ipynb"),
+    ],
+)
+def test_the_python_behind_a_command(words: str, ran: str, tmp_path: Path, script: Path) -> None:
+    """A folder with a project's .venv, of which uv and activated shells take the Python."""
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv" / "bin").symlink_to(tmp_path / "bin")
+    (tmp_path / "bin" / "python").symlink_to("python3")
+    (tmp_path / "bin" / "jupyter").write_text(f"#!{tmp_path}/bin/python3\n")
+    run = tmp_path / "run.sh"
+    run.write_text("#!/bin/sh\n. .venv/bin/activate\npython t.py --n ${1:-3}\n")
+    run.chmod(0o755)
+    why = found(tmp_path, *words.format(bin=tmp_path / "bin").split())
+    assert why.endswith(f"would run {ran}")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("uv run t.py", "run `uv sync` first"),
+        ("uv pip install torch", "only `uv run` is known"),
+        ("deepspeed t.py", "not traced"),
+        ("papermill a.ipynb b.ipynb -p n 3", "parameters are not known"),
+        ("bash no-such.sh", "cannot read"),
+        ("bash -c ls", "a bash script: it runs no Python command"),
+        ("sleep 3", "sleep is no Python command"),
+    ],
+)
+def test_commands_without_a_python(words: str, why: str, tmp_path: Path) -> None:
+    assert why in found(tmp_path, *words.split())
+
+
+@pytest.mark.parametrize(
     ("line", "python"),
     [
         ("#!/usr/bin/env python3", ("python3",)),
@@ -172,7 +213,9 @@ def test_what_the_tracer_is_asked() -> None:
     assert argv[:-2] == (*FIND, "python", "torchrun", str(TRACER))
     asked = options.loads(argv[-2])
     assert (asked.processes, asked.gpus, asked.gpu) == (2, 2, "NVIDIA H100 PCIe")
-    assert asked.within_s == Settings().estimation.within_s
+    limits = Settings().estimation
+    assert (asked.within_s, asked.longest_s) == (limits.within_s, limits.longest_s)
+    assert limits.within_s < limits.longest_s
     assert argv[-1] == "t.py"
 
 
@@ -193,7 +236,10 @@ def test_a_timm_model_is_run_by_carmas_own_python(monkeypatch: pytest.MonkeyPatc
         (Trial(refusal("it is a poem"), "", code=0), "it is a poem"),
         (Trial(b'{"torch": "2.', "", code=0), "cut short"),
         (Trial(json.dumps({"torch": "2"}).encode(), "", code=0), "cut short"),
-        (Trial(b"", "", timed_out=True), "within 10 s"),
+        (
+            Trial(b"", "", timed_out=True),
+            "within 30 s; `carma estimate --within SECONDS` waits longer",
+        ),
         (Trial(b"", "a\nboom\n\n", code=3), "status 3 before two optimizer steps: boom"),
         (Trial(b"", "", code=0), "status 0"),
         (Trial(b"", "", signal=11), "SIGSEGV"),
@@ -204,6 +250,15 @@ def test_what_became_of_a_trial(trial: Trial, why: str) -> None:
     answer = look(spec("python", "t.py"), Settings(), a_server(trial))
     assert isinstance(answer, Refusal)
     assert why in answer.why
+    assert answer.late == trial.timed_out
+
+
+def test_a_script_that_was_slow_says_so_and_what_to_do() -> None:
+    trial = Trial(refusal("it took no optimizer step in 12 s", late=True), "", code=0)
+    answer = look(spec("python", "t.py"), Settings(), a_server(trial))
+    assert isinstance(answer, Refusal)
+    assert answer.late
+    assert answer.why.endswith("in 12 s; `carma estimate --within SECONDS` waits longer")
 
 
 def test_a_report_passes_through() -> None:

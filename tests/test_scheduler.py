@@ -1269,6 +1269,27 @@ def test_why_a_job_has_no_estimate_is_told_to_its_owner():
     assert server.job(JobId(1)).notes == ("has no memory estimate: it is no script",)
 
 
+def test_an_estimate_may_follow_while_a_job_waits():
+    server = FakeServer(gpus=0)
+    id = JobId(1)
+    server.scheduler.handle(Submitted(server.now, id, (a_spec(),)))
+    server.tell(Estimated(server.now, id, None, "has no memory estimate: it was slow"))
+    assert server.job(id).estimate is None
+    follows = Estimate(8_000, "trace")
+    server.tell(Estimated(server.now, id, follows))
+    server.tell(Estimated(server.now, id, Estimate(9_000, "trace")))
+    assert (server.job(id).state, server.job(id).estimate) == (S.QUEUED, follows)
+
+
+def test_an_estimate_of_a_job_that_has_started_comes_too_late():
+    server = FakeServer(gpus=1)
+    id = JobId(1)
+    server.tell(Submitted(server.now, id, (a_spec(),)), Estimated(server.now, id, None))
+    assert server.job(id).holds_gpus
+    server.tell(Estimated(server.now, id, Estimate(8_000, "trace")))
+    assert server.job(id).estimate is None
+
+
 def test_no_illegal_move():
     with pytest.raises(IllegalTransition):
         advance(a_job(), JobState.RUNNING)

@@ -104,7 +104,7 @@ class Mps:
         return self.state
 
 
-def declared(spec):
+def declared(spec, patiently):
     if spec.memory_mib is None:
         return Refusal("no idea", "test")
     return Estimate(spec.memory_mib, "test")
@@ -198,10 +198,10 @@ def test_estimates_and_why_there_is_none(tmp_path):
 def test_an_estimate_that_takes_long_keeps_nothing_else_waiting(tmp_path):
     released = threading.Event()
 
-    def slow(spec):
+    def slow(spec, patiently):
         if spec.memory_mib is None:
             assert released.wait(20)
-        return declared(spec)
+        return declared(spec, patiently)
 
     world, inbox, launcher = a_world(tmp_path, estimate=slow)
     for id in range(1, 9):

@@ -19,7 +19,16 @@ from pydantic import (
 from carmad.api.times import moment
 from carmad.core.layout import Stage
 from carmad.core.types import StageTimes
-from carmad.options import MAX_GPUS, MAX_MIB, MAX_TASKS, MAX_TIME_S, PLAIN, JobOptions, Option
+from carmad.options import (
+    MAX_GPUS,
+    MAX_MIB,
+    MAX_TASKS,
+    MAX_TIME_S,
+    MAX_WITHIN_S,
+    PLAIN,
+    JobOptions,
+    Option,
+)
 
 MAX_WORDS = 10_000  # of a command
 MAX_VARIABLES = 10_000
@@ -166,6 +175,13 @@ else:
         __module__=__name__,
         **{name: _plain(option, _STORED[name]) for name, option in PLAIN.items()},
     )
+
+
+class EstimateIn(SubmitIn):  # type: ignore[misc]  # it is frozen
+    """`within_s`: processor time for a script's first two steps, instead of
+    `estimation.patient_s`."""
+
+    within_s: Annotated[float, Field(gt=0, le=MAX_WITHIN_S)] | None = None
 
 
 class SelectIn(Request):

@@ -58,6 +58,7 @@ class Refusal:
     why: str
     source: str
     seconds: float = 0.0
+    late: bool = False  # its time was up: with more there may be an estimate
 
 
 @dataclass(frozen=True, slots=True)

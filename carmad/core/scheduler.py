@@ -255,12 +255,18 @@ class Scheduler:
                 self._actions.append(EstimateMemory(job))
 
     def _on_estimated(self, event: Estimated) -> None:
+        """The second answer for a job, after it joined the queue without an estimate, counts if it
+        comes before the job starts."""
         job = self.jobs.get(event.job)
         if job and job.state is JobState.PENDING:  # else: cancelled meanwhile
-            joining = advance(job, JobState.QUEUED, estimate=event.estimate)
-            self._put(self.knowledge.with_history(joining, event.at))
-            if event.note:
-                self._ledger.note(event.job, event.note)
+            job = advance(job, JobState.QUEUED, estimate=event.estimate)
+        elif job and job.state is JobState.QUEUED and not job.estimate:
+            job = replace(job, estimate=event.estimate)
+        else:
+            return
+        self._put(self.knowledge.with_history(job, event.at))
+        if event.note:
+            self._ledger.note(event.job, event.note)
 
     def _on_postponed(self, event: Postponed) -> None:
         """Neither its time limit nor the wait for its first kernel begins before the attempt."""

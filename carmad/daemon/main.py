@@ -40,7 +40,7 @@ from carmad.http.answers import VERSION
 from carmad.http.server import Server, create_app, turn_away
 from carmad.http.service import Service
 from carmad.learned import bounds
-from carmad.learned.estimates import Answer, ask, guesses
+from carmad.learned.estimates import Answer, ask, guesses, patient
 from carmad.learned.experience import JOBS_PER_USER, Experience, driver_version
 from carmad.learned.models import Models
 from carmad.loop import Follower
@@ -114,7 +114,7 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
             time.time(),
             monitor.capabilities,
             experience,
-            lambda spec: guesses(settings, experience.server(), spec),
+            lambda spec, within_s: guesses(patient(settings, within_s), experience.server(), spec),
             lambda scene: doctor.checks(
                 settings, scene, monitor.capabilities(), store, own_units, mps, troubles()
             ),
@@ -185,15 +185,16 @@ def _core(
 
 def _estimate(
     settings: Settings, experience: Experience, store: SqlStore
-) -> Callable[[JobSpec], Answer]:
-    """A function that estimates a waiting job. It never raises."""
+) -> Callable[[JobSpec, bool], Answer]:
+    """A function that estimates a waiting job, patiently or not. It never raises."""
 
-    def estimate(spec: JobSpec) -> Answer:
+    def estimate(spec: JobSpec, patiently: bool) -> Answer:
         try:
             whole = store.whole(spec)
         except CarmaError as error:
             return Refusal(str(error), settings.estimator)
-        return ask(settings.estimator, settings, experience.server(), whole)
+        chosen = patient(settings) if patiently else settings
+        return ask(settings.estimator, chosen, experience.server(), whole)
 
     return estimate
 

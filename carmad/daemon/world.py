@@ -59,15 +59,15 @@ class DaemonWorld(Follower):
     """Actions go to one thread, so that a stop never overtakes its own launch; estimates, which
     may take long, go to others.
 
-    `estimate` answers for one job; `whole` adds the job's complete environment; `extra_env` goes
-    to every job (the directory of the emulated GPUs).
+    `estimate` answers for one job, patiently or not; `whole` adds the job's complete environment;
+    `extra_env` goes to every job (the directory of the emulated GPUs).
     """
 
     def __init__(
         self,
         state_dir: Path,
         inbox: Inbox,
-        estimate: Callable[[JobSpec], Estimate | Refusal],
+        estimate: Callable[[JobSpec, bool], Estimate | Refusal],
         whole: Callable[[JobSpec], JobSpec],
         launcher: Launcher,
         evidence: Evidence,

@@ -91,7 +91,8 @@ class Service(Follower):
     started_at: float
     capabilities: Callable[[], Capabilities]
     experience: Experience
-    estimate: Callable[[JobSpec], Sequence[Guess]]  # slow; called in a thread
+    # Slow; called in a thread. With the time for a script: `estimation.within_s`, if not None.
+    estimate: Callable[[JobSpec, float | None], Sequence[Guess]]
     doctor: Callable[[Scene], Sequence[CheckOut]]  # slow, too
     models: Models
     config_path: str | None = None

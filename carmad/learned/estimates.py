@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections import OrderedDict
@@ -59,6 +60,13 @@ def _asked(name: str, settings: Settings, server: Server, spec: JobSpec) -> Answ
     return Refusal(why, name, time.perf_counter() - begun)
 
 
+def patient(settings: Settings, within_s: float | None = None) -> Settings:
+    """With more time for scripts, as long as nothing waits for the answer."""
+    estimation = settings.estimation
+    within_s = estimation.patient_s if within_s is None else within_s
+    return replace(settings, estimation=replace(estimation, within_s=within_s))
+
+
 @dataclass(frozen=True, slots=True)
 class Guess:
     """One estimator's answer about a job, and whether it would be used to place the job."""
@@ -93,77 +101,106 @@ class _Asked:
     answer: Future[Answer]
 
 
+class _Line:
+    """Waiting jobs, users in turn."""
+
+    def __init__(self) -> None:
+        # By user; the first user is next.
+        self._waiting: OrderedDict[int, OrderedDict[JobId, Job]] = OrderedDict()
+
+    def put(self, job: Job) -> None:
+        self._waiting.setdefault(job.spec.uid, OrderedDict())[job.id] = job
+
+    def drop(self, job: JobId) -> None:
+        for jobs in self._waiting.values():
+            jobs.pop(job, None)
+
+    def next(self) -> Job | None:
+        while self._waiting:
+            uid, jobs = self._waiting.popitem(last=False)
+            if jobs:
+                _, job = jobs.popitem(last=False)
+                self._waiting[uid] = jobs  # behind the other users
+                return job
+        return None
+
+
 class Estimates:
     """Estimates waiting jobs: a few at a time, users in turn, and identical jobs once.
 
-    `ask` may take long; `tell` gets the answer for each job that was `put`.
+    `ask` may take long, and longer if it is patient; `tell` gets the answer for each job that was
+    `put`. If the time was too short for it, `ask` is asked again patiently, one job at a time, and
+    `tell` gets a second answer: a job need not wait for its start meanwhile.
     Jobs with declared memory are answered separately, so that they do not wait for scripts to be
     traced.
     """
 
     def __init__(
-        self, ask: Callable[[JobSpec], Answer], tell: Callable[[JobId, Answer], None]
+        self, ask: Callable[[JobSpec, bool], Answer], tell: Callable[[JobId, Answer], None]
     ) -> None:
+        """`ask`: its second argument is whether to be patient."""
         self._ask = ask
         self._tell = tell
         self._declared = Threads(1, "declared")
         self._others = Threads(AT_ONCE, "estimates")
-        # By user; the first user is next.
-        self._waiting: OrderedDict[int, OrderedDict[JobId, Job]] = OrderedDict()
+        self._patient = Threads(1, "slow-estimates")
+        self._lines = {False: _Line(), True: _Line()}  # by whether to be patient
         self._asked: dict[bytes, _Asked] = {}
         self._lock = Lock()
 
     def put(self, job: Job) -> None:
         if job.spec.memory_mib is not None:
-            self._declared.submit(self._answer, job)
-            return
-        with self._lock:
-            self._waiting.setdefault(job.spec.uid, OrderedDict())[job.id] = job
-        self._others.submit(self._one)
+            self._declared.submit(self._answer, job, False)
+        else:
+            self._wait(job, False)
 
     def ended(self, job: JobId) -> None:
         """The job needs no answer any more, and others may get a better one thanks to it."""
         with self._lock:
             self._asked.clear()
-            for jobs in self._waiting.values():
-                jobs.pop(job, None)
+            for line in self._lines.values():
+                line.drop(job)
 
     def close(self) -> None:
         """Jobs without an answer stay as they are: the next daemon requests their estimates."""
-        for pool in (self._declared, self._others):
+        for pool in (self._declared, self._others, self._patient):
             pool.shutdown(cancel_futures=True)
 
-    def _one(self) -> None:
-        if job := self._next():
-            self._answer(job)
+    def _wait(self, job: Job, patient: bool) -> None:
+        with self._lock:
+            self._lines[patient].put(job)
+        pool = self._patient if patient else self._others
+        with contextlib.suppress(RuntimeError):  # it is shut down: the daemon is stopping
+            pool.submit(self._one, patient)
 
-    def _answer(self, job: Job) -> None:
-        asked, new = self._question(_alike(job.spec))
-        asked.answer.add_done_callback(lambda done: self._tell(job.id, done.result()))
+    def _one(self, patient: bool) -> None:
+        with self._lock:
+            job = self._lines[patient].next()
+        if job:
+            self._answer(job, patient)
+
+    def _answer(self, job: Job, patient: bool) -> None:
+        asked, new = self._question(_alike(job.spec, patient))
+        asked.answer.add_done_callback(lambda done: self._answered(job, done.result(), patient))
         if new:
             try:
-                answer = self._ask(job.spec)
+                answer = self._ask(job.spec, patient)
             except Exception as error:  # otherwise all identical jobs would wait for ever
                 log.exception("an estimate failed")
                 answer = Refusal(f"it failed: {error!r:.200}", "carmad")
             asked.answer.set_result(answer)
 
-    def _next(self) -> Job | None:
-        with self._lock:
-            while self._waiting:
-                uid, jobs = self._waiting.popitem(last=False)
-                if jobs:
-                    _, job = jobs.popitem(last=False)
-                    self._waiting[uid] = jobs  # behind the other users
-                    return job
-            return None
+    def _answered(self, job: Job, answer: Answer, patient: bool) -> None:
+        self._tell(job.id, answer)
+        if isinstance(answer, Refusal) and answer.late and not patient:
+            self._wait(job, patient=True)
 
     def _question(self, alike: bytes) -> tuple[_Asked, bool]:
         """The shared question of identical jobs, and whether it is new and must be asked."""
         now = time.monotonic()
         with self._lock:
             known = self._asked.get(alike)
-            if known and now - known.at < FRESH_S:
+            if known and (now - known.at < FRESH_S or not known.answer.done()):
                 return known, False
             self._asked.pop(alike, None)
             asked = self._asked[alike] = _Asked(now, Future())
@@ -172,7 +209,7 @@ class Estimates:
             return asked, True
 
 
-def _alike(spec: JobSpec) -> bytes:
+def _alike(spec: JobSpec, patient: bool) -> bytes:
     """A key that is equal for jobs that need the same memory. A digest, as it outlives the jobs."""
-    what = replace(spec, **NEUTRAL)
+    what = replace(spec, **NEUTRAL), patient
     return blake2b(repr(what).encode(errors="surrogatepass"), digest_size=20).digest()

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from carmad.api.responses.estimates import EstimateOut, EstimatesOut
     from cli.vary import Fit
 
-ESTIMATE_S = 600.0  # the job's script runs for its first steps, and other users' may go first
+ESTIMATE_S = 3600.0  # --within 600 may take half of that, and other users' may go first
+MODELS = ("--batch-size", "--optimizer", "--amp", "--img-size")  # options of timm:MODEL itself
 VARIED = "batch-size"
 
 
@@ -29,8 +30,11 @@ def estimate(context: typer.Context) -> None:
     """Predict how much GPU memory a command needs, and where it fits. Nothing runs on a GPU."""
     from cli import estimate_view as view
 
-    options, body = submit.read(context.args, build_parser())
+    parser = build_parser()
+    options, body = submit.read(_in_front(context.args, parser), parser)
     _check(options)
+    if options.within is not None:
+        body["within_s"] = options.within
     if options.fit is None:
         answer = _ask(body)
         _tell(options, answer, lambda: view.estimates(answer))
@@ -72,6 +76,13 @@ def build_parser() -> submit_options.Parser:
         metavar="NAME",
         help=f"with --fit: the option of COMMAND to vary (default {VARIED})",
     )
+    add(
+        "--within",
+        type=parse.processor_time,
+        metavar="SECONDS",
+        help="how long the first two steps of COMMAND may take, its imports not counted "
+        "(default: estimation.patient_s)",
+    )
     add("--explain", action="store_true", help="show what the memory is used for")
     add(
         "--plot",
@@ -80,6 +91,23 @@ def build_parser() -> submit_options.Parser:
         help="write the breakdown of --explain as an image (.png) or a page (.html)",
     )
     return parser
+
+
+def _in_front(args: list[str], parser: submit_options.Parser) -> list[str]:
+    """Options that follow `timm:MODEL` in front of it, unless they are the model's."""
+    words, command, marked = parser.split(args)
+    if marked or not command or not command[0].startswith("timm:"):
+        return args
+    model, *rest = command
+    own = []
+    while rest:
+        word = rest.pop(0)
+        if word.partition("=")[0] in MODELS or not parser.knows(word):
+            own.append(word)
+        else:
+            words += [word, *(rest[:1] if parser.takes_next(word) else ())]
+            rest = rest[parser.takes_next(word) :]
+    return [*words, model, *own]
 
 
 def _ask(body: dict[str, Any]) -> EstimatesOut:

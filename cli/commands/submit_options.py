@@ -52,11 +52,16 @@ class Parser(argparse.ArgumentParser):
         """
         at = 0
         while at < len(args) and args[at].startswith("-") and args[at] not in ("-", "--"):
-            at += 2 if self._takes_next(args[at]) else 1
+            at += 2 if self.takes_next(args[at]) else 1
         marked = args[at : at + 1] == ["--"]
         return args[:at], args[at + marked :], marked
 
-    def _takes_next(self, word: str) -> bool:
+    def knows(self, word: str) -> bool:
+        """Whether it is one of the options, perhaps with its value: --gpus=2."""
+        return word.partition("=")[0] in self._option_string_actions
+
+    def takes_next(self, word: str) -> bool:
+        """Whether the option's value is the next word."""
         if word.startswith("--"):
             return "=" not in word and self._has_value(word)
         for position, letter in enumerate(word[1:], 1):  # -HW, -G2, -HG 2

@@ -46,16 +46,19 @@ def main() -> None:
     __package__ = "carma_tracer"
     from . import options as asked
     from .answering import Answer
+    from .clock import Clock
     from .confine import confine
     from .scratch import Tree
 
     options = asked.loads(sys.argv[1])
     os.environ.update(ASKED)
     os.environ.update(options.env)
-    answer = Answer(STARTED, options.within_s)
+    clock = Clock(STARTED)
+    answer = Answer(clock, options)
     Tree().install()
-    confine(options.host_memory_mib, options.within_s + CPU_S)
+    confine(options.host_memory_mib, options.longest_s + CPU_S)
     answer.before_the_deadline()
+    clock.install()
     try:
         import torch  # noqa: F401
     except ImportError as error:

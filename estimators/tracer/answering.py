@@ -16,28 +16,43 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
+from .clock import Clock
+from .options import Options
 from .report import Report, refusal
 
 ANSWER_FD = 3
 HIGH = 500  # scripts close low descriptors
 SPARE_S = 0.7  # before the daemon's timeout
+OFFLINE = frozenset(  # exceptions of urllib, requests, httpx and Hugging Face's libraries
+    (
+        *("URLError", "gaierror", "ConnectionError", "ConnectError", "ConnectTimeout"),
+        *("LocalEntryNotFoundError", "OfflineModeIsEnabled"),
+    )
+)
+HUBS = ("huggingface.co", "HF_HUB_OFFLINE", "a traced script opens no sockets")
 _OTHERS = (str(Path(__file__).parent), sysconfig.get_path("stdlib"), "<frozen")
 
 
 class Answer:
-    def __init__(self, started: float, within_s: float) -> None:
-        """`started`: by the monotonic clock."""
+    def __init__(self, clock: Clock, options: Options) -> None:
+        self.clock = clock
         self.steps = 0  # that the script has taken so far
-        self._started = started
-        self._within_s = within_s
+        self._within_s = options.within_s
+        self._longest_s = options.longest_s - SPARE_S
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._fd = fcntl.fcntl(ANSWER_FD, fcntl.F_DUPFD_CLOEXEC, HIGH)
         os.close(ANSWER_FD)
 
     @property
-    def seconds(self) -> float:
-        return time.monotonic() - self._started
+    def hurried(self) -> bool:
+        """Half of the time has passed."""
+        return self._left_s < min(self._within_s, self._longest_s) / 2
+
+    @property
+    def _left_s(self) -> float:
+        """A moment before which the time is not up."""
+        return min(self._within_s - self.clock.own_s, self._longest_s - self.clock.seconds)
 
     def give(self, text: bytes) -> None:
         """Does not return."""
@@ -51,18 +66,22 @@ class Answer:
     def report(self, report: Report) -> None:
         self.give(report.dumps())
 
-    def refuse(self, why: str) -> None:
-        self.give(refusal(why))
+    def refuse(self, why: str, *, late: bool = False) -> None:
+        """`late`: with more time there may be a report."""
+        self.give(refusal(why, late=late))
 
     def before_the_deadline(self) -> None:
         """Report how far the script came, if there is no other answer in time."""
         main = threading.get_ident()
 
         def wait() -> None:
-            time.sleep(max(0.0, self._within_s - SPARE_S - self.seconds))
+            while (left_s := self._left_s) > 0:
+                time.sleep(left_s)
             place = where(sys._current_frames().get(main))
             took = ("no optimizer step", "one optimizer step")[min(self.steps, 1)]
-            self.refuse(f"it took {took} in {self.seconds:.0f} s; {place}")
+            own_s, all_s = self.clock.own_s, self.clock.seconds
+            spent = f"{all_s:.0f} s, of which its own work took {own_s:.0f} s of a processor"
+            self.refuse(f"it took {took} in {spent}; {place}", late=True)
 
         threading.Thread(target=wait, daemon=True).start()
 
@@ -90,6 +109,20 @@ def what_went_wrong(error: BaseException) -> str:
             place = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}: "
         trace = trace.tb_next
     return f"{place}{type(error).__name__}: {_first_line(error)}"
+
+
+def offline(error: BaseException) -> str:
+    """What to do about it, if the script failed because it has no network; else ""."""
+    cause: BaseException | None = error
+    while cause is not None:
+        mro = {kind.__name__ for kind in type(cause).__mro__}
+        if mro & OFFLINE or any(word in str(cause) for word in HUBS):
+            return (
+                "; a trace has no network, and uses what is in the cache: download models and data "
+                "before, or run the script once"
+            )
+        cause = cause.__cause__ or cause.__context__
+    return ""
 
 
 def _first_line(error: Any) -> str:

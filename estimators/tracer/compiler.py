@@ -37,8 +37,10 @@ class _Sparse(types.ModuleType):
         """Called by optimizers in each step."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "config":
+        if name.startswith("__"):
             raise AttributeError(name)
+        if name == "config":  # it needs nothing of the package
+            return importlib.import_module(CONFIG)
         return getattr(_real(), name)
 
 
@@ -68,7 +70,10 @@ def spare() -> None:
 
 
 def _real() -> Any:
-    for name in (NAME, CONFIG):
-        sys.modules.pop(name, None)
-    del torch._dynamo  # its own modules look for it there while they are imported
+    """The package itself, imported when it is first asked for. `from torch._dynamo import name` in
+    a module that was given the stub asks twice."""
+    if isinstance(sys.modules.get(NAME), _Sparse):
+        for name in (NAME, CONFIG):
+            sys.modules.pop(name, None)
+        del torch._dynamo  # its own modules look for it there while they are imported
     return importlib.import_module(NAME)

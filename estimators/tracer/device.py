@@ -7,7 +7,6 @@ as the trace has only one stream. Random states are ignored.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import re
 from collections import defaultdict
 from pathlib import Path
@@ -105,11 +104,11 @@ def pretend(recorder: Recorder, gpu: str, gpus: int, refuse: Refuse) -> None:
     `refuse` ends the trace with a reason."""
     _cuda(recorder, gpu, gpus)
     _tensors()
+    _storages(recorder)
     _accelerator(gpus)
     _one_graph(recorder)
     _values()
     _checkpoints(recorder, refuse)
-    _sparse(refuse)
 
 
 def _cuda(recorder: Recorder, gpu: str, gpus: int) -> None:
@@ -218,6 +217,7 @@ def _accelerator(gpus: int) -> None:
         for key, value in values.items():
             setattr(accelerator, key, _always(value))
         accelerator.current_stream = lambda device=None: _Stream()
+        torch._C._get_accelerator = _always(torch.device("cuda"))
 
 
 def _tensors() -> None:
@@ -262,6 +262,18 @@ def _tensors() -> None:
     torch.inference_mode = _inference_mode
 
 
+def _storages(recorder: Recorder) -> None:
+    """FSDP frees what it gathered by resizing its storage to nothing."""
+    resize = torch.UntypedStorage.resize_
+
+    def resize_(storage: Any, size: int) -> Any:
+        resize(storage, size)
+        recorder.resized(storage)
+        return storage
+
+    torch.UntypedStorage.resize_ = resize_
+
+
 def _packed(padded: Any, lengths: Any, batch_first: bool) -> Any:
     """`lengths`, on the CPU, falls: what is left of each time step, one after the other."""
     steps = padded.transpose(0, 1) if batch_first else padded
@@ -296,24 +308,6 @@ def _values() -> None:
 
     scaling.GradScaler._maybe_opt_step = step
     Distribution.set_default_validate_args(False)
-
-
-def _sparse(refuse: Refuse) -> None:
-    """Refuses sparse gradients, which cannot be faked; dense ones could be ten times larger."""
-    functional = torch.nn.functional
-
-    def checked(embed: Callable[..., Any]) -> Callable[..., Any]:
-        signature = inspect.signature(embed)
-
-        def embedding(*args: Any, **kwargs: Any) -> Any:
-            if signature.bind(*args, **kwargs).arguments.get("sparse"):
-                refuse("an embedding has sparse=True: sparse gradients are not traced")
-            return embed(*args, **kwargs)
-
-        return embedding
-
-    functional.embedding = checked(functional.embedding)
-    functional.embedding_bag = checked(functional.embedding_bag)
 
 
 def _checkpoints(recorder: Recorder, refuse: Refuse) -> None:

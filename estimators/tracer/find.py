@@ -1,41 +1,133 @@
-"""Finds the Python interpreter of a script, and executes the tracer with it.
+"""Finds the Python command behind a job's command, and executes the tracer with it.
 
 The daemon is root, and must neither open nor even look for paths that a user named. So this runs
 in the trial, as the job's user and in the job's directory and environment, with CARMA's own
 Python. Its arguments are the Python to use if the command names none itself ("": it is refused
 then), the command, the tracer, its options, and what follows the command. Without a Python to use,
-the command itself is traced.
+the command itself is traced: a script with a `#!` line, a shell script with one Python command,
+`uv run`, a notebook.
 """
 # The job's Python is yet to start, so imports are few:
-# ruff: noqa: PTH119
+# ruff: noqa: RUF005, PTH206, PTH100, PTH109, PTH112, PTH118, PTH119, PTH120
+
+from __future__ import annotations
 
 import os
-import re
 import shutil
 import stat
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 
-HINT = "give --gpu-mem, or submit the python command itself"
-PYTHON = re.compile(r"python\d*(\.\d+)?t?")
+sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+
+from estimators.tracer import options as asked
+from estimators.tracer import shell
+from estimators.tracer.command import HINT, PYTHON, Unreadable, parse
+
 LINE_BYTES = 256  # that the kernel reads of a first line
+MOST_STEPS = 8  # of shell scripts that run shell scripts
+KNOWN = frozenset(("torchrun", "accelerate", "env"))
+NOTEBOOKS = frozenset(("ipython", "ipython3", "jupyter", "papermill"))
+UV_VALUES = frozenset(  # options of `uv run` with a value
+    ("--with", "--with-requirements", "--with-editable", "-p", "--python", "--project", "--extra")
+    + ("--directory", "--group", "--only-group", "--env-file", "--package", "--index", "-w")
+)
 
 
 def main() -> None:
-    other, name, tracer, options, *words = sys.argv[1:]
-    path = name if "/" in name else shutil.which(name)
-    python = shebang(path) if path else ()
-    if not python and not other:
-        refuse(f"{os.path.basename(name)} is no Python command: {HINT}")
-    script = [] if other else [str(path)]
-    argv = [*(python or (other,)), tracer, options, *script, *words]
+    other, name, tracer, text, *words = sys.argv[1:]
     try:
-        os.execvp(argv[0], argv)
+        if other:
+            path = name if "/" in name else shutil.which(name)
+            start((*(shebang(path) or (other,)), tracer, text, *words), dict(os.environ))
+        options = asked.loads(text)
+        argv, env, cwd = resolve([name, *words], dict(os.environ), os.getcwd(), options.gpus)
+        program = parse(argv, options.gpus)
+        options = replace(options, processes=program.processes, env=program.env)
+        os.chdir(cwd)
+        start((*program.python, tracer, options.dumps(), *program.script), env)
+    except (Unreadable, shell.Unclear) as error:
+        refuse(str(error))
     except OSError as error:
-        refuse(f"its Python did not start: cannot run {argv[0]}: {error.strerror}")
+        refuse(f"cannot read {error.filename}: {error.strerror}")
 
 
-def shebang(script: str) -> "tuple[str, ...]":
-    """The Python command in a script's first line; () if there is none, or none to be read."""
+def resolve(
+    words: Sequence[str], env: dict[str, str], cwd: str, gpus: int
+) -> tuple[list[str], dict[str, str], str]:
+    """The Python command behind a command, its environment and directory. Raises Unreadable,
+    Unclear, OSError."""
+    for _ in range(MOST_STEPS):
+        words = shell.unwrapped(words)
+        name = os.path.basename(words[0]) if words else ""
+        if PYTHON.fullmatch(name) or name in KNOWN:
+            return list(words), env, cwd
+        path = words[0] if words and "/" in words[0] else shutil.which(name, path=env.get("PATH"))
+        if name in shell.SHELLS:
+            try:
+                words, env, cwd = shell.command(words, env, cwd, gpus)
+            except shell.Unclear as error:
+                raise shell.Unclear(f"a {name} script: {error}; {HINT}") from None
+        elif name == "uv":
+            words, env = uv(words[1:], env, cwd)
+        elif name in NOTEBOOKS:
+            words = (*(shebang(path) or ("python",)), *notebook(name, words[1:]))
+        elif name == "deepspeed":
+            raise Unreadable("DeepSpeed splits the optimizer's state, which is not traced")
+        else:
+            before = interpreter(path and os.path.join(cwd, path))
+            if not before:
+                raise Unreadable(f"{name} is no Python command: {HINT}")
+            words = (*before, str(path), *words[1:])
+    raise Unreadable(f"its scripts run each other more than {MOST_STEPS} deep: {HINT}")
+
+
+def uv(words: Sequence[str], env: dict[str, str], cwd: str) -> tuple[list[str], dict[str, str]]:
+    """What `uv run …` runs, in the environment that uv has made for the project."""
+    rest, module, folder = list(words), False, cwd
+    if rest[:1] != ["run"]:
+        raise Unreadable(f"of uv, only `uv run` is known: {HINT}")
+    del rest[0]
+    while rest and rest[0].startswith("-"):
+        option, equals, value = rest.pop(0).partition("=")
+        if option in UV_VALUES and not equals and rest:
+            value = rest.pop(0)
+        if option in ("--project", "--directory"):
+            folder = os.path.join(cwd, value)
+        module |= option in ("-m", "--module")
+    if not rest:
+        raise Unreadable("uv is given nothing to run")
+    venv = env.get("UV_PROJECT_ENVIRONMENT") or next(
+        (f"{place}/.venv" for place in _upwards(folder) if os.path.isdir(f"{place}/.venv")), ""
+    )
+    if not venv:
+        raise Unreadable("uv has made no .venv for this project yet: run `uv sync` first")
+    env = env | {"VIRTUAL_ENV": venv, "PATH": f"{venv}/bin:{env.get('PATH', os.defpath)}"}
+    if module:
+        return ["python", "-m", *rest], env
+    return (["python", *rest] if rest[0].endswith(".py") else rest), env
+
+
+def _upwards(folder: str) -> list[str]:
+    parts = os.path.normpath(folder).split(os.sep)
+    return [os.sep.join(parts[:n]) or os.sep for n in range(len(parts), 0, -1)]
+
+
+def notebook(program: str, words: Sequence[str]) -> list[str]:
+    """The notebook or script that ipython, jupyter or papermill runs, and its arguments."""
+    if program == "papermill" and any(word.startswith("-") for word in words):
+        raise Unreadable(f"papermill's options and parameters are not known here: {HINT}")
+    for at, word in enumerate(words):
+        if word.endswith((".ipynb", ".py")):
+            return [word] if word.endswith(".ipynb") else list(words[at:])
+    raise Unreadable(f"it is given no notebook: {HINT}")
+
+
+def interpreter(script: str | None) -> tuple[str, ...]:
+    """The command in a script's first line; () if there is none, or none to be read."""
+    if not script:
+        return ()
     try:
         fd = os.open(script, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
         try:
@@ -48,14 +140,25 @@ def shebang(script: str) -> "tuple[str, ...]":
     words = line[2:].split() if line.startswith("#!") else []
     if words and os.path.basename(words[0]) == "env":
         words = words[2:] if words[1:2] == ["-S"] else words[1:]
-    return tuple(words) if words and PYTHON.fullmatch(os.path.basename(words[0])) else ()
+    return tuple(words)
+
+
+def shebang(script: str | None) -> tuple[str, ...]:
+    """The same if it is Python."""
+    words = interpreter(script)
+    return words if words and PYTHON.fullmatch(os.path.basename(words[0])) else ()
+
+
+def start(argv: Sequence[str], env: dict[str, str]) -> None:
+    """Does not return."""
+    try:
+        os.execvpe(argv[0], list(argv), env)
+    except OSError as error:
+        refuse(f"its Python did not start: cannot run {argv[0]}: {error.strerror}")
 
 
 def refuse(why: str) -> None:
     """Answer as the tracer would. Does not return."""
-    from pathlib import Path
-
-    sys.path.append(str(Path(__file__).parents[2]))
     from estimators.tracer.answering import ANSWER_FD
     from estimators.tracer.report import refusal
 

@@ -17,6 +17,18 @@ from torch.nn import Module, Parameter
 def install() -> None:
     if hasattr(torch.utils, "swap_tensors"):  # torch 2.3
         Module._apply = _apply
+        torch.Tensor.data = property(_data.__get__, _set_data)
+
+
+_data = torch._C.TensorBase.data
+
+
+def _set_data(tensor: Any, value: Any) -> None:
+    """`parameter.data = parameter.data.cuda()`: in place, as above."""
+    if isinstance(value, FakeTensor) == isinstance(tensor, FakeTensor):
+        _data.__set__(tensor, value)
+    else:
+        torch.utils.swap_tensors(tensor, Parameter(value, tensor.requires_grad))
 
 
 def _apply(module: Any, change: Any, recurse: bool = True) -> Any:

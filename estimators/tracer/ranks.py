@@ -1,23 +1,23 @@
-"""Traces only the first of several processes: torch.distributed and DataParallel.
+"""Traces only the first of several processes or GPUs: torch.distributed and DataParallel.
 
 The process group uses torch's "fake" backend, which needs no other process; communication is left
-out. DistributedDataParallel allocates its gradient buckets as usual. NCCL's own buffers are not
-traced. Sharded models are refused.
+out. DistributedDataParallel allocates its gradient buckets as usual; FSDP shards, gathers and frees
+by its own code. NCCL's own buffers are not traced.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from typing import Any, Callable
+from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map
 
 from .recording import Recorder
 
 NOTE = "one of several processes: without NCCL's buffers"
-Refuse = Callable[[str], None]
 
 _NOTHING = (  # collectives: outputs are there already, and values do not matter
     "all_reduce all_reduce_coalesced all_gather all_gather_into_tensor all_gather_coalesced "
@@ -98,9 +98,8 @@ def launched(processes: int) -> None:
     )
 
 
-def install(recorder: Recorder, refuse: Refuse) -> None:
-    """`refuse` ends the trace with a reason."""
-    _data_parallel(refuse)
+def install(recorder: Recorder) -> None:
+    _data_parallel(recorder)
     nn.parallel.DistributedDataParallel = DistributedDataParallel
     nn.parallel.distributed.DistributedDataParallel = DistributedDataParallel
     nn.SyncBatchNorm.forward = nn.modules.batchnorm._BatchNorm.forward  # exchanges a few numbers
@@ -118,7 +117,6 @@ def install(recorder: Recorder, refuse: Refuse) -> None:
         if world_size < 1:
             world_size = int(os.environ.get("WORLD_SIZE", "1"))
         start("fake", rank=0, world_size=world_size, store=FakeStore())
-        _refuse_shards(refuse)
 
     torch.distributed.init_process_group = init_process_group
     torch.distributed.distributed_c10d.init_process_group = init_process_group
@@ -142,26 +140,49 @@ def _spawn(fn: Any, args: Any = (), nprocs: int = 1, *_: Any, **__: Any) -> None
     fn(0, *args)
 
 
-def _data_parallel(refuse: Refuse) -> None:
+class _Gathered(torch.autograd.Function):
+    """A replica's output, concatenated with those of as many others that it stands for."""
+
+    @staticmethod
+    def forward(context: Any, out: Any, times: int) -> Any:
+        context.one = out.shape
+        rows, *rest = out.shape or (1,)
+        return out.new_empty((rows * times, *rest))
+
+    @staticmethod
+    def backward(context: Any, gradient: Any) -> Any:
+        return gradient[: (context.one or (1,))[0]].reshape(context.one), None
+
+
+def _data_parallel(recorder: Recorder) -> None:
+    """The first GPU has the module itself, a share of the batch, and everybody's outputs. PyTorch
+    copies the parameters to the others; their gradients come back through small buffers."""
     make = nn.DataParallel.__init__
 
     def init(self: Any, module: Any, device_ids: Any = None, *args: Any, **kwargs: Any) -> None:
         count = torch.cuda.device_count() if device_ids is None else len(device_ids)
+        make(self, module, [0], *args, **kwargs)
+        self.shares = count
         if count > 1:
-            refuse(f"DataParallel over {count} GPUs is not traced: they take unlike amounts")
-        make(self, module, device_ids, *args, **kwargs)
+            recorder.note(f"DataParallel over {count} GPUs: what the first takes, the others less")
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = tree_map(lambda part: _share(part, self.shares), (args, kwargs))
+        out = self.module(*args, **kwargs)
+        if self.shares == 1:
+            return out
+        return tree_map(lambda part: _gather(part, self.shares), out)
 
     nn.DataParallel.__init__ = init
-    nn.DataParallel.forward = lambda self, *args, **kwargs: self.module(*args, **kwargs)
+    nn.DataParallel.forward = forward
 
 
-def _refuse_shards(refuse: Refuse) -> None:
-    """Only now, for a script without a process group cannot shard, and this import takes long."""
-    import torch.distributed.fsdp as fsdp
+def _share(part: Any, shares: int) -> Any:
+    """The first replica's share of an input, which is cut along its first dimension."""
+    if not isinstance(part, torch.Tensor):
+        return part
+    return (part.chunk(shares)[0] if part.dim() else part).to("cuda")
 
-    def init(*_: Any, **__: Any) -> None:
-        refuse("FSDP shards the model over processes, which is not traced")
 
-    fsdp.FullyShardedDataParallel.__init__ = init
-    if hasattr(fsdp, "fully_shard"):  # torch 2.6
-        fsdp.fully_shard = init
+def _gather(part: Any, shares: int) -> Any:
+    return _Gathered.apply(part, shares) if isinstance(part, torch.Tensor) else part

@@ -120,6 +120,7 @@ class Recorder(TorchDispatchMode):
         """Set what the storages of these tensors are for. The latest label counts; anything but
         tensors on the GPU is ignored."""
         for tensor in tensors:
+            tensor = getattr(tensor, "_local_tensor", tensor)  # a DTensor's, in FSDP
             if isinstance(tensor, FakeTensor) and tensor.layout is torch.strided:
                 storage = self._storages.get(tensor.untyped_storage()._cdata)
                 if storage is not None:
@@ -165,8 +166,15 @@ class Recorder(TorchDispatchMode):
         vars(tensor).update(self._attributes)
         return tensor
 
+    def resized(self, storage: Any) -> None:
+        """Call this when a storage was resized other than by an operator."""
+        if storage._cdata in self._storages:
+            self._watch_storage(storage)
+
     def _watch(self, tensor: Any) -> None:
-        storage = tensor.untyped_storage()
+        self._watch_storage(tensor.untyped_storage())
+
+    def _watch_storage(self, storage: Any) -> None:
         address, nbytes = storage._cdata, storage.nbytes()
         known = self._storages.get(address)
         if known is not None:

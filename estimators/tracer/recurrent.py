@@ -134,3 +134,36 @@ def backward(
 def _copy(recorder: Any, batch_first: bool, *tensors: Any) -> Any:
     """cuDNN wants time first."""
     return [recorder.hold(t.numel() * t.element_size()) for t in tensors if batch_first]
+
+
+# -- single cells: GRUCell, LSTMCell ---------------------------------------------------------------
+
+
+def gru_cell(recorder: Any, gates: Any, hidden_gates: Any, hidden: Any, *_: Any) -> Any:
+    """The new hidden state, and five numbers of each unit for the backward pass."""
+    rows, width = hidden.shape
+    return recorder.new((rows, width), hidden.dtype), recorder.new((rows, 5 * width), hidden.dtype)
+
+
+def gru_cell_backward(recorder: Any, gradient: Any, kept: Any, has_bias: bool) -> Any:
+    rows, width = gradient.shape
+    dtype = gradient.dtype
+    gates = [recorder.new((rows, 3 * width), dtype) for _ in range(2)]
+    biases = [recorder.new((3 * width,), dtype) if has_bias else None for _ in range(2)]
+    return (*gates, recorder.new((rows, width), dtype), *biases)
+
+
+def lstm_cell(recorder: Any, gates: Any, hidden_gates: Any, cell: Any, *_: Any) -> Any:
+    """The new hidden state and cell, and four numbers of each unit for the backward pass."""
+    rows, width = cell.shape
+    states = [recorder.new((rows, width), cell.dtype) for _ in range(2)]
+    return (*states, recorder.new((rows, 4 * width), cell.dtype))
+
+
+def lstm_cell_backward(
+    recorder: Any, of_hidden: Any, of_cell: Any, cell: Any, after: Any, kept: Any, has_bias: bool
+) -> Any:
+    rows, width = cell.shape
+    bias = recorder.new((4 * width,), cell.dtype) if has_bias else None
+    gates = recorder.new((rows, 4 * width), cell.dtype)
+    return gates, recorder.new((rows, width), cell.dtype), bias

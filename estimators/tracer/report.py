@@ -38,17 +38,25 @@ class Report:
         return json.dumps(asdict(self)).encode()
 
 
-def refusal(why: str) -> bytes:
+@dataclass(frozen=True)
+class No:
+    """Why there is no report."""
+
+    why: str
+    late: bool = False  # its time was up
+
+
+def refusal(why: str, *, late: bool = False) -> bytes:
     """What is sent instead of a report."""
-    return json.dumps({"refused": why}).encode()
+    return json.dumps({"refused": why, "late": late}).encode()
 
 
-def loads(text: bytes) -> Report | str:
+def loads(text: bytes) -> Report | No:
     """The report, or why there is none. Raises ValueError for anything else."""
     try:
         fields: dict[str, Any] = json.loads(text)
         if "refused" in fields:
-            return str(fields["refused"])
+            return No(str(fields["refused"]), late=bool(fields["late"]))
         fields["layers"] = tuple(Layer(**layer) for layer in fields["layers"])
         fields["notes"] = tuple(fields["notes"])
         return Report(**fields)

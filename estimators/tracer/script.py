@@ -1,4 +1,4 @@
-"""Runs the job's script, unmodified, until its second optimizer step.
+"""Runs the job's script, unmodified, until its second optimizer step, or to its end.
 
 With several optimizers (a GAN) it continues until each has stepped twice, but waits for an inactive
 one only until another has stepped ENOUGH times, or half of the time has passed. With gradient
@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from . import compiler, device, moving, ranks, samples, torchvision_ops
-from .answering import Answer, what_went_wrong
+from . import compiler, device, moving, notebook, ranks, samples, torchvision_ops
+from .answering import Answer, offline, what_went_wrong
 from .fakecuda import Unfit
 from .layers import Layers
 from .options import Options
@@ -64,13 +64,12 @@ class Steps:
 class Trace:
     def __init__(self, options: Options, answer: Answer) -> None:
         self._answer = answer
-        self._half_s = options.within_s / 2
         self._steps = Steps()
         compiler.spare()
         self.recorder = Recorder()
         self.layers = Layers(self.recorder)
         device.pretend(self.recorder, options.gpu, options.gpus, answer.refuse)
-        ranks.install(self.recorder, answer.refuse)
+        ranks.install(self.recorder)
         samples.install()
         moving.install()
         self._repeats = Repeats(self.recorder)
@@ -79,7 +78,7 @@ class Trace:
 
     def _stepped(self, optimizer: Any, *_: Any) -> None:
         before = self._steps.rounds
-        last = self._steps.count(optimizer, self._answer.seconds > self._half_s)
+        last = self._steps.count(optimizer, self._answer.hurried)
         self._repeats.stepped()
         self.recorder.label_optimizer(optimizer)
         self._answer.steps = self._steps.rounds
@@ -94,11 +93,11 @@ class Trace:
         if not any(isinstance(id_, int) for id_, _ in recorder.events):
             self._answer.refuse(f"it put nothing on a GPU{_without_torch()}")
         if not steps:
-            self._answer.refuse("it ran to its end without an optimizer step")
-        if steps < STEPS:
+            recorder.note("it ended by itself without an optimizer step: traced to its end")
+        elif steps < STEPS:
             recorder.note("it ended by itself after one optimizer step: the second may take more")
         recorder.benchmark = bool(torch.backends.cudnn.benchmark)
-        self._answer.report(replay(recorder, self.layers, steps, self._answer.seconds))
+        self._answer.report(replay(recorder, self.layers, steps, self._answer.clock.seconds))
 
 
 def _without_torch() -> str:
@@ -126,7 +125,7 @@ def run(words: list[str], options: Options, answer: Answer) -> None:
     except MemoryError:
         answer.refuse(_short_of_memory(options))
     except Exception as error:  # noqa: BLE001  the script's own
-        text = what_went_wrong(error)
+        text = what_went_wrong(error) + offline(error)
         answer.refuse(_short_of_memory(options) if "can't allocate memory" in text else text)
     trace.finish()
 
@@ -150,4 +149,7 @@ def _execute(words: list[str]) -> None:
     else:
         sys.argv[:] = words
         sys.path.insert(0, str(Path(words[0]).absolute().parent))
-        runpy.run_path(words[0], run_name="__main__")
+        if words[0].endswith(".ipynb"):
+            notebook.run(Path(words[0]))
+        else:
+            runpy.run_path(words[0], run_name="__main__")

@@ -232,6 +232,21 @@ def _positions(recorder: Any, indices: Any) -> List[Any]:
     return out
 
 
+def _ctc(recorder: Any, logp: Any, targets: Any, *rest: Any) -> Any:
+    """The losses, and the forward probabilities of each label and the blanks between them."""
+    steps, batch = logp.shape[0], logp.shape[1] if logp.dim() == 3 else 1
+    longest = targets.shape[1] if targets.dim() == 2 else int(max(rest[1]))
+    alpha = recorder.new((batch, steps, 2 * longest + 1), logp.dtype)
+    return recorder.new((batch,), logp.dtype), alpha
+
+
+def _ctc_backward(recorder: Any, gradient: Any, logp: Any, *rest: Any) -> Any:
+    """Meanwhile there are the backward probabilities, as large as the forward ones."""
+    alpha = rest[4]
+    recorder.release([recorder.hold(alpha.numel() * alpha.element_size())])
+    return recorder.new(logp.shape, logp.dtype)
+
+
 def _is_mask(index: Any) -> bool:
     return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
 
@@ -244,6 +259,10 @@ ANSWERS: Dict[Any, Callable[..., Any]] = {
     aten._local_scalar_dense.default: _item,
     aten.is_nonzero.default: lambda recorder, tensor: False,
     aten.equal.default: lambda recorder, a, b: True,
+    aten._thnn_fused_gru_cell.default: recurrent.gru_cell,
+    aten._thnn_fused_gru_cell_backward.default: recurrent.gru_cell_backward,
+    aten._thnn_fused_lstm_cell.default: recurrent.lstm_cell,
+    aten._thnn_fused_lstm_cell_backward_impl.default: recurrent.lstm_cell_backward,
     aten.nonzero.default: _nonzero,
     aten.index.Tensor: _index,
     aten.index_put_.default: _index_put,
@@ -255,6 +274,15 @@ ANSWERS: Dict[Any, Callable[..., Any]] = {
     aten.unique_consecutive.default: _unique,
     aten.repeat_interleave.Tensor: _repeat_interleave,
 }
+for _name, _answer in (  # some have an overload more in newer versions
+    ("_use_cudnn_ctc_loss", lambda *_, **__: False),
+    ("_use_miopen_ctc_loss", lambda *_, **__: False),
+    ("_ctc_loss", _ctc),
+    ("_ctc_loss_backward", _ctc_backward),
+):
+    if hasattr(aten, _name):
+        _packet = getattr(aten, _name)
+        ANSWERS.update((getattr(_packet, overload), _answer) for overload in _packet.overloads())
 
 
 # -- attention -------------------------------------------------------------------------------------

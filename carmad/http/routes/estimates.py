@@ -8,7 +8,7 @@ from starlette.responses import Response
 from carmad import registry
 from carmad.api.calibration import calibrations, contexts
 from carmad.api.decisions import reason_out, verdicts_out
-from carmad.api.requests import SubmitIn
+from carmad.api.requests import EstimateIn
 from carmad.api.responses import SCHEMA
 from carmad.api.responses.estimates import EstimateOut, EstimatesOut, EstimatorsOut
 from carmad.core.types import Estimate
@@ -21,14 +21,14 @@ router = APIRouter(prefix="/v1", responses=PROBLEMS, default_response_class=Resp
 
 
 @router.post("/estimate", responses={200: {"model": EstimatesOut}})
-async def estimate(call: Asked, body: SubmitIn) -> Response:
+async def estimate(call: Asked, body: EstimateIn) -> Response:
     """All estimates for a job that is not submitted, and which GPUs would take it now.
 
     `chosen` is the estimate that would be used to place the job; `fits` uses the upper end of its
     interval."""
     spec = await intake.checked(call.service, call.peer, body)
     async with call.turn.rest(), call.service.turns[spec.uid], call.service.estimating:
-        guesses = await run_in_threadpool(call.service.estimate, spec)
+        guesses = await run_in_threadpool(call.service.estimate, spec, body.within_s)
     chosen = next((guess.answer for guess in guesses if guess.chosen), None)
     need = chosen if isinstance(chosen, Estimate) else None
     now = call.service.now()
