@@ -53,11 +53,19 @@ def estimates(answer: EstimatesOut) -> RenderableType:
     else:
         head = f"* decides: {memory(safe_mib(one))} must be free on each of its GPUs."
     return Group(
+        *crashed(answer),
         said(answer["estimates"]),
         Text(f"\n{head}"),
         *(Text(f"  · {refusal(reason)}") for reason in answer["reasons"]),
         fits(answer["verdicts"], answer["fits"]),
     )
+
+
+def crashed(answer: EstimatesOut) -> list[RenderableType]:
+    """How the script stops by itself."""
+    crash = answer["crash"]
+    text = f"Your script stops {clean(crash)}\n" if crash else ""
+    return [Text(text, style="bold red")] if text else []
 
 
 def said(all_of_them: Sequence[EstimateOut]) -> Table:
@@ -151,4 +159,10 @@ def _stopped(fit: Fit, value: int, answer: EstimatesOut) -> RenderableType:
     head = f"The search ended at {option} {value}, for which there is no estimate:"
     largest, _ = bounds(fit.mib, fit.limit_mib)
     known = f"{option} {largest} fits into {memory(fit.limit_mib)}." if largest else ""
-    return Group(Text(head, style="bold"), Text(), said(answer["estimates"]), Text(f"\n{known}"))
+    return Group(
+        *crashed(answer),
+        Text(head, style="bold"),
+        Text(),
+        said(answer["estimates"]),
+        Text(f"\n{known}"),
+    )

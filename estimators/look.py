@@ -44,7 +44,12 @@ SHARDED = frozenset({"use-deepspeed", "use-fsdp", "use-megatron-lm", "use-parall
 
 
 class Unreadable(Exception):
-    """The command cannot be tried; the message tells the job's owner why."""
+    """The command cannot be tried; the message tells the job's owner why. `crash`: completes "your
+    script stops …", if that is the reason."""
+
+    def __init__(self, why: str, crash: str = "") -> None:
+        super().__init__(why)
+        self.crash = crash
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +78,7 @@ def look(spec: JobSpec, settings: Settings, server: Server) -> Report | Refusal:
         argv = (*program.python, str(TRACER), options.dumps(), *program.script)
         return report(server.trial(spec, argv, options.within_s), options.within_s)
     except Unreadable as error:
-        return Refusal(str(error), "look", time.monotonic() - began)
+        return Refusal(str(error), "look", time.monotonic() - began, error.crash)
 
 
 def report(trial: Trial, within_s: float) -> Report:
@@ -87,7 +92,7 @@ def report(trial: Trial, within_s: float) -> Report:
             raise Unreadable("its tracer was cut short") from None
         if isinstance(answer, Report):
             return answer
-        raise Unreadable(answer[:MOST_LETTERS].encode(errors="replace").decode())
+        raise Unreadable(_bounded(answer.why), _bounded(answer.crash))
     if trial.beyond:
         raise Unreadable(trial.beyond)
     if trial.timed_out:
@@ -99,6 +104,10 @@ def report(trial: Trial, within_s: float) -> Report:
         name = known.get(trial.signal, f"signal {trial.signal}")
         raise Unreadable(f"{name} ended it before two optimizer steps{words}")
     raise Unreadable(f"it left with status {trial.code} before two optimizer steps{words}")
+
+
+def _bounded(text: str) -> str:
+    return text[:MOST_LETTERS].encode(errors="replace").decode()
 
 
 def parse(spec: JobSpec) -> Program:

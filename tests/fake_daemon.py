@@ -356,6 +356,7 @@ ANSWERS: dict[tuple[str, str], Any] = {
     },
     ("POST", "/v1/estimate"): {
         "schema": 1,
+        "crash": None,
         "estimates": [
             {
                 "source": "history",

@@ -33,7 +33,7 @@ def an_estimate(source: str, mib: int | None, why: str = "", **changes: Any) -> 
 
 def an_answer(*estimates: Any) -> Any:
     fits = [{"gpu": 0, "free_mib": 27_000, "fits": True}]
-    return {"schema": 1, "estimates": list(estimates), "fits": fits} | {
+    return {"schema": 1, "crash": None, "estimates": list(estimates), "fits": fits} | {
         "verdicts": REFUSALS,
         "reasons": [],
     }
@@ -273,6 +273,17 @@ def test_no_estimate_is_an_exit_code(fake: FakeDaemon, capsys: pytest.CaptureFix
         assert "not PyTorch" in out and "Its need is unknown" in out and err == ""
     assert run(["estimate", "--json", "prog"]) == 1
     assert json.loads(capsys.readouterr().out) == nothing
+
+
+def test_a_script_that_stops_by_itself_is_the_headline(
+    fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also if an older version of it has a history that says what it needs."""
+    crash = "at train.py:5: RuntimeError: a and b must have same reduction dim"
+    for one in (an_estimate("trace", None, "it stops"), *traced(1000)["estimates"][1:]):
+        fake.answers["POST", "/v1/estimate"] = an_answer(one) | {"crash": crash}
+        assert run(["estimate", "--explain", "prog"]) == 1
+        assert capsys.readouterr().out.startswith(f"Your script stops {crash}\n\nSOURCE")
 
 
 def test_what_the_memory_is_for(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1215,6 +1215,13 @@ def test_why_a_job_has_no_estimate_is_told_to_its_owner():
     assert server.job(JobId(1)).notes == ("has no memory estimate: it is no script",)
 
 
+def test_how_its_script_stops_is_kept_with_the_job():
+    server = FakeServer(gpus=1)
+    server.scheduler.handle(Submitted(server.now, JobId(1), (a_spec(),)))
+    server.tell(Estimated(server.now, JobId(1), None, crash="at train.py:1: NameError: x"))
+    assert server.job(JobId(1)).crash == "at train.py:1: NameError: x"
+
+
 def test_no_illegal_move():
     with pytest.raises(IllegalTransition):
         advance(a_job(), JobState.RUNNING)

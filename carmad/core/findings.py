@@ -36,6 +36,7 @@ class Estimate:
     stack: str = ""  # what "context" among the parts depends on: the job's torch, driver, GPU
     batch_mib: int = 0  # the part of `mib` that is proportional to the batch size
     others: tuple[Estimate, ...] = ()  # by the other estimators, to compare with the outcome
+    crash: str = ""  # as in `Refusal`
 
     @property
     def safe_mib(self) -> int:
@@ -58,6 +59,8 @@ class Refusal:
     why: str
     source: str
     seconds: float = 0.0
+    # How the job's script fails by itself when it is tried; completes "your script stops …".
+    crash: str = ""
 
 
 @dataclass(frozen=True, slots=True)

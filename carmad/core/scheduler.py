@@ -257,7 +257,7 @@ class Scheduler:
     def _on_estimated(self, event: Estimated) -> None:
         job = self.jobs.get(event.job)
         if job and job.state is JobState.PENDING:  # else: cancelled meanwhile
-            joining = advance(job, JobState.QUEUED, estimate=event.estimate)
+            joining = advance(job, JobState.QUEUED, estimate=event.estimate, crash=event.crash)
             self._put(self.knowledge.with_history(joining, event.at))
             if event.note:
                 self._ledger.note(event.job, event.note)

@@ -35,7 +35,7 @@ def estimate(context: typer.Context) -> None:
         answer = _ask(body)
         _tell(options, answer, lambda: view.estimates(answer))
         explained = view.explainable(answer)
-        good = view.chosen(answer) is not None
+        good = view.chosen(answer) is not None and not answer["crash"]
     else:
         found = _fit(body, options.vary or VARIED, options.fit)
         _tell(options, found.as_json(), lambda: view.fitted(found))
@@ -59,7 +59,10 @@ def build_parser() -> submit_options.Parser:
         "Predict how much GPU memory a command needs, with every installed estimator. "
         "Takes the options of `carma submit`, so a submission can be tried without changes."
     )
-    parser.epilog = "Exits with 0 if there is an estimate, with 1 if there is none or nothing fits."
+    parser.epilog = (
+        "Exits with 0 if there is an estimate, with 1 if there is none, nothing fits, or the script"
+        " stops by itself."
+    )
     add = parser.add_argument_group("estimate").add_argument
     add(
         "--fit",

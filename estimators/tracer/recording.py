@@ -25,6 +25,35 @@ GPU, META = torch.device("cuda:0"), torch.device("meta")
 
 _DEVICE_OF = torch.ops.prim.device.default
 _GEMMS = frozenset((aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default))
+# Operators that refuse tensors on different devices, unless one is a number (zero-dimensional); of
+# all that do, those that meet a model's forgotten parameter or batch first.
+_ONE_DEVICE = _GEMMS | {
+    aten.convolution.default,
+    aten.embedding.default,
+    aten.native_layer_norm.default,
+    aten.native_batch_norm.default,
+    aten.cudnn_batch_norm.default,
+    aten.nll_loss_forward.default,
+    aten.mse_loss.default,
+    aten.cat.default,
+    aten.add.Tensor,
+    aten.sub.Tensor,
+    aten.mul.Tensor,
+    aten.div.Tensor,
+}
+# Substitutes that know their answer from the shapes alone.
+_KNOWN = frozenset(
+    (
+        aten.convolution.default,
+        aten.convolution_backward.default,
+        aten._cudnn_rnn.default,
+        aten._cudnn_rnn_backward.default,
+        aten.index.Tensor,
+        aten.index_put_.default,
+        aten.index_put.default,
+        aten._index_put_impl_.default,
+    )
+)
 _kinds: Dict[Any, str] = {aten._unsafe_view.default: "view"}  # not all schemas tell
 _kinds.update((getattr(aten.set_, name), "other") for name in aten.set_.overloads())
 
@@ -61,6 +90,7 @@ class Recorder(TorchDispatchMode):
     convs: the convolutions
     kinds: id → "parameters", "gradients" or "optimizer"; all other storages are activations
     notes: what was assumed
+    made_up: whether the program was given values that are not those of a real run
     benchmark: torch.backends.cudnn.benchmark as the program left it
     live, peak: bytes allocated now, and the most that were
     """
@@ -73,7 +103,7 @@ class Recorder(TorchDispatchMode):
         self.convs: List[Conv] = []
         self.kinds: Dict[int, str] = {}
         self.notes: List[str] = []
-        self.benchmark = False
+        self.benchmark = self.made_up = False
         self.live = self.peak = 0
         self._ids = 0
         self._storages: Dict[int, Any] = {}
@@ -213,10 +243,13 @@ class Recorder(TorchDispatchMode):
             return substitutes.on_host(func, args, kwargs)
         if threading.get_ident() != self._thread:
             self._turn()
+        if func in _ONE_DEVICE:
+            _check_devices(args)
         if func in _GEMMS:
             self._gemm()
         answer = substitutes.ANSWERS.get(func)
         if answer is not None:
+            self.made_up |= func not in _KNOWN
             out = answer(self, *args, **kwargs)
             if out is not NotImplemented:
                 return out
@@ -285,6 +318,7 @@ class Recorder(TorchDispatchMode):
         except NotImplementedError:
             out = func(*_tree(_zeros, args), **_tree(_zeros, kwargs))
         if place is not None and torch.device(place).type != "cuda":
+            self.made_up = True
             return _tree(lambda tensor: substitutes.stand_in(tensor, place), out)
         return _tree(self._receive, out)
 
@@ -325,6 +359,17 @@ def _describe(values: Any, key: List[Any]) -> bool:
         else:
             key += (kind, value)
     return on_gpu
+
+
+def _check_devices(args: Any) -> None:
+    """Raises what PyTorch raises if a tensor was left on the CPU. One is on the GPU."""
+    for arg in args:
+        for one in arg if isinstance(arg, (list, tuple)) else (arg,):
+            if isinstance(one, torch.Tensor) and one.is_cpu and one.dim():
+                raise RuntimeError(
+                    "Expected all tensors to be on the same device, but found at least two"
+                    " devices, cuda:0 and cpu!"
+                )
 
 
 def _stride(tensor: Any) -> Any:

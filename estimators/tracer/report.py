@@ -38,17 +38,25 @@ class Report:
         return json.dumps(asdict(self)).encode()
 
 
-def refusal(why: str) -> bytes:
+@dataclass(frozen=True)
+class No:
+    """Why there is no report."""
+
+    why: str
+    crash: str = ""  # completes "your script stops …", if that is why, as it would be on a GPU
+
+
+def refusal(why: str, crash: str = "") -> bytes:
     """What is sent instead of a report."""
-    return json.dumps({"refused": why}).encode()
+    return json.dumps({"refused": why, "crash": crash}).encode()
 
 
-def loads(text: bytes) -> Report | str:
+def loads(text: bytes) -> Report | No:
     """The report, or why there is none. Raises ValueError for anything else."""
     try:
         fields: dict[str, Any] = json.loads(text)
         if "refused" in fields:
-            return str(fields["refused"])
+            return No(str(fields["refused"]), str(fields.get("crash", "")))
         fields["layers"] = tuple(Layer(**layer) for layer in fields["layers"])
         fields["notes"] = tuple(fields["notes"])
         return Report(**fields)

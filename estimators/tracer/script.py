@@ -22,6 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from . import compiler, device, moving, ranks, samples, torchvision_ops
 from .answering import Answer, what_went_wrong
+from .blame import own_crash
 from .fakecuda import Unfit
 from .layers import Layers
 from .options import Options
@@ -120,6 +121,7 @@ def run(words: list[str], options: Options, answer: Answer) -> None:
             _execute(words)
     except SystemExit as error:
         if error.code not in (None, 0):
+            _blame(error, trace.recorder, answer)
             answer.refuse(f"it left with status {error.code} before two optimizer steps")
     except KeyboardInterrupt:
         answer.refuse("it interrupted itself")
@@ -127,8 +129,17 @@ def run(words: list[str], options: Options, answer: Answer) -> None:
         answer.refuse(_short_of_memory(options))
     except Exception as error:  # noqa: BLE001  the script's own
         text = what_went_wrong(error)
-        answer.refuse(_short_of_memory(options) if "can't allocate memory" in text else text)
+        if "can't allocate memory" in text:
+            answer.refuse(_short_of_memory(options))
+        _blame(error, trace.recorder, answer)
+        answer.refuse(text)
     trace.finish()
+
+
+def _blame(error: BaseException, recorder: Recorder, answer: Answer) -> None:
+    """Does not return if the script would fail on a GPU, too."""
+    if how := own_crash(error, recorder.made_up):
+        answer.crash(how)
 
 
 def _short_of_memory(options: Options) -> str:

@@ -29,6 +29,7 @@ class FitOut(TypedDict):
 
 class EstimatesOut(TypedDict):
     schema: int
+    crash: str | None  # how the script stops by itself; completes "your script stops …"
     estimates: list[EstimateOut]
     fits: list[FitOut]
     verdicts: list[VerdictOut]

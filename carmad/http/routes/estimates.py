@@ -38,6 +38,7 @@ async def estimate(call: Asked, body: SubmitIn) -> Response:
     scene = await call.service.scene()
     out: EstimatesOut = {
         "schema": SCHEMA,
+        "crash": next((guess.answer.crash for guess in guesses if guess.answer.crash), None),
         "estimates": [_guess(guess) for guess in guesses],
         "fits": [
             {
