@@ -73,6 +73,7 @@ def look(spec: JobSpec, settings: Settings, server: Server) -> Report | Refusal:
             gpu=server.gpu,
             gpus=spec.gpus,
             processes=program.processes,
+            explain=server.explain,
             env=program.env,
         )
         argv = (*program.python, str(TRACER), options.dumps(), *program.script)

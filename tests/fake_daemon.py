@@ -370,6 +370,7 @@ ANSWERS: dict[tuple[str, str], Any] = {
                 "parts": {},
             }
         ],
+        "explanation": None,
         "fits": [{"gpu": 0, "free_mib": 27000, "fits": True}],
         "verdicts": REFUSALS,
         "reasons": [],

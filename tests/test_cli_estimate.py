@@ -36,6 +36,7 @@ def an_answer(*estimates: Any) -> Any:
     return {"schema": 1, "crash": None, "estimates": list(estimates), "fits": fits} | {
         "verdicts": REFUSALS,
         "reasons": [],
+        "explanation": None,
     }
 
 

@@ -41,6 +41,7 @@ class Here:
 
     gpu = "NVIDIA A100-SXM4-40GB"
     driver = ""
+    explain = False
 
     def users(self) -> Sequence[int]:
         return ()

@@ -40,7 +40,7 @@ from carmad.http.answers import VERSION
 from carmad.http.server import Server, create_app, turn_away
 from carmad.http.service import Service
 from carmad.learned import bounds
-from carmad.learned.estimates import Answer, ask, guesses
+from carmad.learned.estimates import Answer, ask, explained
 from carmad.learned.experience import JOBS_PER_USER, Experience, driver_version
 from carmad.learned.models import Models
 from carmad.loop import Follower
@@ -114,7 +114,7 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
             time.time(),
             monitor.capabilities,
             experience,
-            lambda spec: guesses(settings, experience.server(), spec),
+            lambda spec, explain: explained(settings, experience.server(explain), spec),
             lambda scene: doctor.checks(
                 settings, scene, monitor.capabilities(), store, own_units, mps, troubles()
             ),

@@ -31,6 +31,7 @@ from carmad.learned.experience import Experience
 from carmad.learned.models import Models
 from carmad.loop import Follower
 from carmad.store.sql import SqlStore
+from estimators.tracer.report import Explanation
 
 T = TypeVar("T")
 
@@ -91,7 +92,8 @@ class Service(Follower):
     started_at: float
     capabilities: Callable[[], Capabilities]
     experience: Experience
-    estimate: Callable[[JobSpec], Sequence[Guess]]  # slow; called in a thread
+    # Slow; called in a thread. With True, the trace's memory is explained.
+    estimate: Callable[[JobSpec, bool], tuple[Sequence[Guess], Explanation | None]]
     doctor: Callable[[Scene], Sequence[CheckOut]]  # slow, too
     models: Models
     config_path: str | None = None

@@ -21,7 +21,7 @@ from .report import Report, refusal
 ANSWER_FD = 3
 HIGH = 500  # scripts close low descriptors
 SPARE_S = 0.7  # before the daemon's timeout
-_OTHERS = (str(Path(__file__).parent), sysconfig.get_path("stdlib"), "<frozen")
+_OTHERS = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), "<frozen")
 
 
 class Answer:
@@ -75,7 +75,7 @@ def where(frame: FrameType | None) -> str:
     """The innermost line of the user's own code."""
     while frame is not None:
         if is_own(frame):
-            return f"then it was at {_shown(frame)}:{frame.f_lineno}"
+            return f"then it was at {shown(frame)}:{frame.f_lineno}"
         frame = frame.f_back
     return "then it was loading libraries"
 
@@ -99,7 +99,7 @@ def place_of(error: BaseException) -> str:
     trace: TracebackType | None = error.__traceback__
     while trace is not None:
         if is_own(trace.tb_frame):
-            place = f"{_shown(trace.tb_frame)}:{trace.tb_lineno}"
+            place = f"{shown(trace.tb_frame)}:{trace.tb_lineno}"
         trace = trace.tb_next
     return place
 
@@ -109,7 +109,7 @@ def first_line(error: Any) -> str:
     return lines[0][:300] if lines else "no message"
 
 
-def _shown(frame: FrameType) -> str:
+def shown(frame: FrameType) -> str:
     """The path of its file, relative to the working directory if it is below that."""
     path = frame.f_code.co_filename
     below = os.path.join(os.getcwd(), "")  # noqa: PTH109, PTH118

@@ -85,10 +85,13 @@ class Recorder(TorchDispatchMode):
         (id, nbytes >= 0) a storage was allocated · (id, -1) it was freed
         ("conv", i) `convs[i]` runs now, its outputs are allocated
         ("blas", "forward" | "backward") a matrix product runs in that thread, the first time
-        ("mark", name) "forward" and "backward" at the end of each, and what `mark` was called with
+        ("mark", name) "forward" and "backward" at the end of each, "optimizer" and "stepped" around
+        the optimizer's step, and what `mark` was called with
         ("empty", 0) the cache was emptied
+        and those of `Attribution`
     convs: the convolutions
     kinds: id → "parameters", "gradients" or "optimizer"; all other storages are activations
+    witness: called with the id and dtype (None: unknown) of every storage, once it is allocated
     notes: what was assumed
     made_up: whether the program was given values that are not those of a real run
     benchmark: torch.backends.cudnn.benchmark as the program left it
@@ -104,6 +107,7 @@ class Recorder(TorchDispatchMode):
         self.kinds: Dict[int, str] = {}
         self.notes: List[str] = []
         self.benchmark = self.made_up = False
+        self.witness: Optional[Callable[[int, Optional[torch.dtype]], None]] = None
         self.live = self.peak = 0
         self._ids = 0
         self._storages: Dict[int, Any] = {}
@@ -150,10 +154,9 @@ class Recorder(TorchDispatchMode):
         """Set what the storages of these tensors are for. The latest label counts; anything but
         tensors on the GPU is ignored."""
         for tensor in tensors:
-            if isinstance(tensor, FakeTensor) and tensor.layout is torch.strided:
-                storage = self._storages.get(tensor.untyped_storage()._cdata)
-                if storage is not None:
-                    self.kinds[storage.id] = kind
+            id = self.id_of(tensor)
+            if id is not None:
+                self.kinds[id] = kind
 
     def label_optimizer(self, optimizer: Any) -> None:
         """Call this after each of its steps, while the gradients still exist."""
@@ -163,6 +166,17 @@ class Recorder(TorchDispatchMode):
         for state in optimizer.state.values():
             if isinstance(state, dict):
                 self.label("optimizer", state.values())
+
+    def id_of(self, tensor: Any) -> Optional[int]:
+        """The id that its storage has among the events; None for anything but tensors on the GPU."""
+        if not isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided:
+            return None
+        storage = self._storages.get(tensor.untyped_storage()._cdata)
+        return None if storage is None else int(storage.id)
+
+    @property
+    def is_backward(self) -> bool:
+        return threading.get_ident() != self._home
 
     # -- what operators do -------------------------------------------------------------------------
 
@@ -180,7 +194,7 @@ class Recorder(TorchDispatchMode):
         """Allocate bytes that belong to no tensor, until they are released."""
         self._ids += 1
         self._held[self._ids] = nbytes
-        self._allocated(self._ids, nbytes)
+        self._allocated(self._ids, nbytes, None)
         return self._ids
 
     def release(self, held: Iterable[int]) -> None:
@@ -207,19 +221,21 @@ class Recorder(TorchDispatchMode):
         watched = self._Watched(storage, self._gone)
         watched.address, watched.id, watched.nbytes = address, self._ids, nbytes
         self._storages[address] = watched
-        self._allocated(self._ids, nbytes)
+        self._allocated(self._ids, nbytes, tensor.dtype)
 
     def _gone(self, watched: Any) -> None:
         del self._storages[watched.address]
         self._freed(watched.id, watched.nbytes)
 
-    def _allocated(self, id: int, nbytes: int) -> None:
+    def _allocated(self, id: int, nbytes: int, dtype: Optional[torch.dtype]) -> None:
         if self._Watched is _Polled:
             for watched in [w for w in self._storages.values() if w.id != id and w.expired()]:
                 self._gone(watched)
         self.events.append((id, nbytes))
         self.live += nbytes
         self.peak = max(self.peak, self.live)
+        if self.witness is not None:
+            self.witness(id, dtype)
 
     def _freed(self, id: int, nbytes: int) -> None:
         self.events.append((id, -1))

@@ -10,6 +10,7 @@ accumulation a step is one of the optimizer, not an iteration. Patches to the sc
 from __future__ import annotations
 
 import builtins
+import contextlib
 import runpy
 import sys
 import types
@@ -18,11 +19,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from . import compiler, device, moving, ranks, samples, torchvision_ops
 from .answering import Answer, what_went_wrong
+from .attribution import Attribution
 from .blame import own_crash
+from .explaining import explained
 from .fakecuda import Unfit
 from .layers import Layers
 from .options import Options
@@ -74,11 +80,14 @@ class Trace:
         ranks.install(self.recorder, answer.refuse)
         samples.install()
         moving.install()
+        self.attribution = Attribution(self.recorder) if options.explain else None
         self._repeats = Repeats(self.recorder)
         self._repeats.install()
+        register_optimizer_step_pre_hook(lambda *_: self.recorder.mark("optimizer"))
         register_optimizer_step_post_hook(self._stepped)
 
     def _stepped(self, optimizer: Any, *_: Any) -> None:
+        self.recorder.mark("stepped")
         before = self._steps.rounds
         last = self._steps.count(optimizer, self._answer.seconds > self._half_s)
         self._repeats.stepped()
@@ -99,7 +108,10 @@ class Trace:
         if steps < STEPS:
             recorder.note("it ended by itself after one optimizer step: the second may take more")
         recorder.benchmark = bool(torch.backends.cudnn.benchmark)
-        self._answer.report(replay(recorder, self.layers, steps, self._answer.seconds))
+        report = replay(recorder, self.layers, steps, self._answer.seconds)
+        if self.attribution is not None:
+            report = explained(report, recorder, self.attribution)
+        self._answer.report(report)
 
 
 def _without_torch() -> str:
@@ -117,7 +129,7 @@ def run(words: list[str], options: Options, answer: Answer) -> None:
     except Unfit as error:
         answer.refuse(str(error))
     try:
-        with trace.recorder, trace.layers:
+        with trace.recorder, trace.layers, trace.attribution or contextlib.nullcontext():
             _execute(words)
     except SystemExit as error:
         if error.code not in (None, 0):
