@@ -1,4 +1,4 @@
-"""Explains a trace: what holds memory when most is in use, how it got there, and what would help."""
+"""Explains a trace: who holds memory when most is in use, the way there, and what would help."""
 
 from __future__ import annotations
 

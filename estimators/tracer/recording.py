@@ -168,7 +168,7 @@ class Recorder(TorchDispatchMode):
                 self.label("optimizer", state.values())
 
     def id_of(self, tensor: Any) -> Optional[int]:
-        """The id that its storage has among the events; None for anything but tensors on the GPU."""
+        """The id of its storage among the events; None for anything but a tensor on the GPU."""
         if not isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided:
             return None
         storage = self._storages.get(tensor.untyped_storage()._cdata)

@@ -223,7 +223,7 @@ class _Case:
         for index, module in enumerate(self._modules):
             if module.has_children and "." in f".{module.name}":
                 groups[pattern(module.name), module.kind].add(index)
-        held = {index: 0 for index in range(len(self._modules))}
+        held = dict.fromkeys(range(len(self._modules)), 0)
         for start, end, index, outputs in self._calls():
             held[index] += sum(self._kept(start, end, outputs).values())
         ranked = sorted(groups, key=lambda key: -sum(held[index] for index in groups[key]))
