@@ -139,9 +139,9 @@ def _found(found: ExplanationOut) -> Iterator[RenderableType]:
             yield Text(f"\n{title}", style="bold")
             made = _columns("right", "left", "left")
             for one in shown:
-                times = f"{one['count']} × " if one["count"] > 1 else ""
-                name = clean(one["name"])
-                made.add_row(f"  {memory(one['mib'])}", name, f"{times}{clean(one['kind'])}")
+                name, kind = clean(one["name"]), clean(one["kind"])
+                times = f"{one['count']} × {kind}" if one["count"] > 1 else kind
+                made.add_row(f"  {memory(one['mib'])}", name or kind, times if name else "")
             yield made
     if found["remedies"]:
         yield Text("\nwhat would help", style="bold")

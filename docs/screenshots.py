@@ -25,9 +25,13 @@ from typing import Any
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console, Group, RenderableType
 
+from carmad.config import Estimation, Settings
+from carmad.core.types import JobSpec
+from carmad.http.routes.estimates import explanation_out, guess_out
+from carmad.learned.estimates import explained
+from carmad.learned.experience import Experience
 from cli import client, dashboard, render
 from cli import estimate_view as view
-from cli.commands.submit import read
 
 IMAGES = Path(__file__).parent / "images"
 WIDTH = 124
@@ -61,16 +65,16 @@ def main() -> None:
     home = Path(tempfile.mkdtemp(prefix="carma-"))
     home.chmod(0o711)  # the jobs of others look for the emulated cards in it
     os.environ["CARMA_SOCKET"] = str(home / "sock")
-    os.environ["CARMA_ESTIMATION__WITHIN_S"] = "120"  # this machine may be busy
-    os.environ["CARMA_ACCESS__ROOT_JOBS"] = "true"
     IMAGES.mkdir(exist_ok=True)
+    if options.only != "jobs":
+        of_an_estimate(home)
+    if options.only == "estimate":
+        shutil.rmtree(home)
+        return
     carma("daemon", "start", "--emulated", "3xA100-40GB", "--state-dir", str(home / "state"))
     (home / "state").chmod(0o711)
     try:
-        if options.only != "jobs":
-            of_an_estimate(home)
-        if options.only != "estimate":
-            of_jobs(users)
+        of_jobs(users)
     finally:
         carma("cancel", "all", *(("--user", users[0]) if os.getuid() == 0 else ()))
         carma("cancel", "1-99")
@@ -81,13 +85,25 @@ def main() -> None:
 def of_an_estimate(home: Path) -> None:
     """What `carma estimate --explain --plot -` says of a script, a copy of tests/scripts/gpt.py."""
     shutil.copy(SCRIPT, home / "train.py")
-    os.chdir(home)
-    _, body = read([sys.executable, "train.py", *ARGUMENTS])
-    answer = client.post("/v1/estimate?explain=true", body, 600.0)
-    one, found = view.explainable(answer), answer["explanation"]
-    assert one is not None and found is not None, answer
+    settings = Settings(estimation=Estimation(within_s=120.0))  # this machine may be busy
+    user = pwd.getpwuid(os.getuid())
+    argv = (sys.executable, "train.py", *ARGUMENTS)
+    spec = JobSpec(
+        argv=argv,
+        user=user.pw_name,
+        uid=user.pw_uid,
+        gid=user.pw_gid,
+        cwd=str(home),
+        name="train",
+        env=tuple(os.environ.items()),
+    )
+    server = Experience(settings).server(explain=True)
+    guesses, trace = explained(settings, server, spec)
+    answers = [guess_out(guess) for guess in guesses]
+    assert trace is not None, answers
+    found, one = explanation_out(trace), next(one for one in answers if one["parts"])
     drawn = Group(
-        view.estimates(answer), view.explanation(one, found), view.drawn(found["moments"], one)
+        view.said(answers), view.explanation(one, found), view.drawn(found["moments"], one)
     )
     words = "carma estimate --explain --plot - python train.py"
     picture("estimate", " ".join((words, *ARGUMENTS)), drawn)

@@ -309,7 +309,8 @@ def test_what_the_memory_is_for(fake: FakeDaemon, capsys: pytest.CaptureFixture[
     assert run(["estimate", "--explain", "prog"]) == 0
     assert fake.query == {"explain": "true"}
     lines = capsys.readouterr().out.splitlines()
-    assert "    300M  blocks.*.up  12 × Linear" in lines and "  350M  train.py:12" in lines
+    assert "  300M  blocks.*.up        12 × Linear" in lines and "  350M  train.py:12" in lines
+    assert "  100M  the backward pass" in lines
     assert "  about -200M  half the batch: 32 instead of 64" in lines
     assert "         -90M  expandable_segments:True" in lines
     bar = next(line for line in lines if line.startswith("█"))

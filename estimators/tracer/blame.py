@@ -100,8 +100,9 @@ def _left(error: SystemExit) -> str:
         code = frame.f_code
         if code.co_name == "error" and Path(code.co_filename).name == "argparse.py":
             said = str(frame.f_locals.get("message", ""))
-    if not said and hasattr(error.__context__, "format_message"):
-        said = str(error.__context__.format_message())  # click's
+    explain = getattr(error.__context__, "format_message", None)
+    if not said and explain is not None:
+        said = str(explain())  # click's
     if isinstance(error.code, str):
         said = error.code
     status = f"exit status {error.code if isinstance(error.code, int) else 1}"

@@ -29,6 +29,8 @@ class _Filmed(Replay):
         width = max(1, -(-(len(events) - begin) // POINTS))
         self.moments: list[Moment] = []
         self.peak = 0  # the event at which most is in use
+        self._fullest: tuple[int, ...] = tuple(self.parts.values())
+        self._most_reserved, self._mark_as = 0, ""
         for at, (what, how) in enumerate(events):
             if at <= begin or (at - begin) % width == 0:
                 self._next()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from dataclasses import replace
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, Iterator, List, Tuple
 
 import torch
 
@@ -21,7 +21,7 @@ from .recording import Recorder
 from .replay import figures
 from .report import Remedy, Report
 
-Events = list  # of (what, how), as in Recorder.events
+Events = List[Tuple[Any, Any]]  # as in Recorder.events
 WORTH = 0.02  # of what is reserved: less is not worth telling
 QUANTISED = 4 * 4096  # bytes of a state in float32 from which bitsandbytes quantises it
 BLOCK = 256  # values that share a scale there

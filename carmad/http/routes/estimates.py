@@ -50,7 +50,7 @@ async def estimate(call: Asked, body: SubmitIn, explain: bool = False) -> Respon
     out: EstimatesOut = {
         "schema": SCHEMA,
         "crash": next((guess.answer.crash for guess in guesses if guess.answer.crash), None),
-        "estimates": [_guess(guess) for guess in guesses],
+        "estimates": [guess_out(guess) for guess in guesses],
         "fits": [
             {
                 "gpu": gpu.gpu.index,
@@ -61,12 +61,12 @@ async def estimate(call: Asked, body: SubmitIn, explain: bool = False) -> Respon
         ],
         "verdicts": verdicts_out(placement, scene),
         "reasons": [reason_out(reason, scene) for reason in placement.reasons],
-        "explanation": _explanation(explained) if explained else None,
+        "explanation": explanation_out(explained) if explained else None,
     }
     return answer(out)
 
 
-def _explanation(found: Explanation) -> ExplanationOut:
+def explanation_out(found: Explanation) -> ExplanationOut:
     def held(ones: Sequence[Held]) -> list[HeldOut]:
         return [
             {"name": one.name, "kind": one.kind, "count": one.count, "mib": one.nbytes >> 20}
@@ -95,7 +95,7 @@ def _explanation(found: Explanation) -> ExplanationOut:
     }
 
 
-def _guess(guess: Guess) -> EstimateOut:
+def guess_out(guess: Guess) -> EstimateOut:
     said = guess.answer
     found = said if isinstance(said, Estimate) else None
     return {
