@@ -77,7 +77,7 @@ def is_prediction(answer: object) -> TypeGuard[Prediction]:
 def is_answer(answer: object) -> bool:
     """An estimator's: an Estimate with low ≤ mib ≤ high, or a Refusal."""
     if isinstance(answer, Refusal):
-        return _are_words((answer.why, answer.source)) and _is_time(answer.seconds)
+        return _are_words((answer.why, answer.source, answer.crash)) and _is_time(answer.seconds)
     return _is_estimate(answer)
 
 
@@ -86,7 +86,7 @@ def _is_estimate(answer: object) -> bool:
         isinstance(answer, Estimate)
         and isinstance(answer.mib, int)
         and answer.mib > 0
-        and _are_words((answer.source, answer.stack))
+        and _are_words((answer.source, answer.stack, answer.crash))
         and isinstance(answer.low, int | None)
         and isinstance(answer.high, int | None)
         and -MOST_MIB <= (answer.low or 0) <= answer.mib <= answer.safe_mib <= MOST_MIB

@@ -14,10 +14,18 @@ from cli.render import refusal, table
 from cli.vary import MOST, bounds, safe_mib
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+
+    from rich.console import JustifyMethod
 
     from carmad.api.responses.decisions import VerdictOut
-    from carmad.api.responses.estimates import EstimateOut, EstimatesOut, FitOut
+    from carmad.api.responses.estimates import (
+        EstimateOut,
+        EstimatesOut,
+        ExplanationOut,
+        FitOut,
+        MomentOut,
+    )
     from cli.vary import Fit
 
 BAR_WIDTH = 60
@@ -28,11 +36,13 @@ LOOKS = {
     "gradients": ("▓", "#56B4E9"),
     "optimizer": ("▒", "#CC79A7"),
     "activations": ("░", "#009E73"),
+    "cached": ("=", "#D55E00"),
     "workspace": ("#", "#E69F00"),
-    "fragmentation": ("=", "#D55E00"),
     "context": ("·", "#999999"),
 }
 OTHER = ("?", "#000000")
+MOST_HOLDERS = 5
+PLOT_WIDTH, PLOT_HEIGHT = 100, 14
 
 
 def chosen(answer: EstimatesOut) -> EstimateOut | None:
@@ -53,11 +63,19 @@ def estimates(answer: EstimatesOut) -> RenderableType:
     else:
         head = f"* decides: {memory(safe_mib(one))} must be free on each of its GPUs."
     return Group(
+        *crashed(answer),
         said(answer["estimates"]),
         Text(f"\n{head}"),
         *(Text(f"  · {refusal(reason)}") for reason in answer["reasons"]),
         fits(answer["verdicts"], answer["fits"]),
     )
+
+
+def crashed(answer: EstimatesOut) -> list[RenderableType]:
+    """How the script stops by itself."""
+    crash = answer["crash"]
+    text = f"Your script stops {clean(crash)}\n" if crash else ""
+    return [Text(text, style="bold red")] if text else []
 
 
 def said(all_of_them: Sequence[EstimateOut]) -> Table:
@@ -98,13 +116,11 @@ def fits(judged: Sequence[VerdictOut], room: Sequence[FitOut]) -> Table:
 # -- breakdown
 
 
-def explanation(one: EstimateOut) -> RenderableType:
-    """A bar with one character per 60th, and a legend."""
+def explanation(one: EstimateOut, found: ExplanationOut | None) -> RenderableType:
+    """A bar with one character per 60th, and a legend; who holds the activations; what helps."""
     parts = one["parts"]
     total = sum(parts.values())
-    bar, legend = Text("\n"), Table(box=None, pad_edge=False, show_header=False)
-    for justify in ("left", "left", "right", "right"):
-        legend.add_column(justify=justify)
+    bar, legend = Text("\n"), _columns("left", "left", "right", "right")
     ends, done = [0], 0
     for name, mib in parts.items():
         sign, colour = LOOKS.get(name, OTHER)
@@ -114,7 +130,85 @@ def explanation(one: EstimateOut) -> RenderableType:
         legend.add_row(Text(sign, style=colour), clean(name), memory(mib), f"{mib / total:.1%}")
     legend.add_row("", f"by {clean(one['source'])}", memory(one["mib"]), "")
     notes = [Text(f"  · {clean(note)}") for note in one["notes"]]
-    return Group(bar, legend, *notes)
+    return Group(bar, legend, *notes, *(_found(found) if found else ()))
+
+
+def _found(found: ExplanationOut) -> Iterator[RenderableType]:
+    for title, ones in (("activations by module", found["modules"]), ("by line", found["lines"])):
+        if shown := [one for one in ones if one["mib"]][:MOST_HOLDERS]:
+            yield Text(f"\n{title}", style="bold")
+            made = _columns("right", "left", "left")
+            for one in shown:
+                name, kind = clean(one["name"]), clean(one["kind"])
+                times = f"{one['count']} × {kind}" if one["count"] > 1 else kind
+                made.add_row(f"  {memory(one['mib'])}", name or kind, times if name else "")
+            yield made
+    if found["remedies"]:
+        yield Text("\nwhat would help", style="bold")
+        made = _columns("right", "left")
+        for remedy in found["remedies"]:
+            about = "" if remedy["exact"] else "about "
+            made.add_row(f"  {about}-{memory(remedy['saved_mib'])}", clean(remedy["what"]))
+        yield made
+
+
+def _columns(*justify: JustifyMethod) -> Table:
+    made = Table(box=None, pad_edge=False, show_header=False)
+    for each in justify:
+        made.add_column(justify=each, overflow="fold")
+    return made
+
+
+def drawn(moments: Sequence[MomentOut], one: EstimateOut) -> RenderableType:
+    """The memory over two steps: a column for several moments, a row for a share of the peak."""
+    context = one["parts"].get("context", 0)
+    top = max(moment["held_mib"] for moment in moments) + context
+    width = -(-len(moments) // PLOT_WIDTH)
+    columns = [
+        max(moments[at : at + width], key=lambda moment: sum(moment["in_use"].values()))
+        for at in range(0, len(moments), width)
+    ]
+    rows = [
+        Text(memory(round(top * (row + 1) / PLOT_HEIGHT)).rjust(6) + " │")
+        for row in range(PLOT_HEIGHT)
+    ]
+    for moment in columns:
+        for row, name in enumerate(_stack(moment, context, top)):
+            sign, colour = LOOKS.get(name, OTHER) if name else (" ", "")
+            rows[row].append(sign, style=colour)
+    steps = Text("        ")
+    for at in range(0, len(moments), width):
+        ends = [moment["mark"] for moment in moments[at : at + width] if moment["mark"]]
+        steps.append("↑" if ends else "─")
+    tail = Text("        from the first layer to the end of step 2; ↑ an optimizer step ended\n")
+    looks = Text("        ")
+    for name, (sign, colour) in LOOKS.items():
+        looks.append(sign, style=colour)
+        looks.append(f" {name}  ")
+    return Group(Text(), *reversed(rows), steps, tail, looks)
+
+
+def _stack(moment: MomentOut, context_mib: int, top_mib: int) -> list[str]:
+    """The part at the middle of each row, from the bottom; "" above all of them."""
+    parts = stacked(moment, context_mib)
+    found = []
+    for row in range(PLOT_HEIGHT):
+        middle, done = top_mib * (row + 0.5) / PLOT_HEIGHT, 0
+        for name, mib in parts.items():
+            done += mib
+            if middle < done:
+                found.append(name)
+                break
+        else:
+            found.append("")
+    return found
+
+
+def stacked(moment: MomentOut, context_mib: int) -> dict[str, int]:
+    """The parts at that moment in MiB, from the bottom: what is constant comes first."""
+    in_use = moment["in_use"]
+    cached = max(0, moment["held_mib"] - sum(in_use.values()))
+    return {"context": context_mib, **in_use, "cached": cached}
 
 
 # -- the largest that fits
@@ -151,4 +245,10 @@ def _stopped(fit: Fit, value: int, answer: EstimatesOut) -> RenderableType:
     head = f"The search ended at {option} {value}, for which there is no estimate:"
     largest, _ = bounds(fit.mib, fit.limit_mib)
     known = f"{option} {largest} fits into {memory(fit.limit_mib)}." if largest else ""
-    return Group(Text(head, style="bold"), Text(), said(answer["estimates"]), Text(f"\n{known}"))
+    return Group(
+        *crashed(answer),
+        Text(head, style="bold"),
+        Text(),
+        said(answer["estimates"]),
+        Text(f"\n{known}"),
+    )

@@ -142,12 +142,18 @@ def details(rows: Iterable[tuple[str, str]]) -> Table:
 
 
 def show(job: JobOut) -> RenderableType:
-    parts: list[RenderableType] = [details(_about(job))]
+    parts: list[RenderableType] = [*_crash(job), details(_about(job))]
     parts += _aside(job)
     if history := job.get("history"):
         parts += [Text("\nhistory", style="bold")]
         parts += [Text(f"  {local_time(move['at'])}  {move['after']}") for move in history]
     return Group(*parts)
+
+
+def _crash(job: JobOut) -> list[RenderableType]:
+    """How its script stopped when it was tried."""
+    crash = job.get("crash")
+    return [Text(f"its script stops {clean(crash)}", style="bold red")] if crash else []
 
 
 def _aside(job: JobOut) -> list[RenderableType]:
@@ -313,7 +319,7 @@ def _ending(how: ExitOut) -> str:
 def why(answer: WhyOut) -> RenderableType:
     job = answer["job"]
     head = Text.assemble((f"Job {job['label']}", "bold"), f" {clean(answer['headline'])}")
-    parts: list[RenderableType] = [head]
+    parts: list[RenderableType] = [head, *_crash(job)]
     if answer["position"]:
         behind = answer["behind"]
         after = f", behind job {behind['label']}" if behind else ""

@@ -2,7 +2,8 @@
 
 A carmad of its own runs training jobs on three emulated GPUs with the default settings; what its
 API answers is drawn by the command line's own code and saved by rich. As root, `--as ada,grace`
-submits in the names of these users, who must exist and be able to run this Python.
+submits in the names of these users, who must exist and be able to run this Python. `--only
+estimate` makes that one alone, which takes a few seconds and needs PyTorch.
 """
 
 from __future__ import annotations
@@ -22,9 +23,15 @@ from pathlib import Path
 from typing import Any
 
 from rich._export_format import CONSOLE_SVG_FORMAT
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 
+from carmad.config import Estimation, Settings
+from carmad.core.types import JobSpec
+from carmad.http.routes.estimates import explanation_out, guess_out
+from carmad.learned.estimates import explained
 from cli import client, dashboard, render
+from cli import estimate_view as view
+from tests.here import Here
 
 IMAGES = Path(__file__).parent / "images"
 WIDTH = 124
@@ -32,6 +39,8 @@ WIDTH = 124
 LOOK = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL).replace(
     "Fira Code, monospace", "DejaVu Sans Mono, Menlo, Consolas, monospace"
 )
+SCRIPT = Path(__file__).parents[1] / "tests/scripts/gpt.py"
+ARGUMENTS = ("--batch_size=12", "--n_layer=12", "--n_head=12", "--n_embd=768", "--block_size=1024")
 TRAIN = [sys.executable, "-m", "carmad.gpu.emulated_job"]
 
 # name, submit's options, what the job does; who runs it: the first user or the second
@@ -50,33 +59,70 @@ LATER = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--as", dest="users", default=pwd.getpwuid(os.getuid()).pw_name)
-    users = (parser.parse_args().users.split(",") * 2)[:2]
+    parser.add_argument("--only", choices=("jobs", "estimate"))
+    options = parser.parse_args()
+    users = (options.users.split(",") * 2)[:2]
     home = Path(tempfile.mkdtemp(prefix="carma-"))
     home.chmod(0o711)  # the jobs of others look for the emulated cards in it
     os.environ["CARMA_SOCKET"] = str(home / "sock")
     IMAGES.mkdir(exist_ok=True)
+    if options.only != "jobs":
+        of_an_estimate(home)
+    if options.only == "estimate":
+        shutil.rmtree(home)
+        return
     carma("daemon", "start", "--emulated", "3xA100-40GB", "--state-dir", str(home / "state"))
     (home / "state").chmod(0o711)
     try:
-        for job in EARLY:
-            submit(*job, users=users)
-        wait_until(lambda: all(j["state"] == "running" for j in jobs()), 20)
-        submit(
-            "unet", "--gpu-mem 10G --time 1h", "--memory-mib 8800 --seconds 500 --sm 0.3", 1, users
-        )
-        wait_until(lambda: jobs()[3]["state"] == "running", 90)
-        for job in LATER:
-            submit(*job, users=users)
-        time.sleep(35)  # GPU 0 settles again, and the head of the line still does not fit
-        status = client.get("/v1/status")
-        picture("status", "carma top", dashboard.status(status, WIDTH, bars=True))
-        why = client.get("/v1/jobs/5/why")
-        picture("why", "carma why 5", render.why(why), 92)
+        of_jobs(users)
     finally:
         carma("cancel", "all", *(("--user", users[0]) if os.getuid() == 0 else ()))
         carma("cancel", "1-99")
         carma("daemon", "stop")
         shutil.rmtree(home)
+
+
+def of_an_estimate(home: Path) -> None:
+    """What `carma estimate --explain --plot -` says of a script, a copy of tests/scripts/gpt.py."""
+    shutil.copy(SCRIPT, home / "train.py")
+    settings = Settings(estimation=Estimation(within_s=500.0))  # this machine may be busy
+    user = pwd.getpwuid(os.getuid())
+    argv = (sys.executable, "train.py", *ARGUMENTS)
+    spec = JobSpec(
+        argv=argv,
+        user=user.pw_name,
+        uid=user.pw_uid,
+        gid=user.pw_gid,
+        cwd=str(home),
+        name="train",
+        env=tuple(os.environ.items()),
+    )
+    server = Here(home / "answer")  # the trial of a daemon has a low priority
+    server.explain = True
+    guesses, trace = explained(settings, server, spec)
+    answers = [guess_out(guess) for guess in guesses]
+    assert trace is not None, answers
+    found, one = explanation_out(trace), next(one for one in answers if one["parts"])
+    drawn = Group(
+        view.said(answers), view.explanation(one, found), view.drawn(found["moments"], one)
+    )
+    words = "carma estimate --explain --plot - python train.py"
+    picture("estimate", " ".join((words, *ARGUMENTS)), drawn)
+
+
+def of_jobs(users: list[str]) -> None:
+    for job in EARLY:
+        submit(*job, users=users)
+    wait_until(lambda: all(j["state"] == "running" for j in jobs()), 20)
+    submit("unet", "--gpu-mem 10G --time 1h", "--memory-mib 8800 --seconds 500 --sm 0.3", 1, users)
+    wait_until(lambda: jobs()[3]["state"] == "running", 90)
+    for job in LATER:
+        submit(*job, users=users)
+    time.sleep(35)  # GPU 0 settles again, and the head of the line still does not fit
+    status = client.get("/v1/status")
+    picture("status", "carma top", dashboard.status(status, WIDTH, bars=True))
+    why = client.get("/v1/jobs/5/why")
+    picture("why", "carma why 5", render.why(why), 92)
 
 
 def submit(name: str, options: str, does: str, who: int, users: list[str]) -> None:

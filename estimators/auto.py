@@ -44,13 +44,20 @@ class Auto:
                 chosen, *others = estimates
                 refusals += _refusals(answers[: answers.index(chosen)])
                 why = dict.fromkeys(f"no {no.source}: {no.why}" for no in refusals)
-                return replace(chosen, notes=(*chosen.notes, *why), others=tuple(others))
+                notes = (*chosen.notes, *why)
+                crash = _crash(refusals)
+                return replace(chosen, notes=notes, others=tuple(others), crash=crash)
             refusals += _refusals(answers)
         # The trial's reason comes first: it says most about the job.
         refusals = refusals[len(KNOWN) :] + refusals[: len(KNOWN)]
         whys = "; ".join(dict.fromkeys(no.why for no in refusals))
-        late = any(no.late for no in refusals)
-        return Refusal(whys, self.name, max(no.seconds for no in refusals), late=late)
+        return Refusal(
+            whys,
+            self.name,
+            max(no.seconds for no in refusals),
+            late=any(no.late for no in refusals),
+            crash=_crash(refusals),
+        )
 
     def _ask(self, make: Make, spec: JobSpec) -> Estimate | Refusal:
         """A failing estimator must not prevent the others' answers: its packages may be missing,
@@ -64,6 +71,10 @@ class Auto:
 
 def _refusals(answers: list[Estimate | Refusal]) -> list[Refusal]:
     return [answer for answer in answers if isinstance(answer, Refusal)]
+
+
+def _crash(refusals: list[Refusal]) -> str:
+    return next((no.crash for no in refusals if no.crash), "")
 
 
 def auto(settings: Settings, server: Server) -> Auto:

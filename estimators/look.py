@@ -38,12 +38,14 @@ def look(spec: JobSpec, settings: Settings, server: Server) -> Report | Refusal:
             gpu=server.gpu,
             gpus=spec.gpus,
             processes=program.processes,
+            explain=server.explain,
             env=program.env,
         )
         argv = (*program.python, str(TRACER), options.dumps(), *program.script)
         return report(server.trial(spec, argv, options.longest_s), options.longest_s)
     except Unreadable as error:
-        return Refusal(str(error), "look", time.monotonic() - began, late=error.late)
+        seconds = time.monotonic() - began
+        return Refusal(str(error), "look", seconds, late=error.late, crash=error.crash)
 
 
 def report(trial: Trial, longest_s: float) -> Report:
@@ -57,8 +59,12 @@ def report(trial: Trial, longest_s: float) -> Report:
             raise Unreadable("its tracer was cut short") from None
         if isinstance(answer, Report):
             return answer
-        why = answer.why[:MOST_LETTERS].encode(errors="replace").decode()
-        raise Unreadable(f"{why}; {LONGER}" if answer.late else why, late=answer.late)
+        why = _bounded(answer.why)
+        raise Unreadable(
+            f"{why}; {LONGER}" if answer.late else why,
+            late=answer.late,
+            crash=_bounded(answer.crash),
+        )
     if trial.beyond:
         raise Unreadable(trial.beyond)
     if trial.timed_out:
@@ -71,6 +77,10 @@ def report(trial: Trial, longest_s: float) -> Report:
         name = known.get(trial.signal, f"signal {trial.signal}")
         raise Unreadable(f"{name} ended it before two optimizer steps{words}")
     raise Unreadable(f"it left with status {trial.code} before two optimizer steps{words}")
+
+
+def _bounded(text: str) -> str:
+    return text[:MOST_LETTERS].encode(errors="replace").decode()
 
 
 def parse(spec: JobSpec) -> Program:

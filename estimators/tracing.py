@@ -10,7 +10,7 @@ from carmad.plugin import Estimate, JobSpec, Refusal, Server, Settings
 from estimators.experience import context_mib, past, shortfall_mib
 from estimators.look import look
 from estimators.tracer.replay import safe
-from estimators.tracer.report import PARTS, Report
+from estimators.tracer.report import PARTS, Explanation, Report
 
 MIB = 2**20
 
@@ -53,6 +53,12 @@ class Trace:
             stack=stack,
             batch_mib=dict(parts)["activations"],
         )
+
+
+def explanation(spec: JobSpec, settings: Settings, server: Server) -> Explanation | None:
+    """Of a job's trace, if there is one and `server` wants it explained."""
+    report = look(spec, settings, server)
+    return None if isinstance(report, Refusal) else report.explanation
 
 
 def _parts(report: Report, body_mib: int) -> tuple[tuple[str, int], ...]:

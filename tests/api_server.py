@@ -34,6 +34,7 @@ from carmad.store.sql import SqlStore
 from carmad.testing import a_gpu
 from carmad.testing.fake_world import FakeWorld
 from estimators.declared import Declared
+from estimators.tracer.report import Explanation, Held, Moment, Remedy
 from policies import builtin
 from recovery import ladder
 from tests.attempts import until
@@ -119,13 +120,30 @@ class Daemon:
         return request(self.path, method, path, data)
 
 
-def _guesses(spec: JobSpec, within_s: float | None) -> list[Guess]:
+def an_explanation() -> Explanation:
+    """Of a trace, as if a model of twelve blocks were trained."""
+    mib = 2**20
+    held = Held("blocks.*", "Linear", 12, 900 * mib)
+    line = Held("train.py:12", "", 0, 950 * mib)
+    remedies = (
+        Remedy("half the batch: 32 instead of 64", 500 * mib, False),
+        Remedy("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", 200 * mib, True),
+    )
+    first = Moment((400 * mib, 0, 0, 500 * mib, 0, 100 * mib), 1_200 * mib, "step1")
+    fullest = Moment((400 * mib, 400 * mib, 800 * mib, 1000 * mib, 0, 100 * mib), 3_000 * mib, "")
+    return Explanation((held,), (line,), remedies, (first, fullest))
+
+
+def _guesses(
+    spec: JobSpec, within_s: float | None, explain: bool
+) -> tuple[list[Guess], Explanation | None]:
     answer = Declared().estimate(spec)
     other = Estimate(9_000, "guess", 8_000, 12_000, notes=("a guess",), parts=(("all", 9_000),))
-    return [
+    guesses = [
         Guess("declared", answer, 0.0, isinstance(answer, Estimate)),
         Guess("guess", other, 0.0, False),
     ]
+    return guesses, an_explanation() if explain else None
 
 
 @contextlib.contextmanager

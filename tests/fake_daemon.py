@@ -356,6 +356,7 @@ ANSWERS: dict[tuple[str, str], Any] = {
     },
     ("POST", "/v1/estimate"): {
         "schema": 1,
+        "crash": None,
         "estimates": [
             {
                 "source": "history",
@@ -369,6 +370,7 @@ ANSWERS: dict[tuple[str, str], Any] = {
                 "parts": {},
             }
         ],
+        "explanation": None,
         "fits": [{"gpu": 0, "free_mib": 27000, "fits": True}],
         "verdicts": REFUSALS,
         "reasons": [],

@@ -19,6 +19,7 @@ class Here:
 
     gpu = "NVIDIA A100-SXM4-40GB"
     driver = ""
+    explain = False
 
     def __init__(
         self,

@@ -23,6 +23,21 @@ from tests.fake_daemon import ANSWERS, REFUSALS, FakeDaemon
 from tests.terminal import plain
 
 PARTS = {"parameters": 100, "gradients": 100, "activations": 400, "context": 400}
+EXPLAINED = {
+    "modules": [
+        {"name": "blocks.*.up", "kind": "Linear", "count": 12, "mib": 300},
+        {"name": "", "kind": "the backward pass", "count": 0, "mib": 100},
+    ],
+    "lines": [{"name": "train.py:12", "kind": "", "count": 0, "mib": 350}],
+    "remedies": [
+        {"what": "half the batch: 32 instead of 64", "saved_mib": 200, "exact": False},
+        {"what": "expandable_segments:True", "saved_mib": 90, "exact": True},
+    ],
+    "moments": [
+        {"in_use": {"parameters": 100, "activations": n}, "held_mib": 500, "mark": mark}
+        for n, mark in ((100, ""), (400, "step1"), (200, "step2"))
+    ],
+}
 PNG = b"\x89PNG\r\n"
 
 
@@ -33,9 +48,10 @@ def an_estimate(source: str, mib: int | None, why: str = "", **changes: Any) -> 
 
 def an_answer(*estimates: Any) -> Any:
     fits = [{"gpu": 0, "free_mib": 27_000, "fits": True}]
-    return {"schema": 1, "estimates": list(estimates), "fits": fits} | {
+    return {"schema": 1, "crash": None, "estimates": list(estimates), "fits": fits} | {
         "verdicts": REFUSALS,
         "reasons": [],
+        "explanation": None,
     }
 
 
@@ -50,7 +66,8 @@ def answering(fake: FakeDaemon, say: Callable[[list[str]], Any]) -> list[list[st
     asked = []
 
     def answer(method: str, target: str, body: Any) -> tuple[int, Any]:
-        assert (method, target, body["memory_mib"]) == ("POST", "/v1/estimate", None)
+        assert (method, target.partition("?")[0]) == ("POST", "/v1/estimate")
+        assert "explain" in target or body["memory_mib"] is None
         asked.append(body["argv"])
         return 200, say(body["argv"])
 
@@ -306,11 +323,27 @@ def test_no_estimate_is_an_exit_code(fake: FakeDaemon, capsys: pytest.CaptureFix
     assert json.loads(capsys.readouterr().out) == nothing
 
 
+def test_a_script_that_stops_by_itself_is_the_headline(
+    fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also if an older version of it has a history that says what it needs."""
+    crash = "at train.py:5: RuntimeError: a and b must have same reduction dim"
+    for one in (an_estimate("trace", None, "it stops"), *traced(1000)["estimates"][1:]):
+        fake.answers["POST", "/v1/estimate"] = an_answer(one) | {"crash": crash}
+        assert run(["estimate", "--explain", "prog"]) == 1
+        assert capsys.readouterr().out.startswith(f"Your script stops {crash}\n\nSOURCE")
+
+
 def test_what_the_memory_is_for(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
     answer = traced(1000, parts=PARTS, notes=["cudnn.benchmark is on"])
-    fake.answers["POST", "/v1/estimate"] = answer
+    fake.answers["POST", "/v1/estimate"] = answer | {"explanation": EXPLAINED}
     assert run(["estimate", "--explain", "prog"]) == 0
+    assert fake.query == {"explain": "true"}
     lines = capsys.readouterr().out.splitlines()
+    assert "  300M  blocks.*.up        12 × Linear" in lines and "  350M  train.py:12" in lines
+    assert "  100M  the backward pass" in lines
+    assert "  about -200M  half the batch: 32 instead of 64" in lines
+    assert "         -90M  expandable_segments:True" in lines
     bar = next(line for line in lines if line.startswith("█"))
     assert bar == "█" * 6 + "▓" * 6 + "░" * 24 + "·" * 24
     assert ["░", "activations", "400M", "40.0%"] in [line.split() for line in lines]
@@ -320,7 +353,9 @@ def test_what_the_memory_is_for(fake: FakeDaemon, capsys: pytest.CaptureFixture[
 @given(st.lists(st.integers(0, 90_000), min_size=1, max_size=7).filter(any))
 def test_the_bar_is_as_long_as_all_its_parts(sizes: list[int]) -> None:
     parts = dict(zip(view.LOOKS, sizes, strict=False))
-    lines = plain(view.explanation(an_estimate("trace", sum(sizes), parts=parts))).splitlines()
+    lines = plain(
+        view.explanation(an_estimate("trace", sum(sizes), parts=parts), None)
+    ).splitlines()
     assert len(lines[1]) == view.BAR_WIDTH
     for name, size in parts.items():
         cells = lines[1].count(view.LOOKS[name][0])
@@ -345,7 +380,11 @@ def test_what_the_chosen_one_cannot_explain_another_may(
 def test_the_search_explains_what_it_found(
     fake: FakeDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    answering(fake, lambda argv: traced(10 * int(argv[-1]), parts={"context": 10 * int(argv[-1])}))
+    def say(argv: list[str]) -> Any:
+        mib = 10 * int(argv[-1])
+        return traced(mib, parts={"context": mib}) | {"explanation": EXPLAINED}
+
+    answering(fake, say)
     assert run(["estimate", "--fit", "1G", "--explain", "--plot", "x.html", "p", "-b", "64"]) == 0
     assert re.search(r"context +1020M +100.0%", capsys.readouterr().out)
     assert "<code>p -b 102</code>" in (tmp_path / "x.html").read_text()
@@ -357,7 +396,8 @@ def test_the_search_explains_what_it_found(
 def test_an_image_and_a_page(
     fake: FakeDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fake.answers["POST", "/v1/estimate"] = traced(1000, parts=PARTS, notes=["<b>bold</b>"])
+    answer = traced(1000, parts=PARTS, notes=["<b>bold</b>"]) | {"explanation": EXPLAINED}
+    fake.answers["POST", "/v1/estimate"] = answer
     assert run(["estimate", "--plot", "x.png", "prog", "$<i>" * 50]) == 0
     assert (tmp_path / "x.png").read_bytes().startswith(PNG)
     assert run(["estimate", "--json", "--plot", "x.html", "prog", "<i>"]) == 0
@@ -366,15 +406,37 @@ def test_an_image_and_a_page(
     assert json.loads(out[out.index("{") :])["schema"] == 1
     page = (tmp_path / "x.html").read_text()
     assert html.escape("prog '<i>'") in page and "<i>" not in page and "<b>" not in page
-    assert not re.search(r"https?:|<script|<link|@import|src=", page)
-    assert page.count("width: 10.00%") == 2 and page.count("width: 40.00%") == 2
+    assert not re.search(r"https?:|<script|<link|@import|src=\"(?!data:)", page)
+    assert page.count("data:image/svg+xml;base64,") == 1 and "blocks.*.up" in page
     assert "1000M (999M to 1001M) by trace" in page
 
 
 def test_the_image_shows_every_part() -> None:
     one = traced(1000, parts={**PARTS, "a plugin's": 24})["estimates"][1]
     assert len({estimate_plot.colour(name) for name in one["parts"]}) == len(one["parts"])
-    assert estimate_plot.image(one, ["p"]) != estimate_plot.image({**one, "parts": PARTS}, ["p"])
+    drawn = estimate_plot.image(one, EXPLAINED, ["p"], "svg")
+    assert drawn.startswith(b"<?xml") and drawn.count(b"FillBetweenPolyCollection") >= 3
+    assert drawn != estimate_plot.image({**one, "parts": {}}, EXPLAINED, ["p"], "svg")
+
+
+def test_a_drawing_on_the_terminal(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    """Three moments; the tallest column is what the allocator holds, and the context."""
+    fake.answers["POST", "/v1/estimate"] = traced(1000, parts=PARTS) | {"explanation": EXPLAINED}
+    assert run(["estimate", "--plot", "-", "prog"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line.partition("│")[2] for line in lines if "│" in line]
+    assert len(rows) == view.PLOT_HEIGHT
+    assert rows[0] == "=░=" and rows[-1] == "···"
+    assert [row[1] for row in rows].count("░") > [row[0] for row in rows].count("░")
+    assert any(line.strip() == "─↑↑" for line in lines)
+
+
+def test_without_a_trace_there_is_nothing_to_draw(
+    fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.answers["POST", "/v1/estimate"] = traced(1000, parts=PARTS)
+    assert run(["estimate", "--plot", "-", "prog"]) == 1
+    assert "only a trace can be drawn" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -384,7 +446,7 @@ def test_the_image_shows_every_part() -> None:
         ("--fit 24 prog", 2, "is in MiB; write 24G"),
         ("--fit 24G --vary=--n prog", 2, "without its dashes"),
         ("--fit 24G --wrap true", 2, "--fit does not work with --wrap"),
-        ("--plot x.pdf prog", 2, "only .png and .html"),
+        ("--plot x.pdf prog", 2, "only .svg, .png and .html"),
         ("--plot none/x.png prog", 1, "cannot write none/x.png"),
     ],
 )

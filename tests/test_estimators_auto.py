@@ -70,6 +70,16 @@ def test_history_of_an_older_script_is_believed_less_than_a_trace(tmp_path: Path
     assert "no trace: it never imported torch" in guessed.notes
 
 
+def test_a_script_that_stops_by_itself_does_so_whatever_its_history_says(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    spec = a_spec(cwd=str(tmp_path))
+    broken = Trial(refusal("it stops", crash="at train.py:3: NameError: x"), "", code=0)
+    runs = [a_run(7000, cwd=str(tmp_path), ended_at=900.0)] * 4
+    assert estimated(Here(tmp_path / "a", runs, broken), spec).crash.startswith("at train.py:3")
+    refused = auto(Settings(), a_server(broken)).estimate(spec)
+    assert isinstance(refused, Refusal) and refused.crash == "at train.py:3: NameError: x"
+
+
 def test_nobody_knows() -> None:
     server = a_server(Trial(refusal("it never imported torch"), "", code=0))
     answer = auto(Settings(), server).estimate(a_spec())

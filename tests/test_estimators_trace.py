@@ -48,7 +48,7 @@ def test_what_was_traced_and_the_context() -> None:
 
 @pytest.mark.parametrize("odd", [1, 333_333, MIB - 1])
 def test_parts_add_up_whatever_their_rounding(odd: int) -> None:
-    kinds = ("parameters", "gradients", "optimizer", "activations", "workspace", "fragmentation")
+    kinds = ("parameters", "gradients", "optimizer", "activations", "cached", "workspace")
     parts = dict.fromkeys(kinds, 100 * MIB + odd)
     estimate = estimated(parts=parts, reserved=sum(parts.values()), floor=0)
     assert sum(mib for _, mib in estimate.parts) == estimate.mib

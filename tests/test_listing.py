@@ -25,7 +25,7 @@ from carmad.config import Limits, Settings
 from carmad.core.line import Held
 from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import ArrayTask, Job, JobId, JobState, Prediction
+from carmad.core.types import ArrayTask, Attempt, Job, JobId, JobState, Prediction
 from carmad.http import lookup, service
 from carmad.http.listing import PIECES, Rows
 from carmad.testing import a_gpu_view, a_job, a_spec, a_view
@@ -48,6 +48,14 @@ def scene_of(*jobs: Job, held: Held | None = None, settings: Settings | None = N
 
 def viewer(scene: Scene, uid: int = UID, see_all: bool = False) -> Jobs:
     return Jobs(scene, lambda job: ("out", "err"), uid, see_all)
+
+
+def test_how_a_script_stopped_when_it_was_tried_is_told_until_it_runs() -> None:
+    job = a_job(1, state=JobState.QUEUED, spec=a_spec(uid=UID), crash="at train.py:1: NameError: x")
+    assert viewer(scene_of(job))(job)["crash"] == "at train.py:1: NameError: x"
+    ran = replace(job, attempts=(Attempt(1, ()),))
+    assert viewer(scene_of(ran))(ran)["crash"] is None
+    assert "crash" not in viewer(scene_of(job), UID + 1)(job)
 
 
 @pytest.fixture

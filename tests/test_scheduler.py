@@ -1290,6 +1290,13 @@ def test_an_estimate_of_a_job_that_has_started_comes_too_late():
     assert server.job(id).estimate is None
 
 
+def test_how_its_script_stops_is_kept_with_the_job():
+    server = FakeServer(gpus=1)
+    server.scheduler.handle(Submitted(server.now, JobId(1), (a_spec(),)))
+    server.tell(Estimated(server.now, JobId(1), None, crash="at train.py:1: NameError: x"))
+    assert server.job(JobId(1)).crash == "at train.py:1: NameError: x"
+
+
 def test_no_illegal_move():
     with pytest.raises(IllegalTransition):
         advance(a_job(), JobState.RUNNING)

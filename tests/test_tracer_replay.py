@@ -60,9 +60,33 @@ def test_parts_are_those_at_the_peak_and_add_up_to_it() -> None:
         "optimizer": 30 * MIB,
         "activations": 0,  # 4 came later, into the gradients' place
         "workspace": BLAS,
-        "fragmentation": 20 * MIB - BLAS,
+        "cached": 20 * MIB - BLAS,
     }
     assert sum(found.parts.values()) == found.reserved == 130 * MIB
+
+
+def test_the_peak_is_when_most_is_in_use_not_when_the_last_segment_was_made() -> None:
+    """A step's temporary is made when the activations are gone, but fits none of their blocks."""
+    found = run(
+        (1, 10 * MIB),
+        (2, 30 * MIB),
+        (3, 30 * MIB),
+        (2, -1),
+        (3, -1),
+        ("mark", "optimizer"),
+        (4, 40 * MIB),
+        ("mark", "stepped"),
+        kinds={1: "parameters"},
+    )
+    assert found.reserved == 110 * MIB
+    assert (found.parts["activations"], found.parts["cached"]) == (60 * MIB, 40 * MIB)
+    assert found.parts["optimizer"] == 0
+
+
+def test_what_a_step_takes_for_a_while_is_the_optimizers() -> None:
+    step = (("mark", "optimizer"), (2, 40 * MIB), (2, -1), ("mark", "stepped"), (3, 20 * MIB))
+    found = run((1, 10 * MIB), *step)
+    assert (found.parts["optimizer"], found.parts["activations"]) == (40 * MIB, 10 * MIB)
 
 
 @given(st.lists(st.integers(1, 40 * MIB), min_size=1, max_size=40), st.booleans())

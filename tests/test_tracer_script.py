@@ -533,7 +533,7 @@ def test_a_script_cannot_talk_the_tracer_out_of_its_answer(job: Path) -> None:
     ("text", "why"),
     [
         ("print('hello')", "put nothing on a GPU"),
-        ("import sys\nsys.exit(3)", "left with status 3"),
+        ("import sys\nsys.exit(3)", "exit status 3"),
         ("input()", "EOFError"),
         ("open('/data/imagenet/train.txt')", "script.py:1: FileNotFoundError"),
         ("import os\nos._exit(7)", "status 7"),
@@ -545,6 +545,56 @@ def test_a_script_cannot_talk_the_tracer_out_of_its_answer(job: Path) -> None:
 def test_scripts_that_cannot_be_traced(text: str, why: str, job: Path) -> None:
     assert why in refusal(job, written(job, text))
     assert not any(job.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("text", "crash"),
+    [
+        (
+            "model(torch.randn(8, 1000, device='cuda'))",
+            ":11: RuntimeError: a and b must have same reduction dim, but got [8, 1000] X",
+        ),
+        (
+            "model(torch.randn(8, 1024))",
+            ":11: RuntimeError: Expected all tensors to be on the same",
+        ),
+        ("open('data.csv')", ":11: FileNotFoundError: [Errno 2] No such file"),
+        ("import no_such_package", ":11: ModuleNotFoundError: No module named 'no_such_package'"),
+        ("step(1)", ":11: TypeError: step() takes 0 positional arguments"),
+    ],
+)
+def test_the_scripts_own_crash(text: str, crash: str, job: Path) -> None:
+    script = written(job, loop(text))
+    answer = looked(job, script)
+    assert isinstance(answer, Refusal), answer
+    assert answer.crash.startswith(f"at {script}{crash}")
+    assert answer.why == f"the script stops {answer.crash}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "assert model(torch.randn(8, 1024, device='cuda')).sum().item() > 1e9",
+        "torch.randn(8, device='cuda').cpu()\nraise ValueError('it depends')",
+        "x = torch.ones(8, device='cuda')\nx[x > 0].view(2, 2)",
+        "import urllib.request as r\nr.urlopen('http://127.0.0.1:9')",
+    ],
+)
+def test_what_a_gpu_or_a_network_might_have_prevented_is_no_crash(text: str, job: Path) -> None:
+    answer = looked(job, written(job, loop(text)))
+    assert isinstance(answer, Refusal) and answer.why
+    assert answer.crash == ""
+
+
+def test_numbers_may_stay_on_the_cpu(job: Path) -> None:
+    text = """
+        while True:
+            optimizer.zero_grad()
+            out = model(torch.randn(64, 1024, device="cuda")) * torch.tensor(3.0)
+            out.mean().backward()
+            optimizer.step()
+        """
+    assert report(job, written(job, loop(text))).steps == 2
 
 
 def test_an_endless_script_says_where_it_was(job: Path) -> None:

@@ -195,6 +195,21 @@ def test_estimates_and_why_there_is_none(tmp_path):
     ]
 
 
+def test_a_script_that_stops_by_itself_is_reported_with_or_without_an_estimate(tmp_path):
+    def asked(spec):
+        if spec.memory_mib is None:
+            return Refusal("the script stops at t.py:1: NameError: x", "t", crash="at t.py:1")
+        return Estimate(9, "history", crash="at t.py:1")
+
+    world, inbox, _ = a_world(tmp_path, estimate=asked)
+    world.perform(EstimateMemory(a_job(1)))
+    until(lambda: len(inbox.events) == 1)
+    world.perform(EstimateMemory(a_job(2, spec=a_spec(memory_mib=9))))
+    until(lambda: len(inbox.events) == 2)
+    performed(world)
+    assert [(event.note, event.crash) for event in inbox.events] == [("", "at t.py:1")] * 2
+
+
 def test_an_estimate_that_takes_long_keeps_nothing_else_waiting(tmp_path):
     released = threading.Event()
 

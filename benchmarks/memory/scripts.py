@@ -58,6 +58,7 @@ class Here:
 
     gpu = "NVIDIA A100-SXM4-40GB"
     driver = ""
+    explain = False
 
     def __init__(self, tracers: Tracers | None = None) -> None:
         self._tracers = tracers

@@ -148,6 +148,7 @@ class Jobs:
         out["retry"] = job.retry.why if job.retry and not (job.gpus or job.ended) else None
         out["advice"] = _advice(job)
         out["notes"] = list(job.notes)
+        out["crash"] = None if job.attempts or job.ended else job.crash or None
         out["estimate"] = _need(job.estimate) if job.estimate else None
         out["group"] = job.group
         out["profile"] = _profile(job.profile) if job.profile else None

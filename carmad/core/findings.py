@@ -36,6 +36,7 @@ class Estimate:
     stack: str = ""  # what "context" among the parts depends on: the job's torch, driver, GPU
     batch_mib: int = 0  # the part of `mib` that is proportional to the batch size
     others: tuple[Estimate, ...] = ()  # by the other estimators, to compare with the outcome
+    crash: str = ""  # as in `Refusal`
 
     @property
     def safe_mib(self) -> int:
@@ -59,6 +60,8 @@ class Refusal:
     source: str
     seconds: float = 0.0
     late: bool = False  # its time was up: with more there may be an estimate
+    # How the job's script fails by itself when it is tried; completes "your script stops …".
+    crash: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,7 @@ class Estimated:
     job: JobId
     estimate: Estimate | None
     note: str = ""  # why there is none
+    crash: str = ""  # as in `Refusal`
 
 
 @dataclass(frozen=True, slots=True)

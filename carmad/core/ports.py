@@ -104,6 +104,11 @@ class Server(Protocol):
         """The version of the NVIDIA driver; "" if there is none."""
         ...
 
+    @property
+    def explain(self) -> bool:
+        """Whether a person wants to know what the memory is for, and waits a little longer."""
+        ...
+
     def users(self) -> Collection[int]:
         """The uids of users whose jobs succeeded here recently."""
         ...

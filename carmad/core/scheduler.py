@@ -259,9 +259,9 @@ class Scheduler:
         comes before the job starts."""
         job = self.jobs.get(event.job)
         if job and job.state is JobState.PENDING:  # else: cancelled meanwhile
-            job = advance(job, JobState.QUEUED, estimate=event.estimate)
+            job = advance(job, JobState.QUEUED, estimate=event.estimate, crash=event.crash)
         elif job and job.state is JobState.QUEUED and not job.estimate:
-            job = replace(job, estimate=event.estimate)
+            job = replace(job, estimate=event.estimate, crash=event.crash)
         else:
             return
         self._put(self.knowledge.with_history(job, event.at))

@@ -165,6 +165,7 @@ class Job:
     exit: Exit | None = None  # how it ended: as its last attempt did, or while it waited
     ended_at: float | None = None
     notes: tuple[str, ...] = ()  # what its owner should know: outside MPS, never used its GPU
+    crash: str = ""  # how its script failed when it was tried: see `Refusal`
     usage: Usage = Usage()  # noqa: RUF009 - it is frozen
 
     @property

@@ -40,7 +40,7 @@ from carmad.http.answers import VERSION
 from carmad.http.server import Server, create_app, turn_away
 from carmad.http.service import Service
 from carmad.learned import bounds
-from carmad.learned.estimates import Answer, ask, guesses, patient
+from carmad.learned.estimates import Answer, ask, explained, patient
 from carmad.learned.experience import JOBS_PER_USER, Experience, driver_version
 from carmad.learned.models import Models
 from carmad.loop import Follower
@@ -114,7 +114,9 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
             time.time(),
             monitor.capabilities,
             experience,
-            lambda spec, within_s: guesses(patient(settings, within_s), experience.server(), spec),
+            lambda spec, within_s, explain: explained(
+                patient(settings, within_s), experience.server(explain), spec
+            ),
             lambda scene: doctor.checks(
                 settings, scene, monitor.capabilities(), store, own_units, mps, troubles()
             ),

@@ -123,10 +123,10 @@ class DaemonWorld(Follower):
 
     def _estimated(self, job: JobId, answer: Estimate | Refusal) -> None:
         if isinstance(answer, Estimate):
-            event = Estimated(self._inbox.clock(), job, answer)
+            event = Estimated(self._inbox.clock(), job, answer, crash=answer.crash)
         else:
-            note = f"has no memory estimate: {answer.why}"
-            event = Estimated(self._inbox.clock(), job, None, note)
+            note = "" if answer.crash else f"has no memory estimate: {answer.why}"
+            event = Estimated(self._inbox.clock(), job, None, note, answer.crash)
         self._inbox.post(event)
 
     def _do(self, action: Launch | Signal | Stop) -> None:

@@ -31,6 +31,7 @@ from carmad.learned.experience import Experience
 from carmad.learned.models import Models
 from carmad.loop import Follower
 from carmad.store.sql import SqlStore
+from estimators.tracer.report import Explanation
 
 T = TypeVar("T")
 
@@ -91,8 +92,9 @@ class Service(Follower):
     started_at: float
     capabilities: Callable[[], Capabilities]
     experience: Experience
-    # Slow; called in a thread. With the time for a script: `estimation.within_s`, if not None.
-    estimate: Callable[[JobSpec, float | None], Sequence[Guess]]
+    # Slow; called in a thread. With the time for a script (None: the usual), and whether the trace's
+    # memory is explained.
+    estimate: Callable[[JobSpec, float | None, bool], tuple[Sequence[Guess], Explanation | None]]
     doctor: Callable[[Scene], Sequence[CheckOut]]  # slow, too
     models: Models
     config_path: str | None = None

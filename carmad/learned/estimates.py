@@ -20,6 +20,8 @@ from carmad.core.types import Estimate, Job, JobId, JobSpec, Refusal
 from carmad.engine.threads import Threads
 from carmad.errors import CarmaError
 from carmad.options import OPTIONS
+from estimators.tracer.report import Explanation
+from estimators.tracing import explanation
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +95,14 @@ def guesses(settings: Settings, server: Server, spec: JobSpec) -> list[Guess]:
         Guess(name, answer, seconds, chosen=name in deciding)
         for name, (answer, seconds) in answers.items()
     ]
+
+
+def explained(
+    settings: Settings, server: Server, spec: JobSpec
+) -> tuple[list[Guess], Explanation | None]:
+    """The same, and what the trace has found out about the memory if `server` wants to know."""
+    found = guesses(settings, server, spec)
+    return found, explanation(spec, settings, server) if server.explain else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,9 +57,9 @@ class Experience:
         self._stop.set()
         self._discovered.set()
 
-    def server(self) -> Server:
+    def server(self, explain: bool = False) -> Server:
         """A `Server` for one question, shared by all estimators that are asked."""
-        return _OneQuestion(self, self._driver, self._stop)
+        return _OneQuestion(self, self._driver, self._stop, explain)
 
     def await_gpus(self) -> None:
         """In an estimator's thread: wait until the GPUs are known, but time out only once."""
@@ -111,8 +111,8 @@ class Experience:
 class _OneQuestion:
     """A `Server` that caches trials, so that several estimators share them."""
 
-    def __init__(self, experience: Experience, driver: str, stop: Event) -> None:
-        self.driver = driver
+    def __init__(self, experience: Experience, driver: str, stop: Event, explain: bool) -> None:
+        self.driver, self.explain = driver, explain
         self._experience = experience
         self._stop = stop
         self._trials: dict[tuple[JobSpec, tuple[str, ...]], Trial] = {}

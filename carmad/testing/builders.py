@@ -206,6 +206,7 @@ class ServerStandIn:
     gpu: str
     driver: str
     tried: list[tuple[str, ...]] = field(default_factory=list)
+    explain: bool = False
 
     def users(self) -> Collection[int]:
         return {run.spec.uid for run in self.past}

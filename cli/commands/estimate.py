@@ -18,12 +18,13 @@ from cli.problems import Problem, Usage
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from carmad.api.responses.estimates import EstimateOut, EstimatesOut
+    from carmad.api.responses.estimates import EstimateOut, EstimatesOut, ExplanationOut
     from cli.vary import Fit
 
 ESTIMATE_S = 3600.0  # --within 600 may take half of that, and other users' may go first
 MODELS = ("--batch-size", "--optimizer", "--amp", "--img-size")  # options of timm:MODEL itself
 VARIED = "batch-size"
+TERMINAL = Path("-")
 
 
 def estimate(context: typer.Context) -> None:
@@ -35,18 +36,20 @@ def estimate(context: typer.Context) -> None:
     _check(options)
     if options.within is not None:
         body["within_s"] = options.within
+    explain = options.explain or options.plot is not None
     if options.fit is None:
-        answer = _ask(body)
+        answer = _ask(body, explain)
         _tell(options, answer, lambda: view.estimates(answer))
-        explained = view.explainable(answer)
-        good = view.chosen(answer) is not None
+        good = view.chosen(answer) is not None and not answer["crash"]
     else:
         found = _fit(body, options.vary or VARIED, options.fit)
         _tell(options, found.as_json(), lambda: view.fitted(found))
-        good, explained = found.largest is not None, found.best
+        good = found.largest is not None
         body["argv"] = found.command.filled(found.largest or found.command.value)
-    if good and (options.explain or options.plot):
-        good = _explain(options, explained, body["argv"])
+        if good and explain:
+            answer = _ask(body, explain)
+    if good and explain:
+        good = _explain(options, answer, body["argv"])
     if not good:
         raise typer.Exit(Problem.exit_code)
 
@@ -63,7 +66,10 @@ def build_parser() -> submit_options.Parser:
         "Predict how much GPU memory a command needs, with every installed estimator. "
         "Takes the options of `carma submit`, so a submission can be tried without changes."
     )
-    parser.epilog = "Exits with 0 if there is an estimate, with 1 if there is none or nothing fits."
+    parser.epilog = (
+        "Exits with 0 if there is an estimate, with 1 if there is none, nothing fits, or the script"
+        " stops by itself."
+    )
     add = parser.add_argument_group("estimate").add_argument
     add(
         "--fit",
@@ -88,7 +94,7 @@ def build_parser() -> submit_options.Parser:
         "--plot",
         type=Path,
         metavar="FILE",
-        help="write the breakdown of --explain as an image (.png) or a page (.html)",
+        help="draw the memory over two training steps: .svg, .png, .html, or - for the terminal",
     )
     return parser
 
@@ -110,8 +116,9 @@ def _in_front(args: list[str], parser: submit_options.Parser) -> list[str]:
     return [*words, model, *own]
 
 
-def _ask(body: dict[str, Any]) -> EstimatesOut:
-    answer: EstimatesOut = client.post("/v1/estimate", body, ESTIMATE_S)
+def _ask(body: dict[str, Any], explain: bool = False) -> EstimatesOut:
+    path = "/v1/estimate?explain=true" if explain else "/v1/estimate"
+    answer: EstimatesOut = client.post(path, body, ESTIMATE_S)
     return answer
 
 
@@ -136,13 +143,13 @@ def _check(options: Namespace) -> None:
     if options.fit is not None and options.wrap is not None:
         raise Usage("--fit does not work with --wrap", "give the command itself")
     file: Path | None = options.plot
-    if file is None:
+    if file is None or file == TERMINAL:
         return
-    if file.suffix not in (".png", ".html"):
-        raise Usage(f"--plot {file}: only .png and .html can be written")
-    if file.suffix == ".png" and find_spec("matplotlib") is None:
-        message = "a PNG needs matplotlib, which is not installed"
-        raise Problem(message, "pip install 'carma[sim]', or --plot FILE.html")
+    if file.suffix not in (".svg", ".png", ".html"):
+        raise Usage(f"--plot {file}: only .svg, .png and .html can be written, or - for here")
+    if find_spec("matplotlib") is None:
+        message = "a drawing needs matplotlib, which is not installed"
+        raise Problem(message, "pip install 'carma[sim]', or --plot - to see it here")
     output.check_writable(file)
 
 
@@ -153,28 +160,36 @@ def _tell(options: Namespace, answer: object, renderable: Callable[[], Any]) -> 
         output.show(renderable())
 
 
-def _explain(options: Namespace, one: EstimateOut | None, argv: list[str]) -> bool:
-    """False if a file was requested but there is nothing to write."""
+def _explain(options: Namespace, answer: EstimatesOut, argv: list[str]) -> bool:
+    """False if a drawing was requested but there is nothing to draw."""
     from cli import estimate_view as view
 
+    one, found = view.explainable(answer), answer["explanation"]
     if one is None:
         output.note("no estimator breaks its estimate down")
         return options.plot is None
     if options.explain and not options.json:
-        output.show(view.explanation(one))
-    if options.plot is not None:
-        _write(options.plot, one, argv)
+        output.show(view.explanation(one, found))
+    if options.plot is None:
+        return True
+    if found is None:
+        output.note("only a trace can be drawn, and there is none")
+        return False
+    if options.plot == TERMINAL:
+        output.show(view.drawn(found["moments"], one))
+    else:
+        _write(options.plot, one, found, argv)
     return True
 
 
-def _write(file: Path, explained: EstimateOut, argv: list[str]) -> None:
+def _write(file: Path, one: EstimateOut, found: ExplanationOut, argv: list[str]) -> None:
     from cli import estimate_plot as plot
 
     try:
-        if file.suffix == ".png":
-            file.write_bytes(plot.image(explained, argv))
+        if file.suffix == ".html":
+            file.write_text(plot.page(one, found, argv), encoding="utf-8")
         else:
-            file.write_text(plot.page(explained, argv), encoding="utf-8")
+            file.write_bytes(plot.image(one, found, argv, file.suffix[1:]))
     except OSError as error:
         raise Problem(f"cannot write {file}: {error.strerror}") from error
     output.note(f"wrote {file}")

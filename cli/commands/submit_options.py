@@ -155,6 +155,12 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("-h", "--help", action="help", help="show this help")
     add("-W", "--wait", action="store_true", help="wait for the job to end; exit with its code")
+    add(
+        "--anyway",
+        action="store_true",
+        help="return at once: on a terminal, carma submit otherwise waits for a trial of the"
+        " script's first steps, and asks what to do if the script stops by itself",
+    )
     add("--parsable", action="store_true", help="print only the job's id")
     add("-Q", "--quiet", action="store_true", help="print only errors")
     add("--json", action="store_true", help="print the daemon's answer as JSON")

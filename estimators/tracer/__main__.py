@@ -62,6 +62,10 @@ def main() -> None:
     try:
         import torch  # noqa: F401
     except ImportError as error:
+        from .blame import missing_torch
+
+        if how := missing_torch(sys.argv[2]):
+            answer.crash(how)
         answer.refuse(f"its Python cannot import torch: {error}")
     from .script import run
 

@@ -30,7 +30,7 @@ OFFLINE = frozenset(  # exceptions of urllib, requests, httpx and Hugging Face's
     )
 )
 HUBS = ("huggingface.co", "HF_HUB_OFFLINE", "a traced script opens no sockets")
-_OTHERS = (str(Path(__file__).parent), sysconfig.get_path("stdlib"), "<frozen")
+_OTHERS = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), "<frozen")
 
 
 class Answer:
@@ -70,6 +70,10 @@ class Answer:
         """`late`: with more time there may be a report."""
         self.give(refusal(why, late=late))
 
+    def crash(self, how: str) -> None:
+        """`how`: completes "your script stops …"."""
+        self.give(refusal(f"the script stops {how}", crash=how))
+
     def before_the_deadline(self) -> None:
         """Report how far the script came, if there is no other answer in time."""
         main = threading.get_ident()
@@ -90,7 +94,7 @@ def where(frame: FrameType | None) -> str:
     """The innermost line of the user's own code."""
     while frame is not None:
         if is_own(frame):
-            return f"then it was at {frame.f_code.co_filename}:{frame.f_lineno}"
+            return f"then it was at {shown(frame)}:{frame.f_lineno}"
         frame = frame.f_back
     return "then it was loading libraries"
 
@@ -102,13 +106,21 @@ def is_own(frame: FrameType) -> bool:
 
 def what_went_wrong(error: BaseException) -> str:
     """`train.py:12: ValueError: …`, in one line."""
+    place = place_of(error)
+    return f"{place}: " * bool(place) + f"{type(error).__name__}: {first_line(error)}"
+
+
+def place_of(error: BaseException) -> str:
+    """`train.py:12`: the innermost line of the user's own code; "" if there is none."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
     place = ""
     trace: TracebackType | None = error.__traceback__
     while trace is not None:
         if is_own(trace.tb_frame):
-            place = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}: "
+            place = f"{shown(trace.tb_frame)}:{trace.tb_lineno}"
         trace = trace.tb_next
-    return f"{place}{type(error).__name__}: {_first_line(error)}"
+    return place
 
 
 def offline(error: BaseException) -> str:
@@ -125,6 +137,13 @@ def offline(error: BaseException) -> str:
     return ""
 
 
-def _first_line(error: Any) -> str:
+def first_line(error: Any) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0][:300] if lines else "no message"
+
+
+def shown(frame: FrameType) -> str:
+    """The path of its file, relative to the working directory if it is below that."""
+    path = frame.f_code.co_filename
+    below = os.path.join(os.getcwd(), "")  # noqa: PTH109, PTH118
+    return path[len(below) :] if path.startswith(below) else path

@@ -37,11 +37,13 @@ SHARDED = frozenset({"use-deepspeed", "use-fsdp", "use-megatron-lm", "use-parall
 class Unreadable(Exception):
     """The command cannot be tried; the message tells the job's owner why.
 
-    `late`: it could not be in the time given."""
+    `late`: it could not be in the time given. `crash`: completes "your script stops …", if that is
+    the reason."""
 
-    def __init__(self, why: str, *, late: bool = False) -> None:
+    def __init__(self, why: str, *, late: bool = False, crash: str = "") -> None:
         super().__init__(why)
         self.late = late
+        self.crash = crash
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,10 +39,10 @@ class Layers:
         self._recorder.label("parameters", own)
         self._recorder.label("parameters", module._buffers.values())
         if not self.batch:
-            self.batch = next((t.shape[0] for t in _tensors(inputs) if t.dim()), 0)
+            self.batch = next((t.shape[0] for t in tensors(inputs) if t.dim()), 0)
         layer = None
         if not module._modules:
-            elements = sum(t.numel() for t in _tensors(output))
+            elements = sum(t.numel() for t in tensors(output))
             layer = Layer(
                 type(module).__name__,
                 elements // (self.batch or 1),
@@ -51,11 +51,11 @@ class Layers:
         self._seen[id(module)] = layer
 
 
-def _tensors(value: Any) -> Iterable[Any]:
+def tensors(value: Any) -> Iterable[Any]:
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (tuple, list)):
         for part in value:
-            yield from _tensors(part)
+            yield from tensors(part)
     elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))
+        yield from tensors(list(value.values()))

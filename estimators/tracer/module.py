@@ -1,5 +1,6 @@
 """Traces a model object: the implementation of `estimators.trace`."""
 
+import contextlib
 import copy
 import time
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional
@@ -7,6 +8,8 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional
 import torch
 import torch.nn.functional as F
 
+from .attribution import Attribution
+from .explaining import explained
 from .fakecuda import Unfit
 from .layers import Layers
 from .recording import GPU, Recorder
@@ -22,12 +25,15 @@ def trace(
     *,
     loss: Optional[Callable[[Any], Any]] = None,
     steps: int = 2,
+    explain: bool = False,
 ) -> Report:
     """See `estimators.trace`."""
     start = time.perf_counter()
     recorder = Recorder()
     yes = {"is_available": lambda: True, "is_bf16_supported": lambda *_, **__: True}
-    with replaced(torch.cuda, **yes), recorder, Layers(recorder) as layers:
+    attribution = Attribution(recorder)
+    witness = attribution if explain else contextlib.nullcontext()
+    with replaced(torch.cuda, **yes), recorder, Layers(recorder) as layers, witness:
         model = _shared_copy(model) if isinstance(model, torch.nn.Module) else model()
         _move(model)
         try:
@@ -39,7 +45,8 @@ def trace(
                 "PyTorch went backward in this process before the first trace, and has made up its"
                 " mind that there is no GPU: trace in a new process"
             ) from error
-    return replay(recorder, layers, steps, time.perf_counter() - start)
+    report = replay(recorder, layers, steps, time.perf_counter() - start)
+    return explained(report, recorder, attribution) if explain else report
 
 
 def _train(
@@ -54,7 +61,9 @@ def _train(
             output = model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
         value = (loss or _loss)(output)
         value.backward()
+        recorder.mark("optimizer")
         optimizer.step()
+        recorder.mark("stepped")
         recorder.label_optimizer(optimizer)
         recorder.mark(f"step{step}")
         optimizer.zero_grad()

@@ -25,6 +25,35 @@ GPU, META = torch.device("cuda:0"), torch.device("meta")
 
 _DEVICE_OF = torch.ops.prim.device.default
 _GEMMS = frozenset((aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default))
+# Operators that refuse tensors on different devices, unless one is a number (zero-dimensional); of
+# all that do, those that meet a model's forgotten parameter or batch first.
+_ONE_DEVICE = _GEMMS | {
+    aten.convolution.default,
+    aten.embedding.default,
+    aten.native_layer_norm.default,
+    aten.native_batch_norm.default,
+    aten.cudnn_batch_norm.default,
+    aten.nll_loss_forward.default,
+    aten.mse_loss.default,
+    aten.cat.default,
+    aten.add.Tensor,
+    aten.sub.Tensor,
+    aten.mul.Tensor,
+    aten.div.Tensor,
+}
+# Substitutes that know their answer from the shapes alone.
+_KNOWN = frozenset(
+    (
+        aten.convolution.default,
+        aten.convolution_backward.default,
+        aten._cudnn_rnn.default,
+        aten._cudnn_rnn_backward.default,
+        aten.index.Tensor,
+        aten.index_put_.default,
+        aten.index_put.default,
+        aten._index_put_impl_.default,
+    )
+)
 _kinds: Dict[Any, str] = {aten._unsafe_view.default: "view"}  # not all schemas tell
 _kinds.update((getattr(aten.set_, name), "other") for name in aten.set_.overloads())
 
@@ -56,11 +85,15 @@ class Recorder(TorchDispatchMode):
         (id, nbytes >= 0) a storage was allocated · (id, -1) it was freed
         ("conv", i) `convs[i]` runs now, its outputs are allocated
         ("blas", "forward" | "backward") a matrix product runs in that thread, the first time
-        ("mark", name) "forward" and "backward" at the end of each, and what `mark` was called with
+        ("mark", name) "forward" and "backward" at the end of each, "optimizer" and "stepped" around
+        the optimizer's step, and what `mark` was called with
         ("empty", 0) the cache was emptied
+        and those of `Attribution`
     convs: the convolutions
     kinds: id → "parameters", "gradients" or "optimizer"; all other storages are activations
+    witness: called with the id and dtype (None: unknown) of every storage, once it is allocated
     notes: what was assumed
+    made_up: whether the program was given values that are not those of a real run
     benchmark: torch.backends.cudnn.benchmark as the program left it
     live, peak: bytes allocated now, and the most that were
     """
@@ -73,7 +106,8 @@ class Recorder(TorchDispatchMode):
         self.convs: List[Conv] = []
         self.kinds: Dict[int, str] = {}
         self.notes: List[str] = []
-        self.benchmark = False
+        self.benchmark = self.made_up = False
+        self.witness: Optional[Callable[[int, Optional[torch.dtype]], None]] = None
         self.live = self.peak = 0
         self._ids = 0
         self._storages: Dict[int, Any] = {}
@@ -121,10 +155,9 @@ class Recorder(TorchDispatchMode):
         tensors on the GPU is ignored."""
         for tensor in tensors:
             tensor = getattr(tensor, "_local_tensor", tensor)  # a DTensor's, in FSDP
-            if isinstance(tensor, FakeTensor) and tensor.layout is torch.strided:
-                storage = self._storages.get(tensor.untyped_storage()._cdata)
-                if storage is not None:
-                    self.kinds[storage.id] = kind
+            id = self.id_of(tensor)
+            if id is not None:
+                self.kinds[id] = kind
 
     def label_optimizer(self, optimizer: Any) -> None:
         """Call this after each of its steps, while the gradients still exist."""
@@ -134,6 +167,17 @@ class Recorder(TorchDispatchMode):
         for state in optimizer.state.values():
             if isinstance(state, dict):
                 self.label("optimizer", state.values())
+
+    def id_of(self, tensor: Any) -> Optional[int]:
+        """The id of its storage among the events; None for anything but a tensor on the GPU."""
+        if not isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided:
+            return None
+        storage = self._storages.get(tensor.untyped_storage()._cdata)
+        return None if storage is None else int(storage.id)
+
+    @property
+    def is_backward(self) -> bool:
+        return threading.get_ident() != self._home
 
     # -- what operators do -------------------------------------------------------------------------
 
@@ -151,7 +195,7 @@ class Recorder(TorchDispatchMode):
         """Allocate bytes that belong to no tensor, until they are released."""
         self._ids += 1
         self._held[self._ids] = nbytes
-        self._allocated(self._ids, nbytes)
+        self._allocated(self._ids, nbytes, None)
         return self._ids
 
     def release(self, held: Iterable[int]) -> None:
@@ -172,9 +216,9 @@ class Recorder(TorchDispatchMode):
             self._watch_storage(storage)
 
     def _watch(self, tensor: Any) -> None:
-        self._watch_storage(tensor.untyped_storage())
+        self._watch_storage(tensor.untyped_storage(), tensor.dtype)
 
-    def _watch_storage(self, storage: Any) -> None:
+    def _watch_storage(self, storage: Any, dtype: Optional[torch.dtype] = None) -> None:
         address, nbytes = storage._cdata, storage.nbytes()
         known = self._storages.get(address)
         if known is not None:
@@ -185,19 +229,21 @@ class Recorder(TorchDispatchMode):
         watched = self._Watched(storage, self._gone)
         watched.address, watched.id, watched.nbytes = address, self._ids, nbytes
         self._storages[address] = watched
-        self._allocated(self._ids, nbytes)
+        self._allocated(self._ids, nbytes, dtype)
 
     def _gone(self, watched: Any) -> None:
         del self._storages[watched.address]
         self._freed(watched.id, watched.nbytes)
 
-    def _allocated(self, id: int, nbytes: int) -> None:
+    def _allocated(self, id: int, nbytes: int, dtype: Optional[torch.dtype]) -> None:
         if self._Watched is _Polled:
             for watched in [w for w in self._storages.values() if w.id != id and w.expired()]:
                 self._gone(watched)
         self.events.append((id, nbytes))
         self.live += nbytes
         self.peak = max(self.peak, self.live)
+        if self.witness is not None:
+            self.witness(id, dtype)
 
     def _freed(self, id: int, nbytes: int) -> None:
         self.events.append((id, -1))
@@ -221,10 +267,13 @@ class Recorder(TorchDispatchMode):
             return substitutes.on_host(func, args, kwargs)
         if threading.get_ident() != self._thread:
             self._turn()
+        if func in _ONE_DEVICE:
+            _check_devices(args)
         if func in _GEMMS:
             self._gemm()
         answer = substitutes.ANSWERS.get(func)
         if answer is not None:
+            self.made_up |= func not in _KNOWN
             out = answer(self, *args, **kwargs)
             if out is not NotImplemented:
                 return out
@@ -293,6 +342,7 @@ class Recorder(TorchDispatchMode):
         except NotImplementedError:
             out = func(*_tree(_zeros, args), **_tree(_zeros, kwargs))
         if place is not None and torch.device(place).type != "cuda":
+            self.made_up = True
             return _tree(lambda tensor: substitutes.stand_in(tensor, place), out)
         return _tree(self._receive, out)
 
@@ -333,6 +383,17 @@ def _describe(values: Any, key: List[Any]) -> bool:
         else:
             key += (kind, value)
     return on_gpu
+
+
+def _check_devices(args: Any) -> None:
+    """Raises what PyTorch raises if a tensor was left on the CPU. One is on the GPU."""
+    for arg in args:
+        for one in arg if isinstance(arg, (list, tuple)) else (arg,):
+            if isinstance(one, torch.Tensor) and one.is_cpu and one.dim():
+                raise RuntimeError(
+                    "Expected all tensors to be on the same device, but found at least two"
+                    " devices, cuda:0 and cpu!"
+                )
 
 
 def _stride(tensor: Any) -> Any:

@@ -30,12 +30,17 @@ class Figures:
     faketensor: int
 
 
+def options_here() -> tuple[Options, tuple[str, ...]]:
+    """The allocator's options in this process's environment, and notes on those not modelled."""
+    text = os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF", "")
+    return options(text)
+
+
 def replay(recorder: Recorder, layers: Layers, steps: int, seconds: float) -> Report:
     """The report on what `recorder` saw, under the allocator's options of this process."""
     import torch
 
-    text = os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF", "")
-    chosen, notes = options(text)
+    chosen, notes = options_here()
     found = figures(recorder.events, recorder.convs, recorder.kinds, recorder.benchmark, chosen)
     if found.autotune:
         notes = (*notes, f"cudnn.benchmark may take {found.autotune >> 20} MiB more for a moment")
@@ -69,76 +74,84 @@ def figures(
     chosen: Options = DEFAULTS,
 ) -> Figures:
     """Replays (what, how) as `Recorder.events` describes them; `benchmark` is cudnn.benchmark's."""
-    run = _Replay(benchmark, Allocator(chosen))
+    run = Replay(convs, kinds, benchmark, Allocator(chosen))
     for what, how in events:
-        if what == "conv":
-            run.convolve(convs[how])
-        elif what == "blas":
-            run.allocate(("blas", how), BLAS, "workspace")
-        elif what == "empty":
-            run.allocator.empty_cache()
-        elif what == "mark":
-            run.mark(how)
-        elif how >= 0:
-            run.allocate(what, how, kinds.get(what, "activations"))
-        else:
-            run.release(what)
+        run.take(what, how)
     return run.figures()
 
 
-class _Replay:
-    """The allocator and what is in it, by part."""
+class Replay:
+    """The allocator, and what is in it, by part. Takes events one by one."""
 
-    def __init__(self, benchmark: bool, allocator: Allocator) -> None:
+    def __init__(
+        self, convs: Sequence[Conv], kinds: dict[int, str], benchmark: bool, allocator: Allocator
+    ) -> None:
         self.allocator = allocator
-        self._benchmark = benchmark
+        self.parts = dict.fromkeys(PARTS, 0)  # bytes in use now
+        self.in_use = 0  # their sum
+        self.most_in_use = 0
+        self._convs, self._kinds, self._benchmark = convs, kinds, benchmark
+        self._rest = "activations"  # what storages without a kind are for
         self._tuned: set[Conv] = set()
         self._live: dict[Any, tuple[int, str]] = {}
-        self._parts = dict.fromkeys(PARTS, 0)  # bytes now
-        self._floor = self._tensors = 0
+        self._floor = self._reserved = 0
         self._faketensor: int | None = None
         self._autotune = 0
-        self._fullest = 0, 0  # bytes reserved at most, and of these allocated at most
-        self._at_peak = dict(self._parts)
+        self._at_peak = dict(self.parts)
+
+    def take(self, what: Any, how: Any) -> None:
+        if what == "conv":
+            self._convolve(self._convs[how])
+        elif what == "blas":
+            self.allocate(("blas", how), BLAS, "workspace")
+        elif what == "empty":
+            self.allocator.empty_cache()
+        elif what == "mark":
+            self._mark(how)
+        elif what in ("enter", "exit"):
+            pass
+        elif how >= 0:
+            self.allocate(what, how, self._kinds.get(what, self._rest))
+        else:
+            self._release(what)
+
+    def figures(self) -> Figures:
+        cached = self._reserved - sum(self._at_peak.values())
+        return Figures(
+            floor=self._floor,
+            reserved=self._reserved,
+            parts={**self._at_peak, "cached": cached},
+            autotune=self._autotune,
+            faketensor=self._floor if self._faketensor is None else self._faketensor,
+        )
 
     def allocate(self, name: Any, nbytes: int, part: str) -> None:
         self.allocator.allocate(name, nbytes)
         self._live[name] = nbytes, part
-        self._parts[part] += nbytes
-        if part != "workspace":
-            self._tensors += nbytes
-            self._floor = max(self._floor, self._tensors)
-        fullness = self.allocator.reserved, self.allocator.allocated
-        if fullness > self._fullest:
-            self._fullest = fullness
-            self._at_peak = dict(self._parts)
+        self.parts[part] += nbytes
+        self.in_use += nbytes
+        self._floor = max(self._floor, self.in_use - self.parts["workspace"])
+        self._reserved = max(self._reserved, self.allocator.reserved)
+        if self.in_use > self.most_in_use:
+            self.most_in_use = self.in_use
+            self._at_peak = dict(self.parts)
 
-    def release(self, name: Any) -> None:
+    def _release(self, name: Any) -> None:
         self.allocator.release(name)
         nbytes, part = self._live.pop(name)
-        self._parts[part] -= nbytes
-        if part != "workspace":
-            self._tensors -= nbytes
+        self.parts[part] -= nbytes
+        self.in_use -= nbytes
 
-    def convolve(self, conv: Conv) -> None:
+    def _convolve(self, conv: Conv) -> None:
         if self._benchmark and conv not in self._tuned:
             self._tuned.add(conv)
             self._autotune = max(self._autotune, autotuning(conv))
             self.allocator.empty_cache()  # as PyTorch does after each search for an algorithm
         self.allocate("conv", workspace(conv), "workspace")
-        self.release("conv")
+        self._release("conv")
 
-    def mark(self, name: str) -> None:
+    def _mark(self, name: str) -> None:
         if name == "backward" and self._faketensor is None:
             self._faketensor = self._floor
-
-    def figures(self) -> Figures:
-        reserved, _ = self._fullest
-        rest = reserved - sum(self._at_peak.values())
-        return Figures(
-            floor=self._floor,
-            reserved=reserved,
-            parts={**self._at_peak, "fragmentation": rest},
-            autotune=self._autotune,
-            faketensor=self._floor if self._faketensor is None else self._faketensor,
-        )
+        if name in ("optimizer", "stepped"):  # what its step takes for a while is the optimizer's
+            self._rest = "optimizer" if name == "optimizer" else "activations"

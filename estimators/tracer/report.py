@@ -6,7 +6,8 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-PARTS = ("parameters", "gradients", "optimizer", "activations", "workspace", "fragmentation")
+# What memory is for, at the moment when most is in use; "cached" is what the allocator holds more.
+PARTS = ("parameters", "gradients", "optimizer", "activations", "cached", "workspace")
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,63 @@ class Layer:
 
 
 @dataclass(frozen=True)
+class Held:
+    """What one module, or one line, has allocated of the activations that are live at the peak."""
+
+    name: str  # of modules that differ only in numbers: encoder.layer.*.attention; or train.py:12
+    kind: str  # the modules' class
+    count: int  # of these modules
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """Something that would lower what the allocator reserves."""
+
+    what: str
+    saved: int  # bytes
+    exact: bool  # as exact as the trace; else an approximation
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When most is in use among several successive events."""
+
+    in_use: tuple[int, ...]  # bytes, by PARTS
+    reserved: int
+    mark: str  # "step1" if that step ended then
+
+
+@dataclass(frozen=True)
+class Explanation:
+    modules: tuple[Held, ...]  # the largest
+    lines: tuple[Held, ...]
+    remedies: tuple[Remedy, ...]  # the best first
+    moments: tuple[Moment, ...]  # from the first module's call to the end of the trace
+
+    @classmethod
+    def of(cls, fields: dict[str, Any]) -> Explanation:
+        """Raises KeyError or TypeError."""
+        return cls(
+            modules=tuple(map(_held, fields["modules"])),
+            lines=tuple(map(_held, fields["lines"])),
+            remedies=tuple(
+                Remedy(str(one["what"]), int(one["saved"]), bool(one["exact"]))
+                for one in fields["remedies"]
+            ),
+            moments=tuple(
+                Moment(tuple(map(int, one["in_use"])), int(one["reserved"]), str(one["mark"]))
+                for one in fields["moments"]
+                if len(one["in_use"]) == len(PARTS)
+            ),
+        )
+
+
+def _held(one: dict[str, Any]) -> Held:
+    return Held(str(one["name"]), str(one["kind"]), int(one["count"]), int(one["nbytes"]))
+
+
+@dataclass(frozen=True)
 class Report:
     """Memory of one GPU in bytes, without the CUDA context and the libraries."""
 
@@ -26,13 +84,14 @@ class Report:
     steps: int  # optimizer steps seen; fewer than 2 when the script ended by itself
     floor: int  # most bytes that were live at once
     reserved: int  # most that the caching allocator held, workspaces included
-    parts: dict[str, int]  # of `reserved` at that moment, by PARTS
+    parts: dict[str, int]  # of `reserved`, by PARTS, when most of it was in use
     autotune: int  # what cudnn.benchmark may take on top for a moment; 0 when it is off
     faketensor: int  # most live bytes by the first backward's end: the paper's FakeTensor reading
     batch: int  # the first dimension of what the model was called with
     layers: tuple[Layer, ...]
     notes: tuple[str, ...]  # what was left out or assumed
     seconds: float  # from the tracer's start to its end
+    explanation: Explanation | None = None  # if it was asked for
 
     def dumps(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -44,11 +103,12 @@ class No:
 
     why: str
     late: bool = False  # its time was up
+    crash: str = ""  # completes "your script stops …", if that is why, as it would be on a GPU
 
 
-def refusal(why: str, *, late: bool = False) -> bytes:
+def refusal(why: str, *, late: bool = False, crash: str = "") -> bytes:
     """What is sent instead of a report."""
-    return json.dumps({"refused": why, "late": late}).encode()
+    return json.dumps({"refused": why, "late": late, "crash": crash}).encode()
 
 
 def loads(text: bytes) -> Report | No:
@@ -56,9 +116,12 @@ def loads(text: bytes) -> Report | No:
     try:
         fields: dict[str, Any] = json.loads(text)
         if "refused" in fields:
-            return No(str(fields["refused"]), late=bool(fields["late"]))
+            crash = str(fields.get("crash", ""))
+            return No(str(fields["refused"]), bool(fields.get("late")), crash)
         fields["layers"] = tuple(Layer(**layer) for layer in fields["layers"])
         fields["notes"] = tuple(fields["notes"])
+        explanation = fields.get("explanation")
+        fields["explanation"] = Explanation.of(explanation) if explanation else None
         return Report(**fields)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a tracer's report: {error}") from error

@@ -10,6 +10,7 @@ accumulation a step is one of the optimizer, not an iteration. Patches to the sc
 from __future__ import annotations
 
 import builtins
+import contextlib
 import runpy
 import sys
 import types
@@ -18,10 +19,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from . import compiler, device, moving, notebook, ranks, samples, torchvision_ops
 from .answering import Answer, offline, what_went_wrong
+from .attribution import Attribution
+from .blame import own_crash
+from .explaining import explained
 from .fakecuda import Unfit
 from .layers import Layers
 from .options import Options
@@ -72,11 +79,14 @@ class Trace:
         ranks.install(self.recorder)
         samples.install()
         moving.install()
+        self.attribution = Attribution(self.recorder) if options.explain else None
         self._repeats = Repeats(self.recorder)
         self._repeats.install()
+        register_optimizer_step_pre_hook(lambda *_: self.recorder.mark("optimizer"))
         register_optimizer_step_post_hook(self._stepped)
 
     def _stepped(self, optimizer: Any, *_: Any) -> None:
+        self.recorder.mark("stepped")
         before = self._steps.rounds
         last = self._steps.count(optimizer, self._answer.hurried)
         self._repeats.stepped()
@@ -97,7 +107,10 @@ class Trace:
         elif steps < STEPS:
             recorder.note("it ended by itself after one optimizer step: the second may take more")
         recorder.benchmark = bool(torch.backends.cudnn.benchmark)
-        self._answer.report(replay(recorder, self.layers, steps, self._answer.clock.seconds))
+        report = replay(recorder, self.layers, steps, self._answer.clock.seconds)
+        if self.attribution is not None:
+            report = explained(report, recorder, self.attribution)
+        self._answer.report(report)
 
 
 def _without_torch() -> str:
@@ -115,19 +128,31 @@ def run(words: list[str], options: Options, answer: Answer) -> None:
     except Unfit as error:
         answer.refuse(str(error))
     try:
-        with trace.recorder, trace.layers:
+        with trace.recorder, trace.layers, trace.attribution or contextlib.nullcontext():
             _execute(words)
     except SystemExit as error:
         if error.code not in (None, 0):
+            _blame(error, trace.recorder, answer)
             answer.refuse(f"it left with status {error.code} before two optimizer steps")
     except KeyboardInterrupt:
         answer.refuse("it interrupted itself")
     except MemoryError:
         answer.refuse(_short_of_memory(options))
     except Exception as error:  # noqa: BLE001  the script's own
-        text = what_went_wrong(error) + offline(error)
-        answer.refuse(_short_of_memory(options) if "can't allocate memory" in text else text)
+        text = what_went_wrong(error)
+        if "can't allocate memory" in text:
+            answer.refuse(_short_of_memory(options))
+        if no_network := offline(error):
+            answer.refuse(text + no_network)
+        _blame(error, trace.recorder, answer)
+        answer.refuse(text)
     trace.finish()
+
+
+def _blame(error: BaseException, recorder: Recorder, answer: Answer) -> None:
+    """Does not return if the script would fail on a GPU, too."""
+    if how := own_crash(error, recorder.made_up):
+        answer.crash(how)
 
 
 def _short_of_memory(options: Options) -> str:

@@ -225,6 +225,7 @@ def _positions(recorder: Any, indices: Any) -> List[Any]:
     for index in indices:
         if _is_mask(index):
             recorder.note("masks are taken to select everything")
+            recorder.made_up = True
             count = index.numel()
             out.extend(recorder.new((count,), torch.int64) for _ in range(index.dim()))
         else:

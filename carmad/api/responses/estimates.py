@@ -27,12 +27,44 @@ class FitOut(TypedDict):
     fits: bool | None
 
 
+class HeldOut(TypedDict):
+    name: str  # of modules that differ only in numbers: encoder.layer.*.attention; or a line
+    kind: str  # the modules' class
+    count: int  # of these modules
+    mib: int
+
+
+class RemedyOut(TypedDict):
+    what: str
+    saved_mib: int
+    exact: bool  # as exact as the trace; else an approximation
+
+
+class MomentOut(TypedDict):
+    """When most is in use among several successive allocations."""
+
+    in_use: dict[str, int]  # MiB, by part
+    held_mib: int  # by the caching allocator, which includes these
+    mark: str  # "step1" if that step ended then
+
+
+class ExplanationOut(TypedDict):
+    """What a trace found out about the memory, without the CUDA context."""
+
+    modules: list[HeldOut]  # the largest holders of activations when most is in use
+    lines: list[HeldOut]
+    remedies: list[RemedyOut]  # the best first
+    moments: list[MomentOut]  # from the first layer to the end of the second step
+
+
 class EstimatesOut(TypedDict):
     schema: int
+    crash: str | None  # how the script stops by itself; completes "your script stops …"
     estimates: list[EstimateOut]
     fits: list[FitOut]
     verdicts: list[VerdictOut]
     reasons: list[ReasonOut]
+    explanation: ExplanationOut | None  # null: not asked for, or there is no trace
 
 
 class CalibrationOut(TypedDict):

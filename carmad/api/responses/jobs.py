@@ -189,6 +189,8 @@ class JobOut(OptionsOut):
     retry: NotRequired[str | None]
     advice: NotRequired[str | None]
     notes: NotRequired[list[str]]
+    # Until it has run: how its script stopped in a trial; completes "its script stops …".
+    crash: NotRequired[str | None]
     estimate: NotRequired[NeedOut | None]
     group: NotRequired[str]  # the same for runs of the same job
     profile: NotRequired[ProfileOut | None]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fastapi import APIRouter
 from starlette.responses import Response
 
@@ -10,25 +12,36 @@ from carmad.api.calibration import calibrations, contexts
 from carmad.api.decisions import reason_out, verdicts_out
 from carmad.api.requests import EstimateIn
 from carmad.api.responses import SCHEMA
-from carmad.api.responses.estimates import EstimateOut, EstimatesOut, EstimatorsOut
+from carmad.api.responses.estimates import (
+    EstimateOut,
+    EstimatesOut,
+    EstimatorsOut,
+    ExplanationOut,
+    HeldOut,
+)
 from carmad.core.types import Estimate
 from carmad.engine.threads import run_in_threadpool
 from carmad.http import intake
 from carmad.http.answers import PROBLEMS, Asked, answer
 from carmad.learned.estimates import Guess
+from estimators.tracer.report import PARTS, Explanation, Held
 
 router = APIRouter(prefix="/v1", responses=PROBLEMS, default_response_class=Response)
 
 
 @router.post("/estimate", responses={200: {"model": EstimatesOut}})
-async def estimate(call: Asked, body: EstimateIn) -> Response:
+async def estimate(call: Asked, body: EstimateIn, explain: bool = False) -> Response:
     """All estimates for a job that is not submitted, and which GPUs would take it now.
+
+    `explain`: also what the traced memory is for, when, and what would lower it.
 
     `chosen` is the estimate that would be used to place the job; `fits` uses the upper end of its
     interval."""
     spec = await intake.checked(call.service, call.peer, body)
     async with call.turn.rest(), call.service.turns[spec.uid], call.service.estimating:
-        guesses = await run_in_threadpool(call.service.estimate, spec, body.within_s)
+        guesses, explained = await run_in_threadpool(
+            call.service.estimate, spec, body.within_s, explain
+        )
     chosen = next((guess.answer for guess in guesses if guess.chosen), None)
     need = chosen if isinstance(chosen, Estimate) else None
     now = call.service.now()
@@ -38,7 +51,8 @@ async def estimate(call: Asked, body: EstimateIn) -> Response:
     scene = await call.service.scene()
     out: EstimatesOut = {
         "schema": SCHEMA,
-        "estimates": [_guess(guess) for guess in guesses],
+        "crash": next((guess.answer.crash for guess in guesses if guess.answer.crash), None),
+        "estimates": [guess_out(guess) for guess in guesses],
         "fits": [
             {
                 "gpu": gpu.gpu.index,
@@ -49,11 +63,41 @@ async def estimate(call: Asked, body: EstimateIn) -> Response:
         ],
         "verdicts": verdicts_out(placement, scene),
         "reasons": [reason_out(reason, scene) for reason in placement.reasons],
+        "explanation": explanation_out(explained) if explained else None,
     }
     return answer(out)
 
 
-def _guess(guess: Guess) -> EstimateOut:
+def explanation_out(found: Explanation) -> ExplanationOut:
+    def held(ones: Sequence[Held]) -> list[HeldOut]:
+        return [
+            {"name": one.name, "kind": one.kind, "count": one.count, "mib": one.nbytes >> 20}
+            for one in ones
+        ]
+
+    return {
+        "modules": held(found.modules),
+        "lines": held(found.lines),
+        "remedies": [
+            {"what": one.what, "saved_mib": one.saved >> 20, "exact": one.exact}
+            for one in found.remedies
+        ],
+        "moments": [
+            {
+                "in_use": {
+                    part: nbytes >> 20
+                    for part, nbytes in zip(PARTS, one.in_use, strict=True)
+                    if part != "cached"
+                },
+                "held_mib": one.reserved >> 20,
+                "mark": one.mark,
+            }
+            for one in found.moments
+        ],
+    }
+
+
+def guess_out(guess: Guess) -> EstimateOut:
     said = guess.answer
     found = said if isinstance(said, Estimate) else None
     return {

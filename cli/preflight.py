@@ -1,0 +1,65 @@
+"""After `carma submit` on a terminal: tells that the script stops by itself, and asks what to do.
+
+The job is in the queue by then, and the daemon tries its first steps there anyway. So nothing here
+can delay or lose it: neither Ctrl-C, nor a terminal that closes, nor a daemon that does not answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+
+from carmad.errors import CarmaError
+from cli import client
+
+WITHIN_S = 20.0
+QUIET_S = 1.0  # most jobs are known by then: nothing is said
+POLL_S = 0.25
+
+
+def wanted(label: str, first: str, asks: bool) -> bool:
+    """Whether the job shall stay in the queue. `first`: itself, or the first task of the array.
+    `asks`: False to warn only."""
+    try:
+        crash = _crash(label, first)
+    except KeyboardInterrupt:
+        _say(f"job {label} stays in the queue; `carma why {label}` tells more")
+        return True
+    if not crash:
+        return True
+    _say(f"your script stops {crash}")
+    if not asks or _keeps(label):
+        return True
+    client.post("/v1/cancel", {"select": label, "user": None})
+    _say(f"job {label} is cancelled")
+    return False
+
+
+def _crash(label: str, first: str) -> str:
+    """How the script stops; "" if it does not, or if that is not known in time."""
+    begun = time.monotonic()
+    told = False
+    with contextlib.suppress(CarmaError):
+        while (waited_s := time.monotonic() - begun) < WITHIN_S:
+            job = client.get(f"/v1/jobs/{first}")
+            if job["state"] != "pending":
+                return job.get("crash") or ""
+            if waited_s > QUIET_S and not told:
+                told = True
+                _say("trying its first steps without a GPU; Ctrl-C leaves it to the queue")
+            time.sleep(POLL_S)
+        _say(f"still being tried: `carma why {label}` will tell")
+    return ""
+
+
+def _keeps(label: str) -> bool:
+    try:
+        return input(f"Keep job {label} in the queue? [y/N] ").strip().lower() in ("y", "yes")
+    except (EOFError, KeyboardInterrupt):
+        print()
+        return True
+
+
+def _say(text: str) -> None:
+    print(f"carma: {text}", file=sys.stderr)

@@ -1,0 +1,110 @@
+"""Notes for every storage which module and which line of the script allocated it.
+
+Only for `carma estimate --explain`: a plain trace does without.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+
+from .answering import is_own, shown
+from .layers import tensors
+from .recording import Recorder
+
+
+class Module(NamedTuple):
+    name: str  # as in `named_modules` of the outermost one that is called
+    kind: str  # its class
+    parameters: int  # bytes of its own and its children's parameters
+    has_children: bool
+
+
+class Origin(NamedTuple):
+    """Where a storage comes from."""
+
+    module: int  # index in `modules` of the innermost one that was running; -1: none
+    line: str  # of the script: train.py:12; "" in the backward pass, which no line calls
+    backward: bool
+    dtype: Any  # None: it belongs to no tensor
+
+
+class Attribution:
+    """Use as `with Attribution(recorder):`, inside the recorder. Adds events to the recorder's:
+
+    ("enter", index) a module's forward pass begins; ("exit", (index, ids)) it ends, and these
+    storages are its output.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.modules: list[Module] = []
+        self.origins: dict[int, Origin] = {}
+        self._recorder = recorder
+        self._names: dict[int, str] = {}
+        self._known: dict[int, int] = {}  # by id
+        self._alive: list[Any] = []  # so that ids stay those of these modules
+        self._running: list[int] = []
+        self._own: dict[str, bool] = {}
+
+    def __enter__(self) -> Attribution:
+        self._recorder.witness = self.allocated
+        self._hooks = [
+            register_module_forward_pre_hook(self._entered),
+            register_module_forward_hook(self._left),
+        ]
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._recorder.witness = None
+        for hook in self._hooks:
+            hook.remove()
+
+    def allocated(self, id: int, dtype: torch.dtype | None) -> None:
+        module = self._running[-1] if self._running else -1
+        backward = self._recorder.is_backward
+        line = "" if backward else self._line(sys._getframe(2))
+        self.origins[id] = Origin(module, line, backward, dtype)
+
+    def _line(self, frame: FrameType | None) -> str:
+        """The innermost one of the user's own code."""
+        while frame is not None:
+            file = frame.f_code.co_filename
+            own = self._own.get(file)
+            if own is None:
+                own = self._own[file] = is_own(frame)
+            if own:
+                return f"{shown(frame)}:{frame.f_lineno}"
+            frame = frame.f_back
+        return ""
+
+    def _entered(self, module: Any, inputs: Any) -> None:
+        index = self._known.get(id(module))
+        if index is None:
+            index = self._meet(module)
+        self._running.append(index)
+        self._recorder.events.append(("enter", index))
+
+    def _meet(self, module: Any) -> int:
+        if id(module) not in self._names:
+            for name, one in module.named_modules():
+                self._names.setdefault(id(one), name or type(module).__name__)
+        self._alive.append(module)
+        size = sum(p.numel() * p.element_size() for p in module.parameters())
+        name, kind = self._names[id(module)], type(module).__name__
+        self.modules.append(Module(name, kind, size, bool(module._modules)))
+        self._known[id(module)] = len(self.modules) - 1
+        return len(self.modules) - 1
+
+    def _left(self, module: Any, inputs: Any, output: Any) -> None:
+        index = self._known.get(id(module), -1)
+        while self._running and self._running.pop() != index:
+            pass  # one that raised has no end
+        ids = (self._recorder.id_of(tensor) for tensor in tensors(output))
+        self._recorder.events.append(("exit", (index, tuple(id for id in ids if id is not None))))

@@ -1,0 +1,297 @@
+"""What would lower a trace's memory, by how much: the recording is changed, and replayed.
+
+`expandable_segments` is as exact as the trace itself, because nothing else changes. The others are
+approximations; each function says what it leaves out. `tests/test_tracer_what_if.py` holds each
+against a trace of a script that really does it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import replace
+from typing import Any, Callable, Iterator, List, Tuple
+
+import torch
+
+from .allocator import Options
+from .attribution import Attribution
+from .convolution import Conv
+from .recording import Recorder
+from .replay import figures
+from .report import Remedy, Report
+
+Events = List[Tuple[Any, Any]]  # as in Recorder.events
+WORTH = 0.02  # of what is reserved: less is not worth telling
+QUANTISED = 4 * 4096  # bytes of a state in float32 from which bitsandbytes quantises it
+BLOCK = 256  # values that share a scale there
+GROUPS = 3  # of modules, whose checkpointing is tried
+_UNCHANGED = re.compile("Norm|Softmax|Loss")  # autocast computes these in float32
+_MULTIPLIES = re.compile(r"Linear|Conv|Attention|LSTM|GRU")
+
+
+def remedies(
+    recorder: Recorder, attribution: Attribution, chosen: Options, report: Report
+) -> tuple[Remedy, ...]:
+    """Those that free at least WORTH, the best first."""
+    case = _Case(recorder, attribution, chosen)
+    found = []
+    for what, exact, reserved in case.all(report.batch):
+        saved = report.reserved - reserved
+        if saved >= WORTH * report.reserved:
+            found.append(Remedy(what, saved, exact))
+    return tuple(sorted(found, key=lambda one: -one.saved))
+
+
+class _Case:
+    def __init__(self, recorder: Recorder, attribution: Attribution, chosen: Options) -> None:
+        self._events: Events = recorder.events
+        self._convs: list[Conv] = recorder.convs
+        self._kinds, self._benchmark = recorder.kinds, recorder.benchmark
+        self._modules, self._origins = attribution.modules, attribution.origins
+        self._chosen = chosen
+
+    def all(self, batch: int) -> Iterator[tuple[str, bool, int]]:
+        """What to do, whether its figure is exact, and the bytes reserved then."""
+        if not self._chosen.expandable:
+            moved = replace(self._chosen, expandable=True)
+            text = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+            yield text, True, self._reserved(self._events, chosen=moved)
+        if self._is_float32():
+            yield "mixed precision: torch.autocast with bfloat16", False, self._in_half()
+        if batch > 1:
+            yield f"half the batch: {batch // 2} instead of {batch}", False, self._half_batch()
+        if "optimizer" in self._kinds.values():
+            yield "an 8-bit optimizer, such as bitsandbytes has", False, self._quantised()
+        early = self._freed_early()
+        if early is not None:
+            text = "optimizer.zero_grad(set_to_none=True) right after optimizer.step()"
+            yield text, False, early
+        if checkpointed := min(self._checkpointed(), key=lambda one: one[1], default=None):
+            yield checkpointed[0], False, checkpointed[1]
+
+    def _reserved(self, events: Events, convs: Any = None, chosen: Options | None = None) -> int:
+        return figures(
+            events,
+            self._convs if convs is None else convs,
+            self._kinds,
+            self._benchmark,
+            chosen or self._chosen,
+        ).reserved
+
+    def _resized(self, size: Callable[[int, int], int]) -> Events:
+        return [
+            (what, size(what, how)) if isinstance(what, int) and how >= 0 else (what, how)
+            for what, how in self._events
+        ]
+
+    # -- mixed precision
+
+    def _is_float32(self) -> bool:
+        """Whether most of what modules put out is in float32 so far."""
+        full = half = 0
+        for what, how in self._events:
+            if isinstance(what, int) and how > 0 and what not in self._kinds:
+                dtype = self._origins[what].dtype if what in self._origins else None
+                full += how if dtype is torch.float32 else 0
+                half += how if dtype in (torch.float16, torch.bfloat16) else 0
+        return full > half
+
+    def _in_half(self) -> int:
+        """All activations in float32 take half, but those of normalisations and losses; weights
+        that are multiplied with have a copy in half precision from their first use in a forward
+        pass to the end of the backward pass. Left out: casts that live for an instant."""
+
+        def size(id: int, nbytes: int) -> int:
+            origin = self._origins.get(id)
+            if origin is None or id in self._kinds or origin.dtype is not torch.float32:
+                return nbytes
+            if origin.module < 0:
+                return nbytes // 2 if origin.backward else nbytes
+            return nbytes if _UNCHANGED.search(self._modules[origin.module].kind) else nbytes // 2
+
+        events: Events = []
+        cast: set[int] = set()
+        for what, how in self._resized(size):
+            events.append((what, how))
+            if what == "enter" and how not in cast:
+                module = self._modules[how]
+                if _MULTIPLIES.search(module.kind) and not module.has_children:
+                    cast.add(how)
+                    events.append((-1 - how, module.parameters // 2))
+            elif what == "mark" and how == "backward":
+                events += [(-1 - one, -1) for one in cast]
+                cast.clear()
+        convs = [conv._replace(itemsize=min(2, conv.itemsize)) for conv in self._convs]
+        return self._reserved(events, convs)
+
+    # -- a smaller batch
+
+    def _half_batch(self) -> int:
+        """All but parameters, gradients, optimizer and temporaries of its step take half."""
+        in_step = self._of_steps()
+
+        def size(id: int, nbytes: int) -> int:
+            fixed = id in self._kinds or id in in_step
+            return nbytes if fixed else nbytes // 2
+
+        def halved(shape: tuple[int, ...]) -> tuple[int, ...]:
+            return (max(1, shape[0] // 2), *shape[1:])
+
+        convs = [
+            conv._replace(input=halved(conv.input), output=halved(conv.output))
+            for conv in self._convs
+        ]
+        return self._reserved(self._resized(size), convs)
+
+    def _of_steps(self) -> set[int]:
+        """What is allocated in the optimizer's steps."""
+        found: set[int] = set()
+        in_step = False
+        for what, how in self._events:
+            if what == "mark":
+                in_step = how == "optimizer" or (in_step and how != "stepped")
+            elif in_step and isinstance(what, int) and how >= 0:
+                found.add(what)
+        return found
+
+    # -- an 8-bit optimizer
+
+    def _quantised(self) -> int:
+        """A byte per value, and a scale in float32 per block; its kernels need no temporaries."""
+        in_step = self._of_steps()
+
+        def size(id: int, nbytes: int) -> int:
+            if self._kinds.get(id) == "optimizer" and nbytes >= QUANTISED:
+                return nbytes // 4 + nbytes // BLOCK
+            return 0 if id in in_step and id not in self._kinds else nbytes
+
+        return self._reserved(self._resized(size))
+
+    # -- gradients that are kept through the forward pass
+
+    def _freed_early(self) -> int | None:
+        """Gradients are freed after each step, and come back as in the first backward pass: at the
+        same share of its way. None if that is so already."""
+        marks = [(at, how) for at, (what, how) in enumerate(self._events) if what == "mark"]
+        stepped = next((at for at, how in marks if how == "step1"), None)
+        first = next((at for at, how in marks if how == "forward"), None)
+        if stepped is None or first is None or first > stepped:
+            return None
+        second = next((at for at, how in marks if how == "forward" and at > stepped), None)
+        if second is None:
+            return None
+        born = {
+            what: at
+            for at, (what, how) in enumerate(self._events[:stepped])
+            if self._kinds.get(what) == "gradients" and how >= 0
+        }
+        freed = {what: at for at, (what, how) in enumerate(self._events) if how == -1}
+        held = [id for id in born if freed.get(id, second) >= second - 1 and born[id] > first]
+        held += [id for id in born if stepped < freed.get(id, second) < second]
+        if not held:
+            return None
+        again: dict[int, list[int]] = defaultdict(list)  # by the event before which they come back
+        length = max(1, next((at for at, how in marks if how == "backward"), stepped) - first)
+        to = next((at for at, how in marks if how == "backward" and at > second), None)
+        width = (to or len(self._events)) - second
+        for id in set(held):
+            if freed.get(id, len(self._events)) > second:
+                again[second + width * (born[id] - first) // length].append(id)
+        events: Events = []
+        sizes = {id: self._events[born[id]][1] for id in held}
+        back: set[int] = set()
+        for at, (what, how) in enumerate(self._events):
+            for id in again.get(at, ()):
+                if freed.get(id, len(self._events)) > at:
+                    events.append((id, sizes[id]))
+                    back.add(id)
+            if not (how == -1 and what in sizes and what not in back):
+                events.append((what, how))
+            if at == stepped:
+                events += [(id, -1) for id in sizes]
+        return self._reserved(events)
+
+    # -- gradient checkpointing
+
+    def _checkpointed(self) -> Iterator[tuple[str, int]]:
+        """Of what a module allocates in its forward pass, only its output stays; the rest is
+        computed again, in one go, just before the first of it is freed in the backward pass."""
+        from .explaining import pattern
+
+        groups: dict[tuple[str, str], set[int]] = defaultdict(set)
+        for index, module in enumerate(self._modules):
+            if module.has_children and "." in f".{module.name}":
+                groups[pattern(module.name), module.kind].add(index)
+        held = dict.fromkeys(range(len(self._modules)), 0)
+        for start, end, index, outputs in self._calls():
+            held[index] += sum(self._kept(start, end, outputs).values())
+        ranked = sorted(groups, key=lambda key: -sum(held[index] for index in groups[key]))
+        for name, kind in [key for key in ranked if "*" in key[0]][:GROUPS] or ranked[:1]:
+            members = groups[name, kind]
+            number = f"{len(members)} × {kind}" if len(members) > 1 else kind
+            text = f"gradient checkpointing of {name} ({number})"
+            yield text, self._reserved(self._recomputed(members))
+
+    def _calls(self) -> Iterator[tuple[int, int, int, tuple[int, ...]]]:
+        """The forward passes of modules: first and last event, module, storages of the output."""
+        open_: list[tuple[int, int]] = []
+        for at, (what, how) in enumerate(self._events):
+            if what == "enter":
+                open_.append((how, at))
+            elif what == "exit":
+                index, outputs = how
+                while open_:
+                    entered, start = open_.pop()
+                    if entered == index:
+                        yield start, at, index, outputs
+                        break
+
+    def _kept(self, start: int, end: int, outputs: tuple[int, ...]) -> dict[int, int]:
+        """The storages, with their bytes, that a forward pass leaves besides its output."""
+        left: dict[int, int] = {}
+        for what, how in self._events[start:end]:
+            if isinstance(what, int) and what not in self._kinds:
+                left.pop(what, None)
+                if how >= 0:
+                    left[what] = how
+        return {id: nbytes for id, nbytes in left.items() if id not in outputs}
+
+    def _once_more(
+        self, start: int, end: int, again: dict[int, int], outputs: tuple[int, ...]
+    ) -> Events:
+        """The events of a forward pass that is repeated; what only lives in it has other names."""
+        events: Events = []
+        live: set[Any] = set()
+        for what, how in self._events[start:end]:
+            if what == "conv" or (what in again and how >= 0):
+                events.append((what, how))
+            elif isinstance(what, int) and what not in outputs and what not in self._kinds:
+                name = ("again", what)
+                if how >= 0 or name in live:
+                    events.append((name, how))
+                    live.add(name) if how >= 0 else live.discard(name)
+        return [*events, *((name, -1) for name in live)]
+
+    def _recomputed(self, members: set[int]) -> Events:
+        """The events if these modules are checkpointed."""
+        freed = {what: at for at, (what, how) in enumerate(self._events) if how == -1}
+        turns = [at for at, event in enumerate(self._events) if event == ("mark", "forward")]
+        insert: dict[int, Events] = defaultdict(list)  # before the event with this number
+        for start, end, index, outputs in self._calls():
+            if index not in members:
+                continue
+            turn = next((at for at in turns if at > end), None)
+            if turn is None:
+                continue
+            kept = self._kept(start, end, outputs)
+            again = {id: nbytes for id, nbytes in kept.items() if freed.get(id, 0) > turn}
+            if again:
+                first = min(freed[id] for id in again)
+                insert[end] += [(id, -1) for id in again]
+                insert[first] += self._once_more(start, end, again, outputs)
+        events: Events = []
+        for at, event in enumerate(self._events):
+            events += insert.get(at, ())
+            events.append(event)
+        return events

@@ -1,0 +1,137 @@
+"""`carma submit` on a terminal: a script that stops by itself is told."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+from cli import preflight
+from cli.commands.submit import submit
+from tests.fake_daemon import FakeDaemon, waiting
+
+CRASH = "at train.py:5: RuntimeError: a and b must have same reduction dim"
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "POLL_S", 0.0)
+
+
+def says(
+    monkeypatch: pytest.MonkeyPatch, words: str | BaseException, terminal: bool = True
+) -> list[str]:
+    """Let the user answer, at a terminal or not; returns the questions."""
+    for stream in (sys.stdin, sys.stdout):
+        monkeypatch.setattr(stream, "isatty", lambda: terminal, raising=False)
+    asked: list[str] = []
+
+    def answer(question: str = "") -> str:
+        asked.append(question)
+        if isinstance(words, BaseException):
+            raise words
+        return words
+
+    monkeypatch.setattr("builtins.input", answer)
+    return asked
+
+
+def found(fake: FakeDaemon, *jobs: Any) -> None:
+    """What the daemon says of the job, one after the other; the last for good."""
+    left = list(jobs)
+    answer = fake.answer
+
+    def told(method: str, target: str, body: Any) -> tuple[int, Any]:
+        if (method, target) == ("GET", "/v1/jobs/42"):
+            return 200, left.pop(0) if len(left) > 1 else left[0]
+        if target == "/v1/cancel":
+            fake.asked.append((method, target))
+            return 200, {"results": []}
+        return answer(method, target, body)
+
+    fake.answer = told  # type: ignore[method-assign]
+
+
+def cancelled(fake: FakeDaemon) -> bool:
+    return any(asked[1] == "/v1/cancel" for asked in fake.asked)
+
+
+@pytest.mark.parametrize(
+    ("words", "keeps"),
+    [
+        *(("n", False), ("", False), ("y", True), ("Yes", True)),
+        *((EOFError(), True), (KeyboardInterrupt(), True)),
+    ],
+)
+def test_the_owner_decides(
+    fake: FakeDaemon,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: Any,
+    keeps: bool,
+) -> None:
+    found(fake, waiting(state="pending"), waiting(crash=CRASH))
+    asked = says(monkeypatch, words)
+    assert submit(["python", "train.py"]) == (0 if keeps else 1)
+    out, err = capsys.readouterr()
+    assert out.startswith("Submitted batch job 42")
+    assert f"carma: your script stops {CRASH}" in err
+    assert len(asked) == 1
+    assert cancelled(fake) is not keeps
+
+
+def test_nothing_is_said_of_a_script_that_runs(
+    fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found(fake, waiting(state="pending"), waiting(crash=None))
+    asked = says(monkeypatch, "n")
+    assert submit(["python", "train.py"]) == 0
+    assert capsys.readouterr() == ("Submitted batch job 42\n", "")
+    assert not asked
+
+
+def test_what_an_earlier_job_may_still_mend_is_only_told(
+    fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found(fake, waiting(crash="at t.py:1: FileNotFoundError: data.csv"))
+    asked = says(monkeypatch, "n")
+    assert submit(["--after", "41", "python", "train.py"]) == 0
+    assert "data.csv" in capsys.readouterr().err and not asked
+
+
+@pytest.mark.parametrize("option", ["--anyway", "--quiet", "--json", "--parsable"])
+def test_nobody_is_asked_who_does_not_want_to_be(
+    fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    found(fake, waiting(crash=CRASH))
+    asked = says(monkeypatch, "n")
+    assert submit([option, "python", "train.py"]) == 0
+    assert not asked and ("GET", "/v1/jobs/42") not in [one[:2] for one in fake.asked]
+
+
+def test_a_script_is_never_held_up(fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    found(fake, waiting(crash=CRASH))
+    asked = says(monkeypatch, "n", terminal=False)
+    assert submit(["python", "train.py"]) == 0
+    assert not asked and len(fake.asked) == 1
+
+
+def test_impatience_and_an_unreachable_daemon_leave_the_job_alone(
+    fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found(fake, waiting(state="pending"))
+    says(monkeypatch, "n")
+    monkeypatch.setattr(preflight, "WITHIN_S", 0.05)
+    assert submit(["python", "train.py"]) == 0
+    assert "still being tried" in capsys.readouterr().err
+
+    def interrupted(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("time.sleep", interrupted)
+    assert submit(["python", "train.py"]) == 0
+    assert "job 42 stays in the queue" in capsys.readouterr().err
+    monkeypatch.setenv("CARMA_SOCKET", "/nonexistent")
+    assert preflight.wanted("42", "42", asks=True)
+    assert not cancelled(fake)

@@ -1,0 +1,107 @@
+"""Which exceptions are a script's own crash, and which may be the trace's doing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from estimators.tracer.blame import missing_torch, own_crash
+
+
+def raised(text: str) -> BaseException:
+    try:
+        exec(compile(text, "train.py", "exec"), {})
+    except BaseException as error:  # noqa: BLE001
+        return error
+    raise AssertionError("nothing was raised")
+
+
+@pytest.mark.parametrize(
+    ("text", "crash"),
+    [
+        ("\nopen('data/none.csv')", "at train.py:2: FileNotFoundError: [Errno 2]"),
+        ("import no_such_thing", "at train.py:1: ModuleNotFoundError: No module named 'no_such"),
+        ("from json import nothing", "at train.py:1: ImportError: cannot import name"),
+        ("len(fake_images)", "at train.py:1: NameError: name 'fake_images'"),
+        ("len(3)", "at train.py:1: TypeError: object of type 'int'"),
+        ("raise RuntimeError('shapes\\ndiffer')", "at train.py:1: RuntimeError: shapes"),
+        ("{}['lr']", "at train.py:1: KeyError: 'lr'"),
+        ("raise SystemExit('no config')", "at train.py:1: exit status 1: no config"),
+        ("import sys; sys.exit(3)", "at train.py:1: exit status 3"),
+        ("if x = 1: pass", "at train.py:1: SyntaxError"),
+    ],
+)
+def test_own_crashes(text: str, crash: str) -> None:
+    assert own_crash(raised(text), made_up=False).startswith(crash)
+
+
+def test_wrong_arguments_say_which() -> None:
+    text = "import argparse; p = argparse.ArgumentParser()\np.parse_args(['--lrr', '1'])"
+    crash = own_crash(raised(text), made_up=False)
+    assert crash == "at train.py:2: exit status 2: unrecognized arguments: --lrr 1"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "raise NotImplementedError('aten::foo')",
+        "raise MemoryError",
+        "raise PermissionError(13, 'Permission denied', 'out.txt')",
+        "raise OSError(28, 'No space left on device', 'out.txt')",
+        "raise OSError(\"We couldn't connect to 'https://huggingface.co'\")",
+        "raise FileNotFoundError('the hub is offline')",
+        "open('/dev/nvidia0')",
+        "raise ImportError('no OptimizedModule', name='torch._dynamo')",
+        "raise AttributeError(\"module 'torch.cuda' has no attribute 'x'\")",
+        "raise RuntimeError('CUDA error: invalid device')",
+        "raise ValueError('FakeTensor has no data')",
+        "try:\n    raise ConnectionError\nexcept OSError:\n    raise SystemExit(1)",
+        "try:\n    raise ConnectionError\nexcept OSError as e:\n    raise ValueError('x') from e",
+        "raise KeyboardInterrupt",
+    ],
+)
+def test_what_the_trace_may_have_caused(text: str) -> None:
+    assert own_crash(raised(text), made_up=False) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "is_certain"),
+    [
+        ("assert 0", False),
+        ("[][1]", False),
+        ("import sys; sys.exit(3)", False),
+        ("len(nothing)", True),
+        ("open('none.csv')", True),
+    ],
+)
+def test_what_may_depend_on_values_that_were_made_up(text: str, is_certain: bool) -> None:
+    assert bool(own_crash(raised(text), made_up=True)) is is_certain
+
+
+def test_a_fault_of_the_tracer_is_not_the_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def calling(call: Callable[[], object]) -> BaseException:
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001
+            return error
+        raise AssertionError
+
+    monkeypatch.setattr("estimators.tracer.blame._HERE", str(Path(__file__).parent))
+    assert own_crash(calling(lambda: 3 + ""), made_up=False) == ""  # type: ignore[operator]
+
+
+def test_a_python_without_torch(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    for text, line in (
+        ("import os\nimport torch.nn as nn", 2),
+        ("from torch import nn", 1),
+        ("try:\n    import torch\nexcept ImportError:\n    torch = None", 0),
+        ("from .torch import x", 0),
+        ("import torchaudio_x\nx = (", 0),
+    ):
+        script.write_text(text)
+        found = missing_torch(str(script))
+        assert (f"{script}:{line}: ModuleNotFoundError" in found) is bool(line), text
+    assert missing_torch("-c") == "" == missing_torch(str(tmp_path / "none.py"))
