@@ -7,6 +7,7 @@ storage is tracked until it is freed. Results are cached by operator and shapes,
 are repetitive.
 """
 
+import math
 import threading
 import weakref
 from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
@@ -62,6 +63,7 @@ class Recorder(TorchDispatchMode):
     kinds: id → "parameters", "gradients" or "optimizer"; all other storages are activations
     notes: what was assumed
     benchmark: torch.backends.cudnn.benchmark as the program left it
+    memory: bytes that the GPU has, as far as that is known
     live, peak: bytes allocated now, and the most that were
     """
 
@@ -74,6 +76,7 @@ class Recorder(TorchDispatchMode):
         self.kinds: Dict[int, str] = {}
         self.notes: List[str] = []
         self.benchmark = False
+        self.memory = math.inf
         self.live = self.peak = 0
         self._ids = 0
         self._storages: Dict[int, Any] = {}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Any, Iterable, Sequence
 
 from .allocator import DEFAULTS, Allocator, Options, options
@@ -36,7 +37,14 @@ def replay(recorder: Recorder, layers: Layers, steps: int, seconds: float) -> Re
 
     text = os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF", "")
     chosen, notes = options(text)
-    found = figures(recorder.events, recorder.convs, recorder.kinds, recorder.benchmark, chosen)
+    found = figures(
+        recorder.events,
+        recorder.convs,
+        recorder.kinds,
+        recorder.benchmark,
+        chosen,
+        recorder.memory,
+    )
     if found.autotune:
         notes = (*notes, f"cudnn.benchmark may take {found.autotune >> 20} MiB more for a moment")
     return Report(
@@ -55,10 +63,10 @@ def replay(recorder: Recorder, layers: Layers, steps: int, seconds: float) -> Re
 
 
 def safe(report: Report) -> int:
-    """Bytes for the allocator that should be free: 5 % and 512 MiB above the expected value, plus
-    what cudnn.benchmark may take. The smallest of a grid of margins that few of the timm runs
-    exceed; `benchmarks/memory/timm.py` shows how many do."""
-    return report.reserved * 21 // 20 + (512 << 20) + report.autotune
+    """Bytes for the allocator that should be free: 5 % and 512 MiB above the expected value, or
+    what cudnn.benchmark takes if that is more, since it is done before the peak. Few of the timm
+    runs exceed it; `benchmarks/memory/timm.py` shows how many do."""
+    return report.reserved + max(report.reserved // 20 + (512 << 20), report.autotune)
 
 
 def figures(
@@ -67,9 +75,11 @@ def figures(
     kinds: dict[int, str],
     benchmark: bool = False,
     chosen: Options = DEFAULTS,
+    memory: float = inf,
 ) -> Figures:
-    """Replays (what, how) as `Recorder.events` describes them; `benchmark` is cudnn.benchmark's."""
-    run = _Replay(benchmark, Allocator(chosen))
+    """Replays (what, how) as `Recorder.events` describes them; `benchmark` is cudnn.benchmark's,
+    `memory` the GPU's, in bytes."""
+    run = _Replay(benchmark, Allocator(chosen), memory)
     for what, how in events:
         if what == "conv":
             run.convolve(convs[how])
@@ -89,15 +99,15 @@ def figures(
 class _Replay:
     """The allocator and what is in it, by part."""
 
-    def __init__(self, benchmark: bool, allocator: Allocator) -> None:
+    def __init__(self, benchmark: bool, allocator: Allocator, memory: float) -> None:
         self.allocator = allocator
-        self._benchmark = benchmark
+        self._benchmark, self._memory = benchmark, memory
         self._tuned: set[Conv] = set()
         self._live: dict[Any, tuple[int, str]] = {}
         self._parts = dict.fromkeys(PARTS, 0)  # bytes now
         self._floor = self._tensors = 0
         self._faketensor: int | None = None
-        self._autotune = 0
+        self._searched = 0  # most that was reserved during a search for an algorithm
         self._fullest = 0, 0  # bytes reserved at most, and of these allocated at most
         self._at_peak = dict(self._parts)
 
@@ -123,7 +133,10 @@ class _Replay:
     def convolve(self, conv: Conv) -> None:
         if self._benchmark and conv not in self._tuned:
             self._tuned.add(conv)
-            self._autotune = max(self._autotune, autotuning(conv))
+            free = self._memory - self.allocator.allocated
+            self.allocator.allocate("search", autotuning(conv, free))
+            self._searched = max(self._searched, self.allocator.reserved)
+            self.allocator.release("search")
             self.allocator.empty_cache()  # as PyTorch does after each search for an algorithm
         self.allocate("conv", workspace(conv), "workspace")
         self.release("conv")
@@ -139,6 +152,6 @@ class _Replay:
             floor=self._floor,
             reserved=reserved,
             parts={**self._at_peak, "fragmentation": rest},
-            autotune=self._autotune,
+            autotune=max(0, self._searched - reserved),
             faketensor=self._floor if self._faketensor is None else self._faketensor,
         )
