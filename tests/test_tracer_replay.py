@@ -129,7 +129,7 @@ def test_a_search_counts_at_the_time_when_it_is() -> None:
     assert early.reserved + early.autotune == 200 * MIB + search
     assert run(*events, (2, 300 * MIB), convs=(SQUARE,), benchmark=True).autotune == 0
     assert run((1, 200 * MIB), (1, -1), *events[1:], convs=(SQUARE,), benchmark=True).autotune == 0
-    full = run(*events, convs=(SQUARE,), benchmark=True, memory=200 * MIB + search / 2)
+    full = run(*events, convs=(SQUARE,), benchmark=True, memory=200 * MIB + search - 4 * MIB)
     assert 0 < full.autotune < early.autotune, "a less greedy algorithm is taken"
 
 
@@ -160,22 +160,13 @@ def test_autotuning_takes_the_windows_of_a_transposed_convolution_from_its_input
     assert autotuning(up) == 2 * 9 * IN
 
 
-def test_a_search_tries_fourier_transforms() -> None:
-    """Measured: three models with ResNet-50's last stage took 3.9 GiB more with 8 images than the
-    line through larger batches says."""
-    shapes = (8, 2048, 7, 7), (512, 2048, 1, 1), (8, 512, 7, 7)
-    last = SQUARE._replace(**dict(zip(("input", "weight", "output"), shapes, strict=True)))
-    assert autotuning(last) == (2048 * 512 + 8 * (2048 + 512)) * 32 * 17 * 8
-    assert autotuning(last, free=4 << 30) < 400 * MIB
-    assert autotuning(last._replace(stride=(2, 2))) == 0
-
-
 def test_a_search_pads_narrow_planes_to_squares() -> None:
     """As in mobilevitv2, whose runs took up to 26 GiB more than was traced."""
     shapes = (128, 64, 4, 256), (129, 64, 1, 1), (128, 129, 4, 256)
     conv = SQUARE._replace(**dict(zip(("input", "weight", "output"), shapes, strict=True)))
     assert autotuning(conv) == (128 * (64 + 129) + 64 * 129) * 256 * 129 * 8
-    assert autotuning(conv, free=8 << 30) < 1 << 30
+    assert autotuning(conv, free=8 << 30) == 0
+    assert autotuning(conv._replace(stride=(2, 2))) == 0
 
 
 def test_safe_is_above_what_is_expected_and_grows_with_it() -> None:

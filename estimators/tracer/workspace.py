@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 BLAS = 8_519_680
 PADDED = 8  # channels that an image of at most IMAGE is padded to: what tensor cores take at once
 IMAGE = 4
-TILE, TRANSFORMED = 32, 256  # sides: of cuDNN's tiles, of the largest plane that is not tiled
+TRANSFORMED = 256  # side of the largest plane that cuDNN transforms as a whole
 NARROW = 48  # channels per group, below which tensor cores are not used
 
 
@@ -57,23 +57,15 @@ def _greediest(conv: Conv) -> Iterator[int]:
         positions = conv.input if conv.transposed else conv.output
         window = prod(conv.weight[1:])
         yield 2 * positions[0] * prod(positions[2:]) * window * conv.itemsize
-    if len(conv.input) == 4 and {1} == {*conv.stride, *conv.dilation}:
-        # Fourier transforms, of tiles or of whole planes, of input, output and every pair of
-        # channels. The pairs of ResNet-50's last stage take 4.3 GiB so, whatever the batch: what
-        # was seen. Planes are padded to squares, which is much where they are 4 by 256.
+    plane = max(conv.input[2:])
+    if len(conv.input) == 4 and plane <= TRANSFORMED and {1} == {*conv.stride, *conv.dilation}:
+        # Fourier transforms of planes, padded to squares of a power of two: much where planes are
+        # 4 by 256, as in mobilevitv2. Those by tiles are left out: they want 4.3 GiB for the pairs
+        # of channels of ResNet-50's last stage, which few runs showed.
         batch, channels, outputs = conv.input[0], conv.input[1], conv.output[1]
-        pairs = channels * outputs // conv.groups
-        sides = zip(conv.input[2:], conv.weight[2:])
-        tiles = prod(-(-size // max(1, TILE + 1 - kernel)) for size, kernel in sides)
-        yield (batch * (channels + outputs) * tiles + pairs) * _spectrum(TILE, conv)
-        if max(conv.input[2:]) <= TRANSFORMED:
-            side = 1 << (max(conv.input[2:]) - 1).bit_length()
-            yield (batch * (channels + outputs) + pairs) * _spectrum(side, conv)
-
-
-def _spectrum(side: int, conv: Conv) -> int:
-    """Bytes of half of the complex numbers of a square."""
-    return side * (side // 2 + 1) * 2 * conv.itemsize
+        planes = batch * (channels + outputs) + channels * outputs // conv.groups
+        side = 1 << (plane - 1).bit_length()
+        yield planes * side * (side // 2 + 1) * 2 * conv.itemsize
 
 
 def _is_image(conv: Conv) -> bool:
