@@ -86,7 +86,7 @@ def _is_estimate(answer: object) -> bool:
         isinstance(answer, Estimate)
         and isinstance(answer.mib, int)
         and answer.mib > 0
-        and _are_words((answer.source, answer.stack, answer.crash))
+        and _are_words((answer.source, answer.stack, answer.shape, answer.crash))
         and isinstance(answer.low, int | None)
         and isinstance(answer.high, int | None)
         and -MOST_MIB <= (answer.low or 0) <= answer.mib <= answer.safe_mib <= MOST_MIB
@@ -94,6 +94,8 @@ def _is_estimate(answer: object) -> bool:
         and _is_time(answer.seconds)
         and isinstance(answer.batch_mib, int)
         and 0 <= answer.batch_mib <= answer.mib
+        and isinstance(answer.traced_mib, int | None)
+        and 0 <= (answer.traced_mib or 0) <= MOST_MIB
         and _are_notes(answer.notes)
         and _are_parts(answer.parts, int)
         and isinstance(answer.others, tuple)

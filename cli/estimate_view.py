@@ -11,10 +11,10 @@ from rich.text import Text
 from carmad.readable import clean
 from cli.format import NOTHING, memory, number
 from cli.render import refusal, table
-from cli.vary import MOST, bounds, safe_mib
+from cli.vary import PRECISION, bounds, safe_mib
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from rich.console import JustifyMethod
 
@@ -214,41 +214,45 @@ def stacked(moment: MomentOut, context_mib: int) -> dict[str, int]:
 # -- the largest that fits
 
 
+def learnt(mib: Mapping[int, int], limit_mib: int) -> str:
+    """What a search knows so far: the largest value that fits, and the smallest that does not."""
+    fits, over = bounds(mib, limit_mib)
+    known = [f"{fits} fits ({memory(mib[fits])})"] if fits else []
+    known += [f"{over} does not ({memory(mib[over])})"] if over else []
+    return "".join(f", {part}" for part in known)
+
+
 def fitted(fit: Fit) -> RenderableType:
-    if fit.refused is not None:
-        return _stopped(fit, *fit.refused)
-    option, limit, tried = f"--{fit.command.name}", memory(fit.limit_mib), fit.tried
-    source = clean(next(iter(tried.values()))["source"])
-    largest, over = bounds(fit.mib, fit.limit_mib)
-    shown = [value for value in (largest, over) if value]
-    if fit.steady and largest:
-        head = f"It fits into {limit}, but {option} does not affect its memory."
-        shown = sorted(tried)
-    elif not largest:
-        head = f"Not even {option} 1 fits into {limit}."
-    elif largest >= MOST:
-        head = f"{option} {largest} fits into {limit}; more was not tried."
-    else:
-        head = f"{option} {largest} is the largest that fits into {limit}."
+    if not fit.tried:
+        assert fit.refused is not None
+        value, answer = fit.refused
+        head = f"There is no estimate for --{fit.command.name} {value}:"
+        return Group(Text(head, style="bold"), Text(), said(answer["estimates"]))
+    tried, shown = fit.tried, [value for value in (fit.largest, fit.too_large) if value]
     made = table(f"{fit.command.name.upper()}> MEMORY> LOW> HIGH> FITS")
-    for value in shown:
+    for value in sorted(tried) if fit.steady else shown:
         one = tried[value]
         sizes = (memory(one[key]) for key in ("mib", "low", "high"))
         made.add_row(str(value), *sizes, "yes" if safe_mib(one) <= fit.limit_mib else "no")
+    source = clean(next(iter(tried.values()))["source"])
     seconds = sum(one["seconds"] for one in tried.values())
     tail = f"\nEstimator: {source}. Tried {len(tried)} values in {seconds:.0f} s."
-    return Group(Text(head, style="bold"), Text(), made, Text(tail))
+    return Group(Text(_found(fit), style="bold"), Text(), made, Text(tail))
 
 
-def _stopped(fit: Fit, value: int, answer: EstimatesOut) -> RenderableType:
-    option = f"--{fit.command.name}"
-    head = f"The search ended at {option} {value}, for which there is no estimate:"
-    largest, _ = bounds(fit.mib, fit.limit_mib)
-    known = f"{option} {largest} fits into {memory(fit.limit_mib)}." if largest else ""
-    return Group(
-        *crashed(answer),
-        Text(head, style="bold"),
-        Text(),
-        said(answer["estimates"]),
-        Text(f"\n{known}"),
-    )
+def _found(fit: Fit) -> str:
+    option, limit = f"--{fit.command.name}", memory(fit.limit_mib)
+    largest, over = fit.largest, fit.too_large
+    if fit.cut_short is not None:
+        value, why = fit.cut_short
+        known = f"{option} {largest} fits into {limit}; " if largest else ""
+        return f"{known}there is no estimate for {option} {value}: {clean(why)}"
+    if fit.steady:
+        neither = "It fits into" if over is None else "It does not fit into"
+        return f"{neither} {limit}, and {option} does not affect its memory."
+    if largest is None:
+        return f"Not even {option} 1 fits into {limit}."
+    if over is None:
+        return f"{option} {largest} fits into {limit}; more was not tried."
+    about = "" if over == largest + 1 else f", to {PRECISION:.0%}"
+    return f"{option} {largest} is the largest that fits into {limit}{about}."

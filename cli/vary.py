@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil, isqrt
 from typing import TYPE_CHECKING, Any
 
 from cli.problems import Usage
@@ -14,7 +15,11 @@ if TYPE_CHECKING:
 
 MOST = 1 << 20
 FIRST = 16  # if the command has no number: a batch of 1 is too small for many models
-LEAP = 64  # memory is allocated in blocks: doubling a small value may change nothing
+LEAP = 64  # at most by this factor further than what was tried
+PRECISION = 0.01  # of the largest value that fits
+STRAIGHT = 4  # values that are tried along lines alone
+WELL_BELOW = 0.9
+FIXED = ("context", "parameters", "gradients", "optimizer")  # parts that depend on no batch size
 BLIND = ("declared", "history")  # not about the command that is tried
 
 
@@ -48,38 +53,62 @@ def opened(argv: Sequence[str], name: str) -> Open:
     return Open(name, (*argv, f"--{name}", str(FIRST)), len(argv) + 1, "", FIRST)
 
 
-def following(tried: Mapping[int, int], start: int, limit_mib: int) -> int | None:
-    """The value to try next, if any. `tried`: MiB by value, so far.
+def following(
+    tried: Mapping[int, int], start: int, limit_mib: int, refused: int | None = None
+) -> int | None:
+    """The value to try next, if any. `tried`: MiB by value, so far; of 0, what does not depend on
+    the value. `refused`: a value that has no estimate.
 
-    Doubles while it fits, then bisects between the largest that fits and the next larger one.
+    Memory is nearly linear in a batch size. So the line through the two nearest values leads to a
+    value just below the limit, and one 1 % above that shows that no more fits. Where memory is not
+    linear, every other step then takes the geometric mean instead.
     """
-    if not tried:
-        return max(1, start)
+    count = sum(value > 0 for value in tried)
+    if not count:
+        return None if refused else max(1, start)
     fits, over = bounds(tried, limit_mib)
-    if over is not None:
-        return (fits + over) // 2 if over - fits > 1 else None
-    if fits >= MOST or steady(tried):
+    if settled(fits, over) or (over is None and fits >= MOST) or steady(tried):
         return None
-    alike = len(tried) == 2 and len(set(tried.values())) == 1
-    return min(MOST, fits * (LEAP if alike else 2))
+    if refused is not None and (over is None or refused < over):
+        return isqrt(fits * refused) if 0 < 2 * fits < refused and count < STRAIGHT else None
+    if over is not None and fits and count >= STRAIGHT and count % 2:
+        return isqrt(fits * over)
+    meets = _meets(tried, over or fits, limit_mib)
+    value = min(int(meets), ceil(meets * (1 - PRECISION / 2)))
+    most = min(MOST, LEAP * fits) if over is None else over - _step(over)
+    return max(fits + _step(fits), min(value, most))
+
+
+def _meets(tried: Mapping[int, int], right: int, limit_mib: int) -> float:
+    """Where the line through this value and one well below it meets the limit. Of neighbours, the
+    larger one may even take less: the allocator rounds, and fills its gaps differently."""
+    left = max(value for value in tried if value <= right * WELL_BELOW)
+    rise = tried[right] - tried[left]
+    if rise <= 0:
+        return MOST
+    return left + (limit_mib - tried[left]) * (right - left) / rise
+
+
+def _step(value: int) -> int:
+    return max(1, int(value * PRECISION))
 
 
 def bounds(tried: Mapping[int, int], limit_mib: int) -> tuple[int, int | None]:
     """The largest value that fits, 0 for none; and the smallest above it that does not."""
-    over = min((value for value, mib in tried.items() if mib > limit_mib), default=None)
+    over = min((value for value, mib in tried.items() if value and mib > limit_mib), default=None)
     fitting = (value for value, mib in tried.items() if mib <= limit_mib)
     return max((value for value in fitting if over is None or value < over), default=0), over
 
 
-def left(tried: Mapping[int, int], limit_mib: int) -> int | None:
-    """How many more values will be tried; None while none was too large."""
-    fits, over = bounds(tried, limit_mib)
-    return None if over is None else (over - fits - 1).bit_length()
+def settled(fits: int, over: int | None) -> bool:
+    """Whether the largest value that fits is known, to PRECISION."""
+    return over is not None and over - fits <= _step(fits)
 
 
 def steady(tried: Mapping[int, int]) -> bool:
     """Whether the memory does not depend on the value."""
-    return len(tried) > 2 and len(set(tried.values())) == 1
+    measured = [mib for value, mib in tried.items() if value]
+    return len(measured) > 2 and len(set(measured)) == 1
 
 
 # -- the search
@@ -104,8 +133,24 @@ class Fit:
 
     @property
     def largest(self) -> int | None:
-        """None also if the search ended before finding it."""
-        return None if self.refused or self.steady else bounds(self.mib, self.limit_mib)[0] or None
+        """The largest value that fits. Above it, one that is at most 1 % larger does not fit, or
+        the next one that was tried was refused."""
+        return None if self.steady else bounds(self.mib, self.limit_mib)[0] or None
+
+    @property
+    def too_large(self) -> int | None:
+        """The smallest value that was found not to fit."""
+        return bounds(self.mib, self.limit_mib)[1]
+
+    @property
+    def cut_short(self) -> tuple[int, str] | None:
+        """If the search ended for want of an estimate: of which value, and why there is none."""
+        over = self.too_large
+        if self.refused is None or (over is not None and over < self.refused[0]):
+            return None
+        value, answer = self.refused
+        whys = (one["why"] for one in answer["estimates"] if one["source"] not in BLIND)
+        return value, next(filter(None, whys), "no estimator has an answer")
 
     @property
     def best(self) -> EstimateOut | None:
@@ -119,6 +164,8 @@ class Fit:
             "limit_mib": self.limit_mib,
             "source": next((one["source"] for one in self.tried.values()), None),
             "largest": self.largest,
+            "too_large": self.too_large,
+            "precision": PRECISION,
             "depends": not self.steady,
             "tried": [
                 {"value": value} | {field: one[field] for field in fields}  # type: ignore[literal-required]
@@ -132,22 +179,25 @@ def search(
     ask: Callable[[list[str]], EstimatesOut],
     command: Open,
     limit_mib: int,
-    tell: Callable[[int, int, int | None], None],
+    tell: Callable[[int, Mapping[int, int]], None],
 ) -> Fit:
-    """All values are judged by the same estimator. `tell` is called with the next value, the
-    number tried so far, and the number left, if known."""
+    """All values are judged by the same estimator. `tell` is called with each value before it is
+    tried, and with the MiB that those before it take."""
     tried: dict[int, EstimateOut] = {}
     mib: dict[int, int] = {}
     source = None
-    while (value := following(mib, command.value, limit_mib)) is not None:
-        tell(value, len(mib), left(mib, limit_mib))
+    refused: tuple[int, EstimatesOut] | None = None
+    while value := following(mib, command.value, limit_mib, refused and refused[0]):
+        tell(value, {known: size for known, size in mib.items() if known})
         answer = ask(command.filled(value))
         judged = _judge(answer, source)
         if judged is None:
-            return Fit(command, limit_mib, tried, (value, answer))
+            refused = value, answer
+            continue
         tried[value], mib[value] = judged, safe_mib(judged)
+        mib.setdefault(0, sum(judged["parts"].get(part, 0) for part in FIXED))
         source = judged["source"]
-    return Fit(command, limit_mib, tried)
+    return Fit(command, limit_mib, tried, refused)
 
 
 def _judge(answer: EstimatesOut, source: str | None) -> EstimateOut | None:

@@ -1,4 +1,5 @@
-"""What the trace estimator learns from finished jobs: the size of the context, and its shortfall.
+"""What the trace estimator learns from finished jobs: the size of the context, its shortfall, and
+its error about jobs like the one that is estimated.
 
 Users learn from their own runs. Other users' runs cannot be trusted, since whoever submits a job
 decides what it holds and what is traced: a new user gets the median over users, one vote each, and
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from math import ceil
 from statistics import median
 
-from carmad.plugin import Run, Server
+from carmad.plugin import JobSpec, Run, Server, template
 
 ENOUGH_FOR_CONTEXT = 3  # runs: the median of three survives one that is far off
 ENOUGH_FOR_MARGIN = 10
@@ -27,14 +28,24 @@ SMALL_MIB = 1024  # below this, errors do not shrink with the job
 # (CUDA 11.7 and newer), more than 1 GiB before; the stacks behind `benchmarks.memory.mlp` and
 # `benchmarks.memory.timm` took 1,429 and 1,793 MiB.
 CONTEXT_MIB = (200, 3072)
+CORRECTED = 0.5  # at most, of what was traced
+
+Script = tuple[object, ...]  # equal for jobs that differ in options alone
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
     """A trace estimate and the measured peak, in MiB."""
 
-    body_mib: int  # the estimate without the context
+    body_mib: int  # what was traced, without the context
     peak_mib: int
+    shape: str = ""  # of the model
+    script: Script = ()
+
+    def error(self, context_mib: int) -> float:
+        """The measured peak less the estimate, as a share of the job, or of 1 GiB if that is
+        more."""
+        return (self.peak_mib - context_mib - self.body_mib) / max(SMALL_MIB, self.body_mib)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +61,22 @@ class Past:
         """The value from the user's own runs if there are enough, otherwise the median over the
         other users' values; and whose runs they were, in words. None if there are too few."""
         if len(self.own) >= enough:
-            return lesson(self.own), f"{len(self.own)} runs"
+            count = len(self.own)
+            return lesson(self.own), "one run" if count == 1 else f"{count} runs"
         votes = [lesson(runs) for runs in self.others if len(runs) >= enough]
         if len(votes) < ENOUGH_USERS:
             return None
         return median(votes), f"{len(votes)} users"
+
+    def like(self, shape: str, script: Script) -> Past:
+        """The user's own runs of a model of the same shape, or else of the same script; and other
+        users' runs of that shape."""
+
+        def alike(runs: Sequence[Judged]) -> list[Judged]:
+            return [one for one in runs if shape and one.shape == shape]
+
+        own = alike(self.own) or [one for one in self.own if one.script == script]
+        return Past(own, [alike(runs) for runs in self.others])
 
 
 def past(server: Server, uid: int, source: str, stack: str) -> Past:
@@ -76,8 +98,14 @@ def judged(runs: Iterable[Run], source: str, stack: str) -> list[Judged]:
             if estimate.source != source or estimate.stack != stack or context_mib is None:
                 continue
             if run.peak_mib >= (estimate.low or 0) - context_mib:
-                found.append(Judged(estimate.mib - context_mib, run.peak_mib))
+                traced = estimate.mib if estimate.traced_mib is None else estimate.traced_mib
+                own = script(run.spec)
+                found.append(Judged(traced - context_mib, run.peak_mib, estimate.shape, own))
     return found
+
+
+def script(spec: JobSpec) -> Script:
+    return spec.cwd, spec.conda_env, spec.gpus, template(spec.argv).words
 
 
 def context_mib(past: Past) -> tuple[int, str] | None:
@@ -95,17 +123,30 @@ def _context_mib(runs: Sequence[Judged]) -> float:
 def shortfall_mib(past: Past, context_mib: int, body_mib: int) -> int:
     """What to add to an estimate so that it covers 95 of 100 runs like the past ones.
 
-    A shortfall is relative to its job, or to 1 GiB if that is more. Of a user's n shortfalls the
-    ⌈0.95·(n+1)⌉-th smallest is used, or the largest if there are fewer: a job drawn from the same
-    distribution stays below it with 95 %, whatever the distribution. 0 with fewer than ten runs.
+    Of a user's n shortfalls, as shares of their jobs, the ⌈0.95·(n+1)⌉-th smallest is used, or the
+    largest if there are fewer: a job drawn from the same distribution stays below it with 95 %,
+    whatever the distribution. 0 with fewer than ten runs.
     """
 
     def share(runs: Sequence[Judged]) -> float:
-        shares = sorted(
-            (run.peak_mib - context_mib - run.body_mib) / max(SMALL_MIB, run.body_mib)
-            for run in runs
-        )
+        shares = sorted(run.error(context_mib) for run in runs)
         return shares[min(len(shares), ceil(COVERED * (len(shares) + 1))) - 1]
 
     taught = past.taught(ENOUGH_FOR_MARGIN, share)
     return max(0, ceil(taught[0] * max(SMALL_MIB, body_mib))) if taught else 0
+
+
+def correction_mib(like: Past, context_mib: int, body_mib: int) -> tuple[int, str] | None:
+    """What to add to an estimate of `body_mib` so that it is right for jobs like it, in the median;
+    and whose runs say so. None if there were none.
+
+    Of n runs, n/(n+1) of their median error count: as if there had been one more run, without
+    an error. At most CORRECTED of the job, or of 1 GiB if that is more.
+    """
+
+    def error(runs: Sequence[Judged]) -> float:
+        middle = median(run.error(context_mib) for run in runs)
+        return max(-CORRECTED, min(middle, CORRECTED)) * len(runs) / (len(runs) + 1)
+
+    taught = like.taught(1, error)
+    return (round(taught[0] * max(SMALL_MIB, body_mib)), taught[1]) if taught else None

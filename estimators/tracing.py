@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from itertools import accumulate, pairwise
 from math import ceil
 
 from carmad.plugin import Estimate, JobSpec, Refusal, Server, Settings
-from estimators.experience import context_mib, past, shortfall_mib
+from estimators.experience import (
+    Past,
+    context_mib,
+    correction_mib,
+    past,
+    script,
+    shortfall_mib,
+)
 from estimators.look import look
 from estimators.tracer.replay import safe
 from estimators.tracer.report import PARTS, Explanation, Report
@@ -19,7 +27,8 @@ MIB = 2**20
 class Trace:
     """What the caching allocator will hold, plus the CUDA context and its libraries.
 
-    `low` has only the live bytes, `high` what experience says must be free. The
+    Corrected by how wrong it was about jobs like this one: the user's own, or else at least three
+    other users'. `low` has only the live bytes, `high` what experience says must be free. The
     context cannot be traced: it depends on GPU, driver and torch, and is learned from the user's
     runs on the same three, or from several other users', or set by `estimation.context_mib` while
     there are too few.
@@ -39,19 +48,28 @@ class Trace:
         earlier = past(self.server, spec.uid, self.name, stack)
         learned = context_mib(earlier)
         context = learned[0] if learned else self.settings.estimation.context_mib
-        body = ceil(report.reserved / MIB)
-        short = shortfall_mib(earlier, context, body)
+        traced, floor = ceil(report.reserved / MIB), report.floor // MIB
+        shape = _shape(report)
+        like = earlier.like(shape, script(spec)) if learned else Past(())
+        # However wrong it was about others, this job's tensors need their bytes.
+        correction, by = correction_mib(like, context, traced) or (0, "")
+        body = max(min(traced, floor), traced + correction)
+        short = shortfall_mib(earlier, context, traced)
         parts = _parts(report, body)
+        notes = [*report.notes, _origin(context, learned, len(earlier.own))]
+        notes += [f"{correction:+d} MiB learned from {by} of like jobs"] if correction else []
         return Estimate(
             body + context,
             self.name,
-            low=min(body, report.floor // MIB) + context,
-            high=max(body + short, ceil(safe(report) / MIB)) + context,
+            low=min(body, floor) + context,
+            high=max(traced + short, ceil(safe(report) / MIB) + max(0, correction)) + context,
             seconds=report.seconds,
-            notes=(*report.notes, _origin(context, learned, len(earlier.own))),
+            notes=tuple(notes),
             parts=(*parts, ("context", context)),
             stack=stack,
             batch_mib=dict(parts)["activations"],
+            shape=shape,
+            traced_mib=traced + context if correction else None,
         )
 
 
@@ -59,6 +77,12 @@ def explanation(spec: JobSpec, settings: Settings, server: Server) -> Explanatio
     """Of a job's trace, if there is one and `server` wants it explained."""
     report = look(spec, settings, server)
     return None if isinstance(report, Refusal) else report.explanation
+
+
+def _shape(report: Report) -> str:
+    """Equal for the same model, whatever the batch; "" without layers."""
+    layers = repr([(layer.kind, layer.parameters) for layer in report.layers])
+    return sha256(layers.encode()).hexdigest()[:16] if report.layers else ""
 
 
 def _parts(report: Report, body_mib: int) -> tuple[tuple[str, int], ...]:

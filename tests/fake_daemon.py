@@ -328,6 +328,8 @@ ANSWERS: dict[tuple[str, str], Any] = {
                 "bias_mib": -40.0,
                 "p50_mib": 90,
                 "p95_mib": 1331,
+                "recent_p50_mib": 60,
+                "untaught_p50_mib": 210,
                 "under": 0.0833,
             },
             {
@@ -336,6 +338,8 @@ ANSWERS: dict[tuple[str, str], Any] = {
                 "bias_mib": None,
                 "p50_mib": None,
                 "p95_mib": None,
+                "recent_p50_mib": None,
+                "untaught_p50_mib": None,
                 "under": None,
             },
         ],

@@ -394,6 +394,8 @@ def test_estimators_are_held_against_what_was_measured(open_path: Path) -> None:
         "bias_mib": -2_000,
         "p50_mib": 2_000,
         "p95_mib": 2_000,
+        "recent_p50_mib": 2_000,
+        "untaught_p50_mib": 2_000,
         "under": 1.0,
     }
     assert out["jobs"] == 1

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.text import Text
 
 from cli import estimate_plot, vary
 from cli import estimate_view as view
@@ -120,35 +121,64 @@ def test_another_number_is_found_by_its_name() -> None:
 # the search
 
 
-def searched(takes: Callable[[int], int], start: int, limit_mib: int) -> dict[int, int]:
+def searched(
+    takes: Callable[[int], int], start: int, limit_mib: int, fixed: int = 0
+) -> dict[int, int]:
+    """MiB by value, in the order in which they were tried. `fixed`: of it, known from the parts."""
     tried: dict[int, int] = {}
-    while (value := vary.following(tried, start, limit_mib)) is not None:
+    while value := vary.following({0: fixed, **tried} if tried else {}, start, limit_mib):
         assert 1 <= value <= vary.MOST and value not in tried
-        left = vary.left(tried, limit_mib)
-        assert left is None or left > 0
         tried[value] = takes(value)
-        if left is not None:
-            assert (vary.left(tried, limit_mib) or 0) < left, "the bar moves on"
-    assert vary.left(tried, limit_mib) in (0, None)
     return tried
 
 
 @given(st.integers(1, 5000), st.integers(1, 5000), st.integers(0, 50))
 def test_the_largest_is_found_from_everywhere(largest: int, start: int, fixed: int) -> None:
-    tried = searched(lambda value: fixed + 3 * value, start, fixed + 3 * largest)
-    assert vary.bounds(tried, fixed + 3 * largest) == (largest, largest + 1)
-    assert len(tried) <= 2 * max(largest, start).bit_length() + 2
+    limit = fixed + 3 * largest
+    tried = searched(lambda value: fixed + 3 * value, start, limit, fixed)
+    fits, over = vary.bounds(tried, limit)
+    assert over is not None and fits <= largest < over <= fits + max(1, fits // 100)
+    assert len(tried) <= 5
+
+
+@given(st.floats(0.3, 900), st.integers(400, 6000), st.sampled_from((8, 24, 80)), st.integers(4, 9))
+def test_five_traces_find_the_largest(sample: float, fixed: int, gib: int, exponent: int) -> None:
+    """The allocator takes blocks of 20 MiB, and the margin is not among the parts."""
+    limit = gib * 1024
+
+    def takes(value: int) -> int:
+        return fixed + 512 + round(1.05 * sample * value) // 20 * 20
+
+    tried = searched(takes, 2**exponent, limit, fixed)
+    fits, over = vary.bounds(tried, limit)
+    assert over is not None and over - fits <= max(1, fits // 100)
+    assert len(tried) <= 6 if limit / sample > 20_000 else len(tried) <= 5
+
+
+def test_what_is_not_linear_is_found_as_well() -> None:
+    for start in (1, 60, 3000):
+        tried = searched(lambda value: value**2, start, 400_000)
+        fits, over = vary.bounds(tried, 400_000)
+        assert over is not None and fits <= 632 < over <= 1.01 * fits + 1
+        assert len(tried) <= 14
+
+
+def test_a_neighbour_that_takes_less_does_not_mislead() -> None:
+    """Measured: of convit_small, 170 images take 70 MiB less than 169."""
+    takes = {16: 3636, 132: 19470, 169: 24445, 170: 24374, 171: 25038}
+    tried = searched(lambda value: takes.get(value, 150 * value), 16, 24 * 1024)
+    assert max(tried) < 1000 and vary.bounds(tried, 24 * 1024) == (170, 171)
 
 
 def test_not_even_one_fits() -> None:
-    tried = searched(lambda value: 100 + value, 6, 100)
-    assert list(tried) == [6, 3, 1]
+    tried = searched(lambda value: 100 + value, 6, 100, fixed=100)
+    assert list(tried) == [6, 1]
     assert vary.bounds(tried, 100) == (0, 1)
 
 
 def test_there_is_an_end_to_what_is_tried() -> None:
     tried = searched(lambda value: value // 10, 30, vary.MOST)
-    assert max(tried) == vary.MOST and len(tried) < 20
+    assert max(tried) == vary.MOST and len(tried) < 5
     assert vary.bounds(tried, vary.MOST) == (vary.MOST, None)
 
 
@@ -156,7 +186,16 @@ def test_blocks_of_memory_are_told_from_what_does_not_depend() -> None:
     """A small model needs the same for 16 and 32, as the allocator hands out at least 2 MiB."""
     assert list(searched(lambda value: 5, 16, 10)) == [16, 32, 2048]
     tried = searched(lambda value: 4 + value // 100, 16, 10)
-    assert vary.bounds(tried, 10) == (699, 700)
+    fits, over = vary.bounds(tried, 10)
+    assert over is not None and fits < 700 <= over <= 1.01 * fits
+
+
+def test_without_an_estimate_above_the_gap_is_narrowed() -> None:
+    assert vary.following({0: 9, 64: 100}, 64, 9000, refused=1024) == 256
+    assert vary.following({0: 9, 64: 100, 256: 300}, 64, 9000, refused=512) is None
+    assert vary.following({}, 64, 9000, refused=64) is None
+    tried = {0: 9, 16: 2500, 64: 9900}
+    assert vary.following(tried, 64, 9000, refused=100) == vary.following(tried, 64, 9000)
 
 
 def test_the_largest_batch_that_fits(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,8 +207,8 @@ def test_the_largest_batch_that_fits(fake: FakeDaemon, capsys: pytest.CaptureFix
     assert "--batch-size 104 is the largest that fits into 2.0G." in out
     rows = [line.split() for line in out.splitlines() if line[:1].isspace() or line[:3].isdigit()]
     assert ["104", "2.0G", "2.0G", "2.0G", "yes"] in rows and ["105", *rows[1][1:4], "no"] in rows
-    assert f"Tried {len(asked)} values" in out
-    assert asked[0] == ["python", "t.py", "-b", "64"] and asked[1][-1] == "128"
+    assert f"Tried {len(asked)} values" in out and len(asked) <= 5
+    assert asked[0] == ["python", "t.py", "-b", "64"]
     assert len({tuple(argv) for argv in asked}) == len(asked)
 
 
@@ -179,7 +218,8 @@ def test_the_search_for_programs(fake: FakeDaemon, capsys: pytest.CaptureFixture
     found = json.loads(capsys.readouterr().out)
     assert (found["vary"], found["limit_mib"], found["source"]) == ("n", 1040, "trace")
     assert (found["largest"], found["depends"], found["refused"]) == (3, True, None)
-    assert {one["value"]: one["high"] for one in found["tried"]} == {4: 1041, 2: 1021, 3: 1031}
+    assert {one["value"]: one["high"] for one in found["tried"]} == {4: 1041, 3: 1031}
+    assert (found["too_large"], found["precision"]) == (4, 0.01)
 
 
 def test_what_does_not_depend_is_told(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
@@ -203,10 +243,10 @@ def test_a_search_ends_where_nobody_has_an_answer(
 ) -> None:
     nothing = an_answer(an_estimate("trace", None, "IndexError: no such row"))
     answering(fake, lambda argv: traced(int(argv[-1])) if int(argv[-1]) < 100 else nothing)
-    assert run(["estimate", "--fit", "2G", "--explain", "p", "-b", "32"]) == 1
-    out = capsys.readouterr().out
-    assert "ended at --batch-size 128" in out and "IndexError: no such row" in out
-    assert "--batch-size 64 fits into 2.0G." in out
+    assert run(["estimate", "--fit", "2G", "--explain", "p", "-b", "32"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    end = "there is no estimate for --batch-size 149: IndexError: no such row"
+    assert f"--batch-size 89 fits into 2.0G; {end}" in out
     answering(fake, lambda argv: nothing)
     assert run(["estimate", "--json", "--fit", "2G", "p"]) == 1
     found = json.loads(capsys.readouterr().out)
@@ -228,15 +268,15 @@ def test_one_estimator_counts_all_the_way(
         )
 
     answering(fake, say)
-    assert run(["estimate", "--json", "--fit", "1G", "p", "-b", "16"]) == 1
+    assert run(["estimate", "--json", "--fit", "1G", "p", "-b", "16"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["source"] == "trace" and found["refused"]["value"] == 64
+    assert found["source"] == "trace" and found["refused"]["value"] > 32
     answering(fake, lambda argv: an_answer(*say([*argv, "64"])["estimates"][:1]))
     assert run(["estimate", "--json", "--fit", "1G", "p", "-b", "16"]) == 1
     assert json.loads(capsys.readouterr().out)["tried"] == []
 
 
-def test_a_bar_moves_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_shows_what_was_learnt_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -244,10 +284,11 @@ def test_a_bar_moves_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Terminal()
     monkeypatch.setattr("sys.stderr", screen)
     monkeypatch.setenv("TERM", "xterm")
-    with command._progress("batch-size") as tell:
-        tell(64, 0, None)
-        tell(96, 2, 6)
-    assert "batch-size 96" in screen.getvalue() and "2/8" in screen.getvalue()
+    with command._progress("batch-size", 2048) as tell:
+        tell(64, {})
+        tell(96, {64: 1024, 128: 3072})
+    shown = " ".join(plain(Text.from_ansi(screen.getvalue())).split())
+    assert "batch-size 96 is traced, 64 fits (1.0G), 128 does not (3.0G)" in shown
 
 
 # what is shown

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -114,6 +116,71 @@ def test_small_jobs_do_not_teach_large_ones_a_large_share() -> None:
     runs = Past([Judged(20, 620)] * 10)
     assert shortfall_mib(runs, 500, 20) == 100
     assert shortfall_mib(runs, 500, 10_240) == 1000
+
+
+# -- jobs like this one
+
+
+def like(
+    peak_mib: int, uid: int = ME, shape: str | None = None, low_mib: int = 0, **spec: object
+) -> Run:
+    """A run of a model, by default of the one that is estimated, with another batch."""
+    run = past(peak_mib, uid=uid, low_mib=low_mib)
+    assert run.estimate is not None
+    shape = estimated().shape if shape is None else shape
+    spec = {"argv": ("python", "other.py"), **spec}
+    return a_run(peak_mib, replace(run.estimate, shape=shape), uid=uid, **spec)
+
+
+# Runs of another script, which teach a context of 500 MiB.
+OTHERS = [a_run(3500, past(3500).estimate, argv=("python", "third.py"))] * 9
+
+
+def test_runs_of_the_same_model_correct_the_estimate() -> None:
+    """They used 600 MiB more than was traced: the first teaches half of it."""
+    assert estimated(*OTHERS).mib == 3500
+    assert [estimated(*OTHERS, *[like(4100)] * n).mib for n in (1, 2, 3, 5)] == [
+        3800,
+        3900,
+        3950,
+        4000,
+    ]
+    found = estimated(*OTHERS, like(4100))
+    assert found.notes[-1] == "+300 MiB learned from one run of like jobs"
+    assert sum(mib for _, mib in found.parts) == found.mib == 3800
+    assert (found.traced_mib, estimated(*OTHERS).traced_mib) == (3500, None)
+
+
+def test_a_corrected_estimate_teaches_what_was_traced() -> None:
+    """Else it would be corrected for having been corrected."""
+    corrected = [
+        a_run(run.peak_mib, replace(run.estimate, mib=4000, traced_mib=3500), argv=run.spec.argv)
+        for run in [like(4100)] * 3
+        if run.estimate is not None
+    ]
+    assert estimated(*OTHERS, *corrected).mib == 3950
+
+
+def test_the_same_script_counts_if_the_model_is_new() -> None:
+    mine = like(4100, shape="another", argv=a_spec().argv)
+    assert estimated(*OTHERS, mine).mib == 3800
+    assert estimated(*OTHERS, mine, like(3500)).mib == 3500, "the same model counts more"
+    elsewhere = like(4100, shape="another", argv=a_spec().argv, cwd="/elsewhere")
+    assert estimated(*OTHERS, elsewhere).mib == 3500
+
+
+def test_a_correction_is_bounded_by_what_must_be_there() -> None:
+    assert estimated(*OTHERS, *[like(100, low_mib=3500)] * 8).mib == 3500, "it never grew"
+    assert estimated(*OTHERS, *[like(2000)] * 8, floor=2900 * MIB).mib == 2900 + 500
+    assert estimated(*OTHERS, *[like(90_000)] * 8).mib < 3500 + 1500
+
+
+def test_other_users_correct_only_together() -> None:
+    others = [like(4100, uid=uid) for uid in (11, 12)]
+    assert estimated(*OTHERS, *others).mib == 3500
+    assert estimated(*OTHERS, *others, like(90_000, uid=13)).mib == 3800
+    assert estimated(*OTHERS, *others, *[like(90_000, uid=666)] * 200).mib == 3800
+    assert estimated(*OTHERS, *others, like(90_000, uid=13), like(3500)).mib == 3500
 
 
 # -- what one user can make of another's estimate

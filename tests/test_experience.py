@@ -183,6 +183,8 @@ def test_each_estimator_is_held_against_the_peaks() -> None:
         "bias_mib": 50,
         "p50_mib": 100,
         "p95_mib": 100,
+        "recent_p50_mib": 100,
+        "untaught_p50_mib": 100,
         "under": 0.3333,
     }
     assert (history["jobs"], history["bias_mib"], history["p95_mib"], history["under"]) == (
@@ -196,6 +198,19 @@ def test_each_estimator_is_held_against_the_peaks() -> None:
         2,
         -600,
         1.0,
+    )
+
+
+def test_that_learning_helps_is_shown() -> None:
+    """The first thirty were off by 1,000 MiB, and taught the next twenty."""
+    raw = Estimate(9_000, "trace")
+    runs = [replace(judged(10_000, raw), ended_at=1.0)] * 30
+    taught = replace(judged(10_000, replace(raw, mib=9_900, traced_mib=9_000)), ended_at=2.0)
+    (trace,) = calibrations([], [*[taught] * 20, *runs])
+    assert (trace["recent_p50_mib"], trace["p50_mib"], trace["untaught_p50_mib"]) == (
+        100,
+        1_000,
+        1_000,
     )
 
 

@@ -79,6 +79,16 @@ def test_other_libraries_names_count_as_torchs() -> None:
     assert features(ours, 4) == features(theirs, 4)
 
 
+def test_modules_around_others_count_if_their_kind_is_known() -> None:
+    """timm's BatchNormAct2d has an activation inside. Of a whole ViT with a class token of its own,
+    only that token is new."""
+    layers = [Layer("Conv2d", 64, 9), Layer("BatchNormAct2d", 64, 8, inner=True)]
+    seen = features([*layers, Layer("VisionTransformer", 10, 5, inner=True)], 4)
+    sizes = dict(zip(SIZES, seen.sizes, strict=True))
+    assert (sizes["batch norm layers"], sizes["parameters"]) == (1, 22)
+    assert sizes["activations per sample"] == 128
+
+
 def test_each_activation_has_its_own_place_on_the_circle() -> None:
     places = {kind: features(an_mlp(activation=kind), 4).activation for kind in ("ReLU", "Tanh")}
     assert places["ReLU"] != places["Tanh"]

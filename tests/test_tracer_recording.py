@@ -249,6 +249,26 @@ def test_layers(recorder: Recorder) -> None:
     ]  # fmt: skip
 
 
+class NormAct(nn.BatchNorm2d):
+    """As timm's: a module with parameters and a child."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+        self.act = nn.ReLU()
+
+    def forward(self, x: Any) -> Any:
+        return self.act(super().forward(x))
+
+
+def test_modules_with_children_and_parameters_are_layers(recorder: Recorder) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), NormAct(4)).to("cuda")
+    with Layers(recorder) as layers:
+        model(torch.empty(5, 3, 8, 8, device="cuda"))
+    assert [(x.kind, x.activations, x.parameters, x.inner) for x in layers.layers] == [
+        ("Conv2d", 256, 16, False), ("ReLU", 256, 0, False), ("NormAct", 256, 8, True)
+    ]  # fmt: skip
+
+
 # -- the library call ------------------------------------------------------------------------------
 
 

@@ -11,26 +11,33 @@ from carmad.core.ports import Run
 from carmad.core.types import Estimate
 from estimators.experience import Past, context_mib, judged
 
+RECENT = 20  # jobs: whether it has become better
 
-def calibrations(names: Iterable[str], runs: Sequence[Run]) -> list[CalibrationOut]:
+
+def calibrations(names: Iterable[str], runs: Iterable[Run]) -> list[CalibrationOut]:
     """Of each estimator in `names`, and of those that only the runs know."""
     past: dict[str, list[tuple[Estimate, int]]] = {name: [] for name in names}
-    for run in runs:
+    for run in sorted(runs, key=lambda run: run.ended_at):
         for estimate in _said(run):
             past.setdefault(estimate.source, []).append((estimate, run.peak_mib))
     return [_calibration(name, pairs) for name, pairs in past.items()]
 
 
 def _calibration(name: str, past: Sequence[tuple[Estimate, int]]) -> CalibrationOut:
+    """`past`: the newest last."""
     errors = [estimate.mib - peak for estimate, peak in past]
-    sizes = sorted(map(abs, errors))
+    untaught = [
+        (one.mib if one.traced_mib is None else one.traced_mib) - peak for one, peak in past
+    ]
     under = sum(peak > estimate.safe_mib for estimate, peak in past)
     return {
         "name": name,
         "jobs": len(past),
         "bias_mib": median(errors) if errors else None,
-        "p50_mib": _percentile(sizes, 0.50),
-        "p95_mib": _percentile(sizes, 0.95),
+        "p50_mib": _percentile(errors, 0.50),
+        "p95_mib": _percentile(errors, 0.95),
+        "recent_p50_mib": _percentile(errors[-RECENT:], 0.50),
+        "untaught_p50_mib": _percentile(untaught, 0.50),
         "under": round(under / len(past), 4) if past else None,
     }
 
@@ -54,6 +61,7 @@ def _said(run: Run) -> Iterator[Estimate]:
         yield from {each.source: each for each in (*run.estimate.others, run.estimate)}.values()
 
 
-def _percentile(ordered: Sequence[int], share: float) -> int | None:
-    """The smallest value that so large a share does not exceed."""
-    return ordered[ceil(share * len(ordered)) - 1] if ordered else None
+def _percentile(errors: Sequence[int], share: float) -> int | None:
+    """The smallest size that those of so large a share of the errors do not exceed."""
+    sizes = sorted(map(abs, errors))
+    return sizes[ceil(share * len(sizes)) - 1] if sizes else None

@@ -92,8 +92,8 @@ class Service(Follower):
     started_at: float
     capabilities: Callable[[], Capabilities]
     experience: Experience
-    # Slow; called in a thread. With the time for a script (None: the usual), and whether the trace's
-    # memory is explained.
+    # Slow; called in a thread. With the time for a script (None: the usual), and whether to explain
+    # the traced memory.
     estimate: Callable[[JobSpec, float | None, bool], tuple[Sequence[Guess], Explanation | None]]
     doctor: Callable[[Scene], Sequence[CheckOut]]  # slow, too
     models: Models

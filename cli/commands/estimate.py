@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -126,7 +126,7 @@ def _fit(body: dict[str, Any], name: str, limit_mib: int) -> Fit:
     from cli import vary
 
     command = vary.opened(body["argv"], name)
-    with _progress(name) as tell:
+    with _progress(name, limit_mib) as tell:
         return vary.search(
             # The user's declaration is about the command as it is.
             lambda argv: _ask({**body, "argv": argv, "memory_mib": None}),
@@ -196,21 +196,22 @@ def _write(file: Path, one: EstimateOut, found: ExplanationOut, argv: list[str])
 
 
 @contextmanager
-def _progress(name: str) -> Iterator[Callable[[int, int, int | None], None]]:
-    """A progress bar on stderr, called with each value before it is tried."""
+def _progress(name: str, limit_mib: int) -> Iterator[Callable[[int, Mapping[int, int]], None]]:
+    """A line on stderr, called with each value before it is tried and with the MiB by value so far.
+    It shows what these tell."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    from cli import estimate_view as view
+
     hidden = not sys.stderr.isatty()
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     screen = Console(stderr=True)
-    with Progress(
-        *columns, TimeElapsedColumn(), console=screen, transient=True, disable=hidden
-    ) as bar:
-        task = bar.add_task(name, total=None)
+    with Progress(*columns, console=screen, transient=True, disable=hidden) as line:
+        task = line.add_task(name, total=None)
 
-        def tell(value: int, done: int, left: int | None) -> None:
-            total = None if left is None else done + left
-            bar.update(task, description=f"{name} {value}", completed=done, total=total)
+        def tell(value: int, mib: Mapping[int, int]) -> None:
+            learnt = view.learnt(mib, limit_mib)
+            line.update(task, description=f"{name} {value} is traced{learnt}")
 
         yield tell

@@ -78,13 +78,12 @@ class Features:
 
 def kinds(layers: Sequence[Layer]) -> list[str]:
     """The layers' classes by torch's names, without those that are not layers."""
-    named = (ALIASES.get(layer.kind, layer.kind) for layer in layers)
-    return [kind for kind in named if not _is_none(kind)]
+    return [ALIASES.get(layer.kind, layer.kind) for layer in layers if not _is_none(layer)]
 
 
 def features(layers: Sequence[Layer], batch: int) -> Features:
     """Raises KeyError for a class of layer that is not in TYPE_OF."""
-    kept = [layer for layer in layers if not _is_none(layer.kind)]
+    kept = [layer for layer in layers if not _is_none(layer)]
     named = kinds(kept)
     types = [TYPE_OF[kind] for kind in named]
     number = Counter(types)
@@ -94,7 +93,7 @@ def features(layers: Sequence[Layer], batch: int) -> Features:
         number["dropout"],
         number["convolution"],
         batch,
-        sum(layer.parameters for layer in kept),
+        sum(layer.parameters for layer in layers),
         sum(layer.activations for layer in kept),
     )
     pieces = [_token(types[part], kept[part]) for part in _pieces(len(kept))]
@@ -114,8 +113,11 @@ def family(layers: Sequence[Layer]) -> str | None:
     return "mlp" if types["linear"] and not types["embedding"] else None
 
 
-def _is_none(kind: str) -> bool:
-    return kind in VIEWS or kind.endswith("Loss")
+def _is_none(layer: Layer) -> bool:
+    """Of a module with children and parameters of an unknown kind, only the parameters count."""
+    if layer.inner and ALIASES.get(layer.kind, layer.kind) not in TYPE_OF:
+        return True
+    return layer.kind in VIEWS or layer.kind.endswith("Loss")
 
 
 def _encoded(named: Sequence[str]) -> tuple[float, float]:

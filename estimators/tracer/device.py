@@ -113,6 +113,7 @@ def pretend(recorder: Recorder, gpu: str, gpus: int, refuse: Refuse) -> None:
 
 def _cuda(recorder: Recorder, gpu: str, gpus: int) -> None:
     name, capability, size = model(gpu)
+    recorder.memory = size
     properties = SimpleNamespace(
         name=name,
         major=capability[0],

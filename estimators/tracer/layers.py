@@ -1,4 +1,5 @@
-"""The summary of a model: its leaf modules, in the order in which they are first called."""
+"""The summary of a model: its modules that have no children or parameters of their own (as timm's
+BatchNormAct2d), in the order in which their first calls end."""
 
 from typing import Any, Dict, Iterable, List, Optional
 
@@ -41,12 +42,13 @@ class Layers:
         if not self.batch:
             self.batch = next((t.shape[0] for t in tensors(inputs) if t.dim()), 0)
         layer = None
-        if not module._modules:
+        if own or not module._modules:
             elements = sum(t.numel() for t in tensors(output))
             layer = Layer(
                 type(module).__name__,
                 elements // (self.batch or 1),
                 sum(p.numel() for p in own),
+                inner=bool(module._modules),
             )
         self._seen[id(module)] = layer
 

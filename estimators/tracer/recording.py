@@ -7,6 +7,7 @@ storage is tracked until it is freed. Results are cached by operator and shapes,
 are repetitive.
 """
 
+import math
 import threading
 import weakref
 from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
@@ -95,6 +96,7 @@ class Recorder(TorchDispatchMode):
     notes: what was assumed
     made_up: whether the program was given values that are not those of a real run
     benchmark: torch.backends.cudnn.benchmark as the program left it
+    memory: bytes that the GPU has, as far as that is known
     live, peak: bytes allocated now, and the most that were
     """
 
@@ -108,6 +110,7 @@ class Recorder(TorchDispatchMode):
         self.notes: List[str] = []
         self.benchmark = self.made_up = False
         self.witness: Optional[Callable[[int, Optional[torch.dtype]], None]] = None
+        self.memory = math.inf
         self.live = self.peak = 0
         self._ids = 0
         self._storages: Dict[int, Any] = {}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Any, Iterable, Sequence
 
 from .allocator import DEFAULTS, Allocator, Options, options
@@ -41,7 +42,14 @@ def replay(recorder: Recorder, layers: Layers, steps: int, seconds: float) -> Re
     import torch
 
     chosen, notes = options_here()
-    found = figures(recorder.events, recorder.convs, recorder.kinds, recorder.benchmark, chosen)
+    found = figures(
+        recorder.events,
+        recorder.convs,
+        recorder.kinds,
+        recorder.benchmark,
+        chosen,
+        recorder.memory,
+    )
     if found.autotune:
         notes = (*notes, f"cudnn.benchmark may take {found.autotune >> 20} MiB more for a moment")
     return Report(
@@ -60,10 +68,10 @@ def replay(recorder: Recorder, layers: Layers, steps: int, seconds: float) -> Re
 
 
 def safe(report: Report) -> int:
-    """Bytes for the allocator that should be free: 5 % and 512 MiB above the expected value, plus
-    what cudnn.benchmark may take. The smallest of a grid of margins that few of the timm runs
-    exceed; `benchmarks/memory/timm.py` shows how many do."""
-    return report.reserved * 21 // 20 + (512 << 20) + report.autotune
+    """Bytes for the allocator that should be free: 5 % and 512 MiB above the expected value, or
+    what cudnn.benchmark takes if that is more, since it is done before the peak. Few of the timm
+    runs exceed it; `benchmarks/memory/timm.py` shows how many do."""
+    return report.reserved + max(report.reserved // 20 + (512 << 20), report.autotune)
 
 
 def figures(
@@ -72,9 +80,11 @@ def figures(
     kinds: dict[int, str],
     benchmark: bool = False,
     chosen: Options = DEFAULTS,
+    memory: float = inf,
 ) -> Figures:
-    """Replays (what, how) as `Recorder.events` describes them; `benchmark` is cudnn.benchmark's."""
-    run = Replay(convs, kinds, benchmark, Allocator(chosen))
+    """Replays (what, how) as `Recorder.events` describes them; `benchmark` is cudnn.benchmark's,
+    `memory` the GPU's, in bytes."""
+    run = Replay(convs, kinds, benchmark, Allocator(chosen), memory)
     for what, how in events:
         run.take(what, how)
     return run.figures()
@@ -84,19 +94,25 @@ class Replay:
     """The allocator, and what is in it, by part. Takes events one by one."""
 
     def __init__(
-        self, convs: Sequence[Conv], kinds: dict[int, str], benchmark: bool, allocator: Allocator
+        self,
+        convs: Sequence[Conv],
+        kinds: dict[int, str],
+        benchmark: bool,
+        allocator: Allocator,
+        memory: float = inf,
     ) -> None:
         self.allocator = allocator
         self.parts = dict.fromkeys(PARTS, 0)  # bytes in use now
         self.in_use = 0  # their sum
         self.most_in_use = 0
-        self._convs, self._kinds, self._benchmark = convs, kinds, benchmark
+        self._convs, self._kinds = convs, kinds
+        self._benchmark, self._memory = benchmark, memory
         self._rest = "activations"  # what storages without a kind are for
         self._tuned: set[Conv] = set()
         self._live: dict[Any, tuple[int, str]] = {}
         self._floor = self._reserved = 0
         self._faketensor: int | None = None
-        self._autotune = 0
+        self._searched = 0  # most that was reserved during a search for an algorithm
         self._at_peak = dict(self.parts)
 
     def take(self, what: Any, how: Any) -> None:
@@ -121,7 +137,7 @@ class Replay:
             floor=self._floor,
             reserved=self._reserved,
             parts={**self._at_peak, "cached": cached},
-            autotune=self._autotune,
+            autotune=max(0, self._searched - self._reserved),
             faketensor=self._floor if self._faketensor is None else self._faketensor,
         )
 
@@ -145,7 +161,10 @@ class Replay:
     def _convolve(self, conv: Conv) -> None:
         if self._benchmark and conv not in self._tuned:
             self._tuned.add(conv)
-            self._autotune = max(self._autotune, autotuning(conv))
+            free = self._memory - self.allocator.allocated
+            self.allocator.allocate("search", autotuning(conv, free))
+            self._searched = max(self._searched, self.allocator.reserved)
+            self.allocator.release("search")
             self.allocator.empty_cache()  # as PyTorch does after each search for an algorithm
         self.allocate("conv", workspace(conv), "workspace")
         self._release("conv")

@@ -12,11 +12,12 @@ PARTS = ("parameters", "gradients", "optimizer", "activations", "cached", "works
 
 @dataclass(frozen=True)
 class Layer:
-    """A module without children, in the order of its first call."""
+    """A module that has no children or parameters of its own, in the order of its first call."""
 
     kind: str  # its class: Conv2d, Linear, GELU
     activations: int  # elements it puts out per sample
     parameters: int
+    inner: bool = False  # it has children, which are layers of their own
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Report:
     floor: int  # most bytes that were live at once
     reserved: int  # most that the caching allocator held, workspaces included
     parts: dict[str, int]  # of `reserved`, by PARTS, when most of it was in use
-    autotune: int  # what cudnn.benchmark may take on top for a moment; 0 when it is off
+    autotune: int  # what cudnn.benchmark may take above `reserved`, earlier; 0 when it is off
     faketensor: int  # most live bytes by the first backward's end: the paper's FakeTensor reading
     batch: int  # the first dimension of what the model was called with
     layers: tuple[Layer, ...]

@@ -7,8 +7,8 @@ the explanations are guesses: no kernel was inspected. `benchmarks/memory/timm.p
 
 from __future__ import annotations
 
-from math import prod
-from typing import TYPE_CHECKING
+from math import inf, prod
+from typing import TYPE_CHECKING, Iterator
 
 if TYPE_CHECKING:
     from .convolution import Conv
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 # Bytes per thread that runs GEMMs, kept for good. Hopper takes 24 MiB more, which then show as part
 # of the context that is measured there.
 BLAS = 8_519_680
+PADDED = 8  # channels that an image of at most IMAGE is padded to: what tensor cores take at once
+IMAGE = 4
+TRANSFORMED = 256  # side of the largest plane that cuDNN transforms as a whole
 NARROW = 48  # channels per group, below which tensor cores are not used
 
 
@@ -23,9 +26,11 @@ def workspace(conv: Conv) -> int:
     """Bytes that the convolution takes while it runs.
 
     Tensor cores want channels last, so a copy of input and output is made going forward, and nearly
-    two going backward; and the weight, in another layout. Kernels of one point, and those for
-    images, work on what is there; those of few channels per group copy a quarter.
+    two going backward; and the weight, in another layout. Kernels of one point work on what is
+    there; those of few channels per group copy a quarter; images get more channels, without data.
     """
+    if _is_image(conv):
+        return prod(conv.input) // conv.input[1] * PADDED * conv.itemsize
     if not _searched(conv):
         return 0
     moved = (prod(conv.input) + prod(conv.output)) * conv.itemsize
@@ -38,17 +43,35 @@ def workspace(conv: Conv) -> int:
     return int(share * (moved + weight)) + weight
 
 
-def autotuning(conv: Conv) -> int:
-    """Bytes that cudnn.benchmark may take when it first meets the convolution: twice the input
-    with every window written out, as matrix products want it. It explains most of what was seen
-    on top; a few runs took many times more."""
-    if not _searched(conv):
-        return 0
-    positions = conv.input if conv.transposed else conv.output
-    window = prod(conv.weight[1:])
-    return 2 * positions[0] * prod(positions[2:]) * window * conv.itemsize
+def autotuning(conv: Conv, free: float = inf) -> int:
+    """Bytes that cudnn.benchmark takes when it first meets the convolution: what the greediest
+    algorithm wants of those that are satisfied with what is `free`."""
+    return max((size for size in _greediest(conv) if size <= free), default=0)
+
+
+def _greediest(conv: Conv) -> Iterator[int]:
+    if conv.input[1] <= IMAGE:
+        return
+    if max(conv.weight[2:]) > 1:
+        # A matrix product: twice the input with every window written out. Fitted.
+        positions = conv.input if conv.transposed else conv.output
+        window = prod(conv.weight[1:])
+        yield 2 * positions[0] * prod(positions[2:]) * window * conv.itemsize
+    plane = max(conv.input[2:])
+    if len(conv.input) == 4 and plane <= TRANSFORMED and {1} == {*conv.stride, *conv.dilation}:
+        # Fourier transforms of planes, padded to squares of a power of two: much where planes are
+        # 4 by 256, as in mobilevitv2. Those by tiles are left out: they want 4.3 GiB for the pairs
+        # of channels of ResNet-50's last stage, which few runs showed.
+        batch, channels, outputs = conv.input[0], conv.input[1], conv.output[1]
+        planes = batch * (channels + outputs) + channels * outputs // conv.groups
+        side = 1 << (plane - 1).bit_length()
+        yield planes * side * (side // 2 + 1) * 2 * conv.itemsize
+
+
+def _is_image(conv: Conv) -> bool:
+    return conv.groups == 1 and conv.input[1] <= IMAGE and max(conv.weight[2:]) > 1
 
 
 def _searched(conv: Conv) -> bool:
     """Whether cuDNN can choose among algorithms with a workspace."""
-    return conv.input[1] > 4 and max(conv.weight[2:]) > 1
+    return conv.input[1] > IMAGE and max(conv.weight[2:]) > 1
