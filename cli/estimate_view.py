@@ -227,7 +227,7 @@ def fitted(fit: Fit) -> RenderableType:
         assert fit.refused is not None
         value, answer = fit.refused
         head = f"There is no estimate for --{fit.command.name} {value}:"
-        return Group(Text(head, style="bold"), Text(), said(answer["estimates"]))
+        return Group(*crashed(answer), Text(head, style="bold"), Text(), said(answer["estimates"]))
     tried, shown = fit.tried, [value for value in (fit.largest, fit.too_large) if value]
     made = table(f"{fit.command.name.upper()}> MEMORY> LOW> HIGH> FITS")
     for value in sorted(tried) if fit.steady else shown:
@@ -237,10 +237,10 @@ def fitted(fit: Fit) -> RenderableType:
     source = clean(next(iter(tried.values()))["source"])
     seconds = sum(one["seconds"] for one in tried.values())
     tail = f"\nEstimator: {source}. Tried {len(tried)} values in {seconds:.0f} s."
-    return Group(Text(_found(fit), style="bold"), Text(), made, Text(tail))
+    return Group(Text(_outcome(fit), style="bold"), Text(), made, Text(tail))
 
 
-def _found(fit: Fit) -> str:
+def _outcome(fit: Fit) -> str:
     option, limit = f"--{fit.command.name}", memory(fit.limit_mib)
     largest, over = fit.largest, fit.too_large
     if fit.cut_short is not None:
