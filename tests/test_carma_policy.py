@@ -355,7 +355,7 @@ def test_why_it_is_where_it_is():
         ),
         (
             Reason("promised", HOUR, 2, "s"),
-            "2 GPUs are kept for it, expected to be free in 60 min",
+            "GPUs kept for it: 2, expected to be free in 60 min",
         ),
     ],
 )

@@ -140,12 +140,9 @@ class Fleet:
         return self._nodes
 
     def _renewed(self, old: GpuView, residents: tuple[Job, ...], now: float) -> GpuView:
-        here = {job.id for job in residents}
-        left = {job.id: now for job in old.residents if job.id not in here}
-        last = self._windows[old.id].last
-        for job, at in self._left.get(old.id, {}).items():
-            if last and last.at <= at and job not in here:
-                left.setdefault(job, at)
+        here, last = {job.id for job in residents}, self._windows[old.id].last
+        gone = dict.fromkeys((job.id for job in old.residents), now) | self._left.get(old.id, {})
+        left = {job: at for job, at in gone.items() if job not in here and last and last.at <= at}
         self._left[old.id] = left
         return replace(self._view(old.id, residents, now), left=frozenset(left))
 

@@ -16,6 +16,6 @@ REASONS = {
     # of the job
     "promised": Wording(
         "Promised",
-        lambda r: f"{r.have:.0f} GPUs are kept for it, expected to be free in {duration(r.need)}",
+        lambda r: f"GPUs kept for it: {r.have:.0f}, expected to be free in {duration(r.need)}",
     ),
 }

@@ -209,10 +209,7 @@ class JobOut(OptionsOut):
     sm_active_mean: NotRequired[float | None]
     history: NotRequired[list[MoveOut]]
     attempts: NotRequired[list[AttemptOut]]
-
-
-class StepOut(JobOut):
-    unused: str  # why a report of its steps has no effect; "": it has one
+    unused: NotRequired[str]  # why a report of its steps has no effect; "": it has one
 
 
 class JobsOut(TypedDict):

@@ -16,7 +16,7 @@ from carmad.api.render import CODES, attempts_out
 from carmad.api.requests import StepIn, SubmitIn
 from carmad.api.responses import SCHEMA
 from carmad.api.responses.decisions import DryRunOut, WhyOut
-from carmad.api.responses.jobs import JobOut, JobsOut, StepOut, SubmittedOut
+from carmad.api.responses.jobs import JobOut, JobsOut, SubmittedOut
 from carmad.api.select import parse_selection
 from carmad.api.times import parse_time, stamp
 from carmad.api.why import why_out
@@ -235,7 +235,7 @@ def _explained(call: Call, job: Job, scene: Scene) -> Response:
     return answer(out)
 
 
-@router.post("/jobs/{label}/step", responses={200: {"model": StepOut}})
+@router.post("/jobs/{label}/step", responses={200: {"model": JobOut}})
 async def step(call: Asked, label: Label, body: StepIn) -> Response:
     """Report how long a running job's training step and its stages take. `unused` says why that has
     no effect, if it has none."""
@@ -251,7 +251,7 @@ async def step(call: Asked, label: Label, body: StepIn) -> Response:
     stages = StageTimes(**body.stages.model_dump()) if body.stages else None
     await call.service.request(Stepped(call.service.now(), job.id, body.seconds, stages))
     job, scene = await _mine(call, str(job.id))
-    out: StepOut = {**call.renderer(scene)(job), "unused": _unused(job, scene)}
+    out: JobOut = {**call.renderer(scene)(job), "unused": _unused(job, scene)}
     return answer(out)
 
 
