@@ -53,7 +53,7 @@ def test_deadlines_met_are_judged_by_cuckoos_lead() -> None:
 
     seeds = ((0, 0.8, 0.5), (1, 0.7, 0.7))
     files = {
-        "cuckoo_few": {
+        "cuckoo": {
             "beside": {
                 "headline": [
                     row(cuckoo.UNPACKED, 49.0),
@@ -65,8 +65,9 @@ def test_deadlines_met_are_judged_by_cuckoos_lead() -> None:
                 *(run("Cuckoo", seed, met) for seed, met, _ in seeds),
                 *(run("Blossom", seed, met) for seed, _, met in seeds),
             ],
+            "pairs": [],
         },
-        "cuckoo": {"pairs": [], "plans": []},
+        "cuckoo_plans": {"plans": []},
     }
     found = cuckoo.claims(files.__getitem__)
     own, lead = next(found), next(found)
