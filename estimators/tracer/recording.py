@@ -28,6 +28,7 @@ _DEVICE_OF = torch.ops.prim.device.default
 _GEMMS = frozenset((aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default))
 # Operators that refuse tensors on different devices, unless one is a number (zero-dimensional); of
 # all that do, those that meet a model's forgotten parameter or batch first.
+# Not div: ctc_loss divides by lengths that PyTorch itself makes on the CPU here.
 _ONE_DEVICE = _GEMMS | {
     aten.convolution.default,
     aten.embedding.default,
@@ -40,7 +41,6 @@ _ONE_DEVICE = _GEMMS | {
     aten.add.Tensor,
     aten.sub.Tensor,
     aten.mul.Tensor,
-    aten.div.Tensor,
 }
 # Substitutes that know their answer from the shapes alone.
 _KNOWN = frozenset(
