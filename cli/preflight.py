@@ -11,6 +11,7 @@ import sys
 import time
 
 from carmad.errors import CarmaError
+from carmad.readable import clean
 from cli import client
 
 WITHIN_S = 20.0
@@ -28,7 +29,7 @@ def wanted(label: str, first: str, asks: bool) -> bool:
         return True
     if not crash:
         return True
-    _say(f"your script stops {crash}")
+    _say(f"your script stops {clean(crash)}")
     if not asks or _keeps(label):
         return True
     client.post("/v1/cancel", {"select": label, "user": None})

@@ -65,7 +65,7 @@ def _asked(name: str, settings: Settings, server: Server, spec: JobSpec) -> Answ
 def patient(settings: Settings, within_s: float | None = None) -> Settings:
     """With more time for scripts, as long as nothing waits for the answer."""
     estimation = settings.estimation
-    within_s = estimation.patient_s if within_s is None else within_s
+    within_s = max(estimation.patient_s, estimation.within_s) if within_s is None else within_s
     return replace(settings, estimation=replace(estimation, within_s=within_s))
 
 

@@ -58,21 +58,23 @@ def _submit(body: dict[str, Any], options: argparse.Namespace) -> int:
         print(label)
     elif not options.quiet:
         print(f"Submitted batch job {label}")
-    sys.stdout.flush()
     if _is_attended(options):
+        sys.stdout.flush()
         from cli import preflight
 
         if not preflight.wanted(label, str(answer["ids"][0]), asks=not body["after"]):
             return 1
     if not options.wait:
         return 0
+    sys.stdout.flush()
     return _wait([str(job) for job in answer["ids"]], label)
 
 
 def _is_attended(options: argparse.Namespace) -> bool:
     """Whether somebody is there to be told, and asked."""
     silent = options.anyway or options.json or options.parsable or options.quiet
-    return not silent and sys.stdin.isatty() and sys.stdout.isatty()
+    ends = (sys.stdin, sys.stdout)  # None if they are closed
+    return not silent and all(end is not None and end.isatty() for end in ends)
 
 
 def _warn(answer: dict[str, Any]) -> None:

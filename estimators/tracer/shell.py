@@ -70,7 +70,8 @@ def command(
         raise Unclear(
             f"its command `{' '.join(words)}` is not known before it runs".replace(UNKNOWN, "…")
         )
-    return words, env, cwd
+    known = {name: value for name, value in env.items() if UNKNOWN not in value}
+    return words, {name: value.replace(NEXT, " ") for name, value in known.items()}, cwd
 
 
 class _Script:
