@@ -76,7 +76,7 @@ class _Answer:
         return there
 
     def result(self) -> Any:
-        """The plugin's answer, once it has come. Raises what the plugin raised."""
+        """Wait for the plugin's answer. Raises what the plugin raised."""
         if self._error is not None:
             raise self._error
         return self._value

@@ -99,7 +99,7 @@ def _leaving(gpu: GpuView) -> tuple[int, str] | None:
 
 
 def _clients_left(gpu: GpuView) -> Iterator[tuple[JobId | None, tuple[int, str]]]:
-    """The MPS clients in the last reading that are no resident's, and their jobs."""
+    """MPS clients in the last reading that belong to no resident, with their jobs."""
     jobs = {job.id for job in gpu.residents}
     for process in gpu.sample.processes if gpu.sample else ():
         if process.mps_uid is not None and process.job not in jobs:

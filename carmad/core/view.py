@@ -38,7 +38,7 @@ class NodeView:
         return frozenset(job.id for job in clients if job.spec.uid != uid)
 
     def with_resident(self, gpu: GpuId, job: Job, settings: Settings) -> NodeView:
-        """This node just after `job` was placed on `gpu`, or after that was promised to it."""
+        """This node just after `job` was placed on `gpu`, or was promised it."""
         given = (g.with_resident(job) if g.id == gpu else g for g in self.gpus)
         return NodeView(self.name, with_client(given, job, settings))
 

@@ -53,7 +53,7 @@ def jobs() -> Iterator[Job]:
 
 
 def _runs() -> Iterator[Past]:
-    """Runs of no time to days, of two users."""
+    """Runs of two users that last from 0 s to days."""
     for n, seconds in enumerate((0.0, 30.0, 3600.0, 3700.0, 400_000.0)):
         user, state = ("ada", "bob")[n % 2], (JobState.SUCCEEDED, JobState.FAILED)[n // 4]
         begun = 1000.0 * n

@@ -81,7 +81,7 @@ class Held(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """Where jobs may go whose duration and memory are known, and where others may."""
+    """Placement rules for jobs of known duration and memory, and for all others."""
 
     known: Ranked
     unknown: Ranked

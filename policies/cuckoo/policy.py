@@ -160,7 +160,7 @@ class Cuckoo:
     def _made(
         self, view: View, jobs: Sequence[Job], where: Site, partners: Mapping[JobId, Job]
     ) -> Made:
-        """The last plan if nothing has changed since, otherwise a new one."""
+        """The last plan if nothing has changed since, or else a new one."""
         joining = {job.id for job in partners.values()}
         others = [job for job in jobs if job.id not in joining] if joining else jobs
         line = in_reach(others, where, joinable(view, where) if self.joins == "any" else ())
