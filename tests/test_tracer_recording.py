@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import estimators  # noqa: E402
-from estimators.tracer import torchvision_ops  # noqa: E402
+from estimators.tracer import norms, torchvision_ops  # noqa: E402
 from estimators.tracer.fakecuda import _virtual_functions  # noqa: E402
 from estimators.tracer.layers import Layers  # noqa: E402
 from estimators.tracer.recording import Recorder  # noqa: E402
@@ -235,6 +235,18 @@ def test_recurrent_layers_run_as_a_whole(recorder: Recorder) -> None:
     out.sum().backward()
     assert all(p.grad is not None for p in lstm.parameters())
     assert len(allocated(recorder)) - count < 40, "not step by step"
+
+
+@pytest.mark.skipif(not norms.fused(), reason="this torch composes RMSNorm on GPUs as well")
+def test_rms_norm_keeps_its_input_alone(recorder: Recorder) -> None:
+    size, weight = 4096 * 256 * 4, nn.Parameter(torch.empty(256, device="cuda"))
+    x = torch.empty(4096, 256, device="cuda", requires_grad=True) * 1
+    before = recorder.live
+    out = nn.functional.rms_norm(x, (256,), weight)
+    assert recorder.live - before == size + 4096 * 4, "the output, and a number per row"
+    del x
+    out.sum().backward()
+    assert weight.grad is not None and weight.grad.shape == (256,)
 
 
 def test_layers(recorder: Recorder) -> None:

@@ -5,8 +5,8 @@ Values: a fake tensor has none. If a program reads one (`.item()`, `nonzero`, a 
 it gets one that usually allocates at least as much as the real one: every element
 is selected, numbers are 1.
 
-Choices: without a GPU, attention uses the implementation that keeps all scores, and the derivatives
-of SiLU and Mish are decomposed into pieces with large temporaries.
+Choices: without a GPU, attention uses the implementation that keeps all scores, and RMSNorm and the
+derivatives of SiLU and Mish are decomposed into pieces with large temporaries.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensor
 
-from . import convolution, recurrent
+from . import convolution, norms, recurrent
 
 aten = torch.ops.aten
 _installed: List[Any] = []
@@ -33,6 +33,7 @@ def install() -> None:
         library = torch.library.Library("aten", "IMPL")
         for name in ("silu_backward", "mish_backward"):
             library.impl(name, lambda gradient, x: torch.empty_like(x), "CUDA")
+        norms.install(library)
         _installed.append(library)
     original = F.scaled_dot_product_attention
     attention = _attention(original)
@@ -274,6 +275,7 @@ ANSWERS: Dict[Any, Callable[..., Any]] = {
     aten.unique_dim.default: _unique,
     aten.unique_consecutive.default: _unique,
     aten.repeat_interleave.Tensor: _repeat_interleave,
+    **norms.answers(),
 }
 for _name, _answer in (  # some have an overload more in newer versions
     ("_use_cudnn_ctc_loss", lambda *_, **__: False),
