@@ -42,11 +42,10 @@ def assert_fits(
     the report. Raises ValueError if `memory` is not a size.
     """
     from estimators import trace
-    from estimators.tracer.replay import safe
 
     limit = _bytes(memory)
     report = trace(model, inputs, optimizer, loss=loss, explain=True)
-    needed = safe(report) + context_mib * MIB
+    needed = report.safe + context_mib * MIB
     if needed > limit:
         raise AssertionError(_message(report, memory, needed))
     return report

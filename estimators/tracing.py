@@ -17,7 +17,6 @@ from estimators.experience import (
     shortfall_mib,
 )
 from estimators.look import look
-from estimators.tracer.replay import safe
 from estimators.tracer.report import PARTS, Explanation, Report
 
 MIB = 2**20
@@ -62,7 +61,7 @@ class Trace:
             body + context,
             self.name,
             low=min(body, floor) + context,
-            high=max(traced + short, ceil(safe(report) / MIB) + max(0, correction)) + context,
+            high=max(traced + short, ceil(report.safe / MIB) + max(0, correction)) + context,
             seconds=report.seconds,
             notes=tuple(notes),
             parts=(*parts, ("context", context)),

@@ -71,7 +71,7 @@ def found(folder: Path) -> dict[str, Any]:
             "show": [carma("show", str(id)) for id in (1, 4)],
             "out of limits": daemon.call("POST", "/v1/jobs", body),
             "pages": generate.pages(),
-            "one estimate": _alike(a_spec(warm_up_s=1.0)) == _alike(a_spec()),
+            "one estimate": _alike(a_spec(warm_up_s=1.0), False) == _alike(a_spec(), False),
         }
 
 

@@ -63,8 +63,8 @@ def test_it_is_answered_and_shown(made_up: dict[str, Any]) -> None:
 def test_it_is_in_the_reference(made_up: dict[str, Any]) -> None:
     pages = made_up["pages"]
     assert "| `--warm-up TIME` | a made-up option |" in pages["reference/commands.md"]
-    assert pages["reference/http-api.md"].count("`warm_up_s`") == 2, (
-        "in a request, and in an answer"
+    assert pages["reference/http-api.md"].count("`warm_up_s`") == 3, (
+        "in two requests, and in an answer"
     )
 
 

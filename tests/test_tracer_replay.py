@@ -15,7 +15,7 @@ pytest.importorskip("torch", reason="the tracer runs in a Python that has PyTorc
 
 from estimators.tracer.allocator import MIB, Options
 from estimators.tracer.convolution import Conv
-from estimators.tracer.replay import Figures, figures, replay, safe
+from estimators.tracer.replay import Figures, figures, replay
 from estimators.tracer.report import PARTS, Report
 from estimators.tracer.workspace import BLAS, autotuning, workspace
 
@@ -196,10 +196,10 @@ def test_a_search_pads_narrow_planes_to_squares() -> None:
 def test_safe_is_above_what_is_expected_and_grows_with_it() -> None:
     report = _traced()
     more = replace(report, reserved=report.reserved + 1000 * MIB)
-    assert safe(report) > report.reserved
-    assert safe(more) - safe(report) == 1050 * MIB
-    assert safe(replace(report, autotune=300 * MIB)) == safe(report)
-    assert safe(replace(report, autotune=9000 * MIB)) == report.reserved + 9000 * MIB
+    assert report.safe > report.reserved
+    assert more.safe - report.safe == 1050 * MIB
+    assert replace(report, autotune=300 * MIB).safe == report.safe
+    assert replace(report, autotune=9000 * MIB).safe == report.reserved + 9000 * MIB
 
 
 def test_a_report_says_under_which_options_it_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,5 +225,5 @@ def _traced() -> Report:
 
 
 def test_the_daemon_can_ask_without_pytorch() -> None:
-    program = "import sys, estimators.tracer.replay; sys.exit('torch' in sys.modules)"
+    program = "import sys, carmad.learned.estimates; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0

@@ -196,7 +196,7 @@ def test_estimates_and_why_there_is_none(tmp_path):
 
 
 def test_a_script_that_stops_by_itself_is_reported_with_or_without_an_estimate(tmp_path):
-    def asked(spec):
+    def asked(spec, patient):
         if spec.memory_mib is None:
             return Refusal("the script stops at t.py:1: NameError: x", "t", crash="at t.py:1")
         return Estimate(9, "history", crash="at t.py:1")

@@ -20,7 +20,6 @@ from estimators.gpumemnet.answer import answer
 from estimators.history import History
 from estimators.horus import formula
 from estimators.look import look
-from estimators.tracer.replay import safe
 
 STAGE = "estimates"  # the name of the file of entries
 
@@ -43,7 +42,7 @@ def _looked(name: str, here: Here, rehearse: bool) -> Entry:
     return {
         "trace_mib": math.ceil(report.reserved / MIB),
         "low_mib": report.floor // MIB,
-        "high_mib": math.ceil(safe(report) / MIB),
+        "high_mib": math.ceil(report.safe / MIB),
         "faketensor_mib": math.ceil(report.faketensor / MIB),
         "horus_mib": round(formula(report.layers, report.batch)),
         "gpumemnet_mib": layered.mib if isinstance(layered, Estimate) else None,

@@ -20,7 +20,6 @@ from benchmarks.memory.carma_tasks import TIMM, build
 from benchmarks.memory.truth import MIB
 from carmad.config import Estimation
 from carmad.sim.report import markdown
-from estimators.tracer.replay import safe
 
 TASKS = DATA / "carma" / "tasks.csv"
 CONTEXT_MIB = Estimation().context_mib  # nothing here was fitted to it
@@ -74,7 +73,7 @@ def _traced(model: str, dataset: str, batch_size: int, gpus: int) -> tuple[int, 
         return None
     report = estimators.trace(task.model, task.inputs)
     low, expected, high = (
-        -(-nbytes // MIB) + CONTEXT_MIB for nbytes in (report.floor, report.reserved, safe(report))
+        -(-nbytes // MIB) + CONTEXT_MIB for nbytes in (report.floor, report.reserved, report.safe)
     )
     return low, expected, high
 

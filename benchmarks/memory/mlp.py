@@ -35,7 +35,6 @@ from benchmarks.memory.truth import (
     networks,
 )
 from estimators.horus import formula
-from estimators.tracer.replay import safe
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,7 @@ def told(network: Network) -> Told:
     return Told(
         report.floor / MIB,
         report.reserved / MIB,
-        safe(report) / MIB,
+        report.safe / MIB,
         formula(report.layers, report.batch),
         network.peak_mib,
     )

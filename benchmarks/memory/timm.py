@@ -55,7 +55,7 @@ from benchmarks.memory.truth import (
 from carmad.plugin import Estimate
 from estimators.gpumemnet.answer import answer
 from estimators.horus import formula
-from estimators.tracer.replay import replay, safe
+from estimators.tracer.replay import replay
 from estimators.tracer.report import Report as TraceReport
 
 GPU_MIB = 40_960
@@ -253,7 +253,7 @@ def _seen(run: Run, report: TraceReport) -> Seen:
         run,
         report.floor / MIB,
         report.reserved / MIB,
-        safe(report) / MIB,
+        report.safe / MIB,
         formula(report.layers, run.batch),
         _gpumemnet(report, run.batch),
     )

@@ -1,7 +1,4 @@
-"""Turns a recording into the numbers of a report.
-
-Imports PyTorch only where it is there already: the daemon asks `safe`.
-"""
+"""Turns a recording into the numbers of a report."""
 
 from __future__ import annotations
 
@@ -9,6 +6,8 @@ import os
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any, Iterable, Sequence
+
+import torch
 
 from .allocator import DEFAULTS, Allocator, Options, options
 from .report import PARTS, Report
@@ -39,8 +38,6 @@ def options_here() -> tuple[Options, tuple[str, ...]]:
 
 def replay(recorder: Recorder, layers: Layers, steps: int, seconds: float) -> Report:
     """The report on what `recorder` saw, under the allocator's options of this process."""
-    import torch
-
     chosen, notes = options_here()
     found = figures(
         recorder.events,
@@ -65,13 +62,6 @@ def replay(recorder: Recorder, layers: Layers, steps: int, seconds: float) -> Re
         notes=(*recorder.notes, *notes),
         seconds=seconds,
     )
-
-
-def safe(report: Report) -> int:
-    """Bytes for the allocator that should be free: 5 % and 512 MiB above the expected value, or
-    what cudnn.benchmark takes if that is more, since it is done before the peak. Few of the timm
-    runs exceed it; `benchmarks/memory/timm.py` shows how many do."""
-    return report.reserved + max(report.reserved // 20 + (512 << 20), report.autotune)
 
 
 def figures(
