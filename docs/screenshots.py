@@ -27,7 +27,7 @@ from rich.console import Console, Group, RenderableType
 
 from carmad.config import Estimation, Settings
 from carmad.core.types import JobSpec
-from carmad.http.routes.estimates import explanation_out, guess_out
+from carmad.http.estimated import explanation_out, guess_out
 from carmad.learned.estimates import explained
 from cli import client, dashboard, render
 from cli import estimate_view as view

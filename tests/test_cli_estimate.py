@@ -6,6 +6,7 @@ import html
 import io
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -518,3 +519,34 @@ def test_the_canned_answer_is_as_those_here() -> None:
     canned = ANSWERS["POST", "/v1/estimate"]
     assert set(canned) == set(an_answer())
     assert set(canned["estimates"][0]) == set(an_estimate("trace", 1))
+
+
+@pytest.fixture
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory to work in, where no daemon answers."""
+    monkeypatch.setenv("CARMA_SOCKET", str(tmp_path / "none"))
+    monkeypatch.chdir(tmp_path)
+    command._note_alone.cache_clear()
+    return tmp_path
+
+
+def test_without_a_daemon_it_is_estimated_by_the_user(alone: Path, capsys: Any) -> None:
+    assert run(["estimate", "--gpu-mem", "9G", "--json", "true"]) == 0
+    out, err = capsys.readouterr()
+    answer = json.loads(out)
+    said = {one["source"]: one["mib"] for one in answer["estimates"]}
+    assert said["declared"] == 9 * 1024 and said["history"] is None
+    assert (answer["fits"], answer["verdicts"]) == ([], [])
+    assert err.count("no carmad answers") == 1
+
+
+def test_without_a_daemon_a_script_that_stops_is_told(alone: Path, capsys: Any) -> None:
+    pytest.importorskip("torch")
+    (alone / "train.py").write_text("import torch\ntorch.ones(2) @ torch.ones(3)\n")
+    assert run(["estimate", sys.executable, "train.py"]) == 1
+    assert "Your script stops at train.py:2: RuntimeError" in capsys.readouterr().out
+
+
+def test_without_a_daemon_its_limits_hold(alone: Path, capsys: Any) -> None:
+    assert run(["estimate", "--name", "a\x01b", "true"]) == 1
+    assert "name: " in capsys.readouterr().err

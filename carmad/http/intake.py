@@ -149,7 +149,7 @@ async def checked(service: Service, peer: Peer, body: SubmitIn) -> JobSpec:
             f"{tasks} tasks with {len(after)} dependencies each: at most {MAX_WAITS} in all",
             "Let them depend on one job that depends on the others.",
         )
-    return _spec(body, peer, after, gpus)
+    return job_spec(body, peer, after, gpus)
 
 
 def warnings(body: SubmitIn, now: float) -> list[str]:
@@ -299,7 +299,9 @@ def _resolved(
     return tuple(kept)
 
 
-def _spec(body: SubmitIn, peer: Peer, after: tuple[After, ...], gpus: tuple[Gpu, ...]) -> JobSpec:
+def job_spec(
+    body: SubmitIn, peer: Peer, after: tuple[After, ...], gpus: tuple[Gpu, ...]
+) -> JobSpec:
     env = scrub(body.env) | body.export
     default = "carma-%A_%a.out" if body.array else "carma-%j.out"
     return JobSpec(

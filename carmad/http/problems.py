@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import ceil
+from typing import Any
 
 from carmad.errors import CarmaError
 from carmad.http.service import Unavailable
@@ -64,3 +66,17 @@ def status_and_code(error: CarmaError) -> tuple[int, str]:
     if isinstance(error, (StoreFull, Unavailable)):
         return 503, "unavailable"
     return ApiError.status, ApiError.code
+
+
+def invalid(errors: Sequence[Any]) -> str:
+    """What is wrong with a request: pydantic's errors, the first few."""
+    return "; ".join(map(_problem, errors[:5]))
+
+
+def _problem(problem: dict[str, Any]) -> str:
+    where = ".".join(str(part) for part in problem["loc"] if part not in ("body", "query", "path"))
+    if problem["type"] == "json_invalid":
+        return f"the body is not JSON (at character {where})"
+    if problem["type"] == "string_pattern_mismatch":
+        return f"{where}: it is empty, or has an invalid character"
+    return f"{where}: {problem['msg']}" if where else str(problem["msg"])

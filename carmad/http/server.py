@@ -15,7 +15,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import uvicorn
 from fastapi import FastAPI, Request
@@ -31,7 +31,7 @@ from carmad.engine.threads import api_threads
 from carmad.errors import CarmaError
 from carmad.http.answers import VERSION, refusal
 from carmad.http.peers import Credentials, Peers
-from carmad.http.problems import TooLarge, TooSlow, status_and_code
+from carmad.http.problems import TooLarge, TooSlow, invalid, status_and_code
 from carmad.http.problems import headers as more_headers
 from carmad.http.routes import about, actions, estimates, gpus, jobs, models
 from carmad.http.service import Service
@@ -85,17 +85,7 @@ async def _carma_error(request: Request, error: Exception) -> Response:
 
 async def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    problems = [_problem(problem) for problem in error.errors()[:5]]
-    return refusal(422, "; ".join(problems), "", "bad_request")
-
-
-def _problem(problem: dict[str, Any]) -> str:
-    where = ".".join(str(part) for part in problem["loc"] if part not in ("body", "query", "path"))
-    if problem["type"] == "json_invalid":
-        return f"the body is not JSON (at character {where})"
-    if problem["type"] == "string_pattern_mismatch":
-        return f"{where}: it is empty, or has an invalid character"
-    return f"{where}: {problem['msg']}" if where else str(problem["msg"])
+    return refusal(422, invalid(error.errors()), "", "bad_request")
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ import typer
 
 from cli import client, output, parse
 from cli.commands import submit, submit_options
-from cli.problems import Problem, Usage
+from cli.problems import Problem, Unreachable, Usage
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -118,8 +119,22 @@ def _in_front(args: list[str], parser: submit_options.Parser) -> list[str]:
 
 def _ask(body: dict[str, Any], explain: bool = False) -> EstimatesOut:
     path = "/v1/estimate?explain=true" if explain else "/v1/estimate"
-    answer: EstimatesOut = client.post(path, body, ESTIMATE_S)
+    answer: EstimatesOut
+    try:
+        answer = client.post(path, body, ESTIMATE_S)
+    except client.Broken:
+        raise
+    except Unreachable:
+        from carmad.http.alone import estimated
+
+        _note_alone()
+        answer = estimated(body, explain)
     return answer
+
+
+@cache  # once, however many values are tried
+def _note_alone() -> None:
+    output.note("no carmad answers: this is without its GPUs and what it learned from your jobs")
 
 
 def _fit(body: dict[str, Any], name: str, limit_mib: int) -> Fit:

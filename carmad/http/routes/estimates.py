@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from fastapi import APIRouter
 from starlette.responses import Response
 
@@ -13,18 +11,15 @@ from carmad.api.decisions import reason_out, verdicts_out
 from carmad.api.requests import EstimateIn
 from carmad.api.responses import SCHEMA
 from carmad.api.responses.estimates import (
-    EstimateOut,
     EstimatesOut,
     EstimatorsOut,
-    ExplanationOut,
-    HeldOut,
+    FitOut,
 )
 from carmad.core.types import Estimate
 from carmad.engine.threads import run_in_threadpool
 from carmad.http import intake
 from carmad.http.answers import PROBLEMS, Asked, answer
-from carmad.learned.estimates import Guess
-from estimators.tracer.report import PARTS, Explanation, Held
+from carmad.http.estimated import estimates_out
 
 router = APIRouter(prefix="/v1", responses=PROBLEMS, default_response_class=Response)
 
@@ -49,68 +44,17 @@ async def estimate(call: Asked, body: EstimateIn, explain: bool = False) -> Resp
         lambda core: intake.judged(core, intake.tried(core, spec, need, now), core.snapshot(now))
     )
     scene = await call.service.scene()
-    out: EstimatesOut = {
-        "schema": SCHEMA,
-        "crash": next((guess.answer.crash for guess in guesses if guess.answer.crash), None),
-        "estimates": [guess_out(guess) for guess in guesses],
-        "fits": [
-            {
-                "gpu": gpu.gpu.index,
-                "free_mib": max(0, gpu.free_mib),
-                "fits": None if need is None else need.safe_mib <= gpu.free_mib,
-            }
-            for gpu in scene.view.gpus
-        ],
-        "verdicts": verdicts_out(placement, scene),
-        "reasons": [reason_out(reason, scene) for reason in placement.reasons],
-        "explanation": explanation_out(explained) if explained else None,
-    }
+    fits: list[FitOut] = [
+        {
+            "gpu": gpu.gpu.index,
+            "free_mib": max(0, gpu.free_mib),
+            "fits": None if need is None else need.safe_mib <= gpu.free_mib,
+        }
+        for gpu in scene.view.gpus
+    ]
+    reasons = [reason_out(reason, scene) for reason in placement.reasons]
+    out = estimates_out(guesses, explained, fits, verdicts_out(placement, scene), reasons)
     return answer(out)
-
-
-def explanation_out(found: Explanation) -> ExplanationOut:
-    def held(ones: Sequence[Held]) -> list[HeldOut]:
-        return [
-            {"name": one.name, "kind": one.kind, "count": one.count, "mib": one.nbytes >> 20}
-            for one in ones
-        ]
-
-    return {
-        "modules": held(found.modules),
-        "lines": held(found.lines),
-        "remedies": [
-            {"what": one.what, "saved_mib": one.saved >> 20, "exact": one.exact}
-            for one in found.remedies
-        ],
-        "moments": [
-            {
-                "in_use": {
-                    part: nbytes >> 20
-                    for part, nbytes in zip(PARTS, one.in_use, strict=True)
-                    if part != "cached"
-                },
-                "held_mib": one.reserved >> 20,
-                "mark": one.mark,
-            }
-            for one in found.moments
-        ],
-    }
-
-
-def guess_out(guess: Guess) -> EstimateOut:
-    said = guess.answer
-    found = said if isinstance(said, Estimate) else None
-    return {
-        "source": guess.source,
-        "mib": found.mib if found else None,
-        "low": found.low if found else None,
-        "high": found.high if found else None,
-        "seconds": round(guess.seconds, 4),
-        "chosen": guess.chosen,
-        "why": None if isinstance(said, Estimate) else said.why,
-        "notes": list(found.notes) if found else [],
-        "parts": dict(found.parts) if found else {},
-    }
 
 
 @router.get("/estimators", responses={200: {"model": EstimatorsOut}})
