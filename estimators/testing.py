@@ -37,7 +37,7 @@ def assert_fits(
     model, inputs, optimizer, loss: as for `estimators.trace`.
     context_mib: what CUDA and its libraries take besides.
 
-    Judged by what the trace would keep free: 5 % and 512 MiB more than expected, and what
+    Judged by what the trace would keep free: 5 % and 384 MiB more than expected, and what
     cudnn.benchmark may take. The message names who holds the memory and what would help. Returns
     the report. Raises ValueError if `memory` is not a size.
     """

@@ -17,7 +17,7 @@ from estimators.tracer.allocator import MIB, Options
 from estimators.tracer.convolution import Conv
 from estimators.tracer.replay import Figures, figures, replay
 from estimators.tracer.report import PARTS, Report
-from estimators.tracer.workspace import BLAS, autotuning, workspace
+from estimators.tracer.workspace import BLAS, autotuning, images, workspace
 
 SQUARE = Conv(
     backward=False,
@@ -163,7 +163,7 @@ def test_a_search_counts_at_the_time_when_it_is() -> None:
         ({}, IN + OUT + 2 * WEIGHT),
         ({"backward": True}, int(1.75 * (IN + OUT + WEIGHT)) + WEIGHT),
         ({"weight": (64, 64, 1, 1)}, 0),
-        ({"input": (8, 3, 56, 56), "weight": (64, 3, 3, 3)}, 8 * 8 * 56 * 56 * 4),
+        ({"input": (8, 3, 56, 56), "weight": (64, 3, 3, 3)}, 0),
         ({"groups": 64, "weight": (64, 1, 3, 3)}, (IN + OUT) // 4),
         ({"groups": 2, "weight": (64, 32, 3, 3)}, (IN + OUT + WEIGHT // 2) // 4 + WEIGHT // 2),
     ],
@@ -191,6 +191,20 @@ def test_a_search_pads_narrow_planes_to_squares() -> None:
     assert autotuning(conv) == (128 * (64 + 129) + 64 * 129) * 256 * 129 * 8
     assert autotuning(conv, free=8 << 30) == 0
     assert autotuning(conv._replace(stride=(2, 2))) == 0
+
+
+def test_autotuning_transforms_tiles_for_many_pairs_of_channels() -> None:
+    conv = SQUARE._replace(input=(8, 1024, 7, 7), weight=(2048, 1024, 1, 1), output=(8, 2048, 7, 7))
+    assert autotuning(conv) == (8 * (1024 + 2048) + 1024 * 2048) * 32 * 17 * 8
+    fewer = conv._replace(weight=(1024, 1024, 1, 1), output=(8, 1024, 7, 7))
+    assert autotuning(fewer) == (8 * (1024 + 1024) + 1024 * 1024) * 8 * 5 * 8, "planes alone"
+
+
+def test_padded_images_are_kept() -> None:
+    one = SQUARE._replace(input=(8, 3, 224, 224), weight=(64, 3, 3, 3))
+    small, grey = one._replace(input=(2, 3, 224, 224)), one._replace(input=(2, 1, 28, 28))
+    found = run(("conv", 0), ("conv", 1), ("conv", 0), ("conv", 2), convs=(small, one, grey))
+    assert found.parts["workspace"] == images(one) == 8 * 8 * 224 * 224 * 4, "the largest, once"
 
 
 def test_safe_is_above_what_is_expected_and_grows_with_it() -> None:

@@ -11,7 +11,7 @@ import torch
 
 from .allocator import DEFAULTS, Allocator, Options, options
 from .report import PARTS, Report
-from .workspace import BLAS, autotuning, workspace
+from .workspace import BLAS, autotuning, images, workspace
 
 if TYPE_CHECKING:
     from .convolution import Conv
@@ -156,8 +156,16 @@ class Replay:
             self._searched = max(self._searched, self.allocator.reserved)
             self.allocator.release("search")
             self.allocator.empty_cache()  # as PyTorch does after each search for an algorithm
+        self._pad(images(conv))
         self.allocate("conv", workspace(conv), "workspace")
         self._release("conv")
+
+    def _pad(self, nbytes: int) -> None:
+        held, _ = self._live.get("images", (0, ""))
+        if nbytes > held:
+            if held:
+                self._release("images")
+            self.allocate("images", nbytes, "workspace")
 
     def _mark(self, name: str) -> None:
         if name == "backward" and self._faketensor is None:

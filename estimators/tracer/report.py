@@ -96,10 +96,10 @@ class Report:
 
     @property
     def safe(self) -> int:
-        """Bytes for the allocator that should be free: 5 % and 512 MiB above the expected value, or
+        """Bytes for the allocator that should be free: 5 % and 384 MiB above the expected value, or
         what cudnn.benchmark takes if that is more, since it is done before the peak. Few of the
         timm runs exceed it; `benchmarks/memory/timm.py` shows how many do."""
-        return self.reserved + max(self.reserved // 20 + (512 << 20), self.autotune)
+        return self.reserved + max(self.reserved // 20 + (384 << 20), self.autotune)
 
     def dumps(self) -> bytes:
         return json.dumps(asdict(self)).encode()
