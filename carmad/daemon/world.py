@@ -15,6 +15,7 @@ from carmad.attempt.evidence import Evidence
 from carmad.attempt.launcher import Launcher, NotNow
 from carmad.attempt.shepherd import Ended, Shepherd
 from carmad.core.messages import (
+    UNESTIMATED,
     Action,
     Estimated,
     EstimateMemory,
@@ -125,8 +126,9 @@ class DaemonWorld(Follower):
         if isinstance(answer, Estimate):
             event = Estimated(self._inbox.clock(), job, answer, crash=answer.crash)
         else:
-            note = "" if answer.crash else f"has no memory estimate: {answer.why}"
-            event = Estimated(self._inbox.clock(), job, None, note, answer.crash)
+            note = "" if answer.crash else f"{UNESTIMATED}: {answer.why}"
+            now = self._inbox.clock()
+            event = Estimated(now, job, None, note, answer.crash, answer.late)
         self._inbox.post(event)
 
     def _do(self, action: Launch | Signal | Stop) -> None:
