@@ -156,9 +156,26 @@ def test_the_same_program_is_tried_once_per_question(monkeypatch: pytest.MonkeyP
     assert other.trial(a_spec(), ["a"], 5.0).answer == b"4", "the script may have changed"
     stop, mib, cgroup = tries[0][-3:]
     assert (mib, cgroup) == (SETTINGS.estimation.host_memory_mib + 2048, None)
-    assert not stop.is_set()  # type: ignore[attr-defined]
+    assert not stop()  # type: ignore[operator]
     experience.close()
-    assert stop.is_set()  # type: ignore[attr-defined]
+    assert stop()  # type: ignore[operator]
+
+
+def test_a_question_that_is_abandoned_ends_its_trials_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stops: list[Callable[[], bool]] = []
+
+    def tried(*asked: object) -> Trial:
+        stops.append(asked[3])  # type: ignore[arg-type]
+        return Trial(b"", "")
+
+    monkeypatch.setattr(module, "tried", tried)
+    experience, abandoned = Experience(SETTINGS), threading.Event()
+    experience.server(abandoned=abandoned).trial(a_spec(), ["a"], 5.0)
+    experience.server().trial(a_spec(), ["a"], 5.0)
+    abandoned.set()
+    assert [stop() for stop in stops] == [True, False]
 
 
 # -- what it says of the estimators ----------------------------------------------------------------
