@@ -27,7 +27,7 @@ from carmad.core.types import (
 )
 from carmad.errors import CarmaError
 from carmad.learned import estimates as module
-from carmad.learned.estimates import Answer, Estimates, ask, guesses
+from carmad.learned.estimates import Answer, Estimates, ask, explained, guesses
 from carmad.options import OPTIONS, Option
 from carmad.testing import a_job, a_server, a_spec
 from tests.waiting import until
@@ -395,6 +395,16 @@ def test_the_estimator_that_decides_is_the_chosen_one(monkeypatch: pytest.Monkey
     found = guesses(Settings(), server := a_server(), a_spec())
     assert scripted.servers == {id(server)}, "they share their looks"
     assert [guess.seconds for guess in found if guess.chosen] == [1.5]
+
+
+def test_an_explanation_that_fails_costs_no_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+    Scripted(horus=Estimate(9_000, "horus")).install(monkeypatch)
+    monkeypatch.setattr(module, "explanation", lambda *asked: 1 // 0)
+    found, explanation = explained(
+        Settings(estimator="horus"), replace(a_server(), explain=True), a_spec()
+    )
+    assert [guess.chosen for guess in found] == [True]
+    assert explanation is None
 
 
 def test_the_daemon_loads_nothing_that_models_need() -> None:

@@ -102,7 +102,11 @@ def explained(
 ) -> tuple[list[Guess], Explanation | None]:
     """The same, and what the trace has found out about the memory if `server` wants to know."""
     found = guesses(settings, server, spec)
-    return found, explanation(spec, settings, server) if server.explain else None
+    try:
+        return found, explanation(spec, settings, server) if server.explain else None
+    except Exception:  # it is made of what the user's process has sent
+        log.exception("an explanation failed")
+        return found, None
 
 
 @dataclass(frozen=True, slots=True)
