@@ -64,6 +64,7 @@ ROOT = os.geteuid() == 0
 needs_root = pytest.mark.skipif(not ROOT, reason="acts as several users")
 ADA, BOB, NAMELESS = 65534, 1, 54321  # nobody, daemon, and a uid that no passwd entry has
 
+JSON = {"content-type": "application/json"}
 JOB = {"argv": ["python", "train.py", "--lr", "0.1"], "cwd": "/tmp"}
 
 
@@ -404,7 +405,7 @@ def test_who_leaves_abandons_the_estimate(daemon: Daemon) -> None:
 
     daemon.service.estimate = slow
     connection = Connection(daemon.path)
-    connection.request("POST", "/v1/estimate", json.dumps(JOB), {"content-type": "application/json"})
+    connection.request("POST", "/v1/estimate", json.dumps(JOB), JSON)
     until(lambda: asked)
     connection.close()
     assert ended.wait(PATIENCE_S)
@@ -459,6 +460,7 @@ def test_estimators_are_held_against_what_was_measured(open_path: Path) -> None:
         "bias_mib": -2_000,
         "p50_mib": 2_000,
         "p95_mib": 2_000,
+        "early_p50_mib": None,
         "recent_p50_mib": 2_000,
         "untaught_p50_mib": 2_000,
         "under": 1.0,
