@@ -235,6 +235,33 @@ def test_a_question_is_abandoned_with_the_last_job_that_asked_it(asked: Asked) -
     assert asked.jobs == [3], "it got an answer of its own"
 
 
+def test_a_job_that_comes_again_is_not_given_the_abandoned_answer() -> None:
+    """Cancelled and requeued at once."""
+    begun: list[threading.Event] = []
+    told: list[Answer] = []
+    go_on = threading.Event()
+
+    def ask(spec: JobSpec, patiently: bool, abandoned: threading.Event) -> Answer:
+        begun.append(abandoned)
+        if len(begun) == 1:
+            until(lambda: len(begun) == 2)
+            return Refusal("nobody waits for it", "look")
+        assert go_on.wait(20)
+        return Estimate(9, "trace")
+
+    estimates = Estimates(ask, lambda job, answer: told.append(answer))
+    job = a_job(1, state=JobState.PENDING, spec=a_spec())
+    estimates.put(job)
+    until(lambda: begun)
+    estimates.drop(job.id)
+    estimates.put(job)
+    until(lambda: len(begun) == 2)
+    threading.Timer(0.3, go_on.set).start()
+    until(lambda: told)
+    estimates.close()
+    assert told == [Estimate(9, "trace")]
+
+
 def test_the_next_daemon_asks_patiently_at_once(asked: Asked) -> None:
     asked.estimates.put(a_job(1, state=JobState.QUEUED, spec=a_spec(argv=("python", "a.py"))))
     until(lambda: asked.told)

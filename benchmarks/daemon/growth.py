@@ -141,7 +141,7 @@ class Pretended(Follower):
             Cards(self.world), settings.monitor, self.inbox, Owners(self.world), self.rollup.add
         )
 
-        def asked(spec: object, patiently: bool) -> Answer:
+        def asked(spec: object, *_: object) -> Answer:
             return ask("declared", settings, experience.server(), spec)  # type: ignore[arg-type]
 
         self.estimates = Estimates(asked, self._estimated)

@@ -219,7 +219,7 @@ class Estimates:
         asked, new = self._question(job.id, _alike(job.spec, patient))
         if asked is None:
             return
-        asked.answer.add_done_callback(lambda done: self._answered(job, done.result(), patient))
+        asked.answer.add_done_callback(lambda _: self._answered(job, asked, patient))
         if new:
             try:
                 answer = self._ask(job.spec, patient, asked.abandoned)
@@ -228,12 +228,13 @@ class Estimates:
                 answer = Refusal(f"it failed: {error!r:.200}", "carmad")
             asked.answer.set_result(answer)
 
-    def _answered(self, job: Job, answer: Answer, patient: bool) -> None:
+    def _answered(self, job: Job, asked: _Asked, patient: bool) -> None:
+        answer = asked.answer.result()
         if patient and isinstance(answer, Refusal):
             answer = replace(answer, late=False)  # there is no third answer
         again = isinstance(answer, Refusal) and answer.late
         with self._lock:
-            if job.id not in self._wanted:
+            if self._wanted.get(job.id) is not asked:
                 return
             if again:
                 self._wanted[job.id] = None
