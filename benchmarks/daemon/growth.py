@@ -152,7 +152,7 @@ class Pretended(Follower):
             time.time(),
             self.monitor.capabilities,
             experience,
-            lambda spec, within_s, explain: ([], None),
+            lambda spec, within_s, server: ([], None),
             lambda scene: [],
             Models(folder / "models", self.store, 0.0, lambda models: None),
         )
