@@ -290,6 +290,7 @@ def explained(explanation: object) -> Explanation | None:
         EXPLANATION | {"lines": ["fc"]},
         EXPLANATION | {"remedies": [{"what": "a", "saved": [1], "exact": True}]},
         EXPLANATION | {"moments": [MOMENT | {"in_use": [1, 2]}]},
+        EXPLANATION | {"moments": []},
         *(EXPLANATION | {"lines": [HELD | {"nbytes": n}]} for n in (inf, nan, -1, 1e30, "9")),
         *(EXPLANATION | {"moments": [MOMENT | {"reserved": n}]} for n in (-inf, 1 << 70, None)),
     ],

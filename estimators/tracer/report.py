@@ -64,6 +64,9 @@ class Explanation:
         """What the tracer has sent, within limits, as a script may forge it. None if it is no
         explanation."""
         try:
+            moments = tuple(map(_moment, fields["moments"][:MOST_MOMENTS]))
+            if not moments:
+                return None
             return cls(
                 modules=tuple(map(_held, fields["modules"][:MOST_HOLDERS])),
                 lines=tuple(map(_held, fields["lines"][:MOST_HOLDERS])),
@@ -71,7 +74,7 @@ class Explanation:
                     Remedy(_text(one["what"]), _number(one["saved"]), bool(one["exact"]))
                     for one in fields["remedies"][:MOST_HOLDERS]
                 ),
-                moments=tuple(map(_moment, fields["moments"][:MOST_MOMENTS])),
+                moments=moments,
             )
         except (KeyError, TypeError, ValueError, OverflowError):
             return None
