@@ -64,6 +64,9 @@ class Collocation:
     max_jobs_per_gpu: int = 8
 
 
+IMPORTS_S = 120.0  # for a script's imports, and for waiting for a processor
+
+
 @dataclass(frozen=True, slots=True)
 class Estimation:
     """How memory needs are predicted (CARMA paper, section 2)."""
@@ -77,7 +80,7 @@ class Estimation:
     @property
     def longest_s(self) -> float:
         """Until a script is given up, by the clock: its imports, and waiting for a processor."""
-        return 3 * self.within_s
+        return self.within_s + min(2 * self.within_s, IMPORTS_S)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from math import ceil
 from statistics import median
 
 from carmad.plugin import JobSpec, Run, Server, template
+from estimators.tracer.command import Unreadable, parse
 
 ENOUGH_FOR_CONTEXT = 3  # runs: the median of three survives one that is far off
 ENOUGH_FOR_MARGIN = 10
@@ -30,8 +31,6 @@ SMALL_MIB = 1024  # below this, errors do not shrink with the job
 CONTEXT_MIB = (200, 3072)
 CORRECTED = 0.5  # at most, of what was traced
 
-Script = tuple[object, ...]  # equal for jobs that differ in options alone
-
 
 @dataclass(frozen=True, slots=True)
 class Judged:
@@ -40,7 +39,7 @@ class Judged:
     body_mib: int  # what was traced, without the context
     peak_mib: int
     shape: str = ""  # of the model
-    script: Script = ()
+    spec: JobSpec | None = None
 
     def error(self, context_mib: int) -> float:
         """The measured peak less the estimate, as a share of the job, or of 1 GiB if that is
@@ -68,14 +67,17 @@ class Past:
             return None
         return median(votes), f"{len(votes)} users"
 
-    def like(self, shape: str, script: Script) -> Past:
+    def like(self, shape: str, spec: JobSpec) -> Past:
         """The user's own runs of a model of the same shape, or else of the same script; and other
         users' runs of that shape."""
 
         def alike(runs: Sequence[Judged]) -> list[Judged]:
             return [one for one in runs if shape and one.shape == shape]
 
-        own = alike(self.own) or [one for one in self.own if one.script == script]
+        own = alike(self.own)
+        if not own:
+            wanted = script(spec)
+            own = [one for one in self.own if one.spec and script(one.spec) == wanted]
         return Past(own, [alike(runs) for runs in self.others])
 
 
@@ -99,13 +101,26 @@ def judged(runs: Iterable[Run], source: str, stack: str) -> list[Judged]:
                 continue
             if run.peak_mib >= (estimate.low or 0) - context_mib:
                 traced = estimate.mib if estimate.traced_mib is None else estimate.traced_mib
-                own = script(run.spec)
-                found.append(Judged(traced - context_mib, run.peak_mib, estimate.shape, own))
+                body_mib = traced - context_mib
+                found.append(Judged(body_mib, run.peak_mib, estimate.shape, run.spec))
     return found
 
 
-def script(spec: JobSpec) -> Script:
-    return spec.cwd, spec.conda_env, spec.gpus, template(spec.argv).words
+def script(spec: JobSpec) -> tuple[object, ...]:
+    """Equal for jobs whose Python commands differ in the script's options alone. Other commands are
+    not taken apart here: equal ones are alike, as `template` compares them."""
+    return spec.cwd, spec.conda_env, spec.gpus, _script(spec)
+
+
+def _script(spec: JobSpec) -> object:
+    try:
+        program = parse(spec.argv, spec.gpus)
+    except Unreadable:
+        return template(spec.argv)
+    if "" in program.python:  # which Python is for `find` to see
+        return template(spec.argv)
+    count = 2 if program.script[0] in ("-m", "-c") else 1
+    return program.script[:count], template(program.script[count:]).words
 
 
 def context_mib(past: Past) -> tuple[int, str] | None:

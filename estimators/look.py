@@ -19,10 +19,9 @@ from carmad.plugin import JobSpec, Refusal, Server, Settings, Trial
 from estimators.tracer import command
 from estimators.tracer.command import Program, Unreadable
 from estimators.tracer.options import Options
-from estimators.tracer.report import Report, loads
+from estimators.tracer.report import LONGER, Report, loads
 
 TRACER = Path(__file__).parent / "tracer"
-LONGER = "`carma estimate --within SECONDS` waits longer"
 MOST_LETTERS = 500  # of a refusal, whose text the script controls
 
 

@@ -13,7 +13,6 @@ from estimators.experience import (
     context_mib,
     correction_mib,
     past,
-    script,
     shortfall_mib,
 )
 from estimators.look import look
@@ -49,7 +48,7 @@ class Trace:
         context = learned[0] if learned else self.settings.estimation.context_mib
         traced, floor = ceil(report.reserved / MIB), report.floor // MIB
         shape = _shape(report)
-        like = earlier.like(shape, script(spec)) if learned else Past(())
+        like = earlier.like(shape, spec) if learned else Past(())
         # However wrong it was about others, this job's tensors need their bytes.
         correction, by = correction_mib(like, context, traced) or (0, "")
         body = max(min(traced, floor), traced + correction)

@@ -17,6 +17,7 @@ from typing import Any
 
 from carmad.config import Access, Settings
 from carmad.core.messages import Action, Discovered, Stop
+from carmad.core.ports import Server
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import Cause, Estimate, Exit, JobId, JobSpec
 from carmad.daemon import doctor
@@ -25,7 +26,8 @@ from carmad.engine.engine import Engine
 from carmad.engine.inbox import Inbox
 from carmad.gpu.source import Capabilities
 from carmad.http.peers import Credentials
-from carmad.http.server import Server, create_app
+from carmad.http.server import Server as HttpServer
+from carmad.http.server import create_app
 from carmad.http.service import Service
 from carmad.learned.estimates import Guess
 from carmad.learned.experience import Experience
@@ -76,7 +78,7 @@ class Daemon:
         sock = socket.socket(socket.AF_UNIX)
         sock.bind(self.path)
         Path(self.path).chmod(0o666)
-        self.server = Server(sock, self.app)
+        self.server = HttpServer(sock, self.app)
         engine = Engine(self.inbox, scheduler, self.store, self, (self.service,))
         engine.restore()
         self._core = threading.Thread(target=engine.run, daemon=True)
@@ -135,7 +137,7 @@ def an_explanation() -> Explanation:
 
 
 def _guesses(
-    spec: JobSpec, within_s: float | None, explain: bool
+    spec: JobSpec, within_s: float | None, server: Server
 ) -> tuple[list[Guess], Explanation | None]:
     answer = Declared().estimate(spec)
     other = Estimate(9_000, "guess", 8_000, 12_000, notes=("a guess",), parts=(("all", 9_000),))
@@ -143,7 +145,7 @@ def _guesses(
         Guess("declared", answer, 0.0, isinstance(answer, Estimate)),
         Guess("guess", other, 0.0, False),
     ]
-    return guesses, an_explanation() if explain else None
+    return guesses, an_explanation() if server.explain else None
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from carmad.core import control
 from carmad.core.decision import Placement, Reason
 from carmad.core.layout import Layout, Stage
 from carmad.core.messages import Discovered, Exited, Step, Submitted, Tick
+from carmad.core.ports import Server
 from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import (
@@ -39,6 +41,7 @@ from carmad.core.types import (
     Indicator,
     Job,
     JobId,
+    JobSpec,
     JobState,
     Prediction,
     Profile,
@@ -51,14 +54,17 @@ from carmad.http import intake
 from carmad.http import server as server_module
 from carmad.http.peers import Credentials, Peers
 from carmad.http.routes import jobs as jobs_routes
+from carmad.learned.estimates import Guess
 from carmad.store.sql import SqlStore, StoreFull
 from carmad.testing import a_gpu, a_job
-from tests.api_server import ROOT_JOBS, Daemon, as_uid, request, running, user_name
+from tests.api_server import ROOT_JOBS, Connection, Daemon, as_uid, request, running, user_name
+from tests.waiting import PATIENCE_S, until
 
 ROOT = os.geteuid() == 0
 needs_root = pytest.mark.skipif(not ROOT, reason="acts as several users")
 ADA, BOB, NAMELESS = 65534, 1, 54321  # nobody, daemon, and a uid that no passwd entry has
 
+JSON = {"content-type": "application/json"}
 JOB = {"argv": ["python", "train.py", "--lr", "0.1"], "cwd": "/tmp"}
 
 
@@ -372,6 +378,66 @@ def test_an_estimate_says_where_the_job_would_fit(daemon: Daemon) -> None:
     assert sum(not verdict["refused"] for verdict in out["verdicts"]) == 2
 
 
+def test_an_estimate_is_explained_on_request(daemon: Daemon) -> None:
+    assert daemon.call("POST", "/v1/estimate", JOB)[1]["explanation"] is None
+    status, out = daemon.call("POST", "/v1/estimate?explain=true", JOB)
+    assert status == 200
+    found = out["explanation"]
+    assert found["modules"] == [{"name": "blocks.*", "kind": "Linear", "count": 12, "mib": 900}]
+    assert found["lines"] == [{"name": "train.py:12", "kind": "", "count": 0, "mib": 950}]
+    half, moved = found["remedies"]
+    assert (half["saved_mib"], half["exact"]) == (500, False)
+    assert (moved["saved_mib"], moved["exact"]) == (200, True)
+    first, fullest = found["moments"]
+    assert (first["mark"], first["held_mib"]) == ("step1", 1_200)
+    assert sum(fullest["in_use"].values()) == 2_700 and "cached" not in fullest["in_use"]
+
+
+def test_who_leaves_abandons_the_estimate(daemon: Daemon) -> None:
+    asked: list[Server] = []
+    ended = threading.Event()
+
+    def slow(spec: JobSpec, within_s: float | None, server: Server) -> tuple[list[Guess], None]:
+        asked.append(server)
+        until(server._is_over)  # type: ignore[attr-defined]
+        ended.set()
+        return [], None
+
+    daemon.service.estimate = slow
+    connection = Connection(daemon.path)
+    connection.request("POST", "/v1/estimate", json.dumps(JOB), JSON)
+    until(lambda: asked)
+    connection.close()
+    assert ended.wait(PATIENCE_S)
+
+
+@needs_root
+def test_long_estimates_leave_room_for_others(daemon: Daemon) -> None:
+    begun, go_on = [], threading.Event()
+    quick = daemon.service.estimate
+
+    def estimate(spec: JobSpec, within_s: float | None, server: Server) -> Any:
+        if within_s:
+            begun.append(spec.uid)
+            assert go_on.wait(PATIENCE_S)
+        return quick(spec, within_s, server)
+
+    daemon.service.estimate = estimate
+    body = JOB | {"within_s": 600}
+    with ThreadPoolExecutor() as others:
+        answers = [
+            others.submit(as_uid, uid, daemon.path, "POST", "/v1/estimate", body)
+            for uid in (ADA, BOB)
+        ]
+        turns = daemon.service.turns
+        until(lambda: begun and sum(turn.locked() for turn in list(turns.values())) == 2)
+        status, _ = daemon.call("POST", "/v1/estimate", JOB)
+        at_once = len(begun)
+        go_on.set()
+    assert (status, at_once, sorted(begun)) == (200, 1, [BOB, ADA])
+    assert [answer.result()[0] for answer in answers] == [200, 200]
+
+
 def test_where_no_estimate_is_chosen_nobody_knows_where_the_job_fits(daemon: Daemon) -> None:
     out = daemon.call("POST", "/v1/estimate", JOB)[1]
     declared, _ = out["estimates"]
@@ -394,6 +460,7 @@ def test_estimators_are_held_against_what_was_measured(open_path: Path) -> None:
         "bias_mib": -2_000,
         "p50_mib": 2_000,
         "p95_mib": 2_000,
+        "early_p50_mib": None,
         "recent_p50_mib": 2_000,
         "untaught_p50_mib": 2_000,
         "under": 1.0,

@@ -155,10 +155,13 @@ open("left-behind", "w").write("done")
 """
 
 
-@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+PATIENT = {"CARMA_ESTIMATOR": "auto", "CARMA_ESTIMATION__WITHIN_S": "50"}
+
+
+@needs_torch
 def test_a_training_script_is_traced_before_it_is_queued(tmp_path: Path) -> None:
-    patient = {"CARMA_ESTIMATOR": "auto", "CARMA_ESTIMATION__WITHIN_S": "50"}
-    with running(tmp_path, "1xA100-40GB", **patient) as daemon:
+    with running(tmp_path, "1xA100-40GB", **PATIENT) as daemon:
         (daemon.work / "train.py").write_text(TRAINING)
         id = daemon.submit(sys.executable, "train.py", held=True)
         until(lambda: daemon.job(id)["state"] == "queued", "its estimate")
@@ -169,6 +172,48 @@ def test_a_training_script_is_traced_before_it_is_queued(tmp_path: Path) -> None
         assert parts["optimizer"] == 3 * parts["parameters"], "Adam's state, and a copy in its step"
         assert "history: no earlier run" in daemon.carma("why", str(id))
         assert [path.name for path in daemon.work.iterdir()] == ["train.py"]
+
+
+@needs_torch
+def test_an_estimate_is_explained(tmp_path: Path) -> None:
+    with running(tmp_path, "1xA100-40GB", **PATIENT) as daemon:
+        (daemon.work / "train.py").write_text(TRAINING.replace("(64,", "(65536,"))
+        shown = daemon.carma("estimate", "--explain", "--plot", "-", sys.executable, "train.py")
+        assert "trace *" in shown and "half the batch" in shown
+        assert "\nby line" in shown and "train.py:7" in shown
+        assert "↑ an optimizer step ended" in shown
+
+
+# Traced, it is a small model; as a job, it takes more than a context may.
+WRONG = """
+import runpy, sys
+if "carma_tracer" in sys.modules:
+    exec(open("train.py").read())
+sys.argv[1:] = ["--memory-mib", "3600", "--seconds", "1", "--warmup", "0.1"]
+runpy.run_module("carmad.gpu.emulated_job", run_name="__main__")
+"""
+
+
+@needs_torch
+def test_what_jobs_used_corrects_the_next_estimate(tmp_path: Path) -> None:
+    """Of other batches: the same one would be known by history."""
+    with running(tmp_path, "1xA100-40GB", **PATIENT) as daemon:
+        (daemon.work / "train.py").write_text(TRAINING)
+        (daemon.work / "wrong.py").write_text(WRONG)
+        errors = []
+        for batch in range(5):
+            id = daemon.submit(sys.executable, "wrong.py", "--batch-size", str(batch))
+            memory = daemon.ended(id)["memory"]
+            errors.append(memory["peak_mib"] - memory["estimate_mib"])
+            assert memory["estimate_source"] == "trace"
+        assert errors[4] < errors[3] < errors[2] == errors[1] == errors[0]
+        shown = daemon.get("/v1/estimators")["estimators"]
+        (trace,) = [one for one in shown if one["name"] == "trace"]
+        assert trace["jobs"] == 5
+        assert trace["early_p50_mib"] == errors[0] > errors[3] == trace["recent_p50_mib"]
+        head, *rows = daemon.carma("estimators").splitlines()[1:]
+        assert head.split()[5:7] == ["THEN", "NOW"]
+        assert any(row.startswith("trace ") for row in rows)
 
 
 def test_a_gpu_takes_no_second_job_before_the_first_has_warmed_up(one_gpu: Carmad) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 
 import pytest
@@ -20,13 +20,14 @@ from carmad.core.types import (
     Estimate,
     JobId,
     JobSpec,
+    JobState,
     Refusal,
     StageTimes,
     WarnSignal,
 )
 from carmad.errors import CarmaError
 from carmad.learned import estimates as module
-from carmad.learned.estimates import Answer, Estimates, ask, guesses
+from carmad.learned.estimates import Answer, Estimates, ask, explained, guesses
 from carmad.options import OPTIONS, Option
 from carmad.testing import a_job, a_server, a_spec
 from tests.waiting import until
@@ -39,12 +40,14 @@ class Asked:
         self.specs: list[JobSpec] = []
         self.late: set[str] = set()  # scripts that take more time than there is
         self.patiently: list[str] = []
+        self.abandoned: dict[str, threading.Event] = {}  # by script, of the last question
         self.told: list[tuple[JobId, Answer]] = []
         self.go_on, self.go_on_patiently = threading.Event(), threading.Event()
         self.go_on_patiently.set()
         self.estimates = Estimates(self.ask, lambda *told: self.told.append(told))
 
-    def ask(self, spec: JobSpec, patiently: bool) -> Answer:
+    def ask(self, spec: JobSpec, patiently: bool, abandoned: threading.Event) -> Answer:
+        self.abandoned[spec.argv[-1]] = abandoned
         if patiently:
             self.patiently.append(spec.argv[-1])
         else:
@@ -55,7 +58,9 @@ class Asked:
         return Estimate(len(self.specs), spec.argv[-1])
 
     def put(self, id: int, script: str = "a.py", **spec: object) -> None:
-        self.estimates.put(a_job(id, spec=a_spec(argv=("python", script), **spec)))
+        self.estimates.put(
+            a_job(id, state=JobState.PENDING, spec=a_spec(argv=("python", script), **spec))
+        )
 
     @property
     def jobs(self) -> list[int]:
@@ -164,9 +169,9 @@ def test_what_a_job_taught_is_asked_for(asked: Asked) -> None:
 
 def test_one_that_fails_leaves_no_job_without_an_answer() -> None:
     told: list[Answer] = []
-    estimates = Estimates(lambda spec, patiently: 1 // 0, lambda job, answer: told.append(answer))  # type: ignore[arg-type,return-value]
+    estimates = Estimates(lambda *asked: 1 // 0, lambda job, answer: told.append(answer))  # type: ignore[arg-type,return-value]
     for id in (1, 2):
-        estimates.put(a_job(id, spec=a_spec()))
+        estimates.put(a_job(id, state=JobState.PENDING, spec=a_spec()))
     until(lambda: len(told) == 2)
     estimates.close()
     assert all(isinstance(answer, Refusal) and "ZeroDivisionError" in answer.why for answer in told)
@@ -201,6 +206,79 @@ def test_a_job_that_ended_is_not_asked_about_patiently(asked: Asked) -> None:
     assert asked.patiently == ["1.py"]
 
 
+@pytest.mark.parametrize("is_over", [Estimates.ended, Estimates.drop])
+def test_a_job_that_is_over_when_its_late_answer_comes_is_not_asked_about_again(
+    asked: Asked, is_over: Callable[[Estimates, JobId], None]
+) -> None:
+    asked.late = {"1.py", "2.py"}
+    asked.put(1, "1.py")
+    until(lambda: asked.specs)
+    is_over(asked.estimates, JobId(1))
+    asked.go_on.set()
+    asked.put(2, "2.py")
+    until(lambda: len(asked.told) == 2)
+    assert (asked.patiently, asked.jobs) == (["2.py"], [2, 2])
+
+
+def test_a_question_is_abandoned_with_the_last_job_that_asked_it(asked: Asked) -> None:
+    for id in (1, 2):
+        asked.put(id)
+    until(lambda: all(map(asked.estimates._wanted.get, (1, 2))))
+    asked.estimates.drop(JobId(1))
+    assert not asked.abandoned["a.py"].is_set()
+    asked.estimates.drop(JobId(2))
+    assert asked.abandoned["a.py"].is_set()
+    asked.put(3)
+    until(lambda: len(asked.specs) == 2)
+    asked.go_on.set()
+    until(lambda: asked.told)
+    assert asked.jobs == [3], "it got an answer of its own"
+
+
+def test_a_job_that_comes_again_is_not_given_the_abandoned_answer() -> None:
+    """Cancelled and requeued at once."""
+    begun: list[threading.Event] = []
+    told: list[Answer] = []
+    go_on = threading.Event()
+
+    def ask(spec: JobSpec, patiently: bool, abandoned: threading.Event) -> Answer:
+        begun.append(abandoned)
+        if len(begun) == 1:
+            until(lambda: len(begun) == 2)
+            return Refusal("nobody waits for it", "look")
+        assert go_on.wait(20)
+        return Estimate(9, "trace")
+
+    estimates = Estimates(ask, lambda job, answer: told.append(answer))
+    job = a_job(1, state=JobState.PENDING, spec=a_spec())
+    estimates.put(job)
+    until(lambda: begun)
+    estimates.drop(job.id)
+    estimates.put(job)
+    until(lambda: len(begun) == 2)
+    threading.Timer(0.3, go_on.set).start()
+    until(lambda: told)
+    estimates.close()
+    assert told == [Estimate(9, "trace")]
+
+
+def test_the_next_daemon_asks_patiently_at_once(asked: Asked) -> None:
+    asked.estimates.put(a_job(1, state=JobState.QUEUED, spec=a_spec(argv=("python", "a.py"))))
+    until(lambda: asked.told)
+    assert (asked.patiently, asked.specs) == (["a.py"], [])
+
+
+def test_there_is_no_third_answer(asked: Asked) -> None:
+    """Neither from this daemon nor from the next."""
+    told: list[Answer] = []
+    late = Refusal("it was slow", "look", late=True)
+    estimates = Estimates(lambda *asked: late, lambda job, answer: told.append(answer))
+    estimates.put(a_job(1, state=JobState.PENDING, spec=a_spec()))
+    until(lambda: len(told) == 2)
+    estimates.close()
+    assert told == [late, replace(late, late=False)]
+
+
 def test_few_answers_are_kept(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ANSWERS_KEPT", 2)
     asked.go_on.set()
@@ -223,14 +301,14 @@ def test_one_users_thousand_jobs_hold_up_nobody_elses_one(asked: Asked) -> None:
 def test_one_that_says_itself_what_it_needs_does_not_wait_for_others(asked: Asked) -> None:
     declared: list[JobId] = []
     estimates = Estimates(
-        lambda spec, patiently: (
-            Estimate(spec.memory_mib, "declared") if spec.memory_mib else asked.ask(spec, patiently)
+        lambda spec, *rest: (
+            Estimate(spec.memory_mib, "declared") if spec.memory_mib else asked.ask(spec, *rest)
         ),
         lambda job, answer: declared.append(job),
     )
     for id in range(1, 10):
-        estimates.put(a_job(id, spec=a_spec(argv=(f"{id}",))))
-    estimates.put(a_job(10, spec=a_spec(memory_mib=9)))
+        estimates.put(a_job(id, state=JobState.PENDING, spec=a_spec(argv=(f"{id}",))))
+    estimates.put(a_job(10, state=JobState.PENDING, spec=a_spec(memory_mib=9)))
     until(lambda: declared)
     assert declared == [10]
     asked.go_on.set()
@@ -344,6 +422,16 @@ def test_the_estimator_that_decides_is_the_chosen_one(monkeypatch: pytest.Monkey
     found = guesses(Settings(), server := a_server(), a_spec())
     assert scripted.servers == {id(server)}, "they share their looks"
     assert [guess.seconds for guess in found if guess.chosen] == [1.5]
+
+
+def test_an_explanation_that_fails_costs_no_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+    Scripted(horus=Estimate(9_000, "horus")).install(monkeypatch)
+    monkeypatch.setattr(module, "explanation", lambda *asked: 1 // 0)
+    found, explanation = explained(
+        Settings(estimator="horus"), replace(a_server(), explain=True), a_spec()
+    )
+    assert [guess.chosen for guess in found] == [True]
+    assert explanation is None
 
 
 def test_the_daemon_loads_nothing_that_models_need() -> None:

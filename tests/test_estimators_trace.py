@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from carmad.config import Estimation, Settings
 from carmad.plugin import Estimate, Refusal, Run, Trial
 from carmad.testing import a_report, a_run, a_server, a_spec
-from estimators.experience import CONTEXT_MIB, Judged, Past, context_mib, shortfall_mib
+from estimators.experience import CONTEXT_MIB, Judged, Past, context_mib, script, shortfall_mib
+from estimators.tracer.command import Program
 from estimators.tracing import trace
 
 MIB = 2**20
@@ -132,6 +133,7 @@ def like(
     return a_run(peak_mib, replace(run.estimate, shape=shape), uid=uid, **spec)
 
 
+PARSED = Program(("python",), ("a.py",))
 # Runs of another script, which teach a context of 500 MiB.
 OTHERS = [a_run(3500, past(3500).estimate, argv=("python", "third.py"))] * 9
 
@@ -167,6 +169,46 @@ def test_the_same_script_counts_if_the_model_is_new() -> None:
     assert estimated(*OTHERS, mine, like(3500)).mib == 3500, "the same model counts more"
     elsewhere = like(4100, shape="another", argv=a_spec().argv, cwd="/elsewhere")
     assert estimated(*OTHERS, elsewhere).mib == 3500
+
+
+@pytest.mark.parametrize(
+    ("ran", "is_alike"),
+    [
+        ("python -u a.py --lr 2", True),
+        ("python3 a.py --model another", True),
+        ("torchrun --nproc-per-node 1 a.py", True),
+        ("python -u b.py", False),
+        ("python -m a.py", False),
+        ("python a.py train", False),
+        ("bash -e a.py", False),
+    ],
+)
+def test_a_script_is_known_by_its_name(ran: str, is_alike: bool) -> None:
+    """Whatever Python's own options are: `-u a.py` is no option with a value."""
+    earlier = Past([Judged(3000, 4100, spec=a_spec(argv=tuple(ran.split())))])
+    assert bool(earlier.like("new", a_spec(argv=("python", "-u", "a.py"))).own) == is_alike
+
+
+@pytest.mark.parametrize(
+    ("line", "other"),
+    [
+        ("python -m pkg.a", "python -m pkg.b"),
+        ("bash -e a.sh", "bash -e b.sh"),
+        ("uv run -q a.py", "uv run -q b.py"),
+        ("python", "python -u -"),
+    ],
+)
+def test_unlike_commands_are_unlike_scripts(line: str, other: str) -> None:
+    first, second = (a_spec(argv=tuple(words.split())) for words in (line, other))
+    assert script(first) == script(replace(first, uid=first.uid + 1)) != script(second)
+
+
+def test_only_ones_own_commands_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others may have run thousands of jobs."""
+    read = []
+    monkeypatch.setattr("estimators.experience.parse", lambda *argv: read.append(argv) or PARSED)
+    estimated(*OTHERS, *[like(4100, uid=uid) for uid in range(11, 99)])
+    assert 0 < len(read) <= 1 + len(OTHERS)
 
 
 def test_a_correction_is_bounded_by_what_must_be_there() -> None:

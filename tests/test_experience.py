@@ -156,9 +156,26 @@ def test_the_same_program_is_tried_once_per_question(monkeypatch: pytest.MonkeyP
     assert other.trial(a_spec(), ["a"], 5.0).answer == b"4", "the script may have changed"
     stop, mib, cgroup = tries[0][-3:]
     assert (mib, cgroup) == (SETTINGS.estimation.host_memory_mib + 2048, None)
-    assert not stop.is_set()  # type: ignore[attr-defined]
+    assert not stop()  # type: ignore[operator]
     experience.close()
-    assert stop.is_set()  # type: ignore[attr-defined]
+    assert stop()  # type: ignore[operator]
+
+
+def test_a_question_that_is_abandoned_ends_its_trials_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stops: list[Callable[[], bool]] = []
+
+    def tried(*asked: object) -> Trial:
+        stops.append(asked[3])  # type: ignore[arg-type]
+        return Trial(b"", "")
+
+    monkeypatch.setattr(module, "tried", tried)
+    experience, abandoned = Experience(SETTINGS), threading.Event()
+    experience.server(abandoned=abandoned).trial(a_spec(), ["a"], 5.0)
+    experience.server().trial(a_spec(), ["a"], 5.0)
+    abandoned.set()
+    assert [stop() for stop in stops] == [True, False]
 
 
 # -- what it says of the estimators ----------------------------------------------------------------
@@ -183,7 +200,8 @@ def test_each_estimator_is_held_against_the_peaks() -> None:
         "bias_mib": 50,
         "p50_mib": 100,
         "p95_mib": 100,
-        "recent_p50_mib": 100,
+        "early_p50_mib": 100,
+        "recent_p50_mib": 50,
         "untaught_p50_mib": 100,
         "under": 0.3333,
     }
@@ -207,11 +225,8 @@ def test_that_learning_helps_is_shown() -> None:
     runs = [replace(judged(10_000, raw), ended_at=1.0)] * 30
     taught = replace(judged(10_000, replace(raw, mib=9_900, traced_mib=9_000)), ended_at=2.0)
     (trace,) = calibrations([], [*[taught] * 20, *runs])
-    assert (trace["recent_p50_mib"], trace["p50_mib"], trace["untaught_p50_mib"]) == (
-        100,
-        1_000,
-        1_000,
-    )
+    shown = [trace[name] for name in ("early_p50_mib", "recent_p50_mib", "untaught_p50_mib")]  # type: ignore[literal-required]
+    assert shown == [1_000, 100, 1_000]
 
 
 def test_an_estimate_that_comes_twice_counts_once() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import asdict, replace
+from math import inf, nan
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from estimators.look import TRACER, look, parse
 from estimators.tracer import options
 from estimators.tracer.command import FIND, Unreadable
 from estimators.tracer.find import shebang
-from estimators.tracer.report import refusal
+from estimators.tracer.report import Explanation, Held, Report, loads, refusal
 from tests.here import Here
 
 
@@ -259,6 +261,56 @@ def test_a_script_that_was_slow_says_so_and_what_to_do() -> None:
     assert isinstance(answer, Refusal)
     assert answer.late
     assert answer.why.endswith("in 12 s; `carma estimate --within SECONDS` waits longer")
+
+
+HELD = {"name": "fc", "kind": "Linear", "count": 1, "nbytes": 9}
+MOMENT = {"in_use": [1, 2, 3, 4, 0, 5], "reserved": 20, "mark": "step1"}
+EXPLANATION = {"modules": [HELD], "lines": [HELD], "remedies": [], "moments": [MOMENT]}
+
+
+def explained(explanation: object) -> Explanation | None:
+    forged = asdict(a_report()) | {"explanation": explanation}
+    answer = look(
+        spec("python", "t.py"), Settings(), a_server(Trial(json.dumps(forged).encode(), ""))
+    )
+    assert isinstance(answer, Report), answer
+    assert replace(answer, explanation=None) == a_report()
+    return answer.explanation
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        7,
+        "explanation",
+        [EXPLANATION],
+        {},
+        EXPLANATION | {"modules": 7},
+        EXPLANATION | {"modules": {"name": 7}},
+        EXPLANATION | {"lines": ["fc"]},
+        EXPLANATION | {"remedies": [{"what": "a", "saved": [1], "exact": True}]},
+        EXPLANATION | {"moments": [MOMENT | {"in_use": [1, 2]}]},
+        EXPLANATION | {"moments": []},
+        *(EXPLANATION | {"lines": [HELD | {"nbytes": n}]} for n in (inf, nan, -1, 1e30, "9")),
+        *(EXPLANATION | {"moments": [MOMENT | {"reserved": n}]} for n in (-inf, 1 << 70, None)),
+    ],
+)
+def test_a_forged_explanation_costs_the_estimate_nothing(forged: object) -> None:
+    assert explained(forged) is None
+
+
+def test_an_explanation_is_bounded() -> None:
+    held = HELD | {"name": "\ud800" * 9999, "kind": 7}
+    many = {"modules": [held] * 9999, "lines": [], "remedies": [], "moments": [MOMENT] * 9999}
+    found = explained(many)
+    assert found is not None
+    assert (len(found.modules), len(found.moments)) == (64, 1024)
+    assert found.modules[0] == Held("?" * 300, "7", 1, 9)
+
+
+def test_what_is_nested_too_deeply_is_no_report() -> None:
+    with pytest.raises(ValueError, match="not a tracer's report"):
+        loads(b"[" * 1_000_000)
 
 
 def test_a_report_passes_through() -> None:

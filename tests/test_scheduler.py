@@ -15,6 +15,7 @@ from carmad.core.messages import (
     Discovered,
     DrainRequested,
     Estimated,
+    EstimateMemory,
     Exited,
     HoldRequested,
     Noticed,
@@ -1277,8 +1278,21 @@ def test_an_estimate_may_follow_while_a_job_waits():
     assert server.job(id).estimate is None
     follows = Estimate(8_000, "trace")
     server.tell(Estimated(server.now, id, follows))
+    assert server.job(id).notes == (), "the first answer does not count any more"
     server.tell(Estimated(server.now, id, Estimate(9_000, "trace")))
     assert (server.job(id).state, server.job(id).estimate) == (S.QUEUED, follows)
+
+
+def test_an_estimate_that_is_to_follow_is_asked_for_by_the_next_daemon():
+    server = FakeServer(gpus=0)
+    server.scheduler.handle(Submitted(server.now, JobId(1), (a_spec(), a_spec(), a_spec())))
+    why = "has no memory estimate: it was slow"
+    for id, late in ((1, True), (2, False), (3, True)):
+        server.tell(Estimated(server.now, JobId(id), None, why, late=late))
+    server.tell(Estimated(server.now, JobId(3), None, "has no memory estimate: it failed"))
+    waiting = [server.job(JobId(id)) for id in (1, 2, 3)]
+    assert waiting[2].notes == ("has no memory estimate: it failed",)
+    assert server.scheduler.restore(waiting) == (EstimateMemory(waiting[0]),)
 
 
 def test_an_estimate_of_a_job_that_has_started_comes_too_late():

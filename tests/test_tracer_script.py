@@ -22,7 +22,7 @@ from carmad.config import Estimation, Settings
 from carmad.plugin import Refusal
 from carmad.testing import a_spec
 from estimators.look import look
-from estimators.tracer.report import Report
+from estimators.tracer.report import Report, loads
 from tests.here import Here
 from tests.warm_tracer import Tracers
 
@@ -53,9 +53,16 @@ def cold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "_tracers", None)
 
 
-def looked(job: Path, *words: str, estimation: Estimation = PATIENT, **fields: object) -> object:
+def looked(
+    job: Path,
+    *words: str,
+    estimation: Estimation = PATIENT,
+    explain: bool = False,
+    **fields: object,
+) -> object:
     fields = {"argv": (sys.executable, *words), "cwd": str(job), **fields}
     here = Here(job.parent / "answer", tracers=_tracers)
+    here.explain = explain
     return look(a_spec(**fields), Settings(estimation=estimation), here)
 
 
@@ -602,6 +609,52 @@ def test_an_endless_script_says_where_it_was(job: Path) -> None:
     hurried = Estimation(within_s=2.0)
     why = refusal(job, written(job, text), estimation=hurried)
     assert "no optimizer step" in why and f"{job.parent}/script.py:" in why
+
+
+@pytest.mark.parametrize(
+    ("explained", "note"),
+    [
+        ("trace._answer.give(trace._answer._ready)", "there was no time to explain it: `carma"),
+        ("raise KeyError(7)", "it cannot be explained: KeyError(7)"),
+        ("raise MemoryError", "it cannot be explained: MemoryError()"),
+    ],
+)
+def test_an_explanation_costs_no_estimate(explained: str, note: str, job: Path) -> None:
+    """Neither at the deadline, when what is ready is given, nor if it fails."""
+    text = f"""
+        import sys
+        def explained(report, recorder, attribution):
+            trace = sys._getframe(1).f_locals["self"]
+            {explained}
+        sys.modules["carma_tracer.script"].explained = explained
+    """
+    script = written(job, textwrap.dedent(text) + loop("for _ in range(9): step()"))
+    found = report(job, script, explain=True)
+    assert found.explanation is None and found.steps == 2
+    assert found.notes[-1].startswith(note)
+
+
+DEADLINE = """
+import sys, time
+sys.path.insert(0, {root!r})
+from estimators.tracer.answering import Answer
+from estimators.tracer.clock import Clock
+from estimators.tracer.options import Options
+from carmad.testing import a_report
+answer = Answer(Clock(time.monotonic()), Options(3600, 0.8, 1000))
+answer.keep(a_report(notes=("kept",)))
+answer.before_the_deadline()
+time.sleep(3600)
+"""
+
+
+def test_what_is_ready_is_answered_at_the_deadline(tmp_path: Path) -> None:
+    script, answer = tmp_path / "script.py", tmp_path / "answer"
+    script.write_text(DEADLINE.format(root=str(SCRIPTS.parents[1])))
+    words = ["/bin/sh", "-c", 'exec "$@" 3>"$0"', answer, sys.executable, script]
+    subprocess.run(words, check=True)
+    found = loads(answer.read_bytes())
+    assert isinstance(found, Report) and found.notes == ("kept",)
 
 
 IMPORTS = """

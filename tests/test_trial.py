@@ -23,7 +23,6 @@ from carmad.testing import a_spec
 from tests.waiting import until
 
 ROOT = os.geteuid() == 0
-NEVER = Event()
 ENOUGH_S = 60.0
 
 
@@ -40,12 +39,16 @@ def mine(cwd: Path | str = "/", **changes: object) -> JobSpec:
     return a_spec(user=me.pw_name, uid=me.pw_uid, gid=me.pw_gid, cwd=str(cwd), **changes)
 
 
+def never() -> bool:
+    return False
+
+
 def bash(words: str, spec: JobSpec | None = None, within_s: float = ENOUGH_S) -> Trial:
-    return tried(spec or mine(), ("bash", "-c", words), within_s, NEVER)
+    return tried(spec or mine(), ("bash", "-c", words), within_s, never)
 
 
 def python(words: str, within_s: float = ENOUGH_S) -> Trial:
-    return tried(mine(), (sys.executable, "-c", words), within_s, NEVER)
+    return tried(mine(), (sys.executable, "-c", words), within_s, never)
 
 
 def gone(pid_file: Path) -> bool:
@@ -113,7 +116,7 @@ def test_a_user_that_the_daemon_cannot_become(monkeypatch: pytest.MonkeyPatch) -
     ],
 )
 def test_why_it_could_not_be_started(spec: JobSpec, argv: tuple[str, ...], why: str) -> None:
-    done = tried(spec, argv, ENOUGH_S, NEVER)
+    done = tried(spec, argv, ENOUGH_S, never)
     assert why in done.error and "\n" not in done.error
     assert (done.answer, done.code, done.signal, done.timed_out) == (b"", None, None, False)
 
@@ -191,13 +194,19 @@ def test_one_that_closes_everything_is_awaited_all_the_same(folder: Path) -> Non
     assert (folder / "done").exists()
 
 
-def test_a_daemon_that_stops_waits_for_no_trial(folder: Path) -> None:
+def test_one_that_nobody_waits_for_is_ended(folder: Path) -> None:
     stop = Event()
     Timer(0.3, stop.set).start()
     words = f"echo $$ > {folder}/pid; exec sleep 10000"
-    done = tried(mine(), ("bash", "-c", words), 3600.0, stop)
-    assert done.error == "carmad is stopping"
+    done = tried(mine(), ("bash", "-c", words), 3600.0, stop.is_set)
+    assert done.error == "nobody waits for it any more"
     until(lambda: gone(folder / "pid"))
+
+
+def test_one_that_nobody_waits_for_is_not_begun(folder: Path) -> None:
+    done = tried(mine(), ("touch", f"{folder}/begun"), ENOUGH_S, lambda: True)
+    assert done.error == "nobody waits for it any more"
+    assert not any(folder.iterdir())
 
 
 def test_an_attendant_that_is_late_is_waited_for_no_longer(
@@ -236,12 +245,12 @@ def test_what_it_leaves_in_shared_memory_goes_with_it() -> None:
 def test_what_it_takes_with_all_that_it_started() -> None:
     """A single process is limited individually, several by their total."""
     one = "dd if=/dev/zero of=/dev/null bs={}M count=1000000"
-    alone = tried(mine(), ("bash", "-c", one.format(300)), ENOUGH_S, NEVER, 200)
+    alone = tried(mine(), ("bash", "-c", one.format(300)), ENOUGH_S, never, 200)
     assert alone.code or alone.beyond
     words = " & ".join([one.format(120)] * 3) + " & wait"
-    together = tried(mine(), ("bash", "-c", words), ENOUGH_S, NEVER, 200)
+    together = tried(mine(), ("bash", "-c", words), ENOUGH_S, never, 200)
     assert together.beyond == "it used more than 200 MiB of memory, with all that it started"
-    assert tried(mine(), ("bash", "-c", one.format(120)), 1.0, NEVER, 200).timed_out
+    assert tried(mine(), ("bash", "-c", one.format(120)), 1.0, never, 200).timed_out
 
 
 def test_what_is_shared_counts_once() -> None:
@@ -250,7 +259,7 @@ def test_what_is_shared_counts_once() -> None:
         "import os, time; data = bytearray(120 << 20); pids = [os.fork() for _ in range(3)];"
         "time.sleep(1); 0 in pids or os.waitpid(pids[0], 0)"
     )
-    done = tried(mine(), (sys.executable, "-c", words), ENOUGH_S, NEVER, 300)
+    done = tried(mine(), (sys.executable, "-c", words), ENOUGH_S, never, 300)
     assert (done.code, done.beyond) == (0, "")
 
 

@@ -104,7 +104,7 @@ class Mps:
         return self.state
 
 
-def declared(spec, patiently):
+def declared(spec, patiently, abandoned):
     if spec.memory_mib is None:
         return Refusal("no idea", "test")
     return Estimate(spec.memory_mib, "test")
@@ -196,7 +196,7 @@ def test_estimates_and_why_there_is_none(tmp_path):
 
 
 def test_a_script_that_stops_by_itself_is_reported_with_or_without_an_estimate(tmp_path):
-    def asked(spec, patient):
+    def asked(spec, *rest):
         if spec.memory_mib is None:
             return Refusal("the script stops at t.py:1: NameError: x", "t", crash="at t.py:1")
         return Estimate(9, "history", crash="at t.py:1")
@@ -210,28 +210,47 @@ def test_a_script_that_stops_by_itself_is_reported_with_or_without_an_estimate(t
     assert [(event.note, event.crash) for event in inbox.events] == [("", "at t.py:1")] * 2
 
 
+def test_a_job_that_starts_needs_no_estimate_any_more(tmp_path):
+    world, inbox, _ = a_world(
+        tmp_path, estimate=lambda spec, patiently, over: begun.append(over) or declined(over)
+    )
+    begun, job = [], running()
+
+    def declined(over):
+        assert over.wait(20)
+        return Refusal("nobody waits for it", "test")
+
+    world.perform(EstimateMemory(job))
+    until(lambda: begun)
+    performed(world, Launch(job))
+    assert begun[0].is_set()
+    assert not any(isinstance(event, Estimated) for event in inbox.events)
+
+
 def test_an_estimate_that_takes_long_keeps_nothing_else_waiting(tmp_path):
     released = threading.Event()
 
-    def slow(spec, patiently):
+    def slow(spec, *rest):
         if spec.memory_mib is None:
             assert released.wait(20)
-        return declared(spec, patiently)
+        return declared(spec, *rest)
 
     world, inbox, launcher = a_world(tmp_path, estimate=slow)
-    for id in range(1, 9):
+    for id in range(11, 19):
         spec = a_spec(argv=("python", f"{id}.py"))
-        world.perform(EstimateMemory(a_job(id, spec=spec)))  # the core's thread is not held up
+        world.perform(
+            EstimateMemory(a_job(id, state=JobState.PENDING, spec=spec))
+        )  # the core's thread is not held up
     world.perform(Launch(running()))
     world.perform(EstimateMemory(a_job(9, spec=a_spec(memory_mib=9))))
     until(lambda: launcher.calls)
     until(lambda: inbox.events)
     assert [event.job for event in inbox.events] == [9], "it says itself what it needs"
-    world.release(JobId(8))  # it was cancelled
+    world.release(JobId(18))  # it was cancelled
     released.set()
     until(lambda: len(inbox.events) == 8)
     performed(world)
-    assert {event.job for event in inbox.events} == {1, 2, 3, 4, 5, 6, 7, 9}
+    assert {event.job for event in inbox.events} == {9, *range(11, 18)}
 
 
 def test_under_mps_a_job_is_given_its_gpu_s_pipe(tmp_path):

@@ -141,7 +141,7 @@ class Pretended(Follower):
             Cards(self.world), settings.monitor, self.inbox, Owners(self.world), self.rollup.add
         )
 
-        def asked(spec: object, patiently: bool) -> Answer:
+        def asked(spec: object, *_: object) -> Answer:
             return ask("declared", settings, experience.server(), spec)  # type: ignore[arg-type]
 
         self.estimates = Estimates(asked, self._estimated)
@@ -152,7 +152,7 @@ class Pretended(Follower):
             time.time(),
             self.monitor.capabilities,
             experience,
-            lambda spec, within_s, explain: ([], None),
+            lambda spec, within_s, server: ([], None),
             lambda scene: [],
             Models(folder / "models", self.store, 0.0, lambda models: None),
         )

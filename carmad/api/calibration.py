@@ -11,8 +11,6 @@ from carmad.core.ports import Run
 from carmad.core.types import Estimate
 from estimators.experience import Past, context_mib, judged
 
-RECENT = 20  # jobs: whether it has become better
-
 
 def calibrations(names: Iterable[str], runs: Iterable[Run]) -> list[CalibrationOut]:
     """Of each estimator in `names`, and of those that only the runs know."""
@@ -26,6 +24,7 @@ def calibrations(names: Iterable[str], runs: Iterable[Run]) -> list[CalibrationO
 def _calibration(name: str, past: Sequence[tuple[Estimate, int]]) -> CalibrationOut:
     """`past`: the newest last."""
     errors = [estimate.mib - peak for estimate, peak in past]
+    half = len(errors) // 2
     untaught = [
         (one.mib if one.traced_mib is None else one.traced_mib) - peak for one, peak in past
     ]
@@ -36,7 +35,8 @@ def _calibration(name: str, past: Sequence[tuple[Estimate, int]]) -> Calibration
         "bias_mib": median(errors) if errors else None,
         "p50_mib": _percentile(errors, 0.50),
         "p95_mib": _percentile(errors, 0.95),
-        "recent_p50_mib": _percentile(errors[-RECENT:], 0.50),
+        "early_p50_mib": _percentile(errors[:half], 0.50),
+        "recent_p50_mib": _percentile(errors[half:], 0.50),
         "untaught_p50_mib": _percentile(untaught, 0.50),
         "under": round(under / len(past), 4) if past else None,
     }

@@ -44,6 +44,9 @@ class Submitted:
     env: tuple[tuple[str, str], ...] = ()  # their complete environment, for the store only
 
 
+UNESTIMATED = "has no memory estimate"  # how a note begins that says why
+
+
 @dataclass(frozen=True, slots=True)
 class Estimated:
     """An estimator's answer; None when it has none."""
@@ -53,6 +56,7 @@ class Estimated:
     estimate: Estimate | None
     note: str = ""  # why there is none
     crash: str = ""  # as in `Refusal`
+    late: bool = False  # likewise: another answer follows
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +233,8 @@ def owed(job: Job) -> Action | None:
     """The action a job's state calls for. Performing it twice must be harmless."""
     match job.state:
         case JobState.PENDING:
+            return EstimateMemory(job)
+        case JobState.QUEUED if job.estimate_late:
             return EstimateMemory(job)
         case JobState.STARTING:
             return Launch(job)

@@ -15,6 +15,7 @@ from carmad.core.history import History, past
 from carmad.core.knowledge import Knowledge, sharing_profiles
 from carmad.core.ledger import Ledger
 from carmad.core.messages import (
+    UNESTIMATED,
     Action,
     CancelRequested,
     Closing,
@@ -259,11 +260,16 @@ class Scheduler:
         comes before the job starts."""
         job = self.jobs.get(event.job)
         if job and job.state is JobState.PENDING:  # else: cancelled meanwhile
-            job = advance(job, JobState.QUEUED, estimate=event.estimate, crash=event.crash)
-        elif job and job.state is JobState.QUEUED and not job.estimate:
-            job = replace(job, estimate=event.estimate, crash=event.crash)
-        else:
+            job = advance(job, JobState.QUEUED)
+        elif not job or job.state is not JobState.QUEUED or job.estimate:
             return
+        job = replace(
+            job,
+            estimate=event.estimate,
+            estimate_late=event.late,
+            crash=event.crash,
+            notes=tuple(note for note in job.notes if not note.startswith(UNESTIMATED)),
+        )
         self._put(self.knowledge.with_history(job, event.at))
         if event.note:
             self._ledger.note(event.job, event.note)

@@ -153,6 +153,7 @@ class Job:
     held: bool = False
     group: str = ""  # the same for runs of the same job: see `carmad.core.recurrence`
     estimate: Estimate | None = None
+    estimate_late: bool = False  # there is none because its script took too long: one may follow
     prediction: Prediction | None = None
     profile: Profile | None = None
     steps: tuple[StepTime, ...] = ()  # reported by it or an earlier run; per `parts`, `gpu`

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from threading import Event
 
 from carmad import configfile, paths, registry, units
 from carmad.attempt.evidence import Evidence
@@ -114,9 +115,7 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
             time.time(),
             monitor.capabilities,
             experience,
-            lambda spec, within_s, explain: explained(
-                patient(settings, within_s), experience.server(explain), spec
-            ),
+            lambda spec, within_s, server: explained(patient(settings, within_s), server, spec),
             lambda scene: doctor.checks(
                 settings, scene, monitor.capabilities(), store, own_units, mps, troubles()
             ),
@@ -187,16 +186,17 @@ def _core(
 
 def _estimate(
     settings: Settings, experience: Experience, store: SqlStore
-) -> Callable[[JobSpec, bool], Answer]:
-    """A function that estimates a waiting job, patiently or not. It never raises."""
+) -> Callable[[JobSpec, bool, Event], Answer]:
+    """A function that estimates a waiting job, patiently or not, until nobody waits for the answer
+    any more. It never raises."""
 
-    def estimate(spec: JobSpec, patiently: bool) -> Answer:
+    def estimate(spec: JobSpec, patiently: bool, abandoned: Event) -> Answer:
         try:
             whole = store.whole(spec)
         except CarmaError as error:
             return Refusal(str(error), settings.estimator)
         chosen = patient(settings) if patiently else settings
-        return ask(settings.estimator, chosen, experience.server(), whole)
+        return ask(settings.estimator, chosen, experience.server(abandoned=abandoned), whole)
 
     return estimate
 

@@ -15,6 +15,7 @@ from carmad.attempt.evidence import Evidence
 from carmad.attempt.launcher import Launcher, NotNow
 from carmad.attempt.shepherd import Ended, Shepherd
 from carmad.core.messages import (
+    UNESTIMATED,
     Action,
     Estimated,
     EstimateMemory,
@@ -59,15 +60,15 @@ class DaemonWorld(Follower):
     """Actions go to one thread, so that a stop never overtakes its own launch; estimates, which
     may take long, go to others.
 
-    `estimate` answers for one job, patiently or not; `whole` adds the job's complete environment;
-    `extra_env` goes to every job (the directory of the emulated GPUs).
+    `estimate` answers for one job, patiently or not, until the event is set; `whole` adds the job's
+    complete environment; `extra_env` goes to every job (the directory of the emulated GPUs).
     """
 
     def __init__(
         self,
         state_dir: Path,
         inbox: Inbox,
-        estimate: Callable[[JobSpec, bool], Estimate | Refusal],
+        estimate: Callable[[JobSpec, bool, Event], Estimate | Refusal],
         whole: Callable[[JobSpec], JobSpec],
         launcher: Launcher,
         evidence: Evidence,
@@ -97,6 +98,8 @@ class DaemonWorld(Follower):
         if isinstance(action, EstimateMemory):
             self._estimates.put(action.job)
         elif not isinstance(action, Wake):  # the engine handles an event every second or two anyway
+            if isinstance(action, Launch):
+                self._estimates.drop(action.job.id)
             self._hands.submit(self._do, action)
 
     def committed(self, step: Step) -> None:
@@ -125,8 +128,9 @@ class DaemonWorld(Follower):
         if isinstance(answer, Estimate):
             event = Estimated(self._inbox.clock(), job, answer, crash=answer.crash)
         else:
-            note = "" if answer.crash else f"has no memory estimate: {answer.why}"
-            event = Estimated(self._inbox.clock(), job, None, note, answer.crash)
+            note = "" if answer.crash else f"{UNESTIMATED}: {answer.why}"
+            now = self._inbox.clock()
+            event = Estimated(now, job, None, note, answer.crash, answer.late)
         self._inbox.post(event)
 
     def _do(self, action: Launch | Signal | Stop) -> None:

@@ -84,6 +84,12 @@ class Call:
         return Jobs(scene, log_paths, self.peer.uid, self.peer.admin)
 
 
+async def gone(request: Request) -> None:
+    """Wait until the client has disconnected."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
 def not_yours(job: Job) -> Forbidden:
     hint = "Ask them, or an administrator."
     return Forbidden(f"job {job.id} is {job.spec.user}'s", hint, code="not_yours")

@@ -16,6 +16,7 @@ from typing import TypeVar
 from carmad.api.responses.server import CheckOut
 from carmad.config import Settings
 from carmad.core.messages import Event, Step
+from carmad.core.ports import Server
 from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
 from carmad.core.types import JobId, JobSpec
@@ -92,9 +93,8 @@ class Service(Follower):
     started_at: float
     capabilities: Callable[[], Capabilities]
     experience: Experience
-    # Slow; called in a thread. With the time for a script (None: the usual), and whether to explain
-    # the traced memory.
-    estimate: Callable[[JobSpec, float | None, bool], tuple[Sequence[Guess], Explanation | None]]
+    # Slow; called in a thread. With the time for a script (None: the usual).
+    estimate: Callable[[JobSpec, float | None, Server], tuple[Sequence[Guess], Explanation | None]]
     doctor: Callable[[Scene], Sequence[CheckOut]]  # slow, too
     models: Models
     config_path: str | None = None
@@ -105,10 +105,10 @@ class Service(Follower):
     endings: Endings = field(default_factory=Endings)
 
     slow: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))
+    # Estimates: at a time, of them with more time for a script than usual, and of each user.
     estimating: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))
-    turns: defaultdict[int, asyncio.Lock] = field(  # a user's estimates are made one at a time
-        default_factory=lambda: defaultdict(asyncio.Lock)
-    )
+    lengthy: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+    turns: defaultdict[int, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
     listings: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(4))  # in memory
     rows: Rows = field(default_factory=Rows)
     _scene: Scene | None = None

@@ -8,15 +8,15 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from hashlib import blake2b
-from threading import Lock
+from threading import Event, Lock
 from typing import Any
 
 from carmad import registry
 from carmad.config import Settings
 from carmad.core.ports import Server
-from carmad.core.types import Estimate, Job, JobId, JobSpec, Refusal
+from carmad.core.types import Estimate, Job, JobId, JobSpec, JobState, Refusal
 from carmad.engine.threads import Threads
 from carmad.errors import CarmaError
 from carmad.options import OPTIONS
@@ -32,9 +32,9 @@ MOST_LETTERS = 1000  # characters of an exception's message
 
 # The options that do not affect how much memory a job needs, at their defaults.
 NEUTRAL: dict[str, Any] = {
-    field.name: "" if field.default is MISSING else field.default
-    for field in fields(JobSpec)
-    if field.name in OPTIONS and not OPTIONS[field.name].memory
+    each.name: "" if each.default is MISSING else each.default
+    for each in fields(JobSpec)
+    if each.name in OPTIONS and not OPTIONS[each.name].memory
 }
 
 Answer = Estimate | Refusal
@@ -102,13 +102,22 @@ def explained(
 ) -> tuple[list[Guess], Explanation | None]:
     """The same, and what the trace has found out about the memory if `server` wants to know."""
     found = guesses(settings, server, spec)
-    return found, explanation(spec, settings, server) if server.explain else None
+    try:
+        return found, explanation(spec, settings, server) if server.explain else None
+    except Exception:  # it is made of what the user's process has sent
+        log.exception("an explanation failed")
+        return found, None
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
     at: float  # monotonic
-    answer: Future[Answer]
+    answer: Future[Answer] = field(default_factory=Future)
+    jobs: set[JobId] = field(default_factory=set)  # that it was asked for
+    abandoned: Event = field(default_factory=Event)  # none of them needs the answer any more
+
+    def outdated(self, now: float) -> bool:
+        return self.abandoned.is_set() or (self.answer.done() and now - self.at >= FRESH_S)
 
 
 class _Line:
@@ -140,15 +149,19 @@ class Estimates:
 
     `ask` may take long, and longer if it is patient; `tell` gets the answer for each job that was
     `put`. If the time was too short for it, `ask` is asked again patiently, one job at a time, and
-    `tell` gets a second answer: a job need not wait for its start meanwhile.
+    `tell` gets a second answer: a job need not wait for its start meanwhile. A job that is `put`
+    when it is queued has had its first answer, from an earlier daemon.
     Jobs with declared memory are answered separately, so that they do not wait for scripts to be
     traced.
     """
 
     def __init__(
-        self, ask: Callable[[JobSpec, bool], Answer], tell: Callable[[JobId, Answer], None]
+        self,
+        ask: Callable[[JobSpec, bool, Event], Answer],
+        tell: Callable[[JobId, Answer], None],
     ) -> None:
-        """`ask`: its second argument is whether to be patient."""
+        """`ask`: its second argument is whether to be patient; when the third one is set, nobody
+        waits for the answer any more."""
         self._ask = ask
         self._tell = tell
         self._declared = Threads(1, "declared")
@@ -156,20 +169,33 @@ class Estimates:
         self._patient = Threads(1, "slow-estimates")
         self._lines = {False: _Line(), True: _Line()}  # by whether to be patient
         self._asked: dict[bytes, _Asked] = {}
+        self._wanted: dict[JobId, _Asked | None] = {}  # by job that needs an answer: its question
         self._lock = Lock()
 
     def put(self, job: Job) -> None:
+        with self._lock:
+            self._wanted[job.id] = None
         if job.spec.memory_mib is not None:
             self._declared.submit(self._answer, job, False)
         else:
-            self._wait(job, False)
+            self._wait(job, patient=job.state is JobState.QUEUED)
 
-    def ended(self, job: JobId) -> None:
-        """The job needs no answer any more, and others may get a better one thanks to it."""
+    def drop(self, job: JobId) -> None:
+        """The job needs no answer any more: it starts, or has ended."""
         with self._lock:
-            self._asked.clear()
+            asked = self._wanted.pop(job, None)
             for line in self._lines.values():
                 line.drop(job)
+            if asked:
+                asked.jobs.discard(job)
+                if not asked.jobs:
+                    asked.abandoned.set()
+
+    def ended(self, job: JobId) -> None:
+        """As `drop`, and others may get a better answer thanks to it."""
+        self.drop(job)
+        with self._lock:
+            self._asked.clear()
 
     def close(self) -> None:
         """Jobs without an answer stay as they are: the next daemon requests their estimates."""
@@ -190,33 +216,51 @@ class Estimates:
             self._answer(job, patient)
 
     def _answer(self, job: Job, patient: bool) -> None:
-        asked, new = self._question(_alike(job.spec, patient))
-        asked.answer.add_done_callback(lambda done: self._answered(job, done.result(), patient))
+        asked, new = self._question(job.id, _alike(job.spec, patient))
+        if asked is None:
+            return
+        asked.answer.add_done_callback(lambda _: self._answered(job, asked, patient))
         if new:
             try:
-                answer = self._ask(job.spec, patient)
+                answer = self._ask(job.spec, patient, asked.abandoned)
             except Exception as error:  # otherwise all identical jobs would wait for ever
                 log.exception("an estimate failed")
                 answer = Refusal(f"it failed: {error!r:.200}", "carmad")
             asked.answer.set_result(answer)
 
-    def _answered(self, job: Job, answer: Answer, patient: bool) -> None:
+    def _answered(self, job: Job, asked: _Asked, patient: bool) -> None:
+        answer = asked.answer.result()
+        if patient and isinstance(answer, Refusal):
+            answer = replace(answer, late=False)  # there is no third answer
+        again = isinstance(answer, Refusal) and answer.late
+        with self._lock:
+            if self._wanted.get(job.id) is not asked:
+                return
+            if again:
+                self._wanted[job.id] = None
+            else:
+                del self._wanted[job.id]
         self._tell(job.id, answer)
-        if isinstance(answer, Refusal) and answer.late and not patient:
+        if again:
             self._wait(job, patient=True)
 
-    def _question(self, alike: bytes) -> tuple[_Asked, bool]:
-        """The shared question of identical jobs, and whether it is new and must be asked."""
+    def _question(self, job: JobId, alike: bytes) -> tuple[_Asked | None, bool]:
+        """The shared question of identical jobs, and whether it is new and must be asked. None if
+        the job needs no answer any more."""
         now = time.monotonic()
         with self._lock:
-            known = self._asked.get(alike)
-            if known and (now - known.at < FRESH_S or not known.answer.done()):
-                return known, False
-            self._asked.pop(alike, None)
-            asked = self._asked[alike] = _Asked(now, Future())
-            while len(self._asked) > ANSWERS_KEPT:
-                del self._asked[next(iter(self._asked))]
-            return asked, True
+            if job not in self._wanted:
+                return None, False
+            asked = self._asked.get(alike)
+            new = asked is None or asked.outdated(now)
+            if asked is None or new:
+                self._asked.pop(alike, None)
+                asked = self._asked[alike] = _Asked(now)
+                while len(self._asked) > ANSWERS_KEPT:
+                    del self._asked[next(iter(self._asked))]
+            asked.jobs.add(job)
+            self._wanted[job] = asked
+            return asked, new
 
 
 def _alike(spec: JobSpec, patient: bool) -> bytes:

@@ -35,7 +35,7 @@ class Experience:
         self._patience_s = GPUS_WITHIN_S
         self._jobs: dict[int, deque[Job]] = {}  # by user, the newest last
         self._lock = Lock()
-        self._stop = Event()
+        self._closed = Event()
 
     def remember(self, jobs: Iterable[Job]) -> None:
         """Add jobs from the store, the newest last."""
@@ -52,14 +52,19 @@ class Experience:
                 self._discovered.set()
         self.remember(step.jobs)
 
+    @property
+    def closed(self) -> bool:
+        return self._closed.is_set()
+
     def close(self) -> None:
         """Abort running trials."""
-        self._stop.set()
+        self._closed.set()
         self._discovered.set()
 
-    def server(self, explain: bool = False) -> Server:
-        """A `Server` for one question, shared by all estimators that are asked."""
-        return _OneQuestion(self, self._driver, self._stop, explain)
+    def server(self, explain: bool = False, abandoned: Event | None = None) -> Server:
+        """A `Server` for one question, shared by all estimators that are asked. `abandoned`: when
+        it is set, its trials are ended."""
+        return _OneQuestion(self, self._driver, explain, abandoned or Event())
 
     def await_gpus(self) -> None:
         """In an estimator's thread: wait until the GPUs are known, but time out only once."""
@@ -111,10 +116,12 @@ class Experience:
 class _OneQuestion:
     """A `Server` that caches trials, so that several estimators share them."""
 
-    def __init__(self, experience: Experience, driver: str, stop: Event, explain: bool) -> None:
+    def __init__(
+        self, experience: Experience, driver: str, explain: bool, abandoned: Event
+    ) -> None:
         self.driver, self.explain = driver, explain
         self._experience = experience
-        self._stop = stop
+        self._abandoned = abandoned
         self._trials: dict[tuple[JobSpec, tuple[str, ...]], Trial] = {}
         self._one_at_a_time = Lock()
 
@@ -138,11 +145,14 @@ class _OneQuestion:
                     spec,
                     argv,
                     within_s,
-                    self._stop,
+                    self._is_over,
                     self._experience.trial_mib,
                     self._experience.trials,
                 )
             return self._trials[key]
+
+    def _is_over(self) -> bool:
+        return self._abandoned.is_set() or self._experience.closed
 
 
 def driver_version() -> str:

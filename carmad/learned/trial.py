@@ -14,9 +14,8 @@ import os
 import selectors
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from threading import Event
 
 from carmad.attempt import supervisor
 from carmad.attempt.environment import job_environment
@@ -33,7 +32,8 @@ MOST_MEMORY_MIB = 10 << 10
 _NUMBERS = itertools.count(1)
 KILLED_WITHIN_S = 0.5  # on top of the grace: then the attendant is given up
 MOST_LEFT_BYTES = 1 << 20  # in a pipe, when the program has ended
-LOOK_S = 0.2  # between two checks whether the daemon is stopping
+LOOK_S = 0.2  # between two checks whether anybody still waits for it
+STOPPED = "nobody waits for it any more"
 BREATH_S = 0.001  # between two reads: a program that floods its output must not keep us busy
 
 
@@ -41,15 +41,17 @@ def tried(
     spec: JobSpec,
     argv: Sequence[str],
     within_s: float,
-    stop: Event,
+    stop: Callable[[], bool],
     memory_mib: int = MOST_MEMORY_MIB,
     home: str | None = None,
 ) -> Trial:
     """Run `argv`, and return the outcome. Never raises; returns at most 1 s after `within_s`, and
-    soon after `stop` is set. `home`: the cgroup below which to create the trial's."""
+    soon after `stop` is true. `home`: the cgroup below which to create the trial's."""
     spec = replace(spec, argv=tuple(argv))
     job = Job(JobId(0), spec, JobState.STARTING, 0.0, attempts=(Attempt(1, ()),))
     deadline = time.monotonic() + within_s + GRACE_S + KILLED_WITHIN_S
+    if stop():
+        return _failed(STOPPED)
     try:
         fields = launch_fields(job, job_environment(job, ()), GRACE_S)
         with _bounded(home, memory_mib << 20) as bound, _attended(fields, within_s, bound) as pipes:
@@ -117,12 +119,14 @@ def _attended(
                 attendant.wait(KILLED_WITHIN_S)
 
 
-def _heard(answer: int, output: int, verdict: int, deadline: float, stop: Event) -> Trial:
+def _heard(
+    answer: int, output: int, verdict: int, deadline: float, stop: Callable[[], bool]
+) -> Trial:
     heard = {pipe: bytearray() for pipe in (answer, output, verdict)}
     with selectors.DefaultSelector() as selector:
         for pipe in heard:
             selector.register(pipe, selectors.EVENT_READ)
-        while verdict in selector.get_map() and not stop.is_set():
+        while verdict in selector.get_map() and not stop():
             if time.monotonic() > deadline:
                 heard[verdict] += b"late"
                 break
@@ -133,8 +137,8 @@ def _heard(answer: int, output: int, verdict: int, deadline: float, stop: Event)
             if len(heard[answer]) > MOST_ANSWER_BYTES:
                 return _failed(f"its answer exceeded {MOST_ANSWER_BYTES >> 20} MiB")
             time.sleep(BREATH_S)
-    if stop.is_set():
-        return _failed("carmad is stopping")
+    if stop():
+        return _failed(STOPPED)
     for pipe in (answer, output):  # another process may hold it open, and go on writing
         left = len(heard[pipe]) + MOST_LEFT_BYTES
         while len(heard[pipe]) < left and _read(pipe, heard[pipe]):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from carmad.api.responses.estimates import EstimateOut, EstimatesOut, ExplanationOut
     from cli.vary import Fit
 
-ESTIMATE_S = 3600.0  # --within 600 may take half of that, and other users' may go first
+ESTIMATE_S = 3600.0  # --within 600 may take 12 minutes, and other users' may go first
 MODELS = ("--batch-size", "--optimizer", "--amp", "--img-size")  # options of timm:MODEL itself
 VARIED = "batch-size"
 TERMINAL = Path("-")

@@ -17,8 +17,9 @@ def estimators(json: Json = False) -> None:
     """Compare each memory estimator with what jobs were measured to use.
 
     BIAS is the median error, positive for estimates that are too high. Half of the errors are
-    within P50, 95% within P95; of the last 20 jobs, half are within LAST-20. UNTAUGHT is P50
-    without what the estimator has learned from like jobs. UNDER is the share of jobs that used more
+    within P50, 95% within P95. THEN is P50 of the older half of these jobs, NOW of the newer half:
+    whether it has become better. UNTAUGHT is P50 without what the estimator has learned from like
+    jobs. UNDER is the share of jobs that used more
     than the upper end of their estimate.
     """
     answer = client.get("/v1/estimators")
@@ -36,7 +37,7 @@ def report(answer: EstimatorsOut) -> RenderableType:
     from cli.format import NOTHING, memory
     from cli.render import table
 
-    made = table("ESTIMATOR JOBS> BIAS> P50> P95> LAST-20> UNTAUGHT> UNDER>")
+    made = table("ESTIMATOR JOBS> BIAS> P50> P95> THEN> NOW> UNTAUGHT> UNDER>")
     for one in answer["estimators"]:
         bias, under = one["bias_mib"], one["under"]
         made.add_row(
@@ -45,6 +46,7 @@ def report(answer: EstimatorsOut) -> RenderableType:
             NOTHING if bias is None else f"{'-' if bias < 0 else '+'}{memory(abs(bias))}",
             memory(one["p50_mib"]),
             memory(one["p95_mib"]),
+            memory(one["early_p50_mib"]),
             memory(one["recent_p50_mib"]),
             memory(one["untaught_p50_mib"]),
             NOTHING if under is None else f"{under:.0%}",

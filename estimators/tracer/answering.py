@@ -41,6 +41,7 @@ class Answer:
         self._longest_s = options.longest_s - SPARE_S
         self._pid = os.getpid()
         self._lock = threading.Lock()
+        self._ready = b""  # what to answer when the time is up
         self._fd = fcntl.fcntl(ANSWER_FD, fcntl.F_DUPFD_CLOEXEC, HIGH)
         os.close(ANSWER_FD)
 
@@ -66,6 +67,10 @@ class Answer:
     def report(self, report: Report) -> None:
         self.give(report.dumps())
 
+    def keep(self, report: Report) -> None:
+        """Report this if there is no better answer in time."""
+        self._ready = report.dumps()
+
     def refuse(self, why: str, *, late: bool = False) -> None:
         """`late`: with more time there may be a report."""
         self.give(refusal(why, late=late))
@@ -75,12 +80,14 @@ class Answer:
         self.give(refusal(f"the script stops {how}", crash=how))
 
     def before_the_deadline(self) -> None:
-        """Report how far the script came, if there is no other answer in time."""
+        """Report what is kept or how far the script came, if there is no other answer in time."""
         main = threading.get_ident()
 
         def wait() -> None:
             while (left_s := self._left_s) > 0:
                 time.sleep(left_s)
+            if self._ready:
+                self.give(self._ready)
             place = where(sys._current_frames().get(main))
             took = ("no optimizer step", "one optimizer step")[min(self.steps, 1)]
             own_s, all_s = self.clock.own_s, self.clock.seconds

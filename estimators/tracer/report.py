@@ -6,6 +6,10 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
+LONGER = "`carma estimate --within SECONDS` waits longer"
+MOST_HOLDERS, MOST_MOMENTS = 64, 1024
+MOST_LETTERS = 300
+MOST_BYTES = 1 << 60
 # What memory is for, at the moment when most is in use; "cached" is what the allocator holds more.
 PARTS = ("parameters", "gradients", "optimizer", "activations", "cached", "workspace")
 
@@ -56,25 +60,47 @@ class Explanation:
     moments: tuple[Moment, ...]  # from the first module's call to the end of the trace
 
     @classmethod
-    def of(cls, fields: dict[str, Any]) -> Explanation:
-        """Raises KeyError or TypeError."""
-        return cls(
-            modules=tuple(map(_held, fields["modules"])),
-            lines=tuple(map(_held, fields["lines"])),
-            remedies=tuple(
-                Remedy(str(one["what"]), int(one["saved"]), bool(one["exact"]))
-                for one in fields["remedies"]
-            ),
-            moments=tuple(
-                Moment(tuple(map(int, one["in_use"])), int(one["reserved"]), str(one["mark"]))
-                for one in fields["moments"]
-                if len(one["in_use"]) == len(PARTS)
-            ),
-        )
+    def of(cls, fields: Any) -> Explanation | None:
+        """What the tracer has sent, within limits, as a script may forge it. None if it is no
+        explanation."""
+        try:
+            moments = tuple(map(_moment, fields["moments"][:MOST_MOMENTS]))
+            if not moments:
+                return None
+            return cls(
+                modules=tuple(map(_held, fields["modules"][:MOST_HOLDERS])),
+                lines=tuple(map(_held, fields["lines"][:MOST_HOLDERS])),
+                remedies=tuple(
+                    Remedy(_text(one["what"]), _number(one["saved"]), bool(one["exact"]))
+                    for one in fields["remedies"][:MOST_HOLDERS]
+                ),
+                moments=moments,
+            )
+        except (KeyError, TypeError, ValueError, OverflowError):
+            return None
 
 
-def _held(one: dict[str, Any]) -> Held:
-    return Held(str(one["name"]), str(one["kind"]), int(one["count"]), int(one["nbytes"]))
+def _held(one: Any) -> Held:
+    name, kind = _text(one["name"]), _text(one["kind"])
+    return Held(name, kind, _number(one["count"]), _number(one["nbytes"]))
+
+
+def _moment(one: Any) -> Moment:
+    in_use = tuple(map(_number, one["in_use"]))
+    if len(in_use) != len(PARTS):
+        raise ValueError(f"{len(in_use)} parts")
+    return Moment(in_use, _number(one["reserved"]), _text(one["mark"]))
+
+
+def _text(said: object) -> str:
+    return str(said)[:MOST_LETTERS].encode(errors="replace").decode()
+
+
+def _number(said: Any) -> int:
+    """Raises TypeError, ValueError or OverflowError."""
+    if not 0 <= said <= MOST_BYTES:
+        raise ValueError(f"{said!r:.80} is out of range")
+    return int(said)
 
 
 @dataclass(frozen=True)
@@ -128,8 +154,7 @@ def loads(text: bytes) -> Report | No:
             return No(str(fields["refused"]), bool(fields.get("late")), crash)
         fields["layers"] = tuple(Layer(**layer) for layer in fields["layers"])
         fields["notes"] = tuple(fields["notes"])
-        explanation = fields.get("explanation")
-        fields["explanation"] = Explanation.of(explanation) if explanation else None
+        fields["explanation"] = Explanation.of(fields.get("explanation"))
         return Report(**fields)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"not a tracer's report: {error}") from error

@@ -15,6 +15,7 @@ import runpy
 import sys
 import types
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from .options import Options
 from .recording import Recorder
 from .repeats import Repeats
 from .replay import replay
+from .report import LONGER, Report
 
 STEPS = 2
 ENOUGH = 12
@@ -109,8 +111,20 @@ class Trace:
         recorder.benchmark = bool(torch.backends.cudnn.benchmark)
         report = replay(recorder, self.layers, steps, self._answer.clock.seconds)
         if self.attribution is not None:
-            report = explained(report, recorder, self.attribution)
+            report = self._explained(report, self.attribution)
         self._answer.report(report)
+
+    def _explained(self, report: Report, attribution: Attribution) -> Report:
+        """An estimate without an explanation is better than none."""
+        self._answer.keep(_with_note(report, f"there was no time to explain it: {LONGER}"))
+        try:
+            return explained(report, self.recorder, attribution)
+        except Exception as error:  # noqa: BLE001 - else it would pass for the script's own
+            return _with_note(report, f"it cannot be explained: {error!r:.200}")
+
+
+def _with_note(report: Report, note: str) -> Report:
+    return replace(report, notes=(*report.notes, note))
 
 
 def _without_torch() -> str:

@@ -75,7 +75,8 @@ class CalibrationOut(TypedDict):
     bias_mib: float | None  # above 0: it says too much
     p50_mib: int | None
     p95_mib: int | None
-    recent_p50_mib: int | None  # of the 20 that ended last
+    early_p50_mib: int | None  # of the older half of the jobs
+    recent_p50_mib: int | None  # of the newer half
     untaught_p50_mib: int | None  # without what like jobs have taught
     under: float | None  # share of jobs that used more than `high`
 

@@ -27,7 +27,7 @@ from carmad.core.types import ENDED, Job, JobId, JobState, StageTimes
 from carmad.engine.threads import run_in_threadpool
 from carmad.errors import CarmaError
 from carmad.http import intake, lookup
-from carmad.http.answers import PROBLEMS, Asked, Call, answer, not_yours
+from carmad.http.answers import PROBLEMS, Asked, Call, answer, gone, not_yours
 from carmad.http.listing import Pieces
 from carmad.http.problems import Conflict, Forbidden
 from carmad.options import MAX_TASKS
@@ -294,17 +294,12 @@ async def wait(
 
 async def _first(request: Request, ended: asyncio.Event, timeout_s: float) -> None:
     """Wait until the job has ended, the timeout has passed, or the client has gone."""
-    waits = {asyncio.ensure_future(ended.wait()), asyncio.ensure_future(_gone(request))}
+    waits = {asyncio.ensure_future(ended.wait()), asyncio.ensure_future(gone(request))}
     try:
         await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for waiting in waits:
             waiting.cancel()
-
-
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _mine(call: Call, label: str) -> tuple[Job, Scene]:
