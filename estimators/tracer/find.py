@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import stat
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -42,9 +41,16 @@ def main() -> None:
             path = name if "/" in name else shutil.which(name)
             start((*(shebang(path) or (other,)), tracer, text, *words), dict(os.environ))
         options = asked.loads(text)
-        argv, env, cwd = resolve([name, *words], dict(os.environ), os.getcwd(), options.gpus)
+        argv, env, cwd, skipped = resolve(
+            [name, *words], dict(os.environ), os.getcwd(), options.gpus
+        )
         program = parse(argv, options.gpus)
-        options = replace(options, processes=program.processes, env=program.env)
+        options = replace(
+            options,
+            processes=program.processes,
+            env=program.env,
+            skipped=skipped or program.skipped,
+        )
         os.chdir(cwd)
         start((*program.python, tracer, options.dumps(), *program.script), env)
     except (Unreadable, shell.Unclear) as error:
@@ -53,25 +59,27 @@ def main() -> None:
         refuse(f"cannot read {error.filename}: {error.strerror}")
 
 
-def resolve(
-    words: Sequence[str], env: dict[str, str], cwd: str, gpus: int
-) -> tuple[list[str], dict[str, str], str]:
-    """The Python command behind a command, its environment and directory. Raises Unreadable,
-    Unclear, OSError."""
+def resolve(words: Sequence[str], env: dict[str, str], cwd: str, gpus: int) -> shell.Command:
+    """The Python command behind a command. Raises Unreadable, Unclear, OSError."""
+    skipped = ""
     for _ in range(MOST_STEPS):
+        skipped = skipped or shell.outside(words)
         words = shell.unwrapped(words)
         name = os.path.basename(words[0]) if words else ""
         if PYTHON.fullmatch(name) or name in KNOWN:
-            return list(words), env, cwd
+            return shell.Command(list(words), env, cwd, skipped)
         path = words[0] if words and "/" in words[0] else shutil.which(name, path=env.get("PATH"))
         if name in shell.SHELLS:
             try:
-                words, env, cwd = shell.command(words, env, cwd, gpus)
+                words, env, cwd, more = shell.command(words, env, cwd, gpus)
+                skipped = skipped or more
             except shell.Unclear as error:
                 raise shell.Unclear(f"a {name} script: {error}; {HINT}") from None
         elif name == "uv":
             words, env = uv(words[1:], env, cwd)
+            skipped = skipped or "uv was not run, which may install packages first"
         elif name in NOTEBOOKS:
+            skipped = skipped or "IPython's kernel and magics were left out"
             words = (*(shebang(path) or ("python",)), *notebook(name, words[1:]))
         elif name == "deepspeed":
             raise Unreadable("DeepSpeed splits the optimizer's state, which is not traced")
@@ -129,11 +137,7 @@ def interpreter(script: str | None) -> tuple[str, ...]:
     if not script:
         return ()
     try:
-        fd = os.open(script, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
-        try:
-            start = os.read(fd, LINE_BYTES) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
-        finally:
-            os.close(fd)
+        start = shell.beginning(script, LINE_BYTES)
     except OSError:
         return ()
     line = start.partition(b"\n")[0].decode(errors="replace")

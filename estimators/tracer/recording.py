@@ -94,7 +94,7 @@ class Recorder(TorchDispatchMode):
     kinds: id → "parameters", "gradients" or "optimizer"; all other storages are activations
     witness: called with the id and dtype (None: unknown) of every storage, once it is allocated
     notes: what was assumed
-    made_up: whether the program was given values that are not those of a real run
+    made_up: whether the program was given values, or found anything, that a real run would not
     benchmark: torch.backends.cudnn.benchmark as the program left it
     memory: bytes that the GPU has, as far as that is known
     live, peak: bytes allocated now, and the most that were
@@ -148,6 +148,10 @@ class Recorder(TorchDispatchMode):
 
     def empty_cache(self) -> None:
         self.events.append(("empty", 0))
+
+    def deceived(self) -> None:
+        """Call this when the program gets something that a real run would not."""
+        self.made_up = True
 
     def note(self, text: str) -> None:
         if text not in self.notes:

@@ -24,7 +24,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from . import compiler, device, moving, notebook, ranks, samples, torchvision_ops
+from . import compiler, device, moving, notebook, outside, ranks, samples, torchvision_ops
 from .answering import Answer, offline, what_went_wrong
 from .attribution import Attribution
 from .blame import own_crash
@@ -79,6 +79,7 @@ class Trace:
         ranks.install(self.recorder)
         samples.install()
         moving.install()
+        outside.watch(self.recorder.deceived)
         self.attribution = Attribution(self.recorder) if options.explain else None
         self._repeats = Repeats(self.recorder)
         self._repeats.install()
@@ -151,7 +152,11 @@ def run(words: list[str], options: Options, answer: Answer) -> None:
 
 def _blame(error: BaseException, recorder: Recorder, answer: Answer) -> None:
     """Does not return if the script would fail on a GPU, too."""
-    if how := own_crash(error, recorder.made_up):
+    try:
+        how = own_crash(error, recorder.made_up)
+    except Exception:  # noqa: BLE001  its exceptions may be of its own making
+        return
+    if how:
         answer.crash(how)
 
 
@@ -173,7 +178,7 @@ def _execute(words: list[str]) -> None:
         exec(compile(words[1], "<string>", "exec"), main.__dict__)
     else:
         sys.argv[:] = words
-        sys.path.insert(0, str(Path(words[0]).absolute().parent))
+        sys.path.insert(0, str(Path(words[0]).resolve().parent))
         if words[0].endswith(".ipynb"):
             notebook.run(Path(words[0]))
         else:

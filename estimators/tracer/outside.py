@@ -1,0 +1,63 @@
+"""Notices when a script turns to the world outside of its process: from then on what it finds may
+differ from a real run.
+
+Programs that it starts can write nothing, workers do not answer, and there are no sockets. It may
+go on without them, and fail later for a reason that no longer shows.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from multiprocessing.process import BaseProcess
+from types import FrameType
+from typing import Any, Callable
+
+from .answering import is_own
+
+_STDLIB = os.path.dirname(os.__file__)  # noqa: PTH120
+
+
+def watch(notice: Callable[[], None]) -> None:
+    """Call `notice` each time. Programs that libraries start, to ask the machine something, do not
+    count, unless they ask for the GPU."""
+
+    def by_script(program: str) -> bool:
+        return "nvidia" in program or _called_by_script(sys._getframe(2))
+
+    def told(function: Callable[..., Any], matters: Callable[[str], bool]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if matters(str(args)):
+                notice()
+            return function(*args, **kwargs)
+
+        return call
+
+    def always(_: str) -> bool:
+        return True
+
+    for name in ("system", "popen", "posix_spawn", "posix_spawnp"):
+        setattr(os, name, told(getattr(os, name), by_script))
+    for name in ("fork", "forkpty"):
+        setattr(os, name, told(getattr(os, name), always))
+    subprocess.Popen.__init__ = told(subprocess.Popen.__init__, by_script)  # type: ignore[method-assign]
+    BaseProcess.start = told(BaseProcess.start, always)  # type: ignore[method-assign]
+    make = socket.socket.__init__
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        if len(args) < 4 and kwargs.get("fileno") is None:  # not one of a pair that exists
+            notice()
+        make(self, *args, **kwargs)
+
+    socket.socket.__init__ = init  # type: ignore[method-assign]
+
+
+def _called_by_script(frame: FrameType | None) -> bool:
+    """Whether the script itself is behind this call of the standard library."""
+    while frame is not None and frame.f_code.co_filename.startswith((_STDLIB, __file__)):
+        if "-packages/" in frame.f_code.co_filename:
+            return False
+        frame = frame.f_back
+    return frame is not None and is_own(frame)
