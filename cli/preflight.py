@@ -1,4 +1,4 @@
-"""After `carma submit` on a terminal: tells that the script stops by itself, and asks what to do.
+"""After `carma submit`: tells that the script stops by itself, and on a terminal asks what to do.
 
 The job is in the queue by then, and the daemon tries its first steps there anyway. So nothing here
 can delay or lose it: neither Ctrl-C, nor a terminal that closes, nor a daemon that does not answer.

@@ -146,7 +146,7 @@ def test_runs_of_the_same_model_correct_the_estimate() -> None:
         4000,
     ]
     found = estimated(*OTHERS, like(4100))
-    assert found.notes[-1] == "+300 MiB learned from one run of like jobs"
+    assert found.notes[-1] == "+300 MiB learned from one run of similar jobs"
     assert sum(mib for _, mib in found.parts) == found.mib == 3800
     assert (found.traced_mib, estimated(*OTHERS).traced_mib) == (3500, None)
 

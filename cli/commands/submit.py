@@ -58,11 +58,13 @@ def _submit(body: dict[str, Any], options: argparse.Namespace) -> int:
         print(label)
     elif not options.quiet:
         print(f"Submitted batch job {label}")
-    if _is_attended(options):
+    typed = _is_typed()
+    if (typed or options.wait) and not _is_silent(options):
         sys.stdout.flush()
         from cli import preflight
 
-        if not preflight.wanted(label, str(answer["ids"][0]), asks=not body["after"]):
+        asks = typed and _is_terminal(sys.stdout) and not body["after"]
+        if not preflight.wanted(label, str(answer["ids"][0]), asks):
             return 1
     if not options.wait:
         return 0
@@ -70,11 +72,22 @@ def _submit(body: dict[str, Any], options: argparse.Namespace) -> int:
     return _wait([str(job) for job in answer["ids"]], label)
 
 
-def _is_attended(options: argparse.Namespace) -> bool:
-    """Whether somebody is there to be told, and asked."""
-    silent = options.anyway or options.json or options.parsable or options.quiet
-    ends = (sys.stdin, sys.stdout)  # None if they are closed
-    return not silent and all(end is not None and end.isatty() for end in ends)
+def _is_typed() -> bool:
+    """Whether it was typed on a terminal: a command that a script runs there leads no process
+    group, and must not be held up."""
+    try:
+        own = os.getpid() == os.getpgrp()
+        return own and _is_terminal(sys.stdin) and os.tcgetpgrp(sys.stdin.fileno()) == os.getpid()
+    except OSError:
+        return False
+
+
+def _is_terminal(end: Any) -> bool:
+    return end is not None and bool(end.isatty())  # None if it is closed
+
+
+def _is_silent(options: argparse.Namespace) -> bool:
+    return bool(options.anyway or options.json or options.parsable or options.quiet)
 
 
 def _warn(answer: dict[str, Any]) -> None:

@@ -24,18 +24,19 @@ def watch(notice: Callable[[], None]) -> None:
     """Call `notice` each time. Programs that libraries start, to ask the machine something, do not
     count, unless they ask for the GPU."""
 
-    def by_script(program: str) -> bool:
-        return "nvidia" in program or _called_by_script(sys._getframe(2))
+    def by_script(args: Any) -> bool:
+        words = [arg for arg in args if not isinstance(arg, subprocess.Popen)]
+        return "nvidia" in str(words) or _called_by_script(sys._getframe(2))
 
-    def told(function: Callable[..., Any], matters: Callable[[str], bool]) -> Callable[..., Any]:
+    def told(function: Callable[..., Any], matters: Callable[[Any], bool]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            if matters(str(args)):
+            if matters(args):
                 notice()
             return function(*args, **kwargs)
 
         return call
 
-    def always(_: str) -> bool:
+    def always(_: Any) -> bool:
         return True
 
     for name in ("system", "popen", "posix_spawn", "posix_spawnp"):

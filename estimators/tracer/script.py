@@ -25,9 +25,10 @@ from torch.optim.optimizer import (
 )
 
 from . import compiler, device, moving, notebook, outside, ranks, samples, torchvision_ops
-from .answering import Answer, offline, what_went_wrong
+from .answering import Answer, first_line, offline, what_went_wrong
 from .attribution import Attribution
 from .blame import own_crash
+from .clock import Clock
 from .explaining import explained
 from .fakecuda import Unfit
 from .layers import Layers
@@ -44,11 +45,12 @@ OTHERS = {"jax": "JAX", "tensorflow": "TensorFlow", "cupy": "CuPy", "paddle": "P
 class Steps:
     """Counts the steps of each optimizer."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
         self._taken: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         make = torch.optim.Optimizer.__init__
 
         def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            clock.works()
             make(optimizer, *args, **kwargs)
             self._taken[optimizer] = 0
 
@@ -71,7 +73,7 @@ class Steps:
 class Trace:
     def __init__(self, options: Options, answer: Answer) -> None:
         self._answer = answer
-        self._steps = Steps()
+        self._steps = Steps(answer.clock)
         compiler.spare()
         self.recorder = Recorder()
         self.layers = Layers(self.recorder)
@@ -134,7 +136,10 @@ def run(words: list[str], options: Options, answer: Answer) -> None:
     except SystemExit as error:
         if error.code not in (None, 0):
             _blame(error, trace.recorder, answer)
-            answer.refuse(f"it left with status {error.code} before two optimizer steps")
+            status, said = error.code, ""
+            if not isinstance(status, int):
+                status, said = 1, f": {first_line(error.code)}"
+            answer.refuse(f"it left with status {status} before two optimizer steps{said}")
     except KeyboardInterrupt:
         answer.refuse("it interrupted itself")
     except MemoryError:

@@ -76,7 +76,7 @@ class CalibrationOut(TypedDict):
     p50_mib: int | None
     p95_mib: int | None
     recent_p50_mib: int | None  # of the 20 that ended last
-    untaught_p50_mib: int | None  # without what like jobs have taught
+    untaught_p50_mib: int | None  # without what similar jobs have taught
     under: float | None  # share of jobs that used more than `high`
 
 
