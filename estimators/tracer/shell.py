@@ -49,6 +49,7 @@ REDIRECTION = re.compile(r"(?:\d*|&)>>?\|?&?\d*|\d*<&?\d*")
 VARIABLE = re.compile(r"\$(?:(\w+|[@*#?$!-])|\{(\w+|[@*#])(?:\[[@*]\])?(?:(:?[-=])([^}]*))?\})")
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 OWN_FOLDER = re.compile(r"""\s*dirname\s+(--\s+)?"?\$\{?(0|BASH_SOURCE(\[0\])?)\}?"?\s*""")
+CALL = re.compile(r"[\d)]\s*\(|\(\s*\)")  # to Python: not arithmetic
 SUM = re.compile(r"[\d\s+\-/%()]*(?:\*(?!\*)[\d\s+\-/%()]+)*")
 
 
@@ -94,10 +95,10 @@ def command(argv: Sequence[str], env: Mapping[str, str], cwd: str, gpus: int) ->
         raise Unclear(
             f"its command `{' '.join(words)}` is not known before it runs".replace(UNKNOWN, "…")
         )
-    known = {name: value for name, value in env.items() if UNKNOWN not in value}
-    if unknown := [name for name in env if name not in known]:
+    if unknown := [name for name, value in env.items() if UNKNOWN in value]:
         skipped = skipped or f"{unknown[0]} is not known before it runs"
-    env = {name: value.replace(NEXT, " ") for name, value in known.items()}
+    # Shells do not pass arrays on.
+    env = {name: it for name, it in env.items() if name not in unknown and NEXT not in it}
     return Command(words, env, cwd, skipped)
 
 
@@ -251,6 +252,10 @@ class _Script:
         else:
             value = self._own.get(name, self._env.get(name, ""))
             value = value or UNKNOWN * (name in CHANGING)
+            if "[" not in match[0]:  # an array's first element
+                value = value.partition(NEXT)[0]
+        if "*" in match[0]:
+            value = value.replace(NEXT, " ")
         if not value and match[3]:
             value = self._quoted(match[4].strip("\"'"), 0)[0]
             if "=" in match[3]:
@@ -263,11 +268,11 @@ class _Script:
             lambda m: self._own.get(m[1], self._env.get(m[1], "0")),
             text,
         )
-        if len(values) > 100 or not SUM.fullmatch(values):
+        if len(values) > 100 or not SUM.fullmatch(values) or CALL.search(values):
             return UNKNOWN
         try:
             return str(eval(values.replace("/", "//")))  # digits and + - * / % ( ) alone
-        except (SyntaxError, ArithmeticError, TypeError):
+        except (SyntaxError, ArithmeticError):
             return UNKNOWN
 
     def _output(self, text: str) -> str:
@@ -319,8 +324,6 @@ class _Script:
         if name in known:
             known[name](rest)
         elif self._trains(words):
-            if outer := outside(words):
-                self._skip(outer)
             self.found.append((words, env, self._cwd))
         elif name not in HARMLESS or redirected:
             self._skip(f"`{name}` before it was not run")
@@ -407,7 +410,8 @@ PREFIXES = {
 
 def outside(words: Sequence[str]) -> str:
     """What the programs in front of a command would change for it."""
-    return "`srun` was left out" if words and os.path.basename(words[0]) == "srun" else ""
+    front = words[: len(words) - len(unwrapped(words))]
+    return "`srun` was left out" if "srun" in map(os.path.basename, front) else ""
 
 
 def unwrapped(words: Sequence[str]) -> list[str]:
