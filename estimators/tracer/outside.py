@@ -17,7 +17,7 @@ from typing import Any, Callable
 
 from .answering import is_own
 
-_STDLIB = os.path.dirname(os.__file__)  # noqa: PTH120
+_BETWEEN = (__file__, os.__file__, subprocess.__file__)
 
 
 def watch(notice: Callable[[], None]) -> None:
@@ -56,9 +56,6 @@ def watch(notice: Callable[[], None]) -> None:
 
 
 def _called_by_script(frame: FrameType | None) -> bool:
-    """Whether the script itself is behind this call of the standard library."""
-    while frame is not None and frame.f_code.co_filename.startswith((_STDLIB, __file__)):
-        if "-packages/" in frame.f_code.co_filename:
-            return False
+    while frame is not None and frame.f_code.co_filename in _BETWEEN:
         frame = frame.f_back
     return frame is not None and is_own(frame)
