@@ -214,6 +214,23 @@ def test_what_is_left_out_of_a_command_is_passed_on(
 
 
 @pytest.mark.parametrize(
+    ("words", "folder", "last"),
+    [
+        ("uv run --directory sub t.py", "sub", "t.py"),
+        ("uv run --project sub t.py", "", "t.py"),
+        ("jupyter execute sub/n.ipynb", "sub", "n.ipynb"),
+        ("papermill sub/n.ipynb out.ipynb", "", "sub/n.ipynb"),
+    ],
+)
+def test_where_a_program_runs_its_script(
+    words: str, folder: str, last: str, tmp_path: Path
+) -> None:
+    (tmp_path / "sub" / ".venv").mkdir(parents=True)
+    told = resolve(words.split(), {"PATH": "/bin"}, str(tmp_path), 1)
+    assert (Path(told.cwd), told.words[-1]) == (tmp_path / folder, last)
+
+
+@pytest.mark.parametrize(
     ("line", "python"),
     [
         ("#!/usr/bin/env python3", ("python3",)),

@@ -76,11 +76,14 @@ def resolve(words: Sequence[str], env: dict[str, str], cwd: str, gpus: int) -> s
             except shell.Unclear as error:
                 raise shell.Unclear(f"a {name} script: {error}; {HINT}") from None
         elif name == "uv":
-            words, env = uv(words[1:], env, cwd)
-            skipped = skipped or "uv was not run, which may install packages first"
+            words, env, cwd, more = uv(words[1:], env, cwd)
+            skipped = skipped or more
         elif name in NOTEBOOKS:
             skipped = skipped or "IPython's kernel and magics were left out"
             words = (*(shebang(path) or ("python",)), *notebook(name, words[1:]))
+            if name == "jupyter":  # its kernels start beside the notebook
+                folder, file = os.path.split(words[-1])
+                cwd, words = os.path.join(cwd, folder), (*words[:-1], file)
         elif name == "deepspeed":
             raise Unreadable("DeepSpeed splits the optimizer's state, which is not traced")
         else:
@@ -91,7 +94,7 @@ def resolve(words: Sequence[str], env: dict[str, str], cwd: str, gpus: int) -> s
     raise Unreadable(f"its scripts run each other more than {MOST_STEPS} deep: {HINT}")
 
 
-def uv(words: Sequence[str], env: dict[str, str], cwd: str) -> tuple[list[str], dict[str, str]]:
+def uv(words: Sequence[str], env: dict[str, str], cwd: str) -> shell.Command:
     """What `uv run …` runs, in the environment that uv has made for the project."""
     rest, module, folder = list(words), False, cwd
     if rest[:1] != ["run"]:
@@ -103,6 +106,7 @@ def uv(words: Sequence[str], env: dict[str, str], cwd: str) -> tuple[list[str], 
             value = rest.pop(0)
         if option in ("--project", "--directory"):
             folder = os.path.join(cwd, value)
+            cwd = folder if option == "--directory" else cwd
         module |= option in ("-m", "--module")
     if not rest:
         raise Unreadable("uv is given nothing to run")
@@ -113,8 +117,10 @@ def uv(words: Sequence[str], env: dict[str, str], cwd: str) -> tuple[list[str], 
         raise Unreadable("uv has made no .venv for this project yet: run `uv sync` first")
     env = env | {"VIRTUAL_ENV": venv, "PATH": f"{venv}/bin:{env.get('PATH', os.defpath)}"}
     if module:
-        return ["python", "-m", *rest], env
-    return (["python", *rest] if rest[0].endswith(".py") else rest), env
+        rest = ["-m", *rest]
+    if module or rest[0].endswith(".py"):
+        rest = ["python", *rest]
+    return shell.Command(rest, env, cwd, "uv was not run, which may install packages first")
 
 
 def _upwards(folder: str) -> list[str]:

@@ -185,6 +185,7 @@ def _execute(words: list[str]) -> None:
         sys.argv[:] = words
         sys.path.insert(0, str(Path(words[0]).resolve().parent))
         if words[0].endswith(".ipynb"):
+            sys.path.insert(0, "")
             notebook.run(Path(words[0]))
         else:
             runpy.run_path(words[0], run_name="__main__")
