@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,6 +54,19 @@ def test_wrong_arguments_say_which() -> None:
     text = "import argparse; p = argparse.ArgumentParser()\np.parse_args(['--lrr', '1'])"
     crash = own_crash(raised(text), made_up=True)
     assert crash == "at train.py:2: exit status 2: unrecognized arguments: --lrr 1"
+
+
+def test_a_command_of_click_says_what_is_missing() -> None:
+    text = """
+import click
+@click.command()
+@click.option("--data", required=True)
+def main(data): pass
+main([])
+"""
+    assert own_crash(raised(text), made_up=True).startswith(
+        "at train.py:6: exit status 2: Missing option '--data'"
+    )
 
 
 @pytest.mark.parametrize(
@@ -129,6 +143,17 @@ def test_a_library_that_finds_no_gpu_is_not_the_scripts(tmp_path: Path) -> None:
     except RuntimeError as error:
         assert own_crash(error.with_traceback(error.__traceback__), made_up=False) == ""
     assert own_crash(raised("raise RuntimeError('needs 2 GPUs')"), made_up=False) != ""
+
+
+def test_who_leaves_while_the_hub_is_offline_may_have_no_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", sys)
+    assert own_crash(raised("raise SystemExit('no model')"), made_up=False) == ""
+    wrong = "import argparse\nargparse.ArgumentParser().parse_args(['-x'])"
+    assert own_crash(raised(wrong), made_up=False)
+    monkeypatch.delitem(sys.modules, "huggingface_hub")
+    assert own_crash(raised("raise SystemExit('no model')"), made_up=False)
 
 
 def test_a_python_without_torch(tmp_path: Path) -> None:

@@ -586,6 +586,29 @@ def test_what_a_gpu_or_a_network_might_have_prevented_is_no_crash(text: str, job
     assert answer.crash == ""
 
 
+def test_a_misspelt_method_of_a_tensor(job: Path) -> None:
+    text = "loss = model(torch.randn(8, 1024, device='cuda')).mean()\nloss.item()\nloss.bakward()"
+    answer = looked(job, written(job, loop(text)))
+    assert isinstance(answer, Refusal)
+    assert answer.crash.endswith(":13: AttributeError: 'Tensor' object has no attribute 'bakward'")
+
+
+def test_the_crash_comes_before_what_a_framework_cleans_up(job: Path) -> None:
+    """Lightning moves the model to the CPU after an error, while its graph exists."""
+    text = """
+        try:
+            out = model(torch.randn(8, 1024, device="cuda"))
+            model(torch.randn(8, 1000, device="cuda"))
+        except RuntimeError:
+            model.cpu()
+            out.mean().item()
+            raise
+        """
+    answer = looked(job, written(job, loop(text)))
+    assert isinstance(answer, Refusal)
+    assert ":14: RuntimeError: a and b must have same reduction dim" in answer.crash
+
+
 OUTSIDE = """
 import os, socket, subprocess, multiprocessing as mp
 def port():

@@ -11,6 +11,7 @@ import errno
 import linecache
 import re
 import subprocess
+import sys
 import traceback
 import types
 from pathlib import Path
@@ -47,9 +48,12 @@ def own_crash(error: BaseException, made_up: bool) -> str:
     if made_up and not _is_certain(error):
         return ""
     if not isinstance(error, SystemExit):
-        return clause(place_of(error), f"{type(error).__name__}: {first_line(error)}")
+        said = first_line(error).replace("'FakeTensor'", "'Tensor'")
+        return clause(place_of(error), f"{type(error).__name__}: {said}")
     said = str(error.code) if isinstance(error.code, str) else _of_arguments(error)
     cause = error.__context__
+    if cause is None and "huggingface_hub" in sys.modules and not _of_arguments(error):
+        return ""  # it may leave because it got no model: the hub is offline
     if not said and isinstance(cause, Exception):  # which Hydra, Lightning and others print
         return clause(place_of(cause), f"{type(cause).__name__}: {first_line(cause)}")
     status = f"exit status {error.code if isinstance(error.code, int) else 1}"
@@ -94,6 +98,8 @@ def _could_be_own(error: BaseException) -> bool:
     text = text_of(error)
     if isinstance(error, _NEVER) or type(error).__module__.startswith("torch._"):
         return False
+    if isinstance(error, AttributeError) and _is_tensor(error):
+        return not hasattr(sys.modules["torch"].Tensor, str(error.name))
     if _OURS.search(text) or _is_ours(getattr(error, "obj", None)):
         return False
     if isinstance(error, EOFError):
@@ -113,6 +119,10 @@ def _could_be_own(error: BaseException) -> bool:
 def _is_ours(thing: Any) -> bool:
     """Whether an AttributeError is about one of the tracer's substitutes."""
     return type(thing).__module__.partition(".")[0] == __name__.partition(".")[0]
+
+
+def _is_tensor(error: AttributeError) -> bool:
+    return type(getattr(error, "obj", None)).__name__ == "FakeTensor"
 
 
 def _is_certain(error: BaseException) -> bool:
@@ -145,11 +155,14 @@ def _names_no_file(error: OSError) -> bool:
 
 def _of_arguments(error: SystemExit) -> str:
     """What argparse or click say of the script's arguments, if they ended it."""
+    of_click = [error.__context__]
     for frame, _ in traceback.walk_tb(error.__traceback__):
         code = frame.f_code
         if code.co_name == "error" and Path(code.co_filename).name == "argparse.py":
             return str(frame.f_locals.get("message", ""))
-    context = error.__context__
-    if type(context).__module__ == "click.exceptions":
-        return str(getattr(context, "format_message", str)())
+        if Path(code.co_filename).parent.name == "click":  # 8.5 leaves after it has handled it
+            of_click += [getattr(value, "__self__", None) for value in frame.f_locals.values()]
+    for one in of_click:
+        if type(one).__module__ == "click.exceptions":
+            return str(getattr(one, "format_message", str)())
     return ""

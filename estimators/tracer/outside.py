@@ -22,29 +22,22 @@ _BETWEEN = (__file__, os.__file__, subprocess.__file__)
 
 def watch(notice: Callable[[], None]) -> None:
     """Call `notice` each time. Programs that libraries start, to ask the machine something, do not
-    count, unless they ask for the GPU."""
+    count."""
 
-    def by_script(args: Any) -> bool:
-        words = [arg for arg in args if not isinstance(arg, subprocess.Popen)]
-        return "nvidia" in str(words) or _called_by_script(sys._getframe(2))
-
-    def told(function: Callable[..., Any], matters: Callable[[Any], bool]) -> Callable[..., Any]:
+    def told(function: Callable[..., Any], by_anyone: bool) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            if matters(args):
+            if by_anyone or _called_by_script(sys._getframe(1)):
                 notice()
             return function(*args, **kwargs)
 
         return call
 
-    def always(_: Any) -> bool:
-        return True
-
     for name in ("system", "popen", "posix_spawn", "posix_spawnp"):
-        setattr(os, name, told(getattr(os, name), by_script))
+        setattr(os, name, told(getattr(os, name), by_anyone=False))
     for name in ("fork", "forkpty"):
-        setattr(os, name, told(getattr(os, name), always))
-    subprocess.Popen.__init__ = told(subprocess.Popen.__init__, by_script)  # type: ignore[method-assign]
-    BaseProcess.start = told(BaseProcess.start, always)  # type: ignore[method-assign]
+        setattr(os, name, told(getattr(os, name), by_anyone=True))
+    subprocess.Popen.__init__ = told(subprocess.Popen.__init__, False)  # type: ignore[method-assign]
+    BaseProcess.start = told(BaseProcess.start, True)  # type: ignore[method-assign]
     make = socket.socket.__init__
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -58,4 +51,4 @@ def watch(notice: Callable[[], None]) -> None:
 def _called_by_script(frame: FrameType | None) -> bool:
     while frame is not None and frame.f_code.co_filename in _BETWEEN:
         frame = frame.f_back
-    return frame is not None and is_own(frame)
+    return frame is not None and (is_own(frame) or "GPUtil" in frame.f_code.co_filename)

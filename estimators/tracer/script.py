@@ -158,7 +158,8 @@ def run(words: list[str], options: Options, answer: Answer) -> None:
 def _blame(error: BaseException, recorder: Recorder, answer: Answer) -> None:
     """Does not return if the script would fail on a GPU, too."""
     try:
-        how = own_crash(error, recorder.made_up)
+        # Frameworks that clean up after an error may read values then.
+        how = own_crash(error, recorder.made_up and error is not recorder.failed)
     except Exception:  # noqa: BLE001  its exceptions may be of its own making
         return
     if how:
