@@ -10,6 +10,7 @@ import pytest
 
 from cli import preflight
 from cli.commands.submit import submit
+from cli.problems import INTERRUPTED
 from tests.fake_daemon import FakeDaemon, waiting
 
 CRASH = "at train.py:5: RuntimeError: a and b must have same reduction dim"
@@ -139,12 +140,21 @@ def test_nor_is_one_on_a_terminal(
 def test_who_waits_for_the_job_is_told_but_not_asked(
     fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found(fake, waiting(crash=CRASH, state="succeeded", exit={"code": 0}))
-    monkeypatch.setattr("cli.commands.submit._wait", lambda jobs, label: 3)
+    found(fake, waiting(state="pending"), waiting(crash=CRASH))
+    monkeypatch.setattr("cli.commands.submit.wait_for", lambda job: {})
+    monkeypatch.setattr("cli.commands.submit.exit_code", lambda job: 3)
     asked = says(monkeypatch, "n", terminal=False)
     assert submit(["--wait", "python", "train.py"]) == 3
-    assert f"carma: your script stops {CRASH}" in capsys.readouterr().err
+    assert capsys.readouterr().err == f"carma: your script stops {CRASH}\n"
     assert not asked and not cancelled(fake)
+
+    def interrupted(_: float) -> None:
+        raise KeyboardInterrupt
+
+    found(fake, waiting(state="pending"))
+    monkeypatch.setattr("time.sleep", interrupted)
+    assert submit(["--wait", "python", "train.py"]) == INTERRUPTED
+    assert "job 42 continues" in capsys.readouterr().err
 
 
 def test_with_its_output_in_a_file_it_tells_but_does_not_ask(
@@ -162,6 +172,11 @@ def test_closed_ends_are_no_terminal(
 ) -> None:
     found(fake, waiting(crash=CRASH))
     asked = says(monkeypatch, "n")
+    with monkeypatch.context() as closed:
+        closed.setattr(sys, "stdout", None)
+        assert submit(["python", "train.py"]) == 0
+    assert f"your script stops {CRASH}" in capsys.readouterr().err and not asked
+    fake.asked.clear()
     monkeypatch.setattr(sys, "stdin", None)
     assert submit(["python", "train.py"]) == 0
     assert not asked and len(fake.asked) == 1

@@ -58,18 +58,17 @@ def _submit(body: dict[str, Any], options: argparse.Namespace) -> int:
         print(label)
     elif not options.quiet:
         print(f"Submitted batch job {label}")
-    typed = _is_typed()
-    if (typed or options.wait) and not _is_silent(options):
-        sys.stdout.flush()
+    print(end="", flush=True)  # before anything waits; stdout may be closed
+    silent, typed = _is_silent(options), _is_typed()
+    if typed and not silent:
         from cli import preflight
 
-        asks = typed and _is_terminal(sys.stdout) and not body["after"]
+        asks = _is_terminal(sys.stdout) and not body["after"]
         if not preflight.wanted(label, str(answer["ids"][0]), asks):
             return 1
     if not options.wait:
         return 0
-    sys.stdout.flush()
-    return _wait([str(job) for job in answer["ids"]], label)
+    return _wait([str(job) for job in answer["ids"]], label, tells=not silent and not typed)
 
 
 def _is_typed() -> bool:
@@ -97,9 +96,14 @@ def _warn(answer: dict[str, Any]) -> None:
         print(f"carma: {text}", file=sys.stderr)
 
 
-def _wait(jobs: list[str], label: str) -> int:
-    """The exit code of the job; of an array, that of the first task that failed."""
+def _wait(jobs: list[str], label: str, tells: bool) -> int:
+    """The exit code of the job; of an array, that of the first task that failed. `tells`: say on
+    stderr if its script stops by itself."""
     try:
+        if tells:
+            from cli import preflight
+
+            preflight.crash(label, jobs[0])
         codes = [exit_code(wait_for(job)) for job in jobs]
     except KeyboardInterrupt:
         hint = f"job {label} continues; `carma wait {label}` waits, `carma cancel {label}` ends it"

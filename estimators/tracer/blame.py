@@ -50,9 +50,9 @@ def own_crash(error: BaseException, made_up: bool) -> str:
     if not isinstance(error, SystemExit):
         said = first_line(error).replace("'FakeTensor'", "'Tensor'")
         return clause(place_of(error), f"{type(error).__name__}: {said}")
-    said = str(error.code) if isinstance(error.code, str) else _of_arguments(error)
-    cause = error.__context__
-    if cause is None and "huggingface_hub" in sys.modules and not _of_arguments(error):
+    arguments, cause = _of_arguments(error), error.__context__
+    said = str(error.code) if isinstance(error.code, str) else arguments
+    if cause is None and "huggingface_hub" in sys.modules and not arguments:
         return ""  # it may leave because it got no model: the hub is offline
     if not said and isinstance(cause, Exception):  # which Hydra, Lightning and others print
         return clause(place_of(cause), f"{type(cause).__name__}: {first_line(cause)}")
