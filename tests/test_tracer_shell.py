@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from estimators.tracer.shell import Unclear, command, unwrapped
+from estimators.tracer.prefixes import unwrapped
+from estimators.tracer.shell import Unclear, command
 
 ENV = {"HOME": "/home/u", "PATH": "/bin", "EPOCHS": "7"}
 

@@ -21,7 +21,7 @@ from dataclasses import replace
 sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from estimators.tracer import options as asked
-from estimators.tracer import shell
+from estimators.tracer import prefixes, shell
 from estimators.tracer.command import HINT, PYTHON, Unreadable, parse
 
 LINE_BYTES = 256  # that the kernel reads of a first line
@@ -63,8 +63,8 @@ def resolve(words: Sequence[str], env: dict[str, str], cwd: str, gpus: int) -> s
     """The Python command behind a command. Raises Unreadable, Unclear, OSError."""
     skipped = ""
     for _ in range(MOST_STEPS):
-        skipped = skipped or shell.outside(words)
-        words = shell.unwrapped(words)
+        skipped = skipped or prefixes.outside(words)
+        words = prefixes.unwrapped(words)
         name = os.path.basename(words[0]) if words else ""
         if PYTHON.fullmatch(name) or name in KNOWN:
             return shell.Command(list(words), env, cwd, skipped)
