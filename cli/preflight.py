@@ -1,4 +1,4 @@
-"""After `carma submit` on a terminal: tells that the script stops by itself, and asks what to do.
+"""After `carma submit`: tells that the script stops by itself, and on a terminal asks what to do.
 
 The job is in the queue by then, and the daemon tries its first steps there anyway. So nothing here
 can delay or lose it: neither Ctrl-C, nor a terminal that closes, nor a daemon that does not answer.
@@ -23,34 +23,36 @@ def wanted(label: str, first: str, asks: bool) -> bool:
     """Whether the job shall stay in the queue. `first`: itself, or the first task of the array.
     `asks`: False to warn only."""
     try:
-        crash = _crash(label, first)
+        stops = crash(label, first, patience=True)
     except KeyboardInterrupt:
         _say(f"job {label} stays in the queue; `carma why {label}` tells more")
         return True
-    if not crash:
-        return True
-    _say(f"your script stops {clean(crash)}")
-    if not asks or _keeps(label):
+    if not stops or not asks or _keeps(label):
         return True
     client.post("/v1/cancel", {"select": label, "user": None})
     _say(f"job {label} is cancelled")
     return False
 
 
-def _crash(label: str, first: str) -> str:
-    """How the script stops; "" if it does not, or if that is not known in time."""
+def crash(label: str, first: str, patience: bool = False) -> str:
+    """Say how the script stops, and return it; "" if it does not, or if that is not known in time.
+    `patience`: ask for it, if it takes long."""
     begun = time.monotonic()
-    told = False
+    told = not patience
     with contextlib.suppress(CarmaError):
         while (waited_s := time.monotonic() - begun) < WITHIN_S:
             job = client.get(f"/v1/jobs/{first}")
             if job["state"] != "pending":
-                return job.get("crash") or ""
+                stops: str = job.get("crash") or ""
+                if stops:
+                    _say(f"your script stops {clean(stops)}")
+                return stops
             if waited_s > QUIET_S and not told:
                 told = True
                 _say("trying its first steps without a GPU; Ctrl-C leaves it to the queue")
             time.sleep(POLL_S)
-        _say(f"still being tried: `carma why {label}` will tell")
+        if patience:
+            _say(f"still being tried: `carma why {label}` will tell")
     return ""
 
 

@@ -39,6 +39,7 @@ def look(spec: JobSpec, settings: Settings, server: Server) -> Report | Refusal:
             processes=program.processes,
             explain=server.explain,
             env=program.env,
+            skipped=program.skipped,
         )
         argv = (*program.python, str(TRACER), options.dumps(), *program.script)
         return report(server.trial(spec, argv, options.longest_s), options.longest_s)

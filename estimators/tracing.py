@@ -55,7 +55,7 @@ class Trace:
         short = shortfall_mib(earlier, context, traced)
         parts = _parts(report, body)
         notes = [*report.notes, _origin(context, learned, len(earlier.own))]
-        notes += [f"{correction:+d} MiB learned from {by} of like jobs"] if correction else []
+        notes += [f"{correction:+d} MiB learned from {_whose(by)}"] if correction else []
         return Estimate(
             body + context,
             self.name,
@@ -84,13 +84,22 @@ def _shape(report: Report) -> str:
 
 
 def _parts(report: Report, body_mib: int) -> tuple[tuple[str, int], ...]:
-    """The parts in whole MiB, rounded cumulatively so that they add up to `body_mib`."""
-    ends = [0, *accumulate(report.parts.get(part, 0) for part in PARTS)]
-    scale = body_mib / max(1, ends[-1])
-    return tuple(
-        (part, round(end * scale) - round(begin * scale))
-        for part, (begin, end) in zip(PARTS, pairwise(ends), strict=True)
-    )
+    """The parts in whole MiB, rounded cumulatively so that they add up to `body_mib`. What was live
+    was traced: a correction is about what the allocator and libraries hold beyond it."""
+    ends = [ceil(end / MIB) for end in accumulate(report.parts.get(part, 0) for part in PARTS)]
+    mib = {
+        part: end - begin for part, (begin, end) in zip(PARTS, pairwise([0, *ends]), strict=True)
+    }
+    left = body_mib - sum(mib.values())
+    for part in ("cached", "workspace", "activations"):
+        change = max(left, -mib[part])
+        mib[part] += change
+        left -= change
+    return tuple(mib.items())
+
+
+def _whose(by: str) -> str:
+    return f"similar jobs of {by}" if by.endswith("users") else f"{by} of similar jobs"
 
 
 def _origin(context_mib: int, learned: tuple[int, str] | None, runs: int) -> str:

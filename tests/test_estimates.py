@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 import pytest
 
 from carmad import registry
-from carmad.config import Settings
+from carmad.config import Estimation, Settings
 from carmad.core.layout import Layout, Stage
 from carmad.core.ports import Server
 from carmad.core.types import (
@@ -27,7 +27,7 @@ from carmad.core.types import (
 )
 from carmad.errors import CarmaError
 from carmad.learned import estimates as module
-from carmad.learned.estimates import Answer, Estimates, ask, explained, guesses
+from carmad.learned.estimates import Answer, Estimates, ask, explained, guesses, patient
 from carmad.options import OPTIONS, Option
 from carmad.testing import a_job, a_server, a_spec
 from tests.waiting import until
@@ -447,3 +447,10 @@ print(*{"torch", "numpy", "sklearn", "timm"} & sys.modules.keys())
 """
     done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("\n", "")
+
+
+def test_patience_is_never_less_than_what_the_queue_has() -> None:
+    for within_s, patient_s in ((10.0, 60.0), (90.0, 60.0)):
+        settings = Settings(estimation=Estimation(within_s=within_s, patient_s=patient_s))
+        assert patient(settings).estimation.within_s == max(within_s, patient_s)
+        assert patient(settings, 5.0).estimation.within_s == 5.0, "as the user says"

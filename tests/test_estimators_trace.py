@@ -148,9 +148,24 @@ def test_runs_of_the_same_model_correct_the_estimate() -> None:
         4000,
     ]
     found = estimated(*OTHERS, like(4100))
-    assert found.notes[-1] == "+300 MiB learned from one run of like jobs"
+    assert found.notes[-1] == "+300 MiB learned from one run of similar jobs"
     assert sum(mib for _, mib in found.parts) == found.mib == 3800
     assert (found.traced_mib, estimated(*OTHERS).traced_mib) == (3500, None)
+
+
+def test_a_correction_is_no_part_of_what_was_live() -> None:
+    live = ("parameters", "gradients", "optimizer", "activations")
+    traced = dict(estimated(*OTHERS).parts)
+    for peak in (4100, 3200, 2000):
+        parts = dict(estimated(*OTHERS, *[like(peak)] * 8, floor=2600 * MIB).parts)
+        assert all(parts[part] == traced[part] for part in live), peak
+        assert min(parts.values()) >= 0
+    more, less = (dict(estimated(*OTHERS, like(peak)).parts) for peak in (4100, 3300))
+    assert (more["cached"], less["cached"]) == (traced["cached"] + 300, traced["cached"] - 100)
+    assert (
+        "+300 MiB learned from similar jobs of 3 users"
+        in estimated(*OTHERS, *[like(4100, uid=uid) for uid in (501, 502, 503)]).notes[-1]
+    )
 
 
 def test_a_corrected_estimate_teaches_what_was_traced() -> None:

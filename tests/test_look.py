@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from dataclasses import asdict, replace
 from math import inf, nan
@@ -15,9 +16,9 @@ from carmad.config import Estimation
 from carmad.plugin import JobSpec, Refusal, Settings, Trial
 from carmad.testing import a_report, a_server, a_spec
 from estimators.look import TRACER, look, parse
-from estimators.tracer import options
-from estimators.tracer.command import FIND, Unreadable
-from estimators.tracer.find import shebang
+from estimators.tracer import command, options
+from estimators.tracer.command import CONFIGURED, FIND, Unreadable
+from estimators.tracer.find import resolve, shebang
 from estimators.tracer.report import Explanation, Held, Report, loads, refusal
 from tests.here import Here
 
@@ -192,6 +193,46 @@ def test_commands_without_a_python(words: str, why: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
+    ("words", "skipped"),
+    [
+        ("bash run.sh", ""),
+        ("sh -c 'wget http://x; bash run.sh'", "`wget` before it was not run"),
+        ("nohup srun -n 1 {bin}/python3 t.py", "`srun` was left out"),
+        ("uv run --with einops t.py", "uv was not run, which may install packages first"),
+        ("{bin}/jupyter execute n.ipynb", "IPython's kernel and magics were left out"),
+        ("accelerate launch t.py", CONFIGURED),
+    ],
+)
+def test_what_is_left_out_of_a_command_is_passed_on(
+    words: str, skipped: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / "run.sh").write_text("python t.py\n")
+    path, here = os.environ["PATH"], str(tmp_path)
+    argv = shlex.split(words.format(bin=tmp_path / "bin"))
+    told = resolve(argv, {"PATH": path}, here, 1)
+    assert (told.skipped or command.parse(told.words, 1).skipped) == skipped
+
+
+@pytest.mark.parametrize(
+    ("words", "folder", "last"),
+    [
+        ("uv run --directory sub t.py", "sub", "t.py"),
+        ("uv run --project sub t.py", "", "t.py"),
+        ("jupyter execute sub/n.ipynb", "sub", "n.ipynb"),
+        ("papermill sub/n.ipynb out.ipynb", "", "sub/n.ipynb"),
+    ],
+)
+def test_where_a_program_runs_its_script(
+    words: str, folder: str, last: str, tmp_path: Path
+) -> None:
+    (tmp_path / "sub" / ".venv").mkdir(parents=True)
+    told = resolve(words.split(), {"PATH": "/bin"}, str(tmp_path), 1)
+    assert (Path(told.cwd), told.words[-1]) == (tmp_path / folder, last)
+
+
+@pytest.mark.parametrize(
     ("line", "python"),
     [
         ("#!/usr/bin/env python3", ("python3",)),
@@ -253,6 +294,12 @@ def test_what_became_of_a_trial(trial: Trial, why: str) -> None:
     assert isinstance(answer, Refusal)
     assert why in answer.why
     assert answer.late == trial.timed_out
+
+
+def test_accelerates_configuration_is_not_read() -> None:
+    server = a_server()
+    look(spec("python", "-m", "accelerate.commands.launch", "t.py"), Settings(), server)
+    assert options.loads(server.tried[0][-2]).skipped == CONFIGURED
 
 
 def test_a_script_that_was_slow_says_so_and_what_to_do() -> None:

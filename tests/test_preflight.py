@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from cli import preflight
 from cli.commands.submit import submit
+from cli.problems import INTERRUPTED
 from tests.fake_daemon import FakeDaemon, waiting
 
 CRASH = "at train.py:5: RuntimeError: a and b must have same reduction dim"
@@ -25,6 +27,9 @@ def says(
     """Let the user answer, at a terminal or not; returns the questions."""
     for stream in (sys.stdin, sys.stdout):
         monkeypatch.setattr(stream, "isatty", lambda: terminal, raising=False)
+    monkeypatch.setattr(sys.stdin, "fileno", lambda: 0, raising=False)
+    monkeypatch.setattr("os.getpgrp", os.getpid)
+    monkeypatch.setattr("os.tcgetpgrp", lambda fd: os.getpid())
     asked: list[str] = []
 
     def answer(question: str = "") -> str:
@@ -115,6 +120,76 @@ def test_a_script_is_never_held_up(fake: FakeDaemon, monkeypatch: pytest.MonkeyP
     asked = says(monkeypatch, "n", terminal=False)
     assert submit(["python", "train.py"]) == 0
     assert not asked and len(fake.asked) == 1
+
+
+@pytest.mark.parametrize("leader", ["own", "foreground"])
+def test_nor_is_one_on_a_terminal(
+    fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch, leader: str
+) -> None:
+    """`for i in 1 2; do carma submit …; done` in a file; or in the background."""
+    found(fake, waiting(crash=CRASH))
+    asked = says(monkeypatch, "n")
+    if leader == "own":
+        monkeypatch.setattr("os.getpgrp", lambda: os.getpid() + 1)
+    else:
+        monkeypatch.setattr("os.tcgetpgrp", lambda fd: os.getpid() + 1)
+    assert submit(["python", "train.py"]) == 0
+    assert not asked and len(fake.asked) == 1
+
+
+def test_who_waits_for_the_job_is_told_but_not_asked(
+    fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found(fake, waiting(state="pending"), waiting(crash=CRASH))
+    monkeypatch.setattr("cli.commands.submit.wait_for", lambda job: {})
+    monkeypatch.setattr("cli.commands.submit.exit_code", lambda job: 3)
+    asked = says(monkeypatch, "n", terminal=False)
+    assert submit(["--wait", "python", "train.py"]) == 3
+    assert capsys.readouterr().err == f"carma: your script stops {CRASH}\n"
+    assert not asked and not cancelled(fake)
+
+    def interrupted(_: float) -> None:
+        raise KeyboardInterrupt
+
+    found(fake, waiting(state="pending"))
+    monkeypatch.setattr("time.sleep", interrupted)
+    assert submit(["--wait", "python", "train.py"]) == INTERRUPTED
+    assert "job 42 continues" in capsys.readouterr().err
+
+
+def test_with_its_output_in_a_file_it_tells_but_does_not_ask(
+    fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found(fake, waiting(crash=CRASH))
+    asked = says(monkeypatch, "n")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: False, raising=False)
+    assert submit(["python", "train.py"]) == 0
+    assert f"your script stops {CRASH}" in capsys.readouterr().err and not asked
+
+
+def test_closed_ends_are_no_terminal(
+    fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found(fake, waiting(crash=CRASH))
+    asked = says(monkeypatch, "n")
+    with monkeypatch.context() as closed:
+        closed.setattr(sys, "stdout", None)
+        assert submit(["python", "train.py"]) == 0
+    assert f"your script stops {CRASH}" in capsys.readouterr().err and not asked
+    fake.asked.clear()
+    monkeypatch.setattr(sys, "stdin", None)
+    assert submit(["python", "train.py"]) == 0
+    assert not asked and len(fake.asked) == 1
+
+
+def test_what_a_script_says_cannot_move_the_cursor(
+    fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found(fake, waiting(crash="at t.py:1: ValueError: \x1b[2Jgone"))
+    says(monkeypatch, "y")
+    assert submit(["python", "t.py"]) == 0
+    err = capsys.readouterr().err
+    assert "gone" in err and "\x1b" not in err
 
 
 def test_impatience_and_an_unreachable_daemon_leave_the_job_alone(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import linecache
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from estimators.tracer.blame import missing_torch, own_crash
 
 
 def raised(text: str) -> BaseException:
+    linecache.cache["train.py"] = (len(text), None, text.splitlines(keepends=True), "train.py")
     try:
         exec(compile(text, "train.py", "exec"), {})
     except BaseException as error:  # noqa: BLE001
@@ -31,16 +34,39 @@ def raised(text: str) -> BaseException:
         ("raise SystemExit('no config')", "at train.py:1: exit status 1: no config"),
         ("import sys; sys.exit(3)", "at train.py:1: exit status 3"),
         ("if x = 1: pass", "at train.py:1: SyntaxError"),
+        (
+            "raise EOFError('EOF when reading a line')",
+            "at train.py:1: EOFError: EOF when reading a line",
+        ),
+        ("class E(Exception):\n  __str__ = None\nraise E", "at train.py:3: E: no message"),
     ],
 )
 def test_own_crashes(text: str, crash: str) -> None:
     assert own_crash(raised(text), made_up=False).startswith(crash)
 
 
+def test_the_cause_is_told_of_a_framework_that_exits_after_it() -> None:
+    text = "import sys\ntry:\n    {}['lr']\nexcept Exception as e:\n    print(e)\n    sys.exit(1)"
+    assert own_crash(raised(text), made_up=False) == "at train.py:3: KeyError: 'lr'"
+
+
 def test_wrong_arguments_say_which() -> None:
     text = "import argparse; p = argparse.ArgumentParser()\np.parse_args(['--lrr', '1'])"
-    crash = own_crash(raised(text), made_up=False)
+    crash = own_crash(raised(text), made_up=True)
     assert crash == "at train.py:2: exit status 2: unrecognized arguments: --lrr 1"
+
+
+def test_a_command_of_click_says_what_is_missing() -> None:
+    text = """
+import click
+@click.command()
+@click.option("--data", required=True)
+def main(data): pass
+main([])
+"""
+    assert own_crash(raised(text), made_up=True).startswith(
+        "at train.py:6: exit status 2: Missing option '--data'"
+    )
 
 
 @pytest.mark.parametrize(
@@ -60,6 +86,17 @@ def test_wrong_arguments_say_which() -> None:
         "try:\n    raise ConnectionError\nexcept OSError:\n    raise SystemExit(1)",
         "try:\n    raise ConnectionError\nexcept OSError as e:\n    raise ValueError('x') from e",
         "raise KeyboardInterrupt",
+        "raise UserWarning('with -W error')",
+        "def f(): f()\nf()",
+        "import subprocess\nsubprocess.run('exit 3', shell=True, check=True)",
+        "raise EOFError",
+        "import os\nos.environ['CARMA_GPU_MEM_MB']",
+        "raise RuntimeError('NVML Shared Library Not Found')",
+        "raise ImportError('libcudart.so.12: cannot open shared object file')",
+        "raise RuntimeError('Tried to instantiate dummy base class CUDAGraph')",
+        "raise RuntimeError('x must be a CUDA tensor')",
+        "import sqlite3\nsqlite3.connect('/nonexistent/runs.db')",
+        "from estimators.tracer.device import _Stream\n_Stream().no_such_method",
     ],
 )
 def test_what_the_trace_may_have_caused(text: str) -> None:
@@ -73,7 +110,12 @@ def test_what_the_trace_may_have_caused(text: str) -> None:
         ("[][1]", False),
         ("import sys; sys.exit(3)", False),
         ("len(nothing)", True),
-        ("open('none.csv')", True),
+        ("if len('') > 3: best = 1\nprint(best)", False),
+        ("import math\nmath.sinn(3)", True),
+        ("best = None\nbest.eval()", False),
+        ("open('best.pt')", False),
+        ("import no_such_thing", False),
+        ("if x = 1: pass", True),
     ],
 )
 def test_what_may_depend_on_values_that_were_made_up(text: str, is_certain: bool) -> None:
@@ -92,6 +134,28 @@ def test_a_fault_of_the_tracer_is_not_the_scripts(monkeypatch: pytest.MonkeyPatc
     assert own_crash(calling(lambda: 3 + ""), made_up=False) == ""  # type: ignore[operator]
 
 
+def test_a_library_that_finds_no_gpu_is_not_the_scripts(tmp_path: Path) -> None:
+    text = "def find(): raise RuntimeError('No GPU found')"
+    library: dict[str, Callable[[], object]] = {}
+    exec(compile(text, "/lib/python3/site-packages/lib.py", "exec"), library)
+    try:
+        library["find"]()
+    except RuntimeError as error:
+        assert own_crash(error.with_traceback(error.__traceback__), made_up=False) == ""
+    assert own_crash(raised("raise RuntimeError('needs 2 GPUs')"), made_up=False) != ""
+
+
+def test_who_leaves_while_the_hub_is_offline_may_have_no_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", sys)
+    assert own_crash(raised("raise SystemExit('no model')"), made_up=False) == ""
+    wrong = "import argparse\nargparse.ArgumentParser().parse_args(['-x'])"
+    assert own_crash(raised(wrong), made_up=False)
+    monkeypatch.delitem(sys.modules, "huggingface_hub")
+    assert own_crash(raised("raise SystemExit('no model')"), made_up=False)
+
+
 def test_a_python_without_torch(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     for text, line in (
@@ -100,6 +164,8 @@ def test_a_python_without_torch(tmp_path: Path) -> None:
         ("try:\n    import torch\nexcept ImportError:\n    torch = None", 0),
         ("from .torch import x", 0),
         ("import torchaudio_x\nx = (", 0),
+        ('"""Trains."""\nfrom torch import nn', 2),
+        ("import sys\nsys.path.insert(0, '/opt/torch')\nimport torch", 0),
     ):
         script.write_text(text)
         found = missing_torch(str(script))

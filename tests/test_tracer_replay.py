@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +14,9 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch", reason="the tracer runs in a Python that has PyTorch")
 
-from estimators.tracer.allocator import MIB, Options
+from estimators.tracer.allocator import DEFAULTS, MIB, Options
 from estimators.tracer.convolution import Conv
+from estimators.tracer.explaining import _Filmed
 from estimators.tracer.replay import Figures, figures, replay
 from estimators.tracer.report import PARTS, Report
 from estimators.tracer.workspace import BLAS, autotuning, images, workspace
@@ -241,3 +243,14 @@ def _traced() -> Report:
 def test_the_daemon_can_ask_without_pytorch() -> None:
     program = "import sys, carmad.learned.estimates; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+def test_an_explanation_knows_how_much_memory_the_gpu_has() -> None:
+    """cudnn.benchmark takes no more than that, in the picture as in the figures."""
+    small = 64 * MIB
+    seen: Any = SimpleNamespace(
+        events=[(1, 8 * MIB), ("conv", 0)], convs=[SQUARE], kinds={}, benchmark=True, memory=small
+    )
+    found = figures(seen.events, seen.convs, seen.kinds, True, memory=small)
+    assert found.autotune < figures(seen.events, seen.convs, seen.kinds, True).autotune
+    assert _Filmed(seen, DEFAULTS).figures() == found

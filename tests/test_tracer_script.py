@@ -593,6 +593,158 @@ def test_what_a_gpu_or_a_network_might_have_prevented_is_no_crash(text: str, job
     assert answer.crash == ""
 
 
+def test_a_misspelt_method_of_a_tensor(job: Path) -> None:
+    text = "loss = model(torch.randn(8, 1024, device='cuda')).mean()\nloss.item()\nloss.bakward()"
+    answer = looked(job, written(job, loop(text)))
+    assert isinstance(answer, Refusal)
+    assert answer.crash.endswith(":13: AttributeError: 'Tensor' object has no attribute 'bakward'")
+
+
+def test_the_crash_comes_before_what_a_framework_cleans_up(job: Path) -> None:
+    """Lightning moves the model to the CPU after an error, while its graph exists."""
+    text = """
+        try:
+            out = model(torch.randn(8, 1024, device="cuda"))
+            model(torch.randn(8, 1000, device="cuda"))
+        except RuntimeError:
+            model.cpu()
+            out.mean().item()
+            raise
+        """
+    answer = looked(job, written(job, loop(text)))
+    assert isinstance(answer, Refusal)
+    assert ":14: RuntimeError: a and b must have same reduction dim" in answer.crash
+
+
+OUTSIDE = """
+import os, socket, subprocess, multiprocessing as mp
+def port():
+    try:
+        socket.socket().bind(("", 0))
+        return 1
+    except OSError:
+        return None
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "is_own"),
+    [
+        ("subprocess.call(['touch', 'data.csv'])\nopen('data.csv')", False),
+        ("os.system('pip install no_such_x')\nimport no_such_x", False),
+        ("assert subprocess.run(['sh', '-c', 'exit 1']).returncode == 0", False),
+        ("if port() is None: raise RuntimeError('no free port')", False),
+        ("p = mp.get_context('fork').Process(target=print); p.start(); p.join()\n[][1]", False),
+        ("a, b = socket.socketpair()\n[][1]", True),
+        ("import platform, uuid; platform.processor()\n[][1]", True),
+        ("os.system('true')\nlsos", True),
+    ],
+)
+def test_what_programs_sockets_and_workers_may_have_caused(
+    text: str, is_own: bool, job: Path
+) -> None:
+    """They do not do here what they do in a job; the script may go on, and fail for that later."""
+    answer = looked(job, written(job, loop(OUTSIDE + text)))
+    assert isinstance(answer, Refusal)
+    assert bool(answer.crash) is is_own, answer
+
+
+def test_what_is_left_out_of_the_command_may_be_the_cause(job: Path) -> None:
+    (job.parent / "t.py").write_text("import torch\nopen('data.csv')")
+    command = f"make data && {sys.executable} {job.parent}/t.py"
+    answer = looked(job, argv=("/bin/sh", "-c", command))
+    assert isinstance(answer, Refusal) and answer.crash == ""
+    assert "FileNotFoundError" in answer.why
+    assert answer.why.endswith("perhaps because `make` before it was not run")
+
+
+@pytest.mark.parametrize(
+    ("text", "gpu", "crash"),
+    [
+        ("torch.cuda.get_device_capability() >= (9, 0)", "NVIDIA A100-SXM4-40GB", True),
+        ("torch.cuda.get_device_capability() >= (9, 0)", "NVIDIA RTX PRO 6000", False),
+        ("torch.cuda.get_device_properties(0).total_memory > 1e12", "NVIDIA A100", False),
+        ("torch.cuda.mem_get_info()[0] > 1e12", "NVIDIA A100", False),
+        ("torch.cuda.device_count() == 2", "NVIDIA A100", True),
+    ],
+)
+def test_only_what_is_known_of_the_gpu_decides(
+    text: str, gpu: str, crash: bool, job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Here, "gpu", gpu)
+    answer = looked(job, written(job, loop(f"assert {text}")))
+    assert isinstance(answer, Refusal) and bool(answer.crash) is crash, answer
+
+
+def test_the_choice_of_gpus_is_that_of_the_job(job: Path) -> None:
+    """CARMA names them by UUID; a script, or its command, may choose for itself."""
+    text = """
+        import ctypes, os
+        getenv = ctypes.CDLL(None).getenv
+        getenv.restype = ctypes.c_char_p
+        assert getenv(b"CUDA_VISIBLE_DEVICES") == b"", "libraries must find no GPU"
+        chosen = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+        assert len(chosen) == torch.cuda.device_count() == 2 and chosen[0] != chosen[1]
+        assert all(one.startswith("GPU-") for one in chosen)
+        os.environ["CUDA_VISIBLE_DEVICES"] = "0,1,2"
+        assert torch.cuda.device_count() == 3
+        os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+        assert not torch.cuda.is_available()
+        os.environ["CUDA_VISIBLE_DEVICES"] = "0"
+        assert torch.backends.cudnn.version() > 0 and torch.backends.cudnn.is_available()
+        while True: step()
+        """
+    assert report(job, written(job, loop(text)), gpus=2).steps == 2
+    number = written(job, loop("int(os.environ['CUDA_VISIBLE_DEVICES'])".join(["import os\n", ""])))
+    answer = looked(job, number)
+    assert isinstance(answer, Refusal) and "'GPU-0000" in answer.crash, "it would be so in a job"
+    env = ("env", "CUDA_VISIBLE_DEVICES=3", sys.executable, number)
+    assert "CUDA" not in str(looked(job, argv=env)) and "GPU-" not in str(looked(job, argv=env))
+
+
+def test_ddp_moves_its_inputs(job: Path) -> None:
+    text = """
+        import os
+        import torch.distributed as dist
+        dist.init_process_group("nccl")
+        assert dist.is_nccl_available() and os.environ["TORCHELASTIC_MAX_RESTARTS"] == "0"
+        ddp = nn.parallel.DistributedDataParallel(model, {ids})
+        while True:
+            optimizer.zero_grad()
+            ddp(torch.randn(8, 1024)).mean().backward()
+            optimizer.step()
+        """
+    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
+    script = written(job, loop(text.format(ids="device_ids=[0]")))
+    assert report(job, *launcher, script, gpus=2).steps == 2
+    script = written(job, loop(text.format(ids="")))
+    assert "same device" in refusal(job, *launcher, script, gpus=2)
+
+
+def test_a_checkpoint_may_be_moved_by_a_function_or_be_a_module(job: Path) -> None:
+    import torch
+
+    file = job.parent / "model.pt"
+    torch.save(torch.nn.Linear(8, 8), file)
+    text = f"""
+        for where in (lambda storage, place: storage.cuda(0), "cuda"):
+            loaded = torch.load({str(file)!r}, map_location=where, weights_only=False)
+            loaded(torch.randn(2, 8, device="cuda"))
+        torch.multiprocessing.spawn(print, nprocs=2, join=False).join()
+        while True: step()
+        """
+    assert report(job, written(job, loop(text))).steps == 2
+
+
+def test_a_linked_script_imports_from_where_it_is(job: Path) -> None:
+    real = job.parent / "real"
+    real.mkdir()
+    (real / "beside.py").write_text("")
+    (real / "train.py").write_text(loop("import beside\nwhile True: step()"))
+    (job.parent / "link.py").symlink_to(real / "train.py")
+    assert report(job, str(job.parent / "link.py")).steps == 2
+
+
 def test_numbers_may_stay_on_the_cpu(job: Path) -> None:
     text = """
         while True:
@@ -677,6 +829,9 @@ for name in ("slow_to_import", "fails_to_import"):
 own = clock.own_s
 work(0.1)
 assert clock.own_s - own >= 0.1
+own = clock.own_s
+import trains
+assert 0.3 <= clock.own_s - own < 0.5, clock.own_s - own
 """
 
 
@@ -686,10 +841,21 @@ def test_imports_take_no_time(tmp_path: Path) -> None:
     (tmp_path / "slow_to_import.py").write_text("import inside\n" + work)
     (tmp_path / "inside.py").write_text(work)
     (tmp_path / "fails_to_import.py").write_text(work + "import not_there\n")
+    (tmp_path / "trains.py").write_text(
+        f"{work}__main__.clock.works()\n__main__.work(0.3)\nimport inside_too\n"
+    )
+    (tmp_path / "inside_too.py").write_text(work)
     script = tmp_path / "script.py"
     script.write_text(IMPORTS.format(root=str(SCRIPTS.parents[1])))
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_script_may_train_in_an_import(job: Path) -> None:
+    (job.parent / "training.py").write_text(loop("while True: pass"))
+    why = refusal(job, written(job, "import training"), estimation=Estimation(within_s=2.0))
+    assert "no optimizer step" in why and "training.py:" in why
+    assert "(0 s of processor time)" not in why
 
 
 def test_children_neither_answer_nor_stay(job: Path) -> None:

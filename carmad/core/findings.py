@@ -36,7 +36,7 @@ class Estimate:
     stack: str = ""  # what "context" among the parts depends on: the job's torch, driver, GPU
     batch_mib: int = 0  # the part of `mib` that is proportional to the batch size
     shape: str = ""  # a digest of the model's layers: equal for any batch size
-    traced_mib: int | None = None  # `mib` without what like jobs have taught; None: the same
+    traced_mib: int | None = None  # `mib` without what similar jobs have taught; None: the same
     others: tuple[Estimate, ...] = ()  # by the other estimators, to compare with the outcome
     crash: str = ""  # as in `Refusal`
 

@@ -87,8 +87,8 @@ def build_parser() -> submit_options.Parser:
         "--within",
         type=parse.processor_time,
         metavar="SECONDS",
-        help="how long the first two steps of COMMAND may take, its imports not counted "
-        "(default: estimation.patient_s)",
+        help="how many seconds of processor time the first two steps of COMMAND may take, its "
+        "imports not counted (default: estimation.patient_s)",
     )
     add("--explain", action="store_true", help="show what the memory is used for")
     add(
@@ -161,7 +161,9 @@ def _check(options: Namespace) -> None:
     if file is None or file == TERMINAL:
         return
     if file.suffix not in (".svg", ".png", ".html"):
-        raise Usage(f"--plot {file}: only .svg, .png and .html can be written, or - for here")
+        raise Usage(
+            f"--plot {file}: only .svg, .png and .html can be written, or - for the terminal"
+        )
     if find_spec("matplotlib") is None:
         message = "a drawing needs matplotlib, which is not installed"
         raise Problem(message, "pip install 'carma[sim]', or --plot - to see it here")

@@ -18,9 +18,8 @@ def estimators(json: Json = False) -> None:
 
     BIAS is the median error, positive for estimates that are too high. Half of the errors are
     within P50, 95% within P95. THEN is P50 of the older half of these jobs, NOW of the newer half:
-    whether it has become better. UNTAUGHT is P50 without what the estimator has learned from like
-    jobs. UNDER is the share of jobs that used more
-    than the upper end of their estimate.
+    whether it has become better. UNTAUGHT is P50 without what the estimator has learned from
+    similar jobs. UNDER is the share of jobs that used more than the upper end of their estimate.
     """
     answer = client.get("/v1/estimators")
     if json:

@@ -58,23 +58,35 @@ def _submit(body: dict[str, Any], options: argparse.Namespace) -> int:
         print(label)
     elif not options.quiet:
         print(f"Submitted batch job {label}")
-    if _is_attended(options):
-        sys.stdout.flush()
+    print(end="", flush=True)  # before anything waits; stdout may be closed
+    silent, typed = _is_silent(options), _is_typed()
+    if typed and not silent:
         from cli import preflight
 
-        if not preflight.wanted(label, str(answer["ids"][0]), asks=not body["after"]):
+        asks = _is_terminal(sys.stdout) and not body["after"]
+        if not preflight.wanted(label, str(answer["ids"][0]), asks):
             return 1
     if not options.wait:
         return 0
-    sys.stdout.flush()
-    return _wait([str(job) for job in answer["ids"]], label)
+    return _wait([str(job) for job in answer["ids"]], label, tells=not silent and not typed)
 
 
-def _is_attended(options: argparse.Namespace) -> bool:
-    """Whether somebody is there to be told, and asked."""
-    silent = options.anyway or options.json or options.parsable or options.quiet
-    ends = (sys.stdin, sys.stdout)  # None if they are closed
-    return not silent and all(end is not None and end.isatty() for end in ends)
+def _is_typed() -> bool:
+    """Whether it was typed on a terminal: a command that a script runs there leads no process
+    group, and must not be held up."""
+    try:
+        own = os.getpid() == os.getpgrp()
+        return own and _is_terminal(sys.stdin) and os.tcgetpgrp(sys.stdin.fileno()) == os.getpid()
+    except OSError:
+        return False
+
+
+def _is_terminal(end: Any) -> bool:
+    return end is not None and bool(end.isatty())  # None if it is closed
+
+
+def _is_silent(options: argparse.Namespace) -> bool:
+    return bool(options.anyway or options.json or options.parsable or options.quiet)
 
 
 def _warn(answer: dict[str, Any]) -> None:
@@ -84,9 +96,14 @@ def _warn(answer: dict[str, Any]) -> None:
         print(f"carma: {text}", file=sys.stderr)
 
 
-def _wait(jobs: list[str], label: str) -> int:
-    """The exit code of the job; of an array, that of the first task that failed."""
+def _wait(jobs: list[str], label: str, tells: bool) -> int:
+    """The exit code of the job; of an array, that of the first task that failed. `tells`: say on
+    stderr if its script stops by itself."""
     try:
+        if tells:
+            from cli import preflight
+
+            preflight.crash(label, jobs[0])
         codes = [exit_code(wait_for(job)) for job in jobs]
     except KeyboardInterrupt:
         hint = f"job {label} continues; `carma wait {label}` waits, `carma cancel {label}` ends it"

@@ -8,20 +8,22 @@ import importlib.util
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 STARTED = time.monotonic()
 FOLDER = Path(__file__).absolute().parent
 # Switches off network access and tracking in libraries that have a variable for it.
 ASKED = {
     "CLEARML_OFFLINE_MODE": "1",
-    "CUDA_VISIBLE_DEVICES": "",
     "HF_DATASETS_OFFLINE": "1",
     "HF_HUB_OFFLINE": "1",
     "MKL_NUM_THREADS": "1",
     "MPLBACKEND": "Agg",
     "NEPTUNE_MODE": "debug",
     "OMP_NUM_THREADS": "1",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "0",
     "PYTHONDONTWRITEBYTECODE": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "TRANSFORMERS_OFFLINE": "1",
@@ -47,12 +49,16 @@ def main() -> None:
     from . import options as asked
     from .answering import Answer
     from .clock import Clock
+    from .command import CONFIGURED
     from .confine import confine
     from .scratch import Tree
 
     options = asked.loads(sys.argv[1])
     os.environ.update(ASKED)
     os.environ.update(options.env)
+    show_gpus(options.gpus)
+    if options.skipped == CONFIGURED and not accelerate_config().exists():
+        options = replace(options, skipped="")
     clock = Clock(STARTED)
     answer = Answer(clock, options)
     Tree().install()
@@ -64,12 +70,29 @@ def main() -> None:
     except ImportError as error:
         from .blame import missing_torch
 
-        if how := missing_torch(sys.argv[2]):
+        how = missing_torch(sys.argv[2]) if error.name == "torch" else ""
+        if how:
             answer.crash(how)
         answer.refuse(f"its Python cannot import torch: {error}")
     from .script import run
 
     run(sys.argv[2:], options, answer)
+
+
+def show_gpus(count: int) -> None:
+    """Python code sees that CARMA chose GPUs, or that the user did; libraries see none."""
+    name = "CUDA_VISIBLE_DEVICES"
+    made_up = (f"GPU-{number:08x}-0000-0000-0000-000000000000" for number in range(count))
+    seen = os.environ.get(name) or ",".join(made_up)
+    os.environ[name] = ""
+    view: Any = os.environ
+    view._data[view.encodekey(name)] = view.encodevalue(seen)
+
+
+def accelerate_config() -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
+    home = os.environ.get("HF_HOME", f"{cache}/huggingface")
+    return Path(os.path.expandvars(home)).expanduser() / "accelerate" / "default_config.yaml"
 
 
 main()

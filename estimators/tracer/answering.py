@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import sys
 import sysconfig
 import threading
@@ -30,6 +31,7 @@ OFFLINE = frozenset(  # exceptions of urllib, requests, httpx and Hugging Face's
     )
 )
 HUBS = ("huggingface.co", "HF_HUB_OFFLINE", "a traced script opens no sockets")
+_INSTALLED = re.compile(r"(site|dist)-packages/")
 _OTHERS = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), "<frozen")
 
 
@@ -39,6 +41,7 @@ class Answer:
         self.steps = 0  # that the script has taken so far
         self._within_s = options.within_s
         self._longest_s = options.longest_s - SPARE_S
+        self._skipped = options.skipped
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._ready = b""  # what to answer when the time is up
@@ -77,6 +80,8 @@ class Answer:
 
     def crash(self, how: str) -> None:
         """`how`: completes "your script stops …"."""
+        if self._skipped:
+            self.refuse(f"it stopped {how}; perhaps because {self._skipped}")
         self.give(refusal(f"the script stops {how}", crash=how))
 
     def before_the_deadline(self) -> None:
@@ -91,7 +96,7 @@ class Answer:
             place = where(sys._current_frames().get(main))
             took = ("no optimizer step", "one optimizer step")[min(self.steps, 1)]
             own_s, all_s = self.clock.own_s, self.clock.seconds
-            spent = f"{all_s:.0f} s, of which its own work took {own_s:.0f} s of a processor"
+            spent = f"{all_s:.0f} s ({own_s:.0f} s of processor time)"
             self.refuse(f"it took {took} in {spent}; {place}", late=True)
 
         threading.Thread(target=wait, daemon=True).start()
@@ -101,14 +106,14 @@ def where(frame: FrameType | None) -> str:
     """The innermost line of the user's own code."""
     while frame is not None:
         if is_own(frame):
-            return f"then it was at {shown(frame)}:{frame.f_lineno}"
+            return f"it was at {shown(frame)}:{frame.f_lineno}"
         frame = frame.f_back
-    return "then it was loading libraries"
+    return "it was loading libraries"
 
 
 def is_own(frame: FrameType) -> bool:
     name = frame.f_code.co_filename
-    return not name.startswith(_OTHERS) and "site-packages" not in name
+    return not name.startswith(_OTHERS) and not _INSTALLED.search(name)
 
 
 def what_went_wrong(error: BaseException) -> str:
@@ -135,7 +140,7 @@ def offline(error: BaseException) -> str:
     cause: BaseException | None = error
     while cause is not None:
         mro = {kind.__name__ for kind in type(cause).__mro__}
-        if mro & OFFLINE or any(word in str(cause) for word in HUBS):
+        if mro & OFFLINE or any(word in text_of(cause) for word in HUBS):
             return (
                 "; a trace has no network, and uses what is in the cache: download models and data "
                 "before, or run the script once"
@@ -144,8 +149,15 @@ def offline(error: BaseException) -> str:
     return ""
 
 
+def text_of(error: Any) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001  the script's own code
+        return ""
+
+
 def first_line(error: Any) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip() for line in text_of(error).splitlines() if line.strip()]
     return lines[0][:300] if lines else "no message"
 
 

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+CONFIGURED = "accelerate's configuration was not read"
 HINT = "give --gpu-mem, or submit the python command itself"
 PYTHON = re.compile(r"python\d*(\.\d+)?t?")
 FIND = (sys.executable, "-I", "-S", os.path.join(os.path.dirname(__file__), "find.py"))
@@ -54,6 +55,7 @@ class Program:
     script: tuple[str, ...]  # the script or -m or -c, and what follows; `find` may put it in front
     processes: int = 0  # started by a launcher; 0: no launcher
     env: dict[str, str] = field(default_factory=dict)  # set by the launcher
+    skipped: str = ""  # as in `Options`
 
 
 def parse(argv: Sequence[str], gpus: int) -> Program:
@@ -119,7 +121,7 @@ def _accelerate(python: tuple[str, ...], words: Sequence[str], gpus: int) -> Pro
     env = {variable: options[name] for name, variable in told.items() if name in options}
     given = options.get("num-processes", "")
     count = int(given) if given.isdigit() else gpus
-    return Program(python, script, count if count > 1 else 0, env)
+    return Program(python, script, count if count > 1 else 0, env, CONFIGURED)
 
 
 def _launched(words: Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:

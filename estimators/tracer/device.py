@@ -7,8 +7,10 @@ as the trace has only one stream. Random states are ignored.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections import defaultdict
+from itertools import takewhile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Callable
@@ -43,6 +45,10 @@ _MODELS = (
 Refuse = Callable[[str], None]
 _UNWRITTEN = "checkpoints are not written"
 _UNKNOWN = ("NVIDIA A100-SXM4-80GB", (8, 0), 80)
+_OF_THE_MODEL = (
+    *("get_device_name", "get_device_properties", "get_device_capability", "get_arch_list"),
+    *("is_bf16_supported", "is_tf32_supported"),
+)
 
 
 def model(gpu: str) -> tuple[str, tuple[int, int], int]:
@@ -99,6 +105,27 @@ class _Current(contextlib.ContextDecorator):
         pass
 
 
+class _Properties(SimpleNamespace):
+    """Of a GPU. Its memory is a nominal value: who decides by it may decide otherwise."""
+
+    size: int
+    asked: Callable[[], None]
+
+    @property
+    def total_memory(self) -> int:
+        self.asked()
+        return self.size
+
+
+def visible(gpus: int) -> int:
+    """How many GPUs the script sees: the job's, unless it chose among them itself."""
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return gpus
+    ids = (one.strip() for one in chosen.split(","))
+    return sum(1 for _ in takewhile(lambda one: one and not one.startswith("-"), ids))
+
+
 def pretend(recorder: Recorder, gpu: str, gpus: int, refuse: Refuse) -> None:
     """Make `torch` look as if it had `gpus` GPUs of this model, the first of them in use.
     `refuse` ends the trace with a reason."""
@@ -114,11 +141,10 @@ def pretend(recorder: Recorder, gpu: str, gpus: int, refuse: Refuse) -> None:
 def _cuda(recorder: Recorder, gpu: str, gpus: int) -> None:
     name, capability, size = model(gpu)
     recorder.memory = size
-    properties = SimpleNamespace(
+    properties = _Properties(
         name=name,
         major=capability[0],
         minor=capability[1],
-        total_memory=size,
         multi_processor_count=108,
         max_threads_per_multi_processor=2048,
         warp_size=32,
@@ -127,12 +153,11 @@ def _cuda(recorder: Recorder, gpu: str, gpus: int) -> None:
         gcnArchName="",
         uuid="",
     )
+    properties.size, properties.asked = size, recorder.deceived
     used, most = (lambda *_, **__: recorder.live), (lambda *_, **__: recorder.peak)
     constants: dict[str, Any] = {
-        "is_available": True,
         "is_initialized": True,
         "_is_compiled": True,
-        "device_count": gpus,
         "current_device": 0,
         "get_device_name": name,
         "get_device_properties": properties,
@@ -170,11 +195,13 @@ def _cuda(recorder: Recorder, gpu: str, gpus: int) -> None:
         "_maybe_exchange_device": 0,
     }
     functions: dict[str, Any] = {
+        "is_available": lambda: visible(gpus) > 0,
+        "device_count": lambda: visible(gpus),
         "memory_allocated": used,
         "memory_reserved": used,
         "max_memory_allocated": most,
         "max_memory_reserved": most,
-        "mem_get_info": lambda *_: (max(0, size - recorder.live), size),
+        "mem_get_info": lambda *_: (max(0, properties.total_memory - recorder.live), size),
         "memory_stats": lambda *_: defaultdict(int),
         "empty_cache": recorder.empty_cache,
         "Stream": _Stream,
@@ -186,6 +213,8 @@ def _cuda(recorder: Recorder, gpu: str, gpus: int) -> None:
         "device_of": _Current,
     }
     functions.update((key, _always(value)) for key, value in constants.items())
+    if not any(part in gpu for part, _, _ in _MODELS):
+        functions.update((key, _guessed(constants[key], recorder)) for key in _OF_THE_MODEL)
     for module in (torch.cuda, torch.cuda.memory, torch.cuda.random):
         for key, value in functions.items():
             if module is torch.cuda or hasattr(module, key):
@@ -196,10 +225,20 @@ def _cuda(recorder: Recorder, gpu: str, gpus: int) -> None:
         torch._C._cuda_getCurrentRawStream = _always(0)
     if torch.version.cuda is None:
         torch.version.cuda = "12.6"
+        torch.backends.cudnn.version = _always(91_000)
+        torch.backends.cudnn.is_available = _always(True)
 
 
 def _always(value: Any) -> Callable[..., Any]:
     return lambda *_, **__: value
+
+
+def _guessed(value: Any, recorder: Recorder) -> Callable[..., Any]:
+    def answer(*_: Any, **__: Any) -> Any:
+        recorder.deceived()
+        return value
+
+    return answer
 
 
 def _accelerator(gpus: int) -> None:
@@ -347,8 +386,12 @@ def _on_gpu(map_location: Any) -> bool | None:
         map_location = next(iter(map_location.values()), None)
     if map_location is None:
         return None
-    if callable(map_location):
-        return False  # the customary `lambda storage, place: storage`
+    if callable(map_location):  # `lambda storage, place: storage`, or `storage.cuda()`
+        try:
+            kept = map_location(torch.UntypedStorage(0), "cpu")
+        except Exception:  # noqa: BLE001  the script's own; there is no GPU to move it to
+            return True
+        return None if kept is None else False
     return torch.device(map_location).type == "cuda"
 
 
@@ -359,6 +402,8 @@ def _moved(value: Any) -> Any:
         for key in value:
             value[key] = _moved(value[key])
         return value
+    if isinstance(value, torch.nn.Module):
+        return value.cuda()
     if type(value) in (list, tuple):
         return type(value)(_moved(item) for item in value)
     return value

@@ -23,7 +23,13 @@ class _Filmed(Replay):
     """Keeps the fullest moment of each of POINTS stretches of events."""
 
     def __init__(self, recorder: Recorder, chosen: Options) -> None:
-        super().__init__(recorder.convs, recorder.kinds, recorder.benchmark, Allocator(chosen))
+        super().__init__(
+            recorder.convs,
+            recorder.kinds,
+            recorder.benchmark,
+            Allocator(chosen),
+            recorder.memory,
+        )
         events = recorder.events
         begin = next((at for at, event in enumerate(events) if event[0] == "enter"), 0)
         width = max(1, -(-(len(events) - begin) // POINTS))

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import stat
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,7 +21,7 @@ from dataclasses import replace
 sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from estimators.tracer import options as asked
-from estimators.tracer import shell
+from estimators.tracer import prefixes, shell
 from estimators.tracer.command import HINT, PYTHON, Unreadable, parse
 
 LINE_BYTES = 256  # that the kernel reads of a first line
@@ -42,9 +41,16 @@ def main() -> None:
             path = name if "/" in name else shutil.which(name)
             start((*(shebang(path) or (other,)), tracer, text, *words), dict(os.environ))
         options = asked.loads(text)
-        argv, env, cwd = resolve([name, *words], dict(os.environ), os.getcwd(), options.gpus)
+        argv, env, cwd, skipped = resolve(
+            [name, *words], dict(os.environ), os.getcwd(), options.gpus
+        )
         program = parse(argv, options.gpus)
-        options = replace(options, processes=program.processes, env=program.env)
+        options = replace(
+            options,
+            processes=program.processes,
+            env=program.env,
+            skipped=skipped or program.skipped,
+        )
         os.chdir(cwd)
         start((*program.python, tracer, options.dumps(), *program.script), env)
     except (Unreadable, shell.Unclear) as error:
@@ -53,26 +59,31 @@ def main() -> None:
         refuse(f"cannot read {error.filename}: {error.strerror}")
 
 
-def resolve(
-    words: Sequence[str], env: dict[str, str], cwd: str, gpus: int
-) -> tuple[list[str], dict[str, str], str]:
-    """The Python command behind a command, its environment and directory. Raises Unreadable,
-    Unclear, OSError."""
+def resolve(words: Sequence[str], env: dict[str, str], cwd: str, gpus: int) -> shell.Command:
+    """The Python command behind a command. Raises Unreadable, Unclear, OSError."""
+    skipped = ""
     for _ in range(MOST_STEPS):
-        words = shell.unwrapped(words)
+        skipped = skipped or prefixes.outside(words)
+        words = prefixes.unwrapped(words)
         name = os.path.basename(words[0]) if words else ""
         if PYTHON.fullmatch(name) or name in KNOWN:
-            return list(words), env, cwd
+            return shell.Command(list(words), env, cwd, skipped)
         path = words[0] if words and "/" in words[0] else shutil.which(name, path=env.get("PATH"))
         if name in shell.SHELLS:
             try:
-                words, env, cwd = shell.command(words, env, cwd, gpus)
+                words, env, cwd, more = shell.command(words, env, cwd, gpus)
+                skipped = skipped or more
             except shell.Unclear as error:
                 raise shell.Unclear(f"a {name} script: {error}; {HINT}") from None
         elif name == "uv":
-            words, env = uv(words[1:], env, cwd)
+            words, env, cwd, more = uv(words[1:], env, cwd)
+            skipped = skipped or more
         elif name in NOTEBOOKS:
+            skipped = skipped or "IPython's kernel and magics were left out"
             words = (*(shebang(path) or ("python",)), *notebook(name, words[1:]))
+            if name == "jupyter":  # its kernels start beside the notebook
+                folder, file = os.path.split(words[-1])
+                cwd, words = os.path.join(cwd, folder), (*words[:-1], file)
         elif name == "deepspeed":
             raise Unreadable("DeepSpeed splits the optimizer's state, which is not traced")
         else:
@@ -83,7 +94,7 @@ def resolve(
     raise Unreadable(f"its scripts run each other more than {MOST_STEPS} deep: {HINT}")
 
 
-def uv(words: Sequence[str], env: dict[str, str], cwd: str) -> tuple[list[str], dict[str, str]]:
+def uv(words: Sequence[str], env: dict[str, str], cwd: str) -> shell.Command:
     """What `uv run …` runs, in the environment that uv has made for the project."""
     rest, module, folder = list(words), False, cwd
     if rest[:1] != ["run"]:
@@ -95,6 +106,7 @@ def uv(words: Sequence[str], env: dict[str, str], cwd: str) -> tuple[list[str], 
             value = rest.pop(0)
         if option in ("--project", "--directory"):
             folder = os.path.join(cwd, value)
+            cwd = folder if option == "--directory" else cwd
         module |= option in ("-m", "--module")
     if not rest:
         raise Unreadable("uv is given nothing to run")
@@ -105,8 +117,10 @@ def uv(words: Sequence[str], env: dict[str, str], cwd: str) -> tuple[list[str], 
         raise Unreadable("uv has made no .venv for this project yet: run `uv sync` first")
     env = env | {"VIRTUAL_ENV": venv, "PATH": f"{venv}/bin:{env.get('PATH', os.defpath)}"}
     if module:
-        return ["python", "-m", *rest], env
-    return (["python", *rest] if rest[0].endswith(".py") else rest), env
+        rest = ["-m", *rest]
+    if module or rest[0].endswith(".py"):
+        rest = ["python", *rest]
+    return shell.Command(rest, env, cwd, "uv was not run, which may install packages first")
 
 
 def _upwards(folder: str) -> list[str]:
@@ -129,11 +143,7 @@ def interpreter(script: str | None) -> tuple[str, ...]:
     if not script:
         return ()
     try:
-        fd = os.open(script, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
-        try:
-            start = os.read(fd, LINE_BYTES) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
-        finally:
-            os.close(fd)
+        start = shell.beginning(script, LINE_BYTES)
     except OSError:
         return ()
     line = start.partition(b"\n")[0].decode(errors="replace")

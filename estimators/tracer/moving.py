@@ -36,7 +36,7 @@ def _apply(module: Any, change: Any, recurse: bool = True) -> Any:
     if recurse:
         for child in module.children():
             child._apply(change)
-    for parameter in module._parameters.values():
+    for key, parameter in module._parameters.items():
         if parameter is None:
             continue
         gradient, parameter.grad = parameter.grad, None
@@ -46,7 +46,11 @@ def _apply(module: Any, change: Any, recurse: bool = True) -> Any:
             if isinstance(changed, FakeTensor) == isinstance(parameter, FakeTensor):
                 parameter.data = changed
             else:
-                torch.utils.swap_tensors(parameter, Parameter(changed, parameter.requires_grad))
+                moved = Parameter(changed, parameter.requires_grad)
+                try:
+                    torch.utils.swap_tensors(parameter, moved)
+                except RuntimeError:  # a graph refers to it: nobody trains it while that exists
+                    module._parameters[key] = parameter = moved
         if gradient is not None:
             with torch.no_grad():
                 parameter.grad = change(gradient)

@@ -6,6 +6,8 @@ language. `display` does nothing, and `get_ipython()` returns an object that acc
 
 from __future__ import annotations
 
+import ast
+import asyncio
 import builtins
 import json
 import re
@@ -45,7 +47,10 @@ def run(path: Path) -> None:
         if cell["cell_type"] == "code":
             source = cell["source"]
             text = python(source if isinstance(source, str) else "".join(source))
-            exec(compile(text, f"{path.name}, cell {number}", "exec"), main.__dict__)
+            name, flags = f"{path.name}, cell {number}", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+            waits = eval(compile(text, name, "exec", flags), main.__dict__)
+            if waits is not None:
+                asyncio.run(waits)
 
 
 def python(cell: str) -> str:

@@ -16,6 +16,7 @@ class Options:
     processes: int = 0  # that a launcher would start, over all nodes; 0: there is no launcher
     explain: bool = False  # with what, where, and what would help
     env: dict[str, str] = field(default_factory=dict)  # set on top of the job's own
+    skipped: str = ""  # of the command, what is left out and might prevent the script's failure
 
     def dumps(self) -> str:
         return json.dumps(asdict(self))

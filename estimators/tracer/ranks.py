@@ -38,9 +38,10 @@ class Work:
 class DistributedDataParallel(nn.Module):
     """A copy of each gradient, in buckets, unless gradients are views of these."""
 
-    def __init__(self, module: Any, *_: Any, **options: Any) -> None:
+    def __init__(self, module: Any, *positional: Any, **options: Any) -> None:
         super().__init__()
         self.module = module
+        self.device_ids = options.get("device_ids", positional[0] if positional else None)
         self.require_backward_grad_sync = True
         trained = [p for p in module.parameters() if p.requires_grad]
         self._buckets = []
@@ -48,6 +49,8 @@ class DistributedDataParallel(nn.Module):
             self._buckets = _buckets(trained, options.get("bucket_cap_mb") or 25)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self.device_ids:  # then it moves its inputs to the GPU
+            args, kwargs = tree_map(_to_gpu, (args, kwargs))
         return self.module(*args, **kwargs)
 
     @contextlib.contextmanager
@@ -94,7 +97,14 @@ def launched(processes: int) -> None:
         LOCAL_WORLD_SIZE=count,
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT="29500",
+        GROUP_WORLD_SIZE="1",
+        ROLE_RANK="0",
+        ROLE_NAME="default",
+        ROLE_WORLD_SIZE=count,
+        TORCHELASTIC_RESTART_COUNT="0",
+        TORCHELASTIC_MAX_RESTARTS="0",
         TORCHELASTIC_RUN_ID="none",
+        TORCHELASTIC_USE_AGENT_STORE="False",
     )
 
 
@@ -125,6 +135,7 @@ def install(recorder: Recorder) -> None:
             if hasattr(module, name):
                 setattr(module, name, _nothing)
         module.broadcast_object_list = _nothing
+        module.is_nccl_available = lambda: True
         module.all_gather_object = _gathered
 
 
@@ -136,8 +147,21 @@ def _gathered(objects: Any, value: Any, *_: Any, **__: Any) -> None:
     objects[:] = [value] * len(objects)
 
 
-def _spawn(fn: Any, args: Any = (), nprocs: int = 1, *_: Any, **__: Any) -> None:
+class _Joined:
+    """What `spawn` returns with join=False."""
+
+    processes: tuple[()] = ()
+
+    def join(self, *_: Any) -> bool:
+        return True
+
+    def pids(self) -> list[int]:
+        return []
+
+
+def _spawn(fn: Any, args: Any = (), nprocs: int = 1, *_: Any, **__: Any) -> _Joined:
     fn(0, *args)
+    return _Joined()
 
 
 class _Gathered(torch.autograd.Function):
@@ -181,7 +205,11 @@ def _share(part: Any, shares: int) -> Any:
     """The first replica's share of an input, which is cut along its first dimension."""
     if not isinstance(part, torch.Tensor):
         return part
-    return (part.chunk(shares)[0] if part.dim() else part).to("cuda")
+    return _to_gpu(part.chunk(shares)[0] if part.dim() else part)
+
+
+def _to_gpu(part: Any) -> Any:
+    return part.to("cuda") if isinstance(part, torch.Tensor) else part
 
 
 def _gather(part: Any, shares: int) -> Any:

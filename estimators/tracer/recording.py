@@ -94,7 +94,8 @@ class Recorder(TorchDispatchMode):
     kinds: id → "parameters", "gradients" or "optimizer"; all other storages are activations
     witness: called with the id and dtype (None: unknown) of every storage, once it is allocated
     notes: what was assumed
-    made_up: whether the program was given values that are not those of a real run
+    failed: the last error of an operator before anything was made up
+    made_up: whether the program was given values, or found anything, that a real run would not
     benchmark: torch.backends.cudnn.benchmark as the program left it
     memory: bytes that the GPU has, as far as that is known
     live, peak: bytes allocated now, and the most that were
@@ -109,6 +110,7 @@ class Recorder(TorchDispatchMode):
         self.kinds: Dict[int, str] = {}
         self.notes: List[str] = []
         self.benchmark = self.made_up = False
+        self.failed: Optional[Exception] = None
         self.witness: Optional[Callable[[int, Optional[torch.dtype]], None]] = None
         self.memory = math.inf
         self.live = self.peak = 0
@@ -148,6 +150,10 @@ class Recorder(TorchDispatchMode):
 
     def empty_cache(self) -> None:
         self.events.append(("empty", 0))
+
+    def deceived(self) -> None:
+        """Call this when the program gets something that a real run would not."""
+        self.made_up = True
 
     def note(self, text: str) -> None:
         if text not in self.notes:
@@ -270,6 +276,14 @@ class Recorder(TorchDispatchMode):
             return substitutes.on_host(func, args, kwargs)
         if threading.get_ident() != self._thread:
             self._turn()
+        try:
+            return self._on_gpu(func, args, kwargs, key)
+        except Exception as error:
+            if not self.made_up:
+                self.failed = error
+            raise
+
+    def _on_gpu(self, func: Any, args: Any, kwargs: Dict[str, Any], key: List[Any]) -> Any:
         if func in _ONE_DEVICE:
             _check_devices(args)
         if func in _GEMMS:

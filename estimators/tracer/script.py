@@ -25,10 +25,11 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from . import compiler, device, moving, notebook, ranks, samples, torchvision_ops
-from .answering import Answer, offline, what_went_wrong
+from . import compiler, device, moving, notebook, outside, ranks, samples, torchvision_ops
+from .answering import Answer, first_line, offline, what_went_wrong
 from .attribution import Attribution
 from .blame import own_crash
+from .clock import Clock
 from .explaining import explained
 from .fakecuda import Unfit
 from .layers import Layers
@@ -46,11 +47,12 @@ OTHERS = {"jax": "JAX", "tensorflow": "TensorFlow", "cupy": "CuPy", "paddle": "P
 class Steps:
     """Counts the steps of each optimizer."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
         self._taken: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         make = torch.optim.Optimizer.__init__
 
         def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            clock.works()
             make(optimizer, *args, **kwargs)
             self._taken[optimizer] = 0
 
@@ -73,7 +75,7 @@ class Steps:
 class Trace:
     def __init__(self, options: Options, answer: Answer) -> None:
         self._answer = answer
-        self._steps = Steps()
+        self._steps = Steps(answer.clock)
         compiler.spare()
         self.recorder = Recorder()
         self.layers = Layers(self.recorder)
@@ -81,6 +83,7 @@ class Trace:
         ranks.install(self.recorder)
         samples.install()
         moving.install()
+        outside.watch(self.recorder.deceived)
         self.attribution = Attribution(self.recorder) if options.explain else None
         self._repeats = Repeats(self.recorder)
         self._repeats.install()
@@ -147,7 +150,10 @@ def run(words: list[str], options: Options, answer: Answer) -> None:
     except SystemExit as error:
         if error.code not in (None, 0):
             _blame(error, trace.recorder, answer)
-            answer.refuse(f"it left with status {error.code} before two optimizer steps")
+            status, said = error.code, ""
+            if not isinstance(status, int):
+                status, said = 1, f": {first_line(error.code)}"
+            answer.refuse(f"it left with status {status} before two optimizer steps{said}")
     except KeyboardInterrupt:
         answer.refuse("it interrupted itself")
     except MemoryError:
@@ -165,7 +171,12 @@ def run(words: list[str], options: Options, answer: Answer) -> None:
 
 def _blame(error: BaseException, recorder: Recorder, answer: Answer) -> None:
     """Does not return if the script would fail on a GPU, too."""
-    if how := own_crash(error, recorder.made_up):
+    try:
+        # Frameworks that clean up after an error may read values then.
+        how = own_crash(error, recorder.made_up and error is not recorder.failed)
+    except Exception:  # noqa: BLE001  its exceptions may be of its own making
+        return
+    if how:
         answer.crash(how)
 
 
@@ -187,8 +198,9 @@ def _execute(words: list[str]) -> None:
         exec(compile(words[1], "<string>", "exec"), main.__dict__)
     else:
         sys.argv[:] = words
-        sys.path.insert(0, str(Path(words[0]).absolute().parent))
+        sys.path.insert(0, str(Path(words[0]).resolve().parent))
         if words[0].endswith(".ipynb"):
+            sys.path.insert(0, "")
             notebook.run(Path(words[0]))
         else:
             runpy.run_path(words[0], run_name="__main__")

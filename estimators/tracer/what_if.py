@@ -48,6 +48,7 @@ class _Case:
         self._events: Events = recorder.events
         self._convs: list[Conv] = recorder.convs
         self._kinds, self._benchmark = recorder.kinds, recorder.benchmark
+        self._memory = recorder.memory
         self._modules, self._origins = attribution.modules, attribution.origins
         self._chosen = chosen
 
@@ -77,6 +78,7 @@ class _Case:
             self._kinds,
             self._benchmark,
             chosen or self._chosen,
+            self._memory,
         ).reserved
 
     def _resized(self, size: Callable[[int, int], int]) -> Events:

@@ -77,7 +77,7 @@ class CalibrationOut(TypedDict):
     p95_mib: int | None
     early_p50_mib: int | None  # of the older half of the jobs
     recent_p50_mib: int | None  # of the newer half
-    untaught_p50_mib: int | None  # without what like jobs have taught
+    untaught_p50_mib: int | None  # without what similar jobs have taught
     under: float | None  # share of jobs that used more than `high`
 
 
