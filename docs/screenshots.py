@@ -1,9 +1,9 @@
-"""Makes docs/images/*.svg: `python docs/screenshots.py`. Takes about a minute and a half.
+"""Makes docs/images/*.svg: `python docs/screenshots.py`. Takes about two minutes.
 
 A carmad of its own runs training jobs on three emulated GPUs with the default settings; what its
 API answers is drawn by the command line's own code and saved by rich. As root, `--as ada,grace`
 submits in the names of these users, who must exist and be able to run this Python. `--only
-estimate` makes that one alone, which takes a few seconds and needs PyTorch.
+estimate` makes that one alone: a recording, which needs PyTorch and no daemon.
 """
 
 from __future__ import annotations
@@ -14,27 +14,25 @@ import json
 import os
 import pwd
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich._export_format import CONSOLE_SVG_FORMAT
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
+from rich.text import Text
 
-from carmad.config import Estimation, Settings
-from carmad.core.types import JobSpec
-from carmad.http.estimated import explanation_out, guess_out
-from carmad.learned.estimates import explained
 from cli import client, dashboard, render
-from cli import estimate_view as view
-from tests.here import Here
 
 IMAGES = Path(__file__).parent / "images"
 WIDTH = 124
+TYPED_S, READ_S = 0.8, 2.0  # a command, and what it has printed
 # rich's own, but with the reader's fonts instead of one from the Internet
 LOOK = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL).replace(
     "Fira Code, monospace", "DejaVu Sans Mono, Menlo, Consolas, monospace"
@@ -83,31 +81,15 @@ def main() -> None:
 
 
 def of_an_estimate(home: Path) -> None:
-    """What `carma estimate --explain --plot -` says of a script, a copy of tests/scripts/gpt.py."""
-    shutil.copy(SCRIPT, home / "train.py")
-    settings = Settings(estimation=Estimation(within_s=500.0))  # this machine may be busy
-    user = pwd.getpwuid(os.getuid())
-    argv = (sys.executable, "train.py", *ARGUMENTS)
-    spec = JobSpec(
-        argv=argv,
-        user=user.pw_name,
-        uid=user.pw_uid,
-        gid=user.pw_gid,
-        cwd=str(home),
-        name="train",
-        env=tuple(os.environ.items()),
+    """A recording of `carma estimate` without a daemon, on a copy of tests/scripts/gpt.py."""
+    (home / "train.py").write_text(SCRIPT.read_text())
+    train = " ".join(("python train.py", *ARGUMENTS))
+    recording(
+        "estimate",
+        home,
+        f"carma estimate {train.replace('768', '770')}",  # 12 heads do not divide it
+        f"carma estimate --explain --plot - {train}",
     )
-    server = Here(home / "answer")  # the trial of a daemon has a low priority
-    server.explain = True
-    guesses, trace = explained(settings, server, spec)
-    answers = [guess_out(guess) for guess in guesses]
-    assert trace is not None, answers
-    found, one = explanation_out(trace), next(one for one in answers if one["parts"])
-    drawn = Group(
-        view.said(answers), view.explanation(one, found), view.drawn(found["moments"], one)
-    )
-    words = "carma estimate --explain --plot - python train.py"
-    picture("estimate", " ".join((words, *ARGUMENTS)), drawn)
 
 
 def of_jobs(users: list[str]) -> None:
@@ -149,11 +131,54 @@ def wait_until(holds: Any, within_s: float) -> None:
         time.sleep(0.5)
 
 
-def picture(name: str, title: str, drawn: RenderableType, width: int = WIDTH) -> None:
+def recording(name: str, folder: Path, *commands: str) -> None:
+    """Type the commands one after the other, and show their output at the pace at which it came."""
+    bin = Path(sys.executable).parent
+    terminal = {"FORCE_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": str(WIDTH)}
+    here = {"PATH": f"{bin}:{os.environ['PATH']}", "CARMA_SOCKET": str(folder / "none")}
+    shown, at = Text(), [0.0]  # seconds until each line
+    for command in commands:
+        shown.append("$ ", "bold green").append(f"{command}\n")
+        at.append(at[-1] + TYPED_S)
+        begun = time.monotonic() - at[-1]
+        made = subprocess.Popen(
+            shlex.split(command),
+            cwd=folder,
+            env={**os.environ, **terminal, **here},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert made.stdout is not None
+        for line in made.stdout:
+            shown.append(Text.from_ansi(line)).append("\n")
+            at.append(time.monotonic() - begun)
+        made.wait()
+        shown.append("\n")
+        at.append(at[-1] + READ_S)
+    picture(name, "carma estimate", shown, at=at)
+
+
+def picture(
+    name: str, title: str, drawn: RenderableType, width: int = WIDTH, at: Sequence[float] = ()
+) -> None:
     console = Console(record=True, width=width, force_terminal=True, file=io.StringIO())
     console.print(drawn)
-    console.save_svg(str(IMAGES / f"{name}.svg"), title=title, code_format=LOOK)
-    print(IMAGES / f"{name}.svg")
+    file = IMAGES / f"{name}.svg"
+    console.save_svg(str(file), title=title, code_format=LOOK, unique_id=name)
+    if at:
+        file.write_text(played(file.read_text(), name, at))
+    print(file)
+
+
+def played(svg: str, name: str, at: Sequence[float]) -> str:
+    """Lines appear one after the other. Who prefers no motion sees all at once."""
+    rules = "".join(
+        f'[clip-path="url(#{name}-line-{line})"]{{animation:{name} 1ms {s:.2f}s backwards}}\n'
+        for line, s in enumerate(at)
+    )
+    style = f"@keyframes {name} {{from {{visibility:hidden}}}}\n{rules}"
+    motion = f"@media (prefers-reduced-motion: no-preference) {{\n{style}}}\n"
+    return svg.replace("</style>", f"{motion}</style>", 1)
 
 
 if __name__ == "__main__":
