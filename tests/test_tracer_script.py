@@ -666,6 +666,7 @@ def test_what_is_left_out_of_the_command_may_be_the_cause(job: Path) -> None:
         ("torch.cuda.get_device_properties(0).total_memory > 1e12", "NVIDIA A100", False),
         ("torch.cuda.mem_get_info()[0] > 1e12", "NVIDIA A100", False),
         ("torch.cuda.device_count() == 2", "NVIDIA A100", True),
+        ("torch.cuda.is_bf16_supported() and x.shape == 0", "", True),
     ],
 )
 def test_only_what_is_known_of_the_gpu_decides(
