@@ -272,6 +272,23 @@ def test_parameters_that_are_moved_by_their_data_stay_themselves(job: Path) -> N
     assert report(job, written(job, text)).parts["parameters"] == 4 * (1024 * 1024 + 1024)
 
 
+def test_what_was_set_on_a_parameter_moves_with_it(job: Path) -> None:
+    text = """
+        import torch, weakref
+        model = torch.nn.Linear(1024, 1024)
+        model.weight.tag, known, seen = "mine", weakref.ref(model.weight), []
+        model.bias.register_post_accumulate_grad_hook(seen.append)
+        model.cuda()
+        assert known() is model.weight and model.weight.is_cuda and model.weight.tag == "mine"
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        while True:
+            model(torch.randn(8, 1024).cuda()).sum().backward()
+            optimizer.step()
+            assert seen.pop() is model.bias
+        """
+    assert report(job, written(job, text)).steps == 2
+
+
 def test_inference_is_traced_to_its_end(job: Path) -> None:
     """Its keys and values grow by a token at a time."""
     text = """
@@ -286,6 +303,22 @@ def test_inference_is_traced_to_its_end(job: Path) -> None:
     assert few.steps == many.steps == 0
     assert any("without an optimizer step" in note for note in many.notes)
     assert 4 * 1024 * 80 <= many.floor - few.floor <= 4 * 1024 * 120
+
+
+@pytest.mark.skipif(find_spec("transformers") is None, reason="not installed: transformers")
+@pytest.mark.parametrize("how", ["", "num_beams=3"])
+def test_texts_are_generated_to_their_full_length(how: str, job: Path) -> None:
+    text = f"""
+        import torch
+        from transformers import GPT2Config, GPT2LMHeadModel
+        config = GPT2Config(vocab_size=500, n_embd=64, n_layer=1, n_head=2, n_positions=64)
+        model = GPT2LMHeadModel(config).cuda().eval()
+        calls = []
+        model.register_forward_hook(lambda *_: calls.append(1))
+        model.generate(torch.randint(0, 500, (2, 16)).cuda(), max_new_tokens=12, {how})
+        assert len(calls) == 12, len(calls)
+        """
+    assert report(job, written(job, text)).steps == 0
 
 
 def test_a_ctc_loss(job: Path) -> None:
@@ -504,6 +537,20 @@ def test_data_is_read_in_one_process_and_a_little(job: Path) -> None:
             optimizer.step()
         """
     assert report(job, written(job, loop(text))).batch == 64
+
+
+def test_passes_whose_gradients_are_awaited_are_not_left_out(job: Path) -> None:
+    """The optimizer steps in the backward pass; DeepSpeed gathers gradients there."""
+    text = """
+        passes = []
+        model[0].bias.register_post_accumulate_grad_hook(lambda _: passes.append(1))
+        while True:
+            for _ in range(8):
+                model(torch.randn(64, 1024, device="cuda")).mean().backward()
+            optimizer.step()
+            assert len(passes) % 8 == 0
+        """
+    assert report(job, written(job, loop(text))).steps == 2
 
 
 def test_one_step_is_better_than_none(job: Path) -> None:

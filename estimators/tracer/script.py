@@ -2,9 +2,9 @@
 
 With several optimizers (a GAN) it continues until each has stepped twice, but waits for an inactive
 one only until another has stepped ENOUGH times, or half of the time has passed. With gradient
-accumulation a step is one of the optimizer, not an iteration. Patches to the script's torch are in
-`device`, `samples`, `moving`, `ranks` and `repeats`; its confinement is in `confine` and
-`scratch`.
+accumulation a step is one of the optimizer, not an iteration. Patches to the script's torch and
+other libraries are in `device`, `samples`, `moving`, `ranks`, `libraries` and `repeats`; its
+confinement is in `confine` and `scratch`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from . import compiler, device, moving, notebook, ranks, samples, torchvision_ops
+from . import compiler, device, libraries, moving, notebook, ranks, samples, torchvision_ops
 from .answering import Answer, offline, what_went_wrong
 from .attribution import Attribution
 from .blame import own_crash
@@ -79,6 +79,7 @@ class Trace:
         ranks.install(self.recorder)
         samples.install()
         moving.install()
+        libraries.install()
         self.attribution = Attribution(self.recorder) if options.explain else None
         self._repeats = Repeats(self.recorder)
         self._repeats.install()

@@ -1,0 +1,61 @@
+"""Patches to libraries that the script may import, applied when it does."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def _generation(module: Any) -> None:
+    """Beam search goes on until all beams are as long as they may be: whether they could still
+    improve depends on scores, of which there are none."""
+
+    def unfinished(
+        improvable: Any, sent: Any, next_token_hits_stopping_criteria: Any, early_stopping: Any
+    ) -> bool:
+        return not bool(torch.all(next_token_hits_stopping_criteria))
+
+    mixin = module.GenerationMixin
+    if hasattr(mixin, "_beam_search_has_unfinished_sequences"):  # transformers 4.50
+        mixin._beam_search_has_unfinished_sequences = staticmethod(unfinished)
+
+
+def _deepspeed(module: Any) -> None:
+    """Every step is taken: whether gradients overflow depends on their values."""
+    for name in ("DeepSpeedZeroOptimizer", "DeepSpeedZeroOptimizer_Stage3", "CheckOverflow"):
+        for check in ("has_overflow", "check_using_norm"):
+            if hasattr(owner := getattr(module, name, None), check):
+                setattr(owner, check, lambda *_, **__: False)
+
+
+_PATCHES: dict[str, Callable[[Any], None]] = {
+    "transformers.generation.utils": _generation,
+    "deepspeed.runtime.utils": _deepspeed,
+    "deepspeed.runtime.zero.stage3": _deepspeed,
+    "deepspeed.runtime.zero.stage_1_and_2": _deepspeed,
+}
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        patch = _PATCHES.get(name)
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target) if patch else None
+        if patch is None or spec is None or spec.loader is None:
+            return None
+        run = spec.loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            run(module)
+            patch(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def install() -> None:
+    sys.meta_path.insert(0, _Finder())
