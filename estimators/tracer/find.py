@@ -27,7 +27,7 @@ from estimators.tracer.command import HINT, PYTHON, Unreadable, parse
 
 LINE_BYTES = 256  # that the kernel reads of a first line
 MOST_STEPS = 8  # of shell scripts that run shell scripts
-KNOWN = frozenset(("torchrun", "accelerate", "env"))
+KNOWN = frozenset(("torchrun", "accelerate", "deepspeed", "env"))
 NOTEBOOKS = frozenset(("ipython", "ipython3", "jupyter", "papermill"))
 UV_VALUES = frozenset(  # options of `uv run` with a value
     ("--with", "--with-requirements", "--with-editable", "-p", "--python", "--project", "--extra")
@@ -73,8 +73,6 @@ def resolve(
             words, env = uv(words[1:], env, cwd)
         elif name in NOTEBOOKS:
             words = (*(shebang(path) or ("python",)), *notebook(name, words[1:]))
-        elif name == "deepspeed":
-            raise Unreadable("DeepSpeed splits the optimizer's state, which is not traced")
         else:
             before = interpreter(path and os.path.join(cwd, path))
             if not before:

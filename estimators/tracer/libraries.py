@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 
 def _generation(module: Any) -> None:
@@ -33,7 +34,26 @@ def _deepspeed(module: Any) -> None:
                 setattr(owner, check, lambda *_, **__: False)
 
 
+def _bitsandbytes(module: Any) -> None:
+    """Weights to quantize that are on the GPU already: its parameters quantize themselves on their
+    way there, and a fake tensor cannot become one."""
+    for kind in (module.Params4bit, module.Int8Params):
+        kind.__new__ = _parameter(kind.__new__)
+
+
+def _parameter(make: Callable[..., Any]) -> Callable[..., Any]:
+    def new(cls: Any, data: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(data, FakeTensor):
+            if kwargs.get("bnb_quantized"):
+                return torch.nn.Parameter(data, requires_grad=False)
+            data = torch.empty(data.shape, dtype=data.dtype, device="cpu")
+        return make(cls, data, *args, **kwargs)
+
+    return new
+
+
 _PATCHES: dict[str, Callable[[Any], None]] = {
+    "bitsandbytes.nn.modules": _bitsandbytes,
     "transformers.generation.utils": _generation,
     "deepspeed.runtime.utils": _deepspeed,
     "deepspeed.runtime.zero.stage3": _deepspeed,

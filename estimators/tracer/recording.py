@@ -102,7 +102,8 @@ class Recorder(TorchDispatchMode):
     made_up: whether the program was given values that are not those of a real run
     benchmark: torch.backends.cudnn.benchmark as the program left it
     memory: bytes that the GPU has, as far as that is known
-    live, peak: bytes allocated now, and the most that were
+    full: called with the bytes for which there is no room; it may raise, or they are allocated
+    live, peak: bytes allocated now, and the most that were since `forget_peak`
     """
 
     def __init__(self) -> None:
@@ -116,6 +117,7 @@ class Recorder(TorchDispatchMode):
         self.benchmark = self.made_up = False
         self.witness: Optional[Callable[[int, Optional[torch.dtype]], None]] = None
         self.memory = math.inf
+        self.full: Callable[[int], None] = lambda nbytes: None
         self.live = self.peak = 0
         self._ids = 0
         self._storages: Dict[int, Any] = {}
@@ -154,6 +156,9 @@ class Recorder(TorchDispatchMode):
 
     def empty_cache(self) -> None:
         self.events.append(("empty", 0))
+
+    def forget_peak(self) -> None:
+        self.peak = self.live
 
     def note(self, text: str) -> None:
         if text not in self.notes:
@@ -232,6 +237,8 @@ class Recorder(TorchDispatchMode):
 
     def _watch_storage(self, storage: Any, dtype: Optional[torch.dtype] = None) -> None:
         address, nbytes = storage._cdata, storage.nbytes()
+        if self.live + nbytes > self.memory:
+            self.full(nbytes)
         known = self._storages.get(address)
         if known is not None:
             if known.nbytes == nbytes:

@@ -24,7 +24,17 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from . import compiler, device, libraries, moving, notebook, ranks, samples, torchvision_ops
+from . import (
+    compiler,
+    device,
+    libraries,
+    moving,
+    notebook,
+    out_of_memory,
+    ranks,
+    samples,
+    torchvision_ops,
+)
 from .answering import Answer, offline, what_went_wrong
 from .attribution import Attribution
 from .blame import own_crash
@@ -109,6 +119,7 @@ class Trace:
             recorder.note("it ended by itself after one optimizer step: the second may take more")
         recorder.benchmark = bool(torch.backends.cudnn.benchmark)
         report = replay(recorder, self.layers, steps, self._answer.clock.seconds)
+        report = out_of_memory.within(report, recorder)
         if self.attribution is not None:
             report = explained(report, recorder, self.attribution)
         self._answer.report(report)
