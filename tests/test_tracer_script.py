@@ -272,6 +272,80 @@ def test_parameters_that_are_moved_by_their_data_stay_themselves(job: Path) -> N
     assert report(job, written(job, text)).parts["parameters"] == 4 * (1024 * 1024 + 1024)
 
 
+@pytest.mark.parametrize("error", ["torch.cuda.OutOfMemoryError", "RuntimeError"])
+def test_a_search_for_the_largest_batch_finds_it(error: str, job: Path) -> None:
+    text = f"""
+        tried, batch = [], 1 << 12
+        while True:
+            try:
+                model(torch.randn(batch, 1024, device="cuda")).mean().backward()
+                tried.append(batch)
+                batch *= 2
+            except {error} as caught:
+                assert "out of memory" in str(caught)
+                break
+        assert len(tried) > 4 and torch.cuda.max_memory_allocated() > 10 << 30
+        while True: step()
+        """
+    told = report(job, written(job, loop(text)))
+    assert (20 << 30) < told.floor <= told.reserved <= 40 << 30
+    assert sum(told.parts.values()) == told.reserved
+    assert any("until the GPU is full" in note for note in told.notes)
+
+
+def test_a_script_that_needs_more_than_the_gpu_has_is_told_how_much(job: Path) -> None:
+    text = """
+        while True:
+            try:
+                model(torch.randn(1 << 22, 1024, device="cuda")).mean().backward()
+                optimizer.step()
+            except ValueError:
+                pass
+        """
+    assert report(job, written(job, loop(text))).floor > 60 << 30
+
+
+@pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="not installed: bitsandbytes")
+def test_layers_of_bitsandbytes_hold_half_a_byte_or_one_for_each_weight(job: Path) -> None:
+    text = """
+        import bitsandbytes as bnb, torch
+        layer = bnb.nn.{}
+        model = torch.nn.Sequential(layer, torch.nn.Linear(4096, 8).half()).cuda()
+        optimizer = bnb.optim.Adam8bit([p for p in model.parameters() if p.requires_grad])
+        while True:
+            model(torch.randn(16, 4096, device="cuda").half()).sum().backward()
+            optimizer.step()
+        """
+    four = report(job, written(job, text.format("Linear4bit(4096, 4096)")))
+    eight = report(
+        job,
+        written(
+            job, text.format("Linear8bitLt(4096, 4096, has_fp16_weights=False, threshold=6.0)")
+        ),
+    )
+    weights = 4096 * 4096
+    assert 0.5 * weights <= four.parts["parameters"] < 0.6 * weights
+    assert weights <= eight.parts["parameters"] < 1.1 * weights
+
+
+@pytest.mark.parametrize(
+    ("script", "package"),
+    [
+        ("peft_lora.py", "peft"),
+        ("bnb_adam8bit.py", "bitsandbytes"),
+        ("bnb_4bit.py", "bitsandbytes"),
+        ("deepspeed_zero2.py", "deepspeed"),
+    ],
+)
+def test_packages_that_may_be_missing(script: str, package: str, job: Path) -> None:
+    words = str(SCRIPTS.parents[1] / "benchmarks" / "scripts" / script)
+    if find_spec(package) is None:
+        assert f"No module named '{package}'" in refusal(job, words)
+    else:
+        env = (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "::1"))
+        assert report(job, words, env=(*env, ("MASTER_PORT", "29500"))).steps == 2
+
+
 def test_what_was_set_on_a_parameter_moves_with_it(job: Path) -> None:
     text = """
         import torch, weakref
@@ -447,7 +521,11 @@ def test_torch_has_a_gpu(job: Path) -> None:
         assert (properties.name, properties.total_memory) == ("NVIDIA A100-SXM4-40GB", 40 << 30)
         free, total = torch.cuda.mem_get_info()
         assert 0 < free < total == 40 << 30
-        assert 0 < torch.cuda.memory_allocated() <= torch.cuda.max_memory_allocated()
+        before = torch.cuda.memory_allocated()
+        torch.empty(1 << 20, device="cuda")
+        assert 0 < before == torch.cuda.memory_allocated() < torch.cuda.max_memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        assert torch.cuda.max_memory_allocated() == before
         stream, event = torch.cuda.Stream(), torch.cuda.Event(enable_timing=True)
         with torch.cuda.stream(stream), torch.cuda.device(0):
             event.record()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib.abc
 import importlib.machinery
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+
+from . import substitutes
 
 
 def _generation(module: Any) -> None:
@@ -39,6 +42,32 @@ def _bitsandbytes(module: Any) -> None:
     way there, and a fake tensor cannot become one."""
     for kind in (module.Params4bit, module.Int8Params):
         kind.__new__ = _parameter(kind.__new__)
+    ops = torch.ops.bitsandbytes
+    if hasattr(ops, "int8_mixed_scaled_mm"):  # bitsandbytes 0.46
+        substitutes.ANSWERS[ops.int8_vectorwise_quant.default] = _in_8_bits
+        substitutes.ANSWERS[ops.int8_mixed_scaled_mm.default] = _product_in_8_bits
+
+
+def _in_8_bits(recorder: Any, tensor: Any, threshold: float = 0.0) -> Any:
+    """The tensor, a scale for each row, and which columns have outliers."""
+    rows, columns = math.prod(tensor.shape[:-1]), tensor.shape[-1]
+    outliers = None
+    if threshold > 0:
+        recorder.note("one in a hundred columns is taken to have outliers, which stay in 16 bits")
+        outliers = recorder.new((columns // 100,), torch.int64)
+    values = recorder.new(tensor.shape, torch.int8)
+    return values, recorder.new((rows,), torch.float32), outliers
+
+
+def _product_in_8_bits(
+    recorder: Any, tensor: Any, quantized: Any, weight: Any, scales: Any, others: Any, *rest: Any
+) -> Any:
+    """It is in 32 bits at first; also returned is what of the input has outliers."""
+    *rows, _ = quantized.shape
+    out = recorder.new((*rows, weight.shape[0]), tensor.dtype)
+    recorder.release([recorder.hold(4 * out.numel())])
+    outliers = rest[0].numel() if rest and rest[0] is not None else 0
+    return out, recorder.new((math.prod(rows), outliers), tensor.dtype)
 
 
 def _parameter(make: Callable[..., Any]) -> Callable[..., Any]:
