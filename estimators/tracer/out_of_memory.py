@@ -41,7 +41,7 @@ def raiser(recorder: Recorder) -> Callable[[int], None]:
 
 def within(report: Report, recorder: Recorder) -> Report:
     """A GPU that was full once: the allocator gave its cache back before it failed."""
-    above = report.reserved - recorder.memory
+    above = report.reserved - int(min(recorder.memory, report.reserved))
     if NOTE not in recorder.notes or above <= 0:
         return report
     parts = {**report.parts, "cached": report.parts["cached"] - above}
