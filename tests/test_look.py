@@ -58,6 +58,13 @@ def test_python_commands(argv: list[str], python: list[str], script: list[str]) 
         (["accelerate", "launch", "--multi_gpu", "t.py"], 3, ["t.py"]),
         (["accelerate", "launch", "--num_processes=1", "t.py"], 0, ["t.py"]),
         (["python", "-m", "accelerate.commands.launch", "t.py"], 3, ["t.py"]),
+        (["deepspeed", "t.py", "--x"], 3, ["t.py", "--local_rank=0", "--x"]),
+        (
+            ["deepspeed", "--num_gpus=2", "--module", "p", "-x"],
+            2,
+            ["-m", "p", "--local_rank=0", "-x"],
+        ),
+        (["deepspeed", "--no_local_rank", "--num_gpus", "1", "t.py"], 1, ["t.py"]),
     ],
 )
 def test_launchers(argv: list[str], processes: int, script: list[str]) -> None:
@@ -181,7 +188,6 @@ def test_the_python_behind_a_command(words: str, ran: str, tmp_path: Path, scrip
     [
         ("uv run t.py", "run `uv sync` first"),
         ("uv pip install torch", "only `uv run` is known"),
-        ("deepspeed t.py", "not traced"),
         ("papermill a.ipynb b.ipynb -p n 3", "parameters are not known"),
         ("bash no-such.sh", "cannot read"),
         ("bash -c ls", "a bash script: it runs no Python command"),

@@ -61,6 +61,40 @@ def test_real_tensors_stay_real(recorder: Recorder) -> None:
     assert allocated(recorder) == [24, 16]
 
 
+def test_integers_that_come_from_the_cpu_are_known(recorder: Recorder) -> None:
+    mask = torch.tensor([[1, 0, 1], [1, 1, 1]]).cuda()
+    assert mask.sum(1).tolist() == [2, 3] and mask.cpu()[0, 1] == 0
+    x = torch.empty(2, 3, 7, device="cuda")
+    assert x[mask.bool()].shape == torch.masked_select(x, mask.bool()[..., None]).view(-1, 7).shape
+    assert x[mask.bool()].shape == (5, 7) and mask.nonzero().shape == (5, 2)
+    mask[0, 1] = 1
+    assert mask.all() and torch.arange(9, device="cuda").max() == 8
+    with torch.device("cuda"):
+        assert torch.ones(3, dtype=torch.long).cumsum(0).cpu().tolist() == [1, 2, 3]
+    assert not recorder.made_up and not recorder.notes
+
+
+def test_integers_that_nobody_knows_stay_unknown(recorder: Recorder) -> None:
+    drawn = torch.randint(0, 9, (4,), device="cuda")
+    known = torch.zeros(4, dtype=torch.long, device="cuda")
+    assert known.max() == 0 and not recorder.made_up
+    known[2:] = drawn[2:]
+    assert (drawn + known).max().item() == 1 and recorder.made_up
+    assert known.max().item() == 1, "a part of it is unknown"
+
+
+def test_a_flag_may_be_known_though_not_all_it_is_made_of(recorder: Recorder) -> None:
+    """As when a text is generated: it ends with a certain token, or at a certain length."""
+    running = torch.ones(4, dtype=torch.long, device="cuda")
+    for length in range(1, 9):
+        token = torch.randn(4, 100, device="cuda").argmax(-1)
+        done = (token == 7) | torch.full((4,), length >= 5, device="cuda")
+        running = running & ~done
+        if running.max() == 0:
+            break
+    assert length == 5
+
+
 def test_a_training_step_is_told_in_order(recorder: Recorder) -> None:
     model = nn.Linear(512, 256).to("cuda")
     optimizer = sgd(model.parameters())

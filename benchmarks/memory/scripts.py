@@ -1,9 +1,10 @@
 """Which training scripts can be traced, and how long a look takes.
 
 The scripts in `benchmarks/scripts` are our own small ones, in the shapes that public repositories
-have. Two are to be refused. Each is looked at as the daemon does it: in a new process, with nothing
-remembered. With `--warm`, processes are forked from one that has imported torch, so times are
-without that.
+have. Some are to be refused: one that would download a model, and those whose package is not
+installed here (bitsandbytes, DeepSpeed, PEFT). Each is looked at as the daemon does it: in a new
+process, with nothing remembered. With `--warm`, processes are forked from one that has imported
+torch, so times are without that.
 
 There is no GPU to check the estimates with. A script that also runs on the CPU is run there for two
 steps (`benchmarks.memory.held`), and what it holds there for certain bounds what the trace may say:
@@ -26,6 +27,7 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks.harness.data import ROOT
@@ -44,9 +46,11 @@ from tests.warm_tracer import Tracers
 SCRIPTS = ROOT / "benchmarks" / "scripts"
 HELD = ROOT / "benchmarks" / "memory" / "held.py"
 # These take long to import: their scripts are not run on the CPU.
-HEAVY = re.compile(r"^(import|from) (accelerate|lightning|timm|torchvision|transformers)", re.M)
+HEAVY = re.compile(
+    r"^(import|from) (accelerate|deepspeed|lightning|peft|timm|torchvision|transformers)", re.M
+)
+OPTIONAL = re.compile(r"^(?:import|from) (bitsandbytes|deepspeed|peft)\b", re.M)
 COMMANDS = {".py": "python {script}", ".sh": "bash {script}", ".ipynb": "jupyter execute {script}"}
-REFUSED = frozenset(("bnb_adam8bit.py", "hub_download.py"))  # as they should be
 PATIENT = Settings(estimation=Estimation(within_s=120.0))
 SLACK, MOST, SPARE_MIB = 0.98, 3.0, 8.0
 BINARIES = str(Path(sys.executable).parent)
@@ -92,7 +96,7 @@ class Looked:
     @property
     def outcome(self) -> str:
         if self.live_mib is None:
-            return "refused, as it should be" if self.script in REFUSED else "refused"
+            return "refused, as it should be" if _is_to_be_refused(self.script) else "refused"
         if self.held_mib is None:
             return "traced"
         least, most = SLACK * self.held_mib, MOST * self.held_mib + SPARE_MIB
@@ -107,7 +111,7 @@ def measure(runs: int = 1, warm: bool = False) -> Report:
     torch_s = [_torch_alone() for _ in range(runs)]
     walls = [statistics.median(one.wall_s) for one in looked]
     said = [one.outcome for one in looked]
-    wanted = len(looked) - len(REFUSED)
+    wanted = sum(not _is_to_be_refused(one.script) for one in looked)
     rows = [
         Row("scripts", "traced", said.count("traced"), f"of {wanted}"),
         Row("scripts", "wrong", said.count("wrong"), f"of {wanted}"),
@@ -140,6 +144,13 @@ def measure(runs: int = 1, warm: bool = False) -> Report:
         data={"import_torch_s": torch_s, "scripts": looked},
         notes=[f"{runs} runs each, one after the other, {start}"],
     )
+
+
+def _is_to_be_refused(script: str) -> bool:
+    if script == "hub_download.py":
+        return True
+    packages = OPTIONAL.findall((SCRIPTS / script).read_text())
+    return any(find_spec(package) is None for package in packages)
 
 
 def _mib(size: float | None) -> str:

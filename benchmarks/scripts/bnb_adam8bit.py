@@ -1,4 +1,4 @@
-"""bitsandbytes' 8-bit Adam, which is not installed here: to be refused, by name."""
+"""bitsandbytes' 8-bit Adam; where it is not installed, to be refused by name."""
 
 import bitsandbytes as bnb
 import torch

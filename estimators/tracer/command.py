@@ -1,8 +1,8 @@
 """Takes Python commands apart: the interpreter, the script, and what a launcher adds.
 
-Known launchers are torchrun and `accelerate launch` (only their command line: `accelerate config`
-is not read), of which the first process is traced. Anything else is left to `find`, which runs as
-the user. Standard library only.
+Known launchers are torchrun, deepspeed and `accelerate launch` (only their command line:
+`accelerate config` is not read), of which the first process is traced. Anything else is left to
+`find`, which runs as the user. Standard library only.
 """
 # Few imports, as in `find`:
 # ruff: noqa: PTH118, PTH119, PTH120
@@ -30,6 +30,7 @@ FLAGS = frozenset(
         *("standalone", "no-python", "run-path", "use-env", "use-agent-store"),
         *("multi-gpu", "cpu", "tpu", "ipex", "use-xpu", "debug", "quiet", "same-network"),
         *("dynamo-use-dynamic", "dynamo-use-fullgraph", "enable-cpu-affinity"),
+        *("no-local-rank", "no-ssh", "no-ssh-check", "force-multi", "bind-cores-to-rank", "q"),
     )
 )
 SHARDED = frozenset({"use-deepspeed", "use-fsdp", "use-megatron-lm", "use-parallelism-config"})
@@ -69,10 +70,10 @@ def parse(argv: Sequence[str], gpus: int) -> Program:
     name = os.path.basename(argv[0])
     if PYTHON.fullmatch(name):
         return _python((*front, argv[0]), argv[1:], gpus)
-    if name in ("torchrun", "accelerate"):
+    launch = _LAUNCHERS.get(name)
+    if launch is not None:
         folder, slash, _ = argv[0].rpartition("/")
         beside = f"{folder}{slash}python"
-        launch = _torchrun if name == "torchrun" else _accelerate
         return launch((*front, *FIND, beside, argv[0]), argv[1:], gpus)
     return Program((*front, *FIND, "", argv[0]), tuple(argv[1:]))
 
@@ -124,6 +125,19 @@ def _accelerate(python: tuple[str, ...], words: Sequence[str], gpus: int) -> Pro
     return Program(python, script, count if count > 1 else 0, env, CONFIGURED)
 
 
+def _deepspeed(python: tuple[str, ...], words: Sequence[str], gpus: int) -> Program:
+    options, script = _launched(words)
+    each, nodes = options.get("num-gpus", ""), options.get("num-nodes", "1")
+    count = (int(each) if each.isdigit() else gpus) * (int(nodes) if nodes.isdigit() else 1)
+    if "no-local-rank" not in options:
+        at = 2 if script[0] == "-m" else 1
+        script = (*script[:at], "--local_rank=0", *script[at:])
+    return Program(python, script, count)
+
+
+_LAUNCHERS = {"torchrun": _torchrun, "accelerate": _accelerate, "deepspeed": _deepspeed}
+
+
 def _launched(words: Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:
     """A launcher's options, by name without dashes, and the command that it launches."""
     options: dict[str, str] = {}
@@ -136,7 +150,9 @@ def _launched(words: Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:
             raise Unreadable(f"--{name} shards the model over processes, which is not traced")
         if name in ("m", "module"):
             module = True
-        elif name not in FLAGS:
+        elif name in FLAGS:
+            options[name] = ""
+        else:
             options[name] = value if equals or not rest else rest.pop(0)
     if not rest:
         raise Unreadable("its launcher is given no script")

@@ -17,6 +17,7 @@ from typing import Any, Callable
 
 import torch
 
+from . import out_of_memory
 from .recording import Recorder
 
 # GPU, compute capability, GiB of memory, unless the name has them ("A100-SXM4-40GB").
@@ -144,6 +145,7 @@ def pretend(recorder: Recorder, gpu: str, gpus: int, refuse: Refuse) -> None:
 def _cuda(recorder: Recorder, gpu: str, gpus: int) -> None:
     name, capability, size = model(gpu)
     recorder.memory = size
+    recorder.full = out_of_memory.raiser(recorder)
     properties = _Properties(
         name=name,
         major=capability[0],
@@ -184,9 +186,6 @@ def _cuda(recorder: Recorder, gpu: str, gpus: int) -> None:
         "set_stream": None,
         "set_sync_debug_mode": None,
         "set_per_process_memory_fraction": None,
-        "reset_peak_memory_stats": None,
-        "reset_max_memory_allocated": None,
-        "reset_max_memory_cached": None,
         "reset_accumulated_memory_stats": None,
         "manual_seed": None,
         "manual_seed_all": None,
@@ -207,6 +206,9 @@ def _cuda(recorder: Recorder, gpu: str, gpus: int) -> None:
         "mem_get_info": lambda *_: (max(0, properties.total_memory - recorder.live), size),
         "memory_stats": lambda *_: defaultdict(int),
         "empty_cache": recorder.empty_cache,
+        "reset_peak_memory_stats": lambda *_: recorder.forget_peak(),
+        "reset_max_memory_allocated": lambda *_: recorder.forget_peak(),
+        "reset_max_memory_cached": lambda *_: recorder.forget_peak(),
         "Stream": _Stream,
         "Event": _Stream,
         "stream": lambda stream=None: _Stream(),

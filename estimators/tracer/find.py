@@ -26,7 +26,7 @@ from estimators.tracer.command import HINT, PYTHON, Unreadable, parse
 
 LINE_BYTES = 256  # that the kernel reads of a first line
 MOST_STEPS = 8  # of shell scripts that run shell scripts
-KNOWN = frozenset(("torchrun", "accelerate", "env"))
+KNOWN = frozenset(("torchrun", "accelerate", "deepspeed", "env"))
 NOTEBOOKS = frozenset(("ipython", "ipython3", "jupyter", "papermill"))
 UV_VALUES = frozenset(  # options of `uv run` with a value
     ("--with", "--with-requirements", "--with-editable", "-p", "--python", "--project", "--extra")
@@ -84,8 +84,6 @@ def resolve(words: Sequence[str], env: dict[str, str], cwd: str, gpus: int) -> s
             if name == "jupyter":  # its kernels start beside the notebook
                 folder, file = os.path.split(words[-1])
                 cwd, words = os.path.join(cwd, folder), (*words[:-1], file)
-        elif name == "deepspeed":
-            raise Unreadable("DeepSpeed splits the optimizer's state, which is not traced")
         else:
             before = interpreter(path and os.path.join(cwd, path))
             if not before:

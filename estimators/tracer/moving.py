@@ -7,10 +7,11 @@ a fake tensor; there the two change places instead.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn import Module, Parameter
 
 
@@ -28,7 +29,31 @@ def _set_data(tensor: Any, value: Any) -> None:
     if isinstance(value, FakeTensor) == isinstance(tensor, FakeTensor):
         _data.__set__(tensor, value)
     else:
-        torch.utils.swap_tensors(tensor, Parameter(value, tensor.requires_grad))
+        _swap(tensor, value)
+
+
+def _swapped(parameter: Any, value: Any) -> Any:
+    """The parameter with another value. Keeps what libraries have set on it, such as its
+    quantization."""
+    new = Parameter(value, parameter.requires_grad)
+    vars(new).update((k, v) for k, v in vars(parameter).items() if k not in _of_fakes())
+    for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+        if getattr(parameter, hooks, None):
+            setattr(new, hooks, getattr(parameter, hooks))
+    if parameter._use_count() > 2:  # a graph refers to it: nobody trains it while that exists
+        return new
+    # As torch.utils.swap_tensors, which refuses where there are weak references: they may stay.
+    parameter.__class__, new.__class__ = new.__class__, parameter.__class__
+    parameter.__dict__, new.__dict__ = new.__dict__, parameter.__dict__
+    torch._C._swap_tensor_impl(parameter, new)
+    return parameter
+
+
+@cache
+def _of_fakes() -> frozenset[str]:
+    """Attributes that every fake parameter has."""
+    meta = torch.empty(0, device="meta")
+    return frozenset((*vars(FakeTensor(FakeTensorMode(), meta, meta.device)), "_is_param"))
 
 
 def _apply(module: Any, change: Any, recurse: bool = True) -> Any:
@@ -46,11 +71,7 @@ def _apply(module: Any, change: Any, recurse: bool = True) -> Any:
             if isinstance(changed, FakeTensor) == isinstance(parameter, FakeTensor):
                 parameter.data = changed
             else:
-                moved = Parameter(changed, parameter.requires_grad)
-                try:
-                    torch.utils.swap_tensors(parameter, moved)
-                except RuntimeError:  # a graph refers to it: nobody trains it while that exists
-                    module._parameters[key] = parameter = moved
+                module._parameters[key] = parameter = _swapped(parameter, changed)
         if gradient is not None:
             with torch.no_grad():
                 parameter.grad = change(gradient)

@@ -20,9 +20,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import fakecuda, substitutes
 from .convolution import Conv
+from .values import DISCRETE, Values
 
 aten = torch.ops.aten
 GPU, META = torch.device("cuda:0"), torch.device("meta")
+_ON_GPU, _DISCRETE = 1, 2  # flags: there is such a tensor
 
 _DEVICE_OF = torch.ops.prim.device.default
 _GEMMS = frozenset((aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default))
@@ -42,7 +44,7 @@ _ONE_DEVICE = _GEMMS | {
     aten.sub.Tensor,
     aten.mul.Tensor,
 }
-# Substitutes that know their answer from the shapes alone.
+# Substitutes that know their answer from the shapes alone, or say themselves that they do not.
 _KNOWN = frozenset(
     (
         aten.convolution.default,
@@ -53,6 +55,7 @@ _KNOWN = frozenset(
         aten.index_put_.default,
         aten.index_put.default,
         aten._index_put_impl_.default,
+        aten.masked_select.default,
     )
 )
 _kinds: Dict[Any, str] = {aten._unsafe_view.default: "view"}  # not all schemas tell
@@ -62,10 +65,11 @@ _kinds.update((getattr(aten.set_, name), "other") for name in aten.set_.overload
 class _Storage(weakref.ref):  # type: ignore[type-arg]
     """A live storage on the GPU; calls back when it is freed."""
 
-    __slots__ = ("address", "id", "nbytes")
+    __slots__ = ("address", "id", "nbytes", "value")
     address: int
     id: int
     nbytes: int
+    value: Any  # see `Values`
 
 
 class _Polled(StorageWeakRef):
@@ -74,6 +78,7 @@ class _Polled(StorageWeakRef):
     address: int
     id: int
     nbytes: int
+    value: Any
 
     def __init__(self, storage: Any, gone: Any) -> None:
         super().__init__(storage)
@@ -98,7 +103,8 @@ class Recorder(TorchDispatchMode):
     made_up: whether the program was given values, or found anything, that a real run would not
     benchmark: torch.backends.cudnn.benchmark as the program left it
     memory: bytes that the GPU has, as far as that is known
-    live, peak: bytes allocated now, and the most that were
+    full: called with the bytes for which there is no room; it may raise, or they are allocated
+    live, peak: bytes allocated now, and the most that were since `forget_peak`
     """
 
     def __init__(self) -> None:
@@ -113,6 +119,7 @@ class Recorder(TorchDispatchMode):
         self.failed: Optional[Exception] = None
         self.witness: Optional[Callable[[int, Optional[torch.dtype]], None]] = None
         self.memory = math.inf
+        self.full: Callable[[int], None] = lambda nbytes: None
         self.live = self.peak = 0
         self._ids = 0
         self._storages: Dict[int, Any] = {}
@@ -121,6 +128,7 @@ class Recorder(TorchDispatchMode):
         self._answers: Dict[Tuple[Any, ...], Any] = {}
         self._home = self._thread = threading.get_ident()
         self._blas: List[str] = []
+        self.values = Values(self._kept)
         self._mode = FakeTensorMode()
         # Copied tensors stay in this mode: with one of their own, CUDA's kernels would be called.
         self._mode.__deepcopy__ = lambda memo: self._mode
@@ -155,6 +163,9 @@ class Recorder(TorchDispatchMode):
         """Call this when the program gets something that a real run would not."""
         self.made_up = True
 
+    def forget_peak(self) -> None:
+        self.peak = self.live
+
     def note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
@@ -181,8 +192,11 @@ class Recorder(TorchDispatchMode):
         """The id of its storage among the events; None for anything but a tensor on the GPU."""
         if not isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided:
             return None
-        storage = self._storages.get(tensor.untyped_storage()._cdata)
+        storage = self._kept(tensor)
         return None if storage is None else int(storage.id)
+
+    def _kept(self, tensor: Any) -> Any:
+        return self._storages.get(tensor.untyped_storage()._cdata)
 
     @property
     def is_backward(self) -> bool:
@@ -229,6 +243,8 @@ class Recorder(TorchDispatchMode):
 
     def _watch_storage(self, storage: Any, dtype: Optional[torch.dtype] = None) -> None:
         address, nbytes = storage._cdata, storage.nbytes()
+        if self.live + nbytes > self.memory:
+            self.full(nbytes)
         known = self._storages.get(address)
         if known is not None:
             if known.nbytes == nbytes:
@@ -237,6 +253,7 @@ class Recorder(TorchDispatchMode):
         self._ids += 1
         watched = self._Watched(storage, self._gone)
         watched.address, watched.id, watched.nbytes = address, self._ids, nbytes
+        watched.value = None
         self._storages[address] = watched
         self._allocated(self._ids, nbytes, dtype)
 
@@ -267,12 +284,13 @@ class Recorder(TorchDispatchMode):
             return args[0].fake_device if isinstance(args[0], FakeTensor) else args[0].device
         kwargs = kwargs or {}
         key: List[Any] = [func, torch.get_default_dtype(), *kwargs]
-        on_gpu = _describe(args, key)
+        found = _describe(args, key)
         if kwargs:
-            on_gpu |= _describe(kwargs.values(), key)
+            found |= _describe(kwargs.values(), key)
             device = kwargs.get("device")
-            on_gpu |= device is not None and torch.device(device).type == "cuda"
-        if not on_gpu:
+            if device is not None and torch.device(device).type == "cuda":
+                found = found | _ON_GPU if found else _ON_GPU | _DISCRETE
+        if not found & _ON_GPU:
             return substitutes.on_host(func, args, kwargs)
         if threading.get_ident() != self._thread:
             self._turn()
@@ -288,6 +306,25 @@ class Recorder(TorchDispatchMode):
             _check_devices(args)
         if func in _GEMMS:
             self._gemm()
+        if not found & _DISCRETE:
+            return self._answer(func, args, kwargs, key)
+        if func in substitutes.READS or _leaves_gpu(func, kwargs):
+            real = self.values.result(func, args, kwargs)
+            if real is not None:
+                return self._known(real, kwargs.get("device"))
+        out = self._answer(func, args, kwargs, key)
+        self.values.follow(func, args, kwargs, out)
+        return out
+
+    def _known(self, real: Any, place: Any) -> Any:
+        """A result that is known: a number, or tensors, on the GPU unless they go elsewhere."""
+        if isinstance(real, (tuple, list)):
+            return type(real)([self._known(one, place) for one in real])
+        if not isinstance(real, torch.Tensor) or place is not None:
+            return real
+        return self.values.keep(self.new(real.shape, real.dtype, real.stride()), real)
+
+    def _answer(self, func: Any, args: Any, kwargs: Dict[str, Any], key: List[Any]) -> Any:
         answer = substitutes.ANSWERS.get(func)
         if answer is not None:
             self.made_up |= func not in _KNOWN
@@ -381,25 +418,31 @@ def _storages_call_back() -> bool:
     return hasattr(tensor.untyped_storage(), "kept")
 
 
-def _describe(values: Any, key: List[Any]) -> bool:
-    """Appends to `key` all that an operator's outputs depend on; says whether a tensor on the GPU
-    is among the values."""
-    on_gpu = False
+def _describe(values: Any, key: List[Any]) -> int:
+    """Appends to `key` all that an operator's outputs depend on; says what tensors are among the
+    values."""
+    found = 0
     for value in values:
         kind = type(value)
         if kind is FakeTensor:
-            on_gpu = True
+            found |= _ON_GPU | (_DISCRETE if value.dtype in DISCRETE else 0)
             key += (value.shape, _stride(value), value.dtype)
         elif value is None or kind is int:
             key.append(value)
         elif kind is list or kind is tuple:
             key += (kind, len(value))
-            on_gpu |= _describe(value, key)
+            found |= _describe(value, key)
         elif isinstance(value, torch.Tensor):
+            found |= _DISCRETE if value.dtype in DISCRETE else 0
             key += ("cpu", value.shape, _stride(value), value.dtype)
         else:
             key += (kind, value)
-    return on_gpu
+    return found
+
+
+def _leaves_gpu(func: Any, kwargs: Dict[str, Any]) -> bool:
+    place = kwargs.get("device") if func is aten._to_copy.default else None
+    return place is not None and torch.device(place).type != "cuda"
 
 
 def _check_devices(args: Any) -> None:

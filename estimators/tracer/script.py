@@ -2,9 +2,9 @@
 
 With several optimizers (a GAN) it continues until each has stepped twice, but waits for an inactive
 one only until another has stepped ENOUGH times, or half of the time has passed. With gradient
-accumulation a step is one of the optimizer, not an iteration. Patches to the script's torch are in
-`device`, `samples`, `moving`, `ranks` and `repeats`; its confinement is in `confine` and
-`scratch`.
+accumulation a step is one of the optimizer, not an iteration. Patches to the script's torch and
+other libraries are in `device`, `samples`, `moving`, `ranks`, `libraries` and `repeats`; its
+confinement is in `confine` and `scratch`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,18 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from . import compiler, device, moving, notebook, outside, ranks, samples, torchvision_ops
+from . import (
+    compiler,
+    device,
+    libraries,
+    moving,
+    notebook,
+    out_of_memory,
+    outside,
+    ranks,
+    samples,
+    torchvision_ops,
+)
 from .answering import Answer, first_line, offline, what_went_wrong
 from .attribution import Attribution
 from .blame import own_crash
@@ -84,6 +95,7 @@ class Trace:
         samples.install()
         moving.install()
         outside.watch(self.recorder.deceived)
+        libraries.install()
         self.attribution = Attribution(self.recorder) if options.explain else None
         self._repeats = Repeats(self.recorder)
         self._repeats.install()
@@ -113,6 +125,7 @@ class Trace:
             recorder.note("it ended by itself after one optimizer step: the second may take more")
         recorder.benchmark = bool(torch.backends.cudnn.benchmark)
         report = replay(recorder, self.layers, steps, self._answer.clock.seconds)
+        report = out_of_memory.within(report, recorder)
         if self.attribution is not None:
             report = self._explained(report, self.attribution)
         self._answer.report(report)

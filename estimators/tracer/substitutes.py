@@ -1,9 +1,9 @@
 """Substitutes for the GPU: values that nothing computes, and choices that PyTorch makes differently
 without a GPU.
 
-Values: a fake tensor has none. If a program reads one (`.item()`, `nonzero`, a boolean mask),
-it gets one that usually allocates at least as much as the real one: every element
-is selected, numbers are 1.
+Values: a fake tensor has none. If a program reads one (`.item()`, `nonzero`, a boolean mask), and
+it is not known (`values`), it gets one that usually allocates at least as much as the real one:
+every element is selected, numbers are 1.
 
 Choices: without a GPU, attention uses the implementation that keeps all scores, and RMSNorm and the
 derivatives of SiLU and Mish are decomposed into pieces with large temporaries.
@@ -188,7 +188,12 @@ def _nonzero(recorder: Any, tensor: Any) -> Any:
 
 
 def _masked_select(recorder: Any, tensor: Any, mask: Any) -> Any:
+    real = recorder.values.of(mask)
+    if real is not None:
+        shape = torch.broadcast_shapes(tensor.shape, mask.shape)
+        return recorder.new((int(real.expand(shape).sum()),), tensor.dtype)
     recorder.note("masks are taken to select everything")
+    recorder.made_up = True
     return recorder.new(
         (math.prod(torch.broadcast_shapes(tensor.shape, mask.shape)),), tensor.dtype
     )
@@ -225,6 +230,13 @@ def _positions(recorder: Any, indices: Any) -> List[Any]:
     out: List[Any] = []
     for index in indices:
         if _is_mask(index):
+            real = recorder.values.of(index)
+            if real is not None:
+                found = real.nonzero().unbind(1)
+                out.extend(
+                    recorder.values.keep(recorder.new(one.shape, one.dtype), one) for one in found
+                )
+                continue
             recorder.note("masks are taken to select everything")
             recorder.made_up = True
             count = index.numel()
@@ -277,6 +289,20 @@ ANSWERS: Dict[Any, Callable[..., Any]] = {
     aten.repeat_interleave.Tensor: _repeat_interleave,
     **norms.answers(),
 }
+# Those of them that give other values or shapes where the contents of their operands are known.
+READS = frozenset(
+    (
+        aten._local_scalar_dense.default,
+        aten.is_nonzero.default,
+        aten.equal.default,
+        aten.nonzero.default,
+        aten.masked_select.default,
+        aten._unique2.default,
+        aten.unique_dim.default,
+        aten.unique_consecutive.default,
+        aten.repeat_interleave.Tensor,
+    )
+)
 for _name, _answer in (  # some have an overload more in newer versions
     ("_use_cudnn_ctc_loss", lambda *_, **__: False),
     ("_use_miopen_ctc_loss", lambda *_, **__: False),
