@@ -33,7 +33,8 @@ def claims(read: Callable[[str], Any]) -> Iterator[Claim]:
             "%",
             ORDER,
         )
-    accuracy = {(row[0], row[1]): row[2] for row in read("memory_gpumemnet")["rows"]}
+    rows = read("memory_gpumemnet")["rows"]
+    accuracy = {(row["group"], row["what"]): row["value"] for row in rows}
     data = "2146 measured MLPs, 1 GB"
     always = accuracy[data, "always the commonest bin: accuracy"]
     for model, its_paper in (("mlp", 0.95), ("transformer", 0.97)):
