@@ -17,7 +17,16 @@ from estimators.gpumemnet.answer import answer
 from estimators.gpumemnet.card import WEIGHTS, read
 from estimators.gpumemnet.dataset import Origin, Sample, write
 from estimators.gpumemnet.dataset import read as read_data
-from estimators.gpumemnet.features import FAMILIES, SIZES, TOKENS, family, features
+from estimators.gpumemnet.features import (
+    END,
+    FAMILIES,
+    GB,
+    SIZES,
+    TENSORS,
+    TOKENS,
+    family,
+    features,
+)
 from estimators.tracer.report import Layer
 
 CONTEXT_MIB = 544
@@ -73,6 +82,21 @@ def test_a_network_is_counted_and_what_allocates_nothing_is_left_out() -> None:
     assert len(seen.tokens) == 12
 
 
+def test_bytes_are_summed_by_the_layer_that_writes_and_the_one_that_reads() -> None:
+    layers = [*a_cnn(depth=2), Layer("Flatten", 1000, 0)]
+    tensors = dict(zip(TENSORS, features(layers, 32).tensors, strict=True))
+    image = 4 * 32 * 64 * 28**2 / GB
+    parameters = 2 * (9 * 64**2 + 128) + 65_000
+    assert tensors["parameters"] == pytest.approx(16 * parameters / GB)  # with Adam's
+    for ends in (("convolution", "batch norm"), ("batch norm", "activation")):
+        assert tensors[ends] == pytest.approx(2 * image)
+    for ends in (("activation", "convolution"), ("activation", "pool")):
+        assert tensors[ends] == pytest.approx(image)
+    assert tensors["ReLU"] == pytest.approx(2 * image) and tensors["Tanh"] == 0
+    assert tensors["linear", END] == pytest.approx(4 * 32 * 1000 / GB)
+    assert [tensors[f"largest output {n}"] for n in range(3)] == pytest.approx([image] * 3)
+
+
 def test_other_libraries_names_count_as_torchs() -> None:
     ours = [Layer("Linear", 8, 72), Layer("GELU", 8, 0), Layer("Dropout", 8, 0)]
     theirs = [Layer("Linear", 8, 72), Layer("GELUActivation", 8, 0), Layer("DropPath", 8, 0)]
@@ -120,6 +144,12 @@ def test_a_vision_transformer_is_no_cnn_and_a_recommender_no_mlp() -> None:
 
 
 # -- what it answers
+
+
+def test_the_shipped_weights_are_as_right_as_the_paper() -> None:
+    for name, accuracy in (("cnn", 0.83), ("transformer", 0.88)):
+        scores = {(each.ensemble, each.range_gb): each for each in read(name).scores}
+        assert scores["both", 8].accuracy >= accuracy
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -191,13 +191,30 @@ ORIGIN = Origin("mlp", 0, "traced", "2.13.0", 544)
 
 def test_numpy_says_what_torch_says(samples: list[Sample], short: None) -> None:
     seen = [features(sample.layers, sample.batch) for sample in samples]
-    truth = training.labels(samples, 2, 8)
-    outcome = training.cross_validate(seen, truth, 2)
+    outcome = training.cross_validate(seen, samples, 8)
     assert Counter(member.kind for member in outcome.members) == {"mlp": 3, "transformer": 3}
     for member in outcome.members:
         for i in (0, 50, 239):
-            told = network.Ensemble((member.weights,)).probabilities(seen[i])[0]
+            weights = {**member.weights, "edges": np.array([2, 4, 6, 8])}
+            told = network.Ensemble((weights,)).probabilities(seen[i])[0]
             np.testing.assert_allclose(told, member.probabilities[i], atol=1e-4)
+
+
+def test_wider_bins_are_sums_of_the_finest() -> None:
+    finest = np.linspace(0.0, 1.0, 2 * 41, dtype=np.float32).reshape(2, 41)
+    wide = training._wider(finest, 8)
+    assert wide.shape == (2, 6)  # up to 40 GB, and above
+    np.testing.assert_allclose(wide[:, 0], finest[:, :8].sum(1), rtol=1e-6)
+    np.testing.assert_allclose(wide[:, -1], finest[:, -1])
+
+
+def test_bins_next_to_the_most_likely_one_come_next(samples: list[Sample], short: None) -> None:
+    """The classifiers know that bins are ordered."""
+    seen = [features(sample.layers, sample.batch) for sample in samples]
+    for member in training.cross_validate(seen, samples, 8).members:
+        steps = np.diff(member.probabilities[:, :-1], axis=1)  # the last has no upper edge
+        falls = np.cumsum(steps < -1e-4, axis=1) > 0
+        assert not ((steps > 1e-4) & falls).any()
 
 
 def test_training_learns_and_is_judged_on_what_it_has_not_seen(

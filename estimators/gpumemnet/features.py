@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from math import cos, log1p, pi, sin
 
 from estimators.tracer.report import Layer
@@ -61,6 +61,21 @@ SIZES = (
     "parameters",
     "activations per sample",
 )
+# Tensors whose bytes are summed by what decides how long they are kept: the type of the layer that
+# writes them and that of the next one, and the activation function.
+END = "end"  # after the last layer
+LARGEST = 3  # outputs that also count on their own: their gradients exist one at a time
+TENSORS = (
+    "context",
+    "parameters",
+    *product(TYPES, (*TYPES, END)),
+    *ACTIVATIONS,
+    *(f"largest output {n}" for n in range(LARGEST)),
+)
+CONTEXT_GB = 0.5  # of CUDA, roughly: training finds the factor
+COPIES = 4  # of the parameters: gradients and Adam's two moments
+BYTES = 4  # of a float32
+GB = 1000 * 2**20  # bytes in the unit of the paper's bins
 TOKENS = 64  # longer networks are reduced to this many groups of adjacent layers
 FAMILIES = ("mlp", "cnn", "transformer")
 
@@ -70,6 +85,7 @@ class Features:
     sizes: tuple[float, ...]  # by SIZES
     activation: tuple[float, float]  # the activation function, as sine and cosine of an angle
     tokens: tuple[tuple[float, ...], ...]  # per piece: share of each of TYPES, two logarithms
+    tensors: tuple[float, ...]  # GB, by TENSORS
 
     @property
     def scalars(self) -> tuple[float, ...]:
@@ -87,17 +103,19 @@ def features(layers: Sequence[Layer], batch: int) -> Features:
     named = kinds(kept)
     types = [TYPE_OF[kind] for kind in named]
     number = Counter(types)
+    parameters = sum(layer.parameters for layer in layers)
     sizes = (
         number["linear"],
         number["batch norm"],
         number["dropout"],
         number["convolution"],
         batch,
-        sum(layer.parameters for layer in layers),
+        parameters,
         sum(layer.activations for layer in kept),
     )
     pieces = [_token(types[part], kept[part]) for part in _pieces(len(kept))]
-    return Features(tuple(map(float, sizes)), _encoded(named), tuple(pieces))
+    tensors = _tensors(kept, named, types, batch, parameters)
+    return Features(tuple(map(float, sizes)), _encoded(named), tuple(pieces), tensors)
 
 
 def family(layers: Sequence[Layer]) -> str | None:
@@ -118,6 +136,22 @@ def _is_none(layer: Layer) -> bool:
     if layer.inner and ALIASES.get(layer.kind, layer.kind) not in TYPE_OF:
         return True
     return layer.kind in VIEWS or layer.kind.endswith("Loss")
+
+
+def _tensors(
+    layers: Sequence[Layer], named: Sequence[str], types: Sequence[str], batch: int, parameters: int
+) -> tuple[float, ...]:
+    """GB, by TENSORS."""
+    elements: Counter[object] = Counter({"parameters": COPIES * parameters})
+    for layer, kind, ends in zip(layers, named, pairwise((*types, END)), strict=True):
+        elements[ends] += batch * layer.activations
+        if kind in ACTIVATIONS:
+            elements[kind] += batch * layer.activations
+    outputs = sorted((layer.activations for layer in layers), reverse=True)
+    elements.update({f"largest output {n}": batch * out for n, out in enumerate(outputs[:LARGEST])})
+    found = [BYTES * elements[name] / GB for name in TENSORS]
+    found[TENSORS.index("context")] = CONTEXT_GB
+    return tuple(found)
 
 
 def _encoded(named: Sequence[str]) -> tuple[float, float]:

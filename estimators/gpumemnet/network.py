@@ -18,17 +18,19 @@ Weights = Mapping[str, Array]
 
 HEADS = 4
 EPSILON = 1e-5  # of torch's LayerNorm
+SPREAD = 5.0  # most of a logarithm of the need's spread, either way
 
 
 @dataclass(frozen=True, slots=True)
 class Ensemble:
-    """Each member's weights, including mean and deviation of the sizes in the training data."""
+    """Each member's weights, including mean and deviation of the sizes in the training data, and
+    the upper edges of all bins but the last, in GB."""
 
     members: tuple[Weights, ...]
 
     def probabilities(self, seen: Features) -> Array:
         """Probability of each bin, by member: (members, bins)."""
-        return np.stack([softmax(logits(member, seen)) for member in self.members])
+        return np.stack([binned(member, seen) for member in self.members])
 
 
 @cache
@@ -42,17 +44,22 @@ def load(path: Path) -> Ensemble:
     return Ensemble(tuple(members.values()))
 
 
-def logits(weights: Weights, seen: Features) -> Array:
-    """(bins,), from an MLP, or from a transformer, which also uses the layers."""
+def binned(weights: Weights, seen: Features) -> Array:
+    """Probabilities, (bins,), from an MLP, or from a transformer, which also uses the layers."""
+    sums = np.log(np.exp(weights["mix"]) @ np.asarray(seen.tensors, np.float32))
     scalars = np.asarray(seen.scalars, np.float32)
-    scalars = (scalars - weights["mean"]) / weights["deviation"]
+    scalars = np.concatenate([(scalars - weights["mean"]) / weights["deviation"], sums])
     if "position" in weights:
         read = _encoded(weights, np.asarray(seen.tokens, np.float32))
         scalars = np.concatenate([scalars, read])
     layers = list(_numbered(weights, "head"))
     for layer in layers[:-1]:
         scalars = np.maximum(_linear(weights, layer, scalars), 0)
-    return _linear(weights, layers[-1], scalars)
+    shift, spread = _linear(weights, layers[-1], scalars)
+    steep = np.exp(-np.clip(spread, -SPREAD, SPREAD))
+    over = (sums[0] + shift - np.log(weights["edges"])) * steep
+    below = 1 / (1 + np.exp(np.clip(over, -50, 50)))
+    return np.diff(below, prepend=0, append=1)
 
 
 def softmax(values: Array) -> Array:

@@ -1,6 +1,10 @@
 """Trains the classifiers (torch) and evaluates them (scikit-learn), as in the CARMA paper, A.2:
 cross-entropy and Adam, a held-out 30 % test split, and of the rest three stratified folds of 70 %
 for training and 30 % for choosing the epoch.
+
+Bins are ordered, and memory is a sum of tensors. So the networks begin with sums of these, with
+learnt factors, and end in an ordered logit: where on the scale of the need's logarithm it is, and
+how far from there it may be. That is trained on the finest bins; the wider ones are sums of these.
 """
 
 from __future__ import annotations
@@ -8,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +26,7 @@ from torch.nn.utils.rnn import pad_sequence
 from estimators.gpumemnet import network
 from estimators.gpumemnet.card import GB, Card, Score, measured
 from estimators.gpumemnet.dataset import Origin, Sample
-from estimators.gpumemnet.features import TOKENS, TYPES, Features, features, kinds
+from estimators.gpumemnet.features import TENSORS, TOKENS, TYPES, Features, features, kinds
 
 Labels = NDArray[np.int64]
 Indices = NDArray[np.intp]
@@ -30,13 +35,15 @@ RANGES_GB = (1, 2, 8)  # widths of bins that the paper tries
 LIMITS_GB = {"mlp": 8, "cnn": 40, "transformer": 40}
 GOOD = 0.9  # validation accuracy below which the next wider range is used
 FOLDS = 3
-HIDDEN = 96
+SUMS = 8  # of tensors, each with factors of its own
+HIDDEN = 64
 WIDTH = 32  # of a token in the transformer
 LAYERS = 2
 BATCH = 64
-EPOCHS = {"mlp": 200, "transformer": 50}  # by kind of classifier
+EPOCHS = {"mlp": 200, "transformer": 20}  # by kind of classifier
 ENSEMBLES = {kind: (kind,) for kind in EPOCHS} | {"both": tuple(EPOCHS)}
 RATE = 2e-3
+LEAST = 1e-6  # probability of a bin in the loss
 SEED = 0
 
 
@@ -56,14 +63,12 @@ class Trained:
 
 
 def train(origin: Origin, samples: Sequence[Sample]) -> Trained:
-    """Train both ensembles at each range; keep the finest range at which they do well together."""
+    """Train both ensembles; use the finest range at which they do well together."""
     seen = [features(sample.layers, sample.batch) for sample in samples]
     limit = LIMITS_GB[origin.family]
-    tried = {
-        range_gb: cross_validate(seen, labels(samples, range_gb, limit), range_gb)
-        for range_gb in RANGES_GB
-    }
-    good = [each for each in RANGES_GB if (tried[each].scores[-1].validation or 0) >= GOOD]
+    outcome = cross_validate(seen, samples, limit)
+    together = [score for score in outcome.scores if score.ensemble == "both"]
+    good = [score.range_gb for score in together if (score.validation or 0) >= GOOD]
     range_gb = min(good, default=RANGES_GB[-1])
     spans = [dict(measured(each)) for each in seen]
     card = Card(
@@ -76,12 +81,13 @@ def train(origin: Origin, samples: Sequence[Sample]) -> Trained:
             (name, min(each[name] for each in spans), max(each[name] for each in spans))
             for name in spans[0]
         ),
-        scores=tuple(score for each in tried.values() for score in each.scores),
+        scores=outcome.scores,
     )
+    edges = {"edges": _edges(range_gb, limit).numpy()}
     weights = {
         f"{member.name}/{name}": array
-        for member in tried[range_gb].members
-        for name, array in member.weights.items()
+        for member in outcome.members
+        for name, array in (*member.weights.items(), *edges.items())
     }
     return Trained(card, weights)
 
@@ -97,7 +103,7 @@ def test(card: Card, folder: Path, origin: Origin, samples: Sequence[Sample]) ->
                 f"{card.samples} {origin.family} networks of this seed were trained on, and here "
                 f"are {len(samples)}: generate some with another seed"
             )
-        among = held_out(truth)[1]
+        among = held_out(labels(samples, RANGES_GB[-1], card.limit_gb))[1]
     ensemble = network.load(folder / f"{origin.family}.npz")
     asked = [samples[i] for i in among]
     told = [
@@ -120,7 +126,7 @@ class Member:
     kind: str
     fold: int
     weights: network.Weights
-    probabilities: NDArray[np.float32]  # (samples, bins)
+    probabilities: NDArray[np.float32]  # (samples, the finest bins)
 
     @property
     def name(self) -> str:
@@ -129,28 +135,43 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    scores: tuple[Score, ...]  # of the MLPs, of the transformers, of both together
+    scores: tuple[Score, ...]  # by range: of the MLPs, of the transformers, of both together
     members: tuple[Member, ...]
 
 
-def cross_validate(seen: Sequence[Features], truth: Labels, range_gb: int) -> Outcome:
-    rest, test = held_out(truth)
+def cross_validate(seen: Sequence[Features], samples: Sequence[Sample], limit_gb: int) -> Outcome:
+    """`seen` are the samples' features. Splits are stratified by the widest bins."""
+    truths = {range_gb: labels(samples, range_gb, limit_gb) for range_gb in RANGES_GB}
+    rest, test = held_out(truths[RANGES_GB[-1]])
     checks: dict[int, Indices] = {}
     members: list[Member] = []
-    for fold, (learn, check) in enumerate(_folds(rest, truth)):
+    for fold, (learn, check) in enumerate(_folds(rest, truths[RANGES_GB[-1]])):
         checks[fold] = check
-        members += [_fit(kind, fold, seen, truth, learn, check) for kind in EPOCHS]
+        shared = (fold, seen, truths[RANGES_GB[0]], _edges(RANGES_GB[0], limit_gb), learn, check)
+        members += [_fit(kind, *shared) for kind in EPOCHS]
     scores = []
-    for ensemble, among in ENSEMBLES.items():
-        asked = [member for member in members if member.kind in among]
+    for range_gb, (ensemble, among) in product(RANGES_GB, ENSEMBLES.items()):
+        truth = truths[range_gb]
+        asked = [(m.fold, _wider(m.probabilities, range_gb)) for m in members if m.kind in among]
         validation = [
-            judge([m.probabilities for m in asked if m.fold == fold], truth, check)[0]
+            judge([found for of, found in asked if of == fold], truth, check)[0]
             for fold, check in checks.items()
         ]
-        accuracy, f1 = judge([member.probabilities for member in asked], truth, test)
+        accuracy, f1 = judge([found for _, found in asked], truth, test)
         mean = round(sum(validation) / FOLDS, 4)
         scores.append(Score(ensemble, range_gb, len(test), accuracy, f1, mean))
     return Outcome(tuple(scores), tuple(members))
+
+
+def _wider(probabilities: NDArray[np.float32], range_gb: int) -> NDArray[np.float32]:
+    """Of the finest bins, to bins of a wider range."""
+    first = range(0, probabilities.shape[1], range_gb // RANGES_GB[0])
+    return np.add.reduceat(probabilities, first, axis=1)
+
+
+def _edges(range_gb: int, limit_gb: int) -> Tensor:
+    """Upper ones in GB, of all bins but the last."""
+    return torch.arange(range_gb, limit_gb + 1, range_gb, dtype=torch.float32)
 
 
 def held_out(truth: Labels) -> tuple[Indices, Indices]:
@@ -186,18 +207,41 @@ def _stratified(splits: int, among: Indices, truth: Labels) -> Iterator[tuple[In
     yield from split.split(among, strata)
 
 
-class _Mlp(nn.Module):
-    def __init__(self, scalars: int, bins: int) -> None:
+class _Classifier(nn.Module):
+    """Probabilities of bins, from sums of tensors and further inputs."""
+
+    def __init__(self, inputs: int, edges: Tensor) -> None:
         super().__init__()
-        self.head = nn.Sequential(*_head(scalars, bins))
+        self.register_buffer("bounds", edges.log(), persistent=False)
+        self.mix = nn.Parameter(torch.randn(SUMS, len(TENSORS)) / 5)  # logarithms of factors
+        self.head = nn.Sequential(
+            nn.Linear(inputs + SUMS, HIDDEN),
+            nn.ReLU(),
+            nn.Linear(HIDDEN, HIDDEN),
+            nn.ReLU(),
+            nn.Linear(HIDDEN, 2),
+        )
+        with torch.no_grad():  # begin near the first sum, with a spread of some ten percent
+            self.head[-1].weight.mul_(0.1)
+            self.head[-1].bias.copy_(torch.tensor([0.0, -2.0]))
 
-    def forward(self, scalars: Tensor, tokens: Tensor, empty: Tensor) -> Tensor:
-        return self.head(scalars)
+    def forward(self, tensors: Tensor, scalars: Tensor, tokens: Tensor, empty: Tensor) -> Tensor:
+        sums = (tensors @ self.mix.exp().T).log()
+        inputs = torch.cat([scalars, sums, *self.read(tokens, empty)], 1)
+        shift, spread = self.head(inputs).T
+        steep = (-spread.clamp(-network.SPREAD, network.SPREAD)).exp()
+        centre = sums[:, 0] + shift
+        below = ((self.bounds - centre[:, None]) * steep[:, None]).sigmoid()
+        return nn.functional.pad(below, (0, 1), value=1).diff(dim=1, prepend=0 * below[:, :1])
+
+    def read(self, tokens: Tensor, empty: Tensor) -> tuple[Tensor, ...]:
+        """Further inputs of the head."""
+        return ()
 
 
-class _Transformer(nn.Module):
-    def __init__(self, scalars: int, bins: int) -> None:
-        super().__init__()
+class _Transformer(_Classifier):
+    def __init__(self, inputs: int, edges: Tensor) -> None:
+        super().__init__(inputs + WIDTH, edges)
         self.embed = nn.Linear(len(TYPES) + 2, WIDTH)
         self.position = nn.Parameter(torch.randn(TOKENS, WIDTH) / 10)
         self.layers = nn.ModuleList(
@@ -206,25 +250,13 @@ class _Transformer(nn.Module):
             )
             for _ in range(LAYERS)
         )
-        self.head = nn.Sequential(*_head(scalars + WIDTH, bins))
 
-    def forward(self, scalars: Tensor, tokens: Tensor, empty: Tensor) -> Tensor:
+    def read(self, tokens: Tensor, empty: Tensor) -> tuple[Tensor, ...]:
         out = self.embed(tokens) + self.position[: tokens.shape[1]]
         for layer in self.layers:
             out = layer(out, src_key_padding_mask=empty)
         kept = (~empty).unsqueeze(-1)
-        mean = (out * kept).sum(1) / kept.sum(1)
-        return self.head(torch.cat([scalars, mean], 1))
-
-
-def _head(inputs: int, bins: int) -> tuple[nn.Module, ...]:
-    return (
-        nn.Linear(inputs, HIDDEN),
-        nn.ReLU(),
-        nn.Linear(HIDDEN, HIDDEN),
-        nn.ReLU(),
-        nn.Linear(HIDDEN, bins),
-    )
+        return ((out * kept).sum(1) / kept.sum(1),)
 
 
 def _fit(
@@ -232,6 +264,7 @@ def _fit(
     fold: int,
     seen: Sequence[Features],
     truth: Labels,
+    edges: Tensor,
     learn: Indices,
     check: Indices,
 ) -> Member:
@@ -239,10 +272,16 @@ def _fit(
     torch.manual_seed(SEED + fold)
     scalars = torch.tensor([each.scalars for each in seen])
     mean, deviation = scalars[learn].mean(0), scalars[learn].std(0) + 1e-3
-    inputs = ((scalars - mean) / deviation, *_padded(seen))
+    tensors = torch.tensor([each.tensors for each in seen])
+    inputs = (tensors, (scalars - mean) / deviation, *_padded(seen))
     target = torch.from_numpy(truth)
-    made = _Mlp if kind == "mlp" else _Transformer
-    model: nn.Module = made(scalars.shape[1], int(truth.max()) + 1)
+    made = _Classifier if kind == "mlp" else _Transformer
+    model = made(scalars.shape[1], edges)
+
+    def loss_on(batch: Tensor | Indices) -> Tensor:
+        found = model(*(each[batch] for each in inputs))
+        return nn.functional.nll_loss((found + LEAST).log(), target[batch])
+
     optimizer = torch.optim.Adam(model.parameters(), RATE)
     rates = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS[kind])
     least, best = float("inf"), {}
@@ -250,20 +289,18 @@ def _fit(
         model.train()
         for batch in torch.from_numpy(learn)[torch.randperm(len(learn))].split(BATCH):
             optimizer.zero_grad()
-            logits = model(*(each[batch] for each in inputs))
-            nn.functional.cross_entropy(logits, target[batch]).backward()
+            loss_on(batch).backward()
             optimizer.step()
         rates.step()
         model.eval()
         with torch.no_grad():
-            logits = model(*(each[check] for each in inputs))
-        loss = float(nn.functional.cross_entropy(logits, target[check]))
+            loss = float(loss_on(check))
         if loss < least:
             least = loss
             best = {name: value.clone() for name, value in model.state_dict().items()}
     model.load_state_dict(best)
     with torch.no_grad():
-        probabilities = model(*inputs).softmax(1).numpy()
+        probabilities = model(*inputs).numpy()
     best |= {"mean": mean, "deviation": deviation}
     return Member(kind, fold, {name: best[name].numpy() for name in best}, probabilities)
 
