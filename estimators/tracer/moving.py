@@ -32,21 +32,17 @@ def _set_data(tensor: Any, value: Any) -> None:
         _swap(tensor, value)
 
 
-def _swapped(parameter: Any, value: Any) -> Any:
-    """The parameter with another value. Keeps what libraries have set on it, such as its
-    quantization."""
+def _swap(parameter: Any, value: Any) -> None:
+    """Keeps what libraries have set on the parameter, such as its quantization."""
     new = Parameter(value, parameter.requires_grad)
     vars(new).update((k, v) for k, v in vars(parameter).items() if k not in _of_fakes())
     for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks"):
         if getattr(parameter, hooks, None):
             setattr(new, hooks, getattr(parameter, hooks))
-    if parameter._use_count() > 2:  # a graph refers to it: nobody trains it while that exists
-        return new
     # As torch.utils.swap_tensors, which refuses where there are weak references: they may stay.
     parameter.__class__, new.__class__ = new.__class__, parameter.__class__
     parameter.__dict__, new.__dict__ = new.__dict__, parameter.__dict__
     torch._C._swap_tensor_impl(parameter, new)
-    return parameter
 
 
 @cache
@@ -70,8 +66,10 @@ def _apply(module: Any, change: Any, recurse: bool = True) -> Any:
         if changed is not parameter:
             if isinstance(changed, FakeTensor) == isinstance(parameter, FakeTensor):
                 parameter.data = changed
+            elif parameter._use_count() > 2:  # a graph refers to it: nobody trains it now
+                parameter = module._parameters[key] = Parameter(changed, parameter.requires_grad)
             else:
-                module._parameters[key] = parameter = _swapped(parameter, changed)
+                _swap(parameter, changed)
         if gradient is not None:
             with torch.no_grad():
                 parameter.grad = change(gradient)

@@ -295,18 +295,20 @@ class Recorder(TorchDispatchMode):
         if threading.get_ident() != self._thread:
             self._turn()
         try:
-            return self._on_gpu(func, args, kwargs, key)
+            return self._on_gpu(func, args, kwargs, key, bool(found & _DISCRETE))
         except Exception as error:
             if not self.made_up:
                 self.failed = error
             raise
 
-    def _on_gpu(self, func: Any, args: Any, kwargs: Dict[str, Any], key: List[Any]) -> Any:
+    def _on_gpu(
+        self, func: Any, args: Any, kwargs: Dict[str, Any], key: List[Any], discrete: bool
+    ) -> Any:
         if func in _ONE_DEVICE:
             _check_devices(args)
         if func in _GEMMS:
             self._gemm()
-        if not found & _DISCRETE:
+        if not discrete:
             return self._answer(func, args, kwargs, key)
         if func in substitutes.READS or _leaves_gpu(func, kwargs):
             real = self.values.result(func, args, kwargs)
