@@ -169,7 +169,8 @@ def test_a_training_script_is_traced_before_it_is_queued(tmp_path: Path) -> None
         assert (job["memory"]["estimate_source"], job["notes"]) == ("trace", [])
         parts = job["estimate"]["parts"]
         assert sum(parts.values()) == job["memory"]["estimate_mib"]
-        assert parts["optimizer"] == 3 * parts["parameters"], "Adam's state, and a copy in its step"
+        copies = parts["optimizer"] / parts["parameters"]
+        assert 2.9 < copies < 3.1, "Adam's state, and a copy in its step"
         assert "history: no earlier run" in daemon.carma("why", str(id))
         assert [path.name for path in daemon.work.iterdir()] == ["train.py"]
 

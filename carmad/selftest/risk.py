@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from statistics import median
 
 from carmad.gpu import gpm
@@ -20,6 +20,7 @@ STARTS_WITHIN_S = 5.0  # a kernel, on a loaded machine
 PERIOD_S = 0.5
 DCGM_PERIOD_S = 1.0
 WITHOUT = {"monitor.source": "nvml"}
+RECEIVED, COPYING = "pcie_rx_mib_s", 100.0
 NO_DCGM = "dcgmi is not installed"
 
 
@@ -61,7 +62,7 @@ def _activity(bench: Bench, reader: ActivityReader, settings: Mapping[str, Setti
         if not idle and reader.name == DcgmProfiler.name:
             return unknown(f"DCGM gives no reading: {missing}")
         probe.begin("spin", s=2 * bench.busy_s + ANSWERS_WITHIN_S + STARTS_WITHIN_S)
-        _await_kernels(bench, reader)
+        _await(bench, reader, lambda its: (its.sm_active or 0.0) > IDLE)
         busy = _read(bench, reader)
     finally:
         reader.close()
@@ -81,11 +82,11 @@ def _activity(bench: Bench, reader: ActivityReader, settings: Mapping[str, Setti
     )
 
 
-def _await_kernels(bench: Bench, reader: ActivityReader) -> None:
+def _await(bench: Bench, reader: ActivityReader, begun: Callable[[Activity], bool]) -> None:
     deadline = time.monotonic() + STARTS_WITHIN_S
     while time.monotonic() < deadline:
         its = reader.read().get(bench.gpu.id)
-        if its is not None and (its.sm_active or 0.0) > IDLE:
+        if its is not None and begun(its):
             return
         time.sleep(PERIOD_S)
 
@@ -95,13 +96,13 @@ def _traffic(bench: Bench, reader: ActivityReader) -> Seen:
     reader.open((bench.unit,))
     try:
         _read(bench, reader)
-        probe.begin("copy", s=2 * bench.busy_s)
-        time.sleep(bench.busy_s / 4)  # the first copy has to make its buffers
+        probe.begin("copy", s=3 * bench.busy_s)
+        _await(bench, reader, lambda its: dict(its.more).get(RECEIVED, COPYING) >= COPYING)
         seen = _read(bench, reader)
     finally:
         reader.close()
     copied = probe.answer()["mib_s"]
-    to_gpu = _middle([dict(a.more).get("pcie_rx_mib_s") for a in seen])
+    to_gpu = _middle([dict(a.more).get(RECEIVED) for a in seen])
     from_gpu = _middle([dict(a.more).get("pcie_tx_mib_s") for a in seen])
     if to_gpu is None:
         return unknown("the GPU does not count PCIe traffic", copied_mib_s=round(copied))
