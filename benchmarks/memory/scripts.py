@@ -74,7 +74,7 @@ class Here:
 
     def trial(self, spec: JobSpec, argv: Sequence[str], within_s: float) -> Trial:
         if self._tracers is None or str(TRACER) != argv[1]:
-            return tried(spec, argv, within_s, _never)
+            return tried(spec, argv, within_s, never)
         with tempfile.TemporaryDirectory() as folder:
             answer, output = Path(folder, "answer"), Path(folder, "output")
             code = self._tracers.run(argv[1:], spec.cwd, answer, output, within_s)
@@ -114,6 +114,7 @@ def measure(runs: int = 1, warm: bool = False) -> Report:
     wanted = sum(not _is_to_be_refused(one.script) for one in looked)
     rows = [
         Row("scripts", "traced", said.count("traced"), f"of {wanted}"),
+        Row("scripts", "traced", 100 * said.count("traced") / wanted, "%", 95, least=True),
         Row("scripts", "wrong", said.count("wrong"), f"of {wanted}"),
         Row("scripts", "refused, and should not be", said.count("refused"), f"of {wanted}"),
         Row(
@@ -172,10 +173,10 @@ def _looked(path: Path, here: Here, runs: int, tracers: Tracers) -> Looked:
             for one in path.parent.iterdir():
                 if one.suffix in COMMANDS:
                     shutil.copy(one, directory)
-            before, begun = _processor_s(), time.perf_counter()
-            answer = look(_spec(argv, directory, gpus), PATIENT, here)
+            before, begun = processor_s(), time.perf_counter()
+            answer = look(spec_of(argv, directory, gpus), PATIENT, here)
             walls.append(time.perf_counter() - begun)
-            processors.append(_processor_s() - before)
+            processors.append(processor_s() - before)
             held = _held_mib(argv[1:], directory, gpus, tracers) if plain else None
     traced = answer if isinstance(answer, TraceReport) else None
     print(f"{path.name}: {walls[-1]:.1f} s", file=sys.stderr, flush=True)
@@ -210,18 +211,18 @@ def _held_mib(words: Sequence[str], directory: str, gpus: int, tracers: Tracers)
     return (most["parameters"] + most["optimizer"] + max(most["gradients"], saved)) / MIB
 
 
-def _never() -> bool:
+def never() -> bool:
     return False
 
 
 def _torch_alone() -> float:
     argv = (sys.executable, "-c", "import torch")
     begun = time.perf_counter()
-    tried(_spec(argv, "/"), argv, 60.0, _never)
+    tried(spec_of(argv, "/"), argv, 60.0, never)
     return time.perf_counter() - begun
 
 
-def _spec(argv: tuple[str, ...], cwd: str, gpus: int = 1) -> JobSpec:
+def spec_of(argv: tuple[str, ...], cwd: str, gpus: int = 1) -> JobSpec:
     me = pwd.getpwuid(os.getuid())
     path = (("PATH", f"{BINARIES}:{os.environ['PATH']}"),)
     return JobSpec(
@@ -236,7 +237,7 @@ def _spec(argv: tuple[str, ...], cwd: str, gpus: int = 1) -> JobSpec:
     )
 
 
-def _processor_s() -> float:
+def processor_s() -> float:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
