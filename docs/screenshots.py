@@ -32,7 +32,7 @@ from cli import client, dashboard, render
 
 IMAGES = Path(__file__).parent / "images"
 WIDTH = 124
-TYPED_S, READ_S = 0.8, 2.0  # a command, and what it has printed
+TYPED_S, READ_S, WAIT_S = 0.8, 3.0, 2.0  # a command; what it printed; for more of it at most
 # rich's own, but with the reader's fonts instead of one from the Internet
 LOOK = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL).replace(
     "Fira Code, monospace", "DejaVu Sans Mono, Menlo, Consolas, monospace"
@@ -132,7 +132,8 @@ def wait_until(holds: Any, within_s: float) -> None:
 
 
 def recording(name: str, folder: Path, *commands: str) -> None:
-    """Type the commands one after the other, and show their output at the pace at which it came."""
+    """Type the commands one after the other, and show their output at the pace at which it came,
+    but for long waits."""
     bin = Path(sys.executable).parent
     terminal = {"FORCE_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": str(WIDTH)}
     here = {"PATH": f"{bin}:{os.environ['PATH']}", "CARMA_SOCKET": str(folder / "none")}
@@ -140,7 +141,7 @@ def recording(name: str, folder: Path, *commands: str) -> None:
     for command in commands:
         shown.append("$ ", "bold green").append(f"{command}\n")
         at.append(at[-1] + TYPED_S)
-        begun = time.monotonic() - at[-1]
+        last = time.monotonic()
         made = subprocess.Popen(
             shlex.split(command),
             cwd=folder,
@@ -151,7 +152,9 @@ def recording(name: str, folder: Path, *commands: str) -> None:
         assert made.stdout is not None
         for line in made.stdout:
             shown.append(Text.from_ansi(line)).append("\n")
-            at.append(time.monotonic() - begun)
+            now = time.monotonic()
+            at.append(at[-1] + min(now - last, WAIT_S))
+            last = now
         made.wait()
         shown.append("\n")
         at.append(at[-1] + READ_S)
