@@ -197,8 +197,6 @@ def test_an_explanation_survives_the_way_to_the_daemon() -> None:
     again = loads(report.dumps())
     assert isinstance(again, Report) and isinstance(again.explanation, Explanation)
     assert again == report
-    with pytest.raises(ValueError, match="report"):
-        loads(report.dumps().replace(b'"moments": [', b'"moments": [7, '))
 
 
 @pytest.mark.parametrize(
