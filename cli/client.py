@@ -39,21 +39,22 @@ def get(path: str, within_s: float = TIMEOUT_S, **query: object) -> Any:
         from urllib.parse import urlencode
 
         path += "?" + urlencode(given)
-    return _call("GET", path, b"", within_s)
+    return _call("GET", path, b"", within_s, again=True)
 
 
-def post(path: str, body: object, within_s: float = TIMEOUT_S) -> Any:
-    return _call("POST", path, json.dumps(body).encode(), within_s)
+def post(path: str, body: object, within_s: float = TIMEOUT_S, *, again: bool = False) -> Any:
+    """`again`: it changes nothing, so it may be repeated."""
+    return _call("POST", path, json.dumps(body).encode(), within_s, again)
 
 
-def _call(method: str, path: str, body: bytes, within_s: float) -> Any:
+def _call(method: str, path: str, body: bytes, within_s: float, again: bool) -> Any:
     head = (
         f"{method} {path} HTTP/1.0\r\nHost: carma\r\nAccept: application/json\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     until = time.monotonic() + within_s
     while True:
-        status, answer, again_s = _answered(method, path, head.encode() + body, within_s)
+        status, answer, again_s = _answered(path, head.encode() + body, within_s, again)
         if status < 400:
             return answer
         if again_s is None or time.monotonic() + again_s > until:
@@ -66,9 +67,9 @@ def _call(method: str, path: str, body: bytes, within_s: float) -> Any:
     )
 
 
-def _answered(method: str, path: str, request: bytes, within_s: float) -> Answer:
-    """Repeats a GET during which carmad died, as it may be back in a moment. Other requests are not
-    repeated, since they may have been carried out."""
+def _answered(path: str, request: bytes, within_s: float, again: bool) -> Answer:
+    """`again`: repeat the request if carmad dies over it, as it may be back in a moment. Others are
+    not repeated, since they may have been carried out."""
     waited = 0.0
     died = False
     while True:
@@ -76,8 +77,9 @@ def _answered(method: str, path: str, request: bytes, within_s: float) -> Answer
             return _read(_exchange(request, within_s))
         except Broken as broken:
             died = True
-            if method != "GET" or broken.busy or waited >= BACK_WITHIN_S:
-                raise Unreachable(broken.message, _what_became(method, path, broken)) from None
+            if not again or broken.busy or waited >= BACK_WITHIN_S:
+                broken.hint = _what_became(path, broken, again)
+                raise
         except Unreachable:
             if not died or waited >= BACK_WITHIN_S:
                 raise
@@ -95,10 +97,10 @@ class Broken(Unreachable):
         self.busy = busy
 
 
-def _what_became(method: str, path: str, broken: Broken) -> str:
+def _what_became(path: str, broken: Broken, again: bool) -> str:
     if not broken.whole:
         return "nothing was done: carmad did not receive the whole request; try again"
-    if method == "GET":
+    if again:
         return "it may be stopping, busy, or dead: see its log"
     if path == "/v1/jobs":
         return (

@@ -35,8 +35,8 @@ def wanted(label: str, first: str, asks: bool) -> bool:
 
 
 def crash(label: str, first: str, patience: bool = False) -> str:
-    """Say how the script stops, and return it; "" if it does not, or if that is not known in time.
-    `patience`: ask for it, if it takes long."""
+    """Say how the script stops, and return it if the job still waits; "" if it does not stop, or if
+    that is not known in time. `patience`: ask for it, if it takes long."""
     begun = time.monotonic()
     told = not patience
     with contextlib.suppress(CarmaError):
@@ -46,7 +46,7 @@ def crash(label: str, first: str, patience: bool = False) -> str:
                 stops: str = job.get("crash") or ""
                 if stops:
                     _say(f"your script stops {clean(stops)}")
-                return stops
+                return stops if job["state"] == "queued" else ""
             if waited_s > QUIET_S and not told:
                 told = True
                 _say("trying its first steps without a GPU; Ctrl-C leaves it to the queue")

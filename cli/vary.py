@@ -17,7 +17,7 @@ MOST = 1 << 20
 FIRST = 16  # if the command has no number: a batch of 1 is too small for many models
 LEAP = 64  # at most by this factor further than what was tried
 PRECISION = 0.01  # of the largest value that fits
-STRAIGHT = 4  # values that are tried along lines alone
+STRAIGHT = 5  # values that are tried along lines alone
 WELL_BELOW = 0.9
 FIXED = ("context", "parameters", "gradients", "optimizer")  # parts that depend on no batch size
 BLIND = ("declared", "history")  # not about the command that is tried
@@ -59,9 +59,9 @@ def following(
     """The value to try next, if any. `tried`: MiB by value, so far; of 0, what does not depend on
     the value. `refused`: a value that has no estimate.
 
-    Memory is nearly linear in a batch size. So the line through the two nearest values leads to a
-    value just below the limit, and one 1 % above that shows that no more fits. Where memory is not
-    linear, every other step then takes the geometric mean instead.
+    Memory is nearly linear in a batch size. So the line through a value that fits and one that does
+    not leads to a value just below the limit, and one 1 % above that shows that no more fits. Where
+    memory is not linear, every other step then takes the geometric mean instead.
     """
     count = sum(value > 0 for value in tried)
     if not count:
@@ -73,16 +73,19 @@ def following(
         return isqrt(fits * refused) if 0 < 2 * fits < refused and count < STRAIGHT else None
     if over is not None and fits and count >= STRAIGHT and count % 2:
         return isqrt(fits * over)
-    meets = _meets(tried, over or fits, limit_mib)
+    meets = _meets(tried, fits, over, limit_mib)
     value = min(int(meets), ceil(meets * (1 - PRECISION / 2)))
     most = min(MOST, LEAP * fits) if over is None else over - _step(over)
     return max(fits + _step(fits), min(value, most))
 
 
-def _meets(tried: Mapping[int, int], right: int, limit_mib: int) -> float:
-    """Where the line through this value and one well below it meets the limit. Of neighbours, the
-    larger one may even take less: the allocator rounds, and fills its gaps differently."""
-    left = max(value for value in tried if value <= right * WELL_BELOW)
+def _meets(tried: Mapping[int, int], fits: int, over: int | None, limit_mib: int) -> float:
+    """Where the line through `fits` and `over` meets the limit; or, if all fit, through `fits` and
+    one well below it. Of neighbours, the larger one may even take less: the allocator rounds, and
+    fills its gaps differently."""
+    left, right = fits, over
+    if right is None:
+        left, right = max(value for value in tried if value <= fits * WELL_BELOW), fits
     rise = tried[right] - tried[left]
     if rise <= 0:
         return MOST

@@ -99,6 +99,12 @@ def test_what_may_have_been_done_is_not_done_again(carmad: Dying, path: str, hin
     assert carmad.connections == 1
 
 
+def test_what_changes_nothing_is_repeated_like_a_question(carmad: Dying) -> None:
+    carmad.behave(die, answer)
+    assert client.post("/v1/estimate", {}, again=True) == {"good": 42}
+    assert carmad.connections == 2
+
+
 def test_what_was_not_heard_was_not_done(carmad: Dying) -> None:
     carmad.behave(die_unheard)
     with pytest.raises(Unreachable) as raised:

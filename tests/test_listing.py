@@ -53,6 +53,8 @@ def viewer(scene: Scene, uid: int = UID, see_all: bool = False) -> Jobs:
 def test_how_a_script_stopped_when_it_was_tried_is_told_until_it_runs() -> None:
     job = a_job(1, state=JobState.QUEUED, spec=a_spec(uid=UID), crash="at train.py:1: NameError: x")
     assert viewer(scene_of(job))(job)["crash"] == "at train.py:1: NameError: x"
+    starts = replace(job, state=JobState.STARTING, attempts=(Attempt(1, ()),))
+    assert viewer(scene_of(starts))(starts)["crash"] == "at train.py:1: NameError: x"
     ran = replace(job, attempts=(Attempt(1, ()),))
     assert viewer(scene_of(ran))(ran)["crash"] is None
     assert "crash" not in viewer(scene_of(job), UID + 1)(job)

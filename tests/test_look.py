@@ -53,6 +53,8 @@ def test_python_commands(argv: list[str], python: list[str], script: list[str]) 
         (["torchrun", "--standalone", "t.py", "--nnodes", "9"], 1, ["t.py", "--nnodes", "9"]),
         (["torchrun", "--nproc_per_node=4", "--nnodes", "2", "t.py"], 8, ["t.py"]),
         (["torchrun", "--nproc-per-node", "gpu", "--nnodes=1:4", "-m", "p"], 3, ["-m", "p"]),
+        (["torchrun", "--nproc-per-node=\u00b2", "t.py"], 3, ["t.py"]),
+        (["torchrun", "--nproc-per-node", "9" * 5000, "t.py"], 3, ["t.py"]),
         (["python", "-m", "torch.distributed.run", "--nproc-per-node", "2", "t.py"], 2, ["t.py"]),
         (["accelerate", "launch", "--num_processes", "2", "t.py", "-x"], 2, ["t.py", "-x"]),
         (["accelerate", "launch", "--multi_gpu", "t.py"], 3, ["t.py"]),

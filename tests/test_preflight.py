@@ -105,6 +105,16 @@ def test_what_an_earlier_job_may_still_mend_is_only_told(
     assert "data.csv" in capsys.readouterr().err and not asked
 
 
+def test_a_job_that_has_started_is_only_told(
+    fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a free GPU it starts in the step in which the answer arrives."""
+    found(fake, waiting(state="pending"), waiting(state="starting", crash=CRASH))
+    asked = says(monkeypatch, "n")
+    assert submit(["python", "train.py"]) == 0
+    assert f"your script stops {CRASH}" in capsys.readouterr().err and not asked
+
+
 @pytest.mark.parametrize("option", ["--anyway", "--quiet", "--json", "--parsable"])
 def test_nobody_is_asked_who_does_not_want_to_be(
     fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch, option: str

@@ -28,6 +28,7 @@ def found(text: str, *args: str, gpus: int = 4, **env: str) -> list[str]:
         ("python -u t.py \\\n  --a 1 \\\n  --b 2 | tee log &\nwait", "python -u t.py --a 1 --b 2"),
         ("A=3; B=$((A * 4 + 1))\npython t.py --n $B --e ${EPOCHS}", "python t.py --n 13 --e 7"),
         ("python t.py --lr ${LR:-0.5} $1 $#", "python t.py --lr 0.5 x 2"),
+        ("python t.py $1_lr $12 ${1}_lr $\u00b2", "python t.py x_lr x2 x_lr $\u00b2"),
         ('a=(--p 1)\na+=(--q "2")\npython t.py "${a[@]}"', "python t.py --p 1 --q 2"),
         ("for s in 5 6; do for b in 1 2; do python t.py $s $b; done; done", "python t.py 5 1"),
         ("if [ -f x ]; then wget http://y; fi; exec torchrun t.py", "torchrun t.py"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -197,8 +197,6 @@ def test_an_explanation_survives_the_way_to_the_daemon() -> None:
     again = loads(report.dumps())
     assert isinstance(again, Report) and isinstance(again.explanation, Explanation)
     assert again == report
-    forged = loads(report.dumps().replace(b'"moments": [', b'"moments": [7, '))
-    assert forged == replace(report, explanation=None)
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ class Jobs:
         out["retry"] = job.retry.why if job.retry and not (job.gpus or job.ended) else None
         out["advice"] = _advice(job)
         out["notes"] = list(job.notes)
-        out["crash"] = None if job.attempts or job.ended else job.crash or None
+        out["crash"] = job.crash or None if _untested(job) else None
         out["estimate"] = _need(job.estimate) if job.estimate else None
         out["group"] = job.group
         out["profile"] = _profile(job.profile) if job.profile else None
@@ -271,6 +271,12 @@ def _need(estimate: Estimate) -> NeedOut:
         "notes": list(estimate.notes),
         "parts": dict(estimate.parts),
     }
+
+
+def _untested(job: Job) -> bool:
+    """Whether its script has not run on a GPU yet."""
+    first = len(job.attempts) == 1 and job.state is JobState.STARTING
+    return first or not (job.attempts or job.ended)
 
 
 def _advice(job: Job) -> str | None:

@@ -121,20 +121,20 @@ def _ask(body: dict[str, Any], explain: bool = False) -> EstimatesOut:
     path = "/v1/estimate?explain=true" if explain else "/v1/estimate"
     answer: EstimatesOut
     try:
-        answer = client.post(path, body, ESTIMATE_S)
+        answer = client.post(path, body, ESTIMATE_S, again=True)
     except client.Broken:
         raise
-    except Unreachable:
+    except Unreachable as error:
         from carmad.http.alone import estimated
 
-        _note_alone()
+        _note_alone(error.message)
         answer = estimated(body, explain)
     return answer
 
 
 @cache  # once, however many values are tried
-def _note_alone() -> None:
-    output.note("no carmad answers: this is without its GPUs and what it learned from your jobs")
+def _note_alone(why: str) -> None:
+    output.note(f"{why}; estimated without carmad, its GPUs and what it learned from your jobs")
 
 
 def _fit(body: dict[str, Any], name: str, limit_mib: int) -> Fit:

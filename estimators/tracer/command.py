@@ -104,9 +104,8 @@ def _python(python: tuple[str, ...], words: Sequence[str], gpus: int) -> Program
 def _torchrun(python: tuple[str, ...], words: Sequence[str], gpus: int) -> Program:
     options, script = _launched(words)
     each, nodes = options.get("nproc-per-node", "1"), options.get("nnodes", "1")
-    on_node = int(each) if each.isdigit() else gpus  # gpu, auto
-    first = nodes.partition(":")[0]
-    return Program(python, script, on_node * (int(first) if first.isdigit() else 1))
+    on_node = whole(each, gpus)  # gpu, auto
+    return Program(python, script, on_node * whole(nodes.partition(":")[0], 1))
 
 
 def _accelerate(python: tuple[str, ...], words: Sequence[str], gpus: int) -> Program:
@@ -120,19 +119,23 @@ def _accelerate(python: tuple[str, ...], words: Sequence[str], gpus: int) -> Pro
         "gradient-accumulation-steps": "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
     }
     env = {variable: options[name] for name, variable in told.items() if name in options}
-    given = options.get("num-processes", "")
-    count = int(given) if given.isdigit() else gpus
+    count = whole(options.get("num-processes", ""), gpus)
     return Program(python, script, count if count > 1 else 0, env, CONFIGURED)
 
 
 def _deepspeed(python: tuple[str, ...], words: Sequence[str], gpus: int) -> Program:
     options, script = _launched(words)
     each, nodes = options.get("num-gpus", ""), options.get("num-nodes", "1")
-    count = (int(each) if each.isdigit() else gpus) * (int(nodes) if nodes.isdigit() else 1)
+    count = whole(each, gpus) * whole(nodes, 1)
     if "no-local-rank" not in options:
         at = 2 if script[0] == "-m" else 1
         script = (*script[:at], "--local_rank=0", *script[at:])
     return Program(python, script, count)
+
+
+def whole(text: str, otherwise: int) -> int:
+    """The whole number that `text` is; `otherwise` if it is none, or too long to be meant."""
+    return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else otherwise
 
 
 _LAUNCHERS = {"torchrun": _torchrun, "accelerate": _accelerate, "deepspeed": _deepspeed}

@@ -20,46 +20,27 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import fakecuda, substitutes
 from .convolution import Conv
-from .values import DISCRETE, Values
-
-aten = torch.ops.aten
-GPU, META = torch.device("cuda:0"), torch.device("meta")
-_ON_GPU, _DISCRETE = 1, 2  # flags: there is such a tensor
-
-_DEVICE_OF = torch.ops.prim.device.default
-_GEMMS = frozenset((aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default))
-# Operators that refuse tensors on different devices, unless one is a number (zero-dimensional); of
-# all that do, those that meet a model's forgotten parameter or batch first.
-# Not div: ctc_loss divides by lengths that PyTorch itself makes on the CPU here.
-_ONE_DEVICE = _GEMMS | {
-    aten.convolution.default,
-    aten.embedding.default,
-    aten.native_layer_norm.default,
-    aten.native_batch_norm.default,
-    aten.cudnn_batch_norm.default,
-    aten.nll_loss_forward.default,
-    aten.mse_loss.default,
-    aten.cat.default,
-    aten.add.Tensor,
-    aten.sub.Tensor,
-    aten.mul.Tensor,
-}
-# Substitutes that know their answer from the shapes alone, or say themselves that they do not.
-_KNOWN = frozenset(
-    (
-        aten.convolution.default,
-        aten.convolution_backward.default,
-        aten._cudnn_rnn.default,
-        aten._cudnn_rnn_backward.default,
-        aten.index.Tensor,
-        aten.index_put_.default,
-        aten.index_put.default,
-        aten._index_put_impl_.default,
-        aten.masked_select.default,
-    )
+from .operators import (
+    GEMMS,
+    KINDS,
+    KNOWN,
+    META,
+    OF_INTEGERS,
+    ON_GPU,
+    ONE_DEVICE,
+    as_meta,
+    as_zeros,
+    check_devices,
+    describe,
+    kind_of,
+    leaves_gpu,
+    mapped,
+    recipe_of,
 )
-_kinds: Dict[Any, str] = {aten._unsafe_view.default: "view"}  # not all schemas tell
-_kinds.update((getattr(aten.set_, name), "other") for name in aten.set_.overloads())
+from .values import Values
+
+GPU = torch.device("cuda:0")
+_DEVICE_OF = torch.ops.prim.device.default
 
 
 class _Storage(weakref.ref):  # type: ignore[type-arg]
@@ -284,18 +265,18 @@ class Recorder(TorchDispatchMode):
             return args[0].fake_device if isinstance(args[0], FakeTensor) else args[0].device
         kwargs = kwargs or {}
         key: List[Any] = [func, torch.get_default_dtype(), *kwargs]
-        found = _describe(args, key)
+        found = describe(args, key)
         if kwargs:
-            found |= _describe(kwargs.values(), key)
+            found |= describe(kwargs.values(), key)
             device = kwargs.get("device")
             if device is not None and torch.device(device).type == "cuda":
-                found = found | _ON_GPU if found else _ON_GPU | _DISCRETE
-        if not found & _ON_GPU:
+                found = found | ON_GPU if found else ON_GPU | OF_INTEGERS
+        if not found & ON_GPU:
             return substitutes.on_host(func, args, kwargs)
         if threading.get_ident() != self._thread:
             self._turn()
         try:
-            return self._on_gpu(func, args, kwargs, key, bool(found & _DISCRETE))
+            return self._on_gpu(func, args, kwargs, key, bool(found & OF_INTEGERS))
         except Exception as error:
             if not self.made_up:
                 self.failed = error
@@ -304,13 +285,13 @@ class Recorder(TorchDispatchMode):
     def _on_gpu(
         self, func: Any, args: Any, kwargs: Dict[str, Any], key: List[Any], discrete: bool
     ) -> Any:
-        if func in _ONE_DEVICE:
-            _check_devices(args)
-        if func in _GEMMS:
+        if func in ONE_DEVICE:
+            check_devices(args)
+        if func in GEMMS:
             self._gemm()
         if not discrete:
             return self._answer(func, args, kwargs, key)
-        if func in substitutes.READS or _leaves_gpu(func, kwargs):
+        if func in substitutes.READS or leaves_gpu(func, kwargs):
             real = self.values.result(func, args, kwargs)
             if real is not None:
                 return self._known(real, kwargs.get("device"))
@@ -329,11 +310,11 @@ class Recorder(TorchDispatchMode):
     def _answer(self, func: Any, args: Any, kwargs: Dict[str, Any], key: List[Any]) -> Any:
         answer = substitutes.ANSWERS.get(func)
         if answer is not None:
-            self.made_up |= func not in _KNOWN
+            self.made_up |= func not in KNOWN
             out = answer(self, *args, **kwargs)
             if out is not NotImplemented:
                 return out
-        kind = _kinds.get(func) or _kind(func)
+        kind = KINDS.get(func) or kind_of(func)
         if kind == "in place":
             return args[0] if func._schema.returns else None
         if kind == "view":
@@ -379,7 +360,7 @@ class Recorder(TorchDispatchMode):
         form = type(out) if isinstance(out, (tuple, list)) else None
         parts = list(out) if form else [out]
         if key is not None:
-            recipes = [_recipe(part) for part in parts if part is not None]
+            recipes = [recipe_of(part) for part in parts if part is not None]
             if None not in recipes and self._ids - ids == len(recipes):
                 again = iter(recipes)
                 recipes = [None if part is None else next(again) for part in parts]
@@ -394,13 +375,13 @@ class Recorder(TorchDispatchMode):
             kwargs = {**kwargs, "device": META}
         try:
             with fake_tensor.in_kernel_invocation_manager(self._mode):
-                out = func(*_tree(_meta, args), **kwargs)
+                out = func(*mapped(as_meta, args), **kwargs)
         except NotImplementedError:
-            out = func(*_tree(_zeros, args), **_tree(_zeros, kwargs))
+            out = func(*mapped(as_zeros, args), **mapped(as_zeros, kwargs))
         if place is not None and torch.device(place).type != "cuda":
             self.made_up = True
-            return _tree(lambda tensor: substitutes.stand_in(tensor, place), out)
-        return _tree(self._receive, out)
+            return mapped(lambda tensor: substitutes.stand_in(tensor, place), out)
+        return mapped(self._receive, out)
 
     def _receive(self, tensor: Any) -> Any:
         if tensor.layout is not torch.strided:
@@ -418,101 +399,3 @@ def _storages_call_back() -> bool:
     tensor = torch.empty(0, device=META)
     tensor.untyped_storage().kept = True
     return hasattr(tensor.untyped_storage(), "kept")
-
-
-def _describe(values: Any, key: List[Any]) -> int:
-    """Appends to `key` all that an operator's outputs depend on; says what tensors are among the
-    values."""
-    found = 0
-    for value in values:
-        kind = type(value)
-        if kind is FakeTensor:
-            found |= _ON_GPU | (_DISCRETE if value.dtype in DISCRETE else 0)
-            key += (value.shape, _stride(value), value.dtype)
-        elif value is None or kind is int:
-            key.append(value)
-        elif kind is list or kind is tuple:
-            key += (kind, len(value))
-            found |= _describe(value, key)
-        elif isinstance(value, torch.Tensor):
-            found |= _DISCRETE if value.dtype in DISCRETE else 0
-            key += ("cpu", value.shape, _stride(value), value.dtype)
-        else:
-            key += (kind, value)
-    return found
-
-
-def _leaves_gpu(func: Any, kwargs: Dict[str, Any]) -> bool:
-    place = kwargs.get("device") if func is aten._to_copy.default else None
-    return place is not None and torch.device(place).type != "cuda"
-
-
-def _check_devices(args: Any) -> None:
-    """Raises what PyTorch raises if a tensor was left on the CPU. One is on the GPU."""
-    for arg in args:
-        for one in arg if isinstance(arg, (list, tuple)) else (arg,):
-            if isinstance(one, torch.Tensor) and one.is_cpu and one.dim():
-                raise RuntimeError(
-                    "Expected all tensors to be on the same device, but found at least two"
-                    " devices, cuda:0 and cpu!"
-                )
-
-
-def _stride(tensor: Any) -> Any:
-    try:
-        return tensor.stride()
-    except RuntimeError:  # sparse: nothing else is like it
-        return object()
-
-
-def _tree(change: Callable[[Any], Any], value: Any) -> Any:
-    """A copy with `change` applied to every tensor."""
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if isinstance(value, dict):
-        return {name: _tree(change, part) for name, part in value.items()}
-    if isinstance(value, (tuple, list)):
-        return type(value)([_tree(change, part) for part in value])
-    return value
-
-
-def _meta(tensor: Any) -> Any:
-    """Fake tensors are meta tensors already, inside; those on the CPU are real."""
-    if isinstance(tensor, FakeTensor):
-        return tensor
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=META)
-
-
-def _zeros(tensor: Any) -> Any:
-    if not isinstance(tensor, FakeTensor):
-        return tensor
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype).zero_()
-
-
-def _recipe(tensor: Any) -> Optional[Tuple[Any, torch.dtype, Any]]:
-    """What `Recorder.new` needs to make the tensor again; None if that would not be the same."""
-    if not isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided:
-        return None
-    shape, stride = tuple(tensor.shape), tensor.stride()
-    again = torch.empty_strided(shape, stride, dtype=tensor.dtype, device=META)
-    if again.untyped_storage().nbytes() != tensor.untyped_storage().nbytes():
-        return None
-    return shape, tensor.dtype, stride
-
-
-def _kind(func: Any) -> str:
-    """How an operator's outputs come by their storages, by its schema."""
-    schema = func._schema
-    aliases = [out.alias_info for out in schema.returns]
-    written = [arg for arg in schema.arguments if arg.alias_info and arg.alias_info.is_write]
-    kind = "other"  # the input's shape or size changes, or some outputs are new and some are not
-    if torch.Tag.inplace_view not in func.tags:
-        first = schema.arguments[0].name if schema.arguments else ""
-        if written and written[0].name == first and all(aliases) and len(aliases) <= 1:
-            kind = "in place"
-        elif not any(aliases):
-            kind = "function"
-        elif not written and all(aliases):
-            kind = "view"
-    _kinds[func] = kind
-    return kind

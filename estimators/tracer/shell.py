@@ -15,6 +15,7 @@ import stat
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from estimators.tracer.command import whole
 from estimators.tracer.prefixes import PREFIXES
 
 MOST_BYTES = 1 << 20
@@ -48,7 +49,11 @@ FUNCTION = re.compile(r"\(\s*\)\s*\{")
 ARRAY = re.compile(r"([A-Za-z_]\w*)\+?=\(")
 HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1[^\n]*\n(.*?\n)??[ \t]*\2(?=\n|$)", re.DOTALL)
 REDIRECTION = re.compile(r"(?:\d*|&)>>?\|?&?\d*|\d*<&?\d*")
-VARIABLE = re.compile(r"\$(?:(\w+|[@*#?$!-])|\{(\w+|[@*#])(?:\[[@*]\])?(?:(:?[-=])([^}]*))?\})")
+NAME = r"[A-Za-z_]\w*"
+VARIABLE = re.compile(
+    rf"\$(?:({NAME}|[0-9@*#?$!-])"  # $12 is ${{1}}2
+    rf"|\{{({NAME}|[0-9]+|[@*#])(?:\[[@*]\])?(?:(:?[-=])([^}}]*))?\}})"
+)
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 OWN_FOLDER = re.compile(r"""\s*dirname\s+(--\s+)?"?\$\{?(0|BASH_SOURCE(\[0\])?)\}?"?\s*""")
 CALL = re.compile(r"[\d)]\s*\(|\(\s*\)")  # to Python: not arithmetic
@@ -145,7 +150,7 @@ class _Script:
             elif text[at].isspace():
                 at += 1
             elif text[at] == "#":
-                at = text.find("\n", at) if "\n" in text[at:] else len(text)
+                at = text.find("\n", at) % (len(text) + 1)
             elif match := REDIRECTION.match(text, at):
                 at = match.end()
                 if "<" in match[0]:
@@ -357,8 +362,7 @@ class _Script:
             self._cwd = os.path.normpath(os.path.join(self._cwd, words[0]))
 
     def _shift(self, words: list[str]) -> None:
-        count = words[0] if words else "1"
-        del self._args[1 : 1 + (int(count) if count.isdigit() else 0)]
+        del self._args[1 : 1 + whole(words[0] if words else "1", 0)]
 
     def _set(self, words: list[str]) -> None:
         if "--" in words:

@@ -189,7 +189,7 @@ class JobOut(OptionsOut):
     retry: NotRequired[str | None]
     advice: NotRequired[str | None]
     notes: NotRequired[list[str]]
-    # Until it has run: how its script stopped in a trial; completes "its script stops …".
+    # Until it runs: how its script stopped in a trial; completes "its script stops …".
     crash: NotRequired[str | None]
     estimate: NotRequired[NeedOut | None]
     group: NotRequired[str]  # the same for runs of the same job
