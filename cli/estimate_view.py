@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -16,7 +17,7 @@ from cli.vary import PRECISION, bounds, safe_mib
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from rich.console import JustifyMethod
+    from rich.console import Console, ConsoleOptions, JustifyMethod, RenderResult
 
     from carmad.api.responses.decisions import VerdictOut
     from carmad.api.responses.estimates import (
@@ -43,6 +44,7 @@ LOOKS = {
 OTHER = ("?", "#000000")
 MOST_HOLDERS = 5
 PLOT_WIDTH, PLOT_HEIGHT = 100, 14
+AXIS = 8  # columns to the left of a picture
 
 
 def chosen(answer: EstimatesOut) -> EstimateOut | None:
@@ -159,11 +161,22 @@ def _columns(*justify: JustifyMethod) -> Table:
     return made
 
 
-def drawn(moments: Sequence[MomentOut], one: EstimateOut) -> RenderableType:
-    """The memory over two steps: a column for several moments, a row for a share of the peak."""
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """The memory over two steps: a column for one or several moments, a row for a share of the
+    peak."""
+
+    moments: Sequence[MomentOut]
+    one: EstimateOut
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield _drawn(self.moments, self.one, min(PLOT_WIDTH, max(1, options.max_width - AXIS)))
+
+
+def _drawn(moments: Sequence[MomentOut], one: EstimateOut, room: int) -> RenderableType:
     context = one["parts"].get("context", 0)
     top = max(moment["held_mib"] for moment in moments) + context
-    width = -(-len(moments) // PLOT_WIDTH)
+    width = -(-len(moments) // room)
     columns = [
         max(moments[at : at + width], key=lambda moment: sum(moment["in_use"].values()))
         for at in range(0, len(moments), width)

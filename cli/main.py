@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 from cli.problems import INTERRUPTED
 
@@ -11,6 +12,8 @@ PIPE_CLOSED = 141  # what a shell reports for a program killed by SIGPIPE
 
 
 def main() -> None:
+    if sys.stdout is None:  # closed: `carma estimate … >&-`
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  until it ends
     sys.exit(run(sys.argv[1:]))
 
 

@@ -7,6 +7,7 @@ import io
 import json
 import re
 import socket
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 from rich.text import Text
 
 from cli import estimate_plot, vary
@@ -571,3 +573,29 @@ def test_without_a_daemon_a_script_that_stops_is_told(alone: Path, capsys: Any) 
 def test_without_a_daemon_its_limits_hold(alone: Path, capsys: Any) -> None:
     assert run(["estimate", "--name", "a\x01b", "true"]) == 1
     assert "name: " in capsys.readouterr().err
+
+
+def test_a_picture_is_no_wider_than_the_terminal() -> None:
+    moments: Any = [*EXPLAINED["moments"]] * 100  # type: ignore[list-item]
+    one = an_estimate("trace", 1000, parts=PARTS)
+
+    def lines(width: int) -> list[str]:
+        console = Console(width=width)
+        with console.capture() as captured:
+            console.print(view.Drawn(moments, one))
+        return captured.get().splitlines()
+
+    for width in (40, 60, 80, 200):
+        drawn = [line for line in lines(width) if "│" in line]
+        assert len(drawn) == view.PLOT_HEIGHT
+        assert lines(width)[1 + len(drawn)].strip("─↑ ") == "", "no row is wrapped"
+
+
+def test_a_closed_stdout_is_no_fault() -> None:
+    command = "import sys; from cli.main import main; sys.argv[1:] = ['gpus', '--help']; main()"
+    told = subprocess.run(
+        ["/bin/sh", "-c", 'exec "$0" -c "$1" >&-', sys.executable, command],
+        capture_output=True,
+        text=True,
+    )
+    assert (told.returncode, told.stderr) == (0, "")

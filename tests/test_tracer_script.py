@@ -725,6 +725,17 @@ def test_a_misspelt_method_of_a_tensor(job: Path) -> None:
     assert answer.crash.endswith(":13: AttributeError: 'Tensor' object has no attribute 'bakward'")
 
 
+def test_a_value_may_be_formatted(job: Path) -> None:
+    text = """
+        while True:
+            loss = model(torch.randn(8, 1024, device="cuda")).mean()
+            loss.backward()
+            optimizer.step()
+            print(f"{loss:.3f} {loss} {loss.detach():>10.4e}", "{:.1f}".format(loss))
+        """
+    assert report(job, written(job, loop(text))).steps == 2
+
+
 def test_the_crash_comes_before_what_a_framework_cleans_up(job: Path) -> None:
     """Lightning moves the model to the CPU after an error, while its graph exists."""
     text = """
@@ -759,6 +770,11 @@ def port():
         ("os.system('pip install no_such_x')\nimport no_such_x", False),
         ("assert subprocess.run(['sh', '-c', 'exit 1']).returncode == 0", False),
         ("if port() is None: raise RuntimeError('no free port')", False),
+        ("h = subprocess.run(['git', 'rev-parse', 'HEAD'], capture_output=True)\n[][1]", True),
+        ("h = subprocess.getoutput('git describe --always')\n[][1]", True),
+        ("h = os.popen('git log -1').read()\n[][1]", True),
+        ("subprocess.getoutput('git log -1 > data.csv')\nopen('data.csv')", False),
+        ("subprocess.call(['git', 'clone', 'there'])\nopen('there/data.csv')", False),
         ("p = mp.get_context('fork').Process(target=print); p.start(); p.join()\n[][1]", False),
         ("a, b = socket.socketpair()\n[][1]", True),
         ("import platform, uuid; platform.processor()\n[][1]", True),
@@ -781,6 +797,43 @@ def test_what_is_left_out_of_the_command_may_be_the_cause(job: Path) -> None:
     assert isinstance(answer, Refusal) and answer.crash == ""
     assert "FileNotFoundError" in answer.why
     assert answer.why.endswith("perhaps because `make` before it was not run")
+
+
+@pytest.mark.parametrize(
+    ("text", "is_own"),
+    [
+        ("print('loss', loss.item(), 'GPU', torch.cuda.get_device_name(0))", True),
+        ("print(f'{loss:.3f}', '%.1f' % loss.item(), loss.item() / steps, sep=' | ')", True),
+        (
+            (
+                "print(\n  loss.detach().cpu().numpy(),\n  torch.cuda.mem_get_info()[0] / 2**30)",
+                True,
+            ),
+            True,
+        ),
+        ("print(f'{torch.cuda.get_device_properties(0).total_memory / 2**30:.1f} GiB')", True),
+        ("if steps: print(\n    round(loss.item(), 3))", True),
+        ("log = logging.getLogger('train'); log.info('loss %s', loss.item())", False),
+        ("log = logging.getLogger('train')\nlog.info('loss %s', loss.item())", True),
+        ("bar = tqdm([]); \nbar.set_postfix(loss=loss.item())", True),
+        ("print(kept.append(loss.item()))", False),
+        ("print(names[loss.argmax().item()])", False),
+        ("print(1 / loss.item())", False),
+        ("print(loss.item(), file=open('log.txt', 'w'))", False),
+        ("if loss.item() > 0: print(1)", False),
+        ("print(1) if loss.item() > 0 else None", False),
+        ("print(1); best = loss.item()", False),
+        ("total = loss.item()\nprint(total)", False),
+        ("print = kept.append\nprint(loss.item())", False),
+        ("show = print\nshow(loss.item())", False),
+    ],
+)
+def test_what_is_only_printed_decides_nothing(text: str, is_own: bool, job: Path) -> None:
+    first = "import logging; from tqdm import tqdm; kept, names, steps = [], {}, 2"
+    loss = "loss = model(torch.randn(8, 1024, device='cuda')).mean()"
+    answer = looked(job, written(job, loop(f"{first}\n{loss}\n{text}\nraise ValueError('mine')")))
+    assert isinstance(answer, Refusal), answer
+    assert bool(answer.crash) is is_own, answer
 
 
 @pytest.mark.parametrize(

@@ -129,13 +129,12 @@ def measure(runs: int = 1, warm: bool = False) -> Report:
         ("script", "{0.script}"),
         ("outcome", "{0.outcome}"),
         ("wall s", lambda one: f"{statistics.median(one.wall_s):.2f}"),
-        ("processor s", lambda one: f"{statistics.median(one.processor_s):.2f}"),
         ("reserved MiB", lambda one: _mib(one.reserved_mib)),
         ("live MiB", lambda one: _mib(one.live_mib)),
         ("held on the CPU", lambda one: _mib(one.held_mib)),
         ("run by, if not python", lambda one: one.command),
         ("refused because", "{0.refused}"),
-        text=(0, 1, 7, 8),
+        text=(0, 1, 6, 7),
     )
     start = "forked from a process that has imported torch" if warm else "cold"
     return of_rows(

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any, Callable
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from . import out_of_memory
 from .recording import Recorder
@@ -294,6 +295,15 @@ def _tensors() -> None:
         return convert(self, dtype, *args, **kwargs)
 
     torch.Tensor.type = type_
+    formatted = torch.Tensor.__format__
+
+    def format_(self: Any, spec: str) -> str:
+        """PyTorch formats a single value so only if the class is Tensor itself."""
+        if isinstance(self, FakeTensor) and self.dim() == 0:
+            return format(self.item(), spec)
+        return str(formatted(self, spec))
+
+    torch.Tensor.__format__ = format_
     make = torch.Generator
 
     class Generator(make):  # type: ignore[misc,valid-type]

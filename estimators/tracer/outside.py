@@ -17,6 +17,7 @@ from typing import Any, Callable
 
 from .answering import is_own
 
+_LOOKS = frozenset(("git", what) for what in ("rev-parse", "describe", "log"))
 _BETWEEN = (__file__, os.__file__, subprocess.__file__)
 
 
@@ -27,6 +28,8 @@ def watch(notice: Callable[[], None]) -> None:
     def told(function: Callable[..., Any], by_anyone: bool) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             if by_anyone or _called_by_script(sys._getframe(1)):
+                if any(map(_only_looks, args)):
+                    return _or_noticed(function, notice, args, kwargs)
                 notice()
             return function(*args, **kwargs)
 
@@ -46,6 +49,24 @@ def watch(notice: Callable[[], None]) -> None:
         make(self, *args, **kwargs)
 
     socket.socket.__init__ = init  # type: ignore[method-assign]
+
+
+def _only_looks(command: Any) -> bool:
+    """Whether it asks git which version of the program this is, as many scripts do to log it:
+    which needs to write nothing."""
+    if isinstance(command, str) and not set("|&;<>$`()\n") & set(command):
+        command = command.split()
+    return isinstance(command, (list, tuple)) and tuple(command[:2]) in _LOOKS
+
+
+def _or_noticed(
+    function: Callable[..., Any], notice: Callable[[], None], args: Any, kwargs: Any
+) -> Any:
+    try:
+        return function(*args, **kwargs)
+    except OSError:  # where Landlock is missing no program starts
+        notice()
+        raise
 
 
 def _called_by_script(frame: FrameType | None) -> bool:

@@ -37,6 +37,7 @@ from .operators import (
     mapped,
     recipe_of,
 )
+from .printed import is_only_printed
 from .values import Values
 
 GPU = torch.device("cuda:0")
@@ -81,7 +82,8 @@ class Recorder(TorchDispatchMode):
     witness: called with the id and dtype (None: unknown) of every storage, once it is allocated
     notes: what was assumed
     failed: the last error of an operator before anything was made up
-    made_up: whether the program was given values, or found anything, that a real run would not
+    made_up: whether the program was given values, or found anything, that a real run would not,
+        and that it did not only print
     benchmark: torch.backends.cudnn.benchmark as the program left it
     memory: bytes that the GPU has, as far as that is known
     full: called with the bytes for which there is no room; it may raise, or they are allocated
@@ -142,7 +144,7 @@ class Recorder(TorchDispatchMode):
 
     def deceived(self) -> None:
         """Call this when the program gets something that a real run would not."""
-        self.made_up = True
+        self.made_up = self.made_up or not is_only_printed()
 
     def forget_peak(self) -> None:
         self.peak = self.live
@@ -310,7 +312,8 @@ class Recorder(TorchDispatchMode):
     def _answer(self, func: Any, args: Any, kwargs: Dict[str, Any], key: List[Any]) -> Any:
         answer = substitutes.ANSWERS.get(func)
         if answer is not None:
-            self.made_up |= func not in KNOWN
+            if func not in KNOWN:
+                self.deceived()
             out = answer(self, *args, **kwargs)
             if out is not NotImplemented:
                 return out
@@ -379,7 +382,7 @@ class Recorder(TorchDispatchMode):
         except NotImplementedError:
             out = func(*mapped(as_zeros, args), **mapped(as_zeros, kwargs))
         if place is not None and torch.device(place).type != "cuda":
-            self.made_up = True
+            self.deceived()
             return mapped(lambda tensor: substitutes.stand_in(tensor, place), out)
         return mapped(self._receive, out)
 

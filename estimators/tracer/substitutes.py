@@ -193,7 +193,7 @@ def _masked_select(recorder: Any, tensor: Any, mask: Any) -> Any:
         shape = torch.broadcast_shapes(tensor.shape, mask.shape)
         return recorder.new((int(real.expand(shape).sum()),), tensor.dtype)
     recorder.note("masks are taken to select everything")
-    recorder.made_up = True
+    recorder.deceived()
     return recorder.new(
         (math.prod(torch.broadcast_shapes(tensor.shape, mask.shape)),), tensor.dtype
     )
@@ -238,7 +238,7 @@ def _positions(recorder: Any, indices: Any) -> List[Any]:
                 )
                 continue
             recorder.note("masks are taken to select everything")
-            recorder.made_up = True
+            recorder.deceived()
             count = index.numel()
             out.extend(recorder.new((count,), torch.int64) for _ in range(index.dim()))
         else:
