@@ -60,6 +60,8 @@ def explainable(answer: EstimatesOut) -> EstimateOut | None:
 
 def estimates(answer: EstimatesOut) -> RenderableType:
     one = chosen(answer)
+    if one is None and answer["crash"]:
+        return crashed(answer)[0]
     if one is None:
         head = "Its need is unknown: only the free memory of each GPU counts."
     else:
@@ -74,10 +76,9 @@ def estimates(answer: EstimatesOut) -> RenderableType:
 
 
 def crashed(answer: EstimatesOut) -> list[RenderableType]:
-    """How the script stops by itself."""
+    """How the script stops by itself, and an empty line."""
     crash = answer["crash"]
-    text = f"Your script stops {clean(crash)}\n" if crash else ""
-    return [Text(text, style="bold red")] if text else []
+    return [Text(f"Your script stops {clean(crash)}", style="bold red"), Text()] if crash else []
 
 
 def said(all_of_them: Sequence[EstimateOut]) -> Table:

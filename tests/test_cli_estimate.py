@@ -379,12 +379,15 @@ def test_no_estimate_is_an_exit_code(fake: FakeDaemon, capsys: pytest.CaptureFix
 def test_a_script_that_stops_by_itself_is_the_headline(
     fake: FakeDaemon, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also if an older version of it has a history that says what it needs."""
+    """And all there is, unless an older version of it has a history that says what it needs."""
     crash = "at train.py:5: RuntimeError: a and b must have same reduction dim"
-    for one in (an_estimate("trace", None, "it stops"), *traced(1000)["estimates"][1:]):
+    told = {"trace": "", "history": "\nSOURCE"}
+    for one in (an_estimate("trace", None, "it stops"), an_estimate("history", 9, chosen=True)):
         fake.answers["POST", "/v1/estimate"] = an_answer(one) | {"crash": crash}
         assert run(["estimate", "--explain", "prog"]) == 1
-        assert capsys.readouterr().out.startswith(f"Your script stops {crash}\n\nSOURCE")
+        out = capsys.readouterr().out
+        assert out.startswith(f"Your script stops {crash}\n" + told[one["source"]])
+        assert ("SOURCE" in out) is bool(told[one["source"]])
 
 
 def test_what_the_memory_is_for(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
