@@ -7,12 +7,12 @@ have become larger since, it is traced with 224² as well, and what is nearer to
 reading of FakeTensor counts: that is no measurement. The constant for context and libraries of that
 stack comes from half of the model families; targets are judged on the other half.
 
-That half is not untouched. The shares in `estimators.tracer.workspace` (about 40 sets tried) and
-the margin in `safe` (a grid) were chosen by the errors of a fitting half, but on part of the
-models, when the halves were not yet quite these; errors of the other half were printed on the way;
-and how these models were trained was found out with models of both. Only data that nobody looked
-at can tell how far this flatters. With `--every N`, only every Nth model is traced, and nothing is
-kept.
+That half is not untouched. What is kept for images, the transforms of tiles, and the margin in
+`safe` were chosen on the whole fitting half alone. But the shares in `estimators.tracer.workspace`
+(about 40 sets tried) were chosen by the errors of a fitting half on part of the models, when the
+halves were not yet quite these; errors of the other half were printed on the way; and how these
+models were trained was found out with models of both. Only data that nobody looked at can tell how
+far this flatters. With `--every N`, only every Nth model is traced, and nothing is kept.
 
 Training, as far as it can be told from the numbers: float32, SGD with momentum and weight decay
 (its step copies all parameters once more, which the largest transformers show), cross entropy,
