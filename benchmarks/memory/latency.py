@@ -21,10 +21,7 @@ from carmad.learned.trial import tried
 from estimators.look import look
 from estimators.tracer.report import Report as TraceReport
 
-CHOSEN = (
-    *("char_rnn", "dqn", "hf_bert_loop", "lightning_manual", "resnet_own", "timm_amp"),
-    *("torchvision_finetune", "unet", "vit"),
-)
+CHOSEN = ("char_rnn", "dqn", "hf_bert_loop", "lightning_manual", "moe", "resnet_own", "unet", "vit")
 MODEL = ("timm:resnet50", "--batch-size", "64")
 
 
@@ -74,8 +71,10 @@ def _timed(path: Path, runs: int) -> Timed:
             looks.append(_look_s((sys.executable, path.name), folder))
             argv = (sys.executable, "-c", program)
             before = processor_s()
-            tried(spec_of(argv, folder), argv, 60.0, never)
+            ended = tried(spec_of(argv, folder), argv, 60.0, never)
             alone.append(processor_s() - before)
+            if ended.code != 0:  # a script whose imports fail is no yardstick
+                sys.exit(f"the imports of {path.name} fail: {ended.output[-300:]}")
     print(f"{path.name}: {looks[-1]:.1f} s", file=sys.stderr, flush=True)
     return Timed(path.name, statistics.median(looks), statistics.median(alone))
 
