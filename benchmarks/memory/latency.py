@@ -1,7 +1,9 @@
 """How long a look takes beside the script's own imports, which it cannot spare.
 
 Each script is looked at as the daemon does it, in a new process, in turn with a process that runs
-only the script's top-level imports. Times are of a processor, as the machine may be busy.
+only the script's top-level imports. Times are of a processor, as the machine may be busy. Scripts
+that import torchvision, also through other packages, are left out: the pinned build of torch is
+one that it cannot be imported with.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from carmad.learned.trial import tried
 from estimators.look import look
 from estimators.tracer.report import Report as TraceReport
 
-CHOSEN = ("char_rnn", "dqn", "hf_bert_loop", "lightning_manual", "moe", "resnet_own", "unet", "vit")
+CHOSEN = ("autoencoder", "char_rnn", "dqn", "moe", "resnet_own", "unet", "vit")
 MODEL = ("timm:resnet50", "--batch-size", "64")
 
 
