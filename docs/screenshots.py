@@ -137,10 +137,11 @@ def recording(name: str, folder: Path, *commands: str) -> None:
     bin = Path(sys.executable).parent
     terminal = {"FORCE_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": str(WIDTH)}
     here = {"PATH": f"{bin}:{os.environ['PATH']}", "CARMA_SOCKET": str(folder / "none")}
-    shown, at = Text(), [0.0]  # seconds until each line
+    shown, at, played_s = Text(), list[float](), 0.0  # `at`: seconds until each line
     for command in commands:
         shown.append("$ ", "bold green").append(f"{command}\n")
-        at.append(at[-1] + TYPED_S)
+        at.append(played_s)
+        played_s += TYPED_S
         last = time.monotonic()
         made = subprocess.Popen(
             shlex.split(command),
@@ -151,13 +152,15 @@ def recording(name: str, folder: Path, *commands: str) -> None:
         )
         assert made.stdout is not None
         for line in made.stdout:
-            shown.append(Text.from_ansi(line)).append("\n")
+            shown.append(Text.from_ansi(line.rstrip())).append("\n")
             now = time.monotonic()
-            at.append(at[-1] + min(now - last, WAIT_S))
+            played_s += min(now - last, WAIT_S)
+            at.append(played_s)
             last = now
         made.wait()
         shown.append("\n")
-        at.append(at[-1] + READ_S)
+        at.append(played_s)
+        played_s += READ_S
     picture(name, "carma estimate", shown, at=at)
 
 
