@@ -177,7 +177,7 @@ def picture(
 
 
 def played(svg: str, name: str, at: Sequence[float]) -> str:
-    """Lines appear one after the other. Who prefers no motion sees all at once."""
+    """Lets the lines appear one after the other, unless the reader prefers reduced motion."""
     rules = "".join(
         f'[clip-path="url(#{name}-line-{line})"]{{animation:{name} 1ms {s:.2f}s backwards}}\n'
         for line, s in enumerate(at)

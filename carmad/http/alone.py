@@ -1,10 +1,9 @@
-"""Estimates where no carmad runs: by the user's own process, without GPUs and earlier jobs."""
+"""Estimates without a daemon: in the user's own process, without GPUs or earlier jobs."""
 
 from __future__ import annotations
 
 import json
 import os
-import pwd
 from typing import Any
 
 from pydantic import ValidationError
@@ -16,7 +15,7 @@ from carmad.core.messages import Discovered, Step
 from carmad.errors import CarmaError
 from carmad.http.estimated import estimates_out
 from carmad.http.intake import job_spec
-from carmad.http.peers import Peer
+from carmad.http.peers import Peer, user_of
 from carmad.http.problems import invalid
 from carmad.learned.estimates import explained, patient
 from carmad.learned.experience import Experience
@@ -28,12 +27,9 @@ def estimated(body: dict[str, Any], explain: bool) -> EstimatesOut:
         asked = EstimateIn.model_validate_json(json.dumps(body))
     except ValidationError as error:
         raise CarmaError(invalid(error.errors())) from None
-    uid, gid = os.getuid(), os.getgid()
-    try:
-        user, named = pwd.getpwuid(uid).pw_name, True
-    except KeyError:
-        user, named = str(uid), False
-    spec = job_spec(asked, Peer(uid, gid, user, admin=False, named=named), (), ())
+    user, named = user_of(os.getuid())
+    me = Peer(os.getuid(), os.getgid(), user, admin=False, named=named)
+    spec = job_spec(asked, me, (), ())
     settings = patient(Settings(), asked.within_s)
     experience = Experience(settings)
     experience.committed(Step((Discovered(0.0, ()),), (), (), ()))

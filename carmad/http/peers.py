@@ -31,6 +31,14 @@ class Peer:
     named: bool = True  # False: the uid has no passwd entry, and `user` only spells it
 
 
+def user_of(uid: int) -> tuple[str, bool]:
+    """The user's name, and whether there is one: else it only spells the uid."""
+    try:
+        return pwd.getpwuid(uid).pw_name, True
+    except KeyError:
+        return f"uid {uid}", False
+
+
 class Peers:
     """Looks users up outside the event loop, as the answer may come from a directory server."""
 
@@ -51,13 +59,9 @@ class Peers:
 
     def _look_up(self, credentials: Credentials) -> Peer:
         uid, gid = credentials.uid, credentials.gid
-        try:
-            user = pwd.getpwuid(uid).pw_name
-        except KeyError:
-            admin = uid in (0, self._daemon_uid)
-            return Peer(uid, gid, f"uid {uid}", admin, named=False)
-        admin = uid in (0, self._daemon_uid) or self._in_admin_group(user, gid)
-        return Peer(uid, gid, user, admin)
+        user, named = user_of(uid)
+        admin = uid in (0, self._daemon_uid) or (named and self._in_admin_group(user, gid))
+        return Peer(uid, gid, user, admin, named)
 
     def _in_admin_group(self, user: str, gid: int) -> bool:
         try:

@@ -170,7 +170,7 @@ def _wider(probabilities: NDArray[np.float32], range_gb: int) -> NDArray[np.floa
 
 
 def _edges(range_gb: int, limit_gb: int) -> Tensor:
-    """Upper ones in GB, of all bins but the last."""
+    """Upper bounds in GB of all bins but the last."""
     return torch.arange(range_gb, limit_gb + 1, range_gb, dtype=torch.float32)
 
 

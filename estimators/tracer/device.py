@@ -47,6 +47,12 @@ _MODELS = (
 Refuse = Callable[[str], None]
 _UNWRITTEN = "checkpoints are not written"
 _UNKNOWN = ("NVIDIA A100-SXM4-80GB", (8, 0), 80)
+# What these do has no effect on the trace.
+_NOTHING = (
+    *("init", "_lazy_init", "_lazy_call", "synchronize", "ipc_collect", "set_device", "set_stream"),
+    *("set_sync_debug_mode", "set_per_process_memory_fraction", "reset_accumulated_memory_stats"),
+    *("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all"),
+)
 # That bfloat16 is supported is guessed as well, but hardly makes a script stop.
 _OF_THE_MODEL = (
     "get_device_name",
@@ -111,7 +117,7 @@ class _Current(contextlib.ContextDecorator):
 
 
 class _Properties(SimpleNamespace):
-    """Of a GPU. Its memory is a nominal value: who decides by it may decide otherwise."""
+    """A GPU's. The memory is nominal: a script that depends on it may do something else there."""
 
     size: int
     asked: Callable[[], None]
@@ -178,24 +184,9 @@ def _cuda(recorder: Recorder, gpu: str, gpus: int) -> None:
         "get_rng_state": torch.zeros(16, dtype=torch.uint8),
         "get_rng_state_all": [torch.zeros(16, dtype=torch.uint8)] * gpus,
         "initial_seed": 0,
-        "ipc_collect": None,
-        "init": None,
-        "_lazy_init": None,
-        "_lazy_call": None,
-        "synchronize": None,
-        "set_device": None,
-        "set_stream": None,
-        "set_sync_debug_mode": None,
-        "set_per_process_memory_fraction": None,
-        "reset_accumulated_memory_stats": None,
-        "manual_seed": None,
-        "manual_seed_all": None,
-        "seed": None,
-        "seed_all": None,
-        "set_rng_state": None,
-        "set_rng_state_all": None,
         "_exchange_device": 0,
         "_maybe_exchange_device": 0,
+        **dict.fromkeys(_NOTHING),
     }
     functions: dict[str, Any] = {
         "is_available": lambda: visible(gpus) > 0,
@@ -221,6 +212,11 @@ def _cuda(recorder: Recorder, gpu: str, gpus: int) -> None:
     functions.update((key, _always(value)) for key, value in constants.items())
     if not any(part in gpu for part, _, _ in _MODELS):
         functions.update((key, _guessed(constants[key], recorder)) for key in _OF_THE_MODEL)
+    _replace(functions)
+
+
+def _replace(functions: dict[str, Any]) -> None:
+    """Functions and classes of `torch.cuda`, and what else shows that there is no CUDA."""
     for module in (torch.cuda, torch.cuda.memory, torch.cuda.random):
         for key, value in functions.items():
             if module is torch.cuda or hasattr(module, key):

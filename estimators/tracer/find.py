@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def resolve(words: Sequence[str], env: dict[str, str], cwd: str, gpus: int) -> shell.Command:
-    """The Python command behind a command. Raises Unreadable, Unclear, OSError."""
+    """The Python command that a command ends up running. Raises Unreadable, Unclear or OSError."""
     skipped = ""
     for _ in range(MOST_STEPS):
         skipped = skipped or prefixes.outside(words)

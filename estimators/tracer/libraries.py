@@ -30,7 +30,7 @@ def _generation(module: Any) -> None:
 
 
 def _deepspeed(module: Any) -> None:
-    """Every step is taken: whether gradients overflow depends on their values."""
+    """Every step is taken: overflow depends on the gradients' values, which are unknown."""
     for name in ("DeepSpeedZeroOptimizer", "DeepSpeedZeroOptimizer_Stage3", "CheckOverflow"):
         for check in ("has_overflow", "check_using_norm"):
             if hasattr(owner := getattr(module, name, None), check):

@@ -34,7 +34,7 @@ _MAY_FAIL = (ast.Div, ast.FloorDiv, ast.Mod, ast.Pow, ast.LShift, ast.RShift)
 
 
 def is_only_printed() -> bool:
-    """By the innermost line of the script that is being run."""
+    """Judged by the innermost line of the script that is running."""
     frame: Optional[FrameType] = sys._getframe(1)
     while frame is not None and not is_own(frame):
         frame = frame.f_back

@@ -53,7 +53,7 @@ class Values:
         return bare.set_(kept.value, tensor.storage_offset(), tensor.shape, tensor.stride())
 
     def keep(self, tensor: Any, real: Any) -> Any:
-        """Let a new tensor on the GPU have these contents."""
+        """Record the contents of a new tensor on the GPU."""
         kept = self._kept(tensor)
         if kept is not None and kept.nbytes == tensor.numel() * tensor.element_size():
             like = torch.empty_strided(
@@ -63,7 +63,7 @@ class Values:
         return tensor
 
     def result(self, func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
-        """Of an operator that writes to none of its operands; None if it is not known."""
+        """An operator's result; None if it is not known. What it writes to is changed as well."""
         if torch.Tag.nondeterministic_seeded in func.tags:
             return None
         try:
@@ -72,7 +72,7 @@ class Values:
             return None
 
     def follow(self, func: Any, args: Any, kwargs: Dict[str, Any], out: Any) -> None:
-        """Call this when an operator has run on the GPU."""
+        """Call this after an operator has run on the GPU."""
         written = [
             kwargs.get(arg.name) if arg.kwarg_only else args[at] if at < len(args) else None
             for at, arg in enumerate(func._schema.arguments)
