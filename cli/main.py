@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
-from cli.problems import INTERRUPTED
+from carmad.errors import CarmaError
+from cli.problems import INTERRUPTED, report
+from cli.verbs import ARGPARSE, BY_NAME, ITSELF
 
 PIPE_CLOSED = 141  # what a shell reports for a program killed by SIGPIPE
 
 
 def main() -> None:
     if sys.stdout is None:  # closed: `carma estimate … >&-`
-        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  until it ends
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - light; open until it ends
     sys.exit(run(sys.argv[1:]))
 
 
@@ -21,6 +22,8 @@ def run(args: list[str]) -> int:
     try:
         code = dispatch(args)
         sys.stdout.flush()
+    except CarmaError as error:
+        return report(error, as_json="--json" in args)
     except SystemExit as exit:  # argparse and typer, after --help or a wrong option
         return exit.code if isinstance(exit.code, int) else 0
     except KeyboardInterrupt:
@@ -32,11 +35,26 @@ def run(args: list[str]) -> int:
 
 
 def dispatch(args: list[str]) -> int:
-    # Before importing typer, which would take longer than all of submit.
-    if args[:1] in (["submit"], ["sub"]):
-        from cli.commands.submit import submit
+    color, words = _color(args)
+    verb = BY_NAME.get(words[0]) if words else None
+    if verb is not None and verb.reads in (ARGPARSE, ITSELF):
+        if color:
+            from cli import output
 
-        return submit(args[1:])
+            output.choose_color(output.Color(color))
+        if verb.reads == ITSELF:
+            return int(verb.function()(words[1:]))
+        return int(verb.function()(verb.parser().parse_args(words[1:])))
     from cli.app import run_app
 
     return run_app(args)
+
+
+def _color(args: list[str]) -> tuple[str, list[str]]:
+    """What `--color` in front of the verb says, and the words from the verb on."""
+    first = args[0] if args else ""
+    if first == "--color":
+        return args[1] if len(args) > 1 else "", args[2:]
+    if first.startswith("--color="):
+        return first.removeprefix("--color="), args[1:]
+    return "", args

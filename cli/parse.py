@@ -120,6 +120,17 @@ def whole(low: int, high: int) -> Callable[[str], int]:
     return read
 
 
+def positive(text: str) -> float:
+    """A number above zero."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise ArgumentTypeError(f"{text!r} is not a number above 0")
+    return number
+
+
 def filled(text: str) -> str:
     if not text:
         raise ArgumentTypeError("it must not be empty")

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cli.app import run_app
+from cli.main import run
 from estimators.gpumemnet import dataset, network
 from estimators.gpumemnet.card import read
 from estimators.gpumemnet.dataset import Origin, Sample
@@ -262,22 +262,22 @@ def test_generate_train_evaluate(
 ) -> None:
     few = tmp_path / "few.jsonl.gz"
     words = ["gpumemnet", "generate", str(few), "--family", "mlp", "--count", "3", "--seed", "5"]
-    assert run_app(words) == 0
+    assert run(words) == 0
     origin, labelled = dataset.read(few)
     assert (origin.family, origin.seed, len(labelled)) == ("mlp", 5, 3)
 
     many, folder = tmp_path / "many.jsonl.gz", tmp_path / "weights"
     dataset.write(many, ORIGIN, samples)
-    assert run_app(["gpumemnet", "train", str(many), "--to", str(folder)]) == 0
-    assert run_app(["gpumemnet", "evaluate", "--weights", str(folder)]) == 0
+    assert run(["gpumemnet", "train", str(many), "--to", str(folder)]) == 0
+    assert run(["gpumemnet", "evaluate", "--weights", str(folder)]) == 0
     trained = capsys.readouterr().out
     assert "0.97 0.96" in trained  # of the paper, at 2 GB
-    assert run_app(["gpumemnet", "evaluate", str(few), "--weights", str(folder)]) == 0
+    assert run(["gpumemnet", "evaluate", str(few), "--weights", str(folder)]) == 0
     assert "3" in capsys.readouterr().out.splitlines()[-1].split()
 
 
 def test_what_ships_is_shown_beside_the_paper(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_app(["gpumemnet", "evaluate"]) == 0
+    assert run(["gpumemnet", "evaluate"]) == 0
     out = capsys.readouterr().out
     assert {line.split()[0] for line in out.splitlines()[1:]} == set(FAMILIES)
     assert out.count(" yes") == len(FAMILIES)
@@ -303,7 +303,7 @@ def test_what_can_go_wrong_is_told(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     dataset.write(Path("twice.gz"), ORIGIN, samples[:3])
-    assert run_app(["gpumemnet", *words]) == 1
+    assert run(["gpumemnet", *words]) == 1
     assert problem in capsys.readouterr().err
 
 
@@ -311,7 +311,7 @@ def test_without_torch_it_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("cli.commands.gpumemnet.find_spec", lambda name: None)
-    assert run_app(["gpumemnet", "generate", str(tmp_path / "x"), "--family", "mlp"]) == 1
+    assert run(["gpumemnet", "generate", str(tmp_path / "x"), "--family", "mlp"]) == 1
     assert "pip install 'carma[estimators]'" in capsys.readouterr().err
 
 

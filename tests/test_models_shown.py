@@ -28,7 +28,7 @@ from carmad.models import Additive, Model, Node, Shape, Tree
 from carmad.models.additive import Bins
 from carmad.testing import a_job, a_spec, changed
 from cli import known, model_view, render
-from cli.app import run_app
+from cli.main import run
 from estimators.duration.recurrence import unseen
 from tests import fake_daemon as fake
 from tests.api_server import Daemon, Untrained, as_uid, running, user_name
@@ -141,7 +141,7 @@ def test_an_administrator_has_them_trained(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(daemon_models, "NEEDED", {})
-    assert run_app(["models", "--train"]) == 0
+    assert run(["models", "--train"]) == 0
     assert "training has started" in capsys.readouterr().out
     keeper = daemon.service.models
     assert isinstance(keeper, Untrained) and keeper.begun == 1
@@ -205,17 +205,17 @@ def test_the_past_is_written_as_a_table(
     jobs = [learned(id) for id in range(1, 6)]
     jobs[0] = replace(jobs[0], profile=None)
     keep(daemon, *jobs, a_job(6))  # that one has not ended
-    assert run_app(["history", "--table", str(tmp_path / "past.csv")]) == 0
+    assert run(["history", "--table", str(tmp_path / "past.csv")]) == 0
     with (tmp_path / "past.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["job"] for row in rows] == ["1", "2", "3", "4", "5"]
     assert (rows[0]["gpu_utilization"], rows[1]["gpu_utilization"]) == ("", "0.5")
     assert rows[1]["duration_s"] == "100.0"
-    assert run_app(["history", "--table", str(tmp_path / "past.txt")]) == 1
-    assert run_app(["history", "--table", "-", "--limit", "3"]) == 2
+    assert run(["history", "--table", str(tmp_path / "past.txt")]) == 1
+    assert run(["history", "--table", "-", "--limit", "3"]) == 2
 
     parquet = pytest.importorskip("pyarrow.parquet", reason="no pyarrow")
-    assert run_app(["history", "--table", str(tmp_path / "past.parquet")]) == 0
+    assert run(["history", "--table", str(tmp_path / "past.parquet")]) == 0
     columns = parquet.read_table(tmp_path / "past.parquet").to_pydict()
     assert columns["job"] == [1, 2, 3, 4, 5]
     assert columns["gpu_utilization"] == [None, *[0.5] * 4]
@@ -225,7 +225,7 @@ def test_the_past_is_written_as_a_table(
 
 
 def test_the_list_says_how_good_each_is(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_app(["models"]) == 0
+    assert run(["models"]) == 0
     header, duration, tree, *rest = capsys.readouterr().out.splitlines()
     assert header.split() == ["MODEL", "KIND", "ROWS", "TRAINED", "ERROR", "PREDICTS"]
     assert tree.split() == ["tree", "tree", "6", "shipped", "accuracy", "0.75", "a", "class"]
@@ -234,11 +234,11 @@ def test_the_list_says_how_good_each_is(daemon: Daemon, capsys: pytest.CaptureFi
 
 
 def test_a_tree_and_curves_are_drawn(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_app(["models", "tree"]) == 0
+    assert run(["models", "tree"]) == 0
     drawn = capsys.readouterr().out
     for line in TREE.text().splitlines():
         assert f"  {line}\n" in drawn
-    assert run_app(["models", "duration"]) == 0
+    assert run(["models", "duration"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "what each value adds to the logarithm of the prediction" in lines
     ada, bob = (next(line for line in lines if name in line) for name in ("ada", "bob"))

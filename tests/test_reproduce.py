@@ -13,7 +13,7 @@ from carmad.core.scheduler import Scheduler
 from carmad.errors import CarmaError
 from carmad.sim.shadow import reproduce
 from carmad.store import journal
-from cli.app import run_app
+from cli.main import run
 from tests.recorded import Recorded
 
 
@@ -116,11 +116,11 @@ def test_a_tampered_journal_is_noticed(segment: Path, change: str) -> None:
 def test_the_command_says_whether_a_journal_is_made_again(
     segment: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_app(["daemon", "replay", str(segment)]) == 0
+    assert run(["daemon", "replay", str(segment)]) == 0
     assert f"{reproduce(segment).decisions} decisions of" in capsys.readouterr().out
     lines = tampered(segment, "a decision is gone")
     segment.write_bytes(gzip.compress(b"\n".join(lines)))
-    assert run_app(["daemon", "replay", str(segment)]) == 1
+    assert run(["daemon", "replay", str(segment)]) == 1
     assert "not ()" in capsys.readouterr().out  # what is on record there, and then what was made
 
 

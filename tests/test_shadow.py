@@ -30,7 +30,7 @@ from carmad.sim.traces import native
 from carmad.sim.workload import Workload
 from carmad.store import journal
 from carmad.store.sql import SqlStore
-from cli.app import run_app
+from cli.main import run
 from tests.busy import Busy
 from tests.daemon import Carmad, Json, running, train
 
@@ -547,5 +547,5 @@ def asker(daemon: Carmad) -> Callable[..., Json]:
 
 def test_export_takes_no_part_of_a_workload() -> None:
     for words in (["--states", "F"], ["--limit", "5"], ["--json"], ["--csv"]):
-        assert run_app(["history", "--export", "x.csv", *words]) == 2
+        assert run(["history", "--export", "x.csv", *words]) == 2
     assert not Path("x.csv").exists()

@@ -12,7 +12,8 @@ import typer
 
 from cli import client, output, parse
 from cli.columns import HISTORY
-from cli.commands.options import Json, Mine, States, User, checked, states_of, user_of
+from cli.commands.annotations import Json, Mine, States, User
+from cli.commands.options import checked, states_of, user_of
 from cli.problems import Usage
 
 Since = Annotated[

@@ -13,6 +13,7 @@ import typer
 from carmad.errors import CarmaError
 from cli import client
 from cli.commands import estimate, submit_options
+from cli.verbs import ARGPARSE, BY_NAME, TYPER
 
 TAKES_JOBS = (
     "cancel",
@@ -59,18 +60,22 @@ def _print_ids() -> None:
 def _words(context: typer.Context) -> dict[str, list[str]]:
     """What may follow each verb: its options, or its subcommands."""
     root: Any = context.find_root().command
+    own = {"submit": submit_options.build_parser, "estimate": estimate.build_parser}
     words = {}
-    for verb, command in root.commands.items():
-        below = getattr(command, "commands", None)
-        words[verb] = sorted(below) if below else _options(command)
-    words["submit"] = words["sub"] = _own(submit_options.build_parser())
-    words["estimate"] = _own(estimate.build_parser())
+    for name, verb in BY_NAME.items():
+        if verb.reads == TYPER:
+            command = root.commands[name]
+            below = getattr(command, "commands", None)
+            words[name] = sorted(below) if below else _options(command)
+        else:
+            build = own.get(verb.name, verb.parser if verb.reads == ARGPARSE else None)
+            words[name] = _own(build()) if build else []
     words["completion"] = [shell.value for shell in Shell if shell is not Shell.IDS]
     return words
 
 
 def _own(parser: Any) -> list[str]:
-    """The options of a verb that parses its own arguments."""
+    """The options of a verb that argparse reads."""
     options = (option for action in parser._actions for option in action.option_strings)
     return sorted(option for option in options if option.startswith("--"))
 

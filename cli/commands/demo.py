@@ -16,9 +16,9 @@ from rich.live import Live
 from carmad import paths
 from carmad.sim.task import Task
 from cli import dashboard, demo_report, output, parse, render
-from cli.commands.submit_options import Parser
 from cli.demo_run import GPUS, Replay
 from cli.demo_trace import demo_trace
+from cli.parser import Parser
 from cli.problems import Problem
 
 LOOK_EVERY_S = 0.5
@@ -27,6 +27,7 @@ PATIENCE_S = 180.0  # several times what the replay takes, so something hangs
 
 
 def demo(args: list[str]) -> int:
+    """Run a demonstration on emulated GPUs. Logs and databases stay in your state directory."""
     parser = Parser("carma demo", description=__doc__)
     jobs = parse.whole(1, 1000)
     parser.add_argument("--jobs", type=jobs, default=20, help="how many (default: %(default)s)")

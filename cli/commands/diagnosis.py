@@ -15,7 +15,7 @@ import typer
 from carmad import paths
 from carmad.errors import CarmaError
 from cli import client, output
-from cli.commands.options import Json
+from cli.commands.annotations import Json
 from cli.problems import Usage
 
 if TYPE_CHECKING:

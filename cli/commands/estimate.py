@@ -10,10 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from cli import client, output, parse
 from cli.commands import submit, submit_options
+from cli.parser import Parser
 from cli.problems import Problem, Unreachable, Usage
 
 if TYPE_CHECKING:
@@ -28,12 +27,12 @@ VARIED = "batch-size"
 TERMINAL = Path("-")
 
 
-def estimate(context: typer.Context) -> None:
+def estimate(args: list[str]) -> int:
     """Predict how much GPU memory a command needs, and where it fits. Nothing runs on a GPU."""
     from cli import estimate_view as view
 
     parser = build_parser()
-    options, body = submit.read(_in_front(context.args, parser), parser)
+    options, body = submit.read(_in_front(args, parser), parser)
     _check(options)
     if options.within is not None:
         body["within_s"] = options.within
@@ -51,11 +50,10 @@ def estimate(context: typer.Context) -> None:
             answer = _ask(body, explain)
     if good and explain:
         good = _explain(options, answer, body["argv"])
-    if not good:
-        raise typer.Exit(Problem.exit_code)
+    return 0 if good else Problem.exit_code
 
 
-def build_parser() -> submit_options.Parser:
+def build_parser() -> Parser:
     """The parser of `carma submit`, plus a group of options of its own at the end."""
     parser = submit_options.build_parser()
     parser.prog = "carma estimate"
@@ -100,7 +98,7 @@ def build_parser() -> submit_options.Parser:
     return parser
 
 
-def _in_front(args: list[str], parser: submit_options.Parser) -> list[str]:
+def _in_front(args: list[str], parser: Parser) -> list[str]:
     """Options that follow `timm:MODEL` in front of it, unless they are the model's."""
     words, command, marked = parser.split(args)
     if marked or not command or not command[0].startswith("timm:"):

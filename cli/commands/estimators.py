@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cli import client, output
-from cli.commands.options import Json
+from cli.commands.annotations import Json
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

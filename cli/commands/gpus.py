@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from cli import client, output
-from cli.commands.options import Json
+from cli.commands.annotations import Json
 
 Gpus = Annotated[list[str], typer.Argument(metavar="GPU…", help="GPU indices or UUIDs, or all.")]
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any, BinaryIO
 import typer
 
 from cli import client, output
-from cli.commands.options import Label
+from cli.commands.annotations import Label
 from cli.jobs import ENDED, resolve
 from cli.problems import Problem
 

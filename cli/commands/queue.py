@@ -8,7 +8,8 @@ import typer
 
 from cli import client, output
 from cli.columns import COLUMNS, QUEUE, QUEUE_LONG, sorted_by
-from cli.commands.options import Json, Label, Mine, States, User, states_of, user_of
+from cli.commands.annotations import Json, Label, Mine, States, User
+from cli.commands.options import states_of, user_of
 from cli.jobs import resolve
 from cli.problems import Usage
 

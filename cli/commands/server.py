@@ -14,7 +14,7 @@ import typer
 
 from carmad import paths
 from cli import client, output
-from cli.commands.options import Json
+from cli.commands.annotations import Json
 from cli.format import span
 from cli.problems import Problem, Unreachable
 

@@ -15,29 +15,22 @@ from carmad.errors import CarmaError
 from carmad.options import OPTIONS
 from cli import client
 from cli.commands.script import Script, find_script, runnable
-from cli.commands.submit_options import Parser, build_parser
+from cli.commands.submit_options import build_parser
 from cli.jobs import exit_code, resolve, wait_for
+from cli.parser import Parser
 from cli.problems import INTERRUPTED, Usage, report
+from cli.verbs import BY_NAME
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from typing import Any
 
-# The verbs of `carma`; a test compares them with the app's.
-VERBS = frozenset(
-    {
-        *("cancel", "completion", "config", "daemon", "demo", "doctor", "drain", "estimate"),
-        *("estimators", "explain", "gpumemnet", "gpus", "history", "hold", "kill", "logs"),
-        *("models", "ps", "queue", "release", "report", "report-step", "requeue", "resume", "show"),
-        *("simulate", "stats", "status", "sub", "submit", "top", "wait", "why"),
-    }
-)
 MINIMAL_ENV = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "USER")
 HELP_HINT = "see `carma submit --help`"
 
 
 def submit(args: list[str]) -> int:
-    """Everything behind `carma submit`. Returns the exit code."""
+    """Submit a command or a job script; see `carma submit --help`."""
     try:
         options, body = read(args)
         if options.dry_run:
@@ -142,7 +135,7 @@ def read(
         options = parser.parse_args(words, _directives(parser, script, options.quiet))
         for name in (option.name for option in OPTIONS.values() if option.repeated):
             setattr(options, name, getattr(given, name) or getattr(options, name))
-    if not marked and command[:1] and command[0] in VERBS and not os.path.exists(command[0]):  # noqa: PTH110 - pathlib is slow to import
+    if not marked and command[:1] and command[0] in BY_NAME and not os.path.exists(command[0]):  # noqa: PTH110 - pathlib is slow to import
         raise Usage(
             f"`carma submit {command[0]}` would submit a job that runs `{command[0]}`",
             f"did you mean `carma {command[0]}`? if not, put -- in front of the command",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli import client, output
-from cli.commands.options import Json
+from cli.commands.annotations import Json
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -12,9 +12,9 @@ from typing import Any, get_args, get_type_hints
 
 from typer.models import ArgumentInfo
 
-from cli.app import JOBS, MORE, PASSED_ON, SERVER, VERBS, WATCH
 from cli.commands import diagnosis, estimate, gpumemnet, server
 from cli.commands.submit_options import build_parser
+from cli.verbs import ARGPARSE, ITSELF, JOBS, MORE, SERVER, VERBS, WATCH, Verb
 from docs.pages.text import cell, one_line
 
 SECTIONS = (JOBS, WATCH, SERVER, MORE)
@@ -26,11 +26,17 @@ class Command:
     aliases: tuple[str, ...]
     section: str
     function: Callable[..., Any]
+    verb: Verb | None = None  # None: a command of a group
 
 
 def commands() -> list[Command]:
     """Every command of `carma`, those of its groups too."""
-    found = [Command(verb, aliases, section, does) for verb, aliases, does, section in VERBS]
+    groups = {"daemon", "config", "gpumemnet"}
+    found = [
+        Command(verb.name, verb.aliases, verb.section, verb.function(), verb)
+        for verb in VERBS
+        if verb.name not in groups
+    ]
     for group, app in (
         ("daemon", server.daemon),
         ("config", diagnosis.config),
@@ -79,14 +85,16 @@ def page() -> str:
             out += _submit()
         elif one.name == "estimate":
             out += _estimate()
-        elif one.name in PASSED_ON:
-            out += [PASSED_ON_WORDS[one.name]]
+        elif one.verb is not None and one.verb.reads == ITSELF:
+            out += [ITSELF_WORDS[one.name]]
+        elif one.verb is not None and one.verb.reads == ARGPARSE:
+            out += _options(one.verb.parser()._actions)
         else:
             out += _parameters(one.function)
     return "\n".join(out)
 
 
-PASSED_ON_WORDS = {
+ITSELF_WORDS = {
     "demo": "`--jobs N`: how many (default 20).",
 }
 VALUES = {int: "N", float: "N", Path: "PATH", str: "TEXT"}
@@ -143,9 +151,18 @@ def _usage(parser: argparse.ArgumentParser) -> list[str]:
 
 
 def _options(actions: Iterable[argparse.Action]) -> list[str]:
-    out = ["| Option | Meaning |", "|---|---|"]
+    """A row for each option and argument."""
+    out = ["| Word | Meaning |", "|---|---|"]
     for action in actions:
-        value = f" {action.metavar}" if action.metavar and action.nargs != 0 else ""
+        value = f" {_metavar(action)}" if _metavar(action) and action.nargs != 0 else ""
         words = ", ".join(f"`{option}{value}`" for option in action.option_strings)
-        out.append(f"| {words} | {cell((action.help or '').replace('%%', '%'))} |")
+        said = (action.help or "").replace("%%", "%")
+        out.append(f"| {words or f'`{value.strip()}`'} | {cell(said)} |")
     return out
+
+
+def _metavar(action: argparse.Action) -> str:
+    more = "…" if action.nargs == "+" else ""
+    if action.choices is not None and action.metavar is None:
+        return "|".join(action.choices)
+    return f"{action.metavar or ''}{more}"

@@ -1,0 +1,66 @@
+"""What a job tells about itself: `report-step`."""
+
+from __future__ import annotations
+
+import os
+
+from cli import client, output, parse
+from cli.commands.options import add_json, checked
+from cli.jobs import resolve
+from cli.problems import Usage
+
+TYPE_CHECKING = False  # importing typing takes 2 ms
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from cli.parser import Parser
+
+PARTS = ("load", "forward", "backward", "communication")
+
+
+def report_step_options(parser: Parser) -> None:
+    parser.add_argument(
+        "seconds", type=parse.positive, metavar="SECONDS", help="duration of a training step"
+    )
+    parser.add_argument(
+        "job",
+        nargs="?",
+        metavar="JOB",
+        help="a job id, or last; by default, the job that this runs in",
+    )
+    for part in PARTS:
+        parser.add_argument(
+            f"--{part}", metavar="TIME", help="time for this part of the step, such as 20ms"
+        )
+    parser.add_argument(
+        "--sync",
+        choices=("backward", "forward"),
+        help="which pass waits for the gradients: backward (this step) or forward (the next)",
+    )
+    add_json(parser)
+
+
+def report_step(options: Namespace) -> int:
+    """Report how long a training step of a running job takes, and its parts.
+
+    Castor uses it to decide how far to split batches, Cuckoo to choose which jobs share a GPU.
+    Reports alone and beside another job together show how much the two slow each other.
+    """
+    job = options.job or os.environ.get("CARMA_JOB_ID")
+    if job is None:
+        raise Usage("which job?", "Give its id; inside a job, CARMA_JOB_ID is used.")
+    seconds = options.seconds
+    body: dict[str, object] = {"seconds": seconds}
+    parts = {name: getattr(options, name) for name in (*PARTS, "sync")}
+    told = [f"{name}={text}" for name, text in parts.items() if text is not None]
+    if told:
+        body["stages"] = checked(parse.stage_times, " ".join(told))
+    label = resolve(job)
+    answer = client.post(f"/v1/jobs/{label}/step", body)
+    if options.json:
+        output.print_json(answer)
+    else:
+        unused = answer.get("unused")
+        effect = f", but that has no effect: {unused}" if unused else ""
+        print(f"job {label}: {seconds:g} s a step{effect}")
+    return 0

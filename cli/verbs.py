@@ -1,0 +1,87 @@
+"""Every verb of `carma`, and how its words are read. Imports stay light: each command starts here.
+
+A verb is the function of its name in its module; the first lines of its docstring are its help. Who
+reads its words is its `reads`: typer costs 75 ms, so what people type all day does without.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from cli.parser import Parser
+
+TYPE_CHECKING = False  # importing typing takes 2 ms
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+JOBS, WATCH, SERVER, MORE = "Jobs", "Monitoring", "Administration", "More"
+
+ARGPARSE = "argparse"  # `NAME_options` declares its options, and `NAME` gets them
+ITSELF = "itself"  # `NAME` gets all words: a command of the user's follows its own options
+TYPER = "typer"  # from the annotations of `NAME`, or a group with commands of its own
+
+
+class Verb:
+    def __init__(
+        self, name: str, module: str, reads: str, section: str, aliases: tuple[str, ...] = ()
+    ) -> None:
+        self.name = name
+        self.module = f"cli.commands.{module}"
+        self.reads = reads
+        self.section = section
+        self.aliases = aliases
+
+    def function(self) -> Callable[..., Any]:
+        """What it does; for a group, its app."""
+        found: Callable[..., Any] = getattr(import_module(self.module), self._own_name)
+        return found
+
+    def parser(self) -> Parser:
+        """Of a verb that argparse reads."""
+        about = self.function().__doc__
+        parser = Parser(
+            prog=f"carma {self.name}", description=about, allow_abbrev=False, add_help=False
+        )
+        getattr(import_module(self.module), f"{self._own_name}_options")(parser)
+        if not parser.knows("--help"):
+            names = ("--help",) if parser.knows("-h") else ("-h", "--help")
+            parser.add_argument(*names, action="help", help="show this help")
+        return parser
+
+    @property
+    def _own_name(self) -> str:
+        return self.name.replace("-", "_")
+
+
+VERBS = (
+    Verb("submit", "submit", ITSELF, JOBS, ("sub",)),
+    Verb("queue", "queue", TYPER, JOBS, ("ps",)),
+    Verb("show", "queue", TYPER, JOBS),
+    Verb("why", "queue", TYPER, JOBS, ("explain",)),
+    Verb("logs", "logs", TYPER, JOBS),
+    Verb("wait", "steer", ARGPARSE, JOBS),
+    Verb("cancel", "steer", ARGPARSE, JOBS, ("kill",)),
+    Verb("hold", "steer", ARGPARSE, JOBS),
+    Verb("release", "steer", ARGPARSE, JOBS),
+    Verb("requeue", "steer", ARGPARSE, JOBS),
+    Verb("report-step", "report", ARGPARSE, JOBS, ("report",)),
+    Verb("estimate", "estimate", ITSELF, JOBS),
+    Verb("status", "watch", TYPER, WATCH),
+    Verb("top", "watch", TYPER, WATCH),
+    Verb("gpus", "gpus", TYPER, WATCH),
+    Verb("history", "accounts", TYPER, WATCH),
+    Verb("stats", "accounts", TYPER, WATCH),
+    Verb("estimators", "estimators", TYPER, WATCH),
+    Verb("models", "models", TYPER, WATCH),
+    Verb("drain", "gpus", TYPER, SERVER),
+    Verb("resume", "gpus", TYPER, SERVER),
+    Verb("doctor", "diagnosis", TYPER, SERVER),
+    Verb("daemon", "server", TYPER, SERVER),
+    Verb("config", "diagnosis", TYPER, SERVER),
+    Verb("simulate", "simulate", TYPER, MORE),
+    Verb("demo", "demo", ITSELF, MORE),
+    Verb("completion", "completion", TYPER, MORE),
+    Verb("gpumemnet", "gpumemnet", TYPER, MORE),
+)
+BY_NAME = {name: verb for verb in VERBS for name in (verb.name, *verb.aliases)}
