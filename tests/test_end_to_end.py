@@ -218,9 +218,8 @@ def test_what_jobs_used_corrects_the_next_estimate(tmp_path: Path) -> None:
 
 
 def test_a_gpu_takes_no_second_job_before_the_first_has_warmed_up(one_gpu: Carmad) -> None:
-    first = one_gpu.submit(
-        *train(sm=0.2, seconds=1000, warmup=6)
-    )  # long enough to submit the second, on a busy machine
+    warmup_s = 6  # longer than a submission takes on a busy machine
+    first = one_gpu.submit(*train(sm=0.2, seconds=1000, warmup=warmup_s))
     second = one_gpu.submit(*train(sm=0.2, seconds=0.2, warmup=0))
     until(lambda: "first_kernel" in refusals(one_gpu, second), "the second to wait for a kernel")
     one_gpu.ended(second)
