@@ -18,6 +18,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -47,7 +48,7 @@ MOST_PENDING_LETTERS = 16 << 20  # characters of submitted commands
 MEMBER_BYTES = 1 << 20  # of text per gzip member
 COMPLAIN_EVERY_S = 60.0
 DIGITS = 8  # of a segment's number
-_EVENTS = {kind.__name__: TypeAdapter[Any](kind) for kind in get_args(Event)}
+_EVENTS = {kind.__name__: kind for kind in get_args(Event)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +80,7 @@ class Turn:
     failures: tuple[Failure, ...] = ()
 
 
-_BEGIN = TypeAdapter(Begin)
-_DECISIONS = TypeAdapter(tuple[Decision, ...])
-_FAILURES = TypeAdapter(tuple[Failure, ...])
+_adapter = cache(TypeAdapter[Any])  # not made by a daemon, which only writes
 
 
 class Journal(Follower):
@@ -307,7 +306,8 @@ def _begin(told: Any) -> Begin:
             settings.setdefault("plugins", {})[f"policies.{name}"] = settings.pop(name)
     told["jobs"] = list(map(current_form, told["jobs"]))
     told["runs"] = list(map(renamed, told.get("runs", ())))
-    return _BEGIN.validate_python(told)
+    begin: Begin = _adapter(Begin).validate_python(told)
+    return begin
 
 
 def _lines(path: Path) -> Iterator[bytes]:
@@ -387,7 +387,7 @@ def _event(kind: str, body: Any) -> Event:
         body = body | {"job": current_form(body["job"])}
     elif kind == Submitted.__name__:
         body = body | {"specs": list(map(renamed, body["specs"]))}
-    event: Event = _EVENTS[kind].validate_python(body)
+    event: Event = _adapter(_EVENTS[kind]).validate_python(body)
     return event
 
 
@@ -395,5 +395,6 @@ def _turn(entry: Any) -> Turn:
     events = tuple(_event(kind, body) for kind, body in entry["events"])
     if not events:
         raise ValueError("a step has events")
-    decisions = _DECISIONS.validate_python(entry["decisions"])
-    return Turn(events, decisions, _FAILURES.validate_python(entry.get("failures", ())))
+    decisions = _adapter(tuple[Decision, ...]).validate_python(entry["decisions"])
+    failures = _adapter(tuple[Failure, ...]).validate_python(entry.get("failures", ()))
+    return Turn(events, decisions, failures)

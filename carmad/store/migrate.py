@@ -1,58 +1,85 @@
-"""Creates a database's tables, upgrades those of an older release, refuses those of a newer one."""
+"""Creates a database's tables, upgrades those of an older release, refuses those of a newer one.
+
+Alembic is only imported to upgrade: it takes as long as everything else that the store imports.
+"""
 
 from __future__ import annotations
 
-from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from alembic.util import coerce_resource_to_filename
-from sqlalchemy import Connection
+from sqlalchemy import (
+    Column,
+    Connection,
+    MetaData,
+    PrimaryKeyConstraint,
+    String,
+    Table,
+    insert,
+    inspect,
+    select,
+)
 
 from carmad.errors import Hopeless
 from carmad.store.tables import METADATA
 
-SCRIPTS = "carmad.store:migrations"
+if TYPE_CHECKING:
+    from alembic.config import Config
+
+SCRIPTS = str(Path(__file__).with_name("migrations"))
+
+# As Alembic itself would create it.
+_VERSION = Table(
+    "alembic_version",
+    MetaData(),
+    Column("version_num", String(32), nullable=False),
+    PrimaryKeyConstraint("version_num", name="alembic_version_pkc"),
+)
 
 
 def revision(connection: Connection) -> str | None:
     """The revision of the tables; None for a database without tables."""
-    return MigrationContext.configure(connection).get_current_revision()
+    if not inspect(connection).has_table(_VERSION.name):
+        return None
+    found: str | None = connection.scalar(select(_VERSION.c.version_num))
+    return found
 
 
 def pending(current: str | None) -> bool:
     """Whether tables at revision `current` have to be upgraded."""
-    scripts = _scripts(SCRIPTS)
-    if current not in {None, *(script.revision for script in scripts.walk_revisions())}:
+    known = _revisions()
+    if current not in {None, *known}:
         raise Hopeless(
             f"the database was made by a newer release of CARMA (schema {current})",
             "Install that release again, or restore a backup made by this one.",
         )
-    return current != scripts.get_current_head()
+    return current != known[-1]
 
 
 def create(connection: Connection) -> None:
     """Create the tables of this release, the same that all migrations together make."""
     METADATA.create_all(connection, checkfirst=False)
-    MigrationContext.configure(connection).stamp(_scripts(SCRIPTS), "head")
+    _VERSION.create(connection)
+    connection.execute(insert(_VERSION).values(version_num=_revisions()[-1]))
 
 
 def upgrade(connection: Connection) -> None:
     """Runs in the caller's transaction: a failed migration leaves no trace."""
+    from alembic import command
+
     config = _config()
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
 
 
-@cache
-def _scripts(location: str) -> ScriptDirectory:
-    """Once per process, as it imports every migration."""
-    return ScriptDirectory(coerce_resource_to_filename(location))
+def _revisions() -> list[str]:
+    """All of them, oldest first: a migration's file begins with its revision."""
+    return sorted(script.name.partition("_")[0] for script in Path(SCRIPTS).glob("versions/*_*.py"))
 
 
 def _config() -> Config:
+    from alembic.config import Config
+
     config = Config()
     config.set_main_option("script_location", SCRIPTS)
     return config
