@@ -26,6 +26,7 @@ MAX_MIB = 100_000_000
 MAX_GPUS = 1024
 MAX_BATCH = 1_000_000_000
 MAX_NICE = 10_000
+TOLD_OF = ("start", "end", "fail", "oom", "limit80")
 
 # Sections of the help text.
 RESOURCES = "resources"
@@ -50,6 +51,7 @@ class Option:
         ge: float | None = None,
         gt: float | None = None,
         le: float | None = None,
+        pattern: str | None = None,
         show: str = "",
         memory: bool = True,
         repeated: bool = False,
@@ -60,7 +62,7 @@ class Option:
         self.help = help
         self.read = read  # the function in `cli.parse` that parses its value
         self.metavar = metavar
-        self.limits: dict[str, Any] = {"ge": ge, "gt": gt, "le": le}
+        self.limits: dict[str, Any] = {"ge": ge, "gt": gt, "le": le, "pattern": pattern}
         self.show = show  # its label in `carma show`; "": another line has the value already
         self.memory = memory  # False: it does not affect how much GPU memory the job needs
         self.repeated = repeated  # each use of the flag adds a value to a list
@@ -330,4 +332,16 @@ class JobOptions:
         memory=False,
         show="requeue",
         help="let CARMA restart the job after a reboot or a preemption (default)",
+    )
+    notify: str | None = option(
+        "--notify",
+        default=None,
+        section=RUN,
+        read="told_of",
+        metavar="LIST",
+        pattern=f"^({'|'.join(TOLD_OF)})(,({'|'.join(TOLD_OF)}))*$",
+        memory=False,
+        show="notifies at",
+        help="send a message at start, end, fail (any bad end), oom, limit80 (80 % of --time):"
+        " a list such as end,limit80; `carma notify` says where to",
     )

@@ -34,12 +34,16 @@ START_HINT = (
 
 def get(path: str, within_s: float = TIMEOUT_S, **query: object) -> Any:
     """`query`: parameters that are None are left out."""
-    given = {key: value for key, value in query.items() if value is not None}
-    if given:
-        from urllib.parse import urlencode
+    return _call("GET", with_query(path, query), b"", within_s, again=True)
 
-        path += "?" + urlencode(given)
-    return _call("GET", path, b"", within_s, again=True)
+
+def with_query(path: str, query: dict[str, object]) -> str:
+    given = {key: value for key, value in query.items() if value is not None}
+    if not given:
+        return path
+    from urllib.parse import urlencode
+
+    return f"{path}?{urlencode(given)}"
 
 
 def post(path: str, body: object, within_s: float = TIMEOUT_S, *, again: bool = False) -> Any:
@@ -60,7 +64,11 @@ def _call(method: str, path: str, body: bytes, within_s: float, again: bool) -> 
         if again_s is None or time.monotonic() + again_s > until:
             break
         time.sleep(again_s)  # nothing was done: it is safe to retry
-    raise Refused(
+    raise refused(status, answer)
+
+
+def refused(status: int, answer: dict[str, Any]) -> Refused:
+    return Refused(
         str(answer.get("error") or f"carmad answered with status {status}"),
         str(answer.get("hint") or ""),
         str(answer.get("code") or ("forbidden" if status == 403 else "error")),
@@ -110,18 +118,23 @@ def _what_became(path: str, broken: Broken, again: bool) -> str:
     return "it is not known whether that was done: repeat it; doing it twice does no harm"
 
 
+def connected(connection: socket.socket, within_s: float) -> None:
+    """Connect to the daemon. Raises Unreachable."""
+    where = paths.socket_path()
+    connection.settimeout(within_s)
+    try:
+        _connect(connection, where, time.monotonic() + within_s)
+    except PermissionError:
+        raise Refused(f"you may not connect to {where}", "ask its owner", "forbidden") from None
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise Unreachable(f"no answer at {where}: {why}", _where_hint(where)) from None
+
+
 def _exchange(request: bytes, within_s: float) -> bytes:
     """Raises Unreachable if the request was not sent, Broken if it may have been received."""
-    where = paths.socket_path()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(within_s)
-        try:
-            _connect(connection, where, time.monotonic() + within_s)
-        except PermissionError:
-            raise Refused(f"you may not connect to {where}", "ask its owner", "forbidden") from None
-        except OSError as error:
-            why = error.strerror or str(error)
-            raise Unreachable(f"no answer at {where}: {why}", _where_hint(where)) from None
+        connected(connection, within_s)
         whole = False
         chunks: list[bytes] = []
         try:

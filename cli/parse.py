@@ -8,11 +8,11 @@ from __future__ import annotations
 import re
 from argparse import ArgumentTypeError
 
-from carmad.options import MAX_GPUS, MAX_MIB, MAX_TASKS, MAX_TIME_S, MAX_WITHIN_S
+from carmad.options import MAX_GPUS, MAX_MIB, MAX_TASKS, MAX_TIME_S, MAX_WITHIN_S, TOLD_OF
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from datetime import datetime
     from typing import Any
 
@@ -293,6 +293,40 @@ def _read(read: Callable[[str], dict[str, Any]], text: str) -> dict[str, Any]:
         return read(text)
     except ValueError as error:
         raise ArgumentTypeError(str(error)) from None
+
+
+def told_of(text: str) -> str:
+    """end,fail"""
+    return _listed(text, TOLD_OF)
+
+
+# What Slurm's words mean here. A job that is requeued tells nobody: it ends later.
+MAIL_TYPES: Mapping[str, tuple[str, ...]] = {
+    "NONE": (),
+    "BEGIN": ("start",),
+    "END": ("end",),
+    "FAIL": ("fail",),
+    "ALL": ("start", "end"),
+    "REQUEUE": (),
+    "INVALID_DEPEND": ("fail",),
+    "TIME_LIMIT": ("fail",),
+    "TIME_LIMIT_80": ("limit80",),
+    "ARRAY_TASKS": (),
+}
+
+
+def mail_type(text: str) -> str | None:
+    """Slurm's --mail-type, as --notify has it; None: nothing."""
+    words = _listed(text.upper(), tuple(MAIL_TYPES)).split(",")
+    return ",".join(dict.fromkeys(what for word in words for what in MAIL_TYPES[word])) or None
+
+
+def _listed(text: str, known: tuple[str, ...]) -> str:
+    words = dict.fromkeys(word.strip() for word in text.split(","))
+    for word in words:
+        if word not in known:
+            raise ArgumentTypeError(f"{word!r} is none of {', '.join(known)}")
+    return ",".join(words)
 
 
 def export(text: str) -> list[str]:

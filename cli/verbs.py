@@ -69,6 +69,7 @@ VERBS = (
     Verb("estimate", "estimate", ITSELF, JOBS),
     Verb("status", "watch", TYPER, WATCH),
     Verb("top", "watch", TYPER, WATCH),
+    Verb("watch", "events", ARGPARSE, WATCH),
     Verb("gpus", "gpus", TYPER, WATCH),
     Verb("history", "accounts", TYPER, WATCH),
     Verb("stats", "accounts", TYPER, WATCH),

@@ -35,6 +35,7 @@ def test_every_answer_is_as_documented(daemon: Daemon, who: str, mode: Generatio
     uid = os.geteuid() if who == "admin" else NOBODY
     api = schemathesis.openapi.from_asgi("/v1/openapi.json", AsUser(daemon.app, uid))
     api = api.exclude(path="/v1/doctor")  # it takes a second
+    api = api.exclude(path="/v1/events")  # it never ends
     if mode is GenerationMode.NEGATIVE:
         api = api.exclude(path="/v1/jobs/{label}/wait")  # wrong in part, it may still wait
     tried = 0

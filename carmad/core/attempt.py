@@ -86,6 +86,7 @@ class Attempt:
     profiling: ProfilingRun | None = None  # while it is being profiled
     shared: bool = False  # another job was on one of its GPUs
     warned: bool = False  # the signal before its time limit was sent
+    nearing: bool = False  # 80 % of its time limit have passed, and its owner is told
     stop: Cause | None = None  # why it was told to stop
     exit: Exit | None = None
     ended_at: float | None = None

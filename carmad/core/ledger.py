@@ -37,6 +37,7 @@ class Ledger:
         self._followers: dict[JobId, dict[JobId, None]] = {}  # a job's dependents, in id order
         self._groups: dict[str, dict[JobId, None]] = {}  # queued jobs by group
         self._changed: list[Job] = []
+        self._before: dict[JobId, Job | None] = {}  # the changed jobs, as they were
         self._touched: set[GpuId] = set()
         for job in jobs:
             self.put(job)
@@ -46,6 +47,7 @@ class Ledger:
         """Make `job` the current version."""
         old = self.jobs.get(job.id)
         self._changed.append(job)
+        self._before.setdefault(job.id, old)
         if old is None:
             for after in job.spec.after:
                 self._followers.setdefault(after.job, {})[job.id] = None
@@ -79,8 +81,13 @@ class Ledger:
         """Every version put since the last `forget_changes`, in order."""
         return tuple(self._changed)
 
+    def before(self) -> tuple[Job, ...]:
+        """The changed jobs as they were, except those that were not live."""
+        return tuple(job for job in self._before.values() if job)
+
     def forget_changes(self) -> None:
         self._changed.clear()
+        self._before.clear()
 
     def touched(self) -> set[GpuId]:
         """The GPUs on whose residents anything has changed since the last call."""

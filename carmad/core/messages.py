@@ -278,3 +278,4 @@ class Step:
     actions: tuple[Action, ...]
     drains: tuple[Drain, ...] | None = None  # all of them, if any changed
     failures: tuple[Failure, ...] = ()  # of plugins: the core's only input besides events
+    before: tuple[Job, ...] = ()  # the changed jobs as they were, if they were live

@@ -103,6 +103,7 @@ class Scheduler:
             tuple(self._actions),
             tuple(self._fleet.drains.values()) if self._drained else None,
             self._asked.failures,
+            self._ledger.before(),
         )
 
     def restore(

@@ -128,6 +128,10 @@ class JobSpec(JobOptions):
     array: ArrayTask | None = None
     umask: int = 0o022  # for all files that it creates, including its logs
 
+    def tells(self, what: str) -> bool:
+        """Whether its owner is told of it: one of `options.TOLD_OF`."""
+        return self.notify is not None and what in self.notify.split(",")
+
     @property
     def declared(self) -> Estimate | None:
         """The declared memory, as an estimate."""
@@ -256,6 +260,10 @@ class Job:
     @property
     def warned(self) -> bool:
         return self.current is not None and self.current.warned
+
+    @property
+    def nearing(self) -> bool:
+        return self.current is not None and self.current.nearing
 
     @property
     def stop(self) -> Cause | None:

@@ -16,6 +16,7 @@ from carmad.core.states import advance, stopping
 from carmad.core.types import Cause, GpuId, Job, JobState
 
 USAGE_SAVED_EVERY_S = 60.0
+NEARING = 0.8  # of the time limit
 PEAK_SAVED_AT = 1.25  # times the saved peak: then it is saved at once
 
 
@@ -157,6 +158,11 @@ class Watch:
         warn = job.spec.warn
         if left <= 0:
             return [self._stop(job, Cause.TIME_LIMIT)]
+        if job.spec.tells("limit80") and not job.nearing:
+            nearly = NEARING * job.spec.time_limit_s
+            if job.served_s < nearly <= elapsed:  # an earlier attempt may have told it
+                job = job.with_attempt(nearing=True)
+                self.ledger.put(job)
         if warn and not job.warned and left <= warn.before_s:
             warned = job.with_attempt(warned=True)
             self.ledger.put(warned)

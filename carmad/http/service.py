@@ -25,6 +25,7 @@ from carmad.engine.threads import run_in_threadpool
 from carmad.errors import CarmaError
 from carmad.gpu.source import Capabilities
 from carmad.guards import Trouble
+from carmad.http.events import Events
 from carmad.http.listing import Rows
 from carmad.http.tally import Tally, Waiting
 from carmad.learned.estimates import Guess
@@ -103,6 +104,7 @@ class Service(Follower):
     uid: int = field(default_factory=os.geteuid)
     tally: Tally = field(default_factory=Tally)
     endings: Endings = field(default_factory=Endings)
+    events: Events = field(init=False)
 
     slow: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))
     # Estimates: at a time, of them with more time for a script than usual, and of each user.
@@ -114,16 +116,21 @@ class Service(Follower):
     _scene: Scene | None = None
     stopping: bool = False
 
+    def __post_init__(self) -> None:
+        self.events = Events(str(int(self.started_at * 1000)))
+
     def committed(self, step: Step) -> None:
         self._scene = None
         self.tally.note(step)
         self.experience.committed(step)
         self.endings.note(step)
+        self.events.committed(step)
 
     def stop(self) -> None:
         """Called in any thread: answers waiters, since the core will not answer any more."""
         self.stopping = True
         self.endings.release()
+        self.events.wake()
 
     def now(self) -> float:
         return self.inbox.clock()

@@ -6,7 +6,8 @@ import sys
 
 from cli import client, output
 from cli.commands.options import add_json, add_select, add_user, selected
-from cli.jobs import exit_code, wait_for
+from cli.jobs import ENDED, exit_code, wait_for
+from cli.problems import Usage
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
@@ -57,11 +58,16 @@ def _ask(verb: str, options: Namespace) -> int:
 
 def wait_options(parser: Parser) -> None:
     add_select(parser)
+    parser.add_argument(
+        "--any", action="store_true", help="return when the first has ended, with its exit code"
+    )
     add_json(parser)
 
 
 def wait(options: Namespace) -> int:
     """Wait for jobs to end. Exits with the exit code of the first that failed, or 0."""
+    if options.any:
+        return _wait_any(selected(options.jobs), options.json)
     found = client.get("/v1/jobs", select=selected(options.jobs))["jobs"]
     ended = []
     for job in found:
@@ -71,3 +77,23 @@ def wait(options: Namespace) -> int:
     if options.json:
         output.print_json({"schema": 1, "jobs": ended})
     return next((code for job in ended if (code := exit_code(job))), 0)
+
+
+def _wait_any(select: str, as_json: bool) -> int:
+    from cli.stream import events
+
+    for event in events(output.note, select=select):
+        if event["event"] in ("watching", "missed"):  # from here on, no end is missed
+            jobs = client.get("/v1/jobs", select=select)["jobs"]
+            ended = [job for job in jobs if job["state"] in ENDED]
+        else:
+            ended = [event["job"]] if event["event"] == "ended" else []
+        if ended:
+            first = min(ended, key=lambda job: job.get("ended_at") or "")
+            job = client.get(f"/v1/jobs/{first['id']}")
+            if as_json:
+                output.print_json({"schema": 1, "jobs": [job]})
+            else:
+                print(f"job {job['label']}: {job['state'].replace('_', ' ')}")
+            return exit_code(job)
+    raise Usage("no job is selected", "see `carma queue`")

@@ -237,3 +237,36 @@ class ResultOut(TypedDict):
 class ResultsOut(TypedDict):
     schema: int
     results: list[ResultOut]
+
+
+class EventJobOut(TypedDict):
+    """The job of an event, as it was then. Its name is "-" for those who may not see it."""
+
+    id: int
+    label: str
+    user: str
+    name: str
+    state: str
+    code: str
+    attempt: int
+    gpus: list[str]
+
+
+class EventGpuOut(TypedDict):
+    id: str
+    index: int | None
+
+
+class EventOut(TypedDict):
+    """Something that happened. `event` is one of `carmad.core.happenings.Kind`; or `watching`, the
+    first of every answer; `missed`: some that happened before are not known any more; `over`, the
+    last: all the selected jobs have ended."""
+
+    id: str  # to go on after it
+    at: str
+    event: str
+    text: str  # for people
+    job: NotRequired[EventJobOut]
+    gpu: NotRequired[EventGpuOut]
+    count: NotRequired[int]  # of jobs, if they are several: the tasks of an array
+    cause: NotRequired[str]

@@ -1,0 +1,128 @@
+"""The latest happenings, and the streams of those who watch them.
+
+A stream has no buffer of its own, only a place among the latest happenings: who reads too slowly
+misses some, and is told so. The server drops who does not read at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+
+from carmad.core.happenings import Happening, Kind, happenings
+from carmad.core.messages import Discovered, Sampled, Step
+from carmad.core.types import Gpu, GpuId
+from carmad.loop import Follower
+
+KEPT = 4096
+STREAMS_PER_USER = 32
+
+
+class Events(Follower):
+    """`epoch` tells the happenings of this daemon from those of an earlier one."""
+
+    def __init__(self, epoch: str) -> None:
+        self._epoch = epoch
+        self._latest: deque[Happening] = deque(maxlen=KEPT)
+        self._count = 0  # of all so far
+        self._lock = threading.Lock()
+        self.gpus: dict[GpuId, Gpu] = {}
+        self._faults: dict[GpuId, str] = {}
+        self._news: set[asyncio.Event] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._streams: Counter[int] = Counter()
+        self.hears: Callable[[Sequence[Happening]], None] | None = None  # in the core's thread
+
+    def committed(self, step: Step) -> None:
+        """In the core's thread."""
+        new = [*(happenings(step) if step.jobs or step.drains is not None else ())]
+        for event in step.events:
+            if isinstance(event, Sampled | Discovered):
+                new += self._faulty(event)
+        if not new:
+            return
+        with self._lock:
+            self._latest.extend(new)
+            self._count += len(new)
+        if self.hears:
+            self.hears(new)
+        self.wake()
+
+    def wake(self) -> None:
+        """Let all streams look again; from any thread."""
+        if self._news and self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        for news in self._news:
+            news.set()
+
+    def _faulty(self, event: Sampled | Discovered) -> Iterator[Happening]:
+        """GPUs that have become faulty, or are no longer."""
+        if isinstance(event, Discovered):
+            self.gpus = {gpu.id: gpu for gpu in event.gpus}
+            return
+        for sample in event.samples:
+            if sample.fault == self._faults.get(sample.gpu):
+                continue
+            if sample.fault is None:
+                self._faults.pop(sample.gpu)
+                yield Happening(sample.at, Kind.GPU_BACK, gpu=sample.gpu)
+                continue
+            if sample.gpu not in self._faults:
+                yield Happening(sample.at, Kind.GPU_LOST, gpu=sample.gpu, detail=sample.fault)
+            self._faults[sample.gpu] = sample.fault
+
+    # -- for streams, in the loop's thread
+
+    def is_room(self, uid: int) -> bool:
+        """Whether this user may open another stream."""
+        return self._streams[uid] < STREAMS_PER_USER
+
+    @contextmanager
+    def stream(self, uid: int) -> Iterator[asyncio.Event]:
+        """Yields the event that is set when there is something new."""
+        self._loop, news = asyncio.get_running_loop(), asyncio.Event()
+        self._streams[uid] += 1
+        self._news.add(news)
+        try:
+            yield news
+        finally:
+            self._news.discard(news)
+            self._streams[uid] -= 1
+            if not self._streams[uid]:
+                del self._streams[uid]
+
+    @property
+    def place(self) -> int:
+        """After all happenings so far."""
+        return self._count
+
+    def name(self, place: int) -> str:
+        return f"{self._epoch}-{place}"
+
+    def after(self, name: str) -> int | None:
+        """The place of this name; None if it is not one of this daemon's."""
+        epoch, _, number = name.rpartition("-")
+        known = epoch == self._epoch and number.isdecimal() and len(number) < 16
+        return min(int(number), self._count) if known else None
+
+    def since(self, at: float) -> int:
+        """The place before the first kept happening at or after `at`."""
+        with self._lock:
+            kept = list(self._latest)
+            first = self._count - len(kept)
+        older = (n for n, each in enumerate(kept) if each.at >= at)
+        return first + next(older, len(kept))
+
+    def read(self, place: int, most: int) -> tuple[int, list[Happening]]:
+        """Up to `most` happenings after `place`, and the place before the first of them: later than
+        `place` if some are not kept any more."""
+        with self._lock:
+            first = self._count - len(self._latest)
+            begin = max(place, first)
+            return begin, list(islice(self._latest, begin - first, begin - first + most))
