@@ -120,6 +120,13 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class Interactive:
+    """Jobs at a terminal: `carma run` and `carma shell`."""
+
+    take_s: float = 30.0  # GPUs that are not taken within this time go to others
+
+
+@dataclass(frozen=True, slots=True)
 class Retention:
     ended_days: float = 90.0
     mib_per_user: int = 256  # disk for one user's jobs; beyond it, the oldest ended are deleted
@@ -153,6 +160,7 @@ class Settings:
     recovery: Recovery = field(default_factory=Recovery)
     collocation: Collocation = field(default_factory=Collocation)
     limits: Limits = field(default_factory=Limits)
+    interactive: Interactive = field(default_factory=Interactive)
     retention: Retention = field(default_factory=Retention)
     access: Access = field(default_factory=Access)
 

@@ -56,6 +56,8 @@ class Verb:
 
 VERBS = (
     Verb("submit", "submit", ITSELF, JOBS, ("sub",)),
+    Verb("run", "run", ITSELF, JOBS),
+    Verb("shell", "run", ITSELF, JOBS),
     Verb("queue", "queue", TYPER, JOBS, ("ps",)),
     Verb("show", "queue", TYPER, JOBS),
     Verb("why", "queue", TYPER, JOBS, ("explain",)),

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from carmad.attempt.launcher import ATTEMPT_VARIABLE
+from carmad.attempt.environment import ATTEMPT_VARIABLE
 from carmad.core.types import ENDED
 from carmad.gpu.card import Card, paths
 from tests.api_server import request

@@ -141,6 +141,7 @@ class Jobs:
         out["attempt"] = job.attempt
         out["recovering"] = job.retry is not None and not job.ended
         out["held"] = job.held
+        out["interactive"] = spec.interactive
         out["exclusive"] = job.exclusive
         out["shared"] = job.shared
         out["exit"] = exit_out(job.exit) if job.exit else None

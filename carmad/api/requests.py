@@ -132,7 +132,8 @@ class JobIn(Request):
     """A job, or with `array` many of them that differ in their index.
 
     `env` is what the submitter's shell has, and is scrubbed of secrets; `export` is what the
-    submitter named one by one, and is kept.
+    submitter named one by one, and is kept. `interactive`: the submitter runs the command itself,
+    once the job has GPUs and they were taken (`/v1/jobs/{label}/take`).
     """
 
     argv: Annotated[list[Text], Field(min_length=1, max_length=MAX_WORDS)]
@@ -148,6 +149,7 @@ class JobIn(Request):
     stdout: Path | None = None
     umask: Umask = "022"
     held: bool = False
+    interactive: bool = False
     dry_run: bool = False
 
 

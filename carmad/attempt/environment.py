@@ -14,6 +14,8 @@ from pathlib import Path
 from carmad import hooks
 from carmad.core.types import GpuId, Job, Mode
 
+ATTEMPT_VARIABLE = "CARMA_ATTEMPT_DIR"  # in the job's environment: identifies its processes
+
 # Where the conda wrapper reports why it could not start the program, for the supervisor.
 REPORT_FD = 9
 
@@ -47,6 +49,18 @@ _MPS = _PIPE, _LOG, _LIMIT = (
     "CUDA_MPS_PIPE_DIRECTORY",
     "CUDA_MPS_LOG_DIRECTORY",
     "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
+)
+# What only some jobs have: one that is started from within another must not inherit it.
+_PER_JOB = (
+    *_MPS,
+    *(f"{who}_ARRAY_{what}_ID" for who in ("CARMA", "SLURM") for what in ("JOB", "TASK")),
+    "CARMA_GPU_MEM_MB",
+    "CARMA_ACCUMULATION_STEPS",
+    "CARMA_BATCH_SIZE",
+)
+_CHOSEN = re.compile(
+    r"(CARMA|SLURM)_.*|CUDA_(VISIBLE_DEVICES|DEVICE_ORDER|MPS_.*)|PYTHONPATH|KINETO_LOG_LEVEL"
+    r"|XLA_.*|TF_FORCE_GPU_ALLOW_GROWTH"
 )
 _XLA_MEMORY = (
     "XLA_PYTHON_CLIENT_PREALLOCATE",
@@ -151,6 +165,13 @@ def job_environment(
     for name in _MPS:
         env.pop(name, None)
     return env | mps_environment(gpus, mps_pipe, mps_log, job.limit_mib)
+
+
+def at_a_terminal(env: Mapping[str, str]) -> dict[str, str | None]:
+    """The part of an attempt's environment that CARMA chose; None: to be unset. The rest is the
+    shell's own, which may have what the job's stored copy lacks."""
+    ours = {name: value for name, value in env.items() if _CHOSEN.fullmatch(name)}
+    return dict.fromkeys(_PER_JOB) | ours
 
 
 def _user(uid: int) -> dict[str, str]:

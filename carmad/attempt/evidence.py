@@ -10,17 +10,20 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import psutil
 
+from carmad.attempt.environment import ATTEMPT_VARIABLE
 from carmad.core.types import GpuId, GpuSample, Job, JobId
 
 KEPT_S = 20.0  # of readings: child processes may outlive the main process by some seconds
 KNOWN_S = 60.0  # of an ended attempt: the driver may still list its processes for a while
 FULL = 0.03  # a GPU is full if a smaller share of its memory is free
 
+T = TypeVar("T")
 Key = tuple[JobId, int]  # a job and the number of its attempt
 
 
@@ -45,6 +48,7 @@ class Evidence:
         self._lock = threading.Lock()
         self._attempts: dict[Key, _Attempt] = {}
         self._supervisors: dict[int, Key] = {}
+        self._marked: dict[tuple[int, str], Key] = {}
         self._owners: dict[int, Key] = {}  # of processes that used a GPU, by pid
         self._looks: dict[GpuId, tuple[float, frozenset[int]]] = {}  # when begun; pids on the GPU
         self._asked: set[GpuId] = set()
@@ -52,16 +56,21 @@ class Evidence:
 
     # -- for the shepherd
 
-    def supervised(self, attempt: Key, pid: int) -> None:
-        """Process `pid` supervises the attempt: its descendants belong to the attempt."""
+    def supervised(self, attempt: Key, *pids: int, marked: tuple[int, str] | None = None) -> None:
+        """These processes supervise or run the attempt: their descendants belong to it. So do
+        those that are `marked`: processes of this uid, with this ATTEMPT_VARIABLE."""
         with self._lock:
-            self._supervisors[pid] = attempt
+            self._supervisors.update(dict.fromkeys(pids, attempt))
             self._attempts.setdefault(attempt, _Attempt())
+            if marked:
+                self._marked[marked] = attempt
 
     def unsupervised(self, pid: int) -> None:
         """That supervisor has ended, and its attempt with it."""
         with self._lock:
-            attempt = self._supervisors.pop(pid)
+            attempt = self._supervisors[pid]
+            self._supervisors = _without(self._supervisors, attempt)
+            self._marked = _without(self._marked, attempt)
             self._attempts[attempt].ended_at = time.monotonic()
 
     def memory_gone(self, job: Job) -> bool:
@@ -143,11 +152,11 @@ class Evidence:
 
     def attempt_of(self, pid: int) -> Key | None:
         """The attempt that a process belongs or belonged to: that of the supervisor among its
-        ancestors."""
+        ancestors, or the one that it is marked with."""
         with self._lock:
             known = self._owners.get(pid)
             was = self._attempts[known].processes.get(pid) if known else None
-            supervisors = dict(self._supervisors)
+            supervisors, marked = dict(self._supervisors), dict(self._marked)
         try:
             process = psutil.Process(pid)
             if process == was:
@@ -155,11 +164,11 @@ class Evidence:
             ancestor: psutil.Process | None = process
             while ancestor is not None and ancestor.pid not in supervisors:
                 ancestor = ancestor.parent()
+            owner = supervisors[ancestor.pid] if ancestor else _by_mark(process, marked)
         except psutil.Error:  # it is gone
             return known
-        if ancestor is None:
+        if owner is None:
             return None
-        owner = supervisors[ancestor.pid]
         with self._lock:
             if attempt := self._attempts.get(owner):
                 self._owners[pid] = owner
@@ -181,6 +190,21 @@ class Evidence:
             readings = list(known.readings) if known else []
         in_time = [reading for reading in readings if reading.at <= until] or readings[:1]
         return bool(in_time) and in_time[-1].full
+
+
+def _without(found: dict[T, Key], attempt: Key) -> dict[T, Key]:
+    return {key: its for key, its in found.items() if its != attempt}
+
+
+def _by_mark(process: psutil.Process, marked: Mapping[tuple[int, str], Key]) -> Key | None:
+    """The attempt with which a process is marked, whatever became of its parents."""
+    uid = process.uids().real if marked else None
+    if not any(uid == owner for owner, _ in marked):
+        return None
+    try:
+        return marked.get((process.uids().real, process.environ().get(ATTEMPT_VARIABLE, "")))
+    except psutil.AccessDenied:
+        return None
 
 
 def _is_full(sample: GpuSample) -> bool:

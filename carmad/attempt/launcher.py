@@ -15,12 +15,12 @@ from pathlib import Path
 
 from carmad import units
 from carmad.attempt import folders, supervisor
-from carmad.attempt.environment import REPORT_FD, command, log_paths
+from carmad.attempt.callers import Process
+from carmad.attempt.environment import ATTEMPT_VARIABLE, REPORT_FD, command, log_paths
 from carmad.core.types import FOR_GOOD, Job, JobId
 from carmad.errors import CarmaError
 
 UNIT_EXISTS = ("already loaded", "already exists")  # systemd's wording, now and in the past
-ATTEMPT_VARIABLE = "CARMA_ATTEMPT_DIR"  # in the job's environment: identifies its processes
 
 
 class NotNow(CarmaError):
@@ -49,16 +49,22 @@ class Launcher:
         except OSError as error:
             raise CarmaError(f"cannot make the directory {jobs}: {error.strerror}") from error
 
-    def launch(self, job: Job, env: Mapping[str, str]) -> None:
+    def launch(
+        self, job: Job, env: Mapping[str, str], follow: Process | None = None
+    ) -> Mapping[str, str]:
         """Start a supervisor for the job's current attempt, unless one has started it or it was
-        revoked.
+        revoked. Returns the attempt's complete environment.
 
+        `follow`: the job's command is run by this process, so the supervisor does not.
         Raises NotNow, or another CarmaError if the attempt can never start.
         """
         directory = attempt_dir(self._state_dir, job.id, job.attempt)
+        env = {**env, ATTEMPT_VARIABLE: str(directory)}
         if self.begun(job) or supervisor.why_stopped(directory) == supervisor.REVOKED:
-            return
-        fields = launch_fields(job, {**env, ATTEMPT_VARIABLE: str(directory)}, self._kill_grace_s)
+            return env
+        fields = launch_fields(job, {} if follow else env, self._kill_grace_s)
+        if follow:
+            fields += f"follow={follow.pid} {follow.start_ticks}\0".encode()
         self.reap()
         try:
             directory.mkdir(mode=0o700, exist_ok=True)
@@ -73,6 +79,7 @@ class Launcher:
             why = error.strerror or str(error)
             hint = f"check the free space in {self._state_dir}, memory and the process limit"
             raise NotNow(f"cannot start a supervisor: {why}", hint) from error
+        return env
 
     def stop(self, job: Job, grace_s: float) -> None:
         """SIGTERM all the job's processes, and SIGKILL them after `grace_s`. Takes effect even if

@@ -1,9 +1,10 @@
-"""A job's processes, which are all descendants of this one: signals, ends and reaps them.
+"""A job's processes: signals, ends and reaps them. They are all descendants of this one, except
+those that the job's owner started and that are followed.
 
 Part of the supervisor's program, so imports are few (see there).
 """
 # pathlib and contextlib would cost more to import than the supervisor takes to start a job:
-# ruff: noqa: PTH102, PTH110, PTH119, PTH208, SIM105
+# ruff: noqa: PTH102, PTH110, PTH116, PTH119, PTH208, SIM105
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ import os
 import time
 
 LEFTOVER_GRACE_S = 5.0  # for processes that outlive the job's main process
-SIGKILL, SIGTERM, SIGCONT, SIGSTOP = 9, 15, 18, 19  # `signal` is imported only later
+SIGHUP, SIGKILL, SIGTERM, SIGCONT, SIGSTOP = 1, 9, 15, 18, 19  # `signal` is imported only later
+UNKNOWN = -1  # the status of a process that ended unseen
+LOOK_S = 0.1  # how often to look for processes that are not our children
 
 
 def read_file(path: str) -> bytes:
@@ -92,22 +95,57 @@ def oom_kills(cgroup: str | None) -> int | None:
     return None
 
 
-def descendants() -> dict[int, int]:
-    """Every descendant of ours: pid and start time. As a subreaper, we inherit orphans, too."""
+def descendants(others: dict[int, int] | None = None) -> dict[int, int]:
+    """Every descendant of ours, and `others` with theirs: pid and start time. As a subreaper, we
+    inherit orphans, too."""
     children: dict[int, list[tuple[int, int]]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             found = process_stat(int(name))
             if found is not None:
                 children.setdefault(found[0], []).append((int(name), found[1]))
-    below: dict[int, int] = {}
-    queue = [os.getpid()]
+    below = dict(others or {})
+    queue = [os.getpid(), *below]
     while queue:
         for pid, start in children.get(queue.pop(), ()):
             if pid not in below:
                 below[pid] = start
                 queue.append(pid)
     return below
+
+
+def running(pid: int, start: int) -> bool:
+    """False also for a zombie, and for another process with that pid."""
+    try:
+        fields = read_file(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    except OSError:
+        return False
+    return int(fields[19]) == start and fields[0] not in (b"Z", b"X")
+
+
+def end_of(pid: int, start: int) -> int:
+    """The status of an ended process whose parent has not waited for it yet, as wait() gives it;
+    UNKNOWN if that is over, or the kernel does not tell us."""
+    try:
+        fields = read_file(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+        told = os.geteuid() in (0, os.stat(f"/proc/{pid}").st_uid)
+    except OSError:
+        return UNKNOWN
+    return int(fields[49]) if told and int(fields[19]) == start else UNKNOWN
+
+
+def marked(uid: int, mark: bytes) -> dict[int, int]:
+    """The user's processes with this variable in their environment: pid and start time."""
+    found = {}
+    for name in os.listdir("/proc"):
+        try:
+            if name.isdigit() and os.stat(f"/proc/{name}").st_uid == uid:
+                stat = process_stat(int(name))
+                if stat is not None and mark in read_file(f"/proc/{name}/environ").split(b"\0"):
+                    found[int(name)] = stat[1]
+        except OSError:
+            pass  # gone, or not to be read
+    return found
 
 
 def send(pid: int, start: int, signum: int) -> None:
@@ -128,10 +166,11 @@ def send(pid: int, start: int, signum: int) -> None:
         os.close(fd)
 
 
-def catches(pid: int, signum: int) -> bool:
+def handles(pid: int, signum: int, how: bytes = b"SigCgt:") -> bool:
+    """Whether it catches that signal; with `how` SigIgn, whether it ignores it."""
     try:
         for line in read_file(f"/proc/{pid}/status").splitlines():
-            if line.startswith(b"SigCgt:"):
+            if line.startswith(how):
                 return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
     except OSError:
         pass
@@ -139,18 +178,43 @@ def catches(pid: int, signum: int) -> bool:
 
 
 class Tree:
-    """The job's main process and every descendant, whatever session or parent it chose."""
+    """The job's main process and every descendant, whatever session or parent it chose.
 
-    def __init__(self, main: int, cgroup: str | None) -> None:
+    `uid`, `mark`: also the user's processes with this variable, once any process is followed.
+    """
+
+    def __init__(self, main: int, cgroup: str | None, uid: int = -1, mark: bytes = b"") -> None:
         self.main = main
-        self.status: int | None = None  # of the main process, as wait() gives it
+        self.status: int | None = None  # of the main process, as wait() gives it, or UNKNOWN
         self.main_ended_boot_s: float | None = None
         self.stopped = False
         self.cause = ""  # why it was stopped, as given by the daemon
         self.interrupted = False
         self.cgroup = cgroup
+        self._uid = uid
+        self._mark = mark
+        self._followed: dict[int, int] = {}  # processes that we did not start: pid and start time
         self._deadline: float | None = None  # monotonic; SIGKILL from then on
         self._pause_s = 0.02
+
+    def follow(self, pid: int, start: int) -> None:
+        """This process and its descendants, which we did not start, belong to the job."""
+        self._followed[pid] = start
+        if self.cgroup is not None and running(pid, start):
+            tell_kernel(f"{self.cgroup}/cgroup.procs", b"%d" % pid)
+
+    def everyone(self) -> dict[int, int]:
+        """All live processes of the job: pid and start time."""
+        if not self._followed:
+            return descendants()
+        known = {pid: start for pid, start in self._followed.items() if running(pid, start)}
+        return descendants(known | marked(self._uid, self._mark))
+
+    def main_ended(self) -> None:
+        """The main process, which we did not start, has ended."""
+        self.status = end_of(self.main, self._followed[self.main])
+        self.main_ended_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        self.end(LEFTOVER_GRACE_S)
 
     def reap(self) -> bool:
         """Reap ended processes. True when none is left alive."""
@@ -158,7 +222,9 @@ class Tree:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                return True
+                if not self._followed:
+                    return True
+                return self.status is not None and not self.everyone()
             if pid == 0:
                 if self.status is not None:
                     self.end(LEFTOVER_GRACE_S)
@@ -189,15 +255,15 @@ class Tree:
         """
         if not 0 < signum <= 64:
             return
-        everyone = descendants()
-        chosen = [pid for pid in everyone if catches(pid, signum)] or list(everyone)
+        everyone = self.everyone()
+        chosen = [pid for pid in everyone if handles(pid, signum)] or list(everyone)
         for pid in chosen:
             send(pid, everyone[pid], signum)
 
     def end(self, grace_s: float) -> None:
         """SIGTERM all, SIGKILL them after `grace_s`. A repeated call can only shorten the grace."""
         if self._deadline is None:
-            for pid, start in descendants().items():
+            for pid, start in self.everyone().items():
                 send(pid, start, SIGTERM)
                 send(pid, start, SIGCONT)  # a stopped process would never see its SIGTERM
             self._deadline = time.monotonic() + grace_s
@@ -208,11 +274,21 @@ class Tree:
         if self._deadline is None:
             return None
         left = self._deadline - time.monotonic()
+        if left > 0 and self._followed:
+            self._hang_up()
+            return min(left, LOOK_S)
         if left > 0:
             return min(left, 3600.0)
         self._kill()
         self._pause_s = min(1.0, 2 * self._pause_s)
         return self._pause_s
+
+    def _hang_up(self) -> None:
+        """SIGHUP to shells, once only they are left: at a terminal they ignore SIGTERM."""
+        everyone = self.everyone()
+        if all(handles(pid, SIGTERM, b"SigIgn:") for pid in everyone):
+            for pid, start in everyone.items():
+                send(pid, start, SIGHUP)
 
     def _kill(self) -> None:
         if self.cgroup is not None:
@@ -220,7 +296,7 @@ class Tree:
         # Freeze before killing: a process that forks faster than we read /proc would escape.
         frozen: dict[int, int] = {}
         for _ in range(10):
-            fresh = {pid: start for pid, start in descendants().items() if pid not in frozen}
+            fresh = {pid: start for pid, start in self.everyone().items() if pid not in frozen}
             if not fresh:
                 break
             for pid, start in fresh.items():

@@ -35,6 +35,7 @@ class Started:
     start_ticks: Annotated[int, Field(ge=0, lt=1 << 63)]
     boot_id: _Text
     at: _Seconds
+    follows: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None  # a main process of the owner's
 
 
 @with_config(_SOUND)

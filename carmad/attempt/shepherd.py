@@ -21,8 +21,9 @@ from pathlib import Path
 import psutil
 
 from carmad.attempt import records, supervisor
+from carmad.attempt.environment import ATTEMPT_VARIABLE
 from carmad.attempt.evidence import Evidence
-from carmad.attempt.launcher import ATTEMPT_VARIABLE, Launcher, attempt_dir
+from carmad.attempt.launcher import Launcher, attempt_dir
 from carmad.attempt.process_tree import process_stat
 from carmad.core.types import FOR_GOOD, Cause, Job, JobId
 from carmad.engine.clock import boot_id, boottime
@@ -176,7 +177,12 @@ class Shepherd:
             self._end(attempt, self._read_end(attempt))
         else:
             self._poller.register(attempt.pidfd, select.POLLIN)
-            self._evidence.supervised((attempt.job.id, attempt.job.attempt), started.pid)
+            key, spec = (attempt.job.id, attempt.job.attempt), attempt.job.spec
+            if started.follows is None:
+                self._evidence.supervised(key, started.pid)
+            else:
+                pids, mark = (started.pid, started.follows), (spec.uid, str(attempt.directory))
+                self._evidence.supervised(key, *pids, marked=mark)
 
     def _give_up(self, attempt: _Attempt) -> None:
         """Report that no supervisor started, unless one has started just now."""

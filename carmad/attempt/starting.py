@@ -57,6 +57,8 @@ class Launch:
         self.stdout = fields[b"stdout"]
         self.stderr = fields[b"stderr"]
         self.grace_s = float(fields[b"grace_s"])
+        # A process that the job's owner started: pid and start time. Then nothing else is run.
+        self.follow = tuple(map(int, fields[b"follow"].split())) if b"follow" in fields else None
         # Where a wrapper (conda's) can report that the program could not be started.
         self.report_fd = int(fields[b"report_fd"]) if b"report_fd" in fields else None
 

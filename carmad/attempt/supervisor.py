@@ -5,8 +5,9 @@ import, so `signal` and `json` are imported after the fork. In the attempt direc
 
 - `launch`   what to run (`Launch`), written by the launcher
 - `lock`     held (flock) for as long as a supervisor lives
-- `started`  JSON: pid, start_ticks, boot_id, at. On disk before the job is forked; if it exists,
-             no supervisor starts the job again
+- `started`  JSON: pid, start_ticks, boot_id, at; `follows`: the pid of the main process, if the
+             job's owner started it. On disk before the job is forked; if it exists, no supervisor
+             starts the job again
 - `control`  FIFO; lines `signal NUMBER`, `stop GRACE_S` and, before a stop, `because CAUSE`: a
              separate line, as supervisors of 0.1.0 ignore lines that they do not know
 - `stop`     if it exists, the job is not started: a stop that came before we read `control`, or
@@ -34,6 +35,7 @@ import time
 from carmad.attempt.process_tree import (
     SIGKILL,
     SIGTERM,
+    UNKNOWN,
     Tree,
     job_cgroup,
     oom_kills,
@@ -139,8 +141,9 @@ def run_job(launch: Launch, cgroup: str | None, header: bytes, report: int) -> N
     start_program(launch, report)
 
 
-def watch(tree: Tree, control: int, report: int, grace_s: float) -> bytes:
-    """Serve the job until none of its processes is left. Returns what came over `report`."""
+def watch(tree: Tree, control: int, report: int, grace_s: float, followed: bool = False) -> bytes:
+    """Serve the job until none of its processes is left. Returns what came over `report`; if the
+    main process is `followed`, that is a pidfd of it."""
     import json  # noqa: F401 - needed at the end, when Python may have been upgraded
     import signal
 
@@ -159,6 +162,10 @@ def watch(tree: Tree, control: int, report: int, grace_s: float) -> bytes:
     while not tree.reap():
         pause_s = tree.press()
         for fd, _ in poller.poll(None if pause_s is None else 1 + pause_s * 1000):
+            if followed and fd == report:
+                tree.main_ended()
+                poller.unregister(report)
+                continue
             data = os.read(fd, REPORT_BYTES)
             if fd == report:
                 said = (said + data)[:REPORT_BYTES]
@@ -171,10 +178,11 @@ def watch(tree: Tree, control: int, report: int, grace_s: float) -> bytes:
             elif SIGTERM in data:
                 tree.interrupted = tree.interrupted or tree.status is None
                 tree.end(grace_s)
-    try:
-        said += os.read(report, REPORT_BYTES)
-    except BlockingIOError:
-        pass
+    if not followed:
+        try:
+            said += os.read(report, REPORT_BYTES)
+        except BlockingIOError:
+            pass
     return said
 
 
@@ -251,8 +259,31 @@ def keep(name: str, data: bytes) -> None:
             time.sleep(1.0)
 
 
-def supervise() -> None:
-    """Run the attempt in the current directory, from `started` to `exit`."""
+def open_followed(pid: int, start: int) -> int:
+    """A pidfd of that process; -1 if it is gone."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        return -1
+    found = process_stat(pid)  # from here on, the pidfd cannot refer to another one
+    if found is None or found[1] != start:
+        os.close(pidfd)
+        return -1
+    return pidfd
+
+
+def how_it_ended(status: int) -> tuple[int | None, int | None]:
+    """The exit code, or the signal; neither if that is not known."""
+    if status == UNKNOWN:
+        return None, None
+    if os.WIFSIGNALED(status):
+        return None, os.WTERMSIG(status)
+    return os.WEXITSTATUS(status), None
+
+
+def supervise(directory: str) -> None:
+    """Run the attempt in the current directory, from `started` to `exit`. `directory`: the same,
+    as its processes have it in their environment."""
     block(SIGTERM)  # until `watch` can handle it
     for signum in (SIGHUP, SIGINT):
         libc.signal(signum, SIG_IGN)
@@ -265,32 +296,42 @@ def supervise() -> None:
     own = process_stat(os.getpid())
     assert own is not None
     boot_id = read_file("/proc/sys/kernel/random/boot_id").decode().strip()
+    unit = own_cgroup()
+    kills_before = oom_kills(unit)
+    tree = Tree(0, job_cgroup(unit), launch.uid, b"CARMA_ATTEMPT_DIR=" + os.fsencode(directory))
+    report, follows = -1, "null"
+    if launch.follow:
+        tree.main, start = launch.follow
+        follows = str(tree.main)
+        report = open_followed(tree.main, start)
+        tree.follow(tree.main, start)  # before `started`, which lets it begin
     write_durably(
         STARTED,
-        f'{{"pid": {os.getpid()}, "start_ticks": {own[1]}, '
-        f'"boot_id": "{boot_id}", "at": {started_at}}}\n'.encode(),
+        f'{{"pid": {os.getpid()}, "start_ticks": {own[1]}, "boot_id": "{boot_id}", '
+        f'"at": {started_at}, "follows": {follows}}}\n'.encode(),
     )
     sync_directory("..")  # the launcher made our directory without syncing it
 
-    unit = own_cgroup()
-    kills_before = oom_kills(unit)
     said = b""
-    code: int | None = None
-    killed_by: int | None = None
-    tree = Tree(0, job_cgroup(unit))
     # `control` is open, so a stop has either left `stop` by now or will come through the FIFO.
-    if os.path.lexists(STOP):
-        tree.stopped, killed_by = True, SIGTERM
-        tree.cause = why_stopped()
+    stopped = os.path.lexists(STOP)
+    if stopped:
+        tree.stopped, tree.cause = True, why_stopped()
+    if launch.follow and report < 0:
+        tree.status = UNKNOWN
+        said = b"the process that was to run the job is gone\n"
+    elif launch.follow:
+        if stopped:
+            tree.end(0.0)
+        watch(tree, control, report, launch.grace_s, followed=True)
+    elif stopped:
+        tree.status = SIGTERM
     else:
         header = attempt_header()
         tree.main, report = fork(lambda report: run_job(launch, tree.cgroup, header, report))
         said = watch(tree, control, report, launch.grace_s)
-        assert tree.status is not None
-        if os.WIFSIGNALED(tree.status):
-            killed_by = os.WTERMSIG(tree.status)
-        else:
-            code = os.WEXITSTATUS(tree.status)
+    assert tree.status is not None
+    code, killed_by = how_it_ended(tree.status)
     kills_after = oom_kills(unit)
 
     import json
@@ -298,7 +339,8 @@ def supervise() -> None:
     begins, error = split_report(said)
     message, _, hint = error.decode("utf-8", "replace").strip().partition("\n")
     try:
-        write_durably(TAIL, read_tails(launch, begins))
+        if not launch.follow:
+            write_durably(TAIL, read_tails(launch, begins))
     except OSError:
         pass  # the tail is optional, `exit` is not
     record = {
@@ -328,7 +370,7 @@ def main() -> None:
     except BlockingIOError:
         return  # another supervisor is running
     if not os.path.exists(STARTED):
-        supervise()
+        supervise(sys.argv[1])
 
 
 def program(module: str) -> list[str]:

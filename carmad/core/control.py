@@ -42,6 +42,8 @@ def requeue(job: Job, ended: Mapping[JobId, JobState]) -> Verdict:
     """Run an ended job again, under the same id. `ended`: how its dependencies ended."""
     if not job.ended:
         return _refused(f"has not ended: it is {_words(job.state)}")
+    if job.spec.interactive:
+        return _refused("ran at a terminal: run it there again")
     if culprit := never_satisfied(job, ended):
         return _refused(f"depends on job {culprit}, which ended as {_words(ended[culprit])}")
     return Verdict("requeued")

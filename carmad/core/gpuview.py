@@ -152,10 +152,12 @@ def settling(
 ) -> Reason | None:
     """Whether a resident started too recently to judge the GPU's load (CARMA paper, Table 2).
 
-    A job that has run no kernel for `first_kernel_timeout_s` no longer keeps others away.
+    A job that has run no kernel for `first_kernel_timeout_s` no longer keeps others away; one at a
+    terminal, whose owner may be thinking, does so for a window only.
     """
-    window_s, patience_s = monitor.window_s, monitor.first_kernel_timeout_s
+    window_s = monitor.window_s
     for job in residents:
+        patience_s = window_s if job.spec.interactive else monitor.first_kernel_timeout_s
         if job.state is JobState.STOPPING:
             continue
         waited = 0.0 if job.started_at is None else now - job.started_at

@@ -127,6 +127,7 @@ class JobSpec(JobOptions):
     after: tuple[After, ...] = ()
     array: ArrayTask | None = None
     umask: int = 0o022  # for all files that it creates, including its logs
+    interactive: bool = False  # its owner's own process, at a terminal, runs it
 
     def tells(self, what: str) -> bool:
         """Whether its owner is told of it: one of `options.TOLD_OF`."""

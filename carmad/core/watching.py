@@ -143,7 +143,7 @@ class Watch:
     def _note_untouched(self, job: Job, elapsed: float) -> None:
         """TTFK timeout: the job gets a note, and its GPUs take other jobs again."""
         patience = self._settings.monitor.first_kernel_timeout_s
-        if elapsed < patience:
+        if elapsed < patience or job.spec.interactive:
             return
         seen, gpus = dict(job.kernels), self._fleet.gpus
         for gpu in job.gpus:

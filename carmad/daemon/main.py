@@ -105,6 +105,7 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
             mps,
             grace_s,
             _job_env(settings, where),
+            settings.interactive.take_s,
         )
         trained = _on_trained(inbox)
         models = Models(state_dir / "models", store, settings.models.retrain_days, trained)
@@ -120,6 +121,7 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
                 settings, scene, monitor.capabilities(), store, own_units, mps, troubles()
             ),
             models,
+            terminals=world,
             config_path=str(config) if config else None,
             config_toml=configfile.dump(settings),
             troubles=troubles,

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from threading import Event, Timer
 
-from carmad.attempt.environment import job_environment
+from carmad.attempt.callers import Process, Taken
+from carmad.attempt.environment import at_a_terminal, command, job_environment
 from carmad.attempt.evidence import Evidence
 from carmad.attempt.launcher import Launcher, NotNow
 from carmad.attempt.shepherd import Ended, Shepherd
@@ -61,7 +63,8 @@ class DaemonWorld(Follower):
     may take long, go to others.
 
     `estimate` answers for one job, patiently or not, until the event is set; `whole` adds the job's
-    complete environment; `extra_env` goes to every job (the directory of the emulated GPUs).
+    complete environment; `extra_env` goes to every job (the directory of the emulated GPUs);
+    `take_s`: how long GPUs wait for a job's owner at a terminal.
     """
 
     def __init__(
@@ -75,8 +78,10 @@ class DaemonWorld(Follower):
         mps: Mps | None,
         kill_grace_s: float,
         extra_env: dict[str, str],
+        take_s: float = 30.0,
     ) -> None:
         self._inbox = inbox
+        self._take_s = take_s
         self._whole = whole
         self._launcher = launcher
         self._evidence = evidence
@@ -88,6 +93,7 @@ class DaemonWorld(Follower):
         # Launches to retry, and what prevents them. Used only by the thread "hands".
         self._postponed: OrderedDict[JobId, Job] = OrderedDict()
         self._outage: CarmaError | None = None
+        self._offers: dict[JobId, Job] = {}  # jobs whose owner is to take their GPUs; likewise
         self._again_after_s = AGAIN_AFTER_S
         self._pauses = Threads(1, "pauses")
         self._closed = Event()
@@ -148,10 +154,61 @@ class DaemonWorld(Follower):
             if isinstance(action, Launch | Stop):
                 self.shepherd.watch(action.job)  # it reports an attempt that never started
 
+    # -- jobs at a terminal
+
+    def take(self, job: JobId, process: Process) -> Future[Taken]:
+        """Let a process of the owner's run the job, which has been offered its GPUs.
+
+        Raises CarmaError in the future."""
+        return self._hands.submit(self._take, job, process)
+
+    def begun(self, job: Job) -> bool:
+        """Whether the job's current attempt is supervised, so that it may begin."""
+        return self._launcher.begun(job)
+
+    def _take(self, id: JobId, process: Process) -> Taken:
+        job = self._offers.get(id)
+        if job is None:
+            raise CarmaError(f"job {id} has no GPUs to take", "They were taken, or go to others.")
+        env = self._start(job, process)
+        del self._offers[id]
+        return Taken(job, command(job), at_a_terminal(env))
+
+    def _offer(self, job: Job) -> None:
+        """Hold the GPUs for its owner's process, for a while."""
+        if job.id not in self._offers:
+            self._inbox.post(Postponed(self._inbox.clock(), job.id, job.attempt))
+            timer = Timer(self._take_s, self._later, (lambda: self._lapse(job),))
+            timer.daemon = True
+            timer.start()
+        self._offers[job.id] = job
+
+    def _lapse(self, job: Job) -> None:
+        if self._offers.get(job.id) == job:
+            del self._offers[job.id]
+            why = f"nobody at its terminal took its GPUs within {self._take_s:g} s"
+            exit = Exit(Cause.CANCELLED, evidence=why)
+            self._report(job, exit, stop=Cause.CANCELLED)
+
+    # -- launches
+
     def _launch(self, job: Job) -> None:
+        if job.spec.interactive and not self._launcher.begun(job):
+            self._offer(job)
+            return
         if self._outage:  # a try may take half a minute, and stops wait behind it
             self._postpone(job, self._outage)
             return
+        try:
+            self._start(job)
+        except (NotNow, StoreFull) as error:
+            self._begin_outage(error)
+            self._postpone(job, error)
+        except CarmaError as error:
+            self._report(job, _not_launched(error.message, error.hint))
+
+    def _start(self, job: Job, process: Process | None = None) -> Mapping[str, str]:
+        """Start the attempt's supervisor; returns the attempt's environment. Raises CarmaError."""
         pipe = logs = None
         # Launches are repeated after a restart: what has begun keeps the daemon that it was given.
         if job.mode is Mode.MPS and self._mps and not self._launcher.begun(job):
@@ -160,19 +217,13 @@ class DaemonWorld(Follower):
                 pipe, logs = self._mps.pipe(job.gpus[0]), self._mps.log(job.gpus[0])
             except CarmaError as error:
                 self._notice(job.id, f"runs without MPS: {error}")
-        try:
-            whole = replace(job, spec=self._whole(job.spec))
-            env = job_environment(whole, job.gpus, mps_pipe=pipe, mps_log=logs)
-            self._launcher.launch(job, env | self._extra_env)
-        except (NotNow, StoreFull) as error:
-            self._begin_outage(error)
-            self._postpone(job, error)
-        except CarmaError as error:
-            self._report(job, _not_launched(error.message, error.hint))
-        else:
-            if job.id in self._postponed or job.started_at is None:
-                self._inbox.post(Postponed(self._inbox.clock(), job.id, job.attempt, over=True))
-            self.shepherd.watch(job)
+        whole = replace(job, spec=self._whole(job.spec))
+        env = job_environment(whole, job.gpus, mps_pipe=pipe, mps_log=logs)
+        complete = self._launcher.launch(job, env | self._extra_env, process)
+        if process or job.id in self._postponed or job.started_at is None:
+            self._inbox.post(Postponed(self._inbox.clock(), job.id, job.attempt, over=True))
+        self.shepherd.watch(job)
+        return complete
 
     def _postpone(self, job: Job, error: CarmaError) -> None:
         """Failing the job instead would fail the whole queue, one job after the other."""
@@ -221,7 +272,7 @@ class DaemonWorld(Follower):
             self._hands.submit(do)
 
     def _stop(self, job: Job) -> None:
-        waited = self._postponed.pop(job.id, None) is not None
+        waited = bool(self._postponed.pop(job.id, None)) | bool(self._offers.pop(job.id, None))
         self._launcher.stop(job, self._kill_grace_s)
         if waited and not self._launcher.begun(job):
             exit = Exit(Cause.LOST, evidence="it had not started yet")
@@ -265,6 +316,9 @@ class DaemonWorld(Follower):
             return Exit(Cause.LOST, evidence="it did not start: no supervisor started in time")
         if ended.lost:
             return Exit(Cause.LOST, evidence="its supervisor is gone: a reboot, or it was killed")
+        if ended.code is None and ended.signal is None and not ended.stopped:
+            evidence = "how it ended is not known: whoever had started it was gone by then"
+            return Exit(Cause.FAILURE, evidence=evidence)
         until = ended.main_ended_at or ended.ended_at
         return classify(
             ended.code,

@@ -69,6 +69,7 @@ class Call:
     service: Service
     peer: Peer
     turn: Turn
+    pid: int  # of the process that made the connection; it may have been reused since
 
     def may_touch(self, job: Job) -> bool:
         return self.peer.admin or job.spec.uid == self.peer.uid
@@ -101,7 +102,8 @@ async def _call(request: Request) -> Call:
     if not isinstance(credentials, Credentials):
         raise Forbidden("the caller is unknown", "The API is served on a unix socket only.")
     peers: Peers = request.app.state.peers
-    return Call(request.app.state.service, await peers.peer(credentials), state["turn"])
+    peer = await peers.peer(credentials)
+    return Call(request.app.state.service, peer, state["turn"], credentials.pid)
 
 
 Asked = Annotated[Call, Depends(_call)]

@@ -131,6 +131,7 @@ async def checked(service: Service, peer: Peer, body: SubmitIn) -> JobSpec:
     """The spec of the job, or of any task of the array."""
     _may_submit(service, peer, body)
     _fits_the_kernel(body)
+    _fits_a_terminal(body)
     _in_time(body, service.now())
     await service.ready()
     gpus, unread = service.tally.gpus, service.tally.unread
@@ -229,6 +230,12 @@ def _fits_the_kernel(body: SubmitIn) -> None:
             )
 
 
+def _fits_a_terminal(body: SubmitIn) -> None:
+    if body.interactive and (body.array or body.conda_env):
+        what = "an array" if body.array else "a conda environment to activate"
+        raise CarmaError(f"a job at a terminal cannot have {what}", "Submit it as a batch job.")
+
+
 def _in_time(body: SubmitIn, now: float) -> None:
     if body.warn and body.time_limit_s is None:
         raise CarmaError("--signal needs a time limit", "Add --time.")
@@ -304,8 +311,10 @@ def job_spec(
 ) -> JobSpec:
     env = scrub(body.env) | body.export
     default = "carma-%A_%a.out" if body.array else "carma-%j.out"
+    plain = {name: getattr(body, name) for name in PLAIN}
     return JobSpec(
-        **{name: getattr(body, name) for name in PLAIN},
+        # Nobody but its owner can start it again.
+        **plain | {"requeue": body.requeue and not body.interactive},
         argv=tuple(body.argv),
         user=peer.user,
         uid=peer.uid,
@@ -319,6 +328,7 @@ def job_spec(
         warn=WarnSignal(body.warn.signum, body.warn.before_s) if body.warn else None,
         after=after,
         umask=int(body.umask, 8),
+        interactive=body.interactive,
     )
 
 

@@ -6,7 +6,7 @@ import grp
 import os
 import pwd
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from carmad.engine.threads import run_in_threadpool
 
@@ -20,6 +20,7 @@ class Credentials:
 
     uid: int
     gid: int
+    pid: int = field(default=0, compare=False)  # 0: not in our pid namespace
 
 
 @dataclass(frozen=True, slots=True)

@@ -217,8 +217,8 @@ class PeerProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         packed = transport.get_extra_info("socket").getsockopt(
             socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("=iII")
         )
-        _, uid, gid = struct.unpack("=iII", packed)
-        self.credentials = Credentials(uid, gid)
+        pid, uid, gid = struct.unpack("=iII", packed)
+        self.credentials = Credentials(uid, gid, pid)
         self.connections_of[uid] += 1
         if self.connections_of[uid] > CONNECTIONS_PER_USER:
             transport.write(_BUSY)

@@ -11,15 +11,16 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from carmad.api.responses.server import CheckOut
+from carmad.attempt.callers import Process, Taken
 from carmad.config import Settings
 from carmad.core.messages import Event, Step
 from carmad.core.ports import Server
 from carmad.core.scene import Scene
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import JobId, JobSpec
+from carmad.core.types import Job, JobId, JobSpec
 from carmad.engine.inbox import Inbox
 from carmad.engine.threads import run_in_threadpool
 from carmad.errors import CarmaError
@@ -45,17 +46,18 @@ class Unavailable(CarmaError):
     """The daemon cannot do it now, but may be able to later."""
 
 
-class Endings:
-    """Lets requests wait for jobs to end, without a thread for each."""
+class Moments:
+    """Lets requests wait until jobs have come so far, without a thread for each."""
 
-    def __init__(self) -> None:
+    def __init__(self, come: Callable[[Job], bool]) -> None:
+        self._come = come
         self._waiters: dict[JobId, set[asyncio.Event]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def note(self, step: Step) -> None:
         """Called in the core's thread. Waiters register before asking the core about their job."""
-        ended = [job.id for job in step.jobs if job.ended and job.id in self._waiters]
-        self._call(ended)
+        waiters = self._waiters
+        self._call([job.id for job in step.jobs if job.id in waiters and self._come(job)])
 
     def release(self) -> None:
         """Called when the daemon stops, in any thread: all waiters get the current state."""
@@ -84,6 +86,14 @@ class Endings:
                 event.set()
 
 
+class Terminals(Protocol):
+    """Starts jobs that their owners' own processes run."""
+
+    def take(self, job: JobId, process: Process) -> Future[Taken]: ...
+
+    def begun(self, job: Job) -> bool: ...
+
+
 @dataclass(slots=True)
 class Service(Follower):
     """One per daemon. Follows the core, so that it knows what is new."""
@@ -98,12 +108,16 @@ class Service(Follower):
     estimate: Callable[[JobSpec, float | None, Server], tuple[Sequence[Guess], Explanation | None]]
     doctor: Callable[[Scene], Sequence[CheckOut]]  # slow, too
     models: Models
+    terminals: Terminals | None = None  # None: jobs are only pretended
     config_path: str | None = None
     config_toml: str | None = None
     troubles: Callable[[], Sequence[Trouble]] = tuple  # with plugins, including past ones
     uid: int = field(default_factory=os.geteuid)
     tally: Tally = field(default_factory=Tally)
-    endings: Endings = field(default_factory=Endings)
+    endings: Moments = field(default_factory=lambda: Moments(lambda job: job.ended))
+    starts: Moments = field(
+        default_factory=lambda: Moments(lambda job: job.ended or job.holds_gpus)
+    )
     events: Events = field(init=False)
 
     slow: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(2))
@@ -125,12 +139,14 @@ class Service(Follower):
         self.experience.committed(step)
         self.endings.note(step)
         self.events.committed(step)
+        self.starts.note(step)
 
     def stop(self) -> None:
         """Called in any thread: answers waiters, since the core will not answer any more."""
         self.stopping = True
         self.endings.release()
         self.events.wake()
+        self.starts.release()
 
     def now(self) -> float:
         return self.inbox.clock()

@@ -43,6 +43,8 @@ def logs(
     """Print the output of all attempts of a job; -f follows it."""
     label = resolve(job)
     answer = client.get(f"/v1/jobs/{label}")
+    if answer.get("interactive"):
+        raise Problem(f"job {label} runs at a terminal, and its output is there")
     path = Path(answer["stderr" if stderr else "stdout"])
     if follow:
         _await_start(answer, path)

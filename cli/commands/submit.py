@@ -137,7 +137,7 @@ def read(
             setattr(options, name, getattr(given, name) or getattr(options, name))
     if not marked and command[:1] and command[0] in BY_NAME and not os.path.exists(command[0]):  # noqa: PTH110 - pathlib is slow to import
         raise Usage(
-            f"`carma submit {command[0]}` would submit a job that runs `{command[0]}`",
+            f"`{parser.prog} {command[0]}` would start a job that runs `{command[0]}`",
             f"did you mean `carma {command[0]}`? if not, put -- in front of the command",
         )
     if command and not _may_be_there(command[0], options):

@@ -182,6 +182,7 @@ class JobOut(OptionsOut):
     attempt: NotRequired[int]
     recovering: NotRequired[bool]
     held: NotRequired[bool]
+    interactive: NotRequired[bool]  # at a terminal: it has no log
     position: NotRequired[int | None]
     shared: NotRequired[bool]
     exit: NotRequired[ExitOut | None]
@@ -225,6 +226,14 @@ class SubmittedOut(TypedDict):
     label: str
     warnings: list[str]
     outlook: NotRequired[OutlookOut | None]  # of a job with a deadline; of an array, its first task
+
+
+class TakenOut(TypedDict):
+    """What a job at a terminal is run with."""
+
+    schema: int
+    argv: list[str]
+    env: dict[str, str | None]  # null: to be unset
 
 
 class ResultOut(TypedDict):

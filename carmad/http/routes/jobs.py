@@ -16,10 +16,11 @@ from carmad.api.render import CODES, attempts_out
 from carmad.api.requests import StepIn, SubmitIn
 from carmad.api.responses import SCHEMA
 from carmad.api.responses.decisions import DryRunOut, WhyOut
-from carmad.api.responses.jobs import JobOut, JobsOut, SubmittedOut
+from carmad.api.responses.jobs import JobOut, JobsOut, SubmittedOut, TakenOut
 from carmad.api.select import parse_selection
 from carmad.api.times import parse_time, stamp
 from carmad.api.why import why_out
+from carmad.attempt.callers import own_process
 from carmad.core.company import untold
 from carmad.core.messages import Stepped
 from carmad.core.scene import Scene
@@ -30,11 +31,14 @@ from carmad.http import intake, lookup
 from carmad.http.answers import PROBLEMS, Asked, Call, answer, gone, not_yours
 from carmad.http.listing import Pieces
 from carmad.http.problems import Conflict, Forbidden
+from carmad.http.service import Unavailable
 from carmad.options import MAX_TASKS
 
 router = APIRouter(prefix="/v1", responses=PROBLEMS, default_response_class=Response)
 
 PAST_DECISIONS = 20
+BEGINS_WITHIN_S = 12.0  # a little longer than the shepherd waits for a supervisor
+LOOK_S = 0.02
 MAX_IDS_EVER = 10**15
 STATES = {state.value: frozenset({state}) for state in JobState} | {
     code.lower(): frozenset(state for state, its in CODES.items() if its == code)
@@ -276,25 +280,53 @@ async def wait(
     call: Asked,
     label: Label,
     timeout_s: Annotated[float, Query(ge=0, le=300, allow_inf_nan=False)] = 30.0,
+    start: bool = False,
 ) -> Response:
-    """The job once it has ended, or in its current state when the timeout has passed."""
+    """The job once it has ended, or in its current state when the timeout has passed. `start`: also
+    once it has GPUs."""
     job, scene = await _mine(call, label)
-    endings = call.service.endings
-    ended = endings.expect(job.id)
+    moments = call.service.starts if start else call.service.endings
+    come = moments.expect(job.id)
     try:
-        if await call.service.ask(lambda core: job.id in core.jobs):
+        if await call.service.ask(lambda core: _is_to_come(core.jobs.get(job.id), start)):
             async with call.turn.rest():
-                await _first(request, ended, timeout_s)
+                await _first(request, come, timeout_s)
     finally:
-        endings.forget(job.id, ended)
+        moments.forget(job.id, come)
     if not call.service.stopping:
         job, scene = await _mine(call, str(job.id))
     return answer(call.renderer(scene)(job))
 
 
-async def _first(request: Request, ended: asyncio.Event, timeout_s: float) -> None:
-    """Wait until the job has ended, the timeout has passed, or the client has gone."""
-    waits = {asyncio.ensure_future(ended.wait()), asyncio.ensure_future(gone(request))}
+def _is_to_come(job: Job | None, start: bool) -> bool:
+    return job is not None and not (start and job.holds_gpus)
+
+
+@router.post("/jobs/{label}/take", responses={200: {"model": TakenOut}})
+async def take(call: Asked, label: Label) -> Response:
+    """Let the process that makes this connection run a job that was submitted as `interactive`, on
+    the GPUs that it has got. When this answers, the process is followed: it sets `env`, then
+    executes `argv`."""
+    job, _ = await _mine(call, label)
+    if job.spec.uid != call.peer.uid:  # an administrator's process cannot be another user's job
+        raise not_yours(job)
+    process = await run_in_threadpool(own_process, call.pid, call.peer.uid)
+    terminals = call.service.terminals
+    assert terminals is not None
+    taken = await asyncio.wrap_future(terminals.take(job.id, process))
+    waited_s = 0.0
+    while not terminals.begun(taken.job):
+        if waited_s > BEGINS_WITHIN_S:
+            raise Unavailable("the job's supervisor did not start in time", "Try again.")
+        await asyncio.sleep(LOOK_S)
+        waited_s += LOOK_S
+    out: TakenOut = {"schema": SCHEMA, "argv": list(taken.argv), "env": dict(taken.env)}
+    return answer(out)
+
+
+async def _first(request: Request, come: asyncio.Event, timeout_s: float) -> None:
+    """Wait until the job has come so far, the timeout has passed, or the client has gone."""
+    waits = {asyncio.ensure_future(come.wait()), asyncio.ensure_future(gone(request))}
     try:
         await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     finally:

@@ -1,0 +1,274 @@
+"""`carma run` and `carma shell`: jobs that run here, in this terminal, once they have GPUs.
+
+The command is a child of this process, with this shell's environment, terminal and working
+directory. The daemon is told of it by its own connection, so by the kernel, and follows it from
+there; nothing is relayed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+
+from carmad.errors import CarmaError
+from cli import client
+from cli.commands.submit import HELP_HINT, read
+from cli.commands.submit_options import build_parser
+from cli.jobs import ENDED
+from cli.problems import INTERRUPTED, Problem, Refused, Unreachable, Usage, report
+
+TYPE_CHECKING = False  # importing typing takes 2 ms
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+    from cli.parser import Parser
+
+LOOK_S = 5  # how often to tell why the job waits, if that changes
+ENDS_WITHIN_S = 15.0  # after the command, until its GPUs' memory is seen to be free
+LEAVING = (signal.SIGHUP, signal.SIGTERM)
+FAILED, NOT_FOUND = b"1", 127
+
+# Options of `carma submit` that make no sense here, and why.
+ELSEWHERE = {
+    **dict.fromkeys(("stdout", "stderr"), "redirect the output with > in this shell"),
+    **dict.fromkeys(("wait", "parsable", "json", "anyway"), "it always waits, here"),
+    "array": "use carma submit",
+    "held": "use carma submit",
+    "dry_run": "use carma submit --dry-run",
+    "wrap": "give the command, or run `carma shell`",
+    "chdir": "cd there first",
+    "export": "it has this shell's environment: export the variable first",
+    "conda_env": "activate the environment in this shell first",
+    "requeue": "only you can start it again",
+}
+
+
+def run(args: list[str]) -> int:
+    """Wait for GPUs, then run a command here, in this terminal, as a job."""
+    return _run("run", args)
+
+
+def shell(args: list[str]) -> int:
+    """Wait for GPUs, then start a shell here, as a job."""
+    return _run("shell", args)
+
+
+def _run(verb: str, args: list[str]) -> int:
+    try:
+        options, body = _read(verb, args)
+        return _as_job(body, quiet=options.quiet)
+    except CarmaError as error:
+        return report(error, as_json=False)
+
+
+def parser_of(verb: str) -> Parser:
+    """That of `carma submit`, without what makes no sense at a terminal."""
+    parser = build_parser()
+    parser.prog = f"carma {verb}"
+    command = " [--] COMMAND [ARG…]" if verb == "run" else ""
+    parser.usage = f"carma {verb} [OPTION…]{command}"
+    parser.description = (
+        f"Wait for GPUs, then {'run a command' if verb == 'run' else 'start a shell'} here, in this"
+        " terminal and with its environment, as a job like any other."
+    )
+    parser.epilog = "The exit code is the command's. Ctrl-C while waiting leaves the line."
+    for action in parser._actions:
+        if action.dest in ELSEWHERE:
+            action.help = "==SUPPRESS=="
+    return parser
+
+
+def _read(verb: str, args: list[str]) -> tuple[Any, dict[str, Any]]:
+    parser = parser_of(verb)
+    words, command, _ = parser.split(args)
+    given = parser.parse_args(words)
+    for name, why in ELSEWHERE.items():
+        if getattr(given, name) not in (None, False):
+            flag = next(a.option_strings[-1] for a in parser._actions if a.dest == name)
+            raise Usage(f"{flag} is not for `carma {verb}`", why)
+    if verb == "shell":
+        if command:
+            raise Usage("carma shell takes no command", "use `carma run`")
+        args = [*words, "--", os.environ.get("SHELL") or "/bin/sh", "-i"]
+    elif not command:
+        raise Usage("nothing to run: give a command", HELP_HINT.replace("submit", verb))
+    options, body = read(args, parser)
+    if body["array"]:
+        raise Usage("the script has an array", "use carma submit")
+    if options.name is None and verb == "shell":
+        body["name"] = "shell"
+    return options, body | {"stdout": None, "stderr": None, "requeue": True, "interactive": True}
+
+
+class Left(Exception):
+    """The terminal has gone, or somebody wants this process to end."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signum)
+        self.signum = signum
+
+
+def _as_job(body: dict[str, Any], quiet: bool) -> int:
+    say = _unsaid if quiet else _say
+    answer = client.post("/v1/jobs", body)
+    label = answer["label"]
+    for text in answer["warnings"]:
+        say(text)
+    kept = {signum: signal.signal(signum, _leave) for signum in LEAVING if _is_heeded(signum)}
+    try:
+        job = _placed(label, say)
+    except (KeyboardInterrupt, Left) as left:
+        _give_up(label)
+        say(f"job {label} has left the line")
+        return 128 + left.signum if isinstance(left, Left) else INTERRUPTED
+    except BaseException:
+        _give_up(label)
+        raise
+    if job["state"] in ENDED:
+        raise Problem(_why_ended(job), f"see carma why {label}")
+    gpus = ", ".join(str(gpu["index"]) for gpu in job["gpus"])
+    say(f"job {label} runs on GPU {gpus}")
+    for signum, handler in kept.items():
+        signal.signal(signum, handler)
+    return _run_here(label, say)
+
+
+def _placed(label: str, say: Any) -> dict[str, Any]:
+    """The job once it has GPUs or has ended. Meanwhile, say why it waits when that changes."""
+    said: Any = None
+    look_s = 0.5  # most jobs start at once
+    while True:
+        try:
+            job = _wait(label, look_s, start=True)
+            if job["gpus"] or job["state"] in ENDED:
+                return job
+            news = job["reason"], job["position"]
+            if news != said:
+                said = news
+                place = f", place {job['position']} in line" if job["position"] else ""
+                say(f"{client.get(f'/v1/jobs/{label}/why')['headline']}{place}")
+        except Unreachable as error:
+            if said != error.message:
+                said = error.message
+                say(f"{error.message}; still waiting for job {label}")
+            time.sleep(1.0)
+        look_s = LOOK_S
+
+
+def _wait(label: str, within_s: float, start: bool = False) -> dict[str, Any]:
+    path, more_s = f"/v1/jobs/{label}/wait", client.TIMEOUT_S
+    wanted = "true" if start else None
+    job: dict[str, Any] = client.get(path, within_s + more_s, timeout_s=within_s, start=wanted)
+    return job
+
+
+def _run_here(label: str, say: Any) -> int:
+    """Run the command, and return its exit code once the job has ended."""
+    told, tell = os.pipe()
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        os.close(told)
+        _become(label, tell)
+    os.close(tell)
+    for signum in LEAVING:
+        if _is_heeded(signum):
+            signal.signal(signum, lambda signum, _: os.kill(child, signum))
+    for signum in (signal.SIGINT, signal.SIGQUIT):  # the terminal sends them to the command, too
+        signal.signal(signum, signal.SIG_IGN)
+    failed = os.read(told, 1)  # nothing, once the command runs
+    _await(child)
+    if failed:
+        _give_up(label)
+    else:
+        _settle(label, say)
+    _, status = os.waitpid(child, 0)  # only now: the daemon reads the exit code from the zombie
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def _become(label: str, tell: int) -> NoReturn:
+    """In the child: be known to the daemon by an own connection, then run the command."""
+    code = NOT_FOUND
+    try:
+        for signum in (*LEAVING, signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE, signal.SIGXFSZ):
+            if _is_heeded(signum) or signum in (signal.SIGPIPE, signal.SIGXFSZ):
+                signal.signal(signum, signal.SIG_DFL)  # Python ignores the last two
+        taken = client.post(f"/v1/jobs/{label}/take", {})
+        env = dict(os.environ) | taken["env"]
+        argv = taken["argv"]
+        try:
+            os.execvpe(argv[0], argv, {name: env[name] for name in env if env[name] is not None})
+        except OSError as error:
+            what = "command not found" if isinstance(error, FileNotFoundError) else error.strerror
+            _say(f"cannot run {argv[0]}: {what}")
+    except CarmaError as error:
+        code = report(error, as_json=False)
+        os.write(tell, FAILED)
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _await(child: int) -> None:
+    """Wait for the command, without reaping it. If it alone is stopped, as by a shell's `suspend`,
+    stop as well, so that the calling shell takes over."""
+    while True:
+        found = os.waitid(os.P_PID, child, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
+        if found is None or found.si_code not in (os.CLD_STOPPED, os.CLD_TRAPPED):
+            return
+        os.waitid(os.P_PID, child, os.WSTOPPED | os.WNOHANG)
+        if _is_stopped(child):  # Ctrl-Z stops both, and `fg` wakes both
+            os.kill(os.getpid(), signal.SIGSTOP)
+            os.kill(child, signal.SIGCONT)
+
+
+def _is_stopped(pid: int) -> bool:
+    with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - pathlib is slow to import
+        return file.read().rpartition(b")")[2].split()[0] == b"T"
+
+
+def _settle(label: str, say: Any) -> None:
+    """Wait until the daemon knows the end, and tell if the job was ended by it."""
+    try:
+        job = _wait(label, ENDS_WITHIN_S)
+        if job["state"] not in ENDED:
+            _give_up(label)
+        elif job["state"] not in ("succeeded", "failed"):
+            say(_why_ended(job))
+    except Unreachable:
+        time.sleep(0.5)  # for the job's supervisor, which needs no daemon
+    except CarmaError as error:
+        say(error.message)
+
+
+def _why_ended(job: dict[str, Any]) -> str:
+    how = (job.get("exit") or {}).get("evidence")
+    text = f"job {job['label']}: {job['state'].replace('_', ' ')}"
+    return f"{text}: {how}" if how else text
+
+
+def _give_up(label: str) -> None:
+    # Refused if it has ended; unreachable, its GPUs go to others when nobody takes them.
+    with suppress(Refused, Unreachable):
+        client.post("/v1/cancel", {"select": label, "user": None})
+
+
+def _leave(signum: int, _: object) -> NoReturn:
+    raise Left(signum)
+
+
+def _is_heeded(signum: int) -> bool:
+    """Whether whoever started us has not made us ignore it, as nohup does."""
+    return signal.getsignal(signum) is not signal.SIG_IGN
+
+
+def _say(text: str) -> None:
+    print(f"carma: {text}", file=sys.stderr, flush=True)
+
+
+def _unsaid(text: str) -> None:
+    pass

@@ -1,0 +1,260 @@
+"""`carma run` and `carma shell` on a pseudo-terminal, with a real daemon on emulated GPUs."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.daemon import CARMA, NO_KERNELS, Carmad, running, train, until
+from tests.waiting import PATIENCE_S
+
+JOB = re.compile(r"job (\d+)")
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Carmad]:
+    settings = NO_KERNELS | {"CARMA_INTERACTIVE__TAKE_S": "5"}
+    with running(tmp_path, "1xA100-40GB", **settings) as carmad:
+        yield carmad
+
+
+class Terminal:
+    """A command that leads a session on a terminal of its own; `said` is all that it shows."""
+
+    def __init__(self, daemon: Carmad, *words: str, **env: str) -> None:
+        self.said = ""
+        self.pid, self._end = pty.fork()
+        if self.pid == 0:
+            os.chdir(daemon.work)
+            own = {"CARMA_SOCKET": daemon.socket, "PS1": "ready> ", "HOME": str(daemon.work)}
+            os.execvpe(words[0], words, daemon.env | own | env)
+
+    def types(self, text: str) -> None:
+        os.write(self._end, text.encode())
+
+    def read(self) -> str:
+        while select.select([self._end], [], [], 0.02)[0]:
+            try:
+                more = os.read(self._end, 4096)
+            except OSError:  # nobody has the other end any more
+                break
+            if not more:
+                break
+            self.said += more.decode(errors="replace")
+        return self.said
+
+    def shows(self, text: str) -> None:
+        until(lambda: text in self.read(), f"{text!r}, not {self.said!r}")
+
+    def ended(self) -> int:
+        code = -1
+
+        def over() -> bool:
+            nonlocal code
+            self.read()
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            code = os.waitstatus_to_exitcode(status) if pid else -1
+            return pid != 0
+
+        until(over, f"the end; so far {self.said!r}")
+        return code
+
+    def close(self) -> None:
+        os.close(self._end)
+
+
+def run(daemon: Carmad, *words: str, **options: object) -> subprocess.CompletedProcess[str]:
+    """`carma run`, away from any terminal."""
+    return subprocess.run(
+        [*CARMA, "run", *words],
+        env=daemon.env | {"CARMA_SOCKET": daemon.socket},
+        cwd=daemon.work,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        **options,  # type: ignore[call-overload]
+    )
+
+
+def test_a_command_runs_here_and_its_end_is_the_jobs(daemon: Carmad) -> None:
+    """Its streams and its environment are this process's, its GPU is CARMA's choice."""
+    script = "read line; echo $line $SECRET_TOKEN $CUDA_VISIBLE_DEVICES $CARMA_JOB_ID; exit 7"
+    daemon.env["SECRET_TOKEN"] = "kept"
+    ran = run(daemon, "sh", "-c", script, input="hello\n")
+    gpu = daemon.gpus()[0]["id"]
+    assert (ran.returncode, ran.stdout) == (7, f"hello kept {gpu} 1\n"), ran
+    assert "job 1 runs on GPU 0" in ran.stderr
+    job = daemon.job(1)
+    assert (job["state"], job["exit"]["code"], job["interactive"]) == ("failed", 7, True)
+    assert run(daemon, "-Q", "true").stderr == ""
+    assert daemon.job(2)["state"] == "succeeded"
+    assert run(daemon, "sh", "-c", "kill -9 $$").returncode == 137
+    assert daemon.job(3)["exit"]["signal"] == 9
+    assert run(daemon, "no-such-program").returncode == 127
+    assert daemon.job(4)["state"] == "failed"
+    assert not list((daemon.work).glob("carma-*.out"))
+    assert "terminal" in daemon.carma("logs", "1", rc=1)
+    assert "terminal" in daemon.carma("requeue", "1", rc=1)
+
+
+def test_a_debugger_and_what_a_shell_starts_are_the_job(daemon: Carmad) -> None:
+    """pdb prompts here; the GPU processes of a shell's children are known as the job's, also those
+    that leave its session; all of it ends with the shell."""
+    shell = Terminal(daemon, *CARMA, "shell", "--gpu-mem", "9G", SHELL="/bin/sh")
+    shell.shows("ready> ")
+    (daemon.work / "buggy.py").write_text("answer = 6 * 7\nbreakpoint()\n")
+    shell.types(f"{sys.executable} buggy.py\n")
+    shell.shows("(Pdb)")
+    shell.types("p 'it is', answer\n")
+    shell.shows("('it is', 42)")
+    shell.types("q\n")
+    words = " ".join(train(memory_mib=3000, seconds=600, warmup=0))
+    shell.types(f"setsid {words} >/dev/null 2>&1 &\n")
+
+    def known() -> bool:
+        processes = daemon.gpus()[0]["processes"]
+        return bool(processes) and all(process["job"] == 1 for process in processes)
+
+    until(known, "the job's process on the GPU")
+    until(lambda: daemon.job(1)["memory"]["used_mib"], "its memory")
+    assert daemon.job(1)["state"] in ("starting", "running")
+    shell.types("exit 3\n")
+    assert shell.ended() == 3
+    assert daemon.ended(1)["exit"]["code"] == 3
+    assert daemon.processes() == []
+    assert daemon.job(1)["memory"]["peak_mib"] >= 700
+
+
+def test_who_waits_is_told_why_and_may_leave(daemon: Carmad) -> None:
+    holds = daemon.sh("exec sleep 1000", exclusive=True)
+    daemon.await_state(holds, "starting")
+    waits = Terminal(daemon, *CARMA, "run", "echo", "here")
+    waits.shows("place 1 in line")
+    assert f"job {holds}" in waits.said
+    waits.types("\x03")
+    assert waits.ended() == 130
+    assert daemon.ended(2)["state"] == "cancelled"
+    again = Terminal(daemon, *CARMA, "run", "echo", "here")
+    again.shows("place 1 in line")
+    daemon.kill()
+    again.shows("still waiting")
+    daemon.start()
+    daemon.cancel(holds)
+    assert again.ended() == 0
+    assert "here" in again.said
+
+
+def test_a_job_at_a_terminal_is_stopped_from_elsewhere(daemon: Carmad) -> None:
+    """A shell ignores SIGTERM there."""
+    shell = Terminal(daemon, *CARMA, "shell", SHELL="/bin/sh")
+    shell.shows("ready> ")
+    daemon.cancel(1)
+    shell.ended()
+    assert daemon.ended(1)["state"] == "cancelled"
+    limited = run(daemon, "-t", "0:01", "sleep", "1000")
+    assert limited.returncode == 143
+    assert "timed out" in limited.stderr
+    assert daemon.ended(2)["state"] == "timed_out"
+
+
+def test_a_job_at_a_terminal_goes_on_without_its_daemon(daemon: Carmad) -> None:
+    job = Terminal(daemon, *CARMA, "run", "sh", "-c", "echo up; read line; exit 9")
+    job.shows("up")
+    daemon.kill()
+    daemon.start()
+    assert daemon.job(1)["state"] == "starting"
+    assert len(daemon.gpus()[0]["residents"]) == 1
+    job.types("\n")
+    assert job.ended() == 9
+    assert daemon.ended(1)["exit"]["code"] == 9
+    job = Terminal(daemon, *CARMA, "run", "sh", "-c", "echo up; read line; exit 9")
+    job.shows("up")
+    daemon.kill()
+    job.types("\n")
+    assert job.ended() == 9
+    daemon.start()
+    assert daemon.ended(2)["exit"]["code"] == 9
+
+
+def test_a_terminal_that_closes_takes_its_job_along(daemon: Carmad) -> None:
+    job = Terminal(daemon, *CARMA, "run", "sh", "-c", "echo up; sleep 1000")
+    job.shows("up")
+    job.close()
+    assert daemon.ended(1)["exit"]["signal"] == signal.SIGHUP
+    os.waitpid(job.pid, 0)
+
+
+def test_gpus_that_nobody_takes_go_to_others(daemon: Carmad) -> None:
+    holds = daemon.sh("exec sleep 1000", exclusive=True)
+    dead = Terminal(daemon, *CARMA, "run", "echo", "never")
+    dead.shows("place 1 in line")
+    os.kill(dead.pid, signal.SIGKILL)
+    dead.ended()
+    daemon.cancel(holds)
+    job = daemon.ended(2)
+    assert (job["state"], job["exit"]["cause"]) == ("cancelled", "cancelled")
+    assert "nobody at its terminal took its GPUs" in job["exit"]["evidence"]
+    assert run(daemon, "true").returncode == 0
+
+
+def test_whose_client_is_killed_runs_on_and_is_followed(daemon: Carmad) -> None:
+    """Only the exit code is not known then."""
+    job = Terminal(daemon, *CARMA, "run", "sh", "-c", "trap '' HUP; echo up; sleep 1; sleep 1")
+    job.shows("up")
+    os.kill(job.pid, signal.SIGKILL)
+    job.ended()
+    assert daemon.job(1)["state"] == "starting"
+    ended = daemon.ended(1)
+    assert (ended["state"], ended["exit"]["code"], ended["exit"]["signal"]) == (
+        "failed",
+        None,
+        None,
+    )
+    assert "not known" in ended["exit"]["evidence"]
+
+
+def test_ctrl_z_and_fg_work_as_ever(daemon: Carmad) -> None:
+    shell = Terminal(daemon, "/bin/bash", "--norc", "-i")
+    shell.shows("ready> ")
+    carma = " ".join(CARMA)
+    shell.types(f"{carma} run sh -c 'echo up; read line; echo got $line'\n")
+    shell.shows("\nup")
+    shell.types("\x1a")
+    shell.shows("Stopped")
+    shell.types("echo in $((20 + 1))\n")
+    shell.shows("in 21")
+    shell.types("fg\n")
+    shell.types("word\n")
+    shell.shows("got word")
+    shell.types("exit\n")
+    shell.ended()
+    assert daemon.ended(1)["state"] == "succeeded"
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["--array", "0-3", "true"], "use carma submit"),
+        (["-o", "log", "true"], "redirect the output"),
+        (["--no-requeue", "true"], "start it again"),
+        (["-H", "true"], "use carma submit"),
+        ([], "see `carma run --help`"),
+    ],
+)
+def test_what_makes_no_sense_here_is_refused_with_a_hint(
+    daemon: Carmad, words: list[str], hint: str
+) -> None:
+    ran = run(daemon, *words)
+    assert ran.returncode == 2
+    assert hint in ran.stderr
