@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
 
+class TimeUnit:  # no dataclass: `carma` must start quickly
+    __slots__ = ("digits", "name", "seconds")
 
-class TimeUnit(NamedTuple):
-    name: str
-    seconds: float
-    digits: int  # after the point
+    def __init__(self, name: str, seconds: float, digits: int) -> None:
+        self.name = name
+        self.seconds = seconds
+        self.digits = digits  # after the point
 
 
 _TIME_UNITS = (  # with the number of seconds up to which each is used
@@ -38,4 +39,7 @@ def gib(mib: float) -> str:
 
 def clean(text: object) -> str:
     """Without control characters: names and commands are untrusted."""
-    return "".join(c if c.isprintable() else "?" for c in str(text))
+    words = str(text)
+    if words.isprintable():
+        return words
+    return "".join(c if c.isprintable() else "?" for c in words)

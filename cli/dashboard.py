@@ -2,46 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
-
 from carmad.readable import clean
 from cli import render
 from cli.format import NOTHING, bar, fraction, memory, number, span
+from cli.table import Table, columns, layout, styled
 
+TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from carmad.api.responses.gpus import GpuOut, GpusOut, RiskOut
+    from carmad.api.responses.jobs import JobOut
     from carmad.api.responses.server import StatusOut
+    from cli.table import Block, Line
 
 BAR_WIDTH = 10
 ROOM_FOR_BARS = 110
 SETTLED = frozenset({"CD", "F", "CA", "TO", "OOM"})
+MOST_ENDED = 5
+LEAST_ROWS = 3  # of jobs, however low the terminal
 GPU_STYLE = {"ok": "green", "settling": "cyan", "drained": "dim", "faulty": "bold red"}
 
 
-def status(answer: StatusOut, width: int, bars: bool, ascii_only: bool = False) -> RenderableType:
+def status(
+    answer: StatusOut,
+    room: int,
+    height: int | None = None,
+    bars: bool = True,
+    plain: bool = False,
+) -> list[Block]:
+    """The GPUs, and below them as many jobs as `height` lines have room for; None: any number.
+    `plain`: in ASCII."""
+    shows_bars = bars and room >= ROOM_FOR_BARS
+    top: list[Block] = [headline(answer), "", *gpus(answer["gpus"], shows_bars, plain)]
     live = [job for job in answer["jobs"] if job["code"] not in SETTLED]
-    mine = [job for job in answer["jobs"] if job["code"] in SETTLED]
-    parts: list[RenderableType] = [
-        headline(answer),
-        Text(),
-        gpus(answer["gpus"], bars and width >= ROOM_FOR_BARS, ascii_only),
-    ]
-    if not live:
-        parts.append(Text("\nno jobs: submit one with `carma submit -- COMMAND`"))
-    for title, jobs in (("jobs", live), ("ended in the last minutes", mine)):
-        if jobs:
-            parts += [Text(f"\n{title}", style="bold"), render.JobTable(jobs)]
-            if jobs is live and (more := answer.get("more")):
-                parts.append(Text(f"and {more} more that wait: carma queue", style="dim"))
-    return Group(*parts)
+    ended = [job for job in answer["jobs"] if job["code"] in SETTLED]
+    if not answer["jobs"]:
+        return [*top, "", "no jobs: submit one with `carma submit -- COMMAND`"]
+    left = None if height is None else max(LEAST_ROWS, height - len(layout(top, room)))
+    below = _section("ended in the last minutes", ended, MOST_ENDED, 0, "carma history")
+    if left is not None and live:
+        left -= 3  # an empty line, the title and the header
+        if left - len(ended[:MOST_ENDED]) - 4 < min(len(live), LEAST_ROWS):
+            below = []
+        else:
+            left -= len(layout(below, room))
+    shown = None if left is None else max(LEAST_ROWS, left)
+    return [*top, *_section("jobs", live, shown, answer.get("more", 0), "carma queue"), *below]
 
 
-def headline(answer: StatusOut) -> Text:
+def _section(
+    title: str, jobs: Sequence[JobOut], most: int | None, hidden: int, verb: str
+) -> list[Block]:
+    """A table of jobs below a title. `hidden`: how many more the daemon has left out."""
+    if not jobs:
+        return []
+    if most is not None and len(jobs) + bool(hidden) > most:
+        jobs, left_out = jobs[: most - 1], jobs[most - 1 :]
+        hidden += sum(job.get("count", 1) for job in left_out)
+    more = [styled(f"and {hidden} more: {verb}", "dim")] if hidden else []
+    return [*render.heading(title), *render.jobs(jobs), *more]
+
+
+def headline(answer: StatusOut) -> Line:
     server, counts = answer["server"], answer["counts"]
     troubles = server.get("troubles", ())  # an older carmad does not send them
     facts = [
@@ -53,32 +76,29 @@ def headline(answer: StatusOut) -> Text:
         f"{counts['recovering']} recovering" if counts["recovering"] else "",
     ]
     alarms = [(f" · {clean(words)}: see carma doctor", "bold red") for words in troubles]
-    return Text.assemble(
+    return (
         (f"CARMA {server['version']}", "bold"),
         *alarms,
-        *(f" · {fact}" for fact in facts if fact),
+        *((f" · {fact}", "") for fact in facts if fact),
     )
 
 
-def gpus(cards: Sequence[GpuOut], bars: bool, ascii_only: bool = False) -> Table:
-    made = render.table("GPU> NAME MEMORY SMACT> SMOCC> DRAMA> POWER> TEMP> STATE WHO")
-    for column in (made.columns[2], made.columns[8]):
-        column.no_wrap = True  # on a narrow terminal, NAME and WHO shrink
-    made.columns[-1].overflow = "fold"
+def gpus(cards: Sequence[GpuOut], bars: bool, plain: bool = False) -> list[Block]:
+    made = Table(columns("GPU> NAME~ MEMORY SMACT> SMOCC>? DRAMA>? POWER>? TEMP>? STATE WHO*"))
     for gpu in cards:
-        made.add_row(
+        made.add(
             str(gpu["index"]),
-            render.cell(_name(gpu)),
-            _memory(gpu, bars, ascii_only),
-            _level(gpu["sm_active"], gpu["risk"]["risky"]),
+            _name(gpu),
+            _memory(gpu, bars, plain),
+            styled(fraction(gpu["sm_active"]), "red" if gpu["risk"]["risky"] else ""),
             fraction(gpu["sm_occupancy"]),
             fraction(gpu["dram_active"]),
             number(gpu["power_w"], "W"),
             number(gpu["temperature_c"], "C"),
-            Text(gpu["state"], style=GPU_STYLE.get(gpu["state"], "yellow")),
+            styled(gpu["state"], GPU_STYLE.get(gpu["state"], "yellow")),
             _who(gpu),
         )
-    return made
+    return [made]
 
 
 def _name(gpu: GpuOut) -> str:
@@ -87,21 +107,17 @@ def _name(gpu: GpuOut) -> str:
     return clean(gpu["name"]).removeprefix("NVIDIA ") + island
 
 
-def _memory(gpu: GpuOut, bars: bool, ascii_only: bool) -> Text:
+def _memory(gpu: GpuOut, bars: bool, plain: bool) -> Line:
     used, total = gpu["memory_used_mib"], gpu["memory_mib"]
     share = used / total if used is not None and total else None
     style = "" if share is None else "red" if share > 0.9 else "yellow" if share > 0.7 else "green"
     text = f"{memory(used)}/{memory(total)}"
     if bars:
-        return Text.assemble((bar(share, BAR_WIDTH, ascii_only), style), f" {text}")
-    return Text(text, style=style, no_wrap=True)
+        return (bar(share, BAR_WIDTH, plain), style), (f" {text}", "")
+    return styled(text, style)
 
 
-def _level(value: float | None, risky: bool) -> Text:
-    return Text(fraction(value), style="red" if risky else "")
-
-
-def _who(gpu: GpuOut) -> Text:
+def _who(gpu: GpuOut) -> Line:
     """Jobs as user:id(memory), and external processes, in the style of gpustat."""
     jobs = [
         f"{clean(job['user'])}:{job['label']}({memory(job['memory_mib'])})" for job in gpu["jobs"]
@@ -110,37 +126,36 @@ def _who(gpu: GpuOut) -> Text:
         f"{clean(one['user'])}:pid {one['pid']}({memory(one['memory_mib'])})"
         for one in gpu["outsiders"]
     ]
-    return Text.assemble(" ".join(jobs), (" " * bool(jobs and others) + " ".join(others), "dim"))
+    return (" ".join(jobs), ""), (" " * bool(jobs and others) + " ".join(others), "dim")
 
 
-def gpu_report(answer: GpusOut) -> RenderableType:
+def gpu_report(answer: GpusOut) -> list[Block]:
     """Every GPU with its risk, and the limits below. UUIDs: --json."""
-    limits = answer["thresholds"]
-    made = render.table("GPU> NAME USED> TOTAL> PROMISABLE> SMACT> SMOCC> DRAMA> RISK JOBS> STATE")
+    made = Table(
+        columns("GPU> NAME~ USED> TOTAL> PROMISABLE> SMACT> SMOCC>? DRAMA>? RISK JOBS>? STATE*")
+    )
     for gpu in answer["gpus"]:
         risk = gpu["risk"]
-        made.add_row(
+        made.add(
             str(gpu["index"]),
-            render.cell(_name(gpu)),
+            _name(gpu),
             memory(gpu["memory_used_mib"]),
             memory(gpu["memory_mib"]),
             memory(gpu["admissible_free_mib"]),
             *(fraction(risk[key]) for key in ("sm_active", "sm_occupancy", "dram_active")),
             _risk(risk),
             str(len(gpu["jobs"])),
-            Text(_state(gpu), style=GPU_STYLE.get(gpu["state"], "yellow")),
+            styled(_state(gpu), GPU_STYLE.get(gpu["state"], "yellow")),
         )
-    parts: list[RenderableType] = [made]
-    notes = [clean(line) for line in answer["source"].get("notes", ())]
-    words = ", ".join(f"{name} {value}" for name, value in _flat(limits))
-    parts += [Text(f"\nlimits: {words}"), *(Text(f"note: {line}") for line in notes)]
-    return Group(*parts)
+    words = ", ".join(f"{name} {value}" for name, value in _flat(answer["thresholds"]))
+    notes = [f"note: {clean(line)}" for line in answer["source"].get("notes", ())]
+    return [made, "", f"limits: {words}", *notes]
 
 
-def _risk(risk: RiskOut) -> Text:
+def _risk(risk: RiskOut) -> Line:
     if not risk["samples"]:
-        return Text(NOTHING)
-    return Text("high", style="red") if risk["risky"] else Text("low", style="green")
+        return styled(NOTHING, "")
+    return styled("high", "red") if risk["risky"] else styled("low", "green")
 
 
 def _state(gpu: GpuOut) -> str:

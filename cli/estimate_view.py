@@ -11,7 +11,7 @@ from rich.text import Text
 
 from carmad.readable import clean
 from cli.format import NOTHING, memory, number
-from cli.render import refusal, table
+from cli.render import refusal
 from cli.vary import PRECISION, bounds, safe_mib
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def crashed(answer: EstimatesOut) -> list[RenderableType]:
 
 def said(all_of_them: Sequence[EstimateOut]) -> Table:
     """The chosen estimate, then the others with a number, then those without."""
-    made = table("SOURCE MEMORY> LOW> HIGH> TOOK> NOTE")
+    made = _table("SOURCE MEMORY> LOW> HIGH> TOOK> NOTE")
     first: dict[str, str] = {}  # by reason, the first source: several may share one trial
     for one in sorted(all_of_them, key=lambda one: (not one["chosen"], one["mib"] is None)):
         why = one["why"] or ""
@@ -97,6 +97,15 @@ def said(all_of_them: Sequence[EstimateOut]) -> Table:
             Text(clean(why or "; ".join(one["notes"]))),
             style="bold" if one["chosen"] else "dim" if one["mib"] is None else "",
         )
+    return made
+
+
+def _table(headers: str) -> Table:
+    """`headers`: a > after one right-aligns its column, uncut."""
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    for header in headers.split():
+        right = header.endswith(">")
+        made.add_column(header.rstrip(">"), justify="right" if right else "left", no_wrap=right)
     return made
 
 
@@ -243,7 +252,7 @@ def fitted(fit: Fit) -> RenderableType:
         head = f"There is no estimate for --{fit.command.name} {value}:"
         return Group(*crashed(answer), Text(head, style="bold"), Text(), said(answer["estimates"]))
     tried, shown = fit.tried, [value for value in (fit.largest, fit.too_large) if value]
-    made = table(f"{fit.command.name.upper()}> MEMORY> LOW> HIGH> FITS")
+    made = _table(f"{fit.command.name.upper()}> MEMORY> LOW> HIGH> FITS")
     for value in sorted(tried) if fit.steady else shown:
         one = tried[value]
         sizes = (memory(one[key]) for key in ("mib", "low", "high"))

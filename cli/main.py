@@ -41,7 +41,7 @@ def dispatch(args: list[str]) -> int:
         if color:
             from cli import output
 
-            output.choose_color(output.Color(color))
+            output.choose_color(output.as_color(color))
         if verb.reads == ITSELF:
             return int(verb.function()(words[1:]))
         return int(verb.function()(verb.parser().parse_args(words[1:])))

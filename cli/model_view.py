@@ -1,29 +1,27 @@
-"""Renders models with rich: a list of them, and one as a tree or as curves."""
+"""Renders models: a list of them, and one as a tree or as curves."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
-
 from carmad.readable import clean
 from cli.format import NOTHING, bar, local_time, span
-from cli.render import details, table
+from cli.render import heading
+from cli.table import Table, columns, pairs, styled
 
 if TYPE_CHECKING:
     from carmad.api.responses.models import BinOut, ModelDetailOut, ModelOut, ModelsOut, TrainingOut
+    from cli.table import Block
 
 MOST_BINS = 16  # drawn per curve: --json has all
 WIDTH = 24  # of a bar, in characters
 
 
-def models(answer: ModelsOut) -> RenderableType:
-    made = table("MODEL KIND ROWS> TRAINED ERROR> PREDICTS")
+def models(answer: ModelsOut) -> list[Block]:
+    made = Table(columns("MODEL~ KIND ROWS> TRAINED ERROR> PREDICTS*"))
     for one in answer["models"]:
-        made.add_row(
+        made.add(
             clean(one["name"]),
             one["kind"],
             str(one["rows"]),
@@ -31,10 +29,10 @@ def models(answer: ModelsOut) -> RenderableType:
             _first_error(one),
             clean(one["about"]),
         )
-    return Group(made, *(Text(line, style="dim") for line in _training(answer["training"])))
+    return [made, *(styled(line, "dim") for line in _training(answer["training"]))]
 
 
-def model(answer: ModelDetailOut) -> RenderableType:
+def model(answer: ModelDetailOut) -> list[Block]:
     one = answer["model"]
     about = [
         ("model", f"{clean(one['name'])}  ({one['kind']})"),
@@ -43,20 +41,20 @@ def model(answer: ModelDetailOut) -> RenderableType:
         ("trained", _trained(one)),
         *((clean(name), f"{error:.3g}") for name, error in one["errors"].items()),
     ]
-    parts: list[RenderableType] = [details(about), _importance(one)]
+    parts: list[Block] = [pairs(about), *_importance(one)]
     if answer["tree"]:
         lines = answer["tree"].splitlines()
-        parts += [_heading("tree"), *(Text(f"  {clean(line)}") for line in lines)]
+        parts += [*heading("tree"), *(f"  {clean(line)}" for line in lines)]
     if answer["curves"]:
         of = "the logarithm of the prediction" if answer["link"] == "log" else "the prediction"
-        parts.append(_heading(f"what each value adds to {of}"))
+        parts += heading(f"what each value adds to {of}")
     # One scale for all curves, so that small effects look small.
     scores = (abs(bin["score"]) for curve in answer["curves"] for bin in curve["bins"])
     greatest = max(scores, default=0.0)
     for curve in answer["curves"]:
-        parts.append(Text(f"\n  {clean(curve['feature'])}", style="bold"))
+        parts += heading(f"  {clean(curve['feature'])}")
         parts.append(_curve(curve["bins"], greatest))
-    return Group(*parts)
+    return parts
 
 
 def _training(training: TrainingOut) -> Iterator[str]:
@@ -82,25 +80,23 @@ def _first_error(one: ModelOut) -> str:
     return next((f"{clean(name)} {error:.3g}" for name, error in one["errors"].items()), NOTHING)
 
 
-def _importance(one: ModelOut) -> RenderableType:
+def _importance(one: ModelOut) -> list[Block]:
     shares = one["importance"]
     greatest = max(shares.values(), default=0.0) or 1.0
-    made = Table(box=None, pad_edge=False, show_header=False)
+    made = Table(columns("- - -"), header=False)
     for feature, share in shares.items():
-        made.add_row(f"  {clean(feature)}", f"{share:.3f}", bar(share / greatest, WIDTH))
-    return Group(_heading("importance"), made) if shares else Text()
+        made.add(f"  {clean(feature)}", f"{share:.3f}", bar(share / greatest, WIDTH))
+    return [*heading("importance"), made] if shares else []
 
 
 def _curve(bins: Sequence[BinOut], greatest: float) -> Table:
-    made = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), show_header=False)
-    made.add_column(justify="right")
-    made.add_column(justify="right")
+    made = Table(columns("-> -> -"), header=False)
     for bin in _thinned(bins):
         score = bin["score"]
         length = round(abs(score) / (greatest or 1.0) * WIDTH / 2)
         left, right = ("█" * length, "") if score < 0 else ("", "█" * length)
         drawn = f"{left:>{WIDTH // 2}}│{right}"
-        made.add_row(Text(f"    {clean(bin['label'])}"), f"{score:+.3g}", Text(drawn))
+        made.add(f"    {clean(bin['label'])}", f"{score:+.3g}", drawn)
     return made
 
 
@@ -110,7 +106,3 @@ def _thinned(bins: Sequence[BinOut]) -> list[BinOut]:
         return list(bins)
     last = len(bins) - 1
     return [bins[round(n * last / (MOST_BINS - 1))] for n in range(MOST_BINS)]
-
-
-def _heading(text: str) -> Text:
-    return Text(f"\n{text}", style="bold")

@@ -6,14 +6,20 @@ import io
 import json
 import os
 import sys
-from collections.abc import Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
+from cli.problems import Usage
+from cli.table import layout, painted
+
+TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from rich.console import Console, RenderableType
+    from rich.text import Text
+
+    from cli.table import Block
 
 PIPE_WIDTH = 100_000  # no output is cut if there is no terminal
 
@@ -22,6 +28,13 @@ class Color(StrEnum):
     AUTO = "auto"
     ALWAYS = "always"
     NEVER = "never"
+
+
+def as_color(word: str) -> Color:
+    """Raises Usage."""
+    if word not in tuple(Color):
+        raise Usage(f"--color {word}: no such choice", f"choose one of {', '.join(Color)}")
+    return Color(word)
 
 
 _chosen = Color.AUTO
@@ -54,11 +67,52 @@ def check_writable(file: Path) -> None:
         raise Problem(f"cannot write {file}: {why}")
 
 
+def colored() -> bool:
+    return wants_color(_chosen, os.environ, sys.stdout.isatty())
+
+
+def size() -> tuple[int, int]:
+    """Columns and lines of the terminal. COLUMNS and LINES, if set, win."""
+    try:
+        there = tuple(os.get_terminal_size(sys.stdout.fileno()))
+    except (OSError, ValueError):
+        there = (0, 0)
+    told = (os.environ.get(name, "") for name in ("COLUMNS", "LINES"))
+    columns, lines = (
+        int(word) if word.isdigit() and int(word) else found
+        for word, found in zip(told, there, strict=True)
+    )
+    return columns or 80, lines or 24
+
+
+def room() -> int:
+    return size()[0] if sys.stdout.isatty() else PIPE_WIDTH
+
+
+def is_ascii() -> bool:
+    """Whether the terminal shows nothing but ASCII."""
+    return not (sys.stdout.encoding or "").lower().startswith("utf")
+
+
+def show(picture: Iterable[Block]) -> None:
+    _tolerate()
+    color = colored()
+    text = "\n".join([painted(line, color) for line in layout(picture, room())])
+    if text:
+        print(text)
+
+
+def _tolerate() -> None:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8 gets question marks
+
+
 def console() -> Console:
+    """rich's, for what needs it: bars of progress, drawings, the tables of simulations."""
     from rich.console import Console
 
     tty = sys.stdout.isatty()
-    color = wants_color(_chosen, os.environ, tty)
+    color = colored()
     return Console(
         force_terminal=tty or color,
         color_system=("auto" if tty else "standard") if color else None,
@@ -70,9 +124,15 @@ def console() -> Console:
     )
 
 
-def show(renderable: RenderableType) -> None:
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8 gets question marks
+def as_rich(picture: Iterable[Block], width: int) -> Text:
+    """For what rich updates or saves."""
+    from rich.text import Text
+
+    return Text.from_ansi("\n".join([painted(line, True) for line in layout(picture, width)]))
+
+
+def show_rich(renderable: RenderableType) -> None:
+    _tolerate()
     screen = console()
     with screen.capture() as captured:
         screen.print(renderable)
@@ -80,8 +140,16 @@ def show(renderable: RenderableType) -> None:
         print(line.rstrip())
 
 
-def print_json(answer: object) -> None:
-    print(json.dumps(answer, indent=2))
+def print_json(answer: Mapping[str, object]) -> None:
+    """A field on each line, and a line for each item of a list: to read, and for grep. Indenting
+    all of it would take longer than everything else."""
+    fields = []
+    for name, value in answer.items():
+        text = json.dumps(value)
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            text = "[\n" + ",\n".join(map(json.dumps, value)) + "\n]"
+        fields.append(f"{json.dumps(name)}: {text}")
+    print("{\n" + ",\n".join(fields) + "\n}")
 
 
 def note(text: str) -> None:

@@ -20,6 +20,7 @@ UNIT_S = {"second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 604800}
 UNIT_MIB = {"m": 1, "g": 1024, "t": 1024 * 1024}
 DEFAULT_WARNING_S = 60
 SMALLEST_BARE_MIB = 256
+SHORTEST_S = 0.2
 
 # Not compiled here: most submissions use one or two of them.
 _CLOCK = r"(?:(\d{1,9})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?"
@@ -338,3 +339,11 @@ def export(text: str) -> list[str]:
         if not re.fullmatch(_NAME, word.partition("=")[0]):
             raise ArgumentTypeError(f"{word!r} is not NAME=VALUE")
     return words
+
+
+def interval(text: str) -> float:
+    """Seconds between two pictures."""
+    span = positive(text)
+    if not SHORTEST_S <= span <= MAX_TIME_S:
+        raise ArgumentTypeError(f"{text!r} is not a number of seconds from {SHORTEST_S:g}")
+    return span

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from cli.problems import Usage
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
 # Options of sbatch that CARMA does not have, and what to do instead.
 OF_SLURM = {
@@ -25,6 +26,14 @@ OF_SLURM = {
 
 class Parser(argparse.ArgumentParser):
     """Knows which of its options take a value, and raises instead of exiting."""
+
+    help_width = 80
+
+    def format_help(self) -> str:
+        from shutil import get_terminal_size
+
+        self.help_width = get_terminal_size().columns - 2
+        return super().format_help()
 
     def error(self, message: str) -> NoReturn:
         raise Usage(message, self._hint(message.removeprefix("unrecognized arguments: ")))
@@ -52,6 +61,20 @@ class Parser(argparse.ArgumentParser):
             at += 2 if self.takes_next(args[at]) else 1
         marked = args[at : at + 1] == ["--"]
         return args[:at], args[at + marked :], marked
+
+    def _get_formatter(self) -> argparse.HelpFormatter:
+        """argparse makes one for each argument, and imports shutil to learn the width."""
+        return argparse.HelpFormatter(self.prog, width=self.help_width)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Unlike argparse, an option's value may begin with a dash: `--sort -jobid`."""
+        words = list(sys.argv[1:] if args is None else args)
+        for at in range(len(words) - 2, -1, -1):
+            word, value = words[at : at + 2]
+            dashed = word[:1] == value[:1] == "-" != value and not self.knows(value)
+            if dashed and self.takes_next(word):
+                words[at : at + 2] = [word + "=" * word.startswith("--") + value]
+        return super().parse_known_args(words, namespace)
 
     def knows(self, word: str) -> bool:
         """Whether it is one of the options, perhaps with its value: --gpus=2."""

@@ -1,22 +1,11 @@
-"""Renders the API's answers with rich. Pure: no network, no clock, no terminal."""
+"""Renders the API's answers as pictures (`cli.table`). Pure: no network, no clock, no terminal."""
 
 from __future__ import annotations
-
-import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
-
-from rich.cells import cell_len, set_cell_size
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.segment import Segment
-from rich.table import Table
-from rich.text import Text
 
 from carmad.core.layout_text import OF_STAGE, OF_TIMES, written
 from carmad.options import OPTIONS
 from carmad.readable import clean
-from cli.columns import COLUMNS, QUEUE, Column, where
+from cli.columns import COLUMNS, QUEUE, where
 from cli.format import (
     NOTHING,
     clock,
@@ -30,14 +19,18 @@ from cli.format import (
     spread,
 )
 from cli.known import of_job
+from cli.table import Table, columns, pairs, styled
 
+TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import Any
+
     from carmad.api.responses.decisions import DryRunOut, ReasonOut, VerdictOut, WhyOut
     from carmad.api.responses.jobs import ExitOut, JobOut
     from carmad.api.responses.server import DoctorOut, StatsOut
+    from cli.table import Block, Cell
 
-GAP = "  "
-NARROWEST = 4
 SHORT_NOTE = 12  # characters: a note up to this length goes next to the number
 STATES = ("ST", "STATE")
 STATE_STYLE = {
@@ -55,118 +48,51 @@ STATE_STYLE = {
 }
 
 
-def table(headers: str) -> Table:
-    """A table in squeue's style. `headers`: a > after one right-aligns its column, uncut."""
-    made = Table(box=None, pad_edge=False, header_style="bold")
-    for header in headers.split():
-        right = header.endswith(">")
-        made.add_column(header.rstrip(">"), justify="right" if right else "left", no_wrap=right)
-    return made
+def jobs(
+    listed: Sequence[JobOut], fields: Sequence[str] = (), noheader: bool = False
+) -> list[Block]:
+    """Jobs, one per line. `fields`: all of these; otherwise, the usual ones that fit."""
+    shown = [COLUMNS[field] for field in fields or QUEUE]
+    made = Table(shown, header=not noheader, drops=not fields)
+    state = next((at for at, column in enumerate(shown) if column.header in STATES), None)
+    for job in listed:
+        row: list[Cell] = [column.cell(job) for column in shown]
+        if state is not None:
+            row[state] = styled(shown[state].cell(job), STATE_STYLE.get(job["code"], ""))
+        made.add(*row)
+    return [made]
 
 
-def cell(text: str, style: str = "") -> Text:
-    """On a narrow terminal a cell is cut, never wrapped."""
-    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
-
-
-@dataclass(frozen=True, slots=True)
-class JobTable:
-    """Jobs, one per line. There may be ten thousand, and rich's own tables take 1 ms per row."""
-
-    jobs: Sequence[JobOut]
-    fields: Sequence[str] = QUEUE
-    noheader: bool = False
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        columns = [COLUMNS[field] for field in self.fields]
-        rows = [[column.cell(job) for column in columns] for job in self.jobs]
-        widths = _widths(columns, rows, options.max_width)
-        if not self.noheader:
-            headers = [column.header for column in columns]
-            yield Segment(_line(headers, columns, widths), console.get_style("bold"))
-            yield Segment.line()
-        state = next((at for at, column in enumerate(columns) if column.header in STATES), None)
-        for job, row in zip(self.jobs, rows, strict=True):
-            if state is None:
-                yield Segment(_line(row, columns, widths))
-            else:
-                style = console.get_style(STATE_STYLE.get(job["code"], "none"))
-                upto = slice(None, state), slice(state, state + 1), slice(state + 1, None)
-                before, self_, after = (_line(row[s], columns[s], widths[s]) for s in upto)
-                yield Segment(before + GAP * bool(before))
-                yield Segment(self_, style)
-                yield Segment(GAP * bool(after) + after)
-            yield Segment.line()
-
-
-def _widths(columns: Sequence[Column], rows: Sequence[Sequence[str]], room: int) -> list[int]:
-    """As wide as their contents; if that is too wide, the widest columns shrink."""
-    widths = [
-        max(len(column.header), *(cell_len(row[at]) for row in rows), 0)
-        for at, column in enumerate(columns)
-    ]
-    words = [at for at, column in enumerate(columns) if not column.number]
-    excess = sum(widths) + len(GAP) * (len(widths) - 1) - room
-    while excess > 0 and words:
-        widest = max(words, key=lambda at: widths[at])
-        if widths[widest] <= NARROWEST:
-            break
-        widths[widest] -= 1
-        excess -= 1
-    return widths
-
-
-def _line(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> str:
-    return GAP.join(
-        _fitted(text, width, column.number)
-        for text, column, width in zip(cells, columns, widths, strict=True)
-    )
-
-
-def _fitted(text: str, width: int, right: bool) -> str:
-    length = cell_len(text)
-    if length > width:
-        return set_cell_size(text, width - 1) + "…"
-    return " " * (width - length) + text if right else text + " " * (width - length)
-
-
-def details(rows: Iterable[tuple[str, str]]) -> Table:
-    """Name and value, one pair per line; values wrap."""
-    made = Table(box=None, pad_edge=False, show_header=False)
-    made.add_column(style="bold", no_wrap=True)
-    made.add_column(overflow="fold")
-    for name, value in rows:
-        if value != NOTHING:
-            made.add_row(name, Text(value))
-    return made
-
-
-def show(job: JobOut) -> RenderableType:
-    parts: list[RenderableType] = [*_crash(job), details(_about(job))]
-    parts += _aside(job)
+def show(job: JobOut) -> list[Block]:
+    about = pairs((name, value) for name, value in _about(job) if value != NOTHING)
+    parts: list[Block] = [*_crash(job), about, *_aside(job)]
     if history := job.get("history"):
-        parts += [Text("\nhistory", style="bold")]
-        parts += [Text(f"  {local_time(move['at'])}  {move['after']}") for move in history]
-    return Group(*parts)
+        parts += heading("history")
+        parts += [f"  {local_time(move['at'])}  {move['after']}" for move in history]
+    return parts
 
 
-def _crash(job: JobOut) -> list[RenderableType]:
+def heading(text: str) -> list[Block]:
+    return ["", styled(text, "bold")]
+
+
+def _crash(job: JobOut) -> list[Block]:
     """How its script stopped when it was tried."""
     crash = job.get("crash")
-    return [Text(f"its script stops {clean(crash)}", style="bold red")] if crash else []
+    return [styled(f"its script stops {clean(crash)}", "bold red")] if crash else []
 
 
-def _aside(job: JobOut) -> list[RenderableType]:
+def _aside(job: JobOut) -> list[Block]:
     """Earlier attempts and notes."""
-    parts: list[RenderableType] = []
+    parts: list[Block] = []
     if failures := job.get("failures"):
-        parts += [Text("\nearlier attempts", style="bold")]
-        parts += [Text(f"  {n}  {_ending(how)}") for n, how in enumerate(failures, 1)]
+        parts += heading("earlier attempts")
+        parts += [f"  {n}  {_ending(how)}" for n, how in enumerate(failures, 1)]
     if retry := job.get("retry"):
-        parts += [Text(f"  next: {clean(retry)}")]
+        parts += [f"  next: {clean(retry)}"]
     if notes := job.get("notes"):
-        parts += [Text("\nnotes", style="bold")]
-        parts += [Text(f"  · {clean(note)}") for note in notes]
+        parts += heading("notes")
+        parts += [f"  · {clean(note)}" for note in notes]
     return parts
 
 
@@ -215,7 +141,7 @@ def _about(job: JobOut) -> list[tuple[str, str]]:
 def _options(job: JobOut) -> Iterator[tuple[str, str]]:
     """The given options that have their own line."""
     for name, option in OPTIONS.items():
-        value = cast("Mapping[str, Any]", job).get(name, option.default)
+        value: Any = job.get(name, option.default)
         if option.show and value != option.default:
             yield option.show, _option(name, value)
 
@@ -229,7 +155,9 @@ def _option(name: str, value: Any) -> str:
 def _warning(warn: Mapping[str, Any]) -> str:
     """A signal before the time limit: USR2, 1:00 before the time limit."""
     number = warn["signum"]
-    known = {each.value: each.name.removeprefix("SIG") for each in signal.Signals}
+    from signal import Signals
+
+    known = {each.value: each.name.removeprefix("SIG") for each in Signals}
     return f"{known.get(number, number)}, {clock(warn['before_s'])} before the time limit"
 
 
@@ -316,55 +244,53 @@ def _ending(how: ExitOut) -> str:
     return words
 
 
-def why(answer: WhyOut) -> RenderableType:
+def why(answer: WhyOut) -> list[Block]:
     job = answer["job"]
-    head = Text.assemble((f"Job {job['label']}", "bold"), f" {clean(answer['headline'])}")
-    parts: list[RenderableType] = [head, *_crash(job)]
+    head = (f"Job {job['label']}", "bold"), (f" {clean(answer['headline'])}", "")
+    parts: list[Block] = [head, *_crash(job)]
     if answer["position"]:
         behind = answer["behind"]
         after = f", behind job {behind['label']}" if behind else ""
-        parts.append(Text(f"place in line: {answer['position']}{after}"))
+        parts.append(f"place in line: {answer['position']}{after}")
     if answer["policy"]:
         when = local_time(answer["decided_at"])
-        parts.append(Text(f"decided by the policy {answer['policy']} at {when}"))
+        parts.append(f"decided by the policy {answer['policy']} at {when}")
     if (foreseen := deadline(job)) != NOTHING:
-        parts.append(Text(f"deadline: {foreseen}"))
+        parts.append(f"deadline: {foreseen}")
     news = [reason for reason in answer["reasons"] if reason["text"] not in answer["headline"]]
-    parts += [Text(f"  · {refusal(reason)}") for reason in news]
-    parts += [Text(f"  · {refusal(reason)}") for reason in answer.get("grounds", ())]
+    parts += [f"  · {refusal(reason)}" for reason in news]
+    parts += [f"  · {refusal(reason)}" for reason in answer.get("grounds", ())]
     parts += _need(job)
     parts += of_job(job)
     parts += _aside(job)
     if answer["verdicts"]:
-        parts += [Text(), verdicts(answer["verdicts"], answer["chosen"])]
+        parts += ["", verdicts(answer["verdicts"], answer["chosen"])]
     if answer["remedies"]:
-        parts += [Text("\nwhat would help", style="bold")]
-        parts += [Text(f"  · {clean(remedy)}") for remedy in answer["remedies"]]
-    return Group(*parts)
+        parts += heading("what would help")
+        parts += [f"  · {clean(remedy)}" for remedy in answer["remedies"]]
+    return parts
 
 
-def _need(job: JobOut) -> list[RenderableType]:
+def _need(job: JobOut) -> list[Block]:
     """The estimate that decides where it fits, its basis, and why there is no better one."""
     asked = need(job)
     own = job.get("estimate")
     notes = [note for note in (own["notes"] if own else ()) if note not in _beside(job)]
-    head: list[RenderableType] = [Text(f"memory need: {asked} per GPU")] if asked else []
-    return head + [Text(f"  · {clean(note)}") for note in notes]
+    head: list[Block] = [f"memory need: {asked} per GPU"] if asked else []
+    return head + [f"  · {clean(note)}" for note in notes]
 
 
 def verdicts(judged: Sequence[VerdictOut], chosen: Sequence[str]) -> Table:
-    made = Table(box=None, pad_edge=False, show_header=False)
-    made.add_column(no_wrap=True)
-    made.add_column(overflow="fold")
+    made = Table(columns("- -*"), header=False)
     for verdict in judged:
         index = verdict["gpu"]["index"]
         name = f"GPU {verdict['gpu']['id'] if index is None else index}"
         if verdict["refused"]:
             reasons = "\n".join(refusal(reason) for reason in verdict["refused"])
-            made.add_row(Text(name, style="red"), Text(reasons))
+            made.add(styled(name, "red"), reasons)
             continue
         words = "chosen" if verdict["gpu"]["id"] in chosen else "would do"
-        made.add_row(Text(name, style="green"), Text(words))
+        made.add(styled(name, "green"), words)
     return made
 
 
@@ -372,18 +298,20 @@ def refusal(reason: ReasonOut) -> str:
     return clean(reason["text"] or reason["code"])
 
 
-def dry_run(answer: DryRunOut) -> RenderableType:
+def dry_run(answer: DryRunOut) -> list[Block]:
     head = "It would start now." if answer["would_start"] else "It would wait."
-    parts: list[RenderableType] = [Text(head, style="bold")]
-    parts += [Text(f"  · {refusal(reason)}") for reason in answer.get("reasons", ())]
+    parts: list[Block] = [styled(head, "bold")]
+    parts += [f"  · {refusal(reason)}" for reason in answer.get("reasons", ())]
     parts.append(verdicts(answer["verdicts"], answer.get("chosen", ())))
-    return Group(*parts)
+    return parts
 
 
-def stats(answer: StatsOut) -> Table:
-    made = table("USER JOBS> OK> FAILED> OOM> GPU-HOURS> ENERGY> WAIT(MEAN)> WAIT(P95)> RUN(MEAN)>")
+def stats(answer: StatsOut) -> list[Block]:
+    made = Table(
+        columns("USER~ JOBS> OK> FAILED> OOM> GPU-HOURS> ENERGY> WAIT(MEAN)> WAIT(P95)> RUN(MEAN)>")
+    )
     for row in (*answer["users"], answer["total"]):
-        made.add_row(
+        made.add(
             clean(row["user"] or "total"),
             *(str(row[key]) for key in ("jobs", "succeeded", "failed", "oom")),
             f"{row['gpu_hours']:.1f}",
@@ -391,18 +319,18 @@ def stats(answer: StatsOut) -> Table:
             *(span(row[key]) for key in ("wait_mean_s", "wait_p95_s", "run_mean_s")),
             style="bold" if row is answer["total"] else "",
         )
-    return made
+    return [made]
 
 
 CHECK_STYLE = {True: ("ok", "green"), None: ("warn", "yellow"), False: ("FAIL", "bold red")}
 
 
-def doctor(answer: DoctorOut) -> RenderableType:
-    made = Table(box=None, pad_edge=False, show_header=False)
+def doctor(answer: DoctorOut) -> list[Block]:
+    made = Table(columns("- - -*"), header=False)
     for check in answer["checks"]:
         word, style = CHECK_STYLE[check["ok"]]
         text = clean(check["detail"])
         if check["hint"] and check["ok"] is not True:
             text += f"\n→ {clean(check['hint'])}"
-        made.add_row(Text(word, style=style), Text(check["name"]), Text(text))
-    return made
+        made.add(styled(word, style), check["name"], text)
+    return [made]

@@ -13,10 +13,9 @@ from carmad import paths
 from cli import output
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from carmad.selftest.facts import Fact
     from carmad.selftest.report import Finding, Report
+    from cli.table import Block
 
 STYLE = {"holds": "green", "differs": "bold red", "cannot be told here": "dim"}
 
@@ -44,27 +43,24 @@ def run(device: str, json: bool, write: bool) -> None:
         raise typer.Exit(1)
 
 
-def table(report: Report) -> RenderableType:
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
+def table(report: Report) -> list[Block]:
     from carmad.readable import clean
     from carmad.selftest.facts import FACTS
+    from cli.table import Table, columns, styled
 
     followed = {fact.name: fact.otherwise for fact in FACTS}
-    made = Table(box=None, pad_edge=False, show_header=False)
+    made = Table(columns("- - -*"), header=False)
     for found in report.findings:
         text = clean(found.detail)
         if found.verdict.value == "differs":
             text += f"\n→ {followed.get(found.fact, '')}"
         style = STYLE[found.verdict.value]
-        made.add_row(Text(found.verdict.value, style=style), Text(found.fact), Text(text))
+        made.add(styled(found.verdict.value, style), found.fact, text)
     head = (
         f"{report.gpu}, driver {report.driver}, CUDA {report.cuda}, as {report.user};"
         f" CARMA {report.carma} {report.commit}".rstrip()
     )
-    return Group(Text(head), Text(""), made)
+    return [head, "", made]
 
 
 def _tell(fact: Fact, found: Finding | None) -> None:

@@ -28,7 +28,7 @@ from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from cli import client, dashboard, render
+from cli import client, dashboard, output, render
 
 IMAGES = Path(__file__).parent / "images"
 WIDTH = 124
@@ -102,9 +102,9 @@ def of_jobs(users: list[str]) -> None:
         submit(*job, users=users)
     time.sleep(35)  # GPU 0 settles again, and the head of the line still does not fit
     status = client.get("/v1/status")
-    picture("status", "carma top", dashboard.status(status, WIDTH, bars=True))
+    picture("status", "carma top", output.as_rich(dashboard.status(status, WIDTH), WIDTH))
     why = client.get("/v1/jobs/5/why")
-    picture("why", "carma why 5", render.why(why), 92)
+    picture("why", "carma why 5", output.as_rich(render.why(why), 92), 92)
 
 
 def submit(name: str, options: str, does: str, who: int, users: list[str]) -> None:

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from cli.main import run
-from cli.verbs import BY_NAME
+from cli.output import Color
+from cli.verbs import ARGPARSE, BY_NAME
 from cli.verbs import VERBS as LISTED
 from tests.attack.users import needs_root
 from tests.fake_daemon import ANSWERS, FakeDaemon, ended, job
@@ -215,7 +216,7 @@ def test_a_long_line_says_how_much_of_it_is_not_shown(
     assert "and 5 more" in shown.err
     fake.answers["GET", "/v1/status"] = fake.answers["GET", "/v1/status"] | {"more": 5}
     assert run(["status"]) == 0
-    assert "and 5 more that wait: carma queue" in capsys.readouterr().out
+    assert "and 5 more: carma queue" in capsys.readouterr().out
 
 
 def test_queue_keeps_what_is_wanted(fake: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
@@ -607,6 +608,39 @@ def test_ids_for_completion(
     assert capsys.readouterr() == ("", "")
 
 
+# starting quickly
+
+DAILY = [words for words in ASKING if BY_NAME[words.split()[0]].reads == ARGPARSE]
+DAILY += ["completion ids", "queue --json"]
+HEAVY = {"typer", "rich", "pydantic", "typing", "dataclasses", "inspect", "asyncio", "http.client"}
+
+
+@pytest.mark.parametrize("words", DAILY)
+def test_what_people_type_all_day_imports_nothing_heavy(
+    fake: FakeDaemon, tmp_path: Path, words: str
+) -> None:
+    """Importing any of these takes as long as a whole command may."""
+    (tmp_path / "log").write_text("out\n")
+    log_of(fake, tmp_path / "log")
+    fake.answers["GET", "/v1/jobs/43/wait"] = ended()
+    code = (
+        "import sys; before = set(sys.modules); from cli.main import run;"
+        f"code = run({words.split()});"
+        "print('', *sorted(set(sys.modules) - before)); sys.exit(code)"
+    )
+    found = carma_code(code)
+    assert found.returncode == 0, found.stderr
+    loaded = set(found.stdout.splitlines()[-1].split())
+    assert "cli.client" in loaded
+    assert not HEAVY & loaded
+    assert not [name for name in loaded if name.startswith(("carmad.daemon", "carmad.api"))]
+
+
+def carma_code(code: str) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-c", code]
+    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
 # terminals, pipes, signals
 
 
@@ -651,6 +685,7 @@ def test_colour_goes_to_terminals_only(
         ("queue", True),
         ("queue --json", False),
     ):
+        monkeypatch.setattr("cli.output._chosen", Color.AUTO)
         assert run(words.split()) == 0
         assert ("\x1b" in capsys.readouterr().out) is color, words
 

@@ -6,7 +6,6 @@ from dataclasses import asdict
 from typing import Any
 
 import pytest
-from rich.console import RenderableType
 
 from carmad.core.layout import Stage
 from carmad.core.types import StageTimes
@@ -46,7 +45,7 @@ def test_bar() -> None:
 
 
 def test_queue_has_the_columns_people_know() -> None:
-    header, running, waiting = plain(render.JobTable([fake.job(), fake.waiting()])).splitlines()
+    header, running, waiting = plain(render.jobs([fake.job(), fake.waiting()])).splitlines()
     assert header.split() == (
         ["JOBID", "NAME", "USER", "ST", "TIME", "LIMIT", "GPUS", "VRAM(USED/EST)", "GPU(REASON)"]
     )
@@ -67,12 +66,12 @@ def test_queue_has_the_columns_people_know() -> None:
 def test_a_stranger_s_job_is_shown_as_far_as_it_is_known() -> None:
     theirs = fake.private(fake.job(user="bob"))
     every = tuple(columns.COLUMNS)
-    assert "bob" in plain(render.JobTable([theirs], every))
+    assert "bob" in plain(render.jobs([theirs], every))
     assert "bob" in plain(render.show(theirs))
 
 
 def test_a_narrow_terminal_cuts_names_and_keeps_numbers() -> None:
-    text = plain(render.JobTable([fake.job(name="n" * 60)]), width=80)
+    text = plain(render.jobs([fake.job(name="n" * 60)]), width=80)
     assert "9.1G/11.0G" in text and "2:00:00" in text
     assert len(text.splitlines()) == 2
 
@@ -94,7 +93,7 @@ def test_a_deadline_is_shown_with_what_becomes_of_it() -> None:
     assert "missed by 10 min" in plain(render.show(fake.ended(**at, late_s=600.0)))
     assert render.deadline(fake.ended(**at, late_s=-600.0)).endswith("  met")
     assert "deadline" not in plain(render.show(fake.waiting()))
-    assert "DEADLINE" in plain(render.JobTable([waits], ("jobid", "deadline")))
+    assert "DEADLINE" in plain(render.jobs([waits], ("jobid", "deadline")))
 
 
 def test_a_layout_and_stage_times_are_shown_as_they_are_written() -> None:
@@ -120,7 +119,7 @@ def test_the_signal_before_the_time_limit_is_shown() -> None:
 def test_an_ended_job_says_how() -> None:
     text = plain(render.show(fake.ended(code=None, signal=9)))
     assert "0:9  failure: ValueError: no such dataset" in text
-    assert plain(render.JobTable([fake.ended(code=3)])).endswith("0")
+    assert plain(render.jobs([fake.ended(code=3)])).endswith("0")
 
 
 def test_what_never_ran_has_no_exit_code() -> None:
@@ -176,12 +175,12 @@ def test_why_of_a_job_that_was_not_judged_yet() -> None:
 
 
 def test_the_dashboard_shows_what_is_not_to_be_had_as_a_dash() -> None:
-    text = plain(dashboard.status(fake.STATUS, width=200, bars=True))
+    text = plain(dashboard.status(fake.STATUS, 200))
     assert "policy magm · 2 GPUs (nvml) · up 26.1 h · 2 running, 1 waiting" in text
     assert "███░░░░░░░ 12.0G/40.0G" in text
     assert "alice:42(9.1G) bob:pid 999(2.0G)" in text
     assert "-/40.0G" in text
-    bare = plain(dashboard.status(fake.STATUS, width=80, bars=True), width=80)
+    bare = plain(dashboard.status(fake.STATUS, 80), 80)
     assert "█" not in bare and "12.0G/40.0G" in bare
     assert "####" in plain(dashboard.gpus([fake.gpu(memory_used_mib=40000)], True, True))
 
@@ -193,7 +192,7 @@ def test_islands_are_shown_where_there_are_several() -> None:
 
 
 def test_an_empty_server_says_what_to_do() -> None:
-    text = plain(dashboard.status({**fake.STATUS, "jobs": [], "gpus": []}, 200, True))
+    text = plain(dashboard.status({**fake.STATUS, "jobs": [], "gpus": []}, 200))
     assert "carma submit" in text
 
 
@@ -250,15 +249,15 @@ def test_other_people_s_words_cannot_drive_the_terminal() -> None:
     gpu = fake.gpu(name=NASTY, state_detail=NASTY)
     gpu["jobs"][0]["user"] = gpu["outsiders"][0]["user"] = NASTY
     why = {**fake.WHY, "headline": NASTY, "remedies": [NASTY]}
-    shown: list[RenderableType] = [
-        render.JobTable([job], tuple(columns.COLUMNS)),
+    shown = [
+        render.jobs([job], tuple(columns.COLUMNS)),
         render.show(job),
         render.why(why),
         dashboard.gpus([gpu], bars=True),
         dashboard.gpu_report({**fake.ANSWERS["GET", "/v1/gpus"], "gpus": [gpu]}),
     ]
-    for renderable in shown:
-        text = plain(renderable, width=1000)
+    for picture in shown:
+        text = plain(picture, width=1000)
         assert "[bold]" in text
         assert not set(text) & {"\x1b", "\r", "\x07"}
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Group
 
 from carmad.core.decision import Decision, Placement, Reason
 from carmad.core.messages import Step, Tick, Trained
@@ -182,7 +181,7 @@ def test_of_a_job_that_was_never_seen_no_duration_is_told(daemon: Daemon) -> Non
     keep(daemon, replace(learned(7), prediction=unseen("forest")))
     shown = daemon.call("GET", "/v1/jobs/7")[1]
     assert shown["prediction"]["seconds"] == 0.0
-    text = plain(Group(*known.of_job(shown)))
+    text = plain(known.of_job(shown))
     assert "duration unknown (forest)\n  · it has not run before" in text
 
 

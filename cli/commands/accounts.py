@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import csv
-import shlex
 import sys
-from pathlib import Path
-from typing import Annotated, Any
 
-import typer
-
-from cli import client, output, parse
+from cli import client, output, parse, render
 from cli.columns import HISTORY
-from cli.commands.annotations import Json, Mine, States, User
-from cli.commands.options import checked, states_of, user_of
+from cli.commands.options import (
+    add_json,
+    add_states,
+    add_user,
+    checked,
+    states_of,
+    user_of,
+)
 from cli.problems import Usage
 
-Since = Annotated[
-    str | None,
-    typer.Option("--since", "-S", help="Start of the period: 7d or 12h (ago), or 2026-11-20."),
-]
+TYPE_CHECKING = False  # importing typing takes 2 ms
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from typing import Any
+
+    from cli.parser import Parser
 
 # The columns of --csv: of a job, of its `memory`, of its `exit`.
 OWN = (
@@ -30,69 +32,78 @@ MEMORY = ("declared_mib", "estimate_mib", "peak_mib")
 EXIT = ("cause", "code", "signal")
 
 
-def history(
-    user: User = None,
-    me: Mine = False,
-    states: States = None,
-    since: Since = None,
-    until: Annotated[
-        str | None, typer.Option("--until", "-E", help="End of the period, in the same form.")
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option("--limit", "-n", min=1, help="At most N jobs (default 100).")
-    ] = None,
-    json: Json = False,
-    table: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Write all jobs as the table that models are trained on."
-        ),
-    ] = None,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, with memory in MiB.")] = False,
-    export: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write all jobs as a trace for `carma simulate`."),
-    ] = None,
-) -> None:
+def _add_since(parser: Parser) -> None:
+    parser.add_argument(
+        "-S",
+        "--since",
+        metavar="TIME",
+        help="start of the period: 7d or 12h (ago), or 2026-11-20",
+    )
+
+
+def history_options(parser: Parser) -> None:
+    add_user(parser, me=True)
+    add_states(parser)
+    _add_since(parser)
+    add = parser.add_argument
+    add("-E", "--until", metavar="TIME", help="end of the period, in the same form")
+    at_least_one = parse.whole(1, 10**9)
+    add("-n", "--limit", type=at_least_one, metavar="N", help="at most N jobs (default 100)")
+    add_json(parser)
+    add("--table", metavar="FILE", help="write all jobs as the table that models are trained on")
+    add("--csv", action="store_true", help="print CSV, with memory in MiB")
+    add("--export", metavar="FILE", help="write all jobs as a trace for `carma simulate`")
+
+
+def history(options: Namespace) -> int:
     """List ended jobs, newest first."""
-    if export is not None or table is not None:
-        if states or limit or json or as_csv or (export and table):
-            raise Usage(
-                "--export and --table write every job: they take no --states, --limit, --json or"
-                " --csv",
-                "choose by --user, --since and --until",
-            )
-        chosen = user_of(user, me), checked(parse.since, since), checked(parse.since, until)
-        if export is not None:
-            _export(export, *chosen)
-        elif table is not None:
+    user = user_of(options.user, options.me)
+    since, until = (checked(parse.since, text) for text in (options.since, options.until))
+    if options.export or options.table:
+        _check_whole(options)
+        if options.export:
+            _export(options.export, user, since, until)
+        else:
+            from pathlib import Path
+
             from cli.past_table import write
 
-            write(table, *chosen)
-        return
-    names, codes = states_of(states)
+            write(Path(options.table), user, since, until)
+        return 0
+    names, codes = states_of(options.states)
     answer = client.get(
         "/v1/history",
-        user=user_of(user, me),
-        since=checked(parse.since, since),
-        until=checked(parse.since, until),
+        user=user,
+        since=since,
+        until=until,
         states=names,
-        limit=limit or 100,
+        limit=options.limit or 100,
     )
     if codes:
         answer["jobs"] = [job for job in answer["jobs"] if job["code"] in codes]
-    if json:
+    if options.json:
         output.print_json(answer)
-    elif as_csv:
+    elif options.csv:
         _write_csv(answer["jobs"])
     else:
-        from cli import render
+        output.show(render.jobs(answer["jobs"], HISTORY))
+    return 0
 
-        output.show(render.JobTable(answer["jobs"], HISTORY))
+
+def _check_whole(options: Namespace) -> None:
+    """For files with every job. Raises Usage."""
+    chosen = options.states or options.limit or options.json or options.csv
+    if chosen or (options.export and options.table):
+        raise Usage(
+            "--export and --table write every job: they take no --states, --limit, --json or --csv",
+            "choose by --user, --since and --until",
+        )
 
 
 def _write_csv(jobs: list[dict[str, Any]]) -> None:
     """Flat CSV for programs: numbers without units, times as in the API."""
+    import csv
+
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow([*OWN, *MEMORY, *EXIT])
     for job in jobs:
@@ -104,7 +115,10 @@ def _write_csv(jobs: list[dict[str, Any]]) -> None:
         )
 
 
-def _export(file: Path, user: str | None, since: str | None, until: str | None) -> None:
+def _export(file: str, user: str | None, since: str | None, until: str | None) -> None:
+    import shlex
+    from pathlib import Path
+
     from carmad.sim.report.runs import gpus
     from carmad.sim.shadow import from_history
     from carmad.sim.traces import native
@@ -118,21 +132,27 @@ def _export(file: Path, user: str | None, since: str | None, until: str | None) 
         f" --set physics.first_kernel_s={physics.first_kernel_s:.3g}"
         f" --set physics.oom_s={physics.oom_s:.3g}"
     )
-    if file == Path("-"):
+    if file == "-":
         native.write_csv(experiment.trace, sys.stdout)
         output.note(f"to simulate it: carma simulate FILE {words}")
         return
-    native.write(experiment.trace, file)
+    native.write(experiment.trace, Path(file))
     print(f"wrote {len(experiment.trace.tasks)} jobs; to simulate them:")
-    print(f"carma simulate {shlex.quote(str(file))} {words}")
+    print(f"carma simulate {shlex.quote(file)} {words}")
 
 
-def stats(user: User = None, me: Mine = False, since: Since = None, json: Json = False) -> None:
+def stats_options(parser: Parser) -> None:
+    add_user(parser, me=True)
+    _add_since(parser)
+    add_json(parser)
+
+
+def stats(options: Namespace) -> int:
     """Add up jobs, GPU hours, energy and waiting, by user."""
-    answer = client.get("/v1/stats", user=user_of(user, me), since=checked(parse.since, since))
-    if json:
+    user, since = user_of(options.user, options.me), checked(parse.since, options.since)
+    answer = client.get("/v1/stats", user=user, since=since)
+    if options.json:
         output.print_json(answer)
-        return
-    from cli import render
-
-    output.show(render.stats(answer))
+    else:
+        output.show(render.stats(answer))
+    return 0

@@ -5,15 +5,16 @@ Verbs, options and plugin names are part of the script: completing them does not
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Annotated, Any
-
-import typer
-
 from carmad.errors import CarmaError
 from cli import client
-from cli.commands import estimate, submit_options
 from cli.verbs import ARGPARSE, BY_NAME, TYPER
+
+TYPE_CHECKING = False  # importing typing takes 2 ms
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from typing import Any
+
+    from cli.parser import Parser
 
 TAKES_JOBS = (
     "cancel",
@@ -29,23 +30,21 @@ TAKES_JOBS = (
 )
 
 
-class Shell(StrEnum):
-    BASH = "bash"
-    ZSH = "zsh"
-    FISH = "fish"
-    IDS = "ids"
+SHELLS = ("bash", "zsh", "fish")
+IDS = "ids"
 
 
-def completion(
-    context: typer.Context,
-    shell: Annotated[Shell, typer.Argument(help="ids: for use by the scripts.")],
-) -> None:
+def completion_options(parser: Parser) -> None:
+    parser.add_argument("shell", choices=(*SHELLS, IDS), help="ids: for use by the scripts")
+
+
+def completion(options: Namespace) -> int:
     """Print a completion script: eval "$(carma completion bash)" in ~/.bashrc."""
-    if shell is Shell.IDS:
+    if options.shell == IDS:
         _print_ids()
-        return
-    words = _words(context)
-    print({Shell.BASH: _bash, Shell.ZSH: _zsh, Shell.FISH: _fish}[shell](words), end="")
+        return 0
+    print({"bash": _bash, "zsh": _zsh, "fish": _fish}[options.shell](_words()), end="")
+    return 0
 
 
 def _print_ids() -> None:
@@ -57,9 +56,14 @@ def _print_ids() -> None:
         print(job["label"])
 
 
-def _words(context: typer.Context) -> dict[str, list[str]]:
+def _words() -> dict[str, list[str]]:
     """What may follow each verb: its options, or its subcommands."""
-    root: Any = context.find_root().command
+    from typer.main import get_command
+
+    from cli.app import build
+    from cli.commands import estimate, submit_options
+
+    root: Any = get_command(build())
     own = {"submit": submit_options.build_parser, "estimate": estimate.build_parser}
     words = {}
     for name, verb in BY_NAME.items():
@@ -68,9 +72,9 @@ def _words(context: typer.Context) -> dict[str, list[str]]:
             below = getattr(command, "commands", None)
             words[name] = sorted(below) if below else _options(command)
         else:
-            build = own.get(verb.name, verb.parser if verb.reads == ARGPARSE else None)
-            words[name] = _own(build()) if build else []
-    words["completion"] = [shell.value for shell in Shell if shell is not Shell.IDS]
+            made = own.get(verb.name, verb.parser if verb.reads == ARGPARSE else None)
+            words[name] = _own(made()) if made else []
+    words["completion"] = list(SHELLS)
     return words
 
 

@@ -8,9 +8,9 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
 
 from carmad import paths
@@ -20,6 +20,9 @@ from cli.demo_run import GPUS, Replay
 from cli.demo_trace import demo_trace
 from cli.parser import Parser
 from cli.problems import Problem
+
+if TYPE_CHECKING:
+    from cli.table import Block
 
 LOOK_EVERY_S = 0.5
 TELL_EVERY_S = 5.0
@@ -94,8 +97,10 @@ def _watched(screen: Console, sharing: Replay) -> Iterator[Any]:
     with Live(console=screen, screen=True, auto_refresh=False) as live:
 
         def draw(now: float, total: int, replays: tuple[Replay, ...]) -> None:
-            picture = dashboard.status(sharing.get("/v1/status"), screen.width, bars=True)
-            live.update(Group(_progress(now, total, replays), "", picture), refresh=True)
+            head: list[Block] = [_progress(now, total, replays), ""]
+            room, height = screen.size
+            below = dashboard.status(sharing.get("/v1/status"), room, height - len(head))
+            live.update(output.as_rich([*head, *below], room), refresh=True)
 
         yield draw
 
@@ -110,4 +115,4 @@ def _explain(screen: Console, replay: Replay) -> None:
     recovered = [job for job in replay.jobs if job.get("failures")]
     job = (recovered or replay.jobs)[-1 if not recovered else 0]
     screen.print(f"\n$ carma why {job['label']}", style="bold")
-    screen.print(render.why(replay.get(f"/v1/jobs/{job['label']}/why")))
+    output.show(render.why(replay.get(f"/v1/jobs/{job['label']}/why")))

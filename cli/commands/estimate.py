@@ -168,11 +168,11 @@ def _check(options: Namespace) -> None:
     output.check_writable(file)
 
 
-def _tell(options: Namespace, answer: object, renderable: Callable[[], Any]) -> None:
+def _tell(options: Namespace, answer: Mapping[str, object], renderable: Callable[[], Any]) -> None:
     if options.json:
         output.print_json(answer)
     else:
-        output.show(renderable())
+        output.show_rich(renderable())
 
 
 def _explain(options: Namespace, answer: EstimatesOut, argv: list[str]) -> bool:
@@ -184,14 +184,14 @@ def _explain(options: Namespace, answer: EstimatesOut, argv: list[str]) -> bool:
         output.note("no estimator breaks its estimate down")
         return options.plot is None
     if options.explain and not options.json:
-        output.show(view.explanation(one, found))
+        output.show_rich(view.explanation(one, found))
     if options.plot is None:
         return True
     if found is None:
         output.note("only a trace can be drawn, and there is none")
         return False
     if options.plot == TERMINAL:
-        output.show(view.Drawn(found["moments"], one))
+        output.show_rich(view.Drawn(found["moments"], one))
     else:
         _write(options.plot, one, found, argv)
     return True

@@ -8,9 +8,8 @@ from cli import client, output
 from cli.commands.annotations import Json
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from carmad.api.responses.estimates import EstimatorsOut
+    from cli.table import Block
 
 
 def estimators(json: Json = False) -> None:
@@ -28,18 +27,16 @@ def estimators(json: Json = False) -> None:
         output.show(report(answer))
 
 
-def report(answer: EstimatorsOut) -> RenderableType:
-    from rich.console import Group
-    from rich.text import Text
-
+def report(answer: EstimatorsOut) -> list[Block]:
     from carmad.readable import clean
     from cli.format import NOTHING, memory
-    from cli.render import table
+    from cli.render import heading
+    from cli.table import Table, columns, styled
 
-    made = table("ESTIMATOR JOBS> BIAS> P50> P95> THEN> NOW> UNTAUGHT> UNDER>")
+    made = Table(columns("ESTIMATOR~ JOBS> BIAS> P50> P95> THEN> NOW> UNTAUGHT> UNDER>"))
     for one in answer["estimators"]:
         bias, under = one["bias_mib"], one["under"]
-        made.add_row(
+        made.add(
             clean(one["name"]),
             str(one["jobs"]),
             NOTHING if bias is None else f"{'-' if bias < 0 else '+'}{memory(abs(bias))}",
@@ -51,10 +48,10 @@ def report(answer: EstimatorsOut) -> RenderableType:
             NOTHING if under is None else f"{under:.0%}",
         )
     head = f"in use: {clean(answer['estimator'])}; based on {answer['jobs']} jobs that succeeded"
-    parts: list[RenderableType] = [Text(head, style="bold"), made]
+    parts: list[Block] = [styled(head, "bold"), made]
     if answer["contexts"]:
-        parts.append(Text("\ncontext, as the trace estimator has learned it", style="bold"))
+        parts += heading("context, as the trace estimator has learned it")
     for learned in answer["contexts"]:
         context = memory(learned["context_mib"])
-        parts.append(Text(f"  {clean(learned['stack'])}: {context}, {learned['jobs']} jobs"))
-    return Group(*parts)
+        parts.append(f"  {clean(learned['stack'])}: {context}, {learned['jobs']} jobs")
+    return parts

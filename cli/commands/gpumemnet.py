@@ -15,8 +15,7 @@ from cli import output
 from cli.problems import Problem
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
+    from cli.table import Block
     from estimators.gpumemnet.card import Card, Score
     from estimators.gpumemnet.dataset import Origin, Sample
 
@@ -166,15 +165,15 @@ def _tracked(things: Iterable[T], total: int) -> Iterator[T]:
         yield from progress.track(things, total=total)
 
 
-def _table(rows: Iterable[tuple[Card, Score]]) -> RenderableType:
+def _table(rows: Iterable[tuple[Card, Score]]) -> list[Block]:
     from cli.format import NOTHING, fraction
-    from cli.render import table
+    from cli.table import Table, columns
     from estimators.gpumemnet.published import TABLE_3
 
-    made = table("FAMILY CLASSIFIERS BIN> NETWORKS> VALIDATED> ACCURACY> F1> PAPER> USED")
+    made = Table(columns("FAMILY CLASSIFIERS BIN> NETWORKS> VALIDATED> ACCURACY> F1> PAPER> USED"))
     for card, score in rows:
         paper = TABLE_3.get((card.origin.family, score.ensemble, score.range_gb))
-        made.add_row(
+        made.add(
             card.origin.family,
             score.ensemble,
             f"{score.range_gb} GB",
@@ -185,4 +184,4 @@ def _table(rows: Iterable[tuple[Card, Score]]) -> RenderableType:
             NOTHING if paper is None else f"{fraction(paper[0])} {fraction(paper[1])}",
             "yes" if (score.ensemble, score.range_gb) == ("both", card.range_gb) else "",
         )
-    return made
+    return [made]

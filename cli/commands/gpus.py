@@ -2,48 +2,62 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
 from cli import client, output
-from cli.commands.annotations import Json
+from cli.commands.options import add_json
 
-Gpus = Annotated[list[str], typer.Argument(metavar="GPU…", help="GPU indices or UUIDs, or all.")]
+TYPE_CHECKING = False  # importing typing takes 2 ms
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from typing import Any
+
+    from cli.parser import Parser
+
+gpus_options = add_json
 
 
-def gpus(json: Json = False) -> None:
+def gpus(options: Namespace) -> int:
     """Show each GPU's collocation risk, and the limits that apply to it."""
     answer = client.get("/v1/gpus")
-    if json:
+    if options.json:
         output.print_json(answer)
-        return
-    from cli import dashboard
+    else:
+        from cli import dashboard
 
-    output.show(dashboard.gpu_report(answer))
+        output.show(dashboard.gpu_report(answer))
+    return 0
 
 
-def drain(
-    gpus: Gpus,
-    reason: Annotated[
-        str, typer.Option("--reason", "-r", help="Reason shown to users.")
-    ] = "maintenance",
-    json: Json = False,
-) -> None:
+def resume_options(parser: Parser) -> None:
+    parser.add_argument("gpus", nargs="+", metavar="GPU", help="GPU indices or UUIDs, or all")
+    add_json(parser)
+
+
+def drain_options(parser: Parser) -> None:
+    resume_options(parser)
+    parser.add_argument(
+        "-r",
+        "--reason",
+        metavar="TEXT",
+        default="maintenance",
+        help="reason shown to users (default: %(default)s)",
+    )
+
+
+def drain(options: Namespace) -> int:
     """Start no more jobs on these GPUs; running jobs continue. For administrators."""
-    for gpu in gpus:
-        _tell(client.post(f"/v1/gpus/{gpu}/drain", {"reason": reason}), json)
+    return _ask("drain", options, {"reason": options.reason})
 
 
-def resume(gpus: Gpus, json: Json = False) -> None:
+def resume(options: Namespace) -> int:
     """Start jobs on drained GPUs again. For administrators."""
-    for gpu in gpus:
-        _tell(client.post(f"/v1/gpus/{gpu}/resume", {}), json)
+    return _ask("resume", options, {})
 
 
-def _tell(answer: dict[str, list[dict[str, object]]], as_json: bool) -> None:
-    if as_json:
-        output.print_json(answer)
-        return
-    for gpu in answer["gpus"]:
-        print(f"GPU {gpu['index']}: {'drained' if gpu['drained'] else 'takes jobs'}")
+def _ask(verb: str, options: Namespace, body: dict[str, Any]) -> int:
+    for gpu in options.gpus:
+        answer = client.post(f"/v1/gpus/{gpu}/{verb}", body)
+        if options.json:
+            output.print_json(answer)
+        for one in answer["gpus"] if not options.json else ():
+            print(f"GPU {one['index']}: {'drained' if one['drained'] else 'takes jobs'}")
+    return 0

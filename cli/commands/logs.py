@@ -10,16 +10,19 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Annotated, Any, BinaryIO
 
-import typer
-
-from cli import client, output
-from cli.commands.annotations import Label
+from cli import client, output, parse
+from cli.commands.options import add_job
 from cli.jobs import ENDED, resolve
 from cli.problems import Problem
+
+TYPE_CHECKING = False  # importing typing takes 2 ms
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Callable, Iterator
+    from typing import Any, BinaryIO
+
+    from cli.parser import Parser
 
 BLOCK = 65536
 LOOK_S = 0.2  # between checks for new output
@@ -28,42 +31,40 @@ HEADER = re.compile(rb"=== carma job (\d+), attempt (\d+), \S+ ===\n")
 MOST_HEADER = 100  # bytes
 
 
-def logs(
-    job: Label,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Keep printing until the job ends.")
-    ] = False,
-    lines: Annotated[
-        int | None, typer.Option("--tail", "-n", min=0, help="Print only the last N lines.")
-    ] = None,
-    stderr: Annotated[
-        bool, typer.Option("--stderr", help="Print standard error, if it has a file of its own.")
-    ] = False,
-) -> None:
+def logs_options(parser: Parser) -> None:
+    add_job(parser)
+    add = parser.add_argument
+    add("-f", "--follow", action="store_true", help="keep printing until the job ends")
+    add("-n", "--tail", type=parse.whole(0, 10**9), metavar="N", help="only the last N lines")
+    add("--stderr", action="store_true", help="standard error, if it has a file of its own")
+
+
+def logs(options: Namespace) -> int:
     """Print the output of all attempts of a job; -f follows it."""
-    label = resolve(job)
+    label = resolve(options.job)
     answer = client.get(f"/v1/jobs/{label}")
     if answer.get("interactive"):
         raise Problem(f"job {label} runs at a terminal, and its output is there")
-    path = Path(answer["stderr" if stderr else "stdout"])
-    if follow:
+    path: str = answer["stderr" if options.stderr else "stdout"]
+    if options.follow:
         _await_start(answer, path)
     try:
-        with path.open("rb") as file:
-            _show(file, answer, lines, follow)
+        with open(path, "rb") as file:  # noqa: PTH123 - light
+            _show(file, answer, options.tail, options.follow)
     except OSError as error:
-        if not path.exists() and answer["started_at"] is None:
+        if answer["started_at"] is None and not os.path.exists(path):  # noqa: PTH110
             raise Problem(
                 f"job {label} has not started: there is no output yet", f"see carma why {label}"
             ) from None
         raise Problem(f"cannot read {path}: {error.strerror}") from None
+    return 0
 
 
-def _await_start(job: dict[str, Any], path: Path) -> None:
+def _await_start(job: dict[str, Any], path: str) -> None:
     label = job["label"]
-    if not path.exists() and job["state"] not in ENDED:
+    if not os.path.exists(path) and job["state"] not in ENDED:  # noqa: PTH110
         output.note(f"job {label} has no output yet; waiting for it")
-    while not path.exists() and job["state"] not in ENDED:
+    while not os.path.exists(path) and job["state"] not in ENDED:  # noqa: PTH110
         time.sleep(ASK_S)
         job = client.get(f"/v1/jobs/{label}")
 

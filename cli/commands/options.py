@@ -16,8 +16,23 @@ def add_json(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="print the daemon's answer as JSON")
 
 
-def add_user(parser: Parser) -> None:
+def add_user(parser: Parser, me: bool = False) -> None:
     parser.add_argument("-u", "--user", metavar="USER", help="only this user's jobs")
+    if me:
+        parser.add_argument("--me", action="store_true", help="only your own jobs")
+
+
+def add_states(parser: Parser) -> None:
+    parser.add_argument(
+        "-t",
+        "--states",
+        metavar="STATES",
+        help="only jobs in these states: R,PD or running,queued; or all",
+    )
+
+
+def add_job(parser: Parser) -> None:
+    parser.add_argument("job", metavar="JOB", help="a job id, such as 42 or 42_3, or last")
 
 
 def add_select(parser: Parser) -> None:

@@ -2,62 +2,67 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
-from cli import client, output
-from cli.columns import COLUMNS, QUEUE, QUEUE_LONG, sorted_by
-from cli.commands.annotations import Json, Label, Mine, States, User
-from cli.commands.options import states_of, user_of
+from cli import client, output, render
+from cli.columns import COLUMNS, QUEUE_LONG, sorted_by
+from cli.commands.options import add_job, add_json, add_states, add_user, states_of, user_of
 from cli.jobs import resolve
 from cli.problems import Usage
 
+TYPE_CHECKING = False  # importing typing takes 2 ms
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from typing import Any
 
-def queue(
-    user: User = None,
-    me: Mine = False,
-    states: States = None,
-    jobs: Annotated[
-        str | None, typer.Option("--jobs", "-j", help="Only these jobs: 1,3,5-8.")
-    ] = None,
-    sort: Annotated[
-        str | None,
-        typer.Option("--sort", "-S", help="Sort by this column; -COLUMN reverses the order."),
-    ] = None,
-    noheader: Annotated[
-        bool, typer.Option("--noheader", "-h", help="Omit the header line.")
-    ] = False,
-    long: Annotated[bool, typer.Option("--long", "-l", help="Show more columns.")] = False,
-    fields: Annotated[
-        str | None,
-        typer.Option("--format", "-o", help=f"Choose columns: {', '.join(COLUMNS)}."),
-    ] = None,
-    array: Annotated[
-        bool,
-        typer.Option("--array", "-r", help="List every task of an array; --json always does."),
-    ] = False,
-    json: Json = False,
-) -> None:
+    from cli.parser import Parser
+
+
+def queue_options(parser: Parser) -> None:
+    add_user(parser, me=True)
+    add_states(parser)
+    add = parser.add_argument
+    add("-j", "--jobs", metavar="JOBS", help="only these jobs: 1,3,5-8")
+    add("-S", "--sort", metavar="COLUMN", help="sort by this column; -COLUMN reverses the order")
+    add("-h", "--noheader", action="store_true", help="omit the header line")
+    add("-l", "--long", action="store_true", help="show more columns")
+    add("-o", "--format", metavar="COLUMNS", help=f"choose columns: {', '.join(COLUMNS)}")
+    add(
+        "-r",
+        "--array",
+        action="store_true",
+        help="list every task of an array; --json always does",
+    )
+    add_json(parser)
+
+
+def queue(options: Namespace) -> int:
     """List running and waiting jobs. Tasks that wait for the same reason share a row."""
-    shown = _fields(fields) if fields else QUEUE_LONG if long else QUEUE
-    if sort:
-        _fields(sort.removeprefix("-"))
-    names, codes = states_of(states)
-    fold = None if array or json else True
-    answer = client.get("/v1/jobs", select=jobs, user=user_of(user, me), states=names, fold=fold)
-    if codes:
-        answer["jobs"] = [job for job in answer["jobs"] if job["code"] in codes]
-    if sort:
-        answer["jobs"] = sorted_by(answer["jobs"], sort)
-    if json:
+    shown = _fields(options.format) if options.format else QUEUE_LONG if options.long else ()
+    if options.sort:
+        _fields(options.sort.removeprefix("-"))
+    answer = _listed(options)
+    if options.json:
         output.print_json(answer)
-        return
-    from cli import render
-
-    output.show(render.JobTable(answer["jobs"], shown, noheader))
+        return 0
+    output.show(render.jobs(answer["jobs"], shown, options.noheader))
     if more := answer.get("more"):
         output.note(f"and {more} more: select a user with -u, or jobs with -j")
+    return 0
+
+
+def _listed(options: Namespace) -> Any:
+    names, codes = states_of(options.states)
+    answer = client.get(
+        "/v1/jobs",
+        select=options.jobs,
+        user=user_of(options.user, options.me),
+        states=names,
+        fold=None if options.array or options.json else True,
+    )
+    if codes:
+        answer["jobs"] = [job for job in answer["jobs"] if job["code"] in codes]
+    if options.sort:
+        answer["jobs"] = sorted_by(answer["jobs"], options.sort)
+    return answer
 
 
 def _fields(text: str) -> tuple[str, ...]:
@@ -68,23 +73,29 @@ def _fields(text: str) -> tuple[str, ...]:
     return fields
 
 
-def show(job: Label, json: Json = False) -> None:
+def _job_options(parser: Parser) -> None:
+    add_job(parser)
+    add_json(parser)
+
+
+show_options = why_options = _job_options
+
+
+def show(options: Namespace) -> int:
     """Show everything about one of your jobs."""
-    answer = client.get(f"/v1/jobs/{resolve(job)}")
-    if json:
+    answer = client.get(f"/v1/jobs/{resolve(options.job)}")
+    if options.json:
         output.print_json(answer)
-        return
-    from cli import render
+    else:
+        output.show(render.show(answer))
+    return 0
 
-    output.show(render.show(answer))
 
-
-def why(job: Label, json: Json = False) -> None:
+def why(options: Namespace) -> int:
     """Explain why a job waits: each GPU's reasons, with numbers, and what would help."""
-    answer = client.get(f"/v1/jobs/{resolve(job)}/why")
-    if json:
+    answer = client.get(f"/v1/jobs/{resolve(options.job)}/why")
+    if options.json:
         output.print_json(answer)
-        return
-    from cli import render
-
-    output.show(render.why(answer))
+    else:
+        output.show(render.why(answer))
+    return 0

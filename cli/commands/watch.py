@@ -2,72 +2,49 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
 
-import typer
+from cli import client, dashboard, output, parse
+from cli.commands.options import add_json
 
-from cli import client, output
-from cli.commands.annotations import Json
-
+TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from argparse import Namespace
+
+    from cli.parser import Parser
+
+status_options = add_json
 
 
-def status(json: Json = False) -> None:
+def status(options: Namespace) -> int:
     """Show the GPUs, the jobs on them, and the queue."""
-    if json:
-        output.print_json(client.get("/v1/status"))
-    else:
-        output.show(_picture(output.console()))
-
-
-def top(
-    watch: Annotated[
-        float, typer.Option("--watch", "-w", min=0.2, help="Refresh interval in seconds.")
-    ] = 2.0,
-    once: Annotated[bool, typer.Option("--once", "-1", help="Print once and exit.")] = False,
-) -> None:
-    """Show `carma status` live; q quits."""
-    screen = output.console()
-    if once or not (sys.stdout.isatty() and sys.stdin.isatty()):
-        output.show(_picture(screen))
-        return
-    from rich.live import Live
-
-    with _keys(), Live(_picture(screen), console=screen, screen=True, auto_refresh=False) as live:
-        while not _quits(watch):
-            live.update(_picture(screen), refresh=True)
-
-
-def _picture(screen: Console) -> RenderableType:
-    from cli import dashboard
-
     answer = client.get("/v1/status")
-    return dashboard.status(
-        answer, screen.width, bars=screen.is_terminal, ascii_only=screen.options.ascii_only
+    if options.json:
+        output.print_json(answer)
+        return 0
+    tty = sys.stdout.isatty()
+    height = output.size()[1] - 1 if tty else None  # and the shell's next prompt
+    output.show(dashboard.status(answer, output.room(), height, bars=tty, plain=output.is_ascii()))
+    return 0
+
+
+def top_options(parser: Parser) -> None:
+    parser.add_argument(
+        "-w",
+        "--watch",
+        type=parse.interval,
+        default=2.0,
+        metavar="SECONDS",
+        help="refresh interval (default: %(default)g)",
     )
+    parser.add_argument("-1", "--once", action="store_true", help="print once and exit")
 
 
-@contextmanager
-def _keys() -> Iterator[None]:
-    """Reads keys as they are pressed, without echo."""
-    import termios
-    import tty
+def top(options: Namespace) -> int:
+    """Show `carma status` live, with keys: ? lists them, q quits."""
+    if options.once or not (sys.stdout.isatty() and sys.stdin.isatty()):
+        options.json = False
+        return status(options)
+    from cli import top as live
 
-    before = termios.tcgetattr(sys.stdin)
-    tty.setcbreak(sys.stdin, termios.TCSADRAIN)  # keeps what was typed ahead
-    try:
-        yield
-    finally:
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
-
-
-def _quits(within_s: float) -> bool:
-    import select
-
-    ready, _, _ = select.select([sys.stdin], [], [], within_s)
-    return bool(ready) and os.read(sys.stdin.fileno(), 1) in (b"q", b"Q", b"")
+    return live.run(options.watch)

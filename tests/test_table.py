@@ -1,0 +1,73 @@
+"""Tables and text for the terminal: what gives way when the room is short, and how wide text is."""
+
+from __future__ import annotations
+
+import pytest
+
+from cli.table import Table, columns, cut, layout, painted, styled, width, wrapped
+from tests.terminal import plain
+
+
+def made(headers: str, *rows: tuple[str, ...]) -> Table:
+    table = Table(columns(headers))
+    for row in rows:
+        table.add(*row)
+    return table
+
+
+def test_columns_are_as_wide_as_what_they_hold() -> None:
+    table = made("NAME N>", ("a", "100"), ("longer", "7"))
+    assert plain([table]) == "NAME      N\na       100\nlonger    7"
+
+
+def test_text_is_cut_and_numbers_are_not() -> None:
+    table = made("NAME~ N>", ("a" * 40, "12345678"))
+    assert plain([table], 20).splitlines()[1] == "aaaaaaaaa…  12345678"
+
+
+def test_columns_that_matter_least_go_first() -> None:
+    table = made("A> B>? C>? TEXT*", ("1", "2", "3", "words that need some room here"))
+    assert plain([table], 40).splitlines()[0].split() == ["A", "B", "C", "TEXT"]
+    assert plain([table], 28).splitlines()[0].split() == ["A", "B", "TEXT"]
+    assert plain([table], 20).splitlines()[0].split() == ["A", "TEXT"]
+    every = Table(columns("A> B>? TEXT*"), drops=False)
+    assert plain([every], 5).splitlines()[0].split() == ["A", "B", "TEXT"]
+
+
+def test_text_wraps_at_words_in_its_column() -> None:
+    table = made("GPU> WHY*", ("0", "needs 8G of memory\nis drained"))
+    assert plain([table], 16).splitlines() == [
+        "GPU  WHY",
+        "  0  needs 8G of",
+        "     memory",
+        "     is drained",
+    ]
+
+
+def test_a_paragraph_keeps_its_indent_and_long_words_are_broken() -> None:
+    assert plain(["  · one two three"], 11) == "  · one two\n    three"
+    assert plain(["a" * 25], 10).splitlines() == ["a" * 10, "a" * 10, "a" * 5]
+    spans = ("bold ", "bold"), ("plain words", "")
+    assert wrapped(spans, 10) == [(("bold ", "bold"), ("plain", "")), (("", ""), ("words", ""))]
+
+
+@pytest.mark.parametrize(
+    ("text", "columns"), [("abc", 3), ("日本", 4), ("é", 1), ("e\u0301", 1), ("▓", 1), ("🙂", 2)]
+)
+def test_width(text: str, columns: int) -> None:
+    assert width(text) == columns
+
+
+def test_wide_characters_are_never_halved() -> None:
+    table = made("NAME~ N>", ("日本語" * 10, "1"))
+    for room in range(9, 20):
+        lines = layout([table], room)
+        assert max(sum(width(text) for text, _ in line) for line in lines) <= room
+        assert painted(lines[1], color=False).endswith("1")
+    assert cut("日本語", 4) == (("日…", ""),)
+
+
+def test_colour_only_if_wanted() -> None:
+    line = (*styled("on", "bold red"), ("  ", ""))
+    assert painted(line, color=True) == "\x1b[1;31mon\x1b[0m"
+    assert painted(line, color=False) == "on"
