@@ -381,7 +381,7 @@ def test_a_disk_that_fills_up_meanwhile_leaves_the_rest_of_an_array(
     assert {one["message"] for one in out["results"] if not one["ok"]} == {"cannot write"}
     assert daemon.call("POST", "/v1/cancel", {"select": str(first)})[0] == 503
     left = daemon.call("GET", "/v1/jobs")[1]["jobs"]
-    assert [job["id"] for job in left] == list(range(first + 60, first + ARRAY))
+    assert [job["id"] for job in left if job["id"] >= first] == [*range(first + 60, first + ARRAY)]
 
 
 def test_tasks_and_arrays_are_found_among_the_live_and_the_ended(daemon: Daemon) -> None:
