@@ -13,7 +13,16 @@ import pytest
 from carmad.attempt.evidence import Evidence
 from carmad.attempt.shepherd import Ended
 from carmad.config import Collocation, Settings
-from carmad.core.messages import Estimated, EstimateMemory, Exited, Launch, Noticed, Signal, Stop
+from carmad.core.messages import (
+    Estimated,
+    EstimateMemory,
+    Exited,
+    Launch,
+    Noticed,
+    Signal,
+    Step,
+    Stop,
+)
 from carmad.core.types import Cause, Estimate, Exit, GpuId, JobId, JobState, Mode, Refusal
 from carmad.daemon import doctor
 from carmad.daemon import world as module
@@ -246,11 +255,12 @@ def test_an_estimate_that_takes_long_keeps_nothing_else_waiting(tmp_path):
     until(lambda: launcher.calls)
     until(lambda: inbox.events)
     assert [event.job for event in inbox.events] == [9], "it says itself what it needs"
-    world.release(JobId(18))  # it was cancelled
+    world.committed(Step((), (a_job(18, state=JobState.CANCELLED),), (), ()))
     released.set()
     until(lambda: len(inbox.events) == 8)
     performed(world)
     assert {event.job for event in inbox.events} == {9, *range(11, 18)}
+    assert ("release", 18) not in launcher.calls, "it has left nothing behind"
 
 
 def test_under_mps_a_job_is_given_its_gpu_s_pipe(tmp_path):

@@ -111,11 +111,12 @@ class DaemonWorld(Follower):
     def committed(self, step: Step) -> None:
         for job in step.jobs:
             if job.ended:
-                self.release(job.id)
+                self._estimates.ended(job.id)
+                if job.attempt:
+                    self.release(job.id)
 
     def release(self, job: JobId) -> None:
-        """Clean up after an ended job."""
-        self._estimates.ended(job)
+        """Clean up after an ended job that was launched."""
         self._hands.submit(self._launcher.release, job)
 
     def adopt(self, job: Job) -> None:

@@ -7,7 +7,7 @@ from itertools import chain
 
 from carmad.api.select import MAX_IDS, Selection, parse_label
 from carmad.core.scene import Scene
-from carmad.core.types import Job, JobId
+from carmad.core.types import ENDED, Job, JobId
 from carmad.engine.threads import run_in_threadpool
 from carmad.errors import CarmaError
 from carmad.http.answers import Call
@@ -54,7 +54,7 @@ def selected(store: SqlStore, peer: Peer, selection: Selection, scene: Scene) ->
     if selection.last:
         for job in _newest(store, peer.user):
             found[job.id] = scene.live.get(job.id, job)
-    for job in _stored(store, selection):
+    for job in _stored(store, selection, scene):
         found.setdefault(job.id, job)
     return sorted(found.values(), key=lambda job: job.id)
 
@@ -80,16 +80,19 @@ def _newest(store: SqlStore, user: str) -> list[Job]:
     return store.history(array=array.array, limit=MAX_IDS) if array else newest
 
 
-def _stored(store: SqlStore, selection: Selection) -> Iterable[Job]:
+def _stored(store: SqlStore, selection: Selection, scene: Scene) -> Iterable[Job]:
+    """The selected jobs that are not live, and perhaps some that are: reading them takes time."""
     newest = next((job.id for job in store.history(limit=1)), 0) if selection.ranges else 0
     spans = [range(ids.start, min(ids.stop, newest + 1)) for ids in selection.ranges]
     wanted = len(selection.ids) + sum(map(len, spans))
     if wanted > MAX_IDS:
         raise CarmaError(f"{wanted} jobs are selected", f"Select at most {MAX_IDS} at a time.")
-    named = store.jobs([*selection.ids, *map(JobId, chain(*spans))])
+    live = scene.live
+    named = store.jobs([JobId(id) for id in (*selection.ids, *chain(*spans)) if id not in live])
     arrays = {array for array, _ in selection.tasks}
-    arrays |= {job.id for job in named if _heads_an_array(job) and job.id in selection.ids}
-    tasks = (store.history(array=array, limit=MAX_IDS) for array in arrays)
+    heads = (*named, *(live[id] for id in selection.ids if id in live))
+    arrays |= {job.id for job in heads if _heads_an_array(job) and job.id in selection.ids}
+    tasks = (store.history(array=array, states=ENDED, limit=MAX_IDS) for array in arrays)
     return (job for job in chain(named, *tasks) if selection.has(job))
 
 

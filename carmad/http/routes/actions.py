@@ -30,6 +30,8 @@ router = APIRouter(
     default_response_class=Response,
 )
 
+PER_STEP = 250  # jobs; a step takes some 12 ms then
+
 # Returns the verdict, and the event for the core if the verdict acts.
 Act = Callable[[Job, float, str], tuple[Verdict, Event]]
 
@@ -80,34 +82,47 @@ async def requeue(call: Asked, body: SelectIn) -> Response:
 
 async def _done(call: Call, body: SelectIn, jobs: list[Job], act: Act) -> Response:
     events, results = await run_in_threadpool(_judged, call, body, jobs, act)
-    if again := [event.job.spec for event in events if isinstance(event, RequeueRequested)]:
+    again = [it.job.spec for it in events.values() if isinstance(it, RequeueRequested)]
+    if again:
         await require_room(call.service, call.peer, again)
-    # Jobs can be stopped even on a full disk, so stops must not fail with the rest.
     holding = {job.id for job in jobs if job.holds_gpus}
-    stops, rest = _parted(events, holding)
-    if stops:
-        await call.service.request(*stops)
-    if rest:
-        try:
-            await call.service.request(*rest)
-        except StoreFull as error:
-            if not stops:
-                raise
-            failed = {event.job for event in rest if isinstance(event, CancelRequested)}
-            results = [
-                {**each, "ok": False, "message": error.message} if each["id"] in failed else each
-                for each in results
-            ]
+    stops = {id for id in events.keys() & holding if isinstance(events[id], CancelRequested)}
+    # Those that wait come first, or they would be started where others are stopped.
+    rest = {id: event for id, event in events.items() if id not in stops}
+    failed = await _in_parts(call, rest, at_all=not stops)
+    if stops:  # which work on a full disk, too
+        await call.service.request(*(events[id] for id in sorted(stops)))
+    results = [
+        {**each, "ok": False, "message": failed[JobId(each["id"])]}
+        if each["id"] in failed
+        else each
+        for each in results
+    ]
     out: ResultsOut = {"schema": SCHEMA, "results": results}
     return answer(out)
 
 
+async def _in_parts(call: Call, events: dict[JobId, Event], at_all: bool) -> dict[JobId, str]:
+    """Request a few events per step, so that other users do not wait for a whole array. If the disk
+    is full, returns the remaining jobs, with the reason; raises it instead if nothing at all could
+    be done and `at_all` is set."""
+    jobs = list(events)
+    for first in range(0, len(jobs), PER_STEP):
+        try:
+            await call.service.request(*map(events.__getitem__, jobs[first : first + PER_STEP]))
+        except StoreFull as error:
+            if at_all and first == 0:
+                raise
+            return dict.fromkeys(jobs[first:], error.message)
+    return {}
+
+
 def _judged(
     call: Call, body: SelectIn, jobs: list[Job], act: Act
-) -> tuple[list[Event], list[ResultOut]]:
+) -> tuple[dict[JobId, Event], list[ResultOut]]:
     """Events for the core, and results for the caller. Runs in a thread: jobs may be many."""
     now, by = call.service.now(), call.peer.user
-    events: list[Event] = []
+    events: dict[JobId, Event] = {}
     results: list[ResultOut] = []
     for job in jobs:
         if not call.may_touch(job):
@@ -115,23 +130,13 @@ def _judged(
             continue
         verdict, event = act(job, now, by)
         if verdict.acts:
-            events.append(event)
+            events[job.id] = event
         results.append(_result(job, not verdict.refused, verdict.words))
     results += [
         {"id": id, "label": str(id), "ok": False, "message": "there is no such job"}
         for id in sorted(parse_selection(body.select).ids - {job.id for job in jobs})
     ]
     return events, results
-
-
-def _parted(events: list[Event], holding: set[JobId]) -> tuple[list[Event], list[Event]]:
-    """The cancels of jobs that hold GPUs, and all other events."""
-    stops: list[Event] = []
-    rest: list[Event] = []
-    for event in events:
-        stop = isinstance(event, CancelRequested) and event.job in holding
-        (stops if stop else rest).append(event)
-    return stops, rest
 
 
 async def _chosen(call: Call, body: SelectIn) -> list[Job]:
