@@ -86,7 +86,7 @@ def _read(verb: str, args: list[str]) -> tuple[Any, dict[str, Any]]:
     words, command, _ = parser.split(args)
     given = parser.parse_args(words)
     for name, why in ELSEWHERE.items():
-        if getattr(given, name) not in (None, False):
+        if getattr(given, name) != parser.get_default(name):
             flag = next(a.option_strings[-1] for a in parser._actions if a.dest == name)
             raise Usage(f"{flag} is not for `carma {verb}`", why)
     if verb == "shell":
@@ -148,14 +148,24 @@ def _placed(label: str, say: Any) -> dict[str, Any]:
             news = job["reason"], job["position"]
             if news != said:
                 said = news
-                place = f", place {job['position']} in line" if job["position"] else ""
-                say(f"{client.get(f'/v1/jobs/{label}/why')['headline']}{place}")
+                say(f"job {label} {_why(client.get(f'/v1/jobs/{label}/why'))}")
         except Unreachable as error:
             if said != error.message:
                 said = error.message
                 say(f"{error.message}; still waiting for job {label}")
             time.sleep(1.0)
         look_s = LOOK_S
+
+
+def _why(answer: dict[str, Any]) -> str:
+    """Why it waits, on the GPU that is nearest to taking it, and its place in line."""
+    place = f"; place {answer['position']} in line" if answer["position"] else ""
+    refusing = [verdict for verdict in answer["verdicts"] if verdict["refused"]]
+    if not refusing or answer["reasons"] or answer["behind"]:
+        return f"{answer['headline']}{place}"
+    nearest = min(refusing, key=lambda verdict: len(verdict["refused"]))
+    why = f"GPU {nearest['gpu']['index']} {nearest['refused'][0]['text']}"
+    return f"{answer['headline']}: {why}{place}"
 
 
 def _wait(label: str, within_s: float, start: bool = False) -> dict[str, Any]:
