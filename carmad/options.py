@@ -26,6 +26,7 @@ MAX_MIB = 100_000_000
 MAX_GPUS = 1024
 MAX_BATCH = 1_000_000_000
 MAX_NICE = 10_000
+MAX_SCRIPT_BYTES = 1 << 20
 
 # Sections of the help text.
 RESOURCES = "resources"

@@ -163,7 +163,7 @@ class DaemonWorld(Follower):
         try:
             whole = replace(job, spec=self._whole(job.spec))
             env = job_environment(whole, job.gpus, mps_pipe=pipe, mps_log=logs)
-            self._launcher.launch(job, env | self._extra_env)
+            self._launcher.launch(whole, env | self._extra_env)
         except (NotNow, StoreFull) as error:
             self._begin_outage(error)
             self._postpone(job, error)
