@@ -27,6 +27,7 @@ MAX_GPUS = 1024
 MAX_BATCH = 1_000_000_000
 MAX_NICE = 10_000
 TOLD_OF = ("start", "end", "fail", "oom", "limit80")
+MAX_SCRIPT_BYTES = 1 << 20
 
 # Sections of the help text.
 RESOURCES = "resources"

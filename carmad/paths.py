@@ -60,6 +60,11 @@ def mps_dir(state_dir: str) -> str:
     return "/run/carma/mps" if os.geteuid() == 0 else f"{state_dir}/mps"
 
 
+def scripts_dir(state_dir: str) -> str:
+    """Where the copies of job scripts are; every user's jobs can reach root's."""
+    return "/run/carma/scripts" if os.geteuid() == 0 else f"{state_dir}/scripts"
+
+
 def config_path() -> str:
     if given := os.environ.get("CARMA_CONFIG"):
         return given

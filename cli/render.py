@@ -109,6 +109,7 @@ def _about(job: JobOut) -> list[tuple[str, str]]:
         ("user", clean(job["user"])),
         ("state", f"{job['state']}  {reason}".rstrip()),
         ("command", command(job.get("argv", [])) or NOTHING),
+        ("script", _script(job)),
         ("directory", clean(job.get("cwd", NOTHING))),
         ("output", clean(job.get("stdout", NOTHING))),
         ("errors", _errors(job)),
@@ -136,6 +137,11 @@ def _about(job: JobOut) -> list[tuple[str, str]]:
         ("exit", ended),
         ("advice", job.get("advice") or NOTHING),
     ]
+
+
+def _script(job: JobOut) -> str:
+    size = job.get("script_bytes")
+    return NOTHING if size is None else f"copied at submission, {size} bytes"
 
 
 def _options(job: JobOut) -> Iterator[tuple[str, str]]:

@@ -436,6 +436,64 @@ def test_a_job_script_runs_as_its_first_line_says(fake: FakeDaemon, tmp_path: Pa
     assert fake.body["memory_mib"] == 10240
 
 
+def test_a_job_script_is_copied(fake: FakeDaemon, tmp_path: Path) -> None:
+    text = "#!/bin/bash -l\nrun ü\n"
+    path = script(tmp_path / "job.sh", text)
+    assert submit([path, "x"]) == 0
+    assert fake.body["script"] == {"word": 2, "text": text}
+    assert fake.body["argv"][2] == path
+    assert submit(["--no-copy", path]) == 0
+    assert "script" not in fake.body
+    script(tmp_path / "job.sh", "#!/usr/bin/env bash\n#CARMA --no-copy\n")
+    assert submit([path]) == 0
+    assert "script" not in fake.body
+
+
+def test_only_shell_scripts_and_those_with_directives_are_copied(
+    fake: FakeDaemon, tmp_path: Path
+) -> None:
+    train = script(tmp_path / "train.py", "#!/usr/bin/env python3\n")
+    assert submit([train]) == 0
+    assert "script" not in fake.body
+    script(tmp_path / "train.py", "#!/usr/bin/env python3\n#CARMA -G 1\n")
+    assert submit([train]) == 0
+    assert fake.body["script"]["word"] == 2
+    assert submit(["python3", train]) == 0
+    assert "script" not in fake.body
+
+
+def test_a_script_that_asks_where_it_is_gets_a_warning(
+    fake: FakeDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = script(tmp_path / "job.sh", '#!/bin/sh\ncd "$(dirname "$0")"\n')
+    assert submit([path]) == 0
+    assert "job.sh uses $0, which will be the path of a copy" in capsys.readouterr().err
+    assert submit(["--no-copy", path]) == submit(["-Q", path]) == 0
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"#!/bin/sh\n" + b"#" * (1 << 20), "larger than 1 MiB"),
+        (b"#!/bin/sh\n# \xff\n", "not in UTF-8"),
+        (b"#!/bin/sh\n" + b"#" * 70_000 + b"\0", "not text"),
+    ],
+)
+def test_what_cannot_be_copied_can_be_run_where_it_is(
+    fake: FakeDaemon,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    data: bytes,
+    why: str,
+) -> None:
+    (tmp_path / "job.sh").write_bytes(data)
+    assert submit(["job.sh"]) == 2
+    said = capsys.readouterr().err
+    assert why in said and "--no-copy" in said
+    assert submit(["--no-copy", "job.sh"]) == 0
+
+
 def test_gres_on_the_command_line_beats_gpus_in_the_script(
     fake: FakeDaemon, tmp_path: Path
 ) -> None:

@@ -53,6 +53,7 @@ from carmad.core.types import (
     JobSpec,
     JobState,
     ProcessUse,
+    Script,
     Usage,
 )
 from carmad.errors import CarmaError
@@ -686,6 +687,38 @@ def test_an_environment_goes_with_the_last_job_that_had_it(store: SqlStore) -> N
     with pytest.raises(CarmaError, match="no longer stored"):
         reopened_store.whole(spec)
     reopened_store.close()
+
+
+def scripted(number: int, text: str, **changes: Any) -> Step:
+    """A job with a script, as the core has it."""
+    spec = replace(job(number).spec, env=(), script=Script("", 0, 1, text))
+    bare = environments.without(spec)
+    one = replace(job(number), spec=bare, **changes)
+    return step(one, event=Submitted(1.0, one.id, (bare,), script=text))
+
+
+def test_a_script_is_kept_as_long_as_a_job_that_runs_it(store: SqlStore) -> None:
+    ended = {"state": JobState.CANCELLED, "ended_at": 1.0}
+    store.commit(scripted(1, "exit 3\n", **ended))
+    store.commit(scripted(2, "exit 3\n"))
+    spec = store.restore().jobs[0].spec
+    assert spec.script and not spec.script.text
+    assert store.whole(spec).script == replace(spec.script, text="exit 3\n")
+    store.purge(100 * DAY, Retention(ended_days=1))
+    store.commit(scripted(2, "exit 3\n", **ended))
+    store.purge(100 * DAY, Retention(ended_days=1))
+    reopened_store = reopened(store)
+    with pytest.raises(CarmaError, match="script is no longer stored"):
+        reopened_store.whole(spec)
+    reopened_store.close()
+
+
+def test_scripts_count_as_what_their_user_has_on_disk(store: SqlStore) -> None:
+    for number in range(1, 5):
+        ended = {"state": JobState.CANCELLED, "ended_at": float(number)}
+        store.commit(scripted(number, f"# {number}" * 100_000, **ended))
+    store.trim(Retention(mib_per_user=1))
+    assert {found.id for found in store.history(limit=9)} == {2, 3, 4}
 
 
 def of_0_1_0(path: Path, jobs: list[Job]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from carmad.core.messages import Step, Tick
-from carmad.core.types import Environment, Job, JobId, JobSpec, JobState
+from carmad.core.types import Environment, Job, JobId, JobSpec, JobState, Script
 from carmad.http.tally import Tally, Waiting, weight
 from carmad.testing import a_job, a_spec
 
@@ -57,3 +57,9 @@ def test_a_command_weighs_what_its_words_take() -> None:
     assert 100_000 < weight(long) < 101_000
     assert weight(many) > 400_000
     assert weight(a_spec(env=(("VIRTUAL_ENV", "/" * 4000),))) > 4000
+
+
+def test_a_script_counts_once_too() -> None:
+    made, specs = tally(), [spec(script=Script("shared", 500, 1))] * 10
+    made.expect(JobId(1), specs)
+    assert made.waiting(1000, specs).bytes == 20 * weight(specs[0]) + 10_500

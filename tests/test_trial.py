@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from threading import Event, Timer
 
 import pytest
 
+from carmad.attempt.copies import Copies
 from carmad.core.ports import Trial
-from carmad.core.types import JobSpec
+from carmad.core.types import JobSpec, Script
 from carmad.learned import bounds
 from carmad.learned import trial as trial_module
 from carmad.learned.attendant import NICE
@@ -49,6 +52,21 @@ def bash(words: str, spec: JobSpec | None = None, within_s: float = ENOUGH_S) ->
 
 def python(words: str, within_s: float = ENOUGH_S) -> Trial:
     return tried(mine(), (sys.executable, "-c", words), within_s, never)
+
+
+def test_a_job_script_is_tried_as_it_was_submitted(folder: Path) -> None:
+    """And told of as if the original had been."""
+    other = pwd.getpwnam("nobody") if ROOT else pwd.getpwuid(os.getuid())
+    (folder / "job.sh").write_text("exit 9")
+    path = str(folder / "job.sh")
+    script = Script("", 0, 1, 'echo "{\\"at\\": \\"$0\\"}" >&3; echo "$0: cannot"; exit 3')
+    words = {"uid": other.pw_uid, "gid": other.pw_gid, "user": other.pw_name}
+    spec = replace(mine(folder, argv=("sh", path), script=script), **words)
+    copies = Copies(folder / "scripts")
+    done = tried(spec, ("sh", path), ENOUGH_S, never, copies=copies)
+    assert (done.code, json.loads(done.answer)) == (3, {"at": path}), done
+    assert done.output == f"{path}: cannot\n"
+    assert not list((folder / "scripts").iterdir())
 
 
 def gone(pid_file: Path) -> bool:

@@ -157,6 +157,7 @@ class Jobs:
         out["prediction"] = _prediction(job.prediction) if job.prediction else None
         out["accumulation"] = job.accumulation
         out["argv"] = list(spec.argv)
+        out["script_bytes"] = spec.script.bytes if spec.script else None
         out["cwd"] = spec.cwd
         out["stdout"], out["stderr"] = self._log_paths(job)
         out["after"] = [{"job": after.job, "kind": after.kind.value} for after in spec.after]

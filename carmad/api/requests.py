@@ -22,6 +22,7 @@ from carmad.core.types import StageTimes
 from carmad.options import (
     MAX_GPUS,
     MAX_MIB,
+    MAX_SCRIPT_BYTES,
     MAX_TASKS,
     MAX_TIME_S,
     MAX_WITHIN_S,
@@ -128,6 +129,13 @@ class LayoutIn(Request):
     allreduce: Literal["ring", "tree"] = "ring"
 
 
+class ScriptIn(Request):
+    """The text of a job script, and which word of the command is its path."""
+
+    word: Annotated[int, Field(ge=0, lt=MAX_WORDS)]
+    text: Annotated[Text, Field(max_length=MAX_SCRIPT_BYTES)]
+
+
 class JobIn(Request):
     """A job, or with `array` many of them that differ in their index.
 
@@ -141,6 +149,7 @@ class JobIn(Request):
     name: Name | None = None
     env: Annotated[dict[EnvName, Text], Field(max_length=MAX_VARIABLES)] = {}
     export: Annotated[dict[EnvName, Text], Field(max_length=MAX_VARIABLES)] = {}
+    script: ScriptIn | None = None
     layout: LayoutIn | None = None
     stage_times: Annotated[list[StageTimesIn], Field(max_length=64)] = []
     warn: WarnIn | None = None

@@ -197,18 +197,22 @@ def mps_environment(
     return env
 
 
-def command(job: Job) -> tuple[str, ...]:
+def command(job: Job, script: str | None = None) -> tuple[str, ...]:
     """The argv to execute: the user's own, inside the conda environment if one is named.
+
+    `script`: the path to run in place of that of the job script.
 
     Only a shell function of conda's can activate the environment; `exec "$@"` then keeps every
     argument as given. If the job declared its batch size, `{batch_size}` is replaced by this
     attempt's micro-batch size.
     """
-    argv, part = job.spec.argv, _sub_batch(job)
+    argv, part = list(job.spec.argv), _sub_batch(job)
+    if script and job.spec.script:
+        argv[job.spec.script.word] = script
     if part is not None:
-        argv = tuple(word.replace(BATCH_SIZE, str(part)) for word in argv)
+        argv = [word.replace(BATCH_SIZE, str(part)) for word in argv]
     if job.spec.conda_env is None:
-        return argv
+        return tuple(argv)
     return ("/bin/bash", "-c", _CONDA, "carma-conda", job.spec.conda_env, *argv)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from carmad import units
 from carmad.attempt import folders, supervisor
 from carmad.attempt.callers import Process
+from carmad.attempt.copies import Copies, of_job
 from carmad.attempt.environment import ATTEMPT_VARIABLE, REPORT_FD, command, log_paths
 from carmad.core.types import FOR_GOOD, Job, JobId
 from carmad.errors import CarmaError
@@ -38,8 +39,16 @@ class Launcher:
     Otherwise supervisors are plain children in their own sessions.
     """
 
-    def __init__(self, state_dir: Path, *, systemd: bool, kill_grace_s: float) -> None:
+    def __init__(
+        self,
+        state_dir: Path,
+        copies: Copies | None = None,
+        *,
+        systemd: bool,
+        kill_grace_s: float,
+    ) -> None:
         self._state_dir = state_dir.absolute()
+        self._copies = copies or Copies(self._state_dir / "scripts")
         self._systemd = systemd
         self._kill_grace_s = kill_grace_s
         self._children: list[subprocess.Popen[bytes]] = []
@@ -62,12 +71,15 @@ class Launcher:
         env = {**env, ATTEMPT_VARIABLE: str(directory)}
         if self.begun(job) or supervisor.why_stopped(directory) == supervisor.REVOKED:
             return env
-        fields = launch_fields(job, {} if follow else env, self._kill_grace_s)
+        script = self._copies.path(of_job(job.id)) if job.spec.script else None
+        fields = launch_fields(job, {} if follow else env, self._kill_grace_s, script)
         if follow:
             fields += f"follow={follow.pid} {follow.start_ticks}\0".encode()
         self.reap()
         try:
             directory.mkdir(mode=0o700, exist_ok=True)
+            if script:
+                self._copies.write(of_job(job.id), job.spec)
             with contextlib.suppress(FileExistsError):
                 os.mkfifo(directory / supervisor.CONTROL, 0o600)
             _write(directory / supervisor.LAUNCH, fields)
@@ -113,7 +125,8 @@ class Launcher:
         return self._tell(job, f"signal {signum}\n")
 
     def release(self, job: JobId) -> None:
-        """Remove the directories of an ended job's attempts."""
+        """Remove the directories of an ended job's attempts, and the copy of its script."""
+        self._copies.remove(of_job(job))
         for directory in (self._state_dir / "jobs").glob(f"{job}.*"):
             # First: a late supervisor must not find this, but not `started`.
             with contextlib.suppress(OSError):
@@ -175,9 +188,11 @@ class Launcher:
             raise NotNow(f"systemd did not start the unit: {said[:300]}", hint)
 
 
-def launch_fields(job: Job, env: Mapping[str, str], grace_s: float) -> bytes:
-    """What a process that has to start `job` reads (`starting.Launch`). Raises CarmaError when
-    the job can never start."""
+def launch_fields(
+    job: Job, env: Mapping[str, str], grace_s: float, script: str | None = None
+) -> bytes:
+    """What a process that has to start `job` reads (`starting.Launch`); `script`: see `command`.
+    Raises CarmaError when the job can never start."""
     spec = job.spec
     if os.geteuid() not in (0, spec.uid):
         raise CarmaError(
@@ -197,7 +212,7 @@ def launch_fields(job: Job, env: Mapping[str, str], grace_s: float) -> bytes:
         ("stderr", stderr),
         ("grace_s", str(grace_s)),
         *(("env", f"{name}={value}") for name, value in env.items()),
-        *(("arg", word) for word in command(job)),
+        *(("arg", word) for word in command(job, script)),
     ]
     if spec.conda_env is not None:
         fields.append(("report_fd", str(REPORT_FD)))

@@ -42,6 +42,7 @@ class Submitted:
     specs: tuple[JobSpec, ...]
     held: bool = False
     env: tuple[tuple[str, str], ...] = ()  # their complete environment, for the store only
+    script: str = ""  # likewise, the text of their job script
 
 
 UNESTIMATED = "has no memory estimate"  # how a note begins that says why

@@ -99,6 +99,17 @@ class Environment:
     bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A job script as it was at submission. It is in the store, like an environment, and each
+    attempt runs a copy of it in place of a word of the command, which is the script's path."""
+
+    id: str
+    bytes: int
+    word: int
+    text: str = ""  # only where `JobSpec.env` is complete
+
+
 # Not done in `options`: `carma submit` imports that, too, and cannot wait for dataclasses.
 dataclass(frozen=True, kw_only=True)(JobOptions)
 
@@ -108,8 +119,8 @@ class JobSpec(JobOptions):
     """What the user asked for. Never changes. More fields are defined in `carmad.options`.
 
     `env` has only the variables that identify recurring jobs (`core.recurrence`): the complete
-    environment, up to 1 MiB, is in the store as `environment`. Estimators and the launcher
-    get a spec whose `env` is complete.
+    environment, up to 1 MiB, is in the store as `environment`, and the text of a job script as
+    `script`. Estimators and the launcher get a spec that has both.
     """
 
     argv: tuple[str, ...]
@@ -120,6 +131,7 @@ class JobSpec(JobOptions):
     name: str
     env: tuple[tuple[str, str], ...] = ()  # captured at submission, secrets scrubbed
     environment: Environment | None = None  # None: `env` is all there is
+    script: Script | None = None  # None: no job script, or one that is run where it is
     stdout: str = "carma-%j.out"  # relative to cwd
     layout: Layout | None = None  # None: one replica per GPU, with unknown times and sizes
     stage_times: tuple[StageTimes, ...] = ()  # declared by the user, one per kind of GPU

@@ -16,6 +16,7 @@ from pathlib import Path
 from threading import Event
 
 from carmad import configfile, paths, registry, units
+from carmad.attempt.copies import Copies
 from carmad.attempt.evidence import Evidence
 from carmad.attempt.launcher import Launcher
 from carmad.config import Settings
@@ -87,10 +88,12 @@ def run(options: argparse.Namespace, listener: socket.socket | None) -> None:
         store = SqlStore.open(state_dir / "carma.db")
         stack.callback(store.close)
         clock = Clock(store.keep_time(boot_id(), wall_ahead()))
-        experience = _experience(settings, store)
+        copies = Copies(_scripts_dir(state_dir, emulated=bool(options.emulated)))
+        copies.clear_trials()
+        experience = _experience(settings, store, copies)
         scheduler, troubles = _core(settings, experience)
         own_units, grace_s = units.available(), settings.limits.kill_grace_s
-        launcher = Launcher(state_dir, systemd=own_units, kill_grace_s=grace_s)
+        launcher = Launcher(state_dir, copies, systemd=own_units, kill_grace_s=grace_s)
         inbox = Inbox(clock, _next_id(store, launcher))
         where = options.socket or paths.daemon_socket()
         evidence, rollup = Evidence(), Rollup()
@@ -167,8 +170,14 @@ def _start(stack: contextlib.ExitStack, part: Monitor | MpsWatch | Housekeeping 
     stack.callback(part.stop)
 
 
-def _experience(settings: Settings, store: SqlStore) -> Experience:
-    experience = Experience(settings, driver_version(), bounds.home())
+def _scripts_dir(state_dir: Path, emulated: bool) -> Path:
+    """With emulated GPUs, every user's jobs come through `state_dir` anyway; and there may be
+    several such daemons."""
+    return state_dir / "scripts" if emulated else Path(paths.scripts_dir(str(state_dir)))
+
+
+def _experience(settings: Settings, store: SqlStore, copies: Copies) -> Experience:
+    experience = Experience(settings, driver_version(), bounds.home(), copies)
     for user in store.users():
         ended_well = store.history(user=user, states=[JobState.SUCCEEDED], limit=JOBS_PER_USER)
         experience.remember(reversed(ended_well))

@@ -220,7 +220,7 @@ class DaemonWorld(Follower):
                 self._notice(job.id, f"runs without MPS: {error}")
         whole = replace(job, spec=self._whole(job.spec))
         env = job_environment(whole, job.gpus, mps_pipe=pipe, mps_log=logs)
-        complete = self._launcher.launch(job, env | self._extra_env, process)
+        complete = self._launcher.launch(whole, env | self._extra_env, process)
         if process or job.id in self._postponed or job.started_at is None:
             self._inbox.post(Postponed(self._inbox.clock(), job.id, job.attempt, over=True))
         self.shepherd.watch(job)

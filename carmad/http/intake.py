@@ -27,6 +27,7 @@ from carmad.core.types import (
     JobId,
     JobSpec,
     JobState,
+    Script,
     WarnSignal,
 )
 from carmad.engine.threads import run_in_threadpool
@@ -37,7 +38,7 @@ from carmad.http.peers import Peer
 from carmad.http.problems import Conflict, Forbidden, TooLarge
 from carmad.http.service import Service
 from carmad.http.tally import Tally
-from carmad.options import PLAIN
+from carmad.options import MAX_SCRIPT_BYTES, PLAIN
 from carmad.readable import duration, gib
 from carmad.store import environments
 
@@ -60,7 +61,8 @@ async def submit(service: Service, peer: Peer, body: SubmitIn) -> tuple[JobId, i
     specs = _tasks(bare, body.array, first) if body.array else (bare,)
     service.tally.expect(first, specs)
     try:
-        await service.request(Submitted(service.now(), first, specs, body.held, spec.env))
+        text = spec.script.text if spec.script else ""
+        await service.request(Submitted(service.now(), first, specs, body.held, spec.env, text))
     except CarmaError:
         service.tally.give_up(first, specs)
         raise
@@ -101,8 +103,8 @@ async def require_room(service: Service, peer: Peer, specs: Sequence[JobSpec]) -
     limits, alone = service.settings.limits, Tally.alone(specs)
     if alone.bytes > limits.queued_mib_per_user << 20:
         raise TooLarge(
-            f"the commands and environments of {alone.jobs} jobs come to {_mib(alone.bytes)} MiB,"
-            f" and at most {limits.queued_mib_per_user} MiB may wait",
+            f"the commands, environments and scripts of {alone.jobs} jobs come to"
+            f" {_mib(alone.bytes)} MiB, and at most {limits.queued_mib_per_user} MiB may wait",
             "Submit fewer at once, or put long arguments into a file and pass its name.",
         )
     waiting, there_is_room = await service.room(peer.uid, specs)
@@ -115,11 +117,11 @@ async def require_room(service: Service, peer: Peer, specs: Sequence[JobSpec]) -
             "Try again once some have started.",
         )
     raise Conflict(
-        f"the commands and environments of your waiting jobs come to {_mib(waiting.bytes)} MiB,"
-        f" and at most {limits.queued_mib_per_user} MiB are allowed: there is no room for"
-        f" {_mib(alone.bytes)} MiB more",
+        f"the commands, environments and scripts of your waiting jobs come to"
+        f" {_mib(waiting.bytes)} MiB, and at most {limits.queued_mib_per_user} MiB are allowed:"
+        f" there is no room for {_mib(alone.bytes)} MiB more",
         "Try again once some have started. Jobs from the same shell, and the tasks of an array,"
-        " share one environment.",
+        " share one environment, and those of the same job script one copy of it.",
     )
 
 
@@ -228,6 +230,13 @@ def _fits_the_kernel(body: SubmitIn) -> None:
                 f" {most} in all and {MAX_WORD_BYTES} each",
                 "Put long values into a file, and give the job its name.",
             )
+    if body.script and len(body.script.text.encode()) > MAX_SCRIPT_BYTES:
+        raise TooLarge(
+            f"the job script is larger than {MAX_SCRIPT_BYTES >> 20} MiB",
+            "Submit it with --no-copy, or move its data into another file.",
+        )
+    if body.script and body.script.word >= len(body.argv):
+        raise CarmaError(f"the command has no word {body.script.word}", "They count from 0.")
 
 
 def _fits_a_terminal(body: SubmitIn) -> None:
@@ -322,6 +331,7 @@ def job_spec(
         cwd=body.cwd,
         name=body.name or _name(body.argv),
         env=tuple(env.items()),
+        script=Script("", 0, body.script.word, body.script.text) if body.script else None,
         stdout=body.stdout or default,
         layout=layout(body),
         stage_times=stage_times(body.stage_times, gpus),

@@ -11,7 +11,7 @@ from sys import getsizeof
 
 from carmad.core.messages import Discovered, Step
 from carmad.core.scheduler import Scheduler
-from carmad.core.types import Environment, Gpu, Job, JobId, JobSpec
+from carmad.core.types import Environment, Gpu, Job, JobId, JobSpec, Script
 
 PART_BYTES = 300  # memory per dependency, or per part of a layout
 
@@ -19,7 +19,7 @@ PART_BYTES = 300  # memory per dependency, or per part of a layout
 @dataclass(frozen=True, slots=True)
 class Waiting:
     jobs: int
-    bytes: int  # commands in memory, and environments on disk, each counted once
+    bytes: int  # commands in memory; environments and scripts on disk, each counted once
 
 
 @dataclass(slots=True)
@@ -28,26 +28,26 @@ class _Mine:
 
     jobs: int = 0
     bytes: int = 0
-    environments: Counter[Environment] = field(default_factory=Counter)  # by number of jobs
+    stored: Counter[Environment | Script] = field(default_factory=Counter)  # by number of jobs
 
     def add(self, spec: JobSpec) -> None:
         self.jobs += 1
         self.bytes += weight(spec)
-        if spec.environment:
-            self.bytes += 0 if self.environments[spec.environment] else spec.environment.bytes
-            self.environments[spec.environment] += 1
+        for each in _stored(spec):
+            self.bytes += 0 if self.stored[each] else each.bytes
+            self.stored[each] += 1
 
     def drop(self, spec: JobSpec) -> None:
         self.jobs -= 1
         self.bytes -= weight(spec)
-        if spec.environment:
-            self.environments[spec.environment] -= 1
-            if not self.environments[spec.environment]:
-                del self.environments[spec.environment]
-                self.bytes -= spec.environment.bytes
+        for each in _stored(spec):
+            self.stored[each] -= 1
+            if not self.stored[each]:
+                del self.stored[each]
+                self.bytes -= each.bytes
 
     def waiting(self, more: Sequence[JobSpec]) -> Waiting:
-        new = {spec.environment for spec in more if spec.environment} - self.environments.keys()
+        new = {each for spec in more for each in _stored(spec)} - self.stored.keys()
         size = self.bytes + sum(each.bytes for each in new)
         for _, same in groupby(more, key=id):  # tasks of an array, which may be 10,000
             alike = list(same)
@@ -119,6 +119,10 @@ class Tally:
         spec = self._specs.pop(job, None)
         if spec is not None:
             self._by_user[spec.uid].drop(spec)
+
+
+def _stored(spec: JobSpec) -> list[Environment | Script]:
+    return [each for each in (spec.environment, spec.script) if each]
 
 
 def weight(spec: JobSpec) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from threading import Event, Lock
 
+from carmad.attempt.copies import Copies
 from carmad.config import Settings
 from carmad.core.messages import Discovered, Step
 from carmad.core.ports import Run, Server, Trial
@@ -24,9 +25,16 @@ DRIVER = Path("/sys/module/nvidia/version")
 class Experience:
     """Updated with every step in the core's thread; read in any."""
 
-    def __init__(self, settings: Settings, driver: str = "", trials: str | None = None) -> None:
-        """`trials`: the cgroup below which each trial gets its own."""
-        self.trials = trials
+    def __init__(
+        self,
+        settings: Settings,
+        driver: str = "",
+        trials: str | None = None,
+        copies: Copies | None = None,
+    ) -> None:
+        """`trials`: the cgroup below which each trial gets its own; `copies`: where they get copies
+        of job scripts."""
+        self.trials, self.copies = trials, copies
         self.trial_mib = settings.estimation.host_memory_mib + FILES_MIB
         self._shortest_s = PERIODS * settings.monitor.period_s
         self._driver = driver
@@ -148,6 +156,7 @@ class _OneQuestion:
                     self._is_over,
                     self._experience.trial_mib,
                     self._experience.trials,
+                    self._experience.copies,
                 )
             return self._trials[key]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import selectors
 import subprocess
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from carmad.attempt import supervisor
+from carmad.attempt.copies import Copies
 from carmad.attempt.environment import job_environment
 from carmad.attempt.launcher import launch_fields
 from carmad.core.ports import ANSWER_FD, Trial
@@ -44,10 +46,14 @@ def tried(
     stop: Callable[[], bool],
     memory_mib: int = MOST_MEMORY_MIB,
     home: str | None = None,
+    copies: Copies | None = None,
 ) -> Trial:
     """Run `argv`, and return the outcome. Never raises; returns at most 1 s after `within_s`, and
-    soon after `stop` is true. `home`: the cgroup below which to create the trial's."""
-    spec = replace(spec, argv=tuple(argv))
+    soon after `stop` is true. `home`: the cgroup below which to create the trial's. `copies`: where
+    to put the job script that `argv` contains; None: the original is run."""
+    if copies and spec.script:
+        return _of_copy(spec, argv, within_s, stop, memory_mib, home, copies)
+    spec = replace(spec, argv=tuple(argv), script=None)
     job = Job(JobId(0), spec, JobState.STARTING, 0.0, attempts=(Attempt(1, ()),))
     deadline = time.monotonic() + within_s + GRACE_S + KILLED_WITHIN_S
     if stop():
@@ -60,6 +66,32 @@ def tried(
         return _failed(error.message)
     except OSError as error:
         return _failed(f"cannot start a process: {error.strerror or error}")
+
+
+def _of_copy(
+    spec: JobSpec,
+    argv: Sequence[str],
+    within_s: float,
+    stop: Callable[[], bool],
+    memory_mib: int,
+    home: str | None,
+    copies: Copies,
+) -> Trial:
+    """The trial of a copy of the job's script; it is told as if it were of the original."""
+    assert spec.script
+    name, original = f"trial{next(_NUMBERS)}", spec.argv[spec.script.word]
+    copy = copies.path(name)
+    try:
+        copies.write(name, spec)
+        words = [copy if word == original else word for word in argv]
+        trial = tried(spec, words, within_s, stop, memory_mib, home)
+    except OSError as error:
+        return _failed(f"cannot copy the job script: {error.strerror or error}")
+    finally:
+        copies.remove(name)
+    in_json = json.dumps(original)[1:-1].encode()
+    answer = trial.answer.replace(copy.encode(), in_json)
+    return replace(trial, answer=answer, output=trial.output.replace(copy, original))
 
 
 def _failed(why: str, output: str = "") -> Trial:

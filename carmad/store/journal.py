@@ -2,7 +2,7 @@
 
 It is for analysis, not recovery: nothing is restored from it, and what cannot be written is lost. A
 segment is a file of gzip members with JSON lines: a `Begin`, then a `Turn` for each committed step.
-Jobs' environments are left out, as they may contain secrets; the core does not have them either.
+Jobs' environments and scripts are left out, as they may contain secrets; the core has none either.
 """
 
 from __future__ import annotations
@@ -371,7 +371,7 @@ def _second(counts: Counter[Submission]) -> Submission:
 
 
 def _bare(event: Event) -> Event:
-    return replace(event, env=()) if isinstance(event, Submitted) else event
+    return replace(event, env=(), script="") if isinstance(event, Submitted) else event
 
 
 def _decoded(path: Path, line: tuple[int, bytes], decode: Callable[[Any], T]) -> T:

@@ -17,7 +17,17 @@ from carmad.core.decision import Decision
 from carmad.core.history import BIN_S, BINS, RUNS, Submission, past
 from carmad.core.ledger import ENDED_REMEMBERED
 from carmad.core.messages import Drain
-from carmad.core.types import ENDED, Environment, GpuId, GpuSample, Job, JobId, JobSpec, JobState
+from carmad.core.types import (
+    ENDED,
+    Environment,
+    GpuId,
+    GpuSample,
+    Job,
+    JobId,
+    JobSpec,
+    JobState,
+    Script,
+)
 from carmad.errors import CarmaError
 from carmad.store import codec, environments, statistics
 from carmad.store.damage import Damage, as_text, expect_live, is_text, set_aside, stand_in
@@ -55,7 +65,8 @@ class Reader:
         self.damage = Damage()
         self._engine = engine
         self._readers = threading.Lock()
-        self._last_read: tuple[str, environments.Env] | None = None  # tasks of an array share it
+        # What `whole` read last: tasks of an array share it.
+        self._last_read: tuple[tuple[Environment | None, Script | None], JobSpec] | None = None
 
     def restore(self) -> Restored:
         live = (
@@ -111,9 +122,16 @@ class Reader:
         return [(at, gpus) for at, gpus in rows if isinstance(at, float) and isinstance(gpus, int)]
 
     def whole(self, spec: JobSpec) -> JobSpec:
-        """The spec with its complete environment. Raises CarmaError if that is no longer stored."""
-        named = spec.environment
-        return spec if named is None else replace(spec, env=self._environment(named))
+        """The spec with its complete environment and script. Raises CarmaError if they are no
+        longer stored."""
+        key = spec.environment, spec.script
+        if key == (None, None):
+            return spec
+        last = self._last_read
+        if last is None or last[0] != key:
+            with self._transaction() as connection:  # not `_reading`: launches skip that queue
+                last = self._last_read = key, environments.whole(connection, spec)
+        return replace(spec, env=last[1].env, script=last[1].script)
 
     def job(self, job_id: JobId) -> Job | None:
         """Raises CarmaError if its row cannot be read."""
@@ -219,13 +237,6 @@ class Reader:
         return statistics.summarise(rows)
 
     # -- internals
-
-    def _environment(self, named: Environment) -> environments.Env:
-        last = self._last_read
-        if last is None or last[0] != named.id:
-            with self._transaction() as connection:  # not `_reading`: launches skip that queue
-                last = self._last_read = named.id, environments.read(connection, named)
-        return last[1]
 
     def _read_jobs(self, query: Select[Any], values: Mapping[str, str]) -> list[Job]:
         """As many as `_MOST_READ` allows: commands may be long, and listings have 10,000 jobs."""

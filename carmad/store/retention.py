@@ -10,7 +10,7 @@ from sqlalchemy import BindParameter, Connection, bindparam, delete, func, selec
 
 from carmad.config import Retention
 from carmad.store import environments
-from carmad.store.tables import ENVIRONMENTS, JOBS, SAMPLES
+from carmad.store.tables import ENVIRONMENTS, JOBS, SAMPLES, SCRIPTS
 from carmad.store.values import Purged
 
 Transaction = Callable[[], AbstractContextManager[Connection]]
@@ -29,15 +29,19 @@ _OLD = (
     .limit(CHUNK)
 )
 _OLDEST = (
-    select(JOBS.c.id, JOBS.c.bytes + func.coalesce(ENVIRONMENTS.c.bytes, 0))
+    select(
+        JOBS.c.id,
+        JOBS.c.bytes + func.coalesce(ENVIRONMENTS.c.bytes, 0) + func.coalesce(SCRIPTS.c.bytes, 0),
+    )
     .outerjoin(ENVIRONMENTS, ENVIRONMENTS.c.id == JOBS.c.environment)
+    .outerjoin(SCRIPTS, SCRIPTS.c.id == JOBS.c.script)
     .where(JOBS.c.user == _USER, JOBS.c.ended_at.is_not(None))
     .order_by(JOBS.c.ended_at, JOBS.c.id)
     .limit(CHUNK)
 )
 _TAKEN = [
     select(func.coalesce(func.sum(table.c.bytes), 0)).where(table.c.user == _USER)
-    for table in (JOBS, ENVIRONMENTS)
+    for table in (JOBS, ENVIRONMENTS, SCRIPTS)
 ]
 
 

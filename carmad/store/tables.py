@@ -45,11 +45,13 @@ JOBS = Table(
     Column("body", Text, nullable=False),
     Column("environment", Text),  # null: it is in the body, if there is one
     Column("bytes", Integer, nullable=False, server_default="0"),  # approximate size of its rows
+    Column("script", Text),  # null: it runs none that was copied
     Index(None, "state"),
     Index(None, "user", "id"),
     Index(None, "user", "ended_at", "bytes"),
     Index(None, "array"),
     Index(None, "environment"),
+    Index(None, "script"),
     Index(None, "ended_at"),
     # Ids are never reused, not even after a purge. A migration that copies this table must carry
     # its row of sqlite_sequence over.
@@ -58,6 +60,16 @@ JOBS = Table(
 
 ENVIRONMENTS = Table(
     "environments",
+    METADATA,
+    Column("id", Text, primary_key=True),  # a digest of user and content
+    Column("user", Text, nullable=False),
+    Column("bytes", Integer, nullable=False),
+    Column("body", Text, nullable=False),
+    Index(None, "user"),
+)
+
+SCRIPTS = Table(
+    "scripts",
     METADATA,
     Column("id", Text, primary_key=True),  # a digest of user and content
     Column("user", Text, nullable=False),

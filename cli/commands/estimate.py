@@ -34,6 +34,7 @@ def estimate(args: list[str]) -> int:
     parser = build_parser()
     options, body = submit.read(_in_front(args, parser), parser)
     _check(options)
+    body.pop("script", None)  # nothing waits: it is traced where it is
     if options.within is not None:
         body["within_s"] = options.within
     explain = options.explain or options.plot is not None

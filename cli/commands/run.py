@@ -41,6 +41,7 @@ ELSEWHERE = {
     "wrap": "give the command, or run `carma shell`",
     "chdir": "cd there first",
     "export": "it has this shell's environment: export the variable first",
+    "no_copy": "a script runs where it is",
     "conda_env": "activate the environment in this shell first",
     "requeue": "only you can start it again",
 }
@@ -96,6 +97,7 @@ def _read(verb: str, args: list[str]) -> tuple[Any, dict[str, Any]]:
     elif not command:
         raise Usage("nothing to run: give a command", HELP_HINT.replace("submit", verb))
     options, body = read(args, parser)
+    body.pop("script", None)  # nothing waits in between that could change it
     if body["array"]:
         raise Usage("the script has an array", "use carma submit")
     if options.name is None and verb == "shell":

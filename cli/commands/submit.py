@@ -25,6 +25,7 @@ TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from typing import Any
 
+PLACE = ("$0", "${0", "BASH_SOURCE", "__file__")  # in a script: where it is
 MINIMAL_ENV = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "USER")
 HELP_HINT = "see `carma submit --help`"
 
@@ -33,6 +34,8 @@ def submit(args: list[str]) -> int:
     """Submit a command or a job script; see `carma submit --help`."""
     try:
         options, body = read(args)
+        if not options.quiet:
+            _warn_of_copy(body)
         if options.dry_run:
             return _dry_run(body, options)
         return _submit(body, options)
@@ -86,6 +89,16 @@ def _warn(answer: dict[str, Any]) -> None:
     """Print warnings, and for a job with a deadline, whether it is expected to meet it."""
     outlook = answer.get("outlook")
     for text in (*answer.get("warnings", ()), *([outlook["text"]] if outlook else [])):
+        print(f"carma: {text}", file=sys.stderr)
+
+
+def _warn_of_copy(body: dict[str, Any]) -> None:
+    """A copy is elsewhere: a script that looks for its own path finds that."""
+    script = body.get("script")
+    found = next((word for word in PLACE if script and word in script["text"]), None)
+    if script and found:
+        name = body["argv"][script["word"]]
+        text = f"{name} uses {found}, which will be the path of a copy; --no-copy runs it in place"
         print(f"carma: {text}", file=sys.stderr)
 
 
@@ -197,6 +210,8 @@ def _request(options: argparse.Namespace, argv: list[str], script: Script | None
         "umask": _umask(),
         "dry_run": False,
     }
+    if script is not None and script.data is not None and not options.no_copy:
+        body["script"] = {"word": len(script.interpreter), "text": script.text()}
     for name, option in OPTIONS.items():
         given = getattr(options, name)
         body[name] = option.default if given is None else given

@@ -21,7 +21,7 @@ def build_parser() -> Parser:
         " [ARG…]",
         description="Queue a command, or a job script with #CARMA lines, to run on GPUs.",
         epilog="#CARMA lines take the options above; the command line overrides them. "
-        "A job script is not copied: do not edit it before the job starts. "
+        "A job script is copied now: later changes to it do not reach the job. "
         "With --wait, the exit code is the job's, or 128+N if signal N killed it. "
         "The job inherits the environment of this shell, except variables that look like secrets "
         "(names with TOKEN, PASSWORD, API_KEY, ...): pass those on with --export.",
@@ -88,6 +88,12 @@ def _add_other_forms(sections: dict[str, argparse._ArgumentGroup]) -> None:
         metavar="NAME=VALUE",
         help="set a variable in the job's environment, or pass on one by its NAME; NONE: start"
         " from a minimal environment instead of the current one",
+    )
+    add(
+        "--no-copy",
+        action="store_true",
+        help="run a job script where it is, as it is when the job starts, instead of a copy made"
+        " now",
     )
     add("--wrap", metavar="TEXT", help="run TEXT with /bin/sh")
 

@@ -199,6 +199,7 @@ class JobOut(OptionsOut):
     prediction: NotRequired[PredictionOut | None]
     accumulation: NotRequired[int]  # parts that each batch is split into
     argv: NotRequired[list[str]]
+    script_bytes: NotRequired[int | None]  # of the copy of its job script that it runs
     cwd: NotRequired[str]
     stdout: NotRequired[str]
     stderr: NotRequired[str]
