@@ -72,6 +72,7 @@ VERBS = (
     Verb("gpus", "gpus", TYPER, WATCH),
     Verb("history", "accounts", TYPER, WATCH),
     Verb("stats", "accounts", TYPER, WATCH),
+    Verb("share", "fairness", ARGPARSE, WATCH),
     Verb("estimators", "estimators", TYPER, WATCH),
     Verb("models", "models", TYPER, WATCH),
     Verb("drain", "gpus", TYPER, SERVER),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from carmad.config import Settings
 from carmad.core.decision import Decision
+from carmad.core.share import Account
 from carmad.core.types import (
     Cause,
     Estimate,
@@ -42,6 +43,7 @@ class Submitted:
     specs: tuple[JobSpec, ...]
     held: bool = False
     env: tuple[tuple[str, str], ...] = ()  # their complete environment, for the store only
+    groups: tuple[str, ...] = ()  # that their user is in
 
 
 UNESTIMATED = "has no memory estimate"  # how a note begins that says why
@@ -278,3 +280,4 @@ class Step:
     actions: tuple[Action, ...]
     drains: tuple[Drain, ...] | None = None  # all of them, if any changed
     failures: tuple[Failure, ...] = ()  # of plugins: the core's only input besides events
+    accounts: tuple[Account, ...] = ()  # those that changed

@@ -60,7 +60,9 @@ async def submit(service: Service, peer: Peer, body: SubmitIn) -> tuple[JobId, i
     specs = _tasks(bare, body.array, first) if body.array else (bare,)
     service.tally.expect(first, specs)
     try:
-        await service.request(Submitted(service.now(), first, specs, body.held, spec.env))
+        await service.request(
+            Submitted(service.now(), first, specs, body.held, spec.env, peer.groups)
+        )
     except CarmaError:
         service.tally.give_up(first, specs)
         raise
