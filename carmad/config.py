@@ -127,6 +127,18 @@ class Interactive:
 
 
 @dataclass(frozen=True, slots=True)
+class Fairness:
+    """Who goes first among jobs of equal priority: who has used less of the GPUs of late. A policy
+    with an order of its own comes before that."""
+
+    enabled: bool | None = (
+        None  # otherwise in order of arrival; not set: on, but not in simulations
+    )
+    half_life_days: float = 7.0  # after which use counts half
+    weights: dict[str, float] = field(default_factory=dict)  # of users and "@groups"; else 1
+
+
+@dataclass(frozen=True, slots=True)
 class Retention:
     ended_days: float = 90.0
     mib_per_user: int = 256  # disk for one user's jobs; beyond it, the oldest ended are deleted
@@ -161,6 +173,7 @@ class Settings:
     collocation: Collocation = field(default_factory=Collocation)
     limits: Limits = field(default_factory=Limits)
     interactive: Interactive = field(default_factory=Interactive)
+    fairness: Fairness = field(default_factory=Fairness)
     retention: Retention = field(default_factory=Retention)
     access: Access = field(default_factory=Access)
 

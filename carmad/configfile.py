@@ -48,7 +48,9 @@ _FORMER: dict[_Key, _Key | None] = {
     ("retention", "events_days"): None,
     **{(name,): ("policies", name) for name in DECLARED_SINCE},
 }
+_WEIGHTS_OF_USERS = ("fairness", "weights")
 _POSITIVE = {
+    ("fairness", "half_life_days"),
     ("monitor", "period_s"),
     ("monitor", "window_s"),
     ("collocation", "max_jobs_per_gpu"),
@@ -63,7 +65,7 @@ def _defaults() -> dict[_Key, Any]:
 @cache
 def _sections() -> set[_Key]:
     kinds = {key[:1] for key in registry.declared_settings()}
-    return {key[:-1] for key in _defaults()} | kinds | {("policies",)}
+    return {key[:-1] for key in _defaults()} | kinds | {("policies",), _WEIGHTS_OF_USERS}
 
 
 @cache
@@ -146,8 +148,9 @@ class _Sources:
         return CarmaError(f"{self._where(key)} {wrong}", hint)
 
     def expect_setting(self, key: _Key) -> None:
+        weight = len(key) == 3 and key[:2] == _WEIGHTS_OF_USERS
         in_policy = len(key) == 3 and key[0] == "policies" and key[2] in _POLICY_KEYS
-        if key in _defaults() or key in _sections() or in_policy:
+        if key in _defaults() or key in _sections() or in_policy or weight:
             return
         names = [".".join(known) for known in _defaults()]
         if key[0] == "policies":
@@ -302,8 +305,9 @@ def _faults(settings: Settings) -> Iterator[tuple[_Key, str]]:
             yield key, f"is {value}, but should be a finite number"
         if key in _of_plugins():  # their types have the limits
             continue
-        if value < 0 or (value == 0 and key in _POSITIVE):
-            least = "more than 0" if key in _POSITIVE else "0 or more"
+        positive = key in _POSITIVE or key[:2] == _WEIGHTS_OF_USERS
+        if value < 0 or (value == 0 and positive):
+            least = "more than 0" if positive else "0 or more"
             yield key, f"is {value}, but should be {least}"
         if key[0] == "risk" and value > 1:
             yield key, f"is {value}, but should be between 0 and 1"

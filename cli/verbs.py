@@ -75,6 +75,7 @@ VERBS = (
     Verb("gpus", "gpus", ARGPARSE, WATCH),
     Verb("history", "accounts", ARGPARSE, WATCH),
     Verb("stats", "accounts", ARGPARSE, WATCH),
+    Verb("share", "fairness", ARGPARSE, WATCH),
     Verb("estimators", "estimators", TYPER, WATCH),
     Verb("models", "models", TYPER, WATCH),
     Verb("drain", "gpus", ARGPARSE, SERVER),

@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 
 from carmad.api.decisions import decision_out, reason_out, verdicts_out
+from carmad.api.fairness import overtaken
 from carmad.api.phrases import phrase
 from carmad.api.render import Jobs, label, labelled
 from carmad.api.responses import SCHEMA
@@ -45,6 +46,7 @@ def why_out(job: Job, scene: Scene, past: Sequence[Decision], jobs: Jobs) -> Why
             now,
             behind,
             _kept_idle(scene) if behind else None,
+            overtaken(job, scene) if waits and not blocked_by else "",
         ),
         "position": out.get("position"),
         "behind": behind,
@@ -86,6 +88,7 @@ def _headline(
     decision: Decision | None,
     behind: JobRefOut | None,
     kept: Reason | None,
+    overtaken: str,
 ) -> str:
     match job.state:
         case JobState.PENDING:
@@ -104,6 +107,8 @@ def _headline(
             return f"{ended}: {evidence}" if evidence else ended
     if reasons:
         return f"waits: {phrase(reasons[0])}"
+    if overtaken:
+        return f"waits: {overtaken}"
     if behind:
         before = f"waits: job {behind['label']} is before it in line"
         return f"{before} and {phrase(kept)}" if kept else before

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from carmad.core.line import Held, Place, is_conditional, place_in_line
+from carmad.core.share import Rates
 from carmad.core.types import GpuId, Job, JobId, JobState
 
 ENDED_REMEMBERED = 4096  # outcomes kept for jobs that are submitted to depend on them
@@ -20,14 +21,17 @@ class Ledger:
         order: Callable[[Job], float],
         jobs: Iterable[Job] = (),
         ended: Iterable[tuple[JobId, JobState]] = (),
+        rank: Callable[[str], int] = lambda user: 0,
     ) -> None:
         self._order = order
+        self._rank = rank  # of a user
         self.jobs: dict[JobId, Job] = {}
         self.holders: dict[JobId, Job] = {}  # those that hold GPUs
         self.watched: dict[JobId, Job] = {}  # holders that the passing of time may affect
         self.conditional: dict[JobId, Job] = {}  # queued ones that may be blocked
         self.ended: dict[JobId, JobState] = dict(ended)  # the most recent ones
         self.held = Held()
+        self.rates = Rates()
         self._places: dict[JobId, Place] = {}  # of the queued jobs
         self._line: list[Place] = []  # the same, sorted
         self._queued: list[Job] = []  # the jobs, in that order
@@ -77,6 +81,15 @@ class Ledger:
             self._leave_line(job)
             self._join_line(job)
 
+    def rerank(self) -> None:
+        """Sort the queue anew, by the users' present ranks."""
+        for id, (first, nice, order, _, at, _) in self._places.items():
+            rank = self._rank(self.jobs[id].spec.user)
+            self._places[id] = (first, nice, order, rank, at, id)
+        self._line = sorted(self._places.values())
+        self._queued = [self.jobs[place[-1]] for place in self._line]
+        self._queue = None
+
     def changed(self) -> tuple[Job, ...]:
         """Every version put since the last `forget_changes`, in order."""
         return tuple(self._changed)
@@ -100,9 +113,13 @@ class Ledger:
             self._queue = tuple(self._queued)
         return self._queue
 
+    def places(self) -> tuple[Place, ...]:
+        """Of the jobs in `line`."""
+        return tuple(self._line)
+
     def line_with(self, job: Job) -> tuple[Job, ...]:
         """The queue as if `job` were in it."""
-        at = bisect_left(self._line, place_in_line(job, self._order(job)))
+        at = bisect_left(self._line, self._place(job))
         return (*self._queued[:at], job, *self._queued[at:])
 
     def running(self) -> tuple[Job, ...]:
@@ -124,8 +141,11 @@ class Ledger:
         """The queued runs of one recurring job."""
         return tuple(self.jobs[id] for id in self._groups.get(group, ()))
 
+    def _place(self, job: Job) -> Place:
+        return place_in_line(job, self._order(job), self._rank(job.spec.user))
+
     def _join_line(self, job: Job) -> None:
-        place = self._places[job.id] = place_in_line(job, self._order(job))
+        place = self._places[job.id] = self._place(job)
         at = bisect_left(self._line, place)
         self._line.insert(at, place)
         self._queued.insert(at, job)
@@ -146,6 +166,9 @@ class Ledger:
     def _hold(self, job: Job) -> None:
         if job.id not in self.holders:
             self.held.add(job)
+            for gpu in job.gpus:
+                there = self.residents(gpu)
+                self.rates.change(there, (*there, job))
         self.holders[job.id] = job
         self._running = None
         for gpu in job.gpus:
@@ -162,6 +185,8 @@ class Ledger:
         self._running = None
         self.held.remove(job)
         for gpu in job.gpus:
+            there = self.residents(gpu)
+            self.rates.change(there, [each for each in there if each.id != job.id])
             del self._residents[gpu][job.id]
         self._touched.update(job.gpus)
         self.watched.pop(job.id, None)

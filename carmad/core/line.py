@@ -16,13 +16,13 @@ FEW = 8  # dependencies of a job that are named
 
 
 K = TypeVar("K")
-Place = tuple[bool, int, float, float, JobId]
+Place = tuple[bool, int, float, int, float, JobId]
 
 
-def place_in_line(job: Job, order: float) -> Place:
-    """The recovery queue first (CARMA paper, 3.5), then by niceness, by the policy's `order`, and
-    by arrival."""
-    return (job.retry is None, job.spec.nice, order, job.submitted_at, job.id)
+def place_in_line(job: Job, order: float, rank: int = 0) -> Place:
+    """The recovery queue first (CARMA paper, 3.5), then by niceness, by the policy's `order`, by
+    its user's rank (`core.share`), and by arrival."""
+    return (job.retry is None, job.spec.nice, order, rank, job.submitted_at, job.id)
 
 
 @dataclass(frozen=True, slots=True)

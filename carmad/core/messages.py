@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from carmad.config import Settings
 from carmad.core.decision import Decision
+from carmad.core.share import Account
 from carmad.core.types import (
     Cause,
     Estimate,
@@ -43,6 +44,7 @@ class Submitted:
     held: bool = False
     env: tuple[tuple[str, str], ...] = ()  # their complete environment, for the store only
     script: str = ""  # likewise, the text of their job script
+    groups: tuple[str, ...] = ()  # that their user is in
 
 
 UNESTIMATED = "has no memory estimate"  # how a note begins that says why
@@ -280,3 +282,4 @@ class Step:
     drains: tuple[Drain, ...] | None = None  # all of them, if any changed
     failures: tuple[Failure, ...] = ()  # of plugins: the core's only input besides events
     before: tuple[Job, ...] = ()  # the changed jobs as they were, if they were live
+    accounts: tuple[Account, ...] = ()  # those that changed

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from carmad.config import Fairness
 from carmad.core.decision import Decision, Reason
 from carmad.core.gpuview import GpuView
-from carmad.core.line import Held, blocked_by
+from carmad.core.line import Held, Place, blocked_by
 from carmad.core.memo import Memo
 from carmad.core.messages import Drain
+from carmad.core.share import Shares
 from carmad.core.types import Gpu, GpuId, Job, JobId, JobState, Usage
 from carmad.core.view import View
 
@@ -29,6 +31,8 @@ class Scene:
     drains: Mapping[GpuId, Drain] = field(default_factory=dict)
     ended: Mapping[JobId, JobState] = field(default_factory=dict)  # how recent jobs ended
     policy: str = ""  # its name
+    shares: Shares = field(default_factory=lambda: Shares(Fairness()))
+    places: tuple[Place, ...] = ()  # of the jobs in `line`
     memo: Memo = field(default_factory=Memo, init=False, repr=False, compare=False)
 
     @property

@@ -43,6 +43,7 @@ from carmad.core.placing import Placer
 from carmad.core.ports import Policy, Predictor, Recovery
 from carmad.core.recurrence import group
 from carmad.core.scene import Scene
+from carmad.core.share import Account, Ranks, Shares
 from carmad.core.states import advance, stopping
 from carmad.core.types import (
     FOR_GOOD,
@@ -75,7 +76,8 @@ class Scheduler:
         self._fleet = Fleet(settings)
         self.knowledge = Knowledge(settings, self._fleet, predictor, self._asked)
         self._counted = JobId(0)  # the last submission that the history has counted
-        ledger = Ledger(self._deciders.order)
+        self.shares = Shares(settings.fairness)
+        ledger = Ledger(self._deciders.order, rank=self._rank)
         self._watch = Watch(settings, ledger, self._fleet, self.knowledge)
         self._take_up(ledger)
         self._begin()
@@ -93,8 +95,11 @@ class Scheduler:
             self._take(event)
         now = events[-1].at
         self._actions += self._watch.expire(now)
+        if self.shares.rerank(now):
+            self._ledger.rerank()
         if not all(isinstance(event, Submitted) for event in events):
             self._actions += self._placer.plan(now)
+        self.shares.follow(self._ledger.rates, now)
         self.check()
         return Step(
             events,
@@ -104,6 +109,7 @@ class Scheduler:
             tuple(self._fleet.drains.values()) if self._drained else None,
             self._asked.failures,
             self._ledger.before(),
+            tuple(self.shares.changed.values()),
         )
 
     def restore(
@@ -113,13 +119,17 @@ class Scheduler:
         drains: Iterable[Drain] = (),
         last_placed: GpuId | None = None,
         history: History | None = None,
+        accounts: Iterable[Account] = (),
+        ranks: Ranks | None = None,
     ) -> tuple[Action, ...]:
         """Restore the state from a store; returns actions that may not have been carried out.
 
-        `last_placed` is round-robin's position. None for it or `history`: keep this core's.
+        `last_placed` is round-robin's position. None for it, `history` or `ranks`: this core's
+        stay.
         """
         self.knowledge.history = history or self.history
-        ledger = Ledger(self._deciders.order, sharing_profiles(jobs), ended)
+        self.shares = Shares(self.settings.fairness, accounts, ranks or self.shares.ranks)
+        ledger = Ledger(self._deciders.order, sharing_profiles(jobs), ended, self._rank)
         for job in ledger.running():
             self.history.learn(job)
         self._take_up(ledger, last_placed or self._placer.last_placed)
@@ -179,6 +189,8 @@ class Scheduler:
             dict(self._fleet.drains),
             dict(self.ended),
             self.policy.name,
+            self.shares.copy(),
+            self._ledger.places(),
         )
 
     def check(self) -> None:
@@ -227,8 +239,10 @@ class Scheduler:
                 self.knowledge.models.update(event.models)
             case Closing():
                 self._watch.save_usage()
+                self.shares.save(event.at)
             case Reconfigured():
                 self.settings = event.settings
+                self.shares.reconfigure(event.settings.fairness, event.at)
                 self._placer.reconfigure(event.settings)
                 self._fleet.look_again()
             case _:
@@ -243,6 +257,7 @@ class Scheduler:
                     self._put(replace(job, retry=retry))
 
     def _on_submitted(self, event: Submitted) -> None:
+        self.shares.note_groups(event.specs[0].user, event.groups, event.at)
         for id, spec in enumerate(event.specs, event.first):
             job = Job(
                 JobId(id), spec, JobState.PENDING, event.at, held=event.held, group=group(spec)
@@ -394,10 +409,14 @@ class Scheduler:
             if job.ended:
                 self.knowledge.profiler.forget(job.id)
         self._ledger.forget_changes()
+        self.shares.changed.clear()
         self._placer.news()
         self._asked.forget()
         self._actions: list[Action] = []
         self._drained = False
+
+    def _rank(self, user: str) -> int:
+        return self.shares.rank(user)
 
     def _put(self, job: Job) -> None:
         self._ledger.put(job)

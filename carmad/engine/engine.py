@@ -205,7 +205,9 @@ class Engine:
         """Reset the core to what is on disk: after a failed commit, it may be ahead of it. Its
         history stays, unless another one is given."""
         saved = self._store.restore()
-        owed = self._scheduler.restore(saved.jobs, saved.ended, saved.drains, history=history)
+        owed = self._scheduler.restore(
+            saved.jobs, saved.ended, saved.drains, history=history, accounts=saved.accounts
+        )
         for follower in self._followers:
             follower.restored()
         return owed

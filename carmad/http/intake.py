@@ -62,7 +62,8 @@ async def submit(service: Service, peer: Peer, body: SubmitIn) -> tuple[JobId, i
     service.tally.expect(first, specs)
     try:
         text = spec.script.text if spec.script else ""
-        await service.request(Submitted(service.now(), first, specs, body.held, spec.env, text))
+        event = Submitted(service.now(), first, specs, body.held, spec.env, text, peer.groups)
+        await service.request(event)
     except CarmaError:
         service.tally.give_up(first, specs)
         raise

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import grp
 import os
 import pwd
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from carmad.engine.threads import run_in_threadpool
@@ -30,6 +32,7 @@ class Peer:
     user: str
     admin: bool
     named: bool = True  # False: the uid has no passwd entry, and `user` only spells it
+    groups: tuple[str, ...] = ()  # the names of all its groups, the primary one first
 
 
 def user_of(uid: int) -> tuple[str, bool]:
@@ -61,12 +64,12 @@ class Peers:
     def _look_up(self, credentials: Credentials) -> Peer:
         uid, gid = credentials.uid, credentials.gid
         user, named = user_of(uid)
-        admin = uid in (0, self._daemon_uid) or (named and self._in_admin_group(user, gid))
-        return Peer(uid, gid, user, admin, named)
+        groups = tuple(_group_names(user, gid)) if named else ()
+        admin = uid in (0, self._daemon_uid) or self._admin_group in groups
+        return Peer(uid, gid, user, admin, named, groups)
 
-    def _in_admin_group(self, user: str, gid: int) -> bool:
-        try:
-            group = grp.getgrnam(self._admin_group)
-        except KeyError:
-            return False
-        return group.gr_gid in os.getgrouplist(user, gid)
+
+def _group_names(user: str, gid: int) -> Iterator[str]:
+    for each in os.getgrouplist(user, gid):
+        with contextlib.suppress(KeyError):  # an id without a name
+            yield grp.getgrgid(each).gr_name

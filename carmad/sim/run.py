@@ -45,7 +45,9 @@ def simulate(experiment: Experiment, watch: Watch | None = None) -> Outcome:
     due = began + REPORTED_S
     # Modelled GPUs report every change, so a reading is valid until the next one.
     monitor = replace(experiment.settings.monitor, stale_s=math.inf)
-    settings = replace(experiment.settings, monitor=monitor)
+    fairness = experiment.settings.fairness  # published policies have none
+    fairness = replace(fairness, enabled=bool(fairness.enabled))
+    settings = replace(experiment.settings, monitor=monitor, fairness=fairness)
     policy = registry.bare_policy(settings)
     recovery, predictor = registry.bare_recovery(settings), registry.bare_predictor(settings)
     scheduler = Scheduler(settings, policy, recovery, predictor)

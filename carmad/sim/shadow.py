@@ -93,7 +93,15 @@ def _core(begin: journal.Begin, script: Script) -> Scheduler:
         core.handle(sampled)
     core.handle(Trained(0.0, begin.models))
     history = CoreHistory(begin.runs, begin.submissions)
-    core.restore(begin.jobs, begin.ended, begin.drains, begin.last_placed, history)
+    core.restore(
+        begin.jobs,
+        begin.ended,
+        begin.drains,
+        begin.last_placed,
+        history,
+        begin.accounts,
+        begin.ranks,
+    )
     return core
 
 

@@ -12,12 +12,14 @@ from pydantic_core import to_json
 
 from carmad.core.decision import Decision
 from carmad.core.messages import Drain
+from carmad.core.share import Account
 from carmad.core.types import GpuSample, Job
 from carmad.models import Model
 
 _JOB = TypeAdapter(Job)
 _DECISION = TypeAdapter(Decision)
 _DRAIN = TypeAdapter(Drain)
+_ACCOUNT = TypeAdapter(Account)
 _SAMPLE = TypeAdapter(GpuSample)
 _MODEL: TypeAdapter[Model] = TypeAdapter(Annotated[Model, Discriminator("kind")])
 _FORMER = (
@@ -57,6 +59,14 @@ def in_current_names(text: bytes) -> bytes:
 def drain_of(row: dict[str, Any]) -> Drain:
     """From a table's row. Raises ValueError, as all decoding here."""
     return _DRAIN.validate_python(row)
+
+
+def encode_account(account: Account) -> str:
+    return to_json(account).decode()
+
+
+def decode_account(text: str) -> Account:
+    return _ACCOUNT.validate_json(text)
 
 
 def sample_of(row: dict[str, Any]) -> GpuSample:

@@ -31,6 +31,7 @@ from carmad.core.decision import Decision
 from carmad.core.history import BIN_S, BINS, Past, Submission
 from carmad.core.messages import Drain, Event, Failure, RequeueRequested, Sampled, Step, Submitted
 from carmad.core.scheduler import Scheduler
+from carmad.core.share import Account, Ranks
 from carmad.core.types import Gpu, GpuId, Job, JobId, JobSpec, JobState
 from carmad.errors import CarmaError
 from carmad.loop import Follower
@@ -69,6 +70,8 @@ class Begin:
     last_placed: GpuId | None = None  # round-robin's position
     models: tuple[tuple[str, Model], ...] = ()
     unread: str = ""  # why the GPUs are not known yet
+    accounts: tuple[Account, ...] = ()
+    ranks: Ranks = Ranks()  # noqa: RUF009 - it is frozen
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +223,8 @@ class Journal(Follower):
             scene.view.last_placed,
             tuple(scene.view.models.items()),
             scene.unread,
+            tuple(scene.shares.accounts.values()),
+            scene.shares.ranks,
         )
 
     # -- in the other thread

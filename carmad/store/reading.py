@@ -17,6 +17,7 @@ from carmad.core.decision import Decision
 from carmad.core.history import BIN_S, BINS, RUNS, Submission, past
 from carmad.core.ledger import ENDED_REMEMBERED
 from carmad.core.messages import Drain
+from carmad.core.share import Account
 from carmad.core.types import (
     ENDED,
     Environment,
@@ -33,7 +34,7 @@ from carmad.store import codec, environments, statistics
 from carmad.store.damage import Damage, as_text, expect_live, is_text, set_aside, stand_in
 from carmad.store.database import DatabaseErrors, explain
 from carmad.store.rows import Row, job_of, transition_of
-from carmad.store.tables import DECISIONS, DRAINS, JOBS, SAMPLES, TRANSITIONS
+from carmad.store.tables import ACCOUNTS, DECISIONS, DRAINS, JOBS, SAMPLES, TRANSITIONS
 from carmad.store.values import Remembered, Restored, Statistics, Transition
 
 R = TypeVar("R")
@@ -85,12 +86,14 @@ class Reader:
             ends = connection.execute(ended).all()
             by_gpu = connection.execute(select(DRAINS).order_by(DRAINS.c.gpu)).mappings()
             drains = [dict(row) for row in by_gpu]
+            accounts = connection.execute(select(ACCOUNTS).order_by(ACCOUNTS.c.user)).all()
             last_id = connection.scalar(_LAST_ID, {"below": MAX_ID}) or 0
         return Restored(
             jobs=tuple(map(self._live, jobs)),
             ended=tuple((JobId(row.id), JobState(row.state)) for row in reversed(ends)),
             drains=tuple(map(self._drain, drains)),
             next_id=JobId(last_id + 1),
+            accounts=tuple(self._accounts(accounts)),
         )
 
     def past(self, now: float) -> Remembered:
@@ -264,6 +267,13 @@ class Reader:
                 yield decode(row)
             except (ValueError, TypeError) as error:  # ValueError: pydantic's own, too
                 self.damage.note(name(row), error)
+
+    def _accounts(self, rows: Iterable[Any]) -> Iterator[Account]:
+        return self._readable(
+            rows,
+            lambda row: codec.decode_account(row.body),
+            lambda row: f"the account of {as_text(row.user)}",
+        )
 
     def _live(self, row: Row) -> Job:
         """A job that has not ended, or its stand-in."""

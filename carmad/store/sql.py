@@ -7,9 +7,9 @@ full, and then writes nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Self
 
@@ -18,13 +18,14 @@ from sqlalchemy.dialects.sqlite import insert
 
 from carmad.config import Retention
 from carmad.core.messages import Step
+from carmad.core.share import Account
 from carmad.core.types import GpuSample, JobId
 from carmad.errors import CarmaError
-from carmad.store import backups, environments, migrate, retention
+from carmad.store import backups, codec, environments, migrate, retention
 from carmad.store.database import StoreFull, connect, damaged, expect, expect_backed_up
 from carmad.store.reading import GIVEN_IDS, LIVE_JOBS, MAX_ID, STATES, Reader
 from carmad.store.rows import decision_row, job_row, moves
-from carmad.store.tables import CLOCK, DECISIONS, DRAINS, JOBS, SAMPLES, TRANSITIONS
+from carmad.store.tables import ACCOUNTS, CLOCK, DECISIONS, DRAINS, JOBS, SAMPLES, TRANSITIONS
 from carmad.store.values import Purged
 
 __all__ = ["MAX_ID", "SqlStore", "StoreFull"]
@@ -48,6 +49,7 @@ _SHIFT_TRANSITIONS = (
 _INSERT_DECISION = insert(DECISIONS)
 _DELETE_DRAINS = delete(DRAINS)
 _INSERT_DRAIN = insert(DRAINS)
+_REPLACE_ACCOUNT = insert(ACCOUNTS).prefix_with("OR REPLACE")
 _REPLACE_SAMPLE = insert(SAMPLES).prefix_with("OR REPLACE")
 _SAMPLE_FIELDS = tuple(column.name for column in SAMPLES.c)
 
@@ -88,7 +90,7 @@ class SqlStore(Reader):
 
     def commit(self, step: Step) -> None:
         """Write `step` in one transaction; without one if there is nothing to write."""
-        if not (step.jobs or step.decisions) and step.drains is None:
+        if not (step.jobs or step.decisions or step.accounts) and step.drains is None:
             return
         last = {job.id: job for job in step.jobs}
         job_rows = [job_row(job) for job in last.values()]
@@ -106,6 +108,7 @@ class SqlStore(Reader):
                     connection.execute(_INSERT_TRANSITION, moved)
             if decision_rows:
                 connection.execute(_INSERT_DECISION, decision_rows)
+            self._keep(connection, step.accounts)
             if step.drains is not None:
                 connection.execute(_DELETE_DRAINS)
                 if step.drains:
@@ -136,6 +139,8 @@ class SqlStore(Reader):
             with self._transaction() as connection:
                 if known is not None:
                     self._shift(connection, ahead_s - known)
+                else:  # the machine was off: nothing is known to have been used meanwhile
+                    self._change_accounts(connection, lambda each: replace(each, rate=0.0))
                 connection.execute(delete(CLOCK))
                 connection.execute(insert(CLOCK).values(boot_id=boot_id, ahead_s=ahead_s))
         except StoreFull:
@@ -183,6 +188,19 @@ class SqlStore(Reader):
             connection.execute(
                 _SHIFT_TRANSITIONS, {"by_s": by_s, "ids": json.dumps([row["id"] for row in rows])}
             )
+
+        self._change_accounts(connection, lambda each: replace(each, at=each.at + by_s))
+
+    def _change_accounts(
+        self, connection: Connection, change: Callable[[Account], Account]
+    ) -> None:
+        found = self._accounts(connection.execute(select(ACCOUNTS)).all())
+        self._keep(connection, map(change, found))
+
+    def _keep(self, connection: Connection, accounts: Iterable[Account]) -> None:
+        rows = [{"user": each.user, "body": codec.encode_account(each)} for each in accounts]
+        if rows:
+            connection.execute(_REPLACE_ACCOUNT, rows)
 
     def _check(self) -> None:
         with self._transaction() as connection:

@@ -111,6 +111,14 @@ DRAINS = Table(
     Column("at", Float, nullable=False),
 )
 
+# What each user has used of the GPUs.
+ACCOUNTS = Table(
+    "accounts",
+    METADATA,
+    Column("user", Text, primary_key=True),
+    Column("body", Text, nullable=False),
+)
+
 # One row: the clock that the times in the other tables refer to.
 CLOCK = Table(
     "clock",

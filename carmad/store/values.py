@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from carmad.core.history import Past, Submission
 from carmad.core.messages import Drain
+from carmad.core.share import Account
 from carmad.core.types import Job, JobId, JobState
 
 
@@ -17,6 +18,7 @@ class Restored:
     ended: tuple[tuple[JobId, JobState], ...]  # the last few thousand, the latest at the end
     drains: tuple[Drain, ...]
     next_id: JobId
+    accounts: tuple[Account, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

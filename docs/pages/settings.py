@@ -53,6 +53,9 @@ MORE = {
     "limits.queued_per_user": "jobs that one user may have in the queue",
     "limits.queued_mib_per_user": "MiB that the commands and environments of one user's"
     " waiting jobs may take up; identical environments count once",
+    "fairness.enabled": "order jobs of equal priority by what their users have used",
+    "fairness.weights": 'such as `{ada = 2.0, "@vision" = 3.0}`: who has twice the weight may use'
+    " twice as much. The users of a group with a weight share it as one",
     "retention.ended_days": "how long ended jobs are kept",
     "retention.samples_hours": "how long the GPUs' half-minute averages are kept",
     "access.admin_group": "its members, and root, may manage every job and drain GPUs",

@@ -1,0 +1,64 @@
+"""Fair shares, from the core's accounts to the wire, and in words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import takewhile
+
+from carmad.api.render import label
+from carmad.api.responses import SCHEMA
+from carmad.api.responses.fairness import ShareOut, SharesOut
+from carmad.core.line import Place
+from carmad.core.scene import Scene
+from carmad.core.types import Job
+
+HOUR_S = 3600.0
+SHOWN_S = 36.0  # less counts as nothing, unless the user has jobs
+
+
+def shares_out(scene: Scene) -> SharesOut:
+    settings, shares = scene.view.settings.fairness, scene.shares
+    waiting = Counter(job.spec.user for job in scene.waiting())
+    users: list[ShareOut] = [
+        {
+            "user": user,
+            "group": shares.group(user).removeprefix("@"),
+            "weight": settings.weights.get(user, 1.0),
+            "gpu_hours": round(shares.used_s(user, scene.now) / HOUR_S, 3),
+            "gpus": round(account.rate, 3),
+            "rank": shares.rank(user),
+            "waiting": waiting[user],
+        }
+        for user, account in shares.accounts.items()
+        if account.rate or waiting[user] or shares.used_s(user, scene.now) >= SHOWN_S
+    ]
+    return {
+        "schema": SCHEMA,
+        "enabled": settings.enabled is not False,
+        "half_life_days": settings.half_life_days,
+        "users": sorted(users, key=lambda each: (each["rank"], each["user"])),
+    }
+
+
+def overtaken(job: Job, scene: Scene) -> str:
+    """Whose job is before it in line for a fair share, though it came later; "": nobody's."""
+    line = zip(scene.line, scene.places, strict=True)
+    before = list(takewhile(lambda each: each[0].id != job.id, line))
+    mine = next(iter(scene.places[len(before) :]), None)
+    ahead = next((it for it, its in before if mine and _for_its_share(its, mine)), None)
+    if ahead is None:
+        return ""
+    other, user = ahead.spec.user, job.spec.user
+    return (
+        f"job {label(ahead)} goes first: {other} has used {_hours(other, scene)} of late,"
+        f" and {user} {_hours(user, scene)}"
+    )
+
+
+def _for_its_share(first: Place, second: Place) -> bool:
+    (*equal, rank, at, id), (*its_equal, its_rank, its_at, its_id) = first, second
+    return equal == its_equal and rank < its_rank and (at, id) > (its_at, its_id)
+
+
+def _hours(user: str, scene: Scene) -> str:
+    return f"{scene.shares.used_s(user, scene.now) / HOUR_S:.3g} GPU-h"

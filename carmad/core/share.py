@@ -1,0 +1,191 @@
+"""Fair share: what each user has used of the GPUs, and in which order their jobs wait.
+
+A GPU that several jobs share is divided evenly among them: two jobs on one GPU for an hour use half
+a GPU-hour each. Measured activity would be cheap for who holds memory without computing, is not
+known of every job (MPS, time slices), and could not be checked by hand.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from carmad.config import Fairness
+from carmad.core.types import Job
+
+DAY_S = 86_400.0
+DAYS_KEPT = 31
+SAVED_EVERY_S = 60.0
+RANKED_EVERY_S = 10.0  # sorting a long line anew takes milliseconds
+
+Load = tuple[float, float]  # of a user's group and of the user, each divided by its weight
+NONE: Load = (0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What one user has used, in GPU-seconds, as of `at`. The rest follows from `rate`: an account
+    changes only when jobs start or end."""
+
+    user: str
+    groups: tuple[str, ...] = ()  # at the last submission
+    at: float = 0.0
+    used_s: float = 0.0  # halved with every half-life
+    rate: float = 0.0  # GPUs held since `at`, shared ones in part
+    days: tuple[tuple[int, float], ...] = ()  # used per day (UTC, since 1970), not halved
+
+    def settled(self, now: float, half_life_s: float) -> Account:
+        """The same account as of `now`."""
+        passed_s = now - self.at
+        if passed_s <= 0:
+            return self
+        decay = math.log(2) / half_life_s
+        kept = math.exp(-decay * passed_s)
+        gained = self.rate * -math.expm1(-decay * passed_s) / decay
+        return replace(self, at=now, used_s=self.used_s * kept + gained, days=self._days(now))
+
+    def since(self, day: int, now: float) -> float:
+        """GPU-seconds used from the beginning of this day on."""
+        return math.fsum(used for each, used in self._days(now) if each >= day)
+
+    def _days(self, now: float) -> tuple[tuple[int, float], ...]:
+        days, today = dict(self.days), int(now // DAY_S)
+        if self.rate > 0:
+            for day in range(max(int(self.at // DAY_S), today - DAYS_KEPT), today + 1):
+                begin, end = max(self.at, day * DAY_S), min(now, (day + 1) * DAY_S)
+                days[day] = days.get(day, 0.0) + self.rate * max(0.0, end - begin)
+        return tuple((day, used) for day, used in days.items() if day > today - DAYS_KEPT)
+
+
+class Rates:
+    """How many GPUs each user holds now, kept by the ledger. Counted by how many share a GPU, so
+    that sums are exact whatever the order of changes."""
+
+    def __init__(self) -> None:
+        self.moved: dict[str, None] = {}  # users whose rate has changed
+        self._shared: dict[str, Counter[int]] = {}
+
+    def change(self, before: Iterable[Job], after: Iterable[Job]) -> None:
+        """The jobs on one GPU."""
+        self._count([job.spec.user for job in before], -1)
+        self._count([job.spec.user for job in after], 1)
+
+    def of(self, user: str) -> float:
+        shared = self._shared.get(user, Counter())
+        return math.fsum(jobs / sharing for sharing, jobs in shared.items())
+
+    def _count(self, users: list[str], sign: int) -> None:
+        for user in users:
+            shared = self._shared.setdefault(user, Counter())
+            shared[len(users)] += sign
+            if not shared[len(users)]:
+                del shared[len(users)]
+            if not shared:
+                del self._shared[user]
+            self.moved[user] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """Places of users in line, from 1; 0, and not in here: nothing used."""
+
+    at: float = 0.0
+    of: Mapping[str, int] = field(default_factory=dict)
+
+
+class Shares:
+    """All accounts, and the users' ranks. `changed` has the accounts that are to be stored."""
+
+    def __init__(
+        self, settings: Fairness, accounts: Iterable[Account] = (), ranks: Ranks | None = None
+    ) -> None:
+        self._settings = settings
+        self.accounts = {each.user: each for each in accounts}
+        self.ranks = ranks or Ranks()
+        self.changed: dict[str, Account] = {}
+        self._saved_at = -math.inf
+
+    def reconfigure(self, settings: Fairness, now: float) -> None:
+        for user in self.accounts:
+            self._settle(user, now)  # until now, the former half-life counts
+        self._settings = settings
+        self.ranks = Ranks(of=self.ranks.of)
+
+    def note_groups(self, user: str, groups: tuple[str, ...], now: float) -> None:
+        known = self.accounts.get(user)
+        if known is None or known.groups != groups:
+            self._put(replace(known or Account(user, at=now), groups=groups))
+
+    def follow(self, rates: Rates, now: float) -> None:
+        """Take over who holds GPUs from now on."""
+        for user in rates.moved:
+            if self._of(user, now).rate != (rate := rates.of(user)):
+                self._put(replace(self._settle(user, now), rate=rate))
+        rates.moved.clear()
+        # After a reboot, what was used since then is lost. Simulations need not pay for that.
+        if self._settings.enabled is not False and now - self._saved_at >= SAVED_EVERY_S:
+            self.save(now)
+
+    def save(self, now: float) -> None:
+        self._saved_at = now
+        for user, known in tuple(self.accounts.items()):
+            if known.rate:
+                self._settle(user, now)
+
+    def rank(self, user: str) -> int:
+        return self.ranks.of.get(user, 0)
+
+    def rerank(self, now: float) -> bool:
+        """Rank the users anew, if it is time. True: the line must be sorted anew."""
+        before = self.ranks
+        if self._settings.enabled is False:
+            self.ranks = Ranks()
+        elif now - before.at >= RANKED_EVERY_S:
+            loads = self.loads(now)
+            places = {load: at for at, load in enumerate(sorted({*loads.values()} - {NONE}), 1)}
+            ranked = {user: places[load] for user, load in loads.items() if load in places}
+            self.ranks = Ranks(now, ranked)
+        return self.ranks.of != before.of
+
+    def loads(self, now: float) -> Mapping[str, Load]:
+        """By user; the lowest goes first: groups are compared, and then the users of a group."""
+        weights, used = self._settings.weights, {u: self.used_s(u, now) for u in self.accounts}
+        groups = {user: self.group(user) for user in used}
+        totals: dict[str, float] = {}
+        for user, group in groups.items():
+            totals[group] = totals.get(group, 0.0) + used[user]
+        loads = {}
+        for user, group in groups.items():
+            own = used[user] / weights.get(user, 1.0)
+            loads[user] = (totals[group] / weights[group] if group else own), own
+        return loads
+
+    def group(self, user: str) -> str:
+        """The user's first group with a weight, as it is called there; "": none, which counts as
+        a group of one."""
+        names = (f"@{name}" for name in self.accounts[user].groups)
+        return next((name for name in names if name in self._settings.weights), "")
+
+    def used_s(self, user: str, now: float) -> float:
+        """In GPU-seconds, halved with every half-life."""
+        return self._of(user, now).settled(now, self._half_life_s).used_s
+
+    def copy(self) -> Shares:
+        """For other threads."""
+        return Shares(self._settings, self.accounts.values(), self.ranks)
+
+    @property
+    def _half_life_s(self) -> float:
+        return self._settings.half_life_days * DAY_S
+
+    def _of(self, user: str, now: float) -> Account:
+        return self.accounts.get(user) or Account(user, at=now)
+
+    def _settle(self, user: str, now: float) -> Account:
+        return self._put(self._of(user, now).settled(now, self._half_life_s))
+
+    def _put(self, account: Account) -> Account:
+        self.accounts[account.user] = self.changed[account.user] = account
+        return account

@@ -1,0 +1,18 @@
+"""What each user has used of the GPUs."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0008"
+down_revision = "0005"
+
+
+def upgrade() -> None:
+    op.create_table(
+        "accounts",
+        sa.Column("user", sa.Text(), nullable=False),
+        sa.Column("body", sa.Text(), nullable=False),
+        sa.PrimaryKeyConstraint("user", name="pk_accounts"),
+    )

@@ -1,0 +1,177 @@
+"""Fair shares: what users have used, and whose jobs go first."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from carmad.api.fairness import overtaken, shares_out
+from carmad.config import Fairness, Limits, Settings
+from carmad.core.messages import Reconfigured, Submitted
+from carmad.core.share import DAY_S, RANKED_EVERY_S, Account, Shares
+from carmad.core.types import JobId, JobState
+from carmad.store.sql import SqlStore
+from carmad.testing import FakeServer, a_spec
+
+HOUR_S = 3600.0
+WEEK_S = 7 * DAY_S
+ALONE = Settings(policy="exclusive")
+
+
+def shared(settings: Fairness | None = None, **hours: float) -> Shares:
+    accounts = (Account(user, used_s=used * HOUR_S) for user, used in hours.items())
+    return Shares(settings or Fairness(), accounts)
+
+
+def test_use_counts_half_after_a_half_life() -> None:
+    ada = Account("ada", at=0.0, used_s=HOUR_S)
+    assert ada.settled(WEEK_S, WEEK_S).used_s == pytest.approx(HOUR_S / 2)
+    assert ada.settled(2 * WEEK_S, WEEK_S).used_s == pytest.approx(HOUR_S / 4)
+
+
+def test_what_is_being_used_counts_exactly_however_often_it_is_settled() -> None:
+    ada = Account("ada", rate=1.5)
+    at_once = ada.settled(WEEK_S, WEEK_S)
+    bit_by_bit = ada
+    for day in range(1, 8):
+        bit_by_bit = bit_by_bit.settled(day * DAY_S, WEEK_S)
+    assert bit_by_bit.used_s == pytest.approx(at_once.used_s)
+    assert at_once.used_s == pytest.approx(1.5 * WEEK_S / math.log(2) / 2)
+    assert dict(at_once.days) == pytest.approx({**dict.fromkeys(range(7), 1.5 * DAY_S), 7: 0.0})
+    assert ada.settled(HOUR_S, WEEK_S).used_s == pytest.approx(1.5 * HOUR_S, rel=0.01)
+
+
+def test_days_are_forgotten() -> None:
+    ada = Account("ada", rate=1.0).settled(100.5 * DAY_S, WEEK_S)
+    assert len(ada.days) == 31
+    assert ada.since(100, 100.75 * DAY_S) == pytest.approx(0.75 * DAY_S)
+
+
+def test_weights_divide_what_was_used() -> None:
+    shares = shared(Fairness(weights={"ada": 4.0}), ada=30, bob=10)
+    assert shares.rerank(20.0)
+    assert (shares.rank("ada"), shares.rank("bob"), shares.rank("new")) == (1, 2, 0)
+
+
+def test_the_users_of_a_group_with_a_weight_share_it() -> None:
+    shares = shared(Fairness(weights={"@lab": 2.0}), ada=1, bob=9, carl=6)
+    for user in ("ada", "bob"):
+        shares.note_groups(user, ("staff", "lab"), 0.0)
+    shares.rerank(20.0)
+    assert [shares.rank(user) for user in ("ada", "bob", "carl")] == [1, 2, 3]
+    assert shares.group("ada") == "@lab"
+
+
+def busy() -> tuple[FakeServer, JobId]:
+    """One GPU. Ada's job has run on it for an hour; now Bob's does."""
+    server = FakeServer(gpus=1, settings=ALONE)
+    first = server.submit(user="ada")
+    server.run_kernel(first)
+    server.pass_time(HOUR_S, 1800)
+    now = server.submit(user="bob")
+    server.exit(first)
+    server.run_kernel(now)
+    server.pass_time(60, 30)
+    return server, now
+
+
+def line(server: FakeServer) -> list[int]:
+    return [job.id for job in server.scene.line]
+
+
+def test_who_has_used_less_goes_first() -> None:
+    server, _ = busy()
+    adas = [server.submit(user="ada") for _ in range(2)]
+    bobs, carls = server.submit(user="bob"), server.submit(user="carl")
+    assert line(server) == [carls, bobs, *adas]
+    ada, job = shares_out(server.scene)["users"][-1], server.job(adas[0])
+    assert (ada["user"], ada["gpu_hours"], ada["rank"]) == ("ada", pytest.approx(1, rel=0.01), 2)
+    assert overtaken(job, server.scene) == (
+        f"job {carls} goes first: carl has used 0 GPU-h of late, and ada 0.998 GPU-h"
+    )
+
+
+def test_arrival_decides_among_equals_and_without_fairness() -> None:
+    server, _ = busy()
+    jobs = [server.submit(user=user) for user in ("ada", "bob", "carl", "dora", "carl")]
+    off = replace(ALONE, fairness=Fairness(enabled=False))
+    by_share = [jobs[2], jobs[3], jobs[4], jobs[1], jobs[0]]
+    assert line(server) == by_share
+    server.tell(Reconfigured(server.now, off))
+    assert line(server) == jobs
+    server.tell(Reconfigured(server.now, ALONE))
+    assert line(server) == by_share
+
+
+def test_priorities_and_a_policys_own_order_come_before_the_share() -> None:
+    server, _ = busy()
+    ada = server.submit(user="ada")
+    yields = server.submit(user="carl", nice=1)
+    assert line(server) == [ada, yields]
+    assert overtaken(server.job(yields), server.scene) == ""
+    server = FakeServer(gpus=1, settings=replace(ALONE, policy="sjf"))
+    server.scheduler.shares = shared(ada=1)
+    server.submit(user="bob", expected_s=1.0)
+    long, short = (
+        server.submit(user="carl", expected_s=9.0),
+        server.submit(user="ada", expected_s=8),
+    )
+    server.pass_time(2 * RANKED_EVERY_S, RANKED_EVERY_S)
+    assert line(server) == [short, long]
+
+
+def test_a_shared_gpu_is_divided() -> None:
+    settings = Settings(policy="first_fit", limits=Limits())
+    server = FakeServer(gpus=1, settings=settings)
+    first = server.submit(user="ada", memory_mib=1000)
+    server.run_kernel(first)
+    server.pass_time(100)
+    second = server.submit(user="bob", memory_mib=1000)
+    assert server.job(second).state is JobState.STARTING
+    server.pass_time(60)
+    used = {user: server.scheduler.shares.used_s(user, server.now) for user in ("ada", "bob")}
+    assert used == pytest.approx({"ada": 130, "bob": 30}, rel=0.01)
+    server.exit(first)
+    assert server.scheduler.shares.accounts["bob"].rate == 1.0
+    assert server.scheduler.shares.accounts["ada"].rate == 0.0
+
+
+def test_shares_survive_a_restart_and_a_reboot_ends_what_was_used(tmp_path: Path) -> None:
+    server = FakeServer(gpus=1, settings=ALONE)
+    store = SqlStore.open(tmp_path / "carma.db")
+    store.keep_time("boot", 0.0)
+    job = server.submit(user="ada")
+    server.tell(Submitted(server.now, JobId(9), (a_spec(user="bob"),), groups=("lab",)))
+    server.run_kernel(job)
+    server.pass_time(100)
+    for step in server.steps:
+        store.commit(step)
+    store.close()
+    used_s = server.scheduler.shares.used_s("ada", server.now + 50)
+
+    store = SqlStore.open(tmp_path / "carma.db")
+    store.keep_time("boot", 0.0)
+    saved = store.restore()
+    server.scheduler.restore(saved.jobs, accounts=saved.accounts)
+    server.sample(50)
+    after = server.scheduler.shares
+    assert after.used_s("ada", server.now) == pytest.approx(used_s)
+    assert after.accounts["bob"].groups == ("lab",)
+    store.keep_time("boot", 1000.0)
+    shifted = {each.user: each for each in store.restore().accounts}
+    assert shifted["ada"].at == next(a.at for a in saved.accounts if a.user == "ada") + 1000
+    store.keep_time("another boot", 5000.0)
+    assert {each.rate for each in store.restore().accounts} == {0.0}
+    store.close()
+
+
+def test_a_long_line_is_sorted_anew_only_when_ranks_change() -> None:
+    server, _ = busy()
+    for user in ("ada", "bob"):
+        server.submit(user=user)
+    before = server.scene.line
+    server.pass_time(3 * RANKED_EVERY_S, RANKED_EVERY_S)
+    assert server.scene.line is before
