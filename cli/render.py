@@ -324,6 +324,11 @@ def why(answer: WhyOut) -> RenderableType:
         behind = answer["behind"]
         after = f", behind job {behind['label']}" if behind else ""
         parts.append(Text(f"place in line: {answer['position']}{after}"))
+    parts += [Text(f"  · {clean(fact)}") for fact in answer.get("facts", ())]
+    if tail := answer.get("tail"):
+        parts += [Text("its last lines:"), *(Text(f"  {clean(line)}") for line in tail)]
+    for one in answer.get("ahead", ()):
+        parts.append(Text(f"  · job {one['label']} of {clean(one['user'])} {clean(one['text'])}"))
     if answer["policy"]:
         when = local_time(answer["decided_at"])
         parts.append(Text(f"decided by the policy {answer['policy']} at {when}"))
