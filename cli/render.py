@@ -258,6 +258,11 @@ def why(answer: WhyOut) -> list[Block]:
         behind = answer["behind"]
         after = f", behind job {behind['label']}" if behind else ""
         parts.append(f"place in line: {answer['position']}{after}")
+    parts += [f"  · {clean(fact)}" for fact in answer.get("facts", ())]
+    if tail := answer.get("tail"):
+        parts += ["its last lines:", *(f"  {clean(line)}" for line in tail)]
+    for one in answer.get("ahead", ()):
+        parts.append(f"  · job {one['label']} of {clean(one['user'])} {clean(one['text'])}")
     if answer["policy"]:
         when = local_time(answer["decided_at"])
         parts.append(f"decided by the policy {answer['policy']} at {when}")

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from carmad.plugin import Cause, Exit
 
 HEAD_LINE = 300  # characters kept of an evidence line
+LAST_LINES = 10
 AROUND = 2048  # characters of a line that are read before and after its clue
 
 
@@ -109,6 +110,12 @@ def classify(
         free_mib=_mib(around, _FREE, _FREE_BEFORE_2_0),
         unused_mib=_mib(around, _UNUSED),
     )
+
+
+def last_lines(tail: str) -> tuple[str, ...]:
+    """The last lines of a log's tail that are not empty, each cut and safe to show; some 3 KB."""
+    lines = [line for line in tail[-LAST_LINES * AROUND :].splitlines() if line.strip()]
+    return tuple(head(line.rstrip()) for line in lines[-LAST_LINES:])
 
 
 def _last_clue(tail: str, gpu_full: bool) -> tuple[Clue, str, str] | None:

@@ -571,6 +571,62 @@ def test_why_knows_what_keeps_a_job_out_of_the_line(daemon: Daemon) -> None:
         assert re.match("waits: (it is held|it may not|job 1 must)", out["headline"])
 
 
+def test_why_names_all_that_keeps_a_job_out_of_the_line(daemon: Daemon) -> None:
+    first = submit(daemon)
+    changes = {"held": True, "begin_at": "2099-01-01T00:00:00Z", "after": [{"job": str(first)}]}
+    waits = submit(daemon, **changes)
+    out = daemon.call("GET", f"/v1/jobs/{waits}/why")[1]
+    assert [reason["code"] for reason in out["reasons"]] == ["held", "begin", "dependency"]
+    assert out["headline"] == "waits: it is held"
+    (ahead,) = out["ahead"]
+    assert (ahead["id"], ahead["user"]) == (first, user_name())
+    assert ahead["text"].startswith("has run for")
+
+
+def test_why_follows_whom_a_job_waits_for_to_the_head_of_the_line(daemon: Daemon) -> None:
+    submit(daemon, exclusive=True)
+    head = submit(daemon, gpus=3)
+    second = submit(daemon)
+    last = submit(daemon, after=[{"job": str(second)}])
+    ahead = daemon.call("GET", f"/v1/jobs/{last}/why")[1]["ahead"]
+    assert [one["id"] for one in ahead] == [second, head]
+    assert ahead[0]["text"] == "waits for a GPU, as number 2 in line"
+    assert ahead[1]["text"] == "is at the head of the line: it wants 3 GPUs, and 2 can take it now"
+    assert daemon.call("GET", f"/v1/jobs/{head}/why")[1]["ahead"] == []
+
+
+def test_why_gives_no_hope_to_a_job_that_does_not_fit(open_path: Path) -> None:
+    """Though the GPU is also about to be judged again."""
+    with running(open_path, gpus=1) as daemon:
+        large = submit(daemon, memory_mib=30_000)
+        waits = submit(daemon, memory_mib=20_000)
+        (help,) = daemon.call("GET", f"/v1/jobs/{waits}/why")[1]["remedies"]
+        assert help.startswith("GPU 0 cannot take it now: it needs 19.5G, and only ")
+        assert f"are free beside job {large}; it fits when they end" in help
+        small = submit(daemon, memory_mib=1000)
+        daemon.call("POST", "/v1/cancel", {"select": str(waits)})
+        (help,) = daemon.call("GET", f"/v1/jobs/{small}/why")[1]["remedies"]
+        assert "is judged again" in help
+
+
+@pytest.mark.parametrize(
+    ("exit", "headline"),
+    [
+        (Exit(Cause.FAILURE, 3, evidence="no"), "failed with exit code 3: no"),
+        (Exit(Cause.FAILURE, None, 11), "failed, ended by SIGSEGV"),
+        (Exit(Cause.FAILURE, None, 40), "failed, ended by signal 40"),
+    ],
+)
+def test_why_a_job_failed(daemon: Daemon, exit: Exit, headline: str) -> None:
+    id = submit(daemon)
+    daemon.exit(id, replace(exit, tail=("Traceback", "  no")))
+    out = daemon.call("GET", f"/v1/jobs/{id}/why")[1]
+    assert out["headline"] == headline
+    assert out["tail"] == ["Traceback", "  no"]
+    assert out["facts"][0].startswith("attempt 1 ran for")
+    assert out["facts"][1:] == [f"its log: /tmp/carma-{id}.out"]
+
+
 def test_every_rule_has_its_words() -> None:
     source = ""
     for folder in ("carmad/core", "policies"):

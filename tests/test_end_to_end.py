@@ -247,6 +247,17 @@ def test_a_job_is_warned_before_its_time_is_up_and_then_stopped(one_gpu: Carmad)
     assert (job["state"], job["exit"]["cause"]) == ("timed_out", "time_limit")
     assert job["exit"]["signal"] == 15
     assert one_gpu.output(id).count("checkpoint") == 1
+    told = one_gpu.carma("why", str(id))
+    assert "it reached its own time limit, --time 5 s" in told
+
+
+def test_why_shows_the_last_lines_of_a_job_that_failed(one_gpu: Carmad) -> None:
+    id = one_gpu.sh("for i in $(seq 30); do echo line $i; done; echo 'no \033[2J data' >&2; exit 3")
+    one_gpu.ended(id)
+    told = one_gpu.carma("why", str(id))
+    assert "failed with exit code 3" in told
+    assert f"its log: {one_gpu.work}/carma-{id}.out" in told.replace("\n", "")
+    assert "line 30" in told and "line 19\n" not in told and "\x1b" not in told
 
 
 def test_a_job_that_ignores_sigterm_keeps_its_gpu_until_it_is_killed(one_gpu: Carmad) -> None:

@@ -347,7 +347,7 @@ def test_an_end_that_cannot_be_judged_is_a_failure_and_told_once(tmp_path, monke
     monkeypatch.setattr(module, "classify", lambda *_, **__: 1 / 0)
     world._ended(running(), Ended(code=3, ended_at=1.0, log_tail="?"))
     (exited,) = inbox.events
-    assert (exited.job, exited.exit) == (7, Exit(Cause.FAILURE, 3))
+    assert (exited.job, exited.exit) == (7, Exit(Cause.FAILURE, 3, tail=("?",)))
     assert caplog.text.count("cannot tell why job 7 ended") == 1
     assert caplog.text.count("ZeroDivisionError") == 1
 

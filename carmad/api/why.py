@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+import signal
 from collections.abc import Sequence
 
 from carmad.api.decisions import decision_out, reason_out, verdicts_out
@@ -14,15 +15,17 @@ from carmad.api.fairness import overtaken
 from carmad.api.phrases import phrase
 from carmad.api.render import Jobs, label, labelled
 from carmad.api.responses import SCHEMA
-from carmad.api.responses.decisions import JobRefOut, WhyOut
+from carmad.api.responses.decisions import AheadOut, JobRefOut, WhyOut
 from carmad.api.responses.jobs import JobOut
 from carmad.api.times import iso
 from carmad.core.decision import Decision, Reason, Verdict
 from carmad.core.scene import Scene
-from carmad.core.types import Job, JobId, JobState
-from carmad.readable import duration
+from carmad.core.types import Cause, Exit, Gpu, Job, JobId, JobState
+from carmad.readable import duration, gib
+from carmad.words import first_few
 
 GIB = 1024
+MOST_AHEAD = 8
 PASSING = frozenset({"first_kernel", "settling"})  # over soon, whatever people do
 FREED_BY_AN_END = frozenset({"busy", "exclusive", "jobs_per_gpu", "mps_user", "memory", "min_free"})
 
@@ -31,11 +34,11 @@ def why_out(job: Job, scene: Scene, past: Sequence[Decision], jobs: Jobs) -> Why
     """`past` has the recorded decisions, the newest first."""
     waits = job.state is JobState.QUEUED
     now = scene.current(job.id) if waits else next(iter(past), None)
-    blocked_by = scene.blocked_by(job) if waits else None
-    if blocked_by is not None:
+    blockers = list(scene.blockers(job)) if waits else []
+    if blockers:
         now = None
-    reasons = [blocked_by] if blocked_by else list(now.placement.reasons) if now else []
-    behind = _behind(job, scene) if waits and now is None and blocked_by is None else None
+    reasons = blockers or (list(now.placement.reasons) if now else [])
+    behind = _behind(job, scene) if waits and now is None and not blockers else None
     out = jobs(job)
     return {
         "schema": SCHEMA,
@@ -46,10 +49,13 @@ def why_out(job: Job, scene: Scene, past: Sequence[Decision], jobs: Jobs) -> Why
             now,
             behind,
             _kept_idle(scene) if behind else None,
-            overtaken(job, scene) if waits and not blocked_by else "",
+            overtaken(job, scene) if waits and not blockers else "",
         ),
         "position": out.get("position"),
         "behind": behind,
+        "ahead": _ahead(job, scene) if waits else [],
+        "facts": _facts(out) if job.ended else [],
+        "tail": list(job.exit.tail) if job.exit else [],
         "policy": now.policy if now else None,
         "decided_at": iso(now.at) if now else None,
         "verdicts": verdicts_out(now.placement, scene) if now else [],
@@ -102,9 +108,7 @@ def _headline(
         case JobState.QUEUED:
             pass
         case _:
-            evidence = job.exit.evidence if job.exit else ""
-            ended = job.state.value.replace("_", " ")
-            return f"{ended}: {evidence}" if evidence else ended
+            return _ended(job)
     if reasons:
         return f"waits: {phrase(reasons[0])}"
     if overtaken:
@@ -119,6 +123,76 @@ def _headline(
     if willing:
         return f"waits: it wants {wanted}, and {willing} could take it now"
     return "waits: no GPU can take it now"
+
+
+def _ended(job: Job) -> str:
+    words, exit = job.state.value.replace("_", " "), job.exit
+    if exit is None:
+        return words
+    if job.state is JobState.TIMED_OUT and job.spec.time_limit_s is not None:
+        return f"{words}: it reached its own time limit, --time {duration(job.spec.time_limit_s)}"
+    if exit.cause is not Cause.SUCCESS and job.state is not JobState.CANCELLED:
+        words += _status(exit)
+    return f"{words}: {exit.evidence}" if exit.evidence else words
+
+
+def _status(exit: Exit) -> str:
+    if exit.signal is not None:
+        return f", ended by {_signal(exit.signal)}"
+    return f" with exit code {exit.code}" if exit.code else ""
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
+
+
+def _facts(out: JobOut) -> list[str]:
+    """How its last attempt ended, where its logs are."""
+    if out["started_at"] is None:
+        return []
+    found = [f"attempt {out['attempt']} ran for {duration(out['elapsed_s'])}"]
+    logs = dict.fromkeys((out["stdout"], out["stderr"]))
+    return [*found, *(f"its log: {path}" for path in logs)]
+
+
+def _ahead(job: Job, scene: Scene) -> list[AheadOut]:
+    """Whom the job waits for: a job that it depends on, whom that one waits for, and so on to the
+    head of the line. Only what everybody sees of a job in `carma queue` is told of others'."""
+    found: list[AheadOut] = []
+    seen = {job.id}
+    while len(found) < MOST_AHEAD:
+        awaited = (after.job for after in job.spec.after if after.job in scene.live)
+        before = next(awaited, None)
+        if before is None and not job.holds_gpus and scene.blocked_by(job) is None:
+            before = scene.head
+        if before is None or before in seen:
+            break
+        seen.add(before)
+        job = scene.live[before]
+        user = job.spec.user
+        found.append({"id": job.id, "label": label(job), "user": user, "text": _does(job, scene)})
+    return found
+
+
+def _does(job: Job, scene: Scene) -> str:
+    """What a job does now, in words that anybody may read."""
+    if job.holds_gpus:
+        limit, ran = job.spec.time_limit_s, job.attained_s(scene.now)
+        left = "" if limit is None else f", for {duration(limit - ran)} more at most"
+        return f"has run for {duration(ran)}{left}"
+    wants = "a GPU" if job.spec.gpus == 1 else f"{job.spec.gpus} GPUs"
+    if job.id == scene.head:
+        found = scene.current(job.id)
+        verdicts = found.placement.verdicts if found else ()
+        able = sum(not verdict.refused for verdict in verdicts)
+        now = f", and {able or 'none'} can take it now" if verdicts else ""
+        return f"is at the head of the line: it wants {wants}{now}"
+    if (place := scene.place(job.id)) is not None:
+        return f"waits for {wants}, as number {place} in line"
+    return f"waits for {wants}"
 
 
 def _remedies(
@@ -165,6 +239,9 @@ def _gpu_remedies(job: Job, verdict: Verdict, scene: Scene) -> list[str]:
         (reason,) = verdict.refused
         if fits := _less(job, reason.have):
             found.append(f"fits {name} now with --gpu-mem {fits}")
+    lacks = _no_room(job, gpu, verdict, scene) if codes <= PASSING else ""
+    if lacks:
+        return [f"{name} {lacks}"]
     if codes <= PASSING:
         left = max(reason.need - reason.have for reason in verdict.refused)
         first = "once its newest job has run a kernel"
@@ -177,6 +254,21 @@ def _gpu_remedies(job: Job, verdict: Verdict, scene: Scene) -> list[str]:
     if codes <= FREED_BY_AN_END:
         found += _ends(verdict, scene, name)
     return found
+
+
+def _no_room(job: Job, gpu: Gpu, verdict: Verdict, scene: Scene) -> str:
+    """Why the job does not fit, although that is not what keeps it off now; "" if it fits."""
+    view = next((view for view in scene.view.gpus if view.id == verdict.gpu), None)
+    if view is None or job.need is None or job.need.safe_mib <= view.free_mib:
+        return ""
+    need = gib(job.need.safe_mib)
+    if job.need.safe_mib > gpu.memory_mib:
+        return f"can never take it: it needs {need}, and the GPU has {gib(gpu.memory_mib)}"
+    names = ", ".join(f"job {label(each)}" for each in view.residents) or "external processes"
+    free = f"only {gib(view.free_mib)} are free beside {first_few(names)}"
+    smaller = _less(job, view.free_mib)
+    instead = f", or with --gpu-mem {smaller}" if smaller else ""
+    return f"cannot take it now: it needs {need}, and {free}; it fits when they end{instead}"
 
 
 def _less(job: Job, have: float) -> str | None:

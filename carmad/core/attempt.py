@@ -55,6 +55,7 @@ class Exit:
     free_mib: int | None = None  # free on the GPU at that time
     unused_mib: int | None = None  # reserved by the job's own allocator, but unused
     neighbours: tuple[str, ...] = ()  # who else held memory on its GPUs
+    tail: tuple[str, ...] = ()  # the last lines of its logs, if it did not succeed
 
     @property
     def fragmented(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
@@ -60,34 +60,35 @@ def is_conditional(job: Job) -> bool:
     return job.held or spec.begin_at is not None or bool(spec.after) or limited
 
 
-def blocked_by(
+def blockers(
     job: Job,
     now: float,
     live: Mapping[JobId, Job],
     held: Held,
     gpus_per_user: int | None,
     unread: str,
-) -> Reason | None:
-    """Why a queued job may not start yet, whatever the state of the GPUs. `unread`: why the GPUs
-    cannot be read.
+) -> Iterator[Reason]:
+    """Why a queued job may not start yet, whatever the state of the GPUs: all there is. `unread`:
+    why the GPUs cannot be read.
 
     A dependency that is not live has been met: otherwise the step in which it ended would have
     cancelled this job.
     """
     spec = job.spec
     if job.held:
-        return Reason("held")
+        yield Reason("held")
     if spec.begin_at is not None and now < spec.begin_at:
-        return Reason("begin", spec.begin_at, now, "s")
+        yield Reason("begin", spec.begin_at, now, "s")
     if spec.after and (before := _named(a.job for a in spec.after if a.job in live)):
-        return Reason("dependency", detail=before)
+        yield Reason("dependency", detail=before)
     if spec.array and spec.array.limit is not None:
         active = held.tasks[spec.array.array]
         if active >= spec.array.limit:
-            return _array_limit(spec.array.limit, active)
+            yield _array_limit(spec.array.limit, active)
     if gpus_per_user is not None and held.gpus[spec.user] + spec.gpus > gpus_per_user:
-        return Reason("quota", gpus_per_user, held.gpus[spec.user], "GPUs", spec.user)
-    return Reason("gpus_unread", detail=unread) if unread else None
+        yield Reason("quota", gpus_per_user, held.gpus[spec.user], "GPUs", spec.user)
+    if unread:
+        yield Reason("gpus_unread", detail=unread)
 
 
 @lru_cache

@@ -22,7 +22,7 @@ from carmad.core.decision import (
 from carmad.core.fleet import Fleet
 from carmad.core.history import History
 from carmad.core.ledger import Ledger
-from carmad.core.line import blocked_by
+from carmad.core.line import blockers
 from carmad.core.messages import Action, Launch, Stop, Wake
 from carmad.core.states import advance, stopping
 from carmad.core.types import Cause, GpuId, Job, JobId, JobState
@@ -80,7 +80,7 @@ class Placer:
         """Why a queued job is not shown to the policy; None if it is."""
         quota = self._settings.limits.gpus_per_user
         jobs, held = self._ledger.jobs, self._ledger.held
-        return blocked_by(job, now, jobs, held, quota, self._fleet.unread)
+        return next(blockers(job, now, jobs, held, quota, self._fleet.unread), None)
 
     def plan(self, now: float) -> list[Action]:
         """Ask the policy, start the jobs that it places and stop those that it preempts."""

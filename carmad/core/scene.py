@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from carmad.config import Fairness
 from carmad.core.decision import Decision, Reason
 from carmad.core.gpuview import GpuView
-from carmad.core.line import Held, Place, blocked_by
+from carmad.core.line import Held, Place, blockers
 from carmad.core.memo import Memo
 from carmad.core.messages import Drain
 from carmad.core.share import Shares
@@ -41,8 +41,12 @@ class Scene:
 
     def blocked_by(self, job: Job) -> Reason | None:
         """Why a queued job is not shown to the policy; None if it is."""
+        return next(self.blockers(job), None)
+
+    def blockers(self, job: Job) -> Iterator[Reason]:
+        """All that keeps a queued job from being shown to the policy."""
         quota = self.view.settings.limits.gpus_per_user
-        return blocked_by(job, self.now, self.live, self.held, quota, self.unread)
+        return blockers(job, self.now, self.live, self.held, quota, self.unread)
 
     def waiting(self) -> tuple[Job, ...]:
         """The line, and those that join it once their memory is estimated."""

@@ -314,7 +314,7 @@ class Scheduler:
         if end.state is JobState.QUEUED:
             self._put(
                 advance(
-                    _closed(self._fleet.with_usage(job), end.exit, end.at),
+                    _closed(self._fleet.with_usage(job), replace(end.exit, tail=()), end.at),
                     JobState.QUEUED,
                     retry=end.retry,
                     overtaken=0,

@@ -48,7 +48,7 @@ from carmad.gpu.mps import Mps
 from carmad.learned.estimates import Estimates
 from carmad.loop import Follower
 from carmad.store.sql import StoreFull
-from recovery.classify import classify, head
+from recovery.classify import classify, head, last_lines
 
 log = logging.getLogger(__name__)
 
@@ -308,6 +308,8 @@ class DaemonWorld(Follower):
         if ended.stopped and exit.cause is Cause.SUCCESS:
             # A job that saves its work when stopped, and exits with 0, has not finished.
             exit = replace(exit, cause=Cause.CANCELLED)
+        if exit.cause is not Cause.SUCCESS:
+            exit = replace(exit, tail=last_lines(ended.log_tail))
         self._report(job, exit, ended.ended_at, ended.cause)
 
     def _judged(self, job: Job, ended: Ended) -> Exit:

@@ -14,6 +14,15 @@ class JobRefOut(TypedDict):
     label: str
 
 
+class AheadOut(TypedDict):
+    """A job that must start or end first, which may be somebody else's."""
+
+    id: int
+    label: str
+    user: str
+    text: str  # what it is and waits for, after its name
+
+
 class GpuRefOut(TypedDict):
     id: str
     index: int | None
@@ -49,6 +58,9 @@ class WhyOut(TypedDict):
     headline: str
     position: int | None
     behind: JobRefOut | None
+    ahead: list[AheadOut]  # from the one that it waits for to the head of the line
+    facts: list[str]  # of a job that has ended: how, and where its logs are
+    tail: list[str]  # the last lines of its logs, if it did not succeed
     policy: str | None
     decided_at: str | None
     verdicts: list[VerdictOut]
