@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from carmad.readable import clean
 from cli import table
-from cli.format import NOTHING, clock, exit_code, local_time, memory, number, spread
+from cli.format import NOTHING, clock, energy, exit_code, local_time, memory, spread
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
@@ -39,6 +39,11 @@ def where(job: JobOut) -> str:
         return clean(reason)
     how = job.get("exit")
     return f"({how['cause']})" if how and how["cause"] != "success" else NOTHING
+
+
+def _energy(job: JobOut) -> str:
+    joules = job.get("energy_j")
+    return energy(None if joules is None else joules / 3600)
 
 
 def vram(job: JobOut) -> str:
@@ -88,9 +93,7 @@ COLUMNS = {
     ),
     "nice": Column("NICE", lambda j: str(j.get("nice", NOTHING)), True, lambda j: j.get("nice", 0)),
     "exit": Column("EXIT", lambda j: exit_code(j.get("exit"))),
-    "energy": Column(
-        "ENERGY", lambda j: _energy(j.get("energy_j")), True, lambda j: j.get("energy_j") or 0
-    ),
+    "energy": Column("ENERGY", _energy, True, lambda j: j.get("energy_j") or 0),
     "command": Column("COMMAND", lambda j: clean(" ".join(j.get("argv", [NOTHING])))),
 }
 QUEUE = ("jobid", "name", "user", "st", "time", "limit", "gpus", "vram", "where")
@@ -108,10 +111,6 @@ HISTORY = [
     "energy",
     "wait",
 ]
-
-
-def _energy(joules: float | None) -> str:
-    return number(None if joules is None else joules / 3600, " Wh", 1)
 
 
 def sorted_by(jobs: list[JobOut], order: str) -> list[JobOut]:

@@ -123,7 +123,7 @@ def _who(gpu: GpuOut) -> Line:
         f"{clean(job['user'])}:{job['label']}({memory(job['memory_mib'])})" for job in gpu["jobs"]
     ]
     others = [
-        f"{clean(one['user'])}:pid {one['pid']}({memory(one['memory_mib'])})"
+        f"{clean(one['user'])}:pid{one['pid']}({memory(one['memory_mib'])})"
         for one in gpu["outsiders"]
     ]
     return (" ".join(jobs), ""), (" " * bool(jobs and others) + " ".join(others), "dim")

@@ -50,6 +50,12 @@ def number(value: float | None, unit: str, digits: int = 0) -> str:
     return NOTHING if value is None else f"{value:.{digits}f}{unit}"
 
 
+def energy(watt_hours: float | None) -> str:
+    if watt_hours is None:
+        return NOTHING
+    return f"{watt_hours:.1f} Wh" if watt_hours < 1000 else f"{watt_hours / 1000:.2f} kWh"
+
+
 def local_time(stamp: str | None) -> str:
     """The API's UTC in local time."""
     if stamp is None:

@@ -18,16 +18,21 @@ OF_SLURM = {
         "CARMA does not allocate host memory: leave this out; for GPU memory, use --gpu-mem 8G",
     ),
     **dict.fromkeys(
-        ("-c", "--cpus-per-task", "-n", "--ntasks", "-N", "--nodes", "-p", "--partition"),
+        ("-c", "--cpus", "--cpus-per-task", "-n", "--ntasks", "-N", "--nodes", "-p", "--partition"),
         "CARMA allocates only the GPUs of this server: leave this out",
     ),
+    "--priority": "use --nice: the higher, the later",
 }
+
+
+NEAR = 0.7  # how alike a misspelt option and the right one are
 
 
 class Parser(argparse.ArgumentParser):
     """Knows which of its options take a value, and raises instead of exiting."""
 
     help_width = 80
+    runs_command = False  # whether a command, with options of its own, follows the options
 
     def format_help(self) -> str:
         from shutil import get_terminal_size
@@ -36,19 +41,27 @@ class Parser(argparse.ArgumentParser):
         return super().format_help()
 
     def error(self, message: str) -> NoReturn:
-        raise Usage(message, self._hint(message.removeprefix("unrecognized arguments: ")))
+        unknown = message.removeprefix("unrecognized arguments: ")
+        if unknown.startswith("-"):
+            message = f"{self.prog} has no option {unknown.partition(' ')[0]}"
+        raise Usage(message, self._hint(unknown))
 
     def _hint(self, unknown: str) -> str:
         option = unknown.partition(" ")[0].partition("=")[0]
         if option in OF_SLURM:
             return OF_SLURM[option]
-        if option.startswith("--"):
-            from difflib import get_close_matches
+        if not option.startswith("-"):
+            return f"see `{self.prog} --help`"
+        from difflib import get_close_matches
 
-            known = [name for action in self._actions for name in action.option_strings]
-            if near := get_close_matches(option, known, n=1):
-                return f"did you mean {near[0]}?"
-        return f"see `{self.prog} --help`"
+        names = [name[2:] for a in self._actions for name in a.option_strings if name[:2] == "--"]
+        near = get_close_matches(option.lstrip("-"), names, n=1, cutoff=NEAR)
+        known = f"did you mean --{near[0]}? " if near else ""
+        if self.runs_command:
+            known += (
+                f"options of your program go after it: {self.prog} -- python train.py {option} …"
+            )
+        return known.strip() or f"see `{self.prog} --help`"
 
     def split(self, args: list[str]) -> tuple[list[str], list[str], bool]:
         """The options, the command that follows them, and whether `--` separates them.

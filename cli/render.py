@@ -10,11 +10,11 @@ from cli.format import (
     NOTHING,
     clock,
     command,
+    energy,
     exit_code,
     fraction,
     local_time,
     memory,
-    number,
     span,
     spread,
 )
@@ -326,7 +326,7 @@ def stats(answer: StatsOut) -> list[Block]:
             clean(row["user"] or "total"),
             *(str(row[key]) for key in ("jobs", "succeeded", "failed", "oom")),
             f"{row['gpu_hours']:.1f}",
-            number(row["energy_kwh"], " kWh", 2),
+            energy(None if row["energy_kwh"] is None else row["energy_kwh"] * 1000),
             *(span(row[key]) for key in ("wait_mean_s", "wait_p95_s", "run_mean_s")),
             style="bold" if row is answer["total"] else "",
         )

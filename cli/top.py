@@ -1,52 +1,233 @@
-"""`carma top`: the whole server, kept up to date on a terminal."""
+"""`carma top`: the whole server, kept up to date on a terminal, and what its keys do."""
 
 from __future__ import annotations
 
 import os
-import select
-import sys
-import termios
-import tty
-from contextlib import contextmanager
+import stat
 
-from cli import client, dashboard, output
-from cli.table import cut, layout, painted
+from carmad.errors import CarmaError
+from carmad.readable import clean
+from cli import client, dashboard, output, render
+from cli.columns import sorted_by
+from cli.screen import Screen
+from cli.table import layout, styled, wrapped
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from typing import Any
 
-OPEN, CLOSE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"  # a screen of its own, no cursor
-HOME, TO_END, BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
+    from cli.table import Block, Line
+
+TAIL_BYTES = 65536
+WITHIN_S = 5.0  # for an answer: keys must not wait longer
+SORTS = ("place in line", "-time", "-vram", "user", "name")  # the first: as the daemon sends them
+FOOTER = "? help  q quit  ↑↓ select  w why  l log  c cancel  s sort  m mine"
+HELP = """\
+↑ ↓  or  k j    select a job
+Enter  or  w    why it waits, or what became of it
+l               the end of its output
+c               cancel it, after a question
+s               sort: by place in line, time, GPU memory, user or name
+m               only your own jobs, or everybody's
+Esc             back
+q               quit""".splitlines()
 
 
 def run(every_s: float) -> int:
-    with _screen():
-        while True:
-            _draw()
-            ready, _, _ = select.select([sys.stdin], [], [], every_s)
-            if ready and os.read(sys.stdin.fileno(), 1) in (b"q", b"Q", b""):
-                return 0
+    top = Top(client.get("/v1/status"), every_s)
+    with Screen() as screen:
+        while top.open:
+            screen.draw(top.lines(*output.size()))
+            key = screen.key(every_s)
+            if key is None:
+                top.look()
+            else:
+                top.press(key)
+    return 0
 
 
-def _draw() -> None:
-    room, height = output.size()
-    answer = client.get("/v1/status")
-    picture = dashboard.status(answer, room, height, plain=output.is_ascii())
-    lines = [painted(cut(line, room), output.colored()) for line in layout(picture, room)]
-    sys.stdout.write(HOME + f"{TO_END}\r\n".join(lines[:height]) + TO_END + BELOW)
-    sys.stdout.flush()
+class Top:
+    """What is shown. `pane`: what covers the jobs: nothing, "help", "why" or "log"."""
+
+    def __init__(self, answer: Any, every_s: float) -> None:
+        self.answer = answer
+        self.every_s = every_s
+        self.open = True
+        self.pane = ""
+        self.trouble = ""  # the daemon does not answer, or refuses
+        self.asks = ""  # the question that the next key answers
+        self._chosen = ""  # the label of the selected job
+        self._mine = False
+        self._sort = 0
+        self._text: list[Block] = []  # of the pane
+        self._first = 0  # line of it that is shown, or row of the jobs
+
+    # -- what it knows
+
+    def look(self) -> None:
+        """Ask the daemon again. If it does not answer, what it said last stays."""
+        try:
+            self.answer = client.get("/v1/status", WITHIN_S)
+            if self.pane in ("why", "log"):
+                self._text = self._told()
+            self.trouble = ""
+        except CarmaError as error:
+            self.trouble = f"{error.message}; asking again every {self.every_s:g} s"
+
+    def jobs(self) -> list[Any]:
+        jobs = self.answer["jobs"]
+        if self._mine:
+            jobs = [job for job in jobs if job["user"] == self.answer["me"]["user"]]
+        return sorted_by(jobs, SORTS[self._sort]) if self._sort else list(jobs)
+
+    @property
+    def _at(self) -> int:
+        """The row of the selected job; of the first, if it is gone."""
+        labels = [job["label"] for job in self.jobs()]
+        return labels.index(self._chosen) if self._chosen in labels else 0
+
+    def _selected(self) -> Any | None:
+        jobs = self.jobs()
+        return jobs[self._at] if jobs else None
+
+    def _told(self) -> list[Block]:
+        """What the pane says about the selected job. Raises CarmaError."""
+        label = _one_of(self._chosen)
+        if self.pane == "why":
+            return render.why(client.get(f"/v1/jobs/{label}/why", WITHIN_S))
+        return _tail(client.get(f"/v1/jobs/{label}", WITHIN_S))
+
+    # -- keys
+
+    def press(self, key: str) -> None:
+        if self.asks:
+            self.asks = ""
+            if key in ("y", "Y"):
+                self._cancel()
+        elif key == "q":
+            self.open = False
+        elif key == "back":
+            self.pane = ""
+        elif key == "?":
+            self._show("help")
+        elif key in ("up", "down", "page up", "page down"):
+            self._move({"up": -1, "down": 1, "page up": -10, "page down": 10}[key])
+        elif key == "m":
+            self._mine, self.pane = not self._mine, ""
+        elif key == "s":
+            self._sort, self.pane = (self._sort + 1) % len(SORTS), ""
+        elif key in ("w", "enter", "l", "c") and (job := self._selected()):
+            self._chosen = job["label"]
+            if key == "c":
+                tasks = " and all its tasks" if "_[" in job["label"] else ""
+                self.asks = f"cancel job {_whole(job['label'])}{tasks}? [y/N]"
+            else:
+                self._show("log" if key == "l" else "why")
+
+    def _move(self, by: int) -> None:
+        if self.pane:
+            self._first = max(0, self._first + by)
+        elif jobs := self.jobs():
+            self._chosen = jobs[min(len(jobs) - 1, max(0, self._at + by))]["label"]
+
+    def _show(self, pane: str) -> None:
+        """A pane; the key of the one that is shown closes it."""
+        self.pane = "" if self.pane == pane else pane
+        self._first = 0
+        self._text = []
+        if self.pane == "help":
+            self._text = [*HELP]
+        elif self.pane:
+            try:
+                self._text = self._told()
+            except CarmaError as error:
+                self._text = [styled(error.message, "red"), error.hint]
+
+    def _cancel(self) -> None:
+        try:
+            body = {"select": _whole(self._chosen), "user": None}
+            results = client.post("/v1/cancel", body, WITHIN_S)["results"]
+        except CarmaError as error:
+            self.trouble = error.message
+            return
+        self.look()
+        refused = [one["message"] for one in results if not one["ok"]]
+        self.trouble = refused[0] if refused else ""
+
+    # -- the picture
+
+    def lines(self, room: int, height: int) -> list[Line]:
+        shows_bars = room >= dashboard.ROOM_FOR_BARS
+        cards = dashboard.gpus(self.answer["gpus"], shows_bars, output.is_ascii())
+        top = layout([dashboard.headline(self.answer), "", *cards, ""], room)
+        rows = max(1, height - len(top) - 1)
+        below = self._pane(room, rows) if self.pane else self._table(room, rows)
+        below += [()] * (rows - len(below))
+        return [*top[: height - 2], *below[:rows], self._footer()]
+
+    def _pane(self, room: int, rows: int) -> list[Line]:
+        text = [line for block in self._text for line in layout([block], room)]
+        end = max(0, len(text) - rows)
+        if self.pane == "log" and not self._first:
+            return text[end:]
+        self._first = min(self._first, end)
+        return text[self._first : self._first + rows]
+
+    def _table(self, room: int, rows: int) -> list[Line]:
+        jobs, at = self.jobs(), self._at
+        if not jobs:
+            return wrapped("no jobs: submit one with `carma submit -- COMMAND`", room)
+        shown = max(1, rows - 2)  # the header, and what is not shown
+        self._first = min(max(self._first, at - shown + 1), at, max(0, len(jobs) - shown))
+        lines = layout(render.jobs(jobs[self._first : self._first + shown]), room)
+        chosen = "".join(text for text, _ in lines[1 + at - self._first])
+        lines[1 + at - self._first] = styled(chosen.ljust(room), "reverse")
+        hidden = len(jobs) - shown + self.answer.get("more", 0)
+        return [*lines, styled(f"and {hidden} more", "dim")] if hidden > 0 else lines
+
+    def _footer(self) -> Line:
+        if self.asks:
+            return styled(self.asks, "bold yellow")
+        if self.trouble:
+            return styled(clean(self.trouble), "bold red")
+        state = f"sorted by {SORTS[self._sort].lstrip('-')}  " if self._sort else ""
+        return (state + "yours only  " * self._mine, "cyan"), (FOOTER, "dim")
 
 
-@contextmanager
-def _screen() -> Iterator[None]:
-    """Keys are read as they are pressed, without echo. What was there before returns at the end."""
-    before = termios.tcgetattr(sys.stdin)
-    tty.setcbreak(sys.stdin, termios.TCSADRAIN)  # keeps what was typed ahead
-    sys.stdout.write(OPEN)
+def _whole(label: str) -> str:
+    """The array of a row that stands for several tasks; otherwise the job itself."""
+    return label.partition("_[")[0]
+
+
+def _one_of(label: str) -> str:
+    """The first task of a row that stands for several: 7_2 of 7_[2-99%4]."""
+    array, bracket, tasks = label.partition("_[")
+    first = tasks.replace("-", ",").replace("]", ",").replace("%", ",").partition(",")[0]
+    return f"{array}_{first}" if bracket else label
+
+
+def _tail(job: Any) -> list[Block]:
+    path = job.get("stdout")
+    if path is None:
+        return ["its output is its owner's"]
     try:
-        yield
+        text = _end_of(path)
+    except OSError as error:
+        started = job["started_at"] is not None
+        why = error.strerror if started else "the job has not started"
+        return [f"no output in {clean(path)}: {why}"]
+    lines = text.decode(errors="replace").splitlines()
+    return [clean(line.rstrip("\r").rpartition("\r")[2].expandtabs()) for line in lines]
+
+
+def _end_of(path: str) -> bytes:
+    """The last lines of a file. Raises OSError, also if it is something that may never end."""
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        about = os.fstat(file)
+        if not stat.S_ISREG(about.st_mode):
+            raise OSError(0, "not a regular file")
+        os.lseek(file, max(0, about.st_size - TAIL_BYTES), os.SEEK_SET)
+        return os.read(file, TAIL_BYTES)
     finally:
-        sys.stdout.write(CLOSE)
-        sys.stdout.flush()
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+        os.close(file)

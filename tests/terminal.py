@@ -1,17 +1,29 @@
-"""What is shown on a terminal, as text."""
+"""What is shown on a terminal, as text; and a real one for commands that need it."""
 
 from __future__ import annotations
 
+import fcntl
 import io
-from collections.abc import Iterable
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import termios
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console, RenderableType
 
 from cli.table import layout, painted
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from cli.table import Block
+
+ROOT = Path(__file__).parents[1]
 
 
 def plain(picture: Iterable[Block], width: int = 200) -> str:
@@ -24,3 +36,59 @@ def plain_rich(renderable: RenderableType, width: int = 200) -> str:
     with console.capture() as captured:
         console.print(renderable)
     return "\n".join(line.rstrip() for line in captured.get().splitlines())
+
+
+class Terminal:
+    """A command on a terminal of a given size, its controlling one. A context, which kills it."""
+
+    def __init__(self, words: Sequence[str], columns: int = 80, lines: int = 24) -> None:
+        self._ours, self._theirs = pty.openpty()
+        self.resize(columns, lines)
+        self.before = termios.tcgetattr(self._theirs)
+        self.written = ""
+        unset = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")
+        self.process = subprocess.Popen(
+            words,
+            cwd=ROOT,
+            env={k: v for k, v in os.environ.items() if k not in unset} | {"TERM": "xterm"},
+            stdin=self._theirs,
+            stdout=self._theirs,
+            stderr=self._theirs,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._ours)
+        os.close(self._theirs)
+
+    def resize(self, columns: int, lines: int) -> None:
+        size = struct.pack("HHHH", lines, columns, 0, 0)
+        fcntl.ioctl(self._ours, termios.TIOCSWINSZ, size)
+
+    def press(self, keys: str) -> None:
+        os.write(self._ours, keys.encode())
+
+    @property
+    def picture(self) -> list[str]:
+        """The lines that are shown, without styles."""
+        while select.select([self._ours], [], [], 0)[0]:
+            self.written += os.read(self._ours, 65536).decode()
+        frame = self.written.rpartition("\x1b[H")[2]
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", frame).split("\r\n")
+
+    def shows(self, text: str) -> None:
+        until(lambda: any(text in line for line in self.picture), f"{text!r}")
+
+    def ends(self) -> int:
+        """Its exit code. The terminal is as it was."""
+        code = until(lambda: self.process.poll() is not None) and self.process.returncode
+        assert self.picture is not None
+        assert self.written.rstrip().endswith("\x1b[?1049l")
+        assert termios.tcgetattr(self._theirs) == self.before
+        return int(code)

@@ -178,7 +178,7 @@ def test_the_dashboard_shows_what_is_not_to_be_had_as_a_dash() -> None:
     text = plain(dashboard.status(fake.STATUS, 200))
     assert "policy magm · 2 GPUs (nvml) · up 26.1 h · 2 running, 1 waiting" in text
     assert "███░░░░░░░ 12.0G/40.0G" in text
-    assert "alice:42(9.1G) bob:pid 999(2.0G)" in text
+    assert "alice:42(9.1G) bob:pid999(2.0G)" in text
     assert "-/40.0G" in text
     bare = plain(dashboard.status(fake.STATUS, 80), 80)
     assert "█" not in bare and "12.0G/40.0G" in bare

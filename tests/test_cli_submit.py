@@ -666,6 +666,10 @@ def test_usage_errors(
         (["--mem", "8G", "prog"], "--gpu-mem 8G"),
         (["-p", "gpu", "prog"], "leave this out"),
         (["--gpu-men", "8G", "prog"], "did you mean --gpu-mem?"),
+        (["--lr", "1", "prog"], "carma submit has no option --lr"),
+        (["--lr", "1", "prog"], "go after it: carma submit -- python train.py --lr …"),
+        (["--cpus", "4", "prog"], "leave this out"),
+        (["--priority", "4", "prog"], "use --nice"),
         (["--gpu-mem", "8", "prog"], "write 8G"),
     ],
 )

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from cli import client, output, render
+import sys
+
+from carmad.errors import CarmaError
+from cli import client, output, parse, render
 from cli.columns import COLUMNS, QUEUE_LONG, sorted_by
 from cli.commands.options import add_job, add_json, add_states, add_user, states_of, user_of
 from cli.jobs import resolve
 from cli.problems import Usage
+from cli.table import Table, layout, styled
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Sequence
     from typing import Any
 
     from cli.parser import Parser
+
+WATCH_S = 2.0
 
 
 def queue_options(parser: Parser) -> None:
@@ -31,6 +38,15 @@ def queue_options(parser: Parser) -> None:
         action="store_true",
         help="list every task of an array; --json always does",
     )
+    add(
+        "-w",
+        "--watch",
+        type=parse.interval,
+        nargs="?",
+        const=WATCH_S,
+        metavar="SECONDS",
+        help=f"keep it up to date, by default every {WATCH_S:g} seconds; q quits",
+    )
     add_json(parser)
 
 
@@ -39,6 +55,8 @@ def queue(options: Namespace) -> int:
     shown = _fields(options.format) if options.format else QUEUE_LONG if options.long else ()
     if options.sort:
         _fields(options.sort.removeprefix("-"))
+    if options.watch:
+        return _watch(options, shown)
     answer = _listed(options)
     if options.json:
         output.print_json(answer)
@@ -47,6 +65,24 @@ def queue(options: Namespace) -> int:
     if more := answer.get("more"):
         output.note(f"and {more} more: select a user with -u, or jobs with -j")
     return 0
+
+
+def _watch(options: Namespace, shown: Sequence[str]) -> int:
+    from cli.screen import Screen
+
+    if options.json or not (sys.stdout.isatty() and sys.stdin.isatty()):
+        raise Usage("--watch needs a terminal, and no --json", "programs: carma wait, or poll")
+    picture = render.jobs(_listed(options)["jobs"], shown, options.noheader)
+    with Screen() as screen:
+        while True:
+            screen.draw(layout(picture, output.room()))
+            if screen.key(options.watch) == "q":
+                return 0
+            try:
+                picture = render.jobs(_listed(options)["jobs"], shown, options.noheader)
+            except CarmaError as error:  # carmad is being restarted: what it said last stays
+                alarm = styled(error.message, "bold red")
+                picture = [alarm, *(block for block in picture if isinstance(block, Table))]
 
 
 def _listed(options: Namespace) -> Any:

@@ -28,6 +28,7 @@ def build_parser() -> Parser:
         allow_abbrev=False,
         add_help=False,
     )
+    parser.runs_command = True
     sections = {name: parser.add_argument_group(name) for name in (RESOURCES, HINTS, START, RUN)}
     for option in OPTIONS.values():
         _add(sections[option.section], option)

@@ -1,0 +1,177 @@
+"""A queue on this machine, as its own programs are used; and how long a command of it takes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import ClassVar, Self
+
+from benchmarks.daemon.carmad import memory_mb
+
+START_S = 30.0
+STOP_S = 10.0
+SHORT = ["/bin/sleep", "0"]
+LONG = ["/bin/sleep", "3600"]
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Of one process, with the children it waited for."""
+
+    wall_ms: float
+    cpu_ms: float
+
+
+class System(ABC):
+    """A context: its daemons run in it, in a folder of their own, and nothing is left of them."""
+
+    name: ClassVar[str]
+    needs: ClassVar[tuple[str, ...]]  # programs
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="carma-peers-"))
+        self.env = dict(os.environ) | {"HOME": str(self.folder)}
+        self.start_s = 0.0  # until the daemon answered
+        self._daemons: list[subprocess.Popen[bytes]] = []
+
+    @classmethod
+    def missing(cls) -> str:
+        """The program that is not installed; "" if all are."""
+        return next((program for program in cls.needs if shutil.which(program) is None), "")
+
+    def __enter__(self) -> Self:
+        try:
+            begun = time.monotonic()
+            self.start()
+            self.start_s = time.monotonic() - begun
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self.stop()
+        finally:
+            for daemon in reversed(self._daemons):
+                _end(daemon)
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    @abstractmethod
+    def start(self) -> None:
+        """Returns when it answers."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End its jobs, as far as they outlive the daemons."""
+
+    @abstractmethod
+    def submission(self, command: list[str], queued: bool = False) -> list[str]:
+        """`queued`: it must wait for something that does not come."""
+
+    def block(self) -> None:
+        """Let what is submitted as `queued` wait."""
+        self.submit(LONG)
+
+    @abstractmethod
+    def verbs(self) -> Mapping[str, list[str]]:
+        """The commands by what they are for. {job}: a queued job, another each time."""
+
+    def number(self, printed: str) -> str:
+        """The job's id in what a submission printed."""
+        return printed.split()[-1]
+
+    def rss_mb(self) -> float:
+        return sum(memory_mb(daemon.pid, "status", "VmRSS:") for daemon in self._daemons)
+
+    # -- for all of them
+
+    def daemon(self, *words: str) -> None:
+        log = (self.folder / f"{Path(words[0]).name}.log").open("wb")
+        self._daemons.append(
+            subprocess.Popen(
+                words,
+                env=self.env,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        )
+
+    def answers(self, *words: str, within_s: float = START_S) -> None:
+        """Wait until the command succeeds."""
+
+        def tried() -> bool:
+            found = subprocess.run(words, env=self.env, capture_output=True, check=False)
+            return found.returncode == 0
+
+        wait_for(tried, f"{self.name}: {words[0]}", within_s)
+
+    def submit(self, command: list[str], queued: bool = False) -> str:
+        words = self.submission(command, queued)
+        found = subprocess.run(
+            words, env=self.env, cwd=self.folder, capture_output=True, text=True, check=True
+        )
+        return self.number(found.stdout)
+
+    def run(self, words: list[str]) -> Taken:
+        """Raises CalledProcessError."""
+        begun = time.perf_counter()
+        with subprocess.Popen(
+            words,
+            env=self.env,
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        ) as process:
+            _, status, used = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            raise subprocess.CalledProcessError(process.returncode, words)
+        wall_ms = (time.perf_counter() - begun) * 1000
+        return Taken(wall_ms, (used.ru_utime + used.ru_stime) * 1000)
+
+    def started_ms(self) -> float:
+        """From the submission to the first instruction of the job's program."""
+        stamp = self.folder / "stamp"
+        stamp.unlink(missing_ok=True)
+        begun = time.time_ns()
+        self.submit(["/bin/sh", "-c", f"date +%s%N > {stamp}"])
+        wait_for(lambda: stamp.exists() and stamp.read_text().endswith("\n"), "the job's start")
+        return (int(stamp.read_text()) - begun) / 1e6
+
+
+def wait_for(holds: Callable[[], bool], what: str, within_s: float = START_S) -> None:
+    deadline = time.monotonic() + within_s
+    while not holds():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what}: nothing in {within_s:g} s")
+        time.sleep(0.02)
+
+
+def _end(daemon: subprocess.Popen[bytes]) -> None:
+    daemon.terminate()
+    try:
+        daemon.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(daemon.pid, signal.SIGKILL)
+        daemon.wait()

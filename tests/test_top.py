@@ -1,0 +1,167 @@
+"""`carma top` on real terminals of several sizes: its keys, and what it leaves behind."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import fake_daemon as fakes
+from tests.fake_daemon import FakeDaemon, gpu, job, waiting
+from tests.terminal import Terminal
+from tests.waiting import until
+
+CARMA = [sys.executable, "-c", "from cli.main import main; main()"]
+JOBS = [
+    job(id=1, label="1", name="first", elapsed_s=60.0),
+    job(id=2, label="2", name="second", user="bob", elapsed_s=7200.0),
+    waiting(id=3, label="3_[2-99%4]", name="sweep", tasks="2-99%4", count=98),
+]
+
+
+def status(fake: FakeDaemon, **changes: Any) -> None:
+    fake.answers["GET", "/v1/status"] = fakes.STATUS | {"jobs": JOBS} | changes
+
+
+def top(columns: int = 80, lines: int = 24, every_s: float = 60.0) -> Terminal:
+    return Terminal([*CARMA, "top", "-w", str(every_s)], columns, lines)
+
+
+def rows(terminal: Terminal) -> list[str]:
+    """The ids of the jobs that are shown."""
+    picture = terminal.picture
+    begin = next(at for at, line in enumerate(picture) if line.lstrip().startswith("JOBID"))
+    return [line.split()[0] for line in picture[begin + 1 :] if "alice" in line or "bob" in line]
+
+
+@pytest.mark.parametrize(("columns", "lines"), [(80, 24), (100, 30), (200, 60), (40, 10)])
+def test_it_fits_terminals_of_all_sizes(fake: FakeDaemon, columns: int, lines: int) -> None:
+    many = [waiting(id=n, label=str(n), name=f"job-{n}") for n in range(1, 80)]
+    status(fake, gpus=[gpu(n) for n in range(4)], jobs=many)
+    with top(columns, lines) as terminal:
+        terminal.shows("? help")
+        picture = terminal.picture
+        assert len(picture) == lines
+        assert max(map(len, picture)) <= columns
+        if columns >= 80:
+            assert sum("A100" in line for line in picture) == 4, "GPUs are always in sight"
+            assert any("more" in line for line in picture)
+        terminal.press("q")
+        assert terminal.ends() == 0
+
+
+def test_jobs_are_selected_sorted_and_left_out(fake: FakeDaemon) -> None:
+    status(fake)
+    with top() as terminal:
+        terminal.shows("sweep")
+        assert rows(terminal) == ["1", "2", "3_[2-99%4]"]
+        terminal.press("s")
+        terminal.shows("sorted by time")
+        assert rows(terminal)[0] == "2"
+        terminal.press("m")
+        terminal.shows("yours only")
+        assert rows(terminal) == ["1", "3_[2-99%4]"]
+        terminal.press("?")
+        terminal.shows("cancel it, after a question")
+        terminal.press("\x1b")
+        terminal.shows("sweep")
+
+
+def test_a_job_s_why_and_log(fake: FakeDaemon, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("".join(f"epoch {n}\n" for n in range(200)) + "10%\r99%\n\x1b[2Jevil\n")
+    fake.answers["GET", "/v1/jobs/1"] = job(stdout=str(log))
+    fake.answers["GET", "/v1/jobs/3_2/why"] = fakes.WHY
+    status(fake)
+    with top() as terminal:
+        terminal.shows("sweep")
+        terminal.press("l")
+        terminal.shows("epoch 199")
+        assert "99%" in terminal.picture and "?[2Jevil" in terminal.picture
+        terminal.press("\x1b[B\x1b[Bjj")  # the pane scrolls, the selection stays
+        terminal.press("\x1bjj")
+        terminal.press("w")
+        terminal.shows("what would help")
+        terminal.press("w")
+        terminal.shows("sweep")
+
+
+def test_cancelling_asks_first(fake: FakeDaemon) -> None:
+    status(fake)
+    with top() as terminal:
+        terminal.shows("sweep")
+        terminal.press("jjc")
+        terminal.shows("cancel job 3 and all its tasks?")
+        terminal.press("x")
+        terminal.shows("? help")
+        assert ("POST", "/v1/cancel") not in [asked[:2] for asked in fake.asked]
+        terminal.press("cy")
+        until(lambda: ("POST", "/v1/cancel") in [asked[:2] for asked in fake.asked])
+        assert next(body for method, _, _, body in fake.asked if method == "POST")["select"] == "3"
+
+
+def test_a_daemon_that_is_gone_for_a_while_is_told(fake: FakeDaemon) -> None:
+    status(fake)
+    with top(every_s=0.2) as terminal:
+        terminal.shows("sweep")
+        fake.refuse_all = 500, "error"
+        terminal.shows("asking again every 0.2 s")
+        assert any("sweep" in line for line in terminal.picture), "what it said last stays"
+        fake.refuse_all = None
+        terminal.shows("? help")
+
+
+def test_no_daemon_is_an_error(fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CARMA_SOCKET", "/nonexistent")
+    with top() as terminal:
+        assert until(lambda: terminal.process.poll()) == 3
+        assert "no answer at" in "".join(terminal.picture)
+
+
+def test_the_terminal_is_given_back_whatever_ends_it(fake: FakeDaemon) -> None:
+    status(fake)
+    for end, code in (("\x03", 130), ("", 128 + signal.SIGTERM)):
+        with top() as terminal:
+            terminal.shows("sweep")
+            if end:
+                terminal.press(end)
+            else:
+                terminal.process.terminate()
+            assert terminal.ends() == code
+
+
+def test_ctrl_z_gives_the_terminal_back_until_fg(fake: FakeDaemon) -> None:
+    status(fake)
+    shell = 'set -m; "$@"; echo halted; fg'  # job control: otherwise, nothing stops
+    with Terminal(["bash", "-c", shell, "bash", *CARMA, "top", "-w", "60"]) as terminal:
+        terminal.shows("sweep")
+        terminal.press("\x1a")
+        until(lambda: terminal.picture and "halted" in terminal.written)
+        assert "\x1b[?1049l" in terminal.written.partition("halted")[0]
+        until(lambda: terminal.picture and "sweep" in terminal.written.partition("halted")[2])
+        terminal.press("q")
+        assert terminal.ends() == 0
+
+
+def test_a_new_size_is_used_at_once(fake: FakeDaemon) -> None:
+    status(fake)
+    with top() as terminal:
+        terminal.shows("sweep")
+        terminal.resize(120, 40)
+        until(lambda: len(terminal.picture), wanted=lambda lines: lines == 40)
+        terminal.press("q")
+        assert terminal.ends() == 0
+
+
+def test_queue_is_watched(fake: FakeDaemon) -> None:
+    with Terminal([*CARMA, "queue", "-w", "0.2"]) as terminal:
+        terminal.shows("train")
+        fake.answers["GET", "/v1/jobs"] = {"schema": 1, "jobs": [job(name="another")]}
+        terminal.shows("another")
+        fake.refuse_all = 500, "error"
+        terminal.shows("no")
+        terminal.press("q")
+        assert terminal.ends() == 0
