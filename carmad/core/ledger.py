@@ -47,11 +47,13 @@ class Ledger:
         old = self.jobs.get(job.id)
         self._changed.append(job)
         if old is None:
-            for after in job.spec.after:
-                self._followers.setdefault(after.job, {})[job.id] = None
-        elif old.state is JobState.QUEUED:
+            self._follow(job)
+        elif old.spec.after is not job.spec.after:
+            self._follow_no_more(old)
+            self._follow(job)
+        if old is not None and old.state is JobState.QUEUED:
             self._leave_line(old)
-        elif old.holds_gpus and not job.holds_gpus:
+        elif old is not None and old.holds_gpus and not job.holds_gpus:
             self._let_go(old)
         if job.ended:
             self._end(job)
@@ -117,6 +119,16 @@ class Ledger:
         """The queued runs of one recurring job."""
         return tuple(self.jobs[id] for id in self._groups.get(group, ()))
 
+    def _follow(self, job: Job) -> None:
+        for after in job.spec.after:
+            self._followers.setdefault(after.job, {})[job.id] = None
+
+    def _follow_no_more(self, job: Job) -> None:
+        for before in {after.job for after in job.spec.after}:
+            del self._followers[before][job.id]
+            if not self._followers[before]:
+                del self._followers[before]
+
     def _join_line(self, job: Job) -> None:
         place = self._places[job.id] = place_in_line(job, self._order(job))
         at = bisect_left(self._line, place)
@@ -161,10 +173,7 @@ class Ledger:
 
     def _end(self, job: Job) -> None:
         self.jobs.pop(job.id, None)
-        for before in {after.job for after in job.spec.after}:
-            del self._followers[before][job.id]
-            if not self._followers[before]:
-                del self._followers[before]
+        self._follow_no_more(job)
         self.ended[job.id] = job.state
         while len(self.ended) > ENDED_REMEMBERED:
             del self.ended[next(iter(self.ended))]

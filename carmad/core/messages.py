@@ -105,6 +105,18 @@ class HoldRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class UpdateRequested:
+    """Set the options `names` of a job to what they are in `spec`. `admin`: `by` is one."""
+
+    at: float
+    job: JobId
+    spec: JobSpec
+    names: tuple[str, ...]
+    by: str
+    admin: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class RequeueRequested:
     """Run an ended job again, under the same id."""
 
@@ -182,6 +194,7 @@ Event = (
     | Exited
     | CancelRequested
     | HoldRequested
+    | UpdateRequested
     | RequeueRequested
     | DrainRequested
     | Noticed
