@@ -15,7 +15,7 @@ from rich.text import Text
 
 from carmad.core.layout_text import OF_STAGE, OF_TIMES, written
 from carmad.options import OPTIONS
-from carmad.readable import clean
+from carmad.readable import clean, energy
 from cli.columns import COLUMNS, QUEUE, Column, where
 from cli.format import (
     NOTHING,
@@ -25,7 +25,6 @@ from cli.format import (
     fraction,
     local_time,
     memory,
-    number,
     span,
     spread,
 )
@@ -324,10 +323,10 @@ def why(answer: WhyOut) -> RenderableType:
         behind = answer["behind"]
         after = f", behind job {behind['label']}" if behind else ""
         parts.append(Text(f"place in line: {answer['position']}{after}"))
-    parts += [Text(f"  · {clean(fact)}") for fact in answer.get("facts", ())]
-    if tail := answer.get("tail"):
+    parts += [Text(f"  · {clean(fact)}") for fact in answer["facts"]]
+    if tail := answer["tail"]:
         parts += [Text("its last lines:"), *(Text(f"  {clean(line)}") for line in tail)]
-    for one in answer.get("ahead", ()):
+    for one in answer["ahead"]:
         parts.append(Text(f"  · job {one['label']} of {clean(one['user'])} {clean(one['text'])}"))
     if answer["policy"]:
         when = local_time(answer["decided_at"])
@@ -386,13 +385,18 @@ def dry_run(answer: DryRunOut) -> RenderableType:
 
 
 def stats(answer: StatsOut) -> Table:
-    made = table("USER JOBS> OK> FAILED> OOM> GPU-HOURS> ENERGY> WAIT(MEAN)> WAIT(P95)> RUN(MEAN)>")
-    for row in (*answer["users"], answer["total"]):
+    by = "MONTH" if answer["months"] else "USER"
+    made = table(
+        f"{by} JOBS> OK> FAILED> OOM> GPU-HOURS> ENERGY> WAIT(MEAN)> WAIT(P95)> RUN(MEAN)>"
+    )
+    users = [(row["user"], row) for row in answer["users"]]
+    months = [(row["month"], row) for row in answer["months"]]
+    for name, row in (*users, *months, ("total", answer["total"])):
         made.add_row(
-            clean(row["user"] or "total"),
+            clean(name),
             *(str(row[key]) for key in ("jobs", "succeeded", "failed", "oom")),
             f"{row['gpu_hours']:.1f}",
-            number(row["energy_kwh"], " kWh", 2),
+            energy(row["energy_kwh"]),
             *(span(row[key]) for key in ("wait_mean_s", "wait_p95_s", "run_mean_s")),
             style="bold" if row is answer["total"] else "",
         )

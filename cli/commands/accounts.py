@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import shlex
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +22,17 @@ Since = Annotated[
     typer.Option("--since", "-S", help="Start of the period: 7d or 12h (ago), or 2026-11-20."),
 ]
 
+Until = Annotated[
+    str | None, typer.Option("--until", "-E", help="End of the period, in the same form.")
+]
+
+SHOWN = 100  # jobs, unless --limit says otherwise
+PAGE = 2000  # jobs requested at a time
+TOTALS = (
+    *("jobs", "succeeded", "failed", "oom", "gpu_hours", "energy_kwh"),
+    *("wait_mean_s", "wait_p95_s", "run_mean_s"),
+)
+
 # The columns of --csv: of a job, of its `memory`, of its `exit`.
 OWN = (
     *("label", "name", "user", "state", "submitted_at", "started_at", "ended_at", "wait_s"),
@@ -35,11 +47,10 @@ def history(
     me: Mine = False,
     states: States = None,
     since: Since = None,
-    until: Annotated[
-        str | None, typer.Option("--until", "-E", help="End of the period, in the same form.")
-    ] = None,
+    until: Until = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", "-n", min=1, help="At most N jobs (default 100).")
+        int | None,
+        typer.Option("--limit", "-n", min=1, help="At most N jobs (default: 100; in CSV, all)."),
     ] = None,
     json: Json = False,
     table: Annotated[
@@ -71,27 +82,44 @@ def history(
             write(table, *chosen)
         return
     names, codes = states_of(states)
-    answer = client.get(
-        "/v1/history",
-        user=user_of(user, me),
-        since=checked(parse.since, since),
-        until=checked(parse.since, until),
-        states=names,
-        limit=limit or 100,
-    )
+    query = {
+        "user": user_of(user, me),
+        "since": checked(parse.since, since),
+        "until": checked(parse.since, until),
+        "states": names,
+    }
+    if as_csv:
+        found = _pages(query, limit or sys.maxsize)
+        _write_csv(job for job in found if not codes or job["code"] in codes)
+        return
+    answer = client.get("/v1/history", **query, limit=limit or SHOWN)
     if codes:
         answer["jobs"] = [job for job in answer["jobs"] if job["code"] in codes]
     if json:
         output.print_json(answer)
-    elif as_csv:
-        _write_csv(answer["jobs"])
     else:
         from cli import render
 
         output.show(render.JobTable(answer["jobs"], HISTORY))
+        if answer["more"]:
+            output.note("there are older jobs: give --limit N, or --csv for all of them")
 
 
-def _write_csv(jobs: list[dict[str, Any]]) -> None:
+def _pages(query: dict[str, Any], most: int) -> Iterator[dict[str, Any]]:
+    """The newest jobs, `most` at most, as they come."""
+    more = True
+    while more and most:
+        answer = client.get("/v1/history", **query, limit=min(most, PAGE))
+        yield from answer["jobs"]
+        more = answer["more"]
+        if more:
+            most -= len(answer["jobs"])
+            query = {**query, "before": answer["jobs"][-1]["id"]}
+    if more:
+        output.note("there are older jobs: give a larger --limit, or none for all of them")
+
+
+def _write_csv(jobs: Iterable[dict[str, Any]]) -> None:
     """Flat CSV for programs: numbers without units, times as in the API."""
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow([*OWN, *MEMORY, *EXIT])
@@ -127,12 +155,38 @@ def _export(file: Path, user: str | None, since: str | None, until: str | None) 
     print(f"carma simulate {shlex.quote(str(file))} {words}")
 
 
-def stats(user: User = None, me: Mine = False, since: Since = None, json: Json = False) -> None:
-    """Add up jobs, GPU hours, energy and waiting, by user."""
-    answer = client.get("/v1/stats", user=user_of(user, me), since=checked(parse.since, since))
+def stats(
+    user: User = None,
+    me: Mine = False,
+    since: Since = None,
+    until: Until = None,
+    by: Annotated[str, typer.Option("--by", help="A row per user or per month.")] = "user",
+    json: Json = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, with energy in kWh.")] = False,
+) -> None:
+    """Add up jobs, GPU hours, energy and waiting, by user or by month."""
+    if by not in ("user", "month"):
+        raise Usage(f"--by {by}: totals are by user or by month", "give --by user or --by month")
+    answer = client.get(
+        "/v1/stats",
+        user=user_of(user, me),
+        since=checked(parse.since, since),
+        until=checked(parse.since, until),
+        by=by,
+    )
     if json:
         output.print_json(answer)
+        return
+    if as_csv:
+        _write_totals(by, answer[f"{by}s"])
         return
     from cli import render
 
     output.show(render.stats(answer))
+
+
+def _write_totals(by: str, rows: list[dict[str, Any]]) -> None:
+    """Without the total: it would count twice in a sum."""
+    writer = csv.DictWriter(sys.stdout, (by, *TOTALS), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
