@@ -35,6 +35,10 @@ HINTS = "hints for placement policies"
 START = "start"
 RUN = "execution"
 
+# Until when `carma update` may change an option.
+WAITING = "waiting"
+RUNNING = "running"
+
 
 class Option:
     """One option. The suffix of its name is its unit: `_s` seconds, `_mib` MiB, `_at` a time."""
@@ -56,6 +60,7 @@ class Option:
         show: str = "",
         memory: bool = True,
         repeated: bool = False,
+        change: str = "",
     ) -> None:
         self.flags = flags
         self.default = default  # a bool makes the option a switch
@@ -67,6 +72,12 @@ class Option:
         self.show = show  # its label in `carma show`; "": another line has the value already
         self.memory = memory  # False: it does not affect how much GPU memory the job needs
         self.repeated = repeated  # each use of the flag adds a value to a list
+        self.change = change  # `WAITING`, `RUNNING`; "": it cannot be changed
+
+    @property
+    def flag(self) -> str:
+        """The flag that messages name."""
+        return next(flag for flag in self.flags if flag.startswith("--"))
 
 
 OPTIONS: dict[str, Option] = {}  # in the order of the help text
@@ -120,6 +131,7 @@ class JobOptions:
         metavar="SIZE",
         ge=1,
         le=MAX_MIB,
+        change=WAITING,
         help="peak memory on each GPU, such as 12G or 900M; estimated if not given",
     )
     batch_size: int | None = option(
@@ -139,6 +151,7 @@ class JobOptions:
         default=False,
         section=RESOURCES,
         memory=False,
+        change=WAITING,
         help="do not share the job's GPUs with other jobs",
     )
     time_limit_s: float | None = option(
@@ -151,6 +164,7 @@ class JobOptions:
         gt=0,
         le=MAX_TIME_S,
         memory=False,
+        change=RUNNING,
         help="stop the job after this time: MM, MM:SS, HH:MM:SS, D-HH[:MM[:SS]] or 2h30m",
     )
     warn = option(
@@ -173,6 +187,7 @@ class JobOptions:
         le=MAX_TIME_S,
         memory=False,
         show="expected time",
+        change=WAITING,
         help="expected run time, for policies that start short jobs first; not a limit",
     )
     deadline_at: float | None = option(
@@ -182,6 +197,7 @@ class JobOptions:
         read="deadline",
         metavar="WHEN",
         memory=False,
+        change=WAITING,
         help="finish by this time, for policies that plan for deadlines: 8h (from now), 22:30 or"
         " 2026-11-22T08:00; the job is not killed",
     )
@@ -252,6 +268,7 @@ class JobOptions:
         read="dependency",
         metavar="LIST",
         memory=False,
+        change=WAITING,
         help="wait for other jobs: afterok:ID[:ID],afterany:ID,afternotok:ID; all must be met",
     )
     begin_at: float | None = option(
@@ -263,6 +280,7 @@ class JobOptions:
         metavar="TIME",
         memory=False,
         show="begins after",
+        change=WAITING,
         help="do not start before this time: now+2h, 22:30 or 2026-11-20T22:30",
     )
     held = option(
@@ -283,6 +301,7 @@ class JobOptions:
         le=MAX_NICE,
         memory=False,
         show="nice",
+        change=WAITING,
         help="yield to jobs with a lower N (default 0)",
     )
     name = option(
@@ -294,6 +313,7 @@ class JobOptions:
         read="filled",
         metavar="NAME",
         memory=False,
+        change=WAITING,
         help="name of the job in the queue",
     )
     stdout = option(
@@ -332,6 +352,7 @@ class JobOptions:
         section=RUN,
         memory=False,
         show="requeue",
+        change=RUNNING,
         help="let CARMA restart the job after a reboot or a preemption (default)",
     )
     notify: str | None = option(

@@ -37,6 +37,13 @@ def gib(mib: float) -> str:
     return f"{mib / 1024:.1f}G"
 
 
+def energy(kwh: float) -> str:
+    """Such as 1.25 kWh, 312 Wh or 0.8 Wh."""
+    if kwh >= 1:
+        return f"{kwh:.2f} kWh"
+    return f"{kwh * 1000:.{0 if kwh >= 0.01 else 1}f} Wh"
+
+
 def clean(text: object) -> str:
     """Without control characters: names and commands are untrusted."""
     words = str(text)

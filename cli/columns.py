@@ -43,7 +43,7 @@ def where(job: JobOut) -> str:
 
 def _energy(job: JobOut) -> str:
     joules = job.get("energy_j")
-    return energy(None if joules is None else joules / 3600)
+    return energy(None if joules is None else joules / 3.6e6)
 
 
 def vram(job: JobOut) -> str:

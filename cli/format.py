@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from carmad import readable
 from carmad.readable import clean, duration
 
 TYPE_CHECKING = False  # importing typing takes 2 ms
@@ -50,10 +51,8 @@ def number(value: float | None, unit: str, digits: int = 0) -> str:
     return NOTHING if value is None else f"{value:.{digits}f}{unit}"
 
 
-def energy(watt_hours: float | None) -> str:
-    if watt_hours is None:
-        return NOTHING
-    return f"{watt_hours:.1f} Wh" if watt_hours < 1000 else f"{watt_hours / 1000:.2f} kWh"
+def energy(kwh: float | None) -> str:
+    return NOTHING if kwh is None else readable.energy(kwh)
 
 
 def local_time(stamp: str | None) -> str:

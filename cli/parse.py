@@ -167,7 +167,9 @@ def array(text: str) -> dict[str, Any]:
 
 
 def dependency(text: str) -> list[dict[str, str]]:
-    """afterok:ID[:ID],afterany:ID,…; all of them must be met."""
+    """afterok:ID[:ID],afterany:ID,…; all of them must be met. `none`: wait for no job."""
+    if text == "none":
+        return []
     if "?" in text:
         raise ArgumentTypeError("'?' (any of several) is not supported; ',' means all of them")
     found = []

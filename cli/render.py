@@ -258,10 +258,10 @@ def why(answer: WhyOut) -> list[Block]:
         behind = answer["behind"]
         after = f", behind job {behind['label']}" if behind else ""
         parts.append(f"place in line: {answer['position']}{after}")
-    parts += [f"  · {clean(fact)}" for fact in answer.get("facts", ())]
-    if tail := answer.get("tail"):
+    parts += [f"  · {clean(fact)}" for fact in answer["facts"]]
+    if tail := answer["tail"]:
         parts += ["its last lines:", *(f"  {clean(line)}" for line in tail)]
-    for one in answer.get("ahead", ()):
+    for one in answer["ahead"]:
         parts.append(f"  · job {one['label']} of {clean(one['user'])} {clean(one['text'])}")
     if answer["policy"]:
         when = local_time(answer["decided_at"])
@@ -318,15 +318,20 @@ def dry_run(answer: DryRunOut) -> list[Block]:
 
 
 def stats(answer: StatsOut) -> list[Block]:
+    by = "MONTH" if answer["months"] else "USER"
     made = Table(
-        columns("USER~ JOBS> OK> FAILED> OOM> GPU-HOURS> ENERGY> WAIT(MEAN)> WAIT(P95)> RUN(MEAN)>")
+        columns(
+            f"{by}~ JOBS> OK> FAILED> OOM> GPU-HOURS> ENERGY> WAIT(MEAN)> WAIT(P95)> RUN(MEAN)>"
+        )
     )
-    for row in (*answer["users"], answer["total"]):
+    users = [(row["user"], row) for row in answer["users"]]
+    months = [(row["month"], row) for row in answer["months"]]
+    for name, row in (*users, *months, ("total", answer["total"])):
         made.add(
-            clean(row["user"] or "total"),
+            clean(name),
             *(str(row[key]) for key in ("jobs", "succeeded", "failed", "oom")),
             f"{row['gpu_hours']:.1f}",
-            energy(None if row["energy_kwh"] is None else row["energy_kwh"] * 1000),
+            energy(row["energy_kwh"]),
             *(span(row[key]) for key in ("wait_mean_s", "wait_p95_s", "run_mean_s")),
             style="bold" if row is answer["total"] else "",
         )

@@ -265,6 +265,9 @@ WHY = {
     "headline": "waits: no GPU can take it now",
     "position": 3,
     "behind": {"id": 40, "label": "40"},
+    "ahead": [],
+    "facts": [],
+    "tail": [],
     "policy": "magm",
     "decided_at": NOW,
     "verdicts": REFUSALS,
@@ -310,11 +313,17 @@ ANSWERS: dict[tuple[str, str], Any] = {
         "schema": 1,
         "gpus": [{"id": "GPU-a", "index": 0, "drained": False}],
     },
-    ("GET", "/v1/history"): {"schema": 1, "jobs": [ended(), ended(code=None, signal=9)]},
+    ("GET", "/v1/history"): {
+        "schema": 1,
+        "jobs": [ended(), ended(code=None, signal=9)],
+        "more": 0,
+    },
     ("GET", "/v1/stats"): {
         "schema": 1,
         "since": None,
+        "until": None,
         "users": [TOTALS],
+        "months": [],
         "total": TOTALS | {"user": "all"},
     },
     ("GET", "/v1/estimators"): {

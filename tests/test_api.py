@@ -627,6 +627,105 @@ def test_why_a_job_failed(daemon: Daemon, exit: Exit, headline: str) -> None:
     assert out["facts"][1:] == [f"its log: /tmp/carma-{id}.out"]
 
 
+# -- updating
+
+
+def updated(daemon: Daemon, select: object, **changes: object) -> tuple[bool, str]:
+    status, out = daemon.call("POST", "/v1/update", {"select": str(select), **changes})
+    assert status == 200, out
+    (result,) = out["results"]
+    return result["ok"], result["message"]
+
+
+def test_a_waiting_job_gets_other_options(daemon: Daemon) -> None:
+    first, id = submit(daemon, gpus=3, exclusive=True), submit(daemon)
+    changes = {"time_limit_s": 60.0, "name": "n", "nice": 3, "begin_at": "2099-01-01T00:00:00.000Z"}
+    told = updated(daemon, id, after=[{"job": str(first)}], **changes)
+    assert told == (True, "updated: --time, --dependency, --begin, --nice, --job-name")
+    out = daemon.call("GET", f"/v1/jobs/{id}")[1]
+    assert {name: out[name] for name in changes} == changes
+    codes = [one["code"] for one in daemon.call("GET", f"/v1/jobs/{id}/why")[1]["reasons"]]
+    assert codes == ["begin", "dependency"]
+    assert daemon.store.job(id).spec.name == "n"
+    assert updated(daemon, id, nice=3) == (True, "is as it should be")
+    assert updated(daemon, id, after=[], begin_at=None)[0]
+    assert daemon.call("GET", f"/v1/jobs/{id}/why")[1]["reasons"][:1] != ["begin"]
+    assert updated(daemon, first, after=[])[1] == "is as it should be"
+
+
+def test_a_job_with_other_memory_is_estimated_anew(daemon: Daemon) -> None:
+    submit(daemon, gpus=3, exclusive=True)
+    id = submit(daemon, memory_mib=2000)
+    assert daemon.call("GET", f"/v1/jobs/{id}")[1]["memory"]["estimate_mib"] == 2000
+    assert updated(daemon, id, memory_mib=3000) == (True, "updated: --gpu-mem")
+    until(lambda: daemon.call("GET", f"/v1/jobs/{id}")[1]["memory"]["estimate_mib"] == 3000)
+    ok, message = updated(daemon, id, memory_mib=10**7)
+    assert not ok and "this server has no GPU of that size" in message
+
+
+def test_what_cannot_be_updated_is_told(daemon: Daemon) -> None:
+    running, ended = submit(daemon, time_limit_s=3600.0), submit(daemon)
+    daemon.exit(ended, Exit(Cause.SUCCESS, 0))
+    waits = submit(daemon, held=True)
+    later = submit(daemon, after=[{"job": str(waits)}])
+    assert updated(daemon, running, nice=5) == (
+        False,
+        "is starting: it is too late to change --nice",
+    )
+    assert updated(daemon, running, time_limit_s=1800.0) == (True, "updated: --time")
+    assert updated(daemon, ended, nice=5) == (False, "has already ended: succeeded")
+    assert updated(daemon, waits, after=[{"job": str(later)}]) == (False, "would wait for itself")
+    body = {"select": str(waits)}
+    assert error(daemon.call("POST", "/v1/update", body)) == (400, "bad_request")
+    assert error(daemon.call("POST", "/v1/update", body | {"gpus": 2})) == (422, "bad_request")
+    assert error(daemon.call("POST", "/v1/update", body | {"nice": 10**6}))[0] == 422
+    assert not updated(daemon, waits, deadline_at="2001-01-01T00:00:00Z")[0]
+
+
+def test_all_waiting_tasks_of_an_array_are_updated(daemon: Daemon) -> None:
+    first = submit(daemon, gpus=2, exclusive=True, array={"indices": [0, 1, 2]})
+    results = daemon.call("POST", "/v1/update", {"select": str(first), "nice": 7})[1]["results"]
+    assert [one["ok"] for one in results] == [False, True, True]
+    assert updated(daemon, f"{first}_2", name="other")[0]
+    names = [job["name"] for job in daemon.call("GET", "/v1/jobs")[1]["jobs"]]
+    assert names == ["train.py", "train.py", "other"]
+
+
+def test_a_job_that_starts_meanwhile_is_not_updated(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id = submit(daemon, held=True)
+    original = control.update
+
+    def slow(job: Job, *rest: Any) -> Any:
+        verdict = original(job, *rest)
+        if not job.holds_gpus and job.held:  # judged by the API; the core sees it running
+            daemon.call("POST", "/v1/release", {"select": str(id)})
+        return verdict
+
+    monkeypatch.setattr(control, "update", slow)
+    assert updated(daemon, id, nice=1) == (False, "has started meanwhile")
+
+
+@needs_root
+def test_users_update_their_own_jobs_only(daemon: Daemon) -> None:
+    def ada(path: str, **body: object) -> Any:
+        return as_uid(ADA, daemon.path, "POST", path, body)
+
+    id = ada("/v1/jobs", **JOB, time_limit_s=3600.0)[1]["id"]
+    waits = ada("/v1/jobs", **JOB, held=True)[1]["id"]
+    (result,) = ada("/v1/update", select=str(id), time_limit_s=7200.0)[1]["results"]
+    assert (result["ok"], result["message"]) == (
+        False,
+        "is starting: only administrators can give it more time",
+    )
+    assert updated(daemon, id, time_limit_s=7200.0)[0]
+    assert daemon.store.job(id).notes == ("root updated: --time",)
+    assert ada("/v1/update", select=str(waits), time_limit_s=7200.0)[1]["results"][0]["ok"]
+    assert ada("/v1/update", select=str(waits), nice=-1)[0] == 403
+    assert as_uid(BOB, daemon.path, "POST", "/v1/update", {"select": str(id), "nice": 2})[0] == 403
+
+
 def test_every_rule_has_its_words() -> None:
     source = ""
     for folder in ("carmad/core", "policies"):

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from cli.commands import accounts
 from cli.main import run
 from cli.output import Color
 from cli.verbs import ARGPARSE, BY_NAME
@@ -427,6 +428,27 @@ def test_history_filters_and_csv(fake: FakeDaemon, capsys: pytest.CaptureFixture
     header, row = capsys.readouterr().out.splitlines()
     values = dict(zip(header.split(","), row.split(","), strict=True))
     assert values["label"] == "42" and values["peak_mib"] == "9400" and values["signal"] == "9"
+
+
+@pytest.mark.parametrize(("limit", "rows"), [((), 5), (("-n", "3"), 3), (("-n", "5"), 5)])
+def test_csv_goes_on_to_the_oldest_job(
+    limit: tuple[str, ...],
+    rows: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def get(path: str, before: int = 6, limit: int = 0, **query: object) -> Any:
+        ids = [id for id in range(5, 0, -1) if id < before]
+        page = [ended(id=id, label=str(id)) for id in ids[:limit]]
+        return {"schema": 1, "jobs": page, "more": int(len(ids) > limit)}
+
+    monkeypatch.setattr(accounts.client, "get", get)
+    monkeypatch.setattr(accounts, "PAGE", 2)
+    assert run(["history", "--csv", *limit]) == 0
+    told = capsys.readouterr()
+    labels = [line.split(",")[0] for line in told.out.splitlines()]
+    assert labels == ["label", *map(str, range(5, 5 - rows, -1))]
+    assert ("there are older jobs" in told.err) == (rows < 5)
 
 
 @pytest.fixture

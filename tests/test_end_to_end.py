@@ -475,6 +475,21 @@ def test_jobs_are_held_released_cancelled_and_run_again(daemon: Carmad) -> None:
     assert daemon.ended(int(id))["state"] == "cancelled"
 
 
+def test_options_of_a_waiting_job_are_changed(daemon: Carmad) -> None:
+    first = daemon.sh("exit 0", held=True)
+    id = int(daemon.carma("submit", "--parsable", "--hold", "--", "/bin/sh", "-c", "sleep 100"))
+    words = ["--time", "0:01", "--name", "brief", "--gpu-mem", "2G", "-d", f"afterok:{first}"]
+    told = daemon.carma("update", str(id), *words)
+    assert told == f"job {id}: updated: --gpu-mem, --time, --dependency, --job-name\n"
+    daemon.kill()
+    daemon.start()
+    until(lambda: daemon.job(id)["memory"]["estimate_mib"] == 2048, "its new estimate")
+    assert (daemon.job(id)["name"], daemon.job(id)["time_limit_s"]) == ("brief", 1.0)
+    daemon.post("/v1/release", {"select": f"{first},{id}"})
+    assert daemon.ended(id)["state"] == "timed_out"
+    assert daemon.ended(first)["state"] == "succeeded"
+
+
 def test_logs_are_followed_to_the_end(daemon: Carmad) -> None:
     script = "echo one; sleep 0.5; echo two; echo oops >&2; exit 2"
     id = daemon.carma("submit", "--parsable", "--error", "%j.err", "--wrap", script).strip()
@@ -521,6 +536,13 @@ def test_what_has_been_is_listed_and_summed_up(daemon: Carmad) -> None:
     assert total["gpu_hours"] >= 0
     assert "past" in daemon.carma("history")
     assert daemon.carma("stats")
+    month = f"{datetime.now():%Y-%m}"
+    head, row = daemon.carma("stats", "--by", "month", "--csv").splitlines()
+    assert head.startswith("month,jobs,succeeded,failed,oom,gpu_hours,energy_kwh,")
+    assert row.startswith(f"{month},3,2,1,0,")
+    assert daemon.carma("stats", "--until", "2001-01-01", "--csv").count("\n") == 1
+    ended = [line.split(",")[0] for line in daemon.carma("history", "--csv").splitlines()]
+    assert ended == ["label", "3", "2", "1"]
 
 
 # -- doing nothing

@@ -25,6 +25,7 @@ from carmad.core.messages import (
     Signal,
     Submitted,
     Tick,
+    UpdateRequested,
     Wake,
 )
 from carmad.core.scheduler import Scheduler
@@ -1279,8 +1280,63 @@ def test_an_estimate_may_follow_while_a_job_waits():
     follows = Estimate(8_000, "trace")
     server.tell(Estimated(server.now, id, follows))
     assert server.job(id).notes == (), "the first answer does not count any more"
-    server.tell(Estimated(server.now, id, Estimate(9_000, "trace")))
+    server.tell(Estimated(server.now, id, None))
     assert (server.job(id).state, server.job(id).estimate) == (S.QUEUED, follows)
+
+
+def update(server, id, *names, by="ada", admin=False, **changes):
+    spec = replace(server.job(id).spec, **changes)
+    event = UpdateRequested(server.now, id, spec, tuple(changes), by, admin)
+    return server.tell(event)
+
+
+def test_an_answer_to_what_was_asked_before_a_job_was_changed_does_not_last():
+    server = FakeServer(gpus=0)
+    id = JobId(1)
+    server.scheduler.handle(Submitted(server.now, id, (a_spec(memory_mib=2_000),)))
+    step = update(server, id, memory_mib=3_000)
+    assert [action.job.spec.memory_mib for action in step.actions] == [3_000]
+    for mib in (2_000, 3_000):  # the first was on its way
+        server.tell(Estimated(server.now, id, Estimate(mib, "declared", firm=True)))
+    assert (server.job(id).state, server.job(id).estimate.mib) == (S.QUEUED, 3_000)
+    spec = replace(server.job(id).spec, memory_mib=4_000)
+    server.scheduler.handle(UpdateRequested(server.now, id, spec, ("memory_mib",), "ada"))
+    assert (server.job(id).state, server.job(id).estimate) == (S.PENDING, None)
+
+
+def test_dependencies_that_are_changed_are_followed():
+    server = FakeServer(gpus=0)
+    ids = server.submit(), server.submit(), server.submit()
+    update(server, ids[2], after=(After(ids[0]),))
+    update(server, ids[2], after=(After(ids[1]),))
+    server.tell(CancelRequested(server.now, ids[0], "ada"))
+    assert server.job(ids[2]).state is S.QUEUED
+    server.tell(CancelRequested(server.now, ids[1], "ada"))
+    assert server.scheduler.ended[ids[2]] is S.CANCELLED
+
+
+def test_a_job_that_is_to_follow_one_that_has_failed_meanwhile_is_cancelled():
+    server = FakeServer(gpus=0)
+    failed, id = server.submit(), server.submit()
+    server.tell(CancelRequested(server.now, failed, "ada"))
+    step = update(server, id, after=(After(failed),))
+    assert server.scheduler.ended[id] is S.CANCELLED
+    assert step.jobs[-1].exit.evidence == f"job {failed} ended as cancelled"
+
+
+def test_a_running_job_gets_less_time_from_its_owner_and_more_from_an_administrator():
+    server = FakeServer(gpus=1)
+    id = server.submit(user="ada", time_limit_s=3600.0)
+    server.pass_time(100.0)
+    for limit_s, admin, then in (
+        (7200.0, False, 3600.0),
+        (1800.0, False, 1800.0),
+        (50.0, True, 1800.0),
+        (None, False, 1800.0),
+        (None, True, None),
+    ):
+        update(server, id, time_limit_s=limit_s, admin=admin)
+        assert server.job(id).spec.time_limit_s == then
 
 
 def test_an_estimate_that_is_to_follow_is_asked_for_by_the_next_daemon():

@@ -26,6 +26,7 @@ from carmad.options import (
     MAX_TASKS,
     MAX_TIME_S,
     MAX_WITHIN_S,
+    OPTIONS,
     PLAIN,
     JobOptions,
     Option,
@@ -198,6 +199,24 @@ class EstimateIn(SubmitIn):  # type: ignore[misc]  # it is frozen
 class SelectIn(Request):
     select: Annotated[str, StringConstraints(pattern=r"^[0-9a-z_,%\[\]\- ]+$", max_length=8000)]
     user: User | None = None
+
+
+if TYPE_CHECKING:
+
+    class UpdateIn(SelectIn, SubmitIn): ...  # type: ignore[misc]  # both are frozen
+
+else:
+    UpdateIn = create_model(
+        "UpdateIn",
+        __base__=SelectIn,
+        __doc__="New values of the jobs' options: those that are not in the request stay.",
+        __module__=__name__,
+        **{
+            name: (SubmitIn.model_fields[name].annotation, SubmitIn.model_fields[name])
+            for name, option in OPTIONS.items()
+            if option.change
+        },
+    )
 
 
 class StepIn(Request):

@@ -3,11 +3,14 @@ answers with them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from carmad.core.line import never_satisfied
-from carmad.core.types import FOR_GOOD, SENT_BACK, Job, JobId, JobState
+from carmad.core.messages import UpdateRequested
+from carmad.core.types import FOR_GOOD, SENT_BACK, After, Job, JobId, JobSpec, JobState
+from carmad.options import OPTIONS, RUNNING
+from carmad.readable import duration
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,53 @@ def hold(job: Job, held: bool) -> Verdict:
     if job.held == held:
         return Verdict("was already held" if held else "was not held", acts=False)
     return Verdict(word)
+
+
+def update(
+    job: Job, asked: UpdateRequested, live: Mapping[JobId, Job], now: float
+) -> tuple[Verdict, JobSpec]:
+    """Change options of a job that has not ended, each for as long as the table of options says.
+    Returns its options as they are to be. `live`: all jobs that have not ended."""
+    spec = replace(job.spec, **{name: getattr(asked.spec, name) for name in asked.names})
+    changed = [name for name in asked.names if getattr(spec, name) != getattr(job.spec, name)]
+    flags = ", ".join(OPTIONS[name].flag for name in changed)
+    if job.ended:
+        return _refused(_ended(job)), job.spec
+    if not changed:
+        return Verdict("is as it should be", acts=False), job.spec
+    if job.holds_gpus:
+        fixed = [OPTIONS[name].flag for name in changed if OPTIONS[name].change != RUNNING]
+        if fixed:
+            words = f"is {_words(job.state)}: it is too late to change {', '.join(fixed)}"
+            return _refused(words), job.spec
+        if why := _wrong_limit(job, spec, asked.admin, now):
+            return _refused(f"is {_words(job.state)}: {why}"), job.spec
+    if "after" in changed and _waits_for(job.id, spec.after, live):
+        return _refused("would wait for itself"), job.spec
+    return Verdict(f"updated: {flags}"), spec
+
+
+def _wrong_limit(job: Job, spec: JobSpec, admin: bool, now: float) -> str:
+    """Why a running job cannot get this time limit; "" if it can."""
+    before, after = job.spec.time_limit_s, spec.time_limit_s
+    if before is not None and (after is None or after > before) and not admin:
+        return "only administrators can give it more time"
+    if after is not None and after != before and after <= job.attained_s(now):
+        return f"it has run for {duration(job.attained_s(now))} already; carma cancel stops it"
+    return ""
+
+
+def _waits_for(id: JobId, after: Iterable[After], live: Mapping[JobId, Job]) -> bool:
+    """Whether what depends on `after` waits for job `id`, directly or through other jobs."""
+    left, seen = [each.job for each in after], set[JobId]()
+    while left:
+        one = left.pop()
+        if one == id:
+            return True
+        if one in live and one not in seen:
+            seen.add(one)
+            left += [each.job for each in live[one].spec.after]
+    return False
 
 
 def requeue(job: Job, ended: Mapping[JobId, JobState]) -> Verdict:

@@ -53,11 +53,13 @@ class Ledger:
         self._changed.append(job)
         self._before.setdefault(job.id, old)
         if old is None:
-            for after in job.spec.after:
-                self._followers.setdefault(after.job, {})[job.id] = None
-        elif old.state is JobState.QUEUED:
+            self._follow(job)
+        elif old.spec.after is not job.spec.after:
+            self._follow_no_more(old)
+            self._follow(job)
+        if old is not None and old.state is JobState.QUEUED:
             self._leave_line(old)
-        elif old.holds_gpus and not job.holds_gpus:
+        elif old is not None and old.holds_gpus and not job.holds_gpus:
             self._let_go(old)
         if job.ended:
             self._end(job)
@@ -144,6 +146,16 @@ class Ledger:
     def _place(self, job: Job) -> Place:
         return place_in_line(job, self._order(job), self._rank(job.spec.user))
 
+    def _follow(self, job: Job) -> None:
+        for after in job.spec.after:
+            self._followers.setdefault(after.job, {})[job.id] = None
+
+    def _follow_no_more(self, job: Job) -> None:
+        for before in {after.job for after in job.spec.after}:
+            del self._followers[before][job.id]
+            if not self._followers[before]:
+                del self._followers[before]
+
     def _join_line(self, job: Job) -> None:
         place = self._places[job.id] = self._place(job)
         at = bisect_left(self._line, place)
@@ -193,10 +205,7 @@ class Ledger:
 
     def _end(self, job: Job) -> None:
         self.jobs.pop(job.id, None)
-        for before in {after.job for after in job.spec.after}:
-            del self._followers[before][job.id]
-            if not self._followers[before]:
-                del self._followers[before]
+        self._follow_no_more(job)
         self.ended[job.id] = job.state
         while len(self.ended) > ENDED_REMEMBERED:
             del self.ended[next(iter(self.ended))]

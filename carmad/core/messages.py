@@ -108,6 +108,18 @@ class HoldRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class UpdateRequested:
+    """Set the options `names` of a job to what they are in `spec`. `admin`: `by` is one."""
+
+    at: float
+    job: JobId
+    spec: JobSpec
+    names: tuple[str, ...]
+    by: str
+    admin: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class RequeueRequested:
     """Run an ended job again, under the same id."""
 
@@ -185,6 +197,7 @@ Event = (
     | Exited
     | CancelRequested
     | HoldRequested
+    | UpdateRequested
     | RequeueRequested
     | DrainRequested
     | Noticed

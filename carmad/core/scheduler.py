@@ -37,6 +37,7 @@ from carmad.core.messages import (
     Stop,
     Submitted,
     Trained,
+    UpdateRequested,
     owed,
 )
 from carmad.core.placing import Placer
@@ -57,6 +58,7 @@ from carmad.core.types import (
 )
 from carmad.core.view import View
 from carmad.core.watching import Watch
+from carmad.options import OPTIONS
 
 
 class Scheduler:
@@ -227,6 +229,8 @@ class Scheduler:
                 self._on_cancel_requested(event)
             case HoldRequested():
                 self._on_hold_requested(event)
+            case UpdateRequested():
+                self._on_update_requested(event)
             case RequeueRequested():
                 self._on_requeue_requested(event)
             case DrainRequested():
@@ -272,12 +276,12 @@ class Scheduler:
                 self._actions.append(EstimateMemory(job))
 
     def _on_estimated(self, event: Estimated) -> None:
-        """The second answer for a job, after it joined the queue without an estimate, counts if it
-        comes before the job starts."""
+        """A later answer counts, too, if it comes before the job starts: its script took long, or
+        its options were changed."""
         job = self.jobs.get(event.job)
         if job and job.state is JobState.PENDING:  # else: cancelled meanwhile
             job = advance(job, JobState.QUEUED)
-        elif not job or job.state is not JobState.QUEUED or job.estimate:
+        elif not job or job.state is not JobState.QUEUED or (job.estimate and not event.estimate):
             return
         job = replace(
             job,
@@ -337,6 +341,26 @@ class Scheduler:
         job = self.jobs.get(event.job)
         if job and control.hold(job, event.held).acts:
             self._put(replace(job, held=event.held))
+
+    def _on_update_requested(self, event: UpdateRequested) -> None:
+        job = self.jobs.get(event.job)
+        if job is None:
+            return
+        verdict, spec = control.update(job, event, self.jobs, event.at)
+        if not verdict.acts:
+            return
+        anew = any(OPTIONS[name].memory for name in event.names) and not job.holds_gpus
+        job = replace(job, spec=spec, group=group(spec))
+        if anew and job.state is JobState.QUEUED:
+            job = advance(job, JobState.PENDING)
+        if anew:
+            job = replace(job, estimate=None, estimate_late=False, crash="")
+            self._actions.append(EstimateMemory(job))
+        self._put(job)
+        if event.by != spec.user:
+            self._ledger.note(job.id, f"{event.by} {verdict.words}")
+        if why := in_vain(job, self.ended):
+            self._end(self.jobs[job.id], JobState.CANCELLED, why, event.at)
 
     def _on_requeue_requested(self, event: RequeueRequested) -> None:
         job = event.job

@@ -11,7 +11,7 @@ S = JobState
 
 TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     S.PENDING: frozenset({S.QUEUED, S.CANCELLED}),
-    S.QUEUED: frozenset({S.STARTING, S.CANCELLED}),
+    S.QUEUED: frozenset({S.STARTING, S.CANCELLED, S.PENDING}),  # it is estimated anew
     S.STARTING: frozenset(
         {S.RUNNING, S.QUEUED, S.STOPPING, S.SUCCEEDED, S.FAILED, S.OUT_OF_MEMORY}
     ),

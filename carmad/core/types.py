@@ -116,7 +116,8 @@ dataclass(frozen=True, kw_only=True)(JobOptions)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec(JobOptions):
-    """What the user asked for. Never changes. More fields are defined in `carmad.options`.
+    """What the user asked for, if need be later (`carma update`). More fields are defined in
+    `carmad.options`.
 
     `env` has only the variables that identify recurring jobs (`core.recurrence`): the complete
     environment, up to 1 MiB, is in the store as `environment`, and the text of a job script as

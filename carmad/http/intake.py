@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os.path
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from carmad.api.outlook import outlook_out
-from carmad.api.requests import ArrayIn, SubmitIn
+from carmad.api.requests import ArrayIn, SubmitIn, UpdateIn
 from carmad.api.responses.jobs import OutlookOut
 from carmad.api.select import parse_selection
 from carmad.attempt.environment import BATCH_SIZE, scrub
@@ -38,7 +39,7 @@ from carmad.http.peers import Peer
 from carmad.http.problems import Conflict, Forbidden, TooLarge
 from carmad.http.service import Service
 from carmad.http.tally import Tally
-from carmad.options import MAX_SCRIPT_BYTES, PLAIN
+from carmad.options import MAX_SCRIPT_BYTES, OPTIONS, PLAIN
 from carmad.readable import duration, gib
 from carmad.store import environments
 
@@ -148,12 +149,37 @@ async def checked(service: Service, peer: Peer, body: SubmitIn) -> JobSpec:
     _within_the_quota(body, service.settings.limits.gpus_per_user)
     after = await _dependencies(service, peer, body) if body.after else ()
     tasks = len(body.array.indices) if body.array else 1
-    if tasks * len(after) > MAX_WAITS:
-        raise TooLarge(
-            f"{tasks} tasks with {len(after)} dependencies each: at most {MAX_WAITS} in all",
-            "Let them depend on one job that depends on the others.",
-        )
+    _few_waits(tasks, len(after))
     return job_spec(body, peer, after, gpus)
+
+
+async def updated(
+    service: Service, peer: Peer, body: UpdateIn, jobs: Sequence[Job]
+) -> tuple[tuple[str, ...], Callable[[JobSpec], JobSpec]]:
+    """The names of the options that `body` changes in `jobs`, and a function that changes them. It
+    raises CarmaError where the result would be refused if it were submitted."""
+    names = tuple(name for name in OPTIONS if name in body.model_fields_set)
+    if not names:
+        raise CarmaError("nothing to change", "Give options: see `carma update --help`.")
+    _may_be_nice(peer, body.nice if "nice" in names else 0)
+    new: dict[str, Any] = {name: getattr(body, name) for name in names}
+    if "after" in names:
+        new["after"] = await _dependencies(service, peer, body)
+        _few_waits(len(jobs), len(new["after"]))
+    await service.ready()
+    gpus, now = service.tally.gpus, service.now()
+
+    def change(spec: JobSpec) -> JobSpec:
+        if "name" in names:
+            new["name"] = body.name or _name(spec.argv)
+        changed = replace(spec, **new)
+        if not {"time_limit_s", "deadline_at"}.isdisjoint(names):
+            _in_time(replace(changed, deadline_at=new.get("deadline_at")), now)
+        if "memory_mib" in names and not service.tally.unread:
+            _fits_the_server(changed, gpus)
+        return changed
+
+    return names, change
 
 
 def warnings(body: SubmitIn, now: float) -> list[str]:
@@ -214,8 +240,20 @@ def _may_submit(service: Service, peer: Peer, body: SubmitIn) -> None:
             "root may not submit jobs",
             "Submit as a normal user, or set root_jobs = true in [access] of carmad's settings.",
         )
-    if body.nice < 0 and not peer.admin:
+    _may_be_nice(peer, body.nice)
+
+
+def _may_be_nice(peer: Peer, nice: int) -> None:
+    if nice < 0 and not peer.admin:
         raise Forbidden("only administrators may use a negative --nice", "Use 0 or more.")
+
+
+def _few_waits(tasks: int, after: int) -> None:
+    if tasks * after > MAX_WAITS:
+        raise TooLarge(
+            f"{tasks} tasks with {after} dependencies each: at most {MAX_WAITS} in all",
+            "Let them depend on one job that depends on the others.",
+        )
 
 
 def _fits_the_kernel(body: SubmitIn) -> None:
@@ -246,7 +284,7 @@ def _fits_a_terminal(body: SubmitIn) -> None:
         raise CarmaError(f"a job at a terminal cannot have {what}", "Submit it as a batch job.")
 
 
-def _in_time(body: SubmitIn, now: float) -> None:
+def _in_time(body: SubmitIn | JobSpec, now: float) -> None:
     if body.warn and body.time_limit_s is None:
         raise CarmaError("--signal needs a time limit", "Add --time.")
     if body.deadline_at is not None and body.deadline_at <= now:
@@ -256,7 +294,7 @@ def _in_time(body: SubmitIn, now: float) -> None:
         )
 
 
-def _fits_the_server(body: SubmitIn, gpus: tuple[Gpu, ...]) -> None:
+def _fits_the_server(body: SubmitIn | JobSpec, gpus: tuple[Gpu, ...]) -> None:
     """Refuse a job that could never start, instead of letting it wait for ever."""
     whole = [gpu for gpu in gpus if not gpu.is_mig]
     usable = len(gpus) if body.gpus == 1 else len(whole)
@@ -284,7 +322,9 @@ def _within_the_quota(body: SubmitIn, quota: int | None) -> None:
         )
 
 
-async def _dependencies(service: Service, peer: Peer, body: SubmitIn) -> tuple[After, ...]:
+async def _dependencies(
+    service: Service, peer: Peer, body: SubmitIn | UpdateIn
+) -> tuple[After, ...]:
     """Each named job, or all tasks of a named array, except those that are met already."""
     wanted = list(dict.fromkeys((one.job, AfterKind(one.kind)) for one in body.after))
     scene = await service.scene()
@@ -348,7 +388,7 @@ def _tasks(spec: JobSpec, array: ArrayIn, first: JobId) -> tuple[JobSpec, ...]:
     return tuple(replace(spec, array=task) for task in tasks)
 
 
-def _name(argv: list[str]) -> str:
+def _name(argv: Sequence[str]) -> str:
     """The program's, or the script's that an interpreter is given."""
     words = [os.path.basename(word) for word in argv]  # noqa: PTH119 - no path need it be
     name = words[0]

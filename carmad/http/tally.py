@@ -111,7 +111,8 @@ class Tally:
                     self._add(job.id, job.spec)
 
     def _add(self, job: JobId, spec: JobSpec) -> None:
-        if job not in self._specs:
+        if self._specs.get(job) is not spec:
+            self._drop(job)
             self._specs[job] = spec
             self._by_user[spec.uid].add(spec)
 

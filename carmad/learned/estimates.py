@@ -173,6 +173,7 @@ class Estimates:
         self._lock = Lock()
 
     def put(self, job: Job) -> None:
+        self.drop(job.id)  # an answer to an earlier question does not count any more
         with self._lock:
             self._wanted[job.id] = None
         if job.spec.memory_mib is not None:

@@ -233,10 +233,12 @@ class Reader:
             )
         )
 
-    def totals(self, since: float, user: str | None = None) -> Statistics:
-        """Totals over the jobs that ended from `since` on."""
+    def totals(
+        self, since: float, user: str | None = None, until: float | None = None
+    ) -> Statistics:
+        """Totals over the jobs that ended at some time in `since` ≤ t < `until`."""
         with self._reading() as connection:
-            rows = connection.execute(statistics.query(since, user)).all()
+            rows = connection.execute(statistics.query(since, until, user)).all()
         return statistics.summarise(rows)
 
     # -- internals

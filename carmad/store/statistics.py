@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from sqlalchemy import Select, func, select
@@ -26,8 +27,8 @@ class _Row(NamedTuple):
     energy_j: float
 
 
-def query(since: float, user: str | None) -> Select[*tuple[Any, ...]]:
-    """Selects the jobs that ended from `since` on, as one `_Row` each."""
+def query(since: float, until: float | None, user: str | None) -> Select[*tuple[Any, ...]]:
+    """Selects the jobs that ended at some time in `since` ≤ t < `until`, as one `_Row` each."""
     first_start = (
         select(func.min(TRANSITIONS.c.at))
         .where(TRANSITIONS.c.job == JOBS.c.id, TRANSITIONS.c.after == JobState.STARTING.value)
@@ -43,18 +44,25 @@ def query(since: float, user: str | None) -> Select[*tuple[Any, ...]]:
         JOBS.c.gpu_seconds,
         JOBS.c.energy_j,
     ).where(JOBS.c.ended_at >= since)
+    if until is not None:
+        rows = rows.where(JOBS.c.ended_at < until)
     return rows if user is None else rows.where(JOBS.c.user == user)
 
 
 def summarise(rows: Iterable[Sequence[object]]) -> Statistics:
     every = [_Row(*row) for row in rows if _sound(row)]  # type: ignore[arg-type]
-    users = defaultdict(list)
-    for row in every:
-        users[row.user].append(row)
     return Statistics(
         overall=_totals(every),
-        users=tuple((user, _totals(users[user])) for user in sorted(users)),
+        users=_by(lambda row: row.user, every),
+        months=_by(lambda row: f"{datetime.fromtimestamp(row.ended_at):%Y-%m}", every),
     )
+
+
+def _by(key: Callable[[_Row], str], rows: Iterable[_Row]) -> tuple[tuple[str, Totals], ...]:
+    found = defaultdict(list)
+    for row in rows:
+        found[key(row)].append(row)
+    return tuple((name, _totals(found[name])) for name in sorted(found))
 
 
 def _sound(row: Sequence[object]) -> bool:

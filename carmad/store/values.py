@@ -61,6 +61,7 @@ class Totals:
 class Statistics:
     overall: Totals
     users: tuple[tuple[str, Totals], ...]  # by name
+    months: tuple[tuple[str, Totals], ...] = ()  # in which jobs ended, as 2026-11, in local time
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,17 @@ from cli.problems import Usage
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Iterable, Iterator
     from typing import Any
 
     from cli.parser import Parser
+
+SHOWN = 100  # jobs, unless --limit says otherwise
+PAGE = 2000  # jobs requested at a time
+TOTALS = (
+    *("jobs", "succeeded", "failed", "oom", "gpu_hours", "energy_kwh"),
+    *("wait_mean_s", "wait_p95_s", "run_mean_s"),
+)
 
 # The columns of --csv: of a job, of its `memory`, of its `exit`.
 OWN = (
@@ -32,23 +40,24 @@ MEMORY = ("declared_mib", "estimate_mib", "peak_mib")
 EXIT = ("cause", "code", "signal")
 
 
-def _add_since(parser: Parser) -> None:
-    parser.add_argument(
-        "-S",
-        "--since",
-        metavar="TIME",
-        help="start of the period: 7d or 12h (ago), or 2026-11-20",
-    )
+def _add_period(parser: Parser) -> None:
+    add = parser.add_argument
+    add("-S", "--since", metavar="TIME", help="start of the period: 7d or 12h (ago), or 2026-11-20")
+    add("-E", "--until", metavar="TIME", help="end of the period, in the same form")
+
+
+def _period(options: Namespace) -> dict[str, str | None]:
+    return {name: checked(parse.since, getattr(options, name)) for name in ("since", "until")}
 
 
 def history_options(parser: Parser) -> None:
     add_user(parser, me=True)
     add_states(parser)
-    _add_since(parser)
+    _add_period(parser)
     add = parser.add_argument
-    add("-E", "--until", metavar="TIME", help="end of the period, in the same form")
     at_least_one = parse.whole(1, 10**9)
-    add("-n", "--limit", type=at_least_one, metavar="N", help="at most N jobs (default 100)")
+    about = "at most N jobs (default 100; in CSV, all)"
+    add("-n", "--limit", type=at_least_one, metavar="N", help=about)
     add_json(parser)
     add("--table", metavar="FILE", help="write all jobs as the table that models are trained on")
     add("--csv", action="store_true", help="print CSV, with memory in MiB")
@@ -57,37 +66,47 @@ def history_options(parser: Parser) -> None:
 
 def history(options: Namespace) -> int:
     """List ended jobs, newest first."""
-    user = user_of(options.user, options.me)
-    since, until = (checked(parse.since, text) for text in (options.since, options.until))
+    query: dict[str, Any] = {"user": user_of(options.user, options.me), **_period(options)}
     if options.export or options.table:
         _check_whole(options)
         if options.export:
-            _export(options.export, user, since, until)
+            _export(options.export, **query)
         else:
             from pathlib import Path
 
             from cli.past_table import write
 
-            write(Path(options.table), user, since, until)
+            write(Path(options.table), **query)
         return 0
-    names, codes = states_of(options.states)
-    answer = client.get(
-        "/v1/history",
-        user=user,
-        since=since,
-        until=until,
-        states=names,
-        limit=options.limit or 100,
-    )
+    query["states"], codes = states_of(options.states)
+    if options.csv:
+        found = _pages(query, options.limit or sys.maxsize)
+        _write_csv(job for job in found if not codes or job["code"] in codes)
+        return 0
+    answer = client.get("/v1/history", **query, limit=options.limit or SHOWN)
     if codes:
         answer["jobs"] = [job for job in answer["jobs"] if job["code"] in codes]
     if options.json:
         output.print_json(answer)
-    elif options.csv:
-        _write_csv(answer["jobs"])
     else:
         output.show(render.jobs(answer["jobs"], HISTORY))
+        if answer["more"]:
+            output.note("there are older jobs: give --limit N, or --csv for all of them")
     return 0
+
+
+def _pages(query: dict[str, Any], most: int) -> Iterator[dict[str, Any]]:
+    """The newest jobs, `most` at most, as they come."""
+    more = True
+    while more and most:
+        answer = client.get("/v1/history", **query, limit=min(most, PAGE))
+        yield from answer["jobs"]
+        more = answer["more"]
+        if more:
+            most -= len(answer["jobs"])
+            query = {**query, "before": answer["jobs"][-1]["id"]}
+    if more:
+        output.note("there are older jobs: give a larger --limit, or none for all of them")
 
 
 def _check_whole(options: Namespace) -> None:
@@ -100,7 +119,7 @@ def _check_whole(options: Namespace) -> None:
         )
 
 
-def _write_csv(jobs: list[dict[str, Any]]) -> None:
+def _write_csv(jobs: Iterable[dict[str, Any]]) -> None:
     """Flat CSV for programs: numbers without units, times as in the API."""
     import csv
 
@@ -143,16 +162,30 @@ def _export(file: str, user: str | None, since: str | None, until: str | None) -
 
 def stats_options(parser: Parser) -> None:
     add_user(parser, me=True)
-    _add_since(parser)
+    _add_period(parser)
+    add = parser.add_argument
+    add("--by", choices=("user", "month"), default="user", help="a row per user or per month")
     add_json(parser)
+    add("--csv", action="store_true", help="print CSV, with energy in kWh")
 
 
 def stats(options: Namespace) -> int:
-    """Add up jobs, GPU hours, energy and waiting, by user."""
-    user, since = user_of(options.user, options.me), checked(parse.since, options.since)
-    answer = client.get("/v1/stats", user=user, since=since)
+    """Add up jobs, GPU hours, energy and waiting, by user or by month."""
+    user = user_of(options.user, options.me)
+    answer = client.get("/v1/stats", user=user, by=options.by, **_period(options))
     if options.json:
         output.print_json(answer)
+    elif options.csv:
+        _write_totals(options.by, answer[f"{options.by}s"])
     else:
         output.show(render.stats(answer))
     return 0
+
+
+def _write_totals(by: str, rows: list[dict[str, Any]]) -> None:
+    """Without the total: it would count twice in a sum."""
+    import csv
+
+    writer = csv.DictWriter(sys.stdout, (by, *TOTALS), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)

@@ -1,4 +1,4 @@
-"""Changes jobs and waits for them: `cancel`, `hold`, `release`, `requeue`, `wait`."""
+"""Changes jobs and waits for them: `cancel`, `hold`, `release`, `requeue`, `update`, `wait`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from cli.problems import Usage
 TYPE_CHECKING = False  # importing typing takes 2 ms
 if TYPE_CHECKING:
     from argparse import Namespace
+    from typing import Any
 
     from cli.parser import Parser
 
@@ -45,8 +46,34 @@ def requeue(options: Namespace) -> int:
     return _ask("requeue", options)
 
 
-def _ask(verb: str, options: Namespace) -> int:
-    body = {"select": selected(options.jobs), "user": options.user}
+def update_options(parser: Parser) -> None:
+    from argparse import SUPPRESS
+
+    from carmad.options import OPTIONS
+    from cli.commands.submit_options import add_option
+
+    _choice_options(parser)
+    group = parser.add_argument_group("new values")
+    for option in OPTIONS.values():
+        if option.change:
+            add_option(group, option, SUPPRESS)
+
+
+def update(options: Namespace) -> int:
+    """Change options of waiting jobs; of running ones, --time and --requeue.
+
+    Only administrators can give a running job more time."""
+    from carmad.options import OPTIONS
+    from cli.commands.submit import whole
+
+    given = {name: value for name, value in vars(options).items() if name in OPTIONS}
+    if "after" in given:
+        given["after"] = [{**one, "job": whole(one["job"])} for one in given["after"]]
+    return _ask("update", options, given)
+
+
+def _ask(verb: str, options: Namespace, more: dict[str, Any] | None = None) -> int:
+    body = {"select": selected(options.jobs), "user": options.user, **(more or {})}
     answer = client.post(f"/v1/{verb}", body)
     if options.json:
         output.print_json(answer)

@@ -252,10 +252,10 @@ def _layout(options: argparse.Namespace) -> dict[str, Any] | None:
 
 def _after(options: argparse.Namespace) -> list[dict[str, str]]:
     named = [*(options.after or ()), *(options.after_ok or ())]
-    return [{**one, "job": _whole(one["job"])} for one in named]
+    return [{**one, "job": whole(one["job"])} for one in named]
 
 
-def _whole(word: str) -> str:
+def whole(word: str) -> str:
     """The array of the last job, if it is a task: `last` means all of its tasks."""
     return resolve(word).partition("_")[0] if word == "last" else word
 

@@ -31,21 +31,22 @@ def build_parser() -> Parser:
     parser.runs_command = True
     sections = {name: parser.add_argument_group(name) for name in (RESOURCES, HINTS, START, RUN)}
     for option in OPTIONS.values():
-        _add(sections[option.section], option)
+        add_option(sections[option.section], option)
     _add_other_forms(sections)
     _add_output(parser.add_argument_group("output"))
     return parser
 
 
-def _add(group: argparse._ArgumentGroup, option: Option) -> None:
-    """An option that is not given is None, so that the request uses the default."""
+def add_option(group: argparse._ArgumentGroup, option: Option, default: str | None = None) -> None:
+    """An option that is not given is None, so that the request uses the default; or `SUPPRESS`."""
     about: dict[str, Any] = {
         "dest": option.name,
-        "default": None,
+        "default": default,
         "help": option.help.replace("%", "%%"),
     }
     if isinstance(option.default, bool):
-        about["action"] = argparse.BooleanOptionalAction if option.default else "store_true"
+        both = option.default or default == argparse.SUPPRESS  # it may have to be switched off
+        about["action"] = argparse.BooleanOptionalAction if both else "store_true"
     else:
         about |= {"type": _reader(option), "metavar": option.metavar}
         about["action"] = "append" if option.repeated else "store"

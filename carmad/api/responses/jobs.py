@@ -217,7 +217,7 @@ class JobOut(OptionsOut):
 class JobsOut(TypedDict):
     schema: int
     jobs: list[JobOut]
-    more: NotRequired[int]  # jobs that the limit left out
+    more: NotRequired[int]  # jobs that the limit left out; of the history, 1 if there are any
 
 
 class SubmittedOut(TypedDict):

@@ -53,8 +53,7 @@ class StatusOut(TypedDict):
     me: MeOut
 
 
-class UserTotalsOut(TypedDict):
-    user: str
+class TotalsOut(TypedDict):
     jobs: int
     succeeded: int
     failed: int
@@ -66,10 +65,22 @@ class UserTotalsOut(TypedDict):
     run_mean_s: float | None
 
 
+class UserTotalsOut(TotalsOut):
+    user: str
+
+
+class MonthTotalsOut(TotalsOut):
+    month: str  # as 2026-11, in the server's time zone
+
+
 class StatsOut(TypedDict):
+    """Of `users` and `months`, only what was asked for has rows."""
+
     schema: int
     since: str | None
+    until: str | None
     users: list[UserTotalsOut]
+    months: list[MonthTotalsOut]
     total: UserTotalsOut
 
 

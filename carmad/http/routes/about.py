@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
 from starlette.responses import Response
@@ -21,7 +21,7 @@ from carmad.api.responses.server import (
     HealthOut,
     StatsOut,
     StatusOut,
-    UserTotalsOut,
+    TotalsOut,
 )
 from carmad.api.times import iso, parse_time
 from carmad.configfile import as_tree
@@ -123,29 +123,34 @@ def _counts(live: Iterable[Job]) -> CountsOut:
 async def stats(
     call: Asked,
     since: Moment = None,
+    until: Moment = None,
     user: Annotated[str | None, Query(max_length=256)] = None,
+    by: Literal["user", "month"] = "user",
 ) -> Response:
-    """Totals over ended jobs: the caller's own, or for administrators everyone's."""
+    """Totals over jobs that ended in a period, by user or by month: the caller's own jobs, or for
+    administrators everyone's."""
     peer = call.peer
     if not peer.admin and user not in (None, peer.user):
         raise Forbidden("only administrators may see others' statistics", "Leave the user out.")
-    since_at = parse_time(since)
+    since_at, until_at = parse_time(since), parse_time(until)
     found = await run_in_threadpool(
-        call.service.store.totals, since_at or 0.0, user if peer.admin else peer.user
+        call.service.store.totals, since_at or 0.0, user if peer.admin else peer.user, until_at
     )
+    users, months = (found.users, ()) if by == "user" else ((), found.months)
     out: StatsOut = {
         "schema": SCHEMA,
         "since": iso(since_at),
-        "users": [_totals(name, totals) for name, totals in found.users],
-        "total": _totals("", found.overall),
+        "until": iso(until_at),
+        "users": [{"user": name, **_totals(totals)} for name, totals in users],
+        "months": [{"month": name, **_totals(totals)} for name, totals in months],
+        "total": {"user": "", **_totals(found.overall)},
     }
     return answer(out)
 
 
-def _totals(user: str, totals: Totals) -> UserTotalsOut:
+def _totals(totals: Totals) -> TotalsOut:
     ends = dict(totals.jobs)
     return {
-        "user": user,
         "jobs": sum(ends.values()),
         "succeeded": ends.get(JobState.SUCCEEDED, 0),
         "failed": ends.get(JobState.FAILED, 0) + ends.get(JobState.TIMED_OUT, 0),

@@ -1,24 +1,31 @@
-"""Cancelling, holding, releasing and requeueing jobs."""
+"""Cancelling, holding, releasing, requeueing and updating jobs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from fastapi import APIRouter
 from starlette.responses import Response
 
 from carmad.api.render import label
-from carmad.api.requests import SelectIn
+from carmad.api.requests import SelectIn, UpdateIn
 from carmad.api.responses import SCHEMA
 from carmad.api.responses.jobs import ResultOut, ResultsOut
 from carmad.api.select import parse_selection
 from carmad.core import control
 from carmad.core.control import Verdict
-from carmad.core.messages import CancelRequested, Event, HoldRequested, RequeueRequested
-from carmad.core.types import Job, JobId
+from carmad.core.messages import (
+    CancelRequested,
+    Event,
+    HoldRequested,
+    RequeueRequested,
+    UpdateRequested,
+)
+from carmad.core.types import Job, JobId, JobSpec
 from carmad.engine.threads import run_in_threadpool
 from carmad.errors import CarmaError
-from carmad.http import lookup
+from carmad.http import intake, lookup
 from carmad.http.answers import PROBLEMS, Asked, Call, answer, not_yours
 from carmad.http.intake import require_room
 from carmad.http.problems import Forbidden, NotFound
@@ -41,7 +48,7 @@ async def cancel(call: Asked, body: SelectIn) -> Response:
     def act(job: Job, now: float, by: str) -> tuple[Verdict, Event]:
         return control.cancel(job), CancelRequested(now, job.id, by)
 
-    return await _done(call, body, await _chosen(call, body), act)
+    return _told(await _done(call, body, await _chosen(call, body), act))
 
 
 @router.post("/hold")
@@ -58,7 +65,7 @@ async def _held(call: Call, body: SelectIn, held: bool) -> Response:
     def act(job: Job, now: float, by: str) -> tuple[Verdict, Event]:
         return control.hold(job, held), HoldRequested(now, job.id, held, by)
 
-    return await _done(call, body, await _chosen(call, body), act)
+    return _told(await _done(call, body, await _chosen(call, body), act))
 
 
 @router.post("/requeue")
@@ -77,10 +84,44 @@ async def requeue(call: Asked, body: SelectIn) -> Response:
             ended.pop(job.id, None)  # its dependents wait for its next end
         return verdict, RequeueRequested(now, job, by, its)
 
-    return await _done(call, body, jobs, act)
+    return _told(await _done(call, body, jobs, act))
 
 
-async def _done(call: Call, body: SelectIn, jobs: list[Job], act: Act) -> Response:
+@router.post("/update")
+async def update(call: Asked, body: UpdateIn) -> Response:
+    """Change options of jobs that have not ended: most while they wait, some while they run."""
+    jobs = await _chosen(call, body)
+    names, change = await intake.updated(call.service, call.peer, body, jobs)
+    live = (await call.service.scene()).live
+    asked: dict[JobId, JobSpec] = {}
+
+    def act(job: Job, now: float, by: str) -> tuple[Verdict, Event]:
+        event = UpdateRequested(now, job.id, job.spec, names, by, call.peer.admin)
+        try:
+            event = replace(event, spec=change(job.spec))
+        except CarmaError as error:
+            return Verdict(f"is left as it is: {error.message}", False, refused=True), event
+        verdict, spec = control.update(job, event, live, now)
+        if verdict.acts:
+            asked[job.id] = spec
+        return verdict, event
+
+    results = await _done(call, body, jobs, act)
+    now = await call.service.ask(lambda core: {id: core.jobs.get(id) for id in asked})
+    for each in results:
+        job = now.get(JobId(each["id"]))
+        if each["ok"] and each["id"] in asked and not _has(job, asked[JobId(each["id"])], names):
+            began = job is not None and job.holds_gpus
+            each["ok"] = False
+            each["message"] = f"has {'started' if began else 'ended'} meanwhile"
+    return _told(results)
+
+
+def _has(job: Job | None, spec: JobSpec, names: tuple[str, ...]) -> bool:
+    return job is not None and all(getattr(job.spec, name) == getattr(spec, name) for name in names)
+
+
+async def _done(call: Call, body: SelectIn, jobs: list[Job], act: Act) -> list[ResultOut]:
     events, results = await run_in_threadpool(_judged, call, body, jobs, act)
     again = [it.job.spec for it in events.values() if isinstance(it, RequeueRequested)]
     if again:
@@ -92,12 +133,15 @@ async def _done(call: Call, body: SelectIn, jobs: list[Job], act: Act) -> Respon
     failed = await _in_parts(call, rest, at_all=not stops)
     if stops:  # which work on a full disk, too
         await call.service.request(*(events[id] for id in sorted(stops)))
-    results = [
+    return [
         {**each, "ok": False, "message": failed[JobId(each["id"])]}
         if each["id"] in failed
         else each
         for each in results
     ]
+
+
+def _told(results: list[ResultOut]) -> Response:
     out: ResultsOut = {"schema": SCHEMA, "results": results}
     return answer(out)
 

@@ -163,12 +163,13 @@ async def history(
     scene = await call.service.scene()
     async with call.service.listings:
         found = await ended(call, user, since_at, until_at, wanted, limit, before)
-        return await run_in_threadpool(_past, call, scene, found, attempts)
+        older = found[-1:] and await ended(call, user, since_at, until_at, wanted, 1, found[-1].id)
+        return await run_in_threadpool(_past, call, scene, found, len(older), attempts)
 
 
-def _past(call: Call, scene: Scene, found: Sequence[Job], attempts: bool) -> Response:
+def _past(call: Call, scene: Scene, found: Sequence[Job], more: int, attempts: bool) -> Response:
     one = call.renderer(scene)
-    out: JobsOut = {"schema": SCHEMA, "jobs": [one(job) for job in found]}
+    out: JobsOut = {"schema": SCHEMA, "jobs": [one(job) for job in found], "more": more}
     if attempts:
         for job, listed in zip(found, out["jobs"], strict=True):
             listed["attempts"] = attempts_out(job)
