@@ -58,6 +58,8 @@ VERBS = (
     Verb("submit", "submit", ITSELF, JOBS, ("sub",)),
     Verb("run", "run", ITSELF, JOBS),
     Verb("shell", "run", ITSELF, JOBS),
+    Verb("attach", "join", ITSELF, JOBS),
+    Verb("exec", "join", ITSELF, JOBS),
     Verb("queue", "queue", TYPER, JOBS, ("ps",)),
     Verb("show", "queue", TYPER, JOBS),
     Verb("why", "queue", TYPER, JOBS, ("explain",)),

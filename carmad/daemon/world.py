@@ -166,6 +166,19 @@ class DaemonWorld(Follower):
         """Whether the job's current attempt is supervised, so that it may begin."""
         return self._launcher.begun(job)
 
+    def join(self, job: Job, process: Process) -> Future[Taken]:
+        """Let a process of the owner's join the running job. Raises CarmaError in the future."""
+        return self._hands.submit(self._join, job, process)
+
+    def joined(self, job: Job, process: Process) -> bool:
+        return self._launcher.joined(job, process)
+
+    def _join(self, job: Job, process: Process) -> Taken:
+        env = self._launcher.marked(job, self._environment(job))
+        if not self._launcher.join(job, process):
+            raise CarmaError(f"job {job.id} has not begun, or is ending", "Try again in a moment.")
+        return Taken(job, job.spec.argv, env)
+
     def _take(self, id: JobId, process: Process) -> Taken:
         job = self._offers.get(id)
         if job is None:
@@ -209,21 +222,28 @@ class DaemonWorld(Follower):
 
     def _start(self, job: Job, process: Process | None = None) -> Mapping[str, str]:
         """Start the attempt's supervisor; returns the attempt's environment. Raises CarmaError."""
-        pipe = logs = None
+        under_mps = True
         # Launches are repeated after a restart: what has begun keeps the daemon that it was given.
         if job.mode is Mode.MPS and self._mps and not self._launcher.begun(job):
             try:
                 self._mps.start(*job.gpus)
-                pipe, logs = self._mps.pipe(job.gpus[0]), self._mps.log(job.gpus[0])
             except CarmaError as error:
+                under_mps = False
                 self._notice(job.id, f"runs without MPS: {error}")
-        whole = replace(job, spec=self._whole(job.spec))
-        env = job_environment(whole, job.gpus, mps_pipe=pipe, mps_log=logs)
-        complete = self._launcher.launch(job, env | self._extra_env, process)
+        complete = self._launcher.launch(job, self._environment(job, under_mps), process)
         if process or job.id in self._postponed or job.started_at is None:
             self._inbox.post(Postponed(self._inbox.clock(), job.id, job.attempt, over=True))
         self.shepherd.watch(job)
         return complete
+
+    def _environment(self, job: Job, under_mps: bool = True) -> dict[str, str]:
+        """The complete environment of the job's current attempt."""
+        whole = replace(job, spec=self._whole(job.spec))
+        pipe = logs = None
+        if job.mode is Mode.MPS and self._mps and under_mps:
+            pipe, logs = self._mps.pipe(job.gpus[0]), self._mps.log(job.gpus[0])
+        env = job_environment(whole, job.gpus, mps_pipe=pipe, mps_log=logs)
+        return env | self._extra_env
 
     def _postpone(self, job: Job, error: CarmaError) -> None:
         """Failing the job instead would fail the whole queue, one job after the other."""

@@ -13,6 +13,7 @@ import typer
 from carmad.errors import CarmaError
 from cli import client
 from cli.commands import estimate, submit_options
+from cli.commands.run import parser_of
 from cli.verbs import ARGPARSE, BY_NAME, TYPER
 
 TAKES_JOBS = (
@@ -60,7 +61,12 @@ def _print_ids() -> None:
 def _words(context: typer.Context) -> dict[str, list[str]]:
     """What may follow each verb: its options, or its subcommands."""
     root: Any = context.find_root().command
-    own = {"submit": submit_options.build_parser, "estimate": estimate.build_parser}
+    own = {
+        "submit": submit_options.build_parser,
+        "run": lambda: parser_of("run"),
+        "shell": lambda: parser_of("shell"),
+        "estimate": estimate.build_parser,
+    }
     words = {}
     for name, verb in BY_NAME.items():
         if verb.reads == TYPER:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request
@@ -20,7 +20,7 @@ from carmad.api.responses.jobs import JobOut, JobsOut, SubmittedOut, TakenOut
 from carmad.api.select import parse_selection
 from carmad.api.times import parse_time, stamp
 from carmad.api.why import why_out
-from carmad.attempt.callers import own_process
+from carmad.attempt.callers import Process, Taken, own_process
 from carmad.core.company import untold
 from carmad.core.messages import Stepped
 from carmad.core.scene import Scene
@@ -31,13 +31,14 @@ from carmad.http import intake, lookup
 from carmad.http.answers import PROBLEMS, Asked, Call, answer, gone, not_yours
 from carmad.http.listing import Pieces
 from carmad.http.problems import Conflict, Forbidden
-from carmad.http.service import Unavailable
+from carmad.http.service import Terminals, Unavailable
 from carmad.options import MAX_TASKS
 
 router = APIRouter(prefix="/v1", responses=PROBLEMS, default_response_class=Response)
 
 PAST_DECISIONS = 20
 BEGINS_WITHIN_S = 12.0  # a little longer than the shepherd waits for a supervisor
+JOINS_WITHIN_S = 2.0
 LOOK_S = 0.02
 MAX_IDS_EVER = 10**15
 STATES = {state.value: frozenset({state}) for state in JobState} | {
@@ -307,20 +308,50 @@ async def take(call: Asked, label: Label) -> Response:
     """Let the process that makes this connection run a job that was submitted as `interactive`, on
     the GPUs that it has got. When this answers, the process is followed: it sets `env`, then
     executes `argv`."""
+    job, process, terminals = await _own_process(call, label)
+    taken = await asyncio.wrap_future(terminals.take(job.id, process))
+    await _until(lambda: terminals.begun(taken.job), BEGINS_WITHIN_S)
+    return _taken(taken)
+
+
+@router.post("/jobs/{label}/join", responses={200: {"model": TakenOut}})
+async def join(call: Asked, label: Label) -> Response:
+    """Let the process that makes this connection join a running job of its user's: it is on the
+    job's GPUs, and ends with it. When this answers, the process is followed; `env` is complete."""
+    job, process, terminals = await _own_process(call, label)
+    if not job.holds_gpus or job.state is JobState.STOPPING:
+        raise Conflict(f"job {label} is not running", f"See carma why {label}.")
+    taken = await asyncio.wrap_future(terminals.join(job, process))
+    await _until(lambda: terminals.joined(job, process), JOINS_WITHIN_S)
+    return _taken(taken)
+
+
+async def _own_process(call: Call, label: str) -> tuple[Job, Process, Terminals]:
+    """The caller's job, and the process that makes this connection."""
     job, _ = await _mine(call, label)
     if job.spec.uid != call.peer.uid:  # an administrator's process cannot be another user's job
         raise not_yours(job)
+    assert call.service.terminals is not None
     process = await run_in_threadpool(own_process, call.pid, call.peer.uid)
-    terminals = call.service.terminals
-    assert terminals is not None
-    taken = await asyncio.wrap_future(terminals.take(job.id, process))
+    return job, process, call.service.terminals
+
+
+async def _until(followed: Callable[[], bool], within_s: float) -> None:
     waited_s = 0.0
-    while not terminals.begun(taken.job):
-        if waited_s > BEGINS_WITHIN_S:
-            raise Unavailable("the job's supervisor did not start in time", "Try again.")
+    while not followed():
+        if waited_s > within_s:
+            raise Unavailable("the job's supervisor did not answer in time", "Try again.")
         await asyncio.sleep(LOOK_S)
         waited_s += LOOK_S
-    out: TakenOut = {"schema": SCHEMA, "argv": list(taken.argv), "env": dict(taken.env)}
+
+
+def _taken(taken: Taken) -> Response:
+    out: TakenOut = {
+        "schema": SCHEMA,
+        "argv": list(taken.argv),
+        "cwd": taken.job.spec.cwd,
+        "env": dict(taken.env),
+    }
     return answer(out)
 
 
