@@ -319,3 +319,11 @@ def test_a_command_in_a_running_job(daemon: Carmad) -> None:
     assert inside.ended() == -signal.SIGTERM
     assert daemon.ended(id)["state"] == "cancelled"
     assert "is not running" in daemon.carma("exec", "1", "true", rc=1)
+
+
+def test_an_idle_job_is_ended_and_its_terminal_told(tmp_path: Path) -> None:
+    with running(tmp_path, "1xA100-40GB", CARMA_INTERACTIVE__IDLE_S="1", **NO_KERNELS) as daemon:
+        ran = run(daemon, "sleep", "1000")
+        assert ran.returncode == 143
+        assert "it had not used its GPUs for" in ran.stderr
+        assert "timed out" in ran.stderr
