@@ -36,7 +36,8 @@ class Watch:
     def sampled(self, event: Sampled) -> None:
         seen = [(sample, self.ledger.residents(sample.gpu)) for sample in event.samples]
         self._idleness.add(event.at, seen, self._settings.monitor.stale_s)
-        for sample, residents in seen:
+        for sample in event.samples:
+            residents = self.ledger.residents(sample.gpu)
             before = self._fleet.add(sample, residents)
             profiler, gap_s = self._knowledge.profiler, self._settings.monitor.stale_s
             profiler.add(residents, before, sample, gap_s)
