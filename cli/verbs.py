@@ -60,6 +60,7 @@ VERBS = (
     Verb("shell", "run", ITSELF, JOBS),
     Verb("attach", "join", ITSELF, JOBS),
     Verb("exec", "join", ITSELF, JOBS),
+    Verb("adopt", "adopt", ARGPARSE, JOBS),
     Verb("queue", "queue", TYPER, JOBS, ("ps",)),
     Verb("show", "queue", TYPER, JOBS),
     Verb("why", "queue", TYPER, JOBS, ("explain",)),

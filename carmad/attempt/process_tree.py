@@ -209,7 +209,8 @@ class Tree:
                 del self._followed[at]
         self._followed[pid] = start
         if self.cgroup is not None and running(pid, start):
-            tell_kernel(f"{self.cgroup}/cgroup.procs", b"%d" % pid)
+            for each in descendants({pid: start}):
+                tell_kernel(f"{self.cgroup}/cgroup.procs", b"%d" % each)
 
     def everyone(self) -> dict[int, int]:
         """All live processes of the job: pid and start time."""

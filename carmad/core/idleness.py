@@ -26,7 +26,7 @@ class Idleness:
         idle_s: dict[JobId, float] = {}
         for sample, residents in seen:
             for job in residents:
-                if not job.spec.interactive:
+                if not job.spec.interactive or job.spec.process:
                     continue
                 here_s = 0.0
                 if not _used(job, sample):

@@ -17,6 +17,7 @@ from carmad.core.types import (
     JobId,
     JobSpec,
     JobState,
+    Mode,
     StageTimes,
 )
 from carmad.models import Model
@@ -42,6 +43,17 @@ class Submitted:
     specs: tuple[JobSpec, ...]
     held: bool = False
     env: tuple[tuple[str, str], ...] = ()  # their complete environment, for the store only
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """A process that runs on `gpus` already, as `spec.process`, becomes a job."""
+
+    at: float
+    id: JobId
+    spec: JobSpec
+    gpus: tuple[GpuId, ...]
+    mode: Mode
 
 
 UNESTIMATED = "has no memory estimate"  # how a note begins that says why
@@ -176,6 +188,7 @@ class Closing:
 Event = (
     Discovered
     | Submitted
+    | Adopted
     | Estimated
     | Sampled
     | Postponed

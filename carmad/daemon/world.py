@@ -206,14 +206,15 @@ class DaemonWorld(Follower):
     # -- launches
 
     def _launch(self, job: Job) -> None:
-        if job.spec.interactive and not self._launcher.begun(job):
+        adopted = Process(*job.spec.process) if job.spec.process else None
+        if job.spec.interactive and not adopted and not self._launcher.begun(job):
             self._offer(job)
             return
         if self._outage:  # a try may take half a minute, and stops wait behind it
             self._postpone(job, self._outage)
             return
         try:
-            self._start(job)
+            self._start(job, adopted)
         except (NotNow, StoreFull) as error:
             self._begin_outage(error)
             self._postpone(job, error)
@@ -231,7 +232,7 @@ class DaemonWorld(Follower):
                 under_mps = False
                 self._notice(job.id, f"runs without MPS: {error}")
         complete = self._launcher.launch(job, self._environment(job, under_mps), process)
-        if process or job.id in self._postponed or job.started_at is None:
+        if job.id in self._offers or job.id in self._postponed or job.started_at is None:
             self._inbox.post(Postponed(self._inbox.clock(), job.id, job.attempt, over=True))
         self.shepherd.watch(job)
         return complete

@@ -129,7 +129,7 @@ def _mib(size: int) -> str:
 
 async def checked(service: Service, peer: Peer, body: SubmitIn) -> JobSpec:
     """The spec of the job, or of any task of the array."""
-    _may_submit(service, peer, body)
+    may_submit(service, peer, body.nice)
     _fits_the_kernel(body)
     _fits_a_terminal(body)
     _in_time(body, service.now())
@@ -195,7 +195,8 @@ def judged(core: Scheduler, job: Job, scene: Scene) -> tuple[Placement, bool]:
     return Placement(job.id, verdicts=view.judge(job)[1]), False
 
 
-def _may_submit(service: Service, peer: Peer, body: SubmitIn) -> None:
+def may_submit(service: Service, peer: Peer, nice: int = 0) -> None:
+    """Raises Forbidden."""
     if service.uid != 0 and peer.uid != service.uid:
         raise Forbidden(
             "this carmad does not run as root, so it can run only its owner's jobs",
@@ -211,7 +212,7 @@ def _may_submit(service: Service, peer: Peer, body: SubmitIn) -> None:
             "root may not submit jobs",
             "Submit as a normal user, or set root_jobs = true in [access] of carmad's settings.",
         )
-    if body.nice < 0 and not peer.admin:
+    if nice < 0 and not peer.admin:
         raise Forbidden("only administrators may use a negative --nice", "Use 0 or more.")
 
 
@@ -320,7 +321,7 @@ def job_spec(
         uid=peer.uid,
         gid=peer.gid,
         cwd=body.cwd,
-        name=body.name or _name(body.argv),
+        name=body.name or job_name(body.argv),
         env=tuple(env.items()),
         stdout=body.stdout or default,
         layout=layout(body),
@@ -337,7 +338,7 @@ def _tasks(spec: JobSpec, array: ArrayIn, first: JobId) -> tuple[JobSpec, ...]:
     return tuple(replace(spec, array=task) for task in tasks)
 
 
-def _name(argv: list[str]) -> str:
+def job_name(argv: Sequence[str]) -> str:
     """The program's, or the script's that an interpreter is given."""
     words = [os.path.basename(word) for word in argv]  # noqa: PTH119 - no path need it be
     name = words[0]

@@ -30,13 +30,13 @@ def build_parser() -> Parser:
     )
     sections = {name: parser.add_argument_group(name) for name in (RESOURCES, HINTS, START, RUN)}
     for option in OPTIONS.values():
-        _add(sections[option.section], option)
+        add_option(sections[option.section], option)
     _add_other_forms(sections)
     _add_output(parser.add_argument_group("output"))
     return parser
 
 
-def _add(group: argparse._ArgumentGroup, option: Option) -> None:
+def add_option(group: argparse._ActionsContainer, option: Option) -> None:
     """An option that is not given is None, so that the request uses the default."""
     about: dict[str, Any] = {
         "dest": option.name,
